@@ -1,0 +1,262 @@
+#include <algorithm>
+#include <cmath>
+
+#include "host/bodies/matmul.h"
+#include "runtime/splits.h"
+
+namespace distmk {
+
+using namespace simd;
+
+namespace {
+
+constexpr uint32_t CHUNK = 64;       // positions whose scores are held at once
+constexpr uint32_t MAX_TILE = 3;     // queries that share a pass over V
+constexpr uint32_t PART_HEADER = 2;  // floats before a partial's accumulator: maximum and sum
+
+struct HeadTag;
+struct QueryTag;
+struct WorkTag;
+struct RowsTag;
+
+void rms_norm(float* x, const float* weight, float eps, uint32_t n) {
+  const float scale = 1.0f / std::sqrt(sum_squares(x, n) / static_cast<float>(n) + eps);
+  for (uint32_t i = 0; i < n; ++i) x[i] = x[i] * scale * weight[i];
+}
+
+// Pairs are (i, i + n / 2); `table` holds n / 2 cosines, then n / 2 sines.
+void rotate(float* __restrict x, const float* __restrict table, uint32_t n) {
+  const uint32_t half = n / 2;
+  for (uint32_t i = 0; i < half; ++i) {
+    const float a = x[i], b = x[i + half];
+    x[i] = a * table[i] - b * table[i + half];
+    x[i + half] = b * table[i] + a * table[i + half];
+  }
+}
+
+class AttentionTask {
+ public:
+  AttentionTask(const Context& context, const AttentionArgs& args);
+  void run();
+
+ private:
+  const Context& context_;
+  const AttentionArgs& args_;
+  AttentionInstance instance_;
+  BatchRun run_;
+  uint32_t begin_, end_;             // positions of the split
+  uint32_t first_head_, num_heads_;  // query heads of this rank that use the KV head
+  uint32_t num_queries_;             // numbered row * num_heads_ + head
+  uint32_t head_dim_;
+  const int32_t* pages_;
+  uint16_t *k_cache_, *v_cache_;
+
+  // Of every query: scores of a chunk, accumulator (blocks even elements first), running maximum and sum.
+  float *scores_, *sums_, *max_, *total_;
+  float** score_rows_;
+
+  uint32_t first_new() const { return static_cast<uint32_t>(run_.kv_len - run_.num_rows); }
+  const float* rope(uint32_t position) const { return context_.at<float>(args_.rope) + uint64_t{position} * head_dim_; }
+  const float* qkv(uint32_t row) const {
+    const uint64_t stride = args_.qkv_stride;
+    return context_.at<float>(args_.qkv) + (static_cast<uint32_t>(run_.row_begin) + row) * stride;
+  }
+  uint64_t cache_index(uint32_t position) const {
+    const auto page = static_cast<uint64_t>(pages_[position / args_.page_size]);
+    return ((page * args_.num_kv + instance_.kv_head) * args_.page_size + position % args_.page_size) * head_dim_;
+  }
+
+  void append();
+  PackedRows pack_queries() const;
+  void score(const PackedRows& queries, uint32_t begin, uint32_t count);
+  void soften(uint32_t begin, uint32_t count);
+  void accumulate(uint32_t begin, uint32_t count);
+  void write_parts() const;
+};
+
+AttentionTask::AttentionTask(const Context& context, const AttentionArgs& args)
+    : context_(context), args_(args), head_dim_(args.head_dim) {
+  const auto& batch = *context.at<Batch>(args.batch);
+  instance_ = attention_instance(args, batch, context.instance);
+  run_ = batch.runs[instance_.run];
+  const auto kv_len = static_cast<uint32_t>(run_.kv_len);
+  begin_ = split_begin(kv_len, instance_.split, instance_.num_splits);
+  end_ = split_begin(kv_len, instance_.split + 1, instance_.num_splits);
+  const uint32_t model_head = (args.kv_begin + instance_.kv_head) * args.group;
+  first_head_ = model_head > args.q_begin ? model_head - args.q_begin : 0;
+  const uint32_t past = model_head + args.group > args.q_begin ? model_head + args.group - args.q_begin : 0;
+  num_heads_ = std::max(std::min(past, args.num_q), first_head_) - first_head_;
+  num_queries_ = num_heads_ * static_cast<uint32_t>(run_.num_rows);
+  pages_ = context.at<int32_t>(args.page_table) + uint64_t{static_cast<uint32_t>(run_.slot)} * args.max_pages;
+  k_cache_ = context.at<uint16_t>(args.k_cache);
+  v_cache_ = context.at<uint16_t>(args.v_cache);
+
+  const uint64_t n = num_queries_;
+  scores_ = scratch<WorkTag>(n * (CHUNK + head_dim_ + 2));
+  sums_ = scores_ + n * CHUNK;
+  max_ = sums_ + n * head_dim_;
+  total_ = max_ + n;
+  score_rows_ = reinterpret_cast<float**>(scratch<RowsTag>(n * sizeof(float*) / sizeof(float)));
+  for (uint32_t q = 0; q < n; ++q) {
+    score_rows_[q] = scores_ + q * CHUNK;
+    max_[q] = -INFINITY;
+    total_[q] = 0.0f;
+  }
+  std::fill(sums_, sums_ + n * head_dim_, 0.0f);
+}
+
+// The new positions of this split go into the cache; what is read below is what later iterations will read.
+void AttentionTask::append() {
+  float* k = scratch<HeadTag>(head_dim_);
+  for (uint32_t position = std::max(begin_, first_new()); position < end_; ++position) {
+    const float* row = qkv(position - first_new());
+    const float* k_in = row + (args_.num_q + instance_.kv_head) * uint64_t{head_dim_};
+    const float* v_in = k_in + uint64_t{args_.num_kv} * head_dim_;
+    copy_bytes(k, k_in, head_dim_ * sizeof(float));
+    if (args_.k_norm) rms_norm(k, context_.at<float>(args_.k_norm), args_.eps, head_dim_);
+    rotate(k, rope(position), head_dim_);
+    const uint64_t at = cache_index(position);
+    for (uint32_t d = 0; d < head_dim_; ++d) k_cache_[at + d] = to_bf16(k[d]);
+    for (uint32_t d = 0; d < head_dim_; ++d) v_cache_[at + d] = to_bf16(v_in[d]);
+  }
+}
+
+PackedRows AttentionTask::pack_queries() const {
+  PackedRows packed(scratch<QueryTag>(PackedRows::num_floats(num_queries_, head_dim_)), num_queries_, head_dim_);
+  float* q = scratch<HeadTag>(head_dim_);
+  const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim_));
+  for (uint32_t i = 0; i < num_queries_; ++i) {
+    const uint32_t row = i / num_heads_, head = first_head_ + i % num_heads_;
+    copy_bytes(q, qkv(row) + uint64_t{head} * head_dim_, head_dim_ * sizeof(float));
+    if (args_.q_norm) rms_norm(q, context_.at<float>(args_.q_norm), args_.eps, head_dim_);
+    rotate(q, rope(first_new() + row), head_dim_);
+    packed.set(i, q, nullptr, scale);
+  }
+  return packed;
+}
+
+// Scores of `count` positions from `begin`: the keys of a page lie one after the other, like rows of a weight.
+void AttentionTask::score(const PackedRows& queries, uint32_t begin, uint32_t count) {
+  for (uint32_t done = 0; done < count;) {
+    const uint32_t position = begin + done;
+    const uint32_t n = std::min(count - done, args_.page_size - position % args_.page_size);
+    matmul(k_cache_ + cache_index(position), n, queries, score_rows_, done);
+    done += n;
+  }
+}
+
+// Scores become weights relative to the running maximum (online softmax, Milakov and Gimelshein, arXiv:1805.02867).
+void AttentionTask::soften(uint32_t begin, uint32_t count) {
+  for (uint32_t q = 0; q < num_queries_; ++q) {
+    float* scores = score_rows_[q];
+    const uint32_t visible_end = first_new() + q / num_heads_ + 1;  // a row sees its own position and those before
+    const uint32_t visible = visible_end > begin ? std::min(visible_end - begin, count) : 0;
+    const uint32_t padded = (count + LANES - 1) / LANES * LANES;
+    std::fill(scores + visible, scores + padded, -INFINITY);
+    if (!visible) {
+      std::fill(scores, scores + padded, 0.0f);
+      continue;
+    }
+    Vec best = load(scores);
+    for (uint32_t i = LANES; i < padded; i += LANES) best = max_of(best, load(scores + i));
+    const float new_max = std::max(max_[q], max_of(best));
+    const float shrink = std::exp(max_[q] - new_max);
+    Vec total{};
+    for (uint32_t i = 0; i < padded; i += LANES) {
+      const Vec p = exp_of(load(scores + i) - new_max);
+      store(scores + i, p);
+      total += p;
+    }
+    max_[q] = new_max;
+    total_[q] = total_[q] * shrink + sum_of(total);
+    if (shrink != 1.0f)
+      for (uint32_t d = 0; d < head_dim_; ++d) sums_[uint64_t{q} * head_dim_ + d] *= shrink;
+  }
+}
+
+// Q queries' accumulators for D blocks of the head: each block of V is widened once for all of them.
+template <uint32_t Q, uint32_t D>
+void add_values(float* sums, uint32_t head_dim, const float* weights, const uint16_t* const* values, uint32_t d,
+                uint32_t count) {
+  Vec acc[Q][2 * D];
+  for (uint32_t q = 0; q < Q; ++q)
+    for (uint32_t i = 0; i < 2 * D; ++i) acc[q][i] = load(sums + uint64_t{q} * head_dim + d + i * LANES);
+  for (uint32_t p = 0; p < count; ++p) {
+    Vec value[2 * D];
+    for (uint32_t i = 0; i < D; ++i) {
+      const Bits block = load_block(values[p] + d + i * BLOCK);
+      value[2 * i] = even_of(block);
+      value[2 * i + 1] = odd_of(block);
+    }
+    for (uint32_t q = 0; q < Q; ++q) {
+      const Vec weight = splat(weights[q * CHUNK + p]);
+      for (uint32_t i = 0; i < 2 * D; ++i) acc[q][i] += weight * value[i];
+    }
+  }
+  for (uint32_t q = 0; q < Q; ++q)
+    for (uint32_t i = 0; i < 2 * D; ++i) store(sums + uint64_t{q} * head_dim + d + i * LANES, acc[q][i]);
+}
+
+template <uint32_t Q>
+void add_values(float* sums, uint32_t head_dim, const float* weights, const uint16_t* const* values, uint32_t count) {
+  constexpr uint32_t WIDE = Q == 1 ? 4 : 2;
+  uint32_t d = 0;
+  for (; d + WIDE * BLOCK <= head_dim; d += WIDE * BLOCK)
+    add_values<Q, WIDE>(sums, head_dim, weights, values, d, count);
+  for (; d + BLOCK <= head_dim; d += BLOCK) add_values<Q, 1>(sums, head_dim, weights, values, d, count);
+  for (uint32_t q = 0; q < Q; ++q)
+    for (uint32_t rest = d; rest < head_dim; ++rest)
+      for (uint32_t p = 0; p < count; ++p)
+        sums[uint64_t{q} * head_dim + rest] += weights[q * CHUNK + p] * from_bf16(values[p][rest]);
+}
+
+void AttentionTask::accumulate(uint32_t begin, uint32_t count) {
+  const uint16_t* values[CHUNK];
+  for (uint32_t p = 0; p < count; ++p) values[p] = v_cache_ + cache_index(begin + p);
+  for (uint32_t q = 0; q < num_queries_;) {
+    float* sums = sums_ + uint64_t{q} * head_dim_;
+    const uint32_t tile = std::min(num_queries_ - q, MAX_TILE);
+    if (tile == 1)
+      add_values<1>(sums, head_dim_, score_rows_[q], values, count);
+    else if (tile == 2)
+      add_values<2>(sums, head_dim_, score_rows_[q], values, count);
+    else
+      add_values<3>(sums, head_dim_, score_rows_[q], values, count);
+    q += tile;
+  }
+}
+
+void AttentionTask::write_parts() const {
+  const uint64_t stride = 2 + args_.head_dim;
+  for (uint32_t q = 0; q < num_queries_; ++q) {
+    const uint64_t head = first_head_ + q % num_heads_;
+    const uint32_t row = static_cast<uint32_t>(run_.row_begin) + q / num_heads_;
+    float* out =
+        context_.at<float>(args_.part) + ((head * MAX_ROWS + row) * args_.max_splits + instance_.split) * stride;
+    out[0] = max_[q];
+    out[1] = total_[q];
+    const float* sums = sums_ + uint64_t{q} * head_dim_;
+    uint32_t d = 0;
+    for (; d + BLOCK <= head_dim_; d += BLOCK) join_block(out + PART_HEADER + d, sums + d);
+    for (; d < head_dim_; ++d) out[PART_HEADER + d] = sums[d];
+  }
+}
+
+void AttentionTask::run() {
+  append();
+  if (!num_queries_) return;
+  const PackedRows queries = pack_queries();
+  for (uint32_t begin = begin_; begin < end_; begin += CHUNK) {
+    const uint32_t count = std::min(CHUNK, end_ - begin);
+    score(queries, begin, count);
+    soften(begin, count);
+    accumulate(begin, count);
+  }
+  write_parts();
+}
+
+}  // namespace
+
+void body_attention(Context& context, const AttentionArgs& args) { AttentionTask(context, args).run(); }
+
+}  // namespace distmk

@@ -1,0 +1,71 @@
+#include "host/simd.h"
+#include "runtime/batcher.h"
+#include "runtime/context.h"
+
+namespace distmk {
+
+using namespace simd;
+
+void body_nop(Context&, const NopArgs&) {}
+
+void body_put(Context& context, const PutArgs& args) {
+  const void* src = context.at<void>(args.src);
+  if (args.dst_rank == context.rank())
+    copy_bytes(context.at<void>(args.dst), src, args.num_bytes);
+  else
+    context.push(args.dst_rank, args.dst, src, args.num_bytes);
+}
+
+void body_affine(Context& context, const AffineArgs& args) {
+  const float* src = context.at<float>(args.src);
+  float* dst = context.at<float>(args.dst);
+  for (uint32_t i = 0; i < args.num; ++i) dst[i] = src[i] * args.scale + args.shift;
+}
+
+// The order of additions is that of the blocks, whatever order they arrived in: every rank gets the same bits.
+void body_sum(Context& context, const SumArgs& args) {
+  const Batch* batch = context.at<Batch>(args.batch);
+  const uint32_t num_rows = batch ? batch->num_rows : 1;
+  const uint64_t step = args.block_stride / sizeof(float);
+  const float* blocks = context.at<float>(args.blocks);
+  float* dst = context.at<float>(args.dst);
+  const uint32_t first = args.add ? 0 : 1;  // the first block to add, not to start from
+  for (uint32_t row = 0; row < num_rows; ++row) {
+    const float* in = blocks + uint64_t{row} * args.num;
+    float* out = dst + uint64_t{row} * args.dst_stride;
+    uint32_t i = 0;
+    for (; i + LANES <= args.num; i += LANES) {
+      Vec total = load(args.add ? out + i : in + i);
+      for (uint32_t b = first; b < args.num_blocks; ++b) total += load(in + b * step + i);
+      store(out + i, total);
+    }
+    for (; i < args.num; ++i) {
+      float total = args.add ? out[i] : in[i];
+      for (uint32_t b = first; b < args.num_blocks; ++b) total += in[b * step + i];
+      out[i] = total;
+    }
+  }
+}
+
+void body_sample(Context& context, const SampleArgs& args) {
+  const auto& batch = *context.at<Batch>(args.batch);
+  const auto* candidates = context.at<Candidate>(args.candidates);
+  Candidate best[MAX_ROWS];
+  for (Candidate& candidate : best) candidate = {-__builtin_inff(), -1};
+  for (uint32_t row = 0; row < batch.num_rows; ++row) {
+    if (!batch.rows[row].sample) continue;
+    // Tasks are in token order, so a strict comparison keeps the lowest id of equal logits.
+    for (uint32_t t = 0; t < args.num_tasks; ++t) {
+      const Candidate& other = candidates[t * MAX_ROWS + row];
+      if (other.token >= 0 && (best[row].token < 0 || other.value > best[row].value)) best[row] = other;
+    }
+  }
+  if (context.rank() == 0)
+    copy_bytes(context.at<void>(args.out), best, sizeof best);
+  else
+    context.push(0, args.out, best, sizeof best);
+}
+
+void body_prepare(Context& context, const PrepareArgs& args) { prepare_batch(context, args); }
+
+}  // namespace distmk

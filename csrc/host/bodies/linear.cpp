@@ -1,0 +1,125 @@
+#include <cmath>
+
+#include "host/bodies/matmul.h"
+#include "runtime/context.h"
+
+namespace distmk {
+
+using namespace simd;
+
+namespace {
+
+struct XTag;
+struct YTag;
+
+// The rows a linear task computes, and where the plain product of each goes.
+struct Rows {
+  uint32_t count = 0;
+  uint32_t index[MAX_ROWS];
+  float* y[MAX_ROWS];
+};
+
+Rows choose_rows(const Batch* batch, bool sampled_only) {
+  Rows rows;
+  const uint32_t num_rows = batch ? batch->num_rows : 1;
+  for (uint32_t r = 0; r < num_rows; ++r)
+    if (!sampled_only || !batch || batch->rows[r].sample) rows.index[rows.count++] = r;
+  return rows;
+}
+
+PackedRows pack(const Context& context, const LinearArgs& args, const Rows& rows) {
+  PackedRows packed(scratch<XTag>(PackedRows::num_floats(rows.count, args.k)), rows.count, args.k);
+  const float* norm = context.at<float>(args.norm);
+  for (uint32_t i = 0; i < rows.count; ++i) {
+    const float* x = context.at<float>(args.x) + uint64_t{rows.index[i]} * args.x_stride;
+    const float scale = norm ? 1.0f / std::sqrt(sum_squares(x, args.k) / static_cast<float>(args.k) + args.eps) : 1.0f;
+    packed.set(i, x, norm, scale);
+  }
+  return packed;
+}
+
+// Where nothing is done to the product but adding the bias it is computed in place, else in scratch.
+void place_product(const Context& context, const LinearArgs& args, uint32_t num_cols, Rows& rows) {
+  float* base;
+  uint64_t stride;
+  switch (static_cast<Epilogue>(args.epilogue)) {
+    case Epilogue::STORE:
+      base = context.at<float>(args.out);
+      stride = args.out_stride;
+      break;
+    case Epilogue::PUSH:
+      base = context.at<float>(args.out);
+      stride = args.n;
+      break;
+    case Epilogue::ARGMAX:
+      base = args.logits ? context.at<float>(args.logits) : scratch<YTag>(uint64_t{rows.count} * num_cols);
+      stride = args.logits ? args.logits_stride : num_cols;
+      break;
+    default:
+      base = scratch<YTag>(uint64_t{rows.count} * num_cols);
+      stride = num_cols;
+  }
+  const bool by_index = args.epilogue != static_cast<uint32_t>(Epilogue::ARGMAX) || args.logits;
+  for (uint32_t i = 0; i < rows.count; ++i) rows.y[i] = base + stride * (by_index ? rows.index[i] : i);
+}
+
+void add_row(float* __restrict y, const float* __restrict x, uint32_t n) {
+  for (uint32_t j = 0; j < n; ++j) y[j] += x[j];
+}
+
+// out = silu(gate) * up
+void swiglu_row(float* out, const float* gate, const float* up, uint32_t n) {
+  uint32_t j = 0;
+  for (; j + LANES <= n; j += LANES) {
+    const Vec g = load(gate + j);
+    store(out + j, g / (exp_of(-g) + 1.0f) * load(up + j));
+  }
+  for (; j < n; ++j) out[j] = gate[j] / (1.0f + std::exp(-gate[j])) * up[j];
+}
+
+Candidate best_of(const float* y, uint32_t n, uint32_t first_token) {
+  Candidate best{-INFINITY, -1};
+  for (uint32_t j = 0; j < n; ++j)
+    if (best.token < 0 || y[j] > best.value) best = {y[j], static_cast<int32_t>(first_token + j)};
+  return best;
+}
+
+void write_candidates(const Context& context, const LinearArgs& args, const Rows& rows) {
+  auto* out = context.at<Candidate>(args.out);
+  for (uint32_t r = 0; r < MAX_ROWS; ++r) out[r] = {-INFINITY, -1};
+  for (uint32_t i = 0; i < rows.count; ++i) out[rows.index[i]] = best_of(rows.y[i], args.n, args.first_token);
+}
+
+}  // namespace
+
+void body_linear(Context& context, const LinearArgs& args) {
+  const auto epilogue = static_cast<Epilogue>(args.epilogue);
+  const uint32_t num_cols = epilogue == Epilogue::SWIGLU ? 2 * args.n : args.n;
+  Rows rows = choose_rows(context.at<Batch>(args.batch), epilogue == Epilogue::ARGMAX);
+  place_product(context, args, num_cols, rows);
+  if (rows.count) matmul(context.at<uint16_t>(args.weight), num_cols, pack(context, args, rows), rows.y, 0);
+  if (const float* bias = context.at<float>(args.bias))
+    for (uint32_t i = 0; i < rows.count; ++i) add_row(rows.y[i], bias, num_cols);
+
+  float* out = context.at<float>(args.out);
+  switch (epilogue) {
+    case Epilogue::STORE:
+      break;
+    case Epilogue::ADD:
+      for (uint32_t i = 0; i < rows.count; ++i) add_row(out + uint64_t{i} * args.out_stride, rows.y[i], args.n);
+      break;
+    case Epilogue::SWIGLU:
+      for (uint32_t i = 0; i < rows.count; ++i)
+        swiglu_row(out + uint64_t{i} * args.out_stride, rows.y[i], rows.y[i] + args.n, args.n);
+      break;
+    case Epilogue::PUSH:
+      for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
+        if (rank != context.rank()) context.push(rank, args.out, out, uint64_t{rows.count} * args.n * sizeof(float));
+      break;
+    case Epilogue::ARGMAX:
+      write_candidates(context, args, rows);
+      break;
+  }
+}
+
+}  // namespace distmk

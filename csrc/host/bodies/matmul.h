@@ -1,0 +1,39 @@
+// y = x W^T with bf16 W, read once, and a few float32 rows x: what linear layers and attention scores are made of.
+#pragma once
+#include "host/simd.h"
+
+namespace distmk {
+
+// Rows of x as the kernels read them: groups of up to GROUP rows, in a group block by block, in a block row by row,
+// even elements first; short blocks are filled up with zeros.
+class PackedRows {
+ public:
+  static constexpr uint32_t GROUP = 6;
+
+  PackedRows(float* memory, uint32_t num_rows, uint32_t k)
+      : memory_(memory), num_rows_(num_rows), k_(k), num_groups_((num_rows + GROUP - 1) / GROUP) {}
+
+  static uint64_t num_floats(uint32_t num_rows, uint32_t k) { return uint64_t{num_rows} * padded(k); }
+
+  uint32_t num_rows() const { return num_rows_; }
+  uint32_t k() const { return k_; }
+  uint32_t num_groups() const { return num_groups_; }
+  // Groups are of nearly equal size: a group of one row would leave the multipliers waiting.
+  uint32_t group_begin(uint32_t group) const { return num_rows_ * group / num_groups_; }
+  const float* group(uint32_t group) const { return memory_ + uint64_t{group_begin(group)} * padded(k_); }
+
+  // Stores x * scale (* weight) as row `row`.
+  void set(uint32_t row, const float* x, const float* weight, float scale);
+
+ private:
+  float* memory_;
+  uint32_t num_rows_, k_, num_groups_;
+
+  static uint64_t padded(uint32_t k) { return (uint64_t{k} + simd::BLOCK - 1) / simd::BLOCK * simd::BLOCK; }
+};
+
+// y[row][column + j] = x[row] . w[j] for j < n, where w is [n, k] without gaps. A row's result does not depend on how
+// many rows there are.
+void matmul(const uint16_t* w, uint32_t n, const PackedRows& x, float* const* y, uint32_t column);
+
+}  // namespace distmk

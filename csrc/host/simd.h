@@ -1,0 +1,140 @@
+// The vector types that the host bodies are written in: compiler vectors, so AVX2, NEON and plain SSE share one source.
+#pragma once
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+namespace distmk::simd {
+
+#if defined(__AVX2__)
+constexpr uint32_t LANES = 8;
+#else
+constexpr uint32_t LANES = 4;
+#endif
+constexpr uint32_t BLOCK = 2 * LANES;  // bf16 elements in one vector register
+
+typedef float Vec __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+
+#define DISTMK_INLINE inline __attribute__((always_inline))
+
+DISTMK_INLINE Vec load(const float* p) {
+  Vec v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+DISTMK_INLINE void store(float* p, Vec v) { memcpy(p, &v, sizeof v); }
+DISTMK_INLINE Vec splat(float value) { return Vec{} + value; }
+
+// A block of bf16 read as 32-bit words: its even elements are the low halves and its odd elements the high halves, and
+// either becomes float32 with one instruction. What it is multiplied with is therefore kept even elements first.
+DISTMK_INLINE Bits load_block(const uint16_t* p) {
+  Bits v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+DISTMK_INLINE Vec even_of(Bits v) { return reinterpret_cast<Vec>(v << 16); }
+DISTMK_INLINE Vec odd_of(Bits v) { return reinterpret_cast<Vec>(v & 0xffff0000u); }
+
+template <size_t... I>
+DISTMK_INLINE void split_block(Vec a, Vec b, Vec* even, Vec* odd, std::index_sequence<I...>) {
+  *even = __builtin_shufflevector(a, b, (2 * I)...);
+  *odd = __builtin_shufflevector(a, b, (2 * I + 1)...);
+}
+// BLOCK floats to even elements first, and back.
+DISTMK_INLINE void split_block(float* out, Vec a, Vec b) {
+  Vec even, odd;
+  split_block(a, b, &even, &odd, std::make_index_sequence<LANES>{});
+  store(out, even);
+  store(out + LANES, odd);
+}
+inline void join_block(float* out, const float* in) {
+  for (uint32_t i = 0; i < LANES; ++i) {
+    out[2 * i] = in[i];
+    out[2 * i + 1] = in[LANES + i];
+  }
+}
+
+DISTMK_INLINE float sum_of(Vec v) {
+  float lanes[LANES];
+  store(lanes, v);
+  for (uint32_t width = LANES / 2; width; width /= 2)
+    for (uint32_t i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+DISTMK_INLINE float max_of(Vec v) {
+  float lanes[LANES];
+  store(lanes, v);
+  for (uint32_t width = LANES / 2; width; width /= 2)
+    for (uint32_t i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+  return lanes[0];
+}
+DISTMK_INLINE Vec max_of(Vec a, Vec b) { return a > b ? a : b; }
+
+// e^x to about 1e-7 relative: x = n ln 2 + r, a polynomial in r, n added to the exponent. Zero below -87 (also -inf).
+DISTMK_INLINE Vec exp_of(Vec x) {
+  constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+  const Vec bounded = max_of(x < 88.0f ? x : splat(88.0f), splat(-87.0f));
+  const Vec shifted = bounded * 1.44269504f + ROUND;
+  const Vec n = shifted - ROUND;
+  const Vec r = bounded - n * 0.693359375f + n * 2.12194440e-4f;
+  Vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  const Ints exponent = reinterpret_cast<Ints>(shifted) << 23;
+  const Vec result = reinterpret_cast<Vec>(reinterpret_cast<Ints>(p) + exponent);
+  return x < -87.0f ? Vec{} : result;
+}
+
+inline float from_bf16(uint16_t value) {
+  const uint32_t bits = uint32_t{value} << 16;
+  float out;
+  memcpy(&out, &bits, sizeof out);
+  return out;
+}
+// To nearest, ties to even; a NaN stays one.
+inline uint16_t to_bf16(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+
+// Sum of squares, for RMSNorm.
+inline float sum_squares(const float* x, uint32_t n) {
+  Vec sums[4] = {};
+  uint32_t i = 0;
+  for (; i + 4 * LANES <= n; i += 4 * LANES)
+    for (uint32_t j = 0; j < 4; ++j) {
+      const Vec v = load(x + i + j * LANES);
+      sums[j] += v * v;
+    }
+  float total = sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  for (; i < n; ++i) total += x[i] * x[i];
+  return total;
+}
+
+// Memory of one thread for one purpose (`Tag`): grows to the most that was ever asked for, so that steady state
+// allocates nothing. Aligned to a cache line.
+template <class Tag>
+float* scratch(uint64_t num_floats) {
+  struct Free {
+    void operator()(float* p) const { free(p); }
+  };
+  thread_local std::unique_ptr<float, Free> memory;
+  thread_local uint64_t capacity = 0;
+  if (num_floats > capacity) {
+    capacity = (num_floats + 15) / 16 * 16;
+    memory.reset(static_cast<float*>(aligned_alloc(64, capacity * sizeof(float))));
+    if (!memory) abort();
+  }
+  return memory.get();
+}
+
+}  // namespace distmk::simd

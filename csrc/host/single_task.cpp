@@ -1,0 +1,30 @@
+// One task on the calling thread, for tests: no workers, no schedulers, no waiting.
+#include "runtime/context.h"
+
+namespace {
+
+bool known(uint16_t type) {
+#define DISTMK_KNOWN(id, name, Args) \
+  if (type == id) return true;
+  DISTMK_TASK_TYPES(DISTMK_KNOWN)
+#undef DISTMK_KNOWN
+  return false;
+}
+
+}  // namespace
+
+// Runs the body and fires its triggers. 0: done; 1: no such task type; 2: the program is of another layout.
+extern "C" int distmk_run_task(const distmk::LaunchParams* params, const distmk::TaskDesc* task, uint64_t iteration,
+                               uint32_t instance) {
+  uint64_t faults_seen = 0;
+  const distmk::RankState state(params, &faults_seen);
+  if (state.program->magic != distmk::MAGIC || state.program->abi_hash != distmk::ABI_HASH) return 2;
+  if (!known(task->type)) return 1;
+  distmk::Context context(state);
+  context.task = task;
+  context.iteration = iteration;
+  context.instance = instance;
+  distmk::run_body(context);
+  context.finish();
+  return 0;
+}

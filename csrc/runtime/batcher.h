@@ -1,0 +1,170 @@
+// What rank 0's scheduler does between iterations: take the sampled tokens, finish and admit requests, lay out the rows.
+#pragma once
+#include "runtime/context.h"
+
+namespace distmk {
+
+class Batcher {
+ public:
+  DISTMK_FN Batcher(Context& context, const PrepareArgs& args)
+      : context_(context),
+        args_(args),
+        state_(*context.at<BatcherState>(args.state)),
+        batch_(*context.at<Batch>(args.batch)),
+        page_table_(context.at<int32_t>(args.page_table)),
+        free_pages_(reinterpret_cast<int32_t*>(&state_ + 1)) {}
+
+  // Turns the batch of the last iteration into that of this one; true if page tables changed.
+  DISTMK_FN bool advance() {
+    if (context_.iteration == 0)
+      reset();
+    else
+      take_tokens();
+    const bool admitted = admit();
+    lay_out_rows();
+    return admitted;
+  }
+
+ private:
+  Context& context_;
+  const PrepareArgs& args_;
+  BatcherState& state_;
+  Batch& batch_;
+  int32_t* page_table_;
+  int32_t* free_pages_;
+
+  DISTMK_FN const Request& request_of(const Sequence& sequence) const {
+    return reinterpret_cast<const Request*>(context_.params().requests)[sequence.request];
+  }
+
+  DISTMK_FN void reset() {
+    state_.next_request = state_.num_running = state_.first_slot = 0;
+    state_.num_free_pages = args_.num_pages;
+    for (uint32_t slot = 0; slot < MAX_ROWS; ++slot) state_.slots[slot].request = -1;
+    for (uint32_t page = 0; page < args_.num_pages; ++page)
+      free_pages_[page] = static_cast<int32_t>(args_.num_pages - 1 - page);
+  }
+
+  DISTMK_FN int32_t best_token(uint32_t row) const {
+    const auto* candidates = context_.at<Candidate>(args_.candidates);
+    Candidate best = candidates[row];
+    for (uint32_t rank = 1; rank < args_.num_ranks; ++rank) {
+      const Candidate& other = candidates[rank * MAX_ROWS + row];
+      // Shards are in token order, so a strict comparison keeps the lowest id of equal logits.
+      if (best.token < 0 || (other.token >= 0 && other.value > best.value)) best = other;
+    }
+    return best.token;
+  }
+
+  DISTMK_FN bool is_eos(int32_t token) const {
+    const auto* ids = reinterpret_cast<const int32_t*>(context_.params().eos_ids);
+    for (uint32_t i = 0; i < context_.params().num_eos; ++i)
+      if (ids[i] == token) return true;
+    return false;
+  }
+
+  DISTMK_FN void publish(const Sequence& sequence, int32_t token, FinishReason finish) const {
+    const LaunchParams& params = context_.params();
+    auto* count = reinterpret_cast<uint64_t*>(params.token_count);
+    const uint64_t n = load_relaxed(count);
+    reinterpret_cast<TokenEvent*>(params.tokens)[n % params.token_capacity] = {
+        static_cast<uint32_t>(sequence.request), token, static_cast<uint32_t>(finish),
+        static_cast<uint32_t>(context_.iteration - 1)};
+    store_release(count, n + 1);
+  }
+
+  DISTMK_FN void take_tokens() {
+    for (uint32_t row = 0; row < batch_.num_rows; ++row) {
+      if (!batch_.rows[row].sample) continue;
+      const auto slot = static_cast<uint32_t>(batch_.rows[row].slot);
+      Sequence& sequence = state_.slots[slot];
+      const Request& request = request_of(sequence);
+      const int32_t token = best_token(row);
+      sequence.last_token = token;
+      ++sequence.num_generated;
+      FinishReason finish = FinishReason::NONE;
+      if (!request.ignore_eos && is_eos(token))
+        finish = FinishReason::STOP;
+      else if (sequence.num_generated == request.max_new || sequence.position == args_.max_positions)
+        finish = FinishReason::LENGTH;
+      publish(sequence, token, finish);
+      if (finish != FinishReason::NONE) release(slot);
+    }
+  }
+
+  DISTMK_FN void release(uint32_t slot) {
+    Sequence& sequence = state_.slots[slot];
+    for (uint32_t page = 0; page < sequence.num_pages; ++page)
+      free_pages_[state_.num_free_pages++] = page_table_[slot * args_.max_pages + page];
+    sequence.request = -1;
+    --state_.num_running;
+  }
+
+  // Requests start in order; each takes all the pages it can ever need, so that none is stopped half way.
+  DISTMK_FN bool admit() {
+    const LaunchParams& params = context_.params();
+    bool admitted = false;
+    for (uint32_t slot = 0; slot < args_.max_slots && state_.next_request < params.num_requests; ++slot) {
+      Sequence& sequence = state_.slots[slot];
+      if (sequence.request >= 0) continue;
+      const Request& request = reinterpret_cast<const Request*>(params.requests)[state_.next_request];
+      uint32_t positions = request.prompt_len + request.max_new;
+      if (positions > args_.max_positions) positions = args_.max_positions;
+      const uint32_t num_pages = (positions + args_.page_size - 1) / args_.page_size;
+      if (num_pages > state_.num_free_pages) break;
+      for (uint32_t page = 0; page < num_pages; ++page)
+        page_table_[slot * args_.max_pages + page] = free_pages_[--state_.num_free_pages];
+      sequence = {static_cast<int32_t>(state_.next_request++), 0, 0, 0, num_pages, 0};
+      ++state_.num_running;
+      admitted = true;
+    }
+    return admitted;
+  }
+
+  DISTMK_FN void add_run(uint32_t slot, uint32_t num_rows) {
+    Sequence& sequence = state_.slots[slot];
+    const Request& request = request_of(sequence);
+    const auto* prompt = reinterpret_cast<const int32_t*>(context_.params().prompts) + request.prompt_begin;
+    batch_.runs[batch_.num_runs++] = {static_cast<int32_t>(batch_.num_rows), static_cast<int32_t>(num_rows),
+                                      static_cast<int32_t>(slot), static_cast<int32_t>(sequence.position + num_rows)};
+    for (uint32_t i = 0; i < num_rows; ++i, ++sequence.position) {
+      const bool in_prompt = sequence.position < request.prompt_len;
+      const bool sample = sequence.position + 1 >= request.prompt_len;
+      batch_.rows[batch_.num_rows++] = {in_prompt ? prompt[sequence.position] : sequence.last_token,
+                                        static_cast<int32_t>(sequence.position), static_cast<int32_t>(slot), sample};
+      batch_.num_samples += sample;
+    }
+  }
+
+  // One row for every sequence that decodes, then prompt chunks into the rows that are left.
+  DISTMK_FN void lay_out_rows() {
+    batch_.num_rows = batch_.num_runs = batch_.num_samples = 0;
+    for (uint32_t slot = 0; slot < args_.max_slots; ++slot) {
+      const Sequence& sequence = state_.slots[slot];
+      if (sequence.request >= 0 && sequence.position >= request_of(sequence).prompt_len) add_run(slot, 1);
+    }
+    for (uint32_t i = 0; i < args_.max_slots && batch_.num_rows < args_.max_rows; ++i) {
+      const uint32_t slot = (state_.first_slot + i) % args_.max_slots;
+      const Sequence& sequence = state_.slots[slot];
+      if (sequence.request < 0 || sequence.position >= request_of(sequence).prompt_len) continue;
+      const uint32_t left = request_of(sequence).prompt_len - sequence.position;
+      const uint32_t room = args_.max_rows - batch_.num_rows;
+      add_run(slot, left < room ? left : room);
+      if (left > room) state_.first_slot = slot;  // a prompt that was begun goes on first
+    }
+    batch_.stop = batch_.num_rows == 0;
+  }
+};
+
+// The body of the `prepare` task: advance, then tell every rank.
+DISTMK_FN void prepare_batch(Context& context, const PrepareArgs& args) {
+  const bool pages_changed = Batcher(context, args).advance();
+  const uint64_t table_bytes = uint64_t{MAX_ROWS} * args.max_pages * sizeof(int32_t);
+  for (uint32_t rank = 0; rank < args.num_ranks; ++rank) {
+    if (rank == context.rank()) continue;
+    if (pages_changed) context.put(rank, args.page_table, context.at<void>(args.page_table), table_bytes);
+    context.push(rank, args.batch, context.at<void>(args.batch), sizeof(Batch));
+  }
+}
+
+}  // namespace distmk

@@ -1,0 +1,134 @@
+// What a task body may touch: its rank's memory by operand, its peers' by put and push.
+#pragma once
+#include "abi.h"
+#include "runtime/platform.h"
+
+namespace distmk {
+
+// One rank's view of a launch, shared by its workers and schedulers.
+struct RankState {
+  const LaunchParams* params;
+  const ProgramHeader* program;
+  const TaskDesc* tasks;
+  const Wait* waits;
+  const Trigger* triggers;
+  const Queue* queues;
+  const uint32_t* launches;
+  uint64_t* heap_bases;  // where each rank's heap is mapped here
+  uint64_t heap, local;
+  uint64_t* faults_seen;  // triggers that matched the injected fault so far
+
+  DISTMK_FN explicit RankState(const LaunchParams* launch, uint64_t* fault_counter)
+      : params(launch), faults_seen(fault_counter) {
+    const auto base = params->program;
+    program = reinterpret_cast<const ProgramHeader*>(base);
+    tasks = reinterpret_cast<const TaskDesc*>(base + program->tasks_offset);
+    waits = reinterpret_cast<const Wait*>(base + program->waits_offset);
+    triggers = reinterpret_cast<const Trigger*>(base + program->triggers_offset);
+    queues = reinterpret_cast<const Queue*>(base + program->queues_offset);
+    launches = reinterpret_cast<const uint32_t*>(base + program->launches_offset);
+    heap_bases = reinterpret_cast<uint64_t*>(params->heap_bases);
+    heap = heap_bases[program->rank];
+    local = params->local_base;
+  }
+
+  DISTMK_FN uint64_t* event(uint32_t rank, uint32_t index) const {
+    return reinterpret_cast<uint64_t*>(heap_bases[rank] + program->events_heap_offset + index * EVENT_STRIDE_BYTES);
+  }
+  DISTMK_FN uint64_t* abort_flag(uint32_t rank) const {
+    return &reinterpret_cast<Control*>(heap_bases[rank])->abort;
+  }
+  DISTMK_FN JitRing* ring(uint32_t worker) const {
+    const uint64_t ring_bytes = sizeof(JitRing) + uint64_t{program->jit_capacity} * sizeof(JitEntry);
+    return reinterpret_cast<JitRing*>(heap + program->rings_heap_offset + worker * ring_bytes);
+  }
+  DISTMK_FN uint64_t address(uint64_t operand) const {
+    const uint64_t offset = operand & ((1ull << SPACE_SHIFT) - 1);
+    return ((operand >> SPACE_SHIFT) == static_cast<uint64_t>(Space::HEAP) ? heap : local) + offset;
+  }
+};
+
+// What a body is given: the rank, the task being run and the iteration it is run for.
+class Context {
+ public:
+  const RankState& rank_state;
+  const TaskDesc* task = nullptr;
+  uint64_t iteration = 0;
+  uint32_t instance = 0;  // of a massive launch
+
+  DISTMK_FN explicit Context(const RankState& state) : rank_state(state) {}
+
+  DISTMK_FN uint32_t rank() const { return rank_state.program->rank; }
+  DISTMK_FN uint32_t num_ranks() const { return rank_state.program->num_ranks; }
+  DISTMK_FN const LaunchParams& params() const { return *rank_state.params; }
+
+  template <class T>
+  DISTMK_FN T* at(uint64_t operand) const {
+    return operand ? reinterpret_cast<T*>(rank_state.address(operand)) : nullptr;
+  }
+
+  // Copy to the same heap offset on another rank; what follows with push() to that rank arrives after it.
+  DISTMK_FN void put(uint32_t rank, uint64_t dst, const void* src, uint64_t num_bytes) const {
+    const uint64_t offset = dst & ((1ull << SPACE_SHIFT) - 1);
+    copy_bytes(reinterpret_cast<void*>(rank_state.heap_bases[rank] + offset), src, num_bytes);
+  }
+
+  // putmem_signal: copy, then fire this task's triggers on that rank.
+  DISTMK_FN void push(uint32_t rank, uint64_t dst, const void* src, uint64_t num_bytes) {
+    put(rank, dst, src, num_bytes);
+    fire(rank);
+    pushed_ |= 1ull << rank;
+  }
+
+  // The rest of the triggers, once the body is done.
+  DISTMK_FN void finish() {
+    for (uint32_t t = 0; t < task->num_triggers; ++t) {
+      const Trigger& trigger = rank_state.triggers[task->trigger_begin + t];
+      if (!(pushed_ >> trigger.rank & 1)) signal(trigger, 1);
+    }
+    pushed_ = 0;
+  }
+
+  // Stand in for instances of a massive launch that were not needed, so that every iteration counts the same.
+  DISTMK_FN void finish_unused(uint32_t num_instances) {
+    for (uint32_t t = 0; t < task->num_triggers && num_instances; ++t)
+      signal(rank_state.triggers[task->trigger_begin + t], num_instances);
+  }
+
+ private:
+  uint64_t pushed_ = 0;  // ranks whose triggers went out with their data
+
+  DISTMK_FN void fire(uint32_t rank) {
+    for (uint32_t t = 0; t < task->num_triggers; ++t) {
+      const Trigger& trigger = rank_state.triggers[task->trigger_begin + t];
+      if (trigger.rank == rank) signal(trigger, 1);
+    }
+  }
+
+  DISTMK_FN void signal(const Trigger& trigger, uint64_t times) const {
+    const Fault& fault = rank_state.params->fault;
+    if (fault.drop_nth && trigger.event == fault.drop_event && trigger.rank == fault.drop_rank) {
+      const uint64_t seen = __atomic_add_fetch(rank_state.faults_seen, 1, __ATOMIC_RELAXED);
+      if (seen == fault.drop_nth) return;
+    }
+    add_release(rank_state.event(trigger.rank, trigger.event), trigger.amount * times);
+  }
+};
+
+// Bodies, one a task type: csrc/host/bodies or csrc/device/bodies.
+#define DISTMK_DECLARE_BODY(id, name, Args) void body_##name(Context& context, const Args& args);
+DISTMK_TASK_TYPES(DISTMK_DECLARE_BODY)
+#undef DISTMK_DECLARE_BODY
+
+DISTMK_FN void run_body(Context& context) {
+  switch (context.task->type) {
+#define DISTMK_CASE(id, name, Args)                                             \
+  case id:                                                                      \
+    body_##name(context, *reinterpret_cast<const Args*>(context.task->args)); \
+    break;
+    DISTMK_TASK_TYPES(DISTMK_CASE)
+#undef DISTMK_CASE
+  }
+}
+
+}  // namespace distmk

@@ -1,0 +1,57 @@
+// The few primitives in which the host twin and the GPU differ. Everything else under csrc/runtime is written once.
+#pragma once
+#include <cstdint>
+
+#ifdef __CUDACC__
+#include "device/platform.h"
+#else
+
+#include <sched.h>
+#include <time.h>
+
+#include <atomic>
+#include <cstring>
+
+#define DISTMK_FN inline
+
+namespace distmk {
+
+// A planted fault for the race detector's own test: without the release, a reader may see old data.
+#ifdef DISTMK_PLANT_MISSING_RELEASE
+constexpr auto RELEASE = std::memory_order_relaxed;
+#else
+constexpr auto RELEASE = std::memory_order_release;
+#endif
+
+DISTMK_FN uint64_t load_acquire(const uint64_t* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+DISTMK_FN uint64_t load_relaxed(const uint64_t* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+DISTMK_FN void store_release(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, static_cast<int>(RELEASE)); }
+DISTMK_FN void store_relaxed(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+DISTMK_FN void add_release(uint64_t* p, uint64_t v) { __atomic_fetch_add(p, v, static_cast<int>(RELEASE)); }
+DISTMK_FN void copy_bytes(void* dst, const void* src, uint64_t num_bytes) { memcpy(dst, src, num_bytes); }
+
+DISTMK_FN uint64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<uint64_t>(t.tv_sec) * 1000000000ull + static_cast<uint64_t>(t.tv_nsec);
+}
+
+DISTMK_FN void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+DISTMK_FN void give_way(bool long_idle) {
+  if (!long_idle) {
+    sched_yield();
+    return;
+  }
+  timespec t{0, 50000};
+  nanosleep(&t, nullptr);
+}
+
+}  // namespace distmk
+#endif

@@ -1,0 +1,101 @@
+// A scheduler hands out tasks chosen at run time. It owns the workers w with w % num_schedulers == id, decides from what
+// it sees on its own rank, and never blocks: step() does what can be done now and returns.
+#pragma once
+#include "runtime/jit_ring.h"
+#include "runtime/splits.h"
+#include "runtime/wait.h"
+
+namespace distmk {
+
+class Scheduler {
+ public:
+  DISTMK_FN Scheduler(const RankState& state, uint32_t id) : state_(state), context_(state), id_(id) {}
+
+  DISTMK_FN bool done() const { return load_acquire(&done_) != 0; }
+  DISTMK_FN uint64_t iteration() const { return iteration_; }
+  DISTMK_FN const TaskDesc* waiting_for() const {
+    return launch_ < state_.program->num_launches ? &state_.tasks[state_.launches[launch_]] : nullptr;
+  }
+
+  // True: something was done.
+  DISTMK_FN bool step() {
+    if (load_relaxed(&done_)) return false;
+    const TaskDesc* task = waiting_for();
+    if (task && task->launch == static_cast<uint16_t>(LaunchKind::SCHEDULER)) return run_here(*task);
+    if (!gate_passed_) {
+      const Gate gate = gate_state(state_, iteration_);
+      if (gate == Gate::CLOSED) return false;
+      if (gate == Gate::STOP) {
+        store_release(&done_, 1);
+        return true;
+      }
+      gate_passed_ = true;
+    }
+    if (!task) {
+      ++iteration_;
+      launch_ = 0;
+      gate_passed_ = false;
+      return true;
+    }
+    return hand_out(*task);
+  }
+
+ private:
+  const RankState& state_;
+  Context context_;
+  uint32_t id_;
+  uint64_t done_ = 0;
+  uint64_t iteration_ = 0;
+  uint32_t launch_ = 0;        // next entry of the rank's launch list
+  uint32_t next_instance_ = 0;  // of a massive launch that is under way
+  uint32_t num_instances_ = 0;
+  uint32_t num_pushed_ = 0;
+  bool under_way_ = false;
+  bool gate_passed_ = false;
+
+  DISTMK_FN bool run_here(const TaskDesc& task) {
+    if (id_ == 0) {
+      if (unmet_wait(state_, task, iteration_)) return false;
+      context_.task = &task;
+      context_.iteration = iteration_;
+      run_body(context_);
+      context_.finish();
+    }
+    ++launch_;
+    return true;
+  }
+
+  DISTMK_FN bool hand_out(const TaskDesc& task) {
+    const bool massive = task.launch == static_cast<uint16_t>(LaunchKind::MASSIVE);
+    const uint32_t num_schedulers = state_.program->num_schedulers;
+    if (!massive && launch_ % num_schedulers != id_) {
+      ++launch_;
+      return true;
+    }
+    if (!under_way_) {
+      if (unmet_wait(state_, task, iteration_)) return false;
+      num_instances_ = massive ? num_instances(context_, task) : 1;
+      next_instance_ = num_pushed_ = 0;
+      under_way_ = true;
+    }
+    const uint32_t num_workers = state_.program->num_workers;
+    for (; next_instance_ < num_instances_; ++next_instance_) {
+      // A single task goes to a worker of this scheduler; instances go round all workers, each pushed by its owner.
+      const uint32_t worker = massive ? (next_instance_ + launch_) % num_workers : id_;
+      if (worker % num_schedulers != id_) continue;
+      const JitEntry entry{state_.launches[launch_], static_cast<uint32_t>(iteration_), next_instance_, 0};
+      if (!ring_push(state_.ring(worker), state_.program->jit_capacity, entry)) return false;
+      ++num_pushed_;
+    }
+    // Every scheduler answers for `max_instances`, so that the event also says that each has read the batch.
+    if (massive) {
+      context_.task = &task;
+      context_.finish_unused(task.max_instances - num_pushed_);
+    }
+    under_way_ = false;
+    ++launch_;
+    return true;
+  }
+};
+
+}  // namespace distmk

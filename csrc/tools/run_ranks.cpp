@@ -1,0 +1,112 @@
+// Runs all ranks of a saved program as threads of one process, so that a race detector sees races between ranks.
+//   run_ranks ITERATIONS PROGRAM_OF_RANK_0 PROGRAM_OF_RANK_1 ...
+// Weights are zero and prompts made up: what counts is who touches what when. Exit status 0: every rank finished.
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "abi.h"
+
+extern "C" {
+void* distmk_start(distmk::LaunchParams* params);
+int distmk_wait(void* launch, uint64_t seen, uint64_t timeout_us, const uint64_t* token_count);
+void distmk_join(void* launch);
+}
+
+namespace {
+
+using distmk::LaunchParams;
+using distmk::ProgramHeader;
+
+// Zeroed, aligned as shared memory would be.
+char* allocate(uint64_t num_bytes) {
+  constexpr uint64_t PAGE_BYTES = 4096;
+  return static_cast<char*>(std::calloc(1, num_bytes + PAGE_BYTES));
+}
+
+std::vector<char> read_file(const char* path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+// Prompts of different lengths, more than run at once, so that chunks, admission and release all happen.
+struct Requests {
+  std::vector<distmk::Request> requests;
+  std::vector<int32_t> prompts;
+  std::vector<distmk::TokenEvent> tokens;
+  uint64_t token_count = 0;
+  int32_t eos = -1;
+
+  explicit Requests(uint32_t num_requests) {
+    uint32_t num_tokens = 0;
+    for (uint32_t i = 0; i < num_requests; ++i) {
+      const uint32_t length = 1 + (i * 7) % 23, max_new = 2 + i % 5;
+      requests.push_back({static_cast<uint32_t>(prompts.size()), length, max_new, 1});
+      prompts.insert(prompts.end(), length, static_cast<int32_t>(i));
+      num_tokens += max_new;
+    }
+    tokens.resize(num_tokens);
+  }
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 3) {
+    std::fprintf(stderr, "usage: run_ranks ITERATIONS PROGRAM...\n");
+    return 2;
+  }
+  const auto num_ranks = static_cast<uint32_t>(argc - 2);
+  Requests requests(5);
+  std::vector<std::vector<char>> programs;
+  std::vector<uint64_t> heaps;
+  for (uint32_t rank = 0; rank < num_ranks; ++rank) {
+    programs.push_back(read_file(argv[2 + rank]));
+    const auto* header = reinterpret_cast<const ProgramHeader*>(programs.back().data());
+    if (programs.back().size() < sizeof(ProgramHeader) || header->abi_hash != distmk::ABI_HASH) {
+      std::fprintf(stderr, "%s is not a program of this build\n", argv[2 + rank]);
+      return 2;
+    }
+    heaps.push_back(reinterpret_cast<uint64_t>(allocate(header->heap_bytes)));
+  }
+  std::vector<LaunchParams> params(num_ranks);
+  std::vector<std::vector<distmk::WaitRecordABI>> records;
+  std::vector<void*> launches;
+  for (uint32_t rank = 0; rank < num_ranks; ++rank) {
+    const auto* header = reinterpret_cast<const ProgramHeader*>(programs[rank].data());
+    records.emplace_back(header->num_workers + header->num_schedulers);
+    LaunchParams& p = params[rank];
+    p = {};
+    p.program = reinterpret_cast<uint64_t>(header);
+    p.heap_bases = reinterpret_cast<uint64_t>(heaps.data());
+    p.local_base = reinterpret_cast<uint64_t>(allocate(header->local_bytes));
+    p.records = reinterpret_cast<uint64_t>(records.back().data());
+    p.requests = reinterpret_cast<uint64_t>(requests.requests.data());
+    p.prompts = reinterpret_cast<uint64_t>(requests.prompts.data());
+    p.tokens = reinterpret_cast<uint64_t>(requests.tokens.data());
+    p.token_count = reinterpret_cast<uint64_t>(&requests.token_count);
+    p.eos_ids = reinterpret_cast<uint64_t>(&requests.eos);
+    p.num_requests = static_cast<uint32_t>(requests.requests.size());
+    p.token_capacity = static_cast<uint32_t>(requests.tokens.size());
+    p.num_iterations = static_cast<uint32_t>(std::atoi(argv[1]));
+    p.deadline_ns = 60000000000ull;
+    p.scheduler_threads = 1;
+    p.spin_polls = 4;
+  }
+  for (LaunchParams& p : params) launches.push_back(distmk_start(&p));
+  for (void* launch : launches) distmk_join(launch);
+  int status = 0;
+  for (uint32_t rank = 0; rank < num_ranks; ++rank) {
+    const uint64_t aborted = reinterpret_cast<const distmk::Control*>(heaps[rank])->abort;
+    std::printf("rank %u: %llu iterations, abort %llu\n", rank,
+                static_cast<unsigned long long>(params[rank].iterations_done), static_cast<unsigned long long>(aborted));
+    status |= aborted != 0;
+    std::free(reinterpret_cast<void*>(heaps[rank]));
+    std::free(reinterpret_cast<void*>(params[rank].local_base));
+  }
+  return status;
+}

@@ -1,0 +1,63 @@
+"""distmk: a multi-GPU distributed megakernel runtime for tensor-parallel LLM decode.
+
+`LLM` and `SamplingParams` serve a model; `Graph`, `Session` and `tasks` build and run one's own task graph.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distmk.bootstrap import connect
+    from distmk.check import check
+    from distmk.errors import CheckError, DistmkError, HangError, ModelError, RankLostError, UsageError
+    from distmk.graph import Graph
+    from distmk.llm import LLM
+    from distmk.program import compile_graph
+    from distmk.sampling import RequestOutput, SamplingParams, TokenOutput
+    from distmk.session import Session
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "CheckError": "errors",
+    "DistmkError": "errors",
+    "Graph": "graph",
+    "HangError": "errors",
+    "LLM": "llm",
+    "ModelError": "errors",
+    "RankLostError": "errors",
+    "RequestOutput": "sampling",
+    "SamplingParams": "sampling",
+    "Session": "session",
+    "TokenOutput": "sampling",
+    "UsageError": "errors",
+    "check": "check",
+    "compile_graph": "program",
+    "connect": "bootstrap",
+}
+__all__ = [
+    "LLM",
+    "CheckError",
+    "DistmkError",
+    "Graph",
+    "HangError",
+    "ModelError",
+    "RankLostError",
+    "RequestOutput",
+    "SamplingParams",
+    "Session",
+    "TokenOutput",
+    "UsageError",
+    "check",
+    "compile_graph",
+    "connect",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that `import distmk` costs nothing and needs nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'distmk' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"distmk.{_HOMES[name]}"), name)

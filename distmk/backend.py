@@ -1,0 +1,137 @@
+"""What a backend offers, whichever it is: memory of a rank, and launches of its program."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from distmk import abi
+from distmk.abi import Abort, Request, TokenEvent, WaitRecordABI
+from distmk.place import Placed
+from distmk.program import RankProgram
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """What one launch is to do. Requests matter on rank 0 only; `num_iterations` where the program has no gate."""
+
+    prompts: tuple[tuple[int, ...], ...] = ()
+    max_new: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    eos_ids: tuple[int, ...] = ()
+    num_iterations: int = 0
+    deadline_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class StuckWait:
+    """One waiter's last words, with `order` to find the first of them in program order."""
+
+    order: int
+    expired: bool
+    worker: int
+    task: str
+    event: str
+    want: int
+    got: int
+
+
+@dataclass
+class LaunchBlock:
+    """The memory that a launch's parameters point to."""
+
+    spec: LaunchSpec
+    requests: Any
+    prompts: npt.NDArray[np.int32]
+    eos_ids: npt.NDArray[np.int32]
+    tokens: Any
+    records: Any
+    token_count: ctypes.c_uint64 = field(default_factory=ctypes.c_uint64)
+
+    @staticmethod
+    def of(spec: LaunchSpec, program: RankProgram) -> LaunchBlock:
+        header = program.header
+        requests = (Request * max(1, len(spec.prompts)))()
+        begin = 0
+        for slot, prompt, max_new in zip(requests, spec.prompts, spec.max_new, strict=False):
+            slot.prompt_begin, slot.prompt_len, slot.max_new = begin, len(prompt), max_new
+            slot.ignore_eos = int(spec.ignore_eos)
+            begin += len(prompt)
+        return LaunchBlock(
+            spec,
+            requests,
+            np.array([token for prompt in spec.prompts for token in prompt] or [0], np.int32),
+            np.array(spec.eos_ids or [0], np.int32),
+            (TokenEvent * max(1, sum(spec.max_new)))(),  # room for all: the ring never fills before the host has read it
+            (WaitRecordABI * (header.num_workers + header.num_schedulers))(),
+        )
+
+    def fill(self, params: abi.LaunchParams) -> None:
+        """Point `params` at this block."""
+        params.requests, params.prompts = ctypes.addressof(self.requests), self.prompts.ctypes.data
+        params.tokens, params.token_count = ctypes.addressof(self.tokens), ctypes.addressof(self.token_count)
+        params.eos_ids, params.records = self.eos_ids.ctypes.data, ctypes.addressof(self.records)
+        params.num_requests, params.num_eos = len(self.spec.prompts), len(self.spec.eos_ids)
+        params.token_capacity = len(self.tokens)
+        params.num_iterations = self.spec.num_iterations
+        params.deadline_ns = int(self.spec.deadline_s * 1e9)
+
+    def stuck_waits(self, program: RankProgram) -> list[StuckWait]:
+        """What the waiters were waiting for when the launch was given up, in program order."""
+        found = []
+        for record in self.records:
+            if record.filled and record.order != abi.NO_EVENT:
+                task = f"{record.task} ({program.task_names[record.task]})"
+                event = f"{record.event} ({program.event_names[record.event]})"
+                waiter = record.worker
+                found.append(
+                    StuckWait(record.order, bool(record.expired), waiter, task, event, record.want, record.got)
+                )
+        return sorted(found, key=lambda wait: wait.order)
+
+
+class Launch(Protocol):
+    """A launch that is under way on this rank."""
+
+    block: LaunchBlock
+
+    def wait(self, seen: int, timeout_s: float) -> bool:
+        """Sleep until more than `seen` tokens are out, time is up, or the launch is over (True)."""
+        ...
+
+    def join(self) -> Abort:
+        """Wait for this rank to leave the launch; what ended it early, if anything."""
+        ...
+
+    @property
+    def iterations_done(self) -> int: ...
+
+
+class Backend(Protocol):
+    """One rank's memory and launches. Making one is collective over all ranks."""
+
+    name: str
+
+    def view(self, placed: Placed, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """A piece of this rank's memory as an array [rows, row_bytes / itemsize]; valid until `close`."""
+        ...
+
+    def reset(self) -> None:
+        """Zero events, rings and the abort flag of this rank; no rank may be in a launch."""
+        ...
+
+    def start(self, spec: LaunchSpec) -> Launch: ...
+
+    def abort(self, reason: Abort) -> None:
+        """Make every rank leave the launch."""
+        ...
+
+    def lost_ranks(self) -> list[int]:
+        """Ranks whose process is gone."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,8 @@
+"""How the ranks of a job find each other and exchange bytes. It knows nothing of models."""
+
+from distmk.bootstrap.agreement import agree, agree_same
+from distmk.bootstrap.base import Bootstrap, LaunchKind
+from distmk.bootstrap.detect import connect, detect
+from distmk.bootstrap.local import setup_follower
+
+__all__ = ["Bootstrap", "LaunchKind", "agree", "agree_same", "connect", "detect", "setup_follower"]

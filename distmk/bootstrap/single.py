@@ -1,0 +1,38 @@
+"""One rank: every exchange is with oneself."""
+
+from __future__ import annotations
+
+import socket
+
+from distmk.bootstrap.base import Bootstrap
+
+
+class SingleBootstrap(Bootstrap):
+    """A job of one rank."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__("single", 0, 1, timeout_s)
+        self.hostnames = [socket.gethostname()]
+
+    def allgather(self, payload: bytes) -> list[bytes]:
+        self._check_usable()
+        return [payload]
+
+    def broadcast(self, payload: bytes | None = None) -> bytes:
+        self._check_usable()
+        if payload is None:
+            raise RuntimeError("rank 0 must give the payload of a broadcast")
+        return payload
+
+    def send_command(self, payload: bytes) -> None:
+        self._check_usable()
+
+    def next_command(self) -> bytes | None:
+        self._check_is_hub(False, "next_command")
+        return None
+
+    def close(self) -> None:
+        self._closed = True
+
+    def abort(self, exit_code: int) -> None:
+        self.close()

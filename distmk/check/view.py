@@ -1,0 +1,227 @@
+"""The encoded programs of all ranks as flat arrays, once their headers, sections and queues have been found sound.
+
+Tasks and events of all ranks are numbered through: rank 0's first, then rank 1's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from distmk import abi
+from distmk.abi import LaunchKind, ProgramHeader, Queue, TaskDesc, Trigger, Wait
+from distmk.abi_header import abi_hash
+from distmk.check.findings import Findings, name_at
+from distmk.program import Program, RankProgram
+from distmk.tasks import TASK_TYPES
+
+Ints = npt.NDArray[np.int64]
+SECTIONS = {"tasks": TaskDesc, "waits": Wait, "triggers": Trigger, "queues": Queue, "launches": ctypes.c_uint32}
+COUNTED = {"tasks": "num_tasks", "waits": "num_waits", "triggers": "num_triggers", "launches": "num_launches"}
+SHARED = (
+    "num_ranks",
+    "num_workers",
+    "num_schedulers",
+    "jit_capacity",
+    "events_heap_offset",
+    "rings_heap_offset",
+    "heap_bytes",
+)
+MAX_QUEUE = 16000  # positions in a clock are 16 bits: two iterations of up to two steps a task
+MAX_FIRINGS = 2**31  # of one trigger in one iteration
+MAX_EVENTS = 2**24
+
+
+def as_array(part: Any, kind: Any) -> npt.NDArray[Any]:
+    """A ctypes array as a numpy one of the same fields (shares its memory)."""
+    dtype: np.dtype[Any] = np.dtype(kind)
+    return np.frombuffer(part, dtype) if len(part) else np.empty(0, dtype)
+
+
+def check_headers(program: Program, findings: Findings) -> None:
+    """Every rank's header says what this package and the other ranks say."""
+    if not program.ranks:
+        findings.add("header", "the program has no ranks")
+        return
+    first = program.ranks[0].header
+    for rank, part in enumerate(program.ranks):
+        header = part.header
+        if header.magic != abi.MAGIC or header.abi_hash != abi_hash():
+            findings.add("header", f"rank {rank} has another magic or ABI hash than this package")
+        if header.rank != rank or header.num_ranks != program.num_ranks:
+            text = f"rank {rank} of {program.num_ranks} says it is rank {header.rank} of {header.num_ranks}"
+            findings.add("header", text)
+        for field in SHARED:
+            here, there = getattr(header, field), getattr(first, field)
+            if here != there:
+                findings.add("header", f"rank {rank} has {field} {here}, rank 0 has {there}")
+        _check_shape(rank, part, findings)
+    _check_placement(program, findings)
+
+
+def _check_shape(rank: int, part: RankProgram, findings: Findings) -> None:
+    header = part.header
+    if not 1 <= header.num_schedulers <= header.num_workers:
+        text = f"rank {rank} has {header.num_schedulers} schedulers for {header.num_workers} workers"
+        findings.add("header", text)
+    if header.jit_capacity < 1 or header.jit_capacity & (header.jit_capacity - 1):
+        findings.add("header", f"rank {rank}: a ring of {header.jit_capacity} entries is not a power of two")
+    if header.num_events > MAX_EVENTS:
+        findings.add("header", f"rank {rank} has {header.num_events} events")
+    offset = ctypes.sizeof(ProgramHeader)
+    for name in SECTIONS:
+        section = getattr(part, name)
+        count = getattr(header, COUNTED[name]) if name in COUNTED else header.num_workers
+        if len(section) != count:
+            findings.add("section", f"rank {rank} has {len(section)} {name}, its header says {count}")
+        if getattr(header, f"{name}_offset") != offset:
+            text = f"rank {rank}: {name} lie at {offset}, its header says {getattr(header, f'{name}_offset')}"
+            findings.add("section", text)
+        offset += ctypes.sizeof(section)
+    if header.program_bytes != offset:
+        findings.add("section", f"rank {rank}: the program has {offset} bytes, its header says {header.program_bytes}")
+
+
+def _check_placement(program: Program, findings: Findings) -> None:
+    placement, first = program.placement, program.ranks[0].header
+    for field in ("events_heap_offset", "rings_heap_offset", "jit_capacity", "heap_bytes"):
+        if getattr(placement, field) != getattr(first, field):
+            text = f"the placement has {field} {getattr(placement, field)}, rank 0 has {getattr(first, field)}"
+            findings.add("header", text)
+    ours = [part.header.local_bytes for part in program.ranks]
+    if list(placement.local_bytes) != ours:
+        findings.add("header", f"the placement has local_bytes {list(placement.local_bytes)}, the ranks have {ours}")
+
+
+class View:
+    """Flat arrays of all ranks' tasks, waits and triggers. Build it only from headers that were found sound."""
+
+    def __init__(self, program: Program, findings: Findings) -> None:
+        self.program = program
+        self.parts = program.ranks
+        self.num_ranks = program.num_ranks
+        self.num_workers = int(self.parts[0].header.num_workers)
+        self.num_schedulers = int(self.parts[0].header.num_schedulers)
+        descs = [as_array(part.tasks, TaskDesc) for part in self.parts]
+        self.first_task = np.cumsum([0, *(len(d) for d in descs)])
+        self.first_event = np.cumsum([0, *(int(part.header.num_events) for part in self.parts)])
+        self.num_tasks, self.num_events = int(self.first_task[-1]), int(self.first_event[-1])
+        self.task_rank: Ints = np.repeat(np.arange(self.num_ranks), [len(d) for d in descs])
+        self.event_rank: Ints = np.repeat(np.arange(self.num_ranks), np.diff(self.first_event))
+        every = np.concatenate(descs)
+        self.types, self.launch = every["type"].astype(np.int64), every["launch"].astype(np.int64)
+        self.max_instances = every["max_instances"].astype(np.int64)
+        self.worker: Ints = np.full(self.num_tasks, -1)
+        self.queues: list[tuple[int, int]] = []  # the first task and the end of every worker's queue
+        self.launches: list[list[int]] = []  # of each rank
+        self._check_tasks(findings)
+        for rank, part in enumerate(self.parts):
+            self._read_queues(rank, part, findings)
+        self._read_waits(descs, findings)
+        self._read_triggers(descs, findings)
+
+    def task_name(self, task: int) -> str:
+        """The task's name, rank and place."""
+        rank = int(self.task_rank[task])
+        name = name_at(self.parts[rank].task_names, task - int(self.first_task[rank]), "task")
+        worker = int(self.worker[task])
+        return f"{name} (rank {rank}, {f'worker {worker}' if worker >= 0 else 'handed out'})"
+
+    def event_name(self, event: int) -> str:
+        """The event's name, number and rank."""
+        rank = int(self.event_rank[event])
+        index = event - int(self.first_event[rank])
+        return f"event {index} '{name_at(self.parts[rank].event_names, index, 'event')}' of rank {rank}"
+
+    def firings(self, task: int) -> int:
+        """How often one trigger of a task is fired an iteration: every scheduler answers for all of a massive launch."""
+        if self.launch[task] == LaunchKind.MASSIVE:
+            return int(self.max_instances[task]) * self.num_schedulers
+        return 1
+
+    def _check_tasks(self, findings: Findings) -> None:
+        scheduled = np.flatnonzero(self.launch == LaunchKind.SCHEDULER)
+        for task in np.flatnonzero(~np.isin(self.types, list(TASK_TYPES))):
+            findings.add("task", f"{self.task_name(int(task))} is of unknown type {self.types[task]}")
+        for task in np.flatnonzero(self.launch > max(LaunchKind)):
+            findings.add("task", f"{self.task_name(int(task))} has unknown launch kind {self.launch[task]}")
+        for task in scheduled:
+            if self.task_rank[task] != 0 or len(scheduled) > 1:
+                text = "is run by a scheduler: only one task of rank 0 may be"
+                findings.add("task", f"{self.task_name(int(task))} {text}")
+        massive = self.launch == LaunchKind.MASSIVE
+        # A task that is not massive may be of a type that could have many instances, but it runs as one.
+        wrong = (self.max_instances < 1) | (massive & (self.max_instances * self.num_schedulers > MAX_FIRINGS))
+        for task in np.flatnonzero(wrong | (~massive & (self.max_instances != 1))):
+            findings.add("task", f"{self.task_name(int(task))} has {self.max_instances[task]} instances")
+
+    def _read_queues(self, rank: int, part: RankProgram, findings: Findings) -> None:
+        first, count = int(self.first_task[rank]), len(part.tasks)
+        queued = np.zeros(count, np.int64)
+        for worker, queue in enumerate(part.queues):
+            begin, end = queue.begin, queue.begin + queue.count
+            if end > count:
+                findings.add("queue", f"rank {rank} worker {worker}: tasks {begin} to {end} of {count}")
+                begin = end = 0
+            if end - begin > MAX_QUEUE:
+                findings.add("queue", f"rank {rank} worker {worker} has {end - begin} tasks, over {MAX_QUEUE}")
+            queued[begin:end] += 1
+            self.worker[first + begin : first + end] = worker
+            self.queues.append((first + begin, first + end))
+        handed = as_array(part.launches, ctypes.c_uint32).astype(np.int64)
+        for task in handed[handed >= count]:
+            findings.add("launch", f"rank {rank} hands out task {task} of {count}")
+        handed = handed[handed < count]
+        self.launches.append([first + int(task) for task in handed])
+        launched = np.bincount(handed, minlength=count)
+        ahead = self.launch[first : first + count] == LaunchKind.AHEAD
+        for times, wanted, where in ((queued, ahead, "queues"), (launched, ~ahead, "launch lists")):
+            for task in np.flatnonzero(times != wanted):
+                text = f"is in {times[task]} {where}, expected {int(wanted[task])}"
+                findings.add("queue", f"{self.task_name(first + int(task))} {text}")
+
+    def _ranges(self, descs: list[npt.NDArray[Any]], what: str, findings: Findings) -> tuple[Ints, Ints]:
+        """Of each wait (or trigger) that a task holds: the task, and the index among those of all ranks."""
+        tasks, indices, first = [], [], 0
+        for rank, desc in enumerate(descs):
+            size = len(getattr(self.parts[rank], f"{what}s"))
+            begin, count = desc[f"{what}_begin"].astype(np.int64), desc[f"num_{what}s"].astype(np.int64)
+            for task in np.flatnonzero(begin + count > size):
+                name = self.task_name(int(self.first_task[rank] + task))
+                text = f"holds {what}s {begin[task]} to {begin[task] + count[task]} of {size}"
+                findings.add("section", f"{name} {text}")
+            if count.sum() > size:
+                findings.add("section", f"rank {rank}: tasks share {what}s ({count.sum()} held, {size} there)")
+            count = np.where(begin + count > size, 0, count) if count.sum() <= size else np.zeros_like(count)
+            tasks.append(np.repeat(np.arange(len(desc)), count) + self.first_task[rank])
+            ends = np.cumsum(count)
+            indices.append(first + np.arange(count.sum()) - np.repeat(ends - count, count) + np.repeat(begin, count))
+            first += size
+        return np.concatenate(tasks), np.concatenate(indices)
+
+    def _read_waits(self, descs: list[npt.NDArray[Any]], findings: Findings) -> None:
+        self.wait_task, index = self._ranges(descs, "wait", findings)
+        waits = np.concatenate([as_array(part.waits, Wait) for part in self.parts])[index]
+        rank = self.task_rank[self.wait_task]
+        event = waits["event"].astype(np.int64)
+        good = event < np.diff(self.first_event)[rank]
+        for i in np.flatnonzero(~good):
+            name = self.task_name(int(self.wait_task[i]))
+            findings.add("event", f"{name} waits for event {event[i]} of {np.diff(self.first_event)[rank[i]]}")
+        self.wait_event: Ints = np.where(good, event + self.first_event[rank], 0)
+        self.wait_count, self.wait_lag = waits["count"].astype(np.int64), waits["lag"].astype(np.int64)
+
+    def _read_triggers(self, descs: list[npt.NDArray[Any]], findings: Findings) -> None:
+        self.trigger_task, index = self._ranges(descs, "trigger", findings)
+        triggers = np.concatenate([as_array(part.triggers, Trigger) for part in self.parts])[index]
+        rank, event = triggers["rank"].astype(np.int64), triggers["event"].astype(np.int64)
+        on = np.minimum(rank, self.num_ranks - 1)
+        good = (rank < self.num_ranks) & (event < np.diff(self.first_event)[on])
+        for i in np.flatnonzero(~good):
+            name = self.task_name(int(self.trigger_task[i]))
+            findings.add("event", f"{name} triggers event {event[i]} of rank {rank[i]}, which is not there")
+        self.trigger_event: Ints = np.where(good, event + self.first_event[on], 0)
+        self.trigger_amount = triggers["amount"].astype(np.int64)

@@ -1,0 +1,63 @@
+"""The `distmk` command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import NoReturn
+
+import distmk
+from distmk.errors import DistmkError, Interrupted, RankLostError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status (0 done, 2 a user's mistake, others in distmk.errors)."""
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, _stop)
+    run: Callable[[argparse.Namespace], int] = arguments.run
+    try:
+        return run(arguments)
+    except KeyboardInterrupt:
+        return _fail(Interrupted("interrupted"))
+    except DistmkError as error:
+        return _fail(error)
+    except BrokenPipeError:
+        # Whoever read our output has left. Python would complain about stdout once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    from distmk.cli import check_command, generate_command
+
+    parser = argparse.ArgumentParser(prog="distmk", description=(distmk.__doc__ or "").splitlines()[0])
+    parser.add_argument("--version", action="version", version=f"distmk {distmk.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    generate_command.add_to(commands)
+    check_command.add_to(commands)
+    return parser
+
+
+def _stop(signum: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _fail(error: DistmkError) -> int:
+    # An error that all ranks share is told once, by rank 0; a lost rank is told by everyone who saw it.
+    if launcher_rank() == 0 or isinstance(error, RankLostError):
+        print(f"distmk: {' '.join(str(error).split()) if error.exit_code == 2 else error}", file=sys.stderr)
+    return error.exit_code
+
+
+def launcher_rank() -> int:
+    """This process' rank as its launcher says, 0 without one; known before, and without, a connection."""
+    for name in ("DISTMK_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"):
+        text = os.environ.get(name, "")
+        if text.isdigit():
+            return int(text)
+    return 0

@@ -1,0 +1,146 @@
+"""`distmk generate`: complete prompts and stream the text."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from distmk.errors import UsageError
+from distmk.llm import LLM
+from distmk.requests import Request
+from distmk.sampling import SamplingParams, TokenOutput
+
+
+def token_ids(text: str) -> list[int]:
+    """Parse 1,2,3."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of token ids like 1,2,3") from None
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Options that every command about a model has."""
+    parser.add_argument(
+        "--model", required=True, metavar="PATH", help="Hugging Face folder, .gguf file, or (dummy) a config or preset"
+    )
+    parser.add_argument("--ranks", type=int, metavar="N", help="tensor-parallel ranks to start here (default 1)")
+    parser.add_argument("--workers", type=int, metavar="N", help="workers a rank (default: its share of the cores)")
+    parser.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence in tokens (default 4096)")
+    parser.add_argument("--max-num-seqs", type=int, default=16, metavar="N", help="sequences at once, 1 to 16")
+
+
+def add_to(commands: Any) -> None:
+    parser = commands.add_parser(
+        "generate",
+        help="complete prompts, greedily",
+        description="Complete prompts greedily. Text streams to stdout; one line of statistics goes to stderr. "
+        "Start it alone, with --ranks N, or on every rank under mpirun, torchrun or srun.",
+    )
+    add_model_options(parser)
+    parser.add_argument("--prompt", nargs="+", action="extend", default=[], metavar="TEXT", help="one or more prompts")
+    parser.add_argument(
+        "--prompt-ids",
+        nargs="+",
+        action="extend",
+        default=[],
+        type=token_ids,
+        metavar="1,2,3",
+        help="prompts as token ids; they come after those given as text",
+    )
+    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="tokens a prompt (default 64)")
+    parser.add_argument("--backend", choices=("auto", "host", "cuda"), default="auto", help="default: auto")
+    parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: seeded random weights")
+    parser.add_argument("--seed", type=int, default=0, help="of dummy weights")
+    parser.add_argument("--deadline", type=float, metavar="S", help="seconds without progress before giving up")
+    parser.add_argument("--ignore-eos", action="store_true", help="go on to the full number of tokens")
+    parser.add_argument("--json", action="store_true", help="one JSON object a prompt instead of text")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    prompts = [*arguments.prompt, *arguments.prompt_ids]
+    if not prompts:
+        raise UsageError("there is nothing to complete; give --prompt TEXT or --prompt-ids 1,2,3")
+    params = SamplingParams(max_tokens=arguments.max_new_tokens, ignore_eos=arguments.ignore_eos)
+    started = time.perf_counter()
+    with LLM(
+        arguments.model,
+        tensor_parallel_size=arguments.ranks,
+        num_workers=arguments.workers,
+        backend=arguments.backend,
+        load_format=arguments.load_format,
+        seed=arguments.seed,
+        max_model_len=arguments.max_model_len,
+        max_num_seqs=arguments.max_num_seqs,
+        deadline_s=arguments.deadline,
+    ) as llm:
+        loaded = time.perf_counter()
+        requests = llm.make_requests(prompts, params)
+        tokens = llm.run(requests)
+        if arguments.json or llm.rank:
+            for _ in tokens:
+                pass
+        else:
+            _write(tokens, requests)
+        if llm.rank == 0:
+            if arguments.json:
+                _write_json(llm, requests)
+            _write_statistics(llm, requests, loaded - started, time.perf_counter() - loaded)
+    return 0
+
+
+def _write(tokens: Iterator[TokenOutput], requests: list[Request]) -> None:
+    """Stream the first prompt that is not done; what others generate meanwhile follows in order."""
+    current, shown = 0, 0
+
+    def show() -> None:
+        nonlocal current, shown
+        while current < len(requests):
+            request = requests[current]
+            pieces = request.pieces if request.decoder else [f"{token} " for token in request.token_ids]
+            sys.stdout.write("".join(pieces[shown:]))
+            shown = len(pieces)
+            if request.finish_reason is None:
+                break
+            sys.stdout.write("\n")
+            current, shown = current + 1, 0
+        sys.stdout.flush()
+
+    for _ in tokens:
+        show()
+
+
+def _write_json(llm: LLM, requests: list[Request]) -> None:
+    for request in requests:
+        output = request.output()
+        completion = output.outputs[0]
+        record = {
+            "prompt": output.prompt,
+            "prompt_ids": output.prompt_token_ids,
+            "token_ids": completion.token_ids,
+            "text": completion.text,
+            "finish_reason": completion.finish_reason,
+            "tensor_parallel": llm.tensor_parallel_size,
+            "backend": llm.backend,
+            "ms_per_token": round(completion.ms_per_token, 3),
+        }
+        print(json.dumps(record), flush=True)
+
+
+def _write_statistics(llm: LLM, requests: list[Request], load_s: float, run_s: float) -> None:
+    prompt_tokens = sum(len(request.prompt_ids) for request in requests)
+    new_tokens = sum(len(request.token_ids) for request in requests)
+    first_s = min(request.first_s for request in requests)
+    decode_s = max(request.last_s for request in requests) - first_s
+    rate = (new_tokens - 1) / decode_s if new_tokens > 1 and decode_s > 0 else 0.0
+    print(
+        f"distmk: {llm.tensor_parallel_size} ranks x {llm.num_workers} workers on {llm.backend}, loaded in {load_s:.1f} s; "
+        f"{prompt_tokens} prompt + {new_tokens} new tokens of {len(requests)} prompts in {run_s:.2f} s, "
+        f"{rate:.1f} tokens/s while decoding",
+        file=sys.stderr,
+    )

@@ -1,0 +1,153 @@
+"""One rank's part in serving a model: load, compile, prove, fill, then run launches together with the other ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import sys
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from distmk import env
+from distmk.abi import Batch
+from distmk.backend import LaunchSpec
+from distmk.bootstrap import Bootstrap, agree, agree_same
+from distmk.errors import UsageError
+from distmk.heap import fill_weights
+from distmk.host.backend import usable_cores
+from distmk.lower import DecodeOptions, lower
+from distmk.model import build_model
+from distmk.program import Program, compile_graph
+from distmk.session import RunningLaunch, Session
+from distmk.shard import shard_model
+from distmk.weights import open_checkpoint
+
+DEFAULT_MODEL_LEN = 4096  # tokens; the KV cache becomes real memory only as it is used
+BACKENDS = ("auto", "host", "cuda")
+
+
+@dataclass(frozen=True)
+class EngineArgs:
+    """What every rank must be given alike. Lengths are in tokens; None lets the engine choose."""
+
+    model: str
+    load_format: str = "auto"
+    seed: int = 0
+    num_workers: int | None = None
+    backend: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 16
+    deadline_s: float | None = None
+    keep_logits: bool = False
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise UsageError(f"backend {self.backend!r} is not one of {', '.join(BACKENDS)}")
+        if self.load_format not in ("auto", "dummy"):
+            raise UsageError(f"load format {self.load_format!r} is not one of auto, dummy")
+        for name in ("num_workers", "max_model_len", "max_num_seqs", "deadline_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UsageError(f"{name} is {value}; it must be positive")
+
+
+def choose_backend(wanted: str) -> str:
+    """The backend to use; UsageError where the one asked for cannot run here."""
+    if wanted == "cuda":
+        raise UsageError("the cuda backend is not part of this version; use --backend host")
+    return "host"
+
+
+def choose_workers(wanted: int | None, bootstrap: Bootstrap) -> int:
+    """Workers of a rank: what was asked for, or this rank's share of the cores. Warns where cores must be shared."""
+    cores = usable_cores()
+    if wanted is None:
+        return max(1, cores // bootstrap.local_size)
+    if wanted * bootstrap.local_size > cores and bootstrap.local_rank == 0:
+        print(
+            f"distmk: warning: {bootstrap.local_size} ranks x {wanted} workers are more than the {cores} cores "
+            "available here; workers will take turns and decode slowly",
+            file=sys.stderr,
+        )
+    return wanted
+
+
+class Engine:
+    """A model ready to run on this rank. Collective, as every call is; errors are raised on every rank alike.
+
+    UsageError, ModelError, BuildError: what was asked for cannot be served. CheckError: the compiler made a mistake.
+    """
+
+    def __init__(self, args: EngineArgs, bootstrap: Bootstrap) -> None:
+        self.args, self.bootstrap = args, bootstrap
+        self.backend_name = agree(bootstrap, lambda: choose_backend(args.backend))
+        self.checkpoint = agree(bootstrap, lambda: open_checkpoint(args.model, args.load_format, args.seed))
+        self.config = self.checkpoint.config
+        settings = asdict(args) | {"model": None}
+        agree_same(
+            bootstrap,
+            "start-up",
+            {
+                "--model": self.checkpoint.fingerprint,
+                "options": hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest(),
+            },
+        )
+        self.max_model_len = agree(bootstrap, self._model_len)
+        self.num_workers = self._same_workers()
+        self.session = Session(agree(bootstrap, self._compile), bootstrap, deadline_s=args.deadline_s)
+        agree(bootstrap, self._fill)
+
+    def _model_len(self) -> int:
+        wanted = self.args.max_model_len
+        if wanted is not None and wanted > self.config.max_position:
+            raise UsageError(f"max_model_len {wanted} is more than the model's context of {self.config.max_position} tokens")
+        return wanted or min(self.config.max_position, DEFAULT_MODEL_LEN)
+
+    def _same_workers(self) -> int:
+        """Every rank has the same number of workers: the least that any of them has cores for."""
+        mine = choose_workers(self.args.num_workers, self.bootstrap)
+        return min(int(count) for count in self.bootstrap.allgather(str(mine).encode()))
+
+    def _compile(self) -> Program:
+        options = DecodeOptions(
+            num_ranks=self.bootstrap.world_size,
+            num_workers=self.num_workers,
+            max_rows=self.args.max_num_seqs,
+            max_model_len=self.max_model_len,
+            keep_logits=self.args.keep_logits,
+        )
+        return compile_graph(lower(build_model(self.config), options))
+
+    def _fill(self) -> None:
+        fill_weights(self.session.program, self.session.backend, self.bootstrap.rank, self.checkpoint)
+        self.checkpoint.close()
+
+    def launch(self, prompts: list[list[int]], max_new: list[int], ignore_eos: bool) -> RunningLaunch:
+        """One launch for all `prompts` (token ids; only rank 0's count); iterate over it for tokens."""
+        return self.session.launch(
+            LaunchSpec(
+                prompts=tuple(map(tuple, prompts)),
+                max_new=tuple(max_new),
+                ignore_eos=ignore_eos,
+                eos_ids=self.config.eos_token_ids,
+                deadline_s=self.args.deadline_s or env.deadline_s(),
+            )
+        )
+
+    def close(self) -> None:
+        self.session.close()
+
+    def peak_memory_bytes(self) -> list[int]:
+        """Peak resident memory of every rank's process so far."""
+        mine = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return [int(payload) for payload in self.bootstrap.allgather(str(mine).encode())]
+
+    def gather_logits(self) -> npt.NDArray[np.float32]:
+        """float32 [vocab_size] of the row that a launch of one new token sampled, from all ranks. Needs keep_logits."""
+        batch = Batch.from_buffer_copy(self.session.view("batch").tobytes())
+        row = next(index for index, entry in enumerate(batch.rows) if entry.sample)
+        begin, end = shard_model(self.config, self.bootstrap.world_size)[self.bootstrap.rank].vocab
+        mine = self.session.view("logits")[row, : end - begin].tobytes()
+        return np.frombuffer(b"".join(self.bootstrap.allgather(mine)), np.float32)

@@ -1,0 +1,49 @@
+"""The environment variables of the runtime (those of the launchers are read by bootstrap). All are listed in README."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from distmk.errors import UsageError
+
+
+def _number(name: str, default: float) -> float:
+    text = os.environ.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        raise UsageError(f"{name}={text!r} is not a number; unset it or give seconds") from None
+    if not value > 0:
+        raise UsageError(f"{name}={text} must be positive")
+    return value
+
+
+def cache_dir() -> Path:
+    """DISTMK_CACHE: where compiled runtimes are kept."""
+    given = os.environ.get("DISTMK_CACHE")
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "distmk"
+
+
+def compiler() -> str:
+    """DISTMK_CXX: the C++ compiler of the host runtime."""
+    return os.environ.get("DISTMK_CXX") or os.environ.get("CXX") or "g++"
+
+
+def deadline_s() -> float:
+    """DISTMK_DEADLINE_S: how long a wait inside a launch may make no progress."""
+    return _number("DISTMK_DEADLINE_S", 30.0)
+
+
+def drop_signal() -> tuple[int, int, int, int] | None:
+    """DISTMK_FAULT_DROP_SIGNAL=from,to,event,nth: lose the nth trigger of an event (fault injection, host twin only)."""
+    text = os.environ.get("DISTMK_FAULT_DROP_SIGNAL")
+    if not text:
+        return None
+    try:
+        source, target, event, nth = (int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"DISTMK_FAULT_DROP_SIGNAL={text!r}; expected from_rank,to_rank,event,nth") from None
+    return source, target, event, nth

@@ -1,0 +1,71 @@
+"""Every error a user can meet. Each says what was wrong, what was expected, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class DistmkError(Exception):
+    """Base of all errors raised on purpose; the CLI prints it as one line and exits with `exit_code`."""
+
+    exit_code = 1
+
+
+class UsageError(DistmkError):
+    """An argument, an environment variable or a request that cannot be served."""
+
+    exit_code = 2
+
+
+class ModelError(UsageError):
+    """A checkpoint that is missing, damaged, or of a kind that is not supported."""
+
+
+class BuildError(UsageError):
+    """The runtime could not be compiled or cached (no compiler, unwritable cache folder)."""
+
+
+class CheckError(DistmkError):
+    """A program that `check` could not prove correct; the text names tasks, buffers and ranks."""
+
+    exit_code = 3
+
+
+class RankLostError(DistmkError):
+    """Another rank left or died while this one depended on it."""
+
+    exit_code = 4
+
+
+class Interrupted(DistmkError):
+    """The user stopped the run (Ctrl-C or SIGTERM) here or on another rank."""
+
+    exit_code = 130
+
+
+@dataclass(frozen=True)
+class WaitRecord:
+    """What a waiter saw when its deadline passed: `got` stayed below `want` (counts of triggers)."""
+
+    rank: int
+    worker: int
+    task: str
+    event: str
+    want: int
+    got: int
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} worker {self.worker} task {self.task} waited for event {self.event}: "
+            f"want {self.want}, got {self.got}"
+        )
+
+
+class HangError(DistmkError):
+    """A wait passed its deadline; `record` is the first stuck wait in program order."""
+
+    exit_code = 5
+
+    def __init__(self, record: WaitRecord, deadline_s: float) -> None:
+        super().__init__(f"no progress for {deadline_s:g} s: {record}")
+        self.record = record

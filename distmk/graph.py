@@ -1,0 +1,100 @@
+"""A task graph: buffers, weights and tasks of all ranks, in the order a single thread would run them.
+
+That order is the meaning of the program: two tasks that touch the same bytes, one of them writing, run in it. Nothing else
+is said by hand; `events` derives the waits and triggers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from distmk.abi import MAX_RANKS, LaunchKind, Space
+from distmk.errors import UsageError
+from distmk.regions import ITEM_BYTES, Buffer, Region, Segment, Slab, Weight, WeightKind
+from distmk.tasks.base import Task
+
+T = TypeVar("T", bound=Task)
+
+
+@dataclass
+class Graph:
+    """Builder of a task graph over `num_ranks` ranks of `num_workers` workers each.
+
+    `num_schedulers` (at most one a worker, the default) share out just-in-time tasks on every rank.
+    """
+
+    num_ranks: int
+    num_workers: int = 1
+    num_schedulers: int | None = None
+    tasks: list[Task] = field(default_factory=list)
+    buffers: list[Buffer] = field(default_factory=list)
+    weights: list[Weight] = field(default_factory=list)
+    batch: Buffer | None = None  # the row table; its arrival starts an iteration
+    _next_worker: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_ranks <= MAX_RANKS or self.num_workers < 1:
+            raise UsageError(
+                f"a graph has 1 to {MAX_RANKS} ranks and at least one worker, not {self.num_ranks} and {self.num_workers}"
+            )
+        self.num_schedulers = self.num_schedulers or self.num_workers
+        if self.num_schedulers > self.num_workers:
+            raise UsageError(f"{self.num_schedulers} schedulers are more than {self.num_workers} workers")
+
+    def buffer(self, name: str, cols: int, *, rows: int = 1, dtype: str = "f32", space: Space = Space.HEAP) -> Buffer:
+        """A buffer of `rows` x `cols` elements of f32, bf16, i32 or u8, on every rank."""
+        if dtype not in ITEM_BYTES or cols < 1 or rows < 1:
+            raise UsageError(f"buffer {name}: {rows} x {cols} of {dtype}; expected positive sizes of {list(ITEM_BYTES)}")
+        if any(buffer.name == name for buffer in self.buffers):
+            raise UsageError(f"buffer {name} is there already; give it another name")
+        made = Buffer(len(self.buffers), name, rows, cols, dtype, space)
+        self.buffers.append(made)
+        return made
+
+    def weight(
+        self, name: str, rank: int, cols: int, segments: list[Segment], kind: WeightKind, col_begin: int = 0, rows: int = 0
+    ) -> Weight:
+        """Read-only memory of one rank, packed from checkpoint tensors."""
+        rows = rows or sum(s.rows for s in segments)
+        made = Weight(name, rank, rows, cols, kind, tuple(segments), col_begin)
+        self.weights.append(made)
+        return made
+
+    def constant(self, name: str, rank: int, array: npt.NDArray[Any]) -> Slab:
+        """Read-only memory given as an array: float32 vectors, or uint16 holding bf16 matrices [rows, cols]."""
+        data = np.ascontiguousarray(array)
+        rows, cols = (1, data.shape[0]) if data.ndim == 1 else data.shape
+        made = Weight(name, rank, rows, cols, WeightKind.DATA, data=data)
+        self.weights.append(made)
+        return Slab(made, 0, rows)
+
+    def add(self, task: T) -> T:
+        """Append a task; without a `worker` it goes to the rank's workers in turn."""
+        if not 0 <= task.rank < self.num_ranks:
+            raise UsageError(f"task {task.op} is on rank {task.rank} of {self.num_ranks}")
+        if task.launch is LaunchKind.AHEAD and task.worker is None:
+            turn = self._next_worker.get(task.rank, 0)
+            self._next_worker[task.rank] = turn + 1
+            object.__setattr__(task, "worker", turn % self.num_workers)
+        elif task.worker is not None and not 0 <= task.worker < self.num_workers:
+            raise UsageError(f"task {task.op} is for worker {task.worker} of {self.num_workers}")
+        self._check_reach(task)
+        self.tasks.append(task)
+        return task
+
+    def _check_reach(self, task: Task) -> None:
+        for region in task.reads():
+            if region.rank != task.rank:
+                raise UsageError(f"task {task.op} on rank {task.rank} reads {region}: a task reads its own rank only")
+        for region in task.writes():
+            self._check_write(task, region)
+
+    def _check_write(self, task: Task, region: Region) -> None:
+        if not 0 <= region.rank < self.num_ranks:
+            raise UsageError(f"task {task.op} writes {region}, but there are {self.num_ranks} ranks")
+        if region.rank != task.rank and region.buffer.space is not Space.HEAP:
+            raise UsageError(f"task {task.op} on rank {task.rank} writes {region}: peers reach the symmetric heap only")

@@ -1,0 +1,131 @@
+"""The host backend: a rank's program run by threads of this process over shared memory."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from distmk import env
+from distmk.abi import Abort, LaunchParams, Space
+from distmk.backend import LaunchBlock, LaunchSpec
+from distmk.bootstrap import Bootstrap, agree
+from distmk.errors import UsageError
+from distmk.host.build import load_runtime
+from distmk.host.shm import SharedHeap
+from distmk.place import Placed
+from distmk.program import RankProgram
+
+# A waiter on a core of its own answers fastest by polling; where threads share cores it must let others run.
+SPIN_POLLS_OWN_CORE = 20000
+SPIN_POLLS_SHARED_CORE = 16
+
+
+# Pages that are never touched are not to be counted as used (Python names this flag from 3.13 on).
+MAP_NORESERVE = 0x4000
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+class HostBackend:
+    """Implements `backend.Backend`. Collective; BuildError or UsageError (on every rank) where it cannot be made."""
+
+    name = "host"
+
+    def __init__(self, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool = False) -> None:
+        self.program = program
+        self._library = agree(bootstrap, load_runtime)
+        self._heap = SharedHeap(bootstrap, program.header.heap_bytes)
+        self._local = agree(bootstrap, lambda: _arena(program.header.local_bytes))
+        self._local_base = ctypes.addressof(ctypes.c_char.from_buffer(self._local))
+        self._bases = (ctypes.c_uint64 * bootstrap.world_size)(*self._heap.bases)
+        self._bytes = ctypes.create_string_buffer(program.to_bytes(), program.header.program_bytes)
+        threads = bootstrap.local_size * (
+            program.header.num_workers + (program.header.num_schedulers if scheduler_threads else 0)
+        )
+        self._spin_polls = SPIN_POLLS_OWN_CORE if threads <= usable_cores() else SPIN_POLLS_SHARED_CORE
+        self._scheduler_threads = scheduler_threads
+
+    def view(self, placed: Placed, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        base = self._heap.bases[self._heap.rank] if placed.space is Space.HEAP else self._local_base
+        raw = (ctypes.c_uint8 * placed.num_bytes).from_address(base + placed.offset)
+        return np.frombuffer(raw, dtype=dtype).reshape(placed.rows, -1)
+
+    def reset(self) -> None:
+        header = self.program.header
+        first_buffer = header.rings_heap_offset + header.num_workers * _ring_bytes(header.jit_capacity)
+        self._heap.clear(first_buffer)
+
+    def start(self, spec: LaunchSpec) -> HostLaunch:
+        block = LaunchBlock.of(spec, self.program)
+        params = LaunchParams()
+        block.fill(params)
+        params.program = ctypes.addressof(self._bytes)
+        params.heap_bases = ctypes.addressof(self._bases)
+        params.local_base = self._local_base
+        params.spin_polls = self._spin_polls
+        params.scheduler_threads = int(self._scheduler_threads)
+        dropped = env.drop_signal()
+        if dropped and dropped[0] == self.program.header.rank:
+            _, params.fault.drop_rank, params.fault.drop_event, params.fault.drop_nth = dropped
+        return HostLaunch(self, block, params)
+
+    def abort(self, reason: Abort) -> None:
+        self._library.distmk_abort(ctypes.addressof(self._bases), len(self._bases), int(reason))
+
+    def abort_reason(self) -> Abort:
+        flag = ctypes.c_uint64.from_address(self._heap.bases[self._heap.rank])
+        return Abort(flag.value)
+
+    def lost_ranks(self) -> list[int]:
+        return self._heap.lost_ranks()
+
+    def close(self) -> None:
+        self._heap.close()
+        self._local.close()
+
+
+class HostLaunch:
+    """Implements `backend.Launch`."""
+
+    def __init__(self, backend: HostBackend, block: LaunchBlock, params: LaunchParams) -> None:
+        self.block = block
+        self._backend, self._params = backend, params
+        self._handle = backend._library.distmk_start(ctypes.addressof(params))
+
+    def wait(self, seen: int, timeout_s: float) -> bool:
+        count = ctypes.addressof(self.block.token_count)
+        return bool(self._backend._library.distmk_wait(self._handle, seen, int(timeout_s * 1e6), count))
+
+    def join(self) -> Abort:
+        if self._handle:
+            self._backend._library.distmk_join(self._handle)
+            self._handle = None
+        return self._backend.abort_reason()
+
+    @property
+    def iterations_done(self) -> int:
+        return int(self._params.iterations_done)
+
+
+def _arena(num_bytes: int) -> mmap.mmap:
+    """Zeroed private memory, made real page by page as it is touched."""
+    try:
+        return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"cannot reserve {num_bytes >> 20} MiB for weights and KV cache ({error}); "
+            "lower --max-model-len, or use more ranks"
+        ) from None
+
+
+def _ring_bytes(capacity: int) -> int:
+    from distmk.abi import JitEntry, JitRing
+
+    return ctypes.sizeof(JitRing) + capacity * ctypes.sizeof(JitEntry)

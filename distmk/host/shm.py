@@ -1,0 +1,135 @@
+"""The symmetric heap of the host twin: one shared-memory segment a rank, mapped by all, gone when the last rank is.
+
+A segment has a name only while the ranks find each other. Its owner holds a lock on it for life; the kernel drops the lock
+when the process dies in whatever way, which is how peers notice, and how a later run knows a leftover from a living segment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import secrets
+from pathlib import Path
+
+from distmk.bootstrap import Bootstrap, agree
+from distmk.errors import UsageError
+
+FOLDER = Path("/dev/shm")
+
+
+def remove_leftovers(folder: Path = FOLDER) -> int:
+    """Unlink segments of this user whose owner died before it could; returns how many."""
+    removed = 0
+    for path in folder.glob(f"distmk-{os.getuid()}-*"):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+            removed += 1
+        except OSError:
+            pass  # somebody lives in it
+        finally:
+            os.close(fd)
+    return removed
+
+
+def _name(fd: int, path: Path) -> None:
+    """Link an unnamed file of FOLDER to `path`."""
+    folder = os.open(FOLDER, os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # Naming a folder, though both paths are absolute, is what makes Python follow the link under /proc.
+        os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=folder, follow_symlinks=True)
+    finally:
+        os.close(folder)
+
+
+class SharedHeap:
+    """This rank's heap and its peers', each `num_bytes` long; `bases[r]` is where rank r's is mapped here.
+
+    Collective: every rank makes one at the same time. UsageError: no room in shared memory, or ranks on several machines.
+    """
+
+    def __init__(self, bootstrap: Bootstrap, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.rank = bootstrap.rank
+        self._maps: list[mmap.mmap] = []
+        self._fds: list[int] = []
+        job = bootstrap.broadcast(secrets.token_hex(8).encode() if bootstrap.rank == 0 else None).decode()
+        names = [f"distmk-{os.getuid()}-{job}-{rank}" for rank in range(bootstrap.world_size)]
+        own = FOLDER / names[self.rank]
+        try:
+            own_fd = agree(bootstrap, lambda: self._create(own))
+            self._fds = agree(bootstrap, lambda: self._open_all(names, own_fd))
+            self._maps = agree(bootstrap, lambda: [mmap.mmap(fd, num_bytes) for fd in self._fds])
+        finally:
+            own.unlink(missing_ok=True)
+        self.bases = [ctypes.addressof(ctypes.c_char.from_buffer(mapped)) for mapped in self._maps]
+
+    def _create(self, path: Path) -> int:
+        remove_leftovers()
+        try:
+            # Locked before it has a name, so that nobody can take it for a leftover.
+            fd = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            os.posix_fallocate(fd, 0, self.num_bytes)
+            _name(fd, path)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+                raise UsageError(f"cannot make shared memory in {FOLDER}: {error.strerror}") from None
+            free = os.statvfs(FOLDER).f_bavail * os.statvfs(FOLDER).f_frsize
+            raise UsageError(
+                f"{FOLDER} has {free >> 20} MiB free, a rank's heap needs {self.num_bytes >> 20} MiB; "
+                "make room or use fewer ranks"
+            ) from None
+        return fd
+
+    def _open_all(self, names: list[str], own_fd: int) -> list[int]:
+        fds = []
+        for rank, name in enumerate(names):
+            if rank == self.rank:
+                fds.append(own_fd)
+                continue
+            try:
+                fds.append(os.open(FOLDER / name, os.O_RDWR | os.O_CLOEXEC))
+            except FileNotFoundError:
+                raise UsageError(
+                    f"rank {rank} shares no memory with rank {self.rank}: the host backend spans one machine; "
+                    "start all ranks on one, or use --backend cuda"
+                ) from None
+        return fds
+
+    def clear(self, num_bytes: int) -> None:
+        """Zero the first `num_bytes` of this rank's heap: control block, events and rings."""
+        ctypes.memset(self.bases[self.rank], 0, num_bytes)
+
+    def lost_ranks(self) -> list[int]:
+        """Ranks whose process is gone."""
+        lost = []
+        for rank, fd in enumerate(self._fds):
+            if rank == self.rank:
+                continue
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                fcntl.flock(fd, fcntl.LOCK_UN)
+                lost.append(rank)
+            except OSError:
+                pass
+        return lost
+
+    def close(self) -> None:
+        """Give the memory back; addresses and views into it must no longer be used."""
+        self.bases = []
+        for mapped in self._maps:
+            try:
+                mapped.close()
+            except BufferError:
+                pass  # a view is still held; the process' end unmaps it
+        for fd in self._fds:
+            os.close(fd)
+        self._maps, self._fds = [], []

@@ -1,0 +1,188 @@
+"""The Python API of a tensor-parallel model."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from distmk.bootstrap import Bootstrap, agree, connect
+from distmk.engine import Engine, EngineArgs
+from distmk.errors import Interrupted, UsageError
+from distmk.requests import Prompt, Request, make_request
+from distmk.sampling import RequestOutput, SamplingParams, TokenOutput
+from distmk.tokenizer import Tokenizer, load_tokenizer
+
+
+class LLM:
+    """A model served with tensor parallelism.
+
+    `model`: a Hugging Face folder, a GGUF file, or with load_format="dummy" a config or preset. Without a launcher,
+    `tensor_parallel_size` ranks are started as processes of this machine. Under mpirun, torchrun or Slurm every rank makes
+    the same LLM and the same calls; outputs appear on rank 0. Close it, or use it in a `with` block.
+
+    Raises UsageError (ModelError, BuildError) for what cannot be served, RankLostError if a rank dies.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        tensor_parallel_size: int | None = None,
+        num_workers: int | None = None,
+        backend: str = "auto",
+        load_format: str = "auto",
+        seed: int = 0,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 16,
+        deadline_s: float | None = None,
+        keep_logits: bool = False,
+    ) -> None:
+        args = EngineArgs(
+            str(model), load_format, seed, num_workers, backend, max_model_len, max_num_seqs, deadline_s, keep_logits
+        )
+        self._bootstrap = connect(tensor_parallel_size)
+        try:
+            self._serving = self._bootstrap.kind == "local"
+            if self._serving:
+                self._bootstrap.send_command(pickle.dumps(("load", asdict(args))))
+            self._engine = Engine(args, self._bootstrap)
+            self._tokenizer = agree(self._bootstrap, self._load_tokenizer)
+        except BaseException:
+            self._bootstrap.close()
+            raise
+
+    def _load_tokenizer(self) -> Tokenizer | None:
+        """Rank 0's alone; a model without one serves token ids."""
+        if self._bootstrap.rank:
+            return None
+        try:
+            return load_tokenizer(self._engine.checkpoint)
+        except UsageError as error:
+            self.tokenizer_error = str(error)
+            return None
+
+    @property
+    def rank(self) -> int:
+        return self._bootstrap.rank
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        return self._bootstrap.world_size
+
+    @property
+    def backend(self) -> str:
+        return self._engine.backend_name
+
+    @property
+    def num_workers(self) -> int:
+        return self._engine.num_workers
+
+    def stream(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Iterator[TokenOutput]:
+        """Tokens as they are generated, of all prompts interleaved (rank 0; other ranks get none)."""
+        yield from self.run(self.make_requests(prompts, params))
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Complete every prompt; outputs in the order of the prompts (rank 0; other ranks get an empty list).
+
+        A prompt is text or a list of token ids; up to `max_num_seqs` run at once, the rest wait their turn.
+        """
+        requests = self.make_requests(prompts, params)
+        for _ in self.run(requests):
+            pass
+        return [request.output() for request in requests]
+
+    def compute_logits(self, prompt: Prompt) -> npt.NDArray[np.float32]:
+        """float32 [vocab_size]: logits after the last token of `prompt`. Needs keep_logits=True; collective."""
+        if not self._engine.args.keep_logits:
+            raise UsageError("compute_logits needs LLM(..., keep_logits=True)")
+        requests = self.make_requests([prompt], SamplingParams(max_tokens=1, ignore_eos=True))
+        for _ in self.run(requests, gather_logits=True):
+            pass
+        return self._logits
+
+    def peak_memory_bytes(self) -> list[int]:
+        """Peak resident memory of every rank's process so far; collective."""
+        if self._serving:
+            self._bootstrap.send_command(pickle.dumps(("peak_memory", {})))
+        return self._engine.peak_memory_bytes()
+
+    def make_requests(self, prompts: Any, params: Any) -> list[Request]:
+        """Rank 0 checks what it was given (other ranks get none); if it cannot be served, every rank raises UsageError."""
+        if self._serving:  # the other ranks have not been told of this call yet
+            return self._make_requests(prompts, params)
+        return agree(self._bootstrap, lambda: self._make_requests(prompts, params))
+
+    def _make_requests(self, prompts: Any, params: Any) -> list[Request]:
+        if self._bootstrap.rank:
+            return []
+        if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int)):
+            prompts = [prompts]
+        if not len(prompts):
+            raise UsageError("there is no prompt; give at least one")
+        params = params or SamplingParams()
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(prompts):
+            raise UsageError(f"{len(prompts)} prompts were given {len(each)} sampling params; give one, or one a prompt")
+        if len({p.ignore_eos for p in each}) > 1:
+            raise UsageError("ignore_eos must be the same for all prompts of a call")
+        vocab, limit = self._engine.config.vocab_size, self._engine.max_model_len
+        if self._tokenizer is None and any(isinstance(p, str) for p in prompts):
+            raise UsageError(getattr(self, "tokenizer_error", "this model has no tokenizer; give token ids"))
+        return [make_request(p, s, self._tokenizer, vocab, limit) for p, s in zip(prompts, each, strict=True)]
+
+    def run(self, requests: list[Request], *, gather_logits: bool = False) -> Iterator[TokenOutput]:
+        """Serve requests in one launch, yielding tokens as they come; requests fill up with what they generate."""
+        if self._serving:
+            self._bootstrap.send_command(pickle.dumps(("generate", {"gather_logits": gather_logits})))
+        ignore_eos = bool(requests and requests[0].params.ignore_eos)
+        launch = self._engine.launch([r.prompt_ids for r in requests], [r.params.max_tokens for r in requests], ignore_eos)
+        for events in launch:
+            for event in events:
+                yield requests[event.request].take(event.request, event)
+        if gather_logits:
+            self._logits = self._engine.gather_logits()
+
+    def close(self) -> None:
+        """Stop the other ranks (those this process started) and free memory."""
+        self._engine.close()
+        self._bootstrap.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def serve(bootstrap: Bootstrap) -> None:
+    """The life of a rank that another process started: do what rank 0 says until it closes."""
+    engine: Engine | None = None
+    while (payload := bootstrap.next_command()) is not None:
+        command, arguments = pickle.loads(payload)
+        if command == "load":
+            engine = Engine(EngineArgs(**arguments), bootstrap)
+            agree(bootstrap, lambda: None)  # the tokenizer is rank 0's
+        elif engine is not None and command == "peak_memory":
+            engine.peak_memory_bytes()
+        elif engine is not None:
+            try:
+                for _ in engine.launch([], [], False):
+                    pass
+                if arguments["gather_logits"]:
+                    engine.gather_logits()
+            except Interrupted:
+                continue  # rank 0 decides what comes next
+    if engine is not None:
+        engine.close()

@@ -1,0 +1,145 @@
+"""A program: everything a launch needs, as bytes. Made from a graph by `compile_graph`, read by `check` and the backends."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from distmk import abi
+from distmk.abi import LaunchKind, ProgramHeader, Queue, TaskDesc, Trigger, Wait
+from distmk.abi_header import abi_hash
+from distmk.events import Wiring, derive
+from distmk.graph import Graph
+from distmk.place import Placement, place
+from distmk.tasks import TASK_TYPES, Prepare, Task
+
+
+@dataclass
+class RankProgram:
+    """One rank's part: the arrays that `to_bytes` lays end to end behind the header.
+
+    `task_names[i]` and `event_names[e]` are for people; descriptors of a worker's queue are consecutive.
+    """
+
+    header: ProgramHeader
+    tasks: Any  # ctypes arrays of TaskDesc, Wait, Trigger, Queue and c_uint32
+    waits: Any
+    triggers: Any
+    queues: Any
+    launches: Any
+    task_names: list[str]
+    event_names: list[str]
+    weight_bytes: int
+
+    def to_bytes(self) -> bytes:
+        return b"".join(bytes(part) for part in (self.header, self.tasks, self.waits, self.triggers, self.queues, self.launches))
+
+
+@dataclass
+class Program:
+    """All ranks' programs and the memory they share."""
+
+    ranks: list[RankProgram]
+    placement: Placement
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.ranks)
+
+    def fingerprint(self) -> str:
+        """A hash of every rank's bytes: equal where ranks compiled the same program."""
+        digest = hashlib.sha256()
+        for part in self.ranks:
+            digest.update(part.to_bytes())
+        return digest.hexdigest()
+
+
+def compile_graph(graph: Graph) -> Program:
+    """Graph -> events -> places -> program; UsageError for a graph without tasks."""
+    wiring = derive(graph)
+    placement = place(graph, max(1, max(len(events) for events in wiring.events)))
+    by_rank: dict[int, list[int]] = defaultdict(list)
+    for index, task in enumerate(graph.tasks):
+        by_rank[task.rank].append(index)
+    ranks = [_assemble(graph, wiring, placement, rank, by_rank[rank]) for rank in range(graph.num_ranks)]
+    return Program(ranks, placement)
+
+
+def _assemble(graph: Graph, wiring: Wiring, placement: Placement, rank: int, indices: list[int]) -> RankProgram:
+    queued: list[list[int]] = [[] for _ in range(graph.num_workers)]
+    handed_out: list[int] = []
+    for index in indices:
+        task = graph.tasks[index]
+        if task.launch is LaunchKind.AHEAD and task.worker is not None:
+            queued[task.worker].append(index)
+        else:
+            handed_out.append(index)
+    order = [index for queue in queued for index in queue] + handed_out
+    queues, begin = (Queue * graph.num_workers)(), 0
+    for worker, queue in enumerate(queued):
+        queues[worker] = Queue(begin, len(queue))
+        begin += len(queue)
+    launches = (ctypes.c_uint32 * len(handed_out))(*range(begin, len(order)))
+    waits = [Wait(event.index, event.count, lag, 0) for index in order for event, lag in wiring.waits[index]]
+    triggers = [Trigger(event.index, event.rank, 1, 0) for index in order for event in wiring.triggers[index]]
+    tasks = (TaskDesc * len(order))()
+    wait_begin = trigger_begin = 0
+    for desc, index in zip(tasks, order, strict=True):
+        _describe(desc, graph.tasks[index], placement, index)
+        desc.num_waits, desc.num_triggers = len(wiring.waits[index]), len(wiring.triggers[index])
+        desc.wait_begin, desc.trigger_begin = wait_begin, trigger_begin
+        wait_begin += desc.num_waits
+        trigger_begin += desc.num_triggers
+    part = RankProgram(
+        header=ProgramHeader(),
+        tasks=tasks,
+        waits=(Wait * len(waits))(*waits),
+        triggers=(Trigger * len(triggers))(*triggers),
+        queues=queues,
+        launches=launches,
+        task_names=[graph.tasks[index].op for index in order],
+        event_names=[_event_name(graph, event.producers) for event in wiring.events[rank]],
+        weight_bytes=sum(graph.tasks[index].weight_bytes() for index in indices),
+    )
+    _fill_header(part, graph, wiring, placement, rank)
+    return part
+
+
+def _describe(desc: TaskDesc, task: Task, placement: Placement, order: int) -> None:
+    desc.type, desc.launch, desc.order = task.type_id, int(task.launch), order
+    desc.max_instances = task.max_instances()
+    args = task.encode(placement)
+    ctypes.memmove(ctypes.addressof(desc) + TaskDesc.args.offset, ctypes.addressof(args), ctypes.sizeof(args))
+
+
+def _event_name(graph: Graph, producers: tuple[int, ...]) -> str:
+    ops = sorted({graph.tasks[p].op for p in producers})
+    return f"{'+'.join(ops[:2])}{'+...' if len(ops) > 2 else ''} done" + (f" x{len(producers)}" if len(producers) > 1 else "")
+
+
+def _fill_header(part: RankProgram, graph: Graph, wiring: Wiring, placement: Placement, rank: int) -> None:
+    header = part.header
+    header.magic, header.abi_hash = abi.MAGIC, abi_hash()
+    header.rank, header.num_ranks, header.num_workers = rank, graph.num_ranks, graph.num_workers
+    header.num_schedulers = graph.num_schedulers or 1
+    header.num_tasks, header.num_events = len(part.tasks), len(wiring.events[rank])
+    header.num_waits, header.num_triggers, header.num_launches = len(part.waits), len(part.triggers), len(part.launches)
+    header.jit_capacity = placement.jit_capacity
+    header.gate_event = wiring.gates[rank].index if wiring.gates else abi.NO_EVENT
+    prepare = next((task for task in graph.tasks if isinstance(task, Prepare)), None)
+    header.gate_batch = placement.operand(prepare.batch) if prepare else 0
+    offset = ctypes.sizeof(ProgramHeader)
+    for name in ("tasks", "waits", "triggers", "queues", "launches"):
+        setattr(header, f"{name}_offset", offset)
+        offset += ctypes.sizeof(getattr(part, name))
+    header.program_bytes = offset
+    header.events_heap_offset, header.rings_heap_offset = placement.events_heap_offset, placement.rings_heap_offset
+    header.heap_bytes, header.local_bytes = placement.heap_bytes, placement.local_bytes[rank]
+
+
+def decode_args(desc: TaskDesc) -> Any:
+    """The argument struct inside a descriptor (shares its memory)."""
+    return TASK_TYPES[desc.type].Args.from_buffer(desc, TaskDesc.args.offset)

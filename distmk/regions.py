@@ -1,0 +1,126 @@
+"""What tasks read and write: buffers, regions of buffers, and weights.
+
+A buffer is `rows` x `cols` elements; a region is a range of its columns over all rows. Token-row buffers have one row
+a token of the iteration, so that any two tasks of an iteration conflict exactly where their column ranges overlap.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from distmk.abi import Space
+from distmk.errors import UsageError
+
+ITEM_BYTES = {"f32": 4, "bf16": 2, "i32": 4, "u8": 1}
+
+
+@dataclass(frozen=True, eq=False)
+class Buffer:
+    """Memory of the same shape on every rank: on the symmetric heap (peers may write it) or in each rank's own arena."""
+
+    index: int
+    name: str
+    rows: int
+    cols: int
+    dtype: str = "f32"
+    space: Space = Space.HEAP
+
+    @property
+    def row_bytes(self) -> int:
+        return self.cols * ITEM_BYTES[self.dtype]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rows * self.row_bytes
+
+    def at(self, rank: int, begin: int = 0, end: int | None = None) -> Region:
+        """Columns [begin, end) on `rank`; raises UsageError where they are not inside the buffer."""
+        end = self.cols if end is None else end
+        if not 0 <= begin < end <= self.cols:
+            raise UsageError(f"region [{begin}, {end}) is not inside buffer {self.name} of {self.cols} columns")
+        return Region(self, rank, begin, end)
+
+
+class Region(NamedTuple):
+    """Columns [begin, end) of a buffer on one rank, over all its rows."""
+
+    buffer: Buffer
+    rank: int
+    begin: int
+    end: int
+
+    @property
+    def cols(self) -> int:
+        return self.end - self.begin
+
+    def on(self, rank: int) -> Region:
+        """The same columns on another rank."""
+        return Region(self.buffer, rank, self.begin, self.end)
+
+    def __str__(self) -> str:
+        return f"{self.buffer.name}[{self.begin}:{self.end}]@{self.rank}"
+
+
+class WeightKind(enum.Enum):
+    MATRIX = "matrix"  # bf16 rows taken from checkpoint tensors
+    VECTOR = "vector"  # f32 [elements, 1] taken from checkpoint tensors
+    ROPE = "rope"  # f32 [positions, head_dim]: cos then sin of each angle
+    DATA = "data"  # an array given by the caller
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Rows [row_begin, row_end) of a checkpoint tensor (elements, for a vector)."""
+
+    tensor: str
+    row_begin: int
+    row_end: int
+
+    @property
+    def rows(self) -> int:
+        return self.row_end - self.row_begin
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """Read-only memory of one rank, packed from `segments` in order; a task's slab is a contiguous range of its rows."""
+
+    name: str
+    rank: int
+    rows: int
+    cols: int
+    kind: WeightKind = WeightKind.MATRIX
+    segments: tuple[Segment, ...] = ()
+    col_begin: int = 0
+    data: npt.NDArray[np.generic] | None = field(default=None, repr=False)
+
+    @property
+    def row_bytes(self) -> int:
+        if self.data is not None:
+            return int(self.data.dtype.itemsize) * self.cols
+        return self.cols * (2 if self.kind is WeightKind.MATRIX else 4)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rows * self.row_bytes
+
+
+class Slab(NamedTuple):
+    """Rows [row_begin, row_end) of a weight: what one task streams."""
+
+    weight: Weight
+    row_begin: int
+    row_end: int
+
+    @property
+    def rows(self) -> int:
+        return self.row_end - self.row_begin
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rows * self.weight.row_bytes

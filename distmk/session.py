@@ -1,0 +1,160 @@
+"""Run a program on this rank and its peers: start together, watch over each other, leave together.
+
+`Session` is the low-level public API: any task graph, any number of ranks.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy.typing as npt
+
+from distmk import env
+from distmk.abi import Abort, TokenEvent
+from distmk.backend import Backend, Launch, LaunchSpec, StuckWait
+from distmk.bootstrap import Bootstrap, agree_same
+from distmk.check import check
+from distmk.errors import HangError, Interrupted, RankLostError, UsageError, WaitRecord
+from distmk.graph import Graph
+from distmk.heap import NUMPY_TYPES, fill_constants
+from distmk.host.backend import HostBackend
+from distmk.program import Program, compile_graph
+from distmk.regions import Buffer
+
+POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one rank left a launch."""
+
+    reason: Abort
+    stuck: tuple[StuckWait, ...]
+    iterations: int
+
+
+class Session:
+    """A checked program with its memory on this rank. Collective: every rank makes it from the same graph.
+
+    Raises CheckError if the program cannot be proved correct, UsageError if the ranks hold different programs.
+    """
+
+    def __init__(self, graph: Graph | Program, bootstrap: Bootstrap, *, deadline_s: float | None = None) -> None:
+        self.program = compile_graph(graph) if isinstance(graph, Graph) else graph
+        if self.program.num_ranks != bootstrap.world_size:
+            raise UsageError(
+                f"the graph is for {self.program.num_ranks} ranks, but {bootstrap.world_size} were started; "
+                "start as many ranks as the graph has"
+            )
+        check(self.program)
+        self.bootstrap = bootstrap
+        self.deadline_s = deadline_s or env.deadline_s()
+        self.rank_program = self.program.ranks[bootstrap.rank]
+        agree_same(bootstrap, "program", {"program": self.program.fingerprint()})
+        self.backend: Backend = HostBackend(self.rank_program, bootstrap)
+        fill_constants(self.program, self.backend, bootstrap.rank)
+
+    def view(self, buffer: Buffer | str) -> npt.NDArray[Any]:
+        """This rank's copy of a buffer as [rows, cols]; bf16 shows as uint16. Valid until `close`."""
+        for declared, placed in self.program.placement.buffers.items():
+            if declared is buffer or declared.name == buffer:
+                return self.backend.view(placed, NUMPY_TYPES[declared.dtype])
+        raise UsageError(f"there is no buffer {buffer if isinstance(buffer, str) else buffer.name} in this program")
+
+    def run(self, num_iterations: int = 1) -> int:
+        """Run the graph that many times in one launch, on all ranks; returns the iterations done.
+
+        HangError: a wait passed its deadline; RankLostError: a rank died; Interrupted: Ctrl-C here or elsewhere.
+        """
+        spec = LaunchSpec(num_iterations=num_iterations, deadline_s=self.deadline_s)
+        running = self.launch(spec)
+        for _ in running:
+            pass
+        return running.iterations
+
+    def launch(self, spec: LaunchSpec) -> RunningLaunch:
+        """Start a launch on all ranks; iterate over it for the tokens it generates."""
+        self.bootstrap.barrier()  # nobody is still leaving the last launch
+        self.backend.reset()
+        self.bootstrap.barrier()  # nobody signals into what is about to be zeroed
+        return RunningLaunch(self, spec)
+
+    def close(self) -> None:
+        self.backend.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class RunningLaunch:
+    """Iterates over batches of new tokens until the launch is over; leaving early ends it on all ranks."""
+
+    def __init__(self, session: Session, spec: LaunchSpec) -> None:
+        self._session = session
+        self._launch: Launch = session.backend.start(spec)
+        self.iterations = 0
+
+    def __iter__(self) -> Iterator[list[TokenEvent]]:
+        launch, backend = self._launch, self._session.backend
+        seen, over = 0, False
+        next_look = time.monotonic()
+        try:
+            while not over:
+                over = launch.wait(seen, POLL_S)
+                count = launch.block.token_count.value
+                if count > seen:
+                    yield list(launch.block.tokens[seen:count])
+                    seen = count
+                if time.monotonic() >= next_look:
+                    if backend.lost_ranks():
+                        backend.abort(Abort.RANK_LOST)
+                    next_look = time.monotonic() + 4 * POLL_S
+        except (KeyboardInterrupt, GeneratorExit):
+            backend.abort(Abort.INTERRUPTED)
+            launch.join()
+            raise
+        reason = launch.join()
+        self.iterations = launch.iterations_done
+        self._settle(reason)
+
+    def _settle(self, reason: Abort) -> None:
+        """All ranks agree on how the launch ended; raises what it ended with."""
+        session = self._session
+        if reason is Abort.INTERRUPTED:
+            raise Interrupted("the run was stopped")
+        if reason is Abort.RANK_LOST:
+            raise RankLostError(_name_lost(session.backend))
+        stuck = tuple(self._launch.block.stuck_waits(session.rank_program)) if reason is Abort.HANG else ()
+        mine = pickle.dumps(Outcome(reason, stuck, self.iterations))
+        outcomes: list[Outcome] = [pickle.loads(payload) for payload in session.bootstrap.allgather(mine)]
+        if any(outcome.reason is Abort.INTERRUPTED for outcome in outcomes):
+            raise Interrupted("the run was stopped")
+        if any(outcome.reason is Abort.HANG for outcome in outcomes):
+            raise HangError(first_stuck(outcomes), session.deadline_s)
+
+
+def first_stuck(outcomes: list[Outcome]) -> WaitRecord:
+    """The stuck wait that comes first in program order over all ranks: the others wait for what it holds up."""
+    waits = [(wait, rank) for rank, outcome in enumerate(outcomes) for wait in outcome.stuck]
+    if not waits:
+        return WaitRecord(-1, -1, "none", "start of an iteration", 1, 0)
+    wait, rank = min(waits, key=lambda pair: pair[0].order)
+    return WaitRecord(rank, wait.worker, wait.task, wait.event, wait.want, wait.got)
+
+
+def _name_lost(backend: Backend) -> str:
+    until = time.monotonic() + 2
+    while not (lost := backend.lost_ranks()) and time.monotonic() < until:
+        time.sleep(POLL_S)
+    names = ", ".join(map(str, lost)) if lost else "(unknown)"
+    return f"rank {names} was lost during the run; its process is gone"

@@ -1,0 +1,78 @@
+"""The buffers of a decode program: what lives between tasks, between iterations and between ranks."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+
+from distmk.abi import MAX_ROWS, Batch, BatcherState, Space
+from distmk.config import ModelConfig
+from distmk.graph import Graph
+from distmk.regions import Buffer
+from distmk.shard import Shard
+from distmk.tasks import AttentionShape
+from distmk.tasks.batching import CANDIDATES_BYTES
+
+
+@dataclass
+class DecodeBuffers:
+    """Activations are float32 [MAX_ROWS, columns]; sizes are the largest any rank needs."""
+
+    batch: Buffer  # the row table, put by rank 0
+    page_table: Buffer
+    state: Buffer  # rank 0's batcher
+    x: Buffer  # residual stream
+    qkv: Buffer
+    part: Buffer  # attention splits
+    attn: Buffer
+    hidden: Buffer  # inside the MLP
+    attn_slots: Buffer  # blocks that ranks push for the all-reduce behind attention
+    mlp_slots: Buffer  # and behind the MLP: two, so that one is read while the other is filled
+    candidates: Buffer
+    sampled: Buffer
+    logits: Buffer | None
+    caches: list[tuple[Buffer, Buffer]]
+    _used: int = field(default=0)
+
+    def next_cache(self) -> tuple[Buffer, Buffer]:
+        """K and V cache of the next layer."""
+        self._used += 1
+        return self.caches[self._used - 1]
+
+
+def make_buffers(
+    graph: Graph, config: ModelConfig, shards: list[Shard], shapes: list[AttentionShape], keep_logits: bool
+) -> DecodeBuffers:
+    """Declare the buffers of `graph`."""
+
+    def rows(name: str, cols: int) -> Buffer:
+        return graph.buffer(name, cols, rows=MAX_ROWS, space=Space.LOCAL)
+
+    largest_part = max(shape.num_q * shape.part_cols for shape in shapes)
+    cache_cols = max(shape.cache_cols for shape in shapes)
+    state_bytes = ctypes.sizeof(BatcherState) + 4 * shapes[0].num_pages
+    vocab = max(shard.vocab[1] - shard.vocab[0] for shard in shards)
+    slots = graph.num_ranks * MAX_ROWS * config.hidden_size if graph.num_ranks > 1 else 1
+    local = Space.LOCAL
+    return DecodeBuffers(
+        batch=graph.buffer("batch", ctypes.sizeof(Batch), dtype="u8"),
+        page_table=graph.buffer("page_table", MAX_ROWS * shapes[0].max_pages, dtype="i32"),
+        state=graph.buffer("batcher", state_bytes, dtype="u8", space=local),
+        x=rows("x", config.hidden_size),
+        qkv=rows("qkv", max(shape.qkv_cols for shape in shapes)),
+        part=graph.buffer("attention_parts", largest_part, space=local),
+        attn=rows("attention_out", max(shard.num_q for shard in shards) * config.head_dim),
+        hidden=rows("mlp_hidden", max(shard.mlp[1] - shard.mlp[0] for shard in shards)),
+        attn_slots=graph.buffer("attention_slots", slots),
+        mlp_slots=graph.buffer("mlp_slots", slots),
+        candidates=graph.buffer("candidates", graph.num_workers * CANDIDATES_BYTES, dtype="u8", space=local),
+        sampled=graph.buffer("sampled", graph.num_ranks * CANDIDATES_BYTES, dtype="u8"),
+        logits=rows("logits", vocab) if keep_logits else None,
+        caches=[
+            (
+                graph.buffer(f"k_cache{layer}", cache_cols, dtype="bf16", space=local),
+                graph.buffer(f"v_cache{layer}", cache_cols, dtype="bf16", space=local),
+            )
+            for layer in range(config.num_layers)
+        ],
+    )

@@ -1,0 +1,25 @@
+"""Task types. A new one is a dataclass here and a body of the same name in csrc; nothing else changes."""
+
+from distmk.tasks.attention import Attention, AttentionShape, Merge
+from distmk.tasks.base import TASK_TYPES, Access, Layout, Task
+from distmk.tasks.basic import Affine, Nop, Put, Sum
+from distmk.tasks.batching import Prepare, Sample
+from distmk.tasks.linear import Embed, Linear
+
+__all__ = [
+    "TASK_TYPES",
+    "Access",
+    "Affine",
+    "Attention",
+    "AttentionShape",
+    "Embed",
+    "Layout",
+    "Linear",
+    "Merge",
+    "Nop",
+    "Prepare",
+    "Put",
+    "Sample",
+    "Sum",
+    "Task",
+]

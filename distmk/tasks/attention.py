@@ -1,0 +1,225 @@
+"""Attention over the paged KV cache: split by length, launched just in time, then merged."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from ctypes import c_float, c_uint32, c_uint64
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from distmk.abi import MAX_ROWS
+from distmk.regions import Region, Slab
+from distmk.tasks.base import Access, Layout, Task, access, batch_access, task_type
+
+PART_HEADER = 2  # floats before a partial's accumulator: running maximum and sum
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """What attention needs to know of one rank's heads and cache.
+
+    Query head h of this rank is head `q_begin + h` of the model and uses KV head `(q_begin + h) // group` of the model,
+    which is KV head `(q_begin + h) // group - kv_begin` here.
+    """
+
+    num_q: int
+    num_kv: int
+    head_dim: int
+    group: int
+    q_begin: int
+    kv_begin: int
+    page_size: int
+    max_pages: int  # pages of one sequence
+    num_pages: int
+    max_splits: int
+    min_split: int  # positions a split should have at least
+    num_workers: int
+
+    @property
+    def part_stride(self) -> int:
+        """Floats of one partial result: maximum, sum, accumulator."""
+        return PART_HEADER + self.head_dim
+
+    @property
+    def part_cols(self) -> int:
+        """Floats of all partials of one query head."""
+        return MAX_ROWS * self.max_splits * self.part_stride
+
+    @property
+    def cache_cols(self) -> int:
+        """bf16 elements of one layer's K (or V) cache."""
+        return self.num_pages * self.num_kv * self.page_size * self.head_dim
+
+    @property
+    def qkv_cols(self) -> int:
+        return (self.num_q + 2 * self.num_kv) * self.head_dim
+
+
+class AttentionArgs(ctypes.Structure):
+    _fields_ = [
+        ("qkv", c_uint64),  # f32 [rows, (num_q + 2 num_kv) * head_dim], before norm and RoPE
+        ("q_norm", c_uint64),  # f32 [head_dim]; 0: none
+        ("k_norm", c_uint64),
+        ("rope", c_uint64),  # f32 [positions, head_dim]
+        ("k_cache", c_uint64),  # bf16 [page, kv head, position in page, head_dim]
+        ("v_cache", c_uint64),
+        ("page_table", c_uint64),  # i32 [slot, max_pages]
+        ("part", c_uint64),  # f32 [q head, row, split, 2 + head_dim]
+        ("batch", c_uint64),
+        ("num_q", c_uint32),
+        ("num_kv", c_uint32),
+        ("head_dim", c_uint32),
+        ("group", c_uint32),
+        ("q_begin", c_uint32),
+        ("kv_begin", c_uint32),
+        ("page_size", c_uint32),
+        ("max_pages", c_uint32),
+        ("num_pages", c_uint32),
+        ("max_splits", c_uint32),
+        ("min_split", c_uint32),
+        ("num_workers", c_uint32),
+        ("eps", c_float),
+        ("num_positions", c_uint32),  # rows of the rope table
+        ("qkv_stride", c_uint32),  # elements from one row of qkv to the next
+        ("pad", c_uint32),
+    ]
+
+
+@task_type(6, "attention")
+@dataclass(frozen=True, eq=False)
+class Attention(Task):
+    """One instance: the query heads of one KV head, one run of rows, one split of the positions.
+
+    The split that owns a new position normalises, rotates and appends its K and V, so every position has one writer.
+    Split-KV attention with a later merge: Dao et al., "Flash-Decoding" (2023); RoPE: Su et al., arXiv:2104.09864.
+    """
+
+    shape: AttentionShape = None  # type: ignore[assignment]
+    qkv: Region = None  # type: ignore[assignment]
+    k_cache: Region = None  # type: ignore[assignment]
+    v_cache: Region = None  # type: ignore[assignment]
+    page_table: Region = None  # type: ignore[assignment]
+    part: Region = None  # type: ignore[assignment]
+    batch: Region = None  # type: ignore[assignment]
+    rope: Slab = None  # type: ignore[assignment]
+    q_norm: Slab | None = None
+    k_norm: Slab | None = None
+    eps: float = 0.0
+
+    Args: ClassVar[type[ctypes.Structure]] = AttentionArgs
+
+    def reads(self) -> Iterable[Region]:
+        return (self.qkv, self.k_cache, self.v_cache, self.page_table, self.batch)
+
+    def writes(self) -> Iterable[Region]:
+        return (self.k_cache, self.v_cache, self.part)
+
+    def max_instances(self) -> int:
+        return self.shape.num_kv * MAX_ROWS * self.shape.max_splits
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        s = self.shape
+        return AttentionArgs(
+            qkv=layout.operand(self.qkv),
+            q_norm=layout.operand(self.q_norm),
+            k_norm=layout.operand(self.k_norm),
+            rope=layout.operand(self.rope),
+            k_cache=layout.operand(self.k_cache),
+            v_cache=layout.operand(self.v_cache),
+            page_table=layout.operand(self.page_table),
+            part=layout.operand(self.part),
+            batch=layout.operand(self.batch),
+            num_q=s.num_q,
+            num_kv=s.num_kv,
+            head_dim=s.head_dim,
+            group=s.group,
+            q_begin=s.q_begin,
+            kv_begin=s.kv_begin,
+            page_size=s.page_size,
+            max_pages=s.max_pages,
+            num_pages=s.num_pages,
+            max_splits=s.max_splits,
+            min_split=s.min_split,
+            num_workers=s.num_workers,
+            eps=self.eps,
+            num_positions=self.rope.rows,
+            qkv_stride=self.qkv.buffer.cols,
+        )
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        qkv_bytes = 4 * (args.num_q + 2 * args.num_kv) * args.head_dim
+        cache_bytes = 2 * args.num_pages * args.num_kv * args.page_size * args.head_dim
+        part_bytes = 4 * args.num_q * MAX_ROWS * args.max_splits * (PART_HEADER + args.head_dim)
+        found = [
+            access(False, rank, args.qkv, qkv_bytes, MAX_ROWS, 4 * args.qkv_stride),
+            access(False, rank, args.rope, 4 * args.num_positions * args.head_dim),
+            access(False, rank, args.page_table, 4 * MAX_ROWS * args.max_pages),
+            batch_access(rank, args.batch),
+            access(True, rank, args.part, part_bytes),
+        ]
+        for cache in (args.k_cache, args.v_cache):
+            found += [access(False, rank, cache, cache_bytes), access(True, rank, cache, cache_bytes)]
+        found += [access(False, rank, norm, 4 * args.head_dim) for norm in (args.q_norm, args.k_norm) if norm]
+        return found
+
+
+class MergeArgs(ctypes.Structure):
+    _fields_ = [
+        ("part", c_uint64),  # of the first head of this task
+        ("out", c_uint64),  # f32 [rows, heads of this rank * head_dim], at the first head of this task
+        ("batch", c_uint64),
+        ("num_heads", c_uint32),
+        ("head_dim", c_uint32),
+        ("out_stride", c_uint32),
+        ("max_splits", c_uint32),
+        ("min_split", c_uint32),
+        ("num_workers", c_uint32),
+        ("num_kv", c_uint32),
+        ("pad", c_uint32),
+    ]
+
+
+@task_type(7, "merge")
+@dataclass(frozen=True, eq=False)
+class Merge(Task):
+    """Combine the splits of some query heads, in split order, into the attention output."""
+
+    shape: AttentionShape = None  # type: ignore[assignment]
+    part: Region = None  # type: ignore[assignment]
+    out: Region = None  # type: ignore[assignment]
+    batch: Region = None  # type: ignore[assignment]
+
+    Args: ClassVar[type[ctypes.Structure]] = MergeArgs
+
+    def reads(self) -> Iterable[Region]:
+        return (self.part, self.batch)
+
+    def writes(self) -> Iterable[Region]:
+        return (self.out,)
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        s = self.shape
+        return MergeArgs(
+            part=layout.operand(self.part),
+            out=layout.operand(self.out),
+            batch=layout.operand(self.batch),
+            num_heads=self.out.cols // s.head_dim,
+            head_dim=s.head_dim,
+            out_stride=self.out.buffer.cols,
+            max_splits=s.max_splits,
+            min_split=s.min_split,
+            num_workers=s.num_workers,
+            num_kv=s.num_kv,
+        )
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        part_bytes = 4 * args.num_heads * MAX_ROWS * args.max_splits * (PART_HEADER + args.head_dim)
+        out_bytes = 4 * args.num_heads * args.head_dim
+        return [
+            access(False, rank, args.part, part_bytes),
+            access(True, rank, args.out, out_bytes, MAX_ROWS, 4 * args.out_stride),
+            batch_access(rank, args.batch),
+        ]

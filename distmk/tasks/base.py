@@ -1,0 +1,103 @@
+"""What every task type is made of, and the table of types.
+
+A task type is one frozen dataclass: its operands as regions and slabs, what it reads and writes, how it is encoded, and
+which bytes an encoded one touches (`accesses`, which `check` trusts instead of the regions it was made from). The body
+of the same name lives in csrc. Registering the class here is all that Python needs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+
+from distmk.abi import MAX_ROWS, TASK_ARGS_BYTES, Batch, LaunchKind, split_operand
+from distmk.regions import Region, Slab, Weight
+
+
+class Layout(Protocol):
+    """Where buffers and weights were placed."""
+
+    def operand(self, ref: Region | Slab | Weight | None) -> int:
+        """The operand of the first byte of a region, slab or weight (0 for None)."""
+        ...
+
+
+class Access(NamedTuple):
+    """Bytes an encoded task touches: `num_rows` runs of `row_bytes`, `stride` bytes apart."""
+
+    write: bool
+    rank: int
+    space: int
+    offset: int
+    row_bytes: int
+    num_rows: int = 1
+    stride: int = 0
+
+
+def access(write: bool, rank: int, operand: int, row_bytes: int, num_rows: int = 1, stride: int = 0) -> Access:
+    space, offset = split_operand(operand)
+    return Access(write, rank, int(space), offset, row_bytes, num_rows, stride or row_bytes)
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Work for one worker of `rank`. `worker` None lets `place` choose; `op` names the operator it is part of."""
+
+    rank: int
+    op: str
+    worker: int | None = None
+    launch: LaunchKind = LaunchKind.AHEAD
+
+    type_id: ClassVar[int]
+    type_name: ClassVar[str]
+    Args: ClassVar[type[ctypes.Structure]]
+
+    def reads(self) -> Iterable[Region]:
+        return ()
+
+    def writes(self) -> Iterable[Region]:
+        return ()
+
+    def weight_bytes(self) -> int:
+        """Bytes of weights streamed a step: what the floor of a decode step is made of."""
+        return 0
+
+    def max_instances(self) -> int:
+        """The most instances a massive launch of this task can have."""
+        return 1
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        raise NotImplementedError
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        raise NotImplementedError
+
+
+TASK_TYPES: dict[int, type[Task]] = {}
+T = TypeVar("T", bound=type[Task])
+
+
+def task_type(type_id: int, name: str) -> Any:
+    """Class decorator: register a task type under `type_id`; csrc names its body `body_<name>`."""
+
+    def register(cls: T) -> T:
+        if type_id in TASK_TYPES or ctypes.sizeof(cls.Args) > TASK_ARGS_BYTES:
+            raise TypeError(f"task type {name}: id {type_id} is taken or its arguments exceed {TASK_ARGS_BYTES} bytes")
+        cls.type_id, cls.type_name = type_id, name
+        TASK_TYPES[type_id] = cls
+        return cls
+
+    return register
+
+
+def rows_of(batch_operand: int) -> int:
+    """Token rows a task touches: all an iteration can carry where it follows the batch, else the buffer's one row."""
+    return MAX_ROWS if batch_operand else 1
+
+
+def batch_access(rank: int, batch: int, write: bool = False) -> Access:
+    """The whole row table."""
+    return access(write, rank, batch, ctypes.sizeof(Batch))

@@ -1,0 +1,179 @@
+"""Small tasks to build one's own graphs from: do nothing, move bytes here or to a peer, scale, add up blocks."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from ctypes import c_float, c_uint32, c_uint64
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from distmk.errors import UsageError
+from distmk.regions import ITEM_BYTES, Region
+from distmk.tasks.base import Access, Layout, Task, access, batch_access, rows_of, task_type
+
+
+class NopArgs(ctypes.Structure):
+    _fields_ = [("reserved", c_uint64)]
+
+
+@task_type(0, "nop")
+@dataclass(frozen=True, eq=False)
+class Nop(Task):
+    """Runs nothing; orders what it claims to read and write."""
+
+    inputs: tuple[Region, ...] = ()
+    outputs: tuple[Region, ...] = ()
+
+    Args: ClassVar[type[ctypes.Structure]] = NopArgs
+
+    def reads(self) -> Iterable[Region]:
+        return self.inputs
+
+    def writes(self) -> Iterable[Region]:
+        return self.outputs
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        return NopArgs(0)
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        return []
+
+
+def _same_cols(src: Region, dst: Region) -> None:
+    if src.cols != dst.cols or src.buffer.dtype != dst.buffer.dtype or src.buffer.rows != 1 or dst.buffer.rows != 1:
+        raise UsageError(f"{src} and {dst} must be of one row, the same dtype and the same number of columns")
+
+
+class PutArgs(ctypes.Structure):
+    _fields_ = [("src", c_uint64), ("dst", c_uint64), ("num_bytes", c_uint64), ("dst_rank", c_uint32), ("pad", c_uint32)]
+
+
+@task_type(1, "put")
+@dataclass(frozen=True, eq=False)
+class Put(Task):
+    """Copy `src` (here) to `dst` (any rank). To a peer it is one putmem_signal: data, then the triggers of that rank."""
+
+    src: Region = None  # type: ignore[assignment]
+    dst: Region = None  # type: ignore[assignment]
+
+    Args: ClassVar[type[ctypes.Structure]] = PutArgs
+
+    def __post_init__(self) -> None:
+        _same_cols(self.src, self.dst)
+
+    def reads(self) -> Iterable[Region]:
+        return (self.src,)
+
+    def writes(self) -> Iterable[Region]:
+        return (self.dst,)
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        num_bytes = self.src.cols * ITEM_BYTES[self.src.buffer.dtype]
+        return PutArgs(layout.operand(self.src), layout.operand(self.dst), num_bytes, self.dst.rank, 0)
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        return [
+            access(False, rank, args.src, args.num_bytes),
+            access(True, args.dst_rank, args.dst, args.num_bytes),
+        ]
+
+
+class AffineArgs(ctypes.Structure):
+    _fields_ = [("src", c_uint64), ("dst", c_uint64), ("num", c_uint32), ("scale", c_float), ("shift", c_float)]
+
+
+@task_type(2, "affine")
+@dataclass(frozen=True, eq=False)
+class Affine(Task):
+    """dst = src * scale + shift, float32, element by element."""
+
+    src: Region = None  # type: ignore[assignment]
+    dst: Region = None  # type: ignore[assignment]
+    scale: float = 1.0
+    shift: float = 0.0
+
+    Args: ClassVar[type[ctypes.Structure]] = AffineArgs
+
+    def __post_init__(self) -> None:
+        _same_cols(self.src, self.dst)
+
+    def reads(self) -> Iterable[Region]:
+        return (self.src,)
+
+    def writes(self) -> Iterable[Region]:
+        return (self.dst,)
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        return AffineArgs(layout.operand(self.src), layout.operand(self.dst), self.src.cols, self.scale, self.shift)
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        return [access(False, rank, args.src, 4 * args.num), access(True, rank, args.dst, 4 * args.num)]
+
+
+class SumArgs(ctypes.Structure):
+    _fields_ = [
+        ("blocks", c_uint64),
+        ("dst", c_uint64),
+        ("batch", c_uint64),
+        ("block_stride", c_uint64),  # bytes from one block to the next
+        ("num_blocks", c_uint32),
+        ("num", c_uint32),  # columns of a block
+        ("dst_stride", c_uint32),  # elements from one row of dst to the next
+        ("add", c_uint32),  # 1: add to dst
+    ]
+
+
+@task_type(3, "sum")
+@dataclass(frozen=True, eq=False)
+class Sum(Task):
+    """dst (+)= blocks[0] + blocks[1] + ... in that order, float32: the reducing half of an all-reduce.
+
+    A block is [rows, cols of dst] without gaps, as PUSH leaves it; blocks lie at equal distances in one buffer.
+    """
+
+    blocks: tuple[Region, ...] = ()
+    dst: Region = None  # type: ignore[assignment]
+    batch: Region | None = None
+    add: bool = False
+
+    Args: ClassVar[type[ctypes.Structure]] = SumArgs
+
+    def reads(self) -> Iterable[Region]:
+        yield from self.blocks
+        if self.add:
+            yield self.dst
+        if self.batch:
+            yield self.batch
+
+    def writes(self) -> Iterable[Region]:
+        return (self.dst,)
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        first = layout.operand(self.blocks[0])
+        stride = layout.operand(self.blocks[1]) - first if len(self.blocks) > 1 else 0
+        return SumArgs(
+            blocks=first,
+            dst=layout.operand(self.dst),
+            batch=layout.operand(self.batch),
+            block_stride=stride,
+            num_blocks=len(self.blocks),
+            num=self.dst.cols,
+            dst_stride=self.dst.buffer.cols,
+            add=int(self.add),
+        )
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        rows = rows_of(args.batch)
+        found = [
+            access(False, rank, args.blocks + b * args.block_stride, 4 * args.num * rows)
+            for b in range(args.num_blocks)
+        ]
+        found.append(access(True, rank, args.dst, 4 * args.num, rows, 4 * args.dst_stride))
+        if args.batch:
+            found.append(batch_access(rank, args.batch))
+        return found

@@ -1,0 +1,74 @@
+"""Model weights, from Hugging Face folders, GGUF files, or made up; see `open_checkpoint`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from distmk.config import PRESETS, ModelConfig
+from distmk.errors import ModelError, UsageError
+from distmk.weights.checkpoint import Checkpoint, expected_tensors
+
+__all__ = ["Checkpoint", "expected_tensors", "open_checkpoint"]
+
+
+def open_checkpoint(path: str | Path, load_format: Literal["auto", "dummy"] = "auto", seed: int = 0) -> Checkpoint:
+    """Open a model: a Hugging Face folder, a .gguf file, or a folder with one .gguf in it.
+
+    With `load_format` "dummy" the weights are random, made from `seed`, and only a config is needed: any of the above,
+    a config.json file, or the name of a preset. Every tensor that the config calls for is checked to be there with
+    the right shape; weights are not read yet. Raises ModelError when `path` cannot be used and UsageError for another
+    `load_format`.
+    """
+    if load_format not in ("auto", "dummy"):
+        raise UsageError(f"load format {load_format!r} is not known; expected 'auto' or 'dummy'")
+    where = Path(path)
+    if not where.exists():
+        preset = PRESETS.get(str(path).lower())
+        if preset is None:
+            raise ModelError(
+                f"{path}: no such file or folder; expected a Hugging Face folder, a .gguf file, "
+                f"or with dummy weights one of {', '.join(PRESETS)}"
+            )
+        if load_format == "auto":
+            raise ModelError(f"{path}: a preset has no weights; use the load format dummy, or give a path to a model")
+        return _dummy(preset, None, seed)
+    source = _find(where, load_format)
+    if source.suffix.lower() == ".gguf":
+        from distmk.weights.gguf_source import open_gguf, read_gguf_config
+
+        return open_gguf(source) if load_format == "auto" else _dummy(read_gguf_config(source), source, seed)
+    from distmk.weights.safetensors_source import open_safetensors, read_hf_config
+
+    if load_format == "auto":
+        return open_safetensors(source.parent)
+    return _dummy(read_hf_config(source), where, seed)
+
+
+def _dummy(config: ModelConfig, path: Path | None, seed: int) -> Checkpoint:
+    from distmk.weights.dummy import DummyCheckpoint
+
+    return DummyCheckpoint(config, path, seed)
+
+
+def _find(path: Path, load_format: str) -> Path:
+    """The .gguf or config.json file that `path` comes down to; ModelError when there is none, or more than one."""
+    if path.is_file():
+        if path.suffix.lower() == ".gguf" or (load_format == "dummy" and path.suffix == ".json"):
+            return path
+        raise ModelError(
+            f"{path}: not a model; expected a Hugging Face folder or a .gguf file"
+            + (" or a config.json" if load_format == "dummy" else "")
+        )
+    from distmk.weights.safetensors_source import has_safetensors
+
+    config = path / "config.json"
+    ggufs = sorted(p for p in path.glob("*.gguf") if p.is_file())
+    # GGUF repositories often carry a config.json as well; weights decide.
+    if config.exists() and (has_safetensors(path) or not ggufs):
+        return config
+    if len(ggufs) == 1:
+        return ggufs[0]
+    if ggufs:
+        raise ModelError(f"{path}: holds {len(ggufs)} .gguf files; give the path of one of them, such as {ggufs[0]}")
+    raise ModelError(f"{path}: has no config.json and no .gguf file; expected a Hugging Face folder or a GGUF model")

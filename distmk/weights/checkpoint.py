@@ -1,0 +1,120 @@
+"""What a checkpoint offers the runtime, whatever it is stored as."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from distmk.config import ModelConfig
+from distmk.errors import ModelError
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+class Checkpoint(Protocol):
+    """Weights by their Hugging Face names, read a slice at a time.
+
+    `fingerprint` is a sha256 in hex that tells checkpoints apart; ranks compare it to see that they opened the same.
+    It samples the files, so it does not prove that every byte is equal.
+    """
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape."""
+
+    @property
+    def path(self) -> Path | None:
+        """The folder or file it was opened from; None for a preset."""
+
+    @property
+    def fingerprint(self) -> str:
+        """64 hex digits."""
+
+    def read(self, name: str, rows: slice | None = None, cols: slice | None = None) -> npt.NDArray[np.uint16]:
+        """A block of the 2-D tensor `name` as bfloat16 bits: uint16 [rows, cols], C-contiguous, owned by the caller.
+
+        Other stored types are rounded to nearest even. `lm_head.weight` of a model with tied embeddings reads the
+        embedding. Raises ModelError when the tensor is not in the checkpoint, is not 2-D, or its file is damaged, and
+        ValueError for a slice that has a step or leaves the tensor.
+        """
+
+    def read_vector(self, name: str) -> npt.NDArray[np.float32]:
+        """The 1-D tensor `name` as float32 [size], not rounded. Raises ModelError as `read` does."""
+
+    def has(self, name: str) -> bool:
+        """Whether `name` can be read."""
+
+    def close(self) -> None:
+        """Close the files; reading afterwards raises ModelError. May be called twice."""
+
+
+def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The names and shapes of every tensor that `config` calls for; matrices are [outputs, inputs]."""
+    hidden, mlp, head = config.hidden_size, config.intermediate_size, config.head_dim
+    q_rows, kv_rows = config.num_heads * head, config.num_kv_heads * head
+    matrices = {
+        "self_attn.q_proj": (q_rows, hidden, config.qkv_bias),
+        "self_attn.k_proj": (kv_rows, hidden, config.qkv_bias),
+        "self_attn.v_proj": (kv_rows, hidden, config.qkv_bias),
+        "self_attn.o_proj": (hidden, q_rows, config.o_bias),
+        "mlp.gate_proj": (mlp, hidden, config.mlp_bias),
+        "mlp.up_proj": (mlp, hidden, config.mlp_bias),
+        "mlp.down_proj": (hidden, mlp, config.mlp_bias),
+    }
+    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+    if config.qk_norm:
+        norms |= {"self_attn.q_norm": head, "self_attn.k_norm": head}
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden)}
+    for layer in range(config.num_layers):
+        prefix = f"model.layers.{layer}."
+        for name, (rows, cols, bias) in matrices.items():
+            shapes[f"{prefix}{name}.weight"] = (rows, cols)
+            if bias:
+                shapes[f"{prefix}{name}.bias"] = (rows,)
+        for name, size in norms.items():
+            shapes[f"{prefix}{name}.weight"] = (size,)
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.tie_embeddings:
+        shapes[HEAD] = (config.vocab_size, hidden)
+    return shapes
+
+
+def check_tensors(
+    stored: Mapping[str, tuple[int, ...]], config: ModelConfig, where: str, ignored: Iterable[str] = ()
+) -> None:
+    """Raise ModelError unless `stored` (names to shapes) is what `config` calls for.
+
+    A tensor beyond that is an error too, but for those in `ignored`: left out, it would change the result silently.
+    """
+    expected = expected_tensors(config)
+    for name, shape in expected.items():
+        if name not in stored:
+            raise ModelError(f"{where}: tensor {name} is missing; the config calls for it with shape {list(shape)}")
+        if stored[name] != shape:
+            raise ModelError(
+                f"{where}: tensor {name} has shape {list(stored[name])}; the config calls for {list(shape)}"
+            )
+    extra = sorted(set(stored) - set(expected) - set(ignored))
+    if extra:
+        raise ModelError(
+            f"{where}: tensor {extra[0]} (and {len(extra) - 1} more) is not part of a {config.family} model with this "
+            "config; the checkpoint is of a kind that is not supported"
+        )
+
+
+def bounds(part: slice | None, size: int, what: str) -> tuple[int, int]:
+    """The half-open range that `part` takes of `size`; ValueError for a step, or for a range that leaves the tensor."""
+    if part is None:
+        return 0, size
+    start = 0 if part.start is None else int(part.start)
+    stop = size if part.stop is None else int(part.stop)
+    if part.step not in (None, 1) or not 0 <= start <= stop <= size:
+        raise ValueError(
+            f"{what}: slice {start}:{stop} (step {part.step}) of {size}; expected 0 <= start <= stop <= size"
+        )
+    return start, stop

@@ -1,0 +1,208 @@
+"""Reading blocks of tensors out of files with bounded memory; what safetensors and GGUF have in common."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from distmk.config import ModelConfig
+from distmk.errors import ModelError
+from distmk.weights.bf16 import bf16_to_f32, f32_to_bf16
+from distmk.weights.checkpoint import EMBEDDING, HEAD, bounds
+
+CHUNK_ELEMENTS = 1 << 19
+"""Elements converted at a time: 2 MiB as float32, small beside a rank's share of any model."""
+
+SAMPLE_BYTES = 4096
+NUM_SAMPLES = 16
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How elements are stored: `block_elements` of a row take `block_bytes`.
+
+    `decode` takes uint8 [rows, n * block_bytes] (C-contiguous) to [rows, n * block_elements], as bfloat16 bits when
+    `is_bf16`, otherwise as float32.
+    """
+
+    name: str
+    block_elements: int
+    block_bytes: int
+    decode: Callable[[Bytes], npt.NDArray[np.generic]]
+    is_bf16: bool = False
+
+
+PLAIN_ENCODINGS: Mapping[str, Encoding] = {
+    "F32": Encoding("F32", 1, 4, lambda raw: raw.view("<f4")),
+    "F16": Encoding("F16", 1, 2, lambda raw: raw.view("<f2").astype(np.float32)),
+    "BF16": Encoding("BF16", 1, 2, lambda raw: raw.view("<u2"), is_bf16=True),
+}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor lies: `num_bytes` of file number `file` from byte `offset`, row after row.
+
+    `swizzled_head` is the head size of a tensor whose rows are permuted within each head (see `stored_rows`), else 0.
+    """
+
+    encoding: Encoding
+    shape: tuple[int, ...]
+    file: int
+    offset: int
+    num_bytes: int
+    swizzled_head: int = 0
+
+
+def stored_rows(rows: npt.NDArray[np.int64], head_dim: int) -> npt.NDArray[np.int64]:
+    """Where llama.cpp's converter stores the Hugging Face `rows` of a Q or K projection (int64, any shape).
+
+    `LlamaModel.permute` in llama.cpp's `convert_hf_to_gguf.py` puts the two halves of each head, which rotate as
+    pairs (i, i + head_dim / 2), side by side as pairs (2i, 2i + 1).
+    """
+    within = rows % head_dim
+    half = head_dim // 2
+    return rows - within + 2 * (within % half) + within // half
+
+
+class DataFile:
+    """An open file read by position. Plain reads, not a memory map: mapped pages would count as the rank's memory,
+    and a file that shrinks underneath would kill the process instead of raising an error."""
+
+    def __init__(self, path: Path) -> None:
+        """Open `path`; raises ModelError when it cannot be read."""
+        self.path = path
+        self._fd = -1
+        try:
+            self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            self.num_bytes = os.fstat(self._fd).st_size
+        except OSError as e:
+            raise ModelError(f"{path}: cannot be read: {e.strerror}") from None
+
+    def read(self, offset: int, num_bytes: int) -> Bytes:
+        """uint8 [num_bytes] from byte `offset`; ModelError when the file ends before, or is closed."""
+        if self._fd < 0:
+            raise ModelError(f"{self.path}: the checkpoint was closed; open it again to read from it")
+        out = np.empty(num_bytes, np.uint8)
+        view = memoryview(out)  # type: ignore[arg-type]  # numpy declares the buffer protocol for Python 3.12 only
+        done = 0
+        while done < num_bytes:
+            try:
+                got = os.preadv(self._fd, [view[done:]], offset + done)
+            except OSError as e:
+                raise ModelError(f"{self.path}: reading at byte {offset + done} failed: {e.strerror}") from None
+            if got == 0:
+                raise ModelError(
+                    f"{self.path}: cut short: ends at byte {offset + done}, "
+                    f"but bytes up to {offset + num_bytes} were expected; fetch the file again"
+                )
+            done += got
+        return out
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class FileCheckpoint:
+    """A `Checkpoint` over tensors stored in files; reads from several threads at once are safe."""
+
+    def __init__(
+        self, config: ModelConfig, path: Path, files: Sequence[DataFile], tensors: Mapping[str, StoredTensor]
+    ) -> None:
+        self.config = config
+        self.path: Path | None = path
+        self._files = files
+        self._tensors = dict(tensors)
+        self.fingerprint = _fingerprint(config, files, tensors)
+        if config.tie_embeddings:
+            self._tensors[HEAD] = self._tensors[EMBEDDING]
+
+    def has(self, name: str) -> bool:
+        return name in self._tensors
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+    def read(self, name: str, rows: slice | None = None, cols: slice | None = None) -> npt.NDArray[np.uint16]:
+        tensor = self._tensor(name, num_dims=2)
+        row_start, row_stop = bounds(rows, tensor.shape[0], f"{name} rows")
+        col_start, col_stop = bounds(cols, tensor.shape[1], f"{name} columns")
+        encoding = tensor.encoding
+        first_block = col_start // encoding.block_elements
+        last_block = -(-col_stop // encoding.block_elements)
+        in_blocks = slice(
+            col_start - first_block * encoding.block_elements, col_stop - first_block * encoding.block_elements
+        )
+        block_bytes = slice(first_block * encoding.block_bytes, last_block * encoding.block_bytes)
+        out = np.empty((row_stop - row_start, col_stop - col_start), np.uint16)
+        if out.size == 0:
+            return out
+        step = max(1, tensor.swizzled_head, CHUNK_ELEMENTS // tensor.shape[1])
+        for start in range(row_start, row_stop, step):
+            stop = min(start + step, row_stop)
+            values = encoding.decode(np.ascontiguousarray(self._raw_rows(tensor, start, stop)[:, block_bytes]))
+            values = values[:, in_blocks]
+            out[start - row_start : stop - row_start] = values if encoding.is_bf16 else f32_to_bf16(values)  # type: ignore[arg-type]
+        return out
+
+    def read_vector(self, name: str) -> npt.NDArray[np.float32]:
+        tensor = self._tensor(name, num_dims=1)
+        raw = self._files[tensor.file].read(tensor.offset, tensor.num_bytes)
+        values = tensor.encoding.decode(raw.reshape(1, -1))[0]
+        vector = bf16_to_f32(values.astype(np.uint16)) if tensor.encoding.is_bf16 else values.astype(np.float32)
+        if tensor.swizzled_head:
+            vector = vector[stored_rows(np.arange(vector.size), tensor.swizzled_head)]
+        return vector
+
+    def _tensor(self, name: str, num_dims: int) -> StoredTensor:
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise ModelError(f"{self.path}: no tensor {name}; it holds {len(self._tensors)} others")
+        if len(tensor.shape) != num_dims:
+            raise ModelError(f"{self.path}: tensor {name} has shape {list(tensor.shape)}; {num_dims}-D was expected")
+        return tensor
+
+    def _raw_rows(self, tensor: StoredTensor, start: int, stop: int) -> Bytes:
+        """The stored bytes of rows start to stop, in Hugging Face order: uint8 [stop - start, bytes of a row]."""
+        row_bytes = tensor.num_bytes // tensor.shape[0]
+        first, last = start, stop
+        if tensor.swizzled_head:
+            # The rows of a head stay within it, so whole heads hold all that is asked for.
+            first = start // tensor.swizzled_head * tensor.swizzled_head
+            last = -(-stop // tensor.swizzled_head) * tensor.swizzled_head
+        raw = self._files[tensor.file].read(tensor.offset + first * row_bytes, (last - first) * row_bytes)
+        raw = raw.reshape(last - first, row_bytes)
+        return raw[stored_rows(np.arange(start, stop), tensor.swizzled_head) - first] if tensor.swizzled_head else raw
+
+
+def _fingerprint(config: ModelConfig, files: Sequence[DataFile], tensors: Mapping[str, StoredTensor]) -> str:
+    """sha256 over the config, the tensor table, and sizes and evenly spaced blocks of the files."""
+    digest = hashlib.sha256(config_text(config).encode())
+    for name in sorted(tensors):
+        t = tensors[name]
+        digest.update(f"{name} {t.encoding.name} {t.shape} {t.file} {t.offset} {t.swizzled_head}\n".encode())
+    for file in files:
+        digest.update(f"{file.num_bytes}\n".encode())
+        last = max(0, file.num_bytes - SAMPLE_BYTES)
+        for i in range(NUM_SAMPLES + 1):
+            digest.update(file.read(last * i // NUM_SAMPLES, min(SAMPLE_BYTES, file.num_bytes)).tobytes())
+    return digest.hexdigest()
+
+
+def config_text(config: ModelConfig) -> str:
+    """The config as text that is equal for equal configs."""
+    return "\n".join(f"{key} {value!r}" for key, value in asdict(config).items())

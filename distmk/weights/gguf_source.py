@@ -1,0 +1,208 @@
+"""GGUF files of the llama and qwen3 architectures: plain and 4- and 8-bit quantized weights."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from distmk.config import Fields, ModelConfig, build_config
+from distmk.errors import ModelError
+from distmk.weights.checkpoint import check_tensors
+from distmk.weights.files import PLAIN_ENCODINGS, Bytes, DataFile, Encoding, FileCheckpoint, StoredTensor
+from distmk.weights.gguf_header import ArrayRef, GgufHeader, GgufTensor, read_header
+
+ARCHITECTURES = ("llama", "qwen3")
+QUANTIZED = ("Q8_0", "Q4_0", "Q4_1")
+ROPE_FACTORS = "rope_freqs.weight"
+
+_OUTSIDE_LAYERS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_IN_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+# Llama-like models that scale something by a factor of their own carry one of these.
+_UNSUPPORTED_KEYS = ("logit_scale", "residual_scale", "embedding_scale", "attention.scale", "attention.sliding_window")
+
+
+def open_gguf(path: Path) -> FileCheckpoint:
+    """Open the GGUF file at `path`; ModelError for anything missing, damaged, or not supported."""
+    header = read_header(path)
+    _refuse_split(header)
+    file = DataFile(path)
+    types = _type_table()
+    tensors: dict[str, StoredTensor] = {}
+    factors: tuple[float, ...] | None = None
+    arch = _architecture(header)
+    for entry in header.tensors:
+        stored = _locate(entry, types, file)
+        if entry.name == ROPE_FACTORS:
+            raw = file.read(stored.offset, stored.num_bytes).reshape(1, -1)
+            factors = tuple(float(x) for x in stored.encoding.decode(raw).reshape(-1))
+            continue
+        name = hf_name(entry.name)
+        if name in tensors:
+            raise ModelError(f"{path}: tensor {entry.name} is there twice; fetch the file again")
+        tensors[name] = stored
+    config = config_from_header(header, factors)
+    shapes = {name: t.shape for name, t in tensors.items()}
+    check_tensors(shapes, config, str(path))
+    if arch == "llama":
+        for name, t in tensors.items():
+            if ".q_proj." in name or ".k_proj." in name:
+                tensors[name] = StoredTensor(t.encoding, t.shape, t.file, t.offset, t.num_bytes, config.head_dim)
+    return FileCheckpoint(config, path, [file], tensors)
+
+
+def hf_name(name: str) -> str:
+    """The Hugging Face name of a GGUF tensor; names that are not known are returned as they are."""
+    stem, _, kind = name.rpartition(".")
+    layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
+    if layer and layer[2] in _IN_LAYER:
+        return f"model.layers.{layer[1]}.{_IN_LAYER[layer[2]]}.{kind}"
+    return f"{_OUTSIDE_LAYERS[stem]}.{kind}" if stem in _OUTSIDE_LAYERS else name
+
+
+def read_gguf_config(path: Path) -> ModelConfig:
+    """The config alone, for a run that needs no weights. Raises ModelError as `open_gguf` does."""
+    checkpoint = open_gguf(path)
+    checkpoint.close()
+    return checkpoint.config
+
+
+def config_from_header(header: GgufHeader, rope_freq_factors: tuple[float, ...] | None) -> ModelConfig:
+    """The config that a GGUF file's metadata and tensor table spell out; ModelError when it is not supported.
+
+    The metadata says nothing of biases and tied embeddings: they follow from the tensors that are there.
+    """
+    arch = _architecture(header)
+    where = str(header.path)
+    f = Fields({k: v for k, v in header.metadata.items() if not isinstance(v, ArrayRef)}, where)
+    _refuse_unsupported(header, f, arch)
+    shapes = {t.name: t.shape for t in header.tensors}
+    hidden, num_heads = f.integer(f"{arch}.embedding_length"), f.integer(f"{arch}.attention.head_count")
+    if num_heads < 1:
+        raise ModelError(f"{where}: {arch}.attention.head_count is {num_heads}; it must be at least 1")
+    head_dim = f.integer(f"{arch}.attention.key_length", hidden // num_heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if f.integer(f"{arch}.{key}", head_dim) != head_dim:
+            raise ModelError(
+                f"{where}: {arch}.{key} is {f.integer(f'{arch}.{key}')}; only the head size, {head_dim}, is supported"
+            )
+    embedding = shapes.get("token_embd.weight")
+    bos = f.integer("tokenizer.ggml.bos_token_id", -1)
+    eos = (f.integer(f"tokenizer.ggml.{name}_token_id", -1) for name in ("eos", "eot"))
+    values: dict[str, Any] = {
+        "family": arch,
+        "hidden_size": hidden,
+        "intermediate_size": f.integer(f"{arch}.feed_forward_length"),
+        "num_layers": f.integer(f"{arch}.block_count"),
+        "num_heads": num_heads,
+        "num_kv_heads": f.integer(f"{arch}.attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "vocab_size": embedding[0] if embedding else f.integer(f"{arch}.vocab_size"),
+        "max_position": f.integer(f"{arch}.context_length"),
+        # Stored as float32; its shortest decimal form is what the model's authors wrote.
+        "rms_norm_eps": float(str(np.float32(f.number(f"{arch}.attention.layer_norm_rms_epsilon")))),
+        "rope_theta": float(str(np.float32(f.number(f"{arch}.rope.freq_base", 10000.0)))),
+        "rope_scaling": None,
+        "tie_embeddings": "output.weight" not in shapes,
+        "qkv_bias": "blk.0.attn_q.bias" in shapes,
+        "o_bias": "blk.0.attn_output.bias" in shapes,
+        "mlp_bias": "blk.0.ffn_gate.bias" in shapes,
+        "qk_norm": arch == "qwen3",
+        "bos_token_id": bos if bos >= 0 else None,
+        "eos_token_ids": tuple(dict.fromkeys(token_id for token_id in eos if token_id >= 0)),
+        "rope_freq_factors": rope_freq_factors,
+    }
+    return build_config(values, where)
+
+
+def _architecture(header: GgufHeader) -> str:
+    arch = header.metadata.get("general.architecture")
+    if arch not in ARCHITECTURES:
+        raise ModelError(
+            f"{header.path}: GGUF architecture {arch!s} is not supported; supported are {', '.join(ARCHITECTURES)}"
+        )
+    return str(arch)
+
+
+def _refuse_split(header: GgufHeader) -> None:
+    count = header.metadata.get("split.count", 1)
+    if count not in (0, 1):
+        raise ModelError(
+            f"{header.path}: one of {count} parts of a split GGUF; merge them with llama-gguf-split --merge"
+        )
+
+
+def _refuse_unsupported(header: GgufHeader, f: Fields, arch: str) -> None:
+    """Raise ModelError for features that would change the result if they were ignored."""
+    if f.integer(f"{arch}.expert_count", 0):
+        raise ModelError(f"{f.where}: a mixture of experts, which is not supported; use a dense model")
+    for key in _UNSUPPORTED_KEYS:
+        if f.number(f"{arch}.{key}", 0.0):
+            raise ModelError(f"{f.where}: {arch}.{key} is set, which is not supported")
+    # llama.cpp takes a factor without a type to mean linear scaling.
+    scaled = f.number(f"{arch}.rope.scaling.factor", 0.0) or f.number(f"{arch}.rope.scale_linear", 0.0)
+    scaling = header.metadata.get(f"{arch}.rope.scaling.type", "linear" if scaled not in (0.0, 1.0) else "none")
+    if scaling != "none":
+        raise ModelError(
+            f"{f.where}: RoPE scaling {scaling!r} is not supported; supported are none and Llama 3.1's {ROPE_FACTORS}"
+        )
+    for key, value in header.metadata.items():
+        if isinstance(value, ArrayRef) and key.startswith((f"{arch}.attention.head_count", f"{arch}.feed_forward")):
+            raise ModelError(f"{f.where}: {key} differs from layer to layer, which is not supported")
+
+
+def _type_table() -> Mapping[int, Encoding | str]:
+    """For each GGUF type number its encoding, or its name when it is not supported."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    def encoding(kind: GGMLQuantizationType) -> Encoding:
+        def decode(raw: Bytes) -> npt.NDArray[np.float32]:
+            return np.asarray(dequantize(raw, kind), np.float32)
+
+        return Encoding(kind.name, *GGML_QUANT_SIZES[kind], decode)
+
+    table: dict[int, Encoding | str] = {}
+    for kind in GGMLQuantizationType:
+        if kind.name in QUANTIZED:
+            table[kind.value] = encoding(kind)
+        else:
+            table[kind.value] = PLAIN_ENCODINGS.get(kind.name, kind.name)
+    return table
+
+
+def _locate(t: GgufTensor, types: Mapping[int, Encoding | str], file: DataFile) -> StoredTensor:
+    """Where a tensor's bytes are, checked to lie within the file."""
+    encoding = types.get(t.type_id, f"number {t.type_id}")
+    if isinstance(encoding, str):
+        supported = ", ".join((*PLAIN_ENCODINGS, *QUANTIZED))
+        raise ModelError(f"{file.path}: tensor {t.name} has type {encoding}; supported are {supported}")
+    if not t.shape or t.shape[-1] % encoding.block_elements:
+        raise ModelError(
+            f"{file.path}: tensor {t.name} has rows of {t.shape[-1] if t.shape else 0}; "
+            f"{encoding.name} needs a multiple of {encoding.block_elements}"
+        )
+    num_bytes = math.prod(t.shape) // encoding.block_elements * encoding.block_bytes
+    if t.offset + num_bytes > file.num_bytes:
+        raise ModelError(
+            f"{file.path}: cut short: has {file.num_bytes} bytes, but tensor {t.name} goes to byte "
+            f"{t.offset + num_bytes}; fetch the file again"
+        )
+    return StoredTensor(encoding, t.shape, 0, t.offset, num_bytes)

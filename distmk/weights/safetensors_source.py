@@ -1,0 +1,132 @@
+"""Hugging Face folders: config.json and safetensors files, in one piece or sharded.
+
+The `safetensors` library checks each file; the data is then read straight from the offsets in its header, since the
+library's numpy side knows no bfloat16 and its torch side would bring torch into every rank.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from distmk.config import ModelConfig, token_ids
+from distmk.errors import ModelError
+from distmk.weights.checkpoint import HEAD, check_tensors
+from distmk.weights.files import PLAIN_ENCODINGS, DataFile, FileCheckpoint, StoredTensor
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; ModelError when it cannot be read or is anything else."""
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as e:
+        raise ModelError(f"{path}: cannot be read: {e.strerror}") from None
+    except (ValueError, RecursionError) as e:
+        raise ModelError(f"{path}: not valid JSON ({_one_line(e)}); fetch the file again") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: holds a JSON {type(value).__name__}; an object was expected")
+    return value
+
+
+def read_hf_config(path: Path) -> ModelConfig:
+    """The config in the `config.json` at `path`, with the eos ids of a `generation_config.json` beside it."""
+    config = ModelConfig.from_hf(read_json(path), str(path))
+    generation = path.with_name("generation_config.json")
+    if generation.exists():
+        more = token_ids(read_json(generation), "eos_token_id", str(generation))
+        config = replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *more))))
+    return config
+
+
+def has_safetensors(folder: Path) -> bool:
+    """Whether `folder` holds safetensors weights under the usual names."""
+    return (folder / SINGLE_FILE).exists() or (folder / INDEX_FILE).exists()
+
+
+def open_safetensors(folder: Path) -> FileCheckpoint:
+    """Open a Hugging Face folder; ModelError for anything missing, damaged, or not supported."""
+    config = read_hf_config(folder / "config.json")
+    shards, promised = _shards(folder)
+    files: list[DataFile] = []
+    tensors: dict[str, StoredTensor] = {}
+    for number, path in enumerate(shards):
+        file = DataFile(path)
+        files.append(file)
+        for name, tensor in _read_table(file, number).items():
+            if name in tensors:
+                raise ModelError(f"{path}: tensor {name} is already in {shards[tensors[name].file].name}")
+            tensors[name] = tensor
+    for name, shard in promised.items():
+        if name not in tensors or shards[tensors[name].file].name != shard:
+            raise ModelError(f"{folder / INDEX_FILE}: puts tensor {name} in {shard}, which does not hold it")
+    # Old Llama checkpoints store the rotary frequencies, which follow from the config.
+    ignored = {name for name in tensors if name.endswith("rotary_emb.inv_freq")}
+    if config.tie_embeddings:
+        ignored.add(HEAD)
+    check_tensors({name: t.shape for name, t in tensors.items()}, config, str(folder), ignored)
+    kept = {name: t for name, t in tensors.items() if name not in ignored}
+    return FileCheckpoint(config, folder, files, kept)
+
+
+def _shards(folder: Path) -> tuple[list[Path], dict[str, str]]:
+    """The safetensors files of `folder`, and which of them the index says holds each tensor (empty without one)."""
+    single, index = folder / SINGLE_FILE, folder / INDEX_FILE
+    if single.exists():
+        return [single], {}
+    if not index.exists():
+        raise ModelError(
+            f"{folder}: no {SINGLE_FILE} or {INDEX_FILE}; only safetensors (or GGUF) weights can be loaded, "
+            "convert others with transformers' save_pretrained, or use dummy weights"
+        )
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{index}: `weight_map` is {'missing' if weight_map is None else 'not a filled object'}")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or Path(shard).name != shard:
+            raise ModelError(
+                f"{index}: tensor {name} is put in {shard!r}; the name of a file in the folder was expected"
+            )
+    shards = [folder / shard for shard in sorted(set(weight_map.values()))]
+    for shard in shards:
+        if not shard.exists():
+            raise ModelError(f"{shard}: missing, but {INDEX_FILE} names it; fetch it again")
+    return shards, weight_map
+
+
+def _read_table(file: DataFile, number: int) -> dict[str, StoredTensor]:
+    """The tensors of one file, checked by the safetensors library (offsets, sizes, overlaps, file length).
+
+    The format: 8 bytes of header length (little endian), the header as JSON, then the data that its offsets are
+    relative to; see https://huggingface.co/docs/safetensors.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(file.path), framework="np"):
+            pass
+    except (SafetensorError, OSError, ValueError) as e:
+        raise ModelError(f"{file.path}: damaged or cut short ({_one_line(e)}); fetch the file again") from None
+    header_bytes = int.from_bytes(file.read(0, 8).tobytes(), "little")
+    header = json.loads(file.read(8, header_bytes).tobytes())
+    header.pop("__metadata__", None)
+    table = {}
+    for name, entry in header.items():
+        dtype = entry["dtype"]
+        if dtype not in PLAIN_ENCODINGS:
+            raise ModelError(
+                f"{file.path}: tensor {name} has dtype {dtype}; supported are {', '.join(PLAIN_ENCODINGS)}"
+            )
+        start, stop = entry["data_offsets"]
+        table[name] = StoredTensor(
+            PLAIN_ENCODINGS[dtype], tuple(entry["shape"]), number, 8 + header_bytes + start, stop - start
+        )
+    return table
+
+
+def _one_line(e: Exception) -> str:
+    return " ".join(str(e).split())

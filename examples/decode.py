@@ -1,0 +1,30 @@
+"""Generate text from Python with tensor parallelism.
+
+    python examples/decode.py MODEL --ranks 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from distmk import LLM, SamplingParams
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", help="a Hugging Face folder or a GGUF file")
+    parser.add_argument("--ranks", type=int, help="processes to start here, when there is no launcher")
+    arguments = parser.parse_args()
+    prompts = ["The capital of France is", "Water boils at", "Once upon a time"]
+    with LLM(arguments.model, tensor_parallel_size=arguments.ranks) as llm:
+        for token in llm.stream(prompts[0], SamplingParams(max_tokens=8)):
+            print(token.text, end="", flush=True)
+        print()
+        for output in llm.generate(prompts, SamplingParams(max_tokens=16)):
+            print(f"{output.prompt!r} -> {output.outputs[0].text!r}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Makes the modules beside this file (reference.py) importable from every test."""

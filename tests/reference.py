@@ -1,0 +1,78 @@
+"""What every task type should compute, in torch and float64, written from the model definitions and not from csrc."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x.double(), (x.shape[-1],), weight.double(), eps)
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, norm: Tensor | None = None, eps: float = 0.0
+) -> Tensor:
+    """[rows, n] = (normed) x [rows, k] times weight [n, k], plus bias."""
+    if norm is not None:
+        x = rms_norm(x, norm, eps)
+    return F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+
+
+def linear_scale(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, norm: Tensor | None = None, eps: float = 0.0
+) -> Tensor:
+    """The sum of the magnitudes that `linear` adds up: what rounding errors are in proportion to."""
+    if norm is not None:
+        x = rms_norm(x, norm, eps)
+    return F.linear(x.double().abs(), weight.double().abs(), None if bias is None else bias.double().abs())
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def rope_table(num_positions: int, head_dim: int, theta: float = 10000.0) -> Tensor:
+    """float32 [positions, head_dim]: cosines, then sines."""
+    inverse = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angles = torch.arange(num_positions, dtype=torch.float64)[:, None] * inverse
+    return torch.cat([angles.cos(), angles.sin()], dim=-1).float()
+
+
+def apply_rope(x: Tensor, table: Tensor) -> Tensor:
+    """Rotate x [..., head_dim] with rows of the table (broadcast): the rotate-half convention of Hugging Face."""
+    cos, sin = table.double().chunk(2, dim=-1)
+    cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
+    first, second = x.double().chunk(2, dim=-1)
+    return x.double() * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+def attention(query: Tensor, keys: Tensor, values: Tensor, position: int) -> Tensor:
+    """One query [head_dim] at `position` over keys and values [length, head_dim] that it may see."""
+    seen = slice(0, position + 1)
+    weights = torch.softmax(keys[seen].double() @ query.double() / query.shape[-1] ** 0.5, dim=0)
+    return weights @ values[seen].double()
+
+
+def partial_attention(
+    query: Tensor, keys: Tensor, values: Tensor, position: int, begin: int, end: int
+) -> tuple[float, float, Tensor]:
+    """Maximum, sum and unnormalised accumulator over the positions [begin, end) that the query sees."""
+    end = min(end, position + 1)
+    if end <= begin:
+        return -torch.inf, 0.0, torch.zeros(query.shape[-1], dtype=torch.float64)
+    scores = keys[begin:end].double() @ query.double() / query.shape[-1] ** 0.5
+    weights = (scores - scores.max()).exp()
+    return scores.max().item(), weights.sum().item(), weights @ values[begin:end].double()
+
+
+def split_bounds(kv_len: int, num_splits: int) -> list[int]:
+    return [kv_len * split // num_splits for split in range(num_splits + 1)]
+
+
+def num_splits(num_runs: int, kv_len: int, num_kv: int, num_workers: int, min_split: int, max_splits: int) -> int:
+    """Two pieces a worker over all runs and KV heads, none under `min_split` positions."""
+    wanted = -(-2 * num_workers // (num_runs * num_kv))
+    return max(1, min(wanted, -(-kv_len // min_split), max_splits))

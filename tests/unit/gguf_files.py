@@ -1,0 +1,75 @@
+"""Small GGUF files for tests, written with the gguf package as llama.cpp's converter would write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import torch
+from gguf import GGMLQuantizationType as QuantType
+from transformers import LlamaConfig, Qwen3Config
+
+Edit = Callable[[gguf.GGUFWriter], object]
+
+
+def arch_of(config: LlamaConfig | Qwen3Config) -> str:
+    return "qwen3" if isinstance(config, Qwen3Config) else "llama"
+
+
+def gguf_names(config: LlamaConfig | Qwen3Config, state: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """The GGUF name of every tensor, from the gguf package's own table."""
+    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch_of(config))
+    table = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    names = {name: table.get_name(name, try_suffixes=(".weight", ".bias")) for name in state}
+    return {name: found for name, found in names.items() if found}
+
+
+def permute(weights: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
+    """`LlamaModel.permute` of llama.cpp's convert_hf_to_gguf.py."""
+    shape = weights.shape
+    return weights.reshape(num_heads, 2, shape[0] // num_heads // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
+
+
+def write_gguf(
+    path: Path,
+    config: LlamaConfig | Qwen3Config,
+    state: Mapping[str, torch.Tensor],
+    kind: QuantType = QuantType.F32,
+    edit: Edit | None = None,
+    drop: str = "",
+) -> None:
+    """Write a model; matrices of `kind`, vectors as F32. `edit` may add metadata or tensors, `drop` leaves one out."""
+    arch = arch_of(config)
+    w = gguf.GGUFWriter(path, arch)
+    w.add_context_length(config.max_position_embeddings)
+    w.add_embedding_length(config.hidden_size)
+    w.add_block_count(config.num_hidden_layers)
+    w.add_feed_forward_length(config.intermediate_size)
+    w.add_head_count(config.num_attention_heads)
+    w.add_head_count_kv(config.num_key_value_heads)
+    w.add_key_length(config.head_dim)
+    w.add_value_length(config.head_dim)
+    w.add_layer_norm_rms_eps(config.rms_norm_eps)
+    w.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    w.add_vocab_size(config.vocab_size)
+    for name, stored in gguf_names(config, state).items():
+        if stored == drop or (name == "lm_head.weight" and config.tie_word_embeddings):
+            continue
+        data = state[name].float().numpy()
+        if arch == "llama" and ".q_proj." in name:
+            data = permute(data, config.num_attention_heads)
+        if arch == "llama" and ".k_proj." in name:
+            data = permute(data, config.num_key_value_heads)
+        if data.ndim == 1:
+            w.add_tensor(stored, data)
+        else:
+            w.add_tensor(stored, gguf.quantize(data, kind), raw_dtype=kind)
+    if edit:
+        edit(w)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
