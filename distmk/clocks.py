@@ -1,11 +1,12 @@
 """Vector clocks over two iterations of a program: what is known to have happened before what.
 
-A node is a task in iteration 0 (its index) or 1 (index + number of tasks). A worker's ahead-of-time tasks are a chain; `clock[n][c]` is the last position of chain c that happened before or at node n.
+A node is a task in iteration 0 (its index) or 1 (index + number of tasks). A worker's ahead-of-time tasks are a chain;
+`clock[n][c]` is the last position of chain c that happened before or at node n.
 (Fidge and Mattern's vector clocks, with chains in place of processes.)
 
-A task that writes to several ranks takes two positions. A push fires the events of its rank together with its data, when the
-task has read all it reads but may not have reached the other ranks yet: who heard of the task that way knows of the first
-position, `early`. Whoever heard of its end knows of the second.
+A task that writes to several ranks takes two positions. A push fires the events of its rank with its data, when the
+task has read all it reads but may not have reached the other ranks yet: who heard of the task that way knows of the
+first position, `early`. Whoever heard of its end knows of the second.
 """
 
 from __future__ import annotations

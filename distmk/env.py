@@ -47,3 +47,18 @@ def drop_signal() -> tuple[int, int, int, int] | None:
     except ValueError:
         raise UsageError(f"DISTMK_FAULT_DROP_SIGNAL={text!r}; expected from_rank,to_rank,event,nth") from None
     return source, target, event, nth
+
+
+def delay_puts() -> tuple[int, int, int] | None:
+    """DISTMK_FAULT_DELAY_PUTS=max_us,node_size,seed: between virtual nodes of `node_size` ranks, puts take up to `max_us`
+    and overtake each other (fault injection, host twin only)."""
+    text = os.environ.get("DISTMK_FAULT_DELAY_PUTS")
+    if not text:
+        return None
+    try:
+        max_us, node_size, seed = (int(part) for part in text.split(","))
+        if max_us < 1 or node_size < 1 or seed < 0:
+            raise ValueError
+    except ValueError:
+        raise UsageError(f"DISTMK_FAULT_DELAY_PUTS={text!r}; expected max_us,node_size,seed") from None
+    return max_us, node_size, seed

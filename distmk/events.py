@@ -1,12 +1,12 @@
 """Waits and triggers of a graph, from the overlap of the regions that its tasks read and write.
 
-Walks the tasks twice in program order, as iterations 0 and 1, remembering who last wrote and since read each part of every
-buffer. A conflict that queue order, the iteration's gate or another wait already orders needs no wait of its own. What is
-left becomes events: one counter for each set of tasks that somebody on a rank waits for.
+Walks the tasks twice in program order, as iterations 0 and 1, remembering who last wrote and since read each part of
+every buffer. A conflict that queue order, the iteration's gate or another wait already orders needs no wait of its own.
+What is left becomes events: one counter for each set of tasks that somebody on a rank waits for.
 
-A push fires the events of its rank with its data, before the task is done elsewhere. So what a task that writes to several
-ranks left on a rank is known there by an event of that rank only (or once the whole task is known to be done), and it is not
-enough to know some third task that came after another of its pushes.
+A push fires the events of its rank with its data, before the task is done elsewhere. So what a task that writes to
+several ranks left on a rank is known there by an event of that rank only (or once the whole task is known to be done):
+it is not enough to know some third task that came after another of its pushes.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class _Dependency:
     pushes: tuple[int, ...]
 
 
+Made = dict[tuple[int, tuple[int, ...]], list[Event]]  # events of a rank by their producers
 NOWHERE: frozenset[int] = frozenset()
 NO_PLACE = -1  # of a dependency on readers
 Conflict = tuple[tuple[int, ...], int]  # nodes, and the rank whose memory they wrote
@@ -80,7 +81,8 @@ class _Derivation:
         self.num_tasks = len(graph.tasks)
         targets = [frozenset(region.rank for region in task.writes()) for task in graph.tasks]
         # Ranks whose events may hear of a task before it is done, because it pushes to them and writes elsewhere too.
-        self.pushed = [to - {task.rank} if len(to) > 1 else NOWHERE for to, task in zip(targets, graph.tasks, strict=True)]
+        ranks = (task.rank for task in graph.tasks)
+        self.pushed = [to - {rank} if len(to) > 1 else NOWHERE for to, rank in zip(targets, ranks, strict=True)]
         placements = [(task.rank, task.worker if task.launch is LaunchKind.AHEAD else None) for task in graph.tasks]
         spread = np.array([len(to) > 1 for to in targets], np.bool_)
         self.clocks = Clocks(placements, graph.num_workers, graph.num_ranks, spread)
@@ -89,7 +91,8 @@ class _Derivation:
         self.known: dict[Conflict, _Dependency] = {}
         self.unions: dict[tuple[object, ...], tuple[int, ...]] = {}
         self.joins: dict[tuple[tuple[int, ...], int], tuple[Clock, list[int]]] = {}
-        self.arrivals: dict[tuple[int, int], list[int]] = defaultdict(list)  # (node, rank): who waited there for its push
+        # By (node, rank): who waited there for its push.
+        self.arrivals: dict[tuple[int, int], list[int]] = defaultdict(list)
         self.gate = next((i for i, task in enumerate(graph.tasks) if isinstance(task, Prepare)), None)
         self.kept: list[list[_Dependency]] = []
 
@@ -169,10 +172,11 @@ class _Derivation:
             for pushed in pushes:
                 self.arrivals[(pushed, rank)].append(node)
             if dependency.place != rank and not self._knows(clock, dependency, rank):
-                names = ", ".join(self.graph.tasks[n % self.num_tasks].op for n in dependency.pushes[:3])
+                names = ", ".join(sorted({self.graph.tasks[n % self.num_tasks].op for n in dependency.nodes})[:3])
                 raise UsageError(
-                    f"task {self.graph.tasks[node % self.num_tasks].op} on rank {rank} overwrites what {names} pushed to rank "
-                    f"{dependency.place} and to rank {rank}; have a task on rank {dependency.place} read it in between"
+                    f"task {self.graph.tasks[node % self.num_tasks].op} on rank {rank} overwrites what {names} left on "
+                    f"rank {dependency.place}, of which rank {rank} cannot hear; "
+                    f"have a task on rank {dependency.place} read it in between"
                 )
         return kept
 
@@ -207,7 +211,7 @@ class _Derivation:
             triggers=[[] for _ in self.graph.tasks],
             events=[[] for _ in range(self.graph.num_ranks)],
         )
-        made: dict[tuple[int, tuple[int, ...]], list[Event]] = {}
+        made: Made = {}
         if self.gate is not None:
             for rank in range(self.graph.num_ranks):
                 event = self._events(wiring, made, rank, (self.gate,))[0]
@@ -220,12 +224,11 @@ class _Derivation:
                     producers = tuple(n - first for n in dependency.nodes if first <= n < first + self.num_tasks)
                     if producers:
                         events = self._events(wiring, made, rank, producers)
-                        wiring.waits[index] += [(event, lag) for event in events if (event, lag) not in wiring.waits[index]]
+                        waits = wiring.waits[index]
+                        waits += [(event, lag) for event in events if (event, lag) not in waits]
         return wiring
 
-    def _events(
-        self, wiring: Wiring, made: dict[tuple[int, tuple[int, ...]], list[Event]], rank: int, producers: tuple[int, ...]
-    ) -> list[Event]:
+    def _events(self, wiring: Wiring, made: Made, rank: int, producers: tuple[int, ...]) -> list[Event]:
         """The events on `rank` that together say that `producers` are done: one, unless that could miscount."""
         key = (rank, producers)
         if key not in made:

@@ -1,4 +1,4 @@
-"""Who touched which part of a buffer since it was last overwritten: intervals with the tasks that read or wrote them."""
+"""Who touched which part of a buffer since it was last overwritten: intervals and the tasks that read or wrote them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bisect import bisect_left
 class Entry:
     """Tasks that touched exactly [begin, end)."""
 
-    __slots__ = ("begin", "end", "nodes", "frozen")
+    __slots__ = ("begin", "end", "frozen", "nodes")
 
     def __init__(self, begin: int, end: int, nodes: list[int], frozen: tuple[int, ...] | None = None) -> None:
         self.begin, self.end, self.nodes = begin, end, nodes

@@ -145,7 +145,9 @@ class LLM:
         if self._serving:
             self._bootstrap.send_command(pickle.dumps(("generate", {"gather_logits": gather_logits})))
         ignore_eos = bool(requests and requests[0].params.ignore_eos)
-        launch = self._engine.launch([r.prompt_ids for r in requests], [r.params.max_tokens for r in requests], ignore_eos)
+        limit = self._engine.max_model_len  # of prompt and completion together
+        max_new = [min(r.params.max_tokens, limit - len(r.prompt_ids)) for r in requests]
+        launch = self._engine.launch([r.prompt_ids for r in requests], max_new, ignore_eos)
         for events in launch:
             for event in events:
                 yield requests[event.request].take(event.request, event)

@@ -50,6 +50,12 @@ def cut(total: int, item_bytes: int, num_workers: int) -> list[tuple[int, int]]:
     return [deal(total, num_parts, part) for part in range(num_parts)]
 
 
+def cut_rows(num_rows: int, num_cols: int, num_workers: int) -> list[tuple[int, int]]:
+    """Deal the rows of a bf16 matrix likewise, in pairs: an odd number of odd rows would end between two words."""
+    pairs = cut((num_rows + 1) // 2, 4 * num_cols, num_workers)
+    return [(2 * begin, min(2 * end, num_rows)) for begin, end in pairs]
+
+
 def lower(model: Model, options: DecodeOptions) -> Graph:
     """The task graph of one iteration on all ranks; UsageError if the model cannot be dealt to that many ranks."""
     lowering = _Lowering(model, options)
@@ -183,7 +189,7 @@ class _Lowering:
         weight = self.graph.weight(f"{op.name}.qkv", rank, hidden, segments, WeightKind.MATRIX)
         bias = self._vector(rank, *((f"{t}.bias", s, e) for t, s, e in parts)) if op.qkv_bias else None
         norm = self._norm(rank, op.norm)
-        for worker, (begin, end) in enumerate(cut(weight.rows, 2 * hidden, self.options.num_workers)):
+        for worker, (begin, end) in enumerate(cut_rows(weight.rows, hidden, self.options.num_workers)):
             self.graph.add(
                 Linear(
                     rank=rank,
@@ -267,7 +273,7 @@ class _Lowering:
     ) -> None:
         """x_residual += sum over ranks of x_local @ columns.T; `parts` holds each rank's (first column, columns)."""
         hidden, b = self.config.hidden_size, self.buffers
-        cuts = cut(hidden, 2 * max(k for _, k in parts), self.options.num_workers)
+        cuts = cut_rows(hidden, max(k for _, k in parts), self.options.num_workers)
         for rank in self._ranks():
             col_begin, k = parts[rank]
             segment = Segment(f"{tensor}.weight", 0, hidden)
@@ -323,7 +329,7 @@ class _Lowering:
         for rank in self._ranks():
             first = self.shards[rank].vocab[0]
             table, norm = self._table(rank, op.table), self._norm(rank, op.norm)
-            cuts = cut(table.rows, 2 * hidden, self.options.num_workers)
+            cuts = cut_rows(table.rows, hidden, self.options.num_workers)
             for worker, (begin, end) in enumerate(cuts):
                 self.graph.add(
                     Linear(

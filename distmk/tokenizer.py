@@ -49,9 +49,10 @@ class Tokenizer:
         Special tokens spelled out in the text become themselves. Raises UsageError for text that is not Unicode.
         """
         try:
-            ids: list[int] = self._inner.encode(text, add_special_tokens=True).ids
+            text.encode("utf-8")
         except UnicodeEncodeError as e:
             raise UsageError(f"the prompt is not valid Unicode at character {e.start}; pass UTF-8 text") from None
+        ids: list[int] = self._inner.encode(text, add_special_tokens=True).ids
         return ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
@@ -81,8 +82,10 @@ class StreamDecoder:
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, context: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        # The tokens of the piece given out last, then those held back. The former stay because the text of the latter
+        # may depend on them; together they hold whole characters, so they decode as they did before.
         self._window: list[int] = []
-        self._num_held = 0
+        self._held_from = 0
         self._num_given = 0
         for token_id in context[-2 * self._MAX_HELD :]:
             self.push(token_id)
@@ -93,32 +96,25 @@ class StreamDecoder:
         if self._skip_special and self._tokenizer.is_special(token_id):
             return ""
         self._window.append(token_id)
-        self._num_held += 1
         text = self._tokenizer.decode(self._window, self._skip_special)
-        certain = text.rstrip("\ufffd") if self._num_held <= self._MAX_HELD else text
-        # What was given out stays given out, even where it ended in U+FFFD.
-        out = text[self._num_given : len(certain)]
-        self._num_given = max(self._num_given, len(certain))
-        if out and self._num_given == len(text):
-            self._restart()
-        elif self._num_given == len(text):
-            # A token without text would hide the word before it, which the next word's space depends on.
-            self._window.pop()
-            self._num_held = 0
-        return out
+        full = len(self._window) - self._held_from >= self._MAX_HELD
+        # An incomplete character decodes to U+FFFD, and so does one that really is U+FFFD: it waits for its successor.
+        if not full and (text.endswith("\ufffd") or len(text) <= self._num_given):
+            return ""
+        return self._give(text)
 
     def flush(self) -> str:
         """The rest, with U+FFFD for a character that never became complete. More ids may be pushed afterwards."""
-        text = self._tokenizer.decode(self._window, self._skip_special)
-        out = text[self._num_given :]
-        self._restart()
-        return out
+        if len(self._window) == self._held_from:
+            return ""
+        return self._give(self._tokenizer.decode(self._window, self._skip_special))
 
-    def _restart(self) -> None:
-        """Forget all but the last token, which the next one is decoded after."""
-        self._window = self._window[-1:]
-        self._num_held = 0
+    def _give(self, text: str) -> str:
+        out = text[self._num_given :]
+        self._window = self._window[self._held_from :]
+        self._held_from = len(self._window)
         self._num_given = len(self._tokenizer.decode(self._window, self._skip_special))
+        return out
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:

@@ -1,1 +1,47 @@
-"""Makes the modules beside this file (reference.py) importable from every test."""
+"""Shared fixtures. This file also makes the modules beside it (helpers.py, reference.py) importable from every test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import Runner
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Shapes and data are drawn afresh every run; the seed of a failure is printed with it."""
+    import torch
+
+    seed = int(os.environ.get("DISTMK_TEST_SEED") or int.from_bytes(os.urandom(4), "little"))
+    print(f"repeat with DISTMK_TEST_SEED={seed}")
+    torch.manual_seed(seed)
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The .gguf file of SmolLM2-135M that DISTMK_TEST_GGUF names."""
+    path = Path(os.environ.get("DISTMK_TEST_GGUF", ""))
+    if not path.is_file():
+        pytest.skip("DISTMK_TEST_GGUF does not name the .gguf file of SmolLM2-135M")
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Llama of fixed random weights, without a tokenizer."""
+    import tiny
+
+    return tiny.save(tiny.make("llama", seed=1), tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Iterator[Runner]:
+    """Runs commands; the test fails if anything of them is left."""
+    runner = Runner(tmp_path)
+    yield runner
+    runner.check_nothing_left()

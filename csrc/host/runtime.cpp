@@ -4,6 +4,7 @@
 #include <thread>
 #include <vector>
 
+#include "host/delayed_puts.h"
 #include "runtime/worker.h"
 
 namespace distmk {
@@ -13,6 +14,10 @@ class Launch {
  public:
   explicit Launch(LaunchParams* params) : params_(params), state_(params, &faults_seen_) {
     const ProgramHeader& program = *state_.program;
+    if (params->fault.delay_puts_ns && params->fault.node_size) {
+      far_ = std::make_unique<FarRanks>(state_);
+      state_.far = far_.get();
+    }
     for (uint32_t id = 0; id < program.num_schedulers; ++id)
       schedulers_.push_back(std::make_unique<Scheduler>(state_, id));
     const bool own_threads = params->scheduler_threads != 0;
@@ -28,6 +33,7 @@ class Launch {
   void join() {
     for (std::thread& thread : threads_) thread.join();
     threads_.clear();
+    far_.reset();
     params_->iterations_done = iterations_.load();
   }
 
@@ -35,6 +41,7 @@ class Launch {
   LaunchParams* params_;
   uint64_t faults_seen_ = 0;
   RankState state_;
+  std::unique_ptr<FarRanks> far_;
   std::vector<std::unique_ptr<Scheduler>> schedulers_;
   std::vector<std::thread> threads_;
   std::atomic<uint32_t> running_{0};

@@ -6,9 +6,15 @@
 #include <memory>
 #include <utility>
 
+#if defined(__AVX2__) && defined(__FMA__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 namespace distmk::simd {
 
-#if defined(__AVX2__)
+#if defined(__AVX2__) && defined(__FMA__)
 constexpr uint32_t LANES = 8;
 #else
 constexpr uint32_t LANES = 4;
@@ -28,6 +34,18 @@ DISTMK_INLINE Vec load(const float* p) {
 }
 DISTMK_INLINE void store(float* p, Vec v) { memcpy(p, &v, sizeof v); }
 DISTMK_INLINE Vec splat(float value) { return Vec{} + value; }
+
+// sum + a * b, rounded once. Left to the compiler, tuning for some processors fuses it in one loop and not in the next,
+// and a result would depend on which loop computed it.
+DISTMK_INLINE Vec add_product(Vec sum, Vec a, Vec b) {
+#if defined(__AVX2__) && defined(__FMA__)
+  return _mm256_fmadd_ps(a, b, sum);
+#elif defined(__aarch64__)
+  return vfmaq_f32(sum, a, b);
+#else
+  return sum + a * b;
+#endif
+}
 
 // A block of bf16 read as 32-bit words: its even elements are the low halves and its odd elements the high halves, and
 // either becomes float32 with one instruction. What it is multiplied with is therefore kept even elements first.

@@ -5,6 +5,17 @@
 
 namespace distmk {
 
+// The way to ranks that cannot be reached by pointer. Data put to such a rank arrives before what is signalled with it;
+// one send may overtake another, so a task is done only after a quiet. The host twin has far ranks where a fault asks
+// for them (csrc/host/delayed_puts.cpp).
+class FarRanks;
+bool is_far(const FarRanks& far, uint32_t rank);
+void far_put(FarRanks& far, uint32_t rank, uint64_t heap_offset, const void* src, uint64_t num_bytes);
+void far_signal(FarRanks& far, uint32_t rank, uint32_t event, uint64_t amount);
+void far_send(FarRanks& far, uint32_t rank);
+void far_send_all(FarRanks& far);
+void far_quiet(FarRanks& far);
+
 // One rank's view of a launch, shared by its workers and schedulers.
 struct RankState {
   const LaunchParams* params;
@@ -16,7 +27,8 @@ struct RankState {
   const uint32_t* launches;
   uint64_t* heap_bases;  // where each rank's heap is mapped here
   uint64_t heap, local;
-  uint64_t* faults_seen;  // triggers that matched the injected fault so far
+  uint64_t* faults_seen;    // triggers that matched the injected fault so far
+  FarRanks* far = nullptr;  // null: every rank is reached by pointer
 
   DISTMK_FN explicit RankState(const LaunchParams* launch, uint64_t* fault_counter)
       : params(launch), faults_seen(fault_counter) {
@@ -35,9 +47,7 @@ struct RankState {
   DISTMK_FN uint64_t* event(uint32_t rank, uint32_t index) const {
     return reinterpret_cast<uint64_t*>(heap_bases[rank] + program->events_heap_offset + index * EVENT_STRIDE_BYTES);
   }
-  DISTMK_FN uint64_t* abort_flag(uint32_t rank) const {
-    return &reinterpret_cast<Control*>(heap_bases[rank])->abort;
-  }
+  DISTMK_FN uint64_t* abort_flag(uint32_t rank) const { return &reinterpret_cast<Control*>(heap_bases[rank])->abort; }
   DISTMK_FN JitRing* ring(uint32_t worker) const {
     const uint64_t ring_bytes = sizeof(JitRing) + uint64_t{program->jit_capacity} * sizeof(JitEntry);
     return reinterpret_cast<JitRing*>(heap + program->rings_heap_offset + worker * ring_bytes);
@@ -70,6 +80,7 @@ class Context {
   // Copy to the same heap offset on another rank; what follows with push() to that rank arrives after it.
   DISTMK_FN void put(uint32_t rank, uint64_t dst, const void* src, uint64_t num_bytes) const {
     const uint64_t offset = dst & ((1ull << SPACE_SHIFT) - 1);
+    if (rank_state.far && is_far(*rank_state.far, rank)) return far_put(*rank_state.far, rank, offset, src, num_bytes);
     copy_bytes(reinterpret_cast<void*>(rank_state.heap_bases[rank] + offset), src, num_bytes);
   }
 
@@ -77,15 +88,18 @@ class Context {
   DISTMK_FN void push(uint32_t rank, uint64_t dst, const void* src, uint64_t num_bytes) {
     put(rank, dst, src, num_bytes);
     fire(rank);
+    if (rank_state.far) far_send(*rank_state.far, rank);
     pushed_ |= 1ull << rank;
   }
 
   // The rest of the triggers, once the body is done.
   DISTMK_FN void finish() {
+    if (rank_state.far) far_quiet(*rank_state.far);
     for (uint32_t t = 0; t < task->num_triggers; ++t) {
       const Trigger& trigger = rank_state.triggers[task->trigger_begin + t];
       if (!(pushed_ >> trigger.rank & 1)) signal(trigger, 1);
     }
+    if (rank_state.far) far_send_all(*rank_state.far);
     pushed_ = 0;
   }
 
@@ -93,6 +107,7 @@ class Context {
   DISTMK_FN void finish_unused(uint32_t num_instances) {
     for (uint32_t t = 0; t < task->num_triggers && num_instances; ++t)
       signal(rank_state.triggers[task->trigger_begin + t], num_instances);
+    if (rank_state.far) far_send_all(*rank_state.far);
   }
 
  private:
@@ -111,6 +126,8 @@ class Context {
       const uint64_t seen = __atomic_add_fetch(rank_state.faults_seen, 1, __ATOMIC_RELAXED);
       if (seen == fault.drop_nth) return;
     }
+    if (rank_state.far && is_far(*rank_state.far, trigger.rank))
+      return far_signal(*rank_state.far, trigger.rank, trigger.event, trigger.amount * times);
     add_release(rank_state.event(trigger.rank, trigger.event), trigger.amount * times);
   }
 };
@@ -122,8 +139,8 @@ DISTMK_TASK_TYPES(DISTMK_DECLARE_BODY)
 
 DISTMK_FN void run_body(Context& context) {
   switch (context.task->type) {
-#define DISTMK_CASE(id, name, Args)                                             \
-  case id:                                                                      \
+#define DISTMK_CASE(id, name, Args)                                           \
+  case id:                                                                    \
     body_##name(context, *reinterpret_cast<const Args*>(context.task->args)); \
     break;
     DISTMK_TASK_TYPES(DISTMK_CASE)

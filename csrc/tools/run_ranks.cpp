@@ -1,8 +1,10 @@
 // Runs all ranks of a saved program as threads of one process, so that a race detector sees races between ranks.
-//   run_ranks ITERATIONS PROGRAM_OF_RANK_0 PROGRAM_OF_RANK_1 ...
+//   run_ranks [--ride] [--delay MAX_US,NODE_SIZE,SEED] ITERATIONS PROGRAM_OF_RANK_0 PROGRAM_OF_RANK_1 ...
+// With --ride the schedulers have no threads of their own; --delay is the fault of the same name.
 // Weights are zero and prompts made up: what counts is who touches what when. Exit status 0: every rank finished.
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <memory>
@@ -53,22 +55,47 @@ struct Requests {
   }
 };
 
+struct Options {
+  bool ride = false;
+  distmk::Fault fault = {};
+  uint32_t num_iterations = 0;
+  std::vector<const char*> programs;
+
+  bool parse(int argc, char** argv) {
+    int i = 1;
+    for (; i < argc && argv[i][0] == '-'; ++i) {
+      unsigned max_us = 0;
+      if (std::strcmp(argv[i], "--ride") == 0)
+        ride = true;
+      else if (std::strcmp(argv[i], "--delay") != 0 || ++i == argc ||
+               std::sscanf(argv[i], "%u,%u,%u", &max_us, &fault.node_size, &fault.seed) != 3)
+        return false;
+      else
+        fault.delay_puts_ns = max_us * 1000ull;
+    }
+    if (i < argc) num_iterations = static_cast<uint32_t>(std::atoi(argv[i++]));
+    programs.assign(argv + i, argv + argc);
+    return num_iterations && !programs.empty();
+  }
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 3) {
-    std::fprintf(stderr, "usage: run_ranks ITERATIONS PROGRAM...\n");
+  Options options;
+  if (!options.parse(argc, argv)) {
+    std::fprintf(stderr, "usage: run_ranks [--ride] [--delay MAX_US,NODE_SIZE,SEED] ITERATIONS PROGRAM...\n");
     return 2;
   }
-  const auto num_ranks = static_cast<uint32_t>(argc - 2);
+  const auto num_ranks = static_cast<uint32_t>(options.programs.size());
   Requests requests(5);
   std::vector<std::vector<char>> programs;
   std::vector<uint64_t> heaps;
   for (uint32_t rank = 0; rank < num_ranks; ++rank) {
-    programs.push_back(read_file(argv[2 + rank]));
+    programs.push_back(read_file(options.programs[rank]));
     const auto* header = reinterpret_cast<const ProgramHeader*>(programs.back().data());
     if (programs.back().size() < sizeof(ProgramHeader) || header->abi_hash != distmk::ABI_HASH) {
-      std::fprintf(stderr, "%s is not a program of this build\n", argv[2 + rank]);
+      std::fprintf(stderr, "%s is not a program of this build\n", options.programs[rank]);
       return 2;
     }
     heaps.push_back(reinterpret_cast<uint64_t>(allocate(header->heap_bytes)));
@@ -92,9 +119,10 @@ int main(int argc, char** argv) {
     p.eos_ids = reinterpret_cast<uint64_t>(&requests.eos);
     p.num_requests = static_cast<uint32_t>(requests.requests.size());
     p.token_capacity = static_cast<uint32_t>(requests.tokens.size());
-    p.num_iterations = static_cast<uint32_t>(std::atoi(argv[1]));
+    p.num_iterations = options.num_iterations;
     p.deadline_ns = 60000000000ull;
-    p.scheduler_threads = 1;
+    p.scheduler_threads = !options.ride;
+    p.fault = options.fault;
     p.spin_polls = 4;
   }
   for (LaunchParams& p : params) launches.push_back(distmk_start(&p));
@@ -103,7 +131,8 @@ int main(int argc, char** argv) {
   for (uint32_t rank = 0; rank < num_ranks; ++rank) {
     const uint64_t aborted = reinterpret_cast<const distmk::Control*>(heaps[rank])->abort;
     std::printf("rank %u: %llu iterations, abort %llu\n", rank,
-                static_cast<unsigned long long>(params[rank].iterations_done), static_cast<unsigned long long>(aborted));
+                static_cast<unsigned long long>(params[rank].iterations_done),
+                static_cast<unsigned long long>(aborted));
     status |= aborted != 0;
     std::free(reinterpret_cast<void*>(heaps[rank]));
     std::free(reinterpret_cast<void*>(params[rank].local_base));

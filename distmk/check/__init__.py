@@ -4,9 +4,10 @@ Each module settles what the next relies on: `view` that headers, sections and q
 every access lies in one placed buffer; `waits` that every wait can be met and nothing waits in a circle; `order` that
 counts stand for their tasks and that no two conflicting accesses can meet. What put the waits there is not consulted.
 
-A waiter is after all tasks that trigger its event, with one reservation: a push fires its rank's events together with the
-data, when the task has read all it reads but has perhaps not written to the other ranks yet. What a task leaves on a rank is
-therefore known by an event of that rank, of a later task of its worker, or of an event that it fires without a push.
+A waiter is after all tasks that trigger its event, with one reservation: a push fires its rank's events together with
+the data, when the task has read all it reads but has perhaps not written to the other ranks yet. What such a task
+leaves on a rank is known by an event of that rank, or to whoever knows that the task is done: later tasks of its
+worker, and waiters for an event that it fires without a push.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Whether counts can stand for their tasks, and whether every two conflicting accesses are ordered.
 
-Two iterations are enough. Events lead from an iteration to itself or the next, so what orders two tasks of the same or of
-adjacent iterations lies within these. Of tasks two iterations apart, the one that writes also wrote in between, and is
-ordered after the one and before the other.
+Two iterations are enough. Events lead from an iteration to itself or the next, so what orders two tasks of the same or
+of adjacent iterations lies within these. Of tasks two iterations apart, the one that writes also wrote in between, and
+is ordered after the one and before the other.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Order:
         return self._arrived(node, self.clocks.table[node], other, place)
 
     def _arrived(self, node: int, clock: Clock, pusher: int, rank: int) -> bool:
-        """Whether what `pusher` wrote to `rank` was there before `node`: it is done, or somebody before waited there."""
+        """Whether what `pusher` wrote to `rank` was there before `node`: it is done, or somebody waited there."""
         if self.clocks.happened(pusher, clock):
             return True
         iteration, task = divmod(pusher, self.view.num_tasks)
@@ -194,8 +194,7 @@ def check_counting(order: Order, findings: Findings) -> None:
             continue  # a queue runs its task once an iteration
         need = order.need_of_event(event)
         rows = np.array(producers, np.int64) + view.num_tasks
-        quick = np.all(order.clocks.table[rows] >= need.clock, axis=1)
-        if quick.all() and not need.pushes:
+        if not need.pushes and np.all(order.clocks.table[rows] >= need.clock):
             continue
         for task in producers:
             if order.after(task + view.num_tasks, need):

@@ -117,9 +117,9 @@ class View:
         self.worker: Ints = np.full(self.num_tasks, -1)
         self.queues: list[tuple[int, int]] = []  # the first task and the end of every worker's queue
         self.launches: list[list[int]] = []  # of each rank
-        self._check_tasks(findings)
         for rank, part in enumerate(self.parts):
             self._read_queues(rank, part, findings)
+        self._check_tasks(findings)
         self._read_waits(descs, findings)
         self._read_triggers(descs, findings)
 
@@ -137,7 +137,7 @@ class View:
         return f"event {index} '{name_at(self.parts[rank].event_names, index, 'event')}' of rank {rank}"
 
     def firings(self, task: int) -> int:
-        """How often one trigger of a task is fired an iteration: every scheduler answers for all of a massive launch."""
+        """How often a trigger of a task is fired an iteration; every scheduler answers for all of a massive launch."""
         if self.launch[task] == LaunchKind.MASSIVE:
             return int(self.max_instances[task]) * self.num_schedulers
         return 1

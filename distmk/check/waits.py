@@ -174,7 +174,8 @@ class StartOrder:
         self._add(np.array(before, np.int64), np.array(after, np.int64))
 
     def _cycle(self, before: Ints, after: Ints, stuck: set[int]) -> str:
-        cause = {target: source for source, target in zip(before.tolist(), after.tolist(), strict=True) if source in stuck}
+        edges = zip(before.tolist(), after.tolist(), strict=True)
+        cause = {target: source for source, target in edges if source in stuck}
         node = min(stuck)
         seen: dict[int, int] = {}
         while node not in seen:  # backwards, from each stuck node to one that it waits for

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk import env
-from distmk.abi import Abort, LaunchParams, Space
+from distmk.abi import Abort, Fault, LaunchParams, Space
 from distmk.backend import LaunchBlock, LaunchSpec
 from distmk.bootstrap import Bootstrap, agree
 from distmk.errors import UsageError
@@ -71,10 +71,15 @@ class HostBackend:
         params.local_base = self._local_base
         params.spin_polls = self._spin_polls
         params.scheduler_threads = int(self._scheduler_threads)
+        self._inject(params.fault)
+        return HostLaunch(self, block, params)
+
+    def _inject(self, fault: Fault) -> None:
         dropped = env.drop_signal()
         if dropped and dropped[0] == self.program.header.rank:
-            _, params.fault.drop_rank, params.fault.drop_event, params.fault.drop_nth = dropped
-        return HostLaunch(self, block, params)
+            _, fault.drop_rank, fault.drop_event, fault.drop_nth = dropped
+        if delayed := env.delay_puts():
+            fault.delay_puts_ns, fault.node_size, fault.seed = delayed[0] * 1000, delayed[1], delayed[2]
 
     def abort(self, reason: Abort) -> None:
         self._library.distmk_abort(ctypes.addressof(self._bases), len(self._bases), int(reason))

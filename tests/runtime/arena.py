@@ -28,7 +28,6 @@ from distmk.abi_header import abi_hash
 from distmk.host.build import load_runtime
 from distmk.tasks import Task
 
-POISON = 0xFF  # all ones is a NaN in float32 and in bf16, and -1 as an integer
 NUM_EVENTS = 4
 EVENTS_OFFSET = ctypes.sizeof(Control)
 HEADER_BYTES = EVENTS_OFFSET + 64 * NUM_EVENTS
@@ -42,13 +41,19 @@ def to_bytes(data: np.ndarray | torch.Tensor | ctypes.Structure) -> np.ndarray:
     return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
 
 
+def poison(rng: np.random.Generator, num_bytes: int) -> np.ndarray:
+    """Memory that reads as NaN in float32 and in bf16; never twice the same, so that copying it around shows too."""
+    halves = rng.integers(0x7F81, 0x8000, num_bytes // 2, dtype=np.uint16)
+    return (halves | rng.choice(np.array([0, 0x8000], dtype=np.uint16), num_bytes // 2)).view(np.uint8)
+
+
 class Arena:
     """Heaps of `num_ranks` ranks and the local memory of `rank`, on which single tasks of `rank` run."""
 
     def __init__(self, rng: np.random.Generator, num_ranks: int = 1, rank: int = 0, num_bytes: int = 1 << 21):
         self.rng, self.num_ranks, self.rank = rng, num_ranks, rank
-        self.heaps = [np.full(num_bytes, POISON, dtype=np.uint8) for _ in range(num_ranks)]
-        self.local = np.full(num_bytes, POISON, dtype=np.uint8)
+        self.heaps = [poison(rng, num_bytes) for _ in range(num_ranks)]
+        self.local = poison(rng, num_bytes)
         for heap in self.heaps:
             heap[:HEADER_BYTES] = 0
         self.used = {Space.HEAP: HEADER_BYTES, Space.LOCAL: 64}

@@ -217,7 +217,8 @@ def test_embed(rng: np.random.Generator, push: bool) -> None:
         n = int(rng.integers(1, k - begin + 1))
         table = torch.randn(last - first, k).bfloat16()
         batch = decode_batch(num_rows, rng)
-        batch.rows[0].token = int(rng.choice([first - 1, first, last - 1, last]))
+        for row, token in zip(range(num_rows), rng.permutation([first - 1, first, last - 1, last]), strict=False):
+            batch.rows[row].token = int(token)
         stride = n if push else n + 3
         out = arena.alloc(4 * stride * MAX_ROWS, Space.HEAP)
         args = Embed.Args(arena.store(table), out, arena.store(batch), k, begin, n, stride, first, last)

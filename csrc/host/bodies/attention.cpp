@@ -190,7 +190,7 @@ void add_values(float* sums, uint32_t head_dim, const float* weights, const uint
     }
     for (uint32_t q = 0; q < Q; ++q) {
       const Vec weight = splat(weights[q * CHUNK + p]);
-      for (uint32_t i = 0; i < 2 * D; ++i) acc[q][i] += weight * value[i];
+      for (uint32_t i = 0; i < 2 * D; ++i) acc[q][i] = add_product(acc[q][i], weight, value[i]);
     }
   }
   for (uint32_t q = 0; q < Q; ++q)

@@ -29,7 +29,7 @@ struct Job {
 // Left alone, the compiler loads x again for each of the W multiplications, and loads become the bottleneck.
 template <uint32_t W>
 DISTMK_INLINE Vec in_register(Vec v) {
-#if defined(__AVX2__)
+#if defined(__FMA__)
   if constexpr (W > 1) asm("" : "+x"(v));
 #elif defined(__aarch64__)
   if constexpr (W > 1) asm("" : "+w"(v));
@@ -44,12 +44,12 @@ DISTMK_INLINE void step(const uint16_t* w, uint64_t stride, const float* x, Vec 
   for (uint32_t j = 0; j < W; ++j) weights[j] = even_of(load_block(w + j * stride));
   for (uint32_t t = 0; t < T; ++t) {
     const Vec row = in_register<W>(load(x + t * BLOCK));
-    for (uint32_t j = 0; j < W; ++j) sums[j][t] += weights[j] * row;
+    for (uint32_t j = 0; j < W; ++j) sums[j][t] = add_product(sums[j][t], weights[j], row);
   }
   for (uint32_t j = 0; j < W; ++j) weights[j] = odd_of(load_block(w + j * stride));
   for (uint32_t t = 0; t < T; ++t) {
     const Vec row = in_register<W>(load(x + t * BLOCK + LANES));
-    for (uint32_t j = 0; j < W; ++j) sums[j][t] += weights[j] * row;
+    for (uint32_t j = 0; j < W; ++j) sums[j][t] = add_product(sums[j][t], weights[j], row);
   }
 }
 
@@ -57,7 +57,7 @@ DISTMK_INLINE void step(const uint16_t* w, uint64_t stride, const float* x, Vec 
 // result.
 template <uint32_t W, uint32_t T>
 void tile(const Job& job) {
-  const uint32_t full = job.k / BLOCK, rest = job.k % BLOCK;
+  const uint32_t full = job.k / BLOCK, rest = job.k % BLOCK, num_blocks = full + (rest != 0);
   Vec sums[W][T];
   for (uint32_t j = 0; j < W; ++j)
     for (uint32_t t = 0; t < T; ++t) sums[j][t] = job.begin ? load(job.carry + (j * T + t) * LANES) : Vec{};
@@ -75,7 +75,7 @@ void tile(const Job& job) {
     }
     step<W, T>(w, job.k, x, sums);
   }
-  if (job.end < full + (rest != 0)) {
+  if (job.end < num_blocks) {
     for (uint32_t j = 0; j < W; ++j)
       for (uint32_t t = 0; t < T; ++t) store(job.carry + (j * T + t) * LANES, sums[j][t]);
     return;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint32_t PART_HEADER = 2;  // floats before a partial's accumulator: maximum and sum
 
-// Splits are taken in order and the first starts the sum, so the result does not depend on who finished when.
+// Splits are taken in order, so the result does not depend on who finished when.
 void merge_row(float* __restrict out, const float* __restrict parts, uint32_t num_splits, uint32_t head_dim) {
   const uint64_t stride = PART_HEADER + head_dim;
   float max = -INFINITY, total = 0.0f;
@@ -18,8 +18,7 @@ void merge_row(float* __restrict out, const float* __restrict parts, uint32_t nu
   memset(out, 0, head_dim * sizeof(float));
   for (uint32_t s = 0; s < num_splits; ++s) {
     const float* part = parts + s * stride;
-    if (part[1] == 0.0f) continue;  // saw no position
-    const float weight = std::exp(part[0] - max);
+    const float weight = std::exp(part[0] - max);  // 0 where the row saw no position
     total += weight * part[1];
     for (uint32_t d = 0; d < head_dim; ++d) out[d] += weight * part[PART_HEADER + d];
   }

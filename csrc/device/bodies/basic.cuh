@@ -1,0 +1,85 @@
+// Tasks that move or add up a little data, by all threads of a team.
+#pragma once
+#include "device/shared.cuh"
+#include "runtime/batcher.h"
+#include "runtime/context.h"
+
+namespace distmk {
+
+// The batch was written during the kernel, perhaps by another GPU: it is read past the first-level cache.
+DISTMK_FN uint32_t rows_of(const Batch* batch) { return batch ? __ldcg(&batch->num_rows) : 1; }
+
+DISTMK_FN void body_nop(Context&, const NopArgs&) {}
+
+DISTMK_FN void body_put(Context& context, const PutArgs& args) {
+  context.push(args.dst_rank, args.dst, context.at<void>(args.src), args.num_bytes);
+}
+
+DISTMK_FN void body_affine(Context& context, const AffineArgs& args) {
+  const auto* src = context.at<float>(args.src);
+  auto* dst = context.at<float>(args.dst);
+  for (uint32_t i = context.team.index; i < args.num; i += context.team.size)
+    dst[i] = __ldcg(src + i) * args.scale + args.shift;
+}
+
+DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
+  const uint32_t count = rows_of(context.at<Batch>(args.batch)) * args.num;
+  const auto* blocks = context.at<char>(args.blocks);
+  auto* dst = context.at<float>(args.dst);
+  for (uint32_t i = context.team.index; i < count; i += context.team.size) {
+    float* out = dst + uint64_t{i / args.num} * args.dst_stride + i % args.num;
+    float sum = args.add ? __ldcg(out) : 0.0f;
+    for (uint32_t b = 0; b < args.num_blocks; ++b)
+      sum += __ldcg(reinterpret_cast<const float*>(blocks + b * args.block_stride) + i);
+    *out = sum;
+  }
+}
+
+DISTMK_FN void body_embed(Context& context, const EmbedArgs& args) {
+  const Batch* batch = context.at<Batch>(args.batch);
+  const uint32_t num_rows = rows_of(batch);
+  const auto* table = context.at<__nv_bfloat16>(args.table);
+  const bool push = args.epilogue == static_cast<uint32_t>(Epilogue::PUSH);
+  for (uint32_t row = 0; row < num_rows; ++row) {
+    const auto token = static_cast<uint32_t>(__ldcg(&batch->rows[row].token));
+    const bool here = token >= args.first_token && token < args.last_token;
+    const __nv_bfloat16* from = table + uint64_t{token - args.first_token} * args.k + args.col_begin;
+    for (uint32_t i = context.team.index; i < args.n; i += context.team.size) {
+      const float value = here ? __bfloat162float(from[i]) : 0.0f;
+      if (!push) {
+        context.at<float>(args.out)[uint64_t{row} * args.out_stride + i] = value;
+        continue;
+      }
+      for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
+        if (float* out = context.peer<float>(rank, args.out)) out[row * args.n + i] = value;
+    }
+  }
+  if (push) context.push_block(args.out, uint64_t{num_rows} * args.n * sizeof(float));
+}
+
+DISTMK_FN void body_sample(Context& context, const SampleArgs& args) {
+  const Batch* batch = context.at<Batch>(args.batch);
+  const uint32_t num_rows = rows_of(batch), row = context.team.index / 16, lane = context.team.index % 16;
+  const auto* candidates = context.at<Candidate>(args.candidates);
+  Candidate best = {-INFINITY, -1};
+  if (row < num_rows) {
+    for (uint32_t t = lane; t < args.num_tasks; t += 16) {
+      const uint64_t packed = __ldcg(reinterpret_cast<const uint64_t*>(candidates + t * MAX_ROWS + row));
+      const Candidate other = *reinterpret_cast<const Candidate*>(&packed);
+      if (other.token >= 0 && (best.token < 0 || other.value > best.value)) best = other;
+    }
+  }
+  for (uint32_t step = 8; step; step >>= 1) {
+    const Candidate other = {__shfl_xor_sync(~0u, best.value, step), __shfl_xor_sync(~0u, best.token, step)};
+    const bool better = other.value > best.value || (other.value == best.value && other.token < best.token);
+    if (other.token >= 0 && (best.token < 0 || better)) best = other;
+  }
+  auto* mine = reinterpret_cast<Candidate*>(shared().scratch);
+  if (lane == 0 && row < MAX_ROWS) mine[row] = best;
+  context.team.sync();
+  context.push(0, args.out, mine, sizeof(Candidate) * MAX_ROWS);
+}
+
+DISTMK_FN void body_prepare(Context& context, const PrepareArgs& args) { prepare_batch(context, args); }
+
+}  // namespace distmk

@@ -1,0 +1,247 @@
+// Linear layers on tensor cores: rows of weights are the m dimension, tokens the n dimension. A token's float32 activation
+// is split into a high and a low bf16, which take two columns of the same product, so that up to four tokens cost no more
+// than one and nothing is lost to rounding but the weights' own.
+#pragma once
+#include "device/shared.cuh"
+#include "runtime/context.h"
+
+namespace distmk {
+namespace linear {
+
+constexpr uint32_t X_PAD = 8;  // bf16 elements between columns, so that a fragment's columns lie in different banks
+
+DISTMK_FN uint32_t pack_bf16(float a, float b) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// High (part 0) or low (part 1) halves of two activations.
+DISTMK_FN uint32_t half_of(float2 v, uint32_t part) {
+  const float a = __bfloat162float(__float2bfloat16_rn(v.x)), b = __bfloat162float(__float2bfloat16_rn(v.y));
+  return part ? pack_bf16(v.x - a, v.y - b) : pack_bf16(a, b);
+}
+
+// The task's activations: in shared memory as columns of halves where they fit, else read again for every tile.
+struct Activations {
+  const float* x;
+  const float* norm;
+  uint32_t k, x_stride, num_rows;
+  const __nv_bfloat16* columns;  // null: too large
+  uint32_t column_stride;
+
+  DISTMK_FN float2 at(uint32_t row, uint32_t k0) const {
+    float2 v = {0, 0};
+    const float* p = x + uint64_t{row} * x_stride + k0;
+    if (k0 < k) v.x = __ldcg(p) * (norm ? norm[k0] : 1.0f);
+    if (k0 + 1 < k) v.y = __ldcg(p + 1) * (norm ? norm[k0 + 1] : 1.0f);
+    return v;
+  }
+
+  // Two values of column `column` at `k0`, as a tensor-core operand.
+  DISTMK_FN uint32_t fragment(uint32_t column, uint32_t k0) const {
+    const uint32_t row = column / 2;
+    if (row >= num_rows) return 0;
+    if (columns) return *reinterpret_cast<const uint32_t*>(columns + column * column_stride + k0);
+    return half_of(at(row, k0), column % 2);
+  }
+};
+
+// Reads the activations once: their mean square for the norm, and the halves into shared memory.
+DISTMK_FN Activations take_in(Context& context, const LinearArgs& args, uint32_t num_rows) {
+  const Team& team = context.team;
+  Activations a{context.at<float>(args.x), context.at<float>(args.norm), args.k, args.x_stride, num_rows, nullptr,
+                args.k_pitch + X_PAD};
+  auto* columns = reinterpret_cast<__nv_bfloat16*>(shared().vector);
+  const bool fits = 2ull * num_rows * a.column_stride * sizeof(__nv_bfloat16) <= VECTOR_BYTES;
+  for (uint32_t row = 0; row < num_rows; ++row) {
+    float squares = 0;
+    const float* x = a.x + uint64_t{row} * a.x_stride;
+    for (uint32_t k = 2 * team.index; k < args.k_pitch; k += 2 * team.size) {
+      float2 raw = {k < a.k ? __ldcg(x + k) : 0.0f, k + 1 < a.k ? __ldcg(x + k + 1) : 0.0f};
+      squares += raw.x * raw.x + raw.y * raw.y;
+      if (!fits) continue;
+      if (a.norm && k < a.k) raw = {raw.x * a.norm[k], k + 1 < a.k ? raw.y * a.norm[k + 1] : 0.0f};
+      *reinterpret_cast<uint32_t*>(columns + 2 * row * a.column_stride + k) = half_of(raw, 0);
+      *reinterpret_cast<uint32_t*>(columns + (2 * row + 1) * a.column_stride + k) = half_of(raw, 1);
+    }
+    if (a.norm) {
+      const float mean = team_sum(team, squares) / static_cast<float>(a.k);
+      if (team.leader()) shared().inverse_rms[row] = rsqrtf(mean + args.eps);
+    } else if (team.leader()) {
+      shared().inverse_rms[row] = 1.0f;
+    }
+  }
+  if (fits) a.columns = columns;
+  team.sync();
+  return a;
+}
+
+// One tile (a stage of the ring) into the sums of its row group.
+template <uint32_t TILES>
+DISTMK_FN void multiply_tile(const char* stage, uint32_t tile_k, const Activations& x, uint32_t k0,
+                             float (&sums)[TILES][4]) {
+  const uint32_t lane = threadIdx.x % 32, row = lane % 16;
+  const uint32_t row_address = shared_address(stage) + row * tile_k * sizeof(__nv_bfloat16);
+  for (uint32_t k = 0; k < tile_k; k += 16) {
+    uint32_t a0, a1, a2, a3;
+    const uint32_t chunk = (k / 8 + lane / 16) ^ (row % 8);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a0), "=r"(a1), "=r"(a2), "=r"(a3)
+                 : "r"(row_address + chunk * 16));
+    const uint32_t at = k0 + k + lane % 4 * 2;
+#pragma unroll
+    for (uint32_t tile = 0; tile < TILES; ++tile) {
+      const uint32_t column = tile * 8 + lane / 4;
+      const uint32_t b0 = x.fragment(column, at), b1 = x.fragment(column, at + 8);
+      float(&c)[4] = sums[tile];
+      asm volatile(
+          "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+          : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+          : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    }
+  }
+}
+
+// What becomes of the sums.
+struct Output {
+  Context& context;
+  const LinearArgs& args;
+  const Batch* batch;
+  const float* bias;
+  uint32_t num_rows;
+  Candidate best = {-INFINITY, -1};  // ARGMAX: of the token row this thread looks after
+
+  // Row `i` of a paired group of `m` pairs is gate i, row m + i is up i.
+  DISTMK_FN void store_pair(uint32_t row, uint32_t column, float gate, float up) {
+    if (bias) gate += bias[column], up += bias[args.n + column];
+    context.at<float>(args.out)[uint64_t{row} * args.out_stride + column] = gate / (1.0f + __expf(-gate)) * up;
+  }
+
+  DISTMK_FN void store(uint32_t row, uint32_t column, float value) {
+    if (bias) value += bias[column];
+    const uint64_t place = uint64_t{row} * args.out_stride + column;
+    switch (static_cast<Epilogue>(args.epilogue)) {
+      case Epilogue::ADD: {
+        float* out = context.at<float>(args.out) + place;
+        *out = __ldcg(out) + value;
+        break;
+      }
+      case Epilogue::PUSH:
+        for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
+          if (float* out = context.peer<float>(rank, args.out)) out[uint64_t{row} * args.n + column] = value;
+        break;
+      case Epilogue::ARGMAX: {
+        const auto token = static_cast<int32_t>(args.first_token + column);
+        if (args.logits) context.at<float>(args.logits)[uint64_t{row} * args.logits_stride + column] = value;
+        if (best.token < 0 || value > best.value || (value == best.value && token < best.token)) best = {value, token};
+        break;
+      }
+      default:
+        context.at<float>(args.out)[place] = value;
+    }
+  }
+};
+
+// Adds up the warps' sums of a round and hands each value on. Thread t looks after token row t % num_rows only.
+template <uint32_t TILES>
+DISTMK_FN void finish_round(Output& out, uint32_t first_group, uint32_t groups) {
+  const uint32_t rows_total = slab_rows(out.args);
+  const auto* sums = reinterpret_cast<const float*>(shared().scratch);
+  constexpr uint32_t WIDTH = TILES * 4;
+  const bool paired = out.args.epilogue == static_cast<uint32_t>(Epilogue::SWIGLU);
+  const uint32_t row = threadIdx.x % WIDTH;
+  if (row >= out.num_rows) return;
+  const auto total = [&](uint32_t weight_row) {
+    float sum = 0;
+    for (uint32_t warp = 0; warp < NUM_WARPS; ++warp)
+      sum += sums[(warp * ROUND_GROUPS * TILE_ROWS + weight_row) * WIDTH + row];
+    return sum * shared().inverse_rms[row];
+  };
+  for (uint32_t i = threadIdx.x / WIDTH; i < groups * TILE_ROWS; i += NUM_CONSUMERS / WIDTH) {
+    const uint32_t begin = (first_group + i / TILE_ROWS) * TILE_ROWS, in_group = i % TILE_ROWS;
+    const uint32_t group_rows = min(TILE_ROWS, rows_total - begin);
+    if (paired && in_group < group_rows / 2)
+      out.store_pair(row, begin / 2 + in_group, total(i), total(i + group_rows / 2));
+    else if (!paired && in_group < group_rows)
+      out.store(row, begin + in_group, total(i));
+  }
+}
+
+// The best candidate of each sampled row, over the threads that look after it.
+template <uint32_t TILES>
+DISTMK_FN void write_candidates(Output& out) {
+  constexpr uint32_t WIDTH = TILES * 4;
+  auto* all = reinterpret_cast<Candidate*>(shared().scratch);
+  all[threadIdx.x] = out.best;
+  out.context.team.sync();
+  if (threadIdx.x >= MAX_ROWS) return;
+  Candidate best = {-INFINITY, -1};
+  const uint32_t row = threadIdx.x;
+  if (row < out.num_rows && (!out.batch || out.batch->rows[row].sample)) {
+    for (uint32_t t = row; t < NUM_CONSUMERS; t += WIDTH) {
+      const Candidate& other = all[t];
+      if (other.token < 0) continue;
+      if (best.token < 0 || other.value > best.value || (other.value == best.value && other.token < best.token))
+        best = other;
+    }
+  }
+  out.context.at<Candidate>(out.args.out)[row] = best;
+}
+
+template <uint32_t TILES>
+DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) {
+  const Team& team = context.team;
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const uint32_t first_stage = shared().next_stage, chunks = num_chunks(args), groups = num_groups(args);
+  const Activations x = take_in(context, args, num_rows);
+  Output out{context, args, context.at<Batch>(args.batch), context.at<float>(args.bias), num_rows};
+  auto* sums = reinterpret_cast<float*>(shared().scratch);
+  uint32_t stage = first_stage;
+  for (uint32_t round = 0; round < groups; round += ROUND_GROUPS) {
+    const uint32_t in_round = min(ROUND_GROUPS, groups - round);
+#pragma unroll
+    for (uint32_t g = 0; g < ROUND_GROUPS; ++g) {
+      if (g >= in_round) break;
+      float acc[TILES][4] = {};
+      // Stages go round the warps; this warp's next one at or after `stage`.
+      for (uint32_t chunk = (warp - stage) % NUM_WARPS; chunk < chunks; chunk += NUM_WARPS) {
+        const uint32_t slot = slot_of(stage + chunk);
+        barrier_wait(&shared().ring.full[slot], parity_of(stage + chunk));
+        const uint32_t k0 = chunk * TILE_K;
+        multiply_tile<TILES>(shared().slots + slot * STAGE_BYTES, min(TILE_K, args.k_pitch - k0), x, k0, acc);
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&shared().ring.empty[slot]);
+      }
+      stage += chunks;
+#pragma unroll
+      for (uint32_t tile = 0; tile < TILES; ++tile) {
+        // High and low half of a token are neighbouring columns: one thread holds both.
+        const uint32_t at = (warp * ROUND_GROUPS + g) * TILE_ROWS + lane / 4, token = tile * 4 + lane % 4;
+        sums[at * (TILES * 4) + token] = acc[tile][0] + acc[tile][1];
+        sums[(at + 8) * (TILES * 4) + token] = acc[tile][2] + acc[tile][3];
+      }
+    }
+    team.sync();
+    finish_round<TILES>(out, round, in_round);
+    team.sync();
+  }
+  if (args.epilogue == static_cast<uint32_t>(Epilogue::ARGMAX)) write_candidates<TILES>(out);
+  if (team.leader()) shared().next_stage = stage;
+}
+
+}  // namespace linear
+
+DISTMK_FN void body_linear(Context& context, const LinearArgs& args) {
+  const Batch* batch = context.at<Batch>(args.batch);
+  const uint32_t num_rows = batch ? *const_cast<const volatile uint32_t*>(&batch->num_rows) : 1;
+  if (num_rows <= 4)
+    linear::run<1>(context, args, num_rows);
+  else if (num_rows <= 8)
+    linear::run<2>(context, args, num_rows);
+  else
+    linear::run<4>(context, args, num_rows);
+  if (args.epilogue == static_cast<uint32_t>(Epilogue::PUSH))
+    context.push_block(args.out, uint64_t{num_rows} * args.n * sizeof(float));
+}
+
+}  // namespace distmk

@@ -1,0 +1,80 @@
+// The kernel: one launch a GPU for a whole generation. A worker is a CTA on an SM of its own:
+//   warps 0-7   consumers: one thread waits and signals, all run the bodies
+//   warp 8      loader: streams this worker's weight slabs, never waits for an event
+//   warp 9      scheduler, where schedulers ride in worker CTAs
+// or, where schedulers have an SM of their own, the CTA behind the workers runs them, one a warp.
+#pragma once
+#include "device/far_ranks.cuh"
+#include "device/shared.cuh"
+#include "runtime/worker.h"
+
+namespace distmk {
+
+constexpr uint32_t LOADER_WARP = NUM_WARPS;
+constexpr uint32_t SCHEDULER_WARP = NUM_WARPS + 1;
+constexpr uint32_t NUM_THREADS = 32 * (NUM_WARPS + 2);
+
+DISTMK_FN void load_loop(const RankState& state, uint32_t worker) {
+  const Queue queue = state.queues[worker];
+  Loader loader(shared().ring, shared().slots);
+  bool any = false;
+  do {
+    for (uint32_t t = 0; t < queue.count; ++t) {
+      const TaskDesc& task = state.tasks[queue.begin + t];
+      if (!streams_weights(task)) continue;
+      any = true;
+      const auto& args = *reinterpret_cast<const LinearArgs*>(task.args);
+      if (!loader.stream(args, reinterpret_cast<const char*>(state.address(args.weight)))) return loader.drain();
+    }
+  } while (any);
+}
+
+DISTMK_FN void schedule_loop(const RankState& state, uint32_t id) {
+  Scheduler scheduler(state, id);
+  Idle idle(state, state.program->num_workers + id);
+  while (!scheduler.done()) {
+    if (scheduler.step())
+      idle.reset();
+    else if (!idle.wait(scheduler.waiting_for(), scheduler.iteration()))
+      break;
+  }
+}
+
+DISTMK_FN void consume_loop(const RankState& state, uint32_t worker) {
+  const Team team{threadIdx.x, NUM_CONSUMERS};
+  Context context(state, team);
+  Worker decide(state, worker, nullptr);
+  for (;;) {
+    if (team.leader()) shared().action = decide.next();
+    team.sync();
+    const Action action = shared().action;
+    if (action.kind == ActionKind::LEAVE) break;
+    run_task(context, action);
+  }
+  if (team.leader()) shared().ring.leave = 1;
+}
+
+__global__ void __launch_bounds__(NUM_THREADS, 1) distmk_megakernel(const LaunchParams params) {
+  __shared__ RankState state;
+  if (threadIdx.x == 0) {
+    new (&state) RankState(&params, nullptr);
+    shared().ring.init();
+    shared().next_stage = 0;
+  }
+  __syncthreads();
+  const uint32_t num_workers = state.program->num_workers, num_schedulers = state.program->num_schedulers;
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (blockIdx.x >= num_workers) {
+    const uint32_t id = (blockIdx.x - num_workers) * (NUM_THREADS / 32) + warp;
+    if (lane == 0 && id < num_schedulers) schedule_loop(state, id);
+  } else if (warp < NUM_WARPS) {
+    consume_loop(state, blockIdx.x);
+  } else if (lane == 0 && warp == LOADER_WARP) {
+    load_loop(state, blockIdx.x);
+  } else if (lane == 0 && warp == SCHEDULER_WARP && !params.scheduler_threads && blockIdx.x < num_schedulers) {
+    schedule_loop(state, blockIdx.x);
+  }
+  __syncthreads();  // nobody gives up shared memory while another role uses it
+}
+
+}  // namespace distmk

@@ -1,0 +1,113 @@
+// A worker's weight stream: one lane copies slabs into a ring of shared memory in program order, across task, layer and
+// iteration boundaries, and never waits for an event; the consumer warps drain it as their tasks come up.
+//
+// A slab is packed in tiles of TILE_ROWS x TILE_K bf16 (fewer at the edges), a tile a stage, 16-byte chunks of a row
+// exchanged by the row number so that ldmatrix meets no bank twice.
+#pragma once
+#include "abi.h"
+#include "device/platform.h"
+
+namespace distmk {
+
+constexpr uint32_t NUM_STAGES = 16;  // a multiple of the consumer warps: a warp always drains the same slots
+constexpr uint32_t STAGE_BYTES = 8192;
+constexpr uint32_t TILE_ROWS = 16;
+constexpr uint32_t TILE_K = 256;
+// More copies in flight do not read faster, but stand in front of every store and poll of this SM.
+constexpr uint32_t MAX_IN_FLIGHT = 6;
+
+DISTMK_FN uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+
+DISTMK_FN void barrier_init(uint64_t* barrier, uint32_t count) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count));
+}
+DISTMK_FN bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+      : "=r"(done)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return done;
+}
+DISTMK_FN void barrier_wait(uint64_t* barrier, uint32_t parity) {
+  while (!barrier_try_wait(barrier, parity)) {
+  }
+}
+DISTMK_FN void barrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+struct Ring {
+  uint64_t full[NUM_STAGES], empty[NUM_STAGES];
+  volatile uint32_t leave;  // the worker has left its loop: nothing more will be drained
+
+  DISTMK_FN void init() {
+    for (uint32_t s = 0; s < NUM_STAGES; ++s) {
+      barrier_init(&full[s], 1);
+      barrier_init(&empty[s], 1);
+    }
+    leave = 0;
+    asm volatile("fence.mbarrier_init.release.cluster;");
+  }
+};
+
+// Stage number `j` of the launch lies in slot j % NUM_STAGES; the parity of its use tells it from the one before.
+DISTMK_FN uint32_t slot_of(uint32_t stage) { return stage % NUM_STAGES; }
+DISTMK_FN uint32_t parity_of(uint32_t stage) { return stage / NUM_STAGES % 2; }
+
+DISTMK_FN uint32_t slab_rows(const LinearArgs& args) {
+  return args.epilogue == static_cast<uint32_t>(Epilogue::SWIGLU) ? 2 * args.n : args.n;
+}
+DISTMK_FN uint32_t num_chunks(const LinearArgs& args) { return (args.k_pitch + TILE_K - 1) / TILE_K; }
+DISTMK_FN uint32_t num_groups(const LinearArgs& args) { return (slab_rows(args) + TILE_ROWS - 1) / TILE_ROWS; }
+
+class Loader {
+ public:
+  DISTMK_FN Loader(Ring& ring, char* slots) : ring_(ring), slots_(slots) {}
+
+  // One slab. False: the worker has left.
+  DISTMK_FN bool stream(const LinearArgs& args, const char* slab) {
+    const uint32_t rows = slab_rows(args);
+    for (uint32_t row = 0; row < rows; row += TILE_ROWS) {
+      const uint32_t tile_rows = min(TILE_ROWS, rows - row);
+      for (uint32_t k = 0; k < args.k_pitch; k += TILE_K) {
+        const uint32_t num_bytes = tile_rows * min(TILE_K, args.k_pitch - k) * sizeof(__nv_bfloat16);
+        if (!copy(slab, num_bytes)) return false;
+        slab += num_bytes;
+      }
+    }
+    return true;
+  }
+
+  // Copies must have landed before their shared memory is given back.
+  DISTMK_FN void drain() const {
+    for (uint32_t stage = issued_ > NUM_STAGES ? issued_ - NUM_STAGES : 0; stage < issued_; ++stage)
+      barrier_wait(&ring_.full[slot_of(stage)], parity_of(stage));
+  }
+
+ private:
+  Ring& ring_;
+  char* slots_;
+  uint32_t issued_ = 0;
+
+  DISTMK_FN bool copy(const char* src, uint32_t num_bytes) {
+    if (issued_ >= MAX_IN_FLIGHT) {
+      const uint32_t oldest = issued_ - MAX_IN_FLIGHT;
+      barrier_wait(&ring_.full[slot_of(oldest)], parity_of(oldest));
+    }
+    const uint32_t slot = slot_of(issued_);
+    while (!barrier_try_wait(&ring_.empty[slot], parity_of(issued_) ^ 1))
+      if (ring_.leave) return false;
+    const uint32_t full = shared_address(&ring_.full[slot]);
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(num_bytes));
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(slots_ + slot * STAGE_BYTES)),
+                 "l"(src), "r"(num_bytes), "r"(full)
+                 : "memory");
+    ++issued_;
+    return true;
+  }
+};
+
+}  // namespace distmk

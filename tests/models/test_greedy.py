@@ -1,0 +1,70 @@
+"""Greedy tokens equal those of transformers on the same weights, at any number of ranks and workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+from tiny import Family, Reference, check_greedy
+
+from distmk import LLM, SamplingParams
+
+pytestmark = pytest.mark.timeout(200)
+
+PROMPTS = [
+    "The capital of France is",
+    "Water boils at",
+    "def fibonacci(n):\n",
+    "Once upon a time, in a village by the sea, there lived an old fisherman who",
+    "1, 2, 3, 4,",
+]
+HEADS = [(9, 3), (5, 5), (7, 1), (8, 2), (6, 2), (4, 4), (12, 3)]
+
+
+@pytest.fixture(scope="module")
+def smollm2_reference(smollm2: Path) -> Reference:
+    return Reference.of_gguf(smollm2)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+def test_smollm2(smollm2: Path, smollm2_reference: Reference, num_ranks: int) -> None:
+    params = SamplingParams(max_tokens=32, ignore_eos=True)
+    steps = clear = 0
+    with LLM(str(smollm2), tensor_parallel_size=num_ranks, max_model_len=256) as llm:
+        together = llm.generate(PROMPTS, params)
+        alone = [llm.generate(prompt, params)[0] for prompt in PROMPTS[:4]]
+    for output in [*together, *alone]:
+        tokens = output.outputs[0].token_ids
+        assert len(tokens) == 32
+        walk = check_greedy(smollm2_reference, output.prompt_token_ids, tokens, repr(output.prompt))
+        steps, clear = steps + walk.steps, clear + walk.clear_steps
+    print(f"{clear} of {steps} steps leave no choice")
+    assert clear > 0.7 * steps
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("draw", range(3))
+def test_random_model(family: Family, draw: int, rng: np.random.Generator, tmp_path: Path) -> None:
+    """Every draw takes its own heads, sizes and options, and 1 to 4 ranks with 1 to 3 workers."""
+    heads = HEADS[int(rng.integers(len(HEADS)))] if draw == 2 else HEADS[draw if family == "llama" else 2 - draw]
+    changes = tiny.random_changes(family, heads, rng)
+    what = f"{family} {changes}"
+    print(what)
+    model = tiny.make(family, int(rng.integers(1 << 30)), **changes)
+    tiny.save(model, tmp_path)
+    reference = Reference(model)
+    lengths = [1, *(int(n) for n in rng.integers(2, 60, 5))]
+    prompts = [[int(token) for token in rng.integers(0, changes["vocab_size"], n)] for n in lengths]
+    steps = clear = 0
+    for num_ranks in range(1, min(4, heads[0]) + 1):
+        workers = 1 + (num_ranks + draw) % 3
+        with LLM(str(tmp_path), tensor_parallel_size=num_ranks, num_workers=workers) as llm:
+            outputs = llm.generate(prompts, SamplingParams(max_tokens=24))
+            outputs += llm.generate(prompts[-1], SamplingParams(max_tokens=24))
+        for output in outputs:
+            where = f"{what}, {num_ranks} ranks x {workers} workers"
+            walk = check_greedy(reference, output.prompt_token_ids, output.outputs[0].token_ids, where)
+            steps, clear = steps + walk.steps, clear + walk.clear_steps
+    assert clear > 0.5 * steps, f"{clear} of {steps} steps leave no choice: too few to tell"

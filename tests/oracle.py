@@ -1,0 +1,322 @@
+"""A slow second opinion on small programs, sharing no method with distmk.check.
+
+Runs three iterations event by event to see whether anything gets stuck, and decides what happens before what by plain
+reachability over the unrolled program: a task starts, has read (R), has written to each rank (W), and is done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from distmk.abi import EVENT_STRIDE_BYTES, NO_EVENT, Control, JitEntry, JitRing, LaunchKind
+from distmk.program import Program, decode_args
+from distmk.tasks import TASK_TYPES
+
+ITERATIONS = 3
+HEADER_FIELDS = (
+    "num_ranks",
+    "num_workers",
+    "num_schedulers",
+    "jit_capacity",
+    "events_heap_offset",
+    "rings_heap_offset",
+    "heap_bytes",
+)
+Task = tuple[int, int]  # rank, index
+Event = tuple[int, int]
+
+
+class Oracle:
+    """`faults` holds the kinds of fault of a program."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.ranks = program.ranks
+        self.faults: set[str] = set()
+        self.tasks: dict[Task, Any] = {
+            (rank, index): desc for rank, part in enumerate(self.ranks) for index, desc in enumerate(part.tasks)
+        }
+        self._headers()
+        self._events()
+        self._layout()
+        if not self.faults:
+            self._simulate()
+        if not self.faults:
+            self._reach()
+            self._counting()
+            self._conflicts()
+
+    def _headers(self) -> None:
+        for rank, part in enumerate(self.ranks):
+            same = all(getattr(part.header, f) == getattr(self.ranks[0].header, f) for f in HEADER_FIELDS)
+            if part.header.rank != rank or not same:
+                self.faults.add("header")
+
+    def waits(self, task: Task) -> list[Any]:
+        desc = self.tasks[task]
+        return [self.ranks[task[0]].waits[desc.wait_begin + i] for i in range(desc.num_waits)]
+
+    def triggers(self, task: Task) -> list[Any]:
+        desc = self.tasks[task]
+        return [self.ranks[task[0]].triggers[desc.trigger_begin + i] for i in range(desc.num_triggers)]
+
+    def firings(self, task: Task) -> int:
+        desc = self.tasks[task]
+        massive = desc.launch == LaunchKind.MASSIVE
+        return int(desc.max_instances * self.ranks[0].header.num_schedulers) if massive else 1
+
+    def _events(self) -> None:
+        self.totals: dict[Event, int] = defaultdict(int)
+        self.producers: dict[Event, set[Task]] = defaultdict(set)
+        sizes = [part.header.num_events for part in self.ranks]
+        for task in self.tasks:
+            for trigger in self.triggers(task):
+                if trigger.rank >= len(self.ranks) or trigger.event >= sizes[trigger.rank]:
+                    self.faults.add("event")
+                    continue
+                self.totals[(trigger.rank, trigger.event)] += trigger.amount * self.firings(task)
+                if trigger.amount:
+                    self.producers[(trigger.rank, trigger.event)].add(task)
+        for task in self.tasks:
+            for wait in self.waits(task):
+                if wait.event >= sizes[task[0]]:
+                    self.faults.add("event")
+                elif wait.count != self.totals[(task[0], wait.event)] or not wait.count:
+                    self.faults.add("threshold")
+                if wait.lag > 1:
+                    self.faults.add("lag")
+        opener = [task for task, desc in self.tasks.items() if desc.launch == LaunchKind.SCHEDULER]
+        for rank, part in enumerate(self.ranks):
+            gate = part.header.gate_event
+            if gate == NO_EVENT:
+                if opener:
+                    self.faults.add("gate")
+            elif self.totals[(rank, gate)] != 1 or self.producers[(rank, gate)] != set(opener):
+                self.faults.add("gate")
+
+    def _layout(self) -> None:
+        """Every run of bytes inside one piece, all of an access inside the same; nothing overlaps."""
+        header = self.ranks[0].header
+        ring_bytes = ctypes.sizeof(JitRing) + header.jit_capacity * ctypes.sizeof(JitEntry)
+        num_events = max(part.header.num_events for part in self.ranks)
+        self.runs: dict[Task, list[tuple[bool, int, int, int, int]]] = {}
+        for rank, part in enumerate(self.ranks):
+            for space, size in ((1, part.header.heap_bytes), (2, part.header.local_bytes)):
+                areas = [(p.offset, p.offset + p.num_bytes) for p in self._pieces(space, rank)]
+                if space == 1:
+                    areas.append((0, ctypes.sizeof(Control)))
+                    begin = header.events_heap_offset
+                    areas.append((begin, begin + num_events * EVENT_STRIDE_BYTES))
+                    begin = header.rings_heap_offset
+                    areas.append((begin, begin + header.num_workers * ring_bytes))
+                areas.sort()
+                pairs = itertools.pairwise(areas)
+                if any(end > size for _, end in areas) or any(a[1] > b[0] for a, b in pairs):
+                    self.faults.add("layout")
+        for task, desc in self.tasks.items():
+            self.runs[task] = list(self._runs_of(task, desc))
+
+    def _pieces(self, space: int, rank: int) -> list[Any]:
+        return [p for p in self.program.placement.pieces if p.space == space and p.rank in (-1, rank)]
+
+    def _runs_of(self, task: Task, desc: Any) -> Iterator[tuple[bool, int, int, int, int]]:
+        """(write, rank, space, begin, end) of every run of bytes that a task touches and somebody may write."""
+        try:
+            accesses = TASK_TYPES[desc.type].accesses(decode_args(desc), task[0], len(self.ranks))
+        except ValueError:
+            self.faults.add("bounds")
+            return
+        for access in accesses:
+            pieces = self._pieces(access.space, access.rank)
+            begins = [access.offset + row * access.stride for row in range(access.num_rows)]
+            inside = [
+                p
+                for p in pieces
+                if all(p.offset <= b and b + access.row_bytes <= p.offset + p.num_bytes for b in begins)
+            ]
+            if len(inside) != 1 or access.offset % 4 or not access.row_bytes:
+                self.faults.add("bounds")
+                continue
+            piece = inside[0]
+            if access.write and (piece.read_only or (access.space != 1 and access.rank != task[0])):
+                self.faults.add("bounds")
+            if piece.rows > 1 and not piece.read_only:  # columns, from the first row on
+                column = access.offset - piece.offset
+                fits = access.num_rows == 1 or access.stride == piece.row_bytes
+                whole = column == 0 and access.num_rows == 1 and access.row_bytes % piece.row_bytes == 0
+                if not whole and (column + access.row_bytes > piece.row_bytes or not fits):
+                    self.faults.add("bounds")
+            if piece.rows == 1 and access.num_rows > 1 and access.stride != access.row_bytes:
+                self.faults.add("bounds")
+            if not piece.read_only:
+                for b in begins:
+                    yield access.write, access.rank, access.space, b, b + access.row_bytes
+
+    def _simulate(self) -> None:
+        if not Simulation(self).finishes():
+            self.faults.add("deadlock")
+
+    def _reach(self) -> None:
+        """`past[node]`: all nodes before it, as the bits of an int. Nodes: (task, iteration, "S", "R", rank or "D")."""
+        before: dict[Any, list[Any]] = defaultdict(list)
+        self.targets = {t: sorted({run[1] for run in runs if run[0]}) for t, runs in self.runs.items()}
+        last: dict[tuple[int, int], Any] = {}
+        for i in range(ITERATIONS):
+            for task in self.tasks:
+                before[(task, i, "R")].append((task, i, "S"))
+                for rank in self.targets[task]:
+                    before[(task, i, rank)].append((task, i, "R"))
+                before[(task, i, "D")] += [(task, i, x) for x in ("R", *self.targets[task])]
+                for wait in self.waits(task):
+                    if i >= wait.lag:
+                        event = (task[0], wait.event)
+                        before[(task, i, "S")] += [self._told(p, i - wait.lag, event) for p in self.producers[event]]
+                gate = self.ranks[task[0]].header.gate_event
+                if gate != NO_EVENT and self.tasks[task].launch != LaunchKind.SCHEDULER:
+                    event = (task[0], gate)
+                    before[(task, i, "S")] += [self._told(p, i, event) for p in self.producers[event]]
+            for rank, part in enumerate(self.ranks):
+                for worker, queue in enumerate(part.queues):
+                    for index in range(queue.begin, queue.begin + queue.count):
+                        if (rank, worker) in last:
+                            before[((rank, index), i, "S")].append(last[(rank, worker)])
+                        last[(rank, worker)] = ((rank, index), i, "D")
+        self.past: dict[Any, int] = {}
+        self.bit: dict[Any, int] = {}
+        for node in list(before):
+            self._close(node, before)
+
+    def _told(self, producer: Task, iteration: int, event: Event) -> Any:
+        """The node that has happened once `producer` has fired `event`."""
+        early = event[0] != producer[0] and event[0] in self.targets[producer]
+        return (producer, iteration, event[0] if early else "D")
+
+    def _close(self, root: Any, before: dict[Any, list[Any]]) -> None:
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            todo = [b for b in before.get(node, ()) if b not in self.past]
+            if todo:
+                stack += todo
+                continue
+            stack.pop()
+            if node in self.past:
+                continue
+            self.bit[node] = 1 << len(self.bit)
+            past = 0
+            for b in before.get(node, ()):
+                past |= self.past[b] | self.bit[b]
+            self.past[node] = past
+
+    def _is_before(self, node: Any, later: Any) -> bool:
+        return bool(self.past[later] & self.bit[node])
+
+    def _counting(self) -> None:
+        awaited = {(task[0], wait.event) for task in self.tasks for wait in self.waits(task)}
+        for rank, part in enumerate(self.ranks):
+            if part.header.gate_event != NO_EVENT:
+                awaited.add((rank, part.header.gate_event))
+        for event in awaited:
+            for slow in self.producers[event]:
+                told = self._told(slow, 0, event)[2]
+                facts = ["R", *(self.targets[slow] if told == "D" else [told])]
+                for fast in self.producers[event]:
+                    for i in range(ITERATIONS - 1):
+                        if not all(self._is_before((slow, i, fact), (fast, i + 1, "S")) for fact in facts):
+                            self.faults.add("counting")
+
+    def _conflicts(self) -> None:
+        pairs: set[tuple[Task, Any, Task, Any]] = set()
+        for a, a_runs in self.runs.items():
+            for b, b_runs in self.runs.items():
+                for x in a_runs:
+                    for y in b_runs:
+                        if (x[0] or y[0]) and x[1:3] == y[1:3] and x[3] < y[4] and y[3] < x[4]:
+                            pairs.add((a, x[1] if x[0] else "R", b, y[1] if y[0] else "R"))
+        for a, a_did, b, b_did in pairs:
+            for i in range(ITERATIONS):
+                for j in range(i, ITERATIONS):
+                    if (a, i) == (b, j):
+                        continue
+                    forth = self._is_before((a, i, a_did), (b, j, "S"))
+                    if not forth and not self._is_before((b, j, b_did), (a, i, "S")):
+                        self.faults.add("race")
+                        return
+
+
+class Simulation:
+    """Everybody does what it can until nobody can do anything; then all must have run `ITERATIONS` times."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self.oracle = oracle
+        self.ranks = oracle.ranks
+        self.counts: dict[Event, int] = defaultdict(int)
+        header = self.ranks[0].header
+        self.num_schedulers = header.num_schedulers
+        every = range(len(self.ranks))
+        self.workers = {(r, w): [0, 0] for r in every for w in range(header.num_workers)}
+        self.schedulers = {(r, s): [0, 0, 0] for r in every for s in range(header.num_schedulers)}
+
+    def finishes(self) -> bool:
+        busy = True
+        while busy:
+            busy = False
+            for (rank, worker), state in self.workers.items():
+                while self._step_worker(rank, state, worker):
+                    busy = True
+            for (rank, me), place in self.schedulers.items():
+                while self._step_scheduler(rank, place, me):
+                    busy = True
+        return all(state[0] == ITERATIONS for state in [*self.workers.values(), *self.schedulers.values()])
+
+    def _met(self, task: Task, iteration: int) -> bool:
+        waits = self.oracle.waits(task)
+        return all(self.counts[(task[0], w.event)] >= w.count * (iteration + 1 - w.lag) for w in waits)
+
+    def _fire(self, task: Task, times: int = 1) -> None:
+        for trigger in self.oracle.triggers(task):
+            self.counts[(trigger.rank, trigger.event)] += trigger.amount * times
+
+    def _gate(self, rank: int, iteration: int) -> bool:
+        event = self.ranks[rank].header.gate_event
+        return event == NO_EVENT or self.counts[(rank, event)] > iteration
+
+    def _step_worker(self, rank: int, state: list[int], worker: int) -> bool:
+        if state[0] == ITERATIONS or not self._gate(rank, state[0]):
+            return False
+        queue = self.ranks[rank].queues[worker]
+        if state[1] == queue.count:
+            state[:] = [state[0] + 1, 0]
+            return True
+        task = (rank, queue.begin + state[1])
+        if not self._met(task, state[0]):
+            return False
+        self._fire(task)
+        state[1] += 1
+        return True
+
+    def _step_scheduler(self, rank: int, state: list[int], me: int) -> bool:
+        if state[0] == ITERATIONS:
+            return False
+        launches = self.ranks[rank].launches
+        task = (rank, launches[state[1]]) if state[1] < len(launches) else None
+        kind = self.oracle.tasks[task].launch if task else None
+        scheduled, massive = kind == LaunchKind.SCHEDULER, kind == LaunchKind.MASSIVE
+        if not scheduled and not state[2]:
+            if not self._gate(rank, state[0]):
+                return False
+            state[2] = 1
+        if not task:
+            state[:] = [state[0] + 1, 0, 0]
+            return True
+        mine = me == 0 if scheduled else massive or state[1] % self.num_schedulers == me
+        if mine:
+            if not self._met(task, state[0]):
+                return False
+            self._fire(task, self.oracle.tasks[task].max_instances if massive else 1)
+        state[1] += 1
+        return True

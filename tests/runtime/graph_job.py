@@ -1,0 +1,221 @@
+"""What each rank of test_runtime.py runs: builds the scenario's graph, runs it, and compares memory with numpy."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import distmk
+from distmk.abi import EVENT_STRIDE_BYTES, LaunchKind, Space
+from distmk.errors import DistmkError
+from distmk.host.backend import HostBackend
+from distmk.place import Placed
+from distmk.tasks import Affine, Put, Sum
+
+COLS = 24
+AHEAD, SINGLE, MASSIVE = LaunchKind.AHEAD, LaunchKind.SINGLE, LaunchKind.MASSIVE
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ManySum(Sum):
+    """A sum with several instances a launch, all of the same work: with `add`, each leaves its mark."""
+
+    instances: int = 1
+
+    def max_instances(self) -> int:
+        return self.instances
+
+
+class Job:
+    """One scenario on one rank."""
+
+    def __init__(self, options: dict[str, Any], bootstrap: Any) -> None:
+        self.options, self.bootstrap = options, bootstrap
+        self.rank, self.num_ranks = bootstrap.rank, bootstrap.world_size
+        self.workers, self.iterations = options.get("workers", 1), options.get("iterations", 50)
+        self.total = 0
+
+    def graph(self) -> distmk.Graph:
+        return distmk.Graph(self.options.get("graph_ranks", self.num_ranks), self.workers, self.options.get("schedulers"))
+
+    def session(self, graph: distmk.Graph) -> distmk.Session:
+        session = distmk.Session(graph, self.bootstrap, deadline_s=15)
+        if self.options.get("threads"):
+            session.backend.close()
+            session.backend = HostBackend(session.rank_program, self.bootstrap, scheduler_threads=True)
+        return session
+
+    def run(self, session: distmk.Session, iterations: int | None = None) -> None:
+        n = self.iterations if iterations is None else iterations
+        assert session.run(n) == n
+        self.bootstrap.barrier()
+        self.check_events(session, n)
+        self.total += n
+
+    def check_events(self, session: distmk.Session, iterations: int) -> None:
+        """Every event of this rank counted what its triggers of all ranks add up to, no more and no less."""
+        want: dict[int, int] = defaultdict(int)
+        for part in session.program.ranks:
+            for desc in part.tasks:
+                times = desc.max_instances * part.header.num_schedulers if desc.launch == MASSIVE else 1
+                for trigger in part.triggers[desc.trigger_begin : desc.trigger_begin + desc.num_triggers]:
+                    if trigger.rank == self.rank:
+                        want[trigger.event] += trigger.amount * times * iterations
+        header = session.rank_program.header
+        if not header.num_events:
+            return
+        events = Placed("events", Space.HEAP, -1, header.events_heap_offset, header.num_events, EVENT_STRIDE_BYTES)
+        got = session.backend.view(events, np.uint64)[:, 0]
+        assert got.tolist() == [want[event] for event in range(header.num_events)]
+
+
+def same(got: Any, want: Any) -> None:
+    np.testing.assert_array_equal(np.asarray(got, np.float64), np.asarray(want, np.float64))
+
+
+def queues(job: Job) -> None:
+    """x -> 2x + 1 -> ... on one worker after another: any other order gives other numbers."""
+    graph = job.graph()
+    x = graph.buffer("x", COLS)
+    steps = [(0.5, 3.0), (-1.0, 1.0), (2.0, -4.0), (0.25, 7.0)]
+    for rank in range(job.num_ranks):
+        for number, (scale, shift) in enumerate(steps * 2):
+            graph.add(Affine(rank, f"step{number}", src=x.at(rank), dst=x.at(rank), scale=scale, shift=shift))
+    with job.session(graph) as session:
+        want = np.linspace(-8, 8, COLS, dtype=np.float32) + job.rank
+        session.view(x)[0] = want
+        for _ in range(3):  # several launches of a session
+            job.run(session)
+            for _ in range(job.iterations):
+                for scale, shift in steps * 2:
+                    want = want * np.float32(scale) + np.float32(shift)
+            np.testing.assert_allclose(session.view(x)[0], want, rtol=1e-6)
+
+
+def all_reduce(job: Job) -> None:
+    graph = job.graph()
+    vector, slots = graph.buffer("vector", COLS), graph.buffer("slots", job.num_ranks * COLS)
+    for rank in range(job.num_ranks):
+        for peer in range(job.num_ranks):
+            slot = slots.at(peer, rank * COLS, (rank + 1) * COLS)
+            graph.add(Put(rank=rank, op=f"put{peer}", src=vector.at(rank), dst=slot))
+    for rank in range(job.num_ranks):
+        blocks = tuple(slots.at(rank, i * COLS, (i + 1) * COLS) for i in range(job.num_ranks))
+        graph.add(Sum(rank=rank, op="reduce", blocks=blocks, dst=vector.at(rank)))
+        graph.add(Affine(rank, "shrink", src=vector.at(rank), dst=vector.at(rank), scale=0.5, shift=rank))
+    with job.session(graph) as session:
+        values = [np.random.default_rng(rank).standard_normal(COLS).astype(np.float32) for rank in range(job.num_ranks)]
+        session.view("vector")[0] = values[job.rank]
+        job.run(session)
+        for _ in range(job.iterations):
+            total = values[0].copy()
+            for value in values[1:]:
+                total += value
+            values = [total * np.float32(0.5) + np.float32(rank) for rank in range(job.num_ranks)]
+        np.testing.assert_allclose(session.view(vector)[0], values[job.rank], rtol=1e-5)
+
+
+def pipeline(job: Job) -> None:
+    """A stage a rank; the first may run ahead by what its neighbour's buffer holds, and no more."""
+    graph = job.graph()
+    counter, last = graph.buffer("counter", 1), graph.buffer("last", 1)
+    inputs = [graph.buffer(f"in{stage}", 1) for stage in range(job.num_ranks)]
+    seen = graph.buffer("seen", 1)
+    for stage, into in enumerate(inputs):
+        if stage == 0:
+            graph.add(Affine(0, "count", src=counter.at(0), dst=counter.at(0), shift=1.0))
+            graph.add(Affine(0, "feed", src=counter.at(0), dst=into.at(0)))
+        graph.add(Sum(stage, "tally", blocks=(into.at(stage),), dst=seen.at(stage), add=True))
+        if stage + 1 < job.num_ranks:
+            graph.add(Put(stage, "pass", src=into.at(stage), dst=inputs[stage + 1].at(stage + 1)))
+        else:
+            graph.add(Affine(stage, "end", src=into.at(stage), dst=last.at(stage)))
+    with job.session(graph) as session:
+        job.run(session)
+        # Each stage saw 1, 2, 3, ... once each: nothing was overwritten before it was read, nothing read twice.
+        same(session.view(seen), [[job.iterations * (job.iterations + 1) / 2]])
+
+
+def handed_out(job: Job) -> None:
+    """Every kind of launch in turn, each leaving its mark in a counter of its own; what it read tells the order."""
+    graph, num_tasks, instances = job.graph(), job.options.get("tasks", 3), job.options.get("instances", 5)
+    one = graph.buffer("one", 1)
+    counts, trail = graph.buffer("counts", 3 * num_tasks), graph.buffer("trail", 3 * num_tasks + 1)
+    kinds = [AHEAD, SINGLE, MASSIVE] * num_tasks
+    for rank in range(job.num_ranks):
+        for i, kind in enumerate(kinds):
+            count = counts.at(rank, i, i + 1)
+            times = instances if kind is MASSIVE else 1
+            graph.add(
+                ManySum(rank, f"count{i}", launch=kind, blocks=(one.at(rank),), dst=count, add=True, instances=times)
+            )
+            graph.add(Affine(rank, f"copy{i}", launch=kind, src=trail.at(rank, i, i + 1), dst=trail.at(rank, i + 1, i + 2), shift=1.0))
+        # Round the ranks and back to the start of the trail.
+        peer = (rank + 1) % job.num_ranks
+        graph.add(Put(rank, "pass", src=trail.at(rank, len(kinds), len(kinds) + 1), dst=trail.at(peer, 0, 1)))
+    with job.session(graph) as session:
+        session.view(one)[:] = 1
+        for _ in range(2):
+            job.run(session)
+        want = [job.total * (instances if kind is MASSIVE else 1) for kind in kinds]
+        # Instances of one launch add to the same place at once: exact only where one worker runs them all.
+        exact = [kind is not MASSIVE or job.workers == 1 for kind in kinds]
+        same(session.view(counts)[0][exact], np.array(want)[exact])
+        if job.rank == 0:
+            same(session.view(trail)[0, 0], job.total * len(kinds) * job.num_ranks)
+
+
+def wrong_ranks(job: Job) -> None:
+    graph = job.graph()
+    graph.add(Affine(0, "x", src=graph.buffer("a", 1).at(0), dst=graph.buffer("b", 1).at(0)))
+    distmk.Session(graph, job.bootstrap)
+
+
+def different_programs(job: Job) -> None:
+    graph = job.graph()
+    a, b = graph.buffer("a", 1), graph.buffer("b", 1)
+    graph.add(Affine(0, "x", src=a.at(0), dst=b.at(0), shift=float(job.rank)))
+    distmk.Session(graph, job.bootstrap)
+
+
+def views(job: Job) -> None:
+    graph = job.graph()
+    a, b = graph.buffer("a", 3, rows=2), graph.buffer("b", 4, dtype="i32")
+    c = graph.buffer("c", 4, dtype="bf16", space=Space.LOCAL)
+    graph.add(Put(0, "x", src=b.at(0), dst=b.at(job.num_ranks - 1)))
+    with job.session(graph) as session:
+        assert session.view(a).shape == (2, 3) and session.view(b).dtype == np.int32
+        assert session.view(c).dtype == np.uint16 and not session.view("c").any()
+        job.bootstrap.barrier()
+        stranger = distmk.Graph(1).buffer("stranger", 1)
+        for unknown in ("nowhere", stranger):
+            try:
+                session.view(unknown)
+            except distmk.UsageError as error:
+                assert str(error).startswith("there is no buffer ")
+            else:
+                raise AssertionError("a view of nothing")
+
+
+def main() -> int:
+    scenario, options, out = sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3])
+    rank = os.environ.get("DISTMK_RANK", "0")
+    try:
+        with distmk.connect(options["ranks"], follower_argv=[sys.executable, *sys.argv]) as bootstrap:
+            globals()[scenario](Job(options, bootstrap))
+    except DistmkError as error:
+        (out / rank).write_text(f"{type(error).__name__}: {error}")
+        return error.exit_code
+    (out / rank).write_text("done")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Runs all ranks of a program as threads of one process (csrc/tools/run_ranks.cpp), under a sanitizer if asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from distmk.config import PRESETS, ModelConfig
+from distmk.errors import BuildError
+from distmk.graph import Graph
+from distmk.host.build import build
+from distmk.lower import DecodeOptions, lower
+from distmk.model import build_model
+from distmk.program import Program, compile_graph
+
+SANITIZERS = {
+    "thread": ("-fsanitize=thread",),
+    "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
+}
+OPTIONS = {
+    "TSAN_OPTIONS": "halt_on_error=0 exitcode=66 report_signal_unsafe=0",
+    "ASAN_OPTIONS": "exitcode=67",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+}
+REPORT = ("ThreadSanitizer", "AddressSanitizer", "LeakSanitizer", "runtime error")
+
+
+@functools.cache
+def tool(sanitizer: str, *defines: str) -> Path:
+    """run_ranks built with a sanitizer; skips the test where the compiler has no such thing."""
+    try:
+        return build([*SANITIZERS[sanitizer], "-g", "-O1", "-fno-omit-frame-pointer", *defines], tool="run_ranks")
+    except BuildError as error:
+        if "san" in str(error):
+            pytest.skip(f"no -fsanitize={sanitizer} here: {error}")
+        raise
+
+
+@functools.cache
+def prefix() -> tuple[str, ...]:
+    """ThreadSanitizer wants its shadow where a randomised layout may have put something else."""
+    setarch = shutil.which("setarch")
+    if setarch is None:
+        return ()
+    command = (setarch, platform.machine(), "-R")
+    return command if subprocess.run([*command, "true"], capture_output=True).returncode == 0 else ()
+
+
+def run_ranks(
+    binary: Path, program: Program, folder: Path, *options: str, iterations: int = 30
+) -> subprocess.CompletedProcess[str]:
+    """Run `program`; standard output and standard error come as one text."""
+    paths = []
+    for rank, part in enumerate(program.ranks):
+        paths.append(folder / f"rank{rank}.bin")
+        paths[-1].write_bytes(part.to_bytes())
+    argv = [*prefix(), str(binary), *options, str(iterations), *map(str, paths)]
+    done = subprocess.run(
+        argv, env=os.environ | OPTIONS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100
+    )
+    if "unexpected memory mapping" in done.stdout or "Shadow memory range interleaves" in done.stdout:
+        pytest.skip("the sanitizer cannot place its shadow memory here")
+    return done
+
+
+def assert_clean(done: subprocess.CompletedProcess[str], num_ranks: int) -> None:
+    assert done.returncode == 0 and not any(word in done.stdout for word in REPORT), done.stdout[:6000]
+    assert done.stdout.count("abort 0") == num_ranks, done.stdout
+
+
+def tiny_config() -> ModelConfig:
+    return dataclasses.replace(
+        PRESETS["smollm2-135m"],
+        hidden_size=96,
+        intermediate_size=128,
+        num_layers=2,
+        num_heads=6,
+        num_kv_heads=3,
+        head_dim=16,
+        vocab_size=331,
+        max_position=64,
+    )
+
+
+def tiny_decode(num_ranks: int, num_workers: int) -> Graph:
+    """A decode step of a Llama of two layers, whose attention splits from 4 positions on."""
+    options = DecodeOptions(
+        num_ranks, num_workers, max_rows=4, max_model_len=64, page_size=4, max_splits=4, min_split=4
+    )
+    return lower(build_model(tiny_config()), options)
+
+
+def compiled(graph: Graph) -> Program:
+    return compile_graph(graph)

@@ -1,0 +1,113 @@
+"""The runtime under ThreadSanitizer and AddressSanitizer, all ranks in one process: no report, save those planted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import graphs
+import pytest
+from ranks_in_process import assert_clean, run_ranks, tiny_decode, tool
+
+from distmk.errors import UsageError
+from distmk.program import Program, compile_graph
+
+pytestmark = pytest.mark.timeout(150)
+
+PLACES = ((), ("--ride",))  # schedulers in threads of their own, or in the workers' idle loops
+DELAY = ("--delay", "300,1,7")
+SIZES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]
+
+
+@pytest.fixture(scope="module", params=SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def decode(request: pytest.FixtureRequest) -> Program:
+    return compile_graph(tiny_decode(*request.param))
+
+
+@pytest.mark.parametrize("shape", ["ring", "all_reduce", "pipeline", "handed_out"])
+@pytest.mark.parametrize("sanitizer", ["thread", "address"])
+def test_small_graphs(sanitizer: str, shape: str, tmp_path: Path) -> None:
+    for num_ranks, num_workers in ((1, 2), (2, 1), (3, 2), (4, 1)):
+        program = compile_graph(graphs.SHAPES[shape](num_ranks, num_workers))
+        for options in PLACES:
+            assert_clean(run_ranks(tool(sanitizer), program, tmp_path, *options), num_ranks)
+
+
+@pytest.mark.parametrize("sanitizer", ["thread", "address"])
+def test_decode(sanitizer: str, decode: Program, tmp_path: Path) -> None:
+    """Prompts in chunks, admission and release of sequences, attention handed out as the batch needs."""
+    for options in PLACES:
+        assert_clean(run_ranks(tool(sanitizer), decode, tmp_path, *options), decode.num_ranks)
+
+
+def random_programs(seed: int, count: int) -> Iterator[Program]:
+    random_ = random.Random(seed)
+    while count:
+        try:
+            program = compile_graph(graphs.random_graph(random_))
+        except UsageError:
+            continue  # a graph that cannot be ordered is refused
+        count -= 1
+        yield program
+
+
+def test_random_graphs(tmp_path: Path) -> None:
+    """What the compiler leaves out as implied is really ordered, with and without pointers between ranks."""
+    seed = random.randrange(2**32)
+    for number, program in enumerate(random_programs(seed, 30)):
+        print(f"seed {seed}, program {number}")
+        options = (*PLACES[number % 2], *(DELAY if number % 3 else ()))
+        assert_clean(run_ranks(tool("thread"), program, tmp_path, *options, iterations=8), program.num_ranks)
+
+
+@pytest.mark.parametrize("size", [(2, 2), (3, 1)], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_far_ranks(size: tuple[int, int], tmp_path: Path) -> None:
+    """Ranks of different virtual nodes: puts come late and overtake each other."""
+    for graph in (graphs.ring(*size), graphs.all_reduce(*size), tiny_decode(*size)):
+        program = compile_graph(graph)
+        assert_clean(run_ranks(tool("thread"), program, tmp_path, *DELAY, iterations=10), size[0])
+
+
+@pytest.mark.parametrize("shape", ["ring", "all_reduce"])
+def test_missing_release_is_reported(shape: str, tmp_path: Path) -> None:
+    program = compile_graph(graphs.SHAPES[shape](2, 1))
+    done = run_ranks(tool("thread", "-DDISTMK_PLANT_MISSING_RELEASE"), program, tmp_path)
+    assert done.returncode == 66 and "WARNING: ThreadSanitizer: data race" in done.stdout, done.stdout[-3000:]
+
+
+def drop_waits(program: Program, rank: int, op: str) -> None:
+    part = program.ranks[rank]
+    dropped = 0
+    for desc, name in zip(part.tasks, part.task_names, strict=True):
+        if name == op:
+            dropped += desc.num_waits
+            desc.num_waits = 0
+    assert dropped, f"{op} has no waits: {sorted(set(part.task_names))}"
+
+
+def assert_reported(program: Program, folder: Path) -> None:
+    """A task without its waits may be far ahead before the others have begun: then nothing shows, so try again."""
+    for iterations in (500, 2000, 8000, 8000, 8000):
+        done = run_ranks(tool("thread"), program, folder, iterations=iterations)
+        if done.returncode == 66 and "WARNING: ThreadSanitizer: data race" in done.stdout:
+            return
+    pytest.fail(f"no race was reported:\n{done.stdout[-3000:]}")
+
+
+@pytest.mark.parametrize(
+    ("shape", "rank", "op"),
+    [("ring", 1, "scale"), ("all_reduce", 0, "sum1"), ("pipeline", 0, "stage0"), ("handed_out", 0, "massive")],
+)
+def test_dropped_wait_is_reported(shape: str, rank: int, op: str, tmp_path: Path) -> None:
+    program = compile_graph(graphs.SHAPES[shape](2, 2))
+    drop_waits(program, rank, op)
+    assert_reported(program, tmp_path)
+
+
+@pytest.mark.parametrize("op", ["layer0.down.reduce", "layer1.merge"])
+def test_dropped_wait_in_decode_is_reported(op: str, tmp_path: Path) -> None:
+    program = compile_graph(tiny_decode(2, 1))
+    names = program.ranks[1].task_names
+    drop_waits(program, 1, next(name for name in names if name == op or name.endswith(op)))
+    assert_reported(program, tmp_path)

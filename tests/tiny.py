@@ -1,0 +1,187 @@
+"""Small random models made with transformers, and what they compute: the reference for whole models."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+Family = Literal["llama", "qwen3"]
+SIZES: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 75,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 10,
+    "vocab_size": 203,
+    "max_position_embeddings": 160,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "tie_word_embeddings": False,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+def random_changes(family: Family, heads: tuple[int, int], rng: np.random.Generator) -> dict[str, Any]:
+    """Sizes and options that go with (query, KV) heads, odd wherever they may be."""
+
+    def flip() -> bool:
+        return bool(rng.integers(2))
+
+    num_q, num_kv = heads
+    changes: dict[str, Any] = {
+        "num_attention_heads": num_q,
+        "num_key_value_heads": num_kv,
+        "head_dim": 2 * int(rng.integers(2, 20)),
+        # transformers' Llama wants a multiple of the heads, though its head_dim is free
+        "hidden_size": num_q * int(rng.integers(3, 9)) if family == "llama" else int(rng.integers(21, 70)),
+        "intermediate_size": int(rng.integers(17, 150)),
+        "num_hidden_layers": int(rng.integers(1, 4)),
+        "vocab_size": int(rng.integers(120, 400)),
+        "tie_word_embeddings": flip(),
+        "attention_bias": flip(),
+        "rms_norm_eps": 1e-5 if flip() else 1e-6,
+    }
+    if family == "llama":
+        changes["mlp_bias"] = flip()
+        if flip():
+            changes["rope_parameters"] = LLAMA3_ROPE
+    return changes
+
+
+def make(family: Family, seed: int, **changes: Any) -> PreTrainedModel:
+    """A model of random weights, rounded to bf16, that neither explodes nor leaves its next token to chance."""
+    torch.manual_seed(seed)
+    model: PreTrainedModel
+    if family == "qwen3":
+        model = Qwen3ForCausalLM(Qwen3Config(**SIZES | changes))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**SIZES | changes))
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            values = 1 + 0.2 * torch.randn_like(weight)
+        elif weight.ndim == 1:
+            values = 0.3 * torch.randn_like(weight)
+        else:
+            scale = 3.0 if "lm_head" in name or "embed" in name else 1.0
+            values = scale * torch.randn_like(weight) / weight.shape[1] ** 0.5
+        weight.data = values.bfloat16()
+    return model
+
+
+def save(model: PreTrainedModel, folder: Path) -> Path:
+    model.config.dtype = torch.bfloat16
+    model.save_pretrained(folder)
+    return folder
+
+
+class RoundingCache(DynamicCache):
+    """A KV cache that holds bf16, as the runtime's does, whatever the model computes in."""
+
+    def update(self, keys: Tensor, values: Tensor, *more: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        rounded = (part.bfloat16().to(part.dtype) for part in (keys, values))
+        held: tuple[Tensor, Tensor] = super().update(*rounded, *more, **named)
+        return held
+
+
+@dataclass
+class Reference:
+    """transformers' logits [positions, vocab] for token ids, in several kinds of arithmetic on the same bf16 weights."""
+
+    model: PreTrainedModel
+
+    def __post_init__(self) -> None:
+        self._made: dict[torch.dtype, PreTrainedModel] = {}
+
+    @staticmethod
+    def of_gguf(path: Path) -> Reference:
+        """Of a GGUF file: its matrices become bf16, as the runtime's do, while vectors stay as stored."""
+        model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.float32)
+        for weight in model.parameters():
+            if weight.ndim == 2:
+                weight.data = weight.data.bfloat16()
+        return Reference(model)
+
+    def _in(self, dtype: torch.dtype) -> PreTrainedModel:
+        """Only parameters change their type: rotary frequencies rounded to bf16 would be another model."""
+        if dtype not in self._made:
+            model = copy.deepcopy(self.model)
+            for weight in model.parameters():
+                weight.data = weight.data.to(dtype)
+            model.tie_weights()
+            self._made[dtype] = model.eval()
+        return self._made[dtype]
+
+    def _logits(self, ids: list[int], dtype: torch.dtype, cache: DynamicCache | None) -> Tensor:
+        with torch.no_grad():
+            out = self._in(dtype)(torch.tensor([ids]), past_key_values=cache, use_cache=cache is not None)
+        return out.logits[0].double()
+
+    def exact(self, ids: list[int]) -> Tensor:
+        """float32 throughout."""
+        return self._logits(ids, torch.float32, None)
+
+    def cached(self, ids: list[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        """float32 but for the KV cache, which holds bf16: what the runtime sets out to compute."""
+        return self._logits(ids, dtype, RoundingCache())
+
+    def bf16(self, ids: list[int]) -> Tensor:
+        """transformers' own run in bf16, activations included."""
+        return self._logits(ids, torch.bfloat16, None)
+
+
+@dataclass
+class Walk:
+    """How greedy tokens compare with a reference that is fed the same tokens."""
+
+    steps: int
+    clear_steps: int
+    tolerance: float
+
+
+def check_greedy(reference: Reference, prompt: list[int], tokens: list[int], what: str) -> Walk:
+    """Every token is the reference's best one; where its logits are closer than the error, one of the best.
+
+    The error is measured along the way: how far a bf16 KV cache alone moves a logit of the float32 reference. Two logits
+    may move towards each other, so a token may fall short of the best by twice that; a best token that leads by more
+    must have been chosen.
+    """
+    ids = prompt + tokens[:-1]
+    exact, cached = reference.exact(ids)[len(prompt) - 1 :], reference.cached(ids)[len(prompt) - 1 :]
+    tolerance = 2 * float((exact - cached).abs().max())
+    best = exact.topk(2)
+    clear = 0
+    for step, token in enumerate(tokens):
+        short = float(best.values[step, 0] - exact[step, token])
+        lead = float(best.values[step, 0] - best.values[step, 1])
+        assert short <= tolerance, (
+            f"{what}: step {step} of {len(tokens)}: token {token} is {short:.4g} below the best, "
+            f"{int(best.indices[step, 0])}, which leads by {lead:.4g}; tolerance {tolerance:.4g}; "
+            f"prompt {prompt}, tokens before {tokens[:step]}"
+        )
+        if lead > tolerance:
+            clear += 1
+            assert token == int(best.indices[step, 0]), f"{what}: step {step}: token {token}"
+    return Walk(len(tokens), clear, tolerance)
