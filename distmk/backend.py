@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk import abi
-from distmk.abi import Abort, Request, TokenEvent, WaitRecordABI
+from distmk.abi import Abort, LaunchKind, Request, TokenEvent, WaitRecordABI
 from distmk.place import Placed
 from distmk.program import RankProgram
 
@@ -29,8 +29,9 @@ class LaunchSpec:
 
 @dataclass(frozen=True)
 class StuckWait:
-    """One waiter's last words, with `order` to find the first of them in program order."""
+    """One waiter's last words, with the iteration and `order` to find the first of them in program order."""
 
+    iteration: int
     order: int
     expired: bool
     worker: int
@@ -84,14 +85,18 @@ class LaunchBlock:
         """What the waiters were waiting for when the launch was given up, in program order."""
         found = []
         for record in self.records:
-            if record.filled and record.order != abi.NO_EVENT:
-                task = f"{record.task} ({program.task_names[record.task]})"
-                event = f"{record.event} ({program.event_names[record.event]})"
-                waiter = record.worker
-                found.append(
-                    StuckWait(record.order, bool(record.expired), waiter, task, event, record.want, record.got)
-                )
-        return sorted(found, key=lambda wait: wait.order)
+            if not record.filled or record.event == abi.NO_EVENT or record.got >= record.want:
+                continue  # it was told to leave with nothing missing
+            task, order = "start of an iteration", -1
+            if record.order != abi.NO_EVENT:
+                task, order = f"{record.task} ({program.task_names[record.task]})", record.order
+                if program.tasks[record.task].launch == LaunchKind.SCHEDULER:
+                    order = -2  # it is what starts the iteration
+            event = f"{record.event} ({program.event_names[record.event]})"
+            found.append(
+                StuckWait(record.iteration, order, bool(record.expired), record.worker, task, event, record.want, record.got)
+            )
+        return sorted(found, key=lambda wait: (wait.iteration, wait.order))
 
 
 class Launch(Protocol):

@@ -11,11 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.errors import ModelError
+from distmk.fields import Fields, token_ids
 
 Family = Literal["llama", "qwen3"]
 
 ARCHITECTURES: Mapping[str, Family] = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
 """Hugging Face architecture names that can be loaded."""
+
+MAX_LAYERS = 10_000
+"""A damaged file may claim billions, and listing their tensors would take all memory before any is found missing."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,10 @@ class ModelConfig:
         """Raise ModelError, naming `where` the values came from, unless the sizes can go together."""
         sizes = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
         for name in (*sizes, "vocab_size", "max_position"):
-            if getattr(self, name) < 1:
-                raise ModelError(f"{where}: {name} is {getattr(self, name)}; it must be at least 1")
+            if not 1 <= getattr(self, name) < 1 << 31:
+                raise ModelError(f"{where}: {name} is {getattr(self, name)}; it must be at least 1 and below 2**31")
+        if self.num_layers > MAX_LAYERS:
+            raise ModelError(f"{where}: num_layers is {self.num_layers}; at most {MAX_LAYERS} are believable")
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
                 f"{where}: {self.num_heads} attention heads cannot share {self.num_kv_heads} key/value heads evenly; "
@@ -77,10 +83,9 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ModelError(f"{where}: head_dim is {self.head_dim}; rotary embedding needs an even head_dim")
-        if not (math.isfinite(self.rope_theta) and self.rope_theta > 0):
-            raise ModelError(f"{where}: rope_theta is {self.rope_theta}; it must be a positive number")
-        if not (math.isfinite(self.rms_norm_eps) and self.rms_norm_eps > 0):
-            raise ModelError(f"{where}: rms_norm_eps is {self.rms_norm_eps}; it must be a positive number")
+        for name in ("rope_theta", "rms_norm_eps"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ModelError(f"{where}: {name} is {getattr(self, name)}; it must be a positive number")
         factors = self.rope_freq_factors
         if factors is not None and (len(factors) != self.head_dim // 2 or min(factors) <= 0):
             raise ModelError(
@@ -96,56 +101,6 @@ class ModelConfig:
         Raises ModelError for another architecture, a feature that is not supported, or values that cannot be used.
         """
         return _from_hf(Fields(d, where))
-
-
-@dataclass(frozen=True)
-class Fields:
-    """A dict with typed look-ups: each raises a one-line ModelError that names the key and `where` it was read."""
-
-    values: Mapping[str, Any]
-    where: str
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self.values.get(key)
-        if value is None:
-            if default is None:
-                raise ModelError(f"{self.where}: {key} is missing; a whole number was expected")
-            return default
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ModelError(f"{self.where}: {key} is {value!r}; a whole number was expected")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.values.get(key)
-        if value is None:
-            if default is None:
-                raise ModelError(f"{self.where}: {key} is missing; a number was expected")
-            return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ModelError(f"{self.where}: {key} is {value!r}; a number was expected")
-        return float(value)
-
-    def flag(self, key: str, default: bool = False) -> bool:
-        value = self.values.get(key)
-        if value is not None and not isinstance(value, bool):
-            raise ModelError(f"{self.where}: {key} is {value!r}; true or false was expected")
-        return default if value is None else value
-
-    def sub(self, key: str) -> Fields:
-        value = self.values.get(key)
-        if value is not None and not isinstance(value, Mapping):
-            raise ModelError(f"{self.where}: {key} is {value!r}; an object was expected")
-        return Fields(value or {}, f"{self.where}: {key}")
-
-
-def token_ids(d: Mapping[str, Any], key: str, where: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """The token ids under `key`: a number, a list of numbers, null (none), or absent (`default`)."""
-    value = d.get(key, list(default))
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    for token_id in ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise ModelError(f"{where}: {key} is {value!r}; a token id or a list of token ids was expected")
-    return tuple(dict.fromkeys(ids))
 
 
 def _from_hf(f: Fields) -> ModelConfig:
@@ -215,8 +170,8 @@ def _refuse_unsupported(f: Fields) -> None:
     act = f.values.get("hidden_act", "silu")
     if act != "silu":
         raise ModelError(f"{f.where}: hidden_act {act!r} is not supported; only 'silu' is")
-    layer_types = f.values.get("layer_types") or []
-    if f.flag("use_sliding_window") or "sliding_attention" in layer_types:
+    layer_types = f.values.get("layer_types")
+    if f.flag("use_sliding_window") or (isinstance(layer_types, list) and "sliding_attention" in layer_types):
         raise ModelError(
             f"{f.where}: sliding-window attention is in use, which is not supported; use a full-attention model"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import resource
 import sys
 from dataclasses import asdict, dataclass
@@ -60,6 +59,13 @@ def choose_backend(wanted: str) -> str:
     return "host"
 
 
+def choose_model_len(wanted: int | None, max_position: int) -> int:
+    """The longest sequence to serve: what was asked for, if the model's context has room for it."""
+    if wanted is not None and wanted > max_position:
+        raise UsageError(f"max_model_len {wanted} is more than the model's context of {max_position} tokens")
+    return min(max_position, DEFAULT_MODEL_LEN) if wanted is None else wanted
+
+
 def choose_workers(wanted: int | None, bootstrap: Bootstrap) -> int:
     """Workers of a rank: what was asked for, or this rank's share of the cores. Warns where cores must be shared."""
     cores = usable_cores()
@@ -85,25 +91,12 @@ class Engine:
         self.backend_name = agree(bootstrap, lambda: choose_backend(args.backend))
         self.checkpoint = agree(bootstrap, lambda: open_checkpoint(args.model, args.load_format, args.seed))
         self.config = self.checkpoint.config
-        settings = asdict(args) | {"model": None}
-        agree_same(
-            bootstrap,
-            "start-up",
-            {
-                "--model": self.checkpoint.fingerprint,
-                "options": hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest(),
-            },
-        )
-        self.max_model_len = agree(bootstrap, self._model_len)
+        settings = {name: str(value) for name, value in asdict(args).items() if name != "model"}
+        agree_same(bootstrap, "models or options", {"model": self.checkpoint.fingerprint, **settings})
+        self.max_model_len = agree(bootstrap, lambda: choose_model_len(args.max_model_len, self.config.max_position))
         self.num_workers = self._same_workers()
         self.session = Session(agree(bootstrap, self._compile), bootstrap, deadline_s=args.deadline_s)
         agree(bootstrap, self._fill)
-
-    def _model_len(self) -> int:
-        wanted = self.args.max_model_len
-        if wanted is not None and wanted > self.config.max_position:
-            raise UsageError(f"max_model_len {wanted} is more than the model's context of {self.config.max_position} tokens")
-        return wanted or min(self.config.max_position, DEFAULT_MODEL_LEN)
 
     def _same_workers(self) -> int:
         """Every rank has the same number of workers: the least that any of them has cores for."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,8 @@ from distmk.errors import Interrupted, UsageError
 from distmk.requests import Prompt, Request, make_request
 from distmk.sampling import RequestOutput, SamplingParams, TokenOutput
 from distmk.tokenizer import Tokenizer, load_tokenizer
+
+T = TypeVar("T")
 
 
 class LLM:
@@ -43,12 +45,16 @@ class LLM:
         deadline_s: float | None = None,
         keep_logits: bool = False,
     ) -> None:
-        args = EngineArgs(
-            str(model), load_format, seed, num_workers, backend, max_model_len, max_num_seqs, deadline_s, keep_logits
-        )
         self._bootstrap = connect(tensor_parallel_size)
+        self._serving = self._bootstrap.kind == "local"
+
+        def choose() -> EngineArgs:
+            return EngineArgs(
+                str(model), load_format, seed, num_workers, backend, max_model_len, max_num_seqs, deadline_s, keep_logits
+            )
+
         try:
-            self._serving = self._bootstrap.kind == "local"
+            args = self._agree_if_called(choose)
             if self._serving:
                 self._bootstrap.send_command(pickle.dumps(("load", asdict(args))))
             self._engine = Engine(args, self._bootstrap)
@@ -112,15 +118,19 @@ class LLM:
 
     def peak_memory_bytes(self) -> list[int]:
         """Peak resident memory of every rank's process so far; collective."""
+        self._engine.session.stop()
         if self._serving:
             self._bootstrap.send_command(pickle.dumps(("peak_memory", {})))
         return self._engine.peak_memory_bytes()
 
     def make_requests(self, prompts: Any, params: Any) -> list[Request]:
         """Rank 0 checks what it was given (other ranks get none); if it cannot be served, every rank raises UsageError."""
-        if self._serving:  # the other ranks have not been told of this call yet
-            return self._make_requests(prompts, params)
-        return agree(self._bootstrap, lambda: self._make_requests(prompts, params))
+        self._engine.session.stop()  # a stream that nobody finished
+        return self._agree_if_called(lambda: self._make_requests(prompts, params))
+
+    def _agree_if_called(self, fn: Callable[[], T]) -> T:
+        """`agree`, where the other ranks make this call as well; those of this process' own wait to be told of it."""
+        return fn() if self._serving else agree(self._bootstrap, fn)
 
     def _make_requests(self, prompts: Any, params: Any) -> list[Request]:
         if self._bootstrap.rank:
@@ -142,6 +152,7 @@ class LLM:
 
     def run(self, requests: list[Request], *, gather_logits: bool = False) -> Iterator[TokenOutput]:
         """Serve requests in one launch, yielding tokens as they come; requests fill up with what they generate."""
+        self._engine.session.stop()
         if self._serving:
             self._bootstrap.send_command(pickle.dumps(("generate", {"gather_logits": gather_logits})))
         ignore_eos = bool(requests and requests[0].params.ignore_eos)

@@ -33,8 +33,10 @@ class DecodeOptions:
     keep_logits: bool = False
 
     def __post_init__(self) -> None:
+        if self.num_ranks < 1 or self.num_workers < 1:
+            raise UsageError(f"{self.num_ranks} ranks of {self.num_workers} workers; at least one of each is needed")
         if not 1 <= self.max_rows <= MAX_ROWS:
-            raise UsageError(f"max_rows is {self.max_rows}; an iteration carries 1 to {MAX_ROWS} token rows")
+            raise UsageError(f"max_num_seqs is {self.max_rows}; 1 to {MAX_ROWS} sequences can run at once")
         if self.max_model_len < 1 or self.page_size < 1 or self.max_splits < 1 or self.min_split < 1:
             raise UsageError("max_model_len, page_size, max_splits and min_split must be positive")
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from distmk.abi import Abort, TokenEvent
 from distmk.backend import Backend, Launch, LaunchSpec, StuckWait
 from distmk.bootstrap import Bootstrap, agree_same
 from distmk.check import check
-from distmk.errors import HangError, Interrupted, RankLostError, UsageError, WaitRecord
+from distmk.errors import DistmkError, HangError, Interrupted, RankLostError, UsageError, WaitRecord
 from distmk.graph import Graph
 from distmk.heap import NUMPY_TYPES, fill_constants
 from distmk.host.backend import HostBackend
@@ -36,6 +37,7 @@ class Outcome:
     reason: Abort
     stuck: tuple[StuckWait, ...]
     iterations: int
+    left: bool  # its caller had enough of the launch
 
 
 class Session:
@@ -56,6 +58,7 @@ class Session:
         self.deadline_s = deadline_s or env.deadline_s()
         self.rank_program = self.program.ranks[bootstrap.rank]
         agree_same(bootstrap, "program", {"program": self.program.fingerprint()})
+        self._running: RunningLaunch | None = None
         self.backend: Backend = HostBackend(self.rank_program, bootstrap)
         fill_constants(self.program, self.backend, bootstrap.rank)
 
@@ -78,13 +81,22 @@ class Session:
         return running.iterations
 
     def launch(self, spec: LaunchSpec) -> RunningLaunch:
-        """Start a launch on all ranks; iterate over it for the tokens it generates."""
+        """Start a launch on all ranks; iterate over it for the tokens it generates. One that is under way ends first."""
+        self.stop()
         self.bootstrap.barrier()  # nobody is still leaving the last launch
         self.backend.reset()
         self.bootstrap.barrier()  # nobody signals into what is about to be zeroed
-        return RunningLaunch(self, spec)
+        self._running = RunningLaunch(self, spec)
+        return self._running
+
+    def stop(self) -> None:
+        """End the launch that is under way, if any."""
+        if self._running is not None:
+            self._running.stop()
+            self._running = None
 
     def close(self) -> None:
+        self.stop()
         self.backend.close()
 
     def __enter__(self) -> Session:
@@ -102,6 +114,7 @@ class RunningLaunch:
     def __init__(self, session: Session, spec: LaunchSpec) -> None:
         self._session = session
         self._launch: Launch = session.backend.start(spec)
+        self._over = False
         self.iterations = 0
 
     def __iter__(self) -> Iterator[list[TokenEvent]]:
@@ -109,7 +122,7 @@ class RunningLaunch:
         seen, over = 0, False
         next_look = time.monotonic()
         try:
-            while not over:
+            while not (over or self._over):
                 over = launch.wait(seen, POLL_S)
                 count = launch.block.token_count.value
                 if count > seen:
@@ -119,24 +132,37 @@ class RunningLaunch:
                     if backend.lost_ranks():
                         backend.abort(Abort.RANK_LOST)
                     next_look = time.monotonic() + 4 * POLL_S
-        except (KeyboardInterrupt, GeneratorExit):
-            backend.abort(Abort.INTERRUPTED)
-            launch.join()
+        except BaseException as error:
+            self.stop(left=isinstance(error, GeneratorExit))
             raise
+        if self._over:
+            return
         reason = launch.join()
+        self._over = True
         self.iterations = launch.iterations_done
         self._settle(reason)
 
-    def _settle(self, reason: Abort) -> None:
+    def stop(self, left: bool = True) -> None:
+        """End the launch on all ranks, if it is not over; `left`: on purpose, so that it is no error elsewhere."""
+        if self._over:
+            return
+        self._over = True
+        self._session.backend.abort(Abort.INTERRUPTED)
+        self._launch.join()
+        # The others tell how they left, and may have been done before they could be told to leave.
+        with contextlib.suppress(DistmkError):
+            self._settle(Abort.INTERRUPTED, left)
+
+    def _settle(self, reason: Abort, left: bool = False) -> None:
         """All ranks agree on how the launch ended; raises what it ended with."""
         session = self._session
-        if reason is Abort.INTERRUPTED:
-            raise Interrupted("the run was stopped")
         if reason is Abort.RANK_LOST:
             raise RankLostError(_name_lost(session.backend))
         stuck = tuple(self._launch.block.stuck_waits(session.rank_program)) if reason is Abort.HANG else ()
-        mine = pickle.dumps(Outcome(reason, stuck, self.iterations))
+        mine = pickle.dumps(Outcome(reason, stuck, self.iterations, left))
         outcomes: list[Outcome] = [pickle.loads(payload) for payload in session.bootstrap.allgather(mine)]
+        if any(outcome.left for outcome in outcomes):
+            return
         if any(outcome.reason is Abort.INTERRUPTED for outcome in outcomes):
             raise Interrupted("the run was stopped")
         if any(outcome.reason is Abort.HANG for outcome in outcomes):
@@ -148,7 +174,7 @@ def first_stuck(outcomes: list[Outcome]) -> WaitRecord:
     waits = [(wait, rank) for rank, outcome in enumerate(outcomes) for wait in outcome.stuck]
     if not waits:
         return WaitRecord(-1, -1, "none", "start of an iteration", 1, 0)
-    wait, rank = min(waits, key=lambda pair: pair[0].order)
+    wait, rank = min(waits, key=lambda pair: (pair[0].iteration, pair[0].order))
     return WaitRecord(rank, wait.worker, wait.task, wait.event, wait.want, wait.got)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,11 +33,19 @@ def smollm2() -> Path:
 
 
 @pytest.fixture(scope="session")
+def smollm2_reference(smollm2: Path) -> Any:
+    """transformers on the weights of `smollm2`; a `tiny.Reference`."""
+    import tiny
+
+    return tiny.Reference.of_gguf(smollm2)
+
+
+@pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Llama of fixed random weights, without a tokenizer."""
     import tiny
 
-    return tiny.save(tiny.make("llama", seed=1), tmp_path_factory.mktemp("tiny"))
+    return tiny.save(tiny.make("llama", seed=1, num_attention_heads=4, num_key_value_heads=2), tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

@@ -80,6 +80,7 @@ class Runner:
     folder: Path
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     timeout_s: float = 120.0
+    segments_before: list[str] = field(default_factory=lambda: abandoned_segments())
 
     def start(self, command: Sequence[str], env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCH_VARIABLES) or k == "DISTMK_CACHE"}
@@ -137,7 +138,8 @@ class Runner:
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         assert not left, f"processes left behind: {left}"
-        assert not abandoned_segments(), "shared memory left behind"
+        segments = set(abandoned_segments()) - set(self.segments_before)
+        assert not segments, f"shared memory left behind: {segments}"
 
 
 def abandoned_segments() -> list[str]:

@@ -13,14 +13,16 @@ class Scheduler {
 
   DISTMK_FN bool done() const { return load_acquire(&done_) != 0; }
   DISTMK_FN uint64_t iteration() const { return iteration_; }
+  // The task in hand; null while the iteration may not start yet.
   DISTMK_FN const TaskDesc* waiting_for() const {
-    return launch_ < state_.program->num_launches ? &state_.tasks[state_.launches[launch_]] : nullptr;
+    const TaskDesc* task = next_task();
+    return task && (gate_passed_ || task->launch == static_cast<uint16_t>(LaunchKind::SCHEDULER)) ? task : nullptr;
   }
 
   // True: something was done.
   DISTMK_FN bool step() {
     if (load_relaxed(&done_)) return false;
-    const TaskDesc* task = waiting_for();
+    const TaskDesc* task = next_task();
     if (task && task->launch == static_cast<uint16_t>(LaunchKind::SCHEDULER)) return run_here(*task);
     if (!gate_passed_) {
       const Gate gate = gate_state(state_, iteration_);
@@ -52,6 +54,10 @@ class Scheduler {
   uint32_t num_pushed_ = 0;
   bool under_way_ = false;
   bool gate_passed_ = false;
+
+  DISTMK_FN const TaskDesc* next_task() const {
+    return launch_ < state_.program->num_launches ? &state_.tasks[state_.launches[launch_]] : nullptr;
+  }
 
   DISTMK_FN bool run_here(const TaskDesc& task) {
     if (id_ == 0) {

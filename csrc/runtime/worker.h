@@ -48,6 +48,8 @@ DISTMK_FN uint64_t worker_loop(const RankState& state, uint32_t worker, const Sc
       next = 0;
       started = false;
       busy = true;
+      // A worker that always finds something to do would never ask otherwise.
+      if (load_relaxed(state.abort_flag(state.program->rank))) return iteration;
     }
     if (busy) {
       idle.reset();

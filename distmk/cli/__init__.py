@@ -11,16 +11,17 @@ from types import FrameType
 from typing import NoReturn
 
 import distmk
-from distmk.errors import DistmkError, Interrupted, RankLostError
+from distmk.cli.together import refusing_together
+from distmk.errors import DistmkError, Interrupted, RankLostError, UsageError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status (0 done, 2 a user's mistake, others in distmk.errors)."""
-    parser = build_parser()
-    arguments = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, _stop)
-    run: Callable[[argparse.Namespace], int] = arguments.run
     try:
+        with refusing_together():
+            arguments = build_parser().parse_args(argv)
+        signal.signal(signal.SIGTERM, _stop)
+        run: Callable[[argparse.Namespace], int] = arguments.run
         return run(arguments)
     except KeyboardInterrupt:
         return _fail(Interrupted("interrupted"))
@@ -32,10 +33,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+class _Parser(argparse.ArgumentParser):
+    """Tells a wrong argument like every other mistake: one line, from one rank."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
 def build_parser() -> argparse.ArgumentParser:
     from distmk.cli import check_command, generate_command
 
-    parser = argparse.ArgumentParser(prog="distmk", description=(distmk.__doc__ or "").splitlines()[0])
+    parser = _Parser(prog="distmk", description=(distmk.__doc__ or "").splitlines()[0])
     parser.add_argument("--version", action="version", version=f"distmk {distmk.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     generate_command.add_to(commands)

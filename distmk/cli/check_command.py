@@ -8,7 +8,7 @@ from typing import Any
 
 from distmk.check import check
 from distmk.cli.generate_command import add_model_options
-from distmk.engine import DEFAULT_MODEL_LEN
+from distmk.engine import choose_model_len
 from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
 from distmk.program import compile_graph
@@ -29,10 +29,10 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     config = open_checkpoint(arguments.model, "dummy").config
     options = DecodeOptions(
-        num_ranks=arguments.ranks or 1,
-        num_workers=arguments.workers or 1,
+        num_ranks=1 if arguments.ranks is None else arguments.ranks,
+        num_workers=1 if arguments.workers is None else arguments.workers,
         max_rows=arguments.max_num_seqs,
-        max_model_len=arguments.max_model_len or min(config.max_position, DEFAULT_MODEL_LEN),
+        max_model_len=choose_model_len(arguments.max_model_len, config.max_position),
     )
     started = time.perf_counter()
     program = compile_graph(lower(build_model(config), options))

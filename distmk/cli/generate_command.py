@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from distmk.cli.together import refusing_together
 from distmk.errors import UsageError
 from distmk.llm import LLM
 from distmk.requests import Request
@@ -63,10 +64,11 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    prompts = [*arguments.prompt, *arguments.prompt_ids]
-    if not prompts:
-        raise UsageError("there is nothing to complete; give --prompt TEXT or --prompt-ids 1,2,3")
-    params = SamplingParams(max_tokens=arguments.max_new_tokens, ignore_eos=arguments.ignore_eos)
+    with refusing_together():
+        prompts = [*arguments.prompt, *arguments.prompt_ids]
+        if not prompts:
+            raise UsageError("there is nothing to complete; give --prompt TEXT or --prompt-ids 1,2,3")
+        params = SamplingParams(max_tokens=arguments.max_new_tokens, ignore_eos=arguments.ignore_eos)
     started = time.perf_counter()
     with LLM(
         arguments.model,

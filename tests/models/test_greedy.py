@@ -23,11 +23,6 @@ PROMPTS = [
 HEADS = [(9, 3), (5, 5), (7, 1), (8, 2), (6, 2), (4, 4), (12, 3)]
 
 
-@pytest.fixture(scope="module")
-def smollm2_reference(smollm2: Path) -> Reference:
-    return Reference.of_gguf(smollm2)
-
-
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 def test_smollm2(smollm2: Path, smollm2_reference: Reference, num_ranks: int) -> None:
     params = SamplingParams(max_tokens=32, ignore_eos=True)

@@ -53,8 +53,8 @@ def test_logits(family: Family, num_ranks: int, rng: np.random.Generator, tmp_pa
     assert exactly_met >= 2, "more than the rounding of the cache tells it from transformers"
 
 
-def test_smollm2_logits(smollm2: Path) -> None:
-    reference = Reference.of_gguf(smollm2)
+def test_smollm2_logits(smollm2: Path, smollm2_reference: Reference) -> None:
+    reference = smollm2_reference
     rng = np.random.default_rng(5)
     ours, theirs, cache = [], [], []
     with LLM(str(smollm2), tensor_parallel_size=2, keep_logits=True, max_model_len=64) as llm:

@@ -17,6 +17,7 @@ from graph_job import ManySum
 from ranks_in_process import run_ranks
 
 from distmk.abi import LaunchKind
+from distmk.build_cache import csrc_dir
 from distmk.graph import Graph
 from distmk.host import build as host_build
 from distmk.program import compile_graph
@@ -92,15 +93,9 @@ def test_session_refuses(tmp_path: Path) -> None:
 @functools.cache
 def counting_tool() -> Path:
     """run_ranks with bodies that count."""
-    root, counting = host_build.csrc_dir(), Path(__file__).with_name("count_instances.cpp")
     sources = [path for path in host_build.host_sources() if "bodies" not in path.parts]
-    sources.append(root / "tools" / "run_ranks.cpp")
-    key = host_build._key(host_build.env.compiler(), [counting.read_text()], sources)
-    target = host_build.env.cache_dir() / f"count_instances-{key}"
-    if not target.exists():
-        flags = ["-std=c++20", "-O1", "-pthread", "-Wall"]
-        host_build._compile(host_build.env.compiler(), flags, [*sources, counting], target)
-    return target
+    sources += [csrc_dir() / "tools" / "run_ranks.cpp", Path(__file__).with_name("count_instances.cpp")]
+    return host_build.build_sources("count_instances", "", ["-std=c++20", "-O1", "-pthread", "-Wall"], sources)
 
 
 def launches(num_ranks: int, num_workers: int, num_schedulers: int, instances: int) -> Graph:

@@ -175,6 +175,10 @@ def test_dummy_weights_with_a_gguf_config(tmp_path: Path) -> None:
         (lambda w: w.add_float32("llama.logit_scale", 2.0), "llama.logit_scale is set"),
         (lambda w: w.add_uint16("split.count", 3), "one of 3 parts of a split GGUF"),
         (lambda w: w.add_array("llama.attention.head_count_kv.x", [1, 2]), "differs from layer to layer"),
+        (
+            lambda w: w.kv_data[0]["llama.block_count"].__setattr__("value", 1 << 30),
+            "num_layers is 1073741824; at most",
+        ),
         (lambda w: w.add_string("llama.attention.value_length", "a"), "llama.attention.value_length"),
         (lambda w: w.add_tensor("blk.0.new.weight", np.zeros(3, np.float32)), "tensor blk.0.new.weight"),
         (

@@ -1,0 +1,66 @@
+"""Typed look-ups in what a model file says about itself, with errors that name the key and the file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from distmk.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Fields:
+    """A dict with typed look-ups: each raises a one-line ModelError that names the key and `where` it was read."""
+
+    values: Mapping[str, Any]
+    where: str
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self.values.get(key)
+        if value is None:
+            if default is None:
+                raise ModelError(f"{self.where}: {key} is missing; a whole number was expected")
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 1 << 63:
+            raise ModelError(f"{self.where}: {key} is {value!r}; a whole number was expected")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.values.get(key)
+        if value is None:
+            if default is None:
+                raise ModelError(f"{self.where}: {key} is missing; a number was expected")
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ModelError(f"{self.where}: {key} is {value!r}; a number was expected")
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise ModelError(f"{self.where}: {key} is not finite; an ordinary number was expected")
+        return number
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise ModelError(f"{self.where}: {key} is {value!r}; true or false was expected")
+        return default if value is None else value
+
+    def sub(self, key: str) -> Fields:
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, Mapping):
+            raise ModelError(f"{self.where}: {key} is {value!r}; an object was expected")
+        return Fields(value or {}, f"{self.where}: {key}")
+
+
+def token_ids(d: Mapping[str, Any], key: str, where: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """The token ids under `key`: a number, a list of numbers, null (none), or absent (`default`)."""
+    value = d.get(key, list(default))
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    for token_id in ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise ModelError(f"{where}: {key} is {value!r}; a token id or a list of token ids was expected")
+    return tuple(dict.fromkeys(ids))

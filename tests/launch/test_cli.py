@@ -1,0 +1,110 @@
+"""The `distmk` command as its users see it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from helpers import DISTMK, Runner, alone, with_ranks
+
+import distmk
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_help(runner: Runner) -> None:
+    """Every option is explained."""
+    for arguments in ((), ("generate",), ("check",)):
+        finished = runner.distmk(*arguments, "--help")
+        assert (finished.status, finished.stderr) == (0, "")
+        assert finished.stdout.startswith("usage: distmk")
+        if not arguments:
+            assert "generate" in finished.stdout and "check" in finished.stdout
+            continue
+        text = " ".join(finished.stdout.partition("options:")[2].split())
+        options = re.findall(r"--[a-z-]+", text)
+        assert {"--model", "--ranks", "--workers", "--max-model-len", "--max-num-seqs"} <= set(options)
+        assert not re.search(r"(--[a-z-]+)( [A-Z]+)? -", text), "an option without a word of help"
+
+
+def test_version(runner: Runner) -> None:
+    assert runner.distmk("--version").stdout == f"distmk {distmk.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [(), ("--fast",), ("run",)])
+def test_no_command(arguments: tuple[str, ...], runner: Runner) -> None:
+    finished = runner.distmk(*arguments)
+    assert (finished.status, finished.stdout) == (2, "")
+    assert re.fullmatch(r"distmk: .*; see distmk --help\n", finished.stderr)
+
+
+@pytest.mark.parametrize(("model", "num_ranks", "workers"), [("smollm2-135m", 3, 2), ("folder", 2, 1)])
+def test_check(model: str, num_ranks: int, workers: int, tiny_model: Path, runner: Runner) -> None:
+    """Sizes of each rank's program, the buffers, and the verdict; weights are streamed once over all ranks."""
+    path = str(tiny_model) if model == "folder" else model
+    size = ("--max-model-len", "64", "--ranks", str(num_ranks), "--workers", str(workers))
+    finished = runner.distmk("check", "--model", path, *size)
+    assert (finished.status, finished.stderr) == (0, "")
+    lines = finished.stdout.splitlines()
+    assert lines[0] == f"ranks     {num_ranks} x {workers} workers"
+    pattern = r"rank (\d+) +(\d+) tasks, (\d+) events, (\d+) waits, ([\d.]+) MB of weights streamed a step, \d+ MB .*"
+    ranks = [re.fullmatch(pattern, line) for line in lines[1 : num_ranks + 1]]
+    assert all(ranks), finished.stdout
+    assert [int(rank[1]) for rank in ranks if rank] == list(range(num_ranks))
+    assert all(int(rank[part]) > 0 for rank in ranks if rank for part in (2, 3, 4))
+    if model == "smollm2-135m":
+        streamed = sum(float(rank[5]) for rank in ranks if rank)
+        assert 268 < streamed < 300, "134.5 M parameters in bf16, and KV heads that two ranks hold"
+    assert re.fullmatch(r"buffers   \d+, symmetric heap [\d.]+ MB a rank", lines[num_ranks + 1])
+    assert re.fullmatch(r"compiled  in [\d.]+ s", lines[num_ranks + 2])
+    assert re.fullmatch(r"verdict   proved in [\d.]+ s: .+", lines[num_ranks + 3])
+    assert len(lines) == num_ranks + 4
+
+
+def test_check_needs_no_weights(tiny_model: Path, runner: Runner) -> None:
+    (runner.folder / "config.json").write_text((tiny_model / "config.json").read_text())
+    assert runner.distmk("check", "--model", str(runner.folder / "config.json")).status == 0
+
+
+def test_statistics(tiny_model: Path, runner: Runner) -> None:
+    """One line on stderr, nothing of it on stdout."""
+    arguments = ("generate", "--model", str(tiny_model), "--prompt-ids", "1,2,3", "4", "--max-new-tokens", "5")
+    for num_ranks, finished in enumerate(runner.distmk_under([alone, with_ranks(2)], *arguments), 1):
+        pattern = (
+            rf"distmk: {num_ranks} ranks? x \d+ workers? on host, loaded in [\d.]+ s; "
+            r"4 prompt \+ 10 new tokens of 2 prompts in [\d.]+ s, [\d.]+ tokens/s while decoding\n"
+        )
+        assert re.fullmatch(pattern, finished.stderr), finished.stderr
+        assert finished.status == 0
+
+
+def test_prompts_come_out_in_order(tiny_model: Path, runner: Runner) -> None:
+    """Also where later ones are done first, and however they are handed over."""
+    prompts = [",".join(["7"] * length) for length in (40, 1, 20, 3, 2)]
+    arguments = ("generate", "--model", str(tiny_model), "--max-new-tokens", "4", "--max-num-seqs", "2")
+    apart = [part for prompt in prompts for part in ("--prompt-ids", prompt)]
+    told = [runner.start([*DISTMK, *arguments, *more]) for more in (["--prompt-ids", *prompts, "--json"], apart)]
+    objects, text = runner.finish(told[0]).objects(), runner.finish(told[1]).stdout
+    assert [len(each["prompt_ids"]) for each in objects] == [40, 1, 20, 3, 2]
+    assert [each["prompt"] for each in objects] == [None] * 5
+    assert [line.split() for line in text.splitlines()] == [[str(t) for t in each["token_ids"]] for each in objects]
+
+
+def test_text_of_several_prompts(smollm2: Path, runner: Runner) -> None:
+    """Text and token ids mixed: those given as ids come last."""
+    arguments = ("--prompt", "Paris is", "Rome is", "--prompt-ids", "1,2", "--max-new-tokens", "3", "--json")
+    objects = runner.distmk("generate", "--model", str(smollm2), *arguments).objects()
+    assert [(each["prompt"], len(each["token_ids"])) for each in objects] == [("Paris is", 3), ("Rome is", 3), (None, 3)]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_broken_pipe(num_ranks: int, form: tuple[str, ...], tiny_model: Path, runner: Runner) -> None:
+    """`| head -c 1` ends it quietly."""
+    command = [*DISTMK, "generate", "--model", str(tiny_model), "--prompt-ids", *["1,2"] * 40]
+    command += ["--max-new-tokens", "150", "--ranks", str(num_ranks), *form]
+    finished = runner.run(["bash", "-c", '"$@" | head -c 1', "bash", *command])
+    assert len(finished.stdout) == 1
+    assert "Traceback" not in finished.stderr and "BrokenPipe" not in finished.stderr, finished.stderr
+    assert all(line.startswith("distmk: ") for line in finished.stderr.splitlines()), finished.stderr

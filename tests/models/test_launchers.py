@@ -1,0 +1,56 @@
+"""However the ranks are started, `distmk generate` prints what one rank prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import Finished, Launcher, Runner, alone, under_mpirun, under_torchrun, with_ranks
+
+pytestmark = pytest.mark.timeout(200)
+
+PROMPTS = ("The capital of France is", "Water boils at", "def fibonacci(n):")
+FIELDS = ["prompt", "prompt_ids", "token_ids", "text", "finish_reason", "tensor_parallel", "backend", "ms_per_token"]
+LAUNCHERS = {"ranks": (with_ranks, 2), "mpirun": (under_mpirun, 3), "torchrun": (under_torchrun, 4)}
+
+
+def generate(runner: Runner, model: Path, launcher: Launcher, *more: str) -> Finished:
+    arguments = ("--model", str(model), "--max-new-tokens", "12", "--max-model-len", "64", *more)
+    finished = runner.distmk("generate", "--prompt", *PROMPTS, *arguments, launcher=launcher)
+    assert finished.status == 0, finished.stderr
+    assert len(finished.own_lines) == 1, finished.stderr  # the statistics
+    return finished
+
+
+@pytest.fixture(scope="module")
+def one_rank(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one rank prints, as text and as JSON."""
+    runner = Runner(tmp_path_factory.mktemp("one_rank"))
+    text = generate(runner, smollm2, alone).stdout
+    return {"text": text, "json": generate(runner, smollm2, alone, "--json").objects()}
+
+
+def test_one_rank(one_rank: dict[str, Any]) -> None:
+    """The JSON of one rank is complete, and its text is what is printed without it."""
+    assert [list(each) for each in one_rank["json"]] == [FIELDS] * len(PROMPTS)
+    assert one_rank["text"] == "".join(each["text"] + "\n" for each in one_rank["json"])
+    for each, prompt in zip(one_rank["json"], PROMPTS, strict=True):
+        assert each["prompt"] == prompt
+        assert len(each["token_ids"]) == 12
+        assert (each["finish_reason"], each["tensor_parallel"], each["backend"]) == ("length", 1, "host")
+        assert 0 < each["ms_per_token"] < 10_000
+    assert one_rank["json"][0]["text"].startswith(" Paris")
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_launcher(name: str, form: str, smollm2: Path, one_rank: dict[str, Any], runner: Runner) -> None:
+    make, num_ranks = LAUNCHERS[name]
+    finished = generate(runner, smollm2, make(num_ranks), *(["--json"] if form == "json" else []))
+    if form == "text":
+        assert finished.stdout == one_rank["text"]
+        return
+    for got, want in zip(finished.objects(), one_rank["json"], strict=True):
+        assert got.pop("tensor_parallel") == num_ranks
+        assert got | {"ms_per_token": 0} == {k: v for k, v in want.items() if k != "tensor_parallel"} | {"ms_per_token": 0}

@@ -1,0 +1,375 @@
+"""Ranks that die, signals that never come, and users who lose patience: every rank leaves, soon, and says why."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers import DISTMK, SHARED_MEMORY, Finished, Launcher, Runner, abandoned_segments, under_mpirun, with_ranks
+from ranks_in_process import tiny_config
+
+from distmk.bootstrap.single import SingleBootstrap
+from distmk.errors import UsageError
+from distmk.host.shm import SharedHeap, remove_leftovers
+from distmk.lower import DecodeOptions, lower
+from distmk.model import build_model
+from distmk.program import compile_graph
+
+pytestmark = pytest.mark.timeout(120)
+
+GONE_S = 10.0  # the longest that the ranks which are left may take
+ENDLESS = ("--prompt-ids", "1,2,3,4,5", "--ignore-eos", "--workers", "1")
+
+
+@pytest.fixture(scope="session")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The config of a tiny model whose context lets it generate for minutes."""
+    config = tiny_config()
+    names = ("hidden_size", "intermediate_size", "head_dim", "vocab_size", "rms_norm_eps", "rope_theta")
+    fields = {name: getattr(config, name) for name in names} | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "max_position_embeddings": 200_000,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    path = tmp_path_factory.mktemp("endless") / "config.json"
+    path.write_text(json.dumps(fields))
+    return path
+
+
+@pytest.fixture
+def command(endless: Path) -> Callable[..., list[str]]:
+    """The command of a generate; without `tokens` it would take minutes."""
+
+    def make(*more: str, tokens: int = 150_000) -> list[str]:
+        model = ("--model", str(endless), "--load-format", "dummy", "--max-model-len", str(max(64, tokens + 16)))
+        return [*DISTMK, "generate", *model, *ENDLESS, "--max-new-tokens", str(tokens), *more]
+
+    return make
+
+
+def wait_for_tokens(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.read(8), process.stderr.read()
+
+
+def wait_for_launch(runner: Runner, rank: int) -> None:
+    """mpirun holds back a line that has not ended, so look for the running launch itself: its threads and their work."""
+    pid, deadline = pid_of(runner, rank), time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if "/host-" in Path(f"/proc/{pid}/maps").read_text():
+            time.sleep(1.5)
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"rank {rank} did not load the runtime")
+
+
+def errors(done: Finished) -> list[str]:
+    """What distmk wrote but warnings and statistics."""
+    return [line for line in done.own_lines if not line.startswith("distmk: warning")]
+
+
+def pid_of(runner: Runner, rank: int, timeout_s: float = 20.0) -> int:
+    """The process that is `rank`, as its environment says; rank 0 of --ranks is the one that has no such variable."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        for pid in runner.left():
+            try:
+                environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            except OSError:
+                continue
+            names = (b"DISTMK_RANK=%d" % rank, b"OMPI_COMM_WORLD_RANK=%d" % rank)
+            if b"python" in command and b"distmk" in command and any(name in environ for name in names):
+                return pid
+        time.sleep(0.02)
+    raise AssertionError(f"rank {rank} did not start")
+
+
+def assert_runs(runner: Runner, command: Callable[..., list[str]]) -> None:
+    """After whatever happened, the next run works."""
+    done = runner.run([*command(tokens=4), "--ranks", "2"])
+    assert done.status == 0 and len(done.stdout.split()) == 4, done.stderr
+
+
+@pytest.mark.parametrize(("num_ranks", "lost"), [(2, 1), (3, 1), (3, 2)])
+def test_killed_rank(runner: Runner, command: Callable[..., list[str]], num_ranks: int, lost: int) -> None:
+    process = runner.start(with_ranks(num_ranks)(command()))
+    wait_for_tokens(process)
+    os.kill(pid_of(runner, lost), signal.SIGKILL)
+    started = time.monotonic()
+    done = runner.finish(process)
+    assert time.monotonic() - started < GONE_S
+    assert done.status == 4 and "Traceback" not in done.stderr, done.stderr
+    # Every rank that is left says which is not.
+    assert len(errors(done)) == num_ranks - 1, done.stderr
+    assert all(re.match(rf"distmk: rank {lost}\b", line) for line in errors(done)), done.stderr
+    runner.check_nothing_left()
+    assert_runs(runner, command)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_killed_rank_0(runner: Runner, command: Callable[..., list[str]], num_ranks: int) -> None:
+    process = runner.start(with_ranks(num_ranks)(command()))
+    wait_for_tokens(process)
+    process.kill()
+    runner.finish(process)
+    runner.check_nothing_left(GONE_S)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_killed_rank_under_mpirun(runner: Runner, command: Callable[..., list[str]], lost: int) -> None:
+    process = runner.start(under_mpirun(2)(command()))
+    wait_for_launch(runner, 1)
+    os.kill(pid_of(runner, lost), signal.SIGKILL)
+    started = time.monotonic()
+    done = runner.finish(process)
+    assert time.monotonic() - started < GONE_S
+    assert done.status != 0
+    runner.check_nothing_left()
+
+
+@pytest.mark.parametrize("after_s", [0.1, 0.8, 1.6])
+def test_killed_while_starting(runner: Runner, smollm2: Path, after_s: float) -> None:
+    """A rank that dies while Python starts, while ranks join, or while weights are read."""
+    process = runner.start([*DISTMK, "generate", "--model", str(smollm2), "--prompt", "x", "--ranks", "3"])
+    pid = pid_of(runner, 2)
+    time.sleep(after_s)
+    os.kill(pid, signal.SIGKILL)
+    started = time.monotonic()
+    done = runner.finish(process)
+    assert time.monotonic() - started < GONE_S
+    assert done.status == 4 and "Traceback" not in done.stderr, done.stderr
+    assert any(line.startswith("distmk: rank 2 ") for line in errors(done)), done.stderr
+    runner.check_nothing_left()
+
+
+# Signals that never come
+
+
+def signals(num_ranks: int, source: int, target: int, consumer: str) -> tuple[int, str]:
+    """An event of `target` that rank `source` triggers and that task `consumer` waits for, and who may wait for it."""
+    options = DecodeOptions(num_ranks, 1, max_model_len=4116)
+    config = dataclasses.replace(tiny_config(), max_position=200_000)
+    program = compile_graph(lower(build_model(config), options))
+    part = program.ranks[target]
+    triggered = {t.event for t in program.ranks[source].triggers if t.rank == target}
+    for desc, name in zip(part.tasks, part.task_names, strict=True):
+        if name == consumer:
+            for wait in part.waits[desc.wait_begin : desc.wait_begin + desc.num_waits]:
+                if wait.event in triggered:
+                    return wait.event, name
+    if consumer == "gate":
+        return part.header.gate_event, "start of an iteration"
+    raise AssertionError(f"{consumer} does not wait for rank {source}: {sorted(set(part.task_names))}")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "num_ranks", "source", "target", "consumer"),
+    [
+        (with_ranks, 2, 1, 0, "layer0.o.reduce"),
+        (with_ranks, 3, 0, 2, "layer1.down.reduce"),
+        (with_ranks, 2, 1, 0, "prepare"),
+        (with_ranks, 2, 0, 1, "gate"),
+        (under_mpirun, 2, 0, 1, "layer1.down.reduce"),
+    ],
+)
+def test_signal_that_never_comes(
+    runner: Runner,
+    command: Callable[..., list[str]],
+    launcher: Callable[[int], Launcher],
+    num_ranks: int,
+    source: int,
+    target: int,
+    consumer: str,
+) -> None:
+    event, waiter = signals(num_ranks, source, target, consumer)
+    fault = {"DISTMK_FAULT_DROP_SIGNAL": f"{source},{target},{event},7"}
+    done = runner.run(launcher(num_ranks)(command("--deadline", "2", tokens=4100)), fault)
+    assert done.status == 5 and "Traceback" not in done.stderr, done.stderr
+    assert len(errors(done)) == 1, done.stderr
+    found = re.fullmatch(
+        r"distmk: no progress for 2 s: rank (\d+) worker \d+ task (.+) waited for event (\d+) \(.+\): "
+        r"want (\d+), got (\d+)",
+        errors(done)[0],
+    )
+    assert found, done.stderr
+    rank, task, named, want, got = found.groups()
+    assert (int(rank), int(named), int(got)) == (target, event, int(want) - 1), done.stderr
+    assert waiter in task, done.stderr
+    runner.check_nothing_left()
+
+
+# Interruptions
+
+
+@pytest.mark.parametrize("how", ["group", "rank 0", "terminate"])
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_interrupted(runner: Runner, command: Callable[..., list[str]], num_ranks: int, how: str) -> None:
+    process = runner.start(with_ranks(num_ranks)(command()))
+    wait_for_tokens(process)
+    if how == "group":
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGINT if how == "rank 0" else signal.SIGTERM)
+    started = time.monotonic()
+    done = runner.finish(process)
+    assert time.monotonic() - started < 5
+    assert done.status == 130 and errors(done) == ["distmk: interrupted"], (done.status, done.stderr)
+    assert "Traceback" not in done.stderr
+    runner.check_nothing_left()
+
+
+def test_interrupted_under_mpirun(runner: Runner, command: Callable[..., list[str]]) -> None:
+    process = runner.start(under_mpirun(2)(command()))
+    wait_for_launch(runner, 1)
+    process.send_signal(signal.SIGINT)
+    started = time.monotonic()
+    done = runner.finish(process)
+    assert time.monotonic() - started < GONE_S
+    assert done.status != 0 and "Traceback" not in done.stderr, done.stderr
+    runner.check_nothing_left()
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.5, 1.0, 2.0])
+def test_interrupted_while_starting(runner: Runner, smollm2: Path, after_s: float) -> None:
+    options = ("--prompt", "Once", "--max-new-tokens", "4000", "--ignore-eos", "--ranks", "2")
+    process = runner.start([*DISTMK, "generate", "--model", str(smollm2), *options])
+    pid_of(runner, 1)  # from here on a Ctrl-C is ours, not the Python interpreter's
+    time.sleep(after_s)
+    os.killpg(process.pid, signal.SIGINT)
+    started = time.monotonic()
+    done = runner.finish(process)
+    assert time.monotonic() - started < GONE_S
+    assert done.status == 130 and "Traceback" not in done.stderr, (done.status, done.stderr)
+    assert errors(done) == ["distmk: interrupted"], done.stderr
+    runner.check_nothing_left()
+
+
+# Shared memory
+
+
+def test_leftovers(runner: Runner, command: Callable[..., list[str]]) -> None:
+    """A dead run's segment is removed by the next run; a living one's is not, and neither harms."""
+    dead, living = (SHARED_MEMORY / f"distmk-{os.getuid()}-test{kind}-0" for kind in ("dead", "living"))
+    try:
+        dead.write_bytes(b"x" * 8192)
+        with living.open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            assert_runs(runner, command)
+            assert not dead.exists() and living.exists()
+        assert remove_leftovers() == 1 and not living.exists() and not abandoned_segments()
+    finally:
+        dead.unlink(missing_ok=True)
+        living.unlink(missing_ok=True)
+
+
+def test_no_room_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, offset: int, num_bytes: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(UsageError, match=r"/dev/shm has \d+ MiB free, a rank's heap needs 3 MiB; make room or use fewer"):
+        SharedHeap(SingleBootstrap(5.0), 3 << 20)
+    assert not abandoned_segments()
+
+
+def test_no_room(runner: Runner, command: Callable[..., list[str]]) -> None:
+    """With a /dev/shm of 256 KiB, in a mount namespace of its own."""
+    unshare = shutil.which("unshare")
+    mount = "mount -t tmpfs -o size=256k tmpfs /dev/shm"
+    if not unshare or subprocess.run([unshare, "-m", "sh", "-c", mount], capture_output=True).returncode:
+        pytest.skip("no mount namespaces here")
+    done = runner.run([unshare, "-m", "sh", "-c", f'{mount} && exec "$@"', "sh", *command(tokens=4), "--ranks", "2"])
+    assert done.status == 2 and len(errors(done)) == 1, done.stderr
+    assert re.search(r"/dev/shm has \d+ MiB free, a rank's heap needs \d+ MiB; make room", errors(done)[0]), done.stderr
+
+
+# Late and unordered puts
+
+
+def test_far_ranks_decode_the_same(runner: Runner, command: Callable[..., list[str]]) -> None:
+    argv = [*command(tokens=12), "--prompt-ids", "7,8,9", "--json"]
+    plain = runner.run(argv)
+    for num_ranks, node_size in ((2, 1), (3, 2)):
+        fault = {"DISTMK_FAULT_DELAY_PUTS": f"400,{node_size},5"}
+        started = time.monotonic()
+        far = runner.run(with_ranks(num_ranks)(argv), fault)
+        assert far.status == 0, far.stderr
+        assert [o["token_ids"] for o in far.objects()] == [o["token_ids"] for o in plain.objects()]
+        assert time.monotonic() - started < 60
+
+
+def test_faults_are_checked(runner: Runner, command: Callable[..., list[str]]) -> None:
+    for name, text in (("DELAY_PUTS", "100,0,1"), ("DROP_SIGNAL", "1,2,3")):
+        done = runner.run(command(tokens=4), {f"DISTMK_FAULT_{name}": text})
+        assert done.status == 2 and f"DISTMK_FAULT_{name}={text!r}; expected" in done.stderr, done.stderr
+
+
+# The Python API
+
+STREAMS = """
+import sys
+from distmk import LLM, SamplingParams
+
+def main(model, ranks):
+    options = dict(load_format="dummy", tensor_parallel_size=ranks or None, num_workers=1, max_model_len=30000)
+    few, many = SamplingParams(max_tokens=6, ignore_eos=True), SamplingParams(max_tokens=20000, ignore_eos=True)
+    outputs = []
+    for _ in range(2):  # a second LLM after the first was closed
+        with LLM(model, **options) as llm:
+            def generate():
+                return [list(o.outputs[0].token_ids) for o in llm.generate([[1, 2, 3], [4, 5]], few)]
+            outputs.append(generate())
+            for number, token in enumerate(llm.stream([1, 2, 3], many)):
+                if number == 3:
+                    break
+            outputs.append(generate())
+            for number, token in enumerate(llm.stream([1, 2, 3], few)):
+                if number == 5:  # the last one: the launch is over, or nearly
+                    break
+            outputs.append(generate())
+            held = llm.stream([1, 2, 3], many)  # one that is left lying about
+            taken = next(held, None)
+            llm.peak_memory_bytes()
+            outputs.append(generate())
+            assert list(held) == []
+            held = llm.stream([1, 2, 3], many)
+            taken = next(held, None)
+        rank = llm.rank
+    if rank == 0:
+        assert outputs[0] and all(len(ids) == 6 for ids in outputs[0]) and all(o == outputs[0] for o in outputs), outputs
+    print("done", flush=True)
+
+main(sys.argv[1], int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_streams_left_early(runner: Runner, endless: Path, num_ranks: int) -> None:
+    done = runner.run([sys.executable, "-c", STREAMS, str(endless), str(num_ranks)])
+    assert (done.status, done.stdout) == (0, "done\n"), done.stderr
+    assert not errors(done), done.stderr
+
+
+def test_streams_left_early_under_mpirun(runner: Runner, endless: Path) -> None:
+    done = runner.run(under_mpirun(2)([sys.executable, "-c", STREAMS, str(endless), "0"]))
+    assert done.status == 0 and sorted(done.stdout.split()) == ["done", "done"], done.stderr
