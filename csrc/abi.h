@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 13322776885787518430ull;
+constexpr uint64_t ABI_HASH = 12434941236044739491ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint64_t SPACE_SHIFT = 56ull;
 constexpr uint64_t MAX_ROWS = 16ull;
@@ -29,25 +29,25 @@ struct Wait {
   uint32_t event;
   uint32_t count;
   uint32_t lag;
-  uint32_t reserved;
+  uint32_t system;
 };
 static_assert(sizeof(Wait) == 16);
 static_assert(offsetof(Wait, event) == 0);
 static_assert(offsetof(Wait, count) == 4);
 static_assert(offsetof(Wait, lag) == 8);
-static_assert(offsetof(Wait, reserved) == 12);
+static_assert(offsetof(Wait, system) == 12);
 
 struct Trigger {
   uint32_t event;
   uint32_t rank;
   uint32_t amount;
-  uint32_t reserved;
+  uint32_t system;
 };
 static_assert(sizeof(Trigger) == 16);
 static_assert(offsetof(Trigger, event) == 0);
 static_assert(offsetof(Trigger, rank) == 4);
 static_assert(offsetof(Trigger, amount) == 8);
-static_assert(offsetof(Trigger, reserved) == 12);
+static_assert(offsetof(Trigger, system) == 12);
 
 struct TaskDesc {
   uint16_t type;
@@ -97,13 +97,15 @@ struct JitRing {
   uint64_t head;
   uint64_t pad0[7];
   uint64_t tail;
-  uint64_t pad1[7];
+  uint64_t closed;
+  uint64_t pad1[6];
 };
 static_assert(sizeof(JitRing) == 128);
 static_assert(offsetof(JitRing, head) == 0);
 static_assert(offsetof(JitRing, pad0) == 8);
 static_assert(offsetof(JitRing, tail) == 64);
-static_assert(offsetof(JitRing, pad1) == 72);
+static_assert(offsetof(JitRing, closed) == 72);
+static_assert(offsetof(JitRing, pad1) == 80);
 
 struct BatchRow {
   int32_t token;
@@ -325,9 +327,10 @@ struct LaunchParams {
   uint32_t scheduler_threads;
   uint32_t spin_polls;
   uint64_t iterations_done;
+  uint64_t faults_seen;
   Fault fault;
 };
-static_assert(sizeof(LaunchParams) == 144);
+static_assert(sizeof(LaunchParams) == 152);
 static_assert(offsetof(LaunchParams, program) == 0);
 static_assert(offsetof(LaunchParams, heap_bases) == 8);
 static_assert(offsetof(LaunchParams, local_base) == 16);
@@ -345,7 +348,8 @@ static_assert(offsetof(LaunchParams, deadline_ns) == 88);
 static_assert(offsetof(LaunchParams, scheduler_threads) == 96);
 static_assert(offsetof(LaunchParams, spin_polls) == 100);
 static_assert(offsetof(LaunchParams, iterations_done) == 104);
-static_assert(offsetof(LaunchParams, fault) == 112);
+static_assert(offsetof(LaunchParams, faults_seen) == 112);
+static_assert(offsetof(LaunchParams, fault) == 120);
 
 struct NopArgs {
   uint64_t reserved;
@@ -417,8 +421,10 @@ struct LinearArgs {
   float eps;
   uint32_t first_token;
   uint32_t logits_stride;
+  uint32_t k_pitch;
+  uint32_t pad;
 };
-static_assert(sizeof(LinearArgs) == 88);
+static_assert(sizeof(LinearArgs) == 96);
 static_assert(offsetof(LinearArgs, x) == 0);
 static_assert(offsetof(LinearArgs, norm) == 8);
 static_assert(offsetof(LinearArgs, weight) == 16);
@@ -434,6 +440,8 @@ static_assert(offsetof(LinearArgs, epilogue) == 72);
 static_assert(offsetof(LinearArgs, eps) == 76);
 static_assert(offsetof(LinearArgs, first_token) == 80);
 static_assert(offsetof(LinearArgs, logits_stride) == 84);
+static_assert(offsetof(LinearArgs, k_pitch) == 88);
+static_assert(offsetof(LinearArgs, pad) == 92);
 
 struct EmbedArgs {
   uint64_t table;
@@ -582,6 +590,8 @@ static_assert(offsetof(PrepareArgs, max_rows) == 48);
 static_assert(offsetof(PrepareArgs, max_slots) == 52);
 static_assert(offsetof(PrepareArgs, max_positions) == 56);
 static_assert(offsetof(PrepareArgs, pad) == 60);
+
+enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, MERGE = 7, SAMPLE = 8, PREPARE = 9 };
 
 // X(id, body, argument struct): csrc defines body_<body>(Context&, const Args&) for each.
 #define DISTMK_TASK_TYPES(X) \

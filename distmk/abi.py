@@ -56,15 +56,15 @@ class FinishReason(enum.IntEnum):
 
 
 class Wait(ctypes.Structure):
-    """Satisfied in iteration i once the event counted `count * (i + 1 - lag)`."""
+    """Satisfied in iteration i once the event counted `count * (i + 1 - lag)`. `system`: peers signal the event too."""
 
-    _fields_ = [("event", c_uint32), ("count", c_uint32), ("lag", c_uint32), ("reserved", c_uint32)]
+    _fields_ = [("event", c_uint32), ("count", c_uint32), ("lag", c_uint32), ("system", c_uint32)]
 
 
 class Trigger(ctypes.Structure):
-    """Adds `amount` to `event` on `rank` when the task is done."""
+    """Adds `amount` to `event` on `rank` when the task is done. `system`: some of the event's tasks are on another rank."""
 
-    _fields_ = [("event", c_uint32), ("rank", c_uint32), ("amount", c_uint32), ("reserved", c_uint32)]
+    _fields_ = [("event", c_uint32), ("rank", c_uint32), ("amount", c_uint32), ("system", c_uint32)]
 
 
 class TaskDesc(ctypes.Structure):
@@ -97,9 +97,18 @@ class JitEntry(ctypes.Structure):
 
 
 class JitRing(ctypes.Structure):
-    """Head and tail of a single-producer, single-consumer ring, a cache line each."""
+    """Head of a single-producer, single-consumer ring, and on another cache line what its producer writes.
 
-    _fields_ = [("head", c_uint64), ("pad0", c_uint64 * 7), ("tail", c_uint64), ("pad1", c_uint64 * 7)]
+    `closed` is 1 once the launch is over and nothing more will be pushed.
+    """
+
+    _fields_ = [
+        ("head", c_uint64),
+        ("pad0", c_uint64 * 7),
+        ("tail", c_uint64),
+        ("closed", c_uint64),
+        ("pad1", c_uint64 * 6),
+    ]
 
 
 class BatchRow(ctypes.Structure):
@@ -266,6 +275,7 @@ class LaunchParams(ctypes.Structure):
         ("scheduler_threads", c_uint32),  # 0: schedulers ride in the workers' idle loops
         ("spin_polls", c_uint32),  # polls before a waiter gives its core away
         ("iterations_done", c_uint64),  # out
+        ("faults_seen", c_uint64),  # u64*: triggers that matched the fault so far (device only)
         ("fault", Fault),
     ]
 

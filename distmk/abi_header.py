@@ -46,6 +46,8 @@ def _body() -> list[str]:
         lines += _struct(struct)
     for _, task in sorted(TASK_TYPES.items()):
         lines += _struct(task.Args)
+    types = ", ".join(f"{task.type_name.upper()} = {type_id}" for type_id, task in sorted(TASK_TYPES.items()))
+    lines += [f"enum class TaskType : uint16_t {{ {types} }};", ""]
     lines.append("// X(id, body, argument struct): csrc defines body_<body>(Context&, const Args&) for each.")
     entries = [f"X({type_id}, {task.type_name}, {task.Args.__name__})" for type_id, task in sorted(TASK_TYPES.items())]
     lines.append("#define DISTMK_TASK_TYPES(X) \\\n  " + " \\\n  ".join(entries))

@@ -8,6 +8,8 @@
 #include "device/shared.cuh"
 #include "runtime/worker.h"
 
+#include <new>
+
 namespace distmk {
 
 constexpr uint32_t LOADER_WARP = NUM_WARPS;
@@ -30,7 +32,7 @@ DISTMK_FN void load_loop(const RankState& state, uint32_t worker) {
 }
 
 DISTMK_FN void schedule_loop(const RankState& state, uint32_t id) {
-  Scheduler scheduler(state, id);
+  Scheduler scheduler(state, id, Team{0, 1});
   Idle idle(state, state.program->num_workers + id);
   while (!scheduler.done()) {
     if (scheduler.step())
@@ -55,9 +57,10 @@ DISTMK_FN void consume_loop(const RankState& state, uint32_t worker) {
 }
 
 __global__ void __launch_bounds__(NUM_THREADS, 1) distmk_megakernel(const LaunchParams params) {
-  __shared__ RankState state;
+  __shared__ __align__(16) char state_memory[sizeof(RankState)];
+  const RankState& state = *reinterpret_cast<const RankState*>(state_memory);
   if (threadIdx.x == 0) {
-    new (&state) RankState(&params, nullptr);
+    new (state_memory) RankState(&params, reinterpret_cast<uint64_t*>(params.faults_seen));
     shared().ring.init();
     shared().next_stage = 0;
   }

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #define DISTMK_FN __device__ __forceinline__
+#define DISTMK_BODY DISTMK_FN
 
 namespace distmk {
 
@@ -57,6 +58,7 @@ DISTMK_FN uint64_t now_ns() {
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
   return t;
 }
+DISTMK_FN uint64_t count_up(uint64_t* p) { return atomicAdd(reinterpret_cast<unsigned long long*>(p), 1ull) + 1; }
 DISTMK_FN void pause() {}
 DISTMK_FN void give_way(bool long_idle) { __nanosleep(long_idle ? 2000 : 40); }
 

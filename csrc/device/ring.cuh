@@ -62,6 +62,10 @@ DISTMK_FN uint32_t slab_rows(const LinearArgs& args) {
 DISTMK_FN uint32_t num_chunks(const LinearArgs& args) { return (args.k_pitch + TILE_K - 1) / TILE_K; }
 DISTMK_FN uint32_t num_groups(const LinearArgs& args) { return (slab_rows(args) + TILE_ROWS - 1) / TILE_ROWS; }
 
+DISTMK_FN bool streams_weights(const TaskDesc& task) {
+  return task.type == static_cast<uint16_t>(TaskType::LINEAR);
+}
+
 class Loader {
  public:
   DISTMK_FN Loader(Ring& ring, char* slots) : ring_(ring), slots_(slots) {}

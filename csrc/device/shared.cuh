@@ -1,6 +1,7 @@
 // A worker CTA's shared memory.
 #pragma once
 #include "device/ring.cuh"
+#include "runtime/worker.h"
 
 namespace distmk {
 
@@ -9,11 +10,6 @@ constexpr uint32_t ROUND_GROUPS = 3;       // row groups whose sums are kept in 
 constexpr uint32_t MAX_TILES = MAX_ROWS / 4;  // a token row takes two columns of an 8-column product: high and low half
 constexpr uint32_t SCRATCH_BYTES = NUM_WARPS * ROUND_GROUPS * TILE_ROWS * MAX_ROWS * sizeof(float);
 constexpr uint32_t VECTOR_BYTES = 72 * 1024;  // activations of a task, where they fit
-
-struct Action {
-  uint32_t kind, task, instance;
-  uint64_t iteration;
-};
 
 struct Shared {
   char slots[NUM_STAGES * STAGE_BYTES];  // first: stages must be aligned

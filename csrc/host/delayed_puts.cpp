@@ -73,7 +73,7 @@ void FarRanks::deliver() {
     }
     const Parcel parcel = std::move(under_way_.extract(under_way_.begin()).mapped());
     lock.unlock();
-    for (const auto& [dst, bytes] : parcel.writes) copy_bytes(dst, bytes.data(), bytes.size());
+    for (const auto& [dst, bytes] : parcel.writes) copy_bytes(Team{}, dst, bytes.data(), bytes.size());
     for (const auto& [event, amount] : parcel.signals) add_release(event, amount);
     lock.lock();
     --num_under_way_[parcel.sender];
@@ -82,7 +82,7 @@ void FarRanks::deliver() {
 }
 
 bool is_far(const FarRanks& far, uint32_t rank) { return far.covers(rank); }
-void far_put(FarRanks& far, uint32_t rank, uint64_t heap_offset, const void* src, uint64_t num_bytes) {
+void far_put(FarRanks& far, const Team&, uint32_t rank, uint64_t heap_offset, const void* src, uint64_t num_bytes) {
   far.put(rank, heap_offset, src, num_bytes);
 }
 void far_signal(FarRanks& far, uint32_t rank, uint32_t event, uint64_t amount) { far.signal(rank, event, amount); }

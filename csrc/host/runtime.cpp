@@ -19,7 +19,7 @@ class Launch {
       state_.far = far_.get();
     }
     for (uint32_t id = 0; id < program.num_schedulers; ++id)
-      schedulers_.push_back(std::make_unique<Scheduler>(state_, id));
+      schedulers_.push_back(std::make_unique<Scheduler>(state_, id, Team{}));
     const bool own_threads = params->scheduler_threads != 0;
     running_ = program.num_workers + (own_threads ? program.num_schedulers : 0);
     for (uint32_t worker = 0; worker < program.num_workers; ++worker)
@@ -50,8 +50,11 @@ class Launch {
   void run_worker(uint32_t worker, bool own_threads) {
     const uint32_t id = worker % state_.program->num_schedulers;
     Scheduler* rider = !own_threads && worker == id ? schedulers_[id].get() : nullptr;
-    const uint64_t iterations = worker_loop(state_, worker, *schedulers_[id], rider);
-    if (worker == 0) iterations_ = iterations;
+    Context context(state_, Team{});
+    Worker decide(state_, worker, rider);
+    for (Action action = decide.next(); action.kind == ActionKind::RUN; action = decide.next())
+      run_task(context, action);
+    if (worker == 0) iterations_ = decide.iterations();
     running_.fetch_sub(1, std::memory_order_release);
   }
 

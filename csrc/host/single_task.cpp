@@ -20,7 +20,7 @@ extern "C" int distmk_run_task(const distmk::LaunchParams* params, const distmk:
   const distmk::RankState state(params, &faults_seen);
   if (state.program->magic != distmk::MAGIC || state.program->abi_hash != distmk::ABI_HASH) return 2;
   if (!known(task->type)) return 1;
-  distmk::Context context(state);
+  distmk::Context context(state, distmk::Team{});
   context.task = task;
   context.iteration = iteration;
   context.instance = instance;

@@ -70,7 +70,7 @@ class Batcher {
     reinterpret_cast<TokenEvent*>(params.tokens)[n % params.token_capacity] = {
         static_cast<uint32_t>(sequence.request), token, static_cast<uint32_t>(finish),
         static_cast<uint32_t>(context_.iteration - 1)};
-    store_release(count, n + 1);
+    store_release(count, n + 1, true);
   }
 
   DISTMK_FN void take_tokens() {

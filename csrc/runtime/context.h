@@ -9,12 +9,13 @@ namespace distmk {
 // one send may overtake another, so a task is done only after a quiet. The host twin has far ranks where a fault asks
 // for them (csrc/host/delayed_puts.cpp).
 class FarRanks;
-bool is_far(const FarRanks& far, uint32_t rank);
-void far_put(FarRanks& far, uint32_t rank, uint64_t heap_offset, const void* src, uint64_t num_bytes);
-void far_signal(FarRanks& far, uint32_t rank, uint32_t event, uint64_t amount);
-void far_send(FarRanks& far, uint32_t rank);
-void far_send_all(FarRanks& far);
-void far_quiet(FarRanks& far);
+DISTMK_BODY bool is_far(const FarRanks& far, uint32_t rank);
+DISTMK_BODY void far_put(FarRanks& far, const Team& team, uint32_t rank, uint64_t heap_offset, const void* src,
+                         uint64_t num_bytes);
+DISTMK_BODY void far_signal(FarRanks& far, uint32_t rank, uint32_t event, uint64_t amount);
+DISTMK_BODY void far_send(FarRanks& far, uint32_t rank);
+DISTMK_BODY void far_send_all(FarRanks& far);
+DISTMK_BODY void far_quiet(FarRanks& far);
 
 // One rank's view of a launch, shared by its workers and schedulers.
 struct RankState {
@@ -58,15 +59,17 @@ struct RankState {
   }
 };
 
-// What a body is given: the rank, the task being run and the iteration it is run for.
+// What a body is given: the rank, the task being run and the iteration it is run for. Every thread of the team has its
+// own, and calls put and push together with the others.
 class Context {
  public:
   const RankState& rank_state;
+  const Team team;
   const TaskDesc* task = nullptr;
   uint64_t iteration = 0;
   uint32_t instance = 0;  // of a massive launch
 
-  DISTMK_FN explicit Context(const RankState& state) : rank_state(state) {}
+  DISTMK_FN Context(const RankState& state, const Team& threads) : rank_state(state), team(threads) {}
 
   DISTMK_FN uint32_t rank() const { return rank_state.program->rank; }
   DISTMK_FN uint32_t num_ranks() const { return rank_state.program->num_ranks; }
@@ -77,30 +80,52 @@ class Context {
     return operand ? reinterpret_cast<T*>(rank_state.address(operand)) : nullptr;
   }
 
+  // A heap operand on another rank, or null where it is out of reach of a pointer.
+  template <class T>
+  DISTMK_FN T* peer(uint32_t rank, uint64_t operand) const {
+    if (rank_state.far && is_far(*rank_state.far, rank)) return nullptr;
+    return reinterpret_cast<T*>(rank_state.heap_bases[rank] + (operand & ((1ull << SPACE_SHIFT) - 1)));
+  }
+
   // Copy to the same heap offset on another rank; what follows with push() to that rank arrives after it.
   DISTMK_FN void put(uint32_t rank, uint64_t dst, const void* src, uint64_t num_bytes) const {
-    const uint64_t offset = dst & ((1ull << SPACE_SHIFT) - 1);
-    if (rank_state.far && is_far(*rank_state.far, rank)) return far_put(*rank_state.far, rank, offset, src, num_bytes);
-    copy_bytes(reinterpret_cast<void*>(rank_state.heap_bases[rank] + offset), src, num_bytes);
+    if (void* near = peer<void>(rank, dst)) return copy_bytes(team, near, src, num_bytes);
+    far_put(*rank_state.far, team, rank, dst & ((1ull << SPACE_SHIFT) - 1), src, num_bytes);
   }
 
   // putmem_signal: copy, then fire this task's triggers on that rank.
   DISTMK_FN void push(uint32_t rank, uint64_t dst, const void* src, uint64_t num_bytes) {
     put(rank, dst, src, num_bytes);
-    fire(rank);
-    if (rank_state.far) far_send(*rank_state.far, rank);
+    team.sync();
+    if (team.leader()) {
+      fire(rank);
+      if (rank_state.far) far_send(*rank_state.far, rank);
+    }
     pushed_ |= 1ull << rank;
   }
 
-  // The rest of the triggers, once the body is done.
+  // push() of a block that lies at `operand` here to the ranks that no pointer reaches; the others have it already.
+  DISTMK_FN void push_far(uint64_t operand, uint64_t num_bytes) {
+    if (!rank_state.far) return;
+    team.sync();
+    for (uint32_t other = 0; other < num_ranks(); ++other)
+      if (!peer<void>(other, operand)) push(other, operand, at<void>(operand), num_bytes);
+  }
+
+  // The rest of the triggers, once the whole team is done with the body.
   DISTMK_FN void finish() {
+    team.sync();
+    if (team.leader()) fire_rest();
+    pushed_ = 0;
+  }
+
+  DISTMK_FN void fire_rest() {
     if (rank_state.far) far_quiet(*rank_state.far);
     for (uint32_t t = 0; t < task->num_triggers; ++t) {
       const Trigger& trigger = rank_state.triggers[task->trigger_begin + t];
       if (!(pushed_ >> trigger.rank & 1)) signal(trigger, 1);
     }
     if (rank_state.far) far_send_all(*rank_state.far);
-    pushed_ = 0;
   }
 
   // Stand in for instances of a massive launch that were not needed, so that every iteration counts the same.
@@ -123,17 +148,17 @@ class Context {
   DISTMK_FN void signal(const Trigger& trigger, uint64_t times) const {
     const Fault& fault = rank_state.params->fault;
     if (fault.drop_nth && trigger.event == fault.drop_event && trigger.rank == fault.drop_rank) {
-      const uint64_t seen = __atomic_add_fetch(rank_state.faults_seen, 1, __ATOMIC_RELAXED);
+      const uint64_t seen = count_up(rank_state.faults_seen);
       if (seen == fault.drop_nth) return;
     }
     if (rank_state.far && is_far(*rank_state.far, trigger.rank))
       return far_signal(*rank_state.far, trigger.rank, trigger.event, trigger.amount * times);
-    add_release(rank_state.event(trigger.rank, trigger.event), trigger.amount * times);
+    add_release(rank_state.event(trigger.rank, trigger.event), trigger.amount * times, trigger.system);
   }
 };
 
 // Bodies, one a task type: csrc/host/bodies or csrc/device/bodies.
-#define DISTMK_DECLARE_BODY(id, name, Args) void body_##name(Context& context, const Args& args);
+#define DISTMK_DECLARE_BODY(id, name, Args) DISTMK_BODY void body_##name(Context& context, const Args& args);
 DISTMK_TASK_TYPES(DISTMK_DECLARE_BODY)
 #undef DISTMK_DECLARE_BODY
 

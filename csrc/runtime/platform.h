@@ -13,6 +13,7 @@
 #include <cstring>
 
 #define DISTMK_FN inline
+#define DISTMK_BODY  // task bodies and far ranks are compiled apart
 
 namespace distmk {
 
@@ -23,12 +24,20 @@ constexpr auto RELEASE = std::memory_order_relaxed;
 constexpr auto RELEASE = std::memory_order_release;
 #endif
 
-DISTMK_FN uint64_t load_acquire(const uint64_t* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+// The threads that run a body together: here one. Its leader alone waits and signals.
+struct Team {
+  bool leader() const { return true; }
+  void sync() const {}
+};
+
+// `system`: other GPUs take part; here all is one system.
+DISTMK_FN uint64_t load_acquire(const uint64_t* p, bool = false) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 DISTMK_FN uint64_t load_relaxed(const uint64_t* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
-DISTMK_FN void store_release(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, static_cast<int>(RELEASE)); }
+DISTMK_FN void store_release(uint64_t* p, uint64_t v, bool = false) { __atomic_store_n(p, v, static_cast<int>(RELEASE)); }
 DISTMK_FN void store_relaxed(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
-DISTMK_FN void add_release(uint64_t* p, uint64_t v) { __atomic_fetch_add(p, v, static_cast<int>(RELEASE)); }
-DISTMK_FN void copy_bytes(void* dst, const void* src, uint64_t num_bytes) { memcpy(dst, src, num_bytes); }
+DISTMK_FN void add_release(uint64_t* p, uint64_t v, bool = false) { __atomic_fetch_add(p, v, static_cast<int>(RELEASE)); }
+DISTMK_FN uint64_t count_up(uint64_t* p) { return __atomic_add_fetch(p, 1, __ATOMIC_RELAXED); }
+DISTMK_FN void copy_bytes(const Team&, void* dst, const void* src, uint64_t num_bytes) { memcpy(dst, src, num_bytes); }
 
 DISTMK_FN uint64_t now_ns() {
   timespec t;

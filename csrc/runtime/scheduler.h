@@ -9,9 +9,9 @@ namespace distmk {
 
 class Scheduler {
  public:
-  DISTMK_FN Scheduler(const RankState& state, uint32_t id) : state_(state), context_(state), id_(id) {}
+  DISTMK_FN Scheduler(const RankState& state, uint32_t id, const Team& one) : state_(state), context_(state, one), id_(id) {}
 
-  DISTMK_FN bool done() const { return load_acquire(&done_) != 0; }
+  DISTMK_FN bool done() const { return done_; }
   DISTMK_FN uint64_t iteration() const { return iteration_; }
   // The task in hand; null while the iteration may not start yet.
   DISTMK_FN const TaskDesc* waiting_for() const {
@@ -21,14 +21,14 @@ class Scheduler {
 
   // True: something was done.
   DISTMK_FN bool step() {
-    if (load_relaxed(&done_)) return false;
+    if (done_) return false;
     const TaskDesc* task = next_task();
     if (task && task->launch == static_cast<uint16_t>(LaunchKind::SCHEDULER)) return run_here(*task);
     if (!gate_passed_) {
       const Gate gate = gate_state(state_, iteration_);
       if (gate == Gate::CLOSED) return false;
       if (gate == Gate::STOP) {
-        store_release(&done_, 1);
+        close();
         return true;
       }
       gate_passed_ = true;
@@ -46,7 +46,7 @@ class Scheduler {
   const RankState& state_;
   Context context_;
   uint32_t id_;
-  uint64_t done_ = 0;
+  bool done_ = false;
   uint64_t iteration_ = 0;
   uint32_t launch_ = 0;        // next entry of the rank's launch list
   uint32_t next_instance_ = 0;  // of a massive launch that is under way
@@ -57,6 +57,13 @@ class Scheduler {
 
   DISTMK_FN const TaskDesc* next_task() const {
     return launch_ < state_.program->num_launches ? &state_.tasks[state_.launches[launch_]] : nullptr;
+  }
+
+  // Tells this scheduler's workers that nothing more will come.
+  DISTMK_FN void close() {
+    done_ = true;
+    for (uint32_t worker = id_; worker < state_.program->num_workers; worker += state_.program->num_schedulers)
+      store_release(&state_.ring(worker)->closed, 1);
   }
 
   DISTMK_FN bool run_here(const TaskDesc& task) {

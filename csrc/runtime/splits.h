@@ -44,8 +44,7 @@ DISTMK_FN AttentionInstance attention_instance(const AttentionArgs& args, const 
 
 // Instances a massive launch has this time; task types without a length of the moment have all of theirs.
 DISTMK_FN uint32_t num_instances(const Context& context, const TaskDesc& task) {
-  constexpr uint16_t ATTENTION = 6;
-  if (task.type != ATTENTION) return task.max_instances;
+  if (task.type != static_cast<uint16_t>(TaskType::ATTENTION)) return task.max_instances;
   const auto& args = *reinterpret_cast<const AttentionArgs*>(task.args);
   return num_attention_instances(args, *context.at<Batch>(args.batch));
 }

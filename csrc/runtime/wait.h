@@ -9,7 +9,7 @@ DISTMK_FN const Wait* unmet_wait(const RankState& state, const TaskDesc& task, u
   for (uint32_t w = 0; w < task.num_waits; ++w) {
     const Wait& wait = state.waits[task.wait_begin + w];
     const uint64_t want = wait.count * (iteration + 1 - wait.lag);
-    if (load_acquire(state.event(state.program->rank, wait.event)) < want) return &wait;
+    if (load_acquire(state.event(state.program->rank, wait.event), wait.system) < want) return &wait;
   }
   return nullptr;
 }
@@ -20,7 +20,8 @@ enum class Gate : uint32_t { CLOSED, OPEN, STOP };
 DISTMK_FN Gate gate_state(const RankState& state, uint64_t iteration) {
   const ProgramHeader& program = *state.program;
   if (program.gate_event == NO_EVENT) return iteration < state.params->num_iterations ? Gate::OPEN : Gate::STOP;
-  if (load_acquire(state.event(program.rank, program.gate_event)) < iteration + 1) return Gate::CLOSED;
+  if (load_acquire(state.event(program.rank, program.gate_event), program.num_ranks > 1) < iteration + 1)
+    return Gate::CLOSED;
   return reinterpret_cast<const Batch*>(state.address(program.gate_batch))->stop ? Gate::STOP : Gate::OPEN;
 }
 

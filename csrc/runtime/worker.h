@@ -5,58 +5,87 @@
 
 namespace distmk {
 
-DISTMK_FN void run_task(Context& context, uint32_t task, uint64_t iteration, uint32_t instance) {
-  context.task = &context.rank_state.tasks[task];
-  context.iteration = iteration;
-  context.instance = instance;
-  run_body(context);
-  context.finish();
-}
+enum class ActionKind : uint32_t { RUN, LEAVE };
 
-// `owner` fills this worker's ring; `rider`, if any, is stepped here because it has no thread of its own.
-// Returns the number of iterations run, or fewer after an abort.
-DISTMK_FN uint64_t worker_loop(const RankState& state, uint32_t worker, const Scheduler& owner, Scheduler* rider) {
-  const Queue queue = state.queues[worker];
-  JitRing* ring = state.ring(worker);
-  Context context(state);
-  Idle idle(state, worker);
-  uint64_t iteration = 0;
-  uint32_t next = 0;
-  bool started = false;  // this iteration's gate has opened
-  for (;;) {
-    bool busy = rider && rider->step();
-    JitEntry entry;
-    if (ring_pop(ring, state.program->jit_capacity, &entry)) {
-      run_task(context, entry.task, entry.iteration, entry.instance);
-      idle.reset();
-      continue;
-    }
-    if (!started) {
-      const Gate gate = gate_state(state, iteration);
-      if (gate == Gate::STOP && owner.done() && load_acquire(&ring->tail) == load_relaxed(&ring->head))
-        return iteration;
-      started = gate == Gate::OPEN;
-    }
-    const TaskDesc* task = started && next < queue.count ? &state.tasks[queue.begin + next] : nullptr;
-    if (task && !unmet_wait(state, *task, iteration)) {
-      run_task(context, queue.begin + next, iteration, 0);
-      ++next;
-      busy = true;
-    }
-    if (started && next == queue.count) {
-      ++iteration;
-      next = 0;
-      started = false;
-      busy = true;
-      // A worker that always finds something to do would never ask otherwise.
-      if (load_relaxed(state.abort_flag(state.program->rank))) return iteration;
-    }
-    if (busy) {
-      idle.reset();
-    } else if (!(task || !rider ? idle.wait(task, iteration) : idle.wait(rider->waiting_for(), rider->iteration()))) {
-      return iteration;
+struct Action {
+  ActionKind kind;
+  uint32_t task, instance;
+  uint64_t iteration;
+};
+
+// Decides what a worker does next; the leader of its team alone asks.
+class Worker {
+ public:
+  // `rider`, if any, is a scheduler that is stepped here because it has no thread of its own.
+  DISTMK_FN Worker(const RankState& state, uint32_t worker, Scheduler* rider)
+      : state_(state),
+        queue_(state.queues[worker]),
+        ring_(state.ring(worker)),
+        idle_(state, worker),
+        rider_(rider) {}
+
+  // Iterations this worker has been through, the present one not counted.
+  DISTMK_FN uint64_t iterations() const { return iteration_; }
+
+  // Waits until there is a task to run, or until the launch is over.
+  DISTMK_FN Action next() {
+    for (;;) {
+      bool busy = rider_ && rider_->step();
+      JitEntry entry;
+      if (ring_pop(ring_, state_.program->jit_capacity, &entry)) {
+        idle_.reset();
+        return {ActionKind::RUN, entry.task, entry.instance, entry.iteration};
+      }
+      if (!started_) {
+        if (load_relaxed(state_.abort_flag(state_.program->rank))) return leave();  // who is never idle asks here
+        const Gate gate = gate_state(state_, iteration_);
+        if (gate == Gate::STOP && nothing_more()) return leave();
+        started_ = gate == Gate::OPEN;
+      }
+      const TaskDesc* task = started_ && next_ < queue_.count ? &state_.tasks[queue_.begin + next_] : nullptr;
+      if (task && !unmet_wait(state_, *task, iteration_)) {
+        idle_.reset();
+        return {ActionKind::RUN, queue_.begin + next_++, 0, iteration_};
+      }
+      if (started_ && next_ == queue_.count) {
+        ++iteration_;
+        next_ = 0;
+        started_ = false;
+        busy = true;
+      }
+      if (busy)
+        idle_.reset();
+      else if (!wait_for(task))
+        return leave();
     }
   }
+
+ private:
+  const RankState& state_;
+  const Queue queue_;
+  JitRing* ring_;
+  Idle idle_;
+  Scheduler* rider_;
+  uint64_t iteration_ = 0;
+  uint32_t next_ = 0;     // entry of the queue
+  bool started_ = false;  // this iteration's gate has opened
+
+  DISTMK_FN Action leave() const { return {ActionKind::LEAVE, 0, 0, iteration_}; }
+  DISTMK_FN bool nothing_more() const {
+    return load_acquire(&ring_->closed) && load_acquire(&ring_->tail) == load_relaxed(&ring_->head);
+  }
+  DISTMK_FN bool wait_for(const TaskDesc* task) {
+    if (task || !rider_) return idle_.wait(task, iteration_);
+    return idle_.wait(rider_->waiting_for(), rider_->iteration());
+  }
+};
+
+DISTMK_FN void run_task(Context& context, const Action& action) {
+  context.task = &context.rank_state.tasks[action.task];
+  context.iteration = action.iteration;
+  context.instance = action.instance;
+  run_body(context);
+  context.finish();
 }
 
 }  // namespace distmk

@@ -41,6 +41,8 @@ class LinearArgs(ctypes.Structure):
         ("eps", c_float),
         ("first_token", c_uint32),  # ARGMAX: token id of the first row
         ("logits_stride", c_uint32),
+        ("k_pitch", c_uint32),  # elements of a row of the weight: k, or more where rows are packed in tiles
+        ("pad", c_uint32),
     ]
 
 
@@ -93,6 +95,7 @@ class Linear(Task):
             batch=layout.operand(self.batch),
             logits=layout.operand(self.logits),
             k=self.x.cols,
+            k_pitch=self.slab.weight.row_bytes // 2,
             n=self.slab.rows // 2 if self.epilogue is Epilogue.SWIGLU else self.slab.rows,
             x_stride=self.x.buffer.cols,
             out_stride=self.out.buffer.cols,
@@ -107,7 +110,7 @@ class Linear(Task):
         rows, halves = rows_of(args.batch), 2 if args.epilogue == Epilogue.SWIGLU else 1
         found = [
             access(False, rank, args.x, 4 * args.k, rows, 4 * args.x_stride),
-            access(False, rank, args.weight, 2 * args.k * args.n * halves),
+            access(False, rank, args.weight, 2 * args.k_pitch * args.n * halves),
         ]
         if args.norm:
             found.append(access(False, rank, args.norm, 4 * args.k))

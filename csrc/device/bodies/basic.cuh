@@ -54,7 +54,7 @@ DISTMK_FN void body_embed(Context& context, const EmbedArgs& args) {
         if (float* out = context.peer<float>(rank, args.out)) out[row * args.n + i] = value;
     }
   }
-  if (push) context.push_block(args.out, uint64_t{num_rows} * args.n * sizeof(float));
+  if (push) context.push_far(args.out, uint64_t{num_rows} * args.n * sizeof(float));
 }
 
 DISTMK_FN void body_sample(Context& context, const SampleArgs& args) {

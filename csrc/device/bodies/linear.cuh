@@ -241,7 +241,7 @@ DISTMK_FN void body_linear(Context& context, const LinearArgs& args) {
   else
     linear::run<4>(context, args, num_rows);
   if (args.epilogue == static_cast<uint32_t>(Epilogue::PUSH))
-    context.push_block(args.out, uint64_t{num_rows} * args.n * sizeof(float));
+    context.push_far(args.out, uint64_t{num_rows} * args.n * sizeof(float));
 }
 
 }  // namespace distmk

@@ -112,7 +112,7 @@ void AttentionTask::append() {
     const float* row = qkv(position - first_new());
     const float* k_in = row + (args_.num_q + instance_.kv_head) * uint64_t{head_dim_};
     const float* v_in = k_in + uint64_t{args_.num_kv} * head_dim_;
-    copy_bytes(k, k_in, head_dim_ * sizeof(float));
+    copy_bytes(Team{}, k, k_in, head_dim_ * sizeof(float));
     if (args_.k_norm) rms_norm(k, context_.at<float>(args_.k_norm), args_.eps, head_dim_);
     rotate(k, rope(position), head_dim_);
     const uint64_t at = cache_index(position);
@@ -127,7 +127,7 @@ PackedRows AttentionTask::pack_queries() const {
   const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim_));
   for (uint32_t i = 0; i < num_queries_; ++i) {
     const uint32_t row = i / num_heads_, head = first_head_ + i % num_heads_;
-    copy_bytes(q, qkv(row) + uint64_t{head} * head_dim_, head_dim_ * sizeof(float));
+    copy_bytes(Team{}, q, qkv(row) + uint64_t{head} * head_dim_, head_dim_ * sizeof(float));
     if (args_.q_norm) rms_norm(q, context_.at<float>(args_.q_norm), args_.eps, head_dim_);
     rotate(q, rope(first_new() + row), head_dim_);
     packed.set(i, q, nullptr, scale);

@@ -11,7 +11,7 @@ void body_nop(Context&, const NopArgs&) {}
 void body_put(Context& context, const PutArgs& args) {
   const void* src = context.at<void>(args.src);
   if (args.dst_rank == context.rank())
-    copy_bytes(context.at<void>(args.dst), src, args.num_bytes);
+    copy_bytes(Team{}, context.at<void>(args.dst), src, args.num_bytes);
   else
     context.push(args.dst_rank, args.dst, src, args.num_bytes);
 }
@@ -61,7 +61,7 @@ void body_sample(Context& context, const SampleArgs& args) {
     }
   }
   if (context.rank() == 0)
-    copy_bytes(context.at<void>(args.out), best, sizeof best);
+    copy_bytes(Team{}, context.at<void>(args.out), best, sizeof best);
   else
     context.push(0, args.out, best, sizeof best);
 }

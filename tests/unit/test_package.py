@@ -1,0 +1,65 @@
+"""What is shipped is whole, and generated files are up to date."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from helpers import ROOT, Runner
+
+pytestmark = pytest.mark.timeout(150)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of a copy of the repository, as a build leaves folders behind."""
+    pytest.importorskip("setuptools", "77")
+    folder = tmp_path_factory.mktemp("wheel")
+    copy = folder / "source"
+    for part in ("distmk", "csrc"):
+        shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for part in ("pyproject.toml", "LICENSE", "README.md"):
+        if (ROOT / part).exists():
+            shutil.copy(ROOT / part, copy)
+    code = f"from setuptools.build_meta import build_wheel; print(build_wheel({str(folder)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return folder / done.stdout.split()[-1]
+
+
+def test_wheel_is_whole(wheel: Path) -> None:
+    """Every module and every source file is in it, under the names they are looked for."""
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if not name.startswith("distmk-")}
+    python = {path.relative_to(ROOT).as_posix() for path in (ROOT / "distmk").rglob("*.py")}
+    suffixes = (".h", ".cpp", ".cu", ".cuh")
+    sources = {path.relative_to(ROOT / "csrc") for path in (ROOT / "csrc").rglob("*") if path.suffix in suffixes}
+    assert "distmk/check/__init__.py" in python and sources
+    want = python | {f"distmk/_csrc/{path.as_posix()}" for path in sources}
+    assert held - {"distmk/py.typed"} == want, f"missing {sorted(want - held)}, not wanted {sorted(held - want)}"
+
+
+def test_unpacked_wheel_runs(wheel: Path, tiny_model: Path, runner: Runner) -> None:
+    """Away from the repository it finds its own sources, compiles them and decodes."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(runner.folder / "site")
+    env = {"PYTHONPATH": str(runner.folder / "site"), "DISTMK_CACHE": str(runner.folder / "cache")}
+    code = "import distmk.host.build as b; print(distmk.__file__); print(b.csrc_dir())"
+    found = runner.run([sys.executable, "-c", code], env)
+    assert found.stdout.splitlines() == [
+        str(runner.folder / "site" / "distmk" / name) for name in ("__init__.py", "_csrc")
+    ], found.stderr
+    command = ("generate", "--model", str(tiny_model), "--prompt-ids", "1,2,3", "--max-new-tokens", "4")
+    away, here = runner.distmk(*command, env=env), runner.distmk(*command)
+    assert away.status == 0, away.stderr
+    assert away.stdout == here.stdout
+
+
+def test_generated_header_is_up_to_date() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "gen_abi.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
