@@ -196,8 +196,9 @@ class WaitRecordABI(ctypes.Structure):
 
 
 class Fault(ctypes.Structure):
-    """Faults to inject (host twin only): the `nth` trigger of `event` on `rank` from here is dropped (0: none); puts to ranks
-    of other virtual nodes (`node_size` ranks each) take up to `delay_puts_ns` and overtake each other."""
+    """Faults to inject (host twin only): the `nth` trigger of `event` on `rank` from here is dropped (0: none); puts to
+    other virtual nodes (of `node_size` ranks each) take up to `delay_puts_ns` and overtake each other.
+    """
 
     _fields_ = [
         ("drop_nth", c_uint64),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+from typing import Any
 
 from distmk import abi
 from distmk.tasks import TASK_TYPES
 
-C_NAMES = {
+C_NAMES: dict[type, str] = {
     ctypes.c_uint8: "uint8_t",
     ctypes.c_uint16: "uint16_t",
     ctypes.c_uint32: "uint32_t",
@@ -18,7 +19,7 @@ C_NAMES = {
 }
 
 
-def _field(name: str, kind: type) -> str:
+def _field(name: str, kind: Any) -> str:
     dims = ""
     while issubclass(kind, ctypes.Array):
         dims += f"[{kind._length_}]"
@@ -30,9 +31,7 @@ def _struct(cls: type[ctypes.Structure]) -> list[str]:
     fields = [(entry[0], entry[1]) for entry in cls._fields_]
     lines = [f"struct {cls.__name__} {{", *(_field(name, kind) for name, kind in fields), "};"]
     lines.append(f"static_assert(sizeof({cls.__name__}) == {ctypes.sizeof(cls)});")
-    lines += [
-        f"static_assert(offsetof({cls.__name__}, {name}) == {getattr(cls, name).offset});" for name, _ in fields
-    ]
+    lines += [f"static_assert(offsetof({cls.__name__}, {name}) == {getattr(cls, name).offset});" for name, _ in fields]
     return [*lines, ""]
 
 

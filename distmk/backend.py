@@ -67,7 +67,9 @@ class LaunchBlock:
             requests,
             np.array([token for prompt in spec.prompts for token in prompt] or [0], np.int32),
             np.array(spec.eos_ids or [0], np.int32),
-            (TokenEvent * max(1, sum(spec.max_new)))(),  # room for all: the ring never fills before the host has read it
+            (
+                TokenEvent * max(1, sum(spec.max_new))
+            )(),  # room for all: the ring never fills before the host has read it
             (WaitRecordABI * (header.num_workers + header.num_schedulers))(),
         )
 
@@ -93,9 +95,8 @@ class LaunchBlock:
                 if program.tasks[record.task].launch == LaunchKind.SCHEDULER:
                     order = -2  # it is what starts the iteration
             event = f"{record.event} ({program.event_names[record.event]})"
-            found.append(
-                StuckWait(record.iteration, order, bool(record.expired), record.worker, task, event, record.want, record.got)
-            )
+            expired, worker = bool(record.expired), record.worker
+            found.append(StuckWait(record.iteration, order, expired, worker, task, event, record.want, record.got))
         return sorted(found, key=lambda wait: (wait.iteration, wait.order))
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -80,6 +80,12 @@ def choose_workers(wanted: int | None, bootstrap: Bootstrap) -> int:
     return wanted
 
 
+def _peak_bytes() -> int:
+    """Peak resident memory of this process. (getrusage would report the parent's too, where that was larger.)"""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
 class Engine:
     """A model ready to run on this rank. Collective, as every call is; errors are raised on every rank alike.
 
@@ -134,8 +140,7 @@ class Engine:
 
     def peak_memory_bytes(self) -> list[int]:
         """Peak resident memory of every rank's process so far."""
-        mine = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return [int(payload) for payload in self.bootstrap.allgather(str(mine).encode())]
+        return [int(payload) for payload in self.bootstrap.allgather(str(_peak_bytes()).encode())]
 
     def gather_logits(self) -> npt.NDArray[np.float32]:
         """float32 [vocab_size] of the row that a launch of one new token sampled, from all ranks. Needs keep_logits."""

@@ -32,13 +32,19 @@ def compiler() -> str:
     return os.environ.get("DISTMK_CXX") or os.environ.get("CXX") or "g++"
 
 
+def nvshmem_home() -> Path | None:
+    """NVSHMEM_HOME: headers and device library, where they are not the pip package's."""
+    given = os.environ.get("NVSHMEM_HOME")
+    return Path(given) if given else None
+
+
 def deadline_s() -> float:
     """DISTMK_DEADLINE_S: how long a wait inside a launch may make no progress."""
     return _number("DISTMK_DEADLINE_S", 30.0)
 
 
 def drop_signal() -> tuple[int, int, int, int] | None:
-    """DISTMK_FAULT_DROP_SIGNAL=from,to,event,nth: lose the nth trigger of an event (fault injection, host twin only)."""
+    """DISTMK_FAULT_DROP_SIGNAL=from,to,event,nth: lose the nth trigger of an event (a fault; host twin only)."""
     text = os.environ.get("DISTMK_FAULT_DROP_SIGNAL")
     if not text:
         return None
@@ -50,8 +56,9 @@ def drop_signal() -> tuple[int, int, int, int] | None:
 
 
 def delay_puts() -> tuple[int, int, int] | None:
-    """DISTMK_FAULT_DELAY_PUTS=max_us,node_size,seed: between virtual nodes of `node_size` ranks, puts take up to `max_us`
-    and overtake each other (fault injection, host twin only)."""
+    """DISTMK_FAULT_DELAY_PUTS=max_us,node_size,seed: puts between virtual nodes of `node_size` ranks take up to
+    `max_us` and overtake each other (a fault; host twin only).
+    """
     text = os.environ.get("DISTMK_FAULT_DELAY_PUTS")
     if not text:
         return None

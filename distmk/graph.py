@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from distmk.abi import MAX_RANKS, LaunchKind, Space
 from distmk.errors import UsageError
-from distmk.regions import ITEM_BYTES, Buffer, Region, Segment, Slab, Weight, WeightKind
+from distmk.regions import ITEM_BYTES, Buffer, Region, Segment, Slab, Tiling, Weight, WeightKind
 from distmk.tasks.base import Task
 
 T = TypeVar("T", bound=Task)
@@ -48,7 +48,9 @@ class Graph:
     def buffer(self, name: str, cols: int, *, rows: int = 1, dtype: str = "f32", space: Space = Space.HEAP) -> Buffer:
         """A buffer of `rows` x `cols` elements of f32, bf16, i32 or u8, on every rank."""
         if dtype not in ITEM_BYTES or cols < 1 or rows < 1:
-            raise UsageError(f"buffer {name}: {rows} x {cols} of {dtype}; expected positive sizes of {list(ITEM_BYTES)}")
+            raise UsageError(
+                f"buffer {name}: {rows} x {cols} of {dtype}; expected positive sizes of {list(ITEM_BYTES)}"
+            )
         if any(buffer.name == name for buffer in self.buffers):
             raise UsageError(f"buffer {name} is there already; give it another name")
         made = Buffer(len(self.buffers), name, rows, cols, dtype, space)
@@ -56,11 +58,19 @@ class Graph:
         return made
 
     def weight(
-        self, name: str, rank: int, cols: int, segments: list[Segment], kind: WeightKind, col_begin: int = 0, rows: int = 0
+        self,
+        name: str,
+        rank: int,
+        cols: int,
+        segments: list[Segment],
+        kind: WeightKind,
+        col_begin: int = 0,
+        rows: int = 0,
+        tiling: Tiling | None = None,
     ) -> Weight:
         """Read-only memory of one rank, packed from checkpoint tensors."""
         rows = rows or sum(s.rows for s in segments)
-        made = Weight(name, rank, rows, cols, kind, tuple(segments), col_begin)
+        made = Weight(name, rank, rows, cols, kind, tuple(segments), col_begin, tiling=tiling)
         self.weights.append(made)
         return made
 

@@ -50,7 +50,15 @@ class LLM:
 
         def choose() -> EngineArgs:
             return EngineArgs(
-                str(model), load_format, seed, num_workers, backend, max_model_len, max_num_seqs, deadline_s, keep_logits
+                str(model),
+                load_format,
+                seed,
+                num_workers,
+                backend,
+                max_model_len,
+                max_num_seqs,
+                deadline_s,
+                keep_logits,
             )
 
         try:
@@ -142,7 +150,9 @@ class LLM:
         params = params or SamplingParams()
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
-            raise UsageError(f"{len(prompts)} prompts were given {len(each)} sampling params; give one, or one a prompt")
+            raise UsageError(
+                f"{len(prompts)} prompts were given {len(each)} sampling params; give one, or one a prompt"
+            )
         if len({p.ignore_eos for p in each}) > 1:
             raise UsageError("ignore_eos must be the same for all prompts of a call")
         vocab, limit = self._engine.config.vocab_size, self._engine.max_model_len

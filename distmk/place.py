@@ -90,6 +90,4 @@ def place(graph: Graph, num_events: int) -> Placement:
         weights[weight] = placed
         pieces.append(placed)
         local_ends[weight.rank] = align(offset + weight.num_bytes)
-    return Placement(
-        tuple(pieces), buffers, weights, events_offset, rings_offset, capacity, heap, tuple(local_ends)
-    )
+    return Placement(tuple(pieces), buffers, weights, events_offset, rings_offset, capacity, heap, tuple(local_ends))

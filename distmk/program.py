@@ -35,7 +35,9 @@ class RankProgram:
     weight_bytes: int
 
     def to_bytes(self) -> bytes:
-        return b"".join(bytes(part) for part in (self.header, self.tasks, self.waits, self.triggers, self.queues, self.launches))
+        return b"".join(
+            bytes(part) for part in (self.header, self.tasks, self.waits, self.triggers, self.queues, self.launches)
+        )
 
 
 @dataclass
@@ -131,7 +133,9 @@ def _describe(desc: TaskDesc, task: Task, placement: Placement, order: int) -> N
 
 def _event_name(graph: Graph, producers: tuple[int, ...]) -> str:
     ops = sorted({graph.tasks[p].op for p in producers})
-    return f"{'+'.join(ops[:2])}{'+...' if len(ops) > 2 else ''} done" + (f" x{len(producers)}" if len(producers) > 1 else "")
+    return f"{'+'.join(ops[:2])}{'+...' if len(ops) > 2 else ''} done" + (
+        f" x{len(producers)}" if len(producers) > 1 else ""
+    )
 
 
 def _fill_header(part: RankProgram, graph: Graph, wiring: Wiring, placement: Placement, rank: int) -> None:

@@ -86,6 +86,17 @@ class Segment:
         return self.row_end - self.row_begin
 
 
+TILE_COLS = 64  # tiled rows are filled up to a multiple of this
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a GPU streams a matrix: each slab (its rows) apart, in tiles. `paired`: the slab's first half goes with its second."""
+
+    slabs: tuple[tuple[int, int], ...]
+    paired: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Weight:
     """Read-only memory of one rank, packed from `segments` in order; a task's slab is a contiguous range of its rows."""
@@ -98,11 +109,14 @@ class Weight:
     segments: tuple[Segment, ...] = ()
     col_begin: int = 0
     data: npt.NDArray[np.generic] | None = field(default=None, repr=False)
+    tiling: Tiling | None = None
 
     @property
     def row_bytes(self) -> int:
         if self.data is not None:
             return int(self.data.dtype.itemsize) * self.cols
+        if self.tiling:
+            return -(-self.cols // TILE_COLS) * TILE_COLS * 2
         return self.cols * (2 if self.kind is WeightKind.MATRIX else 4)
 
     @property

@@ -11,6 +11,7 @@ from distmk.errors import UsageError
 from distmk.sampling import CompletionOutput, RequestOutput, SamplingParams, TokenOutput
 from distmk.tokenizer import StreamDecoder, Tokenizer
 
+CONTEXT_TOKENS = 8
 Prompt = str | Sequence[int]
 
 
@@ -46,7 +47,9 @@ class Request:
     def output(self) -> RequestOutput:
         count = len(self.token_ids)
         ms_per_token = 1e3 * (self.last_s - self.first_s) / (count - 1) if count > 1 else 0.0
-        completion = CompletionOutput(self.token_ids, "".join(self.pieces), self.finish_reason or "length", ms_per_token)
+        completion = CompletionOutput(
+            self.token_ids, "".join(self.pieces), self.finish_reason or "length", ms_per_token
+        )
         return RequestOutput(self.prompt, self.prompt_ids, [completion])
 
 
@@ -72,5 +75,6 @@ def make_request(
             f"a prompt of {len(ids)} tokens leaves no room in a context of {max_model_len}; "
             "shorten it or raise --max-model-len"
         )
-    decoder = StreamDecoder(tokenizer) if tokenizer is not None else None
+    # The end of the prompt decides how the first new token is spelt (a space, half a character).
+    decoder = StreamDecoder(tokenizer, context=ids[-CONTEXT_TOKENS:]) if tokenizer is not None else None
     return Request(prompt if isinstance(prompt, str) else None, ids, params, decoder)

@@ -81,7 +81,7 @@ class Session:
         return running.iterations
 
     def launch(self, spec: LaunchSpec) -> RunningLaunch:
-        """Start a launch on all ranks; iterate over it for the tokens it generates. One that is under way ends first."""
+        """Start a launch on all ranks; iterate over it for its tokens. One that is under way ends first."""
         self.stop()
         self.bootstrap.barrier()  # nobody is still leaving the last launch
         self.backend.reset()

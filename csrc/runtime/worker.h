@@ -37,7 +37,6 @@ class Worker {
         return {ActionKind::RUN, entry.task, entry.instance, entry.iteration};
       }
       if (!started_) {
-        if (load_relaxed(state_.abort_flag(state_.program->rank))) return leave();  // who is never idle asks here
         const Gate gate = gate_state(state_, iteration_);
         if (gate == Gate::STOP && nothing_more()) return leave();
         started_ = gate == Gate::OPEN;
@@ -52,6 +51,8 @@ class Worker {
         next_ = 0;
         started_ = false;
         busy = true;
+        // A worker that always finds something to do would never ask otherwise.
+        if (load_relaxed(state_.abort_flag(state_.program->rank))) return leave();
       }
       if (busy)
         idle_.reset();

@@ -55,7 +55,8 @@ class HostBackend:
     def view(self, placed: Placed, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         base = self._heap.bases[self._heap.rank] if placed.space is Space.HEAP else self._local_base
         raw = (ctypes.c_uint8 * placed.num_bytes).from_address(base + placed.offset)
-        return np.frombuffer(raw, dtype=dtype).reshape(placed.rows, -1)
+        flat: npt.NDArray[Any] = np.ctypeslib.as_array(raw).view(dtype)
+        return flat.reshape(placed.rows, -1)
 
     def reset(self) -> None:
         header = self.program.header

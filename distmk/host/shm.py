@@ -1,11 +1,13 @@
 """The symmetric heap of the host twin: one shared-memory segment a rank, mapped by all, gone when the last rank is.
 
-A segment has a name only while the ranks find each other. Its owner holds a lock on it for life; the kernel drops the lock
-when the process dies in whatever way, which is how peers notice, and how a later run knows a leftover from a living segment.
+A segment has a name only while the ranks find each other. Its owner holds a lock on it for life; the kernel drops the
+lock when the process dies in whatever way, which is how peers notice, and how a later run knows a leftover from a living
+segment.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -52,7 +54,7 @@ def _name(fd: int, path: Path) -> None:
 class SharedHeap:
     """This rank's heap and its peers', each `num_bytes` long; `bases[r]` is where rank r's is mapped here.
 
-    Collective: every rank makes one at the same time. UsageError: no room in shared memory, or ranks on several machines.
+    Collective: every rank makes one at the same time. UsageError: no room in shared memory, ranks on several machines.
     """
 
     def __init__(self, bootstrap: Bootstrap, num_bytes: int) -> None:
@@ -126,10 +128,8 @@ class SharedHeap:
         """Give the memory back; addresses and views into it must no longer be used."""
         self.bases = []
         for mapped in self._maps:
-            try:
+            with contextlib.suppress(BufferError):  # a view is still held; the process' end unmaps it
                 mapped.close()
-            except BufferError:
-                pass  # a view is still held; the process' end unmaps it
         for fd in self._fds:
             os.close(fd)
         self._maps, self._fds = [], []

@@ -47,7 +47,13 @@ def _same_cols(src: Region, dst: Region) -> None:
 
 
 class PutArgs(ctypes.Structure):
-    _fields_ = [("src", c_uint64), ("dst", c_uint64), ("num_bytes", c_uint64), ("dst_rank", c_uint32), ("pad", c_uint32)]
+    _fields_ = [
+        ("src", c_uint64),
+        ("dst", c_uint64),
+        ("num_bytes", c_uint64),
+        ("dst_rank", c_uint32),
+        ("pad", c_uint32),
+    ]
 
 
 @task_type(1, "put")

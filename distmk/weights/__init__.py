@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from distmk.config import PRESETS, ModelConfig
 from distmk.errors import ModelError, UsageError
@@ -12,7 +11,7 @@ from distmk.weights.checkpoint import Checkpoint, expected_tensors
 __all__ = ["Checkpoint", "expected_tensors", "open_checkpoint"]
 
 
-def open_checkpoint(path: str | Path, load_format: Literal["auto", "dummy"] = "auto", seed: int = 0) -> Checkpoint:
+def open_checkpoint(path: str | Path, load_format: str = "auto", seed: int = 0) -> Checkpoint:
     """Open a model: a Hugging Face folder, a .gguf file, or a folder with one .gguf in it.
 
     With `load_format` "dummy" the weights are random, made from `seed`, and only a config is needed: any of the above,

@@ -45,6 +45,10 @@ def test_random_model(family: Family, draw: int, rng: np.random.Generator, tmp_p
     """Every draw takes its own heads, sizes and options, and 1 to 4 ranks with 1 to 3 workers."""
     heads = HEADS[int(rng.integers(len(HEADS)))] if draw == 2 else HEADS[draw if family == "llama" else 2 - draw]
     changes = tiny.random_changes(family, heads, rng)
+    if draw == 0 and family == "llama":
+        changes["rope_parameters"] = tiny.LLAMA3_ROPE
+    if draw == 1:
+        changes["attention_bias"] = True
     what = f"{family} {changes}"
     print(what)
     model = tiny.make(family, int(rng.integers(1 << 30)), **changes)

@@ -1,5 +1,5 @@
-// Stands in for the bodies: notes which instances ran, for how many iterations, and whether every worker kept its order.
-// Linked with the runtime and run_ranks in place of csrc/host/bodies; see test_runtime.py.
+// Stands in for the bodies: notes which instances ran, for how many iterations, and whether every worker kept its
+// order. Linked with the runtime and run_ranks in place of csrc/host/bodies; see test_runtime.py.
 #include <cstdio>
 #include <cstdlib>
 #include <map>

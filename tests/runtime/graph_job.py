@@ -43,7 +43,8 @@ class Job:
         self.total = 0
 
     def graph(self) -> distmk.Graph:
-        return distmk.Graph(self.options.get("graph_ranks", self.num_ranks), self.workers, self.options.get("schedulers"))
+        num_ranks = self.options.get("graph_ranks", self.num_ranks)
+        return distmk.Graph(num_ranks, self.workers, self.options.get("schedulers"))
 
     def session(self, graph: distmk.Graph) -> distmk.Session:
         session = distmk.Session(graph, self.bootstrap, deadline_s=15)
@@ -156,7 +157,8 @@ def handed_out(job: Job) -> None:
             graph.add(
                 ManySum(rank, f"count{i}", launch=kind, blocks=(one.at(rank),), dst=count, add=True, instances=times)
             )
-            graph.add(Affine(rank, f"copy{i}", launch=kind, src=trail.at(rank, i, i + 1), dst=trail.at(rank, i + 1, i + 2), shift=1.0))
+            src, dst = trail.at(rank, i, i + 1), trail.at(rank, i + 1, i + 2)
+            graph.add(Affine(rank, f"copy{i}", launch=kind, src=src, dst=dst, shift=1.0))
         # Round the ranks and back to the start of the trail.
         peer = (rank + 1) % job.num_ranks
         graph.add(Put(rank, "pass", src=trail.at(rank, len(kinds), len(kinds) + 1), dst=trail.at(peer, 0, 1)))

@@ -72,7 +72,7 @@ def wait_for_tokens(process: subprocess.Popen[str]) -> None:
 
 
 def wait_for_launch(runner: Runner, rank: int) -> None:
-    """mpirun holds back a line that has not ended, so look for the running launch itself: its threads and their work."""
+    """mpirun holds back a line that has not ended, so see whether the runtime was loaded."""
     pid, deadline = pid_of(runner, rank), time.monotonic() + 30
     while time.monotonic() < deadline:
         if "/host-" in Path(f"/proc/{pid}/maps").read_text():
@@ -287,15 +287,15 @@ def test_no_room_message(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(UsageError, match=r"/dev/shm has \d+ MiB free, a rank's heap needs 3 MiB; make room or use fewer"):
+    with pytest.raises(UsageError, match=r"/dev/shm has \d+ MiB free, a rank's heap needs 3 MiB; make room"):
         SharedHeap(SingleBootstrap(5.0), 3 << 20)
     assert not abandoned_segments()
 
 
 def test_no_room(runner: Runner, command: Callable[..., list[str]]) -> None:
-    """With a /dev/shm of 64 KiB, in a mount namespace of its own."""
+    """With a /dev/shm of 16 KiB, in a mount namespace of its own."""
     unshare = shutil.which("unshare")
-    mount = "mount -t tmpfs -o size=64k tmpfs /dev/shm"
+    mount = "mount -t tmpfs -o size=16k tmpfs /dev/shm"
     if not unshare or subprocess.run([unshare, "-m", "sh", "-c", mount], capture_output=True).returncode:
         pytest.skip("no mount namespaces here")
     done = runner.run([unshare, "-m", "sh", "-c", f'{mount} && exec "$@"', "sh", *command(tokens=4), "--ranks", "2"])
@@ -356,7 +356,7 @@ def main(model, ranks):
             taken = next(held, None)
         rank = llm.rank
     if rank == 0:
-        assert outputs[0] and all(len(ids) == 6 for ids in outputs[0]) and all(o == outputs[0] for o in outputs), outputs
+        assert [len(ids) for ids in outputs[0]] == [6, 6] and all(o == outputs[0] for o in outputs), outputs
     print("done", flush=True)
 
 main(sys.argv[1], int(sys.argv[2]))

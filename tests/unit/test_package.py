@@ -48,7 +48,7 @@ def test_unpacked_wheel_runs(wheel: Path, tiny_model: Path, runner: Runner) -> N
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(runner.folder / "site")
     env = {"PYTHONPATH": str(runner.folder / "site"), "DISTMK_CACHE": str(runner.folder / "cache")}
-    code = "import distmk.host.build as b; print(distmk.__file__); print(b.csrc_dir())"
+    code = "import distmk, distmk.build_cache as b; print(distmk.__file__); print(b.csrc_dir())"
     found = runner.run([sys.executable, "-c", code], env)
     assert found.stdout.splitlines() == [
         str(runner.folder / "site" / "distmk" / name) for name in ("__init__.py", "_csrc")

@@ -1,0 +1,79 @@
+"""Self-attention: qkv column-parallel, attention just in time, o row-parallel."""
+
+from __future__ import annotations
+
+from distmk.abi import LaunchKind
+from distmk.lower.context import Lowering
+from distmk.lower.options import cut, cut_rows
+from distmk.model import SelfAttention
+from distmk.regions import Buffer, Segment, Slab
+from distmk.tasks import Attention, Linear, Merge
+
+
+def lower_attention(c: Lowering, op: SelfAttention) -> None:
+    layer, d = c.buffers.next_cache(), c.config.head_dim
+    for rank in c.ranks():
+        (q0, q1), (k0, k1) = c.shards[rank].heads, c.shards[rank].kv_heads
+        parts = [(op.q, q0 * d, q1 * d), (op.k, k0 * d, k1 * d), (op.v, k0 * d, k1 * d)]
+        _qkv(c, op, rank, parts)
+        _attend(c, op, rank, *layer)
+    o_parts = [(q0 * d, (q1 - q0) * d) for q0, q1 in (shard.heads for shard in c.shards)]
+    c.row_parallel(f"{op.name}.o", op.o, c.buffers.attn, c.buffers.attn_slots, o_parts, op.o_bias)
+
+
+def _qkv(c: Lowering, op: SelfAttention, rank: int, parts: list[tuple[str, int, int]]) -> None:
+    hidden, b = c.config.hidden_size, c.buffers
+    segments = [Segment(f"{tensor}.weight", begin, end) for tensor, begin, end in parts]
+    cuts = cut_rows(sum(segment.rows for segment in segments), hidden, c.options.num_workers)
+    weight = c.matrix(f"{op.name}.qkv", rank, hidden, segments, cuts)
+    bias = c.vector(rank, *((f"{t}.bias", s, e) for t, s, e in parts)) if op.qkv_bias else None
+    norm = c.norm(rank, op.norm)
+    for worker, (begin, end) in enumerate(cuts):
+        c.graph.add(
+            Linear(
+                rank=rank,
+                op=f"{op.name}.qkv",
+                worker=worker,
+                x=b.x.at(rank),
+                slab=Slab(weight, begin, end),
+                out=b.qkv.at(rank, begin, end),
+                batch=b.batch.at(rank),
+                norm=norm,
+                bias=bias and Slab(bias.weight, begin, end),
+                eps=c.config.rms_norm_eps,
+            )
+        )
+
+
+def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache: Buffer) -> None:
+    shape, b, d = c.shapes[rank], c.buffers, c.config.head_dim
+    c.graph.add(
+        Attention(
+            rank=rank,
+            op=f"{op.name}.attention",
+            launch=LaunchKind.MASSIVE,
+            shape=shape,
+            qkv=b.qkv.at(rank, 0, shape.qkv_cols),
+            k_cache=k_cache.at(rank, 0, shape.cache_cols),
+            v_cache=v_cache.at(rank, 0, shape.cache_cols),
+            page_table=b.page_table.at(rank),
+            part=b.part.at(rank, 0, shape.num_q * shape.part_cols),
+            batch=b.batch.at(rank),
+            rope=c.rope[rank],
+            q_norm=c.vector(rank, (f"{op.q_norm}.weight", 0, d)) if op.q_norm else None,
+            k_norm=c.vector(rank, (f"{op.k_norm}.weight", 0, d)) if op.k_norm else None,
+            eps=c.config.rms_norm_eps,
+        )
+    )
+    for worker, (h0, h1) in enumerate(cut(shape.num_q, 4 * shape.part_cols, c.options.num_workers)):
+        c.graph.add(
+            Merge(
+                rank=rank,
+                op=f"{op.name}.merge",
+                worker=worker,
+                shape=shape,
+                part=b.part.at(rank, h0 * shape.part_cols, h1 * shape.part_cols),
+                out=b.attn.at(rank, h0 * d, h1 * d),
+                batch=b.batch.at(rank),
+            )
+        )

@@ -1,0 +1,144 @@
+"""What lowering an operator needs: the graph so far, shards, buffers, weights, and the all-reduce operators share."""
+
+from __future__ import annotations
+
+from distmk.abi import MAX_ROWS, Epilogue
+from distmk.graph import Graph
+from distmk.lower.options import DecodeOptions, cut_rows
+from distmk.model import Model
+from distmk.regions import Buffer, Region, Segment, Slab, Tiling, Weight, WeightKind
+from distmk.shard import Shard, shard_model
+from distmk.state import DecodeBuffers, make_buffers
+from distmk.tasks import AttentionShape, Linear, Sum
+
+Cuts = list[tuple[int, int]]
+
+
+class Lowering:
+    """Collects the tasks of one iteration on all ranks."""
+
+    def __init__(self, model: Model, options: DecodeOptions) -> None:
+        self.config, self.options = model.config, options
+        self.shards = shard_model(model.config, options.num_ranks)
+        self.graph = Graph(options.num_ranks, options.num_workers, options.num_schedulers)
+        self.num_pages = options.num_pages or options.max_pages * options.max_rows
+        self.shapes = [self.attention_shape(shard) for shard in self.shards]
+        self.buffers: DecodeBuffers = make_buffers(
+            self.graph, self.config, self.shards, self.shapes, options.keep_logits
+        )
+        self.graph.batch = self.buffers.batch
+        self.tables: dict[tuple[str, int, bool], Weight] = {}
+        head_dim, positions = self.config.head_dim, options.max_model_len
+        self.rope = [
+            Slab(self.graph.weight("rope", rank, head_dim, [], WeightKind.ROPE, rows=positions), 0, positions)
+            for rank in self.ranks()
+        ]
+
+    def ranks(self) -> range:
+        return range(self.options.num_ranks)
+
+    def attention_shape(self, shard: Shard) -> AttentionShape:
+        return AttentionShape(
+            num_q=shard.num_q,
+            num_kv=shard.num_kv,
+            head_dim=self.config.head_dim,
+            group=self.config.num_heads // self.config.num_kv_heads,
+            q_begin=shard.heads[0],
+            kv_begin=shard.kv_heads[0],
+            page_size=self.options.page_size,
+            max_pages=self.options.max_pages,
+            num_pages=self.num_pages,
+            max_splits=self.options.max_splits,
+            min_split=self.options.min_split,
+            num_workers=self.options.num_workers,
+        )
+
+    def vector(self, rank: int, *parts: tuple[str, int, int]) -> Slab:
+        segments = [Segment(f"{tensor}", begin, end) for tensor, begin, end in parts]
+        weight = self.graph.weight(parts[0][0], rank, 1, segments, WeightKind.VECTOR)
+        return Slab(weight, 0, weight.rows)
+
+    def norm(self, rank: int, tensor: str) -> Slab:
+        return self.vector(rank, (f"{tensor}.weight", 0, self.config.hidden_size))
+
+    def matrix(
+        self,
+        name: str,
+        rank: int,
+        cols: int,
+        segments: list[Segment],
+        cuts: Cuts,
+        paired: bool = False,
+        col_begin: int = 0,
+    ) -> Weight:
+        """A matrix whose tasks stream the rows `cuts`."""
+        tiling = Tiling(tuple(cuts), paired) if self.options.tiled else None
+        return self.graph.weight(name, rank, cols, segments, WeightKind.MATRIX, col_begin, tiling=tiling)
+
+    def table(self, rank: int, tensor: str, cuts: Cuts | None = None) -> Slab:
+        """This rank's vocabulary rows, streamed in `cuts` or looked up; both share a copy unless one is tiled."""
+        begin, end = self.shards[rank].vocab
+        key = (tensor, rank, bool(cuts and self.options.tiled))
+        if key not in self.tables:
+            segment = Segment(f"{tensor}.weight", begin, end)
+            tiling = Tiling(tuple(cuts)) if cuts and self.options.tiled else None
+            self.tables[key] = self.graph.weight(
+                tensor, rank, self.config.hidden_size, [segment], WeightKind.MATRIX, tiling=tiling
+            )
+        return Slab(self.tables[key], 0, end - begin)
+
+    def row_parallel(
+        self, name: str, tensor: str, x: Buffer, slots: Buffer, parts: list[tuple[int, int]], has_bias: bool
+    ) -> None:
+        """x_residual += sum over ranks of x_local @ columns.T; `parts` holds each rank's (first column, columns)."""
+        hidden, b = self.config.hidden_size, self.buffers
+        cuts = cut_rows(hidden, max(k for _, k in parts), self.options.num_workers)
+        for rank in self.ranks():
+            col_begin, k = parts[rank]
+            segment = Segment(f"{tensor}.weight", 0, hidden)
+            weight = self.matrix(name, rank, k, [segment], cuts, col_begin=col_begin)
+            bias = self.vector(rank, (f"{tensor}.bias", 0, hidden)) if has_bias and rank == 0 else None
+            for worker, (begin, end) in enumerate(cuts):
+                out, epilogue = self.reduced_out(slots, rank, begin, end)
+                self.graph.add(
+                    Linear(
+                        rank=rank,
+                        op=name,
+                        worker=worker,
+                        x=x.at(rank, 0, k),
+                        slab=Slab(weight, begin, end),
+                        out=out,
+                        batch=b.batch.at(rank),
+                        bias=bias and Slab(bias.weight, begin, end),
+                        epilogue=epilogue,
+                        num_ranks=self.options.num_ranks,
+                    )
+                )
+        self.all_reduce(name, slots, cuts, add=True)
+
+    def reduced_out(self, slots: Buffer, rank: int, begin: int, end: int) -> tuple[Region, Epilogue]:
+        """Where columns [begin, end) that all ranks add up go: the residual, or this rank's slot on every rank."""
+        if self.options.num_ranks == 1:
+            return self.buffers.x.at(rank, begin, end), Epilogue.ADD
+        return self.block(slots, rank, rank, begin, end), Epilogue.PUSH
+
+    def block(self, slots: Buffer, rank: int, source: int, begin: int, end: int) -> Region:
+        base = source * MAX_ROWS * self.config.hidden_size
+        return slots.at(rank, base + begin * MAX_ROWS, base + end * MAX_ROWS)
+
+    def all_reduce(self, name: str, slots: Buffer, cuts: Cuts, add: bool) -> None:
+        if self.options.num_ranks == 1:
+            return
+        for rank in self.ranks():
+            for worker, (begin, end) in enumerate(cuts):
+                self.graph.add(
+                    Sum(
+                        rank=rank,
+                        op=f"{name}.reduce",
+                        worker=worker,
+                        blocks=tuple(self.block(slots, rank, source, begin, end) for source in self.ranks()),
+                        dst=self.buffers.x.at(rank, begin, end),
+                        batch=self.buffers.batch.at(rank),
+                        add=add,
+                    )
+                )

@@ -1,0 +1,92 @@
+"""The two ends of an iteration: the next batch and its embedding; the head and the tokens it picks."""
+
+from __future__ import annotations
+
+from distmk.abi import MAX_ROWS, Epilogue, LaunchKind
+from distmk.lower.context import Lowering
+from distmk.lower.options import cut, cut_rows
+from distmk.model import Embedding, Head
+from distmk.regions import Slab
+from distmk.tasks import Embed, Linear, Prepare, Sample
+from distmk.tasks.batching import CANDIDATES_BYTES
+
+
+def lower_prepare(c: Lowering) -> None:
+    b = c.buffers
+    c.graph.add(
+        Prepare(
+            rank=0,
+            op="prepare",
+            launch=LaunchKind.SCHEDULER,
+            candidates=b.sampled.at(0),
+            batch=b.batch.at(0),
+            page_table=b.page_table.at(0),
+            state=b.state.at(0),
+            num_ranks=c.options.num_ranks,
+            page_size=c.options.page_size,
+            num_pages=c.num_pages,
+            max_rows=c.options.max_rows,
+            max_slots=c.options.max_rows,
+            max_positions=c.options.max_model_len,
+        )
+    )
+
+
+def lower_embed(c: Lowering, op: Embedding) -> None:
+    hidden, b = c.config.hidden_size, c.buffers
+    cuts = cut(hidden, 4 * MAX_ROWS, c.options.num_workers)
+    for rank in c.ranks():
+        table = c.table(rank, op.table)
+        for worker, (begin, end) in enumerate(cuts):
+            out, epilogue = c.reduced_out(b.mlp_slots, rank, begin, end)
+            c.graph.add(
+                Embed(
+                    rank=rank,
+                    op="embed",
+                    worker=worker,
+                    table=table,
+                    out=out,
+                    batch=b.batch.at(rank),
+                    col_begin=begin,
+                    num_cols=end - begin,
+                    first_token=c.shards[rank].vocab[0],
+                    epilogue=Epilogue.STORE if epilogue is Epilogue.ADD else epilogue,
+                    num_ranks=c.options.num_ranks,
+                )
+            )
+    c.all_reduce("embed", b.mlp_slots, cuts, add=False)
+
+
+def lower_head(c: Lowering, op: Head) -> None:
+    b, hidden = c.buffers, c.config.hidden_size
+    for rank in c.ranks():
+        first, last = c.shards[rank].vocab
+        cuts = cut_rows(last - first, hidden, c.options.num_workers)
+        table, norm = c.table(rank, op.table, cuts), c.norm(rank, op.norm)
+        for worker, (begin, end) in enumerate(cuts):
+            c.graph.add(
+                Linear(
+                    rank=rank,
+                    op="head",
+                    worker=worker,
+                    x=b.x.at(rank),
+                    slab=Slab(table.weight, begin, end),
+                    out=b.candidates.at(rank, worker * CANDIDATES_BYTES, (worker + 1) * CANDIDATES_BYTES),
+                    batch=b.batch.at(rank),
+                    norm=norm,
+                    epilogue=Epilogue.ARGMAX,
+                    eps=c.config.rms_norm_eps,
+                    first_token=first + begin,
+                    logits=b.logits.at(rank, begin, end) if b.logits else None,
+                )
+            )
+        c.graph.add(
+            Sample(
+                rank=rank,
+                op="sample",
+                worker=0,
+                candidates=b.candidates.at(rank, 0, len(cuts) * CANDIDATES_BYTES),
+                out=b.sampled.at(0, rank * CANDIDATES_BYTES, (rank + 1) * CANDIDATES_BYTES),
+                batch=b.batch.at(rank),
+            )
+        )

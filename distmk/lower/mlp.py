@@ -1,0 +1,42 @@
+"""The MLP: gate and up column-parallel, down row-parallel."""
+
+from __future__ import annotations
+
+from distmk.abi import Epilogue
+from distmk.lower.context import Lowering
+from distmk.lower.options import cut
+from distmk.model import Mlp
+from distmk.regions import Segment, Slab
+from distmk.tasks import Linear
+
+
+def lower_mlp(c: Lowering, op: Mlp) -> None:
+    b, hidden = c.buffers, c.config.hidden_size
+    for rank in c.ranks():
+        first, last = c.shards[rank].mlp
+        cuts = cut(last - first, 4 * hidden, c.options.num_workers)
+        # A task's gate rows and its up rows lie together: one slab, one stream.
+        parts = [(t, first + begin, first + end) for begin, end in cuts for t in (op.gate, op.up)]
+        segments = [Segment(f"{tensor}.weight", begin, end) for tensor, begin, end in parts]
+        slabs = [(2 * begin, 2 * end) for begin, end in cuts]
+        weight = c.matrix(f"{op.name}.gate_up", rank, hidden, segments, slabs, paired=True)
+        bias = c.vector(rank, *((f"{t}.bias", s, e) for t, s, e in parts)) if op.bias else None
+        norm = c.norm(rank, op.norm)
+        for worker, (begin, end) in enumerate(cuts):
+            c.graph.add(
+                Linear(
+                    rank=rank,
+                    op=f"{op.name}.gate_up",
+                    worker=worker,
+                    x=b.x.at(rank),
+                    slab=Slab(weight, 2 * begin, 2 * end),
+                    out=b.hidden.at(rank, begin, end),
+                    batch=b.batch.at(rank),
+                    norm=norm,
+                    bias=bias and Slab(bias.weight, 2 * begin, 2 * end),
+                    epilogue=Epilogue.SWIGLU,
+                    eps=c.config.rms_norm_eps,
+                )
+            )
+    down_parts = [(first, last - first) for first, last in (shard.mlp for shard in c.shards)]
+    c.row_parallel(f"{op.name}.down", op.down, b.hidden, b.mlp_slots, down_parts, op.bias)

@@ -1,0 +1,53 @@
+"""Compile-time choices of a decode program, and how work is cut into tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distmk.abi import MAX_ROWS
+from distmk.errors import UsageError
+from distmk.shard import deal
+
+MIN_TASK_BYTES = 16384  # cutting finer costs more in events than it saves
+
+
+@dataclass(frozen=True)
+class DecodeOptions:
+    """Compile-time choices of a decode program. Lengths are in tokens, `page_size` in positions."""
+
+    num_ranks: int = 1
+    num_workers: int = 1
+    num_schedulers: int | None = None
+    max_rows: int = MAX_ROWS
+    max_model_len: int = 2048
+    page_size: int = 16
+    num_pages: int = 0  # 0: enough for `max_rows` full-length sequences
+    max_splits: int = 16
+    min_split: int = 64
+    keep_logits: bool = False
+    tiled: bool = False  # pack matrices in tiles, as a GPU streams them
+
+    def __post_init__(self) -> None:
+        if self.num_ranks < 1 or self.num_workers < 1:
+            raise UsageError(f"{self.num_ranks} ranks of {self.num_workers} workers; at least one of each is needed")
+        if not 1 <= self.max_rows <= MAX_ROWS:
+            raise UsageError(f"max_num_seqs is {self.max_rows}; 1 to {MAX_ROWS} sequences can run at once")
+        if self.max_model_len < 1 or self.page_size < 1 or self.max_splits < 1 or self.min_split < 1:
+            raise UsageError("max_model_len, page_size, max_splits and min_split must be positive")
+
+    @property
+    def max_pages(self) -> int:
+        """Pages of one sequence of full length."""
+        return -(-self.max_model_len // self.page_size)
+
+
+def cut(total: int, item_bytes: int, num_workers: int) -> list[tuple[int, int]]:
+    """Deal `total` items of `item_bytes` to at most `num_workers` tasks of a worthwhile size."""
+    num_parts = min(num_workers, total, max(1, total * item_bytes // MIN_TASK_BYTES))
+    return [deal(total, num_parts, part) for part in range(num_parts)]
+
+
+def cut_rows(num_rows: int, num_cols: int, num_workers: int) -> list[tuple[int, int]]:
+    """Deal the rows of a bf16 matrix likewise, in pairs: an odd number of odd rows would end between two words."""
+    pairs = cut((num_rows + 1) // 2, 4 * num_cols, num_workers)
+    return [(2 * begin, min(2 * end, num_rows)) for begin, end in pairs]
