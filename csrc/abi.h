@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 12434941236044739491ull;
+constexpr uint64_t ABI_HASH = 10984964348154985589ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint64_t SPACE_SHIFT = 56ull;
 constexpr uint64_t MAX_ROWS = 16ull;
@@ -249,11 +249,13 @@ static_assert(offsetof(Fault, seed) == 28);
 
 struct Control {
   uint64_t abort;
-  uint64_t pad[7];
+  uint64_t left;
+  uint64_t pad[6];
 };
 static_assert(sizeof(Control) == 64);
 static_assert(offsetof(Control, abort) == 0);
-static_assert(offsetof(Control, pad) == 8);
+static_assert(offsetof(Control, left) == 8);
+static_assert(offsetof(Control, pad) == 16);
 
 struct ProgramHeader {
   uint64_t magic;
@@ -327,10 +329,13 @@ struct LaunchParams {
   uint32_t scheduler_threads;
   uint32_t spin_polls;
   uint64_t iterations_done;
+  uint64_t self;
   uint64_t faults_seen;
+  uint32_t num_far;
+  uint32_t pad;
   Fault fault;
 };
-static_assert(sizeof(LaunchParams) == 152);
+static_assert(sizeof(LaunchParams) == 168);
 static_assert(offsetof(LaunchParams, program) == 0);
 static_assert(offsetof(LaunchParams, heap_bases) == 8);
 static_assert(offsetof(LaunchParams, local_base) == 16);
@@ -348,8 +353,11 @@ static_assert(offsetof(LaunchParams, deadline_ns) == 88);
 static_assert(offsetof(LaunchParams, scheduler_threads) == 96);
 static_assert(offsetof(LaunchParams, spin_polls) == 100);
 static_assert(offsetof(LaunchParams, iterations_done) == 104);
-static_assert(offsetof(LaunchParams, faults_seen) == 112);
-static_assert(offsetof(LaunchParams, fault) == 120);
+static_assert(offsetof(LaunchParams, self) == 112);
+static_assert(offsetof(LaunchParams, faults_seen) == 120);
+static_assert(offsetof(LaunchParams, num_far) == 128);
+static_assert(offsetof(LaunchParams, pad) == 132);
+static_assert(offsetof(LaunchParams, fault) == 136);
 
 struct NopArgs {
   uint64_t reserved;

@@ -211,9 +211,12 @@ class Fault(ctypes.Structure):
 
 
 class Control(ctypes.Structure):
-    """Start of every rank's heap: the abort flag that every wait polls (0: go on; else an `Abort`)."""
+    """Start of every rank's heap: the abort flag that every wait polls (0: go on; else an `Abort`).
 
-    _fields_ = [("abort", c_uint64), ("pad", c_uint64 * 7)]
+    `left`: the rank gave its heap up in order, so that its going is not what others died of.
+    """
+
+    _fields_ = [("abort", c_uint64), ("left", c_uint64), ("pad", c_uint64 * 6)]
 
 
 class Abort(enum.IntEnum):
@@ -276,7 +279,11 @@ class LaunchParams(ctypes.Structure):
         ("scheduler_threads", c_uint32),  # 0: schedulers ride in the workers' idle loops
         ("spin_polls", c_uint32),  # polls before a waiter gives its core away
         ("iterations_done", c_uint64),  # out
-        ("faults_seen", c_uint64),  # u64*: triggers that matched the fault so far (device only)
+        # The rest is for a GPU.
+        ("self", c_uint64),  # where the host reads `iterations_done`
+        ("faults_seen", c_uint64),  # u64*: triggers that matched the fault so far
+        ("num_far", c_uint32),  # ranks that no pointer reaches
+        ("pad", c_uint32),
         ("fault", Fault),
     ]
 

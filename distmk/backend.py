@@ -123,7 +123,14 @@ class Backend(Protocol):
     name: str
 
     def view(self, placed: Placed, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """A piece of this rank's memory as an array [rows, row_bytes / itemsize]; valid until `close`."""
+        """A piece of this rank's memory as an array [rows, row_bytes / itemsize]; valid until `close`.
+
+        On a GPU it is a copy, of the moment.
+        """
+        ...
+
+    def write(self, placed: Placed, row: int, array: npt.NDArray[Any]) -> None:
+        """Fill rows of a piece from `row` on."""
         ...
 
     def reset(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,18 +12,15 @@ from distmk import env
 from distmk.abi import Batch
 from distmk.backend import LaunchSpec
 from distmk.bootstrap import Bootstrap, agree, agree_same
+from distmk.choices import BACKENDS, choose_backend, choose_model_len, choose_workers
 from distmk.errors import UsageError
 from distmk.heap import fill_weights
-from distmk.host.backend import usable_cores
 from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
 from distmk.program import Program, compile_graph
 from distmk.session import RunningLaunch, Session
 from distmk.shard import shard_model
 from distmk.weights import open_checkpoint
-
-DEFAULT_MODEL_LEN = 4096  # tokens; the KV cache becomes real memory only as it is used
-BACKENDS = ("auto", "host", "cuda")
 
 
 @dataclass(frozen=True)
@@ -52,34 +48,6 @@ class EngineArgs:
                 raise UsageError(f"{name} is {value}; it must be positive")
 
 
-def choose_backend(wanted: str) -> str:
-    """The backend to use; UsageError where the one asked for cannot run here."""
-    if wanted == "cuda":
-        raise UsageError("the cuda backend is not part of this version; use --backend host")
-    return "host"
-
-
-def choose_model_len(wanted: int | None, max_position: int) -> int:
-    """The longest sequence to serve: what was asked for, if the model's context has room for it."""
-    if wanted is not None and wanted > max_position:
-        raise UsageError(f"max_model_len {wanted} is more than the model's context of {max_position} tokens")
-    return min(max_position, DEFAULT_MODEL_LEN) if wanted is None else wanted
-
-
-def choose_workers(wanted: int | None, bootstrap: Bootstrap) -> int:
-    """Workers of a rank: what was asked for, or this rank's share of the cores. Warns where cores must be shared."""
-    cores = usable_cores()
-    if wanted is None:
-        return max(1, cores // bootstrap.local_size)
-    if wanted * bootstrap.local_size > cores and bootstrap.local_rank == 0:
-        print(
-            f"distmk: warning: {bootstrap.local_size} ranks x {wanted} workers are more than the {cores} cores "
-            "available here; workers will take turns and decode slowly",
-            file=sys.stderr,
-        )
-    return wanted
-
-
 def _peak_bytes() -> int:
     """Peak resident memory of this process. (getrusage would report the parent's too, where that was larger.)"""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -101,12 +69,14 @@ class Engine:
         agree_same(bootstrap, "models or options", {"model": self.checkpoint.fingerprint, **settings})
         self.max_model_len = agree(bootstrap, lambda: choose_model_len(args.max_model_len, self.config.max_position))
         self.num_workers = self._same_workers()
-        self.session = Session(agree(bootstrap, self._compile), bootstrap, deadline_s=args.deadline_s)
+        self.session = Session(
+            agree(bootstrap, self._compile), bootstrap, deadline_s=args.deadline_s, backend=self.backend_name
+        )
         agree(bootstrap, self._fill)
 
     def _same_workers(self) -> int:
         """Every rank has the same number of workers: the least that any of them has cores for."""
-        mine = choose_workers(self.args.num_workers, self.bootstrap)
+        mine = agree(self.bootstrap, lambda: choose_workers(self.args.num_workers, self.backend_name, self.bootstrap))
         return min(int(count) for count in self.bootstrap.allgather(str(mine).encode()))
 
     def _compile(self) -> Program:
@@ -116,6 +86,7 @@ class Engine:
             max_rows=self.args.max_num_seqs,
             max_model_len=self.max_model_len,
             keep_logits=self.args.keep_logits,
+            tiled=self.backend_name == "cuda",
         )
         return compile_graph(lower(build_model(self.config), options))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ from distmk.backend import Backend
 from distmk.config import ModelConfig, inv_freq
 from distmk.program import Program
 from distmk.regions import Weight, WeightKind
+from distmk.tiles import pack_slab
 from distmk.weights.checkpoint import Checkpoint
 
 NUMPY_TYPES: dict[str, npt.DTypeLike] = {"f32": np.float32, "bf16": np.uint16, "i32": np.int32, "u8": np.uint8}
@@ -21,7 +22,7 @@ def fill_constants(program: Program, backend: Backend, rank: int) -> None:
     """Copy the weights that were given as arrays."""
     for weight, placed in program.placement.weights.items():
         if weight.rank == rank and weight.data is not None:
-            backend.view(placed, weight.data.dtype)[:] = weight.data.reshape(weight.rows, weight.cols)
+            backend.write(placed, 0, weight.data.reshape(weight.rows, weight.cols))
 
 
 def fill_weights(program: Program, backend: Backend, rank: int, checkpoint: Checkpoint) -> None:
@@ -29,24 +30,33 @@ def fill_weights(program: Program, backend: Backend, rank: int, checkpoint: Chec
     for weight, placed in program.placement.weights.items():
         if weight.rank != rank or weight.kind is WeightKind.DATA:
             continue
-        if weight.kind is WeightKind.MATRIX:
-            _fill_matrix(backend.view(placed, np.uint16), weight, checkpoint)
-        elif weight.kind is WeightKind.VECTOR:
+        if weight.kind is WeightKind.VECTOR:
             parts = [checkpoint.read_vector(s.tensor)[s.row_begin : s.row_end] for s in weight.segments]
-            backend.view(placed, np.float32)[:, 0] = np.concatenate(parts)
+            backend.write(placed, 0, np.concatenate(parts)[:, None])
+        elif weight.kind is WeightKind.ROPE:
+            backend.write(placed, 0, rope_table(checkpoint.config, weight.rows))
+        elif weight.tiling:
+            for begin, end in weight.tiling.slabs:
+                rows = np.concatenate(list(_read_rows(weight, checkpoint, begin, end)))
+                backend.write(placed, begin, pack_slab(rows, weight.tiling.paired))
         else:
-            backend.view(placed, np.float32)[:] = rope_table(checkpoint.config, weight.rows)
+            at = 0
+            for rows in _read_rows(weight, checkpoint, 0, weight.rows):
+                backend.write(placed, at, rows)
+                at += len(rows)
 
 
-def _fill_matrix(out: npt.NDArray[Any], weight: Weight, checkpoint: Checkpoint) -> None:
+def _read_rows(weight: Weight, checkpoint: Checkpoint, first: int, last: int) -> Iterator[npt.NDArray[np.uint16]]:
+    """Rows [first, last) of a matrix, a few at a time."""
     cols = slice(weight.col_begin, weight.col_begin + weight.cols)
     step = max(1, READ_BYTES // (4 * weight.cols))
-    at = 0
+    at = 0  # row of the weight that a segment starts at
     for segment in weight.segments:
-        for begin in range(segment.row_begin, segment.row_end, step):
-            end = min(begin + step, segment.row_end)
-            out[at : at + end - begin] = checkpoint.read(segment.tensor, slice(begin, end), cols)
-            at += end - begin
+        begin, stop = max(first - at, 0), min(last - at, segment.rows)
+        for row in range(begin, stop, step):
+            end = min(row + step, stop)
+            yield checkpoint.read(segment.tensor, slice(segment.row_begin + row, segment.row_begin + end), cols)
+        at += segment.rows
 
 
 def rope_table(config: ModelConfig, num_positions: int) -> npt.NDArray[np.float32]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from distmk.abi import EVENT_STRIDE_BYTES, Control, JitEntry, JitRing, LaunchKind, Space, operand
+from distmk.abi import EVENT_STRIDE_BYTES, Control, JitEntry, JitRing, LaunchKind, ProgramHeader, Space, operand
 from distmk.graph import Graph
 from distmk.regions import ITEM_BYTES, Buffer, Region, Slab, Weight
 
@@ -51,6 +51,12 @@ class Placement:
         if isinstance(ref, Slab):
             return operand(Space.LOCAL, self.weights[ref.weight].offset + ref.row_begin * ref.weight.row_bytes)
         return operand(Space.LOCAL, self.weights[ref].offset)
+
+
+def control_bytes(header: ProgramHeader) -> int:
+    """The heap's beginning that a launch starts with zeroed: control block, events and rings."""
+    ring_bytes = ctypes.sizeof(JitRing) + header.jit_capacity * ctypes.sizeof(JitEntry)
+    return int(header.rings_heap_offset + header.num_workers * ring_bytes)
 
 
 def align(offset: int) -> int:

@@ -24,7 +24,7 @@ from distmk.errors import DistmkError, HangError, Interrupted, RankLostError, Us
 from distmk.graph import Graph
 from distmk.heap import NUMPY_TYPES, fill_constants
 from distmk.host.backend import HostBackend
-from distmk.program import Program, compile_graph
+from distmk.program import Program, RankProgram, compile_graph
 from distmk.regions import Buffer
 
 POLL_S = 0.05
@@ -40,13 +40,24 @@ class Outcome:
     left: bool  # its caller had enough of the launch
 
 
+def make_backend(name: str, program: RankProgram, bootstrap: Bootstrap) -> Backend:
+    """The backend `name` (host or cuda) for this rank's program; collective."""
+    if name == "cuda":
+        from distmk.cuda.backend import CudaBackend  # needs packages that only GPU machines have
+
+        return CudaBackend(program, bootstrap)
+    return HostBackend(program, bootstrap)
+
+
 class Session:
     """A checked program with its memory on this rank. Collective: every rank makes it from the same graph.
 
     Raises CheckError if the program cannot be proved correct, UsageError if the ranks hold different programs.
     """
 
-    def __init__(self, graph: Graph | Program, bootstrap: Bootstrap, *, deadline_s: float | None = None) -> None:
+    def __init__(
+        self, graph: Graph | Program, bootstrap: Bootstrap, *, deadline_s: float | None = None, backend: str = "host"
+    ) -> None:
         self.program = compile_graph(graph) if isinstance(graph, Graph) else graph
         if self.program.num_ranks != bootstrap.world_size:
             raise UsageError(
@@ -59,7 +70,7 @@ class Session:
         self.rank_program = self.program.ranks[bootstrap.rank]
         agree_same(bootstrap, "program", {"program": self.program.fingerprint()})
         self._running: RunningLaunch | None = None
-        self.backend: Backend = HostBackend(self.rank_program, bootstrap)
+        self.backend = make_backend(backend, self.rank_program, bootstrap)
         fill_constants(self.program, self.backend, bootstrap.rank)
 
     def view(self, buffer: Buffer | str) -> npt.NDArray[Any]:

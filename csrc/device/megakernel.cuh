@@ -53,14 +53,28 @@ DISTMK_FN void consume_loop(const RankState& state, uint32_t worker) {
     if (action.kind == ActionKind::LEAVE) break;
     run_task(context, action);
   }
-  if (team.leader()) shared().ring.leave = 1;
+  if (!team.leader()) return;
+  shared().ring.leave = 1;
+  if (worker == 0) {
+    const uint64_t reason = load_relaxed(state.abort_flag(state.program->rank));
+    if (reason) raise_abort(state, static_cast<Abort>(reason));  // the host told this rank alone
+    store_relaxed(&reinterpret_cast<LaunchParams*>(state.params->self)->iterations_done, decide.iterations());
+  }
 }
 
-__global__ void __launch_bounds__(NUM_THREADS, 1) distmk_megakernel(const LaunchParams params) {
-  __shared__ __align__(16) char state_memory[sizeof(RankState)];
+}  // namespace distmk
+
+// `launch` lies in memory that the host can read while the kernel runs.
+extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
+    distmk_megakernel(const distmk::LaunchParams* launch) {
+  using namespace distmk;
+  __shared__ LaunchParams params;
+  __shared__ __align__(16) char state_memory[sizeof(RankState)], far_memory[sizeof(FarRanks)];
   const RankState& state = *reinterpret_cast<const RankState*>(state_memory);
   if (threadIdx.x == 0) {
-    new (state_memory) RankState(&params, reinterpret_cast<uint64_t*>(params.faults_seen));
+    params = *launch;
+    auto* made = new (state_memory) RankState(&params, reinterpret_cast<uint64_t*>(params.faults_seen));
+    if (params.num_far) made->far = new (far_memory) FarRanks(*made);
     shared().ring.init();
     shared().next_stage = 0;
   }
@@ -79,5 +93,3 @@ __global__ void __launch_bounds__(NUM_THREADS, 1) distmk_megakernel(const Launch
   }
   __syncthreads();  // nobody gives up shared memory while another role uses it
 }
-
-}  // namespace distmk

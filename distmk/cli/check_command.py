@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 from distmk.check import check
+from distmk.choices import choose_model_len
 from distmk.cli.generate_command import add_model_options
-from distmk.engine import choose_model_len
 from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
 from distmk.program import compile_graph

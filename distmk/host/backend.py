@@ -17,7 +17,7 @@ from distmk.bootstrap import Bootstrap, agree
 from distmk.errors import UsageError
 from distmk.host.build import load_runtime
 from distmk.host.shm import SharedHeap
-from distmk.place import Placed
+from distmk.place import Placed, control_bytes
 from distmk.program import RankProgram
 
 # A waiter on a core of its own answers fastest by polling; where threads share cores it must let others run.
@@ -58,10 +58,11 @@ class HostBackend:
         flat: npt.NDArray[Any] = np.ctypeslib.as_array(raw).view(dtype)
         return flat.reshape(placed.rows, -1)
 
+    def write(self, placed: Placed, row: int, array: npt.NDArray[Any]) -> None:
+        self.view(placed, array.dtype)[row : row + len(array)] = array
+
     def reset(self) -> None:
-        header = self.program.header
-        first_buffer = header.rings_heap_offset + header.num_workers * _ring_bytes(header.jit_capacity)
-        self._heap.clear(first_buffer)
+        self._heap.clear(control_bytes(self.program.header))
 
     def start(self, spec: LaunchSpec) -> HostLaunch:
         block = LaunchBlock.of(spec, self.program)
@@ -129,9 +130,3 @@ def _arena(num_bytes: int) -> mmap.mmap:
             f"cannot reserve {num_bytes >> 20} MiB for weights and KV cache ({error}); "
             "lower --max-model-len, or use more ranks"
         ) from None
-
-
-def _ring_bytes(capacity: int) -> int:
-    from distmk.abi import JitEntry, JitRing
-
-    return ctypes.sizeof(JitRing) + capacity * ctypes.sizeof(JitEntry)

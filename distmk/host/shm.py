@@ -16,6 +16,7 @@ import os
 import secrets
 from pathlib import Path
 
+from distmk.abi import Control
 from distmk.bootstrap import Bootstrap, agree
 from distmk.errors import UsageError
 
@@ -111,21 +112,23 @@ class SharedHeap:
         ctypes.memset(self.bases[self.rank], 0, num_bytes)
 
     def lost_ranks(self) -> list[int]:
-        """Ranks whose process is gone."""
-        lost = []
+        """Ranks whose process is gone; those that left in order only if no other is."""
+        lost, left = [], []
         for rank, fd in enumerate(self._fds):
             if rank == self.rank:
                 continue
             try:
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 fcntl.flock(fd, fcntl.LOCK_UN)
-                lost.append(rank)
+                (left if Control.from_address(self.bases[rank]).left else lost).append(rank)
             except OSError:
                 pass
-        return lost
+        return lost or left
 
     def close(self) -> None:
         """Give the memory back; addresses and views into it must no longer be used."""
+        if self.bases:
+            Control.from_address(self.bases[self.rank]).left = 1
         self.bases = []
         for mapped in self._maps:
             with contextlib.suppress(BufferError):  # a view is still held; the process' end unmaps it

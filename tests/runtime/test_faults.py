@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
-import fcntl
-import json
 import os
 import re
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import DISTMK, SHARED_MEMORY, Finished, Launcher, Runner, abandoned_segments, under_mpirun, with_ranks
+from helpers import DISTMK, Finished, Launcher, Runner, under_mpirun, with_ranks
 from ranks_in_process import tiny_config
 
-from distmk.bootstrap.single import SingleBootstrap
-from distmk.errors import UsageError
-from distmk.host.shm import SharedHeap, remove_leftovers
 from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
 from distmk.program import compile_graph
@@ -31,39 +23,6 @@ pytestmark = pytest.mark.timeout(120)
 
 GONE_S = 10.0  # the longest that the ranks which are left may take
 ENDLESS = ("--prompt-ids", "1,2,3,4,5", "--ignore-eos", "--workers", "1")
-
-
-@pytest.fixture(scope="session")
-def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The config of a tiny model whose context lets it generate for minutes."""
-    config = tiny_config()
-    names = ("hidden_size", "intermediate_size", "head_dim", "vocab_size", "rms_norm_eps", "rope_theta")
-    fields = {name: getattr(config, name) for name in names} | {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "max_position_embeddings": 200_000,
-        "tie_word_embeddings": False,
-        "hidden_act": "silu",
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    path = tmp_path_factory.mktemp("endless") / "config.json"
-    path.write_text(json.dumps(fields))
-    return path
-
-
-@pytest.fixture
-def command(endless: Path) -> Callable[..., list[str]]:
-    """The command of a generate; without `tokens` it would take minutes."""
-
-    def make(*more: str, tokens: int = 150_000) -> list[str]:
-        model = ("--model", str(endless), "--load-format", "dummy", "--max-model-len", str(max(64, tokens + 16)))
-        return [*DISTMK, "generate", *model, *ENDLESS, "--max-new-tokens", str(tokens), *more]
-
-    return make
 
 
 def wait_for_tokens(process: subprocess.Popen[str]) -> None:
@@ -262,114 +221,3 @@ def test_interrupted_while_starting(runner: Runner, smollm2: Path, after_s: floa
     assert done.status == 130 and "Traceback" not in done.stderr, (done.status, done.stderr)
     assert errors(done) == ["distmk: interrupted"], done.stderr
     runner.check_nothing_left()
-
-
-# Shared memory
-
-
-def test_leftovers(runner: Runner, command: Callable[..., list[str]]) -> None:
-    """A dead run's segment is removed by the next run; a living one's is not, and neither harms."""
-    dead, living = (SHARED_MEMORY / f"distmk-{os.getuid()}-test{kind}-0" for kind in ("dead", "living"))
-    try:
-        dead.write_bytes(b"x" * 8192)
-        with living.open("wb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            assert_runs(runner, command)
-            assert not dead.exists() and living.exists()
-        assert remove_leftovers() == 1 and not living.exists() and not abandoned_segments()
-    finally:
-        dead.unlink(missing_ok=True)
-        living.unlink(missing_ok=True)
-
-
-def test_no_room_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(fd: int, offset: int, num_bytes: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(UsageError, match=r"/dev/shm has \d+ MiB free, a rank's heap needs 3 MiB; make room"):
-        SharedHeap(SingleBootstrap(5.0), 3 << 20)
-    assert not abandoned_segments()
-
-
-def test_no_room(runner: Runner, command: Callable[..., list[str]]) -> None:
-    """With a /dev/shm of 16 KiB, in a mount namespace of its own."""
-    unshare = shutil.which("unshare")
-    mount = "mount -t tmpfs -o size=16k tmpfs /dev/shm"
-    if not unshare or subprocess.run([unshare, "-m", "sh", "-c", mount], capture_output=True).returncode:
-        pytest.skip("no mount namespaces here")
-    done = runner.run([unshare, "-m", "sh", "-c", f'{mount} && exec "$@"', "sh", *command(tokens=4), "--ranks", "2"])
-    assert done.status == 2 and len(errors(done)) == 1, done.stderr
-    assert re.search(r"/dev/shm has \d+ MiB free, a rank's heap needs \d+ MiB; make room", errors(done)[0]), done.stderr
-
-
-# Late and unordered puts
-
-
-def test_far_ranks_decode_the_same(runner: Runner, command: Callable[..., list[str]]) -> None:
-    argv = [*command(tokens=12), "--prompt-ids", "7,8,9", "--json"]
-    plain = runner.run(argv)
-    for num_ranks, node_size in ((2, 1), (3, 2)):
-        fault = {"DISTMK_FAULT_DELAY_PUTS": f"400,{node_size},5"}
-        started = time.monotonic()
-        far = runner.run(with_ranks(num_ranks)(argv), fault)
-        assert far.status == 0, far.stderr
-        assert [o["token_ids"] for o in far.objects()] == [o["token_ids"] for o in plain.objects()]
-        assert time.monotonic() - started < 60
-
-
-def test_faults_are_checked(runner: Runner, command: Callable[..., list[str]]) -> None:
-    for name, text in (("DELAY_PUTS", "100,0,1"), ("DROP_SIGNAL", "1,2,3")):
-        done = runner.run(command(tokens=4), {f"DISTMK_FAULT_{name}": text})
-        assert done.status == 2 and f"DISTMK_FAULT_{name}={text!r}; expected" in done.stderr, done.stderr
-
-
-# The Python API
-
-STREAMS = """
-import sys
-from distmk import LLM, SamplingParams
-
-def main(model, ranks):
-    options = dict(load_format="dummy", tensor_parallel_size=ranks or None, num_workers=1, max_model_len=30000)
-    few, many = SamplingParams(max_tokens=6, ignore_eos=True), SamplingParams(max_tokens=20000, ignore_eos=True)
-    outputs = []
-    for _ in range(2):  # a second LLM after the first was closed
-        with LLM(model, **options) as llm:
-            def generate():
-                return [list(o.outputs[0].token_ids) for o in llm.generate([[1, 2, 3], [4, 5]], few)]
-            outputs.append(generate())
-            for number, token in enumerate(llm.stream([1, 2, 3], many)):
-                if number == 3:
-                    break
-            outputs.append(generate())
-            for number, token in enumerate(llm.stream([1, 2, 3], few)):
-                if number == 5:  # the last one: the launch is over, or nearly
-                    break
-            outputs.append(generate())
-            held = llm.stream([1, 2, 3], many)  # one that is left lying about
-            taken = next(held, None)
-            llm.peak_memory_bytes()
-            outputs.append(generate())
-            assert len(list(held)) < 1000  # what had come before it was stopped
-            held = llm.stream([1, 2, 3], many)
-            taken = next(held, None)
-        rank = llm.rank
-    if rank == 0:
-        assert [len(ids) for ids in outputs[0]] == [6, 6] and all(o == outputs[0] for o in outputs), outputs
-    print("done", flush=True)
-
-main(sys.argv[1], int(sys.argv[2]))
-"""
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_streams_left_early(runner: Runner, endless: Path, num_ranks: int) -> None:
-    done = runner.run([sys.executable, "-c", STREAMS, str(endless), str(num_ranks)])
-    assert (done.status, done.stdout) == (0, "done\n"), done.stderr
-    assert not errors(done), done.stderr
-
-
-def test_streams_left_early_under_mpirun(runner: Runner, endless: Path) -> None:
-    done = runner.run(under_mpirun(2)([sys.executable, "-c", STREAMS, str(endless), "0"]))
-    assert done.status == 0 and sorted(done.stdout.split()) == ["done", "done"], done.stderr

@@ -1,0 +1,58 @@
+"""What the engine chooses where the user leaves it open: backend, longest sequence, workers."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+from distmk.bootstrap import Bootstrap
+from distmk.errors import UsageError
+from distmk.host.backend import usable_cores
+
+BACKENDS = ("auto", "host", "cuda")
+DEFAULT_MODEL_LEN = 4096  # tokens; the KV cache becomes real memory only as it is used
+CUDA_PACKAGES = {"torch": "torch", "cuda": "cuda-python", "nvshmem": "nvshmem4py-cu13"}
+
+
+def choose_backend(wanted: str) -> str:
+    """The backend to use: cuda where it can run, else host. UsageError where the one asked for cannot run here."""
+    if wanted == "host":
+        return wanted
+    missing = why_no_cuda()
+    if missing and wanted == "cuda":
+        raise UsageError(f"the cuda backend cannot run here: {missing}; or use --backend host")
+    return "host" if missing else "cuda"
+
+
+def why_no_cuda() -> str | None:
+    """What keeps the cuda backend from running here, if anything; imports nothing large."""
+    if not Path("/proc/driver/nvidia").exists() and not Path("/dev/nvidiactl").exists():
+        return "no NVIDIA GPU on this machine"
+    absent = [package for module, package in CUDA_PACKAGES.items() if importlib.util.find_spec(module) is None]
+    return f"{', '.join(absent)} not installed; pip install 'distmk[cuda]'" if absent else None
+
+
+def choose_model_len(wanted: int | None, max_position: int) -> int:
+    """The longest sequence to serve: what was asked for, if the model's context has room for it."""
+    if wanted is not None and wanted > max_position:
+        raise UsageError(f"max_model_len {wanted} is more than the model's context of {max_position} tokens")
+    return min(max_position, DEFAULT_MODEL_LEN) if wanted is None else wanted
+
+
+def choose_workers(wanted: int | None, backend: str, bootstrap: Bootstrap) -> int:
+    """Workers of a rank: what was asked for, or one an SM, or the share of the cores. Warns where cores must be shared."""
+    if backend == "cuda":
+        from distmk.cuda.backend import num_workers_of  # needs packages that only GPU machines have
+
+        return wanted or num_workers_of(bootstrap.local_rank)
+    cores = usable_cores()
+    if wanted is None:
+        return max(1, cores // bootstrap.local_size)
+    if wanted * bootstrap.local_size > cores and bootstrap.local_rank == 0:
+        print(
+            f"distmk: warning: {bootstrap.local_size} ranks x {wanted} workers are more than the {cores} cores "
+            "available here; workers will take turns and decode slowly",
+            file=sys.stderr,
+        )
+    return wanted

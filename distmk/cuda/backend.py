@@ -1,0 +1,219 @@
+"""The cuda backend: one cooperative launch of the persistent kernel for everything a launch does."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from distmk.abi import Abort, LaunchParams, Space
+from distmk.backend import LaunchBlock, LaunchSpec
+from distmk.bootstrap import Bootstrap, agree
+from distmk.cuda.build import build_cubin
+from distmk.cuda.nvshmem import SymmetricHeap, require
+from distmk.errors import UsageError
+from distmk.host.shm import SharedHeap
+from distmk.place import Placed, control_bytes
+from distmk.program import RankProgram
+
+THREADS = 320  # csrc/device/megakernel.cuh: consumers, loader, scheduler
+SHARED_BYTES = 16 * 8192 + 72 * 1024 + 8 * 3 * 16 * 16 * 4 + 2048  # csrc/device/shared.cuh
+KERNEL = b"distmk_megakernel"
+POLL_S = 0.0002
+
+
+def architecture(device: Any) -> str:
+    """The architecture to compile for on `device`; UsageError below compute capability 8.0."""
+    major, minor = device.compute_capability
+    if major < 8:
+        raise UsageError(f"GPU of compute capability {major}.{minor}; the cuda backend needs 8.0 or newer")
+    return {8: "sm_80", 9: "sm_90a"}.get(major, "sm_100a")
+
+
+def num_workers_of(local_rank: int) -> int:
+    """SMs of this rank's GPU: a worker each."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(local_rank).multi_processor_count)
+
+
+class CudaBackend:
+    """Implements `backend.Backend`. Collective; UsageError or BuildError on every rank where it cannot be made."""
+
+    name = "cuda"
+
+    def __init__(self, program: RankProgram, bootstrap: Bootstrap) -> None:
+        self.program, self._bootstrap = program, bootstrap
+        agree(bootstrap, require)
+        self._device = agree(bootstrap, self._open_device)
+        self._module = agree(bootstrap, self._load)
+        self._liveness = SharedHeap(bootstrap, 4096)  # its lock tells who is alive
+        self._heap = SymmetricHeap(bootstrap, self._device, self._module, program.header.heap_bytes)
+        agree(bootstrap, self._allocate)
+
+    def _open_device(self) -> Any:
+        import torch
+        from cuda.core import Device
+
+        count, local_rank = torch.cuda.device_count(), self._bootstrap.local_rank
+        if local_rank >= count:
+            raise UsageError(f"local rank {local_rank} has no GPU: {count} are visible here; start one rank a GPU")
+        torch.cuda.set_device(local_rank)
+        device = Device(local_rank)
+        device.set_current()
+        return device
+
+    def _load(self) -> Any:
+        from cuda.core import ObjectCode
+
+        return ObjectCode.from_cubin(build_cubin(architecture(self._device)).read_bytes())
+
+    def _allocate(self) -> None:
+        import torch
+
+        header = self.program.header
+        free, _ = torch.cuda.mem_get_info()
+        if header.local_bytes + (1 << 30) > free:
+            raise UsageError(
+                f"weights and KV cache need {header.local_bytes / 1e9:.1f} GB, the GPU has {free / 1e9:.1f} GB free; "
+                "use more ranks or a lower max_model_len"
+            )
+        self._local = torch.zeros(header.local_bytes, dtype=torch.uint8, device="cuda")
+        self._bytes = torch.frombuffer(bytearray(self.program.to_bytes()), dtype=torch.uint8).cuda()
+        self._bases = torch.tensor(self._heap.bases, dtype=torch.int64).cuda()
+        self._faults_seen = torch.zeros(1, dtype=torch.int64, device="cuda")
+        self._stream, self._side = self._device.create_stream(), torch.cuda.Stream()
+        self._kernel = self._module.get_kernel(KERNEL)
+        self._make_resident()
+        self.num_launches = 0
+
+    def _make_resident(self) -> None:
+        """UsageError unless all of the grid's blocks can be on the GPU at once, which the protocol relies on."""
+        from cuda.bindings import driver
+
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        handle = self._kernel.handle
+        (error,) = driver.cuKernelSetAttribute(attribute, SHARED_BYTES, handle, self._device.device_id)
+        blocks = 0
+        if error == driver.CUresult.CUDA_SUCCESS:
+            blocks = self._kernel.occupancy.max_active_blocks_per_multiprocessor(THREADS, SHARED_BYTES)
+        properties = self._device.properties
+        wanted, room = self.program.header.num_workers, blocks * properties.multiprocessor_count
+        if not properties.cooperative_launch or wanted > room:
+            raise UsageError(
+                f"the kernel needs {wanted} blocks of {THREADS} threads, {self._kernel.attributes.num_regs()} registers and "
+                f"{SHARED_BYTES} bytes of shared memory at once; this GPU has room for {room}, "
+                f"cooperative launch {'yes' if properties.cooperative_launch else 'no'}; use fewer workers"
+            )
+
+    def _piece(self, placed: Placed) -> Any:
+        memory = self._heap.tensor if placed.space is Space.HEAP else self._local
+        return memory[placed.offset : placed.offset + placed.num_bytes]
+
+    def view(self, placed: Placed, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        flat: npt.NDArray[Any] = self._piece(placed).cpu().numpy().view(dtype)
+        return flat.reshape(placed.rows, -1)
+
+    def write(self, placed: Placed, row: int, array: npt.NDArray[Any]) -> None:
+        import torch
+
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        begin = row * placed.row_bytes
+        self._piece(placed)[begin : begin + raw.size].copy_(torch.from_numpy(raw))
+
+    def reset(self) -> None:
+        import torch
+
+        self._heap.tensor[: control_bytes(self.program.header)].zero_()
+        self._faults_seen.zero_()
+        torch.cuda.synchronize()
+
+    def start(self, spec: LaunchSpec) -> CudaLaunch:
+        self.num_launches += 1
+        return CudaLaunch(self, LaunchBlock.of(spec, self.program))
+
+    def abort(self, reason: Abort) -> None:
+        """Tells this rank's kernel, which tells the others."""
+        import torch
+
+        flag = torch.tensor([int(reason)], dtype=torch.int64).pin_memory().view(torch.uint8)
+        with torch.cuda.stream(self._side):
+            self._heap.tensor[:8].copy_(flag, non_blocking=True)
+        self._side.synchronize()
+
+    def abort_reason(self) -> Abort:
+        return Abort(int.from_bytes(self._heap.tensor[:8].cpu().numpy().tobytes(), "little"))
+
+    def lost_ranks(self) -> list[int]:
+        return self._liveness.lost_ranks()
+
+    def close(self) -> None:
+        self._heap.close()
+        self._liveness.close()
+
+
+class CudaLaunch:
+    """Implements `backend.Launch`."""
+
+    def __init__(self, backend: CudaBackend, block: LaunchBlock) -> None:
+        from cuda.core import LaunchConfig, launch
+
+        self.block, self._backend = block, backend
+        header = backend.program.header
+        self._pinned = [_pin(memory) for memory in (block.tokens, block.token_count, block.records)]
+        self._device = [_upload(memory) for memory in (block.requests, block.prompts, block.eos_ids)]
+        self._params = _pin(LaunchParams())
+        params = LaunchParams.from_address(self._params.data_ptr())
+        block.fill(params)
+        params.tokens, params.token_count, params.records = (tensor.data_ptr() for tensor in self._pinned)
+        params.requests, params.prompts, params.eos_ids = (tensor.data_ptr() for tensor in self._device)
+        params.program, params.heap_bases = backend._bytes.data_ptr(), backend._bases.data_ptr()
+        params.local_base, params.faults_seen = backend._local.data_ptr(), backend._faults_seen.data_ptr()
+        params.self, params.num_far = self._params.data_ptr(), backend._heap.bases.count(0)
+        params.spin_polls = 1 << 14
+        # The host reads these while the kernel writes them.
+        block.tokens = type(block.tokens).from_address(params.tokens)
+        block.token_count = ctypes.c_uint64.from_address(params.token_count)
+        block.records = type(block.records).from_address(params.records)
+        self._filled = params
+        config = LaunchConfig(grid=header.num_workers, block=THREADS, shmem_size=SHARED_BYTES, cooperative_launch=True)
+        launch(backend._stream, config, backend._kernel, self._params.data_ptr())
+        self._event = backend._stream.record()
+
+    def wait(self, seen: int, timeout_s: float) -> bool:
+        until = time.monotonic() + timeout_s
+        while True:
+            if self._event.is_done:
+                return True
+            if self.block.token_count.value > seen or time.monotonic() >= until:
+                return False
+            time.sleep(POLL_S)
+
+    def join(self) -> Abort:
+        self._event.sync()
+        return self._backend.abort_reason()
+
+    @property
+    def iterations_done(self) -> int:
+        return int(self._filled.iterations_done)
+
+
+def _bytes_of(memory: Any) -> npt.NDArray[np.uint8]:
+    if isinstance(memory, np.ndarray):
+        return memory.view(np.uint8)
+    return np.frombuffer(bytes(memory), np.uint8)
+
+
+def _pin(memory: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(_bytes_of(memory).copy()).pin_memory()
+
+
+def _upload(memory: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(_bytes_of(memory).copy()).cuda()
