@@ -67,7 +67,7 @@ DISTMK_FN void copy_bytes(const Team& team, void* dst, const void* src, uint64_t
   const uint64_t misaligned = (reinterpret_cast<uint64_t>(dst) | reinterpret_cast<uint64_t>(src) | num_bytes);
   if (misaligned % 16 == 0) {
     for (uint64_t i = team.index; i < num_bytes / 16; i += team.size)
-      static_cast<int4*>(dst)[i] = __ldcg(static_cast<const int4*>(src) + i);
+      static_cast<int4*>(dst)[i] = static_cast<const int4*>(src)[i];  // perhaps from shared memory
   } else if (misaligned % 4 == 0) {
     for (uint64_t i = team.index; i < num_bytes / 4; i += team.size)
       static_cast<volatile uint32_t*>(dst)[i] = static_cast<const volatile uint32_t*>(src)[i];

@@ -179,7 +179,7 @@ class CudaLaunch:
         block.token_count = ctypes.c_uint64.from_address(params.token_count)
         block.records = type(block.records).from_address(params.records)
         self._filled = params
-        config = LaunchConfig(grid=header.num_workers, block=THREADS, shmem_size=SHARED_BYTES, cooperative_launch=True)
+        config = LaunchConfig(grid=header.num_workers, block=THREADS, shmem_size=SHARED_BYTES, is_cooperative=True)
         launch(backend._stream, config, backend._kernel, self._params.data_ptr())
         self._event = backend._stream.record()
 
