@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import Any
 
 
 class Entry:
-    """Tasks that touched exactly [begin, end)."""
+    """Tasks that touched exactly [begin, end).
 
-    __slots__ = ("begin", "end", "frozen", "nodes")
+    Pieces of a cut entry share its tasks and `note`: what the log's user has worked out about these tasks, dropped as
+    soon as they change.
+    """
 
-    def __init__(self, begin: int, end: int, nodes: list[int], frozen: tuple[int, ...] | None = None) -> None:
-        self.begin, self.end, self.nodes = begin, end, nodes
-        self.frozen = frozen
+    __slots__ = ("begin", "end", "nodes", "note")
+
+    def __init__(self, begin: int, end: int, nodes: tuple[int, ...] | list[int], note: Any = None) -> None:
+        self.begin, self.end, self.nodes, self.note = begin, end, nodes, note
 
     def freeze(self) -> tuple[int, ...]:
-        """The tasks as a tuple that is the same object until the entry changes, so that it can be a cheap key."""
-        if self.frozen is None:
-            self.frozen = tuple(self.nodes)
-        return self.frozen
+        """The tasks as a tuple, the same object until the entry changes."""
+        if not isinstance(self.nodes, tuple):
+            self.nodes = tuple(self.nodes)
+        return self.nodes
+
+    def add(self, node: int) -> None:
+        if isinstance(self.nodes, tuple):
+            self.nodes = list(self.nodes)  # the tuple may be shared
+        self.nodes.append(node)
+        self.note = None
 
 
 class Tier:
@@ -36,62 +46,61 @@ class Tier:
             first -= 1
         return self.entries[first:last]
 
-    def add(self, entry: Entry) -> None:
-        at = bisect_left(self.begins, entry.begin)
-        self.begins.insert(at, entry.begin)
-        self.entries.insert(at, entry)
-
-    def remove(self, entry: Entry) -> None:
-        at = bisect_left(self.begins, entry.begin)
-        del self.begins[at], self.entries[at]
+    def cut(self, begin: int, end: int, new: Entry | None) -> list[Entry]:
+        """Remove and return what overlaps [begin, end), but for what sticks out; put `new` there."""
+        first = last = bisect_left(self.begins, end)
+        while first and self.entries[first - 1].end > begin:
+            first -= 1
+        found = self.entries[first:last]
+        pieces = [] if new is None else [new]
+        if found and found[0].begin < begin:
+            pieces.insert(0, Entry(found[0].begin, begin, found[0].freeze(), found[0].note))
+        if found and found[-1].end > end:
+            pieces.append(Entry(end, found[-1].end, found[-1].freeze(), found[-1].note))
+        if found or pieces:
+            self.entries[first:last] = pieces
+            self.begins[first:last] = [piece.begin for piece in pieces]
+        return found
 
 
 class IntervalLog:
     """Entries by interval. They are kept in tiers of disjoint ones, so that a look-up is a bisection a tier."""
 
     def __init__(self) -> None:
-        self._exact: dict[tuple[int, int], Entry] = {}
-        self._tiers: list[Tier] = []
+        self._tiers: list[Tier] = [Tier()]
         self.version = 0
 
-    def add(self, begin: int, end: int, node: int) -> None:
+    def add(self, begin: int, end: int, node: int, note: Any = None) -> None:
+        """`node` touched [begin, end); `note` if nobody else touched exactly that."""
         self.version += 1
-        entry = self._exact.get((begin, end))
-        if entry is not None:
-            entry.nodes.append(node)
-            entry.frozen = None
-            return
-        self._insert(Entry(begin, end, [node]))
+        home = None
+        for tier in self._tiers:
+            at = bisect_left(tier.begins, begin)
+            if at < len(tier.begins) and tier.begins[at] == begin and tier.entries[at].end == end:
+                tier.entries[at].add(node)
+                return
+            if (
+                home is None
+                and (at == len(tier.begins) or tier.begins[at] >= end)
+                and (not at or tier.entries[at - 1].end <= begin)
+            ):
+                home = tier, at
+        if home is None:
+            self._tiers.append(Tier())
+            home = self._tiers[-1], 0
+        tier, at = home
+        tier.begins.insert(at, begin)
+        tier.entries.insert(at, Entry(begin, end, (node,), note))
 
     def overlapping(self, begin: int, end: int) -> list[Entry]:
         if len(self._tiers) == 1:
             return self._tiers[0].overlapping(begin, end)
         return [entry for tier in self._tiers for entry in tier.overlapping(begin, end)]
 
-    def cut(self, begin: int, end: int) -> None:
-        """Forget what was known of [begin, end)."""
+    def cut(self, begin: int, end: int, new: Entry | None = None) -> list[Entry]:
+        """Forget and return what was known of [begin, end); `new`, if any, takes its place."""
         self.version += 1
-        for tier in self._tiers:
-            for entry in tier.overlapping(begin, end):
-                tier.remove(entry)
-                del self._exact[(entry.begin, entry.end)]
-                for left, right in ((entry.begin, begin), (end, entry.end)):
-                    if left < right:
-                        self._keep(Entry(left, right, list(entry.nodes), entry.freeze()))
-
-    def _keep(self, entry: Entry) -> None:
-        same = self._exact.get((entry.begin, entry.end))
-        if same is None:
-            self._insert(entry)
-        else:
-            same.nodes += [node for node in entry.nodes if node not in same.nodes]
-            same.frozen = None
-
-    def _insert(self, entry: Entry) -> None:
-        self._exact[(entry.begin, entry.end)] = entry
-        for tier in self._tiers:
-            if not tier.overlapping(entry.begin, entry.end):
-                tier.add(entry)
-                return
-        self._tiers.append(Tier())
-        self._tiers[-1].add(entry)
+        found = self._tiers[0].cut(begin, end, new)
+        for tier in self._tiers[1:]:
+            found += tier.cut(begin, end, None)
+        return found

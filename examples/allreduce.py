@@ -1,6 +1,6 @@
 """All-reduce as tasks: every rank puts its vector into all ranks' slots, each adds the slots up in rank order.
 
-    python examples/allreduce.py --ranks 4   (or: torchrun --nproc-per-node 4 examples/allreduce.py)
+python examples/allreduce.py --ranks 4   (or: torchrun --nproc-per-node 4 examples/allreduce.py)
 """
 
 from __future__ import annotations

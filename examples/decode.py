@@ -1,6 +1,6 @@
 """Generate text from Python with tensor parallelism.
 
-    python examples/decode.py MODEL --ranks 2
+python examples/decode.py MODEL --ranks 2
 """
 
 from __future__ import annotations

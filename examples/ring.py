@@ -1,6 +1,6 @@
 """The smallest program with a putmem_signal: a number goes round a ring of ranks, each adds its own rank + 1.
 
-    python examples/ring.py --ranks 3        (or: mpirun -n 3 python examples/ring.py)
+python examples/ring.py --ranks 3        (or: mpirun -n 3 python examples/ring.py)
 """
 
 from __future__ import annotations

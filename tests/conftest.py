@@ -45,7 +45,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Llama of fixed random weights, without a tokenizer."""
     import tiny
 
-    return tiny.save(tiny.make("llama", seed=1, num_attention_heads=4, num_key_value_heads=2), tmp_path_factory.mktemp("tiny"))
+    model = tiny.make("llama", seed=1, num_attention_heads=4, num_key_value_heads=2)
+    return tiny.save(model, tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

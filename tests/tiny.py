@@ -111,7 +111,7 @@ class RoundingCache(DynamicCache):
 
 @dataclass
 class Reference:
-    """transformers' logits [positions, vocab] for token ids, in several kinds of arithmetic on the same bf16 weights."""
+    """transformers' logits [positions, vocab] for token ids, on the same bf16 weights in several kinds of arithmetic."""
 
     model: PreTrainedModel
 
@@ -171,9 +171,9 @@ class Walk:
 def check_greedy(reference: Reference, prompt: list[int], tokens: list[int], what: str) -> Walk:
     """Every token is the reference's best one; where its logits are closer than the error, one of the best.
 
-    The error is measured along the way: how far a bf16 KV cache alone moves a logit of the float32 reference. Two logits
-    may move towards each other, so a token may fall short of the best by twice that; a best token that leads by more
-    must have been chosen.
+    The error is measured along the way: how far a bf16 KV cache alone moves a logit of the float32 reference. Two
+    logits may move towards each other, so a token may fall short of the best by twice that; a best token that leads by
+    more must have been chosen.
     """
     ids = prompt + tokens[:-1]
     exact, cached = reference.exact(ids)[len(prompt) - 1 :], reference.cached(ids)[len(prompt) - 1 :]

@@ -24,7 +24,8 @@ DISTMK_FN void far_put(FarRanks& far, const Team& team, uint32_t rank, uint64_t 
 
 DISTMK_FN void far_signal(FarRanks& far, uint32_t rank, uint32_t event, uint64_t amount) {
   nvshmem_fence();  // signals to a rank come after what was put to it
-  nvshmemx_signal_op(far.state.event(far.state.program->rank, event), amount, NVSHMEM_SIGNAL_ADD, static_cast<int>(rank));
+  nvshmemx_signal_op(far.state.event(far.state.program->rank, event), amount, NVSHMEM_SIGNAL_ADD,
+                     static_cast<int>(rank));
 }
 
 DISTMK_FN void far_send(FarRanks&, uint32_t) {}

@@ -4,11 +4,11 @@
 //   warp 9      scheduler, where schedulers ride in worker CTAs
 // or, where schedulers have an SM of their own, the CTA behind the workers runs them, one a warp.
 #pragma once
+#include <new>
+
 #include "device/far_ranks.cuh"
 #include "device/shared.cuh"
 #include "runtime/worker.h"
-
-#include <new>
 
 namespace distmk {
 

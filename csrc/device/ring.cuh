@@ -23,11 +23,10 @@ DISTMK_FN void barrier_init(uint64_t* barrier, uint32_t count) {
 }
 DISTMK_FN bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
   uint32_t done;
-  asm volatile(
-      "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-      : "=r"(done)
-      : "r"(shared_address(barrier)), "r"(parity)
-      : "memory");
+  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+               : "=r"(done)
+               : "r"(shared_address(barrier)), "r"(parity)
+               : "memory");
   return done;
 }
 DISTMK_FN void barrier_wait(uint64_t* barrier, uint32_t parity) {
@@ -62,9 +61,7 @@ DISTMK_FN uint32_t slab_rows(const LinearArgs& args) {
 DISTMK_FN uint32_t num_chunks(const LinearArgs& args) { return (args.k_pitch + TILE_K - 1) / TILE_K; }
 DISTMK_FN uint32_t num_groups(const LinearArgs& args) { return (slab_rows(args) + TILE_ROWS - 1) / TILE_ROWS; }
 
-DISTMK_FN bool streams_weights(const TaskDesc& task) {
-  return task.type == static_cast<uint16_t>(TaskType::LINEAR);
-}
+DISTMK_FN bool streams_weights(const TaskDesc& task) { return task.type == static_cast<uint16_t>(TaskType::LINEAR); }
 
 class Loader {
  public:

@@ -1,4 +1,5 @@
-// What rank 0's scheduler does between iterations: take the sampled tokens, finish and admit requests, lay out the rows.
+// What rank 0's scheduler does between iterations: take the sampled tokens, finish and admit requests, lay out the
+// rows.
 #pragma once
 #include "runtime/context.h"
 

@@ -33,9 +33,13 @@ struct Team {
 // `system`: other GPUs take part; here all is one system.
 DISTMK_FN uint64_t load_acquire(const uint64_t* p, bool = false) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 DISTMK_FN uint64_t load_relaxed(const uint64_t* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
-DISTMK_FN void store_release(uint64_t* p, uint64_t v, bool = false) { __atomic_store_n(p, v, static_cast<int>(RELEASE)); }
+DISTMK_FN void store_release(uint64_t* p, uint64_t v, bool = false) {
+  __atomic_store_n(p, v, static_cast<int>(RELEASE));
+}
 DISTMK_FN void store_relaxed(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
-DISTMK_FN void add_release(uint64_t* p, uint64_t v, bool = false) { __atomic_fetch_add(p, v, static_cast<int>(RELEASE)); }
+DISTMK_FN void add_release(uint64_t* p, uint64_t v, bool = false) {
+  __atomic_fetch_add(p, v, static_cast<int>(RELEASE));
+}
 DISTMK_FN uint64_t count_up(uint64_t* p) { return __atomic_add_fetch(p, 1, __ATOMIC_RELAXED); }
 DISTMK_FN void copy_bytes(const Team&, void* dst, const void* src, uint64_t num_bytes) { memcpy(dst, src, num_bytes); }
 

@@ -1,5 +1,5 @@
-// A scheduler hands out tasks chosen at run time. It owns the workers w with w % num_schedulers == id, decides from what
-// it sees on its own rank, and never blocks: step() does what can be done now and returns.
+// A scheduler hands out tasks chosen at run time. It owns the workers w with w % num_schedulers == id, decides from
+// what it sees on its own rank, and never blocks: step() does what can be done now and returns.
 #pragma once
 #include "runtime/jit_ring.h"
 #include "runtime/splits.h"
@@ -9,7 +9,8 @@ namespace distmk {
 
 class Scheduler {
  public:
-  DISTMK_FN Scheduler(const RankState& state, uint32_t id, const Team& one) : state_(state), context_(state, one), id_(id) {}
+  DISTMK_FN Scheduler(const RankState& state, uint32_t id, const Team& one)
+      : state_(state), context_(state, one), id_(id) {}
 
   DISTMK_FN bool done() const { return done_; }
   DISTMK_FN uint64_t iteration() const { return iteration_; }
@@ -48,7 +49,7 @@ class Scheduler {
   uint32_t id_;
   bool done_ = false;
   uint64_t iteration_ = 0;
-  uint32_t launch_ = 0;        // next entry of the rank's launch list
+  uint32_t launch_ = 0;         // next entry of the rank's launch list
   uint32_t next_instance_ = 0;  // of a massive launch that is under way
   uint32_t num_instances_ = 0;
   uint32_t num_pushed_ = 0;

@@ -18,11 +18,7 @@ class Worker {
  public:
   // `rider`, if any, is a scheduler that is stepped here because it has no thread of its own.
   DISTMK_FN Worker(const RankState& state, uint32_t worker, Scheduler* rider)
-      : state_(state),
-        queue_(state.queues[worker]),
-        ring_(state.ring(worker)),
-        idle_(state, worker),
-        rider_(rider) {}
+      : state_(state), queue_(state.queues[worker]), ring_(state.ring(worker)), idle_(state, worker), rider_(rider) {}
 
   // Iterations this worker has been through, the present one not counted.
   DISTMK_FN uint64_t iterations() const { return iteration_; }

@@ -49,9 +49,15 @@ def edit_weights(change: Callable[[bytes], bytes]) -> Edit:
     return edit
 
 
-def cut_gguf(model: Path) -> None:
-    """The first bytes of a GGUF file: three tensors and one key are promised."""
-    (model / "cut.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 3, 1) + struct.pack("<Q", 20) + b"general")
+def write_file(name: str, data: bytes) -> Edit:
+    def edit(model: Path) -> None:
+        (model / name).write_bytes(data)
+
+    return edit
+
+
+CUT_GGUF = b"GGUF" + struct.pack("<IQQ", 3, 3, 1) + struct.pack("<Q", 20) + b"general"
+"""The first bytes of a GGUF file: three tensors and one key are promised."""
 
 
 def make_compiler(text: str) -> Edit:
@@ -68,14 +74,14 @@ BAD_MODELS = [
     Bad("missing_path", IDS, ("nowhere", "no such file or folder"), model="FOLDER/nowhere"),
     Bad("empty_folder", IDS, ("has no config.json and no .gguf file",), model="FOLDER"),
     Bad("no_config", IDS, ("config.json",), lambda model: (model / "config.json").unlink()),
-    Bad("config_not_json", IDS, ("config.json: not valid JSON",), lambda m: (m / "config.json").write_text("{")),
+    Bad("config_not_json", IDS, ("config.json: not valid JSON",), write_file("config.json", b"{")),
     Bad("no_weights", IDS, ("no model.safetensors",), lambda model: (model / WEIGHTS).unlink()),
     Bad("cut_weights", IDS, (WEIGHTS, "damaged or cut short"), edit_weights(lambda data: data[:-1000])),
     Bad("corrupt_weights", IDS, (WEIGHTS, "damaged"), edit_weights(lambda data: data[:8] + b"x" * 9 + data[17:])),
-    Bad("cut_gguf", IDS, ("cut.gguf", "damaged or cut short"), cut_gguf, model="MODEL/cut.gguf"),
     Bad(
-        "not_gguf", IDS, ("not a GGUF file",), lambda m: (m / "a.gguf").write_bytes(b"x" * 99) and None, {}, "MODEL/a.gguf"
+        "cut_gguf", IDS, ("cut.gguf", "damaged or cut short"), write_file("cut.gguf", CUT_GGUF), model="MODEL/cut.gguf"
     ),
+    Bad("not_gguf", IDS, ("not a GGUF file",), write_file("a.gguf", b"x" * 99), model="MODEL/a.gguf"),
     Bad(
         "architecture",
         IDS,
@@ -110,7 +116,7 @@ BAD_REQUESTS = [
     Bad("deadline", ("--deadline", "-1", *IDS), ("deadline_s is -1",)),
 ]
 BAD_MACHINES = [
-    Bad("cache_is_a_file", IDS, ("cannot write to the cache folder", "config.json"), None, {"DISTMK_CACHE": "MODEL/config.json"}),
+    Bad("cache_is_a_file", IDS, ("cannot write", "config.json"), None, {"DISTMK_CACHE": "MODEL/config.json"}),
     Bad("cache_in_proc", IDS, ("cannot write to the cache folder /proc/",), None, {"DISTMK_CACHE": "/proc/distmk"}),
     Bad("no_compiler", IDS, ("no C++ compiler", "/nonexistent", "DISTMK_CXX"), None, {"DISTMK_CXX": "/nonexistent"}),
     Bad(

@@ -95,7 +95,8 @@ def test_text_of_several_prompts(smollm2: Path, runner: Runner) -> None:
     """Text and token ids mixed: those given as ids come last."""
     arguments = ("--prompt", "Paris is", "Rome is", "--prompt-ids", "1,2", "--max-new-tokens", "3", "--json")
     objects = runner.distmk("generate", "--model", str(smollm2), *arguments).objects()
-    assert [(each["prompt"], len(each["token_ids"])) for each in objects] == [("Paris is", 3), ("Rome is", 3), (None, 3)]
+    assert [each["prompt"] for each in objects] == ["Paris is", "Rome is", None]
+    assert all(len(each["token_ids"]) == 3 for each in objects)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

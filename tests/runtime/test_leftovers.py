@@ -32,7 +32,7 @@ def test_leftovers(runner: Runner, command: Callable[..., list[str]]) -> None:
             done = runner.run([*command(tokens=4), "--ranks", "2"])
             assert done.status == 0, done.stderr
             assert not dead.exists() and living.exists()
-        assert remove_leftovers() == 1 and not living.exists() and not abandoned_segments()
+        assert remove_leftovers() >= 1 and not living.exists() and not abandoned_segments()
     finally:
         dead.unlink(missing_ok=True)
         living.unlink(missing_ok=True)

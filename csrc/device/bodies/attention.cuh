@@ -8,7 +8,7 @@
 namespace distmk {
 namespace attention {
 
-constexpr uint32_t QUERIES = 4;           // of a block: query heads x token rows, kept in registers
+constexpr uint32_t QUERIES = 4;            // of a block: query heads x token rows, kept in registers
 constexpr uint32_t MAX_LANE_ELEMENTS = 8;  // head_dim up to 256
 
 struct Head {
@@ -58,7 +58,8 @@ struct Work {
     return ((page * args.num_kv + instance.kv_head) * args.page_size + position % args.page_size) * head.dim;
   }
   DISTMK_FN const float* qkv(uint32_t row, uint32_t head_index) const {
-    return context.at<float>(args.qkv) + uint64_t{run.row_begin + row} * args.qkv_stride + uint64_t{head_index} * head.dim;
+    return context.at<float>(args.qkv) + uint64_t{run.row_begin + row} * args.qkv_stride +
+           uint64_t{head_index} * head.dim;
   }
   DISTMK_FN const float* rope(uint32_t position) const {
     return context.at<float>(args.rope) + uint64_t{position} * head.dim;
@@ -90,7 +91,8 @@ struct Partial {
 };
 
 // One block of queries over this warp's positions. Query i of the block is head i % num_heads of row i / num_heads.
-DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t count, const float* queries, Partial (&part)[QUERIES]) {
+DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t count, const float* queries,
+                      Partial (&part)[QUERIES]) {
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const auto* k_cache = w.context.at<__nv_bfloat16>(w.args.k_cache);
   const auto* v_cache = w.context.at<__nv_bfloat16>(w.args.v_cache);
@@ -135,7 +137,8 @@ DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t count, const
 }
 
 // Merges the warps' partial results of a block and writes them out.
-DISTMK_FN void write_block(const Work& w, uint32_t first_query, uint32_t count, Partial (&part)[QUERIES], float* merged) {
+DISTMK_FN void write_block(const Work& w, uint32_t first_query, uint32_t count, Partial (&part)[QUERIES],
+                           float* merged) {
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, stride = 2 + w.head.dim;
 #pragma unroll
   for (uint32_t i = 0; i < QUERIES; ++i) {
@@ -175,7 +178,8 @@ DISTMK_FN void body_attention(Context& context, const AttentionArgs& args) {
   const AttentionInstance instance = attention_instance(args, batch, context.instance);
   Work w{context, args, Head(args.head_dim), instance, batch.runs[instance.run]};
   const uint32_t model_kv = args.kv_begin + instance.kv_head;
-  const uint32_t first = max(model_kv * args.group, args.q_begin), last = min((model_kv + 1) * args.group, args.q_begin + args.num_q);
+  const uint32_t first = max(model_kv * args.group, args.q_begin),
+                 last = min((model_kv + 1) * args.group, args.q_begin + args.num_q);
   w.first_head = first - args.q_begin;
   w.num_heads = last - first;
   const auto kv_len = static_cast<uint32_t>(w.run.kv_len);
@@ -195,7 +199,8 @@ DISTMK_FN void body_attention(Context& context, const AttentionArgs& args) {
     const uint32_t count = min(QUERIES, num_queries - block);
     for (uint32_t i = warp; i < count; i += NUM_WARPS) {
       const uint32_t row = (block + i) / w.num_heads, head = w.first_head + (block + i) % w.num_heads;
-      norm_and_rotate(w.qkv(row, head), context.at<float>(args.q_norm), w.rope(w.first_new() + row), args.eps, w.head, staged);
+      norm_and_rotate(w.qkv(row, head), context.at<float>(args.q_norm), w.rope(w.first_new() + row), args.eps, w.head,
+                      staged);
       for (uint32_t e = lane; e < args.head_dim; e += 32) queries[i * args.head_dim + e] = staged[e] * scale;
       __syncwarp();
     }
@@ -218,7 +223,8 @@ DISTMK_FN void body_merge(Context& context, const MergeArgs& args) {
       float maximum = -INFINITY;
       for (uint32_t s = 0; s < splits; ++s) maximum = fmaxf(maximum, __ldcg(parts + s * stride));
       float total = 0;
-      for (uint32_t s = 0; s < splits; ++s) total += __ldcg(parts + s * stride + 1) * __expf(__ldcg(parts + s * stride) - maximum);
+      for (uint32_t s = 0; s < splits; ++s)
+        total += __ldcg(parts + s * stride + 1) * __expf(__ldcg(parts + s * stride) - maximum);
       float* out = context.at<float>(args.out) + uint64_t{row} * args.out_stride + head * args.head_dim;
       for (uint32_t d = lane; d < args.head_dim; d += 32) {
         float acc = 0;

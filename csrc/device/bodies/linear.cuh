@@ -1,6 +1,6 @@
-// Linear layers on tensor cores: rows of weights are the m dimension, tokens the n dimension. A token's float32 activation
-// is split into a high and a low bf16, which take two columns of the same product, so that up to four tokens cost no more
-// than one and nothing is lost to rounding but the weights' own.
+// Linear layers on tensor cores: rows of weights are the m dimension, tokens the n dimension. A token's float32
+// activation is split into a high and a low bf16, which take two columns of the same product, so that up to four tokens
+// cost no more than one and nothing is lost to rounding but the weights' own.
 #pragma once
 #include "device/shared.cuh"
 #include "runtime/context.h"
@@ -93,7 +93,7 @@ DISTMK_FN void multiply_tile(const char* stage, uint32_t tile_k, const Activatio
     for (uint32_t tile = 0; tile < TILES; ++tile) {
       const uint32_t column = tile * 8 + lane / 4;
       const uint32_t b0 = x.fragment(column, at), b1 = x.fragment(column, at + 8);
-      float(&c)[4] = sums[tile];
+      float (&c)[4] = sums[tile];
       asm volatile(
           "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
           : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
