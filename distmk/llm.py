@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from types import TracebackType
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from distmk.bootstrap import Bootstrap, agree, connect
 from distmk.engine import Engine, EngineArgs
-from distmk.errors import Interrupted, UsageError
+from distmk.errors import DistmkError, Interrupted, UsageError
 from distmk.requests import Prompt, Request, make_request
 from distmk.sampling import RequestOutput, SamplingParams, TokenOutput
 from distmk.tokenizer import Tokenizer, load_tokenizer
@@ -186,6 +187,10 @@ class LLM:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, Exception) and not isinstance(error, DistmkError):
+            # A bug in the caller's code here only: the other ranks would wait for this one until their time is up.
+            traceback.print_exception(error)
+            self._bootstrap.abort(1)
         self.close()
 
 

@@ -111,7 +111,7 @@ class RoundingCache(DynamicCache):
 
 @dataclass
 class Reference:
-    """transformers' logits [positions, vocab] for token ids, on the same bf16 weights in several kinds of arithmetic."""
+    """transformers' logits [positions, vocab] of token ids, on the same bf16 weights in several kinds of arithmetic."""
 
     model: PreTrainedModel
 

@@ -113,7 +113,8 @@ class SharedHeap:
 
     def lost_ranks(self) -> list[int]:
         """Ranks whose process is gone; those that left in order only if no other is."""
-        lost, left = [], []
+        lost: list[int] = []
+        left: list[int] = []
         for rank, fd in enumerate(self._fds):
             if rank == self.rank:
                 continue
