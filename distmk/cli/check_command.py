@@ -19,8 +19,8 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "check",
         help="compile a model and prove its program",
-        description="Compile a model for N ranks and prove that every wait is met, nothing deadlocks, every conflicting "
-        "access is ordered and every operand is in bounds. Needs the config only; nothing is run.",
+        description="Compile a model for N ranks and prove that every wait is met, nothing deadlocks, every "
+        "conflicting access is ordered and every operand is in bounds. Needs the config only; nothing is run.",
     )
     add_model_options(parser)
     parser.set_defaults(run=run)
@@ -42,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
         header = part.header
         print(
             f"rank {rank:<4} {header.num_tasks} tasks, {header.num_events} events, {header.num_waits} waits, "
-            f"{part.weight_bytes / 1e6:.1f} MB of weights streamed a step, {header.local_bytes / 1e6:.0f} MB of its own memory"
+            f"{part.weight_bytes / 1e6:.1f} MB of weights streamed a step, "
+            f"{header.local_bytes / 1e6:.0f} MB of its own memory"
         )
     heap_bytes = program.placement.heap_bytes
     print(f"buffers   {len(program.placement.buffers)}, symmetric heap {heap_bytes / 1e6:.2f} MB a rank")

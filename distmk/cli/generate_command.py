@@ -141,7 +141,8 @@ def _write_statistics(llm: LLM, requests: list[Request], load_s: float, run_s: f
     decode_s = max(request.last_s for request in requests) - first_s
     rate = (new_tokens - 1) / decode_s if new_tokens > 1 and decode_s > 0 else 0.0
     print(
-        f"distmk: {llm.tensor_parallel_size} ranks x {llm.num_workers} workers on {llm.backend}, loaded in {load_s:.1f} s; "
+        f"distmk: {llm.tensor_parallel_size} ranks x {llm.num_workers} workers on {llm.backend}, "
+        f"loaded in {load_s:.1f} s; "
         f"{prompt_tokens} prompt + {new_tokens} new tokens of {len(requests)} prompts in {run_s:.2f} s, "
         f"{rate:.1f} tokens/s while decoding",
         file=sys.stderr,

@@ -80,13 +80,15 @@ def test_statistics(tiny_model: Path, runner: Runner) -> None:
 
 
 def test_prompts_come_out_in_order(tiny_model: Path, runner: Runner) -> None:
-    """Also where later ones are done first, and however they are handed over."""
-    prompts = [",".join(["7"] * length) for length in (40, 1, 20, 3, 2)]
-    arguments = ("generate", "--model", str(tiny_model), "--max-new-tokens", "4", "--max-num-seqs", "2")
+    """Also where later ones are done first, here at the end of the context, and however they are handed over."""
+    lengths = [1, 155, 3, 150, 2]
+    prompts = [",".join(["7"] * length) for length in lengths]
+    arguments = ("generate", "--model", str(tiny_model), "--max-new-tokens", "90", "--max-num-seqs", "4")
     apart = [part for prompt in prompts for part in ("--prompt-ids", prompt)]
     told = [runner.start([*DISTMK, *arguments, *more]) for more in (["--prompt-ids", *prompts, "--json"], apart)]
     objects, text = runner.finish(told[0]).objects(), runner.finish(told[1]).stdout
-    assert [len(each["prompt_ids"]) for each in objects] == [40, 1, 20, 3, 2]
+    assert [len(each["prompt_ids"]) for each in objects] == lengths
+    assert [len(each["token_ids"]) for each in objects] == [min(90, 160 - length) for length in lengths]
     assert [each["prompt"] for each in objects] == [None] * 5
     assert [line.split() for line in text.splitlines()] == [[str(t) for t in each["token_ids"]] for each in objects]
 
