@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distmk.bootstrap import connect
-    from distmk.check import check
     from distmk.errors import CheckError, DistmkError, HangError, ModelError, RankLostError, UsageError
     from distmk.graph import Graph
     from distmk.llm import LLM
@@ -33,7 +32,6 @@ _HOMES = {
     "Session": "session",
     "TokenOutput": "sampling",
     "UsageError": "errors",
-    "check": "check",
     "compile_graph": "program",
     "connect": "bootstrap",
 }
@@ -50,7 +48,6 @@ __all__ = [
     "Session",
     "TokenOutput",
     "UsageError",
-    "check",
     "compile_graph",
     "connect",
 ]

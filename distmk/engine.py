@@ -22,6 +22,8 @@ from distmk.session import RunningLaunch, Session
 from distmk.shard import shard_model
 from distmk.weights import open_checkpoint
 
+HOST_MIN_SPLIT, GPU_MIN_SPLIT = 64, 32  # positions that are worth an attention task of their own
+
 
 @dataclass(frozen=True)
 class EngineArgs:
@@ -87,6 +89,7 @@ class Engine:
             max_model_len=self.max_model_len,
             keep_logits=self.args.keep_logits,
             tiled=self.backend_name == "cuda",
+            min_split=GPU_MIN_SPLIT if self.backend_name == "cuda" else HOST_MIN_SPLIT,
         )
         return compile_graph(lower(build_model(self.config), options))
 

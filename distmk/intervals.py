@@ -6,29 +6,37 @@ from bisect import bisect_left
 from typing import Any
 
 
-class Entry:
-    """Tasks that touched exactly [begin, end).
+class Group:
+    """Tasks that did the same. `note` is what the log's user has worked out about them, dropped as soon as they change.
 
-    Pieces of a cut entry share its tasks and `note`: what the log's user has worked out about these tasks, dropped as
-    soon as they change.
+    A `shared` group belongs to several entries and never changes.
     """
 
-    __slots__ = ("begin", "end", "nodes", "note")
+    __slots__ = ("nodes", "note", "shared")
 
-    def __init__(self, begin: int, end: int, nodes: tuple[int, ...] | list[int], note: Any = None) -> None:
-        self.begin, self.end, self.nodes, self.note = begin, end, nodes, note
+    def __init__(self, nodes: list[int], note: Any = None, shared: bool = False) -> None:
+        self.nodes, self.note, self.shared = nodes, note, shared
 
-    def freeze(self) -> tuple[int, ...]:
-        """The tasks as a tuple, the same object until the entry changes."""
-        if not isinstance(self.nodes, tuple):
-            self.nodes = tuple(self.nodes)
-        return self.nodes
-
-    def add(self, node: int) -> None:
-        if isinstance(self.nodes, tuple):
-            self.nodes = list(self.nodes)  # the tuple may be shared
-        self.nodes.append(node)
+    def plus(self, other: Group) -> Group:
+        """The tasks of both, in this group unless it is shared."""
+        if self.shared:
+            return Group(self.nodes + other.nodes)
+        self.nodes += other.nodes
         self.note = None
+        return self
+
+
+class Entry:
+    """Tasks that touched exactly [begin, end). The pieces of a cut entry share one group."""
+
+    __slots__ = ("begin", "end", "group")
+
+    def __init__(self, begin: int, end: int, group: Group) -> None:
+        self.begin, self.end, self.group = begin, end, group
+
+    def piece(self, begin: int, end: int) -> Entry:
+        self.group.shared = True
+        return Entry(begin, end, self.group)
 
 
 class Tier:
@@ -46,18 +54,18 @@ class Tier:
             first -= 1
         return self.entries[first:last]
 
-    def cut(self, begin: int, end: int, new: Entry | None) -> list[Entry]:
-        """Remove and return what overlaps [begin, end), but for what sticks out; put `new` there."""
+    def cut(self, begin: int, end: int) -> list[Entry]:
+        """Remove and return what overlaps [begin, end), but for what sticks out."""
         first = last = bisect_left(self.begins, end)
         while first and self.entries[first - 1].end > begin:
             first -= 1
         found = self.entries[first:last]
-        pieces = [] if new is None else [new]
-        if found and found[0].begin < begin:
-            pieces.insert(0, Entry(found[0].begin, begin, found[0].freeze(), found[0].note))
-        if found and found[-1].end > end:
-            pieces.append(Entry(end, found[-1].end, found[-1].freeze(), found[-1].note))
-        if found or pieces:
+        if found:
+            pieces = []
+            if found[0].begin < begin:
+                pieces.append(found[0].piece(found[0].begin, begin))
+            if found[-1].end > end:
+                pieces.append(found[-1].piece(end, found[-1].end))
             self.entries[first:last] = pieces
             self.begins[first:last] = [piece.begin for piece in pieces]
         return found
@@ -70,14 +78,15 @@ class IntervalLog:
         self._tiers: list[Tier] = [Tier()]
         self.version = 0
 
-    def add(self, begin: int, end: int, node: int, note: Any = None) -> None:
-        """`node` touched [begin, end); `note` if nobody else touched exactly that."""
+    def add(self, begin: int, end: int, group: Group) -> None:
+        """The tasks of `group` touched [begin, end)."""
         self.version += 1
         home = None
         for tier in self._tiers:
             at = bisect_left(tier.begins, begin)
             if at < len(tier.begins) and tier.begins[at] == begin and tier.entries[at].end == end:
-                tier.entries[at].add(node)
+                entry = tier.entries[at]
+                entry.group = entry.group.plus(group)
                 return
             if (
                 home is None
@@ -90,17 +99,16 @@ class IntervalLog:
             home = self._tiers[-1], 0
         tier, at = home
         tier.begins.insert(at, begin)
-        tier.entries.insert(at, Entry(begin, end, (node,), note))
+        tier.entries.insert(at, Entry(begin, end, group))
 
     def overlapping(self, begin: int, end: int) -> list[Entry]:
         if len(self._tiers) == 1:
             return self._tiers[0].overlapping(begin, end)
         return [entry for tier in self._tiers for entry in tier.overlapping(begin, end)]
 
-    def cut(self, begin: int, end: int, new: Entry | None = None) -> list[Entry]:
-        """Forget and return what was known of [begin, end); `new`, if any, takes its place."""
+    def cut(self, begin: int, end: int) -> list[Entry]:
+        """Forget and return what was known of [begin, end)."""
         self.version += 1
-        found = self._tiers[0].cut(begin, end, new)
-        for tier in self._tiers[1:]:
-            found += tier.cut(begin, end, None)
-        return found
+        if len(self._tiers) == 1:
+            return self._tiers[0].cut(begin, end)
+        return [entry for tier in self._tiers for entry in tier.cut(begin, end)]

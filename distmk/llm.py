@@ -187,8 +187,10 @@ class LLM:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, Exception) and not isinstance(error, DistmkError):
+        own_error = isinstance(error, Exception) and not isinstance(error, DistmkError)
+        if own_error and self._bootstrap.kind not in ("single", "local"):
             # A bug in the caller's code here only: the other ranks would wait for this one until their time is up.
+            # Where this process leads them, closing is enough.
             traceback.print_exception(error)
             self._bootstrap.abort(1)
         self.close()

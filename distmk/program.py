@@ -11,7 +11,8 @@ from typing import Any
 from distmk import abi
 from distmk.abi import LaunchKind, ProgramHeader, Queue, TaskDesc, Trigger, Wait
 from distmk.abi_header import abi_hash
-from distmk.events import Event, Wiring, derive
+from distmk.collection import no_collection
+from distmk.events import Wiring, derive
 from distmk.graph import Graph
 from distmk.place import Placement, place
 from distmk.tasks import TASK_TYPES, Prepare, Task
@@ -59,6 +60,7 @@ class Program:
         return digest.hexdigest()
 
 
+@no_collection()
 def compile_graph(graph: Graph) -> Program:
     """Graph -> events -> places -> program; UsageError for a graph without tasks."""
     wiring = derive(graph)
@@ -85,16 +87,11 @@ def _assemble(graph: Graph, wiring: Wiring, placement: Placement, rank: int, ind
         queues[worker] = Queue(begin, len(queue))
         begin += len(queue)
     launches = (ctypes.c_uint32 * len(handed_out))(*range(begin, len(order)))
-    ranks = [task.rank for task in graph.tasks]
     waits = [
-        Wait(event.index, event.count, lag, _spans_ranks(event, ranks))
-        for index in order
-        for event, lag in wiring.waits[index]
+        Wait(event.index, event.count, lag, event.spans_ranks) for index in order for event, lag in wiring.waits[index]
     ]
     triggers = [
-        Trigger(event.index, event.rank, 1, _spans_ranks(event, ranks))
-        for index in order
-        for event in wiring.triggers[index]
+        Trigger(event.index, event.rank, 1, event.spans_ranks) for index in order for event in wiring.triggers[index]
     ]
     tasks = (TaskDesc * len(order))()
     wait_begin = trigger_begin = 0
@@ -117,11 +114,6 @@ def _assemble(graph: Graph, wiring: Wiring, placement: Placement, rank: int, ind
     )
     _fill_header(part, graph, wiring, placement, rank)
     return part
-
-
-def _spans_ranks(event: Event, ranks: list[int]) -> int:
-    """1 where the event is signalled from other ranks, which calls for a wider memory scope on a GPU."""
-    return int(any(ranks[producer] != event.rank for producer in event.producers))
 
 
 def _describe(desc: TaskDesc, task: Task, placement: Placement, order: int) -> None:

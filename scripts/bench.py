@@ -137,7 +137,8 @@ def compile_large(model: str, repeats: int) -> dict[str, Any]:
     """Seconds and peak memory to compile and to prove a Qwen3-8B-shaped model at 4 ranks x 132 workers."""
     code = (
         "import json, resource, time\n"
-        "from distmk import check, compile_graph\n"
+        "from distmk import compile_graph\n"
+        "from distmk.check import check\n"
         "from distmk.config import PRESETS\n"
         "from distmk.lower import DecodeOptions, lower\n"
         "from distmk.model import build_model\n"

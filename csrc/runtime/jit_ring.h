@@ -12,11 +12,11 @@ DISTMK_FN bool ring_push(JitRing* ring, uint32_t capacity, const JitEntry& entry
   return true;
 }
 
-DISTMK_FN bool ring_pop(JitRing* ring, uint32_t capacity, JitEntry* entry) {
-  const uint64_t head = load_relaxed(&ring->head);
-  if (load_acquire(&ring->tail) == head) return false;
-  *entry = reinterpret_cast<const JitEntry*>(ring + 1)[head & (capacity - 1)];
-  store_release(&ring->head, head + 1);
+// `head` is the worker's own count of what it popped; the ring's copy tells the scheduler.
+DISTMK_FN bool ring_pop(JitRing* ring, uint32_t capacity, uint64_t* head, JitEntry* entry) {
+  if (load_acquire(&ring->tail) == *head) return false;
+  *entry = reinterpret_cast<const JitEntry*>(ring + 1)[*head & (capacity - 1)];
+  store_release(&ring->head, ++*head);
   return true;
 }
 

@@ -192,6 +192,7 @@ class StarHub(Bootstrap):
 
     def abort(self, exit_code: int) -> None:
         self._closed = True
+        self._lost = RankLostError("this rank has ended the job")
         for link in self._links.values():
             link.close()
 
@@ -267,6 +268,7 @@ class StarSpoke(Bootstrap):
             self._link.close()
 
     def abort(self, exit_code: int) -> None:
+        self._lost = RankLostError("this rank has ended the job")
         self.close()
 
     def _expect(self, wanted: bytes) -> bytes:

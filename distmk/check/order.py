@@ -17,7 +17,7 @@ from distmk.check.memory import Memory, Span
 from distmk.check.view import View
 from distmk.check.waits import Signals
 from distmk.clocks import Clock, Clocks
-from distmk.intervals import IntervalLog
+from distmk.intervals import Group, IntervalLog
 
 READERS = -1  # in place of the rank where something was written
 NOWHERE: frozenset[int] = frozenset()
@@ -208,6 +208,14 @@ def check_counting(order: Order, findings: Findings) -> None:
             return
 
 
+def _nodes(group: Group) -> tuple[int, ...]:
+    """The nodes of a group as a tuple, the same object until they change."""
+    if group.note is None:
+        group.note = tuple(group.nodes)
+    nodes: tuple[int, ...] = group.note
+    return nodes
+
+
 class Races:
     """Goes through the accesses in an order in which they can happen, and looks for any that need not happen so."""
 
@@ -233,10 +241,10 @@ class Races:
             if write:
                 self.readers[place].cut(begin, end)
                 self.writers[place].cut(begin, end)
-                self.writers[place].add(begin, end, node)
+                self.writers[place].add(begin, end, Group([node]))
         for write, place, begin, end in spans:
             if not write:
-                self.readers[place].add(begin, end, node)
+                self.readers[place].add(begin, end, Group([node]))
 
     def _check(self, node: int, spans: tuple[Span, ...]) -> None:
         num_ranks = self.order.view.num_ranks
@@ -244,7 +252,7 @@ class Races:
             if span.write:
                 for log, kind in ((self.readers, READERS), (self.writers, span.place % num_ranks)):
                     for entry in log[span.place].overlapping(span.begin, span.end):
-                        self._compare(node, span, entry.freeze(), kind)
+                        self._compare(node, span, _nodes(entry.group), kind)
             else:
                 nodes = self._last_writers(span)
                 if nodes:
@@ -256,7 +264,7 @@ class Races:
         nodes = self._unions.get(key)
         if nodes is None:
             entries = log.overlapping(span.begin, span.end)
-            nodes = self._unions[key] = tuple(sorted({node for entry in entries for node in entry.nodes}))
+            nodes = self._unions[key] = tuple(sorted({node for entry in entries for node in entry.group.nodes}))
         return nodes
 
     def _compare(self, node: int, span: Span, others: tuple[int, ...], kind: int) -> None:

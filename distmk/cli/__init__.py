@@ -11,6 +11,7 @@ from types import FrameType
 from typing import NoReturn
 
 import distmk
+from distmk.cli.output import discard_output
 from distmk.cli.together import refusing_together
 from distmk.errors import DistmkError, Interrupted, RankLostError, UsageError
 
@@ -28,9 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DistmkError as error:
         return _fail(error)
     except BrokenPipeError:
-        # Whoever read our output has left. Python would complain about stdout once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return discard_output()
 
 
 class _Parser(argparse.ArgumentParser):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from distmk.cli.output import discard_output
 from distmk.cli.together import refusing_together
 from distmk.errors import UsageError
 from distmk.llm import LLM
@@ -84,14 +85,17 @@ def run(arguments: argparse.Namespace) -> int:
         loaded = time.perf_counter()
         requests = llm.make_requests(prompts, params)
         tokens = llm.run(requests)
-        if arguments.json or llm.rank:
-            for _ in tokens:
-                pass
-        else:
-            _write(tokens, requests)
-        if llm.rank == 0:
-            if arguments.json:
+        try:
+            if arguments.json or llm.rank:
+                for _ in tokens:
+                    pass
+            else:
+                _write(tokens, requests)
+            if llm.rank == 0 and arguments.json:
                 _write_json(llm, requests)
+        except BrokenPipeError:
+            return discard_output()
+        if llm.rank == 0:
             _write_statistics(llm, requests, loaded - started, time.perf_counter() - loaded)
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distmk.collection import no_collection
 from distmk.graph import Graph
 from distmk.lower.attention import lower_attention
 from distmk.lower.context import Lowering
@@ -13,6 +14,7 @@ from distmk.model import Embedding, Mlp, Model, SelfAttention
 __all__ = ["DecodeOptions", "lower"]
 
 
+@no_collection()
 def lower(model: Model, options: DecodeOptions) -> Graph:
     """The task graph of one iteration on all ranks; UsageError if the model cannot be dealt to that many ranks."""
     lowering = Lowering(model, options)

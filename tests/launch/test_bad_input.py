@@ -191,6 +191,8 @@ def test_more_workers_than_cores(tiny_model: Path, runner: Runner) -> None:
         (("--model", "OTHER"), ("model", "rank 1 differs from rank 0")),
         (("--model", "MODEL", "--max-num-seqs", "4"), ("max_num_seqs", "'4' on rank 1", "'16' on rank 0")),
         (("--model", "MODEL/nowhere"), ("rank 1: ", "nowhere: no such file")),
+        (("--model", "MODEL", "--max-new-tokens", "0"), ("rank 1: max_tokens is 0",)),
+        (("--model", "MODEL", "--workers", "x"), ("rank 1: ", "--workers", "'x'")),
     ],
 )
 def test_ranks_are_told_differently(

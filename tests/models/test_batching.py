@@ -105,6 +105,20 @@ def test_stream_left_early(llm: LLM, prompts: list[list[int]], one_at_a_time: Co
     assert tokens_of(llm, prompts[:3]) == [one_at_a_time[tuple(p)] for p in prompts[:3]]
 
 
+def test_error_of_the_caller(tiny_model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It leaves the block as it is, and quietly, also from the middle of a stream."""
+    for num_ranks in (1, 2):
+        with (
+            pytest.raises(ValueError, match="mine"),
+            LLM(str(tiny_model), tensor_parallel_size=num_ranks, num_workers=1) as llm,
+        ):
+            stream = llm.stream([[1, 2, 3]])
+            next(stream)
+            raise ValueError("mine")
+    captured = capfd.readouterr()
+    assert "Traceback" not in captured.err and "lost" not in captured.err, captured.err
+
+
 def test_a_refused_call_changes_nothing(llm: LLM, prompts: list[list[int]], one_at_a_time: Completions) -> None:
     for bad in ([], [[]], [[203]], [[-1]], [[0] * 160], ["text"]):
         with pytest.raises(UsageError):

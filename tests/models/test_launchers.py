@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,3 +54,25 @@ def test_launcher(name: str, form: str, smollm2: Path, one_rank: dict[str, Any],
         return
     for got, want in zip(finished.objects(), one_rank["json"], strict=True):
         assert got == want | {"tensor_parallel": num_ranks, "ms_per_token": got["ms_per_token"]}
+
+
+FAULTY = """
+import sys
+from distmk import LLM
+with LLM(sys.argv[1]) as llm:
+    stream = llm.stream([[1, 2, 3]])
+    for _ in stream:
+        raise ValueError("of the caller")
+"""
+
+
+@pytest.mark.parametrize("name", ["mpirun", "torchrun"])
+def test_error_of_the_caller_ends_the_job(name: str, tiny_model: Path, runner: Runner) -> None:
+    """Rank 0's own error is told as it is, and the ranks that see no tokens do not wait for it."""
+    script = runner.folder / "faulty.py"
+    script.write_text(FAULTY)
+    make, _ = LAUNCHERS[name]
+    finished = runner.run(make(2)([sys.executable, str(script), str(tiny_model)]))
+    assert finished.status != 0
+    assert "ValueError: of the caller" in finished.stderr
+    assert "is closed" not in finished.stderr and "RuntimeError" not in finished.stderr, finished.stderr

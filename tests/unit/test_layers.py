@@ -11,13 +11,14 @@ from helpers import ROOT
 # From the bottom to the top. A package stands for all that is in it, except where a module of it is listed by itself.
 LAYERS = [
     ["errors"],
-    ["abi", "env", "fields", "sampling", "intervals"],
+    ["abi", "collection", "env", "fields", "sampling", "intervals"],
     ["config"],
     ["weights", "shard", "model", "clocks"],
     ["tokenizer", "regions"],
     ["requests", "tasks", "tiles"],
     ["abi_header", "graph"],
-    ["build_cache", "state"],
+    ["build_cache", "state", "history"],
+    ["footprint"],
     ["lower", "events"],
     ["place"],
     ["program"],

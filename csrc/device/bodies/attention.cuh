@@ -10,6 +10,7 @@ namespace attention {
 
 constexpr uint32_t QUERIES = 4;            // of a block: query heads x token rows, kept in registers
 constexpr uint32_t MAX_LANE_ELEMENTS = 8;  // head_dim up to 256
+constexpr uint32_t AHEAD = 4;              // positions a warp has loads in flight for
 
 struct Head {
   uint32_t dim, elements;  // elements a lane: lane, lane + 32, ...
@@ -91,6 +92,7 @@ struct Partial {
 };
 
 // One block of queries over this warp's positions. Query i of the block is head i % num_heads of row i / num_heads.
+template <uint32_t ELEMENTS>
 DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t count, const float* queries,
                       Partial (&part)[QUERIES]) {
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -108,30 +110,42 @@ DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t count, const
       q[i][e] = i < count && d < w.head.dim ? queries[i * w.head.dim + d] : 0.0f;
     }
   }
-  for (uint32_t position = w.begin + warp; position < w.end; position += NUM_WARPS) {
-    const uint64_t at = w.cache_index(position);
-    float k[MAX_LANE_ELEMENTS], v[MAX_LANE_ELEMENTS];
+  // Loads of several positions go out before the first is used: a trip to memory each would take longer than the rest.
+  for (uint32_t first = w.begin + warp; first < w.end; first += NUM_WARPS * AHEAD) {
+    __nv_bfloat16 k[AHEAD][MAX_LANE_ELEMENTS], v[AHEAD][MAX_LANE_ELEMENTS];
 #pragma unroll
-    for (uint32_t e = 0; e < MAX_LANE_ELEMENTS; ++e) {
-      const uint32_t d = lane + 32 * e;
-      k[e] = d < w.head.dim ? __bfloat162float(__ldcg(k_cache + at + d)) : 0.0f;
-      v[e] = d < w.head.dim ? __bfloat162float(__ldcg(v_cache + at + d)) : 0.0f;
+    for (uint32_t a = 0; a < AHEAD; ++a) {
+      const uint32_t position = first + a * NUM_WARPS;
+      const uint64_t at = position < w.end ? w.cache_index(position) : 0;
+#pragma unroll
+      for (uint32_t e = 0; e < ELEMENTS; ++e) {
+        const uint32_t d = lane + 32 * e;
+        const bool here = position < w.end && d < w.head.dim;
+        k[a][e] = here ? __ldcg(k_cache + at + d) : __float2bfloat16_rn(0.0f);
+        v[a][e] = here ? __ldcg(v_cache + at + d) : __float2bfloat16_rn(0.0f);
+      }
     }
 #pragma unroll
-    for (uint32_t i = 0; i < QUERIES; ++i) {
-      if (i >= count) break;
-      const uint32_t row = (first_query + i) / w.num_heads;
-      if (position > w.first_new() + row) continue;  // causal
-      float score = 0;
+    for (uint32_t a = 0; a < AHEAD; ++a) {
+      const uint32_t position = first + a * NUM_WARPS;
+      if (position >= w.end) break;
 #pragma unroll
-      for (uint32_t e = 0; e < MAX_LANE_ELEMENTS; ++e) score += q[i][e] * k[e];
-      score = warp_sum(score);
-      const float maximum = fmaxf(part[i].maximum, score);
-      const float keep = __expf(part[i].maximum - maximum), weight = __expf(score - maximum);
-      part[i].maximum = maximum;
-      part[i].sum = part[i].sum * keep + weight;
+      for (uint32_t i = 0; i < QUERIES; ++i) {
+        if (i >= count) break;
+        const uint32_t row = (first_query + i) / w.num_heads;
+        if (position > w.first_new() + row) continue;  // causal
+        float score = 0;
 #pragma unroll
-      for (uint32_t e = 0; e < MAX_LANE_ELEMENTS; ++e) part[i].acc[e] = part[i].acc[e] * keep + weight * v[e];
+        for (uint32_t e = 0; e < ELEMENTS; ++e) score += q[i][e] * __bfloat162float(k[a][e]);
+        score = warp_sum(score);
+        const float maximum = fmaxf(part[i].maximum, score);
+        const float keep = __expf(part[i].maximum - maximum), weight = __expf(score - maximum);
+        part[i].maximum = maximum;
+        part[i].sum = part[i].sum * keep + weight;
+#pragma unroll
+        for (uint32_t e = 0; e < ELEMENTS; ++e)
+          part[i].acc[e] = part[i].acc[e] * keep + weight * __bfloat162float(v[a][e]);
+      }
     }
   }
 }
@@ -206,7 +220,12 @@ DISTMK_FN void body_attention(Context& context, const AttentionArgs& args) {
     }
     context.team.sync();
     Partial part[QUERIES];
-    attend(w, block, count, queries, part);
+    if (args.head_dim <= 64)
+      attend<2>(w, block, count, queries, part);
+    else if (args.head_dim <= 128)
+      attend<4>(w, block, count, queries, part);
+    else
+      attend<MAX_LANE_ELEMENTS>(w, block, count, queries, part);
     write_block(w, block, count, part, merged);
   }
 }

@@ -39,12 +39,49 @@ struct Activations {
 
   // Two values of column `column` at `k0`, as a tensor-core operand.
   DISTMK_FN uint32_t fragment(uint32_t column, uint32_t k0) const {
-    const uint32_t row = column / 2;
-    if (row >= num_rows) return 0;
-    if (columns) return *reinterpret_cast<const uint32_t*>(columns + column * column_stride + k0);
-    return half_of(at(row, k0), column % 2);
+    return column < 2 * num_rows ? half_of(at(column / 2, k0), column % 2) : 0;
   }
 };
+
+constexpr uint32_t IN_FLIGHT =
+    4;  // 16-byte loads a thread: one at a time would cost a trip to the second-level cache each
+
+// Four activations from `k` on, zeros behind the end.
+DISTMK_FN float4 load_four(const float* x, uint32_t k, uint32_t end, bool aligned) {
+  if (aligned && k + 4 <= end) return __ldcg(reinterpret_cast<const float4*>(x + k));
+  float4 v = {0, 0, 0, 0};
+  float* out = &v.x;
+  for (uint32_t i = 0; i < 4 && k + i < end; ++i) out[i] = __ldcg(x + k + i);
+  return v;
+}
+
+// One row: its halves into `columns` (null: nowhere), times the norm's weight; returns this thread's share of the
+// squares.
+DISTMK_FN float take_row(const Team& team, const Activations& a, const float* x, uint32_t k_pitch,
+                         __nv_bfloat16* high) {
+  const bool aligned = reinterpret_cast<uint64_t>(x) % 16 == 0 && reinterpret_cast<uint64_t>(a.norm) % 16 == 0;
+  __nv_bfloat16* low = high + a.column_stride;
+  float squares = 0;
+  for (uint32_t first = 4 * team.index; first < k_pitch; first += 4 * IN_FLIGHT * team.size) {
+    float4 v[IN_FLIGHT], g[IN_FLIGHT];
+#pragma unroll
+    for (uint32_t i = 0; i < IN_FLIGHT; ++i) {
+      const uint32_t k = first + 4 * i * team.size;
+      v[i] = load_four(x, k, a.k, aligned);
+      g[i] = a.norm ? load_four(a.norm, k, a.k, aligned) : float4{1, 1, 1, 1};
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < IN_FLIGHT; ++i) {
+      const uint32_t k = first + 4 * i * team.size;
+      squares += v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
+      if (!high || k >= k_pitch) continue;
+      const float2 front = {v[i].x * g[i].x, v[i].y * g[i].y}, back = {v[i].z * g[i].z, v[i].w * g[i].w};
+      *reinterpret_cast<uint2*>(high + k) = {half_of(front, 0), half_of(back, 0)};
+      *reinterpret_cast<uint2*>(low + k) = {half_of(front, 1), half_of(back, 1)};
+    }
+  }
+  return squares;
+}
 
 // Reads the activations once: their mean square for the norm, and the halves into shared memory.
 DISTMK_FN Activations take_in(Context& context, const LinearArgs& args, uint32_t num_rows) {
@@ -54,52 +91,89 @@ DISTMK_FN Activations take_in(Context& context, const LinearArgs& args, uint32_t
   auto* columns = reinterpret_cast<__nv_bfloat16*>(shared().vector);
   const bool fits = 2ull * num_rows * a.column_stride * sizeof(__nv_bfloat16) <= VECTOR_BYTES;
   for (uint32_t row = 0; row < num_rows; ++row) {
-    float squares = 0;
     const float* x = a.x + uint64_t{row} * a.x_stride;
-    for (uint32_t k = 2 * team.index; k < args.k_pitch; k += 2 * team.size) {
-      float2 raw = {k < a.k ? __ldcg(x + k) : 0.0f, k + 1 < a.k ? __ldcg(x + k + 1) : 0.0f};
-      squares += raw.x * raw.x + raw.y * raw.y;
-      if (!fits) continue;
-      if (a.norm && k < a.k) raw = {raw.x * a.norm[k], k + 1 < a.k ? raw.y * a.norm[k + 1] : 0.0f};
-      *reinterpret_cast<uint32_t*>(columns + 2 * row * a.column_stride + k) = half_of(raw, 0);
-      *reinterpret_cast<uint32_t*>(columns + (2 * row + 1) * a.column_stride + k) = half_of(raw, 1);
-    }
-    if (a.norm) {
-      const float mean = team_sum(team, squares) / static_cast<float>(a.k);
-      if (team.leader()) shared().inverse_rms[row] = rsqrtf(mean + args.eps);
-    } else if (team.leader()) {
-      shared().inverse_rms[row] = 1.0f;
-    }
+    const float squares =
+        take_row(team, a, x, args.k_pitch, fits ? columns + 2 * uint64_t{row} * a.column_stride : nullptr);
+    float inverse = 1.0f;
+    if (a.norm) inverse = rsqrtf(team_sum(team, squares) / static_cast<float>(a.k) + args.eps);
+    if (team.leader()) shared().inverse_rms[row] = inverse;
   }
   if (fits) a.columns = columns;
   team.sync();
   return a;
 }
 
-// One tile (a stage of the ring) into the sums of its row group.
-template <uint32_t TILES>
+DISTMK_FN void load_rows(uint32_t address, uint32_t (&a)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(address));
+}
+
+DISTMK_FN void multiply(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&c)[4]) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Two values of shared memory, or zeros where the column belongs to no token.
+DISTMK_FN uint32_t load_pair(uint32_t address, bool present) {
+  uint32_t v = 0;
+  if (present) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
+  return v;
+}
+
+// One tile (a stage of the ring) into the sums of its row group. `COLS` 0: as many as `tile_k` says.
+template <uint32_t TILES, uint32_t COLS>
 DISTMK_FN void multiply_tile(const char* stage, uint32_t tile_k, const Activations& x, uint32_t k0,
                              float (&sums)[TILES][4]) {
+  const uint32_t lane = threadIdx.x % 32, row = lane % 16, cols = COLS ? COLS : tile_k;
+  const uint32_t row_address = shared_address(stage) + row * cols * sizeof(__nv_bfloat16);
+  uint32_t column_address[TILES];
+  bool present[TILES];
+#pragma unroll
+  for (uint32_t tile = 0; tile < TILES; ++tile) {
+    const uint32_t column = tile * 8 + lane / 4;
+    present[tile] = column < 2 * x.num_rows;
+    column_address[tile] = shared_address(x.columns + column * x.column_stride + k0 + lane % 4 * 2);
+  }
+#pragma unroll 8
+  for (uint32_t k = 0; k < cols; k += 16) {
+    uint32_t a[4];
+    load_rows(row_address + ((k / 8 + lane / 16) ^ (row % 8)) * 16, a);
+#pragma unroll
+    for (uint32_t tile = 0; tile < TILES; ++tile)
+      multiply(a, load_pair(column_address[tile] + k * 2, present[tile]),
+               load_pair(column_address[tile] + k * 2 + 16, present[tile]), sums[tile]);
+  }
+}
+
+// The same where the activations do not fit into shared memory.
+template <uint32_t TILES>
+DISTMK_FN void multiply_tile_far(const char* stage, uint32_t tile_k, const Activations& x, uint32_t k0,
+                                 float (&sums)[TILES][4]) {
   const uint32_t lane = threadIdx.x % 32, row = lane % 16;
   const uint32_t row_address = shared_address(stage) + row * tile_k * sizeof(__nv_bfloat16);
   for (uint32_t k = 0; k < tile_k; k += 16) {
-    uint32_t a0, a1, a2, a3;
-    const uint32_t chunk = (k / 8 + lane / 16) ^ (row % 8);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a0), "=r"(a1), "=r"(a2), "=r"(a3)
-                 : "r"(row_address + chunk * 16));
+    uint32_t a[4];
+    load_rows(row_address + ((k / 8 + lane / 16) ^ (row % 8)) * 16, a);
     const uint32_t at = k0 + k + lane % 4 * 2;
 #pragma unroll
     for (uint32_t tile = 0; tile < TILES; ++tile) {
       const uint32_t column = tile * 8 + lane / 4;
-      const uint32_t b0 = x.fragment(column, at), b1 = x.fragment(column, at + 8);
-      float (&c)[4] = sums[tile];
-      asm volatile(
-          "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-          : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-          : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+      multiply(a, x.fragment(column, at), x.fragment(column, at + 8), sums[tile]);
     }
   }
+}
+
+template <uint32_t TILES>
+DISTMK_FN void multiply_any(const char* stage, uint32_t tile_k, const Activations& x, uint32_t k0,
+                            float (&sums)[TILES][4]) {
+  if (!x.columns)
+    multiply_tile_far<TILES>(stage, tile_k, x, k0, sums);
+  else if (tile_k == TILE_K)
+    multiply_tile<TILES, TILE_K>(stage, tile_k, x, k0, sums);
+  else
+    multiply_tile<TILES, 0>(stage, tile_k, x, k0, sums);
 }
 
 // What becomes of the sums.
@@ -208,7 +282,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
         const uint32_t slot = slot_of(stage + chunk);
         barrier_wait(&shared().ring.full[slot], parity_of(stage + chunk));
         const uint32_t k0 = chunk * TILE_K;
-        multiply_tile<TILES>(shared().slots + slot * STAGE_BYTES, min(TILE_K, args.k_pitch - k0), x, k0, acc);
+        multiply_any<TILES>(shared().slots + slot * STAGE_BYTES, min(TILE_K, args.k_pitch - k0), x, k0, acc);
         __syncwarp();
         if (lane == 0) barrier_arrive(&shared().ring.empty[slot]);
       }
