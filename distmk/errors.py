@@ -37,6 +37,10 @@ class RankLostError(DistmkError):
     exit_code = 4
 
 
+class JobClosedError(RankLostError):
+    """Rank 0 ended the job in order while this rank still took part; rank 0 has said why."""
+
+
 class Interrupted(DistmkError):
     """The user stopped the run (Ctrl-C or SIGTERM) here or on another rank."""
 

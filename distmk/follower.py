@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 
 from distmk.bootstrap import connect, setup_follower
-from distmk.errors import DistmkError, RankLostError
+from distmk.cli.output import tell
+from distmk.errors import DistmkError, JobClosedError, RankLostError
 from distmk.llm import serve
 
 
@@ -15,8 +16,10 @@ def main() -> int:
     try:
         with connect() as bootstrap:
             serve(bootstrap)
+    except JobClosedError as error:
+        return error.exit_code
     except RankLostError as error:
-        print(f"distmk: {error}", file=sys.stderr)
+        tell(str(error))
         return error.exit_code
     except DistmkError as error:
         return error.exit_code

@@ -89,7 +89,7 @@ class Bootstrap(abc.ABC):
     def _check_usable(self) -> None:
         if self._lost is not None:
             # A fresh object: raising the remembered one again would grow its traceback.
-            raise RankLostError(str(self._lost))
+            raise type(self._lost)(str(self._lost))
         if self._closed:
             raise RuntimeError("this bootstrap is closed")
 

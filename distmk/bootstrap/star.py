@@ -12,7 +12,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
 
 from distmk.bootstrap.base import Bootstrap, LaunchKind, name_ranks, pack, unpack
-from distmk.errors import RankLostError
+from distmk.errors import JobClosedError, RankLostError
 
 _GATHER = b"g"
 _BROADCAST = b"b"
@@ -274,7 +274,7 @@ class StarSpoke(Bootstrap):
     def _expect(self, wanted: bytes) -> bytes:
         tag, payload = self._read(self.timeout_s + _SPOKE_SLACK_S)
         if tag == _CLOSE:
-            raise self._lose("rank 0 closed the job while this rank still waited for it")
+            raise self._lose("rank 0 closed the job while this rank still waited for it", JobClosedError)
         if tag != wanted:
             raise RuntimeError(f"rank {self.rank} is out of step with rank 0: it got {tag!r} instead of {wanted!r}")
         return payload
@@ -290,6 +290,6 @@ class StarSpoke(Bootstrap):
             raise self._lose(payload.decode())
         return tag, payload
 
-    def _lose(self, text: str) -> RankLostError:
-        self._lost = RankLostError(text)
-        return RankLostError(text)
+    def _lose(self, text: str, kind: type[RankLostError] = RankLostError) -> RankLostError:
+        self._lost = kind(text)
+        return kind(text)

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import NoReturn
 
 import distmk
-from distmk.cli.output import discard_output
+from distmk.cli.output import discard_output, tell
 from distmk.cli.together import refusing_together
 from distmk.errors import DistmkError, Interrupted, RankLostError, UsageError
 
@@ -57,7 +57,7 @@ def _stop(signum: int, frame: FrameType | None) -> NoReturn:
 def _fail(error: DistmkError) -> int:
     # An error that all ranks share is told once, by rank 0; a lost rank is told by everyone who saw it.
     if launcher_rank() == 0 or isinstance(error, RankLostError):
-        print(f"distmk: {' '.join(str(error).split()) if error.exit_code == 2 else error}", file=sys.stderr)
+        tell(" ".join(str(error).split()) if error.exit_code == 2 else str(error))
     return error.exit_code
 
 
