@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from distmk.bootstrap import connect, setup_follower
-from distmk.cli.output import tell
 from distmk.errors import DistmkError, JobClosedError, RankLostError
 from distmk.llm import serve
+from distmk.output import tell
 
 
 def main() -> int:

@@ -11,9 +11,9 @@ from types import FrameType
 from typing import NoReturn
 
 import distmk
-from distmk.cli.output import discard_output, tell
 from distmk.cli.together import refusing_together
 from distmk.errors import DistmkError, Interrupted, RankLostError, UsageError
+from distmk.output import discard_output, tell
 
 
 def main(argv: Sequence[str] | None = None) -> int:

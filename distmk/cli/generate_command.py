@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from distmk.cli.output import discard_output
 from distmk.cli.together import refusing_together
 from distmk.errors import UsageError
 from distmk.llm import LLM
+from distmk.output import discard_output
 from distmk.requests import Request
 from distmk.sampling import SamplingParams, TokenOutput
 

@@ -11,7 +11,7 @@ from helpers import ROOT
 # From the bottom to the top. A package stands for all that is in it, except where a module of it is listed by itself.
 LAYERS = [
     ["errors"],
-    ["abi", "collection", "env", "fields", "sampling", "intervals"],
+    ["abi", "collection", "env", "fields", "sampling", "intervals", "output"],
     ["config"],
     ["weights", "shard", "model", "clocks"],
     ["tokenizer", "regions"],
