@@ -26,11 +26,11 @@ POLL_S = 0.0002
 
 
 def architecture(device: Any) -> str:
-    """The architecture to compile for on `device`; UsageError below compute capability 8.0."""
+    """The architecture to compile for on `device`; UsageError below compute capability 9.0 (it has no bulk copies)."""
     major, minor = device.compute_capability
-    if major < 8:
-        raise UsageError(f"GPU of compute capability {major}.{minor}; the cuda backend needs 8.0 or newer")
-    return {8: "sm_80", 9: "sm_90a"}.get(major, "sm_100a")
+    if major < 9:
+        raise UsageError(f"GPU of compute capability {major}.{minor}; the cuda backend needs 9.0 or newer")
+    return "sm_90a" if major == 9 else "sm_100a"
 
 
 def num_workers_of(local_rank: int) -> int:

@@ -13,7 +13,7 @@ from distmk import env
 from distmk.build_cache import cached, csrc_dir
 from distmk.errors import BuildError
 
-ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a")
+ARCHITECTURES = ("sm_90a", "sm_100a")
 FLAGS = ("-std=c++17", "-O3", "-rdc=true", "--expt-relaxed-constexpr", "-lineinfo")
 
 
