@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
-from helpers import Runner
+from helpers import ROOT, Runner
 
 from distmk.choices import why_no_cuda
 
@@ -32,7 +33,10 @@ def num_gpus() -> int:
 def tokens(runner: Runner, backend: str, num_ranks: int = 1) -> list[list[int]]:
     launcher = ["mpirun", "--allow-run-as-root", "-n", str(num_ranks)] if num_ranks > 1 else []
     command = [*launcher, sys.executable, "-m", "distmk", "generate", *MODEL, *PROMPTS, "--backend", backend]
-    done = runner.finish(runner.start(command))
+    # What the machine's administrator set for MPI and Python holds here too.
+    env = {name: value for name, value in os.environ.items() if name.startswith("OMPI_MCA_")}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = runner.finish(runner.start(command, env))
     assert done.status == 0, done.stderr
     return [record["token_ids"] for record in done.objects()]
 
