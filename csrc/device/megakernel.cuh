@@ -33,13 +33,7 @@ DISTMK_FN void load_loop(const RankState& state, uint32_t worker) {
 
 DISTMK_FN void schedule_loop(const RankState& state, uint32_t id) {
   Scheduler scheduler(state, id, Team{0, 1});
-  Idle idle(state, state.program->num_workers + id);
-  while (!scheduler.done()) {
-    if (scheduler.step())
-      idle.reset();
-    else if (!idle.wait(scheduler.waiting_for(), scheduler.iteration()))
-      break;
-  }
+  run_scheduler(state, id, scheduler);
 }
 
 DISTMK_FN void consume_loop(const RankState& state, uint32_t worker) {

@@ -25,7 +25,7 @@ class Launch {
     for (uint32_t worker = 0; worker < program.num_workers; ++worker)
       threads_.emplace_back([this, worker, own_threads] { run_worker(worker, own_threads); });
     for (uint32_t id = 0; own_threads && id < program.num_schedulers; ++id)
-      threads_.emplace_back([this, id] { run_scheduler(id); });
+      threads_.emplace_back([this, id] { run_own_scheduler(id); });
   }
 
   bool done() const { return running_.load(std::memory_order_acquire) == 0; }
@@ -58,15 +58,8 @@ class Launch {
     running_.fetch_sub(1, std::memory_order_release);
   }
 
-  void run_scheduler(uint32_t id) {
-    Scheduler& scheduler = *schedulers_[id];
-    Idle idle(state_, state_.program->num_workers + id);
-    while (!scheduler.done()) {
-      if (scheduler.step())
-        idle.reset();
-      else if (!idle.wait(scheduler.waiting_for(), scheduler.iteration()))
-        break;
-    }
+  void run_own_scheduler(uint32_t id) {
+    run_scheduler(state_, id, *schedulers_[id]);
     running_.fetch_sub(1, std::memory_order_release);
   }
 };

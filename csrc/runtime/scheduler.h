@@ -112,4 +112,15 @@ class Scheduler {
   }
 };
 
+// The life of a scheduler that has a thread or a warp of its own.
+DISTMK_FN void run_scheduler(const RankState& state, uint32_t id, Scheduler& scheduler) {
+  Idle idle(state, state.program->num_workers + id);
+  while (!scheduler.done()) {
+    if (scheduler.step())
+      idle.reset();
+    else if (!idle.wait(scheduler.waiting_for(), scheduler.iteration()))
+      break;
+  }
+}
+
 }  // namespace distmk

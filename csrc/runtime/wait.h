@@ -4,12 +4,14 @@
 
 namespace distmk {
 
+// The count that meets `wait` in this iteration.
+DISTMK_FN uint64_t wanted(const Wait& wait, uint64_t iteration) { return wait.count * (iteration + 1 - wait.lag); }
+
 // The first wait of a task that is not yet met in this iteration, or null.
 DISTMK_FN const Wait* unmet_wait(const RankState& state, const TaskDesc& task, uint64_t iteration) {
   for (uint32_t w = 0; w < task.num_waits; ++w) {
     const Wait& wait = state.waits[task.wait_begin + w];
-    const uint64_t want = wait.count * (iteration + 1 - wait.lag);
-    if (load_acquire(state.event(state.program->rank, wait.event), wait.system) < want) return &wait;
+    if (load_acquire(state.event(state.program->rank, wait.event), wait.system) < wanted(wait, iteration)) return &wait;
   }
   return nullptr;
 }
@@ -76,7 +78,7 @@ class Idle {
     out->task = task ? static_cast<uint32_t>(task - state_.tasks) : NO_EVENT;
     out->order = wait ? task->order : NO_EVENT;
     out->event = event;
-    out->want = wait ? wait->count * (iteration + 1 - wait->lag) : iteration + 1;
+    out->want = wait ? wanted(*wait, iteration) : iteration + 1;
     out->got = event == NO_EVENT ? 0 : load_acquire(state_.event(state_.program->rank, event));
     out->expired = expired;
     out->iteration = iteration;

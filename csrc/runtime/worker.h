@@ -83,7 +83,7 @@ class Worker {
     const Wait* wait = unmet_wait(state_, task, iteration_);
     pending_ = wait ? state_.event(state_.program->rank, wait->event) : nullptr;
     if (wait) {
-      pending_want_ = wait->count * (iteration_ + 1 - wait->lag);
+      pending_want_ = wanted(*wait, iteration_);
       pending_system_ = wait->system;
     }
     return !wait;
