@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 10984964348154985589ull;
+constexpr uint64_t ABI_HASH = 2484872760464878113ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint64_t SPACE_SHIFT = 56ull;
 constexpr uint64_t MAX_ROWS = 16ull;
@@ -247,6 +247,22 @@ static_assert(offsetof(Fault, delay_puts_ns) == 16);
 static_assert(offsetof(Fault, node_size) == 24);
 static_assert(offsetof(Fault, seed) == 28);
 
+struct TraceEntry {
+  uint32_t task;
+  uint32_t iteration;
+  uint32_t instance;
+  uint32_t reserved;
+  uint64_t start_ns;
+  uint64_t end_ns;
+};
+static_assert(sizeof(TraceEntry) == 32);
+static_assert(offsetof(TraceEntry, task) == 0);
+static_assert(offsetof(TraceEntry, iteration) == 4);
+static_assert(offsetof(TraceEntry, instance) == 8);
+static_assert(offsetof(TraceEntry, reserved) == 12);
+static_assert(offsetof(TraceEntry, start_ns) == 16);
+static_assert(offsetof(TraceEntry, end_ns) == 24);
+
 struct Control {
   uint64_t abort;
   uint64_t left;
@@ -329,13 +345,16 @@ struct LaunchParams {
   uint32_t scheduler_threads;
   uint32_t spin_polls;
   uint64_t iterations_done;
+  uint64_t trace;
+  uint64_t trace_counts;
+  uint64_t trace_capacity;
   uint64_t self;
   uint64_t faults_seen;
   uint32_t num_far;
   uint32_t pad;
   Fault fault;
 };
-static_assert(sizeof(LaunchParams) == 168);
+static_assert(sizeof(LaunchParams) == 192);
 static_assert(offsetof(LaunchParams, program) == 0);
 static_assert(offsetof(LaunchParams, heap_bases) == 8);
 static_assert(offsetof(LaunchParams, local_base) == 16);
@@ -353,11 +372,14 @@ static_assert(offsetof(LaunchParams, deadline_ns) == 88);
 static_assert(offsetof(LaunchParams, scheduler_threads) == 96);
 static_assert(offsetof(LaunchParams, spin_polls) == 100);
 static_assert(offsetof(LaunchParams, iterations_done) == 104);
-static_assert(offsetof(LaunchParams, self) == 112);
-static_assert(offsetof(LaunchParams, faults_seen) == 120);
-static_assert(offsetof(LaunchParams, num_far) == 128);
-static_assert(offsetof(LaunchParams, pad) == 132);
-static_assert(offsetof(LaunchParams, fault) == 136);
+static_assert(offsetof(LaunchParams, trace) == 112);
+static_assert(offsetof(LaunchParams, trace_counts) == 120);
+static_assert(offsetof(LaunchParams, trace_capacity) == 128);
+static_assert(offsetof(LaunchParams, self) == 136);
+static_assert(offsetof(LaunchParams, faults_seen) == 144);
+static_assert(offsetof(LaunchParams, num_far) == 152);
+static_assert(offsetof(LaunchParams, pad) == 156);
+static_assert(offsetof(LaunchParams, fault) == 160);
 
 struct NopArgs {
   uint64_t reserved;

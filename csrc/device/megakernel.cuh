@@ -40,12 +40,13 @@ DISTMK_FN void consume_loop(const RankState& state, uint32_t worker) {
   const Team team{threadIdx.x, NUM_CONSUMERS};
   Context context(state, team);
   Worker decide(state, worker, nullptr);
+  Tracer tracer(state, worker);
   for (;;) {
     if (team.leader()) shared().action = decide.next();
     team.sync();
     const Action action = shared().action;
     if (action.kind == ActionKind::LEAVE) break;
-    run_task(context, action);
+    run_task(context, action, tracer);
   }
   if (!team.leader()) return;
   shared().ring.leave = 1;

@@ -52,8 +52,9 @@ class Launch {
     Scheduler* rider = !own_threads && worker == id ? schedulers_[id].get() : nullptr;
     Context context(state_, Team{});
     Worker decide(state_, worker, rider);
+    Tracer tracer(state_, worker);
     for (Action action = decide.next(); action.kind == ActionKind::RUN; action = decide.next())
-      run_task(context, action);
+      run_task(context, action, tracer);
     if (worker == 0) iterations_ = decide.iterations();
     running_.fetch_sub(1, std::memory_order_release);
   }

@@ -3,6 +3,7 @@
 #pragma once
 #include "runtime/jit_ring.h"
 #include "runtime/splits.h"
+#include "runtime/trace.h"
 #include "runtime/wait.h"
 
 namespace distmk {
@@ -10,7 +11,7 @@ namespace distmk {
 class Scheduler {
  public:
   DISTMK_FN Scheduler(const RankState& state, uint32_t id, const Team& one)
-      : state_(state), context_(state, one), id_(id) {}
+      : state_(state), context_(state, one), tracer_(state, state.program->num_workers + id), id_(id) {}
 
   DISTMK_FN bool done() const { return done_; }
   DISTMK_FN uint64_t iteration() const { return iteration_; }
@@ -46,6 +47,7 @@ class Scheduler {
  private:
   const RankState& state_;
   Context context_;
+  Tracer tracer_;
   uint32_t id_;
   bool done_ = false;
   uint64_t iteration_ = 0;
@@ -53,6 +55,7 @@ class Scheduler {
   uint32_t next_instance_ = 0;  // of a massive launch that is under way
   uint32_t num_instances_ = 0;
   uint32_t num_pushed_ = 0;
+  uint64_t start_ns_ = 0;
   bool under_way_ = false;
   bool gate_passed_ = false;
 
@@ -72,8 +75,10 @@ class Scheduler {
       if (unmet_wait(state_, task, iteration_)) return false;
       context_.task = &task;
       context_.iteration = iteration_;
+      const uint64_t start_ns = tracer_.now();
       run_body(context_);
       context_.finish();
+      tracer_.keep(context_, start_ns);
     }
     ++launch_;
     return true;
@@ -88,6 +93,7 @@ class Scheduler {
     }
     if (!under_way_) {
       if (unmet_wait(state_, task, iteration_)) return false;
+      start_ns_ = tracer_.now();
       num_instances_ = massive ? num_instances(context_, task) : 1;
       next_instance_ = num_pushed_ = 0;
       under_way_ = true;
@@ -102,10 +108,10 @@ class Scheduler {
       ++num_pushed_;
     }
     // Every scheduler answers for `max_instances`, so that the event also says that each has read the batch.
-    if (massive) {
-      context_.task = &task;
-      context_.finish_unused(task.max_instances - num_pushed_);
-    }
+    context_.task = &task;
+    context_.iteration = iteration_;
+    if (massive) context_.finish_unused(task.max_instances - num_pushed_);
+    tracer_.keep(context_, start_ns_);
     under_way_ = false;
     ++launch_;
     return true;

@@ -97,12 +97,14 @@ class Worker {
   }
 };
 
-DISTMK_FN void run_task(Context& context, const Action& action) {
+DISTMK_FN void run_task(Context& context, const Action& action, Tracer& tracer) {
   context.task = &context.rank_state.tasks[action.task];
   context.iteration = action.iteration;
   context.instance = action.instance;
+  const uint64_t start_ns = tracer.now();
   run_body(context);
   context.finish();
+  tracer.keep(context, start_ns);
 }
 
 }  // namespace distmk
