@@ -175,6 +175,7 @@ class BatcherState(ctypes.Structure):
         ("num_running", c_uint32),
         ("num_free_pages", c_uint32),
         ("first_slot", c_uint32),
+        ("num_published", c_uint64),
         ("slots", Sequence * MAX_ROWS),
     ]
 

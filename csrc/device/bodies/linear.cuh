@@ -92,11 +92,10 @@ DISTMK_FN Activations take_in(Context& context, const LinearArgs& args, uint32_t
   const bool fits = 2ull * num_rows * a.column_stride * sizeof(__nv_bfloat16) <= VECTOR_BYTES;
   for (uint32_t row = 0; row < num_rows; ++row) {
     const float* x = a.x + uint64_t{row} * a.x_stride;
-    const float squares =
-        take_row(team, a, x, args.k_pitch, fits ? columns + 2 * uint64_t{row} * a.column_stride : nullptr);
-    float inverse = 1.0f;
-    if (a.norm) inverse = rsqrtf(team_sum(team, squares) / static_cast<float>(a.k) + args.eps);
-    if (team.leader()) shared().inverse_rms[row] = inverse;
+    float squares = take_row(team, a, x, args.k_pitch, fits ? columns + 2 * uint64_t{row} * a.column_stride : nullptr);
+    if (!a.norm) continue;
+    for (uint32_t step = 16; step; step >>= 1) squares += __shfl_xor_sync(~0u, squares, step);
+    if (team.index % 32 == 0) shared().squares[row][team.index / 32] = squares;
   }
   if (fits) a.columns = columns;
   team.sync();
@@ -225,11 +224,17 @@ DISTMK_FN void finish_round(Output& out, uint32_t first_group, uint32_t groups) 
   const bool paired = out.args.epilogue == static_cast<uint32_t>(Epilogue::SWIGLU);
   const uint32_t row = threadIdx.x % WIDTH;
   if (row >= out.num_rows) return;
+  float scale = 1.0f;
+  if (out.args.norm) {
+    float squares = 0;
+    for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) squares += shared().squares[row][warp];
+    scale = rsqrtf(squares / static_cast<float>(out.args.k) + out.args.eps);
+  }
   const auto total = [&](uint32_t weight_row) {
     float sum = 0;
     for (uint32_t warp = 0; warp < NUM_WARPS; ++warp)
       sum += sums[(warp * ROUND_GROUPS * TILE_ROWS + weight_row) * WIDTH + row];
-    return sum * shared().inverse_rms[row];
+    return sum * scale;
   };
   for (uint32_t i = threadIdx.x / WIDTH; i < groups * TILE_ROWS; i += NUM_CONSUMERS / WIDTH) {
     const uint32_t begin = (first_group + i / TILE_ROWS) * TILE_ROWS, in_group = i % TILE_ROWS;
@@ -268,7 +273,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t first_stage = shared().next_stage, chunks = num_chunks(args), groups = num_groups(args);
   const Activations x = take_in(context, args, num_rows);
-  Output out{context, args, context.at<Batch>(args.batch), context.at<float>(args.bias), num_rows};
+  Output out{context, args, context.batch(args.batch), context.at<float>(args.bias), num_rows};
   auto* sums = reinterpret_cast<float*>(shared().scratch);
   uint32_t stage = first_stage;
   for (uint32_t round = 0; round < groups; round += ROUND_GROUPS) {
@@ -306,8 +311,8 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
 }  // namespace linear
 
 DISTMK_FN void body_linear(Context& context, const LinearArgs& args) {
-  const Batch* batch = context.at<Batch>(args.batch);
-  const uint32_t num_rows = batch ? *const_cast<const volatile uint32_t*>(&batch->num_rows) : 1;
+  const Batch* batch = context.batch(args.batch);
+  const uint32_t num_rows = batch ? batch->num_rows : 1;
   if (num_rows <= 4)
     linear::run<1>(context, args, num_rows);
   else if (num_rows <= 8)
