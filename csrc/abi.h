@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 18068801979622369749ull;
+constexpr uint64_t ABI_HASH = 2435591476411723216ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint64_t SPACE_SHIFT = 56ull;
 constexpr uint64_t MAX_ROWS = 16ull;
@@ -301,8 +301,9 @@ struct ProgramHeader {
   uint64_t heap_bytes;
   uint64_t local_bytes;
   uint64_t program_bytes;
+  uint64_t pad;
 };
-static_assert(sizeof(ProgramHeader) == 152);
+static_assert(sizeof(ProgramHeader) == 160);
 static_assert(offsetof(ProgramHeader, magic) == 0);
 static_assert(offsetof(ProgramHeader, abi_hash) == 8);
 static_assert(offsetof(ProgramHeader, rank) == 16);
@@ -328,6 +329,7 @@ static_assert(offsetof(ProgramHeader, rings_heap_offset) == 120);
 static_assert(offsetof(ProgramHeader, heap_bytes) == 128);
 static_assert(offsetof(ProgramHeader, local_bytes) == 136);
 static_assert(offsetof(ProgramHeader, program_bytes) == 144);
+static_assert(offsetof(ProgramHeader, pad) == 152);
 
 struct LaunchParams {
   uint64_t program;

@@ -272,6 +272,7 @@ class ProgramHeader(ctypes.Structure):
         ("heap_bytes", c_uint64),
         ("local_bytes", c_uint64),
         ("program_bytes", c_uint64),
+        ("pad", c_uint64),  # what follows is read 16 bytes at a time
     ]
 
 
