@@ -31,14 +31,14 @@ DISTMK_FN void stream_weights(const RankState& state) {
   }
 }
 
-DISTMK_FN void schedule_loop(const RankState& state, uint32_t id, const Team& warp, TaskSlot (&slots)[2]) {
+DISTMK_FN void schedule_loop(const RankState& state, uint32_t id, const Team& warp, TaskSlot* slots) {
   Scheduler scheduler(state, id, warp, TaskHolder(slots));
   run_scheduler(state, id, warp, scheduler);
 }
 
 DISTMK_FN void wait_loop(const RankState& state, uint32_t worker, const Team& warp) {
   Shared& s = shared();
-  Worker decide(state, worker, warp, TaskList(s.tasks, s.batch), TaskHolder(s.handed_out), nullptr);
+  Worker decide(state, worker, warp, TaskList(s.tasks, s.batch, s.num_batches), TaskHolder(s.handed_out), nullptr);
   for (uint32_t n = 0;; ++n) {
     const Action action = decide.next();
     if (warp.leader()) {
@@ -88,7 +88,10 @@ DISTMK_FN void set_up(const LaunchParams* launch, char* state_memory, char* far_
       RankState(&s.params, reinterpret_cast<uint64_t*>(s.params.faults_seen), &s.header, s.heap_bases);
   if (s.params.num_far) state->far = new (far_memory) FarRanks(*state);
   if (blockIdx.x < s.header.num_workers) {
-    if (s.header.gate_event != NO_EVENT) state->near_batch = &s.batch;
+    if (s.header.gate_event != NO_EVENT) {
+      state->near_batch = &s.batch;
+      state->num_near_batches = &s.num_batches;
+    }
     if (!s.params.scheduler_threads && s.header.num_schedulers == s.header.num_workers &&
         s.header.jit_capacity <= NEAR_RING_ENTRIES)
       state->near_ring = &s.near_ring.ring;
@@ -98,6 +101,7 @@ DISTMK_FN void set_up(const LaunchParams* launch, char* state_memory, char* far_
   s.tasks.init();
   s.handoff.init();
   s.next_stage = 0;
+  s.num_batches = 0;
 }
 
 }  // namespace distmk
@@ -114,20 +118,20 @@ extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
   const uint32_t num_workers = s.header.num_workers, num_schedulers = s.header.num_schedulers;
   const uint32_t role = threadIdx.x / 32;
   const Team warp{threadIdx.x % 32, 32};
-  if (blockIdx.x >= num_workers) {
-    const uint32_t id = (blockIdx.x - num_workers) * NUM_ROLES + role;
-    auto* slots = reinterpret_cast<TaskSlot(*)[2]>(s.slots);  // no weights are streamed here
-    if (id < num_schedulers) schedule_loop(state, id, warp, slots[role]);
+  const bool is_worker = blockIdx.x < num_workers, riding = !s.params.scheduler_threads;
+  if (!is_worker || role == SCHEDULER) {
+    const uint32_t id = is_worker ? blockIdx.x : (blockIdx.x - num_workers) * NUM_ROLES + role;
+    // Where no weights are streamed there is room for the tasks of many schedulers.
+    TaskSlot* slots = is_worker ? s.scheduled : reinterpret_cast<TaskSlot*>(s.slots) + 2 * role;
+    if (is_worker == riding && id < num_schedulers) schedule_loop(state, id, warp, slots);
   } else if (role < NUM_WARPS) {
     consume_loop(state, blockIdx.x);
   } else if (role == LOADER) {
     if (warp.leader()) stream_weights(state);
   } else if (role == WAITER) {
     wait_loop(state, blockIdx.x, warp);
-  } else if (role == FETCHER) {
+  } else {
     fetch_tasks(state, state.queues[blockIdx.x], warp, s.tasks, s.ring.leave);
-  } else if (!s.params.scheduler_threads && blockIdx.x < num_schedulers) {
-    schedule_loop(state, blockIdx.x, warp, s.scheduled);
   }
   __syncthreads();  // nobody gives up shared memory while another role uses it
 }

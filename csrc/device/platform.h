@@ -45,6 +45,16 @@ DISTMK_FN uint64_t load_relaxed(const uint64_t* p) {
   asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
   return v;
 }
+// Whether a counter has reached `want`; if so, what was released with it can be read. An acquire empties the
+// first-level cache, so while the answer is no it is asked without.
+DISTMK_FN bool has_reached(const uint64_t* p, uint64_t want, Scope scope = Scope::DEVICE) {
+  uint64_t v;
+  if (scope == Scope::SYSTEM)
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  else
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v >= want && load_acquire(p, scope) >= want;
+}
 DISTMK_FN void store_release(uint64_t* p, uint64_t v, Scope scope = Scope::DEVICE) {
   if (scope == Scope::SYSTEM)
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");

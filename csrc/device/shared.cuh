@@ -43,6 +43,7 @@ struct Shared {
   Handoff handoff;
   NearRing near_ring;
   alignas(16) Batch batch;
+  uint64_t num_batches;  // that have lain in `batch`
   LaunchParams params;
   ProgramHeader header;
   uint64_t heap_bases[MAX_RANKS];

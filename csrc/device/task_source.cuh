@@ -81,15 +81,21 @@ DISTMK_FN void fetch_tasks(const RankState& state, const Queue& queue, const Tea
 // The worker's own reading of the ring.
 class TaskList {
  public:
-  DISTMK_FN TaskList(TaskRing& ring, Batch& batch) : ring_(ring), batch_(batch) {}
+  DISTMK_FN TaskList(TaskRing& ring, Batch& batch, uint64_t& num_batches)
+      : ring_(ring), batch_(batch), num_batches_(num_batches) {}
 
-  // The row table of an iteration whose gate has opened comes at hand. Whoever reads the last one is done: a batch is
+  // The row table of an iteration comes at hand once it is there. Whoever reads the last one is done: a batch is
   // written only then.
-  DISTMK_FN void start_iteration(const RankState& state, const Team& team) {
-    if (state.program->gate_event == NO_EVENT) return;
+  DISTMK_FN void look_for_batch(const RankState& state, uint64_t iteration, const Team& team) {
+    const ProgramHeader& program = *state.program;
+    if (program.gate_event == NO_EVENT || num_batches_ > iteration) return;
+    const uint64_t* event = state.event(program.rank, program.gate_event);
+    if (!team.all(has_reached(event, iteration + 1, scope_of(program.num_ranks > 1)))) return;
     const auto* from = reinterpret_cast<const uint4*>(state.address(state.program->gate_batch));
     for (uint32_t i = team.index; i < sizeof(Batch) / sizeof(uint4); i += team.size)
       reinterpret_cast<uint4*>(&batch_)[i] = __ldcg(from + i);
+    team.sync();
+    if (team.leader()) store_release(&num_batches_, iteration + 1, Scope::BLOCK);
     team.sync();
   }
 
@@ -103,13 +109,14 @@ class TaskList {
  private:
   TaskRing& ring_;
   Batch& batch_;
+  uint64_t& num_batches_;
   TaskCursor cursor_;
 };
 
 // Tasks that were handed out, fetched when they are: one may still be running while the next is taken.
 class TaskHolder {
  public:
-  DISTMK_FN explicit TaskHolder(TaskSlot (&slots)[2]) : slots_(slots) {}
+  DISTMK_FN explicit TaskHolder(TaskSlot* two_slots) : slots_(two_slots) {}
 
   DISTMK_FN TaskView take(const RankState& state, uint32_t index, const Team& team) {
     TaskSlot& slot = slots_[turn_ ^= 1];

@@ -42,6 +42,8 @@ struct Team {
 DISTMK_FN uint64_t load_acquire(const uint64_t* p, Scope = Scope::DEVICE) {
   return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
+// Whether a counter has reached `want`; if so, what was released with it can be read.
+DISTMK_FN bool has_reached(const uint64_t* p, uint64_t want, Scope = Scope::DEVICE) { return load_acquire(p) >= want; }
 DISTMK_FN uint64_t load_relaxed(const uint64_t* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 DISTMK_FN void store_release(uint64_t* p, uint64_t v, Scope = Scope::DEVICE) {
   __atomic_store_n(p, v, static_cast<int>(RELEASE));

@@ -55,9 +55,10 @@ class Scheduler {
   TaskHolder holder_;
   bool done_ = false;
   uint64_t iteration_ = 0;
-  uint32_t launch_ = 0;         // entry of the rank's launch list
-  TaskView task_;               // its task; no descriptor behind the end of the list
-  uint32_t next_instance_ = 0;  // of a massive launch that is under way
+  uint32_t launch_ = 0;    // entry of the rank's launch list
+  TaskView task_;          // its task; no descriptor behind the end of the list
+  uint32_t worker_ = 0;    // that is being given tasks
+  uint32_t instance_ = 0;  // its next, of a launch that is under way
   uint32_t num_instances_ = 0;
   uint32_t num_pushed_ = 0;
   uint64_t start_ns_ = 0;
@@ -86,12 +87,19 @@ class Scheduler {
       if (!waits_met(state_, task_, iteration_, team_)) return false;
       start_ns_ = tracer_.now();
       context_.begin(task_, iteration_);
-      run_body(context_);
+      body_prepare(context_, *reinterpret_cast<const PrepareArgs*>(task_.desc->args));  // there is no other
       context_.finish();
       tracer_.keep(context_, start_ns_);
     }
     turn_to(launch_ + 1);
     return true;
+  }
+
+  // Launches begin at one worker after another, so that the first instances of small ones do not all meet at one.
+  DISTMK_FN void turn_to_worker(uint32_t worker, bool massive) {
+    const uint32_t num_workers = state_.program->num_workers;
+    worker_ = worker;
+    instance_ = massive ? (worker + num_workers - launch_ % num_workers) % num_workers : 0;
   }
 
   DISTMK_FN bool hand_out() {
@@ -106,17 +114,18 @@ class Scheduler {
       start_ns_ = tracer_.now();
       context_.begin(task_, iteration_);
       num_instances_ = massive ? num_instances(context_, *task_.desc) : 1;
-      next_instance_ = num_pushed_ = 0;
+      num_pushed_ = 0;
+      turn_to_worker(id_, massive);
       under_way_ = true;
     }
-    const uint32_t num_workers = state_.program->num_workers;
-    for (; next_instance_ < num_instances_; ++next_instance_) {
-      // A single task goes to a worker of this scheduler; instances go round all workers, each pushed by its owner.
-      const uint32_t worker = massive ? (next_instance_ + launch_) % num_workers : id_;
-      if (worker % num_schedulers != id_) continue;
-      const JitEntry entry{task_.index, static_cast<uint32_t>(iteration_), next_instance_, 0};
-      if (!ring_of(state_, worker).push(team_, entry)) return false;
-      ++num_pushed_;
+    // A single task goes to a worker of this scheduler; instances go round all workers, each pushed by its owner.
+    const uint32_t num_workers = massive ? state_.program->num_workers : id_ + 1;
+    for (; worker_ < num_workers; turn_to_worker(worker_ + num_schedulers, massive)) {
+      for (; instance_ < num_instances_; instance_ += num_workers) {
+        const JitEntry entry{task_.index, static_cast<uint32_t>(iteration_), instance_, 0};
+        if (!ring_of(state_, worker_).push(team_, entry)) return false;
+        ++num_pushed_;
+      }
     }
     // Every scheduler answers for `max_instances`, so that the event also says that each has read the batch.
     if (massive) context_.finish_unused(task_.desc->max_instances - num_pushed_);

@@ -9,7 +9,7 @@ DISTMK_FN uint64_t wanted(const Wait& wait, uint64_t iteration) { return wait.co
 
 DISTMK_FN bool is_met(const RankState& state, const Wait& wait, uint64_t iteration) {
   const uint64_t* event = state.event(state.program->rank, wait.event);
-  return load_acquire(event, scope_of(wait.system)) >= wanted(wait, iteration);
+  return has_reached(event, wanted(wait, iteration), scope_of(wait.system));
 }
 
 // Whether a task's waits are met in this iteration; a team looks at several of them at once.
@@ -23,11 +23,16 @@ DISTMK_FN bool waits_met(const RankState& state, const TaskView& task, uint64_t 
 enum class Gate : uint32_t { CLOSED, OPEN, STOP };
 
 // Whether iteration `iteration` may start here: its batch has arrived, or the launch has a fixed number of iterations.
+// Whoever keeps the copy at hand of the batch asks for it where it lies; the others on its SM wait for the copy.
 DISTMK_FN Gate gate_state(const RankState& state, uint64_t iteration, const Team& team) {
   const ProgramHeader& program = *state.program;
   if (program.gate_event == NO_EVENT) return iteration < state.params->num_iterations ? Gate::OPEN : Gate::STOP;
+  if (state.near_batch) {
+    if (!team.all(load_acquire(state.num_near_batches, Scope::BLOCK) > iteration)) return Gate::CLOSED;
+    return state.near_batch->stop ? Gate::STOP : Gate::OPEN;
+  }
   const uint64_t* event = state.event(program.rank, program.gate_event);
-  if (!team.all(load_acquire(event, scope_of(program.num_ranks > 1)) > iteration)) return Gate::CLOSED;
+  if (!team.all(has_reached(event, iteration + 1, scope_of(program.num_ranks > 1)))) return Gate::CLOSED;
   return reinterpret_cast<const Batch*>(state.address(program.gate_batch))->stop ? Gate::STOP : Gate::OPEN;
 }
 

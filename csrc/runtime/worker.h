@@ -42,9 +42,13 @@ class Worker {
         return {ActionKind::RUN_HANDED_OUT, entry.instance, entry.iteration, holder_.take(state_, entry.task, team_)};
       }
       if (!started_) {
+        list_.look_for_batch(state_, iteration_, team_);
         const Gate gate = gate_state(state_, iteration_, team_);
         if (gate == Gate::STOP && ring_.finished(team_, head_)) return leave();
-        if (gate == Gate::OPEN) start_iteration();
+        if (gate == Gate::OPEN) {
+          started_ = true;
+          turn_to(0);
+        }
       }
       if (task_.desc && waits_met(state_, task_, iteration_, team_)) {
         idle_.reset();
@@ -80,12 +84,6 @@ class Worker {
   uint32_t next_ = 0;     // entry of the queue
   TaskView task_;         // its task; none behind the end or while the iteration may not start
   bool started_ = false;  // this iteration's gate has opened
-
-  DISTMK_FN void start_iteration() {
-    started_ = true;
-    list_.start_iteration(state_, team_);
-    turn_to(0);
-  }
 
   DISTMK_FN void turn_to(uint32_t entry) {
     next_ = entry;
