@@ -31,7 +31,8 @@ DISTMK_FN void load_loop(const RankState& state, uint32_t worker) {
   } while (any);
 }
 
-DISTMK_FN void schedule_loop(const RankState& state, uint32_t id) {
+// Apart from the kernel, so that the workers' code has all registers.
+static __device__ __noinline__ void schedule_loop(const RankState& state, uint32_t id) {
   Scheduler scheduler(state, id, Team{0, 1});
   run_scheduler(state, id, scheduler);
 }
@@ -81,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
     if (lane == 0 && id < num_schedulers) schedule_loop(state, id);
   } else if (warp < NUM_WARPS) {
     consume_loop(state, blockIdx.x);
-  } else if (lane == 0 && warp == LOADER_WARP) {
+  } else if (lane < LOADER_LANES && warp == LOADER_WARP) {
     load_loop(state, blockIdx.x);
   } else if (lane == 0 && warp == SCHEDULER_WARP && !params.scheduler_threads && blockIdx.x < num_schedulers) {
     schedule_loop(state, blockIdx.x);

@@ -19,8 +19,13 @@ struct Team {
 
   DISTMK_FN bool leader() const { return index == 0; }
   DISTMK_FN void sync() const {
-    if (size != 1) asm volatile("bar.sync %0, %1;" ::"n"(CONSUMER_BARRIER), "n"(NUM_CONSUMERS) : "memory");
+    if (size == NUM_CONSUMERS)
+      asm volatile("bar.sync %0, %1;" ::"n"(CONSUMER_BARRIER), "n"(NUM_CONSUMERS) : "memory");
+    else if (size != 1)
+      __syncwarp();
   }
+  // Of a warp or one thread.
+  DISTMK_FN bool all(bool mine) const { return size == 1 ? mine : __all_sync(~0u, mine); }
 };
 
 // Scope: an event that peers signal is read and written at system scope, any other at that of the GPU.
