@@ -76,7 +76,8 @@ class Scheduler {
       context_.task = &task;
       context_.iteration = iteration_;
       const uint64_t start_ns = tracer_.now();
-      run_body(context_);
+      // Nothing else is launched this way; all bodies here would be all of the kernel's code once more.
+      body_prepare(context_, *reinterpret_cast<const PrepareArgs*>(task.args));
       context_.finish();
       tracer_.keep(context_, start_ns);
     }
