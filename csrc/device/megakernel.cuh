@@ -19,19 +19,23 @@ constexpr uint32_t NUM_THREADS = 32 * NUM_ROLES;
 DISTMK_FN void stream_weights(const RankState& state) {
   Shared& s = shared();
   Loader loader(s.ring, s.slots);
+  const Team lanes{threadIdx.x % 32, LOADER_LANES};
   for (TaskCursor cursor;; cursor.step()) {
-    while (!barrier_try_wait(&s.tasks.full[cursor.slot], cursor.parity))
-      if (s.ring.leave) return loader.drain();
+    while (!lanes.all(barrier_try_wait(&s.tasks.full[cursor.slot], cursor.parity)))
+      if (!lanes.all(!s.ring.leave)) return loader.drain();
     const TaskDesc& task = s.tasks.slots[cursor.slot].desc;
     const bool streams = streams_weights(task);
     const auto args = *reinterpret_cast<const LinearArgs*>(task.args);
-    barrier_arrive(&s.tasks.empty[cursor.slot]);
+    lanes.sync();
+    if (lanes.leader()) barrier_arrive(&s.tasks.empty[cursor.slot]);
     if (streams && !loader.stream(args, reinterpret_cast<const char*>(state.address(args.weight))))
       return loader.drain();
   }
 }
 
-DISTMK_FN void schedule_loop(const RankState& state, uint32_t id, const Team& warp, TaskSlot* slots) {
+// Apart from the kernel, so that the workers' code has all registers.
+static __device__ __noinline__ void schedule_loop(const RankState& state, uint32_t id, const Team& warp,
+                                                  TaskSlot* slots) {
   Scheduler scheduler(state, id, warp, TaskHolder(slots));
   run_scheduler(state, id, warp, scheduler);
 }
@@ -127,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
   } else if (role < NUM_WARPS) {
     consume_loop(state, blockIdx.x);
   } else if (role == LOADER) {
-    if (warp.leader()) stream_weights(state);
+    if (warp.index < LOADER_LANES) stream_weights(state);
   } else if (role == WAITER) {
     wait_loop(state, blockIdx.x, warp);
   } else {

@@ -7,7 +7,6 @@
 namespace distmk {
 
 constexpr uint32_t NUM_WARPS = NUM_CONSUMERS / 32;
-constexpr uint32_t ROUND_GROUPS = 3;          // row groups whose sums are kept in registers at once
 constexpr uint32_t MAX_TILES = MAX_ROWS / 4;  // a token row takes two columns of an 8-column product: high and low half
 constexpr uint32_t SCRATCH_BYTES = NUM_WARPS * ROUND_GROUPS * TILE_ROWS * MAX_ROWS * sizeof(float);
 constexpr uint32_t VECTOR_BYTES = 65664;  // activations of a task, where they fit: four rows of 4096, say

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from distmk.abi import Abort, LaunchParams, Space
 from distmk.backend import LaunchBlock, LaunchSpec
 from distmk.bootstrap import Bootstrap, agree
-from distmk.cuda.build import build_cubin
+from distmk.cuda.build import architecture_of, build_cubin
 from distmk.cuda.nvshmem import SymmetricHeap, require
 from distmk.errors import UsageError
 from distmk.host.shm import SharedHeap
@@ -21,14 +21,6 @@ from distmk.program import RankProgram
 
 KERNEL = b"distmk_megakernel"
 POLL_S = 0.0002
-
-
-def architecture(device: Any) -> str:
-    """The architecture to compile for on `device`; UsageError below compute capability 9.0 (it has no bulk copies)."""
-    major, minor = device.compute_capability
-    if major < 9:
-        raise UsageError(f"GPU of compute capability {major}.{minor}; the cuda backend needs 9.0 or newer")
-    return "sm_90a" if major == 9 else "sm_100a"
 
 
 def num_workers_of(local_rank: int) -> int:
@@ -67,7 +59,7 @@ class CudaBackend:
     def _load(self) -> Any:
         from cuda.core import ObjectCode
 
-        return ObjectCode.from_cubin(build_cubin(architecture(self._device)).read_bytes())
+        return ObjectCode.from_cubin(build_cubin(architecture_of(self._device.compute_capability)).read_bytes())
 
     def _allocate(self) -> None:
         import torch

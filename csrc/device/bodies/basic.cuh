@@ -56,28 +56,30 @@ DISTMK_FN void body_embed(Context& context, const EmbedArgs& args) {
   if (push) context.push_far(args.out, uint64_t{num_rows} * args.n * sizeof(float));
 }
 
+DISTMK_FN Candidate better_of(const Candidate& a, const Candidate& b) {
+  const bool second = b.token >= 0 && (a.token < 0 || b.value > a.value || (b.value == a.value && b.token < a.token));
+  return second ? b : a;
+}
+
+// A warp a row.
 DISTMK_FN void body_sample(Context& context, const SampleArgs& args) {
-  const Batch* batch = context.batch(args.batch);
-  const uint32_t num_rows = rows_of(batch), row = context.team.index / 16, lane = context.team.index % 16;
-  const auto* candidates = context.at<Candidate>(args.candidates);
-  Candidate best = {-INFINITY, -1};
-  if (row < num_rows) {
-    for (uint32_t t = lane; t < args.num_tasks; t += 16) {
-      const uint64_t packed = __ldcg(reinterpret_cast<const uint64_t*>(candidates + t * MAX_ROWS + row));
-      const Candidate other = *reinterpret_cast<const Candidate*>(&packed);
-      if (other.token >= 0 && (best.token < 0 || other.value > best.value)) best = other;
-    }
-  }
-  for (uint32_t step = 8; step; step >>= 1) {
-    const Candidate other = {__shfl_xor_sync(~0u, best.value, step), __shfl_xor_sync(~0u, best.token, step)};
-    const bool better = other.value > best.value || (other.value == best.value && other.token < best.token);
-    if (other.token >= 0 && (best.token < 0 || better)) best = other;
-  }
+  const uint32_t num_rows = rows_of(context.batch(args.batch)), lane = context.team.index % 32;
+  const auto* candidates = context.at<uint64_t>(args.candidates);
   // From its own place on this rank's heap: where no pointer reaches rank 0, the network reads it there.
-  auto* mine = context.at<Candidate>(args.out);
-  if (lane == 0 && row < MAX_ROWS) mine[row] = best;
+  auto* out = context.at<Candidate>(args.out);
+  for (uint32_t row = context.team.index / 32; row < MAX_ROWS; row += NUM_WARPS) {
+    Candidate best = {-INFINITY, -1};
+#pragma unroll 8
+    for (uint32_t t = lane; row < num_rows && t < args.num_tasks; t += 32) {
+      const uint64_t packed = __ldcg(candidates + t * MAX_ROWS + row);
+      best = better_of(best, *reinterpret_cast<const Candidate*>(&packed));
+    }
+    for (uint32_t step = 16; step; step >>= 1)
+      best = better_of(best, {__shfl_xor_sync(~0u, best.value, step), __shfl_xor_sync(~0u, best.token, step)});
+    if (lane == 0) out[row] = best;
+  }
   context.team.sync();
-  context.push(0, args.out, mine, sizeof(Candidate) * MAX_ROWS);
+  context.push(0, args.out, out, sizeof(Candidate) * MAX_ROWS);
 }
 
 DISTMK_FN void body_prepare(Context& context, const PrepareArgs& args) { prepare_batch(context, args); }

@@ -35,17 +35,15 @@ struct Activations {
 
 DISTMK_FN Activations activations_of(Context& context, const LinearArgs& args, uint32_t num_rows) {
   const uint32_t whole_bytes = 2 * num_rows * (args.k_pitch + X_PAD) * sizeof(__nv_bfloat16);
-  return {context.at<float>(args.x), context.at<float>(args.norm), args.k, args.k_pitch, args.x_stride, num_rows,
+  return {context.at<float>(args.x),  context.at<float>(args.norm), args.k, args.k_pitch, args.x_stride, num_rows,
           whole_bytes <= VECTOR_BYTES};
 }
 
 // Four activations from `k` on, zeros behind the end.
 DISTMK_FN float4 load_four(const float* x, uint32_t k, uint32_t end, bool aligned) {
   if (aligned && k + 4 <= end) return __ldcg(reinterpret_cast<const float4*>(x + k));
-  float4 v = {0, 0, 0, 0};
-  float* out = &v.x;
-  for (uint32_t i = 0; i < 4 && k + i < end; ++i) out[i] = __ldcg(x + k + i);
-  return v;
+  const auto at = [&](uint32_t i) { return i < end ? __ldcg(x + i) : 0.0f; };
+  return {at(k), at(k + 1), at(k + 2), at(k + 3)};
 }
 
 // Brings [k0, k1) of all rows into shared memory, times the norm's weight. `add_squares`: adds up their squares too.
@@ -108,7 +106,8 @@ DISTMK_FN void multiply(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float 
 // Where this lane reads what it gives to the tensor core.
 template <uint32_t TILES>
 struct Lane {
-  uint32_t row, chunk[4];   // of a tile of weights: its row, and the 16-byte chunks of four steps, as they were exchanged
+  uint32_t row,
+      chunk[4];  // of a tile of weights: its row, and the 16-byte chunks of four steps, as they were exchanged
   uint32_t columns[TILES];  // of the activations, in bytes
 
   DISTMK_FN explicit Lane(const Activations& x) {
@@ -125,8 +124,9 @@ struct Lane {
   }
 };
 
-// One tile (a stage of the ring) into the sums of its row group; `k` counts from the first staged activation. 64 columns
-// of weights at a time, even and odd steps into sums of their own: a product waits for the last one into the same.
+// One tile (a stage of the ring) into the sums of its row group; `k` counts from the first staged activation. 64
+// columns of weights at a time, even and odd steps into sums of their own: a product waits for the last one into the
+// same.
 template <uint32_t TILES>
 DISTMK_FN void multiply_tile(const char* stage, uint32_t tile_k, uint32_t k, const Lane<TILES>& lane,
                              float (&sums)[TILES][4]) {
@@ -270,8 +270,8 @@ DISTMK_FN void write_candidates(Output& out) {
   out.context.at<Candidate>(out.args.out)[row] = best;
 }
 
-// The slab comes in rounds of ROUND_GROUPS row groups, a round in blocks of BLOCK_K columns, a block group by group, tile
-// by tile; tiles go round the warps.
+// The slab comes in rounds of ROUND_GROUPS row groups, a round in blocks of BLOCK_K columns, a block group by group,
+// tile by tile; tiles go round the warps.
 template <uint32_t TILES>
 DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) {
   const Team& team = context.team;
