@@ -9,9 +9,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from distmk import env
 from distmk.errors import BuildError
+
+T = TypeVar("T")
 
 
 def csrc_dir() -> Path:
@@ -27,17 +30,30 @@ def cached(
 ) -> Path:
     """The file made by `make(scratch folder)` from `sources`, all headers of csrc and `ingredients` (tools, flags).
 
-    Made once and published by one rename, so that a reader never sees half of it. BuildError: unwritable cache folder,
-    or whatever `make` raises.
+    BuildError: unwritable cache folder, or whatever `make` raises.
+    """
+    file_name = f"{name}-{_key(ingredients, sources)}{suffix}"
+    return published(file_name, lambda path: path if path.exists() else None, make)
+
+
+def published(file_name: str, read: Callable[[Path], T | None], make: Callable[[Path], Path]) -> T:
+    """What `read` finds in a file of the cache, which is made by `make(scratch folder)` if it finds nothing (None).
+
+    Made by one of the processes that ask for it at once, and published by one rename, so that a reader never sees half of it.
     """
     folder = _writable(env.cache_dir())
-    target = folder / f"{name}-{_key(ingredients, sources)}{suffix}"
-    if not target.exists():
-        with _locked(folder / f"{target.name}.lock"):
-            if not target.exists():
+    target = folder / file_name
+    found = read(target)
+    if found is None:
+        with _locked(folder / f"{file_name}.lock"):
+            found = read(target)
+            if found is None:
                 with tempfile.TemporaryDirectory(dir=folder) as scratch:
                     os.replace(make(Path(scratch)), target)
-    return target
+                found = read(target)
+    if found is None:
+        raise BuildError(f"{target} cannot be read back; set DISTMK_CACHE to a folder on another disk")
+    return found
 
 
 def _writable(folder: Path) -> Path:
