@@ -30,30 +30,17 @@ def cached(
 ) -> Path:
     """The file made by `make(scratch folder)` from `sources`, all headers of csrc and `ingredients` (tools, flags).
 
-    BuildError: unwritable cache folder, or whatever `make` raises.
-    """
-    file_name = f"{name}-{_key(ingredients, sources)}{suffix}"
-    return published(file_name, lambda path: path if path.exists() else None, make)
-
-
-def published(file_name: str, read: Callable[[Path], T | None], make: Callable[[Path], Path]) -> T:
-    """What `read` finds in a file of the cache, which is made by `make(scratch folder)` if it finds nothing (None).
-
-    Made by one of the processes that ask for it at once, and published by one rename, so that a reader never sees half of it.
+    Made once and published by one rename, so that a reader never sees half of it. BuildError: unwritable cache folder,
+    or whatever `make` raises.
     """
     folder = _writable(env.cache_dir())
-    target = folder / file_name
-    found = read(target)
-    if found is None:
-        with _locked(folder / f"{file_name}.lock"):
-            found = read(target)
-            if found is None:
+    target = folder / f"{name}-{_key(ingredients, sources)}{suffix}"
+    if not target.exists():
+        with _locked(folder / f"{target.name}.lock"):
+            if not target.exists():
                 with tempfile.TemporaryDirectory(dir=folder) as scratch:
                     os.replace(make(Path(scratch)), target)
-                found = read(target)
-    if found is None:
-        raise BuildError(f"{target} cannot be read back; set DISTMK_CACHE to a folder on another disk")
-    return found
+    return target
 
 
 def _writable(folder: Path) -> Path:
@@ -81,3 +68,24 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def published(file_name: str, read: Callable[[Path], T | None], make: Callable[[Path], Path]) -> T:
+    """What `read` finds in a file of the cache, which is made by `make(scratch folder)` if it finds nothing (None).
+
+    Made by one of the processes that ask for it at once, and published by one rename. BuildError: unwritable cache folder,
+    or a file that cannot be read back; OSError: a full disk.
+    """
+    target = env.cache_dir() / file_name
+    found = read(target)
+    if found is None:
+        folder = _writable(target.parent)
+        with _locked(folder / f"{file_name}.lock"):
+            found = read(target)
+            if found is None:
+                with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                    os.replace(make(Path(scratch)), target)
+                found = read(target)
+    if found is None:
+        raise BuildError(f"{target} cannot be read back; set DISTMK_CACHE to a folder on another disk")
+    return found

@@ -47,7 +47,7 @@ def _fill_matrix(weight: Weight, placed: Placed, backend: Backend, rows: Rows) -
     at = 0
     for slabs in _pieces(weight, rows.piece_bytes):
         end = at + sum(slabs)
-        block = rows.read(list(_parts(weight, at, end)), cols, weight.row_bytes // 2)
+        block = rows.read(list(_parts(weight, at, end)), cols)
         backend.write(placed, at, pack(block, slabs, weight.tiling.paired) if weight.tiling else block)
         at = end
 

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from distmk.regions import TILE_COLS
+
 TILE_ROWS = 16
 COLS_PER_TILE = 256
 CHUNK = 8  # bf16 elements of 16 bytes
@@ -36,27 +38,34 @@ class ChunkPlaces(NamedTuple):
 
 
 def pack(rows: Any, slabs: Sequence[int], paired: bool) -> Any:
-    """bf16 rows [n, k] of consecutive slabs of so many rows each, packed in tiles; k is a multiple of TILE_COLS.
+    """bf16 rows [n, k] of consecutive slabs of so many rows each as [n, k rounded up to TILE_COLS], packed in tiles.
 
     `rows` and the result are numpy arrays of uint16, or torch tensors of int16 on one device; all are contiguous.
     `paired` slabs hold gate rows, then as many up rows; every group gets up to 8 of each, so that a pair's two sums end up
     in one group. Needs about five times the bytes of `rows` meanwhile.
     """
-    row_places, chunk_places = places(slabs, rows.shape[1] // CHUNK, paired)
-    packed: Any
+    zeros: Any
     asarray: Any
     wide: Any
     if isinstance(rows, np.ndarray):
-        packed, asarray, wide = np.empty_like(rows), np.asarray, np.int64
+        zeros, asarray, wide = partial(np.zeros, dtype=rows.dtype), np.asarray, np.int64
     else:
         import torch  # only where rows are in its memory already
 
-        packed, asarray, wide = torch.empty_like(rows), partial(torch.as_tensor, device=rows.device), torch.int64
+        zeros, asarray, wide = rows.new_zeros, partial(torch.as_tensor, device=rows.device), torch.int64
+    num_rows, num_cols = rows.shape
+    pitch = -(-num_cols // TILE_COLS) * TILE_COLS
+    if pitch > num_cols:
+        padded = zeros((num_rows, pitch))
+        padded[:, :num_cols] = rows
+        rows = padded
+    row_places, chunk_places = places(slabs, pitch // CHUNK, paired)
     begin, height, line = (asarray(part)[:, None] for part in row_places)
     tile, width, chunk = (asarray(part) for part in chunk_places)
     place = (chunk ^ (line % 8)) + line * width
     place += height * tile
-    place += begin * rows.shape[1] // CHUNK
+    place += begin * (pitch // CHUNK)
+    packed = zeros((num_rows, pitch))
     chunks = rows.reshape(-1).view(wide).reshape(-1, 2)
     packed.reshape(-1).view(wide).reshape(-1, 2)[place.reshape(-1)] = chunks
     return packed

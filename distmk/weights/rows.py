@@ -20,8 +20,8 @@ class Rows(Protocol):
 
     piece_bytes: int
 
-    def read(self, parts: Sequence[RowRange], cols: slice, pitch: int) -> Any:
-        """Columns `cols` of `parts` in turn, bits of bfloat16 [rows, pitch], filled up with zeros; errors as of `read`."""
+    def read(self, parts: Sequence[RowRange], cols: slice) -> Any:
+        """Columns `cols` of `parts` in turn: bits of bfloat16 [rows, columns]. Errors are those of `Checkpoint.read`."""
         ...
 
 
@@ -38,11 +38,10 @@ class HostRows:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
-    def read(self, parts: Sequence[RowRange], cols: slice, pitch: int) -> U16:
-        width = cols.stop - cols.start
-        shape = (sum(end - begin for _, begin, end in parts), pitch)
-        out = np.empty(shape, np.uint16) if width == pitch else np.zeros(shape, np.uint16)
-        return _read_parts(self._checkpoint, parts, cols, out)
+    def read(self, parts: Sequence[RowRange], cols: slice) -> U16:
+        out = np.empty((_num_rows(parts), cols.stop - cols.start), np.uint16)
+        _read_parts(self._checkpoint, parts, cols, out)
+        return out
 
 
 class DeviceRows:
@@ -58,20 +57,18 @@ class DeviceRows:
         self._checkpoint, self._device = checkpoint, torch.device(device)
         self._staging = [_Staging(self._device), _Staging(self._device)]
 
-    def read(self, parts: Sequence[RowRange], cols: slice, pitch: int) -> torch.Tensor:
+    def read(self, parts: Sequence[RowRange], cols: slice) -> torch.Tensor:
         import torch
 
-        width, num_rows = cols.stop - cols.start, sum(end - begin for _, begin, end in parts)
-        make = torch.empty if width == pitch else torch.zeros
-        out = make((num_rows, pitch), dtype=torch.int16, device=self._device)
+        out = torch.empty((_num_rows(parts), cols.stop - cols.start), dtype=torch.int16, device=self._device)
         if isinstance(self._checkpoint, DummyCheckpoint):
-            self._checkpoint.make(parts, cols, out[:, :width])
+            self._checkpoint.make(parts, cols, out)
             return out
         self._staging.reverse()
         staging = self._staging[0]
-        staged = staging.take(num_rows * width).view(num_rows, width)
+        staged = staging.take(out.numel()).view(out.shape)
         _read_parts(self._checkpoint, parts, cols, staged.numpy().view(np.uint16))
-        out[:, :width].copy_(staged, non_blocking=True)
+        out.copy_(staged, non_blocking=True)
         staging.copying()
         return out
 
@@ -102,9 +99,12 @@ class _Staging:
             self._copied.record()
 
 
-def _read_parts(checkpoint: Checkpoint, parts: Sequence[RowRange], cols: slice, out: U16) -> U16:
-    at, width = 0, cols.stop - cols.start
+def _num_rows(parts: Sequence[RowRange]) -> int:
+    return sum(end - begin for _, begin, end in parts)
+
+
+def _read_parts(checkpoint: Checkpoint, parts: Sequence[RowRange], cols: slice, out: U16) -> None:
+    at = 0
     for name, begin, end in parts:
-        checkpoint.read(name, slice(begin, end), cols, out=out[at : at + end - begin, :width])
+        checkpoint.read(name, slice(begin, end), cols, out=out[at : at + end - begin])
         at += end - begin
-    return out

@@ -33,7 +33,7 @@ def test_rows_and_tiles(kind: str, tmp_path: Path) -> None:
     found: list[tuple[Any, Any]] = []
     for begin in range(0, 560, 7):
         parts = [(name, begin, begin + 23) for name in names]
-        found.append(tuple(pack(rows.read(parts, slice(1, 79), 128), [46], True) for rows in (host, device)))
+        found.append(tuple(pack(rows.read(parts, slice(1, 79)), [46], True) for rows in (host, device)))
     for number, (want, got) in enumerate(found):
         wrong = np.argwhere(got.cpu().numpy().view(np.uint16) != want)
         assert not wrong.size, f"{kind}: read {number}: {len(wrong)} elements differ, the first at {wrong[0].tolist()}"
@@ -43,8 +43,6 @@ def test_every_dummy_value() -> None:
     """A whole matrix of a real size: numpy's arithmetic and the GPU's agree in every bit."""
     checkpoint = open_checkpoint("qwen3-8b", "dummy", 1)
     name = "model.layers.0.mlp.down_proj.weight"
-    host, device = (
-        open_rows(checkpoint, where).read([(name, 0, 1024)], slice(0, 12288), 12288) for where in ("cpu", "cuda")
-    )
+    host, device = (open_rows(checkpoint, where).read([(name, 0, 1024)], slice(0, 12288)) for where in ("cpu", "cuda"))
     wrong = np.argwhere(device.cpu().numpy().view(np.uint16) != host)
     assert not wrong.size, f"{len(wrong)} elements differ, the first at {wrong[0].tolist()}"
