@@ -298,7 +298,10 @@ class LaunchParams(ctypes.Structure):
         ("spin_polls", c_uint32),  # polls before a waiter gives its core away
         ("iterations_done", c_uint64),  # out
         ("trace", c_uint64),  # TraceEntry[num_workers + num_schedulers][trace_capacity]; 0: off
-        ("trace_counts", c_uint64),  # u64[num_workers + num_schedulers]: tasks run; those past the capacity left no entry
+        (
+            "trace_counts",
+            c_uint64,
+        ),  # u64[num_workers + num_schedulers]: tasks run; those past the capacity left no entry
         ("trace_capacity", c_uint64),
         # The rest is for a GPU.
         ("self", c_uint64),  # where the host reads `iterations_done`
