@@ -13,7 +13,7 @@ from distmk.abi import Batch
 from distmk.backend import LaunchSpec
 from distmk.bootstrap import Bootstrap, agree, agree_same
 from distmk.choices import BACKENDS, choose_backend, choose_model_len, choose_workers
-from distmk.errors import UsageError
+from distmk.errors import DistmkError, UsageError
 from distmk.heap import fill_weights
 from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
@@ -74,7 +74,11 @@ class Engine:
         self.session = Session(
             agree(bootstrap, self._compile), bootstrap, deadline_s=args.deadline_s, backend=self.backend_name
         )
-        agree(bootstrap, self._fill)
+        try:
+            agree(bootstrap, self._fill)
+        except DistmkError:
+            self.session.close()  # on every rank alike
+            raise
 
     def _same_workers(self) -> int:
         """Every rank has the same number of workers: the least that any of them has cores for."""
