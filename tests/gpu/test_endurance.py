@@ -31,10 +31,13 @@ SMALL = dataclasses.replace(
 GROWTH_MB = 20.0  # that a process may gain over nine tenths of the calls
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    ("backend", "num_ranks", "calls", "tokens"), [on("host", 2, 60, 1500), on("cuda", 4, 1000, 20_000, num_ranks=4)]
+    ("backend", "num_ranks", "calls", "tokens"),
+    [
+        on("host", 2, 60, 1500),
+        pytest.param("cuda", 4, 1000, 20_000, marks=[pytest.mark.multigpu, pytest.mark.slow]),
+    ],
 )
 def test_endurance(tmp_path: Path, backend: str, num_ranks: int, calls: int, tokens: int) -> None:
     require(backend, num_ranks)
