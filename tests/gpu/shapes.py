@@ -48,7 +48,7 @@ def _sizes(hidden: int, ffn: int, heads: int, kv_heads: int, head_dim: int, voca
 
 
 QWEN3: dict[str, Any] = {"rms_norm_eps": 1e-6, "rope_parameters": QWEN3_ROPE}
-LLAMA31: dict[str, Any] = {"rms_norm_eps": 1e-5, "rope_parameters": LLAMA31_ROPE}
+LLAMA31: dict[str, Any] = {"rms_norm_eps": 1e-5, "rope_parameters": LLAMA31_ROPE, "max_position_embeddings": 131072}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-0.6b": ("qwen3", _sizes(1024, 3072, 16, 8, 128, 151936, tie_word_embeddings=True, **QWEN3)),
     "qwen3-8b": ("qwen3", _sizes(4096, 12288, 32, 8, 128, 151936, **QWEN3)),
