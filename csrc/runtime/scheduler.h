@@ -77,8 +77,9 @@ class Scheduler {
       context_.iteration = iteration_;
       const uint64_t start_ns = tracer_.now();
       run_body(context_);
+      const uint64_t body_end_ns = tracer_.now();
       context_.finish();
-      tracer_.keep(context_, start_ns);
+      tracer_.keep(context_, start_ns, body_end_ns);
     }
     ++launch_;
     return true;
@@ -110,8 +111,9 @@ class Scheduler {
     // Every scheduler answers for `max_instances`, so that the event also says that each has read the batch.
     context_.task = &task;
     context_.iteration = iteration_;
+    const uint64_t pushed_ns = tracer_.now();
     if (massive) context_.finish_unused(task.max_instances - num_pushed_);
-    tracer_.keep(context_, start_ns_);
+    tracer_.keep(context_, start_ns_, pushed_ns);
     under_way_ = false;
     ++launch_;
     return true;

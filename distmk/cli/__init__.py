@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NoReturn
 
 import distmk
-from distmk.cli.together import refusing_together
+from distmk.cli.together import launcher_rank, refusing_together
 from distmk.errors import DistmkError, Interrupted, RankLostError, UsageError
 from distmk.output import discard_output, tell
 
@@ -58,12 +57,3 @@ def _fail(error: DistmkError) -> int:
     if launcher_rank() == 0 or isinstance(error, RankLostError):
         tell(" ".join(str(error).split()) if error.exit_code == 2 else str(error))
     return error.exit_code
-
-
-def launcher_rank() -> int:
-    """This process' rank as its launcher says, 0 without one; known before, and without, a connection."""
-    for name in ("DISTMK_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"):
-        text = os.environ.get(name, "")
-        if text.isdigit():
-            return int(text)
-    return 0

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.abi import Abort, LaunchParams, Space
-from distmk.backend import LaunchBlock, LaunchSpec
+from distmk.backend import Kept, LaunchBlock, LaunchSpec
 from distmk.bootstrap import Bootstrap, agree
 from distmk.cuda.build import build_cubin
 from distmk.cuda.nvshmem import SymmetricHeap, require
@@ -174,6 +174,9 @@ class CudaLaunch:
         params.local_base, params.faults_seen = backend._local.data_ptr(), backend._faults_seen.data_ptr()
         params.self, params.num_far = self._params.data_ptr(), backend._heap.bases.count(0)
         params.spin_polls = 1 << 14
+        self._trace = [_upload(memory) for memory in (block.trace, block.trace_counts) if block.trace.size]
+        if self._trace:
+            params.trace, params.trace_counts = (tensor.data_ptr() for tensor in self._trace)
         # The host reads these while the kernel writes them.
         block.tokens = type(block.tokens).from_address(params.tokens)
         block.token_count = ctypes.c_uint64.from_address(params.token_count)
@@ -195,6 +198,11 @@ class CudaLaunch:
     def join(self) -> Abort:
         self._event.sync()
         return self._backend.abort_reason()
+
+    def trace(self) -> list[Kept]:
+        for memory, tensor in zip((self.block.trace, self.block.trace_counts), self._trace, strict=False):
+            _bytes_of(memory)[...] = tensor.cpu().numpy()
+        return self.block.traced()
 
     @property
     def iterations_done(self) -> int:

@@ -28,7 +28,7 @@ LAYERS = [
     ["heap"],
     ["host"],
     ["cuda"],
-    ["choices"],
+    ["choices", "trace"],
     ["session"],
     ["engine"],
     ["llm"],
