@@ -18,6 +18,8 @@ from distmk.output import discard_output
 from distmk.requests import Request
 from distmk.sampling import SamplingParams, TokenOutput
 
+DEFAULT_TRACED = 8  # iterations
+
 
 def token_ids(text: str) -> list[int]:
     """Parse 1,2,3."""
@@ -69,7 +71,7 @@ def add_to(commands: Any) -> None:
         help="record every task; a timeline for Perfetto goes to FILE (.json, .json.gz)",
     )
     parser.add_argument(
-        "--trace-iterations", type=int, default=8, metavar="N", help="iterations to keep, the last ones (default 8)"
+        "--trace-iterations", type=int, metavar="N", help="iterations that the trace has, the last ones (default 8)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt instead of text")
     parser.set_defaults(run=run)
@@ -81,8 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not prompts:
             raise UsageError("there is nothing to complete; give --prompt TEXT or --prompt-ids 1,2,3")
         params = SamplingParams(max_tokens=arguments.max_new_tokens, ignore_eos=arguments.ignore_eos)
-        if arguments.trace:
-            _check_trace(arguments)
+        num_traced = _check_trace(arguments)
     started = time.perf_counter()
     with LLM(
         arguments.model,
@@ -94,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         max_model_len=arguments.max_model_len,
         max_num_seqs=arguments.max_num_seqs,
         deadline_s=arguments.deadline,
-        trace_iterations=arguments.trace_iterations if arguments.trace else 0,
+        trace_iterations=num_traced,
     ) as llm:
         loaded = time.perf_counter()
         requests = llm.make_requests(prompts, params)
@@ -117,11 +118,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_trace(arguments: argparse.Namespace) -> None:
-    if arguments.trace_iterations < 1:
-        raise UsageError(f"--trace-iterations is {arguments.trace_iterations}; it must be positive")
+def _check_trace(arguments: argparse.Namespace) -> int:
+    """How many iterations to trace."""
+    num_iterations: int | None = arguments.trace_iterations
+    if num_iterations is not None and (num_iterations < 1 or arguments.trace is None):
+        wrong = "needs --trace FILE" if arguments.trace is None else f"is {num_iterations}; it must be positive"
+        raise UsageError(f"--trace-iterations {wrong}")
+    if arguments.trace is None:
+        return 0
     if launcher_rank() == 0:
         trace.check_writable(arguments.trace)
+    return num_iterations or DEFAULT_TRACED
 
 
 def _write(tokens: Iterator[TokenOutput], requests: list[Request]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -26,11 +25,17 @@ KEPT_AS_IS = ("iteration", "instance", "order")
 
 def check_writable(path: Path) -> None:
     """UsageError unless a trace can be written to `path`; leaves nothing there."""
-    folder = path.parent
-    if path.is_dir() or not folder.is_dir():
-        raise UsageError(f"cannot write a trace to {path}: {'it is' if path.is_dir() else f'{folder} is not'} a folder")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise UsageError(f"cannot write a trace to {path}: no permission; choose another --trace FILE")
+    there = path.exists()
+    try:
+        path.open("a").close()
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise UsageError(_unwritable(path, error)) from None
+
+
+def _unwritable(path: Path, error: OSError) -> str:
+    return f"cannot write the trace to {path}: {error.strerror}; give --trace a file in a folder that can be written"
 
 
 def _open(path: Path, mode: Literal["rt", "wt"]) -> IO[str]:
@@ -50,7 +55,7 @@ def write(trace: Trace, path: Path) -> None:
                 file.write((",\n" if number else "") + json.dumps(event, separators=(",", ":")))
             file.write("\n]}\n")
     except OSError as error:
-        raise UsageError(f"cannot write a trace to {path}: {error.strerror}") from None
+        raise UsageError(_unwritable(path, error)) from None
 
 
 def _events(trace: Trace) -> Iterator[dict[str, Any]]:
@@ -83,9 +88,9 @@ def _slices(trace: Trace, row: dict[str, int]) -> Iterator[dict[str, Any]]:
     else:
         args["ready"] = "unknown" if row["ready_ns"] == UNKNOWN else "always"
     place = {"ph": "X", "pid": row["rank"], "tid": row["runner"]}
-    waited = min(row["idle_ns"], row["start_ns"])
-    if on_worker and waited and row["event"] >= 0 and row["ready_ns"] > row["start_ns"] - waited:
-        times = {"ts": (row["start_ns"] - waited) / 1000, "dur": waited / 1000}
+    idle_since = row["start_ns"] - row["idle_ns"]
+    if on_worker and row["event"] >= 0 and row["ready_ns"] > idle_since:
+        times = {"ts": idle_since / 1000, "dur": row["idle_ns"] / 1000}
         yield place | times | {"name": args["event"], "cat": "wait", "args": {"for": op}}
     times = {"ts": row["start_ns"] / 1000, "dur": (row["end_ns"] - row["start_ns"]) / 1000}
     yield place | times | {"name": op, "cat": "task" if on_worker else "schedule", "args": args}

@@ -2,11 +2,11 @@
 
 A task that waited for a signal started after the task that sent it. So, for every event of rank b with producers on
 rank a, start on b - start on a > 0 on one clock; what the two clocks show is that plus their offset. The least such
-difference each way bounds the offset from both sides, as in NTP (Mills, RFC 5905): offset = half the difference of the
-two, certain to within half their sum. Signals relayed by other ranks bound it as well (shortest paths), so that a ring
-is enough. Within those bounds, the estimate is taken the same way from start - end of the producer, which is nearer to the
-moment of the signal but not certain: a signal goes out before its sender notes the end. There, one in a hundred is
-left out as a sender that was interrupted just then.
+difference each way bounds the offset from both sides. Signals relayed by other ranks bound it as well (shortest paths),
+so that a ring is enough. Within those bounds the offset is half the difference of the least start on b - end on a and
+the least start on a - end on b, as in NTP (Mills, RFC 5905): ends are nearer to the moment of the signal, but prove
+nothing, as a signal goes out before its sender notes its end. One in a hundred of them is left out as a sender that was
+interrupted just then.
 
 Clocks are taken to run at the same speed for as long as a trace lasts.
 """
@@ -46,9 +46,9 @@ def clock_offsets(wiring: Wiring, times: Times, num_ranks: int) -> Offsets:
             ahead.append(0)
             uncertainty.append(-1)
             continue
-        middle = (estimates[0, rank] - estimates[rank, 0]) / 2
-        ahead.append(round(float(np.clip(middle, -back, there))))
-        uncertainty.append(round(float(there + back) / 2))
+        offset = float(np.clip((estimates[0, rank] - estimates[rank, 0]) / 2, -back, there))
+        ahead.append(round(offset))
+        uncertainty.append(max(0, round(max(there - offset, offset + back))))
     return Offsets(ahead, uncertainty)
 
 

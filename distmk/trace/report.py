@@ -17,7 +17,7 @@ SPREAD = ("count", "total ms", "mean us", "p50 us", "p99 us")
 def report(trace: Trace) -> str:
     """What happened, in a few tables of plain text."""
     if not len(trace.on_workers()):
-        return "trace: no task ran\n"
+        return f"trace: no iteration was kept in full; {trace.num_dropped} records dropped\n"
     return "\n".join([_head(trace), _ops(trace), _path(trace), _events(trace), _hops(trace)])
 
 
