@@ -66,12 +66,14 @@ def _events(trace: Trace) -> Iterator[dict[str, Any]]:
             yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
         yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": runner, "args": {"name": name}}
         yield {"ph": "M", "name": "thread_sort_index", "pid": rank, "tid": runner, "args": {"sort_index": runner}}
+    waited = trace.waited()
     for begin in range(0, len(trace.rows), 4096):
-        for row in trace.rows[begin : begin + 4096].tolist():
-            yield from _slices(trace, dict(zip(ROW.names or (), row, strict=True)))
+        part = slice(begin, begin + 4096)
+        for row, had_waited in zip(trace.rows[part].tolist(), waited[part].tolist(), strict=True):
+            yield from _slices(trace, dict(zip(ROW.names or (), row, strict=True)), had_waited)
 
 
-def _slices(trace: Trace, row: dict[str, int]) -> Iterator[dict[str, Any]]:
+def _slices(trace: Trace, row: dict[str, int], waited: bool) -> Iterator[dict[str, Any]]:
     """The task, and the wait before it."""
     op, on_worker = trace.ops[row["op"]], row["runner"] < trace.num_workers
     args: dict[str, Any] = {name: row[name] for name in KEPT_AS_IS} | {
@@ -88,9 +90,8 @@ def _slices(trace: Trace, row: dict[str, int]) -> Iterator[dict[str, Any]]:
     else:
         args["ready"] = "unknown" if row["ready_ns"] == UNKNOWN else "always"
     place = {"ph": "X", "pid": row["rank"], "tid": row["runner"]}
-    idle_since = row["start_ns"] - row["idle_ns"]
-    if on_worker and row["event"] >= 0 and row["ready_ns"] > idle_since:
-        times = {"ts": idle_since / 1000, "dur": row["idle_ns"] / 1000}
+    if waited:
+        times = {"ts": (row["start_ns"] - row["idle_ns"]) / 1000, "dur": row["idle_ns"] / 1000}
         yield place | times | {"name": args["event"], "cat": "wait", "args": {"for": op}}
     times = {"ts": row["start_ns"] / 1000, "dur": (row["end_ns"] - row["start_ns"]) / 1000}
     yield place | times | {"name": op, "cat": "task" if on_worker else "schedule", "args": args}

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from distmk.abi import LaunchKind
+
 Rows = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 
@@ -60,6 +62,17 @@ class Trace:
     def on_workers(self) -> Rows:
         """The rows of tasks that ran on workers."""
         return self.rows[self.rows["runner"] < self.num_workers]
+
+    def waited(self) -> npt.NDArray[np.bool_]:
+        """Of each row: it ran on a worker that had been idle when the last task it waited for ended.
+
+        A worker that ends that task itself does not wait for what its queue has next, but for what is handed out.
+        """
+        rows = self.rows
+        known = (rows["ready_ns"] != UNKNOWN) & (rows["ready_ns"] != NEVER) & (rows["runner"] < self.num_workers)
+        idle = rows["ready_ns"] + (rows["launch"] != LaunchKind.AHEAD) > rows["start_ns"] - rows["idle_ns"]
+        found: npt.NDArray[np.bool_] = known & idle & (rows["idle_ns"] > 0)
+        return found
 
 
 _LAYER = re.compile(r"(?:^|(?<=\.))layers?[._]?(\d+)\.")

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from distmk.abi import LaunchKind
 from distmk.tasks import TASK_TYPES, Prepare
-from distmk.trace.record import NEVER, UNKNOWN, Ints, Rows, Trace, family_of
+from distmk.trace.record import UNKNOWN, Ints, Rows, Trace, family_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -66,19 +66,9 @@ def by_op(trace: Trace) -> list[ByOp]:
     return sorted(found, key=lambda each: -each.body_and_finish.total_us)
 
 
-def waited(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Of each row: it ran on a worker that had been idle before the last task it waited for ended."""
-    rows = trace.rows
-    known = (rows["ready_ns"] != UNKNOWN) & (rows["ready_ns"] != NEVER) & (rows["runner"] < trace.num_workers)
-    found: npt.NDArray[np.bool_] = (
-        known & (rows["idle_ns"] > 0) & (rows["ready_ns"] > rows["start_ns"] - rows["idle_ns"])
-    )
-    return found
-
-
 def by_event(trace: Trace) -> list[tuple[str, Spread]]:
     """Idle time of workers by the event that ended it, over all layers, the longest first."""
-    rows = trace.rows[waited(trace)]
+    rows = trace.rows[trace.waited()]
     names = [family_of(name) for name in trace.events]
     distinct = list(dict.fromkeys(names))
     index = np.array([distinct.index(name) for name in names] or [0], np.int64)[rows["event"]]
@@ -88,7 +78,7 @@ def by_event(trace: Trace) -> list[tuple[str, Spread]]:
 
 def hops(trace: Trace) -> dict[str, Spread]:
     """From the end of the last task that was waited for to the start of the waiting one, by kind."""
-    rows = trace.rows[waited(trace)]
+    rows = trace.rows[trace.waited()]
     latency = rows["start_ns"] - rows["ready_ns"]
     ahead = rows["launch"] == LaunchKind.AHEAD
     own = rows["source"] == rows["rank"]

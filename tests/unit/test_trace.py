@@ -27,7 +27,7 @@ from distmk.program import Program, compile_graph
 from distmk.trace.collect import assemble
 from distmk.trace.path import critical_path
 from distmk.trace.record import NEVER, UNKNOWN, Trace, family_of, layer_of
-from distmk.trace.summary import by_event, by_op, hops, idle_shares, iterations, waited
+from distmk.trace.summary import by_event, by_op, hops, idle_shares, iterations
 
 FINISH_NS = 100
 Task = tuple[int, int]  # rank, index
@@ -206,7 +206,7 @@ def test_tables_against_numpy(num_ranks: int) -> None:
     span = rows["end_ns"].max() - rows["start_ns"].min()
     for rank, share in enumerate(idle_shares(found)):
         assert share == pytest.approx(1 - length[rows["rank"] == rank].sum() / (2 * span))
-    there = waited(found)
+    there = found.waited()
     assert sum(spread.count for _, spread in by_event(found)) == there.sum()
     assert sum(s.total_us for _, s in by_event(found)) == pytest.approx(found.rows["idle_ns"][there].sum() / 1000)
     kinds = hops(found)
