@@ -175,6 +175,7 @@ class BatcherState(ctypes.Structure):
         ("num_running", c_uint32),
         ("num_free_pages", c_uint32),
         ("first_slot", c_uint32),
+        ("num_published", c_uint64),
         ("slots", Sequence * MAX_ROWS),
     ]
 
@@ -272,6 +273,7 @@ class ProgramHeader(ctypes.Structure):
         ("heap_bytes", c_uint64),
         ("local_bytes", c_uint64),
         ("program_bytes", c_uint64),
+        ("pad", c_uint64),  # what follows is read 16 bytes at a time
     ]
 
 

@@ -6,7 +6,7 @@ import fcntl
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,22 +22,38 @@ def csrc_dir() -> Path:
     raise BuildError("the C++ sources (csrc) are not installed with this package; reinstall distmk")
 
 
-def cached(
-    name: str, suffix: str, ingredients: Sequence[str], sources: Sequence[Path], make: Callable[[Path], Path]
-) -> Path:
-    """The file made by `make(scratch folder)` from `sources`, all headers of csrc and `ingredients` (tools, flags).
+def cached(name: str, suffix: str, key: str, make: Callable[[Path], Path]) -> Path:
+    """The file `<name>-<key><suffix>` of the cache, made by `make(scratch folder)` if it is not there.
 
-    Made once and published by one rename, so that a reader never sees half of it. BuildError: unwritable cache folder,
-    or whatever `make` raises.
+    Made once and published by one rename, so that a reader never sees half of it; a report that `make` leaves beside
+    the file, with suffix .json, is published before it. BuildError: unwritable cache folder, or whatever `make` raises.
     """
-    folder = _writable(env.cache_dir())
-    target = folder / f"{name}-{_key(ingredients, sources)}{suffix}"
+    target = env.cache_dir() / f"{name}-{key}{suffix}"
     if not target.exists():
+        folder = _writable(target.parent)
         with _locked(folder / f"{target.name}.lock"):
             if not target.exists():
                 with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                    os.replace(make(Path(scratch)), target)
+                    made = make(Path(scratch))
+                    report = made.with_suffix(".json")
+                    if report.exists():
+                        os.replace(report, target.with_suffix(".json"))
+                    os.replace(made, target)
     return target
+
+
+def content_key(ingredients: Iterable[str], sources: Iterable[Path]) -> str:
+    """Hash of `ingredients` (tools, flags) and of what the files `sources` hold and are called.
+
+    Where csrc or the files lie does not count, so that a cache can be moved.
+    """
+    root = csrc_dir()
+    named = {path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name: path for path in sources}
+    digest = hashlib.sha256(repr(list(ingredients)).encode())
+    for name in sorted(named):
+        content = named[name].read_bytes()
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:24]
 
 
 def _writable(folder: Path) -> Path:
@@ -49,15 +65,6 @@ def _writable(folder: Path) -> Path:
         reason = error.strerror or str(error)
         advice = "set DISTMK_CACHE to one you own"
         raise BuildError(f"cannot write to the cache folder {folder} ({reason}); {advice}") from None
-
-
-def _key(ingredients: Sequence[str], sources: Sequence[Path]) -> str:
-    """Hash of contents, never of where they lie, so that a cache can be moved."""
-    root = csrc_dir()
-    digest = hashlib.sha256(repr(list(ingredients)).encode())
-    for path in sorted({*root.rglob("*.h"), *sources}):
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()[:24]
 
 
 @contextmanager

@@ -27,6 +27,12 @@ def cache_dir() -> Path:
     return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "distmk"
 
 
+def cubin_dir() -> Path | None:
+    """DISTMK_CUBIN_DIR: kernels that `distmk build --output` made, looked for here before anything is compiled."""
+    given = os.environ.get("DISTMK_CUBIN_DIR")
+    return Path(given) if given else None
+
+
 def compiler() -> str:
     """DISTMK_CXX: the C++ compiler of the host runtime."""
     return os.environ.get("DISTMK_CXX") or os.environ.get("CXX") or "g++"

@@ -22,12 +22,9 @@ class Tracer {
   DISTMK_FN void keep(const Context& context, uint64_t start_ns, uint64_t body_end_ns) {
     if (!entries_ || !context.team.leader()) return;
     const uint64_t end_ns = now_ns();
-    entries_[next_] = {static_cast<uint32_t>(context.task - context.rank_state.tasks),
-                       static_cast<uint32_t>(context.iteration),
-                       context.instance,
-                       static_cast<uint32_t>(end_ns - body_end_ns),
-                       start_ns,
-                       end_ns};
+    entries_[next_] = {context.task.index, static_cast<uint32_t>(context.iteration),
+                       context.instance,   static_cast<uint32_t>(end_ns - body_end_ns),
+                       start_ns,           end_ns};
     if (++next_ == capacity_) next_ = 0;
     *count_ = ++seen_;
   }

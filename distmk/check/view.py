@@ -16,7 +16,7 @@ from distmk.abi import LaunchKind, ProgramHeader, Queue, TaskDesc, Trigger, Wait
 from distmk.abi_header import abi_hash
 from distmk.check.findings import Findings, name_at
 from distmk.program import Program, RankProgram
-from distmk.tasks import TASK_TYPES
+from distmk.tasks import TASK_TYPES, Prepare
 
 Ints = npt.NDArray[np.int64]
 SECTIONS = {"tasks": TaskDesc, "waits": Wait, "triggers": Trigger, "queues": Queue, "launches": ctypes.c_uint32}
@@ -149,8 +149,8 @@ class View:
         for task in np.flatnonzero(self.launch > max(LaunchKind)):
             findings.add("task", f"{self.task_name(int(task))} has unknown launch kind {self.launch[task]}")
         for task in scheduled:
-            if self.task_rank[task] != 0 or len(scheduled) > 1:
-                text = "is run by a scheduler: only one task of rank 0 may be"
+            if self.task_rank[task] != 0 or len(scheduled) > 1 or self.types[task] != Prepare.type_id:
+                text = "is run by a scheduler: only one task of rank 0 may be, the one that prepares the next batch"
                 findings.add("task", f"{self.task_name(int(task))} {text}")
         massive = self.launch == LaunchKind.MASSIVE
         # A task that is not massive may be of a type that could have many instances, but it runs as one.

@@ -12,25 +12,15 @@ import numpy.typing as npt
 from distmk.abi import Abort, LaunchParams, Space
 from distmk.backend import Kept, LaunchBlock, LaunchSpec
 from distmk.bootstrap import Bootstrap, agree
-from distmk.cuda.build import build_cubin
+from distmk.cuda.build import architecture_of, build_cubin
 from distmk.cuda.nvshmem import SymmetricHeap, require
 from distmk.errors import UsageError
 from distmk.host.shm import SharedHeap
 from distmk.place import Placed, control_bytes
 from distmk.program import RankProgram
 
-THREADS = 320  # csrc/device/megakernel.cuh: consumers, loader, scheduler
-SHARED_BYTES = 16 * 8192 + 72 * 1024 + 8 * 3 * 16 * 16 * 4 + 2048  # csrc/device/shared.cuh
 KERNEL = b"distmk_megakernel"
 POLL_S = 0.0002
-
-
-def architecture(device: Any) -> str:
-    """The architecture to compile for on `device`; UsageError below compute capability 9.0 (it has no bulk copies)."""
-    major, minor = device.compute_capability
-    if major < 9:
-        raise UsageError(f"GPU of compute capability {major}.{minor}; the cuda backend needs 9.0 or newer")
-    return "sm_90a" if major == 9 else "sm_100a"
 
 
 def num_workers_of(local_rank: int) -> int:
@@ -69,7 +59,7 @@ class CudaBackend:
     def _load(self) -> Any:
         from cuda.core import ObjectCode
 
-        return ObjectCode.from_cubin(build_cubin(architecture(self._device)).read_bytes())
+        return ObjectCode.from_cubin(build_cubin(architecture_of(self._device.compute_capability)).read_bytes())
 
     def _allocate(self) -> None:
         import torch
@@ -94,20 +84,33 @@ class CudaBackend:
         """UsageError unless all of the grid's blocks can be on the GPU at once, which the protocol relies on."""
         from cuda.bindings import driver
 
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        handle = self._kernel.handle
-        (error,) = driver.cuKernelSetAttribute(attribute, SHARED_BYTES, handle, self._device.device_id)
+        properties, handle, attribute = self._device.properties, self._kernel.handle, driver.CUfunction_attribute
+
+        def known(which: Any) -> int:
+            error, value = driver.cuKernelGetAttribute(which, handle, self._device.device_id)
+            return int(value) if error == driver.CUresult.CUDA_SUCCESS else 0
+
+        # A worker has an SM to itself, and all of its shared memory.
+        static_bytes = known(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
+        shared_bytes = properties.max_shared_memory_per_block_optin - static_bytes
+        threads = known(attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)
+        num_registers = known(attribute.CU_FUNC_ATTRIBUTE_NUM_REGS)
+        dynamic = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        (error,) = driver.cuKernelSetAttribute(dynamic, shared_bytes, handle, self._device.device_id)
         blocks = 0
         if error == driver.CUresult.CUDA_SUCCESS:
-            blocks = self._kernel.occupancy.max_active_blocks_per_multiprocessor(THREADS, SHARED_BYTES)
-        properties = self._device.properties
-        wanted, room = self.program.header.num_workers, blocks * properties.multiprocessor_count
+            blocks = self._kernel.occupancy.max_active_blocks_per_multiprocessor(threads, shared_bytes)
+        header = self.program.header
+        self.own_schedulers = header.num_schedulers != header.num_workers
+        wanted = header.num_workers + (1 if self.own_schedulers else 0)
+        room = blocks * properties.multiprocessor_count
         if not properties.cooperative_launch or wanted > room:
             raise UsageError(
-                f"the kernel needs {wanted} blocks of {THREADS} threads, {self._kernel.attributes.num_regs()} registers and "
-                f"{SHARED_BYTES} bytes of shared memory at once; this GPU has room for {room}, "
+                f"the kernel needs {wanted} blocks of {threads} threads, {num_registers} registers and "
+                f"{shared_bytes} bytes of shared memory at once; this GPU has room for {room}, "
                 f"cooperative launch {'yes' if properties.cooperative_launch else 'no'}; use fewer workers"
             )
+        self.grid, self.threads, self.shared_bytes = wanted, threads, shared_bytes
 
     def _piece(self, placed: Placed) -> Any:
         memory = self._heap.tensor if placed.space is Space.HEAP else self._local
@@ -162,7 +165,6 @@ class CudaLaunch:
         from cuda.core import LaunchConfig, launch
 
         self.block, self._backend = block, backend
-        header = backend.program.header
         self._pinned = [_pin(memory) for memory in (block.tokens, block.token_count, block.records)]
         self._device = [_upload(memory) for memory in (block.requests, block.prompts, block.eos_ids)]
         self._params = _pin(LaunchParams())
@@ -182,7 +184,10 @@ class CudaLaunch:
         block.token_count = ctypes.c_uint64.from_address(params.token_count)
         block.records = type(block.records).from_address(params.records)
         self._filled = params
-        config = LaunchConfig(grid=header.num_workers, block=THREADS, shmem_size=SHARED_BYTES, is_cooperative=True)
+        params.scheduler_threads = int(backend.own_schedulers)
+        config = LaunchConfig(
+            grid=backend.grid, block=backend.threads, shmem_size=backend.shared_bytes, is_cooperative=True
+        )
         launch(backend._stream, config, backend._kernel, self._params.data_ptr())
         self._event = backend._stream.record()
 

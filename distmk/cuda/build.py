@@ -1,69 +1,138 @@
-"""Compile csrc for a GPU architecture with nvcc and link the NVSHMEM device library; no GPU is needed for it."""
+"""Compile csrc for a GPU architecture with nvcc and link NVSHMEM's device library; no GPU is needed for it."""
 
 from __future__ import annotations
 
-import importlib.util
+import dataclasses
+import json
 import os
+import re
 import shutil
-import subprocess
-from collections.abc import Sequence
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from distmk import env
-from distmk.build_cache import cached, csrc_dir
-from distmk.errors import BuildError
+from distmk.build_cache import cached, content_key, csrc_dir
+from distmk.cuda.toolchain import Toolchain, find_toolchain, run
+from distmk.errors import BuildError, UsageError
 
-ARCHITECTURES = ("sm_90a", "sm_100a")
 FLAGS = ("-std=c++17", "-O3", "-rdc=true", "--expt-relaxed-constexpr", "-lineinfo")
+KERNEL = "distmk_megakernel"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What the GPUs of one compute capability are compiled for. Others of the same generation have less shared memory."""
+
+    name: str
+    capability: tuple[int, int]
+    gpus: str
+
+
+ARCHITECTURES = {
+    each.name: each
+    for each in (
+        Architecture("sm_80", (8, 0), "A100, A30"),
+        Architecture("sm_90a", (9, 0), "H100, H200, GH200"),
+        Architecture("sm_100a", (10, 0), "B200, GB200"),
+        Architecture("sm_103a", (10, 3), "B300, GB300"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is known of a kernel since it was compiled; lies beside it as JSON."""
+
+    architecture: str
+    source: str  # hash of sources and flags
+    nvcc: str
+    nvshmem: str
+    registers: int  # of a thread
+    spill_bytes: int  # of a thread, written to local memory
+    shared_bytes: int  # static; the rest is asked for at launch
+    compile_s: float
+
+    @staticmethod
+    def of(cubin: Path) -> Report | None:
+        """That of a kernel, if it has one."""
+        try:
+            return Report(**json.loads(cubin.with_suffix(".json").read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+def architecture_of(capability: tuple[int, int]) -> str:
+    """What to compile for on a GPU of this compute capability; UsageError where the kernel cannot run on it."""
+    for each in ARCHITECTURES.values():
+        if each.capability == tuple(capability):
+            return each.name
+    known = ", ".join(
+        f"{major}.{minor} ({each.gpus})" for each in ARCHITECTURES.values() for major, minor in [each.capability]
+    )
+    found = ".".join(map(str, capability))
+    raise UsageError(f"the cuda backend does not run on a GPU of compute capability {found}; it runs on {known}")
 
 
 def build_cubin(architecture: str) -> Path:
-    """Path of the cubin for `architecture`, compiled if the cache has none for these sources, tools and flags.
+    """Path of the kernel for `architecture`: from DISTMK_CUBIN_DIR, else the cache, else compiled into it.
 
-    BuildError: an architecture that is not supported, no nvcc, no NVSHMEM, or sources that do not compile.
+    Where nothing can be compiled, one of the cache will do that other tools made of the same sources. BuildError: an
+    architecture that is not supported, no nvcc or no NVSHMEM where they are needed, or sources that do not compile.
     """
     if architecture not in ARCHITECTURES:
         raise BuildError(f"architecture {architecture} is not supported; choose one of {', '.join(ARCHITECTURES)}")
-    nvcc, nvshmem = find_nvcc(), find_nvshmem()
-    version = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout.splitlines()[-1:]
-    library = nvshmem / "lib" / "libnvshmem_device.a"
-    ingredients = [architecture, *FLAGS, *version, str(library.stat().st_size)]
-    return cached(
-        f"cuda-{architecture}",
-        ".cubin",
-        ingredients,
-        [*csrc_dir().rglob("*.cuh")],
-        lambda scratch: _compile(nvcc, nvshmem, architecture, scratch),
-    )
+    given = env.cubin_dir()
+    if given and (found := find_cubin(architecture, given)):
+        return found
+    try:
+        toolchain = find_toolchain()
+    except BuildError as error:
+        if found := find_cubin(architecture, env.cache_dir()):
+            return found
+        advice = f"or run distmk build --arch {architecture} --output DIR elsewhere and set DISTMK_CUBIN_DIR"
+        raise BuildError(
+            f"no kernel for {architecture} of this version in {given or env.cache_dir()}, and {error}; {advice}"
+        ) from None
+    key = content_key(toolchain.content(), [])
+    return cached(_name(architecture), ".cubin", key, lambda scratch: compile_cubin(toolchain, architecture, scratch))
 
 
-def find_nvcc() -> str:
-    """nvcc of CUDA_HOME, of PATH, or of the pip package of the `cuda` extra."""
-    home = os.environ.get("CUDA_HOME")
-    places = [Path(home) / "bin" / "nvcc"] if home else []
-    if found := shutil.which("nvcc"):
-        places.append(Path(found))
-    if root := _nvidia_packages():
-        places.append(root / "cu13" / "bin" / "nvcc")
-    for place in places:
-        if place.exists():
-            return str(place)
-    raise BuildError("no nvcc: set CUDA_HOME, put it on PATH, or pip install nvidia-cuda-nvcc")
+def find_cubin(architecture: str, folder: Path) -> Path | None:
+    """The newest kernel in `folder` that was made of these sources for `architecture`, by whatever tools."""
+    found = folder.glob(f"{_name(architecture)}-*.cubin")
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def find_nvshmem() -> Path:
-    """Folder of NVSHMEM's headers and device library: NVSHMEM_HOME, or the pip package."""
-    given = env.nvshmem_home()
-    root = given or (packages / "nvshmem" if (packages := _nvidia_packages()) else None)
-    if root is None or not (root / "lib" / "libnvshmem_device.a").exists():
-        raise BuildError("no NVSHMEM device library: pip install nvidia-nvshmem-cu13, or set NVSHMEM_HOME")
-    return root
+def built_cubin(architecture: str) -> Path | None:
+    """The kernel that is there without compiling, of DISTMK_CUBIN_DIR or the cache."""
+    folders = [folder for folder in (env.cubin_dir(), env.cache_dir()) if folder]
+    return next((found for folder in folders if (found := find_cubin(architecture, folder))), None)
 
 
-def _nvidia_packages() -> Path | None:
-    spec = importlib.util.find_spec("nvidia")
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    return Path(places[0]) if places else None
+def copy_cubin(cubin: Path, folder: Path) -> Path:
+    """Put a kernel and its report into `folder`, for DISTMK_CUBIN_DIR. BuildError: it cannot be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in (cubin.with_suffix(".json"), cubin):
+            partial = folder / f".{path.name}.{os.getpid()}"
+            if path.exists():
+                shutil.copyfile(path, partial)
+                os.replace(partial, folder / path.name)
+    except OSError as error:
+        raise BuildError(f"cannot write to {folder}: {error.strerror or error}") from None
+    return folder / cubin.name
+
+
+def source_key(architecture: str) -> str:
+    """Hash of all that is compiled, and how; not of the tools."""
+    root = csrc_dir()
+    sources = [
+        root / "abi.h",
+        *(root / "runtime").glob("*.h"),
+        *(p for p in (root / "device").rglob("*") if p.is_file()),
+    ]
+    return content_key([architecture, *FLAGS, translation_unit()], sources)
 
 
 def translation_unit() -> str:
@@ -73,19 +142,38 @@ def translation_unit() -> str:
     return "".join(f'#include "{name}"\n' for name in names)
 
 
-def _compile(nvcc: str, nvshmem: Path, architecture: str, scratch: Path) -> Path:
-    source, obj, cubin = scratch / "distmk.cu", scratch / "distmk.o.cubin", scratch / "distmk.cubin"
+def compile_cubin(toolchain: Toolchain, architecture: str, folder: Path, virtual: str | None = None) -> Path:
+    """Compile and link in `folder`; the kernel, with its report beside it.
+
+    `virtual` (such as compute_80) is the compute capability that the sources see, by default that of `architecture`: an
+    older one's code can be tried on a newer GPU.
+    """
+    began = time.perf_counter()
+    source, obj, cubin = folder / "distmk.cu", folder / "distmk.o.cubin", folder / "distmk.cubin"
     source.write_text(translation_unit())
-    virtual = architecture.replace("sm_", "compute_")
-    includes = [f"-I{csrc_dir()}", f"-I{nvshmem / 'include'}"]
-    _run([nvcc, *FLAGS, "-gencode", f"arch={virtual},code={architecture}", "-cubin", *includes, source, "-o", obj])
-    nvlink = str(Path(nvcc).with_name("nvlink"))
-    _run([nvlink, f"--arch={architecture}", obj, f"-L{nvshmem / 'lib'}", "-lnvshmem_device", "-o", cubin])
+    code = f"arch={virtual or architecture.replace('sm_', 'compute_')},code={architecture}"
+    includes = [f"-I{csrc_dir()}", f"-I{toolchain.nvshmem / 'include'}"]
+    said = run([toolchain.nvcc, *FLAGS, "-Xptxas", "-v", "-gencode", code, "-cubin", *includes, source, "-o", obj])
+    library = [f"-L{toolchain.nvshmem / 'lib'}", "-lnvshmem_device"]
+    said += run([toolchain.nvlink, "-v", f"--arch={architecture}", obj, *library, "-o", cubin])
+    report = Report(
+        architecture=architecture,
+        source=source_key(architecture),
+        nvcc=toolchain.nvcc_version,
+        nvshmem=toolchain.nvshmem_version,
+        registers=_number(rf"nvlink.*{KERNEL}.*\n.*used (\d+) registers", said),
+        spill_bytes=_number(rf"ptxas.*properties for {KERNEL}\n.*?(\d+) bytes spill stores", said),
+        shared_bytes=_number(rf"nvlink.*{KERNEL}.*\n.* (\d+) bytes smem", said),
+        compile_s=round(time.perf_counter() - began, 1),
+    )
+    cubin.with_suffix(".json").write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")
     return cubin
 
 
-def _run(command: Sequence[str | Path]) -> None:
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
-    if done.returncode:
-        lines = [line for line in (done.stderr + done.stdout).splitlines() if "error" in line or "fatal" in line]
-        raise BuildError(f"{Path(command[0]).name} failed: {(lines or ['no message'])[0].strip()}")
+def _name(architecture: str) -> str:
+    return f"cuda-{architecture}-{source_key(architecture)}"
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    return int(found[1]) if found else 0

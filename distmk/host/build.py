@@ -11,7 +11,7 @@ from pathlib import Path
 
 from distmk import env
 from distmk.abi_header import abi_hash
-from distmk.build_cache import cached, csrc_dir
+from distmk.build_cache import cached, content_key, csrc_dir
 from distmk.errors import BuildError
 
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-pthread", "-Wall")
@@ -49,7 +49,8 @@ def build_sources(name: str, suffix: str, flags: Sequence[str], sources: Sequenc
         raise BuildError(f"no C++ compiler: {env.compiler()!r} not found; install g++ (C++20) or set DISTMK_CXX")
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout.splitlines()[:1]
     ingredients = [*version, *flags, platform.machine(), _cpu_flags()]
-    return cached(name, suffix, ingredients, sources, lambda scratch: _compile(compiler, flags, sources, scratch))
+    key = content_key(ingredients, [*csrc_dir().rglob("*.h"), *sources])
+    return cached(name, suffix, key, lambda scratch: _compile(compiler, flags, sources, scratch))
 
 
 def _cpu_flags() -> str:

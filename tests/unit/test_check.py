@@ -287,6 +287,12 @@ def test_gate_is_opened_by_the_scheduler_task() -> None:
     assert "gate: event" in refusal(program)
 
 
+def test_schedulers_run_nothing_but_prepare() -> None:
+    program = compile_graph(graphs.handed_out(1, 1))
+    find(program, "single").launch = LaunchKind.SCHEDULER
+    assert "task: single (rank 0, handed out) is run by a scheduler: only one task of rank 0" in refusal(program)
+
+
 def test_absurd_values_cost_nothing() -> None:
     program = compile_graph(graphs.all_reduce(2, 1))
     decode_args(find(program, "sum0")).num_blocks = 2**32 - 1

@@ -1,0 +1,60 @@
+"""`distmk build`: compile the GPU kernel ahead of its first use, on a machine with or without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from distmk.cuda.build import ARCHITECTURES, Report, build_cubin, built_cubin, copy_cubin
+
+
+def add_to(commands: Any) -> None:
+    parser = commands.add_parser(
+        "build",
+        help="compile the GPU kernel ahead of its first use",
+        description="Compile the GPU kernel into the cache, on a machine with or without a GPU. Needs nvcc and NVSHMEM, "
+        "such as those of pip install 'distmk[build]'. Without --arch, list the architectures and their kernels.",
+    )
+    parser.add_argument("--list", action="store_true", help="list the architectures and the kernels that are there")
+    parser.add_argument(
+        "--arch",
+        action="append",
+        choices=tuple(ARCHITECTURES),
+        metavar="ARCH",
+        help=f"architecture to compile for, once or several times: {', '.join(ARCHITECTURES)}",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="put a copy there too; elsewhere, DISTMK_CUBIN_DIR=DIR uses it without nvcc",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.list or not arguments.arch:
+        for architecture in ARCHITECTURES.values():
+            found = built_cubin(architecture.name)
+            print(f"{architecture.name:<8} {architecture.gpus:<18} {describe(found) if found else 'not compiled yet'}")
+        return 0
+    wanted = list(dict.fromkeys(arguments.arch))
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        for architecture, cubin in zip(wanted, pool.map(build_cubin, wanted), strict=True):
+            path = copy_cubin(cubin, arguments.output) if arguments.output else cubin
+            print(f"{architecture:<8} {describe(path)}", flush=True)
+    return 0
+
+
+def describe(cubin: Path) -> str:
+    """Where it is, how large, and what the compiler said of it."""
+    text = f"{cubin}, {cubin.stat().st_size / 1e6:.2f} MB"
+    if report := Report.of(cubin):
+        text += (
+            f", {report.registers} registers, {report.spill_bytes} bytes spilled, "
+            f"{report.shared_bytes} bytes of static shared memory, compiled in {report.compile_s:g} s "
+            f"by nvcc {report.nvcc} with NVSHMEM {report.nvshmem}"
+        )
+    return text

@@ -1,0 +1,113 @@
+"""What compiles for GPUs: nvcc and NVSHMEM's device library, from wherever this machine has them. Needs no GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from distmk import env
+from distmk.errors import BuildError
+
+OLDEST_CUDA = 13
+ADVICE = "pip install 'distmk[build]'"
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """`nvcc` with nvlink beside it; `nvshmem` is the folder of NVSHMEM's headers and device library."""
+
+    nvcc: Path
+    nvcc_version: str  # like 13.0.88
+    nvshmem: Path
+
+    @property
+    def nvlink(self) -> Path:
+        return self.nvcc.with_name("nvlink")
+
+    @property
+    def nvshmem_version(self) -> str:
+        """Like 3.4.5."""
+        return nvshmem_version(self.nvshmem)
+
+    def content(self) -> list[str]:
+        """What decides how it compiles, wherever it lies: the compiler's version, NVSHMEM's files."""
+        headers = [path for path in (self.nvshmem / "include").rglob("*") if path.is_file()]
+        digest = hashlib.sha256()
+        for path in sorted([self.nvshmem / "lib" / "libnvshmem_device.a", *headers]):
+            digest.update(path.relative_to(self.nvshmem).as_posix().encode() + path.read_bytes())
+        return [self.nvcc_version, digest.hexdigest()]
+
+
+def find_toolchain() -> Toolchain:
+    """BuildError where a part is missing or too old."""
+    nvcc = find_nvcc()
+    version = nvcc_version(nvcc)
+    if int(version.split(".")[0]) < OLDEST_CUDA:
+        raise BuildError(f"{nvcc} is of CUDA {version}; {OLDEST_CUDA}.0 or newer is needed: set CUDA_HOME, or {ADVICE}")
+    return Toolchain(nvcc, version, find_nvshmem())
+
+
+def find_nvcc() -> Path:
+    """nvcc of CUDA_HOME, else of PATH, else of the pip packages. BuildError: none."""
+    home = os.environ.get("CUDA_HOME")
+    on_path = shutil.which("nvcc")
+    places = [Path(home) / "bin" / "nvcc"] if home else []
+    places += [Path(on_path)] if on_path else []
+    places += [root / "cu13" / "bin" / "nvcc" for root in _nvidia_packages()]
+    for place in places:
+        if place.exists():
+            return place
+    raise BuildError(f"no nvcc: set CUDA_HOME, put it on PATH, or {ADVICE}")
+
+
+def nvcc_version(nvcc: Path) -> str:
+    """Like 13.0.88. BuildError: it does not run."""
+    try:
+        said = run([nvcc, "--version"])
+    except OSError as error:
+        raise BuildError(f"{nvcc} cannot be run: {error.strerror}") from None
+    found = re.search(r", V(\d+\.\d+\.\d+)", said)
+    if not found:
+        raise BuildError(f"{nvcc} --version names no version")
+    return found[1]
+
+
+def find_nvshmem() -> Path:
+    """NVSHMEM's folder: NVSHMEM_HOME, or the pip package. BuildError: none with a device library."""
+    given = env.nvshmem_home()
+    for root in [given] if given else [packages / "nvshmem" for packages in _nvidia_packages()]:
+        if (root / "lib" / "libnvshmem_device.a").exists():
+            return root
+    raise BuildError(f"no NVSHMEM device library{f' in {given}' if given else ''}: set NVSHMEM_HOME, or {ADVICE}")
+
+
+def nvshmem_version(root: Path) -> str:
+    """Of the NVSHMEM in `root`, like 3.4.5; `unknown` where its headers do not say."""
+    try:
+        text = (root / "include" / "non_abi" / "nvshmem_version.h").read_text()
+    except OSError:
+        return "unknown"
+    parts = re.findall(r"NVSHMEM_VENDOR_(?:MAJOR|MINOR|PATCH)_VERSION (\d+)", text)
+    return ".".join(parts) or "unknown"
+
+
+def run(command: Sequence[str | Path]) -> str:
+    """What the command wrote. BuildError: it failed; tells its first error."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    output = done.stdout + done.stderr
+    if done.returncode:
+        lines = [line for line in output.splitlines() if "error" in line or "fatal" in line]
+        raise BuildError(f"{Path(command[0]).name} failed: {(lines or ['no message'])[0].strip()}")
+    return output
+
+
+def _nvidia_packages() -> list[Path]:
+    spec = importlib.util.find_spec("nvidia")
+    return [Path(place) for place in spec.submodule_search_locations or ()] if spec else []

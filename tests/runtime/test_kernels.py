@@ -1,0 +1,55 @@
+"""The GPU's code compiles and links for every architecture, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from helpers import Runner
+
+from distmk.cuda.build import ARCHITECTURES, Report
+from distmk.cuda.toolchain import find_toolchain
+from distmk.errors import BuildError
+
+MAX_REGISTERS = 168  # of a thread, where the 12 warps of a block share an SM
+
+
+def why_not() -> str | None:
+    try:
+        find_toolchain()
+    except BuildError as error:
+        return str(error)
+    return None
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    if reason := why_not():
+        pytest.skip(reason)
+    runner = Runner(tmp_path_factory.mktemp("kernels"), timeout_s=600)
+    arguments = [part for name in ARCHITECTURES for part in ("--arch", name)]
+    finished = runner.distmk("build", *arguments, "--output", str(runner.folder / "output"))
+    assert finished.status == 0, finished.stderr
+    lines = [line.split() for line in finished.stdout.splitlines()]
+    return {name: Path(path.rstrip(",")) for name, path, *_ in lines}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_kernel_of_every_architecture(name: str, kernels: dict[str, Path]) -> None:
+    """It is for that architecture, whole, and small enough to run."""
+    read = subprocess.run(["readelf", "-hsW", str(kernels[name])], capture_output=True, text=True, check=True).stdout
+    assert "NVIDIA CUDA architecture" in read
+    flags = re.search(r"Flags: +0x([0-9a-f]+)", read)
+    major, minor = ARCHITECTURES[name].capability
+    assert flags and int(flags[1], 16) >> 8 & 0xFF == 10 * major + minor, flags
+    defined = set(re.findall(r"(?:FUNC|OBJECT) +GLOBAL .* (\w+)$", re.sub(r".* UND .*", "", read), re.MULTILINE))
+    assert {"distmk_megakernel", "nvshmemi_device_state_d", "nvshmemi_device_lib_version_d"} <= defined
+    missing = {symbol for symbol in re.findall(r"GLOBAL .* UND (\S+)", read) if not symbol.startswith(".nv.")}
+    assert missing <= {"vprintf"}, "the driver brings no more"
+    report = Report.of(kernels[name])
+    assert report and report.architecture == name
+    assert 0 < report.registers <= MAX_REGISTERS
