@@ -299,10 +299,7 @@ class LaunchParams(ctypes.Structure):
         ("spin_polls", c_uint32),  # polls before a waiter gives its core away
         ("iterations_done", c_uint64),  # out
         ("trace", c_uint64),  # TraceEntry[num_workers + num_schedulers][trace_capacity], rings; 0: off
-        (
-            "trace_counts",
-            c_uint64,
-        ),  # u64[num_workers + num_schedulers]: tasks run; the last `trace_capacity` left entries
+        ("trace_counts", c_uint64),  # u64[num_workers + num_schedulers]: tasks run; the last ones left entries
         ("trace_capacity", c_uint64),
         # The rest is for a GPU.
         ("self", c_uint64),  # where the host reads `iterations_done`

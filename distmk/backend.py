@@ -153,6 +153,7 @@ class Backend(Protocol):
     """One rank's memory and launches. Making one is collective over all ranks."""
 
     name: str
+    device: str  # where `write` likes its data: "cpu" for numpy arrays, else a torch device
 
     def view(self, placed: Placed, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """A piece of this rank's memory as an array [rows, row_bytes / itemsize]; valid until `close`.
@@ -161,8 +162,8 @@ class Backend(Protocol):
         """
         ...
 
-    def write(self, placed: Placed, row: int, array: npt.NDArray[Any]) -> None:
-        """Fill rows of a piece from `row` on."""
+    def write(self, placed: Placed, row: int, array: Any) -> None:
+        """Fill rows of a piece from `row` on with an array, or with a tensor on `device`."""
         ...
 
     def reset(self) -> None:

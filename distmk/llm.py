@@ -104,6 +104,11 @@ class LLM:
     def num_workers(self) -> int:
         return self._engine.num_workers
 
+    @property
+    def load_s(self) -> dict[str, float]:
+        """Seconds that this rank took to load the program, the runtime (its memory included) and the weights."""
+        return self._engine.load_s
+
     def stream(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> Iterator[TokenOutput]:

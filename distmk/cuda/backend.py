@@ -34,6 +34,7 @@ class CudaBackend:
     """Implements `backend.Backend`. Collective; UsageError or BuildError on every rank where it cannot be made."""
 
     name = "cuda"
+    device = "cuda"
 
     def __init__(self, program: RankProgram, bootstrap: Bootstrap) -> None:
         self.program, self._bootstrap = program, bootstrap
@@ -120,12 +121,13 @@ class CudaBackend:
         flat: npt.NDArray[Any] = self._piece(placed).cpu().numpy().view(dtype)
         return flat.reshape(placed.rows, -1)
 
-    def write(self, placed: Placed, row: int, array: npt.NDArray[Any]) -> None:
+    def write(self, placed: Placed, row: int, array: Any) -> None:
         import torch
 
-        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        tensor = torch.from_numpy(np.ascontiguousarray(array)) if isinstance(array, np.ndarray) else array
+        raw = tensor.reshape(-1).view(torch.uint8)
         begin = row * placed.row_bytes
-        self._piece(placed)[begin : begin + raw.size].copy_(torch.from_numpy(raw))
+        self._piece(placed)[begin : begin + raw.numel()].copy_(raw)
 
     def reset(self) -> None:
         import torch

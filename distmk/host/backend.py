@@ -37,6 +37,7 @@ class HostBackend:
     """Implements `backend.Backend`. Collective; BuildError or UsageError (on every rank) where it cannot be made."""
 
     name = "host"
+    device = "cpu"
 
     def __init__(self, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool = False) -> None:
         self.program = program

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ class Wiring:
         index = np.arange(count.sum()) - np.repeat(ends - count, count) + np.repeat(begin, count)
         return np.repeat(np.arange(len(every)), count), index
 
-    def _read_waits(self, parts: list[RankProgram], tasks: list[Any]) -> None:
+    def _read_waits(self, parts: Sequence[RankProgram], tasks: list[Any]) -> None:
         held, index = self._held(tasks, "wait", [len(part.waits) for part in parts])
         waits = np.concatenate([_array(part.waits, Wait) for part in parts])[index]
         event = waits["event"].astype(np.int64) + self.first_event[self.task_rank[held]]
@@ -60,7 +61,7 @@ class Wiring:
         self.wait_event = np.concatenate([event, gates[rank] + self.first_event[rank]])[by_task]
         self.wait_lag = np.concatenate([waits["lag"].astype(np.int64), np.zeros_like(gated)])[by_task]
 
-    def _read_triggers(self, parts: list[RankProgram], tasks: list[Any]) -> None:
+    def _read_triggers(self, parts: Sequence[RankProgram], tasks: list[Any]) -> None:
         held, index = self._held(tasks, "trigger", [len(part.triggers) for part in parts])
         triggers = np.concatenate([_array(part.triggers, Trigger) for part in parts])[index]
         event = triggers["event"].astype(np.int64) + self.first_event[triggers["rank"].astype(np.int64)]

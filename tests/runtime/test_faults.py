@@ -110,8 +110,9 @@ def test_killed_rank_under_mpirun(runner: Runner, command: Callable[..., list[st
 
 @pytest.mark.parametrize("after_s", [0.1, 0.8, 1.6])
 def test_killed_while_starting(runner: Runner, smollm2: Path, after_s: float) -> None:
-    """A rank that dies while Python starts, while ranks join, or while weights are read."""
-    process = runner.start([*DISTMK, "generate", "--model", str(smollm2), "--prompt", "x", "--ranks", "3"])
+    """A rank that dies while Python starts, while ranks join, while weights are read, or soon after."""
+    tokens = ("--max-new-tokens", "3000", "--ignore-eos")
+    process = runner.start([*DISTMK, "generate", "--model", str(smollm2), "--prompt", "x", *tokens, "--ranks", "3"])
     pid = pid_of(runner, 2)
     time.sleep(after_s)
     os.kill(pid, signal.SIGKILL)
