@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from distmk import abi
+from distmk import abi, env
 from distmk.abi import Abort, LaunchKind, Request, TokenEvent, TraceEntry, WaitRecordABI
 from distmk.place import Placed
 from distmk.program import RankProgram
@@ -126,6 +126,13 @@ class LaunchBlock:
             expired, worker = bool(record.expired), record.worker
             found.append(StuckWait(record.iteration, order, expired, worker, task, event, record.want, record.got))
         return sorted(found, key=lambda wait: (wait.iteration, wait.order))
+
+
+def inject_dropped_signal(fault: abi.Fault, rank: int) -> None:
+    """Let this rank lose the signal that DISTMK_FAULT_DROP_SIGNAL names, if it is this rank's."""
+    dropped = env.drop_signal()
+    if dropped and dropped[0] == rank:
+        _, fault.drop_rank, fault.drop_event, fault.drop_nth = dropped
 
 
 class Launch(Protocol):

@@ -16,7 +16,7 @@ from distmk.abi import Batch
 from distmk.backend import LaunchSpec
 from distmk.bootstrap import Bootstrap, agree, agree_same
 from distmk.choices import BACKENDS, choose_backend, choose_model_len, choose_workers
-from distmk.errors import UsageError
+from distmk.errors import DistmkError, UsageError
 from distmk.heap import fill_weights
 from distmk.lower import DecodeOptions
 from distmk.program import Program
@@ -85,8 +85,12 @@ class Engine:
             self.session = Session(
                 program, bootstrap, deadline_s=args.deadline_s, backend=self.backend_name, proved=True
             )
-        with self._timed("weights"):
-            agree(bootstrap, self._fill)
+        try:
+            with self._timed("weights"):
+                agree(bootstrap, self._fill)
+        except DistmkError:
+            self.session.close()  # on every rank alike
+            raise
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:

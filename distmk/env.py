@@ -55,7 +55,7 @@ def deadline_s() -> float:
 
 
 def drop_signal() -> tuple[int, int, int, int] | None:
-    """DISTMK_FAULT_DROP_SIGNAL=from,to,event,nth: lose the nth trigger of an event (a fault; host twin only)."""
+    """DISTMK_FAULT_DROP_SIGNAL=from,to,event,nth: lose the nth trigger of an event (a fault)."""
     text = os.environ.get("DISTMK_FAULT_DROP_SIGNAL")
     if not text:
         return None

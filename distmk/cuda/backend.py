@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import time
 from typing import Any
@@ -9,24 +10,37 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from distmk import env
 from distmk.abi import Abort, LaunchParams, Space
-from distmk.backend import Kept, LaunchBlock, LaunchSpec
+from distmk.backend import Kept, LaunchBlock, LaunchSpec, inject_dropped_signal
 from distmk.bootstrap import Bootstrap, agree
 from distmk.cuda.build import architecture_of, build_cubin
-from distmk.cuda.nvshmem import SymmetricHeap, require
-from distmk.errors import UsageError
+from distmk.cuda.nvshmem import SPARE_BYTES, SymmetricHeap, require
+from distmk.errors import DistmkError, UsageError
 from distmk.host.shm import SharedHeap
 from distmk.place import Placed, control_bytes
 from distmk.program import RankProgram
 
 KERNEL = b"distmk_megakernel"
 POLL_S = 0.0002
+LOSS_S = 2.0  # from a failing GPU to the news of the rank whose end made it fail
+OTHER_BYTES = 1 << 30  # of a GPU's memory: contexts, the program, tokens
+
+
+def require_gpu(local_rank: int) -> None:
+    """UsageError unless this rank has a GPU of its own."""
+    import torch
+
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise UsageError(f"local rank {local_rank} has no GPU: {count} are visible here; start one rank a GPU")
 
 
 def num_workers_of(local_rank: int) -> int:
-    """SMs of this rank's GPU: a worker each."""
+    """SMs of this rank's GPU: a worker each. UsageError where it has none."""
     import torch
 
+    require_gpu(local_rank)
     return int(torch.cuda.get_device_properties(local_rank).multi_processor_count)
 
 
@@ -43,19 +57,37 @@ class CudaBackend:
         self._module = agree(bootstrap, self._load)
         self._liveness = SharedHeap(bootstrap, 4096)  # its lock tells who is alive
         self._heap = SymmetricHeap(bootstrap, self._device, self._module, program.header.heap_bytes)
-        agree(bootstrap, self._allocate)
+        self._closed = False
+        try:
+            agree(bootstrap, self._allocate)
+        except DistmkError:
+            self.close()  # on every rank alike
+            raise
 
     def _open_device(self) -> Any:
         import torch
         from cuda.core import Device
 
-        count, local_rank = torch.cuda.device_count(), self._bootstrap.local_rank
-        if local_rank >= count:
-            raise UsageError(f"local rank {local_rank} has no GPU: {count} are visible here; start one rank a GPU")
+        local_rank = self._bootstrap.local_rank
+        require_gpu(local_rank)
+        if env.delay_puts():
+            raise UsageError("DISTMK_FAULT_DELAY_PUTS is for the host backend; unset it, or use --backend host")
         torch.cuda.set_device(local_rank)
         device = Device(local_rank)
         device.set_current()
+        self._check_room()
         return device
+
+    def _check_room(self) -> None:
+        import torch
+
+        header = self.program.header
+        needed, (free, _) = header.local_bytes + header.heap_bytes + SPARE_BYTES, torch.cuda.mem_get_info()
+        if needed + OTHER_BYTES > free:
+            raise UsageError(
+                f"weights, KV cache and heap need {needed / 1e9:.1f} GB, the GPU has {free / 1e9:.1f} GB free; "
+                "use more ranks, a lower --max-model-len or a lower --max-num-seqs"
+            )
 
     def _load(self) -> Any:
         from cuda.core import ObjectCode
@@ -65,18 +97,12 @@ class CudaBackend:
     def _allocate(self) -> None:
         import torch
 
-        header = self.program.header
-        free, _ = torch.cuda.mem_get_info()
-        if header.local_bytes + (1 << 30) > free:
-            raise UsageError(
-                f"weights and KV cache need {header.local_bytes / 1e9:.1f} GB, the GPU has {free / 1e9:.1f} GB free; "
-                "use more ranks or a lower max_model_len"
-            )
-        self._local = torch.zeros(header.local_bytes, dtype=torch.uint8, device="cuda")
+        self._local = torch.zeros(self.program.header.local_bytes, dtype=torch.uint8, device="cuda")
         self._bytes = torch.frombuffer(bytearray(self.program.to_bytes()), dtype=torch.uint8).cuda()
         self._bases = torch.tensor(self._heap.bases, dtype=torch.int64).cuda()
         self._faults_seen = torch.zeros(1, dtype=torch.int64, device="cuda")
         self._stream, self._side = self._device.create_stream(), torch.cuda.Stream()
+        self._flag = torch.zeros(1, dtype=torch.int64).pin_memory()  # allocating it beside a kernel could wait for it
         self._kernel = self._module.get_kernel(KERNEL)
         self._make_resident()
         self.num_launches = 0
@@ -132,8 +158,8 @@ class CudaBackend:
     def reset(self) -> None:
         import torch
 
-        self._heap.tensor[: control_bytes(self.program.header)].zero_()
-        self._faults_seen.zero_()
+        _zero(self._heap.tensor, control_bytes(self.program.header))
+        _zero(self._faults_seen, self._faults_seen.nbytes)
         torch.cuda.synchronize()
 
     def start(self, spec: LaunchSpec) -> CudaLaunch:
@@ -144,10 +170,11 @@ class CudaBackend:
         """Tells this rank's kernel, which tells the others."""
         import torch
 
-        flag = torch.tensor([int(reason)], dtype=torch.int64).pin_memory().view(torch.uint8)
-        with torch.cuda.stream(self._side):
-            self._heap.tensor[:8].copy_(flag, non_blocking=True)
-        self._side.synchronize()
+        self._flag[0] = int(reason)
+        # A GPU that has failed needs no telling; join() says what became of it.
+        with contextlib.suppress(RuntimeError), torch.cuda.stream(self._side):
+            self._heap.tensor[:8].copy_(self._flag.view(torch.uint8), non_blocking=True)
+            self._side.synchronize()
 
     def abort_reason(self) -> Abort:
         return Abort(int.from_bytes(self._heap.tensor[:8].cpu().numpy().tobytes(), "little"))
@@ -156,7 +183,14 @@ class CudaBackend:
         return self._liveness.lost_ranks()
 
     def close(self) -> None:
-        self._heap.close()
+        """Leave NVSHMEM together with the other ranks; if one of them is gone, it would wait for that one for ever."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._liveness.leave_together(self._bootstrap.timeout_s):
+            self._heap.close()
+        else:
+            self._heap.abandon()
         self._liveness.close()
 
 
@@ -181,6 +215,7 @@ class CudaLaunch:
         self._trace = [_upload(memory) for memory in (block.trace, block.trace_counts) if block.trace.size]
         if self._trace:
             params.trace, params.trace_counts = (tensor.data_ptr() for tensor in self._trace)
+        inject_dropped_signal(params.fault, backend.program.header.rank)
         # The host reads these while the kernel writes them.
         block.tokens = type(block.tokens).from_address(params.tokens)
         block.token_count = ctypes.c_uint64.from_address(params.token_count)
@@ -196,15 +231,29 @@ class CudaLaunch:
     def wait(self, seen: int, timeout_s: float) -> bool:
         until = time.monotonic() + timeout_s
         while True:
-            if self._event.is_done:
+            if self._is_over():
                 return True
             if self.block.token_count.value > seen or time.monotonic() >= until:
                 return False
             time.sleep(POLL_S)
 
+    def _is_over(self) -> bool:
+        try:
+            return bool(self._event.is_done)
+        except Exception:  # the GPU has failed: join() says why
+            return True
+
     def join(self) -> Abort:
-        self._event.sync()
-        return self._backend.abort_reason()
+        try:
+            self._event.sync()
+            return self._backend.abort_reason()
+        except Exception:  # of the driver: a peer's memory may have gone with its process
+            until = time.monotonic() + LOSS_S
+            while not self._backend.lost_ranks() and time.monotonic() < until:
+                time.sleep(POLL_S)
+            if not self._backend.lost_ranks():
+                raise
+            return Abort.RANK_LOST
 
     def trace(self) -> list[Kept]:
         for memory, tensor in zip((self.block.trace, self.block.trace_counts), self._trace, strict=False):
@@ -226,6 +275,15 @@ def _pin(memory: Any) -> Any:
     import torch
 
     return torch.from_numpy(_bytes_of(memory).copy()).pin_memory()
+
+
+def _zero(tensor: Any, num_bytes: int) -> None:
+    """By a memset: a tensor's zero_() would launch a kernel of its own."""
+    from cuda.bindings import driver
+
+    (error,) = driver.cuMemsetD8(tensor.data_ptr(), 0, num_bytes)
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"cuMemsetD8: {error}")
 
 
 def _upload(memory: Any) -> Any:
