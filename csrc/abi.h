@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 2435591476411723216ull;
+constexpr uint64_t ABI_HASH = 17073458104993427217ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint64_t SPACE_SHIFT = 56ull;
 constexpr uint64_t MAX_ROWS = 16ull;
@@ -253,7 +253,7 @@ struct TraceEntry {
   uint32_t task;
   uint32_t iteration;
   uint32_t instance;
-  uint32_t reserved;
+  uint32_t finish_ns;
   uint64_t start_ns;
   uint64_t end_ns;
 };
@@ -261,7 +261,7 @@ static_assert(sizeof(TraceEntry) == 32);
 static_assert(offsetof(TraceEntry, task) == 0);
 static_assert(offsetof(TraceEntry, iteration) == 4);
 static_assert(offsetof(TraceEntry, instance) == 8);
-static_assert(offsetof(TraceEntry, reserved) == 12);
+static_assert(offsetof(TraceEntry, finish_ns) == 12);
 static_assert(offsetof(TraceEntry, start_ns) == 16);
 static_assert(offsetof(TraceEntry, end_ns) == 24);
 

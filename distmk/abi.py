@@ -214,14 +214,15 @@ class Fault(ctypes.Structure):
 class TraceEntry(ctypes.Structure):
     """A task that ran: from when its worker turned to it, its waits met, until its triggers were fired.
 
-    Times are of the clock of the machine or GPU, which ranks need not share.
+    `finish_ns` is the last part of that: from the end of its body on. Times are of the clock of the machine or GPU,
+    which ranks need not share.
     """
 
     _fields_ = [
         ("task", c_uint32),
         ("iteration", c_uint32),
         ("instance", c_uint32),
-        ("reserved", c_uint32),
+        ("finish_ns", c_uint32),
         ("start_ns", c_uint64),
         ("end_ns", c_uint64),
     ]
@@ -297,11 +298,8 @@ class LaunchParams(ctypes.Structure):
         ("scheduler_threads", c_uint32),  # 0: schedulers ride in the workers' idle loops
         ("spin_polls", c_uint32),  # polls before a waiter gives its core away
         ("iterations_done", c_uint64),  # out
-        ("trace", c_uint64),  # TraceEntry[num_workers + num_schedulers][trace_capacity]; 0: off
-        (
-            "trace_counts",
-            c_uint64,
-        ),  # u64[num_workers + num_schedulers]: tasks run; those past the capacity left no entry
+        ("trace", c_uint64),  # TraceEntry[num_workers + num_schedulers][trace_capacity], rings; 0: off
+        ("trace_counts", c_uint64),  # u64[num_workers + num_schedulers]: tasks run; the last ones left entries
         ("trace_capacity", c_uint64),
         # The rest is for a GPU.
         ("self", c_uint64),  # where the host reads `iterations_done`

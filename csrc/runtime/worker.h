@@ -102,8 +102,9 @@ DISTMK_FN void run_task(Context& context, const Action& action, Tracer& tracer) 
   context.begin(action.task, action.iteration, action.instance);
   const uint64_t start_ns = tracer.now();
   run_body(context);
+  const uint64_t body_end_ns = tracer.now();
   context.finish();
-  tracer.keep(context, start_ns);
+  tracer.keep(context, start_ns, body_end_ns);
 }
 
 }  // namespace distmk

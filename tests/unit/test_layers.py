@@ -29,7 +29,7 @@ LAYERS = [
     ["heap"],
     ["host"],
     ["cuda"],
-    ["choices"],
+    ["choices", "trace"],
     ["session"],
     ["engine"],
     ["llm"],
