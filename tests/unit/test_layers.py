@@ -30,7 +30,7 @@ LAYERS = [
     ["cuda"],
     ["choices"],
     ["session"],
-    ["engine"],
+    ["engine", "doctor"],
     ["llm"],
     ["cli", "follower"],
     ["__main__"],
