@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 2484872760464878113ull;
+constexpr uint64_t ABI_HASH = 2435591476411723216ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint64_t SPACE_SHIFT = 56ull;
 constexpr uint64_t MAX_ROWS = 16ull;
@@ -200,14 +200,16 @@ struct BatcherState {
   uint32_t num_running;
   uint32_t num_free_pages;
   uint32_t first_slot;
+  uint64_t num_published;
   Sequence slots[16];
 };
-static_assert(sizeof(BatcherState) == 400);
+static_assert(sizeof(BatcherState) == 408);
 static_assert(offsetof(BatcherState, next_request) == 0);
 static_assert(offsetof(BatcherState, num_running) == 4);
 static_assert(offsetof(BatcherState, num_free_pages) == 8);
 static_assert(offsetof(BatcherState, first_slot) == 12);
-static_assert(offsetof(BatcherState, slots) == 16);
+static_assert(offsetof(BatcherState, num_published) == 16);
+static_assert(offsetof(BatcherState, slots) == 24);
 
 struct WaitRecordABI {
   uint32_t filled;
@@ -299,8 +301,9 @@ struct ProgramHeader {
   uint64_t heap_bytes;
   uint64_t local_bytes;
   uint64_t program_bytes;
+  uint64_t pad;
 };
-static_assert(sizeof(ProgramHeader) == 152);
+static_assert(sizeof(ProgramHeader) == 160);
 static_assert(offsetof(ProgramHeader, magic) == 0);
 static_assert(offsetof(ProgramHeader, abi_hash) == 8);
 static_assert(offsetof(ProgramHeader, rank) == 16);
@@ -326,6 +329,7 @@ static_assert(offsetof(ProgramHeader, rings_heap_offset) == 120);
 static_assert(offsetof(ProgramHeader, heap_bytes) == 128);
 static_assert(offsetof(ProgramHeader, local_bytes) == 136);
 static_assert(offsetof(ProgramHeader, program_bytes) == 144);
+static_assert(offsetof(ProgramHeader, pad) == 152);
 
 struct LaunchParams {
   uint64_t program;

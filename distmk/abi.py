@@ -175,6 +175,7 @@ class BatcherState(ctypes.Structure):
         ("num_running", c_uint32),
         ("num_free_pages", c_uint32),
         ("first_slot", c_uint32),
+        ("num_published", c_uint64),
         ("slots", Sequence * MAX_ROWS),
     ]
 
@@ -271,6 +272,7 @@ class ProgramHeader(ctypes.Structure):
         ("heap_bytes", c_uint64),
         ("local_bytes", c_uint64),
         ("program_bytes", c_uint64),
+        ("pad", c_uint64),  # what follows is read 16 bytes at a time
     ]
 
 
@@ -296,7 +298,10 @@ class LaunchParams(ctypes.Structure):
         ("spin_polls", c_uint32),  # polls before a waiter gives its core away
         ("iterations_done", c_uint64),  # out
         ("trace", c_uint64),  # TraceEntry[num_workers + num_schedulers][trace_capacity]; 0: off
-        ("trace_counts", c_uint64),  # u64[num_workers + num_schedulers]: tasks run; those past the capacity left no entry
+        (
+            "trace_counts",
+            c_uint64,
+        ),  # u64[num_workers + num_schedulers]: tasks run; those past the capacity left no entry
         ("trace_capacity", c_uint64),
         # The rest is for a GPU.
         ("self", c_uint64),  # where the host reads `iterations_done`

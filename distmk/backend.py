@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from distmk import abi
+from distmk import abi, env
 from distmk.abi import Abort, LaunchKind, Request, TokenEvent, WaitRecordABI
 from distmk.place import Placed
 from distmk.program import RankProgram
@@ -100,6 +100,13 @@ class LaunchBlock:
         return sorted(found, key=lambda wait: (wait.iteration, wait.order))
 
 
+def inject_dropped_signal(fault: abi.Fault, rank: int) -> None:
+    """Let this rank lose the signal that DISTMK_FAULT_DROP_SIGNAL names, if it is this rank's."""
+    dropped = env.drop_signal()
+    if dropped and dropped[0] == rank:
+        _, fault.drop_rank, fault.drop_event, fault.drop_nth = dropped
+
+
 class Launch(Protocol):
     """A launch that is under way on this rank."""
 
@@ -121,6 +128,7 @@ class Backend(Protocol):
     """One rank's memory and launches. Making one is collective over all ranks."""
 
     name: str
+    device: str  # where `write` likes its data: "cpu" for numpy arrays, else a torch device
 
     def view(self, placed: Placed, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """A piece of this rank's memory as an array [rows, row_bytes / itemsize]; valid until `close`.
@@ -129,8 +137,8 @@ class Backend(Protocol):
         """
         ...
 
-    def write(self, placed: Placed, row: int, array: npt.NDArray[Any]) -> None:
-        """Fill rows of a piece from `row` on."""
+    def write(self, placed: Placed, row: int, array: Any) -> None:
+        """Fill rows of a piece from `row` on with an array, or with a tensor on `device`."""
         ...
 
     def reset(self) -> None:

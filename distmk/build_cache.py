@@ -9,9 +9,12 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from distmk import env
 from distmk.errors import BuildError
+
+T = TypeVar("T")
 
 
 def csrc_dir() -> Path:
@@ -72,3 +75,24 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def published(file_name: str, read: Callable[[Path], T | None], make: Callable[[Path], Path]) -> T:
+    """What `read` finds in a file of the cache, which is made by `make(scratch folder)` if it finds nothing (None).
+
+    Made by one of the processes that ask for it at once, and published by one rename. BuildError: unwritable cache folder,
+    or a file that cannot be read back; OSError: a full disk.
+    """
+    target = env.cache_dir() / file_name
+    found = read(target)
+    if found is None:
+        folder = _writable(target.parent)
+        with _locked(folder / f"{file_name}.lock"):
+            found = read(target)
+            if found is None:
+                with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                    os.replace(make(Path(scratch)), target)
+                found = read(target)
+    if found is None:
+        raise BuildError(f"{target} cannot be read back; set DISTMK_CACHE to a folder on another disk")
+    return found

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,11 +16,11 @@ from distmk.abi import Batch
 from distmk.backend import LaunchSpec
 from distmk.bootstrap import Bootstrap, agree, agree_same
 from distmk.choices import BACKENDS, choose_backend, choose_model_len, choose_workers
-from distmk.errors import UsageError
+from distmk.errors import DistmkError, UsageError
 from distmk.heap import fill_weights
-from distmk.lower import DecodeOptions, lower
-from distmk.model import build_model
-from distmk.program import Program, compile_graph
+from distmk.lower import DecodeOptions
+from distmk.program import Program
+from distmk.program_cache import proved_program
 from distmk.session import RunningLaunch, Session
 from distmk.shard import shard_model
 from distmk.weights import open_checkpoint
@@ -71,17 +74,32 @@ class Engine:
         agree_same(bootstrap, "models or options", {"model": self.checkpoint.fingerprint, **settings})
         self.max_model_len = agree(bootstrap, lambda: choose_model_len(args.max_model_len, self.config.max_position))
         self.num_workers = self._same_workers()
-        self.session = Session(
-            agree(bootstrap, self._compile), bootstrap, deadline_s=args.deadline_s, backend=self.backend_name
-        )
-        agree(bootstrap, self._fill)
+        self.load_s: dict[str, float] = {}  # by what was loaded: program, runtime, weights
+        with self._timed("program"):
+            program = agree(bootstrap, self._program)
+        with self._timed("runtime"):
+            self.session = Session(
+                program, bootstrap, deadline_s=args.deadline_s, backend=self.backend_name, proved=True
+            )
+        try:
+            with self._timed("weights"):
+                agree(bootstrap, self._fill)
+        except DistmkError:
+            self.session.close()  # on every rank alike
+            raise
+
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.load_s[what] = time.perf_counter() - began
 
     def _same_workers(self) -> int:
         """Every rank has the same number of workers: the least that any of them has cores for."""
         mine = agree(self.bootstrap, lambda: choose_workers(self.args.num_workers, self.backend_name, self.bootstrap))
         return min(int(count) for count in self.bootstrap.allgather(str(mine).encode()))
 
-    def _compile(self) -> Program:
+    def _program(self) -> Program:
         options = DecodeOptions(
             num_ranks=self.bootstrap.world_size,
             num_workers=self.num_workers,
@@ -91,7 +109,7 @@ class Engine:
             tiled=self.backend_name == "cuda",
             min_split=GPU_MIN_SPLIT if self.backend_name == "cuda" else HOST_MIN_SPLIT,
         )
-        return compile_graph(lower(build_model(self.config), options))
+        return proved_program(self.config, options, self.bootstrap.rank)
 
     def _fill(self) -> None:
         fill_weights(self.session.program, self.session.backend, self.bootstrap.rank, self.checkpoint)

@@ -22,7 +22,7 @@ def _number(name: str, default: float) -> float:
 
 
 def cache_dir() -> Path:
-    """DISTMK_CACHE: where compiled runtimes are kept."""
+    """DISTMK_CACHE: where compiled runtimes and programs are kept."""
     given = os.environ.get("DISTMK_CACHE")
     return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "distmk"
 
@@ -31,6 +31,11 @@ def cubin_dir() -> Path | None:
     """DISTMK_CUBIN_DIR: kernels that `distmk build --output` made, looked for here before anything is compiled."""
     given = os.environ.get("DISTMK_CUBIN_DIR")
     return Path(given) if given else None
+
+
+def caches_programs() -> bool:
+    """DISTMK_PROGRAM_CACHE=0: compile and prove at every start."""
+    return os.environ.get("DISTMK_PROGRAM_CACHE") != "0"
 
 
 def compiler() -> str:
@@ -50,7 +55,7 @@ def deadline_s() -> float:
 
 
 def drop_signal() -> tuple[int, int, int, int] | None:
-    """DISTMK_FAULT_DROP_SIGNAL=from,to,event,nth: lose the nth trigger of an event (a fault; host twin only)."""
+    """DISTMK_FAULT_DROP_SIGNAL=from,to,event,nth: lose the nth trigger of an event (a fault)."""
     text = os.environ.get("DISTMK_FAULT_DROP_SIGNAL")
     if not text:
         return None

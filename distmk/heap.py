@@ -9,13 +9,14 @@ import numpy.typing as npt
 
 from distmk.backend import Backend
 from distmk.config import ModelConfig, inv_freq
+from distmk.place import Placed
 from distmk.program import Program
 from distmk.regions import Weight, WeightKind
-from distmk.tiles import pack_slab
-from distmk.weights.checkpoint import Checkpoint
+from distmk.tiles import pack
+from distmk.weights.checkpoint import Checkpoint, RowRange
+from distmk.weights.rows import Rows, open_rows
 
 NUMPY_TYPES: dict[str, npt.DTypeLike] = {"f32": np.float32, "bf16": np.uint16, "i32": np.int32, "u8": np.uint8}
-READ_BYTES = 8 << 20  # of a tensor at a time: what is in flight counts towards peak memory
 
 
 def fill_constants(program: Program, backend: Backend, rank: int) -> None:
@@ -27,6 +28,7 @@ def fill_constants(program: Program, backend: Backend, rank: int) -> None:
 
 def fill_weights(program: Program, backend: Backend, rank: int, checkpoint: Checkpoint) -> None:
     """Read this rank's shards; ModelError where the checkpoint turns out to be damaged."""
+    rows = open_rows(checkpoint, backend.device)
     for weight, placed in program.placement.weights.items():
         if weight.rank != rank or weight.kind is WeightKind.DATA:
             continue
@@ -35,27 +37,43 @@ def fill_weights(program: Program, backend: Backend, rank: int, checkpoint: Chec
             backend.write(placed, 0, np.concatenate(parts)[:, None])
         elif weight.kind is WeightKind.ROPE:
             backend.write(placed, 0, rope_table(checkpoint.config, weight.rows))
-        elif weight.tiling:
-            for begin, end in weight.tiling.slabs:
-                rows = np.concatenate(list(_read_rows(weight, checkpoint, begin, end)))
-                backend.write(placed, begin, pack_slab(rows, weight.tiling.paired))
         else:
-            at = 0
-            for rows in _read_rows(weight, checkpoint, 0, weight.rows):
-                backend.write(placed, at, rows)
-                at += len(rows)
+            _fill_matrix(weight, placed, backend, rows)
 
 
-def _read_rows(weight: Weight, checkpoint: Checkpoint, first: int, last: int) -> Iterator[npt.NDArray[np.uint16]]:
-    """Rows [first, last) of a matrix, a few at a time."""
+def _fill_matrix(weight: Weight, placed: Placed, backend: Backend, rows: Rows) -> None:
+    """A piece at a time."""
     cols = slice(weight.col_begin, weight.col_begin + weight.cols)
-    step = max(1, READ_BYTES // (4 * weight.cols))
+    at = 0
+    for slabs in _pieces(weight, rows.piece_bytes):
+        end = at + sum(slabs)
+        block = rows.read(list(_parts(weight, at, end)), cols)
+        backend.write(placed, at, pack(block, slabs, weight.tiling.paired) if weight.tiling else block)
+        at = end
+
+
+def _pieces(weight: Weight, max_bytes: int) -> Iterator[list[int]]:
+    """A matrix' rows dealt into pieces: the rows of each slab in it, as many slabs (or rows) as `max_bytes` hold."""
+    most = max(1, max_bytes // weight.row_bytes)
+    if not weight.tiling:
+        yield from ([min(most, weight.rows - begin)] for begin in range(0, weight.rows, most))
+        return
+    piece: list[int] = []
+    for begin, end in weight.tiling.slabs:
+        if piece and sum(piece) + end - begin > most:
+            yield piece
+            piece = []
+        piece.append(end - begin)
+    yield piece
+
+
+def _parts(weight: Weight, first: int, last: int) -> Iterator[RowRange]:
+    """The checkpoint's rows that rows [first, last) of a matrix are."""
     at = 0  # row of the weight that a segment starts at
     for segment in weight.segments:
-        begin, stop = max(first - at, 0), min(last - at, segment.rows)
-        for row in range(begin, stop, step):
-            end = min(row + step, stop)
-            yield checkpoint.read(segment.tensor, slice(segment.row_begin + row, segment.row_begin + end), cols)
+        begin, end = max(first - at, 0), min(last - at, segment.rows)
+        if begin < end:
+            yield segment.tensor, segment.row_begin + begin, segment.row_begin + end
         at += segment.rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -48,6 +49,7 @@ class LLM:
     ) -> None:
         self._bootstrap = connect(tensor_parallel_size)
         self._serving = self._bootstrap.kind == "local"
+        self._closed = False
 
         def choose() -> EngineArgs:
             return EngineArgs(
@@ -97,6 +99,11 @@ class LLM:
     @property
     def num_workers(self) -> int:
         return self._engine.num_workers
+
+    @property
+    def load_s(self) -> dict[str, float]:
+        """Seconds that this rank took to load the program, the runtime (its memory included) and the weights."""
+        return self._engine.load_s
 
     def stream(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -178,6 +185,14 @@ class LLM:
 
     def close(self) -> None:
         """Stop the other ranks (those this process started) and free memory."""
+        if self._closed:
+            return
+        self._closed = True
+        self._engine.session.stop()
+        if self._serving:
+            # All ranks close their engines at the same time; one that is lost already cannot be told.
+            with contextlib.suppress(DistmkError):
+                self._bootstrap.send_command(pickle.dumps(("close", {})))
         self._engine.close()
         self._bootstrap.close()
 
@@ -199,20 +214,27 @@ class LLM:
 def serve(bootstrap: Bootstrap) -> None:
     """The life of a rank that another process started: do what rank 0 says until it closes."""
     engine: Engine | None = None
-    while (payload := bootstrap.next_command()) is not None:
-        command, arguments = pickle.loads(payload)
-        if command == "load":
-            engine = Engine(EngineArgs(**arguments), bootstrap)
-            agree(bootstrap, lambda: None)  # the tokenizer is rank 0's
-        elif engine is not None and command == "peak_memory":
-            engine.peak_memory_bytes()
-        elif engine is not None:
-            try:
-                for _ in engine.launch([], [], False):
-                    pass
-                if arguments["gather_logits"]:
-                    engine.gather_logits()
-            except Interrupted:
-                continue  # rank 0 decides what comes next
-    if engine is not None:
-        engine.close()
+    try:
+        while (payload := bootstrap.next_command()) is not None:
+            command, arguments = pickle.loads(payload)
+            if command == "close":
+                break
+            if command == "load":
+                engine = Engine(EngineArgs(**arguments), bootstrap)
+                agree(bootstrap, lambda: None)  # the tokenizer is rank 0's
+            elif engine is not None and command == "peak_memory":
+                engine.peak_memory_bytes()
+            elif engine is not None:
+                _follow(engine, arguments["gather_logits"])
+    finally:
+        if engine is not None:
+            engine.close()
+
+
+def _follow(engine: Engine, gather_logits: bool) -> None:
+    """Take part in a launch of rank 0."""
+    with contextlib.suppress(Interrupted):  # rank 0 decides what comes next
+        for _ in engine.launch([], [], False):
+            pass
+        if gather_logits:
+            engine.gather_logits()

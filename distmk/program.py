@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,12 +41,16 @@ class RankProgram:
             bytes(part) for part in (self.header, self.tasks, self.waits, self.triggers, self.queues, self.launches)
         )
 
+    def digest(self) -> str:
+        """A hash of these bytes."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
 
 @dataclass
 class Program:
     """All ranks' programs and the memory they share."""
 
-    ranks: list[RankProgram]
+    ranks: Sequence[RankProgram]
     placement: Placement
 
     @property
@@ -54,10 +59,12 @@ class Program:
 
     def fingerprint(self) -> str:
         """A hash of every rank's bytes: equal where ranks compiled the same program."""
-        digest = hashlib.sha256()
-        for part in self.ranks:
-            digest.update(part.to_bytes())
-        return digest.hexdigest()
+        return join_digests([part.digest() for part in self.ranks])
+
+
+def join_digests(digests: Sequence[str]) -> str:
+    """The fingerprint of a program whose ranks have these."""
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
 
 @no_collection()

@@ -1,10 +1,14 @@
 """Weights in the order in which a GPU worker streams them (csrc/device/ring.cuh).
 
-A slab is cut into groups of TILE_ROWS rows, a group into tiles of TILE_COLS_PER_STAGE columns; a tile is one bulk copy. Inside
+A slab is cut into groups of TILE_ROWS rows, a group into tiles of COLS_PER_TILE columns; a tile is one bulk copy. Inside
 a tile the 16-byte chunks of row r are exchanged by r % 8, so that a tensor core's loads meet no bank of shared memory twice.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,33 +18,83 @@ from distmk.regions import TILE_COLS
 TILE_ROWS = 16
 COLS_PER_TILE = 256
 CHUNK = 8  # bf16 elements of 16 bytes
+Ints = npt.NDArray[np.int64]
 
 
-def pack_slab(rows: npt.NDArray[np.uint16], paired: bool) -> npt.NDArray[np.uint16]:
-    """bf16 rows [n, k] as [n, k rounded up to 64], packed in tiles.
+class RowPlaces(NamedTuple):
+    """Of each row of some slabs: where its group starts, in chunks per column of chunks; the group's rows; its place there."""
 
+    group_begin: Ints
+    group_rows: Ints
+    line: Ints
+
+
+class ChunkPlaces(NamedTuple):
+    """Of each chunk of a row: where its tile starts, in chunks per row; the tile's chunks a row; its place there."""
+
+    tile_begin: Ints
+    tile_chunks: Ints
+    place: Ints
+
+
+def pack(rows: Any, slabs: Sequence[int], paired: bool) -> Any:
+    """bf16 rows [n, k] of consecutive slabs of so many rows each as [n, k rounded up to TILE_COLS], packed in tiles.
+
+    `rows` and the result are numpy arrays of uint16, or torch tensors of int16 on one device; all are contiguous.
     `paired` slabs hold gate rows, then as many up rows; every group gets up to 8 of each, so that a pair's two sums end up
-    in one group.
+    in one group. Needs about five times the bytes of `rows` meanwhile.
     """
+    zeros: Any
+    asarray: Any
+    wide: Any
+    if isinstance(rows, np.ndarray):
+        zeros, asarray, wide = partial(np.zeros, dtype=rows.dtype), np.asarray, np.int64
+    else:
+        import torch  # only where rows are in its memory already
+
+        zeros, asarray, wide = rows.new_zeros, partial(torch.as_tensor, device=rows.device), torch.int64
     num_rows, num_cols = rows.shape
-    padded = np.zeros((num_rows, -(-num_cols // TILE_COLS) * TILE_COLS), np.uint16)
-    padded[:, :num_cols] = rows[_pair_order(num_rows)] if paired else rows
-    packed = np.empty(padded.size, np.uint16)
-    at = 0
-    for begin in range(0, num_rows, TILE_ROWS):
-        group = padded[begin : begin + TILE_ROWS]
-        swizzle = np.arange(len(group)) % 8
-        for col in range(0, padded.shape[1], COLS_PER_TILE):
-            tile = group[:, col : col + COLS_PER_TILE].reshape(len(group), -1, CHUNK)
-            source = np.arange(tile.shape[1])[None, :] ^ swizzle[:, None]
-            size = tile.size
-            packed[at : at + size] = np.take_along_axis(tile, source[:, :, None], axis=1).reshape(-1)
-            at += size
-    result: npt.NDArray[np.uint16] = packed.reshape(padded.shape)
-    return result
+    pitch = -(-num_cols // TILE_COLS) * TILE_COLS
+    if pitch > num_cols:
+        padded = zeros((num_rows, pitch))
+        padded[:, :num_cols] = rows
+        rows = padded
+    row_places, chunk_places = places(slabs, pitch // CHUNK, paired)
+    begin, height, line = (asarray(part)[:, None] for part in row_places)
+    tile, width, chunk = (asarray(part) for part in chunk_places)
+    place = (chunk ^ (line % 8)) + line * width
+    place += height * tile
+    place += begin * (pitch // CHUNK)
+    packed = zeros((num_rows, pitch))
+    chunks = rows.reshape(-1).view(wide).reshape(-1, 2)
+    packed.reshape(-1).view(wide).reshape(-1, 2)[place.reshape(-1)] = chunks
+    return packed
 
 
-def _pair_order(num_rows: int) -> npt.NDArray[np.int64]:
+def places(slabs: Sequence[int], num_chunks: int, paired: bool) -> tuple[RowPlaces, ChunkPlaces]:
+    """Where the rows and the chunks of slabs go: the one definition of the layout.
+
+    Chunk c of row r is packed chunk `group_begin[r] * num_chunks + group_rows[r] * tile_begin[c] + line[r] *
+    tile_chunks[c] + (place[c] ^ line[r] % 8)`.
+    """
+    num_rows = sum(slabs)
+    found = RowPlaces(*(np.empty(num_rows, np.int64) for _ in RowPlaces._fields))
+    first = 0
+    for slab in slabs:
+        at = np.arange(slab)
+        source = first + (_pair_order(slab) if paired else at)
+        line = at % TILE_ROWS
+        found.group_begin[source] = first + at - line
+        found.group_rows[source] = np.minimum(TILE_ROWS, slab - (at - line))
+        found.line[source] = line
+        first += slab
+    chunk, per_tile = np.arange(num_chunks), COLS_PER_TILE // CHUNK
+    tile_begin = chunk - chunk % per_tile
+    return found, ChunkPlaces(tile_begin, np.minimum(per_tile, num_chunks - tile_begin), chunk % per_tile)
+
+
+def _pair_order(num_rows: int) -> Ints:
+    """The row of a paired slab that each packed row is."""
     half, per_group = num_rows // 2, TILE_ROWS // 2
     order = []
     for begin in range(0, half, per_group):

@@ -134,10 +134,11 @@ def memory(model: str, repeats: int) -> dict[str, Any]:
 
 
 def compile_large(model: str, repeats: int) -> dict[str, Any]:
-    """Seconds and peak memory to compile and to prove a Qwen3-8B-shaped model at 4 ranks x 132 workers."""
+    """Seconds and peak memory to compile and to prove a Qwen3-8B-shaped model at 4 ranks x 132 workers; seconds that a
+    rank takes to read the program back."""
     code = (
-        "import json, resource, time\n"
-        "from distmk import compile_graph\n"
+        "import json, pathlib, resource, tempfile, time\n"
+        "from distmk import compile_graph, program_file\n"
         "from distmk.check import check\n"
         "from distmk.config import PRESETS\n"
         "from distmk.lower import DecodeOptions, lower\n"
@@ -147,14 +148,21 @@ def compile_large(model: str, repeats: int) -> dict[str, Any]:
         "program = compile_graph(lower(build_model(PRESETS['qwen3-8b']), options))\n"
         "compiled = time.perf_counter()\n"
         "check(program)\n"
+        "proved = time.perf_counter()\n"
         "peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6\n"
-        "print(json.dumps([compiled - start, time.perf_counter() - compiled, peak]))\n"
+        "with tempfile.TemporaryDirectory() as folder:\n"
+        "    path = pathlib.Path(folder, 'program')\n"
+        "    program_file.save(program, path)\n"
+        "    saved = time.perf_counter()\n"
+        "    program_file.load(path, 1)\n"
+        "    read = time.perf_counter() - saved\n"
+        "print(json.dumps([compiled - start, proved - compiled, peak, read]))\n"
     )
     rows = []
     for _ in range(min(repeats, 3)):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         rows.append(json.loads(done.stdout))
-    names = ("compile, s", "check, s", "peak memory, GB")
+    names = ("compile, s", "check, s", "peak memory, GB", "read back, s")
     return {"results": {name: median([row[i] for row in rows]) for i, name in enumerate(names)}}
 
 

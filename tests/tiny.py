@@ -74,14 +74,15 @@ def random_changes(family: Family, heads: tuple[int, int], rng: np.random.Genera
     return changes
 
 
-def make(family: Family, seed: int, **changes: Any) -> PreTrainedModel:
+def make(family: Family, seed: int, device: str = "cpu", **changes: Any) -> PreTrainedModel:
     """A model of random weights, rounded to bf16, that neither explodes nor leaves its next token to chance."""
     torch.manual_seed(seed)
     model: PreTrainedModel
-    if family == "qwen3":
-        model = Qwen3ForCausalLM(Qwen3Config(**SIZES | changes))
-    else:
-        model = LlamaForCausalLM(LlamaConfig(**SIZES | changes))
+    with torch.device(device):
+        if family == "qwen3":
+            model = Qwen3ForCausalLM(Qwen3Config(**SIZES | changes))
+        else:
+            model = LlamaForCausalLM(LlamaConfig(**SIZES | changes))
     for name, weight in model.named_parameters():
         if "norm" in name:
             values = 1 + 0.2 * torch.randn_like(weight)
@@ -111,13 +112,28 @@ class RoundingCache(DynamicCache):
 
 @dataclass
 class Reference:
-    """transformers' logits [positions, vocab] of token ids, on the same bf16 weights in several kinds of arithmetic."""
+    """transformers' logits [positions, vocab] of token ids, on the same bf16 weights in several kinds of arithmetic.
+
+    `last`: of the last so many positions alone; 0 for all.
+    """
 
     model: PreTrainedModel
 
     def __post_init__(self) -> None:
         self._made: dict[torch.dtype, PreTrainedModel] = {}
         self._known: dict[Any, Tensor] = {}
+
+    @staticmethod
+    def of(path: Path, device: str) -> Reference:
+        """Of a GGUF file or a Hugging Face folder, computed on `device`."""
+        if path.is_file():
+            reference = Reference.of_gguf(path)
+            reference.model.to(device)
+        else:
+            reference = Reference(AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).to(device))
+        if device != "cpu":
+            reference.model.set_attn_implementation("eager")  # float32 throughout: fused kernels may take short cuts
+        return reference
 
     @staticmethod
     def of_gguf(path: Path) -> Reference:
@@ -138,25 +154,26 @@ class Reference:
             self._made[dtype] = model.eval()
         return self._made[dtype]
 
-    def _logits(self, ids: list[int], dtype: torch.dtype, cache: DynamicCache | None = None) -> Tensor:
-        key = (tuple(ids), dtype, cache is None)
+    def _logits(self, ids: list[int], last: int, dtype: torch.dtype, cache: DynamicCache | None = None) -> Tensor:
+        key = (tuple(ids), last, dtype, cache is None)
         if key not in self._known:
             with torch.no_grad():
-                out = self._in(dtype)(torch.tensor([ids]), past_key_values=cache, use_cache=cache is not None)
+                options = {"past_key_values": cache, "use_cache": cache is not None, "logits_to_keep": last}
+                out = self._in(dtype)(torch.tensor([ids], device=self.model.device), **options)
             self._known[key] = out.logits[0]
         return self._known[key].double()
 
-    def exact(self, ids: list[int]) -> Tensor:
+    def exact(self, ids: list[int], last: int = 0) -> Tensor:
         """float32 throughout."""
-        return self._logits(ids, torch.float32)
+        return self._logits(ids, last, torch.float32)
 
-    def cached(self, ids: list[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    def cached(self, ids: list[int], dtype: torch.dtype = torch.float32, last: int = 0) -> Tensor:
         """float32 but for the KV cache, which holds bf16: what the runtime sets out to compute."""
-        return self._logits(ids, dtype, RoundingCache())
+        return self._logits(ids, last, dtype, RoundingCache())
 
-    def bf16(self, ids: list[int]) -> Tensor:
+    def bf16(self, ids: list[int], last: int = 0) -> Tensor:
         """transformers' own run in bf16, activations included."""
-        return self._logits(ids, torch.bfloat16)
+        return self._logits(ids, last, torch.bfloat16)
 
 
 @dataclass
@@ -175,8 +192,8 @@ def check_greedy(reference: Reference, prompt: list[int], tokens: list[int], wha
     logits may move towards each other, so a token may fall short of the best by twice that; a best token that leads by
     more must have been chosen.
     """
-    ids = prompt + tokens[:-1]
-    exact, cached = reference.exact(ids)[len(prompt) - 1 :], reference.cached(ids)[len(prompt) - 1 :]
+    ids, last = prompt + tokens[:-1], len(tokens)
+    exact, cached = reference.exact(ids, last), reference.cached(ids, last=last)
     tolerance = 2 * float((exact - cached).abs().max())
     best = exact.topk(2)
     clear = 0

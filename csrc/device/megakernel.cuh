@@ -1,61 +1,111 @@
 // The kernel: one launch a GPU for a whole generation. A worker is a CTA on an SM of its own:
-//   warps 0-7   consumers: one thread waits and signals, all run the bodies
+//   warps 0-7   consumers: run the bodies and fire what they trigger
 //   warp 8      loader: streams this worker's weight slabs, never waits for an event
-//   warp 9      scheduler, where schedulers ride in worker CTAs
+//   warp 9      waiter: polls the events of the next task while one runs, and hands it to the consumers
+//   warp 10     fetcher: copies the worker's tasks to shared memory ahead of time
+//   warp 11     scheduler, where schedulers ride in worker CTAs
 // or, where schedulers have an SM of their own, the CTA behind the workers runs them, one a warp.
 #pragma once
 #include <new>
 
 #include "device/far_ranks.cuh"
 #include "device/shared.cuh"
-#include "runtime/worker.h"
 
 namespace distmk {
 
-constexpr uint32_t LOADER_WARP = NUM_WARPS;
-constexpr uint32_t SCHEDULER_WARP = NUM_WARPS + 1;
-constexpr uint32_t NUM_THREADS = 32 * (NUM_WARPS + 2);
+enum Role : uint32_t { LOADER = NUM_WARPS, WAITER, FETCHER, SCHEDULER, NUM_ROLES };
+constexpr uint32_t NUM_THREADS = 32 * NUM_ROLES;
 
-DISTMK_FN void load_loop(const RankState& state, uint32_t worker) {
-  const Queue queue = state.queues[worker];
-  Loader loader(shared().ring, shared().slots);
-  bool any = false;
-  do {
-    for (uint32_t t = 0; t < queue.count; ++t) {
-      const TaskDesc& task = state.tasks[queue.begin + t];
-      if (!streams_weights(task)) continue;
-      any = true;
-      const auto& args = *reinterpret_cast<const LinearArgs*>(task.args);
-      if (!loader.stream(args, reinterpret_cast<const char*>(state.address(args.weight)))) return loader.drain();
-    }
-  } while (any);
+DISTMK_FN void stream_weights(const RankState& state) {
+  Shared& s = shared();
+  Loader loader(s.ring, s.slots);
+  const Team lanes{threadIdx.x % 32, LOADER_LANES};
+  for (TaskCursor cursor;; cursor.step()) {
+    while (!lanes.all(barrier_try_wait(&s.tasks.full[cursor.slot], cursor.parity)))
+      if (!lanes.all(!s.ring.leave)) return loader.drain();
+    const TaskDesc& task = s.tasks.slots[cursor.slot].desc;
+    const bool streams = streams_weights(task);
+    const auto args = *reinterpret_cast<const LinearArgs*>(task.args);
+    lanes.sync();
+    if (lanes.leader()) barrier_arrive(&s.tasks.empty[cursor.slot]);
+    if (streams && !loader.stream(args, reinterpret_cast<const char*>(state.address(args.weight))))
+      return loader.drain();
+  }
 }
 
 // Apart from the kernel, so that the workers' code has all registers.
-static __device__ __noinline__ void schedule_loop(const RankState& state, uint32_t id) {
-  Scheduler scheduler(state, id, Team{0, 1});
-  run_scheduler(state, id, scheduler);
+static __device__ __noinline__ void schedule_loop(const RankState& state, uint32_t id, const Team& warp,
+                                                  TaskSlot* slots) {
+  Scheduler scheduler(state, id, warp, TaskHolder(slots));
+  run_scheduler(state, id, warp, scheduler);
+}
+
+DISTMK_FN void wait_loop(const RankState& state, uint32_t worker, const Team& warp) {
+  Shared& s = shared();
+  Worker decide(state, worker, warp, TaskList(s.tasks, s.batch, s.num_batches), TaskHolder(s.handed_out), nullptr);
+  for (uint32_t n = 0;; ++n) {
+    const Action action = decide.next();
+    if (warp.leader()) {
+      s.handoff.action[n % 2] = action;
+      barrier_arrive(&s.handoff.ready[n % 2]);
+    }
+    if (action.kind == ActionKind::LEAVE) break;
+    // One task runs, one is decided: whatever the one before that used is free.
+    if (n) barrier_wait(&s.handoff.done[(n - 1) % 2], (n - 1) / 2 % 2);
+  }
+  if (worker || !warp.leader()) return;
+  const uint64_t reason = load_relaxed(state.abort_flag(state.program->rank));
+  if (reason) raise_abort(state, static_cast<Abort>(reason));  // the host told this rank alone
+  store_relaxed(&reinterpret_cast<LaunchParams*>(state.params->self)->iterations_done, decide.iterations());
 }
 
 DISTMK_FN void consume_loop(const RankState& state, uint32_t worker) {
+  Shared& s = shared();
   const Team team{threadIdx.x, NUM_CONSUMERS};
   Context context(state, team);
-  Worker decide(state, worker, nullptr);
   Tracer tracer(state, worker);
-  for (;;) {
-    if (team.leader()) shared().action = decide.next();
-    team.sync();
-    const Action action = shared().action;
+  TaskCursor cursor;
+  for (uint32_t n = 0;; ++n) {
+    barrier_wait(&s.handoff.ready[n % 2], n / 2 % 2);
+    const Action& action = s.handoff.action[n % 2];
     if (action.kind == ActionKind::LEAVE) break;
     run_task(context, action, tracer);
+    const bool listed = action.kind == ActionKind::RUN;
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      if (listed) barrier_arrive(&s.tasks.empty[cursor.slot]);
+      barrier_arrive(&s.handoff.done[n % 2]);
+    }
+    if (listed) cursor.step();
   }
-  if (!team.leader()) return;
-  shared().ring.leave = 1;
-  if (worker == 0) {
-    const uint64_t reason = load_relaxed(state.abort_flag(state.program->rank));
-    if (reason) raise_abort(state, static_cast<Abort>(reason));  // the host told this rank alone
-    store_relaxed(&reinterpret_cast<LaunchParams*>(state.params->self)->iterations_done, decide.iterations());
+  if (team.leader()) s.ring.leave = 1;
+}
+
+// One thread: what all roles share.
+DISTMK_FN void set_up(const LaunchParams* launch, char* state_memory, char* far_memory) {
+  Shared& s = shared();
+  s.params = *launch;
+  s.header = *reinterpret_cast<const ProgramHeader*>(s.params.program);
+  for (uint32_t rank = 0; rank < s.header.num_ranks; ++rank)
+    s.heap_bases[rank] = reinterpret_cast<const uint64_t*>(s.params.heap_bases)[rank];
+  auto* state = new (state_memory)
+      RankState(&s.params, reinterpret_cast<uint64_t*>(s.params.faults_seen), &s.header, s.heap_bases);
+  if (s.params.num_far) state->far = new (far_memory) FarRanks(*state);
+  if (blockIdx.x < s.header.num_workers) {
+    if (s.header.gate_event != NO_EVENT) {
+      state->near_batch = &s.batch;
+      state->num_near_batches = &s.num_batches;
+    }
+    if (!s.params.scheduler_threads && s.header.num_schedulers == s.header.num_workers &&
+        s.header.jit_capacity <= NEAR_RING_ENTRIES)
+      state->near_ring = &s.near_ring.ring;
   }
+  s.near_ring.ring = {};
+  s.ring.init();
+  s.tasks.init();
+  s.handoff.init();
+  s.next_stage = 0;
+  s.num_batches = 0;
 }
 
 }  // namespace distmk
@@ -64,28 +114,28 @@ DISTMK_FN void consume_loop(const RankState& state, uint32_t worker) {
 extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
     distmk_megakernel(const distmk::LaunchParams* launch) {
   using namespace distmk;
-  __shared__ LaunchParams params;
   __shared__ __align__(16) char state_memory[sizeof(RankState)], far_memory[sizeof(FarRanks)];
   const RankState& state = *reinterpret_cast<const RankState*>(state_memory);
-  if (threadIdx.x == 0) {
-    params = *launch;
-    auto* made = new (state_memory) RankState(&params, reinterpret_cast<uint64_t*>(params.faults_seen));
-    if (params.num_far) made->far = new (far_memory) FarRanks(*made);
-    shared().ring.init();
-    shared().next_stage = 0;
-  }
+  if (threadIdx.x == 0) set_up(launch, state_memory, far_memory);
   __syncthreads();
-  const uint32_t num_workers = state.program->num_workers, num_schedulers = state.program->num_schedulers;
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (blockIdx.x >= num_workers) {
-    const uint32_t id = (blockIdx.x - num_workers) * (NUM_THREADS / 32) + warp;
-    if (lane == 0 && id < num_schedulers) schedule_loop(state, id);
-  } else if (warp < NUM_WARPS) {
+  Shared& s = shared();
+  const uint32_t num_workers = s.header.num_workers, num_schedulers = s.header.num_schedulers;
+  const uint32_t role = threadIdx.x / 32;
+  const Team warp{threadIdx.x % 32, 32};
+  const bool is_worker = blockIdx.x < num_workers, riding = !s.params.scheduler_threads;
+  if (!is_worker || role == SCHEDULER) {
+    const uint32_t id = is_worker ? blockIdx.x : (blockIdx.x - num_workers) * NUM_ROLES + role;
+    // Where no weights are streamed there is room for the tasks of many schedulers.
+    TaskSlot* slots = is_worker ? s.scheduled : reinterpret_cast<TaskSlot*>(s.slots) + 2 * role;
+    if (is_worker == riding && id < num_schedulers) schedule_loop(state, id, warp, slots);
+  } else if (role < NUM_WARPS) {
     consume_loop(state, blockIdx.x);
-  } else if (lane < LOADER_LANES && warp == LOADER_WARP) {
-    load_loop(state, blockIdx.x);
-  } else if (lane == 0 && warp == SCHEDULER_WARP && !params.scheduler_threads && blockIdx.x < num_schedulers) {
-    schedule_loop(state, blockIdx.x);
+  } else if (role == LOADER) {
+    if (warp.index < LOADER_LANES) stream_weights(state);
+  } else if (role == WAITER) {
+    wait_loop(state, blockIdx.x, warp);
+  } else {
+    fetch_tasks(state, state.queues[blockIdx.x], warp, s.tasks, s.ring.leave);
   }
   __syncthreads();  // nobody gives up shared memory while another role uses it
 }

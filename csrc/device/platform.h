@@ -1,5 +1,5 @@
-// The GPU side of runtime/platform.h. A team is the threads that run a body together: a worker's consumer warps, or one
-// thread of a scheduler warp. Only its leader waits and signals; the team's barriers carry that order to the others.
+// The GPU side of runtime/platform.h. A team is the threads that do something together: a worker's consumer warps, or
+// the lanes of one warp. What one of them acquires or releases, the team's barriers carry from and to the others.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -28,31 +28,46 @@ struct Team {
   DISTMK_FN bool all(bool mine) const { return size == 1 ? mine : __all_sync(~0u, mine); }
 };
 
-// Scope: an event that peers signal is read and written at system scope, any other at that of the GPU.
-DISTMK_FN uint64_t load_acquire(const uint64_t* p, bool system = false) {
+// Scope: an event that peers signal is read and written at system scope, any other at that of the GPU. Only what a
+// worker's own threads tell each other may lie in shared memory.
+DISTMK_FN uint64_t load_acquire(const uint64_t* p, Scope scope = Scope::DEVICE) {
   uint64_t v;
-  if (system)
+  if (scope == Scope::SYSTEM)
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
-  else
+  else if (scope == Scope::DEVICE)
     asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  else
+    asm volatile("ld.acquire.cta.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
   return v;
 }
 DISTMK_FN uint64_t load_relaxed(const uint64_t* p) {
   uint64_t v;
-  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
   return v;
 }
-DISTMK_FN void store_release(uint64_t* p, uint64_t v, bool system = false) {
-  if (system)
-    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+// Whether a counter has reached `want`; if so, what was released with it can be read. An acquire empties the
+// first-level cache, so while the answer is no it is asked without.
+DISTMK_FN bool has_reached(const uint64_t* p, uint64_t want, Scope scope = Scope::DEVICE) {
+  uint64_t v;
+  if (scope == Scope::SYSTEM)
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
   else
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v >= want && load_acquire(p, scope) >= want;
+}
+DISTMK_FN void store_release(uint64_t* p, uint64_t v, Scope scope = Scope::DEVICE) {
+  if (scope == Scope::SYSTEM)
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+  else if (scope == Scope::DEVICE)
     asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+  else
+    asm volatile("st.release.cta.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 DISTMK_FN void store_relaxed(uint64_t* p, uint64_t v) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-DISTMK_FN void add_release(uint64_t* p, uint64_t v, bool system = false) {
-  if (system)
+DISTMK_FN void add_release(uint64_t* p, uint64_t v, Scope scope = Scope::DEVICE) {
+  if (scope == Scope::SYSTEM)
     asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
   else
     asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
@@ -66,6 +81,18 @@ DISTMK_FN uint64_t now_ns() {
 DISTMK_FN uint64_t count_up(uint64_t* p) { return atomicAdd(reinterpret_cast<unsigned long long*>(p), 1ull) + 1; }
 DISTMK_FN void pause() {}
 DISTMK_FN void give_way(bool long_idle) { __nanosleep(long_idle ? 2000 : 40); }
+
+// Brings lines close, in parallel, for a single thread that is about to read them one by one.
+DISTMK_FN void fetch_near(const Team& team, const void* p, uint64_t num_bytes) {
+  constexpr uint64_t LINE_BYTES = 128;
+  const auto first = reinterpret_cast<uint64_t>(p) / LINE_BYTES * LINE_BYTES;
+  for (uint64_t line = first + team.index * LINE_BYTES; line < reinterpret_cast<uint64_t>(p) + num_bytes;
+       line += team.size * LINE_BYTES) {
+    uint32_t v;
+    asm volatile("ld.global.ca.u32 %0, [%1];" : "=r"(v) : "l"(line) : "memory");
+    (void)v;
+  }
+}
 
 // Copy with all of a team. Sources were written during the kernel, so they are not read through the non-coherent path.
 DISTMK_FN void copy_bytes(const Team& team, void* dst, const void* src, uint64_t num_bytes) {

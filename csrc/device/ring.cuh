@@ -21,6 +21,11 @@ constexpr uint32_t LOADER_LANES = BULK_COPIES ? 1 : 32;
 constexpr uint32_t STAGE_BYTES = 8192;
 constexpr uint32_t TILE_ROWS = 16;
 constexpr uint32_t TILE_K = 256;
+// A slab lies group of rows by group of rows, a group tile by tile. It is streamed in rounds of a few groups, a round
+// in blocks of columns: as many activations as fit into shared memory at any number of token rows.
+constexpr uint32_t ROUND_GROUPS = 3;  // row groups whose sums are kept in registers at once
+constexpr uint32_t ROUND_ROWS = ROUND_GROUPS * TILE_ROWS;
+constexpr uint32_t BLOCK_K = 4 * TILE_K;
 // More copies in flight do not read faster, but stand in front of every store and poll of this SM.
 constexpr uint32_t MAX_IN_FLIGHT = 6;
 static_assert(NUM_STAGES % (NUM_CONSUMERS / 32) == 0, "a warp always drains the same slots");
@@ -86,14 +91,17 @@ class Loader {
 
   // One slab. False: the worker has left.
   DISTMK_FN bool stream(const LinearArgs& args, const char* slab) {
-    const uint32_t rows = slab_rows(args);
-    for (uint32_t row = 0; row < rows; row += TILE_ROWS) {
-      const uint32_t tile_rows = min(TILE_ROWS, rows - row);
-      for (uint32_t k = 0; k < args.k_pitch; k += TILE_K) {
-        const uint32_t num_bytes = tile_rows * min(TILE_K, args.k_pitch - k) * sizeof(__nv_bfloat16);
-        if (!claim_slot()) return false;
-        copy(slab, num_bytes);
-        slab += num_bytes;
+    const uint32_t rows = slab_rows(args), row_bytes = args.k_pitch * sizeof(__nv_bfloat16);
+    for (uint32_t round = 0; round < rows; round += ROUND_ROWS) {
+      for (uint32_t block = 0; block < args.k_pitch; block += BLOCK_K) {
+        for (uint32_t row = round; row < min(round + ROUND_ROWS, rows); row += TILE_ROWS) {
+          const uint32_t tile_rows = min(TILE_ROWS, rows - row);
+          for (uint32_t k = block; k < min(block + BLOCK_K, args.k_pitch); k += TILE_K) {
+            if (!claim_slot()) return false;
+            copy(slab + uint64_t{row} * row_bytes + tile_rows * k * sizeof(__nv_bfloat16),
+                 tile_rows * min(TILE_K, args.k_pitch - k) * sizeof(__nv_bfloat16));
+          }
+        }
       }
     }
     return true;

@@ -19,7 +19,7 @@ class Launch {
       state_.far = far_.get();
     }
     for (uint32_t id = 0; id < program.num_schedulers; ++id)
-      schedulers_.push_back(std::make_unique<Scheduler>(state_, id, Team{}));
+      schedulers_.push_back(std::make_unique<Scheduler>(state_, id, Team{}, TaskHolder{}));
     const bool own_threads = params->scheduler_threads != 0;
     running_ = program.num_workers + (own_threads ? program.num_schedulers : 0);
     for (uint32_t worker = 0; worker < program.num_workers; ++worker)
@@ -51,16 +51,16 @@ class Launch {
     const uint32_t id = worker % state_.program->num_schedulers;
     Scheduler* rider = !own_threads && worker == id ? schedulers_[id].get() : nullptr;
     Context context(state_, Team{});
-    Worker decide(state_, worker, rider);
+    Worker decide(state_, worker, Team{}, TaskList{}, TaskHolder{}, rider);
     Tracer tracer(state_, worker);
-    for (Action action = decide.next(); action.kind == ActionKind::RUN; action = decide.next())
+    for (Action action = decide.next(); action.kind != ActionKind::LEAVE; action = decide.next())
       run_task(context, action, tracer);
     if (worker == 0) iterations_ = decide.iterations();
     running_.fetch_sub(1, std::memory_order_release);
   }
 
   void run_own_scheduler(uint32_t id) {
-    run_scheduler(state_, id, *schedulers_[id]);
+    run_scheduler(state_, id, Team{}, *schedulers_[id]);
     running_.fetch_sub(1, std::memory_order_release);
   }
 };

@@ -21,9 +21,9 @@ extern "C" int distmk_run_task(const distmk::LaunchParams* params, const distmk:
   if (state.program->magic != distmk::MAGIC || state.program->abi_hash != distmk::ABI_HASH) return 2;
   if (!known(task->type)) return 1;
   distmk::Context context(state, distmk::Team{});
-  context.task = task;
-  context.iteration = iteration;
-  context.instance = instance;
+  const auto index = static_cast<uint32_t>(task - state.tasks);
+  context.begin({task, state.waits + task->wait_begin, state.triggers + task->trigger_begin, index}, iteration,
+                instance);
   distmk::run_body(context);
   context.finish();
   return 0;

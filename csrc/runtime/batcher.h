@@ -15,7 +15,8 @@ class Batcher {
         page_table_(context.at<int32_t>(args.page_table)),
         free_pages_(reinterpret_cast<int32_t*>(&state_ + 1)) {}
 
-  // Turns the batch of the last iteration into that of this one; true if page tables changed.
+  // Turns the batch of the last iteration into that of this one; true if page tables changed. The tokens that were
+  // taken wait for publish().
   DISTMK_FN bool advance() {
     if (context_.iteration == 0)
       reset();
@@ -26,6 +27,15 @@ class Batcher {
     return admitted;
   }
 
+  // Shows the host what was taken.
+  DISTMK_FN void publish() {
+    const LaunchParams& params = context_.params();
+    if (!num_taken_) return;
+    for (uint32_t i = 0; i < num_taken_; ++i)
+      reinterpret_cast<TokenEvent*>(params.tokens)[state_.num_published++ % params.token_capacity] = taken_[i];
+    store_release(reinterpret_cast<uint64_t*>(params.token_count), state_.num_published, Scope::SYSTEM);
+  }
+
  private:
   Context& context_;
   const PrepareArgs& args_;
@@ -33,13 +43,15 @@ class Batcher {
   Batch& batch_;
   int32_t* page_table_;
   int32_t* free_pages_;
+  TokenEvent taken_[MAX_ROWS];
+  uint32_t num_taken_ = 0;
 
   DISTMK_FN const Request& request_of(const Sequence& sequence) const {
     return reinterpret_cast<const Request*>(context_.params().requests)[sequence.request];
   }
 
   DISTMK_FN void reset() {
-    state_.next_request = state_.num_running = state_.first_slot = 0;
+    state_.next_request = state_.num_running = state_.first_slot = state_.num_published = 0;
     state_.num_free_pages = args_.num_pages;
     for (uint32_t slot = 0; slot < MAX_ROWS; ++slot) state_.slots[slot].request = -1;
     for (uint32_t page = 0; page < args_.num_pages; ++page)
@@ -64,16 +76,6 @@ class Batcher {
     return false;
   }
 
-  DISTMK_FN void publish(const Sequence& sequence, int32_t token, FinishReason finish) const {
-    const LaunchParams& params = context_.params();
-    auto* count = reinterpret_cast<uint64_t*>(params.token_count);
-    const uint64_t n = load_relaxed(count);
-    reinterpret_cast<TokenEvent*>(params.tokens)[n % params.token_capacity] = {
-        static_cast<uint32_t>(sequence.request), token, static_cast<uint32_t>(finish),
-        static_cast<uint32_t>(context_.iteration - 1)};
-    store_release(count, n + 1, true);
-  }
-
   DISTMK_FN void take_tokens() {
     for (uint32_t row = 0; row < batch_.num_rows; ++row) {
       if (!batch_.rows[row].sample) continue;
@@ -88,7 +90,8 @@ class Batcher {
         finish = FinishReason::STOP;
       else if (sequence.num_generated == request.max_new || sequence.position == args_.max_positions)
         finish = FinishReason::LENGTH;
-      publish(sequence, token, finish);
+      taken_[num_taken_++] = {static_cast<uint32_t>(sequence.request), token, static_cast<uint32_t>(finish),
+                              static_cast<uint32_t>(context_.iteration - 1)};
       if (finish != FinishReason::NONE) release(slot);
     }
   }
@@ -157,15 +160,24 @@ class Batcher {
   }
 };
 
-// The body of the `prepare` task: advance, then tell every rank.
+// The body of the `prepare` task: advance, then tell every rank, and last the host, which nobody waits for.
 DISTMK_FN void prepare_batch(Context& context, const PrepareArgs& args) {
-  const bool pages_changed = Batcher(context, args).advance();
+  const Team& team = context.team;
+  fetch_near(team, context.at<void>(args.state), sizeof(BatcherState));
+  fetch_near(team, context.at<void>(args.batch), sizeof(Batch));
+  fetch_near(team, context.at<void>(args.candidates), args.num_ranks * MAX_ROWS * sizeof(Candidate));
+  Batcher batcher(context, args);
+  bool pages_changed = false;
+  if (team.leader()) pages_changed = batcher.advance();
+  pages_changed = !team.all(!pages_changed);
   const uint64_t table_bytes = uint64_t{MAX_ROWS} * args.max_pages * sizeof(int32_t);
   for (uint32_t rank = 0; rank < args.num_ranks; ++rank) {
     if (rank == context.rank()) continue;
     if (pages_changed) context.put(rank, args.page_table, context.at<void>(args.page_table), table_bytes);
     context.push(rank, args.batch, context.at<void>(args.batch), sizeof(Batch));
   }
+  context.finish();
+  if (team.leader()) batcher.publish();
 }
 
 }  // namespace distmk

@@ -17,6 +17,16 @@ DISTMK_BODY void far_send(FarRanks& far, uint32_t rank);
 DISTMK_BODY void far_send_all(FarRanks& far);
 DISTMK_BODY void far_quiet(FarRanks& far);
 
+DISTMK_FN Scope scope_of(bool system) { return system ? Scope::SYSTEM : Scope::DEVICE; }
+
+// A task with its waits and triggers, in the program or in a copy at hand.
+struct TaskView {
+  const TaskDesc* desc = nullptr;
+  const Wait* waits = nullptr;
+  const Trigger* triggers = nullptr;
+  uint32_t index = 0;
+};
+
 // One rank's view of a launch, shared by its workers and schedulers.
 struct RankState {
   const LaunchParams* params;
@@ -28,21 +38,32 @@ struct RankState {
   const uint32_t* launches;
   uint64_t* heap_bases;  // where each rank's heap is mapped here
   uint64_t heap, local;
-  uint64_t* faults_seen;    // triggers that matched the injected fault so far
-  FarRanks* far = nullptr;  // null: every rank is reached by pointer
+  uint64_t* faults_seen;                       // triggers that matched the injected fault so far
+  FarRanks* far = nullptr;                     // null: every rank is reached by pointer
+  const Batch* near_batch = nullptr;           // a copy at hand of the row table; null: it is read where it lies
+  const uint64_t* num_near_batches = nullptr;  // iterations whose row table was copied
+  JitRing* near_ring = nullptr;  // this worker's ring, where its scheduler rides along and it lies at hand
 
-  DISTMK_FN explicit RankState(const LaunchParams* launch, uint64_t* fault_counter)
-      : params(launch), faults_seen(fault_counter) {
+  DISTMK_FN RankState(const LaunchParams* launch, uint64_t* fault_counter)
+      : RankState(launch, fault_counter, reinterpret_cast<const ProgramHeader*>(launch->program),
+                  reinterpret_cast<uint64_t*>(launch->heap_bases)) {}
+
+  // `header` and `bases`: copies at hand of the program's header and of the table of heaps.
+  DISTMK_FN RankState(const LaunchParams* launch, uint64_t* fault_counter, const ProgramHeader* header, uint64_t* bases)
+      : params(launch), program(header), heap_bases(bases), faults_seen(fault_counter) {
     const auto base = params->program;
-    program = reinterpret_cast<const ProgramHeader*>(base);
     tasks = reinterpret_cast<const TaskDesc*>(base + program->tasks_offset);
     waits = reinterpret_cast<const Wait*>(base + program->waits_offset);
     triggers = reinterpret_cast<const Trigger*>(base + program->triggers_offset);
     queues = reinterpret_cast<const Queue*>(base + program->queues_offset);
     launches = reinterpret_cast<const uint32_t*>(base + program->launches_offset);
-    heap_bases = reinterpret_cast<uint64_t*>(params->heap_bases);
     heap = heap_bases[program->rank];
     local = params->local_base;
+  }
+
+  DISTMK_FN TaskView view(uint32_t index) const {
+    const TaskDesc& desc = tasks[index];
+    return {&desc, waits + desc.wait_begin, triggers + desc.trigger_begin, index};
   }
 
   DISTMK_FN uint64_t* event(uint32_t rank, uint32_t index) const {
@@ -65,11 +86,20 @@ class Context {
  public:
   const RankState& rank_state;
   const Team team;
-  const TaskDesc* task = nullptr;
+  TaskView task;
   uint64_t iteration = 0;
   uint32_t instance = 0;  // of a massive launch
 
   DISTMK_FN Context(const RankState& state, const Team& threads) : rank_state(state), team(threads) {}
+
+  // What is run next.
+  DISTMK_FN void begin(const TaskView& view, uint64_t for_iteration, uint32_t which_instance = 0) {
+    task = view;
+    iteration = for_iteration;
+    instance = which_instance;
+    pushed_ = 0;
+    finished_ = false;
+  }
 
   DISTMK_FN uint32_t rank() const { return rank_state.program->rank; }
   DISTMK_FN uint32_t num_ranks() const { return rank_state.program->num_ranks; }
@@ -78,6 +108,11 @@ class Context {
   template <class T>
   DISTMK_FN T* at(uint64_t operand) const {
     return operand ? reinterpret_cast<T*>(rank_state.address(operand)) : nullptr;
+  }
+
+  // The row table, or null where the task follows none.
+  DISTMK_FN const Batch* batch(uint64_t operand) const {
+    return operand && rank_state.near_batch ? rank_state.near_batch : at<Batch>(operand);
   }
 
   // A heap operand on another rank, or null where it is out of reach of a pointer.
@@ -97,9 +132,13 @@ class Context {
   DISTMK_FN void push(uint32_t rank, uint64_t dst, const void* src, uint64_t num_bytes) {
     put(rank, dst, src, num_bytes);
     team.sync();
-    if (team.leader()) {
-      fire(rank);
-      if (rank_state.far) far_send(*rank_state.far, rank);
+    if (rank_state.far) {
+      if (team.leader()) {
+        for (uint32_t t = 0; t < task.desc->num_triggers; ++t) fire(t, rank);
+        far_send(*rank_state.far, rank);
+      }
+    } else {
+      for (uint32_t t = team.index; t < task.desc->num_triggers; t += team.size) fire(t, rank);
     }
     pushed_ |= 1ull << rank;
   }
@@ -112,37 +151,37 @@ class Context {
       if (!peer<void>(other, operand)) push(other, operand, at<void>(operand), num_bytes);
   }
 
-  // The rest of the triggers, once the whole team is done with the body.
+  // The rest of the triggers, once the whole team is done with the body. A body may call it itself when all that is
+  // left to do is seen by no task.
   DISTMK_FN void finish() {
+    if (finished_) return;
+    finished_ = true;
     team.sync();
-    if (team.leader()) fire_rest();
-    pushed_ = 0;
-  }
-
-  DISTMK_FN void fire_rest() {
-    if (rank_state.far) far_quiet(*rank_state.far);
-    for (uint32_t t = 0; t < task->num_triggers; ++t) {
-      const Trigger& trigger = rank_state.triggers[task->trigger_begin + t];
-      if (!(pushed_ >> trigger.rank & 1)) signal(trigger, 1);
+    if (!rank_state.far) {
+      for (uint32_t t = team.index; t < task.desc->num_triggers; t += team.size) fire_unless_pushed(t);
+    } else if (team.leader()) {
+      far_quiet(*rank_state.far);
+      for (uint32_t t = 0; t < task.desc->num_triggers; ++t) fire_unless_pushed(t);
+      far_send_all(*rank_state.far);
     }
-    if (rank_state.far) far_send_all(*rank_state.far);
   }
 
   // Stand in for instances of a massive launch that were not needed, so that every iteration counts the same.
   DISTMK_FN void finish_unused(uint32_t num_instances) {
-    for (uint32_t t = 0; t < task->num_triggers && num_instances; ++t)
-      signal(rank_state.triggers[task->trigger_begin + t], num_instances);
+    if (!team.leader()) return;
+    for (uint32_t t = 0; t < task.desc->num_triggers && num_instances; ++t) signal(task.triggers[t], num_instances);
     if (rank_state.far) far_send_all(*rank_state.far);
   }
 
  private:
   uint64_t pushed_ = 0;  // ranks whose triggers went out with their data
+  bool finished_ = false;
 
-  DISTMK_FN void fire(uint32_t rank) {
-    for (uint32_t t = 0; t < task->num_triggers; ++t) {
-      const Trigger& trigger = rank_state.triggers[task->trigger_begin + t];
-      if (trigger.rank == rank) signal(trigger, 1);
-    }
+  DISTMK_FN void fire(uint32_t t, uint32_t rank) {
+    if (task.triggers[t].rank == rank) signal(task.triggers[t], 1);
+  }
+  DISTMK_FN void fire_unless_pushed(uint32_t t) {
+    if (!(pushed_ >> task.triggers[t].rank & 1)) signal(task.triggers[t], 1);
   }
 
   DISTMK_FN void signal(const Trigger& trigger, uint64_t times) const {
@@ -153,7 +192,7 @@ class Context {
     }
     if (rank_state.far && is_far(*rank_state.far, trigger.rank))
       return far_signal(*rank_state.far, trigger.rank, trigger.event, trigger.amount * times);
-    add_release(rank_state.event(trigger.rank, trigger.event), trigger.amount * times, trigger.system);
+    add_release(rank_state.event(trigger.rank, trigger.event), trigger.amount * times, scope_of(trigger.system));
   }
 };
 
@@ -163,10 +202,10 @@ DISTMK_TASK_TYPES(DISTMK_DECLARE_BODY)
 #undef DISTMK_DECLARE_BODY
 
 DISTMK_FN void run_body(Context& context) {
-  switch (context.task->type) {
-#define DISTMK_CASE(id, name, Args)                                           \
-  case id:                                                                    \
-    body_##name(context, *reinterpret_cast<const Args*>(context.task->args)); \
+  switch (context.task.desc->type) {
+#define DISTMK_CASE(id, name, Args)                                                \
+  case id:                                                                         \
+    body_##name(context, *reinterpret_cast<const Args*>(context.task.desc->args)); \
     break;
     DISTMK_TASK_TYPES(DISTMK_CASE)
 #undef DISTMK_CASE

@@ -1,23 +1,49 @@
-// A worker's just-in-time ring: its owning scheduler pushes, the worker pops.
+// A worker's just-in-time ring: its owning scheduler pushes, the worker pops. It lies on the heap, or at hand where
+// both are parts of one worker.
 #pragma once
 #include "runtime/context.h"
 
 namespace distmk {
 
-DISTMK_FN bool ring_push(JitRing* ring, uint32_t capacity, const JitEntry& entry) {
-  const uint64_t tail = load_relaxed(&ring->tail);
-  if (tail - load_acquire(&ring->head) == capacity) return false;
-  reinterpret_cast<JitEntry*>(ring + 1)[tail & (capacity - 1)] = entry;
-  store_release(&ring->tail, tail + 1);
-  return true;
-}
+struct RingView {
+  JitRing* ring;
+  uint32_t capacity;
+  Scope scope;
 
-// `head` is the worker's own count of what it popped; the ring's copy tells the scheduler.
-DISTMK_FN bool ring_pop(JitRing* ring, uint32_t capacity, uint64_t* head, JitEntry* entry) {
-  if (load_acquire(&ring->tail) == *head) return false;
-  *entry = reinterpret_cast<const JitEntry*>(ring + 1)[*head & (capacity - 1)];
-  store_release(&ring->head, ++*head);
-  return true;
+  DISTMK_FN JitEntry& entry(uint64_t n) const { return reinterpret_cast<JitEntry*>(ring + 1)[n & (capacity - 1)]; }
+
+  DISTMK_FN bool push(const Team& team, const JitEntry& what) const {
+    const uint64_t tail = load_relaxed(&ring->tail);
+    if (!team.all(tail - load_acquire(&ring->head, scope) < capacity)) return false;
+    if (team.leader()) {
+      entry(tail) = what;
+      store_release(&ring->tail, tail + 1, scope);
+    }
+    team.sync();
+    return true;
+  }
+
+  // `head` is the worker's own count of what it popped; the ring's copy tells the scheduler.
+  DISTMK_FN bool pop(const Team& team, uint64_t* head, JitEntry* what) const {
+    if (team.all(load_acquire(&ring->tail, scope) == *head)) return false;
+    *what = entry((*head)++);
+    team.sync();
+    if (team.leader()) store_release(&ring->head, *head, scope);
+    return true;
+  }
+
+  DISTMK_FN void close(const Team& team) const {
+    if (team.leader()) store_release(&ring->closed, 1, scope);
+  }
+  // Nothing is left and nothing more will come.
+  DISTMK_FN bool finished(const Team& team, uint64_t head) const {
+    return team.all(load_acquire(&ring->closed, scope) && load_acquire(&ring->tail, scope) == head);
+  }
+};
+
+DISTMK_FN RingView ring_of(const RankState& state, uint32_t worker) {
+  if (state.near_ring) return {state.near_ring, state.program->jit_capacity, Scope::BLOCK};
+  return {state.ring(worker), state.program->jit_capacity, Scope::DEVICE};
 }
 
 }  // namespace distmk

@@ -2,6 +2,13 @@
 #pragma once
 #include <cstdint>
 
+namespace distmk {
+
+// Who takes part in a signal: a worker's own threads, its GPU, or every GPU. On the host all is one.
+enum class Scope : uint32_t { BLOCK, DEVICE, SYSTEM };
+
+}  // namespace distmk
+
 #ifdef __CUDACC__
 #include "device/platform.h"
 #else
@@ -24,23 +31,29 @@ constexpr auto RELEASE = std::memory_order_relaxed;
 constexpr auto RELEASE = std::memory_order_release;
 #endif
 
-// The threads that run a body together: here one. Its leader alone waits and signals.
+// The threads that do something together: here one.
 struct Team {
+  static constexpr uint32_t index = 0, size = 1;
   bool leader() const { return true; }
   void sync() const {}
+  bool all(bool mine) const { return mine; }
 };
 
-// `system`: other GPUs take part; here all is one system.
-DISTMK_FN uint64_t load_acquire(const uint64_t* p, bool = false) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+DISTMK_FN uint64_t load_acquire(const uint64_t* p, Scope = Scope::DEVICE) {
+  return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+// Whether a counter has reached `want`; if so, what was released with it can be read.
+DISTMK_FN bool has_reached(const uint64_t* p, uint64_t want, Scope = Scope::DEVICE) { return load_acquire(p) >= want; }
 DISTMK_FN uint64_t load_relaxed(const uint64_t* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
-DISTMK_FN void store_release(uint64_t* p, uint64_t v, bool = false) {
+DISTMK_FN void store_release(uint64_t* p, uint64_t v, Scope = Scope::DEVICE) {
   __atomic_store_n(p, v, static_cast<int>(RELEASE));
 }
 DISTMK_FN void store_relaxed(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
-DISTMK_FN void add_release(uint64_t* p, uint64_t v, bool = false) {
+DISTMK_FN void add_release(uint64_t* p, uint64_t v, Scope = Scope::DEVICE) {
   __atomic_fetch_add(p, v, static_cast<int>(RELEASE));
 }
 DISTMK_FN uint64_t count_up(uint64_t* p) { return __atomic_add_fetch(p, 1, __ATOMIC_RELAXED); }
+DISTMK_FN void fetch_near(const Team&, const void*, uint64_t) {}
 DISTMK_FN void copy_bytes(const Team&, void* dst, const void* src, uint64_t num_bytes) { memcpy(dst, src, num_bytes); }
 
 DISTMK_FN uint64_t now_ns() {

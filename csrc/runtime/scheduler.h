@@ -3,6 +3,7 @@
 #pragma once
 #include "runtime/jit_ring.h"
 #include "runtime/splits.h"
+#include "runtime/task_source.h"
 #include "runtime/trace.h"
 #include "runtime/wait.h"
 
@@ -10,24 +11,27 @@ namespace distmk {
 
 class Scheduler {
  public:
-  DISTMK_FN Scheduler(const RankState& state, uint32_t id, const Team& one)
-      : state_(state), context_(state, one), tracer_(state, state.program->num_workers + id), id_(id) {}
+  DISTMK_FN Scheduler(const RankState& state, uint32_t id, const Team& team, const TaskHolder& holder)
+      : state_(state),
+        context_(state, team),
+        team_(team),
+        tracer_(state, state.program->num_workers + id),
+        id_(id),
+        holder_(holder) {
+    turn_to(0);
+  }
 
   DISTMK_FN bool done() const { return done_; }
   DISTMK_FN uint64_t iteration() const { return iteration_; }
-  // The task in hand; null while the iteration may not start yet.
-  DISTMK_FN const TaskDesc* waiting_for() const {
-    const TaskDesc* task = next_task();
-    return task && (gate_passed_ || task->launch == static_cast<uint16_t>(LaunchKind::SCHEDULER)) ? task : nullptr;
-  }
+  // The task in hand; none while the iteration may not start yet.
+  DISTMK_FN TaskView waiting_for() const { return task_.desc && (gate_passed_ || runs_here()) ? task_ : TaskView{}; }
 
   // True: something was done.
   DISTMK_FN bool step() {
     if (done_) return false;
-    const TaskDesc* task = next_task();
-    if (task && task->launch == static_cast<uint16_t>(LaunchKind::SCHEDULER)) return run_here(*task);
+    if (task_.desc && runs_here()) return run_here();
     if (!gate_passed_) {
-      const Gate gate = gate_state(state_, iteration_);
+      const Gate gate = gate_state(state_, iteration_, team_);
       if (gate == Gate::CLOSED) return false;
       if (gate == Gate::STOP) {
         close();
@@ -35,93 +39,106 @@ class Scheduler {
       }
       gate_passed_ = true;
     }
-    if (!task) {
-      ++iteration_;
-      launch_ = 0;
-      gate_passed_ = false;
-      return true;
-    }
-    return hand_out(*task);
+    if (task_.desc) return hand_out();
+    ++iteration_;
+    gate_passed_ = false;
+    turn_to(0);
+    return true;
   }
 
  private:
   const RankState& state_;
   Context context_;
+  const Team team_;
   Tracer tracer_;
   uint32_t id_;
+  TaskHolder holder_;
   bool done_ = false;
   uint64_t iteration_ = 0;
-  uint32_t launch_ = 0;         // next entry of the rank's launch list
-  uint32_t next_instance_ = 0;  // of a massive launch that is under way
+  uint32_t launch_ = 0;    // entry of the rank's launch list
+  TaskView task_;          // its task; no descriptor behind the end of the list
+  uint32_t worker_ = 0;    // that is being given tasks
+  uint32_t instance_ = 0;  // its next, of a launch that is under way
   uint32_t num_instances_ = 0;
   uint32_t num_pushed_ = 0;
   uint64_t start_ns_ = 0;
   bool under_way_ = false;
   bool gate_passed_ = false;
 
-  DISTMK_FN const TaskDesc* next_task() const {
-    return launch_ < state_.program->num_launches ? &state_.tasks[state_.launches[launch_]] : nullptr;
+  DISTMK_FN bool runs_here() const { return task_.desc->launch == static_cast<uint16_t>(LaunchKind::SCHEDULER); }
+
+  DISTMK_FN void turn_to(uint32_t launch) {
+    launch_ = launch;
+    if (launch_ < state_.program->num_launches)
+      task_ = holder_.take(state_, state_.launches[launch_], team_);
+    else
+      task_ = TaskView{};
   }
 
   // Tells this scheduler's workers that nothing more will come.
   DISTMK_FN void close() {
     done_ = true;
     for (uint32_t worker = id_; worker < state_.program->num_workers; worker += state_.program->num_schedulers)
-      store_release(&state_.ring(worker)->closed, 1);
+      ring_of(state_, worker).close(team_);
   }
 
-  DISTMK_FN bool run_here(const TaskDesc& task) {
+  DISTMK_FN bool run_here() {
     if (id_ == 0) {
-      if (unmet_wait(state_, task, iteration_)) return false;
-      context_.task = &task;
-      context_.iteration = iteration_;
-      const uint64_t start_ns = tracer_.now();
-      // Nothing else is launched this way; all bodies here would be all of the kernel's code once more.
-      body_prepare(context_, *reinterpret_cast<const PrepareArgs*>(task.args));
+      if (!waits_met(state_, task_, iteration_, team_)) return false;
+      start_ns_ = tracer_.now();
+      context_.begin(task_, iteration_);
+      body_prepare(context_, *reinterpret_cast<const PrepareArgs*>(task_.desc->args));  // there is no other
       context_.finish();
-      tracer_.keep(context_, start_ns);
+      tracer_.keep(context_, start_ns_);
     }
-    ++launch_;
+    turn_to(launch_ + 1);
     return true;
   }
 
-  DISTMK_FN bool hand_out(const TaskDesc& task) {
-    const bool massive = task.launch == static_cast<uint16_t>(LaunchKind::MASSIVE);
+  // Launches begin at one worker after another, so that the first instances of small ones do not all meet at one.
+  DISTMK_FN void turn_to_worker(uint32_t worker, bool massive) {
+    const uint32_t num_workers = state_.program->num_workers;
+    worker_ = worker;
+    instance_ = massive ? (worker + num_workers - launch_ % num_workers) % num_workers : 0;
+  }
+
+  DISTMK_FN bool hand_out() {
+    const bool massive = task_.desc->launch == static_cast<uint16_t>(LaunchKind::MASSIVE);
     const uint32_t num_schedulers = state_.program->num_schedulers;
     if (!massive && launch_ % num_schedulers != id_) {
-      ++launch_;
+      turn_to(launch_ + 1);
       return true;
     }
     if (!under_way_) {
-      if (unmet_wait(state_, task, iteration_)) return false;
+      if (!waits_met(state_, task_, iteration_, team_)) return false;
       start_ns_ = tracer_.now();
-      num_instances_ = massive ? num_instances(context_, task) : 1;
-      next_instance_ = num_pushed_ = 0;
+      context_.begin(task_, iteration_);
+      num_instances_ = massive ? num_instances(context_, *task_.desc) : 1;
+      num_pushed_ = 0;
+      turn_to_worker(id_, massive);
       under_way_ = true;
     }
-    const uint32_t num_workers = state_.program->num_workers;
-    for (; next_instance_ < num_instances_; ++next_instance_) {
-      // A single task goes to a worker of this scheduler; instances go round all workers, each pushed by its owner.
-      const uint32_t worker = massive ? (next_instance_ + launch_) % num_workers : id_;
-      if (worker % num_schedulers != id_) continue;
-      const JitEntry entry{state_.launches[launch_], static_cast<uint32_t>(iteration_), next_instance_, 0};
-      if (!ring_push(state_.ring(worker), state_.program->jit_capacity, entry)) return false;
-      ++num_pushed_;
+    // A single task goes to a worker of this scheduler; instances go round all workers, each pushed by its owner.
+    const uint32_t num_workers = massive ? state_.program->num_workers : id_ + 1;
+    for (; worker_ < num_workers; turn_to_worker(worker_ + num_schedulers, massive)) {
+      for (; instance_ < num_instances_; instance_ += num_workers) {
+        const JitEntry entry{task_.index, static_cast<uint32_t>(iteration_), instance_, 0};
+        if (!ring_of(state_, worker_).push(team_, entry)) return false;
+        ++num_pushed_;
+      }
     }
     // Every scheduler answers for `max_instances`, so that the event also says that each has read the batch.
-    context_.task = &task;
-    context_.iteration = iteration_;
-    if (massive) context_.finish_unused(task.max_instances - num_pushed_);
+    if (massive) context_.finish_unused(task_.desc->max_instances - num_pushed_);
     tracer_.keep(context_, start_ns_);
     under_way_ = false;
-    ++launch_;
+    turn_to(launch_ + 1);
     return true;
   }
 };
 
 // The life of a scheduler that has a thread or a warp of its own.
-DISTMK_FN void run_scheduler(const RankState& state, uint32_t id, Scheduler& scheduler) {
-  Idle idle(state, state.program->num_workers + id);
+DISTMK_FN void run_scheduler(const RankState& state, uint32_t id, const Team& team, Scheduler& scheduler) {
+  Idle idle(state, state.program->num_workers + id, team);
   while (!scheduler.done()) {
     if (scheduler.step())
       idle.reset();

@@ -46,7 +46,7 @@ DISTMK_FN AttentionInstance attention_instance(const AttentionArgs& args, const 
 DISTMK_FN uint32_t num_instances(const Context& context, const TaskDesc& task) {
   if (task.type != static_cast<uint16_t>(TaskType::ATTENTION)) return task.max_instances;
   const auto& args = *reinterpret_cast<const AttentionArgs*>(task.args);
-  return num_attention_instances(args, *context.at<Batch>(args.batch));
+  return num_attention_instances(args, *context.batch(args.batch));
 }
 
 }  // namespace distmk

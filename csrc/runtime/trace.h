@@ -21,12 +21,8 @@ class Tracer {
   DISTMK_FN void keep(const Context& context, uint64_t start_ns) {
     if (!entries_ || !context.team.leader()) return;
     if (seen_ < capacity_)
-      entries_[seen_] = {static_cast<uint32_t>(context.task - context.rank_state.tasks),
-                         static_cast<uint32_t>(context.iteration),
-                         context.instance,
-                         0,
-                         start_ns,
-                         now_ns()};
+      entries_[seen_] = {
+          context.task.index, static_cast<uint32_t>(context.iteration), context.instance, 0, start_ns, now_ns()};
     *count_ = ++seen_;
   }
 

@@ -7,23 +7,32 @@ namespace distmk {
 // The count that meets `wait` in this iteration.
 DISTMK_FN uint64_t wanted(const Wait& wait, uint64_t iteration) { return wait.count * (iteration + 1 - wait.lag); }
 
-// The first wait of a task that is not yet met in this iteration, or null.
-DISTMK_FN const Wait* unmet_wait(const RankState& state, const TaskDesc& task, uint64_t iteration) {
-  for (uint32_t w = 0; w < task.num_waits; ++w) {
-    const Wait& wait = state.waits[task.wait_begin + w];
-    if (load_acquire(state.event(state.program->rank, wait.event), wait.system) < wanted(wait, iteration)) return &wait;
-  }
-  return nullptr;
+DISTMK_FN bool is_met(const RankState& state, const Wait& wait, uint64_t iteration) {
+  const uint64_t* event = state.event(state.program->rank, wait.event);
+  return has_reached(event, wanted(wait, iteration), scope_of(wait.system));
+}
+
+// Whether a task's waits are met in this iteration; a team looks at several of them at once.
+DISTMK_FN bool waits_met(const RankState& state, const TaskView& task, uint64_t iteration, const Team& team) {
+  bool met = true;
+  for (uint32_t w = team.index; met && w < task.desc->num_waits; w += team.size)
+    met = is_met(state, task.waits[w], iteration);
+  return team.all(met);
 }
 
 enum class Gate : uint32_t { CLOSED, OPEN, STOP };
 
 // Whether iteration `iteration` may start here: its batch has arrived, or the launch has a fixed number of iterations.
-DISTMK_FN Gate gate_state(const RankState& state, uint64_t iteration) {
+// Whoever keeps the copy at hand of the batch asks for it where it lies; the others on its SM wait for the copy.
+DISTMK_FN Gate gate_state(const RankState& state, uint64_t iteration, const Team& team) {
   const ProgramHeader& program = *state.program;
   if (program.gate_event == NO_EVENT) return iteration < state.params->num_iterations ? Gate::OPEN : Gate::STOP;
-  if (load_acquire(state.event(program.rank, program.gate_event), program.num_ranks > 1) < iteration + 1)
-    return Gate::CLOSED;
+  if (state.near_batch) {
+    if (!team.all(load_acquire(state.num_near_batches, Scope::BLOCK) > iteration)) return Gate::CLOSED;
+    return state.near_batch->stop ? Gate::STOP : Gate::OPEN;
+  }
+  const uint64_t* event = state.event(program.rank, program.gate_event);
+  if (!team.all(has_reached(event, iteration + 1, scope_of(program.num_ranks > 1)))) return Gate::CLOSED;
   return reinterpret_cast<const Batch*>(state.address(program.gate_batch))->stop ? Gate::STOP : Gate::OPEN;
 }
 
@@ -37,28 +46,22 @@ DISTMK_FN void raise_abort(const RankState& state, Abort reason) {
 // One waiter's patience: backs off while nothing happens, polls the abort flag, gives up at the deadline.
 class Idle {
  public:
-  DISTMK_FN Idle(const RankState& state, uint32_t waiter) : state_(state), waiter_(waiter) {}
+  DISTMK_FN Idle(const RankState& state, uint32_t waiter, const Team& team)
+      : state_(state), waiter_(waiter), team_(team) {}
 
   DISTMK_FN void reset() { polls_ = 0; }
 
-  // Another poll found nothing. False: leave (`task` may be null where the waiter has no task in hand).
-  DISTMK_FN bool wait(const TaskDesc* task, uint64_t iteration) {
+  // Another poll found nothing. False: leave (`task` may have no descriptor where the waiter has no task in hand).
+  DISTMK_FN bool wait(const TaskView& task, uint64_t iteration) {
     if (polls_++ == 0) since_ns_ = now_ns();
     const bool spinning = polls_ < state_.params->spin_polls;
     if (spinning && polls_ % 64) {
       pause();
       return true;
     }
-    if (load_relaxed(state_.abort_flag(state_.program->rank))) {
-      record(task, iteration, 0);
-      return false;
-    }
+    if (!team_.all(!load_relaxed(state_.abort_flag(state_.program->rank)))) return give_up(task, iteration, 0);
     const uint64_t idle_ns = now_ns() - since_ns_;
-    if (idle_ns > state_.params->deadline_ns) {
-      record(task, iteration, 1);
-      raise_abort(state_, Abort::HANG);
-      return false;
-    }
+    if (!team_.all(idle_ns <= state_.params->deadline_ns)) return give_up(task, iteration, 1);
     if (!spinning) give_way(idle_ns > LONG_IDLE_NS);
     return true;
   }
@@ -67,16 +70,30 @@ class Idle {
   static constexpr uint64_t LONG_IDLE_NS = 20000000;
   const RankState& state_;
   uint32_t waiter_;
+  const Team team_;
   uint32_t polls_ = 0;
   uint64_t since_ns_ = 0;
 
-  DISTMK_FN void record(const TaskDesc* task, uint64_t iteration, uint32_t expired) {
+  DISTMK_FN bool give_up(const TaskView& task, uint64_t iteration, uint32_t expired) {
+    if (!team_.leader()) return false;
+    record(task, iteration, expired);
+    if (expired) raise_abort(state_, Abort::HANG);
+    return false;
+  }
+
+  DISTMK_FN const Wait* unmet_wait(const TaskView& task, uint64_t iteration) const {
+    for (uint32_t w = 0; task.desc && w < task.desc->num_waits; ++w)
+      if (!is_met(state_, task.waits[w], iteration)) return &task.waits[w];
+    return nullptr;
+  }
+
+  DISTMK_FN void record(const TaskView& task, uint64_t iteration, uint32_t expired) const {
     auto* out = reinterpret_cast<WaitRecordABI*>(state_.params->records) + waiter_;
-    const Wait* wait = task ? unmet_wait(state_, *task, iteration) : nullptr;
+    const Wait* wait = unmet_wait(task, iteration);
     const uint32_t event = wait ? wait->event : state_.program->gate_event;
     out->worker = waiter_;
-    out->task = task ? static_cast<uint32_t>(task - state_.tasks) : NO_EVENT;
-    out->order = wait ? task->order : NO_EVENT;
+    out->task = task.desc ? task.index : NO_EVENT;
+    out->order = wait ? task.desc->order : NO_EVENT;
     out->event = event;
     out->want = wait ? wanted(*wait, iteration) : iteration + 1;
     out->got = event == NO_EVENT ? 0 : load_acquire(state_.event(state_.program->rank, event));

@@ -143,10 +143,11 @@ def _write_statistics(llm: LLM, requests: list[Request], load_s: float, run_s: f
     new_tokens = sum(len(request.token_ids) for request in requests)
     first_s = min(request.first_s for request in requests)
     decode_s = max(request.last_s for request in requests) - first_s
+    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in llm.load_s.items())
     rate = (new_tokens - 1) / decode_s if new_tokens > 1 and decode_s > 0 else 0.0
     print(
         f"distmk: {llm.tensor_parallel_size} ranks x {llm.num_workers} workers on {llm.backend}, "
-        f"loaded in {load_s:.1f} s; "
+        f"loaded in {load_s:.1f} s ({parts}); "
         f"{prompt_tokens} prompt + {new_tokens} new tokens of {len(requests)} prompts in {run_s:.2f} s, "
         f"{rate:.1f} tokens/s while decoding",
         file=sys.stderr,

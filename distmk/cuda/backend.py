@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import time
 from typing import Any
@@ -9,26 +10,37 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from distmk import env
 from distmk.abi import Abort, LaunchParams, Space
-from distmk.backend import LaunchBlock, LaunchSpec
+from distmk.backend import LaunchBlock, LaunchSpec, inject_dropped_signal
 from distmk.bootstrap import Bootstrap, agree
 from distmk.cuda.build import architecture_of, build_cubin
-from distmk.cuda.nvshmem import SymmetricHeap, require
-from distmk.errors import UsageError
+from distmk.cuda.nvshmem import SPARE_BYTES, SymmetricHeap, require
+from distmk.errors import DistmkError, UsageError
 from distmk.host.shm import SharedHeap
 from distmk.place import Placed, control_bytes
 from distmk.program import RankProgram
 
-THREADS = 320  # csrc/device/megakernel.cuh: consumers, loader, scheduler
-SHARED_BYTES = 16 * 8192 + 72 * 1024 + 8 * 3 * 16 * 16 * 4 + 2048  # csrc/device/shared.cuh
 KERNEL = b"distmk_megakernel"
 POLL_S = 0.0002
+LOSS_S = 2.0  # from a failing GPU to the news of the rank whose end made it fail
+OTHER_BYTES = 1 << 30  # of a GPU's memory: contexts, the program, tokens
+
+
+def require_gpu(local_rank: int) -> None:
+    """UsageError unless this rank has a GPU of its own."""
+    import torch
+
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise UsageError(f"local rank {local_rank} has no GPU: {count} are visible here; start one rank a GPU")
 
 
 def num_workers_of(local_rank: int) -> int:
-    """SMs of this rank's GPU: a worker each."""
+    """SMs of this rank's GPU: a worker each. UsageError where it has none."""
     import torch
 
+    require_gpu(local_rank)
     return int(torch.cuda.get_device_properties(local_rank).multi_processor_count)
 
 
@@ -36,6 +48,7 @@ class CudaBackend:
     """Implements `backend.Backend`. Collective; UsageError or BuildError on every rank where it cannot be made."""
 
     name = "cuda"
+    device = "cuda"
 
     def __init__(self, program: RankProgram, bootstrap: Bootstrap) -> None:
         self.program, self._bootstrap = program, bootstrap
@@ -44,19 +57,37 @@ class CudaBackend:
         self._module = agree(bootstrap, self._load)
         self._liveness = SharedHeap(bootstrap, 4096)  # its lock tells who is alive
         self._heap = SymmetricHeap(bootstrap, self._device, self._module, program.header.heap_bytes)
-        agree(bootstrap, self._allocate)
+        self._closed = False
+        try:
+            agree(bootstrap, self._allocate)
+        except DistmkError:
+            self.close()  # on every rank alike
+            raise
 
     def _open_device(self) -> Any:
         import torch
         from cuda.core import Device
 
-        count, local_rank = torch.cuda.device_count(), self._bootstrap.local_rank
-        if local_rank >= count:
-            raise UsageError(f"local rank {local_rank} has no GPU: {count} are visible here; start one rank a GPU")
+        local_rank = self._bootstrap.local_rank
+        require_gpu(local_rank)
+        if env.delay_puts():
+            raise UsageError("DISTMK_FAULT_DELAY_PUTS is for the host backend; unset it, or use --backend host")
         torch.cuda.set_device(local_rank)
         device = Device(local_rank)
         device.set_current()
+        self._check_room()
         return device
+
+    def _check_room(self) -> None:
+        import torch
+
+        header = self.program.header
+        needed, (free, _) = header.local_bytes + header.heap_bytes + SPARE_BYTES, torch.cuda.mem_get_info()
+        if needed + OTHER_BYTES > free:
+            raise UsageError(
+                f"weights, KV cache and heap need {needed / 1e9:.1f} GB, the GPU has {free / 1e9:.1f} GB free; "
+                "use more ranks, a lower --max-model-len or a lower --max-num-seqs"
+            )
 
     def _load(self) -> Any:
         from cuda.core import ObjectCode
@@ -66,18 +97,12 @@ class CudaBackend:
     def _allocate(self) -> None:
         import torch
 
-        header = self.program.header
-        free, _ = torch.cuda.mem_get_info()
-        if header.local_bytes + (1 << 30) > free:
-            raise UsageError(
-                f"weights and KV cache need {header.local_bytes / 1e9:.1f} GB, the GPU has {free / 1e9:.1f} GB free; "
-                "use more ranks or a lower max_model_len"
-            )
-        self._local = torch.zeros(header.local_bytes, dtype=torch.uint8, device="cuda")
+        self._local = torch.zeros(self.program.header.local_bytes, dtype=torch.uint8, device="cuda")
         self._bytes = torch.frombuffer(bytearray(self.program.to_bytes()), dtype=torch.uint8).cuda()
         self._bases = torch.tensor(self._heap.bases, dtype=torch.int64).cuda()
         self._faults_seen = torch.zeros(1, dtype=torch.int64, device="cuda")
         self._stream, self._side = self._device.create_stream(), torch.cuda.Stream()
+        self._flag = torch.zeros(1, dtype=torch.int64).pin_memory()  # allocating it beside a kernel could wait for it
         self._kernel = self._module.get_kernel(KERNEL)
         self._make_resident()
         self.num_launches = 0
@@ -86,20 +111,33 @@ class CudaBackend:
         """UsageError unless all of the grid's blocks can be on the GPU at once, which the protocol relies on."""
         from cuda.bindings import driver
 
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        handle = self._kernel.handle
-        (error,) = driver.cuKernelSetAttribute(attribute, SHARED_BYTES, handle, self._device.device_id)
+        properties, handle, attribute = self._device.properties, self._kernel.handle, driver.CUfunction_attribute
+
+        def known(which: Any) -> int:
+            error, value = driver.cuKernelGetAttribute(which, handle, self._device.device_id)
+            return int(value) if error == driver.CUresult.CUDA_SUCCESS else 0
+
+        # A worker has an SM to itself, and all of its shared memory.
+        static_bytes = known(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
+        shared_bytes = properties.max_shared_memory_per_block_optin - static_bytes
+        threads = known(attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)
+        num_registers = known(attribute.CU_FUNC_ATTRIBUTE_NUM_REGS)
+        dynamic = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        (error,) = driver.cuKernelSetAttribute(dynamic, shared_bytes, handle, self._device.device_id)
         blocks = 0
         if error == driver.CUresult.CUDA_SUCCESS:
-            blocks = self._kernel.occupancy.max_active_blocks_per_multiprocessor(THREADS, SHARED_BYTES)
-        properties = self._device.properties
-        wanted, room = self.program.header.num_workers, blocks * properties.multiprocessor_count
+            blocks = self._kernel.occupancy.max_active_blocks_per_multiprocessor(threads, shared_bytes)
+        header = self.program.header
+        self.own_schedulers = header.num_schedulers != header.num_workers
+        wanted = header.num_workers + (1 if self.own_schedulers else 0)
+        room = blocks * properties.multiprocessor_count
         if not properties.cooperative_launch or wanted > room:
             raise UsageError(
-                f"the kernel needs {wanted} blocks of {THREADS} threads, {self._kernel.attributes.num_regs()} registers and "
-                f"{SHARED_BYTES} bytes of shared memory at once; this GPU has room for {room}, "
+                f"the kernel needs {wanted} blocks of {threads} threads, {num_registers} registers and "
+                f"{shared_bytes} bytes of shared memory at once; this GPU has room for {room}, "
                 f"cooperative launch {'yes' if properties.cooperative_launch else 'no'}; use fewer workers"
             )
+        self.grid, self.threads, self.shared_bytes = wanted, threads, shared_bytes
 
     def _piece(self, placed: Placed) -> Any:
         memory = self._heap.tensor if placed.space is Space.HEAP else self._local
@@ -109,18 +147,19 @@ class CudaBackend:
         flat: npt.NDArray[Any] = self._piece(placed).cpu().numpy().view(dtype)
         return flat.reshape(placed.rows, -1)
 
-    def write(self, placed: Placed, row: int, array: npt.NDArray[Any]) -> None:
+    def write(self, placed: Placed, row: int, array: Any) -> None:
         import torch
 
-        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        tensor = torch.from_numpy(np.ascontiguousarray(array)) if isinstance(array, np.ndarray) else array
+        raw = tensor.reshape(-1).view(torch.uint8)
         begin = row * placed.row_bytes
-        self._piece(placed)[begin : begin + raw.size].copy_(torch.from_numpy(raw))
+        self._piece(placed)[begin : begin + raw.numel()].copy_(raw)
 
     def reset(self) -> None:
         import torch
 
-        self._heap.tensor[: control_bytes(self.program.header)].zero_()
-        self._faults_seen.zero_()
+        _zero(self._heap.tensor, control_bytes(self.program.header))
+        _zero(self._faults_seen, self._faults_seen.nbytes)
         torch.cuda.synchronize()
 
     def start(self, spec: LaunchSpec) -> CudaLaunch:
@@ -131,10 +170,11 @@ class CudaBackend:
         """Tells this rank's kernel, which tells the others."""
         import torch
 
-        flag = torch.tensor([int(reason)], dtype=torch.int64).pin_memory().view(torch.uint8)
-        with torch.cuda.stream(self._side):
-            self._heap.tensor[:8].copy_(flag, non_blocking=True)
-        self._side.synchronize()
+        self._flag[0] = int(reason)
+        # A GPU that has failed needs no telling; join() says what became of it.
+        with contextlib.suppress(RuntimeError), torch.cuda.stream(self._side):
+            self._heap.tensor[:8].copy_(self._flag.view(torch.uint8), non_blocking=True)
+            self._side.synchronize()
 
     def abort_reason(self) -> Abort:
         return Abort(int.from_bytes(self._heap.tensor[:8].cpu().numpy().tobytes(), "little"))
@@ -143,7 +183,14 @@ class CudaBackend:
         return self._liveness.lost_ranks()
 
     def close(self) -> None:
-        self._heap.close()
+        """Leave NVSHMEM together with the other ranks; if one of them is gone, it would wait for that one for ever."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._liveness.leave_together(self._bootstrap.timeout_s):
+            self._heap.close()
+        else:
+            self._heap.abandon()
         self._liveness.close()
 
 
@@ -154,7 +201,6 @@ class CudaLaunch:
         from cuda.core import LaunchConfig, launch
 
         self.block, self._backend = block, backend
-        header = backend.program.header
         self._pinned = [_pin(memory) for memory in (block.tokens, block.token_count, block.records)]
         self._device = [_upload(memory) for memory in (block.requests, block.prompts, block.eos_ids)]
         self._params = _pin(LaunchParams())
@@ -166,27 +212,45 @@ class CudaLaunch:
         params.local_base, params.faults_seen = backend._local.data_ptr(), backend._faults_seen.data_ptr()
         params.self, params.num_far = self._params.data_ptr(), backend._heap.bases.count(0)
         params.spin_polls = 1 << 14
+        inject_dropped_signal(params.fault, backend.program.header.rank)
         # The host reads these while the kernel writes them.
         block.tokens = type(block.tokens).from_address(params.tokens)
         block.token_count = ctypes.c_uint64.from_address(params.token_count)
         block.records = type(block.records).from_address(params.records)
         self._filled = params
-        config = LaunchConfig(grid=header.num_workers, block=THREADS, shmem_size=SHARED_BYTES, is_cooperative=True)
+        params.scheduler_threads = int(backend.own_schedulers)
+        config = LaunchConfig(
+            grid=backend.grid, block=backend.threads, shmem_size=backend.shared_bytes, is_cooperative=True
+        )
         launch(backend._stream, config, backend._kernel, self._params.data_ptr())
         self._event = backend._stream.record()
 
     def wait(self, seen: int, timeout_s: float) -> bool:
         until = time.monotonic() + timeout_s
         while True:
-            if self._event.is_done:
+            if self._is_over():
                 return True
             if self.block.token_count.value > seen or time.monotonic() >= until:
                 return False
             time.sleep(POLL_S)
 
+    def _is_over(self) -> bool:
+        try:
+            return bool(self._event.is_done)
+        except Exception:  # the GPU has failed: join() says why
+            return True
+
     def join(self) -> Abort:
-        self._event.sync()
-        return self._backend.abort_reason()
+        try:
+            self._event.sync()
+            return self._backend.abort_reason()
+        except Exception:  # of the driver: a peer's memory may have gone with its process
+            until = time.monotonic() + LOSS_S
+            while not self._backend.lost_ranks() and time.monotonic() < until:
+                time.sleep(POLL_S)
+            if not self._backend.lost_ranks():
+                raise
+            return Abort.RANK_LOST
 
     @property
     def iterations_done(self) -> int:
@@ -203,6 +267,15 @@ def _pin(memory: Any) -> Any:
     import torch
 
     return torch.from_numpy(_bytes_of(memory).copy()).pin_memory()
+
+
+def _zero(tensor: Any, num_bytes: int) -> None:
+    """By a memset: a tensor's zero_() would launch a kernel of its own."""
+    from cuda.bindings import driver
+
+    (error,) = driver.cuMemsetD8(tensor.data_ptr(), 0, num_bytes)
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"cuMemsetD8: {error}")
 
 
 def _upload(memory: Any) -> Any:

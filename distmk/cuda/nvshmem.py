@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import os
+import signal
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ from distmk.bootstrap import Bootstrap, agree
 from distmk.errors import UsageError
 
 SPARE_BYTES = 64 << 20  # of the symmetric heap, for NVSHMEM's own use
+EXIT_S = 10  # how long a process may take to end once its heap was abandoned
 
 
 def require() -> None:
@@ -69,4 +73,16 @@ class SymmetricHeap:
         self._nvshmem.library_finalize(self._module)
         self._nvshmem.interop.torch.free_tensor(self.tensor)
         self._nvshmem.finalize()
+        self._module = None
+
+    def abandon(self) -> None:
+        """Leave the heap to the end of the process: a rank that the orderly way would wait for is gone.
+
+        The heap's owner must not be collected, which would free it together with the others; and what NVSHMEM itself does
+        when the process ends must not keep it.
+        """
+        if self._module is None:
+            return
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.tensor))
+        atexit.register(signal.alarm, EXIT_S)
         self._module = None

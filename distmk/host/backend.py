@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from distmk import env
 from distmk.abi import Abort, Fault, LaunchParams, Space
-from distmk.backend import LaunchBlock, LaunchSpec
+from distmk.backend import LaunchBlock, LaunchSpec, inject_dropped_signal
 from distmk.bootstrap import Bootstrap, agree
 from distmk.errors import UsageError
 from distmk.host.build import load_runtime
@@ -37,6 +37,7 @@ class HostBackend:
     """Implements `backend.Backend`. Collective; BuildError or UsageError (on every rank) where it cannot be made."""
 
     name = "host"
+    device = "cpu"
 
     def __init__(self, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool = False) -> None:
         self.program = program
@@ -73,13 +74,11 @@ class HostBackend:
         params.local_base = self._local_base
         params.spin_polls = self._spin_polls
         params.scheduler_threads = int(self._scheduler_threads)
-        self._inject(params.fault)
+        inject_dropped_signal(params.fault, self.program.header.rank)
+        self._inject_delays(params.fault)
         return HostLaunch(self, block, params)
 
-    def _inject(self, fault: Fault) -> None:
-        dropped = env.drop_signal()
-        if dropped and dropped[0] == self.program.header.rank:
-            _, fault.drop_rank, fault.drop_event, fault.drop_nth = dropped
+    def _inject_delays(self, fault: Fault) -> None:
         if delayed := env.delay_puts():
             fault.delay_puts_ns, fault.node_size, fault.seed = delayed[0] * 1000, delayed[1], delayed[2]
 

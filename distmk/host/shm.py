@@ -14,6 +14,7 @@ import fcntl
 import mmap
 import os
 import secrets
+import time
 from pathlib import Path
 
 from distmk.abi import Control
@@ -21,6 +22,7 @@ from distmk.bootstrap import Bootstrap, agree
 from distmk.errors import UsageError
 
 FOLDER = Path("/dev/shm")
+LEAVE_POLL_S = 0.001
 
 
 def remove_leftovers(folder: Path = FOLDER) -> int:
@@ -113,6 +115,21 @@ class SharedHeap:
 
     def lost_ranks(self) -> list[int]:
         """Ranks whose process is gone; those that left in order only if no other is."""
+        lost, left = self._gone()
+        return lost or left
+
+    def leave_together(self, timeout_s: float) -> bool:
+        """Say that this rank leaves and wait until all do; False where one died, or does not come in time."""
+        Control.from_address(self.bases[self.rank]).left = 1
+        until = time.monotonic() + timeout_s
+        while not all(Control.from_address(base).left for base in self.bases):
+            if self._gone()[0] or time.monotonic() > until:
+                return False
+            time.sleep(LEAVE_POLL_S)
+        return True
+
+    def _gone(self) -> tuple[list[int], list[int]]:
+        """Ranks whose process is gone: those that were lost, and those that left in order."""
         lost: list[int] = []
         left: list[int] = []
         for rank, fd in enumerate(self._fds):
@@ -124,7 +141,7 @@ class SharedHeap:
                 (left if Control.from_address(self.bases[rank]).left else lost).append(rank)
             except OSError:
                 pass
-        return lost or left
+        return lost, left
 
     def close(self) -> None:
         """Give the memory back; addresses and views into it must no longer be used."""

@@ -40,7 +40,8 @@ class Sample(Task):
         return (self.candidates, self.batch)
 
     def writes(self) -> Iterable[Region]:
-        return (self.out,)
+        """Its place on this rank is what the network sends from."""
+        return (self.out,) if self.out.rank == self.rank else (self.out.on(self.rank), self.out)
 
     def encode(self, layout: Layout) -> ctypes.Structure:
         return SampleArgs(
@@ -55,6 +56,7 @@ class Sample(Task):
         return [
             access(False, rank, args.candidates, CANDIDATES_BYTES * args.num_tasks),
             access(True, 0, args.out, CANDIDATES_BYTES),
+            access(True, rank, args.out, CANDIDATES_BYTES),
             batch_access(rank, args.batch),
         ]
 

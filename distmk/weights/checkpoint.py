@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from distmk.config import ModelConfig
 from distmk.errors import ModelError
+from distmk.weights.bf16 import F32, U16
+
+RowRange = tuple[str, int, int]
+"""Rows [begin, end) of the tensor with that name."""
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -35,15 +36,16 @@ class Checkpoint(Protocol):
     def fingerprint(self) -> str:
         """64 hex digits."""
 
-    def read(self, name: str, rows: slice | None = None, cols: slice | None = None) -> npt.NDArray[np.uint16]:
-        """A block of the 2-D tensor `name` as bfloat16 bits: uint16 [rows, cols], C-contiguous, owned by the caller.
+    def read(self, name: str, rows: slice | None = None, cols: slice | None = None, out: U16 | None = None) -> U16:
+        """A block of the 2-D tensor `name` as bfloat16 bits: uint16 [rows, cols], C-contiguous, owned by the caller;
+        `out`, of that shape, if it is given.
 
         Other stored types are rounded to nearest even. `lm_head.weight` of a model with tied embeddings reads the
         embedding. Raises ModelError when the tensor is not in the checkpoint, is not 2-D, or its file is damaged, and
         ValueError for a slice that has a step or leaves the tensor.
         """
 
-    def read_vector(self, name: str) -> npt.NDArray[np.float32]:
+    def read_vector(self, name: str) -> F32:
         """The 1-D tensor `name` as float32 [size], not rounded. Raises ModelError as `read` does."""
 
     def has(self, name: str) -> bool:

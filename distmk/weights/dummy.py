@@ -1,28 +1,39 @@
-"""Seeded random weights, for compiling, testing and timing without a checkpoint."""
+"""Seeded random weights, for compiling, testing and timing without a checkpoint.
+
+Element (row, column) of a matrix is 16 of the 32 bits that mixing a key of its row and a key of its pair of columns gives:
+integer arithmetic only, so that numpy here and torch on a GPU make the same values, whatever part of it a rank holds.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from distmk.config import ModelConfig
 from distmk.errors import ModelError
-from distmk.weights.bf16 import bf16_to_f32, f32_to_bf16
-from distmk.weights.checkpoint import EMBEDDING, HEAD, bounds, expected_tensors
+from distmk.weights.bf16 import F32, U16, bf16_to_f32, f32_to_bf16
+from distmk.weights.checkpoint import EMBEDDING, HEAD, RowRange, bounds, expected_tensors
 from distmk.weights.files import config_text
 
-BLOCK_ROWS = 64
-"""Rows made together: large enough to hide the cost of seeding, small beside a rank's rows."""
+if TYPE_CHECKING:
+    import torch
+
+BLOCK_PAIRS = 1 << 15
+"""Pairs of elements made together: 128 KiB of keys, so that mixing them stays in a core's cache."""
 
 HEAD_GAIN = 3.0
 """Standard deviation of the logits; well above bfloat16 rounding, so that the largest logit is usually clear."""
 
 NORM_SPREAD = 0.25
 BIAS_SPREAD = 0.05
+Keys = npt.NDArray[np.int32]
 
 
 class DummyCheckpoint:
@@ -46,27 +57,49 @@ class DummyCheckpoint:
     def close(self) -> None:
         return
 
-    def read(self, name: str, rows: slice | None = None, cols: slice | None = None) -> npt.NDArray[np.uint16]:
+    def read(self, name: str, rows: slice | None = None, cols: slice | None = None, out: U16 | None = None) -> U16:
+        matrix, num_rows, num_cols = self._matrix(name)
+        row_start, row_stop = bounds(rows, num_rows, f"{name} rows")
+        col_start, col_stop = bounds(cols, num_cols, f"{name} columns")
+        if out is None:
+            out = np.empty((row_stop - row_start, col_stop - col_start), np.uint16)
+        values = _values(_step(matrix, num_cols))
+        row_keys = self._keys(matrix, row_start, row_stop)
+        col_keys, skipped = self._col_keys(col_start, col_stop)
+        step = max(1, BLOCK_PAIRS // max(1, len(col_keys)))
+        for begin in range(0, len(row_keys), step):
+            picks = _mix(row_keys[begin : begin + step, None] ^ col_keys).view(np.uint16)
+            picks = picks[:, skipped : skipped + out.shape[1]]
+            np.take(values, picks, out=out[begin : begin + step], mode="clip")
+        return out
+
+    def make(self, parts: Sequence[RowRange], cols: slice, out: torch.Tensor) -> None:
+        """Fill `out`, int16 bits of bfloat16 [rows, columns] on any device, with what `read` gives for `parts` in turn.
+
+        `parts` are of matrices of one standard deviation. Needs about five times the bytes of `out` meanwhile.
+        """
+        import torch
+
+        matrix, _, num_cols = self._matrix(parts[0][0])
+        start, stop = bounds(cols, num_cols, f"{matrix} columns")
+        row_keys = np.concatenate([self._keys(self._matrix(name)[0], begin, end) for name, begin, end in parts])
+        col_keys, skipped = self._col_keys(start, stop)
+        rows_there, cols_there = (torch.from_numpy(keys).to(out.device) for keys in (row_keys, col_keys))
+        picks = _mix(rows_there[:, None] ^ cols_there).view(torch.int16)[:, skipped : skipped + stop - start]
+        out.view(torch.bfloat16).copy_(picks.float().add_(0.5).mul_(_step(matrix, num_cols)))
+
+    def read_vector(self, name: str) -> F32:
+        (size,) = self._shape(name, num_dims=1)
+        center, spread = (0.0, BIAS_SPREAD) if name.endswith(".bias") else (1.0, NORM_SPREAD)
+        values = center + spread * (self._keys(name, 0, size) / np.float64(1 << 31))
+        return bf16_to_f32(f32_to_bf16(values.astype(np.float32)))
+
+    def _matrix(self, name: str) -> tuple[str, int, int]:
+        """The matrix behind `name` (tied embeddings are one), its rows and columns."""
         if name == HEAD and self.config.tie_embeddings:
             name = EMBEDDING
         num_rows, num_cols = self._shape(name, num_dims=2)
-        row_start, row_stop = bounds(rows, num_rows, f"{name} rows")
-        col_start, col_stop = bounds(cols, num_cols, f"{name} columns")
-        gain = HEAD_GAIN if name in (EMBEDDING, HEAD) else 1.0
-        # A uniform variable on +-a has the standard deviation a / sqrt(3).
-        values = _uniform_table(0.0, gain * math.sqrt(3.0 / num_cols))
-        out = np.empty((row_stop - row_start, col_stop - col_start), np.uint16)
-        for block in range(row_start // BLOCK_ROWS, -(-row_stop // BLOCK_ROWS) if out.size else 0):
-            first = block * BLOCK_ROWS
-            start, stop = max(first, row_start), min(first + BLOCK_ROWS, row_stop)
-            picks = self._random(name, block, BLOCK_ROWS * num_cols).reshape(BLOCK_ROWS, num_cols)
-            out[start - row_start : stop - row_start] = values[picks[start - first : stop - first, col_start:col_stop]]
-        return out
-
-    def read_vector(self, name: str) -> npt.NDArray[np.float32]:
-        (size,) = self._shape(name, num_dims=1)
-        values = _uniform_table(0.0, BIAS_SPREAD) if name.endswith(".bias") else _uniform_table(1.0, NORM_SPREAD)
-        return bf16_to_f32(values[self._random(name, 0, size)])
+        return name, num_rows, num_cols
 
     def _shape(self, name: str, num_dims: int) -> tuple[int, ...]:
         shape = self._shapes.get(name)
@@ -76,17 +109,38 @@ class DummyCheckpoint:
             raise ModelError(f"dummy weights: tensor {name} has shape {list(shape)}; {num_dims}-D was expected")
         return shape
 
-    def _random(self, name: str, block: int, count: int) -> npt.NDArray[np.uint16]:
-        """`count` uniform 16-bit numbers of their own for each (seed, name, block): uint16 [count].
+    def _col_keys(self, start: int, stop: int) -> tuple[Keys, int]:
+        """A key for each pair of columns that holds some of [start, stop), and how many columns of the first to skip."""
+        return self._keys("columns", start // 2, -(-stop // 2)), start % 2
 
-        numpy keeps the stream of a bit generator the same from release to release.
-        """
-        key = hashlib.sha256(f"{self._seed} {name} {block}".encode()).digest()[:16]
-        raw = np.random.Philox(key=int.from_bytes(key, "little")).random_raw(-(-count // 4))
-        return raw.astype("<u8", copy=False).view("<u2")[:count]
+    def _keys(self, what: str, start: int, stop: int) -> Keys:
+        """Keys of the rows of a tensor (or of what else is counted), no two of them alike: int32 [stop - start]."""
+        digest = hashlib.sha256(f"{self._seed} {what}".encode()).digest()
+        offset = np.array(int.from_bytes(digest[:4], "little", signed=True), np.int32)
+        keys: Keys = _mix(np.arange(start, stop, dtype=np.int32) + offset)
+        return keys
 
 
-def _uniform_table(center: float, spread: float) -> npt.NDArray[np.uint16]:
-    """bfloat16 bits of 65,536 evenly spaced values within center +- spread, so that a look-up draws from them."""
-    steps = (np.arange(1 << 16, dtype=np.float64) + 0.5) / (1 << 15) - 1.0
-    return f32_to_bf16((center + spread * steps).astype(np.float32))
+def _mix(x: Any) -> Any:
+    """Scramble int32 numbers of numpy or torch in place, products modulo 2**32; different ones stay different.
+
+    After the "lowbias32" hash of C. Wellons, https://nullprogram.com/blog/2018/07/31 (its first step left out).
+    """
+    x *= 0x7FEB352D
+    x ^= (x >> 15) & 0x1FFFF
+    x *= 0x846CA68B - (1 << 32)
+    x ^= (x >> 16) & 0xFFFF
+    return x
+
+
+def _step(name: str, num_cols: int) -> float:
+    """How far apart a matrix' values lie, exact in float32. Uniform on +-a has the standard deviation a / sqrt(3)."""
+    gain = HEAD_GAIN if name in (EMBEDDING, HEAD) else 1.0
+    return float(np.float32(gain * math.sqrt(3.0 / num_cols) / (1 << 15)))
+
+
+@functools.lru_cache(maxsize=8)
+def _values(step: float) -> U16:
+    """The bfloat16 bits that each 16 random bits stand for: 65,536 values around 0, `step` apart before rounding."""
+    picks = np.arange(1 << 16).astype(np.uint16).view(np.int16)
+    return f32_to_bf16((picks.astype(np.float32) + np.float32(0.5)) * np.float32(step))

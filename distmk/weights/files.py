@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from distmk.config import ModelConfig
 from distmk.errors import ModelError
-from distmk.weights.bf16 import bf16_to_f32, f32_to_bf16
+from distmk.weights.bf16 import F32, U16, bf16_to_f32, f32_to_bf16
 from distmk.weights.checkpoint import EMBEDDING, HEAD, bounds
 
 CHUNK_ELEMENTS = 1 << 19
@@ -87,11 +87,12 @@ class DataFile:
         except OSError as e:
             raise ModelError(f"{path}: cannot be read: {e.strerror}") from None
 
-    def read(self, offset: int, num_bytes: int) -> Bytes:
-        """uint8 [num_bytes] from byte `offset`; ModelError when the file ends before, or is closed."""
+    def read(self, offset: int, num_bytes: int, out: Bytes | None = None) -> Bytes:
+        """uint8 [num_bytes] from byte `offset`, `out` if it is given; ModelError when the file ends before, or is closed."""
         if self._fd < 0:
             raise ModelError(f"{self.path}: the checkpoint was closed; open it again to read from it")
-        out = np.empty(num_bytes, np.uint8)
+        if out is None:
+            out = np.empty(num_bytes, np.uint8)
         view = memoryview(out)  # type: ignore[arg-type]  # numpy declares the buffer protocol for Python 3.12 only
         done = 0
         while done < num_bytes:
@@ -137,7 +138,7 @@ class FileCheckpoint:
         for file in self._files:
             file.close()
 
-    def read(self, name: str, rows: slice | None = None, cols: slice | None = None) -> npt.NDArray[np.uint16]:
+    def read(self, name: str, rows: slice | None = None, cols: slice | None = None, out: U16 | None = None) -> U16:
         tensor = self._tensor(name, num_dims=2)
         row_start, row_stop = bounds(rows, tensor.shape[0], f"{name} rows")
         col_start, col_stop = bounds(cols, tensor.shape[1], f"{name} columns")
@@ -148,8 +149,13 @@ class FileCheckpoint:
             col_start - first_block * encoding.block_elements, col_stop - first_block * encoding.block_elements
         )
         block_bytes = slice(first_block * encoding.block_bytes, last_block * encoding.block_bytes)
-        out = np.empty((row_stop - row_start, col_stop - col_start), np.uint16)
+        if out is None:
+            out = np.empty((row_stop - row_start, col_stop - col_start), np.uint16)
         if out.size == 0:
+            return out
+        if encoding.is_bf16 and out.shape[1] == tensor.shape[1] and not tensor.swizzled_head and out.flags.c_contiguous:
+            first_byte = tensor.offset + row_start * 2 * tensor.shape[1]
+            self._files[tensor.file].read(first_byte, out.nbytes, out.reshape(-1).view(np.uint8))
             return out
         step = max(1, tensor.swizzled_head, CHUNK_ELEMENTS // tensor.shape[1])
         for start in range(row_start, row_stop, step):
@@ -159,7 +165,7 @@ class FileCheckpoint:
             out[start - row_start : stop - row_start] = values if encoding.is_bf16 else f32_to_bf16(values)  # type: ignore[arg-type]
         return out
 
-    def read_vector(self, name: str) -> npt.NDArray[np.float32]:
+    def read_vector(self, name: str) -> F32:
         tensor = self._tensor(name, num_dims=1)
         raw = self._files[tensor.file].read(tensor.offset, tensor.num_bytes)
         values = tensor.encoding.decode(raw.reshape(1, -1))[0]

@@ -72,7 +72,8 @@ def test_statistics(tiny_model: Path, runner: Runner) -> None:
     arguments = ("generate", "--model", str(tiny_model), "--prompt-ids", "1,2,3", "4", "--max-new-tokens", "5")
     for num_ranks, finished in enumerate(runner.distmk_under([alone, with_ranks(2)], *arguments), 1):
         pattern = (
-            rf"distmk: {num_ranks} ranks? x \d+ workers? on host, loaded in [\d.]+ s; "
+            rf"distmk: {num_ranks} ranks? x \d+ workers? on host, loaded in [\d.]+ s "
+            r"\(program [\d.]+, runtime [\d.]+, weights [\d.]+\); "
             r"4 prompt \+ 10 new tokens of 2 prompts in [\d.]+ s, [\d.]+ tokens/s while decoding\n"
         )
         assert re.fullmatch(pattern, finished.stderr), finished.stderr

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 from collections.abc import Iterable
 
 import numpy as np
 import torch
+from arrays import poison, to_bytes
 
 from distmk.abi import (
     MAGIC,
-    MAX_ROWS,
-    Batch,
-    BatchRow,
-    BatchRun,
     Control,
     LaunchParams,
     ProgramHeader,
@@ -31,20 +27,6 @@ from distmk.tasks import Task
 NUM_EVENTS = 4
 EVENTS_OFFSET = ctypes.sizeof(Control)
 HEADER_BYTES = EVENTS_OFFSET + 64 * NUM_EVENTS
-
-
-def to_bytes(data: np.ndarray | torch.Tensor | ctypes.Structure) -> np.ndarray:
-    if isinstance(data, torch.Tensor):
-        data = data.contiguous().view(torch.uint8).numpy() if data.dim() else data.reshape(1).view(torch.uint8).numpy()
-    if isinstance(data, ctypes.Structure):
-        return np.frombuffer(bytes(data), dtype=np.uint8)
-    return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-
-
-def poison(rng: np.random.Generator, num_bytes: int) -> np.ndarray:
-    """Memory that reads as NaN in float32 and in bf16; never twice the same, so that copying it around shows too."""
-    halves = rng.integers(0x7F81, 0x8000, num_bytes // 2, dtype=np.uint16)
-    return (halves | rng.choice(np.array([0, 0x8000], dtype=np.uint16), num_bytes // 2)).view(np.uint8)
 
 
 class Arena:
@@ -144,50 +126,3 @@ def load_runtime_once() -> ctypes.CDLL:
     if not _runtime:
         _runtime.append(load_runtime())
     return _runtime[0]
-
-
-def make_batch(runs: Iterable[tuple[int, int, int]], rng: np.random.Generator, vocabulary: int = 1000) -> Batch:
-    """A row table of runs (rows, slot, kv_len after this iteration); the last row of a run may be sampled."""
-    batch = Batch()
-    for num_rows, slot, kv_len in runs:
-        batch.runs[batch.num_runs] = BatchRun(batch.num_rows, num_rows, slot, kv_len)
-        batch.num_runs += 1
-        for i in range(num_rows):
-            sample = int(i == num_rows - 1 and rng.random() < 0.7)
-            token = int(rng.integers(vocabulary))
-            batch.rows[batch.num_rows] = BatchRow(token, kv_len - num_rows + i, slot, sample)
-            batch.num_rows += 1
-            batch.num_samples += sample
-    return batch
-
-
-def decode_batch(num_rows: int, rng: np.random.Generator, vocabulary: int = 1000) -> Batch:
-    return make_batch([(1, slot, int(rng.integers(1, 50))) for slot in range(num_rows)], rng, vocabulary)
-
-
-def random_runs(rng: np.random.Generator, max_len: int) -> list[tuple[int, int, int]]:
-    """Decode rows and prompt chunks mixed, at most MAX_ROWS rows, each of another slot."""
-    runs, left = [], MAX_ROWS
-    for slot in rng.permutation(MAX_ROWS)[: int(rng.integers(1, 7))]:
-        if not left:
-            break
-        rows = 1 if rng.random() < 0.5 else int(rng.integers(1, left + 1))
-        runs.append((rows, int(slot), int(rng.integers(rows, max(rows, max_len) + 1))))
-        left -= rows
-    return runs
-
-
-def assert_close(
-    what: str,
-    got: np.ndarray | torch.Tensor,
-    want: np.ndarray | torch.Tensor,
-    tolerance: np.ndarray | torch.Tensor | float,
-) -> None:
-    got, want, tolerance = (np.asarray(a, dtype=np.float64) for a in (got, want, tolerance))
-    tolerance = np.broadcast_to(tolerance, want.shape)
-    assert got.shape == want.shape, f"{what}: shape {got.shape}, expected {want.shape}"
-    with np.errstate(invalid="ignore"):
-        same = (got == want) | (np.abs(got - want) <= tolerance)  # NaN is never right
-    bad = np.argwhere(~same)
-    lines = (f"{what}{[*map(int, at)]}: got {got[tuple(at)]!r}, expected {want[tuple(at)]!r}" for at in bad)
-    assert not len(bad), f"{len(bad)} of {got.size} wrong\n" + "\n".join(itertools.islice(lines, 8))

@@ -30,12 +30,12 @@ void check_order(const Context& context, uint32_t task) {
 }
 
 void note(const Context& context) {
-  const auto task = static_cast<uint32_t>(context.task - context.rank_state.tasks);
+  const auto task = context.task.index;
   const std::lock_guard lock(mutex);
   check_order(context, task);
   ++runs[{context.rank(), task, context.iteration}][context.instance];
-  const bool massive = context.task->launch == static_cast<uint16_t>(LaunchKind::MASSIVE);
-  instances[{context.rank(), task}] = massive ? context.task->max_instances : 1;
+  const bool massive = context.task.desc->launch == static_cast<uint16_t>(LaunchKind::MASSIVE);
+  instances[{context.rank(), task}] = massive ? context.task.desc->max_instances : 1;
 }
 
 // At exit: each instance once in each iteration.

@@ -6,13 +6,13 @@ import dataclasses
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import DISTMK, Finished, Launcher, Runner, under_mpirun, with_ranks
+from faults import GONE_S, MAX_POSITION, check_hang, errors, event_between, pid_of, wait_for_tokens
+from helpers import DISTMK, Launcher, Runner, under_mpirun, with_ranks
 from ranks_in_process import tiny_config
 
 from distmk.lower import DecodeOptions, lower
@@ -20,14 +20,6 @@ from distmk.model import build_model
 from distmk.program import compile_graph
 
 pytestmark = pytest.mark.timeout(120)
-
-GONE_S = 10.0  # the longest that the ranks which are left may take
-ENDLESS = ("--prompt-ids", "1,2,3,4,5", "--ignore-eos", "--workers", "1")
-
-
-def wait_for_tokens(process: subprocess.Popen[str]) -> None:
-    assert process.stdout is not None and process.stderr is not None
-    assert process.stdout.read(8), process.stderr.read()
 
 
 def wait_for_launch(runner: Runner, rank: int) -> None:
@@ -39,28 +31,6 @@ def wait_for_launch(runner: Runner, rank: int) -> None:
             return
         time.sleep(0.05)
     raise AssertionError(f"rank {rank} did not load the runtime")
-
-
-def errors(done: Finished) -> list[str]:
-    """What distmk wrote but warnings and statistics."""
-    return [line for line in done.own_lines if not line.startswith("distmk: warning")]
-
-
-def pid_of(runner: Runner, rank: int, timeout_s: float = 20.0) -> int:
-    """The process that is `rank`, as its environment says; rank 0 of --ranks is the one that has no such variable."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        for pid in runner.left():
-            try:
-                environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            except OSError:
-                continue
-            names = (b"DISTMK_RANK=%d" % rank, b"OMPI_COMM_WORLD_RANK=%d" % rank)
-            if b"python" in command and b"distmk" in command and any(name in environ for name in names):
-                return pid
-        time.sleep(0.02)
-    raise AssertionError(f"rank {rank} did not start")
 
 
 def assert_runs(runner: Runner, command: Callable[..., list[str]]) -> None:
@@ -111,7 +81,8 @@ def test_killed_rank_under_mpirun(runner: Runner, command: Callable[..., list[st
 @pytest.mark.parametrize("after_s", [0.1, 0.8, 1.6])
 def test_killed_while_starting(runner: Runner, smollm2: Path, after_s: float) -> None:
     """A rank that dies while Python starts, while ranks join, or while weights are read."""
-    process = runner.start([*DISTMK, "generate", "--model", str(smollm2), "--prompt", "x", "--ranks", "3"])
+    options = ("--prompt", "x", "--max-new-tokens", "4000", "--ignore-eos", "--ranks", "3")
+    process = runner.start([*DISTMK, "generate", "--model", str(smollm2), *options])
     pid = pid_of(runner, 2)
     time.sleep(after_s)
     os.kill(pid, signal.SIGKILL)
@@ -127,20 +98,10 @@ def test_killed_while_starting(runner: Runner, smollm2: Path, after_s: float) ->
 
 
 def signals(num_ranks: int, source: int, target: int, consumer: str) -> tuple[int, str]:
-    """An event of `target` that rank `source` triggers and that task `consumer` waits for, and who may wait for it."""
+    """An event as `event_between` finds it in the endless model's program."""
     options = DecodeOptions(num_ranks, 1, max_model_len=4116)
-    config = dataclasses.replace(tiny_config(), max_position=200_000)
-    program = compile_graph(lower(build_model(config), options))
-    part = program.ranks[target]
-    triggered = {t.event for t in program.ranks[source].triggers if t.rank == target}
-    for desc, name in zip(part.tasks, part.task_names, strict=True):
-        if name == consumer:
-            for wait in part.waits[desc.wait_begin : desc.wait_begin + desc.num_waits]:
-                if wait.event in triggered:
-                    return wait.event, name
-    if consumer == "gate":
-        return part.header.gate_event, "start of an iteration"
-    raise AssertionError(f"{consumer} does not wait for rank {source}: {sorted(set(part.task_names))}")
+    config = dataclasses.replace(tiny_config(), max_position=MAX_POSITION)
+    return event_between(compile_graph(lower(build_model(config), options)), source, target, consumer)
 
 
 @pytest.mark.parametrize(
@@ -165,17 +126,7 @@ def test_signal_that_never_comes(
     event, waiter = signals(num_ranks, source, target, consumer)
     fault = {"DISTMK_FAULT_DROP_SIGNAL": f"{source},{target},{event},7"}
     done = runner.run(launcher(num_ranks)(command("--deadline", "2", tokens=4100)), fault)
-    assert done.status == 5 and "Traceback" not in done.stderr, done.stderr
-    assert len(errors(done)) == 1, done.stderr
-    found = re.fullmatch(
-        r"distmk: no progress for 2 s: rank (\d+) worker \d+ task (.+) waited for event (\d+) \(.+\): "
-        r"want (\d+), got (\d+)",
-        errors(done)[0],
-    )
-    assert found, done.stderr
-    rank, task, named, want, got = found.groups()
-    assert (int(rank), int(named), int(got)) == (target, event, int(want) - 1), done.stderr
-    assert waiter in task, done.stderr
+    check_hang(done, target, event, waiter)
     runner.check_nothing_left()
 
 

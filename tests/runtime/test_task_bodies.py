@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import reference
 import torch
-from arena import Arena, assert_close, decode_batch, make_batch
+from arena import Arena
+from arrays import assert_close
+from batches import decode_batch, make_batch
 
 from distmk.abi import MAX_ROWS, Batch, Candidate, Epilogue, LaunchParams, Request, Space, Trigger
 from distmk.tasks import Affine, Embed, Linear, Nop, Prepare, Put, Sample, Sum

@@ -1,5 +1,5 @@
-// Split-KV attention over the paged cache, and the merge of its splits. A warp takes every NUM_WARPS-th position of the
-// split for a block of queries at a time; the warps' results are merged in shared memory, in warp order.
+// Split-KV attention over the paged cache, and the merge of its splits. A few lanes take a position together, 16 bytes
+// of its K and V each; the partial results of all positions are merged in shared memory, in a fixed order.
 #pragma once
 #include "device/bodies/basic.cuh"
 #include "device/shared.cuh"
@@ -8,14 +8,9 @@
 namespace distmk {
 namespace attention {
 
-constexpr uint32_t QUERIES = 4;            // of a block: query heads x token rows, kept in registers
-constexpr uint32_t MAX_LANE_ELEMENTS = 8;  // head_dim up to 256
-constexpr uint32_t AHEAD = 4;              // positions a warp has loads in flight for
-
-struct Head {
-  uint32_t dim, elements;  // elements a lane: lane, lane + 32, ...
-  DISTMK_FN explicit Head(uint32_t head_dim) : dim(head_dim), elements((head_dim + 31) / 32) {}
-};
+constexpr uint32_t QUERIES = 4;   // of a block: query heads x token rows, kept in registers
+constexpr uint32_t ELEMENTS = 8;  // of a head that a lane looks after: 16 bytes of bf16
+constexpr uint32_t AHEAD = 4;     // positions a lane has loads in flight for
 
 DISTMK_FN float warp_sum(float value) {
   for (uint32_t step = 16; step; step >>= 1) value += __shfl_xor_sync(~0u, value, step);
@@ -23,17 +18,17 @@ DISTMK_FN float warp_sum(float value) {
 }
 
 // Norm and rotation of one head, by a warp; lane holds elements lane + 32 i. Pairs are (e, e + dim / 2).
-DISTMK_FN void norm_and_rotate(const float* src, const float* norm, const float* rope, float eps, const Head& head,
+DISTMK_FN void norm_and_rotate(const float* src, const float* norm, const float* rope, float eps, uint32_t dim,
                                float* staged) {
-  const uint32_t lane = threadIdx.x % 32, half = head.dim / 2;
+  const uint32_t lane = threadIdx.x % 32, half = dim / 2;
   float squares = 0;
-  for (uint32_t e = lane; e < head.dim; e += 32) {
+  for (uint32_t e = lane; e < dim; e += 32) {
     const float v = __ldcg(src + e);
     squares += v * v;
     staged[e] = v;
   }
   __syncwarp();
-  const float scale = norm ? rsqrtf(warp_sum(squares) / static_cast<float>(head.dim) + eps) : 1.0f;
+  const float scale = norm ? rsqrtf(warp_sum(squares) / static_cast<float>(dim) + eps) : 1.0f;
   for (uint32_t e = lane; e < half; e += 32) {
     const float a = staged[e] * scale * (norm ? norm[e] : 1.0f);
     const float b = staged[e + half] * scale * (norm ? norm[e + half] : 1.0f);
@@ -47,7 +42,6 @@ DISTMK_FN void norm_and_rotate(const float* src, const float* norm, const float*
 struct Work {
   Context& context;
   const AttentionArgs& args;
-  Head head;
   AttentionInstance instance;
   BatchRun run;
   uint32_t first_head, num_heads;  // query heads of this rank that share the KV head
@@ -56,30 +50,30 @@ struct Work {
 
   DISTMK_FN uint64_t cache_index(uint32_t position) const {
     const auto page = static_cast<uint64_t>(__ldcg(pages + position / args.page_size));
-    return ((page * args.num_kv + instance.kv_head) * args.page_size + position % args.page_size) * head.dim;
+    return ((page * args.num_kv + instance.kv_head) * args.page_size + position % args.page_size) * args.head_dim;
   }
   DISTMK_FN const float* qkv(uint32_t row, uint32_t head_index) const {
     return context.at<float>(args.qkv) + uint64_t{run.row_begin + row} * args.qkv_stride +
-           uint64_t{head_index} * head.dim;
+           uint64_t{head_index} * args.head_dim;
   }
   DISTMK_FN const float* rope(uint32_t position) const {
-    return context.at<float>(args.rope) + uint64_t{position} * head.dim;
+    return context.at<float>(args.rope) + uint64_t{position} * args.head_dim;
   }
   DISTMK_FN uint32_t first_new() const { return static_cast<uint32_t>(run.kv_len - run.num_rows); }
 };
 
-// The split that owns a new position appends its K and V; a warp a position.
-DISTMK_FN void append(const Work& w, float* staged) {
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = max(w.begin, w.first_new());
+// The split that owns a new position appends its K and V; a warp a position, of those that norm no query meanwhile.
+DISTMK_FN void append(const Work& w, uint32_t warp, uint32_t num_warps, float* staged) {
+  const uint32_t lane = threadIdx.x % 32, first = max(w.begin, w.first_new());
   auto* k_cache = w.context.at<__nv_bfloat16>(w.args.k_cache);
   auto* v_cache = w.context.at<__nv_bfloat16>(w.args.v_cache);
-  for (uint32_t position = first + warp; position < w.end; position += NUM_WARPS) {
+  for (uint32_t position = first + warp; position < w.end; position += num_warps) {
     const uint32_t row = position - w.first_new();
     const uint64_t at = w.cache_index(position);
     norm_and_rotate(w.qkv(row, w.args.num_q + w.instance.kv_head), w.context.at<float>(w.args.k_norm), w.rope(position),
-                    w.args.eps, w.head, staged);
+                    w.args.eps, w.args.head_dim, staged);
     const float* v = w.qkv(row, w.args.num_q + w.args.num_kv + w.instance.kv_head);
-    for (uint32_t e = lane; e < w.head.dim; e += 32) {
+    for (uint32_t e = lane; e < w.args.head_dim; e += 32) {
       k_cache[at + e] = __float2bfloat16_rn(staged[e]);
       v_cache[at + e] = __float2bfloat16_rn(__ldcg(v + e));
     }
@@ -87,110 +81,145 @@ DISTMK_FN void append(const Work& w, float* staged) {
   }
 }
 
-struct Partial {
-  float maximum, sum, acc[MAX_LANE_ELEMENTS];
-};
+// The queries of a block, normed, rotated and scaled, into shared memory; a warp a query.
+DISTMK_FN void stage_queries(const Work& w, uint32_t first_query, uint32_t count, float* queries) {
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = w.args.head_dim;
+  if (warp >= count) return;
+  const uint32_t row = (first_query + warp) / w.num_heads, head = w.first_head + (first_query + warp) % w.num_heads;
+  float* staged = queries + warp * dim;
+  norm_and_rotate(w.qkv(row, head), w.context.at<float>(w.args.q_norm), w.rope(w.first_new() + row), w.args.eps, dim,
+                  staged);
+  const float scale = rsqrtf(static_cast<float>(dim));
+  for (uint32_t e = lane; e < dim; e += 32) staged[e] *= scale;
+}
 
-// One block of queries over this warp's positions. Query i of the block is head i % num_heads of row i / num_heads.
-template <uint32_t ELEMENTS>
-DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t count, const float* queries,
-                      Partial (&part)[QUERIES]) {
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const auto* k_cache = w.context.at<__nv_bfloat16>(w.args.k_cache);
-  const auto* v_cache = w.context.at<__nv_bfloat16>(w.args.v_cache);
-  float q[QUERIES][MAX_LANE_ELEMENTS];
+DISTMK_FN void unpack(const uint4& packed, float (&values)[ELEMENTS]) {
+  const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
 #pragma unroll
-  for (uint32_t i = 0; i < QUERIES; ++i) {
-    part[i].maximum = -INFINITY;
-    part[i].sum = 0;
-#pragma unroll
-    for (uint32_t e = 0; e < MAX_LANE_ELEMENTS; ++e) {
-      const uint32_t d = lane + 32 * e;
-      part[i].acc[e] = 0;
-      q[i][e] = i < count && d < w.head.dim ? queries[i * w.head.dim + d] : 0.0f;
-    }
-  }
-  // Loads of several positions go out before the first is used: a trip to memory each would take longer than the rest.
-  for (uint32_t first = w.begin + warp; first < w.end; first += NUM_WARPS * AHEAD) {
-    __nv_bfloat16 k[AHEAD][MAX_LANE_ELEMENTS], v[AHEAD][MAX_LANE_ELEMENTS];
-#pragma unroll
-    for (uint32_t a = 0; a < AHEAD; ++a) {
-      const uint32_t position = first + a * NUM_WARPS;
-      const uint64_t at = position < w.end ? w.cache_index(position) : 0;
-#pragma unroll
-      for (uint32_t e = 0; e < ELEMENTS; ++e) {
-        const uint32_t d = lane + 32 * e;
-        const bool here = position < w.end && d < w.head.dim;
-        k[a][e] = here ? __ldcg(k_cache + at + d) : __float2bfloat16_rn(0.0f);
-        v[a][e] = here ? __ldcg(v_cache + at + d) : __float2bfloat16_rn(0.0f);
-      }
-    }
-#pragma unroll
-    for (uint32_t a = 0; a < AHEAD; ++a) {
-      const uint32_t position = first + a * NUM_WARPS;
-      if (position >= w.end) break;
-#pragma unroll
-      for (uint32_t i = 0; i < QUERIES; ++i) {
-        if (i >= count) break;
-        const uint32_t row = (first_query + i) / w.num_heads;
-        if (position > w.first_new() + row) continue;  // causal
-        float score = 0;
-#pragma unroll
-        for (uint32_t e = 0; e < ELEMENTS; ++e) score += q[i][e] * __bfloat162float(k[a][e]);
-        score = warp_sum(score);
-        const float maximum = fmaxf(part[i].maximum, score);
-        const float keep = __expf(part[i].maximum - maximum), weight = __expf(score - maximum);
-        part[i].maximum = maximum;
-        part[i].sum = part[i].sum * keep + weight;
-#pragma unroll
-        for (uint32_t e = 0; e < ELEMENTS; ++e)
-          part[i].acc[e] = part[i].acc[e] * keep + weight * __bfloat162float(v[a][e]);
-      }
-    }
+  for (uint32_t i = 0; i < 4; ++i) {
+    values[2 * i] = __uint_as_float(words[i] << 16);  // a bf16 is the upper half of a float
+    values[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
   }
 }
 
+struct Partial {
+  float maximum, sum, acc[ELEMENTS];
+
+  DISTMK_FN void add(float score, const float (&v)[ELEMENTS]) {
+    const float higher = fmaxf(maximum, score), keep = __expf(maximum - higher), weight = __expf(score - higher);
+    maximum = higher;
+    sum = sum * keep + weight;
+#pragma unroll
+    for (uint32_t e = 0; e < ELEMENTS; ++e) acc[e] = acc[e] * keep + weight * v[e];
+  }
+
+  // With the partial of the lane `step` away, which holds the same elements of other positions.
+  DISTMK_FN void merge(uint32_t step) {
+    const float other = __shfl_xor_sync(~0u, maximum, step), higher = fmaxf(maximum, other);
+    const float mine = maximum > -INFINITY ? __expf(maximum - higher) : 0.0f;
+    const float theirs = other > -INFINITY ? __expf(other - higher) : 0.0f;
+    sum = sum * mine + __shfl_xor_sync(~0u, sum, step) * theirs;
+#pragma unroll
+    for (uint32_t e = 0; e < ELEMENTS; ++e) acc[e] = acc[e] * mine + __shfl_xor_sync(~0u, acc[e], step) * theirs;
+    maximum = higher;
+  }
+};
+
+// One block of queries over this thread's positions. Query i of the block is head i % num_heads of row i / num_heads.
+// `lanes` (a power of two) take a position together.
+DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t count, const float* queries, uint32_t lanes,
+                      Partial (&part)[QUERIES]) {
+  const uint32_t dim = w.args.head_dim, first_element = threadIdx.x % lanes * ELEMENTS;
+  const uint32_t group = threadIdx.x / lanes, num_groups = NUM_CONSUMERS / lanes;
+  const bool here = first_element < dim;
+  const auto* k_cache = w.context.at<__nv_bfloat16>(w.args.k_cache) + first_element;
+  const auto* v_cache = w.context.at<__nv_bfloat16>(w.args.v_cache) + first_element;
+  float q[QUERIES][ELEMENTS];
+  uint32_t last[QUERIES];  // position that a query may still see
+#pragma unroll
+  for (uint32_t i = 0; i < QUERIES; ++i) {
+    part[i] = {-INFINITY, 0, {}};
+    last[i] = w.first_new() + (first_query + i) / w.num_heads;
+#pragma unroll
+    for (uint32_t e = 0; e < ELEMENTS; ++e) q[i][e] = here && i < count ? queries[i * dim + first_element + e] : 0.0f;
+  }
+  // Every lane goes round as often as its warp's first, for the shuffles.
+  const uint32_t warp_first = threadIdx.x / 32 * (32 / lanes);
+  for (uint32_t base = w.begin; base + warp_first < w.end; base += num_groups * AHEAD) {
+    uint4 k[AHEAD], v[AHEAD];
+#pragma unroll
+    for (uint32_t a = 0; a < AHEAD; ++a) {
+      const uint32_t position = base + a * num_groups + group;
+      k[a] = v[a] = uint4{0, 0, 0, 0};
+      if (!here || position >= w.end) continue;
+      const uint64_t at = w.cache_index(position);
+      k[a] = __ldcg(reinterpret_cast<const uint4*>(k_cache + at));
+      v[a] = __ldcg(reinterpret_cast<const uint4*>(v_cache + at));
+    }
+#pragma unroll
+    for (uint32_t a = 0; a < AHEAD; ++a) {
+      if (base + a * num_groups + warp_first >= w.end) break;
+      const uint32_t position = base + a * num_groups + group;
+      float values[ELEMENTS], scores[QUERIES];
+      unpack(k[a], values);
+#pragma unroll
+      for (uint32_t i = 0; i < QUERIES; ++i) {
+        scores[i] = 0;
+#pragma unroll
+        for (uint32_t e = 0; e < ELEMENTS; ++e) scores[i] += q[i][e] * values[e];
+      }
+      for (uint32_t step = lanes / 2; step; step >>= 1)
+#pragma unroll
+        for (uint32_t i = 0; i < QUERIES; ++i) scores[i] += __shfl_xor_sync(~0u, scores[i], step);
+      unpack(v[a], values);
+#pragma unroll
+      for (uint32_t i = 0; i < QUERIES; ++i)
+        if (position < w.end && position <= last[i]) part[i].add(scores[i], values);
+    }
+  }
+  for (uint32_t step = lanes; step < 32; step <<= 1)
+#pragma unroll
+    for (uint32_t i = 0; i < QUERIES; ++i) part[i].merge(step);
+}
+
 // Merges the warps' partial results of a block and writes them out.
-DISTMK_FN void write_block(const Work& w, uint32_t first_query, uint32_t count, Partial (&part)[QUERIES],
-                           float* merged) {
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, stride = 2 + w.head.dim;
+DISTMK_FN void write_block(const Work& w, uint32_t first_query, uint32_t count, uint32_t lanes,
+                           Partial (&part)[QUERIES], float* merged) {
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, stride = 2 + w.args.head_dim;
 #pragma unroll
   for (uint32_t i = 0; i < QUERIES; ++i) {
     if (i >= count) break;
     float* mine = merged + (warp * QUERIES + i) * stride;
     if (lane == 0) mine[0] = part[i].maximum, mine[1] = part[i].sum;
+    if (lane < lanes && lane * ELEMENTS < w.args.head_dim)
 #pragma unroll
-    for (uint32_t e = 0; e < MAX_LANE_ELEMENTS; ++e)
-      if (lane + 32 * e < w.head.dim) mine[2 + lane + 32 * e] = part[i].acc[e];
+      for (uint32_t e = 0; e < ELEMENTS; ++e) mine[2 + lane * ELEMENTS + e] = part[i].acc[e];
   }
   w.context.team.sync();
-  for (uint32_t i = warp; i < count; i += NUM_WARPS) {
-    const uint32_t query = first_query + i, row = query / w.num_heads, head = w.first_head + query % w.num_heads;
+  for (uint32_t at = threadIdx.x; at < count * stride; at += NUM_CONSUMERS) {
+    const uint32_t i = at / stride, d = at % stride, query = first_query + i, row = query / w.num_heads;
     float maximum = -INFINITY, sum = 0;
+#pragma unroll
     for (uint32_t other = 0; other < NUM_WARPS; ++other)
       maximum = fmaxf(maximum, merged[(other * QUERIES + i) * stride]);
-    float* out = w.context.at<float>(w.args.part) +
-                 ((uint64_t{head} * MAX_ROWS + w.run.row_begin + row) * w.args.max_splits + w.instance.split) * stride;
-    for (uint32_t d = lane; d < w.head.dim + 1; d += 32) {  // the sum, then the accumulator
-      sum = 0;
-      for (uint32_t other = 0; other < NUM_WARPS; ++other) {
-        const float* theirs = merged + (other * QUERIES + i) * stride;
-        if (theirs[0] > -INFINITY) sum += theirs[1 + d] * __expf(theirs[0] - maximum);
-      }
-      out[1 + d] = sum;
+#pragma unroll
+    for (uint32_t other = 0; other < NUM_WARPS; ++other) {
+      const float* theirs = merged + (other * QUERIES + i) * stride;
+      if (theirs[0] > -INFINITY) sum += theirs[d] * __expf(theirs[0] - maximum);
     }
-    if (lane == 0) out[0] = maximum;
+    float* out =
+        w.context.at<float>(w.args.part) +
+        ((uint64_t{w.first_head + query % w.num_heads} * MAX_ROWS + w.run.row_begin + row) * w.args.max_splits +
+         w.instance.split) *
+            stride;
+    out[d] = d ? sum : maximum;  // maximum, sum, accumulator
   }
   w.context.team.sync();
 }
 
-}  // namespace attention
-
-DISTMK_FN void body_attention(Context& context, const AttentionArgs& args) {
-  using namespace attention;
-  const Batch& batch = *context.at<Batch>(args.batch);
-  const AttentionInstance instance = attention_instance(args, batch, context.instance);
-  Work w{context, args, Head(args.head_dim), instance, batch.runs[instance.run]};
+DISTMK_FN void run_instance(Context& context, const AttentionArgs& args, const Batch& batch, uint32_t index) {
+  const AttentionInstance instance = attention_instance(args, batch, index);
+  Work w{context, args, instance, batch.runs[instance.run]};
   const uint32_t model_kv = args.kv_begin + instance.kv_head;
   const uint32_t first = max(model_kv * args.group, args.q_begin),
                  last = min((model_kv + 1) * args.group, args.q_begin + args.num_q);
@@ -201,37 +230,34 @@ DISTMK_FN void body_attention(Context& context, const AttentionArgs& args) {
   w.end = split_begin(kv_len, instance.split + 1, instance.num_splits);
   w.pages = context.at<int32_t>(args.page_table) + uint64_t(w.run.slot) * args.max_pages;
 
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  float* staged = reinterpret_cast<float*>(shared().scratch) + warp * args.head_dim;
-  append(w, staged);
-  context.team.sync();  // what was appended is read by all warps of this block, and by no other this iteration
   float* queries = reinterpret_cast<float*>(shared().vector);
   float* merged = queries + QUERIES * args.head_dim;
-  const uint32_t num_queries = w.num_heads * static_cast<uint32_t>(w.run.num_rows);
-  const float scale = rsqrtf(static_cast<float>(args.head_dim));
+  uint32_t lanes = 1;  // that take a position together
+  while (lanes * ELEMENTS < args.head_dim) lanes *= 2;
+  const uint32_t num_queries = w.num_heads * static_cast<uint32_t>(w.run.num_rows), warp = threadIdx.x / 32;
   for (uint32_t block = 0; block < num_queries; block += QUERIES) {
     const uint32_t count = min(QUERIES, num_queries - block);
-    for (uint32_t i = warp; i < count; i += NUM_WARPS) {
-      const uint32_t row = (block + i) / w.num_heads, head = w.first_head + (block + i) % w.num_heads;
-      norm_and_rotate(w.qkv(row, head), context.at<float>(args.q_norm), w.rope(w.first_new() + row), args.eps, w.head,
-                      staged);
-      for (uint32_t e = lane; e < args.head_dim; e += 32) queries[i * args.head_dim + e] = staged[e] * scale;
-      __syncwarp();
-    }
+    stage_queries(w, block, count, queries);
+    // What is appended is read by all warps of this block, and by no other this iteration.
+    if (block == 0 && warp >= QUERIES)
+      append(w, warp - QUERIES, NUM_WARPS - QUERIES, reinterpret_cast<float*>(shared().scratch) + warp * args.head_dim);
     context.team.sync();
     Partial part[QUERIES];
-    if (args.head_dim <= 64)
-      attend<2>(w, block, count, queries, part);
-    else if (args.head_dim <= 128)
-      attend<4>(w, block, count, queries, part);
-    else
-      attend<MAX_LANE_ELEMENTS>(w, block, count, queries, part);
-    write_block(w, block, count, part, merged);
+    attend(w, block, count, queries, lanes, part);
+    write_block(w, block, count, lanes, part, merged);
   }
 }
 
+}  // namespace attention
+
+DISTMK_FN void body_attention(Context& context, const AttentionArgs& args) {
+  const Batch& batch = *context.batch(args.batch);
+  attention::run_instance(context, args, batch, context.instance);
+}
+
+// A warp a head and row: each lane weighs one split, then all add up the splits in order.
 DISTMK_FN void body_merge(Context& context, const MergeArgs& args) {
-  const Batch& batch = *context.at<Batch>(args.batch);
+  const Batch& batch = *context.batch(args.batch);
   const uint32_t stride = 2 + args.head_dim, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (uint32_t r = 0; r < batch.num_runs; ++r) {
     const BatchRun run = batch.runs[r];
@@ -239,17 +265,23 @@ DISTMK_FN void body_merge(Context& context, const MergeArgs& args) {
     for (uint32_t i = warp; i < args.num_heads * run.num_rows; i += NUM_WARPS) {
       const uint32_t head = i % args.num_heads, row = run.row_begin + i / args.num_heads;
       const float* parts = context.at<float>(args.part) + (uint64_t{head} * MAX_ROWS + row) * args.max_splits * stride;
-      float maximum = -INFINITY;
-      for (uint32_t s = 0; s < splits; ++s) maximum = fmaxf(maximum, __ldcg(parts + s * stride));
-      float total = 0;
-      for (uint32_t s = 0; s < splits; ++s)
+      float maximum = -INFINITY, total = 0;
+      for (uint32_t s = lane; s < splits; s += 32) maximum = fmaxf(maximum, __ldcg(parts + s * stride));
+      for (uint32_t step = 16; step; step >>= 1) maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, step));
+      for (uint32_t s = lane; s < splits; s += 32)
         total += __ldcg(parts + s * stride + 1) * __expf(__ldcg(parts + s * stride) - maximum);
+      total = attention::warp_sum(total);
       float* out = context.at<float>(args.out) + uint64_t{row} * args.out_stride + head * args.head_dim;
-      for (uint32_t d = lane; d < args.head_dim; d += 32) {
-        float acc = 0;
-        for (uint32_t s = 0; s < splits; ++s)
-          acc += __ldcg(parts + s * stride + 2 + d) * __expf(__ldcg(parts + s * stride) - maximum);
-        out[d] = acc / total;
+      for (uint32_t d = 2 * lane; d < args.head_dim; d += 64) {
+        float2 acc = {0, 0};
+#pragma unroll 8
+        for (uint32_t s = 0; s < splits; ++s) {
+          const float weight = __expf(__ldcg(parts + s * stride) - maximum);
+          const float2 value = __ldcg(reinterpret_cast<const float2*>(parts + s * stride + 2 + d));
+          acc.x += value.x * weight;
+          acc.y += value.y * weight;
+        }
+        *reinterpret_cast<float2*>(out + d) = {acc.x / total, acc.y / total};
       }
     }
   }

@@ -6,8 +6,7 @@
 
 namespace distmk {
 
-// The batch was written during the kernel, perhaps by another GPU: it is read past the first-level cache.
-DISTMK_FN uint32_t rows_of(const Batch* batch) { return batch ? __ldcg(&batch->num_rows) : 1; }
+DISTMK_FN uint32_t rows_of(const Batch* batch) { return batch ? batch->num_rows : 1; }
 
 DISTMK_FN void body_nop(Context&, const NopArgs&) {}
 
@@ -23,7 +22,7 @@ DISTMK_FN void body_affine(Context& context, const AffineArgs& args) {
 }
 
 DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
-  const uint32_t count = rows_of(context.at<Batch>(args.batch)) * args.num;
+  const uint32_t count = rows_of(context.batch(args.batch)) * args.num;
   const auto* blocks = context.at<char>(args.blocks);
   auto* dst = context.at<float>(args.dst);
   for (uint32_t i = context.team.index; i < count; i += context.team.size) {
@@ -36,12 +35,12 @@ DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
 }
 
 DISTMK_FN void body_embed(Context& context, const EmbedArgs& args) {
-  const Batch* batch = context.at<Batch>(args.batch);
+  const Batch* batch = context.batch(args.batch);
   const uint32_t num_rows = rows_of(batch);
   const auto* table = context.at<__nv_bfloat16>(args.table);
   const bool push = args.epilogue == static_cast<uint32_t>(Epilogue::PUSH);
   for (uint32_t row = 0; row < num_rows; ++row) {
-    const auto token = static_cast<uint32_t>(__ldcg(&batch->rows[row].token));
+    const auto token = static_cast<uint32_t>(batch->rows[row].token);
     const bool here = token >= args.first_token && token < args.last_token;
     const __nv_bfloat16* from = table + uint64_t{token - args.first_token} * args.k + args.col_begin;
     for (uint32_t i = context.team.index; i < args.n; i += context.team.size) {
@@ -57,27 +56,30 @@ DISTMK_FN void body_embed(Context& context, const EmbedArgs& args) {
   if (push) context.push_far(args.out, uint64_t{num_rows} * args.n * sizeof(float));
 }
 
+DISTMK_FN Candidate better_of(const Candidate& a, const Candidate& b) {
+  const bool second = b.token >= 0 && (a.token < 0 || b.value > a.value || (b.value == a.value && b.token < a.token));
+  return second ? b : a;
+}
+
+// A warp a row.
 DISTMK_FN void body_sample(Context& context, const SampleArgs& args) {
-  const Batch* batch = context.at<Batch>(args.batch);
-  const uint32_t num_rows = rows_of(batch), row = context.team.index / 16, lane = context.team.index % 16;
-  const auto* candidates = context.at<Candidate>(args.candidates);
-  Candidate best = {-INFINITY, -1};
-  if (row < num_rows) {
-    for (uint32_t t = lane; t < args.num_tasks; t += 16) {
-      const uint64_t packed = __ldcg(reinterpret_cast<const uint64_t*>(candidates + t * MAX_ROWS + row));
-      const Candidate other = *reinterpret_cast<const Candidate*>(&packed);
-      if (other.token >= 0 && (best.token < 0 || other.value > best.value)) best = other;
+  const uint32_t num_rows = rows_of(context.batch(args.batch)), lane = context.team.index % 32;
+  const auto* candidates = context.at<uint64_t>(args.candidates);
+  // From its own place on this rank's heap: where no pointer reaches rank 0, the network reads it there.
+  auto* out = context.at<Candidate>(args.out);
+  for (uint32_t row = context.team.index / 32; row < MAX_ROWS; row += NUM_WARPS) {
+    Candidate best = {-INFINITY, -1};
+#pragma unroll 8
+    for (uint32_t t = lane; row < num_rows && t < args.num_tasks; t += 32) {
+      const uint64_t packed = __ldcg(candidates + t * MAX_ROWS + row);
+      best = better_of(best, *reinterpret_cast<const Candidate*>(&packed));
     }
+    for (uint32_t step = 16; step; step >>= 1)
+      best = better_of(best, {__shfl_xor_sync(~0u, best.value, step), __shfl_xor_sync(~0u, best.token, step)});
+    if (lane == 0) out[row] = best;
   }
-  for (uint32_t step = 8; step; step >>= 1) {
-    const Candidate other = {__shfl_xor_sync(~0u, best.value, step), __shfl_xor_sync(~0u, best.token, step)};
-    const bool better = other.value > best.value || (other.value == best.value && other.token < best.token);
-    if (other.token >= 0 && (best.token < 0 || better)) best = other;
-  }
-  auto* mine = reinterpret_cast<Candidate*>(shared().scratch);
-  if (lane == 0 && row < MAX_ROWS) mine[row] = best;
   context.team.sync();
-  context.push(0, args.out, mine, sizeof(Candidate) * MAX_ROWS);
+  context.push(0, args.out, out, sizeof(Candidate) * MAX_ROWS);
 }
 
 DISTMK_FN void body_prepare(Context& context, const PrepareArgs& args) { prepare_batch(context, args); }

@@ -21,89 +21,77 @@ DISTMK_FN uint32_t half_of(float2 v, uint32_t part) {
   return part ? pack_bf16(v.x - a, v.y - b) : pack_bf16(a, b);
 }
 
-// The task's activations: in shared memory as columns of halves where they fit, else read again for every tile.
+// The task's activations as columns of halves in shared memory: column 2 r + h holds half h of row r. All of K where it
+// fits, else the block of K that is being multiplied.
 struct Activations {
   const float* x;
   const float* norm;
-  uint32_t k, x_stride, num_rows;
-  const __nv_bfloat16* columns;  // null: too large
-  uint32_t column_stride;
+  uint32_t k, k_pitch, x_stride, num_rows;
+  bool resident;
 
-  DISTMK_FN float2 at(uint32_t row, uint32_t k0) const {
-    float2 v = {0, 0};
-    const float* p = x + uint64_t{row} * x_stride + k0;
-    if (k0 < k) v.x = __ldcg(p) * (norm ? norm[k0] : 1.0f);
-    if (k0 + 1 < k) v.y = __ldcg(p + 1) * (norm ? norm[k0 + 1] : 1.0f);
-    return v;
-  }
-
-  // Two values of column `column` at `k0`, as a tensor-core operand.
-  DISTMK_FN uint32_t fragment(uint32_t column, uint32_t k0) const {
-    return column < 2 * num_rows ? half_of(at(column / 2, k0), column % 2) : 0;
-  }
+  DISTMK_FN uint32_t column_stride() const { return (resident ? k_pitch : BLOCK_K) + X_PAD; }
+  DISTMK_FN uint32_t first_of(uint32_t k0) const { return resident ? 0 : k0; }
 };
 
-constexpr uint32_t IN_FLIGHT =
-    4;  // 16-byte loads a thread: one at a time would cost a trip to the second-level cache each
+DISTMK_FN Activations activations_of(Context& context, const LinearArgs& args, uint32_t num_rows) {
+  const uint32_t whole_bytes = 2 * num_rows * (args.k_pitch + X_PAD) * sizeof(__nv_bfloat16);
+  return {context.at<float>(args.x),  context.at<float>(args.norm), args.k, args.k_pitch, args.x_stride, num_rows,
+          whole_bytes <= VECTOR_BYTES};
+}
 
 // Four activations from `k` on, zeros behind the end.
 DISTMK_FN float4 load_four(const float* x, uint32_t k, uint32_t end, bool aligned) {
   if (aligned && k + 4 <= end) return __ldcg(reinterpret_cast<const float4*>(x + k));
-  float4 v = {0, 0, 0, 0};
-  float* out = &v.x;
-  for (uint32_t i = 0; i < 4 && k + i < end; ++i) out[i] = __ldcg(x + k + i);
-  return v;
+  const auto at = [&](uint32_t i) { return i < end ? __ldcg(x + i) : 0.0f; };
+  return {at(k), at(k + 1), at(k + 2), at(k + 3)};
 }
 
-// One row: its halves into `columns` (null: nowhere), times the norm's weight; returns this thread's share of the
-// squares.
-DISTMK_FN float take_row(const Team& team, const Activations& a, const float* x, uint32_t k_pitch,
-                         __nv_bfloat16* high) {
-  const bool aligned = reinterpret_cast<uint64_t>(x) % 16 == 0 && reinterpret_cast<uint64_t>(a.norm) % 16 == 0;
-  __nv_bfloat16* low = high + a.column_stride;
+// Brings [k0, k1) of all rows into shared memory, times the norm's weight. `add_squares`: adds up their squares too.
+// Piece i is 4 columns a thread, of row i / num_pieces; several are in flight at a time, since each takes a trip to the
+// second-level cache.
+DISTMK_FN void stage(const Team& team, const Activations& a, uint32_t k0, uint32_t k1, bool add_squares) {
+  constexpr uint32_t IN_FLIGHT = 4, PIECE = 4 * NUM_CONSUMERS;
+  const uint32_t pieces_a_row = (k1 - k0 + PIECE - 1) / PIECE, num_pieces = a.num_rows * pieces_a_row;
+  const bool aligned = (reinterpret_cast<uint64_t>(a.x) | reinterpret_cast<uint64_t>(a.norm)) % 16 == 0 &&
+                       (a.num_rows == 1 || a.x_stride % 4 == 0);
+  auto* columns = reinterpret_cast<__nv_bfloat16*>(shared().vector);
+  uint32_t row = 0, piece = 0;  // of the next load
+  uint32_t done_row = 0, done_piece = 0;
   float squares = 0;
-  for (uint32_t first = 4 * team.index; first < k_pitch; first += 4 * IN_FLIGHT * team.size) {
+  for (uint32_t first = 0; first < num_pieces; first += IN_FLIGHT) {
     float4 v[IN_FLIGHT], g[IN_FLIGHT];
 #pragma unroll
     for (uint32_t i = 0; i < IN_FLIGHT; ++i) {
-      const uint32_t k = first + 4 * i * team.size;
-      v[i] = load_four(x, k, a.k, aligned);
-      g[i] = a.norm ? load_four(a.norm, k, a.k, aligned) : float4{1, 1, 1, 1};
+      const uint32_t k = k0 + piece * PIECE + 4 * team.index;
+      const bool here = row < a.num_rows && k < k1;
+      v[i] = here ? load_four(a.x + uint64_t{row} * a.x_stride, k, a.k, aligned) : float4{0, 0, 0, 0};
+      g[i] = here && a.norm ? load_four(a.norm, k, a.k, aligned) : float4{1, 1, 1, 1};
+      if (++piece == pieces_a_row) piece = 0, ++row;
     }
 #pragma unroll
     for (uint32_t i = 0; i < IN_FLIGHT; ++i) {
-      const uint32_t k = first + 4 * i * team.size;
+      if (done_row == a.num_rows) break;
+      const uint32_t k = done_piece * PIECE + 4 * team.index;
       squares += v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
-      if (!high || k >= k_pitch) continue;
-      const float2 front = {v[i].x * g[i].x, v[i].y * g[i].y}, back = {v[i].z * g[i].z, v[i].w * g[i].w};
-      *reinterpret_cast<uint2*>(high + k) = {half_of(front, 0), half_of(back, 0)};
-      *reinterpret_cast<uint2*>(low + k) = {half_of(front, 1), half_of(back, 1)};
+      if (k0 + k < k1) {
+        __nv_bfloat16* high = columns + 2 * done_row * a.column_stride() + k;
+        const float2 front = {v[i].x * g[i].x, v[i].y * g[i].y}, back = {v[i].z * g[i].z, v[i].w * g[i].w};
+        *reinterpret_cast<uint2*>(high) = {half_of(front, 0), half_of(back, 0)};
+        *reinterpret_cast<uint2*>(high + a.column_stride()) = {half_of(front, 1), half_of(back, 1)};
+      }
+      if (++done_piece < pieces_a_row) continue;
+      if (add_squares) {
+        for (uint32_t step = 16; step; step >>= 1) squares += __shfl_xor_sync(~0u, squares, step);
+        float& sum = shared().squares[done_row][team.index / 32];
+        if (team.index % 32 == 0) sum = k0 ? sum + squares : squares;
+      }
+      squares = 0;
+      done_piece = 0, ++done_row;
     }
   }
-  return squares;
 }
 
-// Reads the activations once: their mean square for the norm, and the halves into shared memory.
-DISTMK_FN Activations take_in(Context& context, const LinearArgs& args, uint32_t num_rows) {
-  const Team& team = context.team;
-  Activations a{context.at<float>(args.x), context.at<float>(args.norm), args.k, args.x_stride, num_rows, nullptr,
-                args.k_pitch + X_PAD};
-  auto* columns = reinterpret_cast<__nv_bfloat16*>(shared().vector);
-  const bool fits = 2ull * num_rows * a.column_stride * sizeof(__nv_bfloat16) <= VECTOR_BYTES;
-  for (uint32_t row = 0; row < num_rows; ++row) {
-    const float* x = a.x + uint64_t{row} * a.x_stride;
-    const float squares =
-        take_row(team, a, x, args.k_pitch, fits ? columns + 2 * uint64_t{row} * a.column_stride : nullptr);
-    float inverse = 1.0f;
-    if (a.norm) inverse = rsqrtf(team_sum(team, squares) / static_cast<float>(a.k) + args.eps);
-    if (team.leader()) shared().inverse_rms[row] = inverse;
-  }
-  if (fits) a.columns = columns;
-  team.sync();
-  return a;
-}
-
-DISTMK_FN void load_rows(uint32_t address, uint32_t (&a)[4]) {
+DISTMK_FN void load_matrices(uint32_t address, uint32_t (&a)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
                : "r"(address));
@@ -115,65 +103,56 @@ DISTMK_FN void multiply(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float 
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Two values of shared memory, or zeros where the column belongs to no token.
-DISTMK_FN uint32_t load_pair(uint32_t address, bool present) {
-  uint32_t v = 0;
-  if (present) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
-  return v;
-}
-
-// One tile (a stage of the ring) into the sums of its row group. `COLS` 0: as many as `tile_k` says.
-template <uint32_t TILES, uint32_t COLS>
-DISTMK_FN void multiply_tile(const char* stage, uint32_t tile_k, const Activations& x, uint32_t k0,
-                             float (&sums)[TILES][4]) {
-  const uint32_t lane = threadIdx.x % 32, row = lane % 16, cols = COLS ? COLS : tile_k;
-  const uint32_t row_address = shared_address(stage) + row * cols * sizeof(__nv_bfloat16);
-  uint32_t column_address[TILES];
-  bool present[TILES];
-#pragma unroll
-  for (uint32_t tile = 0; tile < TILES; ++tile) {
-    const uint32_t column = tile * 8 + lane / 4;
-    present[tile] = column < 2 * x.num_rows;
-    column_address[tile] = shared_address(x.columns + column * x.column_stride + k0 + lane % 4 * 2);
-  }
-#pragma unroll 8
-  for (uint32_t k = 0; k < cols; k += 16) {
-    uint32_t a[4];
-    load_rows(row_address + ((k / 8 + lane / 16) ^ (row % 8)) * 16, a);
-#pragma unroll
-    for (uint32_t tile = 0; tile < TILES; ++tile)
-      multiply(a, load_pair(column_address[tile] + k * 2, present[tile]),
-               load_pair(column_address[tile] + k * 2 + 16, present[tile]), sums[tile]);
-  }
-}
-
-// The same where the activations do not fit into shared memory.
+// Where this lane reads what it gives to the tensor core.
 template <uint32_t TILES>
-DISTMK_FN void multiply_tile_far(const char* stage, uint32_t tile_k, const Activations& x, uint32_t k0,
-                                 float (&sums)[TILES][4]) {
-  const uint32_t lane = threadIdx.x % 32, row = lane % 16;
-  const uint32_t row_address = shared_address(stage) + row * tile_k * sizeof(__nv_bfloat16);
-  for (uint32_t k = 0; k < tile_k; k += 16) {
-    uint32_t a[4];
-    load_rows(row_address + ((k / 8 + lane / 16) ^ (row % 8)) * 16, a);
-    const uint32_t at = k0 + k + lane % 4 * 2;
+struct Lane {
+  uint32_t row,
+      chunk[4];  // of a tile of weights: its row, and the 16-byte chunks of four steps, as they were exchanged
+  uint32_t columns[TILES];  // of the activations, in bytes
+
+  DISTMK_FN explicit Lane(const Activations& x) {
+    const uint32_t lane = threadIdx.x % 32;
+    row = lane % 16;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) chunk[i] = ((2 * i + lane / 16) ^ (row % 8)) * 16;
 #pragma unroll
     for (uint32_t tile = 0; tile < TILES; ++tile) {
-      const uint32_t column = tile * 8 + lane / 4;
-      multiply(a, x.fragment(column, at), x.fragment(column, at + 8), sums[tile]);
+      // A column that belongs to no token only spoils its own sums, which nobody reads.
+      const uint32_t column = tile * 8 + lane % 8, present = column < 2 * x.num_rows ? column : 0;
+      columns[tile] = shared_address(shared().vector) + present * x.column_stride() * 2 + lane / 8 * 16;
     }
   }
-}
+};
 
+// One tile (a stage of the ring) into the sums of its row group; `k` counts from the first staged activation. 64
+// columns of weights at a time, even and odd steps into sums of their own: a product waits for the last one into the
+// same.
 template <uint32_t TILES>
-DISTMK_FN void multiply_any(const char* stage, uint32_t tile_k, const Activations& x, uint32_t k0,
-                            float (&sums)[TILES][4]) {
-  if (!x.columns)
-    multiply_tile_far<TILES>(stage, tile_k, x, k0, sums);
-  else if (tile_k == TILE_K)
-    multiply_tile<TILES, TILE_K>(stage, tile_k, x, k0, sums);
-  else
-    multiply_tile<TILES, 0>(stage, tile_k, x, k0, sums);
+DISTMK_FN void multiply_tile(const char* stage, uint32_t tile_k, uint32_t k, const Lane<TILES>& lane,
+                             float (&sums)[TILES][4]) {
+  const uint32_t rows = shared_address(stage) + lane.row * tile_k * 2;
+  float odd[TILES][4] = {};
+#pragma unroll 4
+  for (uint32_t at = 0; at < tile_k; at += 64) {
+    uint32_t a[4][4];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) load_matrices(rows + at * 2 + lane.chunk[i], a[i]);
+#pragma unroll
+    for (uint32_t tile = 0; tile < TILES; ++tile) {
+      uint32_t b[2][4];  // of two steps each
+      load_matrices(lane.columns[tile] + (k + at) * 2, b[0]);
+      load_matrices(lane.columns[tile] + (k + at) * 2 + 64, b[1]);
+#pragma unroll
+      for (uint32_t i = 0; i < 2; ++i) {
+        multiply(a[2 * i], b[i][0], b[i][1], sums[tile]);
+        multiply(a[2 * i + 1], b[i][2], b[i][3], odd[tile]);
+      }
+    }
+  }
+#pragma unroll
+  for (uint32_t tile = 0; tile < TILES; ++tile)
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) sums[tile][i] += odd[tile][i];
 }
 
 // What becomes of the sums.
@@ -191,15 +170,17 @@ struct Output {
     context.at<float>(args.out)[uint64_t{row} * args.out_stride + column] = gate / (1.0f + __expf(-gate)) * up;
   }
 
-  DISTMK_FN void store(uint32_t row, uint32_t column, float value) {
+  DISTMK_FN float residual_at(uint32_t row, uint32_t column) const {
+    return __ldcg(context.at<float>(args.out) + uint64_t{row} * args.out_stride + column);
+  }
+
+  DISTMK_FN void store(uint32_t row, uint32_t column, float value, float residual) {
     if (bias) value += bias[column];
     const uint64_t place = uint64_t{row} * args.out_stride + column;
     switch (static_cast<Epilogue>(args.epilogue)) {
-      case Epilogue::ADD: {
-        float* out = context.at<float>(args.out) + place;
-        *out = __ldcg(out) + value;
+      case Epilogue::ADD:
+        context.at<float>(args.out)[place] = residual + value;
         break;
-      }
       case Epilogue::PUSH:
         for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
           if (float* out = context.peer<float>(rank, args.out)) out[uint64_t{row} * args.n + column] = value;
@@ -216,30 +197,57 @@ struct Output {
   }
 };
 
-// Adds up the warps' sums of a round and hands each value on. Thread t looks after token row t % num_rows only.
+// A round's values as they are dealt to the threads: thread t looks after token row t % WIDTH only, and after every
+// STEP-th row of weights.
 template <uint32_t TILES>
-DISTMK_FN void finish_round(Output& out, uint32_t first_group, uint32_t groups) {
-  const uint32_t rows_total = slab_rows(out.args);
-  const auto* sums = reinterpret_cast<const float*>(shared().scratch);
-  constexpr uint32_t WIDTH = TILES * 4;
-  const bool paired = out.args.epilogue == static_cast<uint32_t>(Epilogue::SWIGLU);
-  const uint32_t row = threadIdx.x % WIDTH;
-  if (row >= out.num_rows) return;
-  const auto total = [&](uint32_t weight_row) {
-    float sum = 0;
-    for (uint32_t warp = 0; warp < NUM_WARPS; ++warp)
-      sum += sums[(warp * ROUND_GROUPS * TILE_ROWS + weight_row) * WIDTH + row];
-    return sum * shared().inverse_rms[row];
-  };
-  for (uint32_t i = threadIdx.x / WIDTH; i < groups * TILE_ROWS; i += NUM_CONSUMERS / WIDTH) {
-    const uint32_t begin = (first_group + i / TILE_ROWS) * TILE_ROWS, in_group = i % TILE_ROWS;
-    const uint32_t group_rows = min(TILE_ROWS, rows_total - begin);
-    if (paired && in_group < group_rows / 2)
-      out.store_pair(row, begin / 2 + in_group, total(i), total(i + group_rows / 2));
-    else if (!paired && in_group < group_rows)
-      out.store(row, begin + in_group, total(i));
+struct Dealt {
+  static constexpr uint32_t WIDTH = TILES * 4, STEP = NUM_CONSUMERS / WIDTH;
+  static constexpr uint32_t COUNT = (ROUND_GROUPS * TILE_ROWS + STEP - 1) / STEP;  // a thread's
+  uint32_t first_group, num_groups;
+  float residual[COUNT];
+
+  DISTMK_FN Dealt(const Output& out, uint32_t group, uint32_t groups) : first_group(group), num_groups(groups) {
+    const uint32_t row = threadIdx.x % WIDTH;
+    const bool adds = out.args.epilogue == static_cast<uint32_t>(Epilogue::ADD) && row < out.num_rows;
+#pragma unroll
+    for (uint32_t n = 0; n < COUNT; ++n) {
+      const uint32_t i = threadIdx.x / WIDTH + n * STEP, column = first_group * TILE_ROWS + i;
+      residual[n] = adds && i < num_groups * TILE_ROWS && column < out.args.n ? out.residual_at(row, column) : 0.0f;
+    }
   }
-}
+
+  // Adds up the warps' sums and hands each value on.
+  DISTMK_FN void finish(Output& out) const {
+    const uint32_t rows_total = slab_rows(out.args), row = threadIdx.x % WIDTH;
+    const auto* sums = reinterpret_cast<const float*>(shared().scratch);
+    const bool paired = out.args.epilogue == static_cast<uint32_t>(Epilogue::SWIGLU);
+    if (row >= out.num_rows) return;
+    float scale = 1.0f;
+    if (out.args.norm) {
+      float squares = 0;
+      for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) squares += shared().squares[row][warp];
+      scale = rsqrtf(squares / static_cast<float>(out.args.k) + out.args.eps);
+    }
+    const auto total = [&](uint32_t weight_row) {
+      float sum = 0;
+#pragma unroll
+      for (uint32_t warp = 0; warp < NUM_WARPS; ++warp)
+        sum += sums[(warp * ROUND_GROUPS * TILE_ROWS + weight_row) * WIDTH + row];
+      return sum * scale;
+    };
+#pragma unroll
+    for (uint32_t n = 0; n < COUNT; ++n) {
+      const uint32_t i = threadIdx.x / WIDTH + n * STEP;
+      if (i >= num_groups * TILE_ROWS) break;
+      const uint32_t begin = (first_group + i / TILE_ROWS) * TILE_ROWS, in_group = i % TILE_ROWS;
+      const uint32_t group_rows = min(TILE_ROWS, rows_total - begin);
+      if (paired && in_group < group_rows / 2)
+        out.store_pair(row, begin / 2 + in_group, total(i), total(i + group_rows / 2));
+      else if (!paired && in_group < group_rows)
+        out.store(row, begin + in_group, total(i), residual[n]);
+    }
+  }
+};
 
 // The best candidate of each sampled row, over the threads that look after it.
 template <uint32_t TILES>
@@ -262,52 +270,74 @@ DISTMK_FN void write_candidates(Output& out) {
   out.context.at<Candidate>(out.args.out)[row] = best;
 }
 
+// The slab comes in rounds of ROUND_GROUPS row groups, a round in blocks of BLOCK_K columns, a block group by group,
+// tile by tile; tiles go round the warps.
 template <uint32_t TILES>
 DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) {
   const Team& team = context.team;
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint32_t first_stage = shared().next_stage, chunks = num_chunks(args), groups = num_groups(args);
-  const Activations x = take_in(context, args, num_rows);
-  Output out{context, args, context.at<Batch>(args.batch), context.at<float>(args.bias), num_rows};
-  auto* sums = reinterpret_cast<float*>(shared().scratch);
-  uint32_t stage = first_stage;
+  const uint32_t warp = threadIdx.x / 32, lane_index = threadIdx.x % 32, groups = num_groups(args);
+  const Activations x = activations_of(context, args, num_rows);
+  const Lane<TILES> lane(x);
+  Output out{context, args, context.batch(args.batch), context.at<float>(args.bias), num_rows};
+  uint32_t stage_number = shared().next_stage;
+  if (x.resident) stage(team, x, 0, args.k_pitch, args.norm != 0);
+#pragma unroll 1
   for (uint32_t round = 0; round < groups; round += ROUND_GROUPS) {
     const uint32_t in_round = min(ROUND_GROUPS, groups - round);
+    const Dealt<TILES> dealt(out, round, in_round);
+    float sums[ROUND_GROUPS][TILES][4] = {};
+    if (x.resident) team.sync();  // the activations are there, and the last round's sums were read
+#pragma unroll 1
+    for (uint32_t block = 0; block < args.k_pitch; block += BLOCK_K) {
+      const uint32_t block_end = min(block + BLOCK_K, args.k_pitch);
+      const uint32_t chunks = (block_end - block + TILE_K - 1) / TILE_K;
+      if (!x.resident) {
+        team.sync();
+        stage(team, x, block, block_end, args.norm && round == 0);
+        team.sync();
+      }
+#pragma unroll
+      for (uint32_t g = 0; g < ROUND_GROUPS; ++g) {
+        if (g >= in_round) break;
+        const uint32_t chunk = (warp - stage_number) % NUM_WARPS;  // this warp's tile of the group, if it has one
+        if (chunk < chunks) {
+          const uint32_t number = stage_number + chunk, slot = slot_of(number), k = block + chunk * TILE_K;
+          barrier_wait(&shared().ring.full[slot], parity_of(number));
+          multiply_tile<TILES>(shared().slots + slot * STAGE_BYTES, min(TILE_K, args.k_pitch - k),
+                               k - x.first_of(block), lane, sums[g]);
+          __syncwarp();
+          if (lane_index == 0) barrier_arrive(&shared().ring.empty[slot]);
+        }
+        stage_number += chunks;
+      }
+    }
+    auto* scratch = reinterpret_cast<float*>(shared().scratch);
 #pragma unroll
     for (uint32_t g = 0; g < ROUND_GROUPS; ++g) {
-      if (g >= in_round) break;
-      float acc[TILES][4] = {};
-      // Stages go round the warps; this warp's next one at or after `stage`.
-      for (uint32_t chunk = (warp - stage) % NUM_WARPS; chunk < chunks; chunk += NUM_WARPS) {
-        const uint32_t slot = slot_of(stage + chunk);
-        barrier_wait(&shared().ring.full[slot], parity_of(stage + chunk));
-        const uint32_t k0 = chunk * TILE_K;
-        multiply_any<TILES>(shared().slots + slot * STAGE_BYTES, min(TILE_K, args.k_pitch - k0), x, k0, acc);
-        __syncwarp();
-        if (lane == 0) barrier_arrive(&shared().ring.empty[slot]);
-      }
-      stage += chunks;
 #pragma unroll
       for (uint32_t tile = 0; tile < TILES; ++tile) {
         // High and low half of a token are neighbouring columns: one thread holds both.
-        const uint32_t at = (warp * ROUND_GROUPS + g) * TILE_ROWS + lane / 4, token = tile * 4 + lane % 4;
-        sums[at * (TILES * 4) + token] = acc[tile][0] + acc[tile][1];
-        sums[(at + 8) * (TILES * 4) + token] = acc[tile][2] + acc[tile][3];
+        const uint32_t at = (warp * ROUND_GROUPS + g) * TILE_ROWS + lane_index / 4, token = tile * 4 + lane_index % 4;
+        scratch[at * (TILES * 4) + token] = sums[g][tile][0] + sums[g][tile][1];
+        scratch[(at + 8) * (TILES * 4) + token] = sums[g][tile][2] + sums[g][tile][3];
       }
     }
     team.sync();
-    finish_round<TILES>(out, round, in_round);
-    team.sync();
+    dealt.finish(out);
   }
-  if (args.epilogue == static_cast<uint32_t>(Epilogue::ARGMAX)) write_candidates<TILES>(out);
-  if (team.leader()) shared().next_stage = stage;
+  if (args.epilogue == static_cast<uint32_t>(Epilogue::ARGMAX)) {
+    team.sync();
+    write_candidates<TILES>(out);
+  }
+  if (team.leader()) shared().next_stage = stage_number;
 }
 
 }  // namespace linear
 
-DISTMK_FN void body_linear(Context& context, const LinearArgs& args) {
-  const Batch* batch = context.at<Batch>(args.batch);
-  const uint32_t num_rows = batch ? *const_cast<const volatile uint32_t*>(&batch->num_rows) : 1;
+DISTMK_FN void body_linear(Context& context, const LinearArgs& arguments) {
+  const LinearArgs args = arguments;  // in registers
+  const Batch* batch = context.batch(args.batch);
+  const uint32_t num_rows = batch ? batch->num_rows : 1;
   if (num_rows <= 4)
     linear::run<1>(context, args, num_rows);
   else if (num_rows <= 8)

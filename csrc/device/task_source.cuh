@@ -1,0 +1,133 @@
+// Copies of tasks in shared memory, so that what a worker looks at next costs it no trip to memory: a warp fetches its
+// list ahead, task after task, over and over.
+#pragma once
+#include "device/ring.cuh"
+#include "runtime/context.h"
+
+namespace distmk {
+
+constexpr uint32_t SLOT_WAITS = 8, SLOT_TRIGGERS = 8;  // those of a task that has more stay where they are
+constexpr uint32_t NUM_TASK_SLOTS = 8;                 // fetched ahead
+
+struct TaskSlot {
+  TaskDesc desc;
+  Wait waits[SLOT_WAITS];
+  Trigger triggers[SLOT_TRIGGERS];
+  TaskView view;
+};
+
+template <class T>
+DISTMK_FN void copy_words(const Team& team, T* dst, const T* src, uint32_t count) {
+  const auto* from = reinterpret_cast<const uint4*>(src);
+  for (uint32_t i = team.index; i < count * sizeof(T) / sizeof(uint4); i += team.size)
+    reinterpret_cast<uint4*>(dst)[i] = from[i];
+}
+
+DISTMK_FN void load_task(const RankState& state, uint32_t index, const Team& team, TaskSlot& slot) {
+  static_assert(sizeof(TaskDesc) % 16 == 0 && sizeof(Wait) == 16 && sizeof(Trigger) == 16, "");
+  copy_words(team, &slot.desc, &state.tasks[index], 1);
+  team.sync();
+  const TaskDesc& desc = slot.desc;
+  const Wait* waits = state.waits + desc.wait_begin;
+  const Trigger* triggers = state.triggers + desc.trigger_begin;
+  const bool near_waits = desc.num_waits <= SLOT_WAITS, near_triggers = desc.num_triggers <= SLOT_TRIGGERS;
+  if (near_waits) copy_words(team, slot.waits, waits, desc.num_waits);
+  if (near_triggers) copy_words(team, slot.triggers, triggers, desc.num_triggers);
+  if (team.leader())
+    slot.view = {&slot.desc, near_waits ? slot.waits : waits, near_triggers ? slot.triggers : triggers, index};
+  team.sync();
+}
+
+// A worker's list as it is fetched: slot n % NUM_TASK_SLOTS holds the n-th task since the launch began.
+struct TaskRing {
+  uint64_t full[NUM_TASK_SLOTS], empty[NUM_TASK_SLOTS];
+  TaskSlot slots[NUM_TASK_SLOTS];
+
+  // Who must be done with a slot: the loader, and every consumer warp once it has run the task.
+  static constexpr uint32_t NUM_READERS = 1 + NUM_CONSUMERS / 32;
+
+  DISTMK_FN void init() {
+    for (uint32_t s = 0; s < NUM_TASK_SLOTS; ++s) {
+      barrier_init(&full[s], 1);
+      barrier_init(&empty[s], NUM_READERS);
+    }
+  }
+};
+
+// A reader's or the fetcher's place in the ring, without a division.
+struct TaskCursor {
+  uint32_t slot = 0, parity = 0;
+
+  DISTMK_FN void step() {
+    if (++slot < NUM_TASK_SLOTS) return;
+    slot = 0;
+    parity ^= 1;
+  }
+};
+
+// Fills the ring until the worker leaves.
+DISTMK_FN void fetch_tasks(const RankState& state, const Queue& queue, const Team& team, TaskRing& ring,
+                           const volatile uint32_t& leave) {
+  if (!queue.count) return;
+  TaskCursor cursor;
+  for (uint32_t next = 0;; next = next + 1 == queue.count ? 0 : next + 1, cursor.step()) {
+    while (!team.all(barrier_try_wait(&ring.empty[cursor.slot], cursor.parity ^ 1)))
+      if (!team.all(!leave)) return;
+    load_task(state, queue.begin + next, team, ring.slots[cursor.slot]);
+    if (team.leader()) barrier_arrive(&ring.full[cursor.slot]);
+  }
+}
+
+// The worker's own reading of the ring.
+class TaskList {
+ public:
+  DISTMK_FN TaskList(TaskRing& ring, Batch& batch, uint64_t& num_batches)
+      : ring_(ring), batch_(batch), num_batches_(num_batches) {}
+
+  // The row table of an iteration comes at hand once it is there. Whoever reads the last one is done: a batch is
+  // written only then.
+  DISTMK_FN void look_for_batch(const RankState& state, uint64_t iteration, const Team& team) {
+    const ProgramHeader& program = *state.program;
+    if (program.gate_event == NO_EVENT || num_batches_ > iteration) return;
+    const uint64_t* event = state.event(program.rank, program.gate_event);
+    if (!team.all(has_reached(event, iteration + 1, scope_of(program.num_ranks > 1)))) return;
+    const auto* from = reinterpret_cast<const uint4*>(state.address(state.program->gate_batch));
+    for (uint32_t i = team.index; i < sizeof(Batch) / sizeof(uint4); i += team.size)
+      reinterpret_cast<uint4*>(&batch_)[i] = __ldcg(from + i);
+    team.sync();
+    if (team.leader()) store_release(&num_batches_, iteration + 1, Scope::BLOCK);
+    team.sync();
+  }
+
+  DISTMK_FN TaskView next(const RankState&, uint32_t) {
+    barrier_wait(&ring_.full[cursor_.slot], cursor_.parity);
+    const TaskView view = ring_.slots[cursor_.slot].view;
+    cursor_.step();
+    return view;
+  }
+
+ private:
+  TaskRing& ring_;
+  Batch& batch_;
+  uint64_t& num_batches_;
+  TaskCursor cursor_;
+};
+
+// Tasks that were handed out, fetched when they are: one may still be running while the next is taken.
+class TaskHolder {
+ public:
+  DISTMK_FN explicit TaskHolder(TaskSlot* two_slots) : slots_(two_slots) {}
+
+  DISTMK_FN TaskView take(const RankState& state, uint32_t index, const Team& team) {
+    TaskSlot& slot = slots_[turn_ ^= 1];
+    team.sync();
+    load_task(state, index, team, slot);
+    return slot.view;
+  }
+
+ private:
+  TaskSlot* slots_;
+  uint32_t turn_ = 0;
+};
+
+}  // namespace distmk

@@ -1,0 +1,24 @@
+// Where workers and schedulers get the tasks they look at: the program itself, or on a GPU copies in shared memory.
+#pragma once
+#ifdef __CUDACC__
+#include "device/task_source.cuh"
+#else
+#include "runtime/context.h"
+
+namespace distmk {
+
+// Holds one task that was handed out.
+class TaskHolder {
+ public:
+  TaskView take(const RankState& state, uint32_t index, const Team&) { return state.view(index); }
+};
+
+// A worker's ahead-of-time list, task after task, over and over.
+class TaskList {
+ public:
+  void look_for_batch(const RankState&, uint64_t, const Team&) {}
+  TaskView next(const RankState& state, uint32_t index) { return state.view(index); }
+};
+
+}  // namespace distmk
+#endif

@@ -1,0 +1,39 @@
+"""Arrays of tests: as bytes, as poison, and compared with what they should be."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+
+import numpy as np
+import torch
+
+
+def to_bytes(data: np.ndarray | torch.Tensor | ctypes.Structure) -> np.ndarray:
+    if isinstance(data, torch.Tensor):
+        data = data.contiguous().view(torch.uint8).numpy() if data.dim() else data.reshape(1).view(torch.uint8).numpy()
+    if isinstance(data, ctypes.Structure):
+        return np.frombuffer(bytes(data), dtype=np.uint8)
+    return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+
+
+def poison(rng: np.random.Generator, num_bytes: int) -> np.ndarray:
+    """Memory that reads as NaN in float32 and in bf16; never twice the same, so that copying it around shows too."""
+    halves = rng.integers(0x7F81, 0x8000, num_bytes // 2, dtype=np.uint16)
+    return (halves | rng.choice(np.array([0, 0x8000], dtype=np.uint16), num_bytes // 2)).view(np.uint8)
+
+
+def assert_close(
+    what: str,
+    got: np.ndarray | torch.Tensor,
+    want: np.ndarray | torch.Tensor,
+    tolerance: np.ndarray | torch.Tensor | float,
+) -> None:
+    got, want, tolerance = (np.asarray(a, dtype=np.float64) for a in (got, want, tolerance))
+    tolerance = np.broadcast_to(tolerance, want.shape)
+    assert got.shape == want.shape, f"{what}: shape {got.shape}, expected {want.shape}"
+    with np.errstate(invalid="ignore"):
+        same = (got == want) | (np.abs(got - want) <= tolerance)  # NaN is never right
+    bad = np.argwhere(~same)
+    lines = (f"{what}{[*map(int, at)]}: got {got[tuple(at)]!r}, expected {want[tuple(at)]!r}" for at in bad)
+    assert not len(bad), f"{len(bad)} of {got.size} wrong\n" + "\n".join(itertools.islice(lines, 8))

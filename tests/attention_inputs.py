@@ -1,0 +1,171 @@
+"""One attention launch of a rank, wherever it runs: its inputs, and what it and the merge behind it must leave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import reference
+import torch
+from arrays import assert_close
+from batches import make_batch, random_runs
+
+from distmk.abi import MAX_ROWS
+from distmk.tasks import AttentionShape
+
+Instance = tuple[int, int, int]  # run, KV head, split
+
+
+@dataclass
+class Heads:
+    """A rank's share of the heads of a model."""
+
+    num_q: int
+    group: int
+    q_begin: int = 0
+
+    @property
+    def kv_begin(self) -> int:
+        return self.q_begin // self.group
+
+    @property
+    def num_kv(self) -> int:
+        return (self.q_begin + self.num_q - 1) // self.group - self.kv_begin + 1
+
+    def kv_head(self, q_head: int) -> int:
+        return (self.q_begin + q_head) // self.group - self.kv_begin
+
+
+class AttentionInputs:
+    """Random runs over a paged cache: old positions hold numbers, all others NaN; the pages of a sequence are scattered.
+
+    qkv: f32 [rows, columns]; rope: f32 [positions, head_dim]; caches: bf16 [K and V, page, KV head, position, head_dim];
+    pages: i32 [slot, max_pages].
+    """
+
+    def __init__(
+        self, rng: np.random.Generator, heads: Heads, head_dim: int, page_size: int, norms: bool, max_len: int
+    ):
+        self.rng, self.heads, self.head_dim = rng, heads, head_dim
+        self.runs = random_runs(rng, max_len)
+        self.batch = make_batch(self.runs, rng)
+        max_pages = -(-max(kv_len for _, _, kv_len in self.runs) // page_size) + int(rng.integers(0, 3))
+        num_pages = max_pages * len(self.runs) + 2
+        workers, min_split, max_splits = (int(rng.integers(1, top)) for top in (12, 40, 9))
+        self.shape = AttentionShape(
+            heads.num_q, heads.num_kv, head_dim, heads.group, heads.q_begin, heads.kv_begin, page_size, max_pages,
+            num_pages, max_splits, min_split, workers,
+        )  # fmt: skip
+        self.norms = (torch.rand(head_dim) + 0.5, torch.rand(head_dim) + 0.5) if norms else None
+        self.qkv = torch.randn(self.batch.num_rows, self.shape.qkv_cols + int(rng.integers(0, 6)))
+        self.qkv[:, self.shape.qkv_cols :] = torch.nan  # rows lie further apart than they are long
+        self.rope = reference.rope_table(max_len + MAX_ROWS, head_dim)
+        self._make_caches()
+
+    def _make_caches(self) -> None:
+        s = self.shape
+        self.pages = np.full((MAX_ROWS, s.max_pages), -1, dtype=np.int32)
+        free = self.rng.permutation(s.num_pages)
+        self.caches = torch.full((2, s.num_pages, s.num_kv, s.page_size, s.head_dim), torch.nan).bfloat16()
+        for num_rows, slot, kv_len in self.runs:
+            used = -(-kv_len // s.page_size)
+            self.pages[slot, :used], free = free[:used], free[used:]
+            for position in range(kv_len - num_rows):
+                page = self.pages[slot, position // s.page_size]
+                self.caches[:, page, :, position % s.page_size] = torch.randn(2, s.num_kv, s.head_dim).bfloat16()
+
+    def splits(self, kv_len: int) -> int:
+        s = self.shape
+        return reference.num_splits(len(self.runs), kv_len, s.num_kv, s.num_workers, s.min_split, s.max_splits)
+
+    def instances(self) -> list[Instance]:
+        """Every instance of the launch, in order."""
+        return [
+            (run, kv_head, split)
+            for run, (_, _, kv_len) in enumerate(self.runs)
+            for kv_head in range(self.shape.num_kv)
+            for split in range(self.splits(kv_len))
+        ]
+
+    def heads_of(self, kv_head: int) -> list[int]:
+        """Query heads that share a KV head."""
+        return [head for head in range(self.shape.num_q) if self.heads.kv_head(head) == kv_head]
+
+    def partials_of(self, run: int, kv_head: int, split: int) -> list[int]:
+        """Where the partial results of an instance begin, in floats; each is `part_stride` long."""
+        s, num_rows, begin = self.shape, self.runs[run][0], self.batch.runs[run].row_begin
+        rows = range(begin, begin + num_rows)
+        heads = self.heads_of(kv_head)
+        return [((head * MAX_ROWS + row) * s.max_splits + split) * s.part_stride for head in heads for row in rows]
+
+    def appended_by(self, run: int, kv_head: int, split: int) -> list[int]:
+        """Where the new positions inside the split of an instance lie in a cache, in elements; each is head_dim long."""
+        s, (num_rows, slot, kv_len) = self.shape, self.runs[run]
+        begin, end = reference.split_bounds(kv_len, self.splits(kv_len))[split : split + 2]
+        found = []
+        for position in range(max(begin, kv_len - num_rows), end):
+            page = int(self.pages[slot, position // s.page_size])
+            found.append(((page * s.num_kv + kv_head) * s.page_size + position % s.page_size) * s.head_dim)
+        return found
+
+    def cache(self, caches: torch.Tensor, run: int, kv_head: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of a sequence in `caches`, [kv_len, head_dim]."""
+        s, (_, slot, kv_len) = self.shape, self.runs[run]
+        table = torch.from_numpy(self.pages[slot, : -(-kv_len // s.page_size)]).long()
+        keys, values = (caches[i, table, kv_head].reshape(-1, s.head_dim)[:kv_len] for i in (0, 1))
+        return keys, values
+
+    def projected(self, run: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Normed and rotated q and k and plain v of a run's rows, [rows, heads, head_dim]."""
+        s, (num_rows, _, kv_len) = self.shape, self.runs[run]
+        row_begin = self.batch.runs[run].row_begin
+        rows = self.qkv[row_begin : row_begin + num_rows, : s.qkv_cols].reshape(num_rows, -1, s.head_dim)
+        q, k, v = rows.split([s.num_q, s.num_kv, s.num_kv], dim=1)
+        if self.norms:
+            q, k = (reference.rms_norm(x, w, 1e-6) for x, w in zip((q, k), self.norms, strict=True))
+        table = self.rope[kv_len - num_rows : kv_len, None]
+        return reference.apply_rope(q, table), reference.apply_rope(k, table), v
+
+    def check_caches(self, caches: torch.Tensor) -> None:
+        """`caches`, as the launch left them, hold the new positions."""
+        for run, (num_rows, _, _) in enumerate(self.runs):
+            _, k, v = self.projected(run)
+            for kv_head in range(self.shape.num_kv):
+                keys, values = self.cache(caches, run, kv_head)
+                where = f"run {run} KV head {kv_head} "
+                want = k[:, kv_head]
+                # Half a unit in the last place of bf16, and a little for float32.
+                assert_close(where + "K", keys[-num_rows:].double(), want, want.abs() * 2**-8 * 1.01 + 1e-6)
+                assert_close(where + "V", values[-num_rows:].double(), v[:, kv_head].bfloat16().double(), 0)
+
+    def check_parts(self, parts: np.ndarray, caches: torch.Tensor, error: float = 2e-5) -> None:
+        """`parts` are f32 [q head, row, split, 2 + head_dim]; `error` is relative to the sum of the weights."""
+        s = self.shape
+        for run, kv_head, split in self.instances():
+            num_rows, _, kv_len = self.runs[run]
+            keys, values = self.cache(caches, run, kv_head)
+            q, _, _ = self.projected(run)
+            begin, end = reference.split_bounds(kv_len, self.splits(kv_len))[split : split + 2]
+            for head in self.heads_of(kv_head):
+                for i in range(num_rows):
+                    inputs = (q[i, head], keys, values, kv_len - num_rows + i, begin, end)
+                    maximum, total, sums = reference.partial_attention(*inputs)
+                    got = parts.reshape(s.num_q, MAX_ROWS, s.max_splits, s.part_stride)
+                    got = got[head, self.batch.runs[run].row_begin + i, split]
+                    where = f"head {head} run {run} row {i} split {split} of {self.splits(kv_len)} "
+                    assert_close(where + "maximum", got[0], np.float64(maximum), error / 2)
+                    assert_close(where + "sum", got[1], np.float64(total), error * total)
+                    assert_close(where + "acc", got[2:], sums, error * total * 4)
+
+    def check_merged(self, merged: np.ndarray, caches: torch.Tensor, tolerance: float = 2e-5) -> None:
+        """`merged`, f32 [rows, num_q * head_dim] or wider, is attention that knows of no splits."""
+        s = self.shape
+        for run, (num_rows, _, kv_len) in enumerate(self.runs):
+            q, _, _ = self.projected(run)
+            for head in range(s.num_q):
+                keys, values = self.cache(caches, run, self.heads.kv_head(head))
+                for i in range(num_rows):
+                    row = self.batch.runs[run].row_begin + i
+                    want = reference.attention(q[i, head], keys, values, kv_len - num_rows + i)
+                    where = f"head {head} row {row} (run {run}, {self.splits(kv_len)} splits) column "
+                    assert_close(where, merged[row, head * s.head_dim : (head + 1) * s.head_dim], want, tolerance)

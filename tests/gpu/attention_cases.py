@@ -1,0 +1,70 @@
+"""Attention handed out as a massive launch, and two merges behind it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from attention_inputs import AttentionInputs, Heads
+from board import Board, Memory, f32
+
+from distmk.abi import MAX_ROWS, LaunchKind, Space
+from distmk.regions import Region
+from distmk.tasks import Attention, Merge
+
+
+def attention(
+    board: Board, rank: int, error: float, heads: Heads, head_dim: int, page_size: int, norms: bool, max_len: int
+) -> None:
+    inputs = AttentionInputs(board.rng, heads, head_dim, page_size, norms, max_len)
+    s = inputs.shape
+    what = f"attention {s} {inputs.runs}"
+    qkv = board.buffer(inputs.qkv.shape[1], MAX_ROWS).at(rank)
+    caches = [board.give_all(rank, cache, "bf16", space=Space.LOCAL) for cache in inputs.caches]
+    part = board.buffer(s.num_q * s.part_cols, space=Space.LOCAL).at(rank)
+    batch = board.give_all(rank, inputs.batch, "u8", space=Space.HEAP)
+    q_norm, k_norm = (board.vector(rank, norm) for norm in inputs.norms or (None, None))
+    board.graph.add(
+        Attention(
+            rank,
+            what,
+            launch=LaunchKind.MASSIVE,
+            shape=s,
+            qkv=board.give(qkv, inputs.qkv).buffer.at(rank, 0, s.qkv_cols),
+            k_cache=caches[0],
+            v_cache=caches[1],
+            page_table=board.give_all(rank, inputs.pages, "i32", space=Space.HEAP),
+            part=part,
+            batch=batch,
+            rope=board.graph.constant(board.name("rope"), rank, inputs.rope.numpy()),
+            q_norm=q_norm,
+            k_norm=k_norm,
+            eps=1e-6,
+        )
+    )
+    _declare(board, inputs, part, caches)
+    out, cut = board.wide(rank, s.num_q * head_dim, MAX_ROWS), int(board.rng.integers(0, s.num_q))
+    board.written(out, inputs.batch.num_rows)
+    for begin, end in ((0, cut), (cut, s.num_q)):
+        if begin < end:
+            parts = part.buffer.at(rank, begin * s.part_cols, end * s.part_cols)
+            columns = out.buffer.at(rank, out.begin + begin * head_dim, out.begin + end * head_dim)
+            board.graph.add(Merge(rank, f"merge of {what}", shape=s, part=parts, out=columns, batch=batch))
+
+    def check(memory: Memory) -> None:
+        raw = np.stack([memory[cache.buffer].reshape(-1) for cache in caches])
+        held = torch.from_numpy(raw).view(torch.bfloat16).view(inputs.caches.shape)
+        inputs.check_caches(held)
+        inputs.check_parts(memory[part.buffer].reshape(-1).view(np.float32), held, error)
+        inputs.check_merged(f32(memory, out, MAX_ROWS), held, error)
+
+    board.check(rank, what, check)
+
+
+def _declare(board: Board, inputs: AttentionInputs, part: Region, caches: list[Region]) -> None:
+    """What the instances may write."""
+    for instance in inputs.instances():
+        for begin in inputs.partials_of(*instance):
+            board.written(part.buffer.at(part.rank, begin, begin + inputs.shape.part_stride))
+        for begin in inputs.appended_by(*instance):
+            for cache in caches:
+                board.written(cache.buffer.at(cache.rank, begin, begin + inputs.head_dim))

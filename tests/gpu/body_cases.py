@@ -1,0 +1,100 @@
+"""A case for every task body, shapes drawn at random."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import linear_cases as linear
+import small_cases as small
+from attention_cases import attention
+from attention_inputs import Heads
+from board import Board
+
+from distmk.abi import Epilogue
+
+
+class Sizes(NamedTuple):
+    """What is drawn from, and how exact a backend is."""
+
+    k: tuple[int, ...]
+    n: tuple[int, ...]
+    head_dims: tuple[int, ...]
+    longest: int  # sequence, in tokens
+    linear_error: float  # in proportion to the magnitudes that are added up
+    attention_error: float  # in proportion to the sum of the weights
+
+
+HOST = Sizes((1, 17, 64, 250, 576), (1, 3, 16, 29), (16, 64, 80), 150, 1e-6, 2e-5)
+# A GPU splits an activation into two halves of bf16, which leaves 2^-18 of it out, and has a faster exponential.
+CUDA = Sizes(
+    k=(1, 17, 63, 256, 257, 576, 1000, 1536, 4096, 12288),
+    n=(1, 3, 7, 15, 16, 17, 29, 48, 49, 100),
+    head_dims=(64, 80, 128, 256),
+    longest=700,
+    linear_error=8e-6,
+    attention_error=5e-5,
+)
+# SmolLM2's on two ranks, Qwen3-8B's on four, one query head a KV head, one KV head for all.
+REAL_HEADS = ((Heads(5, 3, 4), 64), (Heads(8, 4, 8), 128), (Heads(3, 1, 2), 64), (Heads(16, 16), 128))
+
+
+def add_all(board: Board, sizes: Sizes) -> None:
+    """Every body, shuffled, so that a worker's queue has all kinds in a row."""
+    cases = [*_linear(board, sizes), *_small(board), *_attention(board, sizes)]
+    for index in board.rng.permutation(len(cases)):
+        cases[index]()
+
+
+def _on_each(board: Board, case: Callable[..., None], *arguments: object) -> Callable[[], None]:
+    """A case of one rank, on all of them."""
+
+    def add() -> None:
+        for rank in range(board.num_ranks):
+            case(board, rank, *arguments)
+
+    return add
+
+
+def _linear(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
+    rng, error = board.rng, sizes.linear_error
+
+    def draws(*rows: tuple[int, int]) -> Iterator[tuple[int, int]]:
+        """(n, rows) for each range of rows; 0 rows: no batch."""
+        for low, high in rows:
+            yield int(rng.choice(sizes.n)), int(rng.integers(low, high))
+
+    for k in sizes.k:
+        for epilogue in (Epilogue.STORE, Epilogue.ADD, Epilogue.SWIGLU):
+            for n, rows in draws((0, 2), (2, 9), (9, 16), (16, 17)):
+                yield _on_each(board, linear.columns, error, epilogue, k, n, rows)
+        for n, rows in draws((0, 5), (5, 17)):
+            yield partial(linear.push, board, error, k, n, rows)
+        for n, rows in draws((0, 5), (5, 17)):
+            yield _on_each(board, linear.argmax, error, k, n, rows)
+    yield _on_each(board, linear.ties)
+
+
+def _small(board: Board) -> Iterator[Callable[[], None]]:
+    for rows in (0, 1, 5, 16):
+        yield _on_each(board, small.sum_of_blocks, rows)
+        for pushed in (False, True):
+            yield partial(small.embed, board, max(1, rows), pushed)
+    for _ in range(4):
+        yield _on_each(board, small.put_and_affine)
+        yield _on_each(board, small.put_bytes)
+    for num_tasks in (1, int(board.rng.integers(2, 40)), 132):
+        yield _on_each(board, small.sample, num_tasks)
+
+
+def _attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
+    rng, last = board.rng, (sizes.longest,)
+    for head_dim in sizes.head_dims:
+        for norms in (False, True):
+            heads = Heads(int(rng.integers(1, 9)), int(rng.integers(1, 9)), int(rng.integers(0, 9)))
+            page_size = int(rng.choice([1, 3, 16, 64]))
+            yield _on_each(board, attention, sizes.attention_error, heads, head_dim, page_size, norms, *last)
+    for heads, head_dim in REAL_HEADS:
+        if head_dim in sizes.head_dims:
+            yield _on_each(board, attention, sizes.attention_error, heads, head_dim, 16, True, *last)

@@ -1,0 +1,175 @@
+"""Linear tasks: every epilogue, with and without norm, bias and batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import reference
+import torch
+from arrays import assert_close
+from batches import decode_batch
+from board import Board, Memory, f32
+
+from distmk.abi import MAX_ROWS, Batch, Epilogue, Space
+from distmk.regions import Region
+from distmk.tasks import Linear, Sum
+from distmk.tasks.batching import CANDIDATES_BYTES
+
+CANDIDATE = np.dtype([("value", np.float32), ("token", np.int32)])
+FIRST_TOKEN = 1234
+
+
+def batch_of(board: Board, rank: int, num_rows: int) -> tuple[Region | None, Batch | None]:
+    """A row table of `num_rows` decoding sequences; 0: none, for a task of one row that knows of no batch."""
+    if not num_rows:
+        return None, None
+    batch = decode_batch(num_rows, board.rng)
+    return board.give_all(rank, batch, "u8", space=Space.HEAP), batch
+
+
+class Product:
+    """The inputs of a linear task, what it gives in float64 ([rows, n], or 2n where paired), and how far off it may be."""
+
+    def __init__(
+        self, board: Board, error: float, k: int, n: int, num_rows: int, paired: bool = False, biased: bool = True
+    ):
+        self.board, self.k, self.n, self.num_rows, self.paired = board, k, n, num_rows, paired
+        self.rows, outputs = num_rows or 1, 2 * n if paired else n
+        self.x, self.weight = torch.randn(self.rows, k), torch.randn(outputs, k).bfloat16()
+        self.norm = torch.randn(k) + 1 if board.rng.random() < 0.5 else None
+        self.bias = torch.randn(outputs) if biased and board.rng.random() < 0.5 else None
+        inputs = (self.x, self.weight, self.bias, self.norm, 1e-5)
+        self.want = reference.linear(*inputs)
+        self.tolerance = error * reference.linear_scale(*inputs) + 1e-6
+
+    @property
+    def room(self) -> int:
+        """Rows that the task's buffers have."""
+        return MAX_ROWS if self.num_rows else 1
+
+    def add(
+        self, rank: int, out: Region, epilogue: Epilogue, batch: Region | None, logits: Region | None = None
+    ) -> str:
+        """Add the task; returns its name."""
+        board, given = self.board, [name for name in ("norm", "bias") if getattr(self, name) is not None]
+        what = f"linear {epilogue.name} k={self.k} n={self.n} rows={self.num_rows or 'one'} {' '.join(given)}".strip()
+        task = Linear(
+            rank,
+            what,
+            x=board.give(board.wide(rank, self.k, self.room), self.x),
+            slab=board.matrix(rank, self.weight, self.paired),
+            out=out,
+            batch=batch,
+            norm=board.vector(rank, self.norm),
+            bias=board.vector(rank, self.bias),
+            epilogue=epilogue,
+            eps=1e-5,
+            num_ranks=board.num_ranks,
+            first_token=FIRST_TOKEN,
+            logits=logits,
+        )
+        board.graph.add(task)
+        return what
+
+
+def columns(board: Board, rank: int, error: float, epilogue: Epilogue, k: int, n: int, num_rows: int) -> None:
+    """STORE, ADD and SWIGLU: columns of every row."""
+    batch, _ = batch_of(board, rank, num_rows)
+    product = Product(board, error, k, n, num_rows, paired=epilogue is Epilogue.SWIGLU)
+    want, tolerance = product.want, product.tolerance
+    out = board.wide(rank, n, product.room)
+    if epilogue is Epilogue.ADD:
+        old = torch.randn(product.rows, n)
+        board.give(out, old)
+        want, tolerance = want + old, tolerance + 1e-6 * old.abs()
+    elif epilogue is Epilogue.SWIGLU:
+        # The derivative of silu stays within 1.1, so an error of either factor passes on in proportion.
+        (gate, up), (gate_error, up_error) = want.chunk(2, -1), tolerance.chunk(2, -1)
+        tolerance = 1.1 * gate_error * up.abs() + gate.abs() * up_error + 4e-6 * (gate * up).abs() + 1e-6
+        want = reference.swiglu(want)
+    what = product.add(rank, board.written(out, product.rows), epilogue, batch)
+
+    def check(memory: Memory) -> None:
+        assert_close("", f32(memory, out, product.rows), want, tolerance)
+
+    board.check(rank, what, check)
+
+
+def push(board: Board, error: float, k: int, n: int, num_rows: int) -> None:
+    """Every rank's block in every rank's slots, and there their sum in rank order."""
+    room = n * MAX_ROWS
+    slots = board.buffer(room * board.num_ranks, space=Space.HEAP)
+    products, what = [], ""
+    for rank in range(board.num_ranks):
+        batch, _ = batch_of(board, rank, num_rows)
+        product = Product(board, error, k, n, num_rows)
+        out = slots.at(rank, rank * room, rank * room + n * product.room)
+        what = product.add(rank, out, Epilogue.PUSH, batch)
+        products.append(product)
+    for rank in range(board.num_ranks):
+        blocks = tuple(slots.at(rank, r * room, r * room + n * product.room) for r in range(board.num_ranks))
+        for block in blocks:
+            board.written(slots.at(rank, block.begin, block.begin + product.rows * n))
+        _reduce(board, rank, f"sum of {what}", blocks, products)
+
+
+def _reduce(board: Board, rank: int, what: str, blocks: tuple[Region, ...], products: list[Product]) -> None:
+    rows, n = products[0].rows, products[0].n
+    batch, _ = batch_of(board, rank, products[0].num_rows)
+    add = bool(board.rng.integers(2))
+    old = torch.randn(rows, n) if add else torch.zeros(rows, n)
+    dst = board.wide(rank, n, products[0].room)
+    if add:
+        board.give(dst, old)
+    board.graph.add(Sum(rank, what, blocks=blocks, dst=board.written(dst, rows), batch=batch, add=add))
+
+    def check(memory: Memory) -> None:
+        total = old.clone()
+        for source, (block, product) in enumerate(zip(blocks, products, strict=True)):
+            got = f32(memory, block)[0, : rows * n].reshape(rows, n)
+            assert_close(f"block of rank {source} ", got, product.want, product.tolerance)
+            total += torch.from_numpy(got.copy())
+        # Bit for bit: float32 additions in the order of the ranks.
+        assert_close("sum ", f32(memory, dst, rows), total, 0)
+
+    board.check(rank, what, check)
+
+
+def argmax(board: Board, rank: int, error: float, k: int, n: int, num_rows: int) -> None:
+    """One candidate a sampled row, and the logits where they are kept."""
+    batch, rows_of_batch = batch_of(board, rank, num_rows)
+    product = Product(board, error, k, n, num_rows, biased=False)
+    want, tolerance = product.want, product.tolerance
+    out = board.written(board.buffer(CANDIDATES_BYTES, dtype="u8").at(rank))
+    kept = board.written(board.wide(rank, n, product.room), product.rows) if board.rng.integers(2) else None
+    what = product.add(rank, out, Epilogue.ARGMAX, batch, kept) + (" with logits" if kept else "")
+    sampled = [row for row in range(product.rows) if rows_of_batch is None or rows_of_batch.rows[row].sample]
+
+    def check(memory: Memory) -> None:
+        got = memory[out.buffer].reshape(-1).view(CANDIDATE)
+        having = [row for row in range(MAX_ROWS) if got[row]["token"] >= 0]
+        assert having == sampled, f"candidates for rows {having}, expected {sampled}"
+        for row in sampled:
+            token = int(got[row]["token"]) - FIRST_TOKEN
+            assert 0 <= token < n, f"row {row}: token {token} of {n}"
+            assert_close(f"value of row {row} ", got[row]["value"], want[row, token], tolerance[row, token])
+            lead = float(want[row].max() - want[row, token])
+            assert lead <= 2 * tolerance[row].max(), f"row {row}: token {token} is {lead} below the best"
+            if kept:
+                assert_close(f"logits of row {row} ", f32(memory, kept, product.rows)[row], want[row], tolerance[row])
+
+    board.check(rank, what, check)
+
+
+def ties(board: Board, rank: int) -> None:
+    """Of equal logits the lowest id wins."""
+    weight = torch.ones(40, 32).bfloat16()
+    weight[:23] = -1
+    out = board.written(board.buffer(CANDIDATES_BYTES, dtype="u8").at(rank))
+    x, slab = board.give_all(rank, torch.ones(1, 32), "f32"), board.matrix(rank, weight)
+    board.graph.add(Linear(rank, "linear ties", x=x, slab=slab, out=out, epilogue=Epilogue.ARGMAX, first_token=7))
+
+    def check(memory: Memory) -> None:
+        got = memory[out.buffer].reshape(-1).view(CANDIDATE)[0].item()
+        assert got == (32.0, 30), f"best of equal logits is {got}, expected (32.0, 30)"
+
+    board.check(rank, "linear ties", check)

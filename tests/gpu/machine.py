@@ -1,0 +1,59 @@
+"""What this machine can run of the GPU tests, and how their jobs are started."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import ROOT, Finished, Runner, alone, under_mpirun, under_torchrun
+
+from distmk.choices import why_no_cuda
+
+HERE = Path(__file__).resolve().parent
+LAUNCHERS = {"mpirun": under_mpirun, "torchrun": under_torchrun}
+
+
+@functools.cache
+def num_gpus() -> int:
+    if why_no_cuda():
+        return 0
+    import torch
+
+    return int(torch.cuda.device_count())
+
+
+def require(backend: str, num_ranks: int = 1) -> None:
+    """Skip the test, with the reason, where `num_ranks` ranks of `backend` cannot run."""
+    if backend == "cuda" and num_gpus() < num_ranks:
+        pytest.skip(f"needs {num_ranks} GPUs, has {num_gpus()}" + (f": {why}" if (why := why_no_cuda()) else ""))
+
+
+def on(backend: str, *values: Any, num_ranks: int = 1) -> Any:
+    """Test parameters (backend, *values), marked by the GPUs that they need."""
+    marks = [] if backend == "host" else [pytest.mark.gpu if num_ranks == 1 else pytest.mark.multigpu]
+    return pytest.param(backend, *values, marks=marks)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """What the machine's administrator set for MPI and Python holds in jobs too, and tests find their helpers."""
+    env = {name: value for name, value in os.environ.items() if name.startswith("OMPI_MCA_")}
+    paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]
+    return env | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | more
+
+
+def command(script: str, *arguments: str, num_ranks: int = 1, launcher: str = "mpirun") -> list[str]:
+    """The command of a job of this folder."""
+    start = alone if num_ranks == 1 else LAUNCHERS[launcher](num_ranks)
+    return start([sys.executable, str(HERE / script), *arguments])
+
+
+def run_job(runner: Runner, arguments: Sequence[str], **more: str) -> Finished:
+    """Run a command to its end; it must end well."""
+    done = runner.run(arguments, environment(**more))
+    assert done.status == 0, f"status {done.status}\n{done.stderr[-6000:]}"
+    return done

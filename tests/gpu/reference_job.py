@@ -1,0 +1,67 @@
+"""transformers on the weights of test_logits.py: how far off its logits and tokens the runtime's are.
+
+    python tests/gpu/reference_job.py DEVICE NAME MODEL FOLDER...
+
+A FOLDER is of one run of logits_job.py, with what it printed in `cases`. Prints a JSON object a case and folder: folder,
+prompts, launches; relative errors of the logits against float32: ours, bf16 (transformers' own run), cached (float32 but for
+a bf16 KV cache); steps, clear (steps whose best token leads by more than the error), wrong (why the tokens are, or null).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import shapes
+import tiny
+import torch
+
+Kind = Callable[[tiny.Reference, list[int]], torch.Tensor]
+KINDS: dict[str, Kind] = {
+    "bf16": lambda reference, ids: reference.bf16(ids, last=1),
+    "cached": lambda reference, ids: reference.cached(ids, last=1),
+}
+
+
+def relative(got: list[torch.Tensor], want: list[torch.Tensor]) -> float:
+    difference, scale = torch.cat(got) - torch.cat(want), torch.cat(want)
+    return float(difference.norm() / scale.norm())
+
+
+def compare(
+    reference: tiny.Reference, prompts: list[list[int]], case: dict[str, Any], ours: np.ndarray
+) -> dict[str, Any]:
+    chosen = [prompts[number] for number in case["prompts"]]
+    contexts = [prompt + tokens[:-1] for prompt, tokens in zip(chosen, case["tokens"], strict=True)]
+    exact = [reference.exact(ids, last=1) for ids in contexts]
+    got = list(torch.from_numpy(ours).to(exact[0].device).double().split(1))
+    errors = {name: relative([kind(reference, ids) for ids in contexts], exact) for name, kind in KINDS.items()}
+    steps = clear = 0
+    wrong = None
+    for number, prompt, tokens in zip(case["prompts"], chosen, case["tokens"], strict=True):
+        try:
+            walk = tiny.check_greedy(reference, prompt, tokens, f"prompt {number} of {len(prompt)} tokens")
+            steps, clear = steps + walk.steps, clear + walk.clear_steps
+        except AssertionError as error:
+            wrong = wrong or str(error)[:600]
+    found = {"prompts": case["prompts"], "launches": case["launches"], "steps": steps, "clear": clear, "wrong": wrong}
+    return found | {"ours": relative(got, exact)} | errors
+
+
+def main() -> None:
+    device, name, model = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    torch.set_float32_matmul_precision("highest")  # no TF32
+    reference = tiny.Reference.of(model, device)
+    prompts = shapes.prompts(name, shapes.vocab_size(model))
+    for folder in map(Path, sys.argv[4:]):
+        for number, line in enumerate((folder / "cases").read_text().splitlines()):
+            found = compare(reference, prompts, json.loads(line), np.load(folder / f"{number}.npy"))
+            print(json.dumps({"folder": folder.name} | found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""What a GPU cannot do is told in one line, on every rank alike, and the process ends.
+
+python -m pytest -q -rs tests/gpu/test_errors.py                 # 1 GPU, under a minute
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from faults import write_config
+from helpers import Launcher, Runner, alone, assert_one_line, under_mpirun, with_ranks
+from machine import environment, require
+
+from distmk.choices import why_no_cuda
+from distmk.config import PRESETS
+
+PROMPT = ("--load-format", "dummy", "--backend", "cuda", "--prompt-ids", "1,2,3", "--max-new-tokens", "4")
+CONFIG = dataclasses.replace(
+    PRESETS["smollm2-135m"], num_layers=1, num_heads=8, num_kv_heads=8, head_dim=256, hidden_size=128, vocab_size=300
+)
+
+
+@pytest.mark.skipif(why_no_cuda() is None, reason="there is a GPU here")
+def test_no_gpu(runner: Runner, tmp_path: Path) -> None:
+    config = write_config(CONFIG, tmp_path / "config.json")
+    for launcher in (alone, with_ranks(2)):
+        done = runner.distmk("generate", "--model", str(config), *PROMPT, launcher=launcher)
+        assert_one_line(done, "cannot run here", "--backend host")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("launcher", [with_ranks(2), under_mpirun(2)], ids=["ranks", "mpirun"])
+def test_more_ranks_than_gpus(runner: Runner, tmp_path: Path, launcher: Launcher) -> None:
+    require("cuda")
+    config = write_config(CONFIG, tmp_path / "config.json")
+    command = ("generate", "--model", str(config), "--max-model-len", "64", *PROMPT)
+    done = runner.distmk(*command, launcher=launcher, env=environment(CUDA_VISIBLE_DEVICES="0"))
+    under_launcher = launcher([]) != ["--ranks", "2"]
+    assert_one_line(done, "local rank 1 has no GPU", "1 are visible", others_may_speak=under_launcher)
+
+
+@pytest.mark.gpu
+def test_cache_too_large(runner: Runner, tmp_path: Path) -> None:
+    """A KV cache of more than a terabyte."""
+    require("cuda")
+    config = write_config(CONFIG, tmp_path / "config.json")
+    config.write_text(config.read_text().replace("200000", "10000000"))
+    done = runner.distmk("generate", "--model", str(config), "--max-model-len", "10000000", *PROMPT, env=environment())
+    assert_one_line(done, "GB free", "--max-model-len")
+
+
+@pytest.mark.gpu
+def test_too_many_workers(runner: Runner, tmp_path: Path) -> None:
+    """More blocks than the GPU can hold at once: found out after the heap was made, which is given back."""
+    require("cuda")
+    config = write_config(CONFIG, tmp_path / "config.json")
+    command = ("generate", "--model", str(config), "--max-model-len", "64", "--workers", "4000", *PROMPT)
+    assert_one_line(runner.distmk(*command, env=environment()), "4000 blocks", "use fewer workers")

@@ -1,0 +1,180 @@
+"""Ranks that die, signals that never come and users who lose patience, with ranks on GPUs; and that the GPUs work after it.
+
+    python -m pytest -q -rs tests/gpu/test_faults.py -k cuda         # 2 GPUs, about 2 minutes
+    python -m pytest -q tests/gpu/test_faults.py -k host             # the same tests on the host twin
+
+tests/runtime/test_faults.py has more of them, on the host twin alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from faults import (
+    GONE_S,
+    MAX_POSITION,
+    check_hang,
+    errors,
+    event_between,
+    generate_command,
+    pid_of,
+    wait_for_tokens,
+    write_config,
+)
+from helpers import Finished, Runner, under_mpirun, with_ranks
+from machine import environment, on, require
+
+from distmk.config import PRESETS
+from distmk.engine import GPU_MIN_SPLIT, HOST_MIN_SPLIT
+from distmk.lower import DecodeOptions, lower
+from distmk.model import build_model
+from distmk.program import compile_graph
+
+pytestmark = pytest.mark.timeout(300)
+BACKENDS = pytest.mark.parametrize("backend", [on("host"), on("cuda", num_ranks=2)])
+WORKERS = {"host": 1, "cuda": 8}
+CONFIG = dataclasses.replace(
+    PRESETS["smollm2-135m"],
+    hidden_size=384,
+    intermediate_size=512,
+    num_layers=2,
+    num_heads=6,
+    num_kv_heads=3,
+    head_dim=64,
+    vocab_size=1000,
+    tie_embeddings=False,
+    max_position=MAX_POSITION,
+)
+Command = Callable[..., list[str]]
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Command:
+    """`distmk generate` of a model that goes on for long."""
+    config = write_config(CONFIG, tmp_path / "config.json")
+
+    def make(backend: str, *more: str, tokens: int = 150_000) -> list[str]:
+        options = ("--backend", backend, "--workers", str(WORKERS[backend]), "--max-num-seqs", "2")
+        return generate_command(config, *options, *more, tokens=tokens)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def healthy() -> dict[str, str]:
+    """What a run on each backend prints that nothing happened to."""
+    return {}
+
+
+def check_usable(runner: Runner, command: Command, backend: str, healthy: dict[str, str]) -> None:
+    """Two new ranks generate what two ranks always do."""
+    done = runner.run(with_ranks(2)(command(backend, tokens=32)), environment())
+    assert done.status == 0 and len(done.stdout.split()) == 32, (done.status, done.stderr)
+    assert done.stdout == healthy.setdefault(backend, done.stdout), done.stderr
+
+
+def finish_soon(runner: Runner, process: subprocess.Popen[str]) -> Finished:
+    started = time.monotonic()
+    done = runner.finish(process)
+    assert time.monotonic() - started < GONE_S, done.stderr
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr, done.stderr
+    return done
+
+
+@BACKENDS
+def test_usable(runner: Runner, command: Command, backend: str, healthy: dict[str, str]) -> None:
+    """Comes first: what later runs are compared with, and that two runs print the same."""
+    require(backend, 2)
+    check_usable(runner, command, backend, healthy)
+    check_usable(runner, command, backend, healthy)
+
+
+@BACKENDS
+def test_killed_rank(runner: Runner, command: Command, backend: str, healthy: dict[str, str]) -> None:
+    require(backend, 2)
+    process = runner.start(with_ranks(2)(command(backend)), environment())
+    wait_for_tokens(process)
+    os.kill(pid_of(runner, 1), signal.SIGKILL)
+    done = finish_soon(runner, process)
+    assert done.status == 4 and len(errors(done)) == 1, (done.status, done.stderr)
+    assert re.match(r"distmk: rank 1\b", errors(done)[0]), done.stderr
+    runner.check_nothing_left()
+    check_usable(runner, command, backend, healthy)
+
+
+@BACKENDS
+def test_killed_rank_0(runner: Runner, command: Command, backend: str, healthy: dict[str, str]) -> None:
+    require(backend, 2)
+    process = runner.start(with_ranks(2)(command(backend)), environment())
+    wait_for_tokens(process)
+    process.kill()
+    runner.finish(process)
+    runner.check_nothing_left(GONE_S)
+    check_usable(runner, command, backend, healthy)
+
+
+@BACKENDS
+def test_killed_rank_under_mpirun(runner: Runner, command: Command, backend: str, healthy: dict[str, str]) -> None:
+    """mpirun itself ends the others; neither they nor the GPUs may be kept."""
+    require(backend, 2)
+    # MPI's own shared memory outlives a rank that is killed: keep it out of /dev/shm.
+    folder = {"OMPI_MCA_btl_sm_backing_directory": str(runner.folder)}
+    process = runner.start(under_mpirun(2)(command(backend)), environment() | folder)
+    started = pid_of(runner, 1)
+    wait_until_running(started, backend)
+    os.kill(started, signal.SIGKILL)
+    done = finish_soon(runner, process)
+    assert done.status != 0
+    runner.check_nothing_left()
+    check_usable(runner, command, backend, healthy)
+
+
+def wait_until_running(pid: int, backend: str) -> None:
+    """mpirun holds back a line that has not ended, so see whether the runtime was loaded."""
+    library, deadline = "nvshmem" if backend == "cuda" else "/host-", time.monotonic() + 60
+    while library not in Path(f"/proc/{pid}/maps").read_text():
+        assert time.monotonic() < deadline, f"{library} was not loaded"
+        time.sleep(0.05)
+    time.sleep(4 if backend == "cuda" else 1.5)
+
+
+@BACKENDS
+@pytest.mark.parametrize("consumer", ["layer0.o.reduce", "gate"])
+def test_signal_that_never_comes(
+    runner: Runner, command: Command, backend: str, healthy: dict[str, str], consumer: str
+) -> None:
+    require(backend, 2)
+    source, target = (0, 1) if consumer == "gate" else (1, 0)
+    split = GPU_MIN_SPLIT if backend == "cuda" else HOST_MIN_SPLIT
+    options = DecodeOptions(
+        2, WORKERS[backend], max_rows=2, max_model_len=4116, min_split=split, tiled=backend == "cuda"
+    )
+    program = compile_graph(lower(build_model(CONFIG), options))
+    event, waiter = event_between(program, source, target, consumer)
+    fault = {"DISTMK_FAULT_DROP_SIGNAL": f"{source},{target},{event},7"}
+    start = with_ranks(2)(command(backend, "--deadline", "2", tokens=4100))
+    done = runner.run(start, environment(**fault))
+    assert "Exception ignored" not in done.stderr, done.stderr
+    check_hang(done, target, event, waiter)
+    runner.check_nothing_left()
+    check_usable(runner, command, backend, healthy)
+
+
+@BACKENDS
+def test_interrupted(runner: Runner, command: Command, backend: str, healthy: dict[str, str]) -> None:
+    require(backend, 2)
+    process = runner.start(with_ranks(2)(command(backend)), environment())
+    wait_for_tokens(process)
+    os.killpg(process.pid, signal.SIGINT)
+    done = finish_soon(runner, process)
+    assert done.status == 130 and errors(done) == ["distmk: interrupted"], (done.status, done.stderr)
+    runner.check_nothing_left()
+    check_usable(runner, command, backend, healthy)

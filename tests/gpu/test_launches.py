@@ -1,0 +1,29 @@
+"""A generate call, prompts included, is exactly one kernel launch on every GPU, as CUPTI sees it.
+
+python -m pytest -q -rs -s tests/gpu/test_launches.py            # 1 and 2 GPUs, about 20 s each
+"""
+
+from __future__ import annotations
+
+import pytest
+from helpers import Runner
+from launches_job import CALLS
+from machine import command, on, require, run_job
+
+
+@pytest.mark.parametrize(
+    ("backend", "num_ranks"), [on("host", 1), on("host", 2), on("cuda", 1), on("cuda", 2, num_ranks=2)]
+)
+def test_one_launch_a_call(runner: Runner, backend: str, num_ranks: int) -> None:
+    require(backend, num_ranks)
+    records = run_job(runner, command("launches_job.py", backend, num_ranks=num_ranks)).objects()
+    assert len(records) == CALLS * num_ranks
+    for record in records:
+        assert record["started"] == 1, record
+        if backend == "cuda" and record["kernels"]:
+            assert record["kernels"] == ["distmk_megakernel"], record
+        elif backend == "cuda":
+            print("CUPTI recorded no kernel here; the launches that the backend asked for were counted instead")
+        if record["rank"] == 0:
+            assert [len(tokens) for tokens in record["tokens"]] == [12] * 3, record
+            assert record["tokens"] == records[0]["tokens"], "calls gave different tokens"

@@ -1,0 +1,47 @@
+"""compute-sanitizer on a tiny program: every role of the kernel runs, for a few iterations.
+
+    python -m pytest -q -rs tests/gpu/test_sanitizers.py             # 1 GPU, a minute or two a tool
+    python -m pytest -q -rs tests/gpu/test_sanitizers.py -k memcheck
+
+Needs compute-sanitizer on PATH or in CUDA_HOME/bin. racecheck and synccheck look at shared memory and barriers inside a block;
+order between blocks and GPUs is what distmk.check and the host twin under ThreadSanitizer are for.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import Runner
+from machine import HERE, environment, require
+
+FOUND = 99
+DEADLINE_S = "600"  # instrumented code is slow, and a waiter must not take that for a hang
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def sanitizer() -> str:
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    found = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=str(Path(home) / "bin"))
+    if found is None:
+        pytest.skip("no compute-sanitizer on PATH or in CUDA_HOME/bin")
+    return found
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
+def test_clean(tmp_path: Path, tool: str) -> None:
+    require("cuda")
+    runner = Runner(tmp_path, timeout_s=850)
+    # Libraries ask the driver things whose answer is an error; that is no fault of the kernel.
+    options = ["--error-exitcode", str(FOUND), "--kernel-regex", "kns=distmk_megakernel", "--report-api-errors", "no"]
+    command = [sanitizer(), "--tool", tool, *options, sys.executable, str(HERE / "tiny_job.py"), "cuda"]
+    done = runner.run(command, environment(DISTMK_DEADLINE_S=DEADLINE_S))
+    text = done.stdout + done.stderr
+    if "Device not supported" in text:
+        pytest.skip("compute-sanitizer does not support this machine")
+    assert done.status == 0, f"status {done.status}\n{text[-6000:]}"
+    assert "SUMMARY: 0 " in text and "tokens [[" in text, text[-3000:]
+    runner.check_nothing_left()

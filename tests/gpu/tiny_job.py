@@ -1,0 +1,48 @@
+"""A few tokens of a tiny model on few workers, checked against the same run on the host twin.
+
+python tests/gpu/tiny_job.py BACKEND
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import tempfile
+from pathlib import Path
+
+from faults import write_config
+
+import distmk
+from distmk.config import PRESETS
+
+PROMPTS = [[1, 2, 3], list(range(5, 45))]
+CONFIG = dataclasses.replace(
+    PRESETS["smollm2-135m"],
+    hidden_size=128,
+    intermediate_size=192,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=64,
+    vocab_size=300,
+    tie_embeddings=False,
+)
+
+
+def generate(model: Path, backend: str) -> list[list[int]]:
+    options = {"load_format": "dummy", "max_model_len": 64, "num_workers": 2, "max_num_seqs": 2}
+    with distmk.LLM(str(model), backend=backend, **options) as llm:  # type: ignore[arg-type]
+        outputs = llm.generate(PROMPTS, distmk.SamplingParams(max_tokens=4, ignore_eos=True))
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_config(CONFIG, Path(folder) / "config.json")
+        got, want = generate(model, sys.argv[1]), generate(model, "host")
+    print(f"tokens {got}, on the host twin {want}")
+    return int(got != want)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
