@@ -31,7 +31,7 @@ LAYERS = [
     ["cuda"],
     ["choices", "trace"],
     ["session"],
-    ["engine"],
+    ["engine", "doctor"],
     ["llm"],
     ["cli", "follower"],
     ["__main__"],
