@@ -6,14 +6,18 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 17073458104993427217ull;
+constexpr uint64_t ABI_HASH = 12490685995588435499ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
-constexpr uint64_t SPACE_SHIFT = 56ull;
-constexpr uint64_t MAX_ROWS = 16ull;
-constexpr uint64_t MAX_RANKS = 64ull;
-constexpr uint64_t EVENT_STRIDE_BYTES = 64ull;
-constexpr uint64_t TASK_ARGS_BYTES = 160ull;
-constexpr uint64_t NO_EVENT = 4294967295ull;
+constexpr uint32_t SPACE_SHIFT = 56u;
+constexpr uint32_t MAX_ROWS = 16u;
+constexpr uint32_t MAX_RANKS = 64u;
+constexpr uint32_t EVENT_STRIDE_BYTES = 64u;
+constexpr uint32_t TASK_ARGS_BYTES = 160u;
+constexpr uint32_t NO_EVENT = 4294967295u;
+constexpr uint32_t TILE_ROWS = 16u;
+constexpr uint32_t TILE_K = 256u;
+constexpr uint32_t ROUND_GROUPS = 3u;
+constexpr uint32_t BLOCK_TILES = 4u;
 
 enum class Space : uint32_t { NONE = 0, HEAP = 1, LOCAL = 2 };
 

@@ -20,6 +20,11 @@ MAX_RANKS = 64
 EVENT_STRIDE_BYTES = 64  # one event a cache line: counters on one line would make waiters slow each other down
 TASK_ARGS_BYTES = 160
 NO_EVENT = 0xFFFFFFFF
+# How a GPU streams weights (distmk/tiles.py, csrc/device/ring.cuh).
+TILE_ROWS = 16
+TILE_K = 256  # columns of a tile: 8 KB, the least that a bulk copy must have to be fast
+ROUND_GROUPS = 3  # groups of TILE_ROWS rows whose sums are kept at once
+BLOCK_TILES = 4  # tiles of a row that share one load of activations
 
 
 class Space(enum.IntEnum):
@@ -341,6 +346,10 @@ CONSTANTS = {
     "EVENT_STRIDE_BYTES": EVENT_STRIDE_BYTES,
     "TASK_ARGS_BYTES": TASK_ARGS_BYTES,
     "NO_EVENT": NO_EVENT,
+    "TILE_ROWS": TILE_ROWS,
+    "TILE_K": TILE_K,
+    "ROUND_GROUPS": ROUND_GROUPS,
+    "BLOCK_TILES": BLOCK_TILES,
 }
 
 

@@ -2,7 +2,8 @@
 // iteration boundaries, and never waits for an event; the consumer warps drain it as their tasks come up. From compute
 // capability 9.0 on the loader is one lane that issues bulk copies; before, a warp that copies 16 bytes a lane.
 //
-// A slab is packed in tiles of TILE_ROWS x TILE_K bf16 (fewer at the edges), a tile a stage, 16-byte chunks of a row
+// A slab is packed in tiles of TILE_ROWS x TILE_K bf16 (fewer at the edges), a tile a stage, in rounds of a few groups
+// of rows and blocks of a few columns of tiles, as they are multiplied (distmk/tiles.py); 16-byte chunks of a row are
 // exchanged by the row number so that ldmatrix meets no bank twice.
 #pragma once
 #include "abi.h"
@@ -19,13 +20,8 @@ constexpr uint32_t NUM_STAGES = 16;
 #endif
 constexpr uint32_t LOADER_LANES = BULK_COPIES ? 1 : 32;
 constexpr uint32_t STAGE_BYTES = 8192;
-constexpr uint32_t TILE_ROWS = 16;
-constexpr uint32_t TILE_K = 256;
-// A slab lies group of rows by group of rows, a group tile by tile. It is streamed in rounds of a few groups, a round
-// in blocks of columns: as many activations as fit into shared memory at any number of token rows.
-constexpr uint32_t ROUND_GROUPS = 3;  // row groups whose sums are kept in registers at once
 constexpr uint32_t ROUND_ROWS = ROUND_GROUPS * TILE_ROWS;
-constexpr uint32_t BLOCK_K = 4 * TILE_K;
+constexpr uint32_t BLOCK_K = BLOCK_TILES * TILE_K;
 // More copies in flight do not read faster, but stand in front of every store and poll of this SM.
 #ifndef IN_FLIGHT_NOW
 #define IN_FLIGHT_NOW 6
@@ -114,18 +110,19 @@ class Loader {
 
   // One slab. False: the worker has left.
   DISTMK_FN bool stream(const LinearArgs& args, const char* slab) {
-    const uint32_t rows = slab_rows(args), row_bytes = args.k_pitch * sizeof(__nv_bfloat16);
+    const uint32_t rows = slab_rows(args);
     for (uint32_t round = 0; round < rows; round += ROUND_ROWS) {
       const uint32_t round_end = min(round + ROUND_ROWS, rows);
       for (uint32_t block = 0; block < args.k_pitch; block += BLOCK_K) {
         const uint32_t block_k = min(BLOCK_K, args.k_pitch - block);
         for (uint32_t row = round; row < round_end; row += TILE_ROWS) {
           const uint32_t column_bytes = min(TILE_ROWS, rows - row) * sizeof(__nv_bfloat16);
-          const char* src = slab + uint64_t{row} * row_bytes + block * column_bytes;
           uint32_t left = block_k;
-          for (; left >= TILE_K; left -= TILE_K, src += TILE_K * column_bytes)
-            if (!copy(src, TILE_K * column_bytes)) return false;
-          if (left && !copy(src, left * column_bytes)) return false;
+          for (; left >= TILE_K; left -= TILE_K, slab += TILE_K * column_bytes)
+            if (!copy(slab, TILE_K * column_bytes)) return false;
+          if (!left) continue;
+          if (!copy(slab, left * column_bytes)) return false;
+          slab += left * column_bytes;
         }
       }
     }
