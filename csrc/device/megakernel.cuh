@@ -22,14 +22,14 @@ DISTMK_FN void stream_weights(const RankState& state) {
   const Team lanes{threadIdx.x % 32, LOADER_LANES};
   for (TaskCursor cursor;; cursor.step()) {
     while (!lanes.all(barrier_try_wait(&s.tasks.full[cursor.slot], cursor.parity)))
-      if (!lanes.all(!s.ring.leave)) return loader.drain();
+      if (!lanes.all(!s.ring.leave)) return loader.leave();
     const TaskDesc& task = s.tasks.slots[cursor.slot].desc;
     const bool streams = streams_weights(task);
     const auto args = *reinterpret_cast<const LinearArgs*>(task.args);
     lanes.sync();
     if (lanes.leader()) barrier_arrive(&s.tasks.empty[cursor.slot]);
     if (streams && !loader.stream(args, reinterpret_cast<const char*>(state.address(args.weight))))
-      return loader.drain();
+      return loader.leave();
   }
 }
 
@@ -78,7 +78,7 @@ DISTMK_FN void consume_loop(const RankState& state, uint32_t worker) {
     }
     if (listed) cursor.step();
   }
-  if (team.leader()) s.ring.leave = 1;
+  if (team.leader()) release(s.ring, s.next_stage);
 }
 
 // One thread: what all roles share.

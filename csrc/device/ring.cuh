@@ -62,14 +62,15 @@ DISTMK_FN void barrier_arrive(uint64_t* barrier) {
 
 struct Ring {
   uint64_t full[NUM_STAGES], empty[NUM_STAGES];
-  volatile uint32_t leave;  // the worker has left its loop: nothing more will be drained
+  volatile uint32_t leave;        // the worker has left its loop: nothing more will be multiplied
+  volatile uint32_t loader_left;  // nothing more will be copied
 
   DISTMK_FN void init() {
     for (uint32_t s = 0; s < NUM_STAGES; ++s) {
       barrier_init(&full[s], LOADER_LANES);
       barrier_init(&empty[s], 1);
     }
-    leave = 0;
+    leave = loader_left = 0;
     if constexpr (BULK_COPIES) asm volatile("fence.mbarrier_init.release.cluster;");
   }
 };
@@ -103,25 +104,24 @@ class Loader {
  public:
   DISTMK_FN Loader(Ring& ring, char* slots)
       : ring_(ring),
-        full_(shared_address(ring.full)),
-        empty_(shared_address(ring.empty)),
-        slots_(shared_address(slots)),
+        full_(keep(shared_address(ring.full))),
+        empty_(keep(shared_address(ring.empty))),
+        slots_(keep(shared_address(slots))),
         lanes_{threadIdx.x % 32, LOADER_LANES} {}
 
-  // One slab. False: the worker has left.
+  // One slab. False: the worker has left, which is looked for once a round: until then release() makes room.
   DISTMK_FN bool stream(const LinearArgs& args, const char* slab) {
     const uint32_t rows = slab_rows(args);
     for (uint32_t round = 0; round < rows; round += ROUND_ROWS) {
+      if (!lanes_.all(!ring_.leave)) return false;
       const uint32_t round_end = min(round + ROUND_ROWS, rows);
       for (uint32_t block = 0; block < args.k_pitch; block += BLOCK_K) {
         const uint32_t block_k = min(BLOCK_K, args.k_pitch - block);
         for (uint32_t row = round; row < round_end; row += TILE_ROWS) {
           const uint32_t column_bytes = min(TILE_ROWS, rows - row) * sizeof(__nv_bfloat16);
           uint32_t left = block_k;
-          for (; left >= TILE_K; left -= TILE_K, slab += TILE_K * column_bytes)
-            if (!copy(slab, TILE_K * column_bytes)) return false;
-          if (!left) continue;
-          if (!copy(slab, left * column_bytes)) return false;
+          for (; left >= TILE_K; left -= TILE_K, slab += TILE_K * column_bytes) copy(slab, TILE_K * column_bytes);
+          if (left) copy(slab, left * column_bytes);
           slab += left * column_bytes;
         }
       }
@@ -130,8 +130,10 @@ class Loader {
   }
 
   // Copies must have landed before their shared memory is given back.
-  DISTMK_FN void drain() {
+  DISTMK_FN void leave() {
     for (; landed_ != issued_; ++landed_) await_landing();
+    lanes_.sync();
+    if (lanes_.leader()) ring_.loader_left = 1;
   }
 
  private:
@@ -147,13 +149,19 @@ class Loader {
     oldest_.step();
   }
 
-  DISTMK_FN bool copy(const char* src, uint32_t num_bytes) {
+  // Out of the compiler's sight: it would work the address out anew for every copy.
+  static DISTMK_FN uint32_t keep(uint32_t address) {
+    asm volatile("" : "+r"(address));
+    return address;
+  }
+
+  DISTMK_FN void copy(const char* src, uint32_t num_bytes) {
     if (issued_ - landed_ == MAX_IN_FLIGHT) {
       await_landing();
       ++landed_;
     }
-    while (!lanes_.all(barrier_try_wait(empty_ + next_.slot * 8, next_.parity ^ 1)))
-      if (!lanes_.all(!ring_.leave)) return false;
+    while (!lanes_.all(barrier_try_wait(empty_ + next_.slot * 8, next_.parity ^ 1))) {
+    }
     const uint32_t full = full_ + next_.slot * 8, dst = slots_ + next_.slot * STAGE_BYTES;
     if constexpr (BULK_COPIES) {
       asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(num_bytes));
@@ -168,8 +176,17 @@ class Loader {
     }
     next_.step();
     ++issued_;
-    return true;
   }
 };
+
+// One thread of a worker that has left, from stage `next` on: makes room until the loader has noticed.
+DISTMK_FN void release(Ring& ring, uint32_t next) {
+  ring.leave = 1;
+  for (;; ++next) {
+    while (!barrier_try_wait(&ring.full[slot_of(next)], parity_of(next)))
+      if (ring.loader_left) return;
+    barrier_arrive(&ring.empty[slot_of(next)]);
+  }
+}
 
 }  // namespace distmk

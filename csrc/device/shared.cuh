@@ -30,6 +30,14 @@ struct NearRing {
   JitEntry entries[NEAR_RING_ENTRIES];
 };
 
+constexpr uint32_t NEAR_RANKS = 8;  // whose candidates the batcher has at hand; those of more are read where they lie
+
+struct PrepareCopies {
+  alignas(16) BatcherState state;
+  alignas(16) Batch batch;
+  Candidate candidates[NEAR_RANKS * MAX_ROWS];
+};
+
 struct Shared {
   char slots[NUM_STAGES * STAGE_BYTES];  // first: stages must be aligned
   char vector[VECTOR_BYTES];
@@ -43,13 +51,14 @@ struct Shared {
   NearRing near_ring;
   alignas(16) Batch batch;
   uint64_t num_batches;  // that have lain in `batch`
+  PrepareCopies prepare;
   LaunchParams params;
   ProgramHeader header;
   uint64_t heap_bases[MAX_RANKS];
 };
 
 constexpr uint32_t MAX_SHARED_BYTES = 232448;  // of a block, compute capability 9.0 and 10.0
-constexpr uint32_t STATIC_BYTES = 1024;        // of the kernel itself
+constexpr uint32_t STATIC_BYTES = 128;         // of the kernel itself
 static_assert(sizeof(Shared) + STATIC_BYTES <= MAX_SHARED_BYTES, "a worker's shared memory does not fit");
 
 extern __shared__ __align__(1024) char shared_memory[];
