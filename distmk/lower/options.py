@@ -8,6 +8,7 @@ from distmk.abi import MAX_ROWS
 from distmk.errors import UsageError
 from distmk.shard import deal
 
+MAX_SPLITS = 32  # a lane each when they are merged
 MIN_TASK_BYTES = 16384  # cutting finer costs more in events than it saves
 
 
@@ -34,6 +35,8 @@ class DecodeOptions:
             raise UsageError(f"max_num_seqs is {self.max_rows}; 1 to {MAX_ROWS} sequences can run at once")
         if self.max_model_len < 1 or self.page_size < 1 or self.max_splits < 1 or self.min_split < 1:
             raise UsageError("max_model_len, page_size, max_splits and min_split must be positive")
+        if self.page_size & (self.page_size - 1) or self.max_splits > MAX_SPLITS:
+            raise UsageError(f"page_size must be a power of two, and max_splits at most {MAX_SPLITS}")
 
     @property
     def max_pages(self) -> int:

@@ -59,13 +59,14 @@ struct Work {
   uint32_t first_head, num_heads;  // query heads of this rank that share the KV head
   uint32_t begin, end;             // positions of this split
   const int32_t* pages;
+  uint32_t page_shift;  // a page holds a power of two of positions
 
   DISTMK_FN uint32_t page_of(uint32_t position) const {
-    return static_cast<uint32_t>(__ldcg(pages + position / args.page_size));
+    return static_cast<uint32_t>(__ldcg(pages + (position >> page_shift)));
   }
   DISTMK_FN uint64_t cache_index(uint32_t position, uint32_t page) const {
-    const uint64_t line = (uint64_t{page} * args.num_kv + instance.kv_head) * args.page_size;
-    return (line + position % args.page_size) * args.head_dim;
+    const uint64_t line = (uint64_t{page} * args.num_kv + instance.kv_head) << page_shift;
+    return (line + (position & (args.page_size - 1))) * args.head_dim;
   }
   DISTMK_FN const float* qkv(uint32_t row, uint32_t head_index) const {
     return context.at<float>(args.qkv) + uint64_t{run.row_begin + row} * args.qkv_stride +
@@ -265,6 +266,7 @@ DISTMK_FN void run_instance(Context& context, const AttentionArgs& args, const B
   const auto kv_len = static_cast<uint32_t>(w.run.kv_len);
   w.begin = split_begin(kv_len, instance.split, instance.num_splits);
   w.end = split_begin(kv_len, instance.split + 1, instance.num_splits);
+  w.page_shift = 31 - __clz(static_cast<int>(args.page_size));
   w.pages = context.at<int32_t>(args.page_table) + uint64_t(w.run.slot) * args.max_pages;
 
   float* queries = reinterpret_cast<float*>(shared().vector);
@@ -300,21 +302,22 @@ DISTMK_FN void merge_row(const float* parts, uint32_t splits, uint32_t dim, floa
   constexpr uint32_t IN_FLIGHT = 8;
   const uint32_t stride = 2 + dim, lane = threadIdx.x % 32;
   float2 mine = {-INFINITY, 0};  // maximum and sum
-  if (lane < splits) mine = __ldcg(reinterpret_cast<const float2*>(parts + lane * stride));
+  if (lane < splits) mine = {__ldcg(parts + lane * stride), __ldcg(parts + lane * stride + 1)};
   float maximum = mine.x;
   for (uint32_t step = 16; step; step >>= 1) maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, step));
   float weight = mine.x > -INFINITY ? __expf(mine.x - maximum) : 0.0f;
   weight /= attention::warp_sum(mine.y * weight);
   for (uint32_t first = 0; first < dim; first += 64) {
-    const uint32_t d = first + 2 * lane;
+    const uint32_t d = first + lane;
+    const bool one = d < dim, both = d + 32 < dim;
     float2 acc = {0, 0};
     for (uint32_t begin = 0; begin < splits; begin += IN_FLIGHT) {
       float2 value[IN_FLIGHT];
 #pragma unroll
       for (uint32_t i = 0; i < IN_FLIGHT; ++i) {
         value[i] = {0, 0};
-        if (begin + i < splits && d < dim)
-          value[i] = __ldcg(reinterpret_cast<const float2*>(parts + (begin + i) * stride + 2 + d));
+        const float* part = parts + (begin + i) * stride + 2 + d;
+        if (begin + i < splits && one) value[i] = {__ldcg(part), both ? __ldcg(part + 32) : 0.0f};
       }
 #pragma unroll
       for (uint32_t i = 0; i < IN_FLIGHT; ++i) {
@@ -324,7 +327,8 @@ DISTMK_FN void merge_row(const float* parts, uint32_t splits, uint32_t dim, floa
         acc.y += value[i].y * share;
       }
     }
-    if (d < dim) *reinterpret_cast<float2*>(out + d) = acc;
+    if (one) out[d] = acc.x;
+    if (both) out[d + 32] = acc.y;
   }
 }
 

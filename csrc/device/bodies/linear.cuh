@@ -312,6 +312,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
   const Activations x = activations_of(context, args, num_rows);
   const Lane<TILES> lane(x);
   Output out{context, args, context.batch(args.batch), context.at<float>(args.bias), num_rows};
+  const uint32_t k_pitch = args.k_pitch;
   uint32_t stage_number = shared().next_stage;
   if (x.resident) stage_all(team, x);
 #pragma unroll 1
@@ -321,8 +322,8 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
     float sums[ROUND_GROUPS][TILES][4] = {};
     if (x.resident) team.sync();  // the activations are there, and the last round's sums were read
 #pragma unroll 1
-    for (uint32_t block = 0; block < args.k_pitch; block += BLOCK_K) {
-      const uint32_t block_end = min(block + BLOCK_K, args.k_pitch);
+    for (uint32_t block = 0; block < k_pitch; block += BLOCK_K) {
+      const uint32_t block_end = min(block + BLOCK_K, k_pitch);
       const uint32_t chunks = (block_end - block + TILE_K - 1) / TILE_K;
       if (!x.resident) {
         team.sync();
@@ -336,8 +337,8 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
         if (chunk < chunks) {
           const uint32_t number = stage_number + chunk, slot = slot_of(number), k = block + chunk * TILE_K;
           barrier_wait(&shared().ring.full[slot], parity_of(number));
-          multiply_tile<TILES>(shared().slots + slot * STAGE_BYTES, min(TILE_K, args.k_pitch - k),
-                               k - x.first_of(block), lane, sums[g]);
+          multiply_tile<TILES>(shared().slots + slot * STAGE_BYTES, min(TILE_K, k_pitch - k), k - x.first_of(block),
+                               lane, sums[g]);
           __syncwarp();
           if (lane_index == 0) barrier_arrive(&shared().ring.empty[slot]);
         }
@@ -367,8 +368,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
 
 }  // namespace linear
 
-DISTMK_FN void body_linear(Context& context, const LinearArgs& arguments) {
-  const LinearArgs args = arguments;  // in registers
+DISTMK_FN void body_linear(Context& context, const LinearArgs& args) {
   const Batch* batch = context.batch(args.batch);
   const uint32_t num_rows = batch ? batch->num_rows : 1;
   if (num_rows <= 4)
