@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 2435591476411723216ull;
+constexpr uint64_t ABI_HASH = 10895031368551253712ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint64_t SPACE_SHIFT = 56ull;
 constexpr uint64_t MAX_ROWS = 16ull;
@@ -17,7 +17,7 @@ constexpr uint64_t NO_EVENT = 4294967295ull;
 
 enum class Space : uint32_t { NONE = 0, HEAP = 1, LOCAL = 2 };
 
-enum class LaunchKind : uint32_t { AHEAD = 0, SINGLE = 1, MASSIVE = 2, SCHEDULER = 3 };
+enum class LaunchKind : uint32_t { AHEAD = 0, SINGLE = 1, MASSIVE = 2, SCHEDULER = 3, SPREAD = 4 };
 
 enum class Epilogue : uint32_t { STORE = 0, ADD = 1, SWIGLU = 2, PUSH = 3, ARGMAX = 4 };
 
@@ -58,7 +58,8 @@ struct TaskDesc {
   uint32_t trigger_begin;
   uint32_t order;
   uint32_t max_instances;
-  uint64_t reserved;
+  uint32_t first_worker;
+  uint32_t reserved;
   uint8_t args[160];
 };
 static_assert(sizeof(TaskDesc) == 192);
@@ -70,7 +71,8 @@ static_assert(offsetof(TaskDesc, wait_begin) == 8);
 static_assert(offsetof(TaskDesc, trigger_begin) == 12);
 static_assert(offsetof(TaskDesc, order) == 16);
 static_assert(offsetof(TaskDesc, max_instances) == 20);
-static_assert(offsetof(TaskDesc, reserved) == 24);
+static_assert(offsetof(TaskDesc, first_worker) == 24);
+static_assert(offsetof(TaskDesc, reserved) == 28);
 static_assert(offsetof(TaskDesc, args) == 32);
 
 struct Queue {

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from distmk.abi import MAX_ROWS
+from distmk.abi import MAX_ROWS, LaunchKind
 from distmk.errors import UsageError
 from distmk.shard import deal
 
+ATTENTION_LAUNCHES = {"massive": LaunchKind.MASSIVE, "spread": LaunchKind.SPREAD}
 MIN_TASK_BYTES = 16384  # cutting finer costs more in events than it saves
 
 
@@ -26,6 +28,9 @@ class DecodeOptions:
     min_split: int = 64
     keep_logits: bool = False
     tiled: bool = False  # pack matrices in tiles, as a GPU streams them
+    # How attention, split by the lengths of the moment, comes to the workers: handed out once they are known, or in every
+    # worker's list, each to take its share.
+    attention_launch: Literal["massive", "spread"] = "massive"
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1 or self.num_workers < 1:
@@ -34,6 +39,8 @@ class DecodeOptions:
             raise UsageError(f"max_num_seqs is {self.max_rows}; 1 to {MAX_ROWS} sequences can run at once")
         if self.max_model_len < 1 or self.page_size < 1 or self.max_splits < 1 or self.min_split < 1:
             raise UsageError("max_model_len, page_size, max_splits and min_split must be positive")
+        if self.attention_launch not in ATTENTION_LAUNCHES:
+            raise UsageError(f"attention_launch is {self.attention_launch!r}; expected massive or spread")
 
     @property
     def max_pages(self) -> int:
