@@ -104,7 +104,7 @@ class Worker {
   DISTMK_FN Action leave() const { return {ActionKind::LEAVE, 0, iteration_, {}}; }
 
   DISTMK_FN bool wait() {
-    if (task_.desc || !rider_) return idle_.wait(task_, iteration_);
+    if (task_.desc || !rider_ || rider_->done()) return idle_.wait(task_, iteration_);
     return idle_.wait(rider_->waiting_for(), rider_->iteration());
   }
 };
