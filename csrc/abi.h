@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 12490685995588435499ull;
+constexpr uint64_t ABI_HASH = 7147065195762312060ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -21,7 +21,7 @@ constexpr uint32_t BLOCK_TILES = 4u;
 
 enum class Space : uint32_t { NONE = 0, HEAP = 1, LOCAL = 2 };
 
-enum class LaunchKind : uint32_t { AHEAD = 0, SINGLE = 1, MASSIVE = 2, SCHEDULER = 3 };
+enum class LaunchKind : uint32_t { AHEAD = 0, SINGLE = 1, MASSIVE = 2, SCHEDULER = 3, SPREAD = 4 };
 
 enum class Epilogue : uint32_t { STORE = 0, ADD = 1, SWIGLU = 2, PUSH = 3, ARGMAX = 4 };
 
@@ -62,7 +62,8 @@ struct TaskDesc {
   uint32_t trigger_begin;
   uint32_t order;
   uint32_t max_instances;
-  uint64_t reserved;
+  uint32_t first_worker;
+  uint32_t reserved;
   uint8_t args[160];
 };
 static_assert(sizeof(TaskDesc) == 192);
@@ -74,7 +75,8 @@ static_assert(offsetof(TaskDesc, wait_begin) == 8);
 static_assert(offsetof(TaskDesc, trigger_begin) == 12);
 static_assert(offsetof(TaskDesc, order) == 16);
 static_assert(offsetof(TaskDesc, max_instances) == 20);
-static_assert(offsetof(TaskDesc, reserved) == 24);
+static_assert(offsetof(TaskDesc, first_worker) == 24);
+static_assert(offsetof(TaskDesc, reserved) == 28);
 static_assert(offsetof(TaskDesc, args) == 32);
 
 struct Queue {

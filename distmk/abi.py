@@ -42,6 +42,7 @@ class LaunchKind(enum.IntEnum):
     SINGLE = 1  # handed out by one scheduler once its events fired
     MASSIVE = 2  # its instances are shared out by all schedulers of the rank, each to its own workers
     SCHEDULER = 3  # run by scheduler 0 itself: prepares the next batch
+    SPREAD = 4  # in every worker's list: each runs its share of the instances, and fires the triggers once
 
 
 class Epilogue(enum.IntEnum):
@@ -73,7 +74,11 @@ class Trigger(ctypes.Structure):
 
 
 class TaskDesc(ctypes.Structure):
-    """One task. `order` is its place in the program's sequential order, over all ranks."""
+    """One task. `order` is its place in the program's sequential order, over all ranks.
+
+    A spread task has one descriptor, the same bytes, in every worker's list; instance 0 is `first_worker`'s, instance 1
+    the next worker's, and so on round the workers.
+    """
 
     _fields_ = [
         ("type", c_uint16),
@@ -84,7 +89,8 @@ class TaskDesc(ctypes.Structure):
         ("trigger_begin", c_uint32),
         ("order", c_uint32),
         ("max_instances", c_uint32),
-        ("reserved", c_uint64),
+        ("first_worker", c_uint32),
+        ("reserved", c_uint32),
         ("args", c_uint8 * TASK_ARGS_BYTES),
     ]
 

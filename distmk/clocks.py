@@ -22,9 +22,10 @@ Clock = npt.NDArray[np.uint16]
 
 
 class Clocks:
-    """Clocks of the nodes of tasks placed at (rank, worker), or (rank, None) where a scheduler hands the task out.
+    """Clocks of the nodes of tasks placed at (rank, worker), or (rank, None) where no one worker's queue has the task.
 
-    A handed-out task is a chain of its own in each iteration: nothing but events orders it after itself.
+    A task that is handed out or spread is a chain of its own in each iteration: nothing but events orders it after
+    itself. (What a worker runs behind its share of a spread task knows of that share; no use is made of it.)
     """
 
     def __init__(

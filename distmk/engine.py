@@ -104,14 +104,16 @@ class Engine:
         return min(int(count) for count in self.bootstrap.allgather(str(mine).encode()))
 
     def _program(self) -> Program:
+        on_gpu = self.backend_name == "cuda"
         options = DecodeOptions(
             num_ranks=self.bootstrap.world_size,
             num_workers=self.num_workers,
             max_rows=self.args.max_num_seqs,
             max_model_len=self.max_model_len,
             keep_logits=self.args.keep_logits,
-            tiled=self.backend_name == "cuda",
-            min_split=GPU_MIN_SPLIT if self.backend_name == "cuda" else HOST_MIN_SPLIT,
+            tiled=on_gpu,
+            min_split=GPU_MIN_SPLIT if on_gpu else HOST_MIN_SPLIT,
+            attention_launch="spread" if on_gpu else "massive",  # handing out costs a GPU some microseconds a layer
         )
         return proved_program(self.config, options, self.bootstrap.rank)
 

@@ -49,9 +49,13 @@ _AGE = attrgetter("age")
 Made = dict[tuple[int, tuple[int, ...]], list[Event]]  # events of a rank by their producers
 
 
-def instances_of(task: Task, num_schedulers: int) -> int:
-    """How often one trigger of `task` is fired an iteration: every scheduler answers for all of a massive launch."""
-    return task.max_instances() * num_schedulers if task.launch is LaunchKind.MASSIVE else 1
+def firings_of(task: Task, graph: Graph) -> int:
+    """How often one trigger of `task` is fired an iteration: every worker answers for its share of a spread task, every
+    scheduler for all of a massive launch.
+    """
+    if task.launch is LaunchKind.SPREAD:
+        return graph.num_workers
+    return task.max_instances() * (graph.num_schedulers or 1) if task.launch is LaunchKind.MASSIVE else 1
 
 
 def derive(graph: Graph) -> Wiring:
@@ -66,7 +70,7 @@ class _Derivation:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.num_tasks = len(graph.tasks)
-        self.instances = [instances_of(task, graph.num_schedulers or 1) for task in graph.tasks]
+        self.firings = [firings_of(task, graph) for task in graph.tasks]
         writes = [list(task.writes()) for task in graph.tasks]
         self.history = History(graph, [frozenset(region.rank for region in regions) for regions in writes])
         self.footprints: dict[tuple[Buffer, int], Footprint] = {}
@@ -102,8 +106,8 @@ class _Derivation:
             writers = footprint.read(begin, end, reading)
             if writers is not None and writers.nodes != history.gate_alone:
                 found.append(writers)
-        if node >= self.num_tasks and task.launch in (LaunchKind.SINGLE, LaunchKind.MASSIVE):
-            # Its triggers of two iterations must not mix, and no queue keeps them apart.
+        if node >= self.num_tasks and task.launch not in (LaunchKind.AHEAD, LaunchKind.SCHEDULER):
+            # Its triggers of two iterations must not mix, and no one queue keeps them apart.
             found.append(history.single(node - self.num_tasks, task.rank))
         for footprint, begin, end in self.writes[index]:
             found += footprint.write(begin, end, node)
@@ -178,7 +182,7 @@ class _Derivation:
                 if (rank, group) in made and group != producers:
                     made[key] += made[(rank, group)]
                     continue
-                count = sum([self.instances[p] for p in group])
+                count = sum([self.firings[p] for p in group])
                 spans_ranks = any([self.history.rank_of[p] != rank for p in group])
                 event = Event(rank, len(wiring.events[rank]), group, count, spans_ranks)
                 wiring.events[rank].append(event)

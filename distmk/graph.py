@@ -92,9 +92,22 @@ class Graph:
             object.__setattr__(task, "worker", turn % self.num_workers)
         elif task.worker is not None and not 0 <= task.worker < self.num_workers:
             raise UsageError(f"task {task.op} is for worker {task.worker} of {self.num_workers}")
+        if task.launch is LaunchKind.SPREAD:
+            self._check_spread(task)
         self._check_reach(task)
         self.tasks.append(task)
         return task
+
+    def _check_spread(self, task: Task) -> None:
+        """Every worker fires its triggers once, whatever its share: no push may fire them, and no stream count it."""
+        if task.worker is not None:
+            raise UsageError(f"task {task.op} is spread over all workers; give it no worker")
+        if task.streams_weights:
+            raise UsageError(f"task {task.op} streams weights, so it cannot be spread; add one task a worker instead")
+        if away := [region for region in task.writes() if region.rank != task.rank]:
+            raise UsageError(
+                f"task {task.op} on rank {task.rank} writes {away[0]}: a spread task writes its own rank only"
+            )
 
     def _check_reach(self, task: Task) -> None:
         for region in task.reads():

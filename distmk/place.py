@@ -65,7 +65,8 @@ def align(offset: int) -> int:
 
 def _ring_capacity(graph: Graph) -> int:
     """Entries of a worker's ring: what its share of the largest launch needs, within reason (a full ring only delays)."""
-    largest = max((task.max_instances() for task in graph.tasks if task.launch is not LaunchKind.AHEAD), default=1)
+    handed_out = (task for task in graph.tasks if task.launch not in (LaunchKind.AHEAD, LaunchKind.SPREAD))
+    largest = max((task.max_instances() for task in handed_out), default=1)
     share = min(-(-largest // graph.num_workers), 256)
     return 1 << max(2, (share - 1).bit_length())
 

@@ -23,7 +23,8 @@ from distmk.tasks import TASK_TYPES, Prepare, Task
 class RankProgram:
     """One rank's part: the arrays that `to_bytes` lays end to end behind the header.
 
-    `task_names[i]` and `event_names[e]` are for people; descriptors of a worker's queue are consecutive.
+    `task_names[i]` and `event_names[e]` are for people; descriptors of a worker's queue are consecutive, and those of a
+    spread task share its waits and triggers.
     """
 
     header: ProgramHeader
@@ -80,37 +81,23 @@ def compile_graph(graph: Graph) -> Program:
 
 
 def _assemble(graph: Graph, wiring: Wiring, placement: Placement, rank: int, indices: list[int]) -> RankProgram:
-    queued: list[list[int]] = [[] for _ in range(graph.num_workers)]
-    handed_out: list[int] = []
-    for index in indices:
-        task = graph.tasks[index]
-        if task.launch is LaunchKind.AHEAD and task.worker is not None:
-            queued[task.worker].append(index)
-        else:
-            handed_out.append(index)
+    queued, handed_out = _deal(graph, indices)
     order = [index for queue in queued for index in queue] + handed_out
     queues, begin = (Queue * graph.num_workers)(), 0
     for worker, queue in enumerate(queued):
         queues[worker] = Queue(begin, len(queue))
         begin += len(queue)
     launches = (ctypes.c_uint32 * len(handed_out))(*range(begin, len(order)))
+    once = dict.fromkeys(order)
     waits = [
-        Wait(event.index, event.count, lag, event.spans_ranks) for index in order for event, lag in wiring.waits[index]
+        Wait(event.index, event.count, lag, event.spans_ranks) for index in once for event, lag in wiring.waits[index]
     ]
     triggers = [
-        Trigger(event.index, event.rank, 1, event.spans_ranks) for index in order for event in wiring.triggers[index]
+        Trigger(event.index, event.rank, 1, event.spans_ranks) for index in once for event in wiring.triggers[index]
     ]
-    tasks = (TaskDesc * len(order))()
-    wait_begin = trigger_begin = 0
-    for desc, index in zip(tasks, order, strict=True):
-        _describe(desc, graph.tasks[index], placement, index)
-        desc.num_waits, desc.num_triggers = len(wiring.waits[index]), len(wiring.triggers[index])
-        desc.wait_begin, desc.trigger_begin = wait_begin, trigger_begin
-        wait_begin += desc.num_waits
-        trigger_begin += desc.num_triggers
     part = RankProgram(
         header=ProgramHeader(),
-        tasks=tasks,
+        tasks=_descriptors(graph, wiring, placement, order),
         waits=(Wait * len(waits))(*waits),
         triggers=(Trigger * len(triggers))(*triggers),
         queues=queues,
@@ -121,6 +108,44 @@ def _assemble(graph: Graph, wiring: Wiring, placement: Placement, rank: int, ind
     )
     _fill_header(part, graph, wiring, placement, rank)
     return part
+
+
+def _deal(graph: Graph, indices: list[int]) -> tuple[list[list[int]], list[int]]:
+    """The tasks in every worker's list, and those that schedulers deal with, in program order."""
+    queued: list[list[int]] = [[] for _ in range(graph.num_workers)]
+    handed_out: list[int] = []
+    for index in indices:
+        task = graph.tasks[index]
+        if task.launch is LaunchKind.SPREAD:
+            for queue in queued:
+                queue.append(index)
+        elif task.launch is LaunchKind.AHEAD and task.worker is not None:
+            queued[task.worker].append(index)
+        else:
+            handed_out.append(index)
+    return queued, handed_out
+
+
+def _descriptors(graph: Graph, wiring: Wiring, placement: Placement, order: list[int]) -> ctypes.Array[TaskDesc]:
+    """Descriptors of the tasks `order`; those of a spread task, which is in it once a worker, are the same bytes."""
+    descs = (TaskDesc * len(order))()
+    spread: dict[int, TaskDesc] = {}
+    wait_begin = trigger_begin = 0
+    for number, index in enumerate(order):
+        if index in spread:
+            descs[number] = spread[index]
+            continue
+        desc, task = descs[number], graph.tasks[index]
+        _describe(desc, task, placement, index)
+        desc.num_waits, desc.num_triggers = len(wiring.waits[index]), len(wiring.triggers[index])
+        desc.wait_begin, desc.trigger_begin = wait_begin, trigger_begin
+        wait_begin += desc.num_waits
+        trigger_begin += desc.num_triggers
+        if task.launch is LaunchKind.SPREAD:
+            # Each begins at another worker, so that the first instances of small ones do not all meet at one.
+            desc.first_worker = len(spread) % graph.num_workers
+            spread[index] = desc
+    return descs
 
 
 def _describe(desc: TaskDesc, task: Task, placement: Placement, order: int) -> None:

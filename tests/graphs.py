@@ -104,7 +104,21 @@ def handed_out(num_ranks: int, num_workers: int) -> Graph:
     return graph
 
 
-SHAPES = {f.__name__: f for f in (ring, all_reduce, push_reduce, pipeline, handed_out)}
+def spread(num_ranks: int, num_workers: int) -> Graph:
+    """Spread tasks between ahead-of-time ones of one worker after another, and before one that is handed out."""
+    graph = Graph(num_ranks, num_workers)
+    a, b, c, d = (graph.buffer(name, COLS) for name in "abcd")
+    for rank in range(num_ranks):
+        graph.add(Affine(rank, "first", src=d.at(rank), dst=a.at(rank)))
+        graph.add(Affine(rank, "spread", launch=LaunchKind.SPREAD, src=a.at(rank), dst=b.at(rank)))
+        graph.add(Affine(rank, "between", src=b.at(rank), dst=c.at(rank)))
+        graph.add(Affine(rank, "again", launch=LaunchKind.SPREAD, src=c.at(rank), dst=b.at(rank)))
+        graph.add(Affine(rank, "massive", launch=LaunchKind.MASSIVE, src=b.at(rank), dst=c.at(rank)))
+        graph.add(Put(rank, "away", src=c.at(rank), dst=d.at((rank + 1) % num_ranks)))
+    return graph
+
+
+SHAPES = {f.__name__: f for f in (ring, all_reduce, push_reduce, pipeline, handed_out, spread)}
 
 
 def _some(random_: random.Random, buffer: Buffer, rank: int, cols: int) -> Region:
@@ -127,7 +141,8 @@ def random_graph(random_: random.Random) -> Graph:
         src = _some(random_, random_.choice(every), rank, cols)
         dst = _some(random_, random_.choice(every), rank, cols)
         if choice < 0.3:
-            launch = random_.choices([LaunchKind.AHEAD, LaunchKind.SINGLE, LaunchKind.MASSIVE], [6, 2, 1])[0]
+            kinds = [LaunchKind.AHEAD, LaunchKind.SINGLE, LaunchKind.MASSIVE, LaunchKind.SPREAD]
+            launch = random_.choices(kinds, [6, 2, 1, 3])[0]
             graph.add(Affine(rank, op, worker if launch is LaunchKind.AHEAD else None, launch, src=src, dst=dst))
         elif choice < 0.6:
             to = _some(random_, random_.choice(shared), random_.randrange(num_ranks), cols)

@@ -7,6 +7,8 @@ import dataclasses
 import random
 from collections.abc import Callable
 
+from mutate_spread import SpreadMutator, same_task
+
 from distmk.abi import SPACE_SHIFT, LaunchKind, TaskDesc
 from distmk.place import Placed
 from distmk.program import Program, RankProgram, decode_args
@@ -37,6 +39,7 @@ class Mutator:
             self.move_heap_offset,
             self.swap_wait_events,
             self.drop_wait_and_count,
+            *SpreadMutator(self.program, self.random).kinds(),
         ]
         self.random.shuffle(kinds)
         return next(done for done in (kind() for kind in kinds) if done)
@@ -62,7 +65,8 @@ class Mutator:
         rank, part, desc = found
         index = desc.wait_begin + self.random.randrange(desc.num_waits)
         self._drop(part.waits, index, desc.wait_begin + desc.num_waits - 1)
-        desc.num_waits -= 1
+        for copy in same_task(part, desc):
+            copy.num_waits -= 1
         return f"drop_wait rank {rank}"
 
     def drop_back_pressure(self) -> str:
@@ -77,7 +81,8 @@ class Mutator:
             return ""
         part, desc, index = self.random.choice(found)
         self._drop(part.waits, index, desc.wait_begin + desc.num_waits - 1)
-        desc.num_waits -= 1
+        for copy in same_task(part, desc):
+            copy.num_waits -= 1
         return "drop_back_pressure"
 
     def drop_trigger(self) -> str:
@@ -87,7 +92,8 @@ class Mutator:
         rank, part, desc = found
         index = desc.trigger_begin + self.random.randrange(desc.num_triggers)
         self._drop(part.triggers, index, desc.trigger_begin + desc.num_triggers - 1)
-        desc.num_triggers -= 1
+        for copy in same_task(part, desc):
+            copy.num_triggers -= 1
         return f"drop_trigger rank {rank}"
 
     def drop_wait_and_count(self) -> str:
@@ -99,13 +105,16 @@ class Mutator:
         index = desc.trigger_begin + self.random.randrange(desc.num_triggers)
         trigger = part.triggers[index]
         event, rank, amount = trigger.event, trigger.rank, trigger.amount
-        times = desc.max_instances * part.header.num_schedulers if desc.launch == LaunchKind.MASSIVE else 1
+        copies = same_task(part, desc)
+        massive = desc.launch == LaunchKind.MASSIVE
+        times = desc.max_instances * part.header.num_schedulers if massive else len(copies)
         there = self.program.ranks[rank]
         for wait in there.waits:
             if wait.event == event and wait.count > amount * times:
                 wait.count -= amount * times
         self._drop(part.triggers, index, desc.trigger_begin + desc.num_triggers - 1)
-        desc.num_triggers -= 1
+        for copy in copies:
+            copy.num_triggers -= 1
         return f"drop_wait_and_count rank {rank} event {event}"
 
     @staticmethod

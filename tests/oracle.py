@@ -2,6 +2,9 @@
 
 Runs three iterations event by event to see whether anything gets stuck, and decides what happens before what by plain
 reachability over the unrolled program: a task starts, has read (R), has written to each rank (W), and is done.
+
+A spread task stands in every worker's queue. Where it is waited for and who waits for it is told copy by copy; what happens
+before what is told of all copies together, as of the first, and no queue orders it.
 """
 
 from __future__ import annotations
@@ -37,10 +40,12 @@ class Oracle:
         self.program = program
         self.ranks = program.ranks
         self.faults: set[str] = set()
-        self.tasks: dict[Task, Any] = {
+        self.every: dict[Task, Any] = {
             (rank, index): desc for rank, part in enumerate(self.ranks) for index, desc in enumerate(part.tasks)
         }
+        self.tasks = dict(self.every)  # of copies only the first
         self._headers()
+        self._copies()
         self._events()
         self._layout()
         if not self.faults:
@@ -56,18 +61,37 @@ class Oracle:
             if part.header.rank != rank or not same:
                 self.faults.add("header")
 
+    def _copies(self) -> None:
+        """Every worker has a spread task once, all the same one."""
+        for rank, part in enumerate(self.ranks):
+            held: dict[int, list[tuple[int, int]]] = defaultdict(list)
+            for worker, queue in enumerate(part.queues):
+                for index in range(queue.begin, queue.begin + queue.count):
+                    if part.tasks[index].launch == LaunchKind.SPREAD:
+                        held[part.tasks[index].order].append((worker, index))
+            for copies in held.values():
+                if [worker for worker, _ in copies] != list(range(part.header.num_workers)):
+                    self.faults.add("spread")
+                first = self.tasks[(rank, copies[0][1])]
+                if first.first_worker >= part.header.num_workers:
+                    self.faults.add("spread")
+                for _, index in copies[1:]:
+                    if bytes(self.tasks.pop((rank, index))) != bytes(first):
+                        self.faults.add("spread")
+
     def waits(self, task: Task) -> list[Any]:
-        desc = self.tasks[task]
+        desc = self.every[task]
         return [self.ranks[task[0]].waits[desc.wait_begin + i] for i in range(desc.num_waits)]
 
     def triggers(self, task: Task) -> list[Any]:
-        desc = self.tasks[task]
+        desc = self.every[task]
         return [self.ranks[task[0]].triggers[desc.trigger_begin + i] for i in range(desc.num_triggers)]
 
     def firings(self, task: Task) -> int:
-        desc = self.tasks[task]
-        massive = desc.launch == LaunchKind.MASSIVE
-        return int(desc.max_instances * self.ranks[0].header.num_schedulers) if massive else 1
+        desc, header = self.tasks[task], self.ranks[0].header
+        if desc.launch == LaunchKind.SPREAD:
+            return int(header.num_workers)
+        return int(desc.max_instances * header.num_schedulers) if desc.launch == LaunchKind.MASSIVE else 1
 
     def _events(self) -> None:
         self.totals: dict[Event, int] = defaultdict(int)
@@ -119,6 +143,8 @@ class Oracle:
                     self.faults.add("layout")
         for task, desc in self.tasks.items():
             self.runs[task] = list(self._runs_of(task, desc))
+            if desc.launch == LaunchKind.SPREAD and any(run[0] and run[1] != task[0] for run in self.runs[task]):
+                self.faults.add("spread")
 
     def _pieces(self, space: int, rank: int) -> list[Any]:
         return [p for p in self.program.placement.pieces if p.space == space and p.rank in (-1, rank)]
@@ -182,6 +208,8 @@ class Oracle:
             for rank, part in enumerate(self.ranks):
                 for worker, queue in enumerate(part.queues):
                     for index in range(queue.begin, queue.begin + queue.count):
+                        if self.every[(rank, index)].launch == LaunchKind.SPREAD:
+                            continue
                         if (rank, worker) in last:
                             before[((rank, index), i, "S")].append(last[(rank, worker)])
                         last[(rank, worker)] = ((rank, index), i, "D")

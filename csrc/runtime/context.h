@@ -90,7 +90,7 @@ class Context {
   const Team team;
   TaskView task;
   uint64_t iteration = 0;
-  uint32_t instance = 0;  // of a massive launch
+  uint32_t instance = 0;  // of a massive launch or a spread task
 
   DISTMK_FN Context(const RankState& state, const Team& threads) : rank_state(state), team(threads) {}
 

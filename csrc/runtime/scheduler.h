@@ -1,5 +1,6 @@
 // A scheduler hands out tasks chosen at run time. It owns the workers w with w % num_schedulers == id, decides from
-// what it sees on its own rank, and never blocks: step() does what can be done now and returns.
+// what it sees on its own rank, and never blocks: step() does what can be done now and returns. One that will never
+// have anything to do is done at once: nothing would tell the next `prepare` that it has read the row table.
 #pragma once
 #include "runtime/jit_ring.h"
 #include "runtime/splits.h"
@@ -18,7 +19,10 @@ class Scheduler {
         tracer_(state, state.program->num_workers + id),
         id_(id),
         holder_(holder) {
-    turn_to(0);
+    if (has_work())
+      turn_to(0);
+    else
+      close();
   }
 
   DISTMK_FN bool done() const { return done_; }
@@ -64,6 +68,15 @@ class Scheduler {
   uint64_t start_ns_ = 0;
   bool under_way_ = false;
   bool gate_passed_ = false;
+
+  DISTMK_FN bool has_work() const {
+    for (uint32_t launch = 0; launch < state_.program->num_launches; ++launch) {
+      const auto kind = static_cast<LaunchKind>(state_.tasks[state_.launches[launch]].launch);
+      const uint32_t whose = kind == LaunchKind::SCHEDULER ? 0 : launch % state_.program->num_schedulers;
+      if (kind == LaunchKind::MASSIVE || whose == id_) return true;
+    }
+    return false;
+  }
 
   DISTMK_FN bool runs_here() const { return task_.desc->launch == static_cast<uint16_t>(LaunchKind::SCHEDULER); }
 

@@ -1,4 +1,4 @@
-// How a just-in-time attention launch is cut: by the lengths of the moment, the same on every scheduler and task.
+// How an attention launch is cut: by the lengths of the moment, the same on every scheduler, worker and task.
 #pragma once
 #include "runtime/context.h"
 
@@ -42,7 +42,8 @@ DISTMK_FN AttentionInstance attention_instance(const AttentionArgs& args, const 
   }
 }
 
-// Instances a massive launch has this time; task types without a length of the moment have all of theirs.
+// Instances a massive launch or a spread task has this time; task types without a length of the moment have all of
+// theirs.
 DISTMK_FN uint32_t num_instances(const Context& context, const TaskDesc& task) {
   if (task.type != static_cast<uint16_t>(TaskType::ATTENTION)) return task.max_instances;
   const auto& args = *reinterpret_cast<const AttentionArgs*>(task.args);

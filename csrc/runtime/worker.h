@@ -1,5 +1,6 @@
 // A worker runs its ahead-of-time tasks in order as their events fire, and whatever arrives in its ring in between.
-// Bodies never wait, so a task that was handed out always gets its turn.
+// Bodies never wait, so a task that was handed out always gets its turn. A spread task is in every worker's list: each
+// waits for the same events, runs its share of the instances, often one or none, and then fires the triggers.
 #pragma once
 #include "runtime/scheduler.h"
 
@@ -9,10 +10,12 @@ enum class ActionKind : uint32_t { RUN, RUN_HANDED_OUT, LEAVE };
 
 struct Action {
   ActionKind kind;
-  uint32_t instance;
+  uint32_t instance;  // of a spread task: the first of this worker's share, whether or not there are so many
   uint64_t iteration;
   TaskView task;
 };
+
+DISTMK_FN bool is_spread(const TaskDesc& task) { return task.launch == static_cast<uint16_t>(LaunchKind::SPREAD); }
 
 // Decides what a worker does next.
 class Worker {
@@ -21,6 +24,7 @@ class Worker {
   DISTMK_FN Worker(const RankState& state, uint32_t worker, const Team& team, const TaskList& list,
                    const TaskHolder& holder, Scheduler* rider)
       : state_(state),
+        worker_(worker),
         team_(team),
         queue_(state.queues[worker]),
         ring_(ring_of(state, worker)),
@@ -52,7 +56,7 @@ class Worker {
       }
       if (task_.desc && waits_met(state_, task_, iteration_, team_)) {
         idle_.reset();
-        const Action action{ActionKind::RUN, 0, iteration_, task_};
+        const Action action{ActionKind::RUN, first_instance(), iteration_, task_};
         turn_to(next_ + 1);
         return action;
       }
@@ -72,6 +76,7 @@ class Worker {
 
  private:
   const RankState& state_;
+  const uint32_t worker_;
   const Team team_;
   const Queue queue_;
   const RingView ring_;
@@ -90,18 +95,27 @@ class Worker {
     task_ = entry < queue_.count ? list_.next(state_, queue_.begin + entry) : TaskView{};
   }
 
+  DISTMK_FN uint32_t first_instance() const {
+    if (!is_spread(*task_.desc)) return 0;
+    const uint32_t first = task_.desc->first_worker;
+    return worker_ >= first ? worker_ - first : worker_ + state_.program->num_workers - first;
+  }
+
   DISTMK_FN Action leave() const { return {ActionKind::LEAVE, 0, iteration_, {}}; }
 
   DISTMK_FN bool wait() {
-    if (task_.desc || !rider_) return idle_.wait(task_, iteration_);
+    if (task_.desc || !rider_ || rider_->done()) return idle_.wait(task_, iteration_);
     return idle_.wait(rider_->waiting_for(), rider_->iteration());
   }
 };
 
+// Runs what was decided: one instance of what was handed out, all of this worker's share of a spread task.
 DISTMK_FN void run_task(Context& context, const Action& action, Tracer& tracer) {
   context.begin(action.task, action.iteration, action.instance);
   const uint64_t start_ns = tracer.now();
-  run_body(context);
+  const uint32_t end = is_spread(*action.task.desc) ? num_instances(context, *action.task.desc) : action.instance + 1;
+  for (; context.instance < end; context.instance += context.rank_state.program->num_workers) run_body(context);
+  context.instance = action.instance;
   const uint64_t body_end_ns = tracer.now();
   context.finish();
   tracer.keep(context, start_ns, body_end_ns);

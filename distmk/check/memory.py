@@ -47,10 +47,14 @@ class Memory:
         """What each task touches that anybody writes, and the ranks whose memory it writes."""
         touched, targets = [], []
         for rank, part in enumerate(self.view.parts):
-            for index in range(len(part.tasks)):
-                found = self._of_task(int(self.view.first_task[rank]) + index, part.tasks[index], rank)
+            first = int(self.view.first_task[rank])
+            for task, index in enumerate(self.view.descriptors[rank].tolist(), first):
+                found = self._of_task(task, part.tasks[index], rank)
                 touched.append(found)
                 targets.append(frozenset(span.place % self.view.num_ranks for span in found if span.write))
+                if self.view.spread[task] and targets[-1] - {rank}:
+                    text = "writes to other ranks, and a push would count for a whole share"
+                    self.findings.add("spread", f"{self.view.task_name(task)} {text}")
         return touched, targets
 
     def _of_task(self, task: int, desc: Any, rank: int) -> tuple[Span, ...]:

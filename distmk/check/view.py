@@ -1,6 +1,7 @@
 """The encoded programs of all ranks as flat arrays, once their headers, sections and queues have been found sound.
 
-Tasks and events of all ranks are numbered through: rank 0's first, then rank 1's.
+Tasks and events of all ranks are numbered through: rank 0's first, then rank 1's. A spread task is one task, of which
+every worker's queue holds a copy.
 """
 
 from __future__ import annotations
@@ -39,6 +40,19 @@ def as_array(part: Any, kind: Any) -> npt.NDArray[Any]:
     """A ctypes array as a numpy one of the same fields (shares its memory)."""
     dtype: np.dtype[Any] = np.dtype(kind)
     return np.frombuffer(part, dtype) if len(part) else np.empty(0, dtype)
+
+
+def _number_tasks(descs: npt.NDArray[Any]) -> tuple[Ints, Ints]:
+    """The first descriptor of every task, and which task each descriptor is one of: spread ones of the same place in
+    the program's order are one task.
+    """
+    spread = np.flatnonzero(descs["launch"] == LaunchKind.SPREAD)
+    _, first, which = np.unique(descs["order"][spread], return_index=True, return_inverse=True)
+    is_first = descs["launch"] != LaunchKind.SPREAD
+    is_first[spread[first]] = True
+    number = np.cumsum(is_first) - 1
+    number[spread] = number[spread[first][which]]
+    return np.flatnonzero(is_first), number
 
 
 def check_headers(program: Program, findings: Findings) -> None:
@@ -97,7 +111,10 @@ def _check_placement(program: Program, findings: Findings) -> None:
 
 
 class View:
-    """Flat arrays of all ranks' tasks, waits and triggers. Build it only from headers that were found sound."""
+    """Flat arrays of all ranks' tasks, waits and triggers. Build it only from headers that were found sound.
+
+    `descriptors[rank]` says where the tasks of a rank are described, `worker` in whose queue a task is (-1: in no one's).
+    """
 
     def __init__(self, program: Program, findings: Findings) -> None:
         self.program = program
@@ -105,7 +122,9 @@ class View:
         self.num_ranks = program.num_ranks
         self.num_workers = int(self.parts[0].header.num_workers)
         self.num_schedulers = int(self.parts[0].header.num_schedulers)
-        descs = [as_array(part.tasks, TaskDesc) for part in self.parts]
+        whole = [as_array(part.tasks, TaskDesc) for part in self.parts]
+        self.descriptors, numbers = zip(*map(_number_tasks, whole), strict=True)
+        descs = [desc[kept] for desc, kept in zip(whole, self.descriptors, strict=True)]
         self.first_task = np.cumsum([0, *(len(d) for d in descs)])
         self.first_event = np.cumsum([0, *(int(part.header.num_events) for part in self.parts)])
         self.num_tasks, self.num_events = int(self.first_task[-1]), int(self.first_event[-1])
@@ -113,22 +132,28 @@ class View:
         self.event_rank: Ints = np.repeat(np.arange(self.num_ranks), np.diff(self.first_event))
         every = np.concatenate(descs)
         self.types, self.launch = every["type"].astype(np.int64), every["launch"].astype(np.int64)
+        self.spread = self.launch == LaunchKind.SPREAD
         self.max_instances = every["max_instances"].astype(np.int64)
+        self.first_worker = every["first_worker"].astype(np.int64)
         self.worker: Ints = np.full(self.num_tasks, -1)
-        self.queues: list[tuple[int, int]] = []  # the first task and the end of every worker's queue
+        self.queues: list[Ints] = []  # the tasks of every worker
         self.launches: list[list[int]] = []  # of each rank
         for rank, part in enumerate(self.parts):
-            self._read_queues(rank, part, findings)
+            number = numbers[rank] + self.first_task[rank]
+            self._check_copies(whole[rank], number, self.descriptors[rank][numbers[rank]], findings)
+            self._read_queues(rank, part, whole[rank], number, findings)
         self._check_tasks(findings)
+        self._check_spread(findings)
         self._read_waits(descs, findings)
         self._read_triggers(descs, findings)
 
-    def task_name(self, task: int) -> str:
-        """The task's name, rank and place."""
+    def task_name(self, task: int, worker: int = -1) -> str:
+        """The task's name, rank and place; with `worker`, that of its copy there."""
         rank = int(self.task_rank[task])
-        name = name_at(self.parts[rank].task_names, task - int(self.first_task[rank]), "task")
-        worker = int(self.worker[task])
-        return f"{name} (rank {rank}, {f'worker {worker}' if worker >= 0 else 'handed out'})"
+        name = name_at(self.parts[rank].task_names, int(self.descriptors[rank][task - self.first_task[rank]]), "task")
+        worker = max(worker, int(self.worker[task]))
+        elsewhere = "every worker" if self.spread[task] else "handed out"
+        return f"{name} (rank {rank}, {f'worker {worker}' if worker >= 0 else elsewhere})"
 
     def event_name(self, event: int) -> str:
         """The event's name, number and rank."""
@@ -137,7 +162,11 @@ class View:
         return f"event {index} '{name_at(self.parts[rank].event_names, index, 'event')}' of rank {rank}"
 
     def firings(self, task: int) -> int:
-        """How often a trigger of a task is fired an iteration; every scheduler answers for all of a massive launch."""
+        """How often a trigger of a task is fired an iteration: by every worker that has a share of a spread task, and
+        for all of a massive launch by every scheduler.
+        """
+        if self.spread[task]:
+            return self.num_workers
         if self.launch[task] == LaunchKind.MASSIVE:
             return int(self.max_instances[task]) * self.num_schedulers
         return 1
@@ -153,13 +182,42 @@ class View:
                 text = "is run by a scheduler: only one task of rank 0 may be, the one that prepares the next batch"
                 findings.add("task", f"{self.task_name(int(task))} {text}")
         massive = self.launch == LaunchKind.MASSIVE
-        # A task that is not massive may be of a type that could have many instances, but it runs as one.
+        # Any other task may be of a type that could have many instances, but it runs as one.
+        single = ~massive & ~self.spread
         wrong = (self.max_instances < 1) | (massive & (self.max_instances * self.num_schedulers > MAX_FIRINGS))
-        for task in np.flatnonzero(wrong | (~massive & (self.max_instances != 1))):
+        for task in np.flatnonzero(wrong | (single & (self.max_instances != 1))):
             findings.add("task", f"{self.task_name(int(task))} has {self.max_instances[task]} instances")
 
-    def _read_queues(self, rank: int, part: RankProgram, findings: Findings) -> None:
-        first, count = int(self.first_task[rank]), len(part.tasks)
+    def _check_copies(self, descs: npt.NDArray[Any], number: Ints, first: Ints, findings: Findings) -> None:
+        """Descriptors of one task are the same bytes; `first` is the first of those that each is one of."""
+        copies = np.flatnonzero(first != np.arange(len(descs)))
+        raw = descs.view(np.uint8).reshape(len(descs), descs.itemsize)
+        differ = (raw[copies] != raw[first[copies]]).any(axis=1)
+        for task in np.unique(number[copies[differ]]):
+            findings.add("spread", f"{self.task_name(int(task))} is not the same for all workers")
+
+    def _check_spread(self, findings: Findings) -> None:
+        """Every worker has a share of a spread task, once, and nothing is in the way of dealing it out."""
+        tasks = np.flatnonzero(self.spread)
+        times = np.zeros((len(tasks), self.num_workers), np.int64)
+        for place, queue in enumerate(self.queues):
+            np.add.at(times, (np.searchsorted(tasks, queue[self.spread[queue]]), place % self.num_workers), 1)
+        for row, worker in np.argwhere(times != 1):
+            text = f"is in the queue of worker {worker} {times[row, worker]} times, expected once"
+            findings.add("spread", f"{self.task_name(int(tasks[row]))} {text}")
+        for task in tasks:
+            if self.first_worker[task] >= self.num_workers:
+                text = f"begins at worker {self.first_worker[task]} of {self.num_workers}"
+                findings.add("spread", f"{self.task_name(int(task))} {text}")
+            kind = TASK_TYPES.get(int(self.types[task]))
+            if kind and kind.streams_weights:
+                findings.add("spread", f"{self.task_name(int(task))} streams weights, which a spread task must not")
+
+    def _read_queues(
+        self, rank: int, part: RankProgram, descs: npt.NDArray[Any], number: Ints, findings: Findings
+    ) -> None:
+        """`number[i]` is the task that descriptor i is one of."""
+        count = len(descs)
         queued = np.zeros(count, np.int64)
         for worker, queue in enumerate(part.queues):
             begin, end = queue.begin, queue.begin + queue.count
@@ -169,19 +227,20 @@ class View:
             if end - begin > MAX_QUEUE:
                 findings.add("queue", f"rank {rank} worker {worker} has {end - begin} tasks, over {MAX_QUEUE}")
             queued[begin:end] += 1
-            self.worker[first + begin : first + end] = worker
-            self.queues.append((first + begin, first + end))
+            self.queues.append(number[begin:end])
+            self.worker[self.queues[-1]] = worker
         handed = as_array(part.launches, ctypes.c_uint32).astype(np.int64)
         for task in handed[handed >= count]:
             findings.add("launch", f"rank {rank} hands out task {task} of {count}")
         handed = handed[handed < count]
-        self.launches.append([first + int(task) for task in handed])
+        self.launches.append([int(number[task]) for task in handed])
         launched = np.bincount(handed, minlength=count)
-        ahead = self.launch[first : first + count] == LaunchKind.AHEAD
+        ahead = np.isin(descs["launch"], (LaunchKind.AHEAD, LaunchKind.SPREAD))
+        self.worker[number[descs["launch"] == LaunchKind.SPREAD]] = -1
         for times, wanted, where in ((queued, ahead, "queues"), (launched, ~ahead, "launch lists")):
             for task in np.flatnonzero(times != wanted):
                 text = f"is in {times[task]} {where}, expected {int(wanted[task])}"
-                findings.add("queue", f"{self.task_name(first + int(task))} {text}")
+                findings.add("queue", f"{self.task_name(int(number[task]))} {text}")
 
     def _ranges(self, descs: list[npt.NDArray[Any]], what: str, findings: Findings) -> tuple[Ints, Ints]:
         """Of each wait (or trigger) that a task holds: the task, and the index among those of all ranks."""

@@ -76,7 +76,11 @@ class Signals:
 
 
 class StartOrder:
-    """What must have happened before a task can start in an iteration: the graph of tasks, events and launch points."""
+    """What must have happened before a task can start in an iteration: the graph of tasks, events and launch points.
+
+    A worker that comes to its copy of a spread task waits there until the task may start; the task is done with the last
+    of its copies. So there are nodes for its start and for every copy, and the task itself is its end.
+    """
 
     def __init__(self, view: View, signals: Signals) -> None:
         self.view = view
@@ -84,8 +88,13 @@ class StartOrder:
         self.before: list[Ints] = []
         self.after: list[Ints] = []
         num_launches = sum(len(launches) for launches in view.launches)
+        spread = np.flatnonzero(view.spread)
         self.first_launch = view.num_tasks + view.num_events
-        self.num_nodes = self.first_launch + num_launches
+        self.first_start = self.first_launch + num_launches
+        self.num_nodes = self.first_start + len(spread)  # and a node for every copy
+        self.start: Ints = np.arange(view.num_tasks)
+        self.start[spread] = np.arange(self.first_start, self.num_nodes)
+        self.spread: list[tuple[int, int]] = [(task, -1) for task in spread.tolist()]  # and worker, of these nodes
         self._add_events()
         self._add_queues()
         self._add_gates()
@@ -120,11 +129,19 @@ class StartOrder:
         counts = view.trigger_amount > 0
         self._add(view.trigger_task[counts], view.num_tasks + view.trigger_event[counts])
         same = view.wait_lag == 0
-        self._add(view.num_tasks + view.wait_event[same], view.wait_task[same])
+        self._add(view.num_tasks + view.wait_event[same], self.start[view.wait_task[same]])
 
     def _add_queues(self) -> None:
-        for begin, end in self.view.queues:
-            self._add(np.arange(begin, end - 1), np.arange(begin + 1, end))
+        view = self.view
+        for place, queue in enumerate(view.queues):
+            nodes, at = queue.copy(), np.flatnonzero(view.spread[queue])
+            tasks = queue[at]
+            copies = nodes[at] = np.arange(self.num_nodes, self.num_nodes + len(at))
+            self.num_nodes += len(at)
+            self.spread += [(task, place % view.num_workers) for task in tasks.tolist()]
+            self._add(nodes[:-1], nodes[1:])
+            self._add(self.start[tasks], copies)
+            self._add(copies, tasks)
 
     def _add_gates(self) -> None:
         view = self.view
@@ -132,7 +149,7 @@ class StartOrder:
             rank = int(view.event_rank[event])
             gated = np.arange(view.first_task[rank], view.first_task[rank + 1])
             gated = gated[gated != self.signals.opener]
-            self._add(np.full(len(gated), view.num_tasks + event), gated)
+            self._add(np.full(len(gated), view.num_tasks + event), self.start[gated])
 
     def _add_launches(self) -> None:
         """A scheduler walks its list in order: a launch point is its being handed out, which waits for no task to end.
@@ -190,5 +207,7 @@ class StartOrder:
             return view.task_name(node)
         if node < self.first_launch:
             return view.event_name(node - view.num_tasks)
+        if node >= self.first_start:
+            return view.task_name(*self.spread[node - self.first_start])
         launched = [task for launches in view.launches for task in launches]
         return f"hand out {view.task_name(launched[node - self.first_launch])}"

@@ -1,10 +1,9 @@
-"""Self-attention: qkv column-parallel, attention just in time, o row-parallel."""
+"""Self-attention: qkv column-parallel, attention split just in time, o row-parallel."""
 
 from __future__ import annotations
 
-from distmk.abi import LaunchKind
 from distmk.lower.context import Lowering
-from distmk.lower.options import cut, cut_rows
+from distmk.lower.options import ATTENTION_LAUNCHES, cut, cut_rows
 from distmk.model import SelfAttention
 from distmk.regions import Buffer, Segment, Slab
 from distmk.tasks import Attention, Linear, Merge
@@ -51,7 +50,7 @@ def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache:
         Attention(
             rank=rank,
             op=f"{op.name}.attention",
-            launch=LaunchKind.MASSIVE,
+            launch=ATTENTION_LAUNCHES[c.options.attention_launch],
             shape=shape,
             qkv=b.qkv.at(rank, 0, shape.qkv_cols),
             k_cache=k_cache.at(rank, 0, shape.cache_cols),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from distmk.abi import MAX_ROWS
+from distmk.abi import MAX_ROWS, LaunchKind
 from distmk.errors import UsageError
 from distmk.shard import deal
 
 MAX_SPLITS = 32  # a lane each when they are merged
+ATTENTION_LAUNCHES = {"massive": LaunchKind.MASSIVE, "spread": LaunchKind.SPREAD}
 MIN_TASK_BYTES = 16384  # cutting finer costs more in events than it saves
 
 
@@ -27,6 +29,9 @@ class DecodeOptions:
     min_split: int = 64
     keep_logits: bool = False
     tiled: bool = False  # pack matrices in tiles, as a GPU streams them
+    # How attention, split by the lengths of the moment, comes to the workers: handed out once they are known, or in every
+    # worker's list, each to take its share.
+    attention_launch: Literal["massive", "spread"] = "massive"
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1 or self.num_workers < 1:
@@ -37,6 +42,8 @@ class DecodeOptions:
             raise UsageError("max_model_len, page_size, max_splits and min_split must be positive")
         if self.page_size & (self.page_size - 1) or self.max_splits > MAX_SPLITS:
             raise UsageError(f"page_size must be a power of two, and max_splits at most {MAX_SPLITS}")
+        if self.attention_launch not in ATTENTION_LAUNCHES:
+            raise UsageError(f"attention_launch is {self.attention_launch!r}; expected massive or spread")
 
     @property
     def max_pages(self) -> int:

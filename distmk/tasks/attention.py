@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache: split by length, launched just in time, then merged."""
+"""Attention over the paged KV cache: split just in time by length, then merged."""
 
 from __future__ import annotations
 

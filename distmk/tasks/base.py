@@ -43,7 +43,9 @@ def access(write: bool, rank: int, operand: int, row_bytes: int, num_rows: int =
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Work for one worker of `rank`. `worker` None lets `place` choose; `op` names the operator it is part of."""
+    """Work on `rank`, for one worker unless `launch` says else. `worker` None lets the graph choose; `op` names the
+    operator it is part of.
+    """
 
     rank: int
     op: str
@@ -53,6 +55,7 @@ class Task:
     type_id: ClassVar[int]
     type_name: ClassVar[str]
     Args: ClassVar[type[ctypes.Structure]]
+    streams_weights: ClassVar[bool] = False  # a worker that has it in its list loads weights for it, once
 
     def reads(self) -> Iterable[Region]:
         return ()
@@ -65,7 +68,7 @@ class Task:
         return 0
 
     def max_instances(self) -> int:
-        """The most instances a massive launch of this task can have."""
+        """The most instances this task can have, launched massively or spread."""
         return 1
 
     def encode(self, layout: Layout) -> ctypes.Structure:

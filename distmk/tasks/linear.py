@@ -69,6 +69,7 @@ class Linear(Task):
     logits: Region | None = None
 
     Args: ClassVar[type[ctypes.Structure]] = LinearArgs
+    streams_weights: ClassVar[bool] = True
 
     def reads(self) -> Iterable[Region]:
         yield self.x

@@ -1,5 +1,5 @@
 // Stands in for the bodies: notes which instances ran, for how many iterations, and whether every worker kept its
-// order. Linked with the runtime and run_ranks in place of csrc/host/bodies; see test_runtime.py.
+// order and ran its own share of what is spread. A task is known by its place in the program's order. Linked with the runtime and run_ranks in place of csrc/host/bodies; see test_runtime.py.
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -19,23 +19,33 @@ std::map<std::pair<uint32_t, uint32_t>, uint32_t> instances;                    
 std::map<std::pair<uint32_t, uint32_t>, uint64_t> next_run;  // of (rank, worker): iteration * tasks + place in queue
 uint32_t wrong = 0;
 
+bool has_kind(const TaskDesc& desc, LaunchKind kind) { return desc.launch == static_cast<uint16_t>(kind); }
+
+// A worker runs what is in its list one after the other; of a spread task any number of instances, but only its own.
 void check_order(const Context& context, uint32_t task) {
   const RankState& state = context.rank_state;
-  for (uint32_t worker = 0; worker < state.program->num_workers; ++worker) {
+  const uint32_t num_workers = state.program->num_workers;
+  const auto is_spread = [&state](uint64_t index) { return has_kind(state.tasks[index], LaunchKind::SPREAD); };
+  for (uint32_t worker = 0; worker < num_workers; ++worker) {
     const Queue& queue = state.queues[worker];
     if (task < queue.begin || task >= queue.begin + queue.count) continue;
     uint64_t& next = next_run[{context.rank(), worker}];
-    wrong += next++ != context.iteration * queue.count + (task - queue.begin);
+    const uint64_t place = context.iteration * queue.count + (task - queue.begin);
+    while (next < place && is_spread(queue.begin + next % queue.count)) ++next;
+    const bool again = is_spread(task) && next == place + 1;
+    wrong += next != place && !again;
+    next = place + 1;
+    if (is_spread(task)) wrong += (context.task.desc->first_worker + context.instance) % num_workers != worker;
   }
 }
 
 void note(const Context& context) {
-  const auto task = context.task.index;
   const std::lock_guard lock(mutex);
-  check_order(context, task);
-  ++runs[{context.rank(), task, context.iteration}][context.instance];
-  const bool massive = context.task.desc->launch == static_cast<uint16_t>(LaunchKind::MASSIVE);
-  instances[{context.rank(), task}] = massive ? context.task.desc->max_instances : 1;
+  check_order(context, context.task.index);
+  const TaskDesc& desc = *context.task.desc;
+  ++runs[{context.rank(), desc.order, context.iteration}][context.instance];
+  const bool many = has_kind(desc, LaunchKind::MASSIVE) || has_kind(desc, LaunchKind::SPREAD);
+  instances[{context.rank(), desc.order}] = many ? desc.max_instances : 1;
 }
 
 // At exit: each instance once in each iteration.

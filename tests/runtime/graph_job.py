@@ -11,17 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ranks_in_process import tiny_config
 
 import distmk
 from distmk.abi import EVENT_STRIDE_BYTES, LaunchKind, Space
 from distmk.backend import LaunchSpec
 from distmk.errors import DistmkError
+from distmk.heap import fill_weights
 from distmk.host.backend import HostBackend
+from distmk.lower import DecodeOptions, lower
+from distmk.model import build_model
 from distmk.place import Placed
 from distmk.tasks import Affine, Put, Sum
+from distmk.weights.dummy import DummyCheckpoint
 
 COLS = 24
-AHEAD, SINGLE, MASSIVE = LaunchKind.AHEAD, LaunchKind.SINGLE, LaunchKind.MASSIVE
+AHEAD, SINGLE, MASSIVE, SPREAD = LaunchKind.AHEAD, LaunchKind.SINGLE, LaunchKind.MASSIVE, LaunchKind.SPREAD
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -152,16 +157,16 @@ def handed_out(job: Job) -> None:
         session.view("one")[:] = 1
         for _ in range(2):
             job.run(session)
-        want = [job.total * (instances if kind is MASSIVE else 1) for kind in kinds]
+        want = [job.total * (instances if kind in (MASSIVE, SPREAD) else 1) for kind in kinds]
         # Instances of one launch add to the same place at once: exact only where one worker runs them all.
-        exact = [kind is not MASSIVE or job.workers == 1 for kind in kinds]
+        exact = [kind not in (MASSIVE, SPREAD) or job.workers == 1 for kind in kinds]
         same(session.view("counts")[0][exact], np.array(want)[exact])
         if job.rank == 0:
             same(session.view("trail")[0, 0], job.total * len(kinds) * job.num_ranks)
 
 
 def launch_kinds(job: Job) -> list[LaunchKind]:
-    return [AHEAD, SINGLE, MASSIVE] * job.options.get("tasks", 3)
+    return [AHEAD, SINGLE, MASSIVE, SPREAD, SPREAD, AHEAD] * job.options.get("tasks", 3)
 
 
 def handed_out_graph(job: Job) -> distmk.Graph:
@@ -171,7 +176,7 @@ def handed_out_graph(job: Job) -> distmk.Graph:
     for rank in range(job.num_ranks):
         for i, kind in enumerate(kinds):
             count = counts.at(rank, i, i + 1)
-            times = instances if kind is MASSIVE else 1
+            times = instances if kind in (MASSIVE, SPREAD) else 1
             graph.add(
                 ManySum(rank, f"count{i}", launch=kind, blocks=(one.at(rank),), dst=count, add=True, instances=times)
             )
@@ -198,20 +203,47 @@ def traced(job: Job) -> None:
             return
         rows = trace.on_workers()
         want = [
-            (desc.order, iteration, instance)
+            (order, iteration, instance)
             for part in session.program.ranks
-            for desc in part.tasks
+            for order, kind, times in {(desc.order, desc.launch, desc.max_instances) for desc in part.tasks}
             for iteration in range(job.iterations - kept, job.iterations)
-            for instance in range(desc.max_instances if desc.launch == MASSIVE else 1)
+            # A spread task is noted once a worker, whatever its share of the instances.
+            for instance in range({MASSIVE: times, SPREAD: job.workers}.get(kind, 1))
         ]
         got = sorted(zip(*(rows[name].tolist() for name in ("order", "iteration", "instance")), strict=True))
         assert got == sorted(want), "every task of every iteration, once an instance"
-        handed = sum(task.launch is not AHEAD for task in graph.tasks)
+        handed = sum(task.launch not in (AHEAD, SPREAD) for task in graph.tasks)
         once = sum(task.launch is SINGLE for task in graph.tasks)
         by_schedulers = kept * (once + (handed - once) * (job.options.get("schedulers") or job.workers))
         assert len(trace.rows) - len(rows) == by_schedulers
         assert trace.num_dropped == (len(trace.rows) // kept) * (job.iterations - kept), trace.num_dropped
         assert len(cut.rows) == 0 and cut.num_dropped == len(trace.rows) // kept * job.iterations
+
+
+def attention_launches(job: Job) -> None:
+    """However attention comes to the workers, a model's tokens are the same, and every buffer holds the same bits."""
+    found: list[tuple[list[tuple[int, int, int]], dict[str, Any]]] = []
+    for launch in ("massive", "spread"):
+        options = DecodeOptions(
+            job.num_ranks,
+            job.workers,
+            max_rows=4,
+            max_model_len=64,
+            page_size=4,
+            min_split=4,
+            attention_launch=launch,  # type: ignore[arg-type]
+        )
+        spec = LaunchSpec(tuple((i, 3 * i) * (2 * i + 1) for i in range(7)), (5, 9, 2, 30, 8, 1, 12), ignore_eos=True)
+        with job.session(lower(build_model(tiny_config()), options)) as session:
+            fill_weights(session.program, session.backend, job.rank, DummyCheckpoint(tiny_config(), None, 5))
+            tokens = [(t.request, t.token, t.iteration) for batch in session.launch(spec) for t in batch]
+            job.bootstrap.barrier()
+            found.append((tokens, {b.name: session.view(b).copy() for b in session.program.placement.buffers}))
+    (tokens, memory), (again, other) = found
+    assert tokens == again and len(tokens) == (sum(spec.max_new) if job.rank == 0 else 0), (tokens, again)
+    for name, content in memory.items():
+        differ = np.argwhere(content.view(np.uint8) != other[name].view(np.uint8))
+        assert not len(differ), f"{name} on rank {job.rank}: {len(differ)} bytes differ, first at {differ[0].tolist()}"
 
 
 def wrong_ranks(job: Job) -> None:

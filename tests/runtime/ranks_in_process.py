@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -89,10 +90,17 @@ def tiny_config() -> ModelConfig:
     )
 
 
-def tiny_decode(num_ranks: int, num_workers: int) -> Graph:
+def tiny_decode(num_ranks: int, num_workers: int, attention_launch: Literal["massive", "spread"] = "massive") -> Graph:
     """A decode step of a Llama of two layers, whose attention splits from 4 positions on."""
     options = DecodeOptions(
-        num_ranks, num_workers, max_rows=4, max_model_len=64, page_size=4, max_splits=4, min_split=4
+        num_ranks,
+        num_workers,
+        max_rows=4,
+        max_model_len=64,
+        page_size=4,
+        max_splits=4,
+        min_split=4,
+        attention_launch=attention_launch,
     )
     return lower(build_model(tiny_config()), options)
 

@@ -78,6 +78,11 @@ def test_launches_at_run_time(
     assert_done(run_job(tmp_path, "handed_out", ranks, iterations=60, **options))
 
 
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (1, 3), (2, 2), (3, 1), (3, 4)])
+def test_attention_is_the_same_however_launched(tmp_path: Path, ranks: int, workers: int) -> None:
+    assert_done(run_job(tmp_path, "attention_launches", ranks, workers=workers))
+
+
 def test_session_refuses(tmp_path: Path) -> None:
     text = "UsageError: the graph is for 3 ranks, but 2 were started; start as many ranks as the graph has"
     assert run_job(tmp_path, "wrong_ranks", 2, graph_ranks=3) == [text, text]
@@ -100,11 +105,12 @@ def counting_tool() -> Path:
 def launches(num_ranks: int, num_workers: int, num_schedulers: int, instances: int) -> Graph:
     graph = Graph(num_ranks, num_workers, num_schedulers)
     one = graph.buffer("one", 1)
-    kinds = (LaunchKind.MASSIVE, LaunchKind.AHEAD, LaunchKind.SINGLE, LaunchKind.MASSIVE, LaunchKind.SINGLE)
+    ahead, single, massive, spread = LaunchKind.AHEAD, LaunchKind.SINGLE, LaunchKind.MASSIVE, LaunchKind.SPREAD
+    kinds = (massive, ahead, single, massive, single, spread, ahead, spread, spread, massive)
     for rank in range(num_ranks):
         for number, kind in enumerate(kinds):
             dst = graph.buffer(f"dst{number}.{rank}", 1)
-            times = instances * (number + 1) if kind is LaunchKind.MASSIVE else 1
+            times = instances * (number + 1) if kind in (massive, spread) else 1
             blocks = (one.at(rank),)
             graph.add(ManySum(rank, f"t{number}", launch=kind, blocks=blocks, dst=dst.at(rank), instances=times))
             graph.add(Affine(rank, f"use{number}", src=dst.at(rank), dst=dst.at(rank)))
@@ -113,16 +119,17 @@ def launches(num_ranks: int, num_workers: int, num_schedulers: int, instances: i
 
 @pytest.mark.parametrize("options", [(), ("--ride",), ("--delay", "100,1,1")], ids=["threads", "riding", "far"])
 def test_every_instance_runs_once(options: tuple[str, ...], tmp_path: Path) -> None:
-    """Also with more instances than a ring has room for, and in the order of every worker's queue."""
+    """Also with more instances than a ring has room for, or fewer than workers share them out, and in the order of every
+    worker's queue."""
     binary = counting_tool()
-    for size in ((1, 1, 1, 3), (2, 3, 2, 300), (3, 2, 2, 4), (1, 4, 1, 50)):
+    for size in ((1, 1, 1, 3), (2, 3, 2, 300), (3, 2, 2, 4), (1, 4, 1, 50), (1, 17, 1, 1)):
         program = compile_graph(launches(*size))
         for part in program.ranks:
             part.header.jit_capacity = min(4, part.header.jit_capacity)
         done = run_ranks(binary, program, tmp_path, *options, iterations=25)
         assert done.returncode == 0, done.stdout
         found = re.search(r"(\d+) launches of (\d+) tasks, (\d+) wrong", done.stdout)
-        assert found and [int(n) for n in found.groups()] == [size[0] * 10 * 25, size[0] * 10, 0], done.stdout
+        assert found and [int(n) for n in found.groups()] == [size[0] * 20 * 25, size[0] * 20, 0], done.stdout
 
 
 def test_counting_notices_a_wrong_launch(tmp_path: Path) -> None:

@@ -20,12 +20,15 @@ DELAY = ("--delay", "300,1,7")
 SIZES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]
 
 
-@pytest.fixture(scope="module", params=SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+DECODES = [(*size, launch) for launch in ("massive", "spread") for size in SIZES if launch == "massive" or size[1] > 1]
+
+
+@pytest.fixture(scope="module", params=DECODES, ids=lambda decode: "{}x{}-{}".format(*decode))
 def decode(request: pytest.FixtureRequest) -> Program:
     return compile_graph(tiny_decode(*request.param))
 
 
-@pytest.mark.parametrize("shape", ["ring", "all_reduce", "pipeline", "handed_out"])
+@pytest.mark.parametrize("shape", ["ring", "all_reduce", "pipeline", "handed_out", "spread"])
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
 def test_small_graphs(sanitizer: str, shape: str, tmp_path: Path) -> None:
     for num_ranks, num_workers in ((1, 2), (2, 1), (3, 2), (4, 1)):
@@ -36,7 +39,7 @@ def test_small_graphs(sanitizer: str, shape: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
 def test_decode(sanitizer: str, decode: Program, tmp_path: Path) -> None:
-    """Prompts in chunks, admission and release of sequences, attention handed out as the batch needs."""
+    """Prompts in chunks, admission and release of sequences, attention handed out or shared out as the batch needs."""
     for options in PLACES:
         assert_clean(run_ranks(tool(sanitizer), decode, tmp_path, *options), decode.num_ranks)
 
@@ -97,7 +100,14 @@ def assert_reported(program: Program, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "rank", "op"),
-    [("ring", 1, "scale"), ("all_reduce", 0, "sum1"), ("pipeline", 0, "stage0"), ("handed_out", 0, "massive")],
+    [
+        ("ring", 1, "scale"),
+        ("all_reduce", 0, "sum1"),
+        ("pipeline", 0, "stage0"),
+        ("handed_out", 0, "massive"),
+        ("spread", 0, "massive"),
+        ("spread", 1, "between"),
+    ],
 )
 def test_dropped_wait_is_reported(shape: str, rank: int, op: str, tmp_path: Path) -> None:
     program = compile_graph(graphs.SHAPES[shape](2, 2))
@@ -105,8 +115,8 @@ def test_dropped_wait_is_reported(shape: str, rank: int, op: str, tmp_path: Path
     assert_reported(program, tmp_path)
 
 
-@pytest.mark.parametrize("op", ["layer0.down.reduce", "layer1.merge"])
+@pytest.mark.parametrize("op", ["layer0.down.reduce", "layer1.merge", "layer1.attention"])
 def test_dropped_wait_in_decode_is_reported(op: str, tmp_path: Path) -> None:
-    program = compile_graph(tiny_decode(2, 2))
+    program = compile_graph(tiny_decode(2, 2, "spread" if op == "layer1.attention" else "massive"))
     drop_waits(program, 1, op)
     assert_reported(program, tmp_path)
