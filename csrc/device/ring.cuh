@@ -52,10 +52,19 @@ DISTMK_FN bool barrier_try_wait(uint32_t barrier, uint32_t parity) {
 DISTMK_FN bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
   return barrier_try_wait(shared_address(barrier), parity);
 }
-DISTMK_FN void barrier_wait(uint64_t* barrier, uint32_t parity) {
-  while (!barrier_try_wait(barrier, parity)) {
-  }
+// The loop is the assembler's: the compiler would give way to other warps in each round of its own.
+DISTMK_FN void barrier_wait(uint32_t barrier, uint32_t parity) {
+  if constexpr (BULK_COPIES)
+    asm volatile(
+        "{ .reg .pred p; again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @p bra done; bra again; done: }" ::"r"(
+            barrier),
+        "r"(parity)
+        : "memory");
+  else
+    while (!barrier_try_wait(barrier, parity)) {
+    }
 }
+DISTMK_FN void barrier_wait(uint64_t* barrier, uint32_t parity) { barrier_wait(shared_address(barrier), parity); }
 DISTMK_FN void barrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
@@ -144,8 +153,7 @@ class Loader {
   RingPlace next_, oldest_;  // of the next copy, and of the oldest in flight
 
   DISTMK_FN void await_landing() {
-    while (!barrier_try_wait(full_ + oldest_.slot * 8, oldest_.parity)) {
-    }
+    barrier_wait(full_ + oldest_.slot * 8, oldest_.parity);
     oldest_.step();
   }
 
@@ -160,8 +168,8 @@ class Loader {
       await_landing();
       ++landed_;
     }
-    while (!lanes_.all(barrier_try_wait(empty_ + next_.slot * 8, next_.parity ^ 1))) {
-    }
+    barrier_wait(empty_ + next_.slot * 8, next_.parity ^ 1);
+    lanes_.sync();
     const uint32_t full = full_ + next_.slot * 8, dst = slots_ + next_.slot * STAGE_BYTES;
     if constexpr (BULK_COPIES) {
       asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(num_bytes));
