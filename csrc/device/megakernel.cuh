@@ -37,12 +37,12 @@ DISTMK_ROLE stream_weights(const RankState& state) {
   }
 }
 
-DISTMK_ROLE schedule_loop(const RankState& state, uint32_t id, const Team& warp, TaskSlot* slots) {
+DISTMK_ROLE schedule_loop(const RankState& state, uint32_t id, const Team warp, TaskSlot* slots) {
   Scheduler scheduler(state, id, warp, TaskHolder(slots));
   run_scheduler(state, id, warp, scheduler);
 }
 
-DISTMK_ROLE wait_loop(const RankState& state, uint32_t worker, const Team& warp) {
+DISTMK_ROLE wait_loop(const RankState& state, uint32_t worker, const Team warp) {
   Shared& s = shared();
   Worker decide(state, worker, warp, TaskList(s.tasks, s.batch, s.num_batches), TaskHolder(s.handed_out), nullptr);
   for (uint32_t n = 0;; ++n) {
@@ -72,6 +72,7 @@ DISTMK_FN void consume_loop(const RankState& state, uint32_t worker) {
     const Action& action = s.handoff.action[n % 2];
     if (action.kind == ActionKind::LEAVE) break;
     run_task(context, action, tracer);
+    if (team.leader()) s.ring.hold = 0;
     const bool listed = action.kind == ActionKind::RUN;
     __syncwarp();
     if (threadIdx.x % 32 == 0) {

@@ -65,6 +65,13 @@ DISTMK_FN void barrier_wait(uint32_t barrier, uint32_t parity) {
     }
 }
 DISTMK_FN void barrier_wait(uint64_t* barrier, uint32_t parity) { barrier_wait(shared_address(barrier), parity); }
+// While a flag of the worker's is up.
+DISTMK_FN void wait_while(uint32_t flag) {
+  asm volatile(
+      "{ .reg .pred p; .reg .u32 v; again: ld.volatile.shared.u32 v, [%0]; setp.ne.u32 p, v, 0; @p bra again; }" ::"r"(
+          flag)
+      : "memory");
+}
 DISTMK_FN void barrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
@@ -73,13 +80,16 @@ struct Ring {
   uint64_t full[NUM_STAGES], empty[NUM_STAGES];
   volatile uint32_t leave;        // the worker has left its loop: nothing more will be multiplied
   volatile uint32_t loader_left;  // nothing more will be copied
+  // The worker is about to signal, which takes until every copy in flight has landed: copy nothing new. What waits for
+  // the signal is worth more than the ring's being full a little sooner.
+  volatile uint32_t hold;
 
   DISTMK_FN void init() {
     for (uint32_t s = 0; s < NUM_STAGES; ++s) {
       barrier_init(&full[s], LOADER_LANES);
       barrier_init(&empty[s], 1);
     }
-    leave = loader_left = 0;
+    leave = loader_left = hold = 0;
     if constexpr (BULK_COPIES) asm volatile("fence.mbarrier_init.release.cluster;");
   }
 };
@@ -116,6 +126,7 @@ class Loader {
         full_(keep(shared_address(ring.full))),
         empty_(keep(shared_address(ring.empty))),
         slots_(keep(shared_address(slots))),
+        hold_(keep(shared_address(const_cast<const uint32_t*>(&ring.hold)))),
         lanes_{threadIdx.x % 32, LOADER_LANES} {}
 
   // One slab. False: the worker has left, which is looked for once a round: until then release() makes room.
@@ -147,7 +158,7 @@ class Loader {
 
  private:
   Ring& ring_;
-  const uint32_t full_, empty_, slots_;
+  const uint32_t full_, empty_, slots_, hold_;
   const Team lanes_;
   uint32_t issued_ = 0, landed_ = 0;
   RingPlace next_, oldest_;  // of the next copy, and of the oldest in flight
@@ -170,6 +181,7 @@ class Loader {
     }
     barrier_wait(empty_ + next_.slot * 8, next_.parity ^ 1);
     lanes_.sync();
+    wait_while(hold_);
     const uint32_t full = full_ + next_.slot * 8, dst = slots_ + next_.slot * STAGE_BYTES;
     if constexpr (BULK_COPIES) {
       asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(num_bytes));

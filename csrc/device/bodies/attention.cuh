@@ -125,12 +125,15 @@ DISTMK_FN void unpack(const uint4& packed, float (&values)[ELEMENTS]) {
 struct Partial {
   float maximum, sum, acc[ELEMENTS];
 
-  DISTMK_FN void add(float score, const float (&v)[ELEMENTS]) {
-    const float higher = fmaxf(maximum, score), keep = __expf(maximum - higher), weight = __expf(score - higher);
+  // Two more positions; a score of minus infinity is one that is not seen.
+  DISTMK_FN void add(float score0, float score1, const float (&v0)[ELEMENTS], const float (&v1)[ELEMENTS]) {
+    const float higher = fmaxf(maximum, fmaxf(score0, score1));
+    if (higher == -INFINITY) return;
+    const float keep = __expf(maximum - higher), weight0 = __expf(score0 - higher), weight1 = __expf(score1 - higher);
     maximum = higher;
-    sum = sum * keep + weight;
+    sum = sum * keep + (weight0 + weight1);
 #pragma unroll
-    for (uint32_t e = 0; e < ELEMENTS; ++e) acc[e] = acc[e] * keep + weight * v[e];
+    for (uint32_t e = 0; e < ELEMENTS; ++e) acc[e] = acc[e] * keep + (weight0 * v0[e] + weight1 * v1[e]);
   }
 
   // With the partial of the lane `step` away, which holds the same elements of other positions.
@@ -165,14 +168,11 @@ DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t count, const
   const bool here = first_element < dim;
   const auto* k_cache = w.context.at<__nv_bfloat16>(w.args.k_cache) + first_element;
   const auto* v_cache = w.context.at<__nv_bfloat16>(w.args.v_cache) + first_element;
-  float q[QUERIES][ELEMENTS];
   uint32_t last[QUERIES];  // position that a query may still see
 #pragma unroll
   for (uint32_t i = 0; i < QUERIES; ++i) {
     part[i] = {-INFINITY, 0, {}};
     last[i] = w.first_new() + (first_query + i) / w.num_heads;
-#pragma unroll
-    for (uint32_t e = 0; e < ELEMENTS; ++e) q[i][e] = here && i < count ? queries[i * dim + first_element + e] : 0.0f;
   }
   // Every lane goes round as often as its warp's first, for the shuffles.
   const uint32_t warp_first = threadIdx.x / 32 * (32 / lanes);
@@ -189,24 +189,37 @@ DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t count, const
     }
     pages.look_up(w, base + num_groups * AHEAD + group, num_groups);
 #pragma unroll
-    for (uint32_t a = 0; a < AHEAD; ++a) {
+    for (uint32_t a = 0; a < AHEAD; a += 2) {
       if (base + a * num_groups + warp_first >= w.end) break;
       const uint32_t position = base + a * num_groups + group;
-      float values[ELEMENTS], scores[QUERIES];
-      unpack(k[a], values);
+      float first[ELEMENTS], second[ELEMENTS], scores[QUERIES][2];
+      unpack(k[a], first);
+      unpack(k[a + 1], second);
 #pragma unroll
       for (uint32_t i = 0; i < QUERIES; ++i) {
-        scores[i] = 0;
+        // Behind the last query there is room, of which nobody reads the sums; lanes behind the head add zeros.
+        const float* q = queries + i * dim + (here ? first_element : 0);
+        scores[i][0] = scores[i][1] = 0;
 #pragma unroll
-        for (uint32_t e = 0; e < ELEMENTS; ++e) scores[i] += q[i][e] * values[e];
+        for (uint32_t e = 0; e < ELEMENTS; ++e) {
+          scores[i][0] += q[e] * first[e];
+          scores[i][1] += q[e] * second[e];
+        }
       }
       for (uint32_t step = lanes / 2; step; step >>= 1)
 #pragma unroll
-        for (uint32_t i = 0; i < QUERIES; ++i) scores[i] += __shfl_xor_sync(~0u, scores[i], step);
-      unpack(v[a], values);
+        for (uint32_t i = 0; i < QUERIES; ++i) {
+          scores[i][0] += __shfl_xor_sync(~0u, scores[i][0], step);
+          scores[i][1] += __shfl_xor_sync(~0u, scores[i][1], step);
+        }
+      unpack(v[a], first);
+      unpack(v[a + 1], second);
 #pragma unroll
-      for (uint32_t i = 0; i < QUERIES; ++i)
-        if (position < w.end && position <= last[i]) part[i].add(scores[i], values);
+      for (uint32_t i = 0; i < QUERIES; ++i) {
+        const uint32_t seen_end = min(w.end, last[i] + 1);
+        part[i].add(position < seen_end ? scores[i][0] : -INFINITY,
+                    position + num_groups < seen_end ? scores[i][1] : -INFINITY, first, second);
+      }
     }
   }
   for (uint32_t step = lanes; step < 32; step <<= 1)

@@ -67,7 +67,7 @@ constexpr uint32_t IN_FLIGHT = 4;              // pieces: each takes a trip to t
 
 // Brings [k0, k1) of all rows into shared memory; `add_squares`: adds up their squares too. Any number of rows, any
 // alignment.
-static __device__ __noinline__ void stage_any(const Team& team, const Activations& a, uint32_t k0, uint32_t k1,
+static __device__ __noinline__ void stage_any(const Team team, const Activations a, uint32_t k0, uint32_t k1,
                                               bool add_squares) {
   const bool aligned = (reinterpret_cast<uint64_t>(a.x) | reinterpret_cast<uint64_t>(a.norm)) % 16 == 0 &&
                        (a.num_rows == 1 || a.x_stride % 4 == 0);
@@ -357,6 +357,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
       }
     }
     team.sync();
+    if (team.leader() && round + ROUND_GROUPS >= groups) shared().ring.hold = 1;  // until this task has signalled
     dealt.finish(out);
   }
   if (args.epilogue == static_cast<uint32_t>(Epilogue::ARGMAX)) {
