@@ -6,14 +6,18 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 10895031368551253712ull;
+constexpr uint64_t ABI_HASH = 7147065195762312060ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
-constexpr uint64_t SPACE_SHIFT = 56ull;
-constexpr uint64_t MAX_ROWS = 16ull;
-constexpr uint64_t MAX_RANKS = 64ull;
-constexpr uint64_t EVENT_STRIDE_BYTES = 64ull;
-constexpr uint64_t TASK_ARGS_BYTES = 160ull;
-constexpr uint64_t NO_EVENT = 4294967295ull;
+constexpr uint32_t SPACE_SHIFT = 56u;
+constexpr uint32_t MAX_ROWS = 16u;
+constexpr uint32_t MAX_RANKS = 64u;
+constexpr uint32_t EVENT_STRIDE_BYTES = 64u;
+constexpr uint32_t TASK_ARGS_BYTES = 160u;
+constexpr uint32_t NO_EVENT = 4294967295u;
+constexpr uint32_t TILE_ROWS = 16u;
+constexpr uint32_t TILE_K = 256u;
+constexpr uint32_t ROUND_GROUPS = 3u;
+constexpr uint32_t BLOCK_TILES = 4u;
 
 enum class Space : uint32_t { NONE = 0, HEAP = 1, LOCAL = 2 };
 
@@ -255,7 +259,7 @@ struct TraceEntry {
   uint32_t task;
   uint32_t iteration;
   uint32_t instance;
-  uint32_t reserved;
+  uint32_t finish_ns;
   uint64_t start_ns;
   uint64_t end_ns;
 };
@@ -263,7 +267,7 @@ static_assert(sizeof(TraceEntry) == 32);
 static_assert(offsetof(TraceEntry, task) == 0);
 static_assert(offsetof(TraceEntry, iteration) == 4);
 static_assert(offsetof(TraceEntry, instance) == 8);
-static_assert(offsetof(TraceEntry, reserved) == 12);
+static_assert(offsetof(TraceEntry, finish_ns) == 12);
 static_assert(offsetof(TraceEntry, start_ns) == 16);
 static_assert(offsetof(TraceEntry, end_ns) == 24);
 

@@ -20,6 +20,11 @@ MAX_RANKS = 64
 EVENT_STRIDE_BYTES = 64  # one event a cache line: counters on one line would make waiters slow each other down
 TASK_ARGS_BYTES = 160
 NO_EVENT = 0xFFFFFFFF
+# How a GPU streams weights (distmk/tiles.py, csrc/device/ring.cuh).
+TILE_ROWS = 16
+TILE_K = 256  # columns of a tile: 8 KB, the least that a bulk copy must have to be fast
+ROUND_GROUPS = 3  # groups of TILE_ROWS rows whose sums are kept at once
+BLOCK_TILES = 4  # tiles of a row that share one load of activations
 
 
 class Space(enum.IntEnum):
@@ -220,14 +225,15 @@ class Fault(ctypes.Structure):
 class TraceEntry(ctypes.Structure):
     """A task that ran: from when its worker turned to it, its waits met, until its triggers were fired.
 
-    Times are of the clock of the machine or GPU, which ranks need not share.
+    `finish_ns` is the last part of that: from the end of its body on. Times are of the clock of the machine or GPU,
+    which ranks need not share.
     """
 
     _fields_ = [
         ("task", c_uint32),
         ("iteration", c_uint32),
         ("instance", c_uint32),
-        ("reserved", c_uint32),
+        ("finish_ns", c_uint32),
         ("start_ns", c_uint64),
         ("end_ns", c_uint64),
     ]
@@ -303,11 +309,8 @@ class LaunchParams(ctypes.Structure):
         ("scheduler_threads", c_uint32),  # 0: schedulers ride in the workers' idle loops
         ("spin_polls", c_uint32),  # polls before a waiter gives its core away
         ("iterations_done", c_uint64),  # out
-        ("trace", c_uint64),  # TraceEntry[num_workers + num_schedulers][trace_capacity]; 0: off
-        (
-            "trace_counts",
-            c_uint64,
-        ),  # u64[num_workers + num_schedulers]: tasks run; those past the capacity left no entry
+        ("trace", c_uint64),  # TraceEntry[num_workers + num_schedulers][trace_capacity], rings; 0: off
+        ("trace_counts", c_uint64),  # u64[num_workers + num_schedulers]: tasks run; the last ones left entries
         ("trace_capacity", c_uint64),
         # The rest is for a GPU.
         ("self", c_uint64),  # where the host reads `iterations_done`
@@ -349,6 +352,10 @@ CONSTANTS = {
     "EVENT_STRIDE_BYTES": EVENT_STRIDE_BYTES,
     "TASK_ARGS_BYTES": TASK_ARGS_BYTES,
     "NO_EVENT": NO_EVENT,
+    "TILE_ROWS": TILE_ROWS,
+    "TILE_K": TILE_K,
+    "ROUND_GROUPS": ROUND_GROUPS,
+    "BLOCK_TILES": BLOCK_TILES,
 }
 
 

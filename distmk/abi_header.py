@@ -36,7 +36,10 @@ def _struct(cls: type[ctypes.Structure]) -> list[str]:
 
 
 def _body() -> list[str]:
-    lines = [f"constexpr uint64_t {name} = {value}ull;" for name, value in abi.CONSTANTS.items()]
+    lines = [
+        f"constexpr uint32_t {name} = {value}u;" if value < 1 << 32 else f"constexpr uint64_t {name} = {value}ull;"
+        for name, value in abi.CONSTANTS.items()
+    ]
     lines.append("")
     for enum_type in abi.ENUMS:
         members = ", ".join(f"{member.name} = {int(member)}" for member in enum_type)

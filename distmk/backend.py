@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from distmk import abi, env
-from distmk.abi import Abort, LaunchKind, Request, TokenEvent, WaitRecordABI
+from distmk.abi import Abort, LaunchKind, Request, TokenEvent, TraceEntry, WaitRecordABI
 from distmk.place import Placed
 from distmk.program import RankProgram
+
+ENTRY: np.dtype[Any] = np.dtype(TraceEntry)
+Entries = npt.NDArray[Any]  # of ENTRY
+
+
+class Kept(NamedTuple):
+    """What a worker or scheduler kept of a launch, oldest first, and how many records it had no more room for."""
+
+    entries: Entries
+    num_dropped: int
 
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """What one launch is to do. Requests matter on rank 0 only; `num_iterations` where the program has no gate."""
+    """What one launch is to do. Requests matter on rank 0 only; `num_iterations` where the program has no gate.
+
+    `trace_capacity`: of how many tasks every worker and scheduler keeps a record, the last ones (0: none).
+    """
 
     prompts: tuple[tuple[int, ...], ...] = ()
     max_new: tuple[int, ...] = ()
@@ -25,6 +38,7 @@ class LaunchSpec:
     eos_ids: tuple[int, ...] = ()
     num_iterations: int = 0
     deadline_s: float = 30.0
+    trace_capacity: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,11 +65,13 @@ class LaunchBlock:
     eos_ids: npt.NDArray[np.int32]
     tokens: Any
     records: Any
+    trace: Entries  # [num_workers + num_schedulers, trace_capacity]
+    trace_counts: npt.NDArray[np.uint64]
     token_count: ctypes.c_uint64 = field(default_factory=ctypes.c_uint64)
 
     @staticmethod
     def of(spec: LaunchSpec, program: RankProgram) -> LaunchBlock:
-        header = program.header
+        num_runners = program.header.num_workers + program.header.num_schedulers
         requests = (Request * max(1, len(spec.prompts)))()
         begin = 0
         for slot, prompt, max_new in zip(requests, spec.prompts, spec.max_new, strict=False):
@@ -70,7 +86,9 @@ class LaunchBlock:
             (
                 TokenEvent * max(1, sum(spec.max_new))
             )(),  # room for all: the ring never fills before the host has read it
-            (WaitRecordABI * (header.num_workers + header.num_schedulers))(),
+            (WaitRecordABI * num_runners)(),
+            np.zeros((num_runners, spec.trace_capacity), ENTRY),
+            np.zeros(num_runners, np.uint64),
         )
 
     def fill(self, params: abi.LaunchParams) -> None:
@@ -82,6 +100,16 @@ class LaunchBlock:
         params.token_capacity = len(self.tokens)
         params.num_iterations = self.spec.num_iterations
         params.deadline_ns = int(self.spec.deadline_s * 1e9)
+        if self.spec.trace_capacity:
+            params.trace, params.trace_counts = self.trace.ctypes.data, self.trace_counts.ctypes.data
+            params.trace_capacity = self.spec.trace_capacity
+
+    def traced(self) -> list[Kept]:
+        """What each worker, then each scheduler, kept of a launch that is over."""
+        return [
+            Kept(np.roll(ring, -count), count - len(ring)) if count > len(ring) else Kept(ring[:count], 0)
+            for ring, count in zip(self.trace, self.trace_counts.tolist(), strict=True)
+        ]
 
     def stuck_waits(self, program: RankProgram) -> list[StuckWait]:
         """What the waiters were waiting for when the launch was given up, in program order."""
@@ -118,6 +146,10 @@ class Launch(Protocol):
 
     def join(self) -> Abort:
         """Wait for this rank to leave the launch; what ended it early, if anything."""
+        ...
+
+    def trace(self) -> list[Kept]:
+        """After `join`: what every worker, then every scheduler of this rank kept."""
         ...
 
     @property

@@ -23,6 +23,7 @@ from distmk.program import Program
 from distmk.program_cache import proved_program
 from distmk.session import RunningLaunch, Session
 from distmk.shard import shard_model
+from distmk.trace import Trace
 from distmk.weights import open_checkpoint
 
 HOST_MIN_SPLIT, GPU_MIN_SPLIT = 64, 32  # positions that are worth an attention task of their own
@@ -41,6 +42,7 @@ class EngineArgs:
     max_num_seqs: int = 16
     deadline_s: float | None = None
     keep_logits: bool = False
+    trace_iterations: int = 0
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -51,6 +53,8 @@ class EngineArgs:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UsageError(f"{name} is {value}; it must be positive")
+        if self.trace_iterations < 0:
+            raise UsageError(f"trace_iterations is {self.trace_iterations}; it must be 0 (no trace) or more")
 
 
 def _peak_bytes() -> int:
@@ -119,6 +123,7 @@ class Engine:
 
     def launch(self, prompts: list[list[int]], max_new: list[int], ignore_eos: bool) -> RunningLaunch:
         """One launch for all `prompts` (token ids; only rank 0's count); iterate over it for tokens."""
+        kept = self.args.trace_iterations
         return self.session.launch(
             LaunchSpec(
                 prompts=tuple(map(tuple, prompts)),
@@ -126,8 +131,14 @@ class Engine:
                 ignore_eos=ignore_eos,
                 eos_ids=self.config.eos_token_ids,
                 deadline_s=self.args.deadline_s or env.deadline_s(),
+                trace_capacity=self.session.room_for(kept) if kept else 0,
             )
         )
+
+    def gather_trace(self, launch: RunningLaunch) -> Trace | None:
+        """What was kept of a launch that is over, on rank 0; None where nothing was, or somebody left it early."""
+        kept = self.args.trace_iterations
+        return launch.trace(kept) if kept and not launch.left else None
 
     def close(self) -> None:
         self.session.close()

@@ -19,6 +19,7 @@ from distmk.errors import DistmkError, Interrupted, UsageError
 from distmk.requests import Prompt, Request, make_request
 from distmk.sampling import RequestOutput, SamplingParams, TokenOutput
 from distmk.tokenizer import Tokenizer, load_tokenizer
+from distmk.trace import Trace
 
 T = TypeVar("T")
 
@@ -29,6 +30,8 @@ class LLM:
     `model`: a Hugging Face folder, a GGUF file, or with load_format="dummy" a config or preset. Without a launcher,
     `tensor_parallel_size` ranks are started as processes of this machine. Under mpirun, torchrun or Slurm every rank makes
     the same LLM and the same calls; outputs appear on rank 0. Close it, or use it in a `with` block.
+
+    `trace_iterations`: keep a record of every task of the last iterations of a call; `trace` then holds it (rank 0).
 
     Raises UsageError (ModelError, BuildError) for what cannot be served, RankLostError if a rank dies.
     """
@@ -46,7 +49,9 @@ class LLM:
         max_num_seqs: int = 16,
         deadline_s: float | None = None,
         keep_logits: bool = False,
+        trace_iterations: int = 0,
     ) -> None:
+        self.trace: Trace | None = None  # of the last call that was seen to its end
         self._bootstrap = connect(tensor_parallel_size)
         self._serving = self._bootstrap.kind == "local"
         self._closed = False
@@ -62,6 +67,7 @@ class LLM:
                 max_num_seqs,
                 deadline_s,
                 keep_logits,
+                trace_iterations,
             )
 
         try:
@@ -180,6 +186,7 @@ class LLM:
         for events in launch:
             for event in events:
                 yield requests[event.request].take(event.request, event)
+        self.trace = self._engine.gather_trace(launch)
         if gather_logits:
             self._logits = self._engine.gather_logits()
 
@@ -234,7 +241,9 @@ def serve(bootstrap: Bootstrap) -> None:
 def _follow(engine: Engine, gather_logits: bool) -> None:
     """Take part in a launch of rank 0."""
     with contextlib.suppress(Interrupted):  # rank 0 decides what comes next
-        for _ in engine.launch([], [], False):
+        launch = engine.launch([], [], False)
+        for _ in launch:
             pass
+        engine.gather_trace(launch)
         if gather_logits:
             engine.gather_logits()

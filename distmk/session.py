@@ -26,6 +26,7 @@ from distmk.heap import NUMPY_TYPES, fill_constants
 from distmk.host.backend import HostBackend
 from distmk.program import Program, RankProgram, compile_graph
 from distmk.regions import Buffer
+from distmk.trace import Trace, capacity_for, collect
 
 POLL_S = 0.05
 
@@ -99,6 +100,22 @@ class Session:
             pass
         return running.iterations
 
+    def run_traced(self, num_iterations: int = 1, num_kept: int | None = None) -> Trace | None:
+        """As `run`, keeping a record of every task of the last `num_kept` iterations (None: of all).
+
+        The trace is on rank 0 (None elsewhere); `distmk.trace` writes and sums it up.
+        """
+        kept = min(num_kept or num_iterations, num_iterations)
+        spec = LaunchSpec(num_iterations=num_iterations, deadline_s=self.deadline_s, trace_capacity=self.room_for(kept))
+        running = self.launch(spec)
+        for _ in running:
+            pass
+        return running.trace(kept)
+
+    def room_for(self, num_iterations: int) -> int:
+        """The `LaunchSpec.trace_capacity` that keeps the last `num_iterations` iterations in full."""
+        return capacity_for(self.rank_program, num_iterations)
+
     def launch(self, spec: LaunchSpec) -> RunningLaunch:
         """Start a launch on all ranks; iterate over it for its tokens. One that is under way ends first."""
         self.stop()
@@ -135,6 +152,11 @@ class RunningLaunch:
         self._launch: Launch = session.backend.start(spec)
         self._over = False
         self.iterations = 0
+        self.left = False  # some rank's caller had enough of it
+
+    def trace(self, num_iterations: int | None = None) -> Trace | None:
+        """Once it is over: what all ranks kept of the last `num_iterations` iterations, on rank 0; collective."""
+        return collect(self._session.program, self._session.bootstrap, self._launch.trace(), num_iterations)
 
     def __iter__(self) -> Iterator[list[TokenEvent]]:
         launch, backend = self._launch, self._session.backend
@@ -180,7 +202,8 @@ class RunningLaunch:
         stuck = tuple(self._launch.block.stuck_waits(session.rank_program)) if reason is Abort.HANG else ()
         mine = pickle.dumps(Outcome(reason, stuck, self.iterations, left))
         outcomes: list[Outcome] = [pickle.loads(payload) for payload in session.bootstrap.allgather(mine)]
-        if any(outcome.left for outcome in outcomes):
+        self.left = any(outcome.left for outcome in outcomes)
+        if self.left:
             return
         if any(outcome.reason is Abort.INTERRUPTED for outcome in outcomes):
             raise Interrupted("the run was stopped")

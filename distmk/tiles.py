@@ -1,7 +1,9 @@
 """Weights in the order in which a GPU worker streams them (csrc/device/ring.cuh).
 
-A slab is cut into groups of TILE_ROWS rows, a group into tiles of COLS_PER_TILE columns; a tile is one bulk copy. Inside
-a tile the 16-byte chunks of row r are exchanged by r % 8, so that a tensor core's loads meet no bank of shared memory twice.
+A slab is cut into groups of TILE_ROWS rows, a group into tiles of TILE_K columns; a tile is one bulk copy. They come in
+rounds of ROUND_GROUPS groups, a round in blocks of BLOCK_TILES columns of tiles, a block group by group: a block is what
+is multiplied with one load of activations. Inside a tile the 16-byte chunks of row r are exchanged by r % 8, so that a
+tensor core's loads meet no bank of shared memory twice.
 """
 
 from __future__ import annotations
@@ -13,25 +15,33 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from distmk.abi import BLOCK_TILES, ROUND_GROUPS, TILE_K, TILE_ROWS
 from distmk.regions import TILE_COLS
 
-TILE_ROWS = 16
-COLS_PER_TILE = 256
+ROUND_ROWS = ROUND_GROUPS * TILE_ROWS
 CHUNK = 8  # bf16 elements of 16 bytes
 Ints = npt.NDArray[np.int64]
 
 
 class RowPlaces(NamedTuple):
-    """Of each row of some slabs: where its group starts, in chunks per column of chunks; the group's rows; its place there."""
+    """Of each row of some slabs: its round's first row and rows, its group's first row (in the round) and rows, its place
+    in the group.
+    """
 
+    round_begin: Ints
+    round_rows: Ints
     group_begin: Ints
     group_rows: Ints
     line: Ints
 
 
 class ChunkPlaces(NamedTuple):
-    """Of each chunk of a row: where its tile starts, in chunks per row; the tile's chunks a row; its place there."""
+    """Of each chunk of a row: its block's first chunk and chunks, its tile's first chunk (in the block) and chunks, its
+    place in the tile.
+    """
 
+    block_begin: Ints
+    block_chunks: Ints
     tile_begin: Ints
     tile_chunks: Ints
     place: Ints
@@ -60,11 +70,13 @@ def pack(rows: Any, slabs: Sequence[int], paired: bool) -> Any:
         padded[:, :num_cols] = rows
         rows = padded
     row_places, chunk_places = places(slabs, pitch // CHUNK, paired)
-    begin, height, line = (asarray(part)[:, None] for part in row_places)
-    tile, width, chunk = (asarray(part) for part in chunk_places)
+    round_begin, round_rows, group, height, line = (asarray(part)[:, None] for part in row_places)
+    block, block_chunks, tile, width, chunk = (asarray(part) for part in chunk_places)
     place = (chunk ^ (line % 8)) + line * width
     place += height * tile
-    place += begin * (pitch // CHUNK)
+    place += group * block_chunks
+    place += round_rows * block
+    place += round_begin * (pitch // CHUNK)
     packed = zeros((num_rows, pitch))
     chunks = rows.reshape(-1).view(wide).reshape(-1, 2)
     packed.reshape(-1).view(wide).reshape(-1, 2)[place.reshape(-1)] = chunks
@@ -74,8 +86,8 @@ def pack(rows: Any, slabs: Sequence[int], paired: bool) -> Any:
 def places(slabs: Sequence[int], num_chunks: int, paired: bool) -> tuple[RowPlaces, ChunkPlaces]:
     """Where the rows and the chunks of slabs go: the one definition of the layout.
 
-    Chunk c of row r is packed chunk `group_begin[r] * num_chunks + group_rows[r] * tile_begin[c] + line[r] *
-    tile_chunks[c] + (place[c] ^ line[r] % 8)`.
+    Chunk c of row r is packed chunk `round_begin[r] * num_chunks + round_rows[r] * block_begin[c] + group_begin[r] *
+    block_chunks[c] + group_rows[r] * tile_begin[c] + line[r] * tile_chunks[c] + (place[c] ^ line[r] % 8)`.
     """
     num_rows = sum(slabs)
     found = RowPlaces(*(np.empty(num_rows, np.int64) for _ in RowPlaces._fields))
@@ -83,14 +95,23 @@ def places(slabs: Sequence[int], num_chunks: int, paired: bool) -> tuple[RowPlac
     for slab in slabs:
         at = np.arange(slab)
         source = first + (_pair_order(slab) if paired else at)
-        line = at % TILE_ROWS
-        found.group_begin[source] = first + at - line
+        line, in_round = at % TILE_ROWS, at % ROUND_ROWS
+        found.round_begin[source] = first + at - in_round
+        found.round_rows[source] = np.minimum(ROUND_ROWS, slab - (at - in_round))
+        found.group_begin[source] = in_round - line
         found.group_rows[source] = np.minimum(TILE_ROWS, slab - (at - line))
         found.line[source] = line
         first += slab
-    chunk, per_tile = np.arange(num_chunks), COLS_PER_TILE // CHUNK
-    tile_begin = chunk - chunk % per_tile
-    return found, ChunkPlaces(tile_begin, np.minimum(per_tile, num_chunks - tile_begin), chunk % per_tile)
+    chunk, per_tile = np.arange(num_chunks), TILE_K // CHUNK
+    per_block = BLOCK_TILES * per_tile
+    in_tile, in_block = chunk % per_tile, chunk % per_block
+    return found, ChunkPlaces(
+        block_begin=chunk - in_block,
+        block_chunks=np.minimum(per_block, num_chunks - (chunk - in_block)),
+        tile_begin=in_block - in_tile,
+        tile_chunks=np.minimum(per_tile, num_chunks - (chunk - in_tile)),
+        place=in_tile,
+    )
 
 
 def _pair_order(num_rows: int) -> Ints:

@@ -16,31 +16,33 @@ namespace distmk {
 enum Role : uint32_t { LOADER = NUM_WARPS, WAITER, FETCHER, SCHEDULER, NUM_ROLES };
 constexpr uint32_t NUM_THREADS = 32 * NUM_ROLES;
 
-DISTMK_FN void stream_weights(const RankState& state) {
+// The roles but the consumers' are functions of their own: the consumers then have all registers, and the loader's few
+// instructions lie together.
+#define DISTMK_ROLE static __device__ __noinline__ void
+
+DISTMK_ROLE stream_weights(const RankState& state) {
   Shared& s = shared();
   Loader loader(s.ring, s.slots);
   const Team lanes{threadIdx.x % 32, LOADER_LANES};
   for (TaskCursor cursor;; cursor.step()) {
     while (!lanes.all(barrier_try_wait(&s.tasks.full[cursor.slot], cursor.parity)))
-      if (!lanes.all(!s.ring.leave)) return loader.drain();
+      if (!lanes.all(!s.ring.leave)) return loader.leave();
     const TaskDesc& task = s.tasks.slots[cursor.slot].desc;
     const bool streams = streams_weights(task);
     const auto args = *reinterpret_cast<const LinearArgs*>(task.args);
     lanes.sync();
     if (lanes.leader()) barrier_arrive(&s.tasks.empty[cursor.slot]);
     if (streams && !loader.stream(args, reinterpret_cast<const char*>(state.address(args.weight))))
-      return loader.drain();
+      return loader.leave();
   }
 }
 
-// Apart from the kernel, so that the workers' code has all registers.
-static __device__ __noinline__ void schedule_loop(const RankState& state, uint32_t id, const Team& warp,
-                                                  TaskSlot* slots) {
+DISTMK_ROLE schedule_loop(const RankState& state, uint32_t id, const Team& warp, TaskSlot* slots) {
   Scheduler scheduler(state, id, warp, TaskHolder(slots));
   run_scheduler(state, id, warp, scheduler);
 }
 
-DISTMK_FN void wait_loop(const RankState& state, uint32_t worker, const Team& warp) {
+DISTMK_ROLE wait_loop(const RankState& state, uint32_t worker, const Team& warp) {
   Shared& s = shared();
   Worker decide(state, worker, warp, TaskList(s.tasks, s.batch, s.num_batches), TaskHolder(s.handed_out), nullptr);
   for (uint32_t n = 0;; ++n) {
@@ -78,7 +80,7 @@ DISTMK_FN void consume_loop(const RankState& state, uint32_t worker) {
     }
     if (listed) cursor.step();
   }
-  if (team.leader()) s.ring.leave = 1;
+  if (team.leader()) release(s.ring, s.next_stage);
 }
 
 // One thread: what all roles share.

@@ -9,7 +9,7 @@ namespace distmk {
 constexpr uint32_t NUM_WARPS = NUM_CONSUMERS / 32;
 constexpr uint32_t MAX_TILES = MAX_ROWS / 4;  // a token row takes two columns of an 8-column product: high and low half
 constexpr uint32_t SCRATCH_BYTES = NUM_WARPS * ROUND_GROUPS * TILE_ROWS * MAX_ROWS * sizeof(float);
-constexpr uint32_t VECTOR_BYTES = 65664;  // activations of a task, where they fit: four rows of 4096, say
+constexpr uint32_t VECTOR_BYTES = 66048;  // activations: a block of all rows, or all of fewer
 constexpr uint32_t NEAR_RING_ENTRIES = 32;
 
 // What the waiting warp tells the consumers: the next task, decided while the one before runs.
@@ -30,6 +30,14 @@ struct NearRing {
   JitEntry entries[NEAR_RING_ENTRIES];
 };
 
+constexpr uint32_t NEAR_RANKS = 8;  // whose candidates the batcher has at hand; those of more are read where they lie
+
+struct PrepareCopies {
+  alignas(16) BatcherState state;
+  alignas(16) Batch batch;
+  Candidate candidates[NEAR_RANKS * MAX_ROWS];
+};
+
 struct Shared {
   char slots[NUM_STAGES * STAGE_BYTES];  // first: stages must be aligned
   char vector[VECTOR_BYTES];
@@ -43,13 +51,14 @@ struct Shared {
   NearRing near_ring;
   alignas(16) Batch batch;
   uint64_t num_batches;  // that have lain in `batch`
+  PrepareCopies prepare;
   LaunchParams params;
   ProgramHeader header;
   uint64_t heap_bases[MAX_RANKS];
 };
 
 constexpr uint32_t MAX_SHARED_BYTES = 232448;  // of a block, compute capability 9.0 and 10.0
-constexpr uint32_t STATIC_BYTES = 1024;        // of the kernel itself
+constexpr uint32_t STATIC_BYTES = 128;         // of the kernel itself
 static_assert(sizeof(Shared) + STATIC_BYTES <= MAX_SHARED_BYTES, "a worker's shared memory does not fit");
 
 extern __shared__ __align__(1024) char shared_memory[];

@@ -24,7 +24,10 @@ extern "C" int distmk_run_task(const distmk::LaunchParams* params, const distmk:
   const auto index = static_cast<uint32_t>(task - state.tasks);
   context.begin({task, state.waits + task->wait_begin, state.triggers + task->trigger_begin, index}, iteration,
                 instance);
-  distmk::run_body(context);
+  if (task->type == static_cast<uint16_t>(distmk::TaskType::PREPARE))
+    distmk::body_prepare(context, *reinterpret_cast<const distmk::PrepareArgs*>(task->args));
+  else
+    distmk::run_body(context);
   context.finish();
   return 0;
 }

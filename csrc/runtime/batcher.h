@@ -5,15 +5,23 @@
 
 namespace distmk {
 
+// Where the batcher works: on the originals, or on copies at hand.
+struct BatcherMemory {
+  BatcherState* state;
+  Batch* batch;
+  const Candidate* candidates;
+};
+
 class Batcher {
  public:
-  DISTMK_FN Batcher(Context& context, const PrepareArgs& args)
+  DISTMK_FN Batcher(Context& context, const PrepareArgs& args, const BatcherMemory& memory)
       : context_(context),
         args_(args),
-        state_(*context.at<BatcherState>(args.state)),
-        batch_(*context.at<Batch>(args.batch)),
+        state_(*memory.state),
+        batch_(*memory.batch),
+        candidates_(memory.candidates),
         page_table_(context.at<int32_t>(args.page_table)),
-        free_pages_(reinterpret_cast<int32_t*>(&state_ + 1)) {}
+        free_pages_(reinterpret_cast<int32_t*>(context.at<BatcherState>(args.state) + 1)) {}
 
   // Turns the batch of the last iteration into that of this one; true if page tables changed. The tokens that were
   // taken wait for publish().
@@ -32,8 +40,8 @@ class Batcher {
     const LaunchParams& params = context_.params();
     if (!num_taken_) return;
     for (uint32_t i = 0; i < num_taken_; ++i)
-      reinterpret_cast<TokenEvent*>(params.tokens)[state_.num_published++ % params.token_capacity] = taken_[i];
-    store_release(reinterpret_cast<uint64_t*>(params.token_count), state_.num_published, Scope::SYSTEM);
+      reinterpret_cast<TokenEvent*>(params.tokens)[(num_published_ + i) % params.token_capacity] = taken_[i];
+    store_release(reinterpret_cast<uint64_t*>(params.token_count), num_published_ + num_taken_, Scope::SYSTEM);
   }
 
  private:
@@ -41,10 +49,12 @@ class Batcher {
   const PrepareArgs& args_;
   BatcherState& state_;
   Batch& batch_;
+  const Candidate* candidates_;
   int32_t* page_table_;
   int32_t* free_pages_;
   TokenEvent taken_[MAX_ROWS];
   uint32_t num_taken_ = 0;
+  uint64_t num_published_ = 0;  // before those
 
   DISTMK_FN const Request& request_of(const Sequence& sequence) const {
     return reinterpret_cast<const Request*>(context_.params().requests)[sequence.request];
@@ -59,10 +69,9 @@ class Batcher {
   }
 
   DISTMK_FN int32_t best_token(uint32_t row) const {
-    const auto* candidates = context_.at<Candidate>(args_.candidates);
-    Candidate best = candidates[row];
+    Candidate best = candidates_[row];
     for (uint32_t rank = 1; rank < args_.num_ranks; ++rank) {
-      const Candidate& other = candidates[rank * MAX_ROWS + row];
+      const Candidate& other = candidates_[rank * MAX_ROWS + row];
       // Shards are in token order, so a strict comparison keeps the lowest id of equal logits.
       if (best.token < 0 || (other.token >= 0 && other.value > best.value)) best = other;
     }
@@ -77,6 +86,7 @@ class Batcher {
   }
 
   DISTMK_FN void take_tokens() {
+    num_published_ = state_.num_published;
     for (uint32_t row = 0; row < batch_.num_rows; ++row) {
       if (!batch_.rows[row].sample) continue;
       const auto slot = static_cast<uint32_t>(batch_.rows[row].slot);
@@ -94,6 +104,7 @@ class Batcher {
                               static_cast<uint32_t>(context_.iteration - 1)};
       if (finish != FinishReason::NONE) release(slot);
     }
+    state_.num_published += num_taken_;
   }
 
   DISTMK_FN void release(uint32_t slot) {
@@ -161,19 +172,21 @@ class Batcher {
 };
 
 // The body of the `prepare` task: advance, then tell every rank, and last the host, which nobody waits for.
-DISTMK_FN void prepare_batch(Context& context, const PrepareArgs& args) {
+DISTMK_FN void prepare_batch(Context& context, const PrepareArgs& args, const BatcherMemory& memory) {
   const Team& team = context.team;
-  fetch_near(team, context.at<void>(args.state), sizeof(BatcherState));
-  fetch_near(team, context.at<void>(args.batch), sizeof(Batch));
-  fetch_near(team, context.at<void>(args.candidates), args.num_ranks * MAX_ROWS * sizeof(Candidate));
-  Batcher batcher(context, args);
+  Batcher batcher(context, args, memory);
   bool pages_changed = false;
   if (team.leader()) pages_changed = batcher.advance();
   pages_changed = !team.all(!pages_changed);
+  if (memory.batch != context.at<Batch>(args.batch)) {
+    copy_bytes(team, context.at<Batch>(args.batch), memory.batch, sizeof(Batch));
+    copy_bytes(team, context.at<BatcherState>(args.state), memory.state, sizeof(BatcherState));
+  }
   const uint64_t table_bytes = uint64_t{MAX_ROWS} * args.max_pages * sizeof(int32_t);
   for (uint32_t rank = 0; rank < args.num_ranks; ++rank) {
     if (rank == context.rank()) continue;
     if (pages_changed) context.put(rank, args.page_table, context.at<void>(args.page_table), table_bytes);
+    // From where it lies: the network may read it there.
     context.push(rank, args.batch, context.at<void>(args.batch), sizeof(Batch));
   }
   context.finish();

@@ -1,5 +1,7 @@
 // What a task body may touch: its rank's memory by operand, its peers' by put and push.
 #pragma once
+#include <type_traits>
+
 #include "abi.h"
 #include "runtime/platform.h"
 
@@ -214,11 +216,13 @@ class Context {
 DISTMK_TASK_TYPES(DISTMK_DECLARE_BODY)
 #undef DISTMK_DECLARE_BODY
 
+// All but `prepare`, which only a scheduler runs and calls by its name.
 DISTMK_FN void run_body(Context& context) {
   switch (context.task.desc->type) {
-#define DISTMK_CASE(id, name, Args)                                                \
-  case id:                                                                         \
-    body_##name(context, *reinterpret_cast<const Args*>(context.task.desc->args)); \
+#define DISTMK_CASE(id, name, Args)                                                  \
+  case id:                                                                           \
+    if constexpr (!std::is_same_v<Args, PrepareArgs>)                                \
+      body_##name(context, *reinterpret_cast<const Args*>(context.task.desc->args)); \
     break;
     DISTMK_TASK_TYPES(DISTMK_CASE)
 #undef DISTMK_CASE

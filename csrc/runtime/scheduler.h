@@ -101,8 +101,9 @@ class Scheduler {
       start_ns_ = tracer_.now();
       context_.begin(task_, iteration_);
       body_prepare(context_, *reinterpret_cast<const PrepareArgs*>(task_.desc->args));  // there is no other
+      const uint64_t body_end_ns = tracer_.now();
       context_.finish();
-      tracer_.keep(context_, start_ns_);
+      tracer_.keep(context_, start_ns_, body_end_ns);
     }
     turn_to(launch_ + 1);
     return true;
@@ -141,8 +142,9 @@ class Scheduler {
       }
     }
     // Every scheduler answers for `max_instances`, so that the event also says that each has read the batch.
+    const uint64_t pushed_ns = tracer_.now();
     if (massive) context_.finish_unused(task_.desc->max_instances - num_pushed_);
-    tracer_.keep(context_, start_ns_);
+    tracer_.keep(context_, start_ns_, pushed_ns);
     under_way_ = false;
     turn_to(launch_ + 1);
     return true;

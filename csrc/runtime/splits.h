@@ -17,7 +17,7 @@ DISTMK_FN uint32_t num_splits(const Batch& batch, const BatchRun& run, uint32_t 
 
 // First position of split `s` of `n` over `kv_len` positions, dealt to within one.
 DISTMK_FN uint32_t split_begin(uint32_t kv_len, uint32_t s, uint32_t n) {
-  return static_cast<uint32_t>(uint64_t{kv_len} * s / n);
+  return kv_len * s / n;  // of lengths and splits whose product fits
 }
 
 struct AttentionInstance {

@@ -115,8 +115,9 @@ DISTMK_FN void run_task(Context& context, const Action& action, Tracer& tracer) 
   const uint64_t start_ns = tracer.now();
   const TaskDesc& task = *context.task.desc;
   if (!is_spread(task) || context.take_share(num_instances(context, task))) run_body(context);
+  const uint64_t body_end_ns = tracer.now();
   context.finish();
-  tracer.keep(context, start_ns);
+  tracer.keep(context, start_ns, body_end_ns);
 }
 
 }  // namespace distmk

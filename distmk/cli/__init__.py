@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NoReturn
 
 import distmk
-from distmk.cli.together import refusing_together
+from distmk.cli.together import launcher_rank, refusing_together
 from distmk.errors import DistmkError, Interrupted, RankLostError, UsageError
 from distmk.output import discard_output, tell
 
@@ -39,7 +38,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    from distmk.cli import build_command, check_command, generate_command
+    from distmk.cli import build_command, check_command, doctor_command, generate_command, trace_command
 
     parser = _Parser(prog="distmk", description=(distmk.__doc__ or "").splitlines()[0])
     parser.add_argument("--version", action="version", version=f"distmk {distmk.__version__}")
@@ -47,6 +46,8 @@ def build_parser() -> argparse.ArgumentParser:
     generate_command.add_to(commands)
     check_command.add_to(commands)
     build_command.add_to(commands)
+    trace_command.add_to(commands)
+    doctor_command.add_to(commands)
     return parser
 
 
@@ -59,12 +60,3 @@ def _fail(error: DistmkError) -> int:
     if launcher_rank() == 0 or isinstance(error, RankLostError):
         tell(" ".join(str(error).split()) if error.exit_code == 2 else str(error))
     return error.exit_code
-
-
-def launcher_rank() -> int:
-    """This process' rank as its launcher says, 0 without one; known before, and without, a connection."""
-    for name in ("DISTMK_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"):
-        text = os.environ.get(name, "")
-        if text.isdigit():
-            return int(text)
-    return 0

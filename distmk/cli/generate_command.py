@@ -7,14 +7,18 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from distmk.cli.together import refusing_together
+from distmk import trace
+from distmk.cli.together import launcher_rank, refusing_together
 from distmk.errors import UsageError
 from distmk.llm import LLM
 from distmk.output import discard_output
 from distmk.requests import Request
 from distmk.sampling import SamplingParams, TokenOutput
+
+DEFAULT_TRACED = 8  # iterations
 
 
 def token_ids(text: str) -> list[int]:
@@ -60,6 +64,15 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of dummy weights")
     parser.add_argument("--deadline", type=float, metavar="S", help="seconds without progress before giving up")
     parser.add_argument("--ignore-eos", action="store_true", help="go on to the full number of tokens")
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="record every task; a timeline for Perfetto goes to FILE (.json, .json.gz)",
+    )
+    parser.add_argument(
+        "--trace-iterations", type=int, metavar="N", help="iterations that the trace has, the last ones (default 8)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt instead of text")
     parser.set_defaults(run=run)
 
@@ -70,6 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not prompts:
             raise UsageError("there is nothing to complete; give --prompt TEXT or --prompt-ids 1,2,3")
         params = SamplingParams(max_tokens=arguments.max_new_tokens, ignore_eos=arguments.ignore_eos)
+        num_traced = _check_trace(arguments)
     started = time.perf_counter()
     with LLM(
         arguments.model,
@@ -81,6 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         max_model_len=arguments.max_model_len,
         max_num_seqs=arguments.max_num_seqs,
         deadline_s=arguments.deadline,
+        trace_iterations=num_traced,
     ) as llm:
         loaded = time.perf_counter()
         requests = llm.make_requests(prompts, params)
@@ -97,7 +112,23 @@ def run(arguments: argparse.Namespace) -> int:
             return discard_output()
         if llm.rank == 0:
             _write_statistics(llm, requests, loaded - started, time.perf_counter() - loaded)
+        if llm.trace:
+            trace.write(llm.trace, arguments.trace)
+            sys.stderr.write(trace.report(llm.trace))
     return 0
+
+
+def _check_trace(arguments: argparse.Namespace) -> int:
+    """How many iterations to trace."""
+    num_iterations: int | None = arguments.trace_iterations
+    if num_iterations is not None and (num_iterations < 1 or arguments.trace is None):
+        wrong = "needs --trace FILE" if arguments.trace is None else f"is {num_iterations}; it must be positive"
+        raise UsageError(f"--trace-iterations {wrong}")
+    if arguments.trace is None:
+        return 0
+    if launcher_rank() == 0:
+        trace.check_writable(arguments.trace)
+    return num_iterations or DEFAULT_TRACED
 
 
 def _write(tokens: Iterator[TokenOutput], requests: list[Request]) -> None:

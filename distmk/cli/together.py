@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 from distmk.bootstrap import agree, connect, detect
@@ -26,3 +27,12 @@ def refusing_together() -> Iterator[None]:
                 with connect() as bootstrap:
                     agree(bootstrap, refuse)
         raise
+
+
+def launcher_rank() -> int:
+    """This process' rank as its launcher says, 0 without one; known before, and without, a connection."""
+    for name in ("DISTMK_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"):
+        text = os.environ.get(name, "")
+        if text.isdigit():
+            return int(text)
+    return 0

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from distmk import env
 from distmk.abi import Abort, LaunchParams, Space
-from distmk.backend import LaunchBlock, LaunchSpec, inject_dropped_signal
+from distmk.backend import Kept, LaunchBlock, LaunchSpec, inject_dropped_signal
 from distmk.bootstrap import Bootstrap, agree
 from distmk.cuda.build import architecture_of, build_cubin
 from distmk.cuda.nvshmem import SPARE_BYTES, SymmetricHeap, require
@@ -212,6 +212,9 @@ class CudaLaunch:
         params.local_base, params.faults_seen = backend._local.data_ptr(), backend._faults_seen.data_ptr()
         params.self, params.num_far = self._params.data_ptr(), backend._heap.bases.count(0)
         params.spin_polls = 1 << 14
+        self._trace = [_upload(memory) for memory in (block.trace, block.trace_counts) if block.trace.size]
+        if self._trace:
+            params.trace, params.trace_counts = (tensor.data_ptr() for tensor in self._trace)
         inject_dropped_signal(params.fault, backend.program.header.rank)
         # The host reads these while the kernel writes them.
         block.tokens = type(block.tokens).from_address(params.tokens)
@@ -251,6 +254,11 @@ class CudaLaunch:
             if not self._backend.lost_ranks():
                 raise
             return Abort.RANK_LOST
+
+    def trace(self) -> list[Kept]:
+        for memory, tensor in zip((self.block.trace, self.block.trace_counts), self._trace, strict=False):
+            _bytes_of(memory)[...] = tensor.cpu().numpy()
+        return self.block.traced()
 
     @property
     def iterations_done(self) -> int:

@@ -47,36 +47,24 @@ class Toolchain:
 
 def find_toolchain() -> Toolchain:
     """BuildError where a part is missing or too old."""
-    nvcc = find_nvcc()
-    version = nvcc_version(nvcc)
-    if int(version.split(".")[0]) < OLDEST_CUDA:
-        raise BuildError(f"{nvcc} is of CUDA {version}; {OLDEST_CUDA}.0 or newer is needed: set CUDA_HOME, or {ADVICE}")
+    nvcc, version = find_nvcc()
     return Toolchain(nvcc, version, find_nvshmem())
 
 
-def find_nvcc() -> Path:
-    """nvcc of CUDA_HOME, else of PATH, else of the pip packages. BuildError: none."""
-    home = os.environ.get("CUDA_HOME")
-    on_path = shutil.which("nvcc")
+def find_nvcc() -> tuple[Path, str]:
+    """nvcc of CUDA_HOME, else of PATH, else of the pip packages, and its version. BuildError: none, or too old."""
+    home, on_path = os.environ.get("CUDA_HOME"), shutil.which("nvcc")
     places = [Path(home) / "bin" / "nvcc"] if home else []
     places += [Path(on_path)] if on_path else []
     places += [root / "cu13" / "bin" / "nvcc" for root in _nvidia_packages()]
-    for place in places:
-        if place.exists():
-            return place
-    raise BuildError(f"no nvcc: set CUDA_HOME, put it on PATH, or {ADVICE}")
-
-
-def nvcc_version(nvcc: Path) -> str:
-    """Like 13.0.88. BuildError: it does not run."""
-    try:
-        said = run([nvcc, "--version"])
-    except OSError as error:
-        raise BuildError(f"{nvcc} cannot be run: {error.strerror}") from None
-    found = re.search(r", V(\d+\.\d+\.\d+)", said)
-    if not found:
-        raise BuildError(f"{nvcc} --version names no version")
-    return found[1]
+    nvcc = next((place for place in places if place.exists()), None)
+    if nvcc is None:
+        raise BuildError(f"no nvcc: set CUDA_HOME, put it on PATH, or {ADVICE}")
+    found = re.search(r", V(\d+)(\.\d+)+", run([nvcc, "--version"]))
+    version = found[0].removeprefix(", V") if found else "unknown"
+    if found is None or int(found[1]) < OLDEST_CUDA:
+        raise BuildError(f"{nvcc} is of CUDA {version}; {OLDEST_CUDA}.0 or newer is needed: set CUDA_HOME, or {ADVICE}")
+    return nvcc, version
 
 
 def find_nvshmem() -> Path:
@@ -100,7 +88,10 @@ def nvshmem_version(root: Path) -> str:
 
 def run(command: Sequence[str | Path]) -> str:
     """What the command wrote. BuildError: it failed; tells its first error."""
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    try:
+        done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    except OSError as error:
+        raise BuildError(f"{command[0]} cannot be run: {error.strerror}") from None
     output = done.stdout + done.stderr
     if done.returncode:
         lines = [line for line in output.splitlines() if "error" in line or "fatal" in line]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from distmk import env
 from distmk.abi import Abort, Fault, LaunchParams, Space
-from distmk.backend import LaunchBlock, LaunchSpec, inject_dropped_signal
+from distmk.backend import Kept, LaunchBlock, LaunchSpec, inject_dropped_signal
 from distmk.bootstrap import Bootstrap, agree
 from distmk.errors import UsageError
 from distmk.host.build import load_runtime
@@ -114,6 +114,9 @@ class HostLaunch:
             self._backend._library.distmk_join(self._handle)
             self._handle = None
         return self._backend.abort_reason()
+
+    def trace(self) -> list[Kept]:
+        return self.block.traced()
 
     @property
     def iterations_done(self) -> int:

@@ -9,6 +9,7 @@ from distmk.abi import MAX_ROWS, LaunchKind
 from distmk.errors import UsageError
 from distmk.shard import deal
 
+MAX_SPLITS = 32  # a lane each when they are merged
 ATTENTION_LAUNCHES = {"massive": LaunchKind.MASSIVE, "spread": LaunchKind.SPREAD}
 MIN_TASK_BYTES = 16384  # cutting finer costs more in events than it saves
 
@@ -39,6 +40,8 @@ class DecodeOptions:
             raise UsageError(f"max_num_seqs is {self.max_rows}; 1 to {MAX_ROWS} sequences can run at once")
         if self.max_model_len < 1 or self.page_size < 1 or self.max_splits < 1 or self.min_split < 1:
             raise UsageError("max_model_len, page_size, max_splits and min_split must be positive")
+        if self.page_size & (self.page_size - 1) or self.max_splits > MAX_SPLITS:
+            raise UsageError(f"page_size must be a power of two, and max_splits at most {MAX_SPLITS}")
         if self.attention_launch not in ATTENTION_LAUNCHES:
             raise UsageError(f"attention_launch is {self.attention_launch!r}; expected massive or spread")
 

@@ -1,4 +1,4 @@
-"""What every rank of test_logits.py runs: all cases of a model with one engine.
+"""What every rank of test_gpu_logits.py runs: all cases of a model with one engine.
 
     python tests/gpu/logits_job.py BACKEND NAME MODEL FOLDER     (under mpirun or torchrun for several ranks)
 

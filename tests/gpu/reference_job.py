@@ -1,4 +1,4 @@
-"""transformers on the weights of test_logits.py: how far off its logits and tokens the runtime's are.
+"""transformers on the weights of test_gpu_logits.py: how far off its logits and tokens the runtime's are.
 
     python tests/gpu/reference_job.py DEVICE NAME MODEL FOLDER...
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_cuda import num_gpus
+from machine import num_gpus
 from tiny import make, save
 
 from distmk.choices import why_no_cuda

@@ -114,6 +114,12 @@ BAD_REQUESTS = [
     Bad("cuda", ("--backend", "cuda", *IDS), ("cuda",)),
     Bad("backend", ("--backend", "tpu", *IDS), ("--backend", "'tpu'")),
     Bad("deadline", ("--deadline", "-1", *IDS), ("deadline_s is -1",)),
+    Bad("trace_nowhere", ("--trace", "/nonexistent/t.json", *IDS), ("cannot write the trace to /nonexistent/t.json",)),
+    # Told before anything is loaded.
+    Bad("trace_in_proc", ("--trace", "/proc/t.json", *IDS), ("the trace to /proc/t.json",), model="FOLDER/nowhere"),
+    Bad("trace_folder", ("--trace", "/", *IDS), ("the trace to /: Is a directory",), model="FOLDER/nowhere"),
+    Bad("trace_no_iterations", ("--trace", "t.json", "--trace-iterations", "0", *IDS), ("--trace-iterations is 0",)),
+    Bad("trace_without_file", ("--trace-iterations", "3", *IDS), ("--trace-iterations needs --trace FILE",)),
 ]
 BAD_MACHINES = [
     Bad("cache_is_a_file", IDS, ("cannot write", "config.json"), None, {"DISTMK_CACHE": "MODEL/config.json"}),
@@ -135,7 +141,15 @@ BAD_MACHINES = [
     ),
     Bad("deadline_variable", IDS, ("DISTMK_DEADLINE_S", "'soon'"), None, {"DISTMK_DEADLINE_S": "soon"}),
 ]
-UNDER_MPIRUN = {"missing_path", "wrong_shape", "no_tokenizer", "ids_not_numbers", "no_prompt", "no_compiler"}
+UNDER_MPIRUN = {
+    "missing_path",
+    "wrong_shape",
+    "no_tokenizer",
+    "ids_not_numbers",
+    "no_prompt",
+    "no_compiler",
+    "trace_nowhere",
+}
 
 
 def prepare(bad: Bad, tiny_model: Path, folder: Path) -> tuple[list[str], dict[str, str]]:

@@ -152,9 +152,26 @@ def pipeline(job: Job) -> None:
 
 def handed_out(job: Job) -> None:
     """Every kind of launch in turn, each leaving its mark in a counter of its own; what it read tells the order."""
-    graph, num_tasks, instances = job.graph(), job.options.get("tasks", 3), job.options.get("instances", 5)
+    graph, kinds, instances = handed_out_graph(job), launch_kinds(job), job.options.get("instances", 5)
+    with job.session(graph) as session:
+        session.view("one")[:] = 1
+        for _ in range(2):
+            job.run(session)
+        want = [job.total * (instances if kind is MASSIVE else 1) for kind in kinds]
+        # Instances of one launch add to the same place at once: exact only where one worker runs them all.
+        exact = [kind not in (MASSIVE, SPREAD) or job.workers == 1 for kind in kinds]
+        same(session.view("counts")[0][exact], np.array(want)[exact])
+        if job.rank == 0:
+            same(session.view("trail")[0, 0], job.total * len(kinds) * job.num_ranks)
+
+
+def launch_kinds(job: Job) -> list[LaunchKind]:
+    return [AHEAD, SINGLE, MASSIVE, SPREAD, SPREAD, AHEAD] * job.options.get("tasks", 3)
+
+
+def handed_out_graph(job: Job) -> distmk.Graph:
+    graph, kinds, instances = job.graph(), launch_kinds(job), job.options.get("instances", 5)
     one = graph.buffer("one", 1)
-    kinds = [AHEAD, SINGLE, MASSIVE, SPREAD, SPREAD, AHEAD] * num_tasks
     counts, trail = graph.buffer("counts", len(kinds)), graph.buffer("trail", len(kinds) + 1)
     for rank in range(job.num_ranks):
         for i, kind in enumerate(kinds):
@@ -168,16 +185,39 @@ def handed_out(job: Job) -> None:
         # Round the ranks and back to the start of the trail.
         peer = (rank + 1) % job.num_ranks
         graph.add(Put(rank, "pass", src=trail.at(rank, len(kinds), len(kinds) + 1), dst=trail.at(peer, 0, 1)))
+    return graph
+
+
+def traced(job: Job) -> None:
+    """Every task of the last iterations once an instance, none before its producers started; the rest is counted."""
+    graph, kept = handed_out_graph(job), job.options["kept"]
     with job.session(graph) as session:
-        session.view(one)[:] = 1
-        for _ in range(2):
-            job.run(session)
-        want = [job.total * (instances if kind is MASSIVE else 1) for kind in kinds]
-        # Instances of one launch add to the same place at once: exact only where one worker runs them all.
-        exact = [kind not in (MASSIVE, SPREAD) or job.workers == 1 for kind in kinds]
-        same(session.view(counts)[0][exact], np.array(want)[exact])
-        if job.rank == 0:
-            same(session.view(trail)[0, 0], job.total * len(kinds) * job.num_ranks)
+        trace = session.run_traced(job.iterations, kept)
+        small = session.launch(LaunchSpec(num_iterations=job.iterations, trace_capacity=3))
+        for _ in small:
+            pass
+        cut = small.trace()
+        assert session.run(3) == 3  # and without a trace again
+        assert (trace is None) == (cut is None) == (job.rank != 0)
+        if trace is None or cut is None:
+            return
+        rows = trace.on_workers()
+        want = [
+            (order, iteration, instance)
+            for part in session.program.ranks
+            for order, kind, times in {(desc.order, desc.launch, desc.max_instances) for desc in part.tasks}
+            for iteration in range(job.iterations - kept, job.iterations)
+            # A spread task is noted once a worker, whatever its share of the instances.
+            for instance in range({MASSIVE: times, SPREAD: job.workers}.get(kind, 1))
+        ]
+        got = sorted(zip(*(rows[name].tolist() for name in ("order", "iteration", "instance")), strict=True))
+        assert got == sorted(want), "every task of every iteration, once an instance"
+        handed = sum(task.launch not in (AHEAD, SPREAD) for task in graph.tasks)
+        once = sum(task.launch is SINGLE for task in graph.tasks)
+        by_schedulers = kept * (once + (handed - once) * (job.options.get("schedulers") or job.workers))
+        assert len(trace.rows) - len(rows) == by_schedulers
+        assert trace.num_dropped == (len(trace.rows) // kept) * (job.iterations - kept), trace.num_dropped
+        assert len(cut.rows) == 0 and cut.num_dropped == len(trace.rows) // kept * job.iterations
 
 
 def attention_launches(job: Job) -> None:

@@ -23,13 +23,16 @@ def packed_slowly(slab: U16, paired: bool) -> list[U16]:
             row for at in range(0, half, 8) for part in (0, half) for row in range(at + part, min(at + 8, half) + part)
         ]
     chunks = []
-    for group in (lines[at : at + 16] for at in range(0, len(lines), 16)):
-        for col in range(0, slab.shape[1], 256):
-            num_chunks = min(256, slab.shape[1] - col) // CHUNK
-            for number, row in enumerate(group):
-                for place in range(num_chunks):
-                    begin = col + (place ^ number % 8) * CHUNK
-                    chunks.append(slab[row, begin : begin + CHUNK])
+    groups = [lines[at : at + 16] for at in range(0, len(lines), 16)]
+    for first in range(0, len(groups), 3):  # rounds of three groups, blocks of four tiles
+        for block in range(0, slab.shape[1], 1024):
+            for group in groups[first : first + 3]:
+                for col in range(block, min(block + 1024, slab.shape[1]), 256):
+                    num_chunks = min(256, slab.shape[1] - col) // CHUNK
+                    for number, row in enumerate(group):
+                        for place in range(num_chunks):
+                            begin = col + (place ^ number % 8) * CHUNK
+                            chunks.append(slab[row, begin : begin + CHUNK])
     return chunks
 
 
@@ -38,9 +41,15 @@ def cases() -> list[tuple[list[int], int, bool]]:
     seed = random.randrange(1 << 30)
     print("seed", seed)
     rng = random.Random(seed)
-    fixed = [([16], 256, False), ([1], 64, False), ([2, 46, 17, 33], 704, False), ([6, 16, 46, 30], 320, True)]
+    fixed = [
+        ([16], 256, False),
+        ([1], 64, False),
+        ([100, 96], 2176, False),
+        ([2, 46, 17, 33], 704, False),
+        ([6, 16, 46, 30], 320, True),
+    ]
     return fixed + [
-        ([rng.randint(1, 40) * (1 + paired) for _ in range(rng.randint(1, 5))], 64 * rng.randint(1, 13), bool(paired))
+        ([rng.randint(1, 90) * (1 + paired) for _ in range(rng.randint(1, 5))], 64 * rng.randint(1, 40), bool(paired))
         for paired in (0, 1, 0, 1)
     ]
 

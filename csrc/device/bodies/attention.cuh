@@ -17,24 +17,36 @@ DISTMK_FN float warp_sum(float value) {
   return value;
 }
 
-// Norm and rotation of one head, by a warp; lane holds elements lane + 32 i. Pairs are (e, e + dim / 2).
+constexpr uint32_t MAX_PAIRS = 4;  // of a lane: head_dim up to 256
+
+// Norm and rotation of one head, by a warp, times `scale`; pairs are (e, e + dim / 2). All loads go out before the
+// first is used.
 DISTMK_FN void norm_and_rotate(const float* src, const float* norm, const float* rope, float eps, uint32_t dim,
-                               float* staged) {
+                               float scale, float* staged) {
   const uint32_t lane = threadIdx.x % 32, half = dim / 2;
-  float squares = 0;
-  for (uint32_t e = lane; e < dim; e += 32) {
-    const float v = __ldcg(src + e);
-    squares += v * v;
-    staged[e] = v;
+  float2 value[MAX_PAIRS], weight[MAX_PAIRS], turn[MAX_PAIRS];
+#pragma unroll
+  for (uint32_t i = 0; i < MAX_PAIRS; ++i) {
+    const uint32_t e = lane + 32 * i;
+    value[i] = {0, 0}, weight[i] = {1, 1};
+    if (e >= half) continue;
+    value[i] = {__ldcg(src + e), __ldcg(src + e + half)};
+    if (norm) weight[i] = {__ldcg(norm + e), __ldcg(norm + e + half)};
+    turn[i] = {__ldcg(rope + e), __ldcg(rope + e + half)};  // cosine and sine
   }
-  __syncwarp();
-  const float scale = norm ? rsqrtf(warp_sum(squares) / static_cast<float>(dim) + eps) : 1.0f;
-  for (uint32_t e = lane; e < half; e += 32) {
-    const float a = staged[e] * scale * (norm ? norm[e] : 1.0f);
-    const float b = staged[e + half] * scale * (norm ? norm[e + half] : 1.0f);
-    const float cosine = rope[e], sine = rope[half + e];
-    staged[e] = a * cosine - b * sine;
-    staged[e + half] = b * cosine + a * sine;
+  if (norm) {
+    float squares = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < MAX_PAIRS; ++i) squares += value[i].x * value[i].x + value[i].y * value[i].y;
+    scale *= rsqrtf(warp_sum(squares) / static_cast<float>(dim) + eps);
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < MAX_PAIRS; ++i) {
+    const uint32_t e = lane + 32 * i;
+    if (e >= half) continue;
+    const float a = value[i].x * weight[i].x * scale, b = value[i].y * weight[i].y * scale;
+    staged[e] = a * turn[i].x - b * turn[i].y;
+    staged[e + half] = b * turn[i].x + a * turn[i].y;
   }
   __syncwarp();
 }
@@ -47,10 +59,14 @@ struct Work {
   uint32_t first_head, num_heads;  // query heads of this rank that share the KV head
   uint32_t begin, end;             // positions of this split
   const int32_t* pages;
+  uint32_t page_shift;  // a page holds a power of two of positions
 
-  DISTMK_FN uint64_t cache_index(uint32_t position) const {
-    const auto page = static_cast<uint64_t>(__ldcg(pages + position / args.page_size));
-    return ((page * args.num_kv + instance.kv_head) * args.page_size + position % args.page_size) * args.head_dim;
+  DISTMK_FN uint32_t page_of(uint32_t position) const {
+    return static_cast<uint32_t>(__ldcg(pages + (position >> page_shift)));
+  }
+  DISTMK_FN uint64_t cache_index(uint32_t position, uint32_t page) const {
+    const uint64_t line = (uint64_t{page} * args.num_kv + instance.kv_head) << page_shift;
+    return (line + (position & (args.page_size - 1))) * args.head_dim;
   }
   DISTMK_FN const float* qkv(uint32_t row, uint32_t head_index) const {
     return context.at<float>(args.qkv) + uint64_t{run.row_begin + row} * args.qkv_stride +
@@ -69,13 +85,20 @@ DISTMK_FN void append(const Work& w, uint32_t warp, uint32_t num_warps, float* s
   auto* v_cache = w.context.at<__nv_bfloat16>(w.args.v_cache);
   for (uint32_t position = first + warp; position < w.end; position += num_warps) {
     const uint32_t row = position - w.first_new();
-    const uint64_t at = w.cache_index(position);
-    norm_and_rotate(w.qkv(row, w.args.num_q + w.instance.kv_head), w.context.at<float>(w.args.k_norm), w.rope(position),
-                    w.args.eps, w.args.head_dim, staged);
+    const uint64_t at = w.cache_index(position, w.page_of(position));
     const float* v = w.qkv(row, w.args.num_q + w.args.num_kv + w.instance.kv_head);
-    for (uint32_t e = lane; e < w.args.head_dim; e += 32) {
+    float values[2 * MAX_PAIRS];
+#pragma unroll
+    for (uint32_t i = 0; i < 2 * MAX_PAIRS; ++i)
+      if (lane + 32 * i < w.args.head_dim) values[i] = __ldcg(v + lane + 32 * i);
+    norm_and_rotate(w.qkv(row, w.args.num_q + w.instance.kv_head), w.context.at<float>(w.args.k_norm), w.rope(position),
+                    w.args.eps, w.args.head_dim, 1.0f, staged);
+#pragma unroll
+    for (uint32_t i = 0; i < 2 * MAX_PAIRS; ++i) {
+      const uint32_t e = lane + 32 * i;
+      if (e >= w.args.head_dim) break;
       k_cache[at + e] = __float2bfloat16_rn(staged[e]);
-      v_cache[at + e] = __float2bfloat16_rn(__ldcg(v + e));
+      v_cache[at + e] = __float2bfloat16_rn(values[i]);
     }
     __syncwarp();
   }
@@ -83,14 +106,11 @@ DISTMK_FN void append(const Work& w, uint32_t warp, uint32_t num_warps, float* s
 
 // The queries of a block, normed, rotated and scaled, into shared memory; a warp a query.
 DISTMK_FN void stage_queries(const Work& w, uint32_t first_query, uint32_t count, float* queries) {
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = w.args.head_dim;
+  const uint32_t warp = threadIdx.x / 32, dim = w.args.head_dim;
   if (warp >= count) return;
   const uint32_t row = (first_query + warp) / w.num_heads, head = w.first_head + (first_query + warp) % w.num_heads;
-  float* staged = queries + warp * dim;
   norm_and_rotate(w.qkv(row, head), w.context.at<float>(w.args.q_norm), w.rope(w.first_new() + row), w.args.eps, dim,
-                  staged);
-  const float scale = rsqrtf(static_cast<float>(dim));
-  for (uint32_t e = lane; e < dim; e += 32) staged[e] *= scale;
+                  rsqrtf(static_cast<float>(dim)), queries + warp * dim);
 }
 
 DISTMK_FN void unpack(const uint4& packed, float (&values)[ELEMENTS]) {
@@ -125,10 +145,21 @@ struct Partial {
   }
 };
 
+// The pages of a thread's next positions, `step` apart: looked up while it is busy with those before.
+struct PagesAhead {
+  uint32_t page[AHEAD];
+
+  DISTMK_FN void look_up(const Work& w, uint32_t position, uint32_t step) {
+#pragma unroll
+    for (uint32_t a = 0; a < AHEAD; ++a)
+      if (position + a * step < w.end) page[a] = w.page_of(position + a * step);
+  }
+};
+
 // One block of queries over this thread's positions. Query i of the block is head i % num_heads of row i / num_heads.
-// `lanes` (a power of two) take a position together.
+// `lanes` (a power of two) take a position together; `pages` are those of its first.
 DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t count, const float* queries, uint32_t lanes,
-                      Partial (&part)[QUERIES]) {
+                      PagesAhead pages, Partial (&part)[QUERIES]) {
   const uint32_t dim = w.args.head_dim, first_element = threadIdx.x % lanes * ELEMENTS;
   const uint32_t group = threadIdx.x / lanes, num_groups = NUM_CONSUMERS / lanes;
   const bool here = first_element < dim;
@@ -152,10 +183,11 @@ DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t count, const
       const uint32_t position = base + a * num_groups + group;
       k[a] = v[a] = uint4{0, 0, 0, 0};
       if (!here || position >= w.end) continue;
-      const uint64_t at = w.cache_index(position);
+      const uint64_t at = w.cache_index(position, pages.page[a]);
       k[a] = __ldcg(reinterpret_cast<const uint4*>(k_cache + at));
       v[a] = __ldcg(reinterpret_cast<const uint4*>(v_cache + at));
     }
+    pages.look_up(w, base + num_groups * AHEAD + group, num_groups);
 #pragma unroll
     for (uint32_t a = 0; a < AHEAD; ++a) {
       if (base + a * num_groups + warp_first >= w.end) break;
@@ -196,23 +228,29 @@ DISTMK_FN void write_block(const Work& w, uint32_t first_query, uint32_t count, 
       for (uint32_t e = 0; e < ELEMENTS; ++e) mine[2 + lane * ELEMENTS + e] = part[i].acc[e];
   }
   w.context.team.sync();
-  for (uint32_t at = threadIdx.x; at < count * stride; at += NUM_CONSUMERS) {
-    const uint32_t i = at / stride, d = at % stride, query = first_query + i, row = query / w.num_heads;
-    float maximum = -INFINITY, sum = 0;
-#pragma unroll
-    for (uint32_t other = 0; other < NUM_WARPS; ++other)
-      maximum = fmaxf(maximum, merged[(other * QUERIES + i) * stride]);
+  // Two warps a query.
+  constexpr uint32_t LANES = NUM_CONSUMERS / QUERIES;
+  const uint32_t i = threadIdx.x / LANES, query = first_query + i;
+  if (i < count) {
+    float maximum = -INFINITY, weight[NUM_WARPS];
 #pragma unroll
     for (uint32_t other = 0; other < NUM_WARPS; ++other) {
-      const float* theirs = merged + (other * QUERIES + i) * stride;
-      if (theirs[0] > -INFINITY) sum += theirs[d] * __expf(theirs[0] - maximum);
+      weight[other] = merged[(other * QUERIES + i) * stride];
+      maximum = fmaxf(maximum, weight[other]);
     }
-    float* out =
-        w.context.at<float>(w.args.part) +
-        ((uint64_t{w.first_head + query % w.num_heads} * MAX_ROWS + w.run.row_begin + row) * w.args.max_splits +
-         w.instance.split) *
-            stride;
-    out[d] = d ? sum : maximum;  // maximum, sum, accumulator
+#pragma unroll
+    for (uint32_t other = 0; other < NUM_WARPS; ++other)
+      weight[other] = weight[other] > -INFINITY ? __expf(weight[other] - maximum) : 0.0f;
+    const uint64_t row =
+        (uint64_t{w.first_head} + query % w.num_heads) * MAX_ROWS + w.run.row_begin + query / w.num_heads;
+    float* out = w.context.at<float>(w.args.part) + (row * w.args.max_splits + w.instance.split) * stride;
+    for (uint32_t d = threadIdx.x % LANES; d < stride; d += LANES) {
+      float sum = 0;
+#pragma unroll
+      for (uint32_t other = 0; other < NUM_WARPS; ++other)
+        sum += merged[(other * QUERIES + i) * stride + d] * weight[other];
+      out[d] = d ? sum : maximum;  // maximum, sum, accumulator
+    }
   }
   w.context.team.sync();
 }
@@ -228,12 +266,16 @@ DISTMK_FN void run_instance(Context& context, const AttentionArgs& args, const B
   const auto kv_len = static_cast<uint32_t>(w.run.kv_len);
   w.begin = split_begin(kv_len, instance.split, instance.num_splits);
   w.end = split_begin(kv_len, instance.split + 1, instance.num_splits);
+  w.page_shift = 31 - __clz(static_cast<int>(args.page_size));
   w.pages = context.at<int32_t>(args.page_table) + uint64_t(w.run.slot) * args.max_pages;
 
   float* queries = reinterpret_cast<float*>(shared().vector);
   float* merged = queries + QUERIES * args.head_dim;
   uint32_t lanes = 1;  // that take a position together
   while (lanes * ELEMENTS < args.head_dim) lanes *= 2;
+  const uint32_t num_groups = NUM_CONSUMERS / lanes;
+  PagesAhead pages;
+  pages.look_up(w, w.begin + threadIdx.x / lanes, num_groups);
   const uint32_t num_queries = w.num_heads * static_cast<uint32_t>(w.run.num_rows), warp = threadIdx.x / 32;
   for (uint32_t block = 0; block < num_queries; block += QUERIES) {
     const uint32_t count = min(QUERIES, num_queries - block);
@@ -243,7 +285,7 @@ DISTMK_FN void run_instance(Context& context, const AttentionArgs& args, const B
       append(w, warp - QUERIES, NUM_WARPS - QUERIES, reinterpret_cast<float*>(shared().scratch) + warp * args.head_dim);
     context.team.sync();
     Partial part[QUERIES];
-    attend(w, block, count, queries, lanes, part);
+    attend(w, block, count, queries, lanes, pages, part);
     write_block(w, block, count, lanes, part, merged);
   }
 }
@@ -257,34 +299,51 @@ DISTMK_FN void body_attention(Context& context, const AttentionArgs& args) {
   while (context.next_of_share(instance));
 }
 
-// A warp a head and row: each lane weighs one split, then all add up the splits in order.
+// One head and row, by a warp: each lane weighs a split, then all add up the splits in order. `splits` up to 32.
+DISTMK_FN void merge_row(const float* parts, uint32_t splits, uint32_t dim, float* out) {
+  constexpr uint32_t IN_FLIGHT = 8;
+  const uint32_t stride = 2 + dim, lane = threadIdx.x % 32;
+  float2 mine = {-INFINITY, 0};  // maximum and sum
+  if (lane < splits) mine = {__ldcg(parts + lane * stride), __ldcg(parts + lane * stride + 1)};
+  float maximum = mine.x;
+  for (uint32_t step = 16; step; step >>= 1) maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, step));
+  float weight = mine.x > -INFINITY ? __expf(mine.x - maximum) : 0.0f;
+  weight /= attention::warp_sum(mine.y * weight);
+  for (uint32_t first = 0; first < dim; first += 64) {
+    const uint32_t d = first + lane;
+    const bool one = d < dim, both = d + 32 < dim;
+    float2 acc = {0, 0};
+    for (uint32_t begin = 0; begin < splits; begin += IN_FLIGHT) {
+      float2 value[IN_FLIGHT];
+#pragma unroll
+      for (uint32_t i = 0; i < IN_FLIGHT; ++i) {
+        value[i] = {0, 0};
+        const float* part = parts + (begin + i) * stride + 2 + d;
+        if (begin + i < splits && one) value[i] = {__ldcg(part), both ? __ldcg(part + 32) : 0.0f};
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < IN_FLIGHT; ++i) {
+        const float share = __shfl_sync(~0u, weight, (begin + i) % 32);
+        if (begin + i >= splits) continue;
+        acc.x += value[i].x * share;
+        acc.y += value[i].y * share;
+      }
+    }
+    if (one) out[d] = acc.x;
+    if (both) out[d + 32] = acc.y;
+  }
+}
+
 DISTMK_FN void body_merge(Context& context, const MergeArgs& args) {
   const Batch& batch = *context.batch(args.batch);
-  const uint32_t stride = 2 + args.head_dim, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const uint32_t stride = 2 + args.head_dim, warp = threadIdx.x / 32;
   for (uint32_t r = 0; r < batch.num_runs; ++r) {
     const BatchRun run = batch.runs[r];
     const uint32_t splits = num_splits(batch, run, args.num_kv, args.num_workers, args.min_split, args.max_splits);
     for (uint32_t i = warp; i < args.num_heads * run.num_rows; i += NUM_WARPS) {
       const uint32_t head = i % args.num_heads, row = run.row_begin + i / args.num_heads;
-      const float* parts = context.at<float>(args.part) + (uint64_t{head} * MAX_ROWS + row) * args.max_splits * stride;
-      float maximum = -INFINITY, total = 0;
-      for (uint32_t s = lane; s < splits; s += 32) maximum = fmaxf(maximum, __ldcg(parts + s * stride));
-      for (uint32_t step = 16; step; step >>= 1) maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, step));
-      for (uint32_t s = lane; s < splits; s += 32)
-        total += __ldcg(parts + s * stride + 1) * __expf(__ldcg(parts + s * stride) - maximum);
-      total = attention::warp_sum(total);
-      float* out = context.at<float>(args.out) + uint64_t{row} * args.out_stride + head * args.head_dim;
-      for (uint32_t d = 2 * lane; d < args.head_dim; d += 64) {
-        float2 acc = {0, 0};
-#pragma unroll 8
-        for (uint32_t s = 0; s < splits; ++s) {
-          const float weight = __expf(__ldcg(parts + s * stride) - maximum);
-          const float2 value = __ldcg(reinterpret_cast<const float2*>(parts + s * stride + 2 + d));
-          acc.x += value.x * weight;
-          acc.y += value.y * weight;
-        }
-        *reinterpret_cast<float2*>(out + d) = {acc.x / total, acc.y / total};
-      }
+      merge_row(context.at<float>(args.part) + (uint64_t{head} * MAX_ROWS + row) * args.max_splits * stride, splits,
+                args.head_dim, context.at<float>(args.out) + uint64_t{row} * args.out_stride + head * args.head_dim);
     }
   }
 }

@@ -63,16 +63,21 @@ DISTMK_FN Candidate better_of(const Candidate& a, const Candidate& b) {
 
 // A warp a row.
 DISTMK_FN void body_sample(Context& context, const SampleArgs& args) {
+  constexpr uint32_t IN_FLIGHT = 5;  // enough for a task on each of 132 workers at once
   const uint32_t num_rows = rows_of(context.batch(args.batch)), lane = context.team.index % 32;
   const auto* candidates = context.at<uint64_t>(args.candidates);
   // From its own place on this rank's heap: where no pointer reaches rank 0, the network reads it there.
   auto* out = context.at<Candidate>(args.out);
   for (uint32_t row = context.team.index / 32; row < MAX_ROWS; row += NUM_WARPS) {
     Candidate best = {-INFINITY, -1};
-#pragma unroll 8
-    for (uint32_t t = lane; row < num_rows && t < args.num_tasks; t += 32) {
-      const uint64_t packed = __ldcg(candidates + t * MAX_ROWS + row);
-      best = better_of(best, *reinterpret_cast<const Candidate*>(&packed));
+    for (uint32_t first = lane; row < num_rows && first < args.num_tasks; first += 32 * IN_FLIGHT) {
+      uint64_t packed[IN_FLIGHT];
+#pragma unroll
+      for (uint32_t i = 0; i < IN_FLIGHT; ++i)
+        if (first + 32 * i < args.num_tasks) packed[i] = __ldcg(candidates + (first + 32 * i) * MAX_ROWS + row);
+#pragma unroll
+      for (uint32_t i = 0; i < IN_FLIGHT; ++i)
+        if (first + 32 * i < args.num_tasks) best = better_of(best, *reinterpret_cast<const Candidate*>(&packed[i]));
     }
     for (uint32_t step = 16; step; step >>= 1)
       best = better_of(best, {__shfl_xor_sync(~0u, best.value, step), __shfl_xor_sync(~0u, best.token, step)});
@@ -82,6 +87,17 @@ DISTMK_FN void body_sample(Context& context, const SampleArgs& args) {
   context.push(0, args.out, out, sizeof(Candidate) * MAX_ROWS);
 }
 
-DISTMK_FN void body_prepare(Context& context, const PrepareArgs& args) { prepare_batch(context, args); }
+// Only schedulers run it; their single thread goes through it step by step, so it works on copies in shared memory.
+DISTMK_FN void body_prepare(Context& context, const PrepareArgs& args) {
+  PrepareCopies& copies = shared().prepare;
+  const Team& team = context.team;
+  const auto* candidates = context.at<Candidate>(args.candidates);
+  const bool fits = args.num_ranks <= NEAR_RANKS;
+  copy_bytes(team, &copies.state, context.at<void>(args.state), sizeof(BatcherState));
+  copy_bytes(team, &copies.batch, context.at<void>(args.batch), sizeof(Batch));
+  if (fits) copy_bytes(team, copies.candidates, candidates, args.num_ranks * MAX_ROWS * sizeof(Candidate));
+  team.sync();
+  prepare_batch(context, args, {&copies.state, &copies.batch, fits ? copies.candidates : candidates});
+}
 
 }  // namespace distmk

@@ -46,49 +46,82 @@ DISTMK_FN float4 load_four(const float* x, uint32_t k, uint32_t end, bool aligne
   return {at(k), at(k + 1), at(k + 2), at(k + 3)};
 }
 
-// Brings [k0, k1) of all rows into shared memory, times the norm's weight. `add_squares`: adds up their squares too.
-// Piece i is 4 columns a thread, of row i / num_pieces; several are in flight at a time, since each takes a trip to the
-// second-level cache.
-DISTMK_FN void stage(const Team& team, const Activations& a, uint32_t k0, uint32_t k1, bool add_squares) {
-  constexpr uint32_t IN_FLIGHT = 4, PIECE = 4 * NUM_CONSUMERS;
-  const uint32_t pieces_a_row = (k1 - k0 + PIECE - 1) / PIECE, num_pieces = a.num_rows * pieces_a_row;
+DISTMK_FN float dot(const float4& a, const float4& b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
+
+// Four activations times the norm's weights, as halves.
+DISTMK_FN void store_four(const float4& v, const float4& g, __nv_bfloat16* high, uint32_t column_stride) {
+  const float2 front = {v.x * g.x, v.y * g.y}, back = {v.z * g.z, v.w * g.w};
+  *reinterpret_cast<uint2*>(high) = {half_of(front, 0), half_of(back, 0)};
+  *reinterpret_cast<uint2*>(high + column_stride) = {half_of(front, 1), half_of(back, 1)};
+}
+
+// A row's squares, those of the columns before `k0` known already.
+DISTMK_FN void keep_squares(const Team& team, uint32_t row, uint32_t k0, float squares) {
+  for (uint32_t step = 16; step; step >>= 1) squares += __shfl_xor_sync(~0u, squares, step);
+  float& sum = shared().squares[row][team.index / 32];
+  if (team.index % 32 == 0) sum = k0 ? sum + squares : squares;
+}
+
+constexpr uint32_t PIECE = 4 * NUM_CONSUMERS;  // columns that the team loads at once, 16 bytes a thread
+constexpr uint32_t IN_FLIGHT = 4;              // pieces: each takes a trip to the second-level cache
+
+// Brings [k0, k1) of all rows into shared memory; `add_squares`: adds up their squares too. Any number of rows, any
+// alignment.
+static __device__ __noinline__ void stage_any(const Team& team, const Activations& a, uint32_t k0, uint32_t k1,
+                                              bool add_squares) {
   const bool aligned = (reinterpret_cast<uint64_t>(a.x) | reinterpret_cast<uint64_t>(a.norm)) % 16 == 0 &&
                        (a.num_rows == 1 || a.x_stride % 4 == 0);
   auto* columns = reinterpret_cast<__nv_bfloat16*>(shared().vector);
-  uint32_t row = 0, piece = 0;  // of the next load
-  uint32_t done_row = 0, done_piece = 0;
+  for (uint32_t first = 0; first < a.num_rows; first += IN_FLIGHT) {
+    float squares[IN_FLIGHT] = {};
+    for (uint32_t k = k0 + 4 * team.index; k < k1; k += PIECE) {
+      const float4 g = a.norm ? load_four(a.norm, k, a.k, aligned) : float4{1, 1, 1, 1};
+      float4 v[IN_FLIGHT];
+#pragma unroll
+      for (uint32_t i = 0; i < IN_FLIGHT; ++i)
+        if (first + i < a.num_rows) v[i] = load_four(a.x + uint64_t{first + i} * a.x_stride, k, a.k, aligned);
+#pragma unroll
+      for (uint32_t i = 0; i < IN_FLIGHT; ++i) {
+        if (first + i >= a.num_rows) break;
+        squares[i] += dot(v[i], v[i]);
+        store_four(v[i], g, columns + 2 * (first + i) * a.column_stride() + k - k0, a.column_stride());
+      }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < IN_FLIGHT; ++i)
+      if (add_squares && first + i < a.num_rows) keep_squares(team, first + i, k0, squares[i]);
+  }
+}
+
+// The same of a single row, which is what most tasks have: all of it is in flight at once.
+DISTMK_FN void stage_row(const Team& team, const Activations& a) {
+  auto* high = reinterpret_cast<__nv_bfloat16*>(shared().vector);
   float squares = 0;
-  for (uint32_t first = 0; first < num_pieces; first += IN_FLIGHT) {
+  for (uint32_t first = 4 * team.index; first < a.k_pitch; first += IN_FLIGHT * PIECE) {
     float4 v[IN_FLIGHT], g[IN_FLIGHT];
 #pragma unroll
     for (uint32_t i = 0; i < IN_FLIGHT; ++i) {
-      const uint32_t k = k0 + piece * PIECE + 4 * team.index;
-      const bool here = row < a.num_rows && k < k1;
-      v[i] = here ? load_four(a.x + uint64_t{row} * a.x_stride, k, a.k, aligned) : float4{0, 0, 0, 0};
-      g[i] = here && a.norm ? load_four(a.norm, k, a.k, aligned) : float4{1, 1, 1, 1};
-      if (++piece == pieces_a_row) piece = 0, ++row;
+      const uint32_t k = first + i * PIECE;
+      v[i] = {0, 0, 0, 0}, g[i] = {1, 1, 1, 1};
+      if (k < a.k) v[i] = __ldcg(reinterpret_cast<const float4*>(a.x + k));
+      if (a.norm && k < a.k) g[i] = __ldcg(reinterpret_cast<const float4*>(a.norm + k));
     }
 #pragma unroll
     for (uint32_t i = 0; i < IN_FLIGHT; ++i) {
-      if (done_row == a.num_rows) break;
-      const uint32_t k = done_piece * PIECE + 4 * team.index;
-      squares += v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
-      if (k0 + k < k1) {
-        __nv_bfloat16* high = columns + 2 * done_row * a.column_stride() + k;
-        const float2 front = {v[i].x * g[i].x, v[i].y * g[i].y}, back = {v[i].z * g[i].z, v[i].w * g[i].w};
-        *reinterpret_cast<uint2*>(high) = {half_of(front, 0), half_of(back, 0)};
-        *reinterpret_cast<uint2*>(high + a.column_stride()) = {half_of(front, 1), half_of(back, 1)};
-      }
-      if (++done_piece < pieces_a_row) continue;
-      if (add_squares) {
-        for (uint32_t step = 16; step; step >>= 1) squares += __shfl_xor_sync(~0u, squares, step);
-        float& sum = shared().squares[done_row][team.index / 32];
-        if (team.index % 32 == 0) sum = k0 ? sum + squares : squares;
-      }
-      squares = 0;
-      done_piece = 0, ++done_row;
+      const uint32_t k = first + i * PIECE;
+      squares += dot(v[i], v[i]);
+      if (k < a.k_pitch) store_four(v[i], g[i], high + k, a.column_stride());
     }
   }
+  if (a.norm) keep_squares(team, 0, 0, squares);
+}
+
+DISTMK_FN void stage_all(const Team& team, const Activations& a) {
+  const uint64_t addresses = reinterpret_cast<uint64_t>(a.x) | reinterpret_cast<uint64_t>(a.norm);
+  if (a.num_rows == 1 && (addresses | (a.k * sizeof(float))) % 16 == 0)
+    stage_row(team, a);
+  else
+    stage_any(team, a, 0, a.k_pitch, a.norm != nullptr);
 }
 
 DISTMK_FN void load_matrices(uint32_t address, uint32_t (&a)[4]) {
@@ -279,8 +312,9 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
   const Activations x = activations_of(context, args, num_rows);
   const Lane<TILES> lane(x);
   Output out{context, args, context.batch(args.batch), context.at<float>(args.bias), num_rows};
+  const uint32_t k_pitch = args.k_pitch;
   uint32_t stage_number = shared().next_stage;
-  if (x.resident) stage(team, x, 0, args.k_pitch, args.norm != 0);
+  if (x.resident) stage_all(team, x);
 #pragma unroll 1
   for (uint32_t round = 0; round < groups; round += ROUND_GROUPS) {
     const uint32_t in_round = min(ROUND_GROUPS, groups - round);
@@ -288,12 +322,12 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
     float sums[ROUND_GROUPS][TILES][4] = {};
     if (x.resident) team.sync();  // the activations are there, and the last round's sums were read
 #pragma unroll 1
-    for (uint32_t block = 0; block < args.k_pitch; block += BLOCK_K) {
-      const uint32_t block_end = min(block + BLOCK_K, args.k_pitch);
+    for (uint32_t block = 0; block < k_pitch; block += BLOCK_K) {
+      const uint32_t block_end = min(block + BLOCK_K, k_pitch);
       const uint32_t chunks = (block_end - block + TILE_K - 1) / TILE_K;
       if (!x.resident) {
         team.sync();
-        stage(team, x, block, block_end, args.norm && round == 0);
+        stage_any(team, x, block, block_end, args.norm && round == 0);
         team.sync();
       }
 #pragma unroll
@@ -303,8 +337,8 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
         if (chunk < chunks) {
           const uint32_t number = stage_number + chunk, slot = slot_of(number), k = block + chunk * TILE_K;
           barrier_wait(&shared().ring.full[slot], parity_of(number));
-          multiply_tile<TILES>(shared().slots + slot * STAGE_BYTES, min(TILE_K, args.k_pitch - k),
-                               k - x.first_of(block), lane, sums[g]);
+          multiply_tile<TILES>(shared().slots + slot * STAGE_BYTES, min(TILE_K, k_pitch - k), k - x.first_of(block),
+                               lane, sums[g]);
           __syncwarp();
           if (lane_index == 0) barrier_arrive(&shared().ring.empty[slot]);
         }
@@ -334,8 +368,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
 
 }  // namespace linear
 
-DISTMK_FN void body_linear(Context& context, const LinearArgs& arguments) {
-  const LinearArgs args = arguments;  // in registers
+DISTMK_FN void body_linear(Context& context, const LinearArgs& args) {
   const Batch* batch = context.batch(args.batch);
   const uint32_t num_rows = batch ? batch->num_rows : 1;
   if (num_rows <= 4)

@@ -66,6 +66,10 @@ void body_sample(Context& context, const SampleArgs& args) {
     context.push(0, args.out, best, sizeof best);
 }
 
-void body_prepare(Context& context, const PrepareArgs& args) { prepare_batch(context, args); }
+void body_prepare(Context& context, const PrepareArgs& args) {
+  prepare_batch(
+      context, args,
+      {context.at<BatcherState>(args.state), context.at<Batch>(args.batch), context.at<Candidate>(args.candidates)});
+}
 
 }  // namespace distmk

@@ -1,8 +1,8 @@
 """Logits and greedy tokens against transformers, at real widths and any number of GPUs.
 
-    python -m pytest -q tests/gpu/test_logits.py -k host             # the same test on the host twin, small models
-    DISTMK_TEST_GGUF=... python -m pytest -q -rs tests/gpu/test_logits.py -k cuda          # 4 GPUs: all
-    python -m pytest -q tests/gpu/test_logits.py -k "cuda and 0.6b" -m gpu                 # 1 GPU
+    python -m pytest -q tests/gpu/test_gpu_logits.py -k host             # the same test on the host twin, small models
+    DISTMK_TEST_GGUF=... python -m pytest -q -rs tests/gpu/test_gpu_logits.py -k cuda          # 4 GPUs: all
+    python -m pytest -q tests/gpu/test_gpu_logits.py -k "cuda and 0.6b" -m gpu                 # 1 GPU
 
 Random weights are written to the temporary folder (4 GB for the largest) and removed after each model. Jobs of different
 numbers of ranks run side by side where there are GPUs for them; transformers runs once a model, behind them.

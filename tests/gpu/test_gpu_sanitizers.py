@@ -1,7 +1,7 @@
 """compute-sanitizer on a tiny program: every role of the kernel runs, for a few iterations.
 
-    python -m pytest -q -rs tests/gpu/test_sanitizers.py             # 1 GPU, a minute or two a tool
-    python -m pytest -q -rs tests/gpu/test_sanitizers.py -k memcheck
+    python -m pytest -q -rs tests/gpu/test_gpu_sanitizers.py             # 1 GPU, a minute or two a tool
+    python -m pytest -q -rs tests/gpu/test_gpu_sanitizers.py -k memcheck
 
 Needs compute-sanitizer on PATH or in CUDA_HOME/bin. racecheck and synccheck look at shared memory and barriers inside a block;
 order between blocks and GPUs is what distmk.check and the host twin under ThreadSanitizer are for.

@@ -1,9 +1,9 @@
 """Ranks that die, signals that never come and users who lose patience, with ranks on GPUs; and that the GPUs work after it.
 
-    python -m pytest -q -rs tests/gpu/test_faults.py -k cuda         # 2 GPUs, about 2 minutes
-    python -m pytest -q tests/gpu/test_faults.py -k host             # the same tests on the host twin
+    python -m pytest -q -rs tests/gpu/test_gpu_faults.py -k cuda         # 2 GPUs, about 2 minutes
+    python -m pytest -q tests/gpu/test_gpu_faults.py -k host             # the same tests on the host twin
 
-tests/runtime/test_faults.py has more of them, on the host twin alone.
+tests/runtime/test_gpu_faults.py has more of them, on the host twin alone.
 """
 
 from __future__ import annotations

@@ -1,0 +1,35 @@
+"""`distmk doctor`: what this machine has for each backend, and what to do about what it lacks."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from distmk.doctor import Finding, examine, is_fit
+
+
+def add_to(commands: Any) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="say what this machine has and lacks",
+        description="Check this machine: one line a check, ok, warn or missing, with what to do. Changes nothing but the "
+        "cache, where the host runtime is compiled. Exit status 1 if the backend asked for cannot run.",
+    )
+    parser.add_argument(
+        "--backend",
+        choices=("host", "cuda"),
+        default="host",
+        help="the backend that must be able to run (default host)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    findings: list[Finding] = []
+    for finding in examine():
+        print(finding, flush=True)
+        findings.append(finding)
+    for backend in ("host", "cuda"):
+        lacking = ", ".join(finding.name for finding in findings if not is_fit([finding], backend))
+        print(f"{backend} backend {f'cannot run here: see {lacking}' if lacking else 'can run here'}")
+    return 0 if is_fit(findings, arguments.backend) else 1

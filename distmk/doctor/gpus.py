@@ -1,0 +1,167 @@
+"""Checks of the GPUs, their driver, and how they reach one another. Reads attributes; sets none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distmk.choices import why_no_cuda
+from distmk.cuda.build import architecture_of
+from distmk.doctor.finding import Finding
+from distmk.errors import UsageError
+
+LITTLE_MEMORY = 2e9  # bytes
+NEEDED_CUDA = 13
+INSTALL = "pip install 'distmk[cuda]'"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """`peers` says of every GPU, itself included, how it is reached: NVLINK, PCIE or NONE."""
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    memory_bytes: int
+    num_sms: int
+    cooperative: bool  # all blocks of a launch can be made to be resident at once
+    peers: tuple[str, ...]
+
+
+ITSELF, NVLINK, PCIE, NONE = ".", "NV", "P", "-"
+
+
+def read_gpus() -> list[Gpu]:
+    """The GPUs that this process may use, from the driver alone: nothing is allocated. UsageError: none."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise UsageError(why_no_cuda() or f"cannot ask the driver: {error}; {INSTALL}") from None
+    try:
+        _call(driver.cuInit(0))
+        count = _call(driver.cuDeviceGetCount())
+    except RuntimeError as error:
+        raise UsageError(f"no NVIDIA GPU or no driver on this machine ({error}); the host twin needs none") from None
+    if not count:
+        raise UsageError("the driver shows no GPU; look at CUDA_VISIBLE_DEVICES")
+    return [_read_gpu(driver, index, count) for index in range(count)]
+
+
+def _read_gpu(driver: Any, index: int, count: int) -> Gpu:
+    device = _call(driver.cuDeviceGet(index))
+
+    def attribute(name: str) -> int:
+        kind = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(_call(driver.cuDeviceGetAttribute(kind, device)))
+
+    return Gpu(
+        index=index,
+        name=_call(driver.cuDeviceGetName(100, device)).split(b"\0")[0].decode(),
+        capability=(attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")),
+        memory_bytes=int(_call(driver.cuDeviceTotalMem(device))),
+        num_sms=attribute("MULTIPROCESSOR_COUNT"),
+        cooperative=bool(attribute("COOPERATIVE_LAUNCH")),
+        peers=tuple(_way(driver, device, index, other) for other in range(count)),
+    )
+
+
+def _way(driver: Any, device: Any, index: int, other: int) -> str:
+    """Signals between GPUs are atomic adds, which only NVLink carries."""
+    if other == index:
+        return ITSELF
+    peer = _call(driver.cuDeviceGet(other))
+    if not _call(driver.cuDeviceCanAccessPeer(device, peer)):
+        return NONE
+    atomics = driver.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
+    return NVLINK if _call(driver.cuDeviceGetP2PAttribute(atomics, device, peer)) else PCIE
+
+
+def _call(result: tuple[Any, ...]) -> Any:
+    """The value that a driver function returned behind its status. RuntimeError: it failed."""
+    status, *values = result
+    if int(status):
+        raise RuntimeError(getattr(status, "name", status))
+    return values[0] if values else None
+
+
+def check_gpus(gpus: Sequence[Gpu], why_none: str = "") -> Finding:
+    """Whether the kernel runs on each."""
+    if not gpus:
+        return Finding("gpus", "missing", why_none, "cuda")
+    lines, faults = [], []
+    for gpu in gpus:
+        major, minor = gpu.capability
+        lines.append(
+            f"{gpu.index}: {gpu.name}, compute capability {major}.{minor}, {gpu.memory_bytes / 1e9:.0f} GB, "
+            f"{gpu.num_sms} SMs, cooperative launch {'yes' if gpu.cooperative else 'no'}"
+        )
+        try:
+            architecture_of(gpu.capability)
+        except UsageError as error:
+            faults.append(f"GPU {gpu.index}: {error}")
+        if not gpu.cooperative:
+            faults.append(f"GPU {gpu.index} has no cooperative launch, which the kernel needs")
+    if faults:
+        text = f"{faults[0]}; hide it with CUDA_VISIBLE_DEVICES, or use --backend host"
+        return Finding("gpus", "missing", text, "cuda", tuple(lines))
+    return Finding("gpus", "ok", f"{len(gpus)}, a rank each", details=tuple(lines))
+
+
+def check_driver(gpus: Sequence[Gpu]) -> Finding:
+    """CUDA versions of driver and torch."""
+    try:
+        import torch
+    except ImportError:
+        return Finding("torch", "missing", f"torch is not installed; {INSTALL}", "cuda")
+    text = f"torch {torch.__version__}"
+    if torch.version.cuda is None:
+        advice = "install one for CUDA 13, see https://pytorch.org/get-started"
+        return Finding("torch", "missing", f"{text} is a build without CUDA; {advice}", "cuda")
+    text += f" for CUDA {torch.version.cuda}"
+    if not gpus:
+        return Finding("torch", "missing", f"{text}, no driver", "cuda")
+    from cuda.bindings import driver
+
+    version = int(_call(driver.cuDriverGetVersion()))
+    text += f", driver for CUDA {version // 1000}.{version % 1000 // 10}"
+    if version < 1000 * NEEDED_CUDA:
+        return Finding("torch", "missing", f"{text}; update the driver to one for CUDA 13", "cuda")
+    return Finding("torch", "ok", text)
+
+
+def check_peers(gpus: Sequence[Gpu]) -> Finding:
+    """Whether ranks on this machine signal one another by plain stores."""
+    if len(gpus) < 2:
+        return Finding("peers", "ok", f"{len(gpus)} GPUs here: nothing to reach")
+    ways = {way for gpu in gpus for way in gpu.peers}
+    head = "    " + "".join(f"{gpu.index:>4}" for gpu in gpus)
+    matrix = (head, *(f"{gpu.index:>4}" + "".join(f"{way:>4}" for way in gpu.peers) for gpu in gpus))
+    if ways <= {ITSELF, NVLINK}:
+        return Finding("peers", "ok", f"all {len(gpus)} GPUs reach one another over NVLink", details=matrix)
+    text = f"not all GPUs reach one another over NVLink ({NVLINK}: NVLink, {PCIE}: PCIe without atomics, {NONE}: not at all)"
+    return Finding("peers", "warn", f"{text}; run ranks on GPUs that do, by CUDA_VISIBLE_DEVICES", details=matrix)
+
+
+def check_memory(gpus: Sequence[Gpu]) -> Finding:
+    """Room for weights, KV cache and the symmetric heap."""
+    notes = []
+    if given := os.environ.get("NVSHMEM_SYMMETRIC_SIZE"):
+        notes.append(f"NVSHMEM_SYMMETRIC_SIZE={given} has no effect, distmk sets it for each program: unset it")
+    if not gpus:
+        return Finding("gpu memory", "warn" if notes else "ok", "; ".join([*notes, "no GPU here"]))
+    import torch
+
+    free = [torch.cuda.mem_get_info(gpu.index)[0] for gpu in gpus]
+    text = "free: " + ", ".join(f"{each / 1e9:.1f} GB" for each in free)
+    if min(free) < LITTLE_MEMORY:
+        notes.append("end what else runs on the GPU, or choose others by CUDA_VISIBLE_DEVICES")
+    return Finding("gpu memory", "warn" if notes else "ok", "; ".join([text, *notes]))
+
+
+CHECKS: dict[str, Callable[[Sequence[Gpu]], Finding]] = {
+    "torch": check_driver,
+    "peers": check_peers,
+    "gpu memory": check_memory,
+}

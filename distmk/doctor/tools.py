@@ -1,0 +1,94 @@
+"""Checks of what the cuda backend is made from and runs on: NVSHMEM, nvcc, kernels."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+from collections.abc import Callable, Sequence
+
+from distmk import env
+from distmk.cuda.build import ARCHITECTURES, architecture_of, built_cubin
+from distmk.cuda.toolchain import find_nvcc, find_nvshmem, find_toolchain, nvshmem_version
+from distmk.doctor.finding import Finding
+from distmk.errors import BuildError, UsageError
+
+PACKAGES = {"cuda.core": "cuda-python", "nvshmem.core": "nvshmem4py-cu13"}
+# NVLink multicast is never needed, and can put a host's GPUs out of service for its other users.
+MULTICAST_OFF = {"NVSHMEM_DISABLE_NVLS": "1", "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+
+
+def check_packages() -> Finding:
+    """Packages that the cuda backend imports, besides torch."""
+    found, absent = [], []
+    for module, package in PACKAGES.items():
+        try:
+            importlib.import_module(module)
+            found.append(f"{package} {_version(package)}")
+        except Exception as error:  # some raise more than ImportError where there is no driver
+            absent.append(f"{package} ({(str(error).splitlines() or [type(error).__name__])[0]})")
+    if absent:
+        text = f"cannot be loaded: {', '.join(absent)}; pip install 'distmk[cuda]'"
+        return Finding("cuda packages", "missing", text, "cuda")
+    return Finding("cuda packages", "ok", ", ".join(found))
+
+
+def check_nvshmem() -> Finding:
+    """Headers and device library: needed to compile only."""
+    try:
+        root = find_nvshmem()
+    except BuildError as error:
+        return Finding("nvshmem", "missing", str(error))
+    return Finding("nvshmem", "ok", f"{nvshmem_version(root)} at {root}")
+
+
+def check_nvcc() -> Finding:
+    """Needed to compile only."""
+    try:
+        nvcc, version = find_nvcc()
+    except BuildError as error:
+        return Finding("nvcc", "missing", str(error))
+    return Finding("nvcc", "ok", f"{version} at {nvcc}")
+
+
+def check_multicast() -> Finding:
+    for name, off in MULTICAST_OFF.items():
+        if (value := os.environ.get(name, off)) != off:
+            return Finding(
+                "multicast", "warn", f"{name}={value} asks for NVLink multicast, which distmk never needs: unset it"
+            )
+    return Finding("multicast", "ok", "off: distmk sets NVSHMEM_DISABLE_NVLS=1 itself")
+
+
+def check_kernel(capabilities: Sequence[tuple[int, int]]) -> Finding:
+    """Whether there is a kernel for the GPUs of these compute capabilities, or one can be compiled."""
+    if not capabilities:
+        there = [name for name in ARCHITECTURES if built_cubin(name)]
+        return Finding("kernel", "ok", f"compiled for {', '.join(there) or 'no architecture'} in {env.cache_dir()}")
+    lines = []
+    for capability in capabilities:
+        try:
+            name = architecture_of(capability)
+            if cubin := built_cubin(name):
+                lines.append(f"{name}: {cubin}")
+                continue
+            find_toolchain()
+        except UsageError as error:
+            return Finding("kernel", "missing", str(error), "cuda")
+        lines.append(f"{name}: compiled at first use; distmk build --arch {name} does it now")
+    return Finding("kernel", "ok", "; ".join(lines))
+
+
+CHECKS: dict[str, Callable[[], Finding]] = {
+    "cuda packages": check_packages,
+    "multicast": check_multicast,
+    "nvshmem": check_nvshmem,
+    "nvcc": check_nvcc,
+}
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "of unknown version"

@@ -1,0 +1,21 @@
+"""What ran when: records of all ranks' tasks on one clock, as a timeline for Perfetto and as tables.
+
+`LLM(..., trace_iterations=N).trace` and `Session.run_traced` give a `Trace`. With a launch of one's own:
+
+    running = session.launch(LaunchSpec(num_iterations=100, trace_capacity=session.room_for(8)))
+    for _ in running:
+        pass
+    trace = running.trace(8)  # on all ranks; a Trace on rank 0
+    print(report(trace))
+    write(trace, Path("trace.json"))
+
+`Trace.rows` is an array of `ROW`, to count anything else. What each runner of this rank kept, raw, is `Launch.trace()`;
+`collect` makes a trace of it.
+"""
+
+from distmk.trace.chrome import check_writable, read, write
+from distmk.trace.collect import capacity_for, collect
+from distmk.trace.record import ROW, Trace
+from distmk.trace.report import report
+
+__all__ = ["ROW", "Trace", "capacity_for", "check_writable", "collect", "read", "report", "write"]

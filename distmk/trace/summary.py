@@ -1,0 +1,116 @@
+"""Where the time of a trace went, as numbers: by operator, by event waited for, by hop, by iteration. All in us."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from distmk.abi import LaunchKind
+from distmk.tasks import TASK_TYPES, Prepare
+from distmk.trace.record import UNKNOWN, Ints, Rows, Trace, family_of
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of some durations in microseconds. All 0 of none."""
+
+    count: int
+    total_us: float
+    mean_us: float
+    p50_us: float
+    p99_us: float
+
+    @staticmethod
+    def of(durations_ns: Ints) -> Spread:
+        if not len(durations_ns):
+            return Spread(0, 0.0, 0.0, 0.0, 0.0)
+        p50, p99 = np.percentile(durations_ns, [50, 99]) / 1000
+        return Spread(
+            len(durations_ns), durations_ns.sum() / 1000, float(durations_ns.mean()) / 1000, float(p50), float(p99)
+        )
+
+
+class ByOp(NamedTuple):
+    """Tasks of one operator over all layers."""
+
+    op: str
+    type: str
+    body_and_finish: Spread
+    finish_us: float  # mean
+
+
+def families(trace: Trace) -> tuple[list[str], Ints]:
+    """Operators without numbers of layers, and of each row the index of its own."""
+    names = [family_of(op) for op in trace.ops]
+    distinct = list(dict.fromkeys(names))
+    index = np.array([distinct.index(name) for name in names] or [0], np.int64)
+    return distinct, index[trace.rows["op"]]
+
+
+def by_op(trace: Trace) -> list[ByOp]:
+    """Time of tasks on workers by operator and type, the longest first; durations are start to end."""
+    names, family = families(trace)
+    ran = trace.rows["runner"] < trace.num_workers
+    found = []
+    for number, name in enumerate(names):
+        of_op = ran & (family == number)
+        for type_id in np.unique(trace.rows["type"][of_op]).tolist():
+            rows = trace.rows[of_op & (trace.rows["type"] == type_id)]
+            spread = Spread.of(rows["end_ns"] - rows["start_ns"])
+            found.append(ByOp(name, TASK_TYPES[type_id].type_name, spread, float(rows["finish_ns"].mean()) / 1000))
+    return sorted(found, key=lambda each: -each.body_and_finish.total_us)
+
+
+def by_event(trace: Trace) -> list[tuple[str, Spread]]:
+    """Idle time of workers by the event that ended it, over all layers, the longest first."""
+    rows = trace.rows[trace.waited()]
+    names = [family_of(name) for name in trace.events]
+    distinct = list(dict.fromkeys(names))
+    index = np.array([distinct.index(name) for name in names] or [0], np.int64)[rows["event"]]
+    found = [(name, Spread.of(rows["idle_ns"][index == number])) for number, name in enumerate(distinct)]
+    return sorted((each for each in found if each[1].count), key=lambda each: -each[1].total_us)
+
+
+def hops(trace: Trace) -> dict[str, Spread]:
+    """From the end of the last task that was waited for to the start of the waiting one, by kind."""
+    rows = trace.rows[trace.waited()]
+    latency = rows["start_ns"] - rows["ready_ns"]
+    ahead = rows["launch"] == LaunchKind.AHEAD
+    own = rows["source"] == rows["rank"]
+    return {
+        "same rank": Spread.of(latency[ahead & own]),
+        "cross rank": Spread.of(latency[ahead & ~own]),
+        "just in time": Spread.of(latency[~ahead]),
+    }
+
+
+def idle_shares(trace: Trace) -> list[float]:
+    """Of each rank: the share of its workers' time, from the first start to the last end, in which no task ran."""
+    rows = trace.on_workers()
+    if not len(rows):
+        return [0.0] * trace.num_ranks
+    span = int(rows["end_ns"].max() - rows["start_ns"].min()) * trace.num_workers
+    busy = np.bincount(rows["rank"], rows["end_ns"] - rows["start_ns"], trace.num_ranks)
+    return [float(1 - each / span) if span else 0.0 for each in busy]
+
+
+def iterations(trace: Trace) -> Spread:
+    """From the start of each iteration to that of the next: of its `prepare`, or of its first task."""
+    rows: Rows = trace.rows
+    prepares = rows[rows["type"] == Prepare.type_id]
+    starts = prepares if len(prepares) else trace.on_workers()
+    number, at = np.unique(starts["iteration"], return_inverse=True)
+    first: Ints = np.full(len(number), UNKNOWN)
+    np.minimum.at(first, at, starts["start_ns"])
+    return Spread.of(np.diff(first))
+
+
+def clock_step_ns(trace: Trace) -> int:
+    """What the clocks resolve: the greatest common divisor of the times between moments of a rank."""
+    starts = (np.unique(trace.rows["start_ns"][trace.rows["rank"] == rank]) for rank in range(trace.num_ranks))
+    return int(np.gcd.reduce([int(np.gcd.reduce(np.diff(each))) for each in starts if len(each) > 1] or [0]))

@@ -1,0 +1,28 @@
+"""Tables of plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def table(title: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """`title`, `head` and `lines` in columns: the first to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
+
+    def shown(cells: Sequence[str]) -> str:
+        first, *others = (
+            cell.ljust(width) if number == 0 else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        return "  ".join([f"  {first}", *others]).rstrip()
+
+    return "\n".join([title, shown(head), *map(shown, lines)]) + "\n"
+
+
+def us(value: float) -> str:
+    """Microseconds."""
+    return f"{value:.2f}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
