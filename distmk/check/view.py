@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk import abi
-from distmk.abi import LaunchKind, ProgramHeader, Queue, TaskDesc, Trigger, Wait
+from distmk.abi import LISTED, LaunchKind, ProgramHeader, Queue, TaskDesc, Trigger, Wait
 from distmk.abi_header import abi_hash
 from distmk.check.findings import Findings, name_at
 from distmk.program import Program, RankProgram
@@ -238,7 +238,7 @@ class View:
         handed = handed[handed < count]
         self.launches.append([int(number[task]) for task in handed])
         launched = np.bincount(handed, minlength=count)
-        ahead = np.isin(descs["launch"], (LaunchKind.AHEAD, LaunchKind.SPREAD))
+        ahead = np.isin(descs["launch"], LISTED)
         self.worker[number[descs["launch"] == LaunchKind.SPREAD]] = -1
         for times, wanted, where in ((queued, ahead, "queues"), (launched, ~ahead, "launch lists")):
             for task in np.flatnonzero(times != wanted):
