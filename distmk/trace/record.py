@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from distmk.abi import LaunchKind
+from distmk.abi import LISTED
 
 Rows = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
@@ -70,7 +70,7 @@ class Trace:
         """
         rows = self.rows
         known = (rows["ready_ns"] != UNKNOWN) & (rows["ready_ns"] != NEVER) & (rows["runner"] < self.num_workers)
-        idle = rows["ready_ns"] + (rows["launch"] != LaunchKind.AHEAD) > rows["start_ns"] - rows["idle_ns"]
+        idle = rows["ready_ns"] + ~np.isin(rows["launch"], LISTED) > rows["start_ns"] - rows["idle_ns"]
         found: npt.NDArray[np.bool_] = known & idle & (rows["idle_ns"] > 0)
         return found
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from distmk.abi import LaunchKind
+from distmk.abi import LISTED
 from distmk.tasks import TASK_TYPES, Prepare
 from distmk.trace.record import UNKNOWN, Ints, Rows, Trace, family_of
 
@@ -80,7 +80,7 @@ def hops(trace: Trace) -> dict[str, Spread]:
     """From the end of the last task that was waited for to the start of the waiting one, by kind."""
     rows = trace.rows[trace.waited()]
     latency = rows["start_ns"] - rows["ready_ns"]
-    ahead = rows["launch"] == LaunchKind.AHEAD
+    ahead = np.isin(rows["launch"], LISTED)
     own = rows["source"] == rows["rank"]
     return {
         "same rank": Spread.of(latency[ahead & own]),

@@ -307,7 +307,9 @@ DISTMK_FN void run_instance(Context& context, const AttentionArgs& args, const B
 
 DISTMK_FN void body_attention(Context& context, const AttentionArgs& args) {
   const Batch& batch = *context.batch(args.batch);
-  attention::run_instance(context, args, batch, context.instance);
+  uint32_t instance = context.instance;
+  do attention::run_instance(context, args, batch, instance);
+  while (context.next_of_share(instance));
 }
 
 // One head and row, by a warp: each lane weighs a split, then all add up the splits in order. `splits` up to 32.
