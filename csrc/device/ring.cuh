@@ -23,10 +23,7 @@ constexpr uint32_t STAGE_BYTES = 8192;
 constexpr uint32_t ROUND_ROWS = ROUND_GROUPS * TILE_ROWS;
 constexpr uint32_t BLOCK_K = BLOCK_TILES * TILE_K;
 // More copies in flight do not read faster, but stand in front of every store and poll of this SM.
-#ifndef IN_FLIGHT_NOW
-#define IN_FLIGHT_NOW 6
-#endif
-constexpr uint32_t MAX_IN_FLIGHT = IN_FLIGHT_NOW;
+constexpr uint32_t MAX_IN_FLIGHT = 6;
 static_assert(NUM_STAGES % (NUM_CONSUMERS / 32) == 0, "a warp always drains the same slots");
 
 DISTMK_FN uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
