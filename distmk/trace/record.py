@@ -26,7 +26,7 @@ ROW: np.dtype[Any] = np.dtype(
         ("launch", np.int64),  # abi.LaunchKind
         ("order", np.int64),  # the task's place in the program
         ("iteration", np.int64),
-        ("instance", np.int64),
+        ("instance", np.int64),  # of a spread task: the first of its worker's share, whether or not there are so many
         ("start_ns", np.int64),
         ("end_ns", np.int64),  # its triggers are fired
         ("finish_ns", np.int64),  # the last part of it, from the end of its body on
@@ -42,9 +42,9 @@ ROW: np.dtype[Any] = np.dtype(
 class Trace:
     """Rows (of ROW) sorted by rank, runner and start, in nanoseconds from the first start, on rank 0's clock.
 
-    A task is on its worker; a scheduler has a row for every launch it handed out, and for what it ran itself.
-    `offsets_ns`: what was taken off each rank's clock, certain to within `uncertainty_ns`. `num_dropped`: records of
-    earlier iterations, which are not here.
+    A task is on its worker, a spread one on every worker; a scheduler has a row for every launch it handed out, and for
+    what it ran itself. `offsets_ns`: what was taken off each rank's clock, certain to within `uncertainty_ns`.
+    `num_dropped`: records of earlier iterations, which are not here.
     """
 
     rows: Rows
@@ -63,14 +63,18 @@ class Trace:
         """The rows of tasks that ran on workers."""
         return self.rows[self.rows["runner"] < self.num_workers]
 
+    def handed_out(self) -> npt.NDArray[np.bool_]:
+        """Of each row: its task is in no worker's list, but came just in time from a scheduler."""
+        return np.isin(self.rows["launch"], (LaunchKind.SINGLE, LaunchKind.MASSIVE))
+
     def waited(self) -> npt.NDArray[np.bool_]:
         """Of each row: it ran on a worker that had been idle when the last task it waited for ended.
 
-        A worker that ends that task itself does not wait for what its queue has next, but for what is handed out.
+        A worker that ends that task itself does not wait for what its list has next, but for what is handed out.
         """
         rows = self.rows
         known = (rows["ready_ns"] != UNKNOWN) & (rows["ready_ns"] != NEVER) & (rows["runner"] < self.num_workers)
-        idle = rows["ready_ns"] + (rows["launch"] != LaunchKind.AHEAD) > rows["start_ns"] - rows["idle_ns"]
+        idle = rows["ready_ns"] + self.handed_out() > rows["start_ns"] - rows["idle_ns"]
         found: npt.NDArray[np.bool_] = known & idle & (rows["idle_ns"] > 0)
         return found
 
