@@ -45,6 +45,10 @@ class LaunchKind(enum.IntEnum):
     SPREAD = 4  # in every worker's list: each runs its share of the instances, and fires the triggers once
 
 
+LISTED = (LaunchKind.AHEAD, LaunchKind.SPREAD)
+"""Kinds of tasks in workers' lists; schedulers deal with the others."""
+
+
 class Epilogue(enum.IntEnum):
     """What a linear or embedding task does with its result."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from distmk.abi import EVENT_STRIDE_BYTES, Control, JitEntry, JitRing, LaunchKind, ProgramHeader, Space, operand
+from distmk.abi import EVENT_STRIDE_BYTES, LISTED, Control, JitEntry, JitRing, ProgramHeader, Space, operand
 from distmk.graph import Graph
 from distmk.regions import ITEM_BYTES, Buffer, Region, Slab, Weight
 
@@ -65,7 +65,7 @@ def align(offset: int) -> int:
 
 def _ring_capacity(graph: Graph) -> int:
     """Entries of a worker's ring: what its share of the largest launch needs, within reason (a full ring only delays)."""
-    handed_out = (task for task in graph.tasks if task.launch not in (LaunchKind.AHEAD, LaunchKind.SPREAD))
+    handed_out = (task for task in graph.tasks if task.launch not in LISTED)
     largest = max((task.max_instances() for task in handed_out), default=1)
     share = min(-(-largest // graph.num_workers), 256)
     return 1 << max(2, (share - 1).bit_length())

@@ -16,7 +16,11 @@ namespace distmk {
 enum Role : uint32_t { LOADER = NUM_WARPS, WAITER, FETCHER, SCHEDULER, NUM_ROLES };
 constexpr uint32_t NUM_THREADS = 32 * NUM_ROLES;
 
-DISTMK_FN void stream_weights(const RankState& state) {
+// The roles but the consumers' are functions of their own: the consumers then have all registers, and the loader's few
+// instructions lie together.
+#define DISTMK_ROLE static __device__ __noinline__ void
+
+DISTMK_ROLE stream_weights(const RankState& state) {
   Shared& s = shared();
   Loader loader(s.ring, s.slots);
   const Team lanes{threadIdx.x % 32, LOADER_LANES};
@@ -33,14 +37,12 @@ DISTMK_FN void stream_weights(const RankState& state) {
   }
 }
 
-// Apart from the kernel, so that the workers' code has all registers.
-static __device__ __noinline__ void schedule_loop(const RankState& state, uint32_t id, const Team& warp,
-                                                  TaskSlot* slots) {
+DISTMK_ROLE schedule_loop(const RankState& state, uint32_t id, const Team warp, TaskSlot* slots) {
   Scheduler scheduler(state, id, warp, TaskHolder(slots));
   run_scheduler(state, id, warp, scheduler);
 }
 
-DISTMK_FN void wait_loop(const RankState& state, uint32_t worker, const Team& warp) {
+DISTMK_ROLE wait_loop(const RankState& state, uint32_t worker, const Team warp) {
   Shared& s = shared();
   Worker decide(state, worker, warp, TaskList(s.tasks, s.batch, s.num_batches), TaskHolder(s.handed_out), nullptr);
   for (uint32_t n = 0;; ++n) {
@@ -70,6 +72,7 @@ DISTMK_FN void consume_loop(const RankState& state, uint32_t worker) {
     const Action& action = s.handoff.action[n % 2];
     if (action.kind == ActionKind::LEAVE) break;
     run_task(context, action, tracer);
+    if (team.leader()) s.ring.hold = 0;
     const bool listed = action.kind == ActionKind::RUN;
     __syncwarp();
     if (threadIdx.x % 32 == 0) {

@@ -8,6 +8,7 @@
 
 #define DISTMK_FN __device__ __forceinline__
 #define DISTMK_BODY DISTMK_FN
+#define DISTMK_ROLLED _Pragma("unroll 1")
 
 namespace distmk {
 
@@ -95,7 +96,8 @@ DISTMK_FN void fetch_near(const Team& team, const void* p, uint64_t num_bytes) {
 }
 
 // Copy with all of a team. Sources were written during the kernel, so they are not read through the non-coherent path.
-DISTMK_FN void copy_bytes(const Team& team, void* dst, const void* src, uint64_t num_bytes) {
+// A function of its own: there are many places that copy a little.
+static __device__ __noinline__ void copy_bytes(const Team team, void* dst, const void* src, uint64_t num_bytes) {
   const uint64_t misaligned = (reinterpret_cast<uint64_t>(dst) | reinterpret_cast<uint64_t>(src) | num_bytes);
   if (misaligned % 16 == 0) {
     for (uint64_t i = team.index; i < num_bytes / 16; i += team.size)

@@ -23,10 +23,7 @@ constexpr uint32_t STAGE_BYTES = 8192;
 constexpr uint32_t ROUND_ROWS = ROUND_GROUPS * TILE_ROWS;
 constexpr uint32_t BLOCK_K = BLOCK_TILES * TILE_K;
 // More copies in flight do not read faster, but stand in front of every store and poll of this SM.
-#ifndef IN_FLIGHT_NOW
-#define IN_FLIGHT_NOW 6
-#endif
-constexpr uint32_t MAX_IN_FLIGHT = IN_FLIGHT_NOW;
+constexpr uint32_t MAX_IN_FLIGHT = 6;
 static_assert(NUM_STAGES % (NUM_CONSUMERS / 32) == 0, "a warp always drains the same slots");
 
 DISTMK_FN uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
@@ -52,9 +49,25 @@ DISTMK_FN bool barrier_try_wait(uint32_t barrier, uint32_t parity) {
 DISTMK_FN bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
   return barrier_try_wait(shared_address(barrier), parity);
 }
-DISTMK_FN void barrier_wait(uint64_t* barrier, uint32_t parity) {
-  while (!barrier_try_wait(barrier, parity)) {
-  }
+// The loop is the assembler's: the compiler would give way to other warps in each round of its own.
+DISTMK_FN void barrier_wait(uint32_t barrier, uint32_t parity) {
+  if constexpr (BULK_COPIES)
+    asm volatile(
+        "{ .reg .pred p; again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @p bra done; bra again; done: }" ::"r"(
+            barrier),
+        "r"(parity)
+        : "memory");
+  else
+    while (!barrier_try_wait(barrier, parity)) {
+    }
+}
+DISTMK_FN void barrier_wait(uint64_t* barrier, uint32_t parity) { barrier_wait(shared_address(barrier), parity); }
+// While a flag of the worker's is up.
+DISTMK_FN void wait_while(uint32_t flag) {
+  asm volatile(
+      "{ .reg .pred p; .reg .u32 v; again: ld.volatile.shared.u32 v, [%0]; setp.ne.u32 p, v, 0; @p bra again; }" ::"r"(
+          flag)
+      : "memory");
 }
 DISTMK_FN void barrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
@@ -64,13 +77,16 @@ struct Ring {
   uint64_t full[NUM_STAGES], empty[NUM_STAGES];
   volatile uint32_t leave;        // the worker has left its loop: nothing more will be multiplied
   volatile uint32_t loader_left;  // nothing more will be copied
+  // The worker is about to signal, which takes until every copy in flight has landed: copy nothing new. What waits for
+  // the signal is worth more than the ring's being full a little sooner.
+  volatile uint32_t hold;
 
   DISTMK_FN void init() {
     for (uint32_t s = 0; s < NUM_STAGES; ++s) {
       barrier_init(&full[s], LOADER_LANES);
       barrier_init(&empty[s], 1);
     }
-    leave = loader_left = 0;
+    leave = loader_left = hold = 0;
     if constexpr (BULK_COPIES) asm volatile("fence.mbarrier_init.release.cluster;");
   }
 };
@@ -107,6 +123,7 @@ class Loader {
         full_(keep(shared_address(ring.full))),
         empty_(keep(shared_address(ring.empty))),
         slots_(keep(shared_address(slots))),
+        hold_(keep(shared_address(const_cast<const uint32_t*>(&ring.hold)))),
         lanes_{threadIdx.x % 32, LOADER_LANES} {}
 
   // One slab. False: the worker has left, which is looked for once a round: until then release() makes room.
@@ -138,14 +155,13 @@ class Loader {
 
  private:
   Ring& ring_;
-  const uint32_t full_, empty_, slots_;
+  const uint32_t full_, empty_, slots_, hold_;
   const Team lanes_;
   uint32_t issued_ = 0, landed_ = 0;
   RingPlace next_, oldest_;  // of the next copy, and of the oldest in flight
 
   DISTMK_FN void await_landing() {
-    while (!barrier_try_wait(full_ + oldest_.slot * 8, oldest_.parity)) {
-    }
+    barrier_wait(full_ + oldest_.slot * 8, oldest_.parity);
     oldest_.step();
   }
 
@@ -160,8 +176,9 @@ class Loader {
       await_landing();
       ++landed_;
     }
-    while (!lanes_.all(barrier_try_wait(empty_ + next_.slot * 8, next_.parity ^ 1))) {
-    }
+    barrier_wait(empty_ + next_.slot * 8, next_.parity ^ 1);
+    lanes_.sync();
+    wait_while(hold_);
     const uint32_t full = full_ + next_.slot * 8, dst = slots_ + next_.slot * STAGE_BYTES;
     if constexpr (BULK_COPIES) {
       asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(num_bytes));

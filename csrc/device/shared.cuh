@@ -9,7 +9,7 @@ namespace distmk {
 constexpr uint32_t NUM_WARPS = NUM_CONSUMERS / 32;
 constexpr uint32_t MAX_TILES = MAX_ROWS / 4;  // a token row takes two columns of an 8-column product: high and low half
 constexpr uint32_t SCRATCH_BYTES = NUM_WARPS * ROUND_GROUPS * TILE_ROWS * MAX_ROWS * sizeof(float);
-constexpr uint32_t VECTOR_BYTES = 65664;  // activations of a task, where they fit: four rows of 4096, say
+constexpr uint32_t VECTOR_BYTES = 66048;  // activations: a block of all rows, or all of fewer
 constexpr uint32_t NEAR_RING_ENTRIES = 32;
 
 // What the waiting warp tells the consumers: the next task, decided while the one before runs.

@@ -99,8 +99,20 @@ class Context {
     task = view;
     iteration = for_iteration;
     instance = which_instance;
+    num_shared_out_ = 0;
     pushed_ = 0;
     finished_ = false;
+  }
+
+  // Takes a worker's share of the `count` instances of a spread task, from `instance` on. False: none is left for it.
+  DISTMK_FN bool take_share(uint32_t count) {
+    num_shared_out_ = count;
+    return instance < count;
+  }
+  // Turns to the next instance of the share. False: there is none, as in a task that is not spread.
+  DISTMK_FN bool next_of_share(uint32_t& which) const {
+    which += rank_state.program->num_workers;
+    return which < num_shared_out_;
   }
 
   DISTMK_FN uint32_t rank() const { return rank_state.program->rank; }
@@ -176,7 +188,8 @@ class Context {
   }
 
  private:
-  uint64_t pushed_ = 0;  // ranks whose triggers went out with their data
+  uint32_t num_shared_out_ = 0;  // instances of a spread task
+  uint64_t pushed_ = 0;          // ranks whose triggers went out with their data
   bool finished_ = false;
 
   DISTMK_FN void fire(uint32_t t, uint32_t rank) {

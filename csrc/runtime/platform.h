@@ -20,7 +20,9 @@ enum class Scope : uint32_t { BLOCK, DEVICE, SYSTEM };
 #include <cstring>
 
 #define DISTMK_FN inline
-#define DISTMK_BODY  // task bodies and far ranks are compiled apart
+#define DISTMK_ROLLED  // before a loop that a GPU had better not unroll: its single thread is slowed by every
+                       // instruction
+#define DISTMK_BODY    // task bodies and far ranks are compiled apart
 
 namespace distmk {
 

@@ -30,11 +30,13 @@ DISTMK_FN uint32_t attention_splits(const AttentionArgs& args, const Batch& batc
 
 DISTMK_FN uint32_t num_attention_instances(const AttentionArgs& args, const Batch& batch) {
   uint32_t count = 0;
+  DISTMK_ROLLED
   for (uint32_t run = 0; run < batch.num_runs; ++run) count += args.num_kv * attention_splits(args, batch, run);
   return count;
 }
 
 DISTMK_FN AttentionInstance attention_instance(const AttentionArgs& args, const Batch& batch, uint32_t index) {
+  DISTMK_ROLLED
   for (uint32_t run = 0;; ++run) {
     const uint32_t splits = attention_splits(args, batch, run);
     if (index < args.num_kv * splits) return {run, index / splits, index % splits, splits};

@@ -109,13 +109,12 @@ class Worker {
   }
 };
 
-// Runs what was decided: one instance of what was handed out, all of this worker's share of a spread task.
+// Runs what was decided: of what was handed out one instance, of a spread task this worker's share.
 DISTMK_FN void run_task(Context& context, const Action& action, Tracer& tracer) {
   context.begin(action.task, action.iteration, action.instance);
   const uint64_t start_ns = tracer.now();
-  const uint32_t end = is_spread(*action.task.desc) ? num_instances(context, *action.task.desc) : action.instance + 1;
-  for (; context.instance < end; context.instance += context.rank_state.program->num_workers) run_body(context);
-  context.instance = action.instance;
+  const TaskDesc& task = *context.task.desc;
+  if (!is_spread(task) || context.take_share(num_instances(context, task))) run_body(context);
   const uint64_t body_end_ns = tracer.now();
   context.finish();
   tracer.keep(context, start_ns, body_end_ns);

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk import abi
-from distmk.abi import LaunchKind, ProgramHeader, Queue, TaskDesc, Trigger, Wait
+from distmk.abi import LISTED, LaunchKind, ProgramHeader, Queue, TaskDesc, Trigger, Wait
 from distmk.abi_header import abi_hash
 from distmk.check.findings import Findings, name_at
 from distmk.program import Program, RankProgram
-from distmk.tasks import TASK_TYPES, Prepare
+from distmk.tasks import TASK_TYPES, Prepare, Task
 
 Ints = npt.NDArray[np.int64]
 SECTIONS = {"tasks": TaskDesc, "waits": Wait, "triggers": Trigger, "queues": Queue, "launches": ctypes.c_uint32}
@@ -209,8 +209,11 @@ class View:
             if self.first_worker[task] >= self.num_workers:
                 text = f"begins at worker {self.first_worker[task]} of {self.num_workers}"
                 findings.add("spread", f"{self.task_name(int(task))} {text}")
-            kind = TASK_TYPES.get(int(self.types[task]))
-            if kind and kind.streams_weights:
+            kind = TASK_TYPES.get(int(self.types[task]), Task)
+            if self.max_instances[task] > self.num_workers and not kind.goes_through_shares:
+                text = f"has {self.max_instances[task]} instances for {self.num_workers} workers, and its body runs one"
+                findings.add("spread", f"{self.task_name(int(task))} {text}")
+            if kind.streams_weights:
                 findings.add("spread", f"{self.task_name(int(task))} streams weights, which a spread task must not")
 
     def _read_queues(
@@ -235,7 +238,7 @@ class View:
         handed = handed[handed < count]
         self.launches.append([int(number[task]) for task in handed])
         launched = np.bincount(handed, minlength=count)
-        ahead = np.isin(descs["launch"], (LaunchKind.AHEAD, LaunchKind.SPREAD))
+        ahead = np.isin(descs["launch"], LISTED)
         self.worker[number[descs["launch"] == LaunchKind.SPREAD]] = -1
         for times, wanted, where in ((queued, ahead, "queues"), (launched, ~ahead, "launch lists")):
             for task in np.flatnonzero(times != wanted):

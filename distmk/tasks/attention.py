@@ -108,6 +108,7 @@ class Attention(Task):
     eps: float = 0.0
 
     Args: ClassVar[type[ctypes.Structure]] = AttentionArgs
+    goes_through_shares: ClassVar[bool] = True
 
     def reads(self) -> Iterable[Region]:
         return (self.qkv, self.k_cache, self.v_cache, self.page_table, self.batch)

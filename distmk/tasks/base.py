@@ -56,6 +56,7 @@ class Task:
     type_name: ClassVar[str]
     Args: ClassVar[type[ctypes.Structure]]
     streams_weights: ClassVar[bool] = False  # a worker that has it in its list loads weights for it, once
+    goes_through_shares: ClassVar[bool] = False  # its body runs all instances of a worker's share, where it is spread
 
     def reads(self) -> Iterable[Region]:
         return ()

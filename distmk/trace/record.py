@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from distmk.abi import LaunchKind
+from distmk.abi import LISTED
 
 Rows = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
@@ -63,18 +63,14 @@ class Trace:
         """The rows of tasks that ran on workers."""
         return self.rows[self.rows["runner"] < self.num_workers]
 
-    def handed_out(self) -> npt.NDArray[np.bool_]:
-        """Of each row: its task is in no worker's list, but came just in time from a scheduler."""
-        return np.isin(self.rows["launch"], (LaunchKind.SINGLE, LaunchKind.MASSIVE))
-
     def waited(self) -> npt.NDArray[np.bool_]:
         """Of each row: it ran on a worker that had been idle when the last task it waited for ended.
 
-        A worker that ends that task itself does not wait for what its list has next, but for what is handed out.
+        A worker that ends that task itself does not wait for what its queue has next, but for what is handed out.
         """
         rows = self.rows
         known = (rows["ready_ns"] != UNKNOWN) & (rows["ready_ns"] != NEVER) & (rows["runner"] < self.num_workers)
-        idle = rows["ready_ns"] + self.handed_out() > rows["start_ns"] - rows["idle_ns"]
+        idle = rows["ready_ns"] + ~np.isin(rows["launch"], LISTED) > rows["start_ns"] - rows["idle_ns"]
         found: npt.NDArray[np.bool_] = known & idle & (rows["idle_ns"] > 0)
         return found
 

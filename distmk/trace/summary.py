@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from distmk.abi import LISTED
 from distmk.tasks import TASK_TYPES, Prepare
 from distmk.trace.record import UNKNOWN, Ints, Rows, Trace, family_of
 
@@ -77,14 +78,14 @@ def by_event(trace: Trace) -> list[tuple[str, Spread]]:
 
 def hops(trace: Trace) -> dict[str, Spread]:
     """From the end of the last task that was waited for to the start of the waiting one, by kind."""
-    waited = trace.waited()
-    rows, handed_out = trace.rows[waited], trace.handed_out()[waited]
+    rows = trace.rows[trace.waited()]
     latency = rows["start_ns"] - rows["ready_ns"]
+    ahead = np.isin(rows["launch"], LISTED)
     own = rows["source"] == rows["rank"]
     return {
-        "same rank": Spread.of(latency[~handed_out & own]),
-        "cross rank": Spread.of(latency[~handed_out & ~own]),
-        "just in time": Spread.of(latency[handed_out]),
+        "same rank": Spread.of(latency[ahead & own]),
+        "cross rank": Spread.of(latency[ahead & ~own]),
+        "just in time": Spread.of(latency[~ahead]),
     }
 
 

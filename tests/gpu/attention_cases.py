@@ -1,4 +1,4 @@
-"""Attention handed out as a massive launch, and two merges behind it."""
+"""Attention handed out as a massive launch or spread over all workers, and two merges behind it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def attention(
 ) -> None:
     inputs = AttentionInputs(board.rng, heads, head_dim, page_size, norms, max_len)
     s = inputs.shape
-    what = f"attention {s} {inputs.runs}"
+    launch = LaunchKind.SPREAD if board.rng.random() < 0.5 else LaunchKind.MASSIVE
+    what = f"{launch.name} attention {s} {inputs.runs}"
     qkv = board.buffer(inputs.qkv.shape[1], MAX_ROWS).at(rank)
     caches = [board.give_all(rank, cache, "bf16", space=Space.LOCAL) for cache in inputs.caches]
     part = board.buffer(s.num_q * s.part_cols, space=Space.LOCAL).at(rank)
@@ -27,7 +28,7 @@ def attention(
         Attention(
             rank,
             what,
-            launch=LaunchKind.MASSIVE,
+            launch=launch,
             shape=s,
             qkv=board.give(qkv, inputs.qkv).buffer.at(rank, 0, s.qkv_cols),
             k_cache=caches[0],

@@ -12,7 +12,8 @@ from helpers import Runner, alone, under_mpirun
 from machine import environment, on, require
 
 MODEL = ("--model", "smollm2-135m", "--load-format", "dummy")
-PROMPTS = ("--prompt-ids", "1,2,3,4", ",".join(map(str, range(5, 23))), "--max-new-tokens", "24", "--ignore-eos")
+# Few tokens: after a while random weights repeat themselves with so little margin that rounding decides.
+PROMPTS = ("--prompt-ids", "1,2,3,4", ",".join(map(str, range(5, 23))), "--max-new-tokens", "8", "--ignore-eos")
 
 
 def tokens(runner: Runner, backend: str, num_ranks: int = 1) -> list[list[int]]:

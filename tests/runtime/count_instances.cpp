@@ -1,5 +1,6 @@
 // Stands in for the bodies: notes which instances ran, for how many iterations, and whether every worker kept its
-// order and ran its own share of what is spread. A task is known by its place in the program's order. Linked with the runtime and run_ranks in place of csrc/host/bodies; see test_runtime.py.
+// order and ran its own share of what is spread. A task is known by its place in the program's order. Linked with the
+// runtime and run_ranks in place of csrc/host/bodies; see test_runtime.py.
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -22,7 +23,7 @@ uint32_t wrong = 0;
 bool has_kind(const TaskDesc& desc, LaunchKind kind) { return desc.launch == static_cast<uint16_t>(kind); }
 
 // A worker runs what is in its list one after the other; of a spread task any number of instances, but only its own.
-void check_order(const Context& context, uint32_t task) {
+void check_order(const Context& context, uint32_t task, uint32_t instance) {
   const RankState& state = context.rank_state;
   const uint32_t num_workers = state.program->num_workers;
   const auto is_spread = [&state](uint64_t index) { return has_kind(state.tasks[index], LaunchKind::SPREAD); };
@@ -35,15 +36,15 @@ void check_order(const Context& context, uint32_t task) {
     const bool again = is_spread(task) && next == place + 1;
     wrong += next != place && !again;
     next = place + 1;
-    if (is_spread(task)) wrong += (context.task.desc->first_worker + context.instance) % num_workers != worker;
+    if (is_spread(task)) wrong += (context.task.desc->first_worker + instance) % num_workers != worker;
   }
 }
 
-void note(const Context& context) {
+void note(const Context& context, uint32_t instance) {
   const std::lock_guard lock(mutex);
-  check_order(context, context.task.index);
+  check_order(context, context.task.index, instance);
   const TaskDesc& desc = *context.task.desc;
-  ++runs[{context.rank(), desc.order, context.iteration}][context.instance];
+  ++runs[{context.rank(), desc.order, context.iteration}][instance];
   const bool many = has_kind(desc, LaunchKind::MASSIVE) || has_kind(desc, LaunchKind::SPREAD);
   instances[{context.rank(), desc.order}] = many ? desc.max_instances : 1;
 }
@@ -62,8 +63,12 @@ struct Verdict {
 
 }  // namespace
 
-#define DISTMK_COUNT(id, name, Args) \
-  void body_##name(Context& context, const Args&) { note(context); }
+#define DISTMK_COUNT(id, name, Args)                \
+  void body_##name(Context& context, const Args&) { \
+    uint32_t instance = context.instance;           \
+    do note(context, instance);                     \
+    while (context.next_of_share(instance));        \
+  }
 DISTMK_TASK_TYPES(DISTMK_COUNT)
 #undef DISTMK_COUNT
 

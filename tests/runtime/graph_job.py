@@ -157,7 +157,7 @@ def handed_out(job: Job) -> None:
         session.view("one")[:] = 1
         for _ in range(2):
             job.run(session)
-        want = [job.total * (instances if kind in (MASSIVE, SPREAD) else 1) for kind in kinds]
+        want = [job.total * (instances if kind is MASSIVE else 1) for kind in kinds]
         # Instances of one launch add to the same place at once: exact only where one worker runs them all.
         exact = [kind not in (MASSIVE, SPREAD) or job.workers == 1 for kind in kinds]
         same(session.view("counts")[0][exact], np.array(want)[exact])
@@ -176,7 +176,7 @@ def handed_out_graph(job: Job) -> distmk.Graph:
     for rank in range(job.num_ranks):
         for i, kind in enumerate(kinds):
             count = counts.at(rank, i, i + 1)
-            times = instances if kind in (MASSIVE, SPREAD) else 1
+            times = {MASSIVE: instances, SPREAD: min(instances, job.workers)}.get(kind, 1)
             graph.add(
                 ManySum(rank, f"count{i}", launch=kind, blocks=(one.at(rank),), dst=count, add=True, instances=times)
             )

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import graphs
 import pytest
@@ -94,6 +94,12 @@ def test_session_refuses(tmp_path: Path) -> None:
 # Which instances ran: the runtime with bodies that only count
 
 
+class Counted(ManySum):
+    """The bodies that count go through a share."""
+
+    goes_through_shares: ClassVar[bool] = True
+
+
 @functools.cache
 def counting_tool() -> Path:
     """run_ranks with bodies that count."""
@@ -112,7 +118,7 @@ def launches(num_ranks: int, num_workers: int, num_schedulers: int, instances: i
             dst = graph.buffer(f"dst{number}.{rank}", 1)
             times = instances * (number + 1) if kind in (massive, spread) else 1
             blocks = (one.at(rank),)
-            graph.add(ManySum(rank, f"t{number}", launch=kind, blocks=blocks, dst=dst.at(rank), instances=times))
+            graph.add(Counted(rank, f"t{number}", launch=kind, blocks=blocks, dst=dst.at(rank), instances=times))
             graph.add(Affine(rank, f"use{number}", src=dst.at(rank), dst=dst.at(rank)))
     return graph
 

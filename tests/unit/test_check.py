@@ -325,6 +325,9 @@ def test_every_worker_has_a_share() -> None:
     for copy in copies(program, "again"):
         copy.first_worker = 3
     assert "again (rank 0, every worker) begins at worker 3 of 3" in refusal(program)
+    for copy in copies(program, "again"):
+        copy.max_instances = 4
+    assert "again (rank 0, every worker) has 4 instances for 3 workers, and its body runs one" in refusal(program)
 
 
 def test_every_share_counts() -> None:

@@ -90,12 +90,12 @@ class Simulation:
                 hop = {task: self.cross_ns if task[0] != rank else self.hop_ns for task, _ in before}
                 earliest = max([self.ended[task, i] + hop[task] for task, i in before], default=0)
                 last = max([self.ended[task, i] for task, i in before], default=None)
-                instances = desc.max_instances if desc.launch == LaunchKind.MASSIVE else 1
+                instances = range(desc.max_instances if desc.launch == LaunchKind.MASSIVE else 1)
+                if desc.launch == LaunchKind.SPREAD:  # noted once a worker, as the first instance of its share
+                    instances = [(worker[rank, index] - desc.first_worker) % num_workers]
                 ends = []
-                for instance in range(instances):
+                for instance in instances:
                     runner = worker.get((rank, index), instance % num_workers)
-                    if desc.launch == LaunchKind.SPREAD:
-                        instance = (runner - desc.first_worker) % num_workers
                     if desc.launch == LaunchKind.SCHEDULER:
                         runner = num_workers
                     start = max(earliest, free[rank, runner])
@@ -115,7 +115,7 @@ class Simulation:
 AHEAD_NS = (7_000_000_000_000, 7_000_000_000_000 - 123_456_789, 31, 7_100_000_000_000)
 
 
-def decode(num_ranks: int, num_workers: int, attention_launch: Literal["massive", "spread"] = "massive") -> Graph:
+def decode(num_ranks: int, num_workers: int, attention: Literal["massive", "spread"] = "massive") -> Graph:
     """A step of a model of two layers, whose attention has several instances."""
     small = {
         "hidden_size": 96,
@@ -126,8 +126,9 @@ def decode(num_ranks: int, num_workers: int, attention_launch: Literal["massive"
         "vocab_size": 331,
     }
     config = dataclasses.replace(PRESETS["smollm2-135m"], **small)
-    sizes = {"max_rows": 2, "max_model_len": 64, "page_size": 4, "max_splits": 2}
-    options = DecodeOptions(num_ranks, num_workers, **sizes, attention_launch=attention_launch)
+    options = DecodeOptions(
+        num_ranks, num_workers, max_rows=2, max_model_len=64, page_size=4, max_splits=2, attention_launch=attention
+    )
     return lower(build_model(config), options)
 
 
@@ -168,7 +169,7 @@ def test_clocks_are_within_their_bounds(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_what_was_waited_for(seed: int) -> None:
     """The end of the last producer, by brute force over the simulation's own loops."""
-    shapes = [*graphs.SHAPES.values(), decode, functools.partial(decode, attention_launch="spread")]
+    shapes = [*graphs.SHAPES.values(), decode, functools.partial(decode, attention="spread")]
     program = compile_graph(shapes[seed](2, 2)) if seed < len(shapes) else random_program(seed)
     simulation = Simulation(program, body_ns=(10, 9000), seed=seed)
     found = assemble(simulation.program, simulation.run())
@@ -193,12 +194,11 @@ def test_what_was_waited_for(seed: int) -> None:
     assert len(found.rows) == len(simulation.ready)
 
 
-@pytest.mark.parametrize("attention_launch", ["massive", "spread"])
+@pytest.mark.parametrize("attention", ["massive", "spread"])
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_tables_against_numpy(num_ranks: int, attention_launch: Literal["massive", "spread"]) -> None:
+def test_tables_against_numpy(num_ranks: int, attention: Literal["massive", "spread"]) -> None:
     """Totals, hops and idle shares recomputed from rows with other means."""
-    program = compile_graph(decode(num_ranks, 2, attention_launch))
-    simulation = Simulation(program, body_ns=(500, 4000), num_iterations=6)
+    simulation = Simulation(compile_graph(decode(num_ranks, 2, attention)), body_ns=(500, 4000), num_iterations=6)
     found = simulation.trace()
     rows = found.on_workers()
     length = rows["end_ns"] - rows["start_ns"]
@@ -220,7 +220,7 @@ def test_tables_against_numpy(num_ranks: int, attention_launch: Literal["massive
     assert kinds["same rank"].p50_us == pytest.approx(simulation.hop_ns / 1000)
     assert sum(spread.count for spread in kinds.values()) == there.sum()
     assert bool(kinds["cross rank"].count) == (num_ranks > 1)
-    assert bool(kinds["just in time"].count) == (attention_launch == "massive")
+    assert bool(kinds["just in time"].count) == (attention == "massive")
     prepared = found.rows[found.rows["launch"] == LaunchKind.SCHEDULER]["start_ns"]
     assert iterations(found).total_us == pytest.approx((prepared.max() - prepared.min()) / 1000)
 

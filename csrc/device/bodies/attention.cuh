@@ -1,8 +1,7 @@
-// Split-KV attention over the paged cache, and the merge of its splits. A few lanes take a position together, 16 bytes
+// Split-KV attention over the paged cache. A few lanes take a position together, 16 bytes
 // of its K and V each; the partial results of all positions are merged in shared memory, in a fixed order.
 #pragma once
-#include "device/bodies/basic.cuh"
-#include "device/shared.cuh"
+#include "device/heads.cuh"
 #include "runtime/splits.h"
 
 namespace distmk {
@@ -11,45 +10,6 @@ namespace attention {
 constexpr uint32_t QUERIES = 4;   // of a block: query heads x token rows, kept in registers
 constexpr uint32_t ELEMENTS = 8;  // of a head that a lane looks after: 16 bytes of bf16
 constexpr uint32_t AHEAD = 4;     // positions a lane has loads in flight for
-
-DISTMK_FN float warp_sum(float value) {
-  for (uint32_t step = 16; step; step >>= 1) value += __shfl_xor_sync(~0u, value, step);
-  return value;
-}
-
-constexpr uint32_t MAX_PAIRS = 4;  // of a lane: head_dim up to 256
-
-// Norm and rotation of one head, by a warp, times `scale`; pairs are (e, e + dim / 2). All loads go out before the
-// first is used.
-DISTMK_FN void norm_and_rotate(const float* src, const float* norm, const float* rope, float eps, uint32_t dim,
-                               float scale, float* staged) {
-  const uint32_t lane = threadIdx.x % 32, half = dim / 2;
-  float2 value[MAX_PAIRS], weight[MAX_PAIRS], turn[MAX_PAIRS];
-#pragma unroll
-  for (uint32_t i = 0; i < MAX_PAIRS; ++i) {
-    const uint32_t e = lane + 32 * i;
-    value[i] = {0, 0}, weight[i] = {1, 1};
-    if (e >= half) continue;
-    value[i] = {__ldcg(src + e), __ldcg(src + e + half)};
-    if (norm) weight[i] = {__ldcg(norm + e), __ldcg(norm + e + half)};
-    turn[i] = {__ldcg(rope + e), __ldcg(rope + e + half)};  // cosine and sine
-  }
-  if (norm) {
-    float squares = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < MAX_PAIRS; ++i) squares += value[i].x * value[i].x + value[i].y * value[i].y;
-    scale *= rsqrtf(warp_sum(squares) / static_cast<float>(dim) + eps);
-  }
-#pragma unroll
-  for (uint32_t i = 0; i < MAX_PAIRS; ++i) {
-    const uint32_t e = lane + 32 * i;
-    if (e >= half) continue;
-    const float a = value[i].x * weight[i].x * scale, b = value[i].y * weight[i].y * scale;
-    staged[e] = a * turn[i].x - b * turn[i].y;
-    staged[e + half] = b * turn[i].x + a * turn[i].y;
-  }
-  __syncwarp();
-}
 
 struct Work {
   Context& context;
@@ -125,12 +85,15 @@ DISTMK_FN void unpack(const uint4& packed, float (&values)[ELEMENTS]) {
 struct Partial {
   float maximum, sum, acc[ELEMENTS];
 
-  DISTMK_FN void add(float score, const float (&v)[ELEMENTS]) {
-    const float higher = fmaxf(maximum, score), keep = __expf(maximum - higher), weight = __expf(score - higher);
+  // Two more positions; a score of minus infinity is one that is not seen.
+  DISTMK_FN void add(float score0, float score1, const float (&v0)[ELEMENTS], const float (&v1)[ELEMENTS]) {
+    const float higher = fmaxf(maximum, fmaxf(score0, score1));
+    if (higher == -INFINITY) return;
+    const float keep = __expf(maximum - higher), weight0 = __expf(score0 - higher), weight1 = __expf(score1 - higher);
     maximum = higher;
-    sum = sum * keep + weight;
+    sum = sum * keep + (weight0 + weight1);
 #pragma unroll
-    for (uint32_t e = 0; e < ELEMENTS; ++e) acc[e] = acc[e] * keep + weight * v[e];
+    for (uint32_t e = 0; e < ELEMENTS; ++e) acc[e] = acc[e] * keep + (weight0 * v0[e] + weight1 * v1[e]);
   }
 
   // With the partial of the lane `step` away, which holds the same elements of other positions.
@@ -165,14 +128,11 @@ DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t count, const
   const bool here = first_element < dim;
   const auto* k_cache = w.context.at<__nv_bfloat16>(w.args.k_cache) + first_element;
   const auto* v_cache = w.context.at<__nv_bfloat16>(w.args.v_cache) + first_element;
-  float q[QUERIES][ELEMENTS];
   uint32_t last[QUERIES];  // position that a query may still see
 #pragma unroll
   for (uint32_t i = 0; i < QUERIES; ++i) {
     part[i] = {-INFINITY, 0, {}};
     last[i] = w.first_new() + (first_query + i) / w.num_heads;
-#pragma unroll
-    for (uint32_t e = 0; e < ELEMENTS; ++e) q[i][e] = here && i < count ? queries[i * dim + first_element + e] : 0.0f;
   }
   // Every lane goes round as often as its warp's first, for the shuffles.
   const uint32_t warp_first = threadIdx.x / 32 * (32 / lanes);
@@ -189,24 +149,37 @@ DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t count, const
     }
     pages.look_up(w, base + num_groups * AHEAD + group, num_groups);
 #pragma unroll
-    for (uint32_t a = 0; a < AHEAD; ++a) {
+    for (uint32_t a = 0; a < AHEAD; a += 2) {
       if (base + a * num_groups + warp_first >= w.end) break;
       const uint32_t position = base + a * num_groups + group;
-      float values[ELEMENTS], scores[QUERIES];
-      unpack(k[a], values);
+      float first[ELEMENTS], second[ELEMENTS], scores[QUERIES][2];
+      unpack(k[a], first);
+      unpack(k[a + 1], second);
 #pragma unroll
       for (uint32_t i = 0; i < QUERIES; ++i) {
-        scores[i] = 0;
+        // Behind the last query there is room, of which nobody reads the sums; lanes behind the head add zeros.
+        const float* q = queries + i * dim + (here ? first_element : 0);
+        scores[i][0] = scores[i][1] = 0;
 #pragma unroll
-        for (uint32_t e = 0; e < ELEMENTS; ++e) scores[i] += q[i][e] * values[e];
+        for (uint32_t e = 0; e < ELEMENTS; ++e) {
+          scores[i][0] += q[e] * first[e];
+          scores[i][1] += q[e] * second[e];
+        }
       }
       for (uint32_t step = lanes / 2; step; step >>= 1)
 #pragma unroll
-        for (uint32_t i = 0; i < QUERIES; ++i) scores[i] += __shfl_xor_sync(~0u, scores[i], step);
-      unpack(v[a], values);
+        for (uint32_t i = 0; i < QUERIES; ++i) {
+          scores[i][0] += __shfl_xor_sync(~0u, scores[i][0], step);
+          scores[i][1] += __shfl_xor_sync(~0u, scores[i][1], step);
+        }
+      unpack(v[a], first);
+      unpack(v[a + 1], second);
 #pragma unroll
-      for (uint32_t i = 0; i < QUERIES; ++i)
-        if (position < w.end && position <= last[i]) part[i].add(scores[i], values);
+      for (uint32_t i = 0; i < QUERIES; ++i) {
+        const uint32_t seen_end = min(w.end, last[i] + 1);
+        part[i].add(position < seen_end ? scores[i][0] : -INFINITY,
+                    position + num_groups < seen_end ? scores[i][1] : -INFINITY, first, second);
+      }
     }
   }
   for (uint32_t step = lanes; step < 32; step <<= 1)
@@ -294,56 +267,9 @@ DISTMK_FN void run_instance(Context& context, const AttentionArgs& args, const B
 
 DISTMK_FN void body_attention(Context& context, const AttentionArgs& args) {
   const Batch& batch = *context.batch(args.batch);
-  attention::run_instance(context, args, batch, context.instance);
-}
-
-// One head and row, by a warp: each lane weighs a split, then all add up the splits in order. `splits` up to 32.
-DISTMK_FN void merge_row(const float* parts, uint32_t splits, uint32_t dim, float* out) {
-  constexpr uint32_t IN_FLIGHT = 8;
-  const uint32_t stride = 2 + dim, lane = threadIdx.x % 32;
-  float2 mine = {-INFINITY, 0};  // maximum and sum
-  if (lane < splits) mine = {__ldcg(parts + lane * stride), __ldcg(parts + lane * stride + 1)};
-  float maximum = mine.x;
-  for (uint32_t step = 16; step; step >>= 1) maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, step));
-  float weight = mine.x > -INFINITY ? __expf(mine.x - maximum) : 0.0f;
-  weight /= attention::warp_sum(mine.y * weight);
-  for (uint32_t first = 0; first < dim; first += 64) {
-    const uint32_t d = first + lane;
-    const bool one = d < dim, both = d + 32 < dim;
-    float2 acc = {0, 0};
-    for (uint32_t begin = 0; begin < splits; begin += IN_FLIGHT) {
-      float2 value[IN_FLIGHT];
-#pragma unroll
-      for (uint32_t i = 0; i < IN_FLIGHT; ++i) {
-        value[i] = {0, 0};
-        const float* part = parts + (begin + i) * stride + 2 + d;
-        if (begin + i < splits && one) value[i] = {__ldcg(part), both ? __ldcg(part + 32) : 0.0f};
-      }
-#pragma unroll
-      for (uint32_t i = 0; i < IN_FLIGHT; ++i) {
-        const float share = __shfl_sync(~0u, weight, (begin + i) % 32);
-        if (begin + i >= splits) continue;
-        acc.x += value[i].x * share;
-        acc.y += value[i].y * share;
-      }
-    }
-    if (one) out[d] = acc.x;
-    if (both) out[d + 32] = acc.y;
-  }
-}
-
-DISTMK_FN void body_merge(Context& context, const MergeArgs& args) {
-  const Batch& batch = *context.batch(args.batch);
-  const uint32_t stride = 2 + args.head_dim, warp = threadIdx.x / 32;
-  for (uint32_t r = 0; r < batch.num_runs; ++r) {
-    const BatchRun run = batch.runs[r];
-    const uint32_t splits = num_splits(batch, run, args.num_kv, args.num_workers, args.min_split, args.max_splits);
-    for (uint32_t i = warp; i < args.num_heads * run.num_rows; i += NUM_WARPS) {
-      const uint32_t head = i % args.num_heads, row = run.row_begin + i / args.num_heads;
-      merge_row(context.at<float>(args.part) + (uint64_t{head} * MAX_ROWS + row) * args.max_splits * stride, splits,
-                args.head_dim, context.at<float>(args.out) + uint64_t{row} * args.out_stride + head * args.head_dim);
-    }
-  }
+  uint32_t instance = context.instance;
+  do attention::run_instance(context, args, batch, instance);
+  while (context.next_of_share(instance));
 }
 
 }  // namespace distmk

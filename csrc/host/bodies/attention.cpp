@@ -36,7 +36,7 @@ void rotate(float* __restrict x, const float* __restrict table, uint32_t n) {
 
 class AttentionTask {
  public:
-  AttentionTask(const Context& context, const AttentionArgs& args);
+  AttentionTask(const Context& context, const AttentionArgs& args, uint32_t instance);
   void run();
 
  private:
@@ -74,10 +74,10 @@ class AttentionTask {
   void write_parts() const;
 };
 
-AttentionTask::AttentionTask(const Context& context, const AttentionArgs& args)
+AttentionTask::AttentionTask(const Context& context, const AttentionArgs& args, uint32_t instance)
     : context_(context), args_(args), head_dim_(args.head_dim) {
   const auto& batch = *context.at<Batch>(args.batch);
-  instance_ = attention_instance(args, batch, context.instance);
+  instance_ = attention_instance(args, batch, instance);
   run_ = batch.runs[instance_.run];
   const auto kv_len = static_cast<uint32_t>(run_.kv_len);
   begin_ = split_begin(kv_len, instance_.split, instance_.num_splits);
@@ -257,6 +257,10 @@ void AttentionTask::run() {
 
 }  // namespace
 
-void body_attention(Context& context, const AttentionArgs& args) { AttentionTask(context, args).run(); }
+void body_attention(Context& context, const AttentionArgs& args) {
+  uint32_t instance = context.instance;
+  do AttentionTask(context, args, instance).run();
+  while (context.next_of_share(instance));
+}
 
 }  // namespace distmk
