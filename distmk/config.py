@@ -219,10 +219,12 @@ def inv_freq(config: ModelConfig) -> npt.NDArray[np.float32]:
 
     Plain: theta ** (-2i / head_dim), from Su et al., "RoFormer" (arXiv 2104.09864), section 3.2. Scaled: Llama 3.1,
     `apply_scaling` in meta-llama/llama-models `models/llama3/model.py`, which transformers has as
-    `_compute_llama3_parameters`. Done in float32 as there: at position 100,000 the rounding of a frequency shows.
+    `_compute_llama3_parameters`. Rounded to float32 in the same places as there: at position 100,000 the rounding of a
+    frequency shows. What a float32 power is depends on the machine, so it is rounded from a float64 one.
     """
     exponents = np.arange(0, config.head_dim, 2).astype(np.float32) / np.float32(config.head_dim)
-    freq: npt.NDArray[np.float32] = np.asarray(1.0 / np.power(np.float32(config.rope_theta), exponents), np.float32)
+    power = np.power(np.float32(config.rope_theta), exponents, dtype=np.float64).astype(np.float32)
+    freq: npt.NDArray[np.float32] = np.float32(1) / power
     if config.rope_freq_factors is not None:
         freq /= np.asarray(config.rope_freq_factors, np.float32)
     scaling = config.rope_scaling
@@ -230,8 +232,9 @@ def inv_freq(config: ModelConfig) -> npt.NDArray[np.float32]:
         return freq
     low, high = np.float32(scaling.low_freq_factor), np.float32(scaling.high_freq_factor)
     context, factor = np.float32(scaling.original_max_position), np.float32(scaling.factor)
-    wavelength: npt.NDArray[np.float32] = np.float32(2 * math.pi) / freq
-    blend = (context / wavelength - low) / (high - low)
+    # torch divides by a tensor in two roundings: it multiplies by the reciprocal.
+    wavelength: npt.NDArray[np.float32] = np.float32(2 * math.pi) * (np.float32(1) / freq)
+    blend = (context * (np.float32(1) / wavelength) - low) / (high - low)
     blended = (np.float32(1) - blend) * freq / factor + blend * freq
     stretched = np.where(wavelength > context / low, freq / factor, blended)
     scaled: npt.NDArray[np.float32] = np.where(wavelength < context / high, freq, stretched)

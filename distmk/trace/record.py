@@ -26,7 +26,7 @@ ROW: np.dtype[Any] = np.dtype(
         ("launch", np.int64),  # abi.LaunchKind
         ("order", np.int64),  # the task's place in the program
         ("iteration", np.int64),
-        ("instance", np.int64),
+        ("instance", np.int64),  # of a spread task: the first of its worker's share, whether or not there are so many
         ("start_ns", np.int64),
         ("end_ns", np.int64),  # its triggers are fired
         ("finish_ns", np.int64),  # the last part of it, from the end of its body on
@@ -42,9 +42,9 @@ ROW: np.dtype[Any] = np.dtype(
 class Trace:
     """Rows (of ROW) sorted by rank, runner and start, in nanoseconds from the first start, on rank 0's clock.
 
-    A task is on its worker; a scheduler has a row for every launch it handed out, and for what it ran itself.
-    `offsets_ns`: what was taken off each rank's clock, certain to within `uncertainty_ns`. `num_dropped`: records of
-    earlier iterations, which are not here.
+    A task is on its worker, a spread one on every worker; a scheduler has a row for every launch it handed out, and for
+    what it ran itself. `offsets_ns`: what was taken off each rank's clock, certain to within `uncertainty_ns`.
+    `num_dropped`: records of earlier iterations, which are not here.
     """
 
     rows: Rows

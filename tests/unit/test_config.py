@@ -110,9 +110,11 @@ def test_inv_freq_matches_transformers(head_dim: int, theta: float, scaled: bool
     got = inv_freq(ModelConfig.from_hf(hf_dict(hf), "config.json"))
     assert got.dtype == np.float32
     assert got.shape == want.shape == (head_dim // 2,)
+    # torch's float32 power may be a unit in the last place off, and the division behind it another; a blended frequency
+    # goes with up to 10/3 times the relative error of the one that it is made of.
+    limit = 2 * 2**-23 * (10 / 3 if scaled else 1)
     worst = int(np.abs(got / want - 1).argmax())
-    # pow and division each round once more or less: three units in the last place
-    assert abs(got[worst] / want[worst] - 1) < 3 * 2**-23, f"index {worst}: got {got[worst]!r}, want {want[worst]!r}"
+    assert abs(got[worst] / want[worst] - 1) < limit, f"index {worst}: got {got[worst]!r}, want {want[worst]!r}"
 
 
 def test_rope_freq_factors_divide() -> None:

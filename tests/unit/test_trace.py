@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import random
 from collections import defaultdict
 from collections.abc import Callable
@@ -168,7 +169,7 @@ def test_clocks_are_within_their_bounds(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_what_was_waited_for(seed: int) -> None:
     """The end of the last producer, by brute force over the simulation's own loops."""
-    shapes = [*graphs.SHAPES.values(), decode]
+    shapes = [*graphs.SHAPES.values(), decode, functools.partial(decode, attention="spread")]
     program = compile_graph(shapes[seed](2, 2)) if seed < len(shapes) else random_program(seed)
     simulation = Simulation(program, body_ns=(10, 9000), seed=seed)
     found = assemble(simulation.program, simulation.run())
