@@ -52,6 +52,7 @@ class HostBackend:
         )
         self._spin_polls = SPIN_POLLS_OWN_CORE if threads <= usable_cores() else SPIN_POLLS_SHARED_CORE
         self._scheduler_threads = scheduler_threads
+        self._launch_iterations = agree(bootstrap, env.launch_iterations)
 
     def view(self, placed: Placed, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         base = self._heap.bases[self._heap.rank] if placed.space is Space.HEAP else self._local_base
@@ -74,6 +75,7 @@ class HostBackend:
         params.local_base = self._local_base
         params.spin_polls = self._spin_polls
         params.scheduler_threads = int(self._scheduler_threads)
+        params.max_iterations = self._launch_iterations
         inject_dropped_signal(params.fault, self.program.header.rank)
         self._inject_delays(params.fault)
         return HostLaunch(self, block, params)

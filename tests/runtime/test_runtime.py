@@ -123,7 +123,18 @@ def launches(num_ranks: int, num_workers: int, num_schedulers: int, instances: i
     return graph
 
 
-@pytest.mark.parametrize("options", [(), ("--ride",), ("--delay", "100,1,1")], ids=["threads", "riding", "far"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--ride",),
+        ("--cut", "3"),
+        ("--cut", "1", "--ride"),
+        ("--delay", "100,1,1"),
+        ("--delay", "100,1,1", "--cut", "2"),
+    ],
+    ids=["threads", "riding", "cut", "cut-riding", "far", "cut-far"],
+)
 def test_every_instance_runs_once(options: tuple[str, ...], tmp_path: Path) -> None:
     """Also with more instances than a ring has room for, or fewer than workers share them out, and in the order of every
     worker's queue."""

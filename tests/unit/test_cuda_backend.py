@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from distmk.abi import Abort
-from distmk.cuda.backend import CudaBackend, CudaLaunch
+from distmk.cuda.backend import CudaBackend
+from distmk.cuda.launch import CudaLaunch
 from distmk.cuda.nvshmem import SymmetricHeap
 
 
@@ -58,6 +59,7 @@ class FailingEvent:
 def launch(lost: list[int]) -> Any:
     made: Any = CudaLaunch.__new__(CudaLaunch)
     made._backend, made._event = backend(False, lost), FailingEvent()
+    made._backend._stream = made._event
     made.block = SimpleNamespace(token_count=SimpleNamespace(value=0))
     return made
 
@@ -68,7 +70,7 @@ def test_a_gpu_that_fails_with_a_peer_lost_the_peer() -> None:
 
 
 def test_a_gpu_that_fails_by_itself_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distmk.cuda.backend.LOSS_S", 0.01)
+    monkeypatch.setattr("distmk.cuda.launch.LOSS_S", 0.01)
     with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
         launch([]).join()
 
