@@ -41,6 +41,7 @@ class HostBackend:
 
     def __init__(self, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool = False) -> None:
         self.program = program
+        self._launch_iterations = agree(bootstrap, env.launch_iterations)
         self._library = agree(bootstrap, load_runtime)
         self._heap = SharedHeap(bootstrap, program.header.heap_bytes)
         self._local = agree(bootstrap, lambda: _arena(program.header.local_bytes))
@@ -52,7 +53,6 @@ class HostBackend:
         )
         self._spin_polls = SPIN_POLLS_OWN_CORE if threads <= usable_cores() else SPIN_POLLS_SHARED_CORE
         self._scheduler_threads = scheduler_threads
-        self._launch_iterations = agree(bootstrap, env.launch_iterations)
 
     def view(self, placed: Placed, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         base = self._heap.bases[self._heap.rank] if placed.space is Space.HEAP else self._local_base

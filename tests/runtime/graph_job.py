@@ -238,8 +238,11 @@ def decode(job: Job, attention_launch: str, launch_iterations: int = 0) -> Decod
         running = session.launch(SPEC)
         tokens = [(t.request, t.token, t.iteration) for batch in running for t in batch]
         assert running.iterations > 10
-        last = running._launch._params.first_iteration  # type: ignore[attr-defined]
-        assert last == (running.iterations // launch_iterations * launch_iterations if launch_iterations else 0)
+        params = running._launch._params  # type: ignore[attr-defined]
+        assert params.scheduler_threads == job.options.get("threads", False)
+        assert params.first_iteration == (
+            running.iterations // launch_iterations * launch_iterations if launch_iterations else 0
+        )
         job.bootstrap.barrier()
         return tokens, {b.name: session.view(b).copy() for b in session.program.placement.buffers}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from faults import GONE_S, check_hang, errors, pid_of, wait_for_tokens
-from helpers import Runner, assert_one_line, with_ranks
+from helpers import Runner, with_ranks
 from test_faults import assert_runs, signals
 from test_runtime import assert_done, run_job
 
@@ -84,8 +84,3 @@ def test_killed_rank(runner: Runner, command: Callable[..., list[str]]) -> None:
     assert all(line.startswith("distmk: rank 1 ") for line in errors(done)), done.stderr
     runner.check_nothing_left()
     assert_runs(runner, command)
-
-
-def test_no_number(runner: Runner, command: Callable[..., list[str]]) -> None:
-    done = runner.run(command(tokens=4), {"DISTMK_LAUNCH_ITERATIONS": "one"})
-    assert_one_line(done, "DISTMK_LAUNCH_ITERATIONS='one'", "give 0 or more")

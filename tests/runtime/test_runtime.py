@@ -83,6 +83,11 @@ def test_attention_is_the_same_however_launched(tmp_path: Path, ranks: int, work
     assert_done(run_job(tmp_path, "attention_launches", ranks, workers=workers))
 
 
+@pytest.mark.parametrize(("ranks", "workers", "schedulers"), [(1, 3, 1), (1, 2, 2), (2, 2, 1), (3, 1, 1)])
+def test_schedulers_of_their_own(tmp_path: Path, ranks: int, workers: int, schedulers: int) -> None:
+    assert_done(run_job(tmp_path, "own_schedulers", ranks, workers=workers, schedulers=schedulers, threads=True))
+
+
 def test_session_refuses(tmp_path: Path) -> None:
     text = "UsageError: the graph is for 3 ranks, but 2 were started; start as many ranks as the graph has"
     assert run_job(tmp_path, "wrong_ranks", 2, graph_ranks=3) == [text, text]
