@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 7147065195762312060ull;
+constexpr uint64_t ABI_HASH = 3887987484879683339ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -18,6 +18,7 @@ constexpr uint32_t TILE_ROWS = 16u;
 constexpr uint32_t TILE_K = 256u;
 constexpr uint32_t ROUND_GROUPS = 3u;
 constexpr uint32_t BLOCK_TILES = 4u;
+constexpr uint32_t MAX_OWN_SCHEDULERS = 12u;
 
 enum class Space : uint32_t { NONE = 0, HEAP = 1, LOCAL = 2 };
 
@@ -351,6 +352,8 @@ struct LaunchParams {
   uint32_t num_eos;
   uint32_t token_capacity;
   uint32_t num_iterations;
+  uint64_t first_iteration;
+  uint64_t max_iterations;
   uint64_t deadline_ns;
   uint32_t scheduler_threads;
   uint32_t spin_polls;
@@ -364,7 +367,7 @@ struct LaunchParams {
   uint32_t pad;
   Fault fault;
 };
-static_assert(sizeof(LaunchParams) == 192);
+static_assert(sizeof(LaunchParams) == 208);
 static_assert(offsetof(LaunchParams, program) == 0);
 static_assert(offsetof(LaunchParams, heap_bases) == 8);
 static_assert(offsetof(LaunchParams, local_base) == 16);
@@ -378,18 +381,20 @@ static_assert(offsetof(LaunchParams, num_requests) == 72);
 static_assert(offsetof(LaunchParams, num_eos) == 76);
 static_assert(offsetof(LaunchParams, token_capacity) == 80);
 static_assert(offsetof(LaunchParams, num_iterations) == 84);
-static_assert(offsetof(LaunchParams, deadline_ns) == 88);
-static_assert(offsetof(LaunchParams, scheduler_threads) == 96);
-static_assert(offsetof(LaunchParams, spin_polls) == 100);
-static_assert(offsetof(LaunchParams, iterations_done) == 104);
-static_assert(offsetof(LaunchParams, trace) == 112);
-static_assert(offsetof(LaunchParams, trace_counts) == 120);
-static_assert(offsetof(LaunchParams, trace_capacity) == 128);
-static_assert(offsetof(LaunchParams, self) == 136);
-static_assert(offsetof(LaunchParams, faults_seen) == 144);
-static_assert(offsetof(LaunchParams, num_far) == 152);
-static_assert(offsetof(LaunchParams, pad) == 156);
-static_assert(offsetof(LaunchParams, fault) == 160);
+static_assert(offsetof(LaunchParams, first_iteration) == 88);
+static_assert(offsetof(LaunchParams, max_iterations) == 96);
+static_assert(offsetof(LaunchParams, deadline_ns) == 104);
+static_assert(offsetof(LaunchParams, scheduler_threads) == 112);
+static_assert(offsetof(LaunchParams, spin_polls) == 116);
+static_assert(offsetof(LaunchParams, iterations_done) == 120);
+static_assert(offsetof(LaunchParams, trace) == 128);
+static_assert(offsetof(LaunchParams, trace_counts) == 136);
+static_assert(offsetof(LaunchParams, trace_capacity) == 144);
+static_assert(offsetof(LaunchParams, self) == 152);
+static_assert(offsetof(LaunchParams, faults_seen) == 160);
+static_assert(offsetof(LaunchParams, num_far) == 168);
+static_assert(offsetof(LaunchParams, pad) == 172);
+static_assert(offsetof(LaunchParams, fault) == 176);
 
 struct NopArgs {
   uint64_t reserved;

@@ -25,6 +25,7 @@ TILE_ROWS = 16
 TILE_K = 256  # columns of a tile: 8 KB, the least that a bulk copy must have to be fast
 ROUND_GROUPS = 3  # groups of TILE_ROWS rows whose sums are kept at once
 BLOCK_TILES = 4  # tiles of a row that share one load of activations
+MAX_OWN_SCHEDULERS = 12  # warps of the block that runs schedulers, where a GPU has one for them
 
 
 class Space(enum.IntEnum):
@@ -114,7 +115,7 @@ class JitEntry(ctypes.Structure):
 class JitRing(ctypes.Structure):
     """Head of a single-producer, single-consumer ring, and on another cache line what its producer writes.
 
-    `closed` is 1 once the launch is over and nothing more will be pushed.
+    Nothing more will be pushed for iterations below `closed`.
     """
 
     _fields_ = [
@@ -309,10 +310,12 @@ class LaunchParams(ctypes.Structure):
         ("num_eos", c_uint32),
         ("token_capacity", c_uint32),
         ("num_iterations", c_uint32),  # used where the program has no gate
+        ("first_iteration", c_uint64),
+        ("max_iterations", c_uint64),  # after which this launch ends and another goes on; 0: all in one
         ("deadline_ns", c_uint64),
         ("scheduler_threads", c_uint32),  # 0: schedulers ride in the workers' idle loops
         ("spin_polls", c_uint32),  # polls before a waiter gives its core away
-        ("iterations_done", c_uint64),  # out
+        ("iterations_done", c_uint64),  # out; those before first_iteration included
         ("trace", c_uint64),  # TraceEntry[num_workers + num_schedulers][trace_capacity], rings; 0: off
         ("trace_counts", c_uint64),  # u64[num_workers + num_schedulers]: tasks run; the last ones left entries
         ("trace_capacity", c_uint64),
@@ -360,6 +363,7 @@ CONSTANTS = {
     "TILE_K": TILE_K,
     "ROUND_GROUPS": ROUND_GROUPS,
     "BLOCK_TILES": BLOCK_TILES,
+    "MAX_OWN_SCHEDULERS": MAX_OWN_SCHEDULERS,
 }
 
 

@@ -40,12 +40,15 @@ def choose_model_len(wanted: int | None, max_position: int) -> int:
     return min(max_position, DEFAULT_MODEL_LEN) if wanted is None else wanted
 
 
-def choose_workers(wanted: int | None, backend: str, bootstrap: Bootstrap) -> int:
-    """Workers of a rank: what was asked for, or one an SM, or the share of the cores. Warns where cores must be shared."""
+def choose_workers(wanted: int | None, backend: str, bootstrap: Bootstrap, schedulers_apart: bool = False) -> int:
+    """Workers of a rank: what was asked for, or one an SM, or the share of the cores. Warns where cores must be shared.
+
+    `schedulers_apart`: on a GPU one SM is theirs.
+    """
     if backend == "cuda":
         from distmk.cuda.backend import num_workers_of  # needs packages that only GPU machines have
 
-        return wanted or num_workers_of(bootstrap.local_rank)
+        return wanted or num_workers_of(bootstrap.local_rank) - int(schedulers_apart)
     cores = usable_cores()
     if wanted is None:
         return max(1, cores // bootstrap.local_size)
@@ -56,3 +59,15 @@ def choose_workers(wanted: int | None, backend: str, bootstrap: Bootstrap) -> in
             file=sys.stderr,
         )
     return wanted
+
+
+def check_schedulers(wanted: int | None, num_workers: int, backend: str) -> None:
+    """UsageError where there is no room for schedulers apart from the workers."""
+    if wanted is None:
+        return
+    if wanted > num_workers:
+        raise UsageError(f"{wanted} schedulers are more than {num_workers} workers; ask for at most one a worker")
+    if backend == "cuda":
+        from distmk.cuda.backend import require_warps
+
+        require_warps(wanted)

@@ -15,7 +15,7 @@ from distmk import env
 from distmk.abi import Batch
 from distmk.backend import LaunchSpec
 from distmk.bootstrap import Bootstrap, agree, agree_same
-from distmk.choices import BACKENDS, choose_backend, choose_model_len, choose_workers
+from distmk.choices import BACKENDS, check_schedulers, choose_backend, choose_model_len, choose_workers
 from distmk.errors import DistmkError, UsageError
 from distmk.heap import fill_weights
 from distmk.lower import DecodeOptions
@@ -31,7 +31,10 @@ HOST_MIN_SPLIT, GPU_MIN_SPLIT = 64, 32  # positions that are worth an attention 
 
 @dataclass(frozen=True)
 class EngineArgs:
-    """What every rank must be given alike. Lengths are in tokens; None lets the engine choose."""
+    """What every rank must be given alike. Lengths are in tokens; None lets the engine choose.
+
+    `num_schedulers`: of a rank, in threads or on an SM of their own; None: one in the idle time of each worker.
+    """
 
     model: str
     load_format: str = "auto"
@@ -43,13 +46,14 @@ class EngineArgs:
     deadline_s: float | None = None
     keep_logits: bool = False
     trace_iterations: int = 0
+    num_schedulers: int | None = None
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise UsageError(f"backend {self.backend!r} is not one of {', '.join(BACKENDS)}")
         if self.load_format not in ("auto", "dummy"):
             raise UsageError(f"load format {self.load_format!r} is not one of auto, dummy")
-        for name in ("num_workers", "max_model_len", "max_num_seqs", "deadline_s"):
+        for name in ("num_workers", "num_schedulers", "max_model_len", "max_num_seqs", "deadline_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UsageError(f"{name} is {value}; it must be positive")
@@ -83,7 +87,12 @@ class Engine:
             program = agree(bootstrap, self._program)
         with self._timed("runtime"):
             self.session = Session(
-                program, bootstrap, deadline_s=args.deadline_s, backend=self.backend_name, proved=True
+                program,
+                bootstrap,
+                deadline_s=args.deadline_s,
+                backend=self.backend_name,
+                proved=True,
+                scheduler_threads=args.num_schedulers is not None,
             )
         try:
             with self._timed("weights"):
@@ -100,14 +109,19 @@ class Engine:
 
     def _same_workers(self) -> int:
         """Every rank has the same number of workers: the least that any of them has cores for."""
-        mine = agree(self.bootstrap, lambda: choose_workers(self.args.num_workers, self.backend_name, self.bootstrap))
-        return min(int(count) for count in self.bootstrap.allgather(str(mine).encode()))
+        args, bootstrap = self.args, self.bootstrap
+        own_sm = args.num_schedulers is not None
+        mine = agree(bootstrap, lambda: choose_workers(args.num_workers, self.backend_name, bootstrap, own_sm))
+        least = min(int(count) for count in bootstrap.allgather(str(mine).encode()))
+        check_schedulers(args.num_schedulers, least, self.backend_name)
+        return least
 
     def _program(self) -> Program:
         on_gpu = self.backend_name == "cuda"
         options = DecodeOptions(
             num_ranks=self.bootstrap.world_size,
             num_workers=self.num_workers,
+            num_schedulers=self.args.num_schedulers,
             max_rows=self.args.max_num_seqs,
             max_model_len=self.max_model_len,
             keep_logits=self.args.keep_logits,

@@ -54,6 +54,14 @@ def deadline_s() -> float:
     return _number("DISTMK_DEADLINE_S", 30.0)
 
 
+def launch_iterations() -> int:
+    """DISTMK_LAUNCH_ITERATIONS: end a launch after so many iterations and let another go on (0: run all in one)."""
+    text = os.environ.get("DISTMK_LAUNCH_ITERATIONS") or "0"
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"DISTMK_LAUNCH_ITERATIONS={text!r} is no number of iterations; unset it or give 0 or more")
+    return int(text)
+
+
 def drop_signal() -> tuple[int, int, int, int] | None:
     """DISTMK_FAULT_DROP_SIGNAL=from,to,event,nth: lose the nth trigger of an event (a fault)."""
     text = os.environ.get("DISTMK_FAULT_DROP_SIGNAL")

@@ -32,6 +32,8 @@ class LLM:
     the same LLM and the same calls; outputs appear on rank 0. Close it, or use it in a `with` block.
 
     `trace_iterations`: keep a record of every task of the last iterations of a call; `trace` then holds it (rank 0).
+    `num_schedulers`: of a rank, at most one a worker, in threads of their own, on a GPU up to 12 on an SM of their own;
+    None: one rides in the idle time of each worker.
 
     Raises UsageError (ModelError, BuildError) for what cannot be served, RankLostError if a rank dies.
     """
@@ -50,6 +52,7 @@ class LLM:
         deadline_s: float | None = None,
         keep_logits: bool = False,
         trace_iterations: int = 0,
+        num_schedulers: int | None = None,
     ) -> None:
         self.trace: Trace | None = None  # of the last call that was seen to its end
         self._bootstrap = connect(tensor_parallel_size)
@@ -68,6 +71,7 @@ class LLM:
                 deadline_s,
                 keep_logits,
                 trace_iterations,
+                num_schedulers,
             )
 
         try:

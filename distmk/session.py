@@ -41,19 +41,20 @@ class Outcome:
     left: bool  # its caller had enough of the launch
 
 
-def make_backend(name: str, program: RankProgram, bootstrap: Bootstrap) -> Backend:
+def make_backend(name: str, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool) -> Backend:
     """The backend `name` (host or cuda) for this rank's program; collective."""
     if name == "cuda":
         from distmk.cuda.backend import CudaBackend  # needs packages that only GPU machines have
 
-        return CudaBackend(program, bootstrap)
-    return HostBackend(program, bootstrap)
+        return CudaBackend(program, bootstrap, scheduler_threads)
+    return HostBackend(program, bootstrap, scheduler_threads)
 
 
 class Session:
     """A checked program with its memory on this rank. Collective: every rank makes it from the same graph.
 
-    `proved`: the program passed `check` before (program_cache keeps such).
+    `proved`: the program passed `check` before (program_cache keeps such). `scheduler_threads`: schedulers have threads,
+    on a GPU an SM, of their own; else they ride in the workers' idle time.
     Raises CheckError if the program cannot be proved correct, UsageError if the ranks hold different programs.
     """
 
@@ -65,6 +66,7 @@ class Session:
         deadline_s: float | None = None,
         backend: str = "host",
         proved: bool = False,
+        scheduler_threads: bool = False,
     ) -> None:
         self.program = compile_graph(graph) if isinstance(graph, Graph) else graph
         if self.program.num_ranks != bootstrap.world_size:
@@ -79,7 +81,7 @@ class Session:
         self.rank_program = self.program.ranks[bootstrap.rank]
         agree_same(bootstrap, "program", {"program": self.program.fingerprint()})
         self._running: RunningLaunch | None = None
-        self.backend = make_backend(backend, self.rank_program, bootstrap)
+        self.backend = make_backend(backend, self.rank_program, bootstrap, scheduler_threads)
         fill_constants(self.program, self.backend, bootstrap.rank)
 
     def view(self, buffer: Buffer | str) -> npt.NDArray[Any]:

@@ -15,6 +15,7 @@ namespace distmk {
 
 enum Role : uint32_t { LOADER = NUM_WARPS, WAITER, FETCHER, SCHEDULER, NUM_ROLES };
 constexpr uint32_t NUM_THREADS = 32 * NUM_ROLES;
+static_assert(MAX_OWN_SCHEDULERS == NUM_ROLES, "one CTA runs them, each in a warp");
 
 // The roles but the consumers' are functions of their own: the consumers then have all registers, and the loader's few
 // instructions lie together.
@@ -127,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
   const Team warp{threadIdx.x % 32, 32};
   const bool is_worker = blockIdx.x < num_workers, riding = !s.params.scheduler_threads;
   if (!is_worker || role == SCHEDULER) {
-    const uint32_t id = is_worker ? blockIdx.x : (blockIdx.x - num_workers) * NUM_ROLES + role;
+    const uint32_t id = is_worker ? blockIdx.x : role;
     // Where no weights are streamed there is room for the tasks of many schedulers.
     TaskSlot* slots = is_worker ? s.scheduled : reinterpret_cast<TaskSlot*>(s.slots) + 2 * role;
     if (is_worker == riding && id < num_schedulers) schedule_loop(state, id, warp, slots);

@@ -32,12 +32,13 @@ struct RingView {
     return true;
   }
 
-  DISTMK_FN void close(const Team& team) const {
-    if (team.leader()) store_release(&ring->closed, 1, scope);
+  // Nothing more will be pushed for what is before `iteration`.
+  DISTMK_FN void close(const Team& team, uint64_t iteration) const {
+    if (team.leader()) store_release(&ring->closed, iteration, scope);
   }
-  // Nothing is left and nothing more will come.
-  DISTMK_FN bool finished(const Team& team, uint64_t head) const {
-    return team.all(load_acquire(&ring->closed, scope) && load_acquire(&ring->tail, scope) == head);
+  // Nothing is left of what is before `iteration`, and nothing more will come.
+  DISTMK_FN bool finished(const Team& team, uint64_t head, uint64_t iteration) const {
+    return team.all(load_acquire(&ring->closed, scope) >= iteration && load_acquire(&ring->tail, scope) == head);
   }
 };
 

@@ -22,7 +22,7 @@ class Scheduler {
     if (has_work())
       turn_to(0);
     else
-      close();
+      close(~0ull);
   }
 
   DISTMK_FN bool done() const { return done_; }
@@ -38,7 +38,7 @@ class Scheduler {
       const Gate gate = gate_state(state_, iteration_, team_);
       if (gate == Gate::CLOSED) return false;
       if (gate == Gate::STOP) {
-        close();
+        close(iteration_);
         return true;
       }
       gate_passed_ = true;
@@ -58,7 +58,7 @@ class Scheduler {
   uint32_t id_;
   TaskHolder holder_;
   bool done_ = false;
-  uint64_t iteration_ = 0;
+  uint64_t iteration_ = state_.params->first_iteration;
   uint32_t launch_ = 0;    // entry of the rank's launch list
   TaskView task_;          // its task; no descriptor behind the end of the list
   uint32_t worker_ = 0;    // that is being given tasks
@@ -82,17 +82,17 @@ class Scheduler {
 
   DISTMK_FN void turn_to(uint32_t launch) {
     launch_ = launch;
-    if (launch_ < state_.program->num_launches)
+    if (launch_ < state_.program->num_launches && iteration_ < end_iteration(*state_.params))
       task_ = holder_.take(state_, state_.launches[launch_], team_);
     else
       task_ = TaskView{};
   }
 
-  // Tells this scheduler's workers that nothing more will come.
-  DISTMK_FN void close() {
+  // Tells this scheduler's workers that nothing more will come for what is before `iteration`.
+  DISTMK_FN void close(uint64_t iteration) {
     done_ = true;
     for (uint32_t worker = id_; worker < state_.program->num_workers; worker += state_.program->num_schedulers)
-      ring_of(state_, worker).close(team_);
+      ring_of(state_, worker).close(team_, iteration);
   }
 
   DISTMK_FN bool run_here() {

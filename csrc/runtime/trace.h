@@ -1,5 +1,5 @@
-// Start and end of every task, kept by whoever ran it: the last ones of a launch. Where tracing is off, all it costs is
-// a branch.
+// Start and end of every task, kept by whoever ran it: the last ones of a launch and those that it goes on from. Where
+// tracing is off, all it costs is a branch.
 #pragma once
 #include "runtime/context.h"
 
@@ -11,9 +11,11 @@ class Tracer {
   DISTMK_FN Tracer(const RankState& state, uint32_t runner) {
     const LaunchParams& params = *state.params;
     if (!params.trace || !params.trace_capacity) return;
-    capacity_ = params.trace_capacity;
-    entries_ = reinterpret_cast<TraceEntry*>(params.trace) + runner * capacity_;
+    capacity_ = static_cast<uint32_t>(params.trace_capacity);
+    entries_ = reinterpret_cast<TraceEntry*>(params.trace) + uint64_t{runner} * capacity_;
     count_ = reinterpret_cast<uint64_t*>(params.trace_counts) + runner;
+    seen_ = *count_;
+    next_ = static_cast<uint32_t>(seen_ % capacity_);
   }
 
   DISTMK_FN uint64_t now() const { return entries_ ? now_ns() : 0; }
@@ -32,7 +34,8 @@ class Tracer {
  private:
   TraceEntry* entries_ = nullptr;  // null: off
   uint64_t* count_ = nullptr;
-  uint64_t capacity_ = 0, next_ = 0, seen_ = 0;
+  uint32_t capacity_ = 0, next_ = 0;
+  uint64_t seen_ = 0;
 };
 
 }  // namespace distmk

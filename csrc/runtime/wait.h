@@ -22,10 +22,16 @@ DISTMK_FN bool waits_met(const RankState& state, const TaskView& task, uint64_t 
 
 enum class Gate : uint32_t { CLOSED, OPEN, STOP };
 
+// Behind the last iteration that this launch may run; the next launch goes on there.
+DISTMK_FN uint64_t end_iteration(const LaunchParams& params) {
+  return params.max_iterations ? params.first_iteration + params.max_iterations : ~0ull;
+}
+
 // Whether iteration `iteration` may start here: its batch has arrived, or the launch has a fixed number of iterations.
 // Whoever keeps the copy at hand of the batch asks for it where it lies; the others on its SM wait for the copy.
 DISTMK_FN Gate gate_state(const RankState& state, uint64_t iteration, const Team& team) {
   const ProgramHeader& program = *state.program;
+  if (iteration == end_iteration(*state.params)) return Gate::STOP;
   if (program.gate_event == NO_EVENT) return iteration < state.params->num_iterations ? Gate::OPEN : Gate::STOP;
   if (state.near_batch) {
     if (!team.all(load_acquire(state.num_near_batches, Scope::BLOCK) > iteration)) return Gate::CLOSED;

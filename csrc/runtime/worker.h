@@ -33,7 +33,7 @@ class Worker {
         idle_(state, worker, team),
         rider_(rider) {}
 
-  // Iterations this worker has been through, the present one not counted.
+  // Iterations this worker has been through, in this launch and those before it; the present one not counted.
   DISTMK_FN uint64_t iterations() const { return iteration_; }
 
   // Waits until there is a task to run, or until the launch is over. The one before may still be running.
@@ -48,7 +48,7 @@ class Worker {
       if (!started_) {
         list_.look_for_batch(state_, iteration_, team_);
         const Gate gate = gate_state(state_, iteration_, team_);
-        if (gate == Gate::STOP && ring_.finished(team_, head_)) return leave();
+        if (gate == Gate::STOP && ring_.finished(team_, head_, iteration_)) return leave();
         if (gate == Gate::OPEN) {
           started_ = true;
           turn_to(0);
@@ -84,9 +84,9 @@ class Worker {
   TaskHolder holder_;
   Idle idle_;
   Scheduler* rider_;
-  uint64_t iteration_ = 0;
-  uint64_t head_ = 0;     // entries taken from the ring
-  uint32_t next_ = 0;     // entry of the queue
+  uint64_t iteration_ = state_.params->first_iteration;
+  uint64_t head_ = load_relaxed(&ring_.ring->head);  // entries taken from the ring
+  uint32_t next_ = 0;                                // entry of the queue
   TaskView task_;         // its task; none behind the end or while the iteration may not start
   bool started_ = false;  // this iteration's gate has opened
 

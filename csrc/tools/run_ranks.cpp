@@ -1,6 +1,7 @@
 // Runs all ranks of a saved program as threads of one process, so that a race detector sees races between ranks.
-//   run_ranks [--ride] [--delay MAX_US,NODE_SIZE,SEED] ITERATIONS PROGRAM_OF_RANK_0 PROGRAM_OF_RANK_1 ...
-// With --ride the schedulers have no threads of their own; --delay is the fault of the same name.
+//   run_ranks [--ride] [--cut N] [--delay MAX_US,NODE_SIZE,SEED] ITERATIONS PROGRAM_OF_RANK_0 PROGRAM_OF_RANK_1 ...
+// With --ride the schedulers have no threads of their own; --cut lets all threads leave after every N iterations and
+// others go on; --delay is the fault of the same name.
 // Weights are zero and prompts made up: what counts is who touches what when. Exit status 0: every rank finished.
 #include <cstdio>
 #include <cstdlib>
@@ -58,7 +59,7 @@ struct Requests {
 struct Options {
   bool ride = false;
   distmk::Fault fault = {};
-  uint32_t num_iterations = 0;
+  uint32_t num_iterations = 0, cut = 0;
   std::vector<const char*> programs;
 
   bool parse(int argc, char** argv) {
@@ -67,6 +68,8 @@ struct Options {
       unsigned max_us = 0;
       if (std::strcmp(argv[i], "--ride") == 0)
         ride = true;
+      else if (std::strcmp(argv[i], "--cut") == 0 && i + 1 < argc)
+        cut = static_cast<uint32_t>(std::atoi(argv[++i]));
       else if (std::strcmp(argv[i], "--delay") != 0 || ++i == argc ||
                std::sscanf(argv[i], "%u,%u,%u", &max_us, &fault.node_size, &fault.seed) != 3)
         return false;
@@ -84,7 +87,7 @@ struct Options {
 int main(int argc, char** argv) {
   Options options;
   if (!options.parse(argc, argv)) {
-    std::fprintf(stderr, "usage: run_ranks [--ride] [--delay MAX_US,NODE_SIZE,SEED] ITERATIONS PROGRAM...\n");
+    std::fprintf(stderr, "usage: run_ranks [--ride] [--cut N] [--delay MAX_US,NODE_SIZE,SEED] ITERATIONS PROGRAM...\n");
     return 2;
   }
   const auto num_ranks = static_cast<uint32_t>(options.programs.size());
@@ -120,12 +123,18 @@ int main(int argc, char** argv) {
     p.num_requests = static_cast<uint32_t>(requests.requests.size());
     p.token_capacity = static_cast<uint32_t>(requests.tokens.size());
     p.num_iterations = options.num_iterations;
+    p.max_iterations = options.cut;
     p.deadline_ns = 60000000000ull;
     p.scheduler_threads = !options.ride;
     p.fault = options.fault;
     p.spin_polls = 4;
   }
   for (LaunchParams& p : params) launches.push_back(distmk_start(&p));
+  // None may stand still while another is waited for.
+  for (uint32_t num_over = 0; num_over < num_ranks;) {
+    num_over = 0;
+    for (void* launch : launches) num_over += distmk_wait(launch, 0, 1, nullptr);
+  }
   for (void* launch : launches) distmk_join(launch);
   int status = 0;
   for (uint32_t rank = 0; rank < num_ranks; ++rank) {

@@ -59,6 +59,12 @@ def add_to(commands: Any) -> None:
         help="prompts as token ids; they come after those given as text",
     )
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="tokens a prompt (default 64)")
+    parser.add_argument(
+        "--schedulers",
+        type=int,
+        metavar="N",
+        help="schedulers a rank in threads of their own, on a GPU up to 12 on one SM (default: one rides in each worker)",
+    )
     parser.add_argument("--backend", choices=("auto", "host", "cuda"), default="auto", help="default: auto")
     parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: seeded random weights")
     parser.add_argument("--seed", type=int, default=0, help="of dummy weights")
@@ -96,6 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         max_num_seqs=arguments.max_num_seqs,
         deadline_s=arguments.deadline,
         trace_iterations=num_traced,
+        num_schedulers=arguments.schedulers,
     ) as llm:
         loaded = time.perf_counter()
         requests = llm.make_requests(prompts, params)

@@ -1,20 +1,19 @@
-"""The cuda backend: one cooperative launch of the persistent kernel for everything a launch does."""
+"""The cuda backend: a GPU's memory, and the kernel made ready for it."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import time
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from distmk import env
-from distmk.abi import Abort, LaunchParams, Space
-from distmk.backend import Kept, LaunchBlock, LaunchSpec, inject_dropped_signal
+from distmk.abi import MAX_OWN_SCHEDULERS, Abort, Space
+from distmk.backend import LaunchBlock, LaunchSpec
 from distmk.bootstrap import Bootstrap, agree
 from distmk.cuda.build import architecture_of, build_cubin
+from distmk.cuda.launch import CudaLaunch
 from distmk.cuda.nvshmem import SPARE_BYTES, SymmetricHeap, require
 from distmk.errors import DistmkError, UsageError
 from distmk.host.shm import SharedHeap
@@ -22,8 +21,6 @@ from distmk.place import Placed, control_bytes
 from distmk.program import RankProgram
 
 KERNEL = b"distmk_megakernel"
-POLL_S = 0.0002
-LOSS_S = 2.0  # from a failing GPU to the news of the rank whose end made it fail
 OTHER_BYTES = 1 << 30  # of a GPU's memory: contexts, the program, tokens
 
 
@@ -44,14 +41,25 @@ def num_workers_of(local_rank: int) -> int:
     return int(torch.cuda.get_device_properties(local_rank).multi_processor_count)
 
 
+def require_warps(num_schedulers: int) -> None:
+    """UsageError unless schedulers on an SM of their own have a warp each of its one block."""
+    if num_schedulers > MAX_OWN_SCHEDULERS:
+        raise UsageError(
+            f"{num_schedulers} schedulers do not fit on an SM, which has warps for {MAX_OWN_SCHEDULERS}; ask for fewer, "
+            "or let them ride in the workers"
+        )
+
+
 class CudaBackend:
     """Implements `backend.Backend`. Collective; UsageError or BuildError on every rank where it cannot be made."""
 
     name = "cuda"
     device = "cuda"
 
-    def __init__(self, program: RankProgram, bootstrap: Bootstrap) -> None:
-        self.program, self._bootstrap = program, bootstrap
+    def __init__(self, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool = False) -> None:
+        self.program, self._bootstrap, self.scheduler_threads = program, bootstrap, scheduler_threads
+        if scheduler_threads:
+            require_warps(program.header.num_schedulers)
         agree(bootstrap, require)
         self._device = agree(bootstrap, self._open_device)
         self._module = agree(bootstrap, self._load)
@@ -108,7 +116,11 @@ class CudaBackend:
         self.num_launches = 0
 
     def _make_resident(self) -> None:
-        """UsageError unless all of the grid's blocks can be on the GPU at once, which the protocol relies on."""
+        """UsageError unless all of the grid's blocks can be on the GPU at once, which the protocol relies on.
+
+        A cooperative launch holds them there. Without one, other work may get the GPU between the kernels of two
+        iterations, and blocks that find no room wait for the others, which leave at the deadline.
+        """
         from cuda.bindings import driver
 
         properties, handle, attribute = self._device.properties, self._kernel.handle, driver.CUfunction_attribute
@@ -128,14 +140,13 @@ class CudaBackend:
         if error == driver.CUresult.CUDA_SUCCESS:
             blocks = self._kernel.occupancy.max_active_blocks_per_multiprocessor(threads, shared_bytes)
         header = self.program.header
-        self.own_schedulers = header.num_schedulers != header.num_workers
-        wanted = header.num_workers + (1 if self.own_schedulers else 0)
-        room = blocks * properties.multiprocessor_count
-        if not properties.cooperative_launch or wanted > room:
+        self.launch_iterations = env.launch_iterations() or int(not properties.cooperative_launch)  # 0: all
+        wanted = header.num_workers + int(self.scheduler_threads)
+        room = min(blocks, 1) * properties.multiprocessor_count
+        if wanted > room:
             raise UsageError(
                 f"the kernel needs {wanted} blocks of {threads} threads, {num_registers} registers and "
-                f"{shared_bytes} bytes of shared memory at once; this GPU has room for {room}, "
-                f"cooperative launch {'yes' if properties.cooperative_launch else 'no'}; use fewer workers"
+                f"{shared_bytes} bytes of shared memory at once; this GPU has room for {room}; use fewer workers"
             )
         self.grid, self.threads, self.shared_bytes = wanted, threads, shared_bytes
 
@@ -163,7 +174,6 @@ class CudaBackend:
         torch.cuda.synchronize()
 
     def start(self, spec: LaunchSpec) -> CudaLaunch:
-        self.num_launches += 1
         return CudaLaunch(self, LaunchBlock.of(spec, self.program))
 
     def abort(self, reason: Abort) -> None:
@@ -194,89 +204,6 @@ class CudaBackend:
         self._liveness.close()
 
 
-class CudaLaunch:
-    """Implements `backend.Launch`."""
-
-    def __init__(self, backend: CudaBackend, block: LaunchBlock) -> None:
-        from cuda.core import LaunchConfig, launch
-
-        self.block, self._backend = block, backend
-        self._pinned = [_pin(memory) for memory in (block.tokens, block.token_count, block.records)]
-        self._device = [_upload(memory) for memory in (block.requests, block.prompts, block.eos_ids)]
-        self._params = _pin(LaunchParams())
-        params = LaunchParams.from_address(self._params.data_ptr())
-        block.fill(params)
-        params.tokens, params.token_count, params.records = (tensor.data_ptr() for tensor in self._pinned)
-        params.requests, params.prompts, params.eos_ids = (tensor.data_ptr() for tensor in self._device)
-        params.program, params.heap_bases = backend._bytes.data_ptr(), backend._bases.data_ptr()
-        params.local_base, params.faults_seen = backend._local.data_ptr(), backend._faults_seen.data_ptr()
-        params.self, params.num_far = self._params.data_ptr(), backend._heap.bases.count(0)
-        params.spin_polls = 1 << 14
-        self._trace = [_upload(memory) for memory in (block.trace, block.trace_counts) if block.trace.size]
-        if self._trace:
-            params.trace, params.trace_counts = (tensor.data_ptr() for tensor in self._trace)
-        inject_dropped_signal(params.fault, backend.program.header.rank)
-        # The host reads these while the kernel writes them.
-        block.tokens = type(block.tokens).from_address(params.tokens)
-        block.token_count = ctypes.c_uint64.from_address(params.token_count)
-        block.records = type(block.records).from_address(params.records)
-        self._filled = params
-        params.scheduler_threads = int(backend.own_schedulers)
-        config = LaunchConfig(
-            grid=backend.grid, block=backend.threads, shmem_size=backend.shared_bytes, is_cooperative=True
-        )
-        launch(backend._stream, config, backend._kernel, self._params.data_ptr())
-        self._event = backend._stream.record()
-
-    def wait(self, seen: int, timeout_s: float) -> bool:
-        until = time.monotonic() + timeout_s
-        while True:
-            if self._is_over():
-                return True
-            if self.block.token_count.value > seen or time.monotonic() >= until:
-                return False
-            time.sleep(POLL_S)
-
-    def _is_over(self) -> bool:
-        try:
-            return bool(self._event.is_done)
-        except Exception:  # the GPU has failed: join() says why
-            return True
-
-    def join(self) -> Abort:
-        try:
-            self._event.sync()
-            return self._backend.abort_reason()
-        except Exception:  # of the driver: a peer's memory may have gone with its process
-            until = time.monotonic() + LOSS_S
-            while not self._backend.lost_ranks() and time.monotonic() < until:
-                time.sleep(POLL_S)
-            if not self._backend.lost_ranks():
-                raise
-            return Abort.RANK_LOST
-
-    def trace(self) -> list[Kept]:
-        for memory, tensor in zip((self.block.trace, self.block.trace_counts), self._trace, strict=False):
-            _bytes_of(memory)[...] = tensor.cpu().numpy()
-        return self.block.traced()
-
-    @property
-    def iterations_done(self) -> int:
-        return int(self._filled.iterations_done)
-
-
-def _bytes_of(memory: Any) -> npt.NDArray[np.uint8]:
-    if isinstance(memory, np.ndarray):
-        return memory.view(np.uint8)
-    return np.frombuffer(bytes(memory), np.uint8)
-
-
-def _pin(memory: Any) -> Any:
-    import torch
-
-    return torch.from_numpy(_bytes_of(memory).copy()).pin_memory()
-
-
 def _zero(tensor: Any, num_bytes: int) -> None:
     """By a memset: a tensor's zero_() would launch a kernel of its own."""
     from cuda.bindings import driver
@@ -284,9 +211,3 @@ def _zero(tensor: Any, num_bytes: int) -> None:
     (error,) = driver.cuMemsetD8(tensor.data_ptr(), 0, num_bytes)
     if error != driver.CUresult.CUDA_SUCCESS:
         raise RuntimeError(f"cuMemsetD8: {error}")
-
-
-def _upload(memory: Any) -> Any:
-    import torch
-
-    return torch.from_numpy(_bytes_of(memory).copy()).cuda()

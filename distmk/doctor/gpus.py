@@ -101,11 +101,12 @@ def check_gpus(gpus: Sequence[Gpu], why_none: str = "") -> Finding:
             architecture_of(gpu.capability)
         except UsageError as error:
             faults.append(f"GPU {gpu.index}: {error}")
-        if not gpu.cooperative:
-            faults.append(f"GPU {gpu.index} has no cooperative launch, which the kernel needs")
     if faults:
         text = f"{faults[0]}; hide it with CUDA_VISIBLE_DEVICES, or use --backend host"
         return Finding("gpus", "missing", text, "cuda", tuple(lines))
+    if without := [gpu.index for gpu in gpus if not gpu.cooperative]:
+        text = f"GPU {without[0]} has no cooperative launch: every iteration is a launch of its own, which is slower"
+        return Finding("gpus", "warn", f"{text}; choose others by CUDA_VISIBLE_DEVICES", "cuda", tuple(lines))
     return Finding("gpus", "ok", f"{len(gpus)}, a rank each", details=tuple(lines))
 
 

@@ -41,6 +41,7 @@ class HostBackend:
 
     def __init__(self, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool = False) -> None:
         self.program = program
+        self._launch_iterations = agree(bootstrap, env.launch_iterations)
         self._library = agree(bootstrap, load_runtime)
         self._heap = SharedHeap(bootstrap, program.header.heap_bytes)
         self._local = agree(bootstrap, lambda: _arena(program.header.local_bytes))
@@ -74,6 +75,7 @@ class HostBackend:
         params.local_base = self._local_base
         params.spin_polls = self._spin_polls
         params.scheduler_threads = int(self._scheduler_threads)
+        params.max_iterations = self._launch_iterations
         inject_dropped_signal(params.fault, self.program.header.rank)
         self._inject_delays(params.fault)
         return HostLaunch(self, block, params)

@@ -16,9 +16,9 @@ MODEL = ("--model", "smollm2-135m", "--load-format", "dummy")
 PROMPTS = ("--prompt-ids", "1,2,3,4", ",".join(map(str, range(5, 23))), "--max-new-tokens", "8", "--ignore-eos")
 
 
-def tokens(runner: Runner, backend: str, num_ranks: int = 1) -> list[list[int]]:
+def tokens(runner: Runner, backend: str, num_ranks: int = 1, *more: str) -> list[list[int]]:
     launcher = under_mpirun(num_ranks) if num_ranks > 1 else alone
-    command = ("generate", *MODEL, *PROMPTS, "--json", "--backend", backend)
+    command = ("generate", *MODEL, *PROMPTS, "--json", "--backend", backend, *more)
     done = runner.distmk(*command, launcher=launcher, env=environment())
     assert done.status == 0, done.stderr
     return [record["token_ids"] for record in done.objects()]
@@ -37,3 +37,16 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
 def test_same_tokens(runner: Runner, request: pytest.FixtureRequest, backend: str, num_ranks: int) -> None:
     require(backend, num_ranks)
     assert tokens(runner, backend, num_ranks) == request.getfixturevalue("expected")
+
+
+@pytest.mark.parametrize(
+    ("backend", "num_ranks", "schedulers"),
+    [on("host", 1, 1), on("cuda", 1, 1), on("cuda", 1, 12), on("cuda", 2, 3, num_ranks=2)],
+)
+def test_schedulers_of_their_own(
+    runner: Runner, request: pytest.FixtureRequest, backend: str, num_ranks: int, schedulers: int
+) -> None:
+    """In threads, on a GPU on an SM, apart from the workers."""
+    require(backend, num_ranks)
+    got = tokens(runner, backend, num_ranks, "--schedulers", str(schedulers))
+    assert got == request.getfixturevalue("expected")

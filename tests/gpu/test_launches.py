@@ -1,6 +1,7 @@
-"""A generate call, prompts included, is exactly one kernel launch on every GPU, as CUPTI sees it.
+"""A generate call, prompts included, is exactly one kernel launch on every GPU, as CUPTI sees it; or, where a launch is
+to run one iteration only, one after another.
 
-python -m pytest -q -rs -s tests/gpu/test_launches.py            # 1 and 2 GPUs, about 20 s each
+python -m pytest -q -rs -s tests/gpu/test_launches.py            # 1 and 2 GPUs, about a minute each
 """
 
 from __future__ import annotations
@@ -27,3 +28,16 @@ def test_one_launch_a_call(runner: Runner, backend: str, num_ranks: int) -> None
         if record["rank"] == 0:
             assert [len(tokens) for tokens in record["tokens"]] == [12] * 3, record
             assert record["tokens"] == records[0]["tokens"], "calls gave different tokens"
+
+
+@pytest.mark.parametrize(("backend", "num_ranks"), [on("host", 2), *(on("cuda", n, num_ranks=n) for n in (1, 2))])
+def test_a_launch_an_iteration(runner: Runner, backend: str, num_ranks: int) -> None:
+    """Without cooperative launches: the same tokens."""
+    require(backend, num_ranks)
+    job = command("launches_job.py", backend, num_ranks=num_ranks)
+    whole = run_job(runner, job).objects()
+    cut = run_job(runner, job, DISTMK_LAUNCH_ITERATIONS="1").objects()
+    assert [record["tokens"] for record in cut] == [record["tokens"] for record in whole]
+    for record in cut if backend == "cuda" else ():
+        assert record["started"] > 12, record  # tokens a prompt
+        assert record["kernels"] in ([], ["distmk_megakernel"] * record["started"]), record

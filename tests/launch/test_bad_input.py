@@ -110,6 +110,8 @@ BAD_REQUESTS = [
     Bad("many_sequences", ("--max-num-seqs", "17", *IDS), ("max_num_seqs is 17", "1 to 16")),
     Bad("no_workers", ("--workers", "0", *IDS), ("num_workers is 0",)),
     Bad("workers_text", ("--workers", "two", *IDS), ("--workers", "'two'", "--help")),
+    Bad("no_schedulers", ("--schedulers", "0", *IDS), ("num_schedulers is 0",)),
+    Bad("many_schedulers", ("--workers", "1", "--schedulers", "2", *IDS), ("2 schedulers", "at most one a worker")),
     Bad("unknown_option", ("--fast", *IDS), ("--fast", "--help")),
     Bad("cuda", ("--backend", "cuda", *IDS), ("cuda",)),
     Bad("backend", ("--backend", "tpu", *IDS), ("--backend", "'tpu'")),
@@ -139,6 +141,7 @@ BAD_MACHINES = [
         make_compiler("exit 7"),
         {"DISTMK_CXX": "FOLDER/compiler", "DISTMK_CACHE": "FOLDER/cache"},
     ),
+    Bad("iterations", IDS, ("DISTMK_LAUNCH_ITERATIONS='one'",), None, {"DISTMK_LAUNCH_ITERATIONS": "one"}),
     Bad("deadline_variable", IDS, ("DISTMK_DEADLINE_S", "'soon'"), None, {"DISTMK_DEADLINE_S": "soon"}),
 ]
 UNDER_MPIRUN = {

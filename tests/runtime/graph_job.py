@@ -18,7 +18,6 @@ from distmk.abi import EVENT_STRIDE_BYTES, LaunchKind, Space
 from distmk.backend import LaunchSpec
 from distmk.errors import DistmkError
 from distmk.heap import fill_weights
-from distmk.host.backend import HostBackend
 from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
 from distmk.place import Placed
@@ -53,11 +52,8 @@ class Job:
         return distmk.Graph(num_ranks, self.workers, self.options.get("schedulers"))
 
     def session(self, graph: distmk.Graph) -> distmk.Session:
-        session = distmk.Session(graph, self.bootstrap, deadline_s=15)
-        if self.options.get("threads"):
-            session.backend.close()
-            session.backend = HostBackend(session.rank_program, self.bootstrap, scheduler_threads=True)
-        return session
+        threads = self.options.get("threads", False)
+        return distmk.Session(graph, self.bootstrap, deadline_s=15, scheduler_threads=threads)
 
     def run(self, session: distmk.Session, iterations: int | None = None) -> None:
         n = self.iterations if iterations is None else iterations
@@ -220,30 +216,63 @@ def traced(job: Job) -> None:
         assert len(cut.rows) == 0 and cut.num_dropped == len(trace.rows) // kept * job.iterations
 
 
+Decoded = tuple[list[tuple[int, int, int]], dict[str, Any]]
+SPEC = LaunchSpec(tuple((i, 3 * i) * (2 * i + 1) for i in range(7)), (5, 9, 2, 30, 8, 1, 12), ignore_eos=True)
+
+
+def decode(job: Job, attention_launch: str, launch_iterations: int = 0) -> Decoded:
+    """Tokens and every buffer after a launch of a small model, which is cut after every so many iterations."""
+    os.environ["DISTMK_LAUNCH_ITERATIONS"] = str(launch_iterations)
+    options = DecodeOptions(
+        job.num_ranks,
+        job.workers,
+        job.options.get("schedulers"),
+        max_rows=4,
+        max_model_len=64,
+        page_size=4,
+        min_split=4,
+        attention_launch=attention_launch,  # type: ignore[arg-type]
+    )
+    with job.session(lower(build_model(tiny_config()), options)) as session:
+        fill_weights(session.program, session.backend, job.rank, DummyCheckpoint(tiny_config(), None, 5))
+        running = session.launch(SPEC)
+        tokens = [(t.request, t.token, t.iteration) for batch in running for t in batch]
+        assert running.iterations > 10
+        params = running._launch._params  # type: ignore[attr-defined]
+        assert params.scheduler_threads == job.options.get("threads", False)
+        assert params.first_iteration == (
+            running.iterations // launch_iterations * launch_iterations if launch_iterations else 0
+        )
+        job.bootstrap.barrier()
+        return tokens, {b.name: session.view(b).copy() for b in session.program.placement.buffers}
+
+
+def assert_same_decode(job: Job, one: Decoded, other: Decoded) -> None:
+    (tokens, memory), (again, others) = one, other
+    assert tokens == again and len(tokens) == (sum(SPEC.max_new) if job.rank == 0 else 0), (tokens, again)
+    for name, content in memory.items():
+        differ = np.argwhere(content.view(np.uint8) != others[name].view(np.uint8))
+        assert not len(differ), f"{name} on rank {job.rank}: {len(differ)} bytes differ, first at {differ[0].tolist()}"
+
+
 def attention_launches(job: Job) -> None:
     """However attention comes to the workers, a model's tokens are the same, and every buffer holds the same bits."""
-    found: list[tuple[list[tuple[int, int, int]], dict[str, Any]]] = []
-    for launch in ("massive", "spread"):
-        options = DecodeOptions(
-            job.num_ranks,
-            job.workers,
-            max_rows=4,
-            max_model_len=64,
-            page_size=4,
-            min_split=4,
-            attention_launch=launch,  # type: ignore[arg-type]
-        )
-        spec = LaunchSpec(tuple((i, 3 * i) * (2 * i + 1) for i in range(7)), (5, 9, 2, 30, 8, 1, 12), ignore_eos=True)
-        with job.session(lower(build_model(tiny_config()), options)) as session:
-            fill_weights(session.program, session.backend, job.rank, DummyCheckpoint(tiny_config(), None, 5))
-            tokens = [(t.request, t.token, t.iteration) for batch in session.launch(spec) for t in batch]
-            job.bootstrap.barrier()
-            found.append((tokens, {b.name: session.view(b).copy() for b in session.program.placement.buffers}))
-    (tokens, memory), (again, other) = found
-    assert tokens == again and len(tokens) == (sum(spec.max_new) if job.rank == 0 else 0), (tokens, again)
-    for name, content in memory.items():
-        differ = np.argwhere(content.view(np.uint8) != other[name].view(np.uint8))
-        assert not len(differ), f"{name} on rank {job.rank}: {len(differ)} bytes differ, first at {differ[0].tolist()}"
+    assert_same_decode(job, decode(job, "massive"), decode(job, "spread"))
+
+
+def cut_launches(job: Job) -> None:
+    """However many iterations a launch runs before another goes on, the same."""
+    for attention_launch in ("massive", "spread"):
+        whole = decode(job, attention_launch)
+        for launch_iterations in (1, 3, 1000):
+            assert_same_decode(job, whole, decode(job, attention_launch, launch_iterations))
+
+
+def own_schedulers(job: Job) -> None:
+    """Schedulers in threads of their own, and the same."""
+    apart = decode(job, "massive")
+    job.options |= {"threads": False, "schedulers": None}
+    assert_same_decode(job, apart, decode(job, "massive"))
 
 
 def wrong_ranks(job: Job) -> None:

@@ -83,6 +83,11 @@ def test_attention_is_the_same_however_launched(tmp_path: Path, ranks: int, work
     assert_done(run_job(tmp_path, "attention_launches", ranks, workers=workers))
 
 
+@pytest.mark.parametrize(("ranks", "workers", "schedulers"), [(1, 3, 1), (1, 2, 2), (2, 2, 1), (3, 1, 1)])
+def test_schedulers_of_their_own(tmp_path: Path, ranks: int, workers: int, schedulers: int) -> None:
+    assert_done(run_job(tmp_path, "own_schedulers", ranks, workers=workers, schedulers=schedulers, threads=True))
+
+
 def test_session_refuses(tmp_path: Path) -> None:
     text = "UsageError: the graph is for 3 ranks, but 2 were started; start as many ranks as the graph has"
     assert run_job(tmp_path, "wrong_ranks", 2, graph_ranks=3) == [text, text]
@@ -123,7 +128,18 @@ def launches(num_ranks: int, num_workers: int, num_schedulers: int, instances: i
     return graph
 
 
-@pytest.mark.parametrize("options", [(), ("--ride",), ("--delay", "100,1,1")], ids=["threads", "riding", "far"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--ride",),
+        ("--cut", "3"),
+        ("--cut", "1", "--ride"),
+        ("--delay", "100,1,1"),
+        ("--delay", "100,1,1", "--cut", "2"),
+    ],
+    ids=["threads", "riding", "cut", "cut-riding", "far", "cut-far"],
+)
 def test_every_instance_runs_once(options: tuple[str, ...], tmp_path: Path) -> None:
     """Also with more instances than a ring has room for, or fewer than workers share them out, and in the order of every
     worker's queue."""

@@ -15,7 +15,8 @@ from distmk.program import Program, compile_graph
 
 pytestmark = pytest.mark.timeout(150)
 
-PLACES = ((), ("--ride",))  # schedulers in threads of their own, or in the workers' idle loops
+# Schedulers in threads of their own, or in the workers' idle loops; all iterations in one launch, or two in each.
+PLACES = ((), ("--ride",), ("--ride", "--cut", "2"))
 DELAY = ("--delay", "300,1,7")
 SIZES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]
 
@@ -60,7 +61,7 @@ def test_random_graphs(tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     for number, program in enumerate(random_programs(seed, 30)):
         print(f"seed {seed}, program {number}")
-        options = (*PLACES[number % 2], *(DELAY if number % 3 else ()))
+        options = (*PLACES[number % 3], *(DELAY if number % 4 else ()))
         assert_clean(run_ranks(tool("thread"), program, tmp_path, *options, iterations=8), program.num_ranks)
 
 

@@ -1,4 +1,4 @@
-"""What the cuda backend does when a rank or a GPU is gone, with stand-ins for both."""
+"""What the cuda backend decides and does when a rank or a GPU is gone, with stand-ins for both."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
-from distmk.abi import Abort
-from distmk.cuda.backend import CudaBackend, CudaLaunch
+from distmk.abi import MAX_OWN_SCHEDULERS, Abort, LaunchParams
+from distmk.choices import check_schedulers, choose_workers
+from distmk.cuda.backend import CudaBackend
+from distmk.cuda.launch import CudaLaunch
 from distmk.cuda.nvshmem import SymmetricHeap
+from distmk.errors import UsageError
 
 
 class Recorder:
@@ -58,6 +61,7 @@ class FailingEvent:
 def launch(lost: list[int]) -> Any:
     made: Any = CudaLaunch.__new__(CudaLaunch)
     made._backend, made._event = backend(False, lost), FailingEvent()
+    made._backend._stream = made._event
     made.block = SimpleNamespace(token_count=SimpleNamespace(value=0))
     return made
 
@@ -68,7 +72,7 @@ def test_a_gpu_that_fails_with_a_peer_lost_the_peer() -> None:
 
 
 def test_a_gpu_that_fails_by_itself_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distmk.cuda.backend.LOSS_S", 0.01)
+    monkeypatch.setattr("distmk.cuda.launch.LOSS_S", 0.01)
     with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
         launch([]).join()
 
@@ -85,3 +89,59 @@ def test_an_abandoned_heap_is_never_collected(monkeypatch: pytest.MonkeyPatch) -
     assert gained == 1
     assert len(at_exit) == 1
     heap.close()  # nothing is left to give back
+
+
+class CutLaunch(CudaLaunch):
+    """One whose kernels have always just left, after `length` iterations (0: all), of `num_iterations` in all."""
+
+    def __init__(self, length: int, num_iterations: int, aborted_at: int | None = None) -> None:
+        self._filled: Any = LaunchParams(max_iterations=length)
+        self._length, self._num_iterations, self._aborted_at = length, num_iterations, aborted_at
+        self.starts: list[int] = []
+        self._backend: Any = SimpleNamespace(abort_reason=self._abort_reason, _stream=Recorder(), lost_ranks=list)
+        self._event = SimpleNamespace(is_done=True)
+        self.block: Any = SimpleNamespace(token_count=SimpleNamespace(value=0))
+        self._start()
+
+    def _start(self) -> None:
+        self.starts.append(self._filled.first_iteration)
+        end = self._filled.first_iteration + self._length if self._length else self._num_iterations
+        self._filled.iterations_done = min(end, self._num_iterations)
+
+    def _abort_reason(self) -> Abort:
+        aborted = self._aborted_at is not None and self._filled.iterations_done >= self._aborted_at
+        return Abort.INTERRUPTED if aborted else Abort.NONE
+
+
+@pytest.mark.parametrize(
+    ("length", "aborted_at", "starts", "reason"),
+    [
+        (0, None, [0], Abort.NONE),
+        (100, None, [0], Abort.NONE),
+        (1, None, [0, 1, 2, 3, 4, 5], Abort.NONE),  # the last finds that nothing is left
+        (2, None, [0, 2, 4], Abort.NONE),
+        (2, 3, [0, 2], Abort.INTERRUPTED),
+    ],
+)
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_kernel_goes_on_where_the_last_one_left(
+    length: int, aborted_at: int | None, starts: list[int], reason: Abort, waits: bool
+) -> None:
+    launch = CutLaunch(length, 5, aborted_at)
+    if waits:
+        while not launch.wait(0, 1.0):
+            pass
+    assert launch.join() is reason
+    assert launch.starts == starts
+
+
+def test_room_for_schedulers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distmk.cuda.backend.num_workers_of", lambda local_rank: 132)
+    here: Any = SimpleNamespace(local_rank=0, local_size=1)
+    assert choose_workers(None, "cuda", here) == choose_workers(132, "cuda", here, True) == 132
+    assert choose_workers(None, "cuda", here, True) == 131
+    for backend, most, refused in (("cuda", MAX_OWN_SCHEDULERS, "warps for 12"), ("host", 131, "131 workers")):
+        check_schedulers(None, 131, backend)
+        check_schedulers(most, 131, backend)
+        with pytest.raises(UsageError, match=refused):
+            check_schedulers(most + 1, 131, backend)

@@ -173,7 +173,7 @@ def test_machine_with_gpus(become: Callable[[Machine], dict[str, Finding]]) -> N
 
 FAULTS = {
     "old GPU": (Machine(capability=(8, 6)), "gpus", "missing", "GPU 0: the cuda backend does not run on a GPU of"),
-    "no cooperative launch": (Machine(cooperative=0), "gpus", "missing", "GPU 0 has no cooperative launch"),
+    "no cooperative launch": (Machine(cooperative=0), "gpus", "warn", "GPU 0 has no cooperative launch"),
     "hidden GPUs": (Machine(num_gpus=0), "gpus", "missing", "CUDA_VISIBLE_DEVICES"),
     "old driver": (Machine(cuda=12080), "torch", "missing", "driver for CUDA 12.8; update the driver"),
     "torch without CUDA": (Machine(torch_cuda=None), "torch", "missing", "a build without CUDA"),

@@ -1,0 +1,86 @@
+"""Launches that end after some iterations while others go on: what comes out is what one launch for all gives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import GONE_S, check_hang, errors, pid_of, wait_for_tokens
+from helpers import Runner, with_ranks
+from test_faults import assert_runs, signals
+from test_runtime import assert_done, run_job
+
+pytestmark = pytest.mark.timeout(120)
+
+CUT = {"DISTMK_LAUNCH_ITERATIONS": "1"}
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["riding", "threads"])
+@pytest.mark.parametrize(("ranks", "workers", "schedulers"), [(1, 1, 1), (1, 3, 2), (2, 1, 1), (2, 2, 2), (3, 1, 1)])
+def test_decode_to_the_bit(tmp_path: Path, ranks: int, workers: int, schedulers: int, threads: bool) -> None:
+    assert_done(run_job(tmp_path, "cut_launches", ranks, workers=workers, schedulers=schedulers, threads=threads))
+
+
+GRAPHS: list[tuple[str, int, dict[str, Any]]] = [
+    ("queues", 2, {"workers": 3, "iterations": 50}),
+    ("all_reduce", 3, {"workers": 1, "iterations": 50}),
+    ("pipeline", 4, {"iterations": 300}),
+    ("handed_out", 1, {"workers": 5, "schedulers": 2, "instances": 600, "iterations": 20}),
+    ("handed_out", 2, {"workers": 3, "schedulers": 3, "instances": 7, "iterations": 60}),
+    ("traced", 2, {"workers": 3, "schedulers": 2, "instances": 7, "iterations": 40, "kept": 5}),
+]
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["riding", "threads"])
+@pytest.mark.parametrize("length", ["1", "7"])
+@pytest.mark.parametrize(("scenario", "ranks", "options"), GRAPHS)
+def test_graphs(tmp_path: Path, scenario: str, ranks: int, options: dict[str, Any], length: str, threads: bool) -> None:
+    env = {"DISTMK_LAUNCH_ITERATIONS": length}
+    assert_done(run_job(tmp_path, scenario, ranks, env, threads=threads, **options))
+
+
+def test_far_ranks(tmp_path: Path) -> None:
+    env = CUT | {"DISTMK_FAULT_DELAY_PUTS": "500,2,3"}
+    assert_done(run_job(tmp_path, "all_reduce", 4, env, workers=1, iterations=20))
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "source", "target", "consumer"),
+    [(2, 1, 0, "layer0.o.reduce"), (3, 0, 2, "layer1.down.reduce"), (2, 1, 0, "prepare"), (2, 0, 1, "gate")],
+)
+def test_signal_that_never_comes(
+    runner: Runner, command: Callable[..., list[str]], num_ranks: int, source: int, target: int, consumer: str
+) -> None:
+    event, waiter = signals(num_ranks, source, target, consumer)
+    fault = CUT | {"DISTMK_FAULT_DROP_SIGNAL": f"{source},{target},{event},7"}
+    done = runner.run(with_ranks(num_ranks)(command("--deadline", "2", tokens=4100)), fault)
+    check_hang(done, target, event, waiter)
+    runner.check_nothing_left()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_interrupted(runner: Runner, command: Callable[..., list[str]], num_ranks: int) -> None:
+    process = runner.start(with_ranks(num_ranks)(command()), CUT)
+    wait_for_tokens(process)
+    os.killpg(process.pid, signal.SIGINT)
+    done = runner.finish(process)
+    assert done.status == 130 and errors(done) == ["distmk: interrupted"], (done.status, done.stderr)
+    runner.check_nothing_left()
+
+
+def test_killed_rank(runner: Runner, command: Callable[..., list[str]]) -> None:
+    process = runner.start(with_ranks(3)(command()), CUT)
+    wait_for_tokens(process)
+    os.kill(pid_of(runner, 1), signal.SIGKILL)
+    started = time.monotonic()
+    done = runner.finish(process)
+    assert time.monotonic() - started < GONE_S
+    assert done.status == 4 and len(errors(done)) == 2, done.stderr
+    assert all(line.startswith("distmk: rank 1 ") for line in errors(done)), done.stderr
+    runner.check_nothing_left()
+    assert_runs(runner, command)
