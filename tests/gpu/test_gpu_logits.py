@@ -11,7 +11,6 @@ numbers of ranks run side by side where there are GPUs for them; transformers ru
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -85,47 +84,55 @@ class Model:
             (folders[num_ranks] / "cases").write_text(done.stdout)
 
 
-def selected(request: pytest.FixtureRequest, backend: str, name: str) -> list[int]:
-    """The numbers of ranks that this session's tests ask of a model."""
-    found = []
-    for item in request.session.items:
-        params = getattr(item, "callspec", None)
-        if item.path == request.path and params and params.params.get("model") == (backend, name):
-            found.append(params.params["num_ranks"])
-    return sorted(set(found))
+@dataclass
+class Models:
+    """Makes one model at a time, and runs it once; its folder is removed when the next one is asked for."""
+
+    request: pytest.FixtureRequest
+    tmp_path_factory: pytest.TempPathFactory
+    present: Model | None = None
+
+    def get(self, backend: str, name: str) -> Model:
+        if self.present is None or (self.present.backend, self.present.name) != (backend, name):
+            self.close()
+            self._make(backend, name)
+        assert self.present
+        return self.present
+
+    def close(self) -> None:
+        if self.present is not None:
+            shutil.rmtree(self.present.runner.folder)
+            self.present.runner.check_nothing_left()
+        self.present = None
+
+    def _make(self, backend: str, name: str) -> None:
+        folder = self.tmp_path_factory.mktemp(name)
+        runner = Runner(folder, timeout_s=600)
+        path: Path = self.request.getfixturevalue("smollm2") if name == "smollm2" else folder / "model"
+        made = self.present = Model(backend, name, path, runner, self._selected(backend, name))
+        if name != "smollm2":
+            run_job(runner, [sys.executable, str(HERE / "shapes.py"), name, str(path), made.device])
+        made.run()
+
+    def _selected(self, backend: str, name: str) -> list[int]:
+        """The numbers of ranks that this session's tests ask of a model."""
+        params = [item.callspec.params for item in self.request.session.items if item.path == self.request.path]
+        return sorted({each["num_ranks"] for each in params if (each["backend"], each["name"]) == (backend, name)})
 
 
 @pytest.fixture(scope="module")
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    backend, name = request.param
-    wanted = selected(request, backend, name)
-    require(backend, min(wanted))
-    folder = tmp_path_factory.mktemp(name)
-    runner = Runner(folder, timeout_s=600)
-    path = Path(os.environ.get("DISTMK_TEST_GGUF", "")) if name == "smollm2" else folder / "model"
-    made = Model(backend, name, path, runner, wanted)
-    if name != "smollm2":
-        run_job(runner, [sys.executable, str(HERE / "shapes.py"), name, str(path), made.device])
-    elif not path.is_file():
-        pytest.skip("DISTMK_TEST_GGUF does not name the .gguf file of SmolLM2-135M")
-    made.run()
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
+    made = Models(request, tmp_path_factory)
     yield made
-    shutil.rmtree(folder)
-    runner.check_nothing_left()
+    made.close()
 
 
-@pytest.mark.parametrize(
-    ("model", "num_ranks"),
-    [
-        pytest.param((p.values[0], p.values[1]), p.values[2], marks=p.marks, id="-".join(map(str, p.values)))
-        for p in RUNS
-    ],
-    indirect=["model"],
-)
-def test_logits_and_tokens(model: Model, num_ranks: int) -> None:
-    require(model.backend, num_ranks)
-    records = model.results[num_ranks]
-    assert len(records) == len(shapes.workload(model.name).cases)
+@pytest.mark.parametrize(("backend", "name", "num_ranks"), RUNS)
+def test_logits_and_tokens(models: Models, backend: str, name: str, num_ranks: int) -> None:
+    require(backend, num_ranks)
+    model = models.get(backend, name)
+    records = model.results.get(num_ranks, [])
+    assert len(records) == len(shapes.workload(name).cases), "a run of this model failed before"
     steps = clear = 0
     for record in records:
         what = f"{model.name} at {num_ranks} ranks, prompts {record['prompts']}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -247,18 +246,9 @@ def test_stream_continues_a_prompt() -> None:
     assert [after.push(special), after.push(sat), after.flush()] == ["", " sat", ""]
 
 
-@pytest.fixture(scope="module")
-def real_model() -> Path:
-    """The path in DISTMK_TEST_GGUF: SmolLM2-135M-Instruct as a GGUF file."""
-    path = os.environ.get("DISTMK_TEST_GGUF")
-    if not path:
-        pytest.skip("DISTMK_TEST_GGUF is not set to a SmolLM2-135M GGUF file")
-    return Path(path)
-
-
-def test_real_tokenizer_matches_transformers(real_model: Path) -> None:
-    hf = AutoTokenizer.from_pretrained(real_model.parent, gguf_file=real_model.name)
-    mine = load(real_model)
+def test_real_tokenizer_matches_transformers(smollm2: Path) -> None:
+    hf = AutoTokenizer.from_pretrained(smollm2.parent, gguf_file=smollm2.name)
+    mine = load(smollm2)
     seed = random.randrange(1 << 30)
     texts = TEXTS + random_texts(1000, seed)
     # Without the digits step that transformers leaves out, the two agree where no number character follows white space.

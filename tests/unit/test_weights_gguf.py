@@ -5,7 +5,6 @@ The oracles are the gguf package (files, quantization, reader) and transformers 
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import sys
@@ -246,20 +245,9 @@ def test_damaged_files(tmp_path: Path) -> None:
             assert "\n" not in str(e), seed
 
 
-@pytest.fixture(scope="module")
-def real_model() -> Path:
-    """The path in DISTMK_TEST_GGUF: SmolLM2-135M-Instruct as a GGUF file."""
-    path = os.environ.get("DISTMK_TEST_GGUF")
-    if not path:
-        pytest.skip("DISTMK_TEST_GGUF is not set to a SmolLM2-135M GGUF file")
-    return Path(path)
-
-
-def test_real_model_matches_transformers(real_model: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    hf = AutoModelForCausalLM.from_pretrained(real_model.parent, gguf_file=real_model.name, dtype=torch.float32)
-    state, checkpoint = hf.state_dict(), open_checkpoint(real_model)
+def test_real_model_matches_transformers(smollm2: Path, smollm2_reference: Any) -> None:
+    hf = smollm2_reference.model
+    state, checkpoint = hf.state_dict(), open_checkpoint(smollm2)
     c = checkpoint.config
     assert (c.num_layers, c.num_heads, c.num_kv_heads, c.tie_embeddings) == (
         hf.config.num_hidden_layers,
@@ -283,7 +271,7 @@ def test_real_model_matches_transformers(real_model: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc to see a process's memory")
-def test_half_a_real_model_takes_half_the_memory(real_model: Path) -> None:
+def test_half_a_real_model_takes_half_the_memory(smollm2: Path) -> None:
     code = """
 import sys
 from distmk.weights import expected_tensors, open_checkpoint
@@ -298,7 +286,7 @@ for name, shape in expected_tensors(c.config).items():
 peak_kib = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(sum(k.nbytes for k in kept), peak_kib * 1024)
 """
-    done = subprocess.run([sys.executable, "-c", code, str(real_model)], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code, str(smollm2)], capture_output=True, text=True, check=True)
     held_bytes, peak_bytes = map(int, done.stdout.split())
     assert held_bytes < 135 << 20
     assert peak_bytes - held_bytes < 64 << 20, f"{peak_bytes - held_bytes} bytes beyond the weights"
