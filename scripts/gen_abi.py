@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write csrc/abi.h from distmk/abi.py and the registered task types. `--check` only compares."""
+"""Write csrc/abi.h from distmk/abi and the registered task types. `--check` only compares."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def main() -> int:
     text = abi_header.render()
     if "--check" in sys.argv[1:]:
         if not PATH.exists() or PATH.read_text() != text:
-            print("csrc/abi.h is not what distmk/abi.py says; run python scripts/gen_abi.py", file=sys.stderr)
+            print("csrc/abi.h is not what distmk/abi says; run python scripts/gen_abi.py", file=sys.stderr)
             return 1
         return 0
     PATH.write_text(text)

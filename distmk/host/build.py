@@ -26,7 +26,7 @@ def load_runtime(extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
     library = ctypes.CDLL(str(build(extra_flags)))
     library.distmk_abi_hash.restype = ctypes.c_uint64
     if library.distmk_abi_hash() != abi_hash():
-        raise BuildError("csrc/abi.h does not match distmk/abi.py; run python scripts/gen_abi.py")
+        raise BuildError("csrc/abi.h does not match distmk/abi; run python scripts/gen_abi.py")
     library.distmk_start.restype = ctypes.c_void_p
     library.distmk_start.argtypes = [ctypes.c_void_p]
     library.distmk_wait.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p]

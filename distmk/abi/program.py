@@ -1,0 +1,102 @@
+"""What a program is made of: tasks with their waits and triggers, queues, rings, and the header of it all."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_uint8, c_uint16, c_uint32, c_uint64
+
+from distmk.abi.values import TASK_ARGS_BYTES
+
+
+class Wait(ctypes.Structure):
+    """Satisfied in iteration i once the event counted `count * (i + 1 - lag)`. `system`: peers signal the event too."""
+
+    _fields_ = [("event", c_uint32), ("count", c_uint32), ("lag", c_uint32), ("system", c_uint32)]
+
+
+class Trigger(ctypes.Structure):
+    """Adds `amount` to `event` on `rank` when the task is done. `system`: some of the event's tasks are on another rank."""
+
+    _fields_ = [("event", c_uint32), ("rank", c_uint32), ("amount", c_uint32), ("system", c_uint32)]
+
+
+class TaskDesc(ctypes.Structure):
+    """One task. `order` is its place in the program's sequential order, over all ranks.
+
+    A spread task has one descriptor, the same bytes, in every worker's list; instance 0 is `first_worker`'s, instance 1
+    the next worker's, and so on round the workers.
+    """
+
+    _fields_ = [
+        ("type", c_uint16),
+        ("launch", c_uint16),
+        ("num_waits", c_uint16),
+        ("num_triggers", c_uint16),
+        ("wait_begin", c_uint32),
+        ("trigger_begin", c_uint32),
+        ("order", c_uint32),
+        ("max_instances", c_uint32),
+        ("first_worker", c_uint32),
+        ("reserved", c_uint32),
+        ("args", c_uint8 * TASK_ARGS_BYTES),
+    ]
+
+
+class Queue(ctypes.Structure):
+    """A worker's ahead-of-time tasks: `count` descriptors from `begin`, in the order they run."""
+
+    _fields_ = [("begin", c_uint32), ("count", c_uint32)]
+
+
+class JitEntry(ctypes.Structure):
+    """A slot of a just-in-time ring: which task, for which iteration, and which of its instances."""
+
+    _fields_ = [("task", c_uint32), ("iteration", c_uint32), ("instance", c_uint32), ("reserved", c_uint32)]
+
+
+class JitRing(ctypes.Structure):
+    """Head of a single-producer, single-consumer ring, and on another cache line what its producer writes.
+
+    Nothing more will be pushed for iterations below `closed`.
+    """
+
+    _fields_ = [
+        ("head", c_uint64),
+        ("pad0", c_uint64 * 7),
+        ("tail", c_uint64),
+        ("closed", c_uint64),
+        ("pad1", c_uint64 * 6),
+    ]
+
+
+class ProgramHeader(ctypes.Structure):
+    """First bytes of a rank's program; `*_offset` count from here, heap offsets say so."""
+
+    _fields_ = [
+        ("magic", c_uint64),
+        ("abi_hash", c_uint64),
+        ("rank", c_uint32),
+        ("num_ranks", c_uint32),
+        ("num_workers", c_uint32),
+        ("num_schedulers", c_uint32),
+        ("num_tasks", c_uint32),
+        ("num_events", c_uint32),
+        ("num_waits", c_uint32),
+        ("num_triggers", c_uint32),
+        ("num_launches", c_uint32),
+        ("jit_capacity", c_uint32),  # entries of a worker's ring, a power of two
+        ("gate_event", c_uint32),  # every iteration starts with it; NO_EVENT: a fixed number of iterations
+        ("reserved", c_uint32),
+        ("gate_batch", c_uint64),  # operand of the Batch whose `stop` ends the launch
+        ("tasks_offset", c_uint64),
+        ("waits_offset", c_uint64),
+        ("triggers_offset", c_uint64),
+        ("queues_offset", c_uint64),
+        ("launches_offset", c_uint64),
+        ("events_heap_offset", c_uint64),
+        ("rings_heap_offset", c_uint64),
+        ("heap_bytes", c_uint64),
+        ("local_bytes", c_uint64),
+        ("program_bytes", c_uint64),
+        ("pad", c_uint64),  # what follows is read 16 bytes at a time
+    ]

@@ -1,0 +1,91 @@
+"""Constants, enumerations and operands shared with csrc."""
+
+from __future__ import annotations
+
+import enum
+
+MAGIC = 0x31304B4D54534944  # "DISTMK01"
+SPACE_SHIFT = 56
+MAX_ROWS = 16  # token rows an iteration can carry
+MAX_RANKS = 64
+EVENT_STRIDE_BYTES = 64  # one event a cache line: counters on one line would make waiters slow each other down
+TASK_ARGS_BYTES = 160
+NO_EVENT = 0xFFFFFFFF
+# How a GPU streams weights (distmk/tiles.py, csrc/device/ring.cuh).
+TILE_ROWS = 16
+TILE_K = 256  # columns of a tile: 8 KB, the least that a bulk copy must have to be fast
+ROUND_GROUPS = 3  # groups of TILE_ROWS rows whose sums are kept at once
+BLOCK_TILES = 4  # tiles of a row that share one load of activations
+MAX_OWN_SCHEDULERS = 12  # warps of the block that runs schedulers, where a GPU has one for them
+
+
+class Space(enum.IntEnum):
+    """Where an operand lives."""
+
+    NONE = 0
+    HEAP = 1  # symmetric: same offset on every rank, reachable by peers
+    LOCAL = 2  # this rank's own arena: weights, KV cache, scratch
+
+
+class LaunchKind(enum.IntEnum):
+    """How a task reaches its worker."""
+
+    AHEAD = 0  # in a worker's list, known at compile time
+    SINGLE = 1  # handed out by one scheduler once its events fired
+    MASSIVE = 2  # its instances are shared out by all schedulers of the rank, each to its own workers
+    SCHEDULER = 3  # run by scheduler 0 itself: prepares the next batch
+    SPREAD = 4  # in every worker's list: each runs its share of the instances, and fires the triggers once
+
+
+LISTED = (LaunchKind.AHEAD, LaunchKind.SPREAD)
+"""Kinds of tasks in workers' lists; schedulers deal with the others."""
+
+
+class Epilogue(enum.IntEnum):
+    """What a linear or embedding task does with its result."""
+
+    STORE = 0
+    ADD = 1  # add to what is there (residual)
+    SWIGLU = 2  # silu(first half) * second half
+    PUSH = 3  # put the block into every rank's slot of this rank, signal with it
+    ARGMAX = 4  # keep the best (value, index) of each sampled row
+
+
+class FinishReason(enum.IntEnum):
+    NONE = 0
+    STOP = 1
+    LENGTH = 2
+
+
+class Abort(enum.IntEnum):
+    NONE = 0
+    HANG = 1
+    RANK_LOST = 2
+    INTERRUPTED = 3
+
+
+ENUMS: tuple[type[enum.IntEnum], ...] = (Space, LaunchKind, Epilogue, FinishReason, Abort)
+CONSTANTS = {
+    "MAGIC": MAGIC,
+    "SPACE_SHIFT": SPACE_SHIFT,
+    "MAX_ROWS": MAX_ROWS,
+    "MAX_RANKS": MAX_RANKS,
+    "EVENT_STRIDE_BYTES": EVENT_STRIDE_BYTES,
+    "TASK_ARGS_BYTES": TASK_ARGS_BYTES,
+    "NO_EVENT": NO_EVENT,
+    "TILE_ROWS": TILE_ROWS,
+    "TILE_K": TILE_K,
+    "ROUND_GROUPS": ROUND_GROUPS,
+    "BLOCK_TILES": BLOCK_TILES,
+    "MAX_OWN_SCHEDULERS": MAX_OWN_SCHEDULERS,
+}
+
+
+def operand(space: Space, offset_bytes: int) -> int:
+    """Pack an address space and a byte offset into an operand."""
+    return (int(space) << SPACE_SHIFT) | offset_bytes
+
+
+def split_operand(value: int) -> tuple[Space, int]:
+    """The address space and byte offset of an operand."""
+    return Space(value >> SPACE_SHIFT), value & ((1 << SPACE_SHIFT) - 1)
