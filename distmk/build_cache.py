@@ -28,21 +28,9 @@ def csrc_dir() -> Path:
 def cached(name: str, suffix: str, key: str, make: Callable[[Path], Path]) -> Path:
     """The file `<name>-<key><suffix>` of the cache, made by `make(scratch folder)` if it is not there.
 
-    Made once and published by one rename, so that a reader never sees half of it; a report that `make` leaves beside
-    the file, with suffix .json, is published before it. BuildError: unwritable cache folder, or whatever `make` raises.
+    BuildError: unwritable cache folder, or whatever `make` raises.
     """
-    target = env.cache_dir() / f"{name}-{key}{suffix}"
-    if not target.exists():
-        folder = _writable(target.parent)
-        with _locked(folder / f"{target.name}.lock"):
-            if not target.exists():
-                with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                    made = make(Path(scratch))
-                    report = made.with_suffix(".json")
-                    if report.exists():
-                        os.replace(report, target.with_suffix(".json"))
-                    os.replace(made, target)
-    return target
+    return published(f"{name}-{key}{suffix}", lambda path: path if path.exists() else None, make)
 
 
 def content_key(ingredients: Iterable[str], sources: Iterable[Path]) -> str:
@@ -80,8 +68,9 @@ def _locked(path: Path) -> Iterator[None]:
 def published(file_name: str, read: Callable[[Path], T | None], make: Callable[[Path], Path]) -> T:
     """What `read` finds in a file of the cache, which is made by `make(scratch folder)` if it finds nothing (None).
 
-    Made by one of the processes that ask for it at once, and published by one rename. BuildError: unwritable cache folder,
-    or a file that cannot be read back; OSError: a full disk.
+    Made by one of the processes that ask for it at once, and published by one rename, so that a reader never sees half of
+    it; a report that `make` leaves beside it, with suffix .json, is published before it. BuildError: unwritable cache
+    folder, or a file that cannot be read back; OSError: a full disk.
     """
     target = env.cache_dir() / file_name
     found = read(target)
@@ -91,7 +80,11 @@ def published(file_name: str, read: Callable[[Path], T | None], make: Callable[[
             found = read(target)
             if found is None:
                 with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                    os.replace(make(Path(scratch)), target)
+                    made = make(Path(scratch))
+                    report = made.with_suffix(".json")
+                    if report.exists():
+                        os.replace(report, target.with_suffix(".json"))
+                    os.replace(made, target)
                 found = read(target)
     if found is None:
         raise BuildError(f"{target} cannot be read back; set DISTMK_CACHE to a folder on another disk")

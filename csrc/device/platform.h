@@ -83,18 +83,6 @@ DISTMK_FN uint64_t count_up(uint64_t* p) { return atomicAdd(reinterpret_cast<uns
 DISTMK_FN void pause() {}
 DISTMK_FN void give_way(bool long_idle) { __nanosleep(long_idle ? 2000 : 40); }
 
-// Brings lines close, in parallel, for a single thread that is about to read them one by one.
-DISTMK_FN void fetch_near(const Team& team, const void* p, uint64_t num_bytes) {
-  constexpr uint64_t LINE_BYTES = 128;
-  const auto first = reinterpret_cast<uint64_t>(p) / LINE_BYTES * LINE_BYTES;
-  for (uint64_t line = first + team.index * LINE_BYTES; line < reinterpret_cast<uint64_t>(p) + num_bytes;
-       line += team.size * LINE_BYTES) {
-    uint32_t v;
-    asm volatile("ld.global.ca.u32 %0, [%1];" : "=r"(v) : "l"(line) : "memory");
-    (void)v;
-  }
-}
-
 // Copy with all of a team. Sources were written during the kernel, so they are not read through the non-coherent path.
 // A function of its own: there are many places that copy a little.
 static __device__ __noinline__ void copy_bytes(const Team team, void* dst, const void* src, uint64_t num_bytes) {

@@ -95,12 +95,13 @@ struct Ring {
 DISTMK_FN uint32_t slot_of(uint32_t stage) { return stage % NUM_STAGES; }
 DISTMK_FN uint32_t parity_of(uint32_t stage) { return stage / NUM_STAGES % 2; }
 
-// The same, counted.
+// The same, counted, in a ring of any size: the slot, and the parity of its use.
+template <uint32_t NUM_SLOTS>
 struct RingPlace {
   uint32_t slot = 0, parity = 0;
 
   DISTMK_FN void step() {
-    if (++slot < NUM_STAGES) return;
+    if (++slot < NUM_SLOTS) return;
     slot = 0;
     parity ^= 1;
   }
@@ -109,7 +110,6 @@ struct RingPlace {
 DISTMK_FN uint32_t slab_rows(const LinearArgs& args) {
   return args.epilogue == static_cast<uint32_t>(Epilogue::SWIGLU) ? 2 * args.n : args.n;
 }
-DISTMK_FN uint32_t num_chunks(const LinearArgs& args) { return (args.k_pitch + TILE_K - 1) / TILE_K; }
 DISTMK_FN uint32_t num_groups(const LinearArgs& args) { return (slab_rows(args) + TILE_ROWS - 1) / TILE_ROWS; }
 
 DISTMK_FN bool streams_weights(const TaskDesc& task) { return task.type == static_cast<uint16_t>(TaskType::LINEAR); }
@@ -158,7 +158,7 @@ class Loader {
   const uint32_t full_, empty_, slots_, hold_;
   const Team lanes_;
   uint32_t issued_ = 0, landed_ = 0;
-  RingPlace next_, oldest_;  // of the next copy, and of the oldest in flight
+  RingPlace<NUM_STAGES> next_, oldest_;  // of the next copy, and of the oldest in flight
 
   DISTMK_FN void await_landing() {
     barrier_wait(full_ + oldest_.slot * 8, oldest_.parity);

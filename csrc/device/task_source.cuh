@@ -2,7 +2,7 @@
 // list ahead, task after task, over and over.
 #pragma once
 #include "device/ring.cuh"
-#include "runtime/context.h"
+#include "runtime/wait.h"
 
 namespace distmk {
 
@@ -54,16 +54,7 @@ struct TaskRing {
   }
 };
 
-// A reader's or the fetcher's place in the ring, without a division.
-struct TaskCursor {
-  uint32_t slot = 0, parity = 0;
-
-  DISTMK_FN void step() {
-    if (++slot < NUM_TASK_SLOTS) return;
-    slot = 0;
-    parity ^= 1;
-  }
-};
+using TaskCursor = RingPlace<NUM_TASK_SLOTS>;  // of a reader or of the fetcher
 
 // Fills the ring until the worker leaves.
 DISTMK_FN void fetch_tasks(const RankState& state, const Queue& queue, const Team& team, TaskRing& ring,
@@ -89,9 +80,8 @@ class TaskList {
   DISTMK_FN void look_for_batch(const RankState& state, uint64_t iteration, const Team& team) {
     const ProgramHeader& program = *state.program;
     if (program.gate_event == NO_EVENT || num_batches_ > iteration) return;
-    const uint64_t* event = state.event(program.rank, program.gate_event);
-    if (!team.all(has_reached(event, iteration + 1, scope_of(program.num_ranks > 1)))) return;
-    const auto* from = reinterpret_cast<const uint4*>(state.address(state.program->gate_batch));
+    if (!batch_arrived(state, iteration, team)) return;
+    const auto* from = reinterpret_cast<const uint4*>(state.address(program.gate_batch));
     for (uint32_t i = team.index; i < sizeof(Batch) / sizeof(uint4); i += team.size)
       reinterpret_cast<uint4*>(&batch_)[i] = __ldcg(from + i);
     team.sync();

@@ -27,6 +27,13 @@ DISTMK_FN uint64_t end_iteration(const LaunchParams& params) {
   return params.max_iterations ? params.first_iteration + params.max_iterations : ~0ull;
 }
 
+// Whether the row table of an iteration lies on this rank's heap.
+DISTMK_FN bool batch_arrived(const RankState& state, uint64_t iteration, const Team& team) {
+  const ProgramHeader& program = *state.program;
+  const uint64_t* event = state.event(program.rank, program.gate_event);
+  return team.all(has_reached(event, iteration + 1, scope_of(program.num_ranks > 1)));
+}
+
 // Whether iteration `iteration` may start here: its batch has arrived, or the launch has a fixed number of iterations.
 // Whoever keeps the copy at hand of the batch asks for it where it lies; the others on its SM wait for the copy.
 DISTMK_FN Gate gate_state(const RankState& state, uint64_t iteration, const Team& team) {
@@ -37,8 +44,7 @@ DISTMK_FN Gate gate_state(const RankState& state, uint64_t iteration, const Team
     if (!team.all(load_acquire(state.num_near_batches, Scope::BLOCK) > iteration)) return Gate::CLOSED;
     return state.near_batch->stop ? Gate::STOP : Gate::OPEN;
   }
-  const uint64_t* event = state.event(program.rank, program.gate_event);
-  if (!team.all(has_reached(event, iteration + 1, scope_of(program.num_ranks > 1)))) return Gate::CLOSED;
+  if (!batch_arrived(state, iteration, team)) return Gate::CLOSED;
   return reinterpret_cast<const Batch*>(state.address(program.gate_batch))->stop ? Gate::STOP : Gate::OPEN;
 }
 
