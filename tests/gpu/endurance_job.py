@@ -15,8 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jobs
+
 import distmk
-from distmk.errors import DistmkError
 
 SHORT = [[1, 2, 3], list(range(5, 30)), [7] * 17, [250, 4]]
 MAX_SEQS = 4
@@ -55,20 +56,15 @@ def one_long_call(llm: distmk.LLM, num_tokens: int) -> dict[str, Any]:
     return {"tokens": sum(map(len, first)), "same": first == again, "long_s": seconds}
 
 
-def main() -> int:
+def main() -> None:
     backend, config, num_calls, num_tokens = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     workers = 1 if backend == "host" else None
     options: dict[str, Any] = {"load_format": "dummy", "max_model_len": num_tokens + 64, "max_num_seqs": MAX_SEQS}
-    try:
-        with distmk.LLM(config, backend=backend, num_workers=workers, **options) as llm:
-            found = many_calls(llm, num_calls) | one_long_call(llm, num_tokens)
-            if llm.rank == 0:
-                print(json.dumps(found))
-    except DistmkError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    with distmk.LLM(config, backend=backend, num_workers=workers, **options) as llm:
+        found = many_calls(llm, num_calls) | one_long_call(llm, num_tokens)
+        if llm.rank == 0:
+            print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    jobs.run(main)

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import jobs
+
 import distmk
-from distmk.errors import DistmkError
 
 PROMPTS = [[1, 2, 3], list(range(5, 45)), [7] * 17]
 CALLS = 3
@@ -61,33 +62,28 @@ def kernels(backend: str) -> Iterator[list[str] | None]:
             names.append(event.name())
 
 
-def main() -> int:
+def main() -> None:
     backend = sys.argv[1]
     params = distmk.SamplingParams(max_tokens=12, ignore_eos=True)
     options: dict[str, Any] = {"load_format": "dummy", "max_model_len": 64, "backend": backend}
     if backend == "host":
         options["num_workers"] = 1
-    try:
-        with distmk.LLM("smollm2-135m", **options) as llm:
-            starts = count_starts(backend, llm)
-            llm.generate(PROMPTS, params)  # what is made once
-            found = []
-            for _ in range(CALLS):
-                starts.clear()
-                with kernels(backend) as names:
-                    outputs = llm.generate(PROMPTS, params)
-                tokens = [output.outputs[0].token_ids for output in outputs]
-                found.append({"rank": llm.rank, "kernels": names, "started": len(starts), "tokens": tokens})
-            everyone = llm._bootstrap.allgather(json.dumps(found).encode())
-            if llm.rank == 0:
-                for part in everyone:
-                    for record in json.loads(part):
-                        print(json.dumps(record))
-    except DistmkError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    with distmk.LLM("smollm2-135m", **options) as llm:
+        starts = count_starts(backend, llm)
+        llm.generate(PROMPTS, params)  # what is made once
+        found = []
+        for _ in range(CALLS):
+            starts.clear()
+            with kernels(backend) as names:
+                outputs = llm.generate(PROMPTS, params)
+            tokens = [output.outputs[0].token_ids for output in outputs]
+            found.append({"rank": llm.rank, "kernels": names, "started": len(starts), "tokens": tokens})
+        everyone = llm._bootstrap.allgather(json.dumps(found).encode())
+        if llm.rank == 0:
+            for part in everyone:
+                for record in json.loads(part):
+                    print(json.dumps(record))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    jobs.run(main)

@@ -13,13 +13,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jobs
 import numpy as np
 import numpy.typing as npt
 import shapes
 
 from distmk import LLM
 from distmk.abi import Batch
-from distmk.errors import DistmkError
 from distmk.shard import shard_model
 
 LAUNCHES = 3
@@ -78,26 +78,21 @@ class Job:
         return {"prompts": list(case), "tokens": tokens, "launches": same}, logits
 
 
-def main() -> int:
+def main() -> None:
     backend, name, model, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
     work = shapes.workload(name)
     prompts = shapes.prompts(name, shapes.vocab_size(model))
     workers = 1 if backend == "host" else None
-    try:
-        with LLM(
-            str(model), backend=backend, num_workers=workers, max_model_len=work.max_model_len, keep_logits=True
-        ) as llm:
-            job = Job(llm, name, prompts)
-            for number, case in enumerate(work.cases):
-                found, logits = job.run(case)
-                if llm.rank == 0:
-                    np.save(folder / f"{number}.npy", logits)
-                    print(json.dumps(found), flush=True)
-    except DistmkError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    with LLM(
+        str(model), backend=backend, num_workers=workers, max_model_len=work.max_model_len, keep_logits=True
+    ) as llm:
+        job = Job(llm, name, prompts)
+        for number, case in enumerate(work.cases):
+            found, logits = job.run(case)
+            if llm.rank == 0:
+                np.save(folder / f"{number}.npy", logits)
+                print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    jobs.run(main)
