@@ -57,7 +57,7 @@ class AttentionInputs:
             num_pages, max_splits, min_split, workers,
         )  # fmt: skip
         self.norms = (torch.rand(head_dim) + 0.5, torch.rand(head_dim) + 0.5) if norms else None
-        self.qkv = torch.randn(self.batch.num_rows, self.shape.qkv_cols + int(rng.integers(0, 6)))
+        self.qkv = torch.randn(self.batch.num_rows, self.shape.qkv_cols + 4 * int(rng.integers(0, 3)))
         self.qkv[:, self.shape.qkv_cols :] = torch.nan  # rows lie further apart than they are long
         self.rope = reference.rope_table(max_len + MAX_ROWS, head_dim)
         self._make_caches()

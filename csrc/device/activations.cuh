@@ -1,5 +1,6 @@
 // A linear task's activations in shared memory, as a tensor core takes them.
 #pragma once
+#include "device/matrix.cuh"
 #include "device/shared.cuh"
 #include "runtime/context.h"
 
@@ -8,19 +9,8 @@ namespace linear {
 
 constexpr uint32_t X_PAD = 8;  // bf16 elements between columns, so that a fragment's columns lie in different banks
 
-DISTMK_FN uint32_t pack_bf16(float a, float b) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-
-// High (part 0) or low (part 1) halves of two activations.
-DISTMK_FN uint32_t half_of(float2 v, uint32_t part) {
-  const float a = __bfloat162float(__float2bfloat16_rn(v.x)), b = __bfloat162float(__float2bfloat16_rn(v.y));
-  return part ? pack_bf16(v.x - a, v.y - b) : pack_bf16(a, b);
-}
-
-// The task's activations as columns of halves in shared memory: column 2 r + h holds half h of row r. All of K where it
-// fits, else the block of K that is being multiplied.
+// The task's activations, rounded to bf16, a token row a column of the product. All of K where it fits, else the block
+// of K that is being multiplied.
 struct Activations {
   const float* x;
   const float* norm;
@@ -32,7 +22,7 @@ struct Activations {
 };
 
 DISTMK_FN Activations activations_of(Context& context, const LinearArgs& args, uint32_t num_rows) {
-  const uint32_t whole_bytes = 2 * num_rows * (args.k_pitch + X_PAD) * sizeof(__nv_bfloat16);
+  const uint32_t whole_bytes = num_rows * (args.k_pitch + X_PAD) * sizeof(__nv_bfloat16);
   return {context.at<float>(args.x),  context.at<float>(args.norm), args.k, args.k_pitch, args.x_stride, num_rows,
           whole_bytes <= VECTOR_BYTES};
 }
@@ -46,11 +36,9 @@ DISTMK_FN float4 load_four(const float* x, uint32_t k, uint32_t end, bool aligne
 
 DISTMK_FN float dot(const float4& a, const float4& b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
 
-// Four activations times the norm's weights, as halves.
-DISTMK_FN void store_four(const float4& v, const float4& g, __nv_bfloat16* high, uint32_t column_stride) {
-  const float2 front = {v.x * g.x, v.y * g.y}, back = {v.z * g.z, v.w * g.w};
-  *reinterpret_cast<uint2*>(high) = {half_of(front, 0), half_of(back, 0)};
-  *reinterpret_cast<uint2*>(high + column_stride) = {half_of(front, 1), half_of(back, 1)};
+// Four activations times the norm's weights.
+DISTMK_FN void store_four(const float4& v, const float4& g, __nv_bfloat16* out) {
+  *reinterpret_cast<uint2*>(out) = {pack_bf16(v.x * g.x, v.y * g.y), pack_bf16(v.z * g.z, v.w * g.w)};
 }
 
 // A row's squares, those of the columns before `k0` known already.
@@ -82,7 +70,7 @@ static __device__ __noinline__ void stage_any(const Team team, const Activations
       for (uint32_t i = 0; i < IN_FLIGHT; ++i) {
         if (first + i >= a.num_rows) break;
         squares[i] += dot(v[i], v[i]);
-        store_four(v[i], g, columns + 2 * (first + i) * a.column_stride() + k - k0, a.column_stride());
+        store_four(v[i], g, columns + (first + i) * a.column_stride() + k - k0);
       }
     }
 #pragma unroll
@@ -91,35 +79,43 @@ static __device__ __noinline__ void stage_any(const Team team, const Activations
   }
 }
 
-// The same of a single row, which is what most tasks have: all of it is in flight at once.
-DISTMK_FN void stage_row(const Team& team, const Activations& a) {
-  auto* high = reinterpret_cast<__nv_bfloat16*>(shared().vector);
+// The same of a single row, which is what most tasks have: all of it is in flight at once, and the norm's weights, which
+// no task writes, before the activations are ready. False: they never will be.
+DISTMK_FN bool stage_row(Context& context, const Activations& a) {
+  const Team& team = context.team;
+  auto* column = reinterpret_cast<__nv_bfloat16*>(shared().vector);
   float squares = 0;
-  for (uint32_t first = 4 * team.index; first < a.k_pitch; first += IN_FLIGHT * PIECE) {
+#pragma unroll 1
+  for (uint32_t first = 4 * team.index; first < a.k_pitch || first == 4 * team.index; first += IN_FLIGHT * PIECE) {
     float4 v[IN_FLIGHT], g[IN_FLIGHT];
 #pragma unroll
     for (uint32_t i = 0; i < IN_FLIGHT; ++i) {
       const uint32_t k = first + i * PIECE;
-      v[i] = {0, 0, 0, 0}, g[i] = {1, 1, 1, 1};
-      if (k < a.k) v[i] = __ldcg(reinterpret_cast<const float4*>(a.x + k));
-      if (a.norm && k < a.k) g[i] = __ldcg(reinterpret_cast<const float4*>(a.norm + k));
+      g[i] = a.norm && k < a.k ? __ldcg(reinterpret_cast<const float4*>(a.norm + k)) : float4{1, 1, 1, 1};
+    }
+    if (!context.inputs_ready()) return false;
+#pragma unroll
+    for (uint32_t i = 0; i < IN_FLIGHT; ++i) {
+      const uint32_t k = first + i * PIECE;
+      v[i] = k < a.k ? __ldcg(reinterpret_cast<const float4*>(a.x + k)) : float4{0, 0, 0, 0};
     }
 #pragma unroll
     for (uint32_t i = 0; i < IN_FLIGHT; ++i) {
       const uint32_t k = first + i * PIECE;
       squares += dot(v[i], v[i]);
-      if (k < a.k_pitch) store_four(v[i], g[i], high + k, a.column_stride());
+      if (k < a.k_pitch) store_four(v[i], g[i], column + k);
     }
   }
   if (a.norm) keep_squares(team, 0, 0, squares);
+  return true;
 }
 
-DISTMK_FN void stage_all(const Team& team, const Activations& a) {
+DISTMK_FN bool stage_all(Context& context, const Activations& a) {
   const uint64_t addresses = reinterpret_cast<uint64_t>(a.x) | reinterpret_cast<uint64_t>(a.norm);
-  if (a.num_rows == 1 && (addresses | (a.k * sizeof(float))) % 16 == 0)
-    stage_row(team, a);
-  else
-    stage_any(team, a, 0, a.k_pitch, a.norm != nullptr);
+  if (a.num_rows == 1 && (addresses | (a.k * sizeof(float))) % 16 == 0) return stage_row(context, a);
+  if (!context.inputs_ready()) return false;
+  stage_any(context.team, a, 0, a.k_pitch, a.norm != nullptr);
+  return true;
 }
 
 }  // namespace linear

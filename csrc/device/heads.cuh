@@ -10,38 +10,30 @@ DISTMK_FN float warp_sum(float value) {
   return value;
 }
 
-constexpr uint32_t MAX_PAIRS = 4;  // of a lane: head_dim up to 256
+constexpr uint32_t MAX_HEAD_DIM = 128;  // four elements a lane
 
-// Norm and rotation of one head, by a warp, times `scale`; pairs are (e, e + dim / 2). All loads go out before the
-// first is used.
+// Norm and rotation of one head, by a warp, times `scale`; pairs are (e, e + dim / 2). A lane hands on elements e and
+// e + 1, e even, as keep(e, both). All loads go out before the first is used.
+template <class Keep>
 DISTMK_FN void norm_and_rotate(const float* src, const float* norm, const float* rope, float eps, uint32_t dim,
-                               float scale, float* staged) {
-  const uint32_t lane = threadIdx.x % 32, half = dim / 2;
-  float2 value[MAX_PAIRS], weight[MAX_PAIRS], turn[MAX_PAIRS];
-#pragma unroll
-  for (uint32_t i = 0; i < MAX_PAIRS; ++i) {
-    const uint32_t e = lane + 32 * i;
-    value[i] = {0, 0}, weight[i] = {1, 1};
-    if (e >= half) continue;
-    value[i] = {__ldcg(src + e), __ldcg(src + e + half)};
-    if (norm) weight[i] = {__ldcg(norm + e), __ldcg(norm + e + half)};
-    turn[i] = {__ldcg(rope + e), __ldcg(rope + e + half)};  // cosine and sine
-  }
+                               float scale, const Keep& keep) {
+  const uint32_t e = threadIdx.x % 32 * 2, half = dim / 2;
+  const bool here = e < half;
+  const auto load = [&](const float* from) {
+    return from && here ? __ldcg(reinterpret_cast<const float2*>(from)) : float2{1, 1};
+  };
+  float2 a = load(src + e), b = load(src + e + half);
+  const float2 cosine = load(rope + e), sine = load(rope + e + half);
+  const float2 norm_a = load(norm ? norm + e : nullptr), norm_b = load(norm ? norm + e + half : nullptr);
   if (norm) {
-    float squares = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < MAX_PAIRS; ++i) squares += value[i].x * value[i].x + value[i].y * value[i].y;
-    scale *= rsqrtf(warp_sum(squares) / static_cast<float>(dim) + eps);
+    const float squares = warp_sum(here ? a.x * a.x + a.y * a.y + b.x * b.x + b.y * b.y : 0.0f);
+    scale *= rsqrtf(__fdividef(squares, static_cast<float>(dim)) + eps);
   }
-#pragma unroll
-  for (uint32_t i = 0; i < MAX_PAIRS; ++i) {
-    const uint32_t e = lane + 32 * i;
-    if (e >= half) continue;
-    const float a = value[i].x * weight[i].x * scale, b = value[i].y * weight[i].y * scale;
-    staged[e] = a * turn[i].x - b * turn[i].y;
-    staged[e + half] = b * turn[i].x + a * turn[i].y;
-  }
-  __syncwarp();
+  if (!here) return;
+  a = {a.x * norm_a.x * scale, a.y * norm_a.y * scale};
+  b = {b.x * norm_b.x * scale, b.y * norm_b.y * scale};
+  keep(e, float2{a.x * cosine.x - b.x * sine.x, a.y * cosine.y - b.y * sine.y});
+  keep(e + half, float2{b.x * cosine.x + a.x * sine.x, b.y * cosine.y + a.y * sine.y});
 }
 
 }  // namespace attention

@@ -47,9 +47,13 @@ DISTMK_ROLE wait_loop(const RankState& state, uint32_t worker, const Team warp) 
   Shared& s = shared();
   Worker decide(state, worker, warp, TaskList(s.tasks, s.batch, s.num_batches), TaskHolder(s.handed_out), nullptr);
   for (uint32_t n = 0;; ++n) {
+    Action upcoming;
+    const bool announced = decide.upcoming(&upcoming);
+    if (announced) s.handoff.announce(warp, n, upcoming);
     const Action action = decide.next();
+    if (!announced) s.handoff.announce(warp, n, action);
     if (warp.leader()) {
-      s.handoff.action[n % 2] = action;
+      if (action.kind == ActionKind::LEAVE) s.handoff.over = 1;
       barrier_arrive(&s.handoff.ready[n % 2]);
     }
     if (action.kind == ActionKind::LEAVE) break;
@@ -69,10 +73,9 @@ DISTMK_FN void consume_loop(const RankState& state, uint32_t worker) {
   Tracer tracer(state, worker);
   TaskCursor cursor;
   for (uint32_t n = 0;; ++n) {
-    barrier_wait(&s.handoff.ready[n % 2], n / 2 % 2);
+    barrier_wait(&s.handoff.announced[n % 2], n / 2 % 2);
     const Action& action = s.handoff.action[n % 2];
-    if (action.kind == ActionKind::LEAVE) break;
-    run_task(context, action, tracer);
+    if (action.kind == ActionKind::LEAVE || !run_task(context, action, tracer, s.handoff.start(n))) break;
     if (team.leader()) s.ring.hold = 0;
     const bool listed = action.kind == ActionKind::RUN;
     __syncwarp();
@@ -108,7 +111,7 @@ DISTMK_FN void set_up(const LaunchParams* launch, char* state_memory, char* far_
   s.ring.init();
   s.tasks.init();
   s.handoff.init();
-  s.next_stage = 0;
+  s.next_stage = {};
   s.num_batches = 0;
 }
 

@@ -2,29 +2,29 @@
 // iteration boundaries, and never waits for an event; the consumer warps drain it as their tasks come up. From compute
 // capability 9.0 on the loader is one lane that issues bulk copies; before, a warp that copies 16 bytes a lane.
 //
-// A slab is packed in tiles of TILE_ROWS x TILE_K bf16 (fewer at the edges), a tile a stage, in rounds of a few groups
-// of rows and blocks of a few columns of tiles, as they are multiplied (distmk/tiles.py); 16-byte chunks of a row are
-// exchanged by the row number so that ldmatrix meets no bank twice.
+// A slab is packed in tiles of TILE_ROWS x TILE_K bf16 (fewer at the edges), in rounds of a few groups of rows and blocks
+// of a few columns of tiles, as they are multiplied (distmk/tiles.py); 16-byte chunks of a row are exchanged by the row
+// number so that ldmatrix meets no bank twice. A stage holds up to STAGE_TILES tiles side by side, for a warp each.
 #pragma once
 #include "abi.h"
 #include "device/platform.h"
 
 namespace distmk {
 
+// A copy costs the loader some hundred nanoseconds whatever its size: small ones would fall behind the memory.
+constexpr uint32_t STAGE_TILES = 2, STAGE_K = STAGE_TILES * TILE_K, BLOCK_K = BLOCK_TILES * TILE_K;
+constexpr uint32_t STAGE_BYTES = TILE_ROWS * STAGE_K * sizeof(__nv_bfloat16);
+constexpr uint32_t ROUND_ROWS = ROUND_GROUPS * TILE_ROWS;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr bool BULK_COPIES = false;
-constexpr uint32_t NUM_STAGES = 8;  // a block has 64 KB less of shared memory there
+constexpr uint32_t NUM_STAGES = 6;  // a block has 64 KB less of shared memory there
 #else
 constexpr bool BULK_COPIES = true;
-constexpr uint32_t NUM_STAGES = 16;
+constexpr uint32_t NUM_STAGES = 10;
 #endif
 constexpr uint32_t LOADER_LANES = BULK_COPIES ? 1 : 32;
-constexpr uint32_t STAGE_BYTES = 8192;
-constexpr uint32_t ROUND_ROWS = ROUND_GROUPS * TILE_ROWS;
-constexpr uint32_t BLOCK_K = BLOCK_TILES * TILE_K;
 // More copies in flight do not read faster, but stand in front of every store and poll of this SM.
-constexpr uint32_t MAX_IN_FLIGHT = 6;
-static_assert(NUM_STAGES % (NUM_CONSUMERS / 32) == 0, "a warp always drains the same slots");
+constexpr uint32_t MAX_IN_FLIGHT = 3;
 
 DISTMK_FN uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
@@ -72,6 +72,12 @@ DISTMK_FN void wait_while(uint32_t flag) {
 DISTMK_FN void barrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
+DISTMK_FN void barrier_arrive(uint64_t* barrier, uint32_t times) {
+  if constexpr (BULK_COPIES)
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(times) : "memory");
+  else
+    for (; times; --times) barrier_arrive(barrier);
+}
 
 struct Ring {
   uint64_t full[NUM_STAGES], empty[NUM_STAGES];
@@ -84,18 +90,15 @@ struct Ring {
   DISTMK_FN void init() {
     for (uint32_t s = 0; s < NUM_STAGES; ++s) {
       barrier_init(&full[s], LOADER_LANES);
-      barrier_init(&empty[s], 1);
+      barrier_init(&empty[s], STAGE_TILES);
     }
     leave = loader_left = hold = 0;
     if constexpr (BULK_COPIES) asm volatile("fence.mbarrier_init.release.cluster;");
   }
 };
 
-// Stage number `j` of the launch lies in slot j % NUM_STAGES; the parity of its use tells it from the one before.
-DISTMK_FN uint32_t slot_of(uint32_t stage) { return stage % NUM_STAGES; }
-DISTMK_FN uint32_t parity_of(uint32_t stage) { return stage / NUM_STAGES % 2; }
-
-// The same, counted, in a ring of any size: the slot, and the parity of its use.
+// A place in a ring, counted because divisions are slow: the slot, and the parity of its use, which tells it from the
+// one before.
 template <uint32_t NUM_SLOTS>
 struct RingPlace {
   uint32_t slot = 0, parity = 0;
@@ -105,17 +108,18 @@ struct RingPlace {
     slot = 0;
     parity ^= 1;
   }
+  DISTMK_FN RingPlace before(uint32_t count) const {  // up to NUM_SLOTS
+    return slot >= count ? RingPlace{slot - count, parity} : RingPlace{slot + NUM_SLOTS - count, parity ^ 1};
+  }
 };
 
 DISTMK_FN uint32_t slab_rows(const LinearArgs& args) {
   return args.epilogue == static_cast<uint32_t>(Epilogue::SWIGLU) ? 2 * args.n : args.n;
 }
-DISTMK_FN uint32_t num_groups(const LinearArgs& args) { return (slab_rows(args) + TILE_ROWS - 1) / TILE_ROWS; }
 
 DISTMK_FN bool streams_weights(const TaskDesc& task) { return task.type == static_cast<uint16_t>(TaskType::LINEAR); }
 
-// Run by LOADER_LANES lanes of a warp together. What it does between two copies is all that keeps the memory waiting,
-// so places in the ring are counted, never divided out.
+// Run by LOADER_LANES lanes of a warp together. What it does between two copies keeps the memory waiting.
 class Loader {
  public:
   DISTMK_FN Loader(Ring& ring, char* slots)
@@ -132,14 +136,17 @@ class Loader {
     for (uint32_t round = 0; round < rows; round += ROUND_ROWS) {
       if (!lanes_.all(!ring_.leave)) return false;
       const uint32_t round_end = min(round + ROUND_ROWS, rows);
-      for (uint32_t block = 0; block < args.k_pitch; block += BLOCK_K) {
-        const uint32_t block_k = min(BLOCK_K, args.k_pitch - block);
+#pragma unroll 1
+      for (uint32_t left = args.k_pitch; left; left -= min(BLOCK_K, left)) {
+#pragma unroll 1
         for (uint32_t row = round; row < round_end; row += TILE_ROWS) {
           const uint32_t column_bytes = min(TILE_ROWS, rows - row) * sizeof(__nv_bfloat16);
-          uint32_t left = block_k;
-          for (; left >= TILE_K; left -= TILE_K, slab += TILE_K * column_bytes) copy(slab, TILE_K * column_bytes);
-          if (left) copy(slab, left * column_bytes);
-          slab += left * column_bytes;
+#pragma unroll 1
+          for (uint32_t in_block = min(BLOCK_K, left); in_block; in_block -= min(STAGE_K, in_block)) {
+            const uint32_t num_bytes = min(STAGE_K, in_block) * column_bytes;
+            copy(slab, num_bytes);
+            slab += num_bytes;
+          }
         }
       }
     }
@@ -148,7 +155,7 @@ class Loader {
 
   // Copies must have landed before their shared memory is given back.
   DISTMK_FN void leave() {
-    for (; landed_ != issued_; ++landed_) await_landing();
+    for (uint32_t i = MAX_IN_FLIGHT; i; --i) await_landing(next_.before(i));
     lanes_.sync();
     if (lanes_.leader()) ring_.loader_left = 1;
   }
@@ -157,12 +164,11 @@ class Loader {
   Ring& ring_;
   const uint32_t full_, empty_, slots_, hold_;
   const Team lanes_;
-  uint32_t issued_ = 0, landed_ = 0;
-  RingPlace<NUM_STAGES> next_, oldest_;  // of the next copy, and of the oldest in flight
+  RingPlace<NUM_STAGES> next_;
 
-  DISTMK_FN void await_landing() {
-    barrier_wait(full_ + oldest_.slot * 8, oldest_.parity);
-    oldest_.step();
+  // Of a copy that was never issued, as there are in the beginning, the barrier says so at once.
+  DISTMK_FN void await_landing(const RingPlace<NUM_STAGES>& place) {
+    barrier_wait(full_ + place.slot * 8, place.parity);
   }
 
   // Out of the compiler's sight: it would work the address out anew for every copy.
@@ -172,14 +178,11 @@ class Loader {
   }
 
   DISTMK_FN void copy(const char* src, uint32_t num_bytes) {
-    if (issued_ - landed_ == MAX_IN_FLIGHT) {
-      await_landing();
-      ++landed_;
-    }
+    const uint32_t full = full_ + next_.slot * 8, dst = slots_ + next_.slot * STAGE_BYTES;
+    await_landing(next_.before(MAX_IN_FLIGHT));
     barrier_wait(empty_ + next_.slot * 8, next_.parity ^ 1);
     lanes_.sync();
     wait_while(hold_);
-    const uint32_t full = full_ + next_.slot * 8, dst = slots_ + next_.slot * STAGE_BYTES;
     if constexpr (BULK_COPIES) {
       asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(num_bytes));
       asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
@@ -192,17 +195,16 @@ class Loader {
       asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(full) : "memory");
     }
     next_.step();
-    ++issued_;
   }
 };
 
 // One thread of a worker that has left, from stage `next` on: makes room until the loader has noticed.
-DISTMK_FN void release(Ring& ring, uint32_t next) {
+DISTMK_FN void release(Ring& ring, RingPlace<NUM_STAGES> next) {
   ring.leave = 1;
-  for (;; ++next) {
-    while (!barrier_try_wait(&ring.full[slot_of(next)], parity_of(next)))
+  for (;; next.step()) {
+    while (!barrier_try_wait(&ring.full[next.slot], next.parity))
       if (ring.loader_left) return;
-    barrier_arrive(&ring.empty[slot_of(next)]);
+    barrier_arrive(&ring.empty[next.slot], STAGE_TILES);
   }
 }
 

@@ -7,22 +7,34 @@
 namespace distmk {
 
 constexpr uint32_t NUM_WARPS = NUM_CONSUMERS / 32;
-constexpr uint32_t MAX_TILES = MAX_ROWS / 4;  // a token row takes two columns of an 8-column product: high and low half
-constexpr uint32_t SCRATCH_BYTES = NUM_WARPS * ROUND_GROUPS * TILE_ROWS * MAX_ROWS * sizeof(float);
-constexpr uint32_t VECTOR_BYTES = 66048;  // activations: a block of all rows, or all of fewer
+constexpr uint32_t TILE_TOKENS = 8;    // columns of a product on tensor cores
+constexpr uint32_t SUMS_STRIDE = 52;   // of a warp's sums for a token: a round's rows, and room to lie in other banks
+constexpr uint32_t SCRATCH_BYTES = NUM_WARPS * TILE_TOKENS * SUMS_STRIDE * sizeof(float);
+constexpr uint32_t VECTOR_BYTES = 33024;  // activations: a block of all rows, or all of fewer
+static_assert(SUMS_STRIDE >= ROUND_ROWS, "");
 constexpr uint32_t NEAR_RING_ENTRIES = 32;
 
-// What the waiting warp tells the consumers: the next task, decided while the one before runs.
+// What the waiting warp tells the consumers: the next task, announced while the one before runs where that can be, and
+// that its waits are met.
 struct Handoff {
-  uint64_t ready[2], done[2];
+  uint64_t announced[2], ready[2], done[2];
   Action action[2];
+  volatile uint32_t over;  // the launch: a task that was announced will never be ready
 
   DISTMK_FN void init() {
     for (uint32_t i = 0; i < 2; ++i) {
+      barrier_init(&announced[i], 1);
       barrier_init(&ready[i], 1);
       barrier_init(&done[i], NUM_WARPS);
     }
+    over = 0;
   }
+  DISTMK_FN void announce(const Team& team, uint32_t n, const Action& what) {
+    if (!team.leader()) return;
+    action[n % 2] = what;
+    barrier_arrive(&announced[n % 2]);
+  }
+  DISTMK_FN StartSignal start(uint32_t n) { return {&ready[n % 2], n / 2 % 2, &over}; }
 };
 
 struct NearRing {
@@ -44,7 +56,7 @@ struct Shared {
   char scratch[SCRATCH_BYTES];
   float squares[MAX_ROWS][NUM_WARPS];  // of the activations, for their norm
   Ring ring;
-  uint32_t next_stage;  // of the launch, for the next task that drains the ring
+  RingPlace<NUM_STAGES> next_stage;  // for the next task that drains the ring
   TaskRing tasks;
   TaskSlot handed_out[2], scheduled[2];
   Handoff handoff;

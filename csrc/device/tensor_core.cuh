@@ -5,23 +5,10 @@
 namespace distmk {
 namespace linear {
 
-DISTMK_FN void load_matrices(uint32_t address, uint32_t (&a)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-               : "r"(address));
-}
-
-DISTMK_FN void multiply(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&c)[4]) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // Where this lane reads what it gives to the tensor core.
 template <uint32_t TILES>
 struct Lane {
-  uint32_t row,
-      chunk[4];  // of a tile of weights: its row, and the 16-byte chunks of four steps, as they were exchanged
+  uint32_t row, chunk[4];  // of a tile of weights: its row, and the 16-byte chunks of four steps, as they were exchanged
   uint32_t columns[TILES];  // of the activations, in bytes
 
   DISTMK_FN explicit Lane(const Activations& x) {
@@ -32,15 +19,14 @@ struct Lane {
 #pragma unroll
     for (uint32_t tile = 0; tile < TILES; ++tile) {
       // A column that belongs to no token only spoils its own sums, which nobody reads.
-      const uint32_t column = tile * 8 + lane % 8, present = column < 2 * x.num_rows ? column : 0;
+      const uint32_t column = tile * 8 + lane % 8, present = column < x.num_rows ? column : 0;
       columns[tile] = shared_address(shared().vector) + present * x.column_stride() * 2 + lane / 8 * 16;
     }
   }
 };
 
-// One tile (a stage of the ring) into the sums of its row group; `k` counts from the first staged activation. 64
-// columns of weights at a time, even and odd steps into sums of their own: a product waits for the last one into the
-// same.
+// The sums of one tile (a stage of the ring); `k` counts from the first staged activation. 64 columns of weights at a
+// time, even and odd steps into sums of their own: a product waits for the last one into the same.
 template <uint32_t TILES>
 DISTMK_FN void multiply_tile(const char* stage, uint32_t tile_k, uint32_t k, const Lane<TILES>& lane,
                              float (&sums)[TILES][4]) {

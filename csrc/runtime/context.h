@@ -4,6 +4,7 @@
 
 #include "abi.h"
 #include "runtime/platform.h"
+#include "runtime/start_signal.h"
 
 namespace distmk {
 
@@ -95,14 +96,27 @@ class Context {
   DISTMK_FN Context(const RankState& state, const Team& threads) : rank_state(state), team(threads) {}
 
   // What is run next.
-  DISTMK_FN void begin(const TaskView& view, uint64_t for_iteration, uint32_t which_instance = 0) {
+  DISTMK_FN void begin(const TaskView& view, uint64_t for_iteration, uint32_t which_instance = 0,
+                       const StartSignal& start = {}) {
     task = view;
     iteration = for_iteration;
     instance = which_instance;
+    start_ = start;
+    ready_ = false;
     num_shared_out_ = 0;
     pushed_ = 0;
     finished_ = false;
   }
+
+  // Waits until what other tasks write for this one is there. False: the launch is over, nothing is left to be done. A
+  // body may be entered before; what depends on no other task of the iteration it can do before it asks.
+  DISTMK_FN bool inputs_ready() {
+    if (ready_) return true;
+    ready_ = start_.wait();
+    if (params().trace_capacity) ready_ns_ = now_ns();
+    return ready_;
+  }
+  DISTMK_FN uint64_t ready_ns() const { return ready_ns_; }
 
   // Takes a worker's share of the `count` instances of a spread task, from `instance` on. False: none is left for it.
   DISTMK_FN bool take_share(uint32_t count) {
@@ -188,6 +202,9 @@ class Context {
   }
 
  private:
+  StartSignal start_;
+  bool ready_ = false;
+  uint64_t ready_ns_ = 0;        // where the launch is traced
   uint32_t num_shared_out_ = 0;  // instances of a spread task
   uint64_t pushed_ = 0;          // ranks whose triggers went out with their data
   bool finished_ = false;

@@ -5,6 +5,8 @@
 
 namespace distmk {
 
+constexpr uint64_t NEVER_MORE = ~0ull;  // closed for good
+
 struct RingView {
   JitRing* ring;
   uint32_t capacity;

@@ -19,10 +19,11 @@ class Scheduler {
         tracer_(state, state.program->num_workers + id),
         id_(id),
         holder_(holder) {
-    if (has_work())
+    if (!hands_out_) close_rings(NEVER_MORE);
+    if (hands_out_ || (id == 0 && state.program->num_launches))
       turn_to(0);
     else
-      close(~0ull);
+      done_ = true;
   }
 
   DISTMK_FN bool done() const { return done_; }
@@ -38,7 +39,8 @@ class Scheduler {
       const Gate gate = gate_state(state_, iteration_, team_);
       if (gate == Gate::CLOSED) return false;
       if (gate == Gate::STOP) {
-        close(iteration_);
+        done_ = true;
+        if (hands_out_) close_rings(iteration_);
         return true;
       }
       gate_passed_ = true;
@@ -57,6 +59,7 @@ class Scheduler {
   Tracer tracer_;
   uint32_t id_;
   TaskHolder holder_;
+  const bool hands_out_ = has_launches();
   bool done_ = false;
   uint64_t iteration_ = state_.params->first_iteration;
   uint32_t launch_ = 0;    // entry of the rank's launch list
@@ -69,11 +72,12 @@ class Scheduler {
   bool under_way_ = false;
   bool gate_passed_ = false;
 
-  DISTMK_FN bool has_work() const {
+  // Whether this scheduler ever gives its workers anything.
+  DISTMK_FN bool has_launches() const {
     for (uint32_t launch = 0; launch < state_.program->num_launches; ++launch) {
       const auto kind = static_cast<LaunchKind>(state_.tasks[state_.launches[launch]].launch);
-      const uint32_t whose = kind == LaunchKind::SCHEDULER ? 0 : launch % state_.program->num_schedulers;
-      if (kind == LaunchKind::MASSIVE || whose == id_) return true;
+      if (kind == LaunchKind::SCHEDULER) continue;
+      if (kind == LaunchKind::MASSIVE || launch % state_.program->num_schedulers == id_) return true;
     }
     return false;
   }
@@ -89,8 +93,7 @@ class Scheduler {
   }
 
   // Tells this scheduler's workers that nothing more will come for what is before `iteration`.
-  DISTMK_FN void close(uint64_t iteration) {
-    done_ = true;
+  DISTMK_FN void close_rings(uint64_t iteration) {
     for (uint32_t worker = id_; worker < state_.program->num_workers; worker += state_.program->num_schedulers)
       ring_of(state_, worker).close(team_, iteration);
   }

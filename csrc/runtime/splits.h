@@ -9,9 +9,9 @@ DISTMK_FN uint32_t num_splits(const Batch& batch, const BatchRun& run, uint32_t 
                               uint32_t min_split, uint32_t max_splits) {
   const uint32_t pieces = batch.num_runs * num_kv;
   uint32_t wanted = (2 * num_workers + pieces - 1) / pieces;
-  const uint32_t by_length = (static_cast<uint32_t>(run.kv_len) + min_split - 1) / min_split;
-  if (wanted > by_length) wanted = by_length;
   if (wanted > max_splits) wanted = max_splits;
+  const auto length = static_cast<uint32_t>(run.kv_len);
+  if (length <= (wanted - 1) * min_split) wanted = (length + min_split - 1) / min_split;  // rarely: divisions are slow
   return wanted ? wanted : 1;
 }
 

@@ -56,7 +56,7 @@ class Worker {
       }
       if (task_.desc && waits_met(state_, task_, iteration_, team_)) {
         idle_.reset();
-        const Action action{ActionKind::RUN, first_instance(), iteration_, task_};
+        const Action action = run_listed();
         turn_to(next_ + 1);
         return action;
       }
@@ -72,6 +72,13 @@ class Worker {
       else if (!wait())
         return leave();
     }
+  }
+
+  // What next() will say, if it is known before the task's waits are met: where nothing can be handed out in between.
+  DISTMK_FN bool upcoming(Action* action) const {
+    if (!started_ || !task_.desc || !ring_.finished(team_, head_, NEVER_MORE)) return false;
+    *action = run_listed();
+    return true;
   }
 
  private:
@@ -101,6 +108,7 @@ class Worker {
     return worker_ >= first ? worker_ - first : worker_ + state_.program->num_workers - first;
   }
 
+  DISTMK_FN Action run_listed() const { return {ActionKind::RUN, first_instance(), iteration_, task_}; }
   DISTMK_FN Action leave() const { return {ActionKind::LEAVE, 0, iteration_, {}}; }
 
   DISTMK_FN bool wait() {
@@ -109,15 +117,24 @@ class Worker {
   }
 };
 
-// Runs what was decided: of what was handed out one instance, of a spread task this worker's share.
-DISTMK_FN void run_task(Context& context, const Action& action, Tracer& tracer) {
-  context.begin(action.task, action.iteration, action.instance);
-  const uint64_t start_ns = tracer.now();
+// Task types whose bodies ask themselves when their inputs are ready.
+DISTMK_FN bool begins_early(const TaskDesc& task) {
+  const auto type = static_cast<TaskType>(task.type);
+  return StartSignal::EARLY && (type == TaskType::LINEAR || type == TaskType::ATTENTION || type == TaskType::MERGE);
+}
+
+// Runs what was decided: of what was handed out one instance, of a spread task this worker's share. False: the launch
+// was over before the task could start.
+DISTMK_FN bool run_task(Context& context, const Action& action, Tracer& tracer, const StartSignal& start = {}) {
+  context.begin(action.task, action.iteration, action.instance, start);
   const TaskDesc& task = *context.task.desc;
+  if (!begins_early(task) && !context.inputs_ready()) return false;
   if (!is_spread(task) || context.take_share(num_instances(context, task))) run_body(context);
+  if (!context.inputs_ready()) return false;
   const uint64_t body_end_ns = tracer.now();
   context.finish();
-  tracer.keep(context, start_ns, body_end_ns);
+  tracer.keep(context, body_end_ns);
+  return true;
 }
 
 }  // namespace distmk

@@ -1,5 +1,6 @@
 // Tasks that move or add up a little data, by all threads of a team.
 #pragma once
+#include "device/candidates.cuh"
 #include "device/shared.cuh"
 #include "runtime/batcher.h"
 #include "runtime/context.h"
@@ -56,11 +57,6 @@ DISTMK_FN void body_embed(Context& context, const EmbedArgs& args) {
   if (push) context.push_far(args.out, uint64_t{num_rows} * args.n * sizeof(float));
 }
 
-DISTMK_FN Candidate better_of(const Candidate& a, const Candidate& b) {
-  const bool second = b.token >= 0 && (a.token < 0 || b.value > a.value || (b.value == a.value && b.token < a.token));
-  return second ? b : a;
-}
-
 // A warp a row.
 DISTMK_FN void body_sample(Context& context, const SampleArgs& args) {
   constexpr uint32_t IN_FLIGHT = 5;  // enough for a task on each of 132 workers at once
@@ -80,7 +76,7 @@ DISTMK_FN void body_sample(Context& context, const SampleArgs& args) {
         if (first + 32 * i < args.num_tasks) best = better_of(best, *reinterpret_cast<const Candidate*>(&packed[i]));
     }
     for (uint32_t step = 16; step; step >>= 1)
-      best = better_of(best, {__shfl_xor_sync(~0u, best.value, step), __shfl_xor_sync(~0u, best.token, step)});
+      best = better_of(best, exchanged(best, step));
     if (lane == 0) out[row] = best;
   }
   context.team.sync();

@@ -1,189 +1,228 @@
-// Linear layers on tensor cores: rows of weights are the m dimension, tokens the n dimension. A token's float32
-// activation is split into a high and a low bf16, which take two columns of the same product, so that up to four tokens
-// cost no more than one and nothing is lost to rounding but the weights' own.
+// Linear layers on tensor cores: rows of weights are the m dimension, tokens the n dimension, so that up to eight tokens
+// cost little more than one. Activations are rounded to bf16, sums are float32.
 #pragma once
+#include "device/candidates.cuh"
 #include "device/tensor_core.cuh"
 
 namespace distmk {
 namespace linear {
 
-// What becomes of the sums.
+// What becomes of the sums. Thread t looks after weight row t % DEALT_ROWS of each round, for every DEALT_TOKENS-th token
+// from t / DEALT_ROWS on.
+constexpr uint32_t DEALT_ROWS = 64, DEALT_TOKENS = NUM_CONSUMERS / DEALT_ROWS;
+static_assert(DEALT_ROWS >= ROUND_ROWS, "");
+
+template <uint32_t TILES>
 struct Output {
+  static constexpr uint32_t COUNT = TILES * TILE_TOKENS / DEALT_TOKENS;  // tokens of a thread
   Context& context;
   const LinearArgs& args;
   const Batch* batch;
   const float* bias;
   uint32_t num_rows;
-  Candidate best = {-INFINITY, -1};  // ARGMAX: of the token row this thread looks after
+  Candidate best[COUNT];  // ARGMAX: of this thread's weight rows
+
+  DISTMK_FN Output(Context& c, const LinearArgs& a, uint32_t rows)
+      : context(c), args(a), batch(c.batch(a.batch)), bias(c.at<float>(a.bias)), num_rows(rows) {
+#pragma unroll
+    for (uint32_t i = 0; i < COUNT; ++i) best[i] = {-INFINITY, -1};
+  }
+
+  DISTMK_FN Epilogue epilogue() const { return static_cast<Epilogue>(args.epilogue); }
+  DISTMK_FN static uint32_t token_of(uint32_t i) { return threadIdx.x / DEALT_ROWS + i * DEALT_TOKENS; }
 
   // Row `i` of a paired group of `m` pairs is gate i, row m + i is up i.
-  DISTMK_FN void store_pair(uint32_t row, uint32_t column, float gate, float up) {
+  DISTMK_FN void store_pair(uint32_t token, uint32_t column, float gate, float up) {
     if (bias) gate += bias[column], up += bias[args.n + column];
-    context.at<float>(args.out)[uint64_t{row} * args.out_stride + column] = gate / (1.0f + __expf(-gate)) * up;
+    context.at<float>(args.out)[uint64_t{token} * args.out_stride + column] =
+        __fdividef(gate, 1.0f + __expf(-gate)) * up;
   }
 
-  DISTMK_FN float residual_at(uint32_t row, uint32_t column) const {
-    return __ldcg(context.at<float>(args.out) + uint64_t{row} * args.out_stride + column);
+  DISTMK_FN float residual_at(uint32_t token, uint32_t column) const {
+    return __ldcg(context.at<float>(args.out) + uint64_t{token} * args.out_stride + column);
   }
 
-  DISTMK_FN void store(uint32_t row, uint32_t column, float value, float residual) {
+  DISTMK_FN void store(uint32_t i, uint32_t column, float value, float residual) {
+    const uint32_t token = token_of(i);
     if (bias) value += bias[column];
-    const uint64_t place = uint64_t{row} * args.out_stride + column;
-    switch (static_cast<Epilogue>(args.epilogue)) {
+    const uint64_t place = uint64_t{token} * args.out_stride + column;
+    switch (epilogue()) {
       case Epilogue::ADD:
         context.at<float>(args.out)[place] = residual + value;
         break;
       case Epilogue::PUSH:
         for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
-          if (float* out = context.peer<float>(rank, args.out)) out[uint64_t{row} * args.n + column] = value;
+          if (float* out = context.peer<float>(rank, args.out)) out[uint64_t{token} * args.n + column] = value;
         break;
-      case Epilogue::ARGMAX: {
-        const auto token = static_cast<int32_t>(args.first_token + column);
-        if (args.logits) context.at<float>(args.logits)[uint64_t{row} * args.logits_stride + column] = value;
-        if (best.token < 0 || value > best.value || (value == best.value && token < best.token)) best = {value, token};
+      case Epilogue::ARGMAX:
+        if (args.logits) context.at<float>(args.logits)[uint64_t{token} * args.logits_stride + column] = value;
+        best[i] = better_of(best[i], {value, static_cast<int32_t>(args.first_token + column)});
         break;
-      }
       default:
         context.at<float>(args.out)[place] = value;
     }
   }
 };
 
-// A round's values as they are dealt to the threads: thread t looks after token row t % WIDTH only, and after every
-// STEP-th row of weights.
+// A round of up to ROUND_GROUPS groups of weight rows.
 template <uint32_t TILES>
-struct Dealt {
-  static constexpr uint32_t WIDTH = TILES * 4, STEP = NUM_CONSUMERS / WIDTH;
-  static constexpr uint32_t COUNT = (ROUND_GROUPS * TILE_ROWS + STEP - 1) / STEP;  // a thread's
-  uint32_t first_group, num_groups;
-  float residual[COUNT];
+struct Round {
+  using Sums = float[ROUND_GROUPS][TILES][4];
+  uint32_t first_row, end_row;  // of the slab
+  float residual[Output<TILES>::COUNT];
 
-  DISTMK_FN Dealt(const Output& out, uint32_t group, uint32_t groups) : first_group(group), num_groups(groups) {
-    const uint32_t row = threadIdx.x % WIDTH;
-    const bool adds = out.args.epilogue == static_cast<uint32_t>(Epilogue::ADD) && row < out.num_rows;
+  DISTMK_FN Round(const Output<TILES>& out, uint32_t first, uint32_t end) : first_row(first), end_row(end) {
+    const uint32_t column = first_row + threadIdx.x % DEALT_ROWS;
+    const bool adds = out.epilogue() == Epilogue::ADD && column < end_row;
 #pragma unroll
-    for (uint32_t n = 0; n < COUNT; ++n) {
-      const uint32_t i = threadIdx.x / WIDTH + n * STEP, column = first_group * TILE_ROWS + i;
-      residual[n] = adds && i < num_groups * TILE_ROWS && column < out.args.n ? out.residual_at(row, column) : 0.0f;
+    for (uint32_t i = 0; i < Output<TILES>::COUNT; ++i)
+      residual[i] = adds && out.token_of(i) < out.num_rows ? out.residual_at(out.token_of(i), column) : 0.0f;
+  }
+
+  // A warp's sums of a tile of tokens, where the others find them.
+  DISTMK_FN void write_sums(const Sums& sums, uint32_t tile) const {
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    auto* out = reinterpret_cast<float*>(shared().scratch) + (warp * TILE_TOKENS + lane % 4 * 2) * SUMS_STRIDE;
+#pragma unroll
+    for (uint32_t g = 0; g < ROUND_GROUPS; ++g)
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i)
+        out[i % 2 * SUMS_STRIDE + g * TILE_ROWS + lane / 4 + i / 2 * 8] = sums[g][tile][i];
+  }
+
+  // Adds up the warps' sums of a tile of tokens and hands each value on.
+  DISTMK_FN void finish(Output<TILES>& out, uint32_t tile) const {
+    const uint32_t row = threadIdx.x % DEALT_ROWS, in_group = row % TILE_ROWS, begin = first_row + row - in_group;
+    if (begin + in_group >= end_row) return;
+    const uint32_t group_rows = min(TILE_ROWS, end_row - begin);
+    const bool paired = out.epilogue() == Epilogue::SWIGLU;
+    if (paired && in_group >= group_rows / 2) return;
+    constexpr uint32_t PER_TILE = TILE_TOKENS / DEALT_TOKENS;
+#pragma unroll
+    for (uint32_t n = 0; n < PER_TILE; ++n) {
+      const uint32_t i = tile * PER_TILE + n, token = out.token_of(i);
+      if (token >= out.num_rows) break;
+      const float scale = out.args.norm ? norm_scale(out.args, token) : 1.0f;
+      const auto* sums = reinterpret_cast<const float*>(shared().scratch) + (token % TILE_TOKENS) * SUMS_STRIDE;
+      const auto total = [&](uint32_t weight_row) {
+        float sum = 0;
+#pragma unroll
+        for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) sum += sums[warp * TILE_TOKENS * SUMS_STRIDE + weight_row];
+        return sum * scale;
+      };
+      if (paired)
+        out.store_pair(token, begin / 2 + in_group, total(row), total(row + group_rows / 2));
+      else
+        out.store(i, begin + in_group, total(row), residual[i]);
     }
   }
 
-  // Adds up the warps' sums and hands each value on.
-  DISTMK_FN void finish(Output& out) const {
-    const uint32_t rows_total = slab_rows(out.args), row = threadIdx.x % WIDTH;
-    const auto* sums = reinterpret_cast<const float*>(shared().scratch);
-    const bool paired = out.args.epilogue == static_cast<uint32_t>(Epilogue::SWIGLU);
-    if (row >= out.num_rows) return;
-    float scale = 1.0f;
-    if (out.args.norm) {
-      float squares = 0;
-      for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) squares += shared().squares[row][warp];
-      scale = rsqrtf(squares / static_cast<float>(out.args.k) + out.args.eps);
-    }
-    const auto total = [&](uint32_t weight_row) {
-      float sum = 0;
+ private:
+  DISTMK_FN static float norm_scale(const LinearArgs& args, uint32_t token) {
+    float squares = 0;
 #pragma unroll
-      for (uint32_t warp = 0; warp < NUM_WARPS; ++warp)
-        sum += sums[(warp * ROUND_GROUPS * TILE_ROWS + weight_row) * WIDTH + row];
-      return sum * scale;
-    };
-#pragma unroll
-    for (uint32_t n = 0; n < COUNT; ++n) {
-      const uint32_t i = threadIdx.x / WIDTH + n * STEP;
-      if (i >= num_groups * TILE_ROWS) break;
-      const uint32_t begin = (first_group + i / TILE_ROWS) * TILE_ROWS, in_group = i % TILE_ROWS;
-      const uint32_t group_rows = min(TILE_ROWS, rows_total - begin);
-      if (paired && in_group < group_rows / 2)
-        out.store_pair(row, begin / 2 + in_group, total(i), total(i + group_rows / 2));
-      else if (!paired && in_group < group_rows)
-        out.store(row, begin + in_group, total(i), residual[n]);
-    }
+    for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) squares += shared().squares[token][warp];
+    return rsqrtf(__fdividef(squares, static_cast<float>(args.k)) + args.eps);
   }
 };
 
-// The best candidate of each sampled row, over the threads that look after it.
+// The best candidate of each sampled token, over the threads that look after it.
 template <uint32_t TILES>
-DISTMK_FN void write_candidates(Output& out) {
-  constexpr uint32_t WIDTH = TILES * 4;
+DISTMK_FN void write_candidates(Output<TILES>& out) {
   auto* all = reinterpret_cast<Candidate*>(shared().scratch);
-  all[threadIdx.x] = out.best;
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  constexpr uint32_t WARPS_A_TOKEN = DEALT_ROWS / 32;
+#pragma unroll
+  for (uint32_t i = 0; i < Output<TILES>::COUNT; ++i) {
+    Candidate best = out.best[i];
+    for (uint32_t step = 16; step; step >>= 1)
+      best = better_of(best, exchanged(best, step));
+    if (lane == 0) all[out.token_of(i) * WARPS_A_TOKEN + warp % WARPS_A_TOKEN] = best;
+  }
   out.context.team.sync();
-  if (threadIdx.x >= MAX_ROWS) return;
+  const uint32_t token = threadIdx.x;
+  if (token >= MAX_ROWS) return;
   Candidate best = {-INFINITY, -1};
-  const uint32_t row = threadIdx.x;
-  if (row < out.num_rows && (!out.batch || out.batch->rows[row].sample)) {
-    for (uint32_t t = row; t < NUM_CONSUMERS; t += WIDTH) {
-      const Candidate& other = all[t];
-      if (other.token < 0) continue;
-      if (best.token < 0 || other.value > best.value || (other.value == best.value && other.token < best.token))
-        best = other;
+  if (token < out.num_rows && (!out.batch || out.batch->rows[token].sample))
+    for (uint32_t i = 0; i < WARPS_A_TOKEN; ++i) best = better_of(best, all[token * WARPS_A_TOKEN + i]);
+  out.context.template at<Candidate>(out.args.out)[token] = best;
+}
+
+// Of the stages of a slab a warp takes every so many-th, and in it always the same tile.
+constexpr uint32_t STAGE_TEAMS = NUM_WARPS / STAGE_TILES;
+
+// A warp's part of a block of K. `turn` counts stages round the teams: those where it is zero are this warp's.
+template <uint32_t TILES>
+DISTMK_FN void multiply_block(const Activations& x, const Lane<TILES>& lane, const Round<TILES>& round, uint32_t block,
+                              uint32_t block_end, RingPlace<NUM_STAGES>& stage, uint32_t& turn,
+                              typename Round<TILES>::Sums& sums) {
+  const uint32_t in_stage = threadIdx.x / 32 % STAGE_TILES;
+#pragma unroll 1  // three times the code would be slower
+  for (uint32_t g = 0, row = round.first_row; row < round.end_row; ++g, row += TILE_ROWS) {
+    const uint32_t column_bytes = min(TILE_ROWS, round.end_row - row) * sizeof(__nv_bfloat16);
+#pragma unroll 1
+    for (uint32_t first = block; first < block_end; first += STAGE_K, stage.step(), turn = (turn + 1) % STAGE_TEAMS) {
+      const uint32_t k = first + in_stage * TILE_K;
+      if (turn || k >= block_end) continue;
+      float tile_sums[TILES][4] = {};
+      barrier_wait(&shared().ring.full[stage.slot], stage.parity);
+      multiply_tile<TILES>(shared().slots + stage.slot * STAGE_BYTES + in_stage * TILE_K * column_bytes,
+                           min(TILE_K, block_end - k), k - x.first_of(block), lane, tile_sums);
+      __syncwarp();
+      // The warp with a stage's last tile gives back what tiles are missing in it.
+      if (threadIdx.x % 32 == 0)
+        barrier_arrive(&shared().ring.empty[stage.slot], k + TILE_K < block_end ? 1 : STAGE_TILES - in_stage);
+#pragma unroll
+      for (uint32_t group = 0; group < ROUND_GROUPS; ++group)
+#pragma unroll
+        for (uint32_t tile = 0; tile < TILES; ++tile)
+#pragma unroll
+          for (uint32_t i = 0; i < 4; ++i) sums[group][tile][i] += group == g ? tile_sums[tile][i] : 0.0f;
     }
   }
-  out.context.at<Candidate>(out.args.out)[row] = best;
 }
 
 // The slab comes in rounds of ROUND_GROUPS row groups, a round in blocks of BLOCK_K columns, a block group by group,
-// tile by tile; tiles go round the warps.
+// stage by stage.
 template <uint32_t TILES>
 DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) {
   const Team& team = context.team;
-  const uint32_t warp = threadIdx.x / 32, lane_index = threadIdx.x % 32, groups = num_groups(args);
+  const uint32_t rows = slab_rows(args);
   const Activations x = activations_of(context, args, num_rows);
   const Lane<TILES> lane(x);
-  Output out{context, args, context.batch(args.batch), context.at<float>(args.bias), num_rows};
-  const uint32_t k_pitch = args.k_pitch;
-  uint32_t stage_number = shared().next_stage;
-  if (x.resident) stage_all(team, x);
+  Output<TILES> out(context, args, num_rows);
+  RingPlace<NUM_STAGES> stage = shared().next_stage;
+  uint32_t turn = STAGE_TEAMS - 1 - threadIdx.x / 32 / STAGE_TILES;
+  if (!(x.resident ? stage_all(context, x) : context.inputs_ready())) return;
 #pragma unroll 1
-  for (uint32_t round = 0; round < groups; round += ROUND_GROUPS) {
-    const uint32_t in_round = min(ROUND_GROUPS, groups - round);
-    const Dealt<TILES> dealt(out, round, in_round);
-    float sums[ROUND_GROUPS][TILES][4] = {};
+  for (uint32_t first = 0; first < rows; first += ROUND_ROWS) {
+    const Round<TILES> round(out, first, min(first + ROUND_ROWS, rows));
+    typename Round<TILES>::Sums sums = {};
     if (x.resident) team.sync();  // the activations are there, and the last round's sums were read
 #pragma unroll 1
-    for (uint32_t block = 0; block < k_pitch; block += BLOCK_K) {
-      const uint32_t block_end = min(block + BLOCK_K, k_pitch);
-      const uint32_t chunks = (block_end - block + TILE_K - 1) / TILE_K;
+    for (uint32_t block = 0; block < args.k_pitch; block += BLOCK_K) {
+      const uint32_t block_end = min(block + BLOCK_K, args.k_pitch);
       if (!x.resident) {
         team.sync();
-        stage_any(team, x, block, block_end, args.norm && round == 0);
+        stage_any(team, x, block, block_end, args.norm && first == 0);
         team.sync();
       }
-#pragma unroll
-      for (uint32_t g = 0; g < ROUND_GROUPS; ++g) {
-        if (g >= in_round) break;
-        const uint32_t chunk = (warp - stage_number) % NUM_WARPS;  // this warp's tile of the group, if it has one
-        if (chunk < chunks) {
-          const uint32_t number = stage_number + chunk, slot = slot_of(number), k = block + chunk * TILE_K;
-          barrier_wait(&shared().ring.full[slot], parity_of(number));
-          multiply_tile<TILES>(shared().slots + slot * STAGE_BYTES, min(TILE_K, k_pitch - k), k - x.first_of(block),
-                               lane, sums[g]);
-          __syncwarp();
-          if (lane_index == 0) barrier_arrive(&shared().ring.empty[slot]);
-        }
-        stage_number += chunks;
-      }
+      multiply_block<TILES>(x, lane, round, block, block_end, stage, turn, sums);
     }
-    auto* scratch = reinterpret_cast<float*>(shared().scratch);
 #pragma unroll
-    for (uint32_t g = 0; g < ROUND_GROUPS; ++g) {
-#pragma unroll
-      for (uint32_t tile = 0; tile < TILES; ++tile) {
-        // High and low half of a token are neighbouring columns: one thread holds both.
-        const uint32_t at = (warp * ROUND_GROUPS + g) * TILE_ROWS + lane_index / 4, token = tile * 4 + lane_index % 4;
-        scratch[at * (TILES * 4) + token] = sums[g][tile][0] + sums[g][tile][1];
-        scratch[(at + 8) * (TILES * 4) + token] = sums[g][tile][2] + sums[g][tile][3];
-      }
+    for (uint32_t tile = 0; tile < TILES; ++tile) {
+      if (tile) team.sync();
+      round.write_sums(sums, tile);
+      team.sync();
+      if (team.leader() && round.end_row == rows) shared().ring.hold = 1;  // until this task has signalled
+      round.finish(out, tile);
     }
-    team.sync();
-    if (team.leader() && round + ROUND_GROUPS >= groups) shared().ring.hold = 1;  // until this task has signalled
-    dealt.finish(out);
   }
-  if (args.epilogue == static_cast<uint32_t>(Epilogue::ARGMAX)) {
+  if (out.epilogue() == Epilogue::ARGMAX) {
     team.sync();
     write_candidates<TILES>(out);
   }
-  if (team.leader()) shared().next_stage = stage_number;
+  if (team.leader()) shared().next_stage = stage;
 }
 
 }  // namespace linear
@@ -191,12 +230,10 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
 DISTMK_FN void body_linear(Context& context, const LinearArgs& args) {
   const Batch* batch = context.batch(args.batch);
   const uint32_t num_rows = batch ? batch->num_rows : 1;
-  if (num_rows <= 4)
+  if (num_rows <= TILE_TOKENS)
     linear::run<1>(context, args, num_rows);
-  else if (num_rows <= 8)
-    linear::run<2>(context, args, num_rows);
   else
-    linear::run<4>(context, args, num_rows);
+    linear::run<2>(context, args, num_rows);
   if (args.epilogue == static_cast<uint32_t>(Epilogue::PUSH))
     context.push_far(args.out, uint64_t{num_rows} * args.n * sizeof(float));
 }

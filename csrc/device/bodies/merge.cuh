@@ -5,51 +5,45 @@
 
 namespace distmk {
 
-// One head and row, by a warp: each lane weighs a split, then all add up the splits in order. `splits` up to 32.
-DISTMK_FN void merge_row(const float* parts, uint32_t splits, uint32_t dim, float* out) {
-  constexpr uint32_t IN_FLIGHT = 8;
-  const uint32_t stride = 2 + dim, lane = threadIdx.x % 32;
+// 32 elements of one head and row, by a warp: each lane weighs a split, then all add up the splits in order. `splits` up
+// to 32. All loads of up to IN_FLIGHT splits are on their way before the first is used.
+DISTMK_FN void merge_slice(const float* parts, uint32_t splits, uint32_t dim, uint32_t first, float* out) {
+  constexpr uint32_t IN_FLIGHT = 16;
+  const uint32_t stride = 2 + dim, lane = threadIdx.x % 32, d = first + lane;
   float2 mine = {-INFINITY, 0};  // maximum and sum
-  if (lane < splits) mine = {__ldcg(parts + lane * stride), __ldcg(parts + lane * stride + 1)};
+  if (lane < splits) mine = __ldcg(reinterpret_cast<const float2*>(parts + lane * stride));
+  const auto load = [&](uint32_t begin, float (&value)[IN_FLIGHT]) {
+#pragma unroll
+    for (uint32_t i = 0; i < IN_FLIGHT; ++i)
+      value[i] = begin + i < splits && d < dim ? __ldcg(parts + (begin + i) * stride + 2 + d) : 0.0f;
+  };
+  float value[IN_FLIGHT], acc = 0;
+  load(0, value);
   float maximum = mine.x;
   for (uint32_t step = 16; step; step >>= 1) maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, step));
   float weight = mine.x > -INFINITY ? __expf(mine.x - maximum) : 0.0f;
   weight /= attention::warp_sum(mine.y * weight);
-  for (uint32_t first = 0; first < dim; first += 64) {
-    const uint32_t d = first + lane;
-    const bool one = d < dim, both = d + 32 < dim;
-    float2 acc = {0, 0};
-    for (uint32_t begin = 0; begin < splits; begin += IN_FLIGHT) {
-      float2 value[IN_FLIGHT];
+  for (uint32_t begin = 0;;) {
 #pragma unroll
-      for (uint32_t i = 0; i < IN_FLIGHT; ++i) {
-        value[i] = {0, 0};
-        const float* part = parts + (begin + i) * stride + 2 + d;
-        if (begin + i < splits && one) value[i] = {__ldcg(part), both ? __ldcg(part + 32) : 0.0f};
-      }
-#pragma unroll
-      for (uint32_t i = 0; i < IN_FLIGHT; ++i) {
-        const float share = __shfl_sync(~0u, weight, (begin + i) % 32);
-        if (begin + i >= splits) continue;
-        acc.x += value[i].x * share;
-        acc.y += value[i].y * share;
-      }
-    }
-    if (one) out[d] = acc.x;
-    if (both) out[d + 32] = acc.y;
+    for (uint32_t i = 0; i < IN_FLIGHT; ++i) acc += value[i] * __shfl_sync(~0u, weight, begin + i);
+    if ((begin += IN_FLIGHT) >= splits) break;
+    load(begin, value);
   }
+  if (d < dim) out[d] = acc;
 }
 
 DISTMK_FN void body_merge(Context& context, const MergeArgs& args) {
   const Batch& batch = *context.batch(args.batch);
-  const uint32_t stride = 2 + args.head_dim, warp = threadIdx.x / 32;
+  const uint32_t stride = 2 + args.head_dim, slices = (args.head_dim + 31) / 32;
   for (uint32_t r = 0; r < batch.num_runs; ++r) {
     const BatchRun run = batch.runs[r];
     const uint32_t splits = num_splits(batch, run, args.num_kv, args.num_workers, args.min_split, args.max_splits);
-    for (uint32_t i = warp; i < args.num_heads * run.num_rows; i += NUM_WARPS) {
-      const uint32_t head = i % args.num_heads, row = run.row_begin + i / args.num_heads;
-      merge_row(context.at<float>(args.part) + (uint64_t{head} * MAX_ROWS + row) * args.max_splits * stride, splits,
-                args.head_dim, context.at<float>(args.out) + uint64_t{row} * args.out_stride + head * args.head_dim);
+    for (uint32_t i = threadIdx.x / 32; i < args.num_heads * run.num_rows * slices; i += NUM_WARPS) {
+      const uint32_t head = i / slices % args.num_heads, row = run.row_begin + i / slices / args.num_heads;
+      if (!context.inputs_ready()) return;
+      merge_slice(context.at<float>(args.part) + (uint64_t{head} * MAX_ROWS + row) * args.max_splits * stride, splits,
+                  args.head_dim, i % slices * 32,
+                  context.at<float>(args.out) + uint64_t{row} * args.out_stride + head * args.head_dim);
     }
   }
 }

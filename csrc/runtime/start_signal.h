@@ -1,0 +1,14 @@
+// Tells whoever runs a task that its waits are met, where tasks are announced before.
+#pragma once
+#ifdef __CUDACC__
+#include "device/start_signal.cuh"
+#else
+namespace distmk {
+
+struct StartSignal {
+  static constexpr bool EARLY = false;  // whether a task can be entered before its waits are met
+  bool wait() const { return true; }  // a thread is given a task when it may run
+};
+
+}  // namespace distmk
+#endif
