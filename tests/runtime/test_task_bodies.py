@@ -137,6 +137,18 @@ def test_linear_columns(rng: np.random.Generator, epilogue: Epilogue, n: int, k:
         )
 
 
+def test_linear_rounds_what_it_multiplies(rng: np.random.Generator) -> None:
+    """Bit for bit: with the identity for weights, what is multiplied comes out."""
+    arena = Arena(rng)
+    x = reference.hard_to_round(16, 50)
+    args = Linear.Args(k=50, n=50, x_stride=50, out_stride=50)
+    args.x, args.weight, args.out = arena.store(x), arena.store(torch.eye(50).bfloat16()), arena.alloc(4 * 50 * 16)
+    args.batch = arena.store(decode_batch(16, rng))
+    arena.output(args.out, 4 * 50 * 16)
+    arena.run(Linear, args)
+    assert_close("rounded ", arena.f32(args.out, (16, 50)), x.bfloat16().float(), 0)
+
+
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_linear_push(rng: np.random.Generator, rank: int) -> None:
     arena = Arena(rng, num_ranks=3, rank=rank)
