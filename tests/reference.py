@@ -11,22 +11,34 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x.double(), (x.shape[-1],), weight.double(), eps)
 
 
+def hard_to_round(num_rows: int, num_cols: int) -> Tensor:
+    """Numbers halfway between two of bf16, and the next ones on either side."""
+    shape = (num_rows, num_cols)
+    sign, exponent = torch.randint(0, 2, shape) << 31, torch.randint(107, 148, shape) << 23
+    fraction, beside = torch.randint(0, 128, shape) << 16, torch.randint(0x7FFF, 0x8002, shape)
+    return (sign | exponent | fraction | beside).int().view(torch.float32)
+
+
+def rounded(x: Tensor, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
+    """What a linear task multiplies, times the scale that it gives its sums: x (* norm), rounded to bf16, / rms of x."""
+    if norm is None:
+        return x.bfloat16().double()
+    rms = (x.double().square().mean(-1, keepdim=True) + eps).sqrt()
+    return (x.float() * norm).bfloat16().double() / rms
+
+
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, norm: Tensor | None = None, eps: float = 0.0
 ) -> Tensor:
-    """[rows, n] = (normed) x [rows, k] times weight [n, k], plus bias."""
-    if norm is not None:
-        x = rms_norm(x, norm, eps)
-    return F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    """[rows, n] = (normed) x [rows, k], rounded to bf16, times weight [n, k], plus bias."""
+    return F.linear(rounded(x, norm, eps), weight.double(), None if bias is None else bias.double())
 
 
 def linear_scale(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, norm: Tensor | None = None, eps: float = 0.0
 ) -> Tensor:
     """The sum of the magnitudes that `linear` adds up: what rounding errors are in proportion to."""
-    if norm is not None:
-        x = rms_norm(x, norm, eps)
-    return F.linear(x.double().abs(), weight.double().abs(), None if bias is None else bias.double().abs())
+    return F.linear(rounded(x, norm, eps).abs(), weight.double().abs(), None if bias is None else bias.double().abs())
 
 
 def swiglu(gate_up: Tensor) -> Tensor:

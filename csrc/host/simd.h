@@ -123,6 +123,12 @@ inline uint16_t to_bf16(float value) {
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
 }
+// The same, left as float32.
+DISTMK_INLINE Vec round_bf16(Vec v) {
+  const Bits bits = reinterpret_cast<Bits>(v);
+  const Bits rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
+  return v == v ? reinterpret_cast<Vec>(rounded) : v;
+}
 
 // Sum of squares, for RMSNorm.
 inline float sum_squares(const float* x, uint32_t n) {

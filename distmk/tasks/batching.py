@@ -28,7 +28,10 @@ class SampleArgs(ctypes.Structure):
 @task_type(8, "sample")
 @dataclass(frozen=True, eq=False)
 class Sample(Task):
-    """The best candidate of this rank's vocabulary shard for every sampled row, put to rank 0 (greedy: lowest id wins ties)."""
+    """The best candidate of this rank's vocabulary shard for every sampled row (greedy: lowest id wins ties).
+
+    out: Candidate [MAX_ROWS] on rank 0. It is written at the same place on this rank, and put to rank 0 from there.
+    """
 
     candidates: Region = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
@@ -40,7 +43,6 @@ class Sample(Task):
         return (self.candidates, self.batch)
 
     def writes(self) -> Iterable[Region]:
-        """Its place on this rank is what the network sends from."""
         return (self.out,) if self.out.rank == self.rank else (self.out.on(self.rank), self.out)
 
     def encode(self, layout: Layout) -> ctypes.Structure:
@@ -55,8 +57,7 @@ class Sample(Task):
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         return [
             access(False, rank, args.candidates, CANDIDATES_BYTES * args.num_tasks),
-            access(True, 0, args.out, CANDIDATES_BYTES),
-            access(True, rank, args.out, CANDIDATES_BYTES),
+            *(access(True, target, args.out, CANDIDATES_BYTES) for target in sorted({0, rank})),
             batch_access(rank, args.batch),
         ]
 

@@ -52,8 +52,12 @@ class Linear(Task):
     """out = epilogue(norm(x) @ slab.T + bias): bf16 weights, float32 accumulation.
 
     x: f32 [rows, k]. out: f32 columns of every row (STORE, ADD, SWIGLU), a [rows, n] block in every rank's slot (PUSH),
-    or one Candidate a row (ARGMAX; only rows that are sampled). RMSNorm: Zhang and Sennrich, arXiv:1910.07467; SwiGLU:
-    Shazeer, arXiv:2002.05202.
+    or one Candidate a row (ARGMAX; only rows that are sampled).
+
+    x (times the norm's weight, in float32) is rounded to bf16, to nearest and ties to even, before it is multiplied. Where
+    there is a norm the float32 sums are multiplied by 1/rms of the unrounded x; then come bias and epilogue.
+
+    RMSNorm: Zhang and Sennrich, arXiv:1910.07467; SwiGLU: Shazeer, arXiv:2002.05202.
     """
 
     x: Region = None  # type: ignore[assignment]

@@ -160,6 +160,21 @@ def argmax(board: Board, rank: int, error: float, k: int, n: int, num_rows: int)
     board.check(rank, what, check)
 
 
+def rounding(board: Board, rank: int, num_rows: int, k: int) -> None:
+    """Bit for bit: with the identity for weights, what is multiplied comes out, rounded to bf16."""
+    batch, _ = batch_of(board, rank, num_rows)
+    x, room = reference.hard_to_round(num_rows or 1, k), MAX_ROWS if num_rows else 1
+    given, out = board.give(board.wide(rank, k, room), x), board.wide(rank, k, room)
+    what = f"linear rounding k={k} rows={num_rows or 'one'}"
+    slab = board.matrix(rank, torch.eye(k).bfloat16())
+    board.graph.add(Linear(rank, what, x=given, slab=slab, out=board.written(out, len(x)), batch=batch))
+
+    def check(memory: Memory) -> None:
+        assert_close("", f32(memory, out, len(x)), x.bfloat16().float(), 0)
+
+    board.check(rank, what, check)
+
+
 def ties(board: Board, rank: int) -> None:
     """Of equal logits the lowest id wins."""
     weight = torch.ones(40, 32).bfloat16()

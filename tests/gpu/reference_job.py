@@ -3,8 +3,9 @@
     python tests/gpu/reference_job.py DEVICE NAME MODEL FOLDER...
 
 A FOLDER is of one run of logits_job.py, with what it printed in `cases`. Prints a JSON object a case and folder: folder,
-prompts, launches; relative errors of the logits against float32: ours, bf16 (transformers' own run), cached (float32 but for
-a bf16 KV cache); steps, clear (steps whose best token leads by more than the error), wrong (why the tokens are, or null).
+prompts, launches; relative errors of each prompt's logits against float32: ours, bf16 (transformers' own run), rounded
+(float32 but for what the runtime rounds to bf16); steps, clear (steps whose best token leads by more than the error), wrong
+(why the tokens are, or null).
 """
 
 from __future__ import annotations
@@ -23,13 +24,8 @@ import torch
 Kind = Callable[[tiny.Reference, list[int]], torch.Tensor]
 KINDS: dict[str, Kind] = {
     "bf16": lambda reference, ids: reference.bf16(ids, last=1),
-    "cached": lambda reference, ids: reference.cached(ids, last=1),
+    "rounded": lambda reference, ids: reference.rounded(ids, last=1),
 }
-
-
-def relative(got: list[torch.Tensor], want: list[torch.Tensor]) -> float:
-    difference, scale = torch.cat(got) - torch.cat(want), torch.cat(want)
-    return float(difference.norm() / scale.norm())
 
 
 def compare(
@@ -39,7 +35,8 @@ def compare(
     contexts = [prompt + tokens[:-1] for prompt, tokens in zip(chosen, case["tokens"], strict=True)]
     exact = [reference.exact(ids, last=1) for ids in contexts]
     got = list(torch.from_numpy(ours).to(exact[0].device).double().split(1))
-    errors = {name: relative([kind(reference, ids) for ids in contexts], exact) for name, kind in KINDS.items()}
+    runs = {"ours": got} | {name: [kind(reference, ids) for ids in contexts] for name, kind in KINDS.items()}
+    errors = {name: list(map(tiny.relative_error, run, exact)) for name, run in runs.items()}
     steps = clear = 0
     wrong = None
     for number, prompt, tokens in zip(case["prompts"], chosen, case["tokens"], strict=True):
@@ -49,7 +46,7 @@ def compare(
         except AssertionError as error:
             wrong = wrong or str(error)[:600]
     found = {"prompts": case["prompts"], "launches": case["launches"], "steps": steps, "clear": clear, "wrong": wrong}
-    return found | {"ours": relative(got, exact)} | errors
+    return found | errors
 
 
 def main() -> None:

@@ -126,7 +126,7 @@ def sum_of_blocks(board: Board, rank: int, num_rows: int) -> None:
 
 
 def sample(board: Board, rank: int, num_tasks: int) -> None:
-    """The best candidate of every sampled row, to rank 0."""
+    """The best candidate of every sampled row, to rank 0 from the same place on this rank."""
     batch = decode_batch(int(board.rng.integers(1, 17)), board.rng)
     candidates = np.zeros((num_tasks, MAX_ROWS), dtype=CANDIDATE)
     # Few different values, so that ties are common; some tasks have nothing for a row.
@@ -135,7 +135,7 @@ def sample(board: Board, rank: int, num_tasks: int) -> None:
     candidates["token"][board.rng.random(candidates.shape) < 0.2] = -1
     unsampled = [row for row in range(batch.num_rows) if not batch.rows[row].sample]
     candidates["token"][:, unsampled] = -1  # as the head's tasks leave it
-    out = board.written(board.buffer(CANDIDATES_BYTES, dtype="u8", space=Space.HEAP).at(0))
+    out = board.buffer(CANDIDATES_BYTES, dtype="u8", space=Space.HEAP).at(0)
     what = f"sample of {num_tasks} tasks on rank {rank}"
     given = board.give_all(rank, candidates, "u8")
     rows = board.give_all(rank, batch, "u8", space=Space.HEAP)
@@ -152,4 +152,6 @@ def sample(board: Board, rank: int, num_tasks: int) -> None:
             want = (best, valid["token"][valid["value"] == best].min())
             assert got[row].item() == want, f"row {row}: {got[row]}, expected {want}"
 
-    board.check(0, what, check)
+    for where in {0, rank}:
+        board.written(out.on(where))
+        board.check(where, what, check)

@@ -10,7 +10,6 @@ numbers of ranks run side by side where there are GPUs for them; transformers ru
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -127,20 +126,29 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     made.close()
 
 
+def root_mean_square(values: list[float]) -> float:
+    return (sum(value**2 for value in values) / len(values)) ** 0.5
+
+
 @pytest.mark.parametrize(("backend", "name", "num_ranks"), RUNS)
 def test_logits_and_tokens(models: Models, backend: str, name: str, num_ranks: int) -> None:
     require(backend, num_ranks)
     model = models.get(backend, name)
     records = model.results.get(num_ranks, [])
     assert len(records) == len(shapes.workload(name).cases), "a run of this model failed before"
+    errors: dict[str, list[float]] = {"ours": [], "bf16": [], "rounded": []}
     steps = clear = 0
     for record in records:
         what = f"{model.name} at {num_ranks} ranks, prompts {record['prompts']}"
-        print(what, json.dumps({key: record[key] for key in ("ours", "bf16", "cached", "steps", "clear")}))
+        print(what, *(f"{name} {' '.join(f'{error:.2g}' for error in record[name])}" for name in errors), sep="; ")
         assert record["wrong"] is None, f"{what}: {record['wrong']}"
         assert record["launches"] == 3, f"{what}: {record['launches']} of 3 launches gave the first's tokens and bits"
-        assert record["ours"] <= NOISE * record["bf16"], (
-            f"{what}: logits are off by {record['ours']:.3g}, transformers in bf16 by {record['bf16']:.3g}"
-        )
+        for name, found in errors.items():
+            found += record[name]
         steps, clear = steps + record["steps"], clear + record["clear"]
     assert clear > 0.5 * steps, f"{clear} of {steps} steps leave no choice: too few to tell"
+    # Over all prompts, since the error of one is a matter of luck: most of it moves all logits alike.
+    for over, measure in (("root mean square", root_mean_square), ("largest", max)):
+        ours, bf16 = measure(errors["ours"]), measure(errors["bf16"])
+        print(f"{over} of {len(errors['ours'])} relative errors: {ours:.3g}, transformers in bf16: {bf16:.3g}")
+        assert ours <= NOISE * bf16, f"{over} error of the logits: {ours:.3g}; of transformers in bf16: {bf16:.3g}"

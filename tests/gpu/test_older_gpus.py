@@ -16,7 +16,8 @@ from distmk.cuda.build import build_cubin, compile_cubin
 from distmk.cuda.toolchain import find_toolchain
 
 MODEL = ("--model", "smollm2-135m", "--load-format", "dummy")
-PROMPTS = ("--prompt-ids", "1,2,3,4", ",".join(map(str, range(5, 23))), "--max-new-tokens", "24", "--ignore-eos")
+# Few tokens: after a while random weights repeat themselves with so little margin that rounding decides.
+PROMPTS = ("--prompt-ids", "1,2,3,4", ",".join(map(str, range(5, 23))), "--max-new-tokens", "8", "--ignore-eos")
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""Logits are those of transformers to within bf16 rounding."""
+"""Logits are no further from float32 than transformers' own bf16 run, and are what the runtime's rounding makes of them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from tiny import Family, Reference
+from tiny import Family, Reference, relative_error
 
 from distmk import LLM
 from distmk.errors import UsageError
 
-LENGTHS = (1, 15, 16, 17, 40)
-NOISE_FACTOR = 10  # between two orders of adding up float32, measured on one prompt and met on another
+SHORT, LONG = (1, 1, 2, 3), (15, 16, 17, 40)
+NOISE_FACTOR = 10  # between two orders of adding up float32
 
 
 def largest(difference: torch.Tensor) -> tuple[float, int]:
@@ -25,48 +25,54 @@ def largest(difference: torch.Tensor) -> tuple[float, int]:
 
 @pytest.mark.parametrize(("family", "num_ranks"), [("llama", 1), ("llama", 3), ("qwen3", 2), ("qwen3", 4)])
 def test_logits(family: Family, num_ranks: int, rng: np.random.Generator, tmp_path: Path) -> None:
-    """Bounds, over all prompts: not further from float32 than transformers' own bf16 run gets, and no further than
-    the bf16 cache takes the reference. Where no cached value rounds to the other side, float32 noise alone is left:
-    so it must be for at least two of the prompts."""
+    """Where no number that float32 noise moves rounds to the other side, that noise alone tells the logits from a
+    reference which rounds alike: so it must be for at least two of the short prompts. Where one does, many follow; they
+    take the logits about as far from that reference as rounding takes it from float32."""
     changes = tiny.random_changes(family, (9, 3) if num_ranks == 3 else (6, 3), rng)
     print(family, changes)
     model = tiny.make(family, int(rng.integers(1 << 30)), **changes)
     tiny.save(model, tmp_path)
     reference = Reference(model)
-    ours, theirs, cache, exactly_met = [], [], [], 0
+    ours, theirs, float32, alike = [], [], [], 0
     with LLM(str(tmp_path), tensor_parallel_size=num_ranks, num_workers=2, keep_logits=True) as llm:
-        for length in LENGTHS:
+        for length in (*SHORT, *LONG):
             ids = [int(token) for token in rng.integers(0, changes["vocab_size"], length)]
             got = torch.from_numpy(llm.compute_logits(ids).copy()).double()
             assert got.shape == (changes["vocab_size"],)
-            exact, cached = reference.exact(ids)[-1], reference.cached(ids)[-1]
-            noise, _ = largest(cached - reference.cached(ids, torch.float64)[-1])
-            error, at = largest(got - exact)
-            drift, _ = largest(got - cached)
-            ours.append(error)
-            theirs.append(largest(reference.bf16(ids)[-1] - exact)[0])
-            cache.append(largest(cached - exact)[0])
-            exactly_met += drift <= NOISE_FACTOR * noise
-            print(f"prompt of {length}: off by {error:.3g} at token {at}, noise {noise:.2g}, from cached {drift:.2g}")
-            assert drift <= NOISE_FACTOR * noise + cache[-1], f"prompt of {length}, largest error at token {at}"
-    assert max(ours) <= max(theirs), f"off by {ours}; transformers in bf16 is off by {theirs}"
-    assert exactly_met >= 2, "more than the rounding of the cache tells it from transformers"
+            exact, rounded = reference.exact(ids)[-1], reference.rounded(ids)[-1]
+            noise, _ = largest(exact - reference.exact(ids, dtype=torch.float64)[-1])
+            rounding, _ = largest(rounded - exact)
+            drift, at = largest(got - rounded)
+            ours.append(got)
+            theirs.append(reference.bf16(ids)[-1])
+            float32.append(exact)
+            alike += length in SHORT and drift <= NOISE_FACTOR * noise
+            what = f"prompt of {length}: off by {drift:.3g} at token {at}, noise {noise:.2g}, rounding {rounding:.2g}"
+            print(what)
+            assert drift <= NOISE_FACTOR * noise + 3 * rounding, what
+    assert alike >= 2, "logits are not rounded as they should be"
+    check_errors(ours, theirs, float32)
 
 
 def test_smollm2_logits(smollm2: Path, smollm2_reference: Reference) -> None:
+    """No short prompts: there the first token, large in this model, takes transformers in bf16 ten times further off."""
     reference = smollm2_reference
     rng = np.random.default_rng(5)
-    ours, theirs, cache = [], [], []
+    ours, theirs, float32 = [], [], []
     with LLM(str(smollm2), tensor_parallel_size=2, keep_logits=True, max_model_len=64) as llm:
-        for length in LENGTHS:
+        for length in (*LONG, *range(20, 60, 5)):
             ids = [int(token) for token in rng.integers(100, 40000, length)]
-            got = torch.from_numpy(llm.compute_logits(ids).copy()).double()
-            exact = reference.exact(ids)[-1]
-            ours.append(largest(got - exact)[0])
-            cache.append(largest(reference.cached(ids)[-1] - exact)[0])
-            theirs.append(largest(reference.bf16(ids)[-1] - exact)[0])
-    assert max(ours) <= max(theirs), f"off by {ours}; transformers in bf16 is off by {theirs}"
-    assert max(ours) <= 1.5 * max(cache), f"off by {ours}; a bf16 KV cache alone makes {cache}"
+            ours.append(torch.from_numpy(llm.compute_logits(ids).copy()).double())
+            float32.append(reference.exact(ids)[-1])
+            theirs.append(reference.bf16(ids)[-1])
+    check_errors(ours, theirs, float32)
+
+
+def check_errors(ours: list[torch.Tensor], theirs: list[torch.Tensor], float32: list[torch.Tensor]) -> None:
+    """All prompts together, since the error of one is a matter of luck: most of it moves all logits alike."""
+    error, their_error = (relative_error(torch.stack(got), torch.stack(float32)) for got in (ours, theirs))
+    print(f"relative error {error:.2g}; transformers in bf16: {their_error:.2g}")
+    assert error <= their_error, f"off by {error:.3g}; transformers in bf16 is off by {their_error:.3g}"
 
 
 def test_logits_must_be_asked_for(tiny_model: Path) -> None:

@@ -82,7 +82,9 @@ class Arena:
         iteration: int = 0,
         params: LaunchParams | None = None,
     ) -> None:
-        """Run one task; fails if it wrote outside its declared outputs (events are checked by `events`)."""
+        """Run one task; fails if it wrote outside its declared outputs (events are checked by `events`), or if `check` is
+        not told of those."""
+        self._check_accesses(kind, args)
         triggers = list(triggers)
         header = ProgramHeader(magic=MAGIC, abi_hash=abi_hash(), rank=self.rank, num_ranks=self.num_ranks)
         header.events_heap_offset = EVENTS_OFFSET
@@ -102,6 +104,16 @@ class Arena:
         assert code == 0, f"distmk_run_task returned {code}"
         self._check_outside(before)
         self.outputs.clear()
+
+    def _check_accesses(self, kind: type[Task], args: ctypes.Structure) -> None:
+        writes = [access for access in kind.accesses(args, self.rank, self.num_ranks) if access.write]
+        for memory, offset, size in self.outputs:
+            known = np.zeros(size, dtype=bool)
+            for access in writes:
+                for row in range(access.num_rows) if memory is self.memory(Space(access.space), access.rank) else ():
+                    begin = access.offset + row * access.stride - offset
+                    known[max(0, begin) : max(0, begin + access.row_bytes)] = True
+            assert known.all(), f"accesses of {kind.type_name} leave out bytes from {offset} on that it writes"
 
     def _check_outside(self, before: list[np.ndarray]) -> None:
         names = [*(f"heap of rank {rank}" for rank in range(self.num_ranks)), "local memory"]

@@ -12,7 +12,7 @@ from arena import Arena
 from arrays import assert_close
 from batches import decode_batch, make_batch
 
-from distmk.abi import MAX_ROWS, Batch, Candidate, Epilogue, LaunchParams, Request, Space, Trigger
+from distmk.abi import MAX_ROWS, Batch, BatcherState, Candidate, Epilogue, LaunchParams, Request, Space, Trigger
 from distmk.tasks import Affine, Embed, Linear, Nop, Prepare, Put, Sample, Sum
 
 CANDIDATE = np.dtype([("value", np.float32), ("token", np.int32)])
@@ -137,6 +137,18 @@ def test_linear_columns(rng: np.random.Generator, epilogue: Epilogue, n: int, k:
         )
 
 
+def test_linear_rounds_what_it_multiplies(rng: np.random.Generator) -> None:
+    """Bit for bit: with the identity for weights, what is multiplied comes out."""
+    arena = Arena(rng)
+    x = reference.hard_to_round(16, 50)
+    args = Linear.Args(k=50, n=50, x_stride=50, out_stride=50)
+    args.x, args.weight, args.out = arena.store(x), arena.store(torch.eye(50).bfloat16()), arena.alloc(4 * 50 * 16)
+    args.batch = arena.store(decode_batch(16, rng))
+    arena.output(args.out, 4 * 50 * 16)
+    arena.run(Linear, args)
+    assert_close("rounded ", arena.f32(args.out, (16, 50)), x.bfloat16().float(), 0)
+
+
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_linear_push(rng: np.random.Generator, rank: int) -> None:
     arena = Arena(rng, num_ranks=3, rank=rank)
@@ -246,9 +258,11 @@ def test_sample(rng: np.random.Generator, rank: int) -> None:
     candidates["token"][rng.random(candidates.shape) < 0.2] = -1
     out = arena.alloc(8 * MAX_ROWS, Space.HEAP)
     args = Sample.Args(arena.store(candidates, Space.HEAP), out, arena.store(batch), num_tasks)
-    arena.output(out, 8 * MAX_ROWS, rank=0)
+    for where in {0, rank}:
+        arena.output(out, 8 * MAX_ROWS, where)
     arena.run(Sample, args, [Trigger(1, 0, 1, 0)])
     got = arena.bytes_at(out, 8 * MAX_ROWS, rank=0).view(CANDIDATE)
+    assert_close("at its own place", arena.bytes_at(out, 8 * MAX_ROWS), arena.bytes_at(out, 8 * MAX_ROWS, 0), 0)
     for row in range(batch.num_rows):
         valid = candidates[:, row][candidates[:, row]["token"] >= 0]
         if not batch.rows[row].sample or not len(valid):
@@ -265,12 +279,13 @@ def test_prepare_lays_out_the_first_prompt_on_every_rank(rng: np.random.Generato
     requests = (Request * 1)(Request(0, 20, 5, 0))
     num_pages, max_pages = 8, 4
     batch, table = arena.alloc(ctypes.sizeof(Batch), Space.HEAP), arena.alloc(4 * MAX_ROWS * max_pages, Space.HEAP)
-    args = Prepare.Args(arena.alloc(16 * MAX_ROWS, Space.HEAP), batch, table, arena.alloc(8192, Space.LOCAL), 2, 8)
+    state_bytes = ctypes.sizeof(BatcherState) + 4 * num_pages
+    args = Prepare.Args(arena.alloc(16 * MAX_ROWS, Space.HEAP), batch, table, arena.alloc(state_bytes), 2, 8)
     args.max_pages, args.num_pages, args.max_rows, args.max_slots, args.max_positions = max_pages, num_pages, 16, 4, 32
     for rank in (0, 1):
         arena.output(batch, ctypes.sizeof(Batch), rank)
         arena.output(table, 4 * MAX_ROWS * max_pages, rank)
-    arena.output(args.state, 8192)
+    arena.output(args.state, state_bytes)
     params = LaunchParams(requests=ctypes.addressof(requests), prompts=prompt.ctypes.data, num_requests=1)
     arena.run(Prepare, args, [Trigger(0, 0, 1, 0), Trigger(0, 1, 1, 0)], params=params)
     for rank in (0, 1):

@@ -130,7 +130,7 @@ PackedRows AttentionTask::pack_queries() const {
     copy_bytes(Team{}, q, qkv(row) + uint64_t{head} * head_dim_, head_dim_ * sizeof(float));
     if (args_.q_norm) rms_norm(q, context_.at<float>(args_.q_norm), args_.eps, head_dim_);
     rotate(q, rope(first_new() + row), head_dim_);
-    packed.set(i, q, nullptr, scale);
+    packed.set(i, q, scale);
   }
   return packed;
 }

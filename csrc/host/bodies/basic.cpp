@@ -50,8 +50,8 @@ void body_sum(Context& context, const SumArgs& args) {
 void body_sample(Context& context, const SampleArgs& args) {
   const auto& batch = *context.at<Batch>(args.batch);
   const auto* candidates = context.at<Candidate>(args.candidates);
-  Candidate best[MAX_ROWS];
-  for (Candidate& candidate : best) candidate = {-__builtin_inff(), -1};
+  auto* best = context.at<Candidate>(args.out);  // this rank's place, as on GPUs, where the network sends from it
+  for (uint32_t row = 0; row < MAX_ROWS; ++row) best[row] = {-__builtin_inff(), -1};
   for (uint32_t row = 0; row < batch.num_rows; ++row) {
     if (!batch.rows[row].sample) continue;
     // Tasks are in token order, so a strict comparison keeps the lowest id of equal logits.
@@ -60,10 +60,7 @@ void body_sample(Context& context, const SampleArgs& args) {
       if (other.token >= 0 && (best[row].token < 0 || other.value > best[row].value)) best[row] = other;
     }
   }
-  if (context.rank() == 0)
-    copy_bytes(Team{}, context.at<void>(args.out), best, sizeof best);
-  else
-    context.push(0, args.out, best, sizeof best);
+  if (context.rank() != 0) context.push(0, args.out, best, MAX_ROWS * sizeof(Candidate));
 }
 
 void body_prepare(Context& context, const PrepareArgs& args) {

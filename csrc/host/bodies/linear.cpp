@@ -9,6 +9,7 @@ using namespace simd;
 
 namespace {
 
+struct RoundedTag;
 struct XTag;
 struct YTag;
 
@@ -17,6 +18,7 @@ struct Rows {
   uint32_t count = 0;
   uint32_t index[MAX_ROWS];
   float* y[MAX_ROWS];
+  float scale[MAX_ROWS];  // of the product: 1/rms of the row of x, where there is a norm
 };
 
 Rows choose_rows(const Batch* batch, bool sampled_only) {
@@ -27,13 +29,22 @@ Rows choose_rows(const Batch* batch, bool sampled_only) {
   return rows;
 }
 
-PackedRows pack(const Context& context, const LinearArgs& args, const Rows& rows) {
+// x (* weight) as it is multiplied: rounded to bf16.
+void round_row(float* out, const float* x, const float* weight, uint32_t k) {
+  uint32_t i = 0;
+  for (; i + LANES <= k; i += LANES) store(out + i, round_bf16(weight ? load(x + i) * load(weight + i) : load(x + i)));
+  for (; i < k; ++i) out[i] = from_bf16(to_bf16(weight ? x[i] * weight[i] : x[i]));
+}
+
+PackedRows pack(const Context& context, const LinearArgs& args, Rows& rows) {
   PackedRows packed(scratch<XTag>(PackedRows::num_floats(rows.count, args.k)), rows.count, args.k);
+  float* rounded = scratch<RoundedTag>(args.k);
   const float* norm = context.at<float>(args.norm);
   for (uint32_t i = 0; i < rows.count; ++i) {
     const float* x = context.at<float>(args.x) + uint64_t{rows.index[i]} * args.x_stride;
-    const float scale = norm ? 1.0f / std::sqrt(sum_squares(x, args.k) / static_cast<float>(args.k) + args.eps) : 1.0f;
-    packed.set(i, x, norm, scale);
+    if (norm) rows.scale[i] = 1.0f / std::sqrt(sum_squares(x, args.k) / static_cast<float>(args.k) + args.eps);
+    round_row(rounded, x, norm, args.k);
+    packed.set(i, rounded, 1.0f);
   }
   return packed;
 }
@@ -61,6 +72,10 @@ void place_product(const Context& context, const LinearArgs& args, uint32_t num_
   }
   const bool by_index = args.epilogue != static_cast<uint32_t>(Epilogue::ARGMAX) || args.logits;
   for (uint32_t i = 0; i < rows.count; ++i) rows.y[i] = base + stride * (by_index ? rows.index[i] : i);
+}
+
+void scale_row(float* y, float scale, uint32_t n) {
+  for (uint32_t j = 0; j < n; ++j) y[j] *= scale;
 }
 
 void add_row(float* __restrict y, const float* __restrict x, uint32_t n) {
@@ -98,6 +113,8 @@ void body_linear(Context& context, const LinearArgs& args) {
   Rows rows = choose_rows(context.at<Batch>(args.batch), epilogue == Epilogue::ARGMAX);
   place_product(context, args, num_cols, rows);
   if (rows.count) matmul(context.at<uint16_t>(args.weight), num_cols, pack(context, args, rows), rows.y, 0);
+  if (args.norm)
+    for (uint32_t i = 0; i < rows.count; ++i) scale_row(rows.y[i], rows.scale[i], num_cols);
   if (const float* bias = context.at<float>(args.bias))
     for (uint32_t i = 0; i < rows.count; ++i) add_row(rows.y[i], bias, num_cols);
 

@@ -123,24 +123,17 @@ uint32_t run_tile(uint32_t group_size, const Job& job, uint32_t rows_left) {
 
 }  // namespace
 
-void PackedRows::set(uint32_t row, const float* x, const float* weight, float scale) {
+void PackedRows::set(uint32_t row, const float* x, float scale) {
   uint32_t group = 0;
   while (group_begin(group + 1) <= row) ++group;
   const uint32_t first = group_begin(group);
   const uint64_t stride = uint64_t{group_begin(group + 1) - first} * BLOCK;
   float* out = memory_ + first * padded(k_) + (row - first) * BLOCK;
   uint32_t i = 0;
-  for (; i + BLOCK <= k_; i += BLOCK, out += stride) {
-    Vec a = load(x + i) * scale, b = load(x + i + LANES) * scale;
-    if (weight) {
-      a *= load(weight + i);
-      b *= load(weight + i + LANES);
-    }
-    split_block(out, a, b);
-  }
+  for (; i + BLOCK <= k_; i += BLOCK, out += stride) split_block(out, load(x + i) * scale, load(x + i + LANES) * scale);
   if (i == k_) return;
   float last[BLOCK] = {};
-  for (uint32_t j = 0; i + j < k_; ++j) last[j] = x[i + j] * scale * (weight ? weight[i + j] : 1.0f);
+  for (uint32_t j = 0; i + j < k_; ++j) last[j] = x[i + j] * scale;
   split_block(out, load(last), load(last + LANES));
 }
 

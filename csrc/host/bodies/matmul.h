@@ -22,8 +22,8 @@ class PackedRows {
   uint32_t group_begin(uint32_t group) const { return num_rows_ * group / num_groups_; }
   const float* group(uint32_t group) const { return memory_ + uint64_t{group_begin(group)} * padded(k_); }
 
-  // Stores x * scale (* weight) as row `row`.
-  void set(uint32_t row, const float* x, const float* weight, float scale);
+  // Stores x * scale as row `row`.
+  void set(uint32_t row, const float* x, float scale);
 
  private:
   float* memory_;
