@@ -83,8 +83,7 @@ class Symmetric(Collective):
         self._group = dist.group.WORLD.group_name
         sums = symmetric.empty(*like.shape, dtype=like.dtype, device=like.device)
         self._slots = symmetric.empty(num_ranks, len(like), 2, dtype=torch.float32, device=like.device)
-        for memory in (sums, self._slots):
-            symmetric.rendezvous(memory, self._group)
+        self._handles = [symmetric.rendezvous(memory, self._group) for memory in (sums, self._slots)]
         self._slots.zero_()
         # An all-reduce ends when every rank has read, so one memory serves both.
         self.sums = (sums, sums)

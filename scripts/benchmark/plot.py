@@ -27,10 +27,10 @@ def draw(reports: Sequence[Report], path: Path) -> None:
         bar = WIDTH / len(report.rows)
         for index, row in enumerate(report.rows):
             x = place - WIDTH / 2 + bar * (index + 0.5)
-            median = row.median_ms
-            spread = [[median - min(row.times_ms)], [max(row.times_ms) - median]]
+            median, most = row.median_ms, max(row.times_ms)
+            spread = [[median - min(row.times_ms)], [most - median]]
             axes.bar(x, median, bar * 0.92, yerr=spread, capsize=2, color=colors[row.name])
-            axes.annotate(f"{median:.2f}", (x, median), (0, 4), textcoords="offset points", ha="center", fontsize=8)
+            axes.annotate(f"{median:.2f}", (x, most), (0, 4), textcoords="offset points", ha="center", fontsize=8)
         if report.floor_ms is not None:
             axes.hlines(report.floor_ms, place - WIDTH / 2, place + WIDTH / 2, colors="black", linestyles="--")
     ticks = [f"{report.num_ranks} x {report.backend}, batch {report.batch}" for report in reports]
@@ -42,8 +42,8 @@ def draw(reports: Sequence[Report], path: Path) -> None:
     labels = list(names)
     if any(report.floor_ms is not None for report in reports):
         handles.append(pyplot.Line2D([], [], color="black", linestyle="--"))
-        labels.append("the bytes at memory bandwidth")
-    axes.legend(handles, labels, fontsize=8)
+        labels.append("weights and cache at memory bandwidth")
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:

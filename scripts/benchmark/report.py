@@ -83,7 +83,7 @@ class Report:
 
     def _table(self) -> list[str]:
         ours = self.rows[0].median_ms
-        cells = [["", "ms a step", "min", "max", "steps", "of the floor", "distmk is", "tokens as distmk's"]]
+        cells = [["", "ms a step", "min", "max", "steps", "of the floor", "of distmk's", "tokens as distmk's"]]
         for row in self.rows:
             share = f"{self.floor_ms / row.median_ms:.0%}" if self.floor_ms is not None else "-"
             times = [f"{value:.3f}" for value in (row.median_ms, min(row.times_ms), max(row.times_ms))]

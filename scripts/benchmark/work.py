@@ -55,7 +55,7 @@ class Work:
         layer = hidden * (heads * head + mlp) + norms
         vocab = shard.vocab[1] - shard.vocab[0]
         cache = 2 * shard.num_kv * head * (self.context + self.tokens // 2) * self.batch
-        return WEIGHT_BYTES * (config.num_layers * (layer + cache) + hidden * (vocab + 1))
+        return WEIGHT_BYTES * (config.num_layers * (layer + cache) + hidden * (vocab + 1 + self.batch))
 
 
 def read_config(model: str, num_layers: int | None) -> ModelConfig:
