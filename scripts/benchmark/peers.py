@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,20 +83,18 @@ class Peers:
         self._plain = self._exchanges[-1]
         self.model.read_prompts(work.prompts, self._plain)
 
-    def run(self, names: Sequence[str]) -> list[Timed]:
+    def run(self, names: Sequence[str]) -> Iterator[Timed]:
         """Every peer of `names`: compiled (with each way to add up), graphed, eager."""
-        timed = []
         if "compiled" in names:
             self._tell("compiling")
             step = compiled_step(self.model, self._exchanges[0], self._note)
             compile_parts(step)
             for exchange in self._exchanges:
-                timed.append(self._time("compiled", dataclasses.replace(step, exchange=exchange), graphed=True))
+                yield self._time("compiled", dataclasses.replace(step, exchange=exchange), graphed=True)
         if "graphed" in names:
-            timed.append(self._time("graphed", eager_step(self.model, self._exchanges[0]), graphed=True))
+            yield self._time("graphed", eager_step(self.model, self._exchanges[0]), graphed=True)
         if "eager" in names:
-            timed.append(self._time("eager", eager_step(self.model, self._plain), graphed=False))
-        return timed
+            yield self._time("eager", eager_step(self.model, self._plain), graphed=False)
 
     def _time(self, name: str, step: Step, graphed: bool) -> Timed:
         exchange = step.exchange.name

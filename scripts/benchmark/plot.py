@@ -22,7 +22,7 @@ def draw(reports: Sequence[Report], path: Path) -> None:
 
     names = list(dict.fromkeys(row.name for report in reports for row in report.rows))
     colors = dict(zip(names, pyplot.get_cmap("tab10").colors * 2, strict=False))
-    figure, axes = pyplot.subplots(figsize=(2 + 2.4 * len(reports), 4.5), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(3 + 2.4 * len(reports), 4.8), layout="constrained")
     for place, report in enumerate(reports):
         bar = WIDTH / len(report.rows)
         for index, row in enumerate(report.rows):
@@ -43,7 +43,7 @@ def draw(reports: Sequence[Report], path: Path) -> None:
     if any(report.floor_ms is not None for report in reports):
         handles.append(pyplot.Line2D([], [], color="black", linestyle="--"))
         labels.append("weights and cache at memory bandwidth")
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, 1 + len(reports)), fontsize=8)
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:

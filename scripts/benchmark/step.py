@@ -52,9 +52,13 @@ def run(arguments: argparse.Namespace) -> int:
     with connect() as bootstrap:
         work, backend = agree(bootstrap, lambda: _check(arguments, bootstrap))
         earlier = agree(bootstrap, lambda: [Report.load(path) for path in arguments.beside])
-        report = Comparison(arguments.model, work, backend, bootstrap).run(arguments.peer)
-        if bootstrap.rank == 0:
-            print(report.text(), flush=True)
+        comparison = Comparison(arguments.model, work, backend, bootstrap)
+        try:
+            comparison.run(arguments.peer)
+        finally:  # also what was measured before a side failed
+            if bootstrap.rank == 0 and comparison.report.rows:
+                print(comparison.report.text(), flush=True)
+        report = comparison.report
         agree(bootstrap, lambda: _write(report, earlier, arguments) if bootstrap.rank == 0 else None)
     return 0
 
@@ -103,7 +107,7 @@ class Comparison:
         )
         self.report.machine |= machine.versions("torch", "triton", "nvshmem4py-cu13")
 
-    def run(self, wanted: list[str] | None) -> Report:
+    def run(self, wanted: list[str] | None) -> None:
         """Ours, then the peers that are `wanted`; None: all that can run here but vllm."""
         self._tell("distmk")
         ours = time_ours(self._work, self._backend)
@@ -115,7 +119,6 @@ class Comparison:
         if "vllm" in names:
             self._run_vllm()
         self._tell("done")
-        return self.report
 
     def _tell(self, text: str) -> None:
         """What is going on, and since when."""
@@ -138,10 +141,12 @@ class Comparison:
         device = torch.device("cuda", bootstrap.local_rank) if self._backend == "cuda" else torch.device("cpu")
         join(bootstrap, device)
         peers = Peers(self._work, bootstrap, device, self._tell, self._note)
-        timed = peers.run(names)
-        for each in timed:
-            agreement = peers.compare(ours.tokens, each.tokens)
-            self.report.rows.append(Row(each.name, each.times_ms, each.steps, str(agreement)))
+        timed = []
+        for each in peers.run(names):
+            timed.append((each, Row(each.name, each.times_ms, each.steps)))
+            self.report.rows.append(timed[-1][1])
+        for each, row in timed:  # which takes the place of a sequence
+            row.agreement = str(peers.compare(ours.tokens, each.tokens))
         del peers
         leave()
 
