@@ -10,6 +10,7 @@ import pytest
 from helpers import Runner
 
 from distmk.cuda.build import ARCHITECTURES, Report
+from distmk.cuda.probe import KERNEL, build_probe
 from distmk.cuda.toolchain import find_toolchain
 from distmk.errors import BuildError
 
@@ -36,16 +37,22 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: Path(path.rstrip(",")) for name, path, *_ in lines}
 
 
+def architecture_in(read: str) -> int:
+    """Of the machine code that readelf reports on: 90 for compute capability 9.0."""
+    assert "NVIDIA CUDA architecture" in read
+    flags = re.search(r"Flags: +0x([0-9a-f]+)", read)
+    assert flags
+    return int(flags[1], 16) >> 8 & 0xFF
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_kernel_of_every_architecture(name: str, kernels: dict[str, Path]) -> None:
     """It is for that architecture, whole, and small enough to run."""
     read = subprocess.run(["readelf", "-hsW", str(kernels[name])], capture_output=True, text=True, check=True).stdout
-    assert "NVIDIA CUDA architecture" in read
-    flags = re.search(r"Flags: +0x([0-9a-f]+)", read)
     major, minor = ARCHITECTURES[name].capability
-    assert flags and int(flags[1], 16) >> 8 & 0xFF == 10 * major + minor, flags
+    assert architecture_in(read) == 10 * major + minor
     defined = set(re.findall(r"(?:FUNC|OBJECT) +GLOBAL .* (\w+)$", re.sub(r".* UND .*", "", read), re.MULTILINE))
     assert {"distmk_megakernel", "nvshmemi_device_state_d", "nvshmemi_device_lib_version_d"} <= defined
     missing = {symbol for symbol in re.findall(r"GLOBAL .* UND (\S+)", read) if not symbol.startswith(".nv.")}
@@ -53,3 +60,16 @@ def test_kernel_of_every_architecture(name: str, kernels: dict[str, Path]) -> No
     report = Report.of(kernels[name])
     assert report and report.architecture == name
     assert 0 < report.registers <= MAX_REGISTERS
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_stream_probe_of_every_architecture(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    monkeypatch.setenv("DISTMK_CACHE", str(tmp_path))
+    probe = build_probe(name)
+    assert build_probe(name) == probe and probe.parent == tmp_path
+    read = subprocess.run(["readelf", "-hsW", str(probe)], capture_output=True, text=True, check=True).stdout
+    major, minor = ARCHITECTURES[name].capability
+    assert architecture_in(read) == 10 * major + minor
+    assert KERNEL.decode() in read

@@ -1,0 +1,96 @@
+"""How ranks add up partial sums and exchange candidates: not at all, by torch.distributed, or by symmetric memory."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Exchange(Protocol):
+    """`sums`: where a step writes the partial sums of attention and of the MLP, [batch, hidden] each."""
+
+    name: str
+    num_ranks: int
+    sums: tuple[Tensor, Tensor]
+
+    def add_up(self, partial: Tensor) -> Tensor:
+        """The sum over ranks, on each of them."""
+        ...
+
+    def gather(self, candidates: Tensor) -> Tensor:
+        """[ranks, ...] of every rank's float32 `candidates`."""
+        ...
+
+    def join(self, logits: Tensor) -> Tensor:
+        """All ranks' float32 `logits` behind one another, as many as each has."""
+        ...
+
+
+class Alone:
+    """One rank."""
+
+    name, num_ranks = "", 1
+
+    def __init__(self, like: Tensor) -> None:
+        self.sums = (torch.empty_like(like), torch.empty_like(like))
+
+    def add_up(self, partial: Tensor) -> Tensor:
+        return partial
+
+    def gather(self, candidates: Tensor) -> Tensor:
+        return candidates[None]
+
+    def join(self, logits: Tensor) -> Tensor:
+        return logits
+
+
+class Collective:
+    """The process group's own all-reduce: NCCL's on GPUs, gloo's elsewhere."""
+
+    def __init__(self, like: Tensor, num_ranks: int, rank: int) -> None:
+        self.name, self.num_ranks, self._rank = dist.get_backend(), num_ranks, rank
+        self.sums = (torch.empty_like(like), torch.empty_like(like))
+
+    def add_up(self, partial: Tensor) -> Tensor:
+        dist.all_reduce(partial)
+        return partial
+
+    def gather(self, candidates: Tensor) -> Tensor:
+        out = candidates.new_zeros(self.num_ranks, *candidates.shape)
+        out[self._rank] = candidates
+        return self.add_up(out)  # the others are zero here
+
+    def join(self, logits: Tensor) -> Tensor:
+        sizes = self.gather(torch.tensor([float(logits.numel())], device=logits.device))[:, 0].long().tolist()
+        padded = torch.cat([logits, logits.new_zeros(max(sizes) - logits.numel())])
+        return torch.cat([part[:size] for part, size in zip(self.gather(padded), sizes, strict=True)])
+
+
+class Symmetric(Collective):
+    """One-shot all-reduces over symmetric memory, of steps alone: every rank reads the others' `sums` where they lie.
+
+    Never by NVLink multicast, and on torch's own backend for symmetric memory: NVSHMEM is the runtime's.
+    """
+
+    def __init__(self, like: Tensor, num_ranks: int, rank: int) -> None:
+        import torch.distributed._symmetric_memory as symmetric
+
+        self.name, self.num_ranks, self._rank = "symm_mem", num_ranks, rank
+        symmetric.set_backend("CUDA")
+        self._group = dist.group.WORLD.group_name
+        sums = symmetric.empty(*like.shape, dtype=like.dtype, device=like.device)
+        self._slots = symmetric.empty(num_ranks, len(like), 2, dtype=torch.float32, device=like.device)
+        self._handles = [symmetric.rendezvous(memory, self._group) for memory in (sums, self._slots)]
+        self._slots.zero_()
+        # An all-reduce ends when every rank has read, so one memory serves both.
+        self.sums = (sums, sums)
+
+    def add_up(self, partial: Tensor) -> Tensor:
+        return torch.ops.symm_mem.one_shot_all_reduce(partial, "sum", self._group)
+
+    def gather(self, candidates: Tensor) -> Tensor:
+        self._slots[self._rank] = candidates
+        return torch.ops.symm_mem.one_shot_all_reduce(self._slots, "sum", self._group)

@@ -1,0 +1,63 @@
+"""What a benchmark ran on: hardware and versions."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from distmk.cuda.toolchain import find_nvshmem, nvshmem_version
+from distmk.errors import BuildError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Of Python, this repository, and those of `packages` that are installed."""
+    found = {"python": platform.python_version(), "commit": commit()}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    """The repository's, with a + behind it where files were changed since; `unknown` outside of one."""
+    head = _output("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD")
+    changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no")
+    return head + "+" * bool(changed) if head else "unknown"
+
+
+def cpu() -> dict[str, Any]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
+    return {"cpu": name or platform.processor(), "cores": len(os.sched_getaffinity(0))}
+
+
+def gpu(device_id: int) -> dict[str, str]:
+    """The GPU, its driver, and what came with CUDA."""
+    import torch
+
+    driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
+    try:
+        nvshmem = nvshmem_version(find_nvshmem())
+    except BuildError:
+        nvshmem = "unknown"
+    return {
+        "gpu": torch.cuda.get_device_name(device_id),
+        "driver": driver[0] if driver else "unknown",
+        "cuda": str(torch.version.cuda),
+        "nvshmem": nvshmem,
+    }
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return ""

@@ -1,0 +1,61 @@
+"""distmk's side: the time between tokens inside one launch, prompt included."""
+
+from __future__ import annotations
+
+import gc
+import json
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmark.work import Work, hf_config
+from distmk import LLM, SamplingParams
+
+
+@dataclass
+class Timed:
+    """Milliseconds a step of every repeat, of `steps` each, and every sequence's new tokens. Ours: on rank 0 alone."""
+
+    name: str
+    times_ms: list[float]
+    tokens: list[list[int]]
+    steps: int
+
+
+def time_ours(work: Work, backend: str) -> Timed:
+    """Collective. Errors are those of `LLM`, on every rank alike."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "config.json")
+        path.write_text(json.dumps(hf_config(work.config)))
+        with LLM(
+            str(path),
+            backend=backend,
+            load_format="dummy",
+            max_num_seqs=work.batch,
+            max_model_len=work.context + work.tokens + 1,
+        ) as llm:
+            _launch(llm, work, 8)  # the first one warms up
+            launches = [_launch(llm, work, work.tokens) for _ in range(work.repeats)]
+            times_ms, tokens = [ms for ms, _ in launches], launches[0][1]
+    del llm  # its memory is to be the peers'
+    gc.collect()
+    if backend == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+    return Timed("distmk", times_ms, tokens, work.tokens)
+
+
+def _launch(llm: LLM, work: Work, steps: int) -> tuple[float, list[list[int]]]:
+    """Milliseconds a step, once every sequence has `work.context` tokens; and the tokens of all. (nan, []) but on rank 0."""
+    params = SamplingParams(max_tokens=work.untimed + 1 + steps, ignore_eos=True)
+    tokens: list[list[int]] = [[] for _ in range(work.batch)]
+    last_s: list[float] = []  # when the last sequence's tokens came
+    for output in llm.run(llm.make_requests(work.prompts, params)):
+        tokens[output.index].append(output.token_id)
+        if output.index == work.batch - 1:
+            last_s.append(time.perf_counter())
+    if llm.rank:
+        return float("nan"), []
+    return 1e3 * (last_s[-1] - last_s[work.untimed]) / steps, tokens

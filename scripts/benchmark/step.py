@@ -1,0 +1,188 @@
+"""A decode step of distmk and its peers, on the same GPUs, in the same processes, with the same random weights.
+
+The peers are written in torch: `compiled` (torch.compile and Triton, the whole step in one CUDA graph), `graphed` (eager code
+in a CUDA graph), `eager`; with several GPUs, all-reduces are torch's symmetric memory's and NCCL's in turn. `vllm` where it is
+installed. On the host twin there is `eager` alone. The floor is the time that a step's weights, keys and values need at the
+bandwidth that the project's own streaming probe measures in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from benchmark import machine
+from benchmark.ours import Timed, time_ours
+from benchmark.plot import draw
+from benchmark.report import Report, Row
+from benchmark.work import Work, read_config
+from distmk.bootstrap import Bootstrap, agree, connect
+from distmk.choices import choose_backend
+from distmk.errors import UsageError
+from distmk.shard import shard_model
+
+PEERS = ("compiled", "graphed", "eager", "vllm")
+COPIES = {"6 copies in flight an SM": 6, "all copies in flight": None}
+COMPILER_THREADS = 16
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="a preset such as qwen3-8b, or a config.json")
+    parser.add_argument("--layers", type=int, metavar="N", help="cut the model to its first N layers")
+    parser.add_argument("--backend", default="auto", choices=("auto", "host", "cuda"))
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences at once (default 1)")
+    parser.add_argument("--context", type=int, default=512, metavar="N", help="tokens before those timed (default 512)")
+    parser.add_argument("--tokens", type=int, default=256, metavar="N", help="tokens to time (default 256)")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="times to time them (default 5)")
+    parser.add_argument(
+        "--peer", action="append", choices=PEERS, help="one to compare with; may be repeated (default: all but vllm)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report here")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw it")
+    parser.add_argument(
+        "--beside", type=Path, nargs="+", default=[], metavar="REPORT", help="earlier ones to draw with it"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with connect() as bootstrap:
+        work, backend = agree(bootstrap, lambda: _check(arguments, bootstrap))
+        earlier = agree(bootstrap, lambda: [Report.load(path) for path in arguments.beside])
+        comparison = Comparison(arguments.model, work, backend, bootstrap)
+        try:
+            comparison.run(arguments.peer)
+        finally:  # also what was measured before a side failed
+            if bootstrap.rank == 0 and comparison.report.rows:
+                print(comparison.report.text(), flush=True)
+        report = comparison.report
+        agree(bootstrap, lambda: _write(report, earlier, arguments) if bootstrap.rank == 0 else None)
+    return 0
+
+
+def _check(arguments: argparse.Namespace, bootstrap: Bootstrap) -> tuple[Work, str]:
+    for name, least in (("batch", 1), ("context", 1), ("tokens", 1), ("repeats", 1)):
+        if getattr(arguments, name) < least:
+            raise UsageError(f"--{name} is {getattr(arguments, name)}; it must be at least {least}")
+    if arguments.batch > 16:
+        raise UsageError(f"--batch is {arguments.batch}; at most 16 sequences run at once")
+    for path in (arguments.json, arguments.plot):
+        if path and not path.absolute().parent.is_dir():
+            raise UsageError(f"{path}: no folder {path.absolute().parent}; make it first")
+    backend = choose_backend(arguments.backend)
+    config = read_config(arguments.model, arguments.layers)
+    work = Work(config, arguments.batch, arguments.context, arguments.tokens, arguments.repeats)
+    if work.max_len > config.max_position:
+        raise UsageError(f"--context and --tokens need {work.max_len} positions; the model has {config.max_position}")
+    from benchmark.weights import check_peers_can
+
+    check_peers_can(config, bootstrap.world_size)
+    if backend == "host" and (gpu_only := [peer for peer in arguments.peer or () if peer != "eager"]):
+        raise UsageError(f"--peer {gpu_only[0]} needs GPUs; the host twin's peer is eager")
+    return work, backend
+
+
+class Comparison:
+    """One run of all sides; `report` grows with it, and counts on rank 0."""
+
+    def __init__(self, model: str, work: Work, backend: str, bootstrap: Bootstrap) -> None:
+        self._work, self._backend, self._bootstrap = work, backend, bootstrap
+        self._began = time.perf_counter()
+        shards = shard_model(work.config, bootstrap.world_size)
+        on_gpu = backend == "cuda"
+        self.report = Report(
+            model=model,
+            num_layers=work.config.num_layers,
+            num_ranks=bootstrap.world_size,
+            backend=backend,
+            batch=work.batch,
+            context=work.context,
+            tokens=work.tokens,
+            step_bytes=max(work.step_bytes(shard) for shard in shards),
+            bandwidth=_bandwidth(bootstrap) if on_gpu else {},
+            machine=machine.gpu(bootstrap.local_rank) if on_gpu else machine.cpu(),
+        )
+        self.report.machine |= machine.versions("torch", "triton", "nvshmem4py-cu13")
+
+    def run(self, wanted: list[str] | None) -> None:
+        """Ours, then the peers that are `wanted`; None: all that can run here but vllm."""
+        self._tell("distmk")
+        ours = time_ours(self._work, self._backend)
+        ours.tokens = json.loads(self._bootstrap.broadcast(json.dumps(ours.tokens).encode()))
+        self.report.rows.append(Row(ours.name, ours.times_ms, ours.steps))
+        names = wanted or (PEERS[:3] if self._backend == "cuda" else ("eager",))
+        if torch_peers := [name for name in names if name != "vllm"]:
+            self._run_torch(torch_peers, ours)
+        if "vllm" in names:
+            self._run_vllm()
+        self._tell("done")
+
+    def _tell(self, text: str) -> None:
+        """What is going on, and since when."""
+        if self._bootstrap.rank == 0:
+            print(f"bench: {time.perf_counter() - self._began:5.1f} s: {text}", file=sys.stderr, flush=True)
+
+    def _note(self, text: str) -> None:
+        self.report.notes.append(text)
+        self._tell(text)
+
+    def _run_torch(self, names: list[str], ours: Timed) -> None:
+        bootstrap = self._bootstrap
+        share = len(os.sched_getaffinity(0)) // bootstrap.local_size
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, min(COMPILER_THREADS, share))))
+        import torch
+
+        from benchmark.peers import Peers, join, leave
+
+        self._tell("the peers' weights")
+        device = torch.device("cuda", bootstrap.local_rank) if self._backend == "cuda" else torch.device("cpu")
+        join(bootstrap, device)
+        peers = Peers(self._work, bootstrap, device, self._tell, self._note)
+        timed = []
+        for each in peers.run(names):
+            timed.append((each, Row(each.name, each.times_ms, each.steps)))
+            self.report.rows.append(timed[-1][1])
+        for each, row in timed:  # which takes the place of a sequence
+            row.agreement = str(peers.compare(ours.tokens, each.tokens))
+        del peers
+        leave()
+
+    def _run_vllm(self) -> None:
+        from benchmark.vllm_peer import time_vllm, why_not
+
+        if reason := why_not():
+            self._note(reason)
+            return
+        self._tell("vllm")
+        timed = time_vllm(self._work, self._bootstrap)
+        self.report.rows.append(Row(timed.name, timed.times_ms, timed.steps, "has weights of its own"))
+
+
+def _bandwidth(bootstrap: Bootstrap) -> dict[str, float]:
+    """Bytes a second, of the slowest rank, by how many copies were in flight."""
+    from distmk.cuda.backend import require_gpu
+    from distmk.cuda.probe import read_bandwidth
+
+    def probe() -> dict[str, float]:
+        require_gpu(bootstrap.local_rank)
+        return {name: read_bandwidth(bootstrap.local_rank, max_in_flight=most) for name, most in COPIES.items()}
+
+    mine = agree(bootstrap, probe)
+    import torch
+
+    torch.cuda.empty_cache()
+    everyone = [json.loads(payload) for payload in bootstrap.allgather(json.dumps(mine).encode())]
+    return {name: min(each[name] for each in everyone) for name in COPIES}
+
+
+def _write(report: Report, earlier: list[Report], arguments: argparse.Namespace) -> None:
+    try:
+        if arguments.json:
+            report.save(arguments.json)
+    except OSError as error:
+        raise UsageError(f"{arguments.json} cannot be written: {error.strerror}") from None
+    if arguments.plot:
+        draw([*earlier, report], arguments.plot)

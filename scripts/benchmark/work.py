@@ -1,0 +1,108 @@
+"""What a decode step is measured on: a model's shape, how many sequences, how long, and the bytes that a step must read."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from distmk.config import ARCHITECTURES, ModelConfig
+from distmk.errors import UsageError
+from distmk.shard import Shard
+from distmk.weights import open_checkpoint
+
+WEIGHT_BYTES = 2  # bfloat16, as in the KV cache
+
+
+@dataclass(frozen=True)
+class Work:
+    """`tokens` decode steps of `batch` sequences that hold `context` tokens each when the first one begins.
+
+    One sequence is a prompt of that length. Several would leave their prompts one after another, so they have prompts of
+    one token and decode up to `context` in step.
+    """
+
+    config: ModelConfig
+    batch: int = 1
+    context: int = 512
+    tokens: int = 256
+    repeats: int = 5
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """Token ids, the same everywhere."""
+        num_ids = min(1000, self.config.vocab_size)
+        length = self.context if self.batch == 1 else 1
+        return [[(7 * i + 3 + sequence) % num_ids for i in range(length)] for sequence in range(self.batch)]
+
+    @property
+    def untimed(self) -> int:
+        """Decode steps from the end of the prompts to `context`."""
+        return self.context - len(self.prompts[0])
+
+    @property
+    def max_len(self) -> int:
+        """Positions that a sequence needs: its tokens, and one step more that is not timed."""
+        return self.context + self.tokens + 2
+
+    def step_bytes(self, shard: Shard) -> int:
+        """Bytes that a rank with this shard reads in a step at least: its weights, and half-way its keys and values."""
+        config = self.config
+        hidden, head = config.hidden_size, config.head_dim
+        heads = 2 * shard.num_q + 2 * shard.num_kv  # of q, k, v and o
+        mlp = 3 * (shard.mlp[1] - shard.mlp[0])
+        norms = 2 * hidden + (2 * head if config.qk_norm else 0)
+        layer = hidden * (heads * head + mlp) + norms
+        vocab = shard.vocab[1] - shard.vocab[0]
+        cache = 2 * shard.num_kv * head * (self.context + self.tokens // 2) * self.batch
+        return WEIGHT_BYTES * (config.num_layers * (layer + cache) + hidden * (vocab + 1 + self.batch))
+
+
+def read_config(model: str, num_layers: int | None) -> ModelConfig:
+    """Of a preset, a config.json or a model's folder, cut to `num_layers`. UsageError (ModelError): there is none."""
+    checkpoint = open_checkpoint(model, "dummy")
+    checkpoint.close()
+    config = checkpoint.config
+    if num_layers is None:
+        return config
+    if not 1 <= num_layers <= config.num_layers:
+        raise UsageError(f"--layers is {num_layers}; {model} has {config.num_layers}: give 1 to {config.num_layers}")
+    return dataclasses.replace(config, num_layers=num_layers)
+
+
+def hf_config(config: ModelConfig) -> dict[str, Any]:
+    """What a Hugging Face config.json says of this model. UsageError where it has no words for it."""
+    if config.rope_freq_factors is not None:
+        raise UsageError(
+            "a config.json cannot hold the rotary factors of this GGUF file; give a config.json or a preset"
+        )
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if scaling := config.rope_scaling:
+        rope |= {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_max_position,
+        }
+    return {
+        "architectures": [next(name for name, family in ARCHITECTURES.items() if family == config.family)],
+        "model_type": config.family,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_position,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_parameters": rope,
+        "rope_theta": config.rope_theta,
+        "tie_word_embeddings": config.tie_embeddings,
+        "attention_bias": config.qkv_bias,
+        "mlp_bias": config.mlp_bias,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": list(config.eos_token_ids),
+        "torch_dtype": "bfloat16",
+    }
