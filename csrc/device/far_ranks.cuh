@@ -3,6 +3,7 @@
 #include <nvshmem.h>
 #include <nvshmemx.h>
 
+#include "device/shared.cuh"
 #include "runtime/context.h"
 
 namespace distmk {
@@ -12,6 +13,7 @@ class FarRanks {
   const RankState& state;
   DISTMK_FN explicit FarRanks(const RankState& s) : state(s) {}
 };
+static_assert(sizeof(FarRanks) <= sizeof(Shared::far_memory), "");
 
 DISTMK_FN bool is_far(const FarRanks& far, uint32_t rank) { return far.state.heap_bases[rank] == 0; }
 

@@ -53,7 +53,7 @@ DISTMK_ROLE wait_loop(const RankState& state, uint32_t worker, const Team warp) 
     const Action action = decide.next();
     if (!announced) s.handoff.announce(warp, n, action);
     if (warp.leader()) {
-      if (action.kind == ActionKind::LEAVE) s.handoff.over = 1;
+      if (action.kind == ActionKind::LEAVE) s.handoff.over_at = n;
       barrier_arrive(&s.handoff.ready[n % 2]);
     }
     if (action.kind == ActionKind::LEAVE) break;
@@ -89,15 +89,15 @@ DISTMK_FN void consume_loop(const RankState& state, uint32_t worker) {
 }
 
 // One thread: what all roles share.
-DISTMK_FN void set_up(const LaunchParams* launch, char* state_memory, char* far_memory) {
+DISTMK_FN void set_up(const LaunchParams* launch) {
   Shared& s = shared();
   s.params = *launch;
   s.header = *reinterpret_cast<const ProgramHeader*>(s.params.program);
   for (uint32_t rank = 0; rank < s.header.num_ranks; ++rank)
     s.heap_bases[rank] = reinterpret_cast<const uint64_t*>(s.params.heap_bases)[rank];
-  auto* state = new (state_memory)
+  auto* state = new (s.state_memory)
       RankState(&s.params, reinterpret_cast<uint64_t*>(s.params.faults_seen), &s.header, s.heap_bases);
-  if (s.params.num_far) state->far = new (far_memory) FarRanks(*state);
+  if (s.params.num_far) state->far = new (s.far_memory) FarRanks(*state);
   if (blockIdx.x < s.header.num_workers) {
     if (s.header.gate_event != NO_EVENT) {
       state->near_batch = &s.batch;
@@ -121,11 +121,10 @@ DISTMK_FN void set_up(const LaunchParams* launch, char* state_memory, char* far_
 extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
     distmk_megakernel(const distmk::LaunchParams* launch) {
   using namespace distmk;
-  __shared__ __align__(16) char state_memory[sizeof(RankState)], far_memory[sizeof(FarRanks)];
-  const RankState& state = *reinterpret_cast<const RankState*>(state_memory);
-  if (threadIdx.x == 0) set_up(launch, state_memory, far_memory);
-  __syncthreads();
   Shared& s = shared();
+  const RankState& state = *reinterpret_cast<const RankState*>(s.state_memory);
+  if (threadIdx.x == 0) set_up(launch);
+  __syncthreads();
   const uint32_t num_workers = s.header.num_workers, num_schedulers = s.header.num_schedulers;
   const uint32_t role = threadIdx.x / 32;
   const Team warp{threadIdx.x % 32, 32};

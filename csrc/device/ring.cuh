@@ -15,69 +15,11 @@ namespace distmk {
 constexpr uint32_t STAGE_TILES = 2, STAGE_K = STAGE_TILES * TILE_K, BLOCK_K = BLOCK_TILES * TILE_K;
 constexpr uint32_t STAGE_BYTES = TILE_ROWS * STAGE_K * sizeof(__nv_bfloat16);
 constexpr uint32_t ROUND_ROWS = ROUND_GROUPS * TILE_ROWS;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr bool BULK_COPIES = false;
-constexpr uint32_t NUM_STAGES = 6;  // a block has 64 KB less of shared memory there
-#else
-constexpr bool BULK_COPIES = true;
-constexpr uint32_t NUM_STAGES = 10;
-#endif
+// A block of capability 8.0 has 64 KB less of shared memory.
+constexpr uint32_t NUM_STAGES = BULK_COPIES ? 10 : 6;
 constexpr uint32_t LOADER_LANES = BULK_COPIES ? 1 : 32;
 // More copies in flight do not read faster, but stand in front of every store and poll of this SM.
 constexpr uint32_t MAX_IN_FLIGHT = 3;
-
-DISTMK_FN uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
-
-DISTMK_FN void barrier_init(uint64_t* barrier, uint32_t count) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count));
-}
-// Looks once; from compute capability 9.0 on it may rest a while before it says no.
-DISTMK_FN bool barrier_try_wait(uint32_t barrier, uint32_t parity) {
-  uint32_t done;
-  if constexpr (BULK_COPIES)
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                 : "=r"(done)
-                 : "r"(barrier), "r"(parity)
-                 : "memory");
-  else
-    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                 : "=r"(done)
-                 : "r"(barrier), "r"(parity)
-                 : "memory");
-  return done;
-}
-DISTMK_FN bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
-  return barrier_try_wait(shared_address(barrier), parity);
-}
-// The loop is the assembler's: the compiler would give way to other warps in each round of its own.
-DISTMK_FN void barrier_wait(uint32_t barrier, uint32_t parity) {
-  if constexpr (BULK_COPIES)
-    asm volatile(
-        "{ .reg .pred p; again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @p bra done; bra again; done: }" ::"r"(
-            barrier),
-        "r"(parity)
-        : "memory");
-  else
-    while (!barrier_try_wait(barrier, parity)) {
-    }
-}
-DISTMK_FN void barrier_wait(uint64_t* barrier, uint32_t parity) { barrier_wait(shared_address(barrier), parity); }
-// While a flag of the worker's is up.
-DISTMK_FN void wait_while(uint32_t flag) {
-  asm volatile(
-      "{ .reg .pred p; .reg .u32 v; again: ld.volatile.shared.u32 v, [%0]; setp.ne.u32 p, v, 0; @p bra again; }" ::"r"(
-          flag)
-      : "memory");
-}
-DISTMK_FN void barrier_arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-DISTMK_FN void barrier_arrive(uint64_t* barrier, uint32_t times) {
-  if constexpr (BULK_COPIES)
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(times) : "memory");
-  else
-    for (; times; --times) barrier_arrive(barrier);
-}
 
 struct Ring {
   uint64_t full[NUM_STAGES], empty[NUM_STAGES];
@@ -93,7 +35,7 @@ struct Ring {
       barrier_init(&empty[s], STAGE_TILES);
     }
     leave = loader_left = hold = 0;
-    if constexpr (BULK_COPIES) asm volatile("fence.mbarrier_init.release.cluster;");
+    barrier_init_done();
   }
 };
 
@@ -172,10 +114,7 @@ class Loader {
   }
 
   // Out of the compiler's sight: it would work the address out anew for every copy.
-  static DISTMK_FN uint32_t keep(uint32_t address) {
-    asm volatile("" : "+r"(address));
-    return address;
-  }
+  static DISTMK_FN uint32_t keep(uint32_t address) { return opaque(address); }
 
   DISTMK_FN void copy(const char* src, uint32_t num_bytes) {
     const uint32_t full = full_ + next_.slot * 8, dst = slots_ + next_.slot * STAGE_BYTES;
@@ -183,17 +122,10 @@ class Loader {
     barrier_wait(empty_ + next_.slot * 8, next_.parity ^ 1);
     lanes_.sync();
     wait_while(hold_);
-    if constexpr (BULK_COPIES) {
-      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(num_bytes));
-      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
-                   "l"(src), "r"(num_bytes), "r"(full)
-                   : "memory");
-    } else {
-      for (uint32_t at = lanes_.index * 16; at < num_bytes; at += LOADER_LANES * 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst + at), "l"(src + at) : "memory");
-      // Every lane arrives once its own copies have landed.
-      asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(full) : "memory");
-    }
+    if constexpr (BULK_COPIES)
+      copy_bulk(dst, src, num_bytes, full);
+    else
+      copy_by_lanes(dst, src, num_bytes, full, lanes_.index, LOADER_LANES);
     next_.step();
   }
 };

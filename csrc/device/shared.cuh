@@ -19,7 +19,7 @@ constexpr uint32_t NEAR_RING_ENTRIES = 32;
 struct Handoff {
   uint64_t announced[2], ready[2], done[2];
   Action action[2];
-  volatile uint32_t over;  // the launch: a task that was announced will never be ready
+  volatile uint32_t over_at;  // number of a task that was announced and will never be ready, as the launch is over
 
   DISTMK_FN void init() {
     for (uint32_t i = 0; i < 2; ++i) {
@@ -27,14 +27,14 @@ struct Handoff {
       barrier_init(&ready[i], 1);
       barrier_init(&done[i], NUM_WARPS);
     }
-    over = 0;
+    over_at = ~0u;
   }
   DISTMK_FN void announce(const Team& team, uint32_t n, const Action& what) {
     if (!team.leader()) return;
     action[n % 2] = what;
     barrier_arrive(&announced[n % 2]);
   }
-  DISTMK_FN StartSignal start(uint32_t n) { return {&ready[n % 2], n / 2 % 2, &over}; }
+  DISTMK_FN StartSignal start(uint32_t n) { return {&ready[n % 2], n, &over_at}; }
 };
 
 struct NearRing {
@@ -64,16 +64,19 @@ struct Shared {
   alignas(16) Batch batch;
   uint64_t num_batches;  // that have lain in `batch`
   PrepareCopies prepare;
+  alignas(16) char state_memory[sizeof(RankState)];
+  alignas(16) char far_memory[16];  // of FarRanks
   LaunchParams params;
   ProgramHeader header;
   uint64_t heap_bases[MAX_RANKS];
 };
 
 constexpr uint32_t MAX_SHARED_BYTES = 232448;  // of a block, compute capability 9.0 and 10.0
-constexpr uint32_t STATIC_BYTES = 128;         // of the kernel itself
-static_assert(sizeof(Shared) + STATIC_BYTES <= MAX_SHARED_BYTES, "a worker's shared memory does not fit");
+static_assert(sizeof(Shared) <= MAX_SHARED_BYTES, "a worker's shared memory does not fit");
 
+#ifndef DISTMK_EMULATED
 extern __shared__ __align__(1024) char shared_memory[];
+#endif
 DISTMK_FN Shared& shared() { return *reinterpret_cast<Shared*>(shared_memory); }
 
 }  // namespace distmk

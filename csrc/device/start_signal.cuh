@@ -8,14 +8,14 @@ namespace distmk {
 struct StartSignal {
   static constexpr bool EARLY = true;
   uint64_t* ready = nullptr;
-  uint32_t parity = 0;
-  const volatile uint32_t* over = nullptr;
+  uint32_t number = 0;  // of the task, since the launch began
+  const volatile uint32_t* over_at = nullptr;
 
   // False: the launch is over.
   DISTMK_FN bool wait() const {
     if (!ready) return true;
-    barrier_wait(ready, parity);
-    return !*over;
+    barrier_wait(ready, number / 2 % 2);
+    return *over_at != number;  // by now it may be over for the next task
   }
 };
 

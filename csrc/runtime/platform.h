@@ -1,15 +1,8 @@
 // The few primitives in which the host twin and the GPU differ. Everything else under csrc/runtime is written once.
 #pragma once
-#include <cstdint>
+#include "runtime/scope.h"
 
-namespace distmk {
-
-// Who takes part in a signal: a worker's own threads, its GPU, or every GPU. On the host all is one.
-enum class Scope : uint32_t { BLOCK, DEVICE, SYSTEM };
-
-}  // namespace distmk
-
-#ifdef __CUDACC__
+#ifdef DISTMK_GPU
 #include "device/platform.h"
 #else
 

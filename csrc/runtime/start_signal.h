@@ -1,6 +1,7 @@
 // Tells whoever runs a task that its waits are met, where tasks are announced before.
 #pragma once
-#ifdef __CUDACC__
+#include "runtime/scope.h"
+#ifdef DISTMK_GPU
 #include "device/start_signal.cuh"
 #else
 namespace distmk {

@@ -1,6 +1,7 @@
 // Where workers and schedulers get the tasks they look at: the program itself, or on a GPU copies in shared memory.
 #pragma once
-#ifdef __CUDACC__
+#include "runtime/scope.h"
+#ifdef DISTMK_GPU
 #include "device/task_source.cuh"
 #else
 #include "runtime/context.h"

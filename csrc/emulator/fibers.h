@@ -1,0 +1,66 @@
+// A GPU's threads on one thread of a CPU: every one a fiber, which goes on until it waits. What the lanes of a warp do
+// together they meet for; that they meet for the same thing is checked.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <random>
+#include <vector>
+
+namespace distmk {
+namespace emulator {
+
+constexpr uint32_t WARP = 32;
+
+// Where lanes or threads meet: the last to come does the work, and all go on.
+struct Meeting {
+  const char* what = nullptr;
+  uint32_t arrived = 0;
+  uint64_t count = 0;  // of times they have met
+};
+
+struct Copy {  // to shared memory, on its way
+  char* dst;
+  const char* src;
+  uint32_t num_bytes;
+  uint64_t* full;
+};
+
+struct Block {
+  uint32_t index;
+  std::vector<char> memory;  // shared
+  char* shared;              // in it, aligned
+  Meeting all, some;         // __syncthreads, barrier_sync
+  std::vector<Meeting> warps;
+  std::vector<uint64_t> operands;  // of a warp's meeting: WORDS a lane
+  std::vector<Copy> copies;
+  uint32_t running = 0;
+};
+
+constexpr uint32_t WORDS = 8;
+
+struct Fiber {
+  void* stack_pointer = nullptr;
+  std::unique_ptr<char[]> stack;
+  Block* block = nullptr;
+  uint32_t thread = 0;
+  const uint64_t* met = nullptr;  // goes on once this differs from `seen`
+  uint64_t seen = 0;
+  bool done = false;
+};
+
+Fiber& current();
+void yield();
+// Waits for `expected` threads of the meeting; `work` is done by the last.
+void meet(Meeting& meeting, uint32_t expected, const char* what, const std::function<void()>& work = {});
+// This lane's operands, and lane i's.
+uint64_t* operands();
+uint64_t* operands_of(uint32_t lane);
+void meet_warp(const char* what, const std::function<void()>& work);
+
+// Runs `kernel` by all threads of all blocks; `seed` chooses when copies land.
+void run_grid(uint32_t num_blocks, uint32_t num_threads, size_t shared_bytes, uint64_t seed,
+              const std::function<void()>& kernel);
+
+}  // namespace emulator
+}  // namespace distmk

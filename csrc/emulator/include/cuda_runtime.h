@@ -1,0 +1,108 @@
+// As much of CUDA C++ as the kernel uses, for the emulator.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "emulator/fibers.h"
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __noinline__
+#define __launch_bounds__(...)
+#define __restrict__
+#define shared_memory (distmk::emulator::current().block->shared)
+
+struct float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(8) uint2 {
+  uint32_t x, y;
+};
+struct alignas(16) uint4 {
+  uint32_t x, y, z, w;
+};
+struct alignas(16) int4 {
+  int32_t x, y, z, w;
+};
+
+struct ThreadIndex {
+  uint32_t x;
+};
+#define threadIdx (ThreadIndex{distmk::emulator::current().thread})
+#define blockIdx (ThreadIndex{distmk::emulator::current().block->index})
+
+inline uint32_t min(uint32_t a, uint32_t b) { return a < b ? a : b; }
+inline uint32_t max(uint32_t a, uint32_t b) { return a > b ? a : b; }
+inline float rsqrtf(float v) { return 1.0f / std::sqrt(v); }
+inline float __expf(float v) { return std::exp(v); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline int __clz(int v) { return v ? __builtin_clz(static_cast<unsigned>(v)) : 32; }
+inline float __uint_as_float(uint32_t bits) {
+  float v;
+  memcpy(&v, &bits, 4);
+  return v;
+}
+inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t pick) {
+  const uint64_t bytes = static_cast<uint64_t>(b) << 32 | a;
+  uint32_t out = 0;
+  for (int i = 0; i < 4; ++i) out |= static_cast<uint32_t>(bytes >> (pick >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return out;
+}
+template <class T>
+T __ldcg(const T* p) {
+  return *p;
+}
+inline unsigned long long atomicAdd(unsigned long long* p, unsigned long long v) {
+  return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
+
+inline void __syncthreads() {
+  auto* block = distmk::emulator::current().block;
+  distmk::emulator::meet(block->all, static_cast<uint32_t>(block->warps.size() * 32), "__syncthreads");
+}
+inline void __syncwarp() { distmk::emulator::meet_warp("__syncwarp", {}); }
+inline void __nanosleep(unsigned) { distmk::emulator::yield(); }
+
+namespace distmk {
+namespace emulator {
+
+// Of word 0 and the lane in word 1, word 2.
+inline void shuffle_all() {
+  for (uint32_t lane = 0; lane < WARP; ++lane) {
+    uint64_t* mine = operands_of(lane);
+    mine[2] = operands_of(static_cast<uint32_t>(mine[1] % WARP))[0];
+  }
+}
+inline void all_of_all() {
+  bool all = true;
+  for (uint32_t lane = 0; lane < WARP; ++lane) all = all && operands_of(lane)[0];
+  for (uint32_t lane = 0; lane < WARP; ++lane) operands_of(lane)[2] = all;
+}
+
+}  // namespace emulator
+}  // namespace distmk
+
+template <class T>
+T __shfl_sync(unsigned, T value, uint32_t lane) {
+  using namespace distmk::emulator;
+  memcpy(operands(), &value, sizeof value);
+  operands()[1] = lane;
+  meet_warp("shuffle", shuffle_all);
+  memcpy(&value, operands() + 2, sizeof value);
+  return value;
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, uint32_t step) {
+  return __shfl_sync(mask, value, distmk::emulator::current().thread % 32 ^ step);
+}
+inline bool __all_sync(unsigned, bool mine) {
+  using namespace distmk::emulator;
+  operands()[0] = mine;
+  meet_warp("vote", all_of_all);
+  return operands()[2];
+}

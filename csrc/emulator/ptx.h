@@ -1,0 +1,79 @@
+// device/ptx.cuh for a CPU that plays a GPU. Whatever another thread must do something for gives way to it.
+#pragma once
+#include <time.h>
+
+#include "emulator/fibers.h"
+#include "emulator/mbarrier.h"
+#include "runtime/scope.h"
+
+namespace distmk {
+
+constexpr bool BULK_COPIES = true;
+
+inline uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(static_cast<const char*>(p) - emulator::current().block->shared);
+}
+template <class T>
+T* at_shared(uint32_t address) {
+  return reinterpret_cast<T*>(emulator::current().block->shared + address);
+}
+
+inline void barrier_sync(uint32_t num_threads) {
+  emulator::meet(emulator::current().block->some, num_threads, "barrier_sync");
+}
+
+inline uint64_t load_acquire(const uint64_t* p, Scope = Scope::DEVICE) {
+  emulator::yield();
+  return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+inline uint64_t load_relaxed(const uint64_t* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+inline bool has_reached(const uint64_t* p, uint64_t want, Scope scope = Scope::DEVICE) {
+  return load_acquire(p, scope) >= want;
+}
+inline void store_release(uint64_t* p, uint64_t v, Scope = Scope::DEVICE) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+inline void store_relaxed(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+inline void add_release(uint64_t* p, uint64_t v, Scope = Scope::DEVICE) { __atomic_fetch_add(p, v, __ATOMIC_RELEASE); }
+
+inline uint64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
+}
+
+inline void barrier_init(uint64_t* barrier, uint32_t count) { emulator::mbarrier_init(barrier, count); }
+inline void barrier_init_done() {}
+inline bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
+  if (emulator::mbarrier_test(barrier, parity)) return true;
+  emulator::yield();
+  return false;
+}
+inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
+  while (!emulator::mbarrier_test(barrier, parity)) {
+    emulator::Fiber& fiber = emulator::current();
+    fiber.met = barrier;
+    fiber.seen = *barrier;
+    emulator::yield();
+  }
+}
+inline void barrier_wait(uint32_t barrier, uint32_t parity) { barrier_wait(at_shared<uint64_t>(barrier), parity); }
+inline void barrier_arrive(uint64_t* barrier, uint32_t times = 1) {
+  emulator::mbarrier_update(barrier, static_cast<int>(times), 0);
+}
+inline void wait_while(uint32_t flag) {
+  while (*at_shared<volatile uint32_t>(flag)) emulator::yield();
+}
+
+inline void copy_bulk(uint32_t dst, const char* src, uint32_t num_bytes, uint32_t full) {
+  auto* barrier = at_shared<uint64_t>(full);
+  emulator::mbarrier_update(barrier, 1, static_cast<int>(num_bytes));
+  memset(at_shared<char>(dst), 0xff, num_bytes);  // nothing may be read before it has landed
+  emulator::current().block->copies.push_back({at_shared<char>(dst), src, num_bytes, barrier});
+}
+inline void copy_by_lanes(uint32_t, const char*, uint32_t, uint32_t, uint32_t, uint32_t) {}
+
+inline uint32_t opaque(uint32_t v) { return v; }
+
+void load_matrices(uint32_t address, uint32_t (&a)[4]);
+void multiply(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&c)[4]);
+
+}  // namespace distmk

@@ -1,0 +1,68 @@
+// What a warp's tensor core does, from PTX ISA's tables of which lane holds what.
+#include <cstring>
+
+#include "emulator/ptx.h"
+
+namespace distmk {
+namespace {
+
+float bf16_at(uint32_t word, uint32_t half) {
+  const uint32_t bits = half ? word & 0xffff0000u : word << 16;
+  float v;
+  memcpy(&v, &bits, 4);
+  return v;
+}
+
+struct Operands {
+  uint32_t a[4], b[2];
+  float c[4];
+};
+static_assert(sizeof(Operands) <= emulator::WORDS * 8, "");
+
+void multiply_all() {
+  Operands lanes[emulator::WARP];
+  for (uint32_t l = 0; l < emulator::WARP; ++l) memcpy(&lanes[l], emulator::operands_of(l), sizeof(Operands));
+  // a[row][k]: lane 4 (row % 8) + k % 8 / 2, register row / 8 + 2 (k / 8); b[k][n]: lane 4 n + k % 8 / 2, register k / 8
+  for (uint32_t l = 0; l < emulator::WARP; ++l) {
+    Operands& mine = lanes[l];
+    for (uint32_t i = 0; i < 4; ++i) {
+      const uint32_t row = l / 4 + i / 2 * 8, n = l % 4 * 2 + i % 2;
+      float sum = 0;
+      for (uint32_t k = 0; k < 16; ++k)
+        sum += bf16_at(lanes[row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2], k % 2) *
+               bf16_at(lanes[n * 4 + k % 8 / 2].b[k / 8], k % 2);
+      mine.c[i] += sum;
+    }
+    memcpy(emulator::operands_of(l), &mine, sizeof(Operands));
+  }
+}
+
+void load_all() {
+  uint64_t addresses[emulator::WARP];
+  for (uint32_t l = 0; l < emulator::WARP; ++l) addresses[l] = *emulator::operands_of(l);
+  for (uint32_t l = 0; l < emulator::WARP; ++l) {
+    uint32_t out[4];
+    for (uint32_t matrix = 0; matrix < 4; ++matrix)
+      memcpy(&out[matrix], at_shared<char>(static_cast<uint32_t>(addresses[matrix * 8 + l / 4])) + l % 4 * 4, 4);
+    memcpy(emulator::operands_of(l), out, sizeof out);
+  }
+}
+
+}  // namespace
+
+void multiply(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&c)[4]) {
+  const Operands mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}, {c[0], c[1], c[2], c[3]}};
+  memcpy(emulator::operands(), &mine, sizeof mine);
+  emulator::meet_warp("mma", multiply_all);
+  Operands result;
+  memcpy(&result, emulator::operands(), sizeof result);
+  memcpy(c, result.c, sizeof c);
+}
+
+void load_matrices(uint32_t address, uint32_t (&a)[4]) {
+  *emulator::operands() = address;
+  emulator::meet_warp("ldmatrix", load_all);
+  memcpy(a, emulator::operands(), sizeof a);
+}
+
+}  // namespace distmk
