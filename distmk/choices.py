@@ -10,14 +10,15 @@ from distmk.bootstrap import Bootstrap
 from distmk.errors import UsageError
 from distmk.host.backend import usable_cores
 
-BACKENDS = ("auto", "host", "cuda")
+BACKENDS = ("auto", "host", "cuda", "emulated")
+EMULATED_WORKERS = 4  # of a rank, all on one core
 DEFAULT_MODEL_LEN = 4096  # tokens; the KV cache becomes real memory only as it is used
 CUDA_PACKAGES = {"torch": "torch", "cuda": "cuda-python", "nvshmem": "nvshmem4py-cu13"}
 
 
 def choose_backend(wanted: str) -> str:
     """The backend to use: cuda where it can run, else host. UsageError where the one asked for cannot run here."""
-    if wanted == "host":
+    if wanted in ("host", "emulated"):
         return wanted
     missing = why_no_cuda()
     if missing and wanted == "cuda":
@@ -49,6 +50,8 @@ def choose_workers(wanted: int | None, backend: str, bootstrap: Bootstrap, sched
         from distmk.cuda.backend import num_workers_of  # needs packages that only GPU machines have
 
         return wanted or num_workers_of(bootstrap.local_rank) - int(schedulers_apart)
+    if backend == "emulated":
+        return wanted or EMULATED_WORKERS
     cores = usable_cores()
     if wanted is None:
         return max(1, cores // bootstrap.local_size)

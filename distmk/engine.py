@@ -117,7 +117,7 @@ class Engine:
         return least
 
     def _program(self) -> Program:
-        on_gpu = self.backend_name == "cuda"
+        on_gpu = self.backend_name != "host"  # or on a CPU that plays one
         options = DecodeOptions(
             num_ranks=self.bootstrap.world_size,
             num_workers=self.num_workers,

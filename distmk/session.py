@@ -23,7 +23,7 @@ from distmk.check import check
 from distmk.errors import DistmkError, HangError, Interrupted, RankLostError, UsageError, WaitRecord
 from distmk.graph import Graph
 from distmk.heap import NUMPY_TYPES, fill_constants
-from distmk.host.backend import HostBackend
+from distmk.host.backend import EmulatedBackend, HostBackend
 from distmk.program import Program, RankProgram, compile_graph
 from distmk.regions import Buffer
 from distmk.trace import Trace, capacity_for, collect
@@ -42,12 +42,13 @@ class Outcome:
 
 
 def make_backend(name: str, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool) -> Backend:
-    """The backend `name` (host or cuda) for this rank's program; collective."""
+    """The backend `name` (host, emulated or cuda) for this rank's program; collective."""
     if name == "cuda":
         from distmk.cuda.backend import CudaBackend  # needs packages that only GPU machines have
 
         return CudaBackend(program, bootstrap, scheduler_threads)
-    return HostBackend(program, bootstrap, scheduler_threads)
+    made = EmulatedBackend if name == "emulated" else HostBackend
+    return made(program, bootstrap, scheduler_threads)
 
 
 class Session:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from distmk import trace
+from distmk.choices import BACKENDS
 from distmk.cli.together import launcher_rank, refusing_together
 from distmk.errors import UsageError
 from distmk.llm import LLM
@@ -65,7 +66,7 @@ def add_to(commands: Any) -> None:
         metavar="N",
         help="schedulers a rank in threads of their own, on a GPU up to 12 on one SM (default: one rides in each worker)",
     )
-    parser.add_argument("--backend", choices=("auto", "host", "cuda"), default="auto", help="default: auto")
+    parser.add_argument("--backend", choices=BACKENDS, default="auto", help="default: auto")
     parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: seeded random weights")
     parser.add_argument("--seed", type=int, default=0, help="of dummy weights")
     parser.add_argument("--deadline", type=float, metavar="S", help="seconds without progress before giving up")

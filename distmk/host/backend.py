@@ -15,7 +15,7 @@ from distmk.abi import Abort, Fault, LaunchParams, Space
 from distmk.backend import Kept, LaunchBlock, LaunchSpec, inject_dropped_signal
 from distmk.bootstrap import Bootstrap, agree
 from distmk.errors import UsageError
-from distmk.host.build import load_runtime
+from distmk.host.build import load_emulator, load_runtime
 from distmk.host.shm import SharedHeap
 from distmk.place import Placed, control_bytes
 from distmk.program import RankProgram
@@ -38,11 +38,12 @@ class HostBackend:
 
     name = "host"
     device = "cpu"
+    load_library = staticmethod(load_runtime)
 
     def __init__(self, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool = False) -> None:
         self.program = program
         self._launch_iterations = agree(bootstrap, env.launch_iterations)
-        self._library = agree(bootstrap, load_runtime)
+        self._library = agree(bootstrap, self.load_library)
         self._heap = SharedHeap(bootstrap, program.header.heap_bytes)
         self._local = agree(bootstrap, lambda: _arena(program.header.local_bytes))
         self._local_base = ctypes.addressof(ctypes.c_char.from_buffer(self._local))
@@ -97,6 +98,17 @@ class HostBackend:
     def close(self) -> None:
         self._heap.close()
         self._local.close()
+
+
+class EmulatedBackend(HostBackend):
+    """The GPU's own kernel, played by the CPU, a fiber for each of its threads: to test and debug it without a GPU.
+
+    Data races and memory order do not show (all fibers share one core, and take turns where they wait), warps that fall
+    behind, copies that land late and barriers that are never reached do. DISTMK_EMULATOR_SEED repeats a run's timing.
+    """
+
+    name = "emulated"
+    load_library = staticmethod(load_emulator)
 
 
 class HostLaunch:

@@ -1,4 +1,4 @@
-"""Compile csrc for the host at first use."""
+"""Compile csrc for the host at first use: the host twin, or the GPU's kernel with a CPU that plays the GPU."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from distmk.errors import BuildError
 
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-pthread", "-Wall")
 
+# Warnings about CUDA's own ways (unrolling, views of the same bytes) are nvcc's business.
+EMULATOR_FLAGS = ("-std=c++20", "-O2", "-march=native", "-fno-strict-aliasing", "-fPIC", "-pthread", "-DDISTMK_EMULATED")
+
 
 def host_sources() -> list[Path]:
     return sorted((csrc_dir() / "host").rglob("*.cpp"))
@@ -23,7 +26,19 @@ def host_sources() -> list[Path]:
 
 def load_runtime(extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
     """The host runtime as a library. BuildError: no compiler, unwritable cache, or it does not compile."""
-    library = ctypes.CDLL(str(build(extra_flags)))
+    return _load(build(extra_flags))
+
+
+def load_emulator() -> ctypes.CDLL:
+    """The GPU's kernel behind the same functions. BuildError as above, and where the processor is no x86-64."""
+    folder = csrc_dir() / "emulator"
+    flags = [*EMULATOR_FLAGS, f"-I{folder / 'include'}", "-shared"]
+    headers = [*(csrc_dir() / "device").rglob("*.cuh"), *folder.rglob("*.h")]
+    return _load(build_sources("emulator", ".so", flags, sorted(folder.glob("*.cpp")), headers))
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
     library.distmk_abi_hash.restype = ctypes.c_uint64
     if library.distmk_abi_hash() != abi_hash():
         raise BuildError("csrc/abi.h does not match distmk/abi; run python scripts/gen_abi.py")
@@ -42,14 +57,20 @@ def build(extra_flags: Sequence[str] = (), tool: str | None = None) -> Path:
     return build_sources(tool, "", [*FLAGS, *extra_flags], [*host_sources(), csrc_dir() / "tools" / f"{tool}.cpp"])
 
 
-def build_sources(name: str, suffix: str, flags: Sequence[str], sources: Sequence[Path]) -> Path:
-    """Path of `sources` compiled with `flags` and linked, compiling if the cache has none for this processor."""
+def build_sources(
+    name: str, suffix: str, flags: Sequence[str], sources: Sequence[Path], headers: Sequence[Path] = ()
+) -> Path:
+    """Path of `sources` compiled with `flags` and linked, compiling if the cache has none for this processor.
+
+    `headers`: what they include beside csrc's *.h.
+    """
     compiler = shutil.which(env.compiler())
     if compiler is None:
         raise BuildError(f"no C++ compiler: {env.compiler()!r} not found; install g++ (C++20) or set DISTMK_CXX")
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout.splitlines()[:1]
-    ingredients = [*version, *flags, platform.machine(), _cpu_flags()]
-    key = content_key(ingredients, [*csrc_dir().rglob("*.h"), *sources])
+    named = [flag for flag in flags if not flag.startswith("-I")]  # where folders lie does not count
+    ingredients = [*version, *named, platform.machine(), _cpu_flags()]
+    key = content_key(ingredients, [*csrc_dir().rglob("*.h"), *headers, *sources])
     return cached(name, suffix, key, lambda scratch: _compile(compiler, flags, sources, scratch))
 
 

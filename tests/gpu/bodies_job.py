@@ -18,7 +18,7 @@ from body_cases import CUDA, HOST, add_all
 import distmk
 from distmk.errors import DistmkError
 
-NUM_WORKERS = {"host": 3, "cuda": 16}
+NUM_WORKERS = {"host": 3, "emulated": 8, "cuda": 16}
 
 
 def main() -> int:
@@ -26,8 +26,8 @@ def main() -> int:
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     with distmk.connect() as bootstrap:
-        board = Board(np.random.default_rng(seed), bootstrap.world_size, NUM_WORKERS[backend], backend == "cuda")
-        add_all(board, CUDA if backend == "cuda" else HOST)
+        board = Board(np.random.default_rng(seed), bootstrap.world_size, NUM_WORKERS[backend], backend != "host")
+        add_all(board, HOST if backend == "host" else CUDA)
         try:
             with distmk.Session(board.graph, bootstrap, backend=backend) as session:
                 mine = [(bootstrap.rank, what, error) for what, error in board.run(session, bootstrap.rank)]

@@ -82,7 +82,7 @@ def main() -> None:
     backend, name, model, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
     work = shapes.workload(name)
     prompts = shapes.prompts(name, shapes.vocab_size(model))
-    workers = 1 if backend == "host" else None
+    workers = {"host": 1, "emulated": 3}.get(backend)
     with LLM(
         str(model), backend=backend, num_workers=workers, max_model_len=work.max_model_len, keep_logits=True
     ) as llm:

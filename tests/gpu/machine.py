@@ -35,7 +35,7 @@ def require(backend: str, num_ranks: int = 1) -> None:
 
 def on(backend: str, *values: Any, num_ranks: int = 1) -> Any:
     """Test parameters (backend, *values), marked by the GPUs that they need."""
-    marks = [] if backend == "host" else [pytest.mark.gpu if num_ranks == 1 else pytest.mark.multigpu]
+    marks = [] if backend != "cuda" else [pytest.mark.gpu if num_ranks == 1 else pytest.mark.multigpu]
     return pytest.param(backend, *values, marks=marks)
 
 

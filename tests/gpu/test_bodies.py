@@ -29,6 +29,8 @@ BODIES = ("linear STORE", "linear ADD", "linear SWIGLU", "linear PUSH", "linear 
         on("host", 1),
         on("host", 2),
         on("host", 3),
+        on("emulated", 1),
+        on("emulated", 2),
         on("cuda", 1),
         on("cuda", 2, num_ranks=2),
         on("cuda", 4, num_ranks=4),

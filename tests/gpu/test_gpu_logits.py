@@ -27,6 +27,7 @@ NOISE = 1.3  # times transformers' own bf16 run
 MODELS = {
     "cuda": {"smollm2": (1, 2, 3, 4), "qwen3-0.6b": (1, 2, 4), "qwen3-8b": (1, 2, 4), "llama-3.1-8b": (1, 2, 4)},
     "host": {"small-qwen3": (1, 2), "small-llama": (3,)},
+    "emulated": {"small-qwen3": (1,), "small-llama": (2,)},
 }
 RUNS = [
     on(backend, name, num_ranks, num_ranks=num_ranks)
@@ -53,7 +54,7 @@ class Model:
         return "cuda" if self.backend == "cuda" else "cpu"
 
     def run(self) -> None:
-        waiting = [num_ranks for num_ranks in self.wanted if self.backend == "host" or num_ranks <= num_gpus()]
+        waiting = [num_ranks for num_ranks in self.wanted if self.backend != "cuda" or num_ranks <= num_gpus()]
         folders = {num_ranks: self.runner.folder / str(num_ranks) for num_ranks in waiting}
         while waiting:
             self._side_by_side(waiting, folders)
@@ -64,7 +65,7 @@ class Model:
 
     def _side_by_side(self, waiting: list[int], folders: dict[int, Path]) -> None:
         """Start jobs on GPUs of their own, as many as there are GPUs for, and wait for them."""
-        first, room = 0, max(waiting) if self.backend == "host" else num_gpus()
+        first, room = 0, max(waiting) if self.backend != "cuda" else num_gpus()
         running: dict[int, subprocess.Popen[str]] = {}
         for num_ranks in sorted(waiting, reverse=True):
             if first + num_ranks > room:
