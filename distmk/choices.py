@@ -41,6 +41,14 @@ def choose_model_len(wanted: int | None, max_position: int) -> int:
     return min(max_position, DEFAULT_MODEL_LEN) if wanted is None else wanted
 
 
+def check_heads(head_dim: int, backend: str) -> None:
+    """UsageError where a GPU's kernel cannot take heads of this size."""
+    if backend != "host" and (head_dim % 8 or head_dim > 128):
+        raise UsageError(
+            f"the model's head_dim is {head_dim}; on a GPU it must be a multiple of 8, at most 128; use --backend host"
+        )
+
+
 def choose_workers(wanted: int | None, backend: str, bootstrap: Bootstrap, schedulers_apart: bool = False) -> int:
     """Workers of a rank: what was asked for, or one an SM, or the share of the cores. Warns where cores must be shared.
 

@@ -15,7 +15,7 @@ from distmk import env
 from distmk.abi import Batch
 from distmk.backend import LaunchSpec
 from distmk.bootstrap import Bootstrap, agree, agree_same
-from distmk.choices import BACKENDS, check_schedulers, choose_backend, choose_model_len, choose_workers
+from distmk.choices import BACKENDS, check_heads, check_schedulers, choose_backend, choose_model_len, choose_workers
 from distmk.errors import DistmkError, UsageError
 from distmk.heap import fill_weights
 from distmk.lower import DecodeOptions
@@ -78,6 +78,7 @@ class Engine:
         self.backend_name = agree(bootstrap, lambda: choose_backend(args.backend))
         self.checkpoint = agree(bootstrap, lambda: open_checkpoint(args.model, args.load_format, args.seed))
         self.config = self.checkpoint.config
+        agree(bootstrap, lambda: check_heads(self.config.head_dim, self.backend_name))
         settings = {name: str(value) for name, value in asdict(args).items() if name != "model"}
         agree_same(bootstrap, "models or options", {"model": self.checkpoint.fingerprint, **settings})
         self.max_model_len = agree(bootstrap, lambda: choose_model_len(args.max_model_len, self.config.max_position))

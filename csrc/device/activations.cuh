@@ -79,8 +79,8 @@ static __device__ __noinline__ void stage_any(const Team team, const Activations
   }
 }
 
-// The same of a single row, which is what most tasks have: all of it is in flight at once, and the norm's weights, which
-// no task writes, before the activations are ready. False: they never will be.
+// The same of a single row, which is what most tasks have: all of it is in flight at once, and the norm's weights,
+// which no task writes, before the activations are ready. False: they never will be.
 DISTMK_FN bool stage_row(Context& context, const Activations& a) {
   const Team& team = context.team;
   auto* column = reinterpret_cast<__nv_bfloat16*>(shared().vector);

@@ -1,4 +1,5 @@
-// What has no name in CUDA C++ but in PTX (PTX ISA 8.x): memory order, mbarriers, copies to shared memory, tensor cores.
+// What has no name in CUDA C++ but in PTX (PTX ISA 8.x): memory order, mbarriers, copies to shared memory, tensor
+// cores.
 #pragma once
 #include <cuda_bf16.h>
 

@@ -2,9 +2,10 @@
 // iteration boundaries, and never waits for an event; the consumer warps drain it as their tasks come up. From compute
 // capability 9.0 on the loader is one lane that issues bulk copies; before, a warp that copies 16 bytes a lane.
 //
-// A slab is packed in tiles of TILE_ROWS x TILE_K bf16 (fewer at the edges), in rounds of a few groups of rows and blocks
-// of a few columns of tiles, as they are multiplied (distmk/tiles.py); 16-byte chunks of a row are exchanged by the row
-// number so that ldmatrix meets no bank twice. A stage holds up to STAGE_TILES tiles side by side, for a warp each.
+// A slab is packed in tiles of TILE_ROWS x TILE_K bf16 (fewer at the edges), in rounds of a few groups of rows and
+// blocks of a few columns of tiles, as they are multiplied (distmk/tiles.py); 16-byte chunks of a row are exchanged by
+// the row number so that ldmatrix meets no bank twice. A stage holds up to STAGE_TILES tiles side by side, for a warp
+// each.
 #pragma once
 #include "abi.h"
 #include "device/platform.h"

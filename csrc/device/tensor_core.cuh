@@ -8,7 +8,8 @@ namespace linear {
 // Where this lane reads what it gives to the tensor core.
 template <uint32_t TILES>
 struct Lane {
-  uint32_t row, chunk[4];  // of a tile of weights: its row, and the 16-byte chunks of four steps, as they were exchanged
+  uint32_t row,
+      chunk[4];  // of a tile of weights: its row, and the 16-byte chunks of four steps, as they were exchanged
   uint32_t columns[TILES];  // of the activations, in bytes
 
   DISTMK_FN explicit Lane(const Activations& x) {

@@ -125,7 +125,8 @@ void run_grid(uint32_t num_blocks, uint32_t num_threads, size_t shared_bytes, ui
     auto block = std::make_unique<Block>();
     block->index = b;
     block->memory.resize(shared_bytes + 1024);
-    block->shared = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(block->memory.data()) + 1023) & ~uintptr_t{1023});
+    block->shared =
+        reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(block->memory.data()) + 1023) & ~uintptr_t{1023});
     memset(block->shared, 0xff, shared_bytes);
     block->warps.resize(num_threads / WARP);
     block->operands.resize(num_threads * WORDS);

@@ -24,7 +24,9 @@ inline void mbarrier_update(uint64_t* at, int arrivals, int bytes) {
   }
   memcpy(at, &b, 8);
 }
-inline void mbarrier_complete(uint64_t* at, uint32_t num_bytes) { mbarrier_update(at, 0, -static_cast<int>(num_bytes)); }
+inline void mbarrier_complete(uint64_t* at, uint32_t num_bytes) {
+  mbarrier_update(at, 0, -static_cast<int>(num_bytes));
+}
 inline void mbarrier_init(uint64_t* at, uint32_t count) {
   const Mbarrier b{static_cast<uint16_t>(count), static_cast<uint16_t>(count), 0, 0};
   memcpy(at, &b, 8);

@@ -1,15 +1,16 @@
-// The host runtime's interface (csrc/host/runtime.cpp) with the GPU's kernel behind it: a thread of its own plays the GPU.
+// The host runtime's interface (csrc/host/runtime.cpp) with the GPU's kernel behind it: a thread of its own plays the
+// GPU.
 #include <cuda_runtime.h>
 // CUDA's names first
-#include "device/megakernel.cuh"
+#include <atomic>
+#include <cstdlib>
+#include <thread>
+
 #include "device/bodies/attention.cuh"
 #include "device/bodies/basic.cuh"
 #include "device/bodies/linear.cuh"
 #include "device/bodies/merge.cuh"
-
-#include <atomic>
-#include <cstdlib>
-#include <thread>
+#include "device/megakernel.cuh"
 
 namespace distmk {
 namespace {

@@ -8,7 +8,7 @@ namespace distmk {
 
 struct StartSignal {
   static constexpr bool EARLY = false;  // whether a task can be entered before its waits are met
-  bool wait() const { return true; }  // a thread is given a task when it may run
+  bool wait() const { return true; }    // a thread is given a task when it may run
 };
 
 }  // namespace distmk

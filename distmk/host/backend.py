@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ class HostBackend:
 
     name = "host"
     device = "cpu"
-    load_library = staticmethod(load_runtime)
+    load_library: Callable[[], ctypes.CDLL] = staticmethod(load_runtime)
 
     def __init__(self, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool = False) -> None:
         self.program = program

@@ -17,7 +17,15 @@ from distmk.errors import BuildError
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-pthread", "-Wall")
 
 # Warnings about CUDA's own ways (unrolling, views of the same bytes) are nvcc's business.
-EMULATOR_FLAGS = ("-std=c++20", "-O2", "-march=native", "-fno-strict-aliasing", "-fPIC", "-pthread", "-DDISTMK_EMULATED")
+EMULATOR_FLAGS = (
+    "-std=c++20",
+    "-O2",
+    "-march=native",
+    "-fno-strict-aliasing",
+    "-fPIC",
+    "-pthread",
+    "-DDISTMK_EMULATED",
+)
 
 
 def host_sources() -> list[Path]:

@@ -55,6 +55,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-3.1-8b": ("llama", _sizes(4096, 14336, 32, 8, 128, 128256, **LLAMA31)),
     "small-qwen3": ("qwen3", {"num_attention_heads": 6, "num_key_value_heads": 3, "tie_word_embeddings": True}),
     "small-llama": ("llama", {}),
+    # What a GPU takes, for the emulator.
+    "small-gpu-qwen3": ("qwen3", {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16}),
+    "small-gpu-llama": ("llama", {"head_dim": 24}),
 }
 # Batches of 1, 3, 8 and 16, contexts of 1, 511 and 4096. The longest prompt comes first, so that it is read many tokens an
 # iteration; all decode together at the end.
@@ -72,7 +75,17 @@ SMALL = Workload(
 )
 
 
+EMULATED = Workload(
+    (22, 17, 16, 9, 8, 5, 4, 3, 3, 2, 2, 2, 1, 1, 1, 1),
+    ((0, 1, 14), tuple(range(16))),
+    20,
+    44,
+)
+
+
 def workload(name: str) -> Workload:
+    if name.startswith("small-gpu"):
+        return EMULATED
     return SMALL if name.startswith("small") else LARGE
 
 

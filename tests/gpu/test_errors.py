@@ -18,7 +18,7 @@ from distmk.config import PRESETS
 
 PROMPT = ("--load-format", "dummy", "--backend", "cuda", "--prompt-ids", "1,2,3", "--max-new-tokens", "4")
 CONFIG = dataclasses.replace(
-    PRESETS["smollm2-135m"], num_layers=1, num_heads=8, num_kv_heads=8, head_dim=256, hidden_size=128, vocab_size=300
+    PRESETS["smollm2-135m"], num_layers=1, num_heads=16, num_kv_heads=16, head_dim=128, hidden_size=128, vocab_size=300
 )
 
 
@@ -28,6 +28,14 @@ def test_no_gpu(runner: Runner, tmp_path: Path) -> None:
     for launcher in (alone, with_ranks(2)):
         done = runner.distmk("generate", "--model", str(config), *PROMPT, launcher=launcher)
         assert_one_line(done, "cannot run here", "--backend host")
+
+
+@pytest.mark.parametrize("head_dim", [20, 136])
+def test_head_dim(runner: Runner, tmp_path: Path, head_dim: int) -> None:
+    config = write_config(dataclasses.replace(CONFIG, head_dim=head_dim), tmp_path / "config.json")
+    command = ("generate", "--model", str(config), *PROMPT, "--backend", "emulated")
+    done = runner.distmk(*command, launcher=with_ranks(2))
+    assert_one_line(done, f"head_dim is {head_dim}", "multiple of 8", "--backend host")
 
 
 @pytest.mark.gpu

@@ -1,6 +1,6 @@
-// Split-KV attention over the paged cache, on tensor cores. A query and a softmax weight are each two bf16, high and low
-// half, so nothing is lost to rounding but the cache's own. A warp takes CHUNK positions at a time, straight from the cache into registers; what
-// the warps have found is merged in shared memory, in a fixed order.
+// Split-KV attention over the paged cache, on tensor cores. A query and a softmax weight are each two bf16, high and
+// low half, so nothing is lost to rounding but the cache's own. A warp takes CHUNK positions at a time, straight from
+// the cache into registers; what the warps have found is merged in shared memory, in a fixed order.
 #pragma once
 #include "device/heads.cuh"
 #include "device/matrix.cuh"
@@ -9,8 +9,8 @@
 namespace distmk {
 namespace attention {
 
-constexpr uint32_t QUERIES = 8;     // of a block: query heads x token rows; their low halves are the other eight rows
-constexpr uint32_t CHUNK = 16;      // positions: one product's depth where weights meet values
+constexpr uint32_t QUERIES = 8;  // of a block: query heads x token rows; their low halves are the other eight rows
+constexpr uint32_t CHUNK = 16;   // positions: one product's depth where weights meet values
 constexpr uint32_t MERGE_STRIDE = MAX_HEAD_DIM + 4;  // of a warp's result for a query: accumulator, maximum, sum
 constexpr uint32_t NOT_CACHED = ~0u;
 
@@ -104,8 +104,8 @@ struct Tile {
 
 DISTMK_FN uint32_t group_of_lane() { return threadIdx.x % 32 / 4; }
 DISTMK_FN uint32_t place_in_group() { return threadIdx.x % 4; }
-DISTMK_FN uint32_t key_place(uint32_t i) { return 8 * i + group_of_lane(); }                          // i < 2
-DISTMK_FN uint32_t value_place(uint32_t i) { return 2 * place_in_group() + i % 2 + i / 2 * 8; }       // i < 4
+DISTMK_FN uint32_t key_place(uint32_t i) { return 8 * i + group_of_lane(); }                     // i < 2
+DISTMK_FN uint32_t value_place(uint32_t i) { return 2 * place_in_group() + i % 2 + i / 2 * 8; }  // i < 4
 DISTMK_FN uint32_t key_element(uint32_t j) { return 32 * j + 8 * place_in_group(); }
 DISTMK_FN uint32_t value_element(uint32_t j) { return 64 * j + 8 * group_of_lane(); }
 
@@ -151,8 +151,7 @@ DISTMK_FN void patch_keys(const Work& w, uint32_t chunk, Tile& tile) {
     const __nv_bfloat16* from = w.new_key(position - w.first_new());
 #pragma unroll
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j)
-      if (key_element(j) < w.args.head_dim)
-        tile.k[i][j] = *reinterpret_cast<const uint4*>(from + key_element(j));
+      if (key_element(j) < w.args.head_dim) tile.k[i][j] = *reinterpret_cast<const uint4*>(from + key_element(j));
   }
 }
 
@@ -164,8 +163,7 @@ DISTMK_FN void patch_values(const Work& w, uint32_t chunk, Tile& tile) {
     const __nv_bfloat16* from = w.new_value(position - w.first_new());
 #pragma unroll
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j)
-      if (value_element(j) < w.args.head_dim)
-        tile.v[i][j] = *reinterpret_cast<const uint4*>(from + value_element(j));
+      if (value_element(j) < w.args.head_dim) tile.v[i][j] = *reinterpret_cast<const uint4*>(from + value_element(j));
   }
 }
 
@@ -192,8 +190,8 @@ DISTMK_FN void multiply_keys(const Work& w, const Tile& tile, float (&scores)[2]
 
 // What a warp has found over the positions it took.
 struct Partial {
-  float maximum = -INFINITY, sum = 0;  // of query group_of_lane(); the sum: of this lane's positions, until the end
-  float acc[MAX_HEAD_DIM / 16][4] = {};    // of queries 2 t and 2 t + 1, t the place in the group
+  float maximum = -INFINITY, sum = 0;    // of query group_of_lane(); the sum: of this lane's positions, until the end
+  float acc[MAX_HEAD_DIM / 16][4] = {};  // of queries 2 t and 2 t + 1, t the place in the group
 
   // Scores to weights, as columns of a product, high and low halves; the query sees [seen_begin, seen_end).
   DISTMK_FN void weigh(uint32_t chunk, uint32_t seen_begin, uint32_t seen_end, const float (&scores)[2][4],

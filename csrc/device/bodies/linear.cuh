@@ -1,5 +1,5 @@
-// Linear layers on tensor cores: rows of weights are the m dimension, tokens the n dimension, so that up to eight tokens
-// cost little more than one. Activations are rounded to bf16, sums are float32.
+// Linear layers on tensor cores: rows of weights are the m dimension, tokens the n dimension, so that up to eight
+// tokens cost little more than one. Activations are rounded to bf16, sums are float32.
 #pragma once
 #include "device/candidates.cuh"
 #include "device/tensor_core.cuh"
@@ -7,8 +7,8 @@
 namespace distmk {
 namespace linear {
 
-// What becomes of the sums. Thread t looks after weight row t % DEALT_ROWS of each round, for every DEALT_TOKENS-th token
-// from t / DEALT_ROWS on.
+// What becomes of the sums. Thread t looks after weight row t % DEALT_ROWS of each round, for every DEALT_TOKENS-th
+// token from t / DEALT_ROWS on.
 constexpr uint32_t DEALT_ROWS = 64, DEALT_TOKENS = NUM_CONSUMERS / DEALT_ROWS;
 static_assert(DEALT_ROWS >= ROUND_ROWS, "");
 
@@ -135,8 +135,7 @@ DISTMK_FN void write_candidates(Output<TILES>& out) {
 #pragma unroll
   for (uint32_t i = 0; i < Output<TILES>::COUNT; ++i) {
     Candidate best = out.best[i];
-    for (uint32_t step = 16; step; step >>= 1)
-      best = better_of(best, exchanged(best, step));
+    for (uint32_t step = 16; step; step >>= 1) best = better_of(best, exchanged(best, step));
     if (lane == 0) all[out.token_of(i) * WARPS_A_TOKEN + warp % WARPS_A_TOKEN] = best;
   }
   out.context.team.sync();

@@ -5,8 +5,8 @@
 
 namespace distmk {
 
-// 32 elements of one head and row, by a warp: each lane weighs a split, then all add up the splits in order. `splits` up
-// to 32. All loads of up to IN_FLIGHT splits are on their way before the first is used.
+// 32 elements of one head and row, by a warp: each lane weighs a split, then all add up the splits in order. `splits`
+// up to 32. All loads of up to IN_FLIGHT splits are on their way before the first is used.
 DISTMK_FN void merge_slice(const float* parts, uint32_t splits, uint32_t dim, uint32_t first, float* out) {
   constexpr uint32_t IN_FLIGHT = 16;
   const uint32_t stride = 2 + dim, lane = threadIdx.x % 32, d = first + lane;
