@@ -1,0 +1,178 @@
+// Positions of the cache as tensor cores take them, straight from memory into registers, and what a warp finds there.
+#pragma once
+#include "device/attention_work.cuh"
+
+namespace distmk {
+namespace attention {
+
+constexpr uint32_t NOT_CACHED = ~0u;
+
+// A chunk as this lane holds it: of two columns of positions, and of four positions that weights meet together.
+struct Tile {
+  uint4 k[2][MAX_HEAD_DIM / 32], v[4][MAX_HEAD_DIM / 64];
+};
+
+DISTMK_FN uint32_t group_of_lane() { return threadIdx.x % 32 / 4; }
+DISTMK_FN uint32_t place_in_group() { return threadIdx.x % 4; }
+DISTMK_FN uint32_t key_place(uint32_t i) { return 8 * i + group_of_lane(); }                     // i < 2
+DISTMK_FN uint32_t value_place(uint32_t i) { return 2 * place_in_group() + i % 2 + i / 2 * 8; }  // i < 4
+DISTMK_FN uint32_t key_element(uint32_t j) { return 32 * j + 8 * place_in_group(); }
+DISTMK_FN uint32_t value_element(uint32_t j) { return 64 * j + 8 * group_of_lane(); }
+
+// Lines of the cache, a lane a position of the chunk; of positions that it does not hold, none.
+DISTMK_FN uint32_t look_up(const Work& w, uint32_t chunk) {
+  const uint32_t position = chunk * CHUNK + threadIdx.x % CHUNK;
+  return position >= w.begin && position < min(w.end, w.first_new()) ? w.line_of(position) : NOT_CACHED;
+}
+
+DISTMK_FN uint4 load_cached(const __nv_bfloat16* cache, uint32_t line, uint32_t element, uint32_t dim) {
+  if (line == NOT_CACHED || element >= dim) return {0, 0, 0, 0};
+  return __ldcg(reinterpret_cast<const uint4*>(cache + uint64_t{line} * dim + element));
+}
+
+DISTMK_FN void load_keys(const Work& w, uint32_t lines, Tile& tile) {
+  const auto* cache = w.context.at<__nv_bfloat16>(w.args.k_cache);
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i) {
+    const uint32_t line = __shfl_sync(~0u, lines, key_place(i));
+#pragma unroll
+    for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j)
+      tile.k[i][j] = load_cached(cache, line, key_element(j), w.args.head_dim);
+  }
+}
+
+DISTMK_FN void load_values(const Work& w, uint32_t lines, Tile& tile) {
+  const auto* cache = w.context.at<__nv_bfloat16>(w.args.v_cache);
+#pragma unroll
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint32_t line = __shfl_sync(~0u, lines, value_place(i));
+#pragma unroll
+    for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j)
+      tile.v[i][j] = load_cached(cache, line, value_element(j), w.args.head_dim);
+  }
+}
+
+// New positions are not read back from the cache but from where they were staged.
+DISTMK_FN void patch_keys(const Work& w, uint32_t chunk, Tile& tile) {
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i) {
+    const uint32_t position = chunk * CHUNK + key_place(i);
+    if (!w.is_new(position)) continue;
+    const __nv_bfloat16* from = w.new_key(position - w.first_new());
+#pragma unroll
+    for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j)
+      if (key_element(j) < w.args.head_dim) tile.k[i][j] = *reinterpret_cast<const uint4*>(from + key_element(j));
+  }
+}
+
+DISTMK_FN void patch_values(const Work& w, uint32_t chunk, Tile& tile) {
+#pragma unroll
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint32_t position = chunk * CHUNK + value_place(i);
+    if (!w.is_new(position)) continue;
+    const __nv_bfloat16* from = w.new_value(position - w.first_new());
+#pragma unroll
+    for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j)
+      if (value_element(j) < w.args.head_dim) tile.v[i][j] = *reinterpret_cast<const uint4*>(from + value_element(j));
+  }
+}
+
+// Scores of the block's queries. Which element is which column of the product is free, as long as queries and keys
+// agree: so a lane takes 16 bytes of a key at once.
+DISTMK_FN void multiply_keys(const Work& w, const Tile& tile, float (&scores)[2][4]) {
+  const __nv_bfloat16 *high = w.query(group_of_lane()), *low = w.query(QUERIES + group_of_lane());
+#pragma unroll
+  for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j) {
+    if (32 * j >= w.args.head_dim) break;
+    const uint32_t element = key_element(j);
+    uint4 h = {0, 0, 0, 0}, l = h;
+    if (element < w.args.head_dim) {
+      h = *reinterpret_cast<const uint4*>(high + element);
+      l = *reinterpret_cast<const uint4*>(low + element);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      multiply({h.x, l.x, h.y, l.y}, tile.k[i][j].x, tile.k[i][j].y, scores[i]);
+      multiply({h.z, l.z, h.w, l.w}, tile.k[i][j].z, tile.k[i][j].w, scores[i]);
+    }
+  }
+}
+
+// What a warp has found over the positions it took.
+struct Partial {
+  float maximum = -INFINITY, sum = 0;    // of query group_of_lane(); the sum: of this lane's positions, until the end
+  float acc[MAX_HEAD_DIM / 16][4] = {};  // of queries 2 t and 2 t + 1, t the place in the group
+
+  // Scores to weights, as columns of a product, high and low halves; the query sees [seen_begin, seen_end).
+  DISTMK_FN void weigh(uint32_t chunk, uint32_t seen_begin, uint32_t seen_end, const float (&scores)[2][4],
+                       uint32_t (&weights)[2][2]) {
+    float s[2][2], top = -INFINITY;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i)
+#pragma unroll
+      for (uint32_t e = 0; e < 2; ++e) {
+        const uint32_t position = chunk * CHUNK + 8 * i + 2 * place_in_group() + e;
+        const bool seen = position >= seen_begin && position < seen_end;
+        s[i][e] = seen ? scores[i][e] + scores[i][2 + e] : -INFINITY;
+        top = fmaxf(top, s[i][e]);
+      }
+    for (uint32_t step = 1; step < 4; step <<= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+    const float higher = fmaxf(maximum, top), base = higher > -INFINITY ? higher : 0.0f;
+    const float keep = __expf(maximum - base);
+    maximum = higher;
+    sum *= keep;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const float a = __expf(s[i][0] - base), b = __expf(s[i][1] - base);
+      sum += a + b;
+      weights[0][i] = pack_bf16(a, b);
+      weights[1][i] = pack_bf16(low_half(a), low_half(b));
+    }
+    const float keeps[2] = {__shfl_sync(~0u, keep, 8 * place_in_group()),
+                            __shfl_sync(~0u, keep, 8 * place_in_group() + 4)};
+#pragma unroll
+    for (uint32_t n = 0; n < MAX_HEAD_DIM / 16; ++n)
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) acc[n][i] *= keeps[i % 2];
+  }
+
+  // Values are the rows here. A lane's 16 bytes are eight of them, two a product.
+  DISTMK_FN void add_values(const Tile& tile, uint32_t dim, const uint32_t (&weights)[2][2]) {
+#pragma unroll
+    for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j) {
+      if (64 * j >= dim) break;
+      const uint32_t words[4][4] = {{tile.v[0][j].x, tile.v[0][j].y, tile.v[0][j].z, tile.v[0][j].w},
+                                    {tile.v[1][j].x, tile.v[1][j].y, tile.v[1][j].z, tile.v[1][j].w},
+                                    {tile.v[2][j].x, tile.v[2][j].y, tile.v[2][j].z, tile.v[2][j].w},
+                                    {tile.v[3][j].x, tile.v[3][j].y, tile.v[3][j].z, tile.v[3][j].w}};
+#pragma unroll
+      for (uint32_t n = 0; n < 4; ++n) {
+        constexpr uint32_t LOWER = 0x5410, UPPER = 0x7632;  // bf16 of two positions
+        const uint32_t rows[4] = {
+            __byte_perm(words[0][n], words[1][n], LOWER), __byte_perm(words[0][n], words[1][n], UPPER),
+            __byte_perm(words[2][n], words[3][n], LOWER), __byte_perm(words[2][n], words[3][n], UPPER)};
+        multiply(rows, weights[0][0], weights[0][1], acc[4 * j + n]);
+        multiply(rows, weights[1][0], weights[1][1], acc[4 * j + n]);
+      }
+    }
+  }
+
+  // This lane's share of the first `count` queries' results; query i's go to `out` + i * MERGE_STRIDE.
+  DISTMK_FN void write(float* out, uint32_t count) {
+    for (uint32_t step = 1; step < 4; step <<= 1) sum += __shfl_xor_sync(~0u, sum, step);
+    if (place_in_group() == 0 && group_of_lane() < count)
+      *reinterpret_cast<float2*>(out + group_of_lane() * MERGE_STRIDE + MAX_HEAD_DIM) = {maximum, sum};
+#pragma unroll
+    for (uint32_t e = 0; e < 2; ++e) {
+      const uint32_t query = 2 * place_in_group() + e;
+      if (query >= count) break;
+#pragma unroll
+      for (uint32_t n = 0; n < MAX_HEAD_DIM / 16; n += 2)
+        *reinterpret_cast<float4*>(out + query * MERGE_STRIDE + n / 4 * 64 + 8 * group_of_lane() + n % 4 * 2) = {
+            acc[n][e], acc[n][2 + e], acc[n + 1][e], acc[n + 1][2 + e]};
+    }
+  }
+};
+
+}  // namespace attention
+}  // namespace distmk

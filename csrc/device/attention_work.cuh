@@ -1,0 +1,98 @@
+// What an attention instance works on, and what it stages in shared memory: keys and values of new positions, queries.
+#pragma once
+#include "device/heads.cuh"
+#include "device/matrix.cuh"
+#include "runtime/splits.h"
+
+namespace distmk {
+namespace attention {
+
+constexpr uint32_t QUERIES = 8;  // of a block: query heads x token rows; their low halves are the other eight rows
+constexpr uint32_t CHUNK = 16;   // positions: one product's depth where weights meet values
+constexpr uint32_t MERGE_STRIDE = MAX_HEAD_DIM + 4;  // of a warp's result for a query: accumulator, maximum, sum
+
+struct Work {
+  Context& context;
+  const AttentionArgs& args;
+  AttentionInstance instance;
+  BatchRun run;
+  uint32_t first_head, num_heads;  // query heads of this rank that share the KV head
+  uint32_t begin, end;             // positions of this split
+  const int32_t* pages;
+  uint32_t page_shift;  // a page holds a power of two of positions
+
+  DISTMK_FN uint32_t line_of(uint32_t position) const {
+    const auto page = static_cast<uint32_t>(__ldcg(pages + (position >> page_shift)));
+    return ((page * args.num_kv + instance.kv_head) << page_shift) + (position & (args.page_size - 1));
+  }
+  DISTMK_FN const float* qkv(uint32_t row, uint32_t head_index) const {
+    return context.at<float>(args.qkv) + uint64_t{run.row_begin + row} * args.qkv_stride +
+           uint64_t{head_index} * args.head_dim;
+  }
+  DISTMK_FN const float* rope(uint32_t position) const {
+    return context.at<float>(args.rope) + uint64_t{position} * args.head_dim;
+  }
+  DISTMK_FN uint32_t first_new() const { return static_cast<uint32_t>(run.kv_len - run.num_rows); }
+  DISTMK_FN bool is_new(uint32_t position) const { return position >= first_new() && position < end; }
+
+  DISTMK_FN uint32_t first_chunk() const { return begin / CHUNK; }
+  DISTMK_FN uint32_t num_chunks() const { return (end + CHUNK - 1) / CHUNK - first_chunk(); }
+  // The first warps are busy with queries when the cache is read, so chunks are dealt from the last one on.
+  DISTMK_FN uint32_t chunk_turn() const { return NUM_WARPS - 1 - threadIdx.x / 32; }
+
+  // In shared memory, rows of bf16: keys and values of new positions, then the block's queries, high halves first.
+  DISTMK_FN uint32_t stride() const { return (args.head_dim + 31) / 32 * 32 + 8; }
+  DISTMK_FN __nv_bfloat16* new_key(uint32_t row) const {
+    return reinterpret_cast<__nv_bfloat16*>(shared().vector) + row * stride();
+  }
+  DISTMK_FN __nv_bfloat16* new_value(uint32_t row) const { return new_key(MAX_ROWS + row); }
+  DISTMK_FN __nv_bfloat16* query(uint32_t i) const { return new_key(2 * MAX_ROWS + i); }
+  // Over the queries once they are done with.
+  DISTMK_FN float* merged(uint32_t turn, uint32_t query_index) const {
+    return reinterpret_cast<float*>(new_key(2 * MAX_ROWS)) + (turn * QUERIES + query_index) * MERGE_STRIDE;
+  }
+};
+
+static_assert(2 * MAX_ROWS * (MAX_HEAD_DIM + 8) * sizeof(__nv_bfloat16) +
+                      NUM_WARPS * QUERIES * MERGE_STRIDE * sizeof(float) <=
+                  VECTOR_BYTES + SCRATCH_BYTES,
+              "what warps have found must fit behind the new keys and values");
+
+// The split that owns a new position appends its K and V; a warp a position, from the first that norms no query on.
+DISTMK_FN void append(const Work& w, uint32_t first_warp) {
+  const uint32_t lane = threadIdx.x % 32, dim = w.args.head_dim, first = max(w.begin, w.first_new());
+#pragma unroll 1
+  for (uint32_t position = first + (threadIdx.x / 32 - first_warp) % NUM_WARPS; position < w.end;
+       position += NUM_WARPS) {
+    const uint32_t row = position - w.first_new();
+    const uint64_t at = uint64_t{w.line_of(position)} * dim;
+    const float* from = w.qkv(row, w.args.num_q + w.args.num_kv + w.instance.kv_head);
+    const float4 v = 4 * lane < dim ? __ldcg(reinterpret_cast<const float4*>(from) + lane) : float4{};
+    norm_and_rotate(w.qkv(row, w.args.num_q + w.instance.kv_head), w.context.at<float>(w.args.k_norm), w.rope(position),
+                    w.args.eps, dim, 1.0f, [&](uint32_t e, float2 pair) {
+                      const uint32_t packed = pack_bf16(pair.x, pair.y);
+                      *reinterpret_cast<uint32_t*>(w.context.at<__nv_bfloat16>(w.args.k_cache) + at + e) = packed;
+                      *reinterpret_cast<uint32_t*>(w.new_key(row) + e) = packed;
+                    });
+    if (4 * lane >= dim) continue;
+    const uint2 packed = {pack_bf16(v.x, v.y), pack_bf16(v.z, v.w)};
+    reinterpret_cast<uint2*>(w.context.at<__nv_bfloat16>(w.args.v_cache) + at)[lane] = packed;
+    reinterpret_cast<uint2*>(w.new_value(row))[lane] = packed;
+  }
+}
+
+// The queries of a block, normed, rotated and scaled; a warp a query.
+DISTMK_FN void stage_queries(const Work& w, uint32_t first_query, uint32_t count) {
+  const uint32_t i = threadIdx.x / 32, dim = w.args.head_dim;
+  if (i >= count) return;
+  const uint32_t row = (first_query + i) / w.num_heads, head = w.first_head + (first_query + i) % w.num_heads;
+  norm_and_rotate(w.qkv(row, head), w.context.at<float>(w.args.q_norm), w.rope(w.first_new() + row), w.args.eps, dim,
+                  rsqrtf(static_cast<float>(dim)), [&](uint32_t e, float2 pair) {
+                    *reinterpret_cast<uint32_t*>(w.query(i) + e) = pack_bf16(pair.x, pair.y);
+                    *reinterpret_cast<uint32_t*>(w.query(QUERIES + i) + e) =
+                        pack_bf16(low_half(pair.x), low_half(pair.y));
+                  });
+}
+
+}  // namespace attention
+}  // namespace distmk
