@@ -56,8 +56,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "small-qwen3": ("qwen3", {"num_attention_heads": 6, "num_key_value_heads": 3, "tie_word_embeddings": True}),
     "small-llama": ("llama", {}),
     # What a GPU takes, for the emulator.
-    "small-gpu-qwen3": ("qwen3", {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16}),
-    "small-gpu-llama": ("llama", {"head_dim": 24}),
+    "small-gpu-qwen3": ("qwen3", {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 24}),
 }
 # Batches of 1, 3, 8 and 16, contexts of 1, 511 and 4096. The longest prompt comes first, so that it is read many tokens an
 # iteration; all decode together at the end.
