@@ -51,7 +51,8 @@ def read_bandwidth(device_id: int, num_bytes: int = 4 << 30, max_in_flight: int 
     grid = int(device.properties.multiprocessor_count)
     stages = num_bytes // (grid * STAGE_BYTES) // 4 * 4  # of each SM
     try:
-        data = torch.zeros(grid * stages * STAGE_BYTES, dtype=torch.uint8, device="cuda")
+        # Not zeros: a GPU draws less power over them, and may run faster.
+        data = torch.empty(grid * stages * STAGE_BYTES, dtype=torch.uint8, device="cuda").random_()
     except torch.OutOfMemoryError:
         raise UsageError(f"the GPU has no {num_bytes / 1e9:.1f} GB free to read; free some of its memory") from None
     config = LaunchConfig(grid=grid, block=NUM_THREADS, shmem_size=NUM_STAGES * STAGE_BYTES)
