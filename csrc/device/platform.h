@@ -29,7 +29,7 @@ struct Team {
   DISTMK_FN bool leader() const { return index == 0; }
   DISTMK_FN void sync() const {
     if (size == NUM_CONSUMERS)
-      barrier_sync(NUM_CONSUMERS);
+      barrier_sync<NUM_CONSUMERS>();
     else if (size != 1)
       __syncwarp();
   }

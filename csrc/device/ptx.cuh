@@ -15,8 +15,11 @@ constexpr bool BULK_COPIES = false;
 constexpr bool BULK_COPIES = true;
 #endif
 
-// All of `num_threads` threads of the block; barrier 0 is __syncthreads'.
-DISTMK_FN void barrier_sync(uint32_t num_threads) { asm volatile("bar.sync 1, %0;" ::"r"(num_threads) : "memory"); }
+// Some threads of the block, by whole warps; barrier 0 is __syncthreads'.
+template <uint32_t NUM_THREADS>
+DISTMK_FN void barrier_sync() {
+  asm volatile("bar.sync 1, %0;" ::"n"(NUM_THREADS) : "memory");
+}
 
 // Scope: an event that peers signal is read and written at system scope, any other at that of the GPU. Only what a
 // worker's own threads tell each other may lie in shared memory.

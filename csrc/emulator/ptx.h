@@ -18,8 +18,9 @@ T* at_shared(uint32_t address) {
   return reinterpret_cast<T*>(emulator::current().block->shared + address);
 }
 
-inline void barrier_sync(uint32_t num_threads) {
-  emulator::meet(emulator::current().block->some, num_threads, "barrier_sync");
+template <uint32_t NUM_THREADS>
+void barrier_sync() {
+  emulator::meet(emulator::current().block->some, NUM_THREADS, "barrier_sync");
 }
 
 inline uint64_t load_acquire(const uint64_t* p, Scope = Scope::DEVICE) {
