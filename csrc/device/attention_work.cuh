@@ -33,7 +33,10 @@ struct Work {
     return context.at<float>(args.rope) + uint64_t{position} * args.head_dim;
   }
   DISTMK_FN uint32_t first_new() const { return static_cast<uint32_t>(run.kv_len - run.num_rows); }
-  DISTMK_FN bool is_new(uint32_t position) const { return position >= first_new() && position < end; }
+  // New, and this split's: what another split has staged is not here.
+  DISTMK_FN bool is_new(uint32_t position) const {
+    return position >= first_new() && position >= begin && position < end;
+  }
 
   DISTMK_FN uint32_t first_chunk() const { return begin / CHUNK; }
   DISTMK_FN uint32_t num_chunks() const { return (end + CHUNK - 1) / CHUNK - first_chunk(); }
