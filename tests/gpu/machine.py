@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,8 @@ def num_gpus() -> int:
 
 def require(backend: str, num_ranks: int = 1) -> None:
     """Skip the test, with the reason, where `num_ranks` ranks of `backend` cannot run."""
+    if backend == "emulated" and platform.machine() != "x86_64":
+        pytest.skip("the emulator's fibers are written for x86-64")
     if backend == "cuda" and num_gpus() < num_ranks:
         pytest.skip(f"needs {num_ranks} GPUs, has {num_gpus()}" + (f": {why}" if (why := why_no_cuda()) else ""))
 
