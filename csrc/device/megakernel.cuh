@@ -1,8 +1,8 @@
 // The kernel: one launch a GPU for a whole generation. A worker is a CTA on an SM of its own:
-//   warps 0-7   consumers: run the bodies and fire what they trigger
+//   warps 0-7   consumers: run the bodies
 //   warp 8      loader: streams this worker's weight slabs, never waits for an event
 //   warp 9      waiter: polls the events of the next task while one runs, and hands it to the consumers
-//   warp 10     fetcher: copies the worker's tasks to shared memory ahead of time
+//   warp 10     clerk: copies the worker's tasks to shared memory ahead of time, and fires what they trigger
 //   warp 11     scheduler, where schedulers ride in worker CTAs
 // or, where schedulers have an SM of their own, the CTA behind the workers runs them, one a warp.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace distmk {
 
-enum Role : uint32_t { LOADER = NUM_WARPS, WAITER, FETCHER, SCHEDULER, NUM_ROLES };
+enum Role : uint32_t { LOADER = NUM_WARPS, WAITER, CLERK, SCHEDULER, NUM_ROLES };
 constexpr uint32_t NUM_THREADS = 32 * NUM_ROLES;
 static_assert(MAX_OWN_SCHEDULERS == NUM_ROLES, "one CTA runs them, each in a warp");
 
@@ -58,7 +58,7 @@ DISTMK_ROLE wait_loop(const RankState& state, uint32_t worker, const Team warp) 
     }
     if (action.kind == ActionKind::LEAVE) break;
     // One task runs, one is decided: whatever the one before that used is free.
-    if (n) barrier_wait(&s.handoff.done[(n - 1) % 2], (n - 1) / 2 % 2);
+    if (n) barrier_wait(&s.handoff.fired[(n - 1) % 2], (n - 1) / 2 % 2);
   }
   if (worker || !warp.leader()) return;
   const uint64_t reason = load_relaxed(state.abort_flag(state.program->rank));
@@ -66,26 +66,61 @@ DISTMK_ROLE wait_loop(const RankState& state, uint32_t worker, const Team warp) 
   store_relaxed(&reinterpret_cast<LaunchParams*>(state.params->self)->iterations_done, decide.iterations());
 }
 
+// Bodies end one after another, but warps by themselves: nobody waits for those that still add up or store.
 DISTMK_FN void consume_loop(const RankState& state, uint32_t worker) {
   Shared& s = shared();
+  Handoff& handoff = s.handoff;
   const Team team{threadIdx.x, NUM_CONSUMERS};
   Context context(state, team);
-  Tracer tracer(state, worker);
-  TaskCursor cursor;
-  for (uint32_t n = 0;; ++n) {
-    barrier_wait(&s.handoff.announced[n % 2], n / 2 % 2);
-    const Action& action = s.handoff.action[n % 2];
-    if (action.kind == ActionKind::LEAVE || !run_task(context, action, tracer, s.handoff.start(n))) break;
-    if (team.leader()) s.ring.hold = 0;
-    const bool listed = action.kind == ActionKind::RUN;
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-      if (listed) barrier_arrive(&s.tasks.empty[cursor.slot]);
-      barrier_arrive(&s.handoff.done[n % 2]);
+  const bool traced = state.params->trace_capacity;
+  uint32_t n = 0;
+  for (;; ++n) {
+    barrier_wait(&handoff.announced[n % 2], n / 2 % 2);
+    const Action& action = handoff.action[n % 2];
+    if (action.kind == ActionKind::LEAVE || !run_decided(context, action, handoff.start(n))) break;
+    if (state.far) context.finish();  // whoever has put data must wait until it is there
+    if (team.leader()) {
+      handoff.pushed[n % 2] = state.far ? ~0ull : context.pushed();
+      if (traced) handoff.ready_ns[n % 2] = context.ready_ns();
     }
-    if (listed) cursor.step();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(&handoff.done[n % 2]);
   }
-  if (team.leader()) release(s.ring, s.next_stage);
+  if (!team.leader()) return;
+  if (n) barrier_wait(&handoff.done[(n - 1) % 2], (n - 1) / 2 % 2);
+  release(s.ring, s.places[0].stage);
+}
+
+// Fires a task's triggers as soon as its body is done: the consumers go on meanwhile.
+DISTMK_ROLE keep_list(const RankState& state, uint32_t worker, const Team warp) {
+  Shared& s = shared();
+  Handoff& handoff = s.handoff;
+  TaskFetcher fetcher(state, state.queues[worker], s.tasks);
+  Context context(state, warp);
+  Tracer tracer(state, worker);
+  for (uint32_t n = 0;;) {
+    const bool leaving = !warp.all(!s.ring.leave);
+    if (warp.all(barrier_test(&handoff.done[n % 2], n / 2 % 2))) {
+      const Action& action = handoff.action[n % 2];
+      const uint64_t body_end_ns = tracer.now();
+      context.begin(action.task, action.iteration, action.instance);
+      context.set_pushed(handoff.pushed[n % 2]);
+      if (warp.leader()) s.ring.hold = 1;
+      context.finish();
+      tracer.keep(context, handoff.ready_ns[n % 2], body_end_ns);
+      if (action.kind == ActionKind::RUN) fetcher.give_back();
+      warp.sync();
+      if (warp.leader()) {
+        s.ring.hold = 0;
+        barrier_arrive(&handoff.fired[n % 2]);
+      }
+      ++n;
+    } else if (leaving) {
+      return;
+    } else if (fetcher.has_room()) {
+      fetcher.fetch(warp);
+    }
+  }
 }
 
 // One thread: what all roles share.
@@ -111,7 +146,8 @@ DISTMK_FN void set_up(const LaunchParams* launch) {
   s.ring.init();
   s.tasks.init();
   s.handoff.init();
-  s.next_stage = {};
+  s.sums.init();
+  for (Places& places : s.places) places = {};
   s.num_batches = 0;
 }
 
@@ -141,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
   } else if (role == WAITER) {
     wait_loop(state, blockIdx.x, warp);
   } else {
-    fetch_tasks(state, state.queues[blockIdx.x], warp, s.tasks, s.ring.leave);
+    keep_list(state, blockIdx.x, warp);
   }
   __syncthreads();  // nobody gives up shared memory while another role uses it
 }

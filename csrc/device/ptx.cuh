@@ -76,19 +76,26 @@ DISTMK_FN uint32_t shared_address(const void* p) { return static_cast<uint32_t>(
 DISTMK_FN void barrier_init(uint64_t* barrier, uint32_t count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count));
 }
+// Looks once, and answers at once.
+DISTMK_FN bool barrier_test(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+               : "=r"(done)
+               : "r"(barrier), "r"(parity)
+               : "memory");
+  return done;
+}
+DISTMK_FN bool barrier_test(uint64_t* barrier, uint32_t parity) {
+  return barrier_test(shared_address(barrier), parity);
+}
 // Looks once; from compute capability 9.0 on it may rest a while before it says no.
 DISTMK_FN bool barrier_try_wait(uint32_t barrier, uint32_t parity) {
+  if constexpr (!BULK_COPIES) return barrier_test(barrier, parity);
   uint32_t done;
-  if constexpr (BULK_COPIES)
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                 : "=r"(done)
-                 : "r"(barrier), "r"(parity)
-                 : "memory");
-  else
-    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                 : "=r"(done)
-                 : "r"(barrier), "r"(parity)
-                 : "memory");
+  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+               : "=r"(done)
+               : "r"(barrier), "r"(parity)
+               : "memory");
   return done;
 }
 DISTMK_FN bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {

@@ -14,11 +14,14 @@ constexpr uint32_t VECTOR_BYTES = 33024;  // activations: a block of all rows, o
 static_assert(SUMS_STRIDE >= ROUND_ROWS, "");
 constexpr uint32_t NEAR_RING_ENTRIES = 32;
 
-// What the waiting warp tells the consumers: the next task, announced while the one before runs where that can be, and
-// that its waits are met.
+// What the warps tell each other about a task: the waiter the consumers that it is announced, while the one before runs
+// where that can be, and that its waits are met; the consumers the clerk that its body is done; the clerk the waiter
+// that its triggers were fired.
 struct Handoff {
-  uint64_t announced[2], ready[2], done[2];
+  uint64_t announced[2], ready[2], done[2], fired[2];
   Action action[2];
+  uint64_t pushed[2];         // ranks whose triggers the body has fired itself
+  uint64_t ready_ns[2];       // where the launch is traced
   volatile uint32_t over_at;  // number of a task that was announced and will never be ready, as the launch is over
 
   DISTMK_FN void init() {
@@ -26,6 +29,7 @@ struct Handoff {
       barrier_init(&announced[i], 1);
       barrier_init(&ready[i], 1);
       barrier_init(&done[i], NUM_WARPS);
+      barrier_init(&fired[i], 1);
     }
     over_at = ~0u;
   }
@@ -34,7 +38,26 @@ struct Handoff {
     action[n % 2] = what;
     barrier_arrive(&announced[n % 2]);
   }
-  DISTMK_FN StartSignal start(uint32_t n) { return {&ready[n % 2], n, &over_at}; }
+  DISTMK_FN StartSignal start(uint32_t n) { return {&ready[n % 2], n ? &done[(n - 1) % 2] : nullptr, n, &over_at}; }
+};
+
+// Two buffers for the sums of the warps: one is written while the other is added up.
+struct SumsBuffers {
+  static constexpr uint32_t COUNT = 2;
+  uint64_t full[COUNT], empty[COUNT];
+
+  DISTMK_FN void init() {
+    for (uint32_t i = 0; i < COUNT; ++i) {
+      barrier_init(&full[i], NUM_WARPS);
+      barrier_init(&empty[i], NUM_WARPS);
+    }
+  }
+};
+
+// Where a consumer warp is in what it shares with others; it goes through tasks at its own pace.
+struct Places {
+  RingPlace<NUM_STAGES> stage;
+  RingPlace<SumsBuffers::COUNT> sums;
 };
 
 struct NearRing {
@@ -56,7 +79,8 @@ struct Shared {
   char scratch[SCRATCH_BYTES];
   float squares[MAX_ROWS][NUM_WARPS];  // of the activations, for their norm
   Ring ring;
-  RingPlace<NUM_STAGES> next_stage;  // for the next task that drains the ring
+  SumsBuffers sums;
+  Places places[NUM_WARPS];
   TaskRing tasks;
   TaskSlot handed_out[2], scheduled[2];
   Handoff handoff;

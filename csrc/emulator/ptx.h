@@ -48,6 +48,7 @@ inline bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
   emulator::yield();
   return false;
 }
+inline bool barrier_test(uint64_t* barrier, uint32_t parity) { return barrier_try_wait(barrier, parity); }
 inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
   while (!emulator::mbarrier_test(barrier, parity)) {
     emulator::Fiber& fiber = emulator::current();

@@ -179,6 +179,10 @@ class Context {
       if (!peer<void>(other, operand)) push(other, operand, at<void>(operand), num_bytes);
   }
 
+  // Ranks whose triggers need no firing any more. Who finishes a task for those who ran its body is told of them.
+  DISTMK_FN uint64_t pushed() const { return pushed_; }
+  DISTMK_FN void set_pushed(uint64_t ranks) { pushed_ = ranks; }
+
   // The rest of the triggers, once the whole team is done with the body. A body may call it itself when all that is
   // left to do is seen by no task.
   DISTMK_FN void finish() {

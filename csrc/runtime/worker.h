@@ -123,17 +123,22 @@ DISTMK_FN bool begins_early(const TaskDesc& task) {
   return StartSignal::EARLY && (type == TaskType::LINEAR || type == TaskType::ATTENTION || type == TaskType::MERGE);
 }
 
-// Runs what was decided: of what was handed out one instance, of a spread task this worker's share. False: the launch
-// was over before the task could start.
-DISTMK_FN bool run_task(Context& context, const Action& action, Tracer& tracer, const StartSignal& start = {}) {
+// Runs the body of what was decided: of what was handed out one instance, of a spread task this worker's share. False:
+// the launch was over before the task could start.
+DISTMK_FN bool run_decided(Context& context, const Action& action, const StartSignal& start = {}) {
   context.begin(action.task, action.iteration, action.instance, start);
   const TaskDesc& task = *context.task.desc;
   if (!begins_early(task) && !context.inputs_ready()) return false;
   if (!is_spread(task) || context.take_share(num_instances(context, task))) run_body(context);
-  if (!context.inputs_ready()) return false;
+  return context.inputs_ready();
+}
+
+// The same, and what follows a body.
+DISTMK_FN bool run_task(Context& context, const Action& action, Tracer& tracer) {
+  if (!run_decided(context, action)) return false;
   const uint64_t body_end_ns = tracer.now();
   context.finish();
-  tracer.keep(context, body_end_ns);
+  tracer.keep(context, context.ready_ns(), body_end_ns);
   return true;
 }
 
