@@ -9,7 +9,7 @@
 #include <new>
 
 #include "device/far_ranks.cuh"
-#include "device/shared.cuh"
+#include "device/frequent.cuh"
 
 namespace distmk {
 
@@ -66,29 +66,48 @@ DISTMK_ROLE wait_loop(const RankState& state, uint32_t worker, const Team warp) 
   store_relaxed(&reinterpret_cast<LaunchParams*>(state.params->self)->iterations_done, decide.iterations());
 }
 
+// What consumers leave behind for the clerk.
+DISTMK_FN void hand_over(const Context& context, uint32_t n, uint64_t pushed) {
+  if (!context.team.leader()) return;
+  Handoff& handoff = shared().handoff;
+  handoff.pushed[n % 2] = pushed;
+  if (context.params().trace_capacity) handoff.ready_ns[n % 2] = context.ready_ns();
+}
+
+// Tasks that every token waits for are compiled into the consumers' loop, where no function is called: what lives across
+// a call would lie on the stack, for which there is hardly any cache. False: the launch is over.
+DISTMK_FN bool run_frequent_task(const RankState& state, uint32_t n) {
+  Context context(state, {threadIdx.x, NUM_CONSUMERS});
+  Handoff& handoff = shared().handoff;
+  if (!run_decided(context, handoff.action[n % 2], handoff.start(n), [](Context& c) { run_frequent_body(c); })) return false;
+  hand_over(context, n, 0);
+  return true;
+}
+
+static __device__ __noinline__ bool run_other_task(const RankState& state, uint32_t n) {
+  Context context(state, {threadIdx.x, NUM_CONSUMERS});
+  Handoff& handoff = shared().handoff;
+  if (!run_decided(context, handoff.action[n % 2], handoff.start(n), [](Context& c) { run_body(c); })) return false;
+  if (state.far) context.finish();  // whoever has put data must wait until it is there
+  hand_over(context, n, state.far ? ~0ull : context.pushed());
+  return true;
+}
+
 // Bodies end one after another, but warps by themselves: nobody waits for those that still add up or store.
-DISTMK_FN void consume_loop(const RankState& state, uint32_t worker) {
-  Shared& s = shared();
-  Handoff& handoff = s.handoff;
-  const Team team{threadIdx.x, NUM_CONSUMERS};
-  Context context(state, team);
-  const bool traced = state.params->trace_capacity;
+DISTMK_FN void consume_loop(const RankState& state) {
+  Handoff& handoff = shared().handoff;
   uint32_t n = 0;
   for (;; ++n) {
     barrier_wait(&handoff.announced[n % 2], n / 2 % 2);
-    const Action& action = handoff.action[n % 2];
-    if (action.kind == ActionKind::LEAVE || !run_decided(context, action, handoff.start(n))) break;
-    if (state.far) context.finish();  // whoever has put data must wait until it is there
-    if (team.leader()) {
-      handoff.pushed[n % 2] = state.far ? ~0ull : context.pushed();
-      if (traced) handoff.ready_ns[n % 2] = context.ready_ns();
-    }
+    if (handoff.action[n % 2].kind == ActionKind::LEAVE) break;
+    const bool frequent = is_frequent(state, *handoff.action[n % 2].task.desc);
+    if (!(frequent ? run_frequent_task(state, n) : run_other_task(state, n))) break;
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(&handoff.done[n % 2]);
   }
-  if (!team.leader()) return;
+  if (threadIdx.x) return;
   if (n) barrier_wait(&handoff.done[(n - 1) % 2], (n - 1) / 2 % 2);
-  release(s.ring, s.places[0].stage);
+  release(shared().ring, shared().places[0].stage);
 }
 
 // Fires a task's triggers as soon as its body is done: the consumers go on meanwhile.
@@ -171,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
     TaskSlot* slots = is_worker ? s.scheduled : reinterpret_cast<TaskSlot*>(s.slots) + 2 * role;
     if (is_worker == riding && id < num_schedulers) schedule_loop(state, id, warp, slots);
   } else if (role < NUM_WARPS) {
-    consume_loop(state, blockIdx.x);
+    consume_loop(state);
   } else if (role == LOADER) {
     if (warp.index < LOADER_LANES) stream_weights(state);
   } else if (role == WAITER) {

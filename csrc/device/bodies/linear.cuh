@@ -220,8 +220,9 @@ DISTMK_FN void hand_over(const Round<TILES>& round, const typename Round<TILES>:
 }
 
 // The slab comes in rounds of ROUND_GROUPS row groups, a round in blocks of BLOCK_K columns, a block group by group,
-// stage by stage.
-template <uint32_t TILES>
+// stage by stage. SINGLE: one aligned row of activations, all of it at hand: there nothing lives across a call, which
+// would put it on the stack.
+template <uint32_t TILES, bool SINGLE>
 DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) {
   const Team& team = context.team;
   const uint32_t rows = slab_rows(args);
@@ -230,8 +231,9 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
   Output<TILES> out(context, args, num_rows);
   Places places = shared().places[threadIdx.x / 32];
   uint32_t turn = STAGE_TEAMS - 1 - threadIdx.x / 32 / STAGE_TILES;
-  if (!(x.resident ? stage_all(context, x) : context.inputs_ready())) return;
-  if (x.resident) team.sync();
+  if (!(SINGLE ? stage_row(context, x) : context.inputs_ready())) return;
+  if (!SINGLE && x.resident) stage_any(team, x, 0, x.k_pitch, x.norm != nullptr);
+  if (SINGLE || x.resident) team.sync();
 #pragma unroll 1
   for (uint32_t first = 0; first < rows; first += ROUND_ROWS) {
     const Round<TILES> round(out, first, min(first + ROUND_ROWS, rows));
@@ -239,7 +241,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
 #pragma unroll 1
     for (uint32_t block = 0; block < args.k_pitch; block += BLOCK_K) {
       const uint32_t block_end = min(block + BLOCK_K, args.k_pitch);
-      if (!x.resident) {
+      if (!SINGLE && !x.resident) {
         team.sync();
         stage_any(team, x, block, block_end, args.norm && first == 0);
         team.sync();
@@ -259,12 +261,11 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
 }  // namespace linear
 
 DISTMK_FN void body_linear(Context& context, const LinearArgs& args) {
-  const Batch* batch = context.batch(args.batch);
-  const uint32_t num_rows = batch ? batch->num_rows : 1;
+  const uint32_t num_rows = linear::num_rows(context.rank_state, args);
   if (num_rows <= TILE_TOKENS)
-    linear::run<1>(context, args, num_rows);
+    linear::run<1, false>(context, args, num_rows);
   else
-    linear::run<2>(context, args, num_rows);
+    linear::run<2, false>(context, args, num_rows);
   if (args.epilogue == static_cast<uint32_t>(Epilogue::PUSH))
     context.push_far(args.out, uint64_t{num_rows} * args.n * sizeof(float));
 }
