@@ -74,12 +74,13 @@ DISTMK_FN void hand_over(const Context& context, uint32_t n, uint64_t pushed) {
   if (context.params().trace_capacity) handoff.ready_ns[n % 2] = context.ready_ns();
 }
 
-// Tasks that every token waits for are compiled into the consumers' loop, where no function is called: what lives across
-// a call would lie on the stack, for which there is hardly any cache. False: the launch is over.
+// Tasks that every token waits for are compiled into the consumers' loop, where no function is called: what lives
+// across a call would lie on the stack, for which there is hardly any cache. False: the launch is over.
 DISTMK_FN bool run_frequent_task(const RankState& state, uint32_t n) {
   Context context(state, {threadIdx.x, NUM_CONSUMERS});
   Handoff& handoff = shared().handoff;
-  if (!run_decided(context, handoff.action[n % 2], handoff.start(n), [](Context& c) { run_frequent_body(c); })) return false;
+  if (!run_decided(context, handoff.action[n % 2], handoff.start(n), [](Context& c) { run_frequent_body(c); }))
+    return false;
   hand_over(context, n, 0);
   return true;
 }

@@ -120,7 +120,8 @@ class Worker {
 // Task types whose bodies ask themselves when their inputs are ready.
 DISTMK_FN bool begins_early(const TaskDesc& task) {
   const auto type = static_cast<TaskType>(task.type);
-  return StartSignal::EARLY && (type == TaskType::LINEAR || type == TaskType::ATTENTION || type == TaskType::MERGE);
+  return StartSignal::EARLY &&
+         (type == TaskType::LINEAR || type == TaskType::ATTENTION || type == TaskType::MERGE || type == TaskType::SUM);
 }
 
 // Runs what was decided, by `body(context)`: of what was handed out one instance, of a spread task this worker's share.
