@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk import abi, env
-from distmk.abi import Abort, LaunchKind, Request, TokenEvent, TraceEntry, WaitRecordABI
+from distmk.abi import MAX_OWN_SCHEDULERS, Abort, LaunchKind, Request, TokenEvent, TraceEntry, WaitRecordABI
+from distmk.errors import UsageError
 from distmk.place import Placed
 from distmk.program import RankProgram
 
@@ -126,6 +127,15 @@ class LaunchBlock:
             expired, worker = bool(record.expired), record.worker
             found.append(StuckWait(record.iteration, order, expired, worker, task, event, record.want, record.got))
         return sorted(found, key=lambda wait: (wait.iteration, wait.order))
+
+
+def require_warps(num_schedulers: int) -> None:
+    """UsageError unless the GPU's kernel has a warp for each of a rank's schedulers in the one block of their own."""
+    if num_schedulers > MAX_OWN_SCHEDULERS:
+        raise UsageError(
+            f"{num_schedulers} schedulers do not fit on an SM, which has warps for {MAX_OWN_SCHEDULERS}; ask for fewer, "
+            "or let them ride in the workers"
+        )
 
 
 def inject_dropped_signal(fault: abi.Fault, rank: int) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+from distmk.backend import require_warps
 from distmk.bootstrap import Bootstrap
 from distmk.errors import UsageError
 from distmk.host.backend import usable_cores
@@ -78,7 +79,5 @@ def check_schedulers(wanted: int | None, num_workers: int, backend: str) -> None
         return
     if wanted > num_workers:
         raise UsageError(f"{wanted} schedulers are more than {num_workers} workers; ask for at most one a worker")
-    if backend == "cuda":
-        from distmk.cuda.backend import require_warps
-
+    if backend != "host":
         require_warps(wanted)

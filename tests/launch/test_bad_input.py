@@ -112,6 +112,12 @@ BAD_REQUESTS = [
     Bad("workers_text", ("--workers", "two", *IDS), ("--workers", "'two'", "--help")),
     Bad("no_schedulers", ("--schedulers", "0", *IDS), ("num_schedulers is 0",)),
     Bad("many_schedulers", ("--workers", "1", "--schedulers", "2", *IDS), ("2 schedulers", "at most one a worker")),
+    Bad(
+        "schedulers_without_warps",
+        ("--load-format", "dummy", "--backend", "emulated", "--workers", "13", "--schedulers", "13", *IDS),
+        ("13 schedulers", "warps for 12"),
+        edit_config(head_dim=16),
+    ),
     Bad("unknown_option", ("--fast", *IDS), ("--fast", "--help")),
     Bad("cuda", ("--backend", "cuda", *IDS), ("cuda",)),
     Bad("backend", ("--backend", "tpu", *IDS), ("--backend", "'tpu'")),
