@@ -145,6 +145,12 @@ def inject_dropped_signal(fault: abi.Fault, rank: int) -> None:
         _, fault.drop_rank, fault.drop_event, fault.drop_nth = dropped
 
 
+def refuse_delayed_puts() -> None:
+    """UsageError where a fault is asked for that only the host twin has."""
+    if env.delay_puts():
+        raise UsageError("DISTMK_FAULT_DELAY_PUTS is for the host backend; unset it, or use --backend host")
+
+
 class Launch(Protocol):
     """A launch that is under way on this rank."""
 

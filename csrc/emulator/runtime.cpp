@@ -1,8 +1,6 @@
 // A launch whose one thread plays the GPU that runs the kernel.
 #include <cuda_runtime.h>
 // CUDA's names first
-#include <cstdlib>
-
 #include "device/bodies/attention.cuh"
 #include "device/bodies/basic.cuh"
 #include "device/bodies/linear.cuh"
@@ -22,9 +20,10 @@ class EmulatedLaunch : public Launch {
 
   void start() override {
     spawn([this] {
-      const char* seed = getenv("DISTMK_EMULATOR_SEED");
-      emulator::run_grid(program_.num_workers + (params_->scheduler_threads ? 1 : 0), NUM_THREADS, sizeof(Shared),
-                         seed ? strtoull(seed, nullptr, 10) : now_ns(), [this] { distmk_megakernel(params_); });
+      const uint32_t num_blocks = program_.num_workers + (params_->scheduler_threads ? 1 : 0);
+      // Each piece of a launch has a timing of its own.
+      const uint64_t seed = params_->fault.seed + params_->first_iteration;
+      emulator::run_grid(num_blocks, NUM_THREADS, sizeof(Shared), seed, [this] { distmk_megakernel(params_); });
     });
   }
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from distmk import env
 from distmk.abi import Abort, Space
-from distmk.backend import LaunchBlock, LaunchSpec
+from distmk.backend import LaunchBlock, LaunchSpec, refuse_delayed_puts
 from distmk.bootstrap import Bootstrap, agree
 from distmk.cuda.build import architecture_of, build_cubin
 from distmk.cuda.launch import CudaLaunch
@@ -67,8 +67,7 @@ class CudaBackend:
 
         local_rank = self._bootstrap.local_rank
         require_gpu(local_rank)
-        if env.delay_puts():
-            raise UsageError("DISTMK_FAULT_DELAY_PUTS is for the host backend; unset it, or use --backend host")
+        refuse_delayed_puts()
         torch.cuda.set_device(local_rank)
         device = Device(local_rank)
         device.set_current()

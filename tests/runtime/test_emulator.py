@@ -13,15 +13,19 @@ import os
 import platform
 from pathlib import Path
 
+import graphs
+import numpy as np
 import pytest
 from faults import check_hang, event_between, write_config
 from helpers import Runner, alone, under_mpirun
 
+from distmk.bootstrap.single import SingleBootstrap
 from distmk.config import PRESETS
 from distmk.engine import GPU_MIN_SPLIT
 from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
 from distmk.program import compile_graph
+from distmk.session import Session
 
 pytestmark = [
     pytest.mark.timeout(200),
@@ -81,6 +85,29 @@ def test_same_tokens(
     got = generate(runner, tmp_path, "emulated", num_ranks, *options, **environment)
     assert got == expected
     assert [len(tokens) for tokens in got] == [6, 6]
+
+
+def order_of_tasks(session: Session) -> list[tuple[int, int, int]]:
+    """(iteration, task, worker) of a few iterations, as they ended."""
+    trace = session.run_traced(4)
+    assert trace is not None
+    rows = np.sort(trace.rows, order="end_ns")
+    return list(zip(rows["iteration"].tolist(), rows["order"].tolist(), rows["runner"].tolist(), strict=True))
+
+
+def test_seed_repeats_the_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def orders(seed: str, count: int) -> list[list[tuple[int, int, int]]]:
+        monkeypatch.setenv("DISTMK_EMULATOR_SEED", seed)
+        session = Session(graphs.handed_out(1, 4), SingleBootstrap(5.0), backend="emulated")
+        try:
+            return [order_of_tasks(session) for _ in range(count)]
+        finally:
+            session.close()
+
+    first, again = orders("7", 2)
+    assert first == again
+    others = [orders(str(seed), 1)[0] for seed in range(8, 13)]
+    assert any(other != first for other in others)
 
 
 @pytest.mark.parametrize("consumer", ["layer0.o.reduce", "gate"])
