@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from benchmark.report import Report, Row
 from benchmark.weights import Weights, read_weights
 from benchmark.work import Work, hf_config
 from helpers import ROOT, Finished, Runner, under_mpirun
+from tiny_config import tiny_config
 
 from distmk.config import PRESETS, ModelConfig
 from distmk.errors import UsageError
@@ -20,17 +20,7 @@ from distmk.weights.dummy import DummyCheckpoint
 
 SHORT = ("--backend", "host", "--context", "20", "--tokens", "12", "--repeats", "2")
 BENCH = [sys.executable, str(ROOT / "scripts" / "bench.py")]
-SMALL = dataclasses.replace(
-    PRESETS["qwen3-8b"],
-    hidden_size=48,
-    intermediate_size=75,
-    num_layers=3,
-    num_heads=6,
-    num_kv_heads=2,
-    head_dim=8,
-    vocab_size=203,
-    max_position=64,
-)
+SMALL = tiny_config("qwen3-8b", hidden_size=48, intermediate_size=75, num_layers=3, num_kv_heads=2, head_dim=8)
 
 
 @pytest.fixture

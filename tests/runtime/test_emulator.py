@@ -8,7 +8,6 @@ tests/gpu has more that runs there: every task body, logits against transformers
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import platform
 import re
@@ -22,11 +21,11 @@ import numpy as np
 import pytest
 from faults import check_hang, event_between, write_config
 from helpers import Runner, alone, under_mpirun
+from tiny_config import tiny_config
 
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.build_cache import csrc_dir
-from distmk.config import PRESETS
-from distmk.engine import GPU_MIN_SPLIT
+from distmk.choices import backend_choices
 from distmk.host.build import EMULATOR_FLAGS, build_sources
 from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
@@ -38,17 +37,7 @@ pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="the emulator's fibers are written for x86-64"),
 ]
 WORKERS = 3
-CONFIG = dataclasses.replace(
-    PRESETS["smollm2-135m"],
-    hidden_size=192,
-    intermediate_size=320,
-    num_layers=2,
-    num_heads=6,
-    num_kv_heads=3,
-    head_dim=32,
-    vocab_size=300,
-    tie_embeddings=False,
-)
+CONFIG = tiny_config(hidden_size=192, intermediate_size=320, head_dim=32)
 OPTIONS = ("--workers", str(WORKERS), "--max-num-seqs", "2", "--max-model-len", "64", "--ignore-eos", "--json")
 PROMPTS = ("--prompt-ids", "1,2,3", ",".join(map(str, range(5, 38))), "--max-new-tokens", "6")
 SEED = os.environ.get("DISTMK_TEST_EMULATOR_SEED") or str(int.from_bytes(os.urandom(4), "little"))
@@ -172,9 +161,7 @@ def test_nothing_is_left_after_an_abort(runner: Runner, tmp_path: Path) -> None:
 @pytest.mark.parametrize("consumer", ["layer0.o.reduce", "gate"])
 def test_signal_that_never_comes(runner: Runner, tmp_path: Path, consumer: str) -> None:
     source, target = (0, 1) if consumer == "gate" else (1, 0)
-    options = DecodeOptions(
-        2, WORKERS, max_rows=2, max_model_len=64, min_split=GPU_MIN_SPLIT, tiled=True, attention_launch="spread"
-    )
+    options = DecodeOptions(2, WORKERS, max_rows=2, max_model_len=64, **backend_choices("emulated"))
     event, waiter = event_between(compile_graph(lower(build_model(CONFIG), options)), source, target, consumer)
     fault = {"DISTMK_FAULT_DROP_SIGNAL": f"{source},{target},{event},4", "DISTMK_EMULATOR_SEED": SEED}
     command = generate_arguments(tmp_path, "emulated", "--deadline", "2", "--ranks", "2")
