@@ -56,6 +56,21 @@ def test_one_run(num_ranks: int, batch: int, config: Path, runner: Runner) -> No
     assert runner.run(again).status == 0 and (runner.folder / "again.png").exists()
 
 
+@pytest.mark.parametrize(("num_ranks", "batch"), [(1, 3), (2, 1)])
+def test_step_time(num_ranks: int, batch: int, config: Path, runner: Runner) -> None:
+    """The script that times ours alone: one object, then the trace's tables."""
+    command = [sys.executable, str(ROOT / "scripts" / "step_time.py"), str(config), *SHORT, "--batch", str(batch)]
+    done = runner.run(under_mpirun(num_ranks)([*command, "--trace"]) if num_ranks > 1 else command)
+    assert done.status == 0, done.stderr[-3000:]
+    first, *tables = done.stdout.splitlines()
+    found = json.loads(first)
+    assert (found["tensor_parallel"], found["batch"], found["layers"], found["repeats"]) == (num_ranks, batch, 3, 2)
+    assert 0 < found["min"] <= found["ms_per_step"] <= found["max"]
+    assert any(line.startswith("critical path") for line in tables) == (num_ranks > 1)
+    refused = runner.run([*command, "--tokens", "0"])
+    assert (refused.status, refused.stdout) == (2, "") and refused.stderr.startswith("step_time: --tokens is 0")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
