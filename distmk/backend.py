@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk import abi, env
-from distmk.abi import Abort, LaunchKind, Request, TokenEvent, TraceEntry, WaitRecordABI
+from distmk.abi import MAX_OWN_SCHEDULERS, Abort, LaunchKind, Request, TokenEvent, TraceEntry, WaitRecordABI
+from distmk.errors import UsageError
 from distmk.place import Placed
 from distmk.program import RankProgram
 
@@ -128,11 +129,26 @@ class LaunchBlock:
         return sorted(found, key=lambda wait: (wait.iteration, wait.order))
 
 
+def require_warps(num_schedulers: int) -> None:
+    """UsageError unless the GPU's kernel has a warp for each of a rank's schedulers in the one block of their own."""
+    if num_schedulers > MAX_OWN_SCHEDULERS:
+        raise UsageError(
+            f"{num_schedulers} schedulers do not fit on an SM, which has warps for {MAX_OWN_SCHEDULERS}; ask for fewer, "
+            "or let them ride in the workers"
+        )
+
+
 def inject_dropped_signal(fault: abi.Fault, rank: int) -> None:
     """Let this rank lose the signal that DISTMK_FAULT_DROP_SIGNAL names, if it is this rank's."""
     dropped = env.drop_signal()
     if dropped and dropped[0] == rank:
         _, fault.drop_rank, fault.drop_event, fault.drop_nth = dropped
+
+
+def refuse_delayed_puts() -> None:
+    """UsageError where a fault is asked for that only the host twin has."""
+    if env.delay_puts():
+        raise UsageError("DISTMK_FAULT_DELAY_PUTS is for the host backend; unset it, or use --backend host")
 
 
 class Launch(Protocol):

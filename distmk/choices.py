@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Literal, TypedDict
 
+from distmk.backend import require_warps
 from distmk.bootstrap import Bootstrap
 from distmk.errors import UsageError
 from distmk.host.backend import usable_cores
@@ -32,6 +34,22 @@ def why_no_cuda() -> str | None:
         return "no NVIDIA GPU on this machine"
     absent = [package for module, package in CUDA_PACKAGES.items() if importlib.util.find_spec(module) is None]
     return f"{', '.join(absent)} not installed; pip install 'distmk[cuda]'" if absent else None
+
+
+class BackendChoices(TypedDict):
+    """Those of DecodeOptions that follow from the backend."""
+
+    tiled: bool
+    min_split: int
+    attention_launch: Literal["massive", "spread"]
+
+
+def backend_choices(backend: str) -> BackendChoices:
+    """How a program is compiled for a backend: as its task bodies read weights, and as handing out tasks costs there."""
+    if backend == "host":
+        return {"tiled": False, "min_split": 64, "attention_launch": "massive"}
+    # Handing out costs a GPU some microseconds a layer.
+    return {"tiled": True, "min_split": 32, "attention_launch": "spread"}
 
 
 def choose_model_len(wanted: int | None, max_position: int) -> int:
@@ -78,7 +96,5 @@ def check_schedulers(wanted: int | None, num_workers: int, backend: str) -> None
         return
     if wanted > num_workers:
         raise UsageError(f"{wanted} schedulers are more than {num_workers} workers; ask for at most one a worker")
-    if backend == "cuda":
-        from distmk.cuda.backend import require_warps
-
+    if backend != "host":
         require_warps(wanted)

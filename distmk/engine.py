@@ -15,7 +15,15 @@ from distmk import env
 from distmk.abi import Batch
 from distmk.backend import LaunchSpec
 from distmk.bootstrap import Bootstrap, agree, agree_same
-from distmk.choices import BACKENDS, check_heads, check_schedulers, choose_backend, choose_model_len, choose_workers
+from distmk.choices import (
+    BACKENDS,
+    backend_choices,
+    check_heads,
+    check_schedulers,
+    choose_backend,
+    choose_model_len,
+    choose_workers,
+)
 from distmk.errors import DistmkError, UsageError
 from distmk.heap import fill_weights
 from distmk.lower import DecodeOptions
@@ -25,8 +33,6 @@ from distmk.session import RunningLaunch, Session
 from distmk.shard import shard_model
 from distmk.trace import Trace
 from distmk.weights import open_checkpoint
-
-HOST_MIN_SPLIT, GPU_MIN_SPLIT = 64, 32  # positions that are worth an attention task of their own
 
 
 @dataclass(frozen=True)
@@ -118,7 +124,6 @@ class Engine:
         return least
 
     def _program(self) -> Program:
-        on_gpu = self.backend_name != "host"  # or on a CPU that plays one
         options = DecodeOptions(
             num_ranks=self.bootstrap.world_size,
             num_workers=self.num_workers,
@@ -126,9 +131,7 @@ class Engine:
             max_rows=self.args.max_num_seqs,
             max_model_len=self.max_model_len,
             keep_logits=self.args.keep_logits,
-            tiled=on_gpu,
-            min_split=GPU_MIN_SPLIT if on_gpu else HOST_MIN_SPLIT,
-            attention_launch="spread" if on_gpu else "massive",  # handing out costs a GPU some microseconds a layer
+            **backend_choices(self.backend_name),
         )
         return proved_program(self.config, options, self.bootstrap.rank)
 

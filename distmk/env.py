@@ -62,6 +62,16 @@ def launch_iterations() -> int:
     return int(text)
 
 
+def emulator_seed() -> int | None:
+    """DISTMK_EMULATOR_SEED: of 32 bits, decides which warps fall behind and when copies land (None: another each launch)."""
+    text = os.environ.get("DISTMK_EMULATOR_SEED")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) < 1 << 32):
+        raise UsageError(f"DISTMK_EMULATOR_SEED={text!r} is no seed; unset it or give a number from 0 to {2**32 - 1}")
+    return int(text)
+
+
 def drop_signal() -> tuple[int, int, int, int] | None:
     """DISTMK_FAULT_DROP_SIGNAL=from,to,event,nth: lose the nth trigger of an event (a fault)."""
     text = os.environ.get("DISTMK_FAULT_DROP_SIGNAL")

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from distmk import env
 from distmk.abi import Abort, TokenEvent
-from distmk.backend import Backend, Launch, LaunchSpec, StuckWait
+from distmk.backend import Backend, Launch, LaunchSpec, StuckWait, require_warps
 from distmk.bootstrap import Bootstrap, agree_same
 from distmk.check import check
 from distmk.errors import DistmkError, HangError, Interrupted, RankLostError, UsageError, WaitRecord
@@ -42,7 +42,12 @@ class Outcome:
 
 
 def make_backend(name: str, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool) -> Backend:
-    """The backend `name` (host, emulated or cuda) for this rank's program; collective."""
+    """The backend `name` (host, emulated or cuda) for this rank's program; collective.
+
+    UsageError or BuildError (on every rank) where it cannot be made.
+    """
+    if scheduler_threads and name != "host":
+        require_warps(program.header.num_schedulers)
     if name == "cuda":
         from distmk.cuda.backend import CudaBackend  # needs packages that only GPU machines have
 

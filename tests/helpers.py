@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import os
 import shutil
@@ -34,6 +35,11 @@ def with_ranks(num_ranks: int) -> Launcher:
     return lambda command: [*command, "--ranks", str(num_ranks)]
 
 
+@functools.cache
+def is_open_mpi(mpirun: str) -> bool:
+    return "Open MPI" in subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=30).stdout
+
+
 def mpirun_command() -> list[str]:
     """mpirun with what it needs on this machine, up to its `-n`."""
     pytest.importorskip("mpi4py")
@@ -41,6 +47,8 @@ def mpirun_command() -> list[str]:
     found = str(beside) if beside.exists() else shutil.which("mpirun")
     if found is None:
         pytest.skip("no mpirun")
+    if not is_open_mpi(found):
+        return [found]
     root = ["--allow-run-as-root"] if os.getuid() == 0 else []
     return [found, *root, "--oversubscribe", "--bind-to", "none"]
 

@@ -1,7 +1,7 @@
 """A slow second opinion on small programs, sharing no method with distmk.check.
 
-Runs three iterations event by event to see whether anything gets stuck, and decides what happens before what by plain
-reachability over the unrolled program: a task starts, has read (R), has written to each rank (W), and is done.
+Runs a few iterations event by event to see whether anything gets stuck (simulation.py), and decides what happens before what
+by plain reachability over the unrolled program: a task starts, has read (R), has written to each rank (W), and is done.
 
 A spread task stands in every worker's queue. Where it is waited for and who waits for it is told copy by copy; what happens
 before what is told of all copies together, as of the first, and no queue orders it.
@@ -15,11 +15,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from simulation import ITERATIONS, Event, Simulation, Task
+
 from distmk.abi import EVENT_STRIDE_BYTES, NO_EVENT, Control, JitEntry, JitRing, LaunchKind
 from distmk.program import Program, decode_args
 from distmk.tasks import TASK_TYPES
 
-ITERATIONS = 3
 HEADER_FIELDS = (
     "num_ranks",
     "num_workers",
@@ -29,8 +30,6 @@ HEADER_FIELDS = (
     "rings_heap_offset",
     "heap_bytes",
 )
-Task = tuple[int, int]  # rank, index
-Event = tuple[int, int]
 
 
 class Oracle:
@@ -183,7 +182,7 @@ class Oracle:
                     yield access.write, access.rank, access.space, b, b + access.row_bytes
 
     def _simulate(self) -> None:
-        if not Simulation(self).finishes():
+        if not Simulation(self.program).finishes():
             self.faults.add("deadlock")
 
     def _reach(self) -> None:
@@ -274,77 +273,3 @@ class Oracle:
                     if not forth and not self._is_before((b, j, b_did), (a, i, "S")):
                         self.faults.add("race")
                         return
-
-
-class Simulation:
-    """Everybody does what it can until nobody can do anything; then all must have run `ITERATIONS` times."""
-
-    def __init__(self, oracle: Oracle) -> None:
-        self.oracle = oracle
-        self.ranks = oracle.ranks
-        self.counts: dict[Event, int] = defaultdict(int)
-        header = self.ranks[0].header
-        self.num_schedulers = header.num_schedulers
-        every = range(len(self.ranks))
-        self.workers = {(r, w): [0, 0] for r in every for w in range(header.num_workers)}
-        self.schedulers = {(r, s): [0, 0, 0] for r in every for s in range(header.num_schedulers)}
-
-    def finishes(self) -> bool:
-        busy = True
-        while busy:
-            busy = False
-            for (rank, worker), state in self.workers.items():
-                while self._step_worker(rank, state, worker):
-                    busy = True
-            for (rank, me), place in self.schedulers.items():
-                while self._step_scheduler(rank, place, me):
-                    busy = True
-        return all(state[0] == ITERATIONS for state in [*self.workers.values(), *self.schedulers.values()])
-
-    def _met(self, task: Task, iteration: int) -> bool:
-        waits = self.oracle.waits(task)
-        return all(self.counts[(task[0], w.event)] >= w.count * (iteration + 1 - w.lag) for w in waits)
-
-    def _fire(self, task: Task, times: int = 1) -> None:
-        for trigger in self.oracle.triggers(task):
-            self.counts[(trigger.rank, trigger.event)] += trigger.amount * times
-
-    def _gate(self, rank: int, iteration: int) -> bool:
-        event = self.ranks[rank].header.gate_event
-        return event == NO_EVENT or self.counts[(rank, event)] > iteration
-
-    def _step_worker(self, rank: int, state: list[int], worker: int) -> bool:
-        if state[0] == ITERATIONS or not self._gate(rank, state[0]):
-            return False
-        queue = self.ranks[rank].queues[worker]
-        if state[1] == queue.count:
-            state[:] = [state[0] + 1, 0]
-            return True
-        task = (rank, queue.begin + state[1])
-        if not self._met(task, state[0]):
-            return False
-        self._fire(task)
-        state[1] += 1
-        return True
-
-    def _step_scheduler(self, rank: int, state: list[int], me: int) -> bool:
-        if state[0] == ITERATIONS:
-            return False
-        launches = self.ranks[rank].launches
-        task = (rank, launches[state[1]]) if state[1] < len(launches) else None
-        kind = self.oracle.tasks[task].launch if task else None
-        scheduled, massive = kind == LaunchKind.SCHEDULER, kind == LaunchKind.MASSIVE
-        if not scheduled and not state[2]:
-            if not self._gate(rank, state[0]):
-                return False
-            state[2] = 1
-        if not task:
-            state[:] = [state[0] + 1, 0, 0]
-            return True
-        mine = me == 0 if scheduled else massive or state[1] % self.num_schedulers == me
-        if mine:
-            if not self._met(task, state[0]):
-                return False
-            self._fire(task, self.oracle.tasks[task].max_instances if massive else 1)
-        state[1] += 1
-        return True

@@ -1,14 +1,8 @@
-// Which token is sampled: the highest logit, of equal ones the lowest token.
+// Candidates for the next token among the lanes of a warp.
 #pragma once
-#include "abi.h"
-#include "device/platform.h"
+#include "runtime/candidates.h"
 
 namespace distmk {
-
-DISTMK_FN Candidate better_of(const Candidate& a, const Candidate& b) {
-  const bool second = b.token >= 0 && (a.token < 0 || b.value > a.value || (b.value == a.value && b.token < a.token));
-  return second ? b : a;
-}
 
 // That of the lane `step` away.
 DISTMK_FN Candidate exchanged(const Candidate& mine, uint32_t step) {

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <random>
 
 #include "emulator/mbarrier.h"
 
@@ -65,20 +66,64 @@ void land(Block& block, std::mt19937_64& random, bool all) {
   }
 }
 
-void report_deadlock(const std::vector<std::unique_ptr<Fiber>>& fibers) {
+// What a thread that cannot go on waits for.
+void report_wait(const Fiber& fiber) {
+  const Block& block = *fiber.block;
+  const uint32_t warp = fiber.thread / WARP;
+  fprintf(stderr, "  block %u warp %u: ", block.index, warp);
+  for (const Meeting* meeting : {&block.all, &block.some, &block.warps[warp]})
+    if (fiber.met == &meeting->count) {
+      fprintf(stderr, "%s\n", meeting->what);
+      return;
+    }
+  fprintf(stderr, "an mbarrier at shared %td\n", reinterpret_cast<const char*>(fiber.met) - block.shared);
+}
+
+[[noreturn]] void report_deadlock(const std::vector<std::unique_ptr<Fiber>>& fibers) {
   fprintf(stderr, "emulator: all threads wait for each other\n");
-  for (const auto& fiber : fibers) {
-    if (fiber->done || fiber->thread % WARP) continue;
-    const Block& block = *fiber->block;
-    const auto* at = reinterpret_cast<const char*>(fiber->met);
-    const char* what = at == reinterpret_cast<const char*>(&block.all.count)    ? "__syncthreads"
-                       : at == reinterpret_cast<const char*>(&block.some.count) ? "barrier_sync"
-                                                                                : "its warp or an mbarrier";
-    fprintf(stderr, "  block %u warp %u: %s, at shared %ld\n", block.index, fiber->thread / WARP, what,
-            static_cast<long>(at - block.shared));
-  }
+  for (const auto& fiber : fibers)
+    if (!fiber->done && fiber->thread % WARP == 0) report_wait(*fiber);
   abort();
 }
+
+std::unique_ptr<Block> make_block(uint32_t index, uint32_t num_threads, size_t shared_bytes) {
+  auto block = std::make_unique<Block>();
+  block->index = index;
+  block->memory.resize(shared_bytes + 1024);
+  block->shared =
+      reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(block->memory.data()) + 1023) & ~uintptr_t{1023});
+  memset(block->shared, 0xff, shared_bytes);
+  block->warps.resize(num_threads / WARP);
+  block->operands.resize(num_threads * WORDS);
+  block->running = num_threads;
+  return block;
+}
+
+std::unique_ptr<Fiber> make_fiber(Block* block, uint32_t thread) {
+  auto fiber = std::make_unique<Fiber>();
+  fiber->block = block;
+  fiber->thread = thread;
+  prepare(*fiber);
+  return fiber;
+}
+
+// How far each warp falls behind: one of pace n has its turn in every n-th pass over all threads. Chosen anew from time
+// to time; most keep up.
+class Paces {
+ public:
+  explicit Paces(size_t num_warps) : paces_(num_warps) {}
+
+  void next_pass(std::mt19937_64& random) {
+    if (pass_++ % LASTING_PASSES == 0)
+      for (uint32_t& pace : paces_) pace = random() % 4 ? 0 : static_cast<uint32_t>(random() % 64);
+  }
+  bool has_turn(size_t warp) const { return !paces_[warp] || pass_ % paces_[warp] == 0; }
+
+ private:
+  static constexpr uint64_t LASTING_PASSES = 500;
+  std::vector<uint32_t> paces_;
+  uint64_t pass_ = 0;
+};
 
 }  // namespace
 
@@ -116,51 +161,29 @@ void run_grid(uint32_t num_blocks, uint32_t num_threads, size_t shared_bytes, ui
               const std::function<void()>& kernel) {
   std::vector<std::unique_ptr<Block>> blocks;
   std::vector<std::unique_ptr<Fiber>> fibers;
-  std::mt19937_64 random(seed);
-  entry = &kernel;
-  constexpr uint64_t PASSES = 500;
-  uint64_t passes = 0;
-  std::vector<uint32_t> paces(num_blocks * num_threads / WARP);
   for (uint32_t b = 0; b < num_blocks; ++b) {
-    auto block = std::make_unique<Block>();
-    block->index = b;
-    block->memory.resize(shared_bytes + 1024);
-    block->shared =
-        reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(block->memory.data()) + 1023) & ~uintptr_t{1023});
-    memset(block->shared, 0xff, shared_bytes);
-    block->warps.resize(num_threads / WARP);
-    block->operands.resize(num_threads * WORDS);
-    block->running = num_threads;
-    for (uint32_t t = 0; t < num_threads; ++t) {
-      auto fiber = std::make_unique<Fiber>();
-      fiber->block = block.get();
-      fiber->thread = t;
-      prepare(*fiber);
-      fibers.push_back(std::move(fiber));
-    }
-    blocks.push_back(std::move(block));
+    blocks.push_back(make_block(b, num_threads, shared_bytes));
+    for (uint32_t t = 0; t < num_threads; ++t) fibers.push_back(make_fiber(blocks.back().get(), t));
   }
-  for (uint64_t left = fibers.size(), resumed = 1; left;) {
-    if (!resumed) report_deadlock(fibers);
-    resumed = 0;
-    if (passes++ % PASSES == 0)
-      for (uint32_t& pace : paces) pace = random() % 4 ? 0 : static_cast<uint32_t>(random() % 64);
-    for (auto& fiber : fibers) {
-      if (fiber->done || (fiber->met && *fiber->met == fiber->seen)) continue;
-      // Some warps fall behind for a while.
-      const uint32_t pace = paces[(fiber->block->index * num_threads + fiber->thread) / WARP];
-      if (pace && passes % pace) {
-        ++resumed;
-        continue;
-      }
-      fiber->met = nullptr;
-      ++resumed;
-      running = fiber.get();
-      distmk_switch(&main_stack, fiber->stack_pointer);
-      left -= fiber->done;
+  entry = &kernel;
+  std::mt19937_64 random(seed);
+  Paces paces(fibers.size() / WARP);
+  for (size_t num_left = fibers.size(), can_go_on = 1; num_left;) {
+    if (!can_go_on) report_deadlock(fibers);
+    can_go_on = 0;
+    paces.next_pass(random);
+    for (size_t f = 0; f < fibers.size(); ++f) {
+      Fiber& fiber = *fibers[f];
+      if (fiber.done || (fiber.met && *fiber.met == fiber.seen)) continue;
+      ++can_go_on;
+      if (!paces.has_turn(f / WARP)) continue;
+      fiber.met = nullptr;
+      running = &fiber;
+      distmk_switch(&main_stack, fiber.stack_pointer);
+      num_left -= fiber.done;
     }
     for (auto& block : blocks) {
-      resumed += block->copies.size();
+      can_go_on += block->copies.size();
       land(*block, random, !block->running);
     }
   }

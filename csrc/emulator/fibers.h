@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <random>
 #include <vector>
 
 namespace distmk {
@@ -44,7 +43,7 @@ struct Fiber {
   std::unique_ptr<char[]> stack;
   Block* block = nullptr;
   uint32_t thread = 0;
-  const uint64_t* met = nullptr;  // goes on once this differs from `seen`
+  const uint64_t* met = nullptr;  // a meeting's count or an mbarrier: goes on once this differs from `seen`
   uint64_t seen = 0;
   bool done = false;
 };

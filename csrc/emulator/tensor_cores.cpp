@@ -22,8 +22,8 @@ static_assert(sizeof(Operands) <= emulator::WORDS * 8, "");
 void multiply_all() {
   Operands lanes[emulator::WARP];
   for (uint32_t l = 0; l < emulator::WARP; ++l) memcpy(&lanes[l], emulator::operands_of(l), sizeof(Operands));
-  // a[row][k]: lane 4 (row % 8) + k % 8 / 2, register row / 8 + 2 (k / 8); b[k][n]: lane 4 n + k % 8 / 2, register k /
-  // 8
+  // a[row][k]: lane 4 (row % 8) + k % 8 / 2, register row / 8 + 2 (k / 8)
+  // b[k][n]: lane 4 n + k % 8 / 2, register k / 8
   for (uint32_t l = 0; l < emulator::WARP; ++l) {
     Operands& mine = lanes[l];
     for (uint32_t i = 0; i < 4; ++i) {

@@ -1,6 +1,7 @@
 // What rank 0's scheduler does between iterations: take the sampled tokens, finish and admit requests, lay out the
 // rows.
 #pragma once
+#include "runtime/candidates.h"
 #include "runtime/context.h"
 
 namespace distmk {
@@ -74,11 +75,7 @@ class Batcher {
   DISTMK_FN int32_t best_token(uint32_t row) const {
     Candidate best = candidates_[row];
     DISTMK_ROLLED
-    for (uint32_t rank = 1; rank < args_.num_ranks; ++rank) {
-      const Candidate& other = candidates_[rank * MAX_ROWS + row];
-      // Shards are in token order, so a strict comparison keeps the lowest id of equal logits.
-      if (best.token < 0 || (other.token >= 0 && other.value > best.value)) best = other;
-    }
+    for (uint32_t rank = 1; rank < args_.num_ranks; ++rank) best = better_of(best, candidates_[rank * MAX_ROWS + row]);
     return best.token;
   }
 

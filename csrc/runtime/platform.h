@@ -2,6 +2,11 @@
 #pragma once
 #include "runtime/scope.h"
 
+// Whether this is the kernel's code: for a GPU, or for a CPU that plays one (csrc/emulator).
+#if defined(__CUDACC__) || defined(DISTMK_EMULATED)
+#define DISTMK_GPU
+#endif
+
 #ifdef DISTMK_GPU
 #include "device/platform.h"
 #else

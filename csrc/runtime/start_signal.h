@@ -1,6 +1,6 @@
 // Tells whoever runs a task that its waits are met, where tasks are announced before.
 #pragma once
-#include "runtime/scope.h"
+#include "runtime/platform.h"
 #ifdef DISTMK_GPU
 #include "device/start_signal.cuh"
 #else

@@ -1,6 +1,6 @@
 // Where workers and schedulers get the tasks they look at: the program itself, or on a GPU copies in shared memory.
 #pragma once
-#include "runtime/scope.h"
+#include "runtime/platform.h"
 #ifdef DISTMK_GPU
 #include "device/task_source.cuh"
 #else

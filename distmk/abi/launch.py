@@ -23,8 +23,10 @@ class WaitRecordABI(ctypes.Structure):
 
 
 class Fault(ctypes.Structure):
-    """Faults to inject (host twin only): the `nth` trigger of `event` on `rank` from here is dropped (0: none); puts to
-    other virtual nodes (of `node_size` ranks each) take up to `delay_puts_ns` and overtake each other.
+    """Faults to inject: the `drop_nth` trigger of `drop_event` on `drop_rank` from here is dropped (0: none). On the host
+    twin puts to other virtual nodes (of `node_size` ranks each) take up to `delay_puts_ns` and overtake each other.
+
+    `seed`: of how late they are; in the emulator, of which warps fall behind and of when copies land.
     """
 
     _fields_ = [

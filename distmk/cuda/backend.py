@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk import env
-from distmk.abi import MAX_OWN_SCHEDULERS, Abort, Space
-from distmk.backend import LaunchBlock, LaunchSpec
+from distmk.abi import Abort, Space
+from distmk.backend import LaunchBlock, LaunchSpec, refuse_delayed_puts
 from distmk.bootstrap import Bootstrap, agree
 from distmk.cuda.build import architecture_of, build_cubin
 from distmk.cuda.launch import CudaLaunch
@@ -41,15 +41,6 @@ def num_workers_of(local_rank: int) -> int:
     return int(torch.cuda.get_device_properties(local_rank).multi_processor_count)
 
 
-def require_warps(num_schedulers: int) -> None:
-    """UsageError unless schedulers on an SM of their own have a warp each of its one block."""
-    if num_schedulers > MAX_OWN_SCHEDULERS:
-        raise UsageError(
-            f"{num_schedulers} schedulers do not fit on an SM, which has warps for {MAX_OWN_SCHEDULERS}; ask for fewer, "
-            "or let them ride in the workers"
-        )
-
-
 class CudaBackend:
     """Implements `backend.Backend`. Collective; UsageError or BuildError on every rank where it cannot be made."""
 
@@ -58,8 +49,6 @@ class CudaBackend:
 
     def __init__(self, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool = False) -> None:
         self.program, self._bootstrap, self.scheduler_threads = program, bootstrap, scheduler_threads
-        if scheduler_threads:
-            require_warps(program.header.num_schedulers)
         agree(bootstrap, require)
         self._device = agree(bootstrap, self._open_device)
         self._module = agree(bootstrap, self._load)
@@ -78,8 +67,7 @@ class CudaBackend:
 
         local_rank = self._bootstrap.local_rank
         require_gpu(local_rank)
-        if env.delay_puts():
-            raise UsageError("DISTMK_FAULT_DELAY_PUTS is for the host backend; unset it, or use --backend host")
+        refuse_delayed_puts()
         torch.cuda.set_device(local_rank)
         device = Device(local_rank)
         device.set_current()

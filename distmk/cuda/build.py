@@ -126,13 +126,14 @@ def copy_cubin(cubin: Path, folder: Path) -> Path:
 
 def source_key(architecture: str) -> str:
     """Hash of all that is compiled, and how; not of the tools."""
+    return content_key([architecture, *FLAGS, translation_unit()], kernel_sources())
+
+
+def kernel_sources() -> list[Path]:
+    """All that the kernel is compiled from."""
     root = csrc_dir()
-    sources = [
-        root / "abi.h",
-        *(root / "runtime").glob("*.h"),
-        *(p for p in (root / "device").rglob("*") if p.is_file()),
-    ]
-    return content_key([architecture, *FLAGS, translation_unit()], sources)
+    device = [path for path in (root / "device").rglob("*") if path.is_file()]
+    return [root / "abi.h", *(root / "runtime").glob("*.h"), *device]
 
 
 def translation_unit() -> str:

@@ -8,13 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from distmk.build_cache import cached, content_key, csrc_dir
-from distmk.cuda.build import architecture_of
+from distmk.cuda.build import architecture_of, kernel_sources
 from distmk.cuda.toolchain import find_nvcc, run
 from distmk.errors import UsageError
 
-FLAGS = ("-std=c++17", "-O3")
 KERNEL = b"distmk_stream_probe"
-STAGE_BYTES, NUM_STAGES, NUM_THREADS = 8192, 16, 288  # as in csrc/tools/stream_probe.cu
+STAGE_BYTES, NUM_STAGES, NUM_DRAINERS = 8192, 16, 8
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "--expt-relaxed-constexpr",
+    f"-DPROBE_STAGE_BYTES={STAGE_BYTES}",
+    f"-DPROBE_NUM_STAGES={NUM_STAGES}",
+    f"-DPROBE_NUM_DRAINERS={NUM_DRAINERS}",
+)
 NO_LIMIT = 1 << 62
 
 
@@ -26,10 +33,10 @@ def build_probe(architecture: str) -> Path:
     def make(scratch: Path) -> Path:
         cubin = scratch / "stream_probe.cubin"
         code = f"arch={architecture.replace('sm_', 'compute_')},code={architecture}"
-        run([nvcc, *FLAGS, "-gencode", code, "-cubin", source, "-o", cubin])
+        run([nvcc, *FLAGS, f"-I{csrc_dir()}", "-gencode", code, "-cubin", source, "-o", cubin])
         return cubin
 
-    key = content_key([version, architecture, *FLAGS], [source])
+    key = content_key([version, architecture, *FLAGS], [source, *kernel_sources()])
     return cached(f"probe-{architecture}", ".cubin", key, make)
 
 
@@ -55,7 +62,7 @@ def read_bandwidth(device_id: int, num_bytes: int = 4 << 30, max_in_flight: int 
         data = torch.empty(grid * stages * STAGE_BYTES, dtype=torch.uint8, device="cuda").random_()
     except torch.OutOfMemoryError:
         raise UsageError(f"the GPU has no {num_bytes / 1e9:.1f} GB free to read; free some of its memory") from None
-    config = LaunchConfig(grid=grid, block=NUM_THREADS, shmem_size=NUM_STAGES * STAGE_BYTES)
+    config = LaunchConfig(grid=grid, block=32 * (NUM_DRAINERS + 1), shmem_size=NUM_STAGES * STAGE_BYTES)
     own = device.create_stream()
     stream = torch.cuda.ExternalStream(int(own.handle), device=device_id)
     torch.cuda.synchronize()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from distmk import env
 from distmk.abi import Abort, Fault, LaunchParams, Space
-from distmk.backend import Kept, LaunchBlock, LaunchSpec, inject_dropped_signal
+from distmk.backend import Kept, LaunchBlock, LaunchSpec, inject_dropped_signal, refuse_delayed_puts
 from distmk.bootstrap import Bootstrap, agree
 from distmk.errors import UsageError
 from distmk.host.build import load_emulator, load_runtime
@@ -79,10 +80,11 @@ class HostBackend:
         params.scheduler_threads = int(self._scheduler_threads)
         params.max_iterations = self._launch_iterations
         inject_dropped_signal(params.fault, self.program.header.rank)
-        self._inject_delays(params.fault)
+        self._make_late(params.fault)
         return HostLaunch(self, block, params)
 
-    def _inject_delays(self, fault: Fault) -> None:
+    def _make_late(self, fault: Fault) -> None:
+        """What is late in a launch, and by what seed."""
         if delayed := env.delay_puts():
             fault.delay_puts_ns, fault.node_size, fault.seed = delayed[0] * 1000, delayed[1], delayed[2]
 
@@ -110,6 +112,14 @@ class EmulatedBackend(HostBackend):
 
     name = "emulated"
     load_library = staticmethod(load_emulator)
+
+    def __init__(self, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool = False) -> None:
+        agree(bootstrap, refuse_delayed_puts)
+        self._seed = agree(bootstrap, env.emulator_seed)
+        super().__init__(program, bootstrap, scheduler_threads)
+
+    def _make_late(self, fault: Fault) -> None:
+        fault.seed = secrets.randbits(32) if self._seed is None else self._seed
 
 
 class HostLaunch:

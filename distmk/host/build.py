@@ -42,7 +42,8 @@ def load_emulator() -> ctypes.CDLL:
     folder = csrc_dir() / "emulator"
     flags = [*EMULATOR_FLAGS, f"-I{folder / 'include'}", "-shared"]
     headers = [*(csrc_dir() / "device").rglob("*.cuh"), *folder.rglob("*.h")]
-    return _load(build_sources("emulator", ".so", flags, sorted(folder.glob("*.cpp")), headers))
+    sources = [*sorted(folder.glob("*.cpp")), csrc_dir() / "host" / "interface.cpp"]
+    return _load(build_sources("emulator", ".so", flags, sources, headers))
 
 
 def _load(path: Path) -> ctypes.CDLL:

@@ -6,11 +6,15 @@ import gc
 import json
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmark.work import Work, hf_config
 from distmk import LLM, SamplingParams
+
+WARM_UP_STEPS = 8
 
 
 @dataclass
@@ -25,6 +29,20 @@ class Timed:
 
 def time_ours(work: Work, backend: str) -> Timed:
     """Collective. Errors are those of `LLM`, on every rank alike."""
+    with serving(work, backend) as llm:
+        timed = time_steps(llm, work)
+    del llm  # its memory is to be the peers'
+    gc.collect()
+    if backend == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+    return timed
+
+
+@contextmanager
+def serving(work: Work, backend: str, trace_iterations: int = 0) -> Iterator[LLM]:
+    """The work's model with random weights, and room for the work. Collective; errors are those of `LLM`."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "config.json")
         path.write_text(json.dumps(hf_config(work.config)))
@@ -34,17 +52,16 @@ def time_ours(work: Work, backend: str) -> Timed:
             load_format="dummy",
             max_num_seqs=work.batch,
             max_model_len=work.context + work.tokens + 1,
+            trace_iterations=trace_iterations,
         ) as llm:
-            _launch(llm, work, 8)  # the first one warms up
-            launches = [_launch(llm, work, work.tokens) for _ in range(work.repeats)]
-            times_ms, tokens = [ms for ms, _ in launches], launches[0][1]
-    del llm  # its memory is to be the peers'
-    gc.collect()
-    if backend == "cuda":
-        import torch
+            yield llm
 
-        torch.cuda.empty_cache()
-    return Timed("distmk", times_ms, tokens, work.tokens)
+
+def time_steps(llm: LLM, work: Work) -> Timed:
+    """A launch a repeat, behind one that warms up. Collective."""
+    _launch(llm, work, WARM_UP_STEPS)
+    launches = [_launch(llm, work, work.tokens) for _ in range(work.repeats)]
+    return Timed("distmk", [ms for ms, _ in launches], launches[0][1], work.tokens)
 
 
 def _launch(llm: LLM, work: Work, steps: int) -> tuple[float, list[list[int]]]:

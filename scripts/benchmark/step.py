@@ -19,7 +19,7 @@ from benchmark import machine
 from benchmark.ours import Timed, time_ours
 from benchmark.plot import draw
 from benchmark.report import Report, Row
-from benchmark.work import Work, read_config
+from benchmark.work import Work, add_work_arguments, work_of
 from distmk.bootstrap import Bootstrap, agree, connect
 from distmk.choices import choose_backend
 from distmk.errors import UsageError
@@ -31,13 +31,7 @@ COMPILER_THREADS = 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a preset such as qwen3-8b, or a config.json")
-    parser.add_argument("--layers", type=int, metavar="N", help="cut the model to its first N layers")
-    parser.add_argument("--backend", default="auto", choices=("auto", "host", "cuda"))
-    parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences at once (default 1)")
-    parser.add_argument("--context", type=int, default=512, metavar="N", help="tokens before those timed (default 512)")
-    parser.add_argument("--tokens", type=int, default=256, metavar="N", help="tokens to time (default 256)")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="times to time them (default 5)")
+    add_work_arguments(parser)
     parser.add_argument(
         "--peer", action="append", choices=PEERS, help="one to compare with; may be repeated (default: all but vllm)"
     )
@@ -64,22 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace, bootstrap: Bootstrap) -> tuple[Work, str]:
-    for name, least in (("batch", 1), ("context", 1), ("tokens", 1), ("repeats", 1)):
-        if getattr(arguments, name) < least:
-            raise UsageError(f"--{name} is {getattr(arguments, name)}; it must be at least {least}")
-    if arguments.batch > 16:
-        raise UsageError(f"--batch is {arguments.batch}; at most 16 sequences run at once")
+    work = work_of(arguments)
     for path in (arguments.json, arguments.plot):
         if path and not path.absolute().parent.is_dir():
             raise UsageError(f"{path}: no folder {path.absolute().parent}; make it first")
     backend = choose_backend(arguments.backend)
-    config = read_config(arguments.model, arguments.layers)
-    work = Work(config, arguments.batch, arguments.context, arguments.tokens, arguments.repeats)
-    if work.max_len > config.max_position:
-        raise UsageError(f"--context and --tokens need {work.max_len} positions; the model has {config.max_position}")
     from benchmark.weights import check_peers_can
 
-    check_peers_can(config, bootstrap.world_size)
+    check_peers_can(work.config, bootstrap.world_size)
     if backend == "host" and (gpu_only := [peer for peer in arguments.peer or () if peer != "eager"]):
         raise UsageError(f"--peer {gpu_only[0]} needs GPUs; the host twin's peer is eager")
     return work, backend

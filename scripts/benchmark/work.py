@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from distmk.abi import MAX_ROWS
 from distmk.config import ARCHITECTURES, ModelConfig
 from distmk.errors import UsageError
 from distmk.shard import Shard
@@ -56,6 +58,31 @@ class Work:
         vocab = shard.vocab[1] - shard.vocab[0]
         cache = 2 * shard.num_kv * head * (self.context + self.tokens // 2) * self.batch
         return WEIGHT_BYTES * (config.num_layers * (layer + cache) + hidden * (vocab + 1 + self.batch))
+
+
+def add_work_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `work_of` reads, and --backend."""
+    parser.add_argument("model", help="a preset such as qwen3-8b, or a config.json")
+    parser.add_argument("--layers", type=int, metavar="N", help="cut the model to its first N layers")
+    parser.add_argument("--backend", default="auto", choices=("auto", "host", "cuda"))
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences at once (default 1)")
+    parser.add_argument("--context", type=int, default=512, metavar="N", help="tokens before those timed (default 512)")
+    parser.add_argument("--tokens", type=int, default=256, metavar="N", help="tokens to time (default 256)")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="times to time them (default 5)")
+
+
+def work_of(arguments: argparse.Namespace) -> Work:
+    """The work that was asked for. UsageError (ModelError) where it cannot be done."""
+    for name in ("batch", "context", "tokens", "repeats"):
+        if getattr(arguments, name) < 1:
+            raise UsageError(f"--{name} is {getattr(arguments, name)}; it must be at least 1")
+    if arguments.batch > MAX_ROWS:
+        raise UsageError(f"--batch is {arguments.batch}; at most {MAX_ROWS} sequences run at once")
+    config = read_config(arguments.model, arguments.layers)
+    work = Work(config, arguments.batch, arguments.context, arguments.tokens, arguments.repeats)
+    if work.max_len > config.max_position:
+        raise UsageError(f"--context and --tokens need {work.max_len} positions; the model has {config.max_position}")
+    return work
 
 
 def read_config(model: str, num_layers: int | None) -> ModelConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from benchmark.report import Report, Row
 from benchmark.weights import Weights, read_weights
 from benchmark.work import Work, hf_config
 from helpers import ROOT, Finished, Runner, under_mpirun
+from tiny_config import tiny_config
 
 from distmk.config import PRESETS, ModelConfig
 from distmk.errors import UsageError
@@ -20,17 +20,7 @@ from distmk.weights.dummy import DummyCheckpoint
 
 SHORT = ("--backend", "host", "--context", "20", "--tokens", "12", "--repeats", "2")
 BENCH = [sys.executable, str(ROOT / "scripts" / "bench.py")]
-SMALL = dataclasses.replace(
-    PRESETS["qwen3-8b"],
-    hidden_size=48,
-    intermediate_size=75,
-    num_layers=3,
-    num_heads=6,
-    num_kv_heads=2,
-    head_dim=8,
-    vocab_size=203,
-    max_position=64,
-)
+SMALL = tiny_config("qwen3-8b", hidden_size=48, intermediate_size=75, num_layers=3, num_kv_heads=2, head_dim=8)
 
 
 @pytest.fixture
@@ -64,6 +54,21 @@ def test_one_run(num_ranks: int, batch: int, config: Path, runner: Runner) -> No
     assert [line.split()[0] for line in done.stdout.splitlines() if " x 12" in line] == [n.split()[0] for n in names]
     again = [*BENCH, "plot", str(runner.folder / "report.json"), "--output", str(runner.folder / "again.png")]
     assert runner.run(again).status == 0 and (runner.folder / "again.png").exists()
+
+
+@pytest.mark.parametrize(("num_ranks", "batch"), [(1, 3), (2, 1)])
+def test_step_time(num_ranks: int, batch: int, config: Path, runner: Runner) -> None:
+    """The script that times ours alone: one object, then the trace's tables."""
+    command = [sys.executable, str(ROOT / "scripts" / "step_time.py"), str(config), *SHORT, "--batch", str(batch)]
+    done = runner.run(under_mpirun(num_ranks)([*command, "--trace"]) if num_ranks > 1 else command)
+    assert done.status == 0, done.stderr[-3000:]
+    first, *tables = done.stdout.splitlines()
+    found = json.loads(first)
+    assert (found["tensor_parallel"], found["batch"], found["layers"], found["repeats"]) == (num_ranks, batch, 3, 2)
+    assert 0 < found["min"] <= found["ms_per_step"] <= found["max"]
+    assert any(line.startswith("critical path") for line in tables) == (num_ranks > 1)
+    refused = runner.run([*command, "--tokens", "0"])
+    assert (refused.status, refused.stdout) == (2, "") and refused.stderr.startswith("step_time: --tokens is 0")
 
 
 @pytest.mark.parametrize(

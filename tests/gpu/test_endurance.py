@@ -14,20 +14,11 @@ import pytest
 from faults import write_config
 from helpers import Runner
 from machine import command, environment, on, require
+from tiny_config import tiny_config
 
 from distmk.config import PRESETS
 
 CONFIG = dataclasses.replace(PRESETS["smollm2-135m"], num_layers=3, tie_embeddings=False)
-SMALL = dataclasses.replace(
-    CONFIG,
-    hidden_size=96,
-    intermediate_size=128,
-    num_layers=2,
-    num_heads=6,
-    num_kv_heads=3,
-    head_dim=16,
-    vocab_size=331,
-)
 GROWTH_MB = 20.0  # that a process may gain over nine tenths of the calls
 
 
@@ -42,7 +33,7 @@ GROWTH_MB = 20.0  # that a process may gain over nine tenths of the calls
 def test_endurance(tmp_path: Path, backend: str, num_ranks: int, calls: int, tokens: int) -> None:
     require(backend, num_ranks)
     runner = Runner(tmp_path, timeout_s=1100)
-    config = write_config(CONFIG if backend == "cuda" else SMALL, tmp_path / "config.json")
+    config = write_config(CONFIG if backend == "cuda" else tiny_config(), tmp_path / "config.json")
     arguments = (backend, str(config), str(calls), str(tokens))
     done = runner.run(command("endurance_job.py", *arguments, num_ranks=num_ranks), environment())
     assert done.status == 0, f"status {done.status}\n{done.stderr[-4000:]}"

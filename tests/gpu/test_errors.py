@@ -12,14 +12,12 @@ import pytest
 from faults import write_config
 from helpers import Launcher, Runner, alone, assert_one_line, under_mpirun, with_ranks
 from machine import environment, require
+from tiny_config import tiny_config
 
 from distmk.choices import why_no_cuda
-from distmk.config import PRESETS
 
 PROMPT = ("--load-format", "dummy", "--backend", "cuda", "--prompt-ids", "1,2,3", "--max-new-tokens", "4")
-CONFIG = dataclasses.replace(
-    PRESETS["smollm2-135m"], num_layers=1, num_heads=16, num_kv_heads=16, head_dim=128, hidden_size=128, vocab_size=300
-)
+CONFIG = tiny_config(num_layers=1, num_heads=16, num_kv_heads=16, head_dim=128)
 
 
 @pytest.mark.skipif(why_no_cuda() is None, reason="there is a GPU here")

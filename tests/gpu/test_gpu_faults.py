@@ -8,7 +8,6 @@ tests/runtime/test_gpu_faults.py has more of them, on the host twin alone.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import signal
@@ -31,9 +30,9 @@ from faults import (
 )
 from helpers import Finished, Runner, under_mpirun, with_ranks
 from machine import environment, on, require
+from tiny_config import tiny_config
 
-from distmk.config import PRESETS
-from distmk.engine import GPU_MIN_SPLIT, HOST_MIN_SPLIT
+from distmk.choices import backend_choices
 from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
 from distmk.program import compile_graph
@@ -41,18 +40,7 @@ from distmk.program import compile_graph
 pytestmark = pytest.mark.timeout(300)
 BACKENDS = pytest.mark.parametrize("backend", [on("host"), on("cuda", num_ranks=2)])
 WORKERS = {"host": 1, "cuda": 8}
-CONFIG = dataclasses.replace(
-    PRESETS["smollm2-135m"],
-    hidden_size=384,
-    intermediate_size=512,
-    num_layers=2,
-    num_heads=6,
-    num_kv_heads=3,
-    head_dim=64,
-    vocab_size=1000,
-    tie_embeddings=False,
-    max_position=MAX_POSITION,
-)
+CONFIG = tiny_config(hidden_size=384, intermediate_size=512, head_dim=64, vocab_size=1000, max_position=MAX_POSITION)
 Command = Callable[..., list[str]]
 
 
@@ -153,10 +141,7 @@ def test_signal_that_never_comes(
 ) -> None:
     require(backend, 2)
     source, target = (0, 1) if consumer == "gate" else (1, 0)
-    split = GPU_MIN_SPLIT if backend == "cuda" else HOST_MIN_SPLIT
-    options = DecodeOptions(
-        2, WORKERS[backend], max_rows=2, max_model_len=4116, min_split=split, tiled=backend == "cuda"
-    )
+    options = DecodeOptions(2, WORKERS[backend], max_rows=2, max_model_len=4116, **backend_choices(backend))
     program = compile_graph(lower(build_model(CONFIG), options))
     event, waiter = event_between(program, source, target, consumer)
     fault = {"DISTMK_FAULT_DROP_SIGNAL": f"{source},{target},{event},7"}

@@ -5,28 +5,17 @@ python tests/gpu/tiny_job.py BACKEND
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import tempfile
 from pathlib import Path
 
 from faults import write_config
+from tiny_config import tiny_config
 
 import distmk
-from distmk.config import PRESETS
 
 PROMPTS = [[1, 2, 3], list(range(5, 45))]
-CONFIG = dataclasses.replace(
-    PRESETS["smollm2-135m"],
-    hidden_size=128,
-    intermediate_size=192,
-    num_layers=1,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=64,
-    vocab_size=300,
-    tie_embeddings=False,
-)
+CONFIG = tiny_config(hidden_size=128, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=64)
 
 
 def generate(model: Path, backend: str) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""What each rank of test_bootstrap.py runs: it joins, plays its part in a scenario, and notes how that went."""
+"""What each rank of test_bootstrap*.py runs: it joins, plays its part in a scenario, and notes how that went."""
 
 import ctypes
 import json

@@ -112,6 +112,12 @@ BAD_REQUESTS = [
     Bad("workers_text", ("--workers", "two", *IDS), ("--workers", "'two'", "--help")),
     Bad("no_schedulers", ("--schedulers", "0", *IDS), ("num_schedulers is 0",)),
     Bad("many_schedulers", ("--workers", "1", "--schedulers", "2", *IDS), ("2 schedulers", "at most one a worker")),
+    Bad(
+        "schedulers_without_warps",
+        ("--load-format", "dummy", "--backend", "emulated", "--workers", "13", "--schedulers", "13", *IDS),
+        ("13 schedulers", "warps for 12"),
+        edit_config(head_dim=16),
+    ),
     Bad("unknown_option", ("--fast", *IDS), ("--fast", "--help")),
     Bad("cuda", ("--backend", "cuda", *IDS), ("cuda",)),
     Bad("backend", ("--backend", "tpu", *IDS), ("--backend", "'tpu'")),
@@ -123,6 +129,7 @@ BAD_REQUESTS = [
     Bad("trace_no_iterations", ("--trace", "t.json", "--trace-iterations", "0", *IDS), ("--trace-iterations is 0",)),
     Bad("trace_without_file", ("--trace-iterations", "3", *IDS), ("--trace-iterations needs --trace FILE",)),
 ]
+EMULATED = ("--load-format", "dummy", "--backend", "emulated")
 BAD_MACHINES = [
     Bad("cache_is_a_file", IDS, ("cannot write", "config.json"), None, {"DISTMK_CACHE": "MODEL/config.json"}),
     Bad("cache_in_proc", IDS, ("cannot write to the cache folder /proc/",), None, {"DISTMK_CACHE": "/proc/distmk"}),
@@ -143,6 +150,23 @@ BAD_MACHINES = [
     ),
     Bad("iterations", IDS, ("DISTMK_LAUNCH_ITERATIONS='one'",), None, {"DISTMK_LAUNCH_ITERATIONS": "one"}),
     Bad("deadline_variable", IDS, ("DISTMK_DEADLINE_S", "'soon'"), None, {"DISTMK_DEADLINE_S": "soon"}),
+    *(
+        Bad(
+            f"emulator_seed_{name}",
+            (*EMULATED, *IDS),
+            (f"DISTMK_EMULATOR_SEED='{seed}' is no seed", "0 to 4294967295"),
+            edit_config(head_dim=16),
+            {"DISTMK_EMULATOR_SEED": seed},
+        )
+        for name, seed in (("text", "one"), ("too_large", "4294967296"))
+    ),
+    Bad(
+        "delayed_puts_emulated",
+        (*EMULATED, *IDS),
+        ("DISTMK_FAULT_DELAY_PUTS", "--backend host"),
+        edit_config(head_dim=16),
+        {"DISTMK_FAULT_DELAY_PUTS": "400,1,5"},
+    ),
 ]
 UNDER_MPIRUN = {
     "missing_path",

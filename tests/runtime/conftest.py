@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from faults import generate_command, write_config
-from ranks_in_process import tiny_config
+from tiny_config import tiny_config
 
 
 @pytest.fixture(scope="session")

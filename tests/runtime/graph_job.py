@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ranks_in_process import tiny_config
+from tiny_config import tiny_config
 
 import distmk
 from distmk.abi import EVENT_STRIDE_BYTES, LaunchKind, Space

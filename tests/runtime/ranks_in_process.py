@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import platform
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from tiny_config import tiny_config
 
-from distmk.config import PRESETS, ModelConfig
 from distmk.errors import BuildError
 from distmk.graph import Graph
 from distmk.host.build import build
@@ -74,20 +73,6 @@ def run_ranks(
 def assert_clean(done: subprocess.CompletedProcess[str], num_ranks: int) -> None:
     assert done.returncode == 0 and not any(word in done.stdout for word in REPORT), done.stdout[:6000]
     assert done.stdout.count("abort 0") == num_ranks, done.stdout
-
-
-def tiny_config() -> ModelConfig:
-    return dataclasses.replace(
-        PRESETS["smollm2-135m"],
-        hidden_size=96,
-        intermediate_size=128,
-        num_layers=2,
-        num_heads=6,
-        num_kv_heads=3,
-        head_dim=16,
-        vocab_size=331,
-        max_position=64,
-    )
 
 
 def tiny_decode(num_ranks: int, num_workers: int, attention_launch: Literal["massive", "spread"] = "massive") -> Graph:

@@ -8,48 +8,53 @@ tests/gpu has more that runs there: every task body, logits against transformers
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import platform
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import graphs
+import numpy as np
 import pytest
 from faults import check_hang, event_between, write_config
 from helpers import Runner, alone, under_mpirun
+from tiny_config import tiny_config
 
-from distmk.config import PRESETS
-from distmk.engine import GPU_MIN_SPLIT
+from distmk.bootstrap.single import SingleBootstrap
+from distmk.build_cache import csrc_dir
+from distmk.choices import backend_choices
+from distmk.host.build import EMULATOR_FLAGS, build_sources
 from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
 from distmk.program import compile_graph
+from distmk.session import Session
 
 pytestmark = [
     pytest.mark.timeout(200),
     pytest.mark.skipif(platform.machine() != "x86_64", reason="the emulator's fibers are written for x86-64"),
 ]
 WORKERS = 3
-CONFIG = dataclasses.replace(
-    PRESETS["smollm2-135m"],
-    hidden_size=192,
-    intermediate_size=320,
-    num_layers=2,
-    num_heads=6,
-    num_kv_heads=3,
-    head_dim=32,
-    vocab_size=300,
-    tie_embeddings=False,
-)
+CONFIG = tiny_config(hidden_size=192, intermediate_size=320, head_dim=32)
 OPTIONS = ("--workers", str(WORKERS), "--max-num-seqs", "2", "--max-model-len", "64", "--ignore-eos", "--json")
 PROMPTS = ("--prompt-ids", "1,2,3", ",".join(map(str, range(5, 38))), "--max-new-tokens", "6")
 SEED = os.environ.get("DISTMK_TEST_EMULATOR_SEED") or str(int.from_bytes(os.urandom(4), "little"))
 
 
-def generate(runner: Runner, folder: Path, backend: str, num_ranks: int, *more: str, **env: str) -> list[list[int]]:
+def generate_arguments(folder: Path, backend: str, *more: str) -> tuple[str, ...]:
+    """Of a generate of the tiny model, whose config.json comes to lie in `folder`."""
     model = write_config(CONFIG, folder / "config.json")
+    dummy = ("generate", "--model", str(model), "--load-format", "dummy")
+    return (*dummy, "--backend", backend, *OPTIONS, *PROMPTS, *more)
+
+
+def generate(runner: Runner, folder: Path, backend: str, num_ranks: int, *more: str, **env: str) -> list[list[int]]:
     print(f"repeat with DISTMK_TEST_EMULATOR_SEED={SEED}")
     launcher = under_mpirun(num_ranks) if num_ranks > 1 else alone
-    command = ("generate", "--model", str(model), "--load-format", "dummy", "--backend", backend, *OPTIONS, *PROMPTS)
-    done = runner.distmk(*command, *more, launcher=launcher, env={"DISTMK_EMULATOR_SEED": SEED, **env})
+    command = generate_arguments(folder, backend, *more)
+    done = runner.distmk(*command, launcher=launcher, env={"DISTMK_EMULATOR_SEED": SEED, **env})
     assert done.status == 0, done.stderr
     return [record["token_ids"] for record in done.objects()]
 
@@ -83,16 +88,83 @@ def test_same_tokens(
     assert [len(tokens) for tokens in got] == [6, 6]
 
 
+def order_of_tasks(session: Session) -> list[tuple[int, int, int]]:
+    """(iteration, task, worker) of a few iterations, as they ended."""
+    trace = session.run_traced(4)
+    assert trace is not None
+    rows = np.sort(trace.rows, order="end_ns")
+    return list(zip(rows["iteration"].tolist(), rows["order"].tolist(), rows["runner"].tolist(), strict=True))
+
+
+def test_seed_repeats_the_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def orders(seed: str, count: int) -> list[list[tuple[int, int, int]]]:
+        monkeypatch.setenv("DISTMK_EMULATOR_SEED", seed)
+        session = Session(graphs.handed_out(1, 4), SingleBootstrap(5.0), backend="emulated")
+        try:
+            return [order_of_tasks(session) for _ in range(count)]
+        finally:
+            session.close()
+
+    first, again = orders("7", 2)
+    assert first == again
+    others = [orders(str(seed), 1)[0] for seed in range(8, 13)]
+    assert any(other != first for other in others)
+
+
+def kernel_that_ends_badly(*arguments: str) -> list[str]:
+    """What the emulator says of a kernel of deadlock.cpp, before it aborts."""
+    folder = csrc_dir() / "emulator"
+    sources = [Path(__file__).with_name("deadlock.cpp"), folder / "fibers.cpp"]
+    tool = build_sources("deadlock", "", [*EMULATOR_FLAGS, f"-I{folder / 'include'}"], sources, folder.rglob("*.h"))
+    done = subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=20)
+    assert done.returncode == -signal.SIGABRT, done
+    return done.stderr.splitlines()
+
+
+def test_threads_that_wait_for_each_other() -> None:
+    assert kernel_that_ends_badly() == [
+        "emulator: all threads wait for each other",
+        "  block 0 warp 0: __syncthreads",
+        "  block 0 warp 1: an mbarrier at shared 64",
+        "  block 0 warp 2: vote",
+    ]
+
+
+def test_lanes_that_do_different_things() -> None:
+    (line,) = kernel_that_ends_badly("diverge")
+    assert re.fullmatch(r"emulator: block 0 thread \d+ is at __syncwarp, others of its warp or block at shuffle", line)
+
+
+ABORTS = """
+import sys
+from distmk.cli import main
+from distmk.host import backend
+
+start = backend.HostLaunch.__init__
+
+def start_far(self, made, block, params):
+    if made.program.header.rank == 1:
+        params.num_far, made._bases[0] = 1, 0  # rank 0 is out of reach, and the emulator has no network
+    start(self, made, block, params)
+
+backend.HostLaunch.__init__ = start_far
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_nothing_is_left_after_an_abort(runner: Runner, tmp_path: Path) -> None:
+    done = runner.run(under_mpirun(2)([sys.executable, "-c", ABORTS, *generate_arguments(tmp_path, "emulated")]))
+    assert done.status != 0 and "Aborted" in done.stderr, done
+    runner.check_nothing_left()
+
+
 @pytest.mark.parametrize("consumer", ["layer0.o.reduce", "gate"])
 def test_signal_that_never_comes(runner: Runner, tmp_path: Path, consumer: str) -> None:
     source, target = (0, 1) if consumer == "gate" else (1, 0)
-    options = DecodeOptions(
-        2, WORKERS, max_rows=2, max_model_len=64, min_split=GPU_MIN_SPLIT, tiled=True, attention_launch="spread"
-    )
+    options = DecodeOptions(2, WORKERS, max_rows=2, max_model_len=64, **backend_choices("emulated"))
     event, waiter = event_between(compile_graph(lower(build_model(CONFIG), options)), source, target, consumer)
-    model = write_config(CONFIG, tmp_path / "config.json")
-    command = ("generate", "--model", str(model), "--load-format", "dummy", "--backend", "emulated", *OPTIONS, *PROMPTS)
     fault = {"DISTMK_FAULT_DROP_SIGNAL": f"{source},{target},{event},4", "DISTMK_EMULATOR_SEED": SEED}
-    done = runner.distmk(*command, "--deadline", "2", "--ranks", "2", env=fault)
+    command = generate_arguments(tmp_path, "emulated", "--deadline", "2", "--ranks", "2")
+    done = runner.distmk(*command, env=fault)
     check_hang(done, target, event, waiter)
     runner.check_nothing_left()

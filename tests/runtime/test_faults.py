@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import signal
@@ -13,8 +12,9 @@ from pathlib import Path
 import pytest
 from faults import GONE_S, MAX_POSITION, check_hang, errors, event_between, pid_of, wait_for_tokens
 from helpers import DISTMK, Launcher, Runner, under_mpirun, with_ranks
-from ranks_in_process import tiny_config
+from tiny_config import tiny_config
 
+from distmk.choices import backend_choices
 from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
 from distmk.program import compile_graph
@@ -99,8 +99,8 @@ def test_killed_while_starting(runner: Runner, smollm2: Path, after_s: float) ->
 
 def signals(num_ranks: int, source: int, target: int, consumer: str) -> tuple[int, str]:
     """An event as `event_between` finds it in the endless model's program."""
-    options = DecodeOptions(num_ranks, 1, max_model_len=4116)
-    config = dataclasses.replace(tiny_config(), max_position=MAX_POSITION)
+    options = DecodeOptions(num_ranks, 1, max_model_len=4116, **backend_choices("host"))
+    config = tiny_config(max_position=MAX_POSITION)
     return event_between(compile_graph(lower(build_model(config), options)), source, target, consumer)
 
 

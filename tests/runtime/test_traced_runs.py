@@ -16,6 +16,7 @@ from helpers import Finished, Runner, alone, under_mpirun, with_ranks
 from test_runtime import assert_done, run_job
 
 from distmk.abi import LaunchKind
+from distmk.choices import backend_choices
 from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
 from distmk.program import Program, compile_graph
@@ -50,7 +51,7 @@ def generate(model: Path, runner: Runner, launcher: Any, name: str, *more: str) 
 
 def program_of(model: Path, num_ranks: int) -> Program:
     config = open_checkpoint(str(model)).config
-    options = DecodeOptions(num_ranks, 2, max_model_len=config.max_position, min_split=64)
+    options = DecodeOptions(num_ranks, 2, max_model_len=config.max_position, **backend_choices("host"))
     return compile_graph(lower(build_model(config), options))
 
 

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from distmk.abi import MAX_OWN_SCHEDULERS, Abort, LaunchParams
+from distmk.bootstrap.single import SingleBootstrap
 from distmk.choices import check_schedulers, choose_workers
 from distmk.cuda.backend import CudaBackend
 from distmk.cuda.launch import CudaLaunch
 from distmk.cuda.nvshmem import SymmetricHeap
 from distmk.errors import UsageError
+from distmk.session import make_backend
 
 
 class Recorder:
@@ -140,8 +142,16 @@ def test_room_for_schedulers(monkeypatch: pytest.MonkeyPatch) -> None:
     here: Any = SimpleNamespace(local_rank=0, local_size=1)
     assert choose_workers(None, "cuda", here) == choose_workers(132, "cuda", here, True) == 132
     assert choose_workers(None, "cuda", here, True) == 131
-    for backend, most, refused in (("cuda", MAX_OWN_SCHEDULERS, "warps for 12"), ("host", 131, "131 workers")):
+    most_of = {"cuda": MAX_OWN_SCHEDULERS, "emulated": MAX_OWN_SCHEDULERS, "host": 131}
+    for backend, most in most_of.items():
         check_schedulers(None, 131, backend)
         check_schedulers(most, 131, backend)
-        with pytest.raises(UsageError, match=refused):
+        with pytest.raises(UsageError, match="131 workers" if backend == "host" else "warps for 12"):
             check_schedulers(most + 1, 131, backend)
+
+
+@pytest.mark.parametrize("backend", ["cuda", "emulated"])
+def test_no_room_for_schedulers_of_a_graph(backend: str) -> None:
+    program: Any = SimpleNamespace(header=SimpleNamespace(num_schedulers=MAX_OWN_SCHEDULERS + 1))
+    with pytest.raises(UsageError, match="13 schedulers do not fit"):
+        make_backend(backend, program, SingleBootstrap(1.0), scheduler_threads=True)

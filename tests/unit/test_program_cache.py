@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_config import tiny_config
 
 from distmk import LLM, SamplingParams, program_cache, program_file
-from distmk.config import PRESETS, RopeScaling
+from distmk.config import RopeScaling
 from distmk.errors import CheckError
 from distmk.host.build import build
 from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
 from distmk.program import Program, compile_graph
 
-CONFIG = dataclasses.replace(
-    PRESETS["qwen3-0.6b"], hidden_size=96, intermediate_size=200, num_layers=2, head_dim=16, vocab_size=331
-)
+CONFIG = tiny_config("qwen3-0.6b", intermediate_size=200)
 OPTIONS = DecodeOptions(num_ranks=3, num_workers=4, max_model_len=64, tiled=True)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import random
 from collections import defaultdict
@@ -15,12 +14,12 @@ from typing import Literal
 import graphs
 import numpy as np
 import pytest
+from tiny_config import tiny_config
 
 from distmk import trace
 from distmk.abi import NO_EVENT, LaunchKind
 from distmk.backend import ENTRY, Kept
 from distmk.bootstrap.single import SingleBootstrap
-from distmk.config import PRESETS
 from distmk.errors import UsageError
 from distmk.graph import Graph
 from distmk.lower import DecodeOptions, lower
@@ -117,19 +116,10 @@ AHEAD_NS = (7_000_000_000_000, 7_000_000_000_000 - 123_456_789, 31, 7_100_000_00
 
 def decode(num_ranks: int, num_workers: int, attention: Literal["massive", "spread"] = "massive") -> Graph:
     """A step of a model of two layers, whose attention has several instances."""
-    small = {
-        "hidden_size": 96,
-        "intermediate_size": 128,
-        "num_layers": 2,
-        "num_heads": 6,
-        "head_dim": 16,
-        "vocab_size": 331,
-    }
-    config = dataclasses.replace(PRESETS["smollm2-135m"], **small)
     options = DecodeOptions(
         num_ranks, num_workers, max_rows=2, max_model_len=64, page_size=4, max_splits=2, attention_launch=attention
     )
-    return lower(build_model(config), options)
+    return lower(build_model(tiny_config()), options)
 
 
 def random_program(seed: int) -> Program:

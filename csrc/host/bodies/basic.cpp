@@ -1,5 +1,6 @@
 #include "host/simd.h"
 #include "runtime/batcher.h"
+#include "runtime/candidates.h"
 #include "runtime/context.h"
 
 namespace distmk {
@@ -54,11 +55,7 @@ void body_sample(Context& context, const SampleArgs& args) {
   for (uint32_t row = 0; row < MAX_ROWS; ++row) best[row] = {-__builtin_inff(), -1};
   for (uint32_t row = 0; row < batch.num_rows; ++row) {
     if (!batch.rows[row].sample) continue;
-    // Tasks are in token order, so a strict comparison keeps the lowest id of equal logits.
-    for (uint32_t t = 0; t < args.num_tasks; ++t) {
-      const Candidate& other = candidates[t * MAX_ROWS + row];
-      if (other.token >= 0 && (best[row].token < 0 || other.value > best[row].value)) best[row] = other;
-    }
+    for (uint32_t t = 0; t < args.num_tasks; ++t) best[row] = better_of(best[row], candidates[t * MAX_ROWS + row]);
   }
   if (context.rank() != 0) context.push(0, args.out, best, MAX_ROWS * sizeof(Candidate));
 }

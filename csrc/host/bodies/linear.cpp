@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "host/bodies/matmul.h"
+#include "runtime/candidates.h"
 #include "runtime/context.h"
 
 namespace distmk {
@@ -94,8 +95,7 @@ void swiglu_row(float* out, const float* gate, const float* up, uint32_t n) {
 
 Candidate best_of(const float* y, uint32_t n, uint32_t first_token) {
   Candidate best{-INFINITY, -1};
-  for (uint32_t j = 0; j < n; ++j)
-    if (best.token < 0 || y[j] > best.value) best = {y[j], static_cast<int32_t>(first_token + j)};
+  for (uint32_t j = 0; j < n; ++j) best = better_of(best, {y[j], static_cast<int32_t>(first_token + j)});
   return best;
 }
 

@@ -1,0 +1,45 @@
+// What Python calls, of the host twin's library and of the emulator's. It knows nothing of the platform of either.
+#include <chrono>
+
+#include "host/launch.h"
+
+extern "C" {
+
+uint64_t distmk_abi_hash() { return distmk::ABI_HASH; }
+
+// Starts the rank's threads and returns at once; `params` must stay where it is until distmk_join.
+void* distmk_start(distmk::LaunchParams* params) {
+  std::unique_ptr<distmk::Launch> launch = distmk::make_launch(params);
+  launch->start();
+  return launch.release();
+}
+
+// Sleeps until more than `seen` tokens are out, the launch is over, or the time is up. 1: the launch is over. One that
+// runs only some iterations at a time goes on in here.
+int distmk_wait(void* launch, uint64_t seen, uint64_t timeout_us, const uint64_t* token_count) {
+  using Clock = std::chrono::steady_clock;
+  auto* running = static_cast<distmk::Launch*>(launch);
+  const auto until = Clock::now() + std::chrono::microseconds(timeout_us);
+  for (;;) {
+    if (running->idle() && !running->go_on()) return 1;
+    if (token_count && __atomic_load_n(token_count, __ATOMIC_ACQUIRE) > seen) return 0;
+    if (Clock::now() >= until) return 0;
+    std::this_thread::sleep_for(std::chrono::microseconds(500));
+  }
+}
+
+void distmk_join(void* launch) {
+  const std::unique_ptr<distmk::Launch> running(static_cast<distmk::Launch*>(launch));
+  while (running->go_on()) {
+  }
+}
+
+// Tells the threads of every reachable rank to leave.
+void distmk_abort(const uint64_t* heap_bases, uint32_t num_ranks, uint64_t reason) {
+  for (uint32_t rank = 0; rank < num_ranks; ++rank) {
+    uint64_t* flag = &reinterpret_cast<distmk::Control*>(heap_bases[rank])->abort;
+    if (!__atomic_load_n(flag, __ATOMIC_RELAXED)) __atomic_store_n(flag, reason, __ATOMIC_RELEASE);
+  }
+}
+
+}  // extern "C"

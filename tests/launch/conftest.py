@@ -1,0 +1,15 @@
+"""The job with which the ways to start ranks are tried."""
+
+from __future__ import annotations
+
+import pytest
+from bootstrap_runs import Job
+from helpers import Runner
+
+
+@pytest.fixture
+def job(runner: Runner) -> Job:
+    runner.timeout_s = 60
+    out = runner.folder / "out"
+    out.mkdir()
+    return Job(runner, out)

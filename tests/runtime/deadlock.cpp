@@ -1,0 +1,33 @@
+// Kernels whose threads wait for each other, or disagree on what they do together; see test_emulator.py.
+#include <cuda_runtime.h>
+
+#include "emulator/ptx.h"
+
+namespace {
+
+constexpr uint32_t NUM_THREADS = 4 * 32, BARRIER_OFFSET = 64;
+
+// Each warp but the last, which leaves, waits for something else.
+void deadlock() {
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  auto* barrier = distmk::at_shared<uint64_t>(BARRIER_OFFSET);
+  if (threadIdx.x == 0) distmk::barrier_init(barrier, 1);
+  __syncthreads();
+  if (warp == 0) __syncthreads();
+  if (warp == 1) distmk::barrier_wait(barrier, 0);
+  if (warp == 2 && lane < 16) __all_sync(~0u, true);
+}
+
+void diverge() {
+  if (threadIdx.x % 32)
+    __syncwarp();
+  else
+    __shfl_sync(~0u, 1u, 0);
+}
+
+}  // namespace
+
+int main(int argc, char**) {
+  distmk::emulator::run_grid(1, NUM_THREADS, 1024, 1, argc > 1 ? diverge : deadlock);
+  return 0;
+}
