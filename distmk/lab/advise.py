@@ -20,7 +20,7 @@ from distmk.lab.stats import interpolate
 from distmk.lab.table import number
 
 NEAR = 1.05  # within which the simpler rung wins
-BY_EFFORT = ("2", "3", "5", "4", "6", "7", "7f", "12")
+BY_EFFORT = ("2", "3", "5", "4", "6", "7", "12")
 OWN_ELEMENTS_ONLY = ("4", "6")
 EVERY = ("1", "2", "3", "4", "5", "6", "7", "7f", "12")
 
@@ -114,6 +114,12 @@ def lines(report: LabReport, advice: Advice, count: int, duration_us: float, var
             f"{100 * each.overhead:+.0f} % beside the kernels' own time"
         )
     told.append(f"advice: {_why(advice.any_reads, advice.predictions)}")
+    if advice.any_reads.rung == "12":
+        starts = [each.start_us for each in report.chain if each.rung == "12" and each.start_us is not None]
+        start = f"{number(max(starts))} us " if starts else ""
+        told.append(
+            f"  its steps follow each other in one launch, and {start}come on top once a launch; the host sees only the end"
+        )
     if advice.own_reads.rung != advice.any_reads.rung:
         told.append(f"where each element depends on itself alone: {_why(advice.own_reads, advice.predictions)}")
     if count == 1 and (resident := report.resident):

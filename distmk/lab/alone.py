@@ -61,7 +61,9 @@ def _measure(number: int, rung: ModuleType, arguments: argparse.Namespace) -> di
         from distmk.lab.chain import Bench
 
         bench = Bench(gpu, arguments.elements)
-        found = {str(number): bench.measure(str(number), rung.prepare)}
+        found = {}
+        if number != 7 or gpu.cooperative:
+            found[str(number)] = bench.measure(str(number), rung.prepare)
         if number == 7:
             found["7f"] = bench.measure("7f", rung.prepare_fallback)
         return found

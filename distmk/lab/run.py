@@ -64,7 +64,7 @@ def run_gpu(index: int, tell: Tell) -> LabReport:
             _guarded(report, str(number), lambda n=number, f=name: _set(report, f, load_rung(n).measure(gpu)))  # type: ignore[misc]
     tell("lab: rung 12, a process a size")
     for size in sizes:
-        _guarded(report, "12", lambda s=size: report.chain.append(_task_graph(index, s)))  # type: ignore[misc]
+        _guarded(report, "12", lambda s=size: report.chain.append(task_graph(index, s)))  # type: ignore[misc]
     report.seconds = time.perf_counter() - began
     return report
 
@@ -116,7 +116,7 @@ def _compile(gpu: Gpu) -> None:
         list(pool.map(attempt, makes))
 
 
-def _task_graph(index: int, num: int) -> ChainTime:
+def task_graph(index: int, num: int) -> ChainTime:
     """Rung 12 in a process of its own: NVSHMEM, which it brings up, can be brought up once."""
     if missing := why_no_cuda():
         raise UsageError(missing)

@@ -15,7 +15,7 @@ import numpy as np
 
 from distmk.errors import LabError
 from distmk.lab.alone import main
-from distmk.lab.gpu import NUM_THREADS, Gpu
+from distmk.lab.gpu import NUM_THREADS, Gpu, Launch
 from distmk.lab.power import Meter
 from distmk.lab.results import Latency, ResidentTimes
 from distmk.lab.stats import Spread
@@ -94,14 +94,18 @@ class Submissions:
 Submit = Callable[[int], None]
 
 
+def resident_launch(all_: Submissions, backoff_ns: int, lifetime_s: float) -> Launch:
+    gpu, lifetime_ns = all_.gpu, ctypes.c_uint64(int(1e9 * lifetime_s))
+    kernel = gpu.kernel("resident.cu", "resident")
+    arguments = (all_.ring, all_.relay, RING, backoff_ns, lifetime_ns, all_.work, all_.left)
+    return gpu.launch(kernel, gpu.num_sms, *arguments, cooperative=gpu.cooperative)
+
+
 @contextmanager
 def resident(all_: Submissions, backoff_ns: int, lifetime_s: float) -> Iterator[Submit]:
     """The kernel runs inside the block. While it does, nothing else is asked of the driver: it might wait for the kernel."""
     gpu, ring = all_.gpu, all_.ring.words
-    times = (RING, backoff_ns, ctypes.c_uint64(int(1e9 * lifetime_s)))
-    kernel = gpu.kernel("resident.cu", "resident")
-    arguments = (all_.ring, all_.relay, *times, all_.work, all_.left)
-    gpu.launch(kernel, gpu.num_sms, *arguments, cooperative=gpu.cooperative)()
+    resident_launch(all_, backoff_ns, lifetime_s)()
 
     def submit(word: int) -> None:
         ring[(word >> 32) % RING] = word
