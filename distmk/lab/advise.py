@@ -116,10 +116,8 @@ def lines(report: LabReport, advice: Advice, count: int, duration_us: float, var
     told.append(f"advice: {_why(advice.any_reads, advice.predictions)}")
     if advice.any_reads.rung == "12":
         starts = [each.start_us for each in report.chain if each.rung == "12" and each.start_us is not None]
-        start = f"{number(max(starts))} us " if starts else ""
-        told.append(
-            f"  its steps follow each other in one launch, and {start}come on top once a launch; the host sees only the end"
-        )
+        start = f", which takes {number(max(starts))} us beside them" if starts else ""
+        told.append(f"  its steps follow each other in one launch{start}; the host hears of the last one only")
     if advice.own_reads.rung != advice.any_reads.rung:
         told.append(f"where each element depends on itself alone: {_why(advice.own_reads, advice.predictions)}")
     if count == 1 and (resident := report.resident):

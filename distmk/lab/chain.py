@@ -71,6 +71,7 @@ class Bench:
             gpu, num, num_kernels, gpu.empty(4 * num), gpu.empty(16 * num_kernels), gpu.upload(np.zeros(1, np.uint32))
         )
         gpu.copy(self._fresh, self.chain.x)
+        self._want = expected(num, NUM_SINES * num_kernels)
 
     def close(self) -> None:
         for memory in (self._fresh, self.no_stamps, self.chain.x, self.chain.stamps, self.chain.status):

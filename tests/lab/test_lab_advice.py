@@ -94,7 +94,7 @@ def test_lines_name_the_rungs() -> None:
     assert any("where each element depends on itself alone: fused (rung 4)" in line for line in told)
     of.chain = [each for each in of.chain if each.rung in ("2", "12")]
     long = lines(of, advise(of, 20, 2.0, False), 20, 2.0, False)
-    assert any("task graph (rung 12)" in line and "once a launch" in line for line in long), long
+    assert "advice: task graph (rung 12)" in long[-2] and "takes 900 us beside them" in long[-1], long
     of = report()
     one = lines(of, advise(of, 1, 2.0, False), 1, 2.0, False)
     assert "resident kernel (rung 11) has them done 4 us" in one[-1]

@@ -5,6 +5,7 @@ python -m pytest -q tests/lab/test_lab_gpu.py
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from helpers import Runner, assert_one_line
 
 from distmk.choices import why_no_cuda
+from distmk.errors import LabError
 from distmk.lab.chain import Bench, Chain, Step, calibrate, clock_step_ns
 from distmk.lab.gpu import Gpu, why_no_gpu
 from distmk.lab.kernels import load_rung
@@ -43,15 +45,10 @@ def test_chain(gpu: Gpu, rung: str, num: int) -> None:
     assert (found.gap_us is None) == (rung in ("4", "6")), found
 
 
-def test_a_missing_barrier_shows(gpu: Gpu) -> None:
-    """Phases that run the wrong number of times are found, as a barrier's absence would be."""
-    from distmk.errors import LabError
-
+def test_a_kernel_too_few_is_found(gpu: Gpu) -> None:
     rung = load_rung(4)
 
     def prepare(chain: Chain) -> Step:
-        import dataclasses
-
         step: Step = rung.prepare(dataclasses.replace(chain, num_kernels=chain.num_kernels - 1))
         return step
 

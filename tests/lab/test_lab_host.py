@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
+import platform
+import sys
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,12 @@ def test_task_graph_on_the_host(num_workers: int) -> None:
     assert found.kernel_us.median > 0 and found.busy_us is not None and found.busy_us > 0
 
 
+def test_task_graph_in_the_kernel_of_gpus() -> None:
+    if platform.machine() != "x86_64":
+        pytest.skip("the emulator's fibers are written for x86-64")
+    assert load_rung(12).measure(3000, "emulated", 4, 4).error < 1e-6
+
+
 def test_a_wrong_task_graph_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     rung = load_rung(12)
     monkeypatch.setattr(rung, "NUM_SINES", rung.NUM_SINES - 1)  # of the tasks; the reference has its own
@@ -132,8 +139,6 @@ def test_rungs_are_small_and_complete() -> None:
 
 
 def test_programs_refuse_what_they_cannot_do(runner: Runner) -> None:
-    program: Path = ROOT / "examples" / "launch_lab" / "03_graph.py"
-    import sys
-
+    program = ROOT / "examples" / "launch_lab" / "03_graph.py"
     done = runner.run([sys.executable, str(program)], NO_GPU)
     assert done.status == 2 and len(done.stderr.splitlines()) == 1, done
