@@ -22,6 +22,27 @@ DISTMK_FN void body_affine(Context& context, const AffineArgs& args) {
     dst[i] = __ldcg(src + i) * args.scale + args.shift;
 }
 
+// Several elements a thread at once: a sine waits for the one before it, and a worker has few warps to fill the wait.
+DISTMK_FN void body_sine(Context& context, const SineArgs& args) {
+  constexpr uint32_t AT_ONCE = 4;
+  const auto* src = context.at<float>(args.src);
+  auto* dst = context.at<float>(args.dst);
+  const uint32_t step = context.team.size;
+  for (uint32_t first = context.team.index; first < args.num; first += AT_ONCE * step) {
+    float values[AT_ONCE] = {};
+#pragma unroll
+    for (uint32_t i = 0; i < AT_ONCE; ++i)
+      if (first + i * step < args.num) values[i] = __ldcg(src + first + i * step);
+    DISTMK_ROLLED
+    for (uint32_t n = 0; n < args.times; ++n)
+#pragma unroll
+      for (uint32_t i = 0; i < AT_ONCE; ++i) values[i] = sinf(values[i]);
+#pragma unroll
+    for (uint32_t i = 0; i < AT_ONCE; ++i)
+      if (first + i * step < args.num) dst[first + i * step] = values[i];
+  }
+}
+
 // All blocks of up to IN_FLIGHT are on their way before the first is added.
 DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
   constexpr uint32_t IN_FLIGHT = 8;
