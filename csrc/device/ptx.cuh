@@ -114,11 +114,12 @@ DISTMK_FN void barrier_wait(uint32_t barrier, uint32_t parity) {
     }
 }
 DISTMK_FN void barrier_wait(uint64_t* barrier, uint32_t parity) { barrier_wait(shared_address(barrier), parity); }
-// While a flag of the worker's is up.
-DISTMK_FN void wait_while(uint32_t flag) {
+// While the number at `hold` is neither 0 nor at least `slab`.
+DISTMK_FN void wait_while_held(uint32_t hold, uint32_t slab) {
   asm volatile(
-      "{ .reg .pred p; .reg .u32 v; again: ld.volatile.shared.u32 v, [%0]; setp.ne.u32 p, v, 0; @p bra again; }" ::"r"(
-          flag)
+      "{ .reg .pred p; .reg .u32 v; again: ld.volatile.shared.u32 v, [%0]; add.u32 v, v, -1; setp.lt.u32 p, v, %1; @p "
+      "bra again; }" ::"r"(hold),
+      "r"(slab - 1)
       : "memory");
 }
 DISTMK_FN void barrier_arrive(uint64_t* barrier) {

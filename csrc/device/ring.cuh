@@ -26,8 +26,9 @@ struct Ring {
   uint64_t full[NUM_STAGES], empty[NUM_STAGES];
   volatile uint32_t leave;        // the worker has left its loop: nothing more will be multiplied
   volatile uint32_t loader_left;  // nothing more will be copied
-  // The worker is about to signal, which takes until every copy in flight has landed: copy nothing new. What waits for
-  // the signal is worth more than the ring's being full a little sooner.
+  // Not 0: the worker is about to signal, which takes until every copy in flight has landed, so nothing new is copied
+  // of the slabs behind this one (slabs count from 1). What waits for the signal is worth more than the ring's being
+  // full a little sooner.
   volatile uint32_t hold;
 
   DISTMK_FN void init() {
@@ -75,6 +76,7 @@ class Loader {
 
   // One slab. False: the worker has left, which is looked for once a round: until then release() makes room.
   DISTMK_FN bool stream(const LinearArgs& args, const char* slab) {
+    ++slab_;
     const uint32_t rows = slab_rows(args);
     for (uint32_t round = 0; round < rows; round += ROUND_ROWS) {
       if (!lanes_.all(!ring_.leave)) return false;
@@ -108,6 +110,7 @@ class Loader {
   const uint32_t full_, empty_, slots_, hold_;
   const Team lanes_;
   RingPlace<NUM_STAGES> next_;
+  uint32_t slab_ = 0;
 
   // Of a copy that was never issued, as there are in the beginning, the barrier says so at once.
   DISTMK_FN void await_landing(const RingPlace<NUM_STAGES>& place) {
@@ -122,7 +125,7 @@ class Loader {
     await_landing(next_.before(MAX_IN_FLIGHT));
     barrier_wait(empty_ + next_.slot * 8, next_.parity ^ 1);
     lanes_.sync();
-    wait_while(hold_);
+    wait_while_held(hold_, slab_);
     if constexpr (BULK_COPIES)
       copy_bulk(dst, src, num_bytes, full);
     else

@@ -59,6 +59,7 @@ struct SumsBuffers {
 struct Places {
   RingPlace<NUM_STAGES> stage;
   RingPlace<SumsBuffers::COUNT> sums;
+  uint32_t num_slabs = 0;  // that it has drained
 };
 
 struct NearRing {

@@ -230,6 +230,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
   const Lane<TILES> lane(x);
   Output<TILES> out(context, args, num_rows);
   Places places = shared().places[threadIdx.x / 32];
+  ++places.num_slabs;
   uint32_t turn = STAGE_TEAMS - 1 - threadIdx.x / 32 / STAGE_TILES;
   if (!(SINGLE ? stage_row(context, x) : context.inputs_ready())) return;
   if (!SINGLE && x.resident) stage_any(team, x, 0, x.k_pitch, x.norm != nullptr);
@@ -248,6 +249,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
       }
       multiply_block<TILES>(x, lane, round, block, block_end, places.stage, turn, sums);
     }
+    if (team.leader() && round.end_row == rows) shared().ring.hold = places.num_slabs;  // until the clerk has signalled
     hand_over(round, sums, out, places.sums);
   }
   if (out.epilogue() == Epilogue::ARGMAX) {
