@@ -6,12 +6,13 @@ python -m pytest -q tests/lab/test_lab_gpu.py
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from helpers import Runner, assert_one_line
+from helpers import ROOT, Runner, assert_one_line
 
 from distmk.choices import why_no_cuda
 from distmk.errors import LabError
@@ -115,4 +116,5 @@ def test_task_graph() -> None:
 def test_no_such_gpu(runner: Runner) -> None:
     if reason := why_no_gpu():
         pytest.skip(reason)
-    assert_one_line(runner.distmk("lab", "--gpu", "99"), "--gpu 99: there is no such GPU")
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])  # packages may be found by it
+    assert_one_line(runner.distmk("lab", "--gpu", "99", env={"PYTHONPATH": paths}), "--gpu 99: there is no such GPU")
