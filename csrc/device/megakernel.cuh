@@ -27,7 +27,7 @@ DISTMK_ROLE stream_weights(const RankState& state) {
   const Team lanes{threadIdx.x % 32, LOADER_LANES};
   for (TaskCursor cursor;; cursor.step()) {
     while (!lanes.all(barrier_try_wait(&s.tasks.full[cursor.slot], cursor.parity)))
-      if (!lanes.all(!s.ring.leave)) return loader.leave();
+      if (!lanes.all(!s.ring.leave.get())) return loader.leave();
     const TaskDesc& task = s.tasks.slots[cursor.slot].desc;
     const bool streams = streams_weights(task);
     const auto args = *reinterpret_cast<const LinearArgs*>(task.args);
@@ -52,10 +52,8 @@ DISTMK_ROLE wait_loop(const RankState& state, uint32_t worker, const Team warp) 
     if (announced) s.handoff.announce(warp, n, upcoming);
     const Action action = decide.next();
     if (!announced) s.handoff.announce(warp, n, action);
-    if (warp.leader()) {
-      if (action.kind == ActionKind::LEAVE) s.handoff.over_at = n;
-      barrier_arrive(&s.handoff.ready[n % 2]);
-    }
+    if (warp.leader() && action.kind == ActionKind::LEAVE) s.handoff.over_at.set(n);
+    warp_arrive(&s.handoff.ready[n % 2]);
     if (action.kind == ActionKind::LEAVE) break;
     // One task runs, one is decided: whatever the one before that used is free.
     if (n) barrier_wait(&s.handoff.fired[(n - 1) % 2], (n - 1) / 2 % 2);
@@ -103,8 +101,7 @@ DISTMK_FN void consume_loop(const RankState& state) {
     if (handoff.action[n % 2].kind == ActionKind::LEAVE) break;
     const bool frequent = is_frequent(state, *handoff.action[n % 2].task.desc);
     if (!(frequent ? run_frequent_task(state, n) : run_other_task(state, n))) break;
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&handoff.done[n % 2]);
+    warp_arrive(&handoff.done[n % 2]);
   }
   if (threadIdx.x) return;
   if (n) barrier_wait(&handoff.done[(n - 1) % 2], (n - 1) / 2 % 2);
@@ -119,21 +116,19 @@ DISTMK_ROLE keep_list(const RankState& state, uint32_t worker, const Team warp) 
   Context context(state, warp);
   Tracer tracer(state, worker);
   for (uint32_t n = 0;;) {
-    const bool leaving = !warp.all(!s.ring.leave);
+    const bool leaving = !warp.all(!s.ring.leave.get());
     if (warp.all(barrier_test(&handoff.done[n % 2], n / 2 % 2))) {
       const Action& action = handoff.action[n % 2];
       const uint64_t body_end_ns = tracer.now();
       context.begin(action.task, action.iteration, action.instance);
       context.set_pushed(handoff.pushed[n % 2]);
-      if (warp.leader()) s.ring.hold = 1;
+      if (warp.leader()) s.ring.hold.set(1);
       context.finish();
       tracer.keep(context, handoff.ready_ns[n % 2], body_end_ns);
       if (action.kind == ActionKind::RUN) fetcher.give_back();
       warp.sync();
-      if (warp.leader()) {
-        s.ring.hold = 0;
-        barrier_arrive(&handoff.fired[n % 2]);
-      }
+      if (warp.leader()) s.ring.hold.set(0);
+      warp_arrive(&handoff.fired[n % 2]);
       ++n;
     } else if (leaving) {
       return;

@@ -21,23 +21,22 @@ constexpr uint32_t NEAR_RING_ENTRIES = 32;
 struct Handoff {
   uint64_t announced[2], ready[2], done[2], fired[2];
   Action action[2];
-  uint64_t pushed[2];         // ranks whose triggers the body has fired itself
-  uint64_t ready_ns[2];       // where the launch is traced
-  volatile uint32_t over_at;  // number of a task that was announced and will never be ready, as the launch is over
+  uint64_t pushed[2];    // ranks whose triggers the body has fired itself
+  uint64_t ready_ns[2];  // where the launch is traced
+  Flag over_at;          // number of a task that was announced and will never be ready, as the launch is over
 
   DISTMK_FN void init() {
     for (uint32_t i = 0; i < 2; ++i) {
-      barrier_init(&announced[i], 1);
-      barrier_init(&ready[i], 1);
-      barrier_init(&done[i], NUM_WARPS);
-      barrier_init(&fired[i], 1);
+      barrier_init(&announced[i], WARP_ARRIVALS);
+      barrier_init(&ready[i], WARP_ARRIVALS);
+      barrier_init(&done[i], NUM_WARPS * WARP_ARRIVALS);
+      barrier_init(&fired[i], WARP_ARRIVALS);
     }
-    over_at = ~0u;
+    over_at = {~0u};
   }
   DISTMK_FN void announce(const Team& team, uint32_t n, const Action& what) {
-    if (!team.leader()) return;
-    action[n % 2] = what;
-    barrier_arrive(&announced[n % 2]);
+    if (team.leader()) action[n % 2] = what;
+    warp_arrive(&announced[n % 2]);
   }
   DISTMK_FN StartSignal start(uint32_t n) { return {&ready[n % 2], n ? &done[(n - 1) % 2] : nullptr, n, &over_at}; }
 };
@@ -49,8 +48,8 @@ struct SumsBuffers {
 
   DISTMK_FN void init() {
     for (uint32_t i = 0; i < COUNT; ++i) {
-      barrier_init(&full[i], NUM_WARPS);
-      barrier_init(&empty[i], NUM_WARPS);
+      barrier_init(&full[i], NUM_WARPS * WARP_ARRIVALS);
+      barrier_init(&empty[i], NUM_WARPS * WARP_ARRIVALS);
     }
   }
 };
@@ -88,7 +87,7 @@ struct Shared {
   Handoff handoff;
   NearRing near_ring;
   alignas(16) Batch batch;
-  uint64_t num_batches;  // that have lain in `batch`
+  uint64_t num_batches;  // see RankState::num_near_batches
   PrepareCopies prepare;
   alignas(16) char state_memory[sizeof(RankState)];
   alignas(16) char far_memory[16];  // of FarRanks

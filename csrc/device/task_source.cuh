@@ -45,7 +45,7 @@ struct TaskRing {
 
   DISTMK_FN void init() {
     for (uint32_t s = 0; s < NUM_TASK_SLOTS; ++s) {
-      barrier_init(&full[s], 1);
+      barrier_init(&full[s], WARP_ARRIVALS);
       barrier_init(&empty[s], 1);  // by the loader; that the task was run its fetcher knows itself
     }
   }
@@ -67,7 +67,7 @@ class TaskFetcher {
   DISTMK_FN bool fetch(const Team& team) {
     if (!team.all(barrier_test(&ring_.empty[cursor_.slot], cursor_.parity ^ 1))) return false;
     load_task(state_, queue_.begin + next_, team, ring_.slots[cursor_.slot]);
-    if (team.leader()) barrier_arrive(&ring_.full[cursor_.slot]);
+    warp_arrive(&ring_.full[cursor_.slot]);
     if (++next_ == queue_.count) next_ = 0;
     cursor_.step();
     --num_free_;
@@ -92,13 +92,13 @@ class TaskList {
   // written only then.
   DISTMK_FN void look_for_batch(const RankState& state, uint64_t iteration, const Team& team) {
     const ProgramHeader& program = *state.program;
-    if (program.gate_event == NO_EVENT || num_batches_ > iteration) return;
+    if (program.gate_event == NO_EVENT || num_batches_ >> 1 > iteration) return;
     if (!batch_arrived(state, iteration, team)) return;
     const auto* from = reinterpret_cast<const uint4*>(state.address(program.gate_batch));
     for (uint32_t i = team.index; i < sizeof(Batch) / sizeof(uint4); i += team.size)
       reinterpret_cast<uint4*>(&batch_)[i] = __ldcg(from + i);
     team.sync();
-    if (team.leader()) store_release(&num_batches_, iteration + 1, Scope::BLOCK);
+    if (team.leader()) store_release(&num_batches_, (iteration + 1) << 1 | (batch_.stop != 0), Scope::BLOCK);
     team.sync();
   }
 

@@ -44,7 +44,7 @@ struct RankState {
   uint64_t* faults_seen;                       // triggers that matched the injected fault so far
   FarRanks* far = nullptr;                     // null: every rank is reached by pointer
   const Batch* near_batch = nullptr;           // a copy at hand of the row table; null: it is read where it lies
-  const uint64_t* num_near_batches = nullptr;  // iterations whose row table was copied
+  const uint64_t* num_near_batches = nullptr;  // iterations whose row table was copied, twice; odd: the last says stop
   JitRing* near_ring = nullptr;  // this worker's ring, where its scheduler rides along and it lies at hand
 
   DISTMK_FN RankState(const LaunchParams* launch, uint64_t* fault_counter)

@@ -180,10 +180,8 @@ DISTMK_FN void multiply_block(const Activations& x, const Lane<TILES>& lane, con
       barrier_wait(&shared().ring.full[stage.slot], stage.parity);
       multiply_tile<TILES>(shared().slots + stage.slot * STAGE_BYTES + in_stage * TILE_K * column_bytes,
                            min(TILE_K, block_end - k), k - x.first_of(block), lane, tile_sums);
-      __syncwarp();
       // The warp with a stage's last tile gives back what tiles are missing in it.
-      if (threadIdx.x % 32 == 0)
-        barrier_arrive(&shared().ring.empty[stage.slot], k + TILE_K < block_end ? 1 : STAGE_TILES - in_stage);
+      warp_arrive(&shared().ring.empty[stage.slot], k + TILE_K < block_end ? 1 : STAGE_TILES - in_stage);
 #pragma unroll
       for (uint32_t group = 0; group < ROUND_GROUPS; ++group)
 #pragma unroll
@@ -208,14 +206,12 @@ DISTMK_FN void hand_over(const Round<TILES>& round, const typename Round<TILES>:
         reinterpret_cast<float*>(shared().scratch) + (two ? place.slot * (TILE_TOKENS / 2) * SUMS_STRIDE : 0);
     barrier_wait(&buffers.empty[last.slot], last.parity);
     round.write_sums(sums, tile, min(TILE_TOKENS, out.num_rows - tile * TILE_TOKENS), buffer);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&buffers.full[place.slot]);
+    warp_arrive(&buffers.full[place.slot]);
     if (round.has_token(out, tile)) {
       barrier_wait(&buffers.full[place.slot], place.parity);
       round.finish(out, tile, buffer);
-      __syncwarp();
     }
-    if (threadIdx.x % 32 == 0) barrier_arrive(&buffers.empty[place.slot]);
+    warp_arrive(&buffers.empty[place.slot]);
   }
 }
 
@@ -249,7 +245,8 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
       }
       multiply_block<TILES>(x, lane, round, block, block_end, places.stage, turn, sums);
     }
-    if (team.leader() && round.end_row == rows) shared().ring.hold = places.num_slabs;  // until the clerk has signalled
+    if (team.leader() && round.end_row == rows)
+      shared().ring.hold.set(places.num_slabs);  // until the clerk has signalled
     hand_over(round, sums, out, places.sums);
   }
   if (out.epilogue() == Epilogue::ARGMAX) {
