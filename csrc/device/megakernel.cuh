@@ -45,8 +45,10 @@ DISTMK_ROLE schedule_loop(const RankState& state, uint32_t id, const Team warp, 
 
 DISTMK_ROLE wait_loop(const RankState& state, uint32_t worker, const Team warp) {
   Shared& s = shared();
-  Worker decide(state, worker, warp, TaskList(s.tasks, s.batch, s.num_batches), TaskHolder(s.handed_out), nullptr);
-  for (uint32_t n = 0;; ++n) {
+  uint32_t n = 0;
+  const TaskList list(s.tasks, s.batch, s.num_batches, s.handoff.fired, n);
+  Worker decide(state, worker, warp, list, TaskHolder(s.handed_out), nullptr);
+  for (;; ++n) {
     Action upcoming;
     const bool announced = decide.upcoming(&upcoming);
     if (announced) s.handoff.announce(warp, n, upcoming);

@@ -85,8 +85,9 @@ class TaskFetcher {
 // The worker's own reading of the ring.
 class TaskList {
  public:
-  DISTMK_FN TaskList(TaskRing& ring, Batch& batch, uint64_t& num_batches)
-      : ring_(ring), batch_(batch), num_batches_(num_batches) {}
+  // `fired`: two barriers in turn, the next one that of the n-th task, n the tasks handed to the consumers so far.
+  DISTMK_FN TaskList(TaskRing& ring, Batch& batch, uint64_t& num_batches, uint64_t* fired, const uint32_t& num_handed)
+      : ring_(ring), batch_(batch), num_batches_(num_batches), fired_(fired), num_handed_(num_handed) {}
 
   // The row table of an iteration comes at hand once it is there. Whoever reads the last one is done: a batch is
   // written only then.
@@ -94,6 +95,8 @@ class TaskList {
     const ProgramHeader& program = *state.program;
     if (program.gate_event == NO_EVENT || num_batches_ >> 1 > iteration) return;
     if (!batch_arrived(state, iteration, team)) return;
+    // That it arrived says so already, by way of the other ranks; this is for whoever looks at this block alone.
+    if (const uint32_t last = num_handed_ - 1; num_handed_) barrier_wait(&fired_[last % 2], last / 2 % 2);
     const auto* from = reinterpret_cast<const uint4*>(state.address(program.gate_batch));
     for (uint32_t i = team.index; i < sizeof(Batch) / sizeof(uint4); i += team.size)
       reinterpret_cast<uint4*>(&batch_)[i] = __ldcg(from + i);
@@ -113,6 +116,8 @@ class TaskList {
   TaskRing& ring_;
   Batch& batch_;
   uint64_t& num_batches_;
+  uint64_t* const fired_;
+  const uint32_t& num_handed_;
   TaskCursor cursor_;
 };
 
