@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 3887987484879683339ull;
+constexpr uint64_t ABI_HASH = 10391224496310736060ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -636,7 +636,19 @@ static_assert(offsetof(PrepareArgs, max_slots) == 52);
 static_assert(offsetof(PrepareArgs, max_positions) == 56);
 static_assert(offsetof(PrepareArgs, pad) == 60);
 
-enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, MERGE = 7, SAMPLE = 8, PREPARE = 9 };
+struct SineArgs {
+  uint64_t src;
+  uint64_t dst;
+  uint32_t num;
+  uint32_t times;
+};
+static_assert(sizeof(SineArgs) == 24);
+static_assert(offsetof(SineArgs, src) == 0);
+static_assert(offsetof(SineArgs, dst) == 8);
+static_assert(offsetof(SineArgs, num) == 16);
+static_assert(offsetof(SineArgs, times) == 20);
+
+enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, MERGE = 7, SAMPLE = 8, PREPARE = 9, SINE = 10 };
 
 // X(id, body, argument struct): csrc defines body_<body>(Context&, const Args&) for each.
 #define DISTMK_TASK_TYPES(X) \
@@ -649,6 +661,7 @@ enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR =
   X(6, attention, AttentionArgs) \
   X(7, merge, MergeArgs) \
   X(8, sample, SampleArgs) \
-  X(9, prepare, PrepareArgs)
+  X(9, prepare, PrepareArgs) \
+  X(10, sine, SineArgs)
 
 }  // namespace distmk

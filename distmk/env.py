@@ -33,6 +33,11 @@ def cubin_dir() -> Path | None:
     return Path(given) if given else None
 
 
+def nvcc_flags() -> list[str]:
+    """DISTMK_NVCC_FLAGS: more flags for the kernel, such as -DDISTMK_RACECHECK for compute-sanitizer."""
+    return os.environ.get("DISTMK_NVCC_FLAGS", "").split()
+
+
 def caches_programs() -> bool:
     """DISTMK_PROGRAM_CACHE=0: compile and prove at every start."""
     return os.environ.get("DISTMK_PROGRAM_CACHE") != "0"

@@ -13,7 +13,7 @@ if [ $# -eq 0 ]; then
   ruff check .
   ruff format --check .
   mypy
-  git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cuh' 'csrc/*.cu' ':!csrc/abi.h' | xargs clang-format --dry-run --Werror
+  git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cuh' 'csrc/*.cu' 'examples/*.cu' 'examples/*.cuh' ':!csrc/abi.h' | xargs clang-format --dry-run --Werror
   "$PYTHON" scripts/gen_abi.py --check
 fi
 say "pytest"

@@ -79,6 +79,18 @@ static __device__ __noinline__ void stage_any(const Team team, const Activations
   }
 }
 
+DISTMK_FN uint32_t num_rows(const RankState& state, const LinearArgs& args) {
+  if (!args.batch) return 1;
+  return (state.near_batch ? state.near_batch : reinterpret_cast<const Batch*>(state.address(args.batch)))->num_rows;
+}
+
+// One row of activations that 16 bytes at a time can be read of, and that fits.
+DISTMK_FN bool is_single(const RankState& state, const LinearArgs& args) {
+  const uint64_t addresses = state.address(args.x) | (args.norm ? state.address(args.norm) : 0);
+  return (addresses | (args.k * sizeof(float))) % 16 == 0 &&
+         (args.k_pitch + X_PAD) * sizeof(__nv_bfloat16) <= VECTOR_BYTES && num_rows(state, args) == 1;
+}
+
 // The same of a single row, which is what most tasks have: all of it is in flight at once, and the norm's weights,
 // which no task writes, before the activations are ready. False: they never will be.
 DISTMK_FN bool stage_row(Context& context, const Activations& a) {
@@ -107,14 +119,6 @@ DISTMK_FN bool stage_row(Context& context, const Activations& a) {
     }
   }
   if (a.norm) keep_squares(team, 0, 0, squares);
-  return true;
-}
-
-DISTMK_FN bool stage_all(Context& context, const Activations& a) {
-  const uint64_t addresses = reinterpret_cast<uint64_t>(a.x) | reinterpret_cast<uint64_t>(a.norm);
-  if (a.num_rows == 1 && (addresses | (a.k * sizeof(float))) % 16 == 0) return stage_row(context, a);
-  if (!context.inputs_ready()) return false;
-  stage_any(context.team, a, 0, a.k_pitch, a.norm != nullptr);
   return true;
 }
 

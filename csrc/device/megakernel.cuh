@@ -1,19 +1,19 @@
 // The kernel: one launch a GPU for a whole generation. A worker is a CTA on an SM of its own:
-//   warps 0-7   consumers: run the bodies and fire what they trigger
+//   warps 0-7   consumers: run the bodies
 //   warp 8      loader: streams this worker's weight slabs, never waits for an event
 //   warp 9      waiter: polls the events of the next task while one runs, and hands it to the consumers
-//   warp 10     fetcher: copies the worker's tasks to shared memory ahead of time
+//   warp 10     clerk: copies the worker's tasks to shared memory ahead of time, and fires what they trigger
 //   warp 11     scheduler, where schedulers ride in worker CTAs
 // or, where schedulers have an SM of their own, the CTA behind the workers runs them, one a warp.
 #pragma once
 #include <new>
 
 #include "device/far_ranks.cuh"
-#include "device/shared.cuh"
+#include "device/frequent.cuh"
 
 namespace distmk {
 
-enum Role : uint32_t { LOADER = NUM_WARPS, WAITER, FETCHER, SCHEDULER, NUM_ROLES };
+enum Role : uint32_t { LOADER = NUM_WARPS, WAITER, CLERK, SCHEDULER, NUM_ROLES };
 constexpr uint32_t NUM_THREADS = 32 * NUM_ROLES;
 static_assert(MAX_OWN_SCHEDULERS == NUM_ROLES, "one CTA runs them, each in a warp");
 
@@ -27,7 +27,7 @@ DISTMK_ROLE stream_weights(const RankState& state) {
   const Team lanes{threadIdx.x % 32, LOADER_LANES};
   for (TaskCursor cursor;; cursor.step()) {
     while (!lanes.all(barrier_try_wait(&s.tasks.full[cursor.slot], cursor.parity)))
-      if (!lanes.all(!s.ring.leave)) return loader.leave();
+      if (!lanes.all(!s.ring.leave.get())) return loader.leave();
     const TaskDesc& task = s.tasks.slots[cursor.slot].desc;
     const bool streams = streams_weights(task);
     const auto args = *reinterpret_cast<const LinearArgs*>(task.args);
@@ -52,13 +52,11 @@ DISTMK_ROLE wait_loop(const RankState& state, uint32_t worker, const Team warp) 
     if (announced) s.handoff.announce(warp, n, upcoming);
     const Action action = decide.next();
     if (!announced) s.handoff.announce(warp, n, action);
-    if (warp.leader()) {
-      if (action.kind == ActionKind::LEAVE) s.handoff.over_at = n;
-      barrier_arrive(&s.handoff.ready[n % 2]);
-    }
+    if (warp.leader() && action.kind == ActionKind::LEAVE) s.handoff.over_at.set(n);
+    warp_arrive(&s.handoff.ready[n % 2]);
     if (action.kind == ActionKind::LEAVE) break;
     // One task runs, one is decided: whatever the one before that used is free.
-    if (n) barrier_wait(&s.handoff.done[(n - 1) % 2], (n - 1) / 2 % 2);
+    if (n) barrier_wait(&s.handoff.fired[(n - 1) % 2], (n - 1) / 2 % 2);
   }
   if (worker || !warp.leader()) return;
   const uint64_t reason = load_relaxed(state.abort_flag(state.program->rank));
@@ -66,26 +64,78 @@ DISTMK_ROLE wait_loop(const RankState& state, uint32_t worker, const Team warp) 
   store_relaxed(&reinterpret_cast<LaunchParams*>(state.params->self)->iterations_done, decide.iterations());
 }
 
-DISTMK_FN void consume_loop(const RankState& state, uint32_t worker) {
-  Shared& s = shared();
-  const Team team{threadIdx.x, NUM_CONSUMERS};
-  Context context(state, team);
-  Tracer tracer(state, worker);
-  TaskCursor cursor;
-  for (uint32_t n = 0;; ++n) {
-    barrier_wait(&s.handoff.announced[n % 2], n / 2 % 2);
-    const Action& action = s.handoff.action[n % 2];
-    if (action.kind == ActionKind::LEAVE || !run_task(context, action, tracer, s.handoff.start(n))) break;
-    if (team.leader()) s.ring.hold = 0;
-    const bool listed = action.kind == ActionKind::RUN;
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-      if (listed) barrier_arrive(&s.tasks.empty[cursor.slot]);
-      barrier_arrive(&s.handoff.done[n % 2]);
-    }
-    if (listed) cursor.step();
+// What consumers leave behind for the clerk.
+DISTMK_FN void hand_over(const Context& context, uint32_t n, uint64_t pushed) {
+  if (!context.team.leader()) return;
+  Handoff& handoff = shared().handoff;
+  handoff.pushed[n % 2] = pushed;
+  if (context.params().trace_capacity) handoff.ready_ns[n % 2] = context.ready_ns();
+}
+
+// Tasks that every token waits for are compiled into the consumers' loop, where no function is called: what lives
+// across a call would lie on the stack, for which there is hardly any cache. False: the launch is over.
+DISTMK_FN bool run_frequent_task(const RankState& state, uint32_t n) {
+  Context context(state, {threadIdx.x, NUM_CONSUMERS});
+  Handoff& handoff = shared().handoff;
+  if (!run_decided(context, handoff.action[n % 2], handoff.start(n), [](Context& c) { run_frequent_body(c); }))
+    return false;
+  hand_over(context, n, 0);
+  return true;
+}
+
+static __device__ __noinline__ bool run_other_task(const RankState& state, uint32_t n) {
+  Context context(state, {threadIdx.x, NUM_CONSUMERS});
+  Handoff& handoff = shared().handoff;
+  if (!run_decided(context, handoff.action[n % 2], handoff.start(n), [](Context& c) { run_body(c); })) return false;
+  if (state.far) context.finish();  // whoever has put data must wait until it is there
+  hand_over(context, n, state.far ? ~0ull : context.pushed());
+  return true;
+}
+
+// Bodies end one after another, but warps by themselves: nobody waits for those that still add up or store.
+DISTMK_FN void consume_loop(const RankState& state) {
+  Handoff& handoff = shared().handoff;
+  uint32_t n = 0;
+  for (;; ++n) {
+    barrier_wait(&handoff.announced[n % 2], n / 2 % 2);
+    if (handoff.action[n % 2].kind == ActionKind::LEAVE) break;
+    const bool frequent = is_frequent(state, *handoff.action[n % 2].task.desc);
+    if (!(frequent ? run_frequent_task(state, n) : run_other_task(state, n))) break;
+    warp_arrive(&handoff.done[n % 2]);
   }
-  if (team.leader()) release(s.ring, s.next_stage);
+  if (threadIdx.x) return;
+  if (n) barrier_wait(&handoff.done[(n - 1) % 2], (n - 1) / 2 % 2);
+  release(shared().ring, shared().places[0].stage);
+}
+
+// Fires a task's triggers as soon as its body is done: the consumers go on meanwhile.
+DISTMK_ROLE keep_list(const RankState& state, uint32_t worker, const Team warp) {
+  Shared& s = shared();
+  Handoff& handoff = s.handoff;
+  TaskFetcher fetcher(state, state.queues[worker], s.tasks);
+  Context context(state, warp);
+  Tracer tracer(state, worker);
+  for (uint32_t n = 0;;) {
+    const bool leaving = !warp.all(!s.ring.leave.get());
+    if (warp.all(barrier_test(&handoff.done[n % 2], n / 2 % 2))) {
+      const Action& action = handoff.action[n % 2];
+      const uint64_t body_end_ns = tracer.now();
+      context.begin(action.task, action.iteration, action.instance);
+      context.set_pushed(handoff.pushed[n % 2]);
+      if (warp.leader()) s.ring.hold.set(1);
+      context.finish();
+      tracer.keep(context, handoff.ready_ns[n % 2], body_end_ns);
+      if (action.kind == ActionKind::RUN) fetcher.give_back();
+      warp.sync();
+      if (warp.leader()) s.ring.hold.set(0);
+      warp_arrive(&handoff.fired[n % 2]);
+      ++n;
+    } else if (leaving) {
+      return;
+    } else if (fetcher.has_room()) {
+      fetcher.fetch(warp);
+    }
+  }
 }
 
 // One thread: what all roles share.
@@ -111,7 +161,8 @@ DISTMK_FN void set_up(const LaunchParams* launch) {
   s.ring.init();
   s.tasks.init();
   s.handoff.init();
-  s.next_stage = {};
+  s.sums.init();
+  for (Places& places : s.places) places = {};
   s.num_batches = 0;
 }
 
@@ -135,13 +186,13 @@ extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
     TaskSlot* slots = is_worker ? s.scheduled : reinterpret_cast<TaskSlot*>(s.slots) + 2 * role;
     if (is_worker == riding && id < num_schedulers) schedule_loop(state, id, warp, slots);
   } else if (role < NUM_WARPS) {
-    consume_loop(state, blockIdx.x);
+    consume_loop(state);
   } else if (role == LOADER) {
     if (warp.index < LOADER_LANES) stream_weights(state);
   } else if (role == WAITER) {
     wait_loop(state, blockIdx.x, warp);
   } else {
-    fetch_tasks(state, state.queues[blockIdx.x], warp, s.tasks, s.ring.leave);
+    keep_list(state, blockIdx.x, warp);
   }
   __syncthreads();  // nobody gives up shared memory while another role uses it
 }

@@ -10,6 +10,16 @@
 
 #define DISTMK_FN __device__ __forceinline__
 
+namespace distmk {
+// compute-sanitizer's racecheck takes an arrival at an mbarrier for the accesses of the arriving thread alone, and a
+// flag for a race. In a kernel built for it every lane arrives for itself, and flags are atomic.
+#ifdef DISTMK_RACECHECK
+constexpr bool FOR_RACECHECK = true;
+#else
+constexpr bool FOR_RACECHECK = false;
+#endif
+}  // namespace distmk
+
 #ifdef DISTMK_EMULATED
 #include "emulator/ptx.h"
 #else
@@ -22,6 +32,26 @@
 namespace distmk {
 
 constexpr uint32_t NUM_CONSUMERS = 256;
+constexpr uint32_t WARP_ARRIVALS = FOR_RACECHECK ? 32 : 1;
+
+// A whole warp has come this far, at a barrier that counts WARP_ARRIVALS for it, `times` over.
+DISTMK_FN void warp_arrive(uint64_t* barrier, uint32_t times = 1) {
+  __syncwarp();
+  if (FOR_RACECHECK || threadIdx.x % 32 == 0) barrier_arrive(barrier, times);
+}
+
+// A number in shared memory that one thread writes and others look at. It orders nothing else.
+struct Flag {
+  uint32_t value;
+
+#ifdef DISTMK_RACECHECK
+  DISTMK_FN uint32_t get() const { return atomicOr(const_cast<uint32_t*>(&value), 0u); }
+  DISTMK_FN void set(uint32_t v) { atomicExch(&value, v); }
+#else
+  DISTMK_FN uint32_t get() const { return *const_cast<const volatile uint32_t*>(&value); }
+  DISTMK_FN void set(uint32_t v) { *const_cast<volatile uint32_t*>(&value) = v; }
+#endif
+};
 
 struct Team {
   uint32_t index, size;

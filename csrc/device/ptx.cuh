@@ -29,6 +29,8 @@ DISTMK_FN uint64_t load_acquire(const uint64_t* p, Scope scope = Scope::DEVICE) 
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
   else if (scope == Scope::DEVICE)
     asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  else if (FOR_RACECHECK)
+    asm volatile("atom.acquire.cta.or.b64 %0, [%1], 0;" : "=l"(v) : "l"(p) : "memory");
   else
     asm volatile("ld.acquire.cta.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
   return v;
@@ -38,21 +40,17 @@ DISTMK_FN uint64_t load_relaxed(const uint64_t* p) {
   asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
   return v;
 }
-// Whether a counter has reached `want`; if so, what was released with it can be read. An acquire empties the
-// first-level cache, so while the answer is no it is asked without.
+// Whether a counter has reached `want`; if so, what was released with it can be read.
 DISTMK_FN bool has_reached(const uint64_t* p, uint64_t want, Scope scope = Scope::DEVICE) {
-  uint64_t v;
-  if (scope == Scope::SYSTEM)
-    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
-  else
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
-  return v >= want && load_acquire(p, scope) >= want;
+  return load_acquire(p, scope) >= want;
 }
 DISTMK_FN void store_release(uint64_t* p, uint64_t v, Scope scope = Scope::DEVICE) {
   if (scope == Scope::SYSTEM)
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
   else if (scope == Scope::DEVICE)
     asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+  else if (FOR_RACECHECK)
+    asm volatile("{ .reg .u64 was; atom.release.cta.exch.b64 was, [%0], %1; }" ::"l"(p), "l"(v) : "memory");
   else
     asm volatile("st.release.cta.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
@@ -76,19 +74,26 @@ DISTMK_FN uint32_t shared_address(const void* p) { return static_cast<uint32_t>(
 DISTMK_FN void barrier_init(uint64_t* barrier, uint32_t count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count));
 }
+// Looks once, and answers at once.
+DISTMK_FN bool barrier_test(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+               : "=r"(done)
+               : "r"(barrier), "r"(parity)
+               : "memory");
+  return done;
+}
+DISTMK_FN bool barrier_test(uint64_t* barrier, uint32_t parity) {
+  return barrier_test(shared_address(barrier), parity);
+}
 // Looks once; from compute capability 9.0 on it may rest a while before it says no.
 DISTMK_FN bool barrier_try_wait(uint32_t barrier, uint32_t parity) {
+  if constexpr (!BULK_COPIES) return barrier_test(barrier, parity);
   uint32_t done;
-  if constexpr (BULK_COPIES)
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                 : "=r"(done)
-                 : "r"(barrier), "r"(parity)
-                 : "memory");
-  else
-    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                 : "=r"(done)
-                 : "r"(barrier), "r"(parity)
-                 : "memory");
+  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+               : "=r"(done)
+               : "r"(barrier), "r"(parity)
+               : "memory");
   return done;
 }
 DISTMK_FN bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
@@ -107,12 +112,20 @@ DISTMK_FN void barrier_wait(uint32_t barrier, uint32_t parity) {
     }
 }
 DISTMK_FN void barrier_wait(uint64_t* barrier, uint32_t parity) { barrier_wait(shared_address(barrier), parity); }
-// While a flag of the worker's is up.
-DISTMK_FN void wait_while(uint32_t flag) {
-  asm volatile(
-      "{ .reg .pred p; .reg .u32 v; again: ld.volatile.shared.u32 v, [%0]; setp.ne.u32 p, v, 0; @p bra again; }" ::"r"(
-          flag)
-      : "memory");
+// While the number at `hold` is neither 0 nor at least `slab`.
+DISTMK_FN void wait_while_held(uint32_t hold, uint32_t slab) {
+  if (FOR_RACECHECK)
+    asm volatile(
+        "{ .reg .pred p; .reg .u32 v; again: atom.shared.or.b32 v, [%0], 0; add.u32 v, v, -1; setp.lt.u32 p, v, %1; @p "
+        "bra again; }" ::"r"(hold),
+        "r"(slab - 1)
+        : "memory");
+  else
+    asm volatile(
+        "{ .reg .pred p; .reg .u32 v; again: ld.volatile.shared.u32 v, [%0]; add.u32 v, v, -1; setp.lt.u32 p, v, %1; "
+        "@p bra again; }" ::"r"(hold),
+        "r"(slab - 1)
+        : "memory");
 }
 DISTMK_FN void barrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");

@@ -24,18 +24,19 @@ constexpr uint32_t MAX_IN_FLIGHT = 3;
 
 struct Ring {
   uint64_t full[NUM_STAGES], empty[NUM_STAGES];
-  volatile uint32_t leave;        // the worker has left its loop: nothing more will be multiplied
-  volatile uint32_t loader_left;  // nothing more will be copied
-  // The worker is about to signal, which takes until every copy in flight has landed: copy nothing new. What waits for
-  // the signal is worth more than the ring's being full a little sooner.
-  volatile uint32_t hold;
+  Flag leave;        // the worker has left its loop: nothing more will be multiplied
+  Flag loader_left;  // nothing more will be copied
+  // Not 0: the worker is about to signal, which takes until every copy in flight has landed, so nothing new is copied
+  // of the slabs behind this one (slabs count from 1). What waits for the signal is worth more than the ring's being
+  // full a little sooner.
+  Flag hold;
 
   DISTMK_FN void init() {
     for (uint32_t s = 0; s < NUM_STAGES; ++s) {
       barrier_init(&full[s], LOADER_LANES);
-      barrier_init(&empty[s], STAGE_TILES);
+      barrier_init(&empty[s], STAGE_TILES * WARP_ARRIVALS);
     }
-    leave = loader_left = hold = 0;
+    leave = loader_left = hold = {0};
     barrier_init_done();
   }
 };
@@ -67,17 +68,18 @@ class Loader {
  public:
   DISTMK_FN Loader(Ring& ring, char* slots)
       : ring_(ring),
-        full_(keep(shared_address(ring.full))),
-        empty_(keep(shared_address(ring.empty))),
-        slots_(keep(shared_address(slots))),
-        hold_(keep(shared_address(const_cast<const uint32_t*>(&ring.hold)))),
+        full_(opaque(shared_address(ring.full))),
+        empty_(opaque(shared_address(ring.empty))),
+        slots_(opaque(shared_address(slots))),
+        hold_(opaque(shared_address(&ring.hold))),
         lanes_{threadIdx.x % 32, LOADER_LANES} {}
 
   // One slab. False: the worker has left, which is looked for once a round: until then release() makes room.
   DISTMK_FN bool stream(const LinearArgs& args, const char* slab) {
+    ++slab_;
     const uint32_t rows = slab_rows(args);
     for (uint32_t round = 0; round < rows; round += ROUND_ROWS) {
-      if (!lanes_.all(!ring_.leave)) return false;
+      if (!lanes_.all(!ring_.leave.get())) return false;
       const uint32_t round_end = min(round + ROUND_ROWS, rows);
 #pragma unroll 1
       for (uint32_t left = args.k_pitch; left; left -= min(BLOCK_K, left)) {
@@ -100,29 +102,27 @@ class Loader {
   DISTMK_FN void leave() {
     for (uint32_t i = MAX_IN_FLIGHT; i; --i) await_landing(next_.before(i));
     lanes_.sync();
-    if (lanes_.leader()) ring_.loader_left = 1;
+    if (lanes_.leader()) ring_.loader_left.set(1);
   }
 
  private:
   Ring& ring_;
-  const uint32_t full_, empty_, slots_, hold_;
+  const uint32_t full_, empty_, slots_, hold_;  // opaque: the compiler would work an address out anew for every copy
   const Team lanes_;
   RingPlace<NUM_STAGES> next_;
+  uint32_t slab_ = 0;
 
   // Of a copy that was never issued, as there are in the beginning, the barrier says so at once.
   DISTMK_FN void await_landing(const RingPlace<NUM_STAGES>& place) {
     barrier_wait(full_ + place.slot * 8, place.parity);
   }
 
-  // Out of the compiler's sight: it would work the address out anew for every copy.
-  static DISTMK_FN uint32_t keep(uint32_t address) { return opaque(address); }
-
   DISTMK_FN void copy(const char* src, uint32_t num_bytes) {
     const uint32_t full = full_ + next_.slot * 8, dst = slots_ + next_.slot * STAGE_BYTES;
     await_landing(next_.before(MAX_IN_FLIGHT));
     barrier_wait(empty_ + next_.slot * 8, next_.parity ^ 1);
     lanes_.sync();
-    wait_while(hold_);
+    wait_while_held(hold_, slab_);
     if constexpr (BULK_COPIES)
       copy_bulk(dst, src, num_bytes, full);
     else
@@ -133,11 +133,11 @@ class Loader {
 
 // One thread of a worker that has left, from stage `next` on: makes room until the loader has noticed.
 DISTMK_FN void release(Ring& ring, RingPlace<NUM_STAGES> next) {
-  ring.leave = 1;
+  ring.leave.set(1);
   for (;; next.step()) {
     while (!barrier_try_wait(&ring.full[next.slot], next.parity))
-      if (ring.loader_left) return;
-    barrier_arrive(&ring.empty[next.slot], STAGE_TILES);
+      if (ring.loader_left.get()) return;
+    barrier_arrive(&ring.empty[next.slot], STAGE_TILES * WARP_ARRIVALS);
   }
 }
 

@@ -12,29 +12,53 @@ constexpr uint32_t SUMS_STRIDE = 52;  // of a warp's sums for a token: a round's
 constexpr uint32_t SCRATCH_BYTES = NUM_WARPS * TILE_TOKENS * SUMS_STRIDE * sizeof(float);
 constexpr uint32_t VECTOR_BYTES = 33024;  // activations: a block of all rows, or all of fewer
 static_assert(SUMS_STRIDE >= ROUND_ROWS, "");
+static_assert(VECTOR_BYTES >= MAX_ROWS * (BLOCK_K + 8) * 2, "a block of all rows");
 constexpr uint32_t NEAR_RING_ENTRIES = 32;
 
-// What the waiting warp tells the consumers: the next task, announced while the one before runs where that can be, and
-// that its waits are met.
+// What the warps tell each other about a task: the waiter the consumers that it is announced, while the one before runs
+// where that can be, and that its waits are met; the consumers the clerk that its body is done; the clerk the waiter
+// that its triggers were fired.
 struct Handoff {
-  uint64_t announced[2], ready[2], done[2];
+  uint64_t announced[2], ready[2], done[2], fired[2];
   Action action[2];
-  volatile uint32_t over_at;  // number of a task that was announced and will never be ready, as the launch is over
+  uint64_t pushed[2];    // ranks whose triggers the body has fired itself
+  uint64_t ready_ns[2];  // where the launch is traced
+  Flag over_at;          // number of a task that was announced and will never be ready, as the launch is over
 
   DISTMK_FN void init() {
     for (uint32_t i = 0; i < 2; ++i) {
-      barrier_init(&announced[i], 1);
-      barrier_init(&ready[i], 1);
-      barrier_init(&done[i], NUM_WARPS);
+      barrier_init(&announced[i], WARP_ARRIVALS);
+      barrier_init(&ready[i], WARP_ARRIVALS);
+      barrier_init(&done[i], NUM_WARPS * WARP_ARRIVALS);
+      barrier_init(&fired[i], WARP_ARRIVALS);
     }
-    over_at = ~0u;
+    over_at = {~0u};
   }
   DISTMK_FN void announce(const Team& team, uint32_t n, const Action& what) {
-    if (!team.leader()) return;
-    action[n % 2] = what;
-    barrier_arrive(&announced[n % 2]);
+    if (team.leader()) action[n % 2] = what;
+    warp_arrive(&announced[n % 2]);
   }
-  DISTMK_FN StartSignal start(uint32_t n) { return {&ready[n % 2], n, &over_at}; }
+  DISTMK_FN StartSignal start(uint32_t n) { return {&ready[n % 2], n ? &done[(n - 1) % 2] : nullptr, n, &over_at}; }
+};
+
+// Two buffers for the sums of the warps: one is written while the other is added up.
+struct SumsBuffers {
+  static constexpr uint32_t COUNT = 2;
+  uint64_t full[COUNT], empty[COUNT];
+
+  DISTMK_FN void init() {
+    for (uint32_t i = 0; i < COUNT; ++i) {
+      barrier_init(&full[i], NUM_WARPS * WARP_ARRIVALS);
+      barrier_init(&empty[i], NUM_WARPS * WARP_ARRIVALS);
+    }
+  }
+};
+
+// Where a consumer warp is in what it shares with others; it goes through tasks at its own pace.
+struct Places {
+  RingPlace<NUM_STAGES> stage;
+  RingPlace<SumsBuffers::COUNT> sums;
+  uint32_t num_slabs = 0;  // that it has drained
 };
 
 struct NearRing {
@@ -56,13 +80,14 @@ struct Shared {
   char scratch[SCRATCH_BYTES];
   float squares[MAX_ROWS][NUM_WARPS];  // of the activations, for their norm
   Ring ring;
-  RingPlace<NUM_STAGES> next_stage;  // for the next task that drains the ring
+  SumsBuffers sums;
+  Places places[NUM_WARPS];
   TaskRing tasks;
   TaskSlot handed_out[2], scheduled[2];
   Handoff handoff;
   NearRing near_ring;
   alignas(16) Batch batch;
-  uint64_t num_batches;  // that have lain in `batch`
+  uint64_t num_batches;  // see RankState::num_near_batches
   PrepareCopies prepare;
   alignas(16) char state_memory[sizeof(RankState)];
   alignas(16) char far_memory[16];  // of FarRanks

@@ -43,31 +43,44 @@ struct TaskRing {
   uint64_t full[NUM_TASK_SLOTS], empty[NUM_TASK_SLOTS];
   TaskSlot slots[NUM_TASK_SLOTS];
 
-  // Who must be done with a slot: the loader, and every consumer warp once it has run the task.
-  static constexpr uint32_t NUM_READERS = 1 + NUM_CONSUMERS / 32;
-
   DISTMK_FN void init() {
     for (uint32_t s = 0; s < NUM_TASK_SLOTS; ++s) {
-      barrier_init(&full[s], 1);
-      barrier_init(&empty[s], NUM_READERS);
+      barrier_init(&full[s], WARP_ARRIVALS);
+      barrier_init(&empty[s], 1);  // by the loader; that the task was run its fetcher knows itself
     }
   }
 };
 
 using TaskCursor = RingPlace<NUM_TASK_SLOTS>;  // of a reader or of the fetcher
 
-// Fills the ring until the worker leaves.
-DISTMK_FN void fetch_tasks(const RankState& state, const Queue& queue, const Team& team, TaskRing& ring,
-                           const volatile uint32_t& leave) {
-  if (!queue.count) return;
-  TaskCursor cursor;
-  for (uint32_t next = 0;; next = next + 1 == queue.count ? 0 : next + 1, cursor.step()) {
-    while (!team.all(barrier_try_wait(&ring.empty[cursor.slot], cursor.parity ^ 1)))
-      if (!team.all(!leave)) return;
-    load_task(state, queue.begin + next, team, ring.slots[cursor.slot]);
-    if (team.leader()) barrier_arrive(&ring.full[cursor.slot]);
+// Fills the ring, over and over.
+class TaskFetcher {
+ public:
+  DISTMK_FN TaskFetcher(const RankState& state, const Queue& queue, TaskRing& ring)
+      : state_(state), queue_(queue), ring_(ring) {}
+
+  // A task has been run.
+  DISTMK_FN void give_back() { ++num_free_; }
+  DISTMK_FN bool has_room() const { return queue_.count && num_free_; }
+
+  // Fetches one more task where there is room. False: the loader still reads what lies there.
+  DISTMK_FN bool fetch(const Team& team) {
+    if (!team.all(barrier_test(&ring_.empty[cursor_.slot], cursor_.parity ^ 1))) return false;
+    load_task(state_, queue_.begin + next_, team, ring_.slots[cursor_.slot]);
+    warp_arrive(&ring_.full[cursor_.slot]);
+    if (++next_ == queue_.count) next_ = 0;
+    cursor_.step();
+    --num_free_;
+    return true;
   }
-}
+
+ private:
+  const RankState& state_;
+  const Queue queue_;
+  TaskRing& ring_;
+  TaskCursor cursor_;
+  uint32_t next_ = 0, num_free_ = NUM_TASK_SLOTS;
+};
 
 // The worker's own reading of the ring.
 class TaskList {
@@ -79,13 +92,13 @@ class TaskList {
   // written only then.
   DISTMK_FN void look_for_batch(const RankState& state, uint64_t iteration, const Team& team) {
     const ProgramHeader& program = *state.program;
-    if (program.gate_event == NO_EVENT || num_batches_ > iteration) return;
+    if (program.gate_event == NO_EVENT || num_batches_ >> 1 > iteration) return;
     if (!batch_arrived(state, iteration, team)) return;
     const auto* from = reinterpret_cast<const uint4*>(state.address(program.gate_batch));
     for (uint32_t i = team.index; i < sizeof(Batch) / sizeof(uint4); i += team.size)
       reinterpret_cast<uint4*>(&batch_)[i] = __ldcg(from + i);
     team.sync();
-    if (team.leader()) store_release(&num_batches_, iteration + 1, Scope::BLOCK);
+    if (team.leader()) store_release(&num_batches_, (iteration + 1) << 1 | (batch_.stop != 0), Scope::BLOCK);
     team.sync();
   }
 

@@ -48,6 +48,7 @@ inline bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
   emulator::yield();
   return false;
 }
+inline bool barrier_test(uint64_t* barrier, uint32_t parity) { return barrier_try_wait(barrier, parity); }
 inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
   while (!emulator::mbarrier_test(barrier, parity)) {
     emulator::Fiber& fiber = emulator::current();
@@ -60,8 +61,8 @@ inline void barrier_wait(uint32_t barrier, uint32_t parity) { barrier_wait(at_sh
 inline void barrier_arrive(uint64_t* barrier, uint32_t times = 1) {
   emulator::mbarrier_update(barrier, static_cast<int>(times), 0);
 }
-inline void wait_while(uint32_t flag) {
-  while (*at_shared<volatile uint32_t>(flag)) emulator::yield();
+inline void wait_while_held(uint32_t hold, uint32_t slab) {
+  while (*at_shared<volatile uint32_t>(hold) - 1 < slab - 1) emulator::yield();
 }
 
 inline void copy_bulk(uint32_t dst, const char* src, uint32_t num_bytes, uint32_t full) {

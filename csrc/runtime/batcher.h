@@ -187,6 +187,7 @@ DISTMK_FN void prepare_batch(Context& context, const PrepareArgs& args, const Ba
   bool pages_changed = false;
   if (team.leader()) pages_changed = batcher.advance();
   pages_changed = !team.all(!pages_changed);
+  team.sync();  // a vote orders no memory
   if (memory.batch != context.at<Batch>(args.batch)) {
     copy_bytes(team, context.at<Batch>(args.batch), memory.batch, sizeof(Batch));
     copy_bytes(team, context.at<BatcherState>(args.state), memory.state, sizeof(BatcherState));
@@ -197,9 +198,9 @@ DISTMK_FN void prepare_batch(Context& context, const PrepareArgs& args, const Ba
     if (rank == context.rank()) continue;
     if (pages_changed) context.put(rank, args.page_table, context.at<void>(args.page_table), table_bytes);
     // From where it lies: the network may read it there.
-    context.push(rank, args.batch, context.at<void>(args.batch), sizeof(Batch));
+    context.put(rank, args.batch, context.at<void>(args.batch), sizeof(Batch));
   }
-  context.finish();
+  context.finish();  // all ranks are told at once, after one fence
   if (team.leader()) batcher.publish();
 }
 

@@ -44,7 +44,7 @@ struct RankState {
   uint64_t* faults_seen;                       // triggers that matched the injected fault so far
   FarRanks* far = nullptr;                     // null: every rank is reached by pointer
   const Batch* near_batch = nullptr;           // a copy at hand of the row table; null: it is read where it lies
-  const uint64_t* num_near_batches = nullptr;  // iterations whose row table was copied
+  const uint64_t* num_near_batches = nullptr;  // iterations whose row table was copied, twice; odd: the last says stop
   JitRing* near_ring = nullptr;  // this worker's ring, where its scheduler rides along and it lies at hand
 
   DISTMK_FN RankState(const LaunchParams* launch, uint64_t* fault_counter)
@@ -178,6 +178,10 @@ class Context {
     for (uint32_t other = 0; other < num_ranks(); ++other)
       if (!peer<void>(other, operand)) push(other, operand, at<void>(operand), num_bytes);
   }
+
+  // Ranks whose triggers need no firing any more. Who finishes a task for those who ran its body is told of them.
+  DISTMK_FN uint64_t pushed() const { return pushed_; }
+  DISTMK_FN void set_pushed(uint64_t ranks) { pushed_ = ranks; }
 
   // The rest of the triggers, once the whole team is done with the body. A body may call it itself when all that is
   // left to do is seen by no task.

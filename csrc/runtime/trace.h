@@ -21,7 +21,6 @@ class Tracer {
   DISTMK_FN uint64_t now() const { return entries_ ? now_ns() : 0; }
 
   // What context ran since its inputs were there, its body until `body_end_ns`.
-  DISTMK_FN void keep(const Context& context, uint64_t body_end_ns) { keep(context, context.ready_ns(), body_end_ns); }
   DISTMK_FN void keep(const Context& context, uint64_t start_ns, uint64_t body_end_ns) {
     if (!entries_ || !context.team.leader()) return;
     const uint64_t end_ns = now_ns();

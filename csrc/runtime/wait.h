@@ -41,8 +41,9 @@ DISTMK_FN Gate gate_state(const RankState& state, uint64_t iteration, const Team
   if (iteration == end_iteration(*state.params)) return Gate::STOP;
   if (program.gate_event == NO_EVENT) return iteration < state.params->num_iterations ? Gate::OPEN : Gate::STOP;
   if (state.near_batch) {
-    if (!team.all(load_acquire(state.num_near_batches, Scope::BLOCK) > iteration)) return Gate::CLOSED;
-    return state.near_batch->stop ? Gate::STOP : Gate::OPEN;
+    const uint64_t copied = load_acquire(state.num_near_batches, Scope::BLOCK);
+    if (!team.all(copied >> 1 > iteration)) return Gate::CLOSED;
+    return team.all(copied & 1) ? Gate::STOP : Gate::OPEN;
   }
   if (!batch_arrived(state, iteration, team)) return Gate::CLOSED;
   return reinterpret_cast<const Batch*>(state.address(program.gate_batch))->stop ? Gate::STOP : Gate::OPEN;

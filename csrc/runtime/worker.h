@@ -120,20 +120,27 @@ class Worker {
 // Task types whose bodies ask themselves when their inputs are ready.
 DISTMK_FN bool begins_early(const TaskDesc& task) {
   const auto type = static_cast<TaskType>(task.type);
-  return StartSignal::EARLY && (type == TaskType::LINEAR || type == TaskType::ATTENTION || type == TaskType::MERGE);
+  return StartSignal::EARLY &&
+         (type == TaskType::LINEAR || type == TaskType::ATTENTION || type == TaskType::MERGE || type == TaskType::SUM);
 }
 
-// Runs what was decided: of what was handed out one instance, of a spread task this worker's share. False: the launch
-// was over before the task could start.
-DISTMK_FN bool run_task(Context& context, const Action& action, Tracer& tracer, const StartSignal& start = {}) {
+// Runs what was decided, by `body(context)`: of what was handed out one instance, of a spread task this worker's share.
+// False: the launch was over before the task could start.
+template <class Body>
+DISTMK_FN bool run_decided(Context& context, const Action& action, const StartSignal& start, const Body& body) {
   context.begin(action.task, action.iteration, action.instance, start);
   const TaskDesc& task = *context.task.desc;
   if (!begins_early(task) && !context.inputs_ready()) return false;
-  if (!is_spread(task) || context.take_share(num_instances(context, task))) run_body(context);
-  if (!context.inputs_ready()) return false;
+  if (!is_spread(task) || context.take_share(num_instances(context, task))) body(context);
+  return context.inputs_ready();
+}
+
+// The same, and what follows a body.
+DISTMK_FN bool run_task(Context& context, const Action& action, Tracer& tracer) {
+  if (!run_decided(context, action, {}, [](Context& c) { run_body(c); })) return false;
   const uint64_t body_end_ns = tracer.now();
   context.finish();
-  tracer.keep(context, body_end_ns);
+  tracer.keep(context, context.ready_ns(), body_end_ns);
   return true;
 }
 

@@ -38,7 +38,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    from distmk.cli import build_command, check_command, doctor_command, generate_command, trace_command
+    from distmk.cli import build_command, check_command, doctor_command, generate_command, lab_command, trace_command
 
     parser = _Parser(prog="distmk", description=(distmk.__doc__ or "").splitlines()[0])
     parser.add_argument("--version", action="version", version=f"distmk {distmk.__version__}")
@@ -48,6 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     build_command.add_to(commands)
     trace_command.add_to(commands)
     doctor_command.add_to(commands)
+    lab_command.add_to(commands)
     return parser
 
 

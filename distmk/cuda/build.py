@@ -126,7 +126,7 @@ def copy_cubin(cubin: Path, folder: Path) -> Path:
 
 def source_key(architecture: str) -> str:
     """Hash of all that is compiled, and how; not of the tools."""
-    return content_key([architecture, *FLAGS, translation_unit()], kernel_sources())
+    return content_key([architecture, *FLAGS, *env.nvcc_flags(), translation_unit()], kernel_sources())
 
 
 def kernel_sources() -> list[Path]:
@@ -154,7 +154,8 @@ def compile_cubin(toolchain: Toolchain, architecture: str, folder: Path, virtual
     source.write_text(translation_unit())
     code = f"arch={virtual or architecture.replace('sm_', 'compute_')},code={architecture}"
     includes = [f"-I{csrc_dir()}", f"-I{toolchain.nvshmem / 'include'}"]
-    said = run([toolchain.nvcc, *FLAGS, "-Xptxas", "-v", "-gencode", code, "-cubin", *includes, source, "-o", obj])
+    flags = [*FLAGS, *env.nvcc_flags(), "-Xptxas", "-v", "-gencode", code, "-cubin", *includes]
+    said = run([toolchain.nvcc, *flags, source, "-o", obj])
     library = [f"-L{toolchain.nvshmem / 'lib'}", "-lnvshmem_device"]
     said += run([toolchain.nvlink, "-v", f"--arch={architecture}", obj, *library, "-o", cubin])
     report = Report(

@@ -2,7 +2,7 @@
 
 from distmk.tasks.attention import Attention, AttentionShape, Merge
 from distmk.tasks.base import TASK_TYPES, Access, Layout, Task
-from distmk.tasks.basic import Affine, Nop, Put, Sum
+from distmk.tasks.basic import Affine, Nop, Put, Sine, Sum
 from distmk.tasks.batching import Prepare, Sample
 from distmk.tasks.linear import Embed, Linear
 
@@ -20,6 +20,7 @@ __all__ = [
     "Prepare",
     "Put",
     "Sample",
+    "Sine",
     "Sum",
     "Task",
 ]

@@ -120,6 +120,38 @@ class Affine(Task):
         return [access(False, rank, args.src, 4 * args.num), access(True, rank, args.dst, 4 * args.num)]
 
 
+class SineArgs(ctypes.Structure):
+    _fields_ = [("src", c_uint64), ("dst", c_uint64), ("num", c_uint32), ("times", c_uint32)]
+
+
+@task_type(10, "sine")
+@dataclass(frozen=True, eq=False)
+class Sine(Task):
+    """dst = sin(sin(...src...)), `times` sines deep, float32, element by element: work of any length, for measurements."""
+
+    src: Region = None  # type: ignore[assignment]
+    dst: Region = None  # type: ignore[assignment]
+    times: int = 1
+
+    Args: ClassVar[type[ctypes.Structure]] = SineArgs
+
+    def __post_init__(self) -> None:
+        _same_cols(self.src, self.dst)
+
+    def reads(self) -> Iterable[Region]:
+        return (self.src,)
+
+    def writes(self) -> Iterable[Region]:
+        return (self.dst,)
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        return SineArgs(layout.operand(self.src), layout.operand(self.dst), self.src.cols, self.times)
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        return [access(False, rank, args.src, 4 * args.num), access(True, rank, args.dst, 4 * args.num)]
+
+
 class SumArgs(ctypes.Structure):
     _fields_ = [
         ("blocks", c_uint64),

@@ -86,6 +86,7 @@ def _small(board: Board) -> Iterator[Callable[[], None]]:
     for _ in range(4):
         yield _on_each(board, small.put_and_affine)
         yield _on_each(board, small.put_bytes)
+        yield _on_each(board, small.sines)
     for num_tasks in (1, int(board.rng.integers(2, 40)), 132):
         yield _on_each(board, small.sample, num_tasks)
 

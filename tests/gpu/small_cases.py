@@ -11,7 +11,7 @@ from linear_cases import CANDIDATE, batch_of
 
 from distmk.abi import MAX_ROWS, Epilogue, Space
 from distmk.regions import Region
-from distmk.tasks import Affine, Embed, Put, Sample, Sum
+from distmk.tasks import Affine, Embed, Put, Sample, Sine, Sum
 from distmk.tasks.batching import CANDIDATES_BYTES
 
 FIRST_TOKEN, LAST_TOKEN = 300, 700  # of an embedding's rows
@@ -83,6 +83,18 @@ def put_and_affine(board: Board, rank: int) -> None:
         assert_close("affine ", f32(memory, scaled), want, 1e-6 + 1e-6 * want.abs())
 
     board.check(to, f"put and affine of {num}", check)
+
+
+def sines(board: Board, rank: int) -> None:
+    """Sines of sines."""
+    num, times = int(board.rng.integers(1, 3000)), int(board.rng.integers(0, 40))
+    data = torch.randn(1, num)
+    out, what = board.written(board.wide(rank, num, 1)), f"sine of {num}, {times} times"
+    board.graph.add(Sine(rank, what, src=board.give(board.wide(rank, num, 1), data), dst=out, times=times))
+    want = data.double()
+    for _ in range(times):
+        want = want.sin()
+    board.check(rank, what, lambda memory: assert_close("sine ", f32(memory, out), want, 1e-6))
 
 
 def put_bytes(board: Board, rank: int) -> None:

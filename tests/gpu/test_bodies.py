@@ -20,7 +20,7 @@ from distmk.check import check
 from distmk.program import compile_graph
 
 BODIES = ("linear STORE", "linear ADD", "linear SWIGLU", "linear PUSH", "linear ARGMAX", "linear rounding", "linear ties",
-          "embed STORE", "embed PUSH", "put and affine", "put of", "sum of", "sample of", "attention")  # fmt: skip
+          "embed STORE", "embed PUSH", "put and affine", "put of", "sine of", "sum of", "sample of", "attention")  # fmt: skip
 
 
 @pytest.mark.parametrize(

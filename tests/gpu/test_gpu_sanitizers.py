@@ -3,8 +3,10 @@
     python -m pytest -q -rs tests/gpu/test_gpu_sanitizers.py             # 1 GPU, a minute or two a tool
     python -m pytest -q -rs tests/gpu/test_gpu_sanitizers.py -k memcheck
 
-Needs compute-sanitizer on PATH or in CUDA_HOME/bin. racecheck and synccheck look at shared memory and barriers inside a block;
-order between blocks and GPUs is what distmk.check and the host twin under ThreadSanitizer are for.
+Needs compute-sanitizer on PATH or in CUDA_HOME/bin. racecheck and synccheck look at shared memory and barriers inside a
+block; order between blocks and GPUs is what distmk.check and the host twin under ThreadSanitizer are for. racecheck is given
+a kernel in which every lane arrives at barriers for itself and flags are atomic (csrc/device/platform.h): it knows no other
+order.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ def test_clean(tmp_path: Path, tool: str) -> None:
     # Libraries ask the driver things whose answer is an error; that is no fault of the kernel.
     options = ["--error-exitcode", str(FOUND), "--kernel-regex", "kns=distmk_megakernel", "--report-api-errors", "no"]
     command = [sanitizer(), "--tool", tool, *options, sys.executable, str(HERE / "tiny_job.py"), "cuda"]
-    done = runner.run(command, environment(DISTMK_DEADLINE_S=DEADLINE_S))
+    flags = "-DDISTMK_RACECHECK" if tool == "racecheck" else ""
+    done = runner.run(command, environment(DISTMK_DEADLINE_S=DEADLINE_S, DISTMK_NVCC_FLAGS=flags))
     text = done.stdout + done.stderr
     if "Device not supported" in text:
         pytest.skip("compute-sanitizer does not support this machine")

@@ -13,7 +13,7 @@ from arrays import assert_close
 from batches import decode_batch, make_batch
 
 from distmk.abi import MAX_ROWS, Batch, BatcherState, Candidate, Epilogue, LaunchParams, Request, Space, Trigger
-from distmk.tasks import Affine, Embed, Linear, Nop, Prepare, Put, Sample, Sum
+from distmk.tasks import Affine, Embed, Linear, Nop, Prepare, Put, Sample, Sine, Sum
 
 CANDIDATE = np.dtype([("value", np.float32), ("token", np.int32)])
 
@@ -58,6 +58,19 @@ def test_affine(rng: np.random.Generator) -> None:
     arena.output(dst, 4 * num)
     arena.run(Affine, Affine.Args(src, dst, num, 1.5, -0.25))
     assert_close("affine", arena.f32(dst, (num,)), x.astype(np.float64) * 1.5 - 0.25, 1e-6)
+
+
+def test_sine(rng: np.random.Generator) -> None:
+    arena = Arena(rng)
+    num, times = int(rng.integers(1, 3000)), int(rng.integers(0, 40))
+    x = rng.standard_normal(num).astype(np.float32)
+    src, dst = arena.store(x), arena.alloc(4 * num)
+    arena.output(dst, 4 * num)
+    arena.run(Sine, Sine.Args(src, dst, num, times))
+    want = x.astype(np.float64)
+    for _ in range(times):
+        want = np.sin(want)
+    assert_close(f"{times} sines", arena.f32(dst, (num,)), want, 1e-6)
 
 
 @pytest.mark.parametrize("add", [0, 1])

@@ -31,7 +31,7 @@ LAYERS = [
     ["cuda"],
     ["choices", "trace"],
     ["session"],
-    ["engine", "doctor"],
+    ["engine", "doctor", "lab"],
     ["llm"],
     ["cli", "follower"],
     ["__main__"],

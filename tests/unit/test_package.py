@@ -20,7 +20,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("setuptools", "77")
     folder = tmp_path_factory.mktemp("wheel")
     copy = folder / "source"
-    for part in ("distmk", "csrc"):
+    for part in ("distmk", "csrc", "examples"):
         shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
     for part in ("pyproject.toml", "LICENSE", "README.md"):
         if (ROOT / part).exists():
@@ -39,7 +39,9 @@ def test_wheel_is_whole(wheel: Path) -> None:
     suffixes = (".h", ".cpp", ".cu", ".cuh")
     sources = {path.relative_to(ROOT / "csrc") for path in (ROOT / "csrc").rglob("*") if path.suffix in suffixes}
     assert "distmk/check/__init__.py" in python and sources
+    rungs = [path for path in (ROOT / "examples" / "launch_lab").iterdir() if path.suffix in (".py", *suffixes)]
     want = python | {f"distmk/_csrc/{path.as_posix()}" for path in sources}
+    want |= {f"distmk/_launch_lab/{path.name}" for path in rungs}
     assert held - {"distmk/py.typed"} == want, f"missing {sorted(want - held)}, not wanted {sorted(held - want)}"
 
 
@@ -48,10 +50,10 @@ def test_unpacked_wheel_runs(wheel: Path, tiny_model: Path, runner: Runner) -> N
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(runner.folder / "site")
     env = {"PYTHONPATH": str(runner.folder / "site"), "DISTMK_CACHE": str(runner.folder / "cache")}
-    code = "import distmk, distmk.build_cache as b; print(distmk.__file__); print(b.csrc_dir())"
+    code = "import distmk, distmk.build_cache as b, distmk.lab.kernels as k; print(distmk.__file__, b.csrc_dir(), k.rungs_dir())"
     found = runner.run([sys.executable, "-c", code], env)
-    assert found.stdout.splitlines() == [
-        str(runner.folder / "site" / "distmk" / name) for name in ("__init__.py", "_csrc")
+    assert found.stdout.split() == [
+        str(runner.folder / "site" / "distmk" / name) for name in ("__init__.py", "_csrc", "_launch_lab")
     ], found.stderr
     command = ("generate", "--model", str(tiny_model), "--prompt-ids", "1,2,3", "--max-new-tokens", "4")
     away, here = runner.distmk(*command, env=env), runner.distmk(*command)

@@ -22,15 +22,49 @@ DISTMK_FN void body_affine(Context& context, const AffineArgs& args) {
     dst[i] = __ldcg(src + i) * args.scale + args.shift;
 }
 
+// Several elements a thread at once: a sine waits for the one before it, and a worker has few warps to fill the wait.
+DISTMK_FN void body_sine(Context& context, const SineArgs& args) {
+  constexpr uint32_t AT_ONCE = 4;
+  const auto* src = context.at<float>(args.src);
+  auto* dst = context.at<float>(args.dst);
+  const uint32_t step = context.team.size;
+  for (uint32_t first = context.team.index; first < args.num; first += AT_ONCE * step) {
+    float values[AT_ONCE] = {};
+#pragma unroll
+    for (uint32_t i = 0; i < AT_ONCE; ++i)
+      if (first + i * step < args.num) values[i] = __ldcg(src + first + i * step);
+    DISTMK_ROLLED
+    for (uint32_t n = 0; n < args.times; ++n)
+#pragma unroll
+      for (uint32_t i = 0; i < AT_ONCE; ++i) values[i] = sinf(values[i]);
+#pragma unroll
+    for (uint32_t i = 0; i < AT_ONCE; ++i)
+      if (first + i * step < args.num) dst[first + i * step] = values[i];
+  }
+}
+
+// All blocks of up to IN_FLIGHT are on their way before the first is added.
 DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
+  constexpr uint32_t IN_FLIGHT = 8;
   const uint32_t count = rows_of(context.batch(args.batch)) * args.num;
   const auto* blocks = context.at<char>(args.blocks);
   auto* dst = context.at<float>(args.dst);
+  if (!context.inputs_ready()) return;
+#pragma unroll 1
   for (uint32_t i = context.team.index; i < count; i += context.team.size) {
     float* out = dst + uint64_t{i / args.num} * args.dst_stride + i % args.num;
     float sum = args.add ? __ldcg(out) : 0.0f;
-    for (uint32_t b = 0; b < args.num_blocks; ++b)
-      sum += __ldcg(reinterpret_cast<const float*>(blocks + b * args.block_stride) + i);
+#pragma unroll 1
+    for (uint32_t first = 0; first < args.num_blocks; first += IN_FLIGHT) {
+      float value[IN_FLIGHT];
+#pragma unroll
+      for (uint32_t b = 0; b < IN_FLIGHT; ++b)
+        value[b] = first + b < args.num_blocks
+                       ? __ldcg(reinterpret_cast<const float*>(blocks + (first + b) * args.block_stride) + i)
+                       : 0.0f;
+#pragma unroll
+      for (uint32_t b = 0; b < IN_FLIGHT; ++b) sum += value[b];
+    }
     *out = sum;
   }
 }

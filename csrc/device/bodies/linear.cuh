@@ -8,7 +8,8 @@ namespace distmk {
 namespace linear {
 
 // What becomes of the sums. Thread t looks after weight row t % DEALT_ROWS of each round, for every DEALT_TOKENS-th
-// token from t / DEALT_ROWS on.
+// token from t / DEALT_ROWS on, or a later one: rounds turn it on, so that a single token is not always the same
+// warps'.
 constexpr uint32_t DEALT_ROWS = 64, DEALT_TOKENS = NUM_CONSUMERS / DEALT_ROWS;
 static_assert(DEALT_ROWS >= ROUND_ROWS, "");
 
@@ -29,7 +30,9 @@ struct Output {
   }
 
   DISTMK_FN Epilogue epilogue() const { return static_cast<Epilogue>(args.epilogue); }
-  DISTMK_FN static uint32_t token_of(uint32_t i) { return threadIdx.x / DEALT_ROWS + i * DEALT_TOKENS; }
+  DISTMK_FN static uint32_t token_of(uint32_t i, uint32_t turn = 0) {
+    return (threadIdx.x / DEALT_ROWS + turn) % DEALT_TOKENS + i * DEALT_TOKENS;
+  }
 
   // Row `i` of a paired group of `m` pairs is gate i, row m + i is up i.
   DISTMK_FN void store_pair(uint32_t token, uint32_t column, float gate, float up) {
@@ -42,8 +45,7 @@ struct Output {
     return __ldcg(context.at<float>(args.out) + uint64_t{token} * args.out_stride + column);
   }
 
-  DISTMK_FN void store(uint32_t i, uint32_t column, float value, float residual) {
-    const uint32_t token = token_of(i);
+  DISTMK_FN void store(uint32_t i, uint32_t token, uint32_t column, float value, float residual) {
     if (bias) value += bias[column];
     const uint64_t place = uint64_t{token} * args.out_stride + column;
     switch (epilogue()) {
@@ -69,29 +71,40 @@ template <uint32_t TILES>
 struct Round {
   using Sums = float[ROUND_GROUPS][TILES][4];
   uint32_t first_row, end_row;  // of the slab
+  uint32_t turn;
   float residual[Output<TILES>::COUNT];
 
-  DISTMK_FN Round(const Output<TILES>& out, uint32_t first, uint32_t end) : first_row(first), end_row(end) {
+  // The best candidates are kept from round to round, so there a token always is the same threads'.
+  DISTMK_FN Round(const Output<TILES>& out, uint32_t first, uint32_t end)
+      : first_row(first), end_row(end), turn(out.epilogue() == Epilogue::ARGMAX ? 0 : first / ROUND_ROWS) {
     const uint32_t column = first_row + threadIdx.x % DEALT_ROWS;
     const bool adds = out.epilogue() == Epilogue::ADD && column < end_row;
 #pragma unroll
     for (uint32_t i = 0; i < Output<TILES>::COUNT; ++i)
-      residual[i] = adds && out.token_of(i) < out.num_rows ? out.residual_at(out.token_of(i), column) : 0.0f;
+      residual[i] =
+          adds && out.token_of(i, turn) < out.num_rows ? out.residual_at(out.token_of(i, turn), column) : 0.0f;
+  }
+
+  // Whether this warp's threads look after a token of a tile.
+  DISTMK_FN bool has_token(const Output<TILES>& out, uint32_t tile) const {
+    return out.token_of(tile * TILE_TOKENS / DEALT_TOKENS, turn) < out.num_rows;
   }
 
   // A warp's sums of a tile of tokens, where the others find them.
-  DISTMK_FN void write_sums(const Sums& sums, uint32_t tile) const {
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    auto* out = reinterpret_cast<float*>(shared().scratch) + (warp * TILE_TOKENS + lane % 4 * 2) * SUMS_STRIDE;
+  DISTMK_FN void write_sums(const Sums& sums, uint32_t tile, uint32_t num_tokens, float* buffer) const {
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_token = lane % 4 * 2;
+    float* out = buffer + (warp * TILE_TOKENS + first_token) * SUMS_STRIDE + lane / 4;
 #pragma unroll
-    for (uint32_t g = 0; g < ROUND_GROUPS; ++g)
+    for (uint32_t i = 0; i < 4; ++i) {
+      if (first_token + i % 2 >= num_tokens) continue;
 #pragma unroll
-      for (uint32_t i = 0; i < 4; ++i)
-        out[i % 2 * SUMS_STRIDE + g * TILE_ROWS + lane / 4 + i / 2 * 8] = sums[g][tile][i];
+      for (uint32_t g = 0; g < ROUND_GROUPS; ++g)
+        out[i % 2 * SUMS_STRIDE + g * TILE_ROWS + i / 2 * 8] = sums[g][tile][i];
+    }
   }
 
   // Adds up the warps' sums of a tile of tokens and hands each value on.
-  DISTMK_FN void finish(Output<TILES>& out, uint32_t tile) const {
+  DISTMK_FN void finish(Output<TILES>& out, uint32_t tile, const float* buffer) const {
     const uint32_t row = threadIdx.x % DEALT_ROWS, in_group = row % TILE_ROWS, begin = first_row + row - in_group;
     if (begin + in_group >= end_row) return;
     const uint32_t group_rows = min(TILE_ROWS, end_row - begin);
@@ -100,10 +113,10 @@ struct Round {
     constexpr uint32_t PER_TILE = TILE_TOKENS / DEALT_TOKENS;
 #pragma unroll
     for (uint32_t n = 0; n < PER_TILE; ++n) {
-      const uint32_t i = tile * PER_TILE + n, token = out.token_of(i);
+      const uint32_t i = tile * PER_TILE + n, token = out.token_of(i, turn);
       if (token >= out.num_rows) break;
       const float scale = out.args.norm ? norm_scale(out.args, token) : 1.0f;
-      const auto* sums = reinterpret_cast<const float*>(shared().scratch) + (token % TILE_TOKENS) * SUMS_STRIDE;
+      const float* sums = buffer + (token % TILE_TOKENS) * SUMS_STRIDE;
       const auto total = [&](uint32_t weight_row) {
         float sum = 0;
 #pragma unroll
@@ -113,7 +126,7 @@ struct Round {
       if (paired)
         out.store_pair(token, begin / 2 + in_group, total(row), total(row + group_rows / 2));
       else
-        out.store(i, begin + in_group, total(row), residual[i]);
+        out.store(i, token, begin + in_group, total(row), residual[i]);
     }
   }
 
@@ -167,10 +180,8 @@ DISTMK_FN void multiply_block(const Activations& x, const Lane<TILES>& lane, con
       barrier_wait(&shared().ring.full[stage.slot], stage.parity);
       multiply_tile<TILES>(shared().slots + stage.slot * STAGE_BYTES + in_stage * TILE_K * column_bytes,
                            min(TILE_K, block_end - k), k - x.first_of(block), lane, tile_sums);
-      __syncwarp();
       // The warp with a stage's last tile gives back what tiles are missing in it.
-      if (threadIdx.x % 32 == 0)
-        barrier_arrive(&shared().ring.empty[stage.slot], k + TILE_K < block_end ? 1 : STAGE_TILES - in_stage);
+      warp_arrive(&shared().ring.empty[stage.slot], k + TILE_K < block_end ? 1 : STAGE_TILES - in_stage);
 #pragma unroll
       for (uint32_t group = 0; group < ROUND_GROUPS; ++group)
 #pragma unroll
@@ -181,58 +192,79 @@ DISTMK_FN void multiply_block(const Activations& x, const Lane<TILES>& lane, con
   }
 }
 
-// The slab comes in rounds of ROUND_GROUPS row groups, a round in blocks of BLOCK_K columns, a block group by group,
-// stage by stage.
+// The end of a round: each warp leaves its sums, those that look after a token wait for all of them, the others go on.
+// Up to half a tile of tokens leaves room for two rounds.
 template <uint32_t TILES>
+DISTMK_FN void hand_over(const Round<TILES>& round, const typename Round<TILES>::Sums& sums, Output<TILES>& out,
+                         RingPlace<SumsBuffers::COUNT>& place) {
+  SumsBuffers& buffers = shared().sums;
+  const bool two = out.num_rows <= TILE_TOKENS / 2;
+#pragma unroll
+  for (uint32_t tile = 0; tile < TILES; ++tile, place.step()) {
+    const RingPlace<SumsBuffers::COUNT> last = place.before(two ? 2 : 1);
+    float* buffer =
+        reinterpret_cast<float*>(shared().scratch) + (two ? place.slot * (TILE_TOKENS / 2) * SUMS_STRIDE : 0);
+    barrier_wait(&buffers.empty[last.slot], last.parity);
+    round.write_sums(sums, tile, min(TILE_TOKENS, out.num_rows - tile * TILE_TOKENS), buffer);
+    warp_arrive(&buffers.full[place.slot]);
+    if (round.has_token(out, tile)) {
+      barrier_wait(&buffers.full[place.slot], place.parity);
+      round.finish(out, tile, buffer);
+    }
+    warp_arrive(&buffers.empty[place.slot]);
+  }
+}
+
+// The slab comes in rounds of ROUND_GROUPS row groups, a round in blocks of BLOCK_K columns, a block group by group,
+// stage by stage. SINGLE: one aligned row of activations, all of it at hand: there nothing lives across a call, which
+// would put it on the stack.
+template <uint32_t TILES, bool SINGLE>
 DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) {
   const Team& team = context.team;
   const uint32_t rows = slab_rows(args);
   const Activations x = activations_of(context, args, num_rows);
   const Lane<TILES> lane(x);
   Output<TILES> out(context, args, num_rows);
-  RingPlace<NUM_STAGES> stage = shared().next_stage;
+  Places places = shared().places[threadIdx.x / 32];
+  ++places.num_slabs;
   uint32_t turn = STAGE_TEAMS - 1 - threadIdx.x / 32 / STAGE_TILES;
-  if (!(x.resident ? stage_all(context, x) : context.inputs_ready())) return;
+  if (!(SINGLE ? stage_row(context, x) : context.inputs_ready())) return;
+  if (!SINGLE && x.resident) stage_any(team, x, 0, x.k_pitch, x.norm != nullptr);
+  if (SINGLE || x.resident) team.sync();
 #pragma unroll 1
   for (uint32_t first = 0; first < rows; first += ROUND_ROWS) {
     const Round<TILES> round(out, first, min(first + ROUND_ROWS, rows));
     typename Round<TILES>::Sums sums = {};
-    if (x.resident) team.sync();  // the activations are there, and the last round's sums were read
 #pragma unroll 1
     for (uint32_t block = 0; block < args.k_pitch; block += BLOCK_K) {
       const uint32_t block_end = min(block + BLOCK_K, args.k_pitch);
-      if (!x.resident) {
+      if (!SINGLE && !x.resident) {
         team.sync();
         stage_any(team, x, block, block_end, args.norm && first == 0);
         team.sync();
       }
-      multiply_block<TILES>(x, lane, round, block, block_end, stage, turn, sums);
+      multiply_block<TILES>(x, lane, round, block, block_end, places.stage, turn, sums);
     }
-#pragma unroll
-    for (uint32_t tile = 0; tile < TILES; ++tile) {
-      if (tile) team.sync();
-      round.write_sums(sums, tile);
-      team.sync();
-      if (team.leader() && round.end_row == rows) shared().ring.hold = 1;  // until this task has signalled
-      round.finish(out, tile);
-    }
+    if (team.leader() && round.end_row == rows)
+      shared().ring.hold.set(places.num_slabs);  // until the clerk has signalled
+    hand_over(round, sums, out, places.sums);
   }
   if (out.epilogue() == Epilogue::ARGMAX) {
     team.sync();
     write_candidates<TILES>(out);
   }
-  if (team.leader()) shared().next_stage = stage;
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) shared().places[threadIdx.x / 32] = places;
 }
 
 }  // namespace linear
 
 DISTMK_FN void body_linear(Context& context, const LinearArgs& args) {
-  const Batch* batch = context.batch(args.batch);
-  const uint32_t num_rows = batch ? batch->num_rows : 1;
+  const uint32_t num_rows = linear::num_rows(context.rank_state, args);
   if (num_rows <= TILE_TOKENS)
-    linear::run<1>(context, args, num_rows);
+    linear::run<1, false>(context, args, num_rows);
   else
-    linear::run<2>(context, args, num_rows);
+    linear::run<2, false>(context, args, num_rows);
   if (args.epilogue == static_cast<uint32_t>(Epilogue::PUSH))
     context.push_far(args.out, uint64_t{num_rows} * args.n * sizeof(float));
 }

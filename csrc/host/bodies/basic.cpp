@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "host/simd.h"
 #include "runtime/batcher.h"
 #include "runtime/candidates.h"
@@ -21,6 +23,16 @@ void body_affine(Context& context, const AffineArgs& args) {
   const float* src = context.at<float>(args.src);
   float* dst = context.at<float>(args.dst);
   for (uint32_t i = 0; i < args.num; ++i) dst[i] = src[i] * args.scale + args.shift;
+}
+
+void body_sine(Context& context, const SineArgs& args) {
+  const float* src = context.at<float>(args.src);
+  float* dst = context.at<float>(args.dst);
+  for (uint32_t i = 0; i < args.num; ++i) {
+    float value = src[i];
+    for (uint32_t n = 0; n < args.times; ++n) value = std::sin(value);
+    dst[i] = value;
+  }
 }
 
 // The order of additions is that of the blocks, whatever order they arrived in: every rank gets the same bits.

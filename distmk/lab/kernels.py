@@ -1,0 +1,80 @@
+"""The rungs' sources, found and compiled: with nvcc of the project's own toolchain, into its cache."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from distmk.build_cache import cached, content_key
+from distmk.cuda.build import architecture_of
+from distmk.cuda.toolchain import find_nvcc, run
+from distmk.errors import BuildError, UsageError
+
+FLAGS = ("-std=c++17", "-O3", "-lineinfo")
+DEVICE_LAUNCH_FLAGS = ("-rdc=true", "-dlink")  # links CUDA's device runtime, libcudadevrt.a
+DEVICE_LAUNCH = "device_launch.cu"
+SOURCES = (
+    "chain.cu",
+    "fused.cu",
+    DEVICE_LAUNCH,
+    "persistent.cu",
+    "cooperative.cu",
+    "work_queue.cu",
+    "gemm.cu",
+    "drain_queue.cu",
+    "resident.cu",
+)
+
+
+def rungs_dir() -> Path:
+    """Programs and kernels of the rungs: in examples of a checkout, inside the package in an installed wheel."""
+    for path in (Path(__file__).parents[2] / "examples" / "launch_lab", Path(__file__).parents[1] / "_launch_lab"):
+        if (path / "lab.cuh").exists():
+            return path
+    raise BuildError("the launch lab's programs are not installed with this package; reinstall distmk")
+
+
+def load_rung(number: int) -> ModuleType:
+    """The program of a rung, as a module."""
+    (path,) = rungs_dir().glob(f"{number:02}_*.py")
+    name = f"distmk_launch_lab_{number:02}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise BuildError(f"{path} cannot be loaded; reinstall distmk")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+def architecture_for(capability: tuple[int, int]) -> str:
+    """What to compile for; GPUs that the runtime does not know can have the lab all the same, from 8.0 on."""
+    try:
+        return architecture_of(capability)
+    except UsageError:
+        major, minor = capability
+        if capability < (8, 0):
+            raise UsageError(
+                f"the launch lab needs compute capability 8.0 or newer; this GPU has {major}.{minor}"
+            ) from None
+        return f"sm_{major}{minor}"
+
+
+def build(source: str, architecture: str) -> Path:
+    """The compiled `source` of the rungs' folder, from the cache if it is there. BuildError: it cannot be compiled."""
+    nvcc, version = find_nvcc()
+    path = rungs_dir() / source
+    flags = FLAGS + DEVICE_LAUNCH_FLAGS if source == DEVICE_LAUNCH else FLAGS
+
+    def make(scratch: Path) -> Path:
+        cubin = scratch / f"{path.stem}.cubin"
+        code = f"arch={architecture.replace('sm_', 'compute_')},code={architecture}"
+        run([nvcc, *flags, "-gencode", code, "-cubin", path, "-o", cubin])
+        return cubin
+
+    included = [rungs_dir() / name for name in ("lab.cuh", "chain.cu")]
+    key = content_key([version, architecture, *flags], {path, *included})
+    return cached(f"lab-{path.stem}-{architecture}", ".cubin", key, make)

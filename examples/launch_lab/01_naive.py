@@ -1,0 +1,22 @@
+"""Rung 1: many small kernels, and the host waits for each. What the other rungs are measured against.
+
+python examples/launch_lab/01_naive.py --elements 65536
+"""
+
+from distmk.lab.alone import main
+from distmk.lab.chain import Chain, Step
+
+
+def prepare(chain: Chain) -> Step:
+    launches, gpu = chain.short_kernels(), chain.gpu
+
+    def step() -> None:
+        for launch in launches:
+            launch()
+            gpu.synchronize()
+
+    return step
+
+
+if __name__ == "__main__":
+    main(__file__)

@@ -1,0 +1,27 @@
+"""Rung 3: the step captured once as a CUDA graph; one call replays all of it.
+
+python examples/launch_lab/03_graph.py --elements 65536
+"""
+
+from distmk.lab.alone import main
+from distmk.lab.chain import Chain, Step
+
+
+def prepare(chain: Chain) -> Step:
+    launches, gpu = chain.short_kernels(), chain.gpu
+
+    def enqueue() -> None:
+        for launch in launches:
+            launch()
+
+    replay = gpu.capture(enqueue)  # grids and arguments are in it: other shapes need another graph
+
+    def step() -> None:
+        replay()
+        gpu.synchronize()
+
+    return step
+
+
+if __name__ == "__main__":
+    main(__file__)

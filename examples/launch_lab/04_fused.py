@@ -1,0 +1,23 @@
+"""Rung 4: one kernel does what all of the step's kernels do, and keeps every element in a register meanwhile.
+
+python examples/launch_lab/04_fused.py --elements 65536
+"""
+
+from distmk.lab.alone import main
+from distmk.lab.chain import Chain, Step
+
+
+def prepare(chain: Chain) -> Step:
+    gpu = chain.gpu
+    kernel = gpu.kernel("fused.cu", "chain_fused")
+    launch = gpu.launch(kernel, chain.num_blocks, chain.x, chain.num, chain.num_kernels, chain.stamp())
+
+    def step() -> None:
+        launch()
+        gpu.synchronize()
+
+    return step
+
+
+if __name__ == "__main__":
+    main(__file__)

@@ -1,0 +1,212 @@
+"""Rung 11: a kernel that stays on the GPU and polls a ring in the host's pinned memory, against launches and replays.
+
+python examples/launch_lab/11_resident.py
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from distmk.errors import LabError
+from distmk.lab.alone import main
+from distmk.lab.gpu import NUM_THREADS, Gpu, Launch
+from distmk.lab.power import Meter
+from distmk.lab.results import Latency, ResidentTimes
+from distmk.lab.stats import Spread
+from distmk.lab.workload import check, expected, inputs
+
+RING = 64  # slots
+LEAVE = 0xFFFFFFFF  # as in resident.cu
+BACKOFF_NS = 1000
+WARM = 50
+DEADLINE_S = 5.0  # of the host, for one submission
+SPARE_S = 15.0  # that the kernel would stay beyond the time it is meant to
+PACE_S = 0.001  # between submissions while power is measured
+SETTLE = 0.4  # of the time that power is measured, before it is: clocks and the board's counter need a while
+
+
+class Work(ctypes.Structure):
+    _fields_ = (
+        ("x", ctypes.c_uint64),
+        ("y", ctypes.c_uint64),
+        ("num", ctypes.c_uint32),
+        ("pad", ctypes.c_uint32),
+        ("arrived", ctypes.c_uint64),
+        ("num_sines", ctypes.c_uint64),
+        ("done", ctypes.c_uint64),
+    )
+
+
+class Submissions:
+    """Submissions one at a time, numbered from 1 on. A word says all of one: its number, and how many sines it asks for."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu, self.num = gpu, gpu.num_sms * NUM_THREADS
+        self.ring, self.done, self.left = gpu.words(RING), gpu.words(1), gpu.words(1)
+        self.x, self.y = gpu.upload(inputs(self.num)), gpu.empty(4 * self.num)
+        self.relay, self._arrived, self._num_sines = gpu.empty(8 * RING), gpu.empty(8), gpu.empty(8)
+        addresses = (each.address for each in (self._arrived, self._num_sines, self.done))
+        self.work = Work(self.x.address, self.y.address, self.num, 0, *addresses)
+        self.reset()
+
+    def reset(self) -> None:
+        """Back to the first; nothing may run."""
+        self.number = self._asked = 0
+        for memory in (self.y, self.relay, self._arrived, self._num_sines):
+            self.gpu.fill(memory)
+        self.gpu.synchronize()
+        for shared in (self.ring, self.done, self.left):
+            ctypes.memset(shared.address, 0, ctypes.sizeof(shared.words))
+
+    def next_word(self) -> int:
+        self.number += 1
+        num_sines = 16 + self.number % 9
+        self._asked += num_sines
+        return self.number << 32 | num_sines
+
+    def wait(self) -> None:
+        """Until the last submission is done."""
+        done, number = self.done.words, self.number
+        until = time.monotonic() + DEADLINE_S
+        while done[0] != number:
+            if time.monotonic() > until:
+                raise LabError(f"rung 11: submission {number} was not done within {DEADLINE_S:g} s; done is {done[0]}")
+
+    def verify(self, what: str) -> float:
+        """All were run once, and the last one's results are right; the largest error."""
+        found = int(self.gpu.download(self._num_sines, np.uint64)[0])
+        if found != self._asked:
+            raise LabError(f"rung 11, {what}: {found} sines were run, {self._asked} were asked for")
+        last = 16 + self.number % 9
+        return check(f"rung 11, {what}", self.gpu.download(self.y, np.float32), expected(self.num, last))
+
+    def close(self) -> None:
+        for memory in (self.x, self.y, self.relay, self._arrived, self._num_sines):
+            self.gpu.free(memory)
+
+
+Submit = Callable[[int], None]
+
+
+def resident_launch(all_: Submissions, backoff_ns: int, lifetime_s: float) -> Launch:
+    gpu, lifetime_ns = all_.gpu, ctypes.c_uint64(int(1e9 * lifetime_s))
+    kernel = gpu.kernel("resident.cu", "resident")
+    arguments = (all_.ring, all_.relay, RING, backoff_ns, lifetime_ns, all_.work, all_.left)
+    return gpu.launch(kernel, gpu.num_sms, *arguments, cooperative=gpu.cooperative)
+
+
+@contextmanager
+def resident(all_: Submissions, backoff_ns: int, lifetime_s: float) -> Iterator[Submit]:
+    """The kernel runs inside the block. While it does, nothing else is asked of the driver: it might wait for the kernel."""
+    gpu, ring = all_.gpu, all_.ring.words
+    resident_launch(all_, backoff_ns, lifetime_s)()
+
+    def submit(word: int) -> None:
+        ring[(word >> 32) % RING] = word
+
+    try:
+        yield submit
+    finally:
+        if all_.done.words[0] != all_.number:
+            submit(all_.number << 32 | LEAVE)  # after an interrupt it may never have been submitted
+        number = all_.number + 1
+        submit(number << 32 | LEAVE)
+        gpu.synchronize()  # at the latest when its time is over
+    if all_.left.words[0] != number:
+        raise LabError(f"rung 11: the resident kernel left at submission {all_.left.words[0]}, told to at {number}")
+
+
+@contextmanager
+def launches(all_: Submissions) -> Iterator[Submit]:
+    word = ctypes.c_uint64(0)
+    gpu = all_.gpu
+    launch = gpu.launch(gpu.kernel("resident.cu", "submission"), gpu.num_sms, word, None, all_.work)
+
+    def submit(value: int) -> None:
+        word.value = value
+        launch()
+
+    yield submit
+    gpu.synchronize()
+
+
+@contextmanager
+def replays(all_: Submissions) -> Iterator[Submit]:
+    """A graph's arguments are fixed: its kernel reads the word from the host's memory."""
+    gpu, ring = all_.gpu, all_.ring.words
+    kernel = gpu.kernel("resident.cu", "submission")
+    replay = gpu.capture(gpu.launch(kernel, gpu.num_sms, ctypes.c_uint64(0), all_.ring, all_.work))
+
+    def submit(word: int) -> None:
+        ring[0] = word
+        replay()
+
+    yield submit
+    gpu.synchronize()
+
+
+def measure(gpu: Gpu, num_samples: int = 2000, power_s: float = 2.5) -> ResidentTimes:
+    all_, meter = Submissions(gpu), Meter(gpu.bus_id)
+    lifetime_s = power_s + num_samples * 1e-3 + SPARE_S
+    ways = {
+        "resident": lambda: resident(all_, 0, lifetime_s),
+        "resident, backs off": lambda: resident(all_, BACKOFF_NS, lifetime_s),
+        "kernel launch": lambda: launches(all_),
+        "graph replay": lambda: replays(all_),
+    }
+    found, errors = {}, []
+    for name, way in ways.items():
+        all_.reset()
+        with way() as submit:
+            latencies = _latencies(all_, submit, num_samples)
+            watts, rate = _power(all_, submit, meter, power_s)
+        errors.append(all_.verify(name))
+        found[name] = Latency([round(each, 2) for each in latencies], Spread.of(latencies), watts)
+    time.sleep(SETTLE * power_s)
+    idle_watts = meter.watts(lambda: time.sleep(power_s))
+    all_.close()
+    return ResidentTimes(found, idle_watts, rate, max(errors))
+
+
+def _latencies(all_: Submissions, submit: Submit, num_samples: int) -> list[float]:
+    """us from submission to done, as the host sees it."""
+    times_us = []
+    gc.disable()
+    try:
+        for _ in range(WARM + num_samples):
+            word = all_.next_word()
+            began = time.perf_counter()
+            submit(word)
+            all_.wait()
+            times_us.append(1e6 * (time.perf_counter() - began))
+    finally:
+        gc.enable()
+    return times_us[WARM:]
+
+
+def _power(all_: Submissions, submit: Submit, meter: Meter, seconds: float) -> tuple[float | None, float]:
+    """Mean watts while little is submitted, and how much that was, a second."""
+    count = 0
+
+    def pace(for_s: float) -> None:
+        nonlocal count
+        until = time.monotonic() + for_s
+        while time.monotonic() < until:
+            submit(all_.next_word())
+            all_.wait()
+            count += 1
+            time.sleep(PACE_S)
+
+    pace(SETTLE * seconds)
+    count = 0
+    return meter.watts(lambda: pace(seconds)), count / seconds
+
+
+if __name__ == "__main__":
+    main(__file__)

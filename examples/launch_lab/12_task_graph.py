@@ -1,0 +1,108 @@
+"""Rung 12: the same chain as a task graph of this runtime: one launch for many steps, and no barrier between kernels.
+
+python examples/launch_lab/12_task_graph.py --elements 65536          (without a GPU: the host twin)
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+
+import numpy as np
+
+import distmk
+from distmk.lab.alone import main
+from distmk.lab.results import ChainTime
+from distmk.lab.stats import Spread
+from distmk.lab.workload import NUM_KERNELS, NUM_SINES, check, expected, inputs
+from distmk.regions import Buffer
+from distmk.tasks import Sine
+from distmk.trace.record import NEVER, UNKNOWN
+
+BUDGET_S = 0.15  # of the longer of two launches that are compared
+MOST_STEPS, TRACED = 2000, 3
+REPEATS = 7
+
+
+def build(num: int, num_kernels: int, num_workers: int) -> tuple[distmk.Graph, Buffer]:
+    """A task for each worker's part of each kernel; a part goes to the next worker with each kernel, as data would."""
+    graph = distmk.Graph(1, num_workers)
+    x = graph.buffer("x", num)
+    bounds = np.linspace(0, num, num_workers + 1).astype(int).tolist()
+    for kernel in range(num_kernels):
+        for part, (begin, end) in enumerate(itertools.pairwise(bounds)):
+            region, worker = x.at(0, begin, end), (part + kernel) % num_workers
+            graph.add(Sine(rank=0, op=f"kernel{kernel}", worker=worker, src=region, dst=region, times=NUM_SINES))
+    return graph, x
+
+
+def measure(num: int, backend: str, num_workers: int | None = None, num_kernels: int = NUM_KERNELS) -> ChainTime:
+    with distmk.connect() as bootstrap:
+        began = time.perf_counter()
+        graph, x = build(num, num_kernels, num_workers or workers_of(backend))
+        with distmk.Session(graph, bootstrap, backend=backend) as session:
+            prepare_us = 1e6 * (time.perf_counter() - began)
+            error = verify(session, x, num, num_kernels)
+            per_step_us, start_us = time_steps(session)
+            busy_us, gap_us = from_trace(session, num_kernels)
+            error = max(error, verify(session, x, num, num_kernels))
+    kernel_us = Spread.of(per_step_us).scaled(1 / num_kernels)
+    return ChainTime("12", num, num_kernels, kernel_us, busy_us, gap_us, prepare_us, error, start_us)
+
+
+def workers_of(backend: str) -> int:
+    if backend == "cuda":
+        from distmk.cuda.backend import num_workers_of  # needs packages that only GPU machines have
+
+        return num_workers_of(0)
+    from distmk.host.backend import usable_cores
+
+    return usable_cores()
+
+
+def verify(session: distmk.Session, x: Buffer, num: int, num_kernels: int) -> float:
+    """One step on fresh inputs; the largest error."""
+    session.backend.write(session.program.placement.buffers[x], 0, inputs(num).reshape(1, -1))
+    session.run(1)
+    return check("rung 12", session.view(x)[0], expected(num, NUM_SINES * num_kernels))
+
+
+def time_steps(session: distmk.Session) -> tuple[list[float], float]:
+    """us a step, of which many follow each other in one launch; and us of a launch beside them.
+
+    Launches of one and of many steps are compared: the host looks only now and then whether one is over.
+    """
+
+    def run_us(num_steps: int) -> float:
+        began = time.perf_counter()
+        session.run(num_steps)
+        return 1e6 * (time.perf_counter() - began)
+
+    run_us(1)
+    guess_us = max(run_us(11) - run_us(1), 1.0) / 10
+    more = min(max(int(1e6 * BUDGET_S / guess_us), 5), MOST_STEPS)
+    times = [(run_us(1), run_us(1 + more)) for _ in range(REPEATS)]
+    one_us = statistics.median(one for one, _ in times)
+    per_step_us = [(many - one_us) / more for _, many in times]
+    return per_step_us, max(one_us - statistics.median(per_step_us), 0.0)
+
+
+def from_trace(session: distmk.Session, num_kernels: int) -> tuple[float | None, float | None]:
+    """us from a kernel's first start to its last end, and from the end of what a task waited for to its start; medians."""
+    trace = session.run_traced(20, TRACED)
+    if trace is None or not len(trace.rows):
+        return None, None
+    rows, spans = trace.on_workers(), []
+    for iteration in np.unique(rows["iteration"]):
+        for op in range(len(trace.ops)):
+            of_kernel = rows[(rows["iteration"] == iteration) & (rows["op"] == op)]
+            if len(of_kernel):
+                spans.append(int(of_kernel["end_ns"].max() - of_kernel["start_ns"].min()))
+    known = (rows["ready_ns"] != UNKNOWN) & (rows["ready_ns"] != NEVER)
+    hops = rows["start_ns"][known] - rows["ready_ns"][known]
+    return statistics.median(spans) / 1e3, float(np.median(hops)) / 1e3 if len(hops) else None
+
+
+if __name__ == "__main__":
+    main(__file__)

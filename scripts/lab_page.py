@@ -1,0 +1,39 @@
+#!/usr/bin/env python3
+"""Write what `distmk lab --out DIR` measured into examples/launch_lab/README.md.
+
+python scripts/lab_page.py DIR
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from distmk.errors import DistmkError  # noqa: E402
+from distmk.lab.page import write  # noqa: E402
+from distmk.lab.results import LabReport  # noqa: E402
+
+PAGE = ROOT / "examples" / "launch_lab" / "README.md"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path, metavar="DIR", help="with lab.json and the plots")
+    parser.add_argument(
+        "--page", type=Path, default=PAGE, metavar="FILE", help="default: the one of examples/launch_lab"
+    )
+    arguments = parser.parse_args()
+    try:
+        write(LabReport.load(arguments.folder), arguments.folder, arguments.page)
+    except DistmkError as error:
+        print(f"lab_page: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
