@@ -22,9 +22,6 @@ from distmk import LLM
 from distmk.abi import Batch
 from distmk.shard import shard_model
 
-LAUNCHES = 3
-TOGETHER = 8  # iterations in which all prompts of a case decode
-
 
 class Job:
     """One rank's engine, and the cases on it. Only rank 0 knows of tokens."""
@@ -60,7 +57,7 @@ class Job:
         _, iterations = self.generate(chosen, [self.work.tokens] * len(chosen))
         counts: list[int] = []
         if self.bootstrap.rank == 0:
-            end = max(each[0] for each in iterations) + TOGETHER
+            end = max(each[0] for each in iterations) + self.work.together
             counts = [sum(i <= end for i in each) for each in iterations]
             assert all(end in each for each in iterations), "a prompt was done before the last began: raise `tokens`"
         agreed: list[int] = json.loads(self.bootstrap.broadcast(json.dumps(counts).encode()))
@@ -70,7 +67,7 @@ class Job:
         chosen = [self.prompts[number] for number in case]
         counts = self.counts(chosen)
         results = []
-        for _ in range(LAUNCHES):
+        for _ in range(self.work.launches):
             tokens, _ = self.generate(chosen, counts)
             results.append((tokens, self.logits(chosen, counts)))
         tokens, logits = results[0]

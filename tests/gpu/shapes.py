@@ -25,12 +25,17 @@ QWEN3_ROPE = {"rope_type": "default", "rope_theta": 1000000.0}
 
 
 class Workload(NamedTuple):
-    """Prompts of these lengths, longest first; each case runs some of them at once. `tokens`: the most a prompt gets."""
+    """Prompts of these lengths, longest first; each case runs some of them at once, in `launches` that must agree.
+
+    `tokens`: the most a prompt gets; `together`: iterations in which all prompts of a case decode.
+    """
 
     lengths: tuple[int, ...]
     cases: tuple[tuple[int, ...], ...]
     tokens: int
     max_model_len: int
+    launches: int = 3
+    together: int = 8
 
 
 def _sizes(hidden: int, ffn: int, heads: int, kv_heads: int, head_dim: int, vocab: int, **more: Any) -> dict[str, Any]:
@@ -68,17 +73,17 @@ LARGE = Workload(
 )
 SMALL = Workload(
     (100, 31, 20, 17, 16, 15, 9, 8, 7, 5, 4, 3, 2, 2, 1, 1),
-    ((14,), (1,), (0, 1, 14), (0, 1, 3, 5, 7, 8, 12, 15), tuple(range(16))),
+    ((14,), (0, 1, 14), tuple(range(16))),
     50,
     160,
 )
-
-
 EMULATED = Workload(
-    (22, 17, 16, 9, 8, 5, 4, 3, 3, 2, 2, 2, 1, 1, 1, 1),
+    (30, 17, 16, 9, 8, 5, 4, 3, 3, 2, 2, 2, 1, 1, 1, 1),
     ((0, 1, 14), tuple(range(16))),
-    20,
+    13,
     44,
+    launches=2,
+    together=4,
 )
 
 

@@ -27,7 +27,6 @@ BODIES = ("linear STORE", "linear ADD", "linear SWIGLU", "linear PUSH", "linear 
     ("backend", "num_ranks"),
     [
         on("host", 1),
-        on("host", 2),
         on("host", 3),
         on("emulated", 1),
         on("emulated", 2),

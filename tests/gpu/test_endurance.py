@@ -26,7 +26,7 @@ GROWTH_MB = 20.0  # that a process may gain over nine tenths of the calls
 @pytest.mark.parametrize(
     ("backend", "num_ranks", "calls", "tokens"),
     [
-        on("host", 2, 60, 1500),
+        on("host", 2, 40, 800),
         pytest.param("cuda", 4, 1000, 20_000, marks=[pytest.mark.multigpu, pytest.mark.slow]),
     ],
 )

@@ -113,9 +113,7 @@ def test_killed_rank_0(runner: Runner, command: Command, backend: str, healthy: 
 def test_killed_rank_under_mpirun(runner: Runner, command: Command, backend: str, healthy: dict[str, str]) -> None:
     """mpirun itself ends the others; neither they nor the GPUs may be kept."""
     require(backend, 2)
-    # MPI's own shared memory outlives a rank that is killed: keep it out of /dev/shm.
-    folder = {"OMPI_MCA_btl_sm_backing_directory": str(runner.folder)}
-    process = runner.start(under_mpirun(2)(command(backend)), environment() | folder)
+    process = runner.start(under_mpirun(2)(command(backend)), environment())
     started = pid_of(runner, 1)
     wait_until_running(started, backend)
     os.kill(started, signal.SIGKILL)

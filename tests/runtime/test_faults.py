@@ -66,9 +66,7 @@ def test_killed_rank_0(runner: Runner, command: Callable[..., list[str]], num_ra
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_killed_rank_under_mpirun(runner: Runner, command: Callable[..., list[str]], lost: int) -> None:
-    # MPI's own shared memory outlives a rank that is killed: keep it out of /dev/shm.
-    folder = {"OMPI_MCA_btl_sm_backing_directory": str(runner.folder)}
-    process = runner.start(under_mpirun(2)(command()), folder)
+    process = runner.start(under_mpirun(2)(command()))
     wait_for_launch(runner, 1)
     os.kill(pid_of(runner, lost), signal.SIGKILL)
     started = time.monotonic()
@@ -151,8 +149,7 @@ def test_interrupted(runner: Runner, command: Callable[..., list[str]], num_rank
 
 
 def test_interrupted_under_mpirun(runner: Runner, command: Callable[..., list[str]]) -> None:
-    folder = {"OMPI_MCA_btl_sm_backing_directory": str(runner.folder)}
-    process = runner.start(under_mpirun(2)(command()), folder)
+    process = runner.start(under_mpirun(2)(command()))
     wait_for_launch(runner, 1)
     process.send_signal(signal.SIGINT)
     started = time.monotonic()

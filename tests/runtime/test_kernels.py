@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers import Runner
+from helpers import DISTMK, Runner
 
 from distmk.cuda.build import ARCHITECTURES, Report
 from distmk.cuda.probe import KERNEL, build_probe
@@ -30,11 +30,14 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     if reason := why_not():
         pytest.skip(reason)
     runner = Runner(tmp_path_factory.mktemp("kernels"), timeout_s=600)
-    arguments = [part for name in ARCHITECTURES for part in ("--arch", name)]
-    finished = runner.distmk("build", *arguments, "--output", str(runner.folder / "output"))
-    assert finished.status == 0, finished.stderr
-    lines = [line.split() for line in finished.stdout.splitlines()]
-    return {name: Path(path.rstrip(",")) for name, path, *_ in lines}
+    output = ("--output", str(runner.folder / "output"))
+    building = [runner.start([*DISTMK, "build", "--arch", name, *output]) for name in ARCHITECTURES]  # side by side
+    built = {}
+    for finished in map(runner.finish, building):
+        assert finished.status == 0, finished.stderr
+        name, path, *_ = finished.stdout.split()
+        built[name] = Path(path.rstrip(","))
+    return built
 
 
 def architecture_in(read: str) -> int:
