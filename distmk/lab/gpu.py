@@ -218,6 +218,11 @@ class Gpu:
         """Enqueue a copy of all of `src` to the beginning of `dst`."""
         call(self._driver.cuMemcpyDtoDAsync(dst.address, src.address, src.num_bytes, self.stream))
 
+    def send(self, src: Words, dst: Memory) -> None:
+        """Enqueue a copy of all of `src` to the beginning of `dst`."""
+        num_bytes = ctypes.sizeof(src.words)
+        call(self._driver.cuMemcpyHtoDAsync(dst.address, src.address, num_bytes, self.stream))
+
     def fill(self, memory: Memory, byte: int = 0) -> None:
         """Enqueue setting every byte."""
         call(self._driver.cuMemsetD8Async(memory.address, byte, memory.num_bytes, self.stream))

@@ -27,9 +27,9 @@ def measure(gpu: Gpu, num_bursts: int = 64, repeats: int = 15) -> DrainTimes:
     num_items = sum(bursts)
     sines = rng.integers(20, MOST_SINES, num_items)
     words = [(item + 1) << 32 | int(count) for item, count in enumerate(sines)]
-    fresh, slots = gpu.upload(inputs(num_items * NUM_THREADS)), gpu.words(num_items)
-    x, head = gpu.empty(fresh.num_bytes), gpu.empty(4)
-    drain = gpu.launch(gpu.kernel("drain_queue.cu", "drain"), gpu.num_sms, slots, num_items, head, x)
+    fresh, slots, tail = gpu.upload(inputs(num_items * NUM_THREADS)), gpu.words(num_items), gpu.words(1)
+    x, head, known = gpu.empty(fresh.num_bytes), gpu.empty(4), gpu.empty(4)
+    drain = gpu.launch(gpu.kernel("drain_queue.cu", "drain"), gpu.num_sms, slots, tail, head, known, x)
     want, errors = expected_items(sines, NUM_THREADS), []
     burst_launches = _burst_launches(gpu, bursts, slots, x)
 
@@ -44,7 +44,7 @@ def measure(gpu: Gpu, num_bursts: int = 64, repeats: int = 15) -> DrainTimes:
     def by_draining() -> int:
         item = num_launches = 0
         for size in bursts:
-            item = _push(slots, words, item, size)
+            item = tail.words[0] = _push(slots, words, item, size)
             if gpu.is_idle():
                 drain()
                 num_launches += 1
@@ -54,8 +54,10 @@ def measure(gpu: Gpu, num_bursts: int = 64, repeats: int = 15) -> DrainTimes:
         times_us, counts = [], []
         for _ in range(repeats):
             slots.words[:] = [0] * num_items
+            tail.words[0] = 0
             gpu.copy(fresh, x)
-            gpu.fill(head)
+            for memory in (head, known):
+                gpu.fill(memory)
             gpu.synchronize()
             began = time.perf_counter()
             counts.append(way())
@@ -65,7 +67,7 @@ def measure(gpu: Gpu, num_bursts: int = 64, repeats: int = 15) -> DrainTimes:
 
     burst_us, _ = timed(by_bursts, "a launch a burst")
     drain_us, num_launches = timed(by_draining, "draining")
-    for memory in (fresh, x, head):
+    for memory in (fresh, x, head, known):
         gpu.free(memory)
     return DrainTimes(num_items, num_bursts, burst_us, drain_us, num_launches, max(errors))
 

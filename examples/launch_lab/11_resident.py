@@ -48,7 +48,8 @@ class Submissions:
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu, self.num = gpu, gpu.num_sms * NUM_THREADS
-        self.ring, self.done, self.left = gpu.words(RING), gpu.words(1), gpu.words(1)
+        self.ring, self.done, self.left, self.word = gpu.words(RING), gpu.words(1), gpu.words(1), gpu.words(1)
+        self.sent = gpu.empty(8)  # the GPU's copy of `word`
         self.x, self.y = gpu.upload(inputs(self.num)), gpu.empty(4 * self.num)
         self.relay, self._arrived, self._num_sines = gpu.empty(8 * RING), gpu.empty(8), gpu.empty(8)
         addresses = (each.address for each in (self._arrived, self._num_sines, self.done))
@@ -87,7 +88,7 @@ class Submissions:
         return check(f"rung 11, {what}", self.gpu.download(self.y, np.float32), expected(self.num, last))
 
     def close(self) -> None:
-        for memory in (self.x, self.y, self.relay, self._arrived, self._num_sines):
+        for memory in (self.x, self.y, self.relay, self.sent, self._arrived, self._num_sines):
             self.gpu.free(memory)
 
 
@@ -138,13 +139,18 @@ def launches(all_: Submissions) -> Iterator[Submit]:
 
 @contextmanager
 def replays(all_: Submissions) -> Iterator[Submit]:
-    """A graph's arguments are fixed: its kernel reads the word from the host's memory."""
-    gpu, ring = all_.gpu, all_.ring.words
-    kernel = gpu.kernel("resident.cu", "submission")
-    replay = gpu.capture(gpu.launch(kernel, gpu.num_sms, ctypes.c_uint64(0), all_.ring, all_.work))
+    """A graph's arguments are fixed: it copies the word first, since every block of its kernel reads it."""
+    gpu, word = all_.gpu, all_.word
+    launch = gpu.launch(gpu.kernel("resident.cu", "submission"), gpu.num_sms, ctypes.c_uint64(0), all_.sent, all_.work)
 
-    def submit(word: int) -> None:
-        ring[0] = word
+    def enqueue() -> None:
+        gpu.send(word, all_.sent)
+        launch()
+
+    replay = gpu.capture(enqueue)
+
+    def submit(value: int) -> None:
+        word.words[0] = value
         replay()
 
     yield submit

@@ -2,20 +2,24 @@
 // who finds it empty exits, so that nothing here ever waits.
 #include "lab.cuh"
 
-// Slot i holds submission i + 1 once it is there. `head`: submissions taken so far, over all launches. An item is
-// blockDim.x elements, put through as many sines as its word says.
-extern "C" __global__ void drain(const uint64_t* slots, uint32_t capacity, uint32_t* head, float* x) {
+// Slot i holds submission i + 1, and `tail` how many there are, once they are there. `head`: submissions taken so far,
+// over all launches; `known`: those that a block has seen to be there, so that a look over the bus serves all blocks.
+// An item is blockDim.x elements, put through as many sines as its word says.
+extern "C" __global__ void drain(const uint64_t* slots, const uint64_t* tail, uint32_t* head, uint32_t* known,
+                                 float* x) {
   __shared__ uint64_t taken;
   for (;;) {
     if (threadIdx.x == 0) {
       taken = 0;
-      uint32_t seen = atomicAdd(head, 0);
-      while (seen < capacity) {
-        const uint64_t word = load_acquire_sys(slots + seen);
-        if (sequence_of(word) != seen + 1) break;  // empty
+      for (uint32_t seen = atomicAdd(head, 0);;) {
+        if (seen >= atomicAdd(known, 0)) {
+          const auto there = static_cast<uint32_t>(load_acquire_sys(tail));
+          atomicMax(known, there);
+          if (seen >= there) break;  // empty
+        }
         const uint32_t before = atomicCAS(head, seen, seen + 1);
         if (before == seen) {
-          taken = word;
+          taken = load_acquire_sys(slots + seen);
           break;
         }
         seen = before;  // somebody else took it

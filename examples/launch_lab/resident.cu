@@ -72,7 +72,7 @@ extern "C" __global__ void resident(const uint64_t* ring, uint64_t* relay, uint3
 // arguments are fixed).
 extern "C" __global__ void submission(uint64_t word, const uint64_t* from, Work work) {
   __shared__ uint64_t told;
-  if (threadIdx.x == 0) told = from ? load_acquire_sys(from) : word;
+  if (threadIdx.x == 0) told = from ? *from : word;
   __syncthreads();
   run(work, told);
 }
