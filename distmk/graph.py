@@ -94,6 +94,10 @@ class Graph:
             raise UsageError(f"task {task.op} is for worker {task.worker} of {self.num_workers}")
         if task.launch is LaunchKind.SPREAD:
             self._check_spread(task)
+        elif task.streams_weights and task.launch is not LaunchKind.AHEAD:
+            raise UsageError(
+                f"task {task.op} streams weights, which its worker fetches ahead of time; launch it {LaunchKind.AHEAD.name}"
+            )
         self._check_reach(task)
         self.tasks.append(task)
         return task

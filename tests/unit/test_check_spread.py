@@ -84,6 +84,9 @@ def test_spread_tasks_stay_on_their_rank() -> None:
     graphs.push_linear(graph, 0, x.at(0), y.at(0), "linear")
     with pytest.raises(UsageError, match="task linear streams weights, so it cannot be spread"):
         graph.add(dataclasses.replace(graph.tasks[-1], launch=LaunchKind.SPREAD, worker=None))
+    for kind in (LaunchKind.SINGLE, LaunchKind.MASSIVE):
+        with pytest.raises(UsageError, match="task linear streams weights, which its worker fetches ahead of time"):
+            graph.add(dataclasses.replace(graph.tasks[-1], launch=kind, worker=None))
     for task in (graph.tasks[2], graph.tasks[-1]):
         object.__setattr__(task, "launch", LaunchKind.SPREAD)
     program = compile_graph(graph)
