@@ -66,8 +66,8 @@ DISTMK_ROLE wait_loop(const RankState& state, uint32_t worker, const Team warp) 
   store_relaxed(&reinterpret_cast<LaunchParams*>(state.params->self)->iterations_done, decide.iterations());
 }
 
-// What consumers leave behind for the clerk.
-DISTMK_FN void hand_over(const Context& context, uint32_t n, uint64_t pushed) {
+// What the clerk cannot know by itself of a task whose body is done.
+DISTMK_FN void tell_clerk(const Context& context, uint32_t n, uint64_t pushed) {
   if (!context.team.leader()) return;
   Handoff& handoff = shared().handoff;
   handoff.pushed[n % 2] = pushed;
@@ -81,7 +81,7 @@ DISTMK_FN bool run_frequent_task(const RankState& state, uint32_t n) {
   Handoff& handoff = shared().handoff;
   if (!run_decided(context, handoff.action[n % 2], handoff.start(n), [](Context& c) { run_frequent_body(c); }))
     return false;
-  hand_over(context, n, 0);
+  tell_clerk(context, n, 0);
   return true;
 }
 
@@ -90,7 +90,7 @@ static __device__ __noinline__ bool run_other_task(const RankState& state, uint3
   Handoff& handoff = shared().handoff;
   if (!run_decided(context, handoff.action[n % 2], handoff.start(n), [](Context& c) { run_body(c); })) return false;
   if (state.far) context.finish();  // whoever has put data must wait until it is there
-  hand_over(context, n, state.far ? ~0ull : context.pushed());
+  tell_clerk(context, n, state.far ? ~0ull : context.pushed());
   return true;
 }
 
