@@ -19,10 +19,11 @@ Floats = npt.NDArray[np.float64]
 class Step:
     """One operator, in microseconds; means over layers, iterations and ranks.
 
-    Starts and ends count from the last end of the operator before on the same rank, so that `last_end` is what the
-    operator adds to the way. `wait_to_start` is the median over its tasks from the end of the last task waited for,
-    wherever that ran, or of the one before on the same worker, to the start (nan: nothing to wait for); `body` and
-    `finish` are the parts of a task up to its body's end, and from there until its triggers are fired.
+    Starts and ends count from the last end of the operator before, on the same rank if it has that operator, so that
+    `last_end` is what the operator adds to the way. `wait_to_start` is the median over its tasks from the end of the
+    last task waited for, wherever that ran, or of the one before on the same worker, to the start (nan: nothing to
+    wait for); `body` and `finish` are the parts of a task up to its body's end, and from there until its triggers are
+    fired.
     """
 
     op: str
@@ -61,12 +62,17 @@ def critical_path(trace: Trace) -> list[Step]:
     keys = keys[:, begins]
     order = np.array([passage["order"].min() for passage in passages])
     costs, moments = np.array([_costs(p) for p in passages]), np.array([_moments(p) for p in passages])
-    in_turn = np.lexsort((order, keys[1], keys[0]))
-    rank, moments, costs, order = keys[0, in_turn], moments[in_turn], costs[in_turn], order[in_turn]
-    layer, family = keys[2, in_turn], keys[3, in_turn]
-    since = moments[:-1, -1, None]
-    moments = (moments[1:] - since)[np.diff(rank) == 0] / 1000  # a rank's first passage has none before it
-    costs, order, layer, family = (each[1:][np.diff(rank) == 0] for each in (costs, order, layer, family))
+    guests, hosts = _elsewhere(keys, moments[:, -1])
+    own = np.arange(len(order) + len(guests)) < len(order)
+    rank = np.concatenate([keys[0], guests])
+    here = np.concatenate([np.arange(len(order)), hosts])  # a guest's times are its host's
+    in_turn = np.lexsort((order[here], keys[1, here], rank))
+    rank, own, here = rank[in_turn], own[in_turn], here[in_turn]
+    since = moments[here[:-1], -1, None]
+    counted = (np.diff(rank) == 0) & own[1:]  # a rank's first passage has none before it
+    moments = (moments[here[1:]] - since)[counted] / 1000
+    here = here[1:][counted]
+    costs, order, layer, family = costs[here], order[here], keys[2, here], keys[3, here]
     found = []
     for number in sorted(np.unique(family).tolist(), key=lambda n: float(order[family == n].mean())):
         mine, everywhere = family == number, keys[:, keys[3] == number]
@@ -74,6 +80,24 @@ def critical_path(trace: Trace) -> list[Step]:
         means = [_mean(column) for column in np.hstack([costs[mine], moments[mine]]).T]
         found.append(Step(names[number], bool((layer[mine] >= 0).all()), times, *means))
     return found
+
+
+def _elsewhere(keys: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """Of operators that some ranks have and others have not, such as `prepare`: the others, and which passage each of
+    them waits for instead, the last to end.
+    """
+    held: dict[tuple[int, ...], dict[int, int]] = {}
+    for passage, (rank, *where) in enumerate(keys.T.tolist()):
+        held.setdefault(tuple(where), {})[rank] = passage
+    ranks = sorted(set(keys[0].tolist()))
+    found = [
+        (rank, max(by_rank.values(), key=lambda passage: int(ends[passage])))
+        for by_rank in held.values()
+        for rank in ranks
+        if rank not in by_rank
+    ]
+    guests = np.array(found, np.int64).reshape(-1, 2)
+    return guests[:, 0], guests[:, 1]
 
 
 def _costs(rows: Rows) -> list[float]:

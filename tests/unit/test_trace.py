@@ -230,6 +230,15 @@ def test_way_through_a_layer() -> None:
     assert total == pytest.approx(iterations(found).mean_us, rel=1e-6)
 
 
+def test_what_another_rank_does_alone_is_on_the_way() -> None:
+    """Rank 1 has no `prepare`: its embedding counts from rank 0's, not from its own last task."""
+    simulation = Simulation(compile_graph(decode(2, 1)), num_iterations=4)
+    steps = {step.op: step for step in critical_path(simulation.trace())}
+    hops_us = [simulation.hop_ns / 1000, simulation.cross_ns / 1000]
+    assert steps["embed"].first_start == pytest.approx(sum(hops_us) / 2, abs=0.05)
+    assert steps["prepare"].times == 1
+
+
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
 def test_a_saved_trace_says_the_same(name: str, tmp_path: Path) -> None:
     found = Simulation(compile_graph(decode(2, 2)), ahead_ns=AHEAD_NS).trace()
