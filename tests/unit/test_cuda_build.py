@@ -105,6 +105,13 @@ def test_list(machine: Machine) -> None:
     assert machine.num_calls() == 1
 
 
+def test_more_flags_make_another_kernel(machine: Machine) -> None:
+    plain, checked = machine.path(), machine.path(env={"DISTMK_NVCC_FLAGS": "-DDISTMK_RACECHECK -g"})
+    assert plain != checked
+    assert ["-DDISTMK_RACECHECK -g" in call for call in machine.calls.read_text().splitlines()] == [False, True]
+    assert machine.path() == plain and machine.num_calls() == 2
+
+
 def test_processes_that_start_together_compile_once(machine: Machine) -> None:
     running = [machine.runner.start([*DISTMK, "build", "--arch", "sm_90a"], machine.env) for _ in range(4)]
     said = {machine.runner.finish(process).stdout for process in running}
