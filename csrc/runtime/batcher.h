@@ -191,6 +191,7 @@ DISTMK_FN void prepare_batch(Context& context, const PrepareArgs& args, const Ba
   if (memory.batch != context.at<Batch>(args.batch)) {
     copy_bytes(team, context.at<Batch>(args.batch), memory.batch, sizeof(Batch));
     copy_bytes(team, context.at<BatcherState>(args.state), memory.state, sizeof(BatcherState));
+    team.sync();  // a network takes it from there
   }
   const uint64_t table_bytes = uint64_t{MAX_ROWS} * args.max_pages * sizeof(int32_t);
   DISTMK_ROLLED

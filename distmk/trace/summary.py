@@ -90,12 +90,18 @@ def hops(trace: Trace) -> dict[str, Spread]:
 
 
 def idle_shares(trace: Trace) -> list[float]:
-    """Of each rank: the share of its workers' time, from the first start to the last end, in which no task ran."""
+    """Of each rank: the share of its workers' time, from the first start to the last end, in which no task ran.
+
+    On a GPU a task's triggers may still be going out when the worker's next one has begun.
+    """
     rows = trace.on_workers()
     if not len(rows):
         return [0.0] * trace.num_ranks
+    rows = rows[np.lexsort((rows["end_ns"], rows["runner"], rows["rank"]))]
     span = int(rows["end_ns"].max() - rows["start_ns"].min()) * trace.num_workers
-    busy = np.bincount(rows["rank"], rows["end_ns"] - rows["start_ns"], trace.num_ranks)
+    begins, same = rows["start_ns"].copy(), (np.diff(rows["rank"]) == 0) & (np.diff(rows["runner"]) == 0)
+    begins[1:][same] = np.maximum(begins[1:], rows["end_ns"][:-1])[same]
+    busy = np.bincount(rows["rank"], rows["end_ns"] - begins, trace.num_ranks)
     return [float(1 - each / span) if span else 0.0 for each in busy]
 
 

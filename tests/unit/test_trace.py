@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import random
 from collections import defaultdict
@@ -213,6 +214,21 @@ def test_tables_against_numpy(num_ranks: int, attention: Literal["massive", "spr
     assert bool(kinds["just in time"].count) == (attention == "massive")
     prepared = found.rows[found.rows["launch"] == LaunchKind.SCHEDULER]["start_ns"]
     assert iterations(found).total_us == pytest.approx((prepared.max() - prepared.min()) / 1000)
+
+
+def test_time_in_which_two_tasks_of_a_worker_overlap_counts_once() -> None:
+    """Against the nanoseconds in which any of a worker's tasks ran, counted one by one."""
+    found = Simulation(compile_graph(decode(2, 2)), body_ns=(1000, 4000)).trace()
+    rows = found.rows.copy()
+    late = np.arange(len(rows)) % 3 == 0
+    rows["end_ns"][late] += 700  # beyond the start of what comes next
+    rows = rows[rows["runner"] < 2]
+    first, last = int(rows["start_ns"].min()), int(rows["end_ns"].max())
+    for rank, share in enumerate(idle_shares(dataclasses.replace(found, rows=rows))):
+        busy = np.zeros((2, last - first), bool)
+        for row in rows[rows["rank"] == rank]:
+            busy[row["runner"], row["start_ns"] - first : row["end_ns"] - first] = True
+        assert share == pytest.approx(1 - busy.mean()), rank
 
 
 def test_way_through_a_layer() -> None:
