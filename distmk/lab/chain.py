@@ -13,6 +13,7 @@ import numpy as np
 
 from distmk.errors import LabError
 from distmk.lab.gpu import NUM_THREADS, Gpu, Launch, Memory
+from distmk.lab.kernels import load_rung
 from distmk.lab.results import ChainTime
 from distmk.lab.stats import Spread
 from distmk.lab.workload import NUM_KERNELS, NUM_SINES, check, expected, inputs
@@ -140,18 +141,6 @@ class Bench:
         return statistics.median(busy), statistics.median(gaps) if gaps else None
 
 
-def asynchronous(chain: Chain) -> Step:
-    """The step as plain launches, with one wait at its end: rung 2, and what everything is calibrated with."""
-    launches, gpu = chain.short_kernels(), chain.gpu
-
-    def step() -> None:
-        for launch in launches:
-            launch()
-        gpu.synchronize()
-
-    return step
-
-
 def launch_call_us(gpu: Gpu) -> Spread:
     """What a launch call takes on the host, while the GPU keeps up."""
     bench = Bench(gpu, MIN_ELEMENTS)
@@ -169,7 +158,7 @@ def launch_call_us(gpu: Gpu) -> Spread:
 def clock_step_ns(gpu: Gpu) -> int:
     """What the GPU's clock, by which kernels are stamped, goes on by."""
     bench = Bench(gpu, MIN_ELEMENTS)
-    step = asynchronous(replace(bench.chain, stamped=True))
+    step = load_rung(2).prepare(replace(bench.chain, stamped=True))
     step()
     gpu.copy(bench.no_stamps, bench.chain.stamps)
     step()
@@ -189,8 +178,9 @@ def calibrate(gpu: Gpu, targets_us: Sequence[float]) -> list[int]:
     num = MIN_ELEMENTS
     while num <= MAX_ELEMENTS and (not durations or durations[-1] < max(targets_us)):
         bench = Bench(gpu, num)
-        asynchronous(bench.chain)()
-        durations.append(max(bench.stamped(asynchronous)[0], *durations[-1:], 0.001))
+        prepare = load_rung(2).prepare
+        prepare(bench.chain)()
+        durations.append(max(bench.stamped(prepare)[0], *durations[-1:], 0.001))
         bench.close()
         nums.append(num)
         num *= 2

@@ -87,21 +87,12 @@ class Put(Task):
         ]
 
 
-class AffineArgs(ctypes.Structure):
-    _fields_ = [("src", c_uint64), ("dst", c_uint64), ("num", c_uint32), ("scale", c_float), ("shift", c_float)]
-
-
-@task_type(2, "affine")
 @dataclass(frozen=True, eq=False)
-class Affine(Task):
-    """dst = src * scale + shift, float32, element by element."""
+class _ElementWise(Task):
+    """dst from src, float32, element by element. `Args` begins with src, dst, num."""
 
     src: Region = None  # type: ignore[assignment]
     dst: Region = None  # type: ignore[assignment]
-    scale: float = 1.0
-    shift: float = 0.0
-
-    Args: ClassVar[type[ctypes.Structure]] = AffineArgs
 
     def __post_init__(self) -> None:
         _same_cols(self.src, self.dst)
@@ -112,12 +103,27 @@ class Affine(Task):
     def writes(self) -> Iterable[Region]:
         return (self.dst,)
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        return AffineArgs(layout.operand(self.src), layout.operand(self.dst), self.src.cols, self.scale, self.shift)
-
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         return [access(False, rank, args.src, 4 * args.num), access(True, rank, args.dst, 4 * args.num)]
+
+
+class AffineArgs(ctypes.Structure):
+    _fields_ = [("src", c_uint64), ("dst", c_uint64), ("num", c_uint32), ("scale", c_float), ("shift", c_float)]
+
+
+@task_type(2, "affine")
+@dataclass(frozen=True, eq=False)
+class Affine(_ElementWise):
+    """dst = src * scale + shift, float32, element by element."""
+
+    scale: float = 1.0
+    shift: float = 0.0
+
+    Args: ClassVar[type[ctypes.Structure]] = AffineArgs
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        return AffineArgs(layout.operand(self.src), layout.operand(self.dst), self.src.cols, self.scale, self.shift)
 
 
 class SineArgs(ctypes.Structure):
@@ -126,30 +132,15 @@ class SineArgs(ctypes.Structure):
 
 @task_type(10, "sine")
 @dataclass(frozen=True, eq=False)
-class Sine(Task):
+class Sine(_ElementWise):
     """dst = sin(sin(...src...)), `times` sines deep, float32, element by element: work of any length, for measurements."""
 
-    src: Region = None  # type: ignore[assignment]
-    dst: Region = None  # type: ignore[assignment]
     times: int = 1
 
     Args: ClassVar[type[ctypes.Structure]] = SineArgs
 
-    def __post_init__(self) -> None:
-        _same_cols(self.src, self.dst)
-
-    def reads(self) -> Iterable[Region]:
-        return (self.src,)
-
-    def writes(self) -> Iterable[Region]:
-        return (self.dst,)
-
     def encode(self, layout: Layout) -> ctypes.Structure:
         return SineArgs(layout.operand(self.src), layout.operand(self.dst), self.src.cols, self.times)
-
-    @classmethod
-    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
-        return [access(False, rank, args.src, 4 * args.num), access(True, rank, args.dst, 4 * args.num)]
 
 
 class SumArgs(ctypes.Structure):
