@@ -47,11 +47,13 @@ def run(arguments: argparse.Namespace) -> int:
     report = _measure(arguments.gpu)
     print(table.text(report), flush=True)
     report.save(arguments.out)
+    written = "lab.json and the plots"
     try:
         plots.draw(report, arguments.out)
     except UsageError as error:
+        written = "lab.json"
         tell(f"no plots: {error}")
-    tell(f"lab: {arguments.out} has lab.json and the plots, after {report.seconds:.0f} s")
+    tell(f"lab: {arguments.out} has {written}, after {report.seconds:.0f} s")
     return 1 if report.failed else 0
 
 
