@@ -5,6 +5,7 @@
     python scripts/bench.py step qwen3-8b --plot step.png                  # a decode step: one GPU
     torchrun --nproc-per-node 4 scripts/bench.py step qwen3-8b             # or mpirun -n 4 python scripts/bench.py step ...
     python scripts/bench.py plot 1.json 2.json 4.json --output step.png    # reports that step wrote with --json
+    python scripts/bench.py growth *.json --output growth.png              # of several layers, ranks and batches
 
 Every figure is the median of --repeats runs (default 5), with the spread. Each part says more with --help.
 """
@@ -17,6 +18,7 @@ import sys
 from pathlib import Path
 
 from benchmark import host, step
+from benchmark.growth import draw_growth
 from benchmark.plot import draw
 from benchmark.report import Report
 
@@ -32,6 +34,11 @@ def run_plot(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def run_growth(arguments: argparse.Namespace) -> int:
+    draw_growth([Report.load(path) for path in arguments.reports], arguments.output)
+    return 0
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parts = parser.add_subparsers(required=True, metavar="PART")
@@ -39,10 +46,15 @@ def parse() -> argparse.Namespace:
         part = parts.add_parser(name, help=(module.__doc__ or "").splitlines()[0], description=module.__doc__)
         module.add_arguments(part)
         part.set_defaults(run=module.run)
-    part = parts.add_parser("plot", help="Draw reports of `step`.")
-    part.add_argument("reports", nargs="+", type=Path, metavar="REPORT")
-    part.add_argument("--output", type=Path, required=True, metavar="FILE.png")
-    part.set_defaults(run=run_plot)
+    drawings = {
+        "plot": (run_plot, "Draw reports of `step`."),
+        "growth": (run_growth, "Draw how a step of distmk grows with layers, ranks and batch, from reports of `step`."),
+    }
+    for name, (function, text) in drawings.items():
+        part = parts.add_parser(name, help=text, description=text)
+        part.add_argument("reports", nargs="+", type=Path, metavar="REPORT")
+        part.add_argument("--output", type=Path, required=True, metavar="FILE.png")
+        part.set_defaults(run=function)
     return parser.parse_args()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmark.report import Report
 from distmk.errors import UsageError
@@ -11,8 +12,8 @@ from distmk.errors import UsageError
 WIDTH = 0.8  # of a group
 
 
-def draw(reports: Sequence[Report], path: Path) -> None:
-    """Write a PNG; bars are medians, whiskers the fastest and slowest repeat. UsageError: it cannot be."""
+def load_pyplot() -> Any:
+    """matplotlib's, which draws into files only. UsageError: it is not installed."""
     try:
         import matplotlib
     except ImportError:
@@ -20,6 +21,22 @@ def draw(reports: Sequence[Report], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    return pyplot
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """And close it. UsageError: it cannot be written."""
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be written: {error}") from None
+    finally:
+        load_pyplot().close(figure)
+
+
+def draw(reports: Sequence[Report], path: Path) -> None:
+    """Write a PNG; bars are medians, whiskers the fastest and slowest repeat. UsageError: it cannot be."""
+    pyplot = load_pyplot()
     names = list(dict.fromkeys(row.name for report in reports for row in report.rows))
     colors = dict(zip(names, pyplot.get_cmap("tab10").colors * 2, strict=False))
     figure, axes = pyplot.subplots(figsize=(3 + 2.4 * len(reports), 4.8), layout="constrained")
@@ -44,9 +61,4 @@ def draw(reports: Sequence[Report], path: Path) -> None:
         handles.append(pyplot.Line2D([], [], color="black", linestyle="--"))
         labels.append("weights and cache at memory bandwidth")
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, 1 + len(reports)), fontsize=8)
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be written: {error}") from None
-    finally:
-        pyplot.close(figure)
+    save_figure(figure, path)

@@ -49,9 +49,13 @@ class Report:
         return 1e3 * self.step_bytes / best if best else None
 
     def save(self, path: Path) -> None:
+        """UsageError: it cannot be written."""
         rows = [asdict(row) | {"median_ms": row.median_ms} for row in self.rows]
         content = asdict(self) | {"floor_ms": self.floor_ms, "rows": rows}
-        path.write_text(json.dumps(content, indent=2) + "\n")
+        try:
+            path.write_text(json.dumps(content, indent=2) + "\n")
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
     @staticmethod
     def load(path: Path) -> Report:

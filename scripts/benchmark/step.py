@@ -9,6 +9,7 @@ bandwidth that the project's own streaming probe measures in the same run.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -33,9 +34,12 @@ COMPILER_THREADS = 16
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_work_arguments(parser)
     parser.add_argument(
-        "--peer", action="append", choices=PEERS, help="one to compare with; may be repeated (default: all but vllm)"
+        "--peer",
+        action="append",
+        choices=(*PEERS, "none"),
+        help="one to compare with; may be repeated (default: all but vllm)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report here")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report here, anew after every side")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw it")
     parser.add_argument(
         "--beside", type=Path, nargs="+", default=[], metavar="REPORT", help="earlier ones to draw with it"
@@ -46,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     with connect() as bootstrap:
         work, backend = agree(bootstrap, lambda: _check(arguments, bootstrap))
         earlier = agree(bootstrap, lambda: [Report.load(path) for path in arguments.beside])
-        comparison = Comparison(arguments.model, work, backend, bootstrap)
+        comparison = Comparison(arguments.model, work, backend, bootstrap, arguments.json)
         try:
             comparison.run(arguments.peer)
         finally:  # also what was measured before a side failed
@@ -66,16 +70,16 @@ def _check(arguments: argparse.Namespace, bootstrap: Bootstrap) -> tuple[Work, s
     from benchmark.weights import check_peers_can
 
     check_peers_can(work.config, bootstrap.world_size)
-    if backend == "host" and (gpu_only := [peer for peer in arguments.peer or () if peer != "eager"]):
+    if backend == "host" and (gpu_only := [peer for peer in arguments.peer or () if peer not in ("eager", "none")]):
         raise UsageError(f"--peer {gpu_only[0]} needs GPUs; the host twin's peer is eager")
     return work, backend
 
 
 class Comparison:
-    """One run of all sides; `report` grows with it, and counts on rank 0."""
+    """One run of all sides; `report` grows with it, and counts on rank 0, which keeps it in `file`, if any."""
 
-    def __init__(self, model: str, work: Work, backend: str, bootstrap: Bootstrap) -> None:
-        self._work, self._backend, self._bootstrap = work, backend, bootstrap
+    def __init__(self, model: str, work: Work, backend: str, bootstrap: Bootstrap, file: Path | None = None) -> None:
+        self._work, self._backend, self._bootstrap, self._file = work, backend, bootstrap, file
         self._began = time.perf_counter()
         shards = shard_model(work.config, bootstrap.world_size)
         on_gpu = backend == "cuda"
@@ -98,8 +102,12 @@ class Comparison:
         self._tell("distmk")
         ours = time_ours(self._work, self._backend)
         ours.tokens = json.loads(self._bootstrap.broadcast(json.dumps(ours.tokens).encode()))
-        self.report.rows.append(Row(ours.name, ours.times_ms, ours.steps))
-        names = wanted or (PEERS[:3] if self._backend == "cuda" else ("eager",))
+        self._add(Row(ours.name, ours.times_ms, ours.steps))
+        names = (
+            [name for name in wanted if name != "none"]
+            if wanted
+            else list(PEERS[:3] if self._backend == "cuda" else ("eager",))
+        )
         if torch_peers := [name for name in names if name != "vllm"]:
             self._run_torch(torch_peers, ours)
         if "vllm" in names:
@@ -110,6 +118,16 @@ class Comparison:
         """What is going on, and since when."""
         if self._bootstrap.rank == 0:
             print(f"bench: {time.perf_counter() - self._began:5.1f} s: {text}", file=sys.stderr, flush=True)
+
+    def _add(self, row: Row) -> Row:
+        """Keeps what was measured, whatever becomes of the rest."""
+        self.report.rows.append(row)
+        if self._bootstrap.rank == 0:
+            self._tell(f"{row.name}: {row.median_ms:.3f} ms a step")
+            if self._file:
+                with contextlib.suppress(UsageError):  # the end of the run says so, on all ranks
+                    self.report.save(self._file)
+        return row
 
     def _note(self, text: str) -> None:
         self.report.notes.append(text)
@@ -129,8 +147,7 @@ class Comparison:
         peers = Peers(self._work, bootstrap, device, self._tell, self._note)
         timed = []
         for each in peers.run(names):
-            timed.append((each, Row(each.name, each.times_ms, each.steps)))
-            self.report.rows.append(timed[-1][1])
+            timed.append((each, self._add(Row(each.name, each.times_ms, each.steps))))
         for each, row in timed:  # which takes the place of a sequence
             row.agreement = str(peers.compare(ours.tokens, each.tokens))
         del peers
@@ -144,7 +161,7 @@ class Comparison:
             return
         self._tell("vllm")
         timed = time_vllm(self._work, self._bootstrap)
-        self.report.rows.append(Row(timed.name, timed.times_ms, timed.steps, "has weights of its own"))
+        self._add(Row(timed.name, timed.times_ms, timed.steps, "has weights of its own"))
 
 
 def _bandwidth(bootstrap: Bootstrap) -> dict[str, float]:
@@ -165,10 +182,7 @@ def _bandwidth(bootstrap: Bootstrap) -> dict[str, float]:
 
 
 def _write(report: Report, earlier: list[Report], arguments: argparse.Namespace) -> None:
-    try:
-        if arguments.json:
-            report.save(arguments.json)
-    except OSError as error:
-        raise UsageError(f"{arguments.json} cannot be written: {error.strerror}") from None
+    if arguments.json:
+        report.save(arguments.json)
     if arguments.plot:
         draw([*earlier, report], arguments.plot)

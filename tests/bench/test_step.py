@@ -78,7 +78,7 @@ def test_step_time(num_ranks: int, batch: int, config: Path, runner: Runner) -> 
         (("--batch", "17"), "--batch is 17; at most 16"),
         (("--tokens", "0"), "--tokens is 0"),
         (("--context", "50", "--tokens", "20"), "need 72 positions; the model has 64"),
-        (("--layers", "4"), "--layers is 4"),
+        (("--layers", "0"), "--layers is 0"),
         (("--peer", "compiled"), "--peer compiled needs GPUs"),
         (("--json", "/nowhere/report.json"), "no folder /nowhere"),
         (("--beside", "/nowhere.json"), "/nowhere.json cannot be read"),
