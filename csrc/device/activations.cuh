@@ -41,26 +41,28 @@ DISTMK_FN void store_four(const float4& v, const float4& g, __nv_bfloat16* out) 
   *reinterpret_cast<uint2*>(out) = {pack_bf16(v.x * g.x, v.y * g.y), pack_bf16(v.z * g.z, v.w * g.w)};
 }
 
-// A row's squares, those of the columns before `k0` known already.
-DISTMK_FN void keep_squares(const Team& team, uint32_t row, uint32_t k0, float squares) {
+// A row's squares, of which every thread has some.
+DISTMK_FN void keep_squares(const Team& team, uint32_t row, float squares) {
   for (uint32_t step = 16; step; step >>= 1) squares += __shfl_xor_sync(~0u, squares, step);
-  float& sum = shared().squares[row][team.index / 32];
-  if (team.index % 32 == 0) sum = k0 ? sum + squares : squares;
+  if (team.index % 32 == 0) shared().squares[row][team.index / 32] = squares;
 }
 
 constexpr uint32_t PIECE = 4 * NUM_CONSUMERS;  // columns that the team loads at once, 16 bytes a thread
 constexpr uint32_t IN_FLIGHT = 4;              // pieces: each takes a trip to the second-level cache
 
-// Brings [k0, k1) of all rows into shared memory; `add_squares`: adds up their squares too. Any number of rows, any
-// alignment.
-static __device__ __noinline__ void stage_any(const Team team, const Activations a, uint32_t k0, uint32_t k1,
-                                              bool add_squares) {
-  const bool aligned = (reinterpret_cast<uint64_t>(a.x) | reinterpret_cast<uint64_t>(a.norm)) % 16 == 0 &&
-                       (a.num_rows == 1 || a.x_stride % 4 == 0);
+// Whether all rows can be read 16 bytes at a time, to their end.
+DISTMK_FN bool is_aligned(const Activations& a) {
+  return (reinterpret_cast<uint64_t>(a.x) | reinterpret_cast<uint64_t>(a.norm)) % 16 == 0 && a.k % 4 == 0 &&
+         (a.num_rows == 1 || a.x_stride % 4 == 0);
+}
+
+// Brings all of the rows into shared memory, where they fit. Any number of them, any alignment.
+static __device__ __noinline__ void stage_any(const Team team, const Activations a) {
+  const bool aligned = is_aligned(a);
   auto* columns = reinterpret_cast<__nv_bfloat16*>(shared().vector);
   for (uint32_t first = 0; first < a.num_rows; first += IN_FLIGHT) {
     float squares[IN_FLIGHT] = {};
-    for (uint32_t k = k0 + 4 * team.index; k < k1; k += PIECE) {
+    for (uint32_t k = 4 * team.index; k < a.k_pitch; k += PIECE) {
       const float4 g = a.norm ? load_four(a.norm, k, a.k, aligned) : float4{1, 1, 1, 1};
       float4 v[IN_FLIGHT];
 #pragma unroll
@@ -70,14 +72,79 @@ static __device__ __noinline__ void stage_any(const Team team, const Activations
       for (uint32_t i = 0; i < IN_FLIGHT; ++i) {
         if (first + i >= a.num_rows) break;
         squares[i] += dot(v[i], v[i]);
-        store_four(v[i], g, columns + (first + i) * a.column_stride() + k - k0);
+        store_four(v[i], g, columns + (first + i) * a.column_stride() + k);
       }
     }
 #pragma unroll
     for (uint32_t i = 0; i < IN_FLIGHT; ++i)
-      if (add_squares && first + i < a.num_rows) keep_squares(team, first + i, k0, squares[i]);
+      if (a.norm && first + i < a.num_rows) keep_squares(team, first + i, squares[i]);
   }
 }
+
+// Of what is seldom met there is little code.
+static __device__ __noinline__ float4 load_unaligned_four(const float* x, uint32_t k, uint32_t end) {
+  return load_four(x, k, end, false);
+}
+
+// Rows that do not fit come block by block: a thread loads its columns of the next block while the one before it is
+// multiplied. Up to MOST rows; those behind the first ROWS_AHEAD are loaded when it is their turn.
+template <uint32_t MOST>
+class BlockStager {
+ public:
+  DISTMK_FN BlockStager(const Team& team, const Activations& a) : a_(a), team_(team), aligned_(is_aligned(a)) {}
+
+  // Sends for the block from `k0` on.
+  DISTMK_FN void load(uint32_t k0) {
+    static_assert(BLOCK_K == PIECE, "a thread has four columns of a block");
+    k_ = k0 + 4 * team_.index;
+    if (a_.norm) weight_ = load_columns(a_.norm);
+    load_rows(0);
+  }
+
+  // Puts it where it is multiplied, once all warps are done with the one before; `add_squares`: this is the first time
+  // that it is seen.
+  DISTMK_FN void store(bool add_squares) {
+    auto* column = reinterpret_cast<__nv_bfloat16*>(shared().vector) + 4 * team_.index;
+#pragma unroll
+    for (uint32_t first = 0; first < MOST; first += ROWS_AHEAD) {
+      if (first >= a_.num_rows) break;
+      if (first) load_rows(first);
+#pragma unroll
+      for (uint32_t i = 0; i < ROWS_AHEAD; ++i) {
+        if (first + i >= a_.num_rows) break;
+        if (add_squares) squares_[first + i] += dot(values_[i], values_[i]);
+        if (k_ < a_.k_pitch) store_four(values_[i], weight_, column + (first + i) * a_.column_stride());
+      }
+    }
+  }
+
+  // Once all blocks were seen.
+  DISTMK_FN void keep_all_squares() const {
+#pragma unroll
+    for (uint32_t row = 0; row < MOST; ++row)
+      if (row < a_.num_rows) keep_squares(team_, row, squares_[row]);
+  }
+
+ private:
+  static constexpr uint32_t ROWS_AHEAD = 8;
+  static_assert(MOST % ROWS_AHEAD == 0, "");
+  const Activations& a_;
+  const Team& team_;
+  const bool aligned_;
+  uint32_t k_ = 0;
+  float4 weight_ = {1, 1, 1, 1}, values_[ROWS_AHEAD];
+  float squares_[MOST] = {};
+
+  DISTMK_FN float4 load_columns(const float* from) const {
+    if (!aligned_) return load_unaligned_four(from, k_, a_.k);
+    return k_ < a_.k ? __ldcg(reinterpret_cast<const float4*>(from + k_)) : float4{0, 0, 0, 0};
+  }
+  DISTMK_FN void load_rows(uint32_t first) {
+#pragma unroll
+    for (uint32_t i = 0; i < ROWS_AHEAD; ++i)
+      if (first + i < a_.num_rows) values_[i] = load_columns(a_.x + uint64_t{first + i} * a_.x_stride);
+  }
+};
 
 DISTMK_FN uint32_t num_rows(const RankState& state, const LinearArgs& args) {
   if (!args.batch) return 1;
@@ -118,7 +185,7 @@ DISTMK_FN bool stage_row(Context& context, const Activations& a) {
       if (k < a.k_pitch) store_four(v[i], g[i], column + k);
     }
   }
-  if (a.norm) keep_squares(team, 0, 0, squares);
+  if (a.norm) keep_squares(team, 0, squares);
   return true;
 }
 

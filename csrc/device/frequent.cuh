@@ -7,11 +7,31 @@
 
 namespace distmk {
 
-DISTMK_FN bool is_frequent(const RankState& state, const TaskDesc& task) {
-  if (state.far) return false;
-  const auto type = static_cast<TaskType>(task.type);
-  if (type == TaskType::ATTENTION || type == TaskType::MERGE || type == TaskType::SUM) return true;
-  return type == TaskType::LINEAR && linear::is_single(state, *reinterpret_cast<const LinearArgs*>(task.args));
+// OFTEN_WITH_ROWS: of several token rows, up to a tile of them, or MANY.
+enum class Frequency { SELDOM, OFTEN, OFTEN_WITH_ROWS, OFTEN_WITH_MANY_ROWS };
+
+DISTMK_FN Frequency frequency_of(const RankState& state, const TaskDesc& task) {
+  if (state.far) return Frequency::SELDOM;
+  switch (static_cast<TaskType>(task.type)) {
+    case TaskType::ATTENTION:
+    case TaskType::MERGE:
+    case TaskType::SUM:
+      return Frequency::OFTEN;
+    case TaskType::LINEAR: {
+      const auto& args = *reinterpret_cast<const LinearArgs*>(task.args);
+      if (linear::is_single(state, args)) return Frequency::OFTEN;
+      return linear::num_rows(state, args) <= TILE_TOKENS ? Frequency::OFTEN_WITH_ROWS
+                                                          : Frequency::OFTEN_WITH_MANY_ROWS;
+    }
+    default:
+      return Frequency::SELDOM;
+  }
+}
+
+template <uint32_t TILES>
+DISTMK_FN void run_rows_body(Context& context) {
+  const auto& args = *reinterpret_cast<const LinearArgs*>(context.task.desc->args);
+  linear::run<TILES, false>(context, args, linear::num_rows(context.rank_state, args));
 }
 
 DISTMK_FN void run_frequent_body(Context& context) {

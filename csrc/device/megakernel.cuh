@@ -74,24 +74,43 @@ DISTMK_FN void tell_clerk(const Context& context, uint32_t n, uint64_t pushed) {
   if (context.params().trace_capacity) handoff.ready_ns[n % 2] = context.ready_ns();
 }
 
-// Tasks that every token waits for are compiled into the consumers' loop, where no function is called: what lives
-// across a call would lie on the stack, for which there is hardly any cache. False: the launch is over.
-DISTMK_FN bool run_frequent_task(const RankState& state, uint32_t n) {
+// The n-th task of this worker, by `body(context)`; FAR: it may have to wait for the network. False: the launch was
+// over before it could start.
+template <bool FAR, class Body>
+DISTMK_FN bool run_numbered(const RankState& state, uint32_t n, const Body& body) {
   Context context(state, {threadIdx.x, NUM_CONSUMERS});
   Handoff& handoff = shared().handoff;
-  if (!run_decided(context, handoff.action[n % 2], handoff.start(n), [](Context& c) { run_frequent_body(c); }))
-    return false;
-  tell_clerk(context, n, 0);
+  if (!run_decided(context, handoff.action[n % 2], handoff.start(n), body)) return false;
+  const bool far = FAR && state.far;
+  if (far) context.finish();  // whoever has put data must wait until it is there
+  tell_clerk(context, n, far ? ~0ull : context.pushed());
+  warp_arrive(&handoff.done[n % 2]);  // here: what a function puts back when it returns may take a while
   return true;
 }
 
+// What lives across a call would lie on the stack, for which there is hardly any cache. So tasks that every token waits
+// for are compiled into the consumers' loop, where no function is called, and those of several tokens into functions of
+// their own, which call none.
+template <uint32_t TILES>
+static __device__ __noinline__ bool run_rows_task(const RankState& state, uint32_t n) {
+  return run_numbered<false>(state, n, [](Context& c) { run_rows_body<TILES>(c); });
+}
+
 static __device__ __noinline__ bool run_other_task(const RankState& state, uint32_t n) {
-  Context context(state, {threadIdx.x, NUM_CONSUMERS});
-  Handoff& handoff = shared().handoff;
-  if (!run_decided(context, handoff.action[n % 2], handoff.start(n), [](Context& c) { run_body(c); })) return false;
-  if (state.far) context.finish();  // whoever has put data must wait until it is there
-  tell_clerk(context, n, state.far ? ~0ull : context.pushed());
-  return true;
+  return run_numbered<true>(state, n, [](Context& c) { run_body(c); });
+}
+
+DISTMK_FN bool run_announced_task(const RankState& state, uint32_t n) {
+  switch (frequency_of(state, *shared().handoff.action[n % 2].task.desc)) {
+    case Frequency::OFTEN:
+      return run_numbered<false>(state, n, [](Context& c) { run_frequent_body(c); });
+    case Frequency::OFTEN_WITH_ROWS:
+      return run_rows_task<1>(state, n);
+    case Frequency::OFTEN_WITH_MANY_ROWS:
+      return run_rows_task<2>(state, n);
+    default:
+      return run_other_task(state, n);
+  }
 }
 
 // Bodies end one after another, but warps by themselves: nobody waits for those that still add up or store.
@@ -100,10 +119,7 @@ DISTMK_FN void consume_loop(const RankState& state) {
   uint32_t n = 0;
   for (;; ++n) {
     barrier_wait(&handoff.announced[n % 2], n / 2 % 2);
-    if (handoff.action[n % 2].kind == ActionKind::LEAVE) break;
-    const bool frequent = is_frequent(state, *handoff.action[n % 2].task.desc);
-    if (!(frequent ? run_frequent_task(state, n) : run_other_task(state, n))) break;
-    warp_arrive(&handoff.done[n % 2]);
+    if (handoff.action[n % 2].kind == ActionKind::LEAVE || !run_announced_task(state, n)) break;
   }
   if (threadIdx.x) return;
   if (n) barrier_wait(&handoff.done[(n - 1) % 2], (n - 1) / 2 % 2);
