@@ -4,6 +4,9 @@
     python scripts/step_time.py qwen3-8b                        # one GPU, or the host twin
     mpirun -n 4 python scripts/step_time.py qwen3-8b --trace    # tensor parallel; and where the time of a step goes
 
+--power adds the mean power of rank 0's board while it is idle, with everything loaded, and while it reads prompts and decodes;
+`pip install nvidia-ml-py` for that.
+
 Prints one JSON object: the median over --repeats launches of the time per token, as `scripts/bench.py step` measures it.
 Weights are random, since no value changes how long a step takes.
 """
@@ -14,27 +17,44 @@ import argparse
 import json
 import statistics
 import sys
+import time
 
-from benchmark.ours import serving, time_steps
-from benchmark.work import add_work_arguments, work_of
+from benchmark.machine import power_meter
+from benchmark.ours import Timed, serving, time_steps
+from benchmark.work import Work, add_work_arguments, work_of
 
+from distmk import LLM
 from distmk.cli.together import launcher_rank
 from distmk.errors import DistmkError
 from distmk.trace import report
+
+IDLE_S = 2.0
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_work_arguments(parser)
     parser.add_argument("--trace", action="store_true", help="also print where the time went (costs a little time)")
+    parser.add_argument("--power", action="store_true", help="also measure the board's power (takes two seconds more)")
     return parser.parse_args()
+
+
+def time_with_power(llm: LLM, work: Work) -> tuple[Timed, dict[str, float | None]]:
+    """The same, and the board's mean power in watts; None where it cannot be measured."""
+    meter = power_meter(llm.backend, 0)
+    timed: list[Timed] = []
+    idle = meter.watts(lambda: time.sleep(IDLE_S))
+    decoding = meter.watts(lambda: timed.append(time_steps(llm, work)))
+    return timed[0], {"idle_watts": idle, "watts": decoding}
 
 
 def main() -> int:
     arguments = parse()
     work = work_of(arguments)
     with serving(work, arguments.backend, trace_iterations=8 if arguments.trace else 0) as llm:
-        times_ms = time_steps(llm, work).times_ms
+        powered = arguments.power and llm.rank == 0
+        timed, power = time_with_power(llm, work) if powered else (time_steps(llm, work), {})
+        times_ms = timed.times_ms
         if llm.rank == 0:
             result = {
                 "model": arguments.model,
@@ -50,7 +70,7 @@ def main() -> int:
                 "max": round(max(times_ms), 4),
                 "repeats": work.repeats,
             }
-            print(json.dumps(result), flush=True)
+            print(json.dumps(result | power), flush=True)
             if llm.trace is not None:
                 print(report(llm.trace))
     return 0

@@ -11,6 +11,7 @@ from typing import Any
 
 from distmk.cuda.toolchain import find_nvshmem, nvshmem_version
 from distmk.errors import BuildError
+from distmk.lab.power import Meter
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,6 +55,16 @@ def gpu(device_id: int) -> dict[str, str]:
         "cuda": str(torch.version.cuda),
         "nvshmem": nvshmem,
     }
+
+
+def power_meter(backend: str, device_id: int) -> Meter:
+    """Of a GPU; on the host twin of nothing."""
+    if backend != "cuda":
+        return Meter("")
+    from cuda.bindings import runtime
+
+    error, bus_id = runtime.cudaDeviceGetPCIBusId(32, device_id)
+    return Meter("" if error else bus_id.split(b"\0")[0].decode())
 
 
 def _output(*command: str) -> str:

@@ -68,6 +68,7 @@ def test_step_time(num_ranks: int, batch: int, config: Path, runner: Runner) -> 
     assert (found["tensor_parallel"], found["batch"], found["layers"], found["repeats"]) == (num_ranks, batch, 3, 2)
     assert 0 < found["min"] <= found["ms_per_step"] <= found["max"]
     assert any(line.startswith("critical path") for line in tables) == (num_ranks > 1)
+    assert "watts" not in found and ("idle_watts" in json.loads(runner.run([*command, "--power"]).stdout))
     refused = runner.run([*command, "--tokens", "0"])
     assert (refused.status, refused.stdout) == (2, "") and refused.stderr.startswith("step_time: --tokens is 0")
 
