@@ -29,13 +29,8 @@ from distmk.errors import DistmkError
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 
 
-def run_plot(arguments: argparse.Namespace) -> int:
-    draw([Report.load(path) for path in arguments.reports], arguments.output)
-    return 0
-
-
-def run_growth(arguments: argparse.Namespace) -> int:
-    draw_growth([Report.load(path) for path in arguments.reports], arguments.output)
+def run_drawing(arguments: argparse.Namespace) -> int:
+    arguments.draw([Report.load(path) for path in arguments.reports], arguments.output)
     return 0
 
 
@@ -47,14 +42,17 @@ def parse() -> argparse.Namespace:
         module.add_arguments(part)
         part.set_defaults(run=module.run)
     drawings = {
-        "plot": (run_plot, "Draw reports of `step`."),
-        "growth": (run_growth, "Draw how a step of distmk grows with layers, ranks and batch, from reports of `step`."),
+        "plot": (draw, "Draw reports of `step`."),
+        "growth": (
+            draw_growth,
+            "Draw how a step of distmk grows with layers, ranks and batch, from reports of `step`.",
+        ),
     }
     for name, (function, text) in drawings.items():
         part = parts.add_parser(name, help=text, description=text)
         part.add_argument("reports", nargs="+", type=Path, metavar="REPORT")
         part.add_argument("--output", type=Path, required=True, metavar="FILE.png")
-        part.set_defaults(run=function)
+        part.set_defaults(run=run_drawing, draw=function)
     return parser.parse_args()
 
 

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--peer",
         action="append",
         choices=(*PEERS, "none"),
-        help="one to compare with; may be repeated (default: all but vllm)",
+        help="one to compare with, or none; may be repeated (default: all but vllm)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report here, anew after every side")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw it")
@@ -69,7 +69,8 @@ def _check(arguments: argparse.Namespace, bootstrap: Bootstrap) -> tuple[Work, s
     backend = choose_backend(arguments.backend)
     from benchmark.weights import check_peers_can
 
-    check_peers_can(work.config, bootstrap.world_size)
+    if arguments.peer != ["none"]:
+        check_peers_can(work.config, bootstrap.world_size)
     if backend == "host" and (gpu_only := [peer for peer in arguments.peer or () if peer not in ("eager", "none")]):
         raise UsageError(f"--peer {gpu_only[0]} needs GPUs; the host twin's peer is eager")
     return work, backend
