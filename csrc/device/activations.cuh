@@ -27,9 +27,11 @@ DISTMK_FN Activations activations_of(Context& context, const LinearArgs& args, u
           whole_bytes <= VECTOR_BYTES};
 }
 
-// Four activations from `k` on, zeros behind the end.
-DISTMK_FN float4 load_four(const float* x, uint32_t k, uint32_t end, bool aligned) {
-  if (aligned && k + 4 <= end) return __ldcg(reinterpret_cast<const float4*>(x + k));
+// Whether activations and norm can be read 16 bytes at a time, to their end.
+DISTMK_FN bool is_aligned(uint64_t x, uint64_t norm, uint32_t k) { return ((x | norm) % 16 | k % 4) == 0; }
+
+// Four of them from `k` on, zeros behind the end. Of what is seldom met there is little code.
+static __device__ __noinline__ float4 load_unaligned_four(const float* x, uint32_t k, uint32_t end) {
   const auto at = [&](uint32_t i) { return i < end ? __ldcg(x + i) : 0.0f; };
   return {at(k), at(k + 1), at(k + 2), at(k + 3)};
 }
@@ -50,53 +52,22 @@ DISTMK_FN void keep_squares(const Team& team, uint32_t row, float squares) {
 constexpr uint32_t PIECE = 4 * NUM_CONSUMERS;  // columns that the team loads at once, 16 bytes a thread
 constexpr uint32_t IN_FLIGHT = 4;              // pieces: each takes a trip to the second-level cache
 
-// Whether all rows can be read 16 bytes at a time, to their end.
-DISTMK_FN bool is_aligned(const Activations& a) {
-  return (reinterpret_cast<uint64_t>(a.x) | reinterpret_cast<uint64_t>(a.norm)) % 16 == 0 && a.k % 4 == 0 &&
-         (a.num_rows == 1 || a.x_stride % 4 == 0);
-}
-
-// Brings all of the rows into shared memory, where they fit. Any number of them, any alignment.
-static __device__ __noinline__ void stage_any(const Team team, const Activations a) {
-  const bool aligned = is_aligned(a);
-  auto* columns = reinterpret_cast<__nv_bfloat16*>(shared().vector);
-  for (uint32_t first = 0; first < a.num_rows; first += IN_FLIGHT) {
-    float squares[IN_FLIGHT] = {};
-    for (uint32_t k = 4 * team.index; k < a.k_pitch; k += PIECE) {
-      const float4 g = a.norm ? load_four(a.norm, k, a.k, aligned) : float4{1, 1, 1, 1};
-      float4 v[IN_FLIGHT];
-#pragma unroll
-      for (uint32_t i = 0; i < IN_FLIGHT; ++i)
-        if (first + i < a.num_rows) v[i] = load_four(a.x + uint64_t{first + i} * a.x_stride, k, a.k, aligned);
-#pragma unroll
-      for (uint32_t i = 0; i < IN_FLIGHT; ++i) {
-        if (first + i >= a.num_rows) break;
-        squares[i] += dot(v[i], v[i]);
-        store_four(v[i], g, columns + (first + i) * a.column_stride() + k);
-      }
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < IN_FLIGHT; ++i)
-      if (a.norm && first + i < a.num_rows) keep_squares(team, first + i, squares[i]);
-  }
-}
-
-// Of what is seldom met there is little code.
-static __device__ __noinline__ float4 load_unaligned_four(const float* x, uint32_t k, uint32_t end) {
-  return load_four(x, k, end, false);
-}
-
-// Rows that do not fit come block by block: a thread loads its columns of the next block while the one before it is
+// Any rows, with any alignment, block by block: a thread loads its columns of the next block while the one before it is
 // multiplied. Up to MOST rows; those behind the first ROWS_AHEAD are loaded when it is their turn.
 template <uint32_t MOST>
 class BlockStager {
  public:
-  DISTMK_FN BlockStager(const Team& team, const Activations& a) : a_(a), team_(team), aligned_(is_aligned(a)) {}
+  DISTMK_FN BlockStager(const Team& team, const Activations& a)
+      : a_(a),
+        team_(team),
+        aligned_(is_aligned(reinterpret_cast<uint64_t>(a.x), reinterpret_cast<uint64_t>(a.norm), a.k) &&
+                 (a.num_rows == 1 || a.x_stride % 4 == 0)) {}
 
   // Sends for the block from `k0` on.
   DISTMK_FN void load(uint32_t k0) {
     static_assert(BLOCK_K == PIECE, "a thread has four columns of a block");
     k_ = k0 + 4 * team_.index;
+    place_ = k_ - a_.first_of(k0);
     if (a_.norm) weight_ = load_columns(a_.norm);
     load_rows(0);
   }
@@ -104,7 +75,7 @@ class BlockStager {
   // Puts it where it is multiplied, once all warps are done with the one before; `add_squares`: this is the first time
   // that it is seen.
   DISTMK_FN void store(bool add_squares) {
-    auto* column = reinterpret_cast<__nv_bfloat16*>(shared().vector) + 4 * team_.index;
+    auto* column = reinterpret_cast<__nv_bfloat16*>(shared().vector) + place_;
 #pragma unroll
     for (uint32_t first = 0; first < MOST; first += ROWS_AHEAD) {
       if (first >= a_.num_rows) break;
@@ -131,7 +102,7 @@ class BlockStager {
   const Activations& a_;
   const Team& team_;
   const bool aligned_;
-  uint32_t k_ = 0;
+  uint32_t k_ = 0, place_ = 0;  // of this thread's columns: in the rows, and where the block is staged
   float4 weight_ = {1, 1, 1, 1}, values_[ROWS_AHEAD];
   float squares_[MOST] = {};
 
@@ -153,8 +124,7 @@ DISTMK_FN uint32_t num_rows(const RankState& state, const LinearArgs& args) {
 
 // One row of activations that 16 bytes at a time can be read of, and that fits.
 DISTMK_FN bool is_single(const RankState& state, const LinearArgs& args) {
-  const uint64_t addresses = state.address(args.x) | (args.norm ? state.address(args.norm) : 0);
-  return (addresses | (args.k * sizeof(float))) % 16 == 0 &&
+  return is_aligned(state.address(args.x), args.norm ? state.address(args.norm) : 0, args.k) &&
          (args.k_pitch + X_PAD) * sizeof(__nv_bfloat16) <= VECTOR_BYTES && num_rows(state, args) == 1;
 }
 

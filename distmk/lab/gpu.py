@@ -88,6 +88,14 @@ class Launch:
             call(result)
 
 
+def pci_bus_id(index: int) -> str:
+    """Of the `index`-th GPU of those visible."""
+    from cuda.bindings import driver
+
+    call(driver.cuInit(0))
+    return str(call(driver.cuDeviceGetPCIBusId(32, call(driver.cuDeviceGet(index)))).split(b"\0")[0].decode())
+
+
 class Gpu:
     """GPU `index` of those visible. UsageError: there is no such GPU, or it is too old."""
 
@@ -124,7 +132,7 @@ class Gpu:
     @property
     def bus_id(self) -> str:
         """Its place on the PCI bus, by which NVML finds it."""
-        return str(call(self._driver.cuDeviceGetPCIBusId(32, self._device)).split(b"\0")[0].decode())
+        return pci_bus_id(self.index)
 
     @property
     def driver_cuda(self) -> str:

@@ -51,8 +51,7 @@ def draw_growth(reports: Sequence[Report], path: Path) -> None:
             panel.legend(fontsize=8)
     axes[0].set_ylabel("ms a decode step")
     first = reports[0]
-    hardware = first.machine.get("gpu", first.machine.get("cpu", ""))
-    figure.suptitle(f"{first.model}, context {first.context}, {hardware}; dashed: the bytes at memory bandwidth")
+    figure.suptitle(f"{first.model}, context {first.context}, {first.hardware}; dashed: the bytes at memory bandwidth")
     save_figure(figure, path)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from distmk.cuda.toolchain import find_nvshmem, nvshmem_version
 from distmk.errors import BuildError
+from distmk.lab.gpu import pci_bus_id
 from distmk.lab.power import Meter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,12 +60,7 @@ def gpu(device_id: int) -> dict[str, str]:
 
 def power_meter(backend: str, device_id: int) -> Meter:
     """Of a GPU; on the host twin of nothing."""
-    if backend != "cuda":
-        return Meter("")
-    from cuda.bindings import runtime
-
-    error, bus_id = runtime.cudaDeviceGetPCIBusId(32, device_id)
-    return Meter("" if error else bus_id.split(b"\0")[0].decode())
+    return Meter(pci_bus_id(device_id) if backend == "cuda" else "")
 
 
 def _output(*command: str) -> str:

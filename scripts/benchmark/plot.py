@@ -54,7 +54,7 @@ def draw(reports: Sequence[Report], path: Path) -> None:
     axes.set_xticks(range(len(reports)), ticks)
     axes.set_ylabel("ms a decode step")
     first = reports[0]
-    axes.set_title(f"{first.model}, context {first.context}, {first.machine.get('gpu', first.machine.get('cpu', ''))}")
+    axes.set_title(f"{first.model}, context {first.context}, {first.hardware}")
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=colors[name]) for name in names]
     labels = list(names)
     if any(report.floor_ms is not None for report in reports):

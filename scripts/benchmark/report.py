@@ -48,6 +48,10 @@ class Report:
         best = max(self.bandwidth.values(), default=0.0)
         return 1e3 * self.step_bytes / best if best else None
 
+    @property
+    def hardware(self) -> str:
+        return str(self.machine.get("gpu", self.machine.get("cpu", "")))
+
     def save(self, path: Path) -> None:
         """UsageError: it cannot be written."""
         rows = [asdict(row) | {"median_ms": row.median_ms} for row in self.rows]

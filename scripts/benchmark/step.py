@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         earlier = agree(bootstrap, lambda: [Report.load(path) for path in arguments.beside])
         comparison = Comparison(arguments.model, work, backend, bootstrap, arguments.json)
         try:
-            comparison.run(arguments.peer)
+            comparison.run(_peers(arguments, backend))
         finally:  # also what was measured before a side failed
             if bootstrap.rank == 0 and comparison.report.rows:
                 print(comparison.report.text(), flush=True)
@@ -69,11 +69,19 @@ def _check(arguments: argparse.Namespace, bootstrap: Bootstrap) -> tuple[Work, s
     backend = choose_backend(arguments.backend)
     from benchmark.weights import check_peers_can
 
-    if arguments.peer != ["none"]:
+    peers = _peers(arguments, backend)
+    if peers:
         check_peers_can(work.config, bootstrap.world_size)
-    if backend == "host" and (gpu_only := [peer for peer in arguments.peer or () if peer not in ("eager", "none")]):
+    if backend == "host" and (gpu_only := [peer for peer in peers if peer != "eager"]):
         raise UsageError(f"--peer {gpu_only[0]} needs GPUs; the host twin's peer is eager")
     return work, backend
+
+
+def _peers(arguments: argparse.Namespace, backend: str) -> list[str]:
+    """Those that were asked for; if nothing was, all that can run here but vllm."""
+    if arguments.peer:
+        return [peer for peer in arguments.peer if peer != "none"]
+    return list(PEERS[:3] if backend == "cuda" else ("eager",))
 
 
 class Comparison:
@@ -98,20 +106,15 @@ class Comparison:
         )
         self.report.machine |= machine.versions("torch", "triton", "nvshmem4py-cu13")
 
-    def run(self, wanted: list[str] | None) -> None:
-        """Ours, then the peers that are `wanted`; None: all that can run here but vllm."""
+    def run(self, peers: list[str]) -> None:
+        """Ours, then the `peers`."""
         self._tell("distmk")
         ours = time_ours(self._work, self._backend)
         ours.tokens = json.loads(self._bootstrap.broadcast(json.dumps(ours.tokens).encode()))
         self._add(Row(ours.name, ours.times_ms, ours.steps))
-        names = (
-            [name for name in wanted if name != "none"]
-            if wanted
-            else list(PEERS[:3] if self._backend == "cuda" else ("eager",))
-        )
-        if torch_peers := [name for name in names if name != "vllm"]:
+        if torch_peers := [name for name in peers if name != "vllm"]:
             self._run_torch(torch_peers, ours)
-        if "vllm" in names:
+        if "vllm" in peers:
             self._run_vllm()
         self._tell("done")
 

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmark.ours import Timed
 from benchmark.report import Report, Row
+from benchmark.step import Comparison
 from benchmark.weights import Weights, read_weights
 from benchmark.work import Work, hf_config
 from helpers import ROOT, Finished, Runner, under_mpirun
 from tiny_config import tiny_config
 
+from distmk.bootstrap import connect
 from distmk.config import PRESETS, ModelConfig
 from distmk.errors import UsageError
 from distmk.weights.dummy import DummyCheckpoint
@@ -92,6 +95,17 @@ def test_mistakes(arguments: tuple[str, ...], said: str, config: Path, runner: R
     lines = done.stderr.splitlines()
     assert (done.status, done.stdout, len(lines)) == (2, "", 1), done
     assert lines[0].startswith("bench: ") and said in lines[0]
+
+
+def test_what_was_measured_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A run that ends while its peers are timed leaves what it had."""
+    monkeypatch.setattr("benchmark.step.time_ours", lambda work, backend: Timed("distmk", [3.0, 2.0], [[1]], 5))
+    monkeypatch.setattr("benchmark.peers.Peers", lambda *_: pytest.fail("a peer failed"))
+    with connect() as bootstrap:
+        comparison = Comparison("small", Work(SMALL), "host", bootstrap, tmp_path / "report.json")
+        with pytest.raises(pytest.fail.Exception, match="a peer failed"):
+            comparison.run(["eager"])
+    assert Report.load(tmp_path / "report.json").rows == [Row("distmk", [3.0, 2.0], 5)]
 
 
 def test_heads_that_do_not_part(config: Path, runner: Runner) -> None:

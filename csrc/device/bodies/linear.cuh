@@ -230,10 +230,10 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
   uint32_t turn = STAGE_TEAMS - 1 - threadIdx.x / 32 / STAGE_TILES;
   if (!(SINGLE ? stage_row(context, x) : context.inputs_ready())) return;
   BlockStager<TILES * TILE_TOKENS> stager(team, x);
-  const bool in_blocks = !SINGLE && !x.resident;
-  if (in_blocks) stager.load(0);
-  if (!SINGLE && x.resident) stage_any(team, x);
-  if (!in_blocks) team.sync();
+  if (SINGLE)
+    team.sync();
+  else
+    stager.load(0);
 #pragma unroll 1
   for (uint32_t first = 0; first < rows; first += ROUND_ROWS) {
     const Round<TILES> round(out, first, min(first + ROUND_ROWS, rows));
@@ -241,16 +241,18 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
 #pragma unroll 1
     for (uint32_t block = 0; block < args.k_pitch; block += BLOCK_K) {
       const uint32_t block_end = min(block + BLOCK_K, args.k_pitch);
-      if (in_blocks) {
+      if (!SINGLE && (first == 0 || !x.resident)) {
         team.sync();
         stager.store(args.norm && first == 0);
-        const bool last_of_round = block_end == args.k_pitch;
-        if (!last_of_round || round.end_row < rows) stager.load(last_of_round ? 0 : block_end);
+        if (block_end < args.k_pitch)
+          stager.load(block_end);
+        else if (round.end_row < rows && !x.resident)
+          stager.load(0);
         team.sync();
       }
       multiply_block<TILES>(x, lane, round, block, block_end, places.stage, turn, sums);
     }
-    if (in_blocks && args.norm && first == 0) stager.keep_all_squares();
+    if (!SINGLE && args.norm && first == 0) stager.keep_all_squares();
     if (team.leader() && round.end_row == rows)
       shared().ring.hold.set(places.num_slabs);  // until the clerk has signalled
     hand_over(round, sums, out, places.sums);
