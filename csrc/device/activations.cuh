@@ -10,7 +10,8 @@ namespace linear {
 constexpr uint32_t X_PAD = 8;  // bf16 elements between columns, so that a fragment's columns lie in different banks
 
 // The task's activations, rounded to bf16, a token row a column of the product. All of K where it fits, else the block
-// of K that is being multiplied.
+// of K that is being multiplied; of up to TILE_TOKENS rows two such blocks in turn, so that one can be written while
+// some warps still read the other.
 struct Activations {
   const float* x;
   const float* norm;
@@ -18,8 +19,14 @@ struct Activations {
   bool resident;
 
   DISTMK_FN uint32_t column_stride() const { return (resident ? k_pitch : BLOCK_K) + X_PAD; }
-  DISTMK_FN uint32_t first_of(uint32_t k0) const { return resident ? 0 : k0; }
+  // Where the first columns of the block from `k0` on lie, which is the `n`-th that is staged.
+  DISTMK_FN uint32_t place_of(uint32_t k0, uint32_t n) const {
+    return resident ? k0 : num_rows > TILE_TOKENS ? 0 : n % 2 * TILE_TOKENS * column_stride();
+  }
+  // Whether a block is written over the one that was multiplied last.
+  DISTMK_FN bool overwrites() const { return !resident && num_rows > TILE_TOKENS; }
 };
+static_assert(2 * TILE_TOKENS >= MAX_ROWS, "two blocks of a tile of rows take the room of one of all rows");
 
 DISTMK_FN Activations activations_of(Context& context, const LinearArgs& args, uint32_t num_rows) {
   const uint32_t whole_bytes = num_rows * (args.k_pitch + X_PAD) * sizeof(__nv_bfloat16);
@@ -34,6 +41,11 @@ DISTMK_FN bool is_aligned(uint64_t x, uint64_t norm, uint32_t k) { return ((x | 
 static __device__ __noinline__ float4 load_unaligned_four(const float* x, uint32_t k, uint32_t end) {
   const auto at = [&](uint32_t i) { return i < end ? __ldcg(x + i) : 0.0f; };
   return {at(k), at(k + 1), at(k + 2), at(k + 3)};
+}
+
+// Aligned. Zeros if not `present`, without a branch: it would wait for the loads before it.
+DISTMK_FN float4 load_four_if(bool present, const float* x) {
+  return present ? __ldcg(reinterpret_cast<const float4*>(x)) : float4{0, 0, 0, 0};
 }
 
 DISTMK_FN float dot(const float4& a, const float4& b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
@@ -52,41 +64,36 @@ DISTMK_FN void keep_squares(const Team& team, uint32_t row, float squares) {
 constexpr uint32_t PIECE = 4 * NUM_CONSUMERS;  // columns that the team loads at once, 16 bytes a thread
 constexpr uint32_t IN_FLIGHT = 4;              // pieces: each takes a trip to the second-level cache
 
-// Any rows, with any alignment, block by block: a thread loads its columns of the next block while the one before it is
-// multiplied. Up to MOST rows; those behind the first ROWS_AHEAD are loaded when it is their turn.
-template <uint32_t MOST>
+// How a task's activations come into shared memory.
+enum class Rows {
+  ONE,      // aligned, and all of it fits
+  ALIGNED,  // any number, of which 16 bytes at a time can be read
+  ANY,
+};
+
+// Up to MOST rows, block by block: a thread loads its columns of the next block while the one before it is multiplied;
+// of rows behind the first AHEAD once it is their turn. No branch or call may stand between two loads, as the first
+// would be waited for there.
+template <uint32_t MOST, bool ALIGNED>
 class BlockStager {
  public:
-  DISTMK_FN BlockStager(const Team& team, const Activations& a)
-      : a_(a),
-        team_(team),
-        aligned_(is_aligned(reinterpret_cast<uint64_t>(a.x), reinterpret_cast<uint64_t>(a.norm), a.k) &&
-                 (a.num_rows == 1 || a.x_stride % 4 == 0)) {}
+  DISTMK_FN BlockStager(const Team& team, const Activations& a) : a_(a), team_(team) {}
 
   // Sends for the block from `k0` on.
   DISTMK_FN void load(uint32_t k0) {
     static_assert(BLOCK_K == PIECE, "a thread has four columns of a block");
     k_ = k0 + 4 * team_.index;
-    place_ = k_ - a_.first_of(k0);
-    if (a_.norm) weight_ = load_columns(a_.norm);
-    load_rows(0);
+    weight_ = load_columns(a_.norm, a_.norm);
+    load_rows<0>();
   }
 
-  // Puts it where it is multiplied, once all warps are done with the one before; `add_squares`: this is the first time
-  // that it is seen.
-  DISTMK_FN void store(bool add_squares) {
-    auto* column = reinterpret_cast<__nv_bfloat16*>(shared().vector) + place_;
-#pragma unroll
-    for (uint32_t first = 0; first < MOST; first += ROWS_AHEAD) {
-      if (first >= a_.num_rows) break;
-      if (first) load_rows(first);
-#pragma unroll
-      for (uint32_t i = 0; i < ROWS_AHEAD; ++i) {
-        if (first + i >= a_.num_rows) break;
-        if (add_squares) squares_[first + i] += dot(values_[i], values_[i]);
-        if (k_ < a_.k_pitch) store_four(values_[i], weight_, column + (first + i) * a_.column_stride());
-      }
-    }
+  // Puts it at `place`, where it is multiplied; `add_squares`: this is the first time that it is seen.
+  DISTMK_FN void store(uint32_t place, bool add_squares) {
+    auto* column = reinterpret_cast<__nv_bfloat16*>(shared().vector) + place + 4 * team_.index;
+    store_rows<0>(add_squares, column);
+    if (MOST == AHEAD || a_.num_rows <= AHEAD) return;
+    load_rows<MOST - AHEAD>();
+    store_rows<MOST - AHEAD>(add_squares, column);
   }
 
   // Once all blocks were seen.
@@ -97,23 +104,34 @@ class BlockStager {
   }
 
  private:
-  static constexpr uint32_t ROWS_AHEAD = 8;
-  static_assert(MOST % ROWS_AHEAD == 0, "");
+  static constexpr uint32_t AHEAD = 8;  // rows; more would not fit into registers
+  static_assert(MOST == AHEAD || MOST == 2 * AHEAD, "");
   const Activations& a_;
   const Team& team_;
-  const bool aligned_;
-  uint32_t k_ = 0, place_ = 0;  // of this thread's columns: in the rows, and where the block is staged
-  float4 weight_ = {1, 1, 1, 1}, values_[ROWS_AHEAD];
+  uint32_t k_ = 0;  // of this thread's columns
+  float4 weight_, values_[AHEAD];
   float squares_[MOST] = {};
 
-  DISTMK_FN float4 load_columns(const float* from) const {
-    if (!aligned_) return load_unaligned_four(from, k_, a_.k);
-    return k_ < a_.k ? __ldcg(reinterpret_cast<const float4*>(from + k_)) : float4{0, 0, 0, 0};
-  }
-  DISTMK_FN void load_rows(uint32_t first) {
+  template <uint32_t FIRST>
+  DISTMK_FN void load_rows() {
 #pragma unroll
-    for (uint32_t i = 0; i < ROWS_AHEAD; ++i)
-      if (first + i < a_.num_rows) values_[i] = load_columns(a_.x + uint64_t{first + i} * a_.x_stride);
+    for (uint32_t i = 0; i < AHEAD; ++i)
+      values_[i] = load_columns(a_.x + uint64_t{FIRST + i} * a_.x_stride, FIRST + i < a_.num_rows);
+  }
+  template <uint32_t FIRST>
+  DISTMK_FN void store_rows(bool add_squares, __nv_bfloat16* column) {
+    const float4 weight = a_.norm ? weight_ : float4{1, 1, 1, 1};
+#pragma unroll
+    for (uint32_t i = 0; i < AHEAD; ++i) {
+      if (FIRST + i >= a_.num_rows) break;
+      if (add_squares) squares_[FIRST + i] += dot(values_[i], values_[i]);
+      if (k_ < a_.k_pitch) store_four(values_[i], weight, column + (FIRST + i) * a_.column_stride());
+    }
+  }
+
+  DISTMK_FN float4 load_columns(const float* from, bool present) const {
+    if (ALIGNED) return load_four_if(present && k_ < a_.k, from + k_);
+    return present ? load_unaligned_four(from, k_, a_.k) : float4{0, 0, 0, 0};
   }
 };
 
@@ -122,14 +140,14 @@ DISTMK_FN uint32_t num_rows(const RankState& state, const LinearArgs& args) {
   return (state.near_batch ? state.near_batch : reinterpret_cast<const Batch*>(state.address(args.batch)))->num_rows;
 }
 
-// One row of activations that 16 bytes at a time can be read of, and that fits.
-DISTMK_FN bool is_single(const RankState& state, const LinearArgs& args) {
-  return is_aligned(state.address(args.x), args.norm ? state.address(args.norm) : 0, args.k) &&
-         (args.k_pitch + X_PAD) * sizeof(__nv_bfloat16) <= VECTOR_BYTES && num_rows(state, args) == 1;
+DISTMK_FN Rows kind_of_rows(const RankState& state, const LinearArgs& args, uint32_t num_rows) {
+  if (!is_aligned(state.address(args.x), args.norm ? state.address(args.norm) : 0, args.k)) return Rows::ANY;
+  if (num_rows == 1 && (args.k_pitch + X_PAD) * sizeof(__nv_bfloat16) <= VECTOR_BYTES) return Rows::ONE;
+  return num_rows == 1 || args.x_stride % 4 == 0 ? Rows::ALIGNED : Rows::ANY;
 }
 
-// The same of a single row, which is what most tasks have: all of it is in flight at once, and the norm's weights,
-// which no task writes, before the activations are ready. False: they never will be.
+// Rows::ONE, which is what most tasks have: all of it is in flight at once, and the norm's weights, which no task
+// writes, before the activations are ready. False: they never will be.
 DISTMK_FN bool stage_row(Context& context, const Activations& a) {
   const Team& team = context.team;
   auto* column = reinterpret_cast<__nv_bfloat16*>(shared().vector);

@@ -19,9 +19,10 @@ DISTMK_FN Frequency frequency_of(const RankState& state, const TaskDesc& task) {
       return Frequency::OFTEN;
     case TaskType::LINEAR: {
       const auto& args = *reinterpret_cast<const LinearArgs*>(task.args);
-      if (linear::is_single(state, args)) return Frequency::OFTEN;
-      return linear::num_rows(state, args) <= TILE_TOKENS ? Frequency::OFTEN_WITH_ROWS
-                                                          : Frequency::OFTEN_WITH_MANY_ROWS;
+      const uint32_t num_rows = linear::num_rows(state, args);
+      const linear::Rows rows = linear::kind_of_rows(state, args, num_rows);
+      if (rows != linear::Rows::ALIGNED) return rows == linear::Rows::ONE ? Frequency::OFTEN : Frequency::SELDOM;
+      return num_rows <= TILE_TOKENS ? Frequency::OFTEN_WITH_ROWS : Frequency::OFTEN_WITH_MANY_ROWS;
     }
     default:
       return Frequency::SELDOM;
@@ -31,14 +32,14 @@ DISTMK_FN Frequency frequency_of(const RankState& state, const TaskDesc& task) {
 template <uint32_t TILES>
 DISTMK_FN void run_rows_body(Context& context) {
   const auto& args = *reinterpret_cast<const LinearArgs*>(context.task.desc->args);
-  linear::run<TILES, false>(context, args, linear::num_rows(context.rank_state, args));
+  linear::run<TILES, linear::Rows::ALIGNED>(context, args, linear::num_rows(context.rank_state, args));
 }
 
 DISTMK_FN void run_frequent_body(Context& context) {
   const auto* args = context.task.desc->args;
   switch (static_cast<TaskType>(context.task.desc->type)) {
     case TaskType::LINEAR:
-      return linear::run<1, true>(context, *reinterpret_cast<const LinearArgs*>(args), 1);
+      return linear::run<1, linear::Rows::ONE>(context, *reinterpret_cast<const LinearArgs*>(args), 1);
     case TaskType::ATTENTION:
       return body_attention(context, *reinterpret_cast<const AttentionArgs*>(args));
     case TaskType::MERGE:

@@ -24,7 +24,7 @@ static_assert(MAX_OWN_SCHEDULERS == NUM_ROLES, "one CTA runs them, each in a war
 DISTMK_ROLE stream_weights(const RankState& state) {
   Shared& s = shared();
   Loader loader(s.ring, s.slots);
-  const Team lanes{threadIdx.x % 32, LOADER_LANES};
+  const Team lanes{threadIdx.x % 32, 32};
   for (TaskCursor cursor;; cursor.step()) {
     while (!lanes.all(barrier_try_wait(&s.tasks.full[cursor.slot], cursor.parity)))
       if (!lanes.all(!s.ring.leave.get())) return loader.leave();
@@ -206,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
   } else if (role < NUM_WARPS) {
     consume_loop(state);
   } else if (role == LOADER) {
-    if (warp.index < LOADER_LANES) stream_weights(state);
+    stream_weights(state);
   } else if (role == WAITER) {
     wait_loop(state, blockIdx.x, warp);
   } else {

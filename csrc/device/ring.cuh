@@ -18,7 +18,7 @@ constexpr uint32_t STAGE_BYTES = TILE_ROWS * STAGE_K * sizeof(__nv_bfloat16);
 constexpr uint32_t ROUND_ROWS = ROUND_GROUPS * TILE_ROWS;
 // A block of capability 8.0 has 64 KB less of shared memory.
 constexpr uint32_t NUM_STAGES = BULK_COPIES ? 10 : 6;
-constexpr uint32_t LOADER_LANES = BULK_COPIES ? 1 : 32;
+constexpr uint32_t LOADER_ARRIVALS = BULK_COPIES ? 1 : 32;  // for a copy
 // More copies in flight do not read faster, but stand in front of every store and poll of this SM.
 constexpr uint32_t MAX_IN_FLIGHT = 3;
 
@@ -33,7 +33,7 @@ struct Ring {
 
   DISTMK_FN void init() {
     for (uint32_t s = 0; s < NUM_STAGES; ++s) {
-      barrier_init(&full[s], LOADER_LANES);
+      barrier_init(&full[s], LOADER_ARRIVALS);
       barrier_init(&empty[s], STAGE_TILES * WARP_ARRIVALS);
     }
     leave = loader_left = hold = {0};
@@ -63,7 +63,8 @@ DISTMK_FN uint32_t slab_rows(const LinearArgs& args) {
 
 DISTMK_FN bool streams_weights(const TaskDesc& task) { return task.type == static_cast<uint16_t>(TaskType::LINEAR); }
 
-// Run by LOADER_LANES lanes of a warp together. What it does between two copies keeps the memory waiting.
+// Run by a warp together, where one lane issues bulk copies: lanes that went another way would take turns with it. What
+// it does between two copies keeps the memory waiting.
 class Loader {
  public:
   DISTMK_FN Loader(Ring& ring, char* slots)
@@ -72,7 +73,7 @@ class Loader {
         empty_(opaque(shared_address(ring.empty))),
         slots_(opaque(shared_address(slots))),
         hold_(opaque(shared_address(&ring.hold))),
-        lanes_{threadIdx.x % 32, LOADER_LANES} {}
+        lanes_{threadIdx.x % 32, 32} {}
 
   // One slab. False: the worker has left, which is looked for once a round: until then release() makes room.
   DISTMK_FN bool stream(const LinearArgs& args, const char* slab) {
@@ -123,10 +124,10 @@ class Loader {
     barrier_wait(empty_ + next_.slot * 8, next_.parity ^ 1);
     lanes_.sync();
     wait_while_held(hold_, slab_);
-    if constexpr (BULK_COPIES)
+    if constexpr (!BULK_COPIES)
+      copy_by_lanes(dst, src, num_bytes, full, lanes_.index, lanes_.size);
+    else if (lanes_.leader())
       copy_bulk(dst, src, num_bytes, full);
-    else
-      copy_by_lanes(dst, src, num_bytes, full, lanes_.index, LOADER_LANES);
     next_.step();
   }
 };

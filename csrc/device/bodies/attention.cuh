@@ -84,6 +84,8 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args, const B
       const uint32_t lines = look_up(w, w.first_chunk() + w.chunk_turn());
       load_keys(w, lines, tile);
       load_values(w, lines, tile);
+    } else {
+      tile = {};  // or the compiler would keep its registers for whatever they hold, in all other tasks too
     }
     if (!context.inputs_ready()) return false;  // old positions were there before
     stage_queries(w, block, count);

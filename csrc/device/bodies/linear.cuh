@@ -163,34 +163,83 @@ DISTMK_FN void write_candidates(Output<TILES>& out) {
 // Of the stages of a slab a warp takes every so many-th, and in it always the same tile.
 constexpr uint32_t STAGE_TEAMS = NUM_WARPS / STAGE_TILES;
 
-// A warp's part of a block of K. `turn` counts stages round the teams: those where it is zero are this warp's.
+DISTMK_FN uint32_t tile_in_stage() { return threadIdx.x / 32 % STAGE_TILES; }
+DISTMK_FN uint32_t first_turn() { return STAGE_TEAMS - 1 - threadIdx.x / 32 / STAGE_TILES; }  // stages before its first
+
+// Where a warp finds its tile of a stage: `k` is the stage's first column.
+DISTMK_FN const char* tile_of(const RingPlace<NUM_STAGES>& stage, uint32_t group_rows) {
+  return shared().slots + stage.slot * STAGE_BYTES + tile_in_stage() * TILE_K * group_rows * sizeof(__nv_bfloat16);
+}
+
+// The warp with a stage's last tile gives back what tiles are missing in it.
+DISTMK_FN void give_back(const RingPlace<NUM_STAGES>& stage, bool last) {
+  warp_arrive(&shared().ring.empty[stage.slot], last ? STAGE_TILES - tile_in_stage() : 1);
+}
+
 template <uint32_t TILES>
-DISTMK_FN void multiply_block(const Activations& x, const Lane<TILES>& lane, const Round<TILES>& round, uint32_t block,
+DISTMK_FN void add_tile(const float (&tile)[TILES][4], uint32_t group, typename Round<TILES>::Sums& sums) {
+#pragma unroll
+  for (uint32_t g = 0; g < ROUND_GROUPS; ++g)
+#pragma unroll
+    for (uint32_t t = 0; t < TILES; ++t)
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) sums[g][t][i] += g == group ? tile[t][i] : 0.0f;
+}
+
+// A warp's part of a block of K whose activations lie at `place`. `turn` counts the stages before its next.
+template <uint32_t TILES>
+DISTMK_FN void multiply_block(uint32_t place, const Lane<TILES>& lane, const Round<TILES>& round, uint32_t block,
                               uint32_t block_end, RingPlace<NUM_STAGES>& stage, uint32_t& turn,
                               typename Round<TILES>::Sums& sums) {
-  const uint32_t in_stage = threadIdx.x / 32 % STAGE_TILES;
 #pragma unroll 1  // three times the code would be slower
   for (uint32_t g = 0, row = round.first_row; row < round.end_row; ++g, row += TILE_ROWS) {
-    const uint32_t column_bytes = min(TILE_ROWS, round.end_row - row) * sizeof(__nv_bfloat16);
+    const uint32_t group_rows = min(TILE_ROWS, round.end_row - row);
 #pragma unroll 1
-    for (uint32_t first = block; first < block_end; first += STAGE_K, stage.step(), turn = (turn + 1) % STAGE_TEAMS) {
-      const uint32_t k = first + in_stage * TILE_K;
-      if (turn || k >= block_end) continue;
+    for (uint32_t first = block; first < block_end; first += STAGE_K, stage.step()) {
+      if (turn--) continue;
+      turn = STAGE_TEAMS - 1;
+      const uint32_t k = first + tile_in_stage() * TILE_K;
+      if (k >= block_end) continue;
       float tile_sums[TILES][4] = {};
       barrier_wait(&shared().ring.full[stage.slot], stage.parity);
-      multiply_tile<TILES>(shared().slots + stage.slot * STAGE_BYTES + in_stage * TILE_K * column_bytes,
-                           min(TILE_K, block_end - k), k - x.first_of(block), lane, tile_sums);
-      // The warp with a stage's last tile gives back what tiles are missing in it.
-      warp_arrive(&shared().ring.empty[stage.slot], k + TILE_K < block_end ? 1 : STAGE_TILES - in_stage);
-#pragma unroll
-      for (uint32_t group = 0; group < ROUND_GROUPS; ++group)
-#pragma unroll
-        for (uint32_t tile = 0; tile < TILES; ++tile)
-#pragma unroll
-          for (uint32_t i = 0; i < 4; ++i) sums[group][tile][i] += group == g ? tile_sums[tile][i] : 0.0f;
+      multiply_tile<TILES>(tile_of(stage, group_rows), min(TILE_K, block_end - k), place + k - block, lane, tile_sums);
+      give_back(stage, k + TILE_K >= block_end);
+      add_tile<TILES>(tile_sums, g, sums);
     }
   }
 }
+
+// A warp's first tile of a slab, taken into registers before there are activations to multiply it with: the loader has
+// that much more room while everybody waits. Of slabs whose first block is a whole one.
+struct EarlyTile {
+  HeldTile<1> tile;
+  uint32_t num_stages = 0;  // that are taken by all warps together
+  uint32_t mine = first_turn();
+
+  DISTMK_FN void take(const LinearArgs& args, uint32_t rows, RingPlace<NUM_STAGES> stage, const Lane<1>& lane) {
+    static_assert(STAGE_TEAMS == 2 * STAGES_A_ROW, "");
+    num_stages = args.k_pitch < BLOCK_K ? 0 : rows > TILE_ROWS ? STAGE_TEAMS : STAGES_A_ROW;
+    if (!has_tile()) {
+      tile = {};  // or the compiler would keep its registers for whatever they hold, in all other tasks too
+      return;
+    }
+    for (uint32_t i = 0; i < mine; ++i) stage.step();
+    barrier_wait(&shared().ring.full[stage.slot], stage.parity);
+    tile.load(tile_of(stage, min(TILE_ROWS, rows - group() * TILE_ROWS)), lane);
+    give_back(stage, false);
+  }
+  DISTMK_FN bool has_tile() const { return mine < num_stages; }
+  DISTMK_FN void multiply(const Lane<1>& lane, Round<1>::Sums& sums) const {
+    if (!has_tile()) return;
+    float tile_sums[1][4] = {};
+    tile.multiply(mine % STAGES_A_ROW * STAGE_K + tile_in_stage() * TILE_K, lane, tile_sums);
+    add_tile<1>(tile_sums, group(), sums);
+  }
+
+ private:
+  static constexpr uint32_t STAGES_A_ROW = BLOCK_K / STAGE_K;
+  DISTMK_FN uint32_t group() const { return mine / STAGES_A_ROW; }
+};
 
 // The end of a round: each warp leaves its sums, those that look after a token wait for all of them, the others go on.
 // Up to half a tile of tokens leaves room for two rounds.
@@ -215,11 +264,17 @@ DISTMK_FN void hand_over(const Round<TILES>& round, const typename Round<TILES>:
   }
 }
 
+// The launch is over: what was taken early is not there any more when the ring is emptied.
+DISTMK_FN void leave_early(Places& places, const EarlyTile& early) {
+  for (uint32_t i = 0; i < early.num_stages; ++i) places.stage.step();
+  if (threadIdx.x % 32 == 0) shared().places[threadIdx.x / 32] = places;
+}
+
 // The slab comes in rounds of ROUND_GROUPS row groups, a round in blocks of BLOCK_K columns, a block group by group,
-// stage by stage. SINGLE: one aligned row of activations, all of it at hand: there nothing lives across a call, which
-// would put it on the stack.
-template <uint32_t TILES, bool SINGLE>
+// stage by stage. But for Rows::ANY nothing lives across a call, which would put it on the stack.
+template <uint32_t TILES, Rows ROWS>
 DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) {
+  constexpr bool SINGLE = ROWS == Rows::ONE;
   const Team& team = context.team;
   const uint32_t rows = slab_rows(args);
   const Activations x = activations_of(context, args, num_rows);
@@ -227,35 +282,44 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
   Output<TILES> out(context, args, num_rows);
   Places places = shared().places[threadIdx.x / 32];
   ++places.num_slabs;
-  uint32_t turn = STAGE_TEAMS - 1 - threadIdx.x / 32 / STAGE_TILES;
-  if (!(SINGLE ? stage_row(context, x) : context.inputs_ready())) return;
-  BlockStager<TILES * TILE_TOKENS> stager(team, x);
-  if (SINGLE)
+  uint32_t turn = first_turn(), num_staged = 0;
+  typename Round<TILES>::Sums sums;
+  BlockStager<TILES * TILE_TOKENS, ROWS == Rows::ALIGNED> stager(team, x);
+  if constexpr (SINGLE) {
+    EarlyTile early;
+    early.take(args, rows, places.stage, lane);
+    if (!stage_row(context, x)) return leave_early(places, early);
     team.sync();
-  else
+    memset(sums, 0, sizeof(sums));
+    early.multiply(lane, sums);
+    if (early.has_tile()) turn += STAGE_TEAMS;
+  } else {
+    if (!context.inputs_ready()) return;
     stager.load(0);
+    memset(sums, 0, sizeof(sums));
+  }
 #pragma unroll 1
   for (uint32_t first = 0; first < rows; first += ROUND_ROWS) {
     const Round<TILES> round(out, first, min(first + ROUND_ROWS, rows));
-    typename Round<TILES>::Sums sums = {};
 #pragma unroll 1
     for (uint32_t block = 0; block < args.k_pitch; block += BLOCK_K) {
       const uint32_t block_end = min(block + BLOCK_K, args.k_pitch);
+      const uint32_t place = SINGLE ? block : x.place_of(block, num_staged);
       if (!SINGLE && (first == 0 || !x.resident)) {
-        team.sync();
-        stager.store(args.norm && first == 0);
-        if (block_end < args.k_pitch)
-          stager.load(block_end);
-        else if (round.end_row < rows && !x.resident)
-          stager.load(0);
+        if (x.overwrites()) team.sync();
+        stager.store(place, args.norm && first == 0);
+        ++num_staged;
+        const bool last = block_end >= args.k_pitch;
+        if (!last || (round.end_row < rows && !x.resident)) stager.load(last ? 0 : block_end);
         team.sync();
       }
-      multiply_block<TILES>(x, lane, round, block, block_end, places.stage, turn, sums);
+      multiply_block<TILES>(place, lane, round, block, block_end, places.stage, turn, sums);
     }
     if (!SINGLE && args.norm && first == 0) stager.keep_all_squares();
     if (team.leader() && round.end_row == rows)
       shared().ring.hold.set(places.num_slabs);  // until the clerk has signalled
     hand_over(round, sums, out, places.sums);
+    memset(sums, 0, sizeof(sums));
   }
   if (out.epilogue() == Epilogue::ARGMAX) {
     team.sync();
@@ -270,9 +334,9 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
 DISTMK_FN void body_linear(Context& context, const LinearArgs& args) {
   const uint32_t num_rows = linear::num_rows(context.rank_state, args);
   if (num_rows <= TILE_TOKENS)
-    linear::run<1, false>(context, args, num_rows);
+    linear::run<1, linear::Rows::ANY>(context, args, num_rows);
   else
-    linear::run<2, false>(context, args, num_rows);
+    linear::run<2, linear::Rows::ANY>(context, args, num_rows);
   if (args.epilogue == static_cast<uint32_t>(Epilogue::PUSH))
     context.push_far(args.out, uint64_t{num_rows} * args.n * sizeof(float));
 }

@@ -22,7 +22,7 @@ DISTMK_FN void merge_slice(const float* parts, uint32_t splits, uint32_t dim, ui
   float maximum = mine.x;
   for (uint32_t step = 16; step; step >>= 1) maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, step));
   float weight = mine.x > -INFINITY ? __expf(mine.x - maximum) : 0.0f;
-  weight /= attention::warp_sum(mine.y * weight);
+  weight = __fdividef(weight, attention::warp_sum(mine.y * weight));
   for (uint32_t begin = 0;;) {
 #pragma unroll
     for (uint32_t i = 0; i < IN_FLIGHT; ++i) acc += value[i] * __shfl_sync(~0u, weight, begin + i);
