@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 10391224496310736060ull;
+constexpr uint64_t ABI_HASH = 514121029695365603ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -16,7 +16,7 @@ constexpr uint32_t TASK_ARGS_BYTES = 160u;
 constexpr uint32_t NO_EVENT = 4294967295u;
 constexpr uint32_t TILE_ROWS = 16u;
 constexpr uint32_t TILE_K = 256u;
-constexpr uint32_t ROUND_GROUPS = 3u;
+constexpr uint32_t ROUND_GROUPS = 4u;
 constexpr uint32_t BLOCK_TILES = 4u;
 constexpr uint32_t MAX_OWN_SCHEDULERS = 12u;
 

@@ -52,7 +52,11 @@ struct RingPlace {
     slot = 0;
     parity ^= 1;
   }
-  DISTMK_FN RingPlace before(uint32_t count) const {  // up to NUM_SLOTS
+  DISTMK_FN RingPlace after(uint32_t count) const {  // up to NUM_SLOTS, like before()
+    const uint32_t next = slot + count;
+    return next < NUM_SLOTS ? RingPlace{next, parity} : RingPlace{next - NUM_SLOTS, parity ^ 1};
+  }
+  DISTMK_FN RingPlace before(uint32_t count) const {
     return slot >= count ? RingPlace{slot - count, parity} : RingPlace{slot + NUM_SLOTS - count, parity ^ 1};
   }
 };

@@ -8,7 +8,7 @@ namespace distmk {
 
 constexpr uint32_t NUM_WARPS = NUM_CONSUMERS / 32;
 constexpr uint32_t TILE_TOKENS = 8;   // columns of a product on tensor cores
-constexpr uint32_t SUMS_STRIDE = 52;  // of a warp's sums for a token: a round's rows, and room to lie in other banks
+constexpr uint32_t SUMS_STRIDE = 68;  // of a warp's sums for a token: a round's rows, and room to lie in other banks
 constexpr uint32_t SCRATCH_BYTES = NUM_WARPS * TILE_TOKENS * SUMS_STRIDE * sizeof(float);
 constexpr uint32_t VECTOR_BYTES = 33024;  // activations: a block of all rows, or all of fewer
 static_assert(SUMS_STRIDE >= ROUND_ROWS, "");

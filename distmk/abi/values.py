@@ -14,7 +14,7 @@ NO_EVENT = 0xFFFFFFFF
 # How a GPU streams weights (distmk/tiles.py, csrc/device/ring.cuh).
 TILE_ROWS = 16
 TILE_K = 256  # columns of a tile: 8 KB, the least that a bulk copy must have to be fast
-ROUND_GROUPS = 3  # groups of TILE_ROWS rows whose sums are kept at once
+ROUND_GROUPS = 4  # groups of TILE_ROWS rows whose sums are kept at once
 BLOCK_TILES = 4  # tiles of a row that share one load of activations
 MAX_OWN_SCHEDULERS = 12  # warps of the block that runs schedulers, where a GPU has one for them
 

@@ -186,27 +186,31 @@ DISTMK_FN void add_tile(const float (&tile)[TILES][4], uint32_t group, typename 
       for (uint32_t i = 0; i < 4; ++i) sums[g][t][i] += g == group ? tile[t][i] : 0.0f;
 }
 
+constexpr uint32_t MOST_STAGES = ROUND_GROUPS * BLOCK_K / STAGE_K;  // of a block
+static_assert(MOST_STAGES <= NUM_STAGES, "places are counted on by so many");
+
 // A warp's part of a block of K whose activations lie at `place`. `turn` counts the stages before its next.
 template <uint32_t TILES>
 DISTMK_FN void multiply_block(uint32_t place, const Lane<TILES>& lane, const Round<TILES>& round, uint32_t block,
                               uint32_t block_end, RingPlace<NUM_STAGES>& stage, uint32_t& turn,
                               typename Round<TILES>::Sums& sums) {
-#pragma unroll 1  // three times the code would be slower
-  for (uint32_t g = 0, row = round.first_row; row < round.end_row; ++g, row += TILE_ROWS) {
-    const uint32_t group_rows = min(TILE_ROWS, round.end_row - row);
+  static_assert(BLOCK_K == 2 * STAGE_K, "one or two stages a group");
+  const uint32_t halved = block_end - block > STAGE_K;
+  const uint32_t num_stages = (round.end_row - round.first_row + TILE_ROWS - 1) / TILE_ROWS << halved;
 #pragma unroll 1
-    for (uint32_t first = block; first < block_end; first += STAGE_K, stage.step()) {
-      if (turn--) continue;
-      turn = STAGE_TEAMS - 1;
-      const uint32_t k = first + tile_in_stage() * TILE_K;
-      if (k >= block_end) continue;
-      float tile_sums[TILES][4] = {};
-      barrier_wait(&shared().ring.full[stage.slot], stage.parity);
-      multiply_tile<TILES>(tile_of(stage, group_rows), min(TILE_K, block_end - k), place + k - block, lane, tile_sums);
-      give_back(stage, k + TILE_K >= block_end);
-      add_tile<TILES>(tile_sums, g, sums);
-    }
+  for (; turn < num_stages; turn += STAGE_TEAMS) {
+    const uint32_t group = turn >> halved, k = block + (turn & halved) * STAGE_K + tile_in_stage() * TILE_K;
+    if (k >= block_end) continue;
+    const RingPlace<NUM_STAGES> at = stage.after(turn);
+    float tile_sums[TILES][4] = {};
+    barrier_wait(&shared().ring.full[at.slot], at.parity);
+    multiply_tile<TILES>(tile_of(at, min(TILE_ROWS, round.end_row - round.first_row - group * TILE_ROWS)),
+                         min(TILE_K, block_end - k), place + k - block, lane, tile_sums);
+    give_back(at, k + TILE_K >= block_end);
+    add_tile<TILES>(tile_sums, group, sums);
   }
+  turn -= num_stages;
+  stage = stage.after(num_stages);
 }
 
 // A warp's first tile of a slab, taken into registers before there are activations to multiply it with: the loader has
@@ -223,7 +227,7 @@ struct EarlyTile {
       tile = {};  // or the compiler would keep its registers for whatever they hold, in all other tasks too
       return;
     }
-    for (uint32_t i = 0; i < mine; ++i) stage.step();
+    stage = stage.after(mine);
     barrier_wait(&shared().ring.full[stage.slot], stage.parity);
     tile.load(tile_of(stage, min(TILE_ROWS, rows - group() * TILE_ROWS)), lane);
     give_back(stage, false);
@@ -266,7 +270,7 @@ DISTMK_FN void hand_over(const Round<TILES>& round, const typename Round<TILES>:
 
 // The launch is over: what was taken early is not there any more when the ring is emptied.
 DISTMK_FN void leave_early(Places& places, const EarlyTile& early) {
-  for (uint32_t i = 0; i < early.num_stages; ++i) places.stage.step();
+  places.stage = places.stage.after(early.num_stages);
   if (threadIdx.x % 32 == 0) shared().places[threadIdx.x / 32] = places;
 }
 
