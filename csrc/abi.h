@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 514121029695365603ull;
+constexpr uint64_t ABI_HASH = 8198591328149968211ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -18,6 +18,7 @@ constexpr uint32_t TILE_ROWS = 16u;
 constexpr uint32_t TILE_K = 256u;
 constexpr uint32_t ROUND_GROUPS = 4u;
 constexpr uint32_t BLOCK_TILES = 4u;
+constexpr uint32_t MERGE_SLICE = 32u;
 constexpr uint32_t MAX_OWN_SCHEDULERS = 12u;
 
 enum class Space : uint32_t { NONE = 0, HEAP = 1, LOCAL = 2 };
@@ -535,7 +536,7 @@ struct AttentionArgs {
   uint32_t num_pages;
   uint32_t max_splits;
   uint32_t min_split;
-  uint32_t num_workers;
+  uint32_t split_budget;
   float eps;
   uint32_t num_positions;
   uint32_t qkv_stride;
@@ -562,7 +563,7 @@ static_assert(offsetof(AttentionArgs, max_pages) == 100);
 static_assert(offsetof(AttentionArgs, num_pages) == 104);
 static_assert(offsetof(AttentionArgs, max_splits) == 108);
 static_assert(offsetof(AttentionArgs, min_split) == 112);
-static_assert(offsetof(AttentionArgs, num_workers) == 116);
+static_assert(offsetof(AttentionArgs, split_budget) == 116);
 static_assert(offsetof(AttentionArgs, eps) == 120);
 static_assert(offsetof(AttentionArgs, num_positions) == 124);
 static_assert(offsetof(AttentionArgs, qkv_stride) == 128);
@@ -572,26 +573,26 @@ struct MergeArgs {
   uint64_t part;
   uint64_t out;
   uint64_t batch;
-  uint32_t num_heads;
+  uint32_t first_slice;
+  uint32_t num_slices;
   uint32_t head_dim;
   uint32_t out_stride;
   uint32_t max_splits;
   uint32_t min_split;
-  uint32_t num_workers;
-  uint32_t num_kv;
+  uint32_t split_budget;
   uint32_t pad;
 };
 static_assert(sizeof(MergeArgs) == 56);
 static_assert(offsetof(MergeArgs, part) == 0);
 static_assert(offsetof(MergeArgs, out) == 8);
 static_assert(offsetof(MergeArgs, batch) == 16);
-static_assert(offsetof(MergeArgs, num_heads) == 24);
-static_assert(offsetof(MergeArgs, head_dim) == 28);
-static_assert(offsetof(MergeArgs, out_stride) == 32);
-static_assert(offsetof(MergeArgs, max_splits) == 36);
-static_assert(offsetof(MergeArgs, min_split) == 40);
-static_assert(offsetof(MergeArgs, num_workers) == 44);
-static_assert(offsetof(MergeArgs, num_kv) == 48);
+static_assert(offsetof(MergeArgs, first_slice) == 24);
+static_assert(offsetof(MergeArgs, num_slices) == 28);
+static_assert(offsetof(MergeArgs, head_dim) == 32);
+static_assert(offsetof(MergeArgs, out_stride) == 36);
+static_assert(offsetof(MergeArgs, max_splits) == 40);
+static_assert(offsetof(MergeArgs, min_split) == 44);
+static_assert(offsetof(MergeArgs, split_budget) == 48);
 static_assert(offsetof(MergeArgs, pad) == 52);
 
 struct SampleArgs {

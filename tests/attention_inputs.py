@@ -74,17 +74,17 @@ class AttentionInputs:
                 page = self.pages[slot, position // s.page_size]
                 self.caches[:, page, :, position % s.page_size] = torch.randn(2, s.num_kv, s.head_dim).bfloat16()
 
-    def splits(self, kv_len: int) -> int:
-        s = self.shape
-        return reference.num_splits(len(self.runs), kv_len, s.num_kv, s.num_workers, s.min_split, s.max_splits)
+    def splits(self, run: int) -> int:
+        s, kv_lens = self.shape, [kv_len for _, _, kv_len in self.runs]
+        return reference.num_splits(kv_lens, run, s.num_kv, s.num_workers, s.min_split, s.max_splits)
 
     def instances(self) -> list[Instance]:
         """Every instance of the launch, in order."""
         return [
             (run, kv_head, split)
-            for run, (_, _, kv_len) in enumerate(self.runs)
+            for run in range(len(self.runs))
             for kv_head in range(self.shape.num_kv)
-            for split in range(self.splits(kv_len))
+            for split in range(self.splits(run))
         ]
 
     def heads_of(self, kv_head: int) -> list[int]:
@@ -101,7 +101,7 @@ class AttentionInputs:
     def appended_by(self, run: int, kv_head: int, split: int) -> list[int]:
         """Where the new positions inside the split of an instance lie in a cache, in elements; each is head_dim long."""
         s, (num_rows, slot, kv_len) = self.shape, self.runs[run]
-        begin, end = reference.split_bounds(kv_len, self.splits(kv_len))[split : split + 2]
+        begin, end = reference.split_bounds(kv_len, self.splits(run))[split : split + 2]
         found = []
         for position in range(max(begin, kv_len - num_rows), end):
             page = int(self.pages[slot, position // s.page_size])
@@ -145,14 +145,14 @@ class AttentionInputs:
             num_rows, _, kv_len = self.runs[run]
             keys, values = self.cache(caches, run, kv_head)
             q, _, _ = self.projected(run)
-            begin, end = reference.split_bounds(kv_len, self.splits(kv_len))[split : split + 2]
+            begin, end = reference.split_bounds(kv_len, self.splits(run))[split : split + 2]
             for head in self.heads_of(kv_head):
                 for i in range(num_rows):
                     inputs = (q[i, head], keys, values, kv_len - num_rows + i, begin, end)
                     maximum, total, sums = reference.partial_attention(*inputs)
                     got = parts.reshape(s.num_q, MAX_ROWS, s.max_splits, s.part_stride)
                     got = got[head, self.batch.runs[run].row_begin + i, split]
-                    where = f"head {head} run {run} row {i} split {split} of {self.splits(kv_len)} "
+                    where = f"head {head} run {run} row {i} split {split} of {self.splits(run)} "
                     assert_close(where + "maximum", got[0], np.float64(maximum), error / 2)
                     assert_close(where + "sum", got[1], np.float64(total), error * total)
                     assert_close(where + "acc", got[2:], sums, error * total * 4)
@@ -167,5 +167,5 @@ class AttentionInputs:
                 for i in range(num_rows):
                     row = self.batch.runs[run].row_begin + i
                     want = reference.attention(q[i, head], keys, values, kv_len - num_rows + i)
-                    where = f"head {head} row {row} (run {run}, {self.splits(kv_len)} splits) column "
+                    where = f"head {head} row {row} (run {run}, {self.splits(run)} splits) column "
                     assert_close(where, merged[row, head * s.head_dim : (head + 1) * s.head_dim], want, tolerance)

@@ -84,7 +84,7 @@ def split_bounds(kv_len: int, num_splits: int) -> list[int]:
     return [kv_len * split // num_splits for split in range(num_splits + 1)]
 
 
-def num_splits(num_runs: int, kv_len: int, num_kv: int, num_workers: int, min_split: int, max_splits: int) -> int:
-    """Two pieces a worker over all runs and KV heads, none under `min_split` positions."""
-    wanted = -(-2 * num_workers // (num_runs * num_kv))
-    return max(1, min(wanted, -(-kv_len // min_split), max_splits))
+def num_splits(kv_lens: list[int], run: int, num_kv: int, num_workers: int, min_split: int, max_splits: int) -> int:
+    """Of a worker for each piece, a share of the workers by length, none under `min_split` positions."""
+    share = max(1, num_workers // num_kv) * kv_lens[run] // sum(kv_lens)
+    return max(1, min(share, -(-kv_lens[run] // min_split), max_splits))

@@ -45,6 +45,7 @@ struct Ring {
 // one before.
 template <uint32_t NUM_SLOTS>
 struct RingPlace {
+  static constexpr uint32_t MOST_STEPS = 8;
   uint32_t slot = 0, parity = 0;
 
   DISTMK_FN void step() {
@@ -52,11 +53,14 @@ struct RingPlace {
     slot = 0;
     parity ^= 1;
   }
-  DISTMK_FN RingPlace after(uint32_t count) const {  // up to NUM_SLOTS, like before()
-    const uint32_t next = slot + count;
-    return next < NUM_SLOTS ? RingPlace{next, parity} : RingPlace{next - NUM_SLOTS, parity ^ 1};
+  DISTMK_FN RingPlace after(uint32_t count) const {  // up to MOST_STEPS
+    RingPlace found{slot + count, parity};
+#pragma unroll
+    for (uint32_t around = 0; around < MOST_STEPS; around += NUM_SLOTS)
+      if (found.slot >= NUM_SLOTS) found = {found.slot - NUM_SLOTS, found.parity ^ 1};
+    return found;
   }
-  DISTMK_FN RingPlace before(uint32_t count) const {
+  DISTMK_FN RingPlace before(uint32_t count) const {  // up to NUM_SLOTS
     return slot >= count ? RingPlace{slot - count, parity} : RingPlace{slot + NUM_SLOTS - count, parity ^ 1};
   }
 };

@@ -4,16 +4,29 @@
 
 namespace distmk {
 
-// Splits of one run: enough pieces for every worker twice over, none under `min_split` positions.
-DISTMK_FN uint32_t num_splits(const Batch& batch, const BatchRun& run, uint32_t num_kv, uint32_t num_workers,
-                              uint32_t min_split, uint32_t max_splits) {
-  const uint32_t pieces = batch.num_runs * num_kv;
-  uint32_t wanted = (2 * num_workers + pieces - 1) / pieces;
-  if (wanted > max_splits) wanted = max_splits;
-  const auto length = static_cast<uint32_t>(run.kv_len);
-  if (length <= (wanted - 1) * min_split) wanted = (length + min_split - 1) / min_split;  // rarely: divisions are slow
-  return wanted ? wanted : 1;
-}
+// How many splits a run has: of the budget for all runs a share by its length, so that all splits are about as long and
+// no worker has to run two; none under `min_split` positions.
+class Splits {
+ public:
+  template <class Args>  // of attention or of a merge
+  DISTMK_FN Splits(const Args& args, const Batch& batch)
+      : budget_(args.split_budget), min_split_(args.min_split), max_splits_(args.max_splits) {
+    DISTMK_ROLLED
+    for (uint32_t run = 0; run < batch.num_runs; ++run) total_ += static_cast<uint32_t>(batch.runs[run].kv_len);
+  }
+
+  DISTMK_FN uint32_t of(const BatchRun& run) const {
+    const auto length = static_cast<uint32_t>(run.kv_len);
+    uint32_t wanted = length == total_ ? budget_ : length * budget_ / total_;  // divisions are slow
+    if (!wanted) wanted = 1;
+    if (wanted > max_splits_) wanted = max_splits_;
+    if (length <= (wanted - 1) * min_split_) wanted = (length + min_split_ - 1) / min_split_;
+    return wanted;
+  }
+
+ private:
+  uint32_t budget_, min_split_, max_splits_, total_ = 0;
+};
 
 // First position of split `s` of `n` over `kv_len` positions, dealt to within one.
 DISTMK_FN uint32_t split_begin(uint32_t kv_len, uint32_t s, uint32_t n) {
@@ -24,23 +37,21 @@ struct AttentionInstance {
   uint32_t run, kv_head, split, num_splits;
 };
 
-DISTMK_FN uint32_t attention_splits(const AttentionArgs& args, const Batch& batch, uint32_t run) {
-  return num_splits(batch, batch.runs[run], args.num_kv, args.num_workers, args.min_split, args.max_splits);
-}
-
 DISTMK_FN uint32_t num_attention_instances(const AttentionArgs& args, const Batch& batch) {
+  const Splits splits(args, batch);
   uint32_t count = 0;
   DISTMK_ROLLED
-  for (uint32_t run = 0; run < batch.num_runs; ++run) count += args.num_kv * attention_splits(args, batch, run);
+  for (uint32_t run = 0; run < batch.num_runs; ++run) count += args.num_kv * splits.of(batch.runs[run]);
   return count;
 }
 
 DISTMK_FN AttentionInstance attention_instance(const AttentionArgs& args, const Batch& batch, uint32_t index) {
+  const Splits splits(args, batch);
   DISTMK_ROLLED
   for (uint32_t run = 0;; ++run) {
-    const uint32_t splits = attention_splits(args, batch, run);
-    if (index < args.num_kv * splits) return {run, index / splits, index % splits, splits};
-    index -= args.num_kv * splits;
+    const uint32_t count = splits.of(batch.runs[run]);
+    if (index < args.num_kv * count) return {run, index / count, index % count, count};
+    index -= args.num_kv * count;
   }
 }
 
@@ -50,6 +61,25 @@ DISTMK_FN uint32_t num_instances(const Context& context, const TaskDesc& task) {
   if (task.type != static_cast<uint16_t>(TaskType::ATTENTION)) return task.max_instances;
   const auto& args = *reinterpret_cast<const AttentionArgs*>(task.args);
   return num_attention_instances(args, *context.batch(args.batch));
+}
+
+// What a merge has to do: slices of heads, which count from the first slice of its first head.
+struct MergeSlice {
+  uint32_t head, begin, end;  // elements of the head
+
+  DISTMK_FN MergeSlice(const MergeArgs& args, uint32_t index) {
+    const uint32_t slices = (args.head_dim + MERGE_SLICE - 1) / MERGE_SLICE;
+    head = (args.first_slice + index) / slices;
+    begin = (args.first_slice + index) % slices * MERGE_SLICE;
+    end = begin + MERGE_SLICE < args.head_dim ? begin + MERGE_SLICE : args.head_dim;
+  }
+};
+
+// The run that a row belongs to; mostly they are one row each.
+DISTMK_FN const BatchRun& run_of(const Batch& batch, uint32_t row) {
+  uint32_t run = row < batch.num_runs ? row : batch.num_runs - 1;
+  while (static_cast<uint32_t>(batch.runs[run].row_begin) > row) --run;
+  return batch.runs[run];
 }
 
 }  // namespace distmk

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from distmk.lower.context import Lowering
-from distmk.lower.options import ATTENTION_LAUNCHES, cut, cut_rows
+from distmk.lower.options import ATTENTION_LAUNCHES, cut_rows
 from distmk.model import SelfAttention
 from distmk.regions import Buffer, Segment, Slab
-from distmk.tasks import Attention, Linear, Merge
+from distmk.shard import deal
+from distmk.tasks import Attention, AttentionShape, Linear, Merge
+
+MERGED_AT_ONCE = 4  # rows times slices that are worth a task of their own
 
 
 def lower_attention(c: Lowering, op: SelfAttention) -> None:
@@ -64,15 +67,24 @@ def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache:
             eps=c.config.rms_norm_eps,
         )
     )
-    for worker, (h0, h1) in enumerate(cut(shape.num_q, 4 * shape.part_cols, c.options.num_workers)):
+    for worker, (begin, end) in enumerate(_merges(c, shape)):
+        h0, h1 = begin // shape.slices, -(-end // shape.slices)
         c.graph.add(
             Merge(
                 rank=rank,
                 op=f"{op.name}.merge",
                 worker=worker,
                 shape=shape,
+                slices=(begin, end),
                 part=b.part.at(rank, h0 * shape.part_cols, h1 * shape.part_cols),
-                out=b.attn.at(rank, h0 * d, h1 * d),
+                out=b.attn.at(rank, shape.slice_begin(begin), shape.slice_begin(end)),
                 batch=b.batch.at(rank),
             )
         )
+
+
+def _merges(c: Lowering, shape: AttentionShape) -> list[tuple[int, int]]:
+    """Slices of heads, dealt to tasks: the more rows there may be, the fewer for a task, so that its warps are enough."""
+    total = shape.num_q * shape.slices
+    num_tasks = min(c.options.num_workers, -(-total // max(1, MERGED_AT_ONCE // c.options.max_rows)))
+    return [deal(total, num_tasks, task) for task in range(num_tasks)]

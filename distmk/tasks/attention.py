@@ -8,7 +8,7 @@ from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import MAX_ROWS
+from distmk.abi import MAX_ROWS, MERGE_SLICE
 from distmk.regions import Region, Slab
 from distmk.tasks.base import Access, Layout, Task, access, batch_access, task_type
 
@@ -35,6 +35,20 @@ class AttentionShape:
     max_splits: int
     min_split: int  # positions a split should have at least
     num_workers: int
+
+    @property
+    def split_budget(self) -> int:
+        """Splits that one KV head's positions should be cut into, of all sequences together: an instance a worker."""
+        return max(1, self.num_workers // self.num_kv)
+
+    @property
+    def slices(self) -> int:
+        """Pieces of a head's output that are merged by themselves."""
+        return -(-self.head_dim // MERGE_SLICE)
+
+    def slice_begin(self, index: int) -> int:
+        """First column of a slice; slices count over all heads."""
+        return index // self.slices * self.head_dim + index % self.slices * MERGE_SLICE
 
     @property
     def part_stride(self) -> int:
@@ -78,7 +92,7 @@ class AttentionArgs(ctypes.Structure):
         ("num_pages", c_uint32),
         ("max_splits", c_uint32),
         ("min_split", c_uint32),
-        ("num_workers", c_uint32),
+        ("split_budget", c_uint32),
         ("eps", c_float),
         ("num_positions", c_uint32),  # rows of the rope table
         ("qkv_stride", c_uint32),  # elements from one row of qkv to the next
@@ -142,7 +156,7 @@ class Attention(Task):
             num_pages=s.num_pages,
             max_splits=s.max_splits,
             min_split=s.min_split,
-            num_workers=s.num_workers,
+            split_budget=s.split_budget,
             eps=self.eps,
             num_positions=self.rope.rows,
             qkv_stride=self.qkv.buffer.cols,
@@ -171,13 +185,13 @@ class MergeArgs(ctypes.Structure):
         ("part", c_uint64),  # of the first head of this task
         ("out", c_uint64),  # f32 [rows, heads of this rank * head_dim], at the first head of this task
         ("batch", c_uint64),
-        ("num_heads", c_uint32),
+        ("first_slice", c_uint32),  # of the first head
+        ("num_slices", c_uint32),
         ("head_dim", c_uint32),
         ("out_stride", c_uint32),
         ("max_splits", c_uint32),
         ("min_split", c_uint32),
-        ("num_workers", c_uint32),
-        ("num_kv", c_uint32),
+        ("split_budget", c_uint32),
         ("pad", c_uint32),
     ]
 
@@ -185,9 +199,13 @@ class MergeArgs(ctypes.Structure):
 @task_type(7, "merge")
 @dataclass(frozen=True, eq=False)
 class Merge(Task):
-    """Combine the splits of some query heads, in split order, into the attention output."""
+    """Combine the splits of some query heads, or of slices of them, in split order, into the attention output.
+
+    `out` are the columns of slices `slices` of this rank's heads, `part` the partial results of all heads they lie in.
+    """
 
     shape: AttentionShape = None  # type: ignore[assignment]
+    slices: tuple[int, int] = (0, 0)
     part: Region = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
     batch: Region = None  # type: ignore[assignment]
@@ -201,26 +219,29 @@ class Merge(Task):
         return (self.out,)
 
     def encode(self, layout: Layout) -> ctypes.Structure:
-        s = self.shape
+        s, (begin, end) = self.shape, self.slices
+        first = begin % s.slices
         return MergeArgs(
             part=layout.operand(self.part),
-            out=layout.operand(self.out),
+            out=layout.operand(self.out) - 4 * s.slice_begin(first),
             batch=layout.operand(self.batch),
-            num_heads=self.out.cols // s.head_dim,
+            first_slice=first,
+            num_slices=end - begin,
             head_dim=s.head_dim,
             out_stride=self.out.buffer.cols,
             max_splits=s.max_splits,
             min_split=s.min_split,
-            num_workers=s.num_workers,
-            num_kv=s.num_kv,
+            split_budget=s.split_budget,
         )
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
-        part_bytes = 4 * args.num_heads * MAX_ROWS * args.max_splits * (PART_HEADER + args.head_dim)
-        out_bytes = 4 * args.num_heads * args.head_dim
+        slices = -(-args.head_dim // MERGE_SLICE)
+        begin, end = args.first_slice, args.first_slice + args.num_slices
+        first, last = (i // slices * args.head_dim + i % slices * MERGE_SLICE for i in (begin, end))
+        part_bytes = 4 * -(-end // slices) * MAX_ROWS * args.max_splits * (PART_HEADER + args.head_dim)
         return [
             access(False, rank, args.part, part_bytes),
-            access(True, rank, args.out, out_bytes, MAX_ROWS, 4 * args.out_stride),
+            access(True, rank, args.out + 4 * first, 4 * (last - first), MAX_ROWS, 4 * args.out_stride),
             batch_access(rank, args.batch),
         ]

@@ -1,6 +1,8 @@
-"""Attention handed out as a massive launch or spread over all workers, and two merges behind it."""
+"""Attention handed out as a massive launch or spread over all workers, and up to three merges behind it."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -43,13 +45,15 @@ def attention(
         )
     )
     _declare(board, inputs, part, caches)
-    out, cut = board.wide(rank, s.num_q * head_dim, MAX_ROWS), int(board.rng.integers(0, s.num_q))
+    out, total = board.wide(rank, s.num_q * head_dim, MAX_ROWS), s.num_q * s.slices
+    cuts = sorted(int(cut) for cut in board.rng.integers(0, total, 2))
     board.written(out, inputs.batch.num_rows)
-    for begin, end in ((0, cut), (cut, s.num_q)):
+    for begin, end in pairwise((0, *cuts, total)):
         if begin < end:
-            parts = part.buffer.at(rank, begin * s.part_cols, end * s.part_cols)
-            columns = out.buffer.at(rank, out.begin + begin * head_dim, out.begin + end * head_dim)
-            board.graph.add(Merge(rank, f"merge of {what}", shape=s, part=parts, out=columns, batch=batch))
+            parts = part.buffer.at(rank, begin // s.slices * s.part_cols, -(-end // s.slices) * s.part_cols)
+            columns = out.buffer.at(rank, out.begin + s.slice_begin(begin), out.begin + s.slice_begin(end))
+            op = f"merge of {what}, slices {begin} to {end}"
+            board.graph.add(Merge(rank, op, shape=s, slices=(begin, end), part=parts, out=columns, batch=batch))
 
     def check(memory: Memory) -> None:
         raw = np.stack([memory[cache.buffer].reshape(-1) for cache in caches])

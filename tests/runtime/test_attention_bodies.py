@@ -30,7 +30,7 @@ class AttentionCase:
         self.args = Attention.Args(eps=1e-6, num_positions=i.rope.shape[0], qkv_stride=i.qkv.shape[1])
         for name in ("num_q", "num_kv", "head_dim", "group", "q_begin", "kv_begin", "page_size", "max_pages"):
             setattr(self.args, name, getattr(s, name))
-        for name in ("num_pages", "max_splits", "min_split", "num_workers"):
+        for name in ("num_pages", "max_splits", "min_split", "split_budget"):
             setattr(self.args, name, getattr(s, name))
         self.args.qkv, self.args.rope = arena.store(i.qkv, Space.HEAP), arena.store(i.rope)
         self.args.k_cache, self.args.v_cache = arena.store(i.caches[0]), arena.store(i.caches[1])
@@ -65,17 +65,21 @@ class AttentionCase:
         self.inputs.check_parts(self.arena.f32(self.args.part, (s.num_q * s.part_cols,)), self.caches())
 
     def merge(self, tolerance: float = 2e-5) -> None:
-        """Merge two groups of heads by two tasks."""
+        """Merge by two tasks: slices of up to 32 elements, up to a place that may lie inside a head."""
         s = self.inputs.shape
-        stride = s.num_q * s.head_dim + 5
+        stride, slices = s.num_q * s.head_dim + 5, -(-s.head_dim // 32)
         out = self.arena.alloc(4 * MAX_ROWS * stride)
-        cut = int(self.inputs.rng.integers(0, s.num_q))
-        for begin, end in ((0, cut), (cut, s.num_q)):
-            args = Merge.Args(batch=self.args.batch, num_heads=end - begin, head_dim=s.head_dim, out_stride=stride)
-            args.part, args.out = self.args.part + 4 * begin * s.part_cols, out + 4 * begin * s.head_dim
-            args.max_splits, args.min_split = s.max_splits, s.min_split
-            args.num_workers, args.num_kv = s.num_workers, s.num_kv
-            self.arena.output(args.out, 4 * (end - begin) * s.head_dim, None, self.inputs.batch.num_rows, 4 * stride)
+        cut, end = int(self.inputs.rng.integers(0, s.num_q * slices)), s.num_q * slices
+        for first, last in ((0, cut), (cut, end)):
+            if first == last:
+                continue
+            head, column = first // slices, first % slices * 32
+            width = last // slices * s.head_dim + last % slices * 32 - head * s.head_dim - column
+            args = Merge.Args(batch=self.args.batch, head_dim=s.head_dim, out_stride=stride)
+            args.first_slice, args.num_slices = first % slices, last - first
+            args.part, args.out = self.args.part + 4 * head * s.part_cols, out + 4 * head * s.head_dim
+            args.max_splits, args.min_split, args.split_budget = s.max_splits, s.min_split, s.split_budget
+            self.arena.output(args.out + 4 * column, 4 * width, None, self.inputs.batch.num_rows, 4 * stride)
             self.arena.run(Merge, args)
         self.inputs.check_merged(self.arena.f32(out, (MAX_ROWS, stride)), self.caches(), tolerance)
 

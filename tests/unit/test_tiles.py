@@ -24,9 +24,9 @@ def packed_slowly(slab: U16, paired: bool) -> list[U16]:
         ]
     chunks = []
     groups = [lines[at : at + 16] for at in range(0, len(lines), 16)]
-    for first in range(0, len(groups), 3):  # rounds of three groups, blocks of four tiles
+    for first in range(0, len(groups), 4):  # rounds of four groups, blocks of four tiles
         for block in range(0, slab.shape[1], 1024):
-            for group in groups[first : first + 3]:
+            for group in groups[first : first + 4]:
                 for col in range(block, min(block + 1024, slab.shape[1]), 256):
                     num_chunks = min(256, slab.shape[1] - col) // CHUNK
                     for number, row in enumerate(group):

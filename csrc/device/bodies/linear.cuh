@@ -186,8 +186,7 @@ DISTMK_FN void add_tile(const float (&tile)[TILES][4], uint32_t group, typename 
       for (uint32_t i = 0; i < 4; ++i) sums[g][t][i] += g == group ? tile[t][i] : 0.0f;
 }
 
-constexpr uint32_t MOST_STAGES = ROUND_GROUPS * BLOCK_K / STAGE_K;  // of a block
-static_assert(MOST_STAGES <= NUM_STAGES, "places are counted on by so many");
+static_assert(ROUND_GROUPS * BLOCK_K / STAGE_K <= RingPlace<NUM_STAGES>::MOST_STEPS, "stages of a block");
 
 // A warp's part of a block of K whose activations lie at `place`. `turn` counts the stages before its next.
 template <uint32_t TILES>

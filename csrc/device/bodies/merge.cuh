@@ -34,17 +34,16 @@ DISTMK_FN void merge_slice(const float* parts, uint32_t splits, uint32_t dim, ui
 
 DISTMK_FN void body_merge(Context& context, const MergeArgs& args) {
   const Batch& batch = *context.batch(args.batch);
-  const uint32_t stride = 2 + args.head_dim, slices = (args.head_dim + 31) / 32;
-  for (uint32_t r = 0; r < batch.num_runs; ++r) {
-    const BatchRun run = batch.runs[r];
-    const uint32_t splits = num_splits(batch, run, args.num_kv, args.num_workers, args.min_split, args.max_splits);
-    for (uint32_t i = threadIdx.x / 32; i < args.num_heads * run.num_rows * slices; i += NUM_WARPS) {
-      const uint32_t head = i / slices % args.num_heads, row = run.row_begin + i / slices / args.num_heads;
-      if (!context.inputs_ready()) return;
-      merge_slice(context.at<float>(args.part) + (uint64_t{head} * MAX_ROWS + row) * args.max_splits * stride, splits,
-                  args.head_dim, i % slices * 32,
-                  context.at<float>(args.out) + uint64_t{row} * args.out_stride + head * args.head_dim);
-    }
+  const Splits splits(args, batch);
+  const uint32_t stride = 2 + args.head_dim;
+  for (uint32_t i = threadIdx.x / 32; i < batch.num_rows * args.num_slices; i += NUM_WARPS) {
+    const uint32_t row = i / args.num_slices;
+    const MergeSlice slice(args, i % args.num_slices);
+    const uint32_t num_splits = splits.of(run_of(batch, row));
+    if (!context.inputs_ready()) return;
+    merge_slice(context.at<float>(args.part) + (uint64_t{slice.head} * MAX_ROWS + row) * args.max_splits * stride,
+                num_splits, args.head_dim, slice.begin,
+                context.at<float>(args.out) + uint64_t{row} * args.out_stride + slice.head * args.head_dim);
   }
 }
 
