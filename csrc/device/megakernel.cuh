@@ -31,8 +31,7 @@ DISTMK_ROLE stream_weights(const RankState& state) {
     const TaskDesc& task = s.tasks.slots[cursor.slot].desc;
     const bool streams = streams_weights(task);
     const auto args = *reinterpret_cast<const LinearArgs*>(task.args);
-    lanes.sync();
-    if (lanes.leader()) barrier_arrive(&s.tasks.empty[cursor.slot]);
+    warp_arrive(&s.tasks.empty[cursor.slot]);
     if (streams && !loader.stream(args, reinterpret_cast<const char*>(state.address(args.weight))))
       return loader.leave();
   }

@@ -46,7 +46,7 @@ struct TaskRing {
   DISTMK_FN void init() {
     for (uint32_t s = 0; s < NUM_TASK_SLOTS; ++s) {
       barrier_init(&full[s], WARP_ARRIVALS);
-      barrier_init(&empty[s], 1);  // by the loader; that the task was run its fetcher knows itself
+      barrier_init(&empty[s], WARP_ARRIVALS);  // by the loader; that the task was run its fetcher knows itself
     }
   }
 };
