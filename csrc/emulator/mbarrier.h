@@ -1,6 +1,8 @@
 // An mbarrier's 64 bits.
 #pragma once
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 namespace distmk {
@@ -16,6 +18,10 @@ static_assert(sizeof(Mbarrier) == 8, "");
 inline void mbarrier_update(uint64_t* at, int arrivals, int bytes) {
   Mbarrier b;
   memcpy(&b, at, 8);
+  if (arrivals > b.pending) {
+    fprintf(stderr, "emulator: %d arrivals at a barrier that waits for %u\n", arrivals, b.pending);
+    abort();
+  }
   b.pending = static_cast<uint16_t>(b.pending - arrivals);
   b.bytes = b.bytes + bytes;
   if (!b.pending && !b.bytes) {

@@ -168,3 +168,16 @@ def test_signal_that_never_comes(runner: Runner, tmp_path: Path, consumer: str) 
     done = runner.distmk(*command, env=fault)
     check_hang(done, target, event, waiter)
     runner.check_nothing_left()
+
+
+def test_ends_while_weights_are_held(runner: Runner, tmp_path: Path) -> None:
+    """Weights that the consumers of a single row took out of the ring early are not given back twice."""
+    config = tiny_config(hidden_size=192, intermediate_size=1088, head_dim=32)
+    options = DecodeOptions(1, WORKERS, max_rows=1, max_model_len=64, **backend_choices("emulated"))
+    event, waiter = event_between(compile_graph(lower(build_model(config), options)), 0, 0, "layer0.down")
+    command = ["generate", "--model", str(write_config(config, tmp_path / "config.json")), "--load-format", "dummy"]
+    command += ["--backend", "emulated", "--workers", str(WORKERS), "--max-num-seqs", "1", "--max-model-len", "64"]
+    command += ["--ignore-eos", "--prompt-ids", "1", "--max-new-tokens", "8", "--deadline", "2"]
+    done = runner.distmk(*command, env={"DISTMK_FAULT_DROP_SIGNAL": f"0,0,{event},4", "DISTMK_EMULATOR_SEED": SEED})
+    check_hang(done, 0, event, waiter)
+    runner.check_nothing_left()
