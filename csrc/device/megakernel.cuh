@@ -89,7 +89,7 @@ DISTMK_FN bool run_numbered(const RankState& state, uint32_t n, const Body& body
 
 // What lives across a call would lie on the stack, for which there is hardly any cache. So tasks that every token waits
 // for are compiled into the consumers' loop, where no function is called, and those of several tokens into functions of
-// their own, which call others only while they stage.
+// their own.
 template <uint32_t TILES>
 static __device__ __noinline__ bool run_rows_task(const RankState& state, uint32_t n) {
   return run_numbered<false>(state, n, [](Context& c) { run_rows_body<TILES>(c); });

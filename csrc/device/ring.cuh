@@ -1,6 +1,7 @@
 // A worker's weight stream: a loader copies slabs into a ring of shared memory in program order, across task, layer and
-// iteration boundaries, and never waits for an event; the consumer warps drain it as their tasks come up. From compute
-// capability 9.0 on the loader is one lane that issues bulk copies; before, a warp that copies 16 bytes a lane.
+// iteration boundaries, and never waits for an event; the consumer warps drain it as their tasks come up. The loader is
+// a warp. From compute capability 9.0 on one of its lanes issues bulk copies; before, each lane copies 16 bytes at a
+// time.
 //
 // A slab is packed in tiles of TILE_ROWS x TILE_K bf16 (fewer at the edges), in rounds of a few groups of rows and
 // blocks of a few columns of tiles, as they are multiplied (distmk/tiles.py); 16-byte chunks of a row are exchanged by

@@ -1,0 +1,187 @@
+// What becomes of a linear task's sums: a round of weight rows at a time they are added up over the warps, scaled, and
+// stored, pushed or compared.
+#pragma once
+#include "device/activations.cuh"
+#include "device/candidates.cuh"
+
+namespace distmk {
+namespace linear {
+
+// What becomes of the sums. Thread t looks after weight row t % DEALT_ROWS of each round, for every DEALT_TOKENS-th
+// token from t / DEALT_ROWS on, or a later one: rounds turn it on, so that a single token is not always the same
+// warps'.
+constexpr uint32_t DEALT_ROWS = 64, DEALT_TOKENS = NUM_CONSUMERS / DEALT_ROWS;
+static_assert(DEALT_ROWS >= ROUND_ROWS, "");
+
+template <uint32_t TILES>
+struct Output {
+  static constexpr uint32_t COUNT = TILES * TILE_TOKENS / DEALT_TOKENS;  // tokens of a thread
+  Context& context;
+  const LinearArgs& args;
+  const Batch* batch;
+  const float* bias;
+  uint32_t num_rows;
+  Candidate best[COUNT];  // ARGMAX: of this thread's weight rows
+
+  DISTMK_FN Output(Context& c, const LinearArgs& a, uint32_t rows)
+      : context(c), args(a), batch(c.batch(a.batch)), bias(c.at<float>(a.bias)), num_rows(rows) {
+#pragma unroll
+    for (uint32_t i = 0; i < COUNT; ++i) best[i] = {-INFINITY, -1};
+  }
+
+  DISTMK_FN Epilogue epilogue() const { return static_cast<Epilogue>(args.epilogue); }
+  DISTMK_FN static uint32_t token_of(uint32_t i, uint32_t turn = 0) {
+    return (threadIdx.x / DEALT_ROWS + turn) % DEALT_TOKENS + i * DEALT_TOKENS;
+  }
+
+  // Row `i` of a paired group of `m` pairs is gate i, row m + i is up i.
+  DISTMK_FN void store_pair(uint32_t token, uint32_t column, float gate, float up) {
+    if (bias) gate += bias[column], up += bias[args.n + column];
+    context.at<float>(args.out)[uint64_t{token} * args.out_stride + column] =
+        __fdividef(gate, 1.0f + __expf(-gate)) * up;
+  }
+
+  DISTMK_FN float residual_at(uint32_t token, uint32_t column) const {
+    return __ldcg(context.at<float>(args.out) + uint64_t{token} * args.out_stride + column);
+  }
+
+  DISTMK_FN void store(uint32_t i, uint32_t token, uint32_t column, float value, float residual) {
+    if (bias) value += bias[column];
+    const uint64_t place = uint64_t{token} * args.out_stride + column;
+    switch (epilogue()) {
+      case Epilogue::ADD:
+        context.at<float>(args.out)[place] = residual + value;
+        break;
+      case Epilogue::PUSH:
+        for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
+          if (float* out = context.peer<float>(rank, args.out)) out[uint64_t{token} * args.n + column] = value;
+        break;
+      case Epilogue::ARGMAX:
+        if (args.logits) context.at<float>(args.logits)[uint64_t{token} * args.logits_stride + column] = value;
+        best[i] = better_of(best[i], {value, static_cast<int32_t>(args.first_token + column)});
+        break;
+      default:
+        context.at<float>(args.out)[place] = value;
+    }
+  }
+};
+
+// A round of up to ROUND_GROUPS groups of weight rows.
+template <uint32_t TILES>
+struct Round {
+  using Sums = float[ROUND_GROUPS][TILES][4];
+  uint32_t first_row, end_row;  // of the slab
+  uint32_t turn;
+  float residual[Output<TILES>::COUNT];
+
+  // The best candidates are kept from round to round, so there a token always is the same threads'.
+  DISTMK_FN Round(const Output<TILES>& out, uint32_t first, uint32_t end)
+      : first_row(first), end_row(end), turn(out.epilogue() == Epilogue::ARGMAX ? 0 : first / ROUND_ROWS) {
+    const uint32_t column = first_row + threadIdx.x % DEALT_ROWS;
+    const bool adds = out.epilogue() == Epilogue::ADD && column < end_row;
+#pragma unroll
+    for (uint32_t i = 0; i < Output<TILES>::COUNT; ++i)
+      residual[i] =
+          adds && out.token_of(i, turn) < out.num_rows ? out.residual_at(out.token_of(i, turn), column) : 0.0f;
+  }
+
+  // Whether this warp's threads look after a token of a tile.
+  DISTMK_FN bool has_token(const Output<TILES>& out, uint32_t tile) const {
+    return out.token_of(tile * TILE_TOKENS / DEALT_TOKENS, turn) < out.num_rows;
+  }
+
+  // A warp's sums of a tile of tokens, where the others find them.
+  DISTMK_FN void write_sums(const Sums& sums, uint32_t tile, uint32_t num_tokens, float* buffer) const {
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_token = lane % 4 * 2;
+    float* out = buffer + (warp * TILE_TOKENS + first_token) * SUMS_STRIDE + lane / 4;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      if (first_token + i % 2 >= num_tokens) continue;
+#pragma unroll
+      for (uint32_t g = 0; g < ROUND_GROUPS; ++g)
+        out[i % 2 * SUMS_STRIDE + g * TILE_ROWS + i / 2 * 8] = sums[g][tile][i];
+    }
+  }
+
+  // Adds up the warps' sums of a tile of tokens and hands each value on.
+  DISTMK_FN void finish(Output<TILES>& out, uint32_t tile, const float* buffer) const {
+    const uint32_t row = threadIdx.x % DEALT_ROWS, in_group = row % TILE_ROWS, begin = first_row + row - in_group;
+    if (begin + in_group >= end_row) return;
+    const uint32_t group_rows = min(TILE_ROWS, end_row - begin);
+    const bool paired = out.epilogue() == Epilogue::SWIGLU;
+    if (paired && in_group >= group_rows / 2) return;
+    constexpr uint32_t PER_TILE = TILE_TOKENS / DEALT_TOKENS;
+#pragma unroll
+    for (uint32_t n = 0; n < PER_TILE; ++n) {
+      const uint32_t i = tile * PER_TILE + n, token = out.token_of(i, turn);
+      if (token >= out.num_rows) break;
+      const float scale = out.args.norm ? norm_scale(out.args, token) : 1.0f;
+      const float* sums = buffer + (token % TILE_TOKENS) * SUMS_STRIDE;
+      const auto total = [&](uint32_t weight_row) {
+        float sum = 0;
+#pragma unroll
+        for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) sum += sums[warp * TILE_TOKENS * SUMS_STRIDE + weight_row];
+        return sum * scale;
+      };
+      if (paired)
+        out.store_pair(token, begin / 2 + in_group, total(row), total(row + group_rows / 2));
+      else
+        out.store(i, token, begin + in_group, total(row), residual[i]);
+    }
+  }
+
+ private:
+  DISTMK_FN static float norm_scale(const LinearArgs& args, uint32_t token) {
+    float squares = 0;
+#pragma unroll
+    for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) squares += shared().squares[token][warp];
+    return rsqrtf(__fdividef(squares, static_cast<float>(args.k)) + args.eps);
+  }
+};
+
+// The best candidate of each sampled token, over the threads that look after it.
+template <uint32_t TILES>
+DISTMK_FN void write_candidates(Output<TILES>& out) {
+  auto* all = reinterpret_cast<Candidate*>(shared().scratch);
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  constexpr uint32_t WARPS_A_TOKEN = DEALT_ROWS / 32;
+#pragma unroll
+  for (uint32_t i = 0; i < Output<TILES>::COUNT; ++i) {
+    Candidate best = out.best[i];
+    for (uint32_t step = 16; step; step >>= 1) best = better_of(best, exchanged(best, step));
+    if (lane == 0) all[out.token_of(i) * WARPS_A_TOKEN + warp % WARPS_A_TOKEN] = best;
+  }
+  out.context.team.sync();
+  const uint32_t token = threadIdx.x;
+  if (token >= MAX_ROWS) return;
+  Candidate best = {-INFINITY, -1};
+  if (token < out.num_rows && (!out.batch || out.batch->rows[token].sample))
+    for (uint32_t i = 0; i < WARPS_A_TOKEN; ++i) best = better_of(best, all[token * WARPS_A_TOKEN + i]);
+  out.context.template at<Candidate>(out.args.out)[token] = best;
+}
+
+// The end of a round: each warp leaves its sums, those that look after a token wait for all of them, the others go on.
+// Up to half a tile of tokens leaves room for two rounds.
+template <uint32_t TILES>
+DISTMK_FN void hand_over(const Round<TILES>& round, const typename Round<TILES>::Sums& sums, Output<TILES>& out,
+                         RingPlace<SumsBuffers::COUNT>& place) {
+  SumsBuffers& buffers = shared().sums;
+  const bool two = out.num_rows <= TILE_TOKENS / 2;
+#pragma unroll
+  for (uint32_t tile = 0; tile < TILES; ++tile, place.step()) {
+    const RingPlace<SumsBuffers::COUNT> last = place.before(two ? 2 : 1);
+    float* buffer =
+        reinterpret_cast<float*>(shared().scratch) + (two ? place.slot * (TILE_TOKENS / 2) * SUMS_STRIDE : 0);
+    barrier_wait(&buffers.empty[last.slot], last.parity);
+    round.write_sums(sums, tile, min(TILE_TOKENS, out.num_rows - tile * TILE_TOKENS), buffer);
+    warp_arrive(&buffers.full[place.slot]);
+    if (round.has_token(out, tile)) {
+      barrier_wait(&buffers.full[place.slot], place.parity);
+      round.finish(out, tile, buffer);
+    }
+    warp_arrive(&buffers.empty[place.slot]);
+  }
+}
+
+}  // namespace linear
+}  // namespace distmk
