@@ -1,0 +1,44 @@
+"""How operators are cut into tasks."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_config import tiny_config
+
+from distmk.lower import DecodeOptions, lower
+from distmk.model import build_model
+from distmk.tasks import Merge
+
+
+def merges(max_rows: int, num_workers: int, head_dim: int) -> list[list[Merge]]:
+    """Of the first layer, by rank."""
+    config = tiny_config(num_heads=6, num_kv_heads=3, head_dim=head_dim)
+    options = DecodeOptions(2, num_workers, max_rows=max_rows, max_model_len=64)
+    tasks = [
+        t for t in lower(build_model(config), options).tasks if isinstance(t, Merge) and t.op.startswith("layer0.")
+    ]
+    return [[task for task in tasks if task.rank == rank] for rank in range(2)]
+
+
+@pytest.mark.parametrize("head_dim", [16, 32, 80, 128])
+@pytest.mark.parametrize("max_rows", [1, 2, 4, 16])
+@pytest.mark.parametrize("num_workers", [1, 5, 100])
+def test_merges_share_out_the_heads(num_workers: int, max_rows: int, head_dim: int) -> None:
+    for tasks in merges(max_rows, num_workers, head_dim):
+        shape = tasks[0].shape
+        ends = [0, *(task.out.end for task in tasks)]
+        assert [task.out.begin for task in tasks] == ends[:-1] and ends[-1] == shape.num_q * head_dim
+        for task in tasks:
+            first, last = task.part.begin // shape.part_cols, task.part.end // shape.part_cols
+            assert first <= task.out.begin // head_dim and (task.out.end - 1) // head_dim < last, (
+                "heads it has no parts of"
+            )
+        assert len(tasks) <= num_workers and [task.worker for task in tasks] == list(range(len(tasks)))
+
+
+def test_more_rows_are_merged_by_more_tasks() -> None:
+    """As long as there are workers, until each has 32 elements of a head."""
+    counts = [len(merges(max_rows, 1000, 128)[1]) for max_rows in (1, 2, 4, 16)]
+    assert counts == [3, 6, 12, 12], "three heads of four slices each"
+    fewer = [len(merges(16, num_workers, 128)[1]) for num_workers in (1, 5, 11)]
+    assert fewer == [1, 5, 11]
