@@ -26,7 +26,9 @@ struct Activations {
   // Whether a block is written over the one that was multiplied last.
   DISTMK_FN bool overwrites() const { return !resident && num_rows > TILE_TOKENS; }
 };
-static_assert(2 * TILE_TOKENS >= MAX_ROWS, "two blocks of a tile of rows take the room of one of all rows");
+static_assert(2 * TILE_TOKENS >= MAX_ROWS, "two tiles hold all rows");
+static_assert(VECTOR_BYTES >= 2 * TILE_TOKENS * (BLOCK_K + X_PAD) * sizeof(__nv_bfloat16),
+              "two blocks of a tile of rows");
 
 DISTMK_FN Activations activations_of(Context& context, const LinearArgs& args, uint32_t num_rows) {
   const uint32_t whole_bytes = num_rows * (args.k_pitch + X_PAD) * sizeof(__nv_bfloat16);

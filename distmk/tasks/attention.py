@@ -15,6 +15,17 @@ from distmk.tasks.base import Access, Layout, Task, access, batch_access, task_t
 PART_HEADER = 2  # floats before a partial's accumulator: running maximum and sum
 
 
+def num_slices(head_dim: int) -> int:
+    """Pieces of a head's output that are merged by themselves."""
+    return -(-head_dim // MERGE_SLICE)
+
+
+def slice_begin(index: int, head_dim: int) -> int:
+    """First column of a slice; slices count over all heads."""
+    slices = num_slices(head_dim)
+    return index // slices * head_dim + index % slices * MERGE_SLICE
+
+
 @dataclass(frozen=True)
 class AttentionShape:
     """What attention needs to know of one rank's heads and cache.
@@ -44,11 +55,11 @@ class AttentionShape:
     @property
     def slices(self) -> int:
         """Pieces of a head's output that are merged by themselves."""
-        return -(-self.head_dim // MERGE_SLICE)
+        return num_slices(self.head_dim)
 
     def slice_begin(self, index: int) -> int:
         """First column of a slice; slices count over all heads."""
-        return index // self.slices * self.head_dim + index % self.slices * MERGE_SLICE
+        return slice_begin(index, self.head_dim)
 
     @property
     def part_stride(self) -> int:
@@ -236,10 +247,10 @@ class Merge(Task):
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
-        slices = -(-args.head_dim // MERGE_SLICE)
         begin, end = args.first_slice, args.first_slice + args.num_slices
-        first, last = (i // slices * args.head_dim + i % slices * MERGE_SLICE for i in (begin, end))
-        part_bytes = 4 * -(-end // slices) * MAX_ROWS * args.max_splits * (PART_HEADER + args.head_dim)
+        first, last = (slice_begin(index, args.head_dim) for index in (begin, end))
+        num_heads = -(-end // num_slices(args.head_dim))
+        part_bytes = 4 * num_heads * MAX_ROWS * args.max_splits * (PART_HEADER + args.head_dim)
         return [
             access(False, rank, args.part, part_bytes),
             access(True, rank, args.out + 4 * first, 4 * (last - first), MAX_ROWS, 4 * args.out_stride),

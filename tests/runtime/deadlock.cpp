@@ -1,5 +1,8 @@
-// Kernels whose threads wait for each other, or disagree on what they do together; see test_emulator.py.
+// Kernels whose threads wait for each other, disagree on what they do together, or arrive too often; see
+// test_emulator.py.
 #include <cuda_runtime.h>
+
+#include <string>
 
 #include "emulator/ptx.h"
 
@@ -25,9 +28,21 @@ void diverge() {
     __shfl_sync(~0u, 1u, 0);
 }
 
+void arrive() {
+  auto* barrier = distmk::at_shared<uint64_t>(BARRIER_OFFSET);
+  if (threadIdx.x) return;
+  distmk::barrier_init(barrier, 3);
+  distmk::barrier_arrive(barrier, 2);
+  distmk::barrier_arrive(barrier, 2);
+}
+
 }  // namespace
 
-int main(int argc, char**) {
-  distmk::emulator::run_grid(1, NUM_THREADS, 1024, 1, argc > 1 ? diverge : deadlock);
+int main(int argc, char** argv) {
+  const std::string kernel = argc > 1 ? argv[1] : "";
+  distmk::emulator::run_grid(1, NUM_THREADS, 1024, 1,
+                             kernel == "diverge"  ? diverge
+                             : kernel == "arrive" ? arrive
+                                                  : deadlock);
   return 0;
 }

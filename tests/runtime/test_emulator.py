@@ -26,6 +26,7 @@ from tiny_config import tiny_config
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.build_cache import csrc_dir
 from distmk.choices import backend_choices
+from distmk.config import ModelConfig
 from distmk.host.build import EMULATOR_FLAGS, build_sources
 from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
@@ -43,11 +44,13 @@ PROMPTS = ("--prompt-ids", "1,2,3", ",".join(map(str, range(5, 38))), "--max-new
 SEED = os.environ.get("DISTMK_TEST_EMULATOR_SEED") or str(int.from_bytes(os.urandom(4), "little"))
 
 
-def generate_arguments(folder: Path, backend: str, *more: str) -> tuple[str, ...]:
+def generate_arguments(
+    folder: Path, backend: str, *more: str, config: ModelConfig = CONFIG, prompts: tuple[str, ...] = PROMPTS
+) -> tuple[str, ...]:
     """Of a generate of the tiny model, whose config.json comes to lie in `folder`."""
-    model = write_config(CONFIG, folder / "config.json")
+    model = write_config(config, folder / "config.json")
     dummy = ("generate", "--model", str(model), "--load-format", "dummy")
-    return (*dummy, "--backend", backend, *OPTIONS, *PROMPTS, *more)
+    return (*dummy, "--backend", backend, *OPTIONS, *prompts, *more)
 
 
 def generate(runner: Runner, folder: Path, backend: str, num_ranks: int, *more: str, **env: str) -> list[list[int]]:
@@ -135,6 +138,10 @@ def test_lanes_that_do_different_things() -> None:
     assert re.fullmatch(r"emulator: block 0 thread \d+ is at __syncwarp, others of its warp or block at shuffle", line)
 
 
+def test_more_arrivals_than_a_barrier_waits_for() -> None:
+    assert kernel_that_ends_badly("arrive") == ["emulator: 2 arrivals at a barrier that waits for 1"]
+
+
 ABORTS = """
 import sys
 from distmk.cli import main
@@ -175,9 +182,8 @@ def test_ends_while_weights_are_held(runner: Runner, tmp_path: Path) -> None:
     config = tiny_config(hidden_size=192, intermediate_size=1088, head_dim=32)
     options = DecodeOptions(1, WORKERS, max_rows=1, max_model_len=64, **backend_choices("emulated"))
     event, waiter = event_between(compile_graph(lower(build_model(config), options)), 0, 0, "layer0.down")
-    command = ["generate", "--model", str(write_config(config, tmp_path / "config.json")), "--load-format", "dummy"]
-    command += ["--backend", "emulated", "--workers", str(WORKERS), "--max-num-seqs", "1", "--max-model-len", "64"]
-    command += ["--ignore-eos", "--prompt-ids", "1", "--max-new-tokens", "8", "--deadline", "2"]
+    prompts, one = ("--prompt-ids", "1", "--max-new-tokens", "8"), ("--max-num-seqs", "1", "--deadline", "2")
+    command = generate_arguments(tmp_path, "emulated", *one, config=config, prompts=prompts)
     done = runner.distmk(*command, env={"DISTMK_FAULT_DROP_SIGNAL": f"0,0,{event},4", "DISTMK_EMULATOR_SEED": SEED})
     check_hang(done, 0, event, waiter)
     runner.check_nothing_left()

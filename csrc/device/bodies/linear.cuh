@@ -25,20 +25,18 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
   Places places = shared().places[threadIdx.x / 32];
   ++places.num_slabs;
   uint32_t turn = first_turn(), num_staged = 0;
-  typename Round<TILES>::Sums sums;
+  typename Round<TILES>::Sums sums = {};
   BlockStager<TILES * TILE_TOKENS, ROWS == Rows::ALIGNED> stager(team, x);
   if constexpr (SINGLE) {
     EarlyTile early;
     early.take(args, rows, places.stage, lane);
     if (!stage_row(context, x)) return leave_early(places, early);
     team.sync();
-    memset(sums, 0, sizeof(sums));
     early.multiply(lane, sums);
     if (early.has_tile()) turn += STAGE_TEAMS;
   } else {
     if (!context.inputs_ready()) return;
     stager.load(0);
-    memset(sums, 0, sizeof(sums));
   }
 #pragma unroll 1
   for (uint32_t first = 0; first < rows; first += ROUND_ROWS) {

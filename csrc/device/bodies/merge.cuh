@@ -9,6 +9,7 @@ namespace distmk {
 // up to 32. All loads of up to IN_FLIGHT splits are on their way before the first is used.
 DISTMK_FN void merge_slice(const float* parts, uint32_t splits, uint32_t dim, uint32_t first, float* out) {
   constexpr uint32_t IN_FLIGHT = 16;
+  static_assert(MERGE_SLICE == 32, "a lane an element");
   const uint32_t stride = 2 + dim, lane = threadIdx.x % 32, d = first + lane;
   float2 mine = {-INFINITY, 0};  // maximum and sum
   if (lane < splits) mine = __ldcg(reinterpret_cast<const float2*>(parts + lane * stride));
