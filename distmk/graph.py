@@ -67,10 +67,11 @@ class Graph:
         col_begin: int = 0,
         rows: int = 0,
         tiling: Tiling | None = None,
+        col_scale: str | None = None,
     ) -> Weight:
         """Read-only memory of one rank, packed from checkpoint tensors."""
         rows = rows or sum(s.rows for s in segments)
-        made = Weight(name, rank, rows, cols, kind, tuple(segments), col_begin, tiling=tiling)
+        made = Weight(name, rank, rows, cols, kind, tuple(segments), col_begin, tiling=tiling, col_scale=col_scale)
         self.weights.append(made)
         return made
 

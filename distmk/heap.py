@@ -13,6 +13,7 @@ from distmk.place import Placed
 from distmk.program import Program
 from distmk.regions import Weight, WeightKind
 from distmk.tiles import pack
+from distmk.weights.bf16 import F32
 from distmk.weights.checkpoint import Checkpoint, RowRange
 from distmk.weights.rows import Rows, open_rows
 
@@ -38,16 +39,19 @@ def fill_weights(program: Program, backend: Backend, rank: int, checkpoint: Chec
         elif weight.kind is WeightKind.ROPE:
             backend.write(placed, 0, rope_table(checkpoint.config, weight.rows))
         else:
-            _fill_matrix(weight, placed, backend, rows)
+            scale = checkpoint.read_vector(weight.col_scale) if weight.col_scale else None
+            _fill_matrix(weight, placed, backend, rows, scale)
 
 
-def _fill_matrix(weight: Weight, placed: Placed, backend: Backend, rows: Rows) -> None:
-    """A piece at a time."""
+def _fill_matrix(weight: Weight, placed: Placed, backend: Backend, rows: Rows, scale: F32 | None) -> None:
+    """A piece at a time, its columns times `scale`."""
     cols = slice(weight.col_begin, weight.col_begin + weight.cols)
     at = 0
     for slabs in _pieces(weight, rows.piece_bytes):
         end = at + sum(slabs)
         block = rows.read(list(_parts(weight, at, end)), cols)
+        if scale is not None:
+            rows.scale(block, scale[cols])
         backend.write(placed, at, pack(block, slabs, weight.tiling.paired) if weight.tiling else block)
         at = end
 

@@ -157,12 +157,13 @@ def _described(weight: Weight, placed: Placed) -> list[Any]:
     tiling = weight.tiling and [weight.tiling.slabs, weight.tiling.paired]
     segments = [[s.tensor, s.row_begin, s.row_end] for s in weight.segments]
     return [
-        weight.name, weight.rows, weight.cols, weight.kind.value, weight.col_begin, segments, tiling, placed.offset
+        weight.name, weight.rows, weight.cols, weight.kind.value, weight.col_begin, segments, tiling, weight.col_scale,
+        placed.offset
     ]  # fmt: skip
 
 
 def _weight(rank: int, entry: list[Any]) -> tuple[Weight, Placed]:
-    name, rows, cols, kind, col_begin, segments, tiling, offset = entry
+    name, rows, cols, kind, col_begin, segments, tiling, col_scale, offset = entry
     weight = Weight(
         name,
         rank,
@@ -172,5 +173,6 @@ def _weight(rank: int, entry: list[Any]) -> tuple[Weight, Placed]:
         tuple(Segment(*segment) for segment in segments),
         col_begin,
         tiling=tiling and Tiling(tuple((begin, end) for begin, end in tiling[0]), tiling[1]),
+        col_scale=col_scale,
     )
     return weight, Placed(name, Space.LOCAL, rank, offset, rows, weight.row_bytes, read_only=True)

@@ -110,6 +110,7 @@ class Weight:
     col_begin: int = 0
     data: npt.NDArray[np.generic] | None = field(default=None, repr=False)
     tiling: Tiling | None = None
+    col_scale: str | None = None  # checkpoint vector that each row is multiplied by, column by column
 
     @property
     def row_bytes(self) -> int:

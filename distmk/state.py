@@ -16,16 +16,17 @@ from distmk.tasks.batching import CANDIDATES_BYTES
 
 @dataclass
 class DecodeBuffers:
-    """Activations are float32 [MAX_ROWS, columns]; sizes are the largest any rank needs."""
+    """Activations are [MAX_ROWS, columns], bf16 where they are multiplied, else float32; sizes are the largest any rank needs."""
 
     batch: Buffer  # the row table, put by rank 0
     page_table: Buffer
     state: Buffer  # rank 0's batcher
     x: Buffer  # residual stream
+    x_rounded: Buffer  # the same, bf16
     qkv: Buffer
     part: Buffer  # attention splits
-    attn: Buffer
-    hidden: Buffer  # inside the MLP
+    attn: Buffer  # bf16
+    hidden: Buffer  # inside the MLP, bf16
     attn_slots: Buffer  # blocks that ranks push for the all-reduce behind attention
     mlp_slots: Buffer  # and behind the MLP: two, so that one is read while the other is filled
     candidates: Buffer
@@ -45,8 +46,8 @@ def make_buffers(
 ) -> DecodeBuffers:
     """Declare the buffers of `graph`."""
 
-    def rows(name: str, cols: int) -> Buffer:
-        return graph.buffer(name, cols, rows=MAX_ROWS, space=Space.LOCAL)
+    def rows(name: str, cols: int, dtype: str = "f32") -> Buffer:
+        return graph.buffer(name, cols, rows=MAX_ROWS, dtype=dtype, space=Space.LOCAL)
 
     largest_part = max(shape.num_q * shape.part_cols for shape in shapes)
     cache_cols = max(shape.cache_cols for shape in shapes)
@@ -59,10 +60,11 @@ def make_buffers(
         page_table=graph.buffer("page_table", MAX_ROWS * shapes[0].max_pages, dtype="i32"),
         state=graph.buffer("batcher", state_bytes, dtype="u8", space=local),
         x=rows("x", config.hidden_size),
+        x_rounded=rows("x_rounded", config.hidden_size, "bf16"),
         qkv=rows("qkv", max(shape.qkv_cols for shape in shapes)),
         part=graph.buffer("attention_parts", largest_part, space=local),
-        attn=rows("attention_out", max(shard.num_q for shard in shards) * config.head_dim),
-        hidden=rows("mlp_hidden", max(shard.mlp[1] - shard.mlp[0] for shard in shards)),
+        attn=rows("attention_out", max(shard.num_q for shard in shards) * config.head_dim, "bf16"),
+        hidden=rows("mlp_hidden", max(shard.mlp[1] - shard.mlp[0] for shard in shards), "bf16"),
         attn_slots=graph.buffer("attention_slots", slots),
         mlp_slots=graph.buffer("mlp_slots", slots),
         candidates=graph.buffer("candidates", graph.num_workers * CANDIDATES_BYTES, dtype="u8", space=local),

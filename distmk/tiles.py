@@ -3,7 +3,8 @@
 A slab is cut into groups of TILE_ROWS rows, a group into tiles of TILE_K columns; a tile is one bulk copy. They come in
 rounds of ROUND_GROUPS groups, a round in blocks of BLOCK_TILES columns of tiles, a block group by group: a block is what
 is multiplied with one load of activations. Inside a tile the 16-byte chunks of row r are exchanged by r % 8, so that a
-tensor core's loads meet no bank of shared memory twice.
+tensor core's loads meet no bank of shared memory twice. And of every LANE_COLS columns the pairs are transposed, 4 by 4:
+what a lane multiplies is then a pair of each of four chunks here, but one chunk of the activations.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from distmk.regions import TILE_COLS
 
 ROUND_ROWS = ROUND_GROUPS * TILE_ROWS
 CHUNK = 8  # bf16 elements of 16 bytes
+LANE_COLS = 4 * CHUNK
 Ints = npt.NDArray[np.int64]
 
 
@@ -52,7 +54,7 @@ def pack(rows: Any, slabs: Sequence[int], paired: bool) -> Any:
 
     `rows` and the result are numpy arrays of uint16, or torch tensors of int16 on one device; all are contiguous.
     `paired` slabs hold gate rows, then as many up rows; every group gets up to 8 of each, so that a pair's two sums end up
-    in one group. Needs about five times the bytes of `rows` meanwhile.
+    in one group. Needs about six times the bytes of `rows` meanwhile.
     """
     zeros: Any
     asarray: Any
@@ -78,9 +80,20 @@ def pack(rows: Any, slabs: Sequence[int], paired: bool) -> Any:
     place += round_rows * block
     place += round_begin * (pitch // CHUNK)
     packed = zeros((num_rows, pitch))
-    chunks = rows.reshape(-1).view(wide).reshape(-1, 2)
+    chunks = transposed_pairs(rows).reshape(-1).view(wide).reshape(-1, 2)
     packed.reshape(-1).view(wide).reshape(-1, 2)[place.reshape(-1)] = chunks
     return packed
+
+
+def transposed_pairs(rows: Any) -> Any:
+    """bf16 rows [n, a multiple of LANE_COLS], contiguous, with pair i of chunk j of every LANE_COLS as pair j of chunk i."""
+    if isinstance(rows, np.ndarray):
+        pairs: Any = rows.reshape(-1).view(np.uint32).reshape(-1, 4, 4)
+        return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(-1).view(rows.dtype).reshape(rows.shape)
+    import torch
+
+    pairs = rows.reshape(-1).view(torch.int32).reshape(-1, 4, 4)
+    return pairs.transpose(1, 2).contiguous().reshape(-1).view(rows.dtype).reshape(rows.shape)
 
 
 def places(slabs: Sequence[int], num_chunks: int, paired: bool) -> tuple[RowPlaces, ChunkPlaces]:

@@ -17,6 +17,15 @@ def to_bytes(data: np.ndarray | torch.Tensor | ctypes.Structure) -> np.ndarray:
     return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
 
 
+def floats(raw: np.ndarray, dtype: str) -> np.ndarray:
+    """Bytes as the numbers they are, "f32" or "bf16", in float32."""
+    return raw.view(np.float32) if dtype == "f32" else (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+ROUNDING = {"f32": 0.0, "bf16": 2.0**-8}
+"""What rounding to nearest may add to the error of a number, relative to it."""
+
+
 def poison(rng: np.random.Generator, num_bytes: int) -> np.ndarray:
     """Memory that reads as NaN in float32 and in bf16; never twice the same, so that copying it around shows too."""
     halves = rng.integers(0x7F81, 0x8000, num_bytes // 2, dtype=np.uint16)

@@ -19,26 +19,19 @@ def hard_to_round(num_rows: int, num_cols: int) -> Tensor:
     return (sign | exponent | fraction | beside).int().view(torch.float32)
 
 
-def rounded(x: Tensor, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
-    """What a linear task multiplies, times the scale that it gives its sums: x (* norm), rounded to bf16, / rms of x."""
-    if norm is None:
-        return x.bfloat16().double()
-    rms = (x.double().square().mean(-1, keepdim=True) + eps).sqrt()
-    return (x.float() * norm).bfloat16().double() / rms
+def over_rms(x: Tensor, eps: float | None) -> Tensor:
+    """x / rms of its rows; x if `eps` is None."""
+    return x.double() if eps is None else F.rms_norm(x.double(), (x.shape[-1],), eps=eps)
 
 
-def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, norm: Tensor | None = None, eps: float = 0.0
-) -> Tensor:
-    """[rows, n] = (normed) x [rows, k], rounded to bf16, times weight [n, k], plus bias."""
-    return F.linear(rounded(x, norm, eps), weight.double(), None if bias is None else bias.double())
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float | None = None) -> Tensor:
+    """[rows, n] = (normalized) x [rows, k] times weight [n, k], plus bias."""
+    return F.linear(over_rms(x, eps), weight.double(), None if bias is None else bias.double())
 
 
-def linear_scale(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, norm: Tensor | None = None, eps: float = 0.0
-) -> Tensor:
+def linear_scale(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float | None = None) -> Tensor:
     """The sum of the magnitudes that `linear` adds up: what rounding errors are in proportion to."""
-    return F.linear(rounded(x, norm, eps).abs(), weight.double().abs(), None if bias is None else bias.double().abs())
+    return F.linear(over_rms(x, eps).abs(), weight.double().abs(), None if bias is None else bias.double().abs())
 
 
 def swiglu(gate_up: Tensor) -> Tensor:

@@ -5,11 +5,20 @@
 namespace distmk {
 namespace attention {
 
-constexpr uint32_t NOT_CACHED = ~0u;
-
 // A chunk as this lane holds it: of two columns of positions, and of four positions that weights meet together.
 struct Tile {
   uint4 k[2][MAX_HEAD_DIM / 32], v[4][MAX_HEAD_DIM / 64];
+
+  DISTMK_FN void clear() {
+#pragma unroll
+    for (auto& keys : k)
+#pragma unroll
+      for (uint4& chunk : keys) chunk = eight_zeros();
+#pragma unroll
+    for (auto& values : v)
+#pragma unroll
+      for (uint4& chunk : values) chunk = eight_zeros();
+  }
 };
 
 DISTMK_FN uint32_t group_of_lane() { return threadIdx.x % 32 / 4; }
@@ -19,15 +28,16 @@ DISTMK_FN uint32_t value_place(uint32_t i) { return 2 * place_in_group() + i % 2
 DISTMK_FN uint32_t key_element(uint32_t j) { return 32 * j + 8 * place_in_group(); }
 DISTMK_FN uint32_t value_element(uint32_t j) { return 64 * j + 8 * group_of_lane(); }
 
-// Lines of the cache, a lane a position of the chunk; of positions that it does not hold, none.
+// Lines of the cache, a lane a position of the chunk; of positions that it does not hold, any.
 DISTMK_FN uint32_t look_up(const Work& w, uint32_t chunk) {
   const uint32_t position = chunk * CHUNK + threadIdx.x % CHUNK;
-  return position >= w.begin && position < min(w.end, w.first_new()) ? w.line_of(position) : NOT_CACHED;
+  return w.is_cached(position) ? w.line_of(position) : 0;
 }
 
+// Without a condition, or loads would be waited for one after another: what is not there is put right by patch_keys and
+// patch_values.
 DISTMK_FN uint4 load_cached(const __nv_bfloat16* cache, uint32_t line, uint32_t element, uint32_t dim) {
-  if (line == NOT_CACHED || element >= dim) return {0, 0, 0, 0};
-  return __ldcg(reinterpret_cast<const uint4*>(cache + uint64_t{line} * dim + element));
+  return __ldcg(reinterpret_cast<const uint4*>(cache + uint64_t{line} * dim + (element < dim ? element : 0)));
 }
 
 DISTMK_FN void load_keys(const Work& w, uint32_t lines, Tile& tile) {
@@ -52,7 +62,13 @@ DISTMK_FN void load_values(const Work& w, uint32_t lines, Tile& tile) {
   }
 }
 
-// New positions are not read back from the cache but from where they were staged.
+// Whether all positions of a chunk come from the cache.
+DISTMK_FN bool is_cached(const Work& w, uint32_t chunk) {
+  return chunk * CHUNK >= w.begin && w.is_cached((chunk + 1) * CHUNK - 1);
+}
+
+// New positions are not read back from the cache but from where they were staged. Keys of positions that are nobody's
+// here may be anything: their scores are not looked at.
 DISTMK_FN void patch_keys(const Work& w, uint32_t chunk, Tile& tile) {
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i) {
@@ -61,19 +77,24 @@ DISTMK_FN void patch_keys(const Work& w, uint32_t chunk, Tile& tile) {
     const __nv_bfloat16* from = w.new_key(position - w.first_new());
 #pragma unroll
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j)
-      if (key_element(j) < w.args.head_dim) tile.k[i][j] = *reinterpret_cast<const uint4*>(from + key_element(j));
+      tile.k[i][j] =
+          key_element(j) < w.args.head_dim ? *reinterpret_cast<const uint4*>(from + key_element(j)) : eight_zeros();
   }
 }
 
+// Values that are nobody's meet a weight of zero, and so must be numbers.
 DISTMK_FN void patch_values(const Work& w, uint32_t chunk, Tile& tile) {
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i) {
     const uint32_t position = chunk * CHUNK + value_place(i);
-    if (!w.is_new(position)) continue;
-    const __nv_bfloat16* from = w.new_value(position - w.first_new());
+    if (w.is_cached(position)) continue;
+    const bool is_new = w.is_new(position);
+    const __nv_bfloat16* from = w.new_value(is_new ? position - w.first_new() : 0);
 #pragma unroll
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j)
-      if (value_element(j) < w.args.head_dim) tile.v[i][j] = *reinterpret_cast<const uint4*>(from + value_element(j));
+      tile.v[i][j] = is_new && value_element(j) < w.args.head_dim
+                         ? *reinterpret_cast<const uint4*>(from + value_element(j))
+                         : eight_zeros();
   }
 }
 
@@ -85,7 +106,7 @@ DISTMK_FN void multiply_keys(const Work& w, const Tile& tile, float (&scores)[2]
   for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j) {
     if (32 * j >= w.args.head_dim) break;
     const uint32_t element = key_element(j);
-    uint4 h = {0, 0, 0, 0}, l = h;
+    uint4 h = eight_zeros(), l = h;
     if (element < w.args.head_dim) {
       h = *reinterpret_cast<const uint4*>(high + element);
       l = *reinterpret_cast<const uint4*>(low + element);
@@ -157,19 +178,25 @@ struct Partial {
     }
   }
 
-  // This lane's share of the first `count` queries' results; query i's go to `out` + i * MERGE_STRIDE.
-  DISTMK_FN void write(float* out, uint32_t count) {
+  // The sums of all lanes' positions, once all have been seen.
+  DISTMK_FN void add_up() {
     for (uint32_t step = 1; step < 4; step <<= 1) sum += __shfl_xor_sync(~0u, sum, step);
-    if (place_in_group() == 0 && group_of_lane() < count)
-      *reinterpret_cast<float2*>(out + group_of_lane() * MERGE_STRIDE + MAX_HEAD_DIM) = {maximum, sum};
+  }
+
+  // This lane's share of the results of queries `first` to `end` - 1, of which query i's go to `out` +
+  // (i - first) * MERGE_STRIDE.
+  DISTMK_FN void write(float* out, uint32_t first, uint32_t end) const {
+    const uint32_t mine = group_of_lane();
+    if (place_in_group() == 0 && mine >= first && mine < end)
+      *reinterpret_cast<float2*>(out + (mine - first) * MERGE_STRIDE + MAX_HEAD_DIM) = {maximum, sum};
 #pragma unroll
     for (uint32_t e = 0; e < 2; ++e) {
       const uint32_t query = 2 * place_in_group() + e;
-      if (query >= count) break;
+      if (query < first || query >= end) continue;
 #pragma unroll
       for (uint32_t n = 0; n < MAX_HEAD_DIM / 16; n += 2)
-        *reinterpret_cast<float4*>(out + query * MERGE_STRIDE + n / 4 * 64 + 8 * group_of_lane() + n % 4 * 2) = {
-            acc[n][e], acc[n][2 + e], acc[n + 1][e], acc[n + 1][2 + e]};
+        *reinterpret_cast<float4*>(out + (query - first) * MERGE_STRIDE + n / 4 * 64 + 8 * group_of_lane() +
+                                   n % 4 * 2) = {acc[n][e], acc[n][2 + e], acc[n + 1][e], acc[n + 1][2 + e]};
     }
   }
 };

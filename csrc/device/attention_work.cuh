@@ -8,7 +8,8 @@ namespace distmk {
 namespace attention {
 
 constexpr uint32_t QUERIES = 8;  // of a block: query heads x token rows; their low halves are the other eight rows
-constexpr uint32_t CHUNK = 16;   // positions: one product's depth where weights meet values
+constexpr uint32_t MERGED_QUERIES = 4;               // at once, for want of shared memory
+constexpr uint32_t CHUNK = 16;                       // positions: one product's depth where weights meet values
 constexpr uint32_t MERGE_STRIDE = MAX_HEAD_DIM + 4;  // of a warp's result for a query: accumulator, maximum, sum
 
 struct Work {
@@ -33,6 +34,8 @@ struct Work {
     return context.at<float>(args.rope) + uint64_t{position} * args.head_dim;
   }
   DISTMK_FN uint32_t first_new() const { return static_cast<uint32_t>(run.kv_len - run.num_rows); }
+  // An old one, and this split's.
+  DISTMK_FN bool is_cached(uint32_t position) const { return position >= begin && position < min(end, first_new()); }
   // New, and this split's: what another split has staged is not here.
   DISTMK_FN bool is_new(uint32_t position) const {
     return position >= first_new() && position >= begin && position < end;
@@ -52,12 +55,12 @@ struct Work {
   DISTMK_FN __nv_bfloat16* query(uint32_t i) const { return new_key(2 * MAX_ROWS + i); }
   // Over the queries once they are done with.
   DISTMK_FN float* merged(uint32_t turn, uint32_t query_index) const {
-    return reinterpret_cast<float*>(new_key(2 * MAX_ROWS)) + (turn * QUERIES + query_index) * MERGE_STRIDE;
+    return reinterpret_cast<float*>(new_key(2 * MAX_ROWS)) + (turn * MERGED_QUERIES + query_index) * MERGE_STRIDE;
   }
 };
 
 static_assert(2 * MAX_ROWS * (MAX_HEAD_DIM + 8) * sizeof(__nv_bfloat16) +
-                      NUM_WARPS * QUERIES * MERGE_STRIDE * sizeof(float) <=
+                      NUM_WARPS * MERGED_QUERIES * MERGE_STRIDE * sizeof(float) <=
                   VECTOR_BYTES + SCRATCH_BYTES,
               "what warps have found must fit behind the new keys and values");
 

@@ -21,12 +21,20 @@ struct Output {
   const Batch* batch;
   const float* bias;
   uint32_t num_rows;
-  Candidate best[COUNT];  // ARGMAX: of this thread's weight rows
 
   DISTMK_FN Output(Context& c, const LinearArgs& a, uint32_t rows)
-      : context(c), args(a), batch(c.batch(a.batch)), bias(c.at<float>(a.bias)), num_rows(rows) {
+      : context(c), args(a), batch(c.batch(a.batch)), bias(c.at<float>(a.bias)), num_rows(rows) {}
+
+  // Once shared memory is free.
+  DISTMK_FN void start() const {
+    if (epilogue() != Epilogue::ARGMAX) return;
 #pragma unroll
-    for (uint32_t i = 0; i < COUNT; ++i) best[i] = {-INFINITY, -1};
+    for (uint32_t i = 0; i < COUNT; ++i) best(i) = {-INFINITY, -1};
+  }
+  // ARGMAX: of this thread's weight rows. Not in registers, which all other tasks would have to do without.
+  DISTMK_FN static Candidate& best(uint32_t i) {
+    static_assert(COUNT * NUM_CONSUMERS * sizeof(Candidate) <= VECTOR_BYTES, "");
+    return reinterpret_cast<Candidate*>(shared().vector)[i * NUM_CONSUMERS + threadIdx.x];
   }
 
   DISTMK_FN Epilogue epilogue() const { return static_cast<Epilogue>(args.epilogue); }
@@ -35,33 +43,36 @@ struct Output {
   }
 
   // Row `i` of a paired group of `m` pairs is gate i, row m + i is up i.
-  DISTMK_FN void store_pair(uint32_t token, uint32_t column, float gate, float up) {
+  DISTMK_FN void store_pair(uint32_t token, uint32_t column, float gate, float up) const {
     if (bias) gate += bias[column], up += bias[args.n + column];
-    context.at<float>(args.out)[uint64_t{token} * args.out_stride + column] =
-        __fdividef(gate, 1.0f + __expf(-gate)) * up;
+    context.at<__nv_bfloat16>(args.out)[uint64_t{token} * args.out_stride + column] =
+        __float2bfloat16_rn(__fdividef(gate, 1.0f + __expf(-gate)) * up);
   }
 
   DISTMK_FN float residual_at(uint32_t token, uint32_t column) const {
     return __ldcg(context.at<float>(args.out) + uint64_t{token} * args.out_stride + column);
   }
 
-  DISTMK_FN void store(uint32_t i, uint32_t token, uint32_t column, float value, float residual) {
+  DISTMK_FN void store(uint32_t i, uint32_t token, uint32_t column, float value, float residual) const {
     if (bias) value += bias[column];
     const uint64_t place = uint64_t{token} * args.out_stride + column;
     switch (epilogue()) {
-      case Epilogue::ADD:
-        context.at<float>(args.out)[place] = residual + value;
-        break;
       case Epilogue::PUSH:
         for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
           if (float* out = context.peer<float>(rank, args.out)) out[uint64_t{token} * args.n + column] = value;
         break;
       case Epilogue::ARGMAX:
         if (args.logits) context.at<float>(args.logits)[uint64_t{token} * args.logits_stride + column] = value;
-        best[i] = better_of(best[i], {value, static_cast<int32_t>(args.first_token + column)});
+        best(i) = better_of(best(i), {value, static_cast<int32_t>(args.first_token + column)});
         break;
+      case Epilogue::ADD:
+        value += residual;
+        [[fallthrough]];
       default:
         context.at<float>(args.out)[place] = value;
+        if (args.rounded)
+          context.at<__nv_bfloat16>(args.rounded)[uint64_t{token} * args.rounded_stride + column] =
+              __float2bfloat16_rn(value);
     }
   }
 };
@@ -104,7 +115,7 @@ struct Round {
   }
 
   // Adds up the warps' sums of a tile of tokens and hands each value on.
-  DISTMK_FN void finish(Output<TILES>& out, uint32_t tile, const float* buffer) const {
+  DISTMK_FN void finish(const Output<TILES>& out, uint32_t tile, const float* buffer) const {
     const uint32_t row = threadIdx.x % DEALT_ROWS, in_group = row % TILE_ROWS, begin = first_row + row - in_group;
     if (begin + in_group >= end_row) return;
     const uint32_t group_rows = min(TILE_ROWS, end_row - begin);
@@ -115,7 +126,7 @@ struct Round {
     for (uint32_t n = 0; n < PER_TILE; ++n) {
       const uint32_t i = tile * PER_TILE + n, token = out.token_of(i, turn);
       if (token >= out.num_rows) break;
-      const float scale = out.args.norm ? norm_scale(out.args, token) : 1.0f;
+      const float scale = out.args.normalized ? norm_scale(out.args, token) : 1.0f;
       const float* sums = buffer + (token % TILE_TOKENS) * SUMS_STRIDE;
       const auto total = [&](uint32_t weight_row) {
         float sum = 0;
@@ -141,13 +152,13 @@ struct Round {
 
 // The best candidate of each sampled token, over the threads that look after it.
 template <uint32_t TILES>
-DISTMK_FN void write_candidates(Output<TILES>& out) {
+DISTMK_FN void write_candidates(const Output<TILES>& out) {
   auto* all = reinterpret_cast<Candidate*>(shared().scratch);
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   constexpr uint32_t WARPS_A_TOKEN = DEALT_ROWS / 32;
 #pragma unroll
   for (uint32_t i = 0; i < Output<TILES>::COUNT; ++i) {
-    Candidate best = out.best[i];
+    Candidate best = out.best(i);
     for (uint32_t step = 16; step; step >>= 1) best = better_of(best, exchanged(best, step));
     if (lane == 0) all[out.token_of(i) * WARPS_A_TOKEN + warp % WARPS_A_TOKEN] = best;
   }
@@ -163,7 +174,7 @@ DISTMK_FN void write_candidates(Output<TILES>& out) {
 // The end of a round: each warp leaves its sums, those that look after a token wait for all of them, the others go on.
 // Up to half a tile of tokens leaves room for two rounds.
 template <uint32_t TILES>
-DISTMK_FN void hand_over(const Round<TILES>& round, const typename Round<TILES>::Sums& sums, Output<TILES>& out,
+DISTMK_FN void hand_over(const Round<TILES>& round, const typename Round<TILES>::Sums& sums, const Output<TILES>& out,
                          RingPlace<SumsBuffers::COUNT>& place) {
   SumsBuffers& buffers = shared().sums;
   const bool two = out.num_rows <= TILE_TOKENS / 2;

@@ -79,7 +79,7 @@ template <bool FAR, class Body>
 DISTMK_FN bool run_numbered(const RankState& state, uint32_t n, const Body& body) {
   Context context(state, {threadIdx.x, NUM_CONSUMERS});
   Handoff& handoff = shared().handoff;
-  if (!run_decided(context, handoff.action[n % 2], handoff.start(n), body)) return false;
+  if (!run_decided(context, handoff.action[n % 2], {n}, body)) return false;
   const bool far = FAR && state.far;
   if (far) context.finish();  // whoever has put data must wait until it is there
   tell_clerk(context, n, far ? ~0ull : context.pushed());
@@ -88,28 +88,14 @@ DISTMK_FN bool run_numbered(const RankState& state, uint32_t n, const Body& body
 }
 
 // What lives across a call would lie on the stack, for which there is hardly any cache. So tasks that every token waits
-// for are compiled into the consumers' loop, where no function is called, and those of several tokens into functions of
-// their own.
-template <uint32_t TILES>
-static __device__ __noinline__ bool run_rows_task(const RankState& state, uint32_t n) {
-  return run_numbered<false>(state, n, [](Context& c) { run_rows_body<TILES>(c); });
-}
-
+// for are compiled into the consumers' loop, where no function is called.
 static __device__ __noinline__ bool run_other_task(const RankState& state, uint32_t n) {
   return run_numbered<true>(state, n, [](Context& c) { run_body(c); });
 }
 
 DISTMK_FN bool run_announced_task(const RankState& state, uint32_t n) {
-  switch (frequency_of(state, *shared().handoff.action[n % 2].task.desc)) {
-    case Frequency::OFTEN:
-      return run_numbered<false>(state, n, [](Context& c) { run_frequent_body(c); });
-    case Frequency::OFTEN_WITH_ROWS:
-      return run_rows_task<1>(state, n);
-    case Frequency::OFTEN_WITH_MANY_ROWS:
-      return run_rows_task<2>(state, n);
-    default:
-      return run_other_task(state, n);
-  }
+  if (!is_frequent(state, *shared().handoff.action[n % 2].task.desc)) return run_other_task(state, n);
+  return run_numbered<false>(state, n, [](Context& c) { run_frequent_body(c); });
 }
 
 // Bodies end one after another, but warps by themselves: nobody waits for those that still add up or store.

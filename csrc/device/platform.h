@@ -68,6 +68,26 @@ struct Team {
 };
 
 DISTMK_FN uint64_t count_up(uint64_t* p) { return atomicAdd(reinterpret_cast<unsigned long long*>(p), 1ull) + 1; }
+// Of up to 32 items, the sizes of which `size_of` knows: by the lanes of a warp, an item each.
+template <class SizeOf>
+DISTMK_FN uint32_t sum_of_sizes(uint32_t num_items, const SizeOf& size_of) {
+  const uint32_t lane = threadIdx.x % 32;
+  return __reduce_add_sync(~0u, lane < num_items ? size_of(lane) : 0);
+}
+// Which item place `index` of them all, one after another, belongs to; `index` becomes the place in it.
+template <class SizeOf>
+DISTMK_FN uint32_t find_item(uint32_t num_items, const SizeOf& size_of, uint32_t* index) {
+  const uint32_t lane = threadIdx.x % 32, size = lane < num_items ? size_of(lane) : 0;
+  uint32_t end = size;
+  for (uint32_t step = 1; step < 32; step <<= 1) {
+    const uint32_t before = __shfl_up_sync(~0u, end, step);
+    if (lane >= step) end += before;
+  }
+  const uint32_t item = __ffs(static_cast<int>(__ballot_sync(~0u, end > *index))) - 1;
+  *index -= __shfl_sync(~0u, end - size, item);
+  return item;
+}
+
 DISTMK_FN void pause() {}
 DISTMK_FN void give_way(bool long_idle) { __nanosleep(long_idle ? 2000 : 40); }
 

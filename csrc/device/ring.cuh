@@ -18,7 +18,7 @@ constexpr uint32_t STAGE_TILES = 2, STAGE_K = STAGE_TILES * TILE_K, BLOCK_K = BL
 constexpr uint32_t STAGE_BYTES = TILE_ROWS * STAGE_K * sizeof(__nv_bfloat16);
 constexpr uint32_t ROUND_ROWS = ROUND_GROUPS * TILE_ROWS;
 // A block of capability 8.0 has 64 KB less of shared memory.
-constexpr uint32_t NUM_STAGES = BULK_COPIES ? 10 : 6;
+constexpr uint32_t NUM_STAGES = BULK_COPIES ? 12 : 7;
 constexpr uint32_t LOADER_ARRIVALS = BULK_COPIES ? 1 : 32;  // for a copy
 // More copies in flight do not read faster, but stand in front of every store and poll of this SM.
 constexpr uint32_t MAX_IN_FLIGHT = 3;

@@ -10,9 +10,9 @@ constexpr uint32_t NUM_WARPS = NUM_CONSUMERS / 32;
 constexpr uint32_t TILE_TOKENS = 8;   // columns of a product on tensor cores
 constexpr uint32_t SUMS_STRIDE = 68;  // of a warp's sums for a token: a round's rows, and room to lie in other banks
 constexpr uint32_t SCRATCH_BYTES = NUM_WARPS * TILE_TOKENS * SUMS_STRIDE * sizeof(float);
-constexpr uint32_t VECTOR_BYTES = 33024;  // activations: a block of all rows, or all of fewer
+constexpr uint32_t VECTOR_BYTES = 8192;  // attention's, with the scratch behind it
 static_assert(SUMS_STRIDE >= ROUND_ROWS, "");
-static_assert(VECTOR_BYTES >= MAX_ROWS * (BLOCK_K + 8) * 2, "a block of all rows");
+static_assert(2 * TILE_TOKENS >= MAX_ROWS, "two tiles hold all rows");
 constexpr uint32_t NEAR_RING_ENTRIES = 32;
 
 // What the warps tell each other about a task: the waiter the consumers that it is announced, while the one before runs
@@ -38,7 +38,14 @@ struct Handoff {
     if (team.leader()) action[n % 2] = what;
     warp_arrive(&announced[n % 2]);
   }
-  DISTMK_FN StartSignal start(uint32_t n) { return {&ready[n % 2], n ? &done[(n - 1) % 2] : nullptr, n, &over_at}; }
+  // By the consumers: task `n` is ready, and all warps have left the one before, so what it had in shared memory is
+  // free. False: the launch is over.
+  DISTMK_FN bool wait_until_ready(uint32_t n) {
+    barrier_wait(&ready[n % 2], n / 2 % 2);
+    if (over_at.get() == n) return false;  // by now it may be over for the next task
+    if (n) barrier_wait(&done[(n - 1) % 2], (n - 1) / 2 % 2);
+    return true;
+  }
 };
 
 // Two buffers for the sums of the warps: one is written while the other is added up.
@@ -103,5 +110,7 @@ static_assert(sizeof(Shared) <= MAX_SHARED_BYTES, "a worker's shared memory does
 extern __shared__ __align__(1024) char shared_memory[];
 #endif
 DISTMK_FN Shared& shared() { return *reinterpret_cast<Shared*>(shared_memory); }
+
+DISTMK_FN bool StartSignal::wait() const { return number == NONE || shared().handoff.wait_until_ready(number); }
 
 }  // namespace distmk

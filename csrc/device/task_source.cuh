@@ -7,7 +7,7 @@
 namespace distmk {
 
 constexpr uint32_t SLOT_WAITS = 8, SLOT_TRIGGERS = 8;  // those of a task that has more stay where they are
-constexpr uint32_t NUM_TASK_SLOTS = 7;                 // fetched ahead
+constexpr uint32_t NUM_TASK_SLOTS = 6;                 // fetched ahead
 
 struct alignas(16) TaskSlot {
   TaskDesc desc;

@@ -61,6 +61,21 @@ DISTMK_FN uint64_t now_ns() {
   return static_cast<uint64_t>(t.tv_sec) * 1000000000ull + static_cast<uint64_t>(t.tv_nsec);
 }
 
+// Of up to 32 items, the sizes of which `size_of` knows; the GPU's warps come here together.
+template <class SizeOf>
+DISTMK_FN uint32_t sum_of_sizes(uint32_t num_items, const SizeOf& size_of) {
+  uint32_t sum = 0;
+  for (uint32_t item = 0; item < num_items; ++item) sum += size_of(item);
+  return sum;
+}
+// Which item place `index` of them all, one after another, belongs to; `index` becomes the place in it.
+template <class SizeOf>
+DISTMK_FN uint32_t find_item(uint32_t, const SizeOf& size_of, uint32_t* index) {
+  uint32_t item = 0;
+  for (; *index >= size_of(item); ++item) *index -= size_of(item);
+  return item;
+}
+
 DISTMK_FN void pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();

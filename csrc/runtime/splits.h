@@ -4,15 +4,15 @@
 
 namespace distmk {
 
-// How many splits a run has: of the budget for all runs a share by its length, so that all splits are about as long and
-// no worker has to run two; none under `min_split` positions.
+// Asked by all lanes of a warp together. How many splits a run has: of the budget for all runs a share by its length,
+// so that all splits are about as long and no worker has to run two; none under `min_split` positions.
 class Splits {
  public:
   template <class Args>  // of attention or of a merge
   DISTMK_FN Splits(const Args& args, const Batch& batch)
       : budget_(args.split_budget), min_split_(args.min_split), max_splits_(args.max_splits) {
-    DISTMK_ROLLED
-    for (uint32_t run = 0; run < batch.num_runs; ++run) total_ += static_cast<uint32_t>(batch.runs[run].kv_len);
+    static_assert(MAX_ROWS <= 32, "");
+    total_ = sum_of_sizes(batch.num_runs, [&](uint32_t run) { return static_cast<uint32_t>(batch.runs[run].kv_len); });
   }
 
   DISTMK_FN uint32_t of(const BatchRun& run) const {
@@ -39,20 +39,15 @@ struct AttentionInstance {
 
 DISTMK_FN uint32_t num_attention_instances(const AttentionArgs& args, const Batch& batch) {
   const Splits splits(args, batch);
-  uint32_t count = 0;
-  DISTMK_ROLLED
-  for (uint32_t run = 0; run < batch.num_runs; ++run) count += args.num_kv * splits.of(batch.runs[run]);
-  return count;
+  return args.num_kv * sum_of_sizes(batch.num_runs, [&](uint32_t run) { return splits.of(batch.runs[run]); });
 }
 
 DISTMK_FN AttentionInstance attention_instance(const AttentionArgs& args, const Batch& batch, uint32_t index) {
   const Splits splits(args, batch);
-  DISTMK_ROLLED
-  for (uint32_t run = 0;; ++run) {
-    const uint32_t count = splits.of(batch.runs[run]);
-    if (index < args.num_kv * count) return {run, index / count, index % count, count};
-    index -= args.num_kv * count;
-  }
+  const uint32_t run =
+      find_item(batch.num_runs, [&](uint32_t r) { return args.num_kv * splits.of(batch.runs[r]); }, &index);
+  const uint32_t count = splits.of(batch.runs[run]);
+  return {run, index / count, index % count, count};
 }
 
 // Instances a massive launch or a spread task has this time; task types without a length of the moment have all of

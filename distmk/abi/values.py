@@ -15,7 +15,7 @@ NO_EVENT = 0xFFFFFFFF
 TILE_ROWS = 16
 TILE_K = 256  # columns of a tile: 8 KB, the least that a bulk copy must have to be fast
 ROUND_GROUPS = 4  # groups of TILE_ROWS rows whose sums are kept at once
-BLOCK_TILES = 4  # tiles of a row that share one load of activations
+BLOCK_TILES = 8  # tiles of a row in a block: one a warp, which loads activations for its own
 MERGE_SLICE = 32  # elements of a head that are merged at once: a lane each
 MAX_OWN_SCHEDULERS = 12  # warps of the block that runs schedulers, where a GPU has one for them
 

@@ -91,8 +91,9 @@ class Memory:
             raise ValueError(f"is remote: rank {rank} may only write, and only to the heap")
         if access.row_bytes < 1 or access.num_rows < 1:
             raise ValueError("is empty")
-        if access.offset % ALIGN_BYTES or (access.num_rows > 1 and access.stride % ALIGN_BYTES):
-            raise ValueError(f"is not aligned to {ALIGN_BYTES} bytes")
+        align_bytes = access.align_bytes
+        if access.offset % align_bytes or (access.num_rows > 1 and access.stride % align_bytes):
+            raise ValueError(f"is not aligned to {align_bytes} bytes")
         if access.num_rows > 1 and access.stride < access.row_bytes:
             raise ValueError(f"has rows that overlap (stride {access.stride})")
         starts, order = self._rooms.get((access.space, access.rank), ([], []))

@@ -27,21 +27,20 @@ def _qkv(c: Lowering, op: SelfAttention, rank: int, parts: list[tuple[str, int, 
     hidden, b = c.config.hidden_size, c.buffers
     segments = [Segment(f"{tensor}.weight", begin, end) for tensor, begin, end in parts]
     cuts = cut_rows(sum(segment.rows for segment in segments), hidden, c.options.num_workers)
-    weight = c.matrix(f"{op.name}.qkv", rank, hidden, segments, cuts)
+    weight = c.matrix(f"{op.name}.qkv", rank, hidden, segments, cuts, norm=op.norm)
     bias = c.vector(rank, *((f"{t}.bias", s, e) for t, s, e in parts)) if op.qkv_bias else None
-    norm = c.norm(rank, op.norm)
     for worker, (begin, end) in enumerate(cuts):
         c.graph.add(
             Linear(
                 rank=rank,
                 op=f"{op.name}.qkv",
                 worker=worker,
-                x=b.x.at(rank),
+                x=b.x_rounded.at(rank),
                 slab=Slab(weight, begin, end),
                 out=b.qkv.at(rank, begin, end),
                 batch=b.batch.at(rank),
-                norm=norm,
                 bias=bias and Slab(bias.weight, begin, end),
+                normalized=True,
                 eps=c.config.rms_norm_eps,
             )
         )

@@ -27,7 +27,6 @@ class Lowering:
             self.graph, self.config, self.shards, self.shapes, options.keep_logits
         )
         self.graph.batch = self.buffers.batch
-        self.tables: dict[tuple[str, int, bool], Weight] = {}
         head_dim, positions = self.config.head_dim, options.max_model_len
         self.rope = [
             Slab(self.graph.weight("rope", rank, head_dim, [], WeightKind.ROPE, rows=positions), 0, positions)
@@ -58,34 +57,32 @@ class Lowering:
         weight = self.graph.weight(parts[0][0], rank, 1, segments, WeightKind.VECTOR)
         return Slab(weight, 0, weight.rows)
 
-    def norm(self, rank: int, tensor: str) -> Slab:
-        return self.vector(rank, (f"{tensor}.weight", 0, self.config.hidden_size))
-
     def matrix(
         self,
         name: str,
         rank: int,
         cols: int,
         segments: list[Segment],
-        cuts: Cuts,
+        cuts: Cuts | None = None,
         paired: bool = False,
         col_begin: int = 0,
+        norm: str | None = None,
     ) -> Weight:
-        """A matrix whose tasks stream the rows `cuts`."""
-        tiling = Tiling(tuple(cuts), paired) if self.options.tiled else None
-        return self.graph.weight(name, rank, cols, segments, WeightKind.MATRIX, col_begin, tiling=tiling)
+        """A matrix whose tasks stream the rows `cuts`, if any do; `norm`: of the RMSNorm before it."""
+        tiling = Tiling(tuple(cuts), paired) if cuts and self.options.tiled else None
+        scale = f"{norm}.weight" if norm else None
+        return self.graph.weight(
+            name, rank, cols, segments, WeightKind.MATRIX, col_begin, tiling=tiling, col_scale=scale
+        )
 
-    def table(self, rank: int, tensor: str, cuts: Cuts | None = None) -> Slab:
-        """This rank's vocabulary rows, streamed in `cuts` or looked up; both share a copy unless one is tiled."""
+    def table(self, rank: int, tensor: str) -> Slab:
+        """This rank's vocabulary rows, to be looked up."""
         begin, end = self.shards[rank].vocab
-        key = (tensor, rank, bool(cuts and self.options.tiled))
-        if key not in self.tables:
-            segment = Segment(f"{tensor}.weight", begin, end)
-            tiling = Tiling(tuple(cuts)) if cuts and self.options.tiled else None
-            self.tables[key] = self.graph.weight(
-                tensor, rank, self.config.hidden_size, [segment], WeightKind.MATRIX, tiling=tiling
-            )
-        return Slab(self.tables[key], 0, end - begin)
+        return Slab(
+            self.matrix(tensor, rank, self.config.hidden_size, [Segment(f"{tensor}.weight", begin, end)]),
+            0,
+            end - begin,
+        )
 
     def row_parallel(
         self, name: str, tensor: str, x: Buffer, slots: Buffer, parts: list[tuple[int, int]], has_bias: bool
@@ -99,7 +96,7 @@ class Lowering:
             weight = self.matrix(name, rank, k, [segment], cuts, col_begin=col_begin)
             bias = self.vector(rank, (f"{tensor}.bias", 0, hidden)) if has_bias and rank == 0 else None
             for worker, (begin, end) in enumerate(cuts):
-                out, epilogue = self.reduced_out(slots, rank, begin, end)
+                out, rounded, epilogue = self.reduced_out(slots, rank, begin, end)
                 self.graph.add(
                     Linear(
                         rank=rank,
@@ -108,6 +105,7 @@ class Lowering:
                         x=x.at(rank, 0, k),
                         slab=Slab(weight, begin, end),
                         out=out,
+                        rounded=rounded,
                         batch=b.batch.at(rank),
                         bias=bias and Slab(bias.weight, begin, end),
                         epilogue=epilogue,
@@ -116,11 +114,12 @@ class Lowering:
                 )
         self.all_reduce(name, slots, cuts, add=True)
 
-    def reduced_out(self, slots: Buffer, rank: int, begin: int, end: int) -> tuple[Region, Epilogue]:
-        """Where columns [begin, end) that all ranks add up go: the residual, or this rank's slot on every rank."""
+    def reduced_out(self, slots: Buffer, rank: int, begin: int, end: int) -> tuple[Region, Region | None, Epilogue]:
+        """Where columns [begin, end) that all ranks add up go: both residuals, or this rank's slot on every rank."""
         if self.options.num_ranks == 1:
-            return self.buffers.x.at(rank, begin, end), Epilogue.ADD
-        return self.block(slots, rank, rank, begin, end), Epilogue.PUSH
+            b = self.buffers
+            return b.x.at(rank, begin, end), b.x_rounded.at(rank, begin, end), Epilogue.ADD
+        return self.block(slots, rank, rank, begin, end), None, Epilogue.PUSH
 
     def block(self, slots: Buffer, rank: int, source: int, begin: int, end: int) -> Region:
         base = source * MAX_ROWS * self.config.hidden_size
@@ -138,6 +137,7 @@ class Lowering:
                         worker=worker,
                         blocks=tuple(self.block(slots, rank, source, begin, end) for source in self.ranks()),
                         dst=self.buffers.x.at(rank, begin, end),
+                        rounded=self.buffers.x_rounded.at(rank, begin, end),
                         batch=self.buffers.batch.at(rank),
                         add=add,
                     )

@@ -6,7 +6,7 @@ from distmk.abi import MAX_ROWS, Epilogue, LaunchKind
 from distmk.lower.context import Lowering
 from distmk.lower.options import cut, cut_rows
 from distmk.model import Embedding, Head
-from distmk.regions import Slab
+from distmk.regions import Segment, Slab
 from distmk.tasks import Embed, Linear, Prepare, Sample
 from distmk.tasks.batching import CANDIDATES_BYTES
 
@@ -38,7 +38,7 @@ def lower_embed(c: Lowering, op: Embedding) -> None:
     for rank in c.ranks():
         table = c.table(rank, op.table)
         for worker, (begin, end) in enumerate(cuts):
-            out, epilogue = c.reduced_out(b.mlp_slots, rank, begin, end)
+            out, rounded, epilogue = c.reduced_out(b.mlp_slots, rank, begin, end)
             c.graph.add(
                 Embed(
                     rank=rank,
@@ -46,6 +46,7 @@ def lower_embed(c: Lowering, op: Embedding) -> None:
                     worker=worker,
                     table=table,
                     out=out,
+                    rounded=rounded,
                     batch=b.batch.at(rank),
                     col_begin=begin,
                     num_cols=end - begin,
@@ -62,19 +63,20 @@ def lower_head(c: Lowering, op: Head) -> None:
     for rank in c.ranks():
         first, last = c.shards[rank].vocab
         cuts = cut_rows(last - first, hidden, c.options.num_workers)
-        table, norm = c.table(rank, op.table, cuts), c.norm(rank, op.norm)
+        segment = Segment(f"{op.table}.weight", first, last)
+        weight = c.matrix("head", rank, hidden, [segment], cuts, norm=op.norm)
         for worker, (begin, end) in enumerate(cuts):
             c.graph.add(
                 Linear(
                     rank=rank,
                     op="head",
                     worker=worker,
-                    x=b.x.at(rank),
-                    slab=Slab(table.weight, begin, end),
+                    x=b.x_rounded.at(rank),
+                    slab=Slab(weight, begin, end),
                     out=b.candidates.at(rank, worker * CANDIDATES_BYTES, (worker + 1) * CANDIDATES_BYTES),
                     batch=b.batch.at(rank),
-                    norm=norm,
                     epilogue=Epilogue.ARGMAX,
+                    normalized=True,
                     eps=c.config.rms_norm_eps,
                     first_token=first + begin,
                     logits=b.logits.at(rank, begin, end) if b.logits else None,

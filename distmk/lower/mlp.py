@@ -19,22 +19,21 @@ def lower_mlp(c: Lowering, op: Mlp) -> None:
         parts = [(t, first + begin, first + end) for begin, end in cuts for t in (op.gate, op.up)]
         segments = [Segment(f"{tensor}.weight", begin, end) for tensor, begin, end in parts]
         slabs = [(2 * begin, 2 * end) for begin, end in cuts]
-        weight = c.matrix(f"{op.name}.gate_up", rank, hidden, segments, slabs, paired=True)
+        weight = c.matrix(f"{op.name}.gate_up", rank, hidden, segments, slabs, paired=True, norm=op.norm)
         bias = c.vector(rank, *((f"{t}.bias", s, e) for t, s, e in parts)) if op.bias else None
-        norm = c.norm(rank, op.norm)
         for worker, (begin, end) in enumerate(cuts):
             c.graph.add(
                 Linear(
                     rank=rank,
                     op=f"{op.name}.gate_up",
                     worker=worker,
-                    x=b.x.at(rank),
+                    x=b.x_rounded.at(rank),
                     slab=Slab(weight, 2 * begin, 2 * end),
                     out=b.hidden.at(rank, begin, end),
                     batch=b.batch.at(rank),
-                    norm=norm,
                     bias=bias and Slab(bias.weight, 2 * begin, 2 * end),
                     epilogue=Epilogue.SWIGLU,
+                    normalized=True,
                     eps=c.config.rms_norm_eps,
                 )
             )

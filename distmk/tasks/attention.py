@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from distmk.abi import MAX_ROWS, MERGE_SLICE
 from distmk.regions import Region, Slab
-from distmk.tasks.base import Access, Layout, Task, access, batch_access, task_type
+from distmk.tasks.base import Access, Layout, Task, access, batch_access, bf16_access, task_type
 
 PART_HEADER = 2  # floats before a partial's accumulator: running maximum and sum
 
@@ -194,7 +194,7 @@ class Attention(Task):
 class MergeArgs(ctypes.Structure):
     _fields_ = [
         ("part", c_uint64),  # of the first head of this task
-        ("out", c_uint64),  # f32 [rows, heads of this rank * head_dim], at the first head of this task
+        ("out", c_uint64),  # bf16 [rows, heads of this rank * head_dim], at the first head of this task
         ("batch", c_uint64),
         ("first_slice", c_uint32),  # of the first head
         ("num_slices", c_uint32),
@@ -212,7 +212,8 @@ class MergeArgs(ctypes.Structure):
 class Merge(Task):
     """Combine the splits of some query heads, or of slices of them, in split order, into the attention output.
 
-    `out` are the columns of slices `slices` of this rank's heads, `part` the partial results of all heads they lie in.
+    `out`, bf16, are the columns of slices `slices` of this rank's heads, `part` the partial results of all heads they lie
+    in. It is only ever multiplied, for which it would be rounded anyhow.
     """
 
     shape: AttentionShape = None  # type: ignore[assignment]
@@ -234,7 +235,7 @@ class Merge(Task):
         first = begin % s.slices
         return MergeArgs(
             part=layout.operand(self.part),
-            out=layout.operand(self.out) - 4 * s.slice_begin(first),
+            out=layout.operand(self.out) - 2 * s.slice_begin(first),
             batch=layout.operand(self.batch),
             first_slice=first,
             num_slices=end - begin,
@@ -253,6 +254,6 @@ class Merge(Task):
         part_bytes = 4 * num_heads * MAX_ROWS * args.max_splits * (PART_HEADER + args.head_dim)
         return [
             access(False, rank, args.part, part_bytes),
-            access(True, rank, args.out + 4 * first, 4 * (last - first), MAX_ROWS, 4 * args.out_stride),
+            bf16_access(True, rank, args.out + 2 * first, last - first, MAX_ROWS, args.out_stride),
             batch_access(rank, args.batch),
         ]

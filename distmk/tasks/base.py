@@ -25,7 +25,7 @@ class Layout(Protocol):
 
 
 class Access(NamedTuple):
-    """Bytes an encoded task touches: `num_rows` runs of `row_bytes`, `stride` bytes apart."""
+    """Bytes an encoded task touches: `num_rows` runs of `row_bytes`, `stride` bytes apart, each aligned."""
 
     write: bool
     rank: int
@@ -34,11 +34,19 @@ class Access(NamedTuple):
     row_bytes: int
     num_rows: int = 1
     stride: int = 0
+    align_bytes: int = 4
 
 
-def access(write: bool, rank: int, operand: int, row_bytes: int, num_rows: int = 1, stride: int = 0) -> Access:
+def access(
+    write: bool, rank: int, operand: int, row_bytes: int, num_rows: int = 1, stride: int = 0, align_bytes: int = 4
+) -> Access:
     space, offset = split_operand(operand)
-    return Access(write, rank, int(space), offset, row_bytes, num_rows, stride or row_bytes)
+    return Access(write, rank, int(space), offset, row_bytes, num_rows, stride or row_bytes, align_bytes)
+
+
+def bf16_access(write: bool, rank: int, operand: int, num_cols: int, num_rows: int, stride: int) -> Access:
+    """Columns of every row; `stride` in elements."""
+    return access(write, rank, operand, 2 * num_cols, num_rows, 2 * stride, align_bytes=2)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from distmk.errors import UsageError
 from distmk.regions import ITEM_BYTES, Region
-from distmk.tasks.base import Access, Layout, Task, access, batch_access, rows_of, task_type
+from distmk.tasks.base import Access, Layout, Task, access, batch_access, bf16_access, rows_of, task_type
 
 
 class NopArgs(ctypes.Structure):
@@ -147,12 +147,15 @@ class SumArgs(ctypes.Structure):
     _fields_ = [
         ("blocks", c_uint64),
         ("dst", c_uint64),
+        ("rounded", c_uint64),  # bf16 columns of every row, what dst is rounded to; 0: none
         ("batch", c_uint64),
         ("block_stride", c_uint64),  # bytes from one block to the next
         ("num_blocks", c_uint32),
         ("num", c_uint32),  # columns of a block
         ("dst_stride", c_uint32),  # elements from one row of dst to the next
+        ("rounded_stride", c_uint32),
         ("add", c_uint32),  # 1: add to dst
+        ("pad", c_uint32),
     ]
 
 
@@ -162,10 +165,12 @@ class Sum(Task):
     """dst (+)= blocks[0] + blocks[1] + ... in that order, float32: the reducing half of an all-reduce.
 
     A block is [rows, cols of dst] without gaps, as PUSH leaves it; blocks lie at equal distances in one buffer.
+    `rounded`: the same columns rounded to bf16, for tasks that multiply them.
     """
 
     blocks: tuple[Region, ...] = ()
     dst: Region = None  # type: ignore[assignment]
+    rounded: Region | None = None
     batch: Region | None = None
     add: bool = False
 
@@ -179,7 +184,7 @@ class Sum(Task):
             yield self.batch
 
     def writes(self) -> Iterable[Region]:
-        return (self.dst,)
+        return (self.dst, self.rounded) if self.rounded else (self.dst,)
 
     def encode(self, layout: Layout) -> ctypes.Structure:
         first = layout.operand(self.blocks[0])
@@ -187,11 +192,13 @@ class Sum(Task):
         return SumArgs(
             blocks=first,
             dst=layout.operand(self.dst),
+            rounded=layout.operand(self.rounded),
             batch=layout.operand(self.batch),
             block_stride=stride,
             num_blocks=len(self.blocks),
             num=self.dst.cols,
             dst_stride=self.dst.buffer.cols,
+            rounded_stride=self.rounded.buffer.cols if self.rounded else 0,
             add=int(self.add),
         )
 
@@ -203,6 +210,8 @@ class Sum(Task):
             for b in range(args.num_blocks)
         ]
         found.append(access(True, rank, args.dst, 4 * args.num, rows, 4 * args.dst_stride))
+        if args.rounded:
+            found.append(bf16_access(True, rank, args.rounded, args.num, rows, args.rounded_stride))
         if args.batch:
             found.append(batch_access(rank, args.batch))
         return found

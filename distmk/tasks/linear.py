@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from distmk.abi import MAX_ROWS, Candidate, Epilogue
 from distmk.regions import Region, Slab
-from distmk.tasks.base import Access, Layout, Task, access, batch_access, rows_of, task_type
+from distmk.tasks.base import Access, Layout, Task, access, batch_access, bf16_access, rows_of, task_type
 
 
 def output_accesses(args: Any, rank: int, num_ranks: int, num_cols: int) -> list[Access]:
@@ -18,26 +18,32 @@ def output_accesses(args: Any, rank: int, num_ranks: int, num_cols: int) -> list
     rows = rows_of(args.batch)
     if args.epilogue == Epilogue.PUSH:
         return [access(True, d, args.out, 4 * num_cols * rows) for d in range(num_ranks)]
+    if args.epilogue == Epilogue.SWIGLU:
+        return [bf16_access(True, rank, args.out, num_cols, rows, args.out_stride)]
     found = [access(True, rank, args.out, 4 * num_cols, rows, 4 * args.out_stride)]
     if args.epilogue == Epilogue.ADD:
         found.append(found[0]._replace(write=False))
+    if args.rounded:
+        found.append(bf16_access(True, rank, args.rounded, num_cols, rows, args.rounded_stride))
     return found
 
 
 class LinearArgs(ctypes.Structure):
     _fields_ = [
-        ("x", c_uint64),  # f32 [rows, k]
-        ("norm", c_uint64),  # f32 [k]: weight of an RMSNorm of x; 0: none
+        ("x", c_uint64),  # bf16 [rows, k]
         ("weight", c_uint64),  # bf16 [n, k] ([2n, k] for SWIGLU: gate rows, then up rows)
         ("bias", c_uint64),  # f32 [n or 2n]; 0: none
         ("out", c_uint64),
+        ("rounded", c_uint64),  # STORE, ADD: bf16 columns of every row, what `out` is rounded to; 0: none
         ("batch", c_uint64),
         ("logits", c_uint64),  # ARGMAX: f32 [rows, vocabulary shard]; 0: not kept
         ("k", c_uint32),
         ("n", c_uint32),
         ("x_stride", c_uint32),  # elements
         ("out_stride", c_uint32),
+        ("rounded_stride", c_uint32),
         ("epilogue", c_uint32),
+        ("normalized", c_uint32),  # 1: sums are multiplied by 1/rms of the row of x
         ("eps", c_float),
         ("first_token", c_uint32),  # ARGMAX: token id of the first row
         ("logits_stride", c_uint32),
@@ -49,13 +55,14 @@ class LinearArgs(ctypes.Structure):
 @task_type(4, "linear")
 @dataclass(frozen=True, eq=False)
 class Linear(Task):
-    """out = epilogue(norm(x) @ slab.T + bias): bf16 weights, float32 accumulation.
+    """out = epilogue(x @ slab.T / rms(x) + bias): bf16 activations and weights, float32 accumulation.
 
-    x: f32 [rows, k]. out: f32 columns of every row (STORE, ADD, SWIGLU), a [rows, n] block in every rank's slot (PUSH),
-    or one Candidate a row (ARGMAX; only rows that are sampled).
+    x: bf16 [rows, k]. out: f32 columns of every row (STORE, ADD), bf16 ones (SWIGLU), an f32 [rows, n] block in every
+    rank's slot (PUSH), or one Candidate a row (ARGMAX; only rows that are sampled). `rounded`: the same columns as STORE
+    and ADD leave them, rounded to bf16 (to nearest, ties to even), for tasks that multiply them.
 
-    x (times the norm's weight, in float32) is rounded to bf16, to nearest and ties to even, before it is multiplied. Where
-    there is a norm the float32 sums are multiplied by 1/rms of the unrounded x; then come bias and epilogue.
+    `normalized`: the float32 sums are multiplied by 1/rms of the row of x, before bias and epilogue. With the norm's
+    weight in the columns of the matrix (`Weight.col_scale`) that is a linear layer of an RMSNorm.
 
     RMSNorm: Zhang and Sennrich, arXiv:1910.07467; SwiGLU: Shazeer, arXiv:2002.05202.
     """
@@ -64,9 +71,10 @@ class Linear(Task):
     slab: Slab = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
     batch: Region | None = None
-    norm: Slab | None = None
+    rounded: Region | None = None
     bias: Slab | None = None
     epilogue: Epilogue = Epilogue.STORE
+    normalized: bool = False
     eps: float = 0.0
     num_ranks: int = 1
     first_token: int = 0
@@ -85,7 +93,7 @@ class Linear(Task):
     def writes(self) -> Iterable[Region]:
         if self.epilogue is Epilogue.PUSH:
             return [self.out.on(rank) for rank in range(self.num_ranks)]
-        return (self.out, self.logits) if self.logits else (self.out,)
+        return [region for region in (self.out, self.rounded, self.logits) if region]
 
     def weight_bytes(self) -> int:
         return self.slab.num_bytes
@@ -93,10 +101,10 @@ class Linear(Task):
     def encode(self, layout: Layout) -> ctypes.Structure:
         return LinearArgs(
             x=layout.operand(self.x),
-            norm=layout.operand(self.norm),
             weight=layout.operand(self.slab),
             bias=layout.operand(self.bias),
             out=layout.operand(self.out),
+            rounded=layout.operand(self.rounded),
             batch=layout.operand(self.batch),
             logits=layout.operand(self.logits),
             k=self.x.cols,
@@ -104,7 +112,9 @@ class Linear(Task):
             n=self.slab.rows // 2 if self.epilogue is Epilogue.SWIGLU else self.slab.rows,
             x_stride=self.x.buffer.cols,
             out_stride=self.out.buffer.cols,
+            rounded_stride=self.rounded.buffer.cols if self.rounded else 0,
             epilogue=int(self.epilogue),
+            normalized=int(self.normalized),
             eps=self.eps,
             first_token=self.first_token,
             logits_stride=self.logits.buffer.cols if self.logits else 0,
@@ -114,11 +124,9 @@ class Linear(Task):
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         rows, halves = rows_of(args.batch), 2 if args.epilogue == Epilogue.SWIGLU else 1
         found = [
-            access(False, rank, args.x, 4 * args.k, rows, 4 * args.x_stride),
+            bf16_access(False, rank, args.x, args.k, rows, args.x_stride),
             access(False, rank, args.weight, 2 * args.k_pitch * args.n * halves),
         ]
-        if args.norm:
-            found.append(access(False, rank, args.norm, 4 * args.k))
         if args.bias:
             found.append(access(False, rank, args.bias, 4 * args.n * halves))
         if args.batch:
@@ -135,15 +143,16 @@ class EmbedArgs(ctypes.Structure):
     _fields_ = [
         ("table", c_uint64),  # bf16 [last_token - first_token, k]: this rank's rows of the embedding
         ("out", c_uint64),
+        ("rounded", c_uint64),  # STORE: bf16 columns of every row, the same numbers; 0: none
         ("batch", c_uint64),
         ("k", c_uint32),  # columns of the table
         ("col_begin", c_uint32),
         ("n", c_uint32),  # columns of this task
         ("out_stride", c_uint32),
+        ("rounded_stride", c_uint32),
         ("first_token", c_uint32),
         ("last_token", c_uint32),
         ("epilogue", c_uint32),  # STORE or PUSH
-        ("pad", c_uint32),
     ]
 
 
@@ -155,6 +164,7 @@ class Embed(Task):
     table: Slab = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
     batch: Region = None  # type: ignore[assignment]
+    rounded: Region | None = None
     col_begin: int = 0
     num_cols: int = 0
     first_token: int = 0
@@ -169,17 +179,19 @@ class Embed(Task):
     def writes(self) -> Iterable[Region]:
         if self.epilogue is Epilogue.PUSH:
             return [self.out.on(rank) for rank in range(self.num_ranks)]
-        return (self.out,)
+        return (self.out, self.rounded) if self.rounded else (self.out,)
 
     def encode(self, layout: Layout) -> ctypes.Structure:
         return EmbedArgs(
             table=layout.operand(self.table),
             out=layout.operand(self.out),
+            rounded=layout.operand(self.rounded),
             batch=layout.operand(self.batch),
             k=self.table.weight.cols,
             col_begin=self.col_begin,
             n=self.num_cols,
             out_stride=self.out.buffer.cols,
+            rounded_stride=self.rounded.buffer.cols if self.rounded else 0,
             first_token=self.first_token,
             last_token=self.first_token + self.table.rows,
             epilogue=int(self.epilogue),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from distmk.weights.bf16 import U16
+from distmk.weights.bf16 import F32, U16, bf16_to_f32, f32_to_bf16
 from distmk.weights.checkpoint import Checkpoint, RowRange
 from distmk.weights.dummy import DummyCheckpoint
 
@@ -22,6 +22,10 @@ class Rows(Protocol):
 
     def read(self, parts: Sequence[RowRange], cols: slice) -> Any:
         """Columns `cols` of `parts` in turn: bits of bfloat16 [rows, columns]. Errors are those of `Checkpoint.read`."""
+        ...
+
+    def scale(self, block: Any, by: F32) -> None:
+        """Multiply rows that were read by `by`, column by column, in place: float32 products, rounded to bfloat16."""
         ...
 
 
@@ -42,6 +46,11 @@ class HostRows:
         out = np.empty((_num_rows(parts), cols.stop - cols.start), np.uint16)
         _read_parts(self._checkpoint, parts, cols, out)
         return out
+
+    def scale(self, block: U16, by: F32) -> None:
+        wide = bf16_to_f32(block)
+        wide *= by
+        block[:] = f32_to_bf16(wide)
 
 
 class DeviceRows:
@@ -71,6 +80,12 @@ class DeviceRows:
         out.copy_(staged, non_blocking=True)
         staging.copying()
         return out
+
+    def scale(self, block: torch.Tensor, by: F32) -> None:
+        import torch
+
+        values = block.view(torch.bfloat16)
+        values.copy_(values.float().mul_(torch.from_numpy(by).to(self._device)))
 
 
 class _Staging:

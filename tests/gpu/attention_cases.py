@@ -45,7 +45,7 @@ def attention(
         )
     )
     _declare(board, inputs, part, caches)
-    out, total = board.wide(rank, s.num_q * head_dim, MAX_ROWS), s.num_q * s.slices
+    out, total = board.wide(rank, s.num_q * head_dim, MAX_ROWS, dtype="bf16"), s.num_q * s.slices
     cuts = sorted(int(cut) for cut in board.rng.integers(0, total, 2))
     board.written(out, inputs.batch.num_rows)
     for begin, end in pairwise((0, *cuts, total)):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from arrays import poison, to_bytes
+from arrays import floats, poison, to_bytes
 
 from distmk import Graph, Session
 from distmk.abi import Space
@@ -52,10 +52,10 @@ class Board:
         """A buffer on every rank, on the heap or not."""
         return self.graph.buffer(self.name("b"), cols, rows=rows, dtype=dtype, space=space or self.space())
 
-    def wide(self, rank: int, cols: int, rows: int, space: Space | None = None) -> Region:
-        """f32 columns of a buffer that may be wider on both sides."""
-        before, after = (int(pad) for pad in self.rng.choice([0, 0, 1, 4, 7], 2))
-        buffer = self.buffer(before + cols + after, rows, space=space)
+    def wide(self, rank: int, cols: int, rows: int, space: Space | None = None, dtype: str = "f32") -> Region:
+        """Columns of a buffer that may be wider on both sides."""
+        before, after = (int(pad) for pad in self.rng.choice([0, 0, 1, 4, 7, 8], 2))
+        buffer = self.buffer(before + cols + after, rows, dtype, space)
         return buffer.at(rank, before, before + cols)
 
     def give(self, region: Region, data: np.ndarray | torch.Tensor) -> Region:
@@ -145,8 +145,8 @@ def byte_cols(region: Region) -> slice:
 
 
 def f32(memory: Memory, region: Region, num_rows: int = 1) -> np.ndarray:
-    """The first rows of a region, [num_rows, columns]."""
-    return np.ascontiguousarray(memory[region.buffer][:num_rows, byte_cols(region)]).view(np.float32)
+    """The first rows of a region, f32 or bf16, [num_rows, columns]."""
+    return floats(np.ascontiguousarray(memory[region.buffer][:num_rows, byte_cols(region)]), region.buffer.dtype)
 
 
 def _failure(check: Check, memory: Memory) -> str | None:

@@ -1,11 +1,11 @@
-"""Linear tasks: every epilogue, with and without norm, bias and batch."""
+"""Linear tasks: every epilogue, normalized or not, with and without bias and batch."""
 
 from __future__ import annotations
 
 import numpy as np
 import reference
 import torch
-from arrays import assert_close
+from arrays import ROUNDING, assert_close
 from batches import decode_batch
 from board import Board, Memory, f32
 
@@ -34,10 +34,10 @@ class Product:
     ):
         self.board, self.k, self.n, self.num_rows, self.paired = board, k, n, num_rows, paired
         self.rows, outputs = num_rows or 1, 2 * n if paired else n
-        self.x, self.weight = torch.randn(self.rows, k), torch.randn(outputs, k).bfloat16()
-        self.norm = torch.randn(k) + 1 if board.rng.random() < 0.5 else None
+        self.x, self.weight = torch.randn(self.rows, k).bfloat16(), torch.randn(outputs, k).bfloat16()
+        self.eps = 1e-5 if board.rng.random() < 0.5 else None
         self.bias = torch.randn(outputs) if biased and board.rng.random() < 0.5 else None
-        inputs = (self.x, self.weight, self.bias, self.norm, 1e-5)
+        inputs = (self.x, self.weight, self.bias, self.eps)
         self.want = reference.linear(*inputs)
         self.tolerance = error * reference.linear_scale(*inputs) + 1e-6
 
@@ -47,22 +47,29 @@ class Product:
         return MAX_ROWS if self.num_rows else 1
 
     def add(
-        self, rank: int, out: Region, epilogue: Epilogue, batch: Region | None, logits: Region | None = None
+        self,
+        rank: int,
+        out: Region,
+        epilogue: Epilogue,
+        batch: Region | None,
+        logits: Region | None = None,
+        rounded: Region | None = None,
     ) -> str:
         """Add the task; returns its name."""
-        board, given = self.board, [name for name in ("norm", "bias") if getattr(self, name) is not None]
+        board, given = self.board, [name for name in ("eps", "bias") if getattr(self, name) is not None]
         what = f"linear {epilogue.name} k={self.k} n={self.n} rows={self.num_rows or 'one'} {' '.join(given)}".strip()
         task = Linear(
             rank,
             what,
-            x=board.give(board.wide(rank, self.k, self.room), self.x),
+            x=board.give(board.wide(rank, self.k, self.room, dtype="bf16"), self.x),
             slab=board.matrix(rank, self.weight, self.paired),
             out=out,
+            rounded=rounded,
             batch=batch,
-            norm=board.vector(rank, self.norm),
             bias=board.vector(rank, self.bias),
             epilogue=epilogue,
-            eps=1e-5,
+            normalized=self.eps is not None,
+            eps=self.eps or 0.0,
             num_ranks=board.num_ranks,
             first_token=FIRST_TOKEN,
             logits=logits,
@@ -74,22 +81,30 @@ class Product:
 def columns(board: Board, rank: int, error: float, epilogue: Epilogue, k: int, n: int, num_rows: int) -> None:
     """STORE, ADD and SWIGLU: columns of every row."""
     batch, _ = batch_of(board, rank, num_rows)
-    product = Product(board, error, k, n, num_rows, paired=epilogue is Epilogue.SWIGLU)
+    paired = epilogue is Epilogue.SWIGLU
+    product = Product(board, error, k, n, num_rows, paired)
     want, tolerance = product.want, product.tolerance
-    out = board.wide(rank, n, product.room)
+    out = board.wide(rank, n, product.room, dtype="bf16" if paired else "f32")
+    rounded = None if paired or board.rng.random() < 0.5 else board.wide(rank, n, product.room, dtype="bf16")
     if epilogue is Epilogue.ADD:
         old = torch.randn(product.rows, n)
         board.give(out, old)
         want, tolerance = want + old, tolerance + 1e-6 * old.abs()
-    elif epilogue is Epilogue.SWIGLU:
+    elif paired:
         # The derivative of silu stays within 1.1, so an error of either factor passes on in proportion.
         (gate, up), (gate_error, up_error) = want.chunk(2, -1), tolerance.chunk(2, -1)
         tolerance = 1.1 * gate_error * up.abs() + gate.abs() * up_error + 4e-6 * (gate * up).abs() + 1e-6
         want = reference.swiglu(want)
-    what = product.add(rank, board.written(out, product.rows), epilogue, batch)
+        tolerance = tolerance + ROUNDING["bf16"] * (want.abs() + tolerance)
+    if rounded:
+        board.written(rounded, product.rows)
+    what = product.add(rank, board.written(out, product.rows), epilogue, batch, rounded=rounded)
 
     def check(memory: Memory) -> None:
-        assert_close("", f32(memory, out, product.rows), want, tolerance)
+        got = f32(memory, out, product.rows)
+        assert_close("", got, want, tolerance)
+        if rounded:  # bit for bit
+            assert_close("rounded ", f32(memory, rounded, product.rows), torch.from_numpy(got).bfloat16().float(), 0)
 
     board.check(rank, what, check)
 
@@ -117,10 +132,12 @@ def _reduce(board: Board, rank: int, what: str, blocks: tuple[Region, ...], prod
     batch, _ = batch_of(board, rank, products[0].num_rows)
     add = bool(board.rng.integers(2))
     old = torch.randn(rows, n) if add else torch.zeros(rows, n)
-    dst = board.wide(rank, n, products[0].room)
+    dst, rounded = (board.wide(rank, n, products[0].room, dtype=dtype) for dtype in ("f32", "bf16"))
     if add:
         board.give(dst, old)
-    board.graph.add(Sum(rank, what, blocks=blocks, dst=board.written(dst, rows), batch=batch, add=add))
+    for written in (dst, rounded):
+        board.written(written, rows)
+    board.graph.add(Sum(rank, what, blocks=blocks, dst=dst, rounded=rounded, batch=batch, add=add))
 
     def check(memory: Memory) -> None:
         total = old.clone()
@@ -130,6 +147,7 @@ def _reduce(board: Board, rank: int, what: str, blocks: tuple[Region, ...], prod
             total += torch.from_numpy(got.copy())
         # Bit for bit: float32 additions in the order of the ranks.
         assert_close("sum ", f32(memory, dst, rows), total, 0)
+        assert_close("rounded sum ", f32(memory, rounded, rows), total.bfloat16().float(), 0)
 
     board.check(rank, what, check)
 
@@ -161,16 +179,24 @@ def argmax(board: Board, rank: int, error: float, k: int, n: int, num_rows: int)
 
 
 def rounding(board: Board, rank: int, num_rows: int, k: int) -> None:
-    """Bit for bit: with the identity for weights, what is multiplied comes out, rounded to bf16."""
+    """Bit for bit: with the identity for weights, what is multiplied comes out; what is hard to round is."""
     batch, _ = batch_of(board, rank, num_rows)
-    x, room = reference.hard_to_round(num_rows or 1, k), MAX_ROWS if num_rows else 1
-    given, out = board.give(board.wide(rank, k, room), x), board.wide(rank, k, room)
-    what = f"linear rounding k={k} rows={num_rows or 'one'}"
-    slab = board.matrix(rank, torch.eye(k).bfloat16())
-    board.graph.add(Linear(rank, what, x=given, slab=slab, out=board.written(out, len(x)), batch=batch))
+    old, room = reference.hard_to_round(num_rows or 1, k), MAX_ROWS if num_rows else 1
+    x, add = torch.randn(len(old), k).bfloat16(), bool(board.rng.integers(2))
+    x = torch.zeros_like(x) if add else x
+    given, out = board.give(board.wide(rank, k, room, dtype="bf16"), x), board.wide(rank, k, room)
+    if add:
+        board.give(out, old)
+    rounded = board.written(board.wide(rank, k, room, dtype="bf16"), len(x))
+    what = f"linear rounding k={k} rows={num_rows or 'one'} {'old' if add else 'x'}"
+    slab, epilogue = board.matrix(rank, torch.eye(k).bfloat16()), Epilogue.ADD if add else Epilogue.STORE
+    board.written(out, len(x))
+    board.graph.add(Linear(rank, what, x=given, slab=slab, out=out, rounded=rounded, batch=batch, epilogue=epilogue))
+    want = old if add else x.float()
 
     def check(memory: Memory) -> None:
-        assert_close("", f32(memory, out, len(x)), x.bfloat16().float(), 0)
+        assert_close("", f32(memory, out, len(x)), want, 0)
+        assert_close("rounded ", f32(memory, rounded, len(x)), want.bfloat16().float(), 0)
 
     board.check(rank, what, check)
 
@@ -180,7 +206,7 @@ def ties(board: Board, rank: int) -> None:
     weight = torch.ones(40, 32).bfloat16()
     weight[:23] = -1
     out = board.written(board.buffer(CANDIDATES_BYTES, dtype="u8").at(rank))
-    x, slab = board.give_all(rank, torch.ones(1, 32), "f32"), board.matrix(rank, weight)
+    x, slab = board.give_all(rank, torch.ones(1, 32).bfloat16(), "bf16"), board.matrix(rank, weight)
     board.graph.add(Linear(rank, "linear ties", x=x, slab=slab, out=out, epilogue=Epilogue.ARGMAX, first_token=7))
 
     def check(memory: Memory) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
-from arrays import poison, to_bytes
+from arrays import floats, poison, to_bytes
 
 from distmk.abi import (
     MAGIC,
@@ -22,6 +22,7 @@ from distmk.abi import (
 )
 from distmk.abi_header import abi_hash
 from distmk.host.build import load_runtime
+from distmk.regions import ITEM_BYTES
 from distmk.tasks import Task
 
 NUM_EVENTS = 4
@@ -66,6 +67,9 @@ class Arena:
 
     def f32(self, op: int, shape: tuple[int, ...], rank: int | None = None) -> np.ndarray:
         return self.bytes_at(op, 4 * int(np.prod(shape)), rank).view(np.float32).reshape(shape)
+
+    def floats(self, op: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        return floats(self.bytes_at(op, ITEM_BYTES[dtype] * int(np.prod(shape))), dtype).reshape(shape)
 
     def output(self, op: int, num_bytes: int, rank: int | None = None, rows: int = 1, stride: int = 0) -> None:
         """Declare bytes that the next task may write."""

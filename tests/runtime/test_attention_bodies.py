@@ -68,7 +68,7 @@ class AttentionCase:
         """Merge by two tasks: slices of up to 32 elements, up to a place that may lie inside a head."""
         s = self.inputs.shape
         stride, slices = s.num_q * s.head_dim + 5, -(-s.head_dim // 32)
-        out = self.arena.alloc(4 * MAX_ROWS * stride)
+        out = self.arena.alloc(2 * MAX_ROWS * stride)
         cut, end = int(self.inputs.rng.integers(0, s.num_q * slices)), s.num_q * slices
         for first, last in ((0, cut), (cut, end)):
             if first == last:
@@ -77,11 +77,11 @@ class AttentionCase:
             width = last // slices * s.head_dim + last % slices * 32 - head * s.head_dim - column
             args = Merge.Args(batch=self.args.batch, head_dim=s.head_dim, out_stride=stride)
             args.first_slice, args.num_slices = first % slices, last - first
-            args.part, args.out = self.args.part + 4 * head * s.part_cols, out + 4 * head * s.head_dim
+            args.part, args.out = self.args.part + 4 * head * s.part_cols, out + 2 * head * s.head_dim
             args.max_splits, args.min_split, args.split_budget = s.max_splits, s.min_split, s.split_budget
-            self.arena.output(args.out + 4 * column, 4 * width, None, self.inputs.batch.num_rows, 4 * stride)
+            self.arena.output(args.out + 2 * column, 2 * width, None, self.inputs.batch.num_rows, 2 * stride)
             self.arena.run(Merge, args)
-        self.inputs.check_merged(self.arena.f32(out, (MAX_ROWS, stride)), self.caches(), tolerance)
+        self.inputs.check_merged(self.arena.floats(out, (MAX_ROWS, stride), "bf16"), self.caches(), tolerance)
 
 
 def check(case: AttentionCase) -> None:

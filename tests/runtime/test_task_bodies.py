@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import numpy as np
 import pytest
 import reference
 import torch
 from arena import Arena
-from arrays import assert_close
+from arrays import ROUNDING, assert_close
 from batches import decode_batch, make_batch
 
 from distmk.abi import MAX_ROWS, Batch, BatcherState, Candidate, Epilogue, LaunchParams, Request, Space, Trigger
+from distmk.regions import ITEM_BYTES
 from distmk.tasks import Affine, Embed, Linear, Nop, Prepare, Put, Sample, Sine, Sum
 
 CANDIDATE = np.dtype([("value", np.float32), ("token", np.int32)])
@@ -24,7 +26,7 @@ def any_space(rng: np.random.Generator) -> Space:
 
 def rows_of(arena: Arena, x: torch.Tensor, stride: int, space: Space = Space.HEAP) -> int:
     """Store the rows of x `stride` elements apart, with poison between them."""
-    padded = torch.full((x.shape[0], stride), torch.nan)
+    padded = torch.full((x.shape[0], stride), torch.nan, dtype=x.dtype)
     padded[:, : x.shape[1]] = x
     return arena.store(padded, space)
 
@@ -84,7 +86,9 @@ def test_sum_in_block_order(rng: np.random.Generator, num: int, num_rows: int | 
     blocks[:, : rows * num] = torch.randn(num_blocks, rows * num)
     old = torch.randn(rows, num)
     dst = rows_of(arena, old if add else torch.full((rows, num), torch.nan), dst_stride)
-    args = Sum.Args(arena.store(blocks, Space.HEAP), dst, 0, 4 * block_floats, num_blocks, num, dst_stride, add)
+    args = Sum.Args(block_stride=4 * block_floats, num_blocks=num_blocks, num=num, dst_stride=dst_stride, add=add)
+    args.blocks, args.dst = arena.store(blocks, Space.HEAP), dst
+    rounded = RoundedOutput(arena, args, rows, num) if rng.random() < 0.5 else None
     if num_rows:
         args.batch = arena.store(decode_batch(rows, rng))
     arena.output(dst, 4 * num, rows=rows, stride=4 * dst_stride)
@@ -94,26 +98,41 @@ def test_sum_in_block_order(rng: np.random.Generator, num: int, num_rows: int | 
         total += block[: rows * num].reshape(rows, num)
     # Bit for bit: float32 additions in the order of the blocks.
     assert_close("sum", arena.f32(dst, (rows, dst_stride))[:, :num], total, 0)
+    if rounded:
+        rounded.check(total)
+
+
+class RoundedOutput:
+    """Room for the bf16 copy of a task's columns."""
+
+    def __init__(self, arena: Arena, args: Any, rows: int, n: int) -> None:
+        self.arena, self.at, self.rows, self.n, self.stride = arena, arena.alloc(2 * rows * (n + 3)), rows, n, n + 3
+        args.rounded, args.rounded_stride = self.at, self.stride
+        arena.output(self.at, 2 * n, rows=rows, stride=2 * self.stride)
+
+    def check(self, want: np.ndarray | torch.Tensor) -> None:
+        got = self.arena.floats(self.at, (self.rows, self.stride), "bf16")[:, : self.n]
+        assert_close("rounded ", got, torch.as_tensor(want).float().bfloat16().float(), 0)
 
 
 class LinearCase:
     """Inputs of a linear task, stored; `want` is the product in float64 and `tolerance` follows from its terms."""
 
-    def __init__(self, arena: Arena, k: int, n: int, batch: Batch | None, norm: bool, bias: bool, halves: int = 1):
+    def __init__(
+        self, arena: Arena, k: int, n: int, batch: Batch | None, normalized: bool, bias: bool, halves: int = 1
+    ):
         rng = arena.rng
         self.rows = batch.num_rows if batch else 1
-        self.x = torch.randn(self.rows, k)
+        self.x = torch.randn(self.rows, k).bfloat16()
         self.weight = torch.randn(n * halves, k).bfloat16()
-        self.norm = torch.randn(k) + 1 if norm else None
         self.bias = torch.randn(n * halves) if bias else None
         x_stride = k + int(rng.integers(0, 7))
-        inputs = (self.x, self.weight, self.bias, self.norm, 1e-5)
+        inputs = (self.x, self.weight, self.bias, 1e-5 if normalized else None)
         self.want = reference.linear(*inputs)
         self.tolerance = 1e-6 * reference.linear_scale(*inputs) + 1e-6
-        self.args = Linear.Args(k=k, n=n, x_stride=x_stride, eps=1e-5)
+        self.args = Linear.Args(k=k, n=n, x_stride=x_stride, eps=1e-5, normalized=normalized)
         self.args.x = rows_of(arena, self.x, x_stride, any_space(rng))
         self.args.weight = arena.store(self.weight, align=int(rng.choice([2, 6, 64])))
-        self.args.norm = arena.store(self.norm) if norm else 0
         self.args.bias = arena.store(self.bias) if bias else 0
         self.args.batch = arena.store(batch) if batch else 0
 
@@ -141,25 +160,30 @@ def test_linear_columns(rng: np.random.Generator, epilogue: Epilogue, n: int, k:
             gate_error, up_error = tolerance.chunk(2, -1)
             tolerance = 1.1 * gate_error * up.abs() + gate.abs() * up_error + 1e-6 * (gate * up).abs() + 1e-6
             want = reference.swiglu(want)
-        out = rows_of(arena, old if epilogue is Epilogue.ADD else torch.full((case.rows, n), torch.nan), stride)
+            old, tolerance = old.bfloat16(), tolerance + ROUNDING["bf16"] * (want.abs() + tolerance)
+        out = rows_of(arena, old if epilogue is Epilogue.ADD else torch.full_like(old, torch.nan), stride)
         case.args.out, case.args.out_stride, case.args.epilogue = out, stride, int(epilogue)
-        arena.output(out, 4 * n, rows=case.rows, stride=4 * stride)
+        dtype = "bf16" if epilogue is Epilogue.SWIGLU else "f32"
+        arena.output(out, ITEM_BYTES[dtype] * n, rows=case.rows, stride=ITEM_BYTES[dtype] * stride)
+        rounded = RoundedOutput(arena, case.args, case.rows, n) if dtype == "f32" and rng.random() < 0.5 else None
         arena.run(Linear, case.args)
-        assert_close(
-            f"{epilogue.name} k={k} n={n} rows={num_rows} ", arena.f32(out, (case.rows, stride))[:, :n], want, tolerance
-        )
+        got = arena.floats(out, (case.rows, stride), dtype)[:, :n]
+        assert_close(f"{epilogue.name} k={k} n={n} rows={num_rows} ", got, want, tolerance)
+        if rounded:
+            rounded.check(got.copy())
 
 
-def test_linear_rounds_what_it_multiplies(rng: np.random.Generator) -> None:
-    """Bit for bit: with the identity for weights, what is multiplied comes out."""
+def test_linear_rounds_what_will_be_multiplied(rng: np.random.Generator) -> None:
+    """Bit for bit: zeros times the identity, added to numbers that are hard to round."""
     arena = Arena(rng)
-    x = reference.hard_to_round(16, 50)
-    args = Linear.Args(k=50, n=50, x_stride=50, out_stride=50)
-    args.x, args.weight, args.out = arena.store(x), arena.store(torch.eye(50).bfloat16()), arena.alloc(4 * 50 * 16)
-    args.batch = arena.store(decode_batch(16, rng))
+    old = reference.hard_to_round(16, 50)
+    args = Linear.Args(k=50, n=50, x_stride=50, out_stride=50, epilogue=int(Epilogue.ADD))
+    args.x, args.weight = arena.store(torch.zeros(16, 50).bfloat16()), arena.store(torch.eye(50).bfloat16())
+    args.out, args.batch = arena.store(old), arena.store(decode_batch(16, rng))
+    rounded = RoundedOutput(arena, args, 16, 50)
     arena.output(args.out, 4 * 50 * 16)
     arena.run(Linear, args)
-    assert_close("rounded ", arena.f32(args.out, (16, 50)), x.bfloat16().float(), 0)
+    rounded.check(old)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -212,7 +236,11 @@ def test_linear_argmax_takes_the_lowest_id_of_equal_logits(rng: np.random.Genera
     weight = torch.ones(20, 32).bfloat16()
     weight[:6] = -1
     args = Linear.Args(k=32, n=20, x_stride=32, first_token=100, epilogue=int(Epilogue.ARGMAX))
-    args.x, args.weight, args.out = arena.store(torch.ones(1, 32)), arena.store(weight), arena.alloc(8 * MAX_ROWS)
+    args.x, args.weight, args.out = (
+        arena.store(torch.ones(1, 32).bfloat16()),
+        arena.store(weight),
+        arena.alloc(8 * MAX_ROWS),
+    )
     arena.output(args.out, 8 * MAX_ROWS)
     arena.run(Linear, args)
     assert arena.bytes_at(args.out, 8 * MAX_ROWS).view(CANDIDATE)[0].item() == (32.0, 106)
@@ -221,7 +249,7 @@ def test_linear_argmax_takes_the_lowest_id_of_equal_logits(rng: np.random.Genera
 def test_linear_of_a_row_does_not_depend_on_the_others(rng: np.random.Generator) -> None:
     """A sequence must not get other tokens because of who shares its batch: equal bits for any number of rows."""
     k, n = int(rng.integers(300, 1200)), int(rng.integers(9, 60))
-    x, weight = torch.randn(MAX_ROWS, k), torch.randn(n, k).bfloat16()
+    x, weight = torch.randn(MAX_ROWS, k).bfloat16(), torch.randn(n, k).bfloat16()
     results = []
     for num_rows in range(1, MAX_ROWS + 1):
         arena = Arena(rng)
@@ -248,8 +276,10 @@ def test_embed(rng: np.random.Generator, push: bool) -> None:
             batch.rows[row].token = int(token)
         stride = n if push else n + 3
         out = arena.alloc(4 * stride * MAX_ROWS, Space.HEAP)
-        args = Embed.Args(arena.store(table), out, arena.store(batch), k, begin, n, stride, first, last)
+        args = Embed.Args(k=k, col_begin=begin, n=n, out_stride=stride, first_token=first, last_token=last)
+        args.table, args.out, args.batch = arena.store(table), out, arena.store(batch)
         args.epilogue = int(Epilogue.PUSH if push else Epilogue.STORE)
+        rounded = None if push else RoundedOutput(arena, args, num_rows, n)
         for rank in (0, 1) if push else (1,):
             arena.output(out, 4 * n, rank, num_rows, 4 * stride)
         arena.run(Embed, args, [Trigger(0, 0, 1, 0), Trigger(0, 1, 1, 0)])
@@ -257,6 +287,8 @@ def test_embed(rng: np.random.Generator, push: bool) -> None:
         want = [table[t - first, begin : begin + n].float() if first <= t < last else torch.zeros(n) for t in tokens]
         for rank in (0, 1) if push else (1,):
             assert_close(f"rank {rank} ", arena.f32(out, (num_rows, stride), rank)[:, :n], torch.stack(want), 0)
+        if rounded:
+            rounded.check(torch.stack(want))
         assert arena.events(0) == arena.events(1) == [1, 0, 0, 0]
 
 

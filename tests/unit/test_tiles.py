@@ -24,15 +24,17 @@ def packed_slowly(slab: U16, paired: bool) -> list[U16]:
         ]
     chunks = []
     groups = [lines[at : at + 16] for at in range(0, len(lines), 16)]
-    for first in range(0, len(groups), 4):  # rounds of four groups, blocks of four tiles
-        for block in range(0, slab.shape[1], 1024):
+    for first in range(0, len(groups), 4):  # rounds of four groups, blocks of eight tiles
+        for block in range(0, slab.shape[1], 2048):
             for group in groups[first : first + 4]:
-                for col in range(block, min(block + 1024, slab.shape[1]), 256):
+                for col in range(block, min(block + 2048, slab.shape[1]), 256):
                     num_chunks = min(256, slab.shape[1] - col) // CHUNK
                     for number, row in enumerate(group):
                         for place in range(num_chunks):
-                            begin = col + (place ^ number % 8) * CHUNK
-                            chunks.append(slab[row, begin : begin + CHUNK])
+                            chunk = place ^ number % 8  # a pair of each of four chunks, side by side
+                            begin = col + chunk // 4 * 4 * CHUNK + chunk % 4 * 2
+                            pairs = [slab[row, at : at + 2] for at in range(begin, begin + 4 * CHUNK, CHUNK)]
+                            chunks.append(np.concatenate(pairs))
     return chunks
 
 

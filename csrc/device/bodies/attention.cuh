@@ -7,24 +7,25 @@
 namespace distmk {
 namespace attention {
 
-// One block of queries over this warp's chunks, of which the first is on its way.
-DISTMK_FN void attend(const Work& w, uint32_t first_query, Tile& tile, Partial& partial) {
+// One block of queries over this warp's chunks, of which the first is on its way, and `next_lines` of the second.
+DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t next_lines, Tile& tile, Partial& partial) {
   const uint32_t num_chunks = w.num_chunks();
   const uint32_t last = w.first_new() + (first_query + group_of_lane()) / w.num_heads;  // position this query may see
 #pragma unroll 1
   for (uint32_t turn = w.chunk_turn(); turn < num_chunks; turn += NUM_WARPS) {
     const uint32_t chunk = w.first_chunk() + turn;
-    const bool has_new = (chunk + 1) * CHUNK > w.first_new();
-    const uint32_t next_lines = look_up(w, chunk + NUM_WARPS);
-    if (has_new) patch_keys(w, chunk, tile);
+    const bool whole = is_cached(w, chunk), more = turn + NUM_WARPS < num_chunks;
+    const uint32_t lines = next_lines;
+    next_lines = look_up(w, chunk + 2 * NUM_WARPS);
+    if (!whole) patch_keys(w, chunk, tile);
     float scores[2][4] = {};
     multiply_keys(w, tile, scores);
-    load_keys(w, next_lines, tile);
+    if (more) load_keys(w, lines, tile);
     uint32_t weights[2][2];
     partial.weigh(chunk, w.begin, min(w.end, last + 1), scores, weights);
-    if (has_new) patch_values(w, chunk, tile);
+    if (!whole) patch_values(w, chunk, tile);
     partial.add_values(tile, w.args.head_dim, weights);
-    load_values(w, next_lines, tile);
+    if (more) load_values(w, lines, tile);
   }
 }
 
@@ -80,12 +81,14 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args, const B
   for (uint32_t block = 0; block < num_queries; block += QUERIES) {
     const uint32_t count = min(QUERIES, num_queries - block);
     Tile tile;
+    uint32_t next_lines = 0;
     if (has_chunk) {
-      const uint32_t lines = look_up(w, w.first_chunk() + w.chunk_turn());
+      const uint32_t chunk = w.first_chunk() + w.chunk_turn(), lines = look_up(w, chunk);
+      next_lines = look_up(w, chunk + NUM_WARPS);
       load_keys(w, lines, tile);
       load_values(w, lines, tile);
     } else {
-      tile = {};  // or the compiler would keep its registers for whatever they hold, in all other tasks too
+      tile.clear();  // or the compiler would keep its registers for whatever they hold, in all other tasks too
     }
     if (!context.inputs_ready()) return false;  // old positions were there before
     stage_queries(w, block, count);
@@ -93,12 +96,18 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args, const B
     if (block == 0) append(w, count);
     team.sync();
     Partial partial;
-    attend(w, block, tile, partial);
+    attend(w, block, next_lines, tile, partial);
     team.sync();
-    if (has_chunk) partial.write(w.merged(w.chunk_turn(), 0), count);
-    team.sync();
-    if (warp < count) write_query(w, block + warp, warp);
-    team.sync();
+    partial.add_up();
+#pragma unroll
+    for (uint32_t first = 0; first < QUERIES; first += MERGED_QUERIES) {
+      if (first >= count) break;
+      const uint32_t end = min(first + MERGED_QUERIES, count);
+      if (has_chunk) partial.write(w.merged(w.chunk_turn(), 0), first, end);
+      team.sync();
+      if (first + warp < end) write_query(w, block + first + warp, warp);
+      team.sync();
+    }
   }
   return true;
 }

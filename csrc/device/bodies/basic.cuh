@@ -49,10 +49,12 @@ DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
   const uint32_t count = rows_of(context.batch(args.batch)) * args.num;
   const auto* blocks = context.at<char>(args.blocks);
   auto* dst = context.at<float>(args.dst);
+  auto* rounded = context.at<__nv_bfloat16>(args.rounded);
   if (!context.inputs_ready()) return;
 #pragma unroll 1
   for (uint32_t i = context.team.index; i < count; i += context.team.size) {
-    float* out = dst + uint64_t{i / args.num} * args.dst_stride + i % args.num;
+    const uint32_t row = i / args.num, column = i % args.num;
+    float* out = dst + uint64_t{row} * args.dst_stride + column;
     float sum = args.add ? __ldcg(out) : 0.0f;
 #pragma unroll 1
     for (uint32_t first = 0; first < args.num_blocks; first += IN_FLIGHT) {
@@ -66,6 +68,7 @@ DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
       for (uint32_t b = 0; b < IN_FLIGHT; ++b) sum += value[b];
     }
     *out = sum;
+    if (rounded) rounded[uint64_t{row} * args.rounded_stride + column] = __float2bfloat16_rn(sum);
   }
 }
 
@@ -73,6 +76,7 @@ DISTMK_FN void body_embed(Context& context, const EmbedArgs& args) {
   const Batch* batch = context.batch(args.batch);
   const uint32_t num_rows = rows_of(batch);
   const auto* table = context.at<__nv_bfloat16>(args.table);
+  auto* rounded = context.at<__nv_bfloat16>(args.rounded);
   const bool push = args.epilogue == static_cast<uint32_t>(Epilogue::PUSH);
   for (uint32_t row = 0; row < num_rows; ++row) {
     const auto token = static_cast<uint32_t>(batch->rows[row].token);
@@ -82,6 +86,7 @@ DISTMK_FN void body_embed(Context& context, const EmbedArgs& args) {
       const float value = here ? __bfloat162float(from[i]) : 0.0f;
       if (!push) {
         context.at<float>(args.out)[uint64_t{row} * args.out_stride + i] = value;
+        if (rounded) rounded[uint64_t{row} * args.rounded_stride + i] = __float2bfloat16_rn(value);
         continue;
       }
       for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)

@@ -7,7 +7,7 @@ namespace distmk {
 
 // 32 elements of one head and row, by a warp: each lane weighs a split, then all add up the splits in order. `splits`
 // up to 32. All loads of up to IN_FLIGHT splits are on their way before the first is used.
-DISTMK_FN void merge_slice(const float* parts, uint32_t splits, uint32_t dim, uint32_t first, float* out) {
+DISTMK_FN void merge_slice(const float* parts, uint32_t splits, uint32_t dim, uint32_t first, __nv_bfloat16* out) {
   constexpr uint32_t IN_FLIGHT = 16;
   static_assert(MERGE_SLICE == 32, "a lane an element");
   const uint32_t stride = 2 + dim, lane = threadIdx.x % 32, d = first + lane;
@@ -30,7 +30,7 @@ DISTMK_FN void merge_slice(const float* parts, uint32_t splits, uint32_t dim, ui
     if ((begin += IN_FLIGHT) >= splits) break;
     load(begin, value);
   }
-  if (d < dim) out[d] = acc;
+  if (d < dim) out[d] = __float2bfloat16_rn(acc);
 }
 
 DISTMK_FN void body_merge(Context& context, const MergeArgs& args) {
@@ -44,7 +44,7 @@ DISTMK_FN void body_merge(Context& context, const MergeArgs& args) {
     if (!context.inputs_ready()) return;
     merge_slice(context.at<float>(args.part) + (uint64_t{slice.head} * MAX_ROWS + row) * args.max_splits * stride,
                 num_splits, args.head_dim, slice.begin,
-                context.at<float>(args.out) + uint64_t{row} * args.out_stride + slice.head * args.head_dim);
+                context.at<__nv_bfloat16>(args.out) + uint64_t{row} * args.out_stride + slice.head * args.head_dim);
   }
 }
 

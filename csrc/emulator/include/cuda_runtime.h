@@ -42,6 +42,7 @@ inline float rsqrtf(float v) { return 1.0f / std::sqrt(v); }
 inline float __expf(float v) { return std::exp(v); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline int __clz(int v) { return v ? __builtin_clz(static_cast<unsigned>(v)) : 32; }
+inline int __ffs(int v) { return __builtin_ffs(v); }
 inline float __uint_as_float(uint32_t bits) {
   float v;
   memcpy(&v, &bits, 4);
@@ -99,6 +100,18 @@ T __shfl_sync(unsigned, T value, uint32_t lane) {
 template <class T>
 T __shfl_xor_sync(unsigned mask, T value, uint32_t step) {
   return __shfl_sync(mask, value, distmk::emulator::current().thread % 32 ^ step);
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, uint32_t step) {
+  const uint32_t lane = distmk::emulator::current().thread % 32;
+  return __shfl_sync(mask, value, lane < step ? lane : lane - step);
+}
+inline unsigned __reduce_add_sync(unsigned mask, unsigned value) {
+  for (uint32_t step = 16; step; step >>= 1) value += __shfl_xor_sync(mask, value, step);
+  return value;
+}
+inline unsigned __ballot_sync(unsigned mask, bool mine) {
+  return __reduce_add_sync(mask, static_cast<unsigned>(mine) << distmk::emulator::current().thread % 32);
 }
 inline bool __all_sync(unsigned, bool mine) {
   using namespace distmk::emulator;

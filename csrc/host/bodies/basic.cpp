@@ -42,6 +42,7 @@ void body_sum(Context& context, const SumArgs& args) {
   const uint64_t step = args.block_stride / sizeof(float);
   const float* blocks = context.at<float>(args.blocks);
   float* dst = context.at<float>(args.dst);
+  auto* rounded = context.at<uint16_t>(args.rounded);
   const uint32_t first = args.add ? 0 : 1;  // the first block to add, not to start from
   for (uint32_t row = 0; row < num_rows; ++row) {
     const float* in = blocks + uint64_t{row} * args.num;
@@ -57,6 +58,7 @@ void body_sum(Context& context, const SumArgs& args) {
       for (uint32_t b = first; b < args.num_blocks; ++b) total += in[b * step + i];
       out[i] = total;
     }
+    for (i = 0; rounded && i < args.num; ++i) rounded[row * uint64_t{args.rounded_stride} + i] = to_bf16(out[i]);
   }
 }
 

@@ -9,15 +9,15 @@ void body_embed(Context& context, const EmbedArgs& args) {
   const bool push = args.epilogue == static_cast<uint32_t>(Epilogue::PUSH);
   const uint64_t stride = push ? args.n : args.out_stride;
   float* block = context.at<float>(args.out);
+  auto* rounded = context.at<uint16_t>(args.rounded);
   for (uint32_t r = 0; r < batch.num_rows; ++r) {
     float* out = block + r * stride;
     const auto token = static_cast<uint32_t>(batch.rows[r].token);
-    if (token < args.first_token || token >= args.last_token) {
-      memset(out, 0, args.n * sizeof(float));
-      continue;
-    }
+    const bool here = token >= args.first_token && token < args.last_token;
     const uint16_t* row = table + uint64_t{token - args.first_token} * args.k + args.col_begin;
-    for (uint32_t j = 0; j < args.n; ++j) out[j] = simd::from_bf16(row[j]);
+    for (uint32_t j = 0; j < args.n; ++j) out[j] = here ? simd::from_bf16(row[j]) : 0.0f;
+    for (uint32_t j = 0; rounded && j < args.n; ++j)
+      rounded[r * uint64_t{args.rounded_stride} + j] = simd::to_bf16(out[j]);
   }
   if (!push) return;
   for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)

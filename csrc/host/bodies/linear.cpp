@@ -10,7 +10,7 @@ using namespace simd;
 
 namespace {
 
-struct RoundedTag;
+struct WideTag;
 struct XTag;
 struct YTag;
 
@@ -19,7 +19,7 @@ struct Rows {
   uint32_t count = 0;
   uint32_t index[MAX_ROWS];
   float* y[MAX_ROWS];
-  float scale[MAX_ROWS];  // of the product: 1/rms of the row of x, where there is a norm
+  float scale[MAX_ROWS];  // of the product: 1/rms of the row of x, where it is normalized
 };
 
 Rows choose_rows(const Batch* batch, bool sampled_only) {
@@ -30,22 +30,22 @@ Rows choose_rows(const Batch* batch, bool sampled_only) {
   return rows;
 }
 
-// x (* weight) as it is multiplied: rounded to bf16.
-void round_row(float* out, const float* x, const float* weight, uint32_t k) {
-  uint32_t i = 0;
-  for (; i + LANES <= k; i += LANES) store(out + i, round_bf16(weight ? load(x + i) * load(weight + i) : load(x + i)));
-  for (; i < k; ++i) out[i] = from_bf16(to_bf16(weight ? x[i] * weight[i] : x[i]));
+void widen_row(float* out, const uint16_t* x, uint32_t k) {
+  for (uint32_t i = 0; i < k; ++i) out[i] = from_bf16(x[i]);
+}
+
+void narrow_row(uint16_t* out, const float* x, uint32_t n) {
+  for (uint32_t j = 0; j < n; ++j) out[j] = to_bf16(x[j]);
 }
 
 PackedRows pack(const Context& context, const LinearArgs& args, Rows& rows) {
   PackedRows packed(scratch<XTag>(PackedRows::num_floats(rows.count, args.k)), rows.count, args.k);
-  float* rounded = scratch<RoundedTag>(args.k);
-  const float* norm = context.at<float>(args.norm);
+  float* x = scratch<WideTag>(args.k);
   for (uint32_t i = 0; i < rows.count; ++i) {
-    const float* x = context.at<float>(args.x) + uint64_t{rows.index[i]} * args.x_stride;
-    if (norm) rows.scale[i] = 1.0f / std::sqrt(sum_squares(x, args.k) / static_cast<float>(args.k) + args.eps);
-    round_row(rounded, x, norm, args.k);
-    packed.set(i, rounded, 1.0f);
+    widen_row(x, context.at<uint16_t>(args.x) + uint64_t{rows.index[i]} * args.x_stride, args.k);
+    if (args.normalized)
+      rows.scale[i] = 1.0f / std::sqrt(sum_squares(x, args.k) / static_cast<float>(args.k) + args.eps);
+    packed.set(i, x, 1.0f);
   }
   return packed;
 }
@@ -83,7 +83,7 @@ void add_row(float* __restrict y, const float* __restrict x, uint32_t n) {
   for (uint32_t j = 0; j < n; ++j) y[j] += x[j];
 }
 
-// out = silu(gate) * up
+// out = silu(gate) * up; out may be gate
 void swiglu_row(float* out, const float* gate, const float* up, uint32_t n) {
   uint32_t j = 0;
   for (; j + LANES <= n; j += LANES) {
@@ -113,21 +113,26 @@ void body_linear(Context& context, const LinearArgs& args) {
   Rows rows = choose_rows(context.at<Batch>(args.batch), epilogue == Epilogue::ARGMAX);
   place_product(context, args, num_cols, rows);
   if (rows.count) matmul(context.at<uint16_t>(args.weight), num_cols, pack(context, args, rows), rows.y, 0);
-  if (args.norm)
+  if (args.normalized)
     for (uint32_t i = 0; i < rows.count; ++i) scale_row(rows.y[i], rows.scale[i], num_cols);
   if (const float* bias = context.at<float>(args.bias))
     for (uint32_t i = 0; i < rows.count; ++i) add_row(rows.y[i], bias, num_cols);
 
   float* out = context.at<float>(args.out);
   switch (epilogue) {
-    case Epilogue::STORE:
-      break;
     case Epilogue::ADD:
       for (uint32_t i = 0; i < rows.count; ++i) add_row(out + uint64_t{i} * args.out_stride, rows.y[i], args.n);
+      [[fallthrough]];
+    case Epilogue::STORE:
+      for (uint32_t i = 0; args.rounded && i < rows.count; ++i)
+        narrow_row(context.at<uint16_t>(args.rounded) + uint64_t{i} * args.rounded_stride,
+                   out + uint64_t{i} * args.out_stride, args.n);
       break;
     case Epilogue::SWIGLU:
-      for (uint32_t i = 0; i < rows.count; ++i)
-        swiglu_row(out + uint64_t{i} * args.out_stride, rows.y[i], rows.y[i] + args.n, args.n);
+      for (uint32_t i = 0; i < rows.count; ++i) {
+        swiglu_row(rows.y[i], rows.y[i], rows.y[i] + args.n, args.n);
+        narrow_row(context.at<uint16_t>(args.out) + uint64_t{i} * args.out_stride, rows.y[i], args.n);
+      }
       break;
     case Epilogue::PUSH:
       for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)

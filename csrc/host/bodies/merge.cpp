@@ -10,21 +10,21 @@ namespace {
 constexpr uint32_t PART_HEADER = 2;  // floats before a partial's accumulator: maximum and sum
 
 // Splits are taken in order, so the result does not depend on who finished when.
-void merge_slice(float* __restrict out, const float* __restrict parts, uint32_t num_splits, uint32_t head_dim,
+void merge_slice(uint16_t* __restrict out, const float* __restrict parts, uint32_t num_splits, uint32_t head_dim,
                  uint32_t begin, uint32_t end) {
   const uint64_t stride = PART_HEADER + head_dim;
   float max = -INFINITY, total = 0.0f;
   for (uint32_t s = 0; s < num_splits; ++s)
     if (parts[s * stride] > max) max = parts[s * stride];
-  memset(out + begin, 0, (end - begin) * sizeof(float));
+  float sums[MERGE_SLICE] = {};
   for (uint32_t s = 0; s < num_splits; ++s) {
     const float* part = parts + s * stride;
     const float weight = std::exp(part[0] - max);  // 0 where the row saw no position
     total += weight * part[1];
-    for (uint32_t d = begin; d < end; ++d) out[d] += weight * part[PART_HEADER + d];
+    for (uint32_t d = begin; d < end; ++d) sums[d - begin] += weight * part[PART_HEADER + d];
   }
   const float scale = 1.0f / total;
-  for (uint32_t d = begin; d < end; ++d) out[d] *= scale;
+  for (uint32_t d = begin; d < end; ++d) out[d] = simd::to_bf16(sums[d - begin] * scale);
 }
 
 }  // namespace
@@ -33,7 +33,7 @@ void body_merge(Context& context, const MergeArgs& args) {
   const auto& batch = *context.at<Batch>(args.batch);
   const float* parts = context.at<float>(args.part);
   const uint64_t row_floats = uint64_t{args.max_splits} * (PART_HEADER + args.head_dim);
-  float* out = context.at<float>(args.out);
+  auto* out = context.at<uint16_t>(args.out);
   const Splits splits(args, batch);
   for (uint32_t row = 0; row < batch.num_rows; ++row)
     for (uint32_t i = 0; i < args.num_slices; ++i) {
