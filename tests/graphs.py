@@ -59,7 +59,8 @@ def push_reduce(num_ranks: int, num_workers: int) -> Graph:
     """Row-parallel linears that push 16-row blocks into every rank's slots, summed up there."""
     graph = Graph(num_ranks, num_workers)
     batch = graph.buffer("batch", ctypes.sizeof(Batch), dtype="u8")
-    x, y = graph.buffer("x", 8, rows=16), graph.buffer("y", 8, rows=16)
+    total = graph.buffer("total", 8, rows=16)
+    x, y = (graph.buffer(name, 8, rows=16, dtype="bf16") for name in "xy")
     block = 4 * 16
     for layer in range(2):
         src, dst = (x, y) if layer == 0 else (y, x)
@@ -73,8 +74,12 @@ def push_reduce(num_ranks: int, num_workers: int) -> Graph:
             for part in range(2):
                 begins = [(2 * r + part) * block for r in range(num_ranks)]
                 blocks = tuple(slots.at(rank, begin, begin + block) for begin in begins)
-                to = dst.at(rank, 4 * part, 4 * part + 4)
-                graph.add(Sum(rank, f"sum{layer}", blocks=blocks, dst=to, batch=batch.at(rank)))
+                to, rounded = (buffer.at(rank, 4 * part, 4 * part + 4) for buffer in (total, dst))
+                graph.add(
+                    Sum(
+                        rank, f"sum{layer}", blocks=blocks, dst=to, rounded=rounded, batch=batch.at(rank), add=layer > 0
+                    )
+                )
     return graph
 
 
@@ -133,6 +138,7 @@ def random_graph(random_: random.Random) -> Graph:
     local = [graph.buffer(f"local{i}", COLS, space=Space.LOCAL) for i in range(random_.randint(1, 2))]
     shared = [graph.buffer(f"heap{i}", COLS) for i in range(random_.randint(1, 3))]
     wide = graph.buffer("wide", COLS, rows=4)
+    halves = graph.buffer("halves", COLS, dtype="bf16", space=Space.LOCAL)
     every = local + shared
     for index in range(random_.randint(2, 14)):
         rank, cols = random_.randrange(num_ranks), random_.choice([2, 4, 8, 16])
@@ -151,9 +157,11 @@ def random_graph(random_: random.Random) -> Graph:
             block, n = random_.choice(every), random_.choice([1, 2])
             blocks = tuple(block.at(rank, b * cols // n, (b + 1) * cols // n) for b in range(n))
             to = random_.choice([wide, *every]).at(rank, 0, cols // n)
-            graph.add(Sum(rank, op, worker, blocks=blocks, dst=to, add=random_.random() < 0.3))
+            rounded = _some(random_, halves, rank, cols // n) if random_.random() < 0.5 else None
+            graph.add(Sum(rank, op, worker, blocks=blocks, dst=to, rounded=rounded, add=random_.random() < 0.3))
         elif choice < 0.95:
-            task = push_linear(graph, rank, src, _some(random_, random_.choice(shared), rank, cols), op)
+            x = _some(random_, halves, rank, cols)
+            task = push_linear(graph, rank, x, _some(random_, random_.choice(shared), rank, cols), op)
             if random_.random() < 0.3:
                 object.__setattr__(task, "launch", LaunchKind.SINGLE)
                 object.__setattr__(task, "worker", None)

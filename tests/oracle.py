@@ -163,7 +163,7 @@ class Oracle:
                 for p in pieces
                 if all(p.offset <= b and b + access.row_bytes <= p.offset + p.num_bytes for b in begins)
             ]
-            if len(inside) != 1 or access.offset % 4 or not access.row_bytes:
+            if len(inside) != 1 or access.offset % access.align_bytes or not access.row_bytes:
                 self.faults.add("bounds")
                 continue
             piece = inside[0]

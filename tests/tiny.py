@@ -114,26 +114,37 @@ class RoundingCache(DynamicCache):
 
 @contextmanager
 def rounded_products(model: PreTrainedModel) -> Iterator[None]:
-    """Meanwhile linear layers take their input rounded to bf16, as the runtime's tasks do: where a norm comes first,
-    between its weight and its division by the rms."""
+    """Meanwhile linear layers take their input rounded to bf16, as the runtime's tasks do. Where a norm comes first, its
+    input is rounded and divided by the rms of what it was rounded to; its weight goes into the matrices behind it, which
+    are rounded again."""
 
     def divided(norm: Any, inputs: tuple[Tensor], _: Tensor) -> Tensor:
-        x, rms = inputs[0], (inputs[0].square().mean(-1, keepdim=True) + norm.variance_epsilon).sqrt()
-        return (x * norm.weight).bfloat16().to(x.dtype) / rms
+        x = rounded(inputs[0])
+        return x / (x.square().mean(-1, keepdim=True) + norm.variance_epsilon).sqrt()
 
-    handles = []
-    for name, module in model.named_modules():
-        kind = name.rpartition(".")[2]
-        if kind in ("o_proj", "down_proj"):
-            handles.append(module.register_forward_pre_hook(lambda _, x: x[0].bfloat16().to(x[0].dtype)))
-        elif kind in ("input_layernorm", "post_attention_layernorm", "norm"):
-            handles.append(module.register_forward_hook(divided))
-    assert len(handles) == 4 * model.config.num_hidden_layers + 1, "transformers calls its modules something else"
+    def rounded(x: Tensor) -> Tensor:
+        return x.bfloat16().to(x.dtype)
+
+    handles, matrices = [], []
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        matrices.append((layer.input_layernorm, [attention.q_proj, attention.k_proj, attention.v_proj]))
+        matrices.append((layer.post_attention_layernorm, [mlp.gate_proj, mlp.up_proj]))
+        for module in (attention.o_proj, mlp.down_proj):
+            handles.append(module.register_forward_pre_hook(lambda _, x: rounded(x[0])))
+    matrices.append((model.model.norm, [model.lm_head]))
+    before = [(module, module.weight) for _, modules in matrices for module in modules]
+    for norm, modules in matrices:
+        handles.append(norm.register_forward_hook(divided))
+        for module in modules:
+            module.weight = torch.nn.Parameter(rounded(module.weight * norm.weight), requires_grad=False)
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+        for module, weight in before:
+            module.weight = weight
 
 
 @dataclass

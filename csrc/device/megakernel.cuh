@@ -67,10 +67,7 @@ DISTMK_ROLE wait_loop(const RankState& state, uint32_t worker, const Team warp) 
 
 // What the clerk cannot know by itself of a task whose body is done.
 DISTMK_FN void tell_clerk(const Context& context, uint32_t n, uint64_t pushed) {
-  if (!context.team.leader()) return;
-  Handoff& handoff = shared().handoff;
-  handoff.pushed[n % 2] = pushed;
-  if (context.params().trace_capacity) handoff.ready_ns[n % 2] = context.ready_ns();
+  if (context.team.leader()) shared().handoff.pushed[n % 2] = pushed;
 }
 
 // The n-th task of this worker, by `body(context)`; FAR: it may have to wait for the network. False: the launch was

@@ -40,10 +40,11 @@ struct Handoff {
   }
   // By the consumers: task `n` is ready, and all warps have left the one before, so what it had in shared memory is
   // free. False: the launch is over.
-  DISTMK_FN bool wait_until_ready(uint32_t n) {
+  DISTMK_FN bool wait_until_ready(uint32_t n, bool traced) {
     barrier_wait(&ready[n % 2], n / 2 % 2);
     if (over_at.get() == n) return false;  // by now it may be over for the next task
     if (n) barrier_wait(&done[(n - 1) % 2], (n - 1) / 2 % 2);
+    if (traced && threadIdx.x == 0) ready_ns[n % 2] = now_ns();
     return true;
   }
 };
@@ -111,6 +112,8 @@ extern __shared__ __align__(1024) char shared_memory[];
 #endif
 DISTMK_FN Shared& shared() { return *reinterpret_cast<Shared*>(shared_memory); }
 
-DISTMK_FN bool StartSignal::wait() const { return number == NONE || shared().handoff.wait_until_ready(number); }
+DISTMK_FN bool StartSignal::wait() const {
+  return number == NONE || shared().handoff.wait_until_ready(number, shared().params.trace_capacity);
+}
 
 }  // namespace distmk

@@ -14,6 +14,8 @@ struct StartSignal {
 
   // False: the launch is over.
   DISTMK_FN bool wait() const;
+  // Whether wait() itself writes down when that was, where a launch is traced.
+  DISTMK_FN bool keeps_time() const { return number != NONE; }
 };
 
 }  // namespace distmk

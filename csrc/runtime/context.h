@@ -113,7 +113,7 @@ class Context {
   DISTMK_FN bool inputs_ready() {
     if (ready_) return true;
     ready_ = start_.wait();
-    if (params().trace_capacity) ready_ns_ = now_ns();
+    if (!start_.keeps_time() && params().trace_capacity) ready_ns_ = now_ns();
     return ready_;
   }
   DISTMK_FN uint64_t ready_ns() const { return ready_ns_; }

@@ -9,6 +9,7 @@ namespace distmk {
 struct StartSignal {
   static constexpr bool EARLY = false;  // whether a task can be entered before its waits are met
   bool wait() const { return true; }    // a thread is given a task when it may run
+  bool keeps_time() const { return false; }
 };
 
 }  // namespace distmk

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from distmk.abi import MAX_ROWS, Candidate, Epilogue
+from distmk.errors import UsageError
 from distmk.regions import Region, Slab
 from distmk.tasks.base import Access, Layout, Task, access, batch_access, bf16_access, rows_of, task_type
 
@@ -82,6 +83,10 @@ class Linear(Task):
 
     Args: ClassVar[type[ctypes.Structure]] = LinearArgs
     streams_weights: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.x.buffer.dtype != "bf16" or (self.rounded and self.rounded.buffer.dtype != "bf16"):
+            raise UsageError(f"task {self.op}: x and rounded must be bf16; they are {self.x} and {self.rounded}")
 
     def reads(self) -> Iterable[Region]:
         yield self.x

@@ -81,7 +81,7 @@ def test_spread_tasks_stay_on_their_rank() -> None:
         graph.add(Put(0, "far", launch=LaunchKind.SPREAD, src=x.at(0), dst=x.at(1)))
     with pytest.raises(UsageError, match="is spread over all workers; give it no worker"):
         graph.add(Affine(0, "pinned", 1, LaunchKind.SPREAD, src=x.at(0), dst=x.at(0)))
-    graphs.push_linear(graph, 0, x.at(0), y.at(0), "linear")
+    graphs.push_linear(graph, 0, graph.buffer("halves", x.cols, dtype="bf16").at(0), y.at(0), "linear")
     with pytest.raises(UsageError, match="task linear streams weights, so it cannot be spread"):
         graph.add(dataclasses.replace(graph.tasks[-1], launch=LaunchKind.SPREAD, worker=None))
     for kind in (LaunchKind.SINGLE, LaunchKind.MASSIVE):

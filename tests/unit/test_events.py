@@ -19,7 +19,7 @@ def relay(through: str) -> Graph:
     graph = Graph(3, 1)
     x, y, z = graph.buffer("x", 4), graph.buffer("y", 4), graph.buffer("z", 8)
     if through == "push":
-        graphs.push_linear(graph, 0, x.at(0), z.at(0, 0, 4), "spread")
+        graphs.push_linear(graph, 0, graph.buffer("w", 4, dtype="bf16").at(0), z.at(0, 0, 4), "spread")
     else:
         graph.add(Put(0, "spread", src=x.at(0), dst=z.at(1, 0, 4)))
     graph.add(Put(1, "relay", src=z.at(1, 0, 4), dst=z.at(2, 4, 8)))

@@ -78,9 +78,14 @@ def test_host_and_device_fill_alike(checkpoint: Checkpoint, num_ranks: int, monk
 
 
 def unpacked(weight: Weight, checkpoint: Checkpoint) -> npt.NDArray[np.uint16]:
-    """A matrix from the checkpoint, row by row as its segments say."""
+    """A matrix from the checkpoint, row by row as its segments say, times its scale."""
     cols = slice(weight.col_begin, weight.col_begin + weight.cols)
-    return np.concatenate([checkpoint.read(s.tensor)[s.row_begin : s.row_end, cols] for s in weight.segments])
+    rows = np.concatenate([checkpoint.read(s.tensor)[s.row_begin : s.row_end, cols] for s in weight.segments])
+    if not weight.col_scale:
+        return rows
+    values = torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16).float()
+    values *= torch.from_numpy(checkpoint.read_vector(weight.col_scale)[cols])
+    return values.bfloat16().view(torch.int16).numpy().view(np.uint16)
 
 
 def test_every_row_arrives(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
