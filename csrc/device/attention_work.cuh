@@ -49,7 +49,7 @@ struct Work {
   // In shared memory, rows of bf16: keys and values of new positions, then the block's queries, high halves first.
   DISTMK_FN uint32_t stride() const { return (args.head_dim + 31) / 32 * 32 + 8; }
   DISTMK_FN __nv_bfloat16* new_key(uint32_t row) const {
-    return reinterpret_cast<__nv_bfloat16*>(shared().vector) + row * stride();
+    return reinterpret_cast<__nv_bfloat16*>(shared().work) + row * stride();
   }
   DISTMK_FN __nv_bfloat16* new_value(uint32_t row) const { return new_key(MAX_ROWS + row); }
   DISTMK_FN __nv_bfloat16* query(uint32_t i) const { return new_key(2 * MAX_ROWS + i); }
@@ -61,7 +61,7 @@ struct Work {
 
 static_assert(2 * MAX_ROWS * (MAX_HEAD_DIM + 8) * sizeof(__nv_bfloat16) +
                       NUM_WARPS * MERGED_QUERIES * MERGE_STRIDE * sizeof(float) <=
-                  VECTOR_BYTES + SCRATCH_BYTES,
+                  WORK_BYTES + SCRATCH_BYTES,
               "what warps have found must fit behind the new keys and values");
 
 // The split that owns a new position appends its K and V; a warp a position, from the first that norms no query on.

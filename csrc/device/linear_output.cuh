@@ -33,8 +33,8 @@ struct Output {
   }
   // ARGMAX: of this thread's weight rows. Not in registers, which all other tasks would have to do without.
   DISTMK_FN static Candidate& best(uint32_t i) {
-    static_assert(COUNT * NUM_CONSUMERS * sizeof(Candidate) <= VECTOR_BYTES, "");
-    return reinterpret_cast<Candidate*>(shared().vector)[i * NUM_CONSUMERS + threadIdx.x];
+    static_assert(COUNT * NUM_CONSUMERS * sizeof(Candidate) <= WORK_BYTES, "");
+    return reinterpret_cast<Candidate*>(shared().work)[i * NUM_CONSUMERS + threadIdx.x];
   }
 
   DISTMK_FN Epilogue epilogue() const { return static_cast<Epilogue>(args.epilogue); }
@@ -172,10 +172,11 @@ DISTMK_FN void write_candidates(const Output<TILES>& out) {
 }
 
 // The end of a round: each warp leaves its sums, those that look after a token wait for all of them, the others go on.
-// Up to half a tile of tokens leaves room for two rounds.
+// Up to half a tile of tokens leaves room for two rounds. `last_of`: the slab that this round is the last of, or 0;
+// from when all sums are there the loader holds until the clerk has signalled, not sooner.
 template <uint32_t TILES>
 DISTMK_FN void hand_over(const Round<TILES>& round, const typename Round<TILES>::Sums& sums, const Output<TILES>& out,
-                         RingPlace<SumsBuffers::COUNT>& place) {
+                         RingPlace<SumsBuffers::COUNT>& place, uint32_t last_of) {
   SumsBuffers& buffers = shared().sums;
   const bool two = out.num_rows <= TILE_TOKENS / 2;
 #pragma unroll
@@ -188,6 +189,7 @@ DISTMK_FN void hand_over(const Round<TILES>& round, const typename Round<TILES>:
     warp_arrive(&buffers.full[place.slot]);
     if (round.has_token(out, tile)) {
       barrier_wait(&buffers.full[place.slot], place.parity);
+      if (last_of && threadIdx.x % 32 == 0) shared().ring.hold.set(last_of);
       round.finish(out, tile, buffer);
     }
     warp_arrive(&buffers.empty[place.slot]);

@@ -10,7 +10,7 @@ constexpr uint32_t NUM_WARPS = NUM_CONSUMERS / 32;
 constexpr uint32_t TILE_TOKENS = 8;   // columns of a product on tensor cores
 constexpr uint32_t SUMS_STRIDE = 68;  // of a warp's sums for a token: a round's rows, and room to lie in other banks
 constexpr uint32_t SCRATCH_BYTES = NUM_WARPS * TILE_TOKENS * SUMS_STRIDE * sizeof(float);
-constexpr uint32_t VECTOR_BYTES = 8192;  // attention's, with the scratch behind it
+constexpr uint32_t WORK_BYTES = 8192;  // of attention, with the scratch behind it, and of the head's candidates
 static_assert(SUMS_STRIDE >= ROUND_ROWS, "");
 static_assert(2 * TILE_TOKENS >= MAX_ROWS, "two tiles hold all rows");
 constexpr uint32_t NEAR_RING_ENTRIES = 32;
@@ -84,7 +84,7 @@ struct PrepareCopies {
 
 struct Shared {
   char slots[NUM_STAGES * STAGE_BYTES];  // first: stages must be aligned
-  char vector[VECTOR_BYTES];
+  char work[WORK_BYTES];
   char scratch[SCRATCH_BYTES];
   float squares[MAX_ROWS][NUM_WARPS];  // of the activations, for their norm
   Ring ring;

@@ -79,7 +79,10 @@ class Peers:
         if num_ranks > 1:
             self._exchanges = [Collective(like, num_ranks, rank)]
             if device.type == "cuda":
-                self._exchanges.insert(0, Symmetric(like, num_ranks, rank))
+                try:
+                    self._exchanges.insert(0, Symmetric(like, num_ranks, rank))
+                except RuntimeError as error:  # on every rank alike: it depends on how torch was built
+                    note(f"no symmetric memory for the peers: {error}")
         self._plain = self._exchanges[-1]
         self.model.read_prompts(work.prompts, self._plain)
 

@@ -59,9 +59,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
       else
         x.template load<ALIGNED>(a, next_block + first_column());
     }
-    if (team.leader() && round.end_row == rows)
-      shared().ring.hold.set(places.num_slabs);  // until the clerk has signalled
-    hand_over(round, sums, out, places.sums);
+    hand_over(round, sums, out, places.sums, round.end_row == rows ? places.num_slabs : 0);
     memset(sums, 0, sizeof(sums));
   }
   if (out.epilogue() == Epilogue::ARGMAX) {
