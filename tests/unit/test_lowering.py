@@ -1,13 +1,16 @@
-"""How operators are cut into tasks."""
+"""How operators are cut into tasks, and what tasks refuse."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from tiny_config import tiny_config
 
+from distmk import Graph
+from distmk.errors import UsageError
 from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
-from distmk.tasks import Merge
+from distmk.tasks import Linear, Merge
 
 
 def merges(max_rows: int, num_workers: int, head_dim: int) -> list[list[Merge]]:
@@ -42,3 +45,13 @@ def test_more_rows_are_merged_by_more_tasks() -> None:
     assert counts == [3, 6, 12, 12], "three heads of four slices each"
     fewer = [len(merges(16, num_workers, 128)[1]) for num_workers in (1, 5, 11)]
     assert fewer == [1, 5, 11]
+
+
+@pytest.mark.parametrize("wrong", ["x", "rounded"])
+def test_what_is_multiplied_is_bf16(wrong: str) -> None:
+    graph = Graph(1, 1)
+    kinds = {"x": "bf16", "rounded": "bf16"} | {wrong: "f32"}
+    regions = {name: graph.buffer(name, 8, dtype=kind).at(0) for name, kind in kinds.items()}
+    weight = graph.constant("w", 0, np.zeros((8, 8), np.uint16))
+    with pytest.raises(UsageError, match="task product: x and rounded must be bf16"):
+        Linear(0, "product", slab=weight, out=graph.buffer("out", 8).at(0), **regions)
