@@ -78,11 +78,8 @@ class Lowering:
     def table(self, rank: int, tensor: str) -> Slab:
         """This rank's vocabulary rows, to be looked up."""
         begin, end = self.shards[rank].vocab
-        return Slab(
-            self.matrix(tensor, rank, self.config.hidden_size, [Segment(f"{tensor}.weight", begin, end)]),
-            0,
-            end - begin,
-        )
+        rows = [Segment(f"{tensor}.weight", begin, end)]
+        return Slab(self.matrix(tensor, rank, self.config.hidden_size, rows), 0, end - begin)
 
     def row_parallel(
         self, name: str, tensor: str, x: Buffer, slots: Buffer, parts: list[tuple[int, int]], has_bias: bool

@@ -49,8 +49,10 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
       const uint32_t block_end = min(block + BLOCK_K, args.k_pitch);
       const uint32_t next_block = block_end < args.k_pitch ? block_end : round.end_row < rows ? 0 : args.k;
       Column<TILES> next;
-      if constexpr (AHEAD) next.template load<ALIGNED>(a, next_block + first_column());
-      if constexpr (!AHEAD) x.clear_behind(a, block + first_column());
+      if constexpr (AHEAD)
+        next.template load<ALIGNED>(a, next_block + first_column());
+      else
+        x.clear_behind(a, block + first_column());
       if (args.normalized && first == 0) add_squares(x, block == 0);
       multiply_block<TILES>(x, lane, round, block_end - block, group, places.stage, sums);
       group = 0;
