@@ -26,8 +26,10 @@ DISTMK_FN bool is_frequent(const RankState& state, const TaskDesc& task) {
 DISTMK_FN void run_frequent_body(Context& context) {
   const auto* args = context.task.desc->args;
   switch (static_cast<TaskType>(context.task.desc->type)) {
-    case TaskType::LINEAR:
-      return linear::run_by_rows<true>(context, *reinterpret_cast<const LinearArgs*>(args));
+    case TaskType::LINEAR: {
+      const auto& linear_args = *reinterpret_cast<const LinearArgs*>(args);
+      return linear::run_by_rows<true>(context, linear_args, linear::num_rows(context.rank_state, linear_args));
+    }
     case TaskType::ATTENTION:
       return body_attention(context, *reinterpret_cast<const AttentionArgs*>(args));
     case TaskType::MERGE:

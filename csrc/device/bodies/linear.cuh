@@ -72,8 +72,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
 }
 
 template <bool ALIGNED>
-DISTMK_FN void run_by_rows(Context& context, const LinearArgs& args) {
-  const uint32_t rows = num_rows(context.rank_state, args);
+DISTMK_FN void run_by_rows(Context& context, const LinearArgs& args, uint32_t rows) {
   if (rows <= TILE_TOKENS)
     run<1, ALIGNED>(context, args, rows);
   else
@@ -83,9 +82,13 @@ DISTMK_FN void run_by_rows(Context& context, const LinearArgs& args) {
 }  // namespace linear
 
 DISTMK_FN void body_linear(Context& context, const LinearArgs& args) {
-  linear::run_by_rows<false>(context, args);
+  const uint32_t rows = linear::num_rows(context.rank_state, args);
+  if (linear::is_aligned(context.rank_state, args, rows))
+    linear::run_by_rows<true>(context, args, rows);
+  else
+    linear::run_by_rows<false>(context, args, rows);
   if (args.epilogue == static_cast<uint32_t>(Epilogue::PUSH))
-    context.push_far(args.out, uint64_t{linear::num_rows(context.rank_state, args)} * args.n * sizeof(float));
+    context.push_far(args.out, uint64_t{rows} * args.n * sizeof(float));
 }
 
 }  // namespace distmk
