@@ -15,6 +15,7 @@ DISTMK_FN uint4 eight_zeros() {
   v.x = v.y = v.z = v.w = 0;
   return v;
 }
+
 // What rounding to bf16 leaves of a number, itself rounded: two bf16 say a float to within its last few bits.
 DISTMK_FN float low_half(float v) { return v - __bfloat162float(__float2bfloat16_rn(v)); }
 

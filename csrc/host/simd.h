@@ -123,11 +123,11 @@ inline uint16_t to_bf16(float value) {
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
 }
-// The same, left as float32.
-DISTMK_INLINE Vec round_bf16(Vec v) {
-  const Bits bits = reinterpret_cast<Bits>(v);
-  const Bits rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
-  return v == v ? reinterpret_cast<Vec>(rounded) : v;
+inline void to_bf16(uint16_t* out, const float* x, uint32_t n) {
+  for (uint32_t i = 0; i < n; ++i) out[i] = to_bf16(x[i]);
+}
+inline void from_bf16(float* out, const uint16_t* x, uint32_t n) {
+  for (uint32_t i = 0; i < n; ++i) out[i] = from_bf16(x[i]);
 }
 
 // Sum of squares, for RMSNorm.

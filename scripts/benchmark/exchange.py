@@ -69,19 +69,25 @@ class Collective:
         return torch.cat([part[:size] for part, size in zip(self.gather(padded), sizes, strict=True)])
 
 
+def choose_symmetric_memory(device: torch.device) -> None:
+    """Of torch's own. RuntimeError: it was built without, so this is so on every rank."""
+    import torch.distributed._symmetric_memory as symmetric
+
+    if symmetric.get_backend(device) != "CUDA":  # torch refuses to set what is the default already
+        symmetric.set_backend("CUDA")
+
+
 class Symmetric(Collective):
     """One-shot all-reduces over symmetric memory, of steps alone: every rank reads the others' `sums` where they lie.
 
-    Never by NVLink multicast, and on torch's own backend for symmetric memory: NVSHMEM is the runtime's. RuntimeError: torch
-    has none here.
+    Never by NVLink multicast, and on torch's own backend for symmetric memory: NVSHMEM is the runtime's. After
+    `choose_symmetric_memory`.
     """
 
     def __init__(self, like: Tensor, num_ranks: int, rank: int) -> None:
         import torch.distributed._symmetric_memory as symmetric
 
         self.name, self.num_ranks, self._rank = "symm_mem", num_ranks, rank
-        if symmetric.get_backend(like.device) != "CUDA":  # torch refuses to set what is the default already
-            symmetric.set_backend("CUDA")
         self._group = dist.group.WORLD.group_name
         sums = symmetric.empty(*like.shape, dtype=like.dtype, device=like.device)
         self._slots = symmetric.empty(num_ranks, len(like), 2, dtype=torch.float32, device=like.device)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from benchmark.exchange import Alone, Collective, Exchange, Symmetric
+from benchmark.exchange import Alone, Collective, Exchange, Symmetric, choose_symmetric_memory
 from benchmark.model import Model, Step
 from benchmark.ours import Timed
 from benchmark.steps import capture, compile_parts, compiled_step, eager_step, time_steps
@@ -80,9 +80,11 @@ class Peers:
             self._exchanges = [Collective(like, num_ranks, rank)]
             if device.type == "cuda":
                 try:
-                    self._exchanges.insert(0, Symmetric(like, num_ranks, rank))
-                except RuntimeError as error:  # on every rank alike: it depends on how torch was built
+                    choose_symmetric_memory(device)
+                except RuntimeError as error:
                     note(f"no symmetric memory for the peers: {error}")
+                else:
+                    self._exchanges.insert(0, Symmetric(like, num_ranks, rank))
         self._plain = self._exchanges[-1]
         self.model.read_prompts(work.prompts, self._plain)
 

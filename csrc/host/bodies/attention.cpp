@@ -116,8 +116,8 @@ void AttentionTask::append() {
     if (args_.k_norm) rms_norm(k, context_.at<float>(args_.k_norm), args_.eps, head_dim_);
     rotate(k, rope(position), head_dim_);
     const uint64_t at = cache_index(position);
-    for (uint32_t d = 0; d < head_dim_; ++d) k_cache_[at + d] = to_bf16(k[d]);
-    for (uint32_t d = 0; d < head_dim_; ++d) v_cache_[at + d] = to_bf16(v_in[d]);
+    to_bf16(k_cache_ + at, k, head_dim_);
+    to_bf16(v_cache_ + at, v_in, head_dim_);
   }
 }
 

@@ -58,7 +58,7 @@ void body_sum(Context& context, const SumArgs& args) {
       for (uint32_t b = first; b < args.num_blocks; ++b) total += in[b * step + i];
       out[i] = total;
     }
-    for (i = 0; rounded && i < args.num; ++i) rounded[row * uint64_t{args.rounded_stride} + i] = to_bf16(out[i]);
+    if (rounded) to_bf16(rounded + uint64_t{row} * args.rounded_stride, out, args.num);
   }
 }
 

@@ -13,11 +13,11 @@ void body_embed(Context& context, const EmbedArgs& args) {
   for (uint32_t r = 0; r < batch.num_rows; ++r) {
     float* out = block + r * stride;
     const auto token = static_cast<uint32_t>(batch.rows[r].token);
-    const bool here = token >= args.first_token && token < args.last_token;
-    const uint16_t* row = table + uint64_t{token - args.first_token} * args.k + args.col_begin;
-    for (uint32_t j = 0; j < args.n; ++j) out[j] = here ? simd::from_bf16(row[j]) : 0.0f;
-    for (uint32_t j = 0; rounded && j < args.n; ++j)
-      rounded[r * uint64_t{args.rounded_stride} + j] = simd::to_bf16(out[j]);
+    if (token >= args.first_token && token < args.last_token)
+      simd::from_bf16(out, table + uint64_t{token - args.first_token} * args.k + args.col_begin, args.n);
+    else
+      memset(out, 0, args.n * sizeof(float));
+    if (rounded) simd::to_bf16(rounded + uint64_t{r} * args.rounded_stride, out, args.n);
   }
   if (!push) return;
   for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)

@@ -30,19 +30,11 @@ Rows choose_rows(const Batch* batch, bool sampled_only) {
   return rows;
 }
 
-void widen_row(float* out, const uint16_t* x, uint32_t k) {
-  for (uint32_t i = 0; i < k; ++i) out[i] = from_bf16(x[i]);
-}
-
-void narrow_row(uint16_t* out, const float* x, uint32_t n) {
-  for (uint32_t j = 0; j < n; ++j) out[j] = to_bf16(x[j]);
-}
-
 PackedRows pack(const Context& context, const LinearArgs& args, Rows& rows) {
   PackedRows packed(scratch<XTag>(PackedRows::num_floats(rows.count, args.k)), rows.count, args.k);
   float* x = scratch<WideTag>(args.k);
   for (uint32_t i = 0; i < rows.count; ++i) {
-    widen_row(x, context.at<uint16_t>(args.x) + uint64_t{rows.index[i]} * args.x_stride, args.k);
+    from_bf16(x, context.at<uint16_t>(args.x) + uint64_t{rows.index[i]} * args.x_stride, args.k);
     if (args.normalized)
       rows.scale[i] = 1.0f / std::sqrt(sum_squares(x, args.k) / static_cast<float>(args.k) + args.eps);
     packed.set(i, x, 1.0f);
@@ -125,13 +117,13 @@ void body_linear(Context& context, const LinearArgs& args) {
       [[fallthrough]];
     case Epilogue::STORE:
       for (uint32_t i = 0; args.rounded && i < rows.count; ++i)
-        narrow_row(context.at<uint16_t>(args.rounded) + uint64_t{i} * args.rounded_stride,
-                   out + uint64_t{i} * args.out_stride, args.n);
+        to_bf16(context.at<uint16_t>(args.rounded) + uint64_t{i} * args.rounded_stride,
+                out + uint64_t{i} * args.out_stride, args.n);
       break;
     case Epilogue::SWIGLU:
       for (uint32_t i = 0; i < rows.count; ++i) {
         swiglu_row(rows.y[i], rows.y[i], rows.y[i] + args.n, args.n);
-        narrow_row(context.at<uint16_t>(args.out) + uint64_t{i} * args.out_stride, rows.y[i], args.n);
+        to_bf16(context.at<uint16_t>(args.out) + uint64_t{i} * args.out_stride, rows.y[i], args.n);
       }
       break;
     case Epilogue::PUSH:
