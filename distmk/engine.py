@@ -128,7 +128,7 @@ class Engine:
             num_ranks=self.bootstrap.world_size,
             num_workers=self.num_workers,
             num_schedulers=self.args.num_schedulers,
-            max_rows=self.args.max_num_seqs,
+            max_seqs=self.args.max_num_seqs,
             max_model_len=self.max_model_len,
             keep_logits=self.args.keep_logits,
             **backend_choices(self.backend_name),

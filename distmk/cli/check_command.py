@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = DecodeOptions(
         num_ranks=1 if arguments.ranks is None else arguments.ranks,
         num_workers=1 if arguments.workers is None else arguments.workers,
-        max_rows=arguments.max_num_seqs,
+        max_seqs=arguments.max_num_seqs,
         max_model_len=choose_model_len(arguments.max_model_len, config.max_position),
     )
     started = time.perf_counter()

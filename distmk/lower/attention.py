@@ -85,5 +85,5 @@ def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache:
 def _merges(c: Lowering, shape: AttentionShape) -> list[tuple[int, int]]:
     """Slices of heads, dealt to tasks: the more rows there may be, the fewer for a task, so that its warps are enough."""
     total = shape.num_q * shape.slices
-    num_tasks = min(c.options.num_workers, -(-total // max(1, MERGED_AT_ONCE // c.options.max_rows)))
+    num_tasks = min(c.options.num_workers, -(-total // max(1, MERGED_AT_ONCE // c.options.max_seqs)))
     return [deal(total, num_tasks, task) for task in range(num_tasks)]

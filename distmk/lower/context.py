@@ -21,7 +21,7 @@ class Lowering:
         self.config, self.options = model.config, options
         self.shards = shard_model(model.config, options.num_ranks)
         self.graph = Graph(options.num_ranks, options.num_workers, options.num_schedulers)
-        self.num_pages = options.num_pages or options.max_pages * options.max_rows
+        self.num_pages = options.num_pages or options.max_pages * options.max_seqs
         self.shapes = [self.attention_shape(shard) for shard in self.shards]
         self.buffers: DecodeBuffers = make_buffers(
             self.graph, self.config, self.shards, self.shapes, options.keep_logits

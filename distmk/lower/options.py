@@ -16,15 +16,19 @@ MIN_TASK_BYTES = 16384  # cutting finer costs more in events than it saves
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """Compile-time choices of a decode program. Lengths are in tokens, `page_size` in positions."""
+    """Compile-time choices of a decode program. Lengths are in tokens, `page_size` in positions.
+
+    `max_seqs`: sequences at once. An iteration takes up to MAX_ROWS tokens of them, however few they are, so that prompts
+    are read many tokens at a time.
+    """
 
     num_ranks: int = 1
     num_workers: int = 1
     num_schedulers: int | None = None
-    max_rows: int = MAX_ROWS
+    max_seqs: int = MAX_ROWS
     max_model_len: int = 2048
     page_size: int = 16
-    num_pages: int = 0  # 0: enough for `max_rows` full-length sequences
+    num_pages: int = 0  # 0: enough for `max_seqs` full-length sequences
     max_splits: int = 16
     min_split: int = 64
     keep_logits: bool = False
@@ -36,8 +40,8 @@ class DecodeOptions:
     def __post_init__(self) -> None:
         if self.num_ranks < 1 or self.num_workers < 1:
             raise UsageError(f"{self.num_ranks} ranks of {self.num_workers} workers; at least one of each is needed")
-        if not 1 <= self.max_rows <= MAX_ROWS:
-            raise UsageError(f"max_num_seqs is {self.max_rows}; 1 to {MAX_ROWS} sequences can run at once")
+        if not 1 <= self.max_seqs <= MAX_ROWS:
+            raise UsageError(f"max_num_seqs is {self.max_seqs}; 1 to {MAX_ROWS} sequences can run at once")
         if self.max_model_len < 1 or self.page_size < 1 or self.max_splits < 1 or self.min_split < 1:
             raise UsageError("max_model_len, page_size, max_splits and min_split must be positive")
         if self.page_size & (self.page_size - 1) or self.max_splits > MAX_SPLITS:

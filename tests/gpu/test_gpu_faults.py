@@ -139,7 +139,7 @@ def test_signal_that_never_comes(
 ) -> None:
     require(backend, 2)
     source, target = (0, 1) if consumer == "gate" else (1, 0)
-    options = DecodeOptions(2, WORKERS[backend], max_rows=2, max_model_len=4116, **backend_choices(backend))
+    options = DecodeOptions(2, WORKERS[backend], max_seqs=2, max_model_len=4116, **backend_choices(backend))
     program = compile_graph(lower(build_model(CONFIG), options))
     event, waiter = event_between(program, source, target, consumer)
     fault = {"DISTMK_FAULT_DROP_SIGNAL": f"{source},{target},{event},7"}

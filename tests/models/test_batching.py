@@ -126,6 +126,16 @@ def test_a_refused_call_changes_nothing(llm: LLM, prompts: list[list[int]], one_
     assert tokens_of(llm, prompts[:2]) == [one_at_a_time[tuple(p)] for p in prompts[:2]]
 
 
+@pytest.mark.parametrize(("prompt_len", "steps"), [(1, 1), (16, 1), (17, 2), (33, 3)])
+def test_one_prompt_is_read_many_tokens_at_a_time(tiny_model: Path, prompt_len: int, steps: int) -> None:
+    """Also where no other sequence may run beside it; the last step gives the first token."""
+    with LLM(str(tiny_model), num_workers=1, max_num_seqs=1, trace_iterations=64) as llm:
+        llm.generate([list(range(prompt_len))], SamplingParams(max_tokens=5, ignore_eos=True))
+        assert llm.trace is not None
+        # In the last one there is nothing left to do.
+        assert {int(row["iteration"]) for row in llm.trace.rows} == set(range(steps + 4 + 1))
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_eos(
     tiny_model: Path, prompts: list[list[int]], one_at_a_time: Completions, tmp_path: Path, num_ranks: int

@@ -227,7 +227,7 @@ def decode(job: Job, attention_launch: str, launch_iterations: int = 0) -> Decod
         job.num_ranks,
         job.workers,
         job.options.get("schedulers"),
-        max_rows=4,
+        max_seqs=4,
         max_model_len=64,
         page_size=4,
         min_split=4,

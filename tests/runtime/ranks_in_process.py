@@ -80,7 +80,7 @@ def tiny_decode(num_ranks: int, num_workers: int, attention_launch: Literal["mas
     options = DecodeOptions(
         num_ranks,
         num_workers,
-        max_rows=4,
+        max_seqs=4,
         max_model_len=64,
         page_size=4,
         max_splits=4,

@@ -168,7 +168,7 @@ def test_nothing_is_left_after_an_abort(runner: Runner, tmp_path: Path) -> None:
 @pytest.mark.parametrize("consumer", ["layer0.o.reduce", "gate"])
 def test_signal_that_never_comes(runner: Runner, tmp_path: Path, consumer: str) -> None:
     source, target = (0, 1) if consumer == "gate" else (1, 0)
-    options = DecodeOptions(2, WORKERS, max_rows=4, max_model_len=64, **backend_choices("emulated"))
+    options = DecodeOptions(2, WORKERS, max_seqs=4, max_model_len=64, **backend_choices("emulated"))
     event, waiter = event_between(compile_graph(lower(build_model(CONFIG), options)), source, target, consumer)
     fault = {"DISTMK_FAULT_DROP_SIGNAL": f"{source},{target},{event},4", "DISTMK_EMULATOR_SEED": SEED}
     command = generate_arguments(tmp_path, "emulated", "--deadline", "2", "--ranks", "2")
@@ -180,7 +180,7 @@ def test_signal_that_never_comes(runner: Runner, tmp_path: Path, consumer: str) 
 def test_ends_while_weights_are_held(runner: Runner, tmp_path: Path) -> None:
     """Weights that the consumers of a single row took out of the ring early are not given back twice."""
     config = tiny_config(hidden_size=192, intermediate_size=1088, head_dim=32)
-    options = DecodeOptions(1, WORKERS, max_rows=1, max_model_len=64, **backend_choices("emulated"))
+    options = DecodeOptions(1, WORKERS, max_seqs=1, max_model_len=64, **backend_choices("emulated"))
     event, waiter = event_between(compile_graph(lower(build_model(config), options)), 0, 0, "layer0.down")
     prompts, one = ("--prompt-ids", "1", "--max-new-tokens", "8"), ("--max-num-seqs", "1", "--deadline", "2")
     command = generate_arguments(tmp_path, "emulated", *one, config=config, prompts=prompts)

@@ -13,10 +13,10 @@ from distmk.model import build_model
 from distmk.tasks import Linear, Merge
 
 
-def merges(max_rows: int, num_workers: int, head_dim: int) -> list[list[Merge]]:
+def merges(max_seqs: int, num_workers: int, head_dim: int) -> list[list[Merge]]:
     """Of the first layer, by rank."""
     config = tiny_config(num_heads=6, num_kv_heads=3, head_dim=head_dim)
-    options = DecodeOptions(2, num_workers, max_rows=max_rows, max_model_len=64)
+    options = DecodeOptions(2, num_workers, max_seqs=max_seqs, max_model_len=64)
     tasks = [
         t for t in lower(build_model(config), options).tasks if isinstance(t, Merge) and t.op.startswith("layer0.")
     ]
@@ -24,10 +24,10 @@ def merges(max_rows: int, num_workers: int, head_dim: int) -> list[list[Merge]]:
 
 
 @pytest.mark.parametrize("head_dim", [16, 32, 80, 128])
-@pytest.mark.parametrize("max_rows", [1, 2, 4, 16])
+@pytest.mark.parametrize("max_seqs", [1, 2, 4, 16])
 @pytest.mark.parametrize("num_workers", [1, 5, 100])
-def test_merges_share_out_the_heads(num_workers: int, max_rows: int, head_dim: int) -> None:
-    for tasks in merges(max_rows, num_workers, head_dim):
+def test_merges_share_out_the_heads(num_workers: int, max_seqs: int, head_dim: int) -> None:
+    for tasks in merges(max_seqs, num_workers, head_dim):
         shape = tasks[0].shape
         ends = [0, *(task.out.end for task in tasks)]
         assert [task.out.begin for task in tasks] == ends[:-1] and ends[-1] == shape.num_q * head_dim
@@ -41,7 +41,7 @@ def test_merges_share_out_the_heads(num_workers: int, max_rows: int, head_dim: i
 
 def test_more_rows_are_merged_by_more_tasks() -> None:
     """As long as there are workers, until each has 32 elements of a head."""
-    counts = [len(merges(max_rows, 1000, 128)[1]) for max_rows in (1, 2, 4, 16)]
+    counts = [len(merges(max_seqs, 1000, 128)[1]) for max_seqs in (1, 2, 4, 16)]
     assert counts == [3, 6, 12, 12], "three heads of four slices each"
     fewer = [len(merges(16, num_workers, 128)[1]) for num_workers in (1, 5, 11)]
     assert fewer == [1, 5, 11]

@@ -118,7 +118,7 @@ AHEAD_NS = (7_000_000_000_000, 7_000_000_000_000 - 123_456_789, 31, 7_100_000_00
 def decode(num_ranks: int, num_workers: int, attention: Literal["massive", "spread"] = "massive") -> Graph:
     """A step of a model of two layers, whose attention has several instances."""
     options = DecodeOptions(
-        num_ranks, num_workers, max_rows=2, max_model_len=64, page_size=4, max_splits=2, attention_launch=attention
+        num_ranks, num_workers, max_seqs=2, max_model_len=64, page_size=4, max_splits=2, attention_launch=attention
     )
     return lower(build_model(tiny_config()), options)
 
