@@ -8,13 +8,17 @@
 namespace distmk {
 namespace linear {
 
+constexpr uint32_t CHUNK_K = 8;           // activations of 16 bytes
+constexpr uint32_t LOAD_K = 4 * CHUNK_K;  // of a row in one load: a chunk each of four lanes
+
 struct Activations {
-  const __nv_bfloat16* x;
+  const __nv_bfloat16* x;  // in memory, or in shared memory
   uint32_t k, stride, num_rows;
+  uint32_t last_chunk;  // of a row, that can be read
 };
 
 DISTMK_FN Activations activations_of(Context& context, const LinearArgs& args, uint32_t num_rows) {
-  return {context.at<__nv_bfloat16>(args.x), args.k, args.x_stride, num_rows};
+  return {context.at<__nv_bfloat16>(args.x), args.k, args.x_stride, num_rows, args.k - CHUNK_K};
 }
 
 DISTMK_FN uint32_t num_rows(const RankState& state, const LinearArgs& args) {
@@ -22,12 +26,34 @@ DISTMK_FN uint32_t num_rows(const RankState& state, const LinearArgs& args) {
   return (state.near_batch ? state.near_batch : reinterpret_cast<const Batch*>(state.address(args.batch)))->num_rows;
 }
 
-constexpr uint32_t CHUNK_K = 8;           // activations of 16 bytes
-constexpr uint32_t LOAD_K = 4 * CHUNK_K;  // of a row in one load: a chunk each of four lanes
-
 // Whether whole chunks can be read.
 DISTMK_FN bool is_aligned(const RankState& state, const LinearArgs& args, uint32_t num_rows) {
   return (state.address(args.x) % 16 | args.k % CHUNK_K | (num_rows > 1 ? args.x_stride % CHUNK_K : 0)) == 0;
+}
+
+constexpr uint32_t NEAR_BLOCKS = WORK_BYTES / (BLOCK_K * sizeof(__nv_bfloat16));
+
+// Whether a task's activations fit into shared memory, where the head has its candidates.
+DISTMK_FN bool fit_near(const LinearArgs& args, uint32_t num_rows) {
+  return num_rows == 1 && args.k_pitch <= NEAR_BLOCKS * BLOCK_K &&
+         args.epilogue != static_cast<uint32_t>(Epilogue::ARGMAX);
+}
+
+// Brings there what this warp multiplies of them, from its column `first` of each block on: a trip to memory for all
+// blocks together, where each would cost one of its own.
+DISTMK_FN void bring_near(Activations& a, uint32_t first) {
+  static_assert(TILE_K == 32 * CHUNK_K, "a chunk a lane");
+  auto* near = reinterpret_cast<__nv_bfloat16*>(shared().work);
+  const uint32_t mine = first + threadIdx.x % 32 * CHUNK_K;
+  uint4 chunks[NEAR_BLOCKS];
+#pragma unroll
+  for (uint32_t i = 0; i < NEAR_BLOCKS; ++i)
+    chunks[i] = __ldcg(reinterpret_cast<const uint4*>(a.x + min(i * BLOCK_K + mine, a.last_chunk)));
+#pragma unroll
+  for (uint32_t i = 0; i < NEAR_BLOCKS; ++i) *reinterpret_cast<uint4*>(near + i * BLOCK_K + mine) = chunks[i];
+  __syncwarp();
+  a.x = near;
+  a.last_chunk = NEAR_BLOCKS * BLOCK_K - CHUNK_K;  // no chunk of another warp's is read
 }
 
 // Of what is seldom met there is little code.
@@ -57,7 +83,7 @@ struct Column {
       for (uint32_t i = 0; i < TILE_K / LOAD_K; ++i) {
         const uint32_t at = k + i * LOAD_K;
         if constexpr (ALIGNED)
-          chunks[tile][i] = __ldcg(reinterpret_cast<const uint4*>(x + min(at, a.k - CHUNK_K)));
+          chunks[tile][i] = *reinterpret_cast<const uint4*>(x + min(at, a.last_chunk));
         else
           chunks[tile][i] = load_unaligned_chunk(x, at, a.k);
       }

@@ -20,7 +20,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
   constexpr bool AHEAD = TILES == 1 && ALIGNED;
   const Team& team = context.team;
   const uint32_t rows = slab_rows(args);
-  const Activations a = activations_of(context, args, num_rows);
+  Activations a = activations_of(context, args, num_rows);
   const Lane lane;
   const Output<TILES> out(context, args, num_rows);
   Places places = shared().places[threadIdx.x / 32];
@@ -32,6 +32,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
     EarlyTile early;
     early.take(args, rows, places.stage, lane);
     if (!context.inputs_ready()) return keep_places(places);  // what was taken is not in the ring any more
+    if (fit_near(args, num_rows)) bring_near(a, first_column());
     x.template load<ALIGNED>(a, first_column());
     x.clear_behind(a, first_column());
     early.multiply(x, sums);
