@@ -14,11 +14,12 @@ constexpr uint32_t LOAD_K = 4 * CHUNK_K;  // of a row in one load: a chunk each 
 struct Activations {
   const __nv_bfloat16* x;  // in memory, or in shared memory
   uint32_t k, stride, num_rows;
-  uint32_t last_chunk;  // of a row, that can be read
+  uint32_t last_chunk;   // of a row, that can be read
+  uint32_t spare_block;  // what is read where no block is left: of what is near only a warp's own columns may be
 };
 
 DISTMK_FN Activations activations_of(Context& context, const LinearArgs& args, uint32_t num_rows) {
-  return {context.at<__nv_bfloat16>(args.x), args.k, args.x_stride, num_rows, args.k - CHUNK_K};
+  return {context.at<__nv_bfloat16>(args.x), args.k, args.x_stride, num_rows, args.k - CHUNK_K, args.k};
 }
 
 DISTMK_FN uint32_t num_rows(const RankState& state, const LinearArgs& args) {
@@ -53,7 +54,8 @@ DISTMK_FN void bring_near(Activations& a, uint32_t first) {
   for (uint32_t i = 0; i < NEAR_BLOCKS; ++i) *reinterpret_cast<uint4*>(near + i * BLOCK_K + mine) = chunks[i];
   __syncwarp();
   a.x = near;
-  a.last_chunk = NEAR_BLOCKS * BLOCK_K - CHUNK_K;  // no chunk of another warp's is read
+  a.last_chunk = NEAR_BLOCKS * BLOCK_K - CHUNK_K;
+  a.spare_block = 0;
 }
 
 // Of what is seldom met there is little code.

@@ -37,7 +37,7 @@ DISTMK_FN uint32_t look_up(const Work& w, uint32_t chunk) {
 // Without a condition, or loads would be waited for one after another: what is not there is put right by patch_keys and
 // patch_values.
 DISTMK_FN uint4 load_cached(const __nv_bfloat16* cache, uint32_t line, uint32_t element, uint32_t dim) {
-  return __ldcg(reinterpret_cast<const uint4*>(cache + uint64_t{line} * dim + (element < dim ? element : 0)));
+  return load_perhaps(reinterpret_cast<const uint4*>(cache + uint64_t{line} * dim + (element < dim ? element : 0)));
 }
 
 DISTMK_FN void load_keys(const Work& w, uint32_t lines, Tile& tile) {

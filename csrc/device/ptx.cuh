@@ -156,6 +156,9 @@ DISTMK_FN void copy_by_lanes(uint32_t dst, const char* src, uint32_t num_bytes, 
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(full) : "memory");
 }
 
+// What may turn out not to be needed, and then may be written meanwhile.
+DISTMK_FN uint4 load_perhaps(const uint4* p) { return __ldcg(p); }
+
 DISTMK_FN uint32_t opaque(uint32_t v) {
   asm volatile("" : "+r"(v));
   return v;

@@ -29,16 +29,27 @@ namespace distmk {
 namespace emulator {
 namespace {
 
-constexpr size_t STACK_BYTES = 48 << 10;
-void* main_stack;
-Fiber* running;
-const std::function<void()>* entry;
+constexpr size_t STACK_BYTES = WATCHED ? 256 << 10 : 48 << 10;
+// Of the GPU that a thread of the CPU plays.
+thread_local void* main_stack;
+thread_local void* main_watched;
+thread_local Fiber* running;
+thread_local const std::function<void()>* entry;
+
+void leave() {
+  watch_next(main_watched);
+  distmk_switch(&running->stack_pointer, main_stack);
+}
 
 void start() {
   (*entry)();
-  running->done = true;
-  --running->block->running;
-  distmk_switch(&running->stack_pointer, main_stack);
+  {
+    const Unwatched here;
+    running->done = true;
+    --running->block->running;
+  }
+  release_order(running->block);
+  leave();
 }
 
 void prepare(Fiber& fiber) {
@@ -103,6 +114,7 @@ std::unique_ptr<Fiber> make_fiber(Block* block, uint32_t thread) {
   auto fiber = std::make_unique<Fiber>();
   fiber->block = block;
   fiber->thread = thread;
+  fiber->watched = watch_thread();
   prepare(*fiber);
   return fiber;
 }
@@ -129,24 +141,38 @@ class Paces {
 
 Fiber& current() { return *running; }
 
-void yield() { distmk_switch(&running->stack_pointer, main_stack); }
+void yield() {
+  const Unwatched here;
+  leave();
+}
+
+void await_change(const uint64_t* at) {
+  const Unwatched here;
+  running->met = at;
+  running->seen = *at;
+  leave();
+}
 
 void meet(Meeting& meeting, uint32_t expected, const char* what, const std::function<void()>& work) {
+  const Unwatched here;
+  const void* const order = order_of(&meeting.count, meeting.count);
   if (meeting.arrived && strcmp(meeting.what, what)) {
     fprintf(stderr, "emulator: block %u thread %u is at %s, others of its warp or block at %s\n", running->block->index,
             running->thread, what, meeting.what);
     abort();
   }
   meeting.what = what;
+  if (!work) release_order(order);
   if (++meeting.arrived == expected) {
     if (work) work();
     meeting.arrived = 0;
     ++meeting.count;
-    return;
+  } else {
+    running->met = &meeting.count;
+    running->seen = meeting.count;
+    leave();
   }
-  running->met = &meeting.count;
-  running->seen = meeting.count;
-  yield();
+  if (!work) acquire_order(order);
 }
 
 uint64_t* operands_of(uint32_t lane) {
@@ -159,6 +185,8 @@ void meet_warp(const char* what, const std::function<void()>& work) {
 
 void run_grid(uint32_t num_blocks, uint32_t num_threads, size_t shared_bytes, uint64_t seed,
               const std::function<void()>& kernel) {
+  const Unwatched here;
+  main_watched = watched_thread();
   std::vector<std::unique_ptr<Block>> blocks;
   std::vector<std::unique_ptr<Fiber>> fibers;
   for (uint32_t b = 0; b < num_blocks; ++b) {
@@ -179,6 +207,7 @@ void run_grid(uint32_t num_blocks, uint32_t num_threads, size_t shared_bytes, ui
       if (!paces.has_turn(f / WARP)) continue;
       fiber.met = nullptr;
       running = &fiber;
+      watch_next(fiber.watched);
       distmk_switch(&main_stack, fiber.stack_pointer);
       num_left -= fiber.done;
     }
@@ -187,6 +216,8 @@ void run_grid(uint32_t num_blocks, uint32_t num_threads, size_t shared_bytes, ui
       land(*block, random, !block->running);
     }
   }
+  for (const auto& block : blocks) acquire_order(block.get());
+  for (const auto& fiber : fibers) watch_no_more(fiber->watched);
 }
 
 }  // namespace emulator

@@ -6,6 +6,8 @@
 #include <memory>
 #include <vector>
 
+#include "emulator/watch.h"
+
 namespace distmk {
 namespace emulator {
 
@@ -39,6 +41,7 @@ struct Block {
 constexpr uint32_t WORDS = 8;
 
 struct Fiber {
+  void* watched = nullptr;
   void* stack_pointer = nullptr;
   std::unique_ptr<char[]> stack;
   Block* block = nullptr;
@@ -50,7 +53,9 @@ struct Fiber {
 
 Fiber& current();
 void yield();
-// Waits for `expected` threads of the meeting; `work` is done by the last.
+void await_change(const uint64_t* at);  // may come back sooner
+// Waits for `expected` threads of the meeting; `work` is done by the last. A meeting without work orders memory: what
+// each has done before it comes before what any does after it.
 void meet(Meeting& meeting, uint32_t expected, const char* what, const std::function<void()>& work = {});
 // This lane's operands, and lane i's.
 uint64_t* operands();

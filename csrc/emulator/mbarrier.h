@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "emulator/watch.h"
+
 namespace distmk {
 namespace emulator {
 
@@ -15,9 +17,19 @@ struct Mbarrier {
 };
 static_assert(sizeof(Mbarrier) == 8, "");
 
-inline void mbarrier_update(uint64_t* at, int arrivals, int bytes) {
+inline Mbarrier mbarrier_at(const uint64_t* at) {
+  const Unwatched here;
   Mbarrier b;
   memcpy(&b, at, 8);
+  return b;
+}
+inline void mbarrier_set(uint64_t* at, const Mbarrier& b) {
+  const Unwatched here;
+  memcpy(at, &b, 8);
+}
+
+inline void mbarrier_update(uint64_t* at, int arrivals, int bytes) {
+  Mbarrier b = mbarrier_at(at);
   if (arrivals > b.pending) {
     fprintf(stderr, "emulator: %d arrivals at a barrier that waits for %u\n", arrivals, b.pending);
     abort();
@@ -28,20 +40,25 @@ inline void mbarrier_update(uint64_t* at, int arrivals, int bytes) {
     b.phase ^= 1;
     b.pending = b.expected;
   }
-  memcpy(at, &b, 8);
+  mbarrier_set(at, b);
+}
+inline void mbarrier_arrive(uint64_t* at, uint32_t times, int bytes) {
+#ifndef DISTMK_PLANT_MISSING_RELEASE
+  release_order(order_of(at, mbarrier_at(at).phase));
+#endif
+  mbarrier_update(at, static_cast<int>(times), bytes);
 }
 inline void mbarrier_complete(uint64_t* at, uint32_t num_bytes) {
   mbarrier_update(at, 0, -static_cast<int>(num_bytes));
 }
 inline void mbarrier_init(uint64_t* at, uint32_t count) {
-  const Mbarrier b{static_cast<uint16_t>(count), static_cast<uint16_t>(count), 0, 0};
-  memcpy(at, &b, 8);
+  mbarrier_set(at, {static_cast<uint16_t>(count), static_cast<uint16_t>(count), 0, 0});
 }
 // Whether the phase of this parity is over.
 inline bool mbarrier_test(const uint64_t* at, uint32_t parity) {
-  Mbarrier b;
-  memcpy(&b, at, 8);
-  return b.phase != parity;
+  if (mbarrier_at(at).phase == parity) return false;
+  acquire_order(order_of(at, parity));
+  return true;
 }
 
 }  // namespace emulator

@@ -1,5 +1,6 @@
 // device/ptx.cuh for a CPU that plays a GPU. Whatever another thread must do something for gives way to it.
 #pragma once
+#include <cuda_runtime.h>
 #include <time.h>
 
 #include "emulator/fibers.h"
@@ -51,27 +52,28 @@ inline bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
 inline bool barrier_test(uint64_t* barrier, uint32_t parity) { return barrier_try_wait(barrier, parity); }
 inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
   while (!emulator::mbarrier_test(barrier, parity)) {
-    emulator::Fiber& fiber = emulator::current();
-    fiber.met = barrier;
-    fiber.seen = *barrier;
-    emulator::yield();
+    emulator::await_change(barrier);
   }
 }
 inline void barrier_wait(uint32_t barrier, uint32_t parity) { barrier_wait(at_shared<uint64_t>(barrier), parity); }
-inline void barrier_arrive(uint64_t* barrier, uint32_t times = 1) {
-  emulator::mbarrier_update(barrier, static_cast<int>(times), 0);
-}
+inline void barrier_arrive(uint64_t* barrier, uint32_t times = 1) { emulator::mbarrier_arrive(barrier, times, 0); }
 inline void wait_while_held(uint32_t hold, uint32_t slab) {
-  while (*at_shared<volatile uint32_t>(hold) - 1 < slab - 1) emulator::yield();
+  while (__atomic_load_n(at_shared<uint32_t>(hold), __ATOMIC_RELAXED) - 1 < slab - 1) emulator::yield();
 }
 
 inline void copy_bulk(uint32_t dst, const char* src, uint32_t num_bytes, uint32_t full) {
   auto* barrier = at_shared<uint64_t>(full);
-  emulator::mbarrier_update(barrier, 1, static_cast<int>(num_bytes));
   memset(at_shared<char>(dst), 0xff, num_bytes);  // nothing may be read before it has landed
+  emulator::mbarrier_arrive(barrier, 1, static_cast<int>(num_bytes));
+  const emulator::Unwatched here;
   emulator::current().block->copies.push_back({at_shared<char>(dst), src, num_bytes, barrier});
 }
 inline void copy_by_lanes(uint32_t, const char*, uint32_t, uint32_t, uint32_t, uint32_t) {}
+
+inline uint4 load_perhaps(const uint4* p) {
+  const emulator::Unwatched here;
+  return *p;
+}
 
 inline uint32_t opaque(uint32_t v) { return v; }
 

@@ -52,6 +52,7 @@ void load_all() {
 }  // namespace
 
 void multiply(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&c)[4]) {
+  const emulator::Unwatched here;
   const Operands mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}, {c[0], c[1], c[2], c[3]}};
   memcpy(emulator::operands(), &mine, sizeof mine);
   emulator::meet_warp("mma", multiply_all);
@@ -61,6 +62,8 @@ void multiply(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&c)[4]) {
 }
 
 void load_matrices(uint32_t address, uint32_t (&a)[4]) {
+  emulator::note_read(at_shared<char>(address), 16);
+  const emulator::Unwatched here;
   *emulator::operands() = address;
   emulator::meet_warp("ldmatrix", load_all);
   memcpy(a, emulator::operands(), sizeof a);

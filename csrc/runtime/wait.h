@@ -17,7 +17,9 @@ DISTMK_FN bool waits_met(const RankState& state, const TaskView& task, uint64_t 
   bool met = true;
   for (uint32_t w = team.index; met && w < task.desc->num_waits; w += team.size)
     met = is_met(state, task.waits[w], iteration);
-  return team.all(met);
+  if (!team.all(met)) return false;
+  team.sync();  // a vote orders no memory
+  return true;
 }
 
 enum class Gate : uint32_t { CLOSED, OPEN, STOP };

@@ -1,7 +1,7 @@
 // Runs all ranks of a saved program as threads of one process, so that a race detector sees races between ranks.
-//   run_ranks [--ride] [--cut N] [--delay MAX_US,NODE_SIZE,SEED] ITERATIONS PROGRAM_OF_RANK_0 PROGRAM_OF_RANK_1 ...
+//   run_ranks [--ride] [--cut N] [--seed N] [--delay MAX_US,NODE_SIZE,SEED] ITERATIONS PROGRAM_OF_RANK_0 ...
 // With --ride the schedulers have no threads of their own; --cut lets all threads leave after every N iterations and
-// others go on; --delay is the fault of the same name.
+// others go on; --seed chooses the emulator's timing; --delay is the fault of the same name.
 // Weights are zero and prompts made up: what counts is who touches what when. Exit status 0: every rank finished.
 #include <cstdio>
 #include <cstdlib>
@@ -70,6 +70,8 @@ struct Options {
         ride = true;
       else if (std::strcmp(argv[i], "--cut") == 0 && i + 1 < argc)
         cut = static_cast<uint32_t>(std::atoi(argv[++i]));
+      else if (std::strcmp(argv[i], "--seed") == 0 && i + 1 < argc)
+        fault.seed = static_cast<uint32_t>(std::atoi(argv[++i]));
       else if (std::strcmp(argv[i], "--delay") != 0 || ++i == argc ||
                std::sscanf(argv[i], "%u,%u,%u", &max_us, &fault.node_size, &fault.seed) != 3)
         return false;
@@ -87,7 +89,9 @@ struct Options {
 int main(int argc, char** argv) {
   Options options;
   if (!options.parse(argc, argv)) {
-    std::fprintf(stderr, "usage: run_ranks [--ride] [--cut N] [--delay MAX_US,NODE_SIZE,SEED] ITERATIONS PROGRAM...\n");
+    std::fprintf(
+        stderr,
+        "usage: run_ranks [--ride] [--cut N] [--seed N] [--delay MAX_US,NODE_SIZE,SEED] ITERATIONS PROGRAM...\n");
     return 2;
   }
   const auto num_ranks = static_cast<uint32_t>(options.programs.size());

@@ -39,11 +39,7 @@ def load_runtime(extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
 
 def load_emulator() -> ctypes.CDLL:
     """The GPU's kernel behind the same functions. BuildError as above, and where the processor is no x86-64."""
-    folder = csrc_dir() / "emulator"
-    flags = [*EMULATOR_FLAGS, f"-I{folder / 'include'}", "-shared"]
-    headers = [*(csrc_dir() / "device").rglob("*.cuh"), *folder.rglob("*.h")]
-    sources = [*sorted(folder.glob("*.cpp")), csrc_dir() / "host" / "interface.cpp"]
-    return _load(build_sources("emulator", ".so", flags, sources, headers))
+    return _load(build_emulator())
 
 
 def _load(path: Path) -> ctypes.CDLL:
@@ -64,6 +60,17 @@ def build(extra_flags: Sequence[str] = (), tool: str | None = None) -> Path:
     if tool is None:
         return build_sources("host", ".so", [*FLAGS, *extra_flags, "-shared"], host_sources())
     return build_sources(tool, "", [*FLAGS, *extra_flags], [*host_sources(), csrc_dir() / "tools" / f"{tool}.cpp"])
+
+
+def build_emulator(extra_flags: Sequence[str] = (), tool: str | None = None) -> Path:
+    """The same of the emulator."""
+    folder = csrc_dir() / "emulator"
+    flags = [*EMULATOR_FLAGS, f"-I{folder / 'include'}", *extra_flags]
+    headers = [*(csrc_dir() / "device").rglob("*.cuh"), *folder.rglob("*.h")]
+    sources = [*sorted(folder.glob("*.cpp")), csrc_dir() / "host" / "interface.cpp"]
+    if tool is None:
+        return build_sources("emulator", ".so", [*flags, "-shared"], sources, headers)
+    return build_sources(f"{tool}-emulated", "", flags, [*sources, csrc_dir() / "tools" / f"{tool}.cpp"], headers)
 
 
 def build_sources(

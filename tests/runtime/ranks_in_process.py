@@ -15,7 +15,7 @@ from tiny_config import tiny_config
 
 from distmk.errors import BuildError
 from distmk.graph import Graph
-from distmk.host.build import build
+from distmk.host.build import build, build_emulator
 from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
 from distmk.program import Program, compile_graph
@@ -33,10 +33,11 @@ REPORT = ("ThreadSanitizer", "AddressSanitizer", "LeakSanitizer", "runtime error
 
 
 @functools.cache
-def tool(sanitizer: str, *defines: str) -> Path:
+def tool(sanitizer: str, *defines: str, emulated: bool = False) -> Path:
     """run_ranks built with a sanitizer; skips the test where the compiler has no such thing."""
+    flags = [*SANITIZERS[sanitizer], "-g", "-O1", "-fno-omit-frame-pointer", *defines]
     try:
-        return build([*SANITIZERS[sanitizer], "-g", "-O1", "-fno-omit-frame-pointer", *defines], tool="run_ranks")
+        return (build_emulator if emulated else build)(flags, tool="run_ranks")
     except BuildError as error:
         if "san" in str(error):
             pytest.skip(f"no -fsanitize={sanitizer} here: {error}")
@@ -54,17 +55,18 @@ def prefix() -> tuple[str, ...]:
 
 
 def run_ranks(
-    binary: Path, program: Program, folder: Path, *options: str, iterations: int = 30
+    binary: Path, program: Program, folder: Path, *options: str, iterations: int = 30, first_only: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run `program`; standard output and standard error come as one text."""
+    """Run `program`; standard output and standard error come as one text. `first_only`: a race ends it, for speed."""
     paths = []
     for rank, part in enumerate(program.ranks):
         paths.append(folder / f"rank{rank}.bin")
         paths[-1].write_bytes(part.to_bytes())
+    env = os.environ | OPTIONS
+    if first_only:
+        env["TSAN_OPTIONS"] += " halt_on_error=1"
     argv = [*prefix(), str(binary), *options, str(iterations), *map(str, paths)]
-    done = subprocess.run(
-        argv, env=os.environ | OPTIONS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100
-    )
+    done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100)
     if "unexpected memory mapping" in done.stdout or "Shadow memory range interleaves" in done.stdout:
         pytest.skip("the sanitizer cannot place its shadow memory here")
     return done

@@ -48,7 +48,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
 #pragma unroll 1
     for (uint32_t block = 0; block < args.k_pitch; block += BLOCK_K) {
       const uint32_t block_end = min(block + BLOCK_K, args.k_pitch);
-      const uint32_t next_block = block_end < args.k_pitch ? block_end : round.end_row < rows ? 0 : args.k;
+      const uint32_t next_block = block_end < args.k_pitch ? block_end : round.end_row < rows ? 0 : a.spare_block;
       Column<TILES> next;
       if constexpr (AHEAD)
         next.template load<ALIGNED>(a, next_block + first_column());

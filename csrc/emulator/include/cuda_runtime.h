@@ -61,6 +61,8 @@ T __ldcg(const T* p) {
 inline unsigned long long atomicAdd(unsigned long long* p, unsigned long long v) {
   return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
 }
+inline uint32_t atomicOr(uint32_t* p, uint32_t v) { return __atomic_fetch_or(p, v, __ATOMIC_RELAXED); }
+inline uint32_t atomicExch(uint32_t* p, uint32_t v) { return __atomic_exchange_n(p, v, __ATOMIC_RELAXED); }
 
 inline void __syncthreads() {
   auto* block = distmk::emulator::current().block;
@@ -91,6 +93,7 @@ inline void all_of_all() {
 template <class T>
 T __shfl_sync(unsigned, T value, uint32_t lane) {
   using namespace distmk::emulator;
+  const Unwatched here;
   memcpy(operands(), &value, sizeof value);
   operands()[1] = lane;
   meet_warp("shuffle", shuffle_all);
@@ -115,6 +118,7 @@ inline unsigned __ballot_sync(unsigned mask, bool mine) {
 }
 inline bool __all_sync(unsigned, bool mine) {
   using namespace distmk::emulator;
+  const Unwatched here;
   operands()[0] = mine;
   meet_warp("vote", all_of_all);
   return operands()[2];

@@ -1,0 +1,71 @@
+// What ThreadSanitizer is told where the emulator is compiled with it: every GPU thread is a thread to it, though all
+// share one of the CPU's, and only what orders memory on a GPU orders it here. Elsewhere all of this is nothing.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#ifdef __SANITIZE_THREAD__
+#include <sanitizer/tsan_interface.h>
+
+extern "C" {
+void __tsan_read_range(void* at, unsigned long num_bytes);
+void AnnotateIgnoreReadsBegin(const char* file, int line);
+void AnnotateIgnoreReadsEnd(const char* file, int line);
+void AnnotateIgnoreWritesBegin(const char* file, int line);
+void AnnotateIgnoreWritesEnd(const char* file, int line);
+}
+#endif
+
+namespace distmk {
+namespace emulator {
+
+#ifdef __SANITIZE_THREAD__
+constexpr bool WATCHED = true;
+
+inline void* watch_thread() { return __tsan_create_fiber(0); }
+inline void* watched_thread() { return __tsan_get_current_fiber(); }
+inline void watch_no_more(void* thread) { __tsan_destroy_fiber(thread); }
+inline void watch_next(void* thread) { __tsan_switch_to_fiber(thread, __tsan_switch_to_fiber_no_sync); }
+
+// What this thread has done so far comes before what others do once they have acquired the same `order`.
+inline void release_order(const void* order) { __tsan_release(const_cast<void*>(order)); }
+inline void acquire_order(const void* order) { __tsan_acquire(const_cast<void*>(order)); }
+
+inline void note_read(const void* at, size_t num_bytes) { __tsan_read_range(const_cast<void*>(at), num_bytes); }
+
+// What is read and written while one lives is the emulator's own business.
+struct Unwatched {
+  Unwatched() {
+    AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+    AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+  }
+  ~Unwatched() {
+    AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+    AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+  }
+  Unwatched(const Unwatched&) = delete;
+  Unwatched& operator=(const Unwatched&) = delete;
+};
+#else
+constexpr bool WATCHED = false;
+
+inline void* watch_thread() { return nullptr; }
+inline void* watched_thread() { return nullptr; }
+inline void watch_no_more(void*) {}
+inline void watch_next(void*) {}
+inline void release_order(const void*) {}
+inline void acquire_order(const void*) {}
+inline void note_read(const void*, size_t) {}
+
+struct Unwatched {
+  Unwatched() {}
+};
+#endif
+
+// Of a barrier's phases, or of the times that threads meet, two in turn: nobody is further behind than one.
+inline const void* order_of(const uint64_t* barrier, uint64_t phase) {
+  return reinterpret_cast<const char*>(barrier) + phase % 2;
+}
+
+}  // namespace emulator
+}  // namespace distmk

@@ -1,0 +1,54 @@
+"""The GPU's kernel under ThreadSanitizer, played by the CPU: what a block's threads tell each other through shared memory and
+barriers, and blocks and ranks through memory and events, is ordered. Every GPU thread is a thread to it.
+
+python -m pytest -q tests/runtime/test_emulated_races.py        # no GPU; what racecheck looks at on one, and more
+
+As for racecheck, every lane arrives at barriers for itself and flags are atomic. It cannot see what the asynchronous copies
+need beside their barriers, nor fences that are too weak.
+"""
+
+from __future__ import annotations
+
+import platform
+import random
+from pathlib import Path
+
+import pytest
+from ranks_in_process import assert_clean, run_ranks, tool
+from tiny_config import tiny_config
+
+from distmk.choices import backend_choices
+from distmk.lower import DecodeOptions, lower
+from distmk.model import build_model
+from distmk.program import Program, compile_graph
+
+pytestmark = [
+    pytest.mark.timeout(200),
+    pytest.mark.slow,
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="the emulator's fibers are written for x86-64"),
+]
+RACECHECK = "-DDISTMK_RACECHECK"
+
+
+def decode(num_ranks: int, num_workers: int) -> Program:
+    """A layer's decode step, as for a GPU; its attention splits from 16 positions on."""
+    choices = {**backend_choices("emulated"), "min_split": 16}
+    options = DecodeOptions(num_ranks, num_workers, max_seqs=4, max_model_len=64, page_size=4, **choices)  # type: ignore[arg-type]
+    return compile_graph(lower(build_model(tiny_config(num_layers=1)), options))
+
+
+@pytest.mark.parametrize(("num_ranks", "num_workers", "place"), [(1, 2, ("--ride",)), (2, 1, ("--ride",)), (1, 1, ())])
+def test_decode(num_ranks: int, num_workers: int, place: tuple[str, ...], tmp_path: Path) -> None:
+    """Prompts of up to 22 tokens, sequences that come and go: iterations of one row and of many."""
+    seed = str(random.randrange(2**31))
+    print(f"seed {seed}")
+    binary = tool("thread", RACECHECK, emulated=True)
+    done = run_ranks(binary, decode(num_ranks, num_workers), tmp_path, *place, "--seed", seed)
+    assert_clean(done, num_ranks)
+
+
+def test_missing_release_is_reported(tmp_path: Path) -> None:
+    """Barriers at which arrivals order nothing."""
+    binary = tool("thread", RACECHECK, "-DDISTMK_PLANT_MISSING_RELEASE", emulated=True)
+    done = run_ranks(binary, decode(1, 1), tmp_path, "--ride", first_only=True)
+    assert done.returncode == 66 and "WARNING: ThreadSanitizer: data race" in done.stdout, done.stdout[-3000:]
