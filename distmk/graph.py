@@ -6,6 +6,7 @@ is said by hand; `events` derives the waits and triggers.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -99,6 +100,7 @@ class Graph:
             raise UsageError(
                 f"task {task.op} streams weights, which its worker fetches ahead of time; launch it {LaunchKind.AHEAD.name}"
             )
+        self._check_operands(task)
         self._check_reach(task)
         self.tasks.append(task)
         return task
@@ -118,6 +120,17 @@ class Graph:
             raise UsageError(
                 f"task {task.op} on rank {task.rank} writes {away[0]}: a spread task writes its own rank only"
             )
+
+    def _check_operands(self, task: Task) -> None:
+        optional = {field.name for field in dataclasses.fields(task) if "None" in str(field.type)}
+        for name, dtype in task.dtypes().items():
+            value = getattr(task, name)
+            regions = value if isinstance(value, tuple) and not isinstance(value, Region) else (value,)
+            if name not in optional and (not regions or None in regions):
+                raise UsageError(f"task {task.op} has no {name}; give it a region" + (f" of {dtype}" if dtype else ""))
+            for region in filter(None, regions):
+                if dtype and region.buffer.dtype != dtype:
+                    raise UsageError(f"task {task.op}: {name} must be {dtype}; {region} is {region.buffer.dtype}")
 
     def _check_reach(self, task: Task) -> None:
         for region in task.reads():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -133,6 +133,11 @@ class Attention(Task):
     eps: float = 0.0
 
     Args: ClassVar[type[ctypes.Structure]] = AttentionArgs
+
+    def dtypes(self) -> Mapping[str, str | None]:
+        caches = {"k_cache": "bf16", "v_cache": "bf16"}
+        return {"qkv": "f32", **caches, "page_table": "i32", "part": "f32", "batch": None}
+
     goes_through_shares: ClassVar[bool] = True
 
     def reads(self) -> Iterable[Region]:
@@ -223,6 +228,9 @@ class Merge(Task):
     batch: Region = None  # type: ignore[assignment]
 
     Args: ClassVar[type[ctypes.Structure]] = MergeArgs
+
+    def dtypes(self) -> Mapping[str, str | None]:
+        return {"part": "f32", "out": "bf16", "batch": None}
 
     def reads(self) -> Iterable[Region]:
         return (self.part, self.batch)

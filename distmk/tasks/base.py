@@ -8,7 +8,7 @@ of the same name lives in csrc. Registering the class here is all that Python ne
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
@@ -71,6 +71,10 @@ class Task:
 
     def writes(self) -> Iterable[Region]:
         return ()
+
+    def dtypes(self) -> Mapping[str, str | None]:
+        """What regions among the operands must be made of, by field; None: of anything."""
+        return {}
 
     def weight_bytes(self) -> int:
         """Bytes of weights streamed a step: what the floor of a decode step is made of."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -42,6 +42,8 @@ class Nop(Task):
 
 
 def _same_cols(src: Region, dst: Region) -> None:
+    if not src or not dst:
+        return  # Graph.add says which is missing
     if src.cols != dst.cols or src.buffer.dtype != dst.buffer.dtype or src.buffer.rows != 1 or dst.buffer.rows != 1:
         raise UsageError(f"{src} and {dst} must be of one row, the same dtype and the same number of columns")
 
@@ -68,6 +70,9 @@ class Put(Task):
 
     def __post_init__(self) -> None:
         _same_cols(self.src, self.dst)
+
+    def dtypes(self) -> Mapping[str, str | None]:
+        return {"src": None, "dst": None}
 
     def reads(self) -> Iterable[Region]:
         return (self.src,)
@@ -96,6 +101,9 @@ class _ElementWise(Task):
 
     def __post_init__(self) -> None:
         _same_cols(self.src, self.dst)
+
+    def dtypes(self) -> Mapping[str, str | None]:
+        return {"src": "f32", "dst": "f32"}
 
     def reads(self) -> Iterable[Region]:
         return (self.src,)
@@ -175,6 +183,9 @@ class Sum(Task):
     add: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = SumArgs
+
+    def dtypes(self) -> Mapping[str, str | None]:
+        return {"blocks": "f32", "dst": "f32", "rounded": "bf16"}
 
     def reads(self) -> Iterable[Region]:
         yield from self.blocks

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from distmk.abi import MAX_ROWS, Candidate, Epilogue
-from distmk.errors import UsageError
 from distmk.regions import Region, Slab
 from distmk.tasks.base import Access, Layout, Task, access, batch_access, bf16_access, rows_of, task_type
 
@@ -84,9 +83,9 @@ class Linear(Task):
     Args: ClassVar[type[ctypes.Structure]] = LinearArgs
     streams_weights: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        if self.x.buffer.dtype != "bf16" or (self.rounded and self.rounded.buffer.dtype != "bf16"):
-            raise UsageError(f"task {self.op}: x and rounded must be bf16; they are {self.x} and {self.rounded}")
+    def dtypes(self) -> Mapping[str, str | None]:
+        out = {Epilogue.SWIGLU: "bf16", Epilogue.ARGMAX: None}.get(self.epilogue, "f32")
+        return {"x": "bf16", "out": out, "rounded": "bf16", "logits": "f32"}
 
     def reads(self) -> Iterable[Region]:
         yield self.x
@@ -177,6 +176,9 @@ class Embed(Task):
     num_ranks: int = 1
 
     Args: ClassVar[type[ctypes.Structure]] = EmbedArgs
+
+    def dtypes(self) -> Mapping[str, str | None]:
+        return {"out": "f32", "rounded": "bf16", "batch": None}
 
     def reads(self) -> Iterable[Region]:
         return (self.batch,)

@@ -10,7 +10,7 @@ from distmk import Graph
 from distmk.errors import UsageError
 from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
-from distmk.tasks import Linear, Merge
+from distmk.tasks import Affine, Linear, Merge, Put, Sum
 
 
 def merges(max_seqs: int, num_workers: int, head_dim: int) -> list[list[Merge]]:
@@ -47,11 +47,22 @@ def test_more_rows_are_merged_by_more_tasks() -> None:
     assert fewer == [1, 5, 11]
 
 
-@pytest.mark.parametrize("wrong", ["x", "rounded"])
-def test_what_is_multiplied_is_bf16(wrong: str) -> None:
+@pytest.mark.parametrize(("wrong", "must"), [("x", "bf16"), ("rounded", "bf16"), ("out", "f32")])
+def test_operands_are_of_the_dtype_that_a_body_takes(wrong: str, must: str) -> None:
     graph = Graph(1, 1)
-    kinds = {"x": "bf16", "rounded": "bf16"} | {wrong: "f32"}
+    kinds = {"x": "bf16", "rounded": "bf16", "out": "f32"} | {wrong: "i32"}
     regions = {name: graph.buffer(name, 8, dtype=kind).at(0) for name, kind in kinds.items()}
     weight = graph.constant("w", 0, np.zeros((8, 8), np.uint16))
-    with pytest.raises(UsageError, match="task product: x and rounded must be bf16"):
-        Linear(0, "product", slab=weight, out=graph.buffer("out", 8).at(0), **regions)
+    with pytest.raises(UsageError, match=rf"task product: {wrong} must be {must}; {wrong}\[0:8\]@0 is i32"):
+        graph.add(Linear(0, "product", slab=weight, **regions))
+
+
+def test_missing_operands() -> None:
+    graph = Graph(1, 1)
+    here = graph.buffer("here", 8).at(0)
+    with pytest.raises(UsageError, match="task twice has no dst; give it a region of f32"):
+        graph.add(Affine(0, "twice", src=here, scale=2.0))
+    with pytest.raises(UsageError, match="task total has no blocks; give it a region of f32"):
+        graph.add(Sum(0, "total", dst=here))
+    with pytest.raises(UsageError, match=r"task pass_on has no src; give it a region$"):
+        graph.add(Put(0, "pass_on", dst=here))
