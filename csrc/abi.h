@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 3137522117096950796ull;
+constexpr uint64_t ABI_HASH = 9558534770208307031ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -358,7 +358,6 @@ struct LaunchParams {
   uint64_t deadline_ns;
   uint32_t scheduler_threads;
   uint32_t spin_polls;
-  uint64_t iterations_done;
   uint64_t trace;
   uint64_t trace_counts;
   uint64_t trace_capacity;
@@ -367,6 +366,7 @@ struct LaunchParams {
   uint32_t num_far;
   uint32_t pad;
   Fault fault;
+  uint64_t iterations_done;
 };
 static_assert(sizeof(LaunchParams) == 208);
 static_assert(offsetof(LaunchParams, program) == 0);
@@ -387,15 +387,15 @@ static_assert(offsetof(LaunchParams, max_iterations) == 96);
 static_assert(offsetof(LaunchParams, deadline_ns) == 104);
 static_assert(offsetof(LaunchParams, scheduler_threads) == 112);
 static_assert(offsetof(LaunchParams, spin_polls) == 116);
-static_assert(offsetof(LaunchParams, iterations_done) == 120);
-static_assert(offsetof(LaunchParams, trace) == 128);
-static_assert(offsetof(LaunchParams, trace_counts) == 136);
-static_assert(offsetof(LaunchParams, trace_capacity) == 144);
-static_assert(offsetof(LaunchParams, self) == 152);
-static_assert(offsetof(LaunchParams, faults_seen) == 160);
-static_assert(offsetof(LaunchParams, num_far) == 168);
-static_assert(offsetof(LaunchParams, pad) == 172);
-static_assert(offsetof(LaunchParams, fault) == 176);
+static_assert(offsetof(LaunchParams, trace) == 120);
+static_assert(offsetof(LaunchParams, trace_counts) == 128);
+static_assert(offsetof(LaunchParams, trace_capacity) == 136);
+static_assert(offsetof(LaunchParams, self) == 144);
+static_assert(offsetof(LaunchParams, faults_seen) == 152);
+static_assert(offsetof(LaunchParams, num_far) == 160);
+static_assert(offsetof(LaunchParams, pad) == 164);
+static_assert(offsetof(LaunchParams, fault) == 168);
+static_assert(offsetof(LaunchParams, iterations_done) == 200);
 
 struct NopArgs {
   uint64_t reserved;

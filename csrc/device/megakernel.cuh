@@ -6,6 +6,7 @@
 //   warp 11     scheduler, where schedulers ride in worker CTAs
 // or, where schedulers have an SM of their own, the CTA behind the workers runs them, one a warp.
 #pragma once
+#include <cstddef>
 #include <new>
 
 #include "device/far_ranks.cuh"
@@ -141,7 +142,10 @@ DISTMK_ROLE keep_list(const RankState& state, uint32_t worker, const Team warp) 
 // One thread: what all roles share.
 DISTMK_FN void set_up(const LaunchParams* launch) {
   Shared& s = shared();
-  s.params = *launch;
+  constexpr uint32_t NUM_WORDS = offsetof(LaunchParams, iterations_done) / sizeof(uint64_t);  // not what is written
+#pragma unroll
+  for (uint32_t i = 0; i < NUM_WORDS; ++i)
+    reinterpret_cast<uint64_t*>(&s.params)[i] = reinterpret_cast<const uint64_t*>(launch)[i];
   s.header = *reinterpret_cast<const ProgramHeader*>(s.params.program);
   for (uint32_t rank = 0; rank < s.header.num_ranks; ++rank)
     s.heap_bases[rank] = reinterpret_cast<const uint64_t*>(s.params.heap_bases)[rank];

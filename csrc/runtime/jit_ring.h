@@ -27,7 +27,7 @@ struct RingView {
 
   // `head` is the worker's own count of what it popped; the ring's copy tells the scheduler.
   DISTMK_FN bool pop(const Team& team, uint64_t* head, JitEntry* what) const {
-    if (team.all(load_acquire(&ring->tail, scope) == *head)) return false;
+    if (!team.all(load_acquire(&ring->tail, scope) != *head)) return false;  // each thread has to see it for itself
     *what = entry((*head)++);
     team.sync();
     if (team.leader()) store_release(&ring->head, *head, scope);

@@ -87,7 +87,6 @@ class LaunchParams(ctypes.Structure):
         ("deadline_ns", c_uint64),
         ("scheduler_threads", c_uint32),  # 0: schedulers ride in the workers' idle loops
         ("spin_polls", c_uint32),  # polls before a waiter gives its core away
-        ("iterations_done", c_uint64),  # out; those before first_iteration included
         ("trace", c_uint64),  # TraceEntry[num_workers + num_schedulers][trace_capacity], rings; 0: off
         ("trace_counts", c_uint64),  # u64[num_workers + num_schedulers]: tasks run; the last ones left entries
         ("trace_capacity", c_uint64),
@@ -97,4 +96,6 @@ class LaunchParams(ctypes.Structure):
         ("num_far", c_uint32),  # ranks that no pointer reaches
         ("pad", c_uint32),
         ("fault", Fault),
+        # Last, since a GPU may write it while a block has yet to read the rest.
+        ("iterations_done", c_uint64),  # out; those before first_iteration included
     ]

@@ -13,6 +13,7 @@ import platform
 import random
 from pathlib import Path
 
+import graphs
 import pytest
 from ranks_in_process import assert_clean, run_ranks, tool
 from tiny_config import tiny_config
@@ -37,7 +38,7 @@ def decode(num_ranks: int, num_workers: int) -> Program:
     return compile_graph(lower(build_model(tiny_config(num_layers=1)), options))
 
 
-@pytest.mark.parametrize(("num_ranks", "num_workers", "place"), [(1, 2, ("--ride",)), (2, 1, ("--ride",)), (1, 1, ())])
+@pytest.mark.parametrize(("num_ranks", "num_workers", "place"), [(1, 2, ("--ride",)), (2, 1, ())])
 def test_decode(num_ranks: int, num_workers: int, place: tuple[str, ...], tmp_path: Path) -> None:
     """Prompts of up to 22 tokens, sequences that come and go: iterations of one row and of many."""
     seed = str(random.randrange(2**31))
@@ -45,6 +46,19 @@ def test_decode(num_ranks: int, num_workers: int, place: tuple[str, ...], tmp_pa
     binary = tool("thread", RACECHECK, emulated=True)
     done = run_ranks(binary, decode(num_ranks, num_workers), tmp_path, *place, "--seed", seed)
     assert_clean(done, num_ranks)
+
+
+@pytest.mark.parametrize(
+    ("shape", "place"),
+    [("all_reduce", ("--ride",)), ("handed_out", ()), ("handed_out", ("--ride",)), ("spread", ("--ride",))],
+)
+def test_small_graphs(shape: str, place: tuple[str, ...], tmp_path: Path) -> None:
+    """Tasks that are pushed to peers, handed out by schedulers or spread, for a fixed number of iterations."""
+    seed = str(random.randrange(2**31))
+    print(f"seed {seed}")
+    program = compile_graph(graphs.SHAPES[shape](2, 2))
+    done = run_ranks(tool("thread", RACECHECK, emulated=True), program, tmp_path, *place, "--seed", seed, iterations=8)
+    assert_clean(done, 2)
 
 
 def test_missing_release_is_reported(tmp_path: Path) -> None:
