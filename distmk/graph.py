@@ -6,7 +6,6 @@ is said by hand; `events` derives the waits and triggers.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -122,11 +121,10 @@ class Graph:
             )
 
     def _check_operands(self, task: Task) -> None:
-        optional = {field.name for field in dataclasses.fields(task) if "None" in str(field.type)}
         for name, dtype in task.dtypes().items():
             value = getattr(task, name)
             regions = value if isinstance(value, tuple) and not isinstance(value, Region) else (value,)
-            if name not in optional and (not regions or None in regions):
+            if name not in task.may_be_none and (not regions or None in regions):
                 raise UsageError(f"task {task.op} has no {name}; give it a region" + (f" of {dtype}" if dtype else ""))
             for region in filter(None, regions):
                 if dtype and region.buffer.dtype != dtype:

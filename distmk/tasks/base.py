@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from distmk.abi import MAX_ROWS, TASK_ARGS_BYTES, Batch, LaunchKind, split_operand
@@ -62,6 +62,7 @@ class Task:
 
     type_id: ClassVar[int]
     type_name: ClassVar[str]
+    may_be_none: ClassVar[frozenset[str]]  # fields
     Args: ClassVar[type[ctypes.Structure]]
     streams_weights: ClassVar[bool] = False  # a worker that has it in its list loads weights for it, once
     goes_through_shares: ClassVar[bool] = False  # its body runs all instances of a worker's share, where it is spread
@@ -103,6 +104,7 @@ def task_type(type_id: int, name: str) -> Any:
         if type_id in TASK_TYPES or ctypes.sizeof(cls.Args) > TASK_ARGS_BYTES:
             raise TypeError(f"task type {name}: id {type_id} is taken or its arguments exceed {TASK_ARGS_BYTES} bytes")
         cls.type_id, cls.type_name = type_id, name
+        cls.may_be_none = frozenset(field.name for field in fields(cls) if "None" in str(field.type))
         TASK_TYPES[type_id] = cls
         return cls
 
