@@ -4,7 +4,15 @@
 #include <cstddef>
 #include <cstdint>
 
-#ifdef __SANITIZE_THREAD__
+#ifdef __SANITIZE_THREAD__  // GCC's way to say so
+#define DISTMK_WATCHED
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)  // Clang's
+#define DISTMK_WATCHED
+#endif
+#endif
+
+#ifdef DISTMK_WATCHED
 #include <sanitizer/tsan_interface.h>
 
 extern "C" {
@@ -19,7 +27,7 @@ void AnnotateIgnoreWritesEnd(const char* file, int line);
 namespace distmk {
 namespace emulator {
 
-#ifdef __SANITIZE_THREAD__
+#ifdef DISTMK_WATCHED
 constexpr bool WATCHED = true;
 
 inline void* watch_thread() { return __tsan_create_fiber(0); }
