@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 9558534770208307031ull;
+constexpr uint64_t ABI_HASH = 9004491199898151895ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -630,12 +630,10 @@ struct PrepareArgs {
   uint32_t page_size;
   uint32_t max_pages;
   uint32_t num_pages;
-  uint32_t max_rows;
   uint32_t max_slots;
   uint32_t max_positions;
-  uint32_t pad;
 };
-static_assert(sizeof(PrepareArgs) == 64);
+static_assert(sizeof(PrepareArgs) == 56);
 static_assert(offsetof(PrepareArgs, candidates) == 0);
 static_assert(offsetof(PrepareArgs, batch) == 8);
 static_assert(offsetof(PrepareArgs, page_table) == 16);
@@ -644,10 +642,8 @@ static_assert(offsetof(PrepareArgs, num_ranks) == 32);
 static_assert(offsetof(PrepareArgs, page_size) == 36);
 static_assert(offsetof(PrepareArgs, max_pages) == 40);
 static_assert(offsetof(PrepareArgs, num_pages) == 44);
-static_assert(offsetof(PrepareArgs, max_rows) == 48);
-static_assert(offsetof(PrepareArgs, max_slots) == 52);
-static_assert(offsetof(PrepareArgs, max_positions) == 56);
-static_assert(offsetof(PrepareArgs, pad) == 60);
+static_assert(offsetof(PrepareArgs, max_slots) == 48);
+static_assert(offsetof(PrepareArgs, max_positions) == 52);
 
 struct SineArgs {
   uint64_t src;

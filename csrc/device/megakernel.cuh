@@ -142,7 +142,8 @@ DISTMK_ROLE keep_list(const RankState& state, uint32_t worker, const Team warp) 
 // One thread: what all roles share.
 DISTMK_FN void set_up(const LaunchParams* launch) {
   Shared& s = shared();
-  constexpr uint32_t NUM_WORDS = offsetof(LaunchParams, iterations_done) / sizeof(uint64_t);  // not what is written
+  // All but what a worker that is done writes there.
+  constexpr uint32_t NUM_WORDS = offsetof(LaunchParams, iterations_done) / sizeof(uint64_t);
 #pragma unroll
   for (uint32_t i = 0; i < NUM_WORDS; ++i)
     reinterpret_cast<uint64_t*>(&s.params)[i] = reinterpret_cast<const uint64_t*>(launch)[i];

@@ -41,7 +41,7 @@ struct Block {
 constexpr uint32_t WORDS = 8;
 
 struct Fiber {
-  void* watched = nullptr;
+  void* watched = nullptr;  // what ThreadSanitizer knows it by
   void* stack_pointer = nullptr;
   std::unique_ptr<char[]> stack;
   Block* block = nullptr;

@@ -51,9 +51,7 @@ inline bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
 }
 inline bool barrier_test(uint64_t* barrier, uint32_t parity) { return barrier_try_wait(barrier, parity); }
 inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
-  while (!emulator::mbarrier_test(barrier, parity)) {
-    emulator::await_change(barrier);
-  }
+  while (!emulator::mbarrier_test(barrier, parity)) emulator::await_change(barrier);
 }
 inline void barrier_wait(uint32_t barrier, uint32_t parity) { barrier_wait(at_shared<uint64_t>(barrier), parity); }
 inline void barrier_arrive(uint64_t* barrier, uint32_t times = 1) { emulator::mbarrier_arrive(barrier, times, 0); }

@@ -167,12 +167,12 @@ class Batcher {
       if (sequence.request >= 0 && sequence.position >= request_of(sequence).prompt_len) add_run(slot, 1);
     }
     DISTMK_ROLLED
-    for (uint32_t i = 0; i < args_.max_slots && batch_.num_rows < args_.max_rows; ++i) {
+    for (uint32_t i = 0; i < args_.max_slots && batch_.num_rows < MAX_ROWS; ++i) {
       const uint32_t slot = (state_.first_slot + i) % args_.max_slots;
       const Sequence& sequence = state_.slots[slot];
       if (sequence.request < 0 || sequence.position >= request_of(sequence).prompt_len) continue;
       const uint32_t left = request_of(sequence).prompt_len - sequence.position;
-      const uint32_t room = args_.max_rows - batch_.num_rows;
+      const uint32_t room = MAX_ROWS - batch_.num_rows;
       add_run(slot, left < room ? left : room);
       if (left > room) state_.first_slot = slot;  // a prompt that was begun goes on first
     }

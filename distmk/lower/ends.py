@@ -25,7 +25,6 @@ def lower_prepare(c: Lowering) -> None:
             num_ranks=c.options.num_ranks,
             page_size=c.options.page_size,
             num_pages=c.num_pages,
-            max_rows=MAX_ROWS,
             max_slots=c.options.max_seqs,
             max_positions=c.options.max_model_len,
         )

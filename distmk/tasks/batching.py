@@ -72,10 +72,8 @@ class PrepareArgs(ctypes.Structure):
         ("page_size", c_uint32),
         ("max_pages", c_uint32),
         ("num_pages", c_uint32),
-        ("max_rows", c_uint32),
         ("max_slots", c_uint32),
         ("max_positions", c_uint32),
-        ("pad", c_uint32),
     ]
 
 
@@ -94,7 +92,6 @@ class Prepare(Task):
     num_ranks: int = 1
     page_size: int = 16
     num_pages: int = 1
-    max_rows: int = MAX_ROWS
     max_slots: int = MAX_ROWS
     max_positions: int = 0
 
@@ -119,7 +116,6 @@ class Prepare(Task):
             page_size=self.page_size,
             max_pages=self.page_table.cols // MAX_ROWS,
             num_pages=self.num_pages,
-            max_rows=self.max_rows,
             max_slots=self.max_slots,
             max_positions=self.max_positions,
         )

@@ -150,7 +150,7 @@ def test_prepare_lays_out_the_first_prompt_on_every_rank(rng: np.random.Generato
     batch, table = arena.alloc(ctypes.sizeof(Batch), Space.HEAP), arena.alloc(4 * MAX_ROWS * max_pages, Space.HEAP)
     state_bytes = ctypes.sizeof(BatcherState) + 4 * num_pages
     args = Prepare.Args(arena.alloc(16 * MAX_ROWS, Space.HEAP), batch, table, arena.alloc(state_bytes), 2, 8)
-    args.max_pages, args.num_pages, args.max_rows, args.max_slots, args.max_positions = max_pages, num_pages, 16, 4, 32
+    args.max_pages, args.num_pages, args.max_slots, args.max_positions = max_pages, num_pages, 4, 32
     for rank in (0, 1):
         arena.output(batch, ctypes.sizeof(Batch), rank)
         arena.output(table, 4 * MAX_ROWS * max_pages, rank)
