@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 9004491199898151895ull;
+constexpr uint64_t ABI_HASH = 3499644960275264437ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -306,10 +306,10 @@ struct ProgramHeader {
   uint64_t launches_offset;
   uint64_t events_heap_offset;
   uint64_t rings_heap_offset;
+  uint64_t cleared_heap_bytes;
   uint64_t heap_bytes;
   uint64_t local_bytes;
   uint64_t program_bytes;
-  uint64_t pad;
 };
 static_assert(sizeof(ProgramHeader) == 160);
 static_assert(offsetof(ProgramHeader, magic) == 0);
@@ -334,10 +334,10 @@ static_assert(offsetof(ProgramHeader, queues_offset) == 96);
 static_assert(offsetof(ProgramHeader, launches_offset) == 104);
 static_assert(offsetof(ProgramHeader, events_heap_offset) == 112);
 static_assert(offsetof(ProgramHeader, rings_heap_offset) == 120);
-static_assert(offsetof(ProgramHeader, heap_bytes) == 128);
-static_assert(offsetof(ProgramHeader, local_bytes) == 136);
-static_assert(offsetof(ProgramHeader, program_bytes) == 144);
-static_assert(offsetof(ProgramHeader, pad) == 152);
+static_assert(offsetof(ProgramHeader, cleared_heap_bytes) == 128);
+static_assert(offsetof(ProgramHeader, heap_bytes) == 136);
+static_assert(offsetof(ProgramHeader, local_bytes) == 144);
+static_assert(offsetof(ProgramHeader, program_bytes) == 152);
 
 struct LaunchParams {
   uint64_t program;
@@ -435,6 +435,7 @@ struct SumArgs {
   uint64_t blocks;
   uint64_t dst;
   uint64_t rounded;
+  uint64_t cleared;
   uint64_t batch;
   uint64_t block_stride;
   uint32_t num_blocks;
@@ -442,20 +443,21 @@ struct SumArgs {
   uint32_t dst_stride;
   uint32_t rounded_stride;
   uint32_t add;
-  uint32_t pad;
+  uint32_t arriving;
 };
-static_assert(sizeof(SumArgs) == 64);
+static_assert(sizeof(SumArgs) == 72);
 static_assert(offsetof(SumArgs, blocks) == 0);
 static_assert(offsetof(SumArgs, dst) == 8);
 static_assert(offsetof(SumArgs, rounded) == 16);
-static_assert(offsetof(SumArgs, batch) == 24);
-static_assert(offsetof(SumArgs, block_stride) == 32);
-static_assert(offsetof(SumArgs, num_blocks) == 40);
-static_assert(offsetof(SumArgs, num) == 44);
-static_assert(offsetof(SumArgs, dst_stride) == 48);
-static_assert(offsetof(SumArgs, rounded_stride) == 52);
-static_assert(offsetof(SumArgs, add) == 56);
-static_assert(offsetof(SumArgs, pad) == 60);
+static_assert(offsetof(SumArgs, cleared) == 24);
+static_assert(offsetof(SumArgs, batch) == 32);
+static_assert(offsetof(SumArgs, block_stride) == 40);
+static_assert(offsetof(SumArgs, num_blocks) == 48);
+static_assert(offsetof(SumArgs, num) == 52);
+static_assert(offsetof(SumArgs, dst_stride) == 56);
+static_assert(offsetof(SumArgs, rounded_stride) == 60);
+static_assert(offsetof(SumArgs, add) == 64);
+static_assert(offsetof(SumArgs, arriving) == 68);
 
 struct LinearArgs {
   uint64_t x;
@@ -463,6 +465,7 @@ struct LinearArgs {
   uint64_t bias;
   uint64_t out;
   uint64_t rounded;
+  uint64_t cleared;
   uint64_t batch;
   uint64_t logits;
   uint32_t k;
@@ -476,33 +479,35 @@ struct LinearArgs {
   uint32_t first_token;
   uint32_t logits_stride;
   uint32_t k_pitch;
-  uint32_t pad;
+  uint32_t arriving;
 };
-static_assert(sizeof(LinearArgs) == 104);
+static_assert(sizeof(LinearArgs) == 112);
 static_assert(offsetof(LinearArgs, x) == 0);
 static_assert(offsetof(LinearArgs, weight) == 8);
 static_assert(offsetof(LinearArgs, bias) == 16);
 static_assert(offsetof(LinearArgs, out) == 24);
 static_assert(offsetof(LinearArgs, rounded) == 32);
-static_assert(offsetof(LinearArgs, batch) == 40);
-static_assert(offsetof(LinearArgs, logits) == 48);
-static_assert(offsetof(LinearArgs, k) == 56);
-static_assert(offsetof(LinearArgs, n) == 60);
-static_assert(offsetof(LinearArgs, x_stride) == 64);
-static_assert(offsetof(LinearArgs, out_stride) == 68);
-static_assert(offsetof(LinearArgs, rounded_stride) == 72);
-static_assert(offsetof(LinearArgs, epilogue) == 76);
-static_assert(offsetof(LinearArgs, normalized) == 80);
-static_assert(offsetof(LinearArgs, eps) == 84);
-static_assert(offsetof(LinearArgs, first_token) == 88);
-static_assert(offsetof(LinearArgs, logits_stride) == 92);
-static_assert(offsetof(LinearArgs, k_pitch) == 96);
-static_assert(offsetof(LinearArgs, pad) == 100);
+static_assert(offsetof(LinearArgs, cleared) == 40);
+static_assert(offsetof(LinearArgs, batch) == 48);
+static_assert(offsetof(LinearArgs, logits) == 56);
+static_assert(offsetof(LinearArgs, k) == 64);
+static_assert(offsetof(LinearArgs, n) == 68);
+static_assert(offsetof(LinearArgs, x_stride) == 72);
+static_assert(offsetof(LinearArgs, out_stride) == 76);
+static_assert(offsetof(LinearArgs, rounded_stride) == 80);
+static_assert(offsetof(LinearArgs, epilogue) == 84);
+static_assert(offsetof(LinearArgs, normalized) == 88);
+static_assert(offsetof(LinearArgs, eps) == 92);
+static_assert(offsetof(LinearArgs, first_token) == 96);
+static_assert(offsetof(LinearArgs, logits_stride) == 100);
+static_assert(offsetof(LinearArgs, k_pitch) == 104);
+static_assert(offsetof(LinearArgs, arriving) == 108);
 
 struct EmbedArgs {
   uint64_t table;
   uint64_t out;
   uint64_t rounded;
+  uint64_t cleared;
   uint64_t batch;
   uint32_t k;
   uint32_t col_begin;
@@ -513,19 +518,20 @@ struct EmbedArgs {
   uint32_t last_token;
   uint32_t epilogue;
 };
-static_assert(sizeof(EmbedArgs) == 64);
+static_assert(sizeof(EmbedArgs) == 72);
 static_assert(offsetof(EmbedArgs, table) == 0);
 static_assert(offsetof(EmbedArgs, out) == 8);
 static_assert(offsetof(EmbedArgs, rounded) == 16);
-static_assert(offsetof(EmbedArgs, batch) == 24);
-static_assert(offsetof(EmbedArgs, k) == 32);
-static_assert(offsetof(EmbedArgs, col_begin) == 36);
-static_assert(offsetof(EmbedArgs, n) == 40);
-static_assert(offsetof(EmbedArgs, out_stride) == 44);
-static_assert(offsetof(EmbedArgs, rounded_stride) == 48);
-static_assert(offsetof(EmbedArgs, first_token) == 52);
-static_assert(offsetof(EmbedArgs, last_token) == 56);
-static_assert(offsetof(EmbedArgs, epilogue) == 60);
+static_assert(offsetof(EmbedArgs, cleared) == 24);
+static_assert(offsetof(EmbedArgs, batch) == 32);
+static_assert(offsetof(EmbedArgs, k) == 40);
+static_assert(offsetof(EmbedArgs, col_begin) == 44);
+static_assert(offsetof(EmbedArgs, n) == 48);
+static_assert(offsetof(EmbedArgs, out_stride) == 52);
+static_assert(offsetof(EmbedArgs, rounded_stride) == 56);
+static_assert(offsetof(EmbedArgs, first_token) == 60);
+static_assert(offsetof(EmbedArgs, last_token) == 64);
+static_assert(offsetof(EmbedArgs, epilogue) == 68);
 
 struct AttentionArgs {
   uint64_t qkv;
@@ -584,6 +590,7 @@ static_assert(offsetof(AttentionArgs, pad) == 132);
 struct MergeArgs {
   uint64_t part;
   uint64_t out;
+  uint64_t cleared;
   uint64_t batch;
   uint32_t first_slice;
   uint32_t num_slices;
@@ -594,18 +601,19 @@ struct MergeArgs {
   uint32_t split_budget;
   uint32_t pad;
 };
-static_assert(sizeof(MergeArgs) == 56);
+static_assert(sizeof(MergeArgs) == 64);
 static_assert(offsetof(MergeArgs, part) == 0);
 static_assert(offsetof(MergeArgs, out) == 8);
-static_assert(offsetof(MergeArgs, batch) == 16);
-static_assert(offsetof(MergeArgs, first_slice) == 24);
-static_assert(offsetof(MergeArgs, num_slices) == 28);
-static_assert(offsetof(MergeArgs, head_dim) == 32);
-static_assert(offsetof(MergeArgs, out_stride) == 36);
-static_assert(offsetof(MergeArgs, max_splits) == 40);
-static_assert(offsetof(MergeArgs, min_split) == 44);
-static_assert(offsetof(MergeArgs, split_budget) == 48);
-static_assert(offsetof(MergeArgs, pad) == 52);
+static_assert(offsetof(MergeArgs, cleared) == 16);
+static_assert(offsetof(MergeArgs, batch) == 24);
+static_assert(offsetof(MergeArgs, first_slice) == 32);
+static_assert(offsetof(MergeArgs, num_slices) == 36);
+static_assert(offsetof(MergeArgs, head_dim) == 40);
+static_assert(offsetof(MergeArgs, out_stride) == 44);
+static_assert(offsetof(MergeArgs, max_splits) == 48);
+static_assert(offsetof(MergeArgs, min_split) == 52);
+static_assert(offsetof(MergeArgs, split_budget) == 56);
+static_assert(offsetof(MergeArgs, pad) == 60);
 
 struct SampleArgs {
   uint64_t candidates;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from distmk.abi import EVENT_STRIDE_BYTES, LISTED, Control, JitEntry, JitRing, ProgramHeader, Space, operand
+from distmk.abi import EVENT_STRIDE_BYTES, LISTED, Control, JitEntry, JitRing, Space, operand
 from distmk.graph import Graph
 from distmk.regions import ITEM_BYTES, Buffer, Region, Slab, Weight
 
@@ -39,6 +39,7 @@ class Placement:
     events_heap_offset: int
     rings_heap_offset: int
     jit_capacity: int
+    cleared_heap_bytes: int  # control block, events, rings and buffers of what arrives, zeroed before a launch
     heap_bytes: int
     local_bytes: tuple[int, ...]
 
@@ -51,12 +52,6 @@ class Placement:
         if isinstance(ref, Slab):
             return operand(Space.LOCAL, self.weights[ref.weight].offset + ref.row_begin * ref.weight.row_bytes)
         return operand(Space.LOCAL, self.weights[ref].offset)
-
-
-def control_bytes(header: ProgramHeader) -> int:
-    """The heap's beginning that a launch starts with zeroed: control block, events and rings."""
-    ring_bytes = ctypes.sizeof(JitRing) + header.jit_capacity * ctypes.sizeof(JitEntry)
-    return int(header.rings_heap_offset + header.num_workers * ring_bytes)
 
 
 def align(offset: int) -> int:
@@ -80,14 +75,15 @@ def place(graph: Graph, num_events: int) -> Placement:
     events_offset = align(ctypes.sizeof(Control))
     rings_offset = align(events_offset + num_events * EVENT_STRIDE_BYTES)
     ring_bytes = ctypes.sizeof(JitRing) + capacity * ctypes.sizeof(JitEntry)
-    heap = align(rings_offset + graph.num_workers * ring_bytes)
+    heap = cleared = align(rings_offset + graph.num_workers * ring_bytes)
     local = ALIGN_BYTES  # an operand of zero means "none"
-    for buffer in graph.buffers:
+    for buffer in sorted(graph.buffers, key=lambda buffer: not buffer.arriving):
         offset = heap if buffer.space is Space.HEAP else local
         buffers[buffer] = Placed(buffer.name, buffer.space, -1, offset, buffer.rows, buffer.row_bytes)
         pieces.append(buffers[buffer])
         if buffer.space is Space.HEAP:
             heap = align(heap + buffer.num_bytes)
+            cleared = heap if buffer.arriving else cleared
         else:
             local = align(local + buffer.num_bytes)
     local_ends = [local] * graph.num_ranks
@@ -97,4 +93,6 @@ def place(graph: Graph, num_events: int) -> Placement:
         weights[weight] = placed
         pieces.append(placed)
         local_ends[weight.rank] = align(offset + weight.num_bytes)
-    return Placement(tuple(pieces), buffers, weights, events_offset, rings_offset, capacity, heap, tuple(local_ends))
+    return Placement(
+        tuple(pieces), buffers, weights, events_offset, rings_offset, capacity, cleared, heap, tuple(local_ends)
+    )

@@ -179,7 +179,8 @@ def _fill_header(part: RankProgram, graph: Graph, wiring: Wiring, placement: Pla
         offset += ctypes.sizeof(getattr(part, name))
     header.program_bytes = offset
     header.events_heap_offset, header.rings_heap_offset = placement.events_heap_offset, placement.rings_heap_offset
-    header.heap_bytes, header.local_bytes = placement.heap_bytes, placement.local_bytes[rank]
+    header.cleared_heap_bytes, header.heap_bytes = placement.cleared_heap_bytes, placement.heap_bytes
+    header.local_bytes = placement.local_bytes[rank]
 
 
 def decode_args(desc: TaskDesc) -> Any:

@@ -23,7 +23,14 @@ from distmk.place import Placed, Placement
 from distmk.program import Program, RankProgram, join_digests
 from distmk.regions import Buffer, Segment, Tiling, Weight, WeightKind
 
-SHARED_FIELDS = ("events_heap_offset", "rings_heap_offset", "jit_capacity", "heap_bytes", "local_bytes")
+SHARED_FIELDS = (
+    "events_heap_offset",
+    "rings_heap_offset",
+    "jit_capacity",
+    "cleared_heap_bytes",
+    "heap_bytes",
+    "local_bytes",
+)
 
 
 class DamagedFile(Exception):

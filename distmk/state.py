@@ -12,6 +12,7 @@ from distmk.regions import Buffer
 from distmk.shard import Shard
 from distmk.tasks import AttentionShape
 from distmk.tasks.batching import CANDIDATES_BYTES
+from distmk.turns import Turns
 
 
 @dataclass
@@ -22,11 +23,11 @@ class DecodeBuffers:
     page_table: Buffer
     state: Buffer  # rank 0's batcher
     x: Buffer  # residual stream
-    x_rounded: Buffer  # the same, bf16
+    x_rounded: Turns  # the same, bf16
     qkv: Buffer
     part: Buffer  # attention splits
-    attn: Buffer  # bf16
-    hidden: Buffer  # inside the MLP, bf16
+    attn: Turns
+    hidden: Turns  # inside the MLP
     attn_slots: Buffer  # blocks that ranks push for the all-reduce behind attention
     mlp_slots: Buffer  # and behind the MLP: two, so that one is read while the other is filled
     candidates: Buffer
@@ -46,8 +47,11 @@ def make_buffers(
 ) -> DecodeBuffers:
     """Declare the buffers of `graph`."""
 
-    def rows(name: str, cols: int, dtype: str = "f32") -> Buffer:
-        return graph.buffer(name, cols, rows=MAX_ROWS, dtype=dtype, space=Space.LOCAL)
+    def rows(name: str, cols: int) -> Buffer:
+        return graph.buffer(name, cols, rows=MAX_ROWS, space=Space.LOCAL)
+
+    def turns(name: str, cols: int, num_writes: int) -> Turns:
+        return Turns(graph, name, cols, MAX_ROWS, num_writes)
 
     largest_part = max(shape.num_q * shape.part_cols for shape in shapes)
     cache_cols = max(shape.cache_cols for shape in shapes)
@@ -60,13 +64,13 @@ def make_buffers(
         page_table=graph.buffer("page_table", MAX_ROWS * shapes[0].max_pages, dtype="i32"),
         state=graph.buffer("batcher", state_bytes, dtype="u8", space=local),
         x=rows("x", config.hidden_size),
-        x_rounded=rows("x_rounded", config.hidden_size, "bf16"),
+        x_rounded=turns("x_rounded", config.hidden_size, 1 + 2 * config.num_layers),
         qkv=rows("qkv", max(shape.qkv_cols for shape in shapes)),
         part=graph.buffer("attention_parts", largest_part, space=local),
-        attn=rows("attention_out", max(shard.num_q for shard in shards) * config.head_dim, "bf16"),
-        hidden=rows("mlp_hidden", max(shard.mlp[1] - shard.mlp[0] for shard in shards), "bf16"),
-        attn_slots=graph.buffer("attention_slots", slots),
-        mlp_slots=graph.buffer("mlp_slots", slots),
+        attn=turns("attention_out", max(shard.num_q for shard in shards) * config.head_dim, config.num_layers),
+        hidden=turns("mlp_hidden", max(shard.mlp[1] - shard.mlp[0] for shard in shards), config.num_layers),
+        attn_slots=graph.buffer("attention_slots", slots, arriving=True),
+        mlp_slots=graph.buffer("mlp_slots", slots, arriving=True),
         candidates=graph.buffer("candidates", graph.num_workers * CANDIDATES_BYTES, dtype="u8", space=local),
         sampled=graph.buffer("sampled", graph.num_ranks * CANDIDATES_BYTES, dtype="u8"),
         logits=rows("logits", vocab) if keep_logits else None,

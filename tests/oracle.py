@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from oracle_arrivals import Run, arrival_faults
 from simulation import ITERATIONS, Event, Simulation, Task
 
 from distmk.abi import EVENT_STRIDE_BYTES, NO_EVENT, Control, JitEntry, JitRing, LaunchKind
@@ -26,6 +27,7 @@ HEADER_FIELDS = (
     "num_workers",
     "num_schedulers",
     "jit_capacity",
+    "cleared_heap_bytes",
     "events_heap_offset",
     "rings_heap_offset",
     "heap_bytes",
@@ -53,6 +55,8 @@ class Oracle:
             self._reach()
             self._counting()
             self._conflicts()
+            if arrival_faults(self):
+                self.faults.add("arrival")
 
     def _headers(self) -> None:
         for rank, part in enumerate(self.ranks):
@@ -126,7 +130,7 @@ class Oracle:
         header = self.ranks[0].header
         ring_bytes = ctypes.sizeof(JitRing) + header.jit_capacity * ctypes.sizeof(JitEntry)
         num_events = max(part.header.num_events for part in self.ranks)
-        self.runs: dict[Task, list[tuple[bool, int, int, int, int]]] = {}
+        self.runs: dict[Task, list[Run]] = {}
         for rank, part in enumerate(self.ranks):
             for space, size in ((1, part.header.heap_bytes), (2, part.header.local_bytes)):
                 areas = [(p.offset, p.offset + p.num_bytes) for p in self._pieces(space, rank)]
@@ -148,8 +152,8 @@ class Oracle:
     def _pieces(self, space: int, rank: int) -> list[Any]:
         return [p for p in self.program.placement.pieces if p.space == space and p.rank in (-1, rank)]
 
-    def _runs_of(self, task: Task, desc: Any) -> Iterator[tuple[bool, int, int, int, int]]:
-        """(write, rank, space, begin, end) of every run of bytes that a task touches and somebody may write."""
+    def _runs_of(self, task: Task, desc: Any) -> Iterator[Run]:
+        """Every run of bytes that a task touches and somebody may write."""
         try:
             accesses = TASK_TYPES[desc.type].accesses(decode_args(desc), task[0], len(self.ranks))
         except ValueError:
@@ -172,14 +176,21 @@ class Oracle:
             if piece.rows > 1 and not piece.read_only:  # columns, from the first row on
                 column = access.offset - piece.offset
                 fits = access.num_rows == 1 or access.stride == piece.row_bytes
-                whole = column == 0 and access.num_rows == 1 and access.row_bytes % piece.row_bytes == 0
+                gapless = access.num_rows == 1 or access.stride == access.row_bytes
+                whole = column == 0 and gapless and access.num_rows * access.row_bytes % piece.row_bytes == 0
                 if not whole and (column + access.row_bytes > piece.row_bytes or not fits):
                     self.faults.add("bounds")
             if piece.rows == 1 and access.num_rows > 1 and access.stride != access.row_bytes:
                 self.faults.add("bounds")
             if not piece.read_only:
+                rows = set()
                 for b in begins:
-                    yield access.write, access.rank, access.space, b, b + access.row_bytes
+                    at = b - piece.offset
+                    rows |= {*range(at // piece.row_bytes, (at + access.row_bytes - 1) // piece.row_bytes + 1)}
+                clears = access.clears and len(rows) == piece.rows
+                use = "look" if access.early else "clear" if clears else "fill" if access.write else "read"
+                for b in begins:
+                    yield Run(access.write, access.rank, access.space, b, b + access.row_bytes, use, piece.name)
 
     def _simulate(self) -> None:
         if not Simulation(self.program).finishes():
@@ -190,6 +201,7 @@ class Oracle:
         before: dict[Any, list[Any]] = defaultdict(list)
         self.targets = {t: sorted({run[1] for run in runs if run[0]}) for t, runs in self.runs.items()}
         last: dict[tuple[int, int], Any] = {}
+        self.ahead: dict[tuple[Task, int], Any] = {}  # the end of the one before it in its queue
         for i in range(ITERATIONS):
             for task in self.tasks:
                 before[(task, i, "R")].append((task, i, "S"))
@@ -199,17 +211,18 @@ class Oracle:
                 for wait in self.waits(task):
                     if i >= wait.lag:
                         event = (task[0], wait.event)
-                        before[(task, i, "S")] += [self._told(p, i - wait.lag, event) for p in self.producers[event]]
+                        before[(task, i, "S")] += [self.told(p, i - wait.lag, event) for p in self.producers[event]]
                 gate = self.ranks[task[0]].header.gate_event
                 if gate != NO_EVENT and self.tasks[task].launch != LaunchKind.SCHEDULER:
                     event = (task[0], gate)
-                    before[(task, i, "S")] += [self._told(p, i, event) for p in self.producers[event]]
+                    before[(task, i, "S")] += [self.told(p, i, event) for p in self.producers[event]]
             for rank, part in enumerate(self.ranks):
                 for worker, queue in enumerate(part.queues):
                     for index in range(queue.begin, queue.begin + queue.count):
                         if self.every[(rank, index)].launch == LaunchKind.SPREAD:
                             continue
                         if (rank, worker) in last:
+                            self.ahead[((rank, index), i)] = last[(rank, worker)]
                             before[((rank, index), i, "S")].append(last[(rank, worker)])
                         last[(rank, worker)] = ((rank, index), i, "D")
         self.past: dict[Any, int] = {}
@@ -217,7 +230,7 @@ class Oracle:
         for node in list(before):
             self._close(node, before)
 
-    def _told(self, producer: Task, iteration: int, event: Event) -> Any:
+    def told(self, producer: Task, iteration: int, event: Event) -> Any:
         """The node that has happened once `producer` has fired `event`."""
         early = event[0] != producer[0] and event[0] in self.targets[producer]
         return (producer, iteration, event[0] if early else "D")
@@ -239,7 +252,7 @@ class Oracle:
                 past |= self.past[b] | self.bit[b]
             self.past[node] = past
 
-    def _is_before(self, node: Any, later: Any) -> bool:
+    def is_before(self, node: Any, later: Any) -> bool:
         return bool(self.past[later] & self.bit[node])
 
     def _counting(self) -> None:
@@ -249,11 +262,11 @@ class Oracle:
                 awaited.add((rank, part.header.gate_event))
         for event in awaited:
             for slow in self.producers[event]:
-                told = self._told(slow, 0, event)[2]
+                told = self.told(slow, 0, event)[2]
                 facts = ["R", *(self.targets[slow] if told == "D" else [told])]
                 for fast in self.producers[event]:
                     for i in range(ITERATIONS - 1):
-                        if not all(self._is_before((slow, i, fact), (fast, i + 1, "S")) for fact in facts):
+                        if not all(self.is_before((slow, i, fact), (fast, i + 1, "S")) for fact in facts):
                             self.faults.add("counting")
 
     def _conflicts(self) -> None:
@@ -269,7 +282,7 @@ class Oracle:
                 for j in range(i, ITERATIONS):
                     if (a, i) == (b, j):
                         continue
-                    forth = self._is_before((a, i, a_did), (b, j, "S"))
-                    if not forth and not self._is_before((b, j, b_did), (a, i, "S")):
+                    forth = self.is_before((a, i, a_did), (b, j, "S"))
+                    if not forth and not self.is_before((b, j, b_did), (a, i, "S")):
                         self.faults.add("race")
                         return

@@ -1,6 +1,7 @@
 // A linear task's activations: from memory straight into the registers that a tensor core takes them from. A warp loads
 // what it multiplies, and waits for no other.
 #pragma once
+#include "device/arriving.cuh"
 #include "device/matrix.cuh"
 #include "device/shared.cuh"
 #include "runtime/context.h"
@@ -40,16 +41,41 @@ DISTMK_FN bool fit_near(const LinearArgs& args, uint32_t num_rows) {
          args.epilogue != static_cast<uint32_t>(Epilogue::ARGMAX);
 }
 
+// Whether a task's events are what those behind it wait for, and not the elements that it writes, as they arrive.
+DISTMK_FN bool is_awaited(const RankState& state, const LinearArgs& args) {
+  switch (static_cast<Epilogue>(args.epilogue)) {
+    case Epilogue::PUSH:
+      return state.far != nullptr;
+    case Epilogue::ADD:
+    case Epilogue::SWIGLU: {
+      const uint32_t cols = args.rounded ? args.rounded_stride : args.out_stride;
+      return !args.cleared || cols > NEAR_BLOCKS * BLOCK_K || num_rows(state, args) > 1;
+    }
+    default:
+      return true;
+  }
+}
+
 // Brings there what this warp multiplies of them, from its column `first` of each block on: a trip to memory for all
-// blocks together, where each would cost one of its own.
-DISTMK_FN void bring_near(Activations& a, uint32_t first) {
+// blocks together, where each would cost one of its own. Arriving ones are looked at until they are there, or until the
+// task's waits are met; so inputs_ready() is still to be asked before anything is written.
+DISTMK_FN void bring_near(Context& context, Activations& a, bool arriving, uint32_t first) {
   static_assert(TILE_K == 32 * CHUNK_K, "a chunk a lane");
   auto* near = reinterpret_cast<__nv_bfloat16*>(shared().work);
   const uint32_t mine = first + threadIdx.x % 32 * CHUNK_K;
   uint4 chunks[NEAR_BLOCKS];
+  context.look_for_inputs();
+  for (bool there = !arriving;;) {
+    if (!there) there = context.stop_looking();
+    bool all = true;
 #pragma unroll
-  for (uint32_t i = 0; i < NEAR_BLOCKS; ++i)
-    chunks[i] = __ldcg(reinterpret_cast<const uint4*>(a.x + min(i * BLOCK_K + mine, a.last_chunk)));
+    for (uint32_t i = 0; i < NEAR_BLOCKS; ++i)
+      chunks[i] = load_arriving(reinterpret_cast<const uint4*>(a.x + min(i * BLOCK_K + mine, a.last_chunk)));
+#pragma unroll
+    for (uint32_t i = 0; i < NEAR_BLOCKS; ++i) all &= have_arrived(chunks[i]);
+    if (there || all) break;
+  }
+  context.inputs_found();
 #pragma unroll
   for (uint32_t i = 0; i < NEAR_BLOCKS; ++i) *reinterpret_cast<uint4*>(near + i * BLOCK_K + mine) = chunks[i];
   __syncwarp();

@@ -2,6 +2,7 @@
 // stored, pushed or compared.
 #pragma once
 #include "device/activations.cuh"
+#include "device/arriving.cuh"
 #include "device/candidates.cuh"
 
 namespace distmk {
@@ -42,11 +43,14 @@ struct Output {
     return (threadIdx.x / DEALT_ROWS + turn) % DEALT_TOKENS + i * DEALT_TOKENS;
   }
 
+  DISTMK_FN ArrivingVector vector_at(uint64_t operand) const {
+    return {context.at<__nv_bfloat16>(operand), context.at<__nv_bfloat16>(args.cleared)};
+  }
+
   // Row `i` of a paired group of `m` pairs is gate i, row m + i is up i.
   DISTMK_FN void store_pair(uint32_t token, uint32_t column, float gate, float up) const {
     if (bias) gate += bias[column], up += bias[args.n + column];
-    context.at<__nv_bfloat16>(args.out)[uint64_t{token} * args.out_stride + column] =
-        __float2bfloat16_rn(__fdividef(gate, 1.0f + __expf(-gate)) * up);
+    vector_at(args.out).store(uint64_t{token} * args.out_stride + column, __fdividef(gate, 1.0f + __expf(-gate)) * up);
   }
 
   DISTMK_FN float residual_at(uint32_t token, uint32_t column) const {
@@ -59,7 +63,8 @@ struct Output {
     switch (epilogue()) {
       case Epilogue::PUSH:
         for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
-          if (float* out = context.peer<float>(rank, args.out)) out[uint64_t{token} * args.n + column] = value;
+          if (float* out = context.peer<float>(rank, args.out))
+            push_element(out + uint64_t{token} * args.n + column, value);
         break;
       case Epilogue::ARGMAX:
         if (args.logits) context.at<float>(args.logits)[uint64_t{token} * args.logits_stride + column] = value;
@@ -70,9 +75,7 @@ struct Output {
         [[fallthrough]];
       default:
         context.at<float>(args.out)[place] = value;
-        if (args.rounded)
-          context.at<__nv_bfloat16>(args.rounded)[uint64_t{token} * args.rounded_stride + column] =
-              __float2bfloat16_rn(value);
+        if (args.rounded) vector_at(args.rounded).store(uint64_t{token} * args.rounded_stride + column, value);
     }
   }
 };

@@ -56,9 +56,11 @@ DISTMK_ROLE wait_loop(const RankState& state, uint32_t worker, const Team warp) 
     if (!announced) s.handoff.announce(warp, n, action);
     if (warp.leader() && action.kind == ActionKind::LEAVE) s.handoff.over_at.set(n);
     warp_arrive(&s.handoff.ready[n % 2]);
-    if (action.kind == ActionKind::LEAVE) break;
     // One task runs, one is decided: whatever the one before that used is free.
     if (n) barrier_wait(&s.handoff.fired[(n - 1) % 2], (n - 1) / 2 % 2);
+    if (action.kind != ActionKind::LEAVE) continue;
+    if (announced) s.handoff.announce(warp, n + 1, action);  // to who did not ask, as his inputs had arrived
+    break;
   }
   if (worker || !warp.leader()) return;
   const uint64_t reason = load_relaxed(state.abort_flag(state.program->rank));
@@ -109,6 +111,10 @@ DISTMK_FN void consume_loop(const RankState& state) {
   release(shared().ring, shared().places[0].stage);
 }
 
+DISTMK_FN bool is_awaited(const RankState& state, const TaskDesc& task) {
+  return !streams_weights(task) || linear::is_awaited(state, *reinterpret_cast<const LinearArgs*>(task.args));
+}
+
 // Fires a task's triggers as soon as its body is done: the consumers go on meanwhile.
 DISTMK_ROLE keep_list(const RankState& state, uint32_t worker, const Team warp) {
   Shared& s = shared();
@@ -116,6 +122,9 @@ DISTMK_ROLE keep_list(const RankState& state, uint32_t worker, const Team warp) 
   TaskFetcher fetcher(state, state.queues[worker], s.tasks);
   Context context(state, warp);
   Tracer tracer(state, worker);
+  // A body whose inputs arrived may be done while the waiter still looks at what the task waits for, but never at that
+  // of the one before.
+  bool last_was_listed = false;
   for (uint32_t n = 0;;) {
     const bool leaving = !warp.all(!s.ring.leave.get());
     if (warp.all(barrier_test(&handoff.done[n % 2], n / 2 % 2))) {
@@ -123,10 +132,11 @@ DISTMK_ROLE keep_list(const RankState& state, uint32_t worker, const Team warp) 
       const uint64_t body_end_ns = tracer.now();
       context.begin(action.task, action.iteration, action.instance);
       context.set_pushed(handoff.pushed[n % 2]);
-      if (warp.leader()) s.ring.hold.set(1);
+      if (warp.leader() && is_awaited(state, *action.task.desc)) s.ring.hold.set(1);
       context.finish();
       tracer.keep(context, handoff.ready_ns[n % 2], body_end_ns);
-      if (action.kind == ActionKind::RUN) fetcher.give_back();
+      if (last_was_listed) fetcher.give_back();
+      last_was_listed = action.kind == ActionKind::RUN;
       warp.sync();
       if (warp.leader()) s.ring.hold.set(0);
       warp_arrive(&handoff.fired[n % 2]);

@@ -43,9 +43,15 @@ struct Handoff {
   DISTMK_FN bool wait_until_ready(uint32_t n, bool traced) {
     barrier_wait(&ready[n % 2], n / 2 % 2);
     if (over_at.get() == n) return false;  // by now it may be over for the next task
-    if (n) barrier_wait(&done[(n - 1) % 2], (n - 1) / 2 % 2);
-    if (traced && threadIdx.x == 0) ready_ns[n % 2] = now_ns();
+    await_last(n);
+    if (traced) keep_time(n);
     return true;
+  }
+  DISTMK_FN void await_last(uint32_t n) {
+    if (n) barrier_wait(&done[(n - 1) % 2], (n - 1) / 2 % 2);
+  }
+  DISTMK_FN void keep_time(uint32_t n) {
+    if (threadIdx.x == 0) ready_ns[n % 2] = now_ns();
   }
 };
 
@@ -114,6 +120,18 @@ DISTMK_FN Shared& shared() { return *reinterpret_cast<Shared*>(shared_memory); }
 
 DISTMK_FN bool StartSignal::wait() const {
   return number == NONE || shared().handoff.wait_until_ready(number, shared().params.trace_capacity);
+}
+DISTMK_FN bool StartSignal::confirm() const {
+  return number == NONE || shared().handoff.wait_until_ready(number, false);
+}
+DISTMK_FN void StartSignal::await_last() const {
+  if (number != NONE) shared().handoff.await_last(number);
+}
+DISTMK_FN bool StartSignal::given() const {
+  return number == NONE || barrier_test(&shared().handoff.ready[number % 2], number / 2 % 2);
+}
+DISTMK_FN void StartSignal::keep_time() const {
+  if (number != NONE && shared().params.trace_capacity) shared().handoff.keep_time(number);
 }
 
 }  // namespace distmk

@@ -14,6 +14,13 @@ struct StartSignal {
 
   // False: the launch is over.
   DISTMK_FN bool wait() const;
+  // For a body that looks for its inputs by itself, see Context: waits until the task before is done; whether wait()
+  // would return at once; writes down, where the launch is traced, that it has found them; wait() without writing it
+  // down.
+  DISTMK_FN void await_last() const;
+  DISTMK_FN bool given() const;
+  DISTMK_FN void keep_time() const;
+  DISTMK_FN bool confirm() const;
   // Whether wait() itself writes down when that was, where a launch is traced.
   DISTMK_FN bool keeps_time() const { return number != NONE; }
 };

@@ -1,5 +1,6 @@
 // device/ptx.cuh for a CPU that plays a GPU. Whatever another thread must do something for gives way to it.
 #pragma once
+#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <time.h>
 
@@ -35,6 +36,25 @@ inline bool has_reached(const uint64_t* p, uint64_t want, Scope scope = Scope::D
 inline void store_release(uint64_t* p, uint64_t v, Scope = Scope::DEVICE) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 inline void store_relaxed(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 inline void add_release(uint64_t* p, uint64_t v, Scope = Scope::DEVICE) { __atomic_fetch_add(p, v, __ATOMIC_RELEASE); }
+
+inline float load_arriving(const float* p) {
+  const uint32_t bits = __atomic_load_n(reinterpret_cast<const uint32_t*>(p), __ATOMIC_RELAXED);
+  if (!bits) emulator::yield();
+  return __builtin_bit_cast(float, bits);
+}
+inline void store_arriving(float* p, float v) {
+  __atomic_store_n(reinterpret_cast<uint32_t*>(p), __builtin_bit_cast(uint32_t, v), __ATOMIC_RELAXED);
+}
+inline uint4 load_arriving(const uint4* p) {
+  const auto* words = reinterpret_cast<const uint32_t*>(p);
+  const auto at = [&](uint32_t i) { return __atomic_load_n(words + i, __ATOMIC_RELAXED); };
+  const uint4 v = {at(0), at(1), at(2), at(3)};
+  emulator::yield();
+  return v;
+}
+inline void store_arriving(__nv_bfloat16* p, unsigned short bits) {
+  __atomic_store_n(reinterpret_cast<unsigned short*>(p), bits, __ATOMIC_RELAXED);
+}
 
 inline uint64_t now_ns() {
   timespec t;

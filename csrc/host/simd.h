@@ -130,6 +130,12 @@ inline void from_bf16(float* out, const uint16_t* x, uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) out[i] = from_bf16(x[i]);
 }
 
+// Leaves columns of rows zero, of float or bf16; null: none.
+template <class T>
+void clear(T* out, uint32_t num_rows, uint64_t stride, uint32_t num_cols) {
+  for (uint32_t row = 0; out && row < num_rows; ++row) memset(out + row * stride, 0, num_cols * sizeof(T));
+}
+
 // Sum of squares, for RMSNorm.
 inline float sum_squares(const float* x, uint32_t n) {
   Vec sums[4] = {};

@@ -116,6 +116,15 @@ class Context {
     if (!start_.keeps_time() && params().trace_capacity) ready_ns_ = now_ns();
     return ready_;
   }
+  // Of a body that looks by itself whether its inputs are there. It begins to; all that this worker has left for it is
+  // there then. Whether the task's waits are met, or the launch is over. It has found what it looked for. Before it
+  // writes anything it waits for the rest all the same (false: the launch is over), or skips that, if what it has found
+  // says as much as the task's waits.
+  DISTMK_FN void look_for_inputs() const { start_.await_last(); }
+  DISTMK_FN bool stop_looking() const { return ready_ || start_.given(); }
+  DISTMK_FN void inputs_found() const { start_.keep_time(); }
+  DISTMK_FN bool confirm_inputs() { return ready_ = ready_ || start_.confirm(); }
+  DISTMK_FN void skip_waits() { ready_ = true; }
   DISTMK_FN uint64_t ready_ns() const { return ready_ns_; }
 
   // Takes a worker's share of the `count` instances of a spread task, from `instance` on. False: none is left for it.

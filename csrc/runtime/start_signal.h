@@ -9,6 +9,10 @@ namespace distmk {
 struct StartSignal {
   static constexpr bool EARLY = false;  // whether a task can be entered before its waits are met
   bool wait() const { return true; }    // a thread is given a task when it may run
+  void await_last() const {}
+  bool given() const { return true; }
+  void keep_time() const {}
+  bool confirm() const { return true; }
   bool keeps_time() const { return false; }
 };
 

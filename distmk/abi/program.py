@@ -95,8 +95,8 @@ class ProgramHeader(ctypes.Structure):
         ("launches_offset", c_uint64),
         ("events_heap_offset", c_uint64),
         ("rings_heap_offset", c_uint64),
+        ("cleared_heap_bytes", c_uint64),  # the heap's beginning that a launch starts with zeroed
         ("heap_bytes", c_uint64),
         ("local_bytes", c_uint64),
-        ("program_bytes", c_uint64),
-        ("pad", c_uint64),  # what follows is read 16 bytes at a time
+        ("program_bytes", c_uint64),  # of which what follows is read 16 bytes at a time
     ]

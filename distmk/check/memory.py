@@ -19,12 +19,17 @@ LOOP_FIELDS = {"num_blocks": 64 * MAX_RANKS, "num_ranks": MAX_RANKS}
 
 
 class Span(NamedTuple):
-    """Bytes [begin, end) of every row of a piece, on one rank. `place` numbers (piece, rank)."""
+    """Bytes [begin, end) of every row of a piece, on one rank. `place` numbers (piece, rank).
+
+    `early`: read perhaps before the task's waits are met. `clears`: left zero, in all rows.
+    """
 
     write: bool
     place: int
     begin: int
     end: int
+    early: bool = False
+    clears: bool = False
 
 
 class Memory:
@@ -35,7 +40,8 @@ class Memory:
         self.findings = findings
         self.pieces = view.program.placement.pieces
         self._known: dict[tuple[int, Access], Span | None] = {}
-        self._spans: dict[Span, Span] = {}
+        self.distinct: dict[Span, Span] = {}  # all that any task touches, each the only one like it
+        self.skipping: list[int] = []  # tasks that may end before their waits are met
         self._rooms: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
         self._check_pieces()
 
@@ -63,7 +69,10 @@ class Memory:
             for field, limit in LOOP_FIELDS.items():
                 if getattr(args, field, 0) > limit:
                     raise ValueError(f"{field} is {getattr(args, field)}")
-            accesses = TASK_TYPES[desc.type].accesses(args, rank, self.view.num_ranks)
+            kind = TASK_TYPES[desc.type]
+            accesses = kind.accesses(args, rank, self.view.num_ranks)
+            if kind.skips_waits(args):
+                self.skipping.append(task)
         except Exception as error:  # any bytes may be found in a damaged descriptor
             self.findings.add("bounds", f"{self.view.task_name(task)}: arguments cannot be read ({error})")
             return ()
@@ -74,8 +83,8 @@ class Memory:
                 try:
                     self._known[key] = self._locate(access, rank)
                 except ValueError as error:
-                    kind = "write" if access.write else "read"
-                    where = f"{kind} of {access.num_rows} x {access.row_bytes} bytes at {access.offset}"
+                    does = "write" if access.write else "read"
+                    where = f"{does} of {access.num_rows} x {access.row_bytes} bytes at {access.offset}"
                     self.findings.add("bounds", f"{self.view.task_name(task)}: {where} on rank {access.rank} {error}")
                     continue
             span = self._known[key]
@@ -110,8 +119,11 @@ class Memory:
                 raise ValueError(f"hits {piece.name}, which is read only")
             return None
         begin, end = _columns(access, piece, offset)
-        span = Span(access.write, order[at] * self.view.num_ranks + access.rank, begin, end)
-        return self._spans.setdefault(span, span)
+        place = order[at] * self.view.num_ranks + access.rank
+        all_rows = access.num_rows * access.row_bytes == piece.rows * (end - begin)
+        early, clears = access.early and not access.write, access.clears and access.write and all_rows
+        span = Span(access.write, place, begin, end, early, clears)
+        return self.distinct.setdefault(span, span)
 
     def _check_pieces(self) -> None:
         headers = [part.header for part in self.view.parts]

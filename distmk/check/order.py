@@ -77,14 +77,14 @@ class Order:
                 if before is not None:
                     clock[:] = clocks.table[before]
                 if gates and task != self.signals.opener:
-                    np.maximum(clock, self._hears(gates[self.rank_of[task]], iteration), out=clock)
+                    np.maximum(clock, self.hears(gates[self.rank_of[task]], iteration), out=clock)
                 for event, lag in self.signals.waits[task]:
                     if lag <= iteration:
-                        np.maximum(clock, self._hears(event, iteration - lag), out=clock)
+                        np.maximum(clock, self.hears(event, iteration - lag), out=clock)
                 clocks.settle(node, clock)
                 last[chain[node]] = node
 
-    def _hears(self, event: int, iteration: int) -> Clock:
+    def hears(self, event: int, iteration: int) -> Clock:
         """What a wait for `event` tells."""
         heard = self._heard.get((event, iteration))
         if heard is None:
@@ -122,16 +122,17 @@ class Order:
                 done.append(task)
         return Need(nodes, self.clocks.before_all(done, [task for task, _ in pushes]), pushes)
 
-    def after(self, node: int, need: Need) -> bool:
-        """Whether `node` starts with all of `need` behind it."""
-        clock = self.clocks.table[node]
+    def after(self, node: int, need: Need, clock: Clock | None = None) -> bool:
+        """Whether `node` starts with all of `need` behind it; or, given a `clock` of before, had it behind it then."""
+        clock = self.clocks.table[node] if clock is None else clock
         if not (clock >= need.clock).all():
             return False
         return all(self._arrived(node, clock, pusher, rank) for pusher, rank in need.pushes)
 
-    def after_one(self, node: int, other: int, place: int) -> bool:
+    def after_one(self, node: int, other: int, place: int, clock: Clock | None = None) -> bool:
         """`after` of the need of one task."""
-        behind = int(self.clocks.table[node, self.chain[other]])
+        chain = self.chain[other]
+        behind = int(self.clocks.table[node, chain] if clock is None else clock[chain])
         if behind >= self.position[other]:
             return True
         if behind < self.early[other]:
@@ -140,7 +141,7 @@ class Order:
             return True
         if place not in self.pushed[other % self.view.num_tasks]:
             return False
-        return self._arrived(node, self.clocks.table[node], other, place)
+        return self._arrived(node, self.clocks.table[node] if clock is None else clock, other, place)
 
     def _arrived(self, node: int, clock: Clock, pusher: int, rank: int) -> bool:
         """Whether what `pusher` wrote to `rank` was there before `node`: it is done, or somebody waited there."""
@@ -237,12 +238,12 @@ class Races:
             self._record(task + num_tasks, self.touched[task])
 
     def _record(self, node: int, spans: tuple[Span, ...]) -> None:
-        for write, place, begin, end in spans:
+        for write, place, begin, end, _, _ in spans:
             if write:
                 self.readers[place].cut(begin, end)
                 self.writers[place].cut(begin, end)
                 self.writers[place].add(begin, end, Group([node]))
-        for write, place, begin, end in spans:
+        for write, place, begin, end, _, _ in spans:
             if not write:
                 self.readers[place].add(begin, end, Group([node]))
 

@@ -27,6 +27,7 @@ SHARED = (
     "num_workers",
     "num_schedulers",
     "jit_capacity",
+    "cleared_heap_bytes",
     "events_heap_offset",
     "rings_heap_offset",
     "heap_bytes",
@@ -101,7 +102,7 @@ def _check_shape(rank: int, part: RankProgram, findings: Findings) -> None:
 
 def _check_placement(program: Program, findings: Findings) -> None:
     placement, first = program.placement, program.ranks[0].header
-    for field in ("events_heap_offset", "rings_heap_offset", "jit_capacity", "heap_bytes"):
+    for field in ("events_heap_offset", "rings_heap_offset", "jit_capacity", "cleared_heap_bytes", "heap_bytes"):
         if getattr(placement, field) != getattr(first, field):
             text = f"the placement has {field} {getattr(placement, field)}, rank 0 has {getattr(first, field)}"
             findings.add("header", text)

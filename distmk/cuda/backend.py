@@ -17,7 +17,7 @@ from distmk.cuda.launch import CudaLaunch
 from distmk.cuda.nvshmem import SPARE_BYTES, SymmetricHeap, require
 from distmk.errors import DistmkError, UsageError
 from distmk.host.shm import SharedHeap
-from distmk.place import Placed, control_bytes
+from distmk.place import Placed
 from distmk.program import RankProgram
 
 KERNEL = b"distmk_megakernel"
@@ -157,7 +157,7 @@ class CudaBackend:
     def reset(self) -> None:
         import torch
 
-        _zero(self._heap.tensor, control_bytes(self.program.header))
+        _zero(self._heap.tensor, self.program.header.cleared_heap_bytes)
         _zero(self._faults_seen, self._faults_seen.nbytes)
         torch.cuda.synchronize()
 

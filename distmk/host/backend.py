@@ -19,7 +19,7 @@ from distmk.bootstrap import Bootstrap, agree
 from distmk.errors import UsageError
 from distmk.host.build import load_emulator, load_runtime
 from distmk.host.shm import SharedHeap
-from distmk.place import Placed, control_bytes
+from distmk.place import Placed
 from distmk.program import RankProgram
 
 # A waiter on a core of its own answers fastest by polling; where threads share cores it must let others run.
@@ -67,7 +67,7 @@ class HostBackend:
         self.view(placed, array.dtype)[row : row + len(array)] = array
 
     def reset(self) -> None:
-        self._heap.clear(control_bytes(self.program.header))
+        self._heap.clear(self.program.header.cleared_heap_bytes)
 
     def start(self, spec: LaunchSpec) -> HostLaunch:
         block = LaunchBlock.of(spec, self.program)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distmk.lower.context import Lowering
-from distmk.lower.options import ATTENTION_LAUNCHES, cut_rows
+from distmk.lower.options import ATTENTION_LAUNCHES
 from distmk.model import SelfAttention
 from distmk.regions import Buffer, Segment, Slab
 from distmk.shard import deal
@@ -14,6 +14,7 @@ MERGED_AT_ONCE = 4  # rows times slices that are worth a task of their own
 
 def lower_attention(c: Lowering, op: SelfAttention) -> None:
     layer, d = c.buffers.next_cache(), c.config.head_dim
+    c.buffers.attn.turn()
     for rank in c.ranks():
         (q0, q1), (k0, k1) = c.shards[rank].heads, c.shards[rank].kv_heads
         parts = [(op.q, q0 * d, q1 * d), (op.k, k0 * d, k1 * d), (op.v, k0 * d, k1 * d)]
@@ -26,7 +27,7 @@ def lower_attention(c: Lowering, op: SelfAttention) -> None:
 def _qkv(c: Lowering, op: SelfAttention, rank: int, parts: list[tuple[str, int, int]]) -> None:
     hidden, b = c.config.hidden_size, c.buffers
     segments = [Segment(f"{tensor}.weight", begin, end) for tensor, begin, end in parts]
-    cuts = cut_rows(sum(segment.rows for segment in segments), hidden, c.options.num_workers)
+    cuts = c.qkv_cuts(rank)
     weight = c.matrix(f"{op.name}.qkv", rank, hidden, segments, cuts, norm=op.norm)
     bias = c.vector(rank, *((f"{t}.bias", s, e) for t, s, e in parts)) if op.qkv_bias else None
     for worker, (begin, end) in enumerate(cuts):
@@ -42,6 +43,7 @@ def _qkv(c: Lowering, op: SelfAttention, rank: int, parts: list[tuple[str, int, 
                 bias=bias and Slab(bias.weight, begin, end),
                 normalized=True,
                 eps=c.config.rms_norm_eps,
+                arriving=c.takes_x_early(rank, worker),
             )
         )
 
@@ -77,6 +79,7 @@ def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache:
                 slices=(begin, end),
                 part=b.part.at(rank, h0 * shape.part_cols, h1 * shape.part_cols),
                 out=b.attn.at(rank, shape.slice_begin(begin), shape.slice_begin(end)),
+                cleared=b.attn.cleared_at(rank, shape.slice_begin(begin), shape.slice_begin(end)),
                 batch=b.batch.at(rank),
             )
         )

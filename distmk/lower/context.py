@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 from distmk.abi import MAX_ROWS, Epilogue
 from distmk.graph import Graph
-from distmk.lower.options import DecodeOptions, cut_rows
+from distmk.lower.options import DecodeOptions, cut, cut_rows
 from distmk.model import Model
 from distmk.regions import Buffer, Region, Segment, Slab, Tiling, Weight, WeightKind
 from distmk.shard import Shard, shard_model
 from distmk.state import DecodeBuffers, make_buffers
 from distmk.tasks import AttentionShape, Linear, Sum
+from distmk.turns import Turns
 
 Cuts = list[tuple[int, int]]
+
+
+class Rounded(TypedDict, total=False):
+    """Operands of a task that writes a vector in bf16, too."""
+
+    rounded: Region
+    cleared: Region | None
 
 
 class Lowering:
@@ -52,6 +62,24 @@ class Lowering:
             num_workers=self.options.num_workers,
         )
 
+    def qkv_cuts(self, rank: int) -> Cuts:
+        """Which rows of the query, key and value matrices, one after another, are whose."""
+        shape = self.shapes[rank]
+        rows = (shape.num_q + 2 * shape.num_kv) * self.config.head_dim
+        return cut_rows(rows, self.config.hidden_size, self.options.num_workers)
+
+    def mlp_cuts(self, rank: int) -> Cuts:
+        """Which columns of the MLP are whose."""
+        first, last = self.shards[rank].mlp
+        return cut(last - first, 4 * self.config.hidden_size, self.options.num_workers)
+
+    def takes_x_early(self, rank: int, worker: int) -> bool:
+        """Whether a worker knows, when it turns to the residual stream, that its place was clear before: it had waited for
+        all of it in the meantime, one operator ago.
+        """
+        both = min(len(self.qkv_cuts(rank)), len(self.mlp_cuts(rank)))
+        return self.buffers.x_rounded.buffer.arriving and worker < both
+
     def vector(self, rank: int, *parts: tuple[str, int, int]) -> Slab:
         segments = [Segment(f"{tensor}", begin, end) for tensor, begin, end in parts]
         weight = self.graph.weight(parts[0][0], rank, 1, segments, WeightKind.VECTOR)
@@ -82,18 +110,19 @@ class Lowering:
         return Slab(self.matrix(tensor, rank, self.config.hidden_size, rows), 0, end - begin)
 
     def row_parallel(
-        self, name: str, tensor: str, x: Buffer, slots: Buffer, parts: list[tuple[int, int]], has_bias: bool
+        self, name: str, tensor: str, x: Turns, slots: Buffer, parts: list[tuple[int, int]], has_bias: bool
     ) -> None:
         """x_residual += sum over ranks of x_local @ columns.T; `parts` holds each rank's (first column, columns)."""
         hidden, b = self.config.hidden_size, self.buffers
         cuts = cut_rows(hidden, max(k for _, k in parts), self.options.num_workers)
+        b.x_rounded.turn()
         for rank in self.ranks():
             col_begin, k = parts[rank]
             segment = Segment(f"{tensor}.weight", 0, hidden)
             weight = self.matrix(name, rank, k, [segment], cuts, col_begin=col_begin)
             bias = self.vector(rank, (f"{tensor}.bias", 0, hidden)) if has_bias and rank == 0 else None
             for worker, (begin, end) in enumerate(cuts):
-                out, rounded, epilogue = self.reduced_out(slots, rank, begin, end)
+                out, epilogue = self.reduced_out(slots, rank, begin, end)
                 self.graph.add(
                     Linear(
                         rank=rank,
@@ -102,21 +131,28 @@ class Lowering:
                         x=x.at(rank, 0, k),
                         slab=Slab(weight, begin, end),
                         out=out,
-                        rounded=rounded,
                         batch=b.batch.at(rank),
                         bias=bias and Slab(bias.weight, begin, end),
                         epilogue=epilogue,
                         num_ranks=self.options.num_ranks,
+                        arriving=x.buffer.arriving,
+                        **self.rounded(rank, begin, end, epilogue),
                     )
                 )
         self.all_reduce(name, slots, cuts, add=True)
 
-    def reduced_out(self, slots: Buffer, rank: int, begin: int, end: int) -> tuple[Region, Region | None, Epilogue]:
-        """Where columns [begin, end) that all ranks add up go: both residuals, or this rank's slot on every rank."""
+    def reduced_out(self, slots: Buffer, rank: int, begin: int, end: int) -> tuple[Region, Epilogue]:
+        """Where columns [begin, end) that all ranks add up go: the residual stream, or this rank's slot on every rank."""
         if self.options.num_ranks == 1:
-            b = self.buffers
-            return b.x.at(rank, begin, end), b.x_rounded.at(rank, begin, end), Epilogue.ADD
-        return self.block(slots, rank, rank, begin, end), None, Epilogue.PUSH
+            return self.buffers.x.at(rank, begin, end), Epilogue.ADD
+        return self.block(slots, rank, rank, begin, end), Epilogue.PUSH
+
+    def rounded(self, rank: int, begin: int, end: int, epilogue: Epilogue = Epilogue.ADD) -> Rounded:
+        """Operands of who writes columns [begin, end) of the residual stream, for its rounded copy."""
+        if epilogue is Epilogue.PUSH:
+            return {}
+        x = self.buffers.x_rounded
+        return {"rounded": x.at(rank, begin, end), "cleared": x.cleared_at(rank, begin, end)}
 
     def block(self, slots: Buffer, rank: int, source: int, begin: int, end: int) -> Region:
         base = source * MAX_ROWS * self.config.hidden_size
@@ -134,8 +170,9 @@ class Lowering:
                         worker=worker,
                         blocks=tuple(self.block(slots, rank, source, begin, end) for source in self.ranks()),
                         dst=self.buffers.x.at(rank, begin, end),
-                        rounded=self.buffers.x_rounded.at(rank, begin, end),
                         batch=self.buffers.batch.at(rank),
                         add=add,
+                        arriving=True,
+                        **self.rounded(rank, begin, end),
                     )
                 )

@@ -34,10 +34,11 @@ def lower_prepare(c: Lowering) -> None:
 def lower_embed(c: Lowering, op: Embedding) -> None:
     hidden, b = c.config.hidden_size, c.buffers
     cuts = cut(hidden, 4 * MAX_ROWS, c.options.num_workers)
+    b.x_rounded.turn()
     for rank in c.ranks():
         table = c.table(rank, op.table)
         for worker, (begin, end) in enumerate(cuts):
-            out, rounded, epilogue = c.reduced_out(b.mlp_slots, rank, begin, end)
+            out, epilogue = c.reduced_out(b.mlp_slots, rank, begin, end)
             c.graph.add(
                 Embed(
                     rank=rank,
@@ -45,13 +46,13 @@ def lower_embed(c: Lowering, op: Embedding) -> None:
                     worker=worker,
                     table=table,
                     out=out,
-                    rounded=rounded,
                     batch=b.batch.at(rank),
                     col_begin=begin,
                     num_cols=end - begin,
                     first_token=c.shards[rank].vocab[0],
                     epilogue=Epilogue.STORE if epilogue is Epilogue.ADD else epilogue,
                     num_ranks=c.options.num_ranks,
+                    **c.rounded(rank, begin, end, epilogue),
                 )
             )
     c.all_reduce("embed", b.mlp_slots, cuts, add=False)

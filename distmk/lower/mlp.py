@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from distmk.abi import Epilogue
 from distmk.lower.context import Lowering
-from distmk.lower.options import cut
 from distmk.model import Mlp
 from distmk.regions import Segment, Slab
 from distmk.tasks import Linear
@@ -12,9 +11,10 @@ from distmk.tasks import Linear
 
 def lower_mlp(c: Lowering, op: Mlp) -> None:
     b, hidden = c.buffers, c.config.hidden_size
+    b.hidden.turn()
     for rank in c.ranks():
-        first, last = c.shards[rank].mlp
-        cuts = cut(last - first, 4 * hidden, c.options.num_workers)
+        first, _ = c.shards[rank].mlp
+        cuts = c.mlp_cuts(rank)
         # A task's gate rows and its up rows lie together: one slab, one stream.
         parts = [(t, first + begin, first + end) for begin, end in cuts for t in (op.gate, op.up)]
         segments = [Segment(f"{tensor}.weight", begin, end) for tensor, begin, end in parts]
@@ -30,11 +30,13 @@ def lower_mlp(c: Lowering, op: Mlp) -> None:
                     x=b.x_rounded.at(rank),
                     slab=Slab(weight, 2 * begin, 2 * end),
                     out=b.hidden.at(rank, begin, end),
+                    cleared=b.hidden.cleared_at(rank, begin, end),
                     batch=b.batch.at(rank),
                     bias=bias and Slab(bias.weight, 2 * begin, 2 * end),
                     epilogue=Epilogue.SWIGLU,
                     normalized=True,
                     eps=c.config.rms_norm_eps,
+                    arriving=c.takes_x_early(rank, worker),
                 )
             )
     down_parts = [(first, last - first) for first, last in (shard.mlp for shard in c.shards)]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from distmk.abi import MAX_ROWS, MERGE_SLICE
 from distmk.regions import Region, Slab
-from distmk.tasks.base import Access, Layout, Task, access, batch_access, bf16_access, task_type
+from distmk.tasks.base import Access, Layout, Task, access, batch_access, task_type, vector_accesses
 
 PART_HEADER = 2  # floats before a partial's accumulator: running maximum and sum
 
@@ -200,6 +200,7 @@ class MergeArgs(ctypes.Structure):
     _fields_ = [
         ("part", c_uint64),  # of the first head of this task
         ("out", c_uint64),  # bf16 [rows, heads of this rank * head_dim], at the first head of this task
+        ("cleared", c_uint64),  # columns that are left zero, laid out as `out`; 0: none
         ("batch", c_uint64),
         ("first_slice", c_uint32),  # of the first head
         ("num_slices", c_uint32),
@@ -218,7 +219,7 @@ class Merge(Task):
     """Combine the splits of some query heads, or of slices of them, in split order, into the attention output.
 
     `out`, bf16, are the columns of slices `slices` of this rank's heads, `part` the partial results of all heads they lie
-    in. It is only ever multiplied, for which it would be rounded anyhow.
+    in. It is only ever multiplied, for which it would be rounded anyhow. `cleared`: see `Linear`.
     """
 
     shape: AttentionShape = None  # type: ignore[assignment]
@@ -226,24 +227,27 @@ class Merge(Task):
     part: Region = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
     batch: Region = None  # type: ignore[assignment]
+    cleared: Region | None = None
 
     Args: ClassVar[type[ctypes.Structure]] = MergeArgs
 
     def dtypes(self) -> Mapping[str, str | None]:
-        return {"part": "f32", "out": "bf16", "batch": None}
+        return {"part": "f32", "out": "bf16", "batch": None, "cleared": "bf16"}
 
     def reads(self) -> Iterable[Region]:
         return (self.part, self.batch)
 
     def writes(self) -> Iterable[Region]:
-        return (self.out,)
+        return filter(None, (self.out, self.cleared))
 
     def encode(self, layout: Layout) -> ctypes.Structure:
         s, (begin, end) = self.shape, self.slices
         first = begin % s.slices
+        in_head = 2 * s.slice_begin(first)
         return MergeArgs(
             part=layout.operand(self.part),
-            out=layout.operand(self.out) - 2 * s.slice_begin(first),
+            out=layout.operand(self.out) - in_head,
+            cleared=layout.operand(self.cleared) - in_head if self.cleared else 0,
             batch=layout.operand(self.batch),
             first_slice=first,
             num_slices=end - begin,
@@ -260,8 +264,9 @@ class Merge(Task):
         first, last = (slice_begin(index, args.head_dim) for index in (begin, end))
         num_heads = -(-end // num_slices(args.head_dim))
         part_bytes = 4 * num_heads * MAX_ROWS * args.max_splits * (PART_HEADER + args.head_dim)
+        out, cleared = args.out + 2 * first, args.cleared and args.cleared + 2 * first
         return [
             access(False, rank, args.part, part_bytes),
-            bf16_access(True, rank, args.out + 2 * first, last - first, MAX_ROWS, args.out_stride),
+            *vector_accesses(rank, out, cleared, last - first, MAX_ROWS, args.out_stride),
             batch_access(rank, args.batch),
         ]

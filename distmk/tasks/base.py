@@ -25,7 +25,10 @@ class Layout(Protocol):
 
 
 class Access(NamedTuple):
-    """Bytes an encoded task touches: `num_rows` runs of `row_bytes`, `stride` bytes apart, each aligned."""
+    """Bytes an encoded task touches: `num_rows` runs of `row_bytes`, `stride` bytes apart, each aligned.
+
+    `early`: a read that may come before the task's waits are met. `clears`: a write that leaves zeros.
+    """
 
     write: bool
     rank: int
@@ -35,6 +38,8 @@ class Access(NamedTuple):
     num_rows: int = 1
     stride: int = 0
     align_bytes: int = 4
+    early: bool = False
+    clears: bool = False
 
 
 def access(
@@ -47,6 +52,14 @@ def access(
 def bf16_access(write: bool, rank: int, operand: int, num_cols: int, num_rows: int, stride: int) -> Access:
     """Columns of every row; `stride` in elements."""
     return access(write, rank, operand, 2 * num_cols, num_rows, 2 * stride, align_bytes=2)
+
+
+def vector_accesses(rank: int, out: int, cleared: int, num_cols: int, num_rows: int, stride: int) -> list[Access]:
+    """Bf16 columns of every row that are written, and the same ones that are left zero elsewhere, if they are."""
+    found = [bf16_access(True, rank, out, num_cols, num_rows, stride)]
+    if cleared:
+        found.append(bf16_access(True, rank, cleared, num_cols, num_rows, stride)._replace(clears=True))
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +104,11 @@ class Task:
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         raise NotImplementedError
+
+    @classmethod
+    def skips_waits(cls, args: Any) -> bool:
+        """Whether the body may end before the task's waits are met, since what it reads early says the same."""
+        return False
 
 
 TASK_TYPES: dict[int, type[Task]] = {}

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from distmk.errors import UsageError
 from distmk.regions import ITEM_BYTES, Region
-from distmk.tasks.base import Access, Layout, Task, access, batch_access, bf16_access, rows_of, task_type
+from distmk.tasks.base import Access, Layout, Task, access, batch_access, rows_of, task_type, vector_accesses
 
 
 class NopArgs(ctypes.Structure):
@@ -156,6 +156,7 @@ class SumArgs(ctypes.Structure):
         ("blocks", c_uint64),
         ("dst", c_uint64),
         ("rounded", c_uint64),  # bf16 columns of every row, what dst is rounded to; 0: none
+        ("cleared", c_uint64),  # columns that are left zero, laid out as `rounded`; 0: none
         ("batch", c_uint64),
         ("block_stride", c_uint64),  # bytes from one block to the next
         ("num_blocks", c_uint32),
@@ -163,7 +164,7 @@ class SumArgs(ctypes.Structure):
         ("dst_stride", c_uint32),  # elements from one row of dst to the next
         ("rounded_stride", c_uint32),
         ("add", c_uint32),  # 1: add to dst
-        ("pad", c_uint32),
+        ("arriving", c_uint32),  # 1: blocks are taken as they arrive, and left zero
     ]
 
 
@@ -173,19 +174,25 @@ class Sum(Task):
     """dst (+)= blocks[0] + blocks[1] + ... in that order, float32: the reducing half of an all-reduce.
 
     A block is [rows, cols of dst] without gaps, as PUSH leaves it; blocks lie at equal distances in one buffer.
-    `rounded`: the same columns rounded to bf16, for tasks that multiply them.
+    `rounded`: the same columns rounded to bf16, for tasks that multiply them; `cleared`: see `Linear`.
+
+    `arriving`: an element that is not zero is there, and may be taken before the events that say so for all of them; the
+    task leaves zeros behind. PUSH writes a zero as the negative one, which adds up the same. The blocks are in a buffer
+    made for it (`Graph.buffer`), each pushed by one task between two sums; this task waits for nothing else.
     """
 
     blocks: tuple[Region, ...] = ()
     dst: Region = None  # type: ignore[assignment]
     rounded: Region | None = None
+    cleared: Region | None = None
     batch: Region | None = None
     add: bool = False
+    arriving: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = SumArgs
 
     def dtypes(self) -> Mapping[str, str | None]:
-        return {"blocks": "f32", "dst": "f32", "rounded": "bf16"}
+        return {"blocks": "f32", "dst": "f32", "rounded": "bf16", "cleared": "bf16"}
 
     def reads(self) -> Iterable[Region]:
         yield from self.blocks
@@ -195,7 +202,9 @@ class Sum(Task):
             yield self.batch
 
     def writes(self) -> Iterable[Region]:
-        return (self.dst, self.rounded) if self.rounded else (self.dst,)
+        yield from filter(None, (self.dst, self.rounded, self.cleared))
+        if self.arriving:
+            yield from self.blocks
 
     def encode(self, layout: Layout) -> ctypes.Structure:
         first = layout.operand(self.blocks[0])
@@ -204,6 +213,7 @@ class Sum(Task):
             blocks=first,
             dst=layout.operand(self.dst),
             rounded=layout.operand(self.rounded),
+            cleared=layout.operand(self.cleared),
             batch=layout.operand(self.batch),
             block_stride=stride,
             num_blocks=len(self.blocks),
@@ -211,18 +221,26 @@ class Sum(Task):
             dst_stride=self.dst.buffer.cols,
             rounded_stride=self.rounded.buffer.cols if self.rounded else 0,
             add=int(self.add),
+            arriving=int(self.arriving),
         )
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         rows = rows_of(args.batch)
-        found = [
+        blocks = [
             access(False, rank, args.blocks + b * args.block_stride, 4 * args.num * rows)
             for b in range(args.num_blocks)
         ]
+        found = [block._replace(early=bool(args.arriving)) for block in blocks]
+        if args.arriving:
+            found += [block._replace(write=True, clears=True) for block in blocks]
         found.append(access(True, rank, args.dst, 4 * args.num, rows, 4 * args.dst_stride))
         if args.rounded:
-            found.append(bf16_access(True, rank, args.rounded, args.num, rows, args.rounded_stride))
+            found += vector_accesses(rank, args.rounded, args.cleared, args.num, rows, args.rounded_stride)
         if args.batch:
             found.append(batch_access(rank, args.batch))
         return found
+
+    @classmethod
+    def skips_waits(cls, args: Any) -> bool:
+        return bool(args.arriving)

@@ -10,7 +10,17 @@ from typing import Any, ClassVar
 
 from distmk.abi import MAX_ROWS, Candidate, Epilogue
 from distmk.regions import Region, Slab
-from distmk.tasks.base import Access, Layout, Task, access, batch_access, bf16_access, rows_of, task_type
+from distmk.tasks.base import (
+    Access,
+    Layout,
+    Task,
+    access,
+    batch_access,
+    bf16_access,
+    rows_of,
+    task_type,
+    vector_accesses,
+)
 
 
 def output_accesses(args: Any, rank: int, num_ranks: int, num_cols: int) -> list[Access]:
@@ -19,12 +29,10 @@ def output_accesses(args: Any, rank: int, num_ranks: int, num_cols: int) -> list
     if args.epilogue == Epilogue.PUSH:
         return [access(True, d, args.out, 4 * num_cols * rows) for d in range(num_ranks)]
     if args.epilogue == Epilogue.SWIGLU:
-        return [bf16_access(True, rank, args.out, num_cols, rows, args.out_stride)]
+        return vector_accesses(rank, args.out, args.cleared, num_cols, rows, args.out_stride)
     found = [access(True, rank, args.out, 4 * num_cols, rows, 4 * args.out_stride)]
-    if args.epilogue == Epilogue.ADD:
-        found.append(found[0]._replace(write=False))
     if args.rounded:
-        found.append(bf16_access(True, rank, args.rounded, num_cols, rows, args.rounded_stride))
+        found += vector_accesses(rank, args.rounded, args.cleared, num_cols, rows, args.rounded_stride)
     return found
 
 
@@ -35,6 +43,7 @@ class LinearArgs(ctypes.Structure):
         ("bias", c_uint64),  # f32 [n or 2n]; 0: none
         ("out", c_uint64),
         ("rounded", c_uint64),  # STORE, ADD: bf16 columns of every row, what `out` is rounded to; 0: none
+        ("cleared", c_uint64),  # columns that are left zero, laid out as `rounded`, or `out` of SWIGLU; 0: none
         ("batch", c_uint64),
         ("logits", c_uint64),  # ARGMAX: f32 [rows, vocabulary shard]; 0: not kept
         ("k", c_uint32),
@@ -48,7 +57,7 @@ class LinearArgs(ctypes.Structure):
         ("first_token", c_uint32),  # ARGMAX: token id of the first row
         ("logits_stride", c_uint32),
         ("k_pitch", c_uint32),  # elements of a row of the weight: k, or more where rows are packed in tiles
-        ("pad", c_uint32),
+        ("arriving", c_uint32),  # 1: a single row of x may be taken as it arrives
     ]
 
 
@@ -64,6 +73,10 @@ class Linear(Task):
     `normalized`: the float32 sums are multiplied by 1/rms of the row of x, before bias and epilogue. With the norm's
     weight in the columns of the matrix (`Weight.col_scale`) that is a linear layer of an RMSNorm.
 
+    `arriving`: x lies in a buffer made for it (`Graph.buffer`), where an element that is not zero is there, and a single
+    row may be taken before the events that say so for all of it; nothing is written before they do. Bf16 zeros are
+    written as negative ones, and `cleared`, the same columns where the vector before lies (`turns`), is left zero.
+
     RMSNorm: Zhang and Sennrich, arXiv:1910.07467; SwiGLU: Shazeer, arXiv:2002.05202.
     """
 
@@ -72,6 +85,7 @@ class Linear(Task):
     out: Region = None  # type: ignore[assignment]
     batch: Region | None = None
     rounded: Region | None = None
+    cleared: Region | None = None
     bias: Slab | None = None
     epilogue: Epilogue = Epilogue.STORE
     normalized: bool = False
@@ -79,13 +93,14 @@ class Linear(Task):
     num_ranks: int = 1
     first_token: int = 0
     logits: Region | None = None
+    arriving: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = LinearArgs
     streams_weights: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
         out = {Epilogue.SWIGLU: "bf16", Epilogue.ARGMAX: None}.get(self.epilogue, "f32")
-        return {"x": "bf16", "out": out, "rounded": "bf16", "logits": "f32"}
+        return {"x": "bf16", "out": out, "rounded": "bf16", "cleared": "bf16", "logits": "f32"}
 
     def reads(self) -> Iterable[Region]:
         yield self.x
@@ -97,7 +112,7 @@ class Linear(Task):
     def writes(self) -> Iterable[Region]:
         if self.epilogue is Epilogue.PUSH:
             return [self.out.on(rank) for rank in range(self.num_ranks)]
-        return [region for region in (self.out, self.rounded, self.logits) if region]
+        return [region for region in (self.out, self.rounded, self.cleared, self.logits) if region]
 
     def weight_bytes(self) -> int:
         return self.slab.num_bytes
@@ -109,6 +124,7 @@ class Linear(Task):
             bias=layout.operand(self.bias),
             out=layout.operand(self.out),
             rounded=layout.operand(self.rounded),
+            cleared=layout.operand(self.cleared),
             batch=layout.operand(self.batch),
             logits=layout.operand(self.logits),
             k=self.x.cols,
@@ -122,15 +138,19 @@ class Linear(Task):
             eps=self.eps,
             first_token=self.first_token,
             logits_stride=self.logits.buffer.cols if self.logits else 0,
+            arriving=int(self.arriving),
         )
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         rows, halves = rows_of(args.batch), 2 if args.epilogue == Epilogue.SWIGLU else 1
         found = [
-            bf16_access(False, rank, args.x, args.k, rows, args.x_stride),
+            bf16_access(False, rank, args.x, args.k, rows, args.x_stride)._replace(early=bool(args.arriving)),
             access(False, rank, args.weight, 2 * args.k_pitch * args.n * halves),
         ]
+        if args.epilogue == Epilogue.ADD:
+            old = access(False, rank, args.out, 4 * args.n, rows, 4 * args.out_stride)
+            found.append(old._replace(early=bool(args.arriving)))
         if args.bias:
             found.append(access(False, rank, args.bias, 4 * args.n * halves))
         if args.batch:
@@ -148,6 +168,7 @@ class EmbedArgs(ctypes.Structure):
         ("table", c_uint64),  # bf16 [last_token - first_token, k]: this rank's rows of the embedding
         ("out", c_uint64),
         ("rounded", c_uint64),  # STORE: bf16 columns of every row, the same numbers; 0: none
+        ("cleared", c_uint64),  # STORE: columns that are left zero, laid out as `rounded`; 0: none
         ("batch", c_uint64),
         ("k", c_uint32),  # columns of the table
         ("col_begin", c_uint32),
@@ -169,6 +190,7 @@ class Embed(Task):
     out: Region = None  # type: ignore[assignment]
     batch: Region = None  # type: ignore[assignment]
     rounded: Region | None = None
+    cleared: Region | None = None
     col_begin: int = 0
     num_cols: int = 0
     first_token: int = 0
@@ -178,7 +200,7 @@ class Embed(Task):
     Args: ClassVar[type[ctypes.Structure]] = EmbedArgs
 
     def dtypes(self) -> Mapping[str, str | None]:
-        return {"out": "f32", "rounded": "bf16", "batch": None}
+        return {"out": "f32", "rounded": "bf16", "cleared": "bf16", "batch": None}
 
     def reads(self) -> Iterable[Region]:
         return (self.batch,)
@@ -186,13 +208,14 @@ class Embed(Task):
     def writes(self) -> Iterable[Region]:
         if self.epilogue is Epilogue.PUSH:
             return [self.out.on(rank) for rank in range(self.num_ranks)]
-        return (self.out, self.rounded) if self.rounded else (self.out,)
+        return filter(None, (self.out, self.rounded, self.cleared))
 
     def encode(self, layout: Layout) -> ctypes.Structure:
         return EmbedArgs(
             table=layout.operand(self.table),
             out=layout.operand(self.out),
             rounded=layout.operand(self.rounded),
+            cleared=layout.operand(self.cleared),
             batch=layout.operand(self.batch),
             k=self.table.weight.cols,
             col_begin=self.col_begin,

@@ -48,9 +48,12 @@ class Board:
     def space(self) -> Space:
         return Space.HEAP if self.rng.random() < 0.5 else Space.LOCAL
 
-    def buffer(self, cols: int, rows: int = 1, dtype: str = "f32", space: Space | None = None) -> Buffer:
+    def buffer(
+        self, cols: int, rows: int = 1, dtype: str = "f32", space: Space | None = None, arriving: bool = False
+    ) -> Buffer:
         """A buffer on every rank, on the heap or not."""
-        return self.graph.buffer(self.name("b"), cols, rows=rows, dtype=dtype, space=space or self.space())
+        space = Space.HEAP if arriving else space or self.space()
+        return self.graph.buffer(self.name("b"), cols, rows=rows, dtype=dtype, space=space, arriving=arriving)
 
     def wide(self, rank: int, cols: int, rows: int, space: Space | None = None, dtype: str = "f32") -> Region:
         """Columns of a buffer that may be wider on both sides."""
@@ -124,6 +127,8 @@ class Board:
         memory: Memory = {}
         for buffer in self.graph.buffers:
             image = poison(self.rng, -(-buffer.num_bytes // 2) * 2)[: buffer.num_bytes].copy()
+            if buffer.arriving:
+                image[:] = 0  # as a launch leaves it
             memory[buffer] = image.reshape(buffer.rows, buffer.row_bytes)
             for cols, raw in self._given.get((rank, buffer), []):
                 memory[buffer][: len(raw), cols] = raw

@@ -73,6 +73,8 @@ def _linear(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
             yield partial(linear.push, board, error, k, n, rows)
         for n, rows in draws((0, 5), (5, 17)):
             yield _on_each(board, linear.argmax, error, k, n, rows)
+        for n, rows in draws((0, 2), (0, 2), (2, 17)):
+            yield _on_each(board, linear.arriving, error, k, n, rows)
     for rows in (0, 1, 7, 16):
         yield _on_each(board, linear.rounding, rows, int(rng.integers(2, 300)))
     yield _on_each(board, linear.ties)

@@ -37,9 +37,14 @@ class Product:
         self.x, self.weight = torch.randn(self.rows, k).bfloat16(), torch.randn(outputs, k).bfloat16()
         self.eps = 1e-5 if board.rng.random() < 0.5 else None
         self.bias = torch.randn(outputs) if biased and board.rng.random() < 0.5 else None
+        self.error = error
+        self.expect()
+
+    def expect(self) -> None:
+        """Work out what the inputs give."""
         inputs = (self.x, self.weight, self.bias, self.eps)
         self.want = reference.linear(*inputs)
-        self.tolerance = error * reference.linear_scale(*inputs) + 1e-6
+        self.tolerance = self.error * reference.linear_scale(*inputs) + 1e-6
 
     @property
     def room(self) -> int:
@@ -54,14 +59,17 @@ class Product:
         batch: Region | None,
         logits: Region | None = None,
         rounded: Region | None = None,
+        x: Region | None = None,
+        worker: int | None = None,
     ) -> str:
-        """Add the task; returns its name."""
+        """Add the task, with its x in memory or where `x` says; returns its name."""
         board, given = self.board, [name for name in ("eps", "bias") if getattr(self, name) is not None]
         what = f"linear {epilogue.name} k={self.k} n={self.n} rows={self.num_rows or 'one'} {' '.join(given)}".strip()
         task = Linear(
             rank,
             what,
-            x=board.give(board.wide(rank, self.k, self.room, dtype="bf16"), self.x),
+            worker,
+            x=x or board.give(board.wide(rank, self.k, self.room, dtype="bf16"), self.x),
             slab=board.matrix(rank, self.weight, self.paired),
             out=out,
             rounded=rounded,
@@ -73,6 +81,7 @@ class Product:
             num_ranks=board.num_ranks,
             first_token=FIRST_TOKEN,
             logits=logits,
+            arriving=x is not None,
         )
         board.graph.add(task)
         return what
@@ -112,7 +121,7 @@ def columns(board: Board, rank: int, error: float, epilogue: Epilogue, k: int, n
 def push(board: Board, error: float, k: int, n: int, num_rows: int) -> None:
     """Every rank's block in every rank's slots, and there their sum in rank order."""
     room = n * MAX_ROWS
-    slots = board.buffer(room * board.num_ranks, space=Space.HEAP)
+    slots = board.buffer(room * board.num_ranks, space=Space.HEAP, arriving=bool(board.rng.integers(2)))
     products, what = [], ""
     for rank in range(board.num_ranks):
         batch, _ = batch_of(board, rank, num_rows)
@@ -137,17 +146,24 @@ def _reduce(board: Board, rank: int, what: str, blocks: tuple[Region, ...], prod
         board.give(dst, old)
     for written in (dst, rounded):
         board.written(written, rows)
-    board.graph.add(Sum(rank, what, blocks=blocks, dst=dst, rounded=rounded, batch=batch, add=add))
+    arriving = blocks[0].buffer.arriving
+    task = Sum(rank, what, blocks=blocks, dst=dst, rounded=rounded, batch=batch, add=add, arriving=arriving)
+    board.graph.add(task)
 
     def check(memory: Memory) -> None:
-        total = old.clone()
+        total, tolerance = old.double(), torch.zeros(rows, n)
         for source, (block, product) in enumerate(zip(blocks, products, strict=True)):
             got = f32(memory, block)[0, : rows * n].reshape(rows, n)
-            assert_close(f"block of rank {source} ", got, product.want, product.tolerance)
-            total += torch.from_numpy(got.copy())
-        # Bit for bit: float32 additions in the order of the ranks.
-        assert_close("sum ", f32(memory, dst, rows), total, 0)
-        assert_close("rounded sum ", f32(memory, rounded, rows), total.bfloat16().float(), 0)
+            if arriving:
+                assert_close(f"cleared block of rank {source} ", got, torch.zeros(rows, n), 0)
+                total, tolerance = total + product.want, tolerance + product.tolerance + 1e-6
+            else:
+                assert_close(f"block of rank {source} ", got, product.want, product.tolerance)
+                total = (total.float() + torch.from_numpy(got.copy())).double()
+        # Bit for bit where the blocks are known: float32 additions in the order of the ranks.
+        assert_close("sum ", f32(memory, dst, rows), total, tolerance)
+        summed = torch.from_numpy(f32(memory, dst, rows).copy())
+        assert_close("rounded sum ", f32(memory, rounded, rows), summed.bfloat16().float(), 0)
 
     board.check(rank, what, check)
 
@@ -214,3 +230,43 @@ def ties(board: Board, rank: int) -> None:
         assert got == (32.0, 30), f"best of equal logits is {got}, expected (32.0, 30)"
 
     board.check(rank, "linear ties", check)
+
+
+def arriving(board: Board, rank: int, error: float, k: int, n: int, num_rows: int) -> None:
+    """Two vectors in turn, each taken by products as it is written; who writes one clears the other.
+
+    One worker multiplies both: that the first was there tells it that the second's place is clear.
+    """
+    rows, room, worker = num_rows or 1, MAX_ROWS if num_rows else 1, int(board.rng.integers(board.num_workers))
+    places = [board.buffer(k, room, "bf16", arriving=True) for _ in range(2)]
+    for place, other in zip(places, reversed(places), strict=True):
+        batch, _ = batch_of(board, rank, num_rows)
+        product = Product(board, error, k, n, num_rows)
+        product.x[:, :: int(board.rng.integers(2, 9))] = 0  # zeros arrive, too
+        product.expect()
+        block = board.buffer(k * room).at(rank)
+        board.give(block.buffer.at(rank, 0, k * rows), product.x.float().reshape(1, -1))
+        board.graph.add(
+            Sum(
+                rank,
+                f"vector of {k}",
+                blocks=(block,),
+                dst=board.written(board.wide(rank, k, room), rows),
+                rounded=board.written(place.at(rank), rows),
+                cleared=board.written(other.at(rank), rows),
+                batch=batch,
+            )
+        )
+        out = board.written(board.wide(rank, n, room), rows)
+        what = product.add(rank, out, Epilogue.STORE, batch, x=place.at(rank), worker=worker)
+
+        def check(memory: Memory, out: Region = out, product: Product = product) -> None:
+            assert_close("", f32(memory, out, rows), product.want, product.tolerance)
+
+        board.check(rank, f"arriving x of {what}", check)
+
+    def check_places(memory: Memory) -> None:
+        assert_close("cleared ", f32(memory, places[0].at(rank), rows), torch.zeros(rows, k), 0)
+        assert_close("", f32(memory, places[1].at(rank), rows), product.x.float(), 0)
+
+    board.check(rank, f"vectors of {k} rows={num_rows}", check_places)

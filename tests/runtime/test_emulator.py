@@ -8,6 +8,7 @@ tests/gpu has more that runs there: every task body, logits against transformers
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import re
@@ -53,10 +54,19 @@ def generate_arguments(
     return (*dummy, "--backend", backend, *OPTIONS, *prompts, *more)
 
 
-def generate(runner: Runner, folder: Path, backend: str, num_ranks: int, *more: str, **env: str) -> list[list[int]]:
+def generate(
+    runner: Runner,
+    folder: Path,
+    backend: str,
+    num_ranks: int,
+    *more: str,
+    config: ModelConfig = CONFIG,
+    prompts: tuple[str, ...] = PROMPTS,
+    **env: str,
+) -> list[list[int]]:
     print(f"repeat with DISTMK_TEST_EMULATOR_SEED={SEED}")
     launcher = under_mpirun(num_ranks) if num_ranks > 1 else alone
-    command = generate_arguments(folder, backend, *more)
+    command = generate_arguments(folder, backend, *more, config=config, prompts=prompts)
     done = runner.distmk(*command, launcher=launcher, env={"DISTMK_EMULATOR_SEED": SEED, **env})
     assert done.status == 0, done.stderr
     return [record["token_ids"] for record in done.objects()]
@@ -89,6 +99,16 @@ def test_same_tokens(
     got = generate(runner, tmp_path, "emulated", num_ranks, *options, **environment)
     assert got == expected
     assert [len(tokens) for tokens in got] == [6, 6]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_one_sequence(runner: Runner, tmp_path: Path, num_ranks: int) -> None:
+    """A row by itself is taken as it arrives; an odd number of layers, so that vectors lie in three places by turns."""
+    config = dataclasses.replace(CONFIG, num_layers=3)
+    prompts = ("--prompt-ids", "1,2,3,9", "--max-new-tokens", "8")
+    want = generate(runner, tmp_path, "host", 1, config=config, prompts=prompts)
+    assert generate(runner, tmp_path, "emulated", num_ranks, config=config, prompts=prompts) == want
+    assert len(want[0]) == 8
 
 
 def order_of_tasks(session: Session) -> list[tuple[int, int, int]]:

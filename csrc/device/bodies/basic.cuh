@@ -1,5 +1,6 @@
 // Tasks that move or add up a little data, by all threads of a team.
 #pragma once
+#include "device/arriving.cuh"
 #include "device/candidates.cuh"
 #include "device/shared.cuh"
 #include "runtime/batcher.h"
@@ -43,14 +44,21 @@ DISTMK_FN void body_sine(Context& context, const SineArgs& args) {
   }
 }
 
-// All blocks of up to IN_FLIGHT are on their way before the first is added.
+// All blocks of up to IN_FLIGHT are on their way before the first is added. Arriving ones are looked at until they are
+// there, or until the task's waits are met: a zero may have been pushed by somebody who cannot write it as the negative
+// one.
 DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
   constexpr uint32_t IN_FLIGHT = 8;
   const uint32_t count = rows_of(context.batch(args.batch)) * args.num;
-  const auto* blocks = context.at<char>(args.blocks);
+  auto* blocks = context.at<float>(args.blocks);
+  const uint64_t step = args.block_stride / sizeof(float);
   auto* dst = context.at<float>(args.dst);
-  auto* rounded = context.at<__nv_bfloat16>(args.rounded);
-  if (!context.inputs_ready()) return;
+  const ArrivingVector rounded{context.at<__nv_bfloat16>(args.rounded), context.at<__nv_bfloat16>(args.cleared)};
+  const bool arriving = args.arriving && !context.rank_state.far;
+  if (arriving)
+    context.look_for_inputs();
+  else if (!context.inputs_ready())
+    return;
 #pragma unroll 1
   for (uint32_t i = context.team.index; i < count; i += context.team.size) {
     const uint32_t row = i / args.num, column = i % args.num;
@@ -58,25 +66,37 @@ DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
     float sum = args.add ? __ldcg(out) : 0.0f;
 #pragma unroll 1
     for (uint32_t first = 0; first < args.num_blocks; first += IN_FLIGHT) {
+      float* const element = blocks + first * step + i;
+      const uint32_t left = args.num_blocks - first;
       float value[IN_FLIGHT];
+      for (bool there = !arriving;;) {
+        if (!there) there = context.stop_looking();
+        bool all = true;
 #pragma unroll
-      for (uint32_t b = 0; b < IN_FLIGHT; ++b)
-        value[b] = first + b < args.num_blocks
-                       ? __ldcg(reinterpret_cast<const float*>(blocks + (first + b) * args.block_stride) + i)
-                       : 0.0f;
+        for (uint32_t b = 0; b < IN_FLIGHT; ++b) value[b] = b < left ? load_arriving(element + b * step) : -0.0f;
 #pragma unroll
-      for (uint32_t b = 0; b < IN_FLIGHT; ++b) sum += value[b];
+        for (uint32_t b = 0; b < IN_FLIGHT; ++b) all &= __float_as_uint(value[b]) != 0;
+        if (there || all) break;
+      }
+#pragma unroll
+      for (uint32_t b = 0; b < IN_FLIGHT; ++b) {
+        sum += value[b];
+        if (args.arriving && b < left) store_arriving(element + b * step, 0.0f);
+      }
     }
     *out = sum;
-    if (rounded) rounded[uint64_t{row} * args.rounded_stride + column] = __float2bfloat16_rn(sum);
+    if (rounded) rounded.store(uint64_t{row} * args.rounded_stride + column, sum);
   }
+  if (!arriving) return;
+  context.inputs_found();
+  context.skip_waits();
 }
 
 DISTMK_FN void body_embed(Context& context, const EmbedArgs& args) {
   const Batch* batch = context.batch(args.batch);
   const uint32_t num_rows = rows_of(batch);
   const auto* table = context.at<__nv_bfloat16>(args.table);
-  auto* rounded = context.at<__nv_bfloat16>(args.rounded);
+  const ArrivingVector rounded{context.at<__nv_bfloat16>(args.rounded), context.at<__nv_bfloat16>(args.cleared)};
   const bool push = args.epilogue == static_cast<uint32_t>(Epilogue::PUSH);
   for (uint32_t row = 0; row < num_rows; ++row) {
     const auto token = static_cast<uint32_t>(batch->rows[row].token);
@@ -86,11 +106,11 @@ DISTMK_FN void body_embed(Context& context, const EmbedArgs& args) {
       const float value = here ? __bfloat162float(from[i]) : 0.0f;
       if (!push) {
         context.at<float>(args.out)[uint64_t{row} * args.out_stride + i] = value;
-        if (rounded) rounded[uint64_t{row} * args.rounded_stride + i] = __float2bfloat16_rn(value);
+        if (rounded) rounded.store(uint64_t{row} * args.rounded_stride + i, value);
         continue;
       }
       for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
-        if (float* out = context.peer<float>(rank, args.out)) out[row * args.n + i] = value;
+        if (float* out = context.peer<float>(rank, args.out)) push_element(out + row * args.n + i, value);
     }
   }
   if (push) context.push_far(args.out, uint64_t{num_rows} * args.n * sizeof(float));

@@ -31,8 +31,10 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
   if constexpr (AHEAD) {
     EarlyTile early;
     early.take(args, rows, places.stage, lane);
-    if (!context.inputs_ready()) return keep_places(places);  // what was taken is not in the ring any more
-    if (fit_near(args, num_rows)) bring_near(a, first_column());
+    const bool near = fit_near(args, num_rows);
+    // What was taken is not in the ring any more.
+    if (!(near && args.arriving) && !context.inputs_ready()) return keep_places(places);
+    if (near) bring_near(context, a, args.arriving, first_column());
     x.template load<ALIGNED>(a, first_column());
     x.clear_behind(a, first_column());
     early.multiply(x, sums);
@@ -62,7 +64,9 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
       else
         x.template load<ALIGNED>(a, next_block + first_column());
     }
-    hand_over(round, sums, out, places.sums, round.end_row == rows ? places.num_slabs : 0);
+    if (AHEAD && first == 0 && !context.confirm_inputs()) break;  // nothing has been written yet
+    const bool holds = round.end_row == rows && is_awaited(context.rank_state, args);
+    hand_over(round, sums, out, places.sums, holds ? places.num_slabs : 0);
     memset(sums, 0, sizeof(sums));
   }
   if (out.epilogue() == Epilogue::ARGMAX) {

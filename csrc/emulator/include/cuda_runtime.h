@@ -40,6 +40,7 @@ inline uint32_t min(uint32_t a, uint32_t b) { return a < b ? a : b; }
 inline uint32_t max(uint32_t a, uint32_t b) { return a > b ? a : b; }
 inline float rsqrtf(float v) { return 1.0f / std::sqrt(v); }
 inline float __expf(float v) { return std::exp(v); }
+inline unsigned __float_as_uint(float v) { return __builtin_bit_cast(unsigned, v); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline int __clz(int v) { return v ? __builtin_clz(static_cast<unsigned>(v)) : 32; }
 inline int __ffs(int v) { return __builtin_ffs(v); }

@@ -40,7 +40,7 @@ void body_sum(Context& context, const SumArgs& args) {
   const Batch* batch = context.at<Batch>(args.batch);
   const uint32_t num_rows = batch ? batch->num_rows : 1;
   const uint64_t step = args.block_stride / sizeof(float);
-  const float* blocks = context.at<float>(args.blocks);
+  float* blocks = context.at<float>(args.blocks);
   float* dst = context.at<float>(args.dst);
   auto* rounded = context.at<uint16_t>(args.rounded);
   const uint32_t first = args.add ? 0 : 1;  // the first block to add, not to start from
@@ -60,6 +60,8 @@ void body_sum(Context& context, const SumArgs& args) {
     }
     if (rounded) to_bf16(rounded + uint64_t{row} * args.rounded_stride, out, args.num);
   }
+  clear(context.at<uint16_t>(args.cleared), num_rows, args.rounded_stride, args.num);
+  if (args.arriving) clear(blocks, args.num_blocks, step, num_rows * args.num);
 }
 
 void body_sample(Context& context, const SampleArgs& args) {

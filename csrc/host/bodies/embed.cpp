@@ -19,6 +19,7 @@ void body_embed(Context& context, const EmbedArgs& args) {
       memset(out, 0, args.n * sizeof(float));
     if (rounded) simd::to_bf16(rounded + uint64_t{r} * args.rounded_stride, out, args.n);
   }
+  simd::clear(context.at<uint16_t>(args.cleared), batch.num_rows, args.rounded_stride, args.n);
   if (!push) return;
   for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
     if (rank != context.rank()) context.push(rank, args.out, block, uint64_t{batch.num_rows} * args.n * sizeof(float));

@@ -119,12 +119,14 @@ void body_linear(Context& context, const LinearArgs& args) {
       for (uint32_t i = 0; args.rounded && i < rows.count; ++i)
         to_bf16(context.at<uint16_t>(args.rounded) + uint64_t{i} * args.rounded_stride,
                 out + uint64_t{i} * args.out_stride, args.n);
+      clear(context.at<uint16_t>(args.cleared), rows.count, args.rounded_stride, args.n);
       break;
     case Epilogue::SWIGLU:
       for (uint32_t i = 0; i < rows.count; ++i) {
         swiglu_row(rows.y[i], rows.y[i], rows.y[i] + args.n, args.n);
         to_bf16(context.at<uint16_t>(args.out) + uint64_t{i} * args.out_stride, rows.y[i], args.n);
       }
+      clear(context.at<uint16_t>(args.cleared), rows.count, args.out_stride, args.n);
       break;
     case Epilogue::PUSH:
       for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)

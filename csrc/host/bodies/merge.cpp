@@ -33,14 +33,15 @@ void body_merge(Context& context, const MergeArgs& args) {
   const auto& batch = *context.at<Batch>(args.batch);
   const float* parts = context.at<float>(args.part);
   const uint64_t row_floats = uint64_t{args.max_splits} * (PART_HEADER + args.head_dim);
-  auto* out = context.at<uint16_t>(args.out);
+  auto *out = context.at<uint16_t>(args.out), *cleared = context.at<uint16_t>(args.cleared);
   const Splits splits(args, batch);
   for (uint32_t row = 0; row < batch.num_rows; ++row)
     for (uint32_t i = 0; i < args.num_slices; ++i) {
       const MergeSlice slice(args, i);
-      merge_slice(out + uint64_t{row} * args.out_stride + uint64_t{slice.head} * args.head_dim,
-                  parts + (uint64_t{slice.head} * MAX_ROWS + row) * row_floats, splits.of(run_of(batch, row)),
-                  args.head_dim, slice.begin, slice.end);
+      const uint64_t row_begin = uint64_t{row} * args.out_stride + uint64_t{slice.head} * args.head_dim;
+      merge_slice(out + row_begin, parts + (uint64_t{slice.head} * MAX_ROWS + row) * row_floats,
+                  splits.of(run_of(batch, row)), args.head_dim, slice.begin, slice.end);
+      simd::clear(cleared ? cleared + row_begin + slice.begin : nullptr, 1, 0, slice.end - slice.begin);
     }
 }
 

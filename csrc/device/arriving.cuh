@@ -1,0 +1,30 @@
+// Elements that say by themselves that they are there: zero means not yet, and a zero is written as the negative one.
+// Who looks at them need not wait until an event says so for all of them, which takes a fence and a counter more. They
+// are left zero again before their next turn (distmk/turns.py); the checker sees to both.
+#pragma once
+#include "device/platform.h"
+
+namespace distmk {
+
+// An element of a block that ranks add up.
+DISTMK_FN void push_element(float* out, float value) { store_arriving(out, value == 0.0f ? -0.0f : value); }
+
+// Part of a bf16 vector, and where the one before it lies (null: nowhere, so there nobody looks).
+struct ArrivingVector {
+  __nv_bfloat16 *out, *cleared;
+
+  DISTMK_FN explicit operator bool() const { return out; }
+  DISTMK_FN void store(uint64_t i, float value) const {
+    const unsigned short bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
+    store_arriving(out + i, bits ? bits : 0x8000);
+    if (cleared) store_arriving(cleared + i, 0);
+  }
+};
+
+// Whether all of eight elements are there.
+DISTMK_FN bool have_arrived(const uint4& v) {
+  const auto missing = [](uint32_t pair) { return (pair - 0x00010001u) & ~pair & 0x80008000u; };
+  return !(missing(v.x) | missing(v.y) | missing(v.z) | missing(v.w));
+}
+
+}  // namespace distmk

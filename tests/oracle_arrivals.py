@@ -1,0 +1,115 @@
+"""The oracle's second opinion on operands that arrive: byte for byte, between any two tasks."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+from simulation import ITERATIONS, Task
+
+from distmk.abi import NO_EVENT, LaunchKind
+from distmk.program import decode_args
+from distmk.tasks import TASK_TYPES
+
+if TYPE_CHECKING:
+    from oracle import Oracle
+
+
+class Run(NamedTuple):
+    """Bytes that a task touches. `use`: look (before its waits are met), read, fill or clear."""
+
+    write: bool
+    rank: int
+    space: int
+    begin: int
+    end: int
+    use: str
+    piece: str
+
+
+def arrival_faults(oracle: Oracle) -> bool:
+    """Whether something is looked at before a task's waits are met that need not be zero or right by then."""
+    return _Arrivals(oracle).wrong()
+
+
+class _Arrivals:
+    def __init__(self, oracle: Oracle) -> None:
+        self.oracle = oracle
+        self.looked_at = {(run.piece, run.rank) for runs in oracle.runs.values() for run in runs if run.use == "look"}
+        cleared_bytes = oracle.ranks[0].header.cleared_heap_bytes
+        self.zeroed = {
+            piece.name
+            for piece in oracle.program.placement.pieces
+            if piece.space == 1 and piece.offset + piece.num_bytes <= cleared_bytes
+        }
+
+    def wrong(self) -> bool:
+        for task, desc in self.oracle.tasks.items():
+            if desc.launch != LaunchKind.AHEAD and any(run.use == "look" for run in self.oracle.runs[task]):
+                return True
+            if TASK_TYPES[desc.type].skips_waits(decode_args(desc)) and self._waits_for_more_than_it_sees(task):
+                return True
+        touched: dict[tuple[str, int], list[tuple[Task, Run]]] = defaultdict(list)
+        for task, runs in self.oracle.runs.items():
+            for run in runs:
+                if (run.piece, run.rank) in self.looked_at:
+                    touched[(run.piece, run.rank)].append((task, run))
+        return any(self._wrong_there(piece, rank, uses) for (piece, rank), uses in touched.items())
+
+    def _waits_for_more_than_it_sees(self, task: Task) -> bool:
+        runs, rank = self.oracle.runs, task[0]
+        looks = [run for run in runs[task] if run.use == "look" and run.piece in self.zeroed]
+        for wait in self.oracle.waits(task):
+            for producer in self.oracle.producers[(rank, wait.event)]:
+                fills = [run for run in runs[producer] if run.use == "fill" and run.rank == rank]
+                pairs = [(a, b) for a in looks for b in fills if a.piece == b.piece]
+                if wait.lag or not any(a.begin < b.end and b.begin < a.end for a, b in pairs):
+                    return True
+        return False
+
+    def _wrong_there(self, piece: str, rank: int, uses: list[tuple[Task, Run]]) -> bool:
+        bounds = sorted({end for _, run in uses for end in (run.begin, run.end)})
+        for begin in bounds[:-1]:
+            at = [(task, i, run.use) for task, run in uses if run.begin <= begin < run.end for i in range(ITERATIONS)]
+            zeroed = piece in self.zeroed
+            fills = [(task, i) for task, i, use in at if use == "fill"]
+            clears = [(task, i) for task, i, use in at if use == "clear"] + ([] if zeroed else fills)
+            looks = [(task, i) for task, i, use in at if use == "look"]
+            if self._seen_too_soon(looks, clears, rank) or (zeroed and self._filled_twice(fills, clears, rank)):
+                return True
+        return False
+
+    def _seen_too_soon(self, looks: list[tuple[Task, int]], clears: list[tuple[Task, int]], rank: int) -> bool:
+        """Whether what ought to be over before a task looks, as the task is after it, may still be to come."""
+        for task, i in looks:
+            known = self._known_when_looking(task, i)
+            for clearer, j in clears:
+                bit = self.oracle.bit[(clearer, j, rank)]
+                if bit & self.oracle.past[(task, i, "S")] and not bit & known:
+                    return True
+        return False
+
+    def _filled_twice(self, fills: list[tuple[Task, int]], clears: list[tuple[Task, int]], rank: int) -> bool:
+        before = self.oracle.is_before
+        if {*fills} & {*clears}:
+            return True
+        for a, b in itertools.combinations(fills, 2):
+            (first, i), (last, j) = (a, b) if before((a[0], a[1], rank), (b[0], b[1], "S")) else (b, a)
+            if not any(
+                before((first, i, rank), (task, k, "S")) and before((task, k, rank), (last, j, "S"))
+                for task, k in clears
+            ):
+                return True
+        return False
+
+    def _known_when_looking(self, task: Task, i: int) -> int:
+        """All that has happened once the one before it in its queue is done and its iteration has begun, as bits."""
+        oracle, gate = self.oracle, (task[0], self.oracle.ranks[task[0]].header.gate_event)
+        nodes = [oracle.ahead[(task, i)]] if (task, i) in oracle.ahead else []
+        if gate[1] != NO_EVENT:
+            nodes += [oracle.told(producer, i, gate) for producer in oracle.producers[gate]]
+        known = 0
+        for node in nodes:
+            known |= oracle.past[node] | oracle.bit[node]
+        return known
