@@ -53,7 +53,8 @@ def save(program: Program, path: Path) -> None:
     shared = {name: getattr(placement, name) for name in SHARED_FIELDS}
     shared["digests"] = [part.digest() for part in program.ranks]
     shared["buffers"] = [
-        [b.name, b.rows, b.cols, b.dtype, int(b.space), placed.offset] for b, placed in placement.buffers.items()
+        [b.index, b.name, b.rows, b.cols, b.dtype, int(b.space), b.arriving, placed.offset]
+        for b, placed in placement.buffers.items()
     ]
     entries = {"shared": _text(shared)}
     for rank, part in enumerate(program.ranks):
@@ -71,8 +72,8 @@ def load(path: Path, rank: int) -> SavedProgram:
         archive = np.load(path)  # stays open, so that the file may be replaced or removed
         shared = _value(archive["shared"])
         buffers = {}
-        for index, (name, rows, cols, dtype, space, offset) in enumerate(shared["buffers"]):
-            buffer = Buffer(index, name, rows, cols, dtype, Space(space))
+        for index, name, rows, cols, dtype, space, arriving, offset in shared["buffers"]:
+            buffer = Buffer(index, name, rows, cols, dtype, Space(space), arriving)
             buffers[buffer] = Placed(name, buffer.space, -1, offset, rows, buffer.row_bytes)
         weights = dict(_weight(rank, entry) for entry in _value(archive[f"weights{rank}"]))
         fields = {name: shared[name] for name in SHARED_FIELDS} | {"local_bytes": tuple(shared["local_bytes"])}
