@@ -60,11 +60,16 @@ class _Arrivals:
     def _waits_for_more_than_it_sees(self, task: Task) -> bool:
         runs, rank = self.oracle.runs, task[0]
         looks = [run for run in runs[task] if run.use == "look" and run.piece in self.zeroed]
+        seen = {(run.piece, byte) for run in looks for byte in range(run.begin, run.end)}
         for wait in self.oracle.waits(task):
             for producer in self.oracle.producers[(rank, wait.event)]:
-                fills = [run for run in runs[producer] if run.use == "fill" and run.rank == rank]
-                pairs = [(a, b) for a in looks for b in fills if a.piece == b.piece]
-                if wait.lag or not any(a.begin < b.end and b.begin < a.end for a, b in pairs):
+                writes = [run for run in runs[producer] if run.write]
+                if wait.lag or (producer[0] == rank and any(run.rank != rank for run in writes)):
+                    return True
+                here = [run for run in writes if run.rank == rank]
+                if not here or any(run.use != "fill" for run in here):
+                    return True
+                if any((run.piece, byte) not in seen for run in here for byte in range(run.begin, run.end)):
                     return True
         return False
 

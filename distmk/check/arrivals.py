@@ -81,13 +81,13 @@ class Arrivals:
     """Goes through the accesses of two iterations to where somebody reads early."""
 
     def __init__(self, order: Order, touched: list[tuple[Span, ...]], findings: Findings) -> None:
-        self.order, self.findings, self.view = order, findings, order.view
-        parts = _parts(order.memory)
+        self.order, self.findings, self.view, self.spans = order, findings, order.view, touched
+        self.parts = _parts(order.memory)
         self.touched: dict[int, Parts] = {}
-        if not parts:
+        if not self.parts:
             return
         for task, spans in enumerate(touched):
-            here = [part for part in map(parts.get, map(id, spans)) if part]
+            here = [part for part in map(self.parts.get, map(id, spans)) if part]
             if here:
                 self.touched[task] = _sorted(here)
 
@@ -164,29 +164,37 @@ class Arrivals:
             self._check_skip(task, self.touched.get(task, nothing).looks)
 
     def _check_skip(self, task: int, looks: list[Part]) -> None:
-        """A task that may end before its waits are met has seen something of everybody it waits for."""
+        """A task that may end before its waits are met has seen all that those it waits for leave on its rank."""
         seen = {(id(part.cells), cell) for part in looks if part.cells.arrives for cell in range(part.first, part.end)}
         for event, lag in self.order.signals.waits[task]:
-            blind = NOBODY if lag else self._unseen(event, seen)
-            if not lag and blind == NOBODY:
-                continue
-            text = f"may end before {self.view.event_name(event)}, which it waits for"
-            why = (
-                " with lag 1"
-                if lag
-                else f": {self.view.task_name(blind)}, which fires it, fills nothing that it looks at"
-            )
-            self.findings.add("arrival", f"{self.view.task_name(task)} {text}{why}")
-
-    def _unseen(self, event: int, seen: set[tuple[int, int]]) -> int:
-        """A task that fires `event` and fills none of these cells, if there is any."""
-        for producer in self.order.signals.producers[event]:
-            for _, cells, first, end in self.touched[producer].fills if producer in self.touched else ():
-                if any((id(cells), cell) in seen for cell in range(first, end)):
+            producers = self.order.signals.producers[event]
+            why = " with lag 1" if lag else ""
+            for producer in () if lag else producers:
+                if not self._is_seen(producer, self.order.rank_of[task], seen):
+                    name = self.view.task_name(producer)
+                    why = f": {name}, which fires it, does more than fill what it looks at"
                     break
-            else:
-                return producer
-        return NOBODY
+            if why:
+                text = f"may end before {self.view.event_name(event)}, which it waits for"
+                self.findings.add("arrival", f"{self.view.task_name(task)} {text}{why}")
+
+    def _is_seen(self, producer: int, rank: int, seen: set[tuple[int, int]]) -> bool:
+        """Whether these cells are all that `producer` writes, but for what it pushes to others than `rank`."""
+        some = False
+        for span in self.spans[producer]:
+            if not span.write:
+                continue
+            if span.place % self.view.num_ranks != rank:
+                if rank not in self.order.pushed[producer]:
+                    return False
+                continue
+            part = self.parts.get(id(span))
+            if part is None or span.clears:
+                return False
+            if any((id(part.cells), cell) not in seen for cell in range(part.first, part.end)):
+                return False
+            some = True
+        return some
 
     def _where(self, part: Part) -> str:
         name, rank = self.order.memory.buffer_of(part.span.place)

@@ -8,77 +8,20 @@ import random
 from collections import Counter
 
 import pytest
+from arriving import COLS, Slots, accepted, all_reduce, refused, taking
 from mutate import Mutator
 from oracle import Oracle
-from programs import find, model_graph, refusal
+from programs import find, model_graph
 
-from distmk.abi import MAX_ROWS, NO_EVENT, Batch, BatcherState, LaunchKind, Space, operand
+from distmk.abi import MAX_ROWS, NO_EVENT, Batch, BatcherState, LaunchKind, Space
 from distmk.check import check
 from distmk.errors import CheckError, UsageError
 from distmk.graph import Graph
-from distmk.program import Program, compile_graph, decode_args
-from distmk.regions import Buffer, Region
+from distmk.program import compile_graph, decode_args
 from distmk.tasks import Affine, Prepare, Put, Sum
 from distmk.tasks.batching import CANDIDATES_BYTES
 
-COLS = 16
 NUM_RANDOM = 250
-
-
-def taking(rank: int, op: str, worker: int | None, *blocks: Region, dst: Region) -> Sum:
-    return Sum(rank, op, worker, blocks=blocks, dst=dst, arriving=True)
-
-
-def all_reduce(num_ranks: int, num_workers: int) -> Graph:
-    """Two all-reduces by way of the same slots."""
-    graph = Graph(num_ranks, num_workers)
-    x, slots = graph.buffer("x", COLS), graph.buffer("slots", COLS * num_ranks, arriving=True)
-    cuts = [(worker, worker * COLS // num_workers, (worker + 1) * COLS // num_workers) for worker in range(num_workers)]
-    for layer in range(2):
-        for rank in range(num_ranks):
-            for to in range(num_ranks):
-                for worker, begin, end in cuts:
-                    dst = slots.at(to, rank * COLS + begin, rank * COLS + end)
-                    graph.add(Put(rank, f"put{layer}", worker, src=x.at(rank, begin, end), dst=dst))
-        for rank in range(num_ranks):
-            for worker, begin, end in cuts:
-                blocks = [slots.at(rank, r * COLS + begin, r * COLS + end) for r in range(num_ranks)]
-                graph.add(taking(rank, f"sum{layer}", worker, *blocks, dst=x.at(rank, begin, end)))
-    return graph
-
-
-class Slots:
-    """A rank that takes `b` from slots, to be given tasks."""
-
-    def __init__(self, num_workers: int = 2, arriving: bool = True) -> None:
-        self.graph = Graph(1, num_workers)
-        self.a, self.b, self.c = (self.graph.buffer(name, COLS) for name in "abc")
-        self.slots = self.graph.buffer("slots", COLS, arriving=arriving)
-
-    def put(self, op: str, worker: int) -> None:
-        self.graph.add(Put(0, op, worker, src=self.a.at(0), dst=self.slots.at(0)))
-
-    def take(self, op: str, worker: int, dst: Buffer, end: int = COLS) -> None:
-        self.graph.add(taking(0, op, worker, self.slots.at(0, 0, end), dst=dst.at(0, 0, end)))
-
-    def copy(self, op: str, worker: int, src: Buffer, dst: Buffer) -> None:
-        self.graph.add(Affine(0, op, worker, src=src.at(0), dst=dst.at(0)))
-
-    def compile(self) -> Program:
-        return compile_graph(self.graph)
-
-
-def refused(program: Program) -> str:
-    """What check says, of a program that the oracle finds nothing else wrong with."""
-    assert Oracle(program).faults == {"arrival"}
-    text = refusal(program)
-    assert {line.split(":")[0] for line in text.splitlines()[1:]} == {"arrival"}
-    return text
-
-
-def accepted(program: Program) -> None:
-    check(program)
-    assert not Oracle(program).faults
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
@@ -185,12 +128,12 @@ def test_clears_are_over_when_somebody_starts_looking() -> None:
 @pytest.mark.parametrize("heard", [COLS, COLS // 2])
 def test_clears_by_many_are_over_when_somebody_starts_looking(heard: int) -> None:
     slots, half = Slots(3), COLS // 2
-    slots.put("put0", 0)
     for worker in (0, 1):
         block, dst = (buffer.at(0, worker * half, (worker + 1) * half) for buffer in (slots.slots, slots.b))
+        slots.graph.add(Put(0, f"put{worker}", worker, src=slots.a.at(0, 0, half), dst=block))
         slots.graph.add(taking(0, f"sum{worker}", worker, block, dst=dst))
     slots.graph.add(Affine(0, "hear", 2, src=slots.b.at(0, 0, heard), dst=slots.a.at(0, 0, heard)))
-    slots.put("put1", 0)
+    slots.put("put", 0)
     slots.take("all", 2, slots.c)
     slots.copy("end", 1, slots.c, slots.a)
     program = slots.compile()
@@ -245,48 +188,6 @@ def test_only_workers_look_early() -> None:
     text = refused(slots.compile())
     assert "sum (rank 0, handed out) looks at slots[bytes 0:64] on rank 0 before its waits are met" in text
     assert "but is in no worker's queue" in text
-
-
-def test_who_may_end_early_waits_for_what_it_sees() -> None:
-    slots = Slots()
-    slots.copy("read", 1, slots.b, slots.c)
-    slots.put("put", 1)
-    slots.take("sum", 0, slots.b)
-    accepted(slots.compile())
-    slots = Slots()
-    slots.put("put", 0)
-    slots.copy("read", 1, slots.b, slots.c)
-    slots.take("sum", 0, slots.b)
-    text = refused(slots.compile())
-    assert "arrival: sum (rank 0, worker 0) may end before event" in text
-    assert "which it waits for: read (rank 0, worker 1), which fires it, fills nothing that it looks at" in text
-
-
-def test_who_may_end_early_sees_something_of_everybody() -> None:
-    slots, half = Slots(3), COLS // 2
-    elsewhere = slots.graph.buffer("elsewhere", COLS)
-    for worker in range(2):
-        dst = slots.slots.at(0, worker * half, (worker + 1) * half)
-        slots.graph.add(Put(0, f"put{worker}", worker, src=slots.a.at(0, 0, half), dst=dst))
-    slots.take("sum", 2, slots.b)
-    program = slots.compile()
-    accepted(program)
-    for worker in range(2):
-        args = decode_args(find(program, f"put{worker}"))
-        kept = args.dst
-        args.dst = operand(Space.HEAP, program.placement.buffers[elsewhere].offset)
-        text = f"put{worker} (rank 0, worker {worker}), which fires it, fills nothing that it looks at"
-        assert refused(program).count(text) == 1 + worker  # of an event of both, and one of the second alone
-        args.dst = kept
-
-
-def test_who_may_end_early_waits_for_this_iteration() -> None:
-    slots = Slots()
-    slots.put("put", 0)
-    slots.take("sum", 0, slots.b)
-    slots.copy("read", 1, slots.b, slots.c)
-    text = refused(slots.compile())
-    assert "arrival: sum (rank 0, worker 0) may end before event" in text and "it waits for with lag 1" in text
 
 
 def random_arrivals(random_: random.Random) -> Graph:
