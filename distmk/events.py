@@ -74,7 +74,11 @@ class _Derivation:
         writes = [list(task.writes()) for task in graph.tasks]
         self.history = History(graph, [frozenset(region.rank for region in regions) for regions in writes])
         self.footprints: dict[tuple[Buffer, int], Footprint] = {}
-        self.reads = [self._touched(task.reads()) for task in graph.tasks]
+        # What a task both reads and writes is ordered by the write alone.
+        reads = [
+            [r for r in task.reads() if r not in regions] for task, regions in zip(graph.tasks, writes, strict=True)
+        ]
+        self.reads = [self._touched(regions) for regions in reads]
         self.writes = [self._touched(regions) for regions in writes]
         self.kept: list[list[Dependency]] = []
 

@@ -217,11 +217,18 @@ def _nodes(group: Group) -> tuple[int, ...]:
     return nodes
 
 
+def _told_apart(spans: tuple[Span, ...]) -> tuple[Span, ...]:
+    """Without reads of what the task also writes: a write must be ordered against all that a read must be."""
+    written = {span[1:4] for span in spans if span.write}
+    return tuple([span for span in spans if span.write or span[1:4] not in written])
+
+
 class Races:
     """Goes through the accesses in an order in which they can happen, and looks for any that need not happen so."""
 
     def __init__(self, order: Order, touched: list[tuple[Span, ...]], findings: Findings) -> None:
-        self.order, self.touched, self.findings = order, touched, findings
+        self.order, self.findings = order, findings
+        self.touched = [_told_apart(spans) for spans in touched]
         self.readers: dict[int, IntervalLog] = defaultdict(IntervalLog)
         self.writers: dict[int, IntervalLog] = defaultdict(IntervalLog)
         self._unions: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
