@@ -209,7 +209,9 @@ class Mutator:
 
     def move_heap_offset(self) -> str:
         rank, part = self._part()
-        field = self.random.choice(["events_heap_offset", "rings_heap_offset", "heap_bytes", "jit_capacity"])
+        field = self.random.choice(
+            ["events_heap_offset", "rings_heap_offset", "cleared_heap_bytes", "heap_bytes", "jit_capacity"]
+        )
         if self.program.num_ranks < 2:
             return ""
         setattr(part.header, field, getattr(part.header, field) * 2)

@@ -140,6 +140,11 @@ class Oracle:
                     areas.append((begin, begin + num_events * EVENT_STRIDE_BYTES))
                     begin = header.rings_heap_offset
                     areas.append((begin, begin + header.num_workers * ring_bytes))
+                    if (
+                        any(end > header.cleared_heap_bytes for _, end in areas[-3:])
+                        or header.cleared_heap_bytes > size
+                    ):
+                        self.faults.add("layout")
                 areas.sort()
                 pairs = itertools.pairwise(areas)
                 if any(end > size for _, end in areas) or any(a[1] > b[0] for a, b in pairs):

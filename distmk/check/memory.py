@@ -134,15 +134,21 @@ class Memory:
             (headers[0].events_heap_offset, num_events * EVENT_STRIDE_BYTES, "the events"),
             (headers[0].rings_heap_offset, headers[0].num_workers * ring_bytes, "the rings"),
         ]
-        for offset, _, name in areas:
+        cleared = headers[0].cleared_heap_bytes
+        for offset, num_bytes, name in areas:
             if offset % 8:
                 self.findings.add("bounds", f"{name} at {offset} of the heap: not aligned to 8 bytes")
+            if offset + num_bytes > cleared:
+                text = f"{name} end at {offset + num_bytes} of the heap, of which a launch zeroes {cleared} bytes"
+                self.findings.add("bounds", text)
         usable = [index for index, piece in enumerate(self.pieces) if self._well_formed(piece)]
         for rank, header in enumerate(headers):
             for space, size, fixed in ((Space.HEAP, header.heap_bytes, areas), (Space.LOCAL, header.local_bytes, [])):
                 here = [i for i in usable if self.pieces[i].space == space and self.pieces[i].rank in (-1, rank)]
                 here.sort(key=lambda i: self.pieces[i].offset)
                 self._rooms[(int(space), rank)] = ([self.pieces[i].offset for i in here], here)
+                if space == Space.HEAP and cleared > size:
+                    self.findings.add("bounds", f"a launch zeroes {cleared} bytes of a heap of {size} on rank {rank}")
                 named = [(p.offset, p.num_bytes, f"buffer {p.name}") for p in (self.pieces[i] for i in here)]
                 self._check_room([*fixed, *named], size, f"the {space.name.lower()} memory of rank {rank}")
 

@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 
 import graphs
+import pytest
 from oracle import Oracle
 from programs import find, model_graph, refusal
 
@@ -118,6 +119,18 @@ def test_overlap_names_both() -> None:
         program.placement = dataclasses.replace(placement, pieces=pieces)
         text = refusal(program)
         assert "overlap: " in text and name in text and "buffer got" in text and "memory of rank 0" in text
+
+
+@pytest.mark.parametrize(("change", "text"), [(-256, "the rings end at"), (1 << 20, "bytes of a heap of")])
+def test_what_a_launch_zeroes(change: int, text: str) -> None:
+    """All that must be, and no more than there is."""
+    program = compile_graph(graphs.ring(2, 1))
+    cleared = program.placement.cleared_heap_bytes + change
+    program.placement = dataclasses.replace(program.placement, cleared_heap_bytes=cleared)
+    for part in program.ranks:
+        part.header.cleared_heap_bytes = cleared
+    assert Oracle(program).faults == {"layout"}
+    assert f"bounds: {'a launch zeroes' if change > 0 else text}" in refusal(program) and text in refusal(program)
 
 
 def test_headers_must_agree() -> None:
