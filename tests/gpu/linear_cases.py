@@ -119,24 +119,29 @@ def columns(board: Board, rank: int, error: float, epilogue: Epilogue, k: int, n
 
 
 def push(board: Board, error: float, k: int, n: int, num_rows: int) -> None:
-    """Every rank's block in every rank's slots, and there their sum in rank order."""
-    room = n * MAX_ROWS
+    """Every rank's block in every rank's slots, and there their sum in rank order.
+
+    One worker pushes and adds up: of what its own rank pushes, a sum that ends by what it has seen must know that it is done.
+    """
+    room, worker = n * MAX_ROWS, int(board.rng.integers(board.num_workers))
     slots = board.buffer(room * board.num_ranks, space=Space.HEAP, arriving=bool(board.rng.integers(2)))
     products, what = [], ""
     for rank in range(board.num_ranks):
         batch, _ = batch_of(board, rank, num_rows)
         product = Product(board, error, k, n, num_rows)
         out = slots.at(rank, rank * room, rank * room + n * product.room)
-        what = product.add(rank, out, Epilogue.PUSH, batch)
+        what = product.add(rank, out, Epilogue.PUSH, batch, worker=worker)
         products.append(product)
     for rank in range(board.num_ranks):
         blocks = tuple(slots.at(rank, r * room, r * room + n * product.room) for r in range(board.num_ranks))
         for block in blocks:
             board.written(slots.at(rank, block.begin, block.begin + product.rows * n))
-        _reduce(board, rank, f"sum of {what}", blocks, products)
+        _reduce(board, rank, worker, f"sum of {what}", blocks, products)
 
 
-def _reduce(board: Board, rank: int, what: str, blocks: tuple[Region, ...], products: list[Product]) -> None:
+def _reduce(
+    board: Board, rank: int, worker: int, what: str, blocks: tuple[Region, ...], products: list[Product]
+) -> None:
     rows, n = products[0].rows, products[0].n
     batch, _ = batch_of(board, rank, products[0].num_rows)
     add = bool(board.rng.integers(2))
@@ -147,7 +152,7 @@ def _reduce(board: Board, rank: int, what: str, blocks: tuple[Region, ...], prod
     for written in (dst, rounded):
         board.written(written, rows)
     arriving = blocks[0].buffer.arriving
-    task = Sum(rank, what, blocks=blocks, dst=dst, rounded=rounded, batch=batch, add=add, arriving=arriving)
+    task = Sum(rank, what, worker, blocks=blocks, dst=dst, rounded=rounded, batch=batch, add=add, arriving=arriving)
     board.graph.add(task)
 
     def check(memory: Memory) -> None:
