@@ -30,6 +30,15 @@ def refusal(program: Program) -> str:
     return str(caught.value)
 
 
+def complaint(program: Program) -> str:
+    """What `check` says against a program; nothing where it is right."""
+    try:
+        check(program)
+    except CheckError as error:
+        return str(error)
+    return ""
+
+
 def find(program: Program, name: str, rank: int = 0) -> TaskDesc:
     part = program.ranks[rank]
     found: TaskDesc = part.tasks[part.task_names.index(name)]

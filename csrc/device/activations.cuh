@@ -58,7 +58,7 @@ DISTMK_FN bool is_awaited(const RankState& state, const LinearArgs& args) {
 
 // Brings there what this warp multiplies of them, from its column `first` of each block on: a trip to memory for all
 // blocks together, where each would cost one of its own. Arriving ones are looked at until they are there, or until the
-// task's waits are met; so inputs_ready() is still to be asked before anything is written.
+// task's waits are met; so confirm_inputs() is still to be asked before anything is written.
 DISTMK_FN void bring_near(Context& context, Activations& a, bool arriving, uint32_t first) {
   static_assert(TILE_K == 32 * CHUNK_K, "a chunk a lane");
   auto* near = reinterpret_cast<__nv_bfloat16*>(shared().work);

@@ -27,7 +27,7 @@ def lower_attention(c: Lowering, op: SelfAttention) -> None:
 def _qkv(c: Lowering, op: SelfAttention, rank: int, parts: list[tuple[str, int, int]]) -> None:
     hidden, b = c.config.hidden_size, c.buffers
     segments = [Segment(f"{tensor}.weight", begin, end) for tensor, begin, end in parts]
-    cuts = c.qkv_cuts(rank)
+    cuts, num_early = c.qkv_cuts(rank), c.num_taking_x_early(rank)
     weight = c.matrix(f"{op.name}.qkv", rank, hidden, segments, cuts, norm=op.norm)
     bias = c.vector(rank, *((f"{t}.bias", s, e) for t, s, e in parts)) if op.qkv_bias else None
     for worker, (begin, end) in enumerate(cuts):
@@ -43,7 +43,7 @@ def _qkv(c: Lowering, op: SelfAttention, rank: int, parts: list[tuple[str, int, 
                 bias=bias and Slab(bias.weight, begin, end),
                 normalized=True,
                 eps=c.config.rms_norm_eps,
-                arriving=c.takes_x_early(rank, worker),
+                arriving=worker < num_early,
             )
         )
 

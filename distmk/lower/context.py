@@ -73,12 +73,12 @@ class Lowering:
         first, last = self.shards[rank].mlp
         return cut(last - first, 4 * self.config.hidden_size, self.options.num_workers)
 
-    def takes_x_early(self, rank: int, worker: int) -> bool:
-        """Whether a worker knows, when it turns to the residual stream, that its place was clear before: it had waited for
+    def num_taking_x_early(self, rank: int) -> int:
+        """Workers that know, when they turn to the residual stream, that its place was clear before: they had waited for
         all of it in the meantime, one operator ago.
         """
         both = min(len(self.qkv_cuts(rank)), len(self.mlp_cuts(rank)))
-        return self.buffers.x_rounded.buffer.arriving and worker < both
+        return both if self.buffers.x_rounded.buffer.arriving else 0
 
     def vector(self, rank: int, *parts: tuple[str, int, int]) -> Slab:
         segments = [Segment(f"{tensor}", begin, end) for tensor, begin, end in parts]
