@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 3499644960275264437ull;
+constexpr uint64_t ABI_HASH = 13139024599490061792ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -19,6 +19,8 @@ constexpr uint32_t TILE_K = 256u;
 constexpr uint32_t ROUND_GROUPS = 4u;
 constexpr uint32_t BLOCK_TILES = 8u;
 constexpr uint32_t MERGE_SLICE = 32u;
+constexpr uint32_t PART_HEADER = 4u;
+constexpr uint32_t PART_FLOATS = 36u;
 constexpr uint32_t MAX_OWN_SCHEDULERS = 12u;
 
 enum class Space : uint32_t { NONE = 0, HEAP = 1, LOCAL = 2 };
@@ -558,7 +560,7 @@ struct AttentionArgs {
   float eps;
   uint32_t num_positions;
   uint32_t qkv_stride;
-  uint32_t pad;
+  uint32_t arriving;
 };
 static_assert(sizeof(AttentionArgs) == 136);
 static_assert(offsetof(AttentionArgs, qkv) == 0);
@@ -585,7 +587,7 @@ static_assert(offsetof(AttentionArgs, split_budget) == 116);
 static_assert(offsetof(AttentionArgs, eps) == 120);
 static_assert(offsetof(AttentionArgs, num_positions) == 124);
 static_assert(offsetof(AttentionArgs, qkv_stride) == 128);
-static_assert(offsetof(AttentionArgs, pad) == 132);
+static_assert(offsetof(AttentionArgs, arriving) == 132);
 
 struct MergeArgs {
   uint64_t part;
@@ -599,7 +601,7 @@ struct MergeArgs {
   uint32_t max_splits;
   uint32_t min_split;
   uint32_t split_budget;
-  uint32_t pad;
+  uint32_t arriving;
 };
 static_assert(sizeof(MergeArgs) == 64);
 static_assert(offsetof(MergeArgs, part) == 0);
@@ -613,7 +615,7 @@ static_assert(offsetof(MergeArgs, out_stride) == 44);
 static_assert(offsetof(MergeArgs, max_splits) == 48);
 static_assert(offsetof(MergeArgs, min_split) == 52);
 static_assert(offsetof(MergeArgs, split_budget) == 56);
-static_assert(offsetof(MergeArgs, pad) == 60);
+static_assert(offsetof(MergeArgs, arriving) == 60);
 
 struct SampleArgs {
   uint64_t candidates;

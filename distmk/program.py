@@ -142,8 +142,8 @@ def _descriptors(graph: Graph, wiring: Wiring, placement: Placement, order: list
         wait_begin += desc.num_waits
         trigger_begin += desc.num_triggers
         if task.launch is LaunchKind.SPREAD:
-            # Each begins at another worker, so that the first instances of small ones do not all meet at one.
-            desc.first_worker = len(spread) % graph.num_workers
+            # All begin at the same worker: what it works out for one of them is as good for the next.
+            desc.first_worker = 0
             spread[index] = desc
     return descs
 

@@ -24,7 +24,7 @@ class DecodeBuffers:
     state: Buffer  # rank 0's batcher
     x: Buffer  # residual stream
     x_rounded: Turns  # the same, bf16
-    qkv: Buffer
+    qkv: Turns
     part: Buffer  # attention splits
     attn: Turns
     hidden: Turns  # inside the MLP
@@ -50,10 +50,10 @@ def make_buffers(
     def rows(name: str, cols: int) -> Buffer:
         return graph.buffer(name, cols, rows=MAX_ROWS, space=Space.LOCAL)
 
-    def turns(name: str, cols: int, num_writes: int) -> Turns:
-        return Turns(graph, name, cols, MAX_ROWS, num_writes)
+    def turns(name: str, cols: int, num_writes: int, dtype: str = "bf16", lag: int = 1) -> Turns:
+        return Turns(graph, name, cols, MAX_ROWS, num_writes, dtype, lag)
 
-    largest_part = max(shape.num_q * shape.part_cols for shape in shapes)
+    largest_part = max(shape.num_parts for shape in shapes)
     cache_cols = max(shape.cache_cols for shape in shapes)
     state_bytes = ctypes.sizeof(BatcherState) + 4 * shapes[0].num_pages
     vocab = max(shard.vocab[1] - shard.vocab[0] for shard in shards)
@@ -64,9 +64,9 @@ def make_buffers(
         page_table=graph.buffer("page_table", MAX_ROWS * shapes[0].max_pages, dtype="i32"),
         state=graph.buffer("batcher", state_bytes, dtype="u8", space=local),
         x=rows("x", config.hidden_size),
-        x_rounded=turns("x_rounded", config.hidden_size, 1 + 2 * config.num_layers),
-        qkv=rows("qkv", max(shape.qkv_cols for shape in shapes)),
-        part=graph.buffer("attention_parts", largest_part, space=local),
+        x_rounded=turns("x_rounded", config.hidden_size, 1 + 2 * config.num_layers, lag=2),
+        qkv=turns("qkv", max(shape.qkv_cols for shape in shapes), config.num_layers, "f32"),
+        part=graph.buffer("attention_parts", largest_part, arriving=True),
         attn=turns("attention_out", max(shard.num_q for shard in shards) * config.head_dim, config.num_layers),
         hidden=turns("mlp_hidden", max(shard.mlp[1] - shard.mlp[0] for shard in shards), config.num_layers),
         attn_slots=graph.buffer("attention_slots", slots, arriving=True),

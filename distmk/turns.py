@@ -1,8 +1,9 @@
-"""Buffers that a vector lies in by turns, so that whoever writes it can leave the one before it zero.
+"""Buffers that a vector lies in by turns, so that whoever writes it can leave an older one zero.
 
 A vector that arrives (`regions.Buffer.arriving`) must be zero before it is written. Its readers cannot clear it, as none of
-them knows when the others are done; the next writer can, if it writes elsewhere. Two buffers are enough where a vector is
-written an even number of times an iteration; else the last time takes a third, as it meets the next iteration's first.
+them knows when the others are done; a later writer can, if it writes elsewhere: the next one, or with `lag` 2 the one after
+it, which even when it acts early is behind all that read the vector. The places of a vector's last `lag` + 1 writes are all
+different, from one iteration to the next, too.
 """
 
 from __future__ import annotations
@@ -12,25 +13,31 @@ from distmk.regions import Buffer, Region
 
 
 class Turns:
-    """Where a bf16 vector of `cols` columns lies that an iteration writes `num_writes` times."""
+    """Where a vector of `cols` columns lies that an iteration writes `num_writes` times."""
 
-    def __init__(self, graph: Graph, name: str, cols: int, rows: int, num_writes: int) -> None:
-        count = 1 if num_writes == 1 else 2 + num_writes % 2  # written once, it would have to clear itself
+    def __init__(
+        self, graph: Graph, name: str, cols: int, rows: int, num_writes: int, dtype: str = "bf16", lag: int = 1
+    ) -> None:
+        self._lag, self._num_writes, self._written = lag, num_writes, 0
+        self._turns = num_writes - num_writes % (lag + 1)  # those behind them take places of their own
+        # Written that seldom, a vector would have to be cleared where it is written.
+        arriving = num_writes > lag
+        count = lag + 1 + num_writes % (lag + 1) if arriving else 1
         self.buffers = [
-            graph.buffer(f"{name}{index}" if index else name, cols, rows=rows, dtype="bf16", arriving=count > 1)
+            graph.buffer(f"{name}{index}" if index else name, cols, rows=rows, dtype=dtype, arriving=arriving)
             for index in range(count)
         ]
-        self._num_writes = num_writes
-        self._written = 0
 
     def turn(self) -> None:
         """The vector is written once more."""
         self._written += 1
 
     def _buffer(self, write: int) -> Buffer:
+        if len(self.buffers) == 1:
+            return self.buffers[0]
         write %= self._num_writes
-        last_of_three = len(self.buffers) == 3 and write == self._num_writes - 1
-        return self.buffers[2 if last_of_three else write % 2 if len(self.buffers) > 1 else 0]
+        late = write - self._turns
+        return self.buffers[self._lag + 1 + late if late >= 0 else write % (self._lag + 1)]
 
     @property
     def buffer(self) -> Buffer:
@@ -41,5 +48,5 @@ class Turns:
         return self.buffer.at(rank, begin, end)
 
     def cleared_at(self, rank: int, begin: int = 0, end: int | None = None) -> Region | None:
-        """The same columns where it lay before; None where it always lies in the same place."""
-        return self._buffer(self._written - 2).at(rank, begin, end) if len(self.buffers) > 1 else None
+        """The same columns where it lay `lag` turns before; None where it always lies in the same place."""
+        return self._buffer(self._written - 1 - self._lag).at(rank, begin, end) if len(self.buffers) > 1 else None

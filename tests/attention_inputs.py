@@ -10,7 +10,7 @@ import torch
 from arrays import ROUNDING, assert_close
 from batches import make_batch, random_runs
 
-from distmk.abi import MAX_ROWS
+from distmk.abi import MAX_ROWS, PART_FLOATS, PART_HEADER
 from distmk.tasks import AttentionShape
 
 Instance = tuple[int, int, int]  # run, KV head, split
@@ -92,11 +92,11 @@ class AttentionInputs:
         return [head for head in range(self.shape.num_q) if self.heads.kv_head(head) == kv_head]
 
     def partials_of(self, run: int, kv_head: int, split: int) -> list[int]:
-        """Where the partial results of an instance begin, in floats; each is `part_stride` long."""
+        """Where the partial results of an instance begin, in floats, a slice of a head each; PART_FLOATS long."""
         s, num_rows, begin = self.shape, self.runs[run][0], self.batch.runs[run].row_begin
         rows = range(begin, begin + num_rows)
-        heads = self.heads_of(kv_head)
-        return [((head * MAX_ROWS + row) * s.max_splits + split) * s.part_stride for head in heads for row in rows]
+        slices = [head * s.slices + i for head in self.heads_of(kv_head) for i in range(s.slices)]
+        return [((i * MAX_ROWS + row) * s.max_splits + split) * PART_FLOATS for i in slices for row in rows]
 
     def appended_by(self, run: int, kv_head: int, split: int) -> list[int]:
         """Where the new positions inside the split of an instance lie in a cache, in elements; each is head_dim long."""
@@ -139,8 +139,9 @@ class AttentionInputs:
                 assert_close(where + "V", values[-num_rows:].double(), v[:, kv_head].bfloat16().double(), 0)
 
     def check_parts(self, parts: np.ndarray, caches: torch.Tensor, error: float = 2e-5) -> None:
-        """`parts` are f32 [q head, row, split, 2 + head_dim]; `error` is relative to the sum of the weights."""
+        """`parts` are f32 [q head, slice, row, split, PART_FLOATS]; `error` is relative to the sum of the weights."""
         s = self.shape
+        shaped = parts.reshape(s.num_q, s.slices, MAX_ROWS, s.max_splits, PART_FLOATS)
         for run, kv_head, split in self.instances():
             num_rows, _, kv_len = self.runs[run]
             keys, values = self.cache(caches, run, kv_head)
@@ -150,12 +151,12 @@ class AttentionInputs:
                 for i in range(num_rows):
                     inputs = (q[i, head], keys, values, kv_len - num_rows + i, begin, end)
                     maximum, total, sums = reference.partial_attention(*inputs)
-                    got = parts.reshape(s.num_q, MAX_ROWS, s.max_splits, s.part_stride)
-                    got = got[head, self.batch.runs[run].row_begin + i, split]
+                    got = shaped[head, :, self.batch.runs[run].row_begin + i, split]
                     where = f"head {head} run {run} row {i} split {split} of {self.splits(run)} "
-                    assert_close(where + "maximum", got[0], np.float64(maximum), error / 2)
-                    assert_close(where + "sum", got[1], np.float64(total), error * total)
-                    assert_close(where + "acc", got[2:], sums, error * total * 4)
+                    assert_close(where + "maximum", got[:, 0], np.full(s.slices, maximum), error / 2)
+                    assert_close(where + "sum", got[:, 1], np.full(s.slices, total), error * total)
+                    acc = got[:, PART_HEADER:].reshape(-1)[: s.head_dim]
+                    assert_close(where + "acc", acc, sums, error * total * 4)
 
     def check_merged(self, merged: np.ndarray, caches: torch.Tensor, tolerance: float = 2e-5) -> None:
         """`merged`, [rows, num_q * head_dim] or wider, is attention that knows of no splits, rounded to bf16."""

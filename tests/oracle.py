@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from oracle_arrivals import Run, arrival_faults
+from oracle_arrivals import Run, arrival_faults, known_when_looking, touches_early
 from simulation import ITERATIONS, Event, Simulation, Task
 
 from distmk.abi import EVENT_STRIDE_BYTES, NO_EVENT, Control, JitEntry, JitRing, LaunchKind
@@ -66,6 +66,7 @@ class Oracle:
 
     def _copies(self) -> None:
         """Every worker has a spread task once, all the same one."""
+        self.first_of: dict[Task, Task] = {}
         for rank, part in enumerate(self.ranks):
             held: dict[int, list[tuple[int, int]]] = defaultdict(list)
             for worker, queue in enumerate(part.queues):
@@ -73,6 +74,7 @@ class Oracle:
                     if part.tasks[index].launch == LaunchKind.SPREAD:
                         held[part.tasks[index].order].append((worker, index))
             for copies in held.values():
+                self.first_of |= {(rank, index): (rank, copies[0][1]) for _, index in copies}
                 if [worker for worker, _ in copies] != list(range(part.header.num_workers)):
                     self.faults.add("spread")
                 first = self.tasks[(rank, copies[0][1])]
@@ -207,6 +209,10 @@ class Oracle:
         self.targets = {t: sorted({run[1] for run in runs if run[0]}) for t, runs in self.runs.items()}
         last: dict[tuple[int, int], Any] = {}
         self.ahead: dict[tuple[Task, int], Any] = {}  # the end of the one before it in its queue
+        self.met: dict[tuple[Task, int], list[list[Any]]] = defaultdict(
+            list
+        )  # what each worker has behind it at its copy
+        shares: dict[tuple[int, int], list[Any]] = defaultdict(list)  # copies since the last other task
         for i in range(ITERATIONS):
             for task in self.tasks:
                 before[(task, i, "R")].append((task, i, "S"))
@@ -225,7 +231,12 @@ class Oracle:
                 for worker, queue in enumerate(part.queues):
                     for index in range(queue.begin, queue.begin + queue.count):
                         if self.every[(rank, index)].launch == LaunchKind.SPREAD:
+                            first = self.first_of[(rank, index)]
+                            ends = [last[(rank, worker)]] if (rank, worker) in last else []
+                            self.met[(first, i)].append([*ends, *shares[(rank, worker)]])
+                            shares[(rank, worker)].append((first, i, "S"))
                             continue
+                        shares[(rank, worker)] = []
                         if (rank, worker) in last:
                             self.ahead[((rank, index), i)] = last[(rank, worker)]
                             before[((rank, index), i, "S")].append(last[(rank, worker)])
@@ -260,6 +271,11 @@ class Oracle:
     def is_before(self, node: Any, later: Any) -> bool:
         return bool(self.past[later] & self.bit[node])
 
+    def _is_over(self, node: Any, later: Task, i: int, early: bool) -> bool:
+        """Whether `node` has happened when a task touches something, which may be before its waits are met."""
+        known = known_when_looking(self, later, i) if early else self.past[(later, i, "S")]
+        return bool(known & self.bit[node])
+
     def _counting(self) -> None:
         awaited = {(task[0], wait.event) for task in self.tasks for wait in self.waits(task)}
         for rank, part in enumerate(self.ranks):
@@ -275,19 +291,20 @@ class Oracle:
                             self.faults.add("counting")
 
     def _conflicts(self) -> None:
-        pairs: set[tuple[Task, Any, Task, Any]] = set()
+        pairs: set[tuple[Task, Any, bool, Task, Any, bool]] = set()
         for a, a_runs in self.runs.items():
             for b, b_runs in self.runs.items():
                 for x in a_runs:
                     for y in b_runs:
                         if (x[0] or y[0]) and x[1:3] == y[1:3] and x[3] < y[4] and y[3] < x[4]:
-                            pairs.add((a, x[1] if x[0] else "R", b, y[1] if y[0] else "R"))
-        for a, a_did, b, b_did in pairs:
+                            first = (a, x[1] if x[0] else "R", touches_early(self, a, x, y))
+                            pairs.add((*first, b, y[1] if y[0] else "R", touches_early(self, b, y, x)))
+        for a, a_did, a_early, b, b_did, b_early in pairs:
             for i in range(ITERATIONS):
                 for j in range(i, ITERATIONS):
                     if (a, i) == (b, j):
                         continue
-                    forth = self.is_before((a, i, a_did), (b, j, "S"))
-                    if not forth and not self.is_before((b, j, b_did), (a, i, "S")):
+                    forth = self._is_over((a, i, a_did), b, j, b_early)
+                    if not forth and not self._is_over((b, j, b_did), a, i, a_early):
                         self.faults.add("race")
                         return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from simulation import ITERATIONS, Task
 
-from distmk.abi import NO_EVENT, LaunchKind
+from distmk.abi import LISTED, NO_EVENT, LaunchKind
 from distmk.program import decode_args
 from distmk.tasks import TASK_TYPES
 
@@ -33,6 +33,31 @@ def arrival_faults(oracle: Oracle) -> bool:
     return _Arrivals(oracle).wrong()
 
 
+def known_when_looking(oracle: Oracle, task: Task, i: int) -> int:
+    """All that has happened once the one before it in its queue is done and its iteration has begun, as bits. Of a spread
+    task what all workers know, who have gone through other ones in between.
+    """
+    gate = (task[0], oracle.ranks[task[0]].header.gate_event)
+    alone = [oracle.ahead[(task, i)]] if (task, i) in oracle.ahead else []
+    workers = oracle.met[(task, i)] if oracle.tasks[task].launch == LaunchKind.SPREAD else [alone]
+    gates = [oracle.told(producer, i, gate) for producer in oracle.producers[gate]] if gate[1] != NO_EVENT else []
+    known = ~0
+    for nodes in workers:
+        behind = 0
+        for node in [*nodes, *gates]:
+            behind |= oracle.past[node] | oracle.bit[node]
+        known &= behind
+    return known
+
+
+def touches_early(oracle: Oracle, task: Task, run: Run, other: Run) -> bool:
+    """Whether a task that looks early may write this before its waits are met. It clears what it has seen written."""
+    looks = [look[:5] for look in oracle.runs[task] if look.use == "look"]
+    if not run.write or not looks or TASK_TYPES[oracle.tasks[task].type].skips_waits(decode_args(oracle.tasks[task])):
+        return False
+    return not (run.use == "clear" and other.write and (False, *run[1:5]) in looks)
+
+
 class _Arrivals:
     def __init__(self, oracle: Oracle) -> None:
         self.oracle = oracle
@@ -46,7 +71,7 @@ class _Arrivals:
 
     def wrong(self) -> bool:
         for task, desc in self.oracle.tasks.items():
-            if desc.launch != LaunchKind.AHEAD and any(run.use == "look" for run in self.oracle.runs[task]):
+            if desc.launch not in LISTED and any(run.use == "look" for run in self.oracle.runs[task]):
                 return True
             if TASK_TYPES[desc.type].skips_waits(decode_args(desc)) and self._waits_for_more_than_it_sees(task):
                 return True
@@ -88,7 +113,7 @@ class _Arrivals:
     def _seen_too_soon(self, looks: list[tuple[Task, int]], clears: list[tuple[Task, int]], rank: int) -> bool:
         """Whether what ought to be over before a task looks, as the task is after it, may still be to come."""
         for task, i in looks:
-            known = self._known_when_looking(task, i)
+            known = known_when_looking(self.oracle, task, i)
             for clearer, j in clears:
                 bit = self.oracle.bit[(clearer, j, rank)]
                 if bit & self.oracle.past[(task, i, "S")] and not bit & known:
@@ -107,14 +132,3 @@ class _Arrivals:
             ):
                 return True
         return False
-
-    def _known_when_looking(self, task: Task, i: int) -> int:
-        """All that has happened once the one before it in its queue is done and its iteration has begun, as bits."""
-        oracle, gate = self.oracle, (task[0], self.oracle.ranks[task[0]].header.gate_event)
-        nodes = [oracle.ahead[(task, i)]] if (task, i) in oracle.ahead else []
-        if gate[1] != NO_EVENT:
-            nodes += [oracle.told(producer, i, gate) for producer in oracle.producers[gate]]
-        known = 0
-        for node in nodes:
-            known |= oracle.past[node] | oracle.bit[node]
-        return known

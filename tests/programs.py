@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tiny_config import tiny_config
 
@@ -19,9 +21,9 @@ SMALLEST = tiny_config(
 )
 
 
-def model_graph(num_ranks: int, num_workers: int, config: ModelConfig = SMALLEST) -> Graph:
-    options = DecodeOptions(num_ranks=num_ranks, num_workers=num_workers, max_model_len=64, max_splits=2)
-    return lower(build_model(config), options)
+def model_graph(num_ranks: int, num_workers: int, config: ModelConfig = SMALLEST, **options: Any) -> Graph:
+    made = DecodeOptions(num_ranks, num_workers, max_model_len=64, max_splits=2, **options)
+    return lower(build_model(config), made)
 
 
 def refusal(program: Program) -> str:

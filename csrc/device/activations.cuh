@@ -47,34 +47,29 @@ DISTMK_FN bool is_awaited(const RankState& state, const LinearArgs& args) {
     case Epilogue::PUSH:
       return state.far != nullptr;
     case Epilogue::ADD:
-    case Epilogue::SWIGLU: {
-      const uint32_t cols = args.rounded ? args.rounded_stride : args.out_stride;
-      return !args.cleared || cols > NEAR_BLOCKS * BLOCK_K || num_rows(state, args) > 1;
-    }
+    case Epilogue::SWIGLU:
+      return !args.cleared || num_rows(state, args) > 1;
     default:
       return true;
   }
 }
 
 // Brings there what this warp multiplies of them, from its column `first` of each block on: a trip to memory for all
-// blocks together, where each would cost one of its own. Arriving ones are looked at until they are there, or until the
-// task's waits are met; so confirm_inputs() is still to be asked before anything is written.
+// blocks together, where each would cost one of its own.
 DISTMK_FN void bring_near(Context& context, Activations& a, bool arriving, uint32_t first) {
   static_assert(TILE_K == 32 * CHUNK_K, "a chunk a lane");
   auto* near = reinterpret_cast<__nv_bfloat16*>(shared().work);
   const uint32_t mine = first + threadIdx.x % 32 * CHUNK_K;
   uint4 chunks[NEAR_BLOCKS];
-  context.look_for_inputs();
-  for (bool there = !arriving;;) {
-    if (!there) there = context.stop_looking();
+  context.look(arriving, [&] {
     bool all = true;
 #pragma unroll
     for (uint32_t i = 0; i < NEAR_BLOCKS; ++i)
       chunks[i] = load_arriving(reinterpret_cast<const uint4*>(a.x + min(i * BLOCK_K + mine, a.last_chunk)));
 #pragma unroll
     for (uint32_t i = 0; i < NEAR_BLOCKS; ++i) all &= have_arrived(chunks[i]);
-    if (there || all) break;
-  }
+    return all;
+  });
   context.inputs_found();
 #pragma unroll
   for (uint32_t i = 0; i < NEAR_BLOCKS; ++i) *reinterpret_cast<uint4*>(near + i * BLOCK_K + mine) = chunks[i];
@@ -116,6 +111,22 @@ struct Column {
           chunks[tile][i] = load_unaligned_chunk(x, at, a.k);
       }
     }
+  }
+
+  // The same of whole chunks of a single row, where it is `arriving` as soon as they are there.
+  DISTMK_FN void load_there(Context& context, bool arriving, const Activations& a, uint32_t first) {
+    if (!arriving) return load<true>(a, first);
+    const uint32_t k = first + threadIdx.x % 4 * CHUNK_K;
+    context.look(true, [&] {
+      bool all = true;
+#pragma unroll
+      for (uint32_t i = 0; i < TILE_K / LOAD_K; ++i)
+        chunks[0][i] = load_arriving(reinterpret_cast<const uint4*>(a.x + min(k + i * LOAD_K, a.last_chunk)));
+#pragma unroll
+      for (uint32_t i = 0; i < TILE_K / LOAD_K; ++i) all &= have_arrived(chunks[0][i]);
+      return all;
+    });
+    context.inputs_found();
   }
 
   // What was loaded from `first` on, with zeros behind the last column.

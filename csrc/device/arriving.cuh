@@ -6,8 +6,14 @@
 
 namespace distmk {
 
-// An element of a block that ranks add up.
-DISTMK_FN void push_element(float* out, float value) { store_arriving(out, value == 0.0f ? -0.0f : value); }
+// A float that is there.
+DISTMK_FN float arrived(float value) { return value == 0.0f ? -0.0f : value; }
+
+DISTMK_FN void store_element(float* out, float value) { store_arriving(out, arrived(value)); }
+DISTMK_FN void store_four(float* out, const float4& v) {
+  const auto bits = [](float value) { return __float_as_uint(arrived(value)); };
+  store_arriving(reinterpret_cast<uint4*>(out), {bits(v.x), bits(v.y), bits(v.z), bits(v.w)});
+}
 
 // Part of a bf16 vector, and where the one before it lies (null: nowhere, so there nobody looks).
 struct ArrivingVector {
@@ -21,7 +27,7 @@ struct ArrivingVector {
   }
 };
 
-// Whether all of eight elements are there.
+// Whether all of eight bf16 elements are there.
 DISTMK_FN bool have_arrived(const uint4& v) {
   const auto missing = [](uint32_t pair) { return (pair - 0x00010001u) & ~pair & 0x80008000u; };
   return !(missing(v.x) | missing(v.y) | missing(v.z) | missing(v.w));

@@ -41,24 +41,22 @@ DISTMK_FN uint4 load_cached(const __nv_bfloat16* cache, uint32_t line, uint32_t 
 }
 
 DISTMK_FN void load_keys(const Work& w, uint32_t lines, Tile& tile) {
-  const auto* cache = w.context.at<__nv_bfloat16>(w.args.k_cache);
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i) {
     const uint32_t line = __shfl_sync(~0u, lines, key_place(i));
 #pragma unroll
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j)
-      tile.k[i][j] = load_cached(cache, line, key_element(j), w.args.head_dim);
+      tile.k[i][j] = load_cached(w.keys, line, key_element(j), w.args.head_dim);
   }
 }
 
 DISTMK_FN void load_values(const Work& w, uint32_t lines, Tile& tile) {
-  const auto* cache = w.context.at<__nv_bfloat16>(w.args.v_cache);
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i) {
     const uint32_t line = __shfl_sync(~0u, lines, value_place(i));
 #pragma unroll
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j)
-      tile.v[i][j] = load_cached(cache, line, value_element(j), w.args.head_dim);
+      tile.v[i][j] = load_cached(w.values, line, value_element(j), w.args.head_dim);
   }
 }
 

@@ -8,23 +8,21 @@ namespace distmk {
 namespace attention {
 
 constexpr uint32_t QUERIES = 8;  // of a block: query heads x token rows; their low halves are the other eight rows
-constexpr uint32_t MERGED_QUERIES = 4;               // at once, for want of shared memory
-constexpr uint32_t CHUNK = 16;                       // positions: one product's depth where weights meet values
+constexpr uint32_t MERGED_QUERIES = 4;  // at once, for want of shared memory
+constexpr uint32_t CHUNK = SPLIT_STEP;  // positions: one product's depth where weights meet values
+static_assert(CHUNK == 16, "");
 constexpr uint32_t MERGE_STRIDE = MAX_HEAD_DIM + 4;  // of a warp's result for a query: accumulator, maximum, sum
 
-struct Work {
+struct Work : AttentionSplit {
   Context& context;
   const AttentionArgs& args;
-  AttentionInstance instance;
-  BatchRun run;
-  uint32_t first_head, num_heads;  // query heads of this rank that share the KV head
-  uint32_t begin, end;             // positions of this split
-  const int32_t* pages;
-  uint32_t page_shift;  // a page holds a power of two of positions
+  __nv_bfloat16 *keys, *values;  // the caches
 
   DISTMK_FN uint32_t line_of(uint32_t position) const {
-    const auto page = static_cast<uint32_t>(__ldcg(pages + (position >> page_shift)));
-    return ((page * args.num_kv + instance.kv_head) << page_shift) + (position & (args.page_size - 1));
+    const uint32_t shift = 31 - __clz(static_cast<int>(args.page_size));  // a power of two of positions
+    const int32_t* pages = context.at<int32_t>(args.page_table) + uint64_t(run.slot) * args.max_pages;
+    const auto page = static_cast<uint32_t>(__ldcg(pages + (position >> shift)));
+    return ((page * args.num_kv + instance.kv_head) << shift) + (position & (args.page_size - 1));
   }
   DISTMK_FN const float* qkv(uint32_t row, uint32_t head_index) const {
     return context.at<float>(args.qkv) + uint64_t{run.row_begin + row} * args.qkv_stride +
@@ -33,6 +31,8 @@ struct Work {
   DISTMK_FN const float* rope(uint32_t position) const {
     return context.at<float>(args.rope) + uint64_t{position} * args.head_dim;
   }
+  // Of the run, that a query belongs to. Divisions are slow.
+  DISTMK_FN uint32_t row_of(uint32_t query) const { return run.num_rows == 1 ? 0 : query / num_heads; }
   DISTMK_FN uint32_t first_new() const { return static_cast<uint32_t>(run.kv_len - run.num_rows); }
   // An old one, and this split's.
   DISTMK_FN bool is_cached(uint32_t position) const { return position >= begin && position < min(end, first_new()); }
@@ -64,40 +64,61 @@ static_assert(2 * MAX_ROWS * (MAX_HEAD_DIM + 8) * sizeof(__nv_bfloat16) +
                   WORK_BYTES + SCRATCH_BYTES,
               "what warps have found must fit behind the new keys and values");
 
-// The split that owns a new position appends its K and V; a warp a position, from the first that norms no query on.
-DISTMK_FN void append(const Work& w, uint32_t first_warp) {
+// Keys and values of new positions of the split that owns them; a warp one of them, from the first that norms no query
+// on.
+DISTMK_FN void stage_new(const Work& w, uint32_t first_warp, bool arriving) {
   const uint32_t lane = threadIdx.x % 32, dim = w.args.head_dim, first = max(w.begin, w.first_new());
 #pragma unroll 1
-  for (uint32_t position = first + (threadIdx.x / 32 - first_warp) % NUM_WARPS; position < w.end;
-       position += NUM_WARPS) {
+  for (uint32_t i = (threadIdx.x / 32 - first_warp) % NUM_WARPS; first + i / 2 < w.end; i += NUM_WARPS) {
+    const uint32_t position = first + i / 2, row = position - w.first_new();
+    const float* key = w.qkv(row, w.args.num_q + w.instance.kv_head);
+    if (i % 2 == 0) {
+      norm_and_rotate(w.context, arriving, key, w.context.at<float>(w.args.k_norm), w.rope(position), w.args.eps, dim,
+                      1.0f, [&](uint32_t e, float2 pair) {
+                        *reinterpret_cast<uint32_t*>(w.new_key(row) + e) = pack_bf16(pair.x, pair.y);
+                      });
+      continue;
+    }
+    const auto* value = reinterpret_cast<const uint4*>(key + uint64_t{w.args.num_kv} * dim);
+    const bool here = 4 * lane < dim;
+    uint4 v;
+    w.context.look(arriving, [&] {
+      v = load_arriving(value + (here ? lane : 0));
+      return v.x && v.y && v.z && v.w;
+    });
+    if (here)
+      reinterpret_cast<uint2*>(w.new_value(row))[lane] = {pack_bf16(__uint_as_float(v.x), __uint_as_float(v.y)),
+                                                          pack_bf16(__uint_as_float(v.z), __uint_as_float(v.w))};
+  }
+}
+
+// New positions of this split from where they were staged to the cache; a warp a position.
+DISTMK_FN void append(const Work& w) {
+  const uint32_t lane = threadIdx.x % 32, dim = w.args.head_dim, first = max(w.begin, w.first_new());
+  if (4 * lane >= dim) return;
+#pragma unroll 1
+  for (uint32_t position = first + threadIdx.x / 32; position < w.end; position += NUM_WARPS) {
     const uint32_t row = position - w.first_new();
     const uint64_t at = uint64_t{w.line_of(position)} * dim;
-    const float* from = w.qkv(row, w.args.num_q + w.args.num_kv + w.instance.kv_head);
-    const float4 v = 4 * lane < dim ? __ldcg(reinterpret_cast<const float4*>(from) + lane) : float4{};
-    norm_and_rotate(w.qkv(row, w.args.num_q + w.instance.kv_head), w.context.at<float>(w.args.k_norm), w.rope(position),
-                    w.args.eps, dim, 1.0f, [&](uint32_t e, float2 pair) {
-                      const uint32_t packed = pack_bf16(pair.x, pair.y);
-                      *reinterpret_cast<uint32_t*>(w.context.at<__nv_bfloat16>(w.args.k_cache) + at + e) = packed;
-                      *reinterpret_cast<uint32_t*>(w.new_key(row) + e) = packed;
-                    });
-    if (4 * lane >= dim) continue;
-    const uint2 packed = {pack_bf16(v.x, v.y), pack_bf16(v.z, v.w)};
-    reinterpret_cast<uint2*>(w.context.at<__nv_bfloat16>(w.args.v_cache) + at)[lane] = packed;
-    reinterpret_cast<uint2*>(w.new_value(row))[lane] = packed;
+    const auto copy = [&](__nv_bfloat16* cache, const __nv_bfloat16* from) {
+      reinterpret_cast<uint2*>(cache + at)[lane] = reinterpret_cast<const uint2*>(from)[lane];
+    };
+    copy(w.keys, w.new_key(row));
+    copy(w.values, w.new_value(row));
   }
 }
 
 // The queries of a block, normed, rotated and scaled; a warp a query.
-DISTMK_FN void stage_queries(const Work& w, uint32_t first_query, uint32_t count) {
+DISTMK_FN void stage_queries(const Work& w, uint32_t first_query, uint32_t count, bool arriving) {
   const uint32_t i = threadIdx.x / 32, dim = w.args.head_dim;
   if (i >= count) return;
-  const uint32_t row = (first_query + i) / w.num_heads, head = w.first_head + (first_query + i) % w.num_heads;
-  norm_and_rotate(w.qkv(row, head), w.context.at<float>(w.args.q_norm), w.rope(w.first_new() + row), w.args.eps, dim,
-                  rsqrtf(static_cast<float>(dim)), [&](uint32_t e, float2 pair) {
-                    *reinterpret_cast<uint32_t*>(w.query(i) + e) = pack_bf16(pair.x, pair.y);
-                    *reinterpret_cast<uint32_t*>(w.query(QUERIES + i) + e) =
-                        pack_bf16(low_half(pair.x), low_half(pair.y));
-                  });
+  const uint32_t row = w.row_of(first_query + i), head = w.first_head + first_query + i - row * w.num_heads;
+  norm_and_rotate(
+      w.context, arriving, w.qkv(row, head), w.context.at<float>(w.args.q_norm), w.rope(w.first_new() + row),
+      w.args.eps, dim, rsqrtf(static_cast<float>(dim)), [&](uint32_t e, float2 pair) {
+        *reinterpret_cast<uint32_t*>(w.query(i) + e) = pack_bf16(pair.x, pair.y);
+        *reinterpret_cast<uint32_t*>(w.query(QUERIES + i) + e) = pack_bf16(low_half(pair.x), low_half(pair.y));
+      });
 }
 
 }  // namespace attention

@@ -1,5 +1,6 @@
 // What a warp does with one head: its norm and its rotation.
 #pragma once
+#include "device/arriving.cuh"
 #include "device/shared.cuh"
 
 namespace distmk {
@@ -13,18 +14,25 @@ DISTMK_FN float warp_sum(float value) {
 constexpr uint32_t MAX_HEAD_DIM = 128;  // four elements a lane
 
 // Norm and rotation of one head, by a warp, times `scale`; pairs are (e, e + dim / 2). A lane hands on elements e and
-// e + 1, e even, as keep(e, both). All loads go out before the first is used.
+// e + 1, e even, as keep(e, both). All loads go out before the first is used; `src` is perhaps still `arriving`.
 template <class Keep>
-DISTMK_FN void norm_and_rotate(const float* src, const float* norm, const float* rope, float eps, uint32_t dim,
-                               float scale, const Keep& keep) {
+DISTMK_FN void norm_and_rotate(const Context& context, bool arriving, const float* src, const float* norm,
+                               const float* rope, float eps, uint32_t dim, float scale, const Keep& keep) {
   const uint32_t e = threadIdx.x % 32 * 2, half = dim / 2;
   const bool here = e < half;
   const auto load = [&](const float* from) {
     return from && here ? __ldcg(reinterpret_cast<const float2*>(from)) : float2{1, 1};
   };
-  float2 a = load(src + e), b = load(src + e + half);
   const float2 cosine = load(rope + e), sine = load(rope + e + half);
   const float2 norm_a = load(norm ? norm + e : nullptr), norm_b = load(norm ? norm + e + half : nullptr);
+  float2 a, b;
+  context.look(arriving, [&] {
+    const float* from = src + (here ? e : 0);
+    a = load_arriving(reinterpret_cast<const float2*>(from));
+    b = load_arriving(reinterpret_cast<const float2*>(from + half));
+    const auto there = [](const float2& v) { return __float_as_uint(v.x) && __float_as_uint(v.y); };
+    return there(a) && there(b);
+  });
   if (norm) {
     const float squares = warp_sum(here ? a.x * a.x + a.y * a.y + b.x * b.x + b.y * b.y : 0.0f);
     scale *= rsqrtf(__fdividef(squares, static_cast<float>(dim)) + eps);

@@ -19,12 +19,11 @@ struct Output {
   static constexpr uint32_t COUNT = TILES * TILE_TOKENS / DEALT_TOKENS;  // tokens of a thread
   Context& context;
   const LinearArgs& args;
-  const Batch* batch;
   const float* bias;
   uint32_t num_rows;
 
   DISTMK_FN Output(Context& c, const LinearArgs& a, uint32_t rows)
-      : context(c), args(a), batch(c.batch(a.batch)), bias(c.at<float>(a.bias)), num_rows(rows) {}
+      : context(c), args(a), bias(c.at<float>(a.bias)), num_rows(rows) {}
 
   // Once shared memory is free.
   DISTMK_FN void start() const {
@@ -64,7 +63,7 @@ struct Output {
       case Epilogue::PUSH:
         for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
           if (float* out = context.peer<float>(rank, args.out))
-            push_element(out + uint64_t{token} * args.n + column, value);
+            store_element(out + uint64_t{token} * args.n + column, value);
         break;
       case Epilogue::ARGMAX:
         if (args.logits) context.at<float>(args.logits)[uint64_t{token} * args.logits_stride + column] = value;
@@ -74,8 +73,11 @@ struct Output {
         value += residual;
         [[fallthrough]];
       default:
-        context.at<float>(args.out)[place] = value;
-        if (args.rounded) vector_at(args.rounded).store(uint64_t{token} * args.rounded_stride + column, value);
+        store_element(context.at<float>(args.out) + place, value);
+        if (args.rounded)
+          vector_at(args.rounded).store(uint64_t{token} * args.rounded_stride + column, value);
+        else if (float* cleared = context.at<float>(args.cleared))
+          store_arriving(cleared + place, 0.0f);
     }
   }
 };
@@ -169,7 +171,8 @@ DISTMK_FN void write_candidates(const Output<TILES>& out) {
   const uint32_t token = threadIdx.x;
   if (token >= MAX_ROWS) return;
   Candidate best = {-INFINITY, -1};
-  if (token < out.num_rows && (!out.batch || out.batch->rows[token].sample))
+  const Batch* batch = out.context.batch(out.args.batch);
+  if (token < out.num_rows && (!batch || batch->rows[token].sample))
     for (uint32_t i = 0; i < WARPS_A_TOKEN; ++i) best = better_of(best, all[token * WARPS_A_TOKEN + i]);
   out.context.template at<Candidate>(out.args.out)[token] = best;
 }

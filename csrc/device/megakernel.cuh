@@ -48,12 +48,17 @@ DISTMK_ROLE wait_loop(const RankState& state, uint32_t worker, const Team warp) 
   uint32_t n = 0;
   const TaskList list(s.tasks, s.batch, s.num_batches, s.handoff.fired, n);
   Worker decide(state, worker, warp, list, TaskHolder(s.handed_out), nullptr);
+  attention::ShareKeeper share(state, warp);
+  const auto announce = [&](const Action& what) {
+    share.see(n, what);
+    s.handoff.announce(warp, n, what);
+  };
   for (;; ++n) {
     Action upcoming;
     const bool announced = decide.upcoming(&upcoming);
-    if (announced) s.handoff.announce(warp, n, upcoming);
+    if (announced) announce(upcoming);
     const Action action = decide.next();
-    if (!announced) s.handoff.announce(warp, n, action);
+    if (!announced) announce(action);
     if (warp.leader() && action.kind == ActionKind::LEAVE) s.handoff.over_at.set(n);
     warp_arrive(&s.handoff.ready[n % 2]);
     // One task runs, one is decided: whatever the one before that used is free.
@@ -73,40 +78,48 @@ DISTMK_FN void tell_clerk(const Context& context, uint32_t n, uint64_t pushed) {
   if (context.team.leader()) shared().handoff.pushed[n % 2] = pushed;
 }
 
-// The n-th task of this worker, by `body(context)`; FAR: it may have to wait for the network. False: the launch was
+// The task that this worker is at, by `body(context)`; FAR: it may have to wait for the network. False: the launch was
 // over before it could start.
 template <bool FAR, class Body>
-DISTMK_FN bool run_numbered(const RankState& state, uint32_t n, const Body& body) {
+DISTMK_FN bool run_announced(const RankState& state, const Body& body) {
   Context context(state, {threadIdx.x, NUM_CONSUMERS});
   Handoff& handoff = shared().handoff;
-  if (!run_decided(context, handoff.action[n % 2], {n}, body)) return false;
+  if (!run_decided(context, handoff.action[task_number() % 2], {true}, body)) return false;
   const bool far = FAR && state.far;
   if (far) context.finish();  // whoever has put data must wait until it is there
+  const uint32_t n = task_number();
   tell_clerk(context, n, far ? ~0ull : context.pushed());
+  __syncwarp();  // all lanes have read the number
+  if (threadIdx.x % 32 == 0) shared().task_numbers[threadIdx.x / 32] = n + 1;
   warp_arrive(&handoff.done[n % 2]);  // here: what a function puts back when it returns may take a while
   return true;
 }
 
 // What lives across a call would lie on the stack, for which there is hardly any cache. So tasks that every token waits
 // for are compiled into the consumers' loop, where no function is called.
-static __device__ __noinline__ bool run_other_task(const RankState& state, uint32_t n) {
-  return run_numbered<true>(state, n, [](Context& c) { run_body(c); });
+struct AnyBody {  // not a lambda: it might become a function, which is given its context on the stack
+  DISTMK_FN void operator()(Context& context) const { run_body(context); }
+};
+static __device__ __noinline__ bool run_other_task(const RankState& state) {
+  return run_announced<true>(state, AnyBody{});
 }
 
-DISTMK_FN bool run_announced_task(const RankState& state, uint32_t n) {
-  if (!is_frequent(state, *shared().handoff.action[n % 2].task.desc)) return run_other_task(state, n);
-  return run_numbered<false>(state, n, [](Context& c) { run_frequent_body(c); });
+DISTMK_FN bool run_announced_task(const RankState& state, const TaskDesc& task) {
+  if (!is_frequent(state, task)) return run_other_task(state);
+  return run_announced<false>(state, [](Context& c) { run_frequent_body(c); });
 }
 
 // Bodies end one after another, but warps by themselves: nobody waits for those that still add up or store.
 DISTMK_FN void consume_loop(const RankState& state) {
   Handoff& handoff = shared().handoff;
-  uint32_t n = 0;
-  for (;; ++n) {
-    barrier_wait(&handoff.announced[n % 2], n / 2 % 2);
-    if (handoff.action[n % 2].kind == ActionKind::LEAVE || !run_announced_task(state, n)) break;
+  for (;;) {
+    const uint32_t at = task_number();
+    barrier_wait(&handoff.announced[at % 2], at / 2 % 2);
+    const Action& action = handoff.action[at % 2];
+    if (action.kind == ActionKind::LEAVE || !run_announced_task(state, *action.task.desc)) break;
   }
   if (threadIdx.x) return;
+  const uint32_t n = task_number();
   if (n) barrier_wait(&handoff.done[(n - 1) % 2], (n - 1) / 2 % 2);
   release(shared().ring, shared().places[0].stage);
 }
@@ -178,6 +191,9 @@ DISTMK_FN void set_up(const LaunchParams* launch) {
   s.handoff.init();
   s.sums.init();
   for (Places& places : s.places) places = {};
+  for (uint32_t& number : s.num_slabs) number = 0;
+  for (uint32_t& number : s.task_numbers) number = 0;
+  for (uint32_t& round : s.attention_share.rounds) round = 0;
   s.num_batches = 0;
 }
 
@@ -189,6 +205,7 @@ extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
   using namespace distmk;
   Shared& s = shared();
   const RankState& state = *reinterpret_cast<const RankState*>(s.state_memory);
+  check_shared();
   if (threadIdx.x == 0) set_up(launch);
   __syncthreads();
   const uint32_t num_workers = s.header.num_workers, num_schedulers = s.header.num_schedulers;

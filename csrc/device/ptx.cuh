@@ -74,6 +74,11 @@ DISTMK_FN void store_arriving(float* p, float v) {
   asm volatile("st.relaxed.sys.global.f32 [%0], %1;" ::"l"(p), "f"(v) : "memory");
 }
 // Of this GPU alone.
+DISTMK_FN float2 load_arriving(const float2* p) {
+  float2 v;
+  asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
+  return v;
+}
 DISTMK_FN uint4 load_arriving(const uint4* p) {
   uint4 v;
   asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -81,6 +86,10 @@ DISTMK_FN uint4 load_arriving(const uint4* p) {
                : "l"(p)
                : "memory");
   return v;
+}
+DISTMK_FN void store_arriving(uint4* p, const uint4& v) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
 }
 DISTMK_FN void store_arriving(__nv_bfloat16* p, unsigned short bits) {
   asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(p), "h"(bits) : "memory");

@@ -2,6 +2,7 @@
 #pragma once
 #include "device/ring.cuh"
 #include "device/task_source.cuh"
+#include "runtime/splits.h"
 #include "runtime/worker.h"
 
 namespace distmk {
@@ -72,12 +73,29 @@ struct SumsBuffers {
 struct Places {
   RingPlace<NUM_STAGES> stage;
   RingPlace<SumsBuffers::COUNT> sums;
-  uint32_t num_slabs = 0;  // that it has drained
 };
 
 struct NearRing {
   JitRing ring;
   JitEntry entries[NEAR_RING_ENTRIES];
+};
+
+// What an instance of attention has to do, whatever the layer.
+struct AttentionSplit {
+  AttentionInstance instance;
+  BatchRun run;
+  uint32_t first_head, num_heads;  // query heads of this rank that share the KV head
+  uint32_t begin, end;             // positions of this split
+  uint32_t num_rows;               // of the batch
+};
+
+// The first instance of this worker's share of attention, see device/attention_share.cuh.
+struct alignas(16) AttentionShare {
+  AttentionSplit split;
+  uint32_t lines[2 * NUM_WARPS];  // of the cache, where the split's first chunks begin: two a warp
+  uint32_t num_instances;         // of the whole task; all of the above is set only if this worker has one
+  uint32_t at_hand[2];            // whether this is about task n, at n % 2
+  uint32_t rounds[NUM_WARPS];     // instances of its share that a consumer warp is done with
 };
 
 constexpr uint32_t NEAR_RANKS = 8;  // whose candidates the batcher has at hand; those of more are read where they lie
@@ -96,9 +114,12 @@ struct Shared {
   Ring ring;
   SumsBuffers sums;
   Places places[NUM_WARPS];
+  uint32_t num_slabs[NUM_WARPS];     // that a consumer warp has drained
+  uint32_t task_numbers[NUM_WARPS];  // that a consumer warp is at, since the launch began
   TaskRing tasks;
   TaskSlot handed_out[2], scheduled[2];
   Handoff handoff;
+  AttentionShare attention_share;
   NearRing near_ring;
   alignas(16) Batch batch;
   uint64_t num_batches;  // see RankState::num_near_batches
@@ -116,22 +137,37 @@ static_assert(sizeof(Shared) <= MAX_SHARED_BYTES, "a worker's shared memory does
 #ifndef DISTMK_EMULATED
 extern __shared__ __align__(1024) char shared_memory[];
 #endif
+#if defined(DISTMK_EMULATED) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900)
 DISTMK_FN Shared& shared() { return *reinterpret_cast<Shared*>(shared_memory); }
+DISTMK_FN void check_shared() {}
+#else
+// Behind what every block leaves to the system. A number instead of a name: the compiler works the address of what has
+// a name out anew, or keeps it on the stack.
+constexpr uint32_t SHARED_BEGIN = 1024;
+DISTMK_FN Shared& shared() { return *static_cast<Shared*>(__cvta_shared_to_generic(SHARED_BEGIN)); }
+DISTMK_FN void check_shared() {
+  if (shared_address(shared_memory) != SHARED_BEGIN) __trap();
+}
+#endif
+
+DISTMK_FN uint32_t task_number() { return shared().task_numbers[threadIdx.x / 32]; }
 
 DISTMK_FN bool StartSignal::wait() const {
-  return number == NONE || shared().handoff.wait_until_ready(number, shared().params.trace_capacity);
+  return !announced || shared().handoff.wait_until_ready(task_number(), shared().params.trace_capacity);
 }
 DISTMK_FN bool StartSignal::confirm() const {
-  return number == NONE || shared().handoff.wait_until_ready(number, false);
+  return !announced || shared().handoff.wait_until_ready(task_number(), false);
 }
 DISTMK_FN void StartSignal::await_last() const {
-  if (number != NONE) shared().handoff.await_last(number);
+  if (announced) shared().handoff.await_last(task_number());
 }
 DISTMK_FN bool StartSignal::given() const {
-  return number == NONE || barrier_test(&shared().handoff.ready[number % 2], number / 2 % 2);
+  if (!announced) return true;
+  const uint32_t n = task_number();
+  return barrier_test(&shared().handoff.ready[n % 2], n / 2 % 2);
 }
 DISTMK_FN void StartSignal::keep_time() const {
-  if (number != NONE && shared().params.trace_capacity) shared().handoff.keep_time(number);
+  if (announced && shared().params.trace_capacity) shared().handoff.keep_time(task_number());
 }
 
 }  // namespace distmk

@@ -6,11 +6,11 @@
 
 namespace distmk {
 
-// The consumers' view of a task that was announced: no more than its number, for want of registers.
+// The consumers' view of a task that was announced. Its number lies in shared memory: on the stack it would cost a trip
+// to the second-level cache.
 struct StartSignal {
   static constexpr bool EARLY = true;
-  static constexpr uint32_t NONE = ~0u;
-  uint32_t number = NONE;  // of the task, since the launch began
+  bool announced = false;
 
   // False: the launch is over.
   DISTMK_FN bool wait() const;
@@ -22,7 +22,7 @@ struct StartSignal {
   DISTMK_FN void keep_time() const;
   DISTMK_FN bool confirm() const;
   // Whether wait() itself writes down when that was, where a launch is traced.
-  DISTMK_FN bool keeps_time() const { return number != NONE; }
+  DISTMK_FN bool keeps_time() const { return announced; }
 };
 
 }  // namespace distmk

@@ -13,7 +13,12 @@ struct alignas(16) TaskSlot {
   TaskDesc desc;
   Wait waits[SLOT_WAITS];
   Trigger triggers[SLOT_TRIGGERS];
-  TaskView view;
+  uint32_t index;
+
+  DISTMK_FN TaskView view(const RankState& state) const {
+    return {&desc, desc.num_waits <= SLOT_WAITS ? waits : state.waits + desc.wait_begin,
+            desc.num_triggers <= SLOT_TRIGGERS ? triggers : state.triggers + desc.trigger_begin, index};
+  }
 };
 
 template <class T>
@@ -30,11 +35,9 @@ DISTMK_FN void load_task(const RankState& state, uint32_t index, const Team& tea
   const TaskDesc& desc = slot.desc;
   const Wait* waits = state.waits + desc.wait_begin;
   const Trigger* triggers = state.triggers + desc.trigger_begin;
-  const bool near_waits = desc.num_waits <= SLOT_WAITS, near_triggers = desc.num_triggers <= SLOT_TRIGGERS;
-  if (near_waits) copy_words(team, slot.waits, waits, desc.num_waits);
-  if (near_triggers) copy_words(team, slot.triggers, triggers, desc.num_triggers);
-  if (team.leader())
-    slot.view = {&slot.desc, near_waits ? slot.waits : waits, near_triggers ? slot.triggers : triggers, index};
+  if (desc.num_waits <= SLOT_WAITS) copy_words(team, slot.waits, waits, desc.num_waits);
+  if (desc.num_triggers <= SLOT_TRIGGERS) copy_words(team, slot.triggers, triggers, desc.num_triggers);
+  if (team.leader()) slot.index = index;
   team.sync();
 }
 
@@ -105,9 +108,9 @@ class TaskList {
     team.sync();
   }
 
-  DISTMK_FN TaskView next(const RankState&, uint32_t) {
+  DISTMK_FN TaskView next(const RankState& state, uint32_t) {
     barrier_wait(&ring_.full[cursor_.slot], cursor_.parity);
-    const TaskView view = ring_.slots[cursor_.slot].view;
+    const TaskView view = ring_.slots[cursor_.slot].view(state);
     cursor_.step();
     return view;
   }
@@ -130,7 +133,7 @@ class TaskHolder {
     TaskSlot& slot = slots_[turn_ ^= 1];
     team.sync();
     load_task(state, index, team, slot);
-    return slot.view;
+    return slot.view(state);
   }
 
  private:

@@ -45,12 +45,21 @@ inline float load_arriving(const float* p) {
 inline void store_arriving(float* p, float v) {
   __atomic_store_n(reinterpret_cast<uint32_t*>(p), __builtin_bit_cast(uint32_t, v), __ATOMIC_RELAXED);
 }
+inline float2 load_arriving(const float2* p) {
+  const auto* floats = reinterpret_cast<const float*>(p);
+  return {load_arriving(floats), load_arriving(floats + 1)};
+}
 inline uint4 load_arriving(const uint4* p) {
   const auto* words = reinterpret_cast<const uint32_t*>(p);
   const auto at = [&](uint32_t i) { return __atomic_load_n(words + i, __ATOMIC_RELAXED); };
   const uint4 v = {at(0), at(1), at(2), at(3)};
   emulator::yield();
   return v;
+}
+inline void store_arriving(uint4* p, const uint4& v) {
+  auto* words = reinterpret_cast<uint32_t*>(p);
+  const uint32_t values[] = {v.x, v.y, v.z, v.w};
+  for (uint32_t i = 0; i < 4; ++i) __atomic_store_n(words + i, values[i], __ATOMIC_RELAXED);
 }
 inline void store_arriving(__nv_bfloat16* p, unsigned short bits) {
   __atomic_store_n(reinterpret_cast<unsigned short*>(p), bits, __ATOMIC_RELAXED);

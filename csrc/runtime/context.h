@@ -22,6 +22,8 @@ DISTMK_BODY void far_quiet(FarRanks& far);
 
 DISTMK_FN Scope scope_of(bool system) { return system ? Scope::SYSTEM : Scope::DEVICE; }
 
+DISTMK_FN bool is_spread(const TaskDesc& task) { return task.launch == static_cast<uint16_t>(LaunchKind::SPREAD); }
+
 // A task with its waits and triggers, in the program or in a copy at hand.
 struct TaskView {
   const TaskDesc* desc = nullptr;
@@ -102,7 +104,7 @@ class Context {
     iteration = for_iteration;
     instance = which_instance;
     start_ = start;
-    ready_ = false;
+    ready_ = found_ = false;
     num_shared_out_ = 0;
     pushed_ = 0;
     finished_ = false;
@@ -112,23 +114,36 @@ class Context {
   // body may be entered before; what depends on no other task of the iteration it can do before it asks.
   DISTMK_FN bool inputs_ready() {
     if (ready_) return true;
-    ready_ = start_.wait();
+    ready_ = found_ ? start_.confirm() : start_.wait();
     if (!start_.keeps_time() && params().trace_capacity) ready_ns_ = now_ns();
     return ready_;
   }
-  // Of a body that looks by itself whether its inputs are there. It begins to; all that this worker has left for it is
-  // there then. Whether the task's waits are met, or the launch is over. It has found what it looked for. Before it
-  // writes anything it waits for the rest all the same (false: the launch is over), or skips that, if what it has found
-  // says as much as the task's waits.
+  // Of a body that looks by itself whether its inputs are there, and may write as soon as they are: what it overwrites
+  // is over by then, which the checker sees to. It begins to look; all that this worker has left for it is there then.
+  // Whether the task's waits are met, or the launch is over. It has found what it looked for. Only at its end are its
+  // waits waited for, or not even then, if what it has found says as much.
   DISTMK_FN void look_for_inputs() const { start_.await_last(); }
   DISTMK_FN bool stop_looking() const { return ready_ || start_.given(); }
-  DISTMK_FN void inputs_found() const { start_.keep_time(); }
-  DISTMK_FN bool confirm_inputs() { return ready_ = ready_ || start_.confirm(); }
+  DISTMK_FN void inputs_found() {
+    if (!ready_ && !found_) start_.keep_time();
+    found_ = true;
+  }
   DISTMK_FN void skip_waits() { ready_ = true; }
+  // Looks for them by `load`, which says whether they are all there: once if they are not `arriving`, else until they
+  // are, or until the task's waits are met: a zero may have been left by somebody who cannot write the negative one.
+  template <class Load>
+  DISTMK_FN void look(bool arriving, const Load& load) const {
+    for (bool last = !arriving;;) {
+      if (!last) last = stop_looking();
+      if (load() || last) return;
+    }
+  }
   DISTMK_FN uint64_t ready_ns() const { return ready_ns_; }
 
   // Takes a worker's share of the `count` instances of a spread task, from `instance` on. False: none is left for it.
+  // A body whose task has fewer this time than it may have asks once more. What is not spread is all the worker's.
   DISTMK_FN bool take_share(uint32_t count) {
+    if (!is_spread(*task.desc)) return true;
     num_shared_out_ = count;
     return instance < count;
   }
@@ -216,7 +231,7 @@ class Context {
 
  private:
   StartSignal start_;
-  bool ready_ = false;
+  bool ready_ = false, found_ = false;
   uint64_t ready_ns_ = 0;        // where the launch is traced
   uint32_t num_shared_out_ = 0;  // instances of a spread task
   uint64_t pushed_ = 0;          // ranks whose triggers went out with their data

@@ -28,9 +28,13 @@ class Splits {
   uint32_t budget_, min_split_, max_splits_, total_ = 0;
 };
 
-// First position of split `s` of `n` over `kv_len` positions, dealt to within one.
+constexpr uint32_t SPLIT_STEP = 16;  // positions that a GPU's warp takes at a time: splits had better not cut them
+
+// First position of split `s` of `n` over `kv_len` positions, of all splits together where s = n. They are dealt to
+// within one where they are short, else by steps.
 DISTMK_FN uint32_t split_begin(uint32_t kv_len, uint32_t s, uint32_t n) {
-  return kv_len * s / n;  // of lengths and splits whose product fits
+  const uint32_t begin = kv_len * s / n;  // of lengths and splits whose product fits
+  return s < n && kv_len >= SPLIT_STEP * n ? begin / SPLIT_STEP * SPLIT_STEP : begin;
 }
 
 struct AttentionInstance {
@@ -50,8 +54,8 @@ DISTMK_FN AttentionInstance attention_instance(const AttentionArgs& args, const 
   return {run, index / count, index % count, count};
 }
 
-// Instances a massive launch or a spread task has this time; task types without a length of the moment have all of
-// theirs.
+// Instances a massive launch has this time; task types without a length of the moment have all of theirs. Of a spread
+// task the body asks.
 DISTMK_FN uint32_t num_instances(const Context& context, const TaskDesc& task) {
   if (task.type != static_cast<uint16_t>(TaskType::ATTENTION)) return task.max_instances;
   const auto& args = *reinterpret_cast<const AttentionArgs*>(task.args);
@@ -69,6 +73,13 @@ struct MergeSlice {
     end = begin + MERGE_SLICE < args.head_dim ? begin + MERGE_SLICE : args.head_dim;
   }
 };
+
+// Where a split's partial result of a row lies, in floats from that of a slice's first row and split on.
+DISTMK_FN uint64_t part_begin(uint32_t row, uint32_t split, uint32_t max_splits) {
+  return (uint64_t{row} * max_splits + split) * PART_FLOATS;
+}
+// Floats of all partial results of a slice.
+DISTMK_FN uint64_t slice_floats(uint32_t max_splits) { return uint64_t{MAX_ROWS} * max_splits * PART_FLOATS; }
 
 // The run that a row belongs to; mostly they are one row each.
 DISTMK_FN const BatchRun& run_of(const Batch& batch, uint32_t row) {

@@ -15,8 +15,6 @@ struct Action {
   TaskView task;
 };
 
-DISTMK_FN bool is_spread(const TaskDesc& task) { return task.launch == static_cast<uint16_t>(LaunchKind::SPREAD); }
-
 // Decides what a worker does next.
 class Worker {
  public:
@@ -131,7 +129,7 @@ DISTMK_FN bool run_decided(Context& context, const Action& action, const StartSi
   context.begin(action.task, action.iteration, action.instance, start);
   const TaskDesc& task = *context.task.desc;
   if (!begins_early(task) && !context.inputs_ready()) return false;
-  if (!is_spread(task) || context.take_share(num_instances(context, task))) body(context);
+  if (context.take_share(task.max_instances)) body(context);
   return context.inputs_ready();
 }
 

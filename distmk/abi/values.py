@@ -16,7 +16,9 @@ TILE_ROWS = 16
 TILE_K = 256  # columns of a tile: 8 KB, the least that a bulk copy must have to be fast
 ROUND_GROUPS = 4  # groups of TILE_ROWS rows whose sums are kept at once
 BLOCK_TILES = 8  # tiles of a row in a block: one a warp, which loads activations for its own
-MERGE_SLICE = 32  # elements of a head that are merged at once: a lane each
+MERGE_SLICE = 32  # elements of a head that are merged at once
+PART_HEADER = 4  # floats before a partial result's elements of a slice: maximum, sum, none, none
+PART_FLOATS = PART_HEADER + MERGE_SLICE
 MAX_OWN_SCHEDULERS = 12  # warps of the block that runs schedulers, where a GPU has one for them
 
 
@@ -79,6 +81,8 @@ CONSTANTS = {
     "ROUND_GROUPS": ROUND_GROUPS,
     "BLOCK_TILES": BLOCK_TILES,
     "MERGE_SLICE": MERGE_SLICE,
+    "PART_HEADER": PART_HEADER,
+    "PART_FLOATS": PART_FLOATS,
     "MAX_OWN_SCHEDULERS": MAX_OWN_SCHEDULERS,
 }
 

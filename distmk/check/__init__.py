@@ -2,8 +2,8 @@
 
 Each module settles what the next relies on: `view` that headers, sections and queues can be read at all; `memory` that
 every access lies in one placed buffer; `waits` that every wait can be met and nothing waits in a circle; `order` that
-counts stand for their tasks and that no two conflicting accesses can meet; `arrivals` that what is read before a task's
-waits are met is zero or right. What put the waits there is not consulted.
+counts stand for their tasks; `races` that no two conflicting accesses can meet; `arrivals` that what is read before a
+task's waits are met is zero or right. What put the waits there is not consulted.
 
 A waiter is after all tasks that trigger its event, with one reservation: a push fires its rank's events together with
 the data, when the task has read all it reads but has perhaps not written to the other ranks yet. What such a task
@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from distmk.check.arrivals import Arrivals
 from distmk.check.findings import Findings
 from distmk.check.memory import Memory
-from distmk.check.order import MAX_TABLE_BYTES, Order, Races, check_counting
+from distmk.check.order import MAX_TABLE_BYTES, Order, check_counting
+from distmk.check.races import Races
+from distmk.check.starts import Starts
 from distmk.check.view import View, check_headers
 from distmk.check.waits import Signals, StartOrder
 from distmk.errors import CheckError
@@ -64,8 +66,9 @@ def _check(program: Program) -> Verdict:
     findings.raise_any()
     order = Order(view, signals, memory, start_order, targets)
     check_counting(order, findings)
-    Races(order, touched, findings).run()
-    Arrivals(order, touched, findings).run()
+    starts = Starts(order)
+    Races(order, starts, touched, findings).run()
+    Arrivals(order, starts, touched, findings).run()
     findings.raise_any()
     return Verdict(
         num_tasks=view.num_tasks,

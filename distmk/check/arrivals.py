@@ -1,6 +1,7 @@
 """Whether what is read before a task's waits are met can be told from what is not there yet.
 
-A task may look at an arriving operand as soon as the one before it in its worker's queue is done. It takes what is not
+A task may look at an arriving operand as soon as the one before it in its worker's queue is done; a spread one as soon as
+that is so for any worker. It takes what is not
 zero, so whatever it can see then must be zero or the right value: the memory starts zeroed, every element is written
 once until it is cleared, and clears are over when somebody starts looking. A task that may even end by what it has seen
 then knows no less than if it had waited.
@@ -13,12 +14,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import NamedTuple
 
-import numpy as np
-
 from distmk.abi import Space
 from distmk.check.findings import Findings
 from distmk.check.memory import Memory, Span
 from distmk.check.order import Order
+from distmk.check.starts import Starts
 from distmk.clocks import Clock
 
 NOBODY = -1
@@ -80,8 +80,8 @@ class Parts(NamedTuple):
 class Arrivals:
     """Goes through the accesses of two iterations to where somebody reads early."""
 
-    def __init__(self, order: Order, touched: list[tuple[Span, ...]], findings: Findings) -> None:
-        self.order, self.findings, self.view, self.spans = order, findings, order.view, touched
+    def __init__(self, order: Order, starts: Starts, touched: list[tuple[Span, ...]], findings: Findings) -> None:
+        self.order, self.starts, self.findings, self.view, self.spans = order, starts, findings, order.view, touched
         self.parts = _parts(order.memory)
         self.touched: dict[int, Parts] = {}
         if not self.parts:
@@ -95,9 +95,8 @@ class Arrivals:
         self._check_tasks()
         if not self.touched:
             return
-        num_tasks, chain, last = self.view.num_tasks, self.order.chain, {}
+        num_tasks, queued = self.view.num_tasks, (self.view.worker >= 0) | self.view.spread
         for task in self.order.order:
-            last[chain[task]] = task
             if task in self.touched:
                 self._record(task, self.touched[task])
         for task in self.order.order:
@@ -106,10 +105,9 @@ class Arrivals:
             node = task + num_tasks
             if task in self.touched:
                 parts = self.touched[task]
-                if parts.looks and self.view.worker[task] >= 0:
-                    self._check_looks(node, last[chain[node]], parts.looks)
+                if parts.looks and queued[task]:
+                    self._check_looks(node, self.starts.clock(task), parts.looks)
                 self._record(node, parts)
-            last[chain[node]] = node
 
     def _record(self, node: int, parts: Parts) -> None:
         for _, cells, first, end in parts.clears:
@@ -120,10 +118,9 @@ class Arrivals:
                 text = f"fills {self._where(part)}, which nobody has cleared since {self.order.name(before)} filled it"
                 self.findings.add("arrival", f"{self.order.name(node)} {text}")
 
-    def _check_looks(self, node: int, before: int, looks: list[Part]) -> None:
-        """What `node` can see once `before`, the one before it in its queue, is done."""
+    def _check_looks(self, node: int, clock: Clock, looks: list[Part]) -> None:
+        """What `node` can see as soon as `clock` is behind it."""
         order, num_ranks = self.order, self.view.num_ranks
-        clock = self._start(node, before)
         for part in looks:
             nodes = part.cells.cleared_by(part.first, part.end)
             rank = part.span.place % num_ranks
@@ -139,19 +136,11 @@ class Arrivals:
             did = "cleared it" if part.cells.arrives else "written it, and no launch starts with zeros there"
             self.findings.add("arrival", f"{order.name(node)} {text} {did}")
 
-    def _start(self, node: int, before: int) -> Clock:
-        """What is behind `node` when it starts looking: the first of an iteration has passed its gate, too."""
-        gates = self.order.signals.gates
-        clock: Clock = self.order.clocks.table[before]
-        if gates and before < self.view.num_tasks:
-            clock = np.maximum(clock, self.order.hears(gates[self.order.rank_of[node - self.view.num_tasks]], 1))
-        return clock
-
     def _check_tasks(self) -> None:
         """What can be said of each task by itself, and of those that it waits for."""
         nothing = Parts([], [], [])
         for task, parts in self.touched.items():
-            if parts.looks and self.view.worker[task] < 0:
+            if parts.looks and self.view.worker[task] < 0 and not self.view.spread[task]:
                 text = f"looks at {self._where(parts.looks[0])} before its waits are met, but is in no worker's queue"
                 self.findings.add("arrival", f"{self.view.task_name(task)} {text}")
             for part in parts.fills if parts.clears else ():

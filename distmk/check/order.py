@@ -1,4 +1,4 @@
-"""Whether counts can stand for their tasks, and whether every two conflicting accesses are ordered.
+"""What happens before what, and whether counts can stand for their tasks.
 
 Two iterations are enough. Events lead from an iteration to itself or the next, so what orders two tasks of the same or
 of adjacent iterations lies within these. Of tasks two iterations apart, the one that writes also wrote in between, and
@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.check.findings import Findings
-from distmk.check.memory import Memory, Span
+from distmk.check.memory import Memory
 from distmk.check.view import View
 from distmk.check.waits import Signals
 from distmk.clocks import Clock, Clocks
-from distmk.intervals import Group, IntervalLog
 
 READERS = -1  # in place of the rank where something was written
 NOWHERE: frozenset[int] = frozenset()
@@ -207,88 +206,3 @@ def check_counting(order: Order, findings: Findings) -> None:
             break
         if findings.full:
             return
-
-
-def _nodes(group: Group) -> tuple[int, ...]:
-    """The nodes of a group as a tuple, the same object until they change."""
-    if group.note is None:
-        group.note = tuple(group.nodes)
-    nodes: tuple[int, ...] = group.note
-    return nodes
-
-
-def _told_apart(spans: tuple[Span, ...]) -> tuple[Span, ...]:
-    """Without reads of what the task also writes: a write must be ordered against all that a read must be."""
-    written = {span[1:4] for span in spans if span.write}
-    return tuple([span for span in spans if span.write or span[1:4] not in written])
-
-
-class Races:
-    """Goes through the accesses in an order in which they can happen, and looks for any that need not happen so."""
-
-    def __init__(self, order: Order, touched: list[tuple[Span, ...]], findings: Findings) -> None:
-        self.order, self.findings = order, findings
-        self.touched = [_told_apart(spans) for spans in touched]
-        self.readers: dict[int, IntervalLog] = defaultdict(IntervalLog)
-        self.writers: dict[int, IntervalLog] = defaultdict(IntervalLog)
-        self._unions: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
-
-    def run(self) -> None:
-        """Checks the second iteration against itself and the first; the first against itself would say the same."""
-        num_tasks = self.order.view.num_tasks
-        for task in self.order.order:
-            self._record(task, self.touched[task])
-        for task in self.order.order:
-            if self.findings.full:
-                return
-            self._check(task + num_tasks, self.touched[task])
-            self._record(task + num_tasks, self.touched[task])
-
-    def _record(self, node: int, spans: tuple[Span, ...]) -> None:
-        for write, place, begin, end, _, _ in spans:
-            if write:
-                self.readers[place].cut(begin, end)
-                self.writers[place].cut(begin, end)
-                self.writers[place].add(begin, end, Group([node]))
-        for write, place, begin, end, _, _ in spans:
-            if not write:
-                self.readers[place].add(begin, end, Group([node]))
-
-    def _check(self, node: int, spans: tuple[Span, ...]) -> None:
-        num_ranks = self.order.view.num_ranks
-        for span in spans:
-            if span.write:
-                for log, kind in ((self.readers, READERS), (self.writers, span.place % num_ranks)):
-                    for entry in log[span.place].overlapping(span.begin, span.end):
-                        self._compare(node, span, _nodes(entry.group), kind)
-            else:
-                nodes = self._last_writers(span)
-                if nodes:
-                    self._compare(node, span, nodes, span.place % num_ranks)
-
-    def _last_writers(self, span: Span) -> tuple[int, ...]:
-        log = self.writers[span.place]
-        key = (span.place, span.begin, span.end, log.version)
-        nodes = self._unions.get(key)
-        if nodes is None:
-            entries = log.overlapping(span.begin, span.end)
-            nodes = self._unions[key] = tuple(sorted({node for entry in entries for node in entry.group.nodes}))
-        return nodes
-
-    def _compare(self, node: int, span: Span, others: tuple[int, ...], kind: int) -> None:
-        order = self.order
-        order.num_pairs += len(others)
-        if len(others) == 1:
-            if order.after_one(node, others[0], kind):
-                return
-        elif order.after(node, order.need(others, kind)):
-            return
-        name, rank = order.memory.buffer_of(span.place)
-        for other in others:
-            if not order.after_one(node, other, kind):
-                did = "reads" if kind == READERS else "writes"
-                does = "writes" if span.write else "reads"
-                where = f"{name}[bytes {span.begin}:{span.end}] on rank {rank}"
-                text = f"{order.name(node)} {does} {where}, and nothing orders it against {order.name(other)}"
-                self.findings.add("race", f"{text}, which {did} it")
-                return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distmk.abi import LaunchKind
 from distmk.lower.context import Lowering
 from distmk.lower.options import ATTENTION_LAUNCHES
 from distmk.model import SelfAttention
@@ -14,20 +15,20 @@ MERGED_AT_ONCE = 4  # rows times slices that are worth a task of their own
 
 def lower_attention(c: Lowering, op: SelfAttention) -> None:
     layer, d = c.buffers.next_cache(), c.config.head_dim
+    c.buffers.qkv.turn()
     c.buffers.attn.turn()
     for rank in c.ranks():
         (q0, q1), (k0, k1) = c.shards[rank].heads, c.shards[rank].kv_heads
         parts = [(op.q, q0 * d, q1 * d), (op.k, k0 * d, k1 * d), (op.v, k0 * d, k1 * d)]
         _qkv(c, op, rank, parts)
         _attend(c, op, rank, *layer)
-    o_parts = [(q0 * d, (q1 - q0) * d) for q0, q1 in (shard.heads for shard in c.shards)]
-    c.row_parallel(f"{op.name}.o", op.o, c.buffers.attn, c.buffers.attn_slots, o_parts, op.o_bias)
+    c.row_parallel(f"{op.name}.o", op.o, c.buffers.attn, c.buffers.attn_slots, c.o_parts(), op.o_bias)
 
 
 def _qkv(c: Lowering, op: SelfAttention, rank: int, parts: list[tuple[str, int, int]]) -> None:
     hidden, b = c.config.hidden_size, c.buffers
     segments = [Segment(f"{tensor}.weight", begin, end) for tensor, begin, end in parts]
-    cuts, num_early = c.qkv_cuts(rank), c.num_taking_x_early(rank)
+    cuts, num_early = c.qkv_cuts(rank), c.num_early(rank)
     weight = c.matrix(f"{op.name}.qkv", rank, hidden, segments, cuts, norm=op.norm)
     bias = c.vector(rank, *((f"{t}.bias", s, e) for t, s, e in parts)) if op.qkv_bias else None
     for worker, (begin, end) in enumerate(cuts):
@@ -39,37 +40,39 @@ def _qkv(c: Lowering, op: SelfAttention, rank: int, parts: list[tuple[str, int, 
                 x=b.x_rounded.at(rank),
                 slab=Slab(weight, begin, end),
                 out=b.qkv.at(rank, begin, end),
+                cleared=b.qkv.cleared_at(rank, begin, end),
                 batch=b.batch.at(rank),
                 bias=bias and Slab(bias.weight, begin, end),
                 normalized=True,
                 eps=c.config.rms_norm_eps,
-                arriving=worker < num_early,
+                arriving=b.x_rounded.buffer.arriving and worker < num_early,
             )
         )
 
 
 def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache: Buffer) -> None:
-    shape, b, d = c.shapes[rank], c.buffers, c.config.head_dim
+    shape, b, d, num_early = c.shapes[rank], c.buffers, c.config.head_dim, c.num_early(rank)
+    launch = ATTENTION_LAUNCHES[c.options.attention_launch]
     c.graph.add(
         Attention(
             rank=rank,
             op=f"{op.name}.attention",
-            launch=ATTENTION_LAUNCHES[c.options.attention_launch],
+            launch=launch,
             shape=shape,
             qkv=b.qkv.at(rank, 0, shape.qkv_cols),
             k_cache=k_cache.at(rank, 0, shape.cache_cols),
             v_cache=v_cache.at(rank, 0, shape.cache_cols),
             page_table=b.page_table.at(rank),
-            part=b.part.at(rank, 0, shape.num_q * shape.part_cols),
+            part=b.part.at(rank, 0, shape.num_parts),
             batch=b.batch.at(rank),
             rope=c.rope[rank],
             q_norm=c.vector(rank, (f"{op.q_norm}.weight", 0, d)) if op.q_norm else None,
             k_norm=c.vector(rank, (f"{op.k_norm}.weight", 0, d)) if op.k_norm else None,
             eps=c.config.rms_norm_eps,
+            arriving=launch is LaunchKind.SPREAD and b.qkv.buffer.arriving and num_early == c.options.num_workers,
         )
     )
     for worker, (begin, end) in enumerate(_merges(c, shape)):
-        h0, h1 = begin // shape.slices, -(-end // shape.slices)
         c.graph.add(
             Merge(
                 rank=rank,
@@ -77,10 +80,11 @@ def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache:
                 worker=worker,
                 shape=shape,
                 slices=(begin, end),
-                part=b.part.at(rank, h0 * shape.part_cols, h1 * shape.part_cols),
+                part=b.part.at(rank, begin * shape.part_cols, end * shape.part_cols),
                 out=b.attn.at(rank, shape.slice_begin(begin), shape.slice_begin(end)),
                 cleared=b.attn.cleared_at(rank, shape.slice_begin(begin), shape.slice_begin(end)),
                 batch=b.batch.at(rank),
+                arriving=launch is LaunchKind.SPREAD,  # who is past his share knows that qkv is done
             )
         )
 

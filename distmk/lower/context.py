@@ -73,12 +73,29 @@ class Lowering:
         first, last = self.shards[rank].mlp
         return cut(last - first, 4 * self.config.hidden_size, self.options.num_workers)
 
-    def num_taking_x_early(self, rank: int) -> int:
-        """Workers that know, when they turn to the residual stream, that its place was clear before: they had waited for
-        all of it in the meantime, one operator ago.
+    def row_parallel_cuts(self, parts: list[tuple[int, int]]) -> Cuts:
+        """Which of the rows of a matrix whose columns ranks share out, as `parts`, are whose."""
+        return cut_rows(self.config.hidden_size, max(k for _, k in parts), self.options.num_workers)
+
+    def o_parts(self) -> list[tuple[int, int]]:
+        """Each rank's (first column, columns) of the projection behind attention."""
+        d = self.config.head_dim
+        return [(q0 * d, (q1 - q0) * d) for q0, q1 in (shard.heads for shard in self.shards)]
+
+    def down_parts(self) -> list[tuple[int, int]]:
+        """Each rank's (first column, columns) of the last matrix of the MLP."""
+        return [(first, last - first) for first, last in (shard.mlp for shard in self.shards)]
+
+    def num_early(self, rank: int) -> int:
+        """Workers that may take what arrives before events say so: they have a part of every matrix of a layer, so that
+        what they had waited for one operator ago tells them that places are clear and others done with what they clear.
         """
-        both = min(len(self.qkv_cuts(rank)), len(self.mlp_cuts(rank)))
-        return both if self.buffers.x_rounded.buffer.arriving else 0
+        cuts = (
+            self.qkv_cuts(rank),
+            self.mlp_cuts(rank),
+            *map(self.row_parallel_cuts, (self.o_parts(), self.down_parts())),
+        )
+        return min(map(len, cuts))
 
     def vector(self, rank: int, *parts: tuple[str, int, int]) -> Slab:
         segments = [Segment(f"{tensor}", begin, end) for tensor, begin, end in parts]
@@ -114,10 +131,10 @@ class Lowering:
     ) -> None:
         """x_residual += sum over ranks of x_local @ columns.T; `parts` holds each rank's (first column, columns)."""
         hidden, b = self.config.hidden_size, self.buffers
-        cuts = cut_rows(hidden, max(k for _, k in parts), self.options.num_workers)
+        cuts = self.row_parallel_cuts(parts)
         b.x_rounded.turn()
         for rank in self.ranks():
-            col_begin, k = parts[rank]
+            (col_begin, k), num_early = parts[rank], self.num_early(rank)
             segment = Segment(f"{tensor}.weight", 0, hidden)
             weight = self.matrix(name, rank, k, [segment], cuts, col_begin=col_begin)
             bias = self.vector(rank, (f"{tensor}.bias", 0, hidden)) if has_bias and rank == 0 else None
@@ -135,7 +152,7 @@ class Lowering:
                         bias=bias and Slab(bias.weight, begin, end),
                         epilogue=epilogue,
                         num_ranks=self.options.num_ranks,
-                        arriving=x.buffer.arriving,
+                        arriving=x.buffer.arriving and worker < num_early,
                         **self.rounded(rank, begin, end, epilogue),
                     )
                 )

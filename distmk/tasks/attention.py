@@ -8,11 +8,9 @@ from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import MAX_ROWS, MERGE_SLICE
+from distmk.abi import MAX_ROWS, MERGE_SLICE, PART_FLOATS
 from distmk.regions import Region, Slab
 from distmk.tasks.base import Access, Layout, Task, access, batch_access, task_type, vector_accesses
-
-PART_HEADER = 2  # floats before a partial's accumulator: running maximum and sum
 
 
 def num_slices(head_dim: int) -> int:
@@ -24,6 +22,11 @@ def slice_begin(index: int, head_dim: int) -> int:
     """First column of a slice; slices count over all heads."""
     slices = num_slices(head_dim)
     return index // slices * head_dim + index % slices * MERGE_SLICE
+
+
+def part_cols(max_splits: int) -> int:
+    """Floats of the partial results of one slice of a query head: of each row and split its maximum, sum and elements."""
+    return MAX_ROWS * max_splits * PART_FLOATS
 
 
 @dataclass(frozen=True)
@@ -62,14 +65,14 @@ class AttentionShape:
         return slice_begin(index, self.head_dim)
 
     @property
-    def part_stride(self) -> int:
-        """Floats of one partial result: maximum, sum, accumulator."""
-        return PART_HEADER + self.head_dim
+    def part_cols(self) -> int:
+        """Floats of all partial results of one slice of a query head."""
+        return part_cols(self.max_splits)
 
     @property
-    def part_cols(self) -> int:
-        """Floats of all partials of one query head."""
-        return MAX_ROWS * self.max_splits * self.part_stride
+    def num_parts(self) -> int:
+        """Floats of all partial results."""
+        return self.num_q * self.slices * self.part_cols
 
     @property
     def cache_cols(self) -> int:
@@ -90,7 +93,7 @@ class AttentionArgs(ctypes.Structure):
         ("k_cache", c_uint64),  # bf16 [page, kv head, position in page, head_dim]
         ("v_cache", c_uint64),
         ("page_table", c_uint64),  # i32 [slot, max_pages]
-        ("part", c_uint64),  # f32 [q head, row, split, 2 + head_dim]
+        ("part", c_uint64),  # f32 [q head, slice, row, split, PART_FLOATS]
         ("batch", c_uint64),
         ("num_q", c_uint32),
         ("num_kv", c_uint32),
@@ -107,7 +110,7 @@ class AttentionArgs(ctypes.Structure):
         ("eps", c_float),
         ("num_positions", c_uint32),  # rows of the rope table
         ("qkv_stride", c_uint32),  # elements from one row of qkv to the next
-        ("pad", c_uint32),
+        ("arriving", c_uint32),  # 1: a single row of qkv may be taken as it arrives
     ]
 
 
@@ -117,6 +120,9 @@ class Attention(Task):
     """One instance: the query heads of one KV head, one run of rows, one split of the positions.
 
     The split that owns a new position normalises, rotates and appends its K and V, so every position has one writer.
+    `arriving`: a single row of `qkv` may be taken as it arrives, see `Linear`; nothing is written before the task's waits
+    are met.
+
     Split-KV attention with a later merge: Dao et al., "Flash-Decoding" (2023); RoPE: Su et al., arXiv:2104.09864.
     """
 
@@ -131,6 +137,7 @@ class Attention(Task):
     q_norm: Slab | None = None
     k_norm: Slab | None = None
     eps: float = 0.0
+    arriving: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = AttentionArgs
 
@@ -176,15 +183,17 @@ class Attention(Task):
             eps=self.eps,
             num_positions=self.rope.rows,
             qkv_stride=self.qkv.buffer.cols,
+            arriving=int(self.arriving),
         )
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         qkv_bytes = 4 * (args.num_q + 2 * args.num_kv) * args.head_dim
         cache_bytes = 2 * args.num_pages * args.num_kv * args.page_size * args.head_dim
-        part_bytes = 4 * args.num_q * MAX_ROWS * args.max_splits * (PART_HEADER + args.head_dim)
+        part_bytes = 4 * args.num_q * num_slices(args.head_dim) * part_cols(args.max_splits)
+        qkv = access(False, rank, args.qkv, qkv_bytes, MAX_ROWS, 4 * args.qkv_stride)
         found = [
-            access(False, rank, args.qkv, qkv_bytes, MAX_ROWS, 4 * args.qkv_stride),
+            qkv._replace(early=bool(args.arriving)),
             access(False, rank, args.rope, 4 * args.num_positions * args.head_dim),
             access(False, rank, args.page_table, 4 * MAX_ROWS * args.max_pages),
             batch_access(rank, args.batch),
@@ -198,7 +207,7 @@ class Attention(Task):
 
 class MergeArgs(ctypes.Structure):
     _fields_ = [
-        ("part", c_uint64),  # of the first head of this task
+        ("part", c_uint64),  # of the first slice of this task
         ("out", c_uint64),  # bf16 [rows, heads of this rank * head_dim], at the first head of this task
         ("cleared", c_uint64),  # columns that are left zero, laid out as `out`; 0: none
         ("batch", c_uint64),
@@ -209,7 +218,7 @@ class MergeArgs(ctypes.Structure):
         ("max_splits", c_uint32),
         ("min_split", c_uint32),
         ("split_budget", c_uint32),
-        ("pad", c_uint32),
+        ("arriving", c_uint32),  # 1: parts are taken as they arrive, and left zero
     ]
 
 
@@ -218,8 +227,11 @@ class MergeArgs(ctypes.Structure):
 class Merge(Task):
     """Combine the splits of some query heads, or of slices of them, in split order, into the attention output.
 
-    `out`, bf16, are the columns of slices `slices` of this rank's heads, `part` the partial results of all heads they lie
-    in. It is only ever multiplied, for which it would be rounded anyhow. `cleared`: see `Linear`.
+    `out`, bf16, are the columns of slices `slices` of this rank's heads, `part` their partial results. It is only ever
+    multiplied, for which it would be rounded anyhow. `cleared`: see `Linear`.
+
+    `arriving`: `part` lies in a buffer made for it (`Graph.buffer`), where an element that is not zero is there, and may be
+    taken before the events that say so for all of them; nothing is written before they do. The parts are left zero.
     """
 
     shape: AttentionShape = None  # type: ignore[assignment]
@@ -228,6 +240,7 @@ class Merge(Task):
     out: Region = None  # type: ignore[assignment]
     batch: Region = None  # type: ignore[assignment]
     cleared: Region | None = None
+    arriving: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = MergeArgs
 
@@ -238,7 +251,7 @@ class Merge(Task):
         return (self.part, self.batch)
 
     def writes(self) -> Iterable[Region]:
-        return filter(None, (self.out, self.cleared))
+        return filter(None, (self.out, self.cleared, self.part if self.arriving else None))
 
     def encode(self, layout: Layout) -> ctypes.Structure:
         s, (begin, end) = self.shape, self.slices
@@ -256,17 +269,18 @@ class Merge(Task):
             max_splits=s.max_splits,
             min_split=s.min_split,
             split_budget=s.split_budget,
+            arriving=int(self.arriving),
         )
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         begin, end = args.first_slice, args.first_slice + args.num_slices
         first, last = (slice_begin(index, args.head_dim) for index in (begin, end))
-        num_heads = -(-end // num_slices(args.head_dim))
-        part_bytes = 4 * num_heads * MAX_ROWS * args.max_splits * (PART_HEADER + args.head_dim)
+        part = access(False, rank, args.part, 4 * args.num_slices * part_cols(args.max_splits))
         out, cleared = args.out + 2 * first, args.cleared and args.cleared + 2 * first
-        return [
-            access(False, rank, args.part, part_bytes),
+        found = [
+            part._replace(early=bool(args.arriving)),
             *vector_accesses(rank, out, cleared, last - first, MAX_ROWS, args.out_stride),
             batch_access(rank, args.batch),
         ]
+        return [*found, part._replace(write=True, clears=True)] if args.arriving else found

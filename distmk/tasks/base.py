@@ -54,6 +54,11 @@ def bf16_access(write: bool, rank: int, operand: int, num_cols: int, num_rows: i
     return access(write, rank, operand, 2 * num_cols, num_rows, 2 * stride, align_bytes=2)
 
 
+def f32_access(write: bool, rank: int, operand: int, num_cols: int, num_rows: int, stride: int) -> Access:
+    """Columns of every row; `stride` in elements."""
+    return access(write, rank, operand, 4 * num_cols, num_rows, 4 * stride)
+
+
 def vector_accesses(rank: int, out: int, cleared: int, num_cols: int, num_rows: int, stride: int) -> list[Access]:
     """Bf16 columns of every row that are written, and the same ones that are left zero elsewhere, if they are."""
     found = [bf16_access(True, rank, out, num_cols, num_rows, stride)]

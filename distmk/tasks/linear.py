@@ -17,6 +17,7 @@ from distmk.tasks.base import (
     access,
     batch_access,
     bf16_access,
+    f32_access,
     rows_of,
     task_type,
     vector_accesses,
@@ -30,9 +31,11 @@ def output_accesses(args: Any, rank: int, num_ranks: int, num_cols: int) -> list
         return [access(True, d, args.out, 4 * num_cols * rows) for d in range(num_ranks)]
     if args.epilogue == Epilogue.SWIGLU:
         return vector_accesses(rank, args.out, args.cleared, num_cols, rows, args.out_stride)
-    found = [access(True, rank, args.out, 4 * num_cols, rows, 4 * args.out_stride)]
+    found = [f32_access(True, rank, args.out, num_cols, rows, args.out_stride)]
     if args.rounded:
         found += vector_accesses(rank, args.rounded, args.cleared, num_cols, rows, args.rounded_stride)
+    elif args.cleared:
+        found.append(f32_access(True, rank, args.cleared, num_cols, rows, args.out_stride)._replace(clears=True))
     return found
 
 
@@ -43,7 +46,7 @@ class LinearArgs(ctypes.Structure):
         ("bias", c_uint64),  # f32 [n or 2n]; 0: none
         ("out", c_uint64),
         ("rounded", c_uint64),  # STORE, ADD: bf16 columns of every row, what `out` is rounded to; 0: none
-        ("cleared", c_uint64),  # columns that are left zero, laid out as `rounded`, or `out` of SWIGLU; 0: none
+        ("cleared", c_uint64),  # columns that are left zero, laid out as `rounded`, or as `out` without it; 0: none
         ("batch", c_uint64),
         ("logits", c_uint64),  # ARGMAX: f32 [rows, vocabulary shard]; 0: not kept
         ("k", c_uint32),
@@ -75,7 +78,8 @@ class Linear(Task):
 
     `arriving`: x lies in a buffer made for it (`Graph.buffer`), where an element that is not zero is there, and a single
     row may be taken before the events that say so for all of it; nothing is written before they do. Bf16 zeros are
-    written as negative ones, and `cleared`, the same columns where the vector before lies (`turns`), is left zero.
+    written as negative ones, and `cleared`, the same columns where the vector before lies (`turns`), is left zero. That is
+    `rounded`'s vector, or `out`'s where there is none.
 
     RMSNorm: Zhang and Sennrich, arXiv:1910.07467; SwiGLU: Shazeer, arXiv:2002.05202.
     """
@@ -100,7 +104,7 @@ class Linear(Task):
 
     def dtypes(self) -> Mapping[str, str | None]:
         out = {Epilogue.SWIGLU: "bf16", Epilogue.ARGMAX: None}.get(self.epilogue, "f32")
-        return {"x": "bf16", "out": out, "rounded": "bf16", "cleared": "bf16", "logits": "f32"}
+        return {"x": "bf16", "out": out, "rounded": "bf16", "cleared": "bf16" if self.rounded else out, "logits": "f32"}
 
     def reads(self) -> Iterable[Region]:
         yield self.x

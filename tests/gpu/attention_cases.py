@@ -6,10 +6,11 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from arrays import assert_close
 from attention_inputs import AttentionInputs, Heads
 from board import Board, Memory, f32
 
-from distmk.abi import MAX_ROWS, LaunchKind, Space
+from distmk.abi import MAX_ROWS, PART_FLOATS, LaunchKind, Space
 from distmk.regions import Region
 from distmk.tasks import Attention, Merge
 
@@ -23,7 +24,7 @@ def attention(
     what = f"{launch.name} attention {s} {inputs.runs}"
     qkv = board.buffer(inputs.qkv.shape[1], MAX_ROWS).at(rank)
     caches = [board.give_all(rank, cache, "bf16", space=Space.LOCAL) for cache in inputs.caches]
-    part = board.buffer(s.num_q * s.part_cols, space=Space.LOCAL).at(rank)
+    part = board.buffer(s.num_parts, arriving=bool(board.rng.integers(2))).at(rank)
     batch = board.give_all(rank, inputs.batch, "u8", space=Space.HEAP)
     q_norm, k_norm = (board.vector(rank, norm) for norm in inputs.norms or (None, None))
     board.graph.add(
@@ -50,16 +51,30 @@ def attention(
     board.written(out, inputs.batch.num_rows)
     for begin, end in pairwise((0, *cuts, total)):
         if begin < end:
-            parts = part.buffer.at(rank, begin // s.slices * s.part_cols, -(-end // s.slices) * s.part_cols)
+            parts = part.buffer.at(rank, begin * s.part_cols, end * s.part_cols)
             columns = out.buffer.at(rank, out.begin + s.slice_begin(begin), out.begin + s.slice_begin(end))
             op = f"merge of {what}, slices {begin} to {end}"
-            board.graph.add(Merge(rank, op, shape=s, slices=(begin, end), part=parts, out=columns, batch=batch))
+            task = Merge(
+                rank,
+                op,
+                shape=s,
+                slices=(begin, end),
+                part=parts,
+                out=columns,
+                batch=batch,
+                arriving=part.buffer.arriving,
+            )
+            board.graph.add(task)
 
     def check(memory: Memory) -> None:
         raw = np.stack([memory[cache.buffer].reshape(-1) for cache in caches])
         held = torch.from_numpy(raw).view(torch.bfloat16).view(inputs.caches.shape)
         inputs.check_caches(held)
-        inputs.check_parts(memory[part.buffer].reshape(-1).view(np.float32), held, error)
+        parts = memory[part.buffer].reshape(-1).view(np.float32)
+        if part.buffer.arriving:
+            assert_close("cleared part ", parts, np.zeros_like(parts), 0)
+        else:
+            inputs.check_parts(parts, held, error)
         inputs.check_merged(f32(memory, out, MAX_ROWS), held, error)
 
     board.check(rank, what, check)
@@ -69,7 +84,7 @@ def _declare(board: Board, inputs: AttentionInputs, part: Region, caches: list[R
     """What the instances may write."""
     for instance in inputs.instances():
         for begin in inputs.partials_of(*instance):
-            board.written(part.buffer.at(part.rank, begin, begin + inputs.shape.part_stride))
+            board.written(part.buffer.at(part.rank, begin, begin + PART_FLOATS))
         for begin in inputs.appended_by(*instance):
             for cache in caches:
                 board.written(cache.buffer.at(cache.rank, begin, begin + inputs.head_dim))

@@ -11,7 +11,7 @@ from arena import Arena
 from attention_inputs import AttentionInputs, Heads, Instance
 from batches import make_batch, random_runs
 
-from distmk.abi import MAX_ROWS, Batch, Space
+from distmk.abi import MAX_ROWS, PART_FLOATS, Batch, Space
 from distmk.tasks import Attention, Merge
 
 
@@ -35,7 +35,7 @@ class AttentionCase:
         self.args.qkv, self.args.rope = arena.store(i.qkv, Space.HEAP), arena.store(i.rope)
         self.args.k_cache, self.args.v_cache = arena.store(i.caches[0]), arena.store(i.caches[1])
         self.args.page_table, self.args.batch = arena.store(i.pages, Space.HEAP), arena.store(i.batch, Space.HEAP)
-        self.args.part = arena.alloc(4 * s.num_q * s.part_cols)
+        self.args.part = arena.alloc(4 * s.num_parts)
         if i.norms:
             self.args.q_norm, self.args.k_norm = arena.store(i.norms[0]), arena.store(i.norms[1])
 
@@ -43,7 +43,7 @@ class AttentionCase:
         """What one instance may write: the parts of its heads and rows, and new positions inside its split."""
         s = self.inputs.shape
         for part in self.inputs.partials_of(*instance):
-            self.arena.output(self.args.part + 4 * part, 4 * s.part_stride)
+            self.arena.output(self.args.part + 4 * part, 4 * PART_FLOATS)
         for at in self.inputs.appended_by(*instance):
             for cache in (self.args.k_cache, self.args.v_cache):
                 self.arena.output(cache + 2 * at, 2 * s.head_dim)
@@ -62,7 +62,7 @@ class AttentionCase:
 
     def check_parts(self) -> None:
         s = self.inputs.shape
-        self.inputs.check_parts(self.arena.f32(self.args.part, (s.num_q * s.part_cols,)), self.caches())
+        self.inputs.check_parts(self.arena.f32(self.args.part, (s.num_parts,)), self.caches())
 
     def merge(self, tolerance: float = 2e-5) -> None:
         """Merge by two tasks: slices of up to 32 elements, up to a place that may lie inside a head."""
@@ -77,7 +77,7 @@ class AttentionCase:
             width = last // slices * s.head_dim + last % slices * 32 - head * s.head_dim - column
             args = Merge.Args(batch=self.args.batch, head_dim=s.head_dim, out_stride=stride)
             args.first_slice, args.num_slices = first % slices, last - first
-            args.part, args.out = self.args.part + 4 * head * s.part_cols, out + 2 * head * s.head_dim
+            args.part, args.out = self.args.part + 4 * first * s.part_cols, out + 2 * head * s.head_dim
             args.max_splits, args.min_split, args.split_budget = s.max_splits, s.min_split, s.split_budget
             self.arena.output(args.out + 2 * column, 2 * width, None, self.inputs.batch.num_rows, 2 * stride)
             self.arena.run(Merge, args)

@@ -34,7 +34,7 @@ RACECHECK = "-DDISTMK_RACECHECK"
 def decode(num_ranks: int, num_workers: int, num_layers: int = 1) -> Program:
     """A decode step, as for a GPU; its attention splits from 16 positions on."""
     choices = {**backend_choices("emulated"), "min_split": 16}
-    options = DecodeOptions(num_ranks, num_workers, max_seqs=4, max_model_len=64, page_size=4, **choices)  # type: ignore[arg-type]
+    options = DecodeOptions(num_ranks, num_workers, max_seqs=4, max_model_len=64, page_size=16, **choices)  # type: ignore[arg-type]
     return compile_graph(lower(build_model(tiny_config(num_layers=num_layers)), options))
 
 

@@ -32,10 +32,8 @@ def test_merges_share_out_the_heads(num_workers: int, max_seqs: int, head_dim: i
         ends = [0, *(task.out.end for task in tasks)]
         assert [task.out.begin for task in tasks] == ends[:-1] and ends[-1] == shape.num_q * head_dim
         for task in tasks:
-            first, last = task.part.begin // shape.part_cols, task.part.end // shape.part_cols
-            assert first <= task.out.begin // head_dim and (task.out.end - 1) // head_dim < last, (
-                "heads it has no parts of"
-            )
+            parts = tuple(end * shape.part_cols for end in task.slices)
+            assert (task.part.begin, task.part.end) == parts, "other parts than those of its slices"
         assert len(tasks) <= num_workers and [task.worker for task in tasks] == list(range(len(tasks)))
 
 

@@ -2,15 +2,18 @@
 // low half, so nothing is lost to rounding but the cache's own. A warp takes CHUNK positions at a time; what the warps
 // have found is merged in shared memory, in a fixed order.
 #pragma once
+#include "device/attention_share.cuh"
 #include "device/attention_tile.cuh"
 
 namespace distmk {
 namespace attention {
 
+constexpr uint32_t PART_LANES = MERGE_SLICE / 4;  // whose elements are a slice of a query's result
+
 // One block of queries over this warp's chunks, of which the first is on its way, and `next_lines` of the second.
 DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t next_lines, Tile& tile, Partial& partial) {
   const uint32_t num_chunks = w.num_chunks();
-  const uint32_t last = w.first_new() + (first_query + group_of_lane()) / w.num_heads;  // position this query may see
+  const uint32_t last = w.first_new() + w.row_of(first_query + group_of_lane());  // position this query may see
 #pragma unroll 1
   for (uint32_t turn = w.chunk_turn(); turn < num_chunks; turn += NUM_WARPS) {
     const uint32_t chunk = w.first_chunk() + turn;
@@ -29,71 +32,84 @@ DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t next_lines, 
   }
 }
 
-// Merges the warps' results for a query and writes them out; a warp a query, four elements a lane.
-DISTMK_FN void write_query(const Work& w, uint32_t query, uint32_t index) {
-  const uint32_t lane = threadIdx.x % 32, active = min(NUM_WARPS, w.num_chunks()), dim = w.args.head_dim;
-  float2 mine = {-INFINITY, 0};  // maximum and sum of one warp
-  if (lane < active) mine = *reinterpret_cast<const float2*>(w.merged(lane, index) + MAX_HEAD_DIM);
-  float maximum = mine.x;
-  for (uint32_t step = NUM_WARPS / 2; step; step >>= 1) maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, step));
-  const float weight = mine.x > -INFINITY ? __expf(mine.x - maximum) : 0.0f;
-  float sum = mine.y * weight;
-  for (uint32_t step = NUM_WARPS / 2; step; step >>= 1) sum += __shfl_xor_sync(~0u, sum, step);
-  float4 acc = {0, 0, 0, 0};
-  for (uint32_t turn = 0; turn < active; ++turn) {
-    const float4 more = *reinterpret_cast<const float4*>(w.merged(turn, index) + 4 * lane);
-    const float share = __shfl_sync(~0u, weight, turn);
-    acc.x += more.x * share, acc.y += more.y * share, acc.z += more.z * share, acc.w += more.w * share;
-  }
-  const uint64_t row =
-      (uint64_t{w.first_head} + query % w.num_heads) * MAX_ROWS + w.run.row_begin + query / w.num_heads;
-  float* out = w.context.at<float>(w.args.part) + (row * w.args.max_splits + w.instance.split) * (2 + dim);
-  if (lane == 0) *reinterpret_cast<float2*>(out) = {maximum, sum};
-  if (4 * lane >= dim) return;
-  out += 2 + 4 * lane;
-  *reinterpret_cast<float2*>(out) = {acc.x, acc.y};
-  *reinterpret_cast<float2*>(out + 2) = {acc.z, acc.w};
+// Where this lane's four elements of a query's result lie. Asked for before the warps meet: some have nothing else to
+// do.
+DISTMK_FN float* part_of(const Work& w, uint32_t query) {
+  const uint32_t lane = threadIdx.x % 32, slices = (w.args.head_dim + MERGE_SLICE - 1) / MERGE_SLICE;
+  const uint32_t row = w.row_of(query), slice = (w.first_head + query - row * w.num_heads) * slices + lane / PART_LANES;
+  return w.context.at<float>(w.args.part) + slice * slice_floats(w.args.max_splits) +
+         part_begin(w.run.row_begin + row, w.instance.split, w.args.max_splits) + lane % PART_LANES * 4;
 }
 
-DISTMK_FN Work work_of(Context& context, const AttentionArgs& args, const Batch& batch, uint32_t index) {
-  const AttentionInstance instance = attention_instance(args, batch, index);
-  Work w{context, args, instance, batch.runs[instance.run]};
-  const uint32_t model_kv = args.kv_begin + instance.kv_head;
-  const uint32_t first = max(model_kv * args.group, args.q_begin),
-                 last = min((model_kv + 1) * args.group, args.q_begin + args.num_q);
-  w.first_head = first - args.q_begin;
-  w.num_heads = last - first;
-  const auto kv_len = static_cast<uint32_t>(w.run.kv_len);
-  w.begin = split_begin(kv_len, instance.split, instance.num_splits);
-  w.end = split_begin(kv_len, instance.split + 1, instance.num_splits);
-  w.page_shift = 31 - __clz(static_cast<int>(args.page_size));
-  w.pages = context.at<int32_t>(args.page_table) + uint64_t(w.run.slot) * args.max_pages;
-  return w;
+// Merges the warps' results for a query and writes them out; a warp a query, four elements a lane. All maxima and sums
+// are read at once, and so are some of the results; of warps that had no chunk the first one's, which then weigh
+// nothing.
+DISTMK_FN void write_query(const Work& w, uint32_t index, float* out) {
+  constexpr uint32_t AT_ONCE = NUM_WARPS / 2;
+  const uint32_t lane = threadIdx.x % 32, active = min(NUM_WARPS, w.num_chunks());
+  const auto found_by = [&](uint32_t turn) { return w.merged(turn < active ? turn : 0, index); };
+  float tops[NUM_WARPS], sums[NUM_WARPS], maximum = -INFINITY, sum = 0;
+#pragma unroll
+  for (uint32_t turn = 0; turn < NUM_WARPS; ++turn) {
+    const float2 found = *reinterpret_cast<const float2*>(found_by(turn) + MAX_HEAD_DIM);
+    tops[turn] = turn < active ? found.x : -INFINITY, sums[turn] = found.y;
+    maximum = fmaxf(maximum, tops[turn]);
+  }
+  const float base = maximum > -INFINITY ? maximum : 0.0f;
+  float4 acc = {0, 0, 0, 0};
+#pragma unroll
+  for (uint32_t first = 0; first < NUM_WARPS; first += AT_ONCE) {
+    if (first >= active) break;
+    float4 more[AT_ONCE];
+#pragma unroll
+    for (uint32_t i = 0; i < AT_ONCE; ++i) more[i] = *reinterpret_cast<const float4*>(found_by(first + i) + 4 * lane);
+#pragma unroll
+    for (uint32_t i = 0; i < AT_ONCE; ++i) {
+      const float weight = __expf(tops[first + i] - base);
+      sum += sums[first + i] * weight;
+      acc.x += more[i].x * weight, acc.y += more[i].y * weight, acc.z += more[i].z * weight,
+          acc.w += more[i].w * weight;
+    }
+  }
+  if (4 * lane >= w.args.head_dim) return;
+  if (lane % PART_LANES == 0) store_four(out, {maximum, sum, 0, 0});
+  store_four(out + PART_HEADER, acc);
 }
 
 // False: the launch was over before its inputs were there.
-DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args, const Batch& batch, uint32_t index) {
-  const Work w = work_of(context, args, batch, index);
+DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
+  auto *keys = context.at<__nv_bfloat16>(args.k_cache), *values = context.at<__nv_bfloat16>(args.v_cache);
+  const uint32_t round = own_round();
+  const bool at_hand = is_at_hand() && !round;
+  const AttentionSplit split =
+      at_hand ? shared().attention_share.split : split_of(context, args, instance_of(context, round));
+  const Work w{split, context, args, keys, values};
   const Team& team = context.team;
   const uint32_t num_queries = w.num_heads * static_cast<uint32_t>(w.run.num_rows), warp = threadIdx.x / 32;
   const bool has_chunk = w.chunk_turn() < w.num_chunks();
+  const bool arriving = args.arriving && w.num_rows == 1;
 #pragma unroll 1
   for (uint32_t block = 0; block < num_queries; block += QUERIES) {
     const uint32_t count = min(QUERIES, num_queries - block);
     Tile tile;
     uint32_t next_lines = 0;
     if (has_chunk) {
-      const uint32_t chunk = w.first_chunk() + w.chunk_turn(), lines = look_up(w, chunk);
-      next_lines = look_up(w, chunk + NUM_WARPS);
+      const uint32_t chunk = w.first_chunk() + w.chunk_turn();
+      const uint32_t lines = at_hand ? lines_at_hand(w.chunk_turn()) : look_up(w, chunk);
+      next_lines = at_hand ? lines_at_hand(w.chunk_turn() + NUM_WARPS) : look_up(w, chunk + NUM_WARPS);
       load_keys(w, lines, tile);
       load_values(w, lines, tile);
     } else {
       tile.clear();  // or the compiler would keep its registers for whatever they hold, in all other tasks too
     }
-    if (!context.inputs_ready()) return false;  // old positions were there before
-    stage_queries(w, block, count);
-    // What is appended is read by all warps of this instance, and by no other this iteration.
-    if (block == 0) append(w, count);
+    // Old positions were there before. New ones are read by all warps of this instance, and by no other this iteration.
+    if (arriving)
+      context.look_for_inputs();
+    else if (!context.inputs_ready())
+      return false;
+    stage_queries(w, block, count, arriving);
+    if (block == 0) stage_new(w, count, arriving);
+    context.inputs_found();
     team.sync();
     Partial partial;
     attend(w, block, next_lines, tile, partial);
@@ -104,21 +120,32 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args, const B
       if (first >= count) break;
       const uint32_t end = min(first + MERGED_QUERIES, count);
       if (has_chunk) partial.write(w.merged(w.chunk_turn(), 0), first, end);
+      float* part = first + warp < end ? part_of(w, block + first + warp) : nullptr;
       team.sync();
-      if (first + warp < end) write_query(w, block + first + warp, warp);
+      if (part) write_query(w, warp, part);
       team.sync();
     }
   }
+  append(w);
   return true;
 }
 
 }  // namespace attention
 
+// This worker's share of a spread task, or the one instance that was handed out. What it goes by it reads anew for
+// every instance: kept in registers, it would lie on the stack.
 DISTMK_FN void body_attention(Context& context, const AttentionArgs& args) {
-  const Batch& batch = *context.batch(args.batch);
-  uint32_t instance = context.instance;
-  while (attention::run_instance(context, args, batch, instance) && context.next_of_share(instance)) {
+  using namespace attention;
+  const auto have = [&](uint32_t round) {
+    if (!is_spread(*context.task.desc)) return round == 0;
+    return instance_of(context, round) < count_instances(context, args);
+  };
+  if (!have(0)) return;
+  while (run_instance(context, args) && have(own_round() + 1)) {
+    set_own_round(own_round() + 1);
+    context.team.sync();  // what was staged may lie there until now
   }
+  if (own_round()) set_own_round(0);
 }
 
 }  // namespace distmk

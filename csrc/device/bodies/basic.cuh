@@ -44,9 +44,7 @@ DISTMK_FN void body_sine(Context& context, const SineArgs& args) {
   }
 }
 
-// All blocks of up to IN_FLIGHT are on their way before the first is added. Arriving ones are looked at until they are
-// there, or until the task's waits are met: a zero may have been pushed by somebody who cannot write it as the negative
-// one.
+// All blocks of up to IN_FLIGHT are on their way before the first is added.
 DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
   constexpr uint32_t IN_FLIGHT = 8;
   const uint32_t count = rows_of(context.batch(args.batch)) * args.num;
@@ -69,15 +67,14 @@ DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
       float* const element = blocks + first * step + i;
       const uint32_t left = args.num_blocks - first;
       float value[IN_FLIGHT];
-      for (bool there = !arriving;;) {
-        if (!there) there = context.stop_looking();
+      context.look(arriving, [&] {
         bool all = true;
 #pragma unroll
         for (uint32_t b = 0; b < IN_FLIGHT; ++b) value[b] = b < left ? load_arriving(element + b * step) : -0.0f;
 #pragma unroll
         for (uint32_t b = 0; b < IN_FLIGHT; ++b) all &= __float_as_uint(value[b]) != 0;
-        if (there || all) break;
-      }
+        return all;
+      });
 #pragma unroll
       for (uint32_t b = 0; b < IN_FLIGHT; ++b) {
         sum += value[b];
@@ -110,7 +107,7 @@ DISTMK_FN void body_embed(Context& context, const EmbedArgs& args) {
         continue;
       }
       for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
-        if (float* out = context.peer<float>(rank, args.out)) push_element(out + row * args.n + i, value);
+        if (float* out = context.peer<float>(rank, args.out)) store_element(out + row * args.n + i, value);
     }
   }
   if (push) context.push_far(args.out, uint64_t{num_rows} * args.n * sizeof(float));

@@ -6,9 +6,13 @@
 namespace distmk {
 namespace linear {
 
+// A slab is done with.
 DISTMK_FN void keep_places(const Places& places) {
+  const uint32_t warp = threadIdx.x / 32;
   __syncwarp();
-  if (threadIdx.x % 32 == 0) shared().places[threadIdx.x / 32] = places;
+  if (threadIdx.x % 32) return;
+  shared().places[warp] = places;
+  ++shared().num_slabs[warp];
 }
 
 // The slab comes in rounds of ROUND_GROUPS row groups, a round in blocks of BLOCK_K columns, a block group by group,
@@ -24,18 +28,23 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
   const Lane lane;
   const Output<TILES> out(context, args, num_rows);
   Places places = shared().places[threadIdx.x / 32];
-  ++places.num_slabs;
   typename Round<TILES>::Sums sums = {};
   Column<TILES> x;
   uint32_t group = 0;
+  bool looks = false;  // whether blocks of activations are looked at until they are there
   if constexpr (AHEAD) {
     EarlyTile early;
     early.take(args, rows, places.stage, lane);
     const bool near = fit_near(args, num_rows);
+    looks = args.arriving && num_rows == 1;
     // What was taken is not in the ring any more.
-    if (!(near && args.arriving) && !context.inputs_ready()) return keep_places(places);
-    if (near) bring_near(context, a, args.arriving, first_column());
-    x.template load<ALIGNED>(a, first_column());
+    if (looks)
+      context.look_for_inputs();
+    else if (!context.inputs_ready())
+      return keep_places(places);
+    if (near) bring_near(context, a, looks, first_column());
+    looks = looks && !near;
+    x.load_there(context, looks, a, first_column());
     x.clear_behind(a, first_column());
     early.multiply(x, sums);
     group = early.num_groups;
@@ -53,7 +62,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
       const uint32_t next_block = block_end < args.k_pitch ? block_end : round.end_row < rows ? 0 : a.spare_block;
       Column<TILES> next;
       if constexpr (AHEAD)
-        next.template load<ALIGNED>(a, next_block + first_column());
+        next.load_there(context, looks, a, next_block + first_column());
       else
         x.clear_behind(a, block + first_column());
       if (args.normalized && first == 0) add_squares(x, block == 0);
@@ -64,9 +73,9 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
       else
         x.template load<ALIGNED>(a, next_block + first_column());
     }
-    if (AHEAD && first == 0 && !context.confirm_inputs()) break;  // nothing has been written yet
+    looks = false;
     const bool holds = round.end_row == rows && is_awaited(context.rank_state, args);
-    hand_over(round, sums, out, places.sums, holds ? places.num_slabs : 0);
+    hand_over(round, sums, out, places.sums, holds ? shared().num_slabs[threadIdx.x / 32] + 1 : 0);
     memset(sums, 0, sizeof(sums));
   }
   if (out.epilogue() == Epilogue::ARGMAX) {
@@ -92,7 +101,7 @@ DISTMK_FN void body_linear(Context& context, const LinearArgs& args) {
     linear::run_by_rows<true>(context, args, rows);
   else
     linear::run_by_rows<false>(context, args, rows);
-  if (args.epilogue == static_cast<uint32_t>(Epilogue::PUSH))
+  if (args.epilogue == static_cast<uint32_t>(Epilogue::PUSH) && context.inputs_ready())
     context.push_far(args.out, uint64_t{rows} * args.n * sizeof(float));
 }
 

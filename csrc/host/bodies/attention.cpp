@@ -10,9 +10,8 @@ using namespace simd;
 
 namespace {
 
-constexpr uint32_t CHUNK = 64;       // positions whose scores are held at once
-constexpr uint32_t MAX_TILE = 3;     // queries that share a pass over V
-constexpr uint32_t PART_HEADER = 2;  // floats before a partial's accumulator: maximum and sum
+constexpr uint32_t CHUNK = 64;    // positions whose scores are held at once
+constexpr uint32_t MAX_TILE = 3;  // queries that share a pass over V
 
 struct HeadTag;
 struct QueryTag;
@@ -227,18 +226,21 @@ void AttentionTask::accumulate(uint32_t begin, uint32_t count) {
 }
 
 void AttentionTask::write_parts() const {
-  const uint64_t stride = 2 + args_.head_dim;
+  const uint32_t slices = (head_dim_ + MERGE_SLICE - 1) / MERGE_SLICE;
   for (uint32_t q = 0; q < num_queries_; ++q) {
     const uint64_t head = first_head_ + q % num_heads_;
     const uint32_t row = static_cast<uint32_t>(run_.row_begin) + q / num_heads_;
-    float* out =
-        context_.at<float>(args_.part) + ((head * MAX_ROWS + row) * args_.max_splits + instance_.split) * stride;
-    out[0] = max_[q];
-    out[1] = total_[q];
-    const float* sums = sums_ + uint64_t{q} * head_dim_;
-    uint32_t d = 0;
-    for (; d + BLOCK <= head_dim_; d += BLOCK) join_block(out + PART_HEADER + d, sums + d);
-    for (; d < head_dim_; ++d) out[PART_HEADER + d] = sums[d];
+    for (uint32_t slice = 0; slice < slices; ++slice) {
+      float* out = context_.at<float>(args_.part) + (head * slices + slice) * slice_floats(args_.max_splits) +
+                   part_begin(row, instance_.split, args_.max_splits);
+      out[0] = max_[q];
+      out[1] = total_[q];
+      const uint32_t begin = slice * MERGE_SLICE, num_elements = std::min(head_dim_ - begin, MERGE_SLICE);
+      const float* sums = sums_ + uint64_t{q} * head_dim_ + begin;
+      uint32_t d = 0;
+      for (; d + BLOCK <= num_elements; d += BLOCK) join_block(out + PART_HEADER + d, sums + d);
+      for (; d < num_elements; ++d) out[PART_HEADER + d] = sums[d];
+    }
   }
 }
 
@@ -258,6 +260,7 @@ void AttentionTask::run() {
 }  // namespace
 
 void body_attention(Context& context, const AttentionArgs& args) {
+  if (!context.take_share(num_attention_instances(args, *context.at<Batch>(args.batch)))) return;
   uint32_t instance = context.instance;
   do AttentionTask(context, args, instance).run();
   while (context.next_of_share(instance));

@@ -119,7 +119,10 @@ void body_linear(Context& context, const LinearArgs& args) {
       for (uint32_t i = 0; args.rounded && i < rows.count; ++i)
         to_bf16(context.at<uint16_t>(args.rounded) + uint64_t{i} * args.rounded_stride,
                 out + uint64_t{i} * args.out_stride, args.n);
-      clear(context.at<uint16_t>(args.cleared), rows.count, args.rounded_stride, args.n);
+      if (args.rounded)
+        clear(context.at<uint16_t>(args.cleared), rows.count, args.rounded_stride, args.n);
+      else
+        clear(context.at<float>(args.cleared), rows.count, args.out_stride, args.n);
       break;
     case Epilogue::SWIGLU:
       for (uint32_t i = 0; i < rows.count; ++i) {

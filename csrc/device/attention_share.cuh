@@ -1,0 +1,111 @@
+// A worker's share of attention at hand: what it has to do depends on the row table, not on the layer, so the waiter
+// works it out once an iteration, before it announces the first of these tasks, and the consumers find it in shared
+// memory.
+#pragma once
+#include "device/attention_work.cuh"
+
+namespace distmk {
+namespace attention {
+
+DISTMK_FN AttentionSplit split_of(const Context& context, const AttentionArgs& args, uint32_t index) {
+  const Batch& batch = *context.batch(args.batch);
+  const AttentionInstance instance = attention_instance(args, batch, index);
+  const BatchRun run = batch.runs[instance.run];
+  const uint32_t model_kv = args.kv_begin + instance.kv_head;
+  const uint32_t first = max(model_kv * args.group, args.q_begin),
+                 last = min((model_kv + 1) * args.group, args.q_begin + args.num_q);
+  const auto kv_len = static_cast<uint32_t>(run.kv_len);
+  return {instance,
+          run,
+          first - args.q_begin,
+          last - first,
+          split_begin(kv_len, instance.split, instance.num_splits),
+          split_begin(kv_len, instance.split + 1, instance.num_splits),
+          batch.num_rows};
+}
+
+// The waiter's: keeps shared().attention_share.
+class ShareKeeper {
+ public:
+  DISTMK_FN ShareKeeper(const RankState& state, const Team& warp) : context_(state, warp) {}
+
+  // Task `n` is about to be announced, and those up to n - 2 are done.
+  DISTMK_FN void see(uint32_t n, const Action& action) {
+    if (action.kind == ActionKind::LEAVE || action.task.desc->type != static_cast<uint16_t>(TaskType::ATTENTION))
+      return;
+    const auto& args = *reinterpret_cast<const AttentionArgs*>(action.task.desc->args);
+    bool at_hand = false;
+    // A chunk's lines are told by its first one.
+    if (is_spread(*action.task.desc) && args.page_size >= CHUNK) {
+      at_hand = is_known(action, args);
+      // Who runs the last one may still read.
+      if (!at_hand && n > last_ + 1) {
+        learn(action, args);
+        at_hand = true;
+      }
+    }
+    last_ = n;
+    if (context_.team.leader()) shared().attention_share.at_hand[n % 2] = at_hand;
+  }
+
+ private:
+  // Arguments that count, a word a lane: `num_q` to `split_budget`.
+  static constexpr uint32_t FIRST_WORD = offsetof(AttentionArgs, num_q) / sizeof(uint32_t),
+                            NUM_WORDS = offsetof(AttentionArgs, eps) / sizeof(uint32_t) - FIRST_WORD;
+  static_assert(NUM_WORDS <= 32, "");
+  static constexpr uint32_t NO_INSTANCE = ~0u;
+
+  Context context_;
+  int64_t last_ = -2;  // task of this type
+  // What it was worked out for:
+  uint64_t iteration_ = 0, batch_ = 0, page_table_ = 0;
+  uint32_t instance_ = NO_INSTANCE, word_ = 0;
+
+  DISTMK_FN uint32_t word(const AttentionArgs& args) const {
+    const uint32_t i = min(context_.team.index, NUM_WORDS - 1);
+    return reinterpret_cast<const uint32_t*>(&args)[FIRST_WORD + i];
+  }
+  DISTMK_FN bool is_known(const Action& action, const AttentionArgs& args) const {
+    return context_.team.all(action.instance == instance_ && action.iteration == iteration_ && args.batch == batch_ &&
+                             args.page_table == page_table_ && word(args) == word_);
+  }
+
+  DISTMK_FN void learn(const Action& action, const AttentionArgs& args) {
+    iteration_ = action.iteration, batch_ = args.batch, page_table_ = args.page_table;
+    instance_ = action.instance, word_ = word(args);
+    const uint32_t lane = context_.team.index;
+    const uint32_t num_instances = num_attention_instances(args, *context_.batch(args.batch));
+    AttentionShare& share = shared().attention_share;
+    if (lane == 0) share.num_instances = num_instances;
+    if (instance_ >= num_instances) return;
+    const Work w{split_of(context_, args, instance_), context_, args, nullptr, nullptr};
+    if (lane == 0) share.split = w;
+    if (lane >= 2 * NUM_WARPS) return;
+    const uint32_t first = (w.first_chunk() + lane) * CHUNK;
+    share.lines[lane] = w.is_cached(max(first, w.begin)) ? w.line_of(first) : 0;
+  }
+};
+
+// By the consumers: whether the task they are at is the one that is known.
+DISTMK_FN bool is_at_hand() { return shared().attention_share.at_hand[task_number() % 2]; }
+DISTMK_FN uint32_t count_instances(const Context& context, const AttentionArgs& args) {
+  return is_at_hand() ? shared().attention_share.num_instances
+                      : num_attention_instances(args, *context.batch(args.batch));
+}
+// How many of its share this warp is done with; 0 between tasks.
+DISTMK_FN uint32_t own_round() { return shared().attention_share.rounds[threadIdx.x / 32]; }
+DISTMK_FN void set_own_round(uint32_t round) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) shared().attention_share.rounds[threadIdx.x / 32] = round;
+  __syncwarp();
+}
+// Of a task that is not spread, there is but that of round 0.
+DISTMK_FN uint32_t instance_of(const Context& context, uint32_t round) {
+  const uint32_t first = shared().handoff.action[task_number() % 2].instance;
+  return round ? first + round * context.rank_state.program->num_workers : first;
+}
+// As look_up has them.
+DISTMK_FN uint32_t lines_at_hand(uint32_t turn) { return shared().attention_share.lines[turn] + threadIdx.x % CHUNK; }
+
+}  // namespace attention
+}  // namespace distmk

@@ -1,0 +1,110 @@
+"""What a task that looks early may write before its waits are met: as a GPU's programs do it, and what is refused."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import random
+
+import pytest
+from arriving import accepted
+from oracle import Oracle
+from programs import SMALLEST, complaint, find, model_graph, refusal
+
+from distmk.abi import split_operand
+from distmk.check import check
+from distmk.choices import backend_choices
+from distmk.config import ModelConfig
+from distmk.lower import DecodeOptions, lower
+from distmk.model import build_model
+from distmk.program import Program, compile_graph, decode_args
+
+NUM_DAMAGED = 12
+
+
+def drawn_config(source: random.Random) -> ModelConfig:
+    num_kv, group = source.randint(1, 3), source.randint(1, 3)
+    return dataclasses.replace(
+        SMALLEST,
+        num_layers=source.randint(1, 6),
+        hidden_size=source.choice([32, 64, 256, 576, 1024]),
+        intermediate_size=source.choice([48, 256, 1536, 3000]),
+        num_heads=num_kv * group,
+        num_kv_heads=num_kv,
+        head_dim=source.choice([8, 32, 64]),
+    )
+
+
+def test_accepts_models_of_gpus() -> None:
+    """Whatever a model's shape: workers that have no part of an operator know less."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    source = random.Random(seed)
+    for _ in range(25):
+        config, num_workers = drawn_config(source), source.choice([1, 2, 5, 13, 40])
+        num_ranks, max_seqs = source.randint(1, min(4, config.num_heads)), source.choice([1, 2, 8])
+        options = DecodeOptions(num_ranks, num_workers, max_seqs=max_seqs, max_model_len=100, **backend_choices("cuda"))
+        text = complaint(compile_graph(lower(build_model(config), options)))
+        assert not text, f"{config} on {num_ranks} x {num_workers}: {text}"
+
+
+def spread_model(num_ranks: int, num_layers: int) -> Program:
+    """Of which all workers have a part of every operator, so that all look early."""
+    config = dataclasses.replace(
+        SMALLEST, num_layers=num_layers, hidden_size=256, intermediate_size=256, num_heads=4, head_dim=64
+    )
+    return compile_graph(model_graph(num_ranks, 2, config, attention_launch="spread"))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_all_look_early(num_ranks: int) -> None:
+    program = spread_model(num_ranks, 2)
+    accepted(program)
+    for op in ("qkv", "attention", "merge", "o", "gate_up", "down"):
+        assert decode_args(find(program, f"layer1.{op}")).arriving, op
+
+
+def test_who_clears_what_others_still_read() -> None:
+    """down clears what was written two turns ago: what gate_up takes has been there since, and it need not be done."""
+    program = spread_model(1, 3)
+    newer = decode_args(find(program, "layer1.o")).rounded
+    for desc, name in zip(program.ranks[0].tasks, program.ranks[0].task_names, strict=True):
+        if name == "layer1.down":
+            type(decode_args(desc)).from_buffer(desc.args).cleared = newer
+            break
+    assert Oracle(program).faults >= {"race"}
+    text = refusal(program)
+    assert "layer1.down (rank 0, worker 0) in the next iteration writes x_rounded" in text
+    assert "before its waits are met, and nothing orders it against layer1.gate_up (rank 0, worker 1)" in text
+
+
+def damage(program: Program, source: random.Random) -> str:
+    """Lets a task look early that does not, or the other way round, or clear what another one does."""
+    part = source.choice(program.ranks)
+    early = [desc for desc in part.tasks if hasattr(decode_args(desc), "arriving")]
+    desc = source.choice(early)
+    args = type(decode_args(desc)).from_buffer(desc.args)
+    which = source.choice(["arriving", "cleared"])
+    if which == "arriving" or not getattr(args, "cleared", 0):
+        args.arriving ^= 1
+        return f"arriving of a task of type {desc.type} became {args.arriving}"
+    others = [decode_args(other) for other in early if other.type == desc.type]
+    other = source.choice([other for other in others if other.cleared])
+    args.cleared = other.cleared
+    return f"a task of type {desc.type} clears {split_operand(args.cleared)}"
+
+
+def test_damage_is_found() -> None:
+    """What the oracle refuses, and nothing else."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    source, seen = random.Random(seed), collections.Counter[str]()
+    for _ in range(NUM_DAMAGED):
+        program = spread_model(source.randint(1, 2), source.randint(2, 3))
+        did = damage(program, source)
+        faults, text = Oracle(program).faults, complaint(program)
+        assert bool(text) == bool(faults), f"seed {seed}: {did}: oracle {faults}, check {text!r}"
+        seen.update(faults or ["harmless"])
+    print(dict(seen))
+    assert seen["race"] + seen["arrival"] and seen["harmless"]
+    check(spread_model(2, 2))
