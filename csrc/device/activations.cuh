@@ -41,7 +41,8 @@ DISTMK_FN bool fit_near(const LinearArgs& args, uint32_t num_rows) {
          args.epilogue != static_cast<uint32_t>(Epilogue::ARGMAX);
 }
 
-// Whether a task's events are what those behind it wait for, and not the elements that it writes, as they arrive.
+// Whether the loader holds while a task's events are signalled: where those behind it wait for them, and not for the
+// elements that it writes, as they arrive. Behind queries, keys and values, too, which measured faster.
 DISTMK_FN bool is_awaited(const RankState& state, const LinearArgs& args) {
   switch (static_cast<Epilogue>(args.epilogue)) {
     case Epilogue::PUSH:

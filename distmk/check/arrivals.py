@@ -1,10 +1,9 @@
 """Whether what is read before a task's waits are met can be told from what is not there yet.
 
 A task may look at an arriving operand as soon as the one before it in its worker's queue is done; a spread one as soon as
-that is so for any worker. It takes what is not
-zero, so whatever it can see then must be zero or the right value: the memory starts zeroed, every element is written
-once until it is cleared, and clears are over when somebody starts looking. A task that may even end by what it has seen
-then knows no less than if it had waited.
+that is so for any worker. It takes what is not zero, so whatever it can see then must be zero or the right value: the
+memory starts zeroed, every element is written once until it is cleared, and clears are over when somebody starts looking.
+A task that may even end by what it has seen then knows no less than if it had waited.
 
 As with races, the second iteration is checked: it begins with what the first one left.
 """
@@ -95,7 +94,7 @@ class Arrivals:
         self._check_tasks()
         if not self.touched:
             return
-        num_tasks, queued = self.view.num_tasks, (self.view.worker >= 0) | self.view.spread
+        num_tasks = self.view.num_tasks
         for task in self.order.order:
             if task in self.touched:
                 self._record(task, self.touched[task])
@@ -105,7 +104,7 @@ class Arrivals:
             node = task + num_tasks
             if task in self.touched:
                 parts = self.touched[task]
-                if parts.looks and queued[task]:
+                if parts.looks and self.starts.queued[task]:
                     self._check_looks(node, self.starts.clock(task), parts.looks)
                 self._record(node, parts)
 
@@ -140,7 +139,7 @@ class Arrivals:
         """What can be said of each task by itself, and of those that it waits for."""
         nothing = Parts([], [], [])
         for task, parts in self.touched.items():
-            if parts.looks and self.view.worker[task] < 0 and not self.view.spread[task]:
+            if parts.looks and not self.starts.queued[task]:
                 text = f"looks at {self._where(parts.looks[0])} before its waits are met, but is in no worker's queue"
                 self.findings.add("arrival", f"{self.view.task_name(task)} {text}")
             for part in parts.fills if parts.clears else ():

@@ -75,7 +75,7 @@ class Races:
     def _check(self, node: int, spans: tuple[Span, ...]) -> None:
         num_ranks, task = self.order.view.num_ranks, node % self.order.view.num_tasks
         looks = self.looks.get(task, NOWHERE)
-        start = self.starts.clock(task) if looks else None
+        start = self.starts.clock(task) if looks and self.starts.queued[task] else None
         for span in spans:
             if span.write:
                 # It clears what it has seen, so that was written before.

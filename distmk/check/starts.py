@@ -4,6 +4,8 @@ looks early acts on what it sees. Its own waits are met only by its end.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -16,6 +18,7 @@ class Starts:
 
     def __init__(self, order: Order) -> None:
         self.order, self.view = order, order.view
+        self.queued = (self.view.worker >= 0) | self.view.spread  # which tasks are in a worker's queue
         self._at = np.zeros(self.view.num_tasks, np.int64)  # place in its worker's queue
         for queue in self.view.queues:
             self._at[queue] = np.arange(len(queue))
@@ -38,7 +41,7 @@ class Starts:
         table, num_tasks = self.order.clocks.table, self.view.num_tasks
         gates = self.order.signals.gates
         clock: Clock = np.zeros_like(table[0])
-        for before in (*(queue[:at][::-1] + num_tasks), *queue[::-1]):
+        for before in _backwards(queue, at, num_tasks):
             if not self.view.spread[before % num_tasks]:
                 if not clock.any() and before >= num_tasks:
                     known: Clock = table[before]
@@ -51,3 +54,10 @@ class Starts:
         if gates:
             np.maximum(clock, self.order.hears(gates[rank], 1), out=clock)
         return clock
+
+
+def _backwards(queue: npt.NDArray[np.int64], at: int, num_tasks: int) -> Iterator[int]:
+    """The nodes before place `at` of a queue, the nearest first: of the second iteration, then of the first."""
+    for task in queue[:at][::-1]:
+        yield int(task) + num_tasks
+    yield from map(int, queue[::-1])

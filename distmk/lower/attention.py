@@ -28,7 +28,7 @@ def lower_attention(c: Lowering, op: SelfAttention) -> None:
 def _qkv(c: Lowering, op: SelfAttention, rank: int, parts: list[tuple[str, int, int]]) -> None:
     hidden, b = c.config.hidden_size, c.buffers
     segments = [Segment(f"{tensor}.weight", begin, end) for tensor, begin, end in parts]
-    cuts, num_early = c.qkv_cuts(rank), c.num_early(rank)
+    cuts, num_early = c.qkv_cuts(rank), c.num_early[rank]
     weight = c.matrix(f"{op.name}.qkv", rank, hidden, segments, cuts, norm=op.norm)
     bias = c.vector(rank, *((f"{t}.bias", s, e) for t, s, e in parts)) if op.qkv_bias else None
     for worker, (begin, end) in enumerate(cuts):
@@ -45,13 +45,13 @@ def _qkv(c: Lowering, op: SelfAttention, rank: int, parts: list[tuple[str, int, 
                 bias=bias and Slab(bias.weight, begin, end),
                 normalized=True,
                 eps=c.config.rms_norm_eps,
-                arriving=b.x_rounded.buffer.arriving and worker < num_early,
+                arriving=worker < num_early,
             )
         )
 
 
 def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache: Buffer) -> None:
-    shape, b, d, num_early = c.shapes[rank], c.buffers, c.config.head_dim, c.num_early(rank)
+    shape, b, d = c.shapes[rank], c.buffers, c.config.head_dim
     launch = ATTENTION_LAUNCHES[c.options.attention_launch]
     c.graph.add(
         Attention(
@@ -69,7 +69,9 @@ def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache:
             q_norm=c.vector(rank, (f"{op.q_norm}.weight", 0, d)) if op.q_norm else None,
             k_norm=c.vector(rank, (f"{op.k_norm}.weight", 0, d)) if op.k_norm else None,
             eps=c.config.rms_norm_eps,
-            arriving=launch is LaunchKind.SPREAD and b.qkv.buffer.arriving and num_early == c.options.num_workers,
+            arriving=launch is LaunchKind.SPREAD
+            and b.qkv.buffer.arriving
+            and c.num_early[rank] == c.options.num_workers,
         )
     )
     for worker, (begin, end) in enumerate(_merges(c, shape)):

@@ -43,6 +43,8 @@ class Lowering:
             for rank in self.ranks()
         ]
 
+        self.num_early = [self._num_early(rank) for rank in self.ranks()]
+
     def ranks(self) -> range:
         return range(self.options.num_ranks)
 
@@ -86,7 +88,7 @@ class Lowering:
         """Each rank's (first column, columns) of the last matrix of the MLP."""
         return [(first, last - first) for first, last in (shard.mlp for shard in self.shards)]
 
-    def num_early(self, rank: int) -> int:
+    def _num_early(self, rank: int) -> int:
         """Workers that may take what arrives before events say so: they have a part of every matrix of a layer, so that
         what they had waited for one operator ago tells them that places are clear and others done with what they clear.
         """
@@ -134,7 +136,7 @@ class Lowering:
         cuts = self.row_parallel_cuts(parts)
         b.x_rounded.turn()
         for rank in self.ranks():
-            (col_begin, k), num_early = parts[rank], self.num_early(rank)
+            (col_begin, k), num_early = parts[rank], self.num_early[rank]
             segment = Segment(f"{tensor}.weight", 0, hidden)
             weight = self.matrix(name, rank, k, [segment], cuts, col_begin=col_begin)
             bias = self.vector(rank, (f"{tensor}.bias", 0, hidden)) if has_bias and rank == 0 else None

@@ -14,7 +14,7 @@ def lower_mlp(c: Lowering, op: Mlp) -> None:
     b.hidden.turn()
     for rank in c.ranks():
         first, _ = c.shards[rank].mlp
-        cuts, num_early = c.mlp_cuts(rank), c.num_early(rank)
+        cuts, num_early = c.mlp_cuts(rank), c.num_early[rank]
         # A task's gate rows and its up rows lie together: one slab, one stream.
         parts = [(t, first + begin, first + end) for begin, end in cuts for t in (op.gate, op.up)]
         segments = [Segment(f"{tensor}.weight", begin, end) for tensor, begin, end in parts]
@@ -36,7 +36,7 @@ def lower_mlp(c: Lowering, op: Mlp) -> None:
                     epilogue=Epilogue.SWIGLU,
                     normalized=True,
                     eps=c.config.rms_norm_eps,
-                    arriving=b.x_rounded.buffer.arriving and worker < num_early,
+                    arriving=worker < num_early,
                 )
             )
     c.row_parallel(f"{op.name}.down", op.down, b.hidden, b.mlp_slots, c.down_parts(), op.bias)

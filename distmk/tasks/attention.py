@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from distmk.abi import MAX_ROWS, MERGE_SLICE, PART_FLOATS
 from distmk.regions import Region, Slab
-from distmk.tasks.base import Access, Layout, Task, access, batch_access, task_type, vector_accesses
+from distmk.tasks.base import Access, Layout, Task, access, batch_access, f32_access, task_type, vector_accesses
 
 
 def num_slices(head_dim: int) -> int:
@@ -120,8 +120,7 @@ class Attention(Task):
     """One instance: the query heads of one KV head, one run of rows, one split of the positions.
 
     The split that owns a new position normalises, rotates and appends its K and V, so every position has one writer.
-    `arriving`: a single row of `qkv` may be taken as it arrives, see `Linear`; nothing is written before the task's waits
-    are met.
+    `arriving`: a single row of `qkv` may be taken as it arrives, see `Linear`.
 
     Split-KV attention with a later merge: Dao et al., "Flash-Decoding" (2023); RoPE: Su et al., arXiv:2104.09864.
     """
@@ -188,10 +187,10 @@ class Attention(Task):
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
-        qkv_bytes = 4 * (args.num_q + 2 * args.num_kv) * args.head_dim
+        qkv_cols = (args.num_q + 2 * args.num_kv) * args.head_dim
         cache_bytes = 2 * args.num_pages * args.num_kv * args.page_size * args.head_dim
         part_bytes = 4 * args.num_q * num_slices(args.head_dim) * part_cols(args.max_splits)
-        qkv = access(False, rank, args.qkv, qkv_bytes, MAX_ROWS, 4 * args.qkv_stride)
+        qkv = f32_access(False, rank, args.qkv, qkv_cols, MAX_ROWS, args.qkv_stride)
         found = [
             qkv._replace(early=bool(args.arriving)),
             access(False, rank, args.rope, 4 * args.num_positions * args.head_dim),
@@ -231,7 +230,7 @@ class Merge(Task):
     multiplied, for which it would be rounded anyhow. `cleared`: see `Linear`.
 
     `arriving`: `part` lies in a buffer made for it (`Graph.buffer`), where an element that is not zero is there, and may be
-    taken before the events that say so for all of them; nothing is written before they do. The parts are left zero.
+    taken before the events that say so for all of them, see `Linear`. The parts are left zero.
     """
 
     shape: AttentionShape = None  # type: ignore[assignment]

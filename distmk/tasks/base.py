@@ -8,7 +8,7 @@ of the same name lives in csrc. Registering the class here is all that Python ne
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
@@ -49,6 +49,9 @@ def access(
     return Access(write, rank, int(space), offset, row_bytes, num_rows, stride or row_bytes, align_bytes)
 
 
+Columns = Callable[[bool, int, int, int, int, int], Access]  # bf16_access or f32_access
+
+
 def bf16_access(write: bool, rank: int, operand: int, num_cols: int, num_rows: int, stride: int) -> Access:
     """Columns of every row; `stride` in elements."""
     return access(write, rank, operand, 2 * num_cols, num_rows, 2 * stride, align_bytes=2)
@@ -59,11 +62,13 @@ def f32_access(write: bool, rank: int, operand: int, num_cols: int, num_rows: in
     return access(write, rank, operand, 4 * num_cols, num_rows, 4 * stride)
 
 
-def vector_accesses(rank: int, out: int, cleared: int, num_cols: int, num_rows: int, stride: int) -> list[Access]:
-    """Bf16 columns of every row that are written, and the same ones that are left zero elsewhere, if they are."""
-    found = [bf16_access(True, rank, out, num_cols, num_rows, stride)]
+def vector_accesses(
+    rank: int, out: int, cleared: int, num_cols: int, num_rows: int, stride: int, columns: Columns = bf16_access
+) -> list[Access]:
+    """Columns of every row that are written, and the same ones that are left zero elsewhere, if they are."""
+    found = [columns(True, rank, out, num_cols, num_rows, stride)]
     if cleared:
-        found.append(bf16_access(True, rank, cleared, num_cols, num_rows, stride)._replace(clears=True))
+        found.append(columns(True, rank, cleared, num_cols, num_rows, stride)._replace(clears=True))
     return found
 
 

@@ -10,7 +10,17 @@ from typing import Any, ClassVar
 
 from distmk.errors import UsageError
 from distmk.regions import ITEM_BYTES, Region
-from distmk.tasks.base import Access, Layout, Task, access, batch_access, rows_of, task_type, vector_accesses
+from distmk.tasks.base import (
+    Access,
+    Layout,
+    Task,
+    access,
+    batch_access,
+    f32_access,
+    rows_of,
+    task_type,
+    vector_accesses,
+)
 
 
 class NopArgs(ctypes.Structure):
@@ -234,7 +244,7 @@ class Sum(Task):
         found = [block._replace(early=bool(args.arriving)) for block in blocks]
         if args.arriving:
             found += [block._replace(write=True, clears=True) for block in blocks]
-        found.append(access(True, rank, args.dst, 4 * args.num, rows, 4 * args.dst_stride))
+        found.append(f32_access(True, rank, args.dst, args.num, rows, args.dst_stride))
         if args.rounded:
             found += vector_accesses(rank, args.rounded, args.cleared, args.num, rows, args.rounded_stride)
         if args.batch:

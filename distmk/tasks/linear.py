@@ -31,12 +31,10 @@ def output_accesses(args: Any, rank: int, num_ranks: int, num_cols: int) -> list
         return [access(True, d, args.out, 4 * num_cols * rows) for d in range(num_ranks)]
     if args.epilogue == Epilogue.SWIGLU:
         return vector_accesses(rank, args.out, args.cleared, num_cols, rows, args.out_stride)
-    found = [f32_access(True, rank, args.out, num_cols, rows, args.out_stride)]
-    if args.rounded:
-        found += vector_accesses(rank, args.rounded, args.cleared, num_cols, rows, args.rounded_stride)
-    elif args.cleared:
-        found.append(f32_access(True, rank, args.cleared, num_cols, rows, args.out_stride)._replace(clears=True))
-    return found
+    if not args.rounded:
+        return vector_accesses(rank, args.out, args.cleared, num_cols, rows, args.out_stride, f32_access)
+    out = f32_access(True, rank, args.out, num_cols, rows, args.out_stride)
+    return [out, *vector_accesses(rank, args.rounded, args.cleared, num_cols, rows, args.rounded_stride)]
 
 
 class LinearArgs(ctypes.Structure):
@@ -77,9 +75,9 @@ class Linear(Task):
     weight in the columns of the matrix (`Weight.col_scale`) that is a linear layer of an RMSNorm.
 
     `arriving`: x lies in a buffer made for it (`Graph.buffer`), where an element that is not zero is there, and a single
-    row may be taken before the events that say so for all of it; nothing is written before they do. Bf16 zeros are
-    written as negative ones, and `cleared`, the same columns where the vector before lies (`turns`), is left zero. That is
-    `rounded`'s vector, or `out`'s where there is none.
+    row may be taken before the events that say so for all of it, and what becomes of it written; the task is done only
+    once they do. Zeros are written as negative ones, and `cleared`, the same columns where an older vector lies (`turns`),
+    is left zero. That is `rounded`'s vector, or `out`'s where there is none.
 
     RMSNorm: Zhang and Sennrich, arXiv:1910.07467; SwiGLU: Shazeer, arXiv:2002.05202.
     """
@@ -153,7 +151,7 @@ class Linear(Task):
             access(False, rank, args.weight, 2 * args.k_pitch * args.n * halves),
         ]
         if args.epilogue == Epilogue.ADD:
-            old = access(False, rank, args.out, 4 * args.n, rows, 4 * args.out_stride)
+            old = f32_access(False, rank, args.out, args.n, rows, args.out_stride)
             found.append(old._replace(early=bool(args.arriving)))
         if args.bias:
             found.append(access(False, rank, args.bias, 4 * args.n * halves))
@@ -162,7 +160,7 @@ class Linear(Task):
         if args.epilogue == Epilogue.ARGMAX:
             found.append(access(True, rank, args.out, ctypes.sizeof(Candidate) * MAX_ROWS))
             if args.logits:
-                found.append(access(True, rank, args.logits, 4 * args.n, rows, 4 * args.logits_stride))
+                found.append(f32_access(True, rank, args.logits, args.n, rows, args.logits_stride))
             return found
         return found + output_accesses(args, rank, num_ranks, args.n)
 
