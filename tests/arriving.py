@@ -57,11 +57,11 @@ class Slots:
         return compile_graph(self.graph)
 
 
-def refused(program: Program) -> str:
-    """What check says, of a program that the oracle finds nothing else wrong with."""
-    assert Oracle(program).faults == {"arrival"}
+def refused(program: Program, *also: str) -> str:
+    """What check says, of a program that the oracle finds nothing else wrong with but `also`."""
+    assert Oracle(program).faults == {"arrival", *also}
     text = refusal(program)
-    assert {line.split(":")[0] for line in text.splitlines()[1:]} == {"arrival"}
+    assert {line.split(":")[0] for line in text.splitlines()[1:]} == {"arrival", *also}
     return text
 
 

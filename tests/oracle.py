@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from oracle_arrivals import Run, arrival_faults, known_when_looking, touches_early
+from oracle_arrivals import Run, Trace, arrival_faults, known_when_looking, touches_early
 from simulation import ITERATIONS, Event, Simulation, Task
 
 from distmk.abi import EVENT_STRIDE_BYTES, NO_EVENT, Control, JitEntry, JitRing, LaunchKind
@@ -208,11 +208,10 @@ class Oracle:
         before: dict[Any, list[Any]] = defaultdict(list)
         self.targets = {t: sorted({run[1] for run in runs if run[0]}) for t, runs in self.runs.items()}
         last: dict[tuple[int, int], Any] = {}
-        self.ahead: dict[tuple[Task, int], Any] = {}  # the end of the one before it in its queue
-        self.met: dict[tuple[Task, int], list[list[Any]]] = defaultdict(
+        trails: dict[tuple[int, int], list[Trace]] = defaultdict(list)  # what a worker has gone through
+        self.trails: dict[tuple[Task, int], list[list[Trace]]] = defaultdict(
             list
-        )  # what each worker has behind it at its copy
-        shares: dict[tuple[int, int], list[Any]] = defaultdict(list)  # copies since the last other task
+        )  # of each worker, when it comes to it
         for i in range(ITERATIONS):
             for task in self.tasks:
                 before[(task, i, "R")].append((task, i, "S"))
@@ -230,15 +229,13 @@ class Oracle:
             for rank, part in enumerate(self.ranks):
                 for worker, queue in enumerate(part.queues):
                     for index in range(queue.begin, queue.begin + queue.count):
-                        if self.every[(rank, index)].launch == LaunchKind.SPREAD:
-                            first = self.first_of[(rank, index)]
-                            ends = [last[(rank, worker)]] if (rank, worker) in last else []
-                            self.met[(first, i)].append([*ends, *shares[(rank, worker)]])
-                            shares[(rank, worker)].append((first, i, "S"))
+                        spread = self.every[(rank, index)].launch == LaunchKind.SPREAD
+                        task = self.first_of[(rank, index)] if spread else (rank, index)
+                        self.trails[(task, i)].append(trails[(rank, worker)])
+                        trails[(rank, worker)] = [*trails[(rank, worker)], (task, i, spread)]
+                        if spread:
                             continue
-                        shares[(rank, worker)] = []
                         if (rank, worker) in last:
-                            self.ahead[((rank, index), i)] = last[(rank, worker)]
                             before[((rank, index), i, "S")].append(last[(rank, worker)])
                         last[(rank, worker)] = ((rank, index), i, "D")
         self.past: dict[Any, int] = {}
@@ -273,7 +270,7 @@ class Oracle:
 
     def _is_over(self, node: Any, later: Task, i: int, early: bool) -> bool:
         """Whether `node` has happened when a task touches something, which may be before its waits are met."""
-        known = known_when_looking(self, later, i) if early else self.past[(later, i, "S")]
+        known = known_when_looking(self, later, i, acts=True) if early else self.past[(later, i, "S")]
         return bool(known & self.bit[node])
 
     def _counting(self) -> None:

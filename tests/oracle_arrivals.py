@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from simulation import ITERATIONS, Task
 
-from distmk.abi import LISTED, NO_EVENT, LaunchKind
+from distmk.abi import LISTED, NO_EVENT
 from distmk.program import decode_args
 from distmk.tasks import TASK_TYPES
 
 if TYPE_CHECKING:
     from oracle import Oracle
+
+
+Trace = tuple["Task", int, bool]  # a task that a worker has come through, its iteration, whether it is spread
 
 
 class Run(NamedTuple):
@@ -33,27 +36,50 @@ def arrival_faults(oracle: Oracle) -> bool:
     return _Arrivals(oracle).wrong()
 
 
-def known_when_looking(oracle: Oracle, task: Task, i: int) -> int:
-    """All that has happened once the one before it in its queue is done and its iteration has begun, as bits. Of a spread
-    task what all workers know, who have gone through other ones in between.
+def known_when_looking(oracle: Oracle, task: Task, i: int, acts: bool = False) -> int:
+    """All that has happened when it may begin, as bits: its iteration has begun, and the worker is done with all before
+    it. Of a spread task what all workers know. Who may end without his waits `acts` once he has seen what others wrote
+    after theirs.
     """
     gate = (task[0], oracle.ranks[task[0]].header.gate_event)
-    alone = [oracle.ahead[(task, i)]] if (task, i) in oracle.ahead else []
-    workers = oracle.met[(task, i)] if oracle.tasks[task].launch == LaunchKind.SPREAD else [alone]
-    gates = [oracle.told(producer, i, gate) for producer in oracle.producers[gate]] if gate[1] != NO_EVENT else []
+    nodes = [oracle.told(producer, i, gate) for producer in oracle.producers[gate]] if gate[1] != NO_EVENT else []
+    if acts and TASK_TYPES[oracle.tasks[task].type].skips_waits(decode_args(oracle.tasks[task])):
+        for event in {(task[0], wait.event) for wait in oracle.waits(task) if not wait.lag}:
+            if not any(looks_early(oracle, producer) for producer in oracle.producers[event]):
+                nodes += [oracle.told(producer, i, event) for producer in oracle.producers[event]]
     known = ~0
-    for nodes in workers:
-        behind = 0
-        for node in [*nodes, *gates]:
-            behind |= oracle.past[node] | oracle.bit[node]
-        known &= behind
+    for trail in oracle.trails[(task, i)]:
+        known &= _behind(oracle, trail, i)
+    for node in nodes:
+        known |= oracle.past[node] | oracle.bit[node]
+    return known
+
+
+def looks_early(oracle: Oracle, task: Task) -> bool:
+    return any(run.use == "look" for run in oracle.runs[task])
+
+
+def _behind(oracle: Oracle, trail: list[Trace], i: int) -> int:
+    """What a worker knows that has gone through a trail, of which the last task of this iteration may be done before its
+    waits are met.
+    """
+    known = 0
+    for place, (task, j, spread) in enumerate(reversed(trail)):
+        if place == 0 and j == i and (spread or looks_early(oracle, task)):
+            for fact in () if spread else ("R", *oracle.targets[task], "D"):
+                known |= oracle.bit[(task, j, fact)]
+            continue
+        node = (task, j, "S" if spread else "D")
+        known |= oracle.past[node] | oracle.bit[node]
+        if not spread:
+            break
     return known
 
 
 def touches_early(oracle: Oracle, task: Task, run: Run, other: Run) -> bool:
     """Whether a task that looks early may write this before its waits are met. It clears what it has seen written."""
     looks = [look[:5] for look in oracle.runs[task] if look.use == "look"]
-    if not run.write or not looks or TASK_TYPES[oracle.tasks[task].type].skips_waits(decode_args(oracle.tasks[task])):
+    if not run.write or not looks:
         return False
     return not (run.use == "clear" and other.write and (False, *run[1:5]) in looks)
 

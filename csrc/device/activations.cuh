@@ -33,6 +33,19 @@ DISTMK_FN bool is_aligned(const RankState& state, const LinearArgs& args, uint32
   return (state.address(args.x) % 16 | args.k % CHUNK_K | (num_rows > 1 ? args.x_stride % CHUNK_K : 0)) == 0;
 }
 
+// Context::look() by a warp together. As long as none of it is there the warp looks at a `first` chunk alone: if all of
+// it were asked for all the time, those who still work on it would be slower.
+template <class Load>
+DISTMK_FN void look_together(const Context& context, bool arriving, const __nv_bfloat16* first, const Load& load) {
+  for (;;) {
+    const bool last = !arriving || context.stop_looking(), here = load() || last;
+    if (__all_sync(~0u, here)) return;
+    if (!__all_sync(~0u, !here)) continue;
+    while (!have_arrived(load_arriving(reinterpret_cast<const uint4*>(first))) && !context.stop_looking()) {
+    }
+  }
+}
+
 constexpr uint32_t NEAR_BLOCKS = WORK_BYTES / (BLOCK_K * sizeof(__nv_bfloat16));
 
 // Whether a task's activations fit into shared memory, where the head has its candidates.
@@ -62,7 +75,7 @@ DISTMK_FN void bring_near(Context& context, Activations& a, bool arriving, uint3
   auto* near = reinterpret_cast<__nv_bfloat16*>(shared().work);
   const uint32_t mine = first + threadIdx.x % 32 * CHUNK_K;
   uint4 chunks[NEAR_BLOCKS];
-  context.look(arriving, [&] {
+  look_together(context, arriving, a.x + min(first, a.last_chunk), [&] {
     bool all = true;
 #pragma unroll
     for (uint32_t i = 0; i < NEAR_BLOCKS; ++i)
@@ -118,7 +131,7 @@ struct Column {
   DISTMK_FN void load_there(Context& context, bool arriving, const Activations& a, uint32_t first) {
     if (!arriving) return load<true>(a, first);
     const uint32_t k = first + threadIdx.x % 4 * CHUNK_K;
-    context.look(true, [&] {
+    look_together(context, true, a.x + min(first, a.last_chunk), [&] {
       bool all = true;
 #pragma unroll
       for (uint32_t i = 0; i < TILE_K / LOAD_K; ++i)

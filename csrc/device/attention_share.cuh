@@ -29,7 +29,7 @@ class ShareKeeper {
  public:
   DISTMK_FN ShareKeeper(const RankState& state, const Team& warp) : context_(state, warp) {}
 
-  // Task `n` is about to be announced, and those up to n - 2 are done.
+  // Task `n` is about to be announced, and those up to n - 3 are done.
   DISTMK_FN void see(uint32_t n, const Action& action) {
     if (action.kind == ActionKind::LEAVE || action.task.desc->type != static_cast<uint16_t>(TaskType::ATTENTION))
       return;
@@ -39,13 +39,13 @@ class ShareKeeper {
     if (is_spread(*action.task.desc) && args.page_size >= CHUNK) {
       at_hand = is_known(action, args);
       // Who runs the last one may still read.
-      if (!at_hand && n > last_ + 1) {
+      if (!at_hand && n > last_ + 2) {
         learn(action, args);
         at_hand = true;
       }
     }
     last_ = n;
-    if (context_.team.leader()) shared().attention_share.at_hand[n % 2] = at_hand;
+    if (context_.team.leader()) shared().attention_share.at_hand[task_place(n)] = at_hand;
   }
 
  private:
@@ -56,7 +56,7 @@ class ShareKeeper {
   static constexpr uint32_t NO_INSTANCE = ~0u;
 
   Context context_;
-  int64_t last_ = -2;  // task of this type
+  int64_t last_ = -3;  // task of this type
   // What it was worked out for:
   uint64_t iteration_ = 0, batch_ = 0, page_table_ = 0;
   uint32_t instance_ = NO_INSTANCE, word_ = 0;
@@ -87,7 +87,7 @@ class ShareKeeper {
 };
 
 // By the consumers: whether the task they are at is the one that is known.
-DISTMK_FN bool is_at_hand() { return shared().attention_share.at_hand[task_number() % 2]; }
+DISTMK_FN bool is_at_hand() { return shared().attention_share.at_hand[task_place(task_number())]; }
 DISTMK_FN uint32_t count_instances(const Context& context, const AttentionArgs& args) {
   return is_at_hand() ? shared().attention_share.num_instances
                       : num_attention_instances(args, *context.batch(args.batch));
@@ -101,7 +101,7 @@ DISTMK_FN void set_own_round(uint32_t round) {
 }
 // Of a task that is not spread, there is but that of round 0.
 DISTMK_FN uint32_t instance_of(const Context& context, uint32_t round) {
-  const uint32_t first = shared().handoff.action[task_number() % 2].instance;
+  const uint32_t first = shared().handoff.action[task_place(task_number())].instance;
   return round ? first + round * context.rank_state.program->num_workers : first;
 }
 // As look_up has them.

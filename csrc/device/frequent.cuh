@@ -1,4 +1,4 @@
-// The tasks that every token waits for, where no network lies between.
+// The tasks that every token waits for, where no network lies between: which they are the waiter finds out.
 #pragma once
 #include "device/bodies/attention.cuh"
 #include "device/bodies/basic.cuh"
@@ -7,34 +7,41 @@
 
 namespace distmk {
 
-DISTMK_FN bool is_frequent(const RankState& state, const TaskDesc& task) {
-  if (state.far) return false;
+DISTMK_FN uint32_t route_of(const RankState& state, const Action& action) {
+  if (action.kind == ActionKind::LEAVE) return Route::LEAVE;
+  const TaskDesc& task = *action.task.desc;
+  if (state.far) return Route::OTHER;
   switch (static_cast<TaskType>(task.type)) {
     case TaskType::ATTENTION:
+      return Route::ATTENTION;  // spread or not
     case TaskType::MERGE:
+      return is_spread(task) ? Route::OTHER : Route::MERGE;
     case TaskType::SUM:
-      return true;
+      return is_spread(task) ? Route::OTHER : Route::SUM;
     case TaskType::LINEAR: {
       const auto& args = *reinterpret_cast<const LinearArgs*>(task.args);
-      return linear::is_aligned(state, args, linear::num_rows(state, args));
+      const uint32_t rows = linear::num_rows(state, args);
+      return linear::is_aligned(state, args, rows) && !is_spread(task) ? Route::LINEAR + rows : Route::OTHER;
     }
     default:
-      return false;
+      return Route::OTHER;
   }
 }
 
+DISTMK_FN uint32_t current_route() { return shared().handoff.route[task_place(task_number())].get(); }
+
+// All of them ask by themselves when their inputs are ready.
 DISTMK_FN void run_frequent_body(Context& context) {
   const auto* args = context.task.desc->args;
-  switch (static_cast<TaskType>(context.task.desc->type)) {
-    case TaskType::LINEAR: {
-      const auto& linear_args = *reinterpret_cast<const LinearArgs*>(args);
-      return linear::run_by_rows<true>(context, linear_args, linear::num_rows(context.rank_state, linear_args));
-    }
-    case TaskType::ATTENTION:
-      return body_attention(context, *reinterpret_cast<const AttentionArgs*>(args));
-    case TaskType::MERGE:
-      return body_merge(context, *reinterpret_cast<const MergeArgs*>(args));
+  switch (current_route()) {
     default:
+      return linear::run_by_rows<true>(context, *reinterpret_cast<const LinearArgs*>(args),
+                                       current_route() - Route::LINEAR);
+    case Route::ATTENTION:
+      return body_attention(context, *reinterpret_cast<const AttentionArgs*>(args));
+    case Route::MERGE:
+      return body_merge(context, *reinterpret_cast<const MergeArgs*>(args));
+    case Route::SUM:
       return body_sum(context, *reinterpret_cast<const SumArgs*>(args));
   }
 }

@@ -159,7 +159,7 @@ struct Round {
 template <uint32_t TILES>
 DISTMK_FN void write_candidates(const Output<TILES>& out) {
   auto* all = reinterpret_cast<Candidate*>(shared().scratch);
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const uint32_t warp = opaque(threadIdx.x / 32), lane = threadIdx.x % 32;  // or its place would be kept on the stack
   constexpr uint32_t WARPS_A_TOKEN = DEALT_ROWS / 32;
 #pragma unroll
   for (uint32_t i = 0; i < Output<TILES>::COUNT; ++i) {

@@ -49,22 +49,25 @@ DISTMK_ROLE wait_loop(const RankState& state, uint32_t worker, const Team warp) 
   const TaskList list(s.tasks, s.batch, s.num_batches, s.handoff.fired, n);
   Worker decide(state, worker, warp, list, TaskHolder(s.handed_out), nullptr);
   attention::ShareKeeper share(state, warp);
+  uint32_t num_announced = 0;
   const auto announce = [&](const Action& what) {
-    share.see(n, what);
-    s.handoff.announce(warp, n, what);
+    share.see(num_announced, what);
+    s.handoff.announce(warp, num_announced++, what, route_of(state, what));
   };
   for (;; ++n) {
-    Action upcoming;
-    const bool announced = decide.upcoming(&upcoming);
-    if (announced) announce(upcoming);
+    Action ahead;
+    if (num_announced == n && decide.upcoming(&ahead)) announce(ahead);
+    if (num_announced == n + 1 && decide.following(&ahead)) announce(ahead);
     const Action action = decide.next();
-    if (!announced) announce(action);
-    if (warp.leader() && action.kind == ActionKind::LEAVE) s.handoff.over_at.set(n);
-    warp_arrive(&s.handoff.ready[n % 2]);
-    // One task runs, one is decided: whatever the one before that used is free.
-    if (n) barrier_wait(&s.handoff.fired[(n - 1) % 2], (n - 1) / 2 % 2);
-    if (action.kind != ActionKind::LEAVE) continue;
-    if (announced) s.handoff.announce(warp, n + 1, action);  // to who did not ask, as his inputs had arrived
+    const bool leaves = action.kind == ActionKind::LEAVE, was_announced = num_announced > n;
+    if (!was_announced) announce(action);
+    if (warp.leader() && leaves) s.handoff.over_at.set(n);
+    warp_arrive(&s.handoff.ready[task_place(n)]);
+    if (n) barrier_wait(&s.handoff.fired[task_place(n - 1)], task_parity(n - 1));
+    if (!leaves) continue;
+    // To who did not ask, as his inputs had arrived.
+    for (uint32_t later = n + 1; later < num_announced; ++later) warp_arrive(&s.handoff.ready[task_place(later)]);
+    if (was_announced) announce(action);
     break;
   }
   if (worker || !warp.leader()) return;
@@ -73,40 +76,35 @@ DISTMK_ROLE wait_loop(const RankState& state, uint32_t worker, const Team warp) 
   store_relaxed(&reinterpret_cast<LaunchParams*>(state.params->self)->iterations_done, decide.iterations());
 }
 
-// What the clerk cannot know by itself of a task whose body is done.
-DISTMK_FN void tell_clerk(const Context& context, uint32_t n, uint64_t pushed) {
-  if (context.team.leader()) shared().handoff.pushed[n % 2] = pushed;
-}
-
-// The task that this worker is at, by `body(context)`; FAR: it may have to wait for the network. False: the launch was
-// over before it could start.
-template <bool FAR, class Body>
-DISTMK_FN bool run_announced(const RankState& state, const Body& body) {
-  Context context(state, {threadIdx.x, NUM_CONSUMERS});
+// The body of the task that this worker is at is done.
+DISTMK_FN void end_task(const Context& context, uint64_t pushed) {
   Handoff& handoff = shared().handoff;
-  if (!run_decided(context, handoff.action[task_number() % 2], {true}, body)) return false;
-  const bool far = FAR && state.far;
-  if (far) context.finish();  // whoever has put data must wait until it is there
   const uint32_t n = task_number();
-  tell_clerk(context, n, far ? ~0ull : context.pushed());
+  if (context.team.leader()) handoff.pushed[task_place(n)] = pushed;
   __syncwarp();  // all lanes have read the number
   if (threadIdx.x % 32 == 0) shared().task_numbers[threadIdx.x / 32] = n + 1;
-  warp_arrive(&handoff.done[n % 2]);  // here: what a function puts back when it returns may take a while
-  return true;
+  warp_arrive(&handoff.done[task_place(n)]);  // here: what a function puts back when it returns may take a while
 }
 
 // What lives across a call would lie on the stack, for which there is hardly any cache. So tasks that every token waits
-// for are compiled into the consumers' loop, where no function is called.
+// for are compiled into the consumers' loop, where no function is called. Of a task that was announced when the launch
+// was over the body does nothing, or nothing that counts, and others may come before the one that says so.
 struct AnyBody {  // not a lambda: it might become a function, which is given its context on the stack
   DISTMK_FN void operator()(Context& context) const { run_body(context); }
 };
-static __device__ __noinline__ bool run_other_task(const RankState& state) {
-  return run_announced<true>(state, AnyBody{});
+DISTMK_ROLE run_other_task(const RankState& state) {
+  Context context(state, {threadIdx.x, NUM_CONSUMERS});
+  const bool ran = run_decided(context, shared().handoff.action[task_place(task_number())], {true}, AnyBody{});
+  if (state.far && ran) context.finish();  // whoever has put data must wait until it is there
+  end_task(context, state.far ? ~0ull : context.pushed());
 }
 
-DISTMK_FN bool run_announced_task(const RankState& state, const TaskDesc& task) {
-  if (!is_frequent(state, task)) return run_other_task(state);
-  return run_announced<false>(state, [](Context& c) { run_frequent_body(c); });
+DISTMK_FN void run_frequent_task(const RankState& state) {
+  Context context(state, {threadIdx.x, NUM_CONSUMERS});
+  const Action& action = shared().handoff.action[task_place(task_number())];
+  context.begin(action.task, action.iteration, action.instance, {true});
+  run_frequent_body(context);
+  end_task(context, 0);
 }
 
 // Bodies end one after another, but warps by themselves: nobody waits for those that still add up or store.
@@ -114,13 +112,16 @@ DISTMK_FN void consume_loop(const RankState& state) {
   Handoff& handoff = shared().handoff;
   for (;;) {
     const uint32_t at = task_number();
-    barrier_wait(&handoff.announced[at % 2], at / 2 % 2);
-    const Action& action = handoff.action[at % 2];
-    if (action.kind == ActionKind::LEAVE || !run_announced_task(state, *action.task.desc)) break;
+    barrier_wait(&handoff.announced[task_place(at)], task_parity(at));
+    const uint32_t route = current_route();
+    if (route == Route::LEAVE) break;
+    if (route == Route::OTHER)
+      run_other_task(state);
+    else
+      run_frequent_task(state);
   }
   if (threadIdx.x) return;
-  const uint32_t n = task_number();
-  if (n) barrier_wait(&handoff.done[(n - 1) % 2], (n - 1) / 2 % 2);
+  handoff.await_last(task_number());
   release(shared().ring, shared().places[0].stage);
 }
 
@@ -128,31 +129,49 @@ DISTMK_FN bool is_awaited(const RankState& state, const TaskDesc& task) {
   return !streams_weights(task) || linear::is_awaited(state, *reinterpret_cast<const LinearArgs*>(task.args));
 }
 
-// Fires a task's triggers as soon as its body is done: the consumers go on meanwhile.
+// Whether what a task's body has seen says as much as its waits: of several rows those that it waits for have waited
+// before they wrote.
+DISTMK_FN bool skips_waits(const Context& context, const TaskDesc& task) {
+  if (task.type != static_cast<uint16_t>(TaskType::SUM)) return false;
+  const auto& args = *reinterpret_cast<const SumArgs*>(task.args);
+  return sum_arrives(context.rank_state, args) && rows_of(context.batch(args.batch)) > 1;
+}
+
+// Whether the clerk may fire task `n`, whose body is done. The waits of those before are met by then, too: their slots
+// of the task ring are given back.
+DISTMK_FN bool may_fire(const Context& context, Handoff& handoff, uint32_t n) {
+  const auto is_ready = [&](uint32_t at) { return barrier_test(&handoff.ready[task_place(at)], task_parity(at)); };
+  if (skips_waits(context, *handoff.action[task_place(n)].task.desc)) return context.team.all(!n || is_ready(n - 1));
+  return context.team.all(is_ready(n) && !handoff.is_over(n));
+}
+
+// Fires a task's triggers as soon as its body is done and its waits are met: the consumers go on meanwhile.
 DISTMK_ROLE keep_list(const RankState& state, uint32_t worker, const Team warp) {
   Shared& s = shared();
   Handoff& handoff = s.handoff;
   TaskFetcher fetcher(state, state.queues[worker], s.tasks);
   Context context(state, warp);
   Tracer tracer(state, worker);
-  // A body whose inputs arrived may be done while the waiter still looks at what the task waits for, but never at that
-  // of the one before.
   bool last_was_listed = false;
+  uint64_t body_end_ns = 0;
   for (uint32_t n = 0;;) {
     const bool leaving = !warp.all(!s.ring.leave.get());
-    if (warp.all(barrier_test(&handoff.done[n % 2], n / 2 % 2))) {
-      const Action& action = handoff.action[n % 2];
-      const uint64_t body_end_ns = tracer.now();
+    if (warp.leader() && handoff.over_at.get() != ~0u) s.ring.hold.set(0);  // for what will never be fired
+    const bool done = warp.all(barrier_test(&handoff.done[task_place(n)], task_parity(n)));
+    if (done && !body_end_ns) body_end_ns = tracer.now();
+    if (done && may_fire(context, handoff, n)) {
+      const Action& action = handoff.action[task_place(n)];
       context.begin(action.task, action.iteration, action.instance);
-      context.set_pushed(handoff.pushed[n % 2]);
+      context.set_pushed(handoff.pushed[task_place(n)]);
       if (warp.leader() && is_awaited(state, *action.task.desc)) s.ring.hold.set(1);
       context.finish();
-      tracer.keep(context, handoff.ready_ns[n % 2], body_end_ns);
+      tracer.keep(context, handoff.ready_ns[task_place(n)], body_end_ns);
       if (last_was_listed) fetcher.give_back();
       last_was_listed = action.kind == ActionKind::RUN;
       warp.sync();
       if (warp.leader()) s.ring.hold.set(0);
-      warp_arrive(&handoff.fired[n % 2]);
+      warp_arrive(&handoff.fired[task_place(n)]);
+      body_end_ns = 0;
       ++n;
     } else if (leaving) {
       return;

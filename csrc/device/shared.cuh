@@ -14,20 +14,25 @@ constexpr uint32_t SCRATCH_BYTES = NUM_WARPS * TILE_TOKENS * SUMS_STRIDE * sizeo
 constexpr uint32_t WORK_BYTES = 8192;  // of attention, with the scratch behind it, and of the head's candidates
 static_assert(SUMS_STRIDE >= ROUND_ROWS, "");
 static_assert(2 * TILE_TOKENS >= MAX_ROWS, "two tiles hold all rows");
-constexpr uint32_t NEAR_RING_ENTRIES = 32;
+constexpr uint32_t NEAR_RING_ENTRIES = 16;
 
-// What the warps tell each other about a task: the waiter the consumers that it is announced, while the one before runs
-// where that can be, and that its waits are met; the consumers the clerk that its body is done; the clerk the waiter
-// that its triggers were fired.
+// Which code the consumers run for a task, so that they need not look it up: LINEAR and the rows that it multiplies.
+enum Route : uint32_t { LEAVE, OTHER, ATTENTION, MERGE, SUM, LINEAR };
+
+// What the warps tell each other about a task: the waiter the consumers that it is announced, while others run where
+// that can be, and everybody that its waits are met; the consumers the clerk that its body is done; the clerk the
+// waiter that its triggers were fired. A task is announced once the waits of the last but one are met, and the triggers
+// of those before that one fired.
 struct Handoff {
-  uint64_t announced[2], ready[2], done[2], fired[2];
-  Action action[2];
-  uint64_t pushed[2];    // ranks whose triggers the body has fired itself
-  uint64_t ready_ns[2];  // where the launch is traced
-  Flag over_at;          // number of a task that was announced and will never be ready, as the launch is over
+  uint64_t announced[TASK_PLACES], ready[TASK_PLACES], done[TASK_PLACES], fired[TASK_PLACES];
+  Action action[TASK_PLACES];
+  Flag route[TASK_PLACES];         // read anew wherever it is needed: there is no register for it
+  uint64_t pushed[TASK_PLACES];    // ranks whose triggers the body has fired itself
+  uint64_t ready_ns[TASK_PLACES];  // where the launch is traced
+  Flag over_at;                    // from this task on none will be ready, as the launch is over
 
   DISTMK_FN void init() {
-    for (uint32_t i = 0; i < 2; ++i) {
+    for (uint32_t i = 0; i < TASK_PLACES; ++i) {
       barrier_init(&announced[i], WARP_ARRIVALS);
       barrier_init(&ready[i], WARP_ARRIVALS);
       barrier_init(&done[i], NUM_WARPS * WARP_ARRIVALS);
@@ -35,24 +40,26 @@ struct Handoff {
     }
     over_at = {~0u};
   }
-  DISTMK_FN void announce(const Team& team, uint32_t n, const Action& what) {
-    if (team.leader()) action[n % 2] = what;
-    warp_arrive(&announced[n % 2]);
+  DISTMK_FN void announce(const Team& team, uint32_t n, const Action& what, uint32_t how) {
+    if (team.leader()) action[task_place(n)] = what, route[task_place(n)].set(how);
+    warp_arrive(&announced[task_place(n)]);
   }
   // By the consumers: task `n` is ready, and all warps have left the one before, so what it had in shared memory is
   // free. False: the launch is over.
   DISTMK_FN bool wait_until_ready(uint32_t n, bool traced) {
-    barrier_wait(&ready[n % 2], n / 2 % 2);
-    if (over_at.get() == n) return false;  // by now it may be over for the next task
+    barrier_wait(&ready[task_place(n)], task_parity(n));
+    if (is_over(n)) return false;
     await_last(n);
     if (traced) keep_time(n);
     return true;
   }
   DISTMK_FN void await_last(uint32_t n) {
-    if (n) barrier_wait(&done[(n - 1) % 2], (n - 1) / 2 % 2);
+    if (n) barrier_wait(&done[task_place(n - 1)], task_parity(n - 1));
   }
+  // Of a task that is said to be ready: whether that is because the launch is over.
+  DISTMK_FN bool is_over(uint32_t n) const { return over_at.get() <= n; }
   DISTMK_FN void keep_time(uint32_t n) {
-    if (threadIdx.x == 0) ready_ns[n % 2] = now_ns();
+    if (threadIdx.x == 0) ready_ns[task_place(n)] = now_ns();
   }
 };
 
@@ -94,7 +101,7 @@ struct alignas(16) AttentionShare {
   AttentionSplit split;
   uint32_t lines[2 * NUM_WARPS];  // of the cache, where the split's first chunks begin: two a warp
   uint32_t num_instances;         // of the whole task; all of the above is set only if this worker has one
-  uint32_t at_hand[2];            // whether this is about task n, at n % 2
+  uint32_t at_hand[TASK_PLACES];  // whether this is about a task, at its place
   uint32_t rounds[NUM_WARPS];     // instances of its share that a consumer warp is done with
 };
 
@@ -164,7 +171,7 @@ DISTMK_FN void StartSignal::await_last() const {
 DISTMK_FN bool StartSignal::given() const {
   if (!announced) return true;
   const uint32_t n = task_number();
-  return barrier_test(&shared().handoff.ready[n % 2], n / 2 % 2);
+  return barrier_test(&shared().handoff.ready[task_place(n)], task_parity(n));
 }
 DISTMK_FN void StartSignal::keep_time() const {
   if (announced && shared().params.trace_capacity) shared().handoff.keep_time(task_number());

@@ -9,6 +9,11 @@ namespace distmk {
 constexpr uint32_t SLOT_WAITS = 8, SLOT_TRIGGERS = 8;  // those of a task that has more stay where they are
 constexpr uint32_t NUM_TASK_SLOTS = 6;                 // fetched ahead
 
+// Tasks that a worker is at take turns in what its warps tell each other of them: of the n-th since the launch began.
+constexpr uint32_t TASK_PLACES = 4;
+DISTMK_FN uint32_t task_place(uint32_t n) { return n % TASK_PLACES; }
+DISTMK_FN uint32_t task_parity(uint32_t n) { return n / TASK_PLACES % 2; }
+
 struct alignas(16) TaskSlot {
   TaskDesc desc;
   Wait waits[SLOT_WAITS];
@@ -88,7 +93,7 @@ class TaskFetcher {
 // The worker's own reading of the ring.
 class TaskList {
  public:
-  // `fired`: two barriers in turn, the next one that of the n-th task, n the tasks handed to the consumers so far.
+  // `fired`: a barrier for each task in turn; `num_handed`: tasks that were handed to the consumers so far.
   DISTMK_FN TaskList(TaskRing& ring, Batch& batch, uint64_t& num_batches, uint64_t* fired, const uint32_t& num_handed)
       : ring_(ring), batch_(batch), num_batches_(num_batches), fired_(fired), num_handed_(num_handed) {}
 
@@ -99,7 +104,7 @@ class TaskList {
     if (program.gate_event == NO_EVENT || num_batches_ >> 1 > iteration) return;
     if (!batch_arrived(state, iteration, team)) return;
     // That it arrived says so already, by way of the other ranks; this is for whoever looks at this block alone.
-    if (const uint32_t last = num_handed_ - 1; num_handed_) barrier_wait(&fired_[last % 2], last / 2 % 2);
+    if (const uint32_t last = num_handed_ - 1; num_handed_) barrier_wait(&fired_[task_place(last)], task_parity(last));
     const auto* from = reinterpret_cast<const uint4*>(state.address(program.gate_batch));
     for (uint32_t i = team.index; i < sizeof(Batch) / sizeof(uint4); i += team.size)
       reinterpret_cast<uint4*>(&batch_)[i] = __ldcg(from + i);

@@ -128,7 +128,6 @@ class Context {
     if (!ready_ && !found_) start_.keep_time();
     found_ = true;
   }
-  DISTMK_FN void skip_waits() { ready_ = true; }
   // Looks for them by `load`, which says whether they are all there: once if they are not `arriving`, else until they
   // are, or until the task's waits are met: a zero may have been left by somebody who cannot write the negative one.
   template <class Load>

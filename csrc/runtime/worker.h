@@ -54,7 +54,7 @@ class Worker {
       }
       if (task_.desc && waits_met(state_, task_, iteration_, team_)) {
         idle_.reset();
-        const Action action = run_listed();
+        const Action action = run_listed(task_);
         turn_to(next_ + 1);
         return action;
       }
@@ -75,7 +75,14 @@ class Worker {
   // What next() will say, if it is known before the task's waits are met: where nothing can be handed out in between.
   DISTMK_FN bool upcoming(Action* action) const {
     if (!started_ || !task_.desc || !ring_.finished(team_, head_, NEVER_MORE)) return false;
-    *action = run_listed();
+    *action = run_listed(task_);
+    return true;
+  }
+  // And what it will say after that, in the same iteration, if upcoming() is known.
+  DISTMK_FN bool following(Action* action) {
+    if (next_ + 1 == queue_.count) return false;
+    if (!following_.desc) following_ = list_.next(state_, queue_.begin + next_ + 1);
+    *action = run_listed(following_);
     return true;
   }
 
@@ -93,20 +100,25 @@ class Worker {
   uint64_t head_ = load_relaxed(&ring_.ring->head);  // entries taken from the ring
   uint32_t next_ = 0;                                // entry of the queue
   TaskView task_;         // its task; none behind the end or while the iteration may not start
+  TaskView following_;    // the one behind it, once somebody has asked
   bool started_ = false;  // this iteration's gate has opened
 
   DISTMK_FN void turn_to(uint32_t entry) {
     next_ = entry;
-    task_ = entry < queue_.count ? list_.next(state_, queue_.begin + entry) : TaskView{};
+    task_ = following_;
+    if (!task_.desc && entry < queue_.count) task_ = list_.next(state_, queue_.begin + entry);
+    following_ = {};
   }
 
-  DISTMK_FN uint32_t first_instance() const {
-    if (!is_spread(*task_.desc)) return 0;
-    const uint32_t first = task_.desc->first_worker;
+  DISTMK_FN uint32_t first_instance(const TaskView& task) const {
+    if (!is_spread(*task.desc)) return 0;
+    const uint32_t first = task.desc->first_worker;
     return worker_ >= first ? worker_ - first : worker_ + state_.program->num_workers - first;
   }
 
-  DISTMK_FN Action run_listed() const { return {ActionKind::RUN, first_instance(), iteration_, task_}; }
+  DISTMK_FN Action run_listed(const TaskView& task) const {
+    return {ActionKind::RUN, first_instance(task), iteration_, task};
+  }
   DISTMK_FN Action leave() const { return {ActionKind::LEAVE, 0, iteration_, {}}; }
 
   DISTMK_FN bool wait() {
@@ -129,7 +141,10 @@ DISTMK_FN bool run_decided(Context& context, const Action& action, const StartSi
   context.begin(action.task, action.iteration, action.instance, start);
   const TaskDesc& task = *context.task.desc;
   if (!begins_early(task) && !context.inputs_ready()) return false;
-  if (context.take_share(task.max_instances)) body(context);
+  if (context.take_share(task.max_instances))
+    body(context);
+  else
+    context.inputs_found();
   return context.inputs_ready();
 }
 

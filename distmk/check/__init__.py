@@ -66,7 +66,7 @@ def _check(program: Program) -> Verdict:
     findings.raise_any()
     order = Order(view, signals, memory, start_order, targets)
     check_counting(order, findings)
-    starts = Starts(order)
+    starts = Starts(order, touched)
     Races(order, starts, touched, findings).run()
     Arrivals(order, starts, touched, findings).run()
     findings.raise_any()

@@ -27,9 +27,11 @@ def _nodes(group: Group) -> tuple[int, ...]:
 
 
 def _told_apart(spans: tuple[Span, ...]) -> tuple[Span, ...]:
-    """Without reads of what the task also writes: a write must be ordered against all that a read must be."""
+    """Without reads of what the task also writes: a write must be ordered against all that a read must be. But not
+    without looks, which are over sooner or later than what is written there.
+    """
     written = {span[1:4] for span in spans if span.write}
-    return tuple([span for span in spans if span.write or span[1:4] not in written])
+    return tuple([span for span in spans if span.write or span.early or span[1:4] not in written])
 
 
 def _early_reads(spans: tuple[Span, ...]) -> frozenset[tuple[int, int, int]]:
@@ -43,10 +45,8 @@ class Races:
     def __init__(self, order: Order, starts: Starts, touched: list[tuple[Span, ...]], findings: Findings) -> None:
         self.order, self.starts, self.findings = order, starts, findings
         self.touched = [_told_apart(spans) for spans in touched]
-        # What tasks look at that act on it before their waits are met; what others see says as much as their waits.
+        # What tasks look at that act on it before their waits are met.
         self.looks = {task: early for task, spans in enumerate(touched) if (early := _early_reads(spans))}
-        for task in order.memory.skipping:
-            self.looks.pop(task, None)
         self.readers: dict[int, IntervalLog] = defaultdict(IntervalLog)
         self.writers: dict[int, IntervalLog] = defaultdict(IntervalLog)
         self._unions: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
@@ -75,7 +75,7 @@ class Races:
     def _check(self, node: int, spans: tuple[Span, ...]) -> None:
         num_ranks, task = self.order.view.num_ranks, node % self.order.view.num_tasks
         looks = self.looks.get(task, NOWHERE)
-        start = self.starts.clock(task) if looks and self.starts.queued[task] else None
+        start = self.starts.acting(task) if looks and self.starts.queued[task] else None
         for span in spans:
             if span.write:
                 # It clears what it has seen, so that was written before.

@@ -1,5 +1,6 @@
-"""When a task may begin: its body is entered as soon as the one before it in its worker's queue is done, and a task that
-looks early acts on what it sees. Its own waits are met only by its end.
+"""When a task may begin. Its body is entered as soon as that of the one before it in its worker's queue is done and the
+waits of the last but one are met; a task that looks early acts on what it sees, and its worker may go on before its own
+waits are met. It fires nothing before.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from distmk.check.memory import Span
 from distmk.check.order import Order
 from distmk.clocks import Clock
 
@@ -16,8 +18,10 @@ from distmk.clocks import Clock
 class Starts:
     """What is behind the tasks of the second iteration when their workers turn to them."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order, touched: list[tuple[Span, ...]]) -> None:
         self.order, self.view = order, order.view
+        self._early = [any(span.early for span in spans) for spans in touched]
+        self._skips = np.isin(np.arange(self.view.num_tasks), order.memory.skipping)
         self.queued = (self.view.worker >= 0) | self.view.spread  # which tasks are in a worker's queue
         self._at = np.zeros(self.view.num_tasks, np.int64)  # place in its worker's queue
         for queue in self.view.queues:
@@ -36,13 +40,30 @@ class Starts:
         assert clock is not None, "a rank has workers"
         return clock
 
+    def acting(self, task: int) -> Clock:
+        """When it has seen what it looks at: who may end without his waits has seen what others wrote after theirs, if
+        those do not look early, too.
+        """
+        seen: Clock = self.clock(task).copy()
+        for event, lag in self.order.signals.waits[task] if self._skips[task] else ():
+            if not lag and not any(self._early[producer] for producer in self.order.signals.producers[event]):
+                np.maximum(seen, self.order.hears(event, 1), out=seen)
+        return seen
+
     def _behind(self, queue: npt.NDArray[np.int64], at: int, rank: int) -> Clock:
-        """The task before in the queue, all that shares in between have waited for, and the gate of the iteration."""
+        """The tasks before in the queue, all that shares in between have waited for, and the gate of the iteration. Of the
+        last one, if it is of the same iteration and may be done without its waits, only that it is done.
+        """
         table, num_tasks = self.order.clocks.table, self.view.num_tasks
         gates = self.order.signals.gates
         clock: Clock = np.zeros_like(table[0])
-        for before in _backwards(queue, at, num_tasks):
-            if not self.view.spread[before % num_tasks]:
+        for place, before in enumerate(_backwards(queue, at, num_tasks)):
+            spread = self.view.spread[before % num_tasks]
+            if place == 0 and at and (spread or self._early[before % num_tasks]):
+                if not spread:
+                    clock[self.order.chain[before]] = self.order.position[before]
+                continue
+            if not spread:
                 if not clock.any() and before >= num_tasks:
                     known: Clock = table[before]
                     return known

@@ -74,7 +74,8 @@ def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache:
             and c.num_early[rank] == c.options.num_workers,
         )
     )
-    for worker, (begin, end) in enumerate(_merges(c, shape)):
+    merges = _merges(c, shape)
+    for worker, (begin, end) in enumerate(merges):
         c.graph.add(
             Merge(
                 rank=rank,
@@ -86,7 +87,7 @@ def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache:
                 out=b.attn.at(rank, shape.slice_begin(begin), shape.slice_begin(end)),
                 cleared=b.attn.cleared_at(rank, shape.slice_begin(begin), shape.slice_begin(end)),
                 batch=b.batch.at(rank),
-                arriving=launch is LaunchKind.SPREAD,  # who is past his share knows that qkv is done
+                arriving=launch is LaunchKind.SPREAD and len(merges) <= c.num_early[rank],
             )
         )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from distmk.abi import MAX_ROWS, Epilogue
+from distmk.abi import MAX_ROWS, Epilogue, LaunchKind
 from distmk.graph import Graph
-from distmk.lower.options import DecodeOptions, cut, cut_rows
+from distmk.lower.options import ATTENTION_LAUNCHES, DecodeOptions, cut, cut_rows
 from distmk.model import Model
 from distmk.regions import Buffer, Region, Segment, Slab, Tiling, Weight, WeightKind
 from distmk.shard import Shard, shard_model
@@ -75,9 +75,12 @@ class Lowering:
         first, last = self.shards[rank].mlp
         return cut(last - first, 4 * self.config.hidden_size, self.options.num_workers)
 
-    def row_parallel_cuts(self, parts: list[tuple[int, int]]) -> Cuts:
-        """Which of the rows of a matrix whose columns ranks share out, as `parts`, are whose."""
-        return cut_rows(self.config.hidden_size, max(k for _, k in parts), self.options.num_workers)
+    def residual_cuts(self) -> Cuts:
+        """Which columns of the residual stream are whose, and so which rows of the matrices whose columns ranks share out:
+        the same of all of them, as a worker that adds to what another one wrote would have to wait for it.
+        """
+        widest = max(k for _, k in (*self.o_parts(), *self.down_parts()))
+        return cut_rows(self.config.hidden_size, widest, self.options.num_workers)
 
     def o_parts(self) -> list[tuple[int, int]]:
         """Each rank's (first column, columns) of the projection behind attention."""
@@ -90,14 +93,12 @@ class Lowering:
 
     def _num_early(self, rank: int) -> int:
         """Workers that may take what arrives before events say so: they have a part of every matrix of a layer, so that
-        what they had waited for one operator ago tells them that places are clear and others done with what they clear.
+        what they had waited for two operators ago tells them that places are clear and others done with what they clear.
+        Where attention is handed out, nobody turns to a task before its waits are met.
         """
-        cuts = (
-            self.qkv_cuts(rank),
-            self.mlp_cuts(rank),
-            *map(self.row_parallel_cuts, (self.o_parts(), self.down_parts())),
-        )
-        return min(map(len, cuts))
+        if ATTENTION_LAUNCHES[self.options.attention_launch] is not LaunchKind.SPREAD:
+            return 0
+        return min(map(len, (self.qkv_cuts(rank), self.mlp_cuts(rank), self.residual_cuts())))
 
     def vector(self, rank: int, *parts: tuple[str, int, int]) -> Slab:
         segments = [Segment(f"{tensor}", begin, end) for tensor, begin, end in parts]
@@ -133,7 +134,7 @@ class Lowering:
     ) -> None:
         """x_residual += sum over ranks of x_local @ columns.T; `parts` holds each rank's (first column, columns)."""
         hidden, b = self.config.hidden_size, self.buffers
-        cuts = self.row_parallel_cuts(parts)
+        cuts = self.residual_cuts()
         b.x_rounded.turn()
         for rank in self.ranks():
             (col_begin, k), num_early = parts[rank], self.num_early[rank]

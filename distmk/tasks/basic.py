@@ -200,6 +200,7 @@ class Sum(Task):
     arriving: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = SumArgs
+    looks_at_many_rows: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
         return {"blocks": "f32", "dst": "f32", "rounded": "bf16", "cleared": "bf16"}
@@ -244,7 +245,10 @@ class Sum(Task):
         found = [block._replace(early=bool(args.arriving)) for block in blocks]
         if args.arriving:
             found += [block._replace(write=True, clears=True) for block in blocks]
-        found.append(f32_access(True, rank, args.dst, args.num, rows, args.dst_stride))
+        dst = f32_access(True, rank, args.dst, args.num, rows, args.dst_stride)
+        found.append(dst)
+        if args.add and args.arriving:
+            found.append(dst._replace(write=False, early=True))
         if args.rounded:
             found += vector_accesses(rank, args.rounded, args.cleared, args.num, rows, args.rounded_stride)
         if args.batch:

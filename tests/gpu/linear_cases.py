@@ -11,7 +11,7 @@ from board import Board, Memory, f32
 
 from distmk.abi import MAX_ROWS, Batch, Epilogue, Space
 from distmk.regions import Region
-from distmk.tasks import Linear, Sum
+from distmk.tasks import Linear, Nop, Sum
 from distmk.tasks.batching import CANDIDATES_BYTES
 
 CANDIDATE = np.dtype([("value", np.float32), ("token", np.int32)])
@@ -240,7 +240,8 @@ def ties(board: Board, rank: int) -> None:
 def arriving(board: Board, rank: int, error: float, k: int, n: int, num_rows: int) -> None:
     """Two vectors in turn, each taken by products as it is written; who writes one clears the other.
 
-    One worker multiplies both: that the first was there tells it that the second's place is clear.
+    One worker multiplies both: that it had waited for the first before what lies in between, which looks at nothing, tells
+    it that the second's place is clear.
     """
     rows, room, worker = num_rows or 1, MAX_ROWS if num_rows else 1, int(board.rng.integers(board.num_workers))
     places = [board.buffer(k, room, "bf16", arriving=True) for _ in range(2)]
@@ -264,6 +265,7 @@ def arriving(board: Board, rank: int, error: float, k: int, n: int, num_rows: in
         )
         out = board.written(board.wide(rank, n, room), rows)
         what = product.add(rank, out, Epilogue.STORE, batch, x=place.at(rank), worker=worker)
+        board.graph.add(Nop(rank, f"between vectors of {k}", worker))
 
         def check(memory: Memory, out: Region = out, product: Product = product) -> None:
             assert_close("", f32(memory, out, rows), product.want, product.tolerance)

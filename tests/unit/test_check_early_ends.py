@@ -51,7 +51,9 @@ def test_who_may_end_early_sees_all_that_others_leave() -> None:
     slots.put("put", 0)
     slots.take("sum", 1, slots.b, COLS // 2)
     slots.take("rest", 0, slots.c)
-    assert "put (rank 0, worker 0), which fires it, does more than fill what it looks at" in refused(slots.compile())
+    assert "put (rank 0, worker 0), which fires it, does more than fill what it looks at" in refused(
+        slots.compile(), "race"
+    )
 
 
 @pytest.mark.parametrize("worker", [0, 1])
@@ -82,5 +84,5 @@ def test_who_may_end_early_waits_for_this_iteration() -> None:
     slots.put("put", 0)
     slots.take("sum", 0, slots.b)
     slots.copy("read", 1, slots.b, slots.c)
-    text = refused(slots.compile())
+    text = refused(slots.compile(), "race")
     assert "arrival: sum (rank 0, worker 0) may end before event" in text and "it waits for with lag 1" in text

@@ -42,24 +42,23 @@ DISTMK_FN float* part_of(const Work& w, uint32_t query) {
 }
 
 // Merges the warps' results for a query and writes them out; a warp a query, four elements a lane. All maxima and sums
-// are read at once, and so are some of the results; of warps that had no chunk the first one's, which then weigh
-// nothing.
+// are read at once, and so are some of the results; of warps that had no chunk they weigh nothing.
 DISTMK_FN void write_query(const Work& w, uint32_t index, float* out) {
   constexpr uint32_t AT_ONCE = NUM_WARPS / 2;
-  const uint32_t lane = threadIdx.x % 32, active = min(NUM_WARPS, w.num_chunks());
-  const auto found_by = [&](uint32_t turn) { return w.merged(turn < active ? turn : 0, index); };
+  const uint32_t lane = threadIdx.x % 32;
+  const auto found_by = [&](uint32_t turn) { return w.merged(turn, index); };
   float tops[NUM_WARPS], sums[NUM_WARPS], maximum = -INFINITY, sum = 0;
 #pragma unroll
   for (uint32_t turn = 0; turn < NUM_WARPS; ++turn) {
     const float2 found = *reinterpret_cast<const float2*>(found_by(turn) + MAX_HEAD_DIM);
-    tops[turn] = turn < active ? found.x : -INFINITY, sums[turn] = found.y;
+    tops[turn] = found.x, sums[turn] = found.y;
     maximum = fmaxf(maximum, tops[turn]);
   }
   const float base = maximum > -INFINITY ? maximum : 0.0f;
   float4 acc = {0, 0, 0, 0};
 #pragma unroll
   for (uint32_t first = 0; first < NUM_WARPS; first += AT_ONCE) {
-    if (first >= active) break;
+    if (first >= w.num_chunks()) break;
     float4 more[AT_ONCE];
 #pragma unroll
     for (uint32_t i = 0; i < AT_ONCE; ++i) more[i] = *reinterpret_cast<const float4*>(found_by(first + i) + 4 * lane);
@@ -119,7 +118,7 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
     for (uint32_t first = 0; first < QUERIES; first += MERGED_QUERIES) {
       if (first >= count) break;
       const uint32_t end = min(first + MERGED_QUERIES, count);
-      if (has_chunk) partial.write(w.merged(w.chunk_turn(), 0), first, end);
+      partial.write(w.merged(opaque(w.chunk_turn()), 0), first, end);
       float* part = first + warp < end ? part_of(w, block + first + warp) : nullptr;
       team.sync();
       if (part) write_query(w, warp, part);
@@ -140,7 +139,7 @@ DISTMK_FN void body_attention(Context& context, const AttentionArgs& args) {
     if (!is_spread(*context.task.desc)) return round == 0;
     return instance_of(context, round) < count_instances(context, args);
   };
-  if (!have(0)) return;
+  if (!have(0)) return context.inputs_found();
   while (run_instance(context, args) && have(own_round() + 1)) {
     set_own_round(own_round() + 1);
     context.team.sync();  // what was staged may lie there until now

@@ -44,6 +44,9 @@ DISTMK_FN void body_sine(Context& context, const SineArgs& args) {
   }
 }
 
+// Whether a sum takes its elements as they arrive: having seen them it knows as much as if it had waited.
+DISTMK_FN bool sum_arrives(const RankState& state, const SumArgs& args) { return args.arriving && !state.far; }
+
 // All blocks of up to IN_FLIGHT are on their way before the first is added.
 DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
   constexpr uint32_t IN_FLIGHT = 8;
@@ -52,7 +55,7 @@ DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
   const uint64_t step = args.block_stride / sizeof(float);
   auto* dst = context.at<float>(args.dst);
   const ArrivingVector rounded{context.at<__nv_bfloat16>(args.rounded), context.at<__nv_bfloat16>(args.cleared)};
-  const bool arriving = args.arriving && !context.rank_state.far;
+  const bool arriving = sum_arrives(context.rank_state, args);
   if (arriving)
     context.look_for_inputs();
   else if (!context.inputs_ready())
@@ -84,9 +87,7 @@ DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
     *out = sum;
     if (rounded) rounded.store(uint64_t{row} * args.rounded_stride + column, sum);
   }
-  if (!arriving) return;
-  context.inputs_found();
-  context.skip_waits();
+  if (arriving) context.inputs_found();
 }
 
 DISTMK_FN void body_embed(Context& context, const EmbedArgs& args) {

@@ -101,7 +101,7 @@ DISTMK_FN void body_linear(Context& context, const LinearArgs& args) {
     linear::run_by_rows<true>(context, args, rows);
   else
     linear::run_by_rows<false>(context, args, rows);
-  if (args.epilogue == static_cast<uint32_t>(Epilogue::PUSH) && context.inputs_ready())
+  if (args.epilogue == static_cast<uint32_t>(Epilogue::PUSH) && context.rank_state.far && context.inputs_ready())
     context.push_far(args.out, uint64_t{rows} * args.n * sizeof(float));
 }
 
