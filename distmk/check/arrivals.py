@@ -19,7 +19,6 @@ from distmk.check.memory import Memory, Span
 from distmk.check.order import Order
 from distmk.check.starts import Starts
 from distmk.clocks import Clock
-from distmk.tasks import TASK_TYPES
 
 NOBODY = -1
 
@@ -159,21 +158,13 @@ class Arrivals:
             producers = self.order.signals.producers[event]
             why = " with lag 1" if lag else ""
             for producer in () if lag else producers:
-                name = self.view.task_name(producer)
                 if not self._is_seen(producer, self.order.rank_of[task], seen):
+                    name = self.view.task_name(producer)
                     why = f": {name}, which fires it, does more than fill what it looks at"
-                elif self._acts_early(producer):
-                    why = f": {name}, which fires it, may itself act before its waits are met"
-                if why:
                     break
             if why:
                 text = f"may end before {self.view.event_name(event)}, which it waits for"
                 self.findings.add("arrival", f"{self.view.task_name(task)} {text}{why}")
-
-    def _acts_early(self, task: int) -> bool:
-        """Whatever the number of rows."""
-        kind = TASK_TYPES[int(self.view.types[task])]
-        return kind.looks_at_many_rows and any(span.early for span in self.spans[task])
 
     def _is_seen(self, producer: int, rank: int, seen: set[tuple[int, int]]) -> bool:
         """Whether these cells are all that `producer` writes, but for what it pushes to others than `rank`."""

@@ -242,7 +242,6 @@ class Merge(Task):
     arriving: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = MergeArgs
-    looks_at_many_rows: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
         return {"part": "f32", "out": "bf16", "batch": None, "cleared": "bf16"}

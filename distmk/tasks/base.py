@@ -89,7 +89,6 @@ class Task:
     Args: ClassVar[type[ctypes.Structure]]
     streams_weights: ClassVar[bool] = False  # a worker that has it in its list loads weights for it, once
     goes_through_shares: ClassVar[bool] = False  # its body runs all instances of a worker's share, where it is spread
-    looks_at_many_rows: ClassVar[bool] = False  # where it looks early it does so in an iteration of several rows, too
 
     def reads(self) -> Iterable[Region]:
         return ()
@@ -119,7 +118,8 @@ class Task:
     @classmethod
     def skips_waits(cls, args: Any) -> bool:
         """Whether the task may be over before its waits are met in an iteration of several rows, since what it reads early
-        says the same: who looks at a single row has waited then.
+        says the same: who looks early at a single row has waited then, and who does at several leaves zeros, which is more
+        than to fill what is read here.
         """
         return False
 

@@ -200,7 +200,6 @@ class Sum(Task):
     arriving: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = SumArgs
-    looks_at_many_rows: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
         return {"blocks": "f32", "dst": "f32", "rounded": "bf16", "cleared": "bf16"}

@@ -79,6 +79,17 @@ def test_who_may_end_early_knows_nothing_of_other_ranks(worker: int) -> None:
         assert "push (rank 0, worker 0), which fires it, does more than fill what it looks at" in text
 
 
+def test_who_may_end_early_waits_for_who_has_waited() -> None:
+    """What a sum leaves says nothing of what the sum itself would have waited for."""
+    slots = Slots(3)
+    more = slots.graph.buffer("more", COLS, arriving=True)
+    slots.put("put", 0)
+    slots.take("sum", 1, more)
+    slots.graph.add(taking(0, "next", 2, more.at(0), dst=slots.c.at(0)))
+    text = refused(slots.compile(), "race")
+    assert "sum (rank 0, worker 1), which fires it, does more than fill what it looks at" in text
+
+
 def test_who_may_end_early_waits_for_this_iteration() -> None:
     slots = Slots()
     slots.put("put", 0)

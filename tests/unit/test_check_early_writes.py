@@ -64,6 +64,24 @@ def test_all_look_early(num_ranks: int) -> None:
         assert decode_args(find(program, f"layer1.{op}")).arriving, op
 
 
+def test_who_has_not_waited_for_the_last_but_one() -> None:
+    """A worker may merge before it has heard that anybody is done with qkv. Without a part of qkv it knows of nobody who is
+    done with what an earlier merge wrote.
+    """
+    config = dataclasses.replace(SMALLEST, num_layers=4, num_heads=1, num_kv_heads=1, head_dim=64)
+    program = compile_graph(model_graph(1, 2, config, attention_launch="spread"))
+    accepted(program)
+    for desc, name in zip(program.ranks[0].tasks, program.ranks[0].task_names, strict=True):
+        if name.endswith(".merge"):
+            args = decode_args(desc)
+            assert not args.arriving
+            type(args).from_buffer(desc.args).arriving = 1
+    assert Oracle(program).faults >= {"race"}
+    text = refusal(program)
+    assert "layer1.merge (rank 0, worker 1) in the next iteration writes attention_out" in text
+    assert "before its waits are met, and nothing orders it against layer0.o (rank 0, worker 0)" in text
+
+
 def test_who_clears_what_others_still_read() -> None:
     """down clears what was written two turns ago: what gate_up takes has been there since, and it need not be done."""
     program = spread_model(1, 3)
