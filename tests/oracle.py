@@ -208,10 +208,9 @@ class Oracle:
         before: dict[Any, list[Any]] = defaultdict(list)
         self.targets = {t: sorted({run[1] for run in runs if run[0]}) for t, runs in self.runs.items()}
         last: dict[tuple[int, int], Any] = {}
-        trails: dict[tuple[int, int], list[Trace]] = defaultdict(list)  # what a worker has gone through
-        self.trails: dict[tuple[Task, int], list[list[Trace]]] = defaultdict(
-            list
-        )  # of each worker, when it comes to it
+        # What a worker has gone through; what each has when it comes to a task.
+        trails: dict[tuple[int, int], list[Trace]] = defaultdict(list)
+        self.trails: dict[tuple[Task, int], list[list[Trace]]] = defaultdict(list)
         for i in range(ITERATIONS):
             for task in self.tasks:
                 before[(task, i, "R")].append((task, i, "S"))

@@ -10,18 +10,20 @@ namespace distmk {
 DISTMK_FN uint32_t route_of(const RankState& state, const Action& action) {
   if (action.kind == ActionKind::LEAVE) return Route::LEAVE;
   const TaskDesc& task = *action.task.desc;
-  if (state.far) return Route::OTHER;
-  switch (static_cast<TaskType>(task.type)) {
+  const auto type = static_cast<TaskType>(task.type);
+  // Of what is spread only attention takes its share by itself.
+  if (state.far || (is_spread(task) && type != TaskType::ATTENTION)) return Route::OTHER;
+  switch (type) {
     case TaskType::ATTENTION:
-      return Route::ATTENTION;  // spread or not
+      return Route::ATTENTION;
     case TaskType::MERGE:
-      return is_spread(task) ? Route::OTHER : Route::MERGE;
+      return Route::MERGE;
     case TaskType::SUM:
-      return is_spread(task) ? Route::OTHER : Route::SUM;
+      return Route::SUM;
     case TaskType::LINEAR: {
       const auto& args = *reinterpret_cast<const LinearArgs*>(task.args);
       const uint32_t rows = linear::num_rows(state, args);
-      return linear::is_aligned(state, args, rows) && !is_spread(task) ? Route::LINEAR + rows : Route::OTHER;
+      return linear::is_aligned(state, args, rows) ? Route::LINEAR + rows : Route::OTHER;
     }
     default:
       return Route::OTHER;

@@ -140,9 +140,9 @@ DISTMK_FN bool skips_waits(const Context& context, const TaskDesc& task) {
 // Whether the clerk may fire task `n`, whose body is done. The waits of those before are met by then, too: their slots
 // of the task ring are given back.
 DISTMK_FN bool may_fire(const Context& context, Handoff& handoff, uint32_t n) {
-  const auto is_ready = [&](uint32_t at) { return barrier_test(&handoff.ready[task_place(at)], task_parity(at)); };
-  if (skips_waits(context, *handoff.action[task_place(n)].task.desc)) return context.team.all(!n || is_ready(n - 1));
-  return context.team.all(is_ready(n) && !handoff.is_over(n));
+  if (skips_waits(context, *handoff.action[task_place(n)].task.desc))
+    return context.team.all(!n || handoff.is_ready(n - 1));
+  return context.team.all(handoff.is_ready(n) && !handoff.is_over(n));
 }
 
 // Fires a task's triggers as soon as its body is done and its waits are met: the consumers go on meanwhile.

@@ -56,7 +56,8 @@ struct Handoff {
   DISTMK_FN void await_last(uint32_t n) {
     if (n) barrier_wait(&done[task_place(n - 1)], task_parity(n - 1));
   }
-  // Of a task that is said to be ready: whether that is because the launch is over.
+  DISTMK_FN bool is_ready(uint32_t n) { return barrier_test(&ready[task_place(n)], task_parity(n)); }
+  // Of a task that is ready: whether that is because the launch is over.
   DISTMK_FN bool is_over(uint32_t n) const { return over_at.get() <= n; }
   DISTMK_FN void keep_time(uint32_t n) {
     if (threadIdx.x == 0) ready_ns[task_place(n)] = now_ns();
@@ -168,11 +169,7 @@ DISTMK_FN bool StartSignal::confirm() const {
 DISTMK_FN void StartSignal::await_last() const {
   if (announced) shared().handoff.await_last(task_number());
 }
-DISTMK_FN bool StartSignal::given() const {
-  if (!announced) return true;
-  const uint32_t n = task_number();
-  return barrier_test(&shared().handoff.ready[task_place(n)], task_parity(n));
-}
+DISTMK_FN bool StartSignal::given() const { return !announced || shared().handoff.is_ready(task_number()); }
 DISTMK_FN void StartSignal::keep_time() const {
   if (announced && shared().params.trace_capacity) shared().handoff.keep_time(task_number());
 }

@@ -34,19 +34,12 @@ def _told_apart(spans: tuple[Span, ...]) -> tuple[Span, ...]:
     return tuple([span for span in spans if span.write or span.early or span[1:4] not in written])
 
 
-def _early_reads(spans: tuple[Span, ...]) -> frozenset[tuple[int, int, int]]:
-    """Place, begin and end of what a task looks at early."""
-    return frozenset(span[1:4] for span in spans if span.early)
-
-
 class Races:
     """Goes through the accesses in an order in which they can happen, and looks for any that need not happen so."""
 
     def __init__(self, order: Order, starts: Starts, touched: list[tuple[Span, ...]], findings: Findings) -> None:
         self.order, self.starts, self.findings = order, starts, findings
         self.touched = [_told_apart(spans) for spans in touched]
-        # What tasks look at that act on it before their waits are met.
-        self.looks = {task: early for task, spans in enumerate(touched) if (early := _early_reads(spans))}
         self.readers: dict[int, IntervalLog] = defaultdict(IntervalLog)
         self.writers: dict[int, IntervalLog] = defaultdict(IntervalLog)
         self._unions: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
@@ -74,7 +67,7 @@ class Races:
 
     def _check(self, node: int, spans: tuple[Span, ...]) -> None:
         num_ranks, task = self.order.view.num_ranks, node % self.order.view.num_tasks
-        looks = self.looks.get(task, NOWHERE)
+        looks = self.starts.looks.get(task, NOWHERE)
         start = self.starts.acting(task) if looks and self.starts.queued[task] else None
         for span in spans:
             if span.write:

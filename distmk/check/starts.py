@@ -20,7 +20,8 @@ class Starts:
 
     def __init__(self, order: Order, touched: list[tuple[Span, ...]]) -> None:
         self.order, self.view = order, order.view
-        self._early = [any(span.early for span in spans) for spans in touched]
+        # What tasks look at that act on it before their waits are met: place, begin and end.
+        self.looks = {task: looks for task, spans in enumerate(touched) if (looks := _early_reads(spans))}
         self._skips = np.isin(np.arange(self.view.num_tasks), order.memory.skipping)
         self.queued = (self.view.worker >= 0) | self.view.spread  # which tasks are in a worker's queue
         self._at = np.zeros(self.view.num_tasks, np.int64)  # place in its worker's queue
@@ -46,7 +47,7 @@ class Starts:
         """
         seen: Clock = self.clock(task).copy()
         for event, lag in self.order.signals.waits[task] if self._skips[task] else ():
-            if not lag and not any(self._early[producer] for producer in self.order.signals.producers[event]):
+            if not lag and not any(producer in self.looks for producer in self.order.signals.producers[event]):
                 np.maximum(seen, self.order.hears(event, 1), out=seen)
         return seen
 
@@ -59,7 +60,7 @@ class Starts:
         clock: Clock = np.zeros_like(table[0])
         for place, before in enumerate(_backwards(queue, at, num_tasks)):
             spread = self.view.spread[before % num_tasks]
-            if place == 0 and at and (spread or self._early[before % num_tasks]):
+            if place == 0 and at and (spread or before % num_tasks in self.looks):
                 if not spread:
                     clock[self.order.chain[before]] = self.order.position[before]
                 continue
@@ -75,6 +76,10 @@ class Starts:
         if gates:
             np.maximum(clock, self.order.hears(gates[rank], 1), out=clock)
         return clock
+
+
+def _early_reads(spans: tuple[Span, ...]) -> frozenset[tuple[int, int, int]]:
+    return frozenset(span[1:4] for span in spans if span.early)
 
 
 def _backwards(queue: npt.NDArray[np.int64], at: int, num_tasks: int) -> Iterator[int]:
