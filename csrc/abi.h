@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 13139024599490061792ull;
+constexpr uint64_t ABI_HASH = 13587464865195651608ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -21,6 +21,9 @@ constexpr uint32_t BLOCK_TILES = 8u;
 constexpr uint32_t MERGE_SLICE = 32u;
 constexpr uint32_t PART_HEADER = 4u;
 constexpr uint32_t PART_FLOATS = 36u;
+constexpr uint32_t MAX_LONE_COLS = 4096u;
+constexpr uint32_t SPLITS_AT_ONCE = 8u;
+constexpr uint32_t LONE_HEADER = 8u;
 constexpr uint32_t MAX_OWN_SCHEDULERS = 12u;
 
 enum class Space : uint32_t { NONE = 0, HEAP = 1, LOCAL = 2 };
@@ -67,7 +70,7 @@ struct TaskDesc {
   uint32_t order;
   uint32_t max_instances;
   uint32_t first_worker;
-  uint32_t reserved;
+  uint32_t far_ahead;
   uint8_t args[160];
 };
 static_assert(sizeof(TaskDesc) == 192);
@@ -80,7 +83,7 @@ static_assert(offsetof(TaskDesc, trigger_begin) == 12);
 static_assert(offsetof(TaskDesc, order) == 16);
 static_assert(offsetof(TaskDesc, max_instances) == 20);
 static_assert(offsetof(TaskDesc, first_worker) == 24);
-static_assert(offsetof(TaskDesc, reserved) == 28);
+static_assert(offsetof(TaskDesc, far_ahead) == 28);
 static_assert(offsetof(TaskDesc, args) == 32);
 
 struct Queue {
@@ -468,6 +471,7 @@ struct LinearArgs {
   uint64_t out;
   uint64_t rounded;
   uint64_t cleared;
+  uint64_t lone;
   uint64_t batch;
   uint64_t logits;
   uint32_t k;
@@ -482,28 +486,37 @@ struct LinearArgs {
   uint32_t logits_stride;
   uint32_t k_pitch;
   uint32_t arriving;
+  uint32_t head_dim;
+  uint32_t max_splits;
+  uint32_t min_split;
+  uint32_t split_budget;
 };
-static_assert(sizeof(LinearArgs) == 112);
+static_assert(sizeof(LinearArgs) == 136);
 static_assert(offsetof(LinearArgs, x) == 0);
 static_assert(offsetof(LinearArgs, weight) == 8);
 static_assert(offsetof(LinearArgs, bias) == 16);
 static_assert(offsetof(LinearArgs, out) == 24);
 static_assert(offsetof(LinearArgs, rounded) == 32);
 static_assert(offsetof(LinearArgs, cleared) == 40);
-static_assert(offsetof(LinearArgs, batch) == 48);
-static_assert(offsetof(LinearArgs, logits) == 56);
-static_assert(offsetof(LinearArgs, k) == 64);
-static_assert(offsetof(LinearArgs, n) == 68);
-static_assert(offsetof(LinearArgs, x_stride) == 72);
-static_assert(offsetof(LinearArgs, out_stride) == 76);
-static_assert(offsetof(LinearArgs, rounded_stride) == 80);
-static_assert(offsetof(LinearArgs, epilogue) == 84);
-static_assert(offsetof(LinearArgs, normalized) == 88);
-static_assert(offsetof(LinearArgs, eps) == 92);
-static_assert(offsetof(LinearArgs, first_token) == 96);
-static_assert(offsetof(LinearArgs, logits_stride) == 100);
-static_assert(offsetof(LinearArgs, k_pitch) == 104);
-static_assert(offsetof(LinearArgs, arriving) == 108);
+static_assert(offsetof(LinearArgs, lone) == 48);
+static_assert(offsetof(LinearArgs, batch) == 56);
+static_assert(offsetof(LinearArgs, logits) == 64);
+static_assert(offsetof(LinearArgs, k) == 72);
+static_assert(offsetof(LinearArgs, n) == 76);
+static_assert(offsetof(LinearArgs, x_stride) == 80);
+static_assert(offsetof(LinearArgs, out_stride) == 84);
+static_assert(offsetof(LinearArgs, rounded_stride) == 88);
+static_assert(offsetof(LinearArgs, epilogue) == 92);
+static_assert(offsetof(LinearArgs, normalized) == 96);
+static_assert(offsetof(LinearArgs, eps) == 100);
+static_assert(offsetof(LinearArgs, first_token) == 104);
+static_assert(offsetof(LinearArgs, logits_stride) == 108);
+static_assert(offsetof(LinearArgs, k_pitch) == 112);
+static_assert(offsetof(LinearArgs, arriving) == 116);
+static_assert(offsetof(LinearArgs, head_dim) == 120);
+static_assert(offsetof(LinearArgs, max_splits) == 124);
+static_assert(offsetof(LinearArgs, min_split) == 128);
+static_assert(offsetof(LinearArgs, split_budget) == 132);
 
 struct EmbedArgs {
   uint64_t table;
@@ -544,6 +557,8 @@ struct AttentionArgs {
   uint64_t v_cache;
   uint64_t page_table;
   uint64_t part;
+  uint64_t lone;
+  uint64_t cleared;
   uint64_t batch;
   uint32_t num_q;
   uint32_t num_kv;
@@ -562,7 +577,7 @@ struct AttentionArgs {
   uint32_t qkv_stride;
   uint32_t arriving;
 };
-static_assert(sizeof(AttentionArgs) == 136);
+static_assert(sizeof(AttentionArgs) == 152);
 static_assert(offsetof(AttentionArgs, qkv) == 0);
 static_assert(offsetof(AttentionArgs, q_norm) == 8);
 static_assert(offsetof(AttentionArgs, k_norm) == 16);
@@ -571,23 +586,25 @@ static_assert(offsetof(AttentionArgs, k_cache) == 32);
 static_assert(offsetof(AttentionArgs, v_cache) == 40);
 static_assert(offsetof(AttentionArgs, page_table) == 48);
 static_assert(offsetof(AttentionArgs, part) == 56);
-static_assert(offsetof(AttentionArgs, batch) == 64);
-static_assert(offsetof(AttentionArgs, num_q) == 72);
-static_assert(offsetof(AttentionArgs, num_kv) == 76);
-static_assert(offsetof(AttentionArgs, head_dim) == 80);
-static_assert(offsetof(AttentionArgs, group) == 84);
-static_assert(offsetof(AttentionArgs, q_begin) == 88);
-static_assert(offsetof(AttentionArgs, kv_begin) == 92);
-static_assert(offsetof(AttentionArgs, page_size) == 96);
-static_assert(offsetof(AttentionArgs, max_pages) == 100);
-static_assert(offsetof(AttentionArgs, num_pages) == 104);
-static_assert(offsetof(AttentionArgs, max_splits) == 108);
-static_assert(offsetof(AttentionArgs, min_split) == 112);
-static_assert(offsetof(AttentionArgs, split_budget) == 116);
-static_assert(offsetof(AttentionArgs, eps) == 120);
-static_assert(offsetof(AttentionArgs, num_positions) == 124);
-static_assert(offsetof(AttentionArgs, qkv_stride) == 128);
-static_assert(offsetof(AttentionArgs, arriving) == 132);
+static_assert(offsetof(AttentionArgs, lone) == 64);
+static_assert(offsetof(AttentionArgs, cleared) == 72);
+static_assert(offsetof(AttentionArgs, batch) == 80);
+static_assert(offsetof(AttentionArgs, num_q) == 88);
+static_assert(offsetof(AttentionArgs, num_kv) == 92);
+static_assert(offsetof(AttentionArgs, head_dim) == 96);
+static_assert(offsetof(AttentionArgs, group) == 100);
+static_assert(offsetof(AttentionArgs, q_begin) == 104);
+static_assert(offsetof(AttentionArgs, kv_begin) == 108);
+static_assert(offsetof(AttentionArgs, page_size) == 112);
+static_assert(offsetof(AttentionArgs, max_pages) == 116);
+static_assert(offsetof(AttentionArgs, num_pages) == 120);
+static_assert(offsetof(AttentionArgs, max_splits) == 124);
+static_assert(offsetof(AttentionArgs, min_split) == 128);
+static_assert(offsetof(AttentionArgs, split_budget) == 132);
+static_assert(offsetof(AttentionArgs, eps) == 136);
+static_assert(offsetof(AttentionArgs, num_positions) == 140);
+static_assert(offsetof(AttentionArgs, qkv_stride) == 144);
+static_assert(offsetof(AttentionArgs, arriving) == 148);
 
 struct MergeArgs {
   uint64_t part;
@@ -602,8 +619,9 @@ struct MergeArgs {
   uint32_t min_split;
   uint32_t split_budget;
   uint32_t arriving;
+  uint32_t only_several;
 };
-static_assert(sizeof(MergeArgs) == 64);
+static_assert(sizeof(MergeArgs) == 72);
 static_assert(offsetof(MergeArgs, part) == 0);
 static_assert(offsetof(MergeArgs, out) == 8);
 static_assert(offsetof(MergeArgs, cleared) == 16);
@@ -616,6 +634,7 @@ static_assert(offsetof(MergeArgs, max_splits) == 48);
 static_assert(offsetof(MergeArgs, min_split) == 52);
 static_assert(offsetof(MergeArgs, split_budget) == 56);
 static_assert(offsetof(MergeArgs, arriving) == 60);
+static_assert(offsetof(MergeArgs, only_several) == 64);
 
 struct SampleArgs {
   uint64_t candidates;

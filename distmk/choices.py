@@ -49,7 +49,7 @@ def backend_choices(backend: str) -> BackendChoices:
     if backend == "host":
         return {"tiled": False, "min_split": 64, "attention_launch": "massive"}
     # Handing out costs a GPU some microseconds a layer.
-    return {"tiled": True, "min_split": 32, "attention_launch": "spread"}
+    return {"tiled": True, "min_split": 64, "attention_launch": "spread"}
 
 
 def choose_model_len(wanted: int | None, max_position: int) -> int:

@@ -150,7 +150,7 @@ def _descriptors(graph: Graph, wiring: Wiring, placement: Placement, order: list
 
 def _describe(desc: TaskDesc, task: Task, placement: Placement, order: int) -> None:
     desc.type, desc.launch, desc.order = task.type_id, int(task.launch), order
-    desc.max_instances = task.max_instances()
+    desc.max_instances, desc.far_ahead = task.max_instances(), task.far_ahead
     args = task.encode(placement)
     ctypes.memmove(ctypes.addressof(desc) + TaskDesc.args.offset, ctypes.addressof(args), ctypes.sizeof(args))
 

@@ -27,6 +27,7 @@ class DecodeBuffers:
     qkv: Turns
     part: Buffer  # attention splits
     attn: Turns
+    lone: Turns | None  # attention splits of a single row, where those who multiply it merge them
     hidden: Turns  # inside the MLP
     attn_slots: Buffer  # blocks that ranks push for the all-reduce behind attention
     mlp_slots: Buffer  # and behind the MLP: two, so that one is read while the other is filled
@@ -43,9 +44,9 @@ class DecodeBuffers:
 
 
 def make_buffers(
-    graph: Graph, config: ModelConfig, shards: list[Shard], shapes: list[AttentionShape], keep_logits: bool
+    graph: Graph, config: ModelConfig, shards: list[Shard], shapes: list[AttentionShape], keep_logits: bool, lone: bool
 ) -> DecodeBuffers:
-    """Declare the buffers of `graph`."""
+    """Declare the buffers of `graph`. `lone`: whether a single row of attention is merged by those who multiply it."""
 
     def rows(name: str, cols: int) -> Buffer:
         return graph.buffer(name, cols, rows=MAX_ROWS, space=Space.LOCAL)
@@ -53,6 +54,7 @@ def make_buffers(
     def turns(name: str, cols: int, num_writes: int, dtype: str = "bf16", lag: int = 1) -> Turns:
         return Turns(graph, name, cols, MAX_ROWS, num_writes, dtype, lag)
 
+    num_layers = config.num_layers
     largest_part = max(shape.num_parts for shape in shapes)
     cache_cols = max(shape.cache_cols for shape in shapes)
     state_bytes = ctypes.sizeof(BatcherState) + 4 * shapes[0].num_pages
@@ -64,11 +66,12 @@ def make_buffers(
         page_table=graph.buffer("page_table", MAX_ROWS * shapes[0].max_pages, dtype="i32"),
         state=graph.buffer("batcher", state_bytes, dtype="u8", space=local),
         x=rows("x", config.hidden_size),
-        x_rounded=turns("x_rounded", config.hidden_size, 1 + 2 * config.num_layers, lag=2),
-        qkv=turns("qkv", max(shape.qkv_cols for shape in shapes), config.num_layers, "f32"),
+        x_rounded=turns("x_rounded", config.hidden_size, 1 + 2 * num_layers, lag=2),
+        qkv=turns("qkv", max(shape.qkv_cols for shape in shapes), num_layers, "f32"),
         part=graph.buffer("attention_parts", largest_part, arriving=True),
-        attn=turns("attention_out", max(shard.num_q for shard in shards) * config.head_dim, config.num_layers),
-        hidden=turns("mlp_hidden", max(shard.mlp[1] - shard.mlp[0] for shard in shards), config.num_layers),
+        attn=turns("attention_out", max(shard.num_q for shard in shards) * config.head_dim, 1 if lone else num_layers),
+        lone=Turns(graph, "attention_lone", max(s.lone_cols for s in shapes), 1, num_layers) if lone else None,
+        hidden=turns("mlp_hidden", max(shard.mlp[1] - shard.mlp[0] for shard in shards), num_layers),
         attn_slots=graph.buffer("attention_slots", slots, arriving=True),
         mlp_slots=graph.buffer("mlp_slots", slots, arriving=True),
         candidates=graph.buffer("candidates", graph.num_workers * CANDIDATES_BYTES, dtype="u8", space=local),
@@ -79,6 +82,6 @@ def make_buffers(
                 graph.buffer(f"k_cache{layer}", cache_cols, dtype="bf16", space=local),
                 graph.buffer(f"v_cache{layer}", cache_cols, dtype="bf16", space=local),
             )
-            for layer in range(config.num_layers)
+            for layer in range(num_layers)
         ],
     )

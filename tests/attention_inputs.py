@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import reference
 import torch
-from arrays import ROUNDING, assert_close
+from arrays import ROUNDING, assert_close, floats
 from batches import make_batch, random_runs
 
-from distmk.abi import MAX_ROWS, PART_FLOATS, PART_HEADER
+from distmk.abi import LONE_HEADER, MAX_ROWS, PART_FLOATS, PART_HEADER
 from distmk.tasks import AttentionShape
 
 Instance = tuple[int, int, int]  # run, KV head, split
@@ -44,14 +44,24 @@ class AttentionInputs:
     """
 
     def __init__(
-        self, rng: np.random.Generator, heads: Heads, head_dim: int, page_size: int, norms: bool, max_len: int
+        self,
+        rng: np.random.Generator,
+        heads: Heads,
+        head_dim: int,
+        page_size: int,
+        norms: bool,
+        max_len: int,
+        alone: bool = False,  # a single row, of which there may be more splits
     ):
         self.rng, self.heads, self.head_dim = rng, heads, head_dim
-        self.runs = random_runs(rng, max_len)
+        self.runs = [(1, int(rng.integers(MAX_ROWS)), int(rng.integers(1, max_len + 1)))] if alone else []
+        self.runs = self.runs or random_runs(rng, max_len)
         self.batch = make_batch(self.runs, rng)
         max_pages = -(-max(kv_len for _, _, kv_len in self.runs) // page_size) + int(rng.integers(0, 3))
         num_pages = max_pages * len(self.runs) + 2
         workers, min_split, max_splits = (int(rng.integers(1, top)) for top in (12, 40, 9))
+        if alone:
+            workers, max_splits = heads.num_kv * int(rng.integers(1, 33)), int(rng.integers(1, 33))
         self.shape = AttentionShape(
             heads.num_q, heads.num_kv, head_dim, heads.group, heads.q_begin, heads.kv_begin, page_size, max_pages,
             num_pages, max_splits, min_split, workers,
@@ -157,6 +167,36 @@ class AttentionInputs:
                     assert_close(where + "sum", got[:, 1], np.full(s.slices, total), error * total)
                     acc = got[:, PART_HEADER:].reshape(-1)[: s.head_dim]
                     assert_close(where + "acc", acc, sums, error * total * 4)
+
+    def lone_splits(self, lone: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of `lone`, raw bf16 [q head, split, LONE_HEADER + head_dim]: logs of weights [q head, split] and elements
+        [q head, split, head_dim], of the splits that a single row has.
+        """
+        s = self.shape
+        shaped = np.ascontiguousarray(lone.reshape(s.num_q, s.max_splits, -1)[:, : self.splits(0)])
+        return shaped.view(np.float32)[:, :, 0], floats(shaped[:, :, LONE_HEADER:].copy(), "bf16")
+
+    def check_lone(self, lone: np.ndarray, caches: torch.Tensor, error: float = 2e-5) -> None:
+        """What splits have left of a single row: the result over the positions of each, and the log of its weight."""
+        logs, elements = self.lone_splits(lone)
+        kv_len, q = self.runs[0][2], self.projected(0)[0]
+        bounds = reference.split_bounds(kv_len, self.splits(0))
+        for head in range(self.shape.num_q):
+            keys, values = self.cache(caches, 0, self.heads.kv_head(head))
+            for split in range(self.splits(0)):
+                inputs = (q[0, head], keys, values, kv_len - 1, *bounds[split : split + 2])
+                maximum, total, sums = reference.partial_attention(*inputs)
+                where = f"lone head {head} split {split} of {self.splits(0)} "
+                assert_close(where + "weight", logs[head, split], maximum + np.log(total), error)
+                want = sums / total
+                assert_close(where, elements[head, split], want, ROUNDING["bf16"] * want.abs() + 5 * error)
+
+    def merged_lone(self, lone: np.ndarray) -> np.ndarray:
+        """The row that those splits are merged to, float64 [num_q * head_dim]."""
+        logs, elements = self.lone_splits(lone)
+        weights = np.exp(logs.astype(np.float64) - logs.max(axis=1, keepdims=True))
+        merged = (elements * weights[:, :, None]).sum(axis=1) / weights.sum(axis=1)[:, None]
+        return np.asarray(merged.reshape(-1))
 
     def check_merged(self, merged: np.ndarray, caches: torch.Tensor, tolerance: float = 2e-5) -> None:
         """`merged`, [rows, num_q * head_dim] or wider, is attention that knows of no splits, rounded to bf16."""

@@ -49,7 +49,7 @@ def known_when_looking(oracle: Oracle, task: Task, i: int, acts: bool = False) -
                 nodes += [oracle.told(producer, i, event) for producer in oracle.producers[event]]
     known = ~0
     for trail in oracle.trails[(task, i)]:
-        known &= _behind(oracle, trail, i)
+        known &= _behind(oracle, trail, i, 2 if oracle.tasks[task].far_ahead else 1)
     for node in nodes:
         known |= oracle.past[node] | oracle.bit[node]
     return known
@@ -59,13 +59,18 @@ def looks_early(oracle: Oracle, task: Task) -> bool:
     return any(run.use == "look" for run in oracle.runs[task])
 
 
-def _behind(oracle: Oracle, trail: list[Trace], i: int) -> int:
-    """What a worker knows that has gone through a trail, of which the last task of this iteration may be done before its
-    waits are met.
+def is_done_early(oracle: Oracle, task: Task) -> bool:
+    desc = oracle.tasks[task]
+    return looks_early(oracle, task) or TASK_TYPES[desc.type].may_pass(decode_args(desc))
+
+
+def _behind(oracle: Oracle, trail: list[Trace], i: int, num_unmet: int) -> int:
+    """What a worker knows that has gone through a trail, of which the last `num_unmet` tasks of this iteration may be done
+    before their waits are met.
     """
     known = 0
     for place, (task, j, spread) in enumerate(reversed(trail)):
-        if place == 0 and j == i and (spread or looks_early(oracle, task)):
+        if place < num_unmet and j == i and (spread or is_done_early(oracle, task)):
             for fact in () if spread else ("R", *oracle.targets[task], "D"):
                 known |= oracle.bit[(task, j, fact)]
             continue

@@ -80,6 +80,7 @@ def split_bounds(kv_len: int, num_splits: int) -> list[int]:
 
 
 def num_splits(kv_lens: list[int], run: int, num_kv: int, num_workers: int, min_split: int, max_splits: int) -> int:
-    """Of a worker for each piece, a share of the workers by length, none under `min_split` positions."""
+    """Of a worker for each piece, a share of the workers by length, none under `min_split` positions; above 8 in eights."""
     share = max(1, num_workers // num_kv) * kv_lens[run] // sum(kv_lens)
-    return max(1, min(share, -(-kv_lens[run] // min_split), max_splits))
+    count = max(1, min(share, -(-kv_lens[run] // min_split), max_splits))
+    return count if count < 8 else count // 8 * 8

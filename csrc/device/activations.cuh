@@ -41,7 +41,7 @@ DISTMK_FN void look_together(const Context& context, bool arriving, const __nv_b
     const bool last = !arriving || context.stop_looking(), here = load() || last;
     if (__all_sync(~0u, here)) return;
     if (!__all_sync(~0u, !here)) continue;
-    while (!have_arrived(load_arriving(reinterpret_cast<const uint4*>(first))) && !context.stop_looking()) {
+    while (!has_any(load_arriving(reinterpret_cast<const uint4*>(first))) && !context.stop_looking()) {
     }
   }
 }
@@ -68,11 +68,21 @@ DISTMK_FN bool is_awaited(const RankState& state, const LinearArgs& args) {
   }
 }
 
+DISTMK_FN __nv_bfloat16* near_memory() { return reinterpret_cast<__nv_bfloat16*>(shared().work); }
+
+// This warp has brought there what it multiplies, of columns that lie there as they do in memory.
+DISTMK_FN void use_near(Activations& a) {
+  __syncwarp();
+  a.x = near_memory();
+  a.last_chunk = NEAR_BLOCKS * BLOCK_K - CHUNK_K;
+  a.spare_block = 0;
+}
+
 // Brings there what this warp multiplies of them, from its column `first` of each block on: a trip to memory for all
 // blocks together, where each would cost one of its own.
 DISTMK_FN void bring_near(Context& context, Activations& a, bool arriving, uint32_t first) {
   static_assert(TILE_K == 32 * CHUNK_K, "a chunk a lane");
-  auto* near = reinterpret_cast<__nv_bfloat16*>(shared().work);
+  __nv_bfloat16* near = near_memory();
   const uint32_t mine = first + threadIdx.x % 32 * CHUNK_K;
   uint4 chunks[NEAR_BLOCKS];
   look_together(context, arriving, a.x + min(first, a.last_chunk), [&] {
@@ -87,10 +97,7 @@ DISTMK_FN void bring_near(Context& context, Activations& a, bool arriving, uint3
   context.inputs_found();
 #pragma unroll
   for (uint32_t i = 0; i < NEAR_BLOCKS; ++i) *reinterpret_cast<uint4*>(near + i * BLOCK_K + mine) = chunks[i];
-  __syncwarp();
-  a.x = near;
-  a.last_chunk = NEAR_BLOCKS * BLOCK_K - CHUNK_K;
-  a.spare_block = 0;
+  use_near(a);
 }
 
 // Of what is seldom met there is little code.

@@ -27,10 +27,17 @@ struct ArrivingVector {
   }
 };
 
+// Two bf16 elements that are there as one word.
+DISTMK_FN uint32_t arrived_pair(uint32_t pair) { return pair ? pair : 0x80008000u; }
+
 // Whether all of eight bf16 elements are there.
 DISTMK_FN bool have_arrived(const uint4& v) {
   const auto missing = [](uint32_t pair) { return (pair - 0x00010001u) & ~pair & 0x80008000u; };
   return !(missing(v.x) | missing(v.y) | missing(v.z) | missing(v.w));
 }
+
+// Whether all of four words are there, or any.
+DISTMK_FN bool words_have_arrived(const uint4& v) { return v.x && v.y && v.z && v.w; }
+DISTMK_FN bool has_any(const uint4& v) { return v.x | v.y | v.z | v.w; }
 
 }  // namespace distmk

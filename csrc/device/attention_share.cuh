@@ -29,7 +29,7 @@ class ShareKeeper {
  public:
   DISTMK_FN ShareKeeper(const RankState& state, const Team& warp) : context_(state, warp) {}
 
-  // Task `n` is about to be announced, and those up to n - 3 are done.
+  // Task `n` is about to be announced, and those up to n - 4 are done.
   DISTMK_FN void see(uint32_t n, const Action& action) {
     if (action.kind == ActionKind::LEAVE || action.task.desc->type != static_cast<uint16_t>(TaskType::ATTENTION))
       return;
@@ -39,7 +39,7 @@ class ShareKeeper {
     if (is_spread(*action.task.desc) && args.page_size >= CHUNK) {
       at_hand = is_known(action, args);
       // Who runs the last one may still read.
-      if (!at_hand && n > last_ + 2) {
+      if (!at_hand && n > last_ + 3) {
         learn(action, args);
         at_hand = true;
       }
@@ -56,7 +56,7 @@ class ShareKeeper {
   static constexpr uint32_t NO_INSTANCE = ~0u;
 
   Context context_;
-  int64_t last_ = -3;  // task of this type
+  int64_t last_ = -4;  // task of this type
   // What it was worked out for:
   uint64_t iteration_ = 0, batch_ = 0, page_table_ = 0;
   uint32_t instance_ = NO_INSTANCE, word_ = 0;

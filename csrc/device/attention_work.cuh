@@ -41,6 +41,12 @@ struct Work : AttentionSplit {
     return position >= first_new() && position >= begin && position < end;
   }
 
+  // Whether those who multiply the result merge it, and where a head's is of a split then.
+  DISTMK_FN bool is_lone() const { return args.lone && num_rows == 1; }
+  DISTMK_FN __nv_bfloat16* lone_at(uint64_t operand, uint32_t query, uint32_t split) const {
+    return context.at<__nv_bfloat16>(operand) + lone_begin(first_head + query, split, args.max_splits, args.head_dim);
+  }
+
   DISTMK_FN uint32_t first_chunk() const { return begin / CHUNK; }
   DISTMK_FN uint32_t num_chunks() const { return (end + CHUNK - 1) / CHUNK - first_chunk(); }
   // The first warps are busy with queries when the cache is read, so chunks are dealt from the last one on.

@@ -58,6 +58,7 @@ DISTMK_ROLE wait_loop(const RankState& state, uint32_t worker, const Team warp) 
     Action ahead;
     if (num_announced == n && decide.upcoming(&ahead)) announce(ahead);
     if (num_announced == n + 1 && decide.following(&ahead)) announce(ahead);
+    if (num_announced == n + 2 && decide.third(&ahead) && ahead.task.desc->far_ahead) announce(ahead);
     const Action action = decide.next();
     const bool leaves = action.kind == ActionKind::LEAVE, was_announced = num_announced > n;
     if (!was_announced) announce(action);

@@ -87,9 +87,22 @@ DISTMK_FN uint4 load_arriving(const uint4* p) {
                : "memory");
   return v;
 }
+// Or zeros. Not a branch, or loads would be waited for one after another.
+DISTMK_FN uint4 load_if(bool wanted, const uint4* p) {
+  uint4 v;
+  v.x = v.y = v.z = v.w = 0;
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+               : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+               : "l"(p), "r"(static_cast<uint32_t>(wanted))
+               : "memory");
+  return v;
+}
 DISTMK_FN void store_arriving(uint4* p, const uint4& v) {
   asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
+}
+DISTMK_FN void store_arriving(uint2* p, const uint2& v) {
+  asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
 }
 DISTMK_FN void store_arriving(__nv_bfloat16* p, unsigned short bits) {
   asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(p), "h"(bits) : "memory");

@@ -21,8 +21,8 @@ enum Route : uint32_t { LEAVE, OTHER, ATTENTION, MERGE, SUM, LINEAR };
 
 // What the warps tell each other about a task: the waiter the consumers that it is announced, while others run where
 // that can be, and everybody that its waits are met; the consumers the clerk that its body is done; the clerk the
-// waiter that its triggers were fired. A task is announced once the waits of the last but one are met, and the triggers
-// of those before that one fired.
+// waiter that its triggers were fired. A task is announced once the waits of the last but one are met, or of the one
+// before that, and the triggers of those before fired.
 struct Handoff {
   uint64_t announced[TASK_PLACES], ready[TASK_PLACES], done[TASK_PLACES], fired[TASK_PLACES];
   Action action[TASK_PLACES];

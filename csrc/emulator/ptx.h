@@ -56,10 +56,16 @@ inline uint4 load_arriving(const uint4* p) {
   emulator::yield();
   return v;
 }
+inline uint4 load_if(bool wanted, const uint4* p) { return wanted ? load_arriving(p) : uint4{0, 0, 0, 0}; }
 inline void store_arriving(uint4* p, const uint4& v) {
   auto* words = reinterpret_cast<uint32_t*>(p);
   const uint32_t values[] = {v.x, v.y, v.z, v.w};
   for (uint32_t i = 0; i < 4; ++i) __atomic_store_n(words + i, values[i], __ATOMIC_RELAXED);
+}
+inline void store_arriving(uint2* p, const uint2& v) {
+  auto* words = reinterpret_cast<uint32_t*>(p);
+  __atomic_store_n(words, v.x, __ATOMIC_RELAXED);
+  __atomic_store_n(words + 1, v.y, __ATOMIC_RELAXED);
 }
 inline void store_arriving(__nv_bfloat16* p, unsigned short bits) {
   __atomic_store_n(reinterpret_cast<unsigned short*>(p), bits, __ATOMIC_RELAXED);

@@ -17,15 +17,25 @@ class Splits {
 
   DISTMK_FN uint32_t of(const BatchRun& run) const {
     const auto length = static_cast<uint32_t>(run.kv_len);
-    uint32_t wanted = length == total_ ? budget_ : length * budget_ / total_;  // divisions are slow
-    if (!wanted) wanted = 1;
-    if (wanted > max_splits_) wanted = max_splits_;
-    if (length <= (wanted - 1) * min_split_) wanted = (length + min_split_ - 1) / min_split_;
-    return wanted;
+    return bounded(length == total_ ? budget_ : length * budget_ / total_, min_split_, max_splits_,
+                   length);  // divisions are slow
+  }
+
+  // Of the only run there is.
+  template <class Args>
+  DISTMK_FN static uint32_t of_only(const Args& args, const BatchRun& run) {
+    return bounded(args.split_budget, args.min_split, args.max_splits, static_cast<uint32_t>(run.kv_len));
   }
 
  private:
   uint32_t budget_, min_split_, max_splits_, total_ = 0;
+
+  DISTMK_FN static uint32_t bounded(uint32_t wanted, uint32_t min_split, uint32_t max_splits, uint32_t length) {
+    if (!wanted) wanted = 1;
+    if (wanted > max_splits) wanted = max_splits;
+    if (length <= (wanted - 1) * min_split) wanted = (length + min_split - 1) / min_split;
+    return wanted < SPLITS_AT_ONCE ? wanted : wanted / SPLITS_AT_ONCE * SPLITS_AT_ONCE;
+  }
 };
 
 constexpr uint32_t SPLIT_STEP = 16;  // positions that a GPU's warp takes at a time: splits had better not cut them
@@ -80,6 +90,12 @@ DISTMK_FN uint64_t part_begin(uint32_t row, uint32_t split, uint32_t max_splits)
 }
 // Floats of all partial results of a slice.
 DISTMK_FN uint64_t slice_floats(uint32_t max_splits) { return uint64_t{MAX_ROWS} * max_splits * PART_FLOATS; }
+
+// Where a split's result of a head lies, if it is of a lone row: LONE_HEADER places, then its elements. In places from
+// that of the first head and split on.
+DISTMK_FN uint32_t lone_begin(uint32_t head, uint32_t split, uint32_t max_splits, uint32_t head_dim) {
+  return (head * max_splits + split) * (LONE_HEADER + head_dim);
+}
 
 // The run that a row belongs to; mostly they are one row each.
 DISTMK_FN const BatchRun& run_of(const Batch& batch, uint32_t row) {

@@ -78,13 +78,9 @@ class Worker {
     *action = run_listed(task_);
     return true;
   }
-  // And what it will say after that, in the same iteration, if upcoming() is known.
-  DISTMK_FN bool following(Action* action) {
-    if (next_ + 1 == queue_.count) return false;
-    if (!following_.desc) following_ = list_.next(state_, queue_.begin + next_ + 1);
-    *action = run_listed(following_);
-    return true;
-  }
+  // And what it will say after that, in the same iteration, if upcoming() is known; and then, if following() is.
+  DISTMK_FN bool following(Action* action) { return look_up(1, following_, action); }
+  DISTMK_FN bool third(Action* action) { return look_up(2, third_, action); }
 
  private:
   const RankState& state_;
@@ -99,15 +95,23 @@ class Worker {
   uint64_t iteration_ = state_.params->first_iteration;
   uint64_t head_ = load_relaxed(&ring_.ring->head);  // entries taken from the ring
   uint32_t next_ = 0;                                // entry of the queue
-  TaskView task_;         // its task; none behind the end or while the iteration may not start
-  TaskView following_;    // the one behind it, once somebody has asked
-  bool started_ = false;  // this iteration's gate has opened
+  TaskView task_;               // its task; none behind the end or while the iteration may not start
+  TaskView following_, third_;  // those behind it, once somebody has asked
+  bool started_ = false;        // this iteration's gate has opened
 
   DISTMK_FN void turn_to(uint32_t entry) {
     next_ = entry;
     task_ = following_;
     if (!task_.desc && entry < queue_.count) task_ = list_.next(state_, queue_.begin + entry);
-    following_ = {};
+    following_ = third_;
+    third_ = {};
+  }
+
+  DISTMK_FN bool look_up(uint32_t later, TaskView& task, Action* action) {
+    if (next_ + later >= queue_.count) return false;
+    if (!task.desc) task = list_.next(state_, queue_.begin + next_ + later);
+    *action = run_listed(task);
+    return true;
   }
 
   DISTMK_FN uint32_t first_instance(const TaskView& task) const {

@@ -19,6 +19,9 @@ BLOCK_TILES = 8  # tiles of a row in a block: one a warp, which loads activation
 MERGE_SLICE = 32  # elements of a head that are merged at once
 PART_HEADER = 4  # floats before a partial result's elements of a slice: maximum, sum, none, none
 PART_FLOATS = PART_HEADER + MERGE_SLICE
+MAX_LONE_COLS = 4096  # of a lone row that is merged by who multiplies it
+SPLITS_AT_ONCE = 8  # that are merged in one go
+LONE_HEADER = 8  # bf16 places before a split's result of a lone row: the log of its weight as a float, and none
 MAX_OWN_SCHEDULERS = 12  # warps of the block that runs schedulers, where a GPU has one for them
 
 
@@ -83,6 +86,9 @@ CONSTANTS = {
     "MERGE_SLICE": MERGE_SLICE,
     "PART_HEADER": PART_HEADER,
     "PART_FLOATS": PART_FLOATS,
+    "MAX_LONE_COLS": MAX_LONE_COLS,
+    "SPLITS_AT_ONCE": SPLITS_AT_ONCE,
+    "LONE_HEADER": LONE_HEADER,
     "MAX_OWN_SCHEDULERS": MAX_OWN_SCHEDULERS,
 }
 

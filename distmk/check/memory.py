@@ -42,6 +42,7 @@ class Memory:
         self._known: dict[tuple[int, Access], Span | None] = {}
         self.distinct: dict[Span, Span] = {}  # all that any task touches, each the only one like it
         self.skipping: list[int] = []  # tasks that may end before their waits are met
+        self.passing: list[int] = []  # and those that may have nothing to do
         self._rooms: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
         self._check_pieces()
 
@@ -73,6 +74,8 @@ class Memory:
             accesses = kind.accesses(args, rank, self.view.num_ranks)
             if kind.skips_waits(args):
                 self.skipping.append(task)
+            if kind.may_pass(args):
+                self.passing.append(task)
         except Exception as error:  # any bytes may be found in a damaged descriptor
             self.findings.add("bounds", f"{self.view.task_name(task)}: arguments cannot be read ({error})")
             return ()

@@ -1,6 +1,7 @@
 """When a task may begin. Its body is entered as soon as that of the one before it in its worker's queue is done and the
-waits of the last but one are met; a task that looks early acts on what it sees, and its worker may go on before its own
-waits are met. It fires nothing before.
+waits of the last but one are met, or, if it may begin `far_ahead`, of the one before that; a task that looks early acts on
+what it sees, and its worker may go on before its own waits are met, as it may from one that has nothing to do. It fires
+nothing before.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Starts:
         self.order, self.view = order, order.view
         # What tasks look at that act on it before their waits are met: place, begin and end.
         self.looks = {task: looks for task, spans in enumerate(touched) if (looks := _early_reads(spans))}
+        self._passed = {*self.looks, *order.memory.passing}  # from which a worker may go on before their waits are met
         self._skips = np.isin(np.arange(self.view.num_tasks), order.memory.skipping)
         self.queued = (self.view.worker >= 0) | self.view.spread  # which tasks are in a worker's queue
         self._at = np.zeros(self.view.num_tasks, np.int64)  # place in its worker's queue
@@ -53,14 +55,15 @@ class Starts:
 
     def _behind(self, queue: npt.NDArray[np.int64], at: int, rank: int) -> Clock:
         """The tasks before in the queue, all that shares in between have waited for, and the gate of the iteration. Of the
-        last one, if it is of the same iteration and may be done without its waits, only that it is done.
+        last one, or two, if they are of the same iteration and may be done without their waits, only that they are done.
         """
         table, num_tasks = self.order.clocks.table, self.view.num_tasks
         gates = self.order.signals.gates
         clock: Clock = np.zeros_like(table[0])
+        num_unmet = min(at, 2 if self.view.far_ahead[queue[at]] else 1)
         for place, before in enumerate(_backwards(queue, at, num_tasks)):
             spread = self.view.spread[before % num_tasks]
-            if place == 0 and at and (spread or before % num_tasks in self.looks):
+            if place < num_unmet and (spread or before % num_tasks in self._passed):
                 if not spread:
                     clock[self.order.chain[before]] = self.order.position[before]
                 continue

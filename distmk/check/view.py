@@ -135,6 +135,7 @@ class View:
         self.types, self.launch = every["type"].astype(np.int64), every["launch"].astype(np.int64)
         self.spread = self.launch == LaunchKind.SPREAD
         self.max_instances = every["max_instances"].astype(np.int64)
+        self.far_ahead = every["far_ahead"] != 0
         self.first_worker = every["first_worker"].astype(np.int64)
         self.worker: Ints = np.full(self.num_tasks, -1)
         self.queues: list[Ints] = []  # the tasks of every worker

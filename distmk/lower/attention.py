@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from distmk.abi import LaunchKind
 from distmk.lower.context import Lowering
 from distmk.lower.options import ATTENTION_LAUNCHES
 from distmk.model import SelfAttention
@@ -17,12 +16,14 @@ def lower_attention(c: Lowering, op: SelfAttention) -> None:
     layer, d = c.buffers.next_cache(), c.config.head_dim
     c.buffers.qkv.turn()
     c.buffers.attn.turn()
+    if c.buffers.lone:
+        c.buffers.lone.turn()
     for rank in c.ranks():
         (q0, q1), (k0, k1) = c.shards[rank].heads, c.shards[rank].kv_heads
         parts = [(op.q, q0 * d, q1 * d), (op.k, k0 * d, k1 * d), (op.v, k0 * d, k1 * d)]
         _qkv(c, op, rank, parts)
         _attend(c, op, rank, *layer)
-    c.row_parallel(f"{op.name}.o", op.o, c.buffers.attn, c.buffers.attn_slots, c.o_parts(), op.o_bias)
+    c.row_parallel(f"{op.name}.o", op.o, c.buffers.attn, c.buffers.attn_slots, c.o_parts(), op.o_bias, c.buffers.lone)
 
 
 def _qkv(c: Lowering, op: SelfAttention, rank: int, parts: list[tuple[str, int, int]]) -> None:
@@ -68,14 +69,16 @@ def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache:
             rope=c.rope[rank],
             q_norm=c.vector(rank, (f"{op.q_norm}.weight", 0, d)) if op.q_norm else None,
             k_norm=c.vector(rank, (f"{op.k_norm}.weight", 0, d)) if op.k_norm else None,
+            lone=b.lone.at(rank, 0, shape.lone_cols) if b.lone else None,
+            cleared=b.lone.cleared_at(rank, 0, shape.lone_cols) if b.lone else None,
             eps=c.config.rms_norm_eps,
-            arriving=launch is LaunchKind.SPREAD
-            and b.qkv.buffer.arriving
-            and c.num_early[rank] == c.options.num_workers,
+            arriving=c.is_spread and b.qkv.buffer.arriving and c.num_early[rank] == c.options.num_workers,
         )
     )
     merges = _merges(c, shape)
-    for worker, (begin, end) in enumerate(merges):
+    # Where a single row is merged elsewhere, those who have nothing of its attention have the others' merges.
+    first = c.options.num_workers - len(merges) if b.lone else 0
+    for worker, (begin, end) in enumerate(merges, first):
         c.graph.add(
             Merge(
                 rank=rank,
@@ -87,7 +90,8 @@ def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache:
                 out=b.attn.at(rank, shape.slice_begin(begin), shape.slice_begin(end)),
                 cleared=b.attn.cleared_at(rank, shape.slice_begin(begin), shape.slice_begin(end)),
                 batch=b.batch.at(rank),
-                arriving=launch is LaunchKind.SPREAD and len(merges) <= c.num_early[rank],
+                arriving=c.is_spread and not b.lone and len(merges) <= c.num_early[rank],
+                only_several=bool(b.lone),
             )
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from distmk.abi import MAX_ROWS, Epilogue, LaunchKind
+from distmk.abi import MAX_LONE_COLS, MAX_ROWS, Epilogue, LaunchKind
 from distmk.graph import Graph
 from distmk.lower.options import ATTENTION_LAUNCHES, DecodeOptions, cut, cut_rows
 from distmk.model import Model
@@ -34,7 +34,7 @@ class Lowering:
         self.num_pages = options.num_pages or options.max_pages * options.max_seqs
         self.shapes = [self.attention_shape(shard) for shard in self.shards]
         self.buffers: DecodeBuffers = make_buffers(
-            self.graph, self.config, self.shards, self.shapes, options.keep_logits
+            self.graph, self.config, self.shards, self.shapes, options.keep_logits, self._merges_lone_rows()
         )
         self.graph.batch = self.buffers.batch
         head_dim, positions = self.config.head_dim, options.max_model_len
@@ -91,12 +91,24 @@ class Lowering:
         """Each rank's (first column, columns) of the last matrix of the MLP."""
         return [(first, last - first) for first, last in (shard.mlp for shard in self.shards)]
 
+    @property
+    def is_spread(self) -> bool:
+        """Whether attention is in every worker's list."""
+        return ATTENTION_LAUNCHES[self.options.attention_launch] is LaunchKind.SPREAD
+
+    def _merges_lone_rows(self) -> bool:
+        """Whether a single row of attention is merged by those who multiply it, which spares a hop: they take pieces of
+        64 elements from where a layer leaves them by turns.
+        """
+        fits = all(k <= MAX_LONE_COLS for _, k in self.o_parts())
+        return self.is_spread and fits and self.config.head_dim % 64 == 0 and self.config.num_layers > 1
+
     def _num_early(self, rank: int) -> int:
         """Workers that may take what arrives before events say so: they have a part of every matrix of a layer, so that
         what they had waited for two operators ago tells them that places are clear and others done with what they clear.
         Where attention is handed out, nobody turns to a task before its waits are met.
         """
-        if ATTENTION_LAUNCHES[self.options.attention_launch] is not LaunchKind.SPREAD:
+        if not self.is_spread:
             return 0
         return min(map(len, (self.qkv_cuts(rank), self.mlp_cuts(rank), self.residual_cuts())))
 
@@ -130,9 +142,18 @@ class Lowering:
         return Slab(self.matrix(tensor, rank, self.config.hidden_size, rows), 0, end - begin)
 
     def row_parallel(
-        self, name: str, tensor: str, x: Turns, slots: Buffer, parts: list[tuple[int, int]], has_bias: bool
+        self,
+        name: str,
+        tensor: str,
+        x: Turns,
+        slots: Buffer,
+        parts: list[tuple[int, int]],
+        has_bias: bool,
+        lone: Turns | None = None,
     ) -> None:
-        """x_residual += sum over ranks of x_local @ columns.T; `parts` holds each rank's (first column, columns)."""
+        """x_residual += sum over ranks of x_local @ columns.T; `parts` holds each rank's (first column, columns). `lone`:
+        where attention has left a single row.
+        """
         hidden, b = self.config.hidden_size, self.buffers
         cuts = self.residual_cuts()
         b.x_rounded.turn()
@@ -155,7 +176,9 @@ class Lowering:
                         bias=bias and Slab(bias.weight, begin, end),
                         epilogue=epilogue,
                         num_ranks=self.options.num_ranks,
-                        arriving=x.buffer.arriving and worker < num_early,
+                        arriving=(lone or x).buffer.arriving and worker < num_early,
+                        lone=lone.at(rank, 0, self.shapes[rank].lone_cols) if lone else None,
+                        shape=self.shapes[rank] if lone else None,
                         **self.rounded(rank, begin, end, epilogue),
                     )
                 )

@@ -8,9 +8,9 @@ from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import MAX_ROWS, MERGE_SLICE, PART_FLOATS
+from distmk.abi import LONE_HEADER, MAX_ROWS, MERGE_SLICE, PART_FLOATS
 from distmk.regions import Region, Slab
-from distmk.tasks.base import Access, Layout, Task, access, batch_access, f32_access, task_type, vector_accesses
+from distmk.tasks.base import Access, Layout, Task, access, batch_access, f32_access, task_type
 
 
 def num_slices(head_dim: int) -> int:
@@ -27,6 +27,11 @@ def slice_begin(index: int, head_dim: int) -> int:
 def part_cols(max_splits: int) -> int:
     """Floats of the partial results of one slice of a query head: of each row and split its maximum, sum and elements."""
     return MAX_ROWS * max_splits * PART_FLOATS
+
+
+def lone_cols(num_heads: int, head_dim: int, max_splits: int) -> int:
+    """bf16 places of a lone row's results of all splits of some heads."""
+    return num_heads * max_splits * (LONE_HEADER + head_dim)
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,11 @@ class AttentionShape:
         return self.num_q * self.slices * self.part_cols
 
     @property
+    def lone_cols(self) -> int:
+        """bf16 places of a lone row's results of all splits."""
+        return lone_cols(self.num_q, self.head_dim, self.max_splits)
+
+    @property
     def cache_cols(self) -> int:
         """bf16 elements of one layer's K (or V) cache."""
         return self.num_pages * self.num_kv * self.page_size * self.head_dim
@@ -94,6 +104,8 @@ class AttentionArgs(ctypes.Structure):
         ("v_cache", c_uint64),
         ("page_table", c_uint64),  # i32 [slot, max_pages]
         ("part", c_uint64),  # f32 [q head, slice, row, split, PART_FLOATS]
+        ("lone", c_uint64),  # bf16 [q head, split, LONE_HEADER + head_dim]: there a single row goes instead; 0: nowhere
+        ("cleared", c_uint64),  # what is left zero, laid out as `lone`; 0: none
         ("batch", c_uint64),
         ("num_q", c_uint32),
         ("num_kv", c_uint32),
@@ -122,6 +134,10 @@ class Attention(Task):
     The split that owns a new position normalises, rotates and appends its K and V, so every position has one writer.
     `arriving`: a single row of `qkv` may be taken as it arrives, see `Linear`.
 
+    `lone`: where an iteration has a single row, each split's result is left there instead of in `part`, for a `Linear` task
+    that merges it as it takes it: the elements over the sum of their weights, rounded to bf16, behind the log of that sum.
+    They arrive, whole words at a time; `cleared`, an older one (`turns`), is left zero in all iterations.
+
     Split-KV attention with a later merge: Dao et al., "Flash-Decoding" (2023); RoPE: Su et al., arXiv:2104.09864.
     """
 
@@ -135,13 +151,15 @@ class Attention(Task):
     rope: Slab = None  # type: ignore[assignment]
     q_norm: Slab | None = None
     k_norm: Slab | None = None
+    lone: Region | None = None
+    cleared: Region | None = None
     eps: float = 0.0
     arriving: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = AttentionArgs
 
     def dtypes(self) -> Mapping[str, str | None]:
-        caches = {"k_cache": "bf16", "v_cache": "bf16"}
+        caches = {"k_cache": "bf16", "v_cache": "bf16", "lone": "bf16", "cleared": "bf16"}
         return {"qkv": "f32", **caches, "page_table": "i32", "part": "f32", "batch": None}
 
     goes_through_shares: ClassVar[bool] = True
@@ -150,7 +168,7 @@ class Attention(Task):
         return (self.qkv, self.k_cache, self.v_cache, self.page_table, self.batch)
 
     def writes(self) -> Iterable[Region]:
-        return (self.k_cache, self.v_cache, self.part)
+        return filter(None, (self.k_cache, self.v_cache, self.part, self.lone, self.cleared))
 
     def max_instances(self) -> int:
         return self.shape.num_kv * MAX_ROWS * self.shape.max_splits
@@ -166,6 +184,8 @@ class Attention(Task):
             v_cache=layout.operand(self.v_cache),
             page_table=layout.operand(self.page_table),
             part=layout.operand(self.part),
+            lone=layout.operand(self.lone),
+            cleared=layout.operand(self.cleared),
             batch=layout.operand(self.batch),
             num_q=s.num_q,
             num_kv=s.num_kv,
@@ -198,88 +218,12 @@ class Attention(Task):
             batch_access(rank, args.batch),
             access(True, rank, args.part, part_bytes),
         ]
+        lone_bytes = 2 * lone_cols(args.num_q, args.head_dim, args.max_splits)
+        if args.lone:
+            found.append(access(True, rank, args.lone, lone_bytes, align_bytes=16))
+        if args.cleared:
+            found.append(access(True, rank, args.cleared, lone_bytes, align_bytes=16)._replace(clears=True))
         for cache in (args.k_cache, args.v_cache):
             found += [access(False, rank, cache, cache_bytes), access(True, rank, cache, cache_bytes)]
         found += [access(False, rank, norm, 4 * args.head_dim) for norm in (args.q_norm, args.k_norm) if norm]
         return found
-
-
-class MergeArgs(ctypes.Structure):
-    _fields_ = [
-        ("part", c_uint64),  # of the first slice of this task
-        ("out", c_uint64),  # bf16 [rows, heads of this rank * head_dim], at the first head of this task
-        ("cleared", c_uint64),  # columns that are left zero, laid out as `out`; 0: none
-        ("batch", c_uint64),
-        ("first_slice", c_uint32),  # of the first head
-        ("num_slices", c_uint32),
-        ("head_dim", c_uint32),
-        ("out_stride", c_uint32),
-        ("max_splits", c_uint32),
-        ("min_split", c_uint32),
-        ("split_budget", c_uint32),
-        ("arriving", c_uint32),  # 1: parts are taken as they arrive, and left zero
-    ]
-
-
-@task_type(7, "merge")
-@dataclass(frozen=True, eq=False)
-class Merge(Task):
-    """Combine the splits of some query heads, or of slices of them, in split order, into the attention output.
-
-    `out`, bf16, are the columns of slices `slices` of this rank's heads, `part` their partial results. It is only ever
-    multiplied, for which it would be rounded anyhow. `cleared`: see `Linear`.
-
-    `arriving`: `part` lies in a buffer made for it (`Graph.buffer`), where an element that is not zero is there, and may be
-    taken before the events that say so for all of them, see `Linear`. The parts are left zero.
-    """
-
-    shape: AttentionShape = None  # type: ignore[assignment]
-    slices: tuple[int, int] = (0, 0)
-    part: Region = None  # type: ignore[assignment]
-    out: Region = None  # type: ignore[assignment]
-    batch: Region = None  # type: ignore[assignment]
-    cleared: Region | None = None
-    arriving: bool = False
-
-    Args: ClassVar[type[ctypes.Structure]] = MergeArgs
-
-    def dtypes(self) -> Mapping[str, str | None]:
-        return {"part": "f32", "out": "bf16", "batch": None, "cleared": "bf16"}
-
-    def reads(self) -> Iterable[Region]:
-        return (self.part, self.batch)
-
-    def writes(self) -> Iterable[Region]:
-        return filter(None, (self.out, self.cleared, self.part if self.arriving else None))
-
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        s, (begin, end) = self.shape, self.slices
-        first = begin % s.slices
-        in_head = 2 * s.slice_begin(first)
-        return MergeArgs(
-            part=layout.operand(self.part),
-            out=layout.operand(self.out) - in_head,
-            cleared=layout.operand(self.cleared) - in_head if self.cleared else 0,
-            batch=layout.operand(self.batch),
-            first_slice=first,
-            num_slices=end - begin,
-            head_dim=s.head_dim,
-            out_stride=self.out.buffer.cols,
-            max_splits=s.max_splits,
-            min_split=s.min_split,
-            split_budget=s.split_budget,
-            arriving=int(self.arriving),
-        )
-
-    @classmethod
-    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
-        begin, end = args.first_slice, args.first_slice + args.num_slices
-        first, last = (slice_begin(index, args.head_dim) for index in (begin, end))
-        part = access(False, rank, args.part, 4 * args.num_slices * part_cols(args.max_splits))
-        out, cleared = args.out + 2 * first, args.cleared and args.cleared + 2 * first
-        found = [
-            part._replace(early=bool(args.arriving)),
-            *vector_accesses(rank, out, cleared, last - first, MAX_ROWS, args.out_stride),
-            batch_access(rank, args.batch),
-        ]
-        return [*found, part._replace(write=True, clears=True)] if args.arriving else found

@@ -82,6 +82,9 @@ class Task:
     op: str
     worker: int | None = None
     launch: LaunchKind = LaunchKind.AHEAD
+    far_ahead: bool = (
+        False  # may begin before the waits of the last two tasks of its worker are met, not only the last's
+    )
 
     type_id: ClassVar[int]
     type_name: ClassVar[str]
@@ -121,6 +124,11 @@ class Task:
         says the same: who looks early at a single row has waited then, and who does at several leaves zeros, which is more
         than to fill what is read here.
         """
+        return False
+
+    @classmethod
+    def may_pass(cls, args: Any) -> bool:
+        """Whether the task has nothing to do in some iterations, and its worker then goes on before its waits are met."""
         return False
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from distmk.abi import MAX_ROWS, Candidate, Epilogue
 from distmk.regions import Region, Slab
+from distmk.tasks.attention import AttentionShape, lone_cols
 from distmk.tasks.base import (
     Access,
     Layout,
@@ -45,6 +46,10 @@ class LinearArgs(ctypes.Structure):
         ("out", c_uint64),
         ("rounded", c_uint64),  # STORE, ADD: bf16 columns of every row, what `out` is rounded to; 0: none
         ("cleared", c_uint64),  # columns that are left zero, laid out as `rounded`, or as `out` without it; 0: none
+        (
+            "lone",
+            c_uint64,
+        ),  # bf16 [head, split, LONE_HEADER + head_dim]: a single row is merged from there; 0: x has it
         ("batch", c_uint64),
         ("logits", c_uint64),  # ARGMAX: f32 [rows, vocabulary shard]; 0: not kept
         ("k", c_uint32),
@@ -58,7 +63,11 @@ class LinearArgs(ctypes.Structure):
         ("first_token", c_uint32),  # ARGMAX: token id of the first row
         ("logits_stride", c_uint32),
         ("k_pitch", c_uint32),  # elements of a row of the weight: k, or more where rows are packed in tiles
-        ("arriving", c_uint32),  # 1: a single row of x may be taken as it arrives
+        ("arriving", c_uint32),  # 1: a single row of x, or of lone, may be taken as it arrives
+        ("head_dim", c_uint32),  # of lone, and how attention was split
+        ("max_splits", c_uint32),
+        ("min_split", c_uint32),
+        ("split_budget", c_uint32),
     ]
 
 
@@ -79,6 +88,10 @@ class Linear(Task):
     once they do. Zeros are written as negative ones, and `cleared`, the same columns where an older vector lies (`turns`),
     is left zero. That is `rounded`'s vector, or `out`'s where there is none.
 
+    `lone`: a single row is not in x, but in pieces that attention of `shape` has left there (`Attention.lone`): each task
+    merges them for itself. x is then read where there are several rows, and not early. k is at most `MAX_LONE_COLS`, and
+    head_dim a multiple of 64 there.
+
     RMSNorm: Zhang and Sennrich, arXiv:1910.07467; SwiGLU: Shazeer, arXiv:2002.05202.
     """
 
@@ -96,18 +109,26 @@ class Linear(Task):
     first_token: int = 0
     logits: Region | None = None
     arriving: bool = False
+    lone: Region | None = None
+    shape: AttentionShape | None = None
 
     Args: ClassVar[type[ctypes.Structure]] = LinearArgs
     streams_weights: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
         out = {Epilogue.SWIGLU: "bf16", Epilogue.ARGMAX: None}.get(self.epilogue, "f32")
-        return {"x": "bf16", "out": out, "rounded": "bf16", "cleared": "bf16" if self.rounded else out, "logits": "f32"}
+        return {
+            "x": "bf16",
+            "out": out,
+            "rounded": "bf16",
+            "cleared": "bf16" if self.rounded else out,
+            "logits": "f32",
+            "lone": "bf16",
+        }
 
     def reads(self) -> Iterable[Region]:
         yield self.x
-        if self.batch:
-            yield self.batch
+        yield from filter(None, (self.lone, self.batch))
         if self.epilogue is Epilogue.ADD:
             yield self.out
 
@@ -120,7 +141,11 @@ class Linear(Task):
         return self.slab.num_bytes
 
     def encode(self, layout: Layout) -> ctypes.Structure:
+        shape = self.shape
+        splits = (shape.head_dim, shape.max_splits, shape.min_split, shape.split_budget) if shape else (0,) * 4
         return LinearArgs(
+            **dict(zip(("head_dim", "max_splits", "min_split", "split_budget"), splits, strict=True)),
+            lone=layout.operand(self.lone),
             x=layout.operand(self.x),
             weight=layout.operand(self.slab),
             bias=layout.operand(self.bias),
@@ -146,13 +171,18 @@ class Linear(Task):
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         rows, halves = rows_of(args.batch), 2 if args.epilogue == Epilogue.SWIGLU else 1
+        x = bf16_access(False, rank, args.x, args.k, rows, args.x_stride)
         found = [
-            bf16_access(False, rank, args.x, args.k, rows, args.x_stride)._replace(early=bool(args.arriving)),
+            x._replace(early=bool(args.arriving) and not args.lone),
             access(False, rank, args.weight, 2 * args.k_pitch * args.n * halves),
         ]
         if args.epilogue == Epilogue.ADD:
             old = f32_access(False, rank, args.out, args.n, rows, args.out_stride)
             found.append(old._replace(early=bool(args.arriving)))
+        if args.lone:
+            lone_bytes = 2 * lone_cols(args.k // args.head_dim, args.head_dim, args.max_splits)
+            lone = access(False, rank, args.lone, lone_bytes, align_bytes=16)
+            found.append(lone._replace(early=bool(args.arriving)))
         if args.bias:
             found.append(access(False, rank, args.bias, 4 * args.n * halves))
         if args.batch:

@@ -11,6 +11,7 @@ import small_cases as small
 from attention_cases import attention
 from attention_inputs import Heads
 from board import Board
+from lone_cases import lone
 
 from distmk.abi import Epilogue
 
@@ -38,6 +39,9 @@ CUDA = Sizes(
 )
 # SmolLM2's on two ranks, Qwen3-8B's on four, one query head a KV head, one KV head for all.
 REAL_HEADS = ((Heads(5, 3, 4), 64), (Heads(8, 4, 8), 128), (Heads(3, 1, 2), 64), (Heads(16, 16), 128))
+
+# Of 64 and 128 elements, in one block of columns and in two.
+LONE_HEADS = ((Heads(5, 3, 4), 64), (Heads(8, 4, 8), 128), (Heads(24, 4), 128))
 
 
 def add_all(board: Board, sizes: Sizes) -> None:
@@ -100,6 +104,9 @@ def _attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
             heads = Heads(int(rng.integers(1, 9)), int(rng.integers(1, 9)), int(rng.integers(0, 9)))
             page_size = int(rng.choice([1, 2, 16, 64]))
             yield _on_each(board, attention, sizes.attention_error, heads, head_dim, page_size, norms, *last)
+    for heads, head_dim in LONE_HEADS:
+        for alone in (True, True, False):
+            yield _on_each(board, lone, sizes.attention_error, heads, head_dim, alone, *last)
     for heads, head_dim in REAL_HEADS:
         if head_dim in sizes.head_dims:
             yield _on_each(board, attention, sizes.attention_error, heads, head_dim, 16, True, *last)

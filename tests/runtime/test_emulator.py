@@ -101,11 +101,14 @@ def test_same_tokens(
     assert [len(tokens) for tokens in got] == [6, 6]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_one_sequence(runner: Runner, tmp_path: Path, num_ranks: int) -> None:
-    """A row by itself is taken as it arrives; an odd number of layers, so that vectors lie in three places by turns."""
-    config = dataclasses.replace(CONFIG, num_layers=3)
-    prompts = ("--prompt-ids", "1,2,3,9", "--max-new-tokens", "8")
+@pytest.mark.parametrize(("num_ranks", "head_dim", "num_tokens"), [(1, 32, 4), (2, 32, 4), (1, 64, 4), (2, 64, 90)])
+def test_one_sequence(runner: Runner, tmp_path: Path, num_ranks: int, head_dim: int, num_tokens: int) -> None:
+    """A row by itself is taken as it arrives, its attention in pieces where heads are of 64 elements; an odd number of
+    layers, so that vectors lie in three places by turns.
+    """
+    config = dataclasses.replace(CONFIG, num_layers=3, head_dim=head_dim)
+    ids = ",".join(str(7 * i % 300) for i in range(1, num_tokens + 1))
+    prompts = ("--prompt-ids", ids, "--max-new-tokens", "8", "--max-model-len", "128")
     want = generate(runner, tmp_path, "host", 1, config=config, prompts=prompts)
     assert generate(runner, tmp_path, "emulated", num_ranks, config=config, prompts=prompts) == want
     assert len(want[0]) == 8

@@ -60,8 +60,9 @@ def spread_model(num_ranks: int, num_layers: int) -> Program:
 def test_all_look_early(num_ranks: int) -> None:
     program = spread_model(num_ranks, 2)
     accepted(program)
-    for op in ("qkv", "attention", "merge", "o", "gate_up", "down"):
+    for op in ("qkv", "attention", "o", "gate_up", "down"):
         assert decode_args(find(program, f"layer1.{op}")).arriving, op
+    assert decode_args(find(program, "layer1.merge")).only_several
 
 
 def test_who_has_not_waited_for_the_last_but_one() -> None:
@@ -96,13 +97,48 @@ def test_who_clears_what_others_still_read() -> None:
     assert "before its waits are met, and nothing orders it against layer1.gate_up (rank 0, worker 1)" in text
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_who_begins_too_far_ahead(num_ranks: int) -> None:
+    """gate_up may begin before the two tasks before it have heard what they wait for; down, which writes what others may
+    still read, or push over what they have not added up, may not.
+    """
+    program = spread_model(num_ranks, 3)
+    for name in ("layer1.gate_up", "layer1.o", "layer1.down"):
+        assert find(program, name).far_ahead == (name == "layer1.gate_up"), name
+    for desc, name in zip(program.ranks[0].tasks, program.ranks[0].task_names, strict=True):
+        if name == "layer1.down":
+            desc.far_ahead = 1
+    oracle = Oracle(program).faults
+    assert bool(oracle) == bool(complaint(program)) == (num_ranks == 2), oracle
+    if oracle:
+        assert "layer1.down (rank 0, worker 0) in the next iteration writes mlp_slots" in refusal(program)
+
+
+def test_who_passes_by_a_merge() -> None:
+    """Of a single row a merge has nothing to do: who comes behind it does not know that attention is done, and has cleared
+    what it clears.
+    """
+    program = spread_model(1, 3)
+    cleared = decode_args(find(program, "layer1.attention")).cleared
+    for desc, name in zip(program.ranks[0].tasks, program.ranks[0].task_names, strict=True):
+        if name == "layer1.o":
+            type(decode_args(desc)).from_buffer(desc.args).lone = cleared
+    assert "arrival" in Oracle(program).faults
+    text = refusal(program)
+    assert "layer1.o (rank 0, worker 0) in the next iteration may look at attention_lone" in text
+    assert "before layer1.attention (rank 0, every worker) in the next iteration has cleared it" in text
+
+
 def damage(program: Program, source: random.Random) -> str:
-    """Lets a task look early that does not, or the other way round, or clear what another one does."""
+    """Lets a task look early that does not, or the other way round, or begin sooner, or clear what another one does."""
     part = source.choice(program.ranks)
     early = [desc for desc in part.tasks if hasattr(decode_args(desc), "arriving")]
     desc = source.choice(early)
     args = type(decode_args(desc)).from_buffer(desc.args)
-    which = source.choice(["arriving", "cleared"])
+    which = source.choice(["arriving", "cleared", "far_ahead"])
+    if which == "far_ahead":
+        desc.far_ahead ^= 1
+        return f"far_ahead of a task of type {desc.type} became {desc.far_ahead}"
     if which == "arriving" or not getattr(args, "cleared", 0):
         args.arriving ^= 1
         return f"arriving of a task of type {desc.type} became {args.arriving}"

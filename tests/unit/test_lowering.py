@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 from tiny_config import tiny_config
@@ -43,6 +45,29 @@ def test_more_rows_are_merged_by_more_tasks() -> None:
     assert counts == [3, 6, 12, 12], "three heads of four slices each"
     fewer = [len(merges(16, num_workers, 128)[1]) for num_workers in (1, 5, 11)]
     assert fewer == [1, 5, 11]
+
+
+@pytest.mark.parametrize(
+    ("changes", "launch", "lone"),
+    [
+        ({"head_dim": 64}, "spread", True),
+        ({"head_dim": 128, "num_heads": 64}, "spread", True),
+        ({"head_dim": 128, "num_heads": 66}, "spread", False),  # 4224 columns a rank
+        ({"head_dim": 80}, "spread", False),
+        ({"head_dim": 64, "num_layers": 1}, "spread", False),
+        ({"head_dim": 64}, "massive", False),
+    ],
+)
+def test_who_merges_a_lone_row(changes: dict[str, int], launch: Literal["massive", "spread"], lone: bool) -> None:
+    """Tasks that multiply it, where they can; then merges are of workers that have no part of a single row's attention."""
+    config = tiny_config(**{"num_layers": 2, "num_heads": 6, "num_kv_heads": 2, **changes})
+    options = DecodeOptions(2, 7, max_seqs=1, max_model_len=64, attention_launch=launch)
+    tasks = lower(build_model(config), options).tasks
+    assert {bool(task.lone) for task in tasks if isinstance(task, Linear) and task.op.endswith(".o")} == {lone}
+    for rank in range(2):
+        merges = [task for task in tasks if isinstance(task, Merge) and task.rank == rank and task.op[:6] == "layer0"]
+        workers = [*range(7 - len(merges), 7)] if lone else [*range(len(merges))]
+        assert [(task.only_several, task.worker) for task in merges] == [(lone, worker) for worker in workers]
 
 
 @pytest.mark.parametrize(("wrong", "must"), [("x", "bf16"), ("rounded", "bf16"), ("out", "f32")])

@@ -32,18 +32,19 @@ DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t next_lines, 
   }
 }
 
-// Where this lane's four elements of a query's result lie. Asked for before the warps meet: some have nothing else to
-// do.
-DISTMK_FN float* part_of(const Work& w, uint32_t query) {
+// Where this lane's four elements of a query's result lie, behind a header. Asked for before the warps meet: some have
+// nothing else to do.
+DISTMK_FN void* part_of(const Work& w, uint32_t query) {
   const uint32_t lane = threadIdx.x % 32, slices = (w.args.head_dim + MERGE_SLICE - 1) / MERGE_SLICE;
+  if (w.is_lone()) return w.lone_at(w.args.lone, query, w.instance.split) + LONE_HEADER + 4 * lane;
   const uint32_t row = w.row_of(query), slice = (w.first_head + query - row * w.num_heads) * slices + lane / PART_LANES;
   return w.context.at<float>(w.args.part) + slice * slice_floats(w.args.max_splits) +
-         part_begin(w.run.row_begin + row, w.instance.split, w.args.max_splits) + lane % PART_LANES * 4;
+         part_begin(w.run.row_begin + row, w.instance.split, w.args.max_splits) + PART_HEADER + lane % PART_LANES * 4;
 }
 
 // Merges the warps' results for a query and writes them out; a warp a query, four elements a lane. All maxima and sums
 // are read at once, and so are some of the results; of warps that had no chunk they weigh nothing.
-DISTMK_FN void write_query(const Work& w, uint32_t index, float* out) {
+DISTMK_FN void write_query(const Work& w, uint32_t index, void* out) {
   constexpr uint32_t AT_ONCE = NUM_WARPS / 2;
   const uint32_t lane = threadIdx.x % 32;
   const auto found_by = [&](uint32_t turn) { return w.merged(turn, index); };
@@ -71,8 +72,31 @@ DISTMK_FN void write_query(const Work& w, uint32_t index, float* out) {
     }
   }
   if (4 * lane >= w.args.head_dim) return;
-  if (lane % PART_LANES == 0) store_four(out, {maximum, sum, 0, 0});
-  store_four(out + PART_HEADER, acc);
+  if (w.is_lone()) {
+    const float scale = __fdividef(1.0f, sum);
+    const uint32_t pairs[2] = {pack_bf16(acc.x * scale, acc.y * scale), pack_bf16(acc.z * scale, acc.w * scale)};
+    store_arriving(static_cast<uint2*>(out), {arrived_pair(pairs[0]), arrived_pair(pairs[1])});
+    // Last: who waits looks at it alone.
+    if (lane == 0)
+      store_element(reinterpret_cast<float*>(static_cast<__nv_bfloat16*>(out) - LONE_HEADER), maximum + __logf(sum));
+    return;
+  }
+  if (lane % PART_LANES == 0) store_four(static_cast<float*>(out) - PART_HEADER, {maximum, sum, 0, 0});
+  store_four(static_cast<float*>(out), acc);
+}
+
+// Leaves zero what splits of a lone row may have left a turn before, as many as there were then: a warp a head.
+DISTMK_FN void clear_lone(const Work& w) {
+  const uint32_t lane = threadIdx.x % 32;
+  if (!w.args.cleared || w.instance.run != 0 || 4 * lane >= w.args.head_dim) return;
+#pragma unroll 1
+  for (uint32_t query = threadIdx.x / 32; query < w.num_heads; query += NUM_WARPS)
+#pragma unroll 1
+    for (uint32_t split = w.instance.split; split < w.args.max_splits; split += w.instance.num_splits) {
+      __nv_bfloat16* out = w.lone_at(w.args.cleared, query, split);
+      if (lane == 0) store_arriving(reinterpret_cast<float*>(out), 0.0f);
+      store_arriving(reinterpret_cast<uint2*>(out + LONE_HEADER) + lane, {0, 0});
+    }
 }
 
 // False: the launch was over before its inputs were there.
@@ -106,6 +130,7 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
       context.look_for_inputs();
     else if (!context.inputs_ready())
       return false;
+    if (block == 0) clear_lone(w);
     stage_queries(w, block, count, arriving);
     if (block == 0) stage_new(w, count, arriving);
     context.inputs_found();
@@ -119,7 +144,7 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
       if (first >= count) break;
       const uint32_t end = min(first + MERGED_QUERIES, count);
       partial.write(w.merged(opaque(w.chunk_turn()), 0), first, end);
-      float* part = first + warp < end ? part_of(w, block + first + warp) : nullptr;
+      void* part = first + warp < end ? part_of(w, block + first + warp) : nullptr;
       team.sync();
       if (part) write_query(w, warp, part);
       team.sync();

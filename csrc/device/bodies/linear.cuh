@@ -1,6 +1,7 @@
 // Linear layers on tensor cores: rows of weights are the m dimension, tokens the n dimension, so that up to eight
 // tokens cost little more than one. Activations are bf16, sums are float32.
 #pragma once
+#include "device/lone_row.cuh"
 #include "device/weight_tiles.cuh"
 
 namespace distmk {
@@ -33,16 +34,23 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
   uint32_t group = 0;
   bool looks = false;  // whether blocks of activations are looked at until they are there
   if constexpr (AHEAD) {
-    EarlyTile early;
-    early.take(args, rows, places.stage, lane);
     const bool near = fit_near(args, num_rows);
     looks = args.arriving && num_rows == 1;
+    LoneRow lone(context, args, looks, first_column());
+    EarlyTile early;
+    early.take(args, rows, places.stage, lane);
     // What was taken is not in the ring any more.
     if (looks)
       context.look_for_inputs();
     else if (!context.inputs_ready())
       return keep_places(places);
-    if (near) bring_near(context, a, looks, first_column());
+    if (near && args.lone) {
+      lone.bring(near_memory());
+      context.inputs_found();
+      use_near(a);
+    } else if (near) {
+      bring_near(context, a, looks, first_column());
+    }
     looks = looks && !near;
     x.load_there(context, looks, a, first_column());
     x.clear_behind(a, first_column());

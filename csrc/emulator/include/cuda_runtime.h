@@ -40,6 +40,7 @@ inline uint32_t min(uint32_t a, uint32_t b) { return a < b ? a : b; }
 inline uint32_t max(uint32_t a, uint32_t b) { return a > b ? a : b; }
 inline float rsqrtf(float v) { return 1.0f / std::sqrt(v); }
 inline float __expf(float v) { return std::exp(v); }
+inline float __logf(float v) { return std::log(v); }
 inline unsigned __float_as_uint(float v) { return __builtin_bit_cast(unsigned, v); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline int __clz(int v) { return v ? __builtin_clz(static_cast<unsigned>(v)) : 32; }
@@ -92,7 +93,8 @@ inline void all_of_all() {
 }  // namespace distmk
 
 template <class T>
-T __shfl_sync(unsigned, T value, uint32_t lane) {
+T __shfl_sync(unsigned, T value, uint32_t lane, uint32_t width = 32) {
+  lane = distmk::emulator::current().thread % 32 / width * width + lane % width;
   using namespace distmk::emulator;
   const Unwatched here;
   memcpy(operands(), &value, sizeof value);

@@ -71,6 +71,8 @@ class AttentionTask {
   void soften(uint32_t begin, uint32_t count);
   void accumulate(uint32_t begin, uint32_t count);
   void write_parts() const;
+  void write_lone() const;
+  void clear_lone() const;
 };
 
 AttentionTask::AttentionTask(const Context& context, const AttentionArgs& args, uint32_t instance)
@@ -244,8 +246,39 @@ void AttentionTask::write_parts() const {
   }
 }
 
+// A row by itself, for those who multiply it: the elements over the sum of their weights, behind the log of that sum.
+// Nothing of it is zero.
+void AttentionTask::write_lone() const {
+  for (uint32_t q = 0; q < num_queries_; ++q) {
+    uint16_t* out =
+        context_.at<uint16_t>(args_.lone) + lone_begin(first_head_ + q, instance_.split, args_.max_splits, head_dim_);
+    const float weight = max_[q] + std::log(total_[q]), scale = 1.0f / total_[q];
+    const float header = weight == 0.0f ? -0.0f : weight;
+    memcpy(out, &header, sizeof header);
+    const float* sums = sums_ + uint64_t{q} * head_dim_;
+    float* row = scratch<HeadTag>(head_dim_);
+    uint32_t d = 0;
+    for (; d + BLOCK <= head_dim_; d += BLOCK) join_block(row + d, sums + d);
+    for (; d < head_dim_; ++d) row[d] = sums[d];
+    for (d = 0; d < head_dim_; ++d) {
+      const uint16_t bits = to_bf16(row[d] * scale);
+      out[LONE_HEADER + d] = bits ? bits : 0x8000;
+    }
+  }
+}
+
+// What splits of a lone row may have left a turn before, as many as there were then.
+void AttentionTask::clear_lone() const {
+  if (!args_.cleared || instance_.run != 0) return;
+  for (uint32_t head = first_head_; head < first_head_ + num_heads_; ++head)
+    for (uint32_t split = instance_.split; split < args_.max_splits; split += instance_.num_splits)
+      clear(context_.at<uint16_t>(args_.cleared) + lone_begin(head, split, args_.max_splits, head_dim_), 1, 0,
+            LONE_HEADER + head_dim_);
+}
+
 void AttentionTask::run() {
   append();
+  clear_lone();
   if (!num_queries_) return;
   const PackedRows queries = pack_queries();
   for (uint32_t begin = begin_; begin < end_; begin += CHUNK) {
@@ -254,7 +287,10 @@ void AttentionTask::run() {
     soften(begin, count);
     accumulate(begin, count);
   }
-  write_parts();
+  if (args_.lone && context_.at<Batch>(args_.batch)->num_rows == 1)
+    write_lone();
+  else
+    write_parts();
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
+#include <algorithm>
 #include <cmath>
 
 #include "host/bodies/matmul.h"
 #include "runtime/candidates.h"
 #include "runtime/context.h"
+#include "runtime/splits.h"
 
 namespace distmk {
 
@@ -11,6 +13,7 @@ using namespace simd;
 namespace {
 
 struct WideTag;
+struct PartTag;
 struct XTag;
 struct YTag;
 
@@ -30,11 +33,40 @@ Rows choose_rows(const Batch* batch, bool sampled_only) {
   return rows;
 }
 
+// A lone row, merged from what attention's splits have left of it, and rounded as a vector would be.
+void merge_row(float* x, const Context& context, const LinearArgs& args, const BatchRun& run) {
+  const uint32_t num_splits = Splits::of_only(args, run);
+  const auto* lone = context.at<uint16_t>(args.lone);
+  float* part = scratch<PartTag>(args.head_dim);
+  for (uint32_t head = 0; head < args.k / args.head_dim; ++head, x += args.head_dim) {
+    const auto split_at = [&](uint32_t s) { return lone + lone_begin(head, s, args.max_splits, args.head_dim); };
+    const auto weight_of = [&](uint32_t s) {
+      float found;
+      memcpy(&found, split_at(s), sizeof found);
+      return found;
+    };
+    float max = -INFINITY, total = 0.0f;
+    for (uint32_t s = 0; s < num_splits; ++s) max = std::max(max, weight_of(s));
+    std::fill(x, x + args.head_dim, 0.0f);
+    for (uint32_t s = 0; s < num_splits; ++s) {
+      const float weight = std::exp(weight_of(s) - max);
+      total += weight;
+      from_bf16(part, split_at(s) + LONE_HEADER, args.head_dim);
+      for (uint32_t d = 0; d < args.head_dim; ++d) x[d] += weight * part[d];
+    }
+    for (uint32_t d = 0; d < args.head_dim; ++d) x[d] = from_bf16(to_bf16(x[d] / total));
+  }
+}
+
 PackedRows pack(const Context& context, const LinearArgs& args, Rows& rows) {
   PackedRows packed(scratch<XTag>(PackedRows::num_floats(rows.count, args.k)), rows.count, args.k);
   float* x = scratch<WideTag>(args.k);
+  const Batch* batch = context.at<Batch>(args.batch);
   for (uint32_t i = 0; i < rows.count; ++i) {
-    from_bf16(x, context.at<uint16_t>(args.x) + uint64_t{rows.index[i]} * args.x_stride, args.k);
+    if (args.lone && batch->num_rows == 1)
+      merge_row(x, context, args, batch->runs[0]);
+    else
+      from_bf16(x, context.at<uint16_t>(args.x) + uint64_t{rows.index[i]} * args.x_stride, args.k);
     if (args.normalized)
       rows.scale[i] = 1.0f / std::sqrt(sum_squares(x, args.k) / static_cast<float>(args.k) + args.eps);
     packed.set(i, x, 1.0f);

@@ -1,0 +1,91 @@
+"""Attention whose single row is merged by the tasks that multiply it, and that of several rows by a merge in between."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from arrays import ROUNDING, assert_close
+from attention_inputs import AttentionInputs, Heads
+from board import Board, Memory, f32
+
+from distmk.abi import LONE_HEADER, MAX_ROWS, LaunchKind, Space
+from distmk.regions import Region
+from distmk.tasks import Attention, Linear, Merge
+
+NUM_PICKED = 61
+
+
+def lone(board: Board, rank: int, error: float, heads: Heads, head_dim: int, alone: bool, max_len: int) -> None:
+    """The product picks elements of attention's output, of what lies in memory as exactly as they are merged from it."""
+    inputs = AttentionInputs(board.rng, heads, head_dim, 16, True, max_len, alone)
+    s, k = inputs.shape, heads.num_q * head_dim
+    what = f"lone {'row' if alone else 'rows'} of attention {s} {inputs.runs}"
+    caches = [board.give_all(rank, cache, "bf16", space=Space.LOCAL) for cache in inputs.caches]
+    batch = board.give_all(rank, inputs.batch, "u8", space=Space.HEAP)
+    places = [board.buffer(s.lone_cols, dtype="bf16").at(rank) for _ in range(2)]
+    part, x = board.buffer(s.num_parts).at(rank), board.buffer(k, MAX_ROWS, "bf16").at(rank)
+    qkv = board.give(board.buffer(inputs.qkv.shape[1], MAX_ROWS).at(rank), inputs.qkv)
+    q_norm, k_norm = (board.vector(rank, norm) for norm in inputs.norms or (None, None))
+    board.graph.add(
+        Attention(
+            rank,
+            what,
+            launch=LaunchKind.SPREAD if board.rng.random() < 0.5 else LaunchKind.MASSIVE,
+            shape=s,
+            qkv=qkv.buffer.at(rank, 0, s.qkv_cols),
+            k_cache=caches[0],
+            v_cache=caches[1],
+            page_table=board.give_all(rank, inputs.pages, "i32", space=Space.HEAP),
+            part=part,
+            lone=places[0],
+            cleared=places[1],
+            batch=batch,
+            rope=board.graph.constant(board.name("rope"), rank, inputs.rope.numpy()),
+            q_norm=q_norm,
+            k_norm=k_norm,
+            eps=1e-6,
+        )
+    )
+    slices = (0, s.num_q * s.slices)
+    merge = Merge(rank, f"merge of {what}", shape=s, slices=slices, part=part, out=x, batch=batch, only_several=True)
+    board.graph.add(merge)
+    picked = board.rng.integers(0, k, NUM_PICKED)
+    weight = torch.zeros(NUM_PICKED, k).index_put_((torch.arange(NUM_PICKED), torch.from_numpy(picked)), torch.ones(()))
+    out, rows = board.buffer(NUM_PICKED, MAX_ROWS).at(rank), inputs.batch.num_rows
+    slab = board.matrix(rank, weight.bfloat16())
+    board.graph.add(Linear(rank, f"product of {what}", x=x, slab=slab, out=out, batch=batch, lone=places[0], shape=s))
+    for written in (*caches, part, places[1]):
+        board.written(written)
+    board.written(out, rows)
+    if rows == 1:
+        _declare(board, inputs, places[0].buffer.at(rank))
+    else:
+        board.written(x, rows)
+
+    def check(memory: Memory) -> None:
+        raw = np.stack([memory[cache.buffer].reshape(-1) for cache in caches])
+        held = torch.from_numpy(raw).view(torch.bfloat16).view(inputs.caches.shape)
+        inputs.check_caches(held)
+        cleared = memory[places[1].buffer].view(np.uint16).reshape(s.num_q, s.max_splits, -1)
+        assert_close("cleared ", cleared[..., LONE_HEADER:], np.zeros_like(cleared[..., LONE_HEADER:]), 0)
+        assert_close("cleared weights ", cleared[..., :2], np.zeros_like(cleared[..., :2]), 0)
+        got = f32(memory, out, rows)
+        if rows == 1:
+            left = memory[places[0].buffer].reshape(-1).view(np.uint16)
+            inputs.check_lone(left, held, error)
+            want = inputs.merged_lone(left)[None, picked]
+            assert_close("merged ", got, want, ROUNDING["bf16"] * np.abs(want) + 1e-6)
+        else:
+            inputs.check_merged(f32(memory, x, MAX_ROWS), held, error)
+            assert_close("picked ", got, f32(memory, x, rows)[:, picked], 0)
+
+    board.check(rank, what, check)
+
+
+def _declare(board: Board, inputs: AttentionInputs, lone: Region) -> None:
+    """What a single row's splits may write; of a header no more than its first word is anybody's."""
+    s, size = inputs.shape, LONE_HEADER + inputs.head_dim
+    for head in range(s.num_q):
+        for split in range(inputs.splits(0)):
+            begin = (head * s.max_splits + split) * size
+            board.written(lone.buffer.at(lone.rank, begin, begin + size))
