@@ -37,10 +37,7 @@ class TaskDesc(ctypes.Structure):
         ("order", c_uint32),
         ("max_instances", c_uint32),
         ("first_worker", c_uint32),
-        (
-            "far_ahead",
-            c_uint32,
-        ),  # 1: may begin while the last two tasks of its queue still wait for events, not only the last
+        ("far_ahead", c_uint32),  # 1: may begin while the last two tasks of its queue wait, not only the last
         ("args", c_uint8 * TASK_ARGS_BYTES),
     ]
 

@@ -75,16 +75,15 @@ def vector_accesses(
 @dataclass(frozen=True, eq=False)
 class Task:
     """Work on `rank`, for one worker unless `launch` says else. `worker` None lets the graph choose; `op` names the
-    operator it is part of.
+    operator it is part of. `far_ahead`: it may begin before the waits of the last two tasks of its worker are met, not only
+    of the last.
     """
 
     rank: int
     op: str
     worker: int | None = None
     launch: LaunchKind = LaunchKind.AHEAD
-    far_ahead: bool = (
-        False  # may begin before the waits of the last two tasks of its worker are met, not only the last's
-    )
+    far_ahead: bool = False
 
     type_id: ClassVar[int]
     type_name: ClassVar[str]

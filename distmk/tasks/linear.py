@@ -8,7 +8,8 @@ from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import MAX_ROWS, Candidate, Epilogue
+from distmk.abi import MAX_LONE_COLS, MAX_ROWS, Candidate, Epilogue
+from distmk.errors import UsageError
 from distmk.regions import Region, Slab
 from distmk.tasks.attention import AttentionShape, lone_cols
 from distmk.tasks.base import (
@@ -46,10 +47,7 @@ class LinearArgs(ctypes.Structure):
         ("out", c_uint64),
         ("rounded", c_uint64),  # STORE, ADD: bf16 columns of every row, what `out` is rounded to; 0: none
         ("cleared", c_uint64),  # columns that are left zero, laid out as `rounded`, or as `out` without it; 0: none
-        (
-            "lone",
-            c_uint64,
-        ),  # bf16 [head, split, LONE_HEADER + head_dim]: a single row is merged from there; 0: x has it
+        ("lone", c_uint64),  # bf16 [head, split, LONE_HEADER + head_dim]: where a single row is merged from; 0: it is x
         ("batch", c_uint64),
         ("logits", c_uint64),  # ARGMAX: f32 [rows, vocabulary shard]; 0: not kept
         ("k", c_uint32),
@@ -114,6 +112,21 @@ class Linear(Task):
 
     Args: ClassVar[type[ctypes.Structure]] = LinearArgs
     streams_weights: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """UsageError where a body could not merge `lone`."""
+        if not self.lone:
+            return
+        shape, k = self.shape, self.x.cols
+        if not shape or not self.batch or self.epilogue is Epilogue.ARGMAX:
+            raise UsageError(
+                f"task {self.op} takes a lone row; give it a shape and a batch, and another epilogue than ARGMAX"
+            )
+        if k != shape.num_q * shape.head_dim or k > MAX_LONE_COLS or shape.head_dim % 64:
+            raise UsageError(
+                f"task {self.op} takes a lone row of {shape.num_q} heads of {shape.head_dim} as {k} columns; it must be all of "
+                f"them, at most {MAX_LONE_COLS}, and heads a multiple of 64"
+            )
 
     def dtypes(self) -> Mapping[str, str | None]:
         out = {Epilogue.SWIGLU: "bf16", Epilogue.ARGMAX: None}.get(self.epilogue, "f32")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from tiny_config import tiny_config
 
 from distmk import Graph
+from distmk.abi import Epilogue
 from distmk.errors import UsageError
 from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
-from distmk.tasks import Affine, Linear, Merge, Put, Sum
+from distmk.tasks import Affine, AttentionShape, Linear, Merge, Put, Sum
 
 
 def merges(max_seqs: int, num_workers: int, head_dim: int) -> list[list[Merge]]:
@@ -78,6 +79,31 @@ def test_operands_are_of_the_dtype_that_a_body_takes(wrong: str, must: str) -> N
     weight = graph.constant("w", 0, np.zeros((8, 8), np.uint16))
     with pytest.raises(UsageError, match=rf"task product: {wrong} must be {must}; {wrong}\[0:8\]@0 is i32"):
         graph.add(Linear(0, "product", slab=weight, **regions))
+
+
+@pytest.mark.parametrize(
+    ("changes", "must"),
+    [
+        ({"shape": None}, "give it a shape and a batch"),
+        ({"epilogue": Epilogue.ARGMAX}, "another epilogue than ARGMAX"),
+        ({"num_q": 3}, "of 3 heads of 64 as 128 columns; it must be all of them"),
+        ({"head_dim": 32, "num_q": 4}, "heads a multiple of 64"),
+        ({"num_q": 66, "k": 66 * 64}, "at most 4096"),
+    ],
+)
+def test_lone_rows_that_cannot_be_merged(changes: dict[str, Any], must: str) -> None:
+    graph, k = Graph(1, 1), changes.get("k", 128)
+    x, lone, batch = (graph.buffer(name, k, dtype="bf16").at(0) for name in ("x", "lone", "batch"))
+    num_q, head_dim = changes.get("num_q", 2), changes.get("head_dim", 64)
+    shape = AttentionShape(num_q, 1, head_dim, num_q, 0, 0, 16, 4, 4, 2, 64, 1)
+    weight, out = graph.constant("w", 0, np.zeros((8, k), np.uint16)), graph.buffer("out", 8).at(0)
+    given = {
+        "shape": shape,
+        "epilogue": Epilogue.STORE,
+        **{k: v for k, v in changes.items() if k in ("shape", "epilogue")},
+    }
+    with pytest.raises(UsageError, match=f"task product takes a lone row.*{must}"):
+        Linear(0, "product", x=x, slab=weight, out=out, batch=batch, lone=lone, **given)
 
 
 def test_missing_operands() -> None:
