@@ -105,7 +105,7 @@ def _attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
             page_size = int(rng.choice([1, 2, 16, 64]))
             yield _on_each(board, attention, sizes.attention_error, heads, head_dim, page_size, norms, *last)
     for heads, head_dim in LONE_HEADS:
-        for alone in (True, True, False):
+        for alone in (True, False):
             yield _on_each(board, lone, sizes.attention_error, heads, head_dim, alone, *last)
     for heads, head_dim in REAL_HEADS:
         if head_dim in sizes.head_dims:
