@@ -23,16 +23,18 @@ def lower_attention(c: Lowering, op: SelfAttention) -> None:
         parts = [(op.q, q0 * d, q1 * d), (op.k, k0 * d, k1 * d), (op.v, k0 * d, k1 * d)]
         _qkv(c, op, rank, parts)
         _attend(c, op, rank, *layer)
-    c.row_parallel(f"{op.name}.o", op.o, c.buffers.attn, c.buffers.attn_slots, c.o_parts(), op.o_bias, c.buffers.lone)
+    c.row_parallel(
+        f"{op.name}.o", op.o, c.buffers.attn, c.buffers.attn_slots, c.o_parts(), op.o_bias, c.buffers.lone, c.num_spared
+    )
 
 
 def _qkv(c: Lowering, op: SelfAttention, rank: int, parts: list[tuple[str, int, int]]) -> None:
     hidden, b = c.config.hidden_size, c.buffers
     segments = [Segment(f"{tensor}.weight", begin, end) for tensor, begin, end in parts]
-    cuts, num_early = c.qkv_cuts(rank), c.num_early[rank]
+    cuts, num_early = c.qkv_cuts(rank, c.num_spared), c.num_early[rank]
     weight = c.matrix(f"{op.name}.qkv", rank, hidden, segments, cuts, norm=op.norm)
     bias = c.vector(rank, *((f"{t}.bias", s, e) for t, s, e in parts)) if op.qkv_bias else None
-    for worker, (begin, end) in enumerate(cuts):
+    for worker, (begin, end) in enumerate(cuts, c.num_spared):
         c.graph.add(
             Linear(
                 rank=rank,

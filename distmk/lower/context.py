@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from distmk.abi import MAX_LONE_COLS, MAX_ROWS, Epilogue, LaunchKind
+from distmk.abi import MAX_LONE_COLS, MAX_ROWS, SPLITS_AT_ONCE, Epilogue, LaunchKind
 from distmk.graph import Graph
 from distmk.lower.options import ATTENTION_LAUNCHES, DecodeOptions, cut, cut_rows
 from distmk.model import Model
@@ -43,6 +43,7 @@ class Lowering:
             for rank in self.ranks()
         ]
 
+        self.num_spared = self._num_spared()
         self.num_early = [self._num_early(rank) for rank in self.ranks()]
 
     def ranks(self) -> range:
@@ -64,23 +65,26 @@ class Lowering:
             num_workers=self.options.num_workers,
         )
 
-    def qkv_cuts(self, rank: int) -> Cuts:
-        """Which rows of the query, key and value matrices, one after another, are whose."""
+    def qkv_cuts(self, rank: int, num_spared: int = 0) -> Cuts:
+        """Which rows of the query, key and value matrices, one after another, are whose, but for the first `num_spared`
+        workers.
+        """
         shape = self.shapes[rank]
         rows = (shape.num_q + 2 * shape.num_kv) * self.config.head_dim
-        return cut_rows(rows, self.config.hidden_size, self.options.num_workers)
+        return cut_rows(rows, self.config.hidden_size, self.options.num_workers - num_spared)
 
     def mlp_cuts(self, rank: int) -> Cuts:
         """Which columns of the MLP are whose."""
         first, last = self.shards[rank].mlp
         return cut(last - first, 4 * self.config.hidden_size, self.options.num_workers)
 
-    def residual_cuts(self) -> Cuts:
+    def residual_cuts(self, num_spared: int = 0) -> Cuts:
         """Which columns of the residual stream are whose, and so which rows of the matrices whose columns ranks share out:
-        the same of all of them, as a worker that adds to what another one wrote would have to wait for it.
+        the same of all of them, as a worker that adds to what another one wrote would have to wait for it. But for the
+        first `num_spared` workers.
         """
         widest = max(k for _, k in (*self.o_parts(), *self.down_parts()))
-        return cut_rows(self.config.hidden_size, widest, self.options.num_workers)
+        return cut_rows(self.config.hidden_size, widest, self.options.num_workers - num_spared)
 
     def o_parts(self) -> list[tuple[int, int]]:
         """Each rank's (first column, columns) of the projection behind attention."""
@@ -111,6 +115,19 @@ class Lowering:
         if not self.is_spread:
             return 0
         return min(map(len, (self.qkv_cuts(rank), self.mlp_cuts(rank), self.residual_cuts())))
+
+    def _num_spared(self) -> int:
+        """Workers without a part of qkv and o: those that have a single row's attention would come to it late, and to o when
+        all others have been through theirs. Where ranks push what o gives, workers need not be those that add to the residual
+        stream behind the MLP.
+        """
+        all_early = all(self._num_early(rank) == self.options.num_workers for rank in self.ranks())
+        if self.options.num_ranks == 1 or not self.buffers.lone or not all_early:
+            return 0
+        if self.options.num_spared is not None:
+            return self.options.num_spared
+        busy = max(shape.num_kv for shape in self.shapes) * SPLITS_AT_ONCE
+        return busy if 3 * busy <= self.options.num_workers else 0
 
     def vector(self, rank: int, *parts: tuple[str, int, int]) -> Slab:
         segments = [Segment(f"{tensor}", begin, end) for tensor, begin, end in parts]
@@ -150,19 +167,20 @@ class Lowering:
         parts: list[tuple[int, int]],
         has_bias: bool,
         lone: Turns | None = None,
+        num_spared: int = 0,
     ) -> None:
         """x_residual += sum over ranks of x_local @ columns.T; `parts` holds each rank's (first column, columns). `lone`:
-        where attention has left a single row.
+        where attention has left a single row; the first `num_spared` workers have no part of it.
         """
         hidden, b = self.config.hidden_size, self.buffers
-        cuts = self.residual_cuts()
+        cuts = self.residual_cuts(num_spared)
         b.x_rounded.turn()
         for rank in self.ranks():
             (col_begin, k), num_early = parts[rank], self.num_early[rank]
             segment = Segment(f"{tensor}.weight", 0, hidden)
             weight = self.matrix(name, rank, k, [segment], cuts, col_begin=col_begin)
             bias = self.vector(rank, (f"{tensor}.bias", 0, hidden)) if has_bias and rank == 0 else None
-            for worker, (begin, end) in enumerate(cuts):
+            for worker, (begin, end) in enumerate(cuts, num_spared):
                 out, epilogue = self.reduced_out(slots, rank, begin, end)
                 self.graph.add(
                     Linear(
@@ -182,7 +200,7 @@ class Lowering:
                         **self.rounded(rank, begin, end, epilogue),
                     )
                 )
-        self.all_reduce(name, slots, cuts, add=True)
+        self.all_reduce(name, slots, cuts, add=True, num_spared=num_spared)
 
     def reduced_out(self, slots: Buffer, rank: int, begin: int, end: int) -> tuple[Region, Epilogue]:
         """Where columns [begin, end) that all ranks add up go: the residual stream, or this rank's slot on every rank."""
@@ -201,11 +219,11 @@ class Lowering:
         base = source * MAX_ROWS * self.config.hidden_size
         return slots.at(rank, base + begin * MAX_ROWS, base + end * MAX_ROWS)
 
-    def all_reduce(self, name: str, slots: Buffer, cuts: Cuts, add: bool) -> None:
+    def all_reduce(self, name: str, slots: Buffer, cuts: Cuts, add: bool, num_spared: int = 0) -> None:
         if self.options.num_ranks == 1:
             return
         for rank in self.ranks():
-            for worker, (begin, end) in enumerate(cuts):
+            for worker, (begin, end) in enumerate(cuts, num_spared):
                 self.graph.add(
                     Sum(
                         rank=rank,

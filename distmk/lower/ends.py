@@ -35,10 +35,11 @@ def lower_embed(c: Lowering, op: Embedding) -> None:
     hidden, b = c.config.hidden_size, c.buffers
     cuts = cut(hidden, 4 * MAX_ROWS, c.options.num_workers)
     b.x_rounded.turn()
+    slots = b.next_mlp_slots()
     for rank in c.ranks():
         table = c.table(rank, op.table)
         for worker, (begin, end) in enumerate(cuts):
-            out, epilogue = c.reduced_out(b.mlp_slots, rank, begin, end)
+            out, epilogue = c.reduced_out(slots, rank, begin, end)
             c.graph.add(
                 Embed(
                     rank=rank,
@@ -55,7 +56,7 @@ def lower_embed(c: Lowering, op: Embedding) -> None:
                     **c.rounded(rank, begin, end, epilogue),
                 )
             )
-    c.all_reduce("embed", b.mlp_slots, cuts, add=False)
+    c.all_reduce("embed", slots, cuts, add=False)
 
 
 def lower_head(c: Lowering, op: Head) -> None:

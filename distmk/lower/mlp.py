@@ -37,7 +37,8 @@ def lower_mlp(c: Lowering, op: Mlp) -> None:
                     normalized=True,
                     eps=c.config.rms_norm_eps,
                     arriving=worker < num_early,
-                    far_ahead=worker < num_early,  # behind attention events come more slowly than elements
+                    # Behind attention events come more slowly than elements.
+                    far_ahead=c.num_spared <= worker < num_early,
                 )
             )
-    c.row_parallel(f"{op.name}.down", op.down, b.hidden, b.mlp_slots, c.down_parts(), op.bias)
+    c.row_parallel(f"{op.name}.down", op.down, b.hidden, b.next_mlp_slots(), c.down_parts(), op.bias)

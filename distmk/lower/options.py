@@ -36,6 +36,9 @@ class DecodeOptions:
     # How attention, split by the lengths of the moment, comes to the workers: handed out once they are known, or in every
     # worker's list, each to take its share.
     attention_launch: Literal["massive", "spread"] = "massive"
+    # Workers without a part of qkv and o, where ranks share a layer, as a single row's attention is theirs. None: as many as
+    # that takes, if they are no more than a third.
+    num_spared: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1 or self.num_workers < 1:
@@ -46,6 +49,10 @@ class DecodeOptions:
             raise UsageError("max_model_len, page_size, max_splits and min_split must be positive")
         if self.page_size & (self.page_size - 1) or self.max_splits > MAX_SPLITS:
             raise UsageError(f"page_size must be a power of two, and max_splits at most {MAX_SPLITS}")
+        if self.num_spared is not None and not 0 <= self.num_spared < self.num_workers:
+            raise UsageError(
+                f"num_spared is {self.num_spared}; of {self.num_workers} workers at least one must be left"
+            )
         if self.attention_launch not in ATTENTION_LAUNCHES:
             raise UsageError(f"attention_launch is {self.attention_launch!r}; expected massive or spread")
 
