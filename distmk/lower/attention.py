@@ -78,8 +78,9 @@ def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache:
         )
     )
     merges = _merges(c, shape)
-    # Where a single row is merged elsewhere, those who have nothing of its attention have the others' merges.
-    first = c.options.num_workers - len(merges) if b.lone else 0
+    # Where a single row is merged elsewhere, those have the others' merges who have nothing of its attention, or no part of o,
+    # which they would be late for.
+    first = c.options.num_workers - len(merges) if b.lone and len(merges) > c.num_spared else 0
     for worker, (begin, end) in enumerate(merges, first):
         c.graph.add(
             Merge(
