@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 13587464865195651608ull;
+constexpr uint64_t ABI_HASH = 14389283094006463007ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -370,10 +370,12 @@ struct LaunchParams {
   uint64_t faults_seen;
   uint32_t num_far;
   uint32_t pad;
+  uint64_t block_takers;
+  uint64_t launch_number;
   Fault fault;
   uint64_t iterations_done;
 };
-static_assert(sizeof(LaunchParams) == 208);
+static_assert(sizeof(LaunchParams) == 224);
 static_assert(offsetof(LaunchParams, program) == 0);
 static_assert(offsetof(LaunchParams, heap_bases) == 8);
 static_assert(offsetof(LaunchParams, local_base) == 16);
@@ -399,8 +401,10 @@ static_assert(offsetof(LaunchParams, self) == 144);
 static_assert(offsetof(LaunchParams, faults_seen) == 152);
 static_assert(offsetof(LaunchParams, num_far) == 160);
 static_assert(offsetof(LaunchParams, pad) == 164);
-static_assert(offsetof(LaunchParams, fault) == 168);
-static_assert(offsetof(LaunchParams, iterations_done) == 200);
+static_assert(offsetof(LaunchParams, block_takers) == 168);
+static_assert(offsetof(LaunchParams, launch_number) == 176);
+static_assert(offsetof(LaunchParams, fault) == 184);
+static_assert(offsetof(LaunchParams, iterations_done) == 216);
 
 struct NopArgs {
   uint64_t reserved;

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <new>
 
+#include "device/block_order.cuh"
 #include "device/far_ranks.cuh"
 #include "device/frequent.cuh"
 
@@ -191,12 +192,13 @@ DISTMK_FN void set_up(const LaunchParams* launch) {
   for (uint32_t i = 0; i < NUM_WORDS; ++i)
     reinterpret_cast<uint64_t*>(&s.params)[i] = reinterpret_cast<const uint64_t*>(launch)[i];
   s.header = *reinterpret_cast<const ProgramHeader*>(s.params.program);
+  s.block_number = take_block_number(s.params, s.header.num_workers + (s.params.scheduler_threads ? 1 : 0));
   for (uint32_t rank = 0; rank < s.header.num_ranks; ++rank)
     s.heap_bases[rank] = reinterpret_cast<const uint64_t*>(s.params.heap_bases)[rank];
   auto* state = new (s.state_memory)
       RankState(&s.params, reinterpret_cast<uint64_t*>(s.params.faults_seen), &s.header, s.heap_bases);
   if (s.params.num_far) state->far = new (s.far_memory) FarRanks(*state);
-  if (blockIdx.x < s.header.num_workers) {
+  if (s.block_number < s.header.num_workers) {
     if (s.header.gate_event != NO_EVENT) {
       state->near_batch = &s.batch;
       state->num_near_batches = &s.num_batches;
@@ -231,9 +233,10 @@ extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
   const uint32_t num_workers = s.header.num_workers, num_schedulers = s.header.num_schedulers;
   const uint32_t role = threadIdx.x / 32;
   const Team warp{threadIdx.x % 32, 32};
-  const bool is_worker = blockIdx.x < num_workers, riding = !s.params.scheduler_threads;
+  const uint32_t block = s.block_number;
+  const bool is_worker = block < num_workers, riding = !s.params.scheduler_threads;
   if (!is_worker || role == SCHEDULER) {
-    const uint32_t id = is_worker ? blockIdx.x : role;
+    const uint32_t id = is_worker ? block : role;
     // Where no weights are streamed there is room for the tasks of many schedulers.
     TaskSlot* slots = is_worker ? s.scheduled : reinterpret_cast<TaskSlot*>(s.slots) + 2 * role;
     if (is_worker == riding && id < num_schedulers) schedule_loop(state, id, warp, slots);
@@ -242,9 +245,9 @@ extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
   } else if (role == LOADER) {
     stream_weights(state);
   } else if (role == WAITER) {
-    wait_loop(state, blockIdx.x, warp);
+    wait_loop(state, block, warp);
   } else {
-    keep_list(state, blockIdx.x, warp);
+    keep_list(state, block, warp);
   }
   __syncthreads();  // nobody gives up shared memory while another role uses it
 }

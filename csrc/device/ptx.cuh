@@ -113,6 +113,15 @@ DISTMK_FN uint64_t now_ns() {
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
   return t;
 }
+DISTMK_FN uint32_t sm_number() {
+  uint32_t n;
+  asm volatile("mov.u32 %0, %smid;" : "=r"(n));
+  return n;
+}
+// What was there, which is not lowered.
+DISTMK_FN uint64_t raise_to(uint64_t* p, uint64_t v) {
+  return atomicMax(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(v));
+}
 DISTMK_FN uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 DISTMK_FN void barrier_init(uint64_t* barrier, uint32_t count) {

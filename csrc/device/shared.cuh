@@ -136,6 +136,7 @@ struct Shared {
   alignas(16) char far_memory[16];  // of FarRanks
   LaunchParams params;
   ProgramHeader header;
+  uint32_t block_number;  // of the launch's: see device/block_order.cuh
   uint64_t heap_bases[MAX_RANKS];
 };
 

@@ -71,6 +71,14 @@ inline void store_arriving(__nv_bfloat16* p, unsigned short bits) {
   __atomic_store_n(reinterpret_cast<unsigned short*>(p), bits, __ATOMIC_RELAXED);
 }
 
+// Blocks are not where their numbers say, and some are two on an SM.
+inline uint32_t sm_number() { return (7 * emulator::current().block->index + 3) / 2; }
+inline uint64_t raise_to(uint64_t* p, uint64_t v) {
+  const uint64_t was = *p;
+  if (was < v) *p = v;
+  return was;
+}
+
 inline uint64_t now_ns() {
   timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);

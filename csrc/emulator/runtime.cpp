@@ -1,6 +1,8 @@
 // A launch whose one thread plays the GPU that runs the kernel.
 #include <cuda_runtime.h>
 // CUDA's names first
+#include <vector>
+
 #include "device/bodies/attention.cuh"
 #include "device/bodies/basic.cuh"
 #include "device/bodies/linear.cuh"
@@ -16,11 +18,14 @@ class EmulatedLaunch : public Launch {
   explicit EmulatedLaunch(LaunchParams* params) : Launch(params) {
     params->self = reinterpret_cast<uint64_t>(params);
     params->faults_seen = reinterpret_cast<uint64_t>(&faults_seen_);
+    block_takers_.resize(program_.num_workers + (params->scheduler_threads ? 1 : 0));
+    params->block_takers = reinterpret_cast<uint64_t>(block_takers_.data());
   }
 
   void start() override {
+    ++params_->launch_number;
     spawn([this] {
-      const uint32_t num_blocks = program_.num_workers + (params_->scheduler_threads ? 1 : 0);
+      const auto num_blocks = static_cast<uint32_t>(block_takers_.size());
       // Each piece of a launch has a timing of its own.
       const uint64_t seed = params_->fault.seed + params_->first_iteration;
       emulator::run_grid(num_blocks, NUM_THREADS, sizeof(Shared), seed, [this] { distmk_megakernel(params_); });
@@ -29,6 +34,7 @@ class EmulatedLaunch : public Launch {
 
  private:
   uint64_t faults_seen_ = 0;
+  std::vector<uint64_t> block_takers_;
 };
 
 }  // namespace

@@ -101,6 +101,7 @@ class CudaBackend:
         self._flag = torch.zeros(1, dtype=torch.int64).pin_memory()  # allocating it beside a kernel could wait for it
         self._kernel = self._module.get_kernel(KERNEL)
         self._make_resident()
+        self._block_takers = torch.zeros(self.grid, dtype=torch.int64, device="cuda")
         self.num_launches = 0
 
     def _make_resident(self) -> None:

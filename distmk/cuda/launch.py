@@ -37,6 +37,7 @@ class CudaLaunch:
         params.requests, params.prompts, params.eos_ids = (tensor.data_ptr() for tensor in self._device)
         params.program, params.heap_bases = backend._bytes.data_ptr(), backend._bases.data_ptr()
         params.local_base, params.faults_seen = backend._local.data_ptr(), backend._faults_seen.data_ptr()
+        params.block_takers = backend._block_takers.data_ptr()
         params.self, params.num_far = self._params.data_ptr(), backend._heap.bases.count(0)
         params.spin_polls = 1 << 14
         self._trace = [_upload(memory) for memory in (block.trace, block.trace_counts) if block.trace.size]
@@ -63,6 +64,7 @@ class CudaLaunch:
             is_cooperative=not backend.launch_iterations,
         )
         backend.num_launches += 1
+        self._filled.launch_number = backend.num_launches
         launch(backend._stream, config, backend._kernel, self._params.data_ptr())
         self._event = backend._stream.record()
 
