@@ -136,7 +136,7 @@ def test_who_begins_too_far_ahead() -> None:
     assert "arrival" in Oracle(program).faults
     text = refusal(program)
     assert "layer0.o (rank 0, worker 1) in the next iteration may look at x[" in text
-    assert "before embed (rank 0, worker 0) in the next iteration has written it" in text
+    assert "before embed (rank 0, worker 2) in the next iteration has written it" in text
 
 
 def test_who_passes_by_a_merge() -> None:
