@@ -5,8 +5,8 @@
 
 namespace distmk {
 
-// By one thread of a block: the number of its SM, where no other block has that one. Blocks are started on other SMs in
-// each launch, and a step takes up to 3 % longer or shorter with where those lie that have attention.
+// By one thread of a block: the number of its SM, where no other block has that one. Else the blocks are started on
+// other SMs in each launch, and a step takes now 3 % longer, now less.
 DISTMK_FN uint32_t take_block_number(const LaunchParams& launch, uint32_t num_blocks) {
   auto* takers = reinterpret_cast<uint64_t*>(launch.block_takers);
   if (!takers) return blockIdx.x;
