@@ -74,8 +74,8 @@ inline void store_arriving(__nv_bfloat16* p, unsigned short bits) {
 // Blocks are not where their numbers say, and some are two on an SM.
 inline uint32_t sm_number() { return (7 * emulator::current().block->index + 3) / 2; }
 inline uint64_t raise_to(uint64_t* p, uint64_t v) {
-  const uint64_t was = *p;
-  if (was < v) *p = v;
+  const uint64_t was = __atomic_load_n(p, __ATOMIC_RELAXED);
+  if (was < v) __atomic_store_n(p, v, __ATOMIC_RELAXED);
   return was;
 }
 
