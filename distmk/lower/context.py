@@ -79,9 +79,9 @@ class Lowering:
         return cut(last - first, 4 * self.config.hidden_size, self.options.num_workers)
 
     def residual_cuts(self, num_spared: int = 0) -> Cuts:
-        """Which columns of the residual stream are whose, and so which rows of the matrices whose columns ranks share out:
-        the same of all of them, as a worker that adds to what another one wrote would have to wait for it. But for the
-        first `num_spared` workers.
+        """Which columns of the residual stream are whose, and so which rows of the matrices whose columns ranks share out,
+        but for the first `num_spared` workers. Where none is spared the same of all of them, as a worker that adds to what
+        another one wrote has to wait for it.
         """
         widest = max(k for _, k in (*self.o_parts(), *self.down_parts()))
         return cut_rows(self.config.hidden_size, widest, self.options.num_workers - num_spared)
