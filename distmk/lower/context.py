@@ -122,7 +122,9 @@ class Lowering:
         stream behind the MLP.
         """
         all_early = all(self._num_early(rank) == self.options.num_workers for rank in self.ranks())
-        if self.options.num_ranks == 1 or not self.buffers.lone or not all_early:
+        # Two layers leave the MLP's vector in one place, and who has no part of o does not know when that has been read.
+        moves = self.buffers.hidden.buffer.arriving
+        if self.options.num_ranks == 1 or not self.buffers.lone or not all_early or not moves:
             return 0
         if self.options.num_spared is not None:
             return self.options.num_spared

@@ -13,11 +13,12 @@ import sys
 import numpy as np
 import torch
 from board import Board
-from body_cases import CUDA, HOST, add_all
+from body_cases import CUDA, EMULATED, HOST, add_all
 
 import distmk
 from distmk.errors import DistmkError
 
+SIZES = {"host": HOST, "emulated": EMULATED, "cuda": CUDA}
 NUM_WORKERS = {"host": 3, "emulated": 8, "cuda": 16}
 
 
@@ -27,7 +28,7 @@ def main() -> int:
     torch.manual_seed(seed)
     with distmk.connect() as bootstrap:
         board = Board(np.random.default_rng(seed), bootstrap.world_size, NUM_WORKERS[backend], backend != "host")
-        add_all(board, HOST if backend == "host" else CUDA)
+        add_all(board, SIZES[backend])
         try:
             with distmk.Session(board.graph, bootstrap, backend=backend) as session:
                 mine = [(bootstrap.rank, what, error) for what, error in board.run(session, bootstrap.rank)]

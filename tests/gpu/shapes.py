@@ -78,12 +78,12 @@ SMALL = Workload(
     160,
 )
 EMULATED = Workload(
-    (30, 17, 16, 9, 8, 5, 4, 3, 3, 2, 2, 2, 1, 1, 1, 1),
+    (20, 17, 5, 4, 3, 3, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1),
     ((0, 1, 14), tuple(range(16))),
-    13,
-    44,
+    9,
+    32,
     launches=2,
-    together=4,
+    together=3,
 )
 
 

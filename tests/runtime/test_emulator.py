@@ -8,7 +8,6 @@ tests/gpu has more that runs there: every task body, logits against transformers
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import platform
 import re
@@ -101,12 +100,22 @@ def test_same_tokens(
     assert [len(tokens) for tokens in got] == [6, 6]
 
 
-@pytest.mark.parametrize(("num_ranks", "head_dim", "num_tokens"), [(1, 32, 4), (2, 32, 4), (2, 64, 90)])
-def test_one_sequence(runner: Runner, tmp_path: Path, num_ranks: int, head_dim: int, num_tokens: int) -> None:
-    """A row by itself is taken as it arrives, its attention in pieces where heads are of 64 elements; an odd number of
-    layers, so that vectors lie in three places by turns.
+ALONE = [
+    (2, 90, {"head_dim": 64}),
+    # Two blocks of a matrix' columns.
+    (1, 66, {"head_dim": 128, "num_heads": 17, "num_kv_heads": 1}),
+    (2, 3, {"head_dim": 32, "hidden_size": 2304, "intermediate_size": 64}),
+    # Three, which do not fit into shared memory.
+    (1, 4, {"head_dim": 32, "hidden_size": 64, "intermediate_size": 4200}),
+]
+
+
+@pytest.mark.parametrize(("num_ranks", "num_tokens", "changes"), ALONE)
+def test_one_sequence(runner: Runner, tmp_path: Path, num_ranks: int, num_tokens: int, changes: dict[str, int]) -> None:
+    """A row by itself is taken as it arrives, its attention in pieces where heads are of 64 elements and more; an odd
+    number of layers, so that vectors lie in three places by turns.
     """
-    config = dataclasses.replace(CONFIG, num_layers=3, head_dim=head_dim)
+    config = tiny_config(**({"hidden_size": 192, "intermediate_size": 320} | changes), num_layers=3)
     ids = ",".join(str(7 * i % 300) for i in range(1, num_tokens + 1))
     prompts = ("--prompt-ids", ids, "--max-new-tokens", "8", "--max-model-len", "128")
     want = generate(runner, tmp_path, "host", 1, config=config, prompts=prompts)

@@ -19,7 +19,7 @@ from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
 from distmk.program import Program, compile_graph, decode_args
 
-NUM_DAMAGED = 8
+NUM_DAMAGED = 5
 
 
 def drawn_config(source: random.Random) -> ModelConfig:
@@ -77,6 +77,18 @@ def test_workers_without_a_part_of_o(num_layers: int) -> None:
     for desc, name in zip(part.tasks, part.task_names, strict=True):
         if name.endswith((".gate_up", ".down")):
             assert decode_args(desc).arriving, name
+
+
+@pytest.mark.parametrize("num_workers", [2, 5])
+def test_nobody_is_without_a_part_of_o_in_two_layers(num_workers: int) -> None:
+    """The MLP's vector lies in one place then, and who has no part of o does not know when it has been read."""
+    config = dataclasses.replace(
+        SMALLEST, hidden_size=256, intermediate_size=256, num_heads=6, num_kv_heads=3, head_dim=64, num_layers=2
+    )
+    options = DecodeOptions(2, num_workers, max_seqs=1, max_model_len=100, num_spared=1, **backend_choices("cuda"))
+    program = compile_graph(lower(build_model(config), options))
+    assert not complaint(program)
+    assert sum(name == "layer0.o" for name in program.ranks[0].task_names) == num_workers
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
