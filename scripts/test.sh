@@ -8,13 +8,21 @@ source "$ROOT/scripts/venv.sh"
 venv_with test
 fetch_model
 export DISTMK_TEST_GGUF=$MODEL
+TYPES=
 if [ $# -eq 0 ]; then
-  say "ruff, mypy, clang-format, csrc/abi.h"
+  say "ruff, clang-format, csrc/abi.h, and mypy beside pytest"
   ruff check .
   ruff format --check .
-  mypy
+  TYPES=$(mktemp)
+  mypy >"$TYPES" 2>&1 &
   git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cuh' 'csrc/*.cu' 'examples/*.cu' 'examples/*.cuh' ':!csrc/abi.h' | xargs clang-format --dry-run --Werror
   "$PYTHON" scripts/gen_abi.py --check
 fi
 say "pytest"
-"$PYTHON" -m pytest -q "$@"
+STATUS=0
+"$PYTHON" -m pytest -q "$@" || STATUS=$?
+if [ -n "$TYPES" ]; then
+  wait $! || { cat "$TYPES"; STATUS=1; }
+  rm "$TYPES"
+fi
+exit $STATUS
