@@ -8,21 +8,20 @@ source "$ROOT/scripts/venv.sh"
 venv_with test
 fetch_model
 export DISTMK_TEST_GGUF=$MODEL
-TYPES=
+MYPY=
 if [ $# -eq 0 ]; then
   say "ruff, clang-format, csrc/abi.h, and mypy beside pytest"
   ruff check .
   ruff format --check .
-  TYPES=$(mktemp)
-  mypy >"$TYPES" 2>&1 &
   git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cuh' 'csrc/*.cu' 'examples/*.cu' 'examples/*.cuh' ':!csrc/abi.h' | xargs clang-format --dry-run --Werror
   "$PYTHON" scripts/gen_abi.py --check
+  TYPES=$(mktemp)
+  trap 'kill "$MYPY" 2>/dev/null || true; rm -f "$TYPES"' EXIT
+  mypy >"$TYPES" 2>&1 &
+  MYPY=$!
 fi
 say "pytest"
 STATUS=0
 "$PYTHON" -m pytest -q "$@" || STATUS=$?
-if [ -n "$TYPES" ]; then
-  wait $! || { cat "$TYPES"; STATUS=1; }
-  rm "$TYPES"
-fi
+[ -z "$MYPY" ] || wait "$MYPY" || { cat "$TYPES"; STATUS=1; }
 exit $STATUS

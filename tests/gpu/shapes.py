@@ -80,10 +80,10 @@ SMALL = Workload(
 EMULATED = Workload(
     (20, 17, 5, 4, 3, 3, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1),
     ((0, 1, 14), tuple(range(16))),
-    7,
-    32,
+    13,
+    34,
     launches=2,
-    together=2,
+    together=4,
 )
 
 
