@@ -32,7 +32,7 @@ static __device__ __noinline__ void wait_for_nvshmem() { nvshmem_quiet(); }
 DISTMK_FN void far_put(FarRanks& far, const Team& team, uint32_t rank, uint64_t heap_offset, const void* src,
                        uint64_t num_bytes) {
   if (team.leader())
-    put_by_nvshmem(reinterpret_cast<void*>(far.state.heap + heap_offset), src, num_bytes, static_cast<int>(rank));
+    put_by_nvshmem(reinterpret_cast<void*>(far.state.heap() + heap_offset), src, num_bytes, static_cast<int>(rank));
 }
 DISTMK_FN void far_signal(FarRanks& far, uint32_t rank, uint32_t event, uint64_t amount) {
   signal_by_nvshmem(far.state.event(far.state.program->rank, event), amount, static_cast<int>(rank));

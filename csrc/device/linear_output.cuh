@@ -73,10 +73,10 @@ struct Output {
         value += residual;
         [[fallthrough]];
       default:
-        store_element(context.at<float>(args.out) + place, value);
-        if (args.rounded)
+        if (args.rounded)  // first: others look for it
           vector_at(args.rounded).store(uint64_t{token} * args.rounded_stride + column, value);
-        else if (float* cleared = context.at<float>(args.cleared))
+        store_element(context.at<float>(args.out) + place, value);
+        if (float* cleared = args.rounded ? nullptr : context.at<float>(args.cleared))
           store_arriving(cleared + place, 0.0f);
     }
   }

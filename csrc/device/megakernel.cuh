@@ -104,7 +104,9 @@ DISTMK_ROLE run_other_task(const RankState& state) {
 DISTMK_FN void run_frequent_task(const RankState& state) {
   Context context(state, {threadIdx.x, NUM_CONSUMERS});
   const Action& action = shared().handoff.action[task_place(task_number())];
-  context.begin(action.task, action.iteration, action.instance, {true});
+  TaskView task = action.task;
+  task.desc = in_shared(task.desc);
+  context.begin(task, action.iteration, action.instance, {true});
   run_frequent_body(context);
   end_task(context, 0);
 }

@@ -117,6 +117,10 @@ inline uint4 load_perhaps(const uint4* p) {
 }
 
 inline uint32_t opaque(uint32_t v) { return v; }
+template <class T>
+const T* in_shared(const T* p) {
+  return p;
+}
 
 void load_matrices(uint32_t address, uint32_t (&a)[4]);
 void multiply(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&c)[4]);

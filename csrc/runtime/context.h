@@ -41,8 +41,8 @@ struct RankState {
   const Trigger* triggers;
   const Queue* queues;
   const uint32_t* launches;
-  uint64_t* heap_bases;  // where each rank's heap is mapped here
-  uint64_t heap, local;
+  uint64_t* heap_bases;                        // where each rank's heap is mapped here
+  uint64_t to_address[3];                      // added to an operand of each Space; of none, 0, that is null
   uint64_t* faults_seen;                       // triggers that matched the injected fault so far
   FarRanks* far = nullptr;                     // null: every rank is reached by pointer
   const Batch* near_batch = nullptr;           // a copy at hand of the row table; null: it is read where it lies
@@ -62,9 +62,15 @@ struct RankState {
     triggers = reinterpret_cast<const Trigger*>(base + program->triggers_offset);
     queues = reinterpret_cast<const Queue*>(base + program->queues_offset);
     launches = reinterpret_cast<const uint32_t*>(base + program->launches_offset);
-    heap = heap_bases[program->rank];
-    local = params->local_base;
+    const auto map = [&](Space space, uint64_t base) {
+      to_address[static_cast<uint64_t>(space)] = base - (static_cast<uint64_t>(space) << SPACE_SHIFT);
+    };
+    map(Space::NONE, 0);
+    map(Space::HEAP, heap());
+    map(Space::LOCAL, params->local_base);
   }
+
+  DISTMK_FN uint64_t heap() const { return heap_bases[program->rank]; }
 
   DISTMK_FN TaskView view(uint32_t index) const {
     const TaskDesc& desc = tasks[index];
@@ -77,12 +83,9 @@ struct RankState {
   DISTMK_FN uint64_t* abort_flag(uint32_t rank) const { return &reinterpret_cast<Control*>(heap_bases[rank])->abort; }
   DISTMK_FN JitRing* ring(uint32_t worker) const {
     const uint64_t ring_bytes = sizeof(JitRing) + uint64_t{program->jit_capacity} * sizeof(JitEntry);
-    return reinterpret_cast<JitRing*>(heap + program->rings_heap_offset + worker * ring_bytes);
+    return reinterpret_cast<JitRing*>(heap() + program->rings_heap_offset + worker * ring_bytes);
   }
-  DISTMK_FN uint64_t address(uint64_t operand) const {
-    const uint64_t offset = operand & ((1ull << SPACE_SHIFT) - 1);
-    return ((operand >> SPACE_SHIFT) == static_cast<uint64_t>(Space::HEAP) ? heap : local) + offset;
-  }
+  DISTMK_FN uint64_t address(uint64_t operand) const { return operand + to_address[operand >> SPACE_SHIFT]; }
 };
 
 // What a body is given: the rank, the task being run and the iteration it is run for. Every thread of the team has its
@@ -158,7 +161,7 @@ class Context {
 
   template <class T>
   DISTMK_FN T* at(uint64_t operand) const {
-    return operand ? reinterpret_cast<T*>(rank_state.address(operand)) : nullptr;
+    return reinterpret_cast<T*>(rank_state.address(operand));
   }
 
   // The row table, or null where the task follows none.

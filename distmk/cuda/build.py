@@ -16,7 +16,7 @@ from distmk.build_cache import cached, content_key, csrc_dir
 from distmk.cuda.toolchain import Toolchain, find_toolchain, run
 from distmk.errors import BuildError, UsageError
 
-FLAGS = ("-std=c++17", "-O3", "-rdc=true", "--expt-relaxed-constexpr", "-lineinfo")
+FLAGS = ("-std=c++17", "-O3", "-ftz=true", "-rdc=true", "--expt-relaxed-constexpr", "-lineinfo")
 KERNEL = "distmk_megakernel"
 
 

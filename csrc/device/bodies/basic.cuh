@@ -47,9 +47,9 @@ DISTMK_FN void body_sine(Context& context, const SineArgs& args) {
 // Whether a sum takes its elements as they arrive: having seen them it knows as much as if it had waited.
 DISTMK_FN bool sum_arrives(const RankState& state, const SumArgs& args) { return args.arriving && !state.far; }
 
-// All blocks of up to IN_FLIGHT are on their way before the first is added.
+// All blocks of up to IN_FLIGHT are on their way before the first is added; for more it is a trip more.
 DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
-  constexpr uint32_t IN_FLIGHT = 8;
+  constexpr uint32_t IN_FLIGHT = 4;
   const uint32_t count = rows_of(context.batch(args.batch)) * args.num;
   auto* blocks = context.at<float>(args.blocks);
   const uint64_t step = args.block_stride / sizeof(float);
@@ -62,7 +62,7 @@ DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
     return;
 #pragma unroll 1
   for (uint32_t i = context.team.index; i < count; i += context.team.size) {
-    const uint32_t row = i / args.num, column = i % args.num;
+    const uint32_t row = i < args.num ? 0 : i / args.num, column = i - row * args.num;  // divisions are slow
     float* out = dst + uint64_t{row} * args.dst_stride + column;
     float sum = args.add ? __ldcg(out) : 0.0f;
 #pragma unroll 1
@@ -79,13 +79,12 @@ DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
         return all;
       });
 #pragma unroll
-      for (uint32_t b = 0; b < IN_FLIGHT; ++b) {
-        sum += value[b];
-        if (args.arriving && b < left) store_arriving(element + b * step, 0.0f);
-      }
+      for (uint32_t b = 0; b < IN_FLIGHT; ++b) sum += value[b];
     }
+    if (rounded) rounded.store(uint64_t{row} * args.rounded_stride + column, sum);  // first: others look for it
     *out = sum;
-    if (rounded) rounded.store(uint64_t{row} * args.rounded_stride + column, sum);
+#pragma unroll 1
+    for (uint32_t b = 0; args.arriving && b < args.num_blocks; ++b) store_arriving(blocks + b * step + i, 0.0f);
   }
   if (arriving) context.inputs_found();
 }
