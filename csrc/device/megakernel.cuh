@@ -25,7 +25,7 @@ static_assert(MAX_OWN_SCHEDULERS == NUM_ROLES, "one CTA runs them, each in a war
 
 DISTMK_ROLE stream_weights(const RankState& state) {
   Shared& s = shared();
-  Loader loader(s.ring, s.slots);
+  Loader loader(s.ring, s.slots, s.num_slabs[0]);
   const Team lanes{threadIdx.x % 32, 32};
   for (TaskCursor cursor;; cursor.step()) {
     while (!lanes.all(barrier_try_wait(&s.tasks.full[cursor.slot], cursor.parity)))
@@ -215,7 +215,7 @@ DISTMK_FN void set_up(const LaunchParams* launch) {
   s.handoff.init();
   s.sums.init();
   for (Places& places : s.places) places = {};
-  for (uint32_t& number : s.num_slabs) number = 0;
+  for (Flag& number : s.num_slabs) number = {0};
   for (uint32_t& number : s.task_numbers) number = 0;
   for (uint32_t& round : s.attention_share.rounds) round = 0;
   s.num_batches = 0;

@@ -194,12 +194,17 @@ DISTMK_FN void barrier_init_done() {
   if constexpr (BULK_COPIES) asm volatile("fence.mbarrier_init.release.cluster;");
 }
 
-// A copy whose landing `full` is told of. By one thread, from compute capability 9.0 on:
+// A copy whose landing `full` is told of. What it reads is first to be put out of the second-level cache: nobody reads
+// it again, and keys, values, instructions and what tasks leave for each other should stay there. By one thread, from
+// compute capability 9.0 on:
 DISTMK_FN void copy_bulk(uint32_t dst, const char* src, uint32_t num_bytes, uint32_t full) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(num_bytes));
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
-               "l"(src), "r"(num_bytes), "r"(full)
-               : "memory");
+  constexpr uint64_t EVICT_FIRST = 0x12F0000000000000;  // createpolicy's for all of it, without a register pair a copy
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(dst),
+      "l"(src), "r"(num_bytes), "r"(full), "l"(EVICT_FIRST)
+      : "memory");
 }
 // By the lanes of a warp, each of which arrives once its own part has landed.
 DISTMK_FN void copy_by_lanes(uint32_t dst, const char* src, uint32_t num_bytes, uint32_t full, uint32_t lane,

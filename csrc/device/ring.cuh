@@ -20,8 +20,9 @@ constexpr uint32_t ROUND_ROWS = ROUND_GROUPS * TILE_ROWS;
 // A block of capability 8.0 has 64 KB less of shared memory.
 constexpr uint32_t NUM_STAGES = BULK_COPIES ? 12 : 7;
 constexpr uint32_t LOADER_ARRIVALS = BULK_COPIES ? 1 : 32;  // for a copy
-// More copies in flight do not read faster, but stand in front of every store and poll of this SM.
-constexpr uint32_t MAX_IN_FLIGHT = 3;
+// More copies in flight do not read faster, but stand in front of every store and poll of this SM: there are fewest
+// while the consumers wait for others, so of slabs behind the one that they are at.
+constexpr uint32_t MAX_IN_FLIGHT = 4, MAX_AHEAD = 3;
 
 struct Ring {
   uint64_t full[NUM_STAGES], empty[NUM_STAGES];
@@ -76,13 +77,15 @@ DISTMK_FN bool streams_weights(const TaskDesc& task) { return task.type == stati
 // it does between two copies keeps the memory waiting.
 class Loader {
  public:
-  DISTMK_FN Loader(Ring& ring, char* slots)
+  // `num_drained`: slabs that the consumers are done with.
+  DISTMK_FN Loader(Ring& ring, char* slots, const Flag& num_drained)
       : ring_(ring),
         full_(opaque(shared_address(ring.full))),
         empty_(opaque(shared_address(ring.empty))),
         slots_(opaque(shared_address(slots))),
         hold_(opaque(shared_address(&ring.hold))),
-        lanes_{threadIdx.x % 32, 32} {}
+        lanes_{threadIdx.x % 32, 32},
+        num_drained_(num_drained) {}
 
   // One slab. False: the worker has left, which is looked for once a round: until then release() makes room.
   DISTMK_FN bool stream(const LinearArgs& args, const char* slab) {
@@ -120,7 +123,8 @@ class Loader {
   const uint32_t full_, empty_, slots_, hold_;  // opaque: the compiler would work an address out anew for every copy
   const Team lanes_;
   RingPlace<NUM_STAGES> next_;
-  uint32_t slab_ = 0;
+  const Flag& num_drained_;
+  uint32_t slab_ = 0;  // that is copied; slabs count from 1
 
   // Of a copy that was never issued, as there are in the beginning, the barrier says so at once.
   DISTMK_FN void await_landing(const RingPlace<NUM_STAGES>& place) {
@@ -130,6 +134,7 @@ class Loader {
   DISTMK_FN void copy(const char* src, uint32_t num_bytes) {
     const uint32_t full = full_ + next_.slot * 8, dst = slots_ + next_.slot * STAGE_BYTES;
     await_landing(next_.before(MAX_IN_FLIGHT));
+    if (num_drained_.get() + 1 < slab_) await_landing(next_.before(MAX_AHEAD));
     barrier_wait(empty_ + next_.slot * 8, next_.parity ^ 1);
     lanes_.sync();
     wait_while_held(hold_, slab_);

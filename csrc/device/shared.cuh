@@ -122,7 +122,7 @@ struct Shared {
   Ring ring;
   SumsBuffers sums;
   Places places[NUM_WARPS];
-  uint32_t num_slabs[NUM_WARPS];     // that a consumer warp has drained
+  Flag num_slabs[NUM_WARPS];         // that a consumer warp has drained
   uint32_t task_numbers[NUM_WARPS];  // that a consumer warp is at, since the launch began
   TaskRing tasks;
   TaskSlot handed_out[2], scheduled[2];

@@ -29,8 +29,8 @@ class Batcher {
   DISTMK_FN bool advance() {
     if (context_.iteration == 0)
       reset();
-    else
-      take_tokens();
+    else if (take_tokens())
+      return go_on(), false;
     const bool admitted = admit();
     lay_out_rows();
     return admitted;
@@ -87,7 +87,9 @@ class Batcher {
     return false;
   }
 
-  DISTMK_FN void take_tokens() {
+  // True: the same rows come again, as each gave a token and no sequence is over, so none that waits gets its place.
+  DISTMK_FN bool take_tokens() {
+    const uint32_t num_running = state_.num_running;
     num_published_ = state_.num_published;
     DISTMK_ROLLED
     for (uint32_t row = 0; row < batch_.num_rows; ++row) {
@@ -108,6 +110,18 @@ class Batcher {
       if (finish != FinishReason::NONE) release(slot);
     }
     state_.num_published += num_taken_;
+    return state_.num_running == num_running && num_taken_ == batch_.num_rows && batch_.num_runs == batch_.num_rows;
+  }
+
+  DISTMK_FN void go_on() {
+    DISTMK_ROLLED
+    for (uint32_t i = 0; i < batch_.num_rows; ++i) {
+      BatchRow& row = batch_.rows[i];
+      Sequence& sequence = state_.slots[row.slot];
+      row.token = sequence.last_token;
+      row.position = static_cast<int32_t>(sequence.position++);
+      ++batch_.runs[i].kv_len;
+    }
   }
 
   DISTMK_FN void release(uint32_t slot) {
@@ -186,11 +200,11 @@ DISTMK_FN void prepare_batch(Context& context, const PrepareArgs& args, const Ba
   Batcher batcher(context, args, memory);
   bool pages_changed = false;
   if (team.leader()) pages_changed = batcher.advance();
-  pages_changed = !team.all(!pages_changed);
+  if (args.num_ranks > 1) pages_changed = !team.all(!pages_changed);
   team.sync();  // a vote orders no memory
-  if (memory.batch != context.at<Batch>(args.batch)) {
+  const bool copied = memory.batch != context.at<Batch>(args.batch);
+  if (copied) {
     copy_bytes(team, context.at<Batch>(args.batch), memory.batch, sizeof(Batch));
-    copy_bytes(team, context.at<BatcherState>(args.state), memory.state, sizeof(BatcherState));
     team.sync();  // a network takes it from there
   }
   const uint64_t table_bytes = uint64_t{MAX_ROWS} * args.max_pages * sizeof(int32_t);
@@ -202,6 +216,7 @@ DISTMK_FN void prepare_batch(Context& context, const PrepareArgs& args, const Ba
     context.put(rank, args.batch, context.at<void>(args.batch), sizeof(Batch));
   }
   context.finish();  // all ranks are told at once, after one fence
+  if (copied) copy_bytes(team, context.at<BatcherState>(args.state), memory.state, sizeof(BatcherState));
   if (team.leader()) batcher.publish();
 }
 

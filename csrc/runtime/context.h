@@ -185,6 +185,11 @@ class Context {
   // putmem_signal: copy, then fire this task's triggers on that rank.
   DISTMK_FN void push(uint32_t rank, uint64_t dst, const void* src, uint64_t num_bytes) {
     put(rank, dst, src, num_bytes);
+    tell(rank);
+  }
+
+  // Fires this task's triggers on a rank that has its data.
+  DISTMK_FN void tell(uint32_t rank) {
     team.sync();
     if (rank_state.far) {
       if (team.leader()) {

@@ -31,7 +31,7 @@ def lower_attention(c: Lowering, op: SelfAttention) -> None:
 def _qkv(c: Lowering, op: SelfAttention, rank: int, parts: list[tuple[str, int, int]]) -> None:
     hidden, b = c.config.hidden_size, c.buffers
     segments = [Segment(f"{tensor}.weight", begin, end) for tensor, begin, end in parts]
-    cuts, num_early = c.qkv_cuts(rank, c.num_spared), c.num_early[rank]
+    cuts, num_early = c.qkv_cuts(rank, c.num_spared, c.num_light), c.num_early[rank]
     weight = c.matrix(f"{op.name}.qkv", rank, hidden, segments, cuts, norm=op.norm)
     bias = c.vector(rank, *((f"{t}.bias", s, e) for t, s, e in parts)) if op.qkv_bias else None
     for worker, (begin, end) in enumerate(cuts, c.num_spared):

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 from distmk.abi import MAX_LONE_COLS, MAX_ROWS, SPLITS_AT_ONCE, Epilogue, LaunchKind
 from distmk.graph import Graph
-from distmk.lower.options import ATTENTION_LAUNCHES, DecodeOptions, cut, cut_rows
+from distmk.lower.options import ATTENTION_LAUNCHES, DecodeOptions, cut, cut_light, cut_rows
 from distmk.model import Model
 from distmk.regions import Buffer, Region, Segment, Slab, Tiling, Weight, WeightKind
 from distmk.shard import Shard, shard_model
@@ -44,6 +44,7 @@ class Lowering:
         ]
 
         self.num_spared = self._num_spared()
+        self.num_light = self._num_light()
         self.num_early = [self._num_early(rank) for rank in self.ranks()]
 
     def ranks(self) -> range:
@@ -65,13 +66,13 @@ class Lowering:
             num_workers=self.options.num_workers,
         )
 
-    def qkv_cuts(self, rank: int, num_spared: int = 0) -> Cuts:
+    def qkv_cuts(self, rank: int, num_spared: int = 0, num_light: int = 0) -> Cuts:
         """Which rows of the query, key and value matrices, one after another, are whose, but for the first `num_spared`
-        workers.
+        workers; the first `num_light` of the others have fewer.
         """
         shape = self.shapes[rank]
         rows = (shape.num_q + 2 * shape.num_kv) * self.config.head_dim
-        return cut_rows(rows, self.config.hidden_size, self.options.num_workers - num_spared)
+        return cut_light(rows, self.config.hidden_size, self.options.num_workers - num_spared, num_light)
 
     def mlp_cuts(self, rank: int) -> Cuts:
         """Which columns of the MLP are whose."""
@@ -128,8 +129,20 @@ class Lowering:
             return 0
         if self.options.num_spared is not None:
             return self.options.num_spared
-        busy = max(shape.num_kv for shape in self.shapes) * SPLITS_AT_ONCE
+        busy = self._num_busy()
         return busy if 3 * busy <= self.options.num_workers else 0
+
+    def _num_light(self) -> int:
+        """Workers with fewer rows of qkv: where none is spared, those that have the attention of the only sequence, as in its
+        time they read no weights.
+        """
+        busy = self._num_busy()
+        alone = self.options.max_seqs == 1 and self.buffers.lone
+        return busy if alone and not self.num_spared and 2 * busy <= self.options.num_workers else 0
+
+    def _num_busy(self) -> int:
+        """Workers that have a single row's attention, the first ones."""
+        return max(shape.num_kv for shape in self.shapes) * SPLITS_AT_ONCE
 
     def vector(self, rank: int, *parts: tuple[str, int, int]) -> Slab:
         segments = [Segment(f"{tensor}", begin, end) for tensor, begin, end in parts]

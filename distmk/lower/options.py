@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from distmk.abi import MAX_ROWS, LaunchKind
+from distmk.abi import MAX_ROWS, TILE_ROWS, LaunchKind
 from distmk.errors import UsageError
 from distmk.shard import deal
 
@@ -72,3 +72,15 @@ def cut_rows(num_rows: int, num_cols: int, num_workers: int) -> list[tuple[int, 
     """Deal the rows of a bf16 matrix likewise, in pairs: an odd number of odd rows would end between two words."""
     pairs = cut((num_rows + 1) // 2, 4 * num_cols, num_workers)
     return [(2 * begin, min(2 * end, num_rows)) for begin, end in pairs]
+
+
+def cut_light(num_rows: int, num_cols: int, num_workers: int, num_light: int) -> list[tuple[int, int]]:
+    """Likewise, but the first `num_light` of `num_workers` tasks get some two thirds of an even share, in whole groups as a
+    GPU multiplies them; all get the same where that would be less than two groups.
+    """
+    light = round(2 * num_rows / (3 * num_workers * TILE_ROWS)) * TILE_ROWS if num_light else 0
+    if light < 2 * TILE_ROWS:
+        return cut_rows(num_rows, num_cols, num_workers)
+    first = num_light * light
+    rest = cut_rows(num_rows - first, num_cols, num_workers - num_light)
+    return [(begin, begin + light) for begin in range(0, first, light)] + [(first + a, first + b) for a, b in rest]

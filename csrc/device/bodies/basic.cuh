@@ -113,16 +113,19 @@ DISTMK_FN void body_embed(Context& context, const EmbedArgs& args) {
   if (push) context.push_far(args.out, uint64_t{num_rows} * args.n * sizeof(float));
 }
 
-// A warp a row.
+// A warp a row. The best goes straight to rank 0, or where no pointer reaches that, from its own place on this rank's
+// heap, where the network reads it.
 DISTMK_FN void body_sample(Context& context, const SampleArgs& args) {
   constexpr uint32_t IN_FLIGHT = 5;  // enough for a task on each of 132 workers at once
   const uint32_t num_rows = rows_of(context.batch(args.batch)), lane = context.team.index % 32;
   const auto* candidates = context.at<uint64_t>(args.candidates);
-  // From its own place on this rank's heap: where no pointer reaches rank 0, the network reads it there.
-  auto* out = context.at<Candidate>(args.out);
-  for (uint32_t row = context.team.index / 32; row < MAX_ROWS; row += NUM_WARPS) {
+  auto* near = context.peer<Candidate>(0, args.out);
+  auto* out = near ? near : context.at<Candidate>(args.out);
+#pragma unroll 1
+  for (uint32_t row = context.team.index / 32; row < num_rows; row += NUM_WARPS) {
     Candidate best = {-INFINITY, -1};
-    for (uint32_t first = lane; row < num_rows && first < args.num_tasks; first += 32 * IN_FLIGHT) {
+#pragma unroll 1
+    for (uint32_t first = lane; first < args.num_tasks; first += 32 * IN_FLIGHT) {
       uint64_t packed[IN_FLIGHT];
 #pragma unroll
       for (uint32_t i = 0; i < IN_FLIGHT; ++i)
@@ -134,8 +137,11 @@ DISTMK_FN void body_sample(Context& context, const SampleArgs& args) {
     for (uint32_t step = 16; step; step >>= 1) best = better_of(best, exchanged(best, step));
     if (lane == 0) out[row] = best;
   }
-  context.team.sync();
-  context.push(0, args.out, out, sizeof(Candidate) * MAX_ROWS);
+  if (!near) {
+    context.team.sync();
+    context.put(0, args.out, out, sizeof(Candidate) * MAX_ROWS);
+  }
+  context.tell(0);
 }
 
 // Only schedulers run it; their single thread goes through it step by step, so it works on copies in shared memory.
@@ -144,8 +150,11 @@ DISTMK_FN void body_prepare(Context& context, const PrepareArgs& args) {
   const Team& team = context.team;
   const auto* candidates = context.at<Candidate>(args.candidates);
   const bool fits = args.num_ranks <= NEAR_RANKS;
-  copy_bytes(team, &copies.state, context.at<void>(args.state), sizeof(BatcherState));
-  copy_bytes(team, &copies.batch, context.at<void>(args.batch), sizeof(Batch));
+  // Later it still has there what it left.
+  if (context.iteration == context.params().first_iteration) {
+    copy_bytes(team, &copies.state, context.at<void>(args.state), sizeof(BatcherState));
+    copy_bytes(team, &copies.batch, context.at<void>(args.batch), sizeof(Batch));
+  }
   if (fits) copy_bytes(team, copies.candidates, candidates, args.num_ranks * MAX_ROWS * sizeof(Candidate));
   team.sync();
   prepare_batch(context, args, {&copies.state, &copies.batch, fits ? copies.candidates : candidates});

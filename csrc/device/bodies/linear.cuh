@@ -13,7 +13,7 @@ DISTMK_FN void keep_places(const Places& places) {
   __syncwarp();
   if (threadIdx.x % 32) return;
   shared().places[warp] = places;
-  ++shared().num_slabs[warp];
+  shared().num_slabs[warp].set(shared().num_slabs[warp].get() + 1);
 }
 
 // The slab comes in rounds of ROUND_GROUPS row groups, a round in blocks of BLOCK_K columns, a block group by group,
@@ -83,7 +83,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
     }
     looks = false;
     const bool holds = round.end_row == rows && is_awaited(context.rank_state, args);
-    hand_over(round, sums, out, places.sums, holds ? shared().num_slabs[threadIdx.x / 32] + 1 : 0);
+    hand_over(round, sums, out, places.sums, holds ? shared().num_slabs[threadIdx.x / 32].get() + 1 : 0);
     memset(sums, 0, sizeof(sums));
   }
   if (out.epilogue() == Epilogue::ARGMAX) {
