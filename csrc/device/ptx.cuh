@@ -194,12 +194,14 @@ DISTMK_FN void barrier_init_done() {
   if constexpr (BULK_COPIES) asm volatile("fence.mbarrier_init.release.cluster;");
 }
 
-// A copy whose landing `full` is told of. What it reads is first to be put out of the second-level cache: nobody reads
-// it again, and keys, values, instructions and what tasks leave for each other should stay there. By one thread, from
-// compute capability 9.0 on:
+// What is read with this is first to be put out of the second-level cache: weights, keys and values come once a step,
+// and what tasks leave for each other, their descriptions and the instructions should stay there. It is what
+// createpolicy.fractional.L2::evict_first gives for all of an access.
+constexpr uint64_t EVICT_FIRST = 0x12F0000000000000;
+
+// A copy whose landing `full` is told of. By one thread, from compute capability 9.0 on:
 DISTMK_FN void copy_bulk(uint32_t dst, const char* src, uint32_t num_bytes, uint32_t full) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(num_bytes));
-  constexpr uint64_t EVICT_FIRST = 0x12F0000000000000;  // createpolicy's for all of it, without a register pair a copy
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
           "r"(dst),
@@ -215,7 +217,13 @@ DISTMK_FN void copy_by_lanes(uint32_t dst, const char* src, uint32_t num_bytes, 
 }
 
 // What may turn out not to be needed, and then may be written meanwhile.
-DISTMK_FN uint4 load_perhaps(const uint4* p) { return __ldcg(p); }
+DISTMK_FN uint4 load_perhaps(const uint4* p) {
+  uint4 v;
+  asm volatile("ld.global.cg.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p), "l"(EVICT_FIRST));
+  return v;
+}
 
 DISTMK_FN uint32_t opaque(uint32_t v) {
   asm volatile("" : "+r"(v));
