@@ -71,6 +71,26 @@ def test_who_merges_a_lone_row(changes: dict[str, int], launch: Literal["massive
         assert [(task.only_several, task.worker) for task in merges] == [(lone, worker) for worker in workers]
 
 
+def rows_of_qkv(num_heads: int, max_seqs: int) -> list[int]:
+    """Of each of 20 workers, in a model with one KV head, whose attention of one sequence is the first eight's."""
+    config = tiny_config(num_heads=num_heads, num_kv_heads=1, head_dim=64, hidden_size=256)
+    options = DecodeOptions(1, 20, max_seqs=max_seqs, max_model_len=64, attention_launch="spread")
+    found = lower(build_model(config), options).tasks
+    slabs = [task.slab for task in found if isinstance(task, Linear) and task.op == "layer0.qkv"]
+    ends = [0, *(slab.row_end for slab in slabs)]
+    assert [slab.row_begin for slab in slabs] == ends[:-1] and ends[-1] == 64 * (num_heads + 2), "rows left out, or twice"
+    return [slab.rows for slab in slabs]
+
+
+def test_who_has_attention_has_fewer_rows_of_qkv() -> None:
+    """In whole groups of rows; where several sequences may come all workers have attention, and where rows are few all alike."""
+    rows = rows_of_qkv(12, max_seqs=1)
+    assert len(rows) == 20 and set(rows[:8]) == {32} and set(rows[8:]) == {52, 54}
+    assert set(rows_of_qkv(12, max_seqs=2)) == {44, 46}
+    assert set(rows_of_qkv(8, max_seqs=1)) == {32}
+
+
+
 @pytest.mark.parametrize(("wrong", "must"), [("x", "bf16"), ("rounded", "bf16"), ("out", "f32")])
 def test_operands_are_of_the_dtype_that_a_body_takes(wrong: str, must: str) -> None:
     graph = Graph(1, 1)
