@@ -27,10 +27,12 @@ class Batcher {
   // Turns the batch of the last iteration into that of this one; true if page tables changed. The tokens that were
   // taken wait for publish().
   DISTMK_FN bool advance() {
-    if (context_.iteration == 0)
+    if (context_.iteration == 0) {
       reset();
-    else if (take_tokens())
-      return go_on(), false;
+    } else if (take_tokens()) {
+      go_on();
+      return false;
+    }
     const bool admitted = admit();
     lay_out_rows();
     return admitted;
@@ -87,7 +89,7 @@ class Batcher {
     return false;
   }
 
-  // True: the same rows come again, as each gave a token and no sequence is over, so none that waits gets its place.
+  // True: the same rows come again, as each gave a token, and no sequence is over, so none that waits gets its place.
   DISTMK_FN bool take_tokens() {
     const uint32_t num_running = state_.num_running;
     num_published_ = state_.num_published;
@@ -110,9 +112,10 @@ class Batcher {
       if (finish != FinishReason::NONE) release(slot);
     }
     state_.num_published += num_taken_;
-    return state_.num_running == num_running && num_taken_ == batch_.num_rows && batch_.num_runs == batch_.num_rows;
+    return state_.num_running == num_running && num_taken_ == batch_.num_rows;
   }
 
+  // The same rows, a position further, which mostly is all: lay_out_rows() could only change their order.
   DISTMK_FN void go_on() {
     DISTMK_ROLLED
     for (uint32_t i = 0; i < batch_.num_rows; ++i) {
