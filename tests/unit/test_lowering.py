@@ -78,7 +78,9 @@ def rows_of_qkv(num_heads: int, max_seqs: int) -> list[int]:
     found = lower(build_model(config), options).tasks
     slabs = [task.slab for task in found if isinstance(task, Linear) and task.op == "layer0.qkv"]
     ends = [0, *(slab.row_end for slab in slabs)]
-    assert [slab.row_begin for slab in slabs] == ends[:-1] and ends[-1] == 64 * (num_heads + 2), "rows left out, or twice"
+    assert [slab.row_begin for slab in slabs] == ends[:-1] and ends[-1] == 64 * (num_heads + 2), (
+        "rows left out, or twice"
+    )
     return [slab.rows for slab in slabs]
 
 
@@ -88,7 +90,6 @@ def test_who_has_attention_has_fewer_rows_of_qkv() -> None:
     assert len(rows) == 20 and set(rows[:8]) == {32} and set(rows[8:]) == {52, 54}
     assert set(rows_of_qkv(12, max_seqs=2)) == {44, 46}
     assert set(rows_of_qkv(8, max_seqs=1)) == {32}
-
 
 
 @pytest.mark.parametrize(("wrong", "must"), [("x", "bf16"), ("rounded", "bf16"), ("out", "f32")])
