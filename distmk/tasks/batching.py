@@ -30,7 +30,8 @@ class SampleArgs(ctypes.Structure):
 class Sample(Task):
     """The best candidate of this rank's vocabulary shard for every sampled row (greedy: lowest id wins ties).
 
-    out: Candidate [MAX_ROWS] on rank 0. It is written at the same place on this rank, and put to rank 0 from there.
+    out: Candidate [MAX_ROWS] on rank 0, of which the batch's rows are written. Where no pointer reaches rank 0 it is written
+    at the same place on this rank, and put to rank 0 from there; else it may be.
     """
 
     candidates: Region = None  # type: ignore[assignment]
