@@ -216,7 +216,7 @@ DISTMK_FN void copy_by_lanes(uint32_t dst, const char* src, uint32_t num_bytes, 
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(full) : "memory");
 }
 
-// What may turn out not to be needed, and then may be written meanwhile.
+// Keys and values that may turn out not to be needed, and then may be written meanwhile.
 DISTMK_FN uint4 load_perhaps(const uint4* p) {
   uint4 v;
   asm volatile("ld.global.cg.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"

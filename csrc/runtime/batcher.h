@@ -197,14 +197,15 @@ class Batcher {
   }
 };
 
-// The body of the `prepare` task: advance, then tell every rank, and last the host, which nobody waits for.
+// The body of the `prepare` task: advance, then tell every rank, and last what nobody waits for: the host, and the
+// state that the next launch begins with.
 DISTMK_FN void prepare_batch(Context& context, const PrepareArgs& args, const BatcherMemory& memory) {
   const Team& team = context.team;
   Batcher batcher(context, args, memory);
   bool pages_changed = false;
   if (team.leader()) pages_changed = batcher.advance();
-  if (args.num_ranks > 1) pages_changed = !team.all(!pages_changed);
-  team.sync();  // a vote orders no memory
+  if (args.num_ranks > 1) pages_changed = !team.all(!pages_changed);  // only for others
+  team.sync();                                                        // a vote orders no memory
   const bool copied = memory.batch != context.at<Batch>(args.batch);
   if (copied) {
     copy_bytes(team, context.at<Batch>(args.batch), memory.batch, sizeof(Batch));
