@@ -10,7 +10,6 @@ fetch_model
 export DISTMK_TEST_GGUF=$MODEL
 MYPY=
 if [ $# -eq 0 ]; then
-  set -- -n 2 --dist loadgroup  # tests that start ranks, and beside them the others
   say "ruff, clang-format, csrc/abi.h, and mypy beside pytest"
   ruff check .
   ruff format --check .

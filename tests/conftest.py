@@ -18,25 +18,6 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-STARTS_NONE = ("unit/", "runtime/test_emulated_races.py", "runtime/test_kernels.py")
-
-
-def starts_ranks(item: pytest.Item) -> bool:
-    """Whether a test starts ranks: in a process of its own, by the fixture `runner`, or in this one."""
-    path = item.path.relative_to(Path(__file__).parent).as_posix()
-    by_itself = not path.startswith(STARTS_NONE) or not {"LLM", "Session"}.isdisjoint(vars(item.module))  # type: ignore[attr-defined]
-    return by_itself or "runner" in item.fixturenames  # type: ignore[attr-defined]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `-n 2 --dist loadgroup` tests that start ranks take turns: each looks at what all of them leave in shared memory, and
-    some have to be in time. The others run beside them.
-    """
-    for item in items:
-        if starts_ranks(item):
-            item.add_marker(pytest.mark.xdist_group("ranks"))
-
-
 @pytest.fixture
 def rng() -> np.random.Generator:
     """Shapes and data are drawn afresh every run; the seed of a failure is printed with it."""
