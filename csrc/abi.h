@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 14389283094006463007ull;
+constexpr uint64_t ABI_HASH = 4156205225258542393ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -148,7 +148,7 @@ struct Batch {
   uint32_t num_rows;
   uint32_t num_runs;
   uint32_t stop;
-  uint32_t num_samples;
+  uint32_t num_cleared;
   BatchRow rows[16];
   BatchRun runs[16];
 };
@@ -156,7 +156,7 @@ static_assert(sizeof(Batch) == 528);
 static_assert(offsetof(Batch, num_rows) == 0);
 static_assert(offsetof(Batch, num_runs) == 4);
 static_assert(offsetof(Batch, stop) == 8);
-static_assert(offsetof(Batch, num_samples) == 12);
+static_assert(offsetof(Batch, num_cleared) == 12);
 static_assert(offsetof(Batch, rows) == 16);
 static_assert(offsetof(Batch, runs) == 272);
 

@@ -75,7 +75,7 @@ def make_buffers(
         x_rounded=turns("x_rounded", config.hidden_size, 1 + 2 * num_layers, lag=2, spare=1),
         qkv=turns("qkv", max(shape.qkv_cols for shape in shapes), num_layers, "f32"),
         part=graph.buffer("attention_parts", largest_part, arriving=True),
-        attn=turns("attention_out", max(shard.num_q for shard in shards) * config.head_dim, 1 if lone else num_layers),
+        attn=turns("attention_out", max(shard.num_q for shard in shards) * config.head_dim, num_layers),
         lone=Turns(graph, "attention_lone", max(s.lone_cols for s in shapes), 1, num_layers) if lone else None,
         hidden=turns("mlp_hidden", max(shard.mlp[1] - shard.mlp[0] for shard in shards), num_layers, lag=2),
         attn_slots=graph.buffer("attention_slots", slots, arriving=True),

@@ -4,6 +4,7 @@
 #include "device/bodies/basic.cuh"
 #include "device/bodies/linear.cuh"
 #include "device/bodies/merge.cuh"
+#include "device/fewer_rows.cuh"
 
 namespace distmk {
 
@@ -13,17 +14,20 @@ DISTMK_FN uint32_t route_of(const RankState& state, const Action& action) {
   const auto type = static_cast<TaskType>(task.type);
   // Of what is spread only attention takes its share by itself.
   if (state.far || (is_spread(task) && type != TaskType::ATTENTION)) return Route::OTHER;
+  const auto unless_fewer = [&](const auto& args, uint32_t route) {
+    return has_fewer_rows(state.batch(args.batch)) ? Route::OTHER : route;
+  };
   switch (type) {
     case TaskType::ATTENTION:
       return Route::ATTENTION;
     case TaskType::MERGE:
-      return Route::MERGE;
+      return unless_fewer(*reinterpret_cast<const MergeArgs*>(task.args), Route::MERGE);
     case TaskType::SUM:
-      return Route::SUM;
+      return unless_fewer(*reinterpret_cast<const SumArgs*>(task.args), Route::SUM);
     case TaskType::LINEAR: {
       const auto& args = *reinterpret_cast<const LinearArgs*>(task.args);
       const uint32_t rows = linear::num_rows(state, args);
-      return linear::is_aligned(state, args, rows) ? Route::LINEAR + rows : Route::OTHER;
+      return linear::is_aligned(state, args, rows) ? unless_fewer(args, Route::LINEAR + rows) : Route::OTHER;
     }
     default:
       return Route::OTHER;

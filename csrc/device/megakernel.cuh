@@ -97,6 +97,7 @@ struct AnyBody {  // not a lambda: it might become a function, which is given it
 DISTMK_ROLE run_other_task(const RankState& state) {
   Context context(state, {threadIdx.x, NUM_CONSUMERS});
   const bool ran = run_decided(context, shared().handoff.action[task_place(task_number())], {true}, AnyBody{});
+  if (ran) clear_more(context);
   if (state.far && ran) context.finish();  // whoever has put data must wait until it is there
   end_task(context, state.far ? ~0ull : context.pushed());
 }
@@ -133,12 +134,12 @@ DISTMK_FN bool is_awaited(const RankState& state, const TaskDesc& task) {
   return !streams_weights(task) || linear::is_awaited(state, *reinterpret_cast<const LinearArgs*>(task.args));
 }
 
-// Whether what a task's body has seen says as much as its waits: of several rows those that it waits for have waited
-// before they wrote.
+// Whether what a task's body has seen says as much as its waits: of more rows than are multiplied as they arrive those
+// that it waits for have waited before they wrote.
 DISTMK_FN bool skips_waits(const Context& context, const TaskDesc& task) {
   if (task.type != static_cast<uint16_t>(TaskType::SUM)) return false;
   const auto& args = *reinterpret_cast<const SumArgs*>(task.args);
-  return sum_arrives(context.rank_state, args) && rows_of(context.batch(args.batch)) > 1;
+  return sum_arrives(context.rank_state, args) && rows_of(context.batch(args.batch)) > TILE_TOKENS;
 }
 
 // Whether the clerk may fire task `n`, whose body is done. The waits of those before are met by then, too: their slots

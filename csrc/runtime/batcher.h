@@ -117,6 +117,7 @@ class Batcher {
 
   // The same rows, a position further, which mostly is all: lay_out_rows() could only change their order.
   DISTMK_FN void go_on() {
+    batch_.num_cleared = batch_.num_rows;
     DISTMK_ROLLED
     for (uint32_t i = 0; i < batch_.num_rows; ++i) {
       BatchRow& row = batch_.rows[i];
@@ -171,13 +172,13 @@ class Batcher {
       const bool sample = sequence.position + 1 >= request.prompt_len;
       batch_.rows[batch_.num_rows++] = {in_prompt ? prompt[sequence.position] : sequence.last_token,
                                         static_cast<int32_t>(sequence.position), static_cast<int32_t>(slot), sample};
-      batch_.num_samples += sample;
     }
   }
 
   // One row for every sequence that decodes, then prompt chunks into the rows that are left.
   DISTMK_FN void lay_out_rows() {
-    batch_.num_rows = batch_.num_runs = batch_.num_samples = 0;
+    batch_.num_cleared = context_.iteration ? batch_.num_rows : 0;
+    batch_.num_rows = batch_.num_runs = 0;
     DISTMK_ROLLED
     for (uint32_t slot = 0; slot < args_.max_slots; ++slot) {
       const Sequence& sequence = state_.slots[slot];
@@ -194,6 +195,7 @@ class Batcher {
       if (left > room) state_.first_slot = slot;  // a prompt that was begun goes on first
     }
     batch_.stop = batch_.num_rows == 0;
+    if (batch_.num_cleared < batch_.num_rows) batch_.num_cleared = batch_.num_rows;
   }
 };
 

@@ -86,6 +86,10 @@ struct RankState {
     return reinterpret_cast<JitRing*>(heap() + program->rings_heap_offset + worker * ring_bytes);
   }
   DISTMK_FN uint64_t address(uint64_t operand) const { return operand + to_address[operand >> SPACE_SHIFT]; }
+  // The row table, or null where a task follows none.
+  DISTMK_FN const Batch* batch(uint64_t operand) const {
+    return operand && near_batch ? near_batch : reinterpret_cast<const Batch*>(address(operand));
+  }
 };
 
 // What a body is given: the rank, the task being run and the iteration it is run for. Every thread of the team has its
@@ -164,10 +168,7 @@ class Context {
     return reinterpret_cast<T*>(rank_state.address(operand));
   }
 
-  // The row table, or null where the task follows none.
-  DISTMK_FN const Batch* batch(uint64_t operand) const {
-    return operand && rank_state.near_batch ? rank_state.near_batch : at<Batch>(operand);
-  }
+  DISTMK_FN const Batch* batch(uint64_t operand) const { return rank_state.batch(operand); }
 
   // A heap operand on another rank, or null where it is out of reach of a pointer.
   template <class T>

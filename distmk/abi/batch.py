@@ -21,13 +21,17 @@ class BatchRun(ctypes.Structure):
 
 
 class Batch(ctypes.Structure):
-    """The row table of an iteration, put to every rank by rank 0's scheduler."""
+    """The row table of an iteration, put to every rank by rank 0's scheduler.
+
+    `num_cleared`: rows of this iteration or of the one before, whichever has more. Who writes a vector that arrives leaves as
+    many zero where it was before.
+    """
 
     _fields_ = [
         ("num_rows", c_uint32),
         ("num_runs", c_uint32),
         ("stop", c_uint32),
-        ("num_samples", c_uint32),
+        ("num_cleared", c_uint32),
         ("rows", BatchRow * MAX_ROWS),
         ("runs", BatchRun * MAX_ROWS),
     ]

@@ -93,7 +93,7 @@ def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache:
                 out=b.attn.at(rank, shape.slice_begin(begin), shape.slice_begin(end)),
                 cleared=b.attn.cleared_at(rank, shape.slice_begin(begin), shape.slice_begin(end)),
                 batch=b.batch.at(rank),
-                arriving=c.is_spread and not b.lone and len(merges) <= c.num_early[rank],
+                arriving=first + len(merges) <= c.num_early[rank],
                 only_several=bool(b.lone),
             )
         )

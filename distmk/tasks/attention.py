@@ -122,7 +122,7 @@ class AttentionArgs(ctypes.Structure):
         ("eps", c_float),
         ("num_positions", c_uint32),  # rows of the rope table
         ("qkv_stride", c_uint32),  # elements from one row of qkv to the next
-        ("arriving", c_uint32),  # 1: a single row of qkv may be taken as it arrives
+        ("arriving", c_uint32),  # 1: rows of qkv may be taken as they arrive
     ]
 
 
@@ -132,7 +132,7 @@ class Attention(Task):
     """One instance: the query heads of one KV head, one run of rows, one split of the positions.
 
     The split that owns a new position normalises, rotates and appends its K and V, so every position has one writer.
-    `arriving`: a single row of `qkv` may be taken as it arrives, see `Linear`.
+    `arriving`: rows of `qkv` may be taken as they arrive, however many, see `Linear`.
 
     `lone`: where an iteration has a single row, each split's result is left there instead of in `part`, for a `Linear` task
     that merges it as it takes it: the elements over the sum of their weights, rounded to bf16, behind the log of that sum.

@@ -119,9 +119,9 @@ class Task:
 
     @classmethod
     def skips_waits(cls, args: Any) -> bool:
-        """Whether the task may be over before its waits are met in an iteration of several rows, since what it reads early
-        says the same: who looks early at a single row has waited then, and who does at several leaves zeros, which is more
-        than to fill what is read here.
+        """Whether the task may be over before its waits are met in an iteration of many rows, since what it reads early says
+        the same: who looks early at a few has waited then, and who does at many leaves zeros, which is more than to fill what
+        is read here.
         """
         return False
 

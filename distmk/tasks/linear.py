@@ -61,7 +61,7 @@ class LinearArgs(ctypes.Structure):
         ("first_token", c_uint32),  # ARGMAX: token id of the first row
         ("logits_stride", c_uint32),
         ("k_pitch", c_uint32),  # elements of a row of the weight: k, or more where rows are packed in tiles
-        ("arriving", c_uint32),  # 1: a single row of x, or of lone, may be taken as it arrives
+        ("arriving", c_uint32),  # 1: a few rows of x, or a single one of lone, may be taken as they arrive
         ("head_dim", c_uint32),  # of lone, and how attention was split
         ("max_splits", c_uint32),
         ("min_split", c_uint32),
@@ -81,14 +81,14 @@ class Linear(Task):
     `normalized`: the float32 sums are multiplied by 1/rms of the row of x, before bias and epilogue. With the norm's
     weight in the columns of the matrix (`Weight.col_scale`) that is a linear layer of an RMSNorm.
 
-    `arriving`: x lies in a buffer made for it (`Graph.buffer`), where an element that is not zero is there, and a single
-    row may be taken before the events that say so for all of it, and what becomes of it written; the task is done only
+    `arriving`: x lies in a buffer made for it (`Graph.buffer`), where an element that is not zero is there, and up to eight
+    rows may be taken before the events that say so for all of them, and what becomes of them written; the task is done only
     once they do. Zeros are written as negative ones, and `cleared`, the same columns where an older vector lies (`turns`),
-    is left zero. That is `rounded`'s vector, or `out`'s where there is none.
+    is left zero, in `Batch.num_cleared` rows. That is `rounded`'s vector, or `out`'s where there is none.
 
     `lone`: a single row is not in x, but in pieces that attention of `shape` has left there (`Attention.lone`): each task
-    merges them for itself. x is then read where there are several rows, and not early. k is at most `MAX_LONE_COLS`, and
-    head_dim a multiple of 64 there.
+    merges them for itself. x is then read where there are several rows. k is at most `MAX_LONE_COLS`, and head_dim a multiple
+    of 64 there.
 
     RMSNorm: Zhang and Sennrich, arXiv:1910.07467; SwiGLU: Shazeer, arXiv:2002.05202.
     """
@@ -186,7 +186,7 @@ class Linear(Task):
         rows, halves = rows_of(args.batch), 2 if args.epilogue == Epilogue.SWIGLU else 1
         x = bf16_access(False, rank, args.x, args.k, rows, args.x_stride)
         found = [
-            x._replace(early=bool(args.arriving) and not args.lone),
+            x._replace(early=bool(args.arriving)),
             access(False, rank, args.weight, 2 * args.k_pitch * args.n * halves),
         ]
         if args.epilogue == Epilogue.ADD:

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import graphs
 import numpy as np
@@ -23,15 +24,19 @@ from faults import check_hang, event_between, write_config
 from helpers import Runner, alone, under_mpirun
 from tiny_config import tiny_config
 
+from distmk.abi import MAX_ROWS
+from distmk.backend import LaunchSpec
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.build_cache import csrc_dir
 from distmk.choices import backend_choices
 from distmk.config import ModelConfig
+from distmk.heap import fill_weights
 from distmk.host.build import EMULATOR_FLAGS, build_sources
 from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
 from distmk.program import compile_graph
 from distmk.session import Session
+from distmk.weights.dummy import DummyCheckpoint
 
 pytestmark = [
     pytest.mark.timeout(200),
@@ -121,6 +126,31 @@ def test_one_sequence(runner: Runner, tmp_path: Path, num_ranks: int, num_tokens
     want = generate(runner, tmp_path, "host", 1, config=config, prompts=prompts)
     assert generate(runner, tmp_path, "emulated", num_ranks, config=config, prompts=prompts) == want
     assert len(want[0]) == 8
+
+
+@pytest.mark.parametrize(("max_seqs", "head_dim"), [(1, 64), (3, 32), (3, 64)])
+def test_nothing_is_left_behind_the_last_row(max_seqs: int, head_dim: int) -> None:
+    """Places of rows that an iteration has less than the one before are zero again, as when there are more once more they are
+    looked at before they are written. Prompts between steps of one row and of a few.
+    """
+    config = tiny_config(hidden_size=192, intermediate_size=320, head_dim=head_dim, num_layers=3)
+    prompts = tuple(tuple((31 * i + 7 * k + 1) % 300 for k in range(n)) for i, n in enumerate((8, 3, 12, 5, 6)))
+
+    def decode(backend: str) -> tuple[list[tuple[int, int]], dict[str, Any]]:
+        options = DecodeOptions(1, WORKERS, max_seqs=max_seqs, max_model_len=64, **backend_choices(backend))
+        with Session(lower(build_model(config), options), SingleBootstrap(5.0), backend=backend) as session:
+            fill_weights(session.program, session.backend, 0, DummyCheckpoint(config, None, 5))
+            running = session.launch(LaunchSpec(prompts=prompts, max_new=(3, 4, 3, 2, 5), ignore_eos=True))
+            tokens = sorted((event.request, event.token) for events in running for event in events)
+            vectors = [b for b in session.program.placement.buffers if b.arriving and b.rows == MAX_ROWS]
+            return tokens, {vector.name: session.view(vector).copy() for vector in vectors}
+
+    (tokens, vectors), (expected, _) = decode("emulated"), decode("host")
+    assert tokens == expected and len(tokens) == 17
+    assert any(vector[0].any() for vector in vectors.values()) and len(vectors) > 8
+    for name, rows in vectors.items():  # the last iteration had one
+        left = np.argwhere(rows[1:])
+        assert not len(left), f"{name}: {len(left)} elements, first at row {1 + left[0][0]}, column {left[0][1]}"
 
 
 def order_of_tasks(session: Session) -> list[tuple[int, int, int]]:

@@ -160,7 +160,7 @@ def test_prepare_lays_out_the_first_prompt_on_every_rank(rng: np.random.Generato
     for rank in (0, 1):
         got = Batch.from_buffer_copy(arena.bytes_at(batch, ctypes.sizeof(Batch), rank).tobytes())
         assert [got.rows[r].token for r in range(got.num_rows)] == prompt[:16].tolist()
-        assert (got.num_runs, got.runs[0].kv_len, got.stop, got.num_samples) == (1, 16, 0, 0)
+        assert (got.num_runs, got.runs[0].kv_len, got.stop, got.num_cleared) == (1, 16, 0, 16)
         pages = arena.bytes_at(table, 4 * MAX_ROWS * max_pages, rank).view(np.int32)[:4]
         assert len(set(pages.tolist())) == 4 and (pages >= 0).all() and (pages < num_pages).all()
         assert arena.events(rank) == [1, 0, 0, 0]

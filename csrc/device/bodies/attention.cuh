@@ -110,7 +110,7 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
   const Team& team = context.team;
   const uint32_t num_queries = w.num_heads * static_cast<uint32_t>(w.run.num_rows), warp = threadIdx.x / 32;
   const bool has_chunk = w.chunk_turn() < w.num_chunks();
-  const bool arriving = args.arriving && w.num_rows == 1;
+  const bool arriving = args.arriving;
 #pragma unroll 1
   for (uint32_t block = 0; block < num_queries; block += QUERIES) {
     const uint32_t count = min(QUERIES, num_queries - block);

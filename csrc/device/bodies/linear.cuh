@@ -32,11 +32,11 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
   typename Round<TILES>::Sums sums = {};
   Column<TILES> x;
   uint32_t group = 0;
-  bool looks = false;  // whether blocks of activations are looked at until they are there
+  // Whether blocks of activations are looked at until they are there.
+  bool looks = AHEAD && args.arriving;
   if constexpr (AHEAD) {
     const bool near = fit_near(args, num_rows);
-    looks = args.arriving && num_rows == 1;
-    LoneRow lone(context, args, looks, first_column());
+    LoneRow lone(context, args, looks && num_rows == 1, first_column());
     EarlyTile early;
     early.take(args, rows, places.stage, lane);
     // What was taken is not in the ring any more.

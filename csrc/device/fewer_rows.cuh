@@ -1,0 +1,71 @@
+// An iteration of fewer rows than the one before leaves zero what that left of the others, too: places of vectors that
+// arrive must be zero in all rows when there are more again. It seldom happens, so who writes a vector does it beside
+// the consumers' loop.
+#pragma once
+#include "device/arriving.cuh"
+#include "runtime/splits.h"
+
+namespace distmk {
+
+DISTMK_FN bool has_fewer_rows(const Batch* batch) { return batch && batch->num_cleared > batch->num_rows; }
+
+// Rows of the last iteration, from `first` on, of columns that arrive.
+template <class T>
+DISTMK_FN void clear_rows(const Context& context, T* columns, uint32_t num_cols, uint32_t stride, uint32_t first,
+                          uint32_t end) {
+  DISTMK_ROLLED
+  for (uint32_t row = first; row < end; ++row) {
+    DISTMK_ROLLED
+    for (uint32_t i = context.team.index; i < num_cols; i += context.team.size)
+      store_arriving(columns + uint64_t{row} * stride + i, 0);
+  }
+}
+
+DISTMK_FN void clear_more(const Context& context, const LinearArgs& args, const Batch& batch) {
+  if (args.rounded || args.epilogue == static_cast<uint32_t>(Epilogue::SWIGLU))
+    clear_rows(context, context.at<__nv_bfloat16>(args.cleared), args.n,
+               args.rounded ? args.rounded_stride : args.out_stride, batch.num_rows, batch.num_cleared);
+  else
+    clear_rows(context, context.at<float>(args.cleared), args.n, args.out_stride, batch.num_rows, batch.num_cleared);
+}
+DISTMK_FN void clear_more(const Context& context, const EmbedArgs& args, const Batch& batch) {
+  clear_rows(context, context.at<__nv_bfloat16>(args.cleared), args.n, args.rounded_stride, batch.num_rows,
+             batch.num_cleared);
+}
+DISTMK_FN void clear_more(const Context& context, const SumArgs& args, const Batch& batch) {
+  clear_rows(context, context.at<__nv_bfloat16>(args.cleared), args.num, args.rounded_stride, batch.num_rows,
+             batch.num_cleared);
+}
+// A single row is perhaps not merged, and then not cleared either.
+DISTMK_FN void clear_more(const Context& context, const MergeArgs& args, const Batch& batch) {
+  const uint32_t first = args.only_several && batch.num_rows == 1 ? 0 : batch.num_rows;
+  DISTMK_ROLLED
+  for (uint32_t i = 0; i < args.num_slices; ++i) {
+    const MergeSlice slice(args, i);
+    auto* columns = context.at<__nv_bfloat16>(args.cleared) + slice.head * args.head_dim + slice.begin;
+    clear_rows(context, columns, slice.end - slice.begin, args.out_stride, first, batch.num_cleared);
+  }
+}
+
+// By all who have run a task's body.
+DISTMK_FN void clear_more(const Context& context) {
+  const auto clear = [&](const auto& args) {
+    const Batch* batch = context.batch(args.batch);
+    if (args.cleared && has_fewer_rows(batch)) clear_more(context, args, *batch);
+  };
+  const auto* args = context.task.desc->args;
+  switch (static_cast<TaskType>(context.task.desc->type)) {
+    case TaskType::LINEAR:
+      return clear(*reinterpret_cast<const LinearArgs*>(args));
+    case TaskType::EMBED:
+      return clear(*reinterpret_cast<const EmbedArgs*>(args));
+    case TaskType::SUM:
+      return clear(*reinterpret_cast<const SumArgs*>(args));
+    case TaskType::MERGE:
+      return clear(*reinterpret_cast<const MergeArgs*>(args));
+    default:
+      return;
+  }
+}
+
+}  // namespace distmk
