@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 4156205225258542393ull;
+constexpr uint64_t ABI_HASH = 2747046810077331446ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -23,6 +23,7 @@ constexpr uint32_t PART_HEADER = 4u;
 constexpr uint32_t PART_FLOATS = 36u;
 constexpr uint32_t MAX_LONE_COLS = 4096u;
 constexpr uint32_t SPLITS_AT_ONCE = 8u;
+constexpr uint32_t SHARE_AT_ONCE = 128u;
 constexpr uint32_t LONE_HEADER = 8u;
 constexpr uint32_t MAX_OWN_SCHEDULERS = 12u;
 
@@ -580,8 +581,10 @@ struct AttentionArgs {
   uint32_t num_positions;
   uint32_t qkv_stride;
   uint32_t arriving;
+  uint32_t long_splits;
+  uint32_t pad;
 };
-static_assert(sizeof(AttentionArgs) == 152);
+static_assert(sizeof(AttentionArgs) == 160);
 static_assert(offsetof(AttentionArgs, qkv) == 0);
 static_assert(offsetof(AttentionArgs, q_norm) == 8);
 static_assert(offsetof(AttentionArgs, k_norm) == 16);
@@ -609,6 +612,8 @@ static_assert(offsetof(AttentionArgs, eps) == 136);
 static_assert(offsetof(AttentionArgs, num_positions) == 140);
 static_assert(offsetof(AttentionArgs, qkv_stride) == 144);
 static_assert(offsetof(AttentionArgs, arriving) == 148);
+static_assert(offsetof(AttentionArgs, long_splits) == 152);
+static_assert(offsetof(AttentionArgs, pad) == 156);
 
 struct MergeArgs {
   uint64_t part;

@@ -24,6 +24,43 @@ DISTMK_FN AttentionSplit split_of(const Context& context, const AttentionArgs& a
           batch.num_rows};
 }
 
+// Tasks that the waiter tells the loader of, as both come to all of them.
+DISTMK_FN bool is_told_of(const TaskDesc& task) {
+  return BULK_COPIES && task.type == static_cast<uint16_t>(TaskType::ATTENTION) && is_spread(task) &&
+         reinterpret_cast<const AttentionArgs*>(task.args)->long_splits;
+}
+
+// By the loader: keys and values of this worker's share, two chunks a stage, if they come through the ring. False: the
+// worker has left.
+DISTMK_FN bool stream_share(const RankState& state, const Team& lanes, Loader& loader, const TaskDesc& task) {
+  AttentionShare& share = shared().attention_share;
+  const uint32_t number = share.num_heard.get(), turn = number % 2;
+  while (!lanes.all(barrier_try_wait(&share.told[turn], number / 2 % 2)))
+    if (!lanes.all(!shared().ring.leave.get())) return false;
+  const bool streams = share.streams[turn];
+  lanes.sync();
+  if (lanes.leader()) share.num_heard.set(number + 1);
+  lanes.sync();
+  if (!streams) return true;
+  Context context(state, lanes);
+  const auto& args = *reinterpret_cast<const AttentionArgs*>(task.args);
+  const Work w{share.split, context, args, context.at<__nv_bfloat16>(args.k_cache),
+               context.at<__nv_bfloat16>(args.v_cache)};
+  const uint32_t num_chunks = w.num_chunks(), num_bytes = w.chunk_bytes();
+  fence_copies();
+  uint32_t lines = 0;  // where a lane's chunk begins, of 32 at a time
+  return loader.stream_stages((num_chunks + 1) / 2, [&](uint32_t stage, uint32_t dst, uint32_t full) {
+    const uint32_t chunk = 2 * stage, here = min(num_chunks - chunk, 2u);
+    if (chunk % 32 == 0) lines = w.line_of(min(w.first_chunk() + chunk + lanes.index, (w.end - 1) / CHUNK) * CHUNK);
+    if (lanes.leader()) expect_bytes(full, 2 * here * num_bytes);
+    lanes.sync();
+    const uint32_t line = __shfl_sync(~0u, lines, chunk % 32 + lanes.index / 2 % 2);
+    if (lanes.index < 2 * here)
+      copy_expected(dst + lanes.index * num_bytes,
+                    (lanes.index % 2 ? w.values : w.keys) + uint64_t{line} * args.head_dim, num_bytes, full);
+  });
+}
+
 // The waiter's: keeps shared().attention_share.
 class ShareKeeper {
  public:
@@ -45,7 +82,10 @@ class ShareKeeper {
       }
     }
     last_ = n;
-    if (context_.team.leader()) shared().attention_share.at_hand[task_place(n)] = at_hand;
+    const bool told = is_told_of(*action.task.desc), in_ring = told && at_hand && comes_through_ring(args);
+    if (context_.team.leader())
+      shared().attention_share.at_hand[task_place(n)] = in_ring ? IN_RING : at_hand ? AT_HAND : ELSEWHERE;
+    if (told) tell_loader(in_ring);
   }
 
  private:
@@ -57,6 +97,7 @@ class ShareKeeper {
 
   Context context_;
   int64_t last_ = -4;  // task of this type
+  uint32_t num_told_ = 0;
   // What it was worked out for:
   uint64_t iteration_ = 0, batch_ = 0, page_table_ = 0;
   uint32_t instance_ = NO_INSTANCE, word_ = 0;
@@ -68,6 +109,25 @@ class ShareKeeper {
   DISTMK_FN bool is_known(const Action& action, const AttentionArgs& args) const {
     return context_.team.all(action.instance == instance_ && action.iteration == iteration_ && args.batch == batch_ &&
                              args.page_table == page_table_ && word(args) == word_);
+  }
+
+  // A share that warps would take in several trips to memory.
+  DISTMK_FN bool comes_through_ring(const AttentionArgs& args) {
+    context_.team.sync();
+    const AttentionShare& share = shared().attention_share;
+    if (instance_ >= share.num_instances) return false;
+    const Work w{share.split, context_, args, nullptr, nullptr};
+    return w.num_chunks() > NUM_WARPS && w.num_queries() <= QUERIES;
+  }
+
+  DISTMK_FN void tell_loader(bool streams) {
+    AttentionShare& share = shared().attention_share;
+    const uint32_t turn = num_told_ % 2;
+    while (!context_.team.all(num_told_ < share.num_heard.get() + 2))
+      if (!context_.team.all(!shared().ring.leave.get())) return;
+    ++num_told_;
+    if (context_.team.leader()) share.streams[turn] = streams;
+    warp_arrive(&share.told[turn]);
   }
 
   DISTMK_FN void learn(const Action& action, const AttentionArgs& args) {
@@ -86,11 +146,10 @@ class ShareKeeper {
   }
 };
 
-// By the consumers: whether the task they are at is the one that is known.
-DISTMK_FN bool is_at_hand() { return shared().attention_share.at_hand[task_place(task_number())]; }
+// By the consumers: what is known of the task they are at.
+DISTMK_FN uint32_t hand() { return shared().attention_share.at_hand[task_place(task_number())]; }
 DISTMK_FN uint32_t count_instances(const Context& context, const AttentionArgs& args) {
-  return is_at_hand() ? shared().attention_share.num_instances
-                      : num_attention_instances(args, *context.batch(args.batch));
+  return hand() ? shared().attention_share.num_instances : num_attention_instances(args, *context.batch(args.batch));
 }
 // How many of its share this warp is done with; 0 between tasks.
 DISTMK_FN uint32_t own_round() { return shared().attention_share.rounds[threadIdx.x / 32]; }

@@ -60,6 +60,30 @@ DISTMK_FN void load_values(const Work& w, uint32_t lines, Tile& tile) {
   }
 }
 
+// The same of a chunk that lies in a stage of the ring.
+DISTMK_FN const __nv_bfloat16* chunk_in(const Work& w, const RingPlace<NUM_STAGES>& stage, uint32_t turn) {
+  return reinterpret_cast<const __nv_bfloat16*>(shared().slots + stage.slot * STAGE_BYTES +
+                                                turn % 2 * 2 * w.chunk_bytes());
+}
+DISTMK_FN void load_keys(const Work& w, const __nv_bfloat16* chunk, Tile& tile) {
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i)
+#pragma unroll
+    for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j) {
+      const uint32_t element = key_element(j) < w.args.head_dim ? key_element(j) : 0;
+      tile.k[i][j] = *reinterpret_cast<const uint4*>(chunk + key_place(i) * w.args.head_dim + element);
+    }
+}
+DISTMK_FN void load_values(const Work& w, const __nv_bfloat16* chunk, Tile& tile) {
+#pragma unroll
+  for (uint32_t i = 0; i < 4; ++i)
+#pragma unroll
+    for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j) {
+      const uint32_t element = value_element(j) < w.args.head_dim ? value_element(j) : 0;
+      tile.v[i][j] = *reinterpret_cast<const uint4*>(chunk + (CHUNK + value_place(i)) * w.args.head_dim + element);
+    }
+}
+
 // Whether all positions of a chunk come from the cache.
 DISTMK_FN bool is_cached(const Work& w, uint32_t chunk) {
   return chunk * CHUNK >= w.begin && w.is_cached((chunk + 1) * CHUNK - 1);

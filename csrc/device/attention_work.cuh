@@ -11,6 +11,7 @@ constexpr uint32_t QUERIES = 8;  // of a block: query heads x token rows; their 
 constexpr uint32_t MERGED_QUERIES = 4;  // at once, for want of shared memory
 constexpr uint32_t CHUNK = SPLIT_STEP;  // positions: one product's depth where weights meet values
 static_assert(CHUNK == 16, "");
+static_assert(NUM_WARPS * CHUNK == SHARE_AT_ONCE, "");
 constexpr uint32_t MERGE_STRIDE = MAX_HEAD_DIM + 4;  // of a warp's result for a query: accumulator, maximum, sum
 
 struct Work : AttentionSplit {
@@ -47,6 +48,9 @@ struct Work : AttentionSplit {
     return context.at<__nv_bfloat16>(operand) + lone_begin(first_head + query, split, args.max_splits, args.head_dim);
   }
 
+  // Of a chunk's keys, or values.
+  DISTMK_FN uint32_t chunk_bytes() const { return CHUNK * args.head_dim * sizeof(__nv_bfloat16); }
+  DISTMK_FN uint32_t num_queries() const { return num_heads * static_cast<uint32_t>(run.num_rows); }
   DISTMK_FN uint32_t first_chunk() const { return begin / CHUNK; }
   DISTMK_FN uint32_t num_chunks() const { return (end + CHUNK - 1) / CHUNK - first_chunk(); }
   // The first warps are busy with queries when the cache is read, so chunks are dealt from the last one on.

@@ -31,6 +31,12 @@ DISTMK_ROLE stream_weights(const RankState& state) {
     while (!lanes.all(barrier_try_wait(&s.tasks.full[cursor.slot], cursor.parity)))
       if (!lanes.all(!s.ring.leave.get())) return loader.leave();
     const TaskDesc& task = s.tasks.slots[cursor.slot].desc;
+    if (attention::is_told_of(task)) {
+      const bool goes_on = attention::stream_share(state, lanes, loader, task);
+      warp_arrive(&s.tasks.empty[cursor.slot]);
+      if (!goes_on) return loader.leave();
+      continue;
+    }
     const bool streams = streams_weights(task);
     const auto args = *reinterpret_cast<const LinearArgs*>(task.args);
     warp_arrive(&s.tasks.empty[cursor.slot]);
@@ -218,7 +224,7 @@ DISTMK_FN void set_up(const LaunchParams* launch) {
   for (Places& places : s.places) places = {};
   for (Flag& number : s.num_slabs) number = {0};
   for (uint32_t& number : s.task_numbers) number = 0;
-  for (uint32_t& round : s.attention_share.rounds) round = 0;
+  s.attention_share.init();
   s.num_batches = 0;
 }
 

@@ -199,14 +199,26 @@ DISTMK_FN void barrier_init_done() {
 // createpolicy.fractional.L2::evict_first gives for all of an access.
 constexpr uint64_t EVICT_FIRST = 0x12F0000000000000;
 
-// A copy whose landing `full` is told of. By one thread, from compute capability 9.0 on:
+// `full` is told that so much is to land; a copy of part of it. By one thread each, from compute capability 9.0 on.
+DISTMK_FN void expect_bytes(uint32_t full, uint32_t num_bytes) {
+  if constexpr (BULK_COPIES)
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(num_bytes) : "memory");
+}
+DISTMK_FN void copy_expected(uint32_t dst, const void* src, uint32_t num_bytes, uint32_t full) {
+  if constexpr (BULK_COPIES)
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+            "r"(dst),
+        "l"(src), "r"(num_bytes), "r"(full), "l"(EVICT_FIRST)
+        : "memory");
+}
 DISTMK_FN void copy_bulk(uint32_t dst, const char* src, uint32_t num_bytes, uint32_t full) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(num_bytes));
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
-          "r"(dst),
-      "l"(src), "r"(num_bytes), "r"(full), "l"(EVICT_FIRST)
-      : "memory");
+  expect_bytes(full, num_bytes);
+  copy_expected(dst, src, num_bytes, full);
+}
+// What threads have written, and this one knows of, is what its copies find.
+DISTMK_FN void fence_copies() {
+  if constexpr (BULK_COPIES) asm volatile("fence.proxy.async;" ::: "memory");
 }
 // By the lanes of a warp, each of which arrives once its own part has landed.
 DISTMK_FN void copy_by_lanes(uint32_t dst, const char* src, uint32_t num_bytes, uint32_t full, uint32_t lane,

@@ -111,6 +111,20 @@ class Loader {
     return true;
   }
 
+  // `num_stages` stages of something else than a slab, which counts as one: `fill(stage, dst, full)` by all lanes.
+  template <class Fill>
+  DISTMK_FN bool stream_stages(uint32_t num_stages, const Fill& fill) {
+    ++slab_;
+    if (!lanes_.all(!ring_.leave.get())) return false;
+#pragma unroll 1
+    for (uint32_t stage = 0; stage < num_stages; ++stage) {
+      await_room();
+      fill(stage, slots_ + next_.slot * STAGE_BYTES, full_ + next_.slot * 8);
+      next_.step();
+    }
+    return true;
+  }
+
   // Copies must have landed before their shared memory is given back.
   DISTMK_FN void leave() {
     for (uint32_t i = MAX_IN_FLIGHT; i; --i) await_landing(next_.before(i));
@@ -131,13 +145,17 @@ class Loader {
     barrier_wait(full_ + place.slot * 8, place.parity);
   }
 
-  DISTMK_FN void copy(const char* src, uint32_t num_bytes) {
-    const uint32_t full = full_ + next_.slot * 8, dst = slots_ + next_.slot * STAGE_BYTES;
+  DISTMK_FN void await_room() {
     await_landing(next_.before(MAX_IN_FLIGHT));
     if (num_drained_.get() + 1 < slab_) await_landing(next_.before(MAX_AHEAD));
     barrier_wait(empty_ + next_.slot * 8, next_.parity ^ 1);
     lanes_.sync();
     wait_while_held(hold_, slab_);
+  }
+
+  DISTMK_FN void copy(const char* src, uint32_t num_bytes) {
+    const uint32_t full = full_ + next_.slot * 8, dst = slots_ + next_.slot * STAGE_BYTES;
+    await_room();
     if constexpr (!BULK_COPIES)
       copy_by_lanes(dst, src, num_bytes, full, lanes_.index, lanes_.size);
     else if (lanes_.leader())

@@ -102,9 +102,21 @@ struct alignas(16) AttentionShare {
   AttentionSplit split;
   uint32_t lines[2 * NUM_WARPS];  // of the cache, where the split's first chunks begin: two a warp
   uint32_t num_instances;         // of the whole task; all of the above is set only if this worker has one
-  uint32_t at_hand[TASK_PLACES];  // whether this is about a task, at its place
+  uint32_t at_hand[TASK_PLACES];  // a Hand: whether this is about a task, at its place
   uint32_t rounds[NUM_WARPS];     // instances of its share that a consumer warp is done with
+  // What the waiter tells the loader of a spread task of attention, by turns: whether its first instance's keys and
+  // values come through the ring.
+  uint64_t told[2];
+  uint8_t streams[2];
+  Flag num_heard;  // of how many the loader has heard
+
+  DISTMK_FN void init() {
+    for (uint64_t& barrier : told) barrier_init(&barrier, WARP_ARRIVALS);
+    for (uint32_t& round : rounds) round = 0;
+    num_heard = {0};
+  }
 };
+enum Hand : uint32_t { ELSEWHERE, AT_HAND, IN_RING };
 
 constexpr uint32_t NEAR_RANKS = 8;  // whose candidates the batcher has at hand; those of more are read where they lie
 

@@ -48,6 +48,8 @@ inline void mbarrier_arrive(uint64_t* at, uint32_t times, int bytes) {
 #endif
   mbarrier_update(at, static_cast<int>(times), bytes);
 }
+// What this thread's copies bring comes before the end of the phase that waits for them.
+inline void mbarrier_fill(const uint64_t* at) { release_order(order_of(at, mbarrier_at(at).phase)); }
 inline void mbarrier_complete(uint64_t* at, uint32_t num_bytes) {
   mbarrier_update(at, 0, -static_cast<int>(num_bytes));
 }

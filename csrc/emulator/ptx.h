@@ -102,13 +102,21 @@ inline void wait_while_held(uint32_t hold, uint32_t slab) {
   while (__atomic_load_n(at_shared<uint32_t>(hold), __ATOMIC_RELAXED) - 1 < slab - 1) emulator::yield();
 }
 
-inline void copy_bulk(uint32_t dst, const char* src, uint32_t num_bytes, uint32_t full) {
-  auto* barrier = at_shared<uint64_t>(full);
-  memset(at_shared<char>(dst), 0xff, num_bytes);  // nothing may be read before it has landed
-  emulator::mbarrier_arrive(barrier, 1, static_cast<int>(num_bytes));
-  const emulator::Unwatched here;
-  emulator::current().block->copies.push_back({at_shared<char>(dst), src, num_bytes, barrier});
+inline void expect_bytes(uint32_t full, uint32_t num_bytes) {
+  emulator::mbarrier_arrive(at_shared<uint64_t>(full), 1, static_cast<int>(num_bytes));
 }
+inline void copy_expected(uint32_t dst, const void* src, uint32_t num_bytes, uint32_t full) {
+  memset(at_shared<char>(dst), 0xff, num_bytes);  // nothing may be read before it has landed
+  emulator::mbarrier_fill(at_shared<uint64_t>(full));
+  const emulator::Unwatched here;
+  emulator::current().block->copies.push_back(
+      {at_shared<char>(dst), static_cast<const char*>(src), num_bytes, at_shared<uint64_t>(full)});
+}
+inline void copy_bulk(uint32_t dst, const char* src, uint32_t num_bytes, uint32_t full) {
+  expect_bytes(full, num_bytes);
+  copy_expected(dst, src, num_bytes, full);
+}
+inline void fence_copies() {}
 inline void copy_by_lanes(uint32_t, const char*, uint32_t, uint32_t, uint32_t, uint32_t) {}
 
 inline uint4 load_perhaps(const uint4* p) {

@@ -44,10 +44,11 @@ struct Requests {
   uint64_t token_count = 0;
   int32_t eos = -1;
 
-  explicit Requests(uint32_t num_requests) {
+  // The first prompt has `more` tokens more than that.
+  Requests(uint32_t num_requests, uint32_t more) {
     uint32_t num_tokens = 0;
     for (uint32_t i = 0; i < num_requests; ++i) {
-      const uint32_t length = 1 + (i * 7) % 23, max_new = 2 + i % 5;
+      const uint32_t length = 1 + (i * 7) % 23 + (i ? 0 : more), max_new = 2 + i % 5;
       requests.push_back({static_cast<uint32_t>(prompts.size()), length, max_new, 1});
       prompts.insert(prompts.end(), length, static_cast<int32_t>(i));
       num_tokens += max_new;
@@ -59,7 +60,7 @@ struct Requests {
 struct Options {
   bool ride = false;
   distmk::Fault fault = {};
-  uint32_t num_iterations = 0, cut = 0;
+  uint32_t num_iterations = 0, cut = 0, longer = 0;
   std::vector<const char*> programs;
 
   bool parse(int argc, char** argv) {
@@ -70,6 +71,8 @@ struct Options {
         ride = true;
       else if (std::strcmp(argv[i], "--cut") == 0 && i + 1 < argc)
         cut = static_cast<uint32_t>(std::atoi(argv[++i]));
+      else if (std::strcmp(argv[i], "--longer") == 0 && i + 1 < argc)
+        longer = static_cast<uint32_t>(std::atoi(argv[++i]));
       else if (std::strcmp(argv[i], "--seed") == 0 && i + 1 < argc)
         fault.seed = static_cast<uint32_t>(std::atoi(argv[++i]));
       else if (std::strcmp(argv[i], "--delay") != 0 || ++i == argc ||
@@ -91,11 +94,12 @@ int main(int argc, char** argv) {
   if (!options.parse(argc, argv)) {
     std::fprintf(
         stderr,
-        "usage: run_ranks [--ride] [--cut N] [--seed N] [--delay MAX_US,NODE_SIZE,SEED] ITERATIONS PROGRAM...\n");
+        "usage: run_ranks [--ride] [--cut N] [--longer N] [--seed N] [--delay MAX_US,NODE_SIZE,SEED] ITERATIONS "
+        "PROGRAM...\n");
     return 2;
   }
   const auto num_ranks = static_cast<uint32_t>(options.programs.size());
-  Requests requests(5);
+  Requests requests(5, options.longer);
   std::vector<std::vector<char>> programs;
   std::vector<uint64_t> heaps;
   for (uint32_t rank = 0; rank < num_ranks; ++rank) {

@@ -22,6 +22,7 @@ PART_FLOATS = PART_HEADER + MERGE_SLICE
 MAX_LONE_COLS = 4096  # of a lone row that is merged by who multiplies it
 SPLITS_AT_ONCE = 8  # that are merged in one go
 LONE_HEADER = 8  # bf16 places before a split's result of a lone row: the log of its weight as a float, and none
+SHARE_AT_ONCE = 128  # positions of an instance of attention that a GPU's warps take before they turn to memory again
 MAX_OWN_SCHEDULERS = 12  # warps of the block that runs schedulers, where a GPU has one for them
 
 
@@ -88,6 +89,7 @@ CONSTANTS = {
     "PART_FLOATS": PART_FLOATS,
     "MAX_LONE_COLS": MAX_LONE_COLS,
     "SPLITS_AT_ONCE": SPLITS_AT_ONCE,
+    "SHARE_AT_ONCE": SHARE_AT_ONCE,
     "LONE_HEADER": LONE_HEADER,
     "MAX_OWN_SCHEDULERS": MAX_OWN_SCHEDULERS,
 }

@@ -75,6 +75,7 @@ def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache:
             cleared=b.lone.cleared_at(rank, 0, shape.lone_cols) if b.lone else None,
             eps=c.config.rms_norm_eps,
             arriving=c.is_spread and b.qkv.buffer.arriving and c.num_early[rank] == c.options.num_workers,
+            long_splits=shape.has_long_splits(c.options.max_model_len, c.options.max_seqs),
         )
     )
     merges = _merges(c, shape)

@@ -8,7 +8,7 @@ from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import LONE_HEADER, MAX_ROWS, MERGE_SLICE, PART_FLOATS
+from distmk.abi import LONE_HEADER, MAX_ROWS, MERGE_SLICE, PART_FLOATS, SHARE_AT_ONCE, SPLITS_AT_ONCE
 from distmk.regions import Region, Slab
 from distmk.tasks.base import Access, Layout, Task, access, batch_access, f32_access, task_type
 
@@ -59,6 +59,11 @@ class AttentionShape:
     def split_budget(self) -> int:
         """Splits that one KV head's positions should be cut into, of all sequences together: an instance a worker."""
         return max(1, self.num_workers // self.num_kv)
+
+    def has_long_splits(self, max_model_len: int, max_seqs: int) -> bool:
+        """Whether a split may have more than SHARE_AT_ONCE positions. Beside others a sequence is perhaps not split."""
+        fewest = min(SPLITS_AT_ONCE, self.split_budget, self.max_splits) if max_seqs == 1 else 1
+        return max_model_len > fewest * SHARE_AT_ONCE
 
     @property
     def slices(self) -> int:
@@ -123,6 +128,8 @@ class AttentionArgs(ctypes.Structure):
         ("num_positions", c_uint32),  # rows of the rope table
         ("qkv_stride", c_uint32),  # elements from one row of qkv to the next
         ("arriving", c_uint32),  # 1: rows of qkv may be taken as they arrive
+        ("long_splits", c_uint32),  # 1: a split may have more than SHARE_AT_ONCE positions
+        ("pad", c_uint32),
     ]
 
 
@@ -137,6 +144,9 @@ class Attention(Task):
     `lone`: where an iteration has a single row, each split's result is left there instead of in `part`, for a `Linear` task
     that merges it as it takes it: the elements over the sum of their weights, rounded to bf16, behind the log of that sum.
     They arrive, whole words at a time; `cleared`, an older one (`turns`), is left zero in all iterations.
+
+    `long_splits`: a split may have more than `SHARE_AT_ONCE` positions; on a GPU their keys and values then come as weights
+    do, ahead of the task, through the ring that streams them.
 
     Split-KV attention with a later merge: Dao et al., "Flash-Decoding" (2023); RoPE: Su et al., arXiv:2104.09864.
     """
@@ -155,6 +165,7 @@ class Attention(Task):
     cleared: Region | None = None
     eps: float = 0.0
     arriving: bool = False
+    long_splits: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = AttentionArgs
 
@@ -203,6 +214,7 @@ class Attention(Task):
             num_positions=self.rope.rows,
             qkv_stride=self.qkv.buffer.cols,
             arriving=int(self.arriving),
+            long_splits=int(self.long_splits),
         )
 
     @classmethod

@@ -31,20 +31,26 @@ pytestmark = [
 RACECHECK = "-DDISTMK_RACECHECK"
 
 
-def decode(num_ranks: int, num_workers: int, num_layers: int = 1) -> Program:
+def decode(num_ranks: int, num_workers: int, num_layers: int = 1, max_model_len: int = 64) -> Program:
     """A decode step, as for a GPU; its attention splits from 16 positions on."""
     choices = {**backend_choices("emulated"), "min_split": 16}
-    options = DecodeOptions(num_ranks, num_workers, max_seqs=4, max_model_len=64, page_size=16, **choices)  # type: ignore[arg-type]
+    options = DecodeOptions(num_ranks, num_workers, max_seqs=4, max_model_len=max_model_len, page_size=16, **choices)  # type: ignore[arg-type]
     return compile_graph(lower(build_model(tiny_config(num_layers=num_layers)), options))
 
 
-@pytest.mark.parametrize(("num_ranks", "num_workers", "num_layers", "place"), [(1, 2, 1, ("--ride",)), (2, 1, 2, ())])
-def test_decode(num_ranks: int, num_workers: int, num_layers: int, place: tuple[str, ...], tmp_path: Path) -> None:
-    """Prompts of up to 22 tokens, sequences that come and go: iterations of one row and of many."""
+@pytest.mark.parametrize(
+    ("num_ranks", "num_workers", "num_layers", "longer", "place"), [(1, 2, 1, 150, ("--ride",)), (2, 1, 2, 0, ())]
+)
+def test_decode(
+    num_ranks: int, num_workers: int, num_layers: int, longer: int, place: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Prompts of up to 22 tokens, sequences that come and go: iterations of one row and of many. A context that is so much
+    `longer` comes through the ring.
+    """
     seed = str(random.randrange(2**31))
     print(f"seed {seed}")
-    binary = tool("thread", RACECHECK, emulated=True)
-    done = run_ranks(binary, decode(num_ranks, num_workers, num_layers), tmp_path, *place, "--seed", seed)
+    binary, program = tool("thread", RACECHECK, emulated=True), decode(num_ranks, num_workers, num_layers, 64 + longer)
+    done = run_ranks(binary, program, tmp_path, *place, "--longer", str(longer), "--seed", seed)
     assert_clean(done, num_ranks)
 
 

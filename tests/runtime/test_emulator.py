@@ -128,6 +128,16 @@ def test_one_sequence(runner: Runner, tmp_path: Path, num_ranks: int, num_tokens
     assert len(want[0]) == 8
 
 
+@pytest.mark.parametrize(("num_ranks", "head_dim", "lengths"), [(2, 64, (140, 150))])
+def test_long_contexts(runner: Runner, tmp_path: Path, num_ranks: int, head_dim: int, lengths: tuple[int, ...]) -> None:
+    """Keys and values of many positions come through the ring, as weights do."""
+    config = tiny_config(hidden_size=192, intermediate_size=320, head_dim=head_dim)
+    ids = [",".join(str((31 * i + 7 * k + 1) % 300) for k in range(length)) for i, length in enumerate(lengths)]
+    prompts = ("--prompt-ids", *ids, "--max-new-tokens", "5", "--max-model-len", "256")
+    want = generate(runner, tmp_path, "host", 1, config=config, prompts=prompts)
+    assert generate(runner, tmp_path, "emulated", num_ranks, config=config, prompts=prompts) == want
+
+
 @pytest.mark.parametrize(("max_seqs", "head_dim"), [(1, 64), (3, 32), (3, 64)])
 def test_nothing_is_left_behind_the_last_row(max_seqs: int, head_dim: int) -> None:
     """Places of rows that an iteration has less than the one before are zero again, as when there are more once more they are

@@ -13,7 +13,7 @@ from distmk.abi import Epilogue
 from distmk.errors import UsageError
 from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
-from distmk.tasks import Affine, AttentionShape, Linear, Merge, Put, Sum
+from distmk.tasks import Affine, Attention, AttentionShape, Linear, Merge, Put, Sum
 
 
 def merges(max_seqs: int, num_workers: int, head_dim: int) -> list[list[Merge]]:
@@ -38,6 +38,25 @@ def test_merges_share_out_the_heads(num_workers: int, max_seqs: int, head_dim: i
             parts = tuple(end * shape.part_cols for end in task.slices)
             assert (task.part.begin, task.part.end) == parts, "other parts than those of its slices"
         assert len(tasks) <= num_workers and [task.worker for task in tasks] == list(range(len(tasks)))
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "max_seqs", "max_model_len", "long"),
+    [
+        (132, 1, 1024, False),
+        (132, 1, 1025, True),
+        (6, 1, 384, False),
+        (6, 1, 385, True),
+        (132, 2, 128, False),
+        (132, 2, 129, True),
+    ],
+)
+def test_who_has_long_splits(num_workers: int, max_seqs: int, max_model_len: int, long: bool) -> None:
+    """A sequence by itself is split among the workers, eight times at least if they are enough; beside others perhaps not."""
+    config = tiny_config(num_heads=4, num_kv_heads=2, max_position=2048)
+    options = DecodeOptions(1, num_workers, max_seqs=max_seqs, max_model_len=max_model_len)
+    tasks = [task for task in lower(build_model(config), options).tasks if isinstance(task, Attention)]
+    assert tasks and all(task.long_splits == long for task in tasks)
 
 
 def test_more_rows_are_merged_by_more_tasks() -> None:

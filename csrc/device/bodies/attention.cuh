@@ -10,26 +10,65 @@ namespace attention {
 
 constexpr uint32_t PART_LANES = MERGE_SLICE / 4;  // whose elements are a slice of a query's result
 
+// A warp's way through the chunks of a share that comes through the ring.
+struct ChunkStages {
+  RingPlace<NUM_STAGES> stage;  // of the chunk it is at
+
+  DISTMK_FN const __nv_bfloat16* await(const Work& w, uint32_t turn) const {
+    barrier_wait(&shared().ring.full[stage.slot], stage.parity);
+    return chunk_in(w, stage, turn);
+  }
+  // What was there is in registers. A stage with one chunk is given back as a whole.
+  DISTMK_FN void give_back(const Work& w, uint32_t turn) const {
+    warp_arrive(&shared().ring.empty[stage.slot], turn % 2 == 0 && turn + 1 == w.num_chunks() ? 2 : 1);
+  }
+  DISTMK_FN void step() { stage = stage.after(NUM_WARPS / 2); }
+};
+
 // One block of queries over this warp's chunks, of which the first is on its way, and `next_lines` of the second.
-DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t next_lines, Tile& tile, Partial& partial) {
+DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t next_lines, bool in_ring, Tile& tile,
+                      Partial& partial) {
   const uint32_t num_chunks = w.num_chunks();
+  ChunkStages ring{shared().places[threadIdx.x / 32].stage.after(w.chunk_turn() / 2)};
+  if (in_ring) ring.give_back(w, w.chunk_turn());
   const uint32_t last = w.first_new() + w.row_of(first_query + group_of_lane());  // position this query may see
 #pragma unroll 1
   for (uint32_t turn = w.chunk_turn(); turn < num_chunks; turn += NUM_WARPS) {
     const uint32_t chunk = w.first_chunk() + turn;
     const bool whole = is_cached(w, chunk), more = turn + NUM_WARPS < num_chunks;
     const uint32_t lines = next_lines;
-    next_lines = look_up(w, chunk + 2 * NUM_WARPS);
+    const __nv_bfloat16* near = nullptr;
+    if (!in_ring)
+      next_lines = look_up(w, chunk + 2 * NUM_WARPS);
+    else if (more)
+      ring.step(), near = ring.await(w, turn + NUM_WARPS);
     if (!whole) patch_keys(w, chunk, tile);
     float scores[2][4] = {};
     multiply_keys(w, tile, scores);
-    if (more) load_keys(w, lines, tile);
+    if (near)
+      load_keys(w, near, tile);
+    else if (more)
+      load_keys(w, lines, tile);
     uint32_t weights[2][2];
     partial.weigh(chunk, w.begin, min(w.end, last + 1), scores, weights);
     if (!whole) patch_values(w, chunk, tile);
     partial.add_values(tile, w.args.head_dim, weights);
-    if (more) load_values(w, lines, tile);
+    if (near)
+      load_values(w, near, tile), ring.give_back(w, turn + NUM_WARPS);
+    else if (more)
+      load_values(w, lines, tile);
   }
+}
+
+// This warp is done with a share's stages.
+DISTMK_FN void leave_stages(const Work& w) {
+  const uint32_t warp = threadIdx.x / 32;
+  __syncwarp();
+  if (threadIdx.x % 32) return;
+  RingPlace<NUM_STAGES> stage = shared().places[warp].stage;
+  for (uint32_t left = (w.num_chunks() + 1) / 2; left; left -= min(left, 8u)) stage = stage.after(min(left, 8u));
+  shared().places[warp].stage = stage;
+  shared().num_slabs[warp].set(shared().num_slabs[warp].get() + 1);
 }
 
 // Where this lane's four elements of a query's result lie, behind a header. Asked for before the warps meet: some have
@@ -103,12 +142,13 @@ DISTMK_FN void clear_lone(const Work& w) {
 DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
   auto *keys = context.at<__nv_bfloat16>(args.k_cache), *values = context.at<__nv_bfloat16>(args.v_cache);
   const uint32_t round = own_round();
-  const bool at_hand = is_at_hand() && !round;
+  const uint32_t at_hand = round ? ELSEWHERE : hand();
+  const bool in_ring = at_hand == IN_RING;
   const AttentionSplit split =
       at_hand ? shared().attention_share.split : split_of(context, args, instance_of(context, round));
   const Work w{split, context, args, keys, values};
   const Team& team = context.team;
-  const uint32_t num_queries = w.num_heads * static_cast<uint32_t>(w.run.num_rows), warp = threadIdx.x / 32;
+  const uint32_t num_queries = w.num_queries(), warp = threadIdx.x / 32;
   const bool has_chunk = w.chunk_turn() < w.num_chunks();
   const bool arriving = args.arriving;
 #pragma unroll 1
@@ -116,7 +156,12 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
     const uint32_t count = min(QUERIES, num_queries - block);
     Tile tile;
     uint32_t next_lines = 0;
-    if (has_chunk) {
+    if (in_ring) {
+      const ChunkStages ring{shared().places[warp].stage.after(w.chunk_turn() / 2)};
+      const __nv_bfloat16* near = ring.await(w, w.chunk_turn());
+      load_keys(w, near, tile);
+      load_values(w, near, tile);
+    } else if (has_chunk) {
       const uint32_t chunk = w.first_chunk() + w.chunk_turn();
       const uint32_t lines = at_hand ? lines_at_hand(w.chunk_turn()) : look_up(w, chunk);
       next_lines = at_hand ? lines_at_hand(w.chunk_turn() + NUM_WARPS) : look_up(w, chunk + NUM_WARPS);
@@ -136,7 +181,8 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
     context.inputs_found();
     team.sync();
     Partial partial;
-    attend(w, block, next_lines, tile, partial);
+    attend(w, block, next_lines, in_ring, tile, partial);
+    if (in_ring) leave_stages(w);
     team.sync();
     partial.add_up();
 #pragma unroll
