@@ -26,7 +26,7 @@ from machine import HERE, command, environment, num_gpus, on, require, run_job
 NOISE = 1.3  # times transformers' own bf16 run
 MODELS = {
     "cuda": {"smollm2": (1, 2, 3, 4), "qwen3-0.6b": (1, 2, 4), "qwen3-8b": (1, 2, 4), "llama-3.1-8b": (1, 2, 4)},
-    "host": {"small-qwen3": (1, 2), "small-llama": (3,)},
+    "host": {"small-qwen3": (2,), "small-llama": (3,)},
     "emulated": {"small-gpu-qwen3": (2,)},
 }
 RUNS = [

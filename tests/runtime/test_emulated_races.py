@@ -39,7 +39,7 @@ def decode(num_ranks: int, num_workers: int, num_layers: int = 1, max_model_len:
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "num_workers", "num_layers", "longer", "place"), [(1, 2, 1, 150, ("--ride",)), (2, 1, 2, 0, ())]
+    ("num_ranks", "num_workers", "num_layers", "longer", "place"), [(1, 2, 1, 130, ("--ride",)), (2, 1, 2, 0, ())]
 )
 def test_decode(
     num_ranks: int, num_workers: int, num_layers: int, longer: int, place: tuple[str, ...], tmp_path: Path

@@ -25,7 +25,8 @@ struct ChunkStages {
   DISTMK_FN void step() { stage = stage.after(NUM_WARPS / 2); }
 };
 
-// One block of queries over this warp's chunks, of which the first is on its way, and `next_lines` of the second.
+// One block of queries over this warp's chunks, of which the first is on its way, and `next_lines` of the second; or,
+// where they come through the ring, the first in registers.
 DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t next_lines, bool in_ring, Tile& tile,
                       Partial& partial) {
   const uint32_t num_chunks = w.num_chunks();
@@ -37,26 +38,28 @@ DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t next_lines, 
     const uint32_t chunk = w.first_chunk() + turn;
     const bool whole = is_cached(w, chunk), more = turn + NUM_WARPS < num_chunks;
     const uint32_t lines = next_lines;
-    const __nv_bfloat16* near = nullptr;
-    if (!in_ring)
-      next_lines = look_up(w, chunk + 2 * NUM_WARPS);
-    else if (more)
-      ring.step(), near = ring.await(w, turn + NUM_WARPS);
+    const __nv_bfloat16* near = nullptr;  // the next chunk, in the ring
+    if (!in_ring) next_lines = look_up(w, chunk + 2 * NUM_WARPS);
     if (!whole) patch_keys(w, chunk, tile);
     float scores[2][4] = {};
     multiply_keys(w, tile, scores);
-    if (near)
+    if (in_ring && more) {
+      ring.step();
+      near = ring.await(w, turn + NUM_WARPS);
       load_keys(w, near, tile);
-    else if (more)
+    } else if (more) {
       load_keys(w, lines, tile);
+    }
     uint32_t weights[2][2];
     partial.weigh(chunk, w.begin, min(w.end, last + 1), scores, weights);
     if (!whole) patch_values(w, chunk, tile);
     partial.add_values(tile, w.args.head_dim, weights);
-    if (near)
-      load_values(w, near, tile), ring.give_back(w, turn + NUM_WARPS);
-    else if (more)
+    if (near) {
+      load_values(w, near, tile);
+      ring.give_back(w, turn + NUM_WARPS);
+    } else if (more) {
       load_values(w, lines, tile);
+    }
   }
 }
 
