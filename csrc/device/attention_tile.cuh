@@ -65,23 +65,22 @@ DISTMK_FN const __nv_bfloat16* chunk_in(const Work& w, const RingPlace<NUM_STAGE
   return reinterpret_cast<const __nv_bfloat16*>(shared().slots + stage.slot * STAGE_BYTES +
                                                 turn % 2 * 2 * w.chunk_bytes());
 }
+DISTMK_FN uint4 load_near(const Work& w, const __nv_bfloat16* chunk, uint32_t line, uint32_t element) {
+  const uint32_t dim = w.args.head_dim;
+  return *reinterpret_cast<const uint4*>(chunk + line * dim + (element < dim ? element : 0));
+}
 DISTMK_FN void load_keys(const Work& w, const __nv_bfloat16* chunk, Tile& tile) {
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i)
 #pragma unroll
-    for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j) {
-      const uint32_t element = key_element(j) < w.args.head_dim ? key_element(j) : 0;
-      tile.k[i][j] = *reinterpret_cast<const uint4*>(chunk + key_place(i) * w.args.head_dim + element);
-    }
+    for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j) tile.k[i][j] = load_near(w, chunk, key_place(i), key_element(j));
 }
 DISTMK_FN void load_values(const Work& w, const __nv_bfloat16* chunk, Tile& tile) {
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i)
 #pragma unroll
-    for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j) {
-      const uint32_t element = value_element(j) < w.args.head_dim ? value_element(j) : 0;
-      tile.v[i][j] = *reinterpret_cast<const uint4*>(chunk + (CHUNK + value_place(i)) * w.args.head_dim + element);
-    }
+    for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j)
+      tile.v[i][j] = load_near(w, chunk, CHUNK + value_place(i), value_element(j));
 }
 
 // Whether all positions of a chunk come from the cache.

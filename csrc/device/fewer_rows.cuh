@@ -9,32 +9,37 @@ namespace distmk {
 
 DISTMK_FN bool has_fewer_rows(const Batch* batch) { return batch && batch->num_cleared > batch->num_rows; }
 
-// Rows of the last iteration, from `first` on, of columns that arrive.
+// Rows that the last iteration had, from `first` on, of columns that arrive.
 template <class T>
-DISTMK_FN void clear_rows(const Context& context, T* columns, uint32_t num_cols, uint32_t stride, uint32_t first,
-                          uint32_t end) {
+DISTMK_FN void clear_rows(const Context& context, const Batch& batch, T* columns, uint32_t num_cols, uint32_t stride,
+                          uint32_t first) {
   DISTMK_ROLLED
-  for (uint32_t row = first; row < end; ++row) {
+  for (uint32_t row = first; row < batch.num_cleared; ++row) {
     DISTMK_ROLLED
     for (uint32_t i = context.team.index; i < num_cols; i += context.team.size)
       store_arriving(columns + uint64_t{row} * stride + i, 0);
   }
 }
+// Of all columns that a task clears, the rows that its body has not cleared.
+template <class T, class Args>
+DISTMK_FN void clear_columns(const Context& context, const Args& args, const Batch& batch, uint32_t num_cols,
+                             uint32_t stride) {
+  clear_rows(context, batch, context.at<T>(args.cleared), num_cols, stride, batch.num_rows);
+}
 
 DISTMK_FN void clear_more(const Context& context, const LinearArgs& args, const Batch& batch) {
-  if (args.rounded || args.epilogue == static_cast<uint32_t>(Epilogue::SWIGLU))
-    clear_rows(context, context.at<__nv_bfloat16>(args.cleared), args.n,
-               args.rounded ? args.rounded_stride : args.out_stride, batch.num_rows, batch.num_cleared);
+  if (args.rounded)
+    clear_columns<__nv_bfloat16>(context, args, batch, args.n, args.rounded_stride);
+  else if (args.epilogue == static_cast<uint32_t>(Epilogue::SWIGLU))
+    clear_columns<__nv_bfloat16>(context, args, batch, args.n, args.out_stride);
   else
-    clear_rows(context, context.at<float>(args.cleared), args.n, args.out_stride, batch.num_rows, batch.num_cleared);
+    clear_columns<float>(context, args, batch, args.n, args.out_stride);
 }
 DISTMK_FN void clear_more(const Context& context, const EmbedArgs& args, const Batch& batch) {
-  clear_rows(context, context.at<__nv_bfloat16>(args.cleared), args.n, args.rounded_stride, batch.num_rows,
-             batch.num_cleared);
+  clear_columns<__nv_bfloat16>(context, args, batch, args.n, args.rounded_stride);
 }
 DISTMK_FN void clear_more(const Context& context, const SumArgs& args, const Batch& batch) {
-  clear_rows(context, context.at<__nv_bfloat16>(args.cleared), args.num, args.rounded_stride, batch.num_rows,
-             batch.num_cleared);
+  clear_columns<__nv_bfloat16>(context, args, batch, args.num, args.rounded_stride);
 }
 // A single row is perhaps not merged, and then not cleared either.
 DISTMK_FN void clear_more(const Context& context, const MergeArgs& args, const Batch& batch) {
@@ -43,7 +48,7 @@ DISTMK_FN void clear_more(const Context& context, const MergeArgs& args, const B
   for (uint32_t i = 0; i < args.num_slices; ++i) {
     const MergeSlice slice(args, i);
     auto* columns = context.at<__nv_bfloat16>(args.cleared) + slice.head * args.head_dim + slice.begin;
-    clear_rows(context, columns, slice.end - slice.begin, args.out_stride, first, batch.num_cleared);
+    clear_rows(context, batch, columns, slice.end - slice.begin, args.out_stride, first);
   }
 }
 

@@ -171,6 +171,15 @@ DISTMK_FN void check_shared() {
 }
 #endif
 
+// By a consumer warp, which is done with what the loader brought for a task, a slab mostly.
+DISTMK_FN void keep_places(const Places& places) {
+  const uint32_t warp = threadIdx.x / 32;
+  __syncwarp();
+  if (threadIdx.x % 32) return;
+  shared().places[warp] = places;
+  shared().num_slabs[warp].set(shared().num_slabs[warp].get() + 1);
+}
+
 DISTMK_FN uint32_t task_number() { return shared().task_numbers[threadIdx.x / 32]; }
 
 DISTMK_FN bool StartSignal::wait() const {

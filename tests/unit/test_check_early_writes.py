@@ -19,7 +19,7 @@ from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
 from distmk.program import Program, compile_graph, decode_args
 
-NUM_DAMAGED = 6
+NUM_DAMAGED = 8
 
 
 def drawn_config(source: random.Random) -> ModelConfig:

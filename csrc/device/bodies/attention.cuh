@@ -65,13 +65,11 @@ DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t next_lines, 
 
 // This warp is done with a share's stages.
 DISTMK_FN void leave_stages(const Work& w) {
-  const uint32_t warp = threadIdx.x / 32;
-  __syncwarp();
-  if (threadIdx.x % 32) return;
-  RingPlace<NUM_STAGES> stage = shared().places[warp].stage;
-  for (uint32_t left = (w.num_chunks() + 1) / 2; left; left -= min(left, 8u)) stage = stage.after(min(left, 8u));
-  shared().places[warp].stage = stage;
-  shared().num_slabs[warp].set(shared().num_slabs[warp].get() + 1);
+  constexpr uint32_t MOST = RingPlace<NUM_STAGES>::MOST_STEPS;
+  Places places = shared().places[threadIdx.x / 32];
+  for (uint32_t left = (w.num_chunks() + 1) / 2; left; left -= min(left, MOST))
+    places.stage = places.stage.after(min(left, MOST));
+  keep_places(places);
 }
 
 // Where this lane's four elements of a query's result lie, behind a header. Asked for before the warps meet: some have

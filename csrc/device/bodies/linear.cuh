@@ -7,15 +7,6 @@
 namespace distmk {
 namespace linear {
 
-// A slab is done with.
-DISTMK_FN void keep_places(const Places& places) {
-  const uint32_t warp = threadIdx.x / 32;
-  __syncwarp();
-  if (threadIdx.x % 32) return;
-  shared().places[warp] = places;
-  shared().num_slabs[warp].set(shared().num_slabs[warp].get() + 1);
-}
-
 // The slab comes in rounds of ROUND_GROUPS row groups, a round in blocks of BLOCK_K columns, a block group by group,
 // stage by stage. Of up to a tile of rows the next block's activations are on their way while one is multiplied; of
 // more there are not enough registers. But for unaligned ones nothing lives across a call, which would put it on the
