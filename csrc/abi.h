@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 2747046810077331446ull;
+constexpr uint64_t ABI_HASH = 6354844648092863311ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -150,16 +150,16 @@ struct Batch {
   uint32_t num_runs;
   uint32_t stop;
   uint32_t num_cleared;
-  BatchRow rows[16];
   BatchRun runs[16];
+  BatchRow rows[16];
 };
 static_assert(sizeof(Batch) == 528);
 static_assert(offsetof(Batch, num_rows) == 0);
 static_assert(offsetof(Batch, num_runs) == 4);
 static_assert(offsetof(Batch, stop) == 8);
 static_assert(offsetof(Batch, num_cleared) == 12);
-static_assert(offsetof(Batch, rows) == 16);
-static_assert(offsetof(Batch, runs) == 272);
+static_assert(offsetof(Batch, runs) == 16);
+static_assert(offsetof(Batch, rows) == 272);
 
 struct Candidate {
   float value;
@@ -495,8 +495,10 @@ struct LinearArgs {
   uint32_t max_splits;
   uint32_t min_split;
   uint32_t split_budget;
+  uint32_t lone_len;
+  uint32_t pad;
 };
-static_assert(sizeof(LinearArgs) == 136);
+static_assert(sizeof(LinearArgs) == 144);
 static_assert(offsetof(LinearArgs, x) == 0);
 static_assert(offsetof(LinearArgs, weight) == 8);
 static_assert(offsetof(LinearArgs, bias) == 16);
@@ -522,6 +524,8 @@ static_assert(offsetof(LinearArgs, head_dim) == 120);
 static_assert(offsetof(LinearArgs, max_splits) == 124);
 static_assert(offsetof(LinearArgs, min_split) == 128);
 static_assert(offsetof(LinearArgs, split_budget) == 132);
+static_assert(offsetof(LinearArgs, lone_len) == 136);
+static_assert(offsetof(LinearArgs, pad) == 140);
 
 struct EmbedArgs {
   uint64_t table;
@@ -582,7 +586,7 @@ struct AttentionArgs {
   uint32_t qkv_stride;
   uint32_t arriving;
   uint32_t long_splits;
-  uint32_t pad;
+  uint32_t lone_len;
 };
 static_assert(sizeof(AttentionArgs) == 160);
 static_assert(offsetof(AttentionArgs, qkv) == 0);
@@ -613,7 +617,7 @@ static_assert(offsetof(AttentionArgs, num_positions) == 140);
 static_assert(offsetof(AttentionArgs, qkv_stride) == 144);
 static_assert(offsetof(AttentionArgs, arriving) == 148);
 static_assert(offsetof(AttentionArgs, long_splits) == 152);
-static_assert(offsetof(AttentionArgs, pad) == 156);
+static_assert(offsetof(AttentionArgs, lone_len) == 156);
 
 struct MergeArgs {
   uint64_t part;
@@ -628,7 +632,7 @@ struct MergeArgs {
   uint32_t min_split;
   uint32_t split_budget;
   uint32_t arriving;
-  uint32_t only_several;
+  uint32_t lone_len;
 };
 static_assert(sizeof(MergeArgs) == 72);
 static_assert(offsetof(MergeArgs, part) == 0);
@@ -643,7 +647,7 @@ static_assert(offsetof(MergeArgs, max_splits) == 48);
 static_assert(offsetof(MergeArgs, min_split) == 52);
 static_assert(offsetof(MergeArgs, split_budget) == 56);
 static_assert(offsetof(MergeArgs, arriving) == 60);
-static_assert(offsetof(MergeArgs, only_several) == 64);
+static_assert(offsetof(MergeArgs, lone_len) == 64);
 
 struct SampleArgs {
   uint64_t candidates;

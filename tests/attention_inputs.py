@@ -84,6 +84,22 @@ class AttentionInputs:
                 page = self.pages[slot, position // s.page_size]
                 self.caches[:, page, :, position % s.page_size] = torch.randn(2, s.num_kv, s.head_dim).bfloat16()
 
+    @property
+    def has_lone_row(self) -> bool:
+        """Whether the batch is a row that those who multiply it merge."""
+        return self.batch.num_rows == 1 and self.runs[0][2] <= self.shape.lone_len
+
+    def kept(self, caches: torch.Tensor, tiled: bool) -> torch.Tensor:
+        """`caches` as a backend keeps them, or what it kept put right. A GPU, which has matrices in tiles, exchanges 16-byte
+        pieces: in place i of position p of a page is piece i ^ (p % 8 ^ p % 2 * 4), where there are eights of both.
+        """
+        s = self.shape
+        if not tiled or s.head_dim % 64 or s.page_size % 8:
+            return caches
+        place = torch.arange(s.page_size)[:, None]
+        piece = torch.arange(s.head_dim // 8)[None] ^ (place % 8 ^ place % 2 * 4)
+        return caches.unflatten(-1, (-1, 8))[..., place, piece, :].flatten(-2)
+
     def splits(self, run: int) -> int:
         s, kv_lens = self.shape, [kv_len for _, _, kv_len in self.runs]
         return reference.num_splits(kv_lens, run, s.num_kv, s.num_workers, s.min_split, s.max_splits)
@@ -173,7 +189,7 @@ class AttentionInputs:
         [q head, split, head_dim], of the splits that a single row has.
         """
         s = self.shape
-        shaped = np.ascontiguousarray(lone.reshape(s.num_q, s.max_splits, -1)[:, : self.splits(0)])
+        shaped = np.ascontiguousarray(lone.reshape(s.num_q, -1, LONE_HEADER + s.head_dim)[:, : self.splits(0)])
         return shaped.view(np.float32)[:, :, 0], floats(shaped[:, :, LONE_HEADER:].copy(), "bf16")
 
     def check_lone(self, lone: np.ndarray, caches: torch.Tensor, error: float = 2e-5) -> None:

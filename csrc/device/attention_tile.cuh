@@ -34,29 +34,41 @@ DISTMK_FN uint32_t look_up(const Work& w, uint32_t chunk) {
   return w.is_cached(position) ? w.line_of(position) : 0;
 }
 
+// What the pieces of this lane's keys are exchanged by; of its values, the i-th where the first is by `first`.
+DISTMK_FN uint32_t keys_exchanged(const Work& w) { return w.exchanged(group_of_lane()); }
+DISTMK_FN uint32_t value_exchanged(const Work& w, uint32_t i, uint32_t first) {
+  return i % 2 ? first ^ w.exchanged(1) : first;
+}
+// Where an element of a position lies in its line; of what the head does not have, any.
+DISTMK_FN uint32_t place_in_line(const Work& w, uint32_t element, uint32_t exchanged) {
+  return element < w.args.head_dim ? element ^ exchanged : 0;
+}
+
 // Without a condition, or loads would be waited for one after another: what is not there is put right by patch_keys and
 // patch_values.
-DISTMK_FN uint4 load_cached(const __nv_bfloat16* cache, uint32_t line, uint32_t element, uint32_t dim) {
-  return load_perhaps(reinterpret_cast<const uint4*>(cache + uint64_t{line} * dim + (element < dim ? element : 0)));
+DISTMK_FN uint4 load_cached(const Work& w, const __nv_bfloat16* cache, uint32_t line, uint32_t place) {
+  return load_perhaps(reinterpret_cast<const uint4*>(cache + uint64_t{line} * w.args.head_dim + place));
 }
 
 DISTMK_FN void load_keys(const Work& w, uint32_t lines, Tile& tile) {
+  const uint32_t exchanged = keys_exchanged(w);
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i) {
     const uint32_t line = __shfl_sync(~0u, lines, key_place(i));
 #pragma unroll
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j)
-      tile.k[i][j] = load_cached(w.keys, line, key_element(j), w.args.head_dim);
+      tile.k[i][j] = load_cached(w, w.keys, line, place_in_line(w, key_element(j), exchanged));
   }
 }
 
 DISTMK_FN void load_values(const Work& w, uint32_t lines, Tile& tile) {
+  const uint32_t first = w.exchanged(value_place(0));
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i) {
     const uint32_t line = __shfl_sync(~0u, lines, value_place(i));
 #pragma unroll
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j)
-      tile.v[i][j] = load_cached(w.values, line, value_element(j), w.args.head_dim);
+      tile.v[i][j] = load_cached(w, w.values, line, place_in_line(w, value_element(j), value_exchanged(w, i, first)));
   }
 }
 
@@ -65,22 +77,25 @@ DISTMK_FN const __nv_bfloat16* chunk_in(const Work& w, const RingPlace<NUM_STAGE
   return reinterpret_cast<const __nv_bfloat16*>(shared().slots + stage.slot * STAGE_BYTES +
                                                 turn % 2 * 2 * w.chunk_bytes());
 }
-DISTMK_FN uint4 load_near(const Work& w, const __nv_bfloat16* chunk, uint32_t line, uint32_t element) {
-  const uint32_t dim = w.args.head_dim;
-  return *reinterpret_cast<const uint4*>(chunk + line * dim + (element < dim ? element : 0));
+DISTMK_FN uint4 load_near(const Work& w, const __nv_bfloat16* chunk, uint32_t position, uint32_t place) {
+  return *reinterpret_cast<const uint4*>(chunk + position * w.args.head_dim + place);
 }
 DISTMK_FN void load_keys(const Work& w, const __nv_bfloat16* chunk, Tile& tile) {
+  const uint32_t exchanged = keys_exchanged(w);
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i)
 #pragma unroll
-    for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j) tile.k[i][j] = load_near(w, chunk, key_place(i), key_element(j));
+    for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j)
+      tile.k[i][j] = load_near(w, chunk, key_place(i), place_in_line(w, key_element(j), exchanged));
 }
 DISTMK_FN void load_values(const Work& w, const __nv_bfloat16* chunk, Tile& tile) {
+  const uint32_t first = w.exchanged(value_place(0));
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i)
 #pragma unroll
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j)
-      tile.v[i][j] = load_near(w, chunk, CHUNK + value_place(i), value_element(j));
+      tile.v[i][j] = load_near(w, chunk + CHUNK * w.args.head_dim, value_place(i),
+                               place_in_line(w, value_element(j), value_exchanged(w, i, first)));
 }
 
 // Whether all positions of a chunk come from the cache.

@@ -42,10 +42,16 @@ struct Work : AttentionSplit {
     return position >= first_new() && position >= begin && position < end;
   }
 
-  // Whether those who multiply the result merge it, and where a head's is of a split then.
-  DISTMK_FN bool is_lone() const { return args.lone && num_rows == 1; }
+  // Where a head's result is of a split, if those who multiply it merge it.
   DISTMK_FN __nv_bfloat16* lone_at(uint64_t operand, uint32_t query, uint32_t split) const {
     return context.at<__nv_bfloat16>(operand) + lone_begin(first_head + query, split, args.max_splits, args.head_dim);
+  }
+
+  // In the caches, 16-byte pieces of a position are exchanged by its number in the page, so that a warp that reads a
+  // chunk in shared memory, keys of two positions or values of four at a time, meets no bank twice: what an element's
+  // place is xored with. Pages of fewer than eight positions and odd heads are left alone.
+  DISTMK_FN uint32_t exchanged(uint32_t position) const {
+    return args.head_dim % 64 || args.page_size % 8 ? 0 : 8 * (position % 8 ^ position % 2 * 4);
   }
 
   // Of a chunk's keys, or values.
@@ -109,9 +115,9 @@ DISTMK_FN void append(const Work& w) {
 #pragma unroll 1
   for (uint32_t position = first + threadIdx.x / 32; position < w.end; position += NUM_WARPS) {
     const uint32_t row = position - w.first_new();
-    const uint64_t at = uint64_t{w.line_of(position)} * dim;
+    const uint64_t at = uint64_t{w.line_of(position)} * dim + (4 * lane ^ w.exchanged(position));
     const auto copy = [&](__nv_bfloat16* cache, const __nv_bfloat16* from) {
-      reinterpret_cast<uint2*>(cache + at)[lane] = reinterpret_cast<const uint2*>(from)[lane];
+      *reinterpret_cast<uint2*>(cache + at) = reinterpret_cast<const uint2*>(from)[lane];
     };
     copy(w.keys, w.new_key(row));
     copy(w.values, w.new_value(row));

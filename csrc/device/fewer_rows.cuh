@@ -41,14 +41,12 @@ DISTMK_FN void clear_more(const Context& context, const EmbedArgs& args, const B
 DISTMK_FN void clear_more(const Context& context, const SumArgs& args, const Batch& batch) {
   clear_columns<__nv_bfloat16>(context, args, batch, args.num, args.rounded_stride);
 }
-// A single row is perhaps not merged, and then not cleared either.
 DISTMK_FN void clear_more(const Context& context, const MergeArgs& args, const Batch& batch) {
-  const uint32_t first = args.only_several && batch.num_rows == 1 ? 0 : batch.num_rows;
   DISTMK_ROLLED
   for (uint32_t i = 0; i < args.num_slices; ++i) {
     const MergeSlice slice(args, i);
     auto* columns = context.at<__nv_bfloat16>(args.cleared) + slice.head * args.head_dim + slice.begin;
-    clear_rows(context, batch, columns, slice.end - slice.begin, args.out_stride, first);
+    clear_rows(context, batch, columns, slice.end - slice.begin, args.out_stride, batch.num_rows);
   }
 }
 

@@ -91,10 +91,19 @@ DISTMK_FN uint64_t part_begin(uint32_t row, uint32_t split, uint32_t max_splits)
 // Floats of all partial results of a slice.
 DISTMK_FN uint64_t slice_floats(uint32_t max_splits) { return uint64_t{MAX_ROWS} * max_splits * PART_FLOATS; }
 
-// Where a split's result of a head lies, if it is of a lone row: LONE_HEADER places, then its elements. In places from
-// that of the first head and split on.
+// A lone row is the only one there is, of a sequence that is cut into few splits: they are merged by all who multiply
+// it.
+template <class Args>
+DISTMK_FN bool is_lone(const Args& args, uint32_t num_rows, const BatchRun& run) {
+  return num_rows == 1 && static_cast<uint32_t>(run.kv_len) <= args.lone_len;
+}
+DISTMK_FN uint32_t max_lone_splits(uint32_t max_splits) {
+  return max_splits < SPLITS_AT_ONCE ? max_splits : SPLITS_AT_ONCE;
+}
+// Where a split's result of a head of it lies: LONE_HEADER places, then its elements. In places from that of the first
+// head and split on.
 DISTMK_FN uint32_t lone_begin(uint32_t head, uint32_t split, uint32_t max_splits, uint32_t head_dim) {
-  return (head * max_splits + split) * (LONE_HEADER + head_dim);
+  return (head * max_lone_splits(max_splits) + split) * (LONE_HEADER + head_dim);
 }
 
 // The run that a row belongs to; mostly they are one row each.

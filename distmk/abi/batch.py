@@ -32,8 +32,11 @@ class Batch(ctypes.Structure):
         ("num_runs", c_uint32),
         ("stop", c_uint32),
         ("num_cleared", c_uint32),
+        (
+            "runs",
+            BatchRun * MAX_ROWS,
+        ),  # the first beside the counts: of a single row both are asked for, one after another
         ("rows", BatchRow * MAX_ROWS),
-        ("runs", BatchRun * MAX_ROWS),
     ]
 
 

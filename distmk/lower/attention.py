@@ -95,7 +95,7 @@ def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache:
                 cleared=b.attn.cleared_at(rank, shape.slice_begin(begin), shape.slice_begin(end)),
                 batch=b.batch.at(rank),
                 arriving=first + len(merges) <= c.num_early[rank],
-                only_several=bool(b.lone),
+                skips_lone=bool(b.lone),
             )
         )
 

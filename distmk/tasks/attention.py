@@ -12,6 +12,8 @@ from distmk.abi import LONE_HEADER, MAX_ROWS, MERGE_SLICE, PART_FLOATS, SHARE_AT
 from distmk.regions import Region, Slab
 from distmk.tasks.base import Access, Layout, Task, access, batch_access, f32_access, task_type
 
+ANY_LENGTH = 2**31 - 1
+
 
 def num_slices(head_dim: int) -> int:
     """Pieces of a head's output that are merged by themselves."""
@@ -29,9 +31,24 @@ def part_cols(max_splits: int) -> int:
     return MAX_ROWS * max_splits * PART_FLOATS
 
 
+def lone_len(split_budget: int, max_splits: int, min_split: int) -> int:
+    """Positions up to which the only sequence there is has at most SPLITS_AT_ONCE splits (csrc/runtime/splits.h rounds more down
+    to a multiple). All who multiply its row may then merge it for themselves; of more splits they would read too much.
+    """
+    fewest_more = 2 * SPLITS_AT_ONCE
+    return (fewest_more - 1) * min_split if min(split_budget, max_splits) >= fewest_more else ANY_LENGTH
+
+
+def lone_bytes(args: Any, num_heads: int) -> int:
+    """Of a task that leaves or takes a lone row. ValueError: it would leave or take more splits than there is room for."""
+    if args.lone_len > lone_len(args.split_budget, args.max_splits, args.min_split):
+        raise ValueError(f"lone_len is {args.lone_len}")
+    return 2 * lone_cols(num_heads, args.head_dim, args.max_splits)
+
+
 def lone_cols(num_heads: int, head_dim: int, max_splits: int) -> int:
     """bf16 places of a lone row's results of all splits of some heads."""
-    return num_heads * max_splits * (LONE_HEADER + head_dim)
+    return num_heads * min(max_splits, SPLITS_AT_ONCE) * (LONE_HEADER + head_dim)
 
 
 @dataclass(frozen=True)
@@ -64,6 +81,11 @@ class AttentionShape:
         """Whether a split may have more than SHARE_AT_ONCE positions. Beside others a sequence is perhaps not split."""
         fewest = min(SPLITS_AT_ONCE, self.split_budget, self.max_splits) if max_seqs == 1 else 1
         return max_model_len > fewest * SHARE_AT_ONCE
+
+    @property
+    def lone_len(self) -> int:
+        """Positions that the sequence of a lone row may have."""
+        return lone_len(self.split_budget, self.max_splits, self.min_split)
 
     @property
     def slices(self) -> int:
@@ -109,7 +131,7 @@ class AttentionArgs(ctypes.Structure):
         ("v_cache", c_uint64),
         ("page_table", c_uint64),  # i32 [slot, max_pages]
         ("part", c_uint64),  # f32 [q head, slice, row, split, PART_FLOATS]
-        ("lone", c_uint64),  # bf16 [q head, split, LONE_HEADER + head_dim]: there a single row goes instead; 0: nowhere
+        ("lone", c_uint64),  # bf16 [q head, split, LONE_HEADER + head_dim]: there a lone row goes instead; 0: nowhere
         ("cleared", c_uint64),  # what is left zero, laid out as `lone`; 0: none
         ("batch", c_uint64),
         ("num_q", c_uint32),
@@ -129,7 +151,7 @@ class AttentionArgs(ctypes.Structure):
         ("qkv_stride", c_uint32),  # elements from one row of qkv to the next
         ("arriving", c_uint32),  # 1: rows of qkv may be taken as they arrive
         ("long_splits", c_uint32),  # 1: a split may have more than SHARE_AT_ONCE positions
-        ("pad", c_uint32),
+        ("lone_len", c_uint32),  # a single row is lone if its sequence has at most so many positions; 0: none is
     ]
 
 
@@ -141,9 +163,10 @@ class Attention(Task):
     The split that owns a new position normalises, rotates and appends its K and V, so every position has one writer.
     `arriving`: rows of `qkv` may be taken as they arrive, however many, see `Linear`.
 
-    `lone`: where an iteration has a single row, each split's result is left there instead of in `part`, for a `Linear` task
-    that merges it as it takes it: the elements over the sum of their weights, rounded to bf16, behind the log of that sum.
-    They arrive, whole words at a time; `cleared`, an older one (`turns`), is left zero in all iterations.
+    `lone`: where an iteration has a single row, of a sequence of at most `shape.lone_len` positions, each split's result is left
+    there instead of in `part`, for a `Linear` task that merges it as it takes it: the elements over the sum of their weights,
+    rounded to bf16, behind the log of that sum. They arrive, whole words at a time; `cleared`, an older one (`turns`), is left
+    zero in all iterations.
 
     `long_splits`: a split may have more than `SHARE_AT_ONCE` positions; on a GPU their keys and values then come as weights
     do, ahead of the task, through the ring that streams them.
@@ -215,6 +238,7 @@ class Attention(Task):
             qkv_stride=self.qkv.buffer.cols,
             arriving=int(self.arriving),
             long_splits=int(self.long_splits),
+            lone_len=s.lone_len if self.lone else 0,
         )
 
     @classmethod
@@ -230,11 +254,11 @@ class Attention(Task):
             batch_access(rank, args.batch),
             access(True, rank, args.part, part_bytes),
         ]
-        lone_bytes = 2 * lone_cols(args.num_q, args.head_dim, args.max_splits)
         if args.lone:
-            found.append(access(True, rank, args.lone, lone_bytes, align_bytes=16))
+            found.append(access(True, rank, args.lone, lone_bytes(args, args.num_q), align_bytes=16))
         if args.cleared:
-            found.append(access(True, rank, args.cleared, lone_bytes, align_bytes=16)._replace(clears=True))
+            cleared = access(True, rank, args.cleared, lone_bytes(args, args.num_q), align_bytes=16)
+            found.append(cleared._replace(clears=True))
         for cache in (args.k_cache, args.v_cache):
             found += [access(False, rank, cache, cache_bytes), access(True, rank, cache, cache_bytes)]
         found += [access(False, rank, norm, 4 * args.head_dim) for norm in (args.q_norm, args.k_norm) if norm]

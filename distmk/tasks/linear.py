@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from distmk.abi import MAX_LONE_COLS, MAX_ROWS, Candidate, Epilogue
 from distmk.errors import UsageError
 from distmk.regions import Region, Slab
-from distmk.tasks.attention import AttentionShape, lone_cols
+from distmk.tasks.attention import AttentionShape, lone_bytes
 from distmk.tasks.base import (
     Access,
     Layout,
@@ -47,7 +47,7 @@ class LinearArgs(ctypes.Structure):
         ("out", c_uint64),
         ("rounded", c_uint64),  # STORE, ADD: bf16 columns of every row, what `out` is rounded to; 0: none
         ("cleared", c_uint64),  # columns that are left zero, laid out as `rounded`, or as `out` without it; 0: none
-        ("lone", c_uint64),  # bf16 [head, split, LONE_HEADER + head_dim]: where a single row is merged from; 0: it is x
+        ("lone", c_uint64),  # bf16 [head, split, LONE_HEADER + head_dim]: where a lone row is merged from; 0: it is x
         ("batch", c_uint64),
         ("logits", c_uint64),  # ARGMAX: f32 [rows, vocabulary shard]; 0: not kept
         ("k", c_uint32),
@@ -61,11 +61,13 @@ class LinearArgs(ctypes.Structure):
         ("first_token", c_uint32),  # ARGMAX: token id of the first row
         ("logits_stride", c_uint32),
         ("k_pitch", c_uint32),  # elements of a row of the weight: k, or more where rows are packed in tiles
-        ("arriving", c_uint32),  # 1: a few rows of x, or a single one of lone, may be taken as they arrive
+        ("arriving", c_uint32),  # 1: a few rows of x, or a lone one, may be taken as they arrive
         ("head_dim", c_uint32),  # of lone, and how attention was split
         ("max_splits", c_uint32),
         ("min_split", c_uint32),
         ("split_budget", c_uint32),
+        ("lone_len", c_uint32),  # a single row is lone if its sequence has at most so many positions
+        ("pad", c_uint32),
     ]
 
 
@@ -155,9 +157,9 @@ class Linear(Task):
 
     def encode(self, layout: Layout) -> ctypes.Structure:
         shape = self.shape
-        splits = (shape.head_dim, shape.max_splits, shape.min_split, shape.split_budget) if shape else (0,) * 4
+        fields = ("head_dim", "max_splits", "min_split", "split_budget", "lone_len")
         return LinearArgs(
-            **dict(zip(("head_dim", "max_splits", "min_split", "split_budget"), splits, strict=True)),
+            **{name: getattr(shape, name) for name in fields if self.lone},
             lone=layout.operand(self.lone),
             x=layout.operand(self.x),
             weight=layout.operand(self.slab),
@@ -193,8 +195,7 @@ class Linear(Task):
             old = f32_access(False, rank, args.out, args.n, rows, args.out_stride)
             found.append(old._replace(early=bool(args.arriving)))
         if args.lone:
-            lone_bytes = 2 * lone_cols(args.k // args.head_dim, args.head_dim, args.max_splits)
-            lone = access(False, rank, args.lone, lone_bytes, align_bytes=16)
+            lone = access(False, rank, args.lone, lone_bytes(args, args.k // args.head_dim), align_bytes=16)
             found.append(lone._replace(early=bool(args.arriving)))
         if args.bias:
             found.append(access(False, rank, args.bias, 4 * args.n * halves))

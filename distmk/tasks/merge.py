@@ -28,7 +28,7 @@ class MergeArgs(ctypes.Structure):
         ("min_split", c_uint32),
         ("split_budget", c_uint32),
         ("arriving", c_uint32),  # 1: parts are taken as they arrive, and left zero
-        ("only_several", c_uint32),  # 1: a single row is not merged here
+        ("lone_len", c_uint32),  # a single row is not merged here if its sequence has at most so many positions
     ]
 
 
@@ -43,7 +43,7 @@ class Merge(Task):
     `arriving`: `part` lies in a buffer made for it (`Graph.buffer`), where an element that is not zero is there, and may be
     taken before the events that say so for all of them, see `Linear`. The parts are left zero.
 
-    `only_several`: a single row is merged by those who multiply it (`Attention.lone`), and this task has nothing to do.
+    `skips_lone`: a lone row is merged by those who multiply it (`Attention.lone`), and this task has nothing to do.
     """
 
     shape: AttentionShape = None  # type: ignore[assignment]
@@ -53,7 +53,7 @@ class Merge(Task):
     batch: Region = None  # type: ignore[assignment]
     cleared: Region | None = None
     arriving: bool = False
-    only_several: bool = False
+    skips_lone: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = MergeArgs
 
@@ -83,7 +83,7 @@ class Merge(Task):
             min_split=s.min_split,
             split_budget=s.split_budget,
             arriving=int(self.arriving),
-            only_several=int(self.only_several),
+            lone_len=s.lone_len if self.skips_lone else 0,
         )
 
     @classmethod
@@ -101,4 +101,4 @@ class Merge(Task):
 
     @classmethod
     def may_pass(cls, args: Any) -> bool:
-        return bool(args.only_several)
+        return bool(args.lone_len)

@@ -23,7 +23,8 @@ def attention(
     launch = LaunchKind.SPREAD if board.rng.random() < 0.5 else LaunchKind.MASSIVE
     what = f"{launch.name} attention {s} {inputs.runs}"
     qkv = board.buffer(inputs.qkv.shape[1], MAX_ROWS).at(rank)
-    caches = [board.give_all(rank, cache, "bf16", space=Space.LOCAL) for cache in inputs.caches]
+    kept = inputs.kept(inputs.caches, board.tiled)
+    caches = [board.give_all(rank, cache, "bf16", space=Space.LOCAL) for cache in kept]
     part = board.buffer(s.num_parts, arriving=bool(board.rng.integers(2))).at(rank)
     batch = board.give_all(rank, inputs.batch, "u8", space=Space.HEAP)
     q_norm, k_norm = (board.vector(rank, norm) for norm in inputs.norms or (None, None))
@@ -68,7 +69,7 @@ def attention(
 
     def check(memory: Memory) -> None:
         raw = np.stack([memory[cache.buffer].reshape(-1) for cache in caches])
-        held = torch.from_numpy(raw).view(torch.bfloat16).view(inputs.caches.shape)
+        held = inputs.kept(torch.from_numpy(raw).view(torch.bfloat16).view(inputs.caches.shape), board.tiled)
         inputs.check_caches(held)
         parts = memory[part.buffer].reshape(-1).view(np.float32)
         if part.buffer.arriving:

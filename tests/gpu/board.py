@@ -32,7 +32,7 @@ class Board:
     rng: np.random.Generator
     num_ranks: int
     num_workers: int
-    tiled: bool  # matrices as a GPU streams them
+    tiled: bool  # matrices and caches as a GPU keeps them
     checks: list[tuple[int, str, Check]] = field(default_factory=list)
     _given: dict[tuple[int, Buffer], list[tuple[slice, Any]]] = field(default_factory=dict)
     _written: dict[tuple[int, Buffer], list[tuple[slice, slice]]] = field(default_factory=dict)

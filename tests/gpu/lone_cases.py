@@ -20,7 +20,8 @@ def lone(board: Board, rank: int, error: float, heads: Heads, head_dim: int, alo
     inputs = AttentionInputs(board.rng, heads, head_dim, 16, True, max_len, alone)
     s, k = inputs.shape, heads.num_q * head_dim
     what = f"lone {'row' if alone else 'rows'} of attention {s} {inputs.runs}"
-    caches = [board.give_all(rank, cache, "bf16", space=Space.LOCAL) for cache in inputs.caches]
+    kept = inputs.kept(inputs.caches, board.tiled)
+    caches = [board.give_all(rank, cache, "bf16", space=Space.LOCAL) for cache in kept]
     batch = board.give_all(rank, inputs.batch, "u8", space=Space.HEAP)
     places = [board.buffer(s.lone_cols, dtype="bf16").at(rank) for _ in range(2)]
     part, x = board.buffer(s.num_parts).at(rank), board.buffer(k, MAX_ROWS, "bf16").at(rank)
@@ -47,7 +48,7 @@ def lone(board: Board, rank: int, error: float, heads: Heads, head_dim: int, alo
         )
     )
     slices = (0, s.num_q * s.slices)
-    merge = Merge(rank, f"merge of {what}", shape=s, slices=slices, part=part, out=x, batch=batch, only_several=True)
+    merge = Merge(rank, f"merge of {what}", shape=s, slices=slices, part=part, out=x, batch=batch, skips_lone=True)
     board.graph.add(merge)
     picked = board.rng.integers(0, k, NUM_PICKED)
     weight = torch.zeros(NUM_PICKED, k).index_put_((torch.arange(NUM_PICKED), torch.from_numpy(picked)), torch.ones(()))
@@ -57,20 +58,20 @@ def lone(board: Board, rank: int, error: float, heads: Heads, head_dim: int, alo
     for written in (*caches, part, places[1]):
         board.written(written)
     board.written(out, rows)
-    if rows == 1:
+    if inputs.has_lone_row:
         _declare(board, inputs, places[0].buffer.at(rank))
     else:
         board.written(x, rows)
 
     def check(memory: Memory) -> None:
         raw = np.stack([memory[cache.buffer].reshape(-1) for cache in caches])
-        held = torch.from_numpy(raw).view(torch.bfloat16).view(inputs.caches.shape)
+        held = inputs.kept(torch.from_numpy(raw).view(torch.bfloat16).view(inputs.caches.shape), board.tiled)
         inputs.check_caches(held)
-        cleared = memory[places[1].buffer].view(np.uint16).reshape(s.num_q, s.max_splits, -1)
+        cleared = memory[places[1].buffer].view(np.uint16).reshape(s.num_q, -1, LONE_HEADER + head_dim)
         assert_close("cleared ", cleared[..., LONE_HEADER:], np.zeros_like(cleared[..., LONE_HEADER:]), 0)
         assert_close("cleared weights ", cleared[..., :2], np.zeros_like(cleared[..., :2]), 0)
         got = f32(memory, out, rows)
-        if rows == 1:
+        if inputs.has_lone_row:
             left = memory[places[0].buffer].reshape(-1).view(np.uint16)
             inputs.check_lone(left, held, error)
             want = inputs.merged_lone(left)[None, picked]
@@ -87,5 +88,5 @@ def _declare(board: Board, inputs: AttentionInputs, lone: Region) -> None:
     s, size = inputs.shape, LONE_HEADER + inputs.head_dim
     for head in range(s.num_q):
         for split in range(inputs.splits(0)):
-            begin = (head * s.max_splits + split) * size
+            begin = head * (s.lone_cols // s.num_q) + split * size
             board.written(lone.buffer.at(lone.rank, begin, begin + size))

@@ -24,7 +24,7 @@ from faults import check_hang, event_between, write_config
 from helpers import Runner, alone, under_mpirun
 from tiny_config import tiny_config
 
-from distmk.abi import MAX_ROWS
+from distmk.abi import MAX_ROWS, SPLITS_AT_ONCE
 from distmk.backend import LaunchSpec
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.build_cache import csrc_dir
@@ -138,29 +138,48 @@ def test_long_contexts(runner: Runner, tmp_path: Path, num_ranks: int, head_dim:
     assert generate(runner, tmp_path, "emulated", num_ranks, config=config, prompts=prompts) == want
 
 
+def decode(
+    backend: str,
+    config: ModelConfig,
+    lengths: tuple[int, ...],
+    max_new: tuple[int, ...],
+    num_workers: int,
+    **options: int,
+) -> tuple[list[tuple[int, int]], dict[str, Any]]:
+    """(request, token) of prompts of these lengths, in order, and what is left in the vectors that arrive."""
+    prompts = tuple(tuple((31 * i + 7 * k + 1) % 300 for k in range(length)) for i, length in enumerate(lengths))
+    made = DecodeOptions(1, num_workers, max_model_len=64, **(backend_choices(backend) | options))
+    with Session(lower(build_model(config), made), SingleBootstrap(5.0), backend=backend) as session:
+        fill_weights(session.program, session.backend, 0, DummyCheckpoint(config, None, 5))
+        running = session.launch(LaunchSpec(prompts=prompts, max_new=max_new, ignore_eos=True))
+        tokens = sorted((event.request, event.token) for events in running for event in events)
+        vectors = [b for b in session.program.placement.buffers if b.arriving and b.rows == MAX_ROWS]
+        return tokens, {vector.name: session.view(vector).copy() for vector in vectors}
+
+
 @pytest.mark.parametrize(("max_seqs", "head_dim"), [(1, 64), (3, 32), (3, 64)])
 def test_nothing_is_left_behind_the_last_row(max_seqs: int, head_dim: int) -> None:
     """Places of rows that an iteration has less than the one before are zero again, as when there are more once more they are
     looked at before they are written. Prompts between steps of one row and of a few.
     """
     config = tiny_config(hidden_size=192, intermediate_size=320, head_dim=head_dim, num_layers=3)
-    prompts = tuple(tuple((31 * i + 7 * k + 1) % 300 for k in range(n)) for i, n in enumerate((8, 3, 12, 5, 6)))
-
-    def decode(backend: str) -> tuple[list[tuple[int, int]], dict[str, Any]]:
-        options = DecodeOptions(1, WORKERS, max_seqs=max_seqs, max_model_len=64, **backend_choices(backend))
-        with Session(lower(build_model(config), options), SingleBootstrap(5.0), backend=backend) as session:
-            fill_weights(session.program, session.backend, 0, DummyCheckpoint(config, None, 5))
-            running = session.launch(LaunchSpec(prompts=prompts, max_new=(3, 4, 3, 2, 5), ignore_eos=True))
-            tokens = sorted((event.request, event.token) for events in running for event in events)
-            vectors = [b for b in session.program.placement.buffers if b.arriving and b.rows == MAX_ROWS]
-            return tokens, {vector.name: session.view(vector).copy() for vector in vectors}
-
-    (tokens, vectors), (expected, _) = decode("emulated"), decode("host")
+    work: Any = (config, (8, 3, 12, 5, 6), (3, 4, 3, 2, 5), WORKERS)
+    (tokens, vectors), (expected, _) = (decode(backend, *work, max_seqs=max_seqs) for backend in ("emulated", "host"))
     assert tokens == expected and len(tokens) == 17
     assert any(vector[0].any() for vector in vectors.values()) and len(vectors) > 8
     for name, rows in vectors.items():  # the last iteration had one
         left = np.argwhere(rows[1:])
         assert not len(left), f"{name}: {len(left)} elements, first at row {1 + left[0][0]}, column {left[0][1]}"
+
+
+def test_a_lone_row_gets_too_many_splits() -> None:
+    """Its sequence grows while it decodes, then its row is merged before it is multiplied. The next one begins anew."""
+    config = tiny_config(hidden_size=64, intermediate_size=64, num_heads=3, num_kv_heads=1, head_dim=64, num_layers=3)
+    work: Any = (config, (28, 1), (5, 3), 16)
+    options = {"max_seqs": 1, "max_splits": 16, "min_split": 2}
+    assert 28 < (2 * SPLITS_AT_ONCE - 1) * options["min_split"] < 28 + 4
+    (tokens, _), (expected, _) = (decode(backend, *work, **options) for backend in ("emulated", "host"))
+    assert tokens == expected and len(tokens) == 8
 
 
 def order_of_tasks(session: Session) -> list[tuple[int, int, int]]:

@@ -16,6 +16,8 @@ from programs import SMALLEST, complaint, find, model_graph, refusal
 from distmk.check import Verdict, check
 from distmk.config import PRESETS
 from distmk.errors import UsageError
+from distmk.lower import DecodeOptions, lower
+from distmk.model import build_model
 from distmk.program import compile_graph, decode_args
 
 NUM_MUTATIONS = 400
@@ -119,3 +121,15 @@ def test_absurd_values_cost_nothing() -> None:
     program = compile_graph(graphs.handed_out(1, 1))
     find(program, "massive").max_instances = 2**32 - 1
     assert "has 4294967295 instances" in refusal(program)
+
+
+@pytest.mark.parametrize("op", ["layer1.attention", "layer1.o"])
+def test_a_lone_row_of_more_splits_than_there_is_room_for(op: str) -> None:
+    config = dataclasses.replace(SMALLEST, num_layers=2, num_heads=1, num_kv_heads=1, head_dim=64)
+    options = DecodeOptions(1, 16, max_seqs=1, max_model_len=64, min_split=2, attention_launch="spread")
+    program = compile_graph(lower(build_model(config), options))
+    assert not complaint(program)
+    for desc, name in zip(program.ranks[0].tasks, program.ranks[0].task_names, strict=True):
+        if name == op:
+            decode_args(desc).lone_len += 1
+    assert "arguments cannot be read (lone_len is 31)" in refusal(program)

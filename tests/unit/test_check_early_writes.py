@@ -97,7 +97,7 @@ def test_all_look_early(num_ranks: int) -> None:
     accepted(program)
     for op in ("qkv", "attention", "o", "gate_up", "down"):
         assert decode_args(find(program, f"layer1.{op}")).arriving, op
-    assert decode_args(find(program, "layer1.merge")).only_several
+    assert decode_args(find(program, "layer1.merge")).lone_len
 
 
 def test_who_has_not_waited_for_the_last_but_one() -> None:

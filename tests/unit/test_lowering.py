@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Literal
 
 import numpy as np
 import pytest
+import reference
 from tiny_config import tiny_config
 
 from distmk import Graph
-from distmk.abi import Epilogue
+from distmk.abi import SPLITS_AT_ONCE, Epilogue
 from distmk.errors import UsageError
 from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
@@ -59,6 +61,15 @@ def test_who_has_long_splits(num_workers: int, max_seqs: int, max_model_len: int
     assert tasks and all(task.long_splits == long for task in tasks)
 
 
+def test_a_lone_row_has_few_splits() -> None:
+    """All who multiply it merge them, so there may be no more than are merged in one go."""
+    for num_workers, max_splits, min_split in itertools.product((5, 30, 31, 32, 33, 64), (7, 15, 16, 32), (1, 3, 64)):
+        shape = AttentionShape(4, 2, 64, 2, 0, 0, 16, 64, 64, max_splits, min_split, num_workers)
+        for kv_len in (1, 2, 7, 8, 15, 16, 17, 45, 46, 47, 48, 49, 100, 959, 960, 961, 962, 1024, 5000):
+            splits = reference.num_splits([kv_len], 0, 2, num_workers, min_split, max_splits)
+            assert (kv_len <= shape.lone_len) == (splits <= SPLITS_AT_ONCE), (shape, kv_len, splits)
+
+
 def test_more_rows_are_merged_by_more_tasks() -> None:
     """As long as there are workers, until each has 32 elements of a head."""
     counts = [len(merges(max_seqs, 1000, 128)[1]) for max_seqs in (1, 2, 4, 16)]
@@ -87,7 +98,7 @@ def test_who_merges_a_lone_row(changes: dict[str, int], launch: Literal["massive
     for rank in range(2):
         merges = [task for task in tasks if isinstance(task, Merge) and task.rank == rank and task.op[:6] == "layer0"]
         workers = [*range(7 - len(merges), 7)] if lone else [*range(len(merges))]
-        assert [(task.only_several, task.worker) for task in merges] == [(lone, worker) for worker in workers]
+        assert [(task.skips_lone, task.worker) for task in merges] == [(lone, worker) for worker in workers]
 
 
 def rows_of_qkv(num_heads: int, max_seqs: int) -> list[int]:

@@ -76,7 +76,8 @@ DISTMK_FN void leave_stages(const Work& w) {
 // nothing else to do.
 DISTMK_FN void* part_of(const Work& w, uint32_t query) {
   const uint32_t lane = threadIdx.x % 32, slices = (w.args.head_dim + MERGE_SLICE - 1) / MERGE_SLICE;
-  if (w.is_lone()) return w.lone_at(w.args.lone, query, w.instance.split) + LONE_HEADER + 4 * lane;
+  if (is_lone(w.args, w.num_rows, w.run))
+    return w.lone_at(w.args.lone, query, w.instance.split) + LONE_HEADER + 4 * lane;
   const uint32_t row = w.row_of(query), slice = (w.first_head + query - row * w.num_heads) * slices + lane / PART_LANES;
   return w.context.at<float>(w.args.part) + slice * slice_floats(w.args.max_splits) +
          part_begin(w.run.row_begin + row, w.instance.split, w.args.max_splits) + PART_HEADER + lane % PART_LANES * 4;
@@ -112,7 +113,7 @@ DISTMK_FN void write_query(const Work& w, uint32_t index, void* out) {
     }
   }
   if (4 * lane >= w.args.head_dim) return;
-  if (w.is_lone()) {
+  if (is_lone(w.args, w.num_rows, w.run)) {
     const float scale = __fdividef(1.0f, sum);
     const uint32_t pairs[2] = {pack_bf16(acc.x * scale, acc.y * scale), pack_bf16(acc.z * scale, acc.w * scale)};
     store_arriving(static_cast<uint2*>(out), {arrived_pair(pairs[0]), arrived_pair(pairs[1])});
@@ -132,7 +133,8 @@ DISTMK_FN void clear_lone(const Work& w) {
 #pragma unroll 1
   for (uint32_t query = threadIdx.x / 32; query < w.num_heads; query += NUM_WARPS)
 #pragma unroll 1
-    for (uint32_t split = w.instance.split; split < w.args.max_splits; split += w.instance.num_splits) {
+    for (uint32_t split = w.instance.split; split < max_lone_splits(w.args.max_splits);
+         split += w.instance.num_splits) {
       __nv_bfloat16* out = w.lone_at(w.args.cleared, query, split);
       if (lane == 0) store_arriving(reinterpret_cast<float*>(out), 0.0f);
       store_arriving(reinterpret_cast<uint2*>(out + LONE_HEADER) + lane, {0, 0});

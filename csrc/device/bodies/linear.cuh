@@ -27,7 +27,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
   bool looks = AHEAD && args.arriving;
   if constexpr (AHEAD) {
     const bool near = fit_near(args, num_rows);
-    LoneRow lone(context, args, looks && num_rows == 1, first_column());
+    LoneRow lone(context, args, near, looks, first_column());
     EarlyTile early;
     early.take(args, rows, places.stage, lane);
     // What was taken is not in the ring any more.
@@ -35,7 +35,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
       context.look_for_inputs();
     else if (!context.inputs_ready())
       return keep_places(places);
-    if (near && args.lone) {
+    if (lone.is_there()) {
       lone.bring(near_memory());
       context.inputs_found();
       use_near(a);

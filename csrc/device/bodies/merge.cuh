@@ -71,7 +71,7 @@ struct SliceParts {
 DISTMK_FN void body_merge(Context& context, const MergeArgs& args) {
   static_assert(MERGE_SLICE == 32, "four elements each of eight lanes");
   const Batch& batch = *context.batch(args.batch);
-  if (args.only_several && batch.num_rows == 1) return context.inputs_found();
+  if (is_lone(args, batch.num_rows, batch.runs[0])) return context.inputs_found();
   const Splits splits(args, batch);
   const ArrivingVector out{context.at<__nv_bfloat16>(args.out), context.at<__nv_bfloat16>(args.cleared)};
   for (uint32_t i = threadIdx.x / 32; i < batch.num_rows * args.num_slices; i += NUM_WARPS) {

@@ -271,7 +271,7 @@ void AttentionTask::write_lone() const {
 void AttentionTask::clear_lone() const {
   if (!args_.cleared || instance_.run != 0) return;
   for (uint32_t head = first_head_; head < first_head_ + num_heads_; ++head)
-    for (uint32_t split = instance_.split; split < args_.max_splits; split += instance_.num_splits)
+    for (uint32_t split = instance_.split; split < max_lone_splits(args_.max_splits); split += instance_.num_splits)
       clear(context_.at<uint16_t>(args_.cleared) + lone_begin(head, split, args_.max_splits, head_dim_), 1, 0,
             LONE_HEADER + head_dim_);
 }
@@ -287,7 +287,7 @@ void AttentionTask::run() {
     soften(begin, count);
     accumulate(begin, count);
   }
-  if (args_.lone && context_.at<Batch>(args_.batch)->num_rows == 1)
+  if (is_lone(args_, context_.at<Batch>(args_.batch)->num_rows, run_))
     write_lone();
   else
     write_parts();

@@ -63,7 +63,7 @@ PackedRows pack(const Context& context, const LinearArgs& args, Rows& rows) {
   float* x = scratch<WideTag>(args.k);
   const Batch* batch = context.at<Batch>(args.batch);
   for (uint32_t i = 0; i < rows.count; ++i) {
-    if (args.lone && batch->num_rows == 1)
+    if (args.lone && is_lone(args, batch->num_rows, batch->runs[0]))
       merge_row(x, context, args, batch->runs[0]);
     else
       from_bf16(x, context.at<uint16_t>(args.x) + uint64_t{rows.index[i]} * args.x_stride, args.k);

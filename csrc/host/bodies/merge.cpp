@@ -27,7 +27,7 @@ void merge_slice(uint16_t* __restrict out, const float* __restrict parts, uint32
 
 void body_merge(Context& context, const MergeArgs& args) {
   const auto& batch = *context.at<Batch>(args.batch);
-  if (args.only_several && batch.num_rows == 1) return;
+  if (is_lone(args, batch.num_rows, batch.runs[0])) return;
   float* parts = context.at<float>(args.part);
   auto *out = context.at<uint16_t>(args.out), *cleared = context.at<uint16_t>(args.cleared);
   const Splits splits(args, batch);
