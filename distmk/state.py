@@ -27,7 +27,7 @@ class DecodeBuffers:
     qkv: Turns
     part: Buffer  # attention splits
     attn: Turns
-    lone: Turns | None  # attention splits of a single row, where those who multiply it merge them
+    lone: Turns | None  # attention splits of a lone row, where those who multiply it merge them
     hidden: Turns  # inside the MLP
     attn_slots: Buffer  # blocks that ranks push for the all-reduce behind attention
     mlp_slots: tuple[Buffer, Buffer]  # and behind the MLP, by turns: a worker without a part of o may push early
@@ -52,7 +52,7 @@ class DecodeBuffers:
 def make_buffers(
     graph: Graph, config: ModelConfig, shards: list[Shard], shapes: list[AttentionShape], keep_logits: bool, lone: bool
 ) -> DecodeBuffers:
-    """Declare the buffers of `graph`. `lone`: whether a single row of attention is merged by those who multiply it."""
+    """Declare the buffers of `graph`. `lone`: whether a lone row of attention is merged by those who multiply it."""
 
     def rows(name: str, cols: int) -> Buffer:
         return graph.buffer(name, cols, rows=MAX_ROWS, space=Space.LOCAL)

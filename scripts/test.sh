@@ -9,6 +9,7 @@ venv_with test
 fetch_model
 export DISTMK_TEST_GGUF=$MODEL
 MYPY=
+BESIDE=()
 if [ $# -eq 0 ]; then
   say "ruff, clang-format, csrc/abi.h, and mypy beside pytest"
   ruff check .
@@ -19,9 +20,11 @@ if [ $# -eq 0 ]; then
   trap 'kill "$MYPY" 2>/dev/null || true; rm -f "$TYPES"' EXIT
   mypy >"$TYPES" 2>&1 &
   MYPY=$!
+  # Two modules at a time, as a test mostly waits for one thread; in their order, in which those with many short tests are last.
+  BESIDE=(-n 2 --dist loadfile --no-loadscope-reorder)
 fi
 say "pytest"
 STATUS=0
-"$PYTHON" -m pytest -q "$@" || STATUS=$?
+"$PYTHON" -m pytest -q ${BESIDE[@]+"${BESIDE[@]}"} "$@" || STATUS=$?
 [ -z "$MYPY" ] || wait "$MYPY" || { cat "$TYPES"; STATUS=1; }
 exit $STATUS

@@ -102,7 +102,7 @@ class Lowering:
         return ATTENTION_LAUNCHES[self.options.attention_launch] is LaunchKind.SPREAD
 
     def _merges_lone_rows(self) -> bool:
-        """Whether a single row of attention is merged by those who multiply it, which spares a hop: they take pieces of
+        """Whether a lone row of attention is merged by those who multiply it, which spares a hop: they take pieces of
         64 elements from where a layer leaves them by turns.
         """
         fits = all(k <= MAX_LONE_COLS for _, k in self.o_parts())
@@ -185,7 +185,7 @@ class Lowering:
         num_spared: int = 0,
     ) -> None:
         """x_residual += sum over ranks of x_local @ columns.T; `parts` holds each rank's (first column, columns). `lone`:
-        where attention has left a single row; the first `num_spared` workers have no part of it.
+        where attention has left a lone row; the first `num_spared` workers have no part of it.
         """
         hidden, b = self.config.hidden_size, self.buffers
         cuts = self.residual_cuts(num_spared)

@@ -88,8 +88,8 @@ class Linear(Task):
     once they do. Zeros are written as negative ones, and `cleared`, the same columns where an older vector lies (`turns`),
     is left zero, in `Batch.num_cleared` rows. That is `rounded`'s vector, or `out`'s where there is none.
 
-    `lone`: a single row is not in x, but in pieces that attention of `shape` has left there (`Attention.lone`): each task
-    merges them for itself. x is then read where there are several rows. k is at most `MAX_LONE_COLS`, and head_dim a multiple
+    `lone`: a lone row is not in x, but in pieces that attention of `shape` has left there (`Attention.lone`): each task
+    merges them for itself. x is then read of all other rows. k is at most `MAX_LONE_COLS`, and head_dim a multiple
     of 64 there.
 
     RMSNorm: Zhang and Sennrich, arXiv:1910.07467; SwiGLU: Shazeer, arXiv:2002.05202.
