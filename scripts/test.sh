@@ -9,7 +9,6 @@ venv_with test
 fetch_model
 export DISTMK_TEST_GGUF=$MODEL
 MYPY=
-BESIDE=()
 if [ $# -eq 0 ]; then
   say "ruff, clang-format, csrc/abi.h, and mypy beside pytest"
   ruff check .
@@ -21,10 +20,10 @@ if [ $# -eq 0 ]; then
   mypy >"$TYPES" 2>&1 &
   MYPY=$!
   # Two modules at a time, as a test mostly waits for one thread; in their order, in which those with many short tests are last.
-  BESIDE=(-n 2 --dist loadfile --no-loadscope-reorder)
+  set -- -n 2 --dist loadfile --no-loadscope-reorder
 fi
 say "pytest"
 STATUS=0
-"$PYTHON" -m pytest -q ${BESIDE[@]+"${BESIDE[@]}"} "$@" || STATUS=$?
+"$PYTHON" -m pytest -q "$@" || STATUS=$?
 [ -z "$MYPY" ] || wait "$MYPY" || { cat "$TYPES"; STATUS=1; }
 exit $STATUS

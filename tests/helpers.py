@@ -22,7 +22,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 DISTMK = [sys.executable, "-m", "distmk"]
 SHARED_MEMORY = Path("/dev/shm")
-MADE_SEGMENTS = "distmk-*-test*-*"
+# Begins the name of a segment that a test has made, which tests beside it leave alone.
+MADE = f"distmk-{os.getuid()}-test"
 LAUNCH_VARIABLES = ("DISTMK_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "MASTER_", "LOCAL_")
 
 Launcher = Callable[[list[str]], list[str]]
@@ -153,12 +154,17 @@ class Runner:
         assert not segments, f"shared memory left behind: {segments}"
 
 
+def made_segment(kind: str) -> Path:
+    """Where a test may put a segment that looks like a run's."""
+    return SHARED_MEMORY / f"{MADE}{kind}-0"
+
+
 def abandoned_segments() -> list[str]:
-    """Segments of distmk whose owner is gone: it holds a lock on them while it lives. But for those that a test has made, which
-    may run beside the one that asks.
-    """
+    """Segments of distmk whose owner is gone: it holds a lock on them while it lives. But for `made_segment`s."""
     found = []
-    for path in set(SHARED_MEMORY.glob("distmk-*")) - set(SHARED_MEMORY.glob(MADE_SEGMENTS)):
+    for path in SHARED_MEMORY.glob("distmk-*"):
+        if path.name.startswith(MADE):
+            continue
         try:
             with path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

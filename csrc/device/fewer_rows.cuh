@@ -9,22 +9,21 @@ namespace distmk {
 
 DISTMK_FN bool has_fewer_rows(const Batch* batch) { return batch && batch->num_cleared > batch->num_rows; }
 
-// Rows that the last iteration had, from `first` on, of columns that arrive.
+// Rows that the last iteration had more, of columns that arrive: those that a body has not cleared.
 template <class T>
-DISTMK_FN void clear_rows(const Context& context, const Batch& batch, T* columns, uint32_t num_cols, uint32_t stride,
-                          uint32_t first) {
+DISTMK_FN void clear_rows(const Context& context, const Batch& batch, T* columns, uint32_t num_cols, uint32_t stride) {
   DISTMK_ROLLED
-  for (uint32_t row = first; row < batch.num_cleared; ++row) {
+  for (uint32_t row = batch.num_rows; row < batch.num_cleared; ++row) {
     DISTMK_ROLLED
     for (uint32_t i = context.team.index; i < num_cols; i += context.team.size)
       store_arriving(columns + uint64_t{row} * stride + i, 0);
   }
 }
-// Of all columns that a task clears, the rows that its body has not cleared.
+// Of all columns that a task clears.
 template <class T, class Args>
 DISTMK_FN void clear_columns(const Context& context, const Args& args, const Batch& batch, uint32_t num_cols,
                              uint32_t stride) {
-  clear_rows(context, batch, context.at<T>(args.cleared), num_cols, stride, batch.num_rows);
+  clear_rows(context, batch, context.at<T>(args.cleared), num_cols, stride);
 }
 
 DISTMK_FN void clear_more(const Context& context, const LinearArgs& args, const Batch& batch) {
@@ -46,7 +45,7 @@ DISTMK_FN void clear_more(const Context& context, const MergeArgs& args, const B
   for (uint32_t i = 0; i < args.num_slices; ++i) {
     const MergeSlice slice(args, i);
     auto* columns = context.at<__nv_bfloat16>(args.cleared) + slice.head * args.head_dim + slice.begin;
-    clear_rows(context, batch, columns, slice.end - slice.begin, args.out_stride, batch.num_rows);
+    clear_rows(context, batch, columns, slice.end - slice.begin, args.out_stride);
   }
 }
 

@@ -32,10 +32,8 @@ class Batch(ctypes.Structure):
         ("num_runs", c_uint32),
         ("stop", c_uint32),
         ("num_cleared", c_uint32),
-        (
-            "runs",
-            BatchRun * MAX_ROWS,
-        ),  # the first beside the counts: of a single row both are asked for, one after another
+        # The first run beside the counts: of a single row both are asked for, one after the other.
+        ("runs", BatchRun * MAX_ROWS),
         ("rows", BatchRow * MAX_ROWS),
     ]
 
