@@ -34,30 +34,30 @@ DISTMK_FN bool is_told_of(const TaskDesc& task) {
 // worker has left.
 DISTMK_FN bool stream_share(const RankState& state, const Team& lanes, Loader& loader, const TaskDesc& task) {
   AttentionShare& share = shared().attention_share;
-  const uint32_t number = share.num_heard.get(), turn = number % 2;
-  while (!lanes.all(barrier_try_wait(&share.told[turn], number / 2 % 2)))
+  const uint32_t number = share.num_heard.get(), place = number % 2;
+  while (!lanes.all(barrier_try_wait(&share.told[place], number / 2 % 2)))
     if (!lanes.all(!shared().ring.leave.get())) return false;
-  const bool streams = share.streams[turn];
+  const bool streams = share.streams[place];
   lanes.sync();
   if (lanes.leader()) share.num_heard.set(number + 1);
   lanes.sync();
   if (!streams) return true;
   Context context(state, lanes);
   const auto& args = *reinterpret_cast<const AttentionArgs*>(task.args);
-  const Work w{share.split, context, args, context.at<__nv_bfloat16>(args.k_cache),
-               context.at<__nv_bfloat16>(args.v_cache)};
+  const Work w{share.split, context, args};
+  const __nv_bfloat16 *keys = w.keys(), *values = w.values();
   const uint32_t num_chunks = w.num_chunks(), num_bytes = w.chunk_bytes();
   fence_copies();
   uint32_t lines = 0;  // where a lane's chunk begins, of 32 at a time
   return loader.stream_stages((num_chunks + 1) / 2, [&](uint32_t stage, uint32_t dst, uint32_t full) {
-    const uint32_t chunk = 2 * stage, here = min(num_chunks - chunk, 2u);
-    if (chunk % 32 == 0) lines = w.line_of(min(w.first_chunk() + chunk + lanes.index, (w.end - 1) / CHUNK) * CHUNK);
+    const uint32_t turn = 2 * stage, here = min(num_chunks - turn, 2u);
+    if (turn % 32 == 0) lines = w.line_of(w.chunk_of(min(turn + lanes.index, num_chunks - 1)) * CHUNK);
     if (lanes.leader()) expect_bytes(full, 2 * here * num_bytes);
     lanes.sync();
-    const uint32_t line = __shfl_sync(~0u, lines, chunk % 32 + lanes.index / 2 % 2);
+    const uint32_t line = __shfl_sync(~0u, lines, turn % 32 + lanes.index / 2 % 2);
     if (lanes.index < 2 * here)
       copy_expected(dst + lanes.index * num_bytes,
-                    (lanes.index % 2 ? w.values : w.keys) + uint64_t{line} * args.head_dim, num_bytes, full);
+                    (lanes.index % 2 ? values : keys) + uint64_t{line} * args.head_dim, num_bytes, full);
   });
 }
 
@@ -116,7 +116,7 @@ class ShareKeeper {
     context_.team.sync();
     const AttentionShare& share = shared().attention_share;
     if (instance_ >= share.num_instances) return false;
-    const Work w{share.split, context_, args, nullptr, nullptr};
+    const Work w{share.split, context_, args};
     return w.num_chunks() > NUM_WARPS && w.num_queries() <= QUERIES;
   }
 
@@ -138,11 +138,11 @@ class ShareKeeper {
     AttentionShare& share = shared().attention_share;
     if (lane == 0) share.num_instances = num_instances;
     if (instance_ >= num_instances) return;
-    const Work w{split_of(context_, args, instance_), context_, args, nullptr, nullptr};
+    const Work w{split_of(context_, args, instance_), context_, args};
     if (lane == 0) share.split = w;
     if (lane >= 2 * NUM_WARPS) return;
-    const uint32_t first = (w.first_chunk() + lane) * CHUNK;
-    share.lines[lane] = w.is_cached(max(first, w.begin)) ? w.line_of(first) : 0;
+    const uint32_t first = w.chunk_of(lane) * CHUNK;
+    share.lines[lane] = lane < w.num_chunks() && w.is_cached(max(first, w.begin)) ? w.line_of(first) : 0;
   }
 };
 

@@ -28,10 +28,10 @@ DISTMK_FN uint32_t value_place(uint32_t i) { return 2 * place_in_group() + i % 2
 DISTMK_FN uint32_t key_element(uint32_t j) { return 32 * j + 8 * place_in_group(); }
 DISTMK_FN uint32_t value_element(uint32_t j) { return 64 * j + 8 * group_of_lane(); }
 
-// Lines of the cache, a lane a position of the chunk; of positions that it does not hold, any.
-DISTMK_FN uint32_t look_up(const Work& w, uint32_t chunk) {
-  const uint32_t position = chunk * CHUNK + threadIdx.x % CHUNK;
-  return w.is_cached(position) ? w.line_of(position) : 0;
+// Lines of the cache, a lane a position of a turn's chunk; of positions that it does not hold, any.
+DISTMK_FN uint32_t look_up(const Work& w, uint32_t turn) {
+  const uint32_t position = w.chunk_of(turn) * CHUNK + threadIdx.x % CHUNK;
+  return turn < w.num_chunks() && w.is_cached(position) ? w.line_of(position) : 0;
 }
 
 // What the pieces of this lane's keys are exchanged by; of its values, the i-th where the first is by `first`.
@@ -44,58 +44,55 @@ DISTMK_FN uint32_t place_in_line(const Work& w, uint32_t element, uint32_t excha
   return element < w.args.head_dim ? element ^ exchanged : 0;
 }
 
-// Without a condition, or loads would be waited for one after another: what is not there is put right by patch_keys and
-// patch_values.
-DISTMK_FN uint4 load_cached(const Work& w, const __nv_bfloat16* cache, uint32_t line, uint32_t place) {
-  return load_perhaps(reinterpret_cast<const uint4*>(cache + uint64_t{line} * w.args.head_dim + place));
-}
+// Where a chunk lies: in the cache, a line a position, or in a stage of the ring, where its keys come before its values.
+// A piece is loaded without a condition, or loads would be waited for one after another: what is not there is put right
+// by patch_keys and patch_values.
+struct CachedLines {
+  const Work& w;
+  uint32_t lines;  // as look_up has them
 
-DISTMK_FN void load_keys(const Work& w, uint32_t lines, Tile& tile) {
+  DISTMK_FN const __nv_bfloat16* key(uint32_t position) const { return line(w.keys(), position); }
+  DISTMK_FN const __nv_bfloat16* value(uint32_t position) const { return line(w.values(), position); }
+  DISTMK_FN static uint4 load(const __nv_bfloat16* from) { return load_perhaps(reinterpret_cast<const uint4*>(from)); }
+
+ private:
+  DISTMK_FN const __nv_bfloat16* line(const __nv_bfloat16* cache, uint32_t position) const {
+    return cache + uint64_t{__shfl_sync(~0u, lines, position)} * w.args.head_dim;
+  }
+};
+
+struct NearLines {
+  const Work& w;
+  const __nv_bfloat16* chunk;
+
+  DISTMK_FN const __nv_bfloat16* key(uint32_t position) const { return chunk + position * w.args.head_dim; }
+  DISTMK_FN const __nv_bfloat16* value(uint32_t position) const { return key(CHUNK + position); }
+  DISTMK_FN static uint4 load(const __nv_bfloat16* from) { return *reinterpret_cast<const uint4*>(from); }
+};
+
+template <class Lines>
+DISTMK_FN void load_keys(const Work& w, const Lines& lines, Tile& tile) {
   const uint32_t exchanged = keys_exchanged(w);
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i) {
-    const uint32_t line = __shfl_sync(~0u, lines, key_place(i));
+    const __nv_bfloat16* line = lines.key(key_place(i));
 #pragma unroll
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j)
-      tile.k[i][j] = load_cached(w, w.keys, line, place_in_line(w, key_element(j), exchanged));
+      tile.k[i][j] = lines.load(line + place_in_line(w, key_element(j), exchanged));
   }
 }
 
-DISTMK_FN void load_values(const Work& w, uint32_t lines, Tile& tile) {
+template <class Lines>
+DISTMK_FN void load_values(const Work& w, const Lines& lines, uint4 (&values)[4][MAX_HEAD_DIM / 64]) {
   const uint32_t first = w.exchanged(value_place(0));
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i) {
-    const uint32_t line = __shfl_sync(~0u, lines, value_place(i));
+    const __nv_bfloat16* line = lines.value(value_place(i));
+    const uint32_t exchanged = value_exchanged(w, i, first);
 #pragma unroll
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j)
-      tile.v[i][j] = load_cached(w, w.values, line, place_in_line(w, value_element(j), value_exchanged(w, i, first)));
+      values[i][j] = lines.load(line + place_in_line(w, value_element(j), exchanged));
   }
-}
-
-// The same of a chunk that lies in a stage of the ring.
-DISTMK_FN const __nv_bfloat16* chunk_in(const Work& w, const RingPlace<NUM_STAGES>& stage, uint32_t turn) {
-  return reinterpret_cast<const __nv_bfloat16*>(shared().slots + stage.slot * STAGE_BYTES +
-                                                turn % 2 * 2 * w.chunk_bytes());
-}
-DISTMK_FN uint4 load_near(const Work& w, const __nv_bfloat16* chunk, uint32_t position, uint32_t place) {
-  return *reinterpret_cast<const uint4*>(chunk + position * w.args.head_dim + place);
-}
-DISTMK_FN void load_keys(const Work& w, const __nv_bfloat16* chunk, Tile& tile) {
-  const uint32_t exchanged = keys_exchanged(w);
-#pragma unroll
-  for (uint32_t i = 0; i < 2; ++i)
-#pragma unroll
-    for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j)
-      tile.k[i][j] = load_near(w, chunk, key_place(i), place_in_line(w, key_element(j), exchanged));
-}
-DISTMK_FN void load_values(const Work& w, const __nv_bfloat16* chunk, Tile& tile) {
-  const uint32_t first = w.exchanged(value_place(0));
-#pragma unroll
-  for (uint32_t i = 0; i < 4; ++i)
-#pragma unroll
-    for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j)
-      tile.v[i][j] = load_near(w, chunk + CHUNK * w.args.head_dim, value_place(i),
-                               place_in_line(w, value_element(j), value_exchanged(w, i, first)));
 }
 
 // Whether all positions of a chunk come from the cache.
@@ -134,9 +131,10 @@ DISTMK_FN void patch_values(const Work& w, uint32_t chunk, Tile& tile) {
   }
 }
 
-// Scores of the block's queries. Which element is which column of the product is free, as long as queries and keys
-// agree: so a lane takes 16 bytes of a key at once.
-DISTMK_FN void multiply_keys(const Work& w, const Tile& tile, float (&scores)[2][4]) {
+// Scores of the block's queries, over columns of positions of which the caller has the keys. Which element
+// is which column of the product is free, as long as queries and keys agree: so a lane takes 16 bytes of a key at once.
+template <uint32_t COLUMNS, class Keys>
+DISTMK_FN void multiply_keys(const Work& w, const Keys& key, float (*scores)[4]) {
   const __nv_bfloat16 *high = w.query(group_of_lane()), *low = w.query(QUERIES + group_of_lane());
 #pragma unroll
   for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j) {
@@ -148,9 +146,10 @@ DISTMK_FN void multiply_keys(const Work& w, const Tile& tile, float (&scores)[2]
       l = *reinterpret_cast<const uint4*>(low + element);
     }
 #pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) {
-      multiply({h.x, l.x, h.y, l.y}, tile.k[i][j].x, tile.k[i][j].y, scores[i]);
-      multiply({h.z, l.z, h.w, l.w}, tile.k[i][j].z, tile.k[i][j].w, scores[i]);
+    for (uint32_t i = 0; i < COLUMNS; ++i) {
+      const uint4 k = key(i, j);
+      multiply({h.x, l.x, h.y, l.y}, k.x, k.y, scores[i]);
+      multiply({h.z, l.z, h.w, l.w}, k.z, k.w, scores[i]);
     }
   }
 }
@@ -160,16 +159,18 @@ struct Partial {
   float maximum = -INFINITY, sum = 0;    // of query group_of_lane(); the sum: of this lane's positions, until the end
   float acc[MAX_HEAD_DIM / 16][4] = {};  // of queries 2 t and 2 t + 1, t the place in the group
 
-  // Scores to weights, as columns of a product, high and low halves; the query sees [seen_begin, seen_end).
-  DISTMK_FN void weigh(uint32_t chunk, uint32_t seen_begin, uint32_t seen_end, const float (&scores)[2][4],
-                       uint32_t (&weights)[2][2]) {
-    float s[2][2], top = -INFINITY;
+  // Scores to weights, as columns of a product, high and low halves; the query sees [seen_begin, seen_end) of a chunk,
+  // and all of one beside it, if `two`.
+  template <uint32_t COLUMNS>
+  DISTMK_FN void weigh(uint32_t chunk, uint32_t seen_begin, uint32_t seen_end, bool two,
+                       const float (&scores)[COLUMNS][4], uint32_t (&weights)[COLUMNS / 2][2][2]) {
+    float s[COLUMNS][2], top = -INFINITY;
 #pragma unroll
-    for (uint32_t i = 0; i < 2; ++i)
+    for (uint32_t i = 0; i < COLUMNS; ++i)
 #pragma unroll
       for (uint32_t e = 0; e < 2; ++e) {
         const uint32_t position = chunk * CHUNK + 8 * i + 2 * place_in_group() + e;
-        const bool seen = position >= seen_begin && position < seen_end;
+        const bool seen = i < 2 ? position >= seen_begin && position < seen_end : two;
         s[i][e] = seen ? scores[i][e] + scores[i][2 + e] : -INFINITY;
         top = fmaxf(top, s[i][e]);
       }
@@ -179,11 +180,11 @@ struct Partial {
     maximum = higher;
     sum *= keep;
 #pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) {
+    for (uint32_t i = 0; i < COLUMNS; ++i) {
       const float a = __expf(s[i][0] - base), b = __expf(s[i][1] - base);
       sum += a + b;
-      weights[0][i] = pack_bf16(a, b);
-      weights[1][i] = pack_bf16(low_half(a), low_half(b));
+      weights[i / 2][0][i % 2] = pack_bf16(a, b);
+      weights[i / 2][1][i % 2] = pack_bf16(low_half(a), low_half(b));
     }
     const float keeps[2] = {__shfl_sync(~0u, keep, 8 * place_in_group()),
                             __shfl_sync(~0u, keep, 8 * place_in_group() + 4)};
@@ -194,14 +195,14 @@ struct Partial {
   }
 
   // Values are the rows here. A lane's 16 bytes are eight of them, two a product.
-  DISTMK_FN void add_values(const Tile& tile, uint32_t dim, const uint32_t (&weights)[2][2]) {
+  DISTMK_FN void add_values(const uint4 (&v)[4][MAX_HEAD_DIM / 64], uint32_t dim, const uint32_t (&weights)[2][2]) {
 #pragma unroll
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j) {
       if (64 * j >= dim) break;
-      const uint32_t words[4][4] = {{tile.v[0][j].x, tile.v[0][j].y, tile.v[0][j].z, tile.v[0][j].w},
-                                    {tile.v[1][j].x, tile.v[1][j].y, tile.v[1][j].z, tile.v[1][j].w},
-                                    {tile.v[2][j].x, tile.v[2][j].y, tile.v[2][j].z, tile.v[2][j].w},
-                                    {tile.v[3][j].x, tile.v[3][j].y, tile.v[3][j].z, tile.v[3][j].w}};
+      const uint32_t words[4][4] = {{v[0][j].x, v[0][j].y, v[0][j].z, v[0][j].w},
+                                    {v[1][j].x, v[1][j].y, v[1][j].z, v[1][j].w},
+                                    {v[2][j].x, v[2][j].y, v[2][j].z, v[2][j].w},
+                                    {v[3][j].x, v[3][j].y, v[3][j].z, v[3][j].w}};
 #pragma unroll
       for (uint32_t n = 0; n < 4; ++n) {
         constexpr uint32_t LOWER = 0x5410, UPPER = 0x7632;  // bf16 of two positions

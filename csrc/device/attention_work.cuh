@@ -17,8 +17,10 @@ constexpr uint32_t MERGE_STRIDE = MAX_HEAD_DIM + 4;  // of a warp's result for a
 struct Work : AttentionSplit {
   Context& context;
   const AttentionArgs& args;
-  __nv_bfloat16 *keys, *values;  // the caches
 
+  // The caches, asked for where they are read: kept in registers, they would lie on the stack.
+  DISTMK_FN __nv_bfloat16* keys() const { return context.at<__nv_bfloat16>(args.k_cache); }
+  DISTMK_FN __nv_bfloat16* values() const { return context.at<__nv_bfloat16>(args.v_cache); }
   DISTMK_FN uint32_t line_of(uint32_t position) const {
     const uint32_t shift = 31 - __clz(static_cast<int>(args.page_size));  // a power of two of positions
     const int32_t* pages = context.at<int32_t>(args.page_table) + uint64_t(run.slot) * args.max_pages;
@@ -59,7 +61,9 @@ struct Work : AttentionSplit {
   DISTMK_FN uint32_t num_queries() const { return num_heads * static_cast<uint32_t>(run.num_rows); }
   DISTMK_FN uint32_t first_chunk() const { return begin / CHUNK; }
   DISTMK_FN uint32_t num_chunks() const { return (end + CHUNK - 1) / CHUNK - first_chunk(); }
-  // The first warps are busy with queries when the cache is read, so chunks are dealt from the last one on.
+  // Chunks are taken from the last one on, so that those with new positions are their warps' first.
+  DISTMK_FN uint32_t chunk_of(uint32_t turn) const { return (end - 1) / CHUNK - turn; }
+  // The first warps are busy with queries when the cache is read, so turns are dealt from the last one on.
   DISTMK_FN uint32_t chunk_turn() const { return NUM_WARPS - 1 - threadIdx.x / 32; }
 
   // In shared memory, rows of bf16: keys and values of new positions, then the block's queries, high halves first.
@@ -119,8 +123,8 @@ DISTMK_FN void append(const Work& w) {
     const auto copy = [&](__nv_bfloat16* cache, const __nv_bfloat16* from) {
       *reinterpret_cast<uint2*>(cache + at) = reinterpret_cast<const uint2*>(from)[lane];
     };
-    copy(w.keys, w.new_key(row));
-    copy(w.values, w.new_value(row));
+    copy(w.keys(), w.new_key(row));
+    copy(w.values(), w.new_value(row));
   }
 }
 

@@ -21,7 +21,8 @@ def attention(
     inputs = AttentionInputs(board.rng, heads, head_dim, page_size, norms, max_len)
     s = inputs.shape
     launch = LaunchKind.SPREAD if board.rng.random() < 0.5 else LaunchKind.MASSIVE
-    what = f"{launch.name} attention {s} {inputs.runs}"
+    in_ring = launch is LaunchKind.SPREAD and board.rng.random() < 0.8
+    what = f"{launch.name} attention {'through the ring ' * in_ring}{s} {inputs.runs}"
     qkv = board.buffer(inputs.qkv.shape[1], MAX_ROWS).at(rank)
     kept = inputs.kept(inputs.caches, board.tiled)
     caches = [board.give_all(rank, cache, "bf16", space=Space.LOCAL) for cache in kept]
@@ -44,6 +45,7 @@ def attention(
             q_norm=q_norm,
             k_norm=k_norm,
             eps=1e-6,
+            long_splits=in_ring,
         )
     )
     _declare(board, inputs, part, caches)

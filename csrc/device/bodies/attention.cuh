@@ -2,6 +2,7 @@
 // low half, so nothing is lost to rounding but the cache's own. A warp takes CHUNK positions at a time; what the warps
 // have found is merged in shared memory, in a fixed order.
 #pragma once
+#include "device/attention_ring.cuh"
 #include "device/attention_share.cuh"
 #include "device/attention_tile.cuh"
 
@@ -10,66 +11,31 @@ namespace attention {
 
 constexpr uint32_t PART_LANES = MERGE_SLICE / 4;  // whose elements are a slice of a query's result
 
-// A warp's way through the chunks of a share that comes through the ring.
-struct ChunkStages {
-  RingPlace<NUM_STAGES> stage;  // of the chunk it is at
-
-  DISTMK_FN const __nv_bfloat16* await(const Work& w, uint32_t turn) const {
-    barrier_wait(&shared().ring.full[stage.slot], stage.parity);
-    return chunk_in(w, stage, turn);
-  }
-  // What was there is in registers. A stage with one chunk is given back as a whole.
-  DISTMK_FN void give_back(const Work& w, uint32_t turn) const {
-    warp_arrive(&shared().ring.empty[stage.slot], turn % 2 == 0 && turn + 1 == w.num_chunks() ? 2 : 1);
-  }
-  DISTMK_FN void step() { stage = stage.after(NUM_WARPS / 2); }
-};
-
-// One block of queries over this warp's chunks, of which the first is on its way, and `next_lines` of the second; or,
-// where they come through the ring, the first in registers.
-DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t next_lines, bool in_ring, Tile& tile,
-                      Partial& partial) {
-  const uint32_t num_chunks = w.num_chunks();
-  ChunkStages ring{shared().places[threadIdx.x / 32].stage.after(w.chunk_turn() / 2)};
-  if (in_ring) ring.give_back(w, w.chunk_turn());
-  const uint32_t last = w.first_new() + w.row_of(first_query + group_of_lane());  // position this query may see
-#pragma unroll 1
-  for (uint32_t turn = w.chunk_turn(); turn < num_chunks; turn += NUM_WARPS) {
-    const uint32_t chunk = w.first_chunk() + turn;
-    const bool whole = is_cached(w, chunk), more = turn + NUM_WARPS < num_chunks;
-    const uint32_t lines = next_lines;
-    const __nv_bfloat16* near = nullptr;  // the next chunk, in the ring
-    if (!in_ring) next_lines = look_up(w, chunk + 2 * NUM_WARPS);
-    if (!whole) patch_keys(w, chunk, tile);
-    float scores[2][4] = {};
-    multiply_keys(w, tile, scores);
-    if (in_ring && more) {
-      ring.step();
-      near = ring.await(w, turn + NUM_WARPS);
-      load_keys(w, near, tile);
-    } else if (more) {
-      load_keys(w, lines, tile);
-    }
-    uint32_t weights[2][2];
-    partial.weigh(chunk, w.begin, min(w.end, last + 1), scores, weights);
-    if (!whole) patch_values(w, chunk, tile);
-    partial.add_values(tile, w.args.head_dim, weights);
-    if (near) {
-      load_values(w, near, tile);
-      ring.give_back(w, turn + NUM_WARPS);
-    } else if (more) {
-      load_values(w, lines, tile);
-    }
-  }
+// Lines of a turn's chunk, of the first two turns of what is at hand.
+DISTMK_FN uint32_t first_lines(const Work& w, uint32_t at_hand, uint32_t turn) {
+  return at_hand ? lines_at_hand(turn) : look_up(w, turn);
 }
 
-// This warp is done with a share's stages.
-DISTMK_FN void leave_stages(const Work& w) {
-  constexpr uint32_t MOST = RingPlace<NUM_STAGES>::MOST_STEPS;
-  Places places = shared().places[threadIdx.x / 32];
-  for (uint32_t left = (w.num_chunks() + 1) / 2; left; left -= min(left, MOST))
-    places.stage = places.stage.after(min(left, MOST));
-  keep_places(places);
+// One block of queries over this warp's chunks, of which the first is on its way.
+DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t at_hand, Tile& tile, Partial& partial) {
+  const uint32_t last = w.first_new() + w.row_of(first_query + group_of_lane());  // position this query may see
+  uint32_t next_lines = first_lines(w, at_hand, w.chunk_turn() + NUM_WARPS);
+#pragma unroll 1
+  for (uint32_t turn = w.chunk_turn(); turn < w.num_chunks(); turn += NUM_WARPS) {
+    const uint32_t chunk = w.chunk_of(turn);
+    const bool whole = is_cached(w, chunk), more = turn + NUM_WARPS < w.num_chunks();
+    const CachedLines lines{w, next_lines};
+    next_lines = look_up(w, turn + 2 * NUM_WARPS);
+    if (!whole) patch_keys(w, chunk, tile);
+    float scores[2][4] = {};
+    multiply_keys<2>(w, [&](uint32_t i, uint32_t j) { return tile.k[i][j]; }, scores);
+    if (more) load_keys(w, lines, tile);
+    uint32_t weights[1][2][2];
+    partial.weigh(chunk, w.begin, min(w.end, last + 1), false, scores, weights);
+    if (!whole) patch_values(w, chunk, tile);
+    partial.add_values(tile.v, w.args.head_dim, weights[0]);
+    if (more) load_values(w, lines, tile.v);
+  }
 }
 
 // Where this lane's four elements of a query's result lie, behind a header. Asked for before the warps meet: some have
@@ -143,13 +109,12 @@ DISTMK_FN void clear_lone(const Work& w) {
 
 // False: the launch was over before its inputs were there.
 DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
-  auto *keys = context.at<__nv_bfloat16>(args.k_cache), *values = context.at<__nv_bfloat16>(args.v_cache);
   const uint32_t round = own_round();
   const uint32_t at_hand = round ? ELSEWHERE : hand();
   const bool in_ring = at_hand == IN_RING;
   const AttentionSplit split =
       at_hand ? shared().attention_share.split : split_of(context, args, instance_of(context, round));
-  const Work w{split, context, args, keys, values};
+  const Work w{split, context, args};
   const Team& team = context.team;
   const uint32_t num_queries = w.num_queries(), warp = threadIdx.x / 32;
   const bool has_chunk = w.chunk_turn() < w.num_chunks();
@@ -158,18 +123,12 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
   for (uint32_t block = 0; block < num_queries; block += QUERIES) {
     const uint32_t count = min(QUERIES, num_queries - block);
     Tile tile;
-    uint32_t next_lines = 0;
     if (in_ring) {
-      const ChunkStages ring{shared().places[warp].stage.after(w.chunk_turn() / 2)};
-      const __nv_bfloat16* near = ring.await(w, w.chunk_turn());
-      load_keys(w, near, tile);
-      load_values(w, near, tile);
+      take_first(w, tile);
     } else if (has_chunk) {
-      const uint32_t chunk = w.first_chunk() + w.chunk_turn();
-      const uint32_t lines = at_hand ? lines_at_hand(w.chunk_turn()) : look_up(w, chunk);
-      next_lines = at_hand ? lines_at_hand(w.chunk_turn() + NUM_WARPS) : look_up(w, chunk + NUM_WARPS);
+      const CachedLines lines{w, first_lines(w, at_hand, w.chunk_turn())};
       load_keys(w, lines, tile);
-      load_values(w, lines, tile);
+      load_values(w, lines, tile.v);
     } else {
       tile.clear();  // or the compiler would keep its registers for whatever they hold, in all other tasks too
     }
@@ -184,8 +143,10 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
     context.inputs_found();
     team.sync();
     Partial partial;
-    attend(w, block, next_lines, in_ring, tile, partial);
-    if (in_ring) leave_stages(w);
+    if (in_ring)
+      attend_ring(w, block, tile, partial);
+    else
+      attend(w, block, at_hand, tile, partial);
     team.sync();
     partial.add_up();
 #pragma unroll
