@@ -1,5 +1,5 @@
-// A share of attention that comes through the ring. A warp has the first of its chunks in registers, so that the stage is
-// free for what comes behind, and takes the next straight from the ring beside it, where their products fill each
+// A share of attention that comes through the ring. A warp has the first of its chunks in registers, so that the stage
+// is free for what comes behind, and takes the next straight from the ring beside it, where their products fill each
 // other's waits.
 #pragma once
 #include "device/attention_tile.cuh"
@@ -41,7 +41,7 @@ DISTMK_FN void take(const Work& w, const ChunkStages& ring, Tile& tile) {
 }
 DISTMK_FN void take_first(const Work& w, Tile& tile) { take(w, ChunkStages(w), tile); }
 
-// Scores over the chunk in registers, and over `near` beside it, if it is one.
+// Scores over the chunk in registers and, beside it, over `near`.
 DISTMK_FN void multiply_two(const Work& w, const Tile& tile, const NearLines& near, float (&scores)[4][4]) {
   const __nv_bfloat16* lines[2] = {near.key(key_place(0)), near.key(key_place(1))};
   const uint32_t exchanged = keys_exchanged(w);
@@ -72,15 +72,13 @@ DISTMK_FN void attend_ring(const Work& w, uint32_t first_query, Tile& tile, Part
     const uint32_t chunk = w.chunk_of(ring.turn);
     const bool whole = is_cached(w, chunk), two = ring.has_next(w);
     if (!whole) patch_keys(w, chunk, tile);
-    float scores[4][4] = {};
-    NearLines near{w, nullptr};
+    NearLines near{w, w.new_key(0)};  // there is no other: scores that nobody looks at
     if (two) {
       ring.step();
       near.chunk = ring.await(w).chunk;
-      multiply_two(w, tile, near, scores);
-    } else {
-      multiply_keys<2>(w, [&](uint32_t i, uint32_t j) { return tile.k[i][j]; }, scores);
     }
+    float scores[4][4] = {};
+    multiply_two(w, tile, near, scores);
     uint32_t weights[2][2][2];
     partial.weigh(chunk, w.begin, min(w.end, last + 1), two, scores, weights);
     if (!whole) patch_values(w, chunk, tile);

@@ -56,8 +56,8 @@ DISTMK_FN bool stream_share(const RankState& state, const Team& lanes, Loader& l
     lanes.sync();
     const uint32_t line = __shfl_sync(~0u, lines, turn % 32 + lanes.index / 2 % 2);
     if (lanes.index < 2 * here)
-      copy_expected(dst + lanes.index * num_bytes,
-                    (lanes.index % 2 ? values : keys) + uint64_t{line} * args.head_dim, num_bytes, full);
+      copy_expected(dst + lanes.index * num_bytes, (lanes.index % 2 ? values : keys) + uint64_t{line} * args.head_dim,
+                    num_bytes, full);
   });
 }
 
@@ -117,7 +117,7 @@ class ShareKeeper {
     const AttentionShare& share = shared().attention_share;
     if (instance_ >= share.num_instances) return false;
     const Work w{share.split, context_, args};
-    return w.num_chunks() > NUM_WARPS && w.num_queries() <= QUERIES;
+    return w.num_chunks() >= NUM_WARPS && w.num_queries() <= QUERIES;
   }
 
   DISTMK_FN void tell_loader(bool streams) {
@@ -140,7 +140,7 @@ class ShareKeeper {
     if (instance_ >= num_instances) return;
     const Work w{split_of(context_, args, instance_), context_, args};
     if (lane == 0) share.split = w;
-    if (lane >= 2 * NUM_WARPS) return;
+    if (lane >= NUM_WARPS) return;
     const uint32_t first = w.chunk_of(lane) * CHUNK;
     share.lines[lane] = lane < w.num_chunks() && w.is_cached(max(first, w.begin)) ? w.line_of(first) : 0;
   }
@@ -158,6 +158,8 @@ DISTMK_FN void set_own_round(uint32_t round) {
   if (threadIdx.x % 32 == 0) shared().attention_share.rounds[threadIdx.x / 32] = round;
   __syncwarp();
 }
+// What is known of the instance of a round: of all but the first, nothing.
+DISTMK_FN uint32_t at_hand(uint32_t round) { return round ? ELSEWHERE : hand(); }
 // Of a task that is not spread, there is but that of round 0.
 DISTMK_FN uint32_t instance_of(const Context& context, uint32_t round) {
   const uint32_t first = shared().handoff.action[task_place(task_number())].instance;

@@ -44,9 +44,9 @@ DISTMK_FN uint32_t place_in_line(const Work& w, uint32_t element, uint32_t excha
   return element < w.args.head_dim ? element ^ exchanged : 0;
 }
 
-// Where a chunk lies: in the cache, a line a position, or in a stage of the ring, where its keys come before its values.
-// A piece is loaded without a condition, or loads would be waited for one after another: what is not there is put right
-// by patch_keys and patch_values.
+// Where a chunk lies: in the cache, a line a position, or in a stage of the ring, where its keys come before its
+// values. A piece is loaded without a condition, or loads would be waited for one after another: what is not there is
+// put right by patch_keys and patch_values.
 struct CachedLines {
   const Work& w;
   uint32_t lines;  // as look_up has them
@@ -135,28 +135,25 @@ DISTMK_FN void patch_values(const Work& w, uint32_t chunk, Tile& tile) {
 // is which column of the product is free, as long as queries and keys agree: so a lane takes 16 bytes of a key at once.
 template <uint32_t COLUMNS, class Keys>
 DISTMK_FN void multiply_keys(const Work& w, const Keys& key, float (*scores)[4]) {
-  const __nv_bfloat16 *high = w.query(group_of_lane()), *low = w.query(QUERIES + group_of_lane());
+  const uint32_t* query = w.query(group_of_lane());
 #pragma unroll
   for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j) {
-    if (32 * j >= w.args.head_dim) break;
-    const uint32_t element = key_element(j);
-    uint4 h = eight_zeros(), l = h;
-    if (element < w.args.head_dim) {
-      h = *reinterpret_cast<const uint4*>(high + element);
-      l = *reinterpret_cast<const uint4*>(low + element);
-    }
+    if (32 * j % QUERY_STEP == 0 && 32 * j >= w.args.head_dim) break;
+    const auto* pieces = reinterpret_cast<const uint4*>(query + key_element(j));
+    const uint4 q[2] = {pieces[0], pieces[1]};
 #pragma unroll
     for (uint32_t i = 0; i < COLUMNS; ++i) {
       const uint4 k = key(i, j);
-      multiply({h.x, l.x, h.y, l.y}, k.x, k.y, scores[i]);
-      multiply({h.z, l.z, h.w, l.w}, k.z, k.w, scores[i]);
+      multiply({q[0].x, q[0].y, q[0].z, q[0].w}, k.x, k.y, scores[i]);
+      multiply({q[1].x, q[1].y, q[1].z, q[1].w}, k.z, k.w, scores[i]);
     }
   }
 }
 
 // What a warp has found over the positions it took.
 struct Partial {
-  float maximum = -INFINITY, sum = 0;    // of query group_of_lane(); the sum: of this lane's positions, until the end
+  // Of query group_of_lane(); the maximum as a power of two, the sum of this lane's positions, until the end.
+  float maximum = -INFINITY, sum = 0;
   float acc[MAX_HEAD_DIM / 16][4] = {};  // of queries 2 t and 2 t + 1, t the place in the group
 
   // Scores to weights, as columns of a product, high and low halves; the query sees [seen_begin, seen_end) of a chunk,
@@ -176,15 +173,16 @@ struct Partial {
       }
     for (uint32_t step = 1; step < 4; step <<= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
     const float higher = fmaxf(maximum, top), base = higher > -INFINITY ? higher : 0.0f;
-    const float keep = __expf(maximum - base);
+    const float keep = exp2f(maximum - base);
     maximum = higher;
     sum *= keep;
 #pragma unroll
     for (uint32_t i = 0; i < COLUMNS; ++i) {
-      const float a = __expf(s[i][0] - base), b = __expf(s[i][1] - base);
+      const float a = exp2f(s[i][0] - base), b = exp2f(s[i][1] - base);
+      const Halves halves(a, b);
       sum += a + b;
-      weights[i / 2][0][i % 2] = pack_bf16(a, b);
-      weights[i / 2][1][i % 2] = pack_bf16(low_half(a), low_half(b));
+      weights[i / 2][0][i % 2] = halves.high;
+      weights[i / 2][1][i % 2] = halves.low;
     }
     const float keeps[2] = {__shfl_sync(~0u, keep, 8 * place_in_group()),
                             __shfl_sync(~0u, keep, 8 * place_in_group() + 4)};
@@ -225,7 +223,7 @@ struct Partial {
   DISTMK_FN void write(float* out, uint32_t first, uint32_t end) const {
     const uint32_t mine = group_of_lane();
     if (place_in_group() == 0 && mine >= first && mine < end)
-      *reinterpret_cast<float2*>(out + (mine - first) * MERGE_STRIDE + MAX_HEAD_DIM) = {maximum, sum};
+      *reinterpret_cast<float2*>(out + (mine - first) * MERGE_STRIDE + MAX_HEAD_DIM) = {maximum * LN_2, sum};
 #pragma unroll
     for (uint32_t e = 0; e < 2; ++e) {
       const uint32_t query = 2 * place_in_group() + e;

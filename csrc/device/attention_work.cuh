@@ -7,7 +7,9 @@
 namespace distmk {
 namespace attention {
 
-constexpr uint32_t QUERIES = 8;  // of a block: query heads x token rows; their low halves are the other eight rows
+constexpr uint32_t QUERIES = 8;  // of a block: query heads x token rows; their low halves are the product's other rows
+constexpr uint32_t QUERY_STEP = 64;  // elements; a head's last ones may be fewer
+constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 constexpr uint32_t MERGED_QUERIES = 4;  // at once, for want of shared memory
 constexpr uint32_t CHUNK = SPLIT_STEP;  // positions: one product's depth where weights meet values
 static_assert(CHUNK == 16, "");
@@ -66,13 +68,18 @@ struct Work : AttentionSplit {
   // The first warps are busy with queries when the cache is read, so turns are dealt from the last one on.
   DISTMK_FN uint32_t chunk_turn() const { return NUM_WARPS - 1 - threadIdx.x / 32; }
 
-  // In shared memory, rows of bf16: keys and values of new positions, then the block's queries, high halves first.
+  // In shared memory, rows of bf16: keys and values of new positions, then the block's queries.
   DISTMK_FN uint32_t stride() const { return (args.head_dim + 31) / 32 * 32 + 8; }
   DISTMK_FN __nv_bfloat16* new_key(uint32_t row) const {
     return reinterpret_cast<__nv_bfloat16*>(shared().work) + row * stride();
   }
   DISTMK_FN __nv_bfloat16* new_value(uint32_t row) const { return new_key(MAX_ROWS + row); }
-  DISTMK_FN __nv_bfloat16* query(uint32_t i) const { return new_key(2 * MAX_ROWS + i); }
+  // Two elements' high halves, then their low ones; up to whole steps, where they are zero. Eight lanes that take 16
+  // bytes of two queries' meet no bank twice.
+  DISTMK_FN uint32_t* query(uint32_t i) const {
+    return reinterpret_cast<uint32_t*>(new_key(2 * MAX_ROWS)) + i * (query_elements() + 4);
+  }
+  DISTMK_FN uint32_t query_elements() const { return (args.head_dim + QUERY_STEP - 1) / QUERY_STEP * QUERY_STEP; }
   // Over the queries once they are done with.
   DISTMK_FN float* merged(uint32_t turn, uint32_t query_index) const {
     return reinterpret_cast<float*>(new_key(2 * MAX_ROWS)) + (turn * MERGED_QUERIES + query_index) * MERGE_STRIDE;
@@ -128,17 +135,18 @@ DISTMK_FN void append(const Work& w) {
   }
 }
 
-// The queries of a block, normed, rotated and scaled; a warp a query.
+// The queries of a block, normed, rotated and scaled, so that weights are powers of two; a warp a query.
 DISTMK_FN void stage_queries(const Work& w, uint32_t first_query, uint32_t count, bool arriving) {
   const uint32_t i = threadIdx.x / 32, dim = w.args.head_dim;
   if (i >= count) return;
   const uint32_t row = w.row_of(first_query + i), head = w.first_head + first_query + i - row * w.num_heads;
-  norm_and_rotate(
-      w.context, arriving, w.qkv(row, head), w.context.at<float>(w.args.q_norm), w.rope(w.first_new() + row),
-      w.args.eps, dim, rsqrtf(static_cast<float>(dim)), [&](uint32_t e, float2 pair) {
-        *reinterpret_cast<uint32_t*>(w.query(i) + e) = pack_bf16(pair.x, pair.y);
-        *reinterpret_cast<uint32_t*>(w.query(QUERIES + i) + e) = pack_bf16(low_half(pair.x), low_half(pair.y));
-      });
+  const auto keep = [&](uint32_t e, float2 pair) {
+    const Halves halves(pair.x, pair.y);
+    *reinterpret_cast<uint2*>(w.query(i) + e) = {halves.high, halves.low};
+  };
+  norm_and_rotate(w.context, arriving, w.qkv(row, head), w.context.at<float>(w.args.q_norm),
+                  w.rope(w.first_new() + row), w.args.eps, dim, rsqrtf(static_cast<float>(dim)) * LOG2_E, keep);
+  if (const uint32_t e = dim + threadIdx.x % 32 * 2; e < w.query_elements()) keep(e, {0, 0});
 }
 
 }  // namespace attention

@@ -16,7 +16,14 @@ DISTMK_FN uint4 eight_zeros() {
   return v;
 }
 
-// What rounding to bf16 leaves of a number, itself rounded: two bf16 say a float to within its last few bits.
-DISTMK_FN float low_half(float v) { return v - __bfloat162float(__float2bfloat16_rn(v)); }
+// Two numbers as bf16, and as bf16 what rounding has left of them: together they say a float to within its last few
+// bits.
+struct Halves {
+  uint32_t high, low;
+
+  DISTMK_FN Halves(float a, float b)
+      : high(pack_bf16(a, b)),
+        low(pack_bf16(a - __uint_as_float(high << 16), b - __uint_as_float(high & 0xffff0000u))) {}
+};
 
 }  // namespace distmk

@@ -100,7 +100,7 @@ struct AttentionSplit {
 // The first instance of this worker's share of attention, see device/attention_share.cuh.
 struct alignas(16) AttentionShare {
   AttentionSplit split;
-  uint32_t lines[2 * NUM_WARPS];  // of the cache, where the split's first chunks begin: two a warp
+  uint32_t lines[NUM_WARPS];      // of the cache, where the warps' first chunks begin
   uint32_t num_instances;         // of the whole task; all of the above is set only if this worker has one
   uint32_t at_hand[TASK_PLACES];  // a Hand: whether this is about a task, at its place
   uint32_t rounds[NUM_WARPS];     // instances of its share that a consumer warp is done with

@@ -11,15 +11,10 @@ namespace attention {
 
 constexpr uint32_t PART_LANES = MERGE_SLICE / 4;  // whose elements are a slice of a query's result
 
-// Lines of a turn's chunk, of the first two turns of what is at hand.
-DISTMK_FN uint32_t first_lines(const Work& w, uint32_t at_hand, uint32_t turn) {
-  return at_hand ? lines_at_hand(turn) : look_up(w, turn);
-}
-
 // One block of queries over this warp's chunks, of which the first is on its way.
-DISTMK_FN void attend(const Work& w, uint32_t first_query, uint32_t at_hand, Tile& tile, Partial& partial) {
+DISTMK_FN void attend(const Work& w, uint32_t first_query, Tile& tile, Partial& partial) {
   const uint32_t last = w.first_new() + w.row_of(first_query + group_of_lane());  // position this query may see
-  uint32_t next_lines = first_lines(w, at_hand, w.chunk_turn() + NUM_WARPS);
+  uint32_t next_lines = look_up(w, w.chunk_turn() + NUM_WARPS);
 #pragma unroll 1
   for (uint32_t turn = w.chunk_turn(); turn < w.num_chunks(); turn += NUM_WARPS) {
     const uint32_t chunk = w.chunk_of(turn);
@@ -110,15 +105,13 @@ DISTMK_FN void clear_lone(const Work& w) {
 // False: the launch was over before its inputs were there.
 DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
   const uint32_t round = own_round();
-  const uint32_t at_hand = round ? ELSEWHERE : hand();
-  const bool in_ring = at_hand == IN_RING;
   const AttentionSplit split =
-      at_hand ? shared().attention_share.split : split_of(context, args, instance_of(context, round));
+      at_hand(round) ? shared().attention_share.split : split_of(context, args, instance_of(context, round));
   const Work w{split, context, args};
+  const bool in_ring = at_hand(own_round()) == IN_RING;
   const Team& team = context.team;
   const uint32_t num_queries = w.num_queries(), warp = threadIdx.x / 32;
   const bool has_chunk = w.chunk_turn() < w.num_chunks();
-  const bool arriving = args.arriving;
 #pragma unroll 1
   for (uint32_t block = 0; block < num_queries; block += QUERIES) {
     const uint32_t count = min(QUERIES, num_queries - block);
@@ -126,27 +119,27 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
     if (in_ring) {
       take_first(w, tile);
     } else if (has_chunk) {
-      const CachedLines lines{w, first_lines(w, at_hand, w.chunk_turn())};
+      const CachedLines lines{w, at_hand(own_round()) ? lines_at_hand(w.chunk_turn()) : look_up(w, w.chunk_turn())};
       load_keys(w, lines, tile);
       load_values(w, lines, tile.v);
     } else {
       tile.clear();  // or the compiler would keep its registers for whatever they hold, in all other tasks too
     }
     // Old positions were there before. New ones are read by all warps of this instance, and by no other this iteration.
-    if (arriving)
+    if (args.arriving)
       context.look_for_inputs();
     else if (!context.inputs_ready())
       return false;
     if (block == 0) clear_lone(w);
-    stage_queries(w, block, count, arriving);
-    if (block == 0) stage_new(w, count, arriving);
+    stage_queries(w, block, count, args.arriving);
+    if (block == 0) stage_new(w, count, args.arriving);
     context.inputs_found();
     team.sync();
     Partial partial;
     if (in_ring)
       attend_ring(w, block, tile, partial);
     else
-      attend(w, block, at_hand, tile, partial);
+      attend(w, block, tile, partial);
     team.sync();
     partial.add_up();
 #pragma unroll
