@@ -27,6 +27,7 @@ DISTMK_FN void give_back(const RingPlace<NUM_STAGES>& stage, uint32_t block_k) {
   warp_arrive(&shared().ring.empty[stage.slot], last ? STAGE_TILES - tile_in_stage() : 1);
 }
 
+// By conditions, not by zeros: half as many instructions.
 template <uint32_t TILES>
 DISTMK_FN void add_tile(const float (&tile)[TILES][4], uint32_t group, typename Round<TILES>::Sums& sums) {
 #pragma unroll
@@ -34,7 +35,8 @@ DISTMK_FN void add_tile(const float (&tile)[TILES][4], uint32_t group, typename 
 #pragma unroll
     for (uint32_t t = 0; t < TILES; ++t)
 #pragma unroll
-      for (uint32_t i = 0; i < 4; ++i) sums[g][t][i] += g == group ? tile[t][i] : 0.0f;
+      for (uint32_t i = 0; i < 4; ++i)
+        if (g == group) sums[g][t][i] += tile[t][i];
 }
 
 static_assert(BLOCK_K / STAGE_K <= RingPlace<NUM_STAGES>::MOST_STEPS, "stages of a group");

@@ -108,7 +108,7 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
   const AttentionSplit split =
       at_hand(round) ? shared().attention_share.split : split_of(context, args, instance_of(context, round));
   const Work w{split, context, args};
-  const bool in_ring = at_hand(own_round()) == IN_RING;
+  const bool in_ring = at_hand(opaque(round)) == IN_RING;  // looked up anew, or it would lie on the stack
   const Team& team = context.team;
   const uint32_t num_queries = w.num_queries(), warp = threadIdx.x / 32;
   const bool has_chunk = w.chunk_turn() < w.num_chunks();
