@@ -111,7 +111,7 @@ class ShareKeeper {
                              args.page_table == page_table_ && word(args) == word_);
   }
 
-  // A share that warps would take in several trips to memory.
+  // A share of which each warp has a chunk, and most have several: those would be trips to memory one after another.
   DISTMK_FN bool comes_through_ring(const AttentionArgs& args) {
     context_.team.sync();
     const AttentionShare& share = shared().attention_share;
