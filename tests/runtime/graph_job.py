@@ -6,23 +6,18 @@ import dataclasses
 import json
 import os
 import sys
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import decode_scenarios
 import numpy as np
-from tiny_config import tiny_config
+from job import Job
 
 import distmk
-from distmk.abi import EVENT_STRIDE_BYTES, LaunchKind, Space
+from distmk.abi import LaunchKind, Space
 from distmk.backend import LaunchSpec
 from distmk.errors import DistmkError
-from distmk.heap import fill_weights
-from distmk.lower import DecodeOptions, lower
-from distmk.model import build_model
-from distmk.place import Placed
 from distmk.tasks import Affine, Put, Sum
-from distmk.weights.dummy import DummyCheckpoint
 
 COLS = 24
 AHEAD, SINGLE, MASSIVE, SPREAD = LaunchKind.AHEAD, LaunchKind.SINGLE, LaunchKind.MASSIVE, LaunchKind.SPREAD
@@ -36,47 +31,6 @@ class ManySum(Sum):
 
     def max_instances(self) -> int:
         return self.instances
-
-
-class Job:
-    """One scenario on one rank."""
-
-    def __init__(self, options: dict[str, Any], bootstrap: Any) -> None:
-        self.options, self.bootstrap = options, bootstrap
-        self.rank, self.num_ranks = bootstrap.rank, bootstrap.world_size
-        self.workers, self.iterations = options.get("workers", 1), options.get("iterations", 50)
-        self.total = 0
-
-    def graph(self) -> distmk.Graph:
-        num_ranks = self.options.get("graph_ranks", self.num_ranks)
-        return distmk.Graph(num_ranks, self.workers, self.options.get("schedulers"))
-
-    def session(self, graph: distmk.Graph) -> distmk.Session:
-        threads = self.options.get("threads", False)
-        return distmk.Session(graph, self.bootstrap, deadline_s=15, scheduler_threads=threads)
-
-    def run(self, session: distmk.Session, iterations: int | None = None) -> None:
-        n = self.iterations if iterations is None else iterations
-        assert session.run(n) == n
-        self.bootstrap.barrier()
-        self.check_events(session, n)
-        self.total += n
-
-    def check_events(self, session: distmk.Session, iterations: int) -> None:
-        """Every event of this rank counted what its triggers of all ranks add up to, no more and no less."""
-        want: dict[int, int] = defaultdict(int)
-        for part in session.program.ranks:
-            for desc in part.tasks:
-                times = desc.max_instances * part.header.num_schedulers if desc.launch == MASSIVE else 1
-                for trigger in part.triggers[desc.trigger_begin : desc.trigger_begin + desc.num_triggers]:
-                    if trigger.rank == self.rank:
-                        want[trigger.event] += trigger.amount * times * iterations
-        header = session.rank_program.header
-        if not header.num_events:
-            return
-        events = Placed("events", Space.HEAP, -1, header.events_heap_offset, header.num_events, EVENT_STRIDE_BYTES)
-        got = session.backend.view(events, np.uint64)[:, 0]
-        assert got.tolist() == [want[event] for event in range(header.num_events)]
 
 
 def same(got: Any, want: Any) -> None:
@@ -216,70 +170,6 @@ def traced(job: Job) -> None:
         assert len(cut.rows) == 0 and cut.num_dropped == len(trace.rows) // kept * job.iterations
 
 
-Decoded = tuple[list[tuple[int, int, int]], dict[str, Any]]
-SPEC = LaunchSpec(tuple((i, 3 * i) * (2 * i + 1) for i in range(7)), (5, 9, 2, 30, 8, 1, 12), ignore_eos=True)
-
-
-def decode(job: Job, attention_launch: str, launch_iterations: int = 0) -> Decoded:
-    """Tokens and every buffer after a launch of a small model, which is cut after every so many iterations."""
-    os.environ["DISTMK_LAUNCH_ITERATIONS"] = str(launch_iterations)
-    options = DecodeOptions(
-        job.num_ranks,
-        job.workers,
-        job.options.get("schedulers"),
-        max_seqs=4,
-        max_model_len=64,
-        page_size=4,
-        min_split=4,
-        attention_launch=attention_launch,  # type: ignore[arg-type]
-    )
-    with job.session(lower(build_model(tiny_config()), options)) as session:
-        fill_weights(session.program, session.backend, job.rank, DummyCheckpoint(tiny_config(), None, 5))
-        running = session.launch(SPEC)
-        tokens = [(t.request, t.token, t.iteration) for batch in running for t in batch]
-        assert running.iterations > 10
-        params = running._launch._params  # type: ignore[attr-defined]
-        assert params.scheduler_threads == job.options.get("threads", False)
-        assert params.first_iteration == (
-            running.iterations // launch_iterations * launch_iterations if launch_iterations else 0
-        )
-        job.bootstrap.barrier()
-        return tokens, {b.name: session.view(b).copy() for b in session.program.placement.buffers}
-
-
-def assert_same_decode(job: Job, one: Decoded, other: Decoded) -> None:
-    (tokens, memory), (again, others) = one, other
-    assert tokens == again and len(tokens) == (sum(SPEC.max_new) if job.rank == 0 else 0), (tokens, again)
-    for name, content in memory.items():
-        differ = np.argwhere(content.view(np.uint8) != others[name].view(np.uint8))
-        assert not len(differ), f"{name} on rank {job.rank}: {len(differ)} bytes differ, first at {differ[0].tolist()}"
-
-
-def attention_launches(job: Job) -> None:
-    """However attention comes to the workers, a model's tokens are the same, and every buffer holds the same bits; but for
-    partial results, which are left zero where they may be taken as they arrive."""
-    massive, spread = decode(job, "massive"), decode(job, "spread")
-    assert massive[1].pop("attention_parts").any()
-    # So small a model's matrices are one worker's: others know too little to take anything as it arrives.
-    assert spread[1].pop("attention_parts").any() == (job.workers > 1)
-    assert_same_decode(job, massive, spread)
-
-
-def cut_launches(job: Job) -> None:
-    """However many iterations a launch runs before another goes on, the same."""
-    for attention_launch in ("massive", "spread"):
-        whole = decode(job, attention_launch)
-        for launch_iterations in (1, 3, 1000):
-            assert_same_decode(job, whole, decode(job, attention_launch, launch_iterations))
-
-
-def own_schedulers(job: Job) -> None:
-    """Schedulers in threads of their own, and the same."""
-    apart = decode(job, "massive")
-    job.options |= {"threads": False, "schedulers": None}
-    assert_same_decode(job, apart, decode(job, "massive"))
-
-
 def wrong_ranks(job: Job) -> None:
     graph = job.graph()
     graph.add(Affine(0, "x", src=graph.buffer("a", 1).at(0), dst=graph.buffer("b", 1).at(0)))
@@ -317,7 +207,7 @@ def main() -> int:
     rank = os.environ.get("DISTMK_RANK", "0")
     try:
         with distmk.connect(options["ranks"], follower_argv=[sys.executable, *sys.argv]) as bootstrap:
-            globals()[scenario](Job(options, bootstrap))
+            {**globals(), **vars(decode_scenarios)}[scenario](Job(options, bootstrap))
     except DistmkError as error:
         (out / rank).write_text(f"{type(error).__name__}: {error}")
         return error.exit_code

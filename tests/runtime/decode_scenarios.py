@@ -1,0 +1,79 @@
+"""A small model decodes on several ranks: however it is launched, tokens and memory are the same."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from job import Job
+from tiny_config import tiny_config
+
+from distmk.backend import LaunchSpec
+from distmk.heap import fill_weights
+from distmk.lower import DecodeOptions, lower
+from distmk.model import build_model
+from distmk.weights.dummy import DummyCheckpoint
+
+Decoded = tuple[list[tuple[int, int, int]], dict[str, Any]]
+SPEC = LaunchSpec(tuple((i, 3 * i) * (2 * i + 1) for i in range(7)), (5, 9, 2, 30, 8, 1, 12), ignore_eos=True)
+
+
+def decode(job: Job, attention_launch: str, launch_iterations: int = 0) -> Decoded:
+    """Tokens and every buffer after a launch of a small model, which is cut after every so many iterations."""
+    os.environ["DISTMK_LAUNCH_ITERATIONS"] = str(launch_iterations)
+    options = DecodeOptions(
+        job.num_ranks,
+        job.workers,
+        job.options.get("schedulers"),
+        max_seqs=4,
+        max_model_len=64,
+        page_size=4,
+        min_split=4,
+        attention_launch=attention_launch,  # type: ignore[arg-type]
+    )
+    with job.session(lower(build_model(tiny_config()), options)) as session:
+        fill_weights(session.program, session.backend, job.rank, DummyCheckpoint(tiny_config(), None, 5))
+        running = session.launch(SPEC)
+        tokens = [(t.request, t.token, t.iteration) for batch in running for t in batch]
+        assert running.iterations > 10
+        params = running._launch._params  # type: ignore[attr-defined]
+        assert params.scheduler_threads == job.options.get("threads", False)
+        assert params.first_iteration == (
+            running.iterations // launch_iterations * launch_iterations if launch_iterations else 0
+        )
+        job.bootstrap.barrier()
+        return tokens, {b.name: session.view(b).copy() for b in session.program.placement.buffers}
+
+
+def assert_same_decode(job: Job, one: Decoded, other: Decoded) -> None:
+    (tokens, memory), (again, others) = one, other
+    assert tokens == again and len(tokens) == (sum(SPEC.max_new) if job.rank == 0 else 0), (tokens, again)
+    for name, content in memory.items():
+        differ = np.argwhere(content.view(np.uint8) != others[name].view(np.uint8))
+        assert not len(differ), f"{name} on rank {job.rank}: {len(differ)} bytes differ, first at {differ[0].tolist()}"
+
+
+def attention_launches(job: Job) -> None:
+    """However attention comes to the workers, a model's tokens are the same, and every buffer holds the same bits; but for
+    partial results, which are left zero where they may be taken as they arrive."""
+    massive, spread = decode(job, "massive"), decode(job, "spread")
+    assert massive[1].pop("attention_parts").any()
+    # So small a model's matrices are one worker's: others know too little to take anything as it arrives.
+    assert spread[1].pop("attention_parts").any() == (job.workers > 1)
+    assert_same_decode(job, massive, spread)
+
+
+def cut_launches(job: Job) -> None:
+    """However many iterations a launch runs before another goes on, the same."""
+    for attention_launch in ("massive", "spread"):
+        whole = decode(job, attention_launch)
+        for launch_iterations in (1, 3, 1000):
+            assert_same_decode(job, whole, decode(job, attention_launch, launch_iterations))
+
+
+def own_schedulers(job: Job) -> None:
+    """Schedulers in threads of their own, and the same."""
+    apart = decode(job, "massive")
+    job.options |= {"threads": False, "schedulers": None}
+    assert_same_decode(job, apart, decode(job, "massive"))
