@@ -7,6 +7,7 @@ import gzip
 import itertools
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +186,7 @@ with LLM({str(tiny_model)!r}, tensor_parallel_size=2, num_workers=1, trace_itera
     llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4))
     print(sorted(set(llm.trace.on_workers()["iteration"].tolist())))
 """
-    finished = runner.run(["python", "-c", script])
+    finished = runner.run([sys.executable, "-c", script])
     assert (finished.status, finished.stdout) == (0, "[2, 3]\n"), finished.stderr
 
 
