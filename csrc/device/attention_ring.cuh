@@ -34,18 +34,14 @@ struct ChunkStages {
 };
 
 // The chunk into registers.
-DISTMK_FN void take(const Work& w, const ChunkStages& ring, Tile& tile) {
-  const NearLines lines = ring.await(w);
-  load_keys(w, lines, tile);
-  load_values(w, lines, tile.v);
-}
+DISTMK_FN void take(const Work& w, const ChunkStages& ring, Tile& tile) { load_chunk(w, ring.await(w), tile); }
 DISTMK_FN void take_first(const Work& w, Tile& tile) { take(w, ChunkStages(w), tile); }
 
 // Scores over the chunk in registers and, beside it, over `near`.
 DISTMK_FN void multiply_two(const Work& w, const Tile& tile, const NearLines& near, float (&scores)[4][4]) {
   const __nv_bfloat16* lines[2] = {near.key(key_place(0)), near.key(key_place(1))};
   const uint32_t exchanged = keys_exchanged(w);
-  multiply_keys<4>(
+  multiply_keys(
       w,
       [&](uint32_t i, uint32_t j) {
         return i < 2 ? tile.k[i][j] : near.load(lines[i % 2] + place_in_line(w, key_element(j), exchanged));
@@ -82,10 +78,10 @@ DISTMK_FN void attend_ring(const Work& w, uint32_t first_query, Tile& tile, Part
     uint32_t weights[2][2][2];
     partial.weigh(chunk, w.begin, min(w.end, last + 1), two, scores, weights);
     if (!whole) patch_values(w, chunk, tile);
-    partial.add_values(tile.v, w.args.head_dim, weights[0]);
+    partial.add_values(tile, w.args.head_dim, weights[0]);
     if (two) {
-      load_values(w, near, tile.v);
-      partial.add_values(tile.v, w.args.head_dim, weights[1]);
+      load_values(w, near, tile);
+      partial.add_values(tile, w.args.head_dim, weights[1]);
       ring.give_back(w);
     }
     if (!ring.has_next(w)) break;

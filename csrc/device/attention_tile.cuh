@@ -83,7 +83,7 @@ DISTMK_FN void load_keys(const Work& w, const Lines& lines, Tile& tile) {
 }
 
 template <class Lines>
-DISTMK_FN void load_values(const Work& w, const Lines& lines, uint4 (&values)[4][MAX_HEAD_DIM / 64]) {
+DISTMK_FN void load_values(const Work& w, const Lines& lines, Tile& tile) {
   const uint32_t first = w.exchanged(value_place(0));
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i) {
@@ -91,8 +91,14 @@ DISTMK_FN void load_values(const Work& w, const Lines& lines, uint4 (&values)[4]
     const uint32_t exchanged = value_exchanged(w, i, first);
 #pragma unroll
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j)
-      values[i][j] = lines.load(line + place_in_line(w, value_element(j), exchanged));
+      tile.v[i][j] = lines.load(line + place_in_line(w, value_element(j), exchanged));
   }
+}
+
+template <class Lines>
+DISTMK_FN void load_chunk(const Work& w, const Lines& lines, Tile& tile) {
+  load_keys(w, lines, tile);
+  load_values(w, lines, tile);
 }
 
 // Whether all positions of a chunk come from the cache.
@@ -134,7 +140,7 @@ DISTMK_FN void patch_values(const Work& w, uint32_t chunk, Tile& tile) {
 // Scores of the block's queries, over columns of positions of which the caller has the keys. Which element
 // is which column of the product is free, as long as queries and keys agree: so a lane takes 16 bytes of a key at once.
 template <uint32_t COLUMNS, class Keys>
-DISTMK_FN void multiply_keys(const Work& w, const Keys& key, float (*scores)[4]) {
+DISTMK_FN void multiply_keys(const Work& w, const Keys& key, float (&scores)[COLUMNS][4]) {
   const uint32_t* query = w.query(group_of_lane());
 #pragma unroll
   for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j) {
@@ -193,7 +199,8 @@ struct Partial {
   }
 
   // Values are the rows here. A lane's 16 bytes are eight of them, two a product.
-  DISTMK_FN void add_values(const uint4 (&v)[4][MAX_HEAD_DIM / 64], uint32_t dim, const uint32_t (&weights)[2][2]) {
+  DISTMK_FN void add_values(const Tile& tile, uint32_t dim, const uint32_t (&weights)[2][2]) {
+    const auto& v = tile.v;
 #pragma unroll
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j) {
       if (64 * j >= dim) break;

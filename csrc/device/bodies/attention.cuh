@@ -23,13 +23,13 @@ DISTMK_FN void attend(const Work& w, uint32_t first_query, Tile& tile, Partial& 
     next_lines = look_up(w, turn + 2 * NUM_WARPS);
     if (!whole) patch_keys(w, chunk, tile);
     float scores[2][4] = {};
-    multiply_keys<2>(w, [&](uint32_t i, uint32_t j) { return tile.k[i][j]; }, scores);
+    multiply_keys(w, [&](uint32_t i, uint32_t j) { return tile.k[i][j]; }, scores);
     if (more) load_keys(w, lines, tile);
     uint32_t weights[1][2][2];
     partial.weigh(chunk, w.begin, min(w.end, last + 1), false, scores, weights);
     if (!whole) patch_values(w, chunk, tile);
-    partial.add_values(tile.v, w.args.head_dim, weights[0]);
-    if (more) load_values(w, lines, tile.v);
+    partial.add_values(tile, w.args.head_dim, weights[0]);
+    if (more) load_values(w, lines, tile);
   }
 }
 
@@ -108,7 +108,8 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
   const AttentionSplit split =
       at_hand(round) ? shared().attention_share.split : split_of(context, args, instance_of(context, round));
   const Work w{split, context, args};
-  const bool in_ring = at_hand(opaque(round)) == IN_RING;  // looked up anew, or it would lie on the stack
+  // Looked up anew, here and below, or it would lie on the stack.
+  const bool in_ring = at_hand(opaque(round)) == IN_RING;
   const Team& team = context.team;
   const uint32_t num_queries = w.num_queries(), warp = threadIdx.x / 32;
   const bool has_chunk = w.chunk_turn() < w.num_chunks();
@@ -120,8 +121,7 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
       take_first(w, tile);
     } else if (has_chunk) {
       const CachedLines lines{w, at_hand(own_round()) ? lines_at_hand(w.chunk_turn()) : look_up(w, w.chunk_turn())};
-      load_keys(w, lines, tile);
-      load_values(w, lines, tile.v);
+      load_chunk(w, lines, tile);
     } else {
       tile.clear();  // or the compiler would keep its registers for whatever they hold, in all other tasks too
     }
