@@ -145,10 +145,12 @@ def inject_dropped_signal(fault: abi.Fault, rank: int) -> None:
         _, fault.drop_rank, fault.drop_event, fault.drop_nth = dropped
 
 
-def refuse_delayed_puts() -> None:
-    """UsageError where a fault is asked for that only the host twin has."""
-    if env.delay_puts():
+def refuse_what_others_have(backend: str) -> None:
+    """UsageError where virtual nodes are asked for in the way of another backend."""
+    if backend != "host" and env.delay_puts():
         raise UsageError("DISTMK_FAULT_DELAY_PUTS is for the host backend; unset it, or use --backend host")
+    if backend == "host" and env.virtual_node_size():
+        raise UsageError("DISTMK_VIRTUAL_NODE_SIZE is for GPUs and --backend emulated; unset it, or use one of them")
 
 
 class Launch(Protocol):

@@ -73,9 +73,9 @@ def choose_workers(wanted: int | None, backend: str, bootstrap: Bootstrap, sched
     `schedulers_apart`: on a GPU one SM is theirs.
     """
     if backend == "cuda":
-        from distmk.cuda.backend import num_workers_of  # needs packages that only GPU machines have
+        from distmk.cuda.gpus import num_sms_of  # needs packages that only GPU machines have
 
-        return wanted or num_workers_of(bootstrap.local_rank) - int(schedulers_apart)
+        return wanted or num_sms_of(bootstrap.local_rank) - int(schedulers_apart)
     if backend == "emulated":
         return wanted or EMULATED_WORKERS
     cores = usable_cores()

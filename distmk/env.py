@@ -21,6 +21,13 @@ def _number(name: str, default: float) -> float:
     return value
 
 
+def _count(name: str, default: int) -> int:
+    text = os.environ.get(name) or str(default)
+    if not (text.isascii() and text.isdigit()) or int(text) < min(default, 1):
+        raise UsageError(f"{name}={text!r} is no number of ranks; unset it or give 1 or more")
+    return int(text)
+
+
 def cache_dir() -> Path:
     """DISTMK_CACHE: where compiled runtimes and programs are kept."""
     given = os.environ.get("DISTMK_CACHE")
@@ -57,6 +64,16 @@ def nvshmem_home() -> Path | None:
 def deadline_s() -> float:
     """DISTMK_DEADLINE_S: how long a wait inside a launch may make no progress."""
     return _number("DISTMK_DEADLINE_S", 30.0)
+
+
+def ranks_per_gpu() -> int:
+    """DISTMK_RANKS_PER_GPU: how many ranks may share a GPU (1: each has its own)."""
+    return _count("DISTMK_RANKS_PER_GPU", default=1)
+
+
+def virtual_node_size() -> int | None:
+    """DISTMK_VIRTUAL_NODE_SIZE: so many ranks reach one another by pointers, others as if on another host (None: as it is)."""
+    return _count("DISTMK_VIRTUAL_NODE_SIZE", default=0) or None
 
 
 def launch_iterations() -> int:

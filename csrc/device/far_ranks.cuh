@@ -26,6 +26,9 @@ static __device__ __noinline__ void signal_by_nvshmem(uint64_t* event, uint64_t 
   nvshmem_fence();  // signals to a rank come after what was put to it
   nvshmemx_signal_op(event, amount, NVSHMEM_SIGNAL_ADD, rank);
 }
+static __device__ __noinline__ void set_by_nvshmem(uint64_t* word, uint64_t value, int rank) {
+  nvshmemx_signal_op(word, value, NVSHMEM_SIGNAL_SET, rank);
+}
 static __device__ __noinline__ void wait_for_nvshmem() { nvshmem_quiet(); }
 
 // Symmetric addresses: this rank's own, which NVSHMEM translates.
@@ -41,5 +44,8 @@ DISTMK_FN void far_signal(FarRanks& far, uint32_t rank, uint32_t event, uint64_t
 DISTMK_FN void far_send(FarRanks&, uint32_t) {}
 DISTMK_FN void far_send_all(FarRanks&) {}
 DISTMK_FN void far_quiet(FarRanks&) { wait_for_nvshmem(); }
+DISTMK_FN void far_abort(FarRanks& far, uint32_t rank, uint64_t reason) {
+  set_by_nvshmem(far.state.abort_flag(far.state.program->rank), reason, static_cast<int>(rank));
+}
 
 }  // namespace distmk

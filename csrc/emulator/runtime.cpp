@@ -20,6 +20,11 @@ class EmulatedLaunch : public Launch {
     params->faults_seen = reinterpret_cast<uint64_t>(&faults_seen_);
     block_takers_.resize(program_.num_workers + (params->scheduler_threads ? 1 : 0));
     params->block_takers = reinterpret_cast<uint64_t>(block_takers_.data());
+    if (!params->fault.node_size) return;
+    network_ = std::make_unique<emulator::Network>(reinterpret_cast<const uint64_t*>(params->heap_bases), program_.rank,
+                                                   program_.num_ranks, params->fault.node_size);
+    params->heap_bases = reinterpret_cast<uint64_t>(network_->near_bases());
+    params->num_far = network_->num_far();
   }
 
   void start() override {
@@ -28,6 +33,7 @@ class EmulatedLaunch : public Launch {
       const auto num_blocks = static_cast<uint32_t>(block_takers_.size());
       // Each piece of a launch has a timing of its own.
       const uint64_t seed = params_->fault.seed + params_->first_iteration;
+      emulator::network = network_.get();
       emulator::run_grid(num_blocks, NUM_THREADS, sizeof(Shared), seed, [this] { distmk_megakernel(params_); });
     });
   }
@@ -35,6 +41,7 @@ class EmulatedLaunch : public Launch {
  private:
   uint64_t faults_seen_ = 0;
   std::vector<uint64_t> block_takers_;
+  std::unique_ptr<emulator::Network> network_;  // where ranks are to be out of reach of pointers
 };
 
 }  // namespace

@@ -89,5 +89,6 @@ void far_signal(FarRanks& far, uint32_t rank, uint32_t event, uint64_t amount) {
 void far_send(FarRanks& far, uint32_t rank) { far.send(rank); }
 void far_send_all(FarRanks& far) { far.send_all(); }
 void far_quiet(FarRanks& far) { far.quiet(); }
+void far_abort(FarRanks& far, uint32_t rank, uint64_t reason) { far.abort(rank, reason); }
 
 }  // namespace distmk

@@ -19,6 +19,7 @@ DISTMK_BODY void far_signal(FarRanks& far, uint32_t rank, uint32_t event, uint64
 DISTMK_BODY void far_send(FarRanks& far, uint32_t rank);
 DISTMK_BODY void far_send_all(FarRanks& far);
 DISTMK_BODY void far_quiet(FarRanks& far);
+DISTMK_BODY void far_abort(FarRanks& far, uint32_t rank, uint64_t reason);  // sets its abort flag, some time
 
 DISTMK_FN Scope scope_of(bool system) { return system ? Scope::SYSTEM : Scope::DEVICE; }
 

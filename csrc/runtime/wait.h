@@ -53,6 +53,10 @@ DISTMK_FN Gate gate_state(const RankState& state, uint64_t iteration, const Team
 
 DISTMK_FN void raise_abort(const RankState& state, Abort reason) {
   for (uint32_t rank = 0; rank < state.program->num_ranks; ++rank) {
+    if (state.far && is_far(*state.far, rank)) {
+      far_abort(*state.far, rank, static_cast<uint64_t>(reason));
+      continue;
+    }
     uint64_t* flag = state.abort_flag(rank);
     if (!load_relaxed(flag)) store_release(flag, static_cast<uint64_t>(reason), Scope::SYSTEM);
   }

@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from distmk import env
 from distmk.abi import Abort, Space
-from distmk.backend import LaunchBlock, LaunchSpec, refuse_delayed_puts
+from distmk.backend import LaunchBlock, LaunchSpec, refuse_what_others_have
 from distmk.bootstrap import Bootstrap, agree
 from distmk.cuda.build import architecture_of, build_cubin
+from distmk.cuda.gpus import gpu_of, num_sharing, num_sms_of
 from distmk.cuda.launch import CudaLaunch
 from distmk.cuda.nvshmem import SPARE_BYTES, SymmetricHeap, require
 from distmk.errors import DistmkError, UsageError
@@ -22,23 +23,6 @@ from distmk.program import RankProgram
 
 KERNEL = b"distmk_megakernel"
 OTHER_BYTES = 1 << 30  # of a GPU's memory: contexts, the program, tokens
-
-
-def require_gpu(local_rank: int) -> None:
-    """UsageError unless this rank has a GPU of its own."""
-    import torch
-
-    count = torch.cuda.device_count()
-    if local_rank >= count:
-        raise UsageError(f"local rank {local_rank} has no GPU: {count} are visible here; start one rank a GPU")
-
-
-def num_workers_of(local_rank: int) -> int:
-    """SMs of this rank's GPU: a worker each. UsageError where it has none."""
-    import torch
-
-    require_gpu(local_rank)
-    return int(torch.cuda.get_device_properties(local_rank).multi_processor_count)
 
 
 class CudaBackend:
@@ -65,11 +49,10 @@ class CudaBackend:
         import torch
         from cuda.core import Device
 
-        local_rank = self._bootstrap.local_rank
-        require_gpu(local_rank)
-        refuse_delayed_puts()
-        torch.cuda.set_device(local_rank)
-        device = Device(local_rank)
+        gpu = gpu_of(self._bootstrap.local_rank)
+        refuse_what_others_have(self.name)
+        torch.cuda.set_device(gpu)
+        device = Device(gpu)
         device.set_current()
         self._check_room()
         return device
@@ -79,6 +62,7 @@ class CudaBackend:
 
         header = self.program.header
         needed, (free, _) = header.local_bytes + header.heap_bytes + SPARE_BYTES, torch.cuda.mem_get_info()
+        free //= num_sharing(self._bootstrap.local_size)
         if needed + OTHER_BYTES > free:
             raise UsageError(
                 f"weights, KV cache and heap need {needed / 1e9:.1f} GB, the GPU has {free / 1e9:.1f} GB free; "
@@ -131,11 +115,11 @@ class CudaBackend:
         header = self.program.header
         self.launch_iterations = env.launch_iterations() or int(not properties.cooperative_launch)  # 0: all
         wanted = header.num_workers + int(self.scheduler_threads)
-        room = min(blocks, 1) * properties.multiprocessor_count
+        room = min(blocks, 1) * num_sms_of(self._bootstrap.local_rank)
         if wanted > room:
             raise UsageError(
                 f"the kernel needs {wanted} blocks of {threads} threads, {num_registers} registers and "
-                f"{shared_bytes} bytes of shared memory at once; this GPU has room for {room}; use fewer workers"
+                f"{shared_bytes} bytes of shared memory at once; this rank's GPU has room for {room}; use fewer workers"
             )
         self.grid, self.threads, self.shared_bytes = wanted, threads, shared_bytes
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from distmk import env
 from distmk.bootstrap import Bootstrap, agree
 from distmk.errors import UsageError
 
@@ -38,6 +39,8 @@ class SymmetricHeap:
 
         # NVLink multicast is never needed, and can put a host's GPUs out of service for its other users.
         os.environ["NVSHMEM_DISABLE_NVLS"] = "1"
+        # Ranks that share a GPU under MPS hold fewer SMs by having fewer workers, not by a limit that MPS knows.
+        os.environ["NVSHMEM_IGNORE_CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = "1"
         os.environ["NVSHMEM_SYMMETRIC_SIZE"] = str(num_bytes + SPARE_BYTES)
         self._nvshmem, self._module = nvshmem, None
         uid = nvshmem.get_unique_id(empty=bootstrap.rank != 0)
@@ -61,6 +64,8 @@ class SymmetricHeap:
     def _base(self, rank: int, own: int) -> int:
         if rank == own:
             return int(self.tensor.data_ptr())
+        if (size := env.virtual_node_size()) and rank // size != own // size:
+            return 0
         try:
             return int(self._nvshmem.interop.torch.get_peer_tensor(self.tensor, rank).data_ptr())
         except Exception:  # nvshmem4py has no type of its own for "not reachable by load and store"

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from distmk import env
 from distmk.choices import why_no_cuda
 from distmk.cuda.build import architecture_of
+from distmk.cuda.gpus import runs_mps
 from distmk.doctor.finding import Finding
 from distmk.errors import UsageError
 
@@ -107,7 +109,15 @@ def check_gpus(gpus: Sequence[Gpu], why_none: str = "") -> Finding:
     if without := [gpu.index for gpu in gpus if not gpu.cooperative]:
         text = f"GPU {without[0]} has no cooperative launch: every iteration is a launch of its own, which is slower"
         return Finding("gpus", "warn", f"{text}; choose others by CUDA_VISIBLE_DEVICES", "cuda", tuple(lines))
-    return Finding("gpus", "ok", f"{len(gpus)}, a rank each", details=tuple(lines))
+    most = env.ranks_per_gpu()
+    each = "a rank each" if most == 1 else f"up to {most} ranks each, {_how_shared(gpus)}"
+    return Finding("gpus", "ok", f"{len(gpus)}, {each}", details=tuple(lines))
+
+
+def _how_shared(gpus: Sequence[Gpu]) -> str:
+    if all(runs_mps(gpu.index) for gpu in gpus):
+        return "side by side by MPS"
+    return "in turns of milliseconds; side by side once `nvidia-cuda-mps-control -d` has started MPS"
 
 
 def check_driver(gpus: Sequence[Gpu]) -> Finding:

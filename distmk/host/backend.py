@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from distmk import env
 from distmk.abi import Abort, Fault, LaunchParams, Space
-from distmk.backend import Kept, LaunchBlock, LaunchSpec, inject_dropped_signal, refuse_delayed_puts
+from distmk.backend import Kept, LaunchBlock, LaunchSpec, inject_dropped_signal, refuse_what_others_have
 from distmk.bootstrap import Bootstrap, agree
 from distmk.errors import UsageError
 from distmk.host.build import load_emulator, load_runtime
@@ -43,6 +43,7 @@ class HostBackend:
     load_library: Callable[[], ctypes.CDLL] = staticmethod(load_runtime)
 
     def __init__(self, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool = False) -> None:
+        agree(bootstrap, lambda: refuse_what_others_have(self.name))
         self.program = program
         self._launch_iterations = agree(bootstrap, env.launch_iterations)
         self._library = agree(bootstrap, self.load_library)
@@ -114,12 +115,12 @@ class EmulatedBackend(HostBackend):
     load_library = staticmethod(load_emulator)
 
     def __init__(self, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool = False) -> None:
-        agree(bootstrap, refuse_delayed_puts)
         self._seed = agree(bootstrap, env.emulator_seed)
         super().__init__(program, bootstrap, scheduler_threads)
 
     def _make_late(self, fault: Fault) -> None:
         fault.seed = secrets.randbits(32) if self._seed is None else self._seed
+        fault.node_size = env.virtual_node_size() or 0
 
 
 class HostLaunch:

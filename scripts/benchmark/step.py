@@ -170,12 +170,12 @@ class Comparison:
 
 def _bandwidth(bootstrap: Bootstrap) -> dict[str, float]:
     """Bytes a second, of the slowest rank, by how many copies were in flight."""
-    from distmk.cuda.backend import require_gpu
+    from distmk.cuda.gpus import gpu_of
     from distmk.cuda.probe import read_bandwidth
 
     def probe() -> dict[str, float]:
-        require_gpu(bootstrap.local_rank)
-        return {name: read_bandwidth(bootstrap.local_rank, max_in_flight=most) for name, most in COPIES.items()}
+        gpu = gpu_of(bootstrap.local_rank)
+        return {name: read_bandwidth(gpu, max_in_flight=most) for name, most in COPIES.items()}
 
     mine = agree(bootstrap, probe)
     import torch

@@ -14,9 +14,14 @@ import pytest
 from helpers import ROOT, Finished, Runner, alone, under_mpirun, under_torchrun
 
 from distmk.choices import why_no_cuda
+from distmk.env import ranks_per_gpu
 
 HERE = Path(__file__).resolve().parent
 LAUNCHERS = {"mpirun": under_mpirun, "torchrun": under_torchrun}
+
+
+FAR = {"DISTMK_VIRTUAL_NODE_SIZE": "1"}  # no pointer reaches another rank
+SHARING = ("DISTMK_RANKS_PER_GPU", "DISTMK_VIRTUAL_NODE_SIZE")  # hold in jobs, too
 
 
 @functools.cache
@@ -28,12 +33,17 @@ def num_gpus() -> int:
     return int(torch.cuda.device_count())
 
 
+def num_places() -> int:
+    """Ranks that GPUs take: one each, or what DISTMK_RANKS_PER_GPU says."""
+    return num_gpus() * ranks_per_gpu()
+
+
 def require(backend: str, num_ranks: int = 1) -> None:
     """Skip the test, with the reason, where `num_ranks` ranks of `backend` cannot run."""
     if backend == "emulated" and platform.machine() != "x86_64":
         pytest.skip("the emulator's fibers are written for x86-64")
-    if backend == "cuda" and num_gpus() < num_ranks:
-        pytest.skip(f"needs {num_ranks} GPUs, has {num_gpus()}" + (f": {why}" if (why := why_no_cuda()) else ""))
+    if backend == "cuda" and num_places() < num_ranks:
+        pytest.skip(f"needs {num_ranks} GPUs, has {num_places()}" + (f": {why}" if (why := why_no_cuda()) else ""))
 
 
 def on(backend: str, *values: Any, num_ranks: int = 1) -> Any:
@@ -44,9 +54,14 @@ def on(backend: str, *values: Any, num_ranks: int = 1) -> Any:
 
 def environment(**more: str) -> dict[str, str]:
     """What the machine's administrator set for MPI and Python holds in jobs too, and tests find their helpers."""
-    env = {name: value for name, value in os.environ.items() if name.startswith("OMPI_MCA_")}
+    env = {name: value for name, value in os.environ.items() if name.startswith("OMPI_MCA_") or name in SHARING}
     paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]
     return env | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | more
+
+
+def sharing(num_ranks: int, **more: str) -> dict[str, str]:
+    """Of a job all of whose ranks are on one GPU."""
+    return environment(CUDA_VISIBLE_DEVICES="0", DISTMK_RANKS_PER_GPU=str(num_ranks), **more)
 
 
 def command(script: str, *arguments: str, num_ranks: int = 1, launcher: str = "mpirun") -> list[str]:

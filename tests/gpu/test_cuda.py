@@ -1,6 +1,11 @@
 """The megakernel against the host twin: the same program must pick the same tokens, at any number of GPUs.
 
-python -m pytest -q -rs tests/gpu/test_cuda.py                   # as many GPUs as there are, half a minute each
+    python -m pytest -q -rs tests/gpu/test_cuda.py                   # as many GPUs as there are, half a minute each
+
+Ranks that share a GPU take turns, or run side by side where MPS is running; so all of this folder's tests run on one GPU:
+
+    nvidia-cuda-mps-control -d
+    DISTMK_RANKS_PER_GPU=4 python -m pytest -q -rs tests/gpu -m multigpu
 """
 
 from __future__ import annotations
@@ -9,17 +14,19 @@ from pathlib import Path
 
 import pytest
 from helpers import Runner, alone, under_mpirun
-from machine import environment, on, require
+from machine import FAR, environment, on, require, sharing
 
 MODEL = ("--model", "smollm2-135m", "--load-format", "dummy")
 # Few tokens: after a while random weights repeat themselves with so little margin that rounding decides.
 PROMPTS = ("--prompt-ids", "1,2,3,4", ",".join(map(str, range(5, 23))), "--max-new-tokens", "8", "--ignore-eos")
 
 
-def tokens(runner: Runner, backend: str, num_ranks: int = 1, *more: str) -> list[list[int]]:
+def tokens(
+    runner: Runner, backend: str, num_ranks: int = 1, *more: str, env: dict[str, str] | None = None
+) -> list[list[int]]:
     launcher = under_mpirun(num_ranks) if num_ranks > 1 else alone
     command = ("generate", *MODEL, *PROMPTS, "--json", "--backend", backend, *more)
-    done = runner.distmk(*command, launcher=launcher, env=environment())
+    done = runner.distmk(*command, launcher=launcher, env=env or environment())
     assert done.status == 0, done.stderr
     return [record["token_ids"] for record in done.objects()]
 
@@ -50,3 +57,16 @@ def test_schedulers_of_their_own(
     require(backend, num_ranks)
     got = tokens(runner, backend, num_ranks, "--schedulers", str(schedulers))
     assert got == request.getfixturevalue("expected")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("num_ranks", "nodes"),
+    [(2, {}), (2, FAR), (3, {"DISTMK_VIRTUAL_NODE_SIZE": "2"})],
+    ids=["pointers", "nvshmem", "both"],
+)
+def test_ranks_that_share_a_gpu(
+    runner: Runner, expected: list[list[int]], num_ranks: int, nodes: dict[str, str]
+) -> None:
+    require("cuda")
+    assert tokens(runner, "cuda", num_ranks, env=sharing(num_ranks, **nodes)) == expected

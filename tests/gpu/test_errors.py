@@ -42,7 +42,9 @@ def test_more_ranks_than_gpus(runner: Runner, tmp_path: Path, launcher: Launcher
     require("cuda")
     config = write_config(CONFIG, tmp_path / "config.json")
     command = ("generate", "--model", str(config), "--max-model-len", "64", *PROMPT)
-    done = runner.distmk(*command, launcher=launcher, env=environment(CUDA_VISIBLE_DEVICES="0"))
+    done = runner.distmk(
+        *command, launcher=launcher, env=environment(CUDA_VISIBLE_DEVICES="0", DISTMK_RANKS_PER_GPU="1")
+    )
     under_launcher = launcher([]) != ["--ranks", "2"]
     assert_one_line(done, "local rank 1 has no GPU", "1 are visible", others_may_speak=under_launcher)
 

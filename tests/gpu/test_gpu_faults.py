@@ -29,7 +29,7 @@ from faults import (
     write_config,
 )
 from helpers import Finished, Runner, under_mpirun, with_ranks
-from machine import environment, on, require
+from machine import FAR, environment, on, require, sharing
 from tiny_config import tiny_config
 
 from distmk.choices import backend_choices
@@ -138,17 +138,28 @@ def test_signal_that_never_comes(
     runner: Runner, command: Command, backend: str, healthy: dict[str, str], consumer: str
 ) -> None:
     require(backend, 2)
+    lose_a_signal(runner, command, backend, consumer, environment())
+    check_usable(runner, command, backend, healthy)
+
+
+@pytest.mark.gpu
+def test_a_rank_out_of_reach_is_told(runner: Runner, command: Command) -> None:
+    """Of a hang, as if on another host."""
+    require("cuda")
+    lose_a_signal(runner, command, "cuda", "gate", sharing(2, **FAR))
+
+
+def lose_a_signal(runner: Runner, command: Command, backend: str, consumer: str, env: dict[str, str]) -> None:
     source, target = (0, 1) if consumer == "gate" else (1, 0)
     options = DecodeOptions(2, WORKERS[backend], max_seqs=2, max_model_len=4116, **backend_choices(backend))
     program = compile_graph(lower(build_model(CONFIG), options))
     event, waiter = event_between(program, source, target, consumer)
     fault = {"DISTMK_FAULT_DROP_SIGNAL": f"{source},{target},{event},7"}
     start = with_ranks(2)(command(backend, "--deadline", "2", tokens=4100))
-    done = runner.run(start, environment(**fault))
+    done = runner.run(start, env | fault)
     assert "Exception ignored" not in done.stderr, done.stderr
     check_hang(done, target, event, waiter)
     runner.check_nothing_left()
-    check_usable(runner, command, backend, healthy)
 
 
 @BACKENDS

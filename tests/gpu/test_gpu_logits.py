@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import shapes
 from helpers import Runner
-from machine import HERE, command, environment, num_gpus, on, require, run_job
+from machine import HERE, command, environment, num_gpus, num_places, on, require, run_job
 
 NOISE = 1.3  # times transformers' own bf16 run
 MODELS = {
@@ -54,7 +54,7 @@ class Model:
         return "cuda" if self.backend == "cuda" else "cpu"
 
     def run(self) -> None:
-        waiting = [num_ranks for num_ranks in self.wanted if self.backend != "cuda" or num_ranks <= num_gpus()]
+        waiting = [num_ranks for num_ranks in self.wanted if self.backend != "cuda" or num_ranks <= num_places()]
         folders = {num_ranks: self.runner.folder / str(num_ranks) for num_ranks in waiting}
         while waiting:
             self._side_by_side(waiting, folders)
@@ -65,12 +65,13 @@ class Model:
 
     def _side_by_side(self, waiting: list[int], folders: dict[int, Path]) -> None:
         """Start jobs on GPUs of their own, as many as there are GPUs for, and wait for them."""
-        first, room = 0, max(waiting) if self.backend != "cuda" else num_gpus()
+        first, room = 0, max(waiting) if self.backend != "cuda" else num_places()
         running: dict[int, subprocess.Popen[str]] = {}
         for num_ranks in sorted(waiting, reverse=True):
             if first + num_ranks > room:
                 continue
-            visible = ",".join(str(gpu) for gpu in range(first, first + num_ranks))
+            places = range(first, first + num_ranks)
+            visible = ",".join(map(str, sorted({place % max(1, num_gpus()) for place in places})))
             first += num_ranks
             waiting.remove(num_ranks)
             folders[num_ranks].mkdir()

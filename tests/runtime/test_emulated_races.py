@@ -39,13 +39,14 @@ def decode(num_ranks: int, num_workers: int, num_layers: int = 1, max_model_len:
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "num_workers", "num_layers", "longer", "place"), [(1, 2, 1, 130, ("--ride",)), (2, 1, 2, 0, ())]
+    ("num_ranks", "num_workers", "num_layers", "longer", "place"),
+    [(1, 2, 1, 130, ("--ride",)), (2, 1, 2, 0, ()), (2, 1, 1, 0, ("--ride", "--delay", "0,1,0"))],
 )
 def test_decode(
     num_ranks: int, num_workers: int, num_layers: int, longer: int, place: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Prompts of up to 22 tokens, sequences that come and go: iterations of one row and of many. A context that is so much
-    `longer` comes through the ring.
+    `longer` comes through the ring. By a network to ranks of other nodes, of one rank each.
     """
     seed = str(random.randrange(2**31))
     print(f"seed {seed}")

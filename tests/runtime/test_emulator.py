@@ -46,6 +46,7 @@ WORKERS = 3
 CONFIG = tiny_config(hidden_size=192, intermediate_size=320, head_dim=32)
 OPTIONS = ("--workers", str(WORKERS), "--max-num-seqs", "4", "--max-model-len", "64", "--ignore-eos", "--json")
 PROMPTS = ("--prompt-ids", "1,2,3", ",".join(map(str, range(5, 38))), "--max-new-tokens", "6")
+FAR = {"DISTMK_VIRTUAL_NODE_SIZE": "1"}  # no pointer reaches another rank
 SEED = os.environ.get("DISTMK_TEST_EMULATOR_SEED") or str(int.from_bytes(os.urandom(4), "little"))
 
 
@@ -90,6 +91,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
         (3, (), {}),
         (2, ("--schedulers", "2"), {}),
         (2, (), {"DISTMK_LAUNCH_ITERATIONS": "1"}),
+        (3, (), {"DISTMK_VIRTUAL_NODE_SIZE": "2"}),
+        (2, ("--schedulers", "2"), FAR),
     ],
 )
 def test_same_tokens(
@@ -256,12 +259,12 @@ def test_nothing_is_left_after_an_abort(runner: Runner, tmp_path: Path) -> None:
     runner.check_nothing_left()
 
 
-@pytest.mark.parametrize("consumer", ["layer0.o.reduce", "gate"])
-def test_signal_that_never_comes(runner: Runner, tmp_path: Path, consumer: str) -> None:
+@pytest.mark.parametrize(("consumer", "nodes"), [("layer0.o.reduce", {}), ("gate", {}), ("gate", FAR)])
+def test_signal_that_never_comes(runner: Runner, tmp_path: Path, consumer: str, nodes: dict[str, str]) -> None:
     source, target = (0, 1) if consumer == "gate" else (1, 0)
     options = DecodeOptions(2, WORKERS, max_seqs=4, max_model_len=64, **backend_choices("emulated"))
     event, waiter = event_between(compile_graph(lower(build_model(CONFIG), options)), source, target, consumer)
-    fault = {"DISTMK_FAULT_DROP_SIGNAL": f"{source},{target},{event},4", "DISTMK_EMULATOR_SEED": SEED}
+    fault = {"DISTMK_FAULT_DROP_SIGNAL": f"{source},{target},{event},4", "DISTMK_EMULATOR_SEED": SEED, **nodes}
     command = generate_arguments(tmp_path, "emulated", "--deadline", "2", "--ranks", "2")
     done = runner.distmk(*command, env=fault)
     check_hang(done, target, event, waiter)

@@ -138,7 +138,7 @@ def test_a_kernel_goes_on_where_the_last_one_left(
 
 
 def test_room_for_schedulers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distmk.cuda.backend.num_workers_of", lambda local_rank: 132)
+    monkeypatch.setattr("distmk.cuda.gpus.num_sms_of", lambda local_rank: 132)
     here: Any = SimpleNamespace(local_rank=0, local_size=1)
     assert choose_workers(None, "cuda", here) == choose_workers(132, "cuda", here, True) == 132
     assert choose_workers(None, "cuda", here, True) == 131
