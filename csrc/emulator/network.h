@@ -1,7 +1,9 @@
-// NVSHMEM's way to ranks that no pointer reaches, played: what a thread puts lies where it came from until that thread
-// asks for it to be there, so that whoever writes over it too early, or signals ahead of it, is found out.
+// NVSHMEM's way to ranks that no pointer reaches, played. What a thread puts is read where it lies as late as may be,
+// at that thread's next quiet or every other fence, so that whoever writes over it too early is found out.
 #pragma once
+#include <algorithm>
 #include <cstring>
+#include <functional>
 #include <vector>
 
 #include "emulator/fibers.h"
@@ -21,36 +23,59 @@ class Network {
   const uint64_t* near_bases() const { return near_bases_.data(); }
   uint32_t num_far() const { return num_far_; }
 
+  void put(void* own, const void* src, size_t num_bytes, int rank) {
+    const Unwatched unwatched;
+    char* dst = there(own, rank);
+    sent_.push_back({&current(), false, [=] { memcpy(dst, src, num_bytes); }});
+  }
+  // Behind what was put before the last fence, ahead of what was put since.
+  void signal(uint64_t* own, int rank, const std::function<void(uint64_t*)>& change) {
+    auto* word = reinterpret_cast<uint64_t*>(there(own, rank));
+    if (!has_fenced()) return change(word);
+    const Unwatched unwatched;
+    sent_.push_back({&current(), true, [=] { change(word); }});
+  }
+  void fence() {
+    if (is_late()) {
+      const Unwatched unwatched;
+      for (Sent& each : sent_) each.fenced |= each.by == &current();
+    } else {
+      quiet();
+    }
+  }
+  void quiet() {
+    for (const Sent& each : take()) each.arrive();
+  }
+
+ private:
+  struct Sent {
+    const Fiber* by;
+    bool fenced;
+    std::function<void()> arrive;
+  };
+  std::vector<uint64_t> heap_bases_, near_bases_;
+  uint32_t rank_, num_far_ = 0, num_fences_ = 0;
+  std::vector<Sent> sent_;
+
   // What lies at this rank's `own` address, on another.
   char* there(const void* own, int rank) const {
     return reinterpret_cast<char*>(reinterpret_cast<uint64_t>(own) - heap_bases_[rank_] + heap_bases_[rank]);
   }
-  void put(void* dst, const void* src, size_t num_bytes, int rank) {
+  bool is_late() {
     const Unwatched unwatched;
-    waiting_.push_back({&current(), there(dst, rank), static_cast<const char*>(src), num_bytes});
+    return ++num_fences_ % 2 == 0;
   }
-  // All that this thread has put.
-  void bring() {
-    for (const Put& put : take()) memcpy(put.dst, put.src, put.num_bytes);
-  }
-
- private:
-  struct Put {
-    const Fiber* by;
-    char* dst;
-    const char* src;
-    size_t num_bytes;
-  };
-  std::vector<uint64_t> heap_bases_, near_bases_;
-  uint32_t rank_, num_far_ = 0;
-  std::vector<Put> waiting_;
-
-  std::vector<Put> take() {
+  bool has_fenced() const {
     const Unwatched unwatched;
-    std::vector<Put> own;
-    std::erase_if(waiting_, [&own](const Put& put) {
-      const bool is_own = put.by == &current();
-      if (is_own) own.push_back(put);
+    return std::any_of(sent_.begin(), sent_.end(),
+                       [](const Sent& each) { return each.by == &current() && each.fenced; });
+  }
+  std::vector<Sent> take() {
+    const Unwatched unwatched;
+    std::vector<Sent> own;
+    std::erase_if(sent_, [&own](const Sent& each) {
+      const bool is_own = each.by == &current();
+      if (is_own) own.push_back(each);
       return is_own;
     });
     return own;

@@ -28,9 +28,7 @@ class FarRanks {
   void send(uint32_t rank);
   void send_all();
   // At once: the fault delays data and signals, not the end.
-  void abort(uint32_t rank, uint64_t reason) {
-    store_release(state_.abort_flag(rank), reason, Scope::SYSTEM);
-  }
+  void abort(uint32_t rank, uint64_t reason) { store_release(state_.abort_flag(rank), reason, Scope::SYSTEM); }
   // Send all and wait until everything that this thread ever sent has arrived.
   void quiet();
 

@@ -13,6 +13,7 @@ from distmk.abi import MAX_OWN_SCHEDULERS, Abort, LaunchParams
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.choices import check_schedulers, choose_workers
 from distmk.cuda.backend import CudaBackend
+from distmk.cuda.gpus import gpu_of, num_sharing, num_sms_of
 from distmk.cuda.launch import CudaLaunch
 from distmk.cuda.nvshmem import SymmetricHeap
 from distmk.errors import UsageError
@@ -148,6 +149,42 @@ def test_room_for_schedulers(monkeypatch: pytest.MonkeyPatch) -> None:
         check_schedulers(most, 131, backend)
         with pytest.raises(UsageError, match="131 workers" if backend == "host" else "warps for 12"):
             check_schedulers(most + 1, 131, backend)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 132 SMs each."""
+    properties = SimpleNamespace(multi_processor_count=132)
+    cuda = SimpleNamespace(device_count=lambda: 2, get_device_properties=lambda gpu: properties)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+
+
+@pytest.mark.parametrize(
+    ("most", "mps", "gpus", "num_sms"),
+    [
+        (1, False, [0, 1], 132),
+        (2, False, [0, 1, 0, 1], 132),
+        (2, True, [0, 1, 0, 1], 66),
+        (3, True, [0, 1] * 3, 44),
+    ],
+)
+def test_which_gpu_a_rank_has(
+    two_gpus: None, monkeypatch: pytest.MonkeyPatch, most: int, mps: bool, gpus: list[int], num_sms: int
+) -> None:
+    monkeypatch.setenv("DISTMK_RANKS_PER_GPU", str(most))
+    monkeypatch.setattr("distmk.cuda.gpus.runs_mps", lambda gpu: mps)
+    assert [gpu_of(rank) for rank in range(len(gpus))] == gpus
+    assert {num_sms_of(rank) for rank in range(len(gpus))} == {num_sms}
+    assert [num_sharing(size) for size in (1, 2, 3, 5)] == [1, 1, 2, 3]
+    with pytest.raises(UsageError, match=f"local rank {2 * most} has no GPU: 2 are .*_PER_GPU={most + 1}"):
+        gpu_of(len(gpus))
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two"])
+def test_no_number_of_ranks(two_gpus: None, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("DISTMK_RANKS_PER_GPU", text)
+    with pytest.raises(UsageError, match="DISTMK_RANKS_PER_GPU=.* is no number of ranks"):
+        gpu_of(0)
 
 
 @pytest.mark.parametrize("backend", ["cuda", "emulated"])

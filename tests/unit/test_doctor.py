@@ -87,6 +87,7 @@ class Attribute(enum.IntEnum):
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16
     CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH = 95
+    CU_DEVICE_ATTRIBUTE_MPS_ENABLED = 133
 
 
 class PeerAttribute(enum.IntEnum):
@@ -100,6 +101,7 @@ class Machine:
     num_gpus: int = 4
     capability: tuple[int, int] = (9, 0)
     cooperative: int = 1
+    mps: int = 0
     cuda: int = 13000
     torch_cuda: str | None = "13.0"
     free_bytes: int = 140 * 10**9
@@ -107,9 +109,10 @@ class Machine:
     atomics: Callable[[int, int], int] = lambda a, b: 1
 
     def driver(self) -> Any:
-        values = dict(zip(Attribute, (*self.capability, 132, self.cooperative), strict=True))
+        values = dict(zip(Attribute, (*self.capability, 132, self.cooperative, self.mps), strict=True))
         return SimpleNamespace(
             CUdevice_attribute=Attribute,
+            CUresult=SimpleNamespace(CUDA_SUCCESS=0),
             CUdevice_P2PAttribute=PeerAttribute,
             cuInit=lambda flags: (0,),
             cuDeviceGetCount=lambda: (0, self.num_gpus),
@@ -191,6 +194,16 @@ def test_faults(fault: str, become: Callable[[Machine], dict[str, Finding]]) -> 
     assert found[name].state == state, found[name]
     assert text in found[name].text, found[name]
     assert is_fit(list(found.values()), "cuda") == (state == "warn")
+
+
+@pytest.mark.parametrize(("mps", "how"), [(0, "in turns of milliseconds"), (1, "side by side by MPS")])
+def test_shared_gpus(
+    mps: int, how: str, become: Callable[[Machine], dict[str, Finding]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert become(Machine(mps=mps))["gpus"].text == "4, a rank each"
+    monkeypatch.setenv("DISTMK_RANKS_PER_GPU", "3")
+    found = become(Machine(mps=mps))["gpus"]
+    assert found.state == "ok" and found.text.startswith(f"4, up to 3 ranks each, {how}")
 
 
 def test_matrix_shows_who_is_out_of_reach(become: Callable[[Machine], dict[str, Finding]]) -> None:

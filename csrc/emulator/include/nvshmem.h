@@ -15,12 +15,13 @@ constexpr int NVSHMEM_SIGNAL_SET = 0, NVSHMEM_SIGNAL_ADD = 1;
 inline void nvshmem_putmem_nbi(void* dst, const void* src, size_t num_bytes, int rank) {
   the_network().put(dst, src, num_bytes, rank);
 }
-inline void nvshmem_fence() { the_network().bring(); }
-inline void nvshmem_quiet() { the_network().bring(); }
+inline void nvshmem_fence() { the_network().fence(); }
+inline void nvshmem_quiet() { the_network().quiet(); }
 inline void nvshmemx_signal_op(uint64_t* word, uint64_t value, int how, int rank) {
-  auto* there = reinterpret_cast<uint64_t*>(the_network().there(word, rank));
-  if (how == NVSHMEM_SIGNAL_ADD)
-    __atomic_fetch_add(there, value, __ATOMIC_RELEASE);
-  else
-    __atomic_store_n(there, value, __ATOMIC_RELEASE);
+  the_network().signal(word, rank, [=](uint64_t* there) {
+    if (how == NVSHMEM_SIGNAL_ADD)
+      __atomic_fetch_add(there, value, __ATOMIC_RELEASE);
+    else
+      __atomic_store_n(there, value, __ATOMIC_RELEASE);
+  });
 }
