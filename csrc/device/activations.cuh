@@ -54,15 +54,14 @@ DISTMK_FN bool fit_near(const LinearArgs& args, uint32_t num_rows) {
 }
 
 // Whether the loader holds while a task's events are signalled: where those behind it wait for them, and not for the
-// elements that it writes, as they arrive; which of more than a tile of rows linear tasks do. Behind queries, keys and
-// values, too, which measured faster.
+// elements that it writes, as they arrive. Behind queries, keys and values, too, which measured faster.
 DISTMK_FN bool is_awaited(const RankState& state, const LinearArgs& args) {
   switch (static_cast<Epilogue>(args.epilogue)) {
     case Epilogue::PUSH:
       return state.far != nullptr;
     case Epilogue::ADD:
     case Epilogue::SWIGLU:
-      return !args.cleared || num_rows(state, args) > TILE_TOKENS;
+      return !args.cleared;
     default:
       return true;
   }
@@ -134,19 +133,24 @@ struct Column {
     }
   }
 
-  // The same of up to a tile of rows of whole chunks, where they are `arriving` as soon as they are there.
+  // The same of whole chunks, where they are `arriving` as soon as they are there.
   DISTMK_FN void load_there(Context& context, bool arriving, const Activations& a, uint32_t first) {
-    static_assert(TILES == 1, "for more there are not enough registers");
     if (!arriving) return load<true>(a, first);
-    const uint32_t row = threadIdx.x % 32 / 4, k = first + threadIdx.x % 4 * CHUNK_K;
-    const __nv_bfloat16* x = a.x + uint64_t{row < a.num_rows ? row : 0} * a.stride;
+    const uint32_t k = first + threadIdx.x % 4 * CHUNK_K;
     look_together(context, true, a.x + min(first, a.last_chunk), [&] {
       bool all = true;
 #pragma unroll
-      for (uint32_t i = 0; i < TILE_K / LOAD_K; ++i)
-        chunks[0][i] = load_arriving(reinterpret_cast<const uint4*>(x + min(k + i * LOAD_K, a.last_chunk)));
+      for (uint32_t tile = 0; tile < TILES; ++tile) {
+        const uint32_t row = tile * TILE_TOKENS + threadIdx.x % 32 / 4;
+        const __nv_bfloat16* x = a.x + uint64_t{row < a.num_rows ? row : 0} * a.stride;
 #pragma unroll
-      for (uint32_t i = 0; i < TILE_K / LOAD_K; ++i) all &= have_arrived(chunks[0][i]);
+        for (uint32_t i = 0; i < TILE_K / LOAD_K; ++i)
+          chunks[tile][i] = load_arriving(reinterpret_cast<const uint4*>(x + min(k + i * LOAD_K, a.last_chunk)));
+      }
+#pragma unroll
+      for (const auto& row : chunks)
+#pragma unroll
+        for (const uint4& chunk : row) all &= have_arrived(chunk);
       return all;
     });
     context.inputs_found();

@@ -93,6 +93,9 @@ struct Round {
   // The best candidates are kept from round to round, so there a token always is the same threads'.
   DISTMK_FN Round(const Output<TILES>& out, uint32_t first, uint32_t end)
       : first_row(first), end_row(end), turn(out.epilogue() == Epilogue::ARGMAX ? 0 : first / ROUND_ROWS) {
+    if (TILES == 1) load_residual(out);
+  }
+  DISTMK_FN void load_residual(const Output<TILES>& out) {
     const uint32_t column = first_row + threadIdx.x % DEALT_ROWS;
     const bool adds = out.epilogue() == Epilogue::ADD && column < end_row;
 #pragma unroll
@@ -181,8 +184,9 @@ DISTMK_FN void write_candidates(const Output<TILES>& out) {
 // Up to half a tile of tokens leaves room for two rounds. `last_of`: the slab that this round is the last of, or 0;
 // from when all sums are there the loader holds until the clerk has signalled, not sooner.
 template <uint32_t TILES>
-DISTMK_FN void hand_over(const Round<TILES>& round, const typename Round<TILES>::Sums& sums, const Output<TILES>& out,
+DISTMK_FN void hand_over(Round<TILES>& round, const typename Round<TILES>::Sums& sums, const Output<TILES>& out,
                          RingPlace<SumsBuffers::COUNT>& place, uint32_t last_of) {
+  if (TILES > 1) round.load_residual(out);
   SumsBuffers& buffers = shared().sums;
   const bool two = out.num_rows <= TILE_TOKENS / 2;
 #pragma unroll

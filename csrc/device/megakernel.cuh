@@ -140,8 +140,8 @@ DISTMK_FN bool is_awaited(const RankState& state, const TaskDesc& task) {
   return !streams_weights(task) || linear::is_awaited(state, *reinterpret_cast<const LinearArgs*>(task.args));
 }
 
-// Whether what a task's body has seen says as much as its waits: of more rows than are multiplied as they arrive those
-// that it waits for have waited before they wrote.
+// Whether what a task's body has seen says as much as its waits: of more than a tile of rows those that it waits for
+// have waited before they wrote.
 DISTMK_FN bool skips_waits(const Context& context, const TaskDesc& task) {
   if (task.type != static_cast<uint16_t>(TaskType::SUM)) return false;
   const auto& args = *reinterpret_cast<const SumArgs*>(task.args);

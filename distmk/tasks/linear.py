@@ -61,7 +61,7 @@ class LinearArgs(ctypes.Structure):
         ("first_token", c_uint32),  # ARGMAX: token id of the first row
         ("logits_stride", c_uint32),
         ("k_pitch", c_uint32),  # elements of a row of the weight: k, or more where rows are packed in tiles
-        ("arriving", c_uint32),  # 1: a few rows of x, or a lone one, may be taken as they arrive
+        ("arriving", c_uint32),  # 1: rows of x, or a lone one, may be taken as they arrive
         ("head_dim", c_uint32),  # of lone, and how attention was split
         ("max_splits", c_uint32),
         ("min_split", c_uint32),
@@ -83,9 +83,9 @@ class Linear(Task):
     `normalized`: the float32 sums are multiplied by 1/rms of the row of x, before bias and epilogue. With the norm's
     weight in the columns of the matrix (`Weight.col_scale`) that is a linear layer of an RMSNorm.
 
-    `arriving`: x lies in a buffer made for it (`Graph.buffer`), where an element that is not zero is there, and up to eight
-    rows may be taken before the events that say so for all of them, and what becomes of them written; the task is done only
-    once they do. Zeros are written as negative ones, and `cleared`, the same columns where an older vector lies (`turns`),
+    `arriving`: x lies in a buffer made for it (`Graph.buffer`), where an element that is not zero is there, and may be
+    taken before the events that say so for all of them; what becomes of up to eight rows may be written then, too. The task is
+    done only once the events have fired. Zeros are written as negative ones, and `cleared`, the same columns where an older vector lies (`turns`),
     is left zero, in `Batch.num_cleared` rows. That is `rounded`'s vector, or `out`'s where there is none.
 
     `lone`: a lone row is not in x, but in pieces that attention of `shape` has left there (`Attention.lone`): each task

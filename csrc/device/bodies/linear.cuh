@@ -10,7 +10,7 @@ namespace linear {
 // The slab comes in rounds of ROUND_GROUPS row groups, a round in blocks of BLOCK_K columns, a block group by group,
 // stage by stage. Of up to a tile of rows the next block's activations are on their way while one is multiplied; of
 // more there are not enough registers. But for unaligned ones nothing lives across a call, which would put it on the
-// stack.
+// stack. Of more than a tile of rows all is written behind the task's events, on which those who add it up count.
 template <uint32_t TILES, bool ALIGNED>
 DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) {
   constexpr bool AHEAD = TILES == 1 && ALIGNED;
@@ -24,7 +24,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
   Column<TILES> x;
   uint32_t group = 0;
   // Whether blocks of activations are looked at until they are there.
-  bool looks = AHEAD && args.arriving;
+  bool looks = ALIGNED && args.arriving;
   if constexpr (AHEAD) {
     const bool near = fit_near(args, num_rows);
     LoneRow lone(context, args, near, looks, first_column());
@@ -48,13 +48,19 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
     early.multiply(x, sums);
     group = early.num_groups;
   } else {
-    if (!context.inputs_ready()) return;
-    x.template load<ALIGNED>(a, first_column());
+    if (looks)
+      context.look_for_inputs();
+    else if (!context.inputs_ready())
+      return;
+    if constexpr (ALIGNED)
+      x.load_there(context, looks, a, first_column());
+    else
+      x.template load<ALIGNED>(a, first_column());
   }
   out.start();
 #pragma unroll 1
   for (uint32_t first = 0; first < rows; first += ROUND_ROWS) {
-    const Round<TILES> round(out, first, min(first + ROUND_ROWS, rows));
+    Round<TILES> round(out, first, min(first + ROUND_ROWS, rows));
 #pragma unroll 1
     for (uint32_t block = 0; block < args.k_pitch; block += BLOCK_K) {
       const uint32_t block_end = min(block + BLOCK_K, args.k_pitch);
@@ -67,11 +73,16 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
       if (args.normalized && first == 0) add_squares(x, block == 0);
       multiply_block<TILES>(x, lane, round, block_end - block, group, places.stage, sums);
       group = 0;
-      if constexpr (AHEAD)
+      if constexpr (AHEAD) {
         (x = next).clear_behind(a, next_block + first_column());
-      else
-        x.template load<ALIGNED>(a, next_block + first_column());
+      } else {
+        if constexpr (ALIGNED)
+          x.load_there(context, looks && block_end < args.k_pitch, a, next_block + first_column());
+        else
+          x.template load<ALIGNED>(a, next_block + first_column());
+      }
     }
+    if (!AHEAD) context.inputs_ready();  // before anything is written
     looks = false;
     const bool holds = round.end_row == rows && is_awaited(context.rank_state, args);
     hand_over(round, sums, out, places.sums, holds ? shared().num_slabs[threadIdx.x / 32].get() + 1 : 0);
