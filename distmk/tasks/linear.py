@@ -84,9 +84,10 @@ class Linear(Task):
     weight in the columns of the matrix (`Weight.col_scale`) that is a linear layer of an RMSNorm.
 
     `arriving`: x lies in a buffer made for it (`Graph.buffer`), where an element that is not zero is there, and may be
-    taken before the events that say so for all of them; what becomes of up to eight rows may be written then, too. The task is
-    done only once the events have fired. Zeros are written as negative ones, and `cleared`, the same columns where an older vector lies (`turns`),
-    is left zero, in `Batch.num_cleared` rows. That is `rounded`'s vector, or `out`'s where there is none.
+    taken before the events that say so for all of them; what becomes of up to eight rows may be written then, too. The task
+    is done only once the events have fired. Zeros are written as negative ones, and `cleared`, the same columns where an
+    older vector lies (`turns`), is left zero, in `Batch.num_cleared` rows. That is `rounded`'s vector, or `out`'s where
+    there is none.
 
     `lone`: a lone row is not in x, but in pieces that attention of `shape` has left there (`Attention.lone`): each task
     merges them for itself. x is then read of all other rows. k is at most `MAX_LONE_COLS`, and head_dim a multiple

@@ -183,7 +183,7 @@ def test_which_gpu_a_rank_has(
 @pytest.mark.parametrize("text", ["0", "-1", "two"])
 def test_no_number_of_ranks(two_gpus: None, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("DISTMK_RANKS_PER_GPU", text)
-    with pytest.raises(UsageError, match="DISTMK_RANKS_PER_GPU=.* is no number of ranks"):
+    with pytest.raises(UsageError, match=r"DISTMK_RANKS_PER_GPU=.* is no number of ranks"):
         gpu_of(0)
 
 
