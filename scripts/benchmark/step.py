@@ -21,8 +21,10 @@ from benchmark.ours import Timed, time_ours
 from benchmark.plot import draw
 from benchmark.report import Report, Row
 from benchmark.work import Work, add_work_arguments, work_of
+from distmk import env
 from distmk.bootstrap import Bootstrap, agree, connect
 from distmk.choices import choose_backend
+from distmk.cuda.gpus import gpu_of
 from distmk.errors import UsageError
 from distmk.shard import shard_model
 
@@ -72,6 +74,8 @@ def _check(arguments: argparse.Namespace, bootstrap: Bootstrap) -> tuple[Work, s
     peers = _peers(arguments, backend)
     if peers:
         check_peers_can(work.config, bootstrap.world_size)
+        if backend == "cuda" and env.ranks_per_gpu() > 1:
+            raise UsageError("peers need a GPU for each rank; unset DISTMK_RANKS_PER_GPU, or use --peer none")
     if backend == "host" and (gpu_only := [peer for peer in peers if peer != "eager"]):
         raise UsageError(f"--peer {gpu_only[0]} needs GPUs; the host twin's peer is eager")
     return work, backend
@@ -102,7 +106,7 @@ class Comparison:
             tokens=work.tokens,
             step_bytes=max(work.step_bytes(shard) for shard in shards),
             bandwidth=_bandwidth(bootstrap) if on_gpu else {},
-            machine=machine.gpu(bootstrap.local_rank) if on_gpu else machine.cpu(),
+            machine=machine.gpu(gpu_of(bootstrap.local_rank)) if on_gpu else machine.cpu(),
         )
         self.report.machine |= machine.versions("torch", "triton", "nvshmem4py-cu13")
 
@@ -170,7 +174,6 @@ class Comparison:
 
 def _bandwidth(bootstrap: Bootstrap) -> dict[str, float]:
     """Bytes a second, of the slowest rank, by how many copies were in flight."""
-    from distmk.cuda.gpus import gpu_of
     from distmk.cuda.probe import read_bandwidth
 
     def probe() -> dict[str, float]:

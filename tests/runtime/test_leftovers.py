@@ -91,6 +91,15 @@ def test_faults_are_checked(runner: Runner, command: Callable[..., list[str]]) -
         assert done.status == 2 and f"DISTMK_FAULT_{name}={text!r}; expected" in done.stderr, done.stderr
 
 
+def test_virtual_nodes_are_not_the_host_twins(runner: Runner, command: Callable[..., list[str]]) -> None:
+    for size, text in (
+        ("1", "DISTMK_VIRTUAL_NODE_SIZE is for GPUs and --backend emulated"),
+        ("x", "is no number of ranks"),
+    ):
+        done = runner.run(with_ranks(2)(command(tokens=4)), {"DISTMK_VIRTUAL_NODE_SIZE": size})
+        assert done.status == 2 and len(done.own_lines) == 1 and text in done.own_lines[0], done.stderr
+
+
 # The Python API
 
 STREAMS = """
