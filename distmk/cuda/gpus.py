@@ -32,7 +32,7 @@ def num_sms_of(local_rank: int) -> int:
 
     gpu = gpu_of(local_rank)
     num_sms = int(torch.cuda.get_device_properties(gpu).multi_processor_count)
-    return num_sms // env.ranks_per_gpu() if runs_mps(gpu) else num_sms
+    return max(1, num_sms // env.ranks_per_gpu()) if runs_mps(gpu) else num_sms
 
 
 def num_sharing(local_size: int) -> int:

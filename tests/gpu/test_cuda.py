@@ -2,10 +2,10 @@
 
     python -m pytest -q -rs tests/gpu/test_cuda.py                   # as many GPUs as there are, half a minute each
 
-Ranks that share a GPU take turns, or run side by side where MPS is running; so all of this folder's tests run on one GPU:
+Ranks that share a GPU take turns, or run side by side where MPS is running; so one GPU is enough for what needs several:
 
     nvidia-cuda-mps-control -d
-    DISTMK_RANKS_PER_GPU=4 python -m pytest -q -rs tests/gpu -m multigpu
+    DISTMK_RANKS_PER_GPU=4 python -m pytest -q -rs tests/gpu/test_cuda.py tests/gpu/test_bodies.py
 """
 
 from __future__ import annotations
