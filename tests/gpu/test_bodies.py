@@ -14,7 +14,7 @@ import pytest
 from board import Board
 from body_cases import CUDA, add_all
 from helpers import Runner
-from machine import command, on, require, run_job
+from machine import FAR, command, on, require, run_job
 
 from distmk.check import check
 from distmk.program import compile_graph
@@ -24,22 +24,24 @@ BODIES = ("linear STORE", "linear ADD", "linear SWIGLU", "linear PUSH", "linear 
 
 
 @pytest.mark.parametrize(
-    ("backend", "num_ranks"),
+    ("backend", "num_ranks", "nodes"),
     [
-        on("host", 1),
-        on("host", 3),
-        on("emulated", 1),
-        on("emulated", 2),
-        on("cuda", 1),
-        on("cuda", 2, num_ranks=2),
-        on("cuda", 4, num_ranks=4),
+        on("host", 1, {}),
+        on("host", 3, {}),
+        on("emulated", 1, {}),
+        on("emulated", 2, {}),
+        on("emulated", 2, FAR),
+        on("cuda", 1, {}),
+        on("cuda", 2, {}, num_ranks=2),
+        on("cuda", 2, FAR, num_ranks=2),
+        on("cuda", 4, {}, num_ranks=4),
     ],
 )
-def test_bodies(runner: Runner, backend: str, num_ranks: int) -> None:
+def test_bodies(runner: Runner, backend: str, num_ranks: int, nodes: dict[str, str]) -> None:
     require(backend, num_ranks)
     seed = os.environ.get("DISTMK_TEST_SEED") or str(int.from_bytes(os.urandom(4), "little"))
     print(f"repeat with DISTMK_TEST_SEED={seed}")
-    done = run_job(runner, command("bodies_job.py", backend, seed, num_ranks=num_ranks))
+    done = run_job(runner, command("bodies_job.py", backend, seed, num_ranks=num_ranks), **nodes)
     results = done.objects()
     for body in BODIES:
         for rank in range(num_ranks):
