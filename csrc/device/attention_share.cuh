@@ -68,20 +68,22 @@ class ShareKeeper {
 
   // Task `n` is about to be announced, and those up to n - 4 are done.
   DISTMK_FN void see(uint32_t n, const Action& action) {
-    if (action.kind == ActionKind::LEAVE || action.task.desc->type != static_cast<uint16_t>(TaskType::ATTENTION))
-      return;
+    if (action.kind == ActionKind::LEAVE) return;
+    num_listed_ += is_listed(*action.task.desc);
+    if (action.task.desc->type != static_cast<uint16_t>(TaskType::ATTENTION)) return;
     const auto& args = *reinterpret_cast<const AttentionArgs*>(action.task.desc->args);
     bool at_hand = false;
     // A chunk's lines are told by its first one.
     if (is_spread(*action.task.desc) && args.page_size >= CHUNK) {
       at_hand = is_known(action, args);
-      // Who runs the last one may still read.
-      if (!at_hand && n > last_ + 3) {
+      // Who runs the last one may still read. By place in the list, or it would depend on what was handed out in
+      // between, and with it the order of sums.
+      if (!at_hand && num_listed_ > last_ + 3) {
         learn(action, args);
         at_hand = true;
       }
     }
-    last_ = n;
+    if (is_spread(*action.task.desc)) last_ = num_listed_;
     const bool told = is_told_of(*action.task.desc), in_ring = told && at_hand && comes_through_ring(args);
     if (context_.team.leader())
       shared().attention_share.at_hand[task_place(n)] = in_ring ? IN_RING : at_hand ? AT_HAND : ELSEWHERE;
@@ -96,7 +98,7 @@ class ShareKeeper {
   static constexpr uint32_t NO_INSTANCE = ~0u;
 
   Context context_;
-  int64_t last_ = -4;  // task of this type
+  int64_t num_listed_ = 0, last_ = -4;  // tasks of this worker's list so far; up to the last spread one of this type
   uint32_t num_told_ = 0;
   // What it was worked out for:
   uint64_t iteration_ = 0, batch_ = 0, page_table_ = 0;

@@ -23,6 +23,11 @@ DISTMK_BODY void far_abort(FarRanks& far, uint32_t rank, uint64_t reason);  // s
 
 DISTMK_FN Scope scope_of(bool system) { return system ? Scope::SYSTEM : Scope::DEVICE; }
 
+// In the lists of workers, not handed out.
+DISTMK_FN bool is_listed(const TaskDesc& task) {
+  return task.launch == static_cast<uint16_t>(LaunchKind::AHEAD) ||
+         task.launch == static_cast<uint16_t>(LaunchKind::SPREAD);
+}
 DISTMK_FN bool is_spread(const TaskDesc& task) { return task.launch == static_cast<uint16_t>(LaunchKind::SPREAD); }
 
 // A task with its waits and triggers, in the program or in a copy at hand.
