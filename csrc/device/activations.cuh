@@ -13,14 +13,13 @@ constexpr uint32_t CHUNK_K = 8;           // activations of 16 bytes
 constexpr uint32_t LOAD_K = 4 * CHUNK_K;  // of a row in one load: a chunk each of four lanes
 
 struct Activations {
-  const __nv_bfloat16* x;  // in memory, or in shared memory
+  const __nv_bfloat16* x;
   uint32_t k, stride, num_rows;
-  uint32_t last_chunk;   // of a row, that can be read
-  uint32_t spare_block;  // what is read where no block is left: of what is near only a warp's own columns may be
+  uint32_t last_chunk;  // of a row, that can be read
 };
 
 DISTMK_FN Activations activations_of(Context& context, const LinearArgs& args, uint32_t num_rows) {
-  return {context.at<__nv_bfloat16>(args.x), args.k, args.x_stride, num_rows, args.k - CHUNK_K, args.k};
+  return {context.at<__nv_bfloat16>(args.x), args.k, args.x_stride, num_rows, args.k - CHUNK_K};
 }
 
 DISTMK_FN uint32_t num_rows(const RankState& state, const LinearArgs& args) {
@@ -69,17 +68,9 @@ DISTMK_FN bool is_awaited(const RankState& state, const LinearArgs& args) {
 
 DISTMK_FN __nv_bfloat16* near_memory() { return reinterpret_cast<__nv_bfloat16*>(shared().work); }
 
-// This warp has brought there what it multiplies, of columns that lie there as they do in memory.
-DISTMK_FN void use_near(Activations& a) {
-  __syncwarp();
-  a.x = near_memory();
-  a.last_chunk = NEAR_BLOCKS * BLOCK_K - CHUNK_K;
-  a.spare_block = 0;
-}
-
 // Brings there what this warp multiplies of them, from its column `first` of each block on: a trip to memory for all
 // blocks together, where each would cost one of its own.
-DISTMK_FN void bring_near(Context& context, Activations& a, bool arriving, uint32_t first) {
+DISTMK_FN void bring_near(const Context& context, const Activations& a, bool arriving, uint32_t first) {
   static_assert(TILE_K == 32 * CHUNK_K, "a chunk a lane");
   __nv_bfloat16* near = near_memory();
   const uint32_t mine = first + threadIdx.x % 32 * CHUNK_K;
@@ -93,10 +84,8 @@ DISTMK_FN void bring_near(Context& context, Activations& a, bool arriving, uint3
     for (uint32_t i = 0; i < NEAR_BLOCKS; ++i) all &= have_arrived(chunks[i]);
     return all;
   });
-  context.inputs_found();
 #pragma unroll
   for (uint32_t i = 0; i < NEAR_BLOCKS; ++i) *reinterpret_cast<uint4*>(near + i * BLOCK_K + mine) = chunks[i];
-  use_near(a);
 }
 
 // Of what is seldom met there is little code.
@@ -133,9 +122,19 @@ struct Column {
     }
   }
 
-  // The same of whole chunks, where they are `arriving` as soon as they are there.
+  // The same of a single row of `k` columns in shared memory, where whole blocks can be read; zeros behind the last
+  // one.
+  DISTMK_FN void load_near(uint32_t k, uint32_t first) {
+    const __nv_bfloat16* x = near_memory() + first + threadIdx.x % 4 * CHUNK_K;
+#pragma unroll
+    for (uint32_t i = 0; i < TILE_K / LOAD_K; ++i) chunks[0][i] = *reinterpret_cast<const uint4*>(x + i * LOAD_K);
+    clear_behind(k, first);
+  }
+
+  // The same, where they are `arriving`, in whole chunks, as soon as they are there.
+  template <bool ALIGNED>
   DISTMK_FN void load_there(Context& context, bool arriving, const Activations& a, uint32_t first) {
-    if (!arriving) return load<true>(a, first);
+    if (!ALIGNED || !arriving) return load<ALIGNED>(a, first);
     const uint32_t k = first + threadIdx.x % 4 * CHUNK_K;
     look_together(context, true, a.x + min(first, a.last_chunk), [&] {
       bool all = true;
@@ -157,13 +156,13 @@ struct Column {
   }
 
   // What was loaded from `first` on, with zeros behind the last column.
-  DISTMK_FN void clear_behind(const Activations& a, uint32_t first) {
-    if (first + TILE_K <= a.k) return;
+  DISTMK_FN void clear_behind(uint32_t k, uint32_t first) {
+    if (first + TILE_K <= k) return;
 #pragma unroll
     for (auto& row : chunks)
 #pragma unroll
       for (uint32_t i = 0; i < TILE_K / LOAD_K; ++i)
-        if (first + threadIdx.x % 4 * CHUNK_K + i * LOAD_K >= a.k) row[i] = eight_zeros();
+        if (first + threadIdx.x % 4 * CHUNK_K + i * LOAD_K >= k) row[i] = eight_zeros();
   }
 };
 

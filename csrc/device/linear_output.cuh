@@ -185,24 +185,23 @@ DISTMK_FN void write_candidates(const Output<TILES>& out) {
 // from when all sums are there the loader holds until the clerk has signalled, not sooner.
 template <uint32_t TILES>
 DISTMK_FN void hand_over(Round<TILES>& round, const typename Round<TILES>::Sums& sums, const Output<TILES>& out,
-                         RingPlace<SumsBuffers::COUNT>& place, uint32_t last_of) {
+                         uint32_t& turn, uint32_t last_of) {
   if (TILES > 1) round.load_residual(out);
   SumsBuffers& buffers = shared().sums;
   const bool two = out.num_rows <= TILE_TOKENS / 2;
 #pragma unroll
-  for (uint32_t tile = 0; tile < TILES; ++tile, place.step()) {
-    const RingPlace<SumsBuffers::COUNT> last = place.before(two ? 2 : 1);
-    float* buffer =
-        reinterpret_cast<float*>(shared().scratch) + (two ? place.slot * (TILE_TOKENS / 2) * SUMS_STRIDE : 0);
-    barrier_wait(&buffers.empty[last.slot], last.parity);
+  for (uint32_t tile = 0; tile < TILES; ++tile, ++turn) {
+    const uint32_t last = turn - (two ? 2 : 1), slot = buffers.slot(turn);
+    float* buffer = reinterpret_cast<float*>(shared().scratch) + (two ? slot * (TILE_TOKENS / 2) * SUMS_STRIDE : 0);
+    barrier_wait(&buffers.empty[buffers.slot(last)], buffers.parity(last));
     round.write_sums(sums, tile, min(TILE_TOKENS, out.num_rows - tile * TILE_TOKENS), buffer);
-    warp_arrive(&buffers.full[place.slot]);
+    warp_arrive(&buffers.full[slot]);
     if (round.has_token(out, tile)) {
-      barrier_wait(&buffers.full[place.slot], place.parity);
+      barrier_wait(&buffers.full[slot], buffers.parity(turn));
       if (last_of && threadIdx.x % 32 == 0) shared().ring.hold.set(last_of);
       round.finish(out, tile, buffer);
     }
-    warp_arrive(&buffers.empty[place.slot]);
+    warp_arrive(&buffers.empty[slot]);
   }
 }
 

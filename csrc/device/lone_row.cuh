@@ -12,10 +12,10 @@ static_assert(MAX_LONE_COLS <= NEAR_BLOCKS * BLOCK_K, "brought to shared memory 
 // elements of a head, and weighs one split for the eight lanes that it is among.
 class LoneRow {
  public:
-  // `near`: a single row, and short enough. `looks`: the first headers are asked for at once.
-  DISTMK_FN LoneRow(const Context& context, const LinearArgs& args, bool near, bool looks, uint32_t first)
+  // Of a single row. `looks`: the first headers are asked for at once.
+  DISTMK_FN LoneRow(const Context& context, const LinearArgs& args, bool looks, uint32_t first)
       : context_(context), args_(args), looks_(looks), first_(first) {
-    if (!near || !args.lone) return;
+    if (!args.lone) return;
     const BatchRun& run = context.batch(args.batch)->runs[0];
     if (!is_lone(args, 1, run)) return;
     count_ = Splits::of_only(args, run);

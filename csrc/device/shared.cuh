@@ -67,6 +67,9 @@ struct Handoff {
 // Two buffers for the sums of the warps: one is written while the other is added up.
 struct SumsBuffers {
   static constexpr uint32_t COUNT = 2;
+  // Of a turn, since the launch began, which of them it is, and the parity of its barriers.
+  DISTMK_FN static uint32_t slot(uint32_t turn) { return turn % COUNT; }
+  DISTMK_FN static uint32_t parity(uint32_t turn) { return turn / COUNT % 2; }
   uint64_t full[COUNT], empty[COUNT];
 
   DISTMK_FN void init() {
@@ -80,7 +83,7 @@ struct SumsBuffers {
 // Where a consumer warp is in what it shares with others; it goes through tasks at its own pace.
 struct Places {
   RingPlace<NUM_STAGES> stage;
-  RingPlace<SumsBuffers::COUNT> sums;
+  uint32_t sums_turn = 0;
 };
 
 struct NearRing {
@@ -193,7 +196,7 @@ DISTMK_FN void StartSignal::await_last() const {
 }
 DISTMK_FN bool StartSignal::given() const { return !announced || shared().handoff.is_ready(task_number()); }
 DISTMK_FN void StartSignal::keep_time() const {
-  if (announced && shared().params.trace_capacity) shared().handoff.keep_time(task_number());
+  if (threadIdx.x == 0 && announced && shared().params.trace_capacity) shared().handoff.keep_time(task_number());
 }
 
 }  // namespace distmk

@@ -8,15 +8,66 @@ namespace distmk {
 namespace linear {
 
 // The slab comes in rounds of ROUND_GROUPS row groups, a round in blocks of BLOCK_K columns, a block group by group,
-// stage by stage. Of up to a tile of rows the next block's activations are on their way while one is multiplied; of
-// more there are not enough registers. But for unaligned ones nothing lives across a call, which would put it on the
-// stack. Of more than a tile of rows all is written behind the task's events, on which those who add it up count.
+// stage by stage. Nothing lives across a call, which would put it on the stack, but for unaligned activations.
+
+// What becomes of a round's sums, which are zero again then.
+template <uint32_t TILES>
+DISTMK_FN void end_round(Round<TILES>& round, uint32_t rows, typename Round<TILES>::Sums& sums,
+                         const Output<TILES>& out, Places& places) {
+  const bool holds = round.end_row == rows && is_awaited(out.context.rank_state, out.args);
+  hand_over(round, sums, out, places.sums_turn, holds ? shared().num_slabs[threadIdx.x / 32].get() + 1 : 0);
+  memset(sums, 0, sizeof(sums));
+}
+
+// A single row whose activations fit into shared memory, by itself: what a token waits for in such a task is, for the
+// most part, instructions one after another, so there are none here that it does not need.
+DISTMK_FN void run_near(Context& context, const LinearArgs& args) {
+  const uint32_t rows = slab_rows(args);
+  const Lane lane;
+  const Output<1> out(context, args, 1);
+  Places places = shared().places[threadIdx.x / 32];
+  Round<1>::Sums sums = {};
+  Column<1> x;
+  LoneRow lone(context, args, args.arriving, first_column());
+  EarlyTile early;
+  early.take(args, rows, places.stage, lane);
+  // What was taken is not in the ring any more.
+  if (args.arriving)
+    context.look_for_inputs();
+  else if (!context.inputs_ready())
+    return keep_places(places);
+  if (lone.is_there())
+    lone.bring(near_memory());
+  else
+    bring_near(context, activations_of(context, args, 1), args.arriving, first_column());
+  context.inputs_found();
+  __syncwarp();
+  x.load_near(args.k, first_column());
+  early.multiply(x, sums);
+  uint32_t group = early.num_groups;
+#pragma unroll 1
+  for (uint32_t first = 0; first < rows; first += ROUND_ROWS) {
+    Round<1> round(out, first, min(first + ROUND_ROWS, rows));
+#pragma unroll 1
+    for (uint32_t block = 0; block < args.k_pitch; block += BLOCK_K) {
+      const uint32_t block_end = min(block + BLOCK_K, args.k_pitch);
+      if (args.normalized && first == 0) add_squares(x, block == 0);
+      multiply_block<1>(x, lane, round, block_end - block, group, places.stage, sums);
+      group = 0;
+      x.load_near(args.k, (block_end < args.k_pitch ? block_end : 0) + first_column());
+    }
+    end_round(round, rows, sums, out, places);
+  }
+  keep_places(places);
+}
+
+// Of up to a tile of rows the next block's activations are on their way while one is multiplied; of more there are not
+// enough registers, and all is written behind the task's events, on which those who add it up count.
 template <uint32_t TILES, bool ALIGNED>
 DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) {
   constexpr bool AHEAD = TILES == 1 && ALIGNED;
-  const Team& team = context.team;
   const uint32_t rows = slab_rows(args);
-  Activations a = activations_of(context, args, num_rows);
+  const Activations a = activations_of(context, args, num_rows);
   const Lane lane;
   const Output<TILES> out(context, args, num_rows);
   Places places = shared().places[threadIdx.x / 32];
@@ -25,37 +76,17 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
   uint32_t group = 0;
   // Whether blocks of activations are looked at until they are there.
   bool looks = ALIGNED && args.arriving;
+  EarlyTile early;
+  if constexpr (AHEAD) early.take(args, rows, places.stage, lane);
+  if (looks)
+    context.look_for_inputs();
+  else if (!context.inputs_ready())
+    return keep_places(places);
+  x.template load_there<ALIGNED>(context, looks, a, first_column());
   if constexpr (AHEAD) {
-    const bool near = fit_near(args, num_rows);
-    LoneRow lone(context, args, near, looks, first_column());
-    EarlyTile early;
-    early.take(args, rows, places.stage, lane);
-    // What was taken is not in the ring any more.
-    if (looks)
-      context.look_for_inputs();
-    else if (!context.inputs_ready())
-      return keep_places(places);
-    if (lone.is_there()) {
-      lone.bring(near_memory());
-      context.inputs_found();
-      use_near(a);
-    } else if (near) {
-      bring_near(context, a, looks, first_column());
-    }
-    looks = looks && !near;
-    x.load_there(context, looks, a, first_column());
-    x.clear_behind(a, first_column());
+    x.clear_behind(a.k, first_column());
     early.multiply(x, sums);
     group = early.num_groups;
-  } else {
-    if (looks)
-      context.look_for_inputs();
-    else if (!context.inputs_ready())
-      return;
-    if constexpr (ALIGNED)
-      x.load_there(context, looks, a, first_column());
-    else
-      x.template load<ALIGNED>(a, first_column());
   }
   out.start();
 #pragma unroll 1
@@ -64,32 +95,26 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
 #pragma unroll 1
     for (uint32_t block = 0; block < args.k_pitch; block += BLOCK_K) {
       const uint32_t block_end = min(block + BLOCK_K, args.k_pitch);
-      const uint32_t next_block = block_end < args.k_pitch ? block_end : round.end_row < rows ? 0 : a.spare_block;
+      const uint32_t next_block = block_end < args.k_pitch ? block_end : round.end_row < rows ? 0 : args.k;
       Column<TILES> next;
       if constexpr (AHEAD)
-        next.load_there(context, looks, a, next_block + first_column());
+        next.template load_there<ALIGNED>(context, looks, a, next_block + first_column());
       else
-        x.clear_behind(a, block + first_column());
+        x.clear_behind(a.k, block + first_column());
       if (args.normalized && first == 0) add_squares(x, block == 0);
       multiply_block<TILES>(x, lane, round, block_end - block, group, places.stage, sums);
       group = 0;
-      if constexpr (AHEAD) {
-        (x = next).clear_behind(a, next_block + first_column());
-      } else {
-        if constexpr (ALIGNED)
-          x.load_there(context, looks && block_end < args.k_pitch, a, next_block + first_column());
-        else
-          x.template load<ALIGNED>(a, next_block + first_column());
-      }
+      if constexpr (AHEAD)
+        (x = next).clear_behind(a.k, next_block + first_column());
+      else
+        x.template load_there<ALIGNED>(context, looks && block_end < args.k_pitch, a, next_block + first_column());
     }
     if (!AHEAD) context.inputs_ready();  // before anything is written
     looks = false;
-    const bool holds = round.end_row == rows && is_awaited(context.rank_state, args);
-    hand_over(round, sums, out, places.sums, holds ? shared().num_slabs[threadIdx.x / 32].get() + 1 : 0);
-    memset(sums, 0, sizeof(sums));
+    end_round(round, rows, sums, out, places);
   }
   if (out.epilogue() == Epilogue::ARGMAX) {
-    team.sync();
+    context.team.sync();
     write_candidates<TILES>(out);
   }
   keep_places(places);
@@ -97,7 +122,9 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
 
 template <bool ALIGNED>
 DISTMK_FN void run_by_rows(Context& context, const LinearArgs& args, uint32_t rows) {
-  if (rows <= TILE_TOKENS)
+  if (ALIGNED && fit_near(args, rows))
+    run_near(context, args);
+  else if (rows <= TILE_TOKENS)
     run<1, ALIGNED>(context, args, rows);
   else
     run<2, ALIGNED>(context, args, rows);
