@@ -122,8 +122,7 @@ struct Column {
     }
   }
 
-  // The same of a single row of `k` columns in shared memory, where whole blocks can be read; zeros behind the last
-  // one.
+  // The same of a single row in shared memory, where whole blocks can be read, with zeros behind its `k` columns.
   DISTMK_FN void load_near(uint32_t k, uint32_t first) {
     const __nv_bfloat16* x = near_memory() + first + threadIdx.x % 4 * CHUNK_K;
 #pragma unroll
