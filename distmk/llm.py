@@ -18,6 +18,7 @@ from distmk.engine import Engine, EngineArgs
 from distmk.errors import DistmkError, Interrupted, UsageError
 from distmk.requests import Prompt, Request, make_request
 from distmk.sampling import RequestOutput, SamplingParams, TokenOutput
+from distmk.session import Session
 from distmk.tokenizer import Tokenizer, load_tokenizer
 from distmk.trace import Trace
 
@@ -109,6 +110,11 @@ class LLM:
     @property
     def num_workers(self) -> int:
         return self._engine.num_workers
+
+    @property
+    def session(self) -> Session:
+        """The model's graph on this rank, for tools that look into it."""
+        return self._engine.session
 
     @property
     def load_s(self) -> dict[str, float]:

@@ -4,6 +4,7 @@
 #include "device/activations.cuh"
 #include "device/arriving.cuh"
 #include "device/candidates.cuh"
+#include "device/marks.cuh"
 
 namespace distmk {
 namespace linear {
@@ -198,8 +199,10 @@ DISTMK_FN void hand_over(Round<TILES>& round, const typename Round<TILES>::Sums&
     warp_arrive(&buffers.full[slot]);
     if (round.has_token(out, tile)) {
       barrier_wait(&buffers.full[slot], buffers.parity(turn));
+      mark(Mark::MET);
       if (last_of && threadIdx.x % 32 == 0) shared().ring.hold.set(last_of);
       round.finish(out, tile, buffer);
+      mark(Mark::STORED);
     }
     warp_arrive(&buffers.empty[slot]);
   }

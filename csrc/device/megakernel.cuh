@@ -86,6 +86,7 @@ DISTMK_ROLE wait_loop(const RankState& state, uint32_t worker, const Team warp) 
 
 // The body of the task that this worker is at is done.
 DISTMK_FN void end_task(const Context& context, uint64_t pushed) {
+  mark(Mark::LEFT);
   Handoff& handoff = shared().handoff;
   const uint32_t n = task_number();
   if (context.team.leader()) handoff.pushed[task_place(n)] = pushed;
@@ -114,6 +115,7 @@ DISTMK_FN void run_frequent_task(const RankState& state) {
   TaskView task = action.task;
   task.desc = in_shared(task.desc);
   context.begin(task, action.iteration, action.instance, {true});
+  mark_entry(task.index);
   run_frequent_body(context);
   end_task(context, 0);
 }

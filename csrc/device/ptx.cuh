@@ -113,6 +113,12 @@ DISTMK_FN uint64_t now_ns() {
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
   return t;
 }
+// Of the SM; the low half.
+DISTMK_FN uint32_t now_clock() {
+  uint32_t t;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(t)::"memory");
+  return t;
+}
 DISTMK_FN uint32_t sm_number() {
   uint32_t n;
   asm volatile("mov.u32 %0, %smid;" : "=r"(n));

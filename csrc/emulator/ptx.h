@@ -85,6 +85,8 @@ inline uint64_t now_ns() {
   return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
 }
 
+inline uint32_t now_clock() { return static_cast<uint32_t>(now_ns()); }
+
 inline void barrier_init(uint64_t* barrier, uint32_t count) { emulator::mbarrier_init(barrier, count); }
 inline void barrier_init_done() {}
 inline bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {

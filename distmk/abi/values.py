@@ -23,6 +23,8 @@ MAX_LONE_COLS = 4096  # of a lone row that is merged by who multiplies it
 SPLITS_AT_ONCE = 8  # that are merged in one go
 LONE_HEADER = 8  # bf16 places before a split's result of a lone row: the log of its weight as a float, and none
 SHARE_AT_ONCE = 128  # positions of an instance of attention that a GPU's warps take before they turn to memory again
+MARKED_TASKS = 64  # of a worker: the last ones, of which its warps write down when they got where
+MARKED_WORKERS = 256
 MAX_OWN_SCHEDULERS = 12  # warps of the block that runs schedulers, where a GPU has one for them
 
 
@@ -71,7 +73,24 @@ class Abort(enum.IntEnum):
     INTERRUPTED = 3
 
 
-ENUMS: tuple[type[enum.IntEnum], ...] = (Space, LaunchKind, Epilogue, FinishReason, Abort)
+class Mark(enum.IntEnum):
+    """What a consumer warp of a GPU writes down of a task, in a kernel compiled for it (csrc/device/marks.cuh), in 32 bits:
+    clocks of its SM but for the first two. Of what happens once a round of rows the last time counts.
+    """
+
+    TASK = 0  # its number in the program, from 1
+    NS = 1  # the time when its body is entered, in nanoseconds of the GPU's timer
+    ENTERED = 2
+    PREPARED = 3  # what needs no inputs is done: a tile of weights is held, keys and values are asked for
+    INPUTS = 4  # are there
+    FIRST = 5  # products with weights that are not held begin
+    LAST = 6  # of these, or of keys and values, are done
+    MET = 7  # what the other warps have found is there, for those that put it together
+    STORED = 8  # by those
+    LEFT = 9  # the warp goes on to the next task
+
+
+ENUMS: tuple[type[enum.IntEnum], ...] = (Space, LaunchKind, Epilogue, FinishReason, Abort, Mark)
 CONSTANTS = {
     "MAGIC": MAGIC,
     "SPACE_SHIFT": SPACE_SHIFT,
@@ -92,6 +111,8 @@ CONSTANTS = {
     "SHARE_AT_ONCE": SHARE_AT_ONCE,
     "LONE_HEADER": LONE_HEADER,
     "MAX_OWN_SCHEDULERS": MAX_OWN_SCHEDULERS,
+    "MARKED_TASKS": MARKED_TASKS,
+    "MARKED_WORKERS": MARKED_WORKERS,
 }
 
 

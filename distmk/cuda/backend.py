@@ -16,7 +16,7 @@ from distmk.cuda.build import architecture_of, build_cubin
 from distmk.cuda.gpus import gpu_of, num_sharing, num_sms_of
 from distmk.cuda.launch import CudaLaunch
 from distmk.cuda.nvshmem import SPARE_BYTES, SymmetricHeap, require
-from distmk.errors import DistmkError, UsageError
+from distmk.errors import BuildError, DistmkError, UsageError
 from distmk.host.shm import SharedHeap
 from distmk.place import Placed
 from distmk.program import RankProgram
@@ -161,6 +161,19 @@ class CudaBackend:
 
     def abort_reason(self) -> Abort:
         return Abort(int.from_bytes(self._heap.tensor[:8].cpu().numpy().tobytes(), "little"))
+
+    def read_global(self, name: str, num_bytes: int) -> bytes:
+        """A global variable of the kernel; BuildError where it was compiled without."""
+        from cuda.bindings import driver
+
+        error, where, size = driver.cuLibraryGetGlobal(self._module.handle, name.encode())
+        if error != driver.CUresult.CUDA_SUCCESS or size < num_bytes:
+            raise BuildError(f"the kernel has no {num_bytes} bytes named {name}; was it compiled with other flags?")
+        found = np.empty(num_bytes, np.uint8)
+        (error,) = driver.cuMemcpyDtoH(found.ctypes.data, where, num_bytes)
+        if error != driver.CUresult.CUDA_SUCCESS:
+            raise BuildError(f"{name} cannot be read from the GPU: {error.name}")
+        return found.tobytes()
 
     def lost_ranks(self) -> list[int]:
         return self._liveness.lost_ranks()

@@ -118,6 +118,10 @@ class EmulatedBackend(HostBackend):
         self._seed = agree(bootstrap, env.emulator_seed)
         super().__init__(program, bootstrap, scheduler_threads)
 
+    def read_global(self, name: str, num_bytes: int) -> bytes:
+        """A global variable of the kernel."""
+        return (ctypes.c_char * num_bytes).in_dll(self._library, name).raw
+
     def _make_late(self, fault: Fault) -> None:
         fault.seed = secrets.randbits(32) if self._seed is None else self._seed
         fault.node_size = env.virtual_node_size() or 0

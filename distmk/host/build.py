@@ -39,7 +39,7 @@ def load_runtime(extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
 
 def load_emulator() -> ctypes.CDLL:
     """The GPU's kernel behind the same functions. BuildError as above, and where the processor is no x86-64."""
-    return _load(build_emulator())
+    return _load(build_emulator([flag for flag in env.nvcc_flags() if flag.startswith("-D")]))
 
 
 def _load(path: Path) -> ctypes.CDLL:

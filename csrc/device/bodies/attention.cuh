@@ -5,6 +5,7 @@
 #include "device/attention_ring.cuh"
 #include "device/attention_share.cuh"
 #include "device/attention_tile.cuh"
+#include "device/marks.cuh"
 
 namespace distmk {
 namespace attention {
@@ -125,6 +126,7 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
     } else {
       tile.clear();  // or the compiler would keep its registers for whatever they hold, in all other tasks too
     }
+    mark(Mark::PREPARED);
     // Old positions were there before. New ones are read by all warps of this instance, and by no other this iteration.
     if (args.arriving)
       context.look_for_inputs();
@@ -134,13 +136,16 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
     stage_queries(w, block, count, args.arriving);
     if (block == 0) stage_new(w, count, args.arriving);
     context.inputs_found();
+    mark(Mark::INPUTS);
     team.sync();
     Partial partial;
     if (in_ring)
       attend_ring(w, block, tile, partial);
     else
       attend(w, block, tile, partial);
+    mark(Mark::LAST);
     team.sync();
+    mark(Mark::MET);
     partial.add_up();
 #pragma unroll
     for (uint32_t first = 0; first < QUERIES; first += MERGED_QUERIES) {
@@ -153,6 +158,7 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
       team.sync();
     }
   }
+  mark(Mark::STORED);
   append(w);
   return true;
 }

@@ -14,6 +14,7 @@ namespace linear {
 template <uint32_t TILES>
 DISTMK_FN void end_round(Round<TILES>& round, uint32_t rows, typename Round<TILES>::Sums& sums,
                          const Output<TILES>& out, Places& places) {
+  mark(Mark::LAST);
   const bool holds = round.end_row == rows && is_awaited(out.context.rank_state, out.args);
   hand_over(round, sums, out, places.sums_turn, holds ? shared().num_slabs[threadIdx.x / 32].get() + 1 : 0);
   memset(sums, 0, sizeof(sums));
@@ -31,6 +32,7 @@ DISTMK_FN void run_near(Context& context, const LinearArgs& args) {
   LoneRow lone(context, args, args.arriving, first_column());
   EarlyTile early;
   early.take(args, rows, places.stage, lane);
+  mark(Mark::PREPARED);
   // What was taken is not in the ring any more.
   if (args.arriving)
     context.look_for_inputs();
@@ -42,6 +44,7 @@ DISTMK_FN void run_near(Context& context, const LinearArgs& args) {
     bring_near(context, activations_of(context, args, 1), args.arriving, first_column());
   context.inputs_found();
   __syncwarp();
+  mark(Mark::INPUTS);
   x.load_near(args.k, first_column());
   early.multiply(x, sums);
   uint32_t group = early.num_groups;
@@ -52,6 +55,7 @@ DISTMK_FN void run_near(Context& context, const LinearArgs& args) {
     for (uint32_t block = 0; block < args.k_pitch; block += BLOCK_K) {
       const uint32_t block_end = min(block + BLOCK_K, args.k_pitch);
       if (args.normalized && first == 0) add_squares(x, block == 0);
+      if (first + block == 0) mark(Mark::FIRST);
       multiply_block<1>(x, lane, round, block_end - block, group, places.stage, sums);
       group = 0;
       x.load_near(args.k, (block_end < args.k_pitch ? block_end : 0) + first_column());
@@ -78,11 +82,13 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
   bool looks = ALIGNED && args.arriving;
   EarlyTile early;
   if constexpr (AHEAD) early.take(args, rows, places.stage, lane);
+  mark(Mark::PREPARED);
   if (looks)
     context.look_for_inputs();
   else if (!context.inputs_ready())
     return keep_places(places);
   x.template load_there<ALIGNED>(context, looks, a, first_column());
+  mark(Mark::INPUTS);
   if constexpr (AHEAD) {
     x.clear_behind(a.k, first_column());
     early.multiply(x, sums);
@@ -102,6 +108,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
       else
         x.clear_behind(a.k, block + first_column());
       if (args.normalized && first == 0) add_squares(x, block == 0);
+      if (first + block == 0) mark(Mark::FIRST);
       multiply_block<TILES>(x, lane, round, block_end - block, group, places.stage, sums);
       group = 0;
       if constexpr (AHEAD)

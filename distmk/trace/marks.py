@@ -1,0 +1,126 @@
+"""When warps got where in a task: what a GPU's kernel compiled with -DDISTMK_MARKS writes down (csrc/device/marks.cuh), as a
+table. `scripts/step_marks.py` shows it of a decode step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from distmk.abi import BLOCK_TILES, MARKED_TASKS, MARKED_WORKERS, Mark
+from distmk.trace.record import family_of, layer_of
+from distmk.trace.table import table
+
+SHAPE = (MARKED_WORKERS, BLOCK_TILES, MARKED_TASKS, 16)  # worker, warp, task, Mark
+TIMES = tuple(Mark)[2:]
+
+Words = npt.NDArray[np.uint32]
+Times = npt.NDArray[np.float64]
+
+
+class HasGlobals(Protocol):
+    """A backend that can say what lies in one of its kernel's global variables."""
+
+    def read_global(self, name: str, num_bytes: int) -> bytes: ...
+
+
+def read_marks(backend: HasGlobals, num_workers: int) -> Words:
+    """uint32 [workers, warps, tasks, 16], the last axis by `Mark`; 0: nothing was written."""
+    found = np.frombuffer(backend.read_global("distmk_marks", 4 * int(np.prod(SHAPE))), np.uint32)
+    return found.reshape(SHAPE)[:num_workers]
+
+
+@dataclass(frozen=True)
+class MarkedTask:
+    """A task of a worker: `us` [warps, marks of TIMES] on one clock for all workers; nan: not there."""
+
+    op: str
+    layer: int
+    turn: int  # 0: the last time that this worker ran it, 1: the time before
+    worker: int
+    us: Times
+
+
+def marked_tasks(words: Words, task_names: Sequence[str]) -> list[MarkedTask]:
+    """All that is known of tasks in layers, worker by worker, from the last one back."""
+    origin = words[..., Mark.NS].max()
+    return [task for worker, mine in enumerate(words) for task in _of_worker(worker, mine, task_names, origin)]
+
+
+def _of_worker(worker: int, words: Words, task_names: Sequence[str], origin: Any) -> Iterator[MarkedTask]:
+    there = np.flatnonzero(words[0, :, Mark.TASK])
+    entered_us = _signed(words[0, there, Mark.NS], origin) / 1e3
+    there, entered_us = there[np.argsort(-entered_us)], np.sort(entered_us)[::-1]
+    if len(there) < 2:
+        return
+    last = words[0, there[0], Mark.ENTERED]
+    line = np.polyfit(_signed(words[0, there, Mark.ENTERED], last), entered_us, 1)
+    turns: dict[int, int] = {}
+    for place in there:
+        task = int(words[0, place, Mark.TASK]) - 1
+        turns[task] = turns.get(task, -1) + 1
+        clocks = words[:, place, TIMES[0] : TIMES[-1] + 1]
+        us = np.where(clocks == 0, np.nan, np.polyval(line, _signed(clocks, last)))
+        if (layer := layer_of(task_names[task])) >= 0:
+            yield MarkedTask(family_of(task_names[task]), layer, turns[task], worker, us)
+
+
+def _signed(of: Words, origin: Any) -> Times:
+    """Differences of 32-bit counters that may have gone round."""
+    found: Times = (of - np.uint32(origin)).astype(np.int32).astype(np.float64)
+    return found
+
+
+def marks_report(tasks: Sequence[MarkedTask]) -> str:
+    """Medians over workers, warps and layers, and the 10th to 90th of 100, in microseconds from when the first operator of
+    their layer had its inputs (the median of its warps).
+    """
+    inputs = TIMES.index(Mark.INPUTS)
+    by_op: dict[str, list[MarkedTask]] = {}
+    for task in tasks:
+        if np.isfinite(task.us[:, inputs]).any():
+            by_op.setdefault(task.op, []).append(task)
+    if not by_op:
+        return "no marks: is the kernel compiled with -DDISTMK_MARKS?\n"
+    first = min(by_op, key=lambda op: _after_layers_begin(by_op, op, inputs))
+    begins = _begins(by_op[first], inputs)
+    lines = []
+    for op in sorted(by_op, key=lambda op: float(np.nanmedian(_relative(by_op[op], begins)[..., inputs]))):
+        lines.append([op, str(len({task.worker for task in by_op[op]})), *_cells(_relative(by_op[op], begins))])
+    head = ["op", "workers", *(mark.name.lower() for mark in TIMES)]
+    title = f"warps in a layer: us from {first}'s inputs on, the median (10th to 90th of 100)"
+    return table(title, head, lines)
+
+
+def _begins(tasks: Sequence[MarkedTask], inputs: int) -> dict[tuple[int, int], float]:
+    """Of each layer and turn, when the warps of these tasks had their inputs."""
+    found: dict[tuple[int, int], list[Times]] = {}
+    for task in tasks:
+        found.setdefault((task.layer, task.turn), []).append(task.us[:, inputs])
+    return {key: float(np.nanmedian(np.concatenate(parts))) for key, parts in found.items()}
+
+
+def _after_layers_begin(by_op: dict[str, list[MarkedTask]], op: str, inputs: int) -> float:
+    """How long after the first inputs of any operator of a layer this one has its own, in the median of layers."""
+    begins = {each: _begins(tasks, inputs) for each, tasks in by_op.items()}
+    mine = begins[op]
+    return float(np.median([at - min(other.get(key, at) for other in begins.values()) for key, at in mine.items()]))
+
+
+def _relative(tasks: Sequence[MarkedTask], begins: dict[tuple[int, int], float]) -> Times:
+    """[tasks, warps, marks]; a task whose layer's beginning is not known is left out."""
+    found = [task.us - begins[key] for task in tasks if (key := (task.layer, task.turn)) in begins]
+    return np.stack(found) if found else np.full((1, BLOCK_TILES, len(TIMES)), np.nan)
+
+
+def _cells(us: Times) -> list[str]:
+    cells = []
+    for mark in range(len(TIMES)):
+        known = us[..., mark][np.isfinite(us[..., mark])]
+        low, middle, high = np.percentile(known, [10, 50, 90]) if len(known) else (np.nan,) * 3
+        cells.append(f"{middle:.1f} ({low:.1f} to {high:.1f})" if len(known) else "-")
+    return cells

@@ -1,0 +1,64 @@
+#!/usr/bin/env python
+"""Where a decode step's time goes within tasks: when each warp of each SM got where, by the clock.
+
+    python scripts/step_marks.py qwen3-8b                    # one GPU; compiles a kernel for it the first time
+    mpirun -n 2 python scripts/step_marks.py qwen3-8b        # of rank 0
+    python scripts/step_marks.py qwen3-8b --workers 0:16     # of some workers, such as those with attention
+
+A trace (`scripts/step_time.py --trace`) says when tasks ran. This says what they were at: abi.Mark names the places. It is of
+the last 64 tasks of each worker, some twelve layers. Looking takes time itself: the step is told as it was meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from benchmark.ours import serving, time_steps
+from benchmark.work import add_work_arguments, work_of
+
+from distmk.choices import choose_backend
+from distmk.cli.together import launcher_rank
+from distmk.errors import DistmkError, UsageError
+from distmk.trace.marks import marked_tasks, marks_report, read_marks
+
+
+def workers_of(text: str) -> slice:
+    begin, _, end = text.partition(":")
+    if not (begin.isdigit() or begin == "") or not (end.isdigit() or end == ""):
+        raise argparse.ArgumentTypeError(f"{text!r} is no range of workers; give one as FIRST:END")
+    return slice(int(begin or 0), int(end) if end else None)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_work_arguments(parser)
+    parser.add_argument("--workers", type=workers_of, default=slice(None), metavar="FIRST:END", help="of these alone")
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parse()
+    if choose_backend(arguments.backend) == "host":
+        raise UsageError("the host twin has no warps; this is of a GPU's kernel")
+    os.environ["DISTMK_NVCC_FLAGS"] = f"{os.environ.get('DISTMK_NVCC_FLAGS', '')} -DDISTMK_MARKS"
+    work = work_of(arguments)
+    with serving(work, arguments.backend) as llm:
+        timed, session = time_steps(llm, work), llm.session
+        if llm.rank == 0:
+            words = read_marks(session.backend, llm.num_workers)
+            tasks = marked_tasks(words, session.rank_program.task_names)
+            wanted = range(*arguments.workers.indices(llm.num_workers))
+            print(f"{arguments.model}: {min(timed.times_ms):.3f} ms a step")
+            print(marks_report([task for task in tasks if task.worker in wanted]), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except DistmkError as error:
+        if launcher_rank() == 0:  # the others were told the same
+            print(f"step_marks: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
