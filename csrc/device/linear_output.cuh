@@ -181,12 +181,13 @@ DISTMK_FN void write_candidates(const Output<TILES>& out) {
   out.context.template at<Candidate>(out.args.out)[token] = best;
 }
 
-// The end of a round: each warp leaves its sums, those that look after a token wait for all of them, the others go on.
+// The end of a round: each warp leaves its sums, those that look after a token wait for all of them, as do those that
+// have `passed_by` some of its stages, the others go on.
 // Up to half a tile of tokens leaves room for two rounds. `last_of`: the slab that this round is the last of, or 0;
 // from when all sums are there the loader holds until the clerk has signalled, not sooner.
 template <uint32_t TILES>
 DISTMK_FN void hand_over(Round<TILES>& round, const typename Round<TILES>::Sums& sums, const Output<TILES>& out,
-                         uint32_t& turn, uint32_t last_of) {
+                         uint32_t& turn, uint32_t last_of, bool passed_by) {
   if (TILES > 1) round.load_residual(out);
   SumsBuffers& buffers = shared().sums;
   const bool two = out.num_rows <= TILE_TOKENS / 2;
@@ -197,8 +198,9 @@ DISTMK_FN void hand_over(Round<TILES>& round, const typename Round<TILES>::Sums&
     barrier_wait(&buffers.empty[buffers.slot(last)], buffers.parity(last));
     round.write_sums(sums, tile, min(TILE_TOKENS, out.num_rows - tile * TILE_TOKENS), buffer);
     warp_arrive(&buffers.full[slot]);
-    if (round.has_token(out, tile)) {
-      barrier_wait(&buffers.full[slot], buffers.parity(turn));
+    const bool finishes = round.has_token(out, tile);
+    if (finishes || passed_by) barrier_wait(&buffers.full[slot], buffers.parity(turn));
+    if (finishes) {
       mark(Mark::MET);
       if (last_of && threadIdx.x % 32 == 0) shared().ring.hold.set(last_of);
       round.finish(out, tile, buffer);
