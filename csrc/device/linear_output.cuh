@@ -181,13 +181,20 @@ DISTMK_FN void write_candidates(const Output<TILES>& out) {
   out.context.template at<Candidate>(out.args.out)[token] = best;
 }
 
+// Of a block: its first column that is this warp's.
+DISTMK_FN uint32_t first_column() { return threadIdx.x / 32 * TILE_K; }
+
+// Whether this warp has no tile in a row's last block. Stages that it passes by it does not wait for; if it passed by
+// as many as the ring has, it would take what is still to come there for what comes a lap later.
+DISTMK_FN bool passes_by(const LinearArgs& args) { return first_column() > (args.k_pitch - 1) % BLOCK_K; }
+
 // The end of a round: each warp leaves its sums, those that look after a token wait for all of them, as do those that
-// have `passed_by` some of its stages, the others go on.
+// have passed by some of its stages, the others go on.
 // Up to half a tile of tokens leaves room for two rounds. `last_of`: the slab that this round is the last of, or 0;
 // from when all sums are there the loader holds until the clerk has signalled, not sooner.
 template <uint32_t TILES>
 DISTMK_FN void hand_over(Round<TILES>& round, const typename Round<TILES>::Sums& sums, const Output<TILES>& out,
-                         uint32_t& turn, uint32_t last_of, bool passed_by) {
+                         uint32_t& turn, uint32_t last_of) {
   if (TILES > 1) round.load_residual(out);
   SumsBuffers& buffers = shared().sums;
   const bool two = out.num_rows <= TILE_TOKENS / 2;
@@ -199,7 +206,7 @@ DISTMK_FN void hand_over(Round<TILES>& round, const typename Round<TILES>::Sums&
     round.write_sums(sums, tile, min(TILE_TOKENS, out.num_rows - tile * TILE_TOKENS), buffer);
     warp_arrive(&buffers.full[slot]);
     const bool finishes = round.has_token(out, tile);
-    if (finishes || passed_by) barrier_wait(&buffers.full[slot], buffers.parity(turn));
+    if (finishes || passes_by(out.args)) barrier_wait(&buffers.full[slot], buffers.parity(turn));
     if (finishes) {
       mark(Mark::MET);
       if (last_of && threadIdx.x % 32 == 0) shared().ring.hold.set(last_of);

@@ -9,14 +9,9 @@ namespace linear {
 
 static_assert(NUM_WARPS == BLOCK_TILES, "a column of tiles a warp");
 
-// Of a block: its first column that is this warp's, and the stage of a group with its tile, which is this one of it.
-DISTMK_FN uint32_t first_column() { return threadIdx.x / 32 * TILE_K; }
+// The stage of a group with this warp's tile, which is this one of it.
 DISTMK_FN uint32_t stage_in_group() { return threadIdx.x / 32 / STAGE_TILES; }
 DISTMK_FN uint32_t tile_in_stage() { return threadIdx.x / 32 % STAGE_TILES; }
-
-// Whether this warp has no tile in a row's last block. Stages that it passes by it does not wait for; if it passed by
-// as many as the ring has, it would take what is still to come there for what comes a lap later.
-DISTMK_FN bool passes_by(const LinearArgs& args) { return first_column() > (args.k_pitch - 1) % BLOCK_K; }
 
 DISTMK_FN uint32_t stages_of_group(uint32_t block_k) { return (block_k + STAGE_K - 1) / STAGE_K; }
 

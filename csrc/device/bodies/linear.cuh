@@ -16,8 +16,7 @@ DISTMK_FN void end_round(Round<TILES>& round, uint32_t rows, typename Round<TILE
                          const Output<TILES>& out, Places& places) {
   mark(Mark::LAST);
   const bool holds = round.end_row == rows && is_awaited(out.context.rank_state, out.args);
-  hand_over(round, sums, out, places.sums_turn, holds ? shared().num_slabs[threadIdx.x / 32].get() + 1 : 0,
-            passes_by(out.args));
+  hand_over(round, sums, out, places.sums_turn, holds ? shared().num_slabs[threadIdx.x / 32].get() + 1 : 0);
   memset(sums, 0, sizeof(sums));
 }
 
