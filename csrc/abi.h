@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 8175162030235952994ull;
+constexpr uint64_t ABI_HASH = 10576728812708407338ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -28,6 +28,7 @@ constexpr uint32_t LONE_HEADER = 8u;
 constexpr uint32_t MAX_OWN_SCHEDULERS = 12u;
 constexpr uint32_t MARKED_TASKS = 64u;
 constexpr uint32_t MARKED_WORKERS = 256u;
+constexpr uint32_t MARK_WORDS = 16u;
 
 enum class Space : uint32_t { NONE = 0, HEAP = 1, LOCAL = 2 };
 

@@ -6,7 +6,6 @@
 namespace distmk {
 
 #ifdef DISTMK_MARKS
-constexpr uint32_t MARK_WORDS = 16;
 static_assert(static_cast<uint32_t>(Mark::LEFT) < MARK_WORDS, "");
 extern "C" {  // a definition, under a name that can be asked for
 __device__ uint32_t distmk_marks[MARKED_WORKERS][NUM_WARPS][MARKED_TASKS][MARK_WORDS];

@@ -25,6 +25,7 @@ LONE_HEADER = 8  # bf16 places before a split's result of a lone row: the log of
 SHARE_AT_ONCE = 128  # positions of an instance of attention that a GPU's warps take before they turn to memory again
 MARKED_TASKS = 64  # of a worker: the last ones, of which its warps write down when they got where
 MARKED_WORKERS = 256
+MARK_WORDS = 16  # of 32 bits, by `Mark`
 MAX_OWN_SCHEDULERS = 12  # warps of the block that runs schedulers, where a GPU has one for them
 
 
@@ -113,6 +114,7 @@ CONSTANTS = {
     "MAX_OWN_SCHEDULERS": MAX_OWN_SCHEDULERS,
     "MARKED_TASKS": MARKED_TASKS,
     "MARKED_WORKERS": MARKED_WORKERS,
+    "MARK_WORDS": MARK_WORDS,
 }
 
 

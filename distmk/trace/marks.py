@@ -11,11 +11,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from distmk.abi import BLOCK_TILES, MARKED_TASKS, MARKED_WORKERS, Mark
+from distmk.abi import BLOCK_TILES, MARK_WORDS, MARKED_TASKS, MARKED_WORKERS, Mark
 from distmk.trace.record import family_of, layer_of
 from distmk.trace.table import table
 
-SHAPE = (MARKED_WORKERS, BLOCK_TILES, MARKED_TASKS, 16)  # worker, warp, task, Mark
+SHAPE = (MARKED_WORKERS, BLOCK_TILES, MARKED_TASKS, MARK_WORDS)  # worker, warp, task, Mark
 TIMES = tuple(Mark)[2:]
 
 Words = npt.NDArray[np.uint32]
@@ -29,7 +29,7 @@ class HasGlobals(Protocol):
 
 
 def read_marks(backend: HasGlobals, num_workers: int) -> Words:
-    """uint32 [workers, warps, tasks, 16], the last axis by `Mark`; 0: nothing was written."""
+    """uint32 [workers, warps, tasks, MARK_WORDS], the last axis by `Mark`; 0: nothing was written."""
     found = np.frombuffer(backend.read_global("distmk_marks", 4 * int(np.prod(SHAPE))), np.uint32)
     return found.reshape(SHAPE)[:num_workers]
 
