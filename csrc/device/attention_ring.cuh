@@ -39,12 +39,13 @@ DISTMK_FN void take_first(const Work& w, Tile& tile) { take(w, ChunkStages(w), t
 
 // Scores over the chunk in registers and, beside it, over `near`.
 DISTMK_FN void multiply_two(const Work& w, const Tile& tile, const NearLines& near, float (&scores)[4][4]) {
-  const __nv_bfloat16* lines[2] = {near.key(key_place(0)), near.key(key_place(1))};
-  const uint32_t exchanged = keys_exchanged(w);
+  const uint32_t lane = w.lane();
+  const __nv_bfloat16* lines[2] = {near.key(key_place(lane, 0)), near.key(key_place(lane, 1))};
+  const uint32_t exchanged = keys_exchanged(w, lane);
   multiply_keys(
       w,
       [&](uint32_t i, uint32_t j) {
-        return i < 2 ? tile.k[i][j] : near.load(lines[i % 2] + place_in_line(w, key_element(j), exchanged));
+        return i < 2 ? tile.k[i][j] : near.load(lines[i % 2] + place_in_line(w, key_element(lane, j), exchanged));
       },
       scores);
 }
@@ -76,12 +77,12 @@ DISTMK_FN void attend_ring(const Work& w, uint32_t first_query, Tile& tile, Part
     float scores[4][4] = {};
     multiply_two(w, tile, near, scores);
     uint32_t weights[2][2][2];
-    partial.weigh(chunk, w.begin, min(w.end, last + 1), two, scores, weights);
+    partial.weigh<false>(chunk, w.begin, min(w.end, last + 1), two, scores, weights);
     if (!whole) patch_values(w, chunk, tile);
-    partial.add_values(tile, w.args.head_dim, weights[0]);
+    partial.add_values(tile, w.head_dim(), weights[0]);
     if (two) {
       load_values(w, near, tile);
-      partial.add_values(tile, w.args.head_dim, weights[1]);
+      partial.add_values(tile, w.head_dim(), weights[1]);
       ring.give_back(w);
     }
     if (!ring.has_next(w)) break;

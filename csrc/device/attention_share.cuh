@@ -85,8 +85,8 @@ class ShareKeeper {
     }
     if (is_spread(*action.task.desc)) last_ = num_listed_;
     const bool told = is_told_of(*action.task.desc), in_ring = told && at_hand && comes_through_ring(args);
-    if (context_.team.leader())
-      shared().attention_share.at_hand[task_place(n)] = in_ring ? IN_RING : at_hand ? AT_HAND : ELSEWHERE;
+    const Hand how = !at_hand ? ELSEWHERE : in_ring ? IN_RING : is_near(args) ? NEAR : AT_HAND;
+    if (context_.team.leader()) shared().attention_share.at_hand[task_place(n)] = how;
     if (told) tell_loader(in_ring);
   }
 
@@ -120,6 +120,14 @@ class ShareKeeper {
     if (instance_ >= share.num_instances) return false;
     const Work w{share.split, context_, args};
     return w.num_chunks() >= NUM_WARPS && w.num_queries() <= QUERIES;
+  }
+
+  // See device/attention_near.cuh.
+  DISTMK_FN bool is_near(const AttentionArgs& args) {
+    const AttentionShare& share = shared().attention_share;
+    if (instance_ >= share.num_instances || args.head_dim != MAX_HEAD_DIM) return false;
+    const Work w{share.split, context_, args};
+    return w.is_lone() && w.num_heads <= QUERIES && w.num_chunks() <= NUM_WARPS;
   }
 
   DISTMK_FN void tell_loader(bool streams) {

@@ -21,12 +21,11 @@ struct Tile {
   }
 };
 
-DISTMK_FN uint32_t group_of_lane() { return threadIdx.x % 32 / 4; }
-DISTMK_FN uint32_t place_in_group() { return threadIdx.x % 4; }
-DISTMK_FN uint32_t key_place(uint32_t i) { return 8 * i + group_of_lane(); }                     // i < 2
-DISTMK_FN uint32_t value_place(uint32_t i) { return 2 * place_in_group() + i % 2 + i / 2 * 8; }  // i < 4
-DISTMK_FN uint32_t key_element(uint32_t j) { return 32 * j + 8 * place_in_group(); }
-DISTMK_FN uint32_t value_element(uint32_t j) { return 64 * j + 8 * group_of_lane(); }
+// Of a lane, which position and which elements are whose.
+DISTMK_FN uint32_t key_place(uint32_t lane, uint32_t i) { return 8 * i + lane / 4; }                      // i < 2
+DISTMK_FN uint32_t value_place(uint32_t lane, uint32_t i) { return 2 * (lane % 4) + i % 2 + i / 2 * 8; }  // i < 4
+DISTMK_FN uint32_t key_element(uint32_t lane, uint32_t j) { return 32 * j + 8 * (lane % 4); }
+DISTMK_FN uint32_t value_element(uint32_t lane, uint32_t j) { return 64 * j + 8 * (lane / 4); }
 
 // Lines of the cache, a lane a position of a turn's chunk; of positions that it does not hold, any.
 DISTMK_FN uint32_t look_up(const Work& w, uint32_t turn) {
@@ -35,13 +34,18 @@ DISTMK_FN uint32_t look_up(const Work& w, uint32_t turn) {
 }
 
 // What the pieces of this lane's keys are exchanged by; of its values, the i-th where the first is by `first`.
-DISTMK_FN uint32_t keys_exchanged(const Work& w) { return w.exchanged(group_of_lane()); }
-DISTMK_FN uint32_t value_exchanged(const Work& w, uint32_t i, uint32_t first) {
+template <class W>
+DISTMK_FN uint32_t keys_exchanged(const W& w, uint32_t lane) {
+  return w.exchanged(lane / 4);
+}
+template <class W>
+DISTMK_FN uint32_t value_exchanged(const W& w, uint32_t i, uint32_t first) {
   return i % 2 ? first ^ w.exchanged(1) : first;
 }
 // Where an element of a position lies in its line; of what the head does not have, any.
-DISTMK_FN uint32_t place_in_line(const Work& w, uint32_t element, uint32_t exchanged) {
-  return element < w.args.head_dim ? element ^ exchanged : 0;
+template <class W>
+DISTMK_FN uint32_t place_in_line(const W& w, uint32_t element, uint32_t exchanged) {
+  return element < w.head_dim() ? element ^ exchanged : 0;
 }
 
 // Where a chunk lies: in the cache, a line a position, or in a stage of the ring, where its keys come before its
@@ -57,7 +61,7 @@ struct CachedLines {
 
  private:
   DISTMK_FN const __nv_bfloat16* line(const __nv_bfloat16* cache, uint32_t position) const {
-    return cache + uint64_t{__shfl_sync(~0u, lines, position)} * w.args.head_dim;
+    return cache + uint64_t{__shfl_sync(~0u, lines, position)} * w.head_dim();
   }
 };
 
@@ -65,87 +69,95 @@ struct NearLines {
   const Work& w;
   const __nv_bfloat16* chunk;
 
-  DISTMK_FN const __nv_bfloat16* key(uint32_t position) const { return chunk + position * w.args.head_dim; }
+  DISTMK_FN const __nv_bfloat16* key(uint32_t position) const { return chunk + position * w.head_dim(); }
   DISTMK_FN const __nv_bfloat16* value(uint32_t position) const { return key(CHUNK + position); }
   DISTMK_FN static uint4 load(const __nv_bfloat16* from) { return *reinterpret_cast<const uint4*>(from); }
 };
 
-template <class Lines>
-DISTMK_FN void load_keys(const Work& w, const Lines& lines, Tile& tile) {
-  const uint32_t exchanged = keys_exchanged(w);
+template <class W, class Lines>
+DISTMK_FN void load_keys(const W& w, const Lines& lines, Tile& tile) {
+  const uint32_t lane = w.lane();
+  const uint32_t exchanged = keys_exchanged(w, lane);
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i) {
-    const __nv_bfloat16* line = lines.key(key_place(i));
+    const __nv_bfloat16* line = lines.key(key_place(lane, i));
 #pragma unroll
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j)
-      tile.k[i][j] = lines.load(line + place_in_line(w, key_element(j), exchanged));
+      tile.k[i][j] = lines.load(line + place_in_line(w, key_element(lane, j), exchanged));
   }
 }
 
-template <class Lines>
-DISTMK_FN void load_values(const Work& w, const Lines& lines, Tile& tile) {
-  const uint32_t first = w.exchanged(value_place(0));
+template <class W, class Lines>
+DISTMK_FN void load_values(const W& w, const Lines& lines, Tile& tile) {
+  const uint32_t lane = w.lane();
+  const uint32_t first = w.exchanged(value_place(lane, 0));
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i) {
-    const __nv_bfloat16* line = lines.value(value_place(i));
+    const __nv_bfloat16* line = lines.value(value_place(lane, i));
     const uint32_t exchanged = value_exchanged(w, i, first);
 #pragma unroll
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j)
-      tile.v[i][j] = lines.load(line + place_in_line(w, value_element(j), exchanged));
+      tile.v[i][j] = lines.load(line + place_in_line(w, value_element(lane, j), exchanged));
   }
 }
 
-template <class Lines>
-DISTMK_FN void load_chunk(const Work& w, const Lines& lines, Tile& tile) {
+template <class W, class Lines>
+DISTMK_FN void load_chunk(const W& w, const Lines& lines, Tile& tile) {
   load_keys(w, lines, tile);
   load_values(w, lines, tile);
 }
 
 // Whether all positions of a chunk come from the cache.
-DISTMK_FN bool is_cached(const Work& w, uint32_t chunk) {
+template <class W>
+DISTMK_FN bool is_cached(const W& w, uint32_t chunk) {
   return chunk * CHUNK >= w.begin && w.is_cached((chunk + 1) * CHUNK - 1);
 }
 
 // New positions are not read back from the cache but from where they were staged. Keys of positions that are nobody's
 // here may be anything: their scores are not looked at.
-DISTMK_FN void patch_keys(const Work& w, uint32_t chunk, Tile& tile) {
+template <class W>
+DISTMK_FN void patch_keys(const W& w, uint32_t chunk, Tile& tile) {
+  const uint32_t lane = w.lane();
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i) {
-    const uint32_t position = chunk * CHUNK + key_place(i);
+    const uint32_t position = chunk * CHUNK + key_place(lane, i);
     if (!w.is_new(position)) continue;
     const __nv_bfloat16* from = w.new_key(position - w.first_new());
 #pragma unroll
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j)
-      tile.k[i][j] =
-          key_element(j) < w.args.head_dim ? *reinterpret_cast<const uint4*>(from + key_element(j)) : eight_zeros();
+      tile.k[i][j] = key_element(lane, j) < w.head_dim() ? *reinterpret_cast<const uint4*>(from + key_element(lane, j))
+                                                         : eight_zeros();
   }
 }
 
 // Values that are nobody's meet a weight of zero, and so must be numbers.
-DISTMK_FN void patch_values(const Work& w, uint32_t chunk, Tile& tile) {
+template <class W>
+DISTMK_FN void patch_values(const W& w, uint32_t chunk, Tile& tile) {
+  const uint32_t lane = w.lane();
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i) {
-    const uint32_t position = chunk * CHUNK + value_place(i);
+    const uint32_t position = chunk * CHUNK + value_place(lane, i);
     if (w.is_cached(position)) continue;
     const bool is_new = w.is_new(position);
     const __nv_bfloat16* from = w.new_value(is_new ? position - w.first_new() : 0);
 #pragma unroll
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j)
-      tile.v[i][j] = is_new && value_element(j) < w.args.head_dim
-                         ? *reinterpret_cast<const uint4*>(from + value_element(j))
+      tile.v[i][j] = is_new && value_element(lane, j) < w.head_dim()
+                         ? *reinterpret_cast<const uint4*>(from + value_element(lane, j))
                          : eight_zeros();
   }
 }
 
 // Scores of the block's queries, over columns of positions of which the caller has the keys. Which element
 // is which column of the product is free, as long as queries and keys agree: so a lane takes 16 bytes of a key at once.
-template <uint32_t COLUMNS, class Keys>
-DISTMK_FN void multiply_keys(const Work& w, const Keys& key, float (&scores)[COLUMNS][4]) {
-  const uint32_t* query = w.query(group_of_lane());
+template <uint32_t COLUMNS, class W, class Keys>
+DISTMK_FN void multiply_keys(const W& w, const Keys& key, float (&scores)[COLUMNS][4]) {
+  const uint32_t lane = w.lane();
+  const uint32_t* query = w.query(lane / 4);
 #pragma unroll
   for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j) {
-    if (32 * j % QUERY_STEP == 0 && 32 * j >= w.args.head_dim) break;
-    const auto* pieces = reinterpret_cast<const uint4*>(query + key_element(j));
+    if (32 * j % QUERY_STEP == 0 && 32 * j >= w.head_dim()) break;
+    const auto* pieces = reinterpret_cast<const uint4*>(query + key_element(lane, j));
     const uint4 q[2] = {pieces[0], pieces[1]};
 #pragma unroll
     for (uint32_t i = 0; i < COLUMNS; ++i) {
@@ -156,6 +168,9 @@ DISTMK_FN void multiply_keys(const Work& w, const Keys& key, float (&scores)[COL
   }
 }
 
+DISTMK_FN uint32_t group_of_lane() { return opaque(threadIdx.x) % 32 / 4; }
+DISTMK_FN uint32_t place_in_group() { return opaque(threadIdx.x) % 4; }
+
 // What a warp has found over the positions it took.
 struct Partial {
   // Of query group_of_lane(); the maximum as a power of two, the sum of this lane's positions, until the end.
@@ -163,8 +178,8 @@ struct Partial {
   float acc[MAX_HEAD_DIM / 16][4] = {};  // of queries 2 t and 2 t + 1, t the place in the group
 
   // Scores to weights, as columns of a product, high and low halves; the query sees [seen_begin, seen_end) of a chunk,
-  // and all of one beside it, if `two`.
-  template <uint32_t COLUMNS>
+  // and all of one beside it, if `two`. FIRST: nothing was found before.
+  template <bool FIRST, uint32_t COLUMNS>
   DISTMK_FN void weigh(uint32_t chunk, uint32_t seen_begin, uint32_t seen_end, bool two,
                        const float (&scores)[COLUMNS][4], uint32_t (&weights)[COLUMNS / 2][2][2]) {
     float s[COLUMNS][2], top = -INFINITY;
@@ -178,10 +193,9 @@ struct Partial {
         top = fmaxf(top, s[i][e]);
       }
     for (uint32_t step = 1; step < 4; step <<= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
-    const float higher = fmaxf(maximum, top), base = higher > -INFINITY ? higher : 0.0f;
-    const float keep = exp2f(maximum - base);
+    const float higher = FIRST ? top : fmaxf(maximum, top), base = higher > -INFINITY ? higher : 0.0f;
+    if (!FIRST) rescale(exp2f(maximum - base));
     maximum = higher;
-    sum *= keep;
 #pragma unroll
     for (uint32_t i = 0; i < COLUMNS; ++i) {
       const float a = exp2f(s[i][0] - base), b = exp2f(s[i][1] - base);
@@ -190,12 +204,6 @@ struct Partial {
       weights[i / 2][0][i % 2] = halves.high;
       weights[i / 2][1][i % 2] = halves.low;
     }
-    const float keeps[2] = {__shfl_sync(~0u, keep, 8 * place_in_group()),
-                            __shfl_sync(~0u, keep, 8 * place_in_group() + 4)};
-#pragma unroll
-    for (uint32_t n = 0; n < MAX_HEAD_DIM / 16; ++n)
-#pragma unroll
-      for (uint32_t i = 0; i < 4; ++i) acc[n][i] *= keeps[i % 2];
   }
 
   // Values are the rows here. A lane's 16 bytes are eight of them, two a product.
@@ -218,6 +226,17 @@ struct Partial {
         multiply(rows, weights[1][0], weights[1][1], acc[4 * j + n]);
       }
     }
+  }
+
+  // What was found is weighed anew.
+  DISTMK_FN void rescale(float keep) {
+    const float keeps[2] = {__shfl_sync(~0u, keep, 8 * place_in_group()),
+                            __shfl_sync(~0u, keep, 8 * place_in_group() + 4)};
+    sum *= keep;
+#pragma unroll
+    for (uint32_t n = 0; n < MAX_HEAD_DIM / 16; ++n)
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) acc[n][i] *= keeps[i % 2];
   }
 
   // The sums of all lanes' positions, once all have been seen.

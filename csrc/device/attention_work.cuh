@@ -16,13 +16,20 @@ static_assert(CHUNK == 16, "");
 static_assert(NUM_WARPS * CHUNK == SHARE_AT_ONCE, "");
 constexpr uint32_t MERGE_STRIDE = MAX_HEAD_DIM + 4;  // of a warp's result for a query: accumulator, maximum, sum
 
-struct Work : AttentionSplit {
+// NEAR: of what device/attention_near.cuh is for, so that the compiler knows it, too.
+template <bool NEAR>
+struct WorkOf : AttentionSplit {
   Context& context;
   const AttentionArgs& args;
+
+  // NEAR: not what follows from it would be kept in registers in all other tasks, too.
+  DISTMK_FN static uint32_t lane() { return opaque(threadIdx.x) % 32; }
+  DISTMK_FN uint32_t head_dim() const { return NEAR ? MAX_HEAD_DIM : args.head_dim; }
 
   // The caches, asked for where they are read: kept in registers, they would lie on the stack.
   DISTMK_FN __nv_bfloat16* keys() const { return context.at<__nv_bfloat16>(args.k_cache); }
   DISTMK_FN __nv_bfloat16* values() const { return context.at<__nv_bfloat16>(args.v_cache); }
+  DISTMK_FN float* floats(uint64_t operand) const { return context.at<float>(operand); }
   DISTMK_FN uint32_t line_of(uint32_t position) const {
     const uint32_t shift = 31 - __clz(static_cast<int>(args.page_size));  // a power of two of positions
     const int32_t* pages = context.at<int32_t>(args.page_table) + uint64_t(run.slot) * args.max_pages;
@@ -31,14 +38,14 @@ struct Work : AttentionSplit {
   }
   DISTMK_FN const float* qkv(uint32_t row, uint32_t head_index) const {
     return context.at<float>(args.qkv) + uint64_t{run.row_begin + row} * args.qkv_stride +
-           uint64_t{head_index} * args.head_dim;
+           uint64_t{head_index} * head_dim();
   }
   DISTMK_FN const float* rope(uint32_t position) const {
-    return context.at<float>(args.rope) + uint64_t{position} * args.head_dim;
+    return context.at<float>(args.rope) + uint64_t{position} * head_dim();
   }
   // Of the run, that a query belongs to. Divisions are slow.
-  DISTMK_FN uint32_t row_of(uint32_t query) const { return run.num_rows == 1 ? 0 : query / num_heads; }
-  DISTMK_FN uint32_t first_new() const { return static_cast<uint32_t>(run.kv_len - run.num_rows); }
+  DISTMK_FN uint32_t row_of(uint32_t query) const { return NEAR || run.num_rows == 1 ? 0 : query / num_heads; }
+  DISTMK_FN uint32_t first_new() const { return static_cast<uint32_t>(run.kv_len - (NEAR ? 1 : run.num_rows)); }
   // An old one, and this split's.
   DISTMK_FN bool is_cached(uint32_t position) const { return position >= begin && position < min(end, first_new()); }
   // New, and this split's: what another split has staged is not here.
@@ -46,21 +53,22 @@ struct Work : AttentionSplit {
     return position >= first_new() && position >= begin && position < end;
   }
 
+  DISTMK_FN bool is_lone() const { return NEAR || distmk::is_lone(args, num_rows, run); }
   // Where a head's result is of a split, if those who multiply it merge it.
   DISTMK_FN __nv_bfloat16* lone_at(uint64_t operand, uint32_t query, uint32_t split) const {
-    return context.at<__nv_bfloat16>(operand) + lone_begin(first_head + query, split, args.max_splits, args.head_dim);
+    return context.at<__nv_bfloat16>(operand) + lone_begin(first_head + query, split, args.max_splits, head_dim());
   }
 
   // In the caches, 16-byte pieces of a position are exchanged by its number in the page, so that a warp that reads a
   // chunk in shared memory, keys of two positions or values of four at a time, meets no bank twice: what an element's
   // place is xored with. Pages of fewer than eight positions and odd heads are left alone.
   DISTMK_FN uint32_t exchanged(uint32_t position) const {
-    return args.head_dim % 64 || args.page_size % 8 ? 0 : 8 * (position % 8 ^ position % 2 * 4);
+    return !NEAR && (args.head_dim % 64 || args.page_size % 8) ? 0 : 8 * (position % 8 ^ position % 2 * 4);
   }
 
   // Of a chunk's keys, or values.
-  DISTMK_FN uint32_t chunk_bytes() const { return CHUNK * args.head_dim * sizeof(__nv_bfloat16); }
-  DISTMK_FN uint32_t num_queries() const { return num_heads * static_cast<uint32_t>(run.num_rows); }
+  DISTMK_FN uint32_t chunk_bytes() const { return CHUNK * head_dim() * sizeof(__nv_bfloat16); }
+  DISTMK_FN uint32_t num_queries() const { return num_heads * (NEAR ? 1 : static_cast<uint32_t>(run.num_rows)); }
   DISTMK_FN uint32_t num_chunks() const { return (end + CHUNK - 1) / CHUNK - begin / CHUNK; }
   // Chunks are taken from the last one on, so that those with new positions are their warps' first.
   DISTMK_FN uint32_t chunk_of(uint32_t turn) const { return (end - 1) / CHUNK - turn; }
@@ -68,39 +76,48 @@ struct Work : AttentionSplit {
   DISTMK_FN uint32_t chunk_turn() const { return NUM_WARPS - 1 - threadIdx.x / 32; }
 
   // In shared memory, rows of bf16: keys and values of new positions, then the block's queries.
-  DISTMK_FN uint32_t stride() const { return (args.head_dim + 31) / 32 * 32 + 8; }
+  DISTMK_FN uint32_t stride() const { return (head_dim() + 31) / 32 * 32 + 8; }
   DISTMK_FN __nv_bfloat16* new_key(uint32_t row) const {
     return reinterpret_cast<__nv_bfloat16*>(shared().work) + row * stride();
   }
-  DISTMK_FN __nv_bfloat16* new_value(uint32_t row) const { return new_key(MAX_ROWS + row); }
+  DISTMK_FN __nv_bfloat16* new_value(uint32_t row) const { return new_key(NEW_ROWS + row); }
   // Two elements' high halves, then their low ones; up to whole steps, where they are zero. Eight lanes that take 16
   // bytes of two queries' meet no bank twice.
   DISTMK_FN uint32_t* query(uint32_t i) const {
-    return reinterpret_cast<uint32_t*>(new_key(2 * MAX_ROWS)) + i * (query_elements() + 4);
+    return reinterpret_cast<uint32_t*>(new_key(2 * NEW_ROWS)) + i * (query_elements() + 4);
   }
-  DISTMK_FN uint32_t query_elements() const { return (args.head_dim + QUERY_STEP - 1) / QUERY_STEP * QUERY_STEP; }
-  // Over the queries once they are done with.
+  DISTMK_FN uint32_t query_elements() const { return (head_dim() + QUERY_STEP - 1) / QUERY_STEP * QUERY_STEP; }
+  // Over the queries once they are done with; NEAR, behind them.
   DISTMK_FN float* merged(uint32_t turn, uint32_t query_index) const {
-    return reinterpret_cast<float*>(new_key(2 * MAX_ROWS)) + (turn * MERGED_QUERIES + query_index) * MERGE_STRIDE;
+    return reinterpret_cast<float*>(query(NEAR ? QUERIES : 0)) + (turn * MERGED_QUERIES + query_index) * MERGE_STRIDE;
   }
-};
 
-static_assert(2 * MAX_ROWS * (MAX_HEAD_DIM + 8) * sizeof(__nv_bfloat16) +
-                      NUM_WARPS * MERGED_QUERIES * MERGE_STRIDE * sizeof(float) <=
-                  WORK_BYTES + SCRATCH_BYTES,
+ private:
+  static constexpr uint32_t NEW_ROWS = NEAR ? 1 : MAX_ROWS;
+};
+using Work = WorkOf<false>;
+using NearWork = WorkOf<true>;
+
+constexpr uint32_t MERGED_BYTES = NUM_WARPS * MERGED_QUERIES * MERGE_STRIDE * sizeof(float);
+static_assert(2 * MAX_ROWS * (MAX_HEAD_DIM + 8) * sizeof(__nv_bfloat16) + MERGED_BYTES <= WORK_BYTES + SCRATCH_BYTES,
               "what warps have found must fit behind the new keys and values");
+static_assert(2 * (MAX_HEAD_DIM + 8) * sizeof(__nv_bfloat16) + QUERIES * (MAX_HEAD_DIM + 4) * sizeof(uint32_t) +
+                      MERGED_BYTES <=
+                  WORK_BYTES + SCRATCH_BYTES,
+              "and behind a single new one's and the queries");
 
 // Keys and values of new positions of the split that owns them; a warp one of them, from the first that norms no query
 // on.
-DISTMK_FN void stage_new(const Work& w, uint32_t first_warp, bool arriving) {
-  const uint32_t lane = threadIdx.x % 32, dim = w.args.head_dim, first = max(w.begin, w.first_new());
+template <class W>
+DISTMK_FN void stage_new(const W& w, uint32_t first_warp, bool arriving) {
+  const uint32_t lane = w.lane(), dim = w.head_dim(), first = max(w.begin, w.first_new());
 #pragma unroll 1
   for (uint32_t i = (threadIdx.x / 32 - first_warp) % NUM_WARPS; first + i / 2 < w.end; i += NUM_WARPS) {
     const uint32_t position = first + i / 2, row = position - w.first_new();
     const float* key = w.qkv(row, w.args.num_q + w.instance.kv_head);
     if (i % 2 == 0) {
-      norm_and_rotate(w.context, arriving, key, w.context.at<float>(w.args.k_norm), w.rope(position), w.args.eps, dim,
-                      1.0f, [&](uint32_t e, float2 pair) {
+      norm_and_rotate(w.context, arriving, key, w.floats(w.args.k_norm), w.rope(position), w.args.eps, dim, 1.0f,
+                      [&](uint32_t e, float2 pair) {
                         *reinterpret_cast<uint32_t*>(w.new_key(row) + e) = pack_bf16(pair.x, pair.y);
                       });
       continue;
@@ -119,8 +136,9 @@ DISTMK_FN void stage_new(const Work& w, uint32_t first_warp, bool arriving) {
 }
 
 // New positions of this split from where they were staged to the cache; a warp a position.
-DISTMK_FN void append(const Work& w) {
-  const uint32_t lane = threadIdx.x % 32, dim = w.args.head_dim, first = max(w.begin, w.first_new());
+template <class W>
+DISTMK_FN void append(const W& w) {
+  const uint32_t lane = w.lane(), dim = w.head_dim(), first = max(w.begin, w.first_new());
   if (4 * lane >= dim) return;
 #pragma unroll 1
   for (uint32_t position = first + threadIdx.x / 32; position < w.end; position += NUM_WARPS) {
@@ -135,17 +153,18 @@ DISTMK_FN void append(const Work& w) {
 }
 
 // The queries of a block, normed, rotated and scaled, so that weights are powers of two; a warp a query.
-DISTMK_FN void stage_queries(const Work& w, uint32_t first_query, uint32_t count, bool arriving) {
-  const uint32_t i = threadIdx.x / 32, dim = w.args.head_dim;
+template <class W>
+DISTMK_FN void stage_queries(const W& w, uint32_t first_query, uint32_t count, bool arriving) {
+  const uint32_t i = threadIdx.x / 32, dim = w.head_dim();
   if (i >= count) return;
   const uint32_t row = w.row_of(first_query + i), head = w.first_head + first_query + i - row * w.num_heads;
   const auto keep = [&](uint32_t e, float2 pair) {
     const Halves halves(pair.x, pair.y);
     *reinterpret_cast<uint2*>(w.query(i) + e) = {halves.high, halves.low};
   };
-  norm_and_rotate(w.context, arriving, w.qkv(row, head), w.context.at<float>(w.args.q_norm),
-                  w.rope(w.first_new() + row), w.args.eps, dim, rsqrtf(static_cast<float>(dim)) * LOG2_E, keep);
-  if (const uint32_t e = dim + threadIdx.x % 32 * 2; e < w.query_elements()) keep(e, {0, 0});
+  norm_and_rotate(w.context, arriving, w.qkv(row, head), w.floats(w.args.q_norm), w.rope(w.first_new() + row),
+                  w.args.eps, dim, rsqrtf(static_cast<float>(dim)) * LOG2_E, keep);
+  if (const uint32_t e = dim + w.lane() * 2; e < w.query_elements()) keep(e, {0, 0});
 }
 
 }  // namespace attention

@@ -119,7 +119,7 @@ struct alignas(16) AttentionShare {
     num_heard = {0};
   }
 };
-enum Hand : uint32_t { ELSEWHERE, AT_HAND, IN_RING };
+enum Hand : uint32_t { ELSEWHERE, AT_HAND, IN_RING, NEAR };
 
 constexpr uint32_t NEAR_RANKS = 8;  // whose candidates the batcher has at hand; those of more are read where they lie
 

@@ -41,8 +41,14 @@ EMULATED = CUDA._replace(k=(1, 63, 257, 576, 1000, 1536, 3072, 4352), longest=30
 # SmolLM2's on two ranks, Qwen3-8B's on four, one query head a KV head, one KV head for all.
 REAL_HEADS = ((Heads(5, 3, 4), 64), (Heads(8, 4, 8), 128), (Heads(3, 1, 2), 64), (Heads(16, 16), 128))
 
-# Of 64 and 128 elements, in one block of columns and in two.
-LONE_HEADS = ((Heads(5, 3, 4), 64), (Heads(8, 4, 8), 128), (Heads(24, 4), 128))
+# Of 64 and 128 elements, in one block of columns and in two, and of four heads a KV head, up to eight, and more.
+LONE_HEADS = (
+    (Heads(5, 3, 4), 64),
+    (Heads(8, 4, 8), 128),
+    (Heads(24, 4), 128),
+    (Heads(13, 8, 3), 128),
+    (Heads(12, 12), 128),
+)
 
 
 def add_all(board: Board, sizes: Sizes) -> None:
@@ -106,7 +112,7 @@ def _attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
             page_size = int(rng.choice([1, 2, 16, 64]))
             yield _on_each(board, attention, sizes.attention_error, heads, head_dim, page_size, norms, *last)
     for heads, head_dim in LONE_HEADS:
-        for alone in (True, False):
+        for alone in (True, True, True, False):
             yield _on_each(board, lone, sizes.attention_error, heads, head_dim, alone, *last)
     for heads, head_dim in REAL_HEADS:
         if head_dim in sizes.head_dims:

@@ -19,7 +19,7 @@ def lone(board: Board, rank: int, error: float, heads: Heads, head_dim: int, alo
     """The product picks elements of attention's output, of what lies in memory as exactly as they are merged from it."""
     inputs = AttentionInputs(board.rng, heads, head_dim, 16, True, max_len, alone)
     s, k = inputs.shape, heads.num_q * head_dim
-    launch = LaunchKind.SPREAD if board.rng.random() < 0.5 else LaunchKind.MASSIVE
+    launch = LaunchKind.SPREAD if board.rng.random() < 0.8 else LaunchKind.MASSIVE
     what = f"lone {'row' if alone else 'rows'} of attention {s} {inputs.runs}"
     kept = inputs.kept(inputs.caches, board.tiled)
     caches = [board.give_all(rank, cache, "bf16", space=Space.LOCAL) for cache in kept]
@@ -46,7 +46,7 @@ def lone(board: Board, rank: int, error: float, heads: Heads, head_dim: int, alo
             q_norm=q_norm,
             k_norm=k_norm,
             eps=1e-6,
-            long_splits=launch is LaunchKind.SPREAD,
+            long_splits=launch is LaunchKind.SPREAD and bool(board.rng.integers(2)),
         )
     )
     slices = (0, s.num_q * s.slices)
