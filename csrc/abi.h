@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 10576728812708407338ull;
+constexpr uint64_t ABI_HASH = 2108764968870861190ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -26,6 +26,7 @@ constexpr uint32_t SPLITS_AT_ONCE = 8u;
 constexpr uint32_t SHARE_AT_ONCE = 128u;
 constexpr uint32_t LONE_HEADER = 8u;
 constexpr uint32_t MAX_OWN_SCHEDULERS = 12u;
+constexpr uint32_t MARK_STEP_NS = 32u;
 constexpr uint32_t MARKED_TASKS = 64u;
 constexpr uint32_t MARKED_WORKERS = 256u;
 constexpr uint32_t MARK_WORDS = 16u;
@@ -40,7 +41,7 @@ enum class FinishReason : uint32_t { NONE = 0, STOP = 1, LENGTH = 2 };
 
 enum class Abort : uint32_t { NONE = 0, HANG = 1, RANK_LOST = 2, INTERRUPTED = 3 };
 
-enum class Mark : uint32_t { TASK = 0, NS = 1, ENTERED = 2, PREPARED = 3, INPUTS = 4, FIRST = 5, LAST = 6, MET = 7, STORED = 8, LEFT = 9 };
+enum class Mark : uint32_t { TASK = 0, TIME = 1, ENTERED = 2, PREPARED = 3, INPUTS = 4, FIRST = 5, LAST = 6, MET = 7, STORED = 8, LEFT = 9 };
 
 struct Wait {
   uint32_t event;

@@ -59,9 +59,9 @@ class AttentionInputs:
         self.batch = make_batch(self.runs, rng)
         max_pages = -(-max(kv_len for _, _, kv_len in self.runs) // page_size) + int(rng.integers(0, 3))
         num_pages = max_pages * len(self.runs) + 2
-        workers, min_split, max_splits = (int(rng.integers(1, top)) for top in (12, 40, 9))
+        workers, min_split, max_splits = (int(rng.integers(1, top)) for top in (12, 40, int(rng.choice([4, 9]))))
         if alone:
-            workers, max_splits = heads.num_kv * int(rng.integers(1, 33)), int(rng.integers(1, 33))
+            workers, max_splits = heads.num_kv * int(rng.integers(1, 33)), int(rng.integers(1, rng.choice([3, 33])))
         self.shape = AttentionShape(
             heads.num_q, heads.num_kv, head_dim, heads.group, heads.q_begin, heads.kv_begin, page_size, max_pages,
             num_pages, max_splits, min_split, workers,
@@ -83,6 +83,14 @@ class AttentionInputs:
             for position in range(kv_len - num_rows):
                 page = self.pages[slot, position // s.page_size]
                 self.caches[:, page, :, position % s.page_size] = torch.randn(2, s.num_kv, s.head_dim).bfloat16()
+
+    def values_without(self, element: int) -> None:
+        """An element of all values is zero."""
+        s = self.shape
+        column = self.caches[1, ..., element]
+        column[~column.isnan()] = 0
+        first = (s.num_q + s.num_kv) * s.head_dim + element
+        self.qkv[:, first : s.qkv_cols : s.head_dim] = 0
 
     @property
     def has_lone_row(self) -> bool:

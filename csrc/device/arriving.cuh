@@ -2,7 +2,7 @@
 // Who looks at them need not wait until an event says so for all of them, which takes a fence and a counter more. They
 // are left zero again before their next turn (distmk/turns.py); the checker sees to both.
 #pragma once
-#include "device/platform.h"
+#include "device/matrix.cuh"
 
 namespace distmk {
 
@@ -24,6 +24,20 @@ struct ArrivingVector {
     const unsigned short bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
     store_arriving(out + i, bits ? bits : 0x8000);
     if (cleared) store_arriving(cleared + i, 0);
+  }
+  // Whether four elements can be stored at once, at rows of that stride and multiples of four in them.
+  DISTMK_FN bool takes_four(uint32_t stride) const {
+    return ((reinterpret_cast<uint64_t>(out) | reinterpret_cast<uint64_t>(cleared)) % sizeof(uint2) | stride % 4) == 0;
+  }
+  DISTMK_FN void store_four(uint64_t i, const float (&v)[4]) const {
+    store_arriving(reinterpret_cast<uint2*>(out + i), {arrived_each(v[0], v[1]), arrived_each(v[2], v[3])});
+    if (cleared) store_arriving(reinterpret_cast<uint2*>(cleared + i), {0, 0});
+  }
+
+ private:
+  DISTMK_FN static uint32_t arrived_each(float a, float b) {
+    const uint32_t pair = pack_bf16(a, b);
+    return pair | (pair & 0xffff ? 0 : 0x8000) | (pair >> 16 ? 0 : 0x80000000u);
   }
 };
 

@@ -14,14 +14,14 @@ DISTMK_FN void load_lines(const NearWork& w, uint32_t first_line, Tile& tile) {
   constexpr uint32_t EIGHT_LINES = 8 * MAX_HEAD_DIM;
   const uint32_t lane = w.lane();
   const uint64_t begin = uint64_t{first_line} * MAX_HEAD_DIM;
-  const auto load = [&](const __nv_bfloat16* cache, uint32_t position, uint32_t element) {
+  const auto at = [&](const __nv_bfloat16* cache, uint32_t position, uint32_t element) {
     return cache + begin + position * MAX_HEAD_DIM + place_in_line(w, element, w.exchanged(position));
   };
   const __nv_bfloat16 *keys[2], *values[2];
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i) {
-    keys[i] = load(w.keys(), key_place(lane, 0), key_element(lane, i));
-    values[i] = load(w.values(), value_place(lane, i), value_element(lane, 0));
+    keys[i] = at(w.keys(), key_place(lane, 0), key_element(lane, i));
+    values[i] = at(w.values(), value_place(lane, i), value_element(lane, 0));
   }
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i)
@@ -35,6 +35,8 @@ DISTMK_FN void load_lines(const NearWork& w, uint32_t first_line, Tile& tile) {
       tile.v[i][j] = load_perhaps(reinterpret_cast<const uint4*>(values[i % 2] + i / 2 * EIGHT_LINES + j * 64));
 }
 
+// Positions before the split's, where it begins within a chunk, are old ones: they weigh nothing. Only the first turn's
+// may be new or nobody's.
 DISTMK_FN void attend_chunk(const NearWork& w, Tile& tile, Partial& partial) {
   const uint32_t turn = w.chunk_turn(), chunk = w.chunk_of(turn);
   if (turn == 0) patch_keys(w, chunk, tile);
@@ -84,7 +86,7 @@ DISTMK_FN bool run_near(Context& context, const AttentionArgs& args) {
   }
   mark(Mark::STORED);
   clear_lone(w);
-  append(w);
+  append(w, [&](uint32_t) { return share.new_line; });
   return true;
 }
 

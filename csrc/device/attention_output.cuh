@@ -14,38 +14,32 @@ DISTMK_FN void* part_of(const W& w, uint32_t query) {
   const uint32_t lane = w.lane(), slices = (w.head_dim() + MERGE_SLICE - 1) / MERGE_SLICE;
   if (w.is_lone()) return w.lone_at(w.args.lone, query, w.instance.split) + LONE_HEADER + 4 * lane;
   const uint32_t row = w.row_of(query), slice = (w.first_head + query - row * w.num_heads) * slices + lane / PART_LANES;
-  return w.floats(w.args.part) + slice * slice_floats(w.args.max_splits) +
-         part_begin(w.run.row_begin + row, w.instance.split, w.args.max_splits) + PART_HEADER + lane % PART_LANES * 4;
+  return w.floats(w.args.part) + part_of_slice(slice, w.run.row_begin + row, w.instance.split, w.args.max_splits) +
+         PART_HEADER + lane % PART_LANES * 4;
 }
 
-// Merges the warps' results for a query and writes them out; a warp a query, four elements a lane. All maxima and sums
-// are read at once, and so are some of the results; of warps that had no chunk they weigh nothing.
+// Merges the warps' results for a query and writes them out; a warp a query, four elements a lane, of which each weighs
+// what one of the warps has found. That of warps that had no chunk weighs nothing, and some of it is not read.
 template <class W>
 DISTMK_FN void write_query(const W& w, uint32_t index, void* out) {
   constexpr uint32_t AT_ONCE = NUM_WARPS / 2;
   const uint32_t lane = w.lane();
   const auto found_by = [&](uint32_t turn) { return w.merged(turn, index); };
-  float tops[NUM_WARPS], sums[NUM_WARPS], maximum = -INFINITY, sum = 0;
-#pragma unroll
-  for (uint32_t turn = 0; turn < NUM_WARPS; ++turn) {
-    const float2 found = *reinterpret_cast<const float2*>(found_by(turn) + MAX_HEAD_DIM);
-    tops[turn] = found.x, sums[turn] = found.y;
-    maximum = fmaxf(maximum, tops[turn]);
-  }
-  const float base = maximum > -INFINITY ? maximum : 0.0f;
+  const float2 found = *reinterpret_cast<const float2*>(found_by(lane % NUM_WARPS) + MAX_HEAD_DIM);
+  float maximum = found.x;
+  for (uint32_t step = 1; step < NUM_WARPS; step <<= 1) maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, step));
+  const float weight = __expf(found.x - (maximum > -INFINITY ? maximum : 0.0f));
+  float sum = found.y * weight;
+  for (uint32_t step = 1; step < NUM_WARPS; step <<= 1) sum += __shfl_xor_sync(~0u, sum, step);
   float4 acc = {0, 0, 0, 0};
 #pragma unroll
   for (uint32_t first = 0; first < NUM_WARPS; first += AT_ONCE) {
     if (first >= w.num_chunks()) break;
-    float4 more[AT_ONCE];
 #pragma unroll
-    for (uint32_t i = 0; i < AT_ONCE; ++i) more[i] = *reinterpret_cast<const float4*>(found_by(first + i) + 4 * lane);
-#pragma unroll
-    for (uint32_t i = 0; i < AT_ONCE; ++i) {
-      const float weight = __expf(tops[first + i] - base);
-      sum += sums[first + i] * weight;
-      acc.x += more[i].x * weight, acc.y += more[i].y * weight, acc.z += more[i].z * weight,
-          acc.w += more[i].w * weight;
+    for (uint32_t turn = first; turn < first + AT_ONCE; ++turn) {
+      const float4 more = *reinterpret_cast<const float4*>(found_by(turn) + 4 * lane);
+      const float share = __shfl_sync(~0u, weight, turn);
+      acc.x += more.x * share, acc.y += more.y * share, acc.z += more.z * share, acc.w += more.w * share;
     }
   }
   if (4 * lane >= w.head_dim()) return;

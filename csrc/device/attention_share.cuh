@@ -84,6 +84,7 @@ class ShareKeeper {
       }
     }
     if (is_spread(*action.task.desc)) last_ = num_listed_;
+    context_.team.sync();  // one lane has written what all go by
     const bool told = is_told_of(*action.task.desc), in_ring = told && at_hand && comes_through_ring(args);
     const Hand how = !at_hand ? ELSEWHERE : in_ring ? IN_RING : is_near(args) ? NEAR : AT_HAND;
     if (context_.team.leader()) shared().attention_share.at_hand[task_place(n)] = how;
@@ -115,7 +116,6 @@ class ShareKeeper {
 
   // A share of which each warp has a chunk, and most have several: those would be trips to memory one after another.
   DISTMK_FN bool comes_through_ring(const AttentionArgs& args) {
-    context_.team.sync();
     const AttentionShare& share = shared().attention_share;
     if (instance_ >= share.num_instances) return false;
     const Work w{share.split, context_, args};
@@ -150,6 +150,8 @@ class ShareKeeper {
     if (instance_ >= num_instances) return;
     const Work w{split_of(context_, args, instance_), context_, args};
     if (lane == 0) share.split = w;
+    if (const uint32_t added = max(w.begin, w.first_new()); lane == NUM_WARPS && added < w.end)
+      share.new_line = w.line_of(added);
     if (lane >= NUM_WARPS) return;
     const uint32_t first = w.chunk_of(lane) * CHUNK;
     share.lines[lane] = lane < w.num_chunks() && w.is_cached(max(first, w.begin)) ? w.line_of(first) : 0;

@@ -34,12 +34,8 @@ DISTMK_FN uint32_t look_up(const Work& w, uint32_t turn) {
 }
 
 // What the pieces of this lane's keys are exchanged by; of its values, the i-th where the first is by `first`.
-template <class W>
-DISTMK_FN uint32_t keys_exchanged(const W& w, uint32_t lane) {
-  return w.exchanged(lane / 4);
-}
-template <class W>
-DISTMK_FN uint32_t value_exchanged(const W& w, uint32_t i, uint32_t first) {
+DISTMK_FN uint32_t keys_exchanged(const Work& w, uint32_t lane) { return w.exchanged(lane / 4); }
+DISTMK_FN uint32_t value_exchanged(const Work& w, uint32_t i, uint32_t first) {
   return i % 2 ? first ^ w.exchanged(1) : first;
 }
 // Where an element of a position lies in its line; of what the head does not have, any.
@@ -74,8 +70,8 @@ struct NearLines {
   DISTMK_FN static uint4 load(const __nv_bfloat16* from) { return *reinterpret_cast<const uint4*>(from); }
 };
 
-template <class W, class Lines>
-DISTMK_FN void load_keys(const W& w, const Lines& lines, Tile& tile) {
+template <class Lines>
+DISTMK_FN void load_keys(const Work& w, const Lines& lines, Tile& tile) {
   const uint32_t lane = w.lane();
   const uint32_t exchanged = keys_exchanged(w, lane);
 #pragma unroll
@@ -87,8 +83,8 @@ DISTMK_FN void load_keys(const W& w, const Lines& lines, Tile& tile) {
   }
 }
 
-template <class W, class Lines>
-DISTMK_FN void load_values(const W& w, const Lines& lines, Tile& tile) {
+template <class Lines>
+DISTMK_FN void load_values(const Work& w, const Lines& lines, Tile& tile) {
   const uint32_t lane = w.lane();
   const uint32_t first = w.exchanged(value_place(lane, 0));
 #pragma unroll
@@ -101,15 +97,14 @@ DISTMK_FN void load_values(const W& w, const Lines& lines, Tile& tile) {
   }
 }
 
-template <class W, class Lines>
-DISTMK_FN void load_chunk(const W& w, const Lines& lines, Tile& tile) {
+template <class Lines>
+DISTMK_FN void load_chunk(const Work& w, const Lines& lines, Tile& tile) {
   load_keys(w, lines, tile);
   load_values(w, lines, tile);
 }
 
 // Whether all positions of a chunk come from the cache.
-template <class W>
-DISTMK_FN bool is_cached(const W& w, uint32_t chunk) {
+DISTMK_FN bool is_cached(const Work& w, uint32_t chunk) {
   return chunk * CHUNK >= w.begin && w.is_cached((chunk + 1) * CHUNK - 1);
 }
 
@@ -168,6 +163,7 @@ DISTMK_FN void multiply_keys(const W& w, const Keys& key, float (&scores)[COLUMN
   }
 }
 
+// Asked for anew, see WorkOf::lane.
 DISTMK_FN uint32_t group_of_lane() { return opaque(threadIdx.x) % 32 / 4; }
 DISTMK_FN uint32_t place_in_group() { return opaque(threadIdx.x) % 4; }
 

@@ -22,7 +22,7 @@ struct WorkOf : AttentionSplit {
   Context& context;
   const AttentionArgs& args;
 
-  // NEAR: not what follows from it would be kept in registers in all other tasks, too.
+  // Asked for anew: what follows from a number that it knows the compiler would keep, in all other tasks, too.
   DISTMK_FN static uint32_t lane() { return opaque(threadIdx.x) % 32; }
   DISTMK_FN uint32_t head_dim() const { return NEAR ? MAX_HEAD_DIM : args.head_dim; }
 
@@ -135,15 +135,16 @@ DISTMK_FN void stage_new(const W& w, uint32_t first_warp, bool arriving) {
   }
 }
 
-// New positions of this split from where they were staged to the cache; a warp a position.
-template <class W>
-DISTMK_FN void append(const W& w) {
+// New positions of this split from where they were staged to the cache, where `line_of` knows their lines; a warp a
+// position.
+template <class W, class LineOf>
+DISTMK_FN void append(const W& w, const LineOf& line_of) {
   const uint32_t lane = w.lane(), dim = w.head_dim(), first = max(w.begin, w.first_new());
   if (4 * lane >= dim) return;
 #pragma unroll 1
   for (uint32_t position = first + threadIdx.x / 32; position < w.end; position += NUM_WARPS) {
     const uint32_t row = position - w.first_new();
-    const uint64_t at = uint64_t{w.line_of(position)} * dim + (4 * lane ^ w.exchanged(position));
+    const uint64_t at = uint64_t{line_of(position)} * dim + (4 * lane ^ w.exchanged(position));
     const auto copy = [&](__nv_bfloat16* cache, const __nv_bfloat16* from) {
       *reinterpret_cast<uint2*>(cache + at) = reinterpret_cast<const uint2*>(from)[lane];
     };

@@ -20,7 +20,7 @@ DISTMK_FN void mark(Mark what) { mark_as(what, now_clock()); }
 DISTMK_FN void mark_entry(uint32_t task) {
   for (uint32_t i = 0; i <= static_cast<uint32_t>(Mark::LEFT); ++i) mark_as(static_cast<Mark>(i), 0);
   mark_as(Mark::TASK, task + 1);
-  mark_as(Mark::NS, static_cast<uint32_t>(now_ns()));
+  mark_as(Mark::TIME, static_cast<uint32_t>(now_ns() / MARK_STEP_NS));
   mark(Mark::ENTERED);
 }
 #else

@@ -104,6 +104,7 @@ struct AttentionSplit {
 struct alignas(16) AttentionShare {
   AttentionSplit split;
   uint32_t lines[NUM_WARPS];      // of the cache, where the warps' first chunks begin
+  uint32_t new_line;              // and where the first new position goes that is this split's, if there is one
   uint32_t num_instances;         // of the whole task; all of the above is set only if this worker has one
   uint32_t at_hand[TASK_PLACES];  // a Hand: whether this is about a task, at its place
   uint32_t rounds[NUM_WARPS];     // instances of its share that a consumer warp is done with

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 #include <time.h>
 
+#include "abi.h"
 #include "emulator/fibers.h"
 #include "emulator/mbarrier.h"
 #include "runtime/scope.h"
@@ -37,6 +38,15 @@ inline void store_release(uint64_t* p, uint64_t v, Scope = Scope::DEVICE) { __at
 inline void store_relaxed(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 inline void add_release(uint64_t* p, uint64_t v, Scope = Scope::DEVICE) { __atomic_fetch_add(p, v, __ATOMIC_RELEASE); }
 
+// A GPU takes several words at once only from a place that is a multiple of them. Loads and stores that are no
+// functions here the compiler looks after (distmk/host/build.py).
+template <class T>
+void must_be_aligned(const T* p) {
+  if (reinterpret_cast<uintptr_t>(p) % sizeof(T) == 0) return;
+  fprintf(stderr, "emulator: %zu bytes at %p, which is not a multiple\n", sizeof(T), static_cast<const void*>(p));
+  abort();
+}
+
 inline float load_arriving(const float* p) {
   const uint32_t bits = __atomic_load_n(reinterpret_cast<const uint32_t*>(p), __ATOMIC_RELAXED);
   if (!bits) emulator::yield();
@@ -46,10 +56,12 @@ inline void store_arriving(float* p, float v) {
   __atomic_store_n(reinterpret_cast<uint32_t*>(p), __builtin_bit_cast(uint32_t, v), __ATOMIC_RELAXED);
 }
 inline float2 load_arriving(const float2* p) {
+  must_be_aligned(p);
   const auto* floats = reinterpret_cast<const float*>(p);
   return {load_arriving(floats), load_arriving(floats + 1)};
 }
 inline uint4 load_arriving(const uint4* p) {
+  must_be_aligned(p);
   const auto* words = reinterpret_cast<const uint32_t*>(p);
   const auto at = [&](uint32_t i) { return __atomic_load_n(words + i, __ATOMIC_RELAXED); };
   const uint4 v = {at(0), at(1), at(2), at(3)};
@@ -58,11 +70,13 @@ inline uint4 load_arriving(const uint4* p) {
 }
 inline uint4 load_if(bool wanted, const uint4* p) { return wanted ? load_arriving(p) : uint4{0, 0, 0, 0}; }
 inline void store_arriving(uint4* p, const uint4& v) {
+  must_be_aligned(p);
   auto* words = reinterpret_cast<uint32_t*>(p);
   const uint32_t values[] = {v.x, v.y, v.z, v.w};
   for (uint32_t i = 0; i < 4; ++i) __atomic_store_n(words + i, values[i], __ATOMIC_RELAXED);
 }
 inline void store_arriving(uint2* p, const uint2& v) {
+  must_be_aligned(p);
   auto* words = reinterpret_cast<uint32_t*>(p);
   __atomic_store_n(words, v.x, __ATOMIC_RELAXED);
   __atomic_store_n(words + 1, v.y, __ATOMIC_RELAXED);
@@ -85,7 +99,8 @@ inline uint64_t now_ns() {
   return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
 }
 
-inline uint32_t now_clock() { return static_cast<uint32_t>(now_ns()); }
+// So slow that it does not go round while a CPU takes its time.
+inline uint32_t now_clock() { return static_cast<uint32_t>(now_ns() / MARK_STEP_NS); }
 
 inline void barrier_init(uint64_t* barrier, uint32_t count) { emulator::mbarrier_init(barrier, count); }
 inline void barrier_init_done() {}

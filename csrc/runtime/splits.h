@@ -86,7 +86,11 @@ struct MergeSlice {
 
 // Where a split's partial result of a row lies, in floats from that of a slice's first row and split on.
 DISTMK_FN uint64_t part_begin(uint32_t row, uint32_t split, uint32_t max_splits) {
-  return (uint64_t{row} * max_splits + split) * PART_FLOATS;
+  return uint64_t{row * max_splits + split} * PART_FLOATS;
+}
+// The same from that of the first slice on.
+DISTMK_FN uint64_t part_of_slice(uint32_t slice, uint32_t row, uint32_t split, uint32_t max_splits) {
+  return part_begin(slice * MAX_ROWS + row, split, max_splits);
 }
 // Floats of all partial results of a slice.
 DISTMK_FN uint64_t slice_floats(uint32_t max_splits) { return uint64_t{MAX_ROWS} * max_splits * PART_FLOATS; }

@@ -26,6 +26,7 @@ SHARE_AT_ONCE = 128  # positions of an instance of attention that a GPU's warps 
 MARKED_TASKS = 64  # of a worker: the last ones, of which its warps write down when they got where
 MARKED_WORKERS = 256
 MARK_WORDS = 16  # of 32 bits, by `Mark`
+MARK_STEP_NS = 32  # as fine as an H200's timer; 32 bits of them are two minutes
 MAX_OWN_SCHEDULERS = 12  # warps of the block that runs schedulers, where a GPU has one for them
 
 
@@ -80,7 +81,7 @@ class Mark(enum.IntEnum):
     """
 
     TASK = 0  # its number in the program, from 1
-    NS = 1  # the time when its body is entered, in nanoseconds of the GPU's timer
+    TIME = 1  # when its body is entered, by the GPU's timer, in steps of MARK_STEP_NS
     ENTERED = 2
     PREPARED = 3  # what needs no inputs is done: a tile of weights is held, keys and values are asked for
     INPUTS = 4  # are there
@@ -112,6 +113,7 @@ CONSTANTS = {
     "SHARE_AT_ONCE": SHARE_AT_ONCE,
     "LONE_HEADER": LONE_HEADER,
     "MAX_OWN_SCHEDULERS": MAX_OWN_SCHEDULERS,
+    "MARK_STEP_NS": MARK_STEP_NS,
     "MARKED_TASKS": MARKED_TASKS,
     "MARKED_WORKERS": MARKED_WORKERS,
     "MARK_WORDS": MARK_WORDS,

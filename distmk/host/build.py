@@ -23,6 +23,8 @@ EMULATOR_FLAGS = (
     "-march=native",
     "-fno-strict-aliasing",
     "-fPIC",
+    "-fsanitize=alignment",  # a GPU takes several words at once only from a multiple of them
+    "-fsanitize-undefined-trap-on-error",  # needs no library
     "-pthread",
     "-DDISTMK_EMULATED",
 )

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from distmk.abi import BLOCK_TILES, MARK_WORDS, MARKED_TASKS, MARKED_WORKERS, Mark
+from distmk.abi import BLOCK_TILES, MARK_STEP_NS, MARK_WORDS, MARKED_TASKS, MARKED_WORKERS, Mark
 from distmk.trace.record import family_of, layer_of
 from distmk.trace.table import table
 
@@ -47,13 +47,13 @@ class MarkedTask:
 
 def marked_tasks(words: Words, task_names: Sequence[str]) -> list[MarkedTask]:
     """All that is known of tasks in layers, worker by worker, from the last one back."""
-    origin = words[..., Mark.NS].max()
+    origin = words[..., Mark.TIME].max()
     return [task for worker, mine in enumerate(words) for task in _of_worker(worker, mine, task_names, origin)]
 
 
 def _of_worker(worker: int, words: Words, task_names: Sequence[str], origin: Any) -> Iterator[MarkedTask]:
     there = np.flatnonzero(words[0, :, Mark.TASK])
-    entered_us = _signed(words[0, there, Mark.NS], origin) / 1e3
+    entered_us = _signed(words[0, there, Mark.TIME], origin) * MARK_STEP_NS / 1e3
     there, entered_us = there[np.argsort(-entered_us)], np.sort(entered_us)[::-1]
     if len(there) < 2:
         return

@@ -19,6 +19,7 @@ def attention(
     board: Board, rank: int, error: float, heads: Heads, head_dim: int, page_size: int, norms: bool, max_len: int
 ) -> None:
     inputs = AttentionInputs(board.rng, heads, head_dim, page_size, norms, max_len)
+    inputs.values_without(int(board.rng.integers(head_dim)))
     s = inputs.shape
     launch = LaunchKind.SPREAD if board.rng.random() < 0.5 else LaunchKind.MASSIVE
     in_ring = launch is LaunchKind.SPREAD and board.rng.random() < 0.8
@@ -51,11 +52,17 @@ def attention(
     _declare(board, inputs, part, caches)
     out, total = board.wide(rank, s.num_q * head_dim, MAX_ROWS, dtype="bf16"), s.num_q * s.slices
     cuts = sorted(int(cut) for cut in board.rng.integers(0, total, 2))
-    board.written(out, inputs.batch.num_rows)
+    board.written(out, rows := inputs.batch.num_rows)
+    left = board.buffer(out.buffer.cols, MAX_ROWS, "bf16").at(rank, out.begin, out.end)
+    board.give(left, torch.ones(rows, out.cols).bfloat16())
+    board.written(left, rows)
     for begin, end in pairwise((0, *cuts, total)):
         if begin < end:
             parts = part.buffer.at(rank, begin * s.part_cols, end * s.part_cols)
-            columns = out.buffer.at(rank, out.begin + s.slice_begin(begin), out.begin + s.slice_begin(end))
+            columns, cleared = (
+                each.buffer.at(rank, each.begin + s.slice_begin(begin), each.begin + s.slice_begin(end))
+                for each in (out, left)
+            )
             op = f"merge of {what}, slices {begin} to {end}"
             task = Merge(
                 rank,
@@ -64,6 +71,7 @@ def attention(
                 slices=(begin, end),
                 part=parts,
                 out=columns,
+                cleared=cleared,
                 batch=batch,
                 arriving=part.buffer.arriving,
             )
@@ -79,6 +87,10 @@ def attention(
         else:
             inputs.check_parts(parts, held, error)
         inputs.check_merged(f32(memory, out, MAX_ROWS), held, error)
+        assert_close("cleared ", f32(memory, left, rows), np.zeros((rows, left.cols)), 0)
+        if board.tiled:  # on a GPU, where rows are taken as they arrive
+            bits = memory[out.buffer][:rows].view(np.uint16)[:, out.begin : out.end]
+            assert_close("zeros that say that they are there ", bits == 0, np.zeros_like(bits), 0)
 
     board.check(rank, what, check)
 

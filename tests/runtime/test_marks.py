@@ -13,7 +13,7 @@ from helpers import ROOT, Runner
 from tiny_config import tiny_config
 
 from distmk import LLM, SamplingParams
-from distmk.abi import MARKED_TASKS, Mark
+from distmk.abi import MARK_STEP_NS, MARKED_TASKS, Mark
 from distmk.trace.marks import SHAPE, TIMES, Words, marked_tasks, marks_report, read_marks
 
 WORKERS = 3
@@ -68,11 +68,11 @@ def test_clocks_of_all_workers_become_one() -> None:
 
 def _write(words: Words, mhz: float, clock: int, num_tasks: int) -> None:
     """The last of a launch's tasks on a worker: layer 3's a and b, layer 4's, and again."""
-    last_ns = (1 << 32) + 30_000  # the timer goes round three tasks before the end
+    last_ns = (1 << 32) * MARK_STEP_NS + 30_000  # the timer goes round three tasks before the end
     for back in range(num_tasks):
         task, place = (1, 0, 3, 2)[3 - back % 4], (num_tasks - back) % MARKED_TASKS
         ns = last_ns - 10_000 * back
-        words[:, place, Mark.TASK], words[:, place, Mark.NS] = task + 1, ns % (1 << 32)
+        words[:, place, Mark.TASK], words[:, place, Mark.TIME] = task + 1, ns // MARK_STEP_NS % (1 << 32)
         for warp in range(SHAPE[1]):
             for mark, us in ((Mark.ENTERED, 0.0), (Mark.INPUTS, 2.0 + 0.1 * warp), (Mark.LEFT, 5.0 + 0.1 * warp)):
                 words[warp, place, mark] = int(clock + (1e-3 * (ns - last_ns) + us) * mhz) % (1 << 32)

@@ -87,7 +87,11 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
     }
   }
   mark(Mark::STORED);
-  append(w);
+  // A single one's line is at hand: who runs a merge next would be late by the trip for its page.
+  const auto line_of = [&](uint32_t position) {
+    return w.run.num_rows == 1 && at_hand(own_round()) ? shared().attention_share.new_line : w.line_of(position);
+  };
+  append(w, line_of);
   return true;
 }
 

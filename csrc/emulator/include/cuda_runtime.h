@@ -14,7 +14,7 @@
 #define __restrict__
 #define shared_memory (distmk::emulator::current().block->shared)
 
-struct float2 {
+struct alignas(8) float2 {
   float x, y;
 };
 struct alignas(16) float4 {
