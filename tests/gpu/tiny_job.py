@@ -1,4 +1,4 @@
-"""A few tokens of a tiny model on few workers, checked against the same run on the host twin.
+"""A few tokens of a tiny model on few workers, of two sequences and of one, checked against the same run on the host twin.
 
 python tests/gpu/tiny_job.py BACKEND
 """
@@ -15,13 +15,14 @@ from tiny_config import tiny_config
 import distmk
 
 PROMPTS = [[1, 2, 3], list(range(5, 45))]
-CONFIG = tiny_config(hidden_size=128, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=64)
+CONFIG = tiny_config(hidden_size=128, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=128)
 
 
 def generate(model: Path, backend: str) -> list[list[int]]:
     options = {"load_format": "dummy", "max_model_len": 64, "num_workers": 2, "max_num_seqs": 2}
     with distmk.LLM(str(model), backend=backend, **options) as llm:  # type: ignore[arg-type]
-        outputs = llm.generate(PROMPTS, distmk.SamplingParams(max_tokens=4, ignore_eos=True))
+        parameters = distmk.SamplingParams(max_tokens=4, ignore_eos=True)
+        outputs = [*llm.generate(PROMPTS, parameters), *llm.generate(PROMPTS[1:], parameters)]
     return [output.outputs[0].token_ids for output in outputs]
 
 
