@@ -119,15 +119,20 @@ class ShareKeeper {
     const AttentionShare& share = shared().attention_share;
     if (instance_ >= share.num_instances) return false;
     const Work w{share.split, context_, args};
-    return w.num_chunks() >= NUM_WARPS && w.num_queries() <= QUERIES;
+    return is_row() && args.head_dim % (MAX_HEAD_DIM / 2) == 0 && w.num_chunks() >= NUM_WARPS;
   }
 
-  // See device/attention_near.cuh.
+  // Code of their own (device/attention_row.cuh) have single rows, where heads have as many elements as it is compiled
+  // for.
+  DISTMK_FN bool is_row() const {
+    const AttentionSplit& split = shared().attention_share.split;
+    return split.run.num_rows == 1 && split.num_heads <= QUERIES;
+  }
   DISTMK_FN bool is_near(const AttentionArgs& args) {
     const AttentionShare& share = shared().attention_share;
     if (instance_ >= share.num_instances || args.head_dim != MAX_HEAD_DIM) return false;
     const Work w{share.split, context_, args};
-    return w.is_lone() && w.num_heads <= QUERIES && w.num_chunks() <= NUM_WARPS;
+    return is_row() && w.is_lone() && w.num_chunks() <= NUM_WARPS;
   }
 
   DISTMK_FN void tell_loader(bool streams) {
@@ -164,10 +169,10 @@ DISTMK_FN uint32_t count_instances(const Context& context, const AttentionArgs& 
   return hand() ? shared().attention_share.num_instances : num_attention_instances(args, *context.batch(args.batch));
 }
 // How many of its share this warp is done with; 0 between tasks.
-DISTMK_FN uint32_t own_round() { return shared().attention_share.rounds[threadIdx.x / 32]; }
+DISTMK_FN uint32_t own_round() { return shared().attention_share.rounds[own_warp()]; }
 DISTMK_FN void set_own_round(uint32_t round) {
   __syncwarp();
-  if (threadIdx.x % 32 == 0) shared().attention_share.rounds[threadIdx.x / 32] = round;
+  if (threadIdx.x % 32 == 0) shared().attention_share.rounds[own_warp()] = round;
   __syncwarp();
 }
 // What is known of the instance of a round: of all but the first, nothing.

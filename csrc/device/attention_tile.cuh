@@ -44,9 +44,8 @@ DISTMK_FN uint32_t place_in_line(const W& w, uint32_t element, uint32_t exchange
   return element < w.head_dim() ? element ^ exchanged : 0;
 }
 
-// Where a chunk lies: in the cache, a line a position, or in a stage of the ring, where its keys come before its
-// values. A piece is loaded without a condition, or loads would be waited for one after another: what is not there is
-// put right by patch_keys and patch_values.
+// Where a chunk lies in the cache, a line a position. A piece is loaded without a condition, or loads would be waited
+// for one after another: what is not there is put right by patch_keys and patch_values.
 struct CachedLines {
   const Work& w;
   uint32_t lines;  // as look_up has them
@@ -61,17 +60,7 @@ struct CachedLines {
   }
 };
 
-struct NearLines {
-  const Work& w;
-  const __nv_bfloat16* chunk;
-
-  DISTMK_FN const __nv_bfloat16* key(uint32_t position) const { return chunk + position * w.head_dim(); }
-  DISTMK_FN const __nv_bfloat16* value(uint32_t position) const { return key(CHUNK + position); }
-  DISTMK_FN static uint4 load(const __nv_bfloat16* from) { return *reinterpret_cast<const uint4*>(from); }
-};
-
-template <class Lines>
-DISTMK_FN void load_keys(const Work& w, const Lines& lines, Tile& tile) {
+DISTMK_FN void load_keys(const Work& w, const CachedLines& lines, Tile& tile) {
   const uint32_t lane = w.lane();
   const uint32_t exchanged = keys_exchanged(w, lane);
 #pragma unroll
@@ -83,8 +72,7 @@ DISTMK_FN void load_keys(const Work& w, const Lines& lines, Tile& tile) {
   }
 }
 
-template <class Lines>
-DISTMK_FN void load_values(const Work& w, const Lines& lines, Tile& tile) {
+DISTMK_FN void load_values(const Work& w, const CachedLines& lines, Tile& tile) {
   const uint32_t lane = w.lane();
   const uint32_t first = w.exchanged(value_place(lane, 0));
 #pragma unroll
@@ -95,12 +83,6 @@ DISTMK_FN void load_values(const Work& w, const Lines& lines, Tile& tile) {
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j)
       tile.v[i][j] = lines.load(line + place_in_line(w, value_element(lane, j), exchanged));
   }
-}
-
-template <class Lines>
-DISTMK_FN void load_chunk(const Work& w, const Lines& lines, Tile& tile) {
-  load_keys(w, lines, tile);
-  load_values(w, lines, tile);
 }
 
 // Whether all positions of a chunk come from the cache.

@@ -16,15 +16,20 @@ static_assert(CHUNK == 16, "");
 static_assert(NUM_WARPS * CHUNK == SHARE_AT_ONCE, "");
 constexpr uint32_t MERGE_STRIDE = MAX_HEAD_DIM + 4;  // of a warp's result for a query: accumulator, maximum, sum
 
-// NEAR: of what device/attention_near.cuh is for, so that the compiler knows it, too.
-template <bool NEAR>
+// What is known of an instance ahead, so that the compiler knows it, too (device/attention_row.cuh): of ONE_ROW, that
+// its run is a single row and its heads have HEAD_DIM elements; of LONE, that this is the batch's only row as well,
+// merged by those who multiply it.
+enum class Known { NOTHING, ONE_ROW, LONE };
+template <Known KNOWN, uint32_t HEAD_DIM>
 struct WorkOf : AttentionSplit {
+  static constexpr bool ONE_ROW = KNOWN != Known::NOTHING, LONE = KNOWN == Known::LONE;
+  static constexpr uint32_t DIM = HEAD_DIM;  // at most, where nothing is known
   Context& context;
   const AttentionArgs& args;
 
   // Asked for anew: what follows from a number that it knows the compiler would keep, in all other tasks, too.
   DISTMK_FN static uint32_t lane() { return opaque(threadIdx.x) % 32; }
-  DISTMK_FN uint32_t head_dim() const { return NEAR ? MAX_HEAD_DIM : args.head_dim; }
+  DISTMK_FN uint32_t head_dim() const { return ONE_ROW ? DIM : args.head_dim; }
 
   // The caches, asked for where they are read: kept in registers, they would lie on the stack.
   DISTMK_FN __nv_bfloat16* keys() const { return context.at<__nv_bfloat16>(args.k_cache); }
@@ -44,8 +49,8 @@ struct WorkOf : AttentionSplit {
     return context.at<float>(args.rope) + uint64_t{position} * head_dim();
   }
   // Of the run, that a query belongs to. Divisions are slow.
-  DISTMK_FN uint32_t row_of(uint32_t query) const { return NEAR || run.num_rows == 1 ? 0 : query / num_heads; }
-  DISTMK_FN uint32_t first_new() const { return static_cast<uint32_t>(run.kv_len - (NEAR ? 1 : run.num_rows)); }
+  DISTMK_FN uint32_t row_of(uint32_t query) const { return ONE_ROW || run.num_rows == 1 ? 0 : query / num_heads; }
+  DISTMK_FN uint32_t first_new() const { return static_cast<uint32_t>(run.kv_len - (ONE_ROW ? 1 : run.num_rows)); }
   // An old one, and this split's.
   DISTMK_FN bool is_cached(uint32_t position) const { return position >= begin && position < min(end, first_new()); }
   // New, and this split's: what another split has staged is not here.
@@ -53,7 +58,7 @@ struct WorkOf : AttentionSplit {
     return position >= first_new() && position >= begin && position < end;
   }
 
-  DISTMK_FN bool is_lone() const { return NEAR || distmk::is_lone(args, num_rows, run); }
+  DISTMK_FN bool is_lone() const { return LONE || distmk::is_lone(args, num_rows, run); }
   // Where a head's result is of a split, if those who multiply it merge it.
   DISTMK_FN __nv_bfloat16* lone_at(uint64_t operand, uint32_t query, uint32_t split) const {
     return context.at<__nv_bfloat16>(operand) + lone_begin(first_head + query, split, args.max_splits, head_dim());
@@ -63,17 +68,17 @@ struct WorkOf : AttentionSplit {
   // chunk in shared memory, keys of two positions or values of four at a time, meets no bank twice: what an element's
   // place is xored with. Pages of fewer than eight positions and odd heads are left alone.
   DISTMK_FN uint32_t exchanged(uint32_t position) const {
-    return !NEAR && (args.head_dim % 64 || args.page_size % 8) ? 0 : 8 * (position % 8 ^ position % 2 * 4);
+    return !ONE_ROW && (args.head_dim % 64 || args.page_size % 8) ? 0 : 8 * (position % 8 ^ position % 2 * 4);
   }
 
   // Of a chunk's keys, or values.
   DISTMK_FN uint32_t chunk_bytes() const { return CHUNK * head_dim() * sizeof(__nv_bfloat16); }
-  DISTMK_FN uint32_t num_queries() const { return num_heads * (NEAR ? 1 : static_cast<uint32_t>(run.num_rows)); }
+  DISTMK_FN uint32_t num_queries() const { return num_heads * (ONE_ROW ? 1 : static_cast<uint32_t>(run.num_rows)); }
   DISTMK_FN uint32_t num_chunks() const { return (end + CHUNK - 1) / CHUNK - begin / CHUNK; }
   // Chunks are taken from the last one on, so that those with new positions are their warps' first.
   DISTMK_FN uint32_t chunk_of(uint32_t turn) const { return (end - 1) / CHUNK - turn; }
   // The first warps are busy with queries when the cache is read, so turns are dealt from the last one on.
-  DISTMK_FN uint32_t chunk_turn() const { return NUM_WARPS - 1 - threadIdx.x / 32; }
+  DISTMK_FN uint32_t chunk_turn() const { return NUM_WARPS - 1 - own_warp(); }
 
   // In shared memory, rows of bf16: keys and values of new positions, then the block's queries.
   DISTMK_FN uint32_t stride() const { return (head_dim() + 31) / 32 * 32 + 8; }
@@ -87,16 +92,20 @@ struct WorkOf : AttentionSplit {
     return reinterpret_cast<uint32_t*>(new_key(2 * NEW_ROWS)) + i * (query_elements() + 4);
   }
   DISTMK_FN uint32_t query_elements() const { return (head_dim() + QUERY_STEP - 1) / QUERY_STEP * QUERY_STEP; }
-  // Over the queries once they are done with; NEAR, behind them.
+  // Over the queries once they are done with; of ONE_ROW, behind them.
   DISTMK_FN float* merged(uint32_t turn, uint32_t query_index) const {
-    return reinterpret_cast<float*>(query(NEAR ? QUERIES : 0)) + (turn * MERGED_QUERIES + query_index) * MERGE_STRIDE;
+    return reinterpret_cast<float*>(query(ONE_ROW ? QUERIES : 0)) +
+           (turn * MERGED_QUERIES + query_index) * MERGE_STRIDE;
   }
 
  private:
-  static constexpr uint32_t NEW_ROWS = NEAR ? 1 : MAX_ROWS;
+  static constexpr uint32_t NEW_ROWS = ONE_ROW ? 1 : MAX_ROWS;
 };
-using Work = WorkOf<false>;
-using NearWork = WorkOf<true>;
+using Work = WorkOf<Known::NOTHING, MAX_HEAD_DIM>;
+template <uint32_t HEAD_DIM>
+using RowWork = WorkOf<Known::ONE_ROW, HEAD_DIM>;
+template <uint32_t HEAD_DIM>
+using LoneWork = WorkOf<Known::LONE, HEAD_DIM>;
 
 constexpr uint32_t MERGED_BYTES = NUM_WARPS * MERGED_QUERIES * MERGE_STRIDE * sizeof(float);
 static_assert(2 * MAX_ROWS * (MAX_HEAD_DIM + 8) * sizeof(__nv_bfloat16) + MERGED_BYTES <= WORK_BYTES + SCRATCH_BYTES,

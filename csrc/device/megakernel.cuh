@@ -89,7 +89,7 @@ DISTMK_FN void end_task(const Context& context, uint64_t pushed) {
   mark(Mark::LEFT);
   Handoff& handoff = shared().handoff;
   const uint32_t n = task_number();
-  if (context.team.leader()) handoff.pushed[task_place(n)] = pushed;
+  if (opaque(threadIdx.x) == 0) handoff.pushed[task_place(n)] = pushed;
   __syncwarp();  // all lanes have read the number
   if (threadIdx.x % 32 == 0) shared().task_numbers[threadIdx.x / 32] = n + 1;
   warp_arrive(&handoff.done[task_place(n)]);  // here: what a function puts back when it returns may take a while
@@ -133,7 +133,7 @@ DISTMK_FN void consume_loop(const RankState& state) {
     else
       run_frequent_task(state);
   }
-  if (threadIdx.x) return;
+  if (opaque(threadIdx.x)) return;
   handoff.await_last(task_number());
   release(shared().ring, shared().places[0].stage);
 }

@@ -30,7 +30,7 @@ struct Ring {
   Flag loader_left;  // nothing more will be copied
   // Not 0: the worker is about to signal, which takes until every copy in flight has landed, so nothing new is copied
   // of the slabs behind this one (slabs count from 1). What waits for the signal is worth more than the ring's being
-  // full a little sooner.
+  // full a little sooner. Keys and values are copied all the same: who takes them waits for them at once.
   Flag hold;
 
   DISTMK_FN void init() {
@@ -150,12 +150,12 @@ class Loader {
     if (num_drained_.get() + 1 < slab_) await_landing(next_.before(MAX_AHEAD));
     barrier_wait(empty_ + next_.slot * 8, next_.parity ^ 1);
     lanes_.sync();
-    wait_while_held(hold_, slab_);
   }
 
   DISTMK_FN void copy(const char* src, uint32_t num_bytes) {
     const uint32_t full = full_ + next_.slot * 8, dst = slots_ + next_.slot * STAGE_BYTES;
     await_room();
+    wait_while_held(hold_, slab_);
     if constexpr (!BULK_COPIES)
       copy_by_lanes(dst, src, num_bytes, full, lanes_.index, lanes_.size);
     else if (lanes_.leader())

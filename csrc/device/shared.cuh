@@ -60,7 +60,7 @@ struct Handoff {
   // Of a task that is ready: whether that is because the launch is over.
   DISTMK_FN bool is_over(uint32_t n) const { return over_at.get() <= n; }
   DISTMK_FN void keep_time(uint32_t n) {
-    if (threadIdx.x == 0) ready_ns[task_place(n)] = now_ns();
+    if (opaque(threadIdx.x) == 0) ready_ns[task_place(n)] = now_ns();
   }
 };
 
@@ -175,16 +175,20 @@ DISTMK_FN void check_shared() {
 }
 #endif
 
+// Of a consumer warp. Worked out anew: what follows from it the compiler would keep in a register in all tasks.
+DISTMK_FN uint32_t own_warp() { return opaque(threadIdx.x) / 32; }
+
+DISTMK_FN Places own_places() { return shared().places[own_warp()]; }
 // By a consumer warp, which is done with what the loader brought for a task, a slab mostly.
 DISTMK_FN void keep_places(const Places& places) {
-  const uint32_t warp = threadIdx.x / 32;
+  const uint32_t warp = own_warp();
   __syncwarp();
   if (threadIdx.x % 32) return;
   shared().places[warp] = places;
   shared().num_slabs[warp].set(shared().num_slabs[warp].get() + 1);
 }
 
-DISTMK_FN uint32_t task_number() { return shared().task_numbers[threadIdx.x / 32]; }
+DISTMK_FN uint32_t task_number() { return shared().task_numbers[own_warp()]; }
 
 DISTMK_FN bool StartSignal::wait() const {
   return !announced || shared().handoff.wait_until_ready(task_number(), shared().params.trace_capacity);

@@ -114,9 +114,9 @@ DISTMK_FN void add_squares(const Column<TILES>& x, bool first) {
       multiply(rows, b.y, b.w, lower);
     }
     // Lane 4 g + t has of row g columns 2 t and 2 t + 1.
-    const uint32_t row = threadIdx.x % 32 / 4, place = threadIdx.x % 4;
-    if (place != row / 2) continue;
-    float& squares = shared().squares[tile * TILE_TOKENS + row][threadIdx.x / 32];
+    const uint32_t thread = opaque(threadIdx.x), row = thread % 32 / 4;  // or where they go would lie on the stack
+    if (thread % 4 != row / 2) continue;
+    float& squares = shared().squares[tile * TILE_TOKENS + row][thread / 32];
     const float sum = row % 2 ? upper[1] + lower[3] : upper[0] + lower[2];
     squares = first ? sum : squares + sum;
   }

@@ -11,7 +11,7 @@ static_assert(NUM_WARPS == BLOCK_TILES, "a column of tiles a warp");
 
 // The stage of a group with this warp's tile, which is this one of it.
 DISTMK_FN uint32_t stage_in_group() { return threadIdx.x / 32 / STAGE_TILES; }
-DISTMK_FN uint32_t tile_in_stage() { return threadIdx.x / 32 % STAGE_TILES; }
+DISTMK_FN uint32_t tile_in_stage() { return own_warp() % STAGE_TILES; }
 
 DISTMK_FN uint32_t stages_of_group(uint32_t block_k) { return (block_k + STAGE_K - 1) / STAGE_K; }
 

@@ -79,9 +79,10 @@ def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache:
         )
     )
     merges = _merges(c, shape)
-    # Where a single row is merged elsewhere, those have the others' merges who have nothing of its attention, or no part of o,
-    # which they would be late for.
-    first = c.options.num_workers - len(merges) if b.lone and len(merges) > c.num_spared else 0
+    # A task between a worker's attention and its part of o makes it turn to o later. Those have the merges who are late with
+    # attention anyway, where a single row is merged elsewhere; or who have no part of o.
+    late = min(c.num_busy, c.options.num_workers)
+    first = max(0, late - len(merges)) if b.lone and len(merges) > c.num_spared else 0
     for worker, (begin, end) in enumerate(merges, first):
         c.graph.add(
             Merge(

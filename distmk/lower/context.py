@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from distmk.abi import MAX_LONE_COLS, MAX_ROWS, SPLITS_AT_ONCE, Epilogue, LaunchKind
+from distmk.abi import MAX_LONE_COLS, MAX_ROWS, SHARE_AT_ONCE, SPLITS_AT_ONCE, Epilogue, LaunchKind
 from distmk.graph import Graph
 from distmk.lower.options import ATTENTION_LAUNCHES, DecodeOptions, cut, cut_light, cut_rows
 from distmk.model import Model
@@ -129,19 +129,21 @@ class Lowering:
             return 0
         if self.options.num_spared is not None:
             return self.options.num_spared
-        busy = self._num_busy()
+        busy = self.num_busy
         return busy if 3 * busy <= self.options.num_workers else 0
 
     def _num_light(self) -> int:
         """Workers with fewer rows of qkv: where none is spared, those that have the attention of the only sequence, as in its
-        time they read no weights.
+        time they read no weights. Of a long sequence all have some.
         """
-        busy = self._num_busy()
-        alone = self.options.max_seqs == 1 and self.buffers.lone
-        return busy if alone and not self.num_spared and 2 * busy <= self.options.num_workers else 0
+        busy, options = self.num_busy, self.options
+        is_short = options.max_model_len <= options.max_splits * SHARE_AT_ONCE
+        alone = options.max_seqs == 1 and is_short and self.buffers.lone
+        return busy if alone and not self.num_spared and 2 * busy <= options.num_workers else 0
 
-    def _num_busy(self) -> int:
-        """Workers that have a single row's attention, the first ones."""
+    @property
+    def num_busy(self) -> int:
+        """Workers that have a single row's attention, the first ones, while its sequence is short."""
         return max(shape.num_kv for shape in self.shapes) * SPLITS_AT_ONCE
 
     def vector(self, rank: int, *parts: tuple[str, int, int]) -> Slab:

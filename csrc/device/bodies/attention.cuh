@@ -2,9 +2,7 @@
 // low half, so nothing is lost to rounding but the cache's own. A warp takes CHUNK positions at a time; what the warps
 // have found is merged in shared memory, in a fixed order.
 #pragma once
-#include "device/attention_near.cuh"
-#include "device/attention_ring.cuh"
-#include "device/attention_share.cuh"
+#include "device/attention_row.cuh"
 
 namespace distmk {
 namespace attention {
@@ -37,8 +35,6 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
   const AttentionSplit split =
       at_hand(round) ? shared().attention_share.split : split_of(context, args, instance_of(context, round));
   const Work w{split, context, args};
-  // Looked up anew, here and below, or it would lie on the stack.
-  const bool in_ring = at_hand(opaque(round)) == IN_RING;
   const Team& team = context.team;
   const uint32_t num_queries = w.num_queries(), warp = threadIdx.x / 32;
   const bool has_chunk = w.chunk_turn() < w.num_chunks();
@@ -46,11 +42,10 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
   for (uint32_t block = 0; block < num_queries; block += QUERIES) {
     const uint32_t count = min(QUERIES, num_queries - block);
     Tile tile;
-    if (in_ring) {
-      take_first(w, tile);
-    } else if (has_chunk) {
+    if (has_chunk) {
       const CachedLines lines{w, at_hand(own_round()) ? lines_at_hand(w.chunk_turn()) : look_up(w, w.chunk_turn())};
-      load_chunk(w, lines, tile);
+      load_keys(w, lines, tile);
+      load_values(w, lines, tile);
     } else {
       tile.clear();  // or the compiler would keep its registers for whatever they hold, in all other tasks too
     }
@@ -67,10 +62,7 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
     mark(Mark::INPUTS);
     team.sync();
     Partial partial;
-    if (in_ring)
-      attend_ring(w, block, tile, partial);
-    else
-      attend(w, block, tile, partial);
+    attend(w, block, tile, partial);
     mark(Mark::LAST);
     team.sync();
     mark(Mark::MET);
@@ -106,7 +98,17 @@ DISTMK_FN void body_attention(Context& context, const AttentionArgs& args) {
     return instance_of(context, round) < count_instances(context, args);
   };
   if (!have(0)) return context.inputs_found();
-  const auto run = [&] { return at_hand(own_round()) == NEAR ? run_near(context, args) : run_instance(context, args); };
+  const auto run = [&] {
+    switch (at_hand(own_round())) {
+      case NEAR:
+        return run_row<LoneWork<MAX_HEAD_DIM>>(context, args);
+      case IN_RING:
+        return args.head_dim == MAX_HEAD_DIM ? run_row<RowWork<MAX_HEAD_DIM>>(context, args)
+                                             : run_row<RowWork<MAX_HEAD_DIM / 2>>(context, args);
+      default:
+        return run_instance(context, args);
+    }
+  };
   while (run() && have(own_round() + 1)) {
     set_own_round(own_round() + 1);
     context.team.sync();  // what was staged may lie there until now

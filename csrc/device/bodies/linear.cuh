@@ -26,7 +26,7 @@ DISTMK_FN void run_near(Context& context, const LinearArgs& args) {
   const uint32_t rows = slab_rows(args);
   const Lane lane;
   const Output<1> out(context, args, 1);
-  Places places = shared().places[threadIdx.x / 32];
+  Places places = own_places();
   Round<1>::Sums sums = {};
   Column<1> x;
   LoneRow lone(context, args, args.arriving, first_column());
@@ -74,7 +74,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
   const Activations a = activations_of(context, args, num_rows);
   const Lane lane;
   const Output<TILES> out(context, args, num_rows);
-  Places places = shared().places[threadIdx.x / 32];
+  Places places = own_places();
   typename Round<TILES>::Sums sums = {};
   Column<TILES> x;
   uint32_t group = 0;
