@@ -79,11 +79,7 @@ def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache:
         )
     )
     merges = _merges(c, shape)
-    # A task between a worker's attention and its part of o makes it turn to o later. Those have the merges who are late with
-    # attention anyway, where a single row is merged elsewhere; or who have no part of o.
-    late = min(c.num_busy, c.options.num_workers)
-    first = max(0, late - len(merges)) if b.lone and len(merges) > c.num_spared else 0
-    for worker, (begin, end) in enumerate(merges, first):
+    for worker, (begin, end) in enumerate(merges, _first_with_merges(c, len(merges))):
         c.graph.add(
             Merge(
                 rank=rank,
@@ -95,10 +91,19 @@ def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache:
                 out=b.attn.at(rank, shape.slice_begin(begin), shape.slice_begin(end)),
                 cleared=b.attn.cleared_at(rank, shape.slice_begin(begin), shape.slice_begin(end)),
                 batch=b.batch.at(rank),
-                arriving=first + len(merges) <= c.num_early[rank],
+                arriving=_first_with_merges(c, len(merges)) + len(merges) <= c.num_early[rank],
                 skips_lone=bool(b.lone),
             )
         )
+
+
+def _first_with_merges(c: Lowering, num_merges: int) -> int:
+    """The first of the workers that have merges, a task more before they turn to o: those without a part of o, or of those with
+    a single row's attention, who have less of qkv, the last; else who has nothing of its attention.
+    """
+    if not c.buffers.lone or num_merges <= c.num_spared:
+        return 0
+    return (c.num_light if num_merges <= c.num_light else c.options.num_workers) - num_merges
 
 
 def _merges(c: Lowering, shape: AttentionShape) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 from distmk.abi import MAX_LONE_COLS, MAX_ROWS, SHARE_AT_ONCE, SPLITS_AT_ONCE, Epilogue, LaunchKind
 from distmk.graph import Graph
-from distmk.lower.options import ATTENTION_LAUNCHES, DecodeOptions, cut, cut_light, cut_rows
+from distmk.lower.options import ATTENTION_LAUNCHES, DecodeOptions, cut, cut_light, cut_rows, light_rows
 from distmk.model import Model
 from distmk.regions import Buffer, Region, Segment, Slab, Tiling, Weight, WeightKind
 from distmk.shard import Shard, shard_model
@@ -70,8 +70,7 @@ class Lowering:
         """Which rows of the query, key and value matrices, one after another, are whose, but for the first `num_spared`
         workers; the first `num_light` of the others have fewer.
         """
-        shape = self.shapes[rank]
-        rows = (shape.num_q + 2 * shape.num_kv) * self.config.head_dim
+        rows = self.shapes[rank].qkv_cols
         return cut_light(rows, self.config.hidden_size, self.options.num_workers - num_spared, num_light)
 
     def mlp_cuts(self, rank: int) -> Cuts:
@@ -129,20 +128,20 @@ class Lowering:
             return 0
         if self.options.num_spared is not None:
             return self.options.num_spared
-        busy = self.num_busy
+        busy = self._num_busy()
         return busy if 3 * busy <= self.options.num_workers else 0
 
     def _num_light(self) -> int:
         """Workers with fewer rows of qkv: where none is spared, those that have the attention of the only sequence, as in its
         time they read no weights. Of a long sequence all have some.
         """
-        busy, options = self.num_busy, self.options
+        busy, options = self._num_busy(), self.options
         is_short = options.max_model_len <= options.max_splits * SHARE_AT_ONCE
         alone = options.max_seqs == 1 and is_short and self.buffers.lone
-        return busy if alone and not self.num_spared and 2 * busy <= options.num_workers else 0
+        enough = all(light_rows(shape.qkv_cols, options.num_workers) for shape in self.shapes)
+        return busy if alone and enough and not self.num_spared and 2 * busy <= options.num_workers else 0
 
-    @property
-    def num_busy(self) -> int:
+    def _num_busy(self) -> int:
         """Workers that have a single row's attention, the first ones, while its sequence is short."""
         return max(shape.num_kv for shape in self.shapes) * SPLITS_AT_ONCE
 

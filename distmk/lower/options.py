@@ -74,13 +74,17 @@ def cut_rows(num_rows: int, num_cols: int, num_workers: int) -> list[tuple[int, 
     return [(2 * begin, min(2 * end, num_rows)) for begin, end in pairs]
 
 
+def light_rows(num_rows: int, num_workers: int) -> int:
+    """Some two thirds of an even share of `num_rows`, in whole groups as a GPU multiplies them; 0 where that is less than two."""
+    rows = round(2 * num_rows / (3 * num_workers * TILE_ROWS)) * TILE_ROWS
+    return rows if rows >= 2 * TILE_ROWS else 0
+
+
 def cut_light(num_rows: int, num_cols: int, num_workers: int, num_light: int) -> list[tuple[int, int]]:
-    """Likewise, but the first `num_light` of `num_workers` tasks get some two thirds of an even share, in whole groups as a
-    GPU multiplies them; all get the same where that would be less than two groups.
-    """
-    light = round(2 * num_rows / (3 * num_workers * TILE_ROWS)) * TILE_ROWS if num_light else 0
-    if light < 2 * TILE_ROWS:
+    """As `cut_rows`, but the first `num_light` of `num_workers` tasks get `light_rows`."""
+    if not num_light:
         return cut_rows(num_rows, num_cols, num_workers)
+    light = light_rows(num_rows, num_workers)
     first = num_light * light
     rest = cut_rows(num_rows - first, num_cols, num_workers - num_light)
     return [(begin, begin + light) for begin in range(0, first, light)] + [(first + a, first + b) for a, b in rest]

@@ -133,12 +133,12 @@ def test_one_sequence(runner: Runner, tmp_path: Path, num_ranks: int, num_tokens
     assert len(want[0]) == 8
 
 
-@pytest.mark.parametrize(("num_ranks", "head_dim", "lengths"), [(2, 64, (130, 140))])
+@pytest.mark.parametrize(("num_ranks", "head_dim", "lengths"), [(2, 64, (130, 140)), (1, 128, (300,))])
 def test_long_contexts(runner: Runner, tmp_path: Path, num_ranks: int, head_dim: int, lengths: tuple[int, ...]) -> None:
-    """Keys and values of many positions come through the ring, as weights do."""
+    """Keys and values of many positions come through the ring, as weights do: of heads that it is compiled for."""
     config = tiny_config(hidden_size=192, intermediate_size=320, head_dim=head_dim)
     ids = [",".join(str((31 * i + 7 * k + 1) % 300) for k in range(length)) for i, length in enumerate(lengths)]
-    prompts = ("--prompt-ids", *ids, "--max-new-tokens", "5", "--max-model-len", "256")
+    prompts = ("--prompt-ids", *ids, "--max-new-tokens", "5", "--max-model-len", "512")
     want = generate(runner, tmp_path, "host", 1, config=config, prompts=prompts)
     assert generate(runner, tmp_path, "emulated", num_ranks, config=config, prompts=prompts) == want
 

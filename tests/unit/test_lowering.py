@@ -11,7 +11,7 @@ import reference
 from tiny_config import tiny_config
 
 from distmk import Graph
-from distmk.abi import SPLITS_AT_ONCE, Epilogue
+from distmk.abi import SHARE_AT_ONCE, SPLITS_AT_ONCE, Epilogue
 from distmk.errors import UsageError
 from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
@@ -101,25 +101,36 @@ def test_who_merges_a_lone_row(changes: dict[str, int], launch: Literal["massive
         assert [(task.skips_lone, task.worker) for task in merges] == [(lone, worker) for worker in workers]
 
 
-def rows_of_qkv(num_heads: int, max_seqs: int) -> list[int]:
-    """Of each of 20 workers, in a model with one KV head, whose attention of one sequence is the first eight's."""
-    config = tiny_config(num_heads=num_heads, num_kv_heads=1, head_dim=64, hidden_size=256)
-    options = DecodeOptions(1, 20, max_seqs=max_seqs, max_model_len=64, attention_launch="spread")
+def dealt(num_heads: int, max_seqs: int, max_model_len: int = 64) -> tuple[list[int], list[int]]:
+    """Rows of qkv of each of 20 workers, in a model with one KV head, whose attention of one sequence is the first eight's;
+    and who has a layer's merges.
+    """
+    config = tiny_config(num_heads=num_heads, num_kv_heads=1, head_dim=64, hidden_size=256, num_layers=2)
+    options = DecodeOptions(1, 20, max_seqs=max_seqs, max_model_len=max_model_len, attention_launch="spread")
     found = lower(build_model(config), options).tasks
     slabs = [task.slab for task in found if isinstance(task, Linear) and task.op == "layer0.qkv"]
     ends = [0, *(slab.row_end for slab in slabs)]
     assert [slab.row_begin for slab in slabs] == ends[:-1] and ends[-1] == 64 * (num_heads + 2), (
         "rows left out, or twice"
     )
-    return [slab.rows for slab in slabs]
+    return [slab.rows for slab in slabs], [t.worker for t in found if isinstance(t, Merge) and t.op == "layer0.merge"]
 
 
 def test_who_has_attention_has_fewer_rows_of_qkv() -> None:
-    """In whole groups of rows; where several sequences may come all workers have attention, and where rows are few all alike."""
-    rows = rows_of_qkv(12, max_seqs=1)
+    """In whole groups of rows, and the merges; where several sequences may come, or a long one, all workers have attention, and
+    where rows are few all have as many.
+    """
+    rows, merges = dealt(12, max_seqs=1)
     assert len(rows) == 20 and set(rows[:8]) == {32} and set(rows[8:]) == {52, 54}
-    assert set(rows_of_qkv(12, max_seqs=2)) == {44, 46}
-    assert set(rows_of_qkv(8, max_seqs=1)) == {32}
+    assert merges == [2, 3, 4, 5, 6, 7]
+    longest = DecodeOptions().max_splits * SHARE_AT_ONCE
+    assert dealt(12, max_seqs=1, max_model_len=longest) == (rows, merges)
+    others = [({"max_seqs": 2}, {44, 46}), ({"max_seqs": 1, "max_model_len": longest + 1}, {44, 46})]
+    for options, even in others:
+        rows, merges = dealt(12, **options)
+        assert set(rows) == even and merges == [*range(20 - len(merges), 20)], options
+    rows, merges = dealt(8, max_seqs=1)
+    assert set(rows) == {32} and merges == [16, 17, 18, 19]
 
 
 @pytest.mark.parametrize(("wrong", "must"), [("x", "bf16"), ("rounded", "bf16"), ("out", "f32")])
