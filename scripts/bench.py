@@ -4,10 +4,11 @@
     python scripts/bench.py host MODEL.gguf                                # the host twin and transformers, memory, compiling
     python scripts/bench.py step qwen3-8b --plot step.png                  # a decode step: one GPU
     torchrun --nproc-per-node 4 scripts/bench.py step qwen3-8b             # or mpirun -n 4 python scripts/bench.py step ...
+    python scripts/bench.py hops                                           # the runtime's own latencies, on as many ranks
     python scripts/bench.py plot 1.json 2.json 4.json --output step.png    # reports that step wrote with --json
     python scripts/bench.py growth *.json --output growth.png              # of several layers, ranks and batches
 
-Every figure is the median of --repeats runs (default 5), with the spread. Each part says more with --help.
+Figures of `host` and `step` are medians of --repeats runs (default 5), with the spread. Each part says more with --help.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import sys
 from pathlib import Path
 
-from benchmark import host, step
+from benchmark import hops, host, step
 from benchmark.growth import draw_growth
 from benchmark.plot import draw
 from benchmark.report import Report
@@ -37,7 +38,7 @@ def run_drawing(arguments: argparse.Namespace) -> int:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parts = parser.add_subparsers(required=True, metavar="PART")
-    for name, module in (("host", host), ("step", step)):
+    for name, module in (("host", host), ("step", step), ("hops", hops)):
         part = parts.add_parser(name, help=(module.__doc__ or "").splitlines()[0], description=module.__doc__)
         module.add_arguments(part)
         part.set_defaults(run=module.run)

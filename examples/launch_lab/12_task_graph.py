@@ -12,6 +12,7 @@ import time
 import numpy as np
 
 import distmk
+from distmk.choices import choose_workers
 from distmk.lab.alone import main
 from distmk.lab.results import ChainTime
 from distmk.lab.stats import Spread
@@ -40,7 +41,7 @@ def build(num: int, num_kernels: int, num_workers: int) -> tuple[distmk.Graph, B
 def measure(num: int, backend: str, num_workers: int | None = None, num_kernels: int = NUM_KERNELS) -> ChainTime:
     with distmk.connect() as bootstrap:
         began = time.perf_counter()
-        graph, x = build(num, num_kernels, num_workers or workers_of(backend))
+        graph, x = build(num, num_kernels, choose_workers(num_workers, backend, bootstrap))
         with distmk.Session(graph, bootstrap, backend=backend) as session:
             prepare_us = 1e6 * (time.perf_counter() - began)
             error = verify(session, x, num, num_kernels)
@@ -49,16 +50,6 @@ def measure(num: int, backend: str, num_workers: int | None = None, num_kernels:
             error = max(error, verify(session, x, num, num_kernels))
     kernel_us = Spread.of(per_step_us).scaled(1 / num_kernels)
     return ChainTime("12", num, num_kernels, kernel_us, busy_us, gap_us, prepare_us, error, start_us)
-
-
-def workers_of(backend: str) -> int:
-    if backend == "cuda":
-        from distmk.cuda.backend import num_workers_of  # needs packages that only GPU machines have
-
-        return num_workers_of(0)
-    from distmk.host.backend import usable_cores
-
-    return usable_cores()
 
 
 def verify(session: distmk.Session, x: Buffer, num: int, num_kernels: int) -> float:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from benchmark.hops import chain, hops_of, measure_power, text_of
+from benchmark.hops import NUM_COLS, chain, hops_of, measure_power, text_of
 from helpers import ROOT, Finished, Runner, under_mpirun
 
 from distmk import Session, connect
 from distmk.abi import LaunchKind
+from distmk.tasks import Affine, Put
 from distmk.trace.record import NEVER, ROW, UNKNOWN, Trace
 
 NUM_ITERATIONS = 40
@@ -68,6 +70,31 @@ def test_every_step_takes_what_the_one_before_left(num_workers: int, listed_only
     with connect() as bootstrap, Session(chain(1, num_workers, listed_only), bootstrap) as session:
         session.run(7)
         assert (session.view("ended") == 7).all() and (session.view("gathered") == 7).all()
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 5])
+def test_rank_after_rank(num_ranks: int) -> None:
+    """Each adds 1 to what the one before has come to, and the first goes on from what comes back."""
+    graph, num_iterations = chain(num_ranks, 3), 4
+    held = defaultdict(lambda: np.zeros(3 * NUM_COLS))
+    for task in num_iterations * graph.tasks:
+        assert isinstance(task, Affine | Put)
+        (src, at, begin, end), (dst, to, first, last) = task.src, task.dst
+        held[dst, to][first:last] = held[src, at][begin:end] + getattr(task, "shift", 0.0)
+    for (buffer, rank), values in held.items():
+        if buffer.name == "ended":
+            assert (values[:NUM_COLS] == num_ranks * (num_iterations - 1) + rank + 1).all(), rank
+
+
+def test_how_tasks_reach_their_workers() -> None:
+    found = {(task.op, task.worker): task.launch for task in chain(2, 3).tasks if task.rank == 1}
+    assert {launch: op for (op, _), launch in found.items() if launch is not LaunchKind.AHEAD} == {
+        LaunchKind.SINGLE: "just in time",
+        LaunchKind.MASSIVE: "just in time, massive",
+        LaunchKind.SPREAD: "spread",
+    }
+    assert [worker for op, worker in found if op == "one to all"] == [0, 1, 2]
+    assert [worker for op, worker in found if op in ("to another rank", "all to one")] == [2, 2]
 
 
 def trace_of(rows: Sequence[tuple[str, int, LaunchKind, int, int, int]]) -> Trace:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import shutil
 import subprocess
+import symtable
 import sys
 import zipfile
 from pathlib import Path
@@ -59,6 +62,42 @@ def test_unpacked_wheel_runs(wheel: Path, tiny_model: Path, runner: Runner) -> N
     away, here = runner.distmk(*command, env=env), runner.distmk(*command)
     assert away.status == 0, away.stderr
     assert away.stdout == here.stdout
+
+
+def imported(path: Path) -> set[tuple[str, str]]:
+    """Modules of distmk and the names that a file takes from them, wherever in the file it does so."""
+    return {
+        (node.module, name.name)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "distmk"
+        for name in node.names
+    }
+
+
+@functools.cache
+def names_of(module: str) -> set[str]:
+    """What a module's source names and, of a package, its modules: some need packages that only GPU machines have."""
+    path = ROOT / module.replace(".", "/")
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if not file.exists():
+        return set()
+    symbols = symtable.symtable(file.read_text(), str(file), "exec").get_symbols()
+    named = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
+    return named | {each.stem for each in path.glob("*")}
+
+
+def test_what_is_imported_is_there() -> None:
+    """Functions import late what only GPU machines have, and are not run elsewhere."""
+    folders = ("distmk", "examples", "scripts", "tests")
+    files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    wanted = {(path, *each) for path in files for each in imported(path)}
+    assert {("distmk.cuda.backend", "CudaBackend"), ("distmk.cuda.gpus", "num_sms_of")} <= {each[1:] for each in wanted}
+    absent = [
+        f"{path.relative_to(ROOT)}: no {name} in {module}"
+        for path, module, name in wanted
+        if name not in names_of(module)
+    ]
+    assert not absent, "\n".join(sorted(absent))
 
 
 def test_generated_header_is_up_to_date() -> None:
