@@ -7,6 +7,15 @@
 #define DISTMK_GPU
 #endif
 
+namespace distmk {
+// Whether what runs here shares its cores with others: a process may be stopped, a kernel is not.
+#ifdef __CUDACC__
+constexpr bool MAY_BE_STOPPED = false;
+#else
+constexpr bool MAY_BE_STOPPED = true;
+#endif
+}  // namespace distmk
+
 #ifdef DISTMK_GPU
 #include "device/platform.h"
 #else

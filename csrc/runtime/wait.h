@@ -72,14 +72,14 @@ class Idle {
 
   // Another poll found nothing. False: leave (`task` may have no descriptor where the waiter has no task in hand).
   DISTMK_FN bool wait(const TaskView& task, uint64_t iteration) {
-    if (polls_++ == 0) since_ns_ = now_ns();
+    if (polls_++ == 0) begin();
     const bool spinning = polls_ < state_.params->spin_polls;
     if (spinning && polls_ % 64) {
       pause();
       return true;
     }
     if (!team_.all(!load_relaxed(state_.abort_flag(state_.program->rank)))) return give_up(task, iteration, 0);
-    const uint64_t idle_ns = now_ns() - since_ns_;
+    const uint64_t idle_ns = idle_time();
     if (!team_.all(idle_ns <= state_.params->deadline_ns)) return give_up(task, iteration, 1);
     if (!spinning) give_way(idle_ns > LONG_IDLE_NS);
     return true;
@@ -91,7 +91,24 @@ class Idle {
   uint32_t waiter_;
   const Team team_;
   uint32_t polls_ = 0;
-  uint64_t since_ns_ = 0;
+  uint64_t since_ns_ = 0, looked_ns_ = 0;
+
+  DISTMK_FN void begin() {
+    since_ns_ = now_ns();
+    if constexpr (MAY_BE_STOPPED) looked_ns_ = since_ns_;
+  }
+
+  // A process that was stopped for a while, or got no core, has not waited: what passes between two looks counts for a
+  // quarter of the deadline at most.
+  DISTMK_FN uint64_t idle_time() {
+    const uint64_t now = now_ns();
+    if constexpr (MAY_BE_STOPPED) {
+      const uint64_t passed = now - looked_ns_, most = state_.params->deadline_ns / 4;
+      if (passed > most) since_ns_ += passed - most;
+      looked_ns_ = now;
+    }
+    return now - since_ns_;
+  }
 
   DISTMK_FN bool give_up(const TaskView& task, uint64_t iteration, uint32_t expired) {
     if (!team_.leader()) return false;

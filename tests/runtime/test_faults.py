@@ -128,6 +128,22 @@ def test_signal_that_never_comes(
     runner.check_nothing_left()
 
 
+def test_stopped_for_longer_than_the_deadline(runner: Runner, command: Callable[..., list[str]]) -> None:
+    """By Ctrl-Z, a debugger, or a machine that sleeps: nobody has waited that long, so all ranks go on."""
+    process = runner.start(with_ranks(2)(command("--deadline", "1")))
+    wait_for_launch(runner, 1)
+    for _ in range(3):
+        os.killpg(process.pid, signal.SIGSTOP)
+        time.sleep(1.5)
+        os.killpg(process.pid, signal.SIGCONT)
+        time.sleep(0.3)
+    ended = process.poll()
+    os.killpg(process.pid, signal.SIGINT)
+    done = runner.finish(process)
+    assert (ended, done.status) == (None, 130) and errors(done) == ["distmk: interrupted"], done.stderr
+    runner.check_nothing_left()
+
+
 # Interruptions
 
 
