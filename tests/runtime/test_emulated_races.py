@@ -45,8 +45,8 @@ def decode(num_ranks: int, num_workers: int, num_layers: int = 1, max_model_len:
 def test_decode(
     num_ranks: int, num_workers: int, num_layers: int, longer: int, place: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Prompts of up to 22 tokens, sequences that come and go: iterations of one row and of many. A context that is so much
-    `longer` comes through the ring. By a network to ranks of other nodes, of one rank each.
+    """Prompts of up to 22 tokens, sequences that come and go: iterations of one row and of many. Of a context that is so much
+    `longer` warps have several chunks. By a network to ranks of other nodes, of one rank each.
     """
     seed = str(random.randrange(2**31))
     print(f"seed {seed}")
