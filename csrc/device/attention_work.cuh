@@ -73,7 +73,7 @@ struct WorkOf : AttentionSplit {
 
   // Of a chunk's keys, or values.
   DISTMK_FN uint32_t chunk_bytes() const { return CHUNK * head_dim() * sizeof(__nv_bfloat16); }
-  DISTMK_FN uint32_t num_queries() const { return num_heads * (ONE_ROW ? 1 : static_cast<uint32_t>(run.num_rows)); }
+  DISTMK_FN uint32_t num_queries() const { return num_heads * static_cast<uint32_t>(run.num_rows); }
   DISTMK_FN uint32_t num_chunks() const { return (end + CHUNK - 1) / CHUNK - begin / CHUNK; }
   // Chunks are taken from the last one on, so that those with new positions are their warps' first.
   DISTMK_FN uint32_t chunk_of(uint32_t turn) const { return (end - 1) / CHUNK - turn; }

@@ -72,7 +72,7 @@ class Idle {
 
   // Another poll found nothing. False: leave (`task` may have no descriptor where the waiter has no task in hand).
   DISTMK_FN bool wait(const TaskView& task, uint64_t iteration) {
-    if (polls_++ == 0) begin();
+    if (polls_++ == 0) since_ns_ = looked_ns_ = now_ns();
     const bool spinning = polls_ < state_.params->spin_polls;
     if (spinning && polls_ % 64) {
       pause();
@@ -92,11 +92,6 @@ class Idle {
   const Team team_;
   uint32_t polls_ = 0;
   uint64_t since_ns_ = 0, looked_ns_ = 0;
-
-  DISTMK_FN void begin() {
-    since_ns_ = now_ns();
-    if constexpr (MAY_BE_STOPPED) looked_ns_ = since_ns_;
-  }
 
   // A process that was stopped for a while, or got no core, has not waited: what passes between two looks counts for a
   // quarter of the deadline at most.

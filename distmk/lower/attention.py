@@ -79,7 +79,8 @@ def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache:
         )
     )
     merges = _merges(c, shape)
-    for worker, (begin, end) in enumerate(merges, _first_with_merges(c, len(merges))):
+    first = _first_with_merges(c, len(merges))
+    for worker, (begin, end) in enumerate(merges, first):
         c.graph.add(
             Merge(
                 rank=rank,
@@ -91,7 +92,7 @@ def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache:
                 out=b.attn.at(rank, shape.slice_begin(begin), shape.slice_begin(end)),
                 cleared=b.attn.cleared_at(rank, shape.slice_begin(begin), shape.slice_begin(end)),
                 batch=b.batch.at(rank),
-                arriving=_first_with_merges(c, len(merges)) + len(merges) <= c.num_early[rank],
+                arriving=first + len(merges) <= c.num_early[rank],
                 skips_lone=bool(b.lone),
             )
         )
