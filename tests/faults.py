@@ -84,12 +84,12 @@ def event_between(program: Program, source: int, target: int, consumer: str) -> 
     raise AssertionError(f"{consumer} does not wait for rank {source}: {sorted(set(part.task_names))}")
 
 
-def check_hang(done: Finished, target: int, event: int, waiter: str) -> None:
+def check_hang(done: Finished, target: int, event: int, waiter: str, deadline_s: int = 2) -> None:
     """The job ended because `waiter` on rank `target` was one signal short of `event`, and says so in one line."""
     assert done.status == 5 and "Traceback" not in done.stderr, done.stderr
     assert len(errors(done)) == 1, done.stderr
     found = re.fullmatch(
-        r"distmk: no progress for 2 s: rank (\d+) worker \d+ task (.+) waited for event (\d+) \(.+\): "
+        rf"distmk: no progress for {deadline_s} s: rank (\d+) worker \d+ task (.+) waited for event (\d+) \(.+\): "
         r"want (\d+), got (\d+)",
         errors(done)[0],
     )

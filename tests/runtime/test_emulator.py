@@ -43,6 +43,7 @@ pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="the emulator's fibers are written for x86-64"),
 ]
 WORKERS = 3
+DEADLINE_S = 8  # beside other tests an iteration may take seconds, which is no hang
 CONFIG = tiny_config(hidden_size=192, intermediate_size=320, head_dim=32)
 OPTIONS = ("--workers", str(WORKERS), "--max-num-seqs", "4", "--max-model-len", "64", "--ignore-eos", "--json")
 PROMPTS = ("--prompt-ids", "1,2,3", ",".join(map(str, range(5, 38))), "--max-new-tokens", "6")
@@ -267,9 +268,9 @@ def test_signal_that_never_comes(runner: Runner, tmp_path: Path, consumer: str, 
     options = DecodeOptions(2, WORKERS, max_seqs=4, max_model_len=64, **backend_choices("emulated"))
     event, waiter = event_between(compile_graph(lower(build_model(CONFIG), options)), source, target, consumer)
     fault = {"DISTMK_FAULT_DROP_SIGNAL": f"{source},{target},{event},4", "DISTMK_EMULATOR_SEED": SEED, **nodes}
-    command = generate_arguments(tmp_path, "emulated", "--deadline", "2", "--ranks", "2")
+    command = generate_arguments(tmp_path, "emulated", "--deadline", str(DEADLINE_S), "--ranks", "2")
     done = runner.distmk(*command, env=fault)
-    check_hang(done, target, event, waiter)
+    check_hang(done, target, event, waiter, DEADLINE_S)
     runner.check_nothing_left()
 
 
@@ -278,8 +279,11 @@ def test_ends_while_weights_are_held(runner: Runner, tmp_path: Path) -> None:
     config = tiny_config(hidden_size=192, intermediate_size=1088, head_dim=32)
     options = DecodeOptions(1, WORKERS, max_seqs=1, max_model_len=64, **backend_choices("emulated"))
     event, waiter = event_between(compile_graph(lower(build_model(config), options)), 0, 0, "layer0.down")
-    prompts, one = ("--prompt-ids", "1", "--max-new-tokens", "8"), ("--max-num-seqs", "1", "--deadline", "2")
+    prompts, one = (
+        ("--prompt-ids", "1", "--max-new-tokens", "8"),
+        ("--max-num-seqs", "1", "--deadline", str(DEADLINE_S)),
+    )
     command = generate_arguments(tmp_path, "emulated", *one, config=config, prompts=prompts)
     done = runner.distmk(*command, env={"DISTMK_FAULT_DROP_SIGNAL": f"0,0,{event},4", "DISTMK_EMULATOR_SEED": SEED})
-    check_hang(done, 0, event, waiter)
+    check_hang(done, 0, event, waiter, DEADLINE_S)
     runner.check_nothing_left()
