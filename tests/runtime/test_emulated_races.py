@@ -31,11 +31,11 @@ pytestmark = [
 RACECHECK = "-DDISTMK_RACECHECK"
 
 
-def decode(num_ranks: int, num_workers: int, num_layers: int = 1, max_model_len: int = 64) -> Program:
+def decode(num_ranks: int, num_workers: int, num_layers: int = 1, max_model_len: int = 64, head_dim: int = 16) -> Program:
     """A decode step, as for a GPU; its attention splits from 16 positions on."""
     choices = {**backend_choices("emulated"), "min_split": 16}
     options = DecodeOptions(num_ranks, num_workers, max_seqs=4, max_model_len=max_model_len, page_size=16, **choices)  # type: ignore[arg-type]
-    return compile_graph(lower(build_model(tiny_config(num_layers=num_layers)), options))
+    return compile_graph(lower(build_model(tiny_config(num_layers=num_layers, head_dim=head_dim)), options))
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,14 @@ def test_decode(
     num_ranks: int, num_workers: int, num_layers: int, longer: int, place: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Prompts of up to 22 tokens, sequences that come and go: iterations of one row and of many. Of a context that is so much
-    `longer` warps have several chunks. By a network to ranks of other nodes, of one rank each.
+    `longer` warps have several chunks, and heads are of 64 elements, so that single rows' keys and values come through the
+    ring. By a network to ranks of other nodes, of one rank each.
     """
     seed = str(random.randrange(2**31))
     print(f"seed {seed}")
-    binary, program = tool("thread", RACECHECK, emulated=True), decode(num_ranks, num_workers, num_layers, 64 + longer)
+    head_dim = 64 if longer else 16
+    binary = tool("thread", RACECHECK, emulated=True)
+    program = decode(num_ranks, num_workers, num_layers, 64 + longer, head_dim)
     done = run_ranks(binary, program, tmp_path, *place, "--longer", str(longer), "--seed", seed)
     assert_clean(done, num_ranks)
 

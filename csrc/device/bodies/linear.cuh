@@ -114,7 +114,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
       if constexpr (AHEAD)
         (x = next).clear_behind(a.k, next_block + first_column());
       else
-        x.template load_there<ALIGNED>(context, looks && block_end < args.k_pitch, a, next_block + first_column());
+        x.template load_there<ALIGNED>(context, looks, a, next_block + first_column());
     }
     if (!AHEAD) context.inputs_ready();  // before anything is written
     looks = false;

@@ -81,10 +81,11 @@ struct SliceParts {
   DISTMK_FN void clear() const {
     __syncwarp();
     const uint32_t lane = threadIdx.x % 32;
-    if (lane < splits) *header_at(lane) = {0, 0, 0, 0};
+    if (lane < splits) store_arriving(header_at(lane), uint4{0, 0, 0, 0});
 #pragma unroll
     for (uint32_t i = 0; i < SPLITS; ++i)
-      if (split(i) < splits && element() < num_elements) *values_at(split(i), element()) = {0, 0, 0, 0};
+      if (split(i) < splits && element() < num_elements)
+        store_arriving(values_at(split(i), element()), uint4{0, 0, 0, 0});
   }
 };
 
@@ -132,8 +133,8 @@ struct RowsOfFew {
   DISTMK_FN void clear() const {
     for (uint32_t s = 0; s < splits; ++s) {
       float* part = parts + s * PART_FLOATS;
-      if (element() == 0) *reinterpret_cast<uint4*>(part) = {0, 0, 0, 0};
-      *reinterpret_cast<uint4*>(part + PART_HEADER + element()) = {0, 0, 0, 0};
+      if (element() == 0) store_arriving(reinterpret_cast<uint4*>(part), {0, 0, 0, 0});
+      store_arriving(reinterpret_cast<uint4*>(part + PART_HEADER + element()), {0, 0, 0, 0});
     }
   }
 };
