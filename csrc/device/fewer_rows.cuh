@@ -49,25 +49,22 @@ DISTMK_FN void clear_more(const Context& context, const MergeArgs& args, const B
   }
 }
 
-// By all who have run a task's body.
+// By all who have run the body of a task of that type.
+template <TaskType TYPE>
 DISTMK_FN void clear_more(const Context& context) {
   const auto clear = [&](const auto& args) {
     const Batch* batch = context.batch(args.batch);
     if (args.cleared && has_fewer_rows(batch)) clear_more(context, args, *batch);
   };
   const auto* args = context.task.desc->args;
-  switch (static_cast<TaskType>(context.task.desc->type)) {
-    case TaskType::LINEAR:
-      return clear(*reinterpret_cast<const LinearArgs*>(args));
-    case TaskType::EMBED:
-      return clear(*reinterpret_cast<const EmbedArgs*>(args));
-    case TaskType::SUM:
-      return clear(*reinterpret_cast<const SumArgs*>(args));
-    case TaskType::MERGE:
-      return clear(*reinterpret_cast<const MergeArgs*>(args));
-    default:
-      return;
-  }
+  if constexpr (TYPE == TaskType::LINEAR)
+    clear(*reinterpret_cast<const LinearArgs*>(args));
+  else if constexpr (TYPE == TaskType::EMBED)
+    clear(*reinterpret_cast<const EmbedArgs*>(args));
+  else if constexpr (TYPE == TaskType::SUM)
+    clear(*reinterpret_cast<const SumArgs*>(args));
+  else if constexpr (TYPE == TaskType::MERGE)
+    clear(*reinterpret_cast<const MergeArgs*>(args));
 }
 
 }  // namespace distmk

@@ -12,10 +12,11 @@ DISTMK_FN uint32_t route_of(const RankState& state, const Action& action) {
   if (action.kind == ActionKind::LEAVE) return Route::LEAVE;
   const TaskDesc& task = *action.task.desc;
   const auto type = static_cast<TaskType>(task.type);
+  const uint32_t other = Route::OTHER + task.type;
   // Of what is spread only attention takes its share by itself.
-  if (state.far || (is_spread(task) && type != TaskType::ATTENTION)) return Route::OTHER;
+  if (state.far || (is_spread(task) && type != TaskType::ATTENTION)) return other;
   const auto unless_fewer = [&](const auto& args, uint32_t route) {
-    return has_fewer_rows(state.batch(args.batch)) ? Route::OTHER : route;
+    return has_fewer_rows(state.batch(args.batch)) ? other : route;
   };
   switch (type) {
     case TaskType::ATTENTION:
@@ -27,10 +28,10 @@ DISTMK_FN uint32_t route_of(const RankState& state, const Action& action) {
     case TaskType::LINEAR: {
       const auto& args = *reinterpret_cast<const LinearArgs*>(task.args);
       const uint32_t rows = linear::num_rows(state, args);
-      return linear::is_aligned(state, args, rows) ? unless_fewer(args, Route::LINEAR + rows) : Route::OTHER;
+      return linear::is_aligned(state, args, rows) ? unless_fewer(args, Route::LINEAR + rows) : other;
     }
     default:
-      return Route::OTHER;
+      return other;
   }
 }
 

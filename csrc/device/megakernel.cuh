@@ -1,17 +1,17 @@
 // The kernel: one launch a GPU for a whole generation. A worker is a CTA on an SM of its own:
 //   warps 0-7   consumers: run the bodies
 //   warp 8      loader: streams this worker's weight slabs, never waits for an event
-//   warp 9      waiter: polls the events of the next task while one runs, and hands it to the consumers
+//   warp 9      waiter: polls the events of the next task while one runs, and hands it to the consumers; is its
+//               worker's scheduler where that has something to hand out
 //   warp 10     clerk: copies the worker's tasks to shared memory ahead of time, and fires what they trigger
-//   warp 11     scheduler, where schedulers ride in worker CTAs
+//   warp 11     scheduler else, where schedulers ride in worker CTAs
 // or, where schedulers have an SM of their own, the CTA behind the workers runs them, one a warp.
 #pragma once
 #include <cstddef>
 #include <new>
 
 #include "device/block_order.cuh"
-#include "device/far_ranks.cuh"
-#include "device/frequent.cuh"
+#include "device/consumers.cuh"
 
 namespace distmk {
 
@@ -21,9 +21,7 @@ static_assert(MAX_OWN_SCHEDULERS == NUM_ROLES, "one CTA runs them, each in a war
 
 // The roles but the consumers' are functions of their own: the consumers then have all registers, and the loader's few
 // instructions lie together.
-#define DISTMK_ROLE static __device__ __noinline__ void
-
-DISTMK_ROLE stream_weights(const RankState& state) {
+DISTMK_APART void stream_weights(const RankState& state) {
   Shared& s = shared();
   Loader loader(s.ring, s.slots, s.num_slabs[0]);
   const Team lanes{threadIdx.x % 32, 32};
@@ -45,16 +43,19 @@ DISTMK_ROLE stream_weights(const RankState& state) {
   }
 }
 
-DISTMK_ROLE schedule_loop(const RankState& state, uint32_t id, const Team warp, TaskSlot* slots) {
+DISTMK_APART void schedule_loop(const RankState& state, uint32_t id, const Team warp, TaskSlot* slots) {
   Scheduler scheduler(state, id, warp, TaskHolder(slots));
   run_scheduler(state, id, warp, scheduler);
 }
 
-DISTMK_ROLE wait_loop(const RankState& state, uint32_t worker, const Team warp) {
+// `rider`: where it has one, nothing is known ahead, as something may be handed out in between.
+template <class Rider>
+DISTMK_FN void decide_loop(const RankState& state, uint32_t worker, const Team& warp, Rider rider) {
+  constexpr bool KNOWS_AHEAD = std::is_same_v<Rider, std::nullptr_t>;
   Shared& s = shared();
   uint32_t n = 0;
   const TaskList list(s.tasks, s.batch, s.num_batches, s.handoff.fired, n);
-  Worker decide(state, worker, warp, list, TaskHolder(s.handed_out), nullptr);
+  Worker decide(state, worker, warp, list, TaskHolder(s.handed_out), rider);
   attention::ShareKeeper share(state, warp);
   uint32_t num_announced = 0;
   const auto announce = [&](const Action& what) {
@@ -63,9 +64,9 @@ DISTMK_ROLE wait_loop(const RankState& state, uint32_t worker, const Team warp) 
   };
   for (;; ++n) {
     Action ahead;
-    if (num_announced == n && decide.upcoming(&ahead)) announce(ahead);
-    if (num_announced == n + 1 && decide.following(&ahead)) announce(ahead);
-    if (num_announced == n + 2 && decide.third(&ahead) && ahead.task.desc->far_ahead) announce(ahead);
+    if (KNOWS_AHEAD && num_announced == n && decide.upcoming(&ahead)) announce(ahead);
+    if (KNOWS_AHEAD && num_announced == n + 1 && decide.following(&ahead)) announce(ahead);
+    if (KNOWS_AHEAD && num_announced == n + 2 && decide.third(&ahead) && ahead.task.desc->far_ahead) announce(ahead);
     const Action action = decide.next();
     const bool leaves = action.kind == ActionKind::LEAVE, was_announced = num_announced > n;
     if (!was_announced) announce(action);
@@ -84,58 +85,14 @@ DISTMK_ROLE wait_loop(const RankState& state, uint32_t worker, const Team warp) 
   store_relaxed(&reinterpret_cast<LaunchParams*>(state.params->self)->iterations_done, decide.iterations());
 }
 
-// The body of the task that this worker is at is done.
-DISTMK_FN void end_task(const Context& context, uint64_t pushed) {
-  mark(Mark::LEFT);
-  Handoff& handoff = shared().handoff;
-  const uint32_t n = task_number();
-  if (opaque(threadIdx.x) == 0) handoff.pushed[task_place(n)] = pushed;
-  __syncwarp();  // all lanes have read the number
-  if (threadIdx.x % 32 == 0) shared().task_numbers[threadIdx.x / 32] = n + 1;
-  warp_arrive(&handoff.done[task_place(n)]);  // here: what a function puts back when it returns may take a while
+DISTMK_APART void wait_loop(const RankState& state, uint32_t worker, const Team warp) {
+  decide_loop(state, worker, warp, nullptr);
 }
-
-// What lives across a call would lie on the stack, for which there is hardly any cache. So tasks that every token waits
-// for are compiled into the consumers' loop, where no function is called. Of a task that was announced when the launch
-// was over the body does nothing, or nothing that counts, and others may come before the one that says so.
-struct AnyBody {  // not a lambda: it might become a function, which is given its context on the stack
-  DISTMK_FN void operator()(Context& context) const { run_body(context); }
-};
-DISTMK_ROLE run_other_task(const RankState& state) {
-  Context context(state, {threadIdx.x, NUM_CONSUMERS});
-  const bool ran = run_decided(context, shared().handoff.action[task_place(task_number())], {true}, AnyBody{});
-  if (ran) clear_more(context);
-  if (state.far && ran) context.finish();  // whoever has put data must wait until it is there
-  end_task(context, state.far ? ~0ull : context.pushed());
-}
-
-DISTMK_FN void run_frequent_task(const RankState& state) {
-  Context context(state, {threadIdx.x, NUM_CONSUMERS});
-  const Action& action = shared().handoff.action[task_place(task_number())];
-  TaskView task = action.task;
-  task.desc = in_shared(task.desc);
-  context.begin(task, action.iteration, action.instance, {true});
-  mark_entry(task.index);
-  run_frequent_body(context);
-  end_task(context, 0);
-}
-
-// Bodies end one after another, but warps by themselves: nobody waits for those that still add up or store.
-DISTMK_FN void consume_loop(const RankState& state) {
-  Handoff& handoff = shared().handoff;
-  for (;;) {
-    const uint32_t at = task_number();
-    barrier_wait(&handoff.announced[task_place(at)], task_parity(at));
-    const uint32_t route = current_route();
-    if (route == Route::LEAVE) break;
-    if (route == Route::OTHER)
-      run_other_task(state);
-    else
-      run_frequent_task(state);
-  }
-  if (opaque(threadIdx.x)) return;
-  handoff.await_last(task_number());
-  release(shared().ring, shared().places[0].stage);
+// Where a worker's own scheduler has something to hand out: between two warps it would take as long as to this one's
+// next look at an event, and longer. What never hands out anything has less code.
+DISTMK_APART void wait_and_hand_out(const RankState& state, uint32_t worker, const Team warp) {
+  Scheduler rider(state, worker, warp, TaskHolder(shared().scheduled));
+  decide_loop(state, worker, warp, &rider);
 }
 
 DISTMK_FN bool is_awaited(const RankState& state, const TaskDesc& task) {
@@ -159,7 +116,7 @@ DISTMK_FN bool may_fire(const Context& context, Handoff& handoff, uint32_t n) {
 }
 
 // Fires a task's triggers as soon as its body is done and its waits are met: the consumers go on meanwhile.
-DISTMK_ROLE keep_list(const RankState& state, uint32_t worker, const Team warp) {
+DISTMK_APART void keep_list(const RankState& state, uint32_t worker, const Team warp) {
   Shared& s = shared();
   Handoff& handoff = s.handoff;
   TaskFetcher fetcher(state, state.queues[worker], s.tasks);
@@ -218,6 +175,7 @@ DISTMK_FN void set_up(const LaunchParams* launch) {
         s.header.jit_capacity <= NEAR_RING_ENTRIES)
       state->near_ring = &s.near_ring.ring;
   }
+  s.waiter_hands_out = state->near_ring && has_launches(*state, s.block_number);
   s.near_ring.ring = {};
   s.ring.init();
   s.tasks.init();
@@ -250,13 +208,16 @@ extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
     const uint32_t id = is_worker ? block : role;
     // Where no weights are streamed there is room for the tasks of many schedulers.
     TaskSlot* slots = is_worker ? s.scheduled : reinterpret_cast<TaskSlot*>(s.slots) + 2 * role;
-    if (is_worker == riding && id < num_schedulers) schedule_loop(state, id, warp, slots);
+    if (is_worker == riding && id < num_schedulers && !s.waiter_hands_out) schedule_loop(state, id, warp, slots);
   } else if (role < NUM_WARPS) {
     consume_loop(state);
   } else if (role == LOADER) {
     stream_weights(state);
   } else if (role == WAITER) {
-    wait_loop(state, block, warp);
+    if (s.waiter_hands_out)
+      wait_and_hand_out(state, block, warp);
+    else
+      wait_loop(state, block, warp);
   } else {
     keep_list(state, block, warp);
   }

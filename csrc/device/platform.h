@@ -27,6 +27,7 @@ constexpr bool FOR_RACECHECK = false;
 #endif
 
 #define DISTMK_BODY DISTMK_FN
+#define DISTMK_APART static __device__ __noinline__  // by itself, or what it needs would lie in the way of all else
 #define DISTMK_ROLLED _Pragma("unroll 1")
 
 namespace distmk {

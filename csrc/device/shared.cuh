@@ -16,8 +16,9 @@ static_assert(SUMS_STRIDE >= ROUND_ROWS, "");
 static_assert(2 * TILE_TOKENS >= MAX_ROWS, "two tiles hold all rows");
 constexpr uint32_t NEAR_RING_ENTRIES = 16;
 
-// Which code the consumers run for a task, so that they need not look it up: LINEAR and the rows that it multiplies.
-enum Route : uint32_t { LEAVE, OTHER, ATTENTION, MERGE, SUM, LINEAR };
+// Which code the consumers run for a task, so that they need not look it up: LINEAR and the rows that it multiplies, or
+// OTHER and the task's type.
+enum Route : uint32_t { LEAVE, ATTENTION, MERGE, SUM, LINEAR, OTHER = LINEAR + MAX_ROWS + 1 };
 
 // What the warps tell each other about a task: the waiter the consumers that it is announced, while others run where
 // that can be, and everybody that its waits are met; the consumers the clerk that its body is done; the clerk the
@@ -153,6 +154,7 @@ struct Shared {
   LaunchParams params;
   ProgramHeader header;
   uint32_t block_number;  // of the launch's: see device/block_order.cuh
+  bool waiter_hands_out;  // what its own scheduler would
   uint64_t heap_bases[MAX_RANKS];
 };
 

@@ -134,10 +134,16 @@ class TaskHolder {
  public:
   DISTMK_FN explicit TaskHolder(TaskSlot* two_slots) : slots_(two_slots) {}
 
-  DISTMK_FN TaskView take(const RankState& state, uint32_t index, const Team& team) {
+  // `also`: a holder at hand that may hold it, too, so that nothing need be fetched.
+  DISTMK_FN TaskView take(const RankState& state, uint32_t index, const Team& team, const TaskHolder* also = nullptr) {
     TaskSlot& slot = slots_[turn_ ^= 1];
     team.sync();
-    load_task(state, index, team, slot);
+    if (also && also->slots_[also->turn_].index == index) {
+      copy_words(team, &slot, &also->slots_[also->turn_], 1);
+      team.sync();
+    } else {
+      load_task(state, index, team, slot);
+    }
     return slot.view(state);
   }
 

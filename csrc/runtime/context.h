@@ -276,13 +276,19 @@ DISTMK_TASK_TYPES(DISTMK_DECLARE_BODY)
 #undef DISTMK_DECLARE_BODY
 
 // All but `prepare`, which only a scheduler runs and calls by its name.
+template <uint32_t TYPE>
+DISTMK_FN void run_body_of(Context& context) {
+#define DISTMK_IF(id, name, Args)                                 \
+  if constexpr (id == TYPE && !std::is_same_v<Args, PrepareArgs>) \
+    body_##name(context, *reinterpret_cast<const Args*>(context.task.desc->args));
+  DISTMK_TASK_TYPES(DISTMK_IF)
+#undef DISTMK_IF
+}
 DISTMK_FN void run_body(Context& context) {
   switch (context.task.desc->type) {
-#define DISTMK_CASE(id, name, Args)                                                  \
-  case id:                                                                           \
-    if constexpr (!std::is_same_v<Args, PrepareArgs>)                                \
-      body_##name(context, *reinterpret_cast<const Args*>(context.task.desc->args)); \
-    break;
+#define DISTMK_CASE(id, name, Args) \
+  case id:                          \
+    return run_body_of<id>(context);
     DISTMK_TASK_TYPES(DISTMK_CASE)
 #undef DISTMK_CASE
   }

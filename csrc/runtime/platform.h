@@ -29,7 +29,8 @@ constexpr bool MAY_BE_STOPPED = true;
 #define DISTMK_FN inline
 #define DISTMK_ROLLED  // before a loop that a GPU had better not unroll: its single thread is slowed by every
                        // instruction
-#define DISTMK_BODY    // task bodies and far ranks are compiled apart
+#define DISTMK_APART inline
+#define DISTMK_BODY  // task bodies and far ranks are compiled apart
 
 namespace distmk {
 

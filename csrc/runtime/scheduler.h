@@ -10,15 +10,30 @@
 
 namespace distmk {
 
+// Whether scheduler `id` ever gives its workers anything.
+DISTMK_FN bool has_launches(const RankState& state, uint32_t id) {
+  for (uint32_t launch = 0; launch < state.program->num_launches; ++launch) {
+    const auto kind = static_cast<LaunchKind>(state.tasks[state.launches[launch]].launch);
+    if (kind == LaunchKind::SCHEDULER) continue;
+    if (kind == LaunchKind::MASSIVE || launch % state.program->num_schedulers == id) return true;
+  }
+  return false;
+}
+
+// When its body was done.
+DISTMK_APART uint64_t run_prepare(const RankState& state, const Team team, const TaskView task, uint64_t iteration) {
+  Context context(state, team);
+  context.begin(task, iteration);
+  body_prepare(context, *reinterpret_cast<const PrepareArgs*>(task.desc->args));  // there is no other for schedulers
+  const uint64_t body_end_ns = now_ns();
+  context.finish();
+  return body_end_ns;
+}
+
 class Scheduler {
  public:
   DISTMK_FN Scheduler(const RankState& state, uint32_t id, const Team& team, const TaskHolder& holder)
-      : state_(state),
-        context_(state, team),
-        team_(team),
-        tracer_(state, state.program->num_workers + id),
-        id_(id),
-        holder_(holder) {
+      : state_(state), team_(team), tracer_(state, state.program->num_workers + id), id_(id), holder_(holder) {
     if (!hands_out_) close_rings(NEVER_MORE);
     if (hands_out_ || (id == 0 && state.program->num_launches))
       turn_to(0);
@@ -31,10 +46,19 @@ class Scheduler {
   // The task in hand; none while the iteration may not start yet.
   DISTMK_FN TaskView waiting_for() const { return task_.desc && (gate_passed_ || runs_here()) ? task_ : TaskView{}; }
 
-  // True: something was done.
+  // The task whose waits decide what is done next, if any do.
+  DISTMK_FN TaskView looks_at() const { return under_way_ || !is_mine_ ? TaskView{} : waiting_for(); }
+  DISTMK_FN const TaskHolder& holder() const { return holder_; }
+
   DISTMK_FN bool step() {
+    const TaskView task = looks_at();
+    return step(task.desc && waits_met(state_, task, iteration_, team_));
+  }
+  // The same of who has looked at those waits already. True: something was done.
+  DISTMK_FN bool step(bool met) {
     if (done_) return false;
-    if (task_.desc && runs_here()) return run_here();
+    if (handed_out_) return end_launch();
+    if (task_.desc && runs_here()) return run_here(met);
     if (!gate_passed_) {
       const Gate gate = gate_state(state_, iteration_, team_);
       if (gate == Gate::CLOSED) return false;
@@ -43,9 +67,9 @@ class Scheduler {
         if (hands_out_) close_rings(iteration_);
         return true;
       }
-      gate_passed_ = true;
+      return gate_passed_ = true;
     }
-    if (task_.desc) return hand_out();
+    if (task_.desc) return hand_out(met);
     ++iteration_;
     gate_passed_ = false;
     turn_to(0);
@@ -54,34 +78,32 @@ class Scheduler {
 
  private:
   const RankState& state_;
-  Context context_;
   const Team team_;
   Tracer tracer_;
   uint32_t id_;
   TaskHolder holder_;
-  const bool hands_out_ = has_launches();
+  const bool hands_out_ = has_launches(state_, id_);
   bool done_ = false;
   uint64_t iteration_ = state_.params->first_iteration;
   uint32_t launch_ = 0;    // entry of the rank's launch list
   TaskView task_;          // its task; no descriptor behind the end of the list
+  bool is_mine_ = false;   // it is for this scheduler
   uint32_t worker_ = 0;    // that is being given tasks
   uint32_t instance_ = 0;  // its next, of a launch that is under way
   uint32_t num_instances_ = 0;
   uint32_t num_pushed_ = 0;
   uint64_t start_ns_ = 0;
-  bool under_way_ = false;
+  uint64_t pushed_ns_ = 0;
+  bool under_way_ = false;   // a launch is being handed out
+  bool handed_out_ = false;  // it has been, but its end is left for the next step
   bool gate_passed_ = false;
 
-  // Whether this scheduler ever gives its workers anything.
-  DISTMK_FN bool has_launches() const {
-    for (uint32_t launch = 0; launch < state_.program->num_launches; ++launch) {
-      const auto kind = static_cast<LaunchKind>(state_.tasks[state_.launches[launch]].launch);
-      if (kind == LaunchKind::SCHEDULER) continue;
-      if (kind == LaunchKind::MASSIVE || launch % state_.program->num_schedulers == id_) return true;
-    }
-    return false;
+  DISTMK_FN Context context() const {
+    Context context(state_, team_);
+    context.begin(task_, iteration_);
+    return context;
   }
-
+  DISTMK_FN bool is_massive() const { return task_.desc->launch == static_cast<uint16_t>(LaunchKind::MASSIVE); }
   DISTMK_FN bool runs_here() const { return task_.desc->launch == static_cast<uint16_t>(LaunchKind::SCHEDULER); }
 
   DISTMK_FN void turn_to(uint32_t launch) {
@@ -90,6 +112,8 @@ class Scheduler {
       task_ = holder_.take(state_, state_.launches[launch_], team_);
     else
       task_ = TaskView{};
+    const auto is_mine = [&] { return is_massive() || launch_ % state_.program->num_schedulers == id_; };
+    is_mine_ = task_.desc && (runs_here() ? id_ == 0 : is_mine());
   }
 
   // Tells this scheduler's workers that nothing more will come for what is before `iteration`.
@@ -98,15 +122,11 @@ class Scheduler {
       ring_of(state_, worker).close(team_, iteration);
   }
 
-  DISTMK_FN bool run_here() {
-    if (id_ == 0) {
-      if (!waits_met(state_, task_, iteration_, team_)) return false;
+  DISTMK_FN bool run_here(bool met) {
+    if (is_mine_) {
+      if (!met) return false;
       start_ns_ = tracer_.now();
-      context_.begin(task_, iteration_);
-      body_prepare(context_, *reinterpret_cast<const PrepareArgs*>(task_.desc->args));  // there is no other
-      const uint64_t body_end_ns = tracer_.now();
-      context_.finish();
-      tracer_.keep(context_, start_ns_, body_end_ns);
+      tracer_.keep(context(), start_ns_, run_prepare(state_, team_, task_, iteration_));
     }
     turn_to(launch_ + 1);
     return true;
@@ -114,23 +134,24 @@ class Scheduler {
 
   // Launches begin at one worker after another, so that the first instances of small ones do not all meet at one.
   DISTMK_FN void turn_to_worker(uint32_t worker, bool massive) {
-    const uint32_t num_workers = state_.program->num_workers;
     worker_ = worker;
-    instance_ = massive ? (worker + num_workers - launch_ % num_workers) % num_workers : 0;
+    instance_ = 0;
+    if (!massive) return;
+    const uint32_t num_workers = state_.program->num_workers;
+    instance_ = (worker + num_workers - launch_ % num_workers) % num_workers;
   }
 
-  DISTMK_FN bool hand_out() {
-    const bool massive = task_.desc->launch == static_cast<uint16_t>(LaunchKind::MASSIVE);
-    const uint32_t num_schedulers = state_.program->num_schedulers;
-    if (!massive && launch_ % num_schedulers != id_) {
+  DISTMK_FN bool hand_out(bool met) {
+    if (!is_mine_) {
       turn_to(launch_ + 1);
       return true;
     }
+    const bool massive = is_massive();
+    const uint32_t num_schedulers = state_.program->num_schedulers;
     if (!under_way_) {
-      if (!waits_met(state_, task_, iteration_, team_)) return false;
+      if (!met) return false;
       start_ns_ = tracer_.now();
-      context_.begin(task_, iteration_);
-      num_instances_ = massive ? num_instances(context_, *task_.desc) : 1;
+      num_instances_ = massive ? num_instances(context(), *task_.desc) : 1;
       num_pushed_ = 0;
       turn_to_worker(id_, massive);
       under_way_ = true;
@@ -144,11 +165,16 @@ class Scheduler {
         ++num_pushed_;
       }
     }
+    pushed_ns_ = tracer_.now();
+    return handed_out_ = true;
+  }
+
+  // A step of its own: whoever is stepped by a worker lets that begin first.
+  DISTMK_FN bool end_launch() {
     // Every scheduler answers for `max_instances`, so that the event also says that each has read the batch.
-    const uint64_t pushed_ns = tracer_.now();
-    if (massive) context_.finish_unused(task_.desc->max_instances - num_pushed_);
-    tracer_.keep(context_, start_ns_, pushed_ns);
-    under_way_ = false;
+    if (is_massive()) context().finish_unused(task_.desc->max_instances - num_pushed_);
+    tracer_.keep(context(), start_ns_, pushed_ns_);
+    under_way_ = handed_out_ = false;
     turn_to(launch_ + 1);
     return true;
   }

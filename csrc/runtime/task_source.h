@@ -11,7 +11,10 @@ namespace distmk {
 // Holds one task that was handed out.
 class TaskHolder {
  public:
-  TaskView take(const RankState& state, uint32_t index, const Team&) { return state.view(index); }
+  // `also`: a holder at hand that may hold it, too.
+  TaskView take(const RankState& state, uint32_t index, const Team&, const TaskHolder* = nullptr) {
+    return state.view(index);
+  }
 };
 
 // A worker's ahead-of-time list, task after task, over and over.

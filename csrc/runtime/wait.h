@@ -22,6 +22,28 @@ DISTMK_FN bool waits_met(const RankState& state, const TaskView& task, uint64_t 
   return true;
 }
 
+// The same of two tasks, each of which may be none and is not met then: a team asks for all their events at once.
+struct BothMet {
+  bool first, second;
+};
+DISTMK_FN BothMet both_met(const RankState& state, const TaskView& first, uint64_t first_iteration,
+                           const TaskView& second, uint64_t second_iteration, const Team& team) {
+  BothMet met{first.desc != nullptr, second.desc != nullptr};
+  const uint32_t num_first = met.first ? first.desc->num_waits : 0;
+  const uint32_t num_waits = num_first + (met.second ? second.desc->num_waits : 0);
+  DISTMK_ROLLED
+  for (uint32_t w = team.index; w < num_waits; w += team.size) {
+    const bool of_first = w < num_first;
+    if (!(of_first ? met.first : met.second)) continue;
+    const Wait& wait = of_first ? first.waits[w] : second.waits[w - num_first];
+    if (is_met(state, wait, of_first ? first_iteration : second_iteration)) continue;
+    (of_first ? met.first : met.second) = false;
+  }
+  met = {team.all(met.first), team.all(met.second)};
+  team.sync();  // a vote orders no memory
+  return met;
+}
+
 enum class Gate : uint32_t { CLOSED, OPEN, STOP };
 
 // Behind the last iteration that this launch may run; the next launch goes on there.

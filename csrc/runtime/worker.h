@@ -37,11 +37,17 @@ class Worker {
   // Waits until there is a task to run, or until the launch is over. The one before may still be running.
   DISTMK_FN Action next() {
     for (;;) {
-      bool busy = rider_ && rider_->step();
+      bool busy = false, met = false;  // something was done here; the waits of the task in hand are met
+      if (rider_) {
+        const BothMet both = both_met(state_, task_, iteration_, rider_->looks_at(), rider_->iteration(), team_);
+        busy = rider_->step(both.second);
+        met = both.first;
+      }
       JitEntry entry;
       if (ring_.pop(team_, &head_, &entry)) {
         idle_.reset();
-        return {ActionKind::RUN_HANDED_OUT, entry.instance, entry.iteration, holder_.take(state_, entry.task, team_)};
+        const TaskView task = holder_.take(state_, entry.task, team_, rider_ ? &rider_->holder() : nullptr);
+        return {ActionKind::RUN_HANDED_OUT, entry.instance, entry.iteration, task};
       }
       if (!started_) {
         list_.look_for_batch(state_, iteration_, team_);
@@ -50,9 +56,11 @@ class Worker {
         if (gate == Gate::OPEN) {
           started_ = true;
           turn_to(0);
+          busy = rider_ != nullptr;  // its waits have not been looked at
         }
       }
-      if (task_.desc && waits_met(state_, task_, iteration_, team_)) {
+      if (!rider_ && task_.desc) met = waits_met(state_, task_, iteration_, team_);
+      if (met) {
         idle_.reset();
         const Action action = run_listed(task_);
         turn_to(next_ + 1);
@@ -132,20 +140,20 @@ class Worker {
 };
 
 // Task types whose bodies ask themselves when their inputs are ready.
-DISTMK_FN bool begins_early(const TaskDesc& task) {
-  const auto type = static_cast<TaskType>(task.type);
+DISTMK_FN constexpr bool begins_early(TaskType type) {
   return StartSignal::EARLY &&
          (type == TaskType::LINEAR || type == TaskType::ATTENTION || type == TaskType::MERGE || type == TaskType::SUM);
 }
 
 // Runs what was decided, by `body(context)`: of what was handed out one instance, of a spread task this worker's share.
+// A body that `asks` does so itself when its inputs are ready.
 // False: the launch was over before the task could start.
 template <class Body>
-DISTMK_FN bool run_decided(Context& context, const Action& action, const StartSignal& start, const Body& body) {
+DISTMK_FN bool run_decided(Context& context, const Action& action, const StartSignal& start, bool asks,
+                           const Body& body) {
   context.begin(action.task, action.iteration, action.instance, start);
-  const TaskDesc& task = *context.task.desc;
-  if (!begins_early(task) && !context.inputs_ready()) return false;
-  if (context.take_share(task.max_instances))
+  if (!asks && !context.inputs_ready()) return false;
+  if (context.take_share(context.task.desc->max_instances))
     body(context);
   else
     context.inputs_found();
@@ -154,7 +162,8 @@ DISTMK_FN bool run_decided(Context& context, const Action& action, const StartSi
 
 // The same, and what follows a body.
 DISTMK_FN bool run_task(Context& context, const Action& action, Tracer& tracer) {
-  if (!run_decided(context, action, {}, [](Context& c) { run_body(c); })) return false;
+  const bool asks = begins_early(static_cast<TaskType>(action.task.desc->type));
+  if (!run_decided(context, action, {}, asks, [](Context& c) { run_body(c); })) return false;
   const uint64_t body_end_ns = tracer.now();
   context.finish();
   tracer.keep(context, context.ready_ns(), body_end_ns);

@@ -113,10 +113,13 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
       group = 0;
       if constexpr (AHEAD)
         (x = next).clear_behind(a.k, next_block + first_column());
-      else
+      else if (block_end < args.k_pitch)
         x.template load_there<ALIGNED>(context, looks, a, next_block + first_column());
     }
-    if (!AHEAD) context.inputs_ready();  // before anything is written
+    if constexpr (!AHEAD) {
+      context.inputs_ready();  // before anything is written, and what lies there is loaded once more
+      x.template load<ALIGNED>(a, (round.end_row < rows ? 0 : args.k) + first_column());
+    }
     looks = false;
     end_round(round, rows, sums, out, places);
   }
