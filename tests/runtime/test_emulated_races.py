@@ -31,7 +31,9 @@ pytestmark = [
 RACECHECK = "-DDISTMK_RACECHECK"
 
 
-def decode(num_ranks: int, num_workers: int, num_layers: int = 1, max_model_len: int = 64, head_dim: int = 16) -> Program:
+def decode(
+    num_ranks: int, num_workers: int, num_layers: int = 1, max_model_len: int = 64, head_dim: int = 16
+) -> Program:
     """A decode step, as for a GPU; its attention splits from 16 positions on."""
     choices = {**backend_choices("emulated"), "min_split": 16}
     options = DecodeOptions(num_ranks, num_workers, max_seqs=4, max_model_len=max_model_len, page_size=16, **choices)  # type: ignore[arg-type]
