@@ -14,6 +14,12 @@ constexpr bool MAY_BE_STOPPED = false;
 #else
 constexpr bool MAY_BE_STOPPED = true;
 #endif
+// Whether a trigger takes as long as a small task, as the fence before it does on a GPU.
+#ifdef DISTMK_GPU
+constexpr bool SIGNALS_TAKE_LONG = true;
+#else
+constexpr bool SIGNALS_TAKE_LONG = false;
+#endif
 }  // namespace distmk
 
 #ifdef DISTMK_GPU

@@ -93,7 +93,6 @@ class Scheduler {
   uint32_t num_instances_ = 0;
   uint32_t num_pushed_ = 0;
   uint64_t start_ns_ = 0;
-  uint64_t pushed_ns_ = 0;
   bool under_way_ = false;   // a launch is being handed out
   bool handed_out_ = false;  // it has been, but its end is left for the next step
   bool gate_passed_ = false;
@@ -165,15 +164,16 @@ class Scheduler {
         ++num_pushed_;
       }
     }
-    pushed_ns_ = tracer_.now();
-    return handed_out_ = true;
+    handed_out_ = true;
+    return SIGNALS_TAKE_LONG || end_launch();
   }
 
-  // A step of its own: whoever is stepped by a worker lets that begin first.
+  // A step of its own where that takes long: who is stepped by a worker lets it begin first.
   DISTMK_FN bool end_launch() {
+    const uint64_t pushed_ns = tracer_.now();
     // Every scheduler answers for `max_instances`, so that the event also says that each has read the batch.
     if (is_massive()) context().finish_unused(task_.desc->max_instances - num_pushed_);
-    tracer_.keep(context(), start_ns_, pushed_ns_);
+    tracer_.keep(context(), start_ns_, pushed_ns);
     under_way_ = handed_out_ = false;
     turn_to(launch_ + 1);
     return true;
