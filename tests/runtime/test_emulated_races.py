@@ -32,30 +32,50 @@ RACECHECK = "-DDISTMK_RACECHECK"
 
 
 def decode(
-    num_ranks: int, num_workers: int, num_layers: int = 1, max_model_len: int = 64, head_dim: int = 16
+    num_ranks: int,
+    num_workers: int,
+    num_layers: int = 1,
+    max_model_len: int = 64,
+    head_dim: int = 16,
+    attention: str = "spread",
 ) -> Program:
-    """A decode step, as for a GPU; its attention splits from 16 positions on."""
-    choices = {**backend_choices("emulated"), "min_split": 16}
+    """A decode step, as for a GPU but for how `attention` is launched; that splits from 16 positions on."""
+    choices = {**backend_choices("emulated"), "min_split": 16, "attention_launch": attention}
     options = DecodeOptions(num_ranks, num_workers, max_seqs=4, max_model_len=max_model_len, page_size=16, **choices)  # type: ignore[arg-type]
     return compile_graph(lower(build_model(tiny_config(num_layers=num_layers, head_dim=head_dim)), options))
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "num_workers", "num_layers", "longer", "place"),
-    [(1, 2, 1, 130, ("--ride",)), (2, 1, 2, 0, ()), (2, 1, 1, 0, ("--ride", "--delay", "0,1,0"))],
+    ("num_ranks", "num_workers", "num_layers", "longer", "attention", "place"),
+    [
+        (1, 2, 1, 130, "spread", ("--ride",)),
+        (1, 2, 1, 0, "massive", ("--ride",)),
+        (2, 1, 2, 0, "spread", ()),
+        (2, 1, 1, 0, "spread", ("--ride", "--delay", "0,1,0")),
+    ],
 )
 def test_decode(
-    num_ranks: int, num_workers: int, num_layers: int, longer: int, place: tuple[str, ...], tmp_path: Path
+    num_ranks: int,
+    num_workers: int,
+    num_layers: int,
+    longer: int,
+    attention: str,
+    place: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Prompts of up to 22 tokens, sequences that come and go: iterations of one row and of many. Of a context that is so much
     `longer` warps have several chunks, and heads are of 64 elements, so that single rows' keys and values come through the
-    ring. By a network to ranks of other nodes, of one rank each.
+    ring. Attention handed out, by waiters that are their workers' schedulers and so prepare batches, too. By a network to ranks
+    of other nodes, of one rank each.
     """
     seed = str(random.randrange(2**31))
     print(f"seed {seed}")
+    if attention == "massive":  # rings as short as where workers are many, and so at hand
+        monkeypatch.setattr("distmk.place._ring_capacity", lambda graph: 4)
     head_dim = 64 if longer else 16
     binary = tool("thread", RACECHECK, emulated=True)
-    program = decode(num_ranks, num_workers, num_layers, 64 + longer, head_dim)
+    program = decode(num_ranks, num_workers, num_layers, 64 + longer, head_dim, attention)
     done = run_ranks(binary, program, tmp_path, *place, "--longer", str(longer), "--seed", seed)
     assert_clean(done, num_ranks)
 
