@@ -10,7 +10,7 @@ import torch
 from arrays import ROUNDING, assert_close, floats
 from batches import make_batch, random_runs
 
-from distmk.abi import LONE_HEADER, MAX_ROWS, PART_FLOATS, PART_HEADER
+from distmk.abi import LONE_HEADER, MAX_ROWS, PART_FLOATS, PART_HEADER, SPLITS_AT_ONCE
 from distmk.tasks import AttentionShape
 
 Instance = tuple[int, int, int]  # run, KV head, split
@@ -52,8 +52,9 @@ class AttentionInputs:
         norms: bool,
         max_len: int,
         alone: bool = False,  # a single row, of which there may be more splits
+        lone: bool = False,  # a single row is lone, unless it has too many
     ):
-        self.rng, self.heads, self.head_dim = rng, heads, head_dim
+        self.rng, self.heads, self.head_dim, self.lone = rng, heads, head_dim, lone
         self.runs = [(1, int(rng.integers(MAX_ROWS)), int(rng.integers(1, max_len + 1)))] if alone else []
         self.runs = self.runs or random_runs(rng, max_len)
         self.batch = make_batch(self.runs, rng)
@@ -62,6 +63,7 @@ class AttentionInputs:
         workers, min_split, max_splits = (int(rng.integers(1, top)) for top in (12, 40, int(rng.choice([4, 9]))))
         if alone:
             workers, max_splits = heads.num_kv * int(rng.integers(1, 33)), int(rng.integers(1, rng.choice([3, 33])))
+            min_split = int(rng.integers(1, rng.choice([3, 40])))
         self.shape = AttentionShape(
             heads.num_q, heads.num_kv, head_dim, heads.group, heads.q_begin, heads.kv_begin, page_size, max_pages,
             num_pages, max_splits, min_split, workers,
@@ -95,7 +97,7 @@ class AttentionInputs:
     @property
     def has_lone_row(self) -> bool:
         """Whether the batch is a row that those who multiply it merge."""
-        return self.batch.num_rows == 1 and self.runs[0][2] <= self.shape.lone_len
+        return self.lone and self.batch.num_rows == 1 and self.runs[0][2] <= self.shape.lone_len
 
     def kept(self, caches: torch.Tensor, tiled: bool) -> torch.Tensor:
         """`caches` as a backend keeps them, or what it kept put right. A GPU, which has matrices in tiles, exchanges 16-byte
@@ -110,7 +112,8 @@ class AttentionInputs:
 
     def splits(self, run: int) -> int:
         s, kv_lens = self.shape, [kv_len for _, _, kv_len in self.runs]
-        return reference.num_splits(kv_lens, run, s.num_kv, s.num_workers, s.min_split, s.max_splits)
+        most = min(s.max_splits, SPLITS_AT_ONCE) if self.has_lone_row else s.max_splits
+        return reference.num_splits(kv_lens, run, s.num_kv, s.num_workers, s.min_split, most)
 
     def instances(self) -> list[Instance]:
         """Every instance of the launch, in order."""

@@ -10,9 +10,10 @@ import numpy as np
 from distmk.abi import Batch, Epilogue, LaunchKind, Space
 from distmk.graph import Graph
 from distmk.regions import Buffer, Region
-from distmk.tasks import Affine, Linear, Nop, Put, Sum
+from distmk.tasks import Affine, Linear, Nop, Put, Sine, Sum
 
 COLS = 16
+SLOW = 300  # sines, one after the other
 
 
 def ring(num_ranks: int, num_workers: int) -> Graph:
@@ -123,7 +124,21 @@ def spread(num_ranks: int, num_workers: int) -> Graph:
     return graph
 
 
-SHAPES = {f.__name__: f for f in (ring, all_reduce, push_reduce, pipeline, handed_out, spread)}
+def overtaken(num_ranks: int, num_workers: int) -> Graph:
+    """What worker 0 is handed out comes before its own task in program order, but has to wait for longer."""
+    graph = Graph(num_ranks, num_workers)
+    a, b, c, d, e = (graph.buffer(name, COLS) for name in "abcde")
+    for rank in range(num_ranks):
+        other = min(1, num_workers - 1)
+        graph.add(Affine(rank, "quick", worker=other, src=c.at(rank), dst=a.at(rank), scale=0.5, shift=1.0))
+        graph.add(Sine(rank, "slow", worker=other, src=a.at(rank), dst=b.at(rank), times=SLOW))
+        graph.add(Affine(rank, "single", launch=LaunchKind.SINGLE, src=b.at(rank), dst=c.at(rank), shift=2.0))
+        graph.add(Affine(rank, "own", worker=0, src=a.at(rank), dst=d.at(rank), scale=3.0))
+        graph.add(Affine(rank, "last", worker=0, src=d.at(rank), dst=e.at(rank), shift=-1.0))
+    return graph
+
+
+SHAPES = {f.__name__: f for f in (ring, all_reduce, push_reduce, pipeline, handed_out, spread, overtaken)}
 
 
 def _some(random_: random.Random, buffer: Buffer, rank: int, cols: int) -> Region:

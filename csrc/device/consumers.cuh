@@ -37,7 +37,7 @@ DISTMK_APART void run_task_of(const RankState& state) {
   constexpr auto type = static_cast<TaskType>(TYPE);
   Context context(state, {threadIdx.x, NUM_CONSUMERS});
   const Action& action = shared().handoff.action[task_place(task_number())];
-  const bool ran = run_decided(context, action, {true}, begins_early(type), BodyOf<TYPE>{});
+  const bool ran = run_decided(context, action, {true, true}, begins_early(type), BodyOf<TYPE>{});
   if (ran) clear_more<type>(context);
   if (state.far && ran) finish_far(state, action, context.pushed());
   end_task(context, state.far ? ~0ull : context.pushed());

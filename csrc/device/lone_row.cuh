@@ -18,7 +18,7 @@ class LoneRow {
     if (!args.lone) return;
     const BatchRun& run = context.batch(args.batch)->runs[0];
     if (!is_lone(args, 1, run)) return;
-    count_ = Splits::of_only(args, run);
+    count_ = Splits::of_lone(args, run);
     if (looks) found_ = load_arriving(header_at(column_of(first)));
   }
 

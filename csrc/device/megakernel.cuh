@@ -48,7 +48,8 @@ DISTMK_APART void schedule_loop(const RankState& state, uint32_t id, const Team 
   run_scheduler(state, id, warp, scheduler);
 }
 
-// `rider`: where it has one, nothing is known ahead, as something may be handed out in between.
+// `rider`: where it has one, nothing is known ahead, as something may be handed out in between. What is likely is
+// announced all the same, and taken back if something else comes.
 template <class Rider>
 DISTMK_FN void decide_loop(const RankState& state, uint32_t worker, const Team& warp, Rider rider) {
   constexpr bool KNOWS_AHEAD = std::is_same_v<Rider, std::nullptr_t>;
@@ -62,18 +63,27 @@ DISTMK_FN void decide_loop(const RankState& state, uint32_t worker, const Team& 
     share.see(num_announced, what);
     s.handoff.announce(warp, num_announced++, what, route_of(state, what));
   };
-  for (;; ++n) {
+  for (;;) {
     Action ahead;
     if (KNOWS_AHEAD && num_announced == n && decide.upcoming(&ahead)) announce(ahead);
     if (KNOWS_AHEAD && num_announced == n + 1 && decide.following(&ahead)) announce(ahead);
     if (KNOWS_AHEAD && num_announced == n + 2 && decide.third(&ahead) && ahead.task.desc->far_ahead) announce(ahead);
     const Action action = decide.next();
+    if (!KNOWS_AHEAD && num_announced > n && action.kind == ActionKind::RUN) {
+      s.handoff.take_back(warp, n);
+      if (n) barrier_wait(&s.handoff.fired[task_place(n - 1)], task_parity(n - 1));
+      ++n;
+    }
     const bool leaves = action.kind == ActionKind::LEAVE, was_announced = num_announced > n;
     if (!was_announced) announce(action);
+    if (!KNOWS_AHEAD && action.kind == ActionKind::EXPECT) continue;
     if (warp.leader() && leaves) s.handoff.over_at.set(n);
     warp_arrive(&s.handoff.ready[task_place(n)]);
     if (n) barrier_wait(&s.handoff.fired[task_place(n - 1)], task_parity(n - 1));
-    if (!leaves) continue;
+    if (!leaves) {
+      ++n;
+      continue;
+    }
     // To who did not ask, as his inputs had arrived.
     for (uint32_t later = n + 1; later < num_announced; ++later) warp_arrive(&s.handoff.ready[task_place(later)]);
     if (was_announced) announce(action);
@@ -130,14 +140,16 @@ DISTMK_APART void keep_list(const RankState& state, uint32_t worker, const Team 
     const bool done = warp.all(barrier_test(&handoff.done[task_place(n)], task_parity(n)));
     if (done && !body_end_ns) body_end_ns = tracer.now();
     if (done && may_fire(context, handoff, n)) {
-      const Action& action = handoff.action[task_place(n)];
-      context.begin(action.task, action.iteration, action.instance);
-      context.set_pushed(handoff.pushed[task_place(n)]);
-      if (warp.leader() && is_awaited(state, *action.task.desc)) s.ring.hold.set(1);
-      context.finish();
-      tracer.keep(context, handoff.ready_ns[task_place(n)], body_end_ns);
-      if (last_was_listed) fetcher.give_back();
-      last_was_listed = action.kind == ActionKind::RUN;
+      if (!handoff.is_taken_back(n)) {
+        const Action& action = handoff.action[task_place(n)];
+        context.begin(action.task, action.iteration, action.instance);
+        context.set_pushed(handoff.pushed[task_place(n)]);
+        if (warp.leader() && is_awaited(state, *action.task.desc)) s.ring.hold.set(1);
+        context.finish();
+        tracer.keep(context, handoff.ready_ns[task_place(n)], body_end_ns);
+        if (last_was_listed) fetcher.give_back();
+        last_was_listed = action.kind == ActionKind::RUN;
+      }
       warp.sync();
       if (warp.leader()) s.ring.hold.set(0);
       warp_arrive(&handoff.fired[task_place(n)]);

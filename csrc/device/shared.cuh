@@ -31,6 +31,7 @@ struct Handoff {
   uint64_t pushed[TASK_PLACES];    // ranks whose triggers the body has fired itself
   uint64_t ready_ns[TASK_PLACES];  // where the launch is traced
   Flag over_at;                    // from this task on none will be ready, as the launch is over
+  Flag taken_back;                 // the last task that was announced though another came
 
   DISTMK_FN void init() {
     for (uint32_t i = 0; i < TASK_PLACES; ++i) {
@@ -39,12 +40,19 @@ struct Handoff {
       barrier_init(&done[i], NUM_WARPS * WARP_ARRIVALS);
       barrier_init(&fired[i], WARP_ARRIVALS);
     }
-    over_at = {~0u};
+    over_at = taken_back = {~0u};
   }
   DISTMK_FN void announce(const Team& team, uint32_t n, const Action& what, uint32_t how) {
     if (team.leader()) action[task_place(n)] = what, route[task_place(n)].set(how);
     warp_arrive(&announced[task_place(n)]);
   }
+  // The last task that was announced is not run: its number is that of no task.
+  DISTMK_FN void take_back(const Team& team, uint32_t n) {
+    if (team.leader()) taken_back.set(n);
+    warp_arrive(&ready[task_place(n)]);
+  }
+  // Of a task that is ready. Until its triggers would have been fired no other is taken back.
+  DISTMK_FN bool is_taken_back(uint32_t n) const { return taken_back.get() == n; }
   // By the consumers: task `n` is ready, and all warps have left the one before, so what it had in shared memory is
   // free. False: the launch is over.
   DISTMK_FN bool wait_until_ready(uint32_t n, bool traced) {
@@ -193,7 +201,10 @@ DISTMK_FN void keep_places(const Places& places) {
 DISTMK_FN uint32_t task_number() { return shared().task_numbers[own_warp()]; }
 
 DISTMK_FN bool StartSignal::wait() const {
-  return !announced || shared().handoff.wait_until_ready(task_number(), shared().params.trace_capacity);
+  if (!announced) return true;
+  Handoff& handoff = shared().handoff;
+  return handoff.wait_until_ready(task_number(), shared().params.trace_capacity) &&
+         !(expected && handoff.is_taken_back(task_number()));
 }
 DISTMK_FN bool StartSignal::confirm() const {
   return !announced || shared().handoff.wait_until_ready(task_number(), false);

@@ -11,8 +11,9 @@ namespace distmk {
 struct StartSignal {
   static constexpr bool EARLY = true;
   bool announced = false;
+  bool expected = false;  // before it was known that it would come, perhaps
 
-  // False: the launch is over.
+  // False: the launch is over, or it was taken back.
   DISTMK_FN bool wait() const;
   // For a body that looks for its inputs by itself, see Context: waits until the task before is done; whether wait()
   // would return at once; writes down, where the launch is traced, that it has found them; wait() without writing it

@@ -48,6 +48,14 @@ class Scheduler {
 
   // The task whose waits decide what is done next, if any do.
   DISTMK_FN TaskView looks_at() const { return under_way_ || !is_mine_ ? TaskView{} : waiting_for(); }
+  // The same, if that task is handed out then.
+  DISTMK_FN TaskView offers() const { return task_.desc && runs_here() ? TaskView{} : looks_at(); }
+  // Of the task in hand, the instance that `worker` is given first, if there are so many.
+  DISTMK_FN uint32_t first_instance(uint32_t worker) const {
+    if (!is_massive()) return 0;
+    const uint32_t num_workers = state_.program->num_workers;
+    return (worker + num_workers - launch_ % num_workers) % num_workers;
+  }
   DISTMK_FN const TaskHolder& holder() const { return holder_; }
 
   DISTMK_FN bool step() {
@@ -132,12 +140,9 @@ class Scheduler {
   }
 
   // Launches begin at one worker after another, so that the first instances of small ones do not all meet at one.
-  DISTMK_FN void turn_to_worker(uint32_t worker, bool massive) {
+  DISTMK_FN void turn_to_worker(uint32_t worker) {
     worker_ = worker;
-    instance_ = 0;
-    if (!massive) return;
-    const uint32_t num_workers = state_.program->num_workers;
-    instance_ = (worker + num_workers - launch_ % num_workers) % num_workers;
+    instance_ = first_instance(worker);
   }
 
   DISTMK_FN bool hand_out(bool met) {
@@ -152,12 +157,12 @@ class Scheduler {
       start_ns_ = tracer_.now();
       num_instances_ = massive ? num_instances(context(), *task_.desc) : 1;
       num_pushed_ = 0;
-      turn_to_worker(id_, massive);
+      turn_to_worker(id_);
       under_way_ = true;
     }
     // A single task goes to a worker of this scheduler; instances go round all workers, each pushed by its owner.
     const uint32_t num_workers = massive ? state_.program->num_workers : id_ + 1;
-    for (; worker_ < num_workers; turn_to_worker(worker_ + num_schedulers, massive)) {
+    for (; worker_ < num_workers; turn_to_worker(worker_ + num_schedulers)) {
       for (; instance_ < num_instances_; instance_ += num_workers) {
         const JitEntry entry{task_.index, static_cast<uint32_t>(iteration_), instance_, 0};
         if (!ring_of(state_, worker_).push(team_, entry)) return false;

@@ -4,13 +4,25 @@
 
 namespace distmk {
 
+// A lone row is the only one there is, of a sequence that is cut into few splits: they are merged by all who multiply
+// it.
+template <class Args>
+DISTMK_FN bool is_lone(const Args& args, uint32_t num_rows, const BatchRun& run) {
+  return num_rows == 1 && static_cast<uint32_t>(run.kv_len) <= args.lone_len;
+}
+DISTMK_FN uint32_t max_lone_splits(uint32_t max_splits) {
+  return max_splits < SPLITS_AT_ONCE ? max_splits : SPLITS_AT_ONCE;
+}
+
 // Asked by all lanes of a warp together. How many splits a run has: of the budget for all runs a share by its length,
 // so that all splits are about as long and no worker has to run two; none under `min_split` positions.
 class Splits {
  public:
   template <class Args>  // of attention or of a merge
   DISTMK_FN Splits(const Args& args, const Batch& batch)
-      : budget_(args.split_budget), min_split_(args.min_split), max_splits_(args.max_splits) {
+      : budget_(args.split_budget),
+        min_split_(args.min_split),
+        max_splits_(is_lone(args, batch.num_rows, batch.runs[0]) ? max_lone_splits(args.max_splits) : args.max_splits) {
     static_assert(MAX_ROWS <= 32, "");
     total_ = sum_of_sizes(batch.num_runs, [&](uint32_t run) { return static_cast<uint32_t>(batch.runs[run].kv_len); });
   }
@@ -21,10 +33,11 @@ class Splits {
                    length);  // divisions are slow
   }
 
-  // Of the only run there is.
+  // Of a lone row's.
   template <class Args>
-  DISTMK_FN static uint32_t of_only(const Args& args, const BatchRun& run) {
-    return bounded(args.split_budget, args.min_split, args.max_splits, static_cast<uint32_t>(run.kv_len));
+  DISTMK_FN static uint32_t of_lone(const Args& args, const BatchRun& run) {
+    return bounded(args.split_budget, args.min_split, max_lone_splits(args.max_splits),
+                   static_cast<uint32_t>(run.kv_len));
   }
 
  private:
@@ -95,17 +108,8 @@ DISTMK_FN uint64_t part_of_slice(uint32_t slice, uint32_t row, uint32_t split, u
 // Floats of all partial results of a slice.
 DISTMK_FN uint64_t slice_floats(uint32_t max_splits) { return uint64_t{MAX_ROWS} * max_splits * PART_FLOATS; }
 
-// A lone row is the only one there is, of a sequence that is cut into few splits: they are merged by all who multiply
-// it.
-template <class Args>
-DISTMK_FN bool is_lone(const Args& args, uint32_t num_rows, const BatchRun& run) {
-  return num_rows == 1 && static_cast<uint32_t>(run.kv_len) <= args.lone_len;
-}
-DISTMK_FN uint32_t max_lone_splits(uint32_t max_splits) {
-  return max_splits < SPLITS_AT_ONCE ? max_splits : SPLITS_AT_ONCE;
-}
-// Where a split's result of a head of it lies: LONE_HEADER places, then its elements. In places from that of the first
-// head and split on.
+// Where a split's result of a head of a lone row lies: LONE_HEADER places, then its elements. In places from that of
+// the first head and split on.
 DISTMK_FN uint32_t lone_begin(uint32_t head, uint32_t split, uint32_t max_splits, uint32_t head_dim) {
   return (head * max_lone_splits(max_splits) + split) * (LONE_HEADER + head_dim);
 }

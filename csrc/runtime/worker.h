@@ -6,7 +6,9 @@
 
 namespace distmk {
 
-enum class ActionKind : uint32_t { RUN, RUN_HANDED_OUT, LEAVE };
+// What is likely to be handed out next may be said before, to EXPECT it: next time it is said that it is to be run, or
+// something else, and then it will not be.
+enum class ActionKind : uint32_t { RUN, RUN_HANDED_OUT, EXPECT, RUN_EXPECTED, LEAVE };
 
 struct Action {
   ActionKind kind;
@@ -14,6 +16,12 @@ struct Action {
   uint64_t iteration;
   TaskView task;
 };
+
+// Task types whose bodies ask themselves when their inputs are ready.
+DISTMK_FN constexpr bool begins_early(TaskType type) {
+  return StartSignal::EARLY &&
+         (type == TaskType::LINEAR || type == TaskType::ATTENTION || type == TaskType::MERGE || type == TaskType::SUM);
+}
 
 // Decides what a worker does next.
 class Worker {
@@ -39,15 +47,22 @@ class Worker {
     for (;;) {
       bool busy = false, met = false;  // something was done here; the waits of the task in hand are met
       if (rider_) {
-        const BothMet both = both_met(state_, task_, iteration_, rider_->looks_at(), rider_->iteration(), team_);
-        busy = rider_->step(both.second);
+        BothMet both{false, true};
+        if (!begun_) both = both_met(state_, task_, iteration_, rider_->looks_at(), rider_->iteration(), team_);
+        if (expects_ && both.second) return run_expected();
+        if (!expects_) busy = rider_->step(both.second);
         met = both.first;
       }
       JitEntry entry;
-      if (ring_.pop(team_, &head_, &entry)) {
+      const bool popped = !expects_ && ring_.pop(team_, &head_, &entry);
+      if (rider_ && popped && begun_) {
+        begun_ = false;
+        continue;
+      }
+      if (popped || (!busy && !met && may_expect(&entry))) {
         idle_.reset();
         const TaskView task = holder_.take(state_, entry.task, team_, rider_ ? &rider_->holder() : nullptr);
-        return {ActionKind::RUN_HANDED_OUT, entry.instance, entry.iteration, task};
+        return {popped ? ActionKind::RUN_HANDED_OUT : ActionKind::EXPECT, entry.instance, entry.iteration, task};
       }
       if (!started_) {
         list_.look_for_batch(state_, iteration_, team_);
@@ -62,6 +77,7 @@ class Worker {
       if (!rider_ && task_.desc) met = waits_met(state_, task_, iteration_, team_);
       if (met) {
         idle_.reset();
+        if (rider_) expects_ = asked_ = false;
         const Action action = run_listed(task_);
         turn_to(next_ + 1);
         return action;
@@ -74,7 +90,7 @@ class Worker {
         if (!team_.all(!load_relaxed(state_.abort_flag(state_.program->rank)))) return leave();
       }
       if (busy)
-        idle_.reset();
+        idle_.reset(), asked_ = false;
       else if (!wait())
         return leave();
     }
@@ -106,6 +122,9 @@ class Worker {
   TaskView task_;               // its task; none behind the end or while the iteration may not start
   TaskView following_, third_;  // those behind it, once somebody has asked
   bool started_ = false;        // this iteration's gate has opened
+  bool asked_ = false;          // whether anything is likely, since something was done here
+  bool expects_ = false;        // it is: what the rider offers
+  bool begun_ = false;          // that is run already, though it has not been handed out
 
   DISTMK_FN void turn_to(uint32_t entry) {
     next_ = entry;
@@ -131,6 +150,25 @@ class Worker {
   DISTMK_FN Action run_listed(const TaskView& task) const {
     return {ActionKind::RUN, first_instance(task), iteration_, task};
   }
+  // As soon as its waits are met: nothing else is in the ring, where it will come first.
+  DISTMK_FN Action run_expected() {
+    idle_.reset();
+    expects_ = asked_ = false;
+    begun_ = true;
+    return {ActionKind::RUN_EXPECTED, 0, iteration_, {}};
+  }
+  // Whether what the rider offers comes here before this worker's own next task: by program order, and where its body
+  // is entered only when its inputs are there. Once as long as nothing is done.
+  DISTMK_FN bool may_expect(JitEntry* entry) {
+    if (!StartSignal::EARLY || !rider_ || asked_) return false;
+    asked_ = true;
+    const TaskView offer = rider_->offers();
+    if (expects_ || !offer.desc || begins_early(static_cast<TaskType>(offer.desc->type))) return false;
+    const uint64_t iteration = rider_->iteration();
+    const bool sooner = iteration < iteration_ || (task_.desc && offer.desc->order < task_.desc->order);
+    *entry = {offer.index, static_cast<uint32_t>(iteration), rider_->first_instance(worker_), 0};
+    return expects_ = sooner && entry->instance < offer.desc->max_instances;
+  }
   DISTMK_FN Action leave() const { return {ActionKind::LEAVE, 0, iteration_, {}}; }
 
   DISTMK_FN bool wait() {
@@ -138,12 +176,6 @@ class Worker {
     return idle_.wait(rider_->waiting_for(), rider_->iteration());
   }
 };
-
-// Task types whose bodies ask themselves when their inputs are ready.
-DISTMK_FN constexpr bool begins_early(TaskType type) {
-  return StartSignal::EARLY &&
-         (type == TaskType::LINEAR || type == TaskType::ATTENTION || type == TaskType::MERGE || type == TaskType::SUM);
-}
 
 // Runs what was decided, by `body(context)`: of what was handed out one instance, of a spread task this worker's share.
 // A body that `asks` does so itself when its inputs are ready.

@@ -61,7 +61,7 @@ class Lowering:
             page_size=self.options.page_size,
             max_pages=self.options.max_pages,
             num_pages=self.num_pages,
-            max_splits=self.options.max_splits,
+            max_splits=min(self.options.max_splits, max(1, self.options.num_workers // shard.num_kv)),
             min_split=self.options.min_split,
             num_workers=self.options.num_workers,
         )
@@ -136,7 +136,7 @@ class Lowering:
         time they read no weights. Of a long sequence all have some.
         """
         busy, options = self._num_busy(), self.options
-        is_short = options.max_model_len <= options.max_splits * SHARE_AT_ONCE
+        is_short = options.max_model_len <= 2 * SPLITS_AT_ONCE * SHARE_AT_ONCE
         alone = options.max_seqs == 1 and is_short and self.buffers.lone
         enough = all(light_rows(shape.qkv_cols, options.num_workers) for shape in self.shapes)
         return busy if alone and enough and not self.num_spared and 2 * busy <= options.num_workers else 0

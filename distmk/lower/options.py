@@ -29,7 +29,7 @@ class DecodeOptions:
     max_model_len: int = 2048
     page_size: int = 16
     num_pages: int = 0  # 0: enough for `max_seqs` full-length sequences
-    max_splits: int = 16
+    max_splits: int = MAX_SPLITS
     min_split: int = 64
     keep_logits: bool = False
     tiled: bool = False  # pack matrices in tiles, as a GPU streams them

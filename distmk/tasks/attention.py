@@ -13,6 +13,7 @@ from distmk.regions import Region, Slab
 from distmk.tasks.base import Access, Layout, Task, access, batch_access, f32_access, task_type
 
 ANY_LENGTH = 2**31 - 1
+LONG_SPLITS = 4  # times `min_split`, of a lone row that might as well have more
 
 
 def num_slices(head_dim: int) -> int:
@@ -32,16 +33,18 @@ def part_cols(max_splits: int) -> int:
 
 
 def lone_len(split_budget: int, max_splits: int, min_split: int) -> int:
-    """Positions up to which the only sequence there is has at most SPLITS_AT_ONCE splits (csrc/runtime/splits.h rounds more down
-    to a multiple). All who multiply its row may then merge it for themselves; of more splits they would read too much.
+    """Positions up to which the only row there is, of a sequence of so many, has at most SPLITS_AT_ONCE splits
+    (csrc/runtime/splits.h rounds more down to a multiple), so that all who multiply it merge it for themselves: of more they
+    would read too much. More splits take the time of a merge of its own, so they come where few have become long.
     """
     fewest_more = 2 * SPLITS_AT_ONCE
-    return (fewest_more - 1) * min_split if min(split_budget, max_splits) >= fewest_more else ANY_LENGTH
+    longest = (fewest_more - 1) * LONG_SPLITS * min_split
+    return longest if min(split_budget, max_splits) >= fewest_more else ANY_LENGTH
 
 
 def lone_bytes(args: Any, num_heads: int) -> int:
-    """Of a task that leaves or takes a lone row. ValueError: it would leave or take more splits than there is room for."""
-    if args.lone_len > lone_len(args.split_budget, args.max_splits, args.min_split):
+    """Of a task that leaves or takes a lone row. ValueError: it takes another row for one."""
+    if args.lone_len != lone_len(args.split_budget, args.max_splits, args.min_split):
         raise ValueError(f"lone_len is {args.lone_len}")
     return 2 * lone_cols(num_heads, args.head_dim, args.max_splits)
 

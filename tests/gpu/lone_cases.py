@@ -17,7 +17,7 @@ NUM_PICKED = 61
 
 def lone(board: Board, rank: int, error: float, heads: Heads, head_dim: int, alone: bool, max_len: int) -> None:
     """The product picks elements of attention's output, of what lies in memory as exactly as they are merged from it."""
-    inputs = AttentionInputs(board.rng, heads, head_dim, 16, True, max_len, alone)
+    inputs = AttentionInputs(board.rng, heads, head_dim, 16, True, max_len, alone, lone=True)
     s, k = inputs.shape, heads.num_q * head_dim
     launch = LaunchKind.SPREAD if board.rng.random() < 0.8 else LaunchKind.MASSIVE
     what = f"lone {'row' if alone else 'rows'} of attention {s} {inputs.runs}"

@@ -82,10 +82,18 @@ def test_decode(
 
 @pytest.mark.parametrize(
     ("shape", "place"),
-    [("all_reduce", ("--ride",)), ("handed_out", ()), ("handed_out", ("--ride",)), ("spread", ("--ride",))],
+    [
+        ("all_reduce", ("--ride",)),
+        ("handed_out", ()),
+        ("handed_out", ("--ride",)),
+        ("spread", ("--ride",)),
+        ("overtaken", ("--ride",)),
+    ],
 )
 def test_small_graphs(shape: str, place: tuple[str, ...], tmp_path: Path) -> None:
-    """Tasks that are pushed to peers, handed out by schedulers or spread, for a fixed number of iterations."""
+    """Tasks that are pushed to peers, handed out by schedulers or spread, or were expected and taken back, for a fixed number of
+    iterations.
+    """
     seed = str(random.randrange(2**31))
     print(f"seed {seed}")
     program = compile_graph(graphs.SHAPES[shape](2, 2))

@@ -62,12 +62,14 @@ def test_who_has_long_splits(num_workers: int, max_seqs: int, max_model_len: int
 
 
 def test_a_lone_row_has_few_splits() -> None:
-    """All who multiply it merge them, so there may be no more than are merged in one go."""
+    """All who multiply it merge them, so there may be no more than are merged in one go. More come only where few are long."""
     for num_workers, max_splits, min_split in itertools.product((5, 30, 31, 32, 33, 64), (7, 15, 16, 32), (1, 3, 64)):
         shape = AttentionShape(4, 2, 64, 2, 0, 0, 16, 64, 64, max_splits, min_split, num_workers)
-        for kv_len in (1, 2, 7, 8, 15, 16, 17, 45, 46, 47, 48, 49, 100, 959, 960, 961, 962, 1024, 5000):
+        more = min(num_workers // 2, max_splits) >= 2 * SPLITS_AT_ONCE
+        for kv_len in (1, 2, 7, 8, 15, 16, 17, 59, 60, 61, 180, 181, 960, 3839, 3840, 3841, 5000):
             splits = reference.num_splits([kv_len], 0, 2, num_workers, min_split, max_splits)
-            assert (kv_len <= shape.lone_len) == (splits <= SPLITS_AT_ONCE), (shape, kv_len, splits)
+            assert (kv_len > shape.lone_len) == (more and kv_len > 60 * min_split), (shape, kv_len)
+            assert kv_len <= shape.lone_len or splits > SPLITS_AT_ONCE, (shape, kv_len, splits)
 
 
 def test_more_rows_are_merged_by_more_tasks() -> None:
@@ -123,7 +125,7 @@ def test_who_has_attention_has_fewer_rows_of_qkv() -> None:
     rows, merges = dealt(12, max_seqs=1)
     assert len(rows) == 20 and set(rows[:8]) == {32} and set(rows[8:]) == {52, 54}
     assert merges == [2, 3, 4, 5, 6, 7]
-    longest = DecodeOptions().max_splits * SHARE_AT_ONCE
+    longest = 2 * SPLITS_AT_ONCE * SHARE_AT_ONCE
     assert dealt(12, max_seqs=1, max_model_len=longest) == (rows, merges)
     others = [({"max_seqs": 2}, {44, 46}), ({"max_seqs": 1, "max_model_len": longest + 1}, {44, 46})]
     for options, even in others:

@@ -35,7 +35,7 @@ Rows choose_rows(const Batch* batch, bool sampled_only) {
 
 // A lone row, merged from what attention's splits have left of it, and rounded as a vector would be.
 void merge_row(float* x, const Context& context, const LinearArgs& args, const BatchRun& run) {
-  const uint32_t num_splits = Splits::of_only(args, run);
+  const uint32_t num_splits = Splits::of_lone(args, run);
   const auto* lone = context.at<uint16_t>(args.lone);
   float* part = scratch<PartTag>(args.head_dim);
   for (uint32_t head = 0; head < args.k / args.head_dim; ++head, x += args.head_dim) {
