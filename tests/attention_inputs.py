@@ -10,7 +10,7 @@ import torch
 from arrays import ROUNDING, assert_close, floats
 from batches import make_batch, random_runs
 
-from distmk.abi import LONE_HEADER, MAX_ROWS, PART_FLOATS, PART_HEADER, SPLITS_AT_ONCE
+from distmk.abi import LONE_HEADER, MAX_ROWS, PART_FLOATS, PART_HEADER, SHARE_AT_ONCE, SPLITS_AT_ONCE
 from distmk.tasks import AttentionShape
 
 Instance = tuple[int, int, int]  # run, KV head, split
@@ -55,7 +55,10 @@ class AttentionInputs:
         lone: bool = False,  # a single row is lone, unless it has too many
     ):
         self.rng, self.heads, self.head_dim, self.lone = rng, heads, head_dim, lone
-        self.runs = [(1, int(rng.integers(MAX_ROWS)), int(rng.integers(1, max_len + 1)))] if alone else []
+        # A single row that may be longer gets as many splits as a lone one has, of more than its warps hold at once.
+        long = alone and max_len > SPLITS_AT_ONCE * SHARE_AT_ONCE
+        shortest = SPLITS_AT_ONCE * SHARE_AT_ONCE if long else 1
+        self.runs = [(1, int(rng.integers(MAX_ROWS)), int(rng.integers(shortest, max_len + 1)))] if alone else []
         self.runs = self.runs or random_runs(rng, max_len)
         self.batch = make_batch(self.runs, rng)
         max_pages = -(-max(kv_len for _, _, kv_len in self.runs) // page_size) + int(rng.integers(0, 3))
@@ -64,6 +67,8 @@ class AttentionInputs:
         if alone:
             workers, max_splits = heads.num_kv * int(rng.integers(1, 33)), int(rng.integers(1, rng.choice([3, 33])))
             min_split = int(rng.integers(1, rng.choice([3, 40])))
+        if long:
+            workers, max_splits, min_split = heads.num_kv * int(rng.integers(8, 33)), int(rng.integers(8, 33)), 64
         self.shape = AttentionShape(
             heads.num_q, heads.num_kv, head_dim, heads.group, heads.q_begin, heads.kv_begin, page_size, max_pages,
             num_pages, max_splits, min_split, workers,

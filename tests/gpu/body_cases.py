@@ -23,21 +23,25 @@ class Sizes(NamedTuple):
     n: tuple[int, ...]
     head_dims: tuple[int, ...]
     longest: int  # sequence, in tokens
+    longest_lone: int  # of a row by itself
     linear_error: float  # in proportion to the magnitudes that are added up
     attention_error: float  # in proportion to the sum of the weights
 
 
-HOST = Sizes((1, 17, 64, 250, 576), (1, 3, 16, 29), (16, 64, 80), 150, 1e-6, 2e-5)
+HOST = Sizes((1, 17, 64, 250, 576), (1, 3, 16, 29), (16, 64, 80), 150, 2000, 1e-6, 2e-5)
 # A GPU has a faster square root and exponential.
 CUDA = Sizes(
     k=(1, 17, 63, 256, 257, 512, 576, 768, 1000, 1024, 1536, 3072, 3584, 4096, 12288),
     n=(1, 3, 7, 15, 16, 17, 29, 48, 49, 100),
     head_dims=(16, 64, 80, 128),
     longest=700,
+    longest_lone=3840,
     linear_error=4e-6,
     attention_error=5e-5,
 )
-EMULATED = CUDA._replace(k=(1, 63, 257, 576, 1000, 1536, 3072, 4352), longest=300)  # a CPU takes its time
+EMULATED = CUDA._replace(
+    k=(1, 63, 257, 576, 1000, 1536, 3072, 4352), longest=300, longest_lone=1200
+)  # a CPU takes its time
 # SmolLM2's on two ranks, Qwen3-8B's on four, one query head a KV head, one KV head for all.
 REAL_HEADS = ((Heads(5, 3, 4), 64), (Heads(8, 4, 8), 128), (Heads(3, 1, 2), 64), (Heads(16, 16), 128))
 
@@ -114,6 +118,7 @@ def _attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
     for heads, head_dim in LONE_HEADS:
         for alone in (True, True, True, False):
             yield _on_each(board, lone, sizes.attention_error, heads, head_dim, alone, *last)
+        yield _on_each(board, lone, sizes.attention_error, heads, head_dim, True, sizes.longest_lone)
     for heads, head_dim in REAL_HEADS:
         if head_dim in sizes.head_dims:
             yield _on_each(board, attention, sizes.attention_error, heads, head_dim, 16, True, *last)

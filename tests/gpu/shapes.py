@@ -64,10 +64,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "small-gpu-qwen3": ("qwen3", {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 24}),
 }
 # Batches of 1, 3, 8 and 16, contexts of 1, 511, 2500 (a row of few, long splits) and 4096 (of many). The longest prompt comes
-# first, so that it is read many tokens an iteration; all decode together at the end.
+# first, so that it is read many tokens an iteration; all of a case decode together at the end.
 LARGE = Workload(
-    (4096, 2500, 511, 128, 100, 64, 33, 17, 16, 15, 8, 5, 3, 2, 1, 1),
-    ((14,), (2,), (1,), (0,), (0, 2, 14), (0, 1, 3, 5, 7, 8, 12, 15), tuple(range(16))),
+    (4096, 2500, 511, 300, 128, 100, 64, 33, 17, 16, 15, 8, 5, 3, 2, 1, 1),
+    ((15,), (2,), (1,), (0,), (0, 2, 15), (0, 2, 4, 6, 8, 9, 13, 16), (0, *range(2, 17))),
     150,
     4096 + 160,
 )
