@@ -84,6 +84,11 @@ def launch_iterations() -> int:
     return int(text)
 
 
+def loopback() -> bool:
+    """DISTMK_LOOPBACK=1: a rank by itself pushes and adds up, to itself, what several ranks add up."""
+    return os.environ.get("DISTMK_LOOPBACK") == "1"
+
+
 def emulator_seed() -> int | None:
     """DISTMK_EMULATOR_SEED: of 32 bits, decides which warps fall behind and when copies land (None: another each launch)."""
     text = os.environ.get("DISTMK_EMULATOR_SEED")

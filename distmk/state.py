@@ -50,9 +50,18 @@ class DecodeBuffers:
 
 
 def make_buffers(
-    graph: Graph, config: ModelConfig, shards: list[Shard], shapes: list[AttentionShape], keep_logits: bool, lone: bool
+    graph: Graph,
+    config: ModelConfig,
+    shards: list[Shard],
+    shapes: list[AttentionShape],
+    *,
+    keep_logits: bool,
+    lone: bool,
+    exchanges: bool,
 ) -> DecodeBuffers:
-    """Declare the buffers of `graph`. `lone`: whether a lone row of attention is merged by those who multiply it."""
+    """Declare the buffers of `graph`. `lone`: whether a lone row of attention is merged by those who multiply it; `exchanges`:
+    whether sums over ranks are pushed.
+    """
 
     def rows(name: str, cols: int) -> Buffer:
         return graph.buffer(name, cols, rows=MAX_ROWS, space=Space.LOCAL)
@@ -65,7 +74,7 @@ def make_buffers(
     cache_cols = max(shape.cache_cols for shape in shapes)
     state_bytes = ctypes.sizeof(BatcherState) + 4 * shapes[0].num_pages
     vocab = max(shard.vocab[1] - shard.vocab[0] for shard in shards)
-    slots = graph.num_ranks * MAX_ROWS * config.hidden_size if graph.num_ranks > 1 else 1
+    slots = graph.num_ranks * MAX_ROWS * config.hidden_size if exchanges else 1
     local = Space.LOCAL
     return DecodeBuffers(
         batch=graph.buffer("batch", ctypes.sizeof(Batch), dtype="u8"),

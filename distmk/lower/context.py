@@ -34,7 +34,13 @@ class Lowering:
         self.num_pages = options.num_pages or options.max_pages * options.max_seqs
         self.shapes = [self.attention_shape(shard) for shard in self.shards]
         self.buffers: DecodeBuffers = make_buffers(
-            self.graph, self.config, self.shards, self.shapes, options.keep_logits, self._merges_lone_rows()
+            self.graph,
+            self.config,
+            self.shards,
+            self.shapes,
+            keep_logits=options.keep_logits,
+            lone=self._merges_lone_rows(),
+            exchanges=options.exchanges,
         )
         self.graph.batch = self.buffers.batch
         head_dim, positions = self.config.head_dim, options.max_model_len
@@ -124,7 +130,7 @@ class Lowering:
         all_early = all(self._num_early(rank) == self.options.num_workers for rank in self.ranks())
         # Two layers leave the MLP's vector in one place, and who has no part of o does not know when that has been read.
         moves = self.buffers.hidden.buffer.arriving
-        if self.options.num_ranks == 1 or not self.buffers.lone or not all_early or not moves:
+        if not self.options.exchanges or not self.buffers.lone or not all_early or not moves:
             return 0
         if self.options.num_spared is not None:
             return self.options.num_spared
@@ -220,7 +226,7 @@ class Lowering:
 
     def reduced_out(self, slots: Buffer, rank: int, begin: int, end: int) -> tuple[Region, Epilogue]:
         """Where columns [begin, end) that all ranks add up go: the residual stream, or this rank's slot on every rank."""
-        if self.options.num_ranks == 1:
+        if not self.options.exchanges:
             return self.buffers.x.at(rank, begin, end), Epilogue.ADD
         return self.block(slots, rank, rank, begin, end), Epilogue.PUSH
 
@@ -236,7 +242,7 @@ class Lowering:
         return slots.at(rank, base + begin * MAX_ROWS, base + end * MAX_ROWS)
 
     def all_reduce(self, name: str, slots: Buffer, cuts: Cuts, add: bool, num_spared: int = 0) -> None:
-        if self.options.num_ranks == 1:
+        if not self.options.exchanges:
             return
         for rank in self.ranks():
             for worker, (begin, end) in enumerate(cuts, num_spared):

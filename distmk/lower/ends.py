@@ -35,7 +35,7 @@ def lower_embed(c: Lowering, op: Embedding) -> None:
     hidden, b = c.config.hidden_size, c.buffers
     cuts = cut(hidden, 4 * MAX_ROWS, c.options.num_workers)
     # Who has a single row's attention, the first workers, is late enough without it.
-    first = c.options.num_workers - len(cuts) if c.options.num_ranks == 1 else 0
+    first = c.options.num_workers - len(cuts) if not c.options.exchanges else 0
     b.x_rounded.turn()
     slots = b.next_mlp_slots()
     for rank in c.ranks():

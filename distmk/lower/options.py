@@ -39,6 +39,8 @@ class DecodeOptions:
     # Workers without a part of qkv and o, where ranks share a layer, as a single row's attention is theirs. None: as many as
     # that takes, if they are no more than a third.
     num_spared: int | None = None
+    # One rank pushes what ranks add up, to itself, and adds it up as several do: to work on that with one GPU.
+    loopback: bool = False
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1 or self.num_workers < 1:
@@ -55,6 +57,11 @@ class DecodeOptions:
             )
         if self.attention_launch not in ATTENTION_LAUNCHES:
             raise UsageError(f"attention_launch is {self.attention_launch!r}; expected massive or spread")
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether vectors that are sums over ranks are pushed and added up."""
+        return self.num_ranks > 1 or self.loopback
 
     @property
     def max_pages(self) -> int:

@@ -64,6 +64,7 @@ def add_work_arguments(parser: argparse.ArgumentParser) -> None:
     """What `work_of` reads, and --backend."""
     parser.add_argument("model", help="a preset such as qwen3-8b, or a config.json")
     parser.add_argument("--layers", type=int, metavar="N", help="as many layers instead of the model's own")
+    parser.add_argument("--as-of", type=int, default=1, metavar="N", help="time what each of N ranks has of the model")
     parser.add_argument("--backend", default="auto", choices=("auto", "host", "cuda"))
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences at once (default 1)")
     parser.add_argument("--context", type=int, default=512, metavar="N", help="tokens before those timed (default 512)")
@@ -73,12 +74,12 @@ def add_work_arguments(parser: argparse.ArgumentParser) -> None:
 
 def work_of(arguments: argparse.Namespace) -> Work:
     """The work that was asked for. UsageError (ModelError) where it cannot be done."""
-    for name in ("batch", "context", "tokens", "repeats"):
+    for name in ("batch", "context", "tokens", "repeats", "as_of"):
         if getattr(arguments, name) < 1:
-            raise UsageError(f"--{name} is {getattr(arguments, name)}; it must be at least 1")
+            raise UsageError(f"--{name.replace('_', '-')} is {getattr(arguments, name)}; it must be at least 1")
     if arguments.batch > MAX_ROWS:
         raise UsageError(f"--batch is {arguments.batch}; at most {MAX_ROWS} sequences run at once")
-    config = read_config(arguments.model, arguments.layers)
+    config = part_of(read_config(arguments.model, arguments.layers), arguments.as_of)
     work = Work(config, arguments.batch, arguments.context, arguments.tokens, arguments.repeats)
     if work.max_len > config.max_position:
         raise UsageError(f"--context and --tokens need {work.max_len} positions; the model has {config.max_position}")
@@ -95,6 +96,14 @@ def read_config(model: str, num_layers: int | None) -> ModelConfig:
     if num_layers < 1:
         raise UsageError(f"--layers is {num_layers}; it must be at least 1")
     return dataclasses.replace(config, num_layers=num_layers)
+
+
+def part_of(config: ModelConfig, num_ranks: int) -> ModelConfig:
+    """A model that is as large as what each of `num_ranks` has of this one. UsageError where they have not all as much."""
+    names = ("num_heads", "num_kv_heads", "intermediate_size", "vocab_size")
+    if odd := [name for name in names if getattr(config, name) % num_ranks]:
+        raise UsageError(f"--as-of {num_ranks} does not divide the model's {odd[0]}, {getattr(config, odd[0])}")
+    return dataclasses.replace(config, **{name: getattr(config, name) // num_ranks for name in names})
 
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:

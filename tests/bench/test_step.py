@@ -13,13 +13,14 @@ from benchmark.ours import Timed
 from benchmark.report import Report, Row
 from benchmark.step import Comparison
 from benchmark.weights import Weights, read_weights
-from benchmark.work import Work, hf_config
+from benchmark.work import Work, hf_config, part_of
 from helpers import ROOT, Finished, Runner, under_mpirun
 from tiny_config import tiny_config
 
 from distmk.bootstrap import connect
 from distmk.config import PRESETS, ModelConfig
 from distmk.errors import UsageError
+from distmk.shard import shard_model
 from distmk.weights.dummy import DummyCheckpoint
 
 SHORT = ("--backend", "host", "--context", "20", "--tokens", "12", "--repeats", "2")
@@ -60,6 +61,13 @@ def test_one_run(num_ranks: int, batch: int, config: Path, runner: Runner) -> No
     assert runner.run(again).status == 0 and (runner.folder / "again.png").exists()
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_what_a_rank_has_of_a_model(num_ranks: int) -> None:
+    config = PRESETS["qwen3-8b"]
+    part, whole = (shard_model(*made)[0] for made in ((part_of(config, num_ranks), 1), (config, num_ranks)))
+    assert part == whole and Work(part_of(config, num_ranks)).step_bytes(part) == Work(config).step_bytes(whole)
+
+
 @pytest.mark.parametrize(("num_ranks", "batch"), [(1, 3), (2, 1)])
 def test_step_time(num_ranks: int, batch: int, config: Path, runner: Runner) -> None:
     """The script that times ours alone: one object, then the trace's tables."""
@@ -83,6 +91,8 @@ def test_step_time(num_ranks: int, batch: int, config: Path, runner: Runner) -> 
         (("--tokens", "0"), "--tokens is 0"),
         (("--context", "50", "--tokens", "20"), "need 72 positions; the model has 64"),
         (("--layers", "0"), "--layers is 0"),
+        (("--as-of", "0"), "--as-of is 0"),
+        (("--as-of", "7"), "--as-of 7 does not divide the model's num_heads, "),
         (("--peer", "compiled"), "--peer compiled needs GPUs"),
         (("--json", "/nowhere/report.json"), "no folder /nowhere"),
         (("--beside", "/nowhere.json"), "/nowhere.json cannot be read"),

@@ -93,6 +93,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
         (3, (), {}),
         (2, ("--schedulers", "2"), {}),
         (2, (), {"DISTMK_LAUNCH_ITERATIONS": "1"}),
+        (1, (), {"DISTMK_LOOPBACK": "1"}),
         (3, (), {"DISTMK_VIRTUAL_NODE_SIZE": "2"}),
         (2, ("--schedulers", "2"), FAR),
     ],

@@ -12,9 +12,11 @@ from tiny_config import tiny_config
 
 from distmk import Graph
 from distmk.abi import SHARE_AT_ONCE, SPLITS_AT_ONCE, Epilogue
+from distmk.check import check
 from distmk.errors import UsageError
 from distmk.lower import DecodeOptions, lower
 from distmk.model import build_model
+from distmk.program import compile_graph
 from distmk.tasks import Affine, Attention, AttentionShape, Linear, Merge, Put, Sum
 
 
@@ -133,6 +135,20 @@ def test_who_has_attention_has_fewer_rows_of_qkv() -> None:
         assert set(rows) == even and merges == [*range(20 - len(merges), 20)], options
     rows, merges = dealt(8, max_seqs=1)
     assert set(rows) == {32} and merges == [16, 17, 18, 19]
+
+
+@pytest.mark.parametrize("launch", ["massive", "spread"])
+def test_a_rank_by_itself_adds_up_as_several_do(launch: Literal["massive", "spread"]) -> None:
+    config = tiny_config(num_heads=4, num_kv_heads=2, head_dim=64, hidden_size=1152, num_layers=3)
+
+    def ops(num_ranks: int, loopback: bool) -> list[tuple[str, str]]:
+        options = DecodeOptions(num_ranks, 40, max_seqs=1, max_model_len=64, attention_launch=launch, loopback=loopback)
+        graph = lower(build_model(config), options)
+        check(compile_graph(graph))
+        return list({(task.op, type(task).__name__): None for task in graph.tasks if task.rank == 0})
+
+    assert ops(1, True) == ops(2, False) and ("layer0.o.reduce", "Sum") in ops(1, True)
+    assert not [name for _, name in ops(1, False) if name == "Sum"]
 
 
 @pytest.mark.parametrize(("wrong", "must"), [("x", "bf16"), ("rounded", "bf16"), ("out", "f32")])
