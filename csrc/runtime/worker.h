@@ -6,8 +6,8 @@
 
 namespace distmk {
 
-// What is likely to be handed out next may be said before, to EXPECT it: next time it is said that it is to be run, or
-// something else, and then it will not be.
+// What is likely to be handed out next may be said before its waits are met, to EXPECT it. What is said next is that it
+// is to be run, or something else, and then it was said in vain.
 enum class ActionKind : uint32_t { RUN, RUN_HANDED_OUT, EXPECT, RUN_EXPECTED, LEAVE };
 
 struct Action {
@@ -122,9 +122,9 @@ class Worker {
   TaskView task_;               // its task; none behind the end or while the iteration may not start
   TaskView following_, third_;  // those behind it, once somebody has asked
   bool started_ = false;        // this iteration's gate has opened
-  bool asked_ = false;          // whether anything is likely, since something was done here
-  bool expects_ = false;        // it is: what the rider offers
-  bool begun_ = false;          // that is run already, though it has not been handed out
+  bool asked_ = false;          // may_expect(), since something was done here
+  bool expects_ = false;        // what the rider offers
+  bool begun_ = false;          // it is run already, though it has not been handed out
 
   DISTMK_FN void turn_to(uint32_t entry) {
     next_ = entry;
@@ -150,22 +150,23 @@ class Worker {
   DISTMK_FN Action run_listed(const TaskView& task) const {
     return {ActionKind::RUN, first_instance(task), iteration_, task};
   }
-  // As soon as its waits are met: nothing else is in the ring, where it will come first.
+  // Before it is handed out, which next() sees to: nothing else is in the ring, so that it will be the first to come.
   DISTMK_FN Action run_expected() {
     idle_.reset();
     expects_ = asked_ = false;
     begun_ = true;
     return {ActionKind::RUN_EXPECTED, 0, iteration_, {}};
   }
-  // Whether what the rider offers comes here before this worker's own next task: by program order, and where its body
-  // is entered only when its inputs are there. Once as long as nothing is done.
+  // Whether what the rider offers should be expected: if it comes before this worker's own next task in program order,
+  // and its body is entered only when its inputs are there. Asked once as long as nothing is done.
   DISTMK_FN bool may_expect(JitEntry* entry) {
     if (!StartSignal::EARLY || !rider_ || asked_) return false;
     asked_ = true;
     const TaskView offer = rider_->offers();
     if (expects_ || !offer.desc || begins_early(static_cast<TaskType>(offer.desc->type))) return false;
     const uint64_t iteration = rider_->iteration();
-    const bool sooner = iteration < iteration_ || (task_.desc && offer.desc->order < task_.desc->order);
+    const bool sooner =
+        iteration == iteration_ ? task_.desc && offer.desc->order < task_.desc->order : iteration < iteration_;
     *entry = {offer.index, static_cast<uint32_t>(iteration), rider_->first_instance(worker_), 0};
     return expects_ = sooner && entry->instance < offer.desc->max_instances;
   }
