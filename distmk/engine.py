@@ -131,7 +131,7 @@ class Engine:
             max_seqs=self.args.max_num_seqs,
             max_model_len=self.max_model_len,
             keep_logits=self.args.keep_logits,
-            loopback=env.loopback() and self.bootstrap.world_size == 1,
+            loopback=env.loopback(),
             **backend_choices(self.backend_name),
         )
         return proved_program(self.config, options, self.bootstrap.rank)

@@ -63,6 +63,10 @@ DISTMK_FN void decide_loop(const RankState& state, uint32_t worker, const Team& 
     share.see(num_announced, what);
     s.handoff.announce(warp, num_announced++, what, route_of(state, what));
   };
+  const auto turn_to_next = [&] {
+    if (n) barrier_wait(&s.handoff.fired[task_place(n - 1)], task_parity(n - 1));
+    ++n;
+  };
   for (;;) {
     Action ahead;
     if (KNOWS_AHEAD && num_announced == n && decide.upcoming(&ahead)) announce(ahead);
@@ -71,21 +75,17 @@ DISTMK_FN void decide_loop(const RankState& state, uint32_t worker, const Team& 
     const Action action = decide.next();
     if (!KNOWS_AHEAD && num_announced > n && action.kind == ActionKind::RUN) {
       s.handoff.take_back(warp, n);
-      if (n) barrier_wait(&s.handoff.fired[task_place(n - 1)], task_parity(n - 1));
-      ++n;
+      turn_to_next();
     }
     const bool leaves = action.kind == ActionKind::LEAVE, was_announced = num_announced > n;
     if (!was_announced) announce(action);
     if (!KNOWS_AHEAD && action.kind == ActionKind::EXPECT) continue;
     if (warp.leader() && leaves) s.handoff.over_at.set(n);
     warp_arrive(&s.handoff.ready[task_place(n)]);
-    if (n) barrier_wait(&s.handoff.fired[task_place(n - 1)], task_parity(n - 1));
-    if (!leaves) {
-      ++n;
-      continue;
-    }
+    turn_to_next();
+    if (!leaves) continue;
     // To who did not ask, as his inputs had arrived.
-    for (uint32_t later = n + 1; later < num_announced; ++later) warp_arrive(&s.handoff.ready[task_place(later)]);
+    for (; n < num_announced; ++n) warp_arrive(&s.handoff.ready[task_place(n)]);
     if (was_announced) announce(action);
     break;
   }

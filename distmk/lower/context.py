@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TypedDict
 
 from distmk.abi import MAX_LONE_COLS, MAX_ROWS, SHARE_AT_ONCE, SPLITS_AT_ONCE, Epilogue, LaunchKind
@@ -57,7 +58,7 @@ class Lowering:
         return range(self.options.num_ranks)
 
     def attention_shape(self, shard: Shard) -> AttentionShape:
-        return AttentionShape(
+        shape = AttentionShape(
             num_q=shard.num_q,
             num_kv=shard.num_kv,
             head_dim=self.config.head_dim,
@@ -67,10 +68,11 @@ class Lowering:
             page_size=self.options.page_size,
             max_pages=self.options.max_pages,
             num_pages=self.num_pages,
-            max_splits=min(self.options.max_splits, max(1, self.options.num_workers // shard.num_kv)),
+            max_splits=self.options.max_splits,
             min_split=self.options.min_split,
             num_workers=self.options.num_workers,
         )
+        return dataclasses.replace(shape, max_splits=min(shape.max_splits, shape.split_budget))
 
     def qkv_cuts(self, rank: int, num_spared: int = 0, num_light: int = 0) -> Cuts:
         """Which rows of the query, key and value matrices, one after another, are whose, but for the first `num_spared`

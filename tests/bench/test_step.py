@@ -84,6 +84,14 @@ def test_step_time(num_ranks: int, batch: int, config: Path, runner: Runner) -> 
     assert (refused.status, refused.stdout) == (2, "") and refused.stderr.startswith("step_time: --tokens is 0")
 
 
+@pytest.mark.parametrize("loopback", ["", "1"])
+def test_one_rank_adds_up_if_it_is_told_to(loopback: str, config: Path, runner: Runner) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "step_time.py"), str(config), *SHORT, "--trace"]
+    done = runner.run(command, {"DISTMK_LOOPBACK": loopback})
+    assert done.status == 0, done.stderr[-3000:]
+    assert ("o.reduce" in done.stdout) == bool(loopback), done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
