@@ -5,6 +5,7 @@
 #include "device/arriving.cuh"
 #include "device/candidates.cuh"
 #include "device/marks.cuh"
+#include "device/row_goal.cuh"
 
 namespace distmk {
 namespace linear {
@@ -47,10 +48,11 @@ struct Output {
     return {context.at<__nv_bfloat16>(operand), context.at<__nv_bfloat16>(args.cleared)};
   }
 
+  DISTMK_FN static float swiglu(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
   // Row `i` of a paired group of `m` pairs is gate i, row m + i is up i.
   DISTMK_FN void store_pair(uint32_t token, uint32_t column, float gate, float up) const {
     if (bias) gate += bias[column], up += bias[args.n + column];
-    vector_at(args.out).store(uint64_t{token} * args.out_stride + column, __fdividef(gate, 1.0f + __expf(-gate)) * up);
+    vector_at(args.out).store(uint64_t{token} * args.out_stride + column, swiglu(gate, up));
   }
 
   DISTMK_FN float residual_at(uint32_t token, uint32_t column) const {
@@ -105,9 +107,12 @@ struct Round {
           adds && out.token_of(i, turn) < out.num_rows ? out.residual_at(out.token_of(i, turn), column) : 0.0f;
   }
 
-  // Whether this warp's threads look after a token of a tile.
+  // Whether this warp's threads look after a token of a tile. What is pushed of a single row each token's threads take
+  // to another rank.
+  template <bool ROW>
   DISTMK_FN bool has_token(const Output<TILES>& out, uint32_t tile) const {
-    return out.token_of(tile * TILE_TOKENS / DEALT_TOKENS, turn) < out.num_rows;
+    const bool shares = ROW && out.epilogue() == Epilogue::PUSH;
+    return out.token_of(tile * TILE_TOKENS / DEALT_TOKENS, turn) < (shares ? out.context.num_ranks() : out.num_rows);
   }
 
   // A warp's sums of a tile of tokens, where the others find them.
@@ -121,6 +126,31 @@ struct Round {
       for (uint32_t g = 0; g < ROUND_GROUPS; ++g)
         out[i % 2 * SUMS_STRIDE + g * TILE_ROWS + i / 2 * 8] = sums[g][tile][i];
     }
+  }
+
+  // Of a single row.
+  DISTMK_FN void find(RowGoal& goal, const Output<TILES>& out) const {
+    const uint32_t row = threadIdx.x % DEALT_ROWS, in_group = row % TILE_ROWS, begin = first_row + row - in_group;
+    if (begin + in_group >= end_row) return;
+    const bool paired = out.epilogue() == Epilogue::SWIGLU;
+    const uint32_t up_rows = min(TILE_ROWS, end_row - begin) / 2;
+    if (paired && in_group >= up_rows) return;
+    goal.up_rows = paired ? up_rows : 0;
+    goal.find(out.context, out.args, (paired ? begin / 2 : begin) + in_group, out.token_of(0, turn));
+  }
+  // Adds up the warps' sums of a single row and hands each value on.
+  DISTMK_FN void finish_row(const Output<TILES>& out, const RowGoal& goal, const float* buffer) const {
+    const float scale = out.args.normalized ? norm_scale(out.args, 0) : 1.0f;
+    const uint32_t row = threadIdx.x % DEALT_ROWS;
+    float value = total(buffer, row) * scale + goal.bias;
+    if (goal.up_rows) value = out.swiglu(value, total(buffer, row + goal.up_rows) * scale + goal.up_bias);
+    value += residual[0];
+    goal.store(value);
+    if (out.epilogue() != Epilogue::PUSH || first_row + row >= end_row) return;
+#pragma unroll 1
+    for (uint32_t rank = out.token_of(0, turn) + DEALT_TOKENS; rank < out.context.num_ranks(); rank += DEALT_TOKENS)
+      if (float* there = out.context.template peer<float>(rank, out.args.out))
+        store_element(there + first_row + row, value);
   }
 
   // Adds up the warps' sums of a tile of tokens and hands each value on.
@@ -137,20 +167,22 @@ struct Round {
       if (token >= out.num_rows) break;
       const float scale = out.args.normalized ? norm_scale(out.args, token) : 1.0f;
       const float* sums = buffer + (token % TILE_TOKENS) * SUMS_STRIDE;
-      const auto total = [&](uint32_t weight_row) {
-        float sum = 0;
-#pragma unroll
-        for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) sum += sums[warp * TILE_TOKENS * SUMS_STRIDE + weight_row];
-        return sum * scale;
-      };
+      const float value = total(sums, row) * scale;
       if (paired)
-        out.store_pair(token, begin / 2 + in_group, total(row), total(row + group_rows / 2));
+        out.store_pair(token, begin / 2 + in_group, value, total(sums, row + group_rows / 2) * scale);
       else
-        out.store(i, token, begin + in_group, total(row), residual[i]);
+        out.store(i, token, begin + in_group, value, residual[i]);
     }
   }
 
  private:
+  // Over the warps.
+  DISTMK_FN static float total(const float* sums, uint32_t weight_row) {
+    float sum = 0;
+#pragma unroll
+    for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) sum += sums[warp * TILE_TOKENS * SUMS_STRIDE + weight_row];
+    return sum;
+  }
   DISTMK_FN static float norm_scale(const LinearArgs& args, uint32_t token) {
     float squares = 0;
 #pragma unroll
@@ -190,11 +222,12 @@ DISTMK_FN bool passes_by(const LinearArgs& args) { return first_column() > (args
 
 // The end of a round: each warp leaves its sums, those that look after a token wait for all of them, as do those that
 // have passed by some of its stages, the others go on.
-// Up to half a tile of tokens leaves room for two rounds. `last_of`: the slab that this round is the last of, or 0;
-// from when all sums are there the loader holds until the clerk has signalled, not sooner.
-template <uint32_t TILES>
+// Up to half a tile of tokens leaves room for two rounds. `rows`: of the slab. From when all sums of its last round are
+// there the loader holds, if somebody waits for the task's events, until the clerk has signalled, not sooner.
+// `ROW`: a single row, for which there are goals.
+template <uint32_t TILES, bool ROW>
 DISTMK_FN void hand_over(Round<TILES>& round, const typename Round<TILES>::Sums& sums, const Output<TILES>& out,
-                         uint32_t& turn, uint32_t last_of) {
+                         uint32_t& turn, uint32_t rows) {
   if (TILES > 1) round.load_residual(out);
   SumsBuffers& buffers = shared().sums;
   const bool two = out.num_rows <= TILE_TOKENS / 2;
@@ -205,12 +238,21 @@ DISTMK_FN void hand_over(Round<TILES>& round, const typename Round<TILES>::Sums&
     barrier_wait(&buffers.empty[buffers.slot(last)], buffers.parity(last));
     round.write_sums(sums, tile, min(TILE_TOKENS, out.num_rows - tile * TILE_TOKENS), buffer);
     warp_arrive(&buffers.full[slot]);
-    const bool finishes = round.has_token(out, tile);
+    const bool finishes = round.template has_token<ROW>(out, tile);
+    const bool holds = finishes && round.end_row == rows && is_awaited(out.context.rank_state, out.args);
+    const uint32_t last_of = holds ? shared().num_slabs[threadIdx.x / 32].get() + 1 : 0;
+    RowGoal goal;
+    if constexpr (ROW) {
+      if (finishes) round.find(goal, out);
+    }
     if (finishes || passes_by(out.args)) barrier_wait(&buffers.full[slot], buffers.parity(turn));
     if (finishes) {
       mark(Mark::MET);
       if (last_of && threadIdx.x % 32 == 0) shared().ring.hold.set(last_of);
-      round.finish(out, tile, buffer);
+      if constexpr (ROW)
+        round.finish_row(out, goal, buffer);
+      else
+        round.finish(out, tile, buffer);
       mark(Mark::STORED);
     }
     warp_arrive(&buffers.empty[slot]);

@@ -116,6 +116,8 @@ ALONE = [
     # Two blocks of a matrix' columns.
     (1, 66, {"head_dim": 128, "num_heads": 17, "num_kv_heads": 1}),
     (2, 3, {"head_dim": 32, "hidden_size": 2304, "intermediate_size": 64}),
+    # More ranks than there are groups of threads that push a row.
+    (5, 3, {"head_dim": 16, "hidden_size": 80, "intermediate_size": 96}),
     # The second of six tiles: warps without one pass by as many stages as the ring has, in a round of four groups of rows.
     (1, 4, {"head_dim": 32, "hidden_size": 264, "intermediate_size": 3584}),
     # Three, which do not fit into shared memory.

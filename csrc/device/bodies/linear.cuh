@@ -11,12 +11,11 @@ namespace linear {
 // stage by stage. Nothing lives across a call, which would put it on the stack, but for unaligned activations.
 
 // What becomes of a round's sums, which are zero again then.
-template <uint32_t TILES>
+template <uint32_t TILES, bool ROW>
 DISTMK_FN void end_round(Round<TILES>& round, uint32_t rows, typename Round<TILES>::Sums& sums,
                          const Output<TILES>& out, Places& places) {
   mark(Mark::LAST);
-  const bool holds = round.end_row == rows && is_awaited(out.context.rank_state, out.args);
-  hand_over(round, sums, out, places.sums_turn, holds ? shared().num_slabs[threadIdx.x / 32].get() + 1 : 0);
+  hand_over<TILES, ROW>(round, sums, out, places.sums_turn, rows);
   memset(sums, 0, sizeof(sums));
 }
 
@@ -60,7 +59,7 @@ DISTMK_FN void run_near(Context& context, const LinearArgs& args) {
       group = 0;
       x.load_near(args.k, (block_end < args.k_pitch ? block_end : 0) + first_column());
     }
-    end_round(round, rows, sums, out, places);
+    end_round<1, true>(round, rows, sums, out, places);
   }
   keep_places(places);
 }
@@ -121,7 +120,10 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) 
       x.template load<ALIGNED>(a, (round.end_row < rows ? 0 : args.k) + first_column());
     }
     looks = false;
-    end_round(round, rows, sums, out, places);
+    if (TILES == 1 && num_rows == 1 && out.epilogue() != Epilogue::ARGMAX)
+      end_round<TILES, TILES == 1>(round, rows, sums, out, places);
+    else
+      end_round<TILES, false>(round, rows, sums, out, places);
   }
   if (out.epilogue() == Epilogue::ARGMAX) {
     context.team.sync();
