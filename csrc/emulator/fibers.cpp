@@ -90,10 +90,10 @@ void report_wait(const Fiber& fiber) {
   fprintf(stderr, "an mbarrier at shared %td\n", reinterpret_cast<const char*>(fiber.met) - block.shared);
 }
 
-[[noreturn]] void report_deadlock(const std::vector<std::unique_ptr<Fiber>>& fibers) {
+[[noreturn]] void report_deadlock(const std::vector<Fiber>& fibers) {
   fprintf(stderr, "emulator: all threads wait for each other\n");
-  for (const auto& fiber : fibers)
-    if (!fiber->done && fiber->thread % WARP == 0) report_wait(*fiber);
+  for (const Fiber& fiber : fibers)
+    if (!fiber.done && fiber.thread % WARP == 0) report_wait(fiber);
   abort();
 }
 
@@ -110,12 +110,12 @@ std::unique_ptr<Block> make_block(uint32_t index, uint32_t num_threads, size_t s
   return block;
 }
 
-std::unique_ptr<Fiber> make_fiber(Block* block, uint32_t thread) {
-  auto fiber = std::make_unique<Fiber>();
-  fiber->block = block;
-  fiber->thread = thread;
-  fiber->watched = watch_thread();
-  prepare(*fiber);
+Fiber make_fiber(Block* block, uint32_t thread) {
+  Fiber fiber;
+  fiber.block = block;
+  fiber.thread = thread;
+  fiber.watched = watch_thread();
+  prepare(fiber);
   return fiber;
 }
 
@@ -156,7 +156,7 @@ void await_change(const uint64_t* at) {
 void meet(Meeting& meeting, uint32_t expected, const char* what, const std::function<void()>& work) {
   const Unwatched here;
   const void* const order = order_of(&meeting.count, meeting.count);
-  if (meeting.arrived && strcmp(meeting.what, what)) {
+  if (meeting.arrived && meeting.what != what && strcmp(meeting.what, what)) {
     fprintf(stderr, "emulator: block %u thread %u is at %s, others of its warp or block at %s\n", running->block->index,
             running->thread, what, meeting.what);
     abort();
@@ -176,7 +176,8 @@ void meet(Meeting& meeting, uint32_t expected, const char* what, const std::func
 }
 
 uint64_t* operands_of(uint32_t lane) {
-  return &running->block->operands[(running->thread / WARP * WARP + lane) * WORDS];
+  const Fiber& fiber = *running;
+  return &fiber.block->operands[(fiber.thread / WARP * WARP + lane) * WORDS];
 }
 uint64_t* operands() { return operands_of(running->thread % WARP); }
 void meet_warp(const char* what, const std::function<void()>& work) {
@@ -188,7 +189,8 @@ void run_grid(uint32_t num_blocks, uint32_t num_threads, size_t shared_bytes, ui
   const Unwatched here;
   main_watched = watched_thread();
   std::vector<std::unique_ptr<Block>> blocks;
-  std::vector<std::unique_ptr<Fiber>> fibers;
+  std::vector<Fiber> fibers;  // side by side, as most passes only look at what they wait for
+  fibers.reserve(size_t{num_blocks} * num_threads);
   for (uint32_t b = 0; b < num_blocks; ++b) {
     blocks.push_back(make_block(b, num_threads, shared_bytes));
     for (uint32_t t = 0; t < num_threads; ++t) fibers.push_back(make_fiber(blocks.back().get(), t));
@@ -201,7 +203,7 @@ void run_grid(uint32_t num_blocks, uint32_t num_threads, size_t shared_bytes, ui
     can_go_on = 0;
     paces.next_pass(random);
     for (size_t f = 0; f < fibers.size(); ++f) {
-      Fiber& fiber = *fibers[f];
+      Fiber& fiber = fibers[f];
       if (fiber.done || (fiber.met && *fiber.met == fiber.seen)) continue;
       ++can_go_on;
       if (!paces.has_turn(f / WARP)) continue;
@@ -217,7 +219,7 @@ void run_grid(uint32_t num_blocks, uint32_t num_threads, size_t shared_bytes, ui
     }
   }
   for (const auto& block : blocks) acquire_order(block.get());
-  for (const auto& fiber : fibers) watch_no_more(fiber->watched);
+  for (const Fiber& fiber : fibers) watch_no_more(fiber.watched);
 }
 
 }  // namespace emulator

@@ -23,6 +23,7 @@ EMULATOR_FLAGS = (
     "-march=native",
     "-fno-strict-aliasing",
     "-fPIC",
+    "-ftls-model=initial-exec",  # which fiber runs is asked all the time; a call otherwise
     "-fsanitize=alignment",  # a GPU takes several words at once only from a multiple of them
     "-fsanitize-undefined-trap-on-error",  # needs no library
     "-pthread",
