@@ -176,8 +176,7 @@ void meet(Meeting& meeting, uint32_t expected, const char* what, const std::func
 }
 
 uint64_t* operands_of(uint32_t lane) {
-  const Fiber& fiber = *running;
-  return &fiber.block->operands[(fiber.thread / WARP * WARP + lane) * WORDS];
+  return &running->block->operands[(running->thread / WARP * WARP + lane) * WORDS];
 }
 uint64_t* operands() { return operands_of(running->thread % WARP); }
 void meet_warp(const char* what, const std::function<void()>& work) {

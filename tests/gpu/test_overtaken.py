@@ -1,6 +1,6 @@
 """What a worker is likely to be handed out is announced before it is ready, and taken back if its own task comes first.
 
-python -m pytest -q -rs tests/gpu/test_overtaken.py            # 1 GPU, half a minute; a second without
+python -m pytest -q -rs tests/gpu/test_overtaken.py            # 1 GPU, a minute; a second without
 """
 
 from __future__ import annotations
