@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from distmk.bootstrap import connect
     from distmk.errors import CheckError, DistmkError, HangError, ModelError, RankLostError, UsageError
-    from distmk.graph import Graph
-    from distmk.llm import LLM
-    from distmk.program import compile_graph
-    from distmk.sampling import RequestOutput, SamplingParams, TokenOutput
-    from distmk.session import Session
+    from distmk.graph.graph import Graph
+    from distmk.program.program import compile_graph
+    from distmk.serving.llm import LLM
+    from distmk.serving.sampling import RequestOutput, SamplingParams, TokenOutput
+    from distmk.serving.session import Session
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "CheckError": "errors",
     "DistmkError": "errors",
-    "Graph": "graph",
+    "Graph": "graph.graph",
     "HangError": "errors",
-    "LLM": "llm",
+    "LLM": "serving.llm",
     "ModelError": "errors",
     "RankLostError": "errors",
-    "RequestOutput": "sampling",
-    "SamplingParams": "sampling",
-    "Session": "session",
-    "TokenOutput": "sampling",
+    "RequestOutput": "serving.sampling",
+    "SamplingParams": "serving.sampling",
+    "Session": "serving.session",
+    "TokenOutput": "serving.sampling",
     "UsageError": "errors",
-    "compile_graph": "program",
+    "compile_graph": "program.program",
     "connect": "bootstrap",
 }
 __all__ = [

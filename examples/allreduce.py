@@ -11,7 +11,7 @@ import sys
 import numpy as np
 
 import distmk
-from distmk.regions import Buffer
+from distmk.graph.regions import Buffer
 from distmk.tasks import Put, Sum
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from distmk import abi_header
+from distmk.tasks import abi_header
 
 PATH = Path(__file__).resolve().parent.parent / "csrc" / "abi.h"
 

@@ -18,7 +18,7 @@ import sys
 from benchmark.ours import serving, time_steps
 from benchmark.work import add_work_arguments, work_of
 
-from distmk.choices import choose_backend
+from distmk.backends.defaults import choose_backend
 from distmk.cli.together import launcher_rank
 from distmk.errors import DistmkError, UsageError
 from distmk.trace.marks import marked_tasks, marks_report, read_marks

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import Runner
+from support.helpers import Runner
 
 
 def pytest_configure() -> None:
@@ -41,7 +41,7 @@ def smollm2() -> Path:
 @pytest.fixture(scope="session")
 def smollm2_reference(smollm2: Path) -> Any:
     """transformers on the weights of `smollm2`; a `tiny.Reference`."""
-    import tiny
+    from support import tiny
 
     return tiny.Reference.of_gguf(smollm2)
 
@@ -49,7 +49,7 @@ def smollm2_reference(smollm2: Path) -> Any:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Llama of fixed random weights, without a tokenizer."""
-    import tiny
+    from support import tiny
 
     model = tiny.make("llama", seed=1, num_attention_heads=4, num_key_value_heads=2)
     return tiny.save(model, tmp_path_factory.mktemp("tiny"))

@@ -1,4 +1,4 @@
-// device/ptx.cuh for a CPU that plays a GPU. Whatever another thread must do something for gives way to it.
+// platform/ptx.cuh for a CPU that plays a GPU. Whatever another thread must do something for gives way to it.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -7,7 +7,7 @@
 #include "abi.h"
 #include "emulator/fibers.h"
 #include "emulator/mbarrier.h"
-#include "runtime/scope.h"
+#include "platform/scope.h"
 
 namespace distmk {
 
@@ -39,7 +39,7 @@ inline void store_relaxed(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __AT
 inline void add_release(uint64_t* p, uint64_t v, Scope = Scope::DEVICE) { __atomic_fetch_add(p, v, __ATOMIC_RELEASE); }
 
 // A GPU takes several words at once only from a place that is a multiple of them. Loads and stores that are no
-// functions here the compiler looks after (distmk/host/build.py).
+// functions here the compiler looks after (distmk/backends/host/build.py).
 template <class T>
 void must_be_aligned(const T* p) {
   if (reinterpret_cast<uintptr_t>(p) % sizeof(T) == 0) return;

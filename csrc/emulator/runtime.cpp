@@ -3,11 +3,15 @@
 // CUDA's names first
 #include <vector>
 
-#include "device/bodies/attention.cuh"
-#include "device/bodies/basic.cuh"
-#include "device/bodies/linear.cuh"
-#include "device/bodies/merge.cuh"
-#include "device/megakernel.cuh"
+#include "device/attention/attention.cuh"
+#include "device/attention/combine.cuh"
+#include "device/comm/put.cuh"
+#include "device/core/elementwise.cuh"
+#include "device/core/megakernel.cuh"
+#include "device/core/prepare.cuh"
+#include "device/linear/embed.cuh"
+#include "device/linear/linear.cuh"
+#include "device/sampling/sample.cuh"
 #include "host/launch.h"
 
 namespace distmk {

@@ -1,7 +1,7 @@
 // What rank 0's scheduler does between iterations: take the sampled tokens, finish and admit requests, lay out the
 // rows.
 #pragma once
-#include "runtime/candidates.h"
+#include "runtime/argmax.h"
 #include "runtime/context.h"
 
 namespace distmk {

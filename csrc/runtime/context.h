@@ -3,8 +3,8 @@
 #include <type_traits>
 
 #include "abi.h"
-#include "runtime/platform.h"
-#include "runtime/start_signal.h"
+#include "platform/platform.h"
+#include "platform/start_signal.h"
 
 namespace distmk {
 

@@ -1,8 +1,8 @@
 // Where workers and schedulers get the tasks they look at: the program itself, or on a GPU copies in shared memory.
 #pragma once
-#include "runtime/platform.h"
+#include "platform/platform.h"
 #ifdef DISTMK_GPU
-#include "device/task_source.cuh"
+#include "device/core/task_queue.cuh"
 #else
 #include "runtime/context.h"
 

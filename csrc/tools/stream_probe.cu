@@ -1,9 +1,9 @@
 // Reads memory once, as the megakernel's loader does, and computes nothing: the most that weights can stream at. A
 // block an SM; one lane copies stages into a ring of shared memory, warps give each back once it is there. The sizes
-// are distmk/cuda/probe.py's.
+// are distmk/backends/cuda/probe.py's.
 #include <cstdint>
 
-#include "device/ring.cuh"
+#include "device/core/pipeline.cuh"
 
 namespace {
 

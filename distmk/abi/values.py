@@ -11,7 +11,7 @@ MAX_RANKS = 64
 EVENT_STRIDE_BYTES = 64  # one event a cache line: counters on one line would make waiters slow each other down
 TASK_ARGS_BYTES = 160
 NO_EVENT = 0xFFFFFFFF
-# How a GPU streams weights (distmk/tiles.py, csrc/device/ring.cuh).
+# How a GPU streams weights (distmk/weights/packing.py, csrc/device/core/pipeline.cuh).
 TILE_ROWS = 16
 TILE_K = 256  # columns of a tile: 8 KB, the least that a bulk copy must have to be fast
 ROUND_GROUPS = 4  # groups of TILE_ROWS rows whose sums are kept at once
@@ -76,7 +76,7 @@ class Abort(enum.IntEnum):
 
 
 class Mark(enum.IntEnum):
-    """What a consumer warp of a GPU writes down of a task, in a kernel compiled for it (csrc/device/marks.cuh), in 32 bits:
+    """What a consumer warp of a GPU writes down of a task, in a kernel compiled for it (csrc/device/core/marks.cuh), in 32 bits:
     clocks of its SM but for the first two. Of what happens once a round of rows the last time counts.
     """
 

@@ -46,7 +46,7 @@ def connect(
 ) -> Bootstrap:
     """Join the ranks of this job, starting them first if no launcher did.
 
-    `follower_argv` is the command of the ranks that are started here, by default `python -m distmk.follower`.
+    `follower_argv` is the command of the ranks that are started here, by default `python -m distmk.cli.worker_process`.
     `timeout_s` bounds every blocking call, by default DISTMK_BOOTSTRAP_TIMEOUT_S or 300 s. Raises UsageError as
     `detect` does or if the ranks cannot be started or reached, RankLostError if a rank ends or does not join in time.
     """

@@ -40,10 +40,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def default_follower_argv() -> list[str]:
-    """The command of a follower: this Python, running `distmk.follower`. Raises UsageError if Python is unknown."""
+    """The command of a follower: this Python, running `distmk.cli.worker_process`. Raises UsageError if Python is unknown."""
     if not sys.executable:
         raise UsageError("several ranks need the path of the Python program, but sys.executable is empty")
-    return [sys.executable, "-m", "distmk.follower"]
+    return [sys.executable, "-m", "distmk.cli.worker_process"]
 
 
 class _Children:

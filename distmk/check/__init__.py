@@ -25,7 +25,7 @@ from distmk.check.starts import Starts
 from distmk.check.view import View, check_headers
 from distmk.check.waits import Signals, StartOrder
 from distmk.errors import CheckError
-from distmk.program import Program
+from distmk.program.program import Program
 
 
 @dataclass(frozen=True)

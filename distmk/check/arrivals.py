@@ -18,7 +18,7 @@ from distmk.check.findings import Findings
 from distmk.check.memory import Memory, Span
 from distmk.check.order import Order
 from distmk.check.starts import Starts
-from distmk.clocks import Clock
+from distmk.sync.vector_clock import Clock
 
 NOBODY = -1
 

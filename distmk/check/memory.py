@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from distmk.abi import EVENT_STRIDE_BYTES, MAX_RANKS, Control, JitEntry, JitRing, Space
 from distmk.check.findings import Findings
 from distmk.check.view import View
-from distmk.place import Placed
-from distmk.program import decode_args
+from distmk.program.layout import Placed
+from distmk.program.program import decode_args
 from distmk.tasks import TASK_TYPES, Access
 
 ALIGN_BYTES = 4

@@ -16,7 +16,7 @@ from distmk.check.findings import Findings
 from distmk.check.memory import Memory
 from distmk.check.view import View
 from distmk.check.waits import Signals
-from distmk.clocks import Clock, Clocks
+from distmk.sync.vector_clock import Clock, Clocks
 
 READERS = -1  # in place of the rank where something was written
 NOWHERE: frozenset[int] = frozenset()

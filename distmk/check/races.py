@@ -12,8 +12,8 @@ from distmk.check.findings import Findings
 from distmk.check.memory import Span
 from distmk.check.order import READERS, Order
 from distmk.check.starts import Starts
-from distmk.clocks import Clock
-from distmk.intervals import Group, IntervalLog
+from distmk.sync.interval_map import Group, IntervalLog
+from distmk.sync.vector_clock import Clock
 
 NOWHERE: frozenset[tuple[int, int, int]] = frozenset()
 

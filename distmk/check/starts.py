@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from distmk.check.memory import Span
 from distmk.check.order import Order
-from distmk.clocks import Clock
+from distmk.sync.vector_clock import Clock
 
 
 class Starts:

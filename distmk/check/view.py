@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from distmk import abi
 from distmk.abi import LISTED, LaunchKind, ProgramHeader, Queue, TaskDesc, Trigger, Wait
-from distmk.abi_header import abi_hash
 from distmk.check.findings import Findings, name_at
-from distmk.program import Program, RankProgram
+from distmk.program.program import Program, RankProgram
 from distmk.tasks import TASK_TYPES, Prepare, Task
+from distmk.tasks.abi_header import abi_hash
 
 Ints = npt.NDArray[np.int64]
 SECTIONS = {"tasks": TaskDesc, "waits": Wait, "triggers": Trigger, "queues": Queue, "launches": ctypes.c_uint32}

@@ -10,8 +10,8 @@ from typing import NoReturn
 
 import distmk
 from distmk.cli.together import launcher_rank, refusing_together
+from distmk.console import discard_output, tell
 from distmk.errors import DistmkError, Interrupted, RankLostError, UsageError
-from distmk.output import discard_output, tell
 
 
 def main(argv: Sequence[str] | None = None) -> int:

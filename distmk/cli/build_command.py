@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from distmk.cuda.build import ARCHITECTURES, Report, build_cubin, built_cubin, copy_cubin
+from distmk.backends.cuda.build import ARCHITECTURES, Report, build_cubin, built_cubin, copy_cubin
 
 
 def add_to(commands: Any) -> None:

@@ -6,12 +6,12 @@ import argparse
 import time
 from typing import Any
 
+from distmk.backends.defaults import choose_model_len
 from distmk.check import check
-from distmk.choices import choose_model_len
 from distmk.cli.generate_command import add_model_options
 from distmk.lower import DecodeOptions, lower
-from distmk.model import build_model
-from distmk.program import compile_graph
+from distmk.model.operators import build_model
+from distmk.program.program import compile_graph
 from distmk.weights import open_checkpoint
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from distmk import trace
-from distmk.choices import BACKENDS
+from distmk.backends.defaults import BACKENDS
 from distmk.cli.together import launcher_rank, refusing_together
+from distmk.console import discard_output
 from distmk.errors import UsageError
-from distmk.llm import LLM
-from distmk.output import discard_output
-from distmk.requests import Request
-from distmk.sampling import SamplingParams, TokenOutput
+from distmk.serving.llm import LLM
+from distmk.serving.requests import Request
+from distmk.serving.sampling import SamplingParams, TokenOutput
 
 DEFAULT_TRACED = 8  # iterations
 

@@ -7,11 +7,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from distmk.console import tell
 from distmk.errors import UsageError
 from distmk.lab import advise, plots, table
 from distmk.lab.gpu import why_no_gpu
 from distmk.lab.results import LabReport
-from distmk.output import tell
 
 DEFAULT_FOLDER = Path("lab")
 DEFAULT_COUNT, DEFAULT_US = 20, 5.0

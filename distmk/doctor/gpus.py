@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from distmk import env
-from distmk.choices import why_no_cuda
-from distmk.cuda.build import architecture_of
-from distmk.cuda.gpus import runs_mps
+from distmk.backends.cuda.build import architecture_of
+from distmk.backends.cuda.gpus import runs_mps
+from distmk.backends.defaults import why_no_cuda
 from distmk.doctor.finding import Finding
 from distmk.errors import UsageError
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import distmk
 from distmk import env
+from distmk.backends.host.backend import usable_cores
+from distmk.backends.host.shm import FOLDER
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.doctor.finding import Finding
 from distmk.errors import DistmkError
-from distmk.graph import Graph
-from distmk.host.backend import usable_cores
-from distmk.host.shm import FOLDER
-from distmk.session import Session
+from distmk.graph.graph import Graph
+from distmk.serving.session import Session
 from distmk.tasks import Affine
 
 LITTLE_SHARED_MEMORY = 256 << 20  # bytes; the heaps of a few ranks of a large model

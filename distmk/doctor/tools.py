@@ -8,8 +8,8 @@ import os
 from collections.abc import Callable, Sequence
 
 from distmk import env
-from distmk.cuda.build import ARCHITECTURES, architecture_of, built_cubin
-from distmk.cuda.toolchain import find_nvcc, find_nvshmem, find_toolchain, nvshmem_version
+from distmk.backends.cuda.build import ARCHITECTURES, architecture_of, built_cubin
+from distmk.backends.cuda.toolchain import find_nvcc, find_nvshmem, find_toolchain, nvshmem_version
 from distmk.doctor.finding import Finding
 from distmk.errors import BuildError, UsageError
 

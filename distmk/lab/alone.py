@@ -47,7 +47,7 @@ def _measure(number: int, rung: ModuleType, arguments: argparse.Namespace) -> di
     from distmk.lab.gpu import Gpu, why_no_gpu
 
     if number == 12:
-        from distmk.choices import choose_backend
+        from distmk.backends.defaults import choose_backend
 
         backend = choose_backend(arguments.backend)
         return {"12": rung.measure(arguments.elements, backend)}

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from distmk.build_cache import cached, content_key
-from distmk.cuda.build import architecture_of
-from distmk.cuda.toolchain import find_nvcc, run
+from distmk.backends.build_cache import cached, content_key
+from distmk.backends.cuda.build import architecture_of
+from distmk.backends.cuda.toolchain import find_nvcc, run
 from distmk.errors import BuildError, UsageError
 
 FLAGS = ("-std=c++17", "-O3", "-lineinfo")

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import distmk
-from distmk.choices import why_no_cuda
-from distmk.cuda.build import ARCHITECTURES, build_cubin
-from distmk.cuda.toolchain import find_nvcc
+from distmk.backends.cuda.build import ARCHITECTURES, build_cubin
+from distmk.backends.cuda.toolchain import find_nvcc
+from distmk.backends.defaults import why_no_cuda
 from distmk.errors import BuildError, LabError, UsageError
 from distmk.lab.chain import Bench, Prepare, calibrate, clock_step_ns, launch_call_us
 from distmk.lab.gpu import Gpu

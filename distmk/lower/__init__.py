@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from distmk.collection import no_collection
-from distmk.graph import Graph
+from distmk.gc_pause import no_collection
+from distmk.graph.graph import Graph
 from distmk.lower.attention import lower_attention
 from distmk.lower.context import Lowering
 from distmk.lower.ends import lower_embed, lower_head, lower_prepare
 from distmk.lower.mlp import lower_mlp
 from distmk.lower.options import DecodeOptions
-from distmk.model import Embedding, Mlp, Model, SelfAttention
+from distmk.model.operators import Embedding, Mlp, Model, SelfAttention
 
 __all__ = ["DecodeOptions", "lower"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from distmk.graph.regions import Buffer, Segment, Slab
 from distmk.lower.context import Lowering
 from distmk.lower.options import ATTENTION_LAUNCHES
-from distmk.model import SelfAttention
-from distmk.regions import Buffer, Segment, Slab
-from distmk.shard import deal
+from distmk.model.operators import SelfAttention
+from distmk.model.shards import deal
 from distmk.tasks import Attention, AttentionShape, Linear, Merge
 
 MERGED_AT_ONCE = 4  # rows times slices that are worth a task of their own

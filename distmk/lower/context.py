@@ -6,14 +6,14 @@ import dataclasses
 from typing import TypedDict
 
 from distmk.abi import MAX_LONE_COLS, MAX_ROWS, SHARE_AT_ONCE, SPLITS_AT_ONCE, Epilogue, LaunchKind
-from distmk.graph import Graph
+from distmk.graph.graph import Graph
+from distmk.graph.regions import Buffer, Region, Segment, Slab, Tiling, Weight, WeightKind
+from distmk.lower.buffers import DecodeBuffers, make_buffers
 from distmk.lower.options import ATTENTION_LAUNCHES, DecodeOptions, cut, cut_light, cut_rows, light_rows
-from distmk.model import Model
-from distmk.regions import Buffer, Region, Segment, Slab, Tiling, Weight, WeightKind
-from distmk.shard import Shard, shard_model
-from distmk.state import DecodeBuffers, make_buffers
+from distmk.lower.rotating import Turns
+from distmk.model.operators import Model
+from distmk.model.shards import Shard, shard_model
 from distmk.tasks import AttentionShape, Linear, Sum
-from distmk.turns import Turns
 
 Cuts = list[tuple[int, int]]
 

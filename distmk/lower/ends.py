@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from distmk.abi import MAX_ROWS, Epilogue, LaunchKind
+from distmk.graph.regions import Segment, Slab
 from distmk.lower.context import Lowering
 from distmk.lower.options import cut, cut_rows
-from distmk.model import Embedding, Head
-from distmk.regions import Segment, Slab
+from distmk.model.operators import Embedding, Head
 from distmk.tasks import Embed, Linear, Prepare, Sample
-from distmk.tasks.batching import CANDIDATES_BYTES
+from distmk.tasks.scheduling import CANDIDATES_BYTES
 
 
 def lower_prepare(c: Lowering) -> None:

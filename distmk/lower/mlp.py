@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from distmk.abi import Epilogue
+from distmk.graph.regions import Segment, Slab
 from distmk.lower.context import Lowering
-from distmk.model import Mlp
-from distmk.regions import Segment, Slab
+from distmk.model.operators import Mlp
 from distmk.tasks import Linear
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from distmk.abi import MAX_ROWS, TILE_ROWS, LaunchKind
 from distmk.errors import UsageError
-from distmk.shard import deal
+from distmk.model.shards import deal
 
 MAX_SPLITS = 32  # a lane each when they are merged
 ATTENTION_LAUNCHES = {"massive": LaunchKind.MASSIVE, "spread": LaunchKind.SPREAD}

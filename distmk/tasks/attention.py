@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from distmk.abi import LONE_HEADER, MAX_ROWS, MERGE_SLICE, PART_FLOATS, SHARE_AT_ONCE, SPLITS_AT_ONCE
-from distmk.regions import Region, Slab
-from distmk.tasks.base import Access, Layout, Task, access, batch_access, f32_access, task_type
+from distmk.graph.regions import Region, Slab
+from distmk.graph.task import Access, Layout, Task, access, batch_access, f32_access, task_type
 
 ANY_LENGTH = 2**31 - 1
 LONG_SPLITS = 4  # times `min_split`, of a lone row that might as well have more

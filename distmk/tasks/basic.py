@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from distmk.errors import UsageError
-from distmk.regions import ITEM_BYTES, Region
-from distmk.tasks.base import (
+from distmk.graph.regions import ITEM_BYTES, Region
+from distmk.graph.task import (
     Access,
     Layout,
     Task,

@@ -10,9 +10,8 @@ from typing import Any, ClassVar
 
 from distmk.abi import MAX_LONE_COLS, MAX_ROWS, Candidate, Epilogue
 from distmk.errors import UsageError
-from distmk.regions import Region, Slab
-from distmk.tasks.attention import AttentionShape, lone_bytes
-from distmk.tasks.base import (
+from distmk.graph.regions import Region, Slab
+from distmk.graph.task import (
     Access,
     Layout,
     Task,
@@ -24,6 +23,7 @@ from distmk.tasks.base import (
     task_type,
     vector_accesses,
 )
+from distmk.tasks.attention import AttentionShape, lone_bytes
 
 
 def output_accesses(args: Any, rank: int, num_ranks: int, num_cols: int) -> list[Access]:

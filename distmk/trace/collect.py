@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from distmk.abi import LaunchKind
-from distmk.backend import ENTRY, Entries, Kept
+from distmk.backends.base import ENTRY, Entries, Kept
 from distmk.bootstrap import Bootstrap
-from distmk.program import Program, RankProgram
+from distmk.program.program import Program, RankProgram
 from distmk.trace.offsets import clock_offsets
 from distmk.trace.ready import Times, last_ready
 from distmk.trace.record import ROW, UNKNOWN, Ints, Rows, Trace

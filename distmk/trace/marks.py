@@ -1,4 +1,4 @@
-"""When warps got where in a task: what a GPU's kernel compiled with -DDISTMK_MARKS writes down (csrc/device/marks.cuh), as a
+"""When warps got where in a task: what a GPU's kernel compiled with -DDISTMK_MARKS writes down (csrc/device/core/marks.cuh), as a
 table. `scripts/step_marks.py` shows it of a decode step.
 """
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from distmk import abi
 from distmk.abi import LaunchKind, TaskDesc, Trigger, Wait
-from distmk.program import Program, RankProgram
+from distmk.program.program import Program, RankProgram
 from distmk.trace.record import Ints
 
 

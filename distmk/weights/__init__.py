@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from distmk.config import PRESETS, ModelConfig
 from distmk.errors import ModelError, UsageError
+from distmk.model.config import PRESETS, ModelConfig
 from distmk.weights.checkpoint import Checkpoint, expected_tensors
 
 __all__ = ["Checkpoint", "expected_tensors", "open_checkpoint"]

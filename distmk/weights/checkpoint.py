@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from distmk.config import ModelConfig
 from distmk.errors import ModelError
+from distmk.model.config import ModelConfig
 from distmk.weights.bf16 import F32, U16
 
 RowRange = tuple[str, int, int]

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from distmk.config import ModelConfig
 from distmk.errors import ModelError
+from distmk.model.config import ModelConfig
 from distmk.weights.bf16 import F32, U16, bf16_to_f32, f32_to_bf16
 from distmk.weights.checkpoint import EMBEDDING, HEAD, RowRange, bounds, expected_tensors
 from distmk.weights.files import config_text

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from distmk.config import ModelConfig, build_config
 from distmk.errors import ModelError
-from distmk.fields import Fields
+from distmk.model.config import ModelConfig, build_config
+from distmk.model.json_fields import Fields
 from distmk.weights.checkpoint import check_tensors
 from distmk.weights.files import PLAIN_ENCODINGS, Bytes, DataFile, Encoding, FileCheckpoint, StoredTensor
 from distmk.weights.gguf_header import ArrayRef, GgufHeader, GgufTensor, read_header

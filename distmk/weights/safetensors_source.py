@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from distmk.config import ModelConfig
 from distmk.errors import ModelError
-from distmk.fields import token_ids
+from distmk.model.config import ModelConfig
+from distmk.model.json_fields import token_ids
 from distmk.weights.checkpoint import HEAD, check_tensors
 from distmk.weights.files import PLAIN_ENCODINGS, DataFile, FileCheckpoint, StoredTensor
 

@@ -12,12 +12,12 @@ import time
 import numpy as np
 
 import distmk
-from distmk.choices import choose_workers
+from distmk.backends.defaults import choose_workers
+from distmk.graph.regions import Buffer
 from distmk.lab.alone import main
 from distmk.lab.results import ChainTime
 from distmk.lab.stats import Spread
 from distmk.lab.workload import NUM_KERNELS, NUM_SINES, check, expected, inputs
-from distmk.regions import Buffer
 from distmk.tasks import Sine
 from distmk.trace.record import NEVER, UNKNOWN
 

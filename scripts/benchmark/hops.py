@@ -18,9 +18,9 @@ import numpy as np
 from benchmark import machine
 from distmk import Graph, Session
 from distmk.abi import LaunchKind
+from distmk.backends.cuda.gpus import gpu_of
+from distmk.backends.defaults import BACKENDS, choose_backend, choose_workers
 from distmk.bootstrap import Bootstrap, agree, connect
-from distmk.choices import BACKENDS, choose_backend, choose_workers
-from distmk.cuda.gpus import gpu_of
 from distmk.errors import UsageError
 from distmk.tasks import Affine, Put, Sine
 from distmk.trace import Trace

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from distmk.cuda.toolchain import find_nvshmem, nvshmem_version
+from distmk.backends.cuda.toolchain import find_nvshmem, nvshmem_version
 from distmk.errors import BuildError
 from distmk.lab.gpu import pci_bus_id
 from distmk.lab.power import Meter

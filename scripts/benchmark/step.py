@@ -22,11 +22,11 @@ from benchmark.plot import draw
 from benchmark.report import Report, Row
 from benchmark.work import Work, add_work_arguments, work_of
 from distmk import env
+from distmk.backends.cuda.gpus import gpu_of
+from distmk.backends.defaults import choose_backend
 from distmk.bootstrap import Bootstrap, agree, connect
-from distmk.choices import choose_backend
-from distmk.cuda.gpus import gpu_of
 from distmk.errors import UsageError
-from distmk.shard import shard_model
+from distmk.model.shards import shard_model
 
 PEERS = ("compiled", "graphed", "eager", "vllm")
 COPIES = {"6 copies in flight an SM": 6, "all copies in flight": None}
@@ -174,7 +174,7 @@ class Comparison:
 
 def _bandwidth(bootstrap: Bootstrap) -> dict[str, float]:
     """Bytes a second, of the slowest rank, by how many copies were in flight."""
-    from distmk.cuda.probe import read_bandwidth
+    from distmk.backends.cuda.probe import read_bandwidth
 
     def probe() -> dict[str, float]:
         gpu = gpu_of(bootstrap.local_rank)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distmk.config import ModelConfig
+from distmk.backends.weight_upload import rope_table
 from distmk.errors import UsageError
-from distmk.heap import rope_table
-from distmk.shard import Shard, shard_model
+from distmk.model.config import ModelConfig
+from distmk.model.shards import Shard, shard_model
 from distmk.weights import Checkpoint
 from distmk.weights.checkpoint import EMBEDDING, HEAD, RowRange
 from distmk.weights.rows import open_rows

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from distmk.abi import MAX_ROWS
-from distmk.config import ARCHITECTURES, ModelConfig
 from distmk.errors import UsageError
-from distmk.shard import Shard
+from distmk.model.config import ARCHITECTURES, ModelConfig
+from distmk.model.shards import Shard
 from distmk.weights import open_checkpoint
 
 WEIGHT_BYTES = 2  # bfloat16, as in the KV cache

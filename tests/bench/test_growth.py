@@ -12,8 +12,8 @@ import pytest
 from benchmark.growth import draw_growth, series
 from benchmark.report import Report, Row
 from benchmark.work import hf_config
-from helpers import ROOT, Runner
-from tiny_config import tiny_config
+from support.helpers import ROOT, Runner
+from support.tiny_config import tiny_config
 
 from distmk.errors import UsageError
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmark.hops import NUM_COLS, chain, hops_of, measure_power, text_of
-from helpers import ROOT, Finished, Runner, under_mpirun
+from support.helpers import ROOT, Finished, Runner, under_mpirun
 
 from distmk import Session, connect
 from distmk.abi import LaunchKind

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny
 import torch
-from helpers import Runner, under_mpirun
+from support import tiny
+from support.helpers import Runner, under_mpirun
 
 JOB = Path(__file__).with_name("peers_job.py")
 STEPS = 6

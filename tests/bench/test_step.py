@@ -14,13 +14,13 @@ from benchmark.report import Report, Row
 from benchmark.step import Comparison
 from benchmark.weights import Weights, read_weights
 from benchmark.work import Work, hf_config, part_of
-from helpers import ROOT, Finished, Runner, under_mpirun
-from tiny_config import tiny_config
+from support.helpers import ROOT, Finished, Runner, under_mpirun
+from support.tiny_config import tiny_config
 
 from distmk.bootstrap import connect
-from distmk.config import PRESETS, ModelConfig
 from distmk.errors import UsageError
-from distmk.shard import shard_model
+from distmk.model.config import PRESETS, ModelConfig
+from distmk.model.shards import shard_model
 from distmk.weights.dummy import DummyCheckpoint
 
 SHORT = ("--backend", "host", "--context", "20", "--tokens", "12", "--repeats", "2")

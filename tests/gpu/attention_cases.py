@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from arrays import assert_close
-from attention_inputs import AttentionInputs, Heads
 from board import Board, Memory, f32
+from support.arrays import assert_close
+from support.attention_inputs import AttentionInputs, Heads
 
 from distmk.abi import MAX_ROWS, PART_FLOATS, LaunchKind, Space
-from distmk.regions import Region
+from distmk.graph.regions import Region
 from distmk.tasks import Attention, Merge
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from arrays import floats, poison, to_bytes
+from support.arrays import floats, poison, to_bytes
 
 from distmk import Graph, Session
 from distmk.abi import Space
-from distmk.regions import ITEM_BYTES, Buffer, Region, Slab
-from distmk.tiles import pack
+from distmk.graph.regions import ITEM_BYTES, Buffer, Region, Slab
+from distmk.weights.packing import pack
 
 Memory = dict[Buffer, np.ndarray]  # this rank's bytes of every buffer
 Check = Callable[[Memory], None]

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import linear_cases as linear
 import small_cases as small
 from attention_cases import attention
-from attention_inputs import Heads
 from board import Board
 from lone_cases import lone
+from support.attention_inputs import Heads
 
 from distmk.abi import Epilogue
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import reference
 import torch
-from arrays import ROUNDING, assert_close
-from batches import decode_batch
 from board import Board, Memory, f32
+from support import reference
+from support.arrays import ROUNDING, assert_close
+from support.batches import decode_batch
 
 from distmk.abi import MAX_ROWS, Batch, Epilogue, Space
-from distmk.regions import Region
+from distmk.graph.regions import Region
 from distmk.tasks import Linear, Nop, Sum
-from distmk.tasks.batching import CANDIDATES_BYTES
+from distmk.tasks.scheduling import CANDIDATES_BYTES
 
 CANDIDATE = np.dtype([("value", np.float32), ("token", np.int32)])
 FIRST_TOKEN = 1234

@@ -20,7 +20,7 @@ import shapes
 
 from distmk import LLM
 from distmk.abi import Batch
-from distmk.shard import shard_model
+from distmk.model.shards import shard_model
 
 
 class Job:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from arrays import ROUNDING, assert_close
-from attention_inputs import AttentionInputs, Heads
 from board import Board, Memory, f32
+from support.arrays import ROUNDING, assert_close
+from support.attention_inputs import AttentionInputs, Heads
 
 from distmk.abi import LONE_HEADER, MAX_ROWS, LaunchKind, Space
-from distmk.regions import Region
+from distmk.graph.regions import Region
 from distmk.tasks import Attention, Linear, Merge
 
 NUM_PICKED = 61

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import ROOT, Finished, Runner, alone, under_mpirun, under_torchrun
+from support.helpers import ROOT, Finished, Runner, alone, under_mpirun, under_torchrun
 
-from distmk.choices import why_no_cuda
+from distmk.backends.defaults import why_no_cuda
 from distmk.env import ranks_per_gpu
 
 HERE = Path(__file__).resolve().parent

@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 import sys
 
-import graphs
 import jobs
 import numpy as np
 import numpy.typing as npt
+from support import graphs
 
 import distmk
 

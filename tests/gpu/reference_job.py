@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import shapes
-import tiny
 import torch
+from support import tiny
 
 Kind = Callable[[tiny.Reference, list[int]], torch.Tensor]
 KINDS: dict[str, Kind] = {

@@ -105,7 +105,7 @@ def vocab_size(model: Path) -> int:
 
 
 def write(name: str, folder: Path, device: str) -> None:
-    import tiny
+    from support import tiny
 
     family, changes = SHAPES[name]
     tiny.save(tiny.make(family, 1, device, **changes), folder)  # type: ignore[arg-type]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from arrays import assert_close
-from batches import decode_batch
 from board import Board, Memory, f32
 from linear_cases import CANDIDATE, batch_of
+from support.arrays import assert_close
+from support.batches import decode_batch
 
 from distmk.abi import MAX_ROWS, Epilogue, Space
-from distmk.regions import Region
+from distmk.graph.regions import Region
 from distmk.tasks import Affine, Embed, Put, Sample, Sine, Sum
-from distmk.tasks.batching import CANDIDATES_BYTES
+from distmk.tasks.scheduling import CANDIDATES_BYTES
 
 FIRST_TOKEN, LAST_TOKEN = 300, 700  # of an embedding's rows
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from board import Board
 from body_cases import CUDA, add_all
-from helpers import Runner
 from machine import FAR, command, on, require, run_job
+from support.helpers import Runner
 
 from distmk.check import check
-from distmk.program import compile_graph
+from distmk.program.program import compile_graph
 
 BODIES = ("linear STORE", "linear ADD", "linear SWIGLU", "linear PUSH", "linear ARGMAX", "linear rounding", "linear ties",
           "embed STORE", "embed PUSH", "put and affine", "put of", "sine of", "sum of", "sample of", "attention")  # fmt: skip

@@ -13,8 +13,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers import Runner, alone, under_mpirun
 from machine import FAR, environment, on, require, sharing
+from support.helpers import Runner, alone, under_mpirun
 
 MODEL = ("--model", "smollm2-135m", "--load-format", "dummy")
 # Few tokens: after a while random weights repeat themselves with so little margin that rounding decides.

@@ -11,12 +11,12 @@ import json
 from pathlib import Path
 
 import pytest
-from faults import write_config
-from helpers import Runner
 from machine import command, environment, on, require
-from tiny_config import tiny_config
+from support.faults import write_config
+from support.helpers import Runner
+from support.tiny_config import tiny_config
 
-from distmk.config import PRESETS
+from distmk.model.config import PRESETS
 
 CONFIG = dataclasses.replace(PRESETS["smollm2-135m"], num_layers=3, tie_embeddings=False)
 GROWTH_MB = 20.0  # that a process may gain over nine tenths of the calls

@@ -9,12 +9,12 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from faults import write_config
-from helpers import Launcher, Runner, alone, assert_one_line, under_mpirun, with_ranks
 from machine import environment, require
-from tiny_config import tiny_config
+from support.faults import write_config
+from support.helpers import Launcher, Runner, alone, assert_one_line, under_mpirun, with_ranks
+from support.tiny_config import tiny_config
 
-from distmk.choices import why_no_cuda
+from distmk.backends.defaults import why_no_cuda
 
 PROMPT = ("--load-format", "dummy", "--backend", "cuda", "--prompt-ids", "1,2,3", "--max-new-tokens", "4")
 CONFIG = tiny_config(num_layers=1, num_heads=16, num_kv_heads=16, head_dim=128)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from machine import num_gpus
-from tiny import make, save
+from support.tiny import make, save
 
-from distmk.choices import why_no_cuda
-from distmk.tiles import pack
+from distmk.backends.defaults import why_no_cuda
 from distmk.weights import open_checkpoint
+from distmk.weights.packing import pack
 from distmk.weights.rows import open_rows
 
 pytestmark = [

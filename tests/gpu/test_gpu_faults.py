@@ -17,7 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults import (
+from machine import FAR, environment, on, require, sharing
+from support.faults import (
     GONE_S,
     MAX_POSITION,
     check_hang,
@@ -28,14 +29,13 @@ from faults import (
     wait_for_tokens,
     write_config,
 )
-from helpers import Finished, Runner, under_mpirun, with_ranks
-from machine import FAR, environment, on, require, sharing
-from tiny_config import tiny_config
+from support.helpers import Finished, Runner, under_mpirun, with_ranks
+from support.tiny_config import tiny_config
 
-from distmk.choices import backend_choices
+from distmk.backends.defaults import backend_choices
 from distmk.lower import DecodeOptions, lower
-from distmk.model import build_model
-from distmk.program import compile_graph
+from distmk.model.operators import build_model
+from distmk.program.program import compile_graph
 
 pytestmark = pytest.mark.timeout(300)
 BACKENDS = pytest.mark.parametrize("backend", [on("host"), on("cuda", num_ranks=2)])

@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 import shapes
-from helpers import Runner
 from machine import HERE, command, environment, num_gpus, num_places, on, require, run_job
+from support.helpers import Runner
 
 NOISE = 1.3  # times transformers' own bf16 run
 MODELS = {

@@ -5,7 +5,7 @@
 
 Needs compute-sanitizer on PATH or in CUDA_HOME/bin. racecheck and synccheck look at shared memory and barriers inside a
 block; order between blocks and GPUs is what distmk.check and the host twin under ThreadSanitizer are for. racecheck is given
-a kernel in which every lane arrives at barriers for itself and flags are atomic (csrc/device/platform.h): it knows no other
+a kernel in which every lane arrives at barriers for itself and flags are atomic (csrc/platform/device.h): it knows no other
 order.
 """
 
@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import Runner
 from machine import HERE, environment, require
+from support.helpers import Runner
 
 FOUND = 99
 DEADLINE_S = "600"  # instrumented code is slow, and a waiter must not take that for a hang

@@ -7,9 +7,9 @@ python -m pytest -q -rs -s tests/gpu/test_launches.py            # 1 and 2 GPUs,
 from __future__ import annotations
 
 import pytest
-from helpers import Runner
 from launches_job import CALLS
 from machine import command, on, require, run_job
+from support.helpers import Runner
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers import Runner
 from machine import environment, require
+from support.helpers import Runner
 
-from distmk.cuda.build import build_cubin, compile_cubin
-from distmk.cuda.toolchain import find_toolchain
+from distmk.backends.cuda.build import build_cubin, compile_cubin
+from distmk.backends.cuda.toolchain import find_toolchain
 
 MODEL = ("--model", "smollm2-135m", "--load-format", "dummy")
 # Few tokens: after a while random weights repeat themselves with so little margin that rounding decides.

@@ -9,9 +9,9 @@ import os
 
 import numpy as np
 import pytest
-from helpers import Runner
 from machine import command, on, require, run_job
 from overtaken_job import ITERATIONS, LAUNCHES, OWN, SINGLE
+from support.helpers import Runner
 
 
 @pytest.mark.parametrize("backend", ["host", "emulated", on("cuda")])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from machine import require
 
-from distmk.cuda.probe import read_bandwidth
+from distmk.backends.cuda.probe import read_bandwidth
 
 
 @pytest.mark.gpu

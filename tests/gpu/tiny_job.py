@@ -9,8 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from faults import write_config
-from tiny_config import tiny_config
+from support.faults import write_config
+from support.tiny_config import tiny_config
 
 import distmk
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from helpers import ROOT, Runner, assert_one_line
+from support.helpers import ROOT, Runner, assert_one_line
 
-from distmk.choices import why_no_cuda
+from distmk.backends.defaults import why_no_cuda
 from distmk.errors import LabError
 from distmk.lab.chain import Bench, Chain, Step, calibrate, clock_step_ns
 from distmk.lab.gpu import Gpu, why_no_gpu

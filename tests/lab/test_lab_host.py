@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import ROOT, Runner, assert_one_line
 from lab_reports import report
+from support.helpers import ROOT, Runner, assert_one_line
 
 from distmk.errors import LabError
 from distmk.lab.kernels import load_rung

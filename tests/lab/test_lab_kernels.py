@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distmk.cuda.toolchain import find_nvcc
+from distmk.backends.cuda.toolchain import find_nvcc
 from distmk.errors import BuildError, UsageError
 from distmk.lab.kernels import SOURCES, architecture_for, build, rungs_dir
 

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers import ROOT
 from lab_reports import COSTS, FEW, PURE_US, report
+from support.helpers import ROOT
 
 from distmk.errors import UsageError
 from distmk.lab import page, plots, table

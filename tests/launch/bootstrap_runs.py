@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers import Finished, Runner, mpirun_command, under_torchrun
+from support.helpers import Finished, Runner, mpirun_command, under_torchrun
 
 SCRIPT = Path(__file__).with_name("bootstrap_job.py")
 JOB = [sys.executable, str(SCRIPT)]

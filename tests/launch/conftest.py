@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from bootstrap_runs import Job
-from helpers import Runner
+from support.helpers import Runner
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from helpers import DISTMK, Runner, alone, assert_one_line, mpirun_command, under_mpirun, with_ranks
+from support.helpers import DISTMK, Runner, alone, assert_one_line, mpirun_command, under_mpirun, with_ranks
 
 pytestmark = pytest.mark.timeout(150)
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers import DISTMK, Runner, alone, with_ranks
+from support.helpers import DISTMK, Runner, alone, with_ranks
 
 import distmk
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, Finished, Launcher, Runner, alone, under_mpirun, under_torchrun, with_ranks
+from support.helpers import ROOT, Finished, Launcher, Runner, alone, under_mpirun, under_torchrun, with_ranks
 
 pytestmark = pytest.mark.timeout(150)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from bootstrap_runs import SCRIPT, Job, check_exchange
-from helpers import ROOT, mpirun_command
+from support.helpers import ROOT, mpirun_command
 
 pytestmark = pytest.mark.timeout(120)
 

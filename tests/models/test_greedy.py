@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny
-from tiny import Family, Reference, check_greedy
+from support import tiny
+from support.tiny import Family, Reference, check_greedy
 
 from distmk import LLM, SamplingParams
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import Finished, Launcher, Runner, alone, under_mpirun, under_torchrun, with_ranks
+from support.helpers import Finished, Launcher, Runner, alone, under_mpirun, under_torchrun, with_ranks
 
 pytestmark = pytest.mark.timeout(200)
 

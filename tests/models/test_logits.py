@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny
 import torch
-from tiny import Family, Reference, relative_error
+from support import tiny
+from support.tiny import Family, Reference, relative_error
 
 from distmk import LLM
 from distmk.errors import UsageError

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
-from arrays import floats, poison, to_bytes
+from support.arrays import floats, poison, to_bytes
 
 from distmk.abi import (
     MAGIC,
@@ -20,10 +20,10 @@ from distmk.abi import (
     operand,
     split_operand,
 )
-from distmk.abi_header import abi_hash
-from distmk.host.build import load_runtime
-from distmk.regions import ITEM_BYTES
+from distmk.backends.host.build import load_runtime
+from distmk.graph.regions import ITEM_BYTES
 from distmk.tasks import Task
+from distmk.tasks.abi_header import abi_hash
 
 NUM_EVENTS = 4
 EVENTS_OFFSET = ctypes.sizeof(Control)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from arena import Arena
-from arrays import assert_close
+from support.arrays import assert_close
 
 from distmk.abi import Space
 

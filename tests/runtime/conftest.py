@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults import generate_command, write_config
-from tiny_config import tiny_config
+from support.faults import generate_command, write_config
+from support.tiny_config import tiny_config
 
 
 @pytest.fixture(scope="session")

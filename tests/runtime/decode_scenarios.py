@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 from job import Job
-from tiny_config import tiny_config
+from support.tiny_config import tiny_config
 
-from distmk.backend import LaunchSpec
-from distmk.heap import fill_weights
+from distmk.backends.base import LaunchSpec
+from distmk.backends.weight_upload import fill_weights
 from distmk.lower import DecodeOptions, lower
-from distmk.model import build_model
+from distmk.model.operators import build_model
 from distmk.weights.dummy import DummyCheckpoint
 
 Decoded = tuple[list[tuple[int, int, int]], dict[str, Any]]

@@ -15,7 +15,7 @@ from job import Job
 
 import distmk
 from distmk.abi import LaunchKind, Space
-from distmk.backend import LaunchSpec
+from distmk.backends.base import LaunchSpec
 from distmk.errors import DistmkError
 from distmk.tasks import Affine, Put, Sum
 

@@ -9,7 +9,7 @@ import numpy as np
 
 import distmk
 from distmk.abi import EVENT_STRIDE_BYTES, LaunchKind, Space
-from distmk.place import Placed
+from distmk.program.layout import Placed
 
 
 class Job:

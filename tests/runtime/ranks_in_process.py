@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from tiny_config import tiny_config
+from support.tiny_config import tiny_config
 
+from distmk.backends.host.build import build, build_emulator
 from distmk.errors import BuildError
-from distmk.graph import Graph
-from distmk.host.build import build, build_emulator
+from distmk.graph.graph import Graph
 from distmk.lower import DecodeOptions, lower
-from distmk.model import build_model
-from distmk.program import Program, compile_graph
+from distmk.model.operators import build_model
+from distmk.program.program import Program, compile_graph
 
 SANITIZERS = {
     "thread": ("-fsanitize=thread",),

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from arena import Arena
-from attention_inputs import AttentionInputs, Heads, Instance
-from batches import make_batch, random_runs
+from support.attention_inputs import AttentionInputs, Heads, Instance
+from support.batches import make_batch, random_runs
 
 from distmk.abi import MAX_ROWS, PART_FLOATS, Batch, Space
 from distmk.tasks import Attention, Merge

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import GONE_S, check_hang, errors, pid_of, wait_for_tokens
-from helpers import Runner, with_ranks
+from support.faults import GONE_S, check_hang, errors, pid_of, wait_for_tokens
+from support.helpers import Runner, with_ranks
 from test_faults import assert_runs, signals
 from test_runtime import assert_done, run_job
 

@@ -13,15 +13,15 @@ import platform
 import random
 from pathlib import Path
 
-import graphs
 import pytest
 from ranks_in_process import assert_clean, run_ranks, tool
-from tiny_config import tiny_config
+from support import graphs
+from support.tiny_config import tiny_config
 
-from distmk.choices import backend_choices
+from distmk.backends.defaults import backend_choices
 from distmk.lower import DecodeOptions, lower
-from distmk.model import build_model
-from distmk.program import Program, compile_graph
+from distmk.model.operators import build_model
+from distmk.program.program import Program, compile_graph
 
 pytestmark = [
     pytest.mark.timeout(200),
@@ -72,7 +72,7 @@ def test_decode(
     seed = str(random.randrange(2**31))
     print(f"seed {seed}")
     if attention == "massive":  # rings as short as where workers are many, and so at hand
-        monkeypatch.setattr("distmk.place._ring_capacity", lambda graph: 4)
+        monkeypatch.setattr("distmk.program.layout._ring_capacity", lambda graph: 4)
     head_dim = 64 if longer else 16
     binary = tool("thread", RACECHECK, emulated=True)
     program = decode(num_ranks, num_workers, num_layers, 64 + longer, head_dim, attention)

@@ -17,25 +17,25 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import graphs
 import numpy as np
 import pytest
-from faults import check_hang, event_between, write_config
-from helpers import Runner, alone, under_mpirun
-from tiny_config import tiny_config
+from support import graphs
+from support.faults import check_hang, event_between, write_config
+from support.helpers import Runner, alone, under_mpirun
+from support.tiny_config import tiny_config
 
 from distmk.abi import MAX_ROWS, SPLITS_AT_ONCE
-from distmk.backend import LaunchSpec
+from distmk.backends.base import LaunchSpec
+from distmk.backends.build_cache import csrc_dir
+from distmk.backends.defaults import backend_choices
+from distmk.backends.host.build import EMULATOR_FLAGS, build_sources
+from distmk.backends.weight_upload import fill_weights
 from distmk.bootstrap.single import SingleBootstrap
-from distmk.build_cache import csrc_dir
-from distmk.choices import backend_choices
-from distmk.config import ModelConfig
-from distmk.heap import fill_weights
-from distmk.host.build import EMULATOR_FLAGS, build_sources
 from distmk.lower import DecodeOptions, lower
-from distmk.model import build_model
-from distmk.program import compile_graph
-from distmk.session import Session
+from distmk.model.config import ModelConfig
+from distmk.model.operators import build_model
+from distmk.program.program import compile_graph
+from distmk.serving.session import Session
 from distmk.tasks.attention import LONG_SPLITS
 from distmk.weights.dummy import DummyCheckpoint
 
@@ -246,7 +246,7 @@ def test_more_arrivals_than_a_barrier_waits_for() -> None:
 ABORTS = """
 import sys
 from distmk.cli import main
-from distmk.host import backend
+from distmk.backends.host import backend
 
 start = backend.HostLaunch.__init__
 

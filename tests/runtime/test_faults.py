@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults import GONE_S, MAX_POSITION, check_hang, errors, event_between, pid_of, wait_for_tokens
-from helpers import DISTMK, Launcher, Runner, under_mpirun, with_ranks
-from tiny_config import tiny_config
+from support.faults import GONE_S, MAX_POSITION, check_hang, errors, event_between, pid_of, wait_for_tokens
+from support.helpers import DISTMK, Launcher, Runner, under_mpirun, with_ranks
+from support.tiny_config import tiny_config
 
-from distmk.choices import backend_choices
+from distmk.backends.defaults import backend_choices
 from distmk.lower import DecodeOptions, lower
-from distmk.model import build_model
-from distmk.program import compile_graph
+from distmk.model.operators import build_model
+from distmk.program.program import compile_graph
 
 pytestmark = pytest.mark.timeout(120)
 

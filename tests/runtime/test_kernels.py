@@ -7,11 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers import DISTMK, Runner
+from support.helpers import DISTMK, Runner
 
-from distmk.cuda.build import ARCHITECTURES, Report
-from distmk.cuda.probe import KERNEL, build_probe
-from distmk.cuda.toolchain import find_toolchain
+from distmk.backends.cuda.build import ARCHITECTURES, Report
+from distmk.backends.cuda.probe import KERNEL, build_probe
+from distmk.backends.cuda.toolchain import find_toolchain
 from distmk.errors import BuildError
 
 MAX_REGISTERS = 168  # of a thread, where the 12 warps of a block share an SM

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 
 import pytest
-from helpers import Runner
+from support.helpers import Runner
 
 JOB = """
 import os, sys, time
 import distmk
-from distmk.host.shm import SharedHeap
+from distmk.backends.host.shm import SharedHeap
 with distmk.connect(3, follower_argv=[sys.executable, *sys.argv]) as bootstrap:
     heap = SharedHeap(bootstrap, 4096)
     bootstrap.barrier()

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import Runner, abandoned_segments, made_segment, under_mpirun, with_ranks
+from support.helpers import Runner, abandoned_segments, made_segment, under_mpirun, with_ranks
 
+from distmk.backends.host.shm import SharedHeap, remove_leftovers
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.errors import UsageError
-from distmk.host.shm import SharedHeap, remove_leftovers
 
 pytestmark = pytest.mark.timeout(120)
 

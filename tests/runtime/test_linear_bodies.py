@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import reference
 import torch
 from arena import Arena
-from arrays import ROUNDING, assert_close
-from batches import decode_batch
 from body_memory import CANDIDATE, RoundedOutput, any_space, rows_of
+from support import reference
+from support.arrays import ROUNDING, assert_close
+from support.batches import decode_batch
 
 from distmk.abi import MAX_ROWS, Batch, Epilogue, Space, Trigger
-from distmk.regions import ITEM_BYTES
+from distmk.graph.regions import ITEM_BYTES
 from distmk.tasks import Linear
 
 

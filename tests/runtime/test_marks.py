@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faults import write_config
-from helpers import ROOT, Runner
-from tiny_config import tiny_config
+from support.faults import write_config
+from support.helpers import ROOT, Runner
+from support.tiny_config import tiny_config
 
 from distmk import LLM, SamplingParams
 from distmk.abi import MARK_STEP_NS, MARKED_TASKS, Mark

@@ -11,16 +11,16 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
-import graphs
 import pytest
 from graph_job import ManySum
 from ranks_in_process import run_ranks
+from support import graphs
 
 from distmk.abi import LaunchKind
-from distmk.build_cache import csrc_dir
-from distmk.graph import Graph
-from distmk.host import build as host_build
-from distmk.program import compile_graph
+from distmk.backends.build_cache import csrc_dir
+from distmk.backends.host import build as host_build
+from distmk.graph.graph import Graph
+from distmk.program.program import compile_graph
 from distmk.tasks import Affine
 
 pytestmark = pytest.mark.timeout(120)

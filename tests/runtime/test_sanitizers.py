@@ -6,12 +6,12 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-import graphs
 import pytest
 from ranks_in_process import assert_clean, run_ranks, tiny_decode, tool
+from support import graphs
 
 from distmk.errors import UsageError
-from distmk.program import Program, compile_graph
+from distmk.program.program import Program, compile_graph
 
 pytestmark = pytest.mark.timeout(150)
 

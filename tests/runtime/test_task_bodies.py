@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from arena import Arena
-from arrays import assert_close
-from batches import decode_batch, make_batch
 from body_memory import CANDIDATE, RoundedOutput, any_space, rows_of
+from support.arrays import assert_close
+from support.batches import decode_batch, make_batch
 
 from distmk.abi import MAX_ROWS, Batch, BatcherState, Candidate, Epilogue, LaunchParams, Request, Space, Trigger
 from distmk.tasks import Affine, Embed, Nop, Prepare, Put, Sample, Sine, Sum

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import Finished, Runner, alone, under_mpirun, with_ranks
+from support.helpers import Finished, Runner, alone, under_mpirun, with_ranks
 from test_runtime import assert_done, run_job
 
 from distmk.abi import LaunchKind
-from distmk.choices import backend_choices
+from distmk.backends.defaults import backend_choices
 from distmk.lower import DecodeOptions, lower
-from distmk.model import build_model
-from distmk.program import Program, compile_graph
+from distmk.model.operators import build_model
+from distmk.program.program import Program, compile_graph
 from distmk.weights import open_checkpoint
 
 pytestmark = pytest.mark.timeout(120)

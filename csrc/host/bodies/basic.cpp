@@ -1,8 +1,8 @@
 #include <cmath>
 
 #include "host/simd.h"
+#include "runtime/argmax.h"
 #include "runtime/batcher.h"
-#include "runtime/candidates.h"
 #include "runtime/context.h"
 
 namespace distmk {

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "host/bodies/matmul.h"
-#include "runtime/candidates.h"
+#include "runtime/argmax.h"
 #include "runtime/context.h"
 #include "runtime/splits.h"
 

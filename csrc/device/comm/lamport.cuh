@@ -1,0 +1,57 @@
+// Elements that say by themselves that they are there: zero means not yet, and a zero is written as the negative one.
+// Who looks at them need not wait until an event says so for all of them, which takes a fence and a counter more. They
+// are left zero again before their next turn (distmk/lower/rotating.py); the checker sees to both.
+#pragma once
+#include "device/core/bf16.cuh"
+
+namespace distmk {
+
+// A float that is there.
+DISTMK_FN float arrived(float value) { return value == 0.0f ? -0.0f : value; }
+
+DISTMK_FN void store_element(float* out, float value) { store_arriving(out, arrived(value)); }
+DISTMK_FN void store_four(float* out, const float4& v) {
+  const auto bits = [](float value) { return __float_as_uint(arrived(value)); };
+  store_arriving(reinterpret_cast<uint4*>(out), {bits(v.x), bits(v.y), bits(v.z), bits(v.w)});
+}
+
+// Part of a bf16 vector, and where the one before it lies (null: nowhere, so there nobody looks).
+struct ArrivingVector {
+  __nv_bfloat16 *out, *cleared;
+
+  DISTMK_FN explicit operator bool() const { return out; }
+  DISTMK_FN void store(uint64_t i, float value) const {
+    const unsigned short bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
+    store_arriving(out + i, bits ? bits : 0x8000);
+    if (cleared) store_arriving(cleared + i, 0);
+  }
+  // Whether four elements can be stored at once, at rows of that stride and multiples of four in them.
+  DISTMK_FN bool takes_four(uint32_t stride) const {
+    return ((reinterpret_cast<uint64_t>(out) | reinterpret_cast<uint64_t>(cleared)) % sizeof(uint2) | stride % 4) == 0;
+  }
+  DISTMK_FN void store_four(uint64_t i, const float (&v)[4]) const {
+    store_arriving(reinterpret_cast<uint2*>(out + i), {arrived_each(v[0], v[1]), arrived_each(v[2], v[3])});
+    if (cleared) store_arriving(reinterpret_cast<uint2*>(cleared + i), {0, 0});
+  }
+
+ private:
+  DISTMK_FN static uint32_t arrived_each(float a, float b) {
+    const uint32_t pair = pack_bf16(a, b);
+    return pair | (pair & 0xffff ? 0 : 0x8000) | (pair >> 16 ? 0 : 0x80000000u);
+  }
+};
+
+// Two bf16 elements that are there as one word.
+DISTMK_FN uint32_t arrived_pair(uint32_t pair) { return pair ? pair : 0x80008000u; }
+
+// Whether all of eight bf16 elements are there.
+DISTMK_FN bool have_arrived(const uint4& v) {
+  const auto missing = [](uint32_t pair) { return (pair - 0x00010001u) & ~pair & 0x80008000u; };
+  return !(missing(v.x) | missing(v.y) | missing(v.z) | missing(v.w));
+}
+
+// Whether all of four words are there, or any.
+DISTMK_FN bool words_have_arrived(const uint4& v) { return v.x && v.y && v.z && v.w; }
+DISTMK_FN bool has_any(const uint4& v) { return v.x | v.y | v.z | v.w; }
+
+}  // namespace distmk

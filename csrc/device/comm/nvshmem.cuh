@@ -1,0 +1,51 @@
+// Ranks that no pointer reaches: NVSHMEM carries puts and signals to them, over whatever network there is.
+#pragma once
+#include <nvshmem.h>
+#include <nvshmemx.h>
+
+#include "device/core/shared.cuh"
+#include "runtime/context.h"
+
+namespace distmk {
+
+class FarRanks {
+ public:
+  const RankState& state;
+  DISTMK_FN explicit FarRanks(const RankState& s) : state(s) {}
+};
+static_assert(sizeof(FarRanks) <= sizeof(Shared::far_memory), "");
+
+DISTMK_FN bool is_far(const FarRanks& far, uint32_t rank) { return far.state.heap_bases[rank] == 0; }
+
+// NVSHMEM's own functions are inlined whole wherever they are called. One copy each keeps their thousands of
+// instructions and their registers out of the bodies, and compiling short.
+static __device__ __noinline__ void put_by_nvshmem(void* dst, const void* src, uint64_t num_bytes, int rank) {
+  nvshmem_putmem_nbi(dst, src, num_bytes, rank);
+}
+static __device__ __noinline__ void signal_by_nvshmem(uint64_t* event, uint64_t amount, int rank) {
+  nvshmem_fence();  // signals to a rank come after what was put to it
+  nvshmemx_signal_op(event, amount, NVSHMEM_SIGNAL_ADD, rank);
+}
+static __device__ __noinline__ void set_by_nvshmem(uint64_t* word, uint64_t value, int rank) {
+  nvshmemx_signal_op(word, value, NVSHMEM_SIGNAL_SET, rank);
+}
+static __device__ __noinline__ void wait_for_nvshmem() { nvshmem_quiet(); }
+
+// Symmetric addresses: this rank's own, which NVSHMEM translates.
+DISTMK_FN void far_put(FarRanks& far, const Team& team, uint32_t rank, uint64_t heap_offset, const void* src,
+                       uint64_t num_bytes) {
+  if (team.leader())
+    put_by_nvshmem(reinterpret_cast<void*>(far.state.heap() + heap_offset), src, num_bytes, static_cast<int>(rank));
+}
+DISTMK_FN void far_signal(FarRanks& far, uint32_t rank, uint32_t event, uint64_t amount) {
+  signal_by_nvshmem(far.state.event(far.state.program->rank, event), amount, static_cast<int>(rank));
+}
+
+DISTMK_FN void far_send(FarRanks&, uint32_t) {}
+DISTMK_FN void far_send_all(FarRanks&) {}
+DISTMK_FN void far_quiet(FarRanks&) { wait_for_nvshmem(); }
+DISTMK_FN void far_abort(FarRanks& far, uint32_t rank, uint64_t reason) {
+  set_by_nvshmem(far.state.abort_flag(far.state.program->rank), reason, static_cast<int>(rank));
+}
+
+}  // namespace distmk

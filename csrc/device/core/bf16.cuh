@@ -1,0 +1,29 @@
+// Numbers as tensor cores take them.
+#pragma once
+#include "platform/device.h"
+
+namespace distmk {
+
+DISTMK_FN uint32_t pack_bf16(float a, float b) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// Element by element: the compiler would load `{}` from memory.
+DISTMK_FN uint4 eight_zeros() {
+  uint4 v;
+  v.x = v.y = v.z = v.w = 0;
+  return v;
+}
+
+// Two numbers as bf16, and as bf16 what rounding has left of them: together they say a float to within its last few
+// bits.
+struct Halves {
+  uint32_t high, low;
+
+  DISTMK_FN Halves(float a, float b)
+      : high(pack_bf16(a, b)),
+        low(pack_bf16(a - __uint_as_float(high << 16), b - __uint_as_float(high & 0xffff0000u))) {}
+};
+
+}  // namespace distmk

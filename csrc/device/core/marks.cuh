@@ -1,0 +1,31 @@
+// When each consumer warp got where in its last tasks, for scripts/step_marks.py: in a kernel that is compiled with
+// -DDISTMK_MARKS. In any other nothing is left of it.
+#pragma once
+#include "device/core/shared.cuh"
+
+namespace distmk {
+
+#ifdef DISTMK_MARKS
+static_assert(static_cast<uint32_t>(Mark::LEFT) < MARK_WORDS, "");
+extern "C" {  // a definition, under a name that can be asked for
+__device__ uint32_t distmk_marks[MARKED_WORKERS][NUM_WARPS][MARKED_TASKS][MARK_WORDS];
+}
+
+DISTMK_FN void mark_as(Mark what, uint32_t value) {
+  const uint32_t worker = shared().block_number, warp = threadIdx.x / 32;
+  if (worker >= MARKED_WORKERS || threadIdx.x % 32) return;
+  distmk_marks[worker][warp][task_number() % MARKED_TASKS][static_cast<uint32_t>(what)] = value;
+}
+DISTMK_FN void mark(Mark what) { mark_as(what, now_clock()); }
+DISTMK_FN void mark_entry(uint32_t task) {
+  for (uint32_t i = 0; i <= static_cast<uint32_t>(Mark::LEFT); ++i) mark_as(static_cast<Mark>(i), 0);
+  mark_as(Mark::TASK, task + 1);
+  mark_as(Mark::TIME, static_cast<uint32_t>(now_ns() / MARK_STEP_NS));
+  mark(Mark::ENTERED);
+}
+#else
+DISTMK_FN void mark(Mark) {}
+DISTMK_FN void mark_entry(uint32_t) {}
+#endif
+
+}  // namespace distmk

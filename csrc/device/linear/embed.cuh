@@ -1,0 +1,31 @@
+// The embedding lookup: this rank's rows of the vocabulary-parallel table.
+#pragma once
+#include "device/comm/reduce.cuh"
+
+namespace distmk {
+
+DISTMK_FN void body_embed(Context& context, const EmbedArgs& args) {
+  const Batch* batch = context.batch(args.batch);
+  const uint32_t num_rows = rows_of(batch);
+  const auto* table = context.at<__nv_bfloat16>(args.table);
+  const ArrivingVector rounded{context.at<__nv_bfloat16>(args.rounded), context.at<__nv_bfloat16>(args.cleared)};
+  const bool push = args.epilogue == static_cast<uint32_t>(Epilogue::PUSH);
+  for (uint32_t row = 0; row < num_rows; ++row) {
+    const auto token = static_cast<uint32_t>(batch->rows[row].token);
+    const bool here = token >= args.first_token && token < args.last_token;
+    const __nv_bfloat16* from = table + uint64_t{token - args.first_token} * args.k + args.col_begin;
+    for (uint32_t i = context.team.index; i < args.n; i += context.team.size) {
+      const float value = here ? __bfloat162float(from[i]) : 0.0f;
+      if (!push) {
+        context.at<float>(args.out)[uint64_t{row} * args.out_stride + i] = value;
+        if (rounded) rounded.store(uint64_t{row} * args.rounded_stride + i, value);
+        continue;
+      }
+      for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
+        if (float* out = context.peer<float>(rank, args.out)) store_element(out + row * args.n + i, value);
+    }
+  }
+  if (push) context.push_far(args.out, uint64_t{num_rows} * args.n * sizeof(float));
+}
+
+}  // namespace distmk

@@ -1,0 +1,111 @@
+// The GPU side of platform/platform.h. A team is the threads that do something together: a worker's consumer warps, or
+// the lanes of one warp. What one of them acquires or releases, the team's barriers carry from and to the others.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "platform/scope.h"
+
+#define DISTMK_FN __device__ __forceinline__
+
+namespace distmk {
+// compute-sanitizer's racecheck takes an arrival at an mbarrier for the accesses of the arriving thread alone, and a
+// flag for a race. In a kernel built for it every lane arrives for itself, and flags are atomic.
+#ifdef DISTMK_RACECHECK
+constexpr bool FOR_RACECHECK = true;
+#else
+constexpr bool FOR_RACECHECK = false;
+#endif
+}  // namespace distmk
+
+#ifdef DISTMK_EMULATED
+#include "emulator/ptx.h"
+#else
+#include "platform/ptx.cuh"
+#endif
+
+#define DISTMK_BODY DISTMK_FN
+#define DISTMK_APART static __device__ __noinline__  // by itself, or what it needs would lie in the way of all else
+#define DISTMK_ROLLED _Pragma("unroll 1")
+
+namespace distmk {
+
+constexpr uint32_t NUM_CONSUMERS = 256;
+constexpr uint32_t WARP_ARRIVALS = FOR_RACECHECK ? 32 : 1;
+
+// A whole warp has come this far, at a barrier that counts WARP_ARRIVALS for it, `times` over.
+DISTMK_FN void warp_arrive(uint64_t* barrier, uint32_t times = 1) {
+  __syncwarp();
+  if (FOR_RACECHECK || threadIdx.x % 32 == 0) barrier_arrive(barrier, times);
+}
+
+// A number in shared memory that one thread writes and others look at. It orders nothing else.
+struct Flag {
+  uint32_t value;
+
+#ifdef DISTMK_RACECHECK
+  DISTMK_FN uint32_t get() const { return atomicOr(const_cast<uint32_t*>(&value), 0u); }
+  DISTMK_FN void set(uint32_t v) { atomicExch(&value, v); }
+#else
+  DISTMK_FN uint32_t get() const { return *const_cast<const volatile uint32_t*>(&value); }
+  DISTMK_FN void set(uint32_t v) { *const_cast<volatile uint32_t*>(&value) = v; }
+#endif
+};
+
+struct Team {
+  uint32_t index, size;
+
+  DISTMK_FN bool leader() const { return index == 0; }
+  DISTMK_FN void sync() const {
+    if (size == NUM_CONSUMERS)
+      barrier_sync<NUM_CONSUMERS>();
+    else if (size != 1)
+      __syncwarp();
+  }
+  // Of a warp or one thread.
+  DISTMK_FN bool all(bool mine) const { return size == 1 ? mine : __all_sync(~0u, mine); }
+};
+
+DISTMK_FN uint64_t count_up(uint64_t* p) { return atomicAdd(reinterpret_cast<unsigned long long*>(p), 1ull) + 1; }
+// Of up to 32 items, the sizes of which `size_of` knows: by the lanes of a warp, an item each.
+template <class SizeOf>
+DISTMK_FN uint32_t sum_of_sizes(uint32_t num_items, const SizeOf& size_of) {
+  const uint32_t lane = threadIdx.x % 32;
+  return __reduce_add_sync(~0u, lane < num_items ? size_of(lane) : 0);
+}
+// Which item place `index` of them all, one after another, belongs to; `index` becomes the place in it.
+template <class SizeOf>
+DISTMK_FN uint32_t find_item(uint32_t num_items, const SizeOf& size_of, uint32_t* index) {
+  const uint32_t lane = threadIdx.x % 32, size = lane < num_items ? size_of(lane) : 0;
+  uint32_t end = size;
+  for (uint32_t step = 1; step < 32; step <<= 1) {
+    const uint32_t before = __shfl_up_sync(~0u, end, step);
+    if (lane >= step) end += before;
+  }
+  const uint32_t item = __ffs(static_cast<int>(__ballot_sync(~0u, end > *index))) - 1;
+  *index -= __shfl_sync(~0u, end - size, item);
+  return item;
+}
+
+DISTMK_FN void pause() {}
+DISTMK_FN void give_way(bool long_idle) { __nanosleep(long_idle ? 2000 : 40); }
+
+// Copy with all of a team. Sources were written during the kernel, so they are not read through the non-coherent path.
+// A function of its own: there are many places that copy a little.
+static __device__ __noinline__ void copy_bytes(const Team team, void* dst, const void* src, uint64_t num_bytes) {
+  const uint64_t misaligned = (reinterpret_cast<uint64_t>(dst) | reinterpret_cast<uint64_t>(src) | num_bytes);
+  if (misaligned % 16 == 0) {
+    for (uint64_t i = team.index; i < num_bytes / 16; i += team.size)
+      static_cast<int4*>(dst)[i] = static_cast<const int4*>(src)[i];  // perhaps from shared memory
+  } else if (misaligned % 4 == 0) {
+    for (uint64_t i = team.index; i < num_bytes / 4; i += team.size)
+      static_cast<volatile uint32_t*>(dst)[i] = static_cast<const volatile uint32_t*>(src)[i];
+  } else {
+    for (uint64_t i = team.index; i < num_bytes; i += team.size)
+      static_cast<volatile uint8_t*>(dst)[i] = static_cast<const volatile uint8_t*>(src)[i];
+  }
+}
+
+}  // namespace distmk

@@ -1,0 +1,272 @@
+// What has no name in CUDA C++ but in PTX (PTX ISA 8.x): memory order, mbarriers, copies to shared memory, tensor
+// cores.
+#pragma once
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "platform/scope.h"
+
+namespace distmk {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr bool BULK_COPIES = false;
+#else
+constexpr bool BULK_COPIES = true;
+#endif
+
+// Some threads of the block, by whole warps; barrier 0 is __syncthreads'.
+template <uint32_t NUM_THREADS>
+DISTMK_FN void barrier_sync() {
+  asm volatile("bar.sync 1, %0;" ::"n"(NUM_THREADS) : "memory");
+}
+
+// Scope: an event that peers signal is read and written at system scope, any other at that of the GPU. Only what a
+// worker's own threads tell each other may lie in shared memory.
+DISTMK_FN uint64_t load_acquire(const uint64_t* p, Scope scope = Scope::DEVICE) {
+  uint64_t v;
+  if (scope == Scope::SYSTEM)
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  else if (scope == Scope::DEVICE)
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  else if (FOR_RACECHECK)
+    asm volatile("atom.acquire.cta.or.b64 %0, [%1], 0;" : "=l"(v) : "l"(p) : "memory");
+  else
+    asm volatile("ld.acquire.cta.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+DISTMK_FN uint64_t load_relaxed(const uint64_t* p) {
+  uint64_t v;
+  asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+// Whether a counter has reached `want`; if so, what was released with it can be read.
+DISTMK_FN bool has_reached(const uint64_t* p, uint64_t want, Scope scope = Scope::DEVICE) {
+  return load_acquire(p, scope) >= want;
+}
+DISTMK_FN void store_release(uint64_t* p, uint64_t v, Scope scope = Scope::DEVICE) {
+  if (scope == Scope::SYSTEM)
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+  else if (scope == Scope::DEVICE)
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+  else if (FOR_RACECHECK)
+    asm volatile("{ .reg .u64 was; atom.release.cta.exch.b64 was, [%0], %1; }" ::"l"(p), "l"(v) : "memory");
+  else
+    asm volatile("st.release.cta.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+DISTMK_FN void store_relaxed(uint64_t* p, uint64_t v) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+DISTMK_FN void add_release(uint64_t* p, uint64_t v, Scope scope = Scope::DEVICE) {
+  if (scope == Scope::SYSTEM)
+    asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+  else
+    asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
+// An element that is looked at until it is there; what it is stored with says so by itself.
+DISTMK_FN float load_arriving(const float* p) {
+  float v;
+  asm volatile("ld.relaxed.sys.global.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
+  return v;
+}
+DISTMK_FN void store_arriving(float* p, float v) {
+  asm volatile("st.relaxed.sys.global.f32 [%0], %1;" ::"l"(p), "f"(v) : "memory");
+}
+// Of this GPU alone.
+DISTMK_FN float2 load_arriving(const float2* p) {
+  float2 v;
+  asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
+  return v;
+}
+DISTMK_FN uint4 load_arriving(const uint4* p) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+// Or zeros. Not a branch, or loads would be waited for one after another.
+DISTMK_FN uint4 load_if(bool wanted, const uint4* p) {
+  uint4 v;
+  v.x = v.y = v.z = v.w = 0;
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+               : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+               : "l"(p), "r"(static_cast<uint32_t>(wanted))
+               : "memory");
+  return v;
+}
+DISTMK_FN void store_arriving(uint4* p, const uint4& v) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+DISTMK_FN void store_arriving(uint2* p, const uint2& v) {
+  asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
+}
+DISTMK_FN void store_arriving(__nv_bfloat16* p, unsigned short bits) {
+  asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(p), "h"(bits) : "memory");
+}
+
+DISTMK_FN uint64_t now_ns() {
+  uint64_t t;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+  return t;
+}
+// Of the SM; the low half.
+DISTMK_FN uint32_t now_clock() {
+  uint32_t t;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(t)::"memory");
+  return t;
+}
+DISTMK_FN uint32_t sm_number() {
+  uint32_t n;
+  asm volatile("mov.u32 %0, %smid;" : "=r"(n));
+  return n;
+}
+// What was there, which is not lowered.
+DISTMK_FN uint64_t raise_to(uint64_t* p, uint64_t v) {
+  return atomicMax(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(v));
+}
+DISTMK_FN uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+
+DISTMK_FN void barrier_init(uint64_t* barrier, uint32_t count) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count));
+}
+// Looks once, and answers at once.
+DISTMK_FN bool barrier_test(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+               : "=r"(done)
+               : "r"(barrier), "r"(parity)
+               : "memory");
+  return done;
+}
+DISTMK_FN bool barrier_test(uint64_t* barrier, uint32_t parity) {
+  return barrier_test(shared_address(barrier), parity);
+}
+// Looks once; from compute capability 9.0 on it may rest a while before it says no.
+DISTMK_FN bool barrier_try_wait(uint32_t barrier, uint32_t parity) {
+  if constexpr (!BULK_COPIES) return barrier_test(barrier, parity);
+  uint32_t done;
+  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+               : "=r"(done)
+               : "r"(barrier), "r"(parity)
+               : "memory");
+  return done;
+}
+DISTMK_FN bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
+  return barrier_try_wait(shared_address(barrier), parity);
+}
+// The loop is the assembler's: the compiler would give way to other warps in each round of its own.
+DISTMK_FN void barrier_wait(uint32_t barrier, uint32_t parity) {
+  if constexpr (BULK_COPIES)
+    asm volatile(
+        "{ .reg .pred p; again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @p bra done; bra again; done: }" ::"r"(
+            barrier),
+        "r"(parity)
+        : "memory");
+  else
+    while (!barrier_try_wait(barrier, parity)) {
+    }
+}
+DISTMK_FN void barrier_wait(uint64_t* barrier, uint32_t parity) { barrier_wait(shared_address(barrier), parity); }
+// While the number at `hold` is neither 0 nor at least `slab`.
+DISTMK_FN void wait_while_held(uint32_t hold, uint32_t slab) {
+  if (FOR_RACECHECK)
+    asm volatile(
+        "{ .reg .pred p; .reg .u32 v; again: atom.shared.or.b32 v, [%0], 0; add.u32 v, v, -1; setp.lt.u32 p, v, %1; @p "
+        "bra again; }" ::"r"(hold),
+        "r"(slab - 1)
+        : "memory");
+  else
+    asm volatile(
+        "{ .reg .pred p; .reg .u32 v; again: ld.volatile.shared.u32 v, [%0]; add.u32 v, v, -1; setp.lt.u32 p, v, %1; "
+        "@p bra again; }" ::"r"(hold),
+        "r"(slab - 1)
+        : "memory");
+}
+DISTMK_FN void barrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+DISTMK_FN void barrier_arrive(uint64_t* barrier, uint32_t times) {
+  if constexpr (BULK_COPIES)
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(times) : "memory");
+  else
+    for (; times; --times) barrier_arrive(barrier);
+}
+
+DISTMK_FN void barrier_init_done() {
+  if constexpr (BULK_COPIES) asm volatile("fence.mbarrier_init.release.cluster;");
+}
+
+// What is read with this is first to be put out of the second-level cache: weights, keys and values come once a step,
+// and what tasks leave for each other, their descriptions and the instructions should stay there. It is what
+// createpolicy.fractional.L2::evict_first gives for all of an access.
+constexpr uint64_t EVICT_FIRST = 0x12F0000000000000;
+
+// `full` is told that so much is to land; a copy of part of it. By one thread each, from compute capability 9.0 on.
+DISTMK_FN void expect_bytes(uint32_t full, uint32_t num_bytes) {
+  if constexpr (BULK_COPIES)
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(num_bytes) : "memory");
+}
+DISTMK_FN void copy_expected(uint32_t dst, const void* src, uint32_t num_bytes, uint32_t full) {
+  if constexpr (BULK_COPIES)
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+            "r"(dst),
+        "l"(src), "r"(num_bytes), "r"(full), "l"(EVICT_FIRST)
+        : "memory");
+}
+DISTMK_FN void copy_bulk(uint32_t dst, const char* src, uint32_t num_bytes, uint32_t full) {
+  expect_bytes(full, num_bytes);
+  copy_expected(dst, src, num_bytes, full);
+}
+// What threads have written, and this one knows of, is what its copies find.
+DISTMK_FN void fence_copies() {
+  if constexpr (BULK_COPIES) asm volatile("fence.proxy.async;" ::: "memory");
+}
+// By the lanes of a warp, each of which arrives once its own part has landed.
+DISTMK_FN void copy_by_lanes(uint32_t dst, const char* src, uint32_t num_bytes, uint32_t full, uint32_t lane,
+                             uint32_t num_lanes) {
+  for (uint32_t at = lane * 16; at < num_bytes; at += num_lanes * 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst + at), "l"(src + at) : "memory");
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(full) : "memory");
+}
+
+// Keys and values that may turn out not to be needed, and then may be written meanwhile.
+DISTMK_FN uint4 load_perhaps(const uint4* p) {
+  uint4 v;
+  asm volatile("ld.global.cg.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p), "l"(EVICT_FIRST));
+  return v;
+}
+
+DISTMK_FN uint32_t opaque(uint32_t v) {
+  asm volatile("" : "+r"(v));
+  return v;
+}
+
+// `p`, of which the compiler knows now that it points to shared memory: loads from anywhere take longer.
+template <class T>
+DISTMK_FN const T* in_shared(const T* p) {
+  return static_cast<const T*>(__cvta_shared_to_generic(opaque(shared_address(p))));
+}
+
+DISTMK_FN void load_matrices(uint32_t address, uint32_t (&a)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(address));
+}
+
+// c += a b: 16 rows by 16, 16 by 8 columns. Lane 4 g + t holds of `a` row g, columns 2 t and 2 t + 1 (a[0]) and those 8
+// further on (a[2]), the same of row g + 8 (a[1], a[3]); of `b` column g, rows as the columns of a; of `c` row g (c[0],
+// c[1]) and row g + 8, columns 2 t and 2 t + 1.
+DISTMK_FN void multiply(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&c)[4]) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+}  // namespace distmk

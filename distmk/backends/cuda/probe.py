@@ -1,0 +1,84 @@
+"""How fast a GPU's memory can be read the way the kernel's loader reads it: what a decode step is measured against."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from pathlib import Path
+from typing import Any
+
+from distmk.backends.build_cache import cached, content_key, csrc_dir
+from distmk.backends.cuda.build import architecture_of, kernel_sources
+from distmk.backends.cuda.toolchain import find_nvcc, run
+from distmk.errors import UsageError
+
+KERNEL = b"distmk_stream_probe"
+STAGE_BYTES, NUM_STAGES, NUM_DRAINERS = 8192, 16, 8
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "--expt-relaxed-constexpr",
+    f"-DPROBE_STAGE_BYTES={STAGE_BYTES}",
+    f"-DPROBE_NUM_STAGES={NUM_STAGES}",
+    f"-DPROBE_NUM_DRAINERS={NUM_DRAINERS}",
+)
+NO_LIMIT = 1 << 62
+
+
+def build_probe(architecture: str) -> Path:
+    """The compiled probe, from the cache if it is there. BuildError: no nvcc, or the cache cannot be written."""
+    nvcc, version = find_nvcc()
+    source = csrc_dir() / "tools" / "stream_probe.cu"
+
+    def make(scratch: Path) -> Path:
+        cubin = scratch / "stream_probe.cubin"
+        code = f"arch={architecture.replace('sm_', 'compute_')},code={architecture}"
+        run([nvcc, *FLAGS, f"-I{csrc_dir()}", "-gencode", code, "-cubin", source, "-o", cubin])
+        return cubin
+
+    key = content_key([version, architecture, *FLAGS], [source, *kernel_sources()])
+    return cached(f"probe-{architecture}", ".cubin", key, make)
+
+
+def read_bandwidth(device_id: int, num_bytes: int = 4 << 30, max_in_flight: int | None = 6, repeats: int = 5) -> float:
+    """Bytes a second at which a GPU reads `num_bytes` once; the median of `repeats` reads.
+
+    `max_in_flight`: copies of 8 KB that an SM has under way at most (None: as many as its ring of 16 holds). UsageError
+    (BuildError): the probe cannot be compiled, or there is no room for `num_bytes`.
+    """
+    import torch
+    from cuda.core import Device, LaunchConfig, ObjectCode, launch
+
+    torch.cuda.set_device(device_id)
+    device = Device(device_id)
+    device.set_current()
+    code = ObjectCode.from_cubin(build_probe(architecture_of(device.compute_capability)).read_bytes())
+    kernel = code.get_kernel(KERNEL)
+    _allow_shared_memory(kernel, device_id)
+    grid = int(device.properties.multiprocessor_count)
+    stages = num_bytes // (grid * STAGE_BYTES) // 4 * 4  # of each SM
+    try:
+        # Not zeros: a GPU draws less power over them, and may run faster.
+        data = torch.empty(grid * stages * STAGE_BYTES, dtype=torch.uint8, device="cuda").random_()
+    except torch.OutOfMemoryError:
+        raise UsageError(f"the GPU has no {num_bytes / 1e9:.1f} GB free to read; free some of its memory") from None
+    config = LaunchConfig(grid=grid, block=32 * (NUM_DRAINERS + 1), shmem_size=NUM_STAGES * STAGE_BYTES)
+    own = device.create_stream()
+    stream = torch.cuda.ExternalStream(int(own.handle), device=device_id)
+    torch.cuda.synchronize()
+    ends = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    for end in ends:  # one behind the other, so that no launch is waited for but the first, which warms up
+        launch(own, config, kernel, data.data_ptr(), stages, max_in_flight or NO_LIMIT, data.data_ptr())
+        end.record(stream)
+    torch.cuda.synchronize()
+    times_ms = [before.elapsed_time(after) for before, after in itertools.pairwise(ends)]
+    return float(data.numel() / (statistics.median(times_ms) / 1e3))
+
+
+def _allow_shared_memory(kernel: Any, device_id: int) -> None:
+    from cuda.bindings import driver
+
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    (error,) = driver.cuKernelSetAttribute(attribute, NUM_STAGES * STAGE_BYTES, kernel.handle, device_id)
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"cuKernelSetAttribute: {error}")

@@ -1,0 +1,164 @@
+"""The host backend: a rank's program run by threads of this process over shared memory."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from distmk import env
+from distmk.abi import Abort, Fault, LaunchParams, Space
+from distmk.backends.base import Kept, LaunchBlock, LaunchSpec, inject_dropped_signal, refuse_what_others_have
+from distmk.backends.host.build import load_emulator, load_runtime
+from distmk.backends.host.shm import SharedHeap
+from distmk.bootstrap import Bootstrap, agree
+from distmk.errors import UsageError
+from distmk.program.layout import Placed
+from distmk.program.program import RankProgram
+
+# A waiter on a core of its own answers fastest by polling; where threads share cores it must let others run.
+SPIN_POLLS_OWN_CORE = 20000
+SPIN_POLLS_SHARED_CORE = 16
+
+
+# Pages that are never touched are not to be counted as used (Python names this flag from 3.13 on).
+MAP_NORESERVE = 0x4000
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+class HostBackend:
+    """Implements `backend.Backend`. Collective; BuildError or UsageError (on every rank) where it cannot be made."""
+
+    name = "host"
+    device = "cpu"
+    load_library: Callable[[], ctypes.CDLL] = staticmethod(load_runtime)
+
+    def __init__(self, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool = False) -> None:
+        agree(bootstrap, lambda: refuse_what_others_have(self.name))
+        self.program = program
+        self._launch_iterations = agree(bootstrap, env.launch_iterations)
+        self._library = agree(bootstrap, self.load_library)
+        self._heap = SharedHeap(bootstrap, program.header.heap_bytes)
+        self._local = agree(bootstrap, lambda: _arena(program.header.local_bytes))
+        self._local_base = ctypes.addressof(ctypes.c_char.from_buffer(self._local))
+        self._bases = (ctypes.c_uint64 * bootstrap.world_size)(*self._heap.bases)
+        self._bytes = ctypes.create_string_buffer(program.to_bytes(), program.header.program_bytes)
+        threads = bootstrap.local_size * (
+            program.header.num_workers + (program.header.num_schedulers if scheduler_threads else 0)
+        )
+        self._spin_polls = SPIN_POLLS_OWN_CORE if threads <= usable_cores() else SPIN_POLLS_SHARED_CORE
+        self._scheduler_threads = scheduler_threads
+
+    def view(self, placed: Placed, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        base = self._heap.bases[self._heap.rank] if placed.space is Space.HEAP else self._local_base
+        raw = (ctypes.c_uint8 * placed.num_bytes).from_address(base + placed.offset)
+        flat: npt.NDArray[Any] = np.ctypeslib.as_array(raw).view(dtype)
+        return flat.reshape(placed.rows, -1)
+
+    def write(self, placed: Placed, row: int, array: npt.NDArray[Any]) -> None:
+        self.view(placed, array.dtype)[row : row + len(array)] = array
+
+    def reset(self) -> None:
+        self._heap.clear(self.program.header.cleared_heap_bytes)
+
+    def start(self, spec: LaunchSpec) -> HostLaunch:
+        block = LaunchBlock.of(spec, self.program)
+        params = LaunchParams()
+        block.fill(params)
+        params.program = ctypes.addressof(self._bytes)
+        params.heap_bases = ctypes.addressof(self._bases)
+        params.local_base = self._local_base
+        params.spin_polls = self._spin_polls
+        params.scheduler_threads = int(self._scheduler_threads)
+        params.max_iterations = self._launch_iterations
+        inject_dropped_signal(params.fault, self.program.header.rank)
+        self._make_late(params.fault)
+        return HostLaunch(self, block, params)
+
+    def _make_late(self, fault: Fault) -> None:
+        """What is late in a launch, and by what seed."""
+        if delayed := env.delay_puts():
+            fault.delay_puts_ns, fault.node_size, fault.seed = delayed[0] * 1000, delayed[1], delayed[2]
+
+    def abort(self, reason: Abort) -> None:
+        self._library.distmk_abort(ctypes.addressof(self._bases), len(self._bases), int(reason))
+
+    def abort_reason(self) -> Abort:
+        flag = ctypes.c_uint64.from_address(self._heap.bases[self._heap.rank])
+        return Abort(flag.value)
+
+    def lost_ranks(self) -> list[int]:
+        return self._heap.lost_ranks()
+
+    def close(self) -> None:
+        self._heap.close()
+        self._local.close()
+
+
+class EmulatedBackend(HostBackend):
+    """The GPU's own kernel, played by the CPU, a fiber for each of its threads: to test and debug it without a GPU.
+
+    Data races and memory order do not show (all fibers share one core, and take turns where they wait), warps that fall
+    behind, copies that land late and barriers that are never reached do. DISTMK_EMULATOR_SEED repeats a run's timing.
+    """
+
+    name = "emulated"
+    load_library = staticmethod(load_emulator)
+
+    def __init__(self, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool = False) -> None:
+        self._seed = agree(bootstrap, env.emulator_seed)
+        super().__init__(program, bootstrap, scheduler_threads)
+
+    def read_global(self, name: str, num_bytes: int) -> bytes:
+        """A global variable of the kernel."""
+        return (ctypes.c_char * num_bytes).in_dll(self._library, name).raw
+
+    def _make_late(self, fault: Fault) -> None:
+        fault.seed = secrets.randbits(32) if self._seed is None else self._seed
+        fault.node_size = env.virtual_node_size() or 0
+
+
+class HostLaunch:
+    """Implements `backend.Launch`."""
+
+    def __init__(self, backend: HostBackend, block: LaunchBlock, params: LaunchParams) -> None:
+        self.block = block
+        self._backend, self._params = backend, params
+        self._handle = backend._library.distmk_start(ctypes.addressof(params))
+
+    def wait(self, seen: int, timeout_s: float) -> bool:
+        count = ctypes.addressof(self.block.token_count)
+        return bool(self._backend._library.distmk_wait(self._handle, seen, int(timeout_s * 1e6), count))
+
+    def join(self) -> Abort:
+        if self._handle:
+            self._backend._library.distmk_join(self._handle)
+            self._handle = None
+        return self._backend.abort_reason()
+
+    def trace(self) -> list[Kept]:
+        return self.block.traced()
+
+    @property
+    def iterations_done(self) -> int:
+        return int(self._params.iterations_done)
+
+
+def _arena(num_bytes: int) -> mmap.mmap:
+    """Zeroed private memory, made real page by page as it is touched."""
+    try:
+        return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"cannot reserve {num_bytes >> 20} MiB for weights and KV cache ({error}); "
+            "lower --max-model-len, or use more ranks"
+        ) from None

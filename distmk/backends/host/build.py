@@ -1,0 +1,124 @@
+"""Compile csrc for the host at first use: the host twin, or the GPU's kernel with a CPU that plays the GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from distmk import env
+from distmk.backends.build_cache import cached, content_key, csrc_dir
+from distmk.errors import BuildError
+from distmk.tasks.abi_header import abi_hash
+
+FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-pthread", "-Wall")
+
+# Warnings about CUDA's own ways (unrolling, views of the same bytes) are nvcc's business.
+EMULATOR_FLAGS = (
+    "-std=c++20",
+    "-O2",
+    "-march=native",
+    "-fno-strict-aliasing",
+    "-fPIC",
+    "-ftls-model=initial-exec",  # which fiber runs is asked all the time; a call otherwise
+    "-fsanitize=alignment",  # a GPU takes several words at once only from a multiple of them
+    "-fsanitize-undefined-trap-on-error",  # needs no library
+    "-pthread",
+    "-DDISTMK_EMULATED",
+)
+
+
+def host_sources() -> list[Path]:
+    return sorted((csrc_dir() / "host").rglob("*.cpp"))
+
+
+def load_runtime(extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
+    """The host runtime as a library. BuildError: no compiler, unwritable cache, or it does not compile."""
+    return _load(build(extra_flags))
+
+
+def load_emulator() -> ctypes.CDLL:
+    """The GPU's kernel behind the same functions. BuildError as above, and where the processor is no x86-64."""
+    return _load(build_emulator([flag for flag in env.nvcc_flags() if flag.startswith("-D")]))
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    library.distmk_abi_hash.restype = ctypes.c_uint64
+    if library.distmk_abi_hash() != abi_hash():
+        raise BuildError("csrc/abi.h does not match distmk/abi; run python scripts/gen_abi.py")
+    library.distmk_start.restype = ctypes.c_void_p
+    library.distmk_start.argtypes = [ctypes.c_void_p]
+    library.distmk_wait.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p]
+    library.distmk_join.argtypes = [ctypes.c_void_p]
+    library.distmk_abort.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64]
+    return library
+
+
+def build(extra_flags: Sequence[str] = (), tool: str | None = None) -> Path:
+    """Path of the compiled library, or of the program `tool` (csrc/tools) linked with it."""
+    if tool is None:
+        return build_sources("host", ".so", [*FLAGS, *extra_flags, "-shared"], host_sources())
+    return build_sources(tool, "", [*FLAGS, *extra_flags], [*host_sources(), csrc_dir() / "tools" / f"{tool}.cpp"])
+
+
+def build_emulator(extra_flags: Sequence[str] = (), tool: str | None = None) -> Path:
+    """The same of the emulator."""
+    folder = csrc_dir() / "emulator"
+    flags = [*EMULATOR_FLAGS, f"-I{folder / 'include'}", *extra_flags]
+    headers = [*(csrc_dir() / "device").rglob("*.cuh"), *folder.rglob("*.h")]
+    sources = [*sorted(folder.glob("*.cpp")), csrc_dir() / "host" / "interface.cpp"]
+    if tool is None:
+        return build_sources("emulator", ".so", [*flags, "-shared"], sources, headers)
+    return build_sources(f"{tool}-emulated", "", flags, [*sources, csrc_dir() / "tools" / f"{tool}.cpp"], headers)
+
+
+def build_sources(
+    name: str, suffix: str, flags: Sequence[str], sources: Sequence[Path], headers: Sequence[Path] = ()
+) -> Path:
+    """Path of `sources` compiled with `flags` and linked, compiling if the cache has none for this processor.
+
+    `headers`: what they include beside csrc's *.h.
+    """
+    compiler = shutil.which(env.compiler())
+    if compiler is None:
+        raise BuildError(f"no C++ compiler: {env.compiler()!r} not found; install g++ (C++20) or set DISTMK_CXX")
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout.splitlines()[:1]
+    named = [flag for flag in flags if not flag.startswith("-I")]  # where folders lie does not count
+    ingredients = [*version, *named, platform.machine(), _cpu_flags()]
+    key = content_key(ingredients, [*csrc_dir().rglob("*.h"), *headers, *sources])
+    return cached(name, suffix, key, lambda scratch: _compile(compiler, flags, sources, scratch))
+
+
+def _cpu_flags() -> str:
+    """-march=native means this processor's instructions: a cache may be shared with machines that lack them."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    return next((line for line in text.splitlines() if line.startswith(("flags", "Features"))), "")
+
+
+def _compile(compiler: str, flags: Sequence[str], sources: Sequence[Path], scratch: Path) -> Path:
+    objects, running = [], []
+    for index, source in enumerate(sources):
+        objects.append(f"{scratch}/{index}.o")
+        command = [compiler, *flags, f"-I{csrc_dir()}", "-c", str(source), "-o", objects[-1]]
+        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    outputs = [process.communicate()[0] for process in running]
+    for process, output in zip(running, outputs, strict=True):
+        if process.returncode:
+            raise BuildError(f"the host runtime does not compile with {compiler}: {_first_error(output)}")
+    linked = scratch / "linked"
+    link = subprocess.run([compiler, *flags, *objects, "-o", str(linked)], capture_output=True, text=True)
+    if link.returncode:
+        raise BuildError(f"the host runtime does not link with {compiler}: {_first_error(link.stderr)}")
+    return linked
+
+
+def _first_error(output: str) -> str:
+    lines = [line for line in output.splitlines() if "error" in line] or output.splitlines() or ["no output"]
+    return lines[0].strip()

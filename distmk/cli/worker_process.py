@@ -1,0 +1,30 @@
+"""`python -m distmk.cli.worker_process`: a rank started by rank 0 (`--ranks N` or `LLM(tensor_parallel_size=N)`)."""
+
+from __future__ import annotations
+
+import sys
+
+from distmk.bootstrap import connect, setup_follower
+from distmk.console import tell
+from distmk.errors import DistmkError, JobClosedError, RankLostError
+from distmk.serving.llm import serve
+
+
+def main() -> int:
+    """Serve until rank 0 closes; the exit status is that of the error that ended it. Rank 0 prints shared errors."""
+    setup_follower()
+    try:
+        with connect() as bootstrap:
+            serve(bootstrap)
+    except JobClosedError as error:
+        return error.exit_code
+    except RankLostError as error:
+        tell(str(error))
+        return error.exit_code
+    except DistmkError as error:
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

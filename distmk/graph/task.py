@@ -1,0 +1,159 @@
+"""What every task type is made of, and the table of types.
+
+A task type is one frozen dataclass: its operands as regions and slabs, what it reads and writes, how it is encoded, and
+which bytes an encoded one touches (`accesses`, which `check` trusts instead of the regions it was made from). The body
+of the same name lives in csrc. Registering the class here is all that Python needs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+
+from distmk.abi import MAX_ROWS, TASK_ARGS_BYTES, Batch, LaunchKind, split_operand
+from distmk.graph.regions import Region, Slab, Weight
+
+
+class Layout(Protocol):
+    """Where buffers and weights were placed."""
+
+    def operand(self, ref: Region | Slab | Weight | None) -> int:
+        """The operand of the first byte of a region, slab or weight (0 for None)."""
+        ...
+
+
+class Access(NamedTuple):
+    """Bytes an encoded task touches: `num_rows` runs of `row_bytes`, `stride` bytes apart, each aligned.
+
+    `early`: a read that may come before the task's waits are met. `clears`: a write that leaves zeros.
+    """
+
+    write: bool
+    rank: int
+    space: int
+    offset: int
+    row_bytes: int
+    num_rows: int = 1
+    stride: int = 0
+    align_bytes: int = 4
+    early: bool = False
+    clears: bool = False
+
+
+def access(
+    write: bool, rank: int, operand: int, row_bytes: int, num_rows: int = 1, stride: int = 0, align_bytes: int = 4
+) -> Access:
+    space, offset = split_operand(operand)
+    return Access(write, rank, int(space), offset, row_bytes, num_rows, stride or row_bytes, align_bytes)
+
+
+Columns = Callable[[bool, int, int, int, int, int], Access]  # bf16_access or f32_access
+
+
+def bf16_access(write: bool, rank: int, operand: int, num_cols: int, num_rows: int, stride: int) -> Access:
+    """Columns of every row; `stride` in elements."""
+    return access(write, rank, operand, 2 * num_cols, num_rows, 2 * stride, align_bytes=2)
+
+
+def f32_access(write: bool, rank: int, operand: int, num_cols: int, num_rows: int, stride: int) -> Access:
+    """Columns of every row; `stride` in elements."""
+    return access(write, rank, operand, 4 * num_cols, num_rows, 4 * stride)
+
+
+def vector_accesses(
+    rank: int, out: int, cleared: int, num_cols: int, num_rows: int, stride: int, columns: Columns = bf16_access
+) -> list[Access]:
+    """Columns of every row that are written, and the same ones that are left zero elsewhere, if they are."""
+    found = [columns(True, rank, out, num_cols, num_rows, stride)]
+    if cleared:
+        found.append(columns(True, rank, cleared, num_cols, num_rows, stride)._replace(clears=True))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Work on `rank`, for one worker unless `launch` says else. `worker` None lets the graph choose; `op` names the
+    operator it is part of. `far_ahead`: it may begin before the waits of the last two tasks of its worker are met, not only
+    of the last.
+    """
+
+    rank: int
+    op: str
+    worker: int | None = None
+    launch: LaunchKind = LaunchKind.AHEAD
+    far_ahead: bool = False
+
+    type_id: ClassVar[int]
+    type_name: ClassVar[str]
+    may_be_none: ClassVar[frozenset[str]]  # fields
+    Args: ClassVar[type[ctypes.Structure]]
+    streams_weights: ClassVar[bool] = False  # a worker that has it in its list loads weights for it, once
+    goes_through_shares: ClassVar[bool] = False  # its body runs all instances of a worker's share, where it is spread
+
+    def reads(self) -> Iterable[Region]:
+        return ()
+
+    def writes(self) -> Iterable[Region]:
+        return ()
+
+    def dtypes(self) -> Mapping[str, str | None]:
+        """What regions among the operands must be made of, by field; None: of anything."""
+        return {}
+
+    def weight_bytes(self) -> int:
+        """Bytes of weights streamed a step: what the floor of a decode step is made of."""
+        return 0
+
+    def max_instances(self) -> int:
+        """The most instances this task can have, launched massively or spread."""
+        return 1
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        raise NotImplementedError
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        raise NotImplementedError
+
+    @classmethod
+    def skips_waits(cls, args: Any) -> bool:
+        """Whether the task may be over before its waits are met in an iteration of many rows, since what it reads early says
+        the same: who looks early at a few has waited then, and who does at many leaves zeros, which is more than to fill what
+        is read here.
+        """
+        return False
+
+    @classmethod
+    def may_pass(cls, args: Any) -> bool:
+        """Whether the task has nothing to do in some iterations, and its worker then goes on before its waits are met."""
+        return False
+
+
+TASK_TYPES: dict[int, type[Task]] = {}
+T = TypeVar("T", bound=type[Task])
+
+
+def task_type(type_id: int, name: str) -> Any:
+    """Class decorator: register a task type under `type_id`; csrc names its body `body_<name>`."""
+
+    def register(cls: T) -> T:
+        if type_id in TASK_TYPES or ctypes.sizeof(cls.Args) > TASK_ARGS_BYTES:
+            raise TypeError(f"task type {name}: id {type_id} is taken or its arguments exceed {TASK_ARGS_BYTES} bytes")
+        cls.type_id, cls.type_name = type_id, name
+        cls.may_be_none = frozenset(field.name for field in fields(cls) if "None" in str(field.type))
+        TASK_TYPES[type_id] = cls
+        return cls
+
+    return register
+
+
+def rows_of(batch_operand: int) -> int:
+    """Token rows a task touches: all an iteration can carry where it follows the batch, else the buffer's one row."""
+    return MAX_ROWS if batch_operand else 1
+
+
+def batch_access(rank: int, batch: int, write: bool = False) -> Access:
+    """The whole row table."""
+    return access(write, rank, batch, ctypes.sizeof(Batch))

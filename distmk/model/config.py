@@ -1,0 +1,284 @@
+"""The shape of a decoder model, and the rotary frequencies that follow from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from distmk.errors import ModelError
+from distmk.model.json_fields import Fields, token_ids
+
+Family = Literal["llama", "qwen3"]
+
+ARCHITECTURES: Mapping[str, Family] = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
+"""Hugging Face architecture names that can be loaded."""
+
+MAX_LAYERS = 10_000
+"""A damaged file may claim billions, and listing their tensors would take all memory before any is found missing."""
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Llama 3.1's stretching of the rotary wavelengths ("llama3" in Hugging Face's `rope_type`).
+
+    Wavelengths above `original_max_position / low_freq_factor` grow by `factor`, those below
+    `original_max_position / high_freq_factor` stay, and those between are blended.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position: int
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Everything about a model but its weights. Raises ModelError when the sizes cannot go together.
+
+    `rope_freq_factors` (length head_dim / 2) divides the plain rotary frequencies; GGUF files carry Llama 3.1's
+    scaling in that form instead of as `rope_scaling`.
+    """
+
+    family: Family
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    tie_embeddings: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    rope_freq_factors: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        self.validate("model config")
+
+    def validate(self, where: str) -> None:
+        """Raise ModelError, naming `where` the values came from, unless the sizes can go together."""
+        sizes = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+        for name in (*sizes, "vocab_size", "max_position"):
+            if not 1 <= getattr(self, name) < 1 << 31:
+                raise ModelError(f"{where}: {name} is {getattr(self, name)}; it must be at least 1 and below 2**31")
+        if self.num_layers > MAX_LAYERS:
+            raise ModelError(f"{where}: num_layers is {self.num_layers}; at most {MAX_LAYERS} are believable")
+        if self.num_heads % self.num_kv_heads:
+            raise ModelError(
+                f"{where}: {self.num_heads} attention heads cannot share {self.num_kv_heads} key/value heads evenly; "
+                "the first must be a multiple of the second"
+            )
+        if self.head_dim % 2:
+            raise ModelError(f"{where}: head_dim is {self.head_dim}; rotary embedding needs an even head_dim")
+        for name in ("rope_theta", "rms_norm_eps"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ModelError(f"{where}: {name} is {getattr(self, name)}; it must be a positive number")
+        factors = self.rope_freq_factors
+        if factors is not None and (len(factors) != self.head_dim // 2 or min(factors) <= 0):
+            raise ModelError(
+                f"{where}: {len(factors)} rotary frequency factors; "
+                f"head_dim {self.head_dim} needs {self.head_dim // 2} positive ones"
+            )
+
+    @staticmethod
+    def from_hf(d: Mapping[str, Any], where: str) -> ModelConfig:
+        """The config in a Hugging Face `config.json`, given as a dict; `where` names it in errors.
+
+        Reads both the old `rope_theta` / `rope_scaling` keys and the `rope_parameters` of transformers 5.
+        Raises ModelError for another architecture, a feature that is not supported, or values that cannot be used.
+        """
+        return _from_hf(Fields(d, where))
+
+
+def _from_hf(f: Fields) -> ModelConfig:
+    family = _family(f)
+    _refuse_unsupported(f)
+    num_heads = f.integer("num_attention_heads")
+    hidden_size = f.integer("hidden_size")
+    if num_heads < 1:
+        raise ModelError(f"{f.where}: num_attention_heads is {num_heads}; it must be at least 1")
+    qwen3 = family == "qwen3"
+    # Absent keys mean what transformers' LlamaConfig and Qwen3Config take them to mean.
+    attention_bias = f.flag("attention_bias")
+    bos = token_ids(f.values, "bos_token_id", f.where, () if qwen3 else (1,))
+    theta, scaling = _rope(f)
+    values: dict[str, Any] = {
+        "family": family,
+        "hidden_size": hidden_size,
+        "intermediate_size": f.integer("intermediate_size"),
+        "num_layers": f.integer("num_hidden_layers"),
+        "num_heads": num_heads,
+        "num_kv_heads": f.integer("num_key_value_heads", num_heads),
+        "head_dim": f.integer("head_dim", 128 if qwen3 else hidden_size // num_heads),
+        "vocab_size": f.integer("vocab_size"),
+        "max_position": f.integer("max_position_embeddings", 32768 if qwen3 else 2048),
+        "rms_norm_eps": f.number("rms_norm_eps", 1e-6),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "tie_embeddings": f.flag("tie_word_embeddings"),
+        "qkv_bias": attention_bias,
+        "o_bias": attention_bias,
+        "mlp_bias": f.flag("mlp_bias") and not qwen3,
+        "qk_norm": qwen3,
+        "bos_token_id": bos[0] if bos else None,
+        "eos_token_ids": token_ids(f.values, "eos_token_id", f.where, () if qwen3 else (2,)),
+    }
+    return build_config(values, f.where)
+
+
+def build_config(values: Mapping[str, Any], where: str) -> ModelConfig:
+    """A ModelConfig of `values`, where a ModelError about them names `where` they came from."""
+    try:
+        return ModelConfig(**values)
+    except ModelError as e:
+        raise ModelError(str(e).replace("model config", where, 1)) from None
+
+
+def _family(f: Fields) -> Family:
+    """Llama or Qwen3, by the `architectures` key, else by `model_type`."""
+    supported = ", ".join(ARCHITECTURES)
+    names = f.values.get("architectures")
+    if isinstance(names, list) and names:
+        for name in names:
+            if isinstance(name, str) and name in ARCHITECTURES:
+                return ARCHITECTURES[name]
+        raise ModelError(f"{f.where}: architecture {names[0]!s} is not supported; supported are {supported}")
+    model_type = f.values.get("model_type")
+    for family in ARCHITECTURES.values():
+        if model_type == family:
+            return family
+    if model_type is None:
+        raise ModelError(f"{f.where}: names no architecture; expected `architectures` with one of {supported}")
+    raise ModelError(f"{f.where}: model type {model_type!s} is not supported; supported are {supported}")
+
+
+def _refuse_unsupported(f: Fields) -> None:
+    """Raise ModelError for features that would change the result if they were ignored."""
+    act = f.values.get("hidden_act", "silu")
+    if act != "silu":
+        raise ModelError(f"{f.where}: hidden_act {act!r} is not supported; only 'silu' is")
+    layer_types = f.values.get("layer_types")
+    if f.flag("use_sliding_window") or (isinstance(layer_types, list) and "sliding_attention" in layer_types):
+        raise ModelError(
+            f"{f.where}: sliding-window attention is in use, which is not supported; use a full-attention model"
+        )
+    if f.values.get("quantization_config"):
+        method = f.sub("quantization_config").values.get("quant_method", "unknown")
+        raise ModelError(
+            f"{f.where}: weights quantized with {method!s} are not supported; use an unquantized checkpoint"
+        )
+
+
+def _rope(f: Fields) -> tuple[float, RopeScaling | None]:
+    """The rotary base and scaling, from either spelling; a key of `rope_parameters` wins over an old one."""
+    old_theta = f.number("rope_theta", 10000.0)
+    new = f.sub("rope_parameters")
+    rope = new if new.values else f.sub("rope_scaling")
+    theta = rope.number("rope_theta", old_theta)
+    partial = rope.number("partial_rotary_factor", f.number("partial_rotary_factor", 1.0))
+    if partial != 1.0:
+        raise ModelError(f"{f.where}: partial_rotary_factor {partial:g} is not supported; only 1 is")
+    kind = rope.values.get("rope_type", rope.values.get("type", "default"))
+    if kind == "default":
+        return theta, None
+    if kind != "llama3":
+        raise ModelError(f"{f.where}: RoPE type {kind!r} is not supported; supported are 'default' and 'llama3'")
+    scaling = RopeScaling(
+        factor=rope.number("factor"),
+        low_freq_factor=rope.number("low_freq_factor"),
+        high_freq_factor=rope.number("high_freq_factor"),
+        original_max_position=rope.integer(
+            "original_max_position_embeddings", f.integer("max_position_embeddings", 2048)
+        ),
+    )
+    if min(scaling.factor, scaling.low_freq_factor, scaling.original_max_position) <= 0:
+        raise ModelError(f"{rope.where}: factor, low_freq_factor and original_max_position_embeddings must be positive")
+    if scaling.high_freq_factor <= scaling.low_freq_factor:
+        raise ModelError(
+            f"{rope.where}: high_freq_factor {scaling.high_freq_factor:g} must be above "
+            f"low_freq_factor {scaling.low_freq_factor:g}"
+        )
+    return theta, scaling
+
+
+def inv_freq(config: ModelConfig) -> npt.NDArray[np.float32]:
+    """The rotary frequencies in radians per position, float32 [head_dim / 2].
+
+    Plain: theta ** (-2i / head_dim), from Su et al., "RoFormer" (arXiv 2104.09864), section 3.2. Scaled: Llama 3.1,
+    `apply_scaling` in meta-llama/llama-models `models/llama3/model.py`, which transformers has as
+    `_compute_llama3_parameters`. Rounded to float32 in the same places as there: at position 100,000 the rounding of a
+    frequency shows. What a float32 power is depends on the machine, so it is rounded from a float64 one.
+    """
+    exponents = np.arange(0, config.head_dim, 2).astype(np.float32) / np.float32(config.head_dim)
+    power = np.power(np.float32(config.rope_theta), exponents, dtype=np.float64).astype(np.float32)
+    freq: npt.NDArray[np.float32] = np.float32(1) / power
+    if config.rope_freq_factors is not None:
+        freq /= np.asarray(config.rope_freq_factors, np.float32)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return freq
+    low, high = np.float32(scaling.low_freq_factor), np.float32(scaling.high_freq_factor)
+    context, factor = np.float32(scaling.original_max_position), np.float32(scaling.factor)
+    # torch divides by a tensor in two roundings: it multiplies by the reciprocal.
+    wavelength: npt.NDArray[np.float32] = np.float32(2 * math.pi) * (np.float32(1) / freq)
+    blend = (context * (np.float32(1) / wavelength) - low) / (high - low)
+    blended = (np.float32(1) - blend) * freq / factor + blend * freq
+    stretched = np.where(wavelength > context / low, freq / factor, blended)
+    scaled: npt.NDArray[np.float32] = np.where(wavelength < context / high, freq, stretched)
+    return scaled
+
+
+def _preset(family: Family, sizes: tuple[int, ...], **other: Any) -> ModelConfig:
+    """A config from (hidden, intermediate, layers, heads, kv heads, head_dim, vocab, max position)."""
+    names = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
+    values: dict[str, Any] = dict(zip((*names, "max_position"), sizes, strict=True))
+    values |= {"family": family, "qk_norm": family == "qwen3", "rope_scaling": None}
+    values |= {"qkv_bias": False, "o_bias": False, "mlp_bias": False}
+    return ModelConfig(**values | other)
+
+
+_QWEN3: dict[str, Any] = {
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "bos_token_id": 151643,
+    "eos_token_ids": (151645, 151643),
+}
+_LLAMA3: dict[str, Any] = {
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5e5,
+    "rope_scaling": RopeScaling(8.0, 1.0, 4.0, 8192),
+    "tie_embeddings": False,
+    "bos_token_id": 128000,
+    "eos_token_ids": (128001,),
+}
+_SMOLLM2: dict[str, Any] = {
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e5,
+    "tie_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_ids": (2,),
+}
+
+PRESETS: Mapping[str, ModelConfig] = {
+    "smollm2-135m": _preset("llama", (576, 1536, 30, 9, 3, 64, 49152, 8192), **_SMOLLM2),
+    "qwen3-0.6b": _preset("qwen3", (1024, 3072, 28, 16, 8, 128, 151936, 40960), tie_embeddings=True, **_QWEN3),
+    "qwen3-1.7b": _preset("qwen3", (2048, 6144, 28, 16, 8, 128, 151936, 40960), tie_embeddings=True, **_QWEN3),
+    "qwen3-8b": _preset("qwen3", (4096, 12288, 36, 32, 8, 128, 151936, 40960), tie_embeddings=False, **_QWEN3),
+    "qwen3-32b": _preset("qwen3", (5120, 25600, 64, 64, 8, 128, 151936, 40960), tie_embeddings=False, **_QWEN3),
+    "llama-3.1-8b": _preset("llama", (4096, 14336, 32, 32, 8, 128, 128256, 131072), **_LLAMA3),
+    "llama-3.1-70b": _preset("llama", (8192, 28672, 80, 64, 8, 128, 128256, 131072), **_LLAMA3),
+}
+"""Well-known public shapes, by name, for compiling and timing without weights (values of the published configs)."""

@@ -1,0 +1,95 @@
+"""A model as a list of operators, before anything is known of ranks or workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distmk.model.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """x = table[token]."""
+
+    table: str
+
+
+@dataclass(frozen=True)
+class SelfAttention:
+    """x += o(attention(q, k, v of norm(x))): column-parallel q, k and v, row-parallel o. Bias names are None where absent."""
+
+    name: str
+    norm: str
+    q: str
+    k: str
+    v: str
+    o: str
+    q_norm: str | None
+    k_norm: str | None
+    qkv_bias: bool
+    o_bias: bool
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """x += down(silu(gate(norm(x))) * up(norm(x))): column-parallel gate and up, row-parallel down."""
+
+    name: str
+    norm: str
+    gate: str
+    up: str
+    down: str
+    bias: bool
+
+
+@dataclass(frozen=True)
+class Head:
+    """The most likely next token of sampled rows: argmax of the vocabulary-parallel head over norm(x)."""
+
+    norm: str
+    table: str
+
+
+Operator = Embedding | SelfAttention | Mlp | Head
+
+
+@dataclass(frozen=True)
+class Model:
+    """A decoder of the Llama or Qwen3 family; operator fields are checkpoint tensors without `.weight`."""
+
+    config: ModelConfig
+    operators: tuple[Operator, ...]
+
+
+def build_model(config: ModelConfig) -> Model:
+    """The operators of `config`, in order (Llama: Touvron et al., arXiv:2302.13971; Qwen3: arXiv:2505.09388)."""
+    embed = "model.embed_tokens"
+    operators: list[Operator] = [Embedding(embed)]
+    for layer in range(config.num_layers):
+        attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
+        operators.append(
+            SelfAttention(
+                name=f"layer{layer}",
+                norm=f"model.layers.{layer}.input_layernorm",
+                q=f"{attention}.q_proj",
+                k=f"{attention}.k_proj",
+                v=f"{attention}.v_proj",
+                o=f"{attention}.o_proj",
+                q_norm=f"{attention}.q_norm" if config.qk_norm else None,
+                k_norm=f"{attention}.k_norm" if config.qk_norm else None,
+                qkv_bias=config.qkv_bias,
+                o_bias=config.o_bias,
+            )
+        )
+        operators.append(
+            Mlp(
+                name=f"layer{layer}",
+                norm=f"model.layers.{layer}.post_attention_layernorm",
+                gate=f"{mlp}.gate_proj",
+                up=f"{mlp}.up_proj",
+                down=f"{mlp}.down_proj",
+                bias=config.mlp_bias,
+            )
+        )
+    operators.append(Head("model.norm", embed if config.tie_embeddings else "lm_head"))
+    return Model(config, tuple(operators))

@@ -1,0 +1,1 @@
+"""Serving a model: sessions, the engine, requests, sampling, text."""

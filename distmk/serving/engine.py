@@ -1,0 +1,175 @@
+"""One rank's part in serving a model: load, compile, prove, fill, then run launches together with the other ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from distmk import env
+from distmk.abi import Batch
+from distmk.backends.base import LaunchSpec
+from distmk.backends.defaults import (
+    BACKENDS,
+    backend_choices,
+    check_heads,
+    check_schedulers,
+    choose_backend,
+    choose_model_len,
+    choose_workers,
+)
+from distmk.backends.weight_upload import fill_weights
+from distmk.bootstrap import Bootstrap, agree, agree_same
+from distmk.errors import DistmkError, UsageError
+from distmk.lower import DecodeOptions
+from distmk.model.shards import shard_model
+from distmk.program.program import Program
+from distmk.serving.program_cache import proved_program
+from distmk.serving.session import RunningLaunch, Session
+from distmk.trace import Trace
+from distmk.weights import open_checkpoint
+
+
+@dataclass(frozen=True)
+class EngineArgs:
+    """What every rank must be given alike. Lengths are in tokens; None lets the engine choose.
+
+    `num_schedulers`: of a rank, in threads or on an SM of their own; None: one in the idle time of each worker.
+    """
+
+    model: str
+    load_format: str = "auto"
+    seed: int = 0
+    num_workers: int | None = None
+    backend: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 16
+    deadline_s: float | None = None
+    keep_logits: bool = False
+    trace_iterations: int = 0
+    num_schedulers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise UsageError(f"backend {self.backend!r} is not one of {', '.join(BACKENDS)}")
+        if self.load_format not in ("auto", "dummy"):
+            raise UsageError(f"load format {self.load_format!r} is not one of auto, dummy")
+        for name in ("num_workers", "num_schedulers", "max_model_len", "max_num_seqs", "deadline_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UsageError(f"{name} is {value}; it must be positive")
+        if self.trace_iterations < 0:
+            raise UsageError(f"trace_iterations is {self.trace_iterations}; it must be 0 (no trace) or more")
+
+
+def _peak_bytes() -> int:
+    """Peak resident memory of this process. (getrusage would report the parent's too, where that was larger.)"""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+class Engine:
+    """A model ready to run on this rank. Collective, as every call is; errors are raised on every rank alike.
+
+    UsageError, ModelError, BuildError: what was asked for cannot be served. CheckError: the compiler made a mistake.
+    """
+
+    def __init__(self, args: EngineArgs, bootstrap: Bootstrap) -> None:
+        self.args, self.bootstrap = args, bootstrap
+        self.backend_name = agree(bootstrap, lambda: choose_backend(args.backend))
+        self.checkpoint = agree(bootstrap, lambda: open_checkpoint(args.model, args.load_format, args.seed))
+        self.config = self.checkpoint.config
+        agree(bootstrap, lambda: check_heads(self.config.head_dim, self.backend_name))
+        settings = {name: str(value) for name, value in asdict(args).items() if name != "model"}
+        agree_same(bootstrap, "models or options", {"model": self.checkpoint.fingerprint, **settings})
+        self.max_model_len = agree(bootstrap, lambda: choose_model_len(args.max_model_len, self.config.max_position))
+        self.num_workers = self._same_workers()
+        self.load_s: dict[str, float] = {}  # by what was loaded: program, runtime, weights
+        with self._timed("program"):
+            program = agree(bootstrap, self._program)
+        with self._timed("runtime"):
+            self.session = Session(
+                program,
+                bootstrap,
+                deadline_s=args.deadline_s,
+                backend=self.backend_name,
+                proved=True,
+                scheduler_threads=args.num_schedulers is not None,
+            )
+        try:
+            with self._timed("weights"):
+                agree(bootstrap, self._fill)
+        except DistmkError:
+            self.session.close()  # on every rank alike
+            raise
+
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.load_s[what] = time.perf_counter() - began
+
+    def _same_workers(self) -> int:
+        """Every rank has the same number of workers: the least that any of them has cores for."""
+        args, bootstrap = self.args, self.bootstrap
+        own_sm = args.num_schedulers is not None
+        mine = agree(bootstrap, lambda: choose_workers(args.num_workers, self.backend_name, bootstrap, own_sm))
+        least = min(int(count) for count in bootstrap.allgather(str(mine).encode()))
+        check_schedulers(args.num_schedulers, least, self.backend_name)
+        return least
+
+    def _program(self) -> Program:
+        options = DecodeOptions(
+            num_ranks=self.bootstrap.world_size,
+            num_workers=self.num_workers,
+            num_schedulers=self.args.num_schedulers,
+            max_seqs=self.args.max_num_seqs,
+            max_model_len=self.max_model_len,
+            keep_logits=self.args.keep_logits,
+            loopback=env.loopback(),
+            **backend_choices(self.backend_name),
+        )
+        return proved_program(self.config, options, self.bootstrap.rank)
+
+    def _fill(self) -> None:
+        fill_weights(self.session.program, self.session.backend, self.bootstrap.rank, self.checkpoint)
+        self.checkpoint.close()
+
+    def launch(self, prompts: list[list[int]], max_new: list[int], ignore_eos: bool) -> RunningLaunch:
+        """One launch for all `prompts` (token ids; only rank 0's count); iterate over it for tokens."""
+        kept = self.args.trace_iterations
+        return self.session.launch(
+            LaunchSpec(
+                prompts=tuple(map(tuple, prompts)),
+                max_new=tuple(max_new),
+                ignore_eos=ignore_eos,
+                eos_ids=self.config.eos_token_ids,
+                deadline_s=self.args.deadline_s or env.deadline_s(),
+                trace_capacity=self.session.room_for(kept) if kept else 0,
+            )
+        )
+
+    def gather_trace(self, launch: RunningLaunch) -> Trace | None:
+        """What was kept of a launch that is over, on rank 0; None where nothing was, or somebody left it early."""
+        kept = self.args.trace_iterations
+        return launch.trace(kept) if kept and not launch.left else None
+
+    def close(self) -> None:
+        self.session.close()
+
+    def peak_memory_bytes(self) -> list[int]:
+        """Peak resident memory of every rank's process so far."""
+        return [int(payload) for payload in self.bootstrap.allgather(str(_peak_bytes()).encode())]
+
+    def gather_logits(self) -> npt.NDArray[np.float32]:
+        """float32 [vocab_size] of the row that a launch of one new token sampled, from all ranks. Needs keep_logits."""
+        batch = Batch.from_buffer_copy(self.session.view("batch").tobytes())
+        row = next(index for index, entry in enumerate(batch.rows) if entry.sample)
+        begin, end = shard_model(self.config, self.bootstrap.world_size)[self.bootstrap.rank].vocab
+        mine = self.session.view("logits")[row, : end - begin].tobytes()
+        return np.frombuffer(b"".join(self.bootstrap.allgather(mine)), np.float32)

@@ -1,0 +1,97 @@
+"""Programs that were compiled and proved once, kept for the next start.
+
+A program follows from the model's config, the options and this package's code; a file is named by a hash of these, and only
+a program that passed `check` is ever saved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+from distmk import env
+from distmk.backends.build_cache import published
+from distmk.check import check
+from distmk.lower import DecodeOptions, lower
+from distmk.model.config import ModelConfig
+from distmk.model.operators import build_model
+from distmk.program import file as program_file
+from distmk.program.program import Program, compile_graph
+from distmk.tasks.abi_header import abi_hash
+
+PREFIX, SUFFIX = "program-", ".npz"
+MAX_BYTES = 1 << 30  # of all programs kept
+
+
+def proved_program(config: ModelConfig, options: DecodeOptions, rank: int) -> Program:
+    """The decode program of `config`, for `rank`: from the cache if it is there, else compiled, proved and kept.
+
+    Of several ranks that share a cache folder, one compiles and the others wait. UsageError: the model cannot be dealt to so
+    many ranks; BuildError: unwritable cache folder; CheckError: the compiler made a mistake.
+    """
+    if not env.caches_programs():
+        return _prove(config, options)
+    made: list[Program] = []
+
+    def make(scratch: Path) -> Path:
+        made.append(_prove(config, options))
+        program_file.save(made[0], scratch / "program")
+        return scratch / "program"
+
+    try:
+        program: Program = published(f"{PREFIX}{_key(config, options)}{SUFFIX}", lambda path: _read(path, rank), make)
+        if made:
+            _make_room(env.cache_dir())
+        return program
+    except OSError:
+        if made:
+            return made[0]  # a full disk costs time at the next start and nothing else
+        raise
+
+
+def _prove(config: ModelConfig, options: DecodeOptions) -> Program:
+    program = compile_graph(lower(build_model(config), options))
+    check(program)
+    return program
+
+
+def _read(path: Path, rank: int) -> Program | None:
+    try:
+        program = program_file.load(path, rank)
+    except program_file.DamagedFile:
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)  # what is used is kept
+    return program
+
+
+def _key(config: ModelConfig, options: DecodeOptions) -> str:
+    parts = [repr(asdict(config)), repr(asdict(options)), str(abi_hash()), _code_hash()]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+
+
+@functools.cache
+def _code_hash() -> str:
+    """A hash of this package's Python files: any of them may have a say in what a program is, or in its proof."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _make_room(folder: Path) -> None:
+    """Remove the programs that have not been used for longest, and their locks, while all take more than MAX_BYTES."""
+    with contextlib.suppress(OSError):  # somebody else may be at it
+        found = sorted((path.stat().st_mtime, path) for path in folder.glob(f"{PREFIX}*{SUFFIX}"))
+        total = sum(path.stat().st_size for _, path in found)
+        for _, path in found[:-1]:
+            if total <= MAX_BYTES:
+                break
+            total -= path.stat().st_size
+            path.unlink()
+            path.with_name(f"{path.name}.lock").unlink(missing_ok=True)

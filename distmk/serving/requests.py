@@ -1,0 +1,80 @@
+"""Prompts as users give them, turned into requests that are known to be servable, and tokens turned back into text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from distmk.abi import FinishReason, TokenEvent
+from distmk.errors import UsageError
+from distmk.serving.sampling import CompletionOutput, RequestOutput, SamplingParams, TokenOutput
+from distmk.serving.tokenizer import StreamDecoder, Tokenizer
+
+CONTEXT_TOKENS = 8
+Prompt = str | Sequence[int]
+
+
+@dataclass
+class Request:
+    """A prompt being served: its tokens so far, when they came, and the text they spell."""
+
+    prompt: str | None
+    prompt_ids: list[int]
+    params: SamplingParams
+    decoder: StreamDecoder | None
+    token_ids: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    finish_reason: str | None = None
+    first_s: float = 0.0
+    last_s: float = 0.0
+
+    def take(self, index: int, event: TokenEvent) -> TokenOutput:
+        """Add a token."""
+        self.last_s = time.perf_counter()
+        self.first_s = self.first_s or self.last_s
+        self.token_ids.append(event.token)
+        if event.finish != FinishReason.NONE:
+            self.finish_reason = FinishReason(event.finish).name.lower()
+        piece = ""
+        if self.decoder is not None:
+            piece = self.decoder.push(event.token)
+            if self.finish_reason:
+                piece += self.decoder.flush()
+        self.pieces.append(piece)
+        return TokenOutput(index, event.token, piece, self.finish_reason)
+
+    def output(self) -> RequestOutput:
+        count = len(self.token_ids)
+        ms_per_token = 1e3 * (self.last_s - self.first_s) / (count - 1) if count > 1 else 0.0
+        completion = CompletionOutput(
+            self.token_ids, "".join(self.pieces), self.finish_reason or "length", ms_per_token
+        )
+        return RequestOutput(self.prompt, self.prompt_ids, [completion])
+
+
+def make_request(
+    prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int
+) -> Request:
+    """Check one prompt. UsageError: empty, too long, a token id out of range, or text without a tokenizer."""
+    if isinstance(prompt, str):
+        if not prompt:
+            raise UsageError("a prompt is empty; give it at least one character")
+        if tokenizer is None:
+            raise UsageError("this model has no tokenizer; give token ids (--prompt-ids) instead of text")
+        ids = tokenizer.encode(prompt)
+    else:
+        ids = list(prompt)
+    if not ids:
+        raise UsageError("a prompt has no tokens; give it at least one")
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise UsageError(f"token id {token!r} is out of range; the vocabulary has ids 0 to {vocab_size - 1}")
+    if len(ids) >= max_model_len:
+        raise UsageError(
+            f"a prompt of {len(ids)} tokens leaves no room in a context of {max_model_len}; "
+            "shorten it or raise --max-model-len"
+        )
+    # The end of the prompt decides how the first new token is spelt (a space, half a character).
+    decoder = StreamDecoder(tokenizer, context=ids[-CONTEXT_TOKENS:]) if tokenizer is not None else None
+    return Request(prompt if isinstance(prompt, str) else None, ids, params, decoder)

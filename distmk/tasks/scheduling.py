@@ -1,0 +1,137 @@
+"""The end of an iteration and the start of the next: pick each row's token, feed it back, admit and finish requests."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from ctypes import c_uint32, c_uint64
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from distmk.abi import MAX_ROWS, BatcherState, Candidate
+from distmk.graph.regions import Region
+from distmk.graph.task import Access, Layout, Task, access, batch_access, task_type
+
+CANDIDATES_BYTES = ctypes.sizeof(Candidate) * MAX_ROWS
+
+
+class SampleArgs(ctypes.Structure):
+    _fields_ = [
+        ("candidates", c_uint64),  # Candidate [num_tasks, MAX_ROWS] of this rank's head tasks
+        ("out", c_uint64),  # Candidate [MAX_ROWS] in rank 0's slot of this rank
+        ("batch", c_uint64),
+        ("num_tasks", c_uint32),
+        ("pad", c_uint32),
+    ]
+
+
+@task_type(8, "sample")
+@dataclass(frozen=True, eq=False)
+class Sample(Task):
+    """The best candidate of this rank's vocabulary shard for every sampled row (greedy: lowest id wins ties).
+
+    out: Candidate [MAX_ROWS] on rank 0, of which the batch's rows are written. Where no pointer reaches rank 0 it is written
+    at the same place on this rank, and put to rank 0 from there; else it may be.
+    """
+
+    candidates: Region = None  # type: ignore[assignment]
+    out: Region = None  # type: ignore[assignment]
+    batch: Region = None  # type: ignore[assignment]
+
+    Args: ClassVar[type[ctypes.Structure]] = SampleArgs
+
+    def reads(self) -> Iterable[Region]:
+        return (self.candidates, self.batch)
+
+    def writes(self) -> Iterable[Region]:
+        return (self.out,) if self.out.rank == self.rank else (self.out.on(self.rank), self.out)
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        return SampleArgs(
+            candidates=layout.operand(self.candidates),
+            out=layout.operand(self.out),
+            batch=layout.operand(self.batch),
+            num_tasks=self.candidates.cols // CANDIDATES_BYTES,
+        )
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        return [
+            access(False, rank, args.candidates, CANDIDATES_BYTES * args.num_tasks),
+            *(access(True, target, args.out, CANDIDATES_BYTES) for target in sorted({0, rank})),
+            batch_access(rank, args.batch),
+        ]
+
+
+class PrepareArgs(ctypes.Structure):
+    _fields_ = [
+        ("candidates", c_uint64),  # Candidate [num_ranks, MAX_ROWS]
+        ("batch", c_uint64),
+        ("page_table", c_uint64),  # i32 [MAX_ROWS slots, max_pages]
+        ("state", c_uint64),  # BatcherState, then the stack of free pages
+        ("num_ranks", c_uint32),
+        ("page_size", c_uint32),
+        ("max_pages", c_uint32),
+        ("num_pages", c_uint32),
+        ("max_slots", c_uint32),
+        ("max_positions", c_uint32),
+    ]
+
+
+@task_type(9, "prepare")
+@dataclass(frozen=True, eq=False)
+class Prepare(Task):
+    """Run by rank 0's scheduler 0: the row table of this iteration, from the tokens of the last, put to every rank.
+
+    Stop conditions, admission of waiting requests, KV pages and prompt chunks are decided here; the host only reads tokens.
+    """
+
+    candidates: Region = None  # type: ignore[assignment]
+    batch: Region = None  # type: ignore[assignment]
+    page_table: Region = None  # type: ignore[assignment]
+    state: Region = None  # type: ignore[assignment]
+    num_ranks: int = 1
+    page_size: int = 16
+    num_pages: int = 1
+    max_slots: int = MAX_ROWS
+    max_positions: int = 0
+
+    Args: ClassVar[type[ctypes.Structure]] = PrepareArgs
+
+    def reads(self) -> Iterable[Region]:
+        return (self.candidates, self.state, self.page_table, self.batch)
+
+    def writes(self) -> Iterable[Region]:
+        yield self.state
+        for rank in range(self.num_ranks):
+            yield self.batch.on(rank)
+            yield self.page_table.on(rank)
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        return PrepareArgs(
+            candidates=layout.operand(self.candidates),
+            batch=layout.operand(self.batch),
+            page_table=layout.operand(self.page_table),
+            state=layout.operand(self.state),
+            num_ranks=self.num_ranks,
+            page_size=self.page_size,
+            max_pages=self.page_table.cols // MAX_ROWS,
+            num_pages=self.num_pages,
+            max_slots=self.max_slots,
+            max_positions=self.max_positions,
+        )
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        table_bytes = 4 * MAX_ROWS * args.max_pages
+        state_bytes = ctypes.sizeof(BatcherState) + 4 * args.num_pages
+        found = [
+            access(False, rank, args.candidates, CANDIDATES_BYTES * args.num_ranks),
+            access(False, rank, args.state, state_bytes),
+            access(True, rank, args.state, state_bytes),
+            access(False, rank, args.page_table, table_bytes),
+            batch_access(rank, args.batch),
+        ]
+        for peer in range(args.num_ranks):
+            found += [batch_access(peer, args.batch, write=True), access(True, peer, args.page_table, table_bytes)]
+        return found

@@ -1,0 +1,194 @@
+"""What the cuda backend decides and does when a rank or a GPU is gone, with stand-ins for both."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from distmk.abi import MAX_OWN_SCHEDULERS, Abort, LaunchParams
+from distmk.backends.cuda.backend import CudaBackend
+from distmk.backends.cuda.gpus import gpu_of, num_sharing, num_sms_of
+from distmk.backends.cuda.launch import CudaLaunch
+from distmk.backends.cuda.nvshmem import SymmetricHeap
+from distmk.backends.defaults import check_schedulers, choose_workers
+from distmk.bootstrap.single import SingleBootstrap
+from distmk.errors import UsageError
+from distmk.serving.session import make_backend
+
+
+class Recorder:
+    """Remembers the calls made on it; `answers` are what they return."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers, self.calls = answers, []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            self.calls.append(name)
+            return self.answers.get(name)
+
+        return call
+
+
+def backend(together: bool, lost: list[int]) -> Any:
+    made: Any = CudaBackend.__new__(CudaBackend)
+    made._liveness = Recorder(leave_together=together, lost_ranks=lost)
+    made._heap, made._closed, made._bootstrap = Recorder(), False, SimpleNamespace(timeout_s=1.0)
+    return made
+
+
+@pytest.mark.parametrize(("together", "call"), [(True, "close"), (False, "abandon")])
+def test_close_is_collective_only_with_all_ranks(together: bool, call: str) -> None:
+    made = backend(together, [])
+    made.close()
+    made.close()
+    assert made._heap.calls == [call]
+    assert made._liveness.calls == ["leave_together", "close"]
+
+
+class FailingEvent:
+    """A CUDA event after the GPU has failed."""
+
+    @property
+    def is_done(self) -> bool:
+        raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    def sync(self) -> None:
+        raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
+
+
+def launch(lost: list[int]) -> Any:
+    made: Any = CudaLaunch.__new__(CudaLaunch)
+    made._backend, made._event = backend(False, lost), FailingEvent()
+    made._backend._stream = made._event
+    made.block = SimpleNamespace(token_count=SimpleNamespace(value=0))
+    return made
+
+
+def test_a_gpu_that_fails_with_a_peer_lost_the_peer() -> None:
+    assert launch([1]).wait(0, 1.0) is True
+    assert launch([1]).join() is Abort.RANK_LOST
+
+
+def test_a_gpu_that_fails_by_itself_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distmk.backends.cuda.launch.LOSS_S", 0.01)
+    with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
+        launch([]).join()
+
+
+def test_an_abandoned_heap_is_never_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_exit: list[Any] = []
+    monkeypatch.setattr(atexit, "register", lambda *arguments: at_exit.append(arguments))
+    heap: Any = SymmetricHeap.__new__(SymmetricHeap)
+    heap._module, heap.tensor = object(), object()
+    held = sys.getrefcount(heap.tensor)
+    heap.abandon()
+    heap.abandon()
+    gained = sys.getrefcount(heap.tensor) - held
+    assert gained == 1
+    assert len(at_exit) == 1
+    heap.close()  # nothing is left to give back
+
+
+class CutLaunch(CudaLaunch):
+    """One whose kernels have always just left, after `length` iterations (0: all), of `num_iterations` in all."""
+
+    def __init__(self, length: int, num_iterations: int, aborted_at: int | None = None) -> None:
+        self._filled: Any = LaunchParams(max_iterations=length)
+        self._length, self._num_iterations, self._aborted_at = length, num_iterations, aborted_at
+        self.starts: list[int] = []
+        self._backend: Any = SimpleNamespace(abort_reason=self._abort_reason, _stream=Recorder(), lost_ranks=list)
+        self._event = SimpleNamespace(is_done=True)
+        self.block: Any = SimpleNamespace(token_count=SimpleNamespace(value=0))
+        self._start()
+
+    def _start(self) -> None:
+        self.starts.append(self._filled.first_iteration)
+        end = self._filled.first_iteration + self._length if self._length else self._num_iterations
+        self._filled.iterations_done = min(end, self._num_iterations)
+
+    def _abort_reason(self) -> Abort:
+        aborted = self._aborted_at is not None and self._filled.iterations_done >= self._aborted_at
+        return Abort.INTERRUPTED if aborted else Abort.NONE
+
+
+@pytest.mark.parametrize(
+    ("length", "aborted_at", "starts", "reason"),
+    [
+        (0, None, [0], Abort.NONE),
+        (100, None, [0], Abort.NONE),
+        (1, None, [0, 1, 2, 3, 4, 5], Abort.NONE),  # the last finds that nothing is left
+        (2, None, [0, 2, 4], Abort.NONE),
+        (2, 3, [0, 2], Abort.INTERRUPTED),
+    ],
+)
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_kernel_goes_on_where_the_last_one_left(
+    length: int, aborted_at: int | None, starts: list[int], reason: Abort, waits: bool
+) -> None:
+    launch = CutLaunch(length, 5, aborted_at)
+    if waits:
+        while not launch.wait(0, 1.0):
+            pass
+    assert launch.join() is reason
+    assert launch.starts == starts
+
+
+def test_room_for_schedulers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distmk.backends.cuda.gpus.num_sms_of", lambda local_rank: 132)
+    here: Any = SimpleNamespace(local_rank=0, local_size=1)
+    assert choose_workers(None, "cuda", here) == choose_workers(132, "cuda", here, True) == 132
+    assert choose_workers(None, "cuda", here, True) == 131
+    most_of = {"cuda": MAX_OWN_SCHEDULERS, "emulated": MAX_OWN_SCHEDULERS, "host": 131}
+    for backend, most in most_of.items():
+        check_schedulers(None, 131, backend)
+        check_schedulers(most, 131, backend)
+        with pytest.raises(UsageError, match="131 workers" if backend == "host" else "warps for 12"):
+            check_schedulers(most + 1, 131, backend)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 132 SMs each."""
+    properties = SimpleNamespace(multi_processor_count=132)
+    cuda = SimpleNamespace(device_count=lambda: 2, get_device_properties=lambda gpu: properties)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+
+
+@pytest.mark.parametrize(
+    ("most", "mps", "gpus", "num_sms"),
+    [
+        (1, False, [0, 1], 132),
+        (2, False, [0, 1, 0, 1], 132),
+        (2, True, [0, 1, 0, 1], 66),
+        (3, True, [0, 1] * 3, 44),
+    ],
+)
+def test_which_gpu_a_rank_has(
+    two_gpus: None, monkeypatch: pytest.MonkeyPatch, most: int, mps: bool, gpus: list[int], num_sms: int
+) -> None:
+    monkeypatch.setenv("DISTMK_RANKS_PER_GPU", str(most))
+    monkeypatch.setattr("distmk.backends.cuda.gpus.runs_mps", lambda gpu: mps)
+    assert [gpu_of(rank) for rank in range(len(gpus))] == gpus
+    assert {num_sms_of(rank) for rank in range(len(gpus))} == {num_sms}
+    assert [num_sharing(size) for size in (1, 2, 3, 5)] == [1, 1, 2, 3]
+    with pytest.raises(UsageError, match=f"local rank {2 * most} has no GPU: 2 are .*_PER_GPU={most + 1}"):
+        gpu_of(len(gpus))
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two"])
+def test_no_number_of_ranks(two_gpus: None, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("DISTMK_RANKS_PER_GPU", text)
+    with pytest.raises(UsageError, match=r"DISTMK_RANKS_PER_GPU=.* is no number of ranks"):
+        gpu_of(0)
+
+
+@pytest.mark.parametrize("backend", ["cuda", "emulated"])
+def test_no_room_for_schedulers_of_a_graph(backend: str) -> None:
+    program: Any = SimpleNamespace(header=SimpleNamespace(num_schedulers=MAX_OWN_SCHEDULERS + 1))
+    with pytest.raises(UsageError, match="13 schedulers do not fit"):
+        make_backend(backend, program, SingleBootstrap(1.0), scheduler_threads=True)

@@ -1,0 +1,230 @@
+"""`distmk build` and its cache, with compilers that only count how often they are called."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.helpers import DISTMK, ROOT, Finished, Runner, assert_one_line
+
+from distmk.backends.cuda.build import ARCHITECTURES, architecture_of
+from distmk.errors import UsageError
+
+NVCC = """#!/bin/sh
+case "$*" in *--version*) echo "Cuda compilation tools, release VERSION"; exit;; esac
+echo "$*" >>"CALLS"
+sleep 0.3
+while [ $# -gt 0 ]; do [ "$1" != -o ] || echo "a kernel" >"$2"; shift; done
+echo "ptxas info    : Function properties for distmk_megakernel" >&2
+echo "    192 bytes stack frame, 286 bytes spill stores, 456 bytes spill loads" >&2
+"""
+NVLINK = """#!/bin/sh
+while [ $# -gt 0 ]; do [ "$1" != -o ] || echo "a linked kernel" >"$2"; shift; done
+echo "nvlink info    : Function properties for 'distmk_megakernel':"
+echo "nvlink info    : used 168 registers, used 2 barriers, 664 stack, 1328 bytes smem, 536 bytes cmem[0]"
+"""
+
+
+@dataclass
+class Machine:
+    """A place with a package, tools and a cache of its own."""
+
+    runner: Runner
+    folder: Path
+    calls: Path
+
+    def set_up(self, version: str = "13.0, V13.0.88", library: str = "library A") -> None:
+        for name, text in (("nvcc", NVCC), ("nvlink", NVLINK)):
+            tool = self.folder / "bin" / name
+            tool.parent.mkdir(exist_ok=True, parents=True)
+            tool.write_text(text.replace("VERSION", version).replace("CALLS", str(self.calls)))
+            tool.chmod(0o755)
+        for path, text in (("lib/libnvshmem_device.a", library), ("include/nvshmem.h", "")):
+            (self.folder / "nvshmem" / path).parent.mkdir(exist_ok=True, parents=True)
+            (self.folder / "nvshmem" / path).write_text(text)
+        for part in ("distmk", "csrc"):
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / part, self.folder / "package" / part, ignore=ignored, dirs_exist_ok=True)
+        # Hides the packages that this Python has.
+        (self.folder / "package" / "nvidia").mkdir(exist_ok=True)
+        (self.folder / "package" / "nvidia" / "__init__.py").touch()
+
+    def remove_tools(self) -> None:
+        shutil.rmtree(self.folder / "bin")
+        shutil.rmtree(self.folder / "nvshmem")
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {
+            "PYTHONPATH": str(self.folder / "package"),
+            "PATH": f"{self.folder / 'bin'}:/usr/bin:/bin",
+            "CUDA_HOME": "",
+            "NVSHMEM_HOME": str(self.folder / "nvshmem"),
+            "DISTMK_CACHE": str(self.folder / "cache"),
+        }
+
+    def build(self, *arguments: str, env: dict[str, str] | None = None) -> Finished:
+        return self.runner.run([*DISTMK, "build", *arguments], self.env | (env or {}))
+
+    def path(self, architecture: str = "sm_90a", env: dict[str, str] | None = None) -> Path:
+        """Where it says that the kernel is."""
+        finished = self.build("--arch", architecture, env=env)
+        assert finished.status == 0, finished.stderr
+        return Path(finished.stdout.split()[1].rstrip(","))
+
+    def num_calls(self) -> int:
+        return len(self.calls.read_text().splitlines()) if self.calls.exists() else 0
+
+
+@pytest.fixture
+def machine(runner: Runner) -> Machine:
+    made = Machine(runner, runner.folder / "here", runner.folder / "calls")
+    made.set_up()
+    return made
+
+
+def test_one_line_says_it_all(machine: Machine) -> None:
+    finished = machine.build("--arch", "sm_90a", "--arch", "sm_80", "--arch", "sm_90a")
+    assert (finished.status, finished.stderr, machine.num_calls()) == (0, "", 2)
+    for name, line in zip(("sm_90a", "sm_80"), finished.stdout.splitlines(), strict=True):
+        assert line.startswith(f"{name:<8} {machine.folder}/cache/cuda-{name}-")
+        assert "168 registers, 286 bytes spilled, 1328 bytes of static shared memory, compiled in " in line
+        assert line.endswith("by nvcc 13.0.88 with NVSHMEM unknown")
+
+
+def test_list(machine: Machine) -> None:
+    path = machine.path("sm_100a")
+    for arguments in ((), ("--list",), ("--list", "--arch", "sm_80")):
+        lines = machine.build(*arguments).stdout.splitlines()
+        assert [line.split()[0] for line in lines] == list(ARCHITECTURES)
+        assert [str(path) in line for line in lines] == [name == "sm_100a" for name in ARCHITECTURES]
+        assert sum("not compiled yet" in line for line in lines) == len(lines) - 1
+    assert machine.num_calls() == 1
+
+
+def test_more_flags_make_another_kernel(machine: Machine) -> None:
+    plain, checked = machine.path(), machine.path(env={"DISTMK_NVCC_FLAGS": "-DDISTMK_RACECHECK -g"})
+    assert plain != checked
+    assert ["-DDISTMK_RACECHECK -g" in call for call in machine.calls.read_text().splitlines()] == [False, True]
+    assert machine.path() == plain and machine.num_calls() == 2
+
+
+def test_processes_that_start_together_compile_once(machine: Machine) -> None:
+    running = [machine.runner.start([*DISTMK, "build", "--arch", "sm_90a"], machine.env) for _ in range(4)]
+    said = {machine.runner.finish(process).stdout for process in running}
+    assert len(said) == 1 and machine.num_calls() == 1
+    assert Path(said.pop().split()[1].rstrip(",")).read_text() == "a linked kernel\n"
+    left = {path.suffix for path in (machine.folder / "cache").iterdir()}
+    assert left == {".cubin", ".json", ".lock"}, "scratch folders are gone"
+
+
+def test_cache_can_be_moved(machine: Machine, runner: Runner) -> None:
+    """To a machine where the package, the tools and the cache lie elsewhere."""
+    path = machine.path()
+    there = Machine(runner, runner.folder / "there", machine.calls)
+    there.set_up()
+    shutil.copytree(machine.folder / "cache", there.folder / "cache")
+    shutil.rmtree(machine.folder)
+    assert there.path() == there.folder / "cache" / path.name
+    assert machine.num_calls() == 1
+
+
+def change_source(machine: Machine) -> None:
+    with (machine.folder / "package" / "csrc" / "device" / "core" / "pipeline.cuh").open("a") as file:
+        file.write("// a change\n")
+
+
+def rename_source(machine: Machine) -> None:
+    bodies = machine.folder / "package" / "csrc" / "device" / "linear"
+    (bodies / "basic.cuh").rename(bodies / "zbasic.cuh")
+
+
+def change_flags(machine: Machine) -> None:
+    path = machine.folder / "package" / "distmk" / "backends" / "cuda" / "build.py"
+    path.write_text(path.read_text().replace('"-O3"', '"-O2"'))
+
+
+def change_library(machine: Machine) -> None:
+    machine.set_up(library="library B")
+
+
+def change_header(machine: Machine) -> None:
+    (machine.folder / "nvshmem" / "include" / "nvshmem.h").write_text("#error")
+
+
+def change_nvcc(machine: Machine) -> None:
+    machine.set_up(version="13.0, V13.0.89")
+
+
+CHANGES = (change_source, rename_source, change_flags, change_library, change_header, change_nvcc)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_what_it_is_made_of_counts(change: object, machine: Machine) -> None:
+    before = machine.path()
+    assert callable(change)
+    change(machine)
+    assert machine.path() != before and machine.num_calls() == 2
+    assert machine.path() != before and machine.num_calls() == 2, "cached this time"
+
+
+def test_sources_of_the_host_twin_do_not_count(machine: Machine) -> None:
+    before = machine.path()
+    (machine.folder / "package" / "csrc" / "host" / "simd.h").write_text("#error")
+    assert machine.path() == before and machine.num_calls() == 1
+
+
+def test_kernels_are_used_where_nothing_can_be_compiled(machine: Machine) -> None:
+    """One of the cache, or of a folder that `--output` filled, unless it is of other sources."""
+    output = machine.runner.folder / "output"
+    finished = machine.build("--arch", "sm_90a", "--output", str(output))
+    assert finished.stdout.split()[1].startswith(str(output))
+    assert {path.suffix for path in output.iterdir()} == {".cubin", ".json"}
+    machine.remove_tools()
+    assert machine.path().parent == machine.folder / "cache"
+    shutil.rmtree(machine.folder / "cache")
+    assert_one_line(
+        machine.build("--arch", "sm_90a"), "no kernel for sm_90a", "no nvcc", "--output", "DISTMK_CUBIN_DIR"
+    )
+    given = {"DISTMK_CUBIN_DIR": str(output)}
+    assert machine.path(env=given).parent == output
+    assert not (machine.folder / "cache").exists(), "nothing is made that is not needed"
+    assert_one_line(machine.build("--arch", "sm_80", env=given), f"no kernel for sm_80 of this version in {output}")
+    change_source(machine)
+    assert_one_line(machine.build("--arch", "sm_90a", env=given), f"no kernel for sm_90a of this version in {output}")
+    assert machine.num_calls() == 1
+
+
+def test_a_given_kernel_comes_first(machine: Machine) -> None:
+    output = machine.runner.folder / "output"
+    machine.build("--arch", "sm_90a", "--output", str(output))
+    assert machine.path(env={"DISTMK_CUBIN_DIR": str(output)}).parent == output
+    assert machine.path(env={"DISTMK_CUBIN_DIR": str(output / "empty")}).parent == machine.folder / "cache"
+
+
+def test_mistakes(machine: Machine) -> None:
+    """One line each."""
+    assert_one_line(machine.build("--arch", "sm_70"), "'sm_70'", "sm_80", "sm_90a")
+    assert_one_line(machine.build("--arch", "sm_90a", "--output", "/proc/kernels"), "cannot write to /proc/kernels")
+    machine.set_up(version="12.9, V12.9.41")
+    assert_one_line(machine.build("--arch", "sm_80"), "is of CUDA 12.9.41; 13.0 or newer is needed")
+    (machine.folder / "bin" / "nvcc").write_text("#!/bin/sh\necho fatal: no license >&2\nexit 1\n")
+    assert_one_line(machine.build("--arch", "sm_80"), "nvcc failed: fatal: no license")
+    machine.set_up()
+    (machine.folder / "nvshmem" / "lib" / "libnvshmem_device.a").unlink()
+    assert_one_line(machine.build("--arch", "sm_80"), "no NVSHMEM device library", "NVSHMEM_HOME", "pip install")
+
+
+def test_architecture_of_a_gpu() -> None:
+    assert [architecture_of(each) for each in ((8, 0), (9, 0), (10, 0), (10, 3))] == list(ARCHITECTURES)
+    for capability in ((7, 5), (8, 6), (8, 9), (12, 0)):
+        with pytest.raises(UsageError, match=rf"capability {capability[0]}\.{capability[1]}; it runs on 8.0 \(A100"):
+            architecture_of(capability)
+
+
+def test_help(runner: Runner) -> None:
+    text = runner.run([sys.executable, "-m", "distmk", "build", "--help"]).stdout
+    assert all(option in text for option in ("--arch", "--list", "--output", *ARCHITECTURES))

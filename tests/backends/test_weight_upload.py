@@ -1,0 +1,127 @@
+"""Weights put in memory: the same from host and from device tensors (here torch's on the CPU), whatever the sharding."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from support.tiny import make, save
+
+from distmk.backends import weight_upload as heap
+from distmk.graph.regions import Weight, WeightKind
+from distmk.lower import DecodeOptions, lower
+from distmk.model.config import PRESETS
+from distmk.model.operators import build_model
+from distmk.program.layout import Placed
+from distmk.program.program import Program, compile_graph
+from distmk.weights import Checkpoint, open_checkpoint
+from distmk.weights.rows import DeviceRows, HostRows
+
+CPU = torch.device("cpu")
+
+
+class Memory:
+    """A backend's memory alone; says that it likes tensors, or not."""
+
+    name = "memory"
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.pieces: dict[str, npt.NDArray[np.uint8]] = {}
+
+    def write(self, placed: Placed, row: int, array: Any) -> None:
+        assert isinstance(array, np.ndarray) or self.device != "cpu", "the host twin does without torch"
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        piece = self.pieces.setdefault(placed.name, np.full(placed.num_bytes, 0xEE, np.uint8))
+        begin = row * placed.row_bytes
+        piece[begin : begin + raw.size] = raw
+
+
+def tiled_program(checkpoint: Checkpoint, num_ranks: int) -> Program:
+    options = DecodeOptions(num_ranks, 3, max_model_len=64, tiled=True)
+    return compile_graph(lower(build_model(checkpoint.config), options))
+
+
+def fill(checkpoint: Checkpoint, program: Program, rank: int, device: str, monkeypatch: Any) -> dict[str, Any]:
+    """Every weight's bytes; pieces are small, so that matrices take several."""
+    monkeypatch.setattr(HostRows, "piece_bytes", 5000)
+    monkeypatch.setattr(DeviceRows, "piece_bytes", 9000)
+    monkeypatch.setattr(heap, "open_rows", lambda c, d: HostRows(c) if d == "cpu" else DeviceRows(c, "cpu"))
+    memory = Memory(device)
+    heap.fill_weights(program, memory, rank, checkpoint)  # type: ignore[arg-type]
+    return memory.pieces
+
+
+@pytest.fixture(params=["bf16 file", "f32 file", "dummy"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpoint:
+    """Columns that are no multiple of 64, rows of slabs that are none of 16."""
+    model = make("llama", seed=3, hidden_size=80, intermediate_size=88, num_attention_heads=5, num_key_value_heads=5)
+    if request.param == "bf16 file":
+        model = model.to(torch.bfloat16)
+    return open_checkpoint(save(model, tmp_path), "dummy" if request.param == "dummy" else "auto", 4)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_host_and_device_fill_alike(checkpoint: Checkpoint, num_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tiled_program(checkpoint, num_ranks)
+    for rank in range(num_ranks):
+        host, device = (fill(checkpoint, program, rank, kind, monkeypatch) for kind in ("cpu", "cuda"))
+        assert host.keys() == device.keys()
+        for name, want in host.items():
+            wrong = np.flatnonzero(device[name] != want)
+            assert not wrong.size, f"rank {rank}, {name}: {wrong.size} bytes differ, the first at {wrong[0]}"
+
+
+def unpacked(weight: Weight, checkpoint: Checkpoint) -> npt.NDArray[np.uint16]:
+    """A matrix from the checkpoint, row by row as its segments say, times its scale."""
+    cols = slice(weight.col_begin, weight.col_begin + weight.cols)
+    rows = np.concatenate([checkpoint.read(s.tensor)[s.row_begin : s.row_end, cols] for s in weight.segments])
+    if not weight.col_scale:
+        return rows
+    values = torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16).float()
+    values *= torch.from_numpy(checkpoint.read_vector(weight.col_scale)[cols])
+    return values.bfloat16().view(torch.int16).numpy().view(np.uint16)
+
+
+def test_every_row_arrives(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packing aside, each slab holds the checkpoint's elements and zeros beyond its columns."""
+    program = tiled_program(checkpoint, 2)
+    for rank in range(2):
+        pieces = fill(checkpoint, program, rank, "cuda", monkeypatch)
+        for weight, placed in program.placement.weights.items():
+            if weight.rank != rank or weight.kind is not WeightKind.MATRIX:
+                continue
+            got, want = pieces[placed.name].view(np.uint16).reshape(weight.rows, -1), unpacked(weight, checkpoint)
+            for begin, end in weight.tiling.slabs if weight.tiling else [(0, weight.rows)]:
+                rows = np.zeros((end - begin, got.shape[1]), np.uint16)
+                rows[:, : weight.cols] = want[begin:end]
+                same = np.array_equal(np.sort(got[begin:end], axis=None), np.sort(rows, axis=None))
+                assert same if weight.tiling else np.array_equal(got, want), f"{weight.name} rows {begin} to {end}"
+
+
+def test_dummy_weights_are_made_alike() -> None:
+    """numpy and torch agree in every bit, for any rows and columns."""
+    checkpoint: Any = open_checkpoint("smollm2-135m", "dummy", 9)
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    rng = random.Random(seed)
+    for name, (num_rows, num_cols) in {
+        "model.layers.2.mlp.gate_proj.weight": (1536, 576),
+        "model.layers.2.mlp.down_proj.weight": (576, 1536),
+        "lm_head.weight": (PRESETS["smollm2-135m"].vocab_size, 576),
+    }.items():
+        begin, end = sorted(rng.sample(range(num_rows + 1), 2))
+        first, last = sorted(rng.sample(range(num_cols + 1), 2))
+        parts, cols = [(name, begin, end), (name, 0, 7)], slice(first, last)
+        out = torch.full((end - begin + 7, last - first), -1, dtype=torch.int16)
+        checkpoint.make(parts, cols, out)
+        want = np.concatenate([checkpoint.read(name, slice(a, b), cols) for _, a, b in parts])
+        wrong = np.argwhere(out.numpy().view(np.uint16) != want)
+        assert not wrong.size, (
+            f"{name} rows {begin} to {end}, columns {first} to {last}: differs at {wrong[0].tolist()}"
+        )

@@ -1,0 +1,136 @@
+"""`check` accepts what is right and refuses what is wrong: against a slow oracle, on damaged and on random programs."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import dataclasses
+import random
+
+import pytest
+from support import graphs
+from support.mutate import Mutator
+from support.oracle import Oracle
+from support.programs import SMALLEST, complaint, find, model_graph, refusal
+
+from distmk.check import Verdict, check
+from distmk.errors import UsageError
+from distmk.lower import DecodeOptions, lower
+from distmk.model.config import PRESETS
+from distmk.model.operators import build_model
+from distmk.program.program import compile_graph, decode_args
+
+NUM_MUTATIONS = 400
+NUM_RANDOM_GRAPHS = 300
+
+
+@pytest.mark.parametrize("shape", list(graphs.SHAPES))
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+def test_accepts_small_programs(shape: str, num_ranks: int) -> None:
+    for num_workers in (1, 2, 3, 7):
+        program = compile_graph(graphs.SHAPES[shape](num_ranks, num_workers))
+        verdict = check(program)
+        assert isinstance(verdict, Verdict)
+        assert verdict.num_tasks == len({desc.order for part in program.ranks for desc in part.tasks})
+        assert not Oracle(program).faults
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+def test_accepts_models(num_ranks: int) -> None:
+    for num_workers in (1, 2, 5, 16):
+        check(
+            compile_graph(
+                model_graph(num_ranks, num_workers, dataclasses.replace(SMALLEST, num_layers=3, hidden_size=256))
+            )
+        )
+    check(compile_graph(model_graph(num_ranks, 4, PRESETS["smollm2-135m"])))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_oracle_accepts_models(num_ranks: int) -> None:
+    assert not Oracle(compile_graph(model_graph(num_ranks, 2))).faults
+
+
+def test_mutations() -> None:
+    """Every damage that changes the meaning is refused, every harmless one accepted: the oracle says which is which."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    source = random.Random(seed)
+    seen: collections.Counter[str] = collections.Counter()
+    models = [model_graph(num_ranks, 2) for num_ranks in (1, 2)]
+    while seen["drawn"] < NUM_MUTATIONS:
+        draw, random_ = source.randrange(2**32), random.Random()
+        random_.seed(draw)
+        if random_.random() < 0.03:
+            name, graph = "model", random_.choice(models)
+        else:
+            name = random_.choice(list(graphs.SHAPES))
+            graph = graphs.SHAPES[name](random_.randint(1, 4), random_.randint(1, 4))
+        program = compile_graph(graph)
+        did = Mutator(program, random_).mutate()
+        faults = Oracle(program).faults
+        text = complaint(program)
+        assert bool(text) == bool(faults), f"seed {seed} draw {draw} {name} {did}: oracle {faults}, check {text!r}"
+        assert "the program cannot be read" not in text, f"seed {seed} draw {draw} {name} {did}: {text}"
+        seen.update(["drawn", "caught" if faults else "harmless", *faults])
+    print(dict(seen))
+    assert seen["caught"] > NUM_MUTATIONS // 2 and seen["harmless"] > 0 and seen["race"] > 0
+
+
+def test_random_graphs() -> None:
+    """What events derives for random graphs is correct, by check and by the oracle."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    source = random.Random(seed)
+    num_proved = 0
+    for _ in range(NUM_RANDOM_GRAPHS):
+        draw = source.randrange(2**32)
+        graph = graphs.random_graph(random.Random(draw))
+        try:
+            program = compile_graph(graph)
+        except UsageError as error:
+            assert "read it in between" in str(error), f"draw {draw}"
+            continue
+        assert not Oracle(program).faults, f"seed {seed} draw {draw}"
+        text = complaint(program)
+        assert not text, f"seed {seed} draw {draw}: {text}"
+        num_proved += 1
+    assert num_proved > NUM_RANDOM_GRAPHS // 2
+
+
+def test_random_bytes_are_refused_politely() -> None:
+    """Whatever is in the arrays, check answers quickly with a CheckError (or accepts a change that means nothing)."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    source = random.Random(seed)
+    for _ in range(300):
+        program = compile_graph(graphs.handed_out(2, 2))
+        part = source.choice(program.ranks)
+        target = source.choice([part.header, part.tasks, part.waits, part.triggers, part.queues, part.launches])
+        at = source.randrange(ctypes.sizeof(target))
+        value = source.choice([0x00, 0x7F, 0xFF, source.randrange(256)])
+        ctypes.memset(ctypes.addressof(target) + at, value, min(source.choice([1, 4, 8]), ctypes.sizeof(target) - at))
+        text = complaint(program)
+        assert "cannot be read:" not in text.partition("\n")[0], f"seed {seed}: {text}"
+
+
+def test_absurd_values_cost_nothing() -> None:
+    program = compile_graph(graphs.all_reduce(2, 1))
+    decode_args(find(program, "sum0")).num_blocks = 2**32 - 1
+    assert "arguments cannot be read (num_blocks is 4294967295)" in refusal(program)
+    program = compile_graph(graphs.handed_out(1, 1))
+    find(program, "massive").max_instances = 2**32 - 1
+    assert "has 4294967295 instances" in refusal(program)
+
+
+@pytest.mark.parametrize("more", [1, -1])
+@pytest.mark.parametrize("op", ["layer1.attention", "layer1.o"])
+def test_another_row_is_taken_for_a_lone_one(op: str, more: int) -> None:
+    config = dataclasses.replace(SMALLEST, num_layers=2, num_heads=1, num_kv_heads=1, head_dim=64)
+    options = DecodeOptions(1, 16, max_seqs=1, max_model_len=64, min_split=2, attention_launch="spread")
+    program = compile_graph(lower(build_model(config), options))
+    assert not complaint(program)
+    for desc, name in zip(program.ranks[0].tasks, program.ranks[0].task_names, strict=True):
+        if name == op:
+            decode_args(desc).lone_len += more
+    assert f"arguments cannot be read (lone_len is {120 + more})" in refusal(program)

@@ -1,0 +1,234 @@
+"""What is looked at before a task's waits are met is zero or right by then, or the program is refused."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import random
+from collections import Counter
+
+import pytest
+from support.arriving import COLS, Slots, accepted, all_reduce, refused, taking
+from support.mutate import Mutator
+from support.oracle import Oracle
+from support.programs import complaint, find, model_graph
+
+from distmk.abi import MAX_ROWS, NO_EVENT, Batch, BatcherState, LaunchKind, Space
+from distmk.errors import UsageError
+from distmk.graph.graph import Graph
+from distmk.program.program import compile_graph, decode_args
+from distmk.tasks import Affine, Prepare, Put, Sum
+from distmk.tasks.scheduling import CANDIDATES_BYTES
+
+NUM_RANDOM = 250
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_accepts_what_arrives(num_ranks: int) -> None:
+    for num_workers in (1, 2, 3):
+        accepted(compile_graph(all_reduce(num_ranks, num_workers)))
+    program = compile_graph(model_graph(num_ranks, 2))
+    names = program.ranks[0].task_names
+    sums = [find(program, name) for name in names if name.endswith(".reduce")]
+    assert all(decode_args(desc).arriving for desc in sums) and bool(sums) == (num_ranks > 1)
+    accepted(program)
+
+
+def test_what_no_launch_zeroes_must_be_written_before() -> None:
+    slots = Slots(arriving=False)
+    slots.put("put", 0)
+    slots.take("sum", 1, slots.b)
+    text = refused(slots.compile())
+    assert "sum (rank 0, worker 1) in the next iteration may look at slots[bytes 0:64] on rank 0 before put" in text
+    assert "put (rank 0, worker 0) in the next iteration has written it, and no launch starts with zeros there" in text
+    slots = Slots(arriving=False)
+    slots.put("put", 1)
+    slots.take("sum", 1, slots.b)
+    accepted(slots.compile())
+
+
+def test_the_cleared_part_of_the_heap_holds_all_of_the_buffer() -> None:
+    program = compile_graph(all_reduce(2, 1))
+    slots = next(piece for piece in program.placement.pieces if piece.name == "slots")
+    for short in (0, 4):
+        cleared = slots.offset + slots.num_bytes - short
+        for part in program.ranks:
+            part.header.cleared_heap_bytes = cleared
+        program.placement = dataclasses.replace(program.placement, cleared_heap_bytes=cleared)
+        if short:
+            assert "and no launch starts with zeros there" in refused(program)
+        else:
+            accepted(program)
+
+
+def test_nothing_is_filled_twice() -> None:
+    slots = Slots()
+    slots.put("one", 0)
+    slots.put("other", 0)
+    slots.take("sum", 0, slots.b)
+    text = refused(slots.compile())
+    assert "arrival: other (rank 0, worker 0) in the next iteration fills slots[bytes 0:64] on rank 0, which" in text
+    assert "which nobody has cleared since one (rank 0, worker 0) in the next iteration filled it" in text
+
+
+def test_what_is_filled_is_cleared_before_the_next_iteration() -> None:
+    slots = Slots()
+    slots.put("put", 0)
+    slots.take("sum", 0, slots.b, end=COLS // 2)
+    text = refused(slots.compile())
+    assert "put (rank 0, worker 0) in the next iteration fills slots[bytes 0:64]" in text
+    assert "nobody has cleared since put (rank 0, worker 0) in an iteration filled it" in text
+
+
+def test_some_rows_cleared_are_not_all() -> None:
+    for rows in (1, 2):
+        graph = Graph(1, 1)
+        slots, b = graph.buffer("slots", COLS, rows=rows, arriving=True), graph.buffer("b", COLS)
+        graph.add(taking(0, "sum", 0, slots.at(0), dst=b.at(0)))
+        program = compile_graph(graph)
+        if rows == 1:
+            accepted(program)
+        else:
+            assert "sum (rank 0, worker 0) in the next iteration fills slots[bytes 0:64]" in refused(program)
+
+
+def test_nobody_both_fills_and_clears() -> None:
+    slots = Slots(1)
+    slots.take("sum", 0, slots.b)
+    program = slots.compile()
+    accepted(program)
+    args = decode_args(find(program, "sum"))
+    args.dst = args.blocks
+    text = refused(program)
+    assert "arrival: sum (rank 0, worker 0) both fills and clears bytes of slots[bytes 0:64] on rank 0" in text
+
+
+def test_clears_are_over_when_somebody_starts_looking() -> None:
+    """The second sum could take what the first one has been sent, unless its worker has heard of the first."""
+    for heard in (False, True):
+        slots = Slots()
+        slots.put("put0", 0)
+        slots.take("sum0", 0, slots.b)
+        if heard:
+            slots.copy("hear", 1, slots.b, slots.a)
+        slots.put("put1", 0)
+        slots.take("sum1", 1, slots.c)
+        if not heard:
+            slots.copy("hear", 1, slots.b, slots.a)
+        program = slots.compile()
+        if heard:
+            accepted(program)
+            continue
+        text = refused(program)
+        assert "sum1 (rank 0, worker 1) in the next iteration may look at slots[bytes 0:64] on rank 0 before" in text
+        assert "before sum0 (rank 0, worker 0) in the next iteration has cleared it" in text
+
+
+@pytest.mark.parametrize("heard", [COLS, COLS // 2])
+def test_clears_by_many_are_over_when_somebody_starts_looking(heard: int) -> None:
+    slots, half = Slots(3), COLS // 2
+    for worker in (0, 1):
+        block, dst = (buffer.at(0, worker * half, (worker + 1) * half) for buffer in (slots.slots, slots.b))
+        slots.graph.add(Put(0, f"put{worker}", worker, src=slots.a.at(0, 0, half), dst=block))
+        slots.graph.add(taking(0, f"sum{worker}", worker, block, dst=dst))
+    slots.graph.add(Affine(0, "hear", 2, src=slots.b.at(0, 0, heard), dst=slots.a.at(0, 0, heard)))
+    slots.put("put", 0)
+    slots.take("all", 2, slots.c)
+    slots.copy("end", 1, slots.c, slots.a)
+    program = slots.compile()
+    if heard == COLS:
+        accepted(program)
+        return
+    text = refused(program)
+    assert "all (rank 0, worker 2) in the next iteration may look at slots[bytes 0:64] on rank 0 before sum1" in text
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_an_iteration_begins_with_its_gate(heard: bool) -> None:
+    """The first task of a worker takes what another worker took last: who starts the iteration may have heard of that."""
+    graph = Graph(1, 2)
+    batch = graph.buffer("batch", ctypes.sizeof(Batch), dtype="u8")
+    state = graph.buffer("state", ctypes.sizeof(BatcherState) + 4, dtype="u8", space=Space.LOCAL)
+    table = graph.buffer("table", MAX_ROWS, dtype="i32")
+    a, b, c, candidates = (graph.buffer(name, CANDIDATES_BYTES // 4) for name in ("a", "b", "c", "candidates"))
+    slots = graph.buffer("slots", CANDIDATES_BYTES // 4, arriving=True)
+    graph.batch = batch
+    graph.add(
+        Prepare(
+            0,
+            "prepare",
+            launch=LaunchKind.SCHEDULER,
+            candidates=candidates.at(0),
+            batch=batch.at(0),
+            page_table=table.at(0),
+            state=state.at(0),
+            max_positions=16,
+        )
+    )
+    graph.add(Put(0, "put0", 0, src=a.at(0), dst=slots.at(0)))
+    graph.add(taking(0, "first", 1, slots.at(0), dst=b.at(0)))
+    graph.add(Put(0, "put1", 0, src=a.at(0), dst=slots.at(0)))
+    graph.add(taking(0, "last", 0, slots.at(0), dst=candidates.at(0) if heard else c.at(0)))
+    program = compile_graph(graph)
+    assert program.ranks[0].header.gate_event != NO_EVENT
+    if heard:
+        accepted(program)
+        return
+    text = refused(program)
+    assert "first (rank 0, worker 1) in the next iteration may look at slots" in text
+    assert "before last (rank 0, worker 0) in an iteration has cleared it" in text
+
+
+def test_only_workers_look_early() -> None:
+    slots = Slots()
+    slots.put("put", 0)
+    task = taking(0, "sum", None, slots.slots.at(0), dst=slots.b.at(0))
+    slots.graph.add(dataclasses.replace(task, launch=LaunchKind.SINGLE))
+    text = refused(slots.compile())
+    assert "sum (rank 0, handed out) looks at slots[bytes 0:64] on rank 0 before its waits are met" in text
+    assert "but is in no worker's queue" in text
+
+
+def random_arrivals(random_: random.Random) -> Graph:
+    """Puts, sums that take and sums that wait, on random pieces of arriving and other buffers."""
+    num_ranks, num_workers = random_.randint(1, 3), random_.randint(1, 3)
+    graph = Graph(num_ranks, num_workers)
+    x, y = graph.buffer("x", COLS), graph.buffer("y", COLS)
+    slots = [graph.buffer(f"slots{i}", COLS, arriving=random_.random() < 0.8) for i in range(random_.randint(1, 2))]
+    for index in range(random_.randint(2, 8)):
+        rank, worker, cols = random_.randrange(num_ranks), random_.randrange(num_workers), random_.choice([8, 16])
+        begin = random_.randrange(0, COLS - cols + 1, 8)
+        slot, (src, dst) = random_.choice(slots), random_.sample([x, y], 2)
+        there = slot.at(rank, begin, begin + cols)
+        by = random_.randrange(num_ranks)
+        graph.add(Put(by, f"put{index}", random_.randrange(num_workers), src=src.at(by, 0, cols), dst=there))
+        if random_.random() < 0.9:
+            take = random_.random() < 0.8
+            graph.add(Sum(rank, f"sum{index}", worker, blocks=(there,), dst=dst.at(rank, 0, cols), arriving=take))
+        if random_.random() < 0.3:
+            graph.add(Affine(rank, f"copy{index}", random_.randrange(num_workers), src=dst.at(rank), dst=src.at(rank)))
+    return graph
+
+
+def test_random_arrivals() -> None:
+    """The oracle agrees on every random program, half of them damaged."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    source, seen = random.Random(seed), Counter[str]()
+    while seen["drawn"] < NUM_RANDOM:
+        draw = source.randrange(2**32)
+        random_ = random.Random(draw)
+        make = random_.choice([random_arrivals, lambda r: all_reduce(r.randint(1, 3), r.randint(1, 3))])
+        try:
+            program = compile_graph(make(random_))
+        except UsageError as error:
+            assert "read it in between" in str(error), f"seed {seed} draw {draw}"
+            continue
+        did = Mutator(program, random_).mutate() if random_.random() < 0.5 else ""
+        faults = Oracle(program).faults
+        text = complaint(program)
+        assert bool(text) == bool(faults), f"seed {seed} draw {draw} {did}: oracle {faults}, check {text!r}"
+        assert faults != {"arrival"} or "arrival: " in text, f"seed {seed} draw {draw} {did}: {text}"
+        seen.update(["drawn", "only arrival" if faults == {"arrival"} else "other" if faults else "right"])
+    print(dict(seen))
+    assert min(seen["only arrival"], seen["other"], seen["right"]) > NUM_RANDOM // 20

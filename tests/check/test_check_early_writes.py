@@ -1,0 +1,200 @@
+"""What a task that looks early may write before its waits are met: as a GPU's programs do it, and what is refused."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import random
+
+import pytest
+from support.arriving import accepted
+from support.oracle import Oracle
+from support.programs import SMALLEST, complaint, find, model_graph, refusal
+
+from distmk.abi import split_operand
+from distmk.backends.defaults import backend_choices
+from distmk.check import check
+from distmk.lower import DecodeOptions, lower
+from distmk.model.config import ModelConfig
+from distmk.model.operators import build_model
+from distmk.program.program import Program, compile_graph, decode_args
+
+NUM_DAMAGED = 8
+
+
+def drawn_config(source: random.Random) -> ModelConfig:
+    num_kv, group = source.randint(1, 3), source.randint(1, 3)
+    return dataclasses.replace(
+        SMALLEST,
+        num_layers=source.randint(1, 6),
+        hidden_size=source.choice([32, 64, 256, 576, 1024]),
+        intermediate_size=source.choice([48, 256, 1536, 3000]),
+        num_heads=num_kv * group,
+        num_kv_heads=num_kv,
+        head_dim=source.choice([8, 32, 64]),
+    )
+
+
+def test_accepts_models_of_gpus() -> None:
+    """Whatever a model's shape: workers that have no part of an operator know less."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    source = random.Random(seed)
+    for _ in range(25):
+        config, num_workers = drawn_config(source), source.choice([1, 2, 5, 13, 40])
+        num_ranks, max_seqs = source.randint(1, min(4, config.num_heads)), source.choice([1, 2, 8])
+        num_spared = source.choice([None, *range(num_workers)])
+        options = DecodeOptions(
+            num_ranks,
+            num_workers,
+            max_seqs=max_seqs,
+            max_model_len=100,
+            num_spared=num_spared,
+            **backend_choices("cuda"),
+        )
+        text = complaint(compile_graph(lower(build_model(config), options)))
+        assert not text, f"{config} on {num_ranks} x {num_workers}, {num_spared} spared: {text}"
+
+
+def spread_model(num_ranks: int, num_layers: int, num_spared: int = 0) -> Program:
+    """Of which all workers have a part of every operator, so that all look early, but for those spared qkv and o."""
+    config = dataclasses.replace(
+        SMALLEST, num_layers=num_layers, hidden_size=256, intermediate_size=256, num_heads=4, head_dim=64
+    )
+    return compile_graph(model_graph(num_ranks, 2, config, attention_launch="spread", num_spared=num_spared))
+
+
+@pytest.mark.parametrize("num_layers", [3, 4, 5])
+def test_workers_without_a_part_of_o(num_layers: int) -> None:
+    """They know less when they turn to the MLP, and still look early."""
+    program = spread_model(2, num_layers, 1)
+    accepted(program)
+    part = program.ranks[0]
+    spared = [
+        part.task_names[index] for index in range(part.queues[0].begin, part.queues[0].begin + part.queues[0].count)
+    ]
+    assert not [name for name in spared if name.endswith((".qkv", ".o", ".o.reduce"))]
+    for desc, name in zip(part.tasks, part.task_names, strict=True):
+        if name.endswith((".gate_up", ".down")):
+            assert decode_args(desc).arriving, name
+
+
+@pytest.mark.parametrize("num_workers", [2, 5])
+def test_nobody_is_without_a_part_of_o_in_two_layers(num_workers: int) -> None:
+    """The MLP's vector lies in one place then, and who has no part of o does not know when it has been read."""
+    config = dataclasses.replace(
+        SMALLEST, hidden_size=256, intermediate_size=256, num_heads=6, num_kv_heads=3, head_dim=64, num_layers=2
+    )
+    options = DecodeOptions(2, num_workers, max_seqs=1, max_model_len=100, num_spared=1, **backend_choices("cuda"))
+    program = compile_graph(lower(build_model(config), options))
+    assert not complaint(program)
+    assert sum(name == "layer0.o" for name in program.ranks[0].task_names) == num_workers
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_all_look_early(num_ranks: int) -> None:
+    program = spread_model(num_ranks, 3)
+    accepted(program)
+    for op in ("qkv", "attention", "o", "gate_up", "down"):
+        assert decode_args(find(program, f"layer1.{op}")).arriving, op
+    assert decode_args(find(program, "layer1.merge")).lone_len
+
+
+def test_who_has_not_waited_for_the_last_but_one() -> None:
+    """A worker may merge before it has heard that anybody is done with qkv. Without a part of qkv it knows of nobody who is
+    done with what an earlier merge wrote.
+    """
+    config = dataclasses.replace(SMALLEST, num_layers=4, num_heads=1, num_kv_heads=1, head_dim=64)
+    program = compile_graph(model_graph(1, 2, config, attention_launch="spread"))
+    accepted(program)
+    for desc, name in zip(program.ranks[0].tasks, program.ranks[0].task_names, strict=True):
+        if name.endswith(".merge"):
+            args = decode_args(desc)
+            assert not args.arriving
+            type(args).from_buffer(desc.args).arriving = 1
+    assert Oracle(program).faults >= {"race"}
+    text = refusal(program)
+    assert "layer1.merge (rank 0, worker 1) in the next iteration writes attention_out" in text
+    assert "before its waits are met, and nothing orders it against layer0.o (rank 0, worker 0)" in text
+
+
+def test_who_clears_what_others_still_read() -> None:
+    """down clears what was written two turns ago: what gate_up takes has been there since, and it need not be done."""
+    program = spread_model(1, 3)
+    newer = decode_args(find(program, "layer1.o")).rounded
+    for desc, name in zip(program.ranks[0].tasks, program.ranks[0].task_names, strict=True):
+        if name == "layer1.down":
+            type(decode_args(desc)).from_buffer(desc.args).cleared = newer
+            break
+    assert Oracle(program).faults >= {"race"}
+    text = refusal(program)
+    assert "layer1.down (rank 0, worker 0) in the next iteration writes x_rounded" in text
+    assert "before its waits are met, and nothing orders it against layer1.gate_up (rank 0, worker 1)" in text
+
+
+def test_who_begins_too_far_ahead() -> None:
+    """gate_up may begin before the two tasks before it have heard what they wait for. The first o may not: it adds to what
+    the embedding wrote, of which only qkv's waits tell.
+    """
+    config = dataclasses.replace(
+        SMALLEST, num_layers=2, hidden_size=256, intermediate_size=256, num_heads=2, head_dim=64
+    )
+    program = compile_graph(model_graph(1, 3, config, attention_launch="spread", max_seqs=1))
+    accepted(program)
+    for name in ("layer0.gate_up", "layer0.o", "layer0.down"):
+        assert find(program, name).far_ahead == (name == "layer0.gate_up"), name
+    for desc, name in zip(program.ranks[0].tasks, program.ranks[0].task_names, strict=True):
+        desc.far_ahead |= name == "layer0.o"
+    assert "arrival" in Oracle(program).faults
+    text = refusal(program)
+    assert "layer0.o (rank 0, worker 1) in the next iteration may look at x[" in text
+    assert "before embed (rank 0, worker 2) in the next iteration has written it" in text
+
+
+def test_who_passes_by_a_merge() -> None:
+    """Of a single row a merge has nothing to do: who comes behind it does not know that attention is done, and has cleared
+    what it clears.
+    """
+    program = spread_model(1, 3)
+    cleared = decode_args(find(program, "layer1.attention")).cleared
+    for desc, name in zip(program.ranks[0].tasks, program.ranks[0].task_names, strict=True):
+        if name == "layer1.o":
+            type(decode_args(desc)).from_buffer(desc.args).lone = cleared
+    assert "arrival" in Oracle(program).faults
+    text = refusal(program)
+    assert "layer1.o (rank 0, worker 0) in the next iteration may look at attention_lone" in text
+    assert "before layer1.attention (rank 0, every worker) in the next iteration has cleared it" in text
+
+
+def damage(program: Program, source: random.Random) -> str:
+    """Lets a task look early that does not, or the other way round, or begin sooner, or clear what another one does."""
+    part = source.choice(program.ranks)
+    early = [desc for desc in part.tasks if hasattr(decode_args(desc), "arriving")]
+    desc = source.choice(early)
+    args = type(decode_args(desc)).from_buffer(desc.args)
+    which = source.choice(["arriving", "arriving", "cleared", "far_ahead"])
+    if which == "far_ahead":
+        desc.far_ahead ^= 1
+        return f"far_ahead of a task of type {desc.type} became {desc.far_ahead}"
+    if which == "arriving" or not getattr(args, "cleared", 0):
+        args.arriving ^= 1
+        return f"arriving of a task of type {desc.type} became {args.arriving}"
+    others = [decode_args(other) for other in early if other.type == desc.type]
+    other = source.choice([other for other in others if other.cleared])
+    args.cleared = other.cleared
+    return f"a task of type {desc.type} clears {split_operand(args.cleared)}"
+
+
+def test_damage_is_found() -> None:
+    """What the oracle refuses, and nothing else."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    source, seen = random.Random(seed), collections.Counter[str]()
+    while sum(seen.values()) < NUM_DAMAGED or not (seen["race"] + seen["arrival"] and seen["harmless"]):
+        program = spread_model(source.randint(1, 2), source.randint(2, 4), source.randint(0, 1))
+        did = damage(program, source)
+        faults, text = Oracle(program).faults, complaint(program)
+        assert bool(text) == bool(faults), f"seed {seed}: {did}: oracle {faults}, check {text!r}"
+        seen.update(faults or ["harmless"])
+    print(dict(seen))
+    check(spread_model(2, 2))

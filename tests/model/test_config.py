@@ -1,0 +1,188 @@
+"""Configs are read as transformers reads them, or refused with one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import LlamaConfig, Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from distmk.errors import ModelError
+from distmk.model.config import PRESETS, ModelConfig, RopeScaling, inv_freq
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def hf_dict(config: LlamaConfig | Qwen3Config) -> dict[str, Any]:
+    """What save_pretrained would write for a causal model of this config."""
+    name = "Qwen3ForCausalLM" if isinstance(config, Qwen3Config) else "LlamaForCausalLM"
+    return json.loads(config.to_json_string()) | {"architectures": [name]}
+
+
+def llama(**changes: Any) -> dict[str, Any]:
+    """A small valid Llama config.json; a change to None removes the key."""
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 100,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "rope_theta": 10000.0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    config |= changes
+    return {key: value for key, value in config.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    "hf",
+    [
+        LlamaConfig(),
+        LlamaConfig(hidden_size=96, num_attention_heads=6, num_key_value_heads=2, head_dim=32, attention_bias=True),
+        LlamaConfig(mlp_bias=True, tie_word_embeddings=True, eos_token_id=[5, 6], bos_token_id=None),
+        LlamaConfig(max_position_embeddings=131072, rope_parameters=LLAMA3_ROPE | {"rope_theta": 5e5}),
+        Qwen3Config(),
+        Qwen3Config(
+            hidden_size=64, num_key_value_heads=4, attention_bias=True, tie_word_embeddings=True, eos_token_id=7
+        ),
+    ],
+    ids=lambda hf: type(hf).__name__,
+)
+def test_reads_what_transformers_writes(hf: LlamaConfig | Qwen3Config) -> None:
+    c = ModelConfig.from_hf(hf_dict(hf), "config.json")
+    assert c.family == hf.model_type
+    assert (c.hidden_size, c.intermediate_size, c.num_layers) == (
+        hf.hidden_size,
+        hf.intermediate_size,
+        hf.num_hidden_layers,
+    )
+    assert (c.num_heads, c.num_kv_heads, c.head_dim) == (hf.num_attention_heads, hf.num_key_value_heads, hf.head_dim)
+    assert (c.vocab_size, c.max_position) == (hf.vocab_size, hf.max_position_embeddings)
+    assert (c.rms_norm_eps, c.rope_theta) == (hf.rms_norm_eps, hf.rope_parameters["rope_theta"])
+    assert c.tie_embeddings == hf.tie_word_embeddings
+    assert (c.qkv_bias, c.o_bias) == (hf.attention_bias, hf.attention_bias)
+    assert c.mlp_bias == getattr(hf, "mlp_bias", False)
+    assert c.qk_norm == (hf.model_type == "qwen3")
+    eos = hf.eos_token_id
+    assert c.eos_token_ids == (() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,))
+    assert c.bos_token_id == hf.bos_token_id
+
+
+def test_old_and_new_rope_keys_agree() -> None:
+    old = llama(rope_theta=5e5, rope_scaling=LLAMA3_ROPE)
+    new = llama(rope_theta=None, rope_parameters=LLAMA3_ROPE | {"rope_theta": 5e5})
+    assert ModelConfig.from_hf(old, "a") == ModelConfig.from_hf(new, "b")
+    assert ModelConfig.from_hf(old, "a").rope_scaling == RopeScaling(8.0, 1.0, 4.0, 8192)
+    older = llama(rope_scaling={"type": "llama3"} | {k: v for k, v in LLAMA3_ROPE.items() if k != "rope_type"})
+    assert ModelConfig.from_hf(older, "c").rope_scaling == RopeScaling(8.0, 1.0, 4.0, 8192)
+    assert ModelConfig.from_hf(llama(rope_scaling={"rope_type": "default"}), "d").rope_scaling is None
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+@pytest.mark.parametrize("theta", [1e4, 1e5, 5e5, 1e6])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_inv_freq_matches_transformers(head_dim: int, theta: float, scaled: bool) -> None:
+    rope = (LLAMA3_ROPE if scaled else {"rope_type": "default"}) | {"rope_theta": theta}
+    hf = LlamaConfig(
+        hidden_size=2 * head_dim,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=131072,
+        rope_parameters=rope,
+    )
+    want = LlamaRotaryEmbedding(hf).inv_freq.numpy()
+    got = inv_freq(ModelConfig.from_hf(hf_dict(hf), "config.json"))
+    assert got.dtype == np.float32
+    assert got.shape == want.shape == (head_dim // 2,)
+    # torch's float32 power may be a unit in the last place off, and the division behind it another; a blended frequency
+    # goes with up to 10/3 times the relative error of the one that it is made of.
+    limit = 2 * 2**-23 * (10 / 3 if scaled else 1)
+    worst = int(np.abs(got / want - 1).argmax())
+    assert abs(got[worst] / want[worst] - 1) < limit, f"index {worst}: got {got[worst]!r}, want {want[worst]!r}"
+
+
+def test_rope_freq_factors_divide() -> None:
+    """Llama 3.1's scaling given as factors (as GGUF files do) is the same as computing it."""
+    scaled = ModelConfig.from_hf(llama(head_dim=64, rope_theta=5e5, rope_scaling=LLAMA3_ROPE), "config.json")
+    plain = dataclasses.replace(scaled, rope_scaling=None)
+    factors = tuple((inv_freq(plain) / inv_freq(scaled)).tolist())
+    got = inv_freq(dataclasses.replace(plain, rope_freq_factors=factors))
+    np.testing.assert_allclose(got, inv_freq(scaled), rtol=3e-7)
+
+
+def test_presets() -> None:
+    assert set(PRESETS) == {
+        "smollm2-135m", "qwen3-0.6b", "qwen3-1.7b", "qwen3-8b", "qwen3-32b", "llama-3.1-8b", "llama-3.1-70b"
+    }  # fmt: skip
+    # Parameter counts as published (embeddings counted once when tied), to within rounding of their names.
+    from distmk.weights import expected_tensors
+
+    published = {
+        "smollm2-135m": 134_515_008, "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976,
+        "qwen3-8b": 8_190_735_360, "qwen3-32b": 32_762_123_264,
+        "llama-3.1-8b": 8_030_261_248, "llama-3.1-70b": 70_553_706_496,
+    }  # fmt: skip
+    for name, config in PRESETS.items():
+        assert sum(int(np.prod(shape)) for shape in expected_tensors(config).values()) == published[name], name
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["MistralForCausalLM"]}, "architecture MistralForCausalLM is not supported"),
+        ({"architectures": None}, "names no architecture"),
+        ({"architectures": None, "model_type": "gemma"}, "model type gemma is not supported"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": "64"}, "hidden_size is '64'; a whole number"),
+        ({"hidden_size": -64, "head_dim": 16}, "hidden_size is -64; it must be at least 1"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"num_hidden_layers": 1 << 30}, "num_layers is 1073741824; at most 10000"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True"),
+        ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 key/value heads"),
+        ({"head_dim": 15}, "head_dim is 15; rotary embedding needs an even"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"use_sliding_window": True}, "sliding-window attention is in use"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window attention is in use"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "RoPE type 'linear' is not supported"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "RoPE type 'yarn' is not supported"),
+        ({"rope_scaling": LLAMA3_ROPE | {"factor": "x"}}, "rope_scaling: factor is 'x'"),
+        ({"rope_scaling": LLAMA3_ROPE | {"factor": 0}}, "must be positive"),
+        ({"rope_scaling": LLAMA3_ROPE | {"high_freq_factor": 1.0}}, "must be above"),
+        ({"rope_scaling": 8}, "rope_scaling is 8; an object"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+        ({"rms_norm_eps": 0.0}, "rms_norm_eps is 0.0"),
+        ({"rope_theta": -1.0}, "rope_theta is -1.0"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
+        ({"attention_bias": "yes"}, "attention_bias is 'yes'; true or false"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized with gptq are not supported"),
+    ],
+)
+def test_refuses(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError) as e:
+        ModelConfig.from_hf(llama(**changes), "models/x/config.json")
+    assert message in str(e.value)
+    assert str(e.value).startswith("models/x/config.json")
+    assert "\n" not in str(e.value)
+
+
+def test_absent_keys_take_the_defaults_of_transformers() -> None:
+    c = ModelConfig.from_hf(llama(num_key_value_heads=None, rope_theta=None, eos_token_id=None), "config.json")
+    assert (c.num_kv_heads, c.head_dim, c.rope_theta, c.eos_token_ids) == (4, 16, 10000.0, (2,))
+    qwen3 = ModelConfig.from_hf(llama(architectures=["Qwen3ForCausalLM"]), "config.json")
+    assert qwen3.head_dim == Qwen3Config().head_dim == 128

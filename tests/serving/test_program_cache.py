@@ -1,0 +1,263 @@
+"""Programs kept for the next start: the same as compiled, never a damaged one, and made once."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import errno
+import multiprocessing
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tiny_config import tiny_config
+
+from distmk import LLM, SamplingParams
+from distmk.backends.host.build import build
+from distmk.errors import CheckError
+from distmk.lower import DecodeOptions, lower
+from distmk.model.config import RopeScaling
+from distmk.model.operators import build_model
+from distmk.program import file as program_file
+from distmk.program.program import Program, compile_graph
+from distmk.serving import program_cache
+
+CONFIG = tiny_config("qwen3-0.6b", intermediate_size=200)
+OPTIONS = DecodeOptions(num_ranks=3, num_workers=4, max_model_len=64, tiled=True)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DISTMK_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
+    """Every program that `program_cache` compiles from now on."""
+    made: list[Program] = []
+
+    def count(graph: Any) -> Program:
+        made.append(compile_graph(graph))
+        return made[-1]
+
+    monkeypatch.setattr(program_cache, "compile_graph", count)
+    return made
+
+
+def files(cache: Path) -> list[Path]:
+    return sorted(cache.glob("program-*.npz"))
+
+
+def plain(weights: Any, rank: int) -> list[Any]:
+    """A rank's weights and where they are, as values."""
+    return [(dataclasses.asdict(w), placed) for w, placed in weights.items() if w.rank == rank]
+
+
+def assert_same(got: Program, want: Program, rank: int) -> None:
+    assert got.fingerprint() == want.fingerprint()
+    for mine, theirs in zip(got.ranks, want.ranks, strict=True):
+        assert mine.to_bytes() == theirs.to_bytes()
+        assert (mine.task_names, mine.event_names) == (theirs.task_names, theirs.event_names)
+        assert mine.weight_bytes == theirs.weight_bytes
+        for name in ("tasks", "waits", "triggers", "queues", "launches"):
+            a, b = getattr(mine, name), getattr(theirs, name)
+            assert (type(a), bytes(a)) == (type(b), bytes(b)), name
+    for name in program_file.SHARED_FIELDS:
+        assert getattr(got.placement, name) == getattr(want.placement, name)
+    assert plain(got.placement.weights, rank) == plain(want.placement.weights, rank)
+    buffers = [[(dataclasses.asdict(b), p) for b, p in program.placement.buffers.items()] for program in (got, want)]
+    assert buffers[0] == buffers[1]
+
+
+def test_read_back_as_compiled(cache: Path, compiled: list[Program]) -> None:
+    for start in range(2):
+        for rank in range(OPTIONS.num_ranks):
+            assert_same(program_cache.proved_program(CONFIG, OPTIONS, rank), compiled[0], rank)
+            assert len(compiled) == 1, f"start {start}, rank {rank} compiled"
+    assert len(files(cache)) == 1
+
+
+def test_any_change_is_another_program() -> None:
+    """Of every field of the config and of the options."""
+    other: dict[str, Any] = {"family": "llama", "rope_scaling": RopeScaling(8.0, 1.0, 4.0, 64), "bos_token_id": None}
+    other |= {"eos_token_ids": (3,), "rope_freq_factors": (1.0,) * 8, "num_schedulers": 2, "attention_launch": "spread"}
+
+    def changed(value: Any, name: str) -> Any:
+        return other[name] if name in other else not value if isinstance(value, bool) else value * 2
+
+    keys = {program_cache._key(CONFIG, OPTIONS)}
+    configs, options = dataclasses.fields(CONFIG), dataclasses.fields(OPTIONS)
+    defaults = {"num_pages": 7, "max_seqs": 5, "num_spared": 1, "max_splits": 8}  # doubled: no change, or too much
+    for field in configs:
+        value = changed(getattr(CONFIG, field.name), field.name)
+        config = object.__new__(type(CONFIG))  # also one whose sizes would not go together
+        for each in configs:
+            object.__setattr__(config, each.name, getattr(CONFIG, each.name))
+        object.__setattr__(config, field.name, value)
+        keys.add(program_cache._key(config, OPTIONS))
+    for field in options:
+        value = defaults.get(field.name) or changed(getattr(OPTIONS, field.name), field.name)
+        keys.add(program_cache._key(CONFIG, dataclasses.replace(OPTIONS, **{field.name: value})))
+    assert len(keys) == 1 + len(configs) + len(options)
+
+
+def test_code_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = program_cache._key(CONFIG, OPTIONS)
+    monkeypatch.setattr(program_cache, "_code_hash", lambda: "other code")
+    assert program_cache._key(CONFIG, OPTIONS) != before
+
+
+def test_wrong_bytes_are_noticed(cache: Path) -> None:
+    """Any byte may be wrong: what is read is what was saved, or nothing."""
+    want = program_cache.proved_program(CONFIG, OPTIONS, 1)
+    (path,) = files(cache)
+    good = path.read_bytes()
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    rng = random.Random(seed)
+    noticed = 0
+    for at in [0, len(good) - 1, *(rng.randrange(len(good)) for _ in range(150))]:
+        path.write_bytes(good[:at] + bytes([good[at] ^ (1 << rng.randrange(8))]) + good[at + 1 :])
+        try:
+            assert_same(program_file.load(path, 1), want, 1)
+        except program_file.DamagedFile:
+            noticed += 1
+    assert noticed > 100, "almost all bytes matter"
+    for cut in (0, 1, 100, len(good) // 2, len(good) - 1):
+        path.write_bytes(good[:cut])
+        with pytest.raises(program_file.DamagedFile):
+            program_file.load(path, 1)
+
+
+def test_another_program_under_its_name(cache: Path) -> None:
+    """Whole, but with a rank of another program: not the bytes that the ranks' agreement is about."""
+    program = compile_graph(lower(build_model(CONFIG), OPTIONS))
+    path = cache / "file"
+    want = program.fingerprint()
+    digests = [part.digest() for part in program.ranks]
+    program.ranks[1].tasks[3].order += 1
+    for part, digest in zip(program.ranks, digests, strict=True):
+        part.digest = lambda digest=digest: digest  # type: ignore[method-assign, misc]
+    program_file.save(program, path)
+    assert program_file.load(path, 0).fingerprint() == want
+    with pytest.raises(program_file.DamagedFile, match="rank 1 is not the one that was saved"):
+        program_file.load(path, 1)
+    with pytest.raises(program_file.DamagedFile, match="rank 1 is not"):
+        _ = program_file.load(path, 0).ranks[1]
+
+
+def test_damaged_file_is_made_anew(cache: Path, compiled: list[Program]) -> None:
+    program_cache.proved_program(CONFIG, OPTIONS, 0)
+    (path,) = files(cache)
+    good = path.read_bytes()
+    path.write_bytes(good[: len(good) // 3])
+    assert_same(program_cache.proved_program(CONFIG, OPTIONS, 0), compiled[0], 0)
+    assert len(compiled) == 2
+    assert path.stat().st_size == len(good)
+
+
+def test_only_what_is_proved_is_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(program: Program) -> None:
+        raise CheckError("planted")
+
+    monkeypatch.setattr(program_cache, "check", refuse)
+    for _ in range(2):
+        with pytest.raises(CheckError, match="planted"):
+            program_cache.proved_program(CONFIG, OPTIONS, 0)
+    assert not files(cache)
+
+
+def test_switched_off(cache: Path, compiled: list[Program], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTMK_PROGRAM_CACHE", "0")
+    checked: list[Program] = []
+    monkeypatch.setattr(program_cache, "check", checked.append)
+    for _ in range(2):
+        program_cache.proved_program(CONFIG, OPTIONS, 0)
+    assert len(compiled) == 2 and checked == compiled
+    assert not files(cache)
+
+
+def test_full_disk(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(program: Program, path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(program_file, "save", full)
+    assert program_cache.proved_program(CONFIG, OPTIONS, 0).num_ranks == OPTIONS.num_ranks
+    assert not files(cache)
+
+
+def test_least_used_go_first(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [dataclasses.replace(OPTIONS, max_model_len=length) for length in (32, 48, 64)]
+    for number, options in enumerate(made[:2]):
+        program_cache.proved_program(CONFIG, options, 0)
+        for path in files(cache)[number:]:
+            os.utime(path, (number, number))
+    oldest = max(files(cache), key=lambda path: path.stat().st_mtime)
+    program_cache.proved_program(CONFIG, made[0], 0)  # used again
+    monkeypatch.setattr(program_cache, "MAX_BYTES", int(2.5 * oldest.stat().st_size))
+    program_cache.proved_program(CONFIG, made[2], 0)
+    assert len(files(cache)) == 2 and oldest not in files(cache)
+    assert {path.name for path in cache.glob("*.lock")} == {f"{path.name}.lock" for path in files(cache)}
+
+
+def start(rank: int, folder: str) -> None:
+    """One rank's start in a process of its own; each compilation leaves a line."""
+
+    def count(graph: Any) -> Program:
+        with open(f"{folder}/compiled", "a") as log:
+            log.write(f"rank {rank}\n")
+        return compile_graph(graph)
+
+    program_cache.compile_graph = count
+    program = program_cache.proved_program(CONFIG, OPTIONS, rank)
+    Path(folder, f"fingerprint{rank}").write_text(program.fingerprint())
+
+
+def test_ranks_that_start_together_compile_once(cache: Path) -> None:
+    processes = [
+        multiprocessing.get_context("spawn").Process(target=start, args=(rank, str(cache)))
+        for rank in range(OPTIONS.num_ranks)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert len((cache / "compiled").read_text().splitlines()) == 1
+    assert len({(cache / f"fingerprint{rank}").read_text() for rank in range(OPTIONS.num_ranks)}) == 1
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_same_tokens(
+    num_ranks: int, tiny_model: Path, tmp_path: Path, compiled: list[Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled and kept, read back, and compiled without a cache."""
+    shutil.copy(build(), tmp_path)  # the host runtime need not be made again
+    monkeypatch.setenv("DISTMK_CACHE", str(tmp_path))
+
+    def tokens() -> list[list[int]]:
+        with LLM(str(tiny_model), tensor_parallel_size=num_ranks, num_workers=1, max_model_len=48) as llm:
+            outputs = llm.generate([[1, 2, 3], [9, 8]], SamplingParams(max_tokens=8))
+            return [output.outputs[0].token_ids for output in outputs]
+
+    first = tokens()
+    (path,) = files(tmp_path)
+    made, compilations = path.stat().st_ino, len(compiled)
+    assert compilations <= 1  # or another rank came first
+    assert tokens() == first
+    assert (files(tmp_path), path.stat().st_ino, len(compiled)) == ([path], made, compilations)
+    monkeypatch.setenv("DISTMK_PROGRAM_CACHE", "0")
+    assert tokens() == first
+    assert len(compiled) == compilations + 1
+
+
+def test_arrays_share_the_bytes_read(cache: Path) -> None:
+    """No copy a task: the arrays lie in what was read, one behind the other."""
+    part = program_cache.proved_program(CONFIG, OPTIONS, 0).ranks[0]
+    base = ctypes.addressof(part.header)
+    for name in ("tasks", "waits", "triggers", "queues", "launches"):
+        assert ctypes.addressof(getattr(part, name)) - base == getattr(part.header, f"{name}_offset"), name

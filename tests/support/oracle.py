@@ -1,0 +1,306 @@
+"""A slow second opinion on small programs, sharing no method with distmk.check.
+
+Runs a few iterations event by event to see whether anything gets stuck (simulation.py), and decides what happens before what
+by plain reachability over the unrolled program: a task starts, has read (R), has written to each rank (W), and is done.
+
+A spread task stands in every worker's queue. Where it is waited for and who waits for it is told copy by copy; what happens
+before what is told of all copies together, as of the first, and no queue orders it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from support.oracle_arrivals import Run, Trace, arrival_faults, known_when_looking, touches_early
+from support.simulation import ITERATIONS, Event, Simulation, Task
+
+from distmk.abi import EVENT_STRIDE_BYTES, NO_EVENT, Control, JitEntry, JitRing, LaunchKind
+from distmk.program.program import Program, decode_args
+from distmk.tasks import TASK_TYPES
+
+HEADER_FIELDS = (
+    "num_ranks",
+    "num_workers",
+    "num_schedulers",
+    "jit_capacity",
+    "cleared_heap_bytes",
+    "events_heap_offset",
+    "rings_heap_offset",
+    "heap_bytes",
+)
+
+
+class Oracle:
+    """`faults` holds the kinds of fault of a program."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.ranks = program.ranks
+        self.faults: set[str] = set()
+        self.every: dict[Task, Any] = {
+            (rank, index): desc for rank, part in enumerate(self.ranks) for index, desc in enumerate(part.tasks)
+        }
+        self.tasks = dict(self.every)  # of copies only the first
+        self._headers()
+        self._copies()
+        self._events()
+        self._layout()
+        if not self.faults:
+            self._simulate()
+        if not self.faults:
+            self._reach()
+            self._counting()
+            self._conflicts()
+            if arrival_faults(self):
+                self.faults.add("arrival")
+
+    def _headers(self) -> None:
+        for rank, part in enumerate(self.ranks):
+            same = all(getattr(part.header, f) == getattr(self.ranks[0].header, f) for f in HEADER_FIELDS)
+            if part.header.rank != rank or not same:
+                self.faults.add("header")
+
+    def _copies(self) -> None:
+        """Every worker has a spread task once, all the same one."""
+        self.first_of: dict[Task, Task] = {}
+        for rank, part in enumerate(self.ranks):
+            held: dict[int, list[tuple[int, int]]] = defaultdict(list)
+            for worker, queue in enumerate(part.queues):
+                for index in range(queue.begin, queue.begin + queue.count):
+                    if part.tasks[index].launch == LaunchKind.SPREAD:
+                        held[part.tasks[index].order].append((worker, index))
+            for copies in held.values():
+                self.first_of |= {(rank, index): (rank, copies[0][1]) for _, index in copies}
+                if [worker for worker, _ in copies] != list(range(part.header.num_workers)):
+                    self.faults.add("spread")
+                first = self.tasks[(rank, copies[0][1])]
+                if first.first_worker >= part.header.num_workers:
+                    self.faults.add("spread")
+                for _, index in copies[1:]:
+                    if bytes(self.tasks.pop((rank, index))) != bytes(first):
+                        self.faults.add("spread")
+
+    def waits(self, task: Task) -> list[Any]:
+        desc = self.every[task]
+        return [self.ranks[task[0]].waits[desc.wait_begin + i] for i in range(desc.num_waits)]
+
+    def triggers(self, task: Task) -> list[Any]:
+        desc = self.every[task]
+        return [self.ranks[task[0]].triggers[desc.trigger_begin + i] for i in range(desc.num_triggers)]
+
+    def firings(self, task: Task) -> int:
+        desc, header = self.tasks[task], self.ranks[0].header
+        if desc.launch == LaunchKind.SPREAD:
+            return int(header.num_workers)
+        return int(desc.max_instances * header.num_schedulers) if desc.launch == LaunchKind.MASSIVE else 1
+
+    def _events(self) -> None:
+        self.totals: dict[Event, int] = defaultdict(int)
+        self.producers: dict[Event, set[Task]] = defaultdict(set)
+        sizes = [part.header.num_events for part in self.ranks]
+        for task in self.tasks:
+            for trigger in self.triggers(task):
+                if trigger.rank >= len(self.ranks) or trigger.event >= sizes[trigger.rank]:
+                    self.faults.add("event")
+                    continue
+                self.totals[(trigger.rank, trigger.event)] += trigger.amount * self.firings(task)
+                if trigger.amount:
+                    self.producers[(trigger.rank, trigger.event)].add(task)
+        for task in self.tasks:
+            for wait in self.waits(task):
+                if wait.event >= sizes[task[0]]:
+                    self.faults.add("event")
+                elif wait.count != self.totals[(task[0], wait.event)] or not wait.count:
+                    self.faults.add("threshold")
+                if wait.lag > 1:
+                    self.faults.add("lag")
+        opener = [task for task, desc in self.tasks.items() if desc.launch == LaunchKind.SCHEDULER]
+        for rank, part in enumerate(self.ranks):
+            gate = part.header.gate_event
+            if gate == NO_EVENT:
+                if opener:
+                    self.faults.add("gate")
+            elif self.totals[(rank, gate)] != 1 or self.producers[(rank, gate)] != set(opener):
+                self.faults.add("gate")
+
+    def _layout(self) -> None:
+        """Every run of bytes inside one piece, all of an access inside the same; nothing overlaps."""
+        header = self.ranks[0].header
+        ring_bytes = ctypes.sizeof(JitRing) + header.jit_capacity * ctypes.sizeof(JitEntry)
+        num_events = max(part.header.num_events for part in self.ranks)
+        self.runs: dict[Task, list[Run]] = {}
+        for rank, part in enumerate(self.ranks):
+            for space, size in ((1, part.header.heap_bytes), (2, part.header.local_bytes)):
+                areas = [(p.offset, p.offset + p.num_bytes) for p in self._pieces(space, rank)]
+                if space == 1:
+                    areas.append((0, ctypes.sizeof(Control)))
+                    begin = header.events_heap_offset
+                    areas.append((begin, begin + num_events * EVENT_STRIDE_BYTES))
+                    begin = header.rings_heap_offset
+                    areas.append((begin, begin + header.num_workers * ring_bytes))
+                    if (
+                        any(end > header.cleared_heap_bytes for _, end in areas[-3:])
+                        or header.cleared_heap_bytes > size
+                    ):
+                        self.faults.add("layout")
+                areas.sort()
+                pairs = itertools.pairwise(areas)
+                if any(end > size for _, end in areas) or any(a[1] > b[0] for a, b in pairs):
+                    self.faults.add("layout")
+        for task, desc in self.tasks.items():
+            self.runs[task] = list(self._runs_of(task, desc))
+            if desc.launch == LaunchKind.SPREAD and any(run[0] and run[1] != task[0] for run in self.runs[task]):
+                self.faults.add("spread")
+
+    def _pieces(self, space: int, rank: int) -> list[Any]:
+        return [p for p in self.program.placement.pieces if p.space == space and p.rank in (-1, rank)]
+
+    def _runs_of(self, task: Task, desc: Any) -> Iterator[Run]:
+        """Every run of bytes that a task touches and somebody may write."""
+        try:
+            accesses = TASK_TYPES[desc.type].accesses(decode_args(desc), task[0], len(self.ranks))
+        except ValueError:
+            self.faults.add("bounds")
+            return
+        for access in accesses:
+            pieces = self._pieces(access.space, access.rank)
+            begins = [access.offset + row * access.stride for row in range(access.num_rows)]
+            inside = [
+                p
+                for p in pieces
+                if all(p.offset <= b and b + access.row_bytes <= p.offset + p.num_bytes for b in begins)
+            ]
+            if len(inside) != 1 or access.offset % access.align_bytes or not access.row_bytes:
+                self.faults.add("bounds")
+                continue
+            piece = inside[0]
+            if access.write and (piece.read_only or (access.space != 1 and access.rank != task[0])):
+                self.faults.add("bounds")
+            if piece.rows > 1 and not piece.read_only:  # columns, from the first row on
+                column = access.offset - piece.offset
+                fits = access.num_rows == 1 or access.stride == piece.row_bytes
+                gapless = access.num_rows == 1 or access.stride == access.row_bytes
+                whole = column == 0 and gapless and access.num_rows * access.row_bytes % piece.row_bytes == 0
+                if not whole and (column + access.row_bytes > piece.row_bytes or not fits):
+                    self.faults.add("bounds")
+            if piece.rows == 1 and access.num_rows > 1 and access.stride != access.row_bytes:
+                self.faults.add("bounds")
+            if not piece.read_only:
+                rows = set()
+                for b in begins:
+                    at = b - piece.offset
+                    rows |= {*range(at // piece.row_bytes, (at + access.row_bytes - 1) // piece.row_bytes + 1)}
+                clears = access.clears and len(rows) == piece.rows
+                use = "look" if access.early else "clear" if clears else "fill" if access.write else "read"
+                for b in begins:
+                    yield Run(access.write, access.rank, access.space, b, b + access.row_bytes, use, piece.name)
+
+    def _simulate(self) -> None:
+        if not Simulation(self.program).finishes():
+            self.faults.add("deadlock")
+
+    def _reach(self) -> None:
+        """`past[node]`: all nodes before it, as the bits of an int. Nodes: (task, iteration, "S", "R", rank or "D")."""
+        before: dict[Any, list[Any]] = defaultdict(list)
+        self.targets = {t: sorted({run[1] for run in runs if run[0]}) for t, runs in self.runs.items()}
+        last: dict[tuple[int, int], Any] = {}
+        # What a worker has gone through; what each has when it comes to a task.
+        trails: dict[tuple[int, int], list[Trace]] = defaultdict(list)
+        self.trails: dict[tuple[Task, int], list[list[Trace]]] = defaultdict(list)
+        for i in range(ITERATIONS):
+            for task in self.tasks:
+                before[(task, i, "R")].append((task, i, "S"))
+                for rank in self.targets[task]:
+                    before[(task, i, rank)].append((task, i, "R"))
+                before[(task, i, "D")] += [(task, i, x) for x in ("R", *self.targets[task])]
+                for wait in self.waits(task):
+                    if i >= wait.lag:
+                        event = (task[0], wait.event)
+                        before[(task, i, "S")] += [self.told(p, i - wait.lag, event) for p in self.producers[event]]
+                gate = self.ranks[task[0]].header.gate_event
+                if gate != NO_EVENT and self.tasks[task].launch != LaunchKind.SCHEDULER:
+                    event = (task[0], gate)
+                    before[(task, i, "S")] += [self.told(p, i, event) for p in self.producers[event]]
+            for rank, part in enumerate(self.ranks):
+                for worker, queue in enumerate(part.queues):
+                    for index in range(queue.begin, queue.begin + queue.count):
+                        spread = self.every[(rank, index)].launch == LaunchKind.SPREAD
+                        task = self.first_of[(rank, index)] if spread else (rank, index)
+                        self.trails[(task, i)].append(trails[(rank, worker)])
+                        trails[(rank, worker)] = [*trails[(rank, worker)], (task, i, spread)]
+                        if spread:
+                            continue
+                        if (rank, worker) in last:
+                            before[((rank, index), i, "S")].append(last[(rank, worker)])
+                        last[(rank, worker)] = ((rank, index), i, "D")
+        self.past: dict[Any, int] = {}
+        self.bit: dict[Any, int] = {}
+        for node in list(before):
+            self._close(node, before)
+
+    def told(self, producer: Task, iteration: int, event: Event) -> Any:
+        """The node that has happened once `producer` has fired `event`."""
+        early = event[0] != producer[0] and event[0] in self.targets[producer]
+        return (producer, iteration, event[0] if early else "D")
+
+    def _close(self, root: Any, before: dict[Any, list[Any]]) -> None:
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            todo = [b for b in before.get(node, ()) if b not in self.past]
+            if todo:
+                stack += todo
+                continue
+            stack.pop()
+            if node in self.past:
+                continue
+            self.bit[node] = 1 << len(self.bit)
+            past = 0
+            for b in before.get(node, ()):
+                past |= self.past[b] | self.bit[b]
+            self.past[node] = past
+
+    def is_before(self, node: Any, later: Any) -> bool:
+        return bool(self.past[later] & self.bit[node])
+
+    def _is_over(self, node: Any, later: Task, i: int, early: bool) -> bool:
+        """Whether `node` has happened when a task touches something, which may be before its waits are met."""
+        known = known_when_looking(self, later, i, acts=True) if early else self.past[(later, i, "S")]
+        return bool(known & self.bit[node])
+
+    def _counting(self) -> None:
+        awaited = {(task[0], wait.event) for task in self.tasks for wait in self.waits(task)}
+        for rank, part in enumerate(self.ranks):
+            if part.header.gate_event != NO_EVENT:
+                awaited.add((rank, part.header.gate_event))
+        for event in awaited:
+            for slow in self.producers[event]:
+                told = self.told(slow, 0, event)[2]
+                facts = ["R", *(self.targets[slow] if told == "D" else [told])]
+                for fast in self.producers[event]:
+                    for i in range(ITERATIONS - 1):
+                        if not all(self.is_before((slow, i, fact), (fast, i + 1, "S")) for fact in facts):
+                            self.faults.add("counting")
+
+    def _conflicts(self) -> None:
+        pairs: set[tuple[Task, Any, bool, Task, Any, bool]] = set()
+        for a, a_runs in self.runs.items():
+            for b, b_runs in self.runs.items():
+                for x in a_runs:
+                    for y in b_runs:
+                        if (x[0] or y[0]) and x[1:3] == y[1:3] and x[3] < y[4] and y[3] < x[4]:
+                            first = (a, x[1] if x[0] else "R", touches_early(self, a, x, y))
+                            pairs.add((*first, b, y[1] if y[0] else "R", touches_early(self, b, y, x)))
+        for a, a_did, a_early, b, b_did, b_early in pairs:
+            for i in range(ITERATIONS):
+                for j in range(i, ITERATIONS):
+                    if (a, i) == (b, j):
+                        continue
+                    forth = self._is_over((a, i, a_did), b, j, b_early)
+                    if not forth and not self._is_over((b, j, b_did), a, i, a_early):
+                        self.faults.add("race")
+                        return

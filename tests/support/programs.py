@@ -1,0 +1,53 @@
+"""Programs to be checked, and what `check` says of those that it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.tiny_config import tiny_config
+
+from distmk.abi import TaskDesc
+from distmk.check import check
+from distmk.errors import CheckError
+from distmk.graph.graph import Graph
+from distmk.lower import DecodeOptions, lower
+from distmk.model.config import ModelConfig
+from distmk.model.operators import build_model
+from distmk.program.program import Program
+
+SMALLEST = tiny_config(
+    "qwen3-0.6b", hidden_size=64, intermediate_size=96, num_layers=1, num_heads=4, num_kv_heads=2, vocab_size=128
+)
+
+
+def model_graph(num_ranks: int, num_workers: int, config: ModelConfig = SMALLEST, **options: Any) -> Graph:
+    made = DecodeOptions(num_ranks, num_workers, max_model_len=64, max_splits=2, **options)
+    return lower(build_model(config), made)
+
+
+def refusal(program: Program) -> str:
+    with pytest.raises(CheckError) as caught:
+        check(program)
+    return str(caught.value)
+
+
+def complaint(program: Program) -> str:
+    """What `check` says against a program; nothing where it is right."""
+    try:
+        check(program)
+    except CheckError as error:
+        return str(error)
+    return ""
+
+
+def find(program: Program, name: str, rank: int = 0) -> TaskDesc:
+    part = program.ranks[rank]
+    found: TaskDesc = part.tasks[part.task_names.index(name)]
+    return found
+
+
+def copies(program: Program, name: str, rank: int = 0) -> list[TaskDesc]:
+    """The descriptors of a spread task, by worker."""
+    part = program.ranks[rank]
+    return [desc for desc, its_name in zip(part.tasks, part.task_names, strict=True) if its_name == name]
