@@ -139,7 +139,7 @@ def change_source(machine: Machine) -> None:
 
 def rename_source(machine: Machine) -> None:
     bodies = machine.folder / "package" / "csrc" / "device" / "linear"
-    (bodies / "basic.cuh").rename(bodies / "zbasic.cuh")
+    (bodies / "embed.cuh").rename(bodies / "zembed.cuh")
 
 
 def change_flags(machine: Machine) -> None:
