@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 2108764968870861190ull;
+constexpr uint64_t ABI_HASH = 13192337555280689706ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -14,17 +14,17 @@ constexpr uint32_t MAX_RANKS = 64u;
 constexpr uint32_t EVENT_STRIDE_BYTES = 64u;
 constexpr uint32_t TASK_ARGS_BYTES = 160u;
 constexpr uint32_t NO_EVENT = 4294967295u;
-constexpr uint32_t TILE_ROWS = 16u;
-constexpr uint32_t TILE_K = 256u;
-constexpr uint32_t ROUND_GROUPS = 4u;
-constexpr uint32_t BLOCK_TILES = 8u;
-constexpr uint32_t MERGE_SLICE = 32u;
-constexpr uint32_t PART_HEADER = 4u;
-constexpr uint32_t PART_FLOATS = 36u;
-constexpr uint32_t MAX_LONE_COLS = 4096u;
-constexpr uint32_t SPLITS_AT_ONCE = 8u;
-constexpr uint32_t SHARE_AT_ONCE = 128u;
-constexpr uint32_t LONE_HEADER = 8u;
+constexpr uint32_t M_TILE = 16u;
+constexpr uint32_t K_TILE = 256u;
+constexpr uint32_t M_TILES_PER_BLOCK = 4u;
+constexpr uint32_t K_TILES_PER_BLOCK = 8u;
+constexpr uint32_t COMBINE_SLICE = 32u;
+constexpr uint32_t PARTIAL_HEADER_FLOATS = 4u;
+constexpr uint32_t PARTIAL_FLOATS = 36u;
+constexpr uint32_t MAX_FUSED_COMBINE_COLS = 4096u;
+constexpr uint32_t COMBINE_WIDTH = 8u;
+constexpr uint32_t POSITIONS_PER_PASS = 128u;
+constexpr uint32_t FUSED_PARTIAL_HEADER = 8u;
 constexpr uint32_t MAX_OWN_SCHEDULERS = 12u;
 constexpr uint32_t MARK_STEP_NS = 32u;
 constexpr uint32_t MARKED_TASKS = 64u;
@@ -77,7 +77,7 @@ struct TaskDesc {
   uint32_t order;
   uint32_t max_instances;
   uint32_t first_worker;
-  uint32_t far_ahead;
+  uint32_t deep_lookahead;
   uint8_t args[160];
 };
 static_assert(sizeof(TaskDesc) == 192);
@@ -90,7 +90,7 @@ static_assert(offsetof(TaskDesc, trigger_begin) == 12);
 static_assert(offsetof(TaskDesc, order) == 16);
 static_assert(offsetof(TaskDesc, max_instances) == 20);
 static_assert(offsetof(TaskDesc, first_worker) == 24);
-static_assert(offsetof(TaskDesc, far_ahead) == 28);
+static_assert(offsetof(TaskDesc, deep_lookahead) == 28);
 static_assert(offsetof(TaskDesc, args) == 32);
 
 struct Queue {
@@ -155,7 +155,7 @@ struct Batch {
   uint32_t num_rows;
   uint32_t num_runs;
   uint32_t stop;
-  uint32_t num_cleared;
+  uint32_t num_reset_rows;
   BatchRun runs[16];
   BatchRow rows[16];
 };
@@ -163,7 +163,7 @@ static_assert(sizeof(Batch) == 528);
 static_assert(offsetof(Batch, num_rows) == 0);
 static_assert(offsetof(Batch, num_runs) == 4);
 static_assert(offsetof(Batch, stop) == 8);
-static_assert(offsetof(Batch, num_cleared) == 12);
+static_assert(offsetof(Batch, num_reset_rows) == 12);
 static_assert(offsetof(Batch, runs) == 16);
 static_assert(offsetof(Batch, rows) == 272);
 
@@ -308,9 +308,9 @@ struct ProgramHeader {
   uint32_t num_triggers;
   uint32_t num_launches;
   uint32_t jit_capacity;
-  uint32_t gate_event;
+  uint32_t iteration_event;
   uint32_t reserved;
-  uint64_t gate_batch;
+  uint64_t iteration_batch;
   uint64_t tasks_offset;
   uint64_t waits_offset;
   uint64_t triggers_offset;
@@ -318,7 +318,7 @@ struct ProgramHeader {
   uint64_t launches_offset;
   uint64_t events_heap_offset;
   uint64_t rings_heap_offset;
-  uint64_t cleared_heap_bytes;
+  uint64_t zeroed_heap_bytes;
   uint64_t heap_bytes;
   uint64_t local_bytes;
   uint64_t program_bytes;
@@ -336,9 +336,9 @@ static_assert(offsetof(ProgramHeader, num_waits) == 40);
 static_assert(offsetof(ProgramHeader, num_triggers) == 44);
 static_assert(offsetof(ProgramHeader, num_launches) == 48);
 static_assert(offsetof(ProgramHeader, jit_capacity) == 52);
-static_assert(offsetof(ProgramHeader, gate_event) == 56);
+static_assert(offsetof(ProgramHeader, iteration_event) == 56);
 static_assert(offsetof(ProgramHeader, reserved) == 60);
-static_assert(offsetof(ProgramHeader, gate_batch) == 64);
+static_assert(offsetof(ProgramHeader, iteration_batch) == 64);
 static_assert(offsetof(ProgramHeader, tasks_offset) == 72);
 static_assert(offsetof(ProgramHeader, waits_offset) == 80);
 static_assert(offsetof(ProgramHeader, triggers_offset) == 88);
@@ -346,7 +346,7 @@ static_assert(offsetof(ProgramHeader, queues_offset) == 96);
 static_assert(offsetof(ProgramHeader, launches_offset) == 104);
 static_assert(offsetof(ProgramHeader, events_heap_offset) == 112);
 static_assert(offsetof(ProgramHeader, rings_heap_offset) == 120);
-static_assert(offsetof(ProgramHeader, cleared_heap_bytes) == 128);
+static_assert(offsetof(ProgramHeader, zeroed_heap_bytes) == 128);
 static_assert(offsetof(ProgramHeader, heap_bytes) == 136);
 static_assert(offsetof(ProgramHeader, local_bytes) == 144);
 static_assert(offsetof(ProgramHeader, program_bytes) == 152);
@@ -375,9 +375,9 @@ struct LaunchParams {
   uint64_t trace_capacity;
   uint64_t self;
   uint64_t faults_seen;
-  uint32_t num_far;
+  uint32_t num_remote_ranks;
   uint32_t pad;
-  uint64_t block_takers;
+  uint64_t worker_owners;
   uint64_t launch_number;
   Fault fault;
   uint64_t iterations_done;
@@ -406,9 +406,9 @@ static_assert(offsetof(LaunchParams, trace_counts) == 128);
 static_assert(offsetof(LaunchParams, trace_capacity) == 136);
 static_assert(offsetof(LaunchParams, self) == 144);
 static_assert(offsetof(LaunchParams, faults_seen) == 152);
-static_assert(offsetof(LaunchParams, num_far) == 160);
+static_assert(offsetof(LaunchParams, num_remote_ranks) == 160);
 static_assert(offsetof(LaunchParams, pad) == 164);
-static_assert(offsetof(LaunchParams, block_takers) == 168);
+static_assert(offsetof(LaunchParams, worker_owners) == 168);
 static_assert(offsetof(LaunchParams, launch_number) == 176);
 static_assert(offsetof(LaunchParams, fault) == 184);
 static_assert(offsetof(LaunchParams, iterations_done) == 216);
@@ -450,58 +450,58 @@ static_assert(offsetof(AffineArgs, shift) == 24);
 struct SumArgs {
   uint64_t blocks;
   uint64_t dst;
-  uint64_t rounded;
-  uint64_t cleared;
+  uint64_t out_bf16;
+  uint64_t reset;
   uint64_t batch;
   uint64_t block_stride;
   uint32_t num_blocks;
   uint32_t num;
   uint32_t dst_stride;
-  uint32_t rounded_stride;
+  uint32_t out_bf16_stride;
   uint32_t add;
-  uint32_t arriving;
+  uint32_t polls;
 };
 static_assert(sizeof(SumArgs) == 72);
 static_assert(offsetof(SumArgs, blocks) == 0);
 static_assert(offsetof(SumArgs, dst) == 8);
-static_assert(offsetof(SumArgs, rounded) == 16);
-static_assert(offsetof(SumArgs, cleared) == 24);
+static_assert(offsetof(SumArgs, out_bf16) == 16);
+static_assert(offsetof(SumArgs, reset) == 24);
 static_assert(offsetof(SumArgs, batch) == 32);
 static_assert(offsetof(SumArgs, block_stride) == 40);
 static_assert(offsetof(SumArgs, num_blocks) == 48);
 static_assert(offsetof(SumArgs, num) == 52);
 static_assert(offsetof(SumArgs, dst_stride) == 56);
-static_assert(offsetof(SumArgs, rounded_stride) == 60);
+static_assert(offsetof(SumArgs, out_bf16_stride) == 60);
 static_assert(offsetof(SumArgs, add) == 64);
-static_assert(offsetof(SumArgs, arriving) == 68);
+static_assert(offsetof(SumArgs, polls) == 68);
 
 struct LinearArgs {
   uint64_t x;
   uint64_t weight;
   uint64_t bias;
   uint64_t out;
-  uint64_t rounded;
-  uint64_t cleared;
-  uint64_t lone;
+  uint64_t out_bf16;
+  uint64_t reset;
+  uint64_t fused_partials;
   uint64_t batch;
   uint64_t logits;
   uint32_t k;
   uint32_t n;
   uint32_t x_stride;
   uint32_t out_stride;
-  uint32_t rounded_stride;
+  uint32_t out_bf16_stride;
   uint32_t epilogue;
   uint32_t normalized;
   float eps;
   uint32_t first_token;
   uint32_t logits_stride;
   uint32_t k_pitch;
-  uint32_t arriving;
+  uint32_t polls;
   uint32_t head_dim;
   uint32_t max_splits;
   uint32_t min_split;
   uint32_t split_budget;
-  uint32_t lone_len;
+  uint32_t fused_combine_len;
   uint32_t pad;
 };
 static_assert(sizeof(LinearArgs) == 144);
@@ -509,41 +509,41 @@ static_assert(offsetof(LinearArgs, x) == 0);
 static_assert(offsetof(LinearArgs, weight) == 8);
 static_assert(offsetof(LinearArgs, bias) == 16);
 static_assert(offsetof(LinearArgs, out) == 24);
-static_assert(offsetof(LinearArgs, rounded) == 32);
-static_assert(offsetof(LinearArgs, cleared) == 40);
-static_assert(offsetof(LinearArgs, lone) == 48);
+static_assert(offsetof(LinearArgs, out_bf16) == 32);
+static_assert(offsetof(LinearArgs, reset) == 40);
+static_assert(offsetof(LinearArgs, fused_partials) == 48);
 static_assert(offsetof(LinearArgs, batch) == 56);
 static_assert(offsetof(LinearArgs, logits) == 64);
 static_assert(offsetof(LinearArgs, k) == 72);
 static_assert(offsetof(LinearArgs, n) == 76);
 static_assert(offsetof(LinearArgs, x_stride) == 80);
 static_assert(offsetof(LinearArgs, out_stride) == 84);
-static_assert(offsetof(LinearArgs, rounded_stride) == 88);
+static_assert(offsetof(LinearArgs, out_bf16_stride) == 88);
 static_assert(offsetof(LinearArgs, epilogue) == 92);
 static_assert(offsetof(LinearArgs, normalized) == 96);
 static_assert(offsetof(LinearArgs, eps) == 100);
 static_assert(offsetof(LinearArgs, first_token) == 104);
 static_assert(offsetof(LinearArgs, logits_stride) == 108);
 static_assert(offsetof(LinearArgs, k_pitch) == 112);
-static_assert(offsetof(LinearArgs, arriving) == 116);
+static_assert(offsetof(LinearArgs, polls) == 116);
 static_assert(offsetof(LinearArgs, head_dim) == 120);
 static_assert(offsetof(LinearArgs, max_splits) == 124);
 static_assert(offsetof(LinearArgs, min_split) == 128);
 static_assert(offsetof(LinearArgs, split_budget) == 132);
-static_assert(offsetof(LinearArgs, lone_len) == 136);
+static_assert(offsetof(LinearArgs, fused_combine_len) == 136);
 static_assert(offsetof(LinearArgs, pad) == 140);
 
 struct EmbedArgs {
   uint64_t table;
   uint64_t out;
-  uint64_t rounded;
-  uint64_t cleared;
+  uint64_t out_bf16;
+  uint64_t reset;
   uint64_t batch;
   uint32_t k;
   uint32_t col_begin;
   uint32_t n;
   uint32_t out_stride;
-  uint32_t rounded_stride;
+  uint32_t out_bf16_stride;
   uint32_t first_token;
   uint32_t last_token;
   uint32_t epilogue;
@@ -551,14 +551,14 @@ struct EmbedArgs {
 static_assert(sizeof(EmbedArgs) == 72);
 static_assert(offsetof(EmbedArgs, table) == 0);
 static_assert(offsetof(EmbedArgs, out) == 8);
-static_assert(offsetof(EmbedArgs, rounded) == 16);
-static_assert(offsetof(EmbedArgs, cleared) == 24);
+static_assert(offsetof(EmbedArgs, out_bf16) == 16);
+static_assert(offsetof(EmbedArgs, reset) == 24);
 static_assert(offsetof(EmbedArgs, batch) == 32);
 static_assert(offsetof(EmbedArgs, k) == 40);
 static_assert(offsetof(EmbedArgs, col_begin) == 44);
 static_assert(offsetof(EmbedArgs, n) == 48);
 static_assert(offsetof(EmbedArgs, out_stride) == 52);
-static_assert(offsetof(EmbedArgs, rounded_stride) == 56);
+static_assert(offsetof(EmbedArgs, out_bf16_stride) == 56);
 static_assert(offsetof(EmbedArgs, first_token) == 60);
 static_assert(offsetof(EmbedArgs, last_token) == 64);
 static_assert(offsetof(EmbedArgs, epilogue) == 68);
@@ -571,9 +571,9 @@ struct AttentionArgs {
   uint64_t k_cache;
   uint64_t v_cache;
   uint64_t page_table;
-  uint64_t part;
-  uint64_t lone;
-  uint64_t cleared;
+  uint64_t partials;
+  uint64_t fused_partials;
+  uint64_t reset;
   uint64_t batch;
   uint32_t num_q;
   uint32_t num_kv;
@@ -590,9 +590,9 @@ struct AttentionArgs {
   float eps;
   uint32_t num_positions;
   uint32_t qkv_stride;
-  uint32_t arriving;
+  uint32_t polls;
   uint32_t long_splits;
-  uint32_t lone_len;
+  uint32_t fused_combine_len;
 };
 static_assert(sizeof(AttentionArgs) == 160);
 static_assert(offsetof(AttentionArgs, qkv) == 0);
@@ -602,9 +602,9 @@ static_assert(offsetof(AttentionArgs, rope) == 24);
 static_assert(offsetof(AttentionArgs, k_cache) == 32);
 static_assert(offsetof(AttentionArgs, v_cache) == 40);
 static_assert(offsetof(AttentionArgs, page_table) == 48);
-static_assert(offsetof(AttentionArgs, part) == 56);
-static_assert(offsetof(AttentionArgs, lone) == 64);
-static_assert(offsetof(AttentionArgs, cleared) == 72);
+static_assert(offsetof(AttentionArgs, partials) == 56);
+static_assert(offsetof(AttentionArgs, fused_partials) == 64);
+static_assert(offsetof(AttentionArgs, reset) == 72);
 static_assert(offsetof(AttentionArgs, batch) == 80);
 static_assert(offsetof(AttentionArgs, num_q) == 88);
 static_assert(offsetof(AttentionArgs, num_kv) == 92);
@@ -621,14 +621,14 @@ static_assert(offsetof(AttentionArgs, split_budget) == 132);
 static_assert(offsetof(AttentionArgs, eps) == 136);
 static_assert(offsetof(AttentionArgs, num_positions) == 140);
 static_assert(offsetof(AttentionArgs, qkv_stride) == 144);
-static_assert(offsetof(AttentionArgs, arriving) == 148);
+static_assert(offsetof(AttentionArgs, polls) == 148);
 static_assert(offsetof(AttentionArgs, long_splits) == 152);
-static_assert(offsetof(AttentionArgs, lone_len) == 156);
+static_assert(offsetof(AttentionArgs, fused_combine_len) == 156);
 
-struct MergeArgs {
-  uint64_t part;
+struct CombineArgs {
+  uint64_t partials;
   uint64_t out;
-  uint64_t cleared;
+  uint64_t reset;
   uint64_t batch;
   uint32_t first_slice;
   uint32_t num_slices;
@@ -637,23 +637,23 @@ struct MergeArgs {
   uint32_t max_splits;
   uint32_t min_split;
   uint32_t split_budget;
-  uint32_t arriving;
-  uint32_t lone_len;
+  uint32_t polls;
+  uint32_t fused_combine_len;
 };
-static_assert(sizeof(MergeArgs) == 72);
-static_assert(offsetof(MergeArgs, part) == 0);
-static_assert(offsetof(MergeArgs, out) == 8);
-static_assert(offsetof(MergeArgs, cleared) == 16);
-static_assert(offsetof(MergeArgs, batch) == 24);
-static_assert(offsetof(MergeArgs, first_slice) == 32);
-static_assert(offsetof(MergeArgs, num_slices) == 36);
-static_assert(offsetof(MergeArgs, head_dim) == 40);
-static_assert(offsetof(MergeArgs, out_stride) == 44);
-static_assert(offsetof(MergeArgs, max_splits) == 48);
-static_assert(offsetof(MergeArgs, min_split) == 52);
-static_assert(offsetof(MergeArgs, split_budget) == 56);
-static_assert(offsetof(MergeArgs, arriving) == 60);
-static_assert(offsetof(MergeArgs, lone_len) == 64);
+static_assert(sizeof(CombineArgs) == 72);
+static_assert(offsetof(CombineArgs, partials) == 0);
+static_assert(offsetof(CombineArgs, out) == 8);
+static_assert(offsetof(CombineArgs, reset) == 16);
+static_assert(offsetof(CombineArgs, batch) == 24);
+static_assert(offsetof(CombineArgs, first_slice) == 32);
+static_assert(offsetof(CombineArgs, num_slices) == 36);
+static_assert(offsetof(CombineArgs, head_dim) == 40);
+static_assert(offsetof(CombineArgs, out_stride) == 44);
+static_assert(offsetof(CombineArgs, max_splits) == 48);
+static_assert(offsetof(CombineArgs, min_split) == 52);
+static_assert(offsetof(CombineArgs, split_budget) == 56);
+static_assert(offsetof(CombineArgs, polls) == 60);
+static_assert(offsetof(CombineArgs, fused_combine_len) == 64);
 
 struct SampleArgs {
   uint64_t candidates;
@@ -669,7 +669,7 @@ static_assert(offsetof(SampleArgs, batch) == 16);
 static_assert(offsetof(SampleArgs, num_tasks) == 24);
 static_assert(offsetof(SampleArgs, pad) == 28);
 
-struct PrepareArgs {
+struct SchedulerStepArgs {
   uint64_t candidates;
   uint64_t batch;
   uint64_t page_table;
@@ -681,17 +681,17 @@ struct PrepareArgs {
   uint32_t max_slots;
   uint32_t max_positions;
 };
-static_assert(sizeof(PrepareArgs) == 56);
-static_assert(offsetof(PrepareArgs, candidates) == 0);
-static_assert(offsetof(PrepareArgs, batch) == 8);
-static_assert(offsetof(PrepareArgs, page_table) == 16);
-static_assert(offsetof(PrepareArgs, state) == 24);
-static_assert(offsetof(PrepareArgs, num_ranks) == 32);
-static_assert(offsetof(PrepareArgs, page_size) == 36);
-static_assert(offsetof(PrepareArgs, max_pages) == 40);
-static_assert(offsetof(PrepareArgs, num_pages) == 44);
-static_assert(offsetof(PrepareArgs, max_slots) == 48);
-static_assert(offsetof(PrepareArgs, max_positions) == 52);
+static_assert(sizeof(SchedulerStepArgs) == 56);
+static_assert(offsetof(SchedulerStepArgs, candidates) == 0);
+static_assert(offsetof(SchedulerStepArgs, batch) == 8);
+static_assert(offsetof(SchedulerStepArgs, page_table) == 16);
+static_assert(offsetof(SchedulerStepArgs, state) == 24);
+static_assert(offsetof(SchedulerStepArgs, num_ranks) == 32);
+static_assert(offsetof(SchedulerStepArgs, page_size) == 36);
+static_assert(offsetof(SchedulerStepArgs, max_pages) == 40);
+static_assert(offsetof(SchedulerStepArgs, num_pages) == 44);
+static_assert(offsetof(SchedulerStepArgs, max_slots) == 48);
+static_assert(offsetof(SchedulerStepArgs, max_positions) == 52);
 
 struct SineArgs {
   uint64_t src;
@@ -705,7 +705,7 @@ static_assert(offsetof(SineArgs, dst) == 8);
 static_assert(offsetof(SineArgs, num) == 16);
 static_assert(offsetof(SineArgs, times) == 20);
 
-enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, MERGE = 7, SAMPLE = 8, PREPARE = 9, SINE = 10 };
+enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10 };
 
 // X(id, body, argument struct): csrc defines body_<body>(Context&, const Args&) for each.
 #define DISTMK_TASK_TYPES(X) \
@@ -716,9 +716,9 @@ enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR =
   X(4, linear, LinearArgs) \
   X(5, embed, EmbedArgs) \
   X(6, attention, AttentionArgs) \
-  X(7, merge, MergeArgs) \
+  X(7, combine, CombineArgs) \
   X(8, sample, SampleArgs) \
-  X(9, prepare, PrepareArgs) \
+  X(9, scheduler_step, SchedulerStepArgs) \
   X(10, sine, SineArgs)
 
 }  // namespace distmk

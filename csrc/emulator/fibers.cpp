@@ -156,16 +156,16 @@ void await_change(const uint64_t* at) {
 void meet(Meeting& meeting, uint32_t expected, const char* what, const std::function<void()>& work) {
   const Unwatched here;
   const void* const order = order_of(&meeting.count, meeting.count);
-  if (meeting.arrived && meeting.what != what && strcmp(meeting.what, what)) {
+  if (meeting.lamport_value && meeting.what != what && strcmp(meeting.what, what)) {
     fprintf(stderr, "emulator: block %u thread %u is at %s, others of its warp or block at %s\n", running->block->index,
             running->thread, what, meeting.what);
     abort();
   }
   meeting.what = what;
   if (!work) release_order(order);
-  if (++meeting.arrived == expected) {
+  if (++meeting.lamport_value == expected) {
     if (work) work();
-    meeting.arrived = 0;
+    meeting.lamport_value = 0;
     ++meeting.count;
   } else {
     running->met = &meeting.count;

@@ -16,7 +16,7 @@ constexpr uint32_t WARP = 32;
 // Where lanes or threads meet: the last to come does the work, and all go on.
 struct Meeting {
   const char* what = nullptr;
-  uint32_t arrived = 0;
+  uint32_t lamport_value = 0;
   uint64_t count = 0;  // of times they have met
 };
 

@@ -20,8 +20,8 @@ class Network {
       if (other / node_size != rank / node_size) near_bases_[other] = 0, ++num_far_;
   }
 
-  const uint64_t* near_bases() const { return near_bases_.data(); }
-  uint32_t num_far() const { return num_far_; }
+  const uint64_t* mapped_bases() const { return near_bases_.data(); }
+  uint32_t num_remote_ranks() const { return num_far_; }
 
   void put(void* own, const void* src, size_t num_bytes, int rank) {
     const Unwatched unwatched;

@@ -47,20 +47,20 @@ void must_be_aligned(const T* p) {
   abort();
 }
 
-inline float load_arriving(const float* p) {
+inline float poll_load(const float* p) {
   const uint32_t bits = __atomic_load_n(reinterpret_cast<const uint32_t*>(p), __ATOMIC_RELAXED);
   if (!bits) emulator::yield();
   return __builtin_bit_cast(float, bits);
 }
-inline void store_arriving(float* p, float v) {
+inline void publish_store(float* p, float v) {
   __atomic_store_n(reinterpret_cast<uint32_t*>(p), __builtin_bit_cast(uint32_t, v), __ATOMIC_RELAXED);
 }
-inline float2 load_arriving(const float2* p) {
+inline float2 poll_load(const float2* p) {
   must_be_aligned(p);
   const auto* floats = reinterpret_cast<const float*>(p);
-  return {load_arriving(floats), load_arriving(floats + 1)};
+  return {poll_load(floats), poll_load(floats + 1)};
 }
-inline uint4 load_arriving(const uint4* p) {
+inline uint4 poll_load(const uint4* p) {
   must_be_aligned(p);
   const auto* words = reinterpret_cast<const uint32_t*>(p);
   const auto at = [&](uint32_t i) { return __atomic_load_n(words + i, __ATOMIC_RELAXED); };
@@ -68,20 +68,20 @@ inline uint4 load_arriving(const uint4* p) {
   emulator::yield();
   return v;
 }
-inline uint4 load_if(bool wanted, const uint4* p) { return wanted ? load_arriving(p) : uint4{0, 0, 0, 0}; }
-inline void store_arriving(uint4* p, const uint4& v) {
+inline uint4 load_if(bool wanted, const uint4* p) { return wanted ? poll_load(p) : uint4{0, 0, 0, 0}; }
+inline void publish_store(uint4* p, const uint4& v) {
   must_be_aligned(p);
   auto* words = reinterpret_cast<uint32_t*>(p);
   const uint32_t values[] = {v.x, v.y, v.z, v.w};
   for (uint32_t i = 0; i < 4; ++i) __atomic_store_n(words + i, values[i], __ATOMIC_RELAXED);
 }
-inline void store_arriving(uint2* p, const uint2& v) {
+inline void publish_store(uint2* p, const uint2& v) {
   must_be_aligned(p);
   auto* words = reinterpret_cast<uint32_t*>(p);
   __atomic_store_n(words, v.x, __ATOMIC_RELAXED);
   __atomic_store_n(words + 1, v.y, __ATOMIC_RELAXED);
 }
-inline void store_arriving(__nv_bfloat16* p, unsigned short bits) {
+inline void publish_store(__nv_bfloat16* p, unsigned short bits) {
   __atomic_store_n(reinterpret_cast<unsigned short*>(p), bits, __ATOMIC_RELAXED);
 }
 
@@ -115,8 +115,8 @@ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
 }
 inline void barrier_wait(uint32_t barrier, uint32_t parity) { barrier_wait(at_shared<uint64_t>(barrier), parity); }
 inline void barrier_arrive(uint64_t* barrier, uint32_t times = 1) { emulator::mbarrier_arrive(barrier, times, 0); }
-inline void wait_while_held(uint32_t hold, uint32_t slab) {
-  while (__atomic_load_n(at_shared<uint32_t>(hold), __ATOMIC_RELAXED) - 1 < slab - 1) emulator::yield();
+inline void wait_while_throttled(uint32_t throttle, uint32_t slab) {
+  while (__atomic_load_n(at_shared<uint32_t>(throttle), __ATOMIC_RELAXED) - 1 < slab - 1) emulator::yield();
 }
 
 inline void expect_bytes(uint32_t full, uint32_t num_bytes) {

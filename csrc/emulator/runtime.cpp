@@ -8,7 +8,7 @@
 #include "device/comm/put.cuh"
 #include "device/core/elementwise.cuh"
 #include "device/core/megakernel.cuh"
-#include "device/core/prepare.cuh"
+#include "device/core/scheduler_step.cuh"
 #include "device/linear/embed.cuh"
 #include "device/linear/linear.cuh"
 #include "device/sampling/sample.cuh"
@@ -23,12 +23,12 @@ class EmulatedLaunch : public Launch {
     params->self = reinterpret_cast<uint64_t>(params);
     params->faults_seen = reinterpret_cast<uint64_t>(&faults_seen_);
     block_takers_.resize(program_.num_workers + (params->scheduler_threads ? 1 : 0));
-    params->block_takers = reinterpret_cast<uint64_t>(block_takers_.data());
+    params->worker_owners = reinterpret_cast<uint64_t>(block_takers_.data());
     if (!params->fault.node_size) return;
     network_ = std::make_unique<emulator::Network>(reinterpret_cast<const uint64_t*>(params->heap_bases), program_.rank,
                                                    program_.num_ranks, params->fault.node_size);
-    params->heap_bases = reinterpret_cast<uint64_t>(network_->near_bases());
-    params->num_far = network_->num_far();
+    params->heap_bases = reinterpret_cast<uint64_t>(network_->mapped_bases());
+    params->num_remote_ranks = network_->num_remote_ranks();
   }
 
   void start() override {

@@ -14,22 +14,22 @@ namespace distmk {
 
 // What a task puts to a far rank is copied at once and delivered later by a thread: bytes before the signals that go
 // with them, but each push at a time of its own, so that pushes overtake each other and those to other ranks.
-class FarRanks {
+class Transport {
  public:
-  explicit FarRanks(const RankState& state);
-  ~FarRanks();  // everything has arrived
+  explicit Transport(const RankState& state);
+  ~Transport();  // everything has lamport_value
 
   bool covers(uint32_t rank) const { return rank / node_size_ != own_node_; }
 
   // Add to this thread's open parcel for `rank`.
   void put(uint32_t rank, uint64_t heap_offset, const void* src, uint64_t num_bytes);
   void signal(uint32_t rank, uint32_t event, uint64_t amount);
-  // Hand this thread's parcel for `rank` over; the next one may overtake it.
+  // KvPath this thread's parcel for `rank` over; the next one may overtake it.
   void send(uint32_t rank);
   void send_all();
   // At once: the fault delays data and signals, not the end.
   void abort(uint32_t rank, uint64_t reason) { store_release(state_.abort_flag(rank), reason, Scope::SYSTEM); }
-  // Send all and wait until everything that this thread ever sent has arrived.
+  // Send all and wait until everything that this thread ever sent has lamport_value.
   void quiet();
 
  private:

@@ -10,8 +10,8 @@ class HostLaunch : public Launch {
  public:
   explicit HostLaunch(LaunchParams* params) : Launch(params), state_(params, &faults_seen_) {
     if (params->fault.delay_puts_ns && params->fault.node_size) {
-      far_ = std::make_unique<FarRanks>(state_);
-      state_.far = far_.get();
+      far_ = std::make_unique<Transport>(state_);
+      state_.transport = far_.get();
     }
   }
 
@@ -29,14 +29,14 @@ class HostLaunch : public Launch {
  private:
   uint64_t faults_seen_ = 0;
   RankState state_;
-  std::unique_ptr<FarRanks> far_;
+  std::unique_ptr<Transport> far_;
   std::vector<std::unique_ptr<Scheduler>> schedulers_;
 
   void run_worker(uint32_t worker, bool own_threads) {
     const uint32_t id = worker % program_.num_schedulers;
-    Scheduler* rider = !own_threads && worker == id ? schedulers_[id].get() : nullptr;
+    Scheduler* local_scheduler = !own_threads && worker == id ? schedulers_[id].get() : nullptr;
     Context context(state_, Team{});
-    Worker decide(state_, worker, Team{}, TaskList{}, TaskHolder{}, rider);
+    Worker decide(state_, worker, Team{}, TaskList{}, TaskHolder{}, local_scheduler);
     Tracer tracer(state_, worker);
     for (Action action = decide.next(); action.kind != ActionKind::LEAVE; action = decide.next())
       run_task(context, action, tracer);

@@ -27,8 +27,8 @@ constexpr bool FOR_RACECHECK = false;
 #endif
 
 #define DISTMK_BODY DISTMK_FN
-#define DISTMK_APART static __device__ __noinline__  // by itself, or what it needs would lie in the way of all else
-#define DISTMK_ROLLED _Pragma("unroll 1")
+#define DISTMK_NOINLINE static __device__ __noinline__  // by itself, or what it needs would lie in the way of all else
+#define DISTMK_NO_UNROLL _Pragma("unroll 1")
 
 namespace distmk {
 
@@ -90,7 +90,7 @@ DISTMK_FN uint32_t find_item(uint32_t num_items, const SizeOf& size_of, uint32_t
 }
 
 DISTMK_FN void pause() {}
-DISTMK_FN void give_way(bool long_idle) { __nanosleep(long_idle ? 2000 : 40); }
+DISTMK_FN void back_off(bool long_idle) { __nanosleep(long_idle ? 2000 : 40); }
 
 // Copy with all of a team. Sources were written during the kernel, so they are not read through the non-coherent path.
 // A function of its own: there are many places that copy a little.

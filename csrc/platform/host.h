@@ -7,9 +7,9 @@
 #include <cstring>
 
 #define DISTMK_FN inline
-#define DISTMK_ROLLED  // before a loop that a GPU had better not unroll: its single thread is slowed by every
-                       // instruction
-#define DISTMK_APART inline
+#define DISTMK_NO_UNROLL  // before a loop that a GPU had better not unroll: its single thread is slowed by every
+                          // instruction
+#define DISTMK_NOINLINE inline
 #define DISTMK_BODY  // task bodies and far ranks are compiled apart
 
 namespace distmk {
@@ -74,7 +74,7 @@ DISTMK_FN void pause() {
 #endif
 }
 
-DISTMK_FN void give_way(bool long_idle) {
+DISTMK_FN void back_off(bool long_idle) {
   if (!long_idle) {
     sched_yield();
     return;

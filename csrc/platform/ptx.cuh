@@ -65,21 +65,21 @@ DISTMK_FN void add_release(uint64_t* p, uint64_t v, Scope scope = Scope::DEVICE)
 }
 
 // An element that is looked at until it is there; what it is stored with says so by itself.
-DISTMK_FN float load_arriving(const float* p) {
+DISTMK_FN float poll_load(const float* p) {
   float v;
   asm volatile("ld.relaxed.sys.global.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
   return v;
 }
-DISTMK_FN void store_arriving(float* p, float v) {
+DISTMK_FN void publish_store(float* p, float v) {
   asm volatile("st.relaxed.sys.global.f32 [%0], %1;" ::"l"(p), "f"(v) : "memory");
 }
 // Of this GPU alone.
-DISTMK_FN float2 load_arriving(const float2* p) {
+DISTMK_FN float2 poll_load(const float2* p) {
   float2 v;
   asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
   return v;
 }
-DISTMK_FN uint4 load_arriving(const uint4* p) {
+DISTMK_FN uint4 poll_load(const uint4* p) {
   uint4 v;
   asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
@@ -97,14 +97,14 @@ DISTMK_FN uint4 load_if(bool wanted, const uint4* p) {
                : "memory");
   return v;
 }
-DISTMK_FN void store_arriving(uint4* p, const uint4& v) {
+DISTMK_FN void publish_store(uint4* p, const uint4& v) {
   asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
 }
-DISTMK_FN void store_arriving(uint2* p, const uint2& v) {
+DISTMK_FN void publish_store(uint2* p, const uint2& v) {
   asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
 }
-DISTMK_FN void store_arriving(__nv_bfloat16* p, unsigned short bits) {
+DISTMK_FN void publish_store(__nv_bfloat16* p, unsigned short bits) {
   asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(p), "h"(bits) : "memory");
 }
 
@@ -172,17 +172,17 @@ DISTMK_FN void barrier_wait(uint32_t barrier, uint32_t parity) {
 }
 DISTMK_FN void barrier_wait(uint64_t* barrier, uint32_t parity) { barrier_wait(shared_address(barrier), parity); }
 // While the number at `hold` is neither 0 nor at least `slab`.
-DISTMK_FN void wait_while_held(uint32_t hold, uint32_t slab) {
+DISTMK_FN void wait_while_throttled(uint32_t throttle, uint32_t slab) {
   if (FOR_RACECHECK)
     asm volatile(
         "{ .reg .pred p; .reg .u32 v; again: atom.shared.or.b32 v, [%0], 0; add.u32 v, v, -1; setp.lt.u32 p, v, %1; @p "
-        "bra again; }" ::"r"(hold),
+        "bra again; }" ::"r"(throttle),
         "r"(slab - 1)
         : "memory");
   else
     asm volatile(
         "{ .reg .pred p; .reg .u32 v; again: ld.volatile.shared.u32 v, [%0]; add.u32 v, v, -1; setp.lt.u32 p, v, %1; "
-        "@p bra again; }" ::"r"(hold),
+        "@p bra again; }" ::"r"(throttle),
         "r"(slab - 1)
         : "memory");
 }

@@ -8,7 +8,7 @@ namespace distmk {
 // to the second-level cache.
 struct StartSignal {
   static constexpr bool EARLY = true;
-  bool announced = false;
+  bool issued = false;
   bool expected = false;  // before it was known that it would come, perhaps
 
   // False: the launch is over, or it was taken back.
@@ -16,12 +16,12 @@ struct StartSignal {
   // For a body that looks for its inputs by itself, see Context: waits until the task before is done; whether wait()
   // would return at once; writes down, where the launch is traced, that it has found them; wait() without writing it
   // down.
-  DISTMK_FN void await_last() const;
+  DISTMK_FN void wait_previous() const;
   DISTMK_FN bool given() const;
-  DISTMK_FN void keep_time() const;
+  DISTMK_FN void record_time() const;
   DISTMK_FN bool confirm() const;
   // Whether wait() itself writes down when that was, where a launch is traced.
-  DISTMK_FN bool keeps_time() const { return announced; }
+  DISTMK_FN bool records_time() const { return issued; }
 };
 
 }  // namespace distmk
@@ -31,11 +31,11 @@ namespace distmk {
 struct StartSignal {
   static constexpr bool EARLY = false;  // whether a task can be entered before its waits are met
   bool wait() const { return true; }    // a thread is given a task when it may run
-  void await_last() const {}
+  void wait_previous() const {}
   bool given() const { return true; }
-  void keep_time() const {}
+  void record_time() const {}
   bool confirm() const { return true; }
-  bool keeps_time() const { return false; }
+  bool records_time() const { return false; }
 };
 
 }  // namespace distmk

@@ -15,7 +15,7 @@ struct BatcherMemory {
 
 class Batcher {
  public:
-  DISTMK_FN Batcher(Context& context, const PrepareArgs& args, const BatcherMemory& memory)
+  DISTMK_FN Batcher(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory)
       : context_(context),
         args_(args),
         state_(*memory.state),
@@ -42,7 +42,7 @@ class Batcher {
   DISTMK_FN void publish() {
     const LaunchParams& params = context_.params();
     if (!num_taken_) return;
-    DISTMK_ROLLED
+    DISTMK_NO_UNROLL
     for (uint32_t i = 0; i < num_taken_; ++i)
       reinterpret_cast<TokenEvent*>(params.tokens)[(num_published_ + i) % params.token_capacity] = taken_[i];
     store_release(reinterpret_cast<uint64_t*>(params.token_count), num_published_ + num_taken_, Scope::SYSTEM);
@@ -50,7 +50,7 @@ class Batcher {
 
  private:
   Context& context_;
-  const PrepareArgs& args_;
+  const SchedulerStepArgs& args_;
   BatcherState& state_;
   Batch& batch_;
   const Candidate* candidates_;
@@ -67,23 +67,23 @@ class Batcher {
   DISTMK_FN void reset() {
     state_.next_request = state_.num_running = state_.first_slot = state_.num_published = 0;
     state_.num_free_pages = args_.num_pages;
-    DISTMK_ROLLED
+    DISTMK_NO_UNROLL
     for (uint32_t slot = 0; slot < MAX_ROWS; ++slot) state_.slots[slot].request = -1;
-    DISTMK_ROLLED
+    DISTMK_NO_UNROLL
     for (uint32_t page = 0; page < args_.num_pages; ++page)
       free_pages_[page] = static_cast<int32_t>(args_.num_pages - 1 - page);
   }
 
   DISTMK_FN int32_t best_token(uint32_t row) const {
     Candidate best = candidates_[row];
-    DISTMK_ROLLED
+    DISTMK_NO_UNROLL
     for (uint32_t rank = 1; rank < args_.num_ranks; ++rank) best = better_of(best, candidates_[rank * MAX_ROWS + row]);
     return best.token;
   }
 
   DISTMK_FN bool is_eos(int32_t token) const {
     const auto* ids = reinterpret_cast<const int32_t*>(context_.params().eos_ids);
-    DISTMK_ROLLED
+    DISTMK_NO_UNROLL
     for (uint32_t i = 0; i < context_.params().num_eos; ++i)
       if (ids[i] == token) return true;
     return false;
@@ -93,7 +93,7 @@ class Batcher {
   DISTMK_FN bool take_tokens() {
     const uint32_t num_running = state_.num_running;
     num_published_ = state_.num_published;
-    DISTMK_ROLLED
+    DISTMK_NO_UNROLL
     for (uint32_t row = 0; row < batch_.num_rows; ++row) {
       if (!batch_.rows[row].sample) continue;
       const auto slot = static_cast<uint32_t>(batch_.rows[row].slot);
@@ -117,8 +117,8 @@ class Batcher {
 
   // The same rows, a position further, which mostly is all: lay_out_rows() could only change their order.
   DISTMK_FN void go_on() {
-    batch_.num_cleared = batch_.num_rows;
-    DISTMK_ROLLED
+    batch_.num_reset_rows = batch_.num_rows;
+    DISTMK_NO_UNROLL
     for (uint32_t i = 0; i < batch_.num_rows; ++i) {
       BatchRow& row = batch_.rows[i];
       Sequence& sequence = state_.slots[row.slot];
@@ -130,7 +130,7 @@ class Batcher {
 
   DISTMK_FN void release(uint32_t slot) {
     Sequence& sequence = state_.slots[slot];
-    DISTMK_ROLLED
+    DISTMK_NO_UNROLL
     for (uint32_t page = 0; page < sequence.num_pages; ++page)
       free_pages_[state_.num_free_pages++] = page_table_[slot * args_.max_pages + page];
     sequence.request = -1;
@@ -141,7 +141,7 @@ class Batcher {
   DISTMK_FN bool admit() {
     const LaunchParams& params = context_.params();
     bool admitted = false;
-    DISTMK_ROLLED
+    DISTMK_NO_UNROLL
     for (uint32_t slot = 0; slot < args_.max_slots && state_.next_request < params.num_requests; ++slot) {
       Sequence& sequence = state_.slots[slot];
       if (sequence.request >= 0) continue;
@@ -150,7 +150,7 @@ class Batcher {
       if (positions > args_.max_positions) positions = args_.max_positions;
       const uint32_t num_pages = (positions + args_.page_size - 1) / args_.page_size;
       if (num_pages > state_.num_free_pages) break;
-      DISTMK_ROLLED
+      DISTMK_NO_UNROLL
       for (uint32_t page = 0; page < num_pages; ++page)
         page_table_[slot * args_.max_pages + page] = free_pages_[--state_.num_free_pages];
       sequence = {static_cast<int32_t>(state_.next_request++), 0, 0, 0, num_pages, 0};
@@ -166,7 +166,7 @@ class Batcher {
     const auto* prompt = reinterpret_cast<const int32_t*>(context_.params().prompts) + request.prompt_begin;
     batch_.runs[batch_.num_runs++] = {static_cast<int32_t>(batch_.num_rows), static_cast<int32_t>(num_rows),
                                       static_cast<int32_t>(slot), static_cast<int32_t>(sequence.position + num_rows)};
-    DISTMK_ROLLED
+    DISTMK_NO_UNROLL
     for (uint32_t i = 0; i < num_rows; ++i, ++sequence.position) {
       const bool in_prompt = sequence.position < request.prompt_len;
       const bool sample = sequence.position + 1 >= request.prompt_len;
@@ -177,14 +177,14 @@ class Batcher {
 
   // One row for every sequence that decodes, then prompt chunks into the rows that are left.
   DISTMK_FN void lay_out_rows() {
-    batch_.num_cleared = context_.iteration ? batch_.num_rows : 0;
+    batch_.num_reset_rows = context_.iteration ? batch_.num_rows : 0;
     batch_.num_rows = batch_.num_runs = 0;
-    DISTMK_ROLLED
+    DISTMK_NO_UNROLL
     for (uint32_t slot = 0; slot < args_.max_slots; ++slot) {
       const Sequence& sequence = state_.slots[slot];
       if (sequence.request >= 0 && sequence.position >= request_of(sequence).prompt_len) add_run(slot, 1);
     }
-    DISTMK_ROLLED
+    DISTMK_NO_UNROLL
     for (uint32_t i = 0; i < args_.max_slots && batch_.num_rows < MAX_ROWS; ++i) {
       const uint32_t slot = (state_.first_slot + i) % args_.max_slots;
       const Sequence& sequence = state_.slots[slot];
@@ -195,13 +195,13 @@ class Batcher {
       if (left > room) state_.first_slot = slot;  // a prompt that was begun goes on first
     }
     batch_.stop = batch_.num_rows == 0;
-    if (batch_.num_cleared < batch_.num_rows) batch_.num_cleared = batch_.num_rows;
+    if (batch_.num_reset_rows < batch_.num_rows) batch_.num_reset_rows = batch_.num_rows;
   }
 };
 
 // The body of the `prepare` task: advance, then tell every rank, and last what nobody waits for: the host, and the
 // state that the next launch begins with.
-DISTMK_FN void prepare_batch(Context& context, const PrepareArgs& args, const BatcherMemory& memory) {
+DISTMK_FN void prepare_batch(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory) {
   const Team& team = context.team;
   Batcher batcher(context, args, memory);
   bool pages_changed = false;
@@ -214,7 +214,7 @@ DISTMK_FN void prepare_batch(Context& context, const PrepareArgs& args, const Ba
     team.sync();  // a network takes it from there
   }
   const uint64_t table_bytes = uint64_t{MAX_ROWS} * args.max_pages * sizeof(int32_t);
-  DISTMK_ROLLED
+  DISTMK_NO_UNROLL
   for (uint32_t rank = 0; rank < args.num_ranks; ++rank) {
     if (rank == context.rank()) continue;
     if (pages_changed) context.put(rank, args.page_table, context.at<void>(args.page_table), table_bytes);

@@ -11,15 +11,16 @@ namespace distmk {
 // The way to ranks that cannot be reached by pointer. Data put to such a rank arrives before what is signalled with it;
 // one send may overtake another, so a task is done only after a quiet. The host twin has far ranks where a fault asks
 // for them (csrc/host/delayed_puts.cpp).
-class FarRanks;
-DISTMK_BODY bool is_far(const FarRanks& far, uint32_t rank);
-DISTMK_BODY void far_put(FarRanks& far, const Team& team, uint32_t rank, uint64_t heap_offset, const void* src,
-                         uint64_t num_bytes);
-DISTMK_BODY void far_signal(FarRanks& far, uint32_t rank, uint32_t event, uint64_t amount);
-DISTMK_BODY void far_send(FarRanks& far, uint32_t rank);
-DISTMK_BODY void far_send_all(FarRanks& far);
-DISTMK_BODY void far_quiet(FarRanks& far);
-DISTMK_BODY void far_abort(FarRanks& far, uint32_t rank, uint64_t reason);  // sets its abort flag, some time
+class Transport;
+DISTMK_BODY bool is_remote(const Transport& transport, uint32_t rank);
+DISTMK_BODY void transport_put(Transport& transport, const Team& team, uint32_t rank, uint64_t heap_offset,
+                               const void* src, uint64_t num_bytes);
+DISTMK_BODY void transport_signal(Transport& transport, uint32_t rank, uint32_t event, uint64_t amount);
+DISTMK_BODY void transport_send(Transport& transport, uint32_t rank);
+DISTMK_BODY void transport_send_all(Transport& transport);
+DISTMK_BODY void transport_quiet(Transport& transport);
+DISTMK_BODY void transport_abort(Transport& transport, uint32_t rank,
+                                 uint64_t reason);  // sets its abort flag, some time
 
 DISTMK_FN Scope scope_of(bool system) { return system ? Scope::SYSTEM : Scope::DEVICE; }
 
@@ -47,13 +48,14 @@ struct RankState {
   const Trigger* triggers;
   const Queue* queues;
   const uint32_t* launches;
-  uint64_t* heap_bases;                        // where each rank's heap is mapped here
-  uint64_t to_address[3];                      // added to an operand of each Space; of none, 0, that is null
-  uint64_t* faults_seen;                       // triggers that matched the injected fault so far
-  FarRanks* far = nullptr;                     // null: every rank is reached by pointer
-  const Batch* near_batch = nullptr;           // a copy at hand of the row table; null: it is read where it lies
-  const uint64_t* num_near_batches = nullptr;  // iterations whose row table was copied, twice; odd: the last says stop
-  JitRing* near_ring = nullptr;  // this worker's ring, where its scheduler rides along and it lies at hand
+  uint64_t* heap_bases;                 // where each rank's heap is mapped here
+  uint64_t to_address[3];               // added to an operand of each Space; of none, 0, that is null
+  uint64_t* faults_seen;                // triggers that matched the injected fault so far
+  Transport* transport = nullptr;       // null: every rank is reached by pointer
+  const Batch* cached_batch = nullptr;  // a copy at hand of the row table; null: it is read where it lies
+  const uint64_t* num_cached_batches =
+      nullptr;                    // iterations whose row table was copied, twice; odd: the last says stop
+  JitRing* local_ring = nullptr;  // this worker's ring, where its scheduler rides along and it lies at hand
 
   DISTMK_FN RankState(const LaunchParams* launch, uint64_t* fault_counter)
       : RankState(launch, fault_counter, reinterpret_cast<const ProgramHeader*>(launch->program),
@@ -94,7 +96,7 @@ struct RankState {
   DISTMK_FN uint64_t address(uint64_t operand) const { return operand + to_address[operand >> SPACE_SHIFT]; }
   // The row table, or null where a task follows none.
   DISTMK_FN const Batch* batch(uint64_t operand) const {
-    return operand && near_batch ? near_batch : reinterpret_cast<const Batch*>(address(operand));
+    return operand && cached_batch ? cached_batch : reinterpret_cast<const Batch*>(address(operand));
   }
 };
 
@@ -118,7 +120,7 @@ class Context {
     instance = which_instance;
     start_ = start;
     ready_ = found_ = false;
-    num_shared_out_ = 0;
+    num_assigned_ = 0;
     pushed_ = 0;
     finished_ = false;
   }
@@ -128,25 +130,25 @@ class Context {
   DISTMK_FN bool inputs_ready() {
     if (ready_) return true;
     ready_ = found_ ? start_.confirm() : start_.wait();
-    if (!start_.keeps_time() && params().trace_capacity) ready_ns_ = now_ns();
+    if (!start_.records_time() && params().trace_capacity) ready_ns_ = now_ns();
     return ready_;
   }
   // Of a body that looks by itself whether its inputs are there, and may write as soon as they are: what it overwrites
   // is over by then, which the checker sees to. It begins to look; all that this worker has left for it is there then.
   // Whether the task's waits are met, or the launch is over. It has found what it looked for. Only at its end are its
   // waits waited for, or not even then, if what it has found says as much.
-  DISTMK_FN void look_for_inputs() const { start_.await_last(); }
-  DISTMK_FN bool stop_looking() const { return ready_ || start_.given(); }
-  DISTMK_FN void inputs_found() {
-    if (!ready_ && !found_) start_.keep_time();
+  DISTMK_FN void begin_polling() const { start_.wait_previous(); }
+  DISTMK_FN bool stop_polling() const { return ready_ || start_.given(); }
+  DISTMK_FN void inputs_polled() {
+    if (!ready_ && !found_) start_.record_time();
     found_ = true;
   }
   // Looks for them by `load`, which says whether they are all there: once if they are not `arriving`, else until they
   // are, or until the task's waits are met: a zero may have been left by somebody who cannot write the negative one.
   template <class Load>
-  DISTMK_FN void look(bool arriving, const Load& load) const {
-    for (bool last = !arriving;;) {
-      if (!last) last = stop_looking();
+  DISTMK_FN void poll(bool polls, const Load& load) const {
+    for (bool last = !polls;;) {
+      if (!last) last = stop_polling();
       if (load() || last) return;
     }
   }
@@ -154,15 +156,15 @@ class Context {
 
   // Takes a worker's share of the `count` instances of a spread task, from `instance` on. False: none is left for it.
   // A body whose task has fewer this time than it may have asks once more. What is not spread is all the worker's.
-  DISTMK_FN bool take_share(uint32_t count) {
+  DISTMK_FN bool take_assigned(uint32_t count) {
     if (!is_spread(*task.desc)) return true;
-    num_shared_out_ = count;
+    num_assigned_ = count;
     return instance < count;
   }
   // Turns to the next instance of the share. False: there is none, as in a task that is not spread.
-  DISTMK_FN bool next_of_share(uint32_t& which) const {
+  DISTMK_FN bool next_assigned(uint32_t& which) const {
     which += rank_state.program->num_workers;
-    return which < num_shared_out_;
+    return which < num_assigned_;
   }
 
   DISTMK_FN uint32_t rank() const { return rank_state.program->rank; }
@@ -179,39 +181,39 @@ class Context {
   // A heap operand on another rank, or null where it is out of reach of a pointer.
   template <class T>
   DISTMK_FN T* peer(uint32_t rank, uint64_t operand) const {
-    if (rank_state.far && is_far(*rank_state.far, rank)) return nullptr;
+    if (rank_state.transport && is_remote(*rank_state.transport, rank)) return nullptr;
     return reinterpret_cast<T*>(rank_state.heap_bases[rank] + (operand & ((1ull << SPACE_SHIFT) - 1)));
   }
 
   // Copy to the same heap offset on another rank; what follows with push() to that rank arrives after it.
   DISTMK_FN void put(uint32_t rank, uint64_t dst, const void* src, uint64_t num_bytes) const {
     if (void* near = peer<void>(rank, dst)) return copy_bytes(team, near, src, num_bytes);
-    far_put(*rank_state.far, team, rank, dst & ((1ull << SPACE_SHIFT) - 1), src, num_bytes);
+    transport_put(*rank_state.transport, team, rank, dst & ((1ull << SPACE_SHIFT) - 1), src, num_bytes);
   }
 
   // putmem_signal: copy, then fire this task's triggers on that rank.
   DISTMK_FN void push(uint32_t rank, uint64_t dst, const void* src, uint64_t num_bytes) {
     put(rank, dst, src, num_bytes);
-    tell(rank);
+    signal_rank(rank);
   }
 
   // Fires this task's triggers on a rank that has its data.
-  DISTMK_FN void tell(uint32_t rank) {
+  DISTMK_FN void signal_rank(uint32_t rank) {
     team.sync();
-    if (rank_state.far) {
+    if (rank_state.transport) {
       if (team.leader()) {
-        for (uint32_t t = 0; t < task.desc->num_triggers; ++t) fire(t, rank);
-        far_send(*rank_state.far, rank);
+        for (uint32_t t = 0; t < task.desc->num_triggers; ++t) signal_trigger(t, rank);
+        transport_send(*rank_state.transport, rank);
       }
     } else {
-      for (uint32_t t = team.index; t < task.desc->num_triggers; t += team.size) fire(t, rank);
+      for (uint32_t t = team.index; t < task.desc->num_triggers; t += team.size) signal_trigger(t, rank);
     }
     pushed_ |= 1ull << rank;
   }
 
   // push() of a block that lies at `operand` here to the ranks that no pointer reaches; the others have it already.
-  DISTMK_FN void push_far(uint64_t operand, uint64_t num_bytes) {
-    if (!rank_state.far) return;
+  DISTMK_FN void push_remote(uint64_t operand, uint64_t num_bytes) {
+    if (!rank_state.transport) return;
     team.sync();
     for (uint32_t other = 0; other < num_ranks(); ++other)
       if (!peer<void>(other, operand)) push(other, operand, at<void>(operand), num_bytes);
@@ -227,12 +229,12 @@ class Context {
     if (finished_) return;
     finished_ = true;
     team.sync();
-    if (!rank_state.far) {
-      for (uint32_t t = team.index; t < task.desc->num_triggers; t += team.size) fire_unless_pushed(t);
+    if (!rank_state.transport) {
+      for (uint32_t t = team.index; t < task.desc->num_triggers; t += team.size) signal_unless_pushed(t);
     } else if (team.leader()) {
-      far_quiet(*rank_state.far);
-      for (uint32_t t = 0; t < task.desc->num_triggers; ++t) fire_unless_pushed(t);
-      far_send_all(*rank_state.far);
+      transport_quiet(*rank_state.transport);
+      for (uint32_t t = 0; t < task.desc->num_triggers; ++t) signal_unless_pushed(t);
+      transport_send_all(*rank_state.transport);
     }
   }
 
@@ -240,21 +242,21 @@ class Context {
   DISTMK_FN void finish_unused(uint32_t num_instances) {
     if (!team.leader()) return;
     for (uint32_t t = 0; t < task.desc->num_triggers && num_instances; ++t) signal(task.triggers[t], num_instances);
-    if (rank_state.far) far_send_all(*rank_state.far);
+    if (rank_state.transport) transport_send_all(*rank_state.transport);
   }
 
  private:
   StartSignal start_;
   bool ready_ = false, found_ = false;
-  uint64_t ready_ns_ = 0;        // where the launch is traced
-  uint32_t num_shared_out_ = 0;  // instances of a spread task
-  uint64_t pushed_ = 0;          // ranks whose triggers went out with their data
+  uint64_t ready_ns_ = 0;      // where the launch is traced
+  uint32_t num_assigned_ = 0;  // instances of a spread task
+  uint64_t pushed_ = 0;        // ranks whose triggers went out with their data
   bool finished_ = false;
 
-  DISTMK_FN void fire(uint32_t t, uint32_t rank) {
+  DISTMK_FN void signal_trigger(uint32_t t, uint32_t rank) {
     if (task.triggers[t].rank == rank) signal(task.triggers[t], 1);
   }
-  DISTMK_FN void fire_unless_pushed(uint32_t t) {
+  DISTMK_FN void signal_unless_pushed(uint32_t t) {
     if (!(pushed_ >> task.triggers[t].rank & 1)) signal(task.triggers[t], 1);
   }
 
@@ -264,8 +266,8 @@ class Context {
       const uint64_t seen = count_up(rank_state.faults_seen);
       if (seen == fault.drop_nth) return;
     }
-    if (rank_state.far && is_far(*rank_state.far, trigger.rank))
-      return far_signal(*rank_state.far, trigger.rank, trigger.event, trigger.amount * times);
+    if (rank_state.transport && is_remote(*rank_state.transport, trigger.rank))
+      return transport_signal(*rank_state.transport, trigger.rank, trigger.event, trigger.amount * times);
     add_release(rank_state.event(trigger.rank, trigger.event), trigger.amount * times, scope_of(trigger.system));
   }
 };
@@ -278,8 +280,8 @@ DISTMK_TASK_TYPES(DISTMK_DECLARE_BODY)
 // All but `prepare`, which only a scheduler runs and calls by its name.
 template <uint32_t TYPE>
 DISTMK_FN void run_body_of(Context& context) {
-#define DISTMK_IF(id, name, Args)                                 \
-  if constexpr (id == TYPE && !std::is_same_v<Args, PrepareArgs>) \
+#define DISTMK_IF(id, name, Args)                                       \
+  if constexpr (id == TYPE && !std::is_same_v<Args, SchedulerStepArgs>) \
     body_##name(context, *reinterpret_cast<const Args*>(context.task.desc->args));
   DISTMK_TASK_TYPES(DISTMK_IF)
 #undef DISTMK_IF

@@ -45,7 +45,7 @@ struct RingView {
 };
 
 DISTMK_FN RingView ring_of(const RankState& state, uint32_t worker) {
-  if (state.near_ring) return {state.near_ring, state.program->jit_capacity, Scope::BLOCK};
+  if (state.local_ring) return {state.local_ring, state.program->jit_capacity, Scope::BLOCK};
   return {state.ring(worker), state.program->jit_capacity, Scope::DEVICE};
 }
 

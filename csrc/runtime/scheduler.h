@@ -21,10 +21,12 @@ DISTMK_FN bool has_launches(const RankState& state, uint32_t id) {
 }
 
 // When its body was done.
-DISTMK_APART uint64_t run_prepare(const RankState& state, const Team team, const TaskView task, uint64_t iteration) {
+DISTMK_NOINLINE uint64_t run_scheduler_step(const RankState& state, const Team team, const TaskView task,
+                                            uint64_t iteration) {
   Context context(state, team);
   context.begin(task, iteration);
-  body_prepare(context, *reinterpret_cast<const PrepareArgs*>(task.desc->args));  // there is no other for schedulers
+  body_scheduler_step(
+      context, *reinterpret_cast<const SchedulerStepArgs*>(task.desc->args));  // there is no other for schedulers
   const uint64_t body_end_ns = now_ns();
   context.finish();
   return body_end_ns;
@@ -34,8 +36,8 @@ class Scheduler {
  public:
   DISTMK_FN Scheduler(const RankState& state, uint32_t id, const Team& team, const TaskHolder& holder)
       : state_(state), team_(team), tracer_(state, state.program->num_workers + id), id_(id), holder_(holder) {
-    if (!hands_out_) close_rings(NEVER_MORE);
-    if (hands_out_ || (id == 0 && state.program->num_launches))
+    if (!dispatches_) close_rings(NEVER_MORE);
+    if (dispatches_ || (id == 0 && state.program->num_launches))
       turn_to(0);
     else
       done_ = true;
@@ -44,7 +46,7 @@ class Scheduler {
   DISTMK_FN bool done() const { return done_; }
   DISTMK_FN uint64_t iteration() const { return iteration_; }
   // The task in hand; none while the iteration may not start yet.
-  DISTMK_FN TaskView waiting_for() const { return task_.desc && (gate_passed_ || runs_here()) ? task_ : TaskView{}; }
+  DISTMK_FN TaskView waiting_for() const { return task_.desc && (barrier_passed_ || runs_here()) ? task_ : TaskView{}; }
 
   // The task whose waits decide what is done next, if any do.
   DISTMK_FN TaskView looks_at() const { return under_way_ || !is_mine_ ? TaskView{} : waiting_for(); }
@@ -65,21 +67,21 @@ class Scheduler {
   // The same of who has looked at those waits already. True: something was done.
   DISTMK_FN bool step(bool met) {
     if (done_) return false;
-    if (handed_out_) return end_launch();
+    if (dispatched_) return end_launch();
     if (task_.desc && runs_here()) return run_here(met);
-    if (!gate_passed_) {
-      const Gate gate = gate_state(state_, iteration_, team_);
-      if (gate == Gate::CLOSED) return false;
-      if (gate == Gate::STOP) {
+    if (!barrier_passed_) {
+      const IterationBarrier gate = iteration_barrier_state(state_, iteration_, team_);
+      if (gate == IterationBarrier::CLOSED) return false;
+      if (gate == IterationBarrier::STOP) {
         done_ = true;
-        if (hands_out_) close_rings(iteration_);
+        if (dispatches_) close_rings(iteration_);
         return true;
       }
-      return gate_passed_ = true;
+      return barrier_passed_ = true;
     }
-    if (task_.desc) return hand_out(met);
+    if (task_.desc) return dispatch(met);
     ++iteration_;
-    gate_passed_ = false;
+    barrier_passed_ = false;
     turn_to(0);
     return true;
   }
@@ -90,7 +92,7 @@ class Scheduler {
   Tracer tracer_;
   uint32_t id_;
   TaskHolder holder_;
-  const bool hands_out_ = has_launches(state_, id_);
+  const bool dispatches_ = has_launches(state_, id_);
   bool done_ = false;
   uint64_t iteration_ = state_.params->first_iteration;
   uint32_t launch_ = 0;    // entry of the rank's launch list
@@ -102,8 +104,8 @@ class Scheduler {
   uint32_t num_pushed_ = 0;
   uint64_t start_ns_ = 0;
   bool under_way_ = false;   // a launch is being handed out
-  bool handed_out_ = false;  // it has been, but its end is left for the next step
-  bool gate_passed_ = false;
+  bool dispatched_ = false;  // it has been, but its end is left for the next step
+  bool barrier_passed_ = false;
 
   DISTMK_FN Context context() const {
     Context context(state_, team_);
@@ -133,7 +135,7 @@ class Scheduler {
     if (is_mine_) {
       if (!met) return false;
       start_ns_ = tracer_.now();
-      tracer_.keep(context(), start_ns_, run_prepare(state_, team_, task_, iteration_));
+      tracer_.keep(context(), start_ns_, run_scheduler_step(state_, team_, task_, iteration_));
     }
     turn_to(launch_ + 1);
     return true;
@@ -145,7 +147,7 @@ class Scheduler {
     instance_ = first_instance(worker);
   }
 
-  DISTMK_FN bool hand_out(bool met) {
+  DISTMK_FN bool dispatch(bool met) {
     if (!is_mine_) {
       turn_to(launch_ + 1);
       return true;
@@ -169,7 +171,7 @@ class Scheduler {
         ++num_pushed_;
       }
     }
-    handed_out_ = true;
+    dispatched_ = true;
     return SIGNALS_TAKE_LONG || end_launch();
   }
 
@@ -179,7 +181,7 @@ class Scheduler {
     // Every scheduler answers for `max_instances`, so that the event also says that each has read the batch.
     if (is_massive()) context().finish_unused(task_.desc->max_instances - num_pushed_);
     tracer_.keep(context(), start_ns_, pushed_ns);
-    under_way_ = handed_out_ = false;
+    under_way_ = dispatched_ = false;
     turn_to(launch_ + 1);
     return true;
   }

@@ -7,11 +7,11 @@ namespace distmk {
 // A lone row is the only one there is, of a sequence that is cut into few splits: they are merged by all who multiply
 // it.
 template <class Args>
-DISTMK_FN bool is_lone(const Args& args, uint32_t num_rows, const BatchRun& run) {
-  return num_rows == 1 && static_cast<uint32_t>(run.kv_len) <= args.lone_len;
+DISTMK_FN bool fuses_combine(const Args& args, uint32_t num_rows, const BatchRun& run) {
+  return num_rows == 1 && static_cast<uint32_t>(run.kv_len) <= args.fused_combine_len;
 }
-DISTMK_FN uint32_t max_lone_splits(uint32_t max_splits) {
-  return max_splits < SPLITS_AT_ONCE ? max_splits : SPLITS_AT_ONCE;
+DISTMK_FN uint32_t max_fused_splits(uint32_t max_splits) {
+  return max_splits < COMBINE_WIDTH ? max_splits : COMBINE_WIDTH;
 }
 
 // Asked by all lanes of a warp together. How many splits a run has: of the budget for all runs a share by its length,
@@ -22,7 +22,8 @@ class Splits {
   DISTMK_FN Splits(const Args& args, const Batch& batch)
       : budget_(args.split_budget),
         min_split_(args.min_split),
-        max_splits_(is_lone(args, batch.num_rows, batch.runs[0]) ? max_lone_splits(args.max_splits) : args.max_splits) {
+        max_splits_(fuses_combine(args, batch.num_rows, batch.runs[0]) ? max_fused_splits(args.max_splits)
+                                                                       : args.max_splits) {
     static_assert(MAX_ROWS <= 32, "");
     total_ = sum_of_sizes(batch.num_runs, [&](uint32_t run) { return static_cast<uint32_t>(batch.runs[run].kv_len); });
   }
@@ -35,8 +36,8 @@ class Splits {
 
   // Of a lone row's.
   template <class Args>
-  DISTMK_FN static uint32_t of_lone(const Args& args, const BatchRun& run) {
-    return bounded(args.split_budget, args.min_split, max_lone_splits(args.max_splits),
+  DISTMK_FN static uint32_t of_fused(const Args& args, const BatchRun& run) {
+    return bounded(args.split_budget, args.min_split, max_fused_splits(args.max_splits),
                    static_cast<uint32_t>(run.kv_len));
   }
 
@@ -47,7 +48,7 @@ class Splits {
     if (!wanted) wanted = 1;
     if (wanted > max_splits) wanted = max_splits;
     if (length <= (wanted - 1) * min_split) wanted = (length + min_split - 1) / min_split;
-    return wanted < SPLITS_AT_ONCE ? wanted : wanted / SPLITS_AT_ONCE * SPLITS_AT_ONCE;
+    return wanted < COMBINE_WIDTH ? wanted : wanted / COMBINE_WIDTH * COMBINE_WIDTH;
   }
 };
 
@@ -86,32 +87,32 @@ DISTMK_FN uint32_t num_instances(const Context& context, const TaskDesc& task) {
 }
 
 // What a merge has to do: slices of heads, which count from the first slice of its first head.
-struct MergeSlice {
+struct CombineSlice {
   uint32_t head, begin, end;  // elements of the head
 
-  DISTMK_FN MergeSlice(const MergeArgs& args, uint32_t index) {
-    const uint32_t slices = (args.head_dim + MERGE_SLICE - 1) / MERGE_SLICE;
+  DISTMK_FN CombineSlice(const CombineArgs& args, uint32_t index) {
+    const uint32_t slices = (args.head_dim + COMBINE_SLICE - 1) / COMBINE_SLICE;
     head = (args.first_slice + index) / slices;
-    begin = (args.first_slice + index) % slices * MERGE_SLICE;
-    end = begin + MERGE_SLICE < args.head_dim ? begin + MERGE_SLICE : args.head_dim;
+    begin = (args.first_slice + index) % slices * COMBINE_SLICE;
+    end = begin + COMBINE_SLICE < args.head_dim ? begin + COMBINE_SLICE : args.head_dim;
   }
 };
 
 // Where a split's partial result of a row lies, in floats from that of a slice's first row and split on.
-DISTMK_FN uint64_t part_begin(uint32_t row, uint32_t split, uint32_t max_splits) {
-  return uint64_t{row * max_splits + split} * PART_FLOATS;
+DISTMK_FN uint64_t partial_begin(uint32_t row, uint32_t split, uint32_t max_splits) {
+  return uint64_t{row * max_splits + split} * PARTIAL_FLOATS;
 }
 // The same from that of the first slice on.
-DISTMK_FN uint64_t part_of_slice(uint32_t slice, uint32_t row, uint32_t split, uint32_t max_splits) {
-  return part_begin(slice * MAX_ROWS + row, split, max_splits);
+DISTMK_FN uint64_t partial_of_slice(uint32_t slice, uint32_t row, uint32_t split, uint32_t max_splits) {
+  return partial_begin(slice * MAX_ROWS + row, split, max_splits);
 }
 // Floats of all partial results of a slice.
-DISTMK_FN uint64_t slice_floats(uint32_t max_splits) { return uint64_t{MAX_ROWS} * max_splits * PART_FLOATS; }
+DISTMK_FN uint64_t slice_floats(uint32_t max_splits) { return uint64_t{MAX_ROWS} * max_splits * PARTIAL_FLOATS; }
 
-// Where a split's result of a head of a lone row lies: LONE_HEADER places, then its elements. In places from that of
-// the first head and split on.
-DISTMK_FN uint32_t lone_begin(uint32_t head, uint32_t split, uint32_t max_splits, uint32_t head_dim) {
-  return (head * max_lone_splits(max_splits) + split) * (LONE_HEADER + head_dim);
+// Where a split's result of a head of a lone row lies: FUSED_PARTIAL_HEADER places, then its elements. In places from
+// that of the first head and split on.
+DISTMK_FN uint32_t fused_partial_begin(uint32_t head, uint32_t split, uint32_t max_splits, uint32_t head_dim) {
+  return (head * max_fused_splits(max_splits) + split) * (FUSED_PARTIAL_HEADER + head_dim);
 }
 
 // The run that a row belongs to; mostly they are one row each.

@@ -20,7 +20,7 @@ class TaskHolder {
 // A worker's ahead-of-time list, task after task, over and over.
 class TaskList {
  public:
-  void look_for_batch(const RankState&, uint64_t, const Team&) {}
+  void poll_batch(const RankState&, uint64_t, const Team&) {}
   TaskView next(const RankState& state, uint32_t index) { return state.view(index); }
 };
 

@@ -31,7 +31,7 @@ DISTMK_FN BothMet both_met(const RankState& state, const TaskView& first, uint64
   BothMet met{first.desc != nullptr, second.desc != nullptr};
   const uint32_t num_first = met.first ? first.desc->num_waits : 0;
   const uint32_t num_waits = num_first + (met.second ? second.desc->num_waits : 0);
-  DISTMK_ROLLED
+  DISTMK_NO_UNROLL
   for (uint32_t w = team.index; w < num_waits; w += team.size) {
     const bool of_first = w < num_first;
     if (!(of_first ? met.first : met.second)) continue;
@@ -44,7 +44,7 @@ DISTMK_FN BothMet both_met(const RankState& state, const TaskView& first, uint64
   return met;
 }
 
-enum class Gate : uint32_t { CLOSED, OPEN, STOP };
+enum class IterationBarrier : uint32_t { CLOSED, OPEN, STOP };
 
 // Behind the last iteration that this launch may run; the next launch goes on there.
 DISTMK_FN uint64_t end_iteration(const LaunchParams& params) {
@@ -54,29 +54,32 @@ DISTMK_FN uint64_t end_iteration(const LaunchParams& params) {
 // Whether the row table of an iteration lies on this rank's heap.
 DISTMK_FN bool batch_arrived(const RankState& state, uint64_t iteration, const Team& team) {
   const ProgramHeader& program = *state.program;
-  const uint64_t* event = state.event(program.rank, program.gate_event);
+  const uint64_t* event = state.event(program.rank, program.iteration_event);
   return team.all(has_reached(event, iteration + 1, scope_of(program.num_ranks > 1)));
 }
 
-// Whether iteration `iteration` may start here: its batch has arrived, or the launch has a fixed number of iterations.
-// Whoever keeps the copy at hand of the batch asks for it where it lies; the others on its SM wait for the copy.
-DISTMK_FN Gate gate_state(const RankState& state, uint64_t iteration, const Team& team) {
+// Whether iteration `iteration` may start here: its batch has lamport_value, or the launch has a fixed number of
+// iterations. Whoever keeps the copy at hand of the batch asks for it where it lies; the others on its SM wait for the
+// copy.
+DISTMK_FN IterationBarrier iteration_barrier_state(const RankState& state, uint64_t iteration, const Team& team) {
   const ProgramHeader& program = *state.program;
-  if (iteration == end_iteration(*state.params)) return Gate::STOP;
-  if (program.gate_event == NO_EVENT) return iteration < state.params->num_iterations ? Gate::OPEN : Gate::STOP;
-  if (state.near_batch) {
-    const uint64_t copied = load_acquire(state.num_near_batches, Scope::BLOCK);
-    if (!team.all(copied >> 1 > iteration)) return Gate::CLOSED;
-    return team.all(copied & 1) ? Gate::STOP : Gate::OPEN;
+  if (iteration == end_iteration(*state.params)) return IterationBarrier::STOP;
+  if (program.iteration_event == NO_EVENT)
+    return iteration < state.params->num_iterations ? IterationBarrier::OPEN : IterationBarrier::STOP;
+  if (state.cached_batch) {
+    const uint64_t copied = load_acquire(state.num_cached_batches, Scope::BLOCK);
+    if (!team.all(copied >> 1 > iteration)) return IterationBarrier::CLOSED;
+    return team.all(copied & 1) ? IterationBarrier::STOP : IterationBarrier::OPEN;
   }
-  if (!batch_arrived(state, iteration, team)) return Gate::CLOSED;
-  return reinterpret_cast<const Batch*>(state.address(program.gate_batch))->stop ? Gate::STOP : Gate::OPEN;
+  if (!batch_arrived(state, iteration, team)) return IterationBarrier::CLOSED;
+  return reinterpret_cast<const Batch*>(state.address(program.iteration_batch))->stop ? IterationBarrier::STOP
+                                                                                      : IterationBarrier::OPEN;
 }
 
 DISTMK_FN void raise_abort(const RankState& state, Abort reason) {
   for (uint32_t rank = 0; rank < state.program->num_ranks; ++rank) {
-    if (state.far && is_far(*state.far, rank)) {
-      far_abort(*state.far, rank, static_cast<uint64_t>(reason));
+    if (state.transport && is_remote(*state.transport, rank)) {
+      transport_abort(*state.transport, rank, static_cast<uint64_t>(reason));
       continue;
     }
     uint64_t* flag = state.abort_flag(rank);
@@ -103,7 +106,7 @@ class Idle {
     if (!team_.all(!load_relaxed(state_.abort_flag(state_.program->rank)))) return give_up(task, iteration, 0);
     const uint64_t idle_ns = idle_time();
     if (!team_.all(idle_ns <= state_.params->deadline_ns)) return give_up(task, iteration, 1);
-    if (!spinning) give_way(idle_ns > LONG_IDLE_NS);
+    if (!spinning) back_off(idle_ns > LONG_IDLE_NS);
     return true;
   }
 
@@ -143,7 +146,7 @@ class Idle {
   DISTMK_FN void record(const TaskView& task, uint64_t iteration, uint32_t expired) const {
     auto* out = reinterpret_cast<WaitRecordABI*>(state_.params->records) + waiter_;
     const Wait* wait = unmet_wait(task, iteration);
-    const uint32_t event = wait ? wait->event : state_.program->gate_event;
+    const uint32_t event = wait ? wait->event : state_.program->iteration_event;
     out->worker = waiter_;
     out->task = task.desc ? task.index : NO_EVENT;
     out->order = wait ? task.desc->order : NO_EVENT;

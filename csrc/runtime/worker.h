@@ -8,7 +8,7 @@ namespace distmk {
 
 // What is likely to be handed out next may be said before its waits are met, to EXPECT it. What is said next is that it
 // is to be run, or something else, and then it was said in vain.
-enum class ActionKind : uint32_t { RUN, RUN_HANDED_OUT, EXPECT, RUN_EXPECTED, LEAVE };
+enum class ActionKind : uint32_t { RUN, RUN_DISPATCHED, SPECULATE, COMMIT, LEAVE };
 
 struct Action {
   ActionKind kind;
@@ -19,8 +19,8 @@ struct Action {
 
 // Task types whose bodies ask themselves when their inputs are ready.
 DISTMK_FN constexpr bool begins_early(TaskType type) {
-  return StartSignal::EARLY &&
-         (type == TaskType::LINEAR || type == TaskType::ATTENTION || type == TaskType::MERGE || type == TaskType::SUM);
+  return StartSignal::EARLY && (type == TaskType::LINEAR || type == TaskType::ATTENTION || type == TaskType::COMBINE ||
+                                type == TaskType::SUM);
 }
 
 // Decides what a worker does next.
@@ -28,7 +28,7 @@ class Worker {
  public:
   // `team` asks as one. `rider`, if any, is a scheduler that is stepped here because it has no thread of its own.
   DISTMK_FN Worker(const RankState& state, uint32_t worker, const Team& team, const TaskList& list,
-                   const TaskHolder& holder, Scheduler* rider)
+                   const TaskHolder& holder, Scheduler* local_scheduler)
       : state_(state),
         worker_(worker),
         team_(team),
@@ -37,7 +37,7 @@ class Worker {
         list_(list),
         holder_(holder),
         idle_(state, worker, team),
-        rider_(rider) {}
+        local_scheduler_(local_scheduler) {}
 
   // Iterations this worker has been through, in this launch and those before it; the present one not counted.
   DISTMK_FN uint64_t iterations() const { return iteration_; }
@@ -46,38 +46,41 @@ class Worker {
   DISTMK_FN Action next() {
     for (;;) {
       bool busy = false, met = false;  // something was done here; the waits of the task in hand are met
-      if (rider_) {
+      if (local_scheduler_) {
         BothMet both{false, true};
-        if (!begun_) both = both_met(state_, task_, iteration_, rider_->looks_at(), rider_->iteration(), team_);
-        if (expects_ && both.second) return run_expected();
-        if (!expects_) busy = rider_->step(both.second);
+        if (!committed_)
+          both =
+              both_met(state_, task_, iteration_, local_scheduler_->looks_at(), local_scheduler_->iteration(), team_);
+        if (speculating_ && both.second) return commit();
+        if (!speculating_) busy = local_scheduler_->step(both.second);
         met = both.first;
       }
       JitEntry entry;
-      const bool popped = !expects_ && ring_.pop(team_, &head_, &entry);
-      if (rider_ && popped && begun_) {
-        begun_ = false;
+      const bool popped = !speculating_ && ring_.pop(team_, &head_, &entry);
+      if (local_scheduler_ && popped && committed_) {
+        committed_ = false;
         continue;
       }
-      if (popped || (!busy && !met && may_expect(&entry))) {
+      if (popped || (!busy && !met && may_speculate(&entry))) {
         idle_.reset();
-        const TaskView task = holder_.take(state_, entry.task, team_, rider_ ? &rider_->holder() : nullptr);
-        return {popped ? ActionKind::RUN_HANDED_OUT : ActionKind::EXPECT, entry.instance, entry.iteration, task};
+        const TaskView task =
+            holder_.take(state_, entry.task, team_, local_scheduler_ ? &local_scheduler_->holder() : nullptr);
+        return {popped ? ActionKind::RUN_DISPATCHED : ActionKind::SPECULATE, entry.instance, entry.iteration, task};
       }
       if (!started_) {
-        list_.look_for_batch(state_, iteration_, team_);
-        const Gate gate = gate_state(state_, iteration_, team_);
-        if (gate == Gate::STOP && ring_.finished(team_, head_, iteration_)) return leave();
-        if (gate == Gate::OPEN) {
+        list_.poll_batch(state_, iteration_, team_);
+        const IterationBarrier gate = iteration_barrier_state(state_, iteration_, team_);
+        if (gate == IterationBarrier::STOP && ring_.finished(team_, head_, iteration_)) return leave();
+        if (gate == IterationBarrier::OPEN) {
           started_ = true;
           turn_to(0);
-          busy = rider_ != nullptr;  // its waits have not been looked at
+          busy = local_scheduler_ != nullptr;  // its waits have not been looked at
         }
       }
-      if (!rider_ && task_.desc) met = waits_met(state_, task_, iteration_, team_);
+      if (!local_scheduler_ && task_.desc) met = waits_met(state_, task_, iteration_, team_);
       if (met) {
         idle_.reset();
-        if (rider_) expects_ = asked_ = false;
+        if (local_scheduler_) speculating_ = asked_ = false;
         const Action action = run_listed(task_);
         turn_to(next_ + 1);
         return action;
@@ -97,14 +100,14 @@ class Worker {
   }
 
   // What next() will say, if it is known before the task's waits are met: where nothing can be handed out in between.
-  DISTMK_FN bool upcoming(Action* action) const {
+  DISTMK_FN bool peek(Action* action) const {
     if (!started_ || !task_.desc || !ring_.finished(team_, head_, NEVER_MORE)) return false;
     *action = run_listed(task_);
     return true;
   }
-  // And what it will say after that, in the same iteration, if upcoming() is known; and then, if following() is.
-  DISTMK_FN bool following(Action* action) { return look_up(1, following_, action); }
-  DISTMK_FN bool third(Action* action) { return look_up(2, third_, action); }
+  // And what it will say after that, in the same iteration, if peek() is known; and then, if peek_second() is.
+  DISTMK_FN bool peek_second(Action* action) { return look_up(1, second_, action); }
+  DISTMK_FN bool peek_third(Action* action) { return look_up(2, third_, action); }
 
  private:
   const RankState& state_;
@@ -115,22 +118,22 @@ class Worker {
   TaskList list_;
   TaskHolder holder_;
   Idle idle_;
-  Scheduler* rider_;
+  Scheduler* local_scheduler_;
   uint64_t iteration_ = state_.params->first_iteration;
   uint64_t head_ = load_relaxed(&ring_.ring->head);  // entries taken from the ring
   uint32_t next_ = 0;                                // entry of the queue
-  TaskView task_;               // its task; none behind the end or while the iteration may not start
-  TaskView following_, third_;  // those behind it, once somebody has asked
-  bool started_ = false;        // this iteration's gate has opened
-  bool asked_ = false;          // may_expect(), since something was done here
-  bool expects_ = false;        // what the rider offers
-  bool begun_ = false;          // it is run already, though it has not been handed out
+  TaskView task_;             // its task; none behind the end or while the iteration may not start
+  TaskView second_, third_;   // those behind it, once somebody has asked
+  bool started_ = false;      // this iteration's gate has opened
+  bool asked_ = false;        // may_speculate(), since something was done here
+  bool speculating_ = false;  // what the rider offers
+  bool committed_ = false;    // it is run already, though it has not been handed out
 
   DISTMK_FN void turn_to(uint32_t entry) {
     next_ = entry;
-    task_ = following_;
+    task_ = second_;
     if (!task_.desc && entry < queue_.count) task_ = list_.next(state_, queue_.begin + entry);
-    following_ = third_;
+    second_ = third_;
     third_ = {};
   }
 
@@ -151,30 +154,30 @@ class Worker {
     return {ActionKind::RUN, first_instance(task), iteration_, task};
   }
   // Before it is handed out, which next() sees to: nothing else is in the ring, so that it will be the first to come.
-  DISTMK_FN Action run_expected() {
+  DISTMK_FN Action commit() {
     idle_.reset();
-    expects_ = asked_ = false;
-    begun_ = true;
-    return {ActionKind::RUN_EXPECTED, 0, iteration_, {}};
+    speculating_ = asked_ = false;
+    committed_ = true;
+    return {ActionKind::COMMIT, 0, iteration_, {}};
   }
   // Whether what the rider offers should be expected: if it comes before this worker's own next task in program order,
   // and its body is entered only when its inputs are there. Asked once as long as nothing is done.
-  DISTMK_FN bool may_expect(JitEntry* entry) {
-    if (!StartSignal::EARLY || !rider_ || asked_) return false;
+  DISTMK_FN bool may_speculate(JitEntry* entry) {
+    if (!StartSignal::EARLY || !local_scheduler_ || asked_) return false;
     asked_ = true;
-    const TaskView offer = rider_->offers();
-    if (expects_ || !offer.desc || begins_early(static_cast<TaskType>(offer.desc->type))) return false;
-    const uint64_t iteration = rider_->iteration();
+    const TaskView offer = local_scheduler_->offers();
+    if (speculating_ || !offer.desc || begins_early(static_cast<TaskType>(offer.desc->type))) return false;
+    const uint64_t iteration = local_scheduler_->iteration();
     const bool sooner =
         iteration == iteration_ ? task_.desc && offer.desc->order < task_.desc->order : iteration < iteration_;
-    *entry = {offer.index, static_cast<uint32_t>(iteration), rider_->first_instance(worker_), 0};
-    return expects_ = sooner && entry->instance < offer.desc->max_instances;
+    *entry = {offer.index, static_cast<uint32_t>(iteration), local_scheduler_->first_instance(worker_), 0};
+    return speculating_ = sooner && entry->instance < offer.desc->max_instances;
   }
   DISTMK_FN Action leave() const { return {ActionKind::LEAVE, 0, iteration_, {}}; }
 
   DISTMK_FN bool wait() {
-    if (task_.desc || !rider_ || rider_->done()) return idle_.wait(task_, iteration_);
-    return idle_.wait(rider_->waiting_for(), rider_->iteration());
+    if (task_.desc || !local_scheduler_ || local_scheduler_->done()) return idle_.wait(task_, iteration_);
+    return idle_.wait(local_scheduler_->waiting_for(), local_scheduler_->iteration());
   }
 };
 
@@ -182,21 +185,21 @@ class Worker {
 // A body that `asks` does so itself when its inputs are ready.
 // False: the launch was over before the task could start.
 template <class Body>
-DISTMK_FN bool run_decided(Context& context, const Action& action, const StartSignal& start, bool asks,
-                           const Body& body) {
+DISTMK_FN bool run_action(Context& context, const Action& action, const StartSignal& start, bool asks,
+                          const Body& body) {
   context.begin(action.task, action.iteration, action.instance, start);
   if (!asks && !context.inputs_ready()) return false;
-  if (context.take_share(context.task.desc->max_instances))
+  if (context.take_assigned(context.task.desc->max_instances))
     body(context);
   else
-    context.inputs_found();
+    context.inputs_polled();
   return context.inputs_ready();
 }
 
 // The same, and what follows a body.
 DISTMK_FN bool run_task(Context& context, const Action& action, Tracer& tracer) {
   const bool asks = begins_early(static_cast<TaskType>(action.task.desc->type));
-  if (!run_decided(context, action, {}, asks, [](Context& c) { run_body(c); })) return false;
+  if (!run_action(context, action, {}, asks, [](Context& c) { run_body(c); })) return false;
   const uint64_t body_end_ns = tracer.now();
   context.finish();
   tracer.keep(context, context.ready_ns(), body_end_ns);

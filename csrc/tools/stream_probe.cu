@@ -10,7 +10,7 @@ namespace {
 constexpr uint32_t STAGE_BYTES = PROBE_STAGE_BYTES, NUM_STAGES = PROBE_NUM_STAGES;
 constexpr uint32_t NUM_DRAINERS = PROBE_NUM_DRAINERS;  // warps, behind which the loader's comes
 
-using Place = distmk::RingPlace<NUM_STAGES>;
+using Place = distmk::PipelineState<NUM_STAGES>;
 
 struct Barriers {
   uint64_t full[NUM_STAGES], empty[NUM_STAGES];

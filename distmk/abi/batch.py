@@ -23,7 +23,7 @@ class BatchRun(ctypes.Structure):
 class Batch(ctypes.Structure):
     """The row table of an iteration, put to every rank by rank 0's scheduler.
 
-    `num_cleared`: rows of this iteration or of the one before, whichever has more. Who writes a vector that arrives leaves as
+    `num_reset_rows`: rows of this iteration or of the one before, whichever has more. Who writes a vector that arrives leaves as
     many zero where it was before.
     """
 
@@ -31,7 +31,7 @@ class Batch(ctypes.Structure):
         ("num_rows", c_uint32),
         ("num_runs", c_uint32),
         ("stop", c_uint32),
-        ("num_cleared", c_uint32),
+        ("num_reset_rows", c_uint32),
         # The first run beside the counts: of a single row both are asked for, one after the other.
         ("runs", BatchRun * MAX_ROWS),
         ("rows", BatchRow * MAX_ROWS),

@@ -93,9 +93,9 @@ class LaunchParams(ctypes.Structure):
         # The rest is for a GPU.
         ("self", c_uint64),  # where the host reads `iterations_done`
         ("faults_seen", c_uint64),  # u64*: triggers that matched the fault so far
-        ("num_far", c_uint32),  # ranks that no pointer reaches
+        ("num_remote_ranks", c_uint32),  # ranks that no pointer reaches
         ("pad", c_uint32),
-        ("block_takers", c_uint64),  # u64[blocks]: the last launch in which a block took that number; 0: as they come
+        ("worker_owners", c_uint64),  # u64[blocks]: the last launch in which a block took that number; 0: as they come
         ("launch_number", c_uint64),  # from 1 on
         ("fault", Fault),
         # Last, since a GPU may write it while a block has yet to read the rest.

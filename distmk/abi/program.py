@@ -37,7 +37,7 @@ class TaskDesc(ctypes.Structure):
         ("order", c_uint32),
         ("max_instances", c_uint32),
         ("first_worker", c_uint32),
-        ("far_ahead", c_uint32),  # 1: may begin while the last two tasks of its queue wait, not only the last
+        ("deep_lookahead", c_uint32),  # 1: may begin while the last two tasks of its queue wait, not only the last
         ("args", c_uint8 * TASK_ARGS_BYTES),
     ]
 
@@ -85,9 +85,9 @@ class ProgramHeader(ctypes.Structure):
         ("num_triggers", c_uint32),
         ("num_launches", c_uint32),
         ("jit_capacity", c_uint32),  # entries of a worker's ring, a power of two
-        ("gate_event", c_uint32),  # every iteration starts with it; NO_EVENT: a fixed number of iterations
+        ("iteration_event", c_uint32),  # every iteration starts with it; NO_EVENT: a fixed number of iterations
         ("reserved", c_uint32),
-        ("gate_batch", c_uint64),  # operand of the Batch whose `stop` ends the launch
+        ("iteration_batch", c_uint64),  # operand of the Batch whose `stop` ends the launch
         ("tasks_offset", c_uint64),
         ("waits_offset", c_uint64),
         ("triggers_offset", c_uint64),
@@ -95,7 +95,7 @@ class ProgramHeader(ctypes.Structure):
         ("launches_offset", c_uint64),
         ("events_heap_offset", c_uint64),
         ("rings_heap_offset", c_uint64),
-        ("cleared_heap_bytes", c_uint64),  # the heap's beginning that a launch starts with zeroed
+        ("zeroed_heap_bytes", c_uint64),  # the heap's beginning that a launch starts with zeroed
         ("heap_bytes", c_uint64),
         ("local_bytes", c_uint64),
         ("program_bytes", c_uint64),  # of which what follows is read 16 bytes at a time

@@ -12,17 +12,21 @@ EVENT_STRIDE_BYTES = 64  # one event a cache line: counters on one line would ma
 TASK_ARGS_BYTES = 160
 NO_EVENT = 0xFFFFFFFF
 # How a GPU streams weights (distmk/weights/packing.py, csrc/device/core/pipeline.cuh).
-TILE_ROWS = 16
-TILE_K = 256  # columns of a tile: 8 KB, the least that a bulk copy must have to be fast
-ROUND_GROUPS = 4  # groups of TILE_ROWS rows whose sums are kept at once
-BLOCK_TILES = 8  # tiles of a row in a block: one a warp, which loads activations for its own
-MERGE_SLICE = 32  # elements of a head that are merged at once
-PART_HEADER = 4  # floats before a partial result's elements of a slice: maximum, sum, none, none
-PART_FLOATS = PART_HEADER + MERGE_SLICE
-MAX_LONE_COLS = 4096  # of a lone row that is merged by who multiplies it
-SPLITS_AT_ONCE = 8  # that are merged in one go
-LONE_HEADER = 8  # bf16 places before a split's result of a lone row: the log of its weight as a float, and none
-SHARE_AT_ONCE = 128  # positions of an instance of attention that a GPU's warps take before they turn to memory again
+M_TILE = 16
+K_TILE = 256  # columns of a tile: 8 KB, the least that a bulk copy must have to be fast
+M_TILES_PER_BLOCK = 4  # groups of M_TILE rows whose sums are kept at once
+K_TILES_PER_BLOCK = 8  # tiles of a row in a block: one a warp, which loads activations for its own
+COMBINE_SLICE = 32  # elements of a head that are merged at once
+PARTIAL_HEADER_FLOATS = 4  # floats before a partial result's elements of a slice: maximum, sum, none, none
+PARTIAL_FLOATS = PARTIAL_HEADER_FLOATS + COMBINE_SLICE
+MAX_FUSED_COMBINE_COLS = 4096  # of a lone row that is merged by who multiplies it
+COMBINE_WIDTH = 8  # that are merged in one go
+FUSED_PARTIAL_HEADER = (
+    8  # bf16 places before a split's result of a lone row: the log of its weight as a float, and none
+)
+POSITIONS_PER_PASS = (
+    128  # positions of an instance of attention that a GPU's warps take before they turn to memory again
+)
 MARKED_TASKS = 64  # of a worker: the last ones, of which its warps write down when they got where
 MARKED_WORKERS = 256
 MARK_WORDS = 16  # of 32 bits, by `Mark`
@@ -101,17 +105,17 @@ CONSTANTS = {
     "EVENT_STRIDE_BYTES": EVENT_STRIDE_BYTES,
     "TASK_ARGS_BYTES": TASK_ARGS_BYTES,
     "NO_EVENT": NO_EVENT,
-    "TILE_ROWS": TILE_ROWS,
-    "TILE_K": TILE_K,
-    "ROUND_GROUPS": ROUND_GROUPS,
-    "BLOCK_TILES": BLOCK_TILES,
-    "MERGE_SLICE": MERGE_SLICE,
-    "PART_HEADER": PART_HEADER,
-    "PART_FLOATS": PART_FLOATS,
-    "MAX_LONE_COLS": MAX_LONE_COLS,
-    "SPLITS_AT_ONCE": SPLITS_AT_ONCE,
-    "SHARE_AT_ONCE": SHARE_AT_ONCE,
-    "LONE_HEADER": LONE_HEADER,
+    "M_TILE": M_TILE,
+    "K_TILE": K_TILE,
+    "M_TILES_PER_BLOCK": M_TILES_PER_BLOCK,
+    "K_TILES_PER_BLOCK": K_TILES_PER_BLOCK,
+    "COMBINE_SLICE": COMBINE_SLICE,
+    "PARTIAL_HEADER_FLOATS": PARTIAL_HEADER_FLOATS,
+    "PARTIAL_FLOATS": PARTIAL_FLOATS,
+    "MAX_FUSED_COMBINE_COLS": MAX_FUSED_COMBINE_COLS,
+    "COMBINE_WIDTH": COMBINE_WIDTH,
+    "POSITIONS_PER_PASS": POSITIONS_PER_PASS,
+    "FUSED_PARTIAL_HEADER": FUSED_PARTIAL_HEADER,
     "MAX_OWN_SCHEDULERS": MAX_OWN_SCHEDULERS,
     "MARK_STEP_NS": MARK_STEP_NS,
     "MARKED_TASKS": MARKED_TASKS,

@@ -16,8 +16,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from distmk.check.arrivals import Arrivals
 from distmk.check.findings import Findings
+from distmk.check.lamport import Arrivals
 from distmk.check.memory import Memory
 from distmk.check.order import MAX_TABLE_BYTES, Order, check_counting
 from distmk.check.races import Races

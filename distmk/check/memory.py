@@ -74,7 +74,7 @@ class Memory:
             accesses = kind.accesses(args, rank, self.view.num_ranks)
             if kind.skips_waits(args):
                 self.skipping.append(task)
-            if kind.may_pass(args):
+            if kind.may_skip(args):
                 self.passing.append(task)
         except Exception as error:  # any bytes may be found in a damaged descriptor
             self.findings.add("bounds", f"{self.view.task_name(task)}: arguments cannot be read ({error})")
@@ -137,7 +137,7 @@ class Memory:
             (headers[0].events_heap_offset, num_events * EVENT_STRIDE_BYTES, "the events"),
             (headers[0].rings_heap_offset, headers[0].num_workers * ring_bytes, "the rings"),
         ]
-        cleared = headers[0].cleared_heap_bytes
+        cleared = headers[0].zeroed_heap_bytes
         for offset, num_bytes, name in areas:
             if offset % 8:
                 self.findings.add("bounds", f"{name} at {offset} of the heap: not aligned to 8 bytes")

@@ -1,5 +1,5 @@
 """When a task may begin. Its body is entered as soon as that of the one before it in its worker's queue is done and the
-waits of the last but one are met, or, if it may begin `far_ahead`, of the one before that; a task that looks early acts on
+waits of the last but one are met, or, if it may begin `deep_lookahead`, of the one before that; a task that looks early acts on
 what it sees, and its worker may go on before its own waits are met, as it may from one that has nothing to do. It fires
 nothing before.
 """
@@ -60,7 +60,7 @@ class Starts:
         table, num_tasks = self.order.clocks.table, self.view.num_tasks
         gates = self.order.signals.gates
         clock: Clock = np.zeros_like(table[0])
-        num_unmet = min(at, 2 if self.view.far_ahead[queue[at]] else 1)
+        num_unmet = min(at, 2 if self.view.deep_lookahead[queue[at]] else 1)
         for place, before in enumerate(_backwards(queue, at, num_tasks)):
             spread = self.view.spread[before % num_tasks]
             if place < num_unmet and (spread or before % num_tasks in self._passed):

@@ -16,7 +16,7 @@ from distmk import abi
 from distmk.abi import LISTED, LaunchKind, ProgramHeader, Queue, TaskDesc, Trigger, Wait
 from distmk.check.findings import Findings, name_at
 from distmk.program.program import Program, RankProgram
-from distmk.tasks import TASK_TYPES, Prepare, Task
+from distmk.tasks import TASK_TYPES, SchedulerStep, Task
 from distmk.tasks.abi_header import abi_hash
 
 Ints = npt.NDArray[np.int64]
@@ -27,7 +27,7 @@ SHARED = (
     "num_workers",
     "num_schedulers",
     "jit_capacity",
-    "cleared_heap_bytes",
+    "zeroed_heap_bytes",
     "events_heap_offset",
     "rings_heap_offset",
     "heap_bytes",
@@ -102,7 +102,7 @@ def _check_shape(rank: int, part: RankProgram, findings: Findings) -> None:
 
 def _check_placement(program: Program, findings: Findings) -> None:
     placement, first = program.placement, program.ranks[0].header
-    for field in ("events_heap_offset", "rings_heap_offset", "jit_capacity", "cleared_heap_bytes", "heap_bytes"):
+    for field in ("events_heap_offset", "rings_heap_offset", "jit_capacity", "zeroed_heap_bytes", "heap_bytes"):
         if getattr(placement, field) != getattr(first, field):
             text = f"the placement has {field} {getattr(placement, field)}, rank 0 has {getattr(first, field)}"
             findings.add("header", text)
@@ -135,7 +135,7 @@ class View:
         self.types, self.launch = every["type"].astype(np.int64), every["launch"].astype(np.int64)
         self.spread = self.launch == LaunchKind.SPREAD
         self.max_instances = every["max_instances"].astype(np.int64)
-        self.far_ahead = every["far_ahead"] != 0
+        self.deep_lookahead = every["deep_lookahead"] != 0
         self.first_worker = every["first_worker"].astype(np.int64)
         self.worker: Ints = np.full(self.num_tasks, -1)
         self.queues: list[Ints] = []  # the tasks of every worker
@@ -180,7 +180,7 @@ class View:
         for task in np.flatnonzero(self.launch > max(LaunchKind)):
             findings.add("task", f"{self.task_name(int(task))} has unknown launch kind {self.launch[task]}")
         for task in scheduled:
-            if self.task_rank[task] != 0 or len(scheduled) > 1 or self.types[task] != Prepare.type_id:
+            if self.task_rank[task] != 0 or len(scheduled) > 1 or self.types[task] != SchedulerStep.type_id:
                 text = "is run by a scheduler: only one task of rank 0 may be, the one that prepares the next batch"
                 findings.add("task", f"{self.task_name(int(task))} {text}")
         massive = self.launch == LaunchKind.MASSIVE

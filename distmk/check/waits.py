@@ -57,22 +57,24 @@ class Signals:
     def _check_gates(self, findings: Findings) -> None:
         view = self.view
         for rank, part in enumerate(view.parts):
-            index = part.header.gate_event
+            index = part.header.iteration_event
             if (index == NO_EVENT) != (self.opener is None):
                 found = "no gate" if index == NO_EVENT else "a gate"
                 runs = "no task" if self.opener is None else view.task_name(self.opener)
-                findings.add("gate", f"rank {rank} has {found}, but {runs} is run by a scheduler to open it")
+                findings.add(
+                    "iteration barrier", f"rank {rank} has {found}, but {runs} is run by a scheduler to open it"
+                )
             if index == NO_EVENT or self.opener is None:
                 continue
             if index >= part.header.num_events:
-                findings.add("gate", f"rank {rank}: event {index} is not there")
+                findings.add("iteration barrier", f"rank {rank}: event {index} is not there")
                 continue
             event = int(view.first_event[rank]) + index
             self.gates.append(event)
             if self.totals[event] != 1 or self.producers.get(event) != (self.opener,):
                 by = ", ".join(view.task_name(task) for task in self.producers.get(event, ())[:MAX_NAMED]) or "nobody"
                 text = f"{view.event_name(event)} counts {self.totals[event]} by {by}"
-                findings.add("gate", f"{text}; expected 1 by {view.task_name(self.opener)}")
+                findings.add("iteration barrier", f"{text}; expected 1 by {view.task_name(self.opener)}")
 
 
 class StartOrder:

@@ -53,18 +53,18 @@ class Graph:
         rows: int = 1,
         dtype: str = "f32",
         space: Space = Space.HEAP,
-        arriving: bool = False,
+        lamport: bool = False,
     ) -> Buffer:
-        """A buffer of `rows` x `cols` elements of f32, bf16, i32 or u8, on every rank; `arriving`: see `Buffer`."""
+        """A buffer of `rows` x `cols` elements of f32, bf16, i32 or u8, on every rank; `lamport`: see `Buffer`."""
         if dtype not in ITEM_BYTES or cols < 1 or rows < 1:
             raise UsageError(
                 f"buffer {name}: {rows} x {cols} of {dtype}; expected positive sizes of {list(ITEM_BYTES)}"
             )
         if any(buffer.name == name for buffer in self.buffers):
             raise UsageError(f"buffer {name} is there already; give it another name")
-        if arriving and space is not Space.HEAP:
+        if lamport and space is not Space.HEAP:
             raise UsageError(f"buffer {name} is local; what arrives from peers arrives on the symmetric heap")
-        made = Buffer(len(self.buffers), name, rows, cols, dtype, space, arriving)
+        made = Buffer(len(self.buffers), name, rows, cols, dtype, space, lamport)
         self.buffers.append(made)
         return made
 

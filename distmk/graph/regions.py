@@ -23,7 +23,7 @@ ITEM_BYTES = {"f32": 4, "bf16": 2, "i32": 4, "u8": 1}
 class Buffer:
     """Memory of the same shape on every rank: on the symmetric heap (peers may write it) or in each rank's own arena.
 
-    `arriving`: on the heap, zero when a launch begins, for elements that are looked at until they are not (see `Sum`).
+    `lamport`: on the heap, zero when a launch begins, for elements that are looked at until they are not (see `Sum`).
     """
 
     index: int
@@ -32,7 +32,7 @@ class Buffer:
     cols: int
     dtype: str = "f32"
     space: Space = Space.HEAP
-    arriving: bool = False
+    lamport: bool = False
 
     @property
     def row_bytes(self) -> int:

@@ -63,19 +63,19 @@ def f32_access(write: bool, rank: int, operand: int, num_cols: int, num_rows: in
 
 
 def vector_accesses(
-    rank: int, out: int, cleared: int, num_cols: int, num_rows: int, stride: int, columns: Columns = bf16_access
+    rank: int, out: int, reset: int, num_cols: int, num_rows: int, stride: int, columns: Columns = bf16_access
 ) -> list[Access]:
     """Columns of every row that are written, and the same ones that are left zero elsewhere, if they are."""
     found = [columns(True, rank, out, num_cols, num_rows, stride)]
-    if cleared:
-        found.append(columns(True, rank, cleared, num_cols, num_rows, stride)._replace(clears=True))
+    if reset:
+        found.append(columns(True, rank, reset, num_cols, num_rows, stride)._replace(clears=True))
     return found
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
     """Work on `rank`, for one worker unless `launch` says else. `worker` None lets the graph choose; `op` names the
-    operator it is part of. `far_ahead`: it may begin before the waits of the last two tasks of its worker are met, not only
+    operator it is part of. `deep_lookahead`: it may begin before the waits of the last two tasks of its worker are met, not only
     of the last.
     """
 
@@ -83,7 +83,7 @@ class Task:
     op: str
     worker: int | None = None
     launch: LaunchKind = LaunchKind.AHEAD
-    far_ahead: bool = False
+    deep_lookahead: bool = False
 
     type_id: ClassVar[int]
     type_name: ClassVar[str]
@@ -126,7 +126,7 @@ class Task:
         return False
 
     @classmethod
-    def may_pass(cls, args: Any) -> bool:
+    def may_skip(cls, args: Any) -> bool:
         """Whether the task has nothing to do in some iterations, and its worker then goes on before its waits are met."""
         return False
 

@@ -7,7 +7,7 @@ from distmk.lower.context import Lowering
 from distmk.lower.options import ATTENTION_LAUNCHES
 from distmk.model.operators import SelfAttention
 from distmk.model.shards import deal
-from distmk.tasks import Attention, AttentionShape, Linear, Merge
+from distmk.tasks import Attention, AttentionShape, Combine, Linear
 
 MERGED_AT_ONCE = 4  # rows times slices that are worth a task of their own
 
@@ -16,39 +16,46 @@ def lower_attention(c: Lowering, op: SelfAttention) -> None:
     layer, d = c.buffers.next_cache(), c.config.head_dim
     c.buffers.qkv.turn()
     c.buffers.attn.turn()
-    if c.buffers.lone:
-        c.buffers.lone.turn()
+    if c.buffers.fused_partials:
+        c.buffers.fused_partials.turn()
     for rank in c.ranks():
         (q0, q1), (k0, k1) = c.shards[rank].heads, c.shards[rank].kv_heads
         parts = [(op.q, q0 * d, q1 * d), (op.k, k0 * d, k1 * d), (op.v, k0 * d, k1 * d)]
         _qkv(c, op, rank, parts)
         _attend(c, op, rank, *layer)
     c.row_parallel(
-        f"{op.name}.o", op.o, c.buffers.attn, c.buffers.attn_slots, c.o_parts(), op.o_bias, c.buffers.lone, c.num_spared
+        f"{op.name}.o",
+        op.o,
+        c.buffers.attn,
+        c.buffers.attn_slots,
+        c.o_parts(),
+        op.o_bias,
+        c.buffers.fused_partials,
+        c.num_reserved,
     )
 
 
 def _qkv(c: Lowering, op: SelfAttention, rank: int, parts: list[tuple[str, int, int]]) -> None:
     hidden, b = c.config.hidden_size, c.buffers
     segments = [Segment(f"{tensor}.weight", begin, end) for tensor, begin, end in parts]
-    cuts, num_early = c.qkv_cuts(rank, c.num_spared, c.num_light), c.num_early[rank]
+    cuts, num_polling = c.qkv_cuts(rank, c.num_reserved, c.num_reduced), c.num_polling[rank]
     weight = c.matrix(f"{op.name}.qkv", rank, hidden, segments, cuts, norm=op.norm)
     bias = c.vector(rank, *((f"{t}.bias", s, e) for t, s, e in parts)) if op.qkv_bias else None
-    for worker, (begin, end) in enumerate(cuts, c.num_spared):
+    for worker, (begin, end) in enumerate(cuts, c.num_reserved):
         c.graph.add(
             Linear(
                 rank=rank,
                 op=f"{op.name}.qkv",
                 worker=worker,
-                x=b.x_rounded.at(rank),
+                x=b.x_bf16.at(rank),
                 slab=Slab(weight, begin, end),
                 out=b.qkv.at(rank, begin, end),
-                cleared=b.qkv.cleared_at(rank, begin, end),
+                reset=b.qkv.reset_at(rank, begin, end),
                 batch=b.batch.at(rank),
                 bias=bias and Slab(bias.weight, begin, end),
                 normalized=True,
                 eps=c.config.rms_norm_eps,
-                arriving=worker < num_early,
+                polls=worker < num_polling,
             )
         )
 
@@ -66,15 +73,15 @@ def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache:
             k_cache=k_cache.at(rank, 0, shape.cache_cols),
             v_cache=v_cache.at(rank, 0, shape.cache_cols),
             page_table=b.page_table.at(rank),
-            part=b.part.at(rank, 0, shape.num_parts),
+            partials=b.partials.at(rank, 0, shape.num_partials),
             batch=b.batch.at(rank),
             rope=c.rope[rank],
             q_norm=c.vector(rank, (f"{op.q_norm}.weight", 0, d)) if op.q_norm else None,
             k_norm=c.vector(rank, (f"{op.k_norm}.weight", 0, d)) if op.k_norm else None,
-            lone=b.lone.at(rank, 0, shape.lone_cols) if b.lone else None,
-            cleared=b.lone.cleared_at(rank, 0, shape.lone_cols) if b.lone else None,
+            fused_partials=b.fused_partials.at(rank, 0, shape.fused_partial_cols) if b.fused_partials else None,
+            reset=b.fused_partials.reset_at(rank, 0, shape.fused_partial_cols) if b.fused_partials else None,
             eps=c.config.rms_norm_eps,
-            arriving=c.is_spread and b.qkv.buffer.arriving and c.num_early[rank] == c.options.num_workers,
+            polls=c.is_spread and b.qkv.buffer.lamport and c.num_polling[rank] == c.options.num_workers,
             long_splits=shape.has_long_splits(c.options.max_model_len, c.options.max_seqs),
         )
     )
@@ -82,18 +89,18 @@ def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache:
     first = _first_with_merges(c, len(merges))
     for worker, (begin, end) in enumerate(merges, first):
         c.graph.add(
-            Merge(
+            Combine(
                 rank=rank,
-                op=f"{op.name}.merge",
+                op=f"{op.name}.combine",
                 worker=worker,
                 shape=shape,
                 slices=(begin, end),
-                part=b.part.at(rank, begin * shape.part_cols, end * shape.part_cols),
+                partials=b.partials.at(rank, begin * shape.partial_cols, end * shape.partial_cols),
                 out=b.attn.at(rank, shape.slice_begin(begin), shape.slice_begin(end)),
-                cleared=b.attn.cleared_at(rank, shape.slice_begin(begin), shape.slice_begin(end)),
+                reset=b.attn.reset_at(rank, shape.slice_begin(begin), shape.slice_begin(end)),
                 batch=b.batch.at(rank),
-                arriving=first + len(merges) <= c.num_early[rank],
-                skips_lone=bool(b.lone),
+                polls=first + len(merges) <= c.num_polling[rank],
+                skips_fused=bool(b.fused_partials),
             )
         )
 
@@ -102,9 +109,9 @@ def _first_with_merges(c: Lowering, num_merges: int) -> int:
     """The first of the workers that have merges, a task more before they turn to o: those without a part of o, or of those with
     a single row's attention, who have less of qkv, the last; else who has nothing of its attention.
     """
-    if not c.buffers.lone or num_merges <= c.num_spared:
+    if not c.buffers.fused_partials or num_merges <= c.num_reserved:
         return 0
-    return (c.num_light if num_merges <= c.num_light else c.options.num_workers) - num_merges
+    return (c.num_reduced if num_merges <= c.num_reduced else c.options.num_workers) - num_merges
 
 
 def _merges(c: Lowering, shape: AttentionShape) -> list[tuple[int, int]]:

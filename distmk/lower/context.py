@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TypedDict
 
-from distmk.abi import MAX_LONE_COLS, MAX_ROWS, SHARE_AT_ONCE, SPLITS_AT_ONCE, Epilogue, LaunchKind
+from distmk.abi import COMBINE_WIDTH, MAX_FUSED_COMBINE_COLS, MAX_ROWS, POSITIONS_PER_PASS, Epilogue, LaunchKind
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer, Region, Segment, Slab, Tiling, Weight, WeightKind
 from distmk.lower.buffers import DecodeBuffers, make_buffers
-from distmk.lower.options import ATTENTION_LAUNCHES, DecodeOptions, cut, cut_light, cut_rows, light_rows
-from distmk.lower.rotating import Turns
+from distmk.lower.options import ATTENTION_LAUNCHES, DecodeOptions, cut, partition_rows, partition_uneven, reduced_rows
+from distmk.lower.rotating import RotatingBuffers
 from distmk.model.operators import Model
 from distmk.model.shards import Shard, shard_model
 from distmk.tasks import AttentionShape, Linear, Sum
@@ -21,8 +21,8 @@ Cuts = list[tuple[int, int]]
 class Rounded(TypedDict, total=False):
     """Operands of a task that writes a vector in bf16, too."""
 
-    rounded: Region
-    cleared: Region | None
+    out_bf16: Region
+    reset: Region | None
 
 
 class Lowering:
@@ -40,7 +40,7 @@ class Lowering:
             self.shards,
             self.shapes,
             keep_logits=options.keep_logits,
-            lone=self._merges_lone_rows(),
+            fused_partials=self._merges_lone_rows(),
             exchanges=options.exchanges,
         )
         self.graph.batch = self.buffers.batch
@@ -50,9 +50,9 @@ class Lowering:
             for rank in self.ranks()
         ]
 
-        self.num_spared = self._num_spared()
-        self.num_light = self._num_light()
-        self.num_early = [self._num_early(rank) for rank in self.ranks()]
+        self.num_reserved = self._num_spared()
+        self.num_reduced = self._num_light()
+        self.num_polling = [self._num_early(rank) for rank in self.ranks()]
 
     def ranks(self) -> range:
         return range(self.options.num_ranks)
@@ -74,25 +74,25 @@ class Lowering:
         )
         return dataclasses.replace(shape, max_splits=min(shape.max_splits, shape.split_budget))
 
-    def qkv_cuts(self, rank: int, num_spared: int = 0, num_light: int = 0) -> Cuts:
-        """Which rows of the query, key and value matrices, one after another, are whose, but for the first `num_spared`
-        workers; the first `num_light` of the others have fewer.
+    def qkv_cuts(self, rank: int, num_reserved: int = 0, num_reduced: int = 0) -> Cuts:
+        """Which rows of the query, key and value matrices, one after another, are whose, but for the first `num_reserved`
+        workers; the first `num_reduced` of the others have fewer.
         """
         rows = self.shapes[rank].qkv_cols
-        return cut_light(rows, self.config.hidden_size, self.options.num_workers - num_spared, num_light)
+        return partition_uneven(rows, self.config.hidden_size, self.options.num_workers - num_reserved, num_reduced)
 
     def mlp_cuts(self, rank: int) -> Cuts:
         """Which columns of the MLP are whose."""
         first, last = self.shards[rank].mlp
         return cut(last - first, 4 * self.config.hidden_size, self.options.num_workers)
 
-    def residual_cuts(self, num_spared: int = 0) -> Cuts:
+    def residual_cuts(self, num_reserved: int = 0) -> Cuts:
         """Which columns of the residual stream are whose, and so which rows of the matrices whose columns ranks share out,
-        but for the first `num_spared` workers. Where none is spared the same of all of them, as a worker that adds to what
+        but for the first `num_reserved` workers. Where none is spared the same of all of them, as a worker that adds to what
         another one wrote has to wait for it.
         """
         widest = max(k for _, k in (*self.o_parts(), *self.down_parts()))
-        return cut_rows(self.config.hidden_size, widest, self.options.num_workers - num_spared)
+        return partition_rows(self.config.hidden_size, widest, self.options.num_workers - num_reserved)
 
     def o_parts(self) -> list[tuple[int, int]]:
         """Each rank's (first column, columns) of the projection behind attention."""
@@ -112,7 +112,7 @@ class Lowering:
         """Whether a lone row of attention is merged by those who multiply it, which spares a hop: they take pieces of
         64 elements from where a layer leaves them by turns.
         """
-        fits = all(k <= MAX_LONE_COLS for _, k in self.o_parts())
+        fits = all(k <= MAX_FUSED_COMBINE_COLS for _, k in self.o_parts())
         return self.is_spread and fits and self.config.head_dim % 64 == 0 and self.config.num_layers > 1
 
     def _num_early(self, rank: int) -> int:
@@ -131,11 +131,11 @@ class Lowering:
         """
         all_early = all(self._num_early(rank) == self.options.num_workers for rank in self.ranks())
         # Two layers leave the MLP's vector in one place, and who has no part of o does not know when that has been read.
-        moves = self.buffers.hidden.buffer.arriving
-        if not self.options.exchanges or not self.buffers.lone or not all_early or not moves:
+        moves = self.buffers.hidden.buffer.lamport
+        if not self.options.exchanges or not self.buffers.fused_partials or not all_early or not moves:
             return 0
-        if self.options.num_spared is not None:
-            return self.options.num_spared
+        if self.options.num_reserved is not None:
+            return self.options.num_reserved
         busy = self._num_busy()
         return busy if 3 * busy <= self.options.num_workers else 0
 
@@ -144,14 +144,14 @@ class Lowering:
         time they read no weights. Of a long sequence all have some.
         """
         busy, options = self._num_busy(), self.options
-        is_short = options.max_model_len <= 2 * SPLITS_AT_ONCE * SHARE_AT_ONCE
-        alone = options.max_seqs == 1 and is_short and self.buffers.lone
-        enough = all(light_rows(shape.qkv_cols, options.num_workers) for shape in self.shapes)
-        return busy if alone and enough and not self.num_spared and 2 * busy <= options.num_workers else 0
+        is_short = options.max_model_len <= 2 * COMBINE_WIDTH * POSITIONS_PER_PASS
+        alone = options.max_seqs == 1 and is_short and self.buffers.fused_partials
+        enough = all(reduced_rows(shape.qkv_cols, options.num_workers) for shape in self.shapes)
+        return busy if alone and enough and not self.num_reserved and 2 * busy <= options.num_workers else 0
 
     def _num_busy(self) -> int:
         """Workers that have a single row's attention, the first ones, while its sequence is short."""
-        return max(shape.num_kv for shape in self.shapes) * SPLITS_AT_ONCE
+        return max(shape.num_kv for shape in self.shapes) * COMBINE_WIDTH
 
     def vector(self, rank: int, *parts: tuple[str, int, int]) -> Slab:
         segments = [Segment(f"{tensor}", begin, end) for tensor, begin, end in parts]
@@ -186,25 +186,25 @@ class Lowering:
         self,
         name: str,
         tensor: str,
-        x: Turns,
+        x: RotatingBuffers,
         slots: Buffer,
         parts: list[tuple[int, int]],
         has_bias: bool,
-        lone: Turns | None = None,
-        num_spared: int = 0,
+        fused_partials: RotatingBuffers | None = None,
+        num_reserved: int = 0,
     ) -> None:
         """x_residual += sum over ranks of x_local @ columns.T; `parts` holds each rank's (first column, columns). `lone`:
-        where attention has left a lone row; the first `num_spared` workers have no part of it.
+        where attention has left a lone row; the first `num_reserved` workers have no part of it.
         """
         hidden, b = self.config.hidden_size, self.buffers
-        cuts = self.residual_cuts(num_spared)
-        b.x_rounded.turn()
+        cuts = self.residual_cuts(num_reserved)
+        b.x_bf16.turn()
         for rank in self.ranks():
-            (col_begin, k), num_early = parts[rank], self.num_early[rank]
+            (col_begin, k), num_polling = parts[rank], self.num_polling[rank]
             segment = Segment(f"{tensor}.weight", 0, hidden)
             weight = self.matrix(name, rank, k, [segment], cuts, col_begin=col_begin)
             bias = self.vector(rank, (f"{tensor}.bias", 0, hidden)) if has_bias and rank == 0 else None
-            for worker, (begin, end) in enumerate(cuts, num_spared):
+            for worker, (begin, end) in enumerate(cuts, num_reserved):
                 out, epilogue = self.reduced_out(slots, rank, begin, end)
                 self.graph.add(
                     Linear(
@@ -218,13 +218,15 @@ class Lowering:
                         bias=bias and Slab(bias.weight, begin, end),
                         epilogue=epilogue,
                         num_ranks=self.options.num_ranks,
-                        arriving=(lone or x).buffer.arriving and worker < num_early,
-                        lone=lone.at(rank, 0, self.shapes[rank].lone_cols) if lone else None,
-                        shape=self.shapes[rank] if lone else None,
-                        **self.rounded(rank, begin, end, epilogue),
+                        polls=(fused_partials or x).buffer.lamport and worker < num_polling,
+                        fused_partials=fused_partials.at(rank, 0, self.shapes[rank].fused_partial_cols)
+                        if fused_partials
+                        else None,
+                        shape=self.shapes[rank] if fused_partials else None,
+                        **self.out_bf16(rank, begin, end, epilogue),
                     )
                 )
-        self.all_reduce(name, slots, cuts, add=True, num_spared=num_spared)
+        self.all_reduce(name, slots, cuts, add=True, num_reserved=num_reserved)
 
     def reduced_out(self, slots: Buffer, rank: int, begin: int, end: int) -> tuple[Region, Epilogue]:
         """Where columns [begin, end) that all ranks add up go: the residual stream, or this rank's slot on every rank."""
@@ -232,22 +234,22 @@ class Lowering:
             return self.buffers.x.at(rank, begin, end), Epilogue.ADD
         return self.block(slots, rank, rank, begin, end), Epilogue.PUSH
 
-    def rounded(self, rank: int, begin: int, end: int, epilogue: Epilogue = Epilogue.ADD) -> Rounded:
+    def out_bf16(self, rank: int, begin: int, end: int, epilogue: Epilogue = Epilogue.ADD) -> Rounded:
         """Operands of who writes columns [begin, end) of the residual stream, for its rounded copy."""
         if epilogue is Epilogue.PUSH:
             return {}
-        x = self.buffers.x_rounded
-        return {"rounded": x.at(rank, begin, end), "cleared": x.cleared_at(rank, begin, end)}
+        x = self.buffers.x_bf16
+        return {"out_bf16": x.at(rank, begin, end), "reset": x.reset_at(rank, begin, end)}
 
     def block(self, slots: Buffer, rank: int, source: int, begin: int, end: int) -> Region:
         base = source * MAX_ROWS * self.config.hidden_size
         return slots.at(rank, base + begin * MAX_ROWS, base + end * MAX_ROWS)
 
-    def all_reduce(self, name: str, slots: Buffer, cuts: Cuts, add: bool, num_spared: int = 0) -> None:
+    def all_reduce(self, name: str, slots: Buffer, cuts: Cuts, add: bool, num_reserved: int = 0) -> None:
         if not self.options.exchanges:
             return
         for rank in self.ranks():
-            for worker, (begin, end) in enumerate(cuts, num_spared):
+            for worker, (begin, end) in enumerate(cuts, num_reserved):
                 self.graph.add(
                     Sum(
                         rank=rank,
@@ -257,7 +259,7 @@ class Lowering:
                         dst=self.buffers.x.at(rank, begin, end),
                         batch=self.buffers.batch.at(rank),
                         add=add,
-                        arriving=True,
-                        **self.rounded(rank, begin, end),
+                        polls=True,
+                        **self.out_bf16(rank, begin, end),
                     )
                 )

@@ -5,18 +5,18 @@ from __future__ import annotations
 from distmk.abi import MAX_ROWS, Epilogue, LaunchKind
 from distmk.graph.regions import Segment, Slab
 from distmk.lower.context import Lowering
-from distmk.lower.options import cut, cut_rows
+from distmk.lower.options import cut, partition_rows
 from distmk.model.operators import Embedding, Head
-from distmk.tasks import Embed, Linear, Prepare, Sample
+from distmk.tasks import Embed, Linear, Sample, SchedulerStep
 from distmk.tasks.scheduling import CANDIDATES_BYTES
 
 
 def lower_prepare(c: Lowering) -> None:
     b = c.buffers
     c.graph.add(
-        Prepare(
+        SchedulerStep(
             rank=0,
-            op="prepare",
+            op="scheduler_step",
             launch=LaunchKind.SCHEDULER,
             candidates=b.sampled.at(0),
             batch=b.batch.at(0),
@@ -36,7 +36,7 @@ def lower_embed(c: Lowering, op: Embedding) -> None:
     cuts = cut(hidden, 4 * MAX_ROWS, c.options.num_workers)
     # Who has a single row's attention, the first workers, is late enough without it.
     first = c.options.num_workers - len(cuts) if not c.options.exchanges else 0
-    b.x_rounded.turn()
+    b.x_bf16.turn()
     slots = b.next_mlp_slots()
     for rank in c.ranks():
         table = c.table(rank, op.table)
@@ -55,7 +55,7 @@ def lower_embed(c: Lowering, op: Embedding) -> None:
                     first_token=c.shards[rank].vocab[0],
                     epilogue=Epilogue.STORE if epilogue is Epilogue.ADD else epilogue,
                     num_ranks=c.options.num_ranks,
-                    **c.rounded(rank, begin, end, epilogue),
+                    **c.out_bf16(rank, begin, end, epilogue),
                 )
             )
     c.all_reduce("embed", slots, cuts, add=False)
@@ -65,7 +65,7 @@ def lower_head(c: Lowering, op: Head) -> None:
     b, hidden = c.buffers, c.config.hidden_size
     for rank in c.ranks():
         first, last = c.shards[rank].vocab
-        cuts = cut_rows(last - first, hidden, c.options.num_workers)
+        cuts = partition_rows(last - first, hidden, c.options.num_workers)
         segment = Segment(f"{op.table}.weight", first, last)
         weight = c.matrix("head", rank, hidden, [segment], cuts, norm=op.norm)
         for worker, (begin, end) in enumerate(cuts):
@@ -74,7 +74,7 @@ def lower_head(c: Lowering, op: Head) -> None:
                     rank=rank,
                     op="head",
                     worker=worker,
-                    x=b.x_rounded.at(rank),
+                    x=b.x_bf16.at(rank),
                     slab=Slab(weight, begin, end),
                     out=b.candidates.at(rank, worker * CANDIDATES_BYTES, (worker + 1) * CANDIDATES_BYTES),
                     batch=b.batch.at(rank),

@@ -14,7 +14,7 @@ def lower_mlp(c: Lowering, op: Mlp) -> None:
     b.hidden.turn()
     for rank in c.ranks():
         first, _ = c.shards[rank].mlp
-        cuts, num_early = c.mlp_cuts(rank), c.num_early[rank]
+        cuts, num_polling = c.mlp_cuts(rank), c.num_polling[rank]
         # A task's gate rows and its up rows lie together: one slab, one stream.
         parts = [(t, first + begin, first + end) for begin, end in cuts for t in (op.gate, op.up)]
         segments = [Segment(f"{tensor}.weight", begin, end) for tensor, begin, end in parts]
@@ -27,18 +27,18 @@ def lower_mlp(c: Lowering, op: Mlp) -> None:
                     rank=rank,
                     op=f"{op.name}.gate_up",
                     worker=worker,
-                    x=b.x_rounded.at(rank),
+                    x=b.x_bf16.at(rank),
                     slab=Slab(weight, 2 * begin, 2 * end),
                     out=b.hidden.at(rank, begin, end),
-                    cleared=b.hidden.cleared_at(rank, begin, end),
+                    reset=b.hidden.reset_at(rank, begin, end),
                     batch=b.batch.at(rank),
                     bias=bias and Slab(bias.weight, 2 * begin, 2 * end),
                     epilogue=Epilogue.SWIGLU,
                     normalized=True,
                     eps=c.config.rms_norm_eps,
-                    arriving=worker < num_early,
+                    polls=worker < num_polling,
                     # Behind attention events come more slowly than elements.
-                    far_ahead=c.num_spared <= worker < num_early,
+                    deep_lookahead=c.num_reserved <= worker < num_polling,
                 )
             )
     c.row_parallel(f"{op.name}.down", op.down, b.hidden, b.next_mlp_slots(), c.down_parts(), op.bias)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from distmk.abi import MAX_ROWS, TILE_ROWS, LaunchKind
+from distmk.abi import M_TILE, MAX_ROWS, LaunchKind
 from distmk.errors import UsageError
 from distmk.model.shards import deal
 
@@ -38,7 +38,7 @@ class DecodeOptions:
     attention_launch: Literal["massive", "spread"] = "massive"
     # Workers without a part of qkv and o, where ranks share a layer, as a single row's attention is theirs. None: as many as
     # that takes, if they are no more than a third.
-    num_spared: int | None = None
+    num_reserved: int | None = None
     # One rank pushes what ranks add up, to itself, and adds it up as several do: to work on that with one GPU.
     loopback: bool = False
 
@@ -51,9 +51,9 @@ class DecodeOptions:
             raise UsageError("max_model_len, page_size, max_splits and min_split must be positive")
         if self.page_size & (self.page_size - 1) or self.max_splits > MAX_SPLITS:
             raise UsageError(f"page_size must be a power of two, and max_splits at most {MAX_SPLITS}")
-        if self.num_spared is not None and not 0 <= self.num_spared < self.num_workers:
+        if self.num_reserved is not None and not 0 <= self.num_reserved < self.num_workers:
             raise UsageError(
-                f"num_spared is {self.num_spared}; of {self.num_workers} workers at least one must be left"
+                f"num_reserved is {self.num_reserved}; of {self.num_workers} workers at least one must be left"
             )
         if self.attention_launch not in ATTENTION_LAUNCHES:
             raise UsageError(f"attention_launch is {self.attention_launch!r}; expected massive or spread")
@@ -71,27 +71,27 @@ class DecodeOptions:
 
 def cut(total: int, item_bytes: int, num_workers: int) -> list[tuple[int, int]]:
     """Deal `total` items of `item_bytes` to at most `num_workers` tasks of a worthwhile size."""
-    num_parts = min(num_workers, total, max(1, total * item_bytes // MIN_TASK_BYTES))
-    return [deal(total, num_parts, part) for part in range(num_parts)]
+    num_partials = min(num_workers, total, max(1, total * item_bytes // MIN_TASK_BYTES))
+    return [deal(total, num_partials, part) for part in range(num_partials)]
 
 
-def cut_rows(num_rows: int, num_cols: int, num_workers: int) -> list[tuple[int, int]]:
+def partition_rows(num_rows: int, num_cols: int, num_workers: int) -> list[tuple[int, int]]:
     """Deal the rows of a bf16 matrix likewise, in pairs: an odd number of odd rows would end between two words."""
     pairs = cut((num_rows + 1) // 2, 4 * num_cols, num_workers)
     return [(2 * begin, min(2 * end, num_rows)) for begin, end in pairs]
 
 
-def light_rows(num_rows: int, num_workers: int) -> int:
+def reduced_rows(num_rows: int, num_workers: int) -> int:
     """Some two thirds of an even share of `num_rows`, in whole groups as a GPU multiplies them; 0 where that is less than two."""
-    rows = round(2 * num_rows / (3 * num_workers * TILE_ROWS)) * TILE_ROWS
-    return rows if rows >= 2 * TILE_ROWS else 0
+    rows = round(2 * num_rows / (3 * num_workers * M_TILE)) * M_TILE
+    return rows if rows >= 2 * M_TILE else 0
 
 
-def cut_light(num_rows: int, num_cols: int, num_workers: int, num_light: int) -> list[tuple[int, int]]:
-    """As `cut_rows`, but the first `num_light` of `num_workers` tasks get `light_rows`."""
-    if not num_light:
-        return cut_rows(num_rows, num_cols, num_workers)
-    light = light_rows(num_rows, num_workers)
-    first = num_light * light
-    rest = cut_rows(num_rows - first, num_cols, num_workers - num_light)
+def partition_uneven(num_rows: int, num_cols: int, num_workers: int, num_reduced: int) -> list[tuple[int, int]]:
+    """As `partition_rows`, but the first `num_reduced` of `num_workers` tasks get `reduced_rows`."""
+    if not num_reduced:
+        return partition_rows(num_rows, num_cols, num_workers)
+    light = reduced_rows(num_rows, num_workers)
+    first = num_reduced * light
+    rest = partition_rows(num_rows - first, num_cols, num_workers - num_reduced)
     return [(begin, begin + light) for begin in range(0, first, light)] + [(first + a, first + b) for a, b in rest]

@@ -8,9 +8,9 @@ from distmk.errors import UsageError
 from distmk.model.config import ModelConfig
 
 
-def deal(total: int, num_parts: int, part: int) -> tuple[int, int]:
+def deal(total: int, num_partials: int, part: int) -> tuple[int, int]:
     """The half-open range of `part` when `total` things are dealt out in order, to within one."""
-    return total * part // num_parts, total * (part + 1) // num_parts
+    return total * part // num_partials, total * (part + 1) // num_partials
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ SHARED_FIELDS = (
     "events_heap_offset",
     "rings_heap_offset",
     "jit_capacity",
-    "cleared_heap_bytes",
+    "zeroed_heap_bytes",
     "heap_bytes",
     "local_bytes",
 )
@@ -53,7 +53,7 @@ def save(program: Program, path: Path) -> None:
     shared = {name: getattr(placement, name) for name in SHARED_FIELDS}
     shared["digests"] = [part.digest() for part in program.ranks]
     shared["buffers"] = [
-        [b.index, b.name, b.rows, b.cols, b.dtype, int(b.space), b.arriving, placed.offset]
+        [b.index, b.name, b.rows, b.cols, b.dtype, int(b.space), b.lamport, placed.offset]
         for b, placed in placement.buffers.items()
     ]
     entries = {"shared": _text(shared)}
@@ -72,8 +72,8 @@ def load(path: Path, rank: int) -> SavedProgram:
         archive = np.load(path)  # stays open, so that the file may be replaced or removed
         shared = _value(archive["shared"])
         buffers = {}
-        for index, name, rows, cols, dtype, space, arriving, offset in shared["buffers"]:
-            buffer = Buffer(index, name, rows, cols, dtype, Space(space), arriving)
+        for index, name, rows, cols, dtype, space, lamport, offset in shared["buffers"]:
+            buffer = Buffer(index, name, rows, cols, dtype, Space(space), lamport)
             buffers[buffer] = Placed(name, buffer.space, -1, offset, rows, buffer.row_bytes)
         weights = dict(_weight(rank, entry) for entry in _value(archive[f"weights{rank}"]))
         fields = {name: shared[name] for name in SHARED_FIELDS} | {"local_bytes": tuple(shared["local_bytes"])}

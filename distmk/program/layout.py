@@ -39,7 +39,7 @@ class Placement:
     events_heap_offset: int
     rings_heap_offset: int
     jit_capacity: int
-    cleared_heap_bytes: int  # control block, events, rings and buffers of what arrives, zeroed before a launch
+    zeroed_heap_bytes: int  # control block, events, rings and buffers of what arrives, zeroed before a launch
     heap_bytes: int
     local_bytes: tuple[int, ...]
 
@@ -77,13 +77,13 @@ def place(graph: Graph, num_events: int) -> Placement:
     ring_bytes = ctypes.sizeof(JitRing) + capacity * ctypes.sizeof(JitEntry)
     heap = cleared = align(rings_offset + graph.num_workers * ring_bytes)
     local = ALIGN_BYTES  # an operand of zero means "none"
-    for buffer in sorted(graph.buffers, key=lambda buffer: not buffer.arriving):
+    for buffer in sorted(graph.buffers, key=lambda buffer: not buffer.lamport):
         offset = heap if buffer.space is Space.HEAP else local
         buffers[buffer] = Placed(buffer.name, buffer.space, -1, offset, buffer.rows, buffer.row_bytes)
         pieces.append(buffers[buffer])
         if buffer.space is Space.HEAP:
             heap = align(heap + buffer.num_bytes)
-            cleared = heap if buffer.arriving else cleared
+            cleared = heap if buffer.lamport else cleared
         else:
             local = align(local + buffer.num_bytes)
     local_ends = [local] * graph.num_ranks

@@ -15,7 +15,7 @@ from distmk.gc_pause import no_collection
 from distmk.graph.graph import Graph
 from distmk.program.layout import Placement, place
 from distmk.sync.events import Wiring, derive
-from distmk.tasks import TASK_TYPES, Prepare, Task
+from distmk.tasks import TASK_TYPES, SchedulerStep, Task
 from distmk.tasks.abi_header import abi_hash
 
 
@@ -150,7 +150,7 @@ def _descriptors(graph: Graph, wiring: Wiring, placement: Placement, order: list
 
 def _describe(desc: TaskDesc, task: Task, placement: Placement, order: int) -> None:
     desc.type, desc.launch, desc.order = task.type_id, int(task.launch), order
-    desc.max_instances, desc.far_ahead = task.max_instances(), task.far_ahead
+    desc.max_instances, desc.deep_lookahead = task.max_instances(), task.deep_lookahead
     args = task.encode(placement)
     ctypes.memmove(ctypes.addressof(desc) + TaskDesc.args.offset, ctypes.addressof(args), ctypes.sizeof(args))
 
@@ -170,16 +170,16 @@ def _fill_header(part: RankProgram, graph: Graph, wiring: Wiring, placement: Pla
     header.num_tasks, header.num_events = len(part.tasks), len(wiring.events[rank])
     header.num_waits, header.num_triggers, header.num_launches = len(part.waits), len(part.triggers), len(part.launches)
     header.jit_capacity = placement.jit_capacity
-    header.gate_event = wiring.gates[rank].index if wiring.gates else abi.NO_EVENT
-    prepare = next((task for task in graph.tasks if isinstance(task, Prepare)), None)
-    header.gate_batch = placement.operand(prepare.batch) if prepare else 0
+    header.iteration_event = wiring.gates[rank].index if wiring.gates else abi.NO_EVENT
+    prepare = next((task for task in graph.tasks if isinstance(task, SchedulerStep)), None)
+    header.iteration_batch = placement.operand(prepare.batch) if prepare else 0
     offset = ctypes.sizeof(ProgramHeader)
     for name in ("tasks", "waits", "triggers", "queues", "launches"):
         setattr(header, f"{name}_offset", offset)
         offset += ctypes.sizeof(getattr(part, name))
     header.program_bytes = offset
     header.events_heap_offset, header.rings_heap_offset = placement.events_heap_offset, placement.rings_heap_offset
-    header.cleared_heap_bytes, header.heap_bytes = placement.cleared_heap_bytes, placement.heap_bytes
+    header.zeroed_heap_bytes, header.heap_bytes = placement.zeroed_heap_bytes, placement.heap_bytes
     header.local_bytes = placement.local_bytes[rank]
 
 

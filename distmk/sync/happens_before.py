@@ -15,7 +15,7 @@ import numpy as np
 from distmk.abi import LaunchKind
 from distmk.graph.graph import Graph
 from distmk.sync.vector_clock import Clock, Clocks
-from distmk.tasks import Prepare
+from distmk.tasks import SchedulerStep
 
 NO_PLACE = -1  # of a dependency on readers
 NOWHERE: frozenset[int] = frozenset()
@@ -61,7 +61,7 @@ class History:
         placements = [(task.rank, task.worker if task.launch is LaunchKind.AHEAD else None) for task in graph.tasks]
         spread = np.array([len(to) > 1 for to in targets], np.bool_)
         self.clocks = Clocks(placements, graph.num_workers, graph.num_ranks, spread)
-        self.gate = next((i for i, task in enumerate(graph.tasks) if isinstance(task, Prepare)), None)
+        self.gate = next((i for i, task in enumerate(graph.tasks) if isinstance(task, SchedulerStep)), None)
         self._table = self.clocks.table
         self.gate_alone: tuple[int, ...] = ()  # the gate's node in the iteration that is being entered
         # Single elements are read far quicker from lists and a memoryview than from arrays.

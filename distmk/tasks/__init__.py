@@ -3,9 +3,9 @@
 from distmk.graph.task import TASK_TYPES, Access, Layout, Task
 from distmk.tasks.attention import Attention, AttentionShape
 from distmk.tasks.basic import Affine, Nop, Put, Sine, Sum
-from distmk.tasks.combine import Merge
+from distmk.tasks.combine import Combine
 from distmk.tasks.linear import Embed, Linear
-from distmk.tasks.scheduling import Prepare, Sample
+from distmk.tasks.scheduling import Sample, SchedulerStep
 
 __all__ = [
     "TASK_TYPES",
@@ -13,14 +13,14 @@ __all__ = [
     "Affine",
     "Attention",
     "AttentionShape",
+    "Combine",
     "Embed",
     "Layout",
     "Linear",
-    "Merge",
     "Nop",
-    "Prepare",
     "Put",
     "Sample",
+    "SchedulerStep",
     "Sine",
     "Sum",
     "Task",

@@ -8,7 +8,7 @@ from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import LONE_HEADER, MAX_ROWS, MERGE_SLICE, PART_FLOATS, SHARE_AT_ONCE, SPLITS_AT_ONCE
+from distmk.abi import COMBINE_SLICE, COMBINE_WIDTH, FUSED_PARTIAL_HEADER, MAX_ROWS, PARTIAL_FLOATS, POSITIONS_PER_PASS
 from distmk.graph.regions import Region, Slab
 from distmk.graph.task import Access, Layout, Task, access, batch_access, f32_access, task_type
 
@@ -18,40 +18,40 @@ LONG_SPLITS = 4  # times `min_split`, of a lone row that might as well have more
 
 def num_slices(head_dim: int) -> int:
     """Pieces of a head's output that are merged by themselves."""
-    return -(-head_dim // MERGE_SLICE)
+    return -(-head_dim // COMBINE_SLICE)
 
 
 def slice_begin(index: int, head_dim: int) -> int:
     """First column of a slice; slices count over all heads."""
     slices = num_slices(head_dim)
-    return index // slices * head_dim + index % slices * MERGE_SLICE
+    return index // slices * head_dim + index % slices * COMBINE_SLICE
 
 
-def part_cols(max_splits: int) -> int:
+def partial_cols(max_splits: int) -> int:
     """Floats of the partial results of one slice of a query head: of each row and split its maximum, sum and elements."""
-    return MAX_ROWS * max_splits * PART_FLOATS
+    return MAX_ROWS * max_splits * PARTIAL_FLOATS
 
 
-def lone_len(split_budget: int, max_splits: int, min_split: int) -> int:
-    """Positions up to which the only row there is, of a sequence of so many, has at most SPLITS_AT_ONCE splits
+def fused_combine_len(split_budget: int, max_splits: int, min_split: int) -> int:
+    """Positions up to which the only row there is, of a sequence of so many, has at most COMBINE_WIDTH splits
     (csrc/runtime/splits.h rounds more down to a multiple), so that all who multiply it merge it for themselves: of more they
     would read too much. More splits take the time of a merge of its own, so they come where few have become long.
     """
-    fewest_more = 2 * SPLITS_AT_ONCE
+    fewest_more = 2 * COMBINE_WIDTH
     longest = (fewest_more - 1) * LONG_SPLITS * min_split
     return longest if min(split_budget, max_splits) >= fewest_more else ANY_LENGTH
 
 
-def lone_bytes(args: Any, num_heads: int) -> int:
+def fused_partial_bytes(args: Any, num_heads: int) -> int:
     """Of a task that leaves or takes a lone row. ValueError: it takes another row for one."""
-    if args.lone_len != lone_len(args.split_budget, args.max_splits, args.min_split):
-        raise ValueError(f"lone_len is {args.lone_len}")
-    return 2 * lone_cols(num_heads, args.head_dim, args.max_splits)
+    if args.fused_combine_len != fused_combine_len(args.split_budget, args.max_splits, args.min_split):
+        raise ValueError(f"fused_combine_len is {args.fused_combine_len}")
+    return 2 * fused_partial_cols(num_heads, args.head_dim, args.max_splits)
 
 
-def lone_cols(num_heads: int, head_dim: int, max_splits: int) -> int:
+def fused_partial_cols(num_heads: int, head_dim: int, max_splits: int) -> int:
     """bf16 places of a lone row's results of all splits of some heads."""
-    return num_heads * min(max_splits, SPLITS_AT_ONCE) * (LONE_HEADER + head_dim)
+    return num_heads * min(max_splits, COMBINE_WIDTH) * (FUSED_PARTIAL_HEADER + head_dim)
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,14 @@ class AttentionShape:
         return max(1, self.num_workers // self.num_kv)
 
     def has_long_splits(self, max_model_len: int, max_seqs: int) -> bool:
-        """Whether a split may have more than SHARE_AT_ONCE positions. Beside others a sequence is perhaps not split."""
-        fewest = min(SPLITS_AT_ONCE, self.split_budget, self.max_splits) if max_seqs == 1 else 1
-        return max_model_len > fewest * SHARE_AT_ONCE
+        """Whether a split may have more than POSITIONS_PER_PASS positions. Beside others a sequence is perhaps not split."""
+        fewest = min(COMBINE_WIDTH, self.split_budget, self.max_splits) if max_seqs == 1 else 1
+        return max_model_len > fewest * POSITIONS_PER_PASS
 
     @property
-    def lone_len(self) -> int:
+    def fused_combine_len(self) -> int:
         """Positions that the sequence of a lone row may have."""
-        return lone_len(self.split_budget, self.max_splits, self.min_split)
+        return fused_combine_len(self.split_budget, self.max_splits, self.min_split)
 
     @property
     def slices(self) -> int:
@@ -100,19 +100,19 @@ class AttentionShape:
         return slice_begin(index, self.head_dim)
 
     @property
-    def part_cols(self) -> int:
+    def partial_cols(self) -> int:
         """Floats of all partial results of one slice of a query head."""
-        return part_cols(self.max_splits)
+        return partial_cols(self.max_splits)
 
     @property
-    def num_parts(self) -> int:
+    def num_partials(self) -> int:
         """Floats of all partial results."""
-        return self.num_q * self.slices * self.part_cols
+        return self.num_q * self.slices * self.partial_cols
 
     @property
-    def lone_cols(self) -> int:
+    def fused_partial_cols(self) -> int:
         """bf16 places of a lone row's results of all splits."""
-        return lone_cols(self.num_q, self.head_dim, self.max_splits)
+        return fused_partial_cols(self.num_q, self.head_dim, self.max_splits)
 
     @property
     def cache_cols(self) -> int:
@@ -133,9 +133,12 @@ class AttentionArgs(ctypes.Structure):
         ("k_cache", c_uint64),  # bf16 [page, kv head, position in page, head_dim]
         ("v_cache", c_uint64),
         ("page_table", c_uint64),  # i32 [slot, max_pages]
-        ("part", c_uint64),  # f32 [q head, slice, row, split, PART_FLOATS]
-        ("lone", c_uint64),  # bf16 [q head, split, LONE_HEADER + head_dim]: there a lone row goes instead; 0: nowhere
-        ("cleared", c_uint64),  # what is left zero, laid out as `lone`; 0: none
+        ("partials", c_uint64),  # f32 [q head, slice, row, split, PARTIAL_FLOATS]
+        (
+            "fused_partials",
+            c_uint64,
+        ),  # bf16 [q head, split, FUSED_PARTIAL_HEADER + head_dim]: there a lone row goes instead; 0: nowhere
+        ("reset", c_uint64),  # what is left zero, laid out as `lone`; 0: none
         ("batch", c_uint64),
         ("num_q", c_uint32),
         ("num_kv", c_uint32),
@@ -152,9 +155,12 @@ class AttentionArgs(ctypes.Structure):
         ("eps", c_float),
         ("num_positions", c_uint32),  # rows of the rope table
         ("qkv_stride", c_uint32),  # elements from one row of qkv to the next
-        ("arriving", c_uint32),  # 1: rows of qkv may be taken as they arrive
-        ("long_splits", c_uint32),  # 1: a split may have more than SHARE_AT_ONCE positions
-        ("lone_len", c_uint32),  # a single row is lone if its sequence has at most so many positions; 0: none is
+        ("polls", c_uint32),  # 1: rows of qkv may be taken as they arrive
+        ("long_splits", c_uint32),  # 1: a split may have more than POSITIONS_PER_PASS positions
+        (
+            "fused_combine_len",
+            c_uint32,
+        ),  # a single row is lone if its sequence has at most so many positions; 0: none is
     ]
 
 
@@ -166,12 +172,12 @@ class Attention(Task):
     The split that owns a new position normalises, rotates and appends its K and V, so every position has one writer.
     `arriving`: rows of `qkv` may be taken as they arrive, however many, see `Linear`.
 
-    `lone`: where an iteration has a single row, of a sequence of at most `shape.lone_len` positions, each split's result is left
+    `lone`: where an iteration has a single row, of a sequence of at most `shape.fused_combine_len` positions, each result is left
     there instead of in `part`, for a `Linear` task that merges it as it takes it: the elements over the sum of their weights,
     rounded to bf16, behind the log of that sum. They arrive, whole words at a time; `cleared`, an older one (`turns`), is left
     zero in all iterations.
 
-    `long_splits`: a split may have more than `SHARE_AT_ONCE` positions; on a GPU their keys and values then come as weights
+    `long_splits`: a split may have more than `POSITIONS_PER_PASS` positions; on a GPU their keys and values then come as weights
     do, ahead of the task, through the ring that streams them.
 
     Split-KV attention with a later merge: Dao et al., "Flash-Decoding" (2023); RoPE: Su et al., arXiv:2104.09864.
@@ -182,22 +188,22 @@ class Attention(Task):
     k_cache: Region = None  # type: ignore[assignment]
     v_cache: Region = None  # type: ignore[assignment]
     page_table: Region = None  # type: ignore[assignment]
-    part: Region = None  # type: ignore[assignment]
+    partials: Region = None  # type: ignore[assignment]
     batch: Region = None  # type: ignore[assignment]
     rope: Slab = None  # type: ignore[assignment]
     q_norm: Slab | None = None
     k_norm: Slab | None = None
-    lone: Region | None = None
-    cleared: Region | None = None
+    fused_partials: Region | None = None
+    reset: Region | None = None
     eps: float = 0.0
-    arriving: bool = False
+    polls: bool = False
     long_splits: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = AttentionArgs
 
     def dtypes(self) -> Mapping[str, str | None]:
-        caches = {"k_cache": "bf16", "v_cache": "bf16", "lone": "bf16", "cleared": "bf16"}
-        return {"qkv": "f32", **caches, "page_table": "i32", "part": "f32", "batch": None}
+        caches = {"k_cache": "bf16", "v_cache": "bf16", "fused_partials": "bf16", "reset": "bf16"}
+        return {"qkv": "f32", **caches, "page_table": "i32", "partials": "f32", "batch": None}
 
     goes_through_shares: ClassVar[bool] = True
 
@@ -205,7 +211,7 @@ class Attention(Task):
         return (self.qkv, self.k_cache, self.v_cache, self.page_table, self.batch)
 
     def writes(self) -> Iterable[Region]:
-        return filter(None, (self.k_cache, self.v_cache, self.part, self.lone, self.cleared))
+        return filter(None, (self.k_cache, self.v_cache, self.partials, self.fused_partials, self.reset))
 
     def max_instances(self) -> int:
         return self.shape.num_kv * MAX_ROWS * self.shape.max_splits
@@ -220,9 +226,9 @@ class Attention(Task):
             k_cache=layout.operand(self.k_cache),
             v_cache=layout.operand(self.v_cache),
             page_table=layout.operand(self.page_table),
-            part=layout.operand(self.part),
-            lone=layout.operand(self.lone),
-            cleared=layout.operand(self.cleared),
+            partials=layout.operand(self.partials),
+            fused_partials=layout.operand(self.fused_partials),
+            reset=layout.operand(self.reset),
             batch=layout.operand(self.batch),
             num_q=s.num_q,
             num_kv=s.num_kv,
@@ -239,29 +245,29 @@ class Attention(Task):
             eps=self.eps,
             num_positions=self.rope.rows,
             qkv_stride=self.qkv.buffer.cols,
-            arriving=int(self.arriving),
+            polls=int(self.polls),
             long_splits=int(self.long_splits),
-            lone_len=s.lone_len if self.lone else 0,
+            fused_combine_len=s.fused_combine_len if self.fused_partials else 0,
         )
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         qkv_cols = (args.num_q + 2 * args.num_kv) * args.head_dim
         cache_bytes = 2 * args.num_pages * args.num_kv * args.page_size * args.head_dim
-        part_bytes = 4 * args.num_q * num_slices(args.head_dim) * part_cols(args.max_splits)
+        part_bytes = 4 * args.num_q * num_slices(args.head_dim) * partial_cols(args.max_splits)
         qkv = f32_access(False, rank, args.qkv, qkv_cols, MAX_ROWS, args.qkv_stride)
         found = [
-            qkv._replace(early=bool(args.arriving)),
+            qkv._replace(early=bool(args.polls)),
             access(False, rank, args.rope, 4 * args.num_positions * args.head_dim),
             access(False, rank, args.page_table, 4 * MAX_ROWS * args.max_pages),
             batch_access(rank, args.batch),
-            access(True, rank, args.part, part_bytes),
+            access(True, rank, args.partials, part_bytes),
         ]
-        if args.lone:
-            found.append(access(True, rank, args.lone, lone_bytes(args, args.num_q), align_bytes=16))
-        if args.cleared:
-            cleared = access(True, rank, args.cleared, lone_bytes(args, args.num_q), align_bytes=16)
-            found.append(cleared._replace(clears=True))
+        if args.fused_partials:
+            found.append(access(True, rank, args.fused_partials, fused_partial_bytes(args, args.num_q), align_bytes=16))
+        if args.reset:
+            reset = access(True, rank, args.reset, fused_partial_bytes(args, args.num_q), align_bytes=16)
+            found.append(reset._replace(clears=True))
         for cache in (args.k_cache, args.v_cache):
             found += [access(False, rank, cache, cache_bytes), access(True, rank, cache, cache_bytes)]
         found += [access(False, rank, norm, 4 * args.head_dim) for norm in (args.q_norm, args.k_norm) if norm]

@@ -165,16 +165,16 @@ class SumArgs(ctypes.Structure):
     _fields_ = [
         ("blocks", c_uint64),
         ("dst", c_uint64),
-        ("rounded", c_uint64),  # bf16 columns of every row, what dst is rounded to; 0: none
-        ("cleared", c_uint64),  # columns that are left zero, laid out as `rounded`; 0: none
+        ("out_bf16", c_uint64),  # bf16 columns of every row, what dst is rounded to; 0: none
+        ("reset", c_uint64),  # columns that are left zero, laid out as `rounded`; 0: none
         ("batch", c_uint64),
         ("block_stride", c_uint64),  # bytes from one block to the next
         ("num_blocks", c_uint32),
         ("num", c_uint32),  # columns of a block
         ("dst_stride", c_uint32),  # elements from one row of dst to the next
-        ("rounded_stride", c_uint32),
+        ("out_bf16_stride", c_uint32),
         ("add", c_uint32),  # 1: add to dst
-        ("arriving", c_uint32),  # 1: blocks are taken as they arrive, and left zero
+        ("polls", c_uint32),  # 1: blocks are taken as they arrive, and left zero
     ]
 
 
@@ -193,16 +193,16 @@ class Sum(Task):
 
     blocks: tuple[Region, ...] = ()
     dst: Region = None  # type: ignore[assignment]
-    rounded: Region | None = None
-    cleared: Region | None = None
+    out_bf16: Region | None = None
+    reset: Region | None = None
     batch: Region | None = None
     add: bool = False
-    arriving: bool = False
+    polls: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = SumArgs
 
     def dtypes(self) -> Mapping[str, str | None]:
-        return {"blocks": "f32", "dst": "f32", "rounded": "bf16", "cleared": "bf16"}
+        return {"blocks": "f32", "dst": "f32", "out_bf16": "bf16", "reset": "bf16"}
 
     def reads(self) -> Iterable[Region]:
         yield from self.blocks
@@ -212,8 +212,8 @@ class Sum(Task):
             yield self.batch
 
     def writes(self) -> Iterable[Region]:
-        yield from filter(None, (self.dst, self.rounded, self.cleared))
-        if self.arriving:
+        yield from filter(None, (self.dst, self.out_bf16, self.reset))
+        if self.polls:
             yield from self.blocks
 
     def encode(self, layout: Layout) -> ctypes.Structure:
@@ -222,16 +222,16 @@ class Sum(Task):
         return SumArgs(
             blocks=first,
             dst=layout.operand(self.dst),
-            rounded=layout.operand(self.rounded),
-            cleared=layout.operand(self.cleared),
+            out_bf16=layout.operand(self.out_bf16),
+            reset=layout.operand(self.reset),
             batch=layout.operand(self.batch),
             block_stride=stride,
             num_blocks=len(self.blocks),
             num=self.dst.cols,
             dst_stride=self.dst.buffer.cols,
-            rounded_stride=self.rounded.buffer.cols if self.rounded else 0,
+            out_bf16_stride=self.out_bf16.buffer.cols if self.out_bf16 else 0,
             add=int(self.add),
-            arriving=int(self.arriving),
+            polls=int(self.polls),
         )
 
     @classmethod
@@ -241,19 +241,19 @@ class Sum(Task):
             access(False, rank, args.blocks + b * args.block_stride, 4 * args.num * rows)
             for b in range(args.num_blocks)
         ]
-        found = [block._replace(early=bool(args.arriving)) for block in blocks]
-        if args.arriving:
+        found = [block._replace(early=bool(args.polls)) for block in blocks]
+        if args.polls:
             found += [block._replace(write=True, clears=True) for block in blocks]
         dst = f32_access(True, rank, args.dst, args.num, rows, args.dst_stride)
         found.append(dst)
-        if args.add and args.arriving:
+        if args.add and args.polls:
             found.append(dst._replace(write=False, early=True))
-        if args.rounded:
-            found += vector_accesses(rank, args.rounded, args.cleared, args.num, rows, args.rounded_stride)
+        if args.out_bf16:
+            found += vector_accesses(rank, args.out_bf16, args.reset, args.num, rows, args.out_bf16_stride)
         if args.batch:
             found.append(batch_access(rank, args.batch))
         return found
 
     @classmethod
     def skips_waits(cls, args: Any) -> bool:
-        return bool(args.arriving)
+        return bool(args.polls)

@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 from distmk.abi import MAX_ROWS
 from distmk.graph.regions import Region
 from distmk.graph.task import Access, Layout, Task, access, batch_access, task_type, vector_accesses
-from distmk.tasks.attention import AttentionShape, part_cols, slice_begin
+from distmk.tasks.attention import AttentionShape, partial_cols, slice_begin
 
 
-class MergeArgs(ctypes.Structure):
+class CombineArgs(ctypes.Structure):
     _fields_ = [
-        ("part", c_uint64),  # of the first slice of this task
+        ("partials", c_uint64),  # of the first slice of this task
         ("out", c_uint64),  # bf16 [rows, heads of this rank * head_dim], at the first head of this task
-        ("cleared", c_uint64),  # columns that are left zero, laid out as `out`; 0: none
+        ("reset", c_uint64),  # columns that are left zero, laid out as `out`; 0: none
         ("batch", c_uint64),
         ("first_slice", c_uint32),  # of the first head
         ("num_slices", c_uint32),
@@ -27,14 +27,17 @@ class MergeArgs(ctypes.Structure):
         ("max_splits", c_uint32),
         ("min_split", c_uint32),
         ("split_budget", c_uint32),
-        ("arriving", c_uint32),  # 1: parts are taken as they arrive, and left zero
-        ("lone_len", c_uint32),  # a single row is not merged here if its sequence has at most so many positions
+        ("polls", c_uint32),  # 1: parts are taken as they arrive, and left zero
+        (
+            "fused_combine_len",
+            c_uint32,
+        ),  # a single row is not merged here if its sequence has at most so many positions
     ]
 
 
-@task_type(7, "merge")
+@task_type(7, "combine")
 @dataclass(frozen=True, eq=False)
-class Merge(Task):
+class Combine(Task):
     """Combine the splits of some query heads, or of slices of them, in split order, into the attention output.
 
     `out`, bf16, are the columns of slices `slices` of this rank's heads, `part` their partial results. It is only ever
@@ -43,37 +46,37 @@ class Merge(Task):
     `arriving`: `part` lies in a buffer made for it (`Graph.buffer`), where an element that is not zero is there, and may be
     taken before the events that say so for all of them, see `Linear`. The parts are left zero.
 
-    `skips_lone`: a lone row is merged by those who multiply it (`Attention.lone`), and this task has nothing to do.
+    `skips_fused`: a lone row is merged by those who multiply it (`Attention.lone`), and this task has nothing to do.
     """
 
     shape: AttentionShape = None  # type: ignore[assignment]
     slices: tuple[int, int] = (0, 0)
-    part: Region = None  # type: ignore[assignment]
+    partials: Region = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
     batch: Region = None  # type: ignore[assignment]
-    cleared: Region | None = None
-    arriving: bool = False
-    skips_lone: bool = False
+    reset: Region | None = None
+    polls: bool = False
+    skips_fused: bool = False
 
-    Args: ClassVar[type[ctypes.Structure]] = MergeArgs
+    Args: ClassVar[type[ctypes.Structure]] = CombineArgs
 
     def dtypes(self) -> Mapping[str, str | None]:
-        return {"part": "f32", "out": "bf16", "batch": None, "cleared": "bf16"}
+        return {"partials": "f32", "out": "bf16", "batch": None, "reset": "bf16"}
 
     def reads(self) -> Iterable[Region]:
-        return (self.part, self.batch)
+        return (self.partials, self.batch)
 
     def writes(self) -> Iterable[Region]:
-        return filter(None, (self.out, self.cleared, self.part if self.arriving else None))
+        return filter(None, (self.out, self.reset, self.partials if self.polls else None))
 
     def encode(self, layout: Layout) -> ctypes.Structure:
         s, (begin, end) = self.shape, self.slices
         first = begin % s.slices
         in_head = 2 * s.slice_begin(first)
-        return MergeArgs(
-            part=layout.operand(self.part),
+        return CombineArgs(
+            partials=layout.operand(self.partials),
             out=layout.operand(self.out) - in_head,
-            cleared=layout.operand(self.cleared) - in_head if self.cleared else 0,
+            reset=layout.operand(self.reset) - in_head if self.reset else 0,
             batch=layout.operand(self.batch),
             first_slice=first,
             num_slices=end - begin,
@@ -82,23 +85,23 @@ class Merge(Task):
             max_splits=s.max_splits,
             min_split=s.min_split,
             split_budget=s.split_budget,
-            arriving=int(self.arriving),
-            lone_len=s.lone_len if self.skips_lone else 0,
+            polls=int(self.polls),
+            fused_combine_len=s.fused_combine_len if self.skips_fused else 0,
         )
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         begin, end = args.first_slice, args.first_slice + args.num_slices
         first, last = (slice_begin(index, args.head_dim) for index in (begin, end))
-        part = access(False, rank, args.part, 4 * args.num_slices * part_cols(args.max_splits))
-        out, cleared = args.out + 2 * first, args.cleared and args.cleared + 2 * first
+        part = access(False, rank, args.partials, 4 * args.num_slices * partial_cols(args.max_splits))
+        out, reset = args.out + 2 * first, args.reset and args.reset + 2 * first
         found = [
-            part._replace(early=bool(args.arriving)),
-            *vector_accesses(rank, out, cleared, last - first, MAX_ROWS, args.out_stride),
+            part._replace(early=bool(args.polls)),
+            *vector_accesses(rank, out, reset, last - first, MAX_ROWS, args.out_stride),
             batch_access(rank, args.batch),
         ]
-        return [*found, part._replace(write=True, clears=True)] if args.arriving else found
+        return [*found, part._replace(write=True, clears=True)] if args.polls else found
 
     @classmethod
-    def may_pass(cls, args: Any) -> bool:
-        return bool(args.lone_len)
+    def may_skip(cls, args: Any) -> bool:
+        return bool(args.fused_combine_len)

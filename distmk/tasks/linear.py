@@ -8,7 +8,7 @@ from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import MAX_LONE_COLS, MAX_ROWS, Candidate, Epilogue
+from distmk.abi import MAX_FUSED_COMBINE_COLS, MAX_ROWS, Candidate, Epilogue
 from distmk.errors import UsageError
 from distmk.graph.regions import Region, Slab
 from distmk.graph.task import (
@@ -23,7 +23,7 @@ from distmk.graph.task import (
     task_type,
     vector_accesses,
 )
-from distmk.tasks.attention import AttentionShape, lone_bytes
+from distmk.tasks.attention import AttentionShape, fused_partial_bytes
 
 
 def output_accesses(args: Any, rank: int, num_ranks: int, num_cols: int) -> list[Access]:
@@ -32,11 +32,11 @@ def output_accesses(args: Any, rank: int, num_ranks: int, num_cols: int) -> list
     if args.epilogue == Epilogue.PUSH:
         return [access(True, d, args.out, 4 * num_cols * rows) for d in range(num_ranks)]
     if args.epilogue == Epilogue.SWIGLU:
-        return vector_accesses(rank, args.out, args.cleared, num_cols, rows, args.out_stride)
-    if not args.rounded:
-        return vector_accesses(rank, args.out, args.cleared, num_cols, rows, args.out_stride, f32_access)
+        return vector_accesses(rank, args.out, args.reset, num_cols, rows, args.out_stride)
+    if not args.out_bf16:
+        return vector_accesses(rank, args.out, args.reset, num_cols, rows, args.out_stride, f32_access)
     out = f32_access(True, rank, args.out, num_cols, rows, args.out_stride)
-    return [out, *vector_accesses(rank, args.rounded, args.cleared, num_cols, rows, args.rounded_stride)]
+    return [out, *vector_accesses(rank, args.out_bf16, args.reset, num_cols, rows, args.out_bf16_stride)]
 
 
 class LinearArgs(ctypes.Structure):
@@ -45,28 +45,31 @@ class LinearArgs(ctypes.Structure):
         ("weight", c_uint64),  # bf16 [n, k] ([2n, k] for SWIGLU: gate rows, then up rows)
         ("bias", c_uint64),  # f32 [n or 2n]; 0: none
         ("out", c_uint64),
-        ("rounded", c_uint64),  # STORE, ADD: bf16 columns of every row, what `out` is rounded to; 0: none
-        ("cleared", c_uint64),  # columns that are left zero, laid out as `rounded`, or as `out` without it; 0: none
-        ("lone", c_uint64),  # bf16 [head, split, LONE_HEADER + head_dim]: where a lone row is merged from; 0: it is x
+        ("out_bf16", c_uint64),  # STORE, ADD: bf16 columns of every row, what `out` is rounded to; 0: none
+        ("reset", c_uint64),  # columns that are left zero, laid out as `rounded`, or as `out` without it; 0: none
+        (
+            "fused_partials",
+            c_uint64,
+        ),  # bf16 [head, split, FUSED_PARTIAL_HEADER + head_dim]: where a lone row is merged from; 0: it is x
         ("batch", c_uint64),
         ("logits", c_uint64),  # ARGMAX: f32 [rows, vocabulary shard]; 0: not kept
         ("k", c_uint32),
         ("n", c_uint32),
         ("x_stride", c_uint32),  # elements
         ("out_stride", c_uint32),
-        ("rounded_stride", c_uint32),
+        ("out_bf16_stride", c_uint32),
         ("epilogue", c_uint32),
         ("normalized", c_uint32),  # 1: sums are multiplied by 1/rms of the row of x
         ("eps", c_float),
         ("first_token", c_uint32),  # ARGMAX: token id of the first row
         ("logits_stride", c_uint32),
         ("k_pitch", c_uint32),  # elements of a row of the weight: k, or more where rows are packed in tiles
-        ("arriving", c_uint32),  # 1: rows of x, or a lone one, may be taken as they arrive
+        ("polls", c_uint32),  # 1: rows of x, or a lone one, may be taken as they arrive
         ("head_dim", c_uint32),  # of lone, and how attention was split
         ("max_splits", c_uint32),
         ("min_split", c_uint32),
         ("split_budget", c_uint32),
-        ("lone_len", c_uint32),  # a single row is lone if its sequence has at most so many positions
+        ("fused_combine_len", c_uint32),  # a single row is lone if its sequence has at most so many positions
         ("pad", c_uint32),
     ]
 
@@ -86,11 +89,11 @@ class Linear(Task):
     `arriving`: x lies in a buffer made for it (`Graph.buffer`), where an element that is not zero is there, and may be
     taken before the events that say so for all of them; what becomes of up to eight rows may be written then, too. The task
     is done only once the events have fired. Zeros are written as negative ones, and `cleared`, the same columns where an
-    older vector lies (`turns`), is left zero, in `Batch.num_cleared` rows. That is `rounded`'s vector, or `out`'s where
+    older vector lies (`turns`), is left zero, in `Batch.num_reset_rows` rows. That is `rounded`'s vector, or `out`'s where
     there is none.
 
     `lone`: a lone row is not in x, but in pieces that attention of `shape` has left there (`Attention.lone`): each task
-    merges them for itself. x is then read of all other rows. k is at most `MAX_LONE_COLS`, and head_dim a multiple
+    merges them for itself. x is then read of all other rows. k is at most `MAX_FUSED_COMBINE_COLS`, and head_dim a multiple
     of 64 there.
 
     RMSNorm: Zhang and Sennrich, arXiv:1910.07467; SwiGLU: Shazeer, arXiv:2002.05202.
@@ -100,8 +103,8 @@ class Linear(Task):
     slab: Slab = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
     batch: Region | None = None
-    rounded: Region | None = None
-    cleared: Region | None = None
+    out_bf16: Region | None = None
+    reset: Region | None = None
     bias: Slab | None = None
     epilogue: Epilogue = Epilogue.STORE
     normalized: bool = False
@@ -109,8 +112,8 @@ class Linear(Task):
     num_ranks: int = 1
     first_token: int = 0
     logits: Region | None = None
-    arriving: bool = False
-    lone: Region | None = None
+    polls: bool = False
+    fused_partials: Region | None = None
     shape: AttentionShape | None = None
 
     Args: ClassVar[type[ctypes.Structure]] = LinearArgs
@@ -118,17 +121,17 @@ class Linear(Task):
 
     def __post_init__(self) -> None:
         """UsageError where a body could not merge `lone`."""
-        if not self.lone:
+        if not self.fused_partials:
             return
         shape, k = self.shape, self.x.cols
         if not shape or not self.batch or self.epilogue is Epilogue.ARGMAX:
             raise UsageError(
                 f"task {self.op} takes a lone row; give it a shape and a batch, and another epilogue than ARGMAX"
             )
-        if k != shape.num_q * shape.head_dim or k > MAX_LONE_COLS or shape.head_dim % 64:
+        if k != shape.num_q * shape.head_dim or k > MAX_FUSED_COMBINE_COLS or shape.head_dim % 64:
             raise UsageError(
                 f"task {self.op} takes a lone row of {shape.num_q} heads of {shape.head_dim} as {k} columns; it must be all of "
-                f"them, at most {MAX_LONE_COLS}, and heads a multiple of 64"
+                f"them, at most {MAX_FUSED_COMBINE_COLS}, and heads a multiple of 64"
             )
 
     def dtypes(self) -> Mapping[str, str | None]:
@@ -136,38 +139,38 @@ class Linear(Task):
         return {
             "x": "bf16",
             "out": out,
-            "rounded": "bf16",
-            "cleared": "bf16" if self.rounded else out,
+            "out_bf16": "bf16",
+            "reset": "bf16" if self.out_bf16 else out,
             "logits": "f32",
-            "lone": "bf16",
+            "fused_partials": "bf16",
         }
 
     def reads(self) -> Iterable[Region]:
         yield self.x
-        yield from filter(None, (self.lone, self.batch))
+        yield from filter(None, (self.fused_partials, self.batch))
         if self.epilogue is Epilogue.ADD:
             yield self.out
 
     def writes(self) -> Iterable[Region]:
         if self.epilogue is Epilogue.PUSH:
             return [self.out.on(rank) for rank in range(self.num_ranks)]
-        return [region for region in (self.out, self.rounded, self.cleared, self.logits) if region]
+        return [region for region in (self.out, self.out_bf16, self.reset, self.logits) if region]
 
     def weight_bytes(self) -> int:
         return self.slab.num_bytes
 
     def encode(self, layout: Layout) -> ctypes.Structure:
         shape = self.shape
-        fields = ("head_dim", "max_splits", "min_split", "split_budget", "lone_len")
+        fields = ("head_dim", "max_splits", "min_split", "split_budget", "fused_combine_len")
         return LinearArgs(
-            **{name: getattr(shape, name) for name in fields if self.lone},
-            lone=layout.operand(self.lone),
+            **{name: getattr(shape, name) for name in fields if self.fused_partials},
+            fused_partials=layout.operand(self.fused_partials),
             x=layout.operand(self.x),
             weight=layout.operand(self.slab),
             bias=layout.operand(self.bias),
             out=layout.operand(self.out),
-            rounded=layout.operand(self.rounded),
-            cleared=layout.operand(self.cleared),
+            out_bf16=layout.operand(self.out_bf16),
+            reset=layout.operand(self.reset),
             batch=layout.operand(self.batch),
             logits=layout.operand(self.logits),
             k=self.x.cols,
@@ -175,13 +178,13 @@ class Linear(Task):
             n=self.slab.rows // 2 if self.epilogue is Epilogue.SWIGLU else self.slab.rows,
             x_stride=self.x.buffer.cols,
             out_stride=self.out.buffer.cols,
-            rounded_stride=self.rounded.buffer.cols if self.rounded else 0,
+            out_bf16_stride=self.out_bf16.buffer.cols if self.out_bf16 else 0,
             epilogue=int(self.epilogue),
             normalized=int(self.normalized),
             eps=self.eps,
             first_token=self.first_token,
             logits_stride=self.logits.buffer.cols if self.logits else 0,
-            arriving=int(self.arriving),
+            polls=int(self.polls),
         )
 
     @classmethod
@@ -189,15 +192,17 @@ class Linear(Task):
         rows, halves = rows_of(args.batch), 2 if args.epilogue == Epilogue.SWIGLU else 1
         x = bf16_access(False, rank, args.x, args.k, rows, args.x_stride)
         found = [
-            x._replace(early=bool(args.arriving)),
+            x._replace(early=bool(args.polls)),
             access(False, rank, args.weight, 2 * args.k_pitch * args.n * halves),
         ]
         if args.epilogue == Epilogue.ADD:
             old = f32_access(False, rank, args.out, args.n, rows, args.out_stride)
-            found.append(old._replace(early=bool(args.arriving)))
-        if args.lone:
-            lone = access(False, rank, args.lone, lone_bytes(args, args.k // args.head_dim), align_bytes=16)
-            found.append(lone._replace(early=bool(args.arriving)))
+            found.append(old._replace(early=bool(args.polls)))
+        if args.fused_partials:
+            fused_partials = access(
+                False, rank, args.fused_partials, fused_partial_bytes(args, args.k // args.head_dim), align_bytes=16
+            )
+            found.append(fused_partials._replace(early=bool(args.polls)))
         if args.bias:
             found.append(access(False, rank, args.bias, 4 * args.n * halves))
         if args.batch:
@@ -214,14 +219,14 @@ class EmbedArgs(ctypes.Structure):
     _fields_ = [
         ("table", c_uint64),  # bf16 [last_token - first_token, k]: this rank's rows of the embedding
         ("out", c_uint64),
-        ("rounded", c_uint64),  # STORE: bf16 columns of every row, the same numbers; 0: none
-        ("cleared", c_uint64),  # STORE: columns that are left zero, laid out as `rounded`; 0: none
+        ("out_bf16", c_uint64),  # STORE: bf16 columns of every row, the same numbers; 0: none
+        ("reset", c_uint64),  # STORE: columns that are left zero, laid out as `rounded`; 0: none
         ("batch", c_uint64),
         ("k", c_uint32),  # columns of the table
         ("col_begin", c_uint32),
         ("n", c_uint32),  # columns of this task
         ("out_stride", c_uint32),
-        ("rounded_stride", c_uint32),
+        ("out_bf16_stride", c_uint32),
         ("first_token", c_uint32),
         ("last_token", c_uint32),
         ("epilogue", c_uint32),  # STORE or PUSH
@@ -236,8 +241,8 @@ class Embed(Task):
     table: Slab = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
     batch: Region = None  # type: ignore[assignment]
-    rounded: Region | None = None
-    cleared: Region | None = None
+    out_bf16: Region | None = None
+    reset: Region | None = None
     col_begin: int = 0
     num_cols: int = 0
     first_token: int = 0
@@ -247,7 +252,7 @@ class Embed(Task):
     Args: ClassVar[type[ctypes.Structure]] = EmbedArgs
 
     def dtypes(self) -> Mapping[str, str | None]:
-        return {"out": "f32", "rounded": "bf16", "cleared": "bf16", "batch": None}
+        return {"out": "f32", "out_bf16": "bf16", "reset": "bf16", "batch": None}
 
     def reads(self) -> Iterable[Region]:
         return (self.batch,)
@@ -255,20 +260,20 @@ class Embed(Task):
     def writes(self) -> Iterable[Region]:
         if self.epilogue is Epilogue.PUSH:
             return [self.out.on(rank) for rank in range(self.num_ranks)]
-        return filter(None, (self.out, self.rounded, self.cleared))
+        return filter(None, (self.out, self.out_bf16, self.reset))
 
     def encode(self, layout: Layout) -> ctypes.Structure:
         return EmbedArgs(
             table=layout.operand(self.table),
             out=layout.operand(self.out),
-            rounded=layout.operand(self.rounded),
-            cleared=layout.operand(self.cleared),
+            out_bf16=layout.operand(self.out_bf16),
+            reset=layout.operand(self.reset),
             batch=layout.operand(self.batch),
             k=self.table.weight.cols,
             col_begin=self.col_begin,
             n=self.num_cols,
             out_stride=self.out.buffer.cols,
-            rounded_stride=self.rounded.buffer.cols if self.rounded else 0,
+            out_bf16_stride=self.out_bf16.buffer.cols if self.out_bf16 else 0,
             first_token=self.first_token,
             last_token=self.first_token + self.table.rows,
             epilogue=int(self.epilogue),

@@ -63,7 +63,7 @@ class Sample(Task):
         ]
 
 
-class PrepareArgs(ctypes.Structure):
+class SchedulerStepArgs(ctypes.Structure):
     _fields_ = [
         ("candidates", c_uint64),  # Candidate [num_ranks, MAX_ROWS]
         ("batch", c_uint64),
@@ -78,9 +78,9 @@ class PrepareArgs(ctypes.Structure):
     ]
 
 
-@task_type(9, "prepare")
+@task_type(9, "scheduler_step")
 @dataclass(frozen=True, eq=False)
-class Prepare(Task):
+class SchedulerStep(Task):
     """Run by rank 0's scheduler 0: the row table of this iteration, from the tokens of the last, put to every rank.
 
     Stop conditions, admission of waiting requests, KV pages and prompt chunks are decided here; the host only reads tokens.
@@ -96,7 +96,7 @@ class Prepare(Task):
     max_slots: int = MAX_ROWS
     max_positions: int = 0
 
-    Args: ClassVar[type[ctypes.Structure]] = PrepareArgs
+    Args: ClassVar[type[ctypes.Structure]] = SchedulerStepArgs
 
     def reads(self) -> Iterable[Region]:
         return (self.candidates, self.state, self.page_table, self.batch)
@@ -108,7 +108,7 @@ class Prepare(Task):
             yield self.page_table.on(rank)
 
     def encode(self, layout: Layout) -> ctypes.Structure:
-        return PrepareArgs(
+        return SchedulerStepArgs(
             candidates=layout.operand(self.candidates),
             batch=layout.operand(self.batch),
             page_table=layout.operand(self.page_table),

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from distmk.abi import BLOCK_TILES, MARK_STEP_NS, MARK_WORDS, MARKED_TASKS, MARKED_WORKERS, Mark
+from distmk.abi import K_TILES_PER_BLOCK, MARK_STEP_NS, MARK_WORDS, MARKED_TASKS, MARKED_WORKERS, Mark
 from distmk.trace.record import family_of, layer_of
 from distmk.trace.table import table
 
-SHAPE = (MARKED_WORKERS, BLOCK_TILES, MARKED_TASKS, MARK_WORDS)  # worker, warp, task, Mark
+SHAPE = (MARKED_WORKERS, K_TILES_PER_BLOCK, MARKED_TASKS, MARK_WORDS)  # worker, warp, task, Mark
 TIMES = tuple(Mark)[2:]
 
 Words = npt.NDArray[np.uint32]
@@ -114,7 +114,7 @@ def _after_layers_begin(by_op: dict[str, list[MarkedTask]], op: str, inputs: int
 def _relative(tasks: Sequence[MarkedTask], begins: dict[tuple[int, int], float]) -> Times:
     """[tasks, warps, marks]; a task whose layer's beginning is not known is left out."""
     found = [task.us - begins[key] for task in tasks if (key := (task.layer, task.turn)) in begins]
-    return np.stack(found) if found else np.full((1, BLOCK_TILES, len(TIMES)), np.nan)
+    return np.stack(found) if found else np.full((1, K_TILES_PER_BLOCK, len(TIMES)), np.nan)
 
 
 def _cells(us: Times) -> list[str]:

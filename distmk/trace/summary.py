@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.abi import LISTED
-from distmk.tasks import TASK_TYPES, Prepare
+from distmk.tasks import TASK_TYPES, SchedulerStep
 from distmk.trace.record import UNKNOWN, Ints, Rows, Trace, family_of
 
 Floats = npt.NDArray[np.float64]
@@ -108,7 +108,7 @@ def idle_shares(trace: Trace) -> list[float]:
 def iterations(trace: Trace) -> Spread:
     """From the start of each iteration to that of the next: of its `prepare`, or of its first task."""
     rows: Rows = trace.rows
-    prepares = rows[rows["type"] == Prepare.type_id]
+    prepares = rows[rows["type"] == SchedulerStep.type_id]
     starts = prepares if len(prepares) else trace.on_workers()
     number, at = np.unique(starts["iteration"], return_inverse=True)
     first: Ints = np.full(len(number), UNKNOWN)

@@ -52,7 +52,7 @@ class Wiring:
         held, index = self._held(tasks, "wait", [len(part.waits) for part in parts])
         waits = np.concatenate([_array(part.waits, Wait) for part in parts])[index]
         event = waits["event"].astype(np.int64) + self.first_event[self.task_rank[held]]
-        gates: Ints = np.array([part.header.gate_event for part in parts], np.int64)
+        gates: Ints = np.array([part.header.iteration_event for part in parts], np.int64)
         gated = np.flatnonzero((gates[self.task_rank] != abi.NO_EVENT) & (self.launch != LaunchKind.SCHEDULER))
         rank = self.task_rank[gated]
         task = np.concatenate([held, gated])

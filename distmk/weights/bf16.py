@@ -16,12 +16,12 @@ def f32_to_bf16(values: F32) -> U16:
     bytes meanwhile, so callers with large tensors pass pieces.
     """
     bits = np.asarray(values, np.float32, order="C").view(np.uint32)
-    rounded = bits >> np.uint32(16)
-    rounded &= np.uint32(1)
-    rounded += np.uint32(0x7FFF)
-    rounded += bits
-    rounded >>= np.uint32(16)
-    out: U16 = rounded.astype(np.uint16)
+    out_bf16 = bits >> np.uint32(16)
+    out_bf16 &= np.uint32(1)
+    out_bf16 += np.uint32(0x7FFF)
+    out_bf16 += bits
+    out_bf16 >>= np.uint32(16)
+    out: U16 = out_bf16.astype(np.uint16)
     # A NaN's low bits would carry into the exponent or sign above.
     nan = np.isnan(values)
     if nan.any():

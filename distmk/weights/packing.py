@@ -1,7 +1,7 @@
 """Weights in the order in which a GPU worker streams them (csrc/device/core/pipeline.cuh).
 
-A slab is cut into groups of TILE_ROWS rows, a group into tiles of TILE_K columns; a tile is one bulk copy. They come in
-rounds of ROUND_GROUPS groups, a round in blocks of BLOCK_TILES columns of tiles, a block group by group: a block is what
+A slab is cut into groups of M_TILE rows, a group into tiles of K_TILE columns; a tile is one bulk copy. They come in
+rounds of M_TILES_PER_BLOCK groups, a round in blocks of K_TILES_PER_BLOCK columns of tiles, a block group by group: it is what
 is multiplied with one load of activations. Inside a tile the 16-byte chunks of row r are exchanged by r % 8, so that a
 tensor core's loads meet no bank of shared memory twice. And of every LANE_COLS columns the pairs are transposed, 4 by 4:
 what a lane multiplies is then a pair of each of four chunks here, but one chunk of the activations.
@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from distmk.abi import BLOCK_TILES, ROUND_GROUPS, TILE_K, TILE_ROWS
+from distmk.abi import K_TILE, K_TILES_PER_BLOCK, M_TILE, M_TILES_PER_BLOCK
 from distmk.graph.regions import TILE_COLS
 
-ROUND_ROWS = ROUND_GROUPS * TILE_ROWS
+M_BLOCK = M_TILES_PER_BLOCK * M_TILE
 CHUNK = 8  # bf16 elements of 16 bytes
 LANE_COLS = 4 * CHUNK
 Ints = npt.NDArray[np.int64]
@@ -108,15 +108,15 @@ def places(slabs: Sequence[int], num_chunks: int, paired: bool) -> tuple[RowPlac
     for slab in slabs:
         at = np.arange(slab)
         source = first + (_pair_order(slab) if paired else at)
-        line, in_round = at % TILE_ROWS, at % ROUND_ROWS
+        line, in_round = at % M_TILE, at % M_BLOCK
         found.round_begin[source] = first + at - in_round
-        found.round_rows[source] = np.minimum(ROUND_ROWS, slab - (at - in_round))
+        found.round_rows[source] = np.minimum(M_BLOCK, slab - (at - in_round))
         found.group_begin[source] = in_round - line
-        found.group_rows[source] = np.minimum(TILE_ROWS, slab - (at - line))
+        found.group_rows[source] = np.minimum(M_TILE, slab - (at - line))
         found.line[source] = line
         first += slab
-    chunk, per_tile = np.arange(num_chunks), TILE_K // CHUNK
-    per_block = BLOCK_TILES * per_tile
+    chunk, per_tile = np.arange(num_chunks), K_TILE // CHUNK
+    per_block = K_TILES_PER_BLOCK * per_tile
     in_tile, in_block = chunk % per_tile, chunk % per_block
     return found, ChunkPlaces(
         block_begin=chunk - in_block,
@@ -129,7 +129,7 @@ def places(slabs: Sequence[int], num_chunks: int, paired: bool) -> tuple[RowPlac
 
 def _pair_order(num_rows: int) -> Ints:
     """The row of a paired slab that each packed row is."""
-    half, per_group = num_rows // 2, TILE_ROWS // 2
+    half, per_group = num_rows // 2, M_TILE // 2
     order = []
     for begin in range(0, half, per_group):
         pairs = np.arange(begin, min(begin + per_group, half))

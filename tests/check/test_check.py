@@ -132,5 +132,5 @@ def test_another_row_is_taken_for_a_lone_one(op: str, more: int) -> None:
     assert not complaint(program)
     for desc, name in zip(program.ranks[0].tasks, program.ranks[0].task_names, strict=True):
         if name == op:
-            decode_args(desc).lone_len += more
-    assert f"arguments cannot be read (lone_len is {120 + more})" in refusal(program)
+            decode_args(desc).fused_combine_len += more
+    assert f"arguments cannot be read (fused_combine_len is {120 + more})" in refusal(program)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.arriving import COLS, Slots, accepted, refused, taking
+from support.lamport import COLS, Slots, accepted, refused, taking
 from support.programs import find
 
 from distmk.abi import Epilogue, Space, operand
@@ -61,7 +61,7 @@ def test_who_may_end_early_knows_nothing_of_other_ranks(worker: int) -> None:
     """What its own rank has pushed, it has seen here; whether it has reached the other rank only its pusher can say."""
     graph = Graph(2, 2)
     x, y = graph.buffer("x", 8, dtype="bf16"), graph.buffer("y", COLS)
-    slots = graph.buffer("slots", 2 * COLS, arriving=True)
+    slots = graph.buffer("slots", 2 * COLS, lamport=True)
     for rank in range(2):
         slab, out = (
             graph.constant("w", rank, np.zeros((COLS, 8), np.uint16)),
@@ -82,7 +82,7 @@ def test_who_may_end_early_knows_nothing_of_other_ranks(worker: int) -> None:
 def test_who_may_end_early_waits_for_who_has_waited() -> None:
     """What a sum leaves says nothing of what the sum itself would have waited for."""
     slots = Slots(3)
-    more = slots.graph.buffer("more", COLS, arriving=True)
+    more = slots.graph.buffer("more", COLS, lamport=True)
     slots.put("put", 0)
     slots.take("sum", 1, more)
     slots.graph.add(taking(0, "next", 2, more.at(0), dst=slots.c.at(0)))

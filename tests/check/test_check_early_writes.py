@@ -7,7 +7,7 @@ import dataclasses
 import random
 
 import pytest
-from support.arriving import accepted
+from support.lamport import accepted
 from support.oracle import Oracle
 from support.programs import SMALLEST, complaint, find, model_graph, refusal
 
@@ -43,25 +43,25 @@ def test_accepts_models_of_gpus() -> None:
     for _ in range(25):
         config, num_workers = drawn_config(source), source.choice([1, 2, 5, 13, 40])
         num_ranks, max_seqs = source.randint(1, min(4, config.num_heads)), source.choice([1, 2, 8])
-        num_spared = source.choice([None, *range(num_workers)])
+        num_reserved = source.choice([None, *range(num_workers)])
         options = DecodeOptions(
             num_ranks,
             num_workers,
             max_seqs=max_seqs,
             max_model_len=100,
-            num_spared=num_spared,
+            num_reserved=num_reserved,
             **backend_choices("cuda"),
         )
         text = complaint(compile_graph(lower(build_model(config), options)))
-        assert not text, f"{config} on {num_ranks} x {num_workers}, {num_spared} spared: {text}"
+        assert not text, f"{config} on {num_ranks} x {num_workers}, {num_reserved} spared: {text}"
 
 
-def spread_model(num_ranks: int, num_layers: int, num_spared: int = 0) -> Program:
+def spread_model(num_ranks: int, num_layers: int, num_reserved: int = 0) -> Program:
     """Of which all workers have a part of every operator, so that all look early, but for those spared qkv and o."""
     config = dataclasses.replace(
         SMALLEST, num_layers=num_layers, hidden_size=256, intermediate_size=256, num_heads=4, head_dim=64
     )
-    return compile_graph(model_graph(num_ranks, 2, config, attention_launch="spread", num_spared=num_spared))
+    return compile_graph(model_graph(num_ranks, 2, config, attention_launch="spread", num_reserved=num_reserved))
 
 
 @pytest.mark.parametrize("num_layers", [3, 4, 5])
@@ -76,7 +76,7 @@ def test_workers_without_a_part_of_o(num_layers: int) -> None:
     assert not [name for name in spared if name.endswith((".qkv", ".o", ".o.reduce"))]
     for desc, name in zip(part.tasks, part.task_names, strict=True):
         if name.endswith((".gate_up", ".down")):
-            assert decode_args(desc).arriving, name
+            assert decode_args(desc).polls, name
 
 
 @pytest.mark.parametrize("num_workers", [2, 5])
@@ -85,7 +85,7 @@ def test_nobody_is_without_a_part_of_o_in_two_layers(num_workers: int) -> None:
     config = dataclasses.replace(
         SMALLEST, hidden_size=256, intermediate_size=256, num_heads=6, num_kv_heads=3, head_dim=64, num_layers=2
     )
-    options = DecodeOptions(2, num_workers, max_seqs=1, max_model_len=100, num_spared=1, **backend_choices("cuda"))
+    options = DecodeOptions(2, num_workers, max_seqs=1, max_model_len=100, num_reserved=1, **backend_choices("cuda"))
     program = compile_graph(lower(build_model(config), options))
     assert not complaint(program)
     assert sum(name == "layer0.o" for name in program.ranks[0].task_names) == num_workers
@@ -96,8 +96,8 @@ def test_all_look_early(num_ranks: int) -> None:
     program = spread_model(num_ranks, 3)
     accepted(program)
     for op in ("qkv", "attention", "o", "gate_up", "down"):
-        assert decode_args(find(program, f"layer1.{op}")).arriving, op
-    assert decode_args(find(program, "layer1.merge")).lone_len
+        assert decode_args(find(program, f"layer1.{op}")).polls, op
+    assert decode_args(find(program, "layer1.combine")).fused_combine_len
 
 
 def test_who_has_not_waited_for_the_last_but_one() -> None:
@@ -108,27 +108,27 @@ def test_who_has_not_waited_for_the_last_but_one() -> None:
     program = compile_graph(model_graph(1, 2, config, attention_launch="spread"))
     accepted(program)
     for desc, name in zip(program.ranks[0].tasks, program.ranks[0].task_names, strict=True):
-        if name.endswith(".merge"):
+        if name.endswith(".combine"):
             args = decode_args(desc)
-            assert not args.arriving
-            type(args).from_buffer(desc.args).arriving = 1
+            assert not args.polls
+            type(args).from_buffer(desc.args).polls = 1
     assert Oracle(program).faults >= {"race"}
     text = refusal(program)
-    assert "layer1.merge (rank 0, worker 1) in the next iteration writes attention_out" in text
+    assert "layer1.combine (rank 0, worker 1) in the next iteration writes attention_out" in text
     assert "before its waits are met, and nothing orders it against layer0.o (rank 0, worker 0)" in text
 
 
 def test_who_clears_what_others_still_read() -> None:
     """down clears what was written two turns ago: what gate_up takes has been there since, and it need not be done."""
     program = spread_model(1, 3)
-    newer = decode_args(find(program, "layer1.o")).rounded
+    newer = decode_args(find(program, "layer1.o")).out_bf16
     for desc, name in zip(program.ranks[0].tasks, program.ranks[0].task_names, strict=True):
         if name == "layer1.down":
-            type(decode_args(desc)).from_buffer(desc.args).cleared = newer
+            type(decode_args(desc)).from_buffer(desc.args).reset = newer
             break
     assert Oracle(program).faults >= {"race"}
     text = refusal(program)
-    assert "layer1.down (rank 0, worker 0) in the next iteration writes x_rounded" in text
+    assert "layer1.down (rank 0, worker 0) in the next iteration writes x_bf16" in text
     assert "before its waits are met, and nothing orders it against layer1.gate_up (rank 0, worker 1)" in text
 
 
@@ -142,9 +142,9 @@ def test_who_begins_too_far_ahead() -> None:
     program = compile_graph(model_graph(1, 3, config, attention_launch="spread", max_seqs=1))
     accepted(program)
     for name in ("layer0.gate_up", "layer0.o", "layer0.down"):
-        assert find(program, name).far_ahead == (name == "layer0.gate_up"), name
+        assert find(program, name).deep_lookahead == (name == "layer0.gate_up"), name
     for desc, name in zip(program.ranks[0].tasks, program.ranks[0].task_names, strict=True):
-        desc.far_ahead |= name == "layer0.o"
+        desc.deep_lookahead |= name == "layer0.o"
     assert "arrival" in Oracle(program).faults
     text = refusal(program)
     assert "layer0.o (rank 0, worker 1) in the next iteration may look at x[" in text
@@ -156,10 +156,10 @@ def test_who_passes_by_a_merge() -> None:
     what it clears.
     """
     program = spread_model(1, 3)
-    cleared = decode_args(find(program, "layer1.attention")).cleared
+    reset = decode_args(find(program, "layer1.attention")).reset
     for desc, name in zip(program.ranks[0].tasks, program.ranks[0].task_names, strict=True):
         if name == "layer1.o":
-            type(decode_args(desc)).from_buffer(desc.args).lone = cleared
+            type(decode_args(desc)).from_buffer(desc.args).fused_partials = reset
     assert "arrival" in Oracle(program).faults
     text = refusal(program)
     assert "layer1.o (rank 0, worker 0) in the next iteration may look at attention_lone" in text
@@ -169,19 +169,19 @@ def test_who_passes_by_a_merge() -> None:
 def damage(program: Program, source: random.Random) -> str:
     """Lets a task look early that does not, or the other way round, or begin sooner, or clear what another one does."""
     part = source.choice(program.ranks)
-    early = [desc for desc in part.tasks if hasattr(decode_args(desc), "arriving")]
+    early = [desc for desc in part.tasks if hasattr(decode_args(desc), "polls")]
     desc = source.choice(early)
     args = type(decode_args(desc)).from_buffer(desc.args)
-    which = source.choice(["arriving", "arriving", "cleared", "far_ahead"])
-    if which == "far_ahead":
-        desc.far_ahead ^= 1
-        return f"far_ahead of a task of type {desc.type} became {desc.far_ahead}"
-    if which == "arriving" or not getattr(args, "cleared", 0):
-        args.arriving ^= 1
-        return f"arriving of a task of type {desc.type} became {args.arriving}"
+    which = source.choice(["polls", "polls", "reset", "deep_lookahead"])
+    if which == "deep_lookahead":
+        desc.deep_lookahead ^= 1
+        return f"deep_lookahead of a task of type {desc.type} became {desc.deep_lookahead}"
+    if which == "polls" or not getattr(args, "reset", 0):
+        args.polls ^= 1
+        return f"polls of a task of type {desc.type} became {args.polls}"
     others = [decode_args(other) for other in early if other.type == desc.type]
-    other = source.choice([other for other in others if other.cleared])
-    args.cleared = other.cleared
+    other = source.choice([other for other in others if other.reset])
+    args.reset = other.reset
     return f"a task of type {desc.type} clears {split_operand(args.cleared)}"
 
 

@@ -125,10 +125,10 @@ def test_overlap_names_both() -> None:
 def test_what_a_launch_zeroes(change: int, text: str) -> None:
     """All that must be, and no more than there is."""
     program = compile_graph(graphs.ring(2, 1))
-    cleared = program.placement.cleared_heap_bytes + change
-    program.placement = dataclasses.replace(program.placement, cleared_heap_bytes=cleared)
+    reset = program.placement.zeroed_heap_bytes + change
+    program.placement = dataclasses.replace(program.placement, zeroed_heap_bytes=reset)
     for part in program.ranks:
-        part.header.cleared_heap_bytes = cleared
+        part.header.zeroed_heap_bytes = reset
     assert Oracle(program).faults == {"layout"}
     assert f"bounds: {'a launch zeroes' if change > 0 else text}" in refusal(program) and text in refusal(program)
 
@@ -159,15 +159,15 @@ def test_queues_and_launches_hold_each_task_once() -> None:
 
 def test_gate_is_opened_by_the_scheduler_task() -> None:
     program = compile_graph(model_graph(2, 2))
-    program.ranks[1].header.gate_event = NO_EVENT
-    assert "gate: rank 1 has no gate" in refusal(program)
+    program.ranks[1].header.iteration_event = NO_EVENT
+    assert "iteration barrier: rank 1 has no gate" in refusal(program)
     program = compile_graph(model_graph(2, 2))
     prepare = next(i for i, t in enumerate(program.ranks[0].tasks) if t.launch == LaunchKind.SCHEDULER)
     task = program.ranks[0].tasks[prepare]
     for i in range(task.num_triggers):
         trigger: Trigger = program.ranks[0].triggers[task.trigger_begin + i]
         trigger.amount = 2
-    assert "gate: event" in refusal(program)
+    assert "iteration barrier: event" in refusal(program)
 
 
 def test_schedulers_run_nothing_but_prepare() -> None:

@@ -10,9 +10,9 @@ from board import Board, Memory, f32
 from support.arrays import assert_close
 from support.attention_inputs import AttentionInputs, Heads
 
-from distmk.abi import MAX_ROWS, PART_FLOATS, LaunchKind, Space
+from distmk.abi import MAX_ROWS, PARTIAL_FLOATS, LaunchKind, Space
 from distmk.graph.regions import Region
-from distmk.tasks import Attention, Merge
+from distmk.tasks import Attention, Combine
 
 
 def attention(
@@ -27,7 +27,7 @@ def attention(
     qkv = board.buffer(inputs.qkv.shape[1], MAX_ROWS).at(rank)
     kept = inputs.kept(inputs.caches, board.tiled)
     caches = [board.give_all(rank, cache, "bf16", space=Space.LOCAL) for cache in kept]
-    part = board.buffer(s.num_parts, arriving=bool(board.rng.integers(2))).at(rank)
+    part = board.buffer(s.num_partials, lamport=bool(board.rng.integers(2))).at(rank)
     batch = board.give_all(rank, inputs.batch, "u8", space=Space.HEAP)
     q_norm, k_norm = (board.vector(rank, norm) for norm in inputs.norms or (None, None))
     board.graph.add(
@@ -40,7 +40,7 @@ def attention(
             k_cache=caches[0],
             v_cache=caches[1],
             page_table=board.give_all(rank, inputs.pages, "i32", space=Space.HEAP),
-            part=part,
+            partials=part,
             batch=batch,
             rope=board.graph.constant(board.name("rope"), rank, inputs.rope.numpy()),
             q_norm=q_norm,
@@ -58,22 +58,22 @@ def attention(
     board.written(left, rows)
     for begin, end in pairwise((0, *cuts, total)):
         if begin < end:
-            parts = part.buffer.at(rank, begin * s.part_cols, end * s.part_cols)
-            columns, cleared = (
+            parts = part.buffer.at(rank, begin * s.partial_cols, end * s.partial_cols)
+            columns, reset = (
                 each.buffer.at(rank, each.begin + s.slice_begin(begin), each.begin + s.slice_begin(end))
                 for each in (out, left)
             )
             op = f"merge of {what}, slices {begin} to {end}"
-            task = Merge(
+            task = Combine(
                 rank,
                 op,
                 shape=s,
                 slices=(begin, end),
-                part=parts,
+                partials=parts,
                 out=columns,
-                cleared=cleared,
+                reset=reset,
                 batch=batch,
-                arriving=part.buffer.arriving,
+                polls=part.buffer.lamport,
             )
             board.graph.add(task)
 
@@ -82,7 +82,7 @@ def attention(
         held = inputs.kept(torch.from_numpy(raw).view(torch.bfloat16).view(inputs.caches.shape), board.tiled)
         inputs.check_caches(held)
         parts = memory[part.buffer].reshape(-1).view(np.float32)
-        if part.buffer.arriving:
+        if part.buffer.lamport:
             assert_close("cleared part ", parts, np.zeros_like(parts), 0)
         else:
             inputs.check_parts(parts, held, error)
@@ -99,7 +99,7 @@ def _declare(board: Board, inputs: AttentionInputs, part: Region, caches: list[R
     """What the instances may write."""
     for instance in inputs.instances():
         for begin in inputs.partials_of(*instance):
-            board.written(part.buffer.at(part.rank, begin, begin + PART_FLOATS))
+            board.written(part.buffer.at(part.rank, begin, begin + PARTIAL_FLOATS))
         for begin in inputs.appended_by(*instance):
             for cache in caches:
                 board.written(cache.buffer.at(cache.rank, begin, begin + inputs.head_dim))

@@ -49,11 +49,11 @@ class Board:
         return Space.HEAP if self.rng.random() < 0.5 else Space.LOCAL
 
     def buffer(
-        self, cols: int, rows: int = 1, dtype: str = "f32", space: Space | None = None, arriving: bool = False
+        self, cols: int, rows: int = 1, dtype: str = "f32", space: Space | None = None, lamport: bool = False
     ) -> Buffer:
         """A buffer on every rank, on the heap or not."""
-        space = Space.HEAP if arriving else space or self.space()
-        return self.graph.buffer(self.name("b"), cols, rows=rows, dtype=dtype, space=space, arriving=arriving)
+        space = Space.HEAP if lamport else space or self.space()
+        return self.graph.buffer(self.name("b"), cols, rows=rows, dtype=dtype, space=space, lamport=lamport)
 
     def wide(self, rank: int, cols: int, rows: int, space: Space | None = None, dtype: str = "f32") -> Region:
         """Columns of a buffer that may be wider on both sides."""
@@ -127,7 +127,7 @@ class Board:
         memory: Memory = {}
         for buffer in self.graph.buffers:
             image = poison(self.rng, -(-buffer.num_bytes // 2) * 2)[: buffer.num_bytes].copy()
-            if buffer.arriving:
+            if buffer.lamport:
                 image[:] = 0  # as a launch leaves it
             memory[buffer] = image.reshape(buffer.rows, buffer.row_bytes)
             for cols, raw in self._given.get((rank, buffer), []):

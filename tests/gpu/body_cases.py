@@ -10,7 +10,7 @@ import linear_cases as linear
 import small_cases as small
 from attention_cases import attention
 from board import Board
-from lone_cases import lone
+from fused_combine_cases import fused_partials
 from support.attention_inputs import Heads
 
 from distmk.abi import Epilogue
@@ -89,7 +89,7 @@ def _linear(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
         for n, rows in draws((0, 5), (5, 17)):
             yield _on_each(board, linear.argmax, error, k, n, rows)
         for n, rows in draws((0, 2), (0, 2), (2, 17)):
-            yield _on_each(board, linear.arriving, error, k, n, rows)
+            yield _on_each(board, linear.polls, error, k, n, rows)
     for rows in (0, 1, 7, 16):
         yield _on_each(board, linear.rounding, rows, int(rng.integers(2, 300)))
     yield _on_each(board, linear.ties)
@@ -117,8 +117,8 @@ def _attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
             yield _on_each(board, attention, sizes.attention_error, heads, head_dim, page_size, norms, *last)
     for heads, head_dim in LONE_HEADS:
         for alone in (True, True, True, False):
-            yield _on_each(board, lone, sizes.attention_error, heads, head_dim, alone, *last)
-        yield _on_each(board, lone, sizes.attention_error, heads, head_dim, True, sizes.longest_lone)
+            yield _on_each(board, fused_partials, sizes.attention_error, heads, head_dim, alone, *last)
+        yield _on_each(board, fused_partials, sizes.attention_error, heads, head_dim, True, sizes.longest_lone)
     for heads, head_dim in REAL_HEADS:
         if head_dim in sizes.head_dims:
             yield _on_each(board, attention, sizes.attention_error, heads, head_dim, 16, True, *last)

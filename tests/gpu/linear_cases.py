@@ -58,7 +58,7 @@ class Product:
         epilogue: Epilogue,
         batch: Region | None,
         logits: Region | None = None,
-        rounded: Region | None = None,
+        out_bf16: Region | None = None,
         x: Region | None = None,
         worker: int | None = None,
     ) -> str:
@@ -72,7 +72,7 @@ class Product:
             x=x or board.give(board.wide(rank, self.k, self.room, dtype="bf16"), self.x),
             slab=board.matrix(rank, self.weight, self.paired),
             out=out,
-            rounded=rounded,
+            out_bf16=out_bf16,
             batch=batch,
             bias=board.vector(rank, self.bias),
             epilogue=epilogue,
@@ -81,7 +81,7 @@ class Product:
             num_ranks=board.num_ranks,
             first_token=FIRST_TOKEN,
             logits=logits,
-            arriving=x is not None,
+            polls=x is not None,
         )
         board.graph.add(task)
         return what
@@ -94,7 +94,7 @@ def columns(board: Board, rank: int, error: float, epilogue: Epilogue, k: int, n
     product = Product(board, error, k, n, num_rows, paired)
     want, tolerance = product.want, product.tolerance
     out = board.wide(rank, n, product.room, dtype="bf16" if paired else "f32")
-    rounded = None if paired or board.rng.random() < 0.5 else board.wide(rank, n, product.room, dtype="bf16")
+    out_bf16 = None if paired or board.rng.random() < 0.5 else board.wide(rank, n, product.room, dtype="bf16")
     if epilogue is Epilogue.ADD:
         old = torch.randn(product.rows, n)
         board.give(out, old)
@@ -105,15 +105,15 @@ def columns(board: Board, rank: int, error: float, epilogue: Epilogue, k: int, n
         tolerance = 1.1 * gate_error * up.abs() + gate.abs() * up_error + 4e-6 * (gate * up).abs() + 1e-6
         want = reference.swiglu(want)
         tolerance = tolerance + ROUNDING["bf16"] * (want.abs() + tolerance)
-    if rounded:
-        board.written(rounded, product.rows)
-    what = product.add(rank, board.written(out, product.rows), epilogue, batch, rounded=rounded)
+    if out_bf16:
+        board.written(out_bf16, product.rows)
+    what = product.add(rank, board.written(out, product.rows), epilogue, batch, out_bf16=out_bf16)
 
     def check(memory: Memory) -> None:
         got = f32(memory, out, product.rows)
         assert_close("", got, want, tolerance)
-        if rounded:  # bit for bit
-            assert_close("rounded ", f32(memory, rounded, product.rows), torch.from_numpy(got).bfloat16().float(), 0)
+        if out_bf16:  # bit for bit
+            assert_close("rounded ", f32(memory, out_bf16, product.rows), torch.from_numpy(got).bfloat16().float(), 0)
 
     board.check(rank, what, check)
 
@@ -124,7 +124,7 @@ def push(board: Board, error: float, k: int, n: int, num_rows: int) -> None:
     One worker pushes and adds up: of what its own rank pushes, a sum that ends by what it has seen must know that it is done.
     """
     room, worker = n * MAX_ROWS, int(board.rng.integers(board.num_workers))
-    slots = board.buffer(room * board.num_ranks, space=Space.HEAP, arriving=bool(board.rng.integers(2)))
+    slots = board.buffer(room * board.num_ranks, space=Space.HEAP, lamport=bool(board.rng.integers(2)))
     products, what = [], ""
     for rank in range(board.num_ranks):
         batch, _ = batch_of(board, rank, num_rows)
@@ -146,20 +146,20 @@ def _reduce(
     batch, _ = batch_of(board, rank, products[0].num_rows)
     add = bool(board.rng.integers(2))
     old = torch.randn(rows, n) if add else torch.zeros(rows, n)
-    dst, rounded = (board.wide(rank, n, products[0].room, dtype=dtype) for dtype in ("f32", "bf16"))
+    dst, out_bf16 = (board.wide(rank, n, products[0].room, dtype=dtype) for dtype in ("f32", "bf16"))
     if add:
         board.give(dst, old)
-    for written in (dst, rounded):
+    for written in (dst, out_bf16):
         board.written(written, rows)
-    arriving = blocks[0].buffer.arriving
-    task = Sum(rank, what, worker, blocks=blocks, dst=dst, rounded=rounded, batch=batch, add=add, arriving=arriving)
+    polls = blocks[0].buffer.lamport
+    task = Sum(rank, what, worker, blocks=blocks, dst=dst, out_bf16=out_bf16, batch=batch, add=add, polls=polls)
     board.graph.add(task)
 
     def check(memory: Memory) -> None:
         total, tolerance = old.double(), torch.zeros(rows, n)
         for source, (block, product) in enumerate(zip(blocks, products, strict=True)):
             got = f32(memory, block)[0, : rows * n].reshape(rows, n)
-            if arriving:
+            if polls:
                 assert_close(f"cleared block of rank {source} ", got, torch.zeros(rows, n), 0)
                 total, tolerance = total + product.want, tolerance + product.tolerance + 1e-6
             else:
@@ -168,7 +168,7 @@ def _reduce(
         # Bit for bit where the blocks are known: float32 additions in the order of the ranks.
         assert_close("sum ", f32(memory, dst, rows), total, tolerance)
         summed = torch.from_numpy(f32(memory, dst, rows).copy())
-        assert_close("rounded sum ", f32(memory, rounded, rows), summed.bfloat16().float(), 0)
+        assert_close("rounded sum ", f32(memory, out_bf16, rows), summed.bfloat16().float(), 0)
 
     board.check(rank, what, check)
 
@@ -208,16 +208,16 @@ def rounding(board: Board, rank: int, num_rows: int, k: int) -> None:
     given, out = board.give(board.wide(rank, k, room, dtype="bf16"), x), board.wide(rank, k, room)
     if add:
         board.give(out, old)
-    rounded = board.written(board.wide(rank, k, room, dtype="bf16"), len(x))
+    out_bf16 = board.written(board.wide(rank, k, room, dtype="bf16"), len(x))
     what = f"linear rounding k={k} rows={num_rows or 'one'} {'old' if add else 'x'}"
     slab, epilogue = board.matrix(rank, torch.eye(k).bfloat16()), Epilogue.ADD if add else Epilogue.STORE
     board.written(out, len(x))
-    board.graph.add(Linear(rank, what, x=given, slab=slab, out=out, rounded=rounded, batch=batch, epilogue=epilogue))
+    board.graph.add(Linear(rank, what, x=given, slab=slab, out=out, out_bf16=out_bf16, batch=batch, epilogue=epilogue))
     want = old if add else x.float()
 
     def check(memory: Memory) -> None:
         assert_close("", f32(memory, out, len(x)), want, 0)
-        assert_close("rounded ", f32(memory, rounded, len(x)), want.bfloat16().float(), 0)
+        assert_close("rounded ", f32(memory, out_bf16, len(x)), want.bfloat16().float(), 0)
 
     board.check(rank, what, check)
 
@@ -237,14 +237,14 @@ def ties(board: Board, rank: int) -> None:
     board.check(rank, "linear ties", check)
 
 
-def arriving(board: Board, rank: int, error: float, k: int, n: int, num_rows: int) -> None:
+def polls(board: Board, rank: int, error: float, k: int, n: int, num_rows: int) -> None:
     """Two vectors in turn, each taken by products as it is written; who writes one clears the other.
 
     One worker multiplies both: that it had waited for the first before what lies in between, which looks at nothing, tells
     it that the second's place is clear.
     """
     rows, room, worker = num_rows or 1, MAX_ROWS if num_rows else 1, int(board.rng.integers(board.num_workers))
-    places = [board.buffer(k, room, "bf16", arriving=True) for _ in range(2)]
+    places = [board.buffer(k, room, "bf16", lamport=True) for _ in range(2)]
     for place, other in zip(places, reversed(places), strict=True):
         batch, _ = batch_of(board, rank, num_rows)
         product = Product(board, error, k, n, num_rows)
@@ -258,8 +258,8 @@ def arriving(board: Board, rank: int, error: float, k: int, n: int, num_rows: in
                 f"vector of {k}",
                 blocks=(block,),
                 dst=board.written(board.wide(rank, k, room), rows),
-                rounded=board.written(place.at(rank), rows),
-                cleared=board.written(other.at(rank), rows),
+                out_bf16=board.written(place.at(rank), rows),
+                reset=board.written(other.at(rank), rows),
                 batch=batch,
             )
         )

@@ -42,7 +42,7 @@ def _embed(board: Board, rank: int, num_rows: int, cols: tuple[int, int, int], o
     for row in range(num_rows):
         if FIRST_TOKEN <= batch.rows[row].token < LAST_TOKEN:
             want[row] = table[batch.rows[row].token - FIRST_TOKEN, begin : begin + n].float()
-    rounded = None if pushed else board.written(board.wide(rank, n, MAX_ROWS, dtype="bf16"), num_rows)
+    out_bf16 = None if pushed else board.written(board.wide(rank, n, MAX_ROWS, dtype="bf16"), num_rows)
     what = f"embed {epilogue.name} k={k} columns {begin} to {begin + n} rows={num_rows}"
     board.graph.add(
         Embed(
@@ -50,7 +50,7 @@ def _embed(board: Board, rank: int, num_rows: int, cols: tuple[int, int, int], o
             what,
             table=board.table(rank, table),
             out=out,
-            rounded=rounded,
+            out_bf16=out_bf16,
             batch=board.give_all(rank, batch, "u8", space=Space.HEAP),
             col_begin=begin,
             num_cols=n,
@@ -66,8 +66,8 @@ def _embed(board: Board, rank: int, num_rows: int, cols: tuple[int, int, int], o
 
         def check(memory: Memory, region: Region = region) -> None:
             assert_close("", f32(memory, region, 1 if pushed else num_rows).reshape(num_rows, n), want, 0)
-            if rounded:
-                assert_close("rounded ", f32(memory, rounded, num_rows), want, 0)
+            if out_bf16:
+                assert_close("rounded ", f32(memory, out_bf16, num_rows), want, 0)
 
         board.check(target, f"{what} by rank {rank}", check)
 

@@ -133,7 +133,7 @@ def wait_until_running(pid: int, backend: str) -> None:
 
 
 @BACKENDS
-@pytest.mark.parametrize("consumer", ["layer0.o.reduce", "gate"])
+@pytest.mark.parametrize("consumer", ["layer0.o.reduce", "iteration barrier"])
 def test_signal_that_never_comes(
     runner: Runner, command: Command, backend: str, healthy: dict[str, str], consumer: str
 ) -> None:
@@ -146,11 +146,11 @@ def test_signal_that_never_comes(
 def test_a_rank_out_of_reach_is_told(runner: Runner, command: Command) -> None:
     """Of a hang, as if on another host."""
     require("cuda")
-    lose_a_signal(runner, command, "cuda", "gate", sharing(2, **FAR))
+    lose_a_signal(runner, command, "cuda", "iteration barrier", sharing(2, **FAR))
 
 
 def lose_a_signal(runner: Runner, command: Command, backend: str, consumer: str, env: dict[str, str]) -> None:
-    source, target = (0, 1) if consumer == "gate" else (1, 0)
+    source, target = (0, 1) if consumer == "iteration barrier" else (1, 0)
     options = DecodeOptions(2, WORKERS[backend], max_seqs=2, max_model_len=4116, **backend_choices(backend))
     program = compile_graph(lower(build_model(CONFIG), options))
     event, waiter = event_between(program, source, target, consumer)

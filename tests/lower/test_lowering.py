@@ -11,21 +11,21 @@ from support import reference
 from support.tiny_config import tiny_config
 
 from distmk import Graph
-from distmk.abi import SHARE_AT_ONCE, SPLITS_AT_ONCE, Epilogue
+from distmk.abi import COMBINE_WIDTH, POSITIONS_PER_PASS, Epilogue
 from distmk.check import check
 from distmk.errors import UsageError
 from distmk.lower import DecodeOptions, lower
 from distmk.model.operators import build_model
 from distmk.program.program import compile_graph
-from distmk.tasks import Affine, Attention, AttentionShape, Linear, Merge, Put, Sum
+from distmk.tasks import Affine, Attention, AttentionShape, Combine, Linear, Put, Sum
 
 
-def merges(max_seqs: int, num_workers: int, head_dim: int) -> list[list[Merge]]:
+def merges(max_seqs: int, num_workers: int, head_dim: int) -> list[list[Combine]]:
     """Of the first layer, by rank."""
     config = tiny_config(num_heads=6, num_kv_heads=3, head_dim=head_dim)
     options = DecodeOptions(2, num_workers, max_seqs=max_seqs, max_model_len=64)
     tasks = [
-        t for t in lower(build_model(config), options).tasks if isinstance(t, Merge) and t.op.startswith("layer0.")
+        t for t in lower(build_model(config), options).tasks if isinstance(t, Combine) and t.op.startswith("layer0.")
     ]
     return [[task for task in tasks if task.rank == rank] for rank in range(2)]
 
@@ -39,8 +39,8 @@ def test_merges_share_out_the_heads(num_workers: int, max_seqs: int, head_dim: i
         ends = [0, *(task.out.end for task in tasks)]
         assert [task.out.begin for task in tasks] == ends[:-1] and ends[-1] == shape.num_q * head_dim
         for task in tasks:
-            parts = tuple(end * shape.part_cols for end in task.slices)
-            assert (task.part.begin, task.part.end) == parts, "other parts than those of its slices"
+            parts = tuple(end * shape.partial_cols for end in task.slices)
+            assert (task.partials.begin, task.partials.end) == parts, "other parts than those of its slices"
         assert len(tasks) <= num_workers and [task.worker for task in tasks] == list(range(len(tasks)))
 
 
@@ -67,11 +67,11 @@ def test_a_lone_row_has_few_splits() -> None:
     """All who multiply it merge them, so there may be no more than are merged in one go. More come only where few are long."""
     for num_workers, max_splits, min_split in itertools.product((5, 30, 31, 32, 33, 64), (7, 15, 16, 32), (1, 3, 64)):
         shape = AttentionShape(4, 2, 64, 2, 0, 0, 16, 64, 64, max_splits, min_split, num_workers)
-        more = min(num_workers // 2, max_splits) >= 2 * SPLITS_AT_ONCE
+        more = min(num_workers // 2, max_splits) >= 2 * COMBINE_WIDTH
         for kv_len in (1, 2, 7, 8, 15, 16, 17, 59, 60, 61, 180, 181, 960, 3839, 3840, 3841, 5000):
             splits = reference.num_splits([kv_len], 0, 2, num_workers, min_split, max_splits)
-            assert (kv_len > shape.lone_len) == (more and kv_len > 60 * min_split), (shape, kv_len)
-            assert kv_len <= shape.lone_len or splits > SPLITS_AT_ONCE, (shape, kv_len, splits)
+            assert (kv_len > shape.fused_combine_len) == (more and kv_len > 60 * min_split), (shape, kv_len)
+            assert kv_len <= shape.fused_combine_len or splits > COMBINE_WIDTH, (shape, kv_len, splits)
 
 
 def test_more_rows_are_merged_by_more_tasks() -> None:
@@ -83,7 +83,7 @@ def test_more_rows_are_merged_by_more_tasks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "launch", "lone"),
+    ("changes", "launch", "fused_partials"),
     [
         ({"head_dim": 64}, "spread", True),
         ({"head_dim": 128, "num_heads": 64}, "spread", True),
@@ -93,16 +93,20 @@ def test_more_rows_are_merged_by_more_tasks() -> None:
         ({"head_dim": 64}, "massive", False),
     ],
 )
-def test_who_merges_a_lone_row(changes: dict[str, int], launch: Literal["massive", "spread"], lone: bool) -> None:
+def test_who_merges_a_lone_row(
+    changes: dict[str, int], launch: Literal["massive", "spread"], fused_partials: bool
+) -> None:
     """Tasks that multiply it, where they can; then merges are of workers that have no part of a single row's attention."""
     config = tiny_config(**{"num_layers": 2, "num_heads": 6, "num_kv_heads": 2, **changes})
     options = DecodeOptions(2, 7, max_seqs=1, max_model_len=64, attention_launch=launch)
     tasks = lower(build_model(config), options).tasks
-    assert {bool(task.lone) for task in tasks if isinstance(task, Linear) and task.op.endswith(".o")} == {lone}
+    assert {bool(task.fused_partials) for task in tasks if isinstance(task, Linear) and task.op.endswith(".o")} == {
+        fused_partials
+    }
     for rank in range(2):
-        merges = [task for task in tasks if isinstance(task, Merge) and task.rank == rank and task.op[:6] == "layer0"]
-        workers = [*range(7 - len(merges), 7)] if lone else [*range(len(merges))]
-        assert [(task.skips_lone, task.worker) for task in merges] == [(lone, worker) for worker in workers]
+        merges = [task for task in tasks if isinstance(task, Combine) and task.rank == rank and task.op[:6] == "layer0"]
+        workers = [*range(7 - len(merges), 7)] if fused_partials else [*range(len(merges))]
+        assert [(task.skips_fused, task.worker) for task in merges] == [(fused_partials, worker) for worker in workers]
 
 
 def dealt(num_heads: int, max_seqs: int, max_model_len: int = 64) -> tuple[list[int], list[int]]:
@@ -117,7 +121,9 @@ def dealt(num_heads: int, max_seqs: int, max_model_len: int = 64) -> tuple[list[
     assert [slab.row_begin for slab in slabs] == ends[:-1] and ends[-1] == 64 * (num_heads + 2), (
         "rows left out, or twice"
     )
-    return [slab.rows for slab in slabs], [t.worker for t in found if isinstance(t, Merge) and t.op == "layer0.merge"]
+    return [slab.rows for slab in slabs], [
+        t.worker for t in found if isinstance(t, Combine) and t.op == "layer0.combine"
+    ]
 
 
 def test_who_has_attention_has_fewer_rows_of_qkv() -> None:
@@ -127,7 +133,7 @@ def test_who_has_attention_has_fewer_rows_of_qkv() -> None:
     rows, merges = dealt(12, max_seqs=1)
     assert len(rows) == 20 and set(rows[:8]) == {32} and set(rows[8:]) == {52, 54}
     assert merges == [2, 3, 4, 5, 6, 7]
-    longest = 2 * SPLITS_AT_ONCE * SHARE_AT_ONCE
+    longest = 2 * COMBINE_WIDTH * POSITIONS_PER_PASS
     assert dealt(12, max_seqs=1, max_model_len=longest) == (rows, merges)
     others = [({"max_seqs": 2}, {44, 46}), ({"max_seqs": 1, "max_model_len": longest + 1}, {44, 46})]
     for options, even in others:
@@ -151,10 +157,10 @@ def test_a_rank_by_itself_adds_up_as_several_do(launch: Literal["massive", "spre
     assert not [name for _, name in ops(1, False) if name == "Sum"]
 
 
-@pytest.mark.parametrize(("wrong", "must"), [("x", "bf16"), ("rounded", "bf16"), ("out", "f32")])
+@pytest.mark.parametrize(("wrong", "must"), [("x", "bf16"), ("out_bf16", "bf16"), ("out", "f32")])
 def test_operands_are_of_the_dtype_that_a_body_takes(wrong: str, must: str) -> None:
     graph = Graph(1, 1)
-    kinds = {"x": "bf16", "rounded": "bf16", "out": "f32"} | {wrong: "i32"}
+    kinds = {"x": "bf16", "out_bf16": "bf16", "out": "f32"} | {wrong: "i32"}
     regions = {name: graph.buffer(name, 8, dtype=kind).at(0) for name, kind in kinds.items()}
     weight = graph.constant("w", 0, np.zeros((8, 8), np.uint16))
     with pytest.raises(UsageError, match=rf"task product: {wrong} must be {must}; {wrong}\[0:8\]@0 is i32"):
@@ -173,7 +179,7 @@ def test_operands_are_of_the_dtype_that_a_body_takes(wrong: str, must: str) -> N
 )
 def test_lone_rows_that_cannot_be_merged(changes: dict[str, Any], must: str) -> None:
     graph, k = Graph(1, 1), changes.get("k", 128)
-    x, lone, batch = (graph.buffer(name, k, dtype="bf16").at(0) for name in ("x", "lone", "batch"))
+    x, fused_partials, batch = (graph.buffer(name, k, dtype="bf16").at(0) for name in ("x", "fused_partials", "batch"))
     num_q, head_dim = changes.get("num_q", 2), changes.get("head_dim", 64)
     shape = AttentionShape(num_q, 1, head_dim, num_q, 0, 0, 16, 4, 4, 2, 64, 1)
     weight, out = graph.constant("w", 0, np.zeros((8, k), np.uint16)), graph.buffer("out", 8).at(0)
@@ -183,7 +189,7 @@ def test_lone_rows_that_cannot_be_merged(changes: dict[str, Any], must: str) -> 
         **{k: v for k, v in changes.items() if k in ("shape", "epilogue")},
     }
     with pytest.raises(UsageError, match=f"task product takes a lone row.*{must}"):
-        Linear(0, "product", x=x, slab=weight, out=out, batch=batch, lone=lone, **given)
+        Linear(0, "product", x=x, slab=weight, out=out, batch=batch, fused_partials=fused_partials, **given)
 
 
 def test_missing_operands() -> None:

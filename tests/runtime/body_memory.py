@@ -30,7 +30,7 @@ class RoundedOutput:
 
     def __init__(self, arena: Arena, args: Any, rows: int, n: int) -> None:
         self.arena, self.at, self.rows, self.n, self.stride = arena, arena.alloc(2 * rows * (n + 3)), rows, n, n + 3
-        args.rounded, args.rounded_stride = self.at, self.stride
+        args.out_bf16, args.out_bf16_stride = self.at, self.stride
         arena.output(self.at, 2 * n, rows=rows, stride=2 * self.stride)
 
     def check(self, want: np.ndarray | torch.Tensor) -> None:

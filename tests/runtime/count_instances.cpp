@@ -67,7 +67,7 @@ struct Verdict {
   void body_##name(Context& context, const Args&) { \
     uint32_t instance = context.instance;           \
     do note(context, instance);                     \
-    while (context.next_of_share(instance));        \
+    while (context.next_assigned(instance));        \
   }
 DISTMK_TASK_TYPES(DISTMK_COUNT)
 #undef DISTMK_COUNT

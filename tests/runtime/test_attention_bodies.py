@@ -11,8 +11,8 @@ from arena import Arena
 from support.attention_inputs import AttentionInputs, Heads, Instance
 from support.batches import make_batch, random_runs
 
-from distmk.abi import MAX_ROWS, PART_FLOATS, Batch, Space
-from distmk.tasks import Attention, Merge
+from distmk.abi import MAX_ROWS, PARTIAL_FLOATS, Batch, Space
+from distmk.tasks import Attention, Combine
 
 
 class AttentionCase:
@@ -35,7 +35,7 @@ class AttentionCase:
         self.args.qkv, self.args.rope = arena.store(i.qkv, Space.HEAP), arena.store(i.rope)
         self.args.k_cache, self.args.v_cache = arena.store(i.caches[0]), arena.store(i.caches[1])
         self.args.page_table, self.args.batch = arena.store(i.pages, Space.HEAP), arena.store(i.batch, Space.HEAP)
-        self.args.part = arena.alloc(4 * s.num_parts)
+        self.args.partials = arena.alloc(4 * s.num_partials)
         if i.norms:
             self.args.q_norm, self.args.k_norm = arena.store(i.norms[0]), arena.store(i.norms[1])
 
@@ -43,7 +43,7 @@ class AttentionCase:
         """What one instance may write: the parts of its heads and rows, and new positions inside its split."""
         s = self.inputs.shape
         for part in self.inputs.partials_of(*instance):
-            self.arena.output(self.args.part + 4 * part, 4 * PART_FLOATS)
+            self.arena.output(self.args.partials + 4 * part, 4 * PARTIAL_FLOATS)
         for at in self.inputs.appended_by(*instance):
             for cache in (self.args.k_cache, self.args.v_cache):
                 self.arena.output(cache + 2 * at, 2 * s.head_dim)
@@ -62,10 +62,10 @@ class AttentionCase:
 
     def check_parts(self) -> None:
         s = self.inputs.shape
-        self.inputs.check_parts(self.arena.f32(self.args.part, (s.num_parts,)), self.caches())
+        self.inputs.check_parts(self.arena.f32(self.args.partials, (s.num_partials,)), self.caches())
 
     def merge(self, tolerance: float = 2e-5) -> None:
-        """Merge by two tasks: slices of up to 32 elements, up to a place that may lie inside a head."""
+        """Combine by two tasks: slices of up to 32 elements, up to a place that may lie inside a head."""
         s = self.inputs.shape
         stride, slices = s.num_q * s.head_dim + 5, -(-s.head_dim // 32)
         out = self.arena.alloc(2 * MAX_ROWS * stride)
@@ -75,12 +75,12 @@ class AttentionCase:
                 continue
             head, column = first // slices, first % slices * 32
             width = last // slices * s.head_dim + last % slices * 32 - head * s.head_dim - column
-            args = Merge.Args(batch=self.args.batch, head_dim=s.head_dim, out_stride=stride)
+            args = Combine.Args(batch=self.args.batch, head_dim=s.head_dim, out_stride=stride)
             args.first_slice, args.num_slices = first % slices, last - first
-            args.part, args.out = self.args.part + 4 * first * s.part_cols, out + 2 * head * s.head_dim
+            args.partials, args.out = self.args.partials + 4 * first * s.partial_cols, out + 2 * head * s.head_dim
             args.max_splits, args.min_split, args.split_budget = s.max_splits, s.min_split, s.split_budget
             self.arena.output(args.out + 2 * column, 2 * width, None, self.inputs.batch.num_rows, 2 * stride)
-            self.arena.run(Merge, args)
+            self.arena.run(Combine, args)
         self.inputs.check_merged(self.arena.floats(out, (MAX_ROWS, stride), "bf16"), self.caches(), tolerance)
 
 

@@ -53,7 +53,12 @@ def test_far_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("num_ranks", "source", "target", "consumer"),
-    [(2, 1, 0, "layer0.o.reduce"), (3, 0, 2, "layer1.down.reduce"), (2, 1, 0, "prepare"), (2, 0, 1, "gate")],
+    [
+        (2, 1, 0, "layer0.o.reduce"),
+        (3, 0, 2, "layer1.down.reduce"),
+        (2, 1, 0, "scheduler_step"),
+        (2, 0, 1, "iteration barrier"),
+    ],
 )
 def test_signal_that_never_comes(
     runner: Runner, command: Callable[..., list[str]], num_ranks: int, source: int, target: int, consumer: str

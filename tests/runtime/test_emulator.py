@@ -24,7 +24,7 @@ from support.faults import check_hang, event_between, write_config
 from support.helpers import Runner, alone, under_mpirun
 from support.tiny_config import tiny_config
 
-from distmk.abi import MAX_ROWS, SPLITS_AT_ONCE
+from distmk.abi import COMBINE_WIDTH, MAX_ROWS
 from distmk.backends.base import LaunchSpec
 from distmk.backends.build_cache import csrc_dir
 from distmk.backends.defaults import backend_choices
@@ -163,7 +163,7 @@ def decode(
         fill_weights(session.program, session.backend, 0, DummyCheckpoint(config, None, 5))
         running = session.launch(LaunchSpec(prompts=prompts, max_new=max_new, ignore_eos=True))
         tokens = sorted((event.request, event.token) for events in running for event in events)
-        vectors = [b for b in session.program.placement.buffers if b.arriving and b.rows == MAX_ROWS]
+        vectors = [b for b in session.program.placement.buffers if b.lamport and b.rows == MAX_ROWS]
         return tokens, {vector.name: session.view(vector).copy() for vector in vectors}
 
 
@@ -187,7 +187,7 @@ def test_a_lone_row_gets_too_many_splits() -> None:
     config = tiny_config(hidden_size=64, intermediate_size=64, num_heads=3, num_kv_heads=1, head_dim=64, num_layers=3)
     work: Any = (config, (58, 1), (5, 3), 16)
     options = {"max_seqs": 1, "max_splits": 16, "min_split": 1}
-    assert 58 < (2 * SPLITS_AT_ONCE - 1) * LONG_SPLITS * options["min_split"] < 58 + 4
+    assert 58 < (2 * COMBINE_WIDTH - 1) * LONG_SPLITS * options["min_split"] < 58 + 4
     (tokens, _), (expected, _) = (decode(backend, *work, **options) for backend in ("emulated", "host"))
     assert tokens == expected and len(tokens) == 8
 
@@ -252,7 +252,7 @@ start = backend.HostLaunch.__init__
 
 def start_far(self, made, block, params):
     if made.program.header.rank == 1:
-        params.num_far, made._bases[0] = 1, 0  # rank 0 is out of reach, and the emulator has no network
+        params.num_remote_ranks, made._bases[0] = 1, 0  # rank 0 is out of reach, and the emulator has no network
     start(self, made, block, params)
 
 backend.HostLaunch.__init__ = start_far
@@ -266,9 +266,11 @@ def test_nothing_is_left_after_an_abort(runner: Runner, tmp_path: Path) -> None:
     runner.check_nothing_left()
 
 
-@pytest.mark.parametrize(("consumer", "nodes"), [("layer0.o.reduce", {}), ("gate", {}), ("gate", FAR)])
+@pytest.mark.parametrize(
+    ("consumer", "nodes"), [("layer0.o.reduce", {}), ("iteration barrier", {}), ("iteration barrier", FAR)]
+)
 def test_signal_that_never_comes(runner: Runner, tmp_path: Path, consumer: str, nodes: dict[str, str]) -> None:
-    source, target = (0, 1) if consumer == "gate" else (1, 0)
+    source, target = (0, 1) if consumer == "iteration barrier" else (1, 0)
     options = DecodeOptions(2, WORKERS, max_seqs=4, max_model_len=64, **backend_choices("emulated"))
     event, waiter = event_between(compile_graph(lower(build_model(CONFIG), options)), source, target, consumer)
     fault = {"DISTMK_FAULT_DROP_SIGNAL": f"{source},{target},{event},4", "DISTMK_EMULATOR_SEED": SEED, **nodes}

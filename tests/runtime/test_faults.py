@@ -107,8 +107,8 @@ def signals(num_ranks: int, source: int, target: int, consumer: str) -> tuple[in
     [
         (with_ranks, 2, 1, 0, "layer0.o.reduce"),
         (with_ranks, 3, 0, 2, "layer1.down.reduce"),
-        (with_ranks, 2, 1, 0, "prepare"),
-        (with_ranks, 2, 0, 1, "gate"),
+        (with_ranks, 2, 1, 0, "scheduler_step"),
+        (with_ranks, 2, 0, 1, "iteration barrier"),
         (under_mpirun, 2, 0, 1, "layer1.down.reduce"),
     ],
 )

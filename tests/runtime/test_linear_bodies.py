@@ -66,12 +66,12 @@ def test_linear_columns(rng: np.random.Generator, epilogue: Epilogue, n: int, k:
         case.args.out, case.args.out_stride, case.args.epilogue = out, stride, int(epilogue)
         dtype = "bf16" if epilogue is Epilogue.SWIGLU else "f32"
         arena.output(out, ITEM_BYTES[dtype] * n, rows=case.rows, stride=ITEM_BYTES[dtype] * stride)
-        rounded = RoundedOutput(arena, case.args, case.rows, n) if dtype == "f32" and rng.random() < 0.5 else None
+        out_bf16 = RoundedOutput(arena, case.args, case.rows, n) if dtype == "f32" and rng.random() < 0.5 else None
         arena.run(Linear, case.args)
         got = arena.floats(out, (case.rows, stride), dtype)[:, :n]
         assert_close(f"{epilogue.name} k={k} n={n} rows={num_rows} ", got, want, tolerance)
-        if rounded:
-            rounded.check(got.copy())
+        if out_bf16:
+            out_bf16.check(got.copy())
 
 
 def test_linear_rounds_what_will_be_multiplied(rng: np.random.Generator) -> None:
@@ -81,10 +81,10 @@ def test_linear_rounds_what_will_be_multiplied(rng: np.random.Generator) -> None
     args = Linear.Args(k=50, n=50, x_stride=50, out_stride=50, epilogue=int(Epilogue.ADD))
     args.x, args.weight = arena.store(torch.zeros(16, 50).bfloat16()), arena.store(torch.eye(50).bfloat16())
     args.out, args.batch = arena.store(old), arena.store(decode_batch(16, rng))
-    rounded = RoundedOutput(arena, args, 16, 50)
+    out_bf16 = RoundedOutput(arena, args, 16, 50)
     arena.output(args.out, 4 * 50 * 16)
     arena.run(Linear, args)
-    rounded.check(old)
+    out_bf16.check(old)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])

@@ -116,7 +116,7 @@ def test_dropped_wait_is_reported(shape: str, rank: int, op: str, tmp_path: Path
     assert_reported(program, tmp_path)
 
 
-@pytest.mark.parametrize("op", ["layer0.down.reduce", "layer1.merge", "layer1.attention"])
+@pytest.mark.parametrize("op", ["layer0.down.reduce", "layer1.combine", "layer1.attention"])
 def test_dropped_wait_in_decode_is_reported(op: str, tmp_path: Path) -> None:
     program = compile_graph(tiny_decode(2, 2, "spread" if op == "layer1.attention" else "massive"))
     drop_waits(program, 1, op)

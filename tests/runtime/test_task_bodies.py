@@ -13,7 +13,7 @@ from support.arrays import assert_close
 from support.batches import decode_batch, make_batch
 
 from distmk.abi import MAX_ROWS, Batch, BatcherState, Candidate, Epilogue, LaunchParams, Request, Space, Trigger
-from distmk.tasks import Affine, Embed, Nop, Prepare, Put, Sample, Sine, Sum
+from distmk.tasks import Affine, Embed, Nop, Put, Sample, SchedulerStep, Sine, Sum
 
 
 def test_nop_fires_its_triggers_and_writes_nothing(rng: np.random.Generator) -> None:
@@ -73,7 +73,7 @@ def test_sum_in_block_order(rng: np.random.Generator, num: int, num_rows: int | 
     dst = rows_of(arena, old if add else torch.full((rows, num), torch.nan), dst_stride)
     args = Sum.Args(block_stride=4 * block_floats, num_blocks=num_blocks, num=num, dst_stride=dst_stride, add=add)
     args.blocks, args.dst = arena.store(blocks, Space.HEAP), dst
-    rounded = RoundedOutput(arena, args, rows, num) if rng.random() < 0.5 else None
+    out_bf16 = RoundedOutput(arena, args, rows, num) if rng.random() < 0.5 else None
     if num_rows:
         args.batch = arena.store(decode_batch(rows, rng))
     arena.output(dst, 4 * num, rows=rows, stride=4 * dst_stride)
@@ -83,8 +83,8 @@ def test_sum_in_block_order(rng: np.random.Generator, num: int, num_rows: int | 
         total += block[: rows * num].reshape(rows, num)
     # Bit for bit: float32 additions in the order of the blocks.
     assert_close("sum", arena.f32(dst, (rows, dst_stride))[:, :num], total, 0)
-    if rounded:
-        rounded.check(total)
+    if out_bf16:
+        out_bf16.check(total)
 
 
 @pytest.mark.parametrize("push", [False, True])
@@ -103,7 +103,7 @@ def test_embed(rng: np.random.Generator, push: bool) -> None:
         args = Embed.Args(k=k, col_begin=begin, n=n, out_stride=stride, first_token=first, last_token=last)
         args.table, args.out, args.batch = arena.store(table), out, arena.store(batch)
         args.epilogue = int(Epilogue.PUSH if push else Epilogue.STORE)
-        rounded = None if push else RoundedOutput(arena, args, num_rows, n)
+        out_bf16 = None if push else RoundedOutput(arena, args, num_rows, n)
         for rank in (0, 1) if push else (1,):
             arena.output(out, 4 * n, rank, num_rows, 4 * stride)
         arena.run(Embed, args, [Trigger(0, 0, 1, 0), Trigger(0, 1, 1, 0)])
@@ -111,8 +111,8 @@ def test_embed(rng: np.random.Generator, push: bool) -> None:
         want = [table[t - first, begin : begin + n].float() if first <= t < last else torch.zeros(n) for t in tokens]
         for rank in (0, 1) if push else (1,):
             assert_close(f"rank {rank} ", arena.f32(out, (num_rows, stride), rank)[:, :n], torch.stack(want), 0)
-        if rounded:
-            rounded.check(torch.stack(want))
+        if out_bf16:
+            out_bf16.check(torch.stack(want))
         assert arena.events(0) == arena.events(1) == [1, 0, 0, 0]
 
 
@@ -149,18 +149,18 @@ def test_prepare_lays_out_the_first_prompt_on_every_rank(rng: np.random.Generato
     num_pages, max_pages = 8, 4
     batch, table = arena.alloc(ctypes.sizeof(Batch), Space.HEAP), arena.alloc(4 * MAX_ROWS * max_pages, Space.HEAP)
     state_bytes = ctypes.sizeof(BatcherState) + 4 * num_pages
-    args = Prepare.Args(arena.alloc(16 * MAX_ROWS, Space.HEAP), batch, table, arena.alloc(state_bytes), 2, 8)
+    args = SchedulerStep.Args(arena.alloc(16 * MAX_ROWS, Space.HEAP), batch, table, arena.alloc(state_bytes), 2, 8)
     args.max_pages, args.num_pages, args.max_slots, args.max_positions = max_pages, num_pages, 4, 32
     for rank in (0, 1):
         arena.output(batch, ctypes.sizeof(Batch), rank)
         arena.output(table, 4 * MAX_ROWS * max_pages, rank)
     arena.output(args.state, state_bytes)
     params = LaunchParams(requests=ctypes.addressof(requests), prompts=prompt.ctypes.data, num_requests=1)
-    arena.run(Prepare, args, [Trigger(0, 0, 1, 0), Trigger(0, 1, 1, 0)], params=params)
+    arena.run(SchedulerStep, args, [Trigger(0, 0, 1, 0), Trigger(0, 1, 1, 0)], params=params)
     for rank in (0, 1):
         got = Batch.from_buffer_copy(arena.bytes_at(batch, ctypes.sizeof(Batch), rank).tobytes())
         assert [got.rows[r].token for r in range(got.num_rows)] == prompt[:16].tolist()
-        assert (got.num_runs, got.runs[0].kv_len, got.stop, got.num_cleared) == (1, 16, 0, 16)
+        assert (got.num_runs, got.runs[0].kv_len, got.stop, got.num_reset_rows) == (1, 16, 0, 16)
         pages = arena.bytes_at(table, 4 * MAX_ROWS * max_pages, rank).view(np.int32)[:4]
         assert len(set(pages.tolist())) == 4 and (pages >= 0).all() and (pages < num_pages).all()
         assert arena.events(rank) == [1, 0, 0, 0]

@@ -120,7 +120,7 @@ def test_generate(num_ranks: int, name: str, tiny_model: Path, runner: Runner) -
     finished, data = generate(tiny_model, runner, launcher, name, "--trace-iterations", str(KEPT))
     program, tasks = program_of(tiny_model, num_ranks), slices(data, "task")
     assert_complete(tasks, program, range(NUM_ITERATIONS - KEPT, NUM_ITERATIONS))
-    prepared = [event for event in slices(data, "schedule") if event["name"] == "prepare"]
+    prepared = [event for event in slices(data, "schedule") if event["name"] == "scheduler_step"]
     assert [event["args"]["iteration"] for event in prepared] == list(range(NUM_ITERATIONS - KEPT, NUM_ITERATIONS + 1))
     assert_in_order(tasks + prepared, program)
     for kind in ("task", "schedule", "wait"):

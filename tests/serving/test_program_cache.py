@@ -91,7 +91,7 @@ def test_any_change_is_another_program() -> None:
 
     keys = {program_cache._key(CONFIG, OPTIONS)}
     configs, options = dataclasses.fields(CONFIG), dataclasses.fields(OPTIONS)
-    defaults = {"num_pages": 7, "max_seqs": 5, "num_spared": 1, "max_splits": 8}  # doubled: no change, or too much
+    defaults = {"num_pages": 7, "max_seqs": 5, "num_reserved": 1, "max_splits": 8}  # doubled: no change, or too much
     for field in configs:
         value = changed(getattr(CONFIG, field.name), field.name)
         config = object.__new__(type(CONFIG))  # also one whose sizes would not go together

@@ -10,7 +10,14 @@ from support import reference
 from support.arrays import ROUNDING, assert_close, floats
 from support.batches import make_batch, random_runs
 
-from distmk.abi import LONE_HEADER, MAX_ROWS, PART_FLOATS, PART_HEADER, SHARE_AT_ONCE, SPLITS_AT_ONCE
+from distmk.abi import (
+    COMBINE_WIDTH,
+    FUSED_PARTIAL_HEADER,
+    MAX_ROWS,
+    PARTIAL_FLOATS,
+    PARTIAL_HEADER_FLOATS,
+    POSITIONS_PER_PASS,
+)
 from distmk.tasks import AttentionShape
 
 Instance = tuple[int, int, int]  # run, KV head, split
@@ -52,12 +59,12 @@ class AttentionInputs:
         norms: bool,
         max_len: int,
         alone: bool = False,  # a single row, of which there may be more splits
-        lone: bool = False,  # a single row is lone, unless it has too many
+        fused_partials: bool = False,  # a single row is lone, unless it has too many
     ):
-        self.rng, self.heads, self.head_dim, self.lone = rng, heads, head_dim, lone
+        self.rng, self.heads, self.head_dim, self.fused_partials = rng, heads, head_dim, fused_partials
         # A single row that may be longer gets as many splits as a lone one has, of more than its warps hold at once.
-        long = alone and max_len > SPLITS_AT_ONCE * SHARE_AT_ONCE
-        shortest = SPLITS_AT_ONCE * SHARE_AT_ONCE if long else 1
+        long = alone and max_len > COMBINE_WIDTH * POSITIONS_PER_PASS
+        shortest = COMBINE_WIDTH * POSITIONS_PER_PASS if long else 1
         self.runs = [(1, int(rng.integers(MAX_ROWS)), int(rng.integers(shortest, max_len + 1)))] if alone else []
         self.runs = self.runs or random_runs(rng, max_len)
         self.batch = make_batch(self.runs, rng)
@@ -102,7 +109,7 @@ class AttentionInputs:
     @property
     def has_lone_row(self) -> bool:
         """Whether the batch is a row that those who multiply it merge."""
-        return self.lone and self.batch.num_rows == 1 and self.runs[0][2] <= self.shape.lone_len
+        return self.fused_partials and self.batch.num_rows == 1 and self.runs[0][2] <= self.shape.fused_combine_len
 
     def kept(self, caches: torch.Tensor, tiled: bool) -> torch.Tensor:
         """`caches` as a backend keeps them, or what it kept put right. A GPU, which has matrices in tiles, exchanges 16-byte
@@ -117,7 +124,7 @@ class AttentionInputs:
 
     def splits(self, run: int) -> int:
         s, kv_lens = self.shape, [kv_len for _, _, kv_len in self.runs]
-        most = min(s.max_splits, SPLITS_AT_ONCE) if self.has_lone_row else s.max_splits
+        most = min(s.max_splits, COMBINE_WIDTH) if self.has_lone_row else s.max_splits
         return reference.num_splits(kv_lens, run, s.num_kv, s.num_workers, s.min_split, most)
 
     def instances(self) -> list[Instance]:
@@ -134,11 +141,11 @@ class AttentionInputs:
         return [head for head in range(self.shape.num_q) if self.heads.kv_head(head) == kv_head]
 
     def partials_of(self, run: int, kv_head: int, split: int) -> list[int]:
-        """Where the partial results of an instance begin, in floats, a slice of a head each; PART_FLOATS long."""
+        """Where the partial results of an instance begin, in floats, a slice of a head each; PARTIAL_FLOATS long."""
         s, num_rows, begin = self.shape, self.runs[run][0], self.batch.runs[run].row_begin
         rows = range(begin, begin + num_rows)
         slices = [head * s.slices + i for head in self.heads_of(kv_head) for i in range(s.slices)]
-        return [((i * MAX_ROWS + row) * s.max_splits + split) * PART_FLOATS for i in slices for row in rows]
+        return [((i * MAX_ROWS + row) * s.max_splits + split) * PARTIAL_FLOATS for i in slices for row in rows]
 
     def appended_by(self, run: int, kv_head: int, split: int) -> list[int]:
         """Where the new positions inside the split of an instance lie in a cache, in elements; each is head_dim long."""
@@ -181,9 +188,9 @@ class AttentionInputs:
                 assert_close(where + "V", values[-num_rows:].double(), v[:, kv_head].bfloat16().double(), 0)
 
     def check_parts(self, parts: np.ndarray, caches: torch.Tensor, error: float = 2e-5) -> None:
-        """`parts` are f32 [q head, slice, row, split, PART_FLOATS]; `error` is relative to the sum of the weights."""
+        """`parts` are f32 [q head, slice, row, split, PARTIAL_FLOATS]; `error` is relative to the sum of the weights."""
         s = self.shape
-        shaped = parts.reshape(s.num_q, s.slices, MAX_ROWS, s.max_splits, PART_FLOATS)
+        shaped = parts.reshape(s.num_q, s.slices, MAX_ROWS, s.max_splits, PARTIAL_FLOATS)
         for run, kv_head, split in self.instances():
             num_rows, _, kv_len = self.runs[run]
             keys, values = self.cache(caches, run, kv_head)
@@ -197,20 +204,22 @@ class AttentionInputs:
                     where = f"head {head} run {run} row {i} split {split} of {self.splits(run)} "
                     assert_close(where + "maximum", got[:, 0], np.full(s.slices, maximum), error / 2)
                     assert_close(where + "sum", got[:, 1], np.full(s.slices, total), error * total)
-                    acc = got[:, PART_HEADER:].reshape(-1)[: s.head_dim]
+                    acc = got[:, PARTIAL_HEADER_FLOATS:].reshape(-1)[: s.head_dim]
                     assert_close(where + "acc", acc, sums, error * total * 4)
 
-    def lone_splits(self, lone: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of `lone`, raw bf16 [q head, split, LONE_HEADER + head_dim]: logs of weights [q head, split] and elements
+    def lone_splits(self, fused_partials: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of `lone`, raw bf16 [q head, split, FUSED_PARTIAL_HEADER + head_dim]: logs of weights [q head, split] and elements
         [q head, split, head_dim], of the splits that a single row has.
         """
         s = self.shape
-        shaped = np.ascontiguousarray(lone.reshape(s.num_q, -1, LONE_HEADER + s.head_dim)[:, : self.splits(0)])
-        return shaped.view(np.float32)[:, :, 0], floats(shaped[:, :, LONE_HEADER:].copy(), "bf16")
+        shaped = np.ascontiguousarray(
+            fused_partials.reshape(s.num_q, -1, FUSED_PARTIAL_HEADER + s.head_dim)[:, : self.splits(0)]
+        )
+        return shaped.view(np.float32)[:, :, 0], floats(shaped[:, :, FUSED_PARTIAL_HEADER:].copy(), "bf16")
 
-    def check_lone(self, lone: np.ndarray, caches: torch.Tensor, error: float = 2e-5) -> None:
+    def check_lone(self, fused_partials: np.ndarray, caches: torch.Tensor, error: float = 2e-5) -> None:
         """What splits have left of a single row: the result over the positions of each, and the log of its weight."""
-        logs, elements = self.lone_splits(lone)
+        logs, elements = self.lone_splits(fused_partials)
         kv_len, q = self.runs[0][2], self.projected(0)[0]
         bounds = reference.split_bounds(kv_len, self.splits(0))
         for head in range(self.shape.num_q):
@@ -223,9 +232,9 @@ class AttentionInputs:
                 want = sums / total
                 assert_close(where, elements[head, split], want, ROUNDING["bf16"] * want.abs() + 5 * error)
 
-    def merged_lone(self, lone: np.ndarray) -> np.ndarray:
+    def merged_lone(self, fused_partials: np.ndarray) -> np.ndarray:
         """The row that those splits are merged to, float64 [num_q * head_dim]."""
-        logs, elements = self.lone_splits(lone)
+        logs, elements = self.lone_splits(fused_partials)
         weights = np.exp(logs.astype(np.float64) - logs.max(axis=1, keepdims=True))
         merged = (elements * weights[:, :, None]).sum(axis=1) / weights.sum(axis=1)[:, None]
         return np.asarray(merged.reshape(-1))

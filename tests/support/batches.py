@@ -20,7 +20,7 @@ def make_batch(runs: Iterable[tuple[int, int, int]], rng: np.random.Generator, v
             token = int(rng.integers(vocabulary))
             batch.rows[batch.num_rows] = BatchRow(token, kv_len - num_rows + i, slot, sample)
             batch.num_rows += 1
-    batch.num_cleared = batch.num_rows
+    batch.num_reset_rows = batch.num_rows
     return batch
 
 

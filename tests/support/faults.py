@@ -79,8 +79,8 @@ def event_between(program: Program, source: int, target: int, consumer: str) -> 
             for wait in part.waits[desc.wait_begin : desc.wait_begin + desc.num_waits]:
                 if wait.event in triggered:
                     return wait.event, name
-    if consumer == "gate":
-        return part.header.gate_event, "start of an iteration"
+    if consumer == "iteration barrier":
+        return part.header.iteration_event, "start of an iteration"
     raise AssertionError(f"{consumer} does not wait for rank {source}: {sorted(set(part.task_names))}")
 
 

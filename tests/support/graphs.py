@@ -75,10 +75,16 @@ def push_reduce(num_ranks: int, num_workers: int) -> Graph:
             for part in range(2):
                 begins = [(2 * r + part) * block for r in range(num_ranks)]
                 blocks = tuple(slots.at(rank, begin, begin + block) for begin in begins)
-                to, rounded = (buffer.at(rank, 4 * part, 4 * part + 4) for buffer in (total, dst))
+                to, out_bf16 = (buffer.at(rank, 4 * part, 4 * part + 4) for buffer in (total, dst))
                 graph.add(
                     Sum(
-                        rank, f"sum{layer}", blocks=blocks, dst=to, rounded=rounded, batch=batch.at(rank), add=layer > 0
+                        rank,
+                        f"sum{layer}",
+                        blocks=blocks,
+                        dst=to,
+                        out_bf16=out_bf16,
+                        batch=batch.at(rank),
+                        add=layer > 0,
                     )
                 )
     return graph
@@ -172,8 +178,8 @@ def random_graph(random_: random.Random) -> Graph:
             block, n = random_.choice(every), random_.choice([1, 2])
             blocks = tuple(block.at(rank, b * cols // n, (b + 1) * cols // n) for b in range(n))
             to = random_.choice([wide, *every]).at(rank, 0, cols // n)
-            rounded = _some(random_, halves, rank, cols // n) if random_.random() < 0.5 else None
-            graph.add(Sum(rank, op, worker, blocks=blocks, dst=to, rounded=rounded, add=random_.random() < 0.3))
+            out_bf16 = _some(random_, halves, rank, cols // n) if random_.random() < 0.5 else None
+            graph.add(Sum(rank, op, worker, blocks=blocks, dst=to, out_bf16=out_bf16, add=random_.random() < 0.3))
         elif choice < 0.95:
             x = _some(random_, halves, rank, cols)
             task = push_linear(graph, rank, x, _some(random_, random_.choice(shared), rank, cols), op)

@@ -210,7 +210,7 @@ class Mutator:
     def move_heap_offset(self) -> str:
         rank, part = self._part()
         field = self.random.choice(
-            ["events_heap_offset", "rings_heap_offset", "cleared_heap_bytes", "heap_bytes", "jit_capacity"]
+            ["events_heap_offset", "rings_heap_offset", "zeroed_heap_bytes", "heap_bytes", "jit_capacity"]
         )
         if self.program.num_ranks < 2:
             return ""

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from support.oracle_arrivals import Run, Trace, arrival_faults, known_when_looking, touches_early
+from support.oracle_lamport import Run, Trace, arrival_faults, known_when_looking, touches_early
 from support.simulation import ITERATIONS, Event, Simulation, Task
 
 from distmk.abi import EVENT_STRIDE_BYTES, NO_EVENT, Control, JitEntry, JitRing, LaunchKind
@@ -27,7 +27,7 @@ HEADER_FIELDS = (
     "num_workers",
     "num_schedulers",
     "jit_capacity",
-    "cleared_heap_bytes",
+    "zeroed_heap_bytes",
     "events_heap_offset",
     "rings_heap_offset",
     "heap_bytes",
@@ -120,12 +120,12 @@ class Oracle:
                     self.faults.add("lag")
         opener = [task for task, desc in self.tasks.items() if desc.launch == LaunchKind.SCHEDULER]
         for rank, part in enumerate(self.ranks):
-            gate = part.header.gate_event
+            gate = part.header.iteration_event
             if gate == NO_EVENT:
                 if opener:
-                    self.faults.add("gate")
+                    self.faults.add("iteration barrier")
             elif self.totals[(rank, gate)] != 1 or self.producers[(rank, gate)] != set(opener):
-                self.faults.add("gate")
+                self.faults.add("iteration barrier")
 
     def _layout(self) -> None:
         """Every run of bytes inside one piece, all of an access inside the same; nothing overlaps."""
@@ -142,10 +142,7 @@ class Oracle:
                     areas.append((begin, begin + num_events * EVENT_STRIDE_BYTES))
                     begin = header.rings_heap_offset
                     areas.append((begin, begin + header.num_workers * ring_bytes))
-                    if (
-                        any(end > header.cleared_heap_bytes for _, end in areas[-3:])
-                        or header.cleared_heap_bytes > size
-                    ):
+                    if any(end > header.zeroed_heap_bytes for _, end in areas[-3:]) or header.zeroed_heap_bytes > size:
                         self.faults.add("layout")
                 areas.sort()
                 pairs = itertools.pairwise(areas)
@@ -221,7 +218,7 @@ class Oracle:
                     if i >= wait.lag:
                         event = (task[0], wait.event)
                         before[(task, i, "S")] += [self.told(p, i - wait.lag, event) for p in self.producers[event]]
-                gate = self.ranks[task[0]].header.gate_event
+                gate = self.ranks[task[0]].header.iteration_event
                 if gate != NO_EVENT and self.tasks[task].launch != LaunchKind.SCHEDULER:
                     event = (task[0], gate)
                     before[(task, i, "S")] += [self.told(p, i, event) for p in self.producers[event]]
@@ -275,8 +272,8 @@ class Oracle:
     def _counting(self) -> None:
         awaited = {(task[0], wait.event) for task in self.tasks for wait in self.waits(task)}
         for rank, part in enumerate(self.ranks):
-            if part.header.gate_event != NO_EVENT:
-                awaited.add((rank, part.header.gate_event))
+            if part.header.iteration_event != NO_EVENT:
+                awaited.add((rank, part.header.iteration_event))
         for event in awaited:
             for slow in self.producers[event]:
                 told = self.told(slow, 0, event)[2]

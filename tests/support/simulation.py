@@ -52,7 +52,7 @@ class Simulation:
             self.counts[(trigger.rank, trigger.event)] += trigger.amount * times
 
     def _gate(self, rank: int, iteration: int) -> bool:
-        event = self.ranks[rank].header.gate_event
+        event = self.ranks[rank].header.iteration_event
         return event == NO_EVENT or self.counts[(rank, event)] > iteration
 
     def _step_worker(self, rank: int, state: list[int], worker: int) -> bool:

@@ -107,8 +107,8 @@ class RoundingCache(DynamicCache):
     """A KV cache that holds bf16, as the runtime's does, whatever the model computes in."""
 
     def update(self, keys: Tensor, values: Tensor, *more: Any, **named: Any) -> tuple[Tensor, Tensor]:
-        rounded = (part.bfloat16().to(part.dtype) for part in (keys, values))
-        held: tuple[Tensor, Tensor] = super().update(*rounded, *more, **named)
+        out_bf16 = (part.bfloat16().to(part.dtype) for part in (keys, values))
+        held: tuple[Tensor, Tensor] = super().update(*out_bf16, *more, **named)
         return held
 
 
@@ -119,10 +119,10 @@ def rounded_products(model: PreTrainedModel) -> Iterator[None]:
     are rounded again."""
 
     def divided(norm: Any, inputs: tuple[Tensor], _: Tensor) -> Tensor:
-        x = rounded(inputs[0])
+        x = out_bf16(inputs[0])
         return x / (x.square().mean(-1, keepdim=True) + norm.variance_epsilon).sqrt()
 
-    def rounded(x: Tensor) -> Tensor:
+    def out_bf16(x: Tensor) -> Tensor:
         return x.bfloat16().to(x.dtype)
 
     handles, matrices = [], []
@@ -131,13 +131,13 @@ def rounded_products(model: PreTrainedModel) -> Iterator[None]:
         matrices.append((layer.input_layernorm, [attention.q_proj, attention.k_proj, attention.v_proj]))
         matrices.append((layer.post_attention_layernorm, [mlp.gate_proj, mlp.up_proj]))
         for module in (attention.o_proj, mlp.down_proj):
-            handles.append(module.register_forward_pre_hook(lambda _, x: rounded(x[0])))
+            handles.append(module.register_forward_pre_hook(lambda _, x: out_bf16(x[0])))
     matrices.append((model.model.norm, [model.lm_head]))
     before = [(module, module.weight) for _, modules in matrices for module in modules]
     for norm, modules in matrices:
         handles.append(norm.register_forward_hook(divided))
         for module in modules:
-            module.weight = torch.nn.Parameter(rounded(module.weight * norm.weight), requires_grad=False)
+            module.weight = torch.nn.Parameter(out_bf16(module.weight * norm.weight), requires_grad=False)
     try:
         yield
     finally:
@@ -204,7 +204,7 @@ class Reference:
         """float32 throughout, or float64."""
         return self._logits(ids, last, dtype)
 
-    def rounded(self, ids: list[int], last: int = 0) -> Tensor:
+    def out_bf16(self, ids: list[int], last: int = 0) -> Tensor:
         """float32 but for what the runtime holds or multiplies in bf16: KV cache and inputs of linear layers."""
         with rounded_products(self._in(torch.float32)):
             return self._logits(ids, last, torch.float32, RoundingCache())
@@ -236,7 +236,7 @@ def check_greedy(reference: Reference, prompt: list[int], tokens: list[int], wha
     """
     ids, last = prompt + tokens[:-1], len(tokens)
     exact = reference.exact(ids, last)
-    moved = reference.rounded(ids, last) - exact
+    moved = reference.out_bf16(ids, last) - exact
     tolerance = float((moved.amax(-1) - moved.amin(-1)).max())
     best = exact.topk(2)
     clear = 0

@@ -62,7 +62,7 @@ class Simulation:
     def waits(self, rank: int, index: int, iteration: int) -> list[tuple[Task, int]]:
         """The tasks, and their iterations, that a task comes after by events."""
         part = self.program.ranks[rank]
-        desc, gate = part.tasks[index], part.header.gate_event
+        desc, gate = part.tasks[index], part.header.iteration_event
         held = [(w.event, w.lag) for w in part.waits[desc.wait_begin : desc.wait_begin + desc.num_waits]]
         if gate != NO_EVENT and desc.launch != LaunchKind.SCHEDULER:
             held.append((gate, 0))
@@ -235,13 +235,24 @@ def test_way_through_a_layer() -> None:
     """With tasks of one length: every operator takes a hop, a body and a finish."""
     found = Simulation(compile_graph(decode(1, 1)), num_iterations=4).trace()
     steps = {step.op: step for step in critical_path(found)}
-    assert list(steps) == ["prepare", "embed", "qkv", "attention", "merge", "o", "gate_up", "down", "head", "sample"]
+    assert list(steps) == [
+        "scheduler_step",
+        "embed",
+        "qkv",
+        "attention",
+        "combine",
+        "o",
+        "gate_up",
+        "down",
+        "head",
+        "sample",
+    ]
     for op in ("qkv", "o", "gate_up", "down"):  # one worker: the queue orders them, nothing is waited for
         step = steps[op]
         assert (step.times, step.num_tasks, step.in_layers) == (2, 1, True)
         assert step.wait_to_start == 0 and (step.body, step.finish) == (3.0, 0.1)
         assert step.last_end == step.first_end == pytest.approx(3.1), op
-    assert steps["merge"].first_start == steps["merge"].wait_to_start == pytest.approx(0.5)
+    assert steps["combine"].first_start == steps["combine"].wait_to_start == pytest.approx(0.5)
     total = sum(step.times * step.last_end for step in steps.values())
     assert total == pytest.approx(iterations(found).mean_us, rel=1e-6)
 
@@ -252,7 +263,7 @@ def test_what_another_rank_does_alone_is_on_the_way() -> None:
     steps = {step.op: step for step in critical_path(simulation.trace())}
     hops_us = [simulation.hop_ns / 1000, simulation.cross_ns / 1000]
     assert steps["embed"].first_start == pytest.approx(sum(hops_us) / 2, abs=0.05)
-    assert steps["prepare"].times == 1
+    assert steps["scheduler_step"].times == 1
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])

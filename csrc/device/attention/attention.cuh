@@ -33,7 +33,7 @@ DISTMK_FN void attend(const Work& w, uint32_t first_query, Tile& tile, Partial& 
 DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
   const uint32_t round = own_round();
   const AttentionSplit split =
-      at_hand(round) ? shared().attention_share.split : split_of(context, args, instance_of(context, round));
+      at_hand(round) ? shared().attention_assignment.split : split_of(context, args, instance_of(context, round));
   const Work w{split, context, args};
   const Team& team = context.team;
   const uint32_t num_queries = w.num_queries(), warp = threadIdx.x / 32;
@@ -51,14 +51,14 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
     }
     mark(Mark::PREPARED);
     // Old positions were there before. New ones are read by all warps of this instance, and by no other this iteration.
-    if (args.arriving)
-      context.look_for_inputs();
+    if (args.polls)
+      context.begin_polling();
     else if (!context.inputs_ready())
       return false;
-    if (block == 0) clear_lone(w);
-    stage_queries(w, block, count, args.arriving);
-    if (block == 0) stage_new(w, count, args.arriving);
-    context.inputs_found();
+    if (block == 0) reset_fused_partials(w);
+    stage_queries(w, block, count, args.polls);
+    if (block == 0) stage_new(w, count, args.polls);
+    context.inputs_polled();
     mark(Mark::INPUTS);
     team.sync();
     Partial partial;
@@ -68,20 +68,20 @@ DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
     mark(Mark::MET);
     partial.add_up();
 #pragma unroll
-    for (uint32_t first = 0; first < QUERIES; first += MERGED_QUERIES) {
+    for (uint32_t first = 0; first < QUERIES; first += COMBINED_QUERIES) {
       if (first >= count) break;
-      const uint32_t end = min(first + MERGED_QUERIES, count);
-      partial.write(w.merged(opaque(w.chunk_turn()), 0), first, end);
-      void* part = first + warp < end ? part_of(w, block + first + warp) : nullptr;
+      const uint32_t end = min(first + COMBINED_QUERIES, count);
+      partial.write(w.combined(opaque(w.chunk_turn()), 0), first, end);
+      void* partials = first + warp < end ? part_of(w, block + first + warp) : nullptr;
       team.sync();
-      if (part) write_query(w, warp, part);
+      if (partials) write_query(w, warp, partials);
       team.sync();
     }
   }
   mark(Mark::STORED);
   // A single one's line is at hand: who runs a merge next would be late by the trip for its page.
   const auto line_of = [&](uint32_t position) {
-    return w.run.num_rows == 1 && at_hand(own_round()) ? shared().attention_share.new_line : w.line_of(position);
+    return w.run.num_rows == 1 && at_hand(own_round()) ? shared().attention_assignment.new_line : w.line_of(position);
   };
   append(w, line_of);
   return true;
@@ -97,12 +97,12 @@ DISTMK_FN void body_attention(Context& context, const AttentionArgs& args) {
     if (!is_spread(*context.task.desc)) return round == 0;
     return instance_of(context, round) < count_instances(context, args);
   };
-  if (!have(0)) return context.inputs_found();
+  if (!have(0)) return context.inputs_polled();
   const auto run = [&] {
     switch (at_hand(own_round())) {
       case NEAR:
         return run_row<LoneWork<MAX_HEAD_DIM>>(context, args);
-      case IN_RING:
+      case PIPELINED:
         return args.head_dim == MAX_HEAD_DIM ? run_row<RowWork<MAX_HEAD_DIM>>(context, args)
                                              : run_row<RowWork<MAX_HEAD_DIM / 2>>(context, args);
       default:

@@ -19,9 +19,9 @@ struct SliceParts {
 
   DISTMK_FN static uint32_t element() { return threadIdx.x % (32 / GROUPS) * 4; }
   DISTMK_FN static uint32_t split(uint32_t i) { return threadIdx.x % 32 / (32 / GROUPS) + i * GROUPS; }
-  DISTMK_FN uint4* header_at(uint32_t s) const { return reinterpret_cast<uint4*>(parts + s * PART_FLOATS); }
+  DISTMK_FN uint4* header_at(uint32_t s) const { return reinterpret_cast<uint4*>(parts + s * PARTIAL_FLOATS); }
   DISTMK_FN uint4* values_at(uint32_t s, uint32_t e) const {
-    return reinterpret_cast<uint4*>(parts + s * PART_FLOATS + PART_HEADER + e);
+    return reinterpret_cast<uint4*>(parts + s * PARTIAL_FLOATS + PARTIAL_HEADER_FLOATS + e);
   }
 
   DISTMK_FN bool has_second_half() const { return splits > HALF * GROUPS; }
@@ -29,16 +29,16 @@ struct SliceParts {
   // Whether all of it is there.
   DISTMK_FN bool load() {
     const uint32_t lane = threadIdx.x % 32, e = element() < num_elements ? element() : 0;
-    header = load_arriving(header_at(lane < splits ? lane : 0));
+    header = poll_load(header_at(lane < splits ? lane : 0));
     const auto load_half = [&](uint32_t first) {
 #pragma unroll
       for (uint32_t i = first; i < first + HALF; ++i)
-        values[i] = load_arriving(values_at(split(i) < splits ? split(i) : 0, e));
+        values[i] = poll_load(values_at(split(i) < splits ? split(i) : 0, e));
     };
     const auto is_there = [&](uint32_t first) {
       bool all = true;
 #pragma unroll
-      for (uint32_t i = first; i < first + HALF; ++i) all = all && words_have_arrived(values[i]);
+      for (uint32_t i = first; i < first + HALF; ++i) all = all && words_published(values[i]);
       return all;
     };
     load_half(0);
@@ -52,7 +52,7 @@ struct SliceParts {
   }
 
   // Element `element() + threadIdx.x % 32 / (32 / GROUPS)` of the slice.
-  DISTMK_FN float merge() const {
+  DISTMK_FN float combine() const {
     const uint32_t lane = threadIdx.x % 32, group = lane / (32 / GROUPS);
     const float mine = lane < splits ? __uint_as_float(header.x) : -INFINITY;
     float maximum = mine;
@@ -81,11 +81,11 @@ struct SliceParts {
   DISTMK_FN void clear() const {
     __syncwarp();
     const uint32_t lane = threadIdx.x % 32;
-    if (lane < splits) store_arriving(header_at(lane), uint4{0, 0, 0, 0});
+    if (lane < splits) publish_store(header_at(lane), uint4{0, 0, 0, 0});
 #pragma unroll
     for (uint32_t i = 0; i < SPLITS; ++i)
       if (split(i) < splits && element() < num_elements)
-        store_arriving(values_at(split(i), element()), uint4{0, 0, 0, 0});
+        publish_store(values_at(split(i), element()), uint4{0, 0, 0, 0});
   }
 };
 
@@ -105,18 +105,18 @@ struct RowsOfFew {
   DISTMK_FN bool load() {
 #pragma unroll
     for (uint32_t s = 0; s < SPLITS; ++s) {
-      const float* part = parts + (s < splits ? s : 0) * PART_FLOATS;
-      headers[s] = load_arriving(reinterpret_cast<const float2*>(part));
-      values[s] = load_arriving(reinterpret_cast<const uint4*>(part + PART_HEADER + element()));
+      const float* partials = parts + (s < splits ? s : 0) * PARTIAL_FLOATS;
+      headers[s] = poll_load(reinterpret_cast<const float2*>(partials));
+      values[s] = poll_load(reinterpret_cast<const uint4*>(partials + PARTIAL_HEADER_FLOATS + element()));
     }
     bool all = true;
 #pragma unroll
     for (uint32_t s = 0; s < SPLITS; ++s)
-      all = all && __float_as_uint(headers[s].x) && __float_as_uint(headers[s].y) && words_have_arrived(values[s]);
+      all = all && __float_as_uint(headers[s].x) && __float_as_uint(headers[s].y) && words_published(values[s]);
     return all;
   }
 
-  DISTMK_FN void merge(float (&merged)[4]) const {
+  DISTMK_FN void combine(float (&combined)[4]) const {
     static_assert(SPLITS == 2, "");
     const bool two = splits == 2;
     const float maximum = two ? fmaxf(headers[0].x, headers[1].x) : headers[0].x;
@@ -126,80 +126,81 @@ struct RowsOfFew {
     const uint32_t second[4] = {values[1].x, values[1].y, values[1].z, values[1].w};
 #pragma unroll
     for (uint32_t e = 0; e < 4; ++e)
-      merged[e] = __uint_as_float(first[e]) * (a * scale) + __uint_as_float(second[e]) * (b * scale);
+      combined[e] = __uint_as_float(first[e]) * (a * scale) + __uint_as_float(second[e]) * (b * scale);
   }
 
   // By lanes that are one of a row's.
   DISTMK_FN void clear() const {
     for (uint32_t s = 0; s < splits; ++s) {
-      float* part = parts + s * PART_FLOATS;
-      if (element() == 0) store_arriving(reinterpret_cast<uint4*>(part), {0, 0, 0, 0});
-      store_arriving(reinterpret_cast<uint4*>(part + PART_HEADER + element()), {0, 0, 0, 0});
+      float* partials = parts + s * PARTIAL_FLOATS;
+      if (element() == 0) publish_store(reinterpret_cast<uint4*>(partials), {0, 0, 0, 0});
+      publish_store(reinterpret_cast<uint4*>(partials + PARTIAL_HEADER_FLOATS + element()), {0, 0, 0, 0});
     }
   }
 };
 
-DISTMK_FN bool look_for(Context& context, const MergeArgs& args) {
-  if (!args.arriving) return context.inputs_ready();
-  context.look_for_inputs();
+DISTMK_FN bool look_for(Context& context, const CombineArgs& args) {
+  if (!args.polls) return context.inputs_ready();
+  context.begin_polling();
   return true;
 }
 
 // Of all rows, whose splits lanes have in order.
-DISTMK_FN void merge_rows_of_few(Context& context, const MergeArgs& args, const Batch& batch, uint32_t splits,
-                                 const ArrivingVector& out) {
+DISTMK_FN void combine_rows_of_few(Context& context, const CombineArgs& args, const Batch& batch, uint32_t splits,
+                                   const LamportVector& out) {
   const auto num_rows = static_cast<uint32_t>(batch.num_rows);
   const uint32_t num_quads = (num_rows + RowsOfFew::ROWS - 1) / RowsOfFew::ROWS;
   for (uint32_t i = threadIdx.x / 32; i < num_quads * args.num_slices; i += NUM_WARPS) {
     const uint32_t index = i % args.num_slices, mine = i / args.num_slices * RowsOfFew::ROWS + RowsOfFew::row();
     const uint32_t row = min(mine, num_rows - 1);
-    const MergeSlice slice(args, index);
+    const CombineSlice slice(args, index);
     RowsOfFew few;
-    few.parts =
-        context.at<float>(args.part) + index * slice_floats(args.max_splits) + part_begin(row, 0, args.max_splits);
+    few.parts = context.at<float>(args.partials) + index * slice_floats(args.max_splits) +
+                partial_begin(row, 0, args.max_splits);
     few.splits = __shfl_sync(~0u, splits, row);
     if (!look_for(context, args)) return;
-    context.look(args.arriving, [&] { return few.load(); });
-    context.inputs_found();
-    float merged[4];
-    few.merge(merged);
+    context.poll(args.polls, [&] { return few.load(); });
+    context.inputs_polled();
+    float combined[4];
+    few.combine(combined);
     __syncwarp();  // what is cleared has been read by several lanes
     if (mine >= num_rows) continue;
-    out.store_four(uint64_t{row} * args.out_stride + slice.head * args.head_dim + slice.begin + few.element(), merged);
-    if (args.arriving) few.clear();
+    out.publish_four(uint64_t{row} * args.out_stride + slice.head * args.head_dim + slice.begin + few.element(),
+                     combined);
+    if (args.polls) few.clear();
   }
 }
 
-DISTMK_FN void body_merge(Context& context, const MergeArgs& args) {
-  static_assert(MERGE_SLICE == 32, "four elements each of eight lanes");
+DISTMK_FN void body_combine(Context& context, const CombineArgs& args) {
+  static_assert(COMBINE_SLICE == 32, "four elements each of eight lanes");
   const Batch& batch = *context.batch(args.batch);
-  if (is_lone(args, batch.num_rows, batch.runs[0])) return context.inputs_found();
+  if (fuses_combine(args, batch.num_rows, batch.runs[0])) return context.inputs_polled();
   const Splits splits(args, batch);
-  const ArrivingVector out{context.at<__nv_bfloat16>(args.out), context.at<__nv_bfloat16>(args.cleared)};
+  const LamportVector out{context.at<__nv_bfloat16>(args.out), context.at<__nv_bfloat16>(args.reset)};
   const uint32_t lane = threadIdx.x % 32, of_lane = lane < batch.num_rows ? splits.of(run_of(batch, lane)) : 1;
-  const bool of_fours = args.head_dim % MERGE_SLICE == 0 && out.takes_four(args.out_stride);
+  const bool of_fours = args.head_dim % COMBINE_SLICE == 0 && out.takes_four(args.out_stride);
   if (of_fours && __all_sync(~0u, of_lane <= RowsOfFew::SPLITS)) {
-    merge_rows_of_few(context, args, batch, of_lane, out);
-    return context.inputs_found();  // some warps have nothing to look for
+    combine_rows_of_few(context, args, batch, of_lane, out);
+    return context.inputs_polled();  // some warps have nothing to look for
   }
   for (uint32_t i = threadIdx.x / 32; i < batch.num_rows * args.num_slices; i += NUM_WARPS) {
     const uint32_t row = i / args.num_slices, index = i % args.num_slices;
-    const MergeSlice slice(args, index);
+    const CombineSlice slice(args, index);
     SliceParts parts;
-    parts.parts =
-        context.at<float>(args.part) + index * slice_floats(args.max_splits) + part_begin(row, 0, args.max_splits);
+    parts.parts = context.at<float>(args.partials) + index * slice_floats(args.max_splits) +
+                  partial_begin(row, 0, args.max_splits);
     parts.splits = splits.of(run_of(batch, row));
     parts.num_elements = slice.end - slice.begin;
     if (!look_for(context, args)) return;
-    context.look(args.arriving, [&] { return parts.load(); });
-    context.inputs_found();
-    const float value = parts.merge();
+    context.poll(args.polls, [&] { return parts.load(); });
+    context.inputs_polled();
+    const float value = parts.combine();
     const uint32_t e = SliceParts::element() + threadIdx.x % 32 / (32 / SliceParts::GROUPS);
     if (e < parts.num_elements)
       out.store(uint64_t{row} * args.out_stride + slice.head * args.head_dim + slice.begin + e, value);
-    if (args.arriving) parts.clear();
+    if (args.polls) parts.clear();
   }
-  context.inputs_found();
+  context.inputs_polled();
 }
 
 }  // namespace distmk

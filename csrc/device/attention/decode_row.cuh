@@ -15,7 +15,7 @@ DISTMK_FN void take(const LoneWork<DIM>& w, Tile& tile) {
   const uint32_t turn = w.chunk_turn();
   if (turn >= w.num_chunks())
     return tile.clear();  // or the compiler would keep its registers for whatever they hold, in all other tasks too
-  const uint64_t begin = uint64_t{shared().attention_share.lines[turn]} * DIM;
+  const uint64_t begin = uint64_t{shared().attention_assignment.lines[turn]} * DIM;
   KeyPieces<LoneWork<DIM>, FromCache>(w, w.keys() + begin).load(tile);
   ValuePieces<LoneWork<DIM>, FromCache>(w, w.values() + begin).load(tile);
 }
@@ -45,19 +45,19 @@ DISTMK_FN void attend(const RowWork<DIM>& w, Tile& tile, Partial& partial) {
 // False: the launch was over before its inputs were there.
 template <class W>
 DISTMK_FN bool run_row(Context& context, const AttentionArgs& args) {
-  const AttentionShare& share = shared().attention_share;
+  const AttentionAssignment& share = shared().attention_assignment;
   const W w{share.split, context, args};
   const uint32_t warp = threadIdx.x / 32;
   Tile tile;
   take(w, tile);
   mark(Mark::PREPARED);
-  if (args.arriving)
-    context.look_for_inputs();
+  if (args.polls)
+    context.begin_polling();
   else if (!context.inputs_ready())
     return false;
-  stage_queries(w, 0, w.num_heads, args.arriving);
-  stage_new(w, w.num_heads, args.arriving);
-  context.inputs_found();
+  stage_queries(w, 0, w.num_heads, args.polls);
+  stage_new(w, w.num_heads, args.polls);
+  context.inputs_polled();
   mark(Mark::INPUTS);
   context.team.sync();
   Partial partial;
@@ -65,18 +65,18 @@ DISTMK_FN bool run_row(Context& context, const AttentionArgs& args) {
   mark(Mark::LAST);
   partial.add_up();
 #pragma unroll
-  for (uint32_t first = 0; first < QUERIES; first += MERGED_QUERIES) {
+  for (uint32_t first = 0; first < QUERIES; first += COMBINED_QUERIES) {
     if (first >= w.num_heads) break;
     if (first) context.team.sync();
-    const uint32_t end = min(first + MERGED_QUERIES, w.num_heads);
-    partial.write(w.merged(opaque(w.chunk_turn()), 0), first, end);
-    void* part = first + warp < end ? part_of(w, first + warp) : nullptr;
+    const uint32_t end = min(first + COMBINED_QUERIES, w.num_heads);
+    partial.write(w.combined(opaque(w.chunk_turn()), 0), first, end);
+    void* partials = first + warp < end ? part_of(w, first + warp) : nullptr;
     context.team.sync();
     if (first == 0) mark(Mark::MET);
-    if (part) write_query(w, warp, part);
+    if (partials) write_query(w, warp, partials);
   }
   mark(Mark::STORED);
-  clear_lone(w);
+  reset_fused_partials(w);
   append(w, [&](uint32_t) { return share.new_line; });
   return true;
 }

@@ -14,16 +14,16 @@ struct ChunkStages {
   using Keys = KeyPieces<W, FromRing>;
   using Values = ValuePieces<W, FromRing>;
   const W& w;
-  RingPlace<NUM_STAGES> stage;  // of the chunk it is at
+  PipelineState<NUM_STAGES> stage;  // of the chunk it is at
   uint32_t turn;
 
   DISTMK_FN explicit ChunkStages(const W& work)
-      : w(work), stage(own_places().stage.after(work.chunk_turn() / 2)), turn(work.chunk_turn()) {}
+      : w(work), stage(consumer_state().stage.advanced(work.chunk_turn() / 2)), turn(work.chunk_turn()) {}
 
   // The chunk, once it is there.
   DISTMK_FN const __nv_bfloat16* await() const {
-    barrier_wait(&shared().ring.full[stage.slot], stage.parity);
-    const char* slot = shared().slots + stage.slot * STAGE_BYTES;
+    barrier_wait(&shared().ring.full[stage.index], stage.phase);
+    const char* slot = shared().slots + stage.index * STAGE_BYTES;
     return reinterpret_cast<const __nv_bfloat16*>(slot + turn % 2 * 2 * w.chunk_bytes());
   }
   DISTMK_FN Keys keys(const __nv_bfloat16* chunk) const { return {w, chunk}; }
@@ -35,12 +35,12 @@ struct ChunkStages {
     values(chunk).load(tile);
   }
   // Nothing more is read of it. A stage with one chunk is given back as a whole.
-  DISTMK_FN void give_back() const {
-    warp_arrive(&shared().ring.empty[stage.slot], turn % 2 == 0 && turn + 1 == w.num_chunks() ? 2 : 1);
+  DISTMK_FN void consumer_release() const {
+    warp_arrive(&shared().ring.empty[stage.index], turn % 2 == 0 && turn + 1 == w.num_chunks() ? 2 : 1);
   }
   DISTMK_FN bool has_next() const { return turn + NUM_WARPS < w.num_chunks(); }
   DISTMK_FN void step() {
-    stage = stage.after(NUM_WARPS / 2);
+    stage = stage.advanced(NUM_WARPS / 2);
     turn += NUM_WARPS;
   }
 };
@@ -48,11 +48,11 @@ struct ChunkStages {
 // This warp is done with a share's stages.
 template <class W>
 DISTMK_FN void leave_stages(const W& w) {
-  constexpr uint32_t MOST = RingPlace<NUM_STAGES>::MOST_STEPS;
-  Places places = own_places();
+  constexpr uint32_t MOST = PipelineState<NUM_STAGES>::MOST_STEPS;
+  ConsumerState consumer = consumer_state();
   for (uint32_t left = (w.num_chunks() + 1) / 2; left; left -= min(left, MOST))
-    places.stage = places.stage.after(min(left, MOST));
-  keep_places(places);
+    consumer.stage = consumer.stage.advanced(min(left, MOST));
+  store_consumer_state(consumer);
 }
 
 // This warp's chunks, of which the first is in registers. Only the split's last one, which is the first turn's, may
@@ -60,7 +60,7 @@ DISTMK_FN void leave_stages(const W& w) {
 template <class W>
 DISTMK_FN void attend_ring(const W& w, Tile& tile, Partial& partial) {
   ChunkStages<W> ring(w);
-  ring.give_back();
+  ring.consumer_release();
 #pragma unroll 1
   while (true) {
     const uint32_t chunk = w.chunk_of(ring.turn);
@@ -81,12 +81,12 @@ DISTMK_FN void attend_ring(const W& w, Tile& tile, Partial& partial) {
     if (two) {
       ring.values(other).load(tile);
       partial.add_values(tile, W::DIM, weights[1]);
-      ring.give_back();
+      ring.consumer_release();
     }
     if (!ring.has_next()) break;
     ring.step();
     ring.take(tile);
-    ring.give_back();
+    ring.consumer_release();
   }
   leave_stages(w);
 }

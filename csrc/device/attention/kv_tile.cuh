@@ -223,18 +223,18 @@ struct Partial {
   }
 
   // This lane's share of the results of queries `first` to `end` - 1, of which query i's go to `out` +
-  // (i - first) * MERGE_STRIDE.
+  // (i - first) * COMBINE_STRIDE.
   DISTMK_FN void write(float* out, uint32_t first, uint32_t end) const {
     const uint32_t mine = group_of_lane();
     if (place_in_group() == 0 && mine >= first && mine < end)
-      *reinterpret_cast<float2*>(out + (mine - first) * MERGE_STRIDE + MAX_HEAD_DIM) = {maximum * LN_2, sum};
+      *reinterpret_cast<float2*>(out + (mine - first) * COMBINE_STRIDE + MAX_HEAD_DIM) = {maximum * LN_2, sum};
 #pragma unroll
     for (uint32_t e = 0; e < 2; ++e) {
       const uint32_t query = 2 * place_in_group() + e;
       if (query < first || query >= end) continue;
 #pragma unroll
       for (uint32_t n = 0; n < MAX_HEAD_DIM / 16; n += 2)
-        *reinterpret_cast<float4*>(out + (query - first) * MERGE_STRIDE + n / 4 * 64 + 8 * group_of_lane() +
+        *reinterpret_cast<float4*>(out + (query - first) * COMBINE_STRIDE + n / 4 * 64 + 8 * group_of_lane() +
                                    n % 4 * 2) = {acc[n][e], acc[n][2 + e], acc[n + 1][e], acc[n + 1][2 + e]};
     }
   }

@@ -5,17 +5,19 @@
 namespace distmk {
 namespace attention {
 
-constexpr uint32_t PART_LANES = MERGE_SLICE / 4;  // whose elements are a slice of a query's result
+constexpr uint32_t PART_LANES = COMBINE_SLICE / 4;  // whose elements are a slice of a query's result
 
 // Where this lane's four elements of a query's result lie, behind a header. Asked for before the warps meet: some have
 // nothing else to do.
 template <class W>
 DISTMK_FN void* part_of(const W& w, uint32_t query) {
-  const uint32_t lane = w.lane(), slices = (w.head_dim() + MERGE_SLICE - 1) / MERGE_SLICE;
-  if (w.is_lone()) return w.lone_at(w.args.lone, query, w.instance.split) + LONE_HEADER + 4 * lane;
+  const uint32_t lane = w.lane(), slices = (w.head_dim() + COMBINE_SLICE - 1) / COMBINE_SLICE;
+  if (w.fuses_combine())
+    return w.fused_partial_at(w.args.fused_partials, query, w.instance.split) + FUSED_PARTIAL_HEADER + 4 * lane;
   const uint32_t row = w.row_of(query), slice = (w.first_head + query - row * w.num_heads) * slices + lane / PART_LANES;
-  return w.floats(w.args.part) + part_of_slice(slice, w.run.row_begin + row, w.instance.split, w.args.max_splits) +
-         PART_HEADER + lane % PART_LANES * 4;
+  return w.floats(w.args.partials) +
+         partial_of_slice(slice, w.run.row_begin + row, w.instance.split, w.args.max_splits) + PARTIAL_HEADER_FLOATS +
+         lane % PART_LANES * 4;
 }
 
 // Merges the warps' results for a query and writes them out; a warp a query, four elements a lane, of which each weighs
@@ -24,7 +26,7 @@ template <class W>
 DISTMK_FN void write_query(const W& w, uint32_t index, void* out) {
   constexpr uint32_t AT_ONCE = NUM_WARPS / 2;
   const uint32_t lane = w.lane();
-  const auto found_by = [&](uint32_t turn) { return w.merged(turn, index); };
+  const auto found_by = [&](uint32_t turn) { return w.combined(turn, index); };
   const float2 found = *reinterpret_cast<const float2*>(found_by(lane % NUM_WARPS) + MAX_HEAD_DIM);
   float maximum = found.x;
   for (uint32_t step = 1; step < NUM_WARPS; step <<= 1) maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, step));
@@ -43,32 +45,32 @@ DISTMK_FN void write_query(const W& w, uint32_t index, void* out) {
     }
   }
   if (4 * lane >= w.head_dim()) return;
-  if (w.is_lone()) {
+  if (w.fuses_combine()) {
     const float scale = __fdividef(1.0f, sum);
     const uint32_t pairs[2] = {pack_bf16(acc.x * scale, acc.y * scale), pack_bf16(acc.z * scale, acc.w * scale)};
-    store_arriving(static_cast<uint2*>(out), {arrived_pair(pairs[0]), arrived_pair(pairs[1])});
+    publish_store(static_cast<uint2*>(out), {lamport_pair(pairs[0]), lamport_pair(pairs[1])});
     // Last: who waits looks at it alone.
     if (lane == 0)
-      store_element(reinterpret_cast<float*>(static_cast<__nv_bfloat16*>(out) - LONE_HEADER), maximum + __logf(sum));
+      publish(reinterpret_cast<float*>(static_cast<__nv_bfloat16*>(out) - FUSED_PARTIAL_HEADER), maximum + __logf(sum));
     return;
   }
-  if (lane % PART_LANES == 0) store_four(static_cast<float*>(out) - PART_HEADER, {maximum, sum, 0, 0});
-  store_four(static_cast<float*>(out), acc);
+  if (lane % PART_LANES == 0) publish_four(static_cast<float*>(out) - PARTIAL_HEADER_FLOATS, {maximum, sum, 0, 0});
+  publish_four(static_cast<float*>(out), acc);
 }
 
 // Leaves zero what splits of a lone row may have left a turn before, as many as there were then: a warp a head.
 template <class W>
-DISTMK_FN void clear_lone(const W& w) {
+DISTMK_FN void reset_fused_partials(const W& w) {
   const uint32_t lane = w.lane();
-  if (!w.args.cleared || w.instance.run != 0 || 4 * lane >= w.head_dim()) return;
+  if (!w.args.reset || w.instance.run != 0 || 4 * lane >= w.head_dim()) return;
 #pragma unroll 1
   for (uint32_t query = threadIdx.x / 32; query < w.num_heads; query += NUM_WARPS)
 #pragma unroll 1
-    for (uint32_t split = w.instance.split; split < max_lone_splits(w.args.max_splits);
+    for (uint32_t split = w.instance.split; split < max_fused_splits(w.args.max_splits);
          split += w.instance.num_splits) {
-      __nv_bfloat16* out = w.lone_at(w.args.cleared, query, split);
-      if (lane == 0) store_arriving(reinterpret_cast<float*>(out), 0.0f);
-      store_arriving(reinterpret_cast<uint2*>(out + LONE_HEADER) + lane, {0, 0});
+      __nv_bfloat16* out = w.fused_partial_at(w.args.reset, query, split);
+      if (lane == 0) publish_store(reinterpret_cast<float*>(out), 0.0f);
+      publish_store(reinterpret_cast<uint2*>(out + FUSED_PARTIAL_HEADER) + lane, {0, 0});
     }
 }
 

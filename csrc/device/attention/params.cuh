@@ -10,11 +10,11 @@ namespace attention {
 constexpr uint32_t QUERIES = 8;  // of a block: query heads x token rows; their low halves are the product's other rows
 constexpr uint32_t QUERY_STEP = 64;  // elements; a head's last ones may be fewer
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
-constexpr uint32_t MERGED_QUERIES = 4;  // at once, for want of shared memory
-constexpr uint32_t CHUNK = SPLIT_STEP;  // positions: one product's depth where weights meet values
+constexpr uint32_t COMBINED_QUERIES = 4;  // at once, for want of shared memory
+constexpr uint32_t CHUNK = SPLIT_STEP;    // positions: one product's depth where weights meet values
 static_assert(CHUNK == 16, "");
-static_assert(NUM_WARPS * CHUNK == SHARE_AT_ONCE, "");
-constexpr uint32_t MERGE_STRIDE = MAX_HEAD_DIM + 4;  // of a warp's result for a query: accumulator, maximum, sum
+static_assert(NUM_WARPS * CHUNK == POSITIONS_PER_PASS, "");
+constexpr uint32_t COMBINE_STRIDE = MAX_HEAD_DIM + 4;  // of a warp's result for a query: accumulator, maximum, sum
 
 // What is known of an instance ahead, so that the compiler knows it, too (device/attention/decode_row.cuh): of ONE_ROW,
 // that its run is a single row and its heads have HEAD_DIM elements; of LONE, that this is the batch's only row as
@@ -58,10 +58,11 @@ struct WorkOf : AttentionSplit {
     return position >= first_new() && position >= begin && position < end;
   }
 
-  DISTMK_FN bool is_lone() const { return LONE || distmk::is_lone(args, num_rows, run); }
+  DISTMK_FN bool fuses_combine() const { return LONE || distmk::fuses_combine(args, num_rows, run); }
   // Where a head's result is of a split, if those who multiply it merge it.
-  DISTMK_FN __nv_bfloat16* lone_at(uint64_t operand, uint32_t query, uint32_t split) const {
-    return context.at<__nv_bfloat16>(operand) + lone_begin(first_head + query, split, args.max_splits, head_dim());
+  DISTMK_FN __nv_bfloat16* fused_partial_at(uint64_t operand, uint32_t query, uint32_t split) const {
+    return context.at<__nv_bfloat16>(operand) +
+           fused_partial_begin(first_head + query, split, args.max_splits, head_dim());
   }
 
   // In the caches, 16-byte pieces of a position are exchanged by its number in the page, so that a warp that reads a
@@ -93,9 +94,9 @@ struct WorkOf : AttentionSplit {
   }
   DISTMK_FN uint32_t query_elements() const { return (head_dim() + QUERY_STEP - 1) / QUERY_STEP * QUERY_STEP; }
   // Over the queries once they are done with; of ONE_ROW, behind them.
-  DISTMK_FN float* merged(uint32_t turn, uint32_t query_index) const {
+  DISTMK_FN float* combined(uint32_t turn, uint32_t query_index) const {
     return reinterpret_cast<float*>(query(ONE_ROW ? QUERIES : 0)) +
-           (turn * MERGED_QUERIES + query_index) * MERGE_STRIDE;
+           (turn * COMBINED_QUERIES + query_index) * COMBINE_STRIDE;
   }
 
  private:
@@ -107,25 +108,25 @@ using RowWork = WorkOf<Known::ONE_ROW, HEAD_DIM>;
 template <uint32_t HEAD_DIM>
 using LoneWork = WorkOf<Known::LONE, HEAD_DIM>;
 
-constexpr uint32_t MERGED_BYTES = NUM_WARPS * MERGED_QUERIES * MERGE_STRIDE * sizeof(float);
-static_assert(2 * MAX_ROWS * (MAX_HEAD_DIM + 8) * sizeof(__nv_bfloat16) + MERGED_BYTES <= WORK_BYTES + SCRATCH_BYTES,
+constexpr uint32_t COMBINED_BYTES = NUM_WARPS * COMBINED_QUERIES * COMBINE_STRIDE * sizeof(float);
+static_assert(2 * MAX_ROWS * (MAX_HEAD_DIM + 8) * sizeof(__nv_bfloat16) + COMBINED_BYTES <= WORK_BYTES + SCRATCH_BYTES,
               "what warps have found must fit behind the new keys and values");
 static_assert(2 * (MAX_HEAD_DIM + 8) * sizeof(__nv_bfloat16) + QUERIES * (MAX_HEAD_DIM + 4) * sizeof(uint32_t) +
-                      MERGED_BYTES <=
+                      COMBINED_BYTES <=
                   WORK_BYTES + SCRATCH_BYTES,
               "and behind a single new one's and the queries");
 
 // Keys and values of new positions of the split that owns them; a warp one of them, from the first that norms no query
 // on.
 template <class W>
-DISTMK_FN void stage_new(const W& w, uint32_t first_warp, bool arriving) {
+DISTMK_FN void stage_new(const W& w, uint32_t first_warp, bool polls) {
   const uint32_t lane = w.lane(), dim = w.head_dim(), first = max(w.begin, w.first_new());
 #pragma unroll 1
   for (uint32_t i = (threadIdx.x / 32 - first_warp) % NUM_WARPS; first + i / 2 < w.end; i += NUM_WARPS) {
     const uint32_t position = first + i / 2, row = position - w.first_new();
     const float* key = w.qkv(row, w.args.num_q + w.instance.kv_head);
     if (i % 2 == 0) {
-      norm_and_rotate(w.context, arriving, key, w.floats(w.args.k_norm), w.rope(position), w.args.eps, dim, 1.0f,
+      norm_and_rotate(w.context, polls, key, w.floats(w.args.k_norm), w.rope(position), w.args.eps, dim, 1.0f,
                       [&](uint32_t e, float2 pair) {
                         *reinterpret_cast<uint32_t*>(w.new_key(row) + e) = pack_bf16(pair.x, pair.y);
                       });
@@ -134,8 +135,8 @@ DISTMK_FN void stage_new(const W& w, uint32_t first_warp, bool arriving) {
     const auto* value = reinterpret_cast<const uint4*>(key + uint64_t{w.args.num_kv} * dim);
     const bool here = 4 * lane < dim;
     uint4 v;
-    w.context.look(arriving, [&] {
-      v = load_arriving(value + (here ? lane : 0));
+    w.context.poll(polls, [&] {
+      v = poll_load(value + (here ? lane : 0));
       return v.x && v.y && v.z && v.w;
     });
     if (here)
@@ -164,7 +165,7 @@ DISTMK_FN void append(const W& w, const LineOf& line_of) {
 
 // The queries of a block, normed, rotated and scaled, so that weights are powers of two; a warp a query.
 template <class W>
-DISTMK_FN void stage_queries(const W& w, uint32_t first_query, uint32_t count, bool arriving) {
+DISTMK_FN void stage_queries(const W& w, uint32_t first_query, uint32_t count, bool polls) {
   const uint32_t i = threadIdx.x / 32, dim = w.head_dim();
   if (i >= count) return;
   const uint32_t row = w.row_of(first_query + i), head = w.first_head + first_query + i - row * w.num_heads;
@@ -172,8 +173,8 @@ DISTMK_FN void stage_queries(const W& w, uint32_t first_query, uint32_t count, b
     const Halves halves(pair.x, pair.y);
     *reinterpret_cast<uint2*>(w.query(i) + e) = {halves.high, halves.low};
   };
-  norm_and_rotate(w.context, arriving, w.qkv(row, head), w.floats(w.args.q_norm), w.rope(w.first_new() + row),
-                  w.args.eps, dim, rsqrtf(static_cast<float>(dim)) * LOG2_E, keep);
+  norm_and_rotate(w.context, polls, w.qkv(row, head), w.floats(w.args.q_norm), w.rope(w.first_new() + row), w.args.eps,
+                  dim, rsqrtf(static_cast<float>(dim)) * LOG2_E, keep);
   if (const uint32_t e = dim + w.lane() * 2; e < w.query_elements()) keep(e, {0, 0});
 }
 

@@ -16,7 +16,7 @@ constexpr uint32_t MAX_HEAD_DIM = 128;  // four elements a lane
 // Norm and rotation of one head, by a warp, times `scale`; pairs are (e, e + dim / 2). A lane hands on elements e and
 // e + 1, e even, as keep(e, both). All loads go out before the first is used; `src` is perhaps still `arriving`.
 template <class Keep>
-DISTMK_FN void norm_and_rotate(const Context& context, bool arriving, const float* src, const float* norm,
+DISTMK_FN void norm_and_rotate(const Context& context, bool polls, const float* src, const float* norm,
                                const float* rope, float eps, uint32_t dim, float scale, const Keep& keep) {
   const uint32_t e = threadIdx.x % 32 * 2, half = dim / 2;
   const bool here = e < half;
@@ -26,10 +26,10 @@ DISTMK_FN void norm_and_rotate(const Context& context, bool arriving, const floa
   const float2 cosine = load(rope + e), sine = load(rope + e + half);
   const float2 norm_a = load(norm ? norm + e : nullptr), norm_b = load(norm ? norm + e + half : nullptr);
   float2 a, b;
-  context.look(arriving, [&] {
+  context.poll(polls, [&] {
     const float* from = src + (here ? e : 0);
-    a = load_arriving(reinterpret_cast<const float2*>(from));
-    b = load_arriving(reinterpret_cast<const float2*>(from + half));
+    a = poll_load(reinterpret_cast<const float2*>(from));
+    b = poll_load(reinterpret_cast<const float2*>(from + half));
     const auto there = [](const float2& v) { return __float_as_uint(v.x) && __float_as_uint(v.y); };
     return there(a) && there(b);
   });

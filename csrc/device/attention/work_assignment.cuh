@@ -32,8 +32,8 @@ DISTMK_FN bool is_told_of(const TaskDesc& task) {
 
 // By the loader: keys and values of this worker's share, two chunks a stage, if they come through the ring. False: the
 // worker has left.
-DISTMK_FN bool stream_share(const RankState& state, const Team& lanes, Loader& loader, const TaskDesc& task) {
-  AttentionShare& share = shared().attention_share;
+DISTMK_FN bool stream_assignment(const RankState& state, const Team& lanes, Loader& loader, const TaskDesc& task) {
+  AttentionAssignment& share = shared().attention_assignment;
   const uint32_t number = share.num_heard.get(), place = number % 2;
   while (!lanes.all(barrier_try_wait(&share.told[place], number / 2 % 2)))
     if (!lanes.all(!shared().ring.leave.get())) return false;
@@ -61,10 +61,10 @@ DISTMK_FN bool stream_share(const RankState& state, const Team& lanes, Loader& l
   });
 }
 
-// The waiter's: keeps shared().attention_share.
-class ShareKeeper {
+// The waiter's: keeps shared().attention_assignment.
+class AssignmentTracker {
  public:
-  DISTMK_FN ShareKeeper(const RankState& state, const Team& warp) : context_(state, warp) {}
+  DISTMK_FN AssignmentTracker(const RankState& state, const Team& warp) : context_(state, warp) {}
 
   // Task `n` is about to be announced, and those up to n - 4 are done.
   DISTMK_FN void see(uint32_t n, const Action& action) {
@@ -86,8 +86,8 @@ class ShareKeeper {
     if (is_spread(*action.task.desc)) last_ = num_listed_;
     context_.team.sync();  // one lane has written what all go by
     const bool told = is_told_of(*action.task.desc), in_ring = told && at_hand && comes_through_ring(args);
-    const Hand how = !at_hand ? ELSEWHERE : in_ring ? IN_RING : is_near(args) ? NEAR : AT_HAND;
-    if (context_.team.leader()) shared().attention_share.at_hand[task_place(n)] = how;
+    const KvPath how = !at_hand ? UNASSIGNED : in_ring ? PIPELINED : is_near(args) ? NEAR : ASSIGNED;
+    if (context_.team.leader()) shared().attention_assignment.at_hand[handshake_slot(n)] = how;
     if (told) tell_loader(in_ring);
   }
 
@@ -116,7 +116,7 @@ class ShareKeeper {
 
   // A share of which each warp has a chunk, and most have several: those would be trips to memory one after another.
   DISTMK_FN bool comes_through_ring(const AttentionArgs& args) {
-    const AttentionShare& share = shared().attention_share;
+    const AttentionAssignment& share = shared().attention_assignment;
     if (instance_ >= share.num_instances) return false;
     const Work w{share.split, context_, args};
     return is_row() && args.head_dim % (MAX_HEAD_DIM / 2) == 0 && w.num_chunks() >= NUM_WARPS;
@@ -125,18 +125,18 @@ class ShareKeeper {
   // Code of their own (device/attention/decode_row.cuh) have single rows, where heads have as many elements as it is
   // compiled for.
   DISTMK_FN bool is_row() const {
-    const AttentionSplit& split = shared().attention_share.split;
+    const AttentionSplit& split = shared().attention_assignment.split;
     return split.run.num_rows == 1 && split.num_heads <= QUERIES;
   }
   DISTMK_FN bool is_near(const AttentionArgs& args) {
-    const AttentionShare& share = shared().attention_share;
+    const AttentionAssignment& share = shared().attention_assignment;
     if (instance_ >= share.num_instances || args.head_dim != MAX_HEAD_DIM) return false;
     const Work w{share.split, context_, args};
-    return is_row() && w.is_lone() && w.num_chunks() <= NUM_WARPS;
+    return is_row() && w.fuses_combine() && w.num_chunks() <= NUM_WARPS;
   }
 
   DISTMK_FN void tell_loader(bool streams) {
-    AttentionShare& share = shared().attention_share;
+    AttentionAssignment& share = shared().attention_assignment;
     const uint32_t turn = num_told_ % 2;
     while (!context_.team.all(num_told_ < share.num_heard.get() + 2))
       if (!context_.team.all(!shared().ring.leave.get())) return;
@@ -150,7 +150,7 @@ class ShareKeeper {
     instance_ = action.instance, word_ = word(args);
     const uint32_t lane = context_.team.index;
     const uint32_t num_instances = num_attention_instances(args, *context_.batch(args.batch));
-    AttentionShare& share = shared().attention_share;
+    AttentionAssignment& share = shared().attention_assignment;
     if (lane == 0) share.num_instances = num_instances;
     if (instance_ >= num_instances) return;
     const Work w{split_of(context_, args, instance_), context_, args};
@@ -164,26 +164,29 @@ class ShareKeeper {
 };
 
 // By the consumers: what is known of the task they are at.
-DISTMK_FN uint32_t hand() { return shared().attention_share.at_hand[task_place(task_number())]; }
+DISTMK_FN uint32_t hand() { return shared().attention_assignment.at_hand[handshake_slot(task_number())]; }
 DISTMK_FN uint32_t count_instances(const Context& context, const AttentionArgs& args) {
-  return hand() ? shared().attention_share.num_instances : num_attention_instances(args, *context.batch(args.batch));
+  return hand() ? shared().attention_assignment.num_instances
+                : num_attention_instances(args, *context.batch(args.batch));
 }
 // How many of its share this warp is done with; 0 between tasks.
-DISTMK_FN uint32_t own_round() { return shared().attention_share.rounds[own_warp()]; }
+DISTMK_FN uint32_t own_round() { return shared().attention_assignment.rounds[own_warp()]; }
 DISTMK_FN void set_own_round(uint32_t round) {
   __syncwarp();
-  if (threadIdx.x % 32 == 0) shared().attention_share.rounds[own_warp()] = round;
+  if (threadIdx.x % 32 == 0) shared().attention_assignment.rounds[own_warp()] = round;
   __syncwarp();
 }
 // What is known of the instance of a round: of all but the first, nothing.
-DISTMK_FN uint32_t at_hand(uint32_t round) { return round ? ELSEWHERE : hand(); }
+DISTMK_FN uint32_t at_hand(uint32_t round) { return round ? UNASSIGNED : hand(); }
 // Of a task that is not spread, there is but that of round 0.
 DISTMK_FN uint32_t instance_of(const Context& context, uint32_t round) {
-  const uint32_t first = shared().handoff.action[task_place(task_number())].instance;
+  const uint32_t first = shared().handshake.action[handshake_slot(task_number())].instance;
   return round ? first + round * context.rank_state.program->num_workers : first;
 }
 // As look_up has them.
-DISTMK_FN uint32_t lines_at_hand(uint32_t turn) { return shared().attention_share.lines[turn] + threadIdx.x % CHUNK; }
+DISTMK_FN uint32_t lines_at_hand(uint32_t turn) {
+  return shared().attention_assignment.lines[turn] + threadIdx.x % CHUNK;
+}
 
 }  // namespace attention
 }  // namespace distmk

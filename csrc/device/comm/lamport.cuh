@@ -7,31 +7,31 @@
 namespace distmk {
 
 // A float that is there.
-DISTMK_FN float arrived(float value) { return value == 0.0f ? -0.0f : value; }
+DISTMK_FN float lamport_value(float value) { return value == 0.0f ? -0.0f : value; }
 
-DISTMK_FN void store_element(float* out, float value) { store_arriving(out, arrived(value)); }
-DISTMK_FN void store_four(float* out, const float4& v) {
-  const auto bits = [](float value) { return __float_as_uint(arrived(value)); };
-  store_arriving(reinterpret_cast<uint4*>(out), {bits(v.x), bits(v.y), bits(v.z), bits(v.w)});
+DISTMK_FN void publish(float* out, float value) { publish_store(out, lamport_value(value)); }
+DISTMK_FN void publish_four(float* out, const float4& v) {
+  const auto bits = [](float value) { return __float_as_uint(lamport_value(value)); };
+  publish_store(reinterpret_cast<uint4*>(out), {bits(v.x), bits(v.y), bits(v.z), bits(v.w)});
 }
 
 // Part of a bf16 vector, and where the one before it lies (null: nowhere, so there nobody looks).
-struct ArrivingVector {
-  __nv_bfloat16 *out, *cleared;
+struct LamportVector {
+  __nv_bfloat16 *out, *reset;
 
   DISTMK_FN explicit operator bool() const { return out; }
   DISTMK_FN void store(uint64_t i, float value) const {
     const unsigned short bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
-    store_arriving(out + i, bits ? bits : 0x8000);
-    if (cleared) store_arriving(cleared + i, 0);
+    publish_store(out + i, bits ? bits : 0x8000);
+    if (reset) publish_store(reset + i, 0);
   }
   // Whether four elements can be stored at once, at rows of that stride and multiples of four in them.
   DISTMK_FN bool takes_four(uint32_t stride) const {
-    return ((reinterpret_cast<uint64_t>(out) | reinterpret_cast<uint64_t>(cleared)) % sizeof(uint2) | stride % 4) == 0;
+    return ((reinterpret_cast<uint64_t>(out) | reinterpret_cast<uint64_t>(reset)) % sizeof(uint2) | stride % 4) == 0;
   }
-  DISTMK_FN void store_four(uint64_t i, const float (&v)[4]) const {
-    store_arriving(reinterpret_cast<uint2*>(out + i), {arrived_each(v[0], v[1]), arrived_each(v[2], v[3])});
-    if (cleared) store_arriving(reinterpret_cast<uint2*>(cleared + i), {0, 0});
+  DISTMK_FN void publish_four(uint64_t i, const float (&v)[4]) const {
+    publish_store(reinterpret_cast<uint2*>(out + i), {arrived_each(v[0], v[1]), arrived_each(v[2], v[3])});
+    if (reset) publish_store(reinterpret_cast<uint2*>(reset + i), {0, 0});
   }
 
  private:
@@ -42,16 +42,16 @@ struct ArrivingVector {
 };
 
 // Two bf16 elements that are there as one word.
-DISTMK_FN uint32_t arrived_pair(uint32_t pair) { return pair ? pair : 0x80008000u; }
+DISTMK_FN uint32_t lamport_pair(uint32_t pair) { return pair ? pair : 0x80008000u; }
 
 // Whether all of eight bf16 elements are there.
-DISTMK_FN bool have_arrived(const uint4& v) {
+DISTMK_FN bool all_published(const uint4& v) {
   const auto missing = [](uint32_t pair) { return (pair - 0x00010001u) & ~pair & 0x80008000u; };
   return !(missing(v.x) | missing(v.y) | missing(v.z) | missing(v.w));
 }
 
 // Whether all of four words are there, or any.
-DISTMK_FN bool words_have_arrived(const uint4& v) { return v.x && v.y && v.z && v.w; }
-DISTMK_FN bool has_any(const uint4& v) { return v.x | v.y | v.z | v.w; }
+DISTMK_FN bool words_published(const uint4& v) { return v.x && v.y && v.z && v.w; }
+DISTMK_FN bool any_published(const uint4& v) { return v.x | v.y | v.z | v.w; }
 
 }  // namespace distmk

@@ -7,54 +7,54 @@
 
 namespace distmk {
 
-DISTMK_FN bool has_fewer_rows(const Batch* batch) { return batch && batch->num_cleared > batch->num_rows; }
+DISTMK_FN bool batch_shrank(const Batch* batch) { return batch && batch->num_reset_rows > batch->num_rows; }
 
 // Rows that the last iteration had more, of columns that arrive: those that a body has not cleared.
 template <class T>
-DISTMK_FN void clear_rows(const Context& context, const Batch& batch, T* columns, uint32_t num_cols, uint32_t stride) {
-  DISTMK_ROLLED
-  for (uint32_t row = batch.num_rows; row < batch.num_cleared; ++row) {
-    DISTMK_ROLLED
+DISTMK_FN void reset_rows(const Context& context, const Batch& batch, T* columns, uint32_t num_cols, uint32_t stride) {
+  DISTMK_NO_UNROLL
+  for (uint32_t row = batch.num_rows; row < batch.num_reset_rows; ++row) {
+    DISTMK_NO_UNROLL
     for (uint32_t i = context.team.index; i < num_cols; i += context.team.size)
-      store_arriving(columns + uint64_t{row} * stride + i, 0);
+      publish_store(columns + uint64_t{row} * stride + i, 0);
   }
 }
 // Of all columns that a task clears.
 template <class T, class Args>
-DISTMK_FN void clear_columns(const Context& context, const Args& args, const Batch& batch, uint32_t num_cols,
+DISTMK_FN void reset_columns(const Context& context, const Args& args, const Batch& batch, uint32_t num_cols,
                              uint32_t stride) {
-  clear_rows(context, batch, context.at<T>(args.cleared), num_cols, stride);
+  reset_rows(context, batch, context.at<T>(args.reset), num_cols, stride);
 }
 
-DISTMK_FN void clear_more(const Context& context, const LinearArgs& args, const Batch& batch) {
-  if (args.rounded)
-    clear_columns<__nv_bfloat16>(context, args, batch, args.n, args.rounded_stride);
+DISTMK_FN void reset_stale_rows(const Context& context, const LinearArgs& args, const Batch& batch) {
+  if (args.out_bf16)
+    reset_columns<__nv_bfloat16>(context, args, batch, args.n, args.out_bf16_stride);
   else if (args.epilogue == static_cast<uint32_t>(Epilogue::SWIGLU))
-    clear_columns<__nv_bfloat16>(context, args, batch, args.n, args.out_stride);
+    reset_columns<__nv_bfloat16>(context, args, batch, args.n, args.out_stride);
   else
-    clear_columns<float>(context, args, batch, args.n, args.out_stride);
+    reset_columns<float>(context, args, batch, args.n, args.out_stride);
 }
-DISTMK_FN void clear_more(const Context& context, const EmbedArgs& args, const Batch& batch) {
-  clear_columns<__nv_bfloat16>(context, args, batch, args.n, args.rounded_stride);
+DISTMK_FN void reset_stale_rows(const Context& context, const EmbedArgs& args, const Batch& batch) {
+  reset_columns<__nv_bfloat16>(context, args, batch, args.n, args.out_bf16_stride);
 }
-DISTMK_FN void clear_more(const Context& context, const SumArgs& args, const Batch& batch) {
-  clear_columns<__nv_bfloat16>(context, args, batch, args.num, args.rounded_stride);
+DISTMK_FN void reset_stale_rows(const Context& context, const SumArgs& args, const Batch& batch) {
+  reset_columns<__nv_bfloat16>(context, args, batch, args.num, args.out_bf16_stride);
 }
-DISTMK_FN void clear_more(const Context& context, const MergeArgs& args, const Batch& batch) {
-  DISTMK_ROLLED
+DISTMK_FN void reset_stale_rows(const Context& context, const CombineArgs& args, const Batch& batch) {
+  DISTMK_NO_UNROLL
   for (uint32_t i = 0; i < args.num_slices; ++i) {
-    const MergeSlice slice(args, i);
-    auto* columns = context.at<__nv_bfloat16>(args.cleared) + slice.head * args.head_dim + slice.begin;
-    clear_rows(context, batch, columns, slice.end - slice.begin, args.out_stride);
+    const CombineSlice slice(args, i);
+    auto* columns = context.at<__nv_bfloat16>(args.reset) + slice.head * args.head_dim + slice.begin;
+    reset_rows(context, batch, columns, slice.end - slice.begin, args.out_stride);
   }
 }
 
 // By all who have run the body of a task of that type.
 template <TaskType TYPE>
-DISTMK_FN void clear_more(const Context& context) {
+DISTMK_FN void reset_stale_rows(const Context& context) {
   const auto clear = [&](const auto& args) {
     const Batch* batch = context.batch(args.batch);
-    if (args.cleared && has_fewer_rows(batch)) clear_more(context, args, *batch);
+    if (args.reset && batch_shrank(batch)) reset_stale_rows(context, args, *batch);
   };
   const auto* args = context.task.desc->args;
   if constexpr (TYPE == TaskType::LINEAR)
@@ -63,8 +63,8 @@ DISTMK_FN void clear_more(const Context& context) {
     clear(*reinterpret_cast<const EmbedArgs*>(args));
   else if constexpr (TYPE == TaskType::SUM)
     clear(*reinterpret_cast<const SumArgs*>(args));
-  else if constexpr (TYPE == TaskType::MERGE)
-    clear(*reinterpret_cast<const MergeArgs*>(args));
+  else if constexpr (TYPE == TaskType::COMBINE)
+    clear(*reinterpret_cast<const CombineArgs*>(args));
 }
 
 }  // namespace distmk

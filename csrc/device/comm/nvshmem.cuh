@@ -8,14 +8,14 @@
 
 namespace distmk {
 
-class FarRanks {
+class Transport {
  public:
   const RankState& state;
-  DISTMK_FN explicit FarRanks(const RankState& s) : state(s) {}
+  DISTMK_FN explicit Transport(const RankState& s) : state(s) {}
 };
-static_assert(sizeof(FarRanks) <= sizeof(Shared::far_memory), "");
+static_assert(sizeof(Transport) <= sizeof(Shared::transport_memory), "");
 
-DISTMK_FN bool is_far(const FarRanks& far, uint32_t rank) { return far.state.heap_bases[rank] == 0; }
+DISTMK_FN bool is_remote(const Transport& transport, uint32_t rank) { return transport.state.heap_bases[rank] == 0; }
 
 // NVSHMEM's own functions are inlined whole wherever they are called. One copy each keeps their thousands of
 // instructions and their registers out of the bodies, and compiling short.
@@ -32,20 +32,21 @@ static __device__ __noinline__ void set_by_nvshmem(uint64_t* word, uint64_t valu
 static __device__ __noinline__ void wait_for_nvshmem() { nvshmem_quiet(); }
 
 // Symmetric addresses: this rank's own, which NVSHMEM translates.
-DISTMK_FN void far_put(FarRanks& far, const Team& team, uint32_t rank, uint64_t heap_offset, const void* src,
-                       uint64_t num_bytes) {
+DISTMK_FN void transport_put(Transport& transport, const Team& team, uint32_t rank, uint64_t heap_offset,
+                             const void* src, uint64_t num_bytes) {
   if (team.leader())
-    put_by_nvshmem(reinterpret_cast<void*>(far.state.heap() + heap_offset), src, num_bytes, static_cast<int>(rank));
+    put_by_nvshmem(reinterpret_cast<void*>(transport.state.heap() + heap_offset), src, num_bytes,
+                   static_cast<int>(rank));
 }
-DISTMK_FN void far_signal(FarRanks& far, uint32_t rank, uint32_t event, uint64_t amount) {
-  signal_by_nvshmem(far.state.event(far.state.program->rank, event), amount, static_cast<int>(rank));
+DISTMK_FN void transport_signal(Transport& transport, uint32_t rank, uint32_t event, uint64_t amount) {
+  signal_by_nvshmem(transport.state.event(transport.state.program->rank, event), amount, static_cast<int>(rank));
 }
 
-DISTMK_FN void far_send(FarRanks&, uint32_t) {}
-DISTMK_FN void far_send_all(FarRanks&) {}
-DISTMK_FN void far_quiet(FarRanks&) { wait_for_nvshmem(); }
-DISTMK_FN void far_abort(FarRanks& far, uint32_t rank, uint64_t reason) {
-  set_by_nvshmem(far.state.abort_flag(far.state.program->rank), reason, static_cast<int>(rank));
+DISTMK_FN void transport_send(Transport&, uint32_t) {}
+DISTMK_FN void transport_send_all(Transport&) {}
+DISTMK_FN void transport_quiet(Transport&) { wait_for_nvshmem(); }
+DISTMK_FN void transport_abort(Transport& transport, uint32_t rank, uint64_t reason) {
+  set_by_nvshmem(transport.state.abort_flag(transport.state.program->rank), reason, static_cast<int>(rank));
 }
 
 }  // namespace distmk

@@ -8,12 +8,12 @@ namespace distmk {
 // The body of the task that this worker is at is done.
 DISTMK_FN void end_task(const Context& context, uint64_t pushed) {
   mark(Mark::LEFT);
-  Handoff& handoff = shared().handoff;
+  TaskHandshake& handshake = shared().handshake;
   const uint32_t n = task_number();
-  if (opaque(threadIdx.x) == 0) handoff.pushed[task_place(n)] = pushed;
+  if (opaque(threadIdx.x) == 0) handshake.pushed[handshake_slot(n)] = pushed;
   __syncwarp();  // all lanes have read the number
   if (threadIdx.x % 32 == 0) shared().task_numbers[threadIdx.x / 32] = n + 1;
-  warp_arrive(&handoff.done[task_place(n)]);  // here: what a function puts back when it returns may take a while
+  warp_arrive(&handshake.done[handshake_slot(n)]);  // here: what a function puts back when it returns may take a while
 }
 
 // What lives across a call would lie on the stack, for which there is hardly any cache. So tasks that every token waits
@@ -26,61 +26,61 @@ struct BodyOf {  // not a lambda: it might become a function, which is given its
   DISTMK_FN void operator()(Context& context) const { run_body_of<TYPE>(context); }
 };
 // Whoever has put data must wait until it is there. By itself, as it calls NVSHMEM's functions.
-DISTMK_APART void finish_far(const RankState& state, const Action& action, uint64_t pushed) {
+DISTMK_NOINLINE void finish_remote(const RankState& state, const Action& action, uint64_t pushed) {
   Context context(state, {threadIdx.x, NUM_CONSUMERS});
   context.begin(action.task, action.iteration, action.instance);
   context.set_pushed(pushed);
   context.finish();
 }
 template <uint32_t TYPE>
-DISTMK_APART void run_task_of(const RankState& state) {
+DISTMK_NOINLINE void run_cold_task_of(const RankState& state) {
   constexpr auto type = static_cast<TaskType>(TYPE);
   Context context(state, {threadIdx.x, NUM_CONSUMERS});
-  const Action& action = shared().handoff.action[task_place(task_number())];
-  const bool ran = run_decided(context, action, {true, true}, begins_early(type), BodyOf<TYPE>{});
-  if (ran) clear_more<type>(context);
-  if (state.far && ran) finish_far(state, action, context.pushed());
-  end_task(context, state.far ? ~0ull : context.pushed());
+  const Action& action = shared().handshake.action[handshake_slot(task_number())];
+  const bool ran = run_action(context, action, {true, true}, begins_early(type), BodyOf<TYPE>{});
+  if (ran) reset_stale_rows<type>(context);
+  if (state.transport && ran) finish_remote(state, action, context.pushed());
+  end_task(context, state.transport ? ~0ull : context.pushed());
 }
 
-DISTMK_FN void run_other_task(const RankState& state, uint32_t type) {
+DISTMK_FN void run_cold_task(const RankState& state, uint32_t type) {
   switch (type) {
-#define DISTMK_CASE(id, name, Args)                                           \
-  case id:                                                                    \
-    if constexpr (!std::is_same_v<Args, PrepareArgs>) run_task_of<id>(state); \
+#define DISTMK_CASE(id, name, Args)                                                      \
+  case id:                                                                               \
+    if constexpr (!std::is_same_v<Args, SchedulerStepArgs>) run_cold_task_of<id>(state); \
     break;
     DISTMK_TASK_TYPES(DISTMK_CASE)
 #undef DISTMK_CASE
   }
 }
 
-DISTMK_FN void run_frequent_task(const RankState& state) {
+DISTMK_FN void run_hot_task(const RankState& state) {
   Context context(state, {threadIdx.x, NUM_CONSUMERS});
-  const Action& action = shared().handoff.action[task_place(task_number())];
+  const Action& action = shared().handshake.action[handshake_slot(task_number())];
   TaskView task = action.task;
   task.desc = in_shared(task.desc);
   context.begin(task, action.iteration, action.instance, {true});
   mark_entry(task.index);
-  run_frequent_body(context);
+  run_hot_body(context);
   end_task(context, 0);
 }
 
 // Bodies end one after another, but warps by themselves: nobody waits for those that still add up or store.
-DISTMK_FN void consume_loop(const RankState& state) {
-  Handoff& handoff = shared().handoff;
+DISTMK_FN void consumer_loop(const RankState& state) {
+  TaskHandshake& handshake = shared().handshake;
   for (;;) {
     const uint32_t at = task_number();
-    barrier_wait(&handoff.announced[task_place(at)], task_parity(at));
-    const uint32_t route = current_route();
-    if (route == Route::LEAVE) break;
-    if (route >= Route::OTHER)
-      run_other_task(state, route - Route::OTHER);
+    barrier_wait(&handshake.issued[handshake_slot(at)], handshake_phase(at));
+    const uint32_t code_path = current_code_path();
+    if (code_path == CodePath::LEAVE) break;
+    if (code_path >= CodePath::OTHER)
+      run_cold_task(state, code_path - CodePath::OTHER);
     else
-      run_frequent_task(state);
+      run_hot_task(state);
   }
   if (opaque(threadIdx.x)) return;
-  handoff.await_last(task_number());
-  release(shared().ring, shared().places[0].stage);
+  handshake.wait_previous(task_number());
+  release(shared().ring, shared().consumer[0].stage);
 }
 
 }  // namespace distmk

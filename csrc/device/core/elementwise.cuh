@@ -25,7 +25,7 @@ DISTMK_FN void body_sine(Context& context, const SineArgs& args) {
 #pragma unroll
     for (uint32_t i = 0; i < AT_ONCE; ++i)
       if (first + i * step < args.num) values[i] = __ldcg(src + first + i * step);
-    DISTMK_ROLLED
+    DISTMK_NO_UNROLL
     for (uint32_t n = 0; n < args.times; ++n)
 #pragma unroll
       for (uint32_t i = 0; i < AT_ONCE; ++i) values[i] = sinf(values[i]);

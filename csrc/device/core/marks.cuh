@@ -12,7 +12,7 @@ __device__ uint32_t distmk_marks[MARKED_WORKERS][NUM_WARPS][MARKED_TASKS][MARK_W
 }
 
 DISTMK_FN void mark_as(Mark what, uint32_t value) {
-  const uint32_t worker = shared().block_number, warp = threadIdx.x / 32;
+  const uint32_t worker = shared().worker_index, warp = threadIdx.x / 32;
   if (worker >= MARKED_WORKERS || threadIdx.x % 32) return;
   distmk_marks[worker][warp][task_number() % MARKED_TASKS][static_cast<uint32_t>(what)] = value;
 }

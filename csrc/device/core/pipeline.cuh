@@ -3,10 +3,10 @@
 // a warp. From compute capability 9.0 on one of its lanes issues bulk copies; before, each lane copies 16 bytes at a
 // time.
 //
-// A slab is packed in tiles of TILE_ROWS x TILE_K bf16 (fewer at the edges), in rounds of a few groups of rows and
+// A slab is packed in tiles of M_TILE x K_TILE bf16 (fewer at the edges), in rounds of a few groups of rows and
 // blocks of a few columns of tiles, as they are multiplied (distmk/weights/packing.py); 16-byte chunks of a row are
-// exchanged by the row number so that ldmatrix meets no bank twice. A stage holds up to STAGE_TILES tiles side by side,
-// for a warp each.
+// exchanged by the row number so that ldmatrix meets no bank twice. A stage holds up to K_TILES_PER_STAGE tiles side by
+// side, for a warp each.
 #pragma once
 #include "abi.h"
 #include "platform/device.h"
@@ -14,9 +14,9 @@
 namespace distmk {
 
 // A copy costs the loader some hundred nanoseconds whatever its size: small ones would fall behind the memory.
-constexpr uint32_t STAGE_TILES = 2, STAGE_K = STAGE_TILES * TILE_K, BLOCK_K = BLOCK_TILES * TILE_K;
-constexpr uint32_t STAGE_BYTES = TILE_ROWS * STAGE_K * sizeof(__nv_bfloat16);
-constexpr uint32_t ROUND_ROWS = ROUND_GROUPS * TILE_ROWS;
+constexpr uint32_t K_TILES_PER_STAGE = 2, STAGE_K = K_TILES_PER_STAGE * K_TILE, K_BLOCK = K_TILES_PER_BLOCK * K_TILE;
+constexpr uint32_t STAGE_BYTES = M_TILE * STAGE_K * sizeof(__nv_bfloat16);
+constexpr uint32_t M_BLOCK = M_TILES_PER_BLOCK * M_TILE;
 // A block of capability 8.0 has 64 KB less of shared memory.
 constexpr uint32_t NUM_STAGES = BULK_COPIES ? 12 : 7;
 constexpr uint32_t LOADER_ARRIVALS = BULK_COPIES ? 1 : 32;  // for a copy
@@ -31,14 +31,14 @@ struct Ring {
   // Not 0: the worker is about to signal, which takes until every copy in flight has landed, so nothing new is copied
   // of the slabs behind this one (slabs count from 1). What waits for the signal is worth more than the ring's being
   // full a little sooner. Keys and values are copied all the same: who takes them waits for them at once.
-  Flag hold;
+  Flag throttle;
 
   DISTMK_FN void init() {
     for (uint32_t s = 0; s < NUM_STAGES; ++s) {
       barrier_init(&full[s], LOADER_ARRIVALS);
-      barrier_init(&empty[s], STAGE_TILES * WARP_ARRIVALS);
+      barrier_init(&empty[s], K_TILES_PER_STAGE * WARP_ARRIVALS);
     }
-    leave = loader_left = hold = {0};
+    leave = loader_left = throttle = {0};
     barrier_init_done();
   }
 };
@@ -46,34 +46,34 @@ struct Ring {
 // A place in a ring, counted because divisions are slow: the slot, and the parity of its use, which tells it from the
 // one before.
 template <uint32_t NUM_SLOTS>
-struct RingPlace {
+struct PipelineState {
   static constexpr uint32_t MOST_STEPS = 8;
-  uint32_t slot = 0, parity = 0;
+  uint32_t index = 0, phase = 0;
 
-  DISTMK_FN void step() {
-    if (++slot < NUM_SLOTS) return;
-    slot = 0;
-    parity ^= 1;
+  DISTMK_FN void advance() {
+    if (++index < NUM_SLOTS) return;
+    index = 0;
+    phase ^= 1;
   }
-  DISTMK_FN RingPlace after(uint32_t count) const {  // up to MOST_STEPS
-    RingPlace found{slot + count, parity};
+  DISTMK_FN PipelineState advanced(uint32_t count) const {  // up to MOST_STEPS
+    PipelineState found{index + count, phase};
 #pragma unroll
     for (uint32_t around = 0; around < MOST_STEPS; around += NUM_SLOTS)
-      if (found.slot >= NUM_SLOTS) found = {found.slot - NUM_SLOTS, found.parity ^ 1};
+      if (found.index >= NUM_SLOTS) found = {found.index - NUM_SLOTS, found.phase ^ 1};
     return found;
   }
-  DISTMK_FN RingPlace before(uint32_t count) const {  // up to NUM_SLOTS
-    return slot >= count ? RingPlace{slot - count, parity} : RingPlace{slot + NUM_SLOTS - count, parity ^ 1};
+  DISTMK_FN PipelineState rewound(uint32_t count) const {  // up to NUM_SLOTS
+    return index >= count ? PipelineState{index - count, phase} : PipelineState{index + NUM_SLOTS - count, phase ^ 1};
   }
 };
 
 // One thread of a worker that has left, from stage `next` on: makes room until the loader has noticed.
-DISTMK_FN void release(Ring& ring, RingPlace<NUM_STAGES> next) {
+DISTMK_FN void release(Ring& ring, PipelineState<NUM_STAGES> next) {
   ring.leave.set(1);
-  for (;; next.step()) {
-    while (!barrier_try_wait(&ring.full[next.slot], next.parity))
+  for (;; next.advance()) {
+    while (!barrier_try_wait(&ring.full[next.index], next.phase))
       if (ring.loader_left.get()) return;
-    barrier_arrive(&ring.empty[next.slot], STAGE_TILES * WARP_ARRIVALS);
+    barrier_arrive(&ring.empty[next.index], K_TILES_PER_STAGE * WARP_ARRIVALS);
   }
 }
 

@@ -10,9 +10,9 @@ constexpr uint32_t SLOT_WAITS = 8, SLOT_TRIGGERS = 8;  // those of a task that h
 constexpr uint32_t NUM_TASK_SLOTS = 6;                 // fetched ahead
 
 // Tasks that a worker is at take turns in what its warps tell each other of them: of the n-th since the launch began.
-constexpr uint32_t TASK_PLACES = 4;
-DISTMK_FN uint32_t task_place(uint32_t n) { return n % TASK_PLACES; }
-DISTMK_FN uint32_t task_parity(uint32_t n) { return n / TASK_PLACES % 2; }
+constexpr uint32_t NUM_HANDSHAKE_SLOTS = 4;
+DISTMK_FN uint32_t handshake_slot(uint32_t n) { return n % NUM_HANDSHAKE_SLOTS; }
+DISTMK_FN uint32_t handshake_phase(uint32_t n) { return n / NUM_HANDSHAKE_SLOTS % 2; }
 
 struct alignas(16) TaskSlot {
   TaskDesc desc;
@@ -47,7 +47,7 @@ DISTMK_FN void load_task(const RankState& state, uint32_t index, const Team& tea
 }
 
 // A worker's list as it is fetched: slot n % NUM_TASK_SLOTS holds the n-th task since the launch began.
-struct TaskRing {
+struct TaskPipeline {
   uint64_t full[NUM_TASK_SLOTS], empty[NUM_TASK_SLOTS];
   TaskSlot slots[NUM_TASK_SLOTS];
 
@@ -59,12 +59,12 @@ struct TaskRing {
   }
 };
 
-using TaskCursor = RingPlace<NUM_TASK_SLOTS>;  // of a reader or of the fetcher
+using TaskCursor = PipelineState<NUM_TASK_SLOTS>;  // of a reader or of the fetcher
 
 // Fills the ring, over and over.
-class TaskFetcher {
+class TaskPrefetcher {
  public:
-  DISTMK_FN TaskFetcher(const RankState& state, const Queue& queue, TaskRing& ring)
+  DISTMK_FN TaskPrefetcher(const RankState& state, const Queue& queue, TaskPipeline& ring)
       : state_(state), queue_(queue), ring_(ring) {}
 
   // A task has been run.
@@ -73,11 +73,11 @@ class TaskFetcher {
 
   // Fetches one more task where there is room. False: the loader still reads what lies there.
   DISTMK_FN bool fetch(const Team& team) {
-    if (!team.all(barrier_test(&ring_.empty[cursor_.slot], cursor_.parity ^ 1))) return false;
-    load_task(state_, queue_.begin + next_, team, ring_.slots[cursor_.slot]);
-    warp_arrive(&ring_.full[cursor_.slot]);
+    if (!team.all(barrier_test(&ring_.empty[cursor_.index], cursor_.phase ^ 1))) return false;
+    load_task(state_, queue_.begin + next_, team, ring_.slots[cursor_.index]);
+    warp_arrive(&ring_.full[cursor_.index]);
     if (++next_ == queue_.count) next_ = 0;
-    cursor_.step();
+    cursor_.advance();
     --num_free_;
     return true;
   }
@@ -85,7 +85,7 @@ class TaskFetcher {
  private:
   const RankState& state_;
   const Queue queue_;
-  TaskRing& ring_;
+  TaskPipeline& ring_;
   TaskCursor cursor_;
   uint32_t next_ = 0, num_free_ = NUM_TASK_SLOTS;
 };
@@ -94,18 +94,20 @@ class TaskFetcher {
 class TaskList {
  public:
   // `fired`: a barrier for each task in turn; `num_handed`: tasks that were handed to the consumers so far.
-  DISTMK_FN TaskList(TaskRing& ring, Batch& batch, uint64_t& num_batches, uint64_t* fired, const uint32_t& num_handed)
-      : ring_(ring), batch_(batch), num_batches_(num_batches), fired_(fired), num_handed_(num_handed) {}
+  DISTMK_FN TaskList(TaskPipeline& ring, Batch& batch, uint64_t& num_batches, uint64_t* signaled,
+                     const uint32_t& num_handed)
+      : ring_(ring), batch_(batch), num_batches_(num_batches), fired_(signaled), num_handed_(num_handed) {}
 
   // The row table of an iteration comes at hand once it is there. Whoever reads the last one is done: a batch is
   // written only then.
-  DISTMK_FN void look_for_batch(const RankState& state, uint64_t iteration, const Team& team) {
+  DISTMK_FN void poll_batch(const RankState& state, uint64_t iteration, const Team& team) {
     const ProgramHeader& program = *state.program;
-    if (program.gate_event == NO_EVENT || num_batches_ >> 1 > iteration) return;
+    if (program.iteration_event == NO_EVENT || num_batches_ >> 1 > iteration) return;
     if (!batch_arrived(state, iteration, team)) return;
-    // That it arrived says so already, by way of the other ranks; this is for whoever looks at this block alone.
-    if (const uint32_t last = num_handed_ - 1; num_handed_) barrier_wait(&fired_[task_place(last)], task_parity(last));
-    const auto* from = reinterpret_cast<const uint4*>(state.address(program.gate_batch));
+    // That it lamport_value says so already, by way of the other ranks; this is for whoever looks at this block alone.
+    if (const uint32_t last = num_handed_ - 1; num_handed_)
+      barrier_wait(&fired_[handshake_slot(last)], handshake_phase(last));
+    const auto* from = reinterpret_cast<const uint4*>(state.address(program.iteration_batch));
     for (uint32_t i = team.index; i < sizeof(Batch) / sizeof(uint4); i += team.size)
       reinterpret_cast<uint4*>(&batch_)[i] = __ldcg(from + i);
     team.sync();
@@ -114,14 +116,14 @@ class TaskList {
   }
 
   DISTMK_FN TaskView next(const RankState& state, uint32_t) {
-    barrier_wait(&ring_.full[cursor_.slot], cursor_.parity);
-    const TaskView view = ring_.slots[cursor_.slot].view(state);
-    cursor_.step();
+    barrier_wait(&ring_.full[cursor_.index], cursor_.phase);
+    const TaskView view = ring_.slots[cursor_.index].view(state);
+    cursor_.advance();
     return view;
   }
 
  private:
-  TaskRing& ring_;
+  TaskPipeline& ring_;
   Batch& batch_;
   uint64_t& num_batches_;
   uint64_t* const fired_;

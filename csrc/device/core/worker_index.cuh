@@ -7,8 +7,8 @@ namespace distmk {
 
 // By one thread of a block: the number of its SM, where no other block has that one. Else the blocks are started on
 // other SMs in each launch, and a step takes now 3 % longer, now less.
-DISTMK_FN uint32_t take_block_number(const LaunchParams& launch, uint32_t num_blocks) {
-  auto* takers = reinterpret_cast<uint64_t*>(launch.block_takers);
+DISTMK_FN uint32_t take_worker_index(const LaunchParams& launch, uint32_t num_blocks) {
+  auto* takers = reinterpret_cast<uint64_t*>(launch.worker_owners);
   if (!takers) return blockIdx.x;
   uint32_t number = sm_number() % num_blocks;
   while (raise_to(&takers[number], launch.launch_number) >= launch.launch_number)

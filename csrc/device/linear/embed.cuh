@@ -8,7 +8,7 @@ DISTMK_FN void body_embed(Context& context, const EmbedArgs& args) {
   const Batch* batch = context.batch(args.batch);
   const uint32_t num_rows = rows_of(batch);
   const auto* table = context.at<__nv_bfloat16>(args.table);
-  const ArrivingVector rounded{context.at<__nv_bfloat16>(args.rounded), context.at<__nv_bfloat16>(args.cleared)};
+  const LamportVector out_bf16{context.at<__nv_bfloat16>(args.out_bf16), context.at<__nv_bfloat16>(args.reset)};
   const bool push = args.epilogue == static_cast<uint32_t>(Epilogue::PUSH);
   for (uint32_t row = 0; row < num_rows; ++row) {
     const auto token = static_cast<uint32_t>(batch->rows[row].token);
@@ -18,14 +18,14 @@ DISTMK_FN void body_embed(Context& context, const EmbedArgs& args) {
       const float value = here ? __bfloat162float(from[i]) : 0.0f;
       if (!push) {
         context.at<float>(args.out)[uint64_t{row} * args.out_stride + i] = value;
-        if (rounded) rounded.store(uint64_t{row} * args.rounded_stride + i, value);
+        if (out_bf16) out_bf16.store(uint64_t{row} * args.out_bf16_stride + i, value);
         continue;
       }
       for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
-        if (float* out = context.peer<float>(rank, args.out)) store_element(out + row * args.n + i, value);
+        if (float* out = context.peer<float>(rank, args.out)) publish(out + row * args.n + i, value);
     }
   }
-  if (push) context.push_far(args.out, uint64_t{num_rows} * args.n * sizeof(float));
+  if (push) context.push_remote(args.out, uint64_t{num_rows} * args.n * sizeof(float));
 }
 
 }  // namespace distmk

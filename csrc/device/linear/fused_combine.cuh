@@ -6,7 +6,7 @@
 namespace distmk {
 namespace linear {
 
-static_assert(MAX_LONE_COLS <= NEAR_BLOCKS * BLOCK_K, "brought to shared memory as a whole");
+static_assert(MAX_FUSED_COMBINE_COLS <= MAX_GEMV_BLOCKS * K_BLOCK, "brought to shared memory as a whole");
 
 // What this warp multiplies of attention's output, merged from its splits (AttentionArgs::lone): a lane takes eight
 // elements of a head, and weighs one split for the eight lanes that it is among.
@@ -15,11 +15,11 @@ class LoneRow {
   // Of a single row. `looks`: the first headers are asked for at once.
   DISTMK_FN LoneRow(const Context& context, const LinearArgs& args, bool looks, uint32_t first)
       : context_(context), args_(args), looks_(looks), first_(first) {
-    if (!args.lone) return;
+    if (!args.fused_partials) return;
     const BatchRun& run = context.batch(args.batch)->runs[0];
-    if (!is_lone(args, 1, run)) return;
-    count_ = Splits::of_lone(args, run);
-    if (looks) found_ = load_arriving(header_at(column_of(first)));
+    if (!fuses_combine(args, 1, run)) return;
+    count_ = Splits::of_fused(args, run);
+    if (looks) found_ = poll_load(header_at(column_of(first)));
   }
 
   DISTMK_FN bool is_there() const { return count_; }
@@ -27,9 +27,9 @@ class LoneRow {
   // Its parts of all blocks brought to shared memory.
   DISTMK_FN void bring(__nv_bfloat16* near) {
 #pragma unroll 1
-    for (uint32_t first = first_; first < args_.k; first += BLOCK_K) {
-      const uint4 merged = merge(column_of(first));
-      *reinterpret_cast<uint4*>(near + first + threadIdx.x % 32 * CHUNK_K) = merged;
+    for (uint32_t first = first_; first < args_.k; first += K_BLOCK) {
+      const uint4 combined = combine(column_of(first));
+      *reinterpret_cast<uint4*>(near + first + threadIdx.x % 32 * CHUNK_K) = combined;
     }
   }
 
@@ -45,48 +45,50 @@ class LoneRow {
   }
   DISTMK_FN const __nv_bfloat16* split_at(uint32_t column, uint32_t split) const {
     const uint32_t head = column >> (31 - __clz(static_cast<int>(args_.head_dim)));  // which is 64 or 128
-    return context_.at<__nv_bfloat16>(args_.lone) + lone_begin(head, split, args_.max_splits, args_.head_dim);
+    return context_.at<__nv_bfloat16>(args_.fused_partials) +
+           fused_partial_begin(head, split, args_.max_splits, args_.head_dim);
   }
   DISTMK_FN const float* header_at(uint32_t column) const {
-    return reinterpret_cast<const float*>(split_at(column, min(threadIdx.x % SPLITS_AT_ONCE, count_ - 1)));
+    return reinterpret_cast<const float*>(split_at(column, min(threadIdx.x % COMBINE_WIDTH, count_ - 1)));
   }
 
   // Who looks looks at the headers, which are written last, and at the elements once those are there.
-  DISTMK_FN uint4 merge(uint32_t column) {
+  DISTMK_FN uint4 combine(uint32_t column) {
     const uint32_t element = column & (args_.head_dim - 1);
     const float* header = header_at(column);
-    const __nv_bfloat16* elements = split_at(column, 0) + LONE_HEADER + element;
-    uint4 values[SPLITS_AT_ONCE];
+    const __nv_bfloat16* elements = split_at(column, 0) + FUSED_PARTIAL_HEADER + element;
+    uint4 values[COMBINE_WIDTH];
     for (;;) {
       while (!__all_sync(~0u, __float_as_uint(found_))) {
-        const bool last = !looks_ || context_.stop_looking();
-        found_ = load_arriving(header);
+        const bool last = !looks_ || context_.stop_polling();
+        found_ = poll_load(header);
         if (__all_sync(~0u, last)) break;
       }
-      const bool last = !looks_ || context_.stop_looking();
-      found_ = load_arriving(header);
+      const bool last = !looks_ || context_.stop_polling();
+      found_ = poll_load(header);
 #pragma unroll
-      for (uint32_t i = 0; i < SPLITS_AT_ONCE; ++i)
-        values[i] = load_if(i < count_, reinterpret_cast<const uint4*>(elements + i * (LONE_HEADER + args_.head_dim)));
+      for (uint32_t i = 0; i < COMBINE_WIDTH; ++i)
+        values[i] =
+            load_if(i < count_, reinterpret_cast<const uint4*>(elements + i * (FUSED_PARTIAL_HEADER + args_.head_dim)));
       bool all = __float_as_uint(found_) != 0;
 #pragma unroll
-      for (uint32_t i = 0; i < SPLITS_AT_ONCE; ++i) all &= i >= count_ || words_have_arrived(values[i]);
+      for (uint32_t i = 0; i < COMBINE_WIDTH; ++i) all &= i >= count_ || words_published(values[i]);
       if (__all_sync(~0u, all || last)) break;
     }
-    const uint4 merged = add_up(values, threadIdx.x % SPLITS_AT_ONCE < count_ ? found_ : -INFINITY);
+    const uint4 combined = add_up(values, threadIdx.x % COMBINE_WIDTH < count_ ? found_ : -INFINITY);
     found_ = 1.0f;  // what comes next is most likely there
-    return merged;
+    return combined;
   }
 
   // Splits of which this lane's has the weight e^`mine`.
-  DISTMK_FN static uint4 add_up(const uint4 (&values)[SPLITS_AT_ONCE], float mine) {
+  DISTMK_FN static uint4 add_up(const uint4 (&values)[COMBINE_WIDTH], float mine) {
     float maximum = mine, acc[8] = {}, total = 0;
-    for (uint32_t step = 1; step < SPLITS_AT_ONCE; step <<= 1)
+    for (uint32_t step = 1; step < COMBINE_WIDTH; step <<= 1)
       maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, step));
     const float weight = __expf(mine - maximum);
 #pragma unroll
-    for (uint32_t i = 0; i < SPLITS_AT_ONCE; ++i) {
-      const float share = __shfl_sync(~0u, weight, i, SPLITS_AT_ONCE);
+    for (uint32_t i = 0; i < COMBINE_WIDTH; ++i) {
+      const float share = __shfl_sync(~0u, weight, i, COMBINE_WIDTH);
       const uint32_t words[4] = {values[i].x, values[i].y, values[i].z, values[i].w};
       total += share;
 #pragma unroll

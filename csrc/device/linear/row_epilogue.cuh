@@ -9,14 +9,14 @@ namespace linear {
 
 // Of one weight row's value. Nowhere, as it is made; one by one, or the compiler would load zeros from memory.
 struct RowGoal {
-  __nv_bfloat16 *rounded, *cleared_rounded;
-  float *out, *cleared;
+  __nv_bfloat16 *out_bf16, *cleared_rounded;
+  float *out, *reset;
   float bias, up_bias;
   uint32_t up_rows;  // SWIGLU: so many rows behind a gate's sum is its up's
 
   DISTMK_FN RowGoal() {
-    rounded = cleared_rounded = nullptr;
-    out = cleared = nullptr;
+    out_bf16 = cleared_rounded = nullptr;
+    out = reset = nullptr;
     bias = up_bias = 0.0f;
     up_rows = 0;
   }
@@ -36,22 +36,22 @@ struct RowGoal {
         break;
       default:
         out = at(context.at<float>(args.out));
-        if (args.rounded)
-          find_rounded(context, args, args.rounded, column);
+        if (args.out_bf16)
+          find_rounded(context, args, args.out_bf16, column);
         else
-          cleared = at(context.at<float>(args.cleared));
+          reset = at(context.at<float>(args.reset));
     }
   }
   DISTMK_FN void store(float value) const {
-    if (rounded) ArrivingVector{rounded, cleared_rounded}.store(0, value);  // first: others look for it
-    if (out) store_element(out, value);
-    if (cleared) store_arriving(cleared, 0.0f);
+    if (out_bf16) LamportVector{out_bf16, cleared_rounded}.store(0, value);  // first: others look for it
+    if (out) publish(out, value);
+    if (reset) publish_store(reset, 0.0f);
   }
 
  private:
   DISTMK_FN void find_rounded(const Context& context, const LinearArgs& args, uint64_t operand, uint32_t column) {
-    rounded = context.at<__nv_bfloat16>(operand) + column;
-    auto* before = context.at<__nv_bfloat16>(args.cleared);
+    out_bf16 = context.at<__nv_bfloat16>(operand) + column;
+    auto* before = context.at<__nv_bfloat16>(args.reset);
     cleared_rounded = before ? before + column : nullptr;
   }
 };

@@ -34,7 +34,7 @@ DISTMK_FN void body_sample(Context& context, const SampleArgs& args) {
     context.team.sync();
     context.put(0, args.out, out, sizeof(Candidate) * MAX_ROWS);
   }
-  context.tell(0);
+  context.signal_rank(0);
 }
 
 }  // namespace distmk

@@ -72,7 +72,7 @@ class AttentionTask {
   void accumulate(uint32_t begin, uint32_t count);
   void write_parts() const;
   void write_lone() const;
-  void clear_lone() const;
+  void reset_fused_partials() const;
 };
 
 AttentionTask::AttentionTask(const Context& context, const AttentionArgs& args, uint32_t instance)
@@ -228,20 +228,20 @@ void AttentionTask::accumulate(uint32_t begin, uint32_t count) {
 }
 
 void AttentionTask::write_parts() const {
-  const uint32_t slices = (head_dim_ + MERGE_SLICE - 1) / MERGE_SLICE;
+  const uint32_t slices = (head_dim_ + COMBINE_SLICE - 1) / COMBINE_SLICE;
   for (uint32_t q = 0; q < num_queries_; ++q) {
     const uint64_t head = first_head_ + q % num_heads_;
     const uint32_t row = static_cast<uint32_t>(run_.row_begin) + q / num_heads_;
     for (uint32_t slice = 0; slice < slices; ++slice) {
-      float* out = context_.at<float>(args_.part) + (head * slices + slice) * slice_floats(args_.max_splits) +
-                   part_begin(row, instance_.split, args_.max_splits);
+      float* out = context_.at<float>(args_.partials) + (head * slices + slice) * slice_floats(args_.max_splits) +
+                   partial_begin(row, instance_.split, args_.max_splits);
       out[0] = max_[q];
       out[1] = total_[q];
-      const uint32_t begin = slice * MERGE_SLICE, num_elements = std::min(head_dim_ - begin, MERGE_SLICE);
+      const uint32_t begin = slice * COMBINE_SLICE, num_elements = std::min(head_dim_ - begin, COMBINE_SLICE);
       const float* sums = sums_ + uint64_t{q} * head_dim_ + begin;
       uint32_t d = 0;
-      for (; d + BLOCK <= num_elements; d += BLOCK) join_block(out + PART_HEADER + d, sums + d);
-      for (; d < num_elements; ++d) out[PART_HEADER + d] = sums[d];
+      for (; d + BLOCK <= num_elements; d += BLOCK) join_block(out + PARTIAL_HEADER_FLOATS + d, sums + d);
+      for (; d < num_elements; ++d) out[PARTIAL_HEADER_FLOATS + d] = sums[d];
     }
   }
 }
@@ -250,8 +250,8 @@ void AttentionTask::write_parts() const {
 // Nothing of it is zero.
 void AttentionTask::write_lone() const {
   for (uint32_t q = 0; q < num_queries_; ++q) {
-    uint16_t* out =
-        context_.at<uint16_t>(args_.lone) + lone_begin(first_head_ + q, instance_.split, args_.max_splits, head_dim_);
+    uint16_t* out = context_.at<uint16_t>(args_.fused_partials) +
+                    fused_partial_begin(first_head_ + q, instance_.split, args_.max_splits, head_dim_);
     const float weight = max_[q] + std::log(total_[q]), scale = 1.0f / total_[q];
     const float header = weight == 0.0f ? -0.0f : weight;
     memcpy(out, &header, sizeof header);
@@ -262,23 +262,23 @@ void AttentionTask::write_lone() const {
     for (; d < head_dim_; ++d) row[d] = sums[d];
     for (d = 0; d < head_dim_; ++d) {
       const uint16_t bits = to_bf16(row[d] * scale);
-      out[LONE_HEADER + d] = bits ? bits : 0x8000;
+      out[FUSED_PARTIAL_HEADER + d] = bits ? bits : 0x8000;
     }
   }
 }
 
 // What splits of a lone row may have left a turn before, as many as there were then.
-void AttentionTask::clear_lone() const {
-  if (!args_.cleared || instance_.run != 0) return;
+void AttentionTask::reset_fused_partials() const {
+  if (!args_.reset || instance_.run != 0) return;
   for (uint32_t head = first_head_; head < first_head_ + num_heads_; ++head)
-    for (uint32_t split = instance_.split; split < max_lone_splits(args_.max_splits); split += instance_.num_splits)
-      clear(context_.at<uint16_t>(args_.cleared) + lone_begin(head, split, args_.max_splits, head_dim_), 1, 0,
-            LONE_HEADER + head_dim_);
+    for (uint32_t split = instance_.split; split < max_fused_splits(args_.max_splits); split += instance_.num_splits)
+      clear(context_.at<uint16_t>(args_.reset) + fused_partial_begin(head, split, args_.max_splits, head_dim_), 1, 0,
+            FUSED_PARTIAL_HEADER + head_dim_);
 }
 
 void AttentionTask::run() {
   append();
-  clear_lone();
+  reset_fused_partials();
   if (!num_queries_) return;
   const PackedRows queries = pack_queries();
   for (uint32_t begin = begin_; begin < end_; begin += CHUNK) {
@@ -287,7 +287,7 @@ void AttentionTask::run() {
     soften(begin, count);
     accumulate(begin, count);
   }
-  if (is_lone(args_, context_.at<Batch>(args_.batch)->num_rows, run_))
+  if (fuses_combine(args_, context_.at<Batch>(args_.batch)->num_rows, run_))
     write_lone();
   else
     write_parts();
@@ -296,10 +296,10 @@ void AttentionTask::run() {
 }  // namespace
 
 void body_attention(Context& context, const AttentionArgs& args) {
-  if (!context.take_share(num_attention_instances(args, *context.at<Batch>(args.batch)))) return;
+  if (!context.take_assigned(num_attention_instances(args, *context.at<Batch>(args.batch)))) return;
   uint32_t instance = context.instance;
   do AttentionTask(context, args, instance).run();
-  while (context.next_of_share(instance));
+  while (context.next_assigned(instance));
 }
 
 }  // namespace distmk

@@ -35,14 +35,14 @@ void body_sine(Context& context, const SineArgs& args) {
   }
 }
 
-// The order of additions is that of the blocks, whatever order they arrived in: every rank gets the same bits.
+// The order of additions is that of the blocks, whatever order they lamport_value in: every rank gets the same bits.
 void body_sum(Context& context, const SumArgs& args) {
   const Batch* batch = context.at<Batch>(args.batch);
   const uint32_t num_rows = batch ? batch->num_rows : 1;
   const uint64_t step = args.block_stride / sizeof(float);
   float* blocks = context.at<float>(args.blocks);
   float* dst = context.at<float>(args.dst);
-  auto* rounded = context.at<uint16_t>(args.rounded);
+  auto* out_bf16 = context.at<uint16_t>(args.out_bf16);
   const uint32_t first = args.add ? 0 : 1;  // the first block to add, not to start from
   for (uint32_t row = 0; row < num_rows; ++row) {
     const float* in = blocks + uint64_t{row} * args.num;
@@ -58,10 +58,10 @@ void body_sum(Context& context, const SumArgs& args) {
       for (uint32_t b = first; b < args.num_blocks; ++b) total += in[b * step + i];
       out[i] = total;
     }
-    if (rounded) to_bf16(rounded + uint64_t{row} * args.rounded_stride, out, args.num);
+    if (out_bf16) to_bf16(out_bf16 + uint64_t{row} * args.out_bf16_stride, out, args.num);
   }
-  clear(context.at<uint16_t>(args.cleared), num_rows, args.rounded_stride, args.num);
-  if (args.arriving) clear(blocks, args.num_blocks, step, num_rows * args.num);
+  clear(context.at<uint16_t>(args.reset), num_rows, args.out_bf16_stride, args.num);
+  if (args.polls) clear(blocks, args.num_blocks, step, num_rows * args.num);
 }
 
 void body_sample(Context& context, const SampleArgs& args) {
@@ -76,7 +76,7 @@ void body_sample(Context& context, const SampleArgs& args) {
   if (context.rank() != 0) context.push(0, args.out, best, MAX_ROWS * sizeof(Candidate));
 }
 
-void body_prepare(Context& context, const PrepareArgs& args) {
+void body_scheduler_step(Context& context, const SchedulerStepArgs& args) {
   prepare_batch(
       context, args,
       {context.at<BatcherState>(args.state), context.at<Batch>(args.batch), context.at<Candidate>(args.candidates)});

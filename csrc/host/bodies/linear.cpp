@@ -35,11 +35,13 @@ Rows choose_rows(const Batch* batch, bool sampled_only) {
 
 // A lone row, merged from what attention's splits have left of it, and rounded as a vector would be.
 void merge_row(float* x, const Context& context, const LinearArgs& args, const BatchRun& run) {
-  const uint32_t num_splits = Splits::of_lone(args, run);
-  const auto* lone = context.at<uint16_t>(args.lone);
-  float* part = scratch<PartTag>(args.head_dim);
+  const uint32_t num_splits = Splits::of_fused(args, run);
+  const auto* fused_partials = context.at<uint16_t>(args.fused_partials);
+  float* partials = scratch<PartTag>(args.head_dim);
   for (uint32_t head = 0; head < args.k / args.head_dim; ++head, x += args.head_dim) {
-    const auto split_at = [&](uint32_t s) { return lone + lone_begin(head, s, args.max_splits, args.head_dim); };
+    const auto split_at = [&](uint32_t s) {
+      return fused_partials + fused_partial_begin(head, s, args.max_splits, args.head_dim);
+    };
     const auto weight_of = [&](uint32_t s) {
       float found;
       memcpy(&found, split_at(s), sizeof found);
@@ -51,8 +53,8 @@ void merge_row(float* x, const Context& context, const LinearArgs& args, const B
     for (uint32_t s = 0; s < num_splits; ++s) {
       const float weight = std::exp(weight_of(s) - max);
       total += weight;
-      from_bf16(part, split_at(s) + LONE_HEADER, args.head_dim);
-      for (uint32_t d = 0; d < args.head_dim; ++d) x[d] += weight * part[d];
+      from_bf16(partials, split_at(s) + FUSED_PARTIAL_HEADER, args.head_dim);
+      for (uint32_t d = 0; d < args.head_dim; ++d) x[d] += weight * partials[d];
     }
     for (uint32_t d = 0; d < args.head_dim; ++d) x[d] = from_bf16(to_bf16(x[d] / total));
   }
@@ -63,7 +65,7 @@ PackedRows pack(const Context& context, const LinearArgs& args, Rows& rows) {
   float* x = scratch<WideTag>(args.k);
   const Batch* batch = context.at<Batch>(args.batch);
   for (uint32_t i = 0; i < rows.count; ++i) {
-    if (args.lone && is_lone(args, batch->num_rows, batch->runs[0]))
+    if (args.fused_partials && fuses_combine(args, batch->num_rows, batch->runs[0]))
       merge_row(x, context, args, batch->runs[0]);
     else
       from_bf16(x, context.at<uint16_t>(args.x) + uint64_t{rows.index[i]} * args.x_stride, args.k);
@@ -148,20 +150,20 @@ void body_linear(Context& context, const LinearArgs& args) {
       for (uint32_t i = 0; i < rows.count; ++i) add_row(out + uint64_t{i} * args.out_stride, rows.y[i], args.n);
       [[fallthrough]];
     case Epilogue::STORE:
-      for (uint32_t i = 0; args.rounded && i < rows.count; ++i)
-        to_bf16(context.at<uint16_t>(args.rounded) + uint64_t{i} * args.rounded_stride,
+      for (uint32_t i = 0; args.out_bf16 && i < rows.count; ++i)
+        to_bf16(context.at<uint16_t>(args.out_bf16) + uint64_t{i} * args.out_bf16_stride,
                 out + uint64_t{i} * args.out_stride, args.n);
-      if (args.rounded)
-        clear(context.at<uint16_t>(args.cleared), rows.count, args.rounded_stride, args.n);
+      if (args.out_bf16)
+        clear(context.at<uint16_t>(args.reset), rows.count, args.out_bf16_stride, args.n);
       else
-        clear(context.at<float>(args.cleared), rows.count, args.out_stride, args.n);
+        clear(context.at<float>(args.reset), rows.count, args.out_stride, args.n);
       break;
     case Epilogue::SWIGLU:
       for (uint32_t i = 0; i < rows.count; ++i) {
         swiglu_row(rows.y[i], rows.y[i], rows.y[i] + args.n, args.n);
         to_bf16(context.at<uint16_t>(args.out) + uint64_t{i} * args.out_stride, rows.y[i], args.n);
       }
-      clear(context.at<uint16_t>(args.cleared), rows.count, args.out_stride, args.n);
+      clear(context.at<uint16_t>(args.reset), rows.count, args.out_stride, args.n);
       break;
     case Epilogue::PUSH:
       for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)

@@ -142,7 +142,7 @@ class CudaBackend:
     def reset(self) -> None:
         import torch
 
-        _zero(self._heap.tensor, self.program.header.cleared_heap_bytes)
+        _zero(self._heap.tensor, self.program.header.zeroed_heap_bytes)
         _zero(self._faults_seen, self._faults_seen.nbytes)
         torch.cuda.synchronize()
 

@@ -37,8 +37,8 @@ class CudaLaunch:
         params.requests, params.prompts, params.eos_ids = (tensor.data_ptr() for tensor in self._device)
         params.program, params.heap_bases = backend._bytes.data_ptr(), backend._bases.data_ptr()
         params.local_base, params.faults_seen = backend._local.data_ptr(), backend._faults_seen.data_ptr()
-        params.block_takers = backend._block_takers.data_ptr()
-        params.self, params.num_far = self._params.data_ptr(), backend._heap.bases.count(0)
+        params.worker_owners = backend._block_takers.data_ptr()
+        params.self, params.num_remote_ranks = self._params.data_ptr(), backend._heap.bases.count(0)
         params.spin_polls = 1 << 14
         self._trace = [_upload(memory) for memory in (block.trace, block.trace_counts) if block.trace.size]
         if self._trace:

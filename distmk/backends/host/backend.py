@@ -68,7 +68,7 @@ class HostBackend:
         self.view(placed, array.dtype)[row : row + len(array)] = array
 
     def reset(self) -> None:
-        self._heap.clear(self.program.header.cleared_heap_bytes)
+        self._heap.clear(self.program.header.zeroed_heap_bytes)
 
     def start(self, spec: LaunchSpec) -> HostLaunch:
         block = LaunchBlock.of(spec, self.program)

@@ -41,7 +41,7 @@ def known_when_looking(oracle: Oracle, task: Task, i: int, acts: bool = False) -
     it. Of a spread task what all workers know. Who may end without his waits `acts` once he has seen what others wrote
     after theirs.
     """
-    gate = (task[0], oracle.ranks[task[0]].header.gate_event)
+    gate = (task[0], oracle.ranks[task[0]].header.iteration_event)
     nodes = [oracle.told(producer, i, gate) for producer in oracle.producers[gate]] if gate[1] != NO_EVENT else []
     if acts and TASK_TYPES[oracle.tasks[task].type].skips_waits(decode_args(oracle.tasks[task])):
         for event in {(task[0], wait.event) for wait in oracle.waits(task) if not wait.lag}:
@@ -49,7 +49,7 @@ def known_when_looking(oracle: Oracle, task: Task, i: int, acts: bool = False) -
                 nodes += [oracle.told(producer, i, event) for producer in oracle.producers[event]]
     known = ~0
     for trail in oracle.trails[(task, i)]:
-        known &= _behind(oracle, trail, i, 2 if oracle.tasks[task].far_ahead else 1)
+        known &= _behind(oracle, trail, i, 2 if oracle.tasks[task].deep_lookahead else 1)
     for node in nodes:
         known |= oracle.past[node] | oracle.bit[node]
     return known
@@ -61,7 +61,7 @@ def looks_early(oracle: Oracle, task: Task) -> bool:
 
 def is_done_early(oracle: Oracle, task: Task) -> bool:
     desc = oracle.tasks[task]
-    return looks_early(oracle, task) or TASK_TYPES[desc.type].may_pass(decode_args(desc))
+    return looks_early(oracle, task) or TASK_TYPES[desc.type].may_skip(decode_args(desc))
 
 
 def _behind(oracle: Oracle, trail: list[Trace], i: int, num_unmet: int) -> int:
@@ -93,7 +93,7 @@ class _Arrivals:
     def __init__(self, oracle: Oracle) -> None:
         self.oracle = oracle
         self.looked_at = {(run.piece, run.rank) for runs in oracle.runs.values() for run in runs if run.use == "look"}
-        cleared_bytes = oracle.ranks[0].header.cleared_heap_bytes
+        cleared_bytes = oracle.ranks[0].header.zeroed_heap_bytes
         self.zeroed = {
             piece.name
             for piece in oracle.program.placement.pieces

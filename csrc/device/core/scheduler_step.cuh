@@ -6,11 +6,11 @@
 namespace distmk {
 
 // Only schedulers run it; their single thread goes through it step by step, so it works on copies in shared memory.
-DISTMK_FN void body_prepare(Context& context, const PrepareArgs& args) {
-  PrepareCopies& copies = shared().prepare;
+DISTMK_FN void body_scheduler_step(Context& context, const SchedulerStepArgs& args) {
+  SchedulerCopies& copies = shared().prepare;
   const Team& team = context.team;
   const auto* candidates = context.at<Candidate>(args.candidates);
-  const bool fits = args.num_ranks <= NEAR_RANKS;
+  const bool fits = args.num_ranks <= CACHED_RANKS;
   // Later it still has there what it left.
   if (context.iteration == context.params().first_iteration) {
     copy_bytes(team, &copies.state, context.at<void>(args.state), sizeof(BatcherState));

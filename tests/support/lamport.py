@@ -15,13 +15,13 @@ COLS = 16
 
 
 def taking(rank: int, op: str, worker: int | None, *blocks: Region, dst: Region) -> Sum:
-    return Sum(rank, op, worker, blocks=blocks, dst=dst, arriving=True)
+    return Sum(rank, op, worker, blocks=blocks, dst=dst, polls=True)
 
 
 def all_reduce(num_ranks: int, num_workers: int) -> Graph:
     """Two all-reduces by way of the same slots."""
     graph = Graph(num_ranks, num_workers)
-    x, slots = graph.buffer("x", COLS), graph.buffer("slots", COLS * num_ranks, arriving=True)
+    x, slots = graph.buffer("x", COLS), graph.buffer("slots", COLS * num_ranks, lamport=True)
     cuts = [(worker, worker * COLS // num_workers, (worker + 1) * COLS // num_workers) for worker in range(num_workers)]
     for layer in range(2):
         for rank in range(num_ranks):
@@ -39,10 +39,10 @@ def all_reduce(num_ranks: int, num_workers: int) -> Graph:
 class Slots:
     """A rank that takes `b` from slots, to be given tasks."""
 
-    def __init__(self, num_workers: int = 2, arriving: bool = True) -> None:
+    def __init__(self, num_workers: int = 2, lamport: bool = True) -> None:
         self.graph = Graph(1, num_workers)
         self.a, self.b, self.c = (self.graph.buffer(name, COLS) for name in "abc")
-        self.slots = self.graph.buffer("slots", COLS, arriving=arriving)
+        self.slots = self.graph.buffer("slots", COLS, lamport=lamport)
 
     def put(self, op: str, worker: int) -> None:
         self.graph.add(Put(0, op, worker, src=self.a.at(0), dst=self.slots.at(0)))

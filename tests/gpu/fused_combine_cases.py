@@ -8,24 +8,26 @@ from board import Board, Memory, f32
 from support.arrays import ROUNDING, assert_close
 from support.attention_inputs import AttentionInputs, Heads
 
-from distmk.abi import LONE_HEADER, MAX_ROWS, LaunchKind, Space
+from distmk.abi import FUSED_PARTIAL_HEADER, MAX_ROWS, LaunchKind, Space
 from distmk.graph.regions import Region
-from distmk.tasks import Attention, Linear, Merge
+from distmk.tasks import Attention, Combine, Linear
 
 NUM_PICKED = 61
 
 
-def lone(board: Board, rank: int, error: float, heads: Heads, head_dim: int, alone: bool, max_len: int) -> None:
+def fused_partials(
+    board: Board, rank: int, error: float, heads: Heads, head_dim: int, alone: bool, max_len: int
+) -> None:
     """The product picks elements of attention's output, of what lies in memory as exactly as they are merged from it."""
-    inputs = AttentionInputs(board.rng, heads, head_dim, 16, True, max_len, alone, lone=True)
+    inputs = AttentionInputs(board.rng, heads, head_dim, 16, True, max_len, alone, fused_partials=True)
     s, k = inputs.shape, heads.num_q * head_dim
     launch = LaunchKind.SPREAD if board.rng.random() < 0.8 else LaunchKind.MASSIVE
     what = f"lone {'row' if alone else 'rows'} of attention {s} {inputs.runs}"
     kept = inputs.kept(inputs.caches, board.tiled)
     caches = [board.give_all(rank, cache, "bf16", space=Space.LOCAL) for cache in kept]
     batch = board.give_all(rank, inputs.batch, "u8", space=Space.HEAP)
-    places = [board.buffer(s.lone_cols, dtype="bf16").at(rank) for _ in range(2)]
-    part, x = board.buffer(s.num_parts).at(rank), board.buffer(k, MAX_ROWS, "bf16").at(rank)
+    places = [board.buffer(s.fused_partial_cols, dtype="bf16").at(rank) for _ in range(2)]
+    part, x = board.buffer(s.num_partials).at(rank), board.buffer(k, MAX_ROWS, "bf16").at(rank)
     qkv = board.give(board.buffer(inputs.qkv.shape[1], MAX_ROWS).at(rank), inputs.qkv)
     q_norm, k_norm = (board.vector(rank, norm) for norm in inputs.norms or (None, None))
     board.graph.add(
@@ -38,9 +40,9 @@ def lone(board: Board, rank: int, error: float, heads: Heads, head_dim: int, alo
             k_cache=caches[0],
             v_cache=caches[1],
             page_table=board.give_all(rank, inputs.pages, "i32", space=Space.HEAP),
-            part=part,
-            lone=places[0],
-            cleared=places[1],
+            partials=part,
+            fused_partials=places[0],
+            reset=places[1],
             batch=batch,
             rope=board.graph.constant(board.name("rope"), rank, inputs.rope.numpy()),
             q_norm=q_norm,
@@ -50,13 +52,17 @@ def lone(board: Board, rank: int, error: float, heads: Heads, head_dim: int, alo
         )
     )
     slices = (0, s.num_q * s.slices)
-    merge = Merge(rank, f"merge of {what}", shape=s, slices=slices, part=part, out=x, batch=batch, skips_lone=True)
+    merge = Combine(
+        rank, f"merge of {what}", shape=s, slices=slices, partials=part, out=x, batch=batch, skips_fused=True
+    )
     board.graph.add(merge)
     picked = board.rng.integers(0, k, NUM_PICKED)
     weight = torch.zeros(NUM_PICKED, k).index_put_((torch.arange(NUM_PICKED), torch.from_numpy(picked)), torch.ones(()))
     out, rows = board.buffer(NUM_PICKED, MAX_ROWS).at(rank), inputs.batch.num_rows
     slab = board.matrix(rank, weight.bfloat16())
-    board.graph.add(Linear(rank, f"product of {what}", x=x, slab=slab, out=out, batch=batch, lone=places[0], shape=s))
+    board.graph.add(
+        Linear(rank, f"product of {what}", x=x, slab=slab, out=out, batch=batch, fused_partials=places[0], shape=s)
+    )
     for written in (*caches, part, places[1]):
         board.written(written)
     board.written(out, rows)
@@ -69,9 +75,9 @@ def lone(board: Board, rank: int, error: float, heads: Heads, head_dim: int, alo
         raw = np.stack([memory[cache.buffer].reshape(-1) for cache in caches])
         held = inputs.kept(torch.from_numpy(raw).view(torch.bfloat16).view(inputs.caches.shape), board.tiled)
         inputs.check_caches(held)
-        cleared = memory[places[1].buffer].view(np.uint16).reshape(s.num_q, -1, LONE_HEADER + head_dim)
-        assert_close("cleared ", cleared[..., LONE_HEADER:], np.zeros_like(cleared[..., LONE_HEADER:]), 0)
-        assert_close("cleared weights ", cleared[..., :2], np.zeros_like(cleared[..., :2]), 0)
+        reset = memory[places[1].buffer].view(np.uint16).reshape(s.num_q, -1, FUSED_PARTIAL_HEADER + head_dim)
+        assert_close("cleared ", reset[..., FUSED_PARTIAL_HEADER:], np.zeros_like(reset[..., FUSED_PARTIAL_HEADER:]), 0)
+        assert_close("cleared weights ", reset[..., :2], np.zeros_like(reset[..., :2]), 0)
         got = f32(memory, out, rows)
         if inputs.has_lone_row:
             left = memory[places[0].buffer].reshape(-1).view(np.uint16)
@@ -85,10 +91,10 @@ def lone(board: Board, rank: int, error: float, heads: Heads, head_dim: int, alo
     board.check(rank, what, check)
 
 
-def _declare(board: Board, inputs: AttentionInputs, lone: Region) -> None:
+def _declare(board: Board, inputs: AttentionInputs, fused_partials: Region) -> None:
     """What a single row's splits may write; of a header no more than its first word is anybody's."""
-    s, size = inputs.shape, LONE_HEADER + inputs.head_dim
+    s, size = inputs.shape, FUSED_PARTIAL_HEADER + inputs.head_dim
     for head in range(s.num_q):
         for split in range(inputs.splits(0)):
-            begin = head * (s.lone_cols // s.num_q) + split * size
-            board.written(lone.buffer.at(lone.rank, begin, begin + size))
+            begin = head * (s.fused_partial_cols // s.num_q) + split * size
+            board.written(fused_partials.buffer.at(fused_partials.rank, begin, begin + size))

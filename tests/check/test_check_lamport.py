@@ -8,7 +8,7 @@ import random
 from collections import Counter
 
 import pytest
-from support.arriving import COLS, Slots, accepted, all_reduce, refused, taking
+from support.lamport import COLS, Slots, accepted, all_reduce, refused, taking
 from support.mutate import Mutator
 from support.oracle import Oracle
 from support.programs import complaint, find, model_graph
@@ -17,7 +17,7 @@ from distmk.abi import MAX_ROWS, NO_EVENT, Batch, BatcherState, LaunchKind, Spac
 from distmk.errors import UsageError
 from distmk.graph.graph import Graph
 from distmk.program.program import compile_graph, decode_args
-from distmk.tasks import Affine, Prepare, Put, Sum
+from distmk.tasks import Affine, Put, SchedulerStep, Sum
 from distmk.tasks.scheduling import CANDIDATES_BYTES
 
 NUM_RANDOM = 250
@@ -30,18 +30,18 @@ def test_accepts_what_arrives(num_ranks: int) -> None:
     program = compile_graph(model_graph(num_ranks, 2))
     names = program.ranks[0].task_names
     sums = [find(program, name) for name in names if name.endswith(".reduce")]
-    assert all(decode_args(desc).arriving for desc in sums) and bool(sums) == (num_ranks > 1)
+    assert all(decode_args(desc).polls for desc in sums) and bool(sums) == (num_ranks > 1)
     accepted(program)
 
 
 def test_what_no_launch_zeroes_must_be_written_before() -> None:
-    slots = Slots(arriving=False)
+    slots = Slots(lamport=False)
     slots.put("put", 0)
     slots.take("sum", 1, slots.b)
     text = refused(slots.compile())
     assert "sum (rank 0, worker 1) in the next iteration may look at slots[bytes 0:64] on rank 0 before put" in text
     assert "put (rank 0, worker 0) in the next iteration has written it, and no launch starts with zeros there" in text
-    slots = Slots(arriving=False)
+    slots = Slots(lamport=False)
     slots.put("put", 1)
     slots.take("sum", 1, slots.b)
     accepted(slots.compile())
@@ -51,10 +51,10 @@ def test_the_cleared_part_of_the_heap_holds_all_of_the_buffer() -> None:
     program = compile_graph(all_reduce(2, 1))
     slots = next(piece for piece in program.placement.pieces if piece.name == "slots")
     for short in (0, 4):
-        cleared = slots.offset + slots.num_bytes - short
+        reset = slots.offset + slots.num_bytes - short
         for part in program.ranks:
-            part.header.cleared_heap_bytes = cleared
-        program.placement = dataclasses.replace(program.placement, cleared_heap_bytes=cleared)
+            part.header.zeroed_heap_bytes = reset
+        program.placement = dataclasses.replace(program.placement, zeroed_heap_bytes=reset)
         if short:
             assert "and no launch starts with zeros there" in refused(program)
         else:
@@ -83,7 +83,7 @@ def test_what_is_filled_is_cleared_before_the_next_iteration() -> None:
 def test_some_rows_cleared_are_not_all() -> None:
     for rows in (1, 2):
         graph = Graph(1, 1)
-        slots, b = graph.buffer("slots", COLS, rows=rows, arriving=True), graph.buffer("b", COLS)
+        slots, b = graph.buffer("slots", COLS, rows=rows, lamport=True), graph.buffer("b", COLS)
         graph.add(taking(0, "sum", 0, slots.at(0), dst=b.at(0)))
         program = compile_graph(graph)
         if rows == 1:
@@ -151,12 +151,12 @@ def test_an_iteration_begins_with_its_gate(heard: bool) -> None:
     state = graph.buffer("state", ctypes.sizeof(BatcherState) + 4, dtype="u8", space=Space.LOCAL)
     table = graph.buffer("table", MAX_ROWS, dtype="i32")
     a, b, c, candidates = (graph.buffer(name, CANDIDATES_BYTES // 4) for name in ("a", "b", "c", "candidates"))
-    slots = graph.buffer("slots", CANDIDATES_BYTES // 4, arriving=True)
+    slots = graph.buffer("slots", CANDIDATES_BYTES // 4, lamport=True)
     graph.batch = batch
     graph.add(
-        Prepare(
+        SchedulerStep(
             0,
-            "prepare",
+            "scheduler_step",
             launch=LaunchKind.SCHEDULER,
             candidates=candidates.at(0),
             batch=batch.at(0),
@@ -170,7 +170,7 @@ def test_an_iteration_begins_with_its_gate(heard: bool) -> None:
     graph.add(Put(0, "put1", 0, src=a.at(0), dst=slots.at(0)))
     graph.add(taking(0, "last", 0, slots.at(0), dst=candidates.at(0) if heard else c.at(0)))
     program = compile_graph(graph)
-    assert program.ranks[0].header.gate_event != NO_EVENT
+    assert program.ranks[0].header.iteration_event != NO_EVENT
     if heard:
         accepted(program)
         return
@@ -194,7 +194,7 @@ def random_arrivals(random_: random.Random) -> Graph:
     num_ranks, num_workers = random_.randint(1, 3), random_.randint(1, 3)
     graph = Graph(num_ranks, num_workers)
     x, y = graph.buffer("x", COLS), graph.buffer("y", COLS)
-    slots = [graph.buffer(f"slots{i}", COLS, arriving=random_.random() < 0.8) for i in range(random_.randint(1, 2))]
+    slots = [graph.buffer(f"slots{i}", COLS, lamport=random_.random() < 0.8) for i in range(random_.randint(1, 2))]
     for index in range(random_.randint(2, 8)):
         rank, worker, cols = random_.randrange(num_ranks), random_.randrange(num_workers), random_.choice([8, 16])
         begin = random_.randrange(0, COLS - cols + 1, 8)
@@ -204,7 +204,7 @@ def random_arrivals(random_: random.Random) -> Graph:
         graph.add(Put(by, f"put{index}", random_.randrange(num_workers), src=src.at(by, 0, cols), dst=there))
         if random_.random() < 0.9:
             take = random_.random() < 0.8
-            graph.add(Sum(rank, f"sum{index}", worker, blocks=(there,), dst=dst.at(rank, 0, cols), arriving=take))
+            graph.add(Sum(rank, f"sum{index}", worker, blocks=(there,), dst=dst.at(rank, 0, cols), polls=take))
         if random_.random() < 0.3:
             graph.add(Affine(rank, f"copy{index}", random_.randrange(num_workers), src=dst.at(rank), dst=src.at(rank)))
     return graph

@@ -30,15 +30,15 @@ class Cells:
     "not there yet", any write counts as one that clears.
     """
 
-    __slots__ = ("arrives", "cleared", "cuts", "filled", "unions")
+    __slots__ = ("arrives", "cuts", "filled", "reset", "unions")
 
     def __init__(self, cuts: list[int], arrives: bool) -> None:
         self.cuts, self.arrives = cuts, arrives
-        self.cleared, self.filled = [NOBODY] * len(cuts), [NOBODY] * len(cuts)
+        self.reset, self.filled = [NOBODY] * len(cuts), [NOBODY] * len(cuts)
         self.unions: dict[tuple[int, int], tuple[int, ...]] = {}  # of `cleared`, while it does not change
 
     def clear(self, first: int, end: int, node: int) -> None:
-        self.cleared[first:end] = [node] * (end - first)
+        self.reset[first:end] = [node] * (end - first)
         self.filled[first:end] = [NOBODY] * (end - first)
         if self.unions:
             self.unions = {}
@@ -52,7 +52,7 @@ class Cells:
     def cleared_by(self, first: int, end: int) -> tuple[int, ...]:
         nodes = self.unions.get((first, end))
         if nodes is None:
-            nodes = self.unions[(first, end)] = tuple(sorted({*self.cleared[first:end]} - {NOBODY}))
+            nodes = self.unions[(first, end)] = tuple(sorted({*self.reset[first:end]} - {NOBODY}))
         return nodes
 
 
@@ -195,7 +195,7 @@ def _parts(memory: Memory) -> dict[int, Part]:
     here = [span for span in memory.distinct if span.place in cuts]
     for span in here:
         cuts[span.place] |= {span.begin, span.end}
-    limit = memory.view.parts[0].header.cleared_heap_bytes
+    limit = memory.view.parts[0].header.zeroed_heap_bytes
     places: dict[int, Cells] = {}
     for place, bounds in cuts.items():
         piece = memory.pieces[place // memory.view.num_ranks]
