@@ -31,10 +31,6 @@ class CheckError(DistmkError):
     exit_code = 3
 
 
-class LabError(DistmkError):
-    """A rung of the launch lab with a wrong result, or which the driver refused to run."""
-
-
 class RankLostError(DistmkError):
     """Another rank left or died while this one depended on it."""
 

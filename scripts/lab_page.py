@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "examples" / "launch_lab")]
 
 from distmk.errors import DistmkError  # noqa: E402
-from distmk.lab.page import write  # noqa: E402
-from distmk.lab.results import LabReport  # noqa: E402
+from lab.page import write  # noqa: E402
+from lab.results import LabReport  # noqa: E402
 
 PAGE = ROOT / "examples" / "launch_lab" / "README.md"
 

@@ -23,10 +23,13 @@ LAYERS = [
     ["backends"],
     ["trace"],
     ["serving"],
-    ["doctor", "lab"],
+    ["doctor"],
     ["cli"],
     ["__main__"],
 ]
+
+LAB = ROOT / "examples" / "launch_lab" / "lab"
+PACKAGES = ("distmk", "lab")
 
 
 def parts_of(module: str) -> str:
@@ -34,16 +37,16 @@ def parts_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
-def modules() -> dict[str, Path]:
+def modules(package: Path = ROOT / "distmk") -> dict[str, Path]:
     found = {}
-    for path in (ROOT / "distmk").rglob("*.py"):
-        parts = path.relative_to(ROOT).with_suffix("").parts
+    for path in package.rglob("*.py"):
+        parts = path.relative_to(package.parent).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
 def imports(path: Path, known: set[str]) -> Iterator[tuple[str, int]]:
-    """The modules of distmk that a file imports anywhere in it, with lines; blocks for type checkers do not count."""
+    """Modules of distmk and of the lab that a file imports anywhere, with lines; blocks for type checkers do not count."""
     tree = ast.parse(path.read_text())
     skipped = {
         id(inner)
@@ -55,11 +58,11 @@ def imports(path: Path, known: set[str]) -> Iterator[tuple[str, int]]:
         if id(node) in skipped:
             continue
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names if alias.name.split(".")[0] == "distmk")
+            yield from ((alias.name, node.lineno) for alias in node.names if alias.name.split(".")[0] in PACKAGES)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: a relative import"
             name = node.module or ""
-            if name.split(".")[0] == "distmk":
+            if name.split(".")[0] in PACKAGES:
                 for alias in node.names:
                     inner = f"{name}.{alias.name}"
                     yield inner if inner in known else name, node.lineno
@@ -79,15 +82,22 @@ def test_imports_point_down() -> None:
     for module, path in known.items():
         part = parts_of(module)
         for imported, line in imports(path, set(known)):
-            target = parts_of(imported)
+            target = parts_of(imported) if imported.split(".")[0] == "distmk" else ""
             if part and target and part != target and level[target] >= level[part]:
                 wrong.append(f"{path.relative_to(ROOT)}:{line}: {part} (layer {level[part]}) imports {target}")
     assert not wrong, "\n".join(wrong)
 
 
+def test_only_its_command_imports_the_launch_lab() -> None:
+    """The lab is an example that uses distmk; distmk works without it."""
+    known = modules() | modules(LAB)
+    edges = {(module, imported) for module, path in modules().items() for imported, _ in imports(path, set(known))}
+    assert {module for module, imported in edges if imported.split(".")[0] == "lab"} == {"distmk.cli.lab_command"}
+
+
 def test_no_cycles_between_modules() -> None:
-    """Also inside packages, counting what is imported only when needed."""
-    known = modules()
+    """Also inside packages and the launch lab, counting what is imported only when needed."""
+    known = modules() | modules(LAB)
     edges = {m: {i for i, _ in imports(path, set(known)) if i in known and i != m} for m, path in known.items()}
     done: set[str] = set()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
 import shutil
 import subprocess
 import symtable
@@ -12,9 +13,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from support.helpers import ROOT, Runner
+from support.helpers import ROOT, Runner, assert_one_line
 
 pytestmark = pytest.mark.timeout(150)
+
+LAB = ROOT / "examples" / "launch_lab"
 
 
 @pytest.fixture(scope="module")
@@ -42,35 +45,62 @@ def test_wheel_is_whole(wheel: Path) -> None:
     suffixes = (".h", ".cpp", ".cu", ".cuh")
     sources = {path.relative_to(ROOT / "csrc") for path in (ROOT / "csrc").rglob("*") if path.suffix in suffixes}
     assert "distmk/check/__init__.py" in python and sources
-    rungs = [path for path in (ROOT / "examples" / "launch_lab").iterdir() if path.suffix in (".py", *suffixes)]
+    rungs = {path.relative_to(LAB) for path in LAB.rglob("*") if path.suffix in (".py", *suffixes)}
     want = python | {f"distmk/_csrc/{path.as_posix()}" for path in sources}
-    want |= {f"distmk/_launch_lab/{path.name}" for path in rungs}
+    want |= {f"distmk/_launch_lab/{path.as_posix()}" for path in rungs}
     assert held - {"distmk/py.typed"} == want, f"missing {sorted(want - held)}, not wanted {sorted(held - want)}"
 
 
-def test_unpacked_wheel_runs(wheel: Path, tiny_model: Path, runner: Runner) -> None:
-    """Away from the repository it finds its own sources, compiles them and decodes."""
+@pytest.fixture
+def site(wheel: Path, tmp_path: Path) -> Path:
+    """The wheel unpacked, away from the repository."""
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(runner.folder / "site")
-    env = {"PYTHONPATH": str(runner.folder / "site"), "DISTMK_CACHE": str(runner.folder / "cache")}
-    modules = "distmk, distmk.backends.build_cache as b, distmk.lab.kernels as k"
-    code = f"import {modules}; print(distmk.__file__, b.csrc_dir(), k.rungs_dir())"
+        archive.extractall(tmp_path / "site")
+    return tmp_path / "site"
+
+
+def test_unpacked_wheel_runs(site: Path, tiny_model: Path, runner: Runner) -> None:
+    """Away from the repository it finds its own sources, compiles them and decodes."""
+    env = {"PYTHONPATH": str(site), "DISTMK_CACHE": str(runner.folder / "cache")}
+    code = "import distmk, distmk.backends.build_cache as b, distmk.cli.lab_command as c; "
+    code += "print(distmk.__file__, b.csrc_dir(), c.lab_folder())"
     found = runner.run([sys.executable, "-c", code], env)
-    assert found.stdout.split() == [
-        str(runner.folder / "site" / "distmk" / name) for name in ("__init__.py", "_csrc", "_launch_lab")
-    ], found.stderr
+    assert found.stdout.split() == [str(site / "distmk" / name) for name in ("__init__.py", "_csrc", "_launch_lab")], (
+        found.stderr
+    )
     command = ("generate", "--model", str(tiny_model), "--prompt-ids", "1,2,3", "--max-new-tokens", "4")
     away, here = runner.distmk(*command, env=env), runner.distmk(*command)
     assert away.status == 0, away.stderr
     assert away.stdout == here.stdout
 
 
+def test_launch_lab_of_an_unpacked_wheel(site: Path, runner: Runner) -> None:
+    """The command, and a rung by itself."""
+    env = {"PYTHONPATH": str(site), "CUDA_VISIBLE_DEVICES": ""}
+    done = runner.distmk("lab", "--out", "found", env=env)
+    assert done.status == 0 and "12    task graph" in done.stdout, done
+    assert json.loads((runner.folder / "found" / "lab.json").read_text())["queue"]["where"] == "host"
+    rung = str(site / "distmk" / "_launch_lab" / "12_task_graph.py")
+    alone = runner.run([sys.executable, rung, "--backend", "host", "--elements", "1000"], env)
+    assert alone.stdout.startswith("12: rung 12, num_elements 1000"), alone
+
+
+def test_package_without_the_launch_lab(runner: Runner) -> None:
+    """Everything but `distmk lab` works, and that says in one line what is absent."""
+    shutil.copytree(ROOT / "distmk", runner.folder / "site" / "distmk", ignore=shutil.ignore_patterns("__pycache__"))
+    env = {"PYTHONPATH": str(runner.folder / "site")}
+    assert "usage: distmk lab" in runner.distmk("lab", "--help", env=env).stdout
+    refused = runner.distmk("lab", "--out", "found", env=env)
+    assert_one_line(refused, "the launch lab (examples/launch_lab) is not installed", "reinstall distmk")
+    assert not (runner.folder / "found").exists()
+
+
 def imported(path: Path) -> set[tuple[str, str]]:
-    """Modules of distmk and the names that a file takes from them, wherever in the file it does so."""
+    """Modules of distmk and of the launch lab, and the names that a file takes from them, wherever it does so."""
     return {
         (node.module, name.name)
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "distmk"
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in ("distmk", "lab")
         for name in node.names
     }
 
@@ -78,7 +108,7 @@ def imported(path: Path) -> set[tuple[str, str]]:
 @functools.cache
 def names_of(module: str) -> set[str]:
     """What a module's source names and, of a package, its modules: some need packages that only GPU machines have."""
-    path = ROOT / module.replace(".", "/")
+    path = (LAB if module.split(".")[0] == "lab" else ROOT) / module.replace(".", "/")
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     if not file.exists():
         return set()
@@ -92,9 +122,11 @@ def test_what_is_imported_is_there() -> None:
     folders = ("distmk", "examples", "scripts", "tests")
     files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
     wanted = {(path, *each) for path in files for each in imported(path)}
-    assert {("distmk.backends.cuda.backend", "CudaBackend"), ("distmk.backends.cuda.gpus", "num_sms_of")} <= {
-        each[1:] for each in wanted
-    }
+    assert {
+        ("distmk.backends.cuda.backend", "CudaBackend"),
+        ("distmk.backends.cuda.gpus", "num_sms_of"),
+        ("lab.gpu", "Gpu"),
+    } <= {each[1:] for each in wanted}
     absent = [
         f"{path.relative_to(ROOT)}: no {name} in {module}"
         for path, module, name in wanted

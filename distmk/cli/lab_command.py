@@ -1,17 +1,17 @@
-"""`distmk lab`: measure what launching kernels costs on this GPU, and what each way out of it brings."""
+"""`distmk lab`: measure what kernel launches cost on this GPU, and what each way to avoid them gains.
+
+The lab itself is examples/launch_lab, which imports distmk. This module alone imports the lab.
+"""
 
 from __future__ import annotations
 
 import argparse
-import tempfile
+import sys
 from pathlib import Path
 from typing import Any
 
-from distmk.console import tell
+import distmk
 from distmk.errors import UsageError
-from distmk.lab import advise, plots, table
-from distmk.lab.gpu import why_no_gpu
-from distmk.lab.results import LabReport
 
 DEFAULT_FOLDER = Path("lab")
 DEFAULT_COUNT, DEFAULT_US = 20, 5.0
@@ -36,50 +36,28 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    sys.path.insert(0, str(lab_folder()))
+    from lab.command import advise, measure
+
     if arguments.advise:
-        return _advise(arguments)
+        count = DEFAULT_COUNT if arguments.count is None else arguments.count
+        duration_us = DEFAULT_US if arguments.duration_us is None else arguments.duration_us
+        return advise(arguments.out, count, duration_us, varying=arguments.shapes == "varying")
     for name in ("count", "duration_us", "shapes"):
         if getattr(arguments, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} is for --advise; give that too")
     if arguments.gpu < 0:
         raise UsageError(f"--gpu {arguments.gpu}: GPUs are counted from 0")
-    _check_writable(arguments.out)
-    report = _measure(arguments.gpu)
-    print(table.text(report), flush=True)
-    report.save(arguments.out)
-    written = "lab.json and the plots"
-    try:
-        plots.draw(report, arguments.out)
-    except UsageError as error:
-        written = "lab.json"
-        tell(f"no plots: {error}")
-    tell(f"lab: {arguments.out} has {written}, after {report.seconds:.0f} s")
-    return 1 if report.failed else 0
+    return measure(arguments.out, arguments.gpu)
 
 
-def _measure(gpu: int) -> LabReport:
-    from distmk.lab.run import run_gpu, run_host
+def lab_folder() -> Path:
+    """Folder of the package `lab`: examples/launch_lab in a clone, distmk/_launch_lab in an installed wheel.
 
-    if missing := why_no_gpu():
-        tell(f"lab: {missing}; rungs 8 and 12 run on the host, the others need a GPU")
-        return run_host(missing)
-    return run_gpu(gpu, tell)
-
-
-def _advise(arguments: argparse.Namespace) -> int:
-    count = DEFAULT_COUNT if arguments.count is None else arguments.count
-    duration_us = DEFAULT_US if arguments.duration_us is None else arguments.duration_us
-    report, varying = LabReport.load(arguments.out), arguments.shapes == "varying"
-    found = advise.advise(report, count, duration_us, varying)
-    print("\n".join(advise.lines(report, found, count, duration_us, varying)), flush=True)
-    return 0
-
-
-def _check_writable(folder: Path) -> None:
-    """UsageError before anything is measured."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return
-    except OSError as error:
-        raise UsageError(f"--out {folder} cannot be written: {error.strerror or error}; name another folder") from None
+    UsageError: neither exists.
+    """
+    package = Path(distmk.__file__).parent
+    for folder in (package.parent / "examples" / "launch_lab", package / "_launch_lab"):
+        if (folder / "lab" / "__init__.py").exists():
+            return folder
+    raise UsageError("the launch lab (examples/launch_lab) is not installed with this package; reinstall distmk")

@@ -3,9 +3,9 @@
 python examples/launch_lab/05_device_launch.py --elements 65536
 """
 
-from distmk.lab.alone import main
-from distmk.lab.chain import Chain, Step
-from distmk.lab.gpu import NUM_THREADS
+from lab.alone import main
+from lab.chain import Chain, Step
+from lab.gpu import NUM_THREADS
 
 
 def prepare(chain: Chain) -> Step:

@@ -3,8 +3,8 @@
 python examples/launch_lab/06_persistent.py --elements 65536
 """
 
-from distmk.lab.alone import main
-from distmk.lab.chain import Chain, Step
+from lab.alone import main
+from lab.chain import Chain, Step
 
 
 def prepare(chain: Chain) -> Step:

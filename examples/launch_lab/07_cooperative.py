@@ -4,8 +4,8 @@ python examples/launch_lab/07_cooperative.py --elements 65536
 """
 
 from distmk.errors import UsageError
-from distmk.lab.alone import main
-from distmk.lab.chain import Chain, Step
+from lab.alone import main
+from lab.chain import Chain, Step
 
 
 def prepare(chain: Chain) -> Step:

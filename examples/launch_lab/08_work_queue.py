@@ -13,11 +13,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from distmk.lab.alone import main
-from distmk.lab.gpu import NUM_THREADS, Gpu
-from distmk.lab.results import Dealing, QueueTimes
-from distmk.lab.stats import Spread
-from distmk.lab.workload import NUM_SINES, check, expected_items, inputs
+from lab.alone import main
+from lab.gpu import NUM_THREADS, Gpu
+from lab.results import Dealing, QueueTimes
+from lab.stats import Spread
+from lab.workload import NUM_SINES, check, expected_items, inputs
 
 SHARE = np.dtype([("begin_ns", np.int64), ("end_ns", np.int64), ("num_items", np.int64)])
 MOST = 64  # times the least an item costs

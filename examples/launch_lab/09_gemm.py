@@ -10,11 +10,11 @@ import ctypes
 import numpy as np
 import torch
 
-from distmk.lab.alone import main
-from distmk.lab.gpu import Gpu
-from distmk.lab.results import GemmTimes
-from distmk.lab.stats import Spread
-from distmk.lab.workload import check
+from lab.alone import main
+from lab.gpu import Gpu
+from lab.results import GemmTimes
+from lab.stats import Spread
+from lab.workload import check
 
 TILE, DEPTH = 128, 32  # as in gemm.cu
 TOLERANCE = 0.02  # of sums of k products of standard normals, whose deviation is the square root of k: here 32

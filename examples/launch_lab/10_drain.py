@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from distmk.errors import LabError
-from distmk.lab.alone import main
-from distmk.lab.gpu import NUM_THREADS, Gpu, Launch, Memory, Words
-from distmk.lab.results import DrainTimes
-from distmk.lab.stats import Spread
-from distmk.lab.workload import check, expected_items, inputs
+from lab.alone import main
+from lab.errors import LabError
+from lab.gpu import NUM_THREADS, Gpu, Launch, Memory, Words
+from lab.results import DrainTimes
+from lab.stats import Spread
+from lab.workload import check, expected_items, inputs
 
 MOST_SINES, LARGEST_BURST = 400, 16
 DEADLINE_S = 5.0  # of the host, for all items

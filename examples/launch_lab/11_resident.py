@@ -13,13 +13,13 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from distmk.errors import LabError
-from distmk.lab.alone import main
-from distmk.lab.gpu import NUM_THREADS, Gpu, Launch
-from distmk.lab.power import Meter
-from distmk.lab.results import Latency, ResidentTimes
-from distmk.lab.stats import Spread
-from distmk.lab.workload import check, expected, inputs
+from lab.alone import main
+from lab.errors import LabError
+from lab.gpu import NUM_THREADS, Gpu, Launch
+from lab.power import Meter
+from lab.results import Latency, ResidentTimes
+from lab.stats import Spread
+from lab.workload import check, expected, inputs
 
 RING = 64  # slots
 LEAVE = 0xFFFFFFFF  # as in resident.cu

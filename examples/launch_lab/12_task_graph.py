@@ -14,12 +14,12 @@ import numpy as np
 import distmk
 from distmk.backends.defaults import choose_workers
 from distmk.graph.regions import Buffer
-from distmk.lab.alone import main
-from distmk.lab.results import ChainTime
-from distmk.lab.stats import Spread
-from distmk.lab.workload import NUM_KERNELS, NUM_SINES, check, expected, inputs
 from distmk.tasks import Sine
 from distmk.trace.record import NEVER, UNKNOWN
+from lab.alone import main
+from lab.results import ChainTime
+from lab.stats import Spread
+from lab.workload import NUM_KERNELS, NUM_SINES, check, expected, inputs
 
 BUDGET_S = 0.15  # of the longer of two launches that are compared
 MOST_STEPS, TRACED = 2000, 3

@@ -6,15 +6,18 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from distmk.backends.cuda.toolchain import find_nvshmem, nvshmem_version
 from distmk.errors import BuildError
-from distmk.lab.gpu import pci_bus_id
-from distmk.lab.power import Meter
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "examples" / "launch_lab"))
+
+from lab.gpu import pci_bus_id  # noqa: E402
+from lab.power import Meter  # noqa: E402
 
 
 def versions(*packages: str) -> dict[str, str]:

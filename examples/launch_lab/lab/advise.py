@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distmk.errors import UsageError
-from distmk.lab.results import TITLES, LabReport
-from distmk.lab.stats import interpolate
-from distmk.lab.table import number
+from lab.results import TITLES, LabReport
+from lab.stats import interpolate
+from lab.table import number
 
 NEAR = 1.05  # within which the simpler rung wins
 BY_EFFORT = ("2", "3", "5", "4", "6", "7", "12")

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from distmk.errors import LabError
-from distmk.lab.gpu import NUM_THREADS, Gpu, Launch, Memory
-from distmk.lab.kernels import load_rung
-from distmk.lab.results import ChainTime
-from distmk.lab.stats import Spread
-from distmk.lab.workload import NUM_KERNELS, NUM_SINES, check, expected, inputs
+from lab.errors import LabError
+from lab.gpu import NUM_THREADS, Gpu, Launch, Memory
+from lab.kernels import load_rung
+from lab.results import ChainTime
+from lab.stats import Spread
+from lab.workload import NUM_KERNELS, NUM_SINES, check, expected, inputs
 
 WARM_STEPS = 3
 BUDGET_S = 0.15  # of timed steps, of one rung at one size

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from distmk.errors import LabError, UsageError
-from distmk.lab.kernels import architecture_for, build
+from distmk.errors import UsageError
+from lab.errors import LabError
+from lab.kernels import architecture_for, build
 
 NUM_THREADS = 256  # of a block, in all rungs
 

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from distmk.errors import DistmkError, UsageError
-from distmk.lab.kernels import load_rung
+from lab.kernels import load_rung
 
 DEFAULT_ELEMENTS = 1 << 16
 
@@ -44,7 +44,7 @@ def _run(number: int, rung: ModuleType) -> list[str]:
 
 
 def _measure(number: int, rung: ModuleType, arguments: argparse.Namespace) -> dict[str, Any]:
-    from distmk.lab.gpu import Gpu, why_no_gpu
+    from lab.gpu import Gpu, why_no_gpu
 
     if number == 12:
         from distmk.backends.defaults import choose_backend
@@ -58,7 +58,7 @@ def _measure(number: int, rung: ModuleType, arguments: argparse.Namespace) -> di
     with Gpu(arguments.gpu) as gpu:
         if number > 7:
             return {str(number): rung.measure(gpu)}
-        from distmk.lab.chain import Bench
+        from lab.chain import Bench
 
         bench = Bench(gpu, arguments.elements)
         found = {}

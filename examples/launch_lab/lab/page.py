@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 from distmk.errors import UsageError
-from distmk.lab.advise import advise, fixed
-from distmk.lab.plots import BALANCE, CHAIN, LATENCY
-from distmk.lab.results import CHAIN_RUNGS, TITLES, LabReport
-from distmk.lab.table import chain_table, heading, number, other_lines, published_table
+from lab.advise import advise, fixed
+from lab.plots import BALANCE, CHAIN, LATENCY
+from lab.results import CHAIN_RUNGS, TITLES, LabReport
+from lab.table import chain_table, heading, number, other_lines, published_table
 
 COUNTS = (1, 5, 20, 100, 1000)
 MARKED = re.compile(r"(<!-- lab:(\w+) -->\n).*?(<!-- /lab -->)", re.DOTALL)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from distmk.errors import UsageError
-from distmk.lab.stats import Spread
+from lab.stats import Spread
 
 FILE = "lab.json"
 FORMAT = 1

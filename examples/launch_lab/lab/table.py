@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from distmk.lab.results import CHAIN_RUNGS, PUBLISHED, PUBLISHED_US, TITLES, ChainTime, Dealing, LabReport
+from lab.results import CHAIN_RUNGS, PUBLISHED, PUBLISHED_US, TITLES, ChainTime, Dealing, LabReport
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from distmk.backends.cuda.build import architecture_of
 from distmk.backends.cuda.toolchain import find_nvcc, run
 from distmk.errors import BuildError, UsageError
 
+RUNGS = Path(__file__).parents[1]  # the folder of their programs and kernels
 FLAGS = ("-std=c++17", "-O3", "-lineinfo")
 DEVICE_LAUNCH_FLAGS = ("-rdc=true", "-dlink")  # links CUDA's device runtime, libcudadevrt.a
 DEVICE_LAUNCH = "device_launch.cu"
@@ -28,17 +29,9 @@ SOURCES = (
 )
 
 
-def rungs_dir() -> Path:
-    """Programs and kernels of the rungs: in examples of a checkout, inside the package in an installed wheel."""
-    for path in (Path(__file__).parents[2] / "examples" / "launch_lab", Path(__file__).parents[1] / "_launch_lab"):
-        if (path / "lab.cuh").exists():
-            return path
-    raise BuildError("the launch lab's programs are not installed with this package; reinstall distmk")
-
-
 def load_rung(number: int) -> ModuleType:
     """The program of a rung, as a module."""
-    (path,) = rungs_dir().glob(f"{number:02}_*.py")
+    (path,) = RUNGS.glob(f"{number:02}_*.py")
     name = f"distmk_launch_lab_{number:02}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
@@ -66,7 +59,7 @@ def architecture_for(capability: tuple[int, int]) -> str:
 def build(source: str, architecture: str) -> Path:
     """The compiled `source` of the rungs' folder, from the cache if it is there. BuildError: it cannot be compiled."""
     nvcc, version = find_nvcc()
-    path = rungs_dir() / source
+    path = RUNGS / source
     flags = FLAGS + DEVICE_LAUNCH_FLAGS if source == DEVICE_LAUNCH else FLAGS
 
     def make(scratch: Path) -> Path:
@@ -75,6 +68,6 @@ def build(source: str, architecture: str) -> Path:
         run([nvcc, *flags, "-gencode", code, "-cubin", path, "-o", cubin])
         return cubin
 
-    included = [rungs_dir() / name for name in ("lab.cuh", "chain.cu")]
+    included = [RUNGS / name for name in ("lab.cuh", "chain.cu")]
     key = content_key([version, architecture, *flags], {path, *included})
     return cached(f"lab-{path.stem}-{architecture}", ".cubin", key, make)

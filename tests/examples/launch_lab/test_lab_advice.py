@@ -8,8 +8,8 @@ import pytest
 from lab_reports import COSTS, FEW, MANY, PREPARE_US, PURE_US, report
 
 from distmk.errors import UsageError
-from distmk.lab.advise import Advice, advise, fixed, lines, predict
-from distmk.lab.stats import Spread, interpolate
+from lab.advise import Advice, advise, fixed, lines, predict
+from lab.stats import Spread, interpolate
 
 
 @pytest.mark.parametrize("rung", COSTS)

@@ -1,6 +1,6 @@
 """Every rung on a GPU, at a small size; each checks its own results.
 
-python -m pytest -q tests/lab/test_lab_gpu.py
+python -m pytest -q tests/examples/launch_lab/test_lab_gpu.py
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import pytest
 from support.helpers import ROOT, Runner, assert_one_line
 
 from distmk.backends.defaults import why_no_cuda
-from distmk.errors import LabError
-from distmk.lab.chain import Bench, Chain, Step, calibrate, clock_step_ns
-from distmk.lab.gpu import Gpu, why_no_gpu
-from distmk.lab.kernels import load_rung
-from distmk.lab.run import task_graph
+from lab.chain import Bench, Chain, Step, calibrate, clock_step_ns
+from lab.errors import LabError
+from lab.gpu import Gpu, why_no_gpu
+from lab.kernels import load_rung
+from lab.run import task_graph
 
 pytestmark = pytest.mark.gpu
 

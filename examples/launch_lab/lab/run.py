@@ -18,14 +18,15 @@ import distmk
 from distmk.backends.cuda.build import ARCHITECTURES, build_cubin
 from distmk.backends.cuda.toolchain import find_nvcc
 from distmk.backends.defaults import why_no_cuda
-from distmk.errors import BuildError, LabError, UsageError
-from distmk.lab.chain import Bench, Prepare, calibrate, clock_step_ns, launch_call_us
-from distmk.lab.gpu import Gpu
-from distmk.lab.kernels import SOURCES, build, load_rung, rungs_dir
-from distmk.lab.power import Meter
-from distmk.lab.results import PUBLISHED_US, ChainTime, LabReport
-from distmk.lab.stats import Spread
-from distmk.lab.workload import NUM_KERNELS, NUM_SINES, TOLERANCE
+from distmk.errors import BuildError, UsageError
+from lab.chain import Bench, Prepare, calibrate, clock_step_ns, launch_call_us
+from lab.errors import LabError
+from lab.gpu import Gpu
+from lab.kernels import RUNGS, SOURCES, build, load_rung
+from lab.power import Meter
+from lab.results import PUBLISHED_US, ChainTime, LabReport
+from lab.stats import Spread
+from lab.workload import NUM_KERNELS, NUM_SINES, TOLERANCE
 
 TARGETS_US = (2.0, 5.0, 10.0, 20.0, PUBLISHED_US, 100.0, 200.0)
 MANY_KERNELS = 100  # of a longer step, which tells what a step costs from what a kernel does
@@ -126,7 +127,7 @@ def task_graph(index: int, num: int) -> ChainTime:
         "CUDA_VISIBLE_DEVICES": visible[index] if index < len(visible) and visible[0] else str(index),
         "PYTHONPATH": os.pathsep.join([str(Path(distmk.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
     }
-    program = rungs_dir() / "12_task_graph.py"
+    program = RUNGS / "12_task_graph.py"
     command = [sys.executable, str(program), "--backend", "cuda", "--elements", str(num), "--json"]
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TASK_GRAPH_S)

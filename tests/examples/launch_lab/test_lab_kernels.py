@@ -10,7 +10,7 @@ import pytest
 
 from distmk.backends.cuda.toolchain import find_nvcc
 from distmk.errors import BuildError, UsageError
-from distmk.lab.kernels import SOURCES, architecture_for, build, rungs_dir
+from lab.kernels import RUNGS, SOURCES, architecture_for, build
 
 
 @pytest.mark.parametrize("architecture", ["sm_90a", "sm_80"])
@@ -26,14 +26,14 @@ def test_every_kernel_compiles(source: str, architecture: str, tmp_path: Path, m
     read = subprocess.run(["readelf", "-hsW", str(cubin)], capture_output=True, text=True, check=True).stdout
     flags = re.search(r"Flags: +0x([0-9a-f]+)", read)
     assert flags and int(flags[1], 16) >> 8 & 0xFF == int(re.sub(r"\D", "", architecture))
-    declared = re.findall(r"__global__ void (?:__launch_bounds__\(.*?\) )?(\w+)\(", (rungs_dir() / source).read_text())
+    declared = re.findall(r"__global__ void (?:__launch_bounds__\(.*?\) )?(\w+)\(", (RUNGS / source).read_text())
     assert declared, "the source has kernels"
     for name in declared:
         assert re.search(rf"FUNC +GLOBAL .* {name}$", read, re.MULTILINE), name
 
 
 def test_all_sources_are_listed() -> None:
-    assert set(SOURCES) == {path.name for path in rungs_dir().glob("*.cu")}
+    assert set(SOURCES) == {path.name for path in RUNGS.glob("*.cu")}
 
 
 def test_architectures() -> None:

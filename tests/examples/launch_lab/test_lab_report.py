@@ -11,8 +11,8 @@ from lab_reports import COSTS, FEW, PURE_US, report
 from support.helpers import ROOT
 
 from distmk.errors import UsageError
-from distmk.lab import page, plots, table
-from distmk.lab.results import LabReport
+from lab import page, plots, table
+from lab.results import LabReport
 
 PAGE = ROOT / "examples" / "launch_lab" / "README.md"
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from distmk.errors import LabError
+from lab.errors import LabError
 
 NUM_SINES = 20  # of a short kernel, as in lab.cuh
 NUM_KERNELS = 20  # of a step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distmk.lab.results import (
+from lab.results import (
     ChainTime,
     Dealing,
     DrainTimes,
@@ -12,7 +12,7 @@ from distmk.lab.results import (
     QueueTimes,
     ResidentTimes,
 )
-from distmk.lab.stats import Spread
+from lab.stats import Spread
 
 FEW, MANY = 20, 100
 PURE_US = {1 << 13: 2.0, 1 << 16: 5.0, 1 << 18: 20.0, 1 << 21: 100.0}

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from distmk.errors import UsageError
-from distmk.lab.results import CHAIN_RUNGS, TITLES, LabReport
-from distmk.lab.table import heading, number
+from lab.results import CHAIN_RUNGS, TITLES, LabReport
+from lab.table import heading, number
 
 CHAIN, LATENCY, BALANCE = "chain.png", "latency.png", "balance.png"
 

@@ -13,9 +13,9 @@ import pytest
 from lab_reports import report
 from support.helpers import ROOT, Runner, assert_one_line
 
-from distmk.errors import LabError
-from distmk.lab.kernels import load_rung
-from distmk.lab.workload import PERIOD, check, expected, expected_items, inputs
+from lab.errors import LabError
+from lab.kernels import load_rung
+from lab.workload import PERIOD, check, expected, expected_items, inputs
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
