@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write what `distmk lab --out DIR` measured into examples/launch_lab/README.md.
+"""Write the measurements of `distmk lab --out DIR` into examples/launch_lab/README.md.
 
 python scripts/lab_page.py DIR
 """

@@ -1,4 +1,4 @@
-"""Rung 1: many small kernels, and the host waits for each. What the other rungs are measured against.
+"""Rung 1: many small kernels; the host waits for each. The baseline of the other rungs.
 
 python examples/launch_lab/01_naive.py --elements 65536
 """

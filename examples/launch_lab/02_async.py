@@ -1,4 +1,4 @@
-"""Rung 2: the same kernels one behind the other in a stream; the host waits once, at the end of the step.
+"""Rung 2: the same kernels, launched asynchronously into a stream; the host waits once, at the end of the step.
 
 python examples/launch_lab/02_async.py --elements 65536
 """

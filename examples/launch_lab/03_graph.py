@@ -1,4 +1,4 @@
-"""Rung 3: the step captured once as a CUDA graph; one call replays all of it.
+"""Rung 3: the step, captured once as a CUDA graph; one call replays it.
 
 python examples/launch_lab/03_graph.py --elements 65536
 """
@@ -14,7 +14,7 @@ def prepare(chain: Chain) -> Step:
         for launch in launches:
             launch()
 
-    replay = gpu.capture(enqueue)  # grids and arguments are in it: other shapes need another graph
+    replay = gpu.capture(enqueue)  # with fixed grids and arguments: another shape needs another graph
 
     def step() -> None:
         replay()

@@ -1,4 +1,4 @@
-"""Rung 4: one kernel does what all of the step's kernels do, and keeps every element in a register meanwhile.
+"""Rung 4: the kernels of the step fused into one, which keeps each element in a register.
 
 python examples/launch_lab/04_fused.py --elements 65536
 """

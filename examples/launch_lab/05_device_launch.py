@@ -1,4 +1,4 @@
-"""Rung 5: one kernel launches the others from the GPU (dynamic parallelism).
+"""Rung 5: one kernel launches the others on the GPU (dynamic parallelism).
 
 python examples/launch_lab/05_device_launch.py --elements 65536
 """
@@ -16,7 +16,7 @@ def prepare(chain: Chain) -> Step:
 
     def step() -> None:
         launch()
-        gpu.synchronize()  # the parent is over only when all its children are
+        gpu.synchronize()  # the parent ends after all its children
 
     return step
 

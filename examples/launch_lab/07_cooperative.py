@@ -1,4 +1,4 @@
-"""Rung 7: one cooperative launch whose blocks meet between the phases (grid.sync()), so that data may cross blocks.
+"""Rung 7: one cooperative launch with a grid barrier (grid.sync()) between the phases, so that data may cross blocks.
 
 python examples/launch_lab/07_cooperative.py --elements 65536
 """
@@ -13,7 +13,7 @@ def prepare(chain: Chain) -> Step:
     if not gpu.cooperative:
         raise UsageError("this GPU has no cooperative launch")
     kernel = gpu.kernel("cooperative.cu", "chain_cooperative")
-    num_blocks = min(gpu.num_resident(kernel), chain.num_blocks)  # more could not wait for each other
+    num_blocks = min(gpu.num_resident(kernel), chain.num_blocks)  # a grid barrier needs all blocks resident
     arguments = (chain.x, chain.num, 0, chain.num_kernels, chain.stamp())
     launch = gpu.launch(kernel, num_blocks, *arguments, cooperative=True)
 
@@ -25,7 +25,7 @@ def prepare(chain: Chain) -> Step:
 
 
 def prepare_fallback(chain: Chain) -> Step:
-    """Without cooperative launch: a launch a phase, and between them the host waits in the barrier's place."""
+    """Without cooperative launch: one launch per phase, and a wait of the host in place of each barrier."""
     gpu = chain.gpu
     kernel = gpu.kernel("cooperative.cu", "chain_cooperative")
     num_blocks = min(gpu.num_resident(kernel), chain.num_blocks)

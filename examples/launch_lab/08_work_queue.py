@@ -1,6 +1,6 @@
-"""Rung 8: items that take unevenly long, dealt out in turn, or taken from a counter by whoever is free.
+"""Rung 8: items of uneven cost, scheduled statically (round-robin), or dynamically through an atomic counter.
 
-python examples/launch_lab/08_work_queue.py          (without a GPU: threads of the host)
+python examples/launch_lab/08_work_queue.py          (without a GPU: host threads)
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy as np
 
 from lab.alone import main
 from lab.gpu import NUM_THREADS, Gpu
-from lab.results import Dealing, QueueTimes
+from lab.results import QueueTimes, Schedule
 from lab.stats import Spread
 from lab.workload import NUM_SINES, check, expected_items, inputs
 
 SHARE = np.dtype([("begin_ns", np.int64), ("end_ns", np.int64), ("num_items", np.int64)])
-MOST = 64  # times the least an item costs
-HOST_ITEM, HOST_ITEMS = 65536, 64  # elements of an item, and items, where threads take them
+MOST = 64  # largest cost of an item; the smallest is 1
+HOST_ITEM, HOST_ITEMS = 65536, 64  # elements per item, and items, for host threads
 
 
 def costs_of(num_items: int) -> np.ndarray:
-    """Most items are short, a few are long."""
+    """Cost of each item, 1 to MOST: a truncated Pareto distribution, in which most items are short and a few long."""
     drawn = np.random.default_rng(8).pareto(1.2, num_items) + 1
     return np.minimum(drawn, MOST).astype(np.uint32)
 
@@ -41,7 +41,7 @@ def measure(gpu: Gpu, items_a_block: int = 16, repeats: int = 11) -> QueueTimes:
         "static": gpu.launch(gpu.kernel("work_queue.cu", "items_static"), num_blocks, *arguments),
         "queue": gpu.launch(counted, num_blocks, *arguments, following),
     }
-    want, errors, dealt = expected_items(costs * NUM_SINES, NUM_THREADS), [], {}
+    want, errors, schedules = expected_items(costs * NUM_SINES, NUM_THREADS), [], {}
     for name, launch in ways.items():
         totals_us = []
         for _ in range(repeats):
@@ -52,32 +52,32 @@ def measure(gpu: Gpu, items_a_block: int = 16, repeats: int = 11) -> QueueTimes:
             totals_us.append((took["end_ns"].max() - took["begin_ns"].min()) / 1e3)
         errors.append(check(f"rung 8, {name}", gpu.download(x, np.float32), want))
         busy_us = (took["end_ns"] - took["begin_ns"]) / 1e3
-        dealt[name] = Dealing(Spread.of(totals_us), busy_us.round(2).tolist(), took["num_items"].tolist())
+        schedules[name] = Schedule(Spread.of(totals_us), busy_us.round(2).tolist(), took["num_items"].tolist())
     for memory in (fresh, on_gpu, x, shares, following):
         gpu.free(memory)
-    return QueueTimes("gpu", dealt["static"], dealt["queue"], max(errors))
+    return QueueTimes("gpu", schedules["static"], schedules["queue"], max(errors))
 
 
 def measure_host(num_items: int = HOST_ITEMS, repeats: int = 5) -> QueueTimes:
-    """The same with a thread a core; numpy lets go of Python's lock while it computes."""
+    """The same with one thread per core; numpy releases Python's lock while it computes."""
     num_workers = max(2, len(os.sched_getaffinity(0)))
     costs, fresh = costs_of(num_items), inputs(num_items * HOST_ITEM).reshape(num_items, HOST_ITEM)
-    want, errors, dealt = expected_items(costs * NUM_SINES, HOST_ITEM), [], {}
+    want, errors, schedules = expected_items(costs * NUM_SINES, HOST_ITEM), [], {}
     for name in ("static", "queue"):
         totals_us = []
         for _ in range(repeats):
-            x, counter = fresh.copy(), itertools.count()  # next() of it is atomic
+            x, counter = fresh.copy(), itertools.count()  # next() on it is atomic
             in_turn = [iter(range(worker, num_items, num_workers)) for worker in range(num_workers)]
             took = _run_threads(x, costs, in_turn if name == "static" else [counter] * num_workers)
             totals_us.append((took["end_ns"].max() - took["begin_ns"].min()) / 1e3)
         errors.append(check(f"rung 8, {name}", x, want))
         busy_us = (took["end_ns"] - took["begin_ns"]) / 1e3
-        dealt[name] = Dealing(Spread.of(totals_us), busy_us.round(2).tolist(), took["num_items"].tolist())
-    return QueueTimes("host", dealt["static"], dealt["queue"], max(errors))
+        schedules[name] = Schedule(Spread.of(totals_us), busy_us.round(2).tolist(), took["num_items"].tolist())
+    return QueueTimes("host", schedules["static"], schedules["queue"], max(errors))
 
 
 def _run_threads(x: np.ndarray, costs: np.ndarray, sources: list[Iterator[int]]) -> np.ndarray:
-    """A thread a source of items; the share of each."""
+    """Run one thread for each source of items; the SHARE of each thread."""
     shares, start = np.zeros(len(sources), SHARE), threading.Barrier(len(sources))
 
     def work(worker: int) -> None:

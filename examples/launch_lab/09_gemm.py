@@ -1,4 +1,4 @@
-"""Rung 9: a matrix product whose persistent blocks take tiles from a counter, against a block a tile.
+"""Rung 9: a persistent GEMM whose blocks take tiles from an atomic counter, against one block per tile.
 
 python examples/launch_lab/09_gemm.py
 """
@@ -17,7 +17,7 @@ from lab.stats import Spread
 from lab.workload import check
 
 TILE, DEPTH = 128, 32  # as in gemm.cu
-TOLERANCE = 0.02  # of sums of k products of standard normals, whose deviation is the square root of k: here 32
+TOLERANCE = 0.02  # absolute; the results, sums of k products of standard normals, have standard deviation sqrt(k) = 32
 
 
 class Problem(ctypes.Structure):
@@ -32,7 +32,7 @@ class Problem(ctypes.Structure):
 
 
 def measure(gpu: Gpu, m: int = 4096, n: int = 4096, k: int = 1024, repeats: int = 15) -> GemmTimes:
-    """`m` and `n` are multiples of TILE, `k` of DEPTH."""
+    """C [m, n] = A [m, k] B [k, n] in bf16, float32 out. `m` and `n` are multiples of TILE, `k` of DEPTH."""
     torch.manual_seed(9)
     a, b = torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16()
     want = (a.float() @ b.float()).double().numpy()  # products of bf16 are exact in float32
@@ -54,7 +54,7 @@ def measure(gpu: Gpu, m: int = 4096, n: int = 4096, k: int = 1024, repeats: int 
     }
     found, errors = {}, []
     for name, launch in ways.items():
-        gpu.fill(c, 0xFF)  # not numbers
+        gpu.fill(c, 0xFF)  # NaN
         times_us = []
         for _ in range(repeats):
             gpu.copy(no_stamp, stamp)
@@ -71,7 +71,7 @@ def measure(gpu: Gpu, m: int = 4096, n: int = 4096, k: int = 1024, repeats: int 
 
 
 def _torch(a: torch.Tensor, b: torch.Tensor, repeats: int) -> Spread:
-    """What the library takes for it."""
+    """GPU time of torch's own product, in us."""
     times_us = []
     with torch.cuda.device(a.device):
         for _ in range(repeats):

@@ -1,4 +1,4 @@
-"""Rung 10: a kernel that empties a queue and leaves; the host launches it again only when it has left and more came.
+"""Rung 10: a kernel that drains a queue and exits; the host launches it again only if it has exited and more items came.
 
 python examples/launch_lab/10_drain.py
 """
@@ -18,7 +18,7 @@ from lab.stats import Spread
 from lab.workload import check, expected_items, inputs
 
 MOST_SINES, LARGEST_BURST = 400, 16
-DEADLINE_S = 5.0  # of the host, for all items
+DEADLINE_S = 5.0  # for all items; the host gives up then
 
 
 def measure(gpu: Gpu, num_bursts: int = 64, repeats: int = 15) -> DrainTimes:
@@ -78,14 +78,17 @@ def _burst_launches(gpu: Gpu, bursts: list[int], slots: Words, x: Memory) -> lis
 
 
 def _push(slots: Words, words: list[int], first: int, count: int) -> int:
-    """Each by one store, which says all of it; returns the number of items that are there."""
+    """Publish `count` items from item `first` on, each by one store; returns the number of items in the queue."""
     for item in range(first, first + count):
         slots.words[item] = words[item]
     return first + count
 
 
 def _drain_rest(gpu: Gpu, drain: Launch, head: Memory, num_items: int) -> int:
-    """A kernel may have found the queue empty and left while the host still saw it run: launch until nothing is left."""
+    """Launch until the queue is empty; the number of launches. LabError: DEADLINE_S has passed.
+
+    The last kernel may have found the queue empty before the host pushed, and exited after the host saw it run.
+    """
     num_launches, until = 0, time.monotonic() + DEADLINE_S
     while int(gpu.download(head, np.uint32)[0]) < num_items:
         if time.monotonic() > until:

@@ -1,4 +1,4 @@
-"""Rung 11: a kernel that stays on the GPU and polls a ring in the host's pinned memory, against launches and replays.
+"""Rung 11: a resident kernel that polls a ring in pinned host memory, against kernel launches and graph replays.
 
 python examples/launch_lab/11_resident.py
 """
@@ -25,10 +25,10 @@ RING = 64  # slots
 LEAVE = 0xFFFFFFFF  # as in resident.cu
 BACKOFF_NS = 1000
 WARM = 50
-DEADLINE_S = 5.0  # of the host, for one submission
-SPARE_S = 15.0  # that the kernel would stay beyond the time it is meant to
+DEADLINE_S = 5.0  # for one submission; the host gives up then
+SPARE_S = 15.0  # of the kernel's lifetime beyond the time that the measurement needs
 PACE_S = 0.001  # between submissions while power is measured
-SETTLE = 0.4  # of the time that power is measured, before it is: clocks and the board's counter need a while
+SETTLE = 0.4  # warm-up for clocks and counter before power is measured, as a fraction of that time
 
 
 class Work(ctypes.Structure):
@@ -44,7 +44,7 @@ class Work(ctypes.Structure):
 
 
 class Submissions:
-    """Submissions one at a time, numbered from 1 on. A word says all of one: its number, and how many sines it asks for."""
+    """Submissions, one at a time, numbered from 1. A submission is one word: its number, and how many sines to apply."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu, self.num = gpu, gpu.num_sms * NUM_THREADS
@@ -57,7 +57,7 @@ class Submissions:
         self.reset()
 
     def reset(self) -> None:
-        """Back to the first; nothing may run."""
+        """Start again at submission 1. No kernel may run."""
         self.number = self._asked = 0
         for memory in (self.y, self.relay, self._arrived, self._num_sines):
             self.gpu.fill(memory)
@@ -66,13 +66,14 @@ class Submissions:
             ctypes.memset(shared.address, 0, ctypes.sizeof(shared.words))
 
     def next_word(self) -> int:
+        """The word of the next submission."""
         self.number += 1
         num_sines = 16 + self.number % 9
         self._asked += num_sines
         return self.number << 32 | num_sines
 
     def wait(self) -> None:
-        """Until the last submission is done."""
+        """Wait until the last submission is done. LabError: DEADLINE_S has passed."""
         done, number = self.done.words, self.number
         until = time.monotonic() + DEADLINE_S
         while done[0] != number:
@@ -80,7 +81,7 @@ class Submissions:
                 raise LabError(f"rung 11: submission {number} was not done within {DEADLINE_S:g} s; done is {done[0]}")
 
     def verify(self, what: str) -> float:
-        """All were run once, and the last one's results are right; the largest error."""
+        """The largest absolute error of the last submission. LabError: a wrong result, or a submission not run exactly once."""
         found = int(self.gpu.download(self._num_sines, np.uint64)[0])
         if found != self._asked:
             raise LabError(f"rung 11, {what}: {found} sines were run, {self._asked} were asked for")
@@ -95,18 +96,18 @@ class Submissions:
 Submit = Callable[[int], None]
 
 
-def resident_launch(all_: Submissions, backoff_ns: int, lifetime_s: float) -> Launch:
-    gpu, lifetime_ns = all_.gpu, ctypes.c_uint64(int(1e9 * lifetime_s))
+def resident_launch(queue: Submissions, backoff_ns: int, lifetime_s: float) -> Launch:
+    gpu, lifetime_ns = queue.gpu, ctypes.c_uint64(int(1e9 * lifetime_s))
     kernel = gpu.kernel("resident.cu", "resident")
-    arguments = (all_.ring, all_.relay, RING, backoff_ns, lifetime_ns, all_.work, all_.left)
+    arguments = (queue.ring, queue.relay, RING, backoff_ns, lifetime_ns, queue.work, queue.left)
     return gpu.launch(kernel, gpu.num_sms, *arguments, cooperative=gpu.cooperative)
 
 
 @contextmanager
-def resident(all_: Submissions, backoff_ns: int, lifetime_s: float) -> Iterator[Submit]:
-    """The kernel runs inside the block. While it does, nothing else is asked of the driver: it might wait for the kernel."""
-    gpu, ring = all_.gpu, all_.ring.words
-    resident_launch(all_, backoff_ns, lifetime_s)()
+def resident(queue: Submissions, backoff_ns: int, lifetime_s: float) -> Iterator[Submit]:
+    """The kernel runs inside the `with` block. No driver call may be made there: it might wait for the kernel."""
+    gpu, ring = queue.gpu, queue.ring.words
+    resident_launch(queue, backoff_ns, lifetime_s)()
 
     def submit(word: int) -> None:
         ring[(word >> 32) % RING] = word
@@ -114,20 +115,19 @@ def resident(all_: Submissions, backoff_ns: int, lifetime_s: float) -> Iterator[
     try:
         yield submit
     finally:
-        if all_.done.words[0] != all_.number:
-            submit(all_.number << 32 | LEAVE)  # after an interrupt it may never have been submitted
-        number = all_.number + 1
+        if queue.done.words[0] != queue.number:
+            submit(queue.number << 32 | LEAVE)  # after an interrupt this number may never have been submitted
+        number = queue.number + 1
         submit(number << 32 | LEAVE)
-        gpu.synchronize()  # at the latest when its time is over
-    if all_.left.words[0] != number:
-        raise LabError(f"rung 11: the resident kernel left at submission {all_.left.words[0]}, told to at {number}")
+        gpu.synchronize()  # returns at the latest at the end of the kernel's lifetime
+    if queue.left.words[0] != number:
+        raise LabError(f"rung 11: the resident kernel left at submission {queue.left.words[0]}, told to at {number}")
 
 
 @contextmanager
-def launches(all_: Submissions) -> Iterator[Submit]:
-    word = ctypes.c_uint64(0)
-    gpu = all_.gpu
-    launch = gpu.launch(gpu.kernel("resident.cu", "submission"), gpu.num_sms, word, None, all_.work)
+def launches(queue: Submissions) -> Iterator[Submit]:
+    gpu, word = queue.gpu, ctypes.c_uint64(0)
+    launch = gpu.launch(gpu.kernel("resident.cu", "submission"), gpu.num_sms, word, None, queue.work)
 
     def submit(value: int) -> None:
         word.value = value
@@ -138,13 +138,14 @@ def launches(all_: Submissions) -> Iterator[Submit]:
 
 
 @contextmanager
-def replays(all_: Submissions) -> Iterator[Submit]:
-    """A graph's arguments are fixed: it copies the word first, since every block of its kernel reads it."""
-    gpu, word = all_.gpu, all_.word
-    launch = gpu.launch(gpu.kernel("resident.cu", "submission"), gpu.num_sms, ctypes.c_uint64(0), all_.sent, all_.work)
+def replays(queue: Submissions) -> Iterator[Submit]:
+    """A graph's arguments are fixed, so it first copies the word to the GPU, where every block reads it."""
+    gpu, word = queue.gpu, queue.word
+    kernel = gpu.kernel("resident.cu", "submission")
+    launch = gpu.launch(kernel, gpu.num_sms, ctypes.c_uint64(0), queue.sent, queue.work)
 
     def enqueue() -> None:
-        gpu.send(word, all_.sent)
+        gpu.send(word, queue.sent)
         launch()
 
     replay = gpu.capture(enqueue)
@@ -158,54 +159,54 @@ def replays(all_: Submissions) -> Iterator[Submit]:
 
 
 def measure(gpu: Gpu, num_samples: int = 2000, power_s: float = 2.5) -> ResidentTimes:
-    all_, meter = Submissions(gpu), Meter(gpu.bus_id)
+    queue, meter = Submissions(gpu), Meter(gpu.bus_id)
     lifetime_s = power_s + num_samples * 1e-3 + SPARE_S
     ways = {
-        "resident": lambda: resident(all_, 0, lifetime_s),
-        "resident, backs off": lambda: resident(all_, BACKOFF_NS, lifetime_s),
-        "kernel launch": lambda: launches(all_),
-        "graph replay": lambda: replays(all_),
+        "resident": lambda: resident(queue, 0, lifetime_s),
+        "resident, backs off": lambda: resident(queue, BACKOFF_NS, lifetime_s),
+        "kernel launch": lambda: launches(queue),
+        "graph replay": lambda: replays(queue),
     }
     found, errors = {}, []
     for name, way in ways.items():
-        all_.reset()
+        queue.reset()
         with way() as submit:
-            latencies = _latencies(all_, submit, num_samples)
-            watts, rate = _power(all_, submit, meter, power_s)
-        errors.append(all_.verify(name))
+            latencies = _latencies(queue, submit, num_samples)
+            watts, rate = _power(queue, submit, meter, power_s)
+        errors.append(queue.verify(name))
         found[name] = Latency([round(each, 2) for each in latencies], Spread.of(latencies), watts)
     time.sleep(SETTLE * power_s)
     idle_watts = meter.watts(lambda: time.sleep(power_s))
-    all_.close()
+    queue.close()
     return ResidentTimes(found, idle_watts, rate, max(errors))
 
 
-def _latencies(all_: Submissions, submit: Submit, num_samples: int) -> list[float]:
-    """us from submission to done, as the host sees it."""
+def _latencies(queue: Submissions, submit: Submit, num_samples: int) -> list[float]:
+    """Time of each submission until the host sees it done, in us."""
     times_us = []
     gc.disable()
     try:
         for _ in range(WARM + num_samples):
-            word = all_.next_word()
+            word = queue.next_word()
             began = time.perf_counter()
             submit(word)
-            all_.wait()
+            queue.wait()
             times_us.append(1e6 * (time.perf_counter() - began))
     finally:
         gc.enable()
     return times_us[WARM:]
 
 
-def _power(all_: Submissions, submit: Submit, meter: Meter, seconds: float) -> tuple[float | None, float]:
-    """Mean watts while little is submitted, and how much that was, a second."""
+def _power(queue: Submissions, submit: Submit, meter: Meter, seconds: float) -> tuple[float | None, float]:
+    """Mean board power in W at a low rate of submissions, and that rate per second."""
     count = 0
 
     def pace(for_s: float) -> None:
         nonlocal count
         until = time.monotonic() + for_s
         while time.monotonic() < until:
-            submit(all_.next_word())
-            all_.wait()
+            submit(queue.next_word())
+            queue.wait()
             count += 1
             time.sleep(PACE_S)
 

@@ -1,4 +1,4 @@
-"""Rung 12: the same chain as a task graph of this runtime: one launch for many steps, and no barrier between kernels.
+"""Rung 12: the chain as a task graph of distmk: one launch for many steps, and no barrier between kernels.
 
 python examples/launch_lab/12_task_graph.py --elements 65536          (without a GPU: the host twin)
 """
@@ -21,13 +21,16 @@ from lab.results import ChainTime
 from lab.stats import Spread
 from lab.workload import NUM_KERNELS, NUM_SINES, check, expected, inputs
 
-BUDGET_S = 0.15  # of the longer of two launches that are compared
+BUDGET_S = 0.15  # of the longer of the two launches that are compared
 MOST_STEPS, TRACED = 2000, 3
 REPEATS = 7
 
 
 def build(num: int, num_kernels: int, num_workers: int) -> tuple[distmk.Graph, Buffer]:
-    """A task for each worker's part of each kernel; a part goes to the next worker with each kernel, as data would."""
+    """One task for each worker's part of each kernel.
+
+    A part moves to the next worker after each kernel, so that tasks depend on other workers.
+    """
     graph = distmk.Graph(1, num_workers)
     x = graph.buffer("x", num)
     bounds = np.linspace(0, num, num_workers + 1).astype(int).tolist()
@@ -53,16 +56,17 @@ def measure(num: int, backend: str, num_workers: int | None = None, num_kernels:
 
 
 def verify(session: distmk.Session, x: Buffer, num: int, num_kernels: int) -> float:
-    """One step on fresh inputs; the largest error."""
+    """Run a step on fresh inputs; return the largest absolute error. LabError: a wrong result."""
     session.backend.write(session.program.placement.buffers[x], 0, inputs(num).reshape(1, -1))
     session.run(1)
     return check("rung 12", session.view(x)[0], expected(num, NUM_SINES * num_kernels))
 
 
 def time_steps(session: distmk.Session) -> tuple[list[float], float]:
-    """us a step, of which many follow each other in one launch; and us of a launch beside them.
+    """Time per step in us, in launches of many steps; and the cost of a launch in us.
 
-    Launches of one and of many steps are compared: the host looks only now and then whether one is over.
+    Both come from the difference between launches of one step and of many, because the host polls for the end of a launch
+    only at intervals.
     """
 
     def run_us(num_steps: int) -> float:
@@ -80,7 +84,10 @@ def time_steps(session: distmk.Session) -> tuple[list[float], float]:
 
 
 def from_trace(session: distmk.Session, num_kernels: int) -> tuple[float | None, float | None]:
-    """us from a kernel's first start to its last end, and from the end of what a task waited for to its start; medians."""
+    """Medians in us: from a kernel's first start to its last end, and from the last input of a task to its start.
+
+    None: the backend recorded no trace, or no task waited.
+    """
     trace = session.run_traced(20, TRACED)
     if trace is None or not len(trace.rows):
         return None, None

@@ -1,4 +1,4 @@
-// Rungs 1 to 3: a short element-wise kernel, of which a step has many. An element a thread.
+// Rungs 1 to 3: the short element-wise kernel, of which a step has many. One element per thread.
 #include "lab.cuh"
 
 extern "C" __global__ void chain_kernel(float* x, uint32_t num, Stamp* stamp) {

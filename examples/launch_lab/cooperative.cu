@@ -1,8 +1,9 @@
-// Rung 7: a persistent kernel whose blocks meet between the phases, so that each may read what another one wrote: in
-// every phase a block takes the part that its neighbour had in the last one. No grid.sync() means wrong results here.
+// Rung 7: a persistent kernel with a grid barrier between the phases, so that a block may read what another block
+// wrote. In every phase a block processes the part of its neighbour in the last phase: without grid.sync() results are
+// wrong.
 //
-// A cooperative launch holds all blocks on the GPU at once, or fails; only there can they wait for each other. Without
-// it a launch does one phase (`last` is `first` + 1), and the host waits before it launches the next.
+// A cooperative launch makes all blocks resident at once, or fails; a grid barrier needs that. Without cooperative
+// launch, a launch runs one phase (`last` is `first` + 1), and the host waits between launches.
 #include <cooperative_groups.h>
 
 #include "lab.cuh"

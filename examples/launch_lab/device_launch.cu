@@ -1,7 +1,7 @@
-// Rung 5: one thread launches all kernels of the step. What a block launches into its own stream runs one by one.
+// Rung 5: one thread launches all kernels of the step, into its block's stream, where they run in order.
 #include "chain.cu"
 
-// `status` becomes the first launch error, if there is one. The parent is not over before its children are.
+// `status`: receives the first launch error. The parent grid completes after all its children.
 extern "C" __global__ void chain_parent(float* x, uint32_t num, uint32_t num_kernels, uint32_t num_blocks,
                                         uint32_t num_threads, Stamp* stamps, uint32_t* status) {
   if (threadIdx.x) return;

@@ -1,10 +1,11 @@
-// Rung 10: a kernel that empties a queue and leaves. The queue lies in the host's memory, which adds to it meanwhile;
-// who finds it empty exits, so that nothing here ever waits.
+// Rung 10: a kernel that drains a queue in host memory, to which the host adds meanwhile. A block that finds the queue
+// empty exits, so no block ever waits.
 #include "lab.cuh"
 
-// Slot i holds submission i + 1, and `tail` how many there are, once they are there. `head`: submissions taken so far,
-// over all launches; `known`: those that a block has seen to be there, so that a look over the bus serves all blocks.
-// An item is blockDim.x elements, put through as many sines as its word says.
+// `slots`, `tail`: in host memory; slot i holds submission i + 1, and `tail` is the number of submissions, written
+// after their slots. `head`: number of submissions taken, over all launches. `known`: the largest tail that a block has
+// read, so that one read over the bus serves all blocks. An item is blockDim.x elements; its word says how many sines
+// to apply.
 extern "C" __global__ void drain(const uint64_t* slots, const uint64_t* tail, uint32_t* head, uint32_t* known,
                                  float* x) {
   __shared__ uint64_t taken;
@@ -22,19 +23,19 @@ extern "C" __global__ void drain(const uint64_t* slots, const uint64_t* tail, ui
           taken = load_acquire_sys(slots + seen);
           break;
         }
-        seen = before;  // somebody else took it
+        seen = before;  // another block took it
       }
     }
     __syncthreads();
     const uint64_t word = taken;
-    __syncthreads();  // all have read it before it is written again
+    __syncthreads();  // all threads have read `taken` before it is written again
     if (!word) return;
     float& value = x[(sequence_of(word) - 1) * blockDim.x + threadIdx.x];
     value = sines(value, content_of(word));
   }
 }
 
-// The items of one burst by a launch of its own: a block an item, from submission `first` + 1 on.
+// The items of one burst in one launch, from submission `first` + 1 on: one block per item.
 extern "C" __global__ void burst(const uint64_t* slots, uint32_t first, float* x) {
   __shared__ uint64_t taken;
   if (threadIdx.x == 0) taken = load_acquire_sys(slots + first + blockIdx.x);

@@ -1,4 +1,4 @@
-// Rung 4: all kernels of a step in one. An element stays in its register from the first sine to the last.
+// Rung 4: all kernels of a step fused into one. An element stays in a register from the first sine to the last.
 #include "lab.cuh"
 
 extern "C" __global__ void chain_fused(float* x, uint32_t num, uint32_t num_kernels, Stamp* stamp) {

@@ -1,6 +1,6 @@
-// Rung 9: C = A B by tiles; a block takes its next tile from a counter. bf16 in, float32 out, all row-major; m and n
-// are multiples of 128, k of 32. A plain tensor-core loop, half as fast as a library's: the subject is who takes which
-// tile.
+// Rung 9: tiled GEMM C[m, n] = A[m, k] B[k, n] with three tile schedulers. bf16 in, float32 out, all row-major; m and n
+// are multiples of TILE, k of DEPTH. The mainloop is a plain double-buffered WMMA loop, a third as fast as a library's:
+// the subject is the scheduling of tiles.
 #include <cuda_bf16.h>
 #include <cuda_pipeline.h>
 #include <mma.h>
@@ -10,8 +10,8 @@
 namespace wmma = nvcuda::wmma;
 
 constexpr uint32_t TILE = 128, DEPTH = 32, NUM_THREADS = 256, PAD = 8;
-constexpr uint32_t CHUNK = 8;                          // elements of a 16-byte copy
-constexpr uint32_t FRAGMENT = 16, ROWS = 2, COLS = 4;  // a warp has 2 x 4 fragments; 4 x 2 warps make a tile
+constexpr uint32_t CHUNK = 8;                          // elements per 16-byte copy
+constexpr uint32_t FRAGMENT = 16, ROWS = 2, COLS = 4;  // 2 x 4 fragments per warp, 4 x 2 warps per tile
 
 struct Problem {
   const __nv_bfloat16 *a, *b;
@@ -53,7 +53,7 @@ __device__ void multiply(const Problem& p, uint32_t tile) {
     } else {
       __pipeline_wait_prior(0);
     }
-    __syncthreads();  // everybody's copies of this stage have landed
+    __syncthreads();  // all threads' copies of this stage have landed
 #pragma unroll
     for (uint32_t inner = 0; inner < DEPTH; inner += FRAGMENT) {
       wmma::fragment<wmma::matrix_a, 16, 16, 16, __nv_bfloat16, wmma::row_major> a[ROWS];
@@ -65,7 +65,7 @@ __device__ void multiply(const Problem& p, uint32_t tile) {
       for (uint32_t i = 0; i < ROWS; ++i)
         for (uint32_t j = 0; j < COLS; ++j) wmma::mma_sync(sums[i][j], a[i], b[j], sums[i][j]);
     }
-    __syncthreads();  // nobody reads it any more
+    __syncthreads();  // no thread reads this stage any more
   }
   for (uint32_t i = 0; i < ROWS; ++i)
     for (uint32_t j = 0; j < COLS; ++j) {
@@ -74,21 +74,22 @@ __device__ void multiply(const Problem& p, uint32_t tile) {
     }
 }
 
-// A block a tile.
+// One block per tile.
 extern "C" __global__ void __launch_bounds__(NUM_THREADS, 2) gemm_grid(Problem p, Stamp* stamp) {
   stamp_begin(stamp);
   multiply(p, blockIdx.x);
   stamp_end(stamp);
 }
 
-// As many blocks as fit; each has every so-manieth tile.
+// Static scheduler: as many blocks as are resident at once; a block's tiles are gridDim.x apart.
 extern "C" __global__ void __launch_bounds__(NUM_THREADS, 2) gemm_static(Problem p, Stamp* stamp) {
   stamp_begin(stamp);
   for (uint32_t tile = blockIdx.x; tile < p.num_tiles(); tile += gridDim.x) multiply(p, tile);
   stamp_end(stamp);
 }
 
-// As many blocks as fit; each takes the next tile when it is done with one. `next` is 0 at first.
+// Dynamic scheduler: as many blocks as are resident at once; a block takes its next tile from the counter `next`, which
+// the host resets to 0.
 extern "C" __global__ void __launch_bounds__(NUM_THREADS, 2) gemm_counter(Problem p, Stamp* stamp, uint32_t* next) {
   __shared__ uint32_t taken;
   stamp_begin(stamp);
@@ -96,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 2) gemm_counter(Proble
     if (threadIdx.x == 0) taken = atomicAdd(next, 1);
     __syncthreads();
     const uint32_t tile = taken;
-    __syncthreads();  // all have read it before it is written again
+    __syncthreads();  // all threads have read `taken` before it is written again
     if (tile >= p.num_tiles()) break;
     multiply(p, tile);
   }

@@ -1,5 +1,5 @@
-// Rung 6: as many blocks as fit on the GPU at once stride over the elements, kernel after kernel. A thread meets only
-// elements that it wrote itself, so nobody waits for anybody.
+// Rung 6: as many blocks as are resident at once stride over the elements, kernel after kernel. A thread reads only
+// elements that it wrote itself, so no synchronisation is needed.
 #include "lab.cuh"
 
 extern "C" __global__ void chain_persistent(float* x, uint32_t num, uint32_t num_kernels, Stamp* stamp) {

@@ -1,14 +1,15 @@
-// Rung 11: a kernel that stays, and polls a ring in the host's memory for what to do.
+// Rung 11: a resident kernel that polls a ring in host memory for submissions.
 //
-// Block 0 polls over the bus and hands what comes to the other blocks through the GPU's memory. All do their part of
-// it; the last one to be done tells the host. Every loop that waits also looks at the clock: the kernel leaves when it
-// is told to, or when its time is over, whatever the host does.
+// Block 0 polls over the bus and relays each submission to the other blocks through GPU memory. All blocks do a part of
+// it; the last block to finish signals the host. Every polling loop has a deadline: the kernel exits when it is told
+// to, or at the end of its lifetime, whatever the host does.
 #include "lab.cuh"
 
-constexpr uint32_t LEAVE = ~0u;               // a submission's content: not a number of sines
-constexpr uint64_t GRACE_NS = 1'000'000'000;  // blocks that are told what to do outlast the one that tells them
+constexpr uint32_t LEAVE = ~0u;               // as the content of a submission: exit
+constexpr uint64_t GRACE_NS = 1'000'000'000;  // the relay's readers outlive block 0, its writer
 
-// A slot's word once it is submission `sequence`; at `until` it is LEAVE.
+// Poll a slot for submission `sequence`; returns its word, or LEAVE at the time `until`. HOST: the slot is in host
+// memory.
 template <bool HOST>
 __device__ uint64_t wait_for(const uint64_t* slot, uint32_t sequence, uint32_t backoff_ns, uint64_t until) {
   for (;;) {
@@ -24,12 +25,12 @@ struct Work {
   float* y;
   uint32_t num;
   uint32_t pad;
-  uint64_t* arrived;              // blocks that were done, over all submissions from 1 on
-  unsigned long long* num_sines;  // of all submissions together
-  uint64_t* done;                 // in the host's memory: the last submission that is done
+  uint64_t* arrived;              // blocks that have finished, summed over all submissions
+  unsigned long long* num_sines;  // summed over all submissions
+  uint64_t* done;                 // in host memory: number of the last submission that is done
 };
 
-// y = sines of x, as many as `word` says, by all blocks.
+// y = x after as many sines as `word` says, by all blocks.
 __device__ void run(const Work& work, uint64_t word) {
   const uint32_t count = content_of(word);
   for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < work.num; i += gridDim.x * blockDim.x)
@@ -41,8 +42,8 @@ __device__ void run(const Work& work, uint64_t word) {
   if (add_acq_rel(work.arrived, 1) + 1 == sequence * gridDim.x) store_release_sys(work.done, sequence);
 }
 
-// `ring` (the host's memory) and `relay` (the GPU's, zeros at first) have `size` slots; the host leaves a slot alone
-// until the submission in it is done. `left`: where the kernel's end is noted, the number of submissions + 1.
+// `ring` (host memory) and `relay` (GPU memory, initially 0) have `size` slots; the host reuses a slot only after the
+// submission in it is done. `left`: receives the number of the submission at which the kernel exits.
 extern "C" __global__ void resident(const uint64_t* ring, uint64_t* relay, uint32_t size, uint32_t backoff_ns,
                                     uint64_t lifetime_ns, Work work, uint64_t* left) {
   __shared__ uint64_t told;
@@ -59,7 +60,7 @@ extern "C" __global__ void resident(const uint64_t* ring, uint64_t* relay, uint3
     }
     __syncthreads();
     const uint64_t word = told;
-    __syncthreads();  // all have read it before it is written again
+    __syncthreads();  // all threads have read `told` before it is written again
     if (content_of(word) == LEAVE) {
       if (blockIdx.x == 0 && threadIdx.x == 0) store_release_sys(left, sequence);
       return;
@@ -68,8 +69,7 @@ extern "C" __global__ void resident(const uint64_t* ring, uint64_t* relay, uint3
   }
 }
 
-// The same submission by a launch of its own: `word`, or what lies at `from` where that is not null (a graph's
-// arguments are fixed).
+// One submission in one launch: `word`, or *from if `from` is not null (a graph's arguments are fixed).
 extern "C" __global__ void submission(uint64_t word, const uint64_t* from, Work work) {
   __shared__ uint64_t told;
   if (threadIdx.x == 0) told = from ? *from : word;

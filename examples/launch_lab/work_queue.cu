@@ -1,12 +1,12 @@
-// Rung 8: items that take unevenly long, dealt out in turn, or taken from a counter by whoever is free.
+// Rung 8: items of uneven cost, scheduled statically (round-robin), or dynamically through an atomic counter.
 #include "lab.cuh"
 
-// When a block began and ended, and how many items it had.
+// Begin and end of a block, and its number of items.
 struct Share {
   uint64_t begin_ns, end_ns, num_items;
 };
 
-// An item is blockDim.x elements, each put through `cost` times the sines.
+// An item is blockDim.x elements; costs[item] * NUM_SINES sines are applied to each.
 __device__ void work(float* x, const uint32_t* costs, uint32_t item) {
   float& value = x[item * blockDim.x + threadIdx.x];
   value = sines(value, costs[item] * NUM_SINES);
@@ -24,7 +24,7 @@ extern "C" __global__ void items_static(float* x, const uint32_t* costs, uint32_
   note(shares, begin, count);
 }
 
-// `next` is 0 at first.
+// The host resets `next` to 0.
 extern "C" __global__ void items_queue(float* x, const uint32_t* costs, uint32_t num_items, Share* shares,
                                        uint32_t* next) {
   __shared__ uint32_t taken;
@@ -33,7 +33,7 @@ extern "C" __global__ void items_queue(float* x, const uint32_t* costs, uint32_t
     if (threadIdx.x == 0) taken = atomicAdd(next, 1);
     __syncthreads();
     const uint32_t item = taken;
-    __syncthreads();  // all have read it before it is written again
+    __syncthreads();  // all threads have read `taken` before it is written again
     if (item >= num_items) return note(shares, begin, count);
     work(x, costs, item);
   }

@@ -1,13 +1,13 @@
-"""Which rung, for a step of so many kernels of such a length: from what was measured on a GPU.
+"""Which rung suits a step of `count` kernels of a given duration, predicted from the measurements on a GPU.
 
-A step of `count` kernels takes `fixed + count * (duration + added(duration))`: what a step costs once, and what a rung
-adds to every kernel, which was measured at some durations. Rules, in order:
+A step takes `fixed + count * (duration + added(duration))`. `fixed` is the rung's cost per step, `added` its cost per
+kernel, interpolated between the measured durations. Two rules choose the rung:
 
-1. Where launching asynchronously costs no more than 5 % beside the kernels' own time, nothing else pays.
-2. Else, of what fits the work, the rung that takes the least effort among those within 5 % of the fastest.
+1. If asynchronous launches add at most 5 % to the kernels' own time, they are the choice.
+2. Otherwise the choice is the rung of least effort among those that fit the work and are within 5 % of the fastest.
 
-What fits: a graph holds one shape, so where shapes vary its capture is paid in every step; a task graph is compiled for
-one. Fused and persistent kernels let no element read what became of another.
+If shapes vary, a graph is captured in every step, and a task graph, which is compiled for one shape, does not fit. Fused
+and persistent kernels fit only if no element reads the result of another one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lab.results import TITLES, LabReport
 from lab.stats import interpolate
 from lab.table import number
 
-NEAR = 1.05  # within which the simpler rung wins
+NEAR = 1.05  # times the fastest step; up to here the rung of less effort wins
 BY_EFFORT = ("2", "3", "5", "4", "6", "7", "12")
 OWN_ELEMENTS_ONLY = ("4", "6")
 EVERY = ("1", "2", "3", "4", "5", "6", "7", "7f", "12")
@@ -27,7 +27,7 @@ EVERY = ("1", "2", "3", "4", "5", "6", "7", "7f", "12")
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step of a rung: us, and of them what is not the kernels' own time."""
+    """Predicted time of a step, and the kernels' own time in it, in us."""
 
     rung: str
     step_us: float
@@ -35,13 +35,13 @@ class Prediction:
 
     @property
     def overhead(self) -> float:
-        """In proportion to the kernels' own time."""
+        """Time beside the kernels' own, as a fraction of it."""
         return self.step_us / self.kernels_us - 1
 
 
 @dataclass(frozen=True)
 class Advice:
-    """`any_reads`: for work whose kernels may read whatever the last one wrote; `own_reads`: only their own elements."""
+    """The choice if kernels may read any element (`any_reads`), or only the element that they write (`own_reads`)."""
 
     predictions: list[Prediction]
     any_reads: Prediction
@@ -49,7 +49,7 @@ class Advice:
 
 
 def advise(report: LabReport, count: int, duration_us: float, varying: bool) -> Advice:
-    """UsageError: nothing to go by, or numbers that no step has."""
+    """Predict every rung and choose one. UsageError: the report has no GPU measurements, or no step has these numbers."""
     if count < 1 or not 0 < duration_us < 1e9:
         raise UsageError(
             f"a step of {count} kernels of {duration_us:g} us; expected at least one, of a positive duration"
@@ -74,7 +74,7 @@ def _choose(by_effort: list[Prediction]) -> Prediction:
 
 
 def predict(report: LabReport, rung: str, count: int, duration_us: float, varying: bool) -> Prediction | None:
-    """None where the rung was not measured, or does not fit."""
+    """Time of a step with `rung`; None if the rung was not measured or does not fit varying shapes."""
     num_kernels = int(report.settings["num_kernels"])
     points = [
         (pure, found)
@@ -94,7 +94,10 @@ def predict(report: LabReport, rung: str, count: int, duration_us: float, varyin
 
 
 def fixed(report: LabReport, rung: str) -> float:
-    """us of a step that do not grow with its kernels, from steps of two lengths; 0 for rung 12, one launch of all steps."""
+    """Cost per step in us, independent of the number of kernels, from steps of two lengths.
+
+    0 for rung 12, which runs all steps in one launch.
+    """
     few, many = int(report.settings["num_kernels"]), int(report.settings["many_kernels"])
     for size in report.sizes:
         short, long = report.at(rung, size, few), report.at(rung, size, many)
@@ -105,7 +108,7 @@ def fixed(report: LabReport, rung: str) -> float:
 
 
 def lines(report: LabReport, advice: Advice, count: int, duration_us: float, varying: bool) -> list[str]:
-    """For people."""
+    """The advice as lines of text."""
     shapes = "varying" if varying else "fixed"
     told = [f"{count} kernels of {number(duration_us)} us a step, {shapes} shapes, on {report.machine['gpu']}"]
     for each in advice.predictions:

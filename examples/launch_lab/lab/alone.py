@@ -1,4 +1,4 @@
-"""A rung run by itself: `python examples/launch_lab/03_graph.py`."""
+"""Entry point of a rung that is run by itself: `python examples/launch_lab/03_graph.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_ELEMENTS = 1 << 16
 
 
 def main(file: str) -> NoReturn:
-    """Measure the rung of `file` as its arguments say, print what was found, and exit."""
+    """Parse the command line, measure the rung in `file`, print the results, and exit."""
     number = int(Path(file).name[:2])
     try:
         for line in _run(number, load_rung(number)):
@@ -40,7 +40,7 @@ def _run(number: int, rung: ModuleType) -> list[str]:
     found = _measure(number, rung, arguments)
     if arguments.json:
         return [json.dumps({name: dataclasses.asdict(each) for name, each in found.items()})]
-    return [f"{name}: {_told(each)}" for name, each in found.items()]
+    return [f"{name}: {_summary(each)}" for name, each in found.items()]
 
 
 def _measure(number: int, rung: ModuleType, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -69,8 +69,8 @@ def _measure(number: int, rung: ModuleType, arguments: argparse.Namespace) -> di
         return found
 
 
-def _told(result: Any) -> str:
-    """Its fields in a line; of lists, how long they are."""
+def _summary(result: Any) -> str:
+    """The fields of a result on one line; of a list only its length."""
 
     def short(value: Any) -> Any:
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Rungs 1 to 7: a step of short kernels, prepared by a rung's program, run, checked and timed."""
+"""Rungs 1 to 7: a step of short kernels, prepared by a rung's program, then checked and timed."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from lab.stats import Spread
 from lab.workload import NUM_KERNELS, NUM_SINES, check, expected, inputs
 
 WARM_STEPS = 3
-BUDGET_S = 0.15  # of timed steps, of one rung at one size
+BUDGET_S = 0.15  # for the timed steps of one rung at one size
 MIN_STEPS, MAX_STEPS = 20, 100
 STAMPED_STEPS = 9
 MIN_ELEMENTS, MAX_ELEMENTS = 1 << 13, 1 << 25
 
-Step = Callable[[], None]  # runs a step; returns when the host knows that it is over
+Step = Callable[[], None]  # runs a step and returns when the host knows that it is done
 Prepare = Callable[["Chain"], Step]
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A step for a rung to prepare: `num_kernels` kernels, each puts all `num` elements of `x` through the sines.
+    """The step that a rung prepares: `num_kernels` kernels, each of which applies the sines to all `num` floats of `x`.
 
-    `status`: a word that a kernel sets where something failed. Where `stamped`, kernel i notes at `stamp(i)` when it began
-    and ended.
+    `status`: uint32, set by a kernel to the CUDA error of a failed launch. `stamped`: kernel i writes its begin and end
+    times, in ns, to `stamp(i)`; otherwise the stamps are null pointers.
     """
 
     gpu: Gpu
@@ -46,14 +46,15 @@ class Chain:
 
     @property
     def num_blocks(self) -> int:
-        """An element a thread."""
+        """Blocks of a kernel with one element per thread."""
         return -(-self.num // NUM_THREADS)
 
     def stamp(self, which: int = 0) -> Any:
+        """Kernel argument: address of the stamp of kernel `which`, or null."""
         return ctypes.c_uint64(self.stamps.address + 16 * which if self.stamped else 0)
 
     def short_kernels(self) -> list[Launch]:
-        """The step's kernels as launches of their own."""
+        """One launch per kernel of the step."""
         gpu, kernel = self.gpu, self.gpu.kernel("chain.cu", "chain_kernel")
         return [
             gpu.launch(kernel, self.num_blocks, self.x, self.num, self.stamp(which))
@@ -62,12 +63,12 @@ class Chain:
 
 
 class Bench:
-    """Steps of one size on one GPU. `close` gives the memory back."""
+    """Measures steps of one size on one GPU. `close` frees the memory."""
 
     def __init__(self, gpu: Gpu, num: int, num_kernels: int = NUM_KERNELS) -> None:
         self._gpu, self._num_kernels = gpu, num_kernels
         self._fresh = gpu.upload(inputs(num))
-        self.no_stamps = gpu.upload(np.array([[-1, 0]] * num_kernels, np.int64))  # begin is unsigned: the largest
+        self.no_stamps = gpu.upload(np.array([[-1, 0]] * num_kernels, np.int64))  # -1: the largest unsigned begin
         self.chain = Chain(
             gpu, num, num_kernels, gpu.empty(4 * num), gpu.empty(16 * num_kernels), gpu.upload(np.zeros(1, np.uint32))
         )
@@ -79,8 +80,8 @@ class Bench:
             self._gpu.free(memory)
 
     def measure(self, rung: str, prepare: Prepare) -> ChainTime:
-        """LabError: wrong results, before or after the timed steps."""
-        prepare(self.chain)  # compiles and loads
+        """Prepare a step, check it, time it, check it again. LabError: a wrong result."""
+        prepare(self.chain)  # compiles and loads the kernels, which the timed preparation below does not pay
         began = time.perf_counter()
         step = prepare(self.chain)
         self._gpu.synchronize()
@@ -101,7 +102,7 @@ class Bench:
         )
 
     def verify(self, rung: str, step: Step) -> float:
-        """Run a step on fresh inputs; the largest error of its results."""
+        """Run a step on fresh inputs; return the largest absolute error. LabError: a wrong result or a failed launch."""
         gpu, chain = self._gpu, self.chain
         gpu.fill(chain.status)
         gpu.copy(self._fresh, chain.x)
@@ -113,7 +114,7 @@ class Bench:
         )
 
     def _time(self, step: Step) -> list[float]:
-        """us of each step."""
+        """Time of each step in us."""
         for _ in range(WARM_STEPS):
             step()
         began = time.perf_counter()
@@ -127,14 +128,17 @@ class Bench:
         return times_us
 
     def stamped(self, prepare: Prepare) -> tuple[float, float | None]:
-        """us of a step's kernels on the GPU, by their number; us between two of them, where there are several. Medians."""
+        """Medians, by the GPU's clock, in us: the time of a step's kernels per kernel, and the gap between two kernels.
+
+        The gap is None if the rung runs the step as a single kernel.
+        """
         step = prepare(replace(self.chain, stamped=True))
         busy, gaps = [], []
         for _ in range(STAMPED_STEPS):
             self._gpu.copy(self.no_stamps, self.chain.stamps)
             step()
             stamps = self._gpu.download(self.chain.stamps, np.int64).reshape(-1, 2)
-            begin, end = stamps[stamps[:, 1] > 0].T  # of the kernels that there were
+            begin, end = stamps[stamps[:, 1] > 0].T  # of the kernels that ran
             busy.append(float((end - begin).sum()) / self._num_kernels / 1e3)
             if len(begin) > 1:
                 gaps.append(float((begin[1:] - end[:-1]).mean()) / 1e3)
@@ -142,7 +146,7 @@ class Bench:
 
 
 def launch_call_us(gpu: Gpu) -> Spread:
-    """What a launch call takes on the host, while the GPU keeps up."""
+    """Host time of one asynchronous launch call, in us; the queue of launches never fills."""
     bench = Bench(gpu, MIN_ELEMENTS)
     launches, times_us = bench.chain.short_kernels(), []
     for _ in range(100):
@@ -156,7 +160,7 @@ def launch_call_us(gpu: Gpu) -> Spread:
 
 
 def clock_step_ns(gpu: Gpu) -> int:
-    """What the GPU's clock, by which kernels are stamped, goes on by."""
+    """Resolution of the GPU's clock (%globaltimer), from which the stamps are read, in ns."""
     bench = Bench(gpu, MIN_ELEMENTS)
     step = load_rung(2).prepare(replace(bench.chain, stamped=True))
     step()
@@ -168,10 +172,10 @@ def clock_step_ns(gpu: Gpu) -> int:
 
 
 def calibrate(gpu: Gpu, targets_us: Sequence[float]) -> list[int]:
-    """For each duration, the elements with which a kernel runs that long: the sines of an element stay the same.
+    """Numbers of elements at which a kernel runs for the targets; the work per element is constant.
 
-    Elements are doubled until a kernel takes longer than all targets; between two sizes, logarithms are on a line. A GPU
-    needs a while for any kernel at all: targets below that get the smallest one, once.
+    The number is doubled until a kernel lasts longer than every target; between two numbers, durations are interpolated
+    log-log. Targets below the duration of the smallest kernel all map to that kernel, which is returned once.
     """
     nums: list[int] = []
     durations: list[float] = []

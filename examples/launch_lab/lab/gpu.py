@@ -1,6 +1,6 @@
-"""A GPU as the rungs use it: one context, one stream, kernels by name, memory, graphs. cuda-python does all of it.
+"""A GPU as the rungs use it, on top of cuda-python: one context, one stream, kernels by name, memory, graphs.
 
-Everything is ordered by the one stream, which does not wait for the legacy default stream. Memory lives until `close`.
+All work is ordered by the one non-blocking stream. Memory is freed at the latest by `close`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from distmk.errors import UsageError
 from lab.errors import LabError
 from lab.kernels import architecture_for, build
 
-NUM_THREADS = 256  # of a block, in all rungs
+NUM_THREADS = 256  # per block, in all rungs
 
 
 def why_no_gpu() -> str | None:
-    """What keeps the lab from a GPU here, if anything."""
+    """Why the lab cannot use a GPU here; None if it can."""
     try:
         from cuda.bindings import driver
     except ImportError:
-        # If there is a GPU here, it is not what is missing.
+        # On a machine with a GPU the missing part is the package.
         has_gpu = Path("/proc/driver/nvidia").exists() or Path("/dev/nvidiactl").exists()
         return "no cuda-python; pip install 'distmk[cuda]'" if has_gpu else "no NVIDIA GPU on this machine"
     try:
@@ -39,7 +39,7 @@ def why_no_gpu() -> str | None:
 
 
 def call(result: tuple[Any, ...]) -> Any:
-    """The value that a driver function returned behind its status. LabError: it failed."""
+    """The value in a driver function's result, without its status. LabError: the call failed."""
     status, *values = result
     if int(status):
         raise LabError(f"the CUDA driver says {getattr(status, 'name', status)}")
@@ -48,7 +48,7 @@ def call(result: tuple[Any, ...]) -> Any:
 
 @dataclass(frozen=True)
 class Memory:
-    """`num_bytes` of the GPU's memory."""
+    """An allocation in GPU memory."""
 
     address: int
     num_bytes: int
@@ -56,14 +56,14 @@ class Memory:
 
 @dataclass(frozen=True)
 class Words:
-    """64-bit words of the host's memory that kernels read and write too; `words[i]` is one load or store."""
+    """64-bit words of pinned host memory that kernels access too; `words[i]` is one load or one store."""
 
     address: int
     words: ctypes.Array[ctypes.c_uint64]
 
 
 def _packed(argument: Any) -> Any:
-    """As the kernel takes it: Memory, Words and None as pointers, int as uint32_t, what is of ctypes as it is."""
+    """A kernel argument: Memory, Words and None become pointers, int becomes uint32_t, a ctypes value stays as it is."""
     if isinstance(argument, (Memory, Words)):
         return ctypes.c_uint64(argument.address)
     if argument is None:
@@ -72,12 +72,12 @@ def _packed(argument: Any) -> Any:
 
 
 class Launch:
-    """A kernel with its arguments, to be launched over and over. ctypes arguments may change their value in between."""
+    """A kernel with its arguments, launched by each call. A ctypes argument may change its value between calls."""
 
     def __init__(self, gpu: Gpu, kernel: Any, num_blocks: int, arguments: tuple[Any, ...], cooperative: bool) -> None:
         from cuda.bindings import driver
 
-        self._values = [_packed(argument) for argument in arguments]  # the driver reads them at each launch
+        self._values = [_packed(argument) for argument in arguments]  # read by the driver at each launch
         self._pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, self._values))
         sizes, more = (num_blocks, 1, 1, NUM_THREADS, 1, 1, 0), () if cooperative else (0,)
         self._arguments = (kernel, *sizes, gpu.stream, ctypes.addressof(self._pointers), *more)
@@ -90,7 +90,7 @@ class Launch:
 
 
 def pci_bus_id(index: int) -> str:
-    """Of the `index`-th GPU of those visible."""
+    """PCI bus id of visible GPU `index`, by which NVML identifies it."""
     from cuda.bindings import driver
 
     call(driver.cuInit(0))
@@ -98,7 +98,7 @@ def pci_bus_id(index: int) -> str:
 
 
 class Gpu:
-    """GPU `index` of those visible. UsageError: there is no such GPU, or it is too old."""
+    """Visible GPU `index`. UsageError: there is no such GPU, or it is too old."""
 
     def __init__(self, index: int) -> None:
         from cuda.bindings import driver
@@ -122,7 +122,7 @@ class Gpu:
         self._graphs: list[Any] = []
 
     def attribute(self, name: str) -> int:
-        """A device attribute, by its name without CU_DEVICE_ATTRIBUTE_."""
+        """A device attribute; `name` is without the prefix CU_DEVICE_ATTRIBUTE_."""
         kind = getattr(self._driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(call(self._driver.cuDeviceGetAttribute(kind, self._device)))
 
@@ -132,19 +132,18 @@ class Gpu:
 
     @property
     def bus_id(self) -> str:
-        """Its place on the PCI bus, by which NVML finds it."""
         return pci_bus_id(self.index)
 
     @property
     def driver_cuda(self) -> str:
-        """The CUDA version that the driver is for."""
+        """The CUDA version of the driver, such as 13.0."""
         version = int(call(self._driver.cuDriverGetVersion()))
         return f"{version // 1000}.{version % 1000 // 10}"
 
     # Kernels
 
     def kernel(self, source: str, name: str) -> Any:
-        """A kernel of the rungs' folder, compiled and loaded. BuildError: it cannot be compiled."""
+        """Kernel `name` in `source`, a file of the rungs, compiled and loaded once. BuildError: it does not compile."""
         if (source, name) not in self._kernels:
             if source not in self._modules:
                 image = build(source, self.architecture).read_bytes()
@@ -154,16 +153,16 @@ class Gpu:
         return self._kernels[source, name]
 
     def launch(self, kernel: Any, num_blocks: int, *arguments: Any, cooperative: bool = False) -> Launch:
-        """A launch of `num_blocks` blocks, ready to be called. `cooperative`: all blocks at once on the GPU, or not at all."""
+        """A launch of `num_blocks` blocks, to be called. `cooperative`: all blocks are resident at once, or it fails."""
         return Launch(self, kernel, num_blocks, arguments, cooperative)
 
     def num_resident(self, kernel: Any) -> int:
-        """How many blocks of it the whole GPU holds at once."""
-        of_an_sm = call(self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(kernel, NUM_THREADS, 0))
-        return int(of_an_sm) * self.num_sms
+        """Blocks of the kernel that are resident on the whole GPU at once."""
+        per_sm = call(self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(kernel, NUM_THREADS, 0))
+        return int(per_sm) * self.num_sms
 
     def capture(self, enqueue: Callable[[], None]) -> Callable[[], None]:
-        """What `enqueue` launches, as a graph; calling it replays all of it."""
+        """Capture the launches of `enqueue` as a graph; each call of the result replays it."""
         driver = self._driver
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         call(driver.cuStreamBeginCapture(self.stream, mode))
@@ -184,11 +183,11 @@ class Gpu:
         return replay
 
     def synchronize(self) -> None:
-        """Wait until all that was enqueued is done. LabError: some of it failed."""
+        """Wait for all enqueued work. LabError: some of it failed."""
         call(self._driver.cuStreamSynchronize(self.stream))
 
     def is_idle(self) -> bool:
-        """Whether all that was enqueued is done."""
+        """Whether all enqueued work is done. LabError: some of it failed."""
         status = self._driver.cuStreamQuery(self.stream)
         if status[0] == self._driver.CUresult.CUDA_ERROR_NOT_READY:
             return False
@@ -203,41 +202,41 @@ class Gpu:
         return Memory(address, num_bytes)
 
     def free(self, memory: Memory) -> None:
-        """Give memory back before the end; nothing that is enqueued may still use it."""
+        """Wait for all enqueued work, then free the memory."""
         self.synchronize()
         self._memory.remove(memory.address)
         call(self._driver.cuMemFree(memory.address))
 
     def upload(self, array: npt.NDArray[Any]) -> Memory:
-        """New memory with the content of `array`."""
+        """New GPU memory with a copy of `array`."""
         made = self.empty(array.nbytes)
         source = np.ascontiguousarray(array)
         call(self._driver.cuMemcpyHtoDAsync(made.address, source.ctypes.data, source.nbytes, self.stream))
-        self.synchronize()  # the array may go
+        self.synchronize()  # the caller may free the array
         return made
 
     def download(self, memory: Memory, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """What lies there once all that was enqueued is done."""
+        """The content of the memory after all enqueued work, as a flat array."""
         out = np.empty(memory.num_bytes // np.dtype(dtype).itemsize, dtype)
         call(self._driver.cuMemcpyDtoHAsync(out.ctypes.data, memory.address, out.nbytes, self.stream))
         self.synchronize()
         return out
 
     def copy(self, src: Memory, dst: Memory) -> None:
-        """Enqueue a copy of all of `src` to the beginning of `dst`."""
+        """Enqueue a copy of `src` to the beginning of `dst`."""
         call(self._driver.cuMemcpyDtoDAsync(dst.address, src.address, src.num_bytes, self.stream))
 
     def send(self, src: Words, dst: Memory) -> None:
-        """Enqueue a copy of all of `src` to the beginning of `dst`."""
+        """Enqueue a copy of `src`, in host memory, to the beginning of `dst`."""
         num_bytes = ctypes.sizeof(src.words)
         call(self._driver.cuMemcpyHtoDAsync(dst.address, src.address, num_bytes, self.stream))
 
     def fill(self, memory: Memory, byte: int = 0) -> None:
-        """Enqueue setting every byte."""
+        """Enqueue setting every byte to `byte`."""
         call(self._driver.cuMemsetD8Async(memory.address, byte, memory.num_bytes, self.stream))
 
     def words(self, count: int) -> Words:
-        """Words of the host's memory, pinned and mapped, zero at first. No managed memory: nothing ever migrates."""
+        """New words of pinned and mapped host memory, all 0. Not managed memory, so that no page migrates."""
         driver = self._driver
         flags = driver.CU_MEMHOSTALLOC_PORTABLE | driver.CU_MEMHOSTALLOC_DEVICEMAP
         address = int(call(driver.cuMemHostAlloc(8 * count, flags)))
@@ -246,9 +245,9 @@ class Gpu:
         return Words(address, (ctypes.c_uint64 * count).from_address(address))
 
     def close(self) -> None:
-        """Wait for what is enqueued (every kernel ends by itself) and give everything back."""
+        """Wait for all enqueued work (every kernel has a deadline or ends by itself), then release everything."""
         driver = self._driver
-        driver.cuStreamSynchronize(self.stream)  # where it failed, all else does too, and has been told
+        driver.cuStreamSynchronize(self.stream)  # a failure here was raised by an earlier call
         for graph in self._graphs:
             driver.cuGraphExecDestroy(graph)
         for address in self._memory:

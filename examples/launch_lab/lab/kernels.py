@@ -1,4 +1,4 @@
-"""The rungs' sources, found and compiled: with nvcc of the project's own toolchain, into its cache."""
+"""The rungs' programs, loaded, and their CUDA sources, compiled by distmk's toolchain into distmk's cache."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from distmk.backends.cuda.build import architecture_of
 from distmk.backends.cuda.toolchain import find_nvcc, run
 from distmk.errors import BuildError, UsageError
 
-RUNGS = Path(__file__).parents[1]  # the folder of their programs and kernels
+RUNGS = Path(__file__).parents[1]  # folder of the programs and CUDA sources
 FLAGS = ("-std=c++17", "-O3", "-lineinfo")
-DEVICE_LAUNCH_FLAGS = ("-rdc=true", "-dlink")  # links CUDA's device runtime, libcudadevrt.a
+DEVICE_LAUNCH_FLAGS = ("-rdc=true", "-dlink")  # links the device runtime, libcudadevrt.a
 DEVICE_LAUNCH = "device_launch.cu"
 SOURCES = (
     "chain.cu",
@@ -30,7 +30,7 @@ SOURCES = (
 
 
 def load_rung(number: int) -> ModuleType:
-    """The program of a rung, as a module."""
+    """The program of rung `number` as a module; each is loaded once."""
     (path,) = RUNGS.glob(f"{number:02}_*.py")
     name = f"distmk_launch_lab_{number:02}"
     if name not in sys.modules:
@@ -44,7 +44,10 @@ def load_rung(number: int) -> ModuleType:
 
 
 def architecture_for(capability: tuple[int, int]) -> str:
-    """What to compile for; GPUs that the runtime does not know can have the lab all the same, from 8.0 on."""
+    """The architecture to compile for. UsageError: the compute capability is below 8.0.
+
+    The lab also runs on GPUs from 8.0 on that distmk does not support.
+    """
     try:
         return architecture_of(capability)
     except UsageError:
@@ -57,7 +60,7 @@ def architecture_for(capability: tuple[int, int]) -> str:
 
 
 def build(source: str, architecture: str) -> Path:
-    """The compiled `source` of the rungs' folder, from the cache if it is there. BuildError: it cannot be compiled."""
+    """Path of the cubin of `source`, a file of the rungs, compiled unless it is cached. BuildError: it does not compile."""
     nvcc, version = find_nvcc()
     path = RUNGS / source
     flags = FLAGS + DEVICE_LAUNCH_FLAGS if source == DEVICE_LAUNCH else FLAGS

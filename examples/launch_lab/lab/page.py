@@ -1,4 +1,4 @@
-"""The measured parts of examples/launch_lab/README.md, written between its markers; nobody types a number there."""
+"""Writes the measured parts of examples/launch_lab/README.md between its markers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ NOT_MEASURED = "Not measured yet."
 
 
 def write(report: LabReport, measured: Path, page: Path) -> None:
-    """Fill `page` from a report and the plots in the folder `measured`. UsageError: one of them is not as it must be."""
+    """Fill `page` from a report, and copy the plots in the folder `measured` beside it.
+
+    UsageError: the report is not of a GPU, a marker is absent, or a file cannot be read or written.
+    """
     if not report.on_gpu:
         raise UsageError(f"{measured}/lab.json was written without a GPU; the page needs one")
     try:
@@ -31,7 +34,10 @@ def write(report: LabReport, measured: Path, page: Path) -> None:
 
 
 def filled(text: str, by_name: dict[str, str]) -> str:
-    """`text` with a part at every marker; what has none says so. UsageError: a part without a marker."""
+    """`text` with every marked part replaced: by `by_name`, or by a note that it was not measured.
+
+    UsageError: a part of `by_name` has no marker.
+    """
     names = [name for _, name, _ in MARKED.findall(text)]
     if missing := set(by_name) - set(names):
         raise UsageError(f"the page has no marker for {', '.join(sorted(missing))}; expected <!-- lab:NAME -->")
@@ -39,7 +45,7 @@ def filled(text: str, by_name: dict[str, str]) -> str:
 
 
 def parts(report: LabReport) -> dict[str, str]:
-    """Markdown by marker."""
+    """The Markdown of each marker."""
     published = published_table(report)
     found = {
         "machine": f"{heading(report)}. Medians; {report.seconds:.0f} s for all of it, every result checked.",
@@ -86,7 +92,10 @@ def _why_not(report: LabReport, rung: str) -> str:
 
 
 def _advice(report: LabReport) -> str:
-    """Which rung, by duration and number; where no kernel reads another element's result in brackets if it differs."""
+    """Tables of the chosen rung by duration and number of kernels.
+
+    In brackets, if it differs: the choice if each element depends on itself alone.
+    """
     durations = [float(each) for each in report.settings["targets_us"]]
     tables = []
     for shapes in ("fixed", "varying"):

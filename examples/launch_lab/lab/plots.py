@@ -1,4 +1,4 @@
-"""A report as pictures."""
+"""A report as plots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ CHAIN, LATENCY, BALANCE = "chain.png", "latency.png", "balance.png"
 
 
 def draw(report: LabReport, folder: Path) -> list[Path]:
-    """The PNGs that there are numbers for. UsageError: no matplotlib, or the folder cannot be written."""
+    """Draw the plots for which there are measurements; the paths of the PNGs.
+
+    UsageError: matplotlib is not installed, or the folder cannot be written.
+    """
     try:
         import matplotlib
     except ImportError:
@@ -48,7 +51,7 @@ def _save(report: LabReport, path: Path, fill: Any) -> Path:
 
 
 def _chain(report: LabReport, axes: Any) -> None:
-    """us a kernel against how long a plain one runs, both logarithmic."""
+    """Time per kernel against the duration of a plain kernel alone, log-log, in us."""
     num_kernels = int(report.settings["num_kernels"])
     for rung, marker in zip(CHAIN_RUNGS, "osD^vPXd*", strict=True):
         points = [
@@ -72,7 +75,7 @@ def _chain(report: LabReport, axes: Any) -> None:
 
 
 def _latency(report: LabReport, axes: Any) -> None:
-    """The share of submissions that were done within so many us."""
+    """Cumulative distribution of the submission latency in us."""
     assert report.resident is not None
     for name, way in report.resident.ways.items():
         latencies = np.sort(way.us)
@@ -87,12 +90,12 @@ def _latency(report: LabReport, axes: Any) -> None:
 
 
 def _balance(report: LabReport, axes: Any) -> None:
-    """How long every worker was busy, the busiest first."""
+    """Busy time of every worker in us, in descending order."""
     assert report.queue is not None
     workers = "blocks" if report.queue.where == "gpu" else "threads"
-    for name, dealing in (("dealt out in turn", report.queue.static), ("taken from a counter", report.queue.queue)):
-        busy = np.sort(dealing.busy_us)[::-1]
-        label = f"{name}: all done after {number(dealing.total_us.median)} us"
+    for name, schedule in (("dealt out in turn", report.queue.static), ("taken from a counter", report.queue.queue)):
+        busy = np.sort(schedule.busy_us)[::-1]
+        label = f"{name}: all done after {number(schedule.total_us.median)} us"
         axes.step(np.arange(len(busy)), busy, where="mid", lw=1.4, label=label)
     axes.set(xlabel=f"{workers}, the busiest first", ylabel="busy, us", ylim=(0, None))
     axes.set_title(

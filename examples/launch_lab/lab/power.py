@@ -1,4 +1,4 @@
-"""The board's power, from NVIDIA's management library; it only reads."""
+"""Board power, read from NVIDIA's management library (NVML)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Meter:
-    """Of the GPU at `bus_id`. Measures nothing (None) where nvidia-ml-py is not installed or the board does not tell."""
+    """Power meter of the GPU at `bus_id`. It measures None if nvidia-ml-py is not installed or the board has no counter."""
 
     def __init__(self, bus_id: str) -> None:
         self._nvml: Any = None
@@ -19,7 +19,7 @@ class Meter:
             self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus_id.encode())
             pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
             self._nvml = pynvml
-        except Exception:  # of the import or the library, which has many: without it there is no power to report
+        except Exception:  # the library has many error types, and power is optional
             return
 
     @property
@@ -30,7 +30,7 @@ class Meter:
         return str(version.decode() if isinstance(version, bytes) else version)
 
     def watts(self, run: Callable[[], None]) -> float | None:
-        """Mean power while `run` runs, from the board's own count of energy. Takes seconds to be exact."""
+        """Mean power in W while `run` runs, from the board's energy counter; exact only if `run` takes seconds."""
         if self._nvml is None:
             run()
             return None

@@ -1,4 +1,4 @@
-"""What the lab found: one JSON file, lab.json."""
+"""The measurements of the lab, saved as lab.json."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from lab.stats import Spread
 FILE = "lab.json"
 FORMAT = 1
 
-# Of a published run on one RTX 5070 Ti: a kernel's share of a step, in us, and what a launch added.
+# A published run on one RTX 5070 Ti: time per kernel by rung, and launch overhead per kernel, in us.
 PUBLISHED = {"gpu": "RTX 5070 Ti", "1": 52.9, "3": 47.0, "4": 44.4, "7": 43.9, "overhead": 5.7}
-PUBLISHED_US = 47.0  # the sweep has a kernel about as long
+PUBLISHED_US = 47.0  # duration of its kernels, near which the sweep has one too
 
 TITLES = {
     "1": "naive: wait for each",
@@ -38,12 +38,12 @@ CHAIN_RUNGS = ("1", "2", "3", "4", "5", "6", "7", "7f", "12")
 
 @dataclass(frozen=True)
 class ChainTime:
-    """A rung's step of `num_kernels` kernels of `num_elements` elements.
+    """Times of a rung's step of `num_kernels` kernels of `num_elements` elements.
 
-    `kernel_us`: the step until the host knows that it is over, divided by its kernels. `busy_us`: of it, a kernel ran on
-    the GPU; `gap_us`: between two kernels none did (of rung 12: a task's start after the end of what it waited for).
-    `prepare_us`: what has to be done again where shapes change. `start_us`: of rung 12, whose steps follow each other in
-    one launch, what that launch takes beside them. `error`: the largest of the results.
+    `kernel_us`: time of the step, until the host knows that it is done, per kernel. `busy_us`: time per kernel in which
+    it runs on the GPU. `gap_us`: time between two kernels; of rung 12, from the last input of a task to its start.
+    `prepare_us`: time to prepare the step again, as another shape requires. `start_us`: of rung 12 only, which runs many
+    steps in a launch, the cost of the launch. `error`: largest absolute error of the results.
     """
 
     rung: str
@@ -58,8 +58,8 @@ class ChainTime:
 
 
 @dataclass(frozen=True)
-class Dealing:
-    """How items were dealt out: the whole, and each worker's share of one run (time busy, items)."""
+class Schedule:
+    """A schedule of rung 8: time of all items, and each worker's busy time and number of items in one run."""
 
     total_us: Spread
     busy_us: list[float]
@@ -68,17 +68,17 @@ class Dealing:
 
 @dataclass(frozen=True)
 class QueueTimes:
-    """Rung 8. `where`: gpu (workers are blocks) or host (threads)."""
+    """Rung 8, static and dynamic schedule. `where`: gpu (workers are blocks) or host (workers are threads)."""
 
     where: str
-    static: Dealing
-    queue: Dealing
+    static: Schedule
+    queue: Schedule
     error: float
 
 
 @dataclass(frozen=True)
 class GemmTimes:
-    """Rung 9: [m, k] times [k, n]; us of each way on the GPU, torch's own beside them."""
+    """Rung 9: GPU time in us of [m, k] times [k, n], by schedule; "torch" is torch's own product."""
 
     m: int
     n: int
@@ -89,19 +89,19 @@ class GemmTimes:
 
 @dataclass(frozen=True)
 class DrainTimes:
-    """Rung 10: us until all items that came in bursts were done, by a launch a burst and by a kernel that drains."""
+    """Rung 10: time until all items are done, with one launch per burst and with the drain kernel."""
 
     num_items: int
     num_bursts: int
     burst_us: Spread
     drain_us: Spread
-    num_launches: Spread  # of the drain kernel
+    num_launches: Spread  # of the drain kernel, for all items
     error: float
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Rung 11, one way of submitting: us from submission to done, one by one; the board's mean power meanwhile."""
+    """Rung 11, one way to submit: time of every submission until it is done, and mean board power."""
 
     us: list[float]
     spread: Spread
@@ -110,7 +110,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class ResidentTimes:
-    """Rung 11. `submissions_per_s` while power was measured; `idle_watts`: with nothing on the GPU."""
+    """Rung 11. `submissions_per_s`: while power was measured. `idle_watts`: board power with no kernel on the GPU."""
 
     ways: dict[str, Latency]
     idle_watts: float | None
@@ -120,8 +120,10 @@ class ResidentTimes:
 
 @dataclass
 class LabReport:
-    """All of it. `machine`: hardware, driver, versions. `left_out`: rungs that did not run here, and why; `failed`: with
-    a wrong result or an error.
+    """All measurements.
+
+    `machine`: hardware, driver, versions. `left_out`: rungs that cannot run here, with the reason. `failed`: rungs with a
+    wrong result or an error, with the message.
     """
 
     machine: dict[str, Any]
@@ -142,10 +144,11 @@ class LabReport:
 
     @property
     def sizes(self) -> list[int]:
-        """Elements of the kernels of the sweep, ascending."""
+        """Elements per kernel of the measured chains, ascending."""
         return sorted({each.num_elements for each in self.chain})
 
     def at(self, rung: str, num_elements: int, num_kernels: int) -> ChainTime | None:
+        """The times of a rung at one size; None if it was not measured."""
         found = (
             each
             for each in self.chain
@@ -154,7 +157,7 @@ class LabReport:
         return next(found, None)
 
     def pure_us(self, num_elements: int) -> float | None:
-        """How long a plain kernel of that size runs: of the replayed graph, else of asynchronous launches."""
+        """Duration of a plain kernel alone, in us: from the stamps of rung 3, else of rung 2, 1 or 12."""
         num_kernels = int(self.settings["num_kernels"])
         for rung in ("3", "2", "1", "12"):
             found = self.at(rung, num_elements, num_kernels)
@@ -163,7 +166,7 @@ class LabReport:
         return None
 
     def save(self, folder: Path) -> Path:
-        """UsageError: it cannot be written."""
+        """Write lab.json; its path. UsageError: it cannot be written."""
         path = folder / FILE
         try:
             path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
@@ -173,7 +176,7 @@ class LabReport:
 
     @staticmethod
     def load(folder: Path) -> LabReport:
-        """UsageError: there is none, or another version of the lab wrote it."""
+        """Read lab.json. UsageError: it is absent, or of another version of the lab."""
         path = folder / FILE
         try:
             content = json.loads(path.read_text())
@@ -195,11 +198,11 @@ def _restored(content: dict[str, Any]) -> LabReport:
     made = dict(content)
     made["chain"] = [ChainTime(**{**each, "kernel_us": Spread(**each["kernel_us"])}) for each in content["chain"]]
     if queue := content["queue"]:
-        dealt = {
-            name: Dealing(**{**queue[name], "total_us": Spread(**queue[name]["total_us"])})
+        schedules = {
+            name: Schedule(**{**queue[name], "total_us": Spread(**queue[name]["total_us"])})
             for name in ("static", "queue")
         }
-        made["queue"] = QueueTimes(**{**queue, **dealt})
+        made["queue"] = QueueTimes(**{**queue, **schedules})
     if gemm := content["gemm"]:
         made["gemm"] = GemmTimes(**{**gemm, "us": {name: Spread(**each) for name, each in gemm["us"].items()}})
     if drain := content["drain"]:

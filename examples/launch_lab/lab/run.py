@@ -1,4 +1,4 @@
-"""All rungs, one after another, on one GPU; or on the host what can run there."""
+"""Runs all rungs on one GPU, or those that can on the host."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from lab.stats import Spread
 from lab.workload import NUM_KERNELS, NUM_SINES, TOLERANCE
 
 TARGETS_US = (2.0, 5.0, 10.0, 20.0, PUBLISHED_US, 100.0, 200.0)
-MANY_KERNELS = 100  # of a longer step, which tells what a step costs from what a kernel does
+MANY_KERNELS = 100  # of the longer step that separates the cost per step from the cost per kernel
 HOST_ELEMENTS = 4096
-TASK_GRAPH_S = 120.0  # at most, of one size, start included
+TASK_GRAPH_S = 120.0  # time limit of the process that measures one size
 PACKAGES = ("cuda-bindings", "cuda-core", "torch", "numpy", "nvidia-ml-py")
 
 Tell = Callable[[str], None]
 
 
 def run_host(reason: str) -> LabReport:
-    """Rungs 8 and 12. `reason`: why there is no GPU."""
+    """Run rungs 8 and 12 on the host. `reason`: why there is no GPU."""
     began = time.perf_counter()
     report = LabReport(_machine(None), _settings())
     _guarded(report, "8", lambda: _set(report, "queue", load_rung(8).measure_host()))
@@ -49,7 +49,7 @@ def run_host(reason: str) -> LabReport:
 
 
 def run_gpu(index: int, tell: Tell) -> LabReport:
-    """All rungs on GPU `index`. UsageError: there is no such GPU, or nothing that compiles for it."""
+    """Run all rungs on GPU `index`. UsageError: there is no such GPU, or no compiler for it."""
     began = time.perf_counter()
     with Gpu(index) as gpu:
         report = LabReport(_machine(gpu), _settings())
@@ -85,7 +85,7 @@ def _prepares() -> dict[str, Prepare]:
 
 
 def _guarded(report: LabReport, rung: str, measure: Callable[[], None]) -> None:
-    """A rung that cannot run here, or fails, does not keep the others from running; nor is it tried again."""
+    """Measure a rung unless it has failed or was left out before; record it if that happens now, and carry on."""
     if rung in report.left_out or rung in report.failed:
         return
     try:
@@ -101,7 +101,7 @@ def _set(report: LabReport, name: str, value: Any) -> None:
 
 
 def _compile(gpu: Gpu) -> None:
-    """Everything at once. A source that does not compile is told of by its rung."""
+    """Compile all sources in parallel. A source that does not compile fails its rung later, not the run."""
 
     def attempt(make: Callable[[], Path]) -> None:
         try:
@@ -112,13 +112,13 @@ def _compile(gpu: Gpu) -> None:
     makes: list[Callable[[], Path]] = [lambda s=source: build(s, gpu.architecture) for source in SOURCES]  # type: ignore[misc]
     if gpu.architecture in ARCHITECTURES and not why_no_cuda():
         makes.append(lambda: build_cubin(gpu.architecture))
-    find_nvcc()  # without it there is no lab
+    find_nvcc()  # no compiler is an error of the whole run
     with ThreadPoolExecutor(len(makes)) as pool:
         list(pool.map(attempt, makes))
 
 
 def task_graph(index: int, num: int) -> ChainTime:
-    """Rung 12 in a process of its own: NVSHMEM, which it brings up, can be brought up once."""
+    """Measure rung 12 on GPU `index` in a process of its own, because a process can initialise NVSHMEM only once."""
     if missing := why_no_cuda():
         raise UsageError(missing)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")

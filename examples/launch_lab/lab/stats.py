@@ -1,4 +1,4 @@
-"""Medians and how far the rest is from them."""
+"""Summaries of repeated measurements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Spread:
-    """Of `count` measurements, all in the unit that the name of the field says."""
+    """Median, percentiles and range of `count` measurements, in the unit of the field that holds it."""
 
     median: float
     p25: float
@@ -24,18 +24,18 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread:
-        """ValueError where there are none."""
+        """Summarise `values`. ValueError: there are none."""
         if not len(values):
             raise ValueError("no measurements")
         p25, median, p75, p99 = (float(each) for each in np.percentile(values, [25, 50, 75, 99]))
         return Spread(median, p25, p75, p99, float(min(values)), float(max(values)), len(values))
 
     def scaled(self, by: float) -> Spread:
-        """In another unit, or of a part."""
+        """All values times `by`, for another unit or a part of the whole."""
         scaled = {name: by * value for name, value in vars(self).items() if name != "count"}
         return dataclasses.replace(self, **scaled)
 
 
 def interpolate(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
-    """y at `x` on straight lines between the points over the logarithm of x, level outside. `xs` ascend."""
+    """y at `x`, linear in log(x) between the points and constant outside. `xs` ascend."""
     return float(np.interp(math.log(x), np.log(xs), ys))

@@ -1,4 +1,4 @@
-"""A report as a table, in plain text or Markdown."""
+"""A report as tables, in plain text or Markdown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lab.results import CHAIN_RUNGS, PUBLISHED, PUBLISHED_US, TITLES, ChainTime, Dealing, LabReport
+from lab.results import CHAIN_RUNGS, PUBLISHED, PUBLISHED_US, TITLES, ChainTime, LabReport, Schedule
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Table:
     rows: list[list[str]]
 
     def text(self) -> str:
-        """In columns, the first ones to the left."""
+        """Aligned columns, the first two to the left, the others to the right."""
         widths = [max(map(len, column)) for column in zip(self.head, *self.rows, strict=True)]
         lines = [
             "  ".join(
@@ -31,14 +31,14 @@ class Table:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Three digits, or as many as there are before the point."""
+    """`value` with `digits` significant digits, or all digits before the point if they are more."""
     if value is None:
         return "-"
     return f"{value:.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
 def chain_table(report: LabReport) -> Table:
-    """us a kernel of every rung at every duration; what it adds to the second of them, and what lies between kernels."""
+    """Time per kernel of every rung at every size; overhead, gap and preparation at the second size. All in us."""
     num_kernels, sizes = int(report.settings["num_kernels"]), report.sizes
     reference = sizes[min(1, len(sizes) - 1)] if sizes else 0
     pure = report.pure_us(reference)
@@ -62,7 +62,7 @@ def _costs(at: ChainTime | None, pure: float | None) -> list[str]:
 
 
 def other_lines(report: LabReport) -> dict[str, str]:
-    """What rungs 8 to 11 found, a line each."""
+    """The results of rungs 8 to 11, one line each, by rung."""
     found = {}
     if queue := report.queue:
         gain = queue.static.total_us.median / queue.queue.total_us.median
@@ -97,13 +97,13 @@ def other_lines(report: LabReport) -> dict[str, str]:
     return found
 
 
-def imbalance(dealing: Dealing) -> float:
-    """The busiest worker's time by the mean."""
-    return max(dealing.busy_us) / statistics.mean(dealing.busy_us)
+def imbalance(schedule: Schedule) -> float:
+    """Largest busy time of a worker over the mean."""
+    return max(schedule.busy_us) / statistics.mean(schedule.busy_us)
 
 
 def published_table(report: LabReport) -> Table | None:
-    """The published run's figures beside ours, at the duration nearest to theirs."""
+    """The published figures beside this report's at the nearest duration; None without a GPU."""
     known = [(abs(pure - PUBLISHED_US), size, pure) for size in report.sizes if (pure := report.pure_us(size))]
     if not known or not report.on_gpu:
         return None
@@ -126,6 +126,7 @@ def _median(report: LabReport, rung: str, size: int) -> str:
 
 
 def heading(report: LabReport) -> str:
+    """The hardware and the step that was measured."""
     machine, settings = report.machine, report.settings
     if not report.on_gpu:
         where = f"no GPU; the host twin on {machine['cores']} cores of {machine['cpu']}"
@@ -135,7 +136,7 @@ def heading(report: LabReport) -> str:
 
 
 def text(report: LabReport) -> str:
-    """All that is printed."""
+    """The whole report as `distmk lab` prints it."""
     parts = [heading(report), chain_table(report).text()]
     parts.append("\n".join(f"{rung:<4}  {TITLES[rung]}: {line}" for rung, line in other_lines(report).items()))
     if published := published_table(report):
@@ -147,5 +148,6 @@ def text(report: LabReport) -> str:
 
 
 def notes(what: str, rungs: dict[str, str]) -> Sequence[str]:
+    """A paragraph with one line for each of `rungs`, none if there are none. `what`: what happened to them."""
     lines = [f"{what}: rung {rung}, {TITLES[rung]}: {reason}" for rung, reason in rungs.items()]
     return ["\n".join(lines)] if lines else []

@@ -1,4 +1,4 @@
-"""What the rungs compute, and the reference that each is checked against: sines of sines, in float64 on the CPU."""
+"""The work of the rungs, sines of sines, and the reference for it: float64 on the CPU."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from lab.errors import LabError
 
-NUM_SINES = 20  # of a short kernel, as in lab.cuh
-NUM_KERNELS = 20  # of a step
-PERIOD = 1021  # inputs repeat; a prime, so that an element in another's place shows
-# Of float32 results, absolute. Values are at most 1 and sines never part them further, so that the rounding of 400 of
-# them adds up to less; one sine too few or too many changes the largest results by 10 times as much.
+NUM_SINES = 20  # per element of a short kernel, as in lab.cuh
+NUM_KERNELS = 20  # per step
+PERIOD = 1021  # of the inputs; prime, so that a misplaced element shows
+# Absolute, of float32 results. Values are at most 1 and a sine never increases an error, so the rounding errors of 400
+# sines add up to less. One sine too few or too many changes the largest results by 10 times as much.
 TOLERANCE = 1e-5
 
 Floats = npt.NDArray[np.float32]
@@ -27,7 +27,7 @@ def _base() -> Floats:
 
 
 def inputs(num: int) -> Floats:
-    """`num` elements, in [-1, 1]."""
+    """`num` inputs in [-1, 1], of period PERIOD."""
     return np.resize(_base(), num)
 
 
@@ -39,17 +39,17 @@ def _sines(values: Doubles, count: int) -> Doubles:
 
 @functools.cache
 def _reference(num_sines: int) -> Doubles:
-    """Of one period."""
+    """One period of the inputs after `num_sines` sines."""
     return _sines(_base().astype(np.float64), num_sines)
 
 
 def expected(num: int, num_sines: int) -> Doubles:
-    """What `num_sines` sines make of `inputs(num)`."""
+    """`inputs(num)` after `num_sines` sines."""
     return np.resize(_reference(num_sines), num)
 
 
 def expected_items(counts: npt.NDArray[Any], item_size: int) -> Doubles:
-    """[items, item_size]: item i after `counts[i]` sines; all of them lie one after another in `inputs`."""
+    """[items, item_size]: consecutive items of the inputs, item i after `counts[i]` sines."""
     where = np.arange(len(counts) * item_size).reshape(len(counts), item_size) % PERIOD
     out, values, done = np.empty(where.shape), _base().astype(np.float64), 0
     for count in map(int, np.unique(counts)):
@@ -59,7 +59,7 @@ def expected_items(counts: npt.NDArray[Any], item_size: int) -> Doubles:
 
 
 def check(what: str, got: npt.NDArray[Any], want: Doubles, tolerance: float = TOLERANCE) -> float:
-    """The largest error. LabError where that is more than `tolerance`, or not a number; it names the place."""
+    """The largest absolute error. LabError: an error above `tolerance`, or a NaN; the message has the first index."""
     if got.size != want.size:
         raise LabError(f"{what}: {got.size} results, expected {want.size}")
     got, want = got.reshape(-1), want.reshape(-1)

@@ -1,4 +1,4 @@
-"""What is advised follows from what was measured: on a report whose costs are known."""
+"""Predictions and advice, on a report whose costs are known."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lab.stats import Spread, interpolate
 @pytest.mark.parametrize("count", [1, 7, 20, 1000])
 @pytest.mark.parametrize("duration_us", [0.5, 2.0, 7.0, 33.0, 100.0, 400.0])
 def test_predictions_are_the_costs_that_went_in(rung: str, count: int, duration_us: float) -> None:
-    """Every rung adds the same at all durations here, so that in between and beyond it does too."""
+    """Every rung of the report adds the same at all measured durations, so it does between and beyond them."""
     step_us, added = COSTS[rung]
     made = predict(report(), rung, count, duration_us, varying=False)
     assert made is not None
@@ -25,7 +25,7 @@ def test_predictions_are_the_costs_that_went_in(rung: str, count: int, duration_
 
 
 def test_varying_shapes() -> None:
-    """A graph is captured for each step, of which a kernel has its share; a task graph is out."""
+    """A graph is captured again for every step; a task graph does not fit."""
     of = report()
     fixed_shapes, varying = (predict(of, "3", 40, 5.0, each) for each in (False, True))
     assert fixed_shapes and varying

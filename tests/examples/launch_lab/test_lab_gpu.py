@@ -1,4 +1,4 @@
-"""Every rung on a GPU, at a small size; each checks its own results.
+"""Every rung on a GPU, at a small size. A rung checks its own results.
 
 python -m pytest -q tests/examples/launch_lab/test_lab_gpu.py
 """
@@ -94,7 +94,7 @@ def test_resident(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize("backoff_ns", [0, 1000])
 def test_resident_kernel_leaves_when_its_time_is_over(gpu: Gpu, backoff_ns: int) -> None:
-    """Nobody tells it anything: the GPU is free again all the same."""
+    """Without any submission, the GPU is free again at the end of the kernel's lifetime."""
     rung = load_rung(11)
     submissions = rung.Submissions(gpu)
     launch: Any = rung.resident_launch(submissions, backoff_ns, lifetime_s=0.5)

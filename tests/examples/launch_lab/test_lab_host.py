@@ -1,4 +1,4 @@
-"""The lab where there is no GPU: the command, users' mistakes, the host's rungs, and the reference."""
+"""The lab without a GPU: the command, user mistakes, the rungs that run on the host, and the reference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 @pytest.mark.timeout(150)
 def test_command_without_a_gpu(runner: Runner) -> None:
-    """One line says so; rungs 8 and 12 run on the host, and what was found is written."""
+    """One line says that there is no GPU; rungs 8 and 12 run on the host, and the report is written."""
     done = runner.distmk("lab", "--out", "found", env=NO_GPU)
     assert done.status == 0, done.stderr
     (line,) = [line for line in done.own_lines if "GPU" in line]
@@ -81,14 +81,14 @@ def test_task_graph_in_the_kernel_of_gpus() -> None:
 
 def test_a_wrong_task_graph_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     rung = load_rung(12)
-    monkeypatch.setattr(rung, "NUM_SINES", rung.NUM_SINES - 1)  # of the tasks; the reference has its own
+    monkeypatch.setattr(rung, "NUM_SINES", rung.NUM_SINES - 1)  # of the tasks only
     monkeypatch.setattr(rung, "expected", lambda num, count: expected(num, count // 19 * 20))
     with pytest.raises(LabError, match=r"rung 12: \d+ of 1000 results are wrong, first at \d+"):
         rung.measure(1000, "host", 2, 5)
 
 
 def test_work_queue_on_the_host() -> None:
-    """Every item is somebody's, once; dealt in turn, everybody has as many."""
+    """Every item is processed once; the static schedule gives all workers the same number of items."""
     found = load_rung(8).measure_host(num_items=24, repeats=2)
     assert found.where == "host" and found.error < 1e-6
     workers = len(found.static.busy_us)
@@ -97,7 +97,7 @@ def test_work_queue_on_the_host() -> None:
 
 
 def test_reference() -> None:
-    """Against sines taken one by one."""
+    """Against single calls of math.sin."""
     x = inputs(3 * PERIOD)
     assert x.dtype == np.float32 and np.array_equal(x[:PERIOD], x[PERIOD : 2 * PERIOD]) and np.abs(x).max() <= 1
     at, want = 2000, float(x[2000])

@@ -1,4 +1,4 @@
-"""The rungs' kernels compile for the GPUs that they are meant for; no GPU is needed."""
+"""The rungs' kernels compile for the oldest and for our own architecture, without a GPU."""
 
 from __future__ import annotations
 

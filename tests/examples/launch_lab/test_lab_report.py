@@ -1,4 +1,4 @@
-"""A report as a file, a table, plots and a page."""
+"""A report as lab.json, tables, plots and the page."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_plots(tmp_path: Path) -> None:
 
 
 def test_the_page_has_a_place_for_everything(tmp_path: Path) -> None:
-    """Filled from a report twice, it is the same; and what is not measured says so."""
+    """Every part has a marker; filling the page twice changes nothing; parts without a measurement say so."""
     found = page.parts(report())
     text = page.filled(PAGE.read_text(), found)
     assert page.filled(text, found) == text
@@ -132,7 +132,6 @@ def test_page_is_written_with_plots(tmp_path: Path) -> None:
 
 
 def test_json_has_hardware_driver_and_versions(tmp_path: Path) -> None:
-    """What a reader of the file looks for."""
     content = json.loads(report().save(tmp_path).read_text())
     assert {"gpu", "driver", "nvcc", "cpu"} <= set(content["machine"])
     assert {"median", "p25", "p75", "p99", "low", "high", "count"} == set(content["chain"][0]["kernel_us"])
