@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.faults import write_config
 from support.helpers import Runner
+from support.tiny_config import tiny_config
 
 
 def pytest_configure() -> None:
@@ -53,6 +55,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     model = tiny.make("llama", seed=1, num_attention_heads=4, num_key_value_heads=2)
     return tiny.save(model, tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The config of a tiny model whose context lets it generate for minutes."""
+    return write_config(tiny_config(), tmp_path_factory.mktemp("endless") / "config.json")
 
 
 @pytest.fixture

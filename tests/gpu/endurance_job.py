@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jobs
+from support import jobs
 
 import distmk
 

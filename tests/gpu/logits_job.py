@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jobs
 import numpy as np
 import numpy.typing as npt
 import shapes
+from support import jobs
 
 from distmk import LLM
 from distmk.abi import Batch

@@ -11,10 +11,9 @@ from __future__ import annotations
 import json
 import sys
 
-import jobs
 import numpy as np
 import numpy.typing as npt
-from support import graphs
+from support import graphs, jobs
 
 import distmk
 

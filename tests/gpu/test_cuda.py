@@ -5,7 +5,7 @@
 Ranks that share a GPU take turns, or run side by side where MPS is running; so one GPU is enough for what needs several:
 
     nvidia-cuda-mps-control -d
-    DISTMK_RANKS_PER_GPU=4 python -m pytest -q -rs tests/gpu/test_cuda.py tests/gpu/test_bodies.py
+    DISTMK_RANKS_PER_GPU=4 python -m pytest -q -rs tests/gpu/test_cuda.py tests/tasks/test_bodies.py
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from machine import FAR, environment, on, require, sharing
 from support.helpers import Runner, alone, under_mpirun
+from support.machine import FAR, environment, on, require, sharing
 
 MODEL = ("--model", "smollm2-135m", "--load-format", "dummy")
 # Few tokens: after a while random weights repeat themselves with so little margin that rounding decides.

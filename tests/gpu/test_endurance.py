@@ -11,12 +11,14 @@ import json
 from pathlib import Path
 
 import pytest
-from machine import command, environment, on, require
 from support.faults import write_config
 from support.helpers import Runner
+from support.machine import command, environment, on, require
 from support.tiny_config import tiny_config
 
 from distmk.model.config import PRESETS
+
+HERE = Path(__file__).parent
 
 CONFIG = dataclasses.replace(PRESETS["smollm2-135m"], num_layers=3, tie_embeddings=False)
 GROWTH_MB = 20.0  # that a process may gain over nine tenths of the calls
@@ -35,7 +37,7 @@ def test_endurance(tmp_path: Path, backend: str, num_ranks: int, calls: int, tok
     runner = Runner(tmp_path, timeout_s=1100)
     config = write_config(CONFIG if backend == "cuda" else tiny_config(), tmp_path / "config.json")
     arguments = (backend, str(config), str(calls), str(tokens))
-    done = runner.run(command("endurance_job.py", *arguments, num_ranks=num_ranks), environment())
+    done = runner.run(command(HERE / "endurance_job.py", *arguments, num_ranks=num_ranks), environment())
     assert done.status == 0, f"status {done.status}\n{done.stderr[-4000:]}"
     (found,) = done.objects()
     print(json.dumps(found))

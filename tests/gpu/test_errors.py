@@ -9,9 +9,9 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from machine import environment, require
 from support.faults import write_config
 from support.helpers import Launcher, Runner, alone, assert_one_line, under_mpirun, with_ranks
+from support.machine import environment, require
 from support.tiny_config import tiny_config
 
 from distmk.backends.defaults import why_no_cuda

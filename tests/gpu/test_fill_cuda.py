@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from machine import num_gpus
+from support.machine import num_gpus
 from support.tiny import make, save
 
 from distmk.backends.defaults import why_no_cuda
@@ -29,7 +29,7 @@ def test_rows_and_tiles(kind: str, tmp_path: Path) -> None:
     folder = save(model.to(torch.bfloat16) if kind == "bf16 file" else model, tmp_path)
     checkpoint = open_checkpoint(folder, "dummy" if kind == "dummy" else "auto", 4)
     host, device = (open_rows(checkpoint, where) for where in ("cpu", "cuda"))
-    names = [f"model.layers.0.mlp.{name}_proj.weight" for name in ("iteration barrier", "up")]
+    names = [f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up")]
     found: list[tuple[Any, Any]] = []
     for begin in range(0, 560, 7):
         parts = [(name, begin, begin + 23) for name in names]

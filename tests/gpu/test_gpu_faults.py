@@ -3,7 +3,7 @@
     python -m pytest -q -rs tests/gpu/test_gpu_faults.py -k cuda         # 2 GPUs, about 2 minutes
     python -m pytest -q tests/gpu/test_gpu_faults.py -k host             # the same tests on the host twin
 
-tests/runtime/test_gpu_faults.py has more of them, on the host twin alone.
+tests/backends/host/test_faults.py has more of them, on the host twin alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from machine import FAR, environment, on, require, sharing
 from support.faults import (
     GONE_S,
     MAX_POSITION,
@@ -30,6 +29,7 @@ from support.faults import (
     write_config,
 )
 from support.helpers import Finished, Runner, under_mpirun, with_ranks
+from support.machine import FAR, environment, on, require, sharing
 from support.tiny_config import tiny_config
 
 from distmk.backends.defaults import backend_choices

@@ -20,8 +20,10 @@ from typing import Any
 
 import pytest
 import shapes
-from machine import HERE, command, environment, num_gpus, num_places, on, require, run_job
 from support.helpers import Runner
+from support.machine import command, environment, num_gpus, num_places, on, require, run_job
+
+HERE = Path(__file__).parent
 
 NOISE = 1.3  # times transformers' own bf16 run
 MODELS = {
@@ -59,7 +61,7 @@ class Model:
         while waiting:
             self._side_by_side(waiting, folders)
         names = [str(folder) for folder in folders.values()]
-        done = run_job(self.runner, command("reference_job.py", self.device, self.name, str(self.path), *names))
+        done = run_job(self.runner, command(HERE / "reference_job.py", self.device, self.name, str(self.path), *names))
         for record in done.objects():
             self.results.setdefault(int(record["folder"]), []).append(record)
 
@@ -77,7 +79,7 @@ class Model:
             folders[num_ranks].mkdir()
             arguments = (self.backend, self.name, str(self.path), str(folders[num_ranks]))
             launcher = "torchrun" if num_ranks == 2 else "mpirun"
-            start = command("logits_job.py", *arguments, num_ranks=num_ranks, launcher=launcher)
+            start = command(HERE / "logits_job.py", *arguments, num_ranks=num_ranks, launcher=launcher)
             running[num_ranks] = self.runner.start(start, environment(CUDA_VISIBLE_DEVICES=visible))
         for num_ranks, process in running.items():
             done = self.runner.finish(process)

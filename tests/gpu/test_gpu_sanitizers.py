@@ -17,8 +17,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from machine import HERE, environment, require
 from support.helpers import Runner
+from support.machine import environment, require
+
+HERE = Path(__file__).parent
 
 FOUND = 99
 DEADLINE_S = "600"  # instrumented code is slow, and a waiter must not take that for a hang

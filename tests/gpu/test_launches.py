@@ -6,10 +6,14 @@ python -m pytest -q -rs -s tests/gpu/test_launches.py            # 1 and 2 GPUs,
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from launches_job import CALLS
-from machine import command, on, require, run_job
 from support.helpers import Runner
+from support.machine import command, on, require, run_job
+
+HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize(
@@ -17,7 +21,7 @@ from support.helpers import Runner
 )
 def test_one_launch_a_call(runner: Runner, backend: str, num_ranks: int) -> None:
     require(backend, num_ranks)
-    records = run_job(runner, command("launches_job.py", backend, num_ranks=num_ranks)).objects()
+    records = run_job(runner, command(HERE / "launches_job.py", backend, num_ranks=num_ranks)).objects()
     assert len(records) == CALLS * num_ranks
     for record in records:
         assert record["started"] == 1, record
@@ -34,7 +38,7 @@ def test_one_launch_a_call(runner: Runner, backend: str, num_ranks: int) -> None
 def test_a_launch_an_iteration(runner: Runner, backend: str, num_ranks: int) -> None:
     """Without cooperative launches: the same tokens."""
     require(backend, num_ranks)
-    job = command("launches_job.py", backend, num_ranks=num_ranks)
+    job = command(HERE / "launches_job.py", backend, num_ranks=num_ranks)
     whole = run_job(runner, job).objects()
     cut = run_job(runner, job, DISTMK_LAUNCH_ITERATIONS="1").objects()
     assert [record["tokens"] for record in cut] == [record["tokens"] for record in whole]

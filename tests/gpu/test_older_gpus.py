@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from machine import environment, require
 from support.helpers import Runner
+from support.machine import environment, require
 
 from distmk.backends.cuda.build import build_cubin, compile_cubin
 from distmk.backends.cuda.toolchain import find_toolchain

@@ -6,12 +6,15 @@ python -m pytest -q -rs tests/gpu/test_overtaken.py            # 1 GPU, a minute
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
-from machine import command, on, require, run_job
 from overtaken_job import ITERATIONS, LAUNCHES, OWN, SINGLE
 from support.helpers import Runner
+from support.machine import command, on, require, run_job
+
+HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize("backend", ["host", "emulated", on("cuda")])
@@ -19,7 +22,7 @@ def test_overtaken(runner: Runner, backend: str) -> None:
     require(backend)
     seed = os.environ.get("DISTMK_TEST_SEED") or str(int.from_bytes(os.urandom(4), "little"))
     print(f"repeat with DISTMK_TEST_SEED={seed}")
-    launches = run_job(runner, command("overtaken_job.py", backend, seed)).objects()
+    launches = run_job(runner, command(HERE / "overtaken_job.py", backend, seed)).objects()
     assert len(launches) == LAUNCHES
     for number, launch in enumerate(launches):
         for name, want in launch["wanted"].items():

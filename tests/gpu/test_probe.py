@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from machine import require
+from support.machine import require
 
 from distmk.backends.cuda.probe import read_bandwidth
 

@@ -6,12 +6,17 @@ import json
 import re
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from support.helpers import DISTMK, Finished, Runner
+from support.tiny_config import tiny_config
 
+from distmk.backends.defaults import backend_choices
+from distmk.lower import DecodeOptions, lower
 from distmk.model.config import ModelConfig
-from distmk.program.program import Program
+from distmk.model.operators import build_model
+from distmk.program.program import Program, compile_graph
 
 GONE_S = 10.0  # the longest that the ranks which are left may take
 ENDLESS = ("--prompt-ids", "1,2,3,4,5", "--ignore-eos")
@@ -84,6 +89,13 @@ def event_between(program: Program, source: int, target: int, consumer: str) -> 
     raise AssertionError(f"{consumer} does not wait for rank {source}: {sorted(set(part.task_names))}")
 
 
+def endless_event(num_ranks: int, source: int, target: int, consumer: str) -> tuple[int, str]:
+    """An event as `event_between` finds it in the endless model's program."""
+    options = DecodeOptions(num_ranks, 1, max_model_len=4116, **backend_choices("host"))
+    config = tiny_config(max_position=MAX_POSITION)
+    return event_between(compile_graph(lower(build_model(config), options)), source, target, consumer)
+
+
 def check_hang(done: Finished, target: int, event: int, waiter: str, deadline_s: int = 2) -> None:
     """The job ended because `waiter` on rank `target` was one signal short of `event`, and says so in one line."""
     assert done.status == 5 and "Traceback" not in done.stderr, done.stderr
@@ -97,3 +109,9 @@ def check_hang(done: Finished, target: int, event: int, waiter: str, deadline_s:
     rank, task, named, want, got = found.groups()
     assert (int(rank), int(named), int(got)) == (target, event, int(want) - 1), done.stderr
     assert waiter in task, done.stderr
+
+
+def assert_runs(runner: Runner, command: Callable[..., list[str]]) -> None:
+    """After whatever happened, the next run works."""
+    done = runner.run([*command(tokens=4), "--ranks", "2"])
+    assert done.status == 0 and len(done.stdout.split()) == 4, done.stderr

@@ -13,7 +13,7 @@ from distmk.abi import SPACE_SHIFT, LaunchKind, TaskDesc
 from distmk.program.layout import Placed
 from distmk.program.program import Program, RankProgram, decode_args
 
-OPERANDS = {"src", "dst", "blocks", "x", "out", "batch", "weight", "qkv", "k_cache", "part", "candidates", "table"}
+OPERANDS = {"src", "dst", "blocks", "x", "out", "batch", "weight", "qkv", "k_cache", "partials", "candidates", "table"}
 
 
 class Mutator:

@@ -16,7 +16,6 @@ from support.helpers import ROOT, Finished, Runner, alone, under_mpirun, under_t
 from distmk.backends.defaults import why_no_cuda
 from distmk.env import ranks_per_gpu
 
-HERE = Path(__file__).resolve().parent
 LAUNCHERS = {"mpirun": under_mpirun, "torchrun": under_torchrun}
 
 
@@ -64,10 +63,10 @@ def sharing(num_ranks: int, **more: str) -> dict[str, str]:
     return environment(CUDA_VISIBLE_DEVICES="0", DISTMK_RANKS_PER_GPU=str(num_ranks), **more)
 
 
-def command(script: str, *arguments: str, num_ranks: int = 1, launcher: str = "mpirun") -> list[str]:
-    """The command of a job of this folder."""
+def command(script: Path, *arguments: str, num_ranks: int = 1, launcher: str = "mpirun") -> list[str]:
+    """The command of a job."""
     start = alone if num_ranks == 1 else LAUNCHERS[launcher](num_ranks)
-    return start([sys.executable, str(HERE / script), *arguments])
+    return start([sys.executable, str(script), *arguments])
 
 
 def run_job(runner: Runner, arguments: Sequence[str], **more: str) -> Finished:

@@ -1,6 +1,6 @@
 """What every rank of test_bodies.py runs: one launch with a case for every task body, checked against torch.
 
-    python tests/gpu/bodies_job.py BACKEND SEED       (with tests/ and the repository on PYTHONPATH)
+    python tests/support/bodies/job.py BACKEND SEED       (with tests/ and the repository on PYTHONPATH)
 
 Rank 0 prints a JSON object a case: rank, what, error (null where it is right).
 """
@@ -12,8 +12,8 @@ import sys
 
 import numpy as np
 import torch
-from board import Board
-from body_cases import CUDA, EMULATED, HOST, add_all
+from support.bodies.board import Board
+from support.bodies.cases import CUDA, EMULATED, HOST, add_all
 
 import distmk
 from distmk.errors import DistmkError

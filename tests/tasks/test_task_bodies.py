@@ -7,10 +7,10 @@ import ctypes
 import numpy as np
 import pytest
 import torch
-from arena import Arena
-from body_memory import CANDIDATE, RoundedOutput, any_space, rows_of
+from support.arena import Arena
 from support.arrays import assert_close
 from support.batches import decode_batch, make_batch
+from support.body_memory import CANDIDATE, RoundedOutput, any_space, rows_of
 
 from distmk.abi import MAX_ROWS, Batch, BatcherState, Candidate, Epilogue, LaunchParams, Request, Space, Trigger
 from distmk.tasks import Affine, Embed, Nop, Put, Sample, SchedulerStep, Sine, Sum

@@ -10,14 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.faults import GONE_S, MAX_POSITION, check_hang, errors, event_between, pid_of, wait_for_tokens
+from support.faults import (
+    GONE_S,
+    assert_runs,
+    check_hang,
+    endless_event,
+    errors,
+    pid_of,
+    wait_for_tokens,
+)
 from support.helpers import DISTMK, Launcher, Runner, under_mpirun, with_ranks
-from support.tiny_config import tiny_config
-
-from distmk.backends.defaults import backend_choices
-from distmk.lower import DecodeOptions, lower
-from distmk.model.operators import build_model
-from distmk.program.program import compile_graph
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -31,12 +33,6 @@ def wait_for_launch(runner: Runner, rank: int) -> None:
             return
         time.sleep(0.05)
     raise AssertionError(f"rank {rank} did not load the runtime")
-
-
-def assert_runs(runner: Runner, command: Callable[..., list[str]]) -> None:
-    """After whatever happened, the next run works."""
-    done = runner.run([*command(tokens=4), "--ranks", "2"])
-    assert done.status == 0 and len(done.stdout.split()) == 4, done.stderr
 
 
 @pytest.mark.parametrize(("num_ranks", "lost"), [(2, 1), (3, 1), (3, 2)])
@@ -95,13 +91,6 @@ def test_killed_while_starting(runner: Runner, smollm2: Path, after_s: float) ->
 # Signals that never come
 
 
-def signals(num_ranks: int, source: int, target: int, consumer: str) -> tuple[int, str]:
-    """An event as `event_between` finds it in the endless model's program."""
-    options = DecodeOptions(num_ranks, 1, max_model_len=4116, **backend_choices("host"))
-    config = tiny_config(max_position=MAX_POSITION)
-    return event_between(compile_graph(lower(build_model(config), options)), source, target, consumer)
-
-
 @pytest.mark.parametrize(
     ("launcher", "num_ranks", "source", "target", "consumer"),
     [
@@ -121,7 +110,7 @@ def test_signal_that_never_comes(
     target: int,
     consumer: str,
 ) -> None:
-    event, waiter = signals(num_ranks, source, target, consumer)
+    event, waiter = endless_event(num_ranks, source, target, consumer)
     fault = {"DISTMK_FAULT_DROP_SIGNAL": f"{source},{target},{event},7"}
     done = runner.run(launcher(num_ranks)(command("--deadline", "2", tokens=4100)), fault)
     check_hang(done, target, event, waiter)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from arena import Arena
-from body_memory import CANDIDATE, RoundedOutput, any_space, rows_of
 from support import reference
+from support.arena import Arena
 from support.arrays import ROUNDING, assert_close
 from support.batches import decode_batch
+from support.body_memory import CANDIDATE, RoundedOutput, any_space, rows_of
 
 from distmk.abi import MAX_ROWS, Batch, Epilogue, Space, Trigger
 from distmk.graph.regions import ITEM_BYTES

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.faults import GONE_S, check_hang, errors, pid_of, wait_for_tokens
+from support.faults import GONE_S, assert_runs, check_hang, endless_event, errors, pid_of, wait_for_tokens
+from support.graph_runs import assert_done, run_job
 from support.helpers import Runner, with_ranks
-from test_faults import assert_runs, signals
-from test_runtime import assert_done, run_job
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -63,7 +62,7 @@ def test_far_ranks(tmp_path: Path) -> None:
 def test_signal_that_never_comes(
     runner: Runner, command: Callable[..., list[str]], num_ranks: int, source: int, target: int, consumer: str
 ) -> None:
-    event, waiter = signals(num_ranks, source, target, consumer)
+    event, waiter = endless_event(num_ranks, source, target, consumer)
     fault = CUT | {"DISTMK_FAULT_DROP_SIGNAL": f"{source},{target},{event},7"}
     done = runner.run(with_ranks(num_ranks)(command("--deadline", "2", tokens=4100)), fault)
     check_hang(done, target, event, waiter)

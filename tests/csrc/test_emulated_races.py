@@ -1,7 +1,7 @@
 """The GPU's kernel under ThreadSanitizer, played by the CPU: what a block's threads tell each other through shared memory and
 barriers, and blocks and ranks through memory and events, is ordered. Every GPU thread is a thread to it.
 
-python -m pytest -q tests/runtime/test_emulated_races.py        # no GPU; what racecheck looks at on one, and more
+python -m pytest -q tests/csrc/test_emulated_races.py        # no GPU; what racecheck looks at on one, and more
 
 As for racecheck, every lane arrives at barriers for itself and flags are atomic. It cannot see what the asynchronous copies
 need beside their barriers, nor fences that are too weak.
@@ -14,8 +14,8 @@ import random
 from pathlib import Path
 
 import pytest
-from ranks_in_process import assert_clean, run_ranks, tool
 from support import graphs
+from support.ranks_in_process import assert_clean, run_ranks, tool
 from support.tiny_config import tiny_config
 
 from distmk.backends.defaults import backend_choices

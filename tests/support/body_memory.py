@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from arena import Arena
+from support.arena import Arena
 from support.arrays import assert_close
 
 from distmk.abi import Space

@@ -1,8 +1,8 @@
 """Every task body against torch, as one launch of a graph through the public Session: shapes fresh every run.
 
-python -m pytest -q tests/gpu/test_bodies.py                     # all that this machine can run
-python -m pytest -q tests/gpu/test_bodies.py -k cuda             # on GPUs only: about 30 s for 1 and 2 ranks
-DISTMK_TEST_SEED=7 python -m pytest -q tests/gpu/test_bodies.py  # the shapes of one run again
+python -m pytest -q tests/tasks/test_bodies.py                     # all that this machine can run
+python -m pytest -q tests/tasks/test_bodies.py -k cuda             # on GPUs only: about 30 s for 1 and 2 ranks
+DISTMK_TEST_SEED=7 python -m pytest -q tests/tasks/test_bodies.py  # the shapes of one run again
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import os
 
 import numpy as np
 import pytest
-from board import Board
-from body_cases import CUDA, add_all
-from machine import FAR, command, on, require, run_job
-from support.helpers import Runner
+from support.bodies.board import Board
+from support.bodies.cases import CUDA, add_all
+from support.helpers import ROOT, Runner
+from support.machine import FAR, command, on, require, run_job
 
 from distmk.check import check
 from distmk.program.program import compile_graph
 
+JOB = ROOT / "tests" / "support" / "bodies" / "job.py"
 BODIES = ("linear STORE", "linear ADD", "linear SWIGLU", "linear PUSH", "linear ARGMAX", "linear rounding", "linear ties",
           "embed STORE", "embed PUSH", "put and affine", "put of", "sine of", "sum of", "sample of", "attention")  # fmt: skip
 
@@ -41,7 +42,7 @@ def test_bodies(runner: Runner, backend: str, num_ranks: int, nodes: dict[str, s
     require(backend, num_ranks)
     seed = os.environ.get("DISTMK_TEST_SEED") or str(int.from_bytes(os.urandom(4), "little"))
     print(f"repeat with DISTMK_TEST_SEED={seed}")
-    done = run_job(runner, command("bodies_job.py", backend, seed, num_ranks=num_ranks), **nodes)
+    done = run_job(runner, command(JOB, backend, seed, num_ranks=num_ranks), **nodes)
     results = done.objects()
     for body in BODIES:
         for rank in range(num_ranks):

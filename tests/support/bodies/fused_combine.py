@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from board import Board, Memory, f32
 from support.arrays import ROUNDING, assert_close
 from support.attention_inputs import AttentionInputs, Heads
+from support.bodies.board import Board, Memory, f32
 
 from distmk.abi import FUSED_PARTIAL_HEADER, MAX_ROWS, LaunchKind, Space
 from distmk.graph.regions import Region

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import numpy as np
-from job import Job
+from support.job import Job
 from support.tiny_config import tiny_config
 
 from distmk.backends.base import LaunchSpec

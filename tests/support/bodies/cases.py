@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-import linear_cases as linear
-import small_cases as small
-from attention_cases import attention
-from board import Board
-from fused_combine_cases import fused_partials
 from support.attention_inputs import Heads
+from support.bodies import linear, small
+from support.bodies.attention import attention
+from support.bodies.board import Board
+from support.bodies.fused_combine import fused_partials
 
 from distmk.abi import Epilogue
 

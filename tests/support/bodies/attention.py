@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from board import Board, Memory, f32
 from support.arrays import assert_close
 from support.attention_inputs import AttentionInputs, Heads
+from support.bodies.board import Board, Memory, f32
 
 from distmk.abi import MAX_ROWS, PARTIAL_FLOATS, LaunchKind, Space
 from distmk.graph.regions import Region

@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 import pytest
 import torch
-from arena import Arena
+from support.arena import Arena
 from support.attention_inputs import AttentionInputs, Heads, Instance
 from support.batches import make_batch, random_runs
 

@@ -1,4 +1,4 @@
-"""What each rank of test_runtime.py runs: builds the scenario's graph, runs it, and compares memory with numpy."""
+"""What each rank of a graph_runs.run_job runs: builds the scenario's graph, runs it, and compares memory with numpy."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import decode_scenarios
 import numpy as np
-from job import Job
+from support import decode_scenarios
+from support.job import Job
 
 import distmk
 from distmk.abi import LaunchKind, Space

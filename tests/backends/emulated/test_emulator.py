@@ -1,9 +1,9 @@
 """The GPU's kernel, played by the CPU: a tiny model's tokens must be the host twin's, however the launch is run.
 
-python -m pytest -q tests/runtime/test_emulator.py
+python -m pytest -q tests/backends/emulated/test_emulator.py
 DISTMK_TEST_EMULATOR_SEED=7 python -m pytest ...       # the timing of one run again
 
-tests/gpu has more that runs there: every task body, logits against transformers (`-k emulated`).
+tests/tasks and tests/gpu have more that runs there: every task body, logits against transformers (`-k emulated`).
 """
 
 from __future__ import annotations

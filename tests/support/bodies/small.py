@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from board import Board, Memory, f32
-from linear_cases import CANDIDATE, batch_of
 from support.arrays import assert_close
 from support.batches import decode_batch
+from support.bodies.board import Board, Memory, f32
+from support.bodies.linear import CANDIDATE, batch_of
 
 from distmk.abi import MAX_ROWS, Epilogue, Space
 from distmk.graph.regions import Region

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.graph_runs import assert_done, run_job
 from support.helpers import Finished, Runner, alone, under_mpirun, with_ranks
-from test_runtime import assert_done, run_job
 
 from distmk.abi import LaunchKind
 from distmk.backends.defaults import backend_choices

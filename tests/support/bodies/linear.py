@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from board import Board, Memory, f32
 from support import reference
 from support.arrays import ROUNDING, assert_close
 from support.batches import decode_batch
+from support.bodies.board import Board, Memory, f32
 
 from distmk.abi import MAX_ROWS, Batch, Epilogue, Space
 from distmk.graph.regions import Region

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ranks_in_process import assert_clean, run_ranks, tiny_decode, tool
 from support import graphs
+from support.ranks_in_process import assert_clean, run_ranks, tiny_decode, tool
 
 from distmk.errors import UsageError
 from distmk.program.program import Program, compile_graph

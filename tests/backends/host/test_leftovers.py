@@ -1,0 +1,71 @@
+"""What a run leaves behind, or finds: shared memory, and launches that nobody finished."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.helpers import Runner, abandoned_segments, made_segment
+
+from distmk.backends.host.shm import SharedHeap, remove_leftovers
+from distmk.bootstrap.single import SingleBootstrap
+from distmk.errors import UsageError
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_leftovers(runner: Runner, command: Callable[..., list[str]]) -> None:
+    """A dead run's segment is removed by the next run; a living one's is not, and neither harms."""
+    dead, living = made_segment("dead"), made_segment("living")
+    try:
+        dead.write_bytes(b"x" * 8192)
+        with living.open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            done = runner.run([*command(tokens=4), "--ranks", "2"])
+            assert done.status == 0, done.stderr
+            assert not dead.exists() and living.exists()
+        assert remove_leftovers() >= 1 and not living.exists() and not abandoned_segments()
+    finally:
+        dead.unlink(missing_ok=True)
+        living.unlink(missing_ok=True)
+
+
+def test_what_is_removed(tmp_path: Path) -> None:
+    dead, living, other = (tmp_path / f"distmk-{owner}-0" for owner in (f"{os.getuid()}-a", f"{os.getuid()}-b", "x-c"))
+    for path in (dead, living, other):
+        path.write_bytes(b"x")
+    with living.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert remove_leftovers(tmp_path) == 1
+        assert not dead.exists() and living.exists() and other.exists()
+    assert remove_leftovers(tmp_path) == 1 and not living.exists()
+
+
+def test_no_room_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, offset: int, num_bytes: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(UsageError, match=r"/dev/shm has \d+ MiB free, a rank's heap needs 3 MiB; make room"):
+        SharedHeap(SingleBootstrap(5.0), 3 << 20)
+    assert not abandoned_segments()
+
+
+def test_no_room(runner: Runner, command: Callable[..., list[str]]) -> None:
+    """With a /dev/shm of 16 KiB, in a mount namespace of its own."""
+    unshare = shutil.which("unshare")
+    mount = "mount -t tmpfs -o size=16k tmpfs /dev/shm"
+    if not unshare or subprocess.run([unshare, "-m", "sh", "-c", mount], capture_output=True).returncode:
+        pytest.skip("no mount namespaces here")
+    done = runner.run([unshare, "-m", "sh", "-c", f'{mount} && exec "$@"', "sh", *command(tokens=4), "--ranks", "2"])
+    assert done.status == 2 and len(done.own_lines) == 1, done.stderr
+    assert re.search(r"/dev/shm has \d+ MiB free, a rank's heap needs \d+ MiB; make room", done.own_lines[0]), (
+        done.stderr
+    )
