@@ -1,121 +1,125 @@
-"""Self-attention: qkv column-parallel, attention split just in time, o row-parallel."""
+"""Self-attention: qkv column-parallel, attention over the KV cache split just in time, o row-parallel."""
 
 from __future__ import annotations
 
-from distmk.graph.regions import Buffer, Segment, Slab
-from distmk.lower.context import Lowering
+from distmk.graph.graph import Graph
+from distmk.graph.regions import Segment, Slab
+from distmk.lower.buffers import DecodeBuffers, attention_write, mlp_write
 from distmk.lower.options import ATTENTION_LAUNCHES
+from distmk.lower.plan import WorkPlan
+from distmk.lower.row_parallel import Projection, emit_row_parallel
+from distmk.lower.weights import add_matrix, add_vector, rows_of
 from distmk.model.operators import SelfAttention
-from distmk.model.shards import deal
-from distmk.tasks import Attention, AttentionShape, Combine, Linear
-
-MERGED_AT_ONCE = 4  # rows times slices that are worth a task of their own
+from distmk.tasks import Attention, Combine, Linear
 
 
-def lower_attention(c: Lowering, op: SelfAttention) -> None:
-    layer, d = c.buffers.next_cache(), c.config.head_dim
-    c.buffers.qkv.turn()
-    c.buffers.attn.turn()
-    if c.buffers.fused_partials:
-        c.buffers.fused_partials.turn()
-    for rank in c.ranks():
-        (q0, q1), (k0, k1) = c.shards[rank].heads, c.shards[rank].kv_heads
-        parts = [(op.q, q0 * d, q1 * d), (op.k, k0 * d, k1 * d), (op.v, k0 * d, k1 * d)]
-        _qkv(c, op, rank, parts)
-        _attend(c, op, rank, *layer)
-    c.row_parallel(
-        f"{op.name}.o",
-        op.o,
-        c.buffers.attn,
-        c.buffers.attn_slots,
-        c.o_parts(),
-        op.o_bias,
-        c.buffers.fused_partials,
-        c.num_reserved,
+def emit_attention(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAttention) -> None:
+    """x += o(attention(q, k, v of norm(x)))."""
+    for rank in plan.ranks:
+        _emit_qkv(graph, plan, buffers, op, rank)
+        _emit_splits(graph, plan, buffers, op, rank)
+        _emit_combine(graph, plan, buffers, op, rank)
+    d, partials = plan.config.head_dim, buffers.fused_partials
+    projection = Projection(
+        name=f"{op.name}.o",
+        tensor=op.o,
+        write=attention_write(op.layer),
+        x=buffers.attention_out.at(op.layer),
+        cols=tuple((begin * d, end * d) for begin, end in (shard.heads for shard in plan.shards)),
+        partition=plan.o,
+        has_bias=op.o_bias,
+        fused_partials=partials.at(op.layer) if partials else None,
     )
+    emit_row_parallel(graph, plan, buffers, projection)
 
 
-def _qkv(c: Lowering, op: SelfAttention, rank: int, parts: list[tuple[str, int, int]]) -> None:
-    hidden, b = c.config.hidden_size, c.buffers
-    segments = [Segment(f"{tensor}.weight", begin, end) for tensor, begin, end in parts]
-    cuts, num_polling = c.qkv_cuts(rank, c.num_reserved, c.num_reduced), c.num_polling[rank]
-    weight = c.matrix(f"{op.name}.qkv", rank, hidden, segments, cuts, norm=op.norm)
-    bias = c.vector(rank, *((f"{t}.bias", s, e) for t, s, e in parts)) if op.qkv_bias else None
-    for worker, (begin, end) in enumerate(cuts, c.num_reserved):
-        c.graph.add(
+def _emit_qkv(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAttention, rank: int) -> None:
+    d, shard, partition = plan.config.head_dim, plan.shards[rank], plan.qkv[rank]
+    parts = [
+        (tensor, begin * d, end * d)
+        for tensor, (begin, end) in ((op.q, shard.heads), (op.k, shard.kv_heads), (op.v, shard.kv_heads))
+    ]
+    weight = add_matrix(
+        graph,
+        f"{op.name}.qkv",
+        rank,
+        plan.config.hidden_size,
+        [Segment(f"{tensor}.weight", begin, end) for tensor, begin, end in parts],
+        slabs=partition.ranges,
+        tiled=plan.options.tiled,
+        norm=op.norm,
+    )
+    bias = None
+    if op.qkv_bias:
+        bias = add_vector(graph, rank, [Segment(f"{tensor}.bias", begin, end) for tensor, begin, end in parts])
+    for worker, (begin, end) in partition.by_worker():
+        graph.add(
             Linear(
                 rank=rank,
                 op=f"{op.name}.qkv",
                 worker=worker,
-                x=b.x_bf16.at(rank),
+                x=buffers.x_bf16.at(mlp_write(op.layer - 1)).at(rank),
                 slab=Slab(weight, begin, end),
-                out=b.qkv.at(rank, begin, end),
-                reset=b.qkv.reset_at(rank, begin, end),
-                batch=b.batch.at(rank),
-                bias=bias and Slab(bias.weight, begin, end),
+                out=buffers.qkv.at(op.layer).at(rank, begin, end),
+                reset=buffers.qkv.reset_at(op.layer, rank, begin, end),
+                batch=buffers.batch.at(rank),
+                bias=rows_of(bias, begin, end),
                 normalized=True,
-                eps=c.config.rms_norm_eps,
-                polls=worker < num_polling,
+                eps=plan.config.rms_norm_eps,
+                polls=plan.may_poll(rank, worker),
             )
         )
 
 
-def _attend(c: Lowering, op: SelfAttention, rank: int, k_cache: Buffer, v_cache: Buffer) -> None:
-    shape, b, d = c.shapes[rank], c.buffers, c.config.head_dim
-    launch = ATTENTION_LAUNCHES[c.options.attention_launch]
-    c.graph.add(
+def _emit_splits(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAttention, rank: int) -> None:
+    """Partial results of every KV head, run of rows and split of the positions."""
+    shape, options, fused = plan.shapes[rank], plan.options, buffers.fused_partials
+    k_cache, v_cache = buffers.caches[op.layer]
+    graph.add(
         Attention(
             rank=rank,
             op=f"{op.name}.attention",
-            launch=launch,
+            launch=ATTENTION_LAUNCHES[options.attention_launch],
             shape=shape,
-            qkv=b.qkv.at(rank, 0, shape.qkv_cols),
+            qkv=buffers.qkv.at(op.layer).at(rank, 0, shape.qkv_cols),
             k_cache=k_cache.at(rank, 0, shape.cache_cols),
             v_cache=v_cache.at(rank, 0, shape.cache_cols),
-            page_table=b.page_table.at(rank),
-            partials=b.partials.at(rank, 0, shape.num_partials),
-            batch=b.batch.at(rank),
-            rope=c.rope[rank],
-            q_norm=c.vector(rank, (f"{op.q_norm}.weight", 0, d)) if op.q_norm else None,
-            k_norm=c.vector(rank, (f"{op.k_norm}.weight", 0, d)) if op.k_norm else None,
-            fused_partials=b.fused_partials.at(rank, 0, shape.fused_partial_cols) if b.fused_partials else None,
-            reset=b.fused_partials.reset_at(rank, 0, shape.fused_partial_cols) if b.fused_partials else None,
-            eps=c.config.rms_norm_eps,
-            polls=c.is_spread and b.qkv.buffer.lamport and c.num_polling[rank] == c.options.num_workers,
-            long_splits=shape.has_long_splits(c.options.max_model_len, c.options.max_seqs),
+            page_table=buffers.page_table.at(rank),
+            partials=buffers.partials.at(rank, 0, shape.num_partials),
+            batch=buffers.batch.at(rank),
+            rope=buffers.rope[rank],
+            q_norm=_head_norm(graph, plan, rank, op.q_norm),
+            k_norm=_head_norm(graph, plan, rank, op.k_norm),
+            fused_partials=fused.at(op.layer).at(rank, 0, shape.fused_partial_cols) if fused else None,
+            reset=fused.reset_at(op.layer, rank, 0, shape.fused_partial_cols) if fused else None,
+            eps=plan.config.rms_norm_eps,
+            polls=plan.attention_may_poll(rank),
+            long_splits=shape.has_long_splits(options.max_model_len, options.max_seqs),
         )
     )
-    merges = _merges(c, shape)
-    first = _first_with_merges(c, len(merges))
-    for worker, (begin, end) in enumerate(merges, first):
-        c.graph.add(
+
+
+def _head_norm(graph: Graph, plan: WorkPlan, rank: int, tensor: str | None) -> Slab | None:
+    return add_vector(graph, rank, [Segment(f"{tensor}.weight", 0, plan.config.head_dim)]) if tensor else None
+
+
+def _emit_combine(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAttention, rank: int) -> None:
+    """The splits of each slice combined into attention's output, but for a single row that the o projection combines."""
+    shape = plan.shapes[rank]
+    for worker, (begin, end) in plan.combine[rank].by_worker():
+        cols = shape.slice_begin(begin), shape.slice_begin(end)
+        graph.add(
             Combine(
                 rank=rank,
                 op=f"{op.name}.combine",
                 worker=worker,
                 shape=shape,
                 slices=(begin, end),
-                partials=b.partials.at(rank, begin * shape.partial_cols, end * shape.partial_cols),
-                out=b.attn.at(rank, shape.slice_begin(begin), shape.slice_begin(end)),
-                reset=b.attn.reset_at(rank, shape.slice_begin(begin), shape.slice_begin(end)),
-                batch=b.batch.at(rank),
-                polls=first + len(merges) <= c.num_polling[rank],
-                skips_fused=bool(b.fused_partials),
+                partials=buffers.partials.at(rank, begin * shape.partial_cols, end * shape.partial_cols),
+                out=buffers.attention_out.at(op.layer).at(rank, *cols),
+                reset=buffers.attention_out.reset_at(op.layer, rank, *cols),
+                batch=buffers.batch.at(rank),
+                polls=plan.combine_may_poll(rank),
+                skips_fused=plan.fuses_combine,
             )
         )
-
-
-def _first_with_merges(c: Lowering, num_merges: int) -> int:
-    """The first of the workers that have merges, a task more before they turn to o: those without a part of o, or of those with
-    a single row's attention, who have less of qkv, the last; else who has nothing of its attention.
-    """
-    if not c.buffers.fused_partials or num_merges <= c.num_reserved:
-        return 0
-    return (c.num_reduced if num_merges <= c.num_reduced else c.options.num_workers) - num_merges
-
-
-def _merges(c: Lowering, shape: AttentionShape) -> list[tuple[int, int]]:
-    """Slices of heads, dealt to tasks: the more rows there may be, the fewer for a task, so that its warps are enough."""
-    total = shape.num_q * shape.slices
-    num_tasks = min(c.options.num_workers, -(-total // max(1, MERGED_AT_ONCE // c.options.max_seqs)))
-    return [deal(total, num_tasks, task) for task in range(num_tasks)]

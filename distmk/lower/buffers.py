@@ -1,111 +1,137 @@
-"""The buffers of a decode program: what lives between tasks, between iterations and between ranks."""
+"""The buffers of a decode program: memory between tasks, between iterations and between ranks."""
 
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from distmk.abi import MAX_ROWS, Batch, BatcherState, Space
 from distmk.graph.graph import Graph
-from distmk.graph.regions import Buffer
-from distmk.lower.rotating import RotatingBuffers
-from distmk.model.config import ModelConfig
-from distmk.model.shards import Shard
-from distmk.tasks import AttentionShape
+from distmk.graph.regions import Buffer, Slab, WeightKind
+from distmk.lower.plan import WorkPlan
+from distmk.lower.rotating import RotatingBuffers, Rotation
 from distmk.tasks.scheduling import CANDIDATES_BYTES
 
+EMBED_WRITE = 0  # index of the embedding among an iteration's writes of the residual stream
 
-@dataclass
+
+def attention_write(layer: int) -> int:
+    """Index of a layer's o projection among an iteration's writes of the residual stream."""
+    return EMBED_WRITE + 1 + 2 * layer
+
+
+def mlp_write(layer: int) -> int:
+    """Index of a layer's down projection; of layer -1, that of the embedding, whose result layer 0 reads."""
+    return EMBED_WRITE + 2 + 2 * layer
+
+
+@dataclass(frozen=True)
 class DecodeBuffers:
-    """Activations are [MAX_ROWS, columns], bf16 where they are multiplied, else float32; sizes are the largest any rank needs."""
+    """The buffers of a decode program, of the size that the rank with the largest shard needs.
 
-    batch: Buffer  # the row table, put by rank 0
+    Activations are [MAX_ROWS, columns]; a row is a token of the iteration.
+
+    batch: u8 [sizeof(Batch)], the iteration's rows, put to every rank by rank 0's scheduler.
+    page_table: i32 [MAX_ROWS slots, max_pages].
+    state: rank 0's batcher: BatcherState, then i32 [num_pages], the stack of free pages.
+    x: f32 [MAX_ROWS, hidden_size], the residual stream.
+    x_bf16: the same in bf16, by write of the residual stream.
+    qkv: f32 [MAX_ROWS, q, k and v columns of a rank], by layer.
+    partials: f32, attention's partial results (`AttentionShape.num_partials`).
+    attention_out: bf16 [MAX_ROWS, query columns of a rank], by layer.
+    fused_partials: bf16, a single row's partial results (`AttentionShape.fused_partial_cols`), by layer; None without a
+        fused combine.
+    mlp_hidden: bf16 [MAX_ROWS, MLP columns of a rank], by layer.
+    attention_slots: f32 [rank, hidden_size * MAX_ROWS], blocks that ranks push for the all-reduce behind o.
+    mlp_slots: two of the same, for the embedding and down. Two, as a worker without rows of o may push to one early.
+    candidates: Candidate [worker, MAX_ROWS] of a rank's head tasks.
+    sampled: Candidate [rank, MAX_ROWS], of which rank 0's is used.
+    logits: f32 [MAX_ROWS, vocabulary of a rank]; None if logits are not kept.
+    caches: bf16 K and V cache of each layer (`AttentionShape.cache_cols`).
+    rope: each rank's f32 [max_model_len, head_dim], cosines and sines by position.
+    """
+
+    batch: Buffer
     page_table: Buffer
-    state: Buffer  # rank 0's batcher
-    x: Buffer  # residual stream
-    x_bf16: RotatingBuffers  # the same, bf16
+    state: Buffer
+    x: Buffer
+    x_bf16: RotatingBuffers
     qkv: RotatingBuffers
-    partials: Buffer  # attention splits
-    attn: RotatingBuffers
-    fused_partials: RotatingBuffers | None  # attention splits of a lone row, where those who multiply it merge them
-    hidden: RotatingBuffers  # inside the MLP
-    attn_slots: Buffer  # blocks that ranks push for the all-reduce behind attention
-    mlp_slots: tuple[Buffer, Buffer]  # and behind the MLP, by turns: a worker without a part of o may push early
+    partials: Buffer
+    attention_out: RotatingBuffers
+    fused_partials: RotatingBuffers | None
+    mlp_hidden: RotatingBuffers
+    attention_slots: Buffer
+    mlp_slots: tuple[Buffer, Buffer]
     candidates: Buffer
     sampled: Buffer
     logits: Buffer | None
-    caches: list[tuple[Buffer, Buffer]]
-    _used: int = field(default=0)
-    _pushed: int = field(default=0)
+    caches: tuple[tuple[Buffer, Buffer], ...]
+    rope: tuple[Slab, ...]
 
-    def next_cache(self) -> tuple[Buffer, Buffer]:
-        """K and V cache of the next layer."""
-        self._used += 1
-        return self.caches[self._used - 1]
-
-    def next_mlp_slots(self) -> Buffer:
-        """Where the next blocks behind the embedding or an MLP go."""
-        self._pushed += 1
-        return self.mlp_slots[self._pushed % 2]
+    def slots_at(self, write: int) -> Buffer:
+        """The slots of the all-reduce behind write `write` of the residual stream."""
+        if write % 2 == attention_write(0) % 2:
+            return self.attention_slots
+        layer = write // 2 - 1  # -1: the embedding
+        return self.mlp_slots[layer % 2]
 
 
-def make_buffers(
-    graph: Graph,
-    config: ModelConfig,
-    shards: list[Shard],
-    shapes: list[AttentionShape],
-    *,
-    keep_logits: bool,
-    fused_partials: bool,
-    exchanges: bool,
-) -> DecodeBuffers:
-    """Declare the buffers of `graph`. `lone`: whether a lone row of attention is merged by those who multiply it; `exchanges`:
-    whether sums over ranks are pushed.
-    """
-
-    def rows(name: str, cols: int) -> Buffer:
-        return graph.buffer(name, cols, rows=MAX_ROWS, space=Space.LOCAL)
-
-    def turns(
-        name: str, cols: int, num_writes: int, dtype: str = "bf16", lag: int = 1, spare: int = 0
-    ) -> RotatingBuffers:
-        return RotatingBuffers(graph, name, cols, MAX_ROWS, num_writes, dtype, lag, spare)
-
-    num_layers = config.num_layers
-    largest_part = max(shape.num_partials for shape in shapes)
-    cache_cols = max(shape.cache_cols for shape in shapes)
-    state_bytes = ctypes.sizeof(BatcherState) + 4 * shapes[0].num_pages
-    vocab = max(shard.vocab[1] - shard.vocab[0] for shard in shards)
-    slots = graph.num_ranks * MAX_ROWS * config.hidden_size if exchanges else 1
-    local = Space.LOCAL
-    return DecodeBuffers(
+def declare_buffers(graph: Graph, plan: WorkPlan) -> DecodeBuffers:
+    """Add the buffers of a decode program to `graph`."""
+    config, shapes = plan.config, plan.shapes
+    state_bytes = ctypes.sizeof(BatcherState) + 4 * plan.num_pages
+    mlp_cols = max(shard.mlp[1] - shard.mlp[0] for shard in plan.shards)
+    slots_cols = graph.num_ranks * MAX_ROWS * config.hidden_size if plan.options.all_reduces else 1
+    per_layer = plan.attention_rotation
+    buffers = DecodeBuffers(
         batch=graph.buffer("batch", ctypes.sizeof(Batch), dtype="u8"),
         page_table=graph.buffer("page_table", MAX_ROWS * shapes[0].max_pages, dtype="i32"),
-        state=graph.buffer("batcher", state_bytes, dtype="u8", space=local),
-        x=rows("x", config.hidden_size),
-        x_bf16=turns("x_bf16", config.hidden_size, 1 + 2 * num_layers, lag=2, spare=1),
-        qkv=turns("qkv", max(shape.qkv_cols for shape in shapes), num_layers, "f32"),
-        partials=graph.buffer("attention_parts", largest_part, lamport=True),
-        attn=turns("attention_out", max(shard.num_q for shard in shards) * config.head_dim, num_layers),
-        fused_partials=RotatingBuffers(
-            graph, "attention_lone", max(s.fused_partial_cols for s in shapes), 1, num_layers
-        )
-        if fused_partials
-        else None,
-        hidden=turns("mlp_hidden", max(shard.mlp[1] - shard.mlp[0] for shard in shards), num_layers, lag=2),
-        attn_slots=graph.buffer("attention_slots", slots, lamport=True),
+        state=graph.buffer("batcher", state_bytes, dtype="u8", space=Space.LOCAL),
+        x=graph.buffer("x", config.hidden_size, rows=MAX_ROWS, space=Space.LOCAL),
+        x_bf16=_rows(graph, "x_bf16", config.hidden_size, plan.residual_rotation),
+        qkv=_rows(graph, "qkv", max(shape.qkv_cols for shape in shapes), per_layer, "f32"),
+        partials=graph.buffer("attention_parts", max(shape.num_partials for shape in shapes), lamport=True),
+        attention_out=_rows(graph, "attention_out", max(s.num_q * s.head_dim for s in shapes), per_layer),
+        fused_partials=_fused_partials(graph, plan) if plan.fuses_combine else None,
+        mlp_hidden=_rows(graph, "mlp_hidden", mlp_cols, plan.mlp_rotation),
+        attention_slots=graph.buffer("attention_slots", slots_cols, lamport=True),
         mlp_slots=(
-            graph.buffer("mlp_slots", slots, lamport=True),
-            graph.buffer("mlp_slots1", slots, lamport=True),
+            graph.buffer("mlp_slots", slots_cols, lamport=True),
+            graph.buffer("mlp_slots1", slots_cols, lamport=True),
         ),
-        candidates=graph.buffer("candidates", graph.num_workers * CANDIDATES_BYTES, dtype="u8", space=local),
+        candidates=graph.buffer("candidates", graph.num_workers * CANDIDATES_BYTES, dtype="u8", space=Space.LOCAL),
         sampled=graph.buffer("sampled", graph.num_ranks * CANDIDATES_BYTES, dtype="u8"),
-        logits=rows("logits", vocab) if keep_logits else None,
-        caches=[
-            (
-                graph.buffer(f"k_cache{layer}", cache_cols, dtype="bf16", space=local),
-                graph.buffer(f"v_cache{layer}", cache_cols, dtype="bf16", space=local),
-            )
-            for layer in range(num_layers)
-        ],
+        logits=_logits(graph, plan) if plan.options.keep_logits else None,
+        caches=tuple(_cache(graph, plan, layer) for layer in range(config.num_layers)),
+        rope=tuple(_rope(graph, plan, rank) for rank in plan.ranks),
     )
+    graph.batch = buffers.batch
+    return buffers
+
+
+def _rows(graph: Graph, name: str, cols: int, rotation: Rotation, dtype: str = "bf16") -> RotatingBuffers:
+    return RotatingBuffers.declare(graph, name, cols, rotation, rows=MAX_ROWS, dtype=dtype)
+
+
+def _fused_partials(graph: Graph, plan: WorkPlan) -> RotatingBuffers:
+    cols = max(shape.fused_partial_cols for shape in plan.shapes)
+    return RotatingBuffers.declare(graph, "attention_lone", cols, plan.attention_rotation, rows=1)
+
+
+def _logits(graph: Graph, plan: WorkPlan) -> Buffer:
+    cols = max(shard.vocab[1] - shard.vocab[0] for shard in plan.shards)
+    return graph.buffer("logits", cols, rows=MAX_ROWS, space=Space.LOCAL)
+
+
+def _cache(graph: Graph, plan: WorkPlan, layer: int) -> tuple[Buffer, Buffer]:
+    cols = max(shape.cache_cols for shape in plan.shapes)
+    return (
+        graph.buffer(f"k_cache{layer}", cols, dtype="bf16", space=Space.LOCAL),
+        graph.buffer(f"v_cache{layer}", cols, dtype="bf16", space=Space.LOCAL),
+    )
+
+
+def _rope(graph: Graph, plan: WorkPlan, rank: int) -> Slab:
+    positions = plan.options.max_model_len
+    return Slab(graph.weight("rope", rank, plan.config.head_dim, [], WeightKind.ROPE, rows=positions), 0, positions)

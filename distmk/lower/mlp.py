@@ -1,44 +1,71 @@
-"""The MLP: gate and up column-parallel, down row-parallel."""
+"""The MLP: gate and up column-parallel in one task, down row-parallel."""
 
 from __future__ import annotations
 
 from distmk.abi import Epilogue
+from distmk.graph.graph import Graph
 from distmk.graph.regions import Segment, Slab
-from distmk.lower.context import Lowering
+from distmk.lower.buffers import DecodeBuffers, attention_write, mlp_write
+from distmk.lower.plan import WorkPlan
+from distmk.lower.row_parallel import Projection, emit_row_parallel
+from distmk.lower.weights import add_matrix, add_vector, rows_of
 from distmk.model.operators import Mlp
 from distmk.tasks import Linear
 
 
-def lower_mlp(c: Lowering, op: Mlp) -> None:
-    b, hidden = c.buffers, c.config.hidden_size
-    b.hidden.turn()
-    for rank in c.ranks():
-        first, _ = c.shards[rank].mlp
-        cuts, num_polling = c.mlp_cuts(rank), c.num_polling[rank]
-        # A task's gate rows and its up rows lie together: one slab, one stream.
-        parts = [(t, first + begin, first + end) for begin, end in cuts for t in (op.gate, op.up)]
-        segments = [Segment(f"{tensor}.weight", begin, end) for tensor, begin, end in parts]
-        slabs = [(2 * begin, 2 * end) for begin, end in cuts]
-        weight = c.matrix(f"{op.name}.gate_up", rank, hidden, segments, slabs, paired=True, norm=op.norm)
-        bias = c.vector(rank, *((f"{t}.bias", s, e) for t, s, e in parts)) if op.bias else None
-        for worker, (begin, end) in enumerate(cuts):
-            c.graph.add(
-                Linear(
-                    rank=rank,
-                    op=f"{op.name}.gate_up",
-                    worker=worker,
-                    x=b.x_bf16.at(rank),
-                    slab=Slab(weight, 2 * begin, 2 * end),
-                    out=b.hidden.at(rank, begin, end),
-                    reset=b.hidden.reset_at(rank, begin, end),
-                    batch=b.batch.at(rank),
-                    bias=bias and Slab(bias.weight, 2 * begin, 2 * end),
-                    epilogue=Epilogue.SWIGLU,
-                    normalized=True,
-                    eps=c.config.rms_norm_eps,
-                    polls=worker < num_polling,
-                    # Behind attention events come more slowly than elements.
-                    deep_lookahead=c.num_reserved <= worker < num_polling,
-                )
+def emit_mlp(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Mlp) -> None:
+    """x += down(silu(gate(norm(x))) * up(norm(x)))."""
+    for rank in plan.ranks:
+        _emit_gate_up(graph, plan, buffers, op, rank)
+    projection = Projection(
+        name=f"{op.name}.down",
+        tensor=op.down,
+        write=mlp_write(op.layer),
+        x=buffers.mlp_hidden.at(op.layer),
+        cols=tuple(shard.mlp for shard in plan.shards),
+        partition=plan.down,
+        has_bias=op.bias,
+    )
+    emit_row_parallel(graph, plan, buffers, projection)
+
+
+def _emit_gate_up(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Mlp, rank: int) -> None:
+    first, _ = plan.shards[rank].mlp
+    # A task's gate rows and then its up rows are one slab, and so one stream of bytes.
+    rows = [(first + begin, first + end) for begin, end in plan.mlp[rank].ranges]
+    weight = add_matrix(
+        graph,
+        f"{op.name}.gate_up",
+        rank,
+        plan.config.hidden_size,
+        [Segment(f"{tensor}.weight", begin, end) for begin, end in rows for tensor in (op.gate, op.up)],
+        slabs=[(2 * begin, 2 * end) for begin, end in plan.mlp[rank].ranges],
+        tiled=plan.options.tiled,
+        paired=True,
+        norm=op.norm,
+    )
+    bias = None
+    if op.bias:
+        segments = [Segment(f"{tensor}.bias", begin, end) for begin, end in rows for tensor in (op.gate, op.up)]
+        bias = add_vector(graph, rank, segments)
+    for worker, (begin, end) in plan.mlp[rank].by_worker():
+        may_poll = plan.may_poll(rank, worker)
+        graph.add(
+            Linear(
+                rank=rank,
+                op=f"{op.name}.gate_up",
+                worker=worker,
+                x=buffers.x_bf16.at(attention_write(op.layer)).at(rank),
+                slab=Slab(weight, 2 * begin, 2 * end),
+                out=buffers.mlp_hidden.at(op.layer).at(rank, begin, end),
+                reset=buffers.mlp_hidden.reset_at(op.layer, rank, begin, end),
+                batch=buffers.batch.at(rank),
+                bias=rows_of(bias, 2 * begin, 2 * end),
+                epilogue=Epilogue.SWIGLU,
+                normalized=True,
+                eps=plan.config.rms_norm_eps,
+                polls=may_poll,
+                # Elements of o come well before its events, most of all behind attention. A reserved worker runs none of o.
+                deep_lookahead=may_poll and worker >= plan.roles.num_reserved,
             )
-    c.row_parallel(f"{op.name}.down", op.down, b.hidden, b.next_mlp_slots(), c.down_parts(), op.bias)
+        )

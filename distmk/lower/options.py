@@ -1,25 +1,35 @@
-"""Compile-time choices of a decode program, and how work is cut into tasks."""
+"""Compile-time options of a decode program."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from distmk.abi import M_TILE, MAX_ROWS, LaunchKind
+from distmk.abi import MAX_ROWS, LaunchKind
 from distmk.errors import UsageError
-from distmk.model.shards import deal
 
-MAX_SPLITS = 32  # a lane each when they are merged
+MAX_SPLITS = 32  # of a sequence's positions: the combine gives each split a lane of one warp
 ATTENTION_LAUNCHES = {"massive": LaunchKind.MASSIVE, "spread": LaunchKind.SPREAD}
-MIN_TASK_BYTES = 16384  # cutting finer costs more in events than it saves
 
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """Compile-time choices of a decode program. Lengths are in tokens, `page_size` in positions.
+    """Compile-time options of a decode program. Raises UsageError for values out of range.
 
-    `max_seqs`: sequences at once. An iteration takes up to MAX_ROWS tokens of them, however few they are, so that prompts
-    are read many tokens at a time.
+    num_schedulers: per rank; None: one per worker.
+    max_seqs: sequences decoded at once. An iteration carries up to MAX_ROWS tokens even for fewer sequences, so that
+        prompts are read many tokens at a time.
+    max_model_len: tokens of one sequence, prompt and output together.
+    page_size: KV cache positions of a page, a power of two.
+    num_pages: KV cache pages of all sequences; 0: enough for `max_seqs` sequences of `max_model_len`.
+    max_splits, min_split: splits of a sequence's KV positions at most, and positions of a split at least.
+    keep_logits: store the logits, f32 [MAX_ROWS, vocabulary shard], in a buffer.
+    tiled: pack matrices in the tiles that a GPU streams.
+    attention_launch: "massive": schedulers dispatch attention's instances once the lengths are known. "spread": attention
+        is in the list of every worker, which takes its share.
+    num_reserved: with several ranks, workers without rows of qkv and o, reserved for a single decode row's attention.
+        None: as many as that attention occupies, unless it is more than a third of the workers.
+    loopback: one rank runs the all-reduces with itself, to work on them with one GPU.
     """
 
     num_ranks: int = 1
@@ -28,18 +38,13 @@ class DecodeOptions:
     max_seqs: int = MAX_ROWS
     max_model_len: int = 2048
     page_size: int = 16
-    num_pages: int = 0  # 0: enough for `max_seqs` full-length sequences
+    num_pages: int = 0
     max_splits: int = MAX_SPLITS
     min_split: int = 64
     keep_logits: bool = False
-    tiled: bool = False  # pack matrices in tiles, as a GPU streams them
-    # How attention, split by the lengths of the moment, comes to the workers: handed out once they are known, or in every
-    # worker's list, each to take its share.
+    tiled: bool = False
     attention_launch: Literal["massive", "spread"] = "massive"
-    # Workers without a part of qkv and o, where ranks share a layer, as a single row's attention is theirs. None: as many as
-    # that takes, if they are no more than a third.
     num_reserved: int | None = None
-    # One rank pushes what ranks add up, to itself, and adds it up as several do: to work on that with one GPU.
     loopback: bool = False
 
     def __post_init__(self) -> None:
@@ -59,39 +64,16 @@ class DecodeOptions:
             raise UsageError(f"attention_launch is {self.attention_launch!r}; expected massive or spread")
 
     @property
-    def exchanges(self) -> bool:
-        """Whether vectors that are sums over ranks are pushed and added up."""
+    def all_reduces(self) -> bool:
+        """Whether row-parallel results go through an all-reduce."""
         return self.num_ranks > 1 or self.loopback
 
     @property
     def max_pages(self) -> int:
-        """Pages of one sequence of full length."""
+        """Pages of one sequence of `max_model_len`."""
         return -(-self.max_model_len // self.page_size)
 
-
-def cut(total: int, item_bytes: int, num_workers: int) -> list[tuple[int, int]]:
-    """Deal `total` items of `item_bytes` to at most `num_workers` tasks of a worthwhile size."""
-    num_partials = min(num_workers, total, max(1, total * item_bytes // MIN_TASK_BYTES))
-    return [deal(total, num_partials, part) for part in range(num_partials)]
-
-
-def partition_rows(num_rows: int, num_cols: int, num_workers: int) -> list[tuple[int, int]]:
-    """Deal the rows of a bf16 matrix likewise, in pairs: an odd number of odd rows would end between two words."""
-    pairs = cut((num_rows + 1) // 2, 4 * num_cols, num_workers)
-    return [(2 * begin, min(2 * end, num_rows)) for begin, end in pairs]
-
-
-def reduced_rows(num_rows: int, num_workers: int) -> int:
-    """Some two thirds of an even share of `num_rows`, in whole groups as a GPU multiplies them; 0 where that is less than two."""
-    rows = round(2 * num_rows / (3 * num_workers * M_TILE)) * M_TILE
-    return rows if rows >= 2 * M_TILE else 0
-
-
-def partition_uneven(num_rows: int, num_cols: int, num_workers: int, num_reduced: int) -> list[tuple[int, int]]:
-    """As `partition_rows`, but the first `num_reduced` of `num_workers` tasks get `reduced_rows`."""
-    if not num_reduced:
-        return partition_rows(num_rows, num_cols, num_workers)
-    light = reduced_rows(num_rows, num_workers)
-    first = num_reduced * light
-    rest = partition_rows(num_rows - first, num_cols, num_workers - num_reduced)
-    return [(begin, begin + light) for begin in range(0, first, light)] + [(first + a, first + b) for a, b in rest]
+    @property
+    def spreads_attention(self) -> bool:
+        """Whether attention is in every worker's list."""
+        return ATTENTION_LAUNCHES[self.attention_launch] is LaunchKind.SPREAD

@@ -1,61 +1,87 @@
-"""Buffers that a vector lies in by turns, so that whoever writes it can leave an older one zero.
+"""Rotating Lamport buffers: each write of a vector goes to another buffer than the writes shortly before it.
 
-A vector that arrives (`regions.Buffer.lamport`) must be zero before it is written. Its readers cannot clear it, as none of
-them knows when the others are done; a later writer can, if it writes elsewhere: the next one, or with `lag` 2 the one after
-it, which even when it acts early is behind all that read the vector. The places of a vector's last `lag` + 1 writes are all
-different, from one iteration to the next, too; with `spare` places more than that, a place is clear that many writes sooner.
+A Lamport buffer (`regions.Buffer.lamport`) must be zero before it is written, as its readers poll for elements that are not
+zero. No reader can reset it, because none knows when the other readers are done. A later writer can: write w of a vector goes
+to a buffer of its own and resets the buffer of write w - lag. A lag of 1 is enough if write w comes after all readers of write
+w - 1. A lag of 2 also covers a writer that starts before its events fire: it comes after all readers of write w - 2.
+
+Every iteration writes the same buffers, so a write is named by its index in the iteration. `Rotation` is the arithmetic,
+`RotatingBuffers` the buffers; neither has state. Source: the one-shot Lamport all-reduce of TensorRT-LLM and FlashInfer, which
+rotates three buffers.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer, Region
 
 
-class RotatingBuffers:
-    """Where a vector of `cols` columns lies that an iteration writes `num_writes` times."""
+@dataclass(frozen=True)
+class Rotation:
+    """Buffer indices of a vector that an iteration writes `num_writes` times; write w resets the buffer of write w - `lag`.
 
-    def __init__(
-        self,
-        graph: Graph,
-        name: str,
-        cols: int,
-        rows: int,
-        num_writes: int,
-        dtype: str = "bf16",
-        lag: int = 1,
-        spare: int = 0,
-    ) -> None:
-        self._lag, self._num_writes, self._written = lag, num_writes, 0
-        self._num_places = lag + 1 + spare
-        self._turns = num_writes - num_writes % self._num_places  # those behind them take places of their own
-        # Written that seldom, a vector would have to be cleared where it is written.
-        lamport = num_writes > lag
-        count = self._num_places + num_writes % self._num_places if lamport else 1
-        self.buffers = [
-            graph.buffer(f"{name}{index}" if index else name, cols, rows=rows, dtype=dtype, lamport=lamport)
-            for index in range(count)
-        ]
+    The buffers of any `lag` + 1 successive writes are distinct, across the end of an iteration too. `spare` more buffers take
+    part, so that a buffer is zero that many writes before it is written again.
+    """
 
-    def turn(self) -> None:
-        """The vector is written once more."""
-        self._written += 1
-
-    def _buffer(self, write: int) -> Buffer:
-        if len(self.buffers) == 1:
-            return self.buffers[0]
-        write %= self._num_writes
-        late = write - self._turns
-        return self.buffers[self._num_places + late if late >= 0 else write % self._num_places]
+    num_writes: int
+    lag: int = 1
+    spare: int = 0
 
     @property
-    def buffer(self) -> Buffer:
-        """Where it lies since the last turn."""
-        return self._buffer(self._written - 1)
+    def rotates(self) -> bool:
+        """Whether there are several buffers. Where an iteration has at most `lag` writes, a write would have to reset the
+        buffer that it fills; one buffer then serves all writes, without polling.
+        """
+        return self.num_writes > self.lag
 
-    def at(self, rank: int, begin: int = 0, end: int | None = None) -> Region:
-        return self.buffer.at(rank, begin, end)
+    @property
+    def period(self) -> int:
+        """Buffers that take turns."""
+        return self.lag + 1 + self.spare
 
-    def reset_at(self, rank: int, begin: int = 0, end: int | None = None) -> Region | None:
-        """The same columns where it lay `lag` turns before; None where it always lies in the same place."""
-        return self._buffer(self._written - 1 - self._lag).at(rank, begin, end) if len(self.buffers) > 1 else None
+    @property
+    def num_buffers(self) -> int:
+        """Those that take turns, and one for each write of an iteration that is left over from whole periods."""
+        return self.period + self.num_writes % self.period if self.rotates else 1
+
+    def index_at(self, write: int) -> int:
+        """The buffer of a write; writes of the iterations before and after have indices below 0 and from `num_writes` on."""
+        if not self.rotates:
+            return 0
+        write %= self.num_writes
+        num_whole = self.num_writes - self.num_writes % self.period
+        return write % self.period if write < num_whole else self.period + write - num_whole
+
+
+@dataclass(frozen=True)
+class RotatingBuffers:
+    """The buffers of a rotation, [rows, cols] each."""
+
+    rotation: Rotation
+    buffers: tuple[Buffer, ...]
+
+    @staticmethod
+    def declare(
+        graph: Graph, name: str, cols: int, rotation: Rotation, *, rows: int, dtype: str = "bf16"
+    ) -> RotatingBuffers:
+        """Add the buffers `name`, `name`1, `name`2, ... to `graph`: Lamport buffers if they rotate."""
+        return RotatingBuffers(
+            rotation,
+            tuple(
+                graph.buffer(f"{name}{i}" if i else name, cols, rows=rows, dtype=dtype, lamport=rotation.rotates)
+                for i in range(rotation.num_buffers)
+            ),
+        )
+
+    def at(self, write: int) -> Buffer:
+        """The buffer of write `write` of an iteration."""
+        return self.buffers[self.rotation.index_at(write)]
+
+    def reset_at(self, write: int, rank: int, begin: int = 0, end: int | None = None) -> Region | None:
+        """The columns that write `write` of [begin, end) resets; None if the buffers do not rotate."""
+        if not self.rotation.rotates:
+            return None
+        return self.at(write - self.rotation.lag).at(rank, begin, end)

@@ -1,4 +1,4 @@
-"""Typed look-ups in what a model file says about itself, with errors that name the key and the file."""
+"""Typed look-ups in a model file's JSON object or metadata, with errors that name the key and the file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from distmk.errors import ModelError
 
 @dataclass(frozen=True)
 class Fields:
-    """A dict with typed look-ups: each raises a one-line ModelError that names the key and `where` it was read."""
+    """A dict with typed look-ups. Each raises a one-line ModelError that names the key and `where`, the source of the dict.
+
+    A key whose value is null counts as absent. An absent key without a default is an error.
+    """
 
     values: Mapping[str, Any]
     where: str
 
     def integer(self, key: str, default: int | None = None) -> int:
+        """A whole number below 2**63 in magnitude; true and false are none."""
         value = self.values.get(key)
         if value is None:
             if default is None:
@@ -28,6 +32,7 @@ class Fields:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
+        """A finite number."""
         value = self.values.get(key)
         if value is None:
             if default is None:
@@ -44,12 +49,14 @@ class Fields:
         return number
 
     def flag(self, key: str, default: bool = False) -> bool:
+        """True or false."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, bool):
             raise ModelError(f"{self.where}: {key} is {value!r}; true or false was expected")
         return default if value is None else value
 
     def sub(self, key: str) -> Fields:
+        """The fields of a nested object; none if the key is absent."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, Mapping):
             raise ModelError(f"{self.where}: {key} is {value!r}; an object was expected")
@@ -57,7 +64,10 @@ class Fields:
 
 
 def token_ids(d: Mapping[str, Any], key: str, where: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """The token ids under `key`: a number, a list of numbers, null (none), or absent (`default`)."""
+    """The distinct token ids under `key`, in order: a number, a list of numbers, null (none), or absent (`default`).
+
+    Raises ModelError, naming `key` and `where`, for any other value.
+    """
     value = d.get(key, list(default))
     ids = [] if value is None else value if isinstance(value, list) else [value]
     for token_id in ids:

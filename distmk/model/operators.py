@@ -1,4 +1,8 @@
-"""A model as a list of operators, before anything is known of ranks or workers."""
+"""A model as a list of operators, independent of ranks and workers.
+
+Fields named after a matrix, a norm or a table hold checkpoint tensor names without `.weight` or `.bias`. x is the residual
+stream, [tokens, hidden_size].
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,13 @@ class Embedding:
 
 @dataclass(frozen=True)
 class SelfAttention:
-    """x += o(attention(q, k, v of norm(x))): column-parallel q, k and v, row-parallel o. Bias names are None where absent."""
+    """x += o(attention(q, k, v of norm(x))): column-parallel q, k and v, row-parallel o.
 
-    name: str
+    `q_norm`, `k_norm`: RMSNorm over each head, None in a model without it. `qkv_bias`, `o_bias`: whether the projections
+    have a bias.
+    """
+
+    layer: int
     norm: str
     q: str
     k: str
@@ -29,22 +37,35 @@ class SelfAttention:
     qkv_bias: bool
     o_bias: bool
 
+    @property
+    def name(self) -> str:
+        """The prefix of its tasks' names."""
+        return f"layer{self.layer}"
+
 
 @dataclass(frozen=True)
 class Mlp:
-    """x += down(silu(gate(norm(x))) * up(norm(x))): column-parallel gate and up, row-parallel down."""
+    """x += down(silu(gate(norm(x))) * up(norm(x))): column-parallel gate and up, row-parallel down.
 
-    name: str
+    `bias`: whether the three projections have one.
+    """
+
+    layer: int
     norm: str
     gate: str
     up: str
     down: str
     bias: bool
 
+    @property
+    def name(self) -> str:
+        """The prefix of its tasks' names."""
+        return f"layer{self.layer}"
+
 
 @dataclass(frozen=True)
 class Head:
-    """The most likely next token of sampled rows: argmax of the vocabulary-parallel head over norm(x)."""
+    """Greedy next token of sampled rows: argmax of the vocabulary-parallel head over norm(x)."""
 
     norm: str
     table: str
@@ -55,7 +76,7 @@ Operator = Embedding | SelfAttention | Mlp | Head
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder of the Llama or Qwen3 family; operator fields are checkpoint tensors without `.weight`."""
+    """A decoder of the Llama or Qwen3 family: its configuration, and its operators in the order in which they run."""
 
     config: ModelConfig
     operators: tuple[Operator, ...]
@@ -69,7 +90,7 @@ def build_model(config: ModelConfig) -> Model:
         attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
         operators.append(
             SelfAttention(
-                name=f"layer{layer}",
+                layer=layer,
                 norm=f"model.layers.{layer}.input_layernorm",
                 q=f"{attention}.q_proj",
                 k=f"{attention}.k_proj",
@@ -83,7 +104,7 @@ def build_model(config: ModelConfig) -> Model:
         )
         operators.append(
             Mlp(
-                name=f"layer{layer}",
+                layer=layer,
                 norm=f"model.layers.{layer}.post_attention_layernorm",
                 gate=f"{mlp}.gate_proj",
                 up=f"{mlp}.up_proj",

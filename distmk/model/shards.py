@@ -1,4 +1,4 @@
-"""Which part of a model each rank holds. Anything is dealt to within one, whether or not it divides."""
+"""The part of a model that each rank holds. Heads, MLP columns and vocabulary need not divide by the number of ranks."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ from dataclasses import dataclass
 from distmk.errors import UsageError
 from distmk.model.config import ModelConfig
 
+Range = tuple[int, int]
+"""A half-open range [begin, end)."""
 
-def deal(total: int, num_partials: int, part: int) -> tuple[int, int]:
-    """The half-open range of `part` when `total` things are dealt out in order, to within one."""
-    return total * part // num_partials, total * (part + 1) // num_partials
+
+def partition(total: int, num_parts: int) -> tuple[Range, ...]:
+    """`num_parts` consecutive ranges that cover [0, total), with sizes that differ by one at most."""
+    return tuple((total * part // num_parts, total * (part + 1) // num_parts) for part in range(num_parts))
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank's heads, MLP columns and vocabulary (half-open ranges over the whole model).
+    """One rank's query heads, KV heads, MLP columns and vocabulary rows, as ranges over the whole model.
 
-    KV heads are those that the rank's query heads use; one that query heads of two ranks share is held by both.
+    `kv_heads` are the KV heads that the rank's query heads use. A KV head that query heads of two ranks use is held by both.
     """
 
-    heads: tuple[int, int]
-    kv_heads: tuple[int, int]
-    mlp: tuple[int, int]
-    vocab: tuple[int, int]
+    heads: Range
+    kv_heads: Range
+    mlp: Range
+    vocab: Range
 
     @property
     def num_q(self) -> int:
@@ -35,21 +38,17 @@ class Shard:
 
 
 def shard_model(config: ModelConfig, num_ranks: int) -> list[Shard]:
-    """The shards of `num_ranks` ranks; UsageError where there are more ranks than query heads."""
+    """The shards of `num_ranks` ranks, in rank order (tensor parallelism: Shoeybi et al., "Megatron-LM", arXiv:1909.08053).
+
+    Raises UsageError if there are more ranks than query heads.
+    """
     if num_ranks > config.num_heads:
         raise UsageError(
             f"{num_ranks} ranks are more than the model's {config.num_heads} query heads; use at most {config.num_heads}"
         )
     group = config.num_heads // config.num_kv_heads
-    shards = []
-    for rank in range(num_ranks):
-        begin, end = deal(config.num_heads, num_ranks, rank)
-        shards.append(
-            Shard(
-                heads=(begin, end),
-                kv_heads=(begin // group, (end - 1) // group + 1),
-                mlp=deal(config.intermediate_size, num_ranks, rank),
-                vocab=deal(config.vocab_size, num_ranks, rank),
-            )
-        )
-    return shards
+    ranges = (partition(n, num_ranks) for n in (config.num_heads, config.intermediate_size, config.vocab_size))
+    return [
+        Shard(heads=(begin, end), kv_heads=(begin // group, (end - 1) // group + 1), mlp=mlp, vocab=vocab)
+        for (begin, end), mlp, vocab in zip(*ranges, strict=True)
+    ]

@@ -1,0 +1,61 @@
+"""The head, vocabulary-parallel, and greedy sampling: each rank's best candidate of every sampled row goes to rank 0."""
+
+from __future__ import annotations
+
+from distmk.abi import Epilogue
+from distmk.graph.graph import Graph
+from distmk.graph.regions import Segment, Slab
+from distmk.lower.buffers import DecodeBuffers, mlp_write
+from distmk.lower.plan import WorkPlan
+from distmk.lower.weights import add_matrix
+from distmk.model.operators import Head
+from distmk.tasks import Linear, Sample
+from distmk.tasks.scheduling import CANDIDATES_BYTES
+
+
+def emit_head(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Head) -> None:
+    """argmax(table @ norm(x)), each rank over its shard."""
+    for rank in plan.ranks:
+        _emit_argmax(graph, plan, buffers, op, rank)
+        graph.add(
+            Sample(
+                rank=rank,
+                op="sample",
+                worker=0,
+                candidates=buffers.candidates.at(rank, 0, plan.head[rank].num_tasks * CANDIDATES_BYTES),
+                out=buffers.sampled.at(0, rank * CANDIDATES_BYTES, (rank + 1) * CANDIDATES_BYTES),
+                batch=buffers.batch.at(rank),
+            )
+        )
+
+
+def _emit_argmax(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Head, rank: int) -> None:
+    first, last = plan.shards[rank].vocab
+    weight = add_matrix(
+        graph,
+        "head",
+        rank,
+        plan.config.hidden_size,
+        [Segment(f"{op.table}.weight", first, last)],
+        slabs=plan.head[rank].ranges,
+        tiled=plan.options.tiled,
+        norm=op.norm,
+    )
+    x = buffers.x_bf16.at(mlp_write(plan.config.num_layers - 1))
+    for worker, (begin, end) in plan.head[rank].by_worker():
+        graph.add(
+            Linear(
+                rank=rank,
+                op="head",
+                worker=worker,
+                x=x.at(rank),
+                slab=Slab(weight, begin, end),
+                out=buffers.candidates.at(rank, worker * CANDIDATES_BYTES, (worker + 1) * CANDIDATES_BYTES),
+                batch=buffers.batch.at(rank),
+                epilogue=Epilogue.ARGMAX,
+                normalized=True,
+                eps=plan.config.rms_norm_eps,
+                first_token=first + begin,
+                logits=buffers.logits.at(rank, begin, end) if buffers.logits else None,
+            )
+        )

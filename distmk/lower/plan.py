@@ -1,0 +1,199 @@
+"""The work plan of a decode program: which worker of which rank runs which rows of every operator.
+
+The plan is a pure function of the model and the options, computed once. Buffers and tasks follow from it, and nothing that is
+made later changes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from distmk.abi import MAX_FUSED_COMBINE_COLS, MAX_ROWS
+from distmk.lower.options import DecodeOptions
+from distmk.lower.partition import Partition, partition_items, partition_rows, partition_rows_reduced
+from distmk.lower.rotating import Rotation
+from distmk.lower.worker_roles import WorkerRoles, assign_roles
+from distmk.model.config import ModelConfig
+from distmk.model.shards import Shard, partition, shard_model
+from distmk.tasks import AttentionShape
+
+COMBINED_PER_TASK = 4  # rows times slices of a head: enough work for a combine task
+FUSED_HEAD_DIM = 64  # the fused combine reads a head in blocks of this many elements
+
+
+@dataclass(frozen=True)
+class WorkPlan:
+    """What lowering decides before it makes any task. Tuples are by rank; a partition without ranks is the same on all.
+
+    num_pages: KV cache pages of a rank.
+    shards, shapes: each rank's part of the model, and its attention heads and cache as attention tasks take them.
+    fuses_combine: the o projection combines the splits of a single decode row, which saves a hop.
+    residual_rotation: of the bf16 residual stream.
+    attention_rotation: of queries, keys and values, of attention's output, and of the partials of a fused combine.
+    mlp_rotation: of the activations between gate_up and down.
+    roles: workers reserved for attention, with a reduced share of qkv, and allowed to poll.
+    embed: columns of the embedding.
+    qkv: rows of the q, k and v matrices, one after another.
+    combine: slices of the query heads' outputs.
+    o, down: rows of the o and down projections, which are columns of the residual stream.
+    mlp: columns between gate_up and down, each a row of gate and a row of up.
+    head: rows of the vocabulary shard.
+    """
+
+    config: ModelConfig
+    options: DecodeOptions
+    num_pages: int
+    shards: tuple[Shard, ...]
+    shapes: tuple[AttentionShape, ...]
+    fuses_combine: bool
+    residual_rotation: Rotation
+    attention_rotation: Rotation
+    mlp_rotation: Rotation
+    roles: WorkerRoles
+    embed: Partition
+    qkv: tuple[Partition, ...]
+    combine: tuple[Partition, ...]
+    o: Partition
+    mlp: tuple[Partition, ...]
+    down: Partition
+    head: tuple[Partition, ...]
+
+    @property
+    def ranks(self) -> range:
+        return range(self.options.num_ranks)
+
+    def may_poll(self, rank: int, worker: int) -> bool:
+        """Whether a worker may poll the operands of qkv, o, gate_up and down."""
+        return worker < self.roles.num_polling[rank]
+
+    def attention_may_poll(self, rank: int) -> bool:
+        """Whether attention, which every worker runs a share of, may poll its queries, keys and values."""
+        return self.attention_rotation.rotates and self.may_poll(rank, self.options.num_workers - 1)
+
+    def combine_may_poll(self, rank: int) -> bool:
+        """Whether the combine tasks of a layer may poll the partials."""
+        combine = self.combine[rank]
+        return self.may_poll(rank, combine.first_worker + combine.num_tasks - 1)
+
+
+def plan_work(config: ModelConfig, options: DecodeOptions) -> WorkPlan:
+    """The work plan of a model. Raises UsageError if there are more ranks than query heads."""
+    shards = tuple(shard_model(config, options.num_ranks))
+    num_pages = options.num_pages or options.max_pages * options.max_seqs
+    shapes = tuple(_attention_shape(config, options, shard, num_pages) for shard in shards)
+    fuses_combine = _fuses_combine(config, options, shapes)
+    mlp_rotation = Rotation(config.num_layers, lag=2)
+    mlp = tuple(_mlp(config, options, shard) for shard in shards)
+    down = _residual(config, options, shards)
+    num_polling = tuple(_num_polling(config, options, shape, mlp[r], down) for r, shape in enumerate(shapes))
+    roles = assign_roles(options, shapes, num_polling, fuses_combine=fuses_combine, mlp_rotates=mlp_rotation.rotates)
+    return WorkPlan(
+        config=config,
+        options=options,
+        num_pages=num_pages,
+        shards=shards,
+        shapes=shapes,
+        fuses_combine=fuses_combine,
+        residual_rotation=Rotation(1 + 2 * config.num_layers, lag=2, spare=1),
+        attention_rotation=Rotation(config.num_layers),
+        mlp_rotation=mlp_rotation,
+        roles=roles,
+        embed=_embed(config, options),
+        qkv=tuple(_qkv(config, options, shape, roles.num_reserved, roles.num_reduced) for shape in shapes),
+        combine=tuple(_combine(options, shape, fuses_combine, roles) for shape in shapes),
+        o=_residual(config, options, shards, roles.num_reserved),
+        mlp=mlp,
+        down=down,
+        head=tuple(_head(config, options, shard) for shard in shards),
+    )
+
+
+def _attention_shape(config: ModelConfig, options: DecodeOptions, shard: Shard, num_pages: int) -> AttentionShape:
+    shape = AttentionShape(
+        num_q=shard.num_q,
+        num_kv=shard.num_kv,
+        head_dim=config.head_dim,
+        group=config.num_heads // config.num_kv_heads,
+        q_begin=shard.heads[0],
+        kv_begin=shard.kv_heads[0],
+        page_size=options.page_size,
+        max_pages=options.max_pages,
+        num_pages=num_pages,
+        max_splits=options.max_splits,
+        min_split=options.min_split,
+        num_workers=options.num_workers,
+    )
+    return dataclasses.replace(shape, max_splits=min(shape.max_splits, shape.split_budget))
+
+
+def _fuses_combine(config: ModelConfig, options: DecodeOptions, shapes: tuple[AttentionShape, ...]) -> bool:
+    """Whether every task of the o projection combines a single row's splits for itself: the row must fit, in whole blocks,
+    and its partials must rotate between layers.
+    """
+    fits = all(shape.num_q * shape.head_dim <= MAX_FUSED_COMBINE_COLS for shape in shapes)
+    return options.spreads_attention and fits and config.head_dim % FUSED_HEAD_DIM == 0 and config.num_layers > 1
+
+
+def _num_polling(
+    config: ModelConfig, options: DecodeOptions, shape: AttentionShape, mlp: Partition, down: Partition
+) -> int:
+    """Workers of a rank that may poll: those with tasks of every matrix of a layer.
+
+    What such a worker waited for two operators ago implies that the buffers it polls have been reset, and that nobody reads
+    what it resets any more. With dispatched attention no task starts before its events fire, so none polls.
+    """
+    if not options.spreads_attention:
+        return 0
+    return min(_qkv(config, options, shape).num_tasks, mlp.num_tasks, down.num_tasks)
+
+
+def _embed(config: ModelConfig, options: DecodeOptions) -> Partition:
+    """Without all-reduces the last workers embed, as the first ones have a single row's attention to begin."""
+    ranges = partition_items(config.hidden_size, 4 * MAX_ROWS, options.num_workers)
+    return Partition(ranges, 0 if options.all_reduces else options.num_workers - len(ranges))
+
+
+def _qkv(
+    config: ModelConfig, options: DecodeOptions, shape: AttentionShape, num_reserved: int = 0, num_reduced: int = 0
+) -> Partition:
+    num_workers = options.num_workers - num_reserved
+    ranges = partition_rows_reduced(shape.qkv_cols, config.hidden_size, num_workers, num_reduced)
+    return Partition(ranges, num_reserved)
+
+
+def _combine(options: DecodeOptions, shape: AttentionShape, fuses_combine: bool, roles: WorkerRoles) -> Partition:
+    """Slices of the query heads' outputs: the more rows an iteration may have, the fewer a task, so that its warps suffice.
+
+    A fused combine leaves these tasks idle for a single row, but their workers still turn to them before their tasks of o. So
+    they go to reserved workers, which have no rows of o; else to the last of the workers with a reduced share of qkv; else to
+    the last workers, which have nothing of a single row's attention.
+    """
+    total = shape.num_q * shape.slices
+    num_tasks = min(options.num_workers, -(-total // max(1, COMBINED_PER_TASK // options.max_seqs)))
+    first = 0
+    if fuses_combine and num_tasks > roles.num_reserved:
+        last = roles.num_reduced if num_tasks <= roles.num_reduced else options.num_workers
+        first = last - num_tasks
+    return Partition(partition(total, num_tasks), first)
+
+
+def _residual(
+    config: ModelConfig, options: DecodeOptions, shards: tuple[Shard, ...], num_reserved: int = 0
+) -> Partition:
+    """Columns of the residual stream, which are rows of o and of down. Without reserved workers both get the same partition,
+    so that a worker adds only to columns that it wrote itself and needs no event.
+    """
+    num_cols = max(max(shard.num_q * config.head_dim, shard.mlp[1] - shard.mlp[0]) for shard in shards)
+    ranges = partition_rows(config.hidden_size, num_cols, options.num_workers - num_reserved)
+    return Partition(ranges, num_reserved)
+
+
+def _mlp(config: ModelConfig, options: DecodeOptions, shard: Shard) -> Partition:
+    begin, end = shard.mlp
+    return Partition(partition_items(end - begin, 4 * config.hidden_size, options.num_workers))
+
+
+def _head(config: ModelConfig, options: DecodeOptions, shard: Shard) -> Partition:
+    begin, end = shard.vocab
+    return Partition(partition_rows(end - begin, config.hidden_size, options.num_workers))

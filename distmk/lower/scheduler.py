@@ -1,0 +1,30 @@
+"""The scheduler step at the start of an iteration: the tokens of the last one in, the batch of this one out."""
+
+from __future__ import annotations
+
+from distmk.abi import LaunchKind
+from distmk.graph.graph import Graph
+from distmk.lower.buffers import DecodeBuffers
+from distmk.lower.plan import WorkPlan
+from distmk.tasks import SchedulerStep
+
+
+def emit_scheduler_step(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers) -> None:
+    """One task, run by a scheduler of rank 0."""
+    options = plan.options
+    graph.add(
+        SchedulerStep(
+            rank=0,
+            op="scheduler_step",
+            launch=LaunchKind.SCHEDULER,
+            candidates=buffers.sampled.at(0),
+            batch=buffers.batch.at(0),
+            page_table=buffers.page_table.at(0),
+            state=buffers.state.at(0),
+            num_ranks=options.num_ranks,
+            page_size=options.page_size,
+            num_pages=plan.num_pages,
+            max_slots=options.max_seqs,
+            max_positions=options.max_model_len,
+        )
+    )

@@ -1,0 +1,43 @@
+"""Declarations of the weights that decode tasks stream: which checkpoint rows, in which order, tiled for which tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from distmk.graph.graph import Graph
+from distmk.graph.regions import Segment, Slab, Tiling, Weight, WeightKind
+from distmk.model.shards import Range
+
+
+def add_matrix(
+    graph: Graph,
+    name: str,
+    rank: int,
+    cols: int,
+    segments: list[Segment],
+    *,
+    slabs: Iterable[Range] = (),
+    tiled: bool = False,
+    paired: bool = False,
+    col_begin: int = 0,
+    norm: str | None = None,
+) -> Weight:
+    """A bf16 matrix of columns [col_begin, col_begin + cols) of checkpoint rows `segments`.
+
+    tiled: pack the rows of each of `slabs`, one a task, in tiles; `paired`: see `Tiling`. norm: the RMSNorm before the
+    matrix, whose weight scales its columns.
+    """
+    tiling = Tiling(tuple(slabs), paired) if tiled else None
+    scale = f"{norm}.weight" if norm else None
+    return graph.weight(name, rank, cols, segments, WeightKind.MATRIX, col_begin, tiling=tiling, col_scale=scale)
+
+
+def add_vector(graph: Graph, rank: int, segments: list[Segment]) -> Slab:
+    """An f32 vector of the elements `segments` of checkpoint vectors, one after another."""
+    weight = graph.weight(segments[0].tensor, rank, 1, segments, WeightKind.VECTOR)
+    return Slab(weight, 0, weight.rows)
+
+
+def rows_of(slab: Slab | None, begin: int, end: int) -> Slab | None:
+    """Rows [begin, end) of a bias; None without one."""
+    return slab and Slab(slab.weight, begin, end)

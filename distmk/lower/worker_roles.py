@@ -1,0 +1,78 @@
+"""Workers with a special part in a layer: reserved for attention, with a reduced share of qkv, or allowed to poll.
+
+With attention in every worker's list ("spread"), a single decode row's attention is the work of the first workers, one a
+split and KV head. The others have nothing to do in the meantime, so the rows of qkv and o are partitioned around that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distmk.abi import COMBINE_WIDTH, POSITIONS_PER_PASS
+from distmk.lower.options import DecodeOptions
+from distmk.lower.partition import reduced_rows
+from distmk.tasks import AttentionShape
+
+
+@dataclass(frozen=True)
+class WorkerRoles:
+    """Numbers of workers, counted from worker 0.
+
+    num_reserved: the first workers, without rows of qkv and o.
+    num_reduced: the first workers, with a reduced share of qkv. One of the two is 0.
+    num_polling: by rank, the first workers, which may poll Lamport buffers before their events fire.
+    """
+
+    num_reserved: int
+    num_reduced: int
+    num_polling: tuple[int, ...]
+
+
+def assign_roles(
+    options: DecodeOptions,
+    shapes: tuple[AttentionShape, ...],
+    num_polling: tuple[int, ...],
+    *,
+    fuses_combine: bool,
+    mlp_rotates: bool,
+) -> WorkerRoles:
+    """The roles on ranks whose attention has `shapes`.
+
+    `fuses_combine`: the o projection combines a single row's splits. `mlp_rotates`: the MLP's activations have rotating
+    buffers.
+    """
+    num_reserved = 0
+    everyone_polls = all(num == options.num_workers for num in num_polling)
+    # Without rotation two layers share one MLP buffer, and a worker without rows of o does not know when it has been read.
+    if options.all_reduces and fuses_combine and everyone_polls and mlp_rotates:
+        num_reserved = _num_reserved(options, shapes)
+    num_reduced = _num_reduced(options, shapes) if fuses_combine and not num_reserved else 0
+    return WorkerRoles(num_reserved, num_reduced, num_polling)
+
+
+def single_row_workers(shapes: tuple[AttentionShape, ...]) -> int:
+    """Workers that a single decode row's attention occupies while its sequence is short: the first ones."""
+    return max(shape.num_kv for shape in shapes) * COMBINE_WIDTH
+
+
+def _num_reserved(options: DecodeOptions, shapes: tuple[AttentionShape, ...]) -> int:
+    """Workers without rows of qkv and o, which would start attention late, and o after the other workers have finished it.
+
+    Only with all-reduces: without them the same worker must add o and down to a column of the residual stream, so that it
+    needs no event between the two.
+    """
+    if options.num_reserved is not None:
+        return options.num_reserved
+    busy = single_row_workers(shapes)
+    return busy if 3 * busy <= options.num_workers else 0
+
+
+def _num_reduced(options: DecodeOptions, shapes: tuple[AttentionShape, ...]) -> int:
+    """Workers with a reduced share of qkv, as they read no weights while they run the only sequence's attention.
+
+    None if there may be several sequences, or a long one, as then all workers have some attention.
+    """
+    busy = single_row_workers(shapes)
+    is_short = options.max_model_len <= 2 * COMBINE_WIDTH * POSITIONS_PER_PASS
+    has_rows = all(reduced_rows(shape.qkv_cols, options.num_workers) for shape in shapes)
+    return busy if options.max_seqs == 1 and is_short and has_rows and 2 * busy <= options.num_workers else 0
