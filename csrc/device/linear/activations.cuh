@@ -1,5 +1,5 @@
-// A linear task's activations: from memory straight into the registers that a tensor core takes them from. A warp loads
-// what it multiplies, and waits for no other.
+// B operand of linear layers: activations X[n, k] (n: tokens, k: columns, bf16) from global memory to the B fragments
+// of mma.m16n8k16. Each warp loads the K tile that it multiplies, straight into registers, and waits for no other warp.
 #pragma once
 #include "device/comm/lamport.cuh"
 #include "device/core/bf16.cuh"
@@ -9,160 +9,136 @@
 namespace distmk {
 namespace linear {
 
-constexpr uint32_t CHUNK_K = 8;           // activations of 16 bytes
-constexpr uint32_t LOAD_K = 4 * CHUNK_K;  // of a row in one load: a chunk each of four lanes
+constexpr uint32_t CHUNK_K = 8;           // columns of a 16-byte load
+constexpr uint32_t LOAD_K = 4 * CHUNK_K;  // columns of a token that four lanes load together, a chunk each
+
+// This warp's columns of every K block begin here.
+DISTMK_FN uint32_t warp_k_begin() { return threadIdx.x / 32 * K_TILE; }
 
 struct Activations {
   const __nv_bfloat16* x;
-  uint32_t k, stride, num_rows;
-  uint32_t last_chunk;  // of a row, that can be read
+  uint32_t k, stride, num_tokens;
+  uint32_t last_chunk;  // column of a token's last whole chunk
 };
 
-DISTMK_FN Activations activations_of(Context& context, const LinearArgs& args, uint32_t num_rows) {
-  return {context.at<__nv_bfloat16>(args.x), args.k, args.x_stride, num_rows, args.k - CHUNK_K};
+DISTMK_FN Activations activations_of(Context& context, const LinearArgs& args, uint32_t num_tokens) {
+  return {context.at<__nv_bfloat16>(args.x), args.k, args.x_stride, num_tokens, args.k - CHUNK_K};
 }
 
-DISTMK_FN uint32_t num_rows(const RankState& state, const LinearArgs& args) {
-  return args.batch ? state.batch(args.batch)->num_rows : 1;
-}
-
-// Whether whole chunks can be read.
-DISTMK_FN bool is_aligned(const RankState& state, const LinearArgs& args, uint32_t num_rows) {
-  return (state.address(args.x) % 16 | args.k % CHUNK_K | (num_rows > 1 ? args.x_stride % CHUNK_K : 0)) == 0;
-}
-
-// Context::look() by a warp together. As long as none of it is there the warp looks at a `first` chunk alone: if all of
-// it were asked for all the time, those who still work on it would be slower.
+// Calls `load` until all 32 lanes report that their elements are published, once without `polls`. As long as no lane
+// has its elements the warp polls only the chunk at `probe`: polling all of them slows down the SMs that still write
+// them.
 template <class Load>
-DISTMK_FN void poll_by_warp(const Context& context, bool polls, const __nv_bfloat16* first, const Load& load) {
+DISTMK_FN void poll_by_warp(const Context& context, bool polls, const __nv_bfloat16* probe, const Load& load) {
   for (;;) {
-    const bool last = !polls || context.stop_polling(), here = load() || last;
-    if (__all_sync(~0u, here)) return;
-    if (!__all_sync(~0u, !here)) continue;
-    while (!any_published(poll_load(reinterpret_cast<const uint4*>(first))) && !context.stop_polling()) {
+    const bool last = !polls || context.stop_polling(), complete = load() || last;
+    if (__all_sync(~0u, complete)) return;
+    if (!__all_sync(~0u, !complete)) continue;
+    while (!any_published(poll_load(reinterpret_cast<const uint4*>(probe))) && !context.stop_polling()) {
     }
   }
 }
 
 constexpr uint32_t MAX_GEMV_BLOCKS = WORK_BYTES / (K_BLOCK * sizeof(__nv_bfloat16));
 
-// Whether a task's activations fit into shared memory, where the head has its candidates.
-DISTMK_FN bool fits_gemv(const LinearArgs& args, uint32_t num_rows) {
-  return num_rows == 1 && args.k_pitch <= MAX_GEMV_BLOCKS * K_BLOCK &&
-         args.epilogue != static_cast<uint32_t>(Epilogue::ARGMAX);
-}
-
-// Whether the loader holds while a task's events are signalled: where those behind it wait for them, and not for the
-// elements that it writes, as they arrive. Behind queries, keys and values, too, which measured faster.
-DISTMK_FN bool throttles_loader(const RankState& state, const LinearArgs& args) {
-  switch (static_cast<Epilogue>(args.epilogue)) {
-    case Epilogue::PUSH:
-      return state.transport != nullptr;
-    case Epilogue::ADD:
-    case Epilogue::SWIGLU:
-      return !args.reset;
-    default:
-      return true;
-  }
-}
-
+// GEMV path: the token's activations in shared memory, [MAX_GEMV_BLOCKS][K_BLOCK]. A warp writes and reads only its own
+// K tile of each block.
 DISTMK_FN __nv_bfloat16* gemv_input() { return reinterpret_cast<__nv_bfloat16*>(shared().work); }
 
-// Brings there what this warp multiplies of them, from its column `first` of each block on: a trip to memory for all
-// blocks together, where each would cost one of its own.
-DISTMK_FN void stage_gemv_input(const Context& context, const Activations& a, bool polls, uint32_t first) {
+// Copies this warp's K tiles of all blocks there, `k_begin` being its first column: one round trip to L2 for all
+// blocks, where loading each block on its own would cost a round trip each.
+DISTMK_FN void stage_gemv_input(const Context& context, const Activations& a, bool polls, uint32_t k_begin) {
   static_assert(K_TILE == 32 * CHUNK_K, "a chunk a lane");
-  __nv_bfloat16* near = gemv_input();
-  const uint32_t mine = first + threadIdx.x % 32 * CHUNK_K;
+  __nv_bfloat16* staged = gemv_input();
+  const uint32_t lane_k = k_begin + threadIdx.x % 32 * CHUNK_K;
   uint4 chunks[MAX_GEMV_BLOCKS];
-  poll_by_warp(context, polls, a.x + min(first, a.last_chunk), [&] {
-    bool all = true;
+  poll_by_warp(context, polls, a.x + min(k_begin, a.last_chunk), [&] {
+    bool complete = true;
 #pragma unroll
     for (uint32_t i = 0; i < MAX_GEMV_BLOCKS; ++i)
-      chunks[i] = poll_load(reinterpret_cast<const uint4*>(a.x + min(i * K_BLOCK + mine, a.last_chunk)));
+      chunks[i] = poll_load(reinterpret_cast<const uint4*>(a.x + min(i * K_BLOCK + lane_k, a.last_chunk)));
 #pragma unroll
-    for (uint32_t i = 0; i < MAX_GEMV_BLOCKS; ++i) all &= all_published(chunks[i]);
-    return all;
+    for (uint32_t i = 0; i < MAX_GEMV_BLOCKS; ++i) complete &= all_published(chunks[i]);
+    return complete;
   });
 #pragma unroll
-  for (uint32_t i = 0; i < MAX_GEMV_BLOCKS; ++i) *reinterpret_cast<uint4*>(near + i * K_BLOCK + mine) = chunks[i];
+  for (uint32_t i = 0; i < MAX_GEMV_BLOCKS; ++i) *reinterpret_cast<uint4*>(staged + i * K_BLOCK + lane_k) = chunks[i];
 }
 
-// Of what is seldom met there is little code.
+// Out of line: rare, so its code should be small.
 static __device__ __noinline__ uint4 load_unaligned_chunk(const __nv_bfloat16* x, uint32_t k, uint32_t end) {
   const auto* bits = reinterpret_cast<const unsigned short*>(x);
   const auto at = [&](uint32_t i) -> uint32_t { return k + i < end ? __ldcg(bits + k + i) : 0; };
   return {at(0) | at(1) << 16, at(2) | at(3) << 16, at(4) | at(5) << 16, at(6) | at(7) << 16};
 }
 
-// The activations that a column of weight tiles is multiplied with, of N_TILES tiles of token rows: lane 4 g + t has of
-// row g columns 8 t to 8 t + 7 of each LOAD_K, which is what the order of columns in a tile (distmk/weights/packing.py)
-// gives it of two products. Behind the last row there is some row again: what belongs to no token only spoils its own
-// sums.
+// B fragments of one K tile: N_TILES tiles of 8 tokens by K_TILE columns. Lane 4 g + t holds of token g the columns 8 t
+// to 8 t + 7 of each LOAD_K: with the packed order of weight columns (distmk/weights/packing.py) these are its B
+// registers of two mma.k16. Tokens beyond the last repeat token 0: a token's activations affect no other token's sums.
 template <uint32_t N_TILES>
-struct Column {
+struct FragmentB {
   uint4 chunks[N_TILES][K_TILE / LOAD_K];
 
-  // Columns from `first` on, behind the last one any. No load has a condition: the compiler would wait for it before
-  // the next.
+  // Columns from `k_begin` on; those beyond the last hold anything until zero_beyond(). Loads are unconditional, with
+  // clamped addresses: the compiler would wait for a conditional load before it issues the next.
   template <bool ALIGNED>
-  DISTMK_FN void load(const Activations& a, uint32_t first) {
-    const uint32_t lane = threadIdx.x % 32, k = first + lane % 4 * CHUNK_K;
+  DISTMK_FN void load(const Activations& a, uint32_t k_begin) {
+    const uint32_t lane = threadIdx.x % 32, lane_k = k_begin + lane % 4 * CHUNK_K;
 #pragma unroll
-    for (uint32_t tile = 0; tile < N_TILES; ++tile) {
-      const uint32_t row = tile * N_TILE + lane / 4;
-      const __nv_bfloat16* x = a.x + uint64_t{row < a.num_rows ? row : 0} * a.stride;
+    for (uint32_t n = 0; n < N_TILES; ++n) {
+      const uint32_t token = n * N_TILE + lane / 4;
+      const __nv_bfloat16* x = a.x + uint64_t{token < a.num_tokens ? token : 0} * a.stride;
 #pragma unroll
       for (uint32_t i = 0; i < K_TILE / LOAD_K; ++i) {
-        const uint32_t at = k + i * LOAD_K;
+        const uint32_t k = lane_k + i * LOAD_K;
         if constexpr (ALIGNED)
-          chunks[tile][i] = *reinterpret_cast<const uint4*>(x + min(at, a.last_chunk));
+          chunks[n][i] = *reinterpret_cast<const uint4*>(x + min(k, a.last_chunk));
         else
-          chunks[tile][i] = load_unaligned_chunk(x, at, a.k);
+          chunks[n][i] = load_unaligned_chunk(x, k, a.k);
       }
     }
   }
 
-  // The same of a single row in shared memory, where whole blocks can be read, with zeros behind its `k` columns.
-  DISTMK_FN void load_from_shared(uint32_t k, uint32_t first) {
-    const __nv_bfloat16* x = gemv_input() + first + threadIdx.x % 4 * CHUNK_K;
-#pragma unroll
-    for (uint32_t i = 0; i < K_TILE / LOAD_K; ++i) chunks[0][i] = *reinterpret_cast<const uint4*>(x + i * LOAD_K);
-    clear_behind(k, first);
-  }
-
-  // The same, where they are `arriving`, in whole chunks, as soon as they are there.
+  // load(), polling until all elements are published. Only whole chunks can be polled.
   template <bool ALIGNED>
-  DISTMK_FN void load_there(Context& context, bool polls, const Activations& a, uint32_t first) {
-    if (!ALIGNED || !polls) return load<ALIGNED>(a, first);
-    const uint32_t k = first + threadIdx.x % 4 * CHUNK_K;
-    poll_by_warp(context, true, a.x + min(first, a.last_chunk), [&] {
-      bool all = true;
+  DISTMK_FN void load_published(Context& context, bool polls, const Activations& a, uint32_t k_begin) {
+    if (!ALIGNED || !polls) return load<ALIGNED>(a, k_begin);
+    const uint32_t lane_k = k_begin + threadIdx.x % 4 * CHUNK_K;
+    poll_by_warp(context, true, a.x + min(k_begin, a.last_chunk), [&] {
+      bool complete = true;
 #pragma unroll
-      for (uint32_t tile = 0; tile < N_TILES; ++tile) {
-        const uint32_t row = tile * N_TILE + threadIdx.x % 32 / 4;
-        const __nv_bfloat16* x = a.x + uint64_t{row < a.num_rows ? row : 0} * a.stride;
+      for (uint32_t n = 0; n < N_TILES; ++n) {
+        const uint32_t token = n * N_TILE + threadIdx.x % 32 / 4;
+        const __nv_bfloat16* x = a.x + uint64_t{token < a.num_tokens ? token : 0} * a.stride;
 #pragma unroll
         for (uint32_t i = 0; i < K_TILE / LOAD_K; ++i)
-          chunks[tile][i] = poll_load(reinterpret_cast<const uint4*>(x + min(k + i * LOAD_K, a.last_chunk)));
+          chunks[n][i] = poll_load(reinterpret_cast<const uint4*>(x + min(lane_k + i * LOAD_K, a.last_chunk)));
       }
 #pragma unroll
-      for (const auto& row : chunks)
+      for (const auto& token : chunks)
 #pragma unroll
-        for (const uint4& chunk : row) all &= all_published(chunk);
-      return all;
+        for (const uint4& chunk : token) complete &= all_published(chunk);
+      return complete;
     });
     context.inputs_polled();
   }
 
-  // What was loaded from `first` on, with zeros behind the last column.
-  DISTMK_FN void clear_behind(uint32_t k, uint32_t first) {
-    if (first + K_TILE <= k) return;
+  // GEMV path: the token's columns from `k_begin` on in shared memory, zeros beyond its `k` columns.
+  DISTMK_FN void load_from_shared(uint32_t k, uint32_t k_begin) {
+    const __nv_bfloat16* x = gemv_input() + k_begin + threadIdx.x % 4 * CHUNK_K;
 #pragma unroll
-    for (auto& row : chunks)
+    for (uint32_t i = 0; i < K_TILE / LOAD_K; ++i) chunks[0][i] = *reinterpret_cast<const uint4*>(x + i * LOAD_K);
+    zero_beyond(k, k_begin);
+  }
+
+  // Zeros columns beyond the last of `k`, in a tile that was loaded from `k_begin` on.
+  DISTMK_FN void zero_beyond(uint32_t k, uint32_t k_begin) {
+    if (k_begin + K_TILE <= k) return;
+#pragma unroll
+    for (auto& token : chunks)
 #pragma unroll
       for (uint32_t i = 0; i < K_TILE / LOAD_K; ++i)
-        if (first + threadIdx.x % 4 * CHUNK_K + i * LOAD_K >= k) row[i] = eight_zeros();
+        if (k_begin + threadIdx.x % 4 * CHUNK_K + i * LOAD_K >= k) token[i] = eight_zeros();
   }
 };
 

@@ -1,64 +1,130 @@
-// What becomes of a linear task's sums: a round of weight rows at a time they are added up over the warps, scaled, and
-// stored, pushed or compared.
+// Epilogue of linear layers: reduces the warps' partial accumulators (split-K within the CTA), then stores. n: token,
+// m: weight row of the slab, which is a column of the output.
+//   value[n, m] = scale[n] * sum over warps of partial[warp][n][m] + bias[m]     scale: 1 / rms of token n, where
+//   normalized STORE, ADD   out[n, m] = value, or += value, in float32; out_bf16, if any, gets the same in bf16 SWIGLU
+//   out[n, m] = silu(value[n, gate m]) * value[n, up m], in bf16 PUSH         out[n, m] = value on every rank, in
+//   float32 ARGMAX       out[n] = largest value and its token id; logits[n, m] = value, if wanted
+// With `reset`, out (out_bf16, if any) of an earlier iteration is zeroed at the same elements
+// (device/comm/lamport.cuh).
 #pragma once
 #include "device/comm/lamport.cuh"
 #include "device/core/marks.cuh"
-#include "device/linear/activations.cuh"
-#include "device/linear/row_epilogue.cuh"
+#include "device/linear/mainloop.cuh"
 #include "device/sampling/argmax.cuh"
 
 namespace distmk {
 namespace linear {
 
-// What becomes of the sums. Thread t looks after weight row t % DEALT_ROWS of each round, for every DEALT_TOKENS-th
-// token from t / DEALT_ROWS on, or a later one: rounds turn it on, so that a single token is not always the same
-// warps'.
-constexpr uint32_t DEALT_ROWS = 64, DEALT_TOKENS = NUM_CONSUMERS / DEALT_ROWS;
-static_assert(DEALT_ROWS >= M_BLOCK, "");
+// Thread t stores weight row t % M_BLOCK of each M block, for one group of tokens: those that are the group's number
+// modulo TOKEN_GROUPS. Groups rotate from M block to M block, so that a single token is not always the same two warps'
+// work.
+constexpr uint32_t TOKEN_GROUPS = NUM_CONSUMERS / M_BLOCK;
+static_assert(NUM_CONSUMERS % M_BLOCK == 0 && M_BLOCK % 32 == 0 && N_TILE % TOKEN_GROUPS == 0, "");
+
+DISTMK_FN uint32_t thread_row() { return threadIdx.x % M_BLOCK; }
+// The thread's i-th token.
+DISTMK_FN uint32_t thread_token(uint32_t i, uint32_t rotation) {
+  return (threadIdx.x / M_BLOCK + rotation) % TOKEN_GROUPS + i * TOKEN_GROUPS;
+}
+
+// Whether the loader is throttled while the task's triggers fire: where the tasks behind it wait for their events,
+// instead of polling its elements. Behind queries, keys and values, too, which measured faster.
+DISTMK_FN bool throttles_loader(const RankState& state, const LinearArgs& args) {
+  switch (static_cast<Epilogue>(args.epilogue)) {
+    case Epilogue::PUSH:
+      return state.transport != nullptr;
+    case Epilogue::ADD:
+    case Epilogue::SWIGLU:
+      return !args.reset;
+    default:
+      return true;
+  }
+}
+
+DISTMK_FN float swiglu(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
+
+// One token: where a weight row's value goes, worked out before the partial sums are there, as every instruction behind
+// them is latency. A null pointer: nothing goes there. Set one by one: the compiler would load `= {}` from memory.
+struct OutputPointers {
+  __nv_bfloat16 *bf16, *bf16_reset;
+  float *f32, *f32_reset;
+  float bias, up_bias;
+  uint32_t up_rows;  // SWIGLU: the sum of a gate's up is so many rows behind the gate's
+
+  DISTMK_FN OutputPointers() {
+    bf16 = bf16_reset = nullptr;
+    f32 = f32_reset = nullptr;
+    bias = up_bias = 0.0f;
+    up_rows = 0;
+  }
+  // PUSH: on `rank`, if a pointer reaches it.
+  DISTMK_FN void find(const Context& context, const LinearArgs& args, uint32_t column, uint32_t rank) {
+    if (const float* biases = context.at<float>(args.bias)) {
+      bias = biases[column];
+      if (up_rows) up_bias = biases[args.n + column];
+    }
+    const auto at = [&](auto* begin) { return begin ? begin + column : nullptr; };
+    switch (static_cast<Epilogue>(args.epilogue)) {
+      case Epilogue::PUSH:
+        f32 = at(context.peer<float>(rank, args.out));
+        break;
+      case Epilogue::SWIGLU:
+        find_bf16(context, args, args.out, column);
+        break;
+      default:
+        f32 = at(context.at<float>(args.out));
+        if (args.out_bf16)
+          find_bf16(context, args, args.out_bf16, column);
+        else
+          f32_reset = at(context.at<float>(args.reset));
+    }
+  }
+  DISTMK_FN void store(float value) const {
+    if (bf16) LamportVector{bf16, bf16_reset}.store(0, value);  // first: this is what other tasks poll
+    if (f32) publish(f32, value);
+    if (f32_reset) publish_store(f32_reset, 0.0f);
+  }
+
+ private:
+  DISTMK_FN void find_bf16(const Context& context, const LinearArgs& args, uint64_t operand, uint32_t column) {
+    bf16 = context.at<__nv_bfloat16>(operand) + column;
+    auto* reset = context.at<__nv_bfloat16>(args.reset);
+    bf16_reset = reset ? reset + column : nullptr;
+  }
+};
 
 template <uint32_t N_TILES>
-struct Output {
-  static constexpr uint32_t COUNT = N_TILES * N_TILE / DEALT_TOKENS;  // tokens of a thread
+struct EpilogueParams {
+  static constexpr uint32_t TOKENS_PER_THREAD = N_TILES * N_TILE / TOKEN_GROUPS;
   Context& context;
   const LinearArgs& args;
   const float* bias;
-  uint32_t num_rows;
+  uint32_t num_tokens;
 
-  DISTMK_FN Output(Context& c, const LinearArgs& a, uint32_t rows)
-      : context(c), args(a), bias(c.at<float>(a.bias)), num_rows(rows) {}
-
-  // Once shared memory is free.
-  DISTMK_FN void start() const {
-    if (epilogue() != Epilogue::ARGMAX) return;
-#pragma unroll
-    for (uint32_t i = 0; i < COUNT; ++i) best(i) = {-INFINITY, -1};
-  }
-  // ARGMAX: of this thread's weight rows. Not in registers, which all other tasks would have to do without.
-  DISTMK_FN static Candidate& best(uint32_t i) {
-    static_assert(COUNT * NUM_CONSUMERS * sizeof(Candidate) <= WORK_BYTES, "");
-    return reinterpret_cast<Candidate*>(shared().work)[i * NUM_CONSUMERS + threadIdx.x];
-  }
+  DISTMK_FN EpilogueParams(Context& c, const LinearArgs& a, uint32_t tokens)
+      : context(c), args(a), bias(c.at<float>(a.bias)), num_tokens(tokens) {}
 
   DISTMK_FN Epilogue epilogue() const { return static_cast<Epilogue>(args.epilogue); }
-  DISTMK_FN static uint32_t token_of(uint32_t i, uint32_t turn = 0) {
-    return (threadIdx.x / DEALT_ROWS + turn) % DEALT_TOKENS + i * DEALT_TOKENS;
-  }
 
-  DISTMK_FN LamportVector vector_at(uint64_t operand) const {
-    return {context.at<__nv_bfloat16>(operand), context.at<__nv_bfloat16>(args.reset)};
+  // ARGMAX: the best of this thread's weight rows for its i-th token. In shared memory: in registers they would be
+  // missing to all other tasks.
+  DISTMK_FN static Candidate& best(uint32_t i) {
+    static_assert(TOKENS_PER_THREAD * NUM_CONSUMERS * sizeof(Candidate) <= WORK_BYTES, "");
+    return reinterpret_cast<Candidate*>(shared().work)[i * NUM_CONSUMERS + threadIdx.x];
   }
-
-  DISTMK_FN static float swiglu(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
-  // Row `i` of a paired group of `m` pairs is gate i, row m + i is up i.
-  DISTMK_FN void store_pair(uint32_t token, uint32_t column, float gate, float up) const {
-    if (bias) gate += bias[column], up += bias[args.n + column];
-    vector_at(args.out).store(uint64_t{token} * args.out_stride + column, swiglu(gate, up));
+  // Once the tasks before have left shared memory.
+  DISTMK_FN void init_candidates() const {
+    if (epilogue() != Epilogue::ARGMAX) return;
+#pragma unroll
+    for (uint32_t i = 0; i < TOKENS_PER_THREAD; ++i) best(i) = {-INFINITY, -1};
   }
 
   DISTMK_FN float residual_at(uint32_t token, uint32_t column) const {
     return __ldcg(context.at<float>(args.out) + uint64_t{token} * args.out_stride + column);
   }
 
+  DISTMK_FN static float swiglu(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
+  // Several tokens.
   DISTMK_FN void store(uint32_t i, uint32_t token, uint32_t column, float value, float residual) const {
     if (bias) value += bias[column];
     const uint64_t place = uint64_t{token} * args.out_stride + column;
@@ -75,109 +141,123 @@ struct Output {
         value += residual;
         [[fallthrough]];
       default:
-        if (args.out_bf16)  // first: others look for it
-          vector_at(args.out_bf16).store(uint64_t{token} * args.out_bf16_stride + column, value);
+        if (args.out_bf16)  // first: this is what other tasks poll
+          bf16_at(args.out_bf16).store(uint64_t{token} * args.out_bf16_stride + column, value);
         publish(context.at<float>(args.out) + place, value);
         if (float* reset = args.out_bf16 ? nullptr : context.at<float>(args.reset)) publish_store(reset + place, 0.0f);
     }
   }
+  DISTMK_FN void store_pair(uint32_t token, uint32_t column, float gate, float up) const {
+    if (bias) gate += bias[column], up += bias[args.n + column];
+    bf16_at(args.out).store(uint64_t{token} * args.out_stride + column, swiglu(gate, up));
+  }
+
+ private:
+  DISTMK_FN LamportVector bf16_at(uint64_t operand) const {
+    return {context.at<__nv_bfloat16>(operand), context.at<__nv_bfloat16>(args.reset)};
+  }
 };
 
-// A round of up to M_TILES_PER_BLOCK groups of weight rows.
+// The epilogue of one M block. In a SWIGLU task an M tile of 2 p rows is p gate rows, then the p up rows of the same
+// columns.
 template <uint32_t N_TILES>
-struct Round {
-  using Sums = float[M_TILES_PER_BLOCK][N_TILES][4];
-  uint32_t first_row, end_row;  // of the slab
-  uint32_t turn;
-  float residual[Output<N_TILES>::COUNT];
+struct BlockEpilogue {
+  using Params = EpilogueParams<N_TILES>;
+  MBlock block;
+  uint32_t rotation;  // of token groups
+  float residual[Params::TOKENS_PER_THREAD];
 
-  // The best candidates are kept from round to round, so there a token always is the same threads'.
-  DISTMK_FN Round(const Output<N_TILES>& out, uint32_t first, uint32_t end)
-      : first_row(first), end_row(end), turn(out.epilogue() == Epilogue::ARGMAX ? 0 : first / M_BLOCK) {
-    if (N_TILES == 1) load_residual(out);
+  // ARGMAX keeps its candidates by thread, so there a token stays the same threads'.
+  DISTMK_FN BlockEpilogue(const Params& params, const MBlock& m_block)
+      : block(m_block), rotation(params.epilogue() == Epilogue::ARGMAX ? 0 : m_block.begin / M_BLOCK) {
+    if (N_TILES == 1) load_residual(params);  // ahead of the mainloop: with two N tiles there are too few registers
   }
-  DISTMK_FN void load_residual(const Output<N_TILES>& out) {
-    const uint32_t column = first_row + threadIdx.x % DEALT_ROWS;
-    const bool adds = out.epilogue() == Epilogue::ADD && column < end_row;
+  DISTMK_FN void load_residual(const Params& params) {
+    const uint32_t column = block.begin + thread_row();
+    const bool adds = params.epilogue() == Epilogue::ADD && column < block.end;
 #pragma unroll
-    for (uint32_t i = 0; i < Output<N_TILES>::COUNT; ++i)
-      residual[i] =
-          adds && out.token_of(i, turn) < out.num_rows ? out.residual_at(out.token_of(i, turn), column) : 0.0f;
+    for (uint32_t i = 0; i < Params::TOKENS_PER_THREAD; ++i)
+      residual[i] = adds && thread_token(i, rotation) < params.num_tokens
+                        ? params.residual_at(thread_token(i, rotation), column)
+                        : 0.0f;
   }
 
-  // Whether this warp's threads look after a token of a tile. What is pushed of a single row each token's threads take
-  // to another rank.
-  template <bool ROW>
-  DISTMK_FN bool has_token(const Output<N_TILES>& out, uint32_t tile) const {
-    const bool shares = ROW && out.epilogue() == Epilogue::PUSH;
-    return out.token_of(tile * N_TILE / DEALT_TOKENS, turn) < (shares ? out.context.num_ranks() : out.num_rows);
+  // Whether this warp's threads have a token in an N tile. With one token (ONE_TOKEN) that is pushed, each token group
+  // pushes it to other ranks.
+  template <bool ONE_TOKEN>
+  DISTMK_FN bool has_token(const Params& params, uint32_t n_tile) const {
+    const bool splits_ranks = ONE_TOKEN && params.epilogue() == Epilogue::PUSH;
+    return thread_token(n_tile * N_TILE / TOKEN_GROUPS, rotation) <
+           (splits_ranks ? params.context.num_ranks() : params.num_tokens);
   }
 
-  // A warp's sums of a tile of tokens, where the others find them.
-  DISTMK_FN void write_sums(const Sums& sums, uint32_t tile, uint32_t num_tokens, float* buffer) const {
+  // This warp's partial sums of an N tile, as partial[warp][token][weight row].
+  DISTMK_FN void write_partials(const Accumulators<N_TILES>& acc, uint32_t n_tile, uint32_t num_tokens,
+                                float* partials) const {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_token = lane % 4 * 2;
-    float* out = buffer + (warp * N_TILE + first_token) * PARTIAL_SUM_STRIDE + lane / 4;
+    float* out = partials + (warp * N_TILE + first_token) * PARTIAL_SUM_STRIDE + lane / 4;
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
       if (first_token + i % 2 >= num_tokens) continue;
 #pragma unroll
-      for (uint32_t g = 0; g < M_TILES_PER_BLOCK; ++g)
-        out[i % 2 * PARTIAL_SUM_STRIDE + g * M_TILE + i / 2 * 8] = sums[g][tile][i];
+      for (uint32_t m = 0; m < M_TILES_PER_BLOCK; ++m)
+        out[i % 2 * PARTIAL_SUM_STRIDE + m * M_TILE + i / 2 * 8] = acc[m][n_tile][i];
     }
   }
 
-  // Of a single row.
-  DISTMK_FN void find(RowGoal& goal, const Output<N_TILES>& out) const {
-    const uint32_t row = threadIdx.x % DEALT_ROWS, in_group = row % M_TILE, begin = first_row + row - in_group;
-    if (begin + in_group >= end_row) return;
-    const bool paired = out.epilogue() == Epilogue::SWIGLU;
-    const uint32_t up_rows = min(M_TILE, end_row - begin) / 2;
-    if (paired && in_group >= up_rows) return;
-    goal.up_rows = paired ? up_rows : 0;
-    goal.find(out.context, out.args, (paired ? begin / 2 : begin) + in_group, out.token_of(0, turn));
+  DISTMK_FN void find_pointers(OutputPointers& pointers, const Params& params) const {
+    const uint32_t row = thread_row(), in_tile = row % M_TILE, tile = block.begin + row - in_tile;
+    if (tile + in_tile >= block.end) return;
+    const bool paired = params.epilogue() == Epilogue::SWIGLU;
+    const uint32_t up_rows = min(M_TILE, block.end - tile) / 2;
+    if (paired && in_tile >= up_rows) return;
+    pointers.up_rows = paired ? up_rows : 0;
+    pointers.find(params.context, params.args, (paired ? tile / 2 : tile) + in_tile, thread_token(0, rotation));
   }
-  // Adds up the warps' sums of a single row and hands each value on.
-  DISTMK_FN void finish_row(const Output<N_TILES>& out, const RowGoal& goal, const float* buffer) const {
-    const float scale = out.args.normalized ? norm_scale(out.args, 0) : 1.0f;
-    const uint32_t row = threadIdx.x % DEALT_ROWS;
-    float value = total(buffer, row) * scale + goal.bias;
-    if (goal.up_rows) value = out.swiglu(value, total(buffer, row + goal.up_rows) * scale + goal.up_bias);
+  // One token.
+  DISTMK_FN void finish_token(const Params& params, const OutputPointers& pointers, const float* partials) const {
+    const float scale = params.args.normalized ? norm_scale(params.args, 0) : 1.0f;
+    const uint32_t row = thread_row();
+    float value = sum_partials(partials, row) * scale + pointers.bias;
+    if (pointers.up_rows)
+      value = swiglu(value, sum_partials(partials, row + pointers.up_rows) * scale + pointers.up_bias);
     value += residual[0];
-    goal.store(value);
-    if (out.epilogue() != Epilogue::PUSH || first_row + row >= end_row) return;
+    pointers.store(value);
+    if (params.epilogue() != Epilogue::PUSH || block.begin + row >= block.end) return;
 #pragma unroll 1
-    for (uint32_t rank = out.token_of(0, turn) + DEALT_TOKENS; rank < out.context.num_ranks(); rank += DEALT_TOKENS)
-      if (float* there = out.context.template peer<float>(rank, out.args.out)) publish(there + first_row + row, value);
+    for (uint32_t rank = thread_token(0, rotation) + TOKEN_GROUPS; rank < params.context.num_ranks();
+         rank += TOKEN_GROUPS)
+      if (float* peer = params.context.template peer<float>(rank, params.args.out))
+        publish(peer + block.begin + row, value);
   }
 
-  // Adds up the warps' sums of a tile of tokens and hands each value on.
-  DISTMK_FN void finish(const Output<N_TILES>& out, uint32_t tile, const float* buffer) const {
-    const uint32_t row = threadIdx.x % DEALT_ROWS, in_group = row % M_TILE, begin = first_row + row - in_group;
-    if (begin + in_group >= end_row) return;
-    const uint32_t group_rows = min(M_TILE, end_row - begin);
-    const bool paired = out.epilogue() == Epilogue::SWIGLU;
-    if (paired && in_group >= group_rows / 2) return;
-    constexpr uint32_t PER_TILE = N_TILE / DEALT_TOKENS;
+  // Several tokens: those of an N tile.
+  DISTMK_FN void finish_tile(const Params& params, uint32_t n_tile, const float* partials) const {
+    const uint32_t row = thread_row(), in_tile = row % M_TILE, tile = block.begin + row - in_tile;
+    if (tile + in_tile >= block.end) return;
+    const uint32_t tile_rows = min(M_TILE, block.end - tile);
+    const bool paired = params.epilogue() == Epilogue::SWIGLU;
+    if (paired && in_tile >= tile_rows / 2) return;
+    constexpr uint32_t PER_TILE = N_TILE / TOKEN_GROUPS;
 #pragma unroll
     for (uint32_t n = 0; n < PER_TILE; ++n) {
-      const uint32_t i = tile * PER_TILE + n, token = out.token_of(i, turn);
-      if (token >= out.num_rows) break;
-      const float scale = out.args.normalized ? norm_scale(out.args, token) : 1.0f;
-      const float* sums = buffer + (token % N_TILE) * PARTIAL_SUM_STRIDE;
-      const float value = total(sums, row) * scale;
+      const uint32_t i = n_tile * PER_TILE + n, token = thread_token(i, rotation);
+      if (token >= params.num_tokens) break;
+      const float scale = params.args.normalized ? norm_scale(params.args, token) : 1.0f;
+      const float* of_token = partials + (token % N_TILE) * PARTIAL_SUM_STRIDE;
+      const float value = sum_partials(of_token, row) * scale;
       if (paired)
-        out.store_pair(token, begin / 2 + in_group, value, total(sums, row + group_rows / 2) * scale);
+        params.store_pair(token, tile / 2 + in_tile, value, sum_partials(of_token, row + tile_rows / 2) * scale);
       else
-        out.store(i, token, begin + in_group, value, residual[i]);
+        params.store(i, token, tile + in_tile, value, residual[i]);
     }
   }
 
  private:
-  // Over the warps.
-  DISTMK_FN static float total(const float* sums, uint32_t weight_row) {
+  DISTMK_FN static float sum_partials(const float* partials, uint32_t row) {
     float sum = 0;
 #pragma unroll
-    for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) sum += sums[warp * N_TILE * PARTIAL_SUM_STRIDE + weight_row];
+    for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) sum += partials[warp * N_TILE * PARTIAL_SUM_STRIDE + row];
     return sum;
   }
   DISTMK_FN static float norm_scale(const LinearArgs& args, uint32_t token) {
@@ -188,68 +268,66 @@ struct Round {
   }
 };
 
-// The best candidate of each sampled token, over the threads that look after it.
+// ARGMAX: the best candidate of each sampled token, over the threads that keep one.
 template <uint32_t N_TILES>
-DISTMK_FN void write_candidates(const Output<N_TILES>& out) {
+DISTMK_FN void write_candidates(const EpilogueParams<N_TILES>& params) {
   auto* all = reinterpret_cast<Candidate*>(shared().scratch);
-  const uint32_t warp = opaque(threadIdx.x / 32), lane = threadIdx.x % 32;  // or its place would be kept on the stack
-  constexpr uint32_t WARPS_A_TOKEN = DEALT_ROWS / 32;
+  const uint32_t warp = opaque(threadIdx.x / 32), lane = threadIdx.x % 32;  // opaque: else addresses lie on the stack
+  constexpr uint32_t WARPS_PER_TOKEN = M_BLOCK / 32;
 #pragma unroll
-  for (uint32_t i = 0; i < Output<N_TILES>::COUNT; ++i) {
-    Candidate best = out.best(i);
-    for (uint32_t step = 16; step; step >>= 1) best = better_of(best, exchanged(best, step));
-    if (lane == 0) all[out.token_of(i) * WARPS_A_TOKEN + warp % WARPS_A_TOKEN] = best;
+  for (uint32_t i = 0; i < EpilogueParams<N_TILES>::TOKENS_PER_THREAD; ++i) {
+    Candidate best = params.best(i);
+    best = warp_argmax(best);
+    if (lane == 0) all[thread_token(i, 0) * WARPS_PER_TOKEN + warp % WARPS_PER_TOKEN] = best;
   }
-  out.context.team.sync();
+  params.context.team.sync();
   const uint32_t token = threadIdx.x;
   if (token >= MAX_ROWS) return;
   Candidate best = {-INFINITY, -1};
-  const Batch* batch = out.context.batch(out.args.batch);
-  if (token < out.num_rows && (!batch || batch->rows[token].sample))
-    for (uint32_t i = 0; i < WARPS_A_TOKEN; ++i) best = better_of(best, all[token * WARPS_A_TOKEN + i]);
-  out.context.template at<Candidate>(out.args.out)[token] = best;
+  const Batch* batch = params.context.batch(params.args.batch);
+  if (token < params.num_tokens && (!batch || batch->rows[token].sample))
+    for (uint32_t i = 0; i < WARPS_PER_TOKEN; ++i) best = better_of(best, all[token * WARPS_PER_TOKEN + i]);
+  params.context.template at<Candidate>(params.args.out)[token] = best;
 }
 
-// Of a block: its first column that is this warp's.
-DISTMK_FN uint32_t first_column() { return threadIdx.x / 32 * K_TILE; }
+// Whether this warp has no tile in a weight row's last K block, whose stages it then skips without waiting for them. It
+// waits for the split-K reduction instead: a full lap of the pipeline ahead of the other warps, the phase bits would
+// alias.
+DISTMK_FN bool skips_last_k_block(const LinearArgs& args) { return warp_k_begin() > (args.k_pitch - 1) % K_BLOCK; }
 
-// Whether this warp has no tile in a row's last block. Stages that it passes by it does not wait for; if it passed by
-// as many as the ring has, it would take what is still to come there for what comes a lap later.
-DISTMK_FN bool passes_by(const LinearArgs& args) { return first_column() > (args.k_pitch - 1) % K_BLOCK; }
-
-// The end of a round: each warp leaves its sums, those that look after a token wait for all of them, as do those that
-// have passed by some of its stages, the others go on.
-// Up to half a tile of tokens leaves room for two rounds. `rows`: of the slab. From when all sums of its last round are
-// there the loader holds, if somebody waits for the task's events, until the clerk has signalled, not sooner.
-// `ROW`: a single row, for which there are goals.
-template <uint32_t N_TILES, bool ROW>
-DISTMK_FN void reduce_split_k(Round<N_TILES>& round, const typename Round<N_TILES>::Sums& sums,
-                              const Output<N_TILES>& out, uint32_t& turn, uint32_t rows) {
-  if (N_TILES > 1) round.load_residual(out);
+// Split-K reduction and stores of an M block. Each warp writes its partial sums; warps that
+// store a token of the N tile wait for the partial sums of all, the others go on. The buffers hold two reductions of up
+// to N_TILE / 2 tokens, one of more. From the last partial sums of the slab (of `num_rows` rows) until its triggers
+// have fired the loader is throttled, where throttles_loader() says so. ONE_TOKEN: output pointers are found ahead.
+template <uint32_t N_TILES, bool ONE_TOKEN>
+DISTMK_FN void reduce_and_store(BlockEpilogue<N_TILES>& epilogue, const Accumulators<N_TILES>& acc,
+                                const EpilogueParams<N_TILES>& params, uint32_t& reduction, uint32_t num_rows) {
+  if (N_TILES > 1) epilogue.load_residual(params);
   SplitKBuffers& buffers = shared().sums;
-  const bool two = out.num_rows <= N_TILE / 2;
+  const bool two = params.num_tokens <= N_TILE / 2;
 #pragma unroll
-  for (uint32_t tile = 0; tile < N_TILES; ++tile, ++turn) {
-    const uint32_t last = turn - (two ? 2 : 1), slot = buffers.slot(turn);
-    float* buffer = reinterpret_cast<float*>(shared().scratch) + (two ? slot * (N_TILE / 2) * PARTIAL_SUM_STRIDE : 0);
+  for (uint32_t n_tile = 0; n_tile < N_TILES; ++n_tile, ++reduction) {
+    const uint32_t last = reduction - (two ? 2 : 1), slot = buffers.slot(reduction);
+    float* partials = reinterpret_cast<float*>(shared().scratch) + (two ? slot * (N_TILE / 2) * PARTIAL_SUM_STRIDE : 0);
     barrier_wait(&buffers.empty[buffers.slot(last)], buffers.parity(last));
-    round.write_sums(sums, tile, min(N_TILE, out.num_rows - tile * N_TILE), buffer);
+    epilogue.write_partials(acc, n_tile, min(N_TILE, params.num_tokens - n_tile * N_TILE), partials);
     warp_arrive(&buffers.full[slot]);
-    const bool finishes = round.template has_token<ROW>(out, tile);
-    const bool holds = finishes && round.end_row == rows && throttles_loader(out.context.rank_state, out.args);
-    const uint32_t last_of = holds ? shared().num_slabs[threadIdx.x / 32].get() + 1 : 0;
-    RowGoal goal;
-    if constexpr (ROW) {
-      if (finishes) round.find(goal, out);
+    const bool stores = epilogue.template has_token<ONE_TOKEN>(params, n_tile);
+    const bool throttles =
+        stores && epilogue.block.end == num_rows && throttles_loader(params.context.rank_state, params.args);
+    const uint32_t next_slab = throttles ? shared().num_slabs[threadIdx.x / 32].get() + 1 : 0;
+    OutputPointers pointers;
+    if constexpr (ONE_TOKEN) {
+      if (stores) epilogue.find_pointers(pointers, params);
     }
-    if (finishes || passes_by(out.args)) barrier_wait(&buffers.full[slot], buffers.parity(turn));
-    if (finishes) {
+    if (stores || skips_last_k_block(params.args)) barrier_wait(&buffers.full[slot], buffers.parity(reduction));
+    if (stores) {
       mark(Mark::MET);
-      if (last_of && threadIdx.x % 32 == 0) shared().ring.throttle.set(last_of);
-      if constexpr (ROW)
-        round.finish_row(out, goal, buffer);
+      if (next_slab && threadIdx.x % 32 == 0) shared().ring.throttle.set(next_slab);
+      if constexpr (ONE_TOKEN)
+        epilogue.finish_token(params, pointers, partials);
       else
-        round.finish(out, tile, buffer);
+        epilogue.finish_tile(params, n_tile, partials);
       mark(Mark::STORED);
     }
     warp_arrive(&buffers.empty[slot]);

@@ -1,157 +1,175 @@
-// Linear layers on tensor cores: rows of weights are the m dimension, tokens the n dimension, so that up to eight
-// tokens cost little more than one. Activations are bf16, sums are float32.
+// Linear layers: out[n, m] = epilogue(sum over k of W[m, k] X[n, k]), a slab of weight rows m against all tokens n of
+// the batch. Composes the mainloop (mainloop.cuh), its B operand (activations.cuh; fused_combine.cuh for attention's
+// output) and the epilogue (epilogue.cuh). GEMV path: one token; GEMM path: up to 16 tokens, in one or two N tiles.
 #pragma once
+#include "device/linear/epilogue.cuh"
 #include "device/linear/fused_combine.cuh"
 #include "device/linear/mainloop.cuh"
 
 namespace distmk {
 namespace linear {
 
-// The slab comes in rounds of M_TILES_PER_BLOCK row groups, a round in blocks of K_BLOCK columns, a block group by
-// group, stage by stage. Nothing lives across a call, which would put it on the stack, but for unaligned activations.
-
-// What becomes of a round's sums, which are zero again then.
-template <uint32_t N_TILES, bool ROW>
-DISTMK_FN void end_round(Round<N_TILES>& round, uint32_t rows, typename Round<N_TILES>::Sums& sums,
-                         const Output<N_TILES>& out, ConsumerState& consumer) {
-  mark(Mark::LAST);
-  reduce_split_k<N_TILES, ROW>(round, sums, out, consumer.reduction_round, rows);
-  memset(sums, 0, sizeof(sums));
+// Tokens, each of which is a row of the batch.
+DISTMK_FN uint32_t num_rows(const RankState& state, const LinearArgs& args) {
+  return args.batch ? state.batch(args.batch)->num_rows : 1;
 }
 
-// A single row whose activations fit into shared memory, by itself: what a token waits for in such a task is, for the
-// most part, instructions one after another, so there are none here that it does not need.
+// Whether activations can be read in whole chunks.
+DISTMK_FN bool is_aligned(const RankState& state, const LinearArgs& args, uint32_t num_tokens) {
+  return (state.address(args.x) % 16 | args.k % CHUNK_K | (num_tokens > 1 ? args.x_stride % CHUNK_K : 0)) == 0;
+}
+
+// Whether a task takes the GEMV path: its activations fit in shared memory, where the head keeps its candidates.
+DISTMK_FN bool fits_gemv(const LinearArgs& args, uint32_t num_tokens) {
+  return num_tokens == 1 && args.k_pitch <= MAX_GEMV_BLOCKS * K_BLOCK &&
+         args.epilogue != static_cast<uint32_t>(Epilogue::ARGMAX);
+}
+
+// No function is called while fragments or accumulators are live, as they would be saved on the stack; unaligned
+// activations are the exception.
+
+// The end of an M block; the accumulators are zero again. `num_rows`: of the slab.
+template <uint32_t N_TILES, bool ONE_TOKEN>
+DISTMK_FN void finish_m_block(BlockEpilogue<N_TILES>& epilogue, Accumulators<N_TILES>& acc,
+                              const EpilogueParams<N_TILES>& params, ConsumerState& consumer, uint32_t num_rows) {
+  mark(Mark::LAST);
+  reduce_and_store<N_TILES, ONE_TOKEN>(epilogue, acc, params, consumer.reduction_round, num_rows);
+  memset(acc, 0, sizeof(acc));
+}
+
+// GEMV path, for aligned activations. Latency here is mostly dependent instructions, so there are none that one token
+// does not need.
 DISTMK_FN void run_gemv(Context& context, const LinearArgs& args) {
-  const uint32_t rows = slab_rows(args);
-  const Lane lane;
-  const Output<1> out(context, args, 1);
+  const uint32_t num_rows = slab_rows(args);
+  const LdmatrixLane lane;
+  const EpilogueParams<1> params(context, args, 1);
   ConsumerState consumer = consumer_state();
-  Round<1>::Sums sums = {};
-  Column<1> x;
-  LoneRow fused_partials(context, args, args.polls, first_column());
-  EarlyTile early;
-  early.take(args, rows, consumer.stage, lane);
+  Accumulators<1> acc = {};
+  FragmentB<1> x;
+  LoneRow fused_partials(context, args, args.polls, warp_k_begin());
+  PrefetchedA prefetched;
+  prefetched.load(args, num_rows, consumer.stage, lane);
   mark(Mark::PREPARED);
-  // What was taken is not in the ring any more.
   if (args.polls)
     context.begin_polling();
   else if (!context.inputs_ready())
-    return store_consumer_state(consumer);
+    return store_consumer_state(consumer);  // the prefetched tile has left the pipeline
   if (fused_partials.is_there())
     fused_partials.bring(gemv_input());
   else
-    stage_gemv_input(context, activations_of(context, args, 1), args.polls, first_column());
+    stage_gemv_input(context, activations_of(context, args, 1), args.polls, warp_k_begin());
   context.inputs_polled();
   __syncwarp();
   mark(Mark::INPUTS);
-  x.load_from_shared(args.k, first_column());
-  early.multiply(x, sums);
-  uint32_t group = early.num_groups;
+  x.load_from_shared(args.k, warp_k_begin());
+  prefetched.multiply(x, acc);
+  uint32_t m_tile = prefetched.num_m_tiles;
 #pragma unroll 1
-  for (uint32_t first = 0; first < rows; first += M_BLOCK) {
-    Round<1> round(out, first, min(first + M_BLOCK, rows));
+  for (uint32_t m = 0; m < num_rows; m += M_BLOCK) {
+    BlockEpilogue<1> epilogue(params, {m, min(m + M_BLOCK, num_rows)});
 #pragma unroll 1
-    for (uint32_t block = 0; block < args.k_pitch; block += K_BLOCK) {
-      const uint32_t block_end = min(block + K_BLOCK, args.k_pitch);
-      if (args.normalized && first == 0) add_squares(x, block == 0);
-      if (first + block == 0) mark(Mark::FIRST);
-      multiply_block<1>(x, lane, round, block_end - block, group, consumer.stage, sums);
-      group = 0;
-      x.load_from_shared(args.k, (block_end < args.k_pitch ? block_end : 0) + first_column());
+    for (uint32_t k = 0; k < args.k_pitch; k += K_BLOCK) {
+      const uint32_t k_end = min(k + K_BLOCK, args.k_pitch);
+      if (args.normalized && m == 0) add_squares(x, k == 0);
+      if (m + k == 0) mark(Mark::FIRST);
+      mainloop_k_block<1>(x, lane, epilogue.block, k_end - k, m_tile, consumer.stage, acc);
+      m_tile = 0;
+      x.load_from_shared(args.k, (k_end < args.k_pitch ? k_end : 0) + warp_k_begin());
     }
-    end_round<1, true>(round, rows, sums, out, consumer);
+    finish_m_block<1, true>(epilogue, acc, params, consumer, num_rows);
   }
   store_consumer_state(consumer);
 }
 
-// Of up to a tile of rows the next block's activations are on their way while one is multiplied; of more there are not
-// enough registers, and all is written behind the task's events, on which those who add it up count.
+// GEMM path. With one N tile the activations of the next K block are loaded while this one is multiplied, and the first
+// A fragments are prefetched; with two there are too few registers. With two, nothing is stored before the task's
+// events are signaled, which tasks that add up the outputs rely on (skips_waits() in megakernel.cuh).
 template <uint32_t N_TILES, bool ALIGNED>
-DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_rows) {
-  constexpr bool AHEAD = N_TILES == 1 && ALIGNED;
-  const uint32_t rows = slab_rows(args);
-  const Activations a = activations_of(context, args, num_rows);
-  const Lane lane;
-  const Output<N_TILES> out(context, args, num_rows);
+DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_tokens) {
+  constexpr bool PREFETCHES = N_TILES == 1 && ALIGNED;
+  const uint32_t num_rows = slab_rows(args);
+  const Activations a = activations_of(context, args, num_tokens);
+  const LdmatrixLane lane;
+  const EpilogueParams<N_TILES> params(context, args, num_tokens);
   ConsumerState consumer = consumer_state();
-  typename Round<N_TILES>::Sums sums = {};
-  Column<N_TILES> x;
-  uint32_t group = 0;
-  // Whether blocks of activations are looked at until they are there.
-  bool looks = ALIGNED && args.polls;
-  EarlyTile early;
-  if constexpr (AHEAD) early.take(args, rows, consumer.stage, lane);
+  Accumulators<N_TILES> acc = {};
+  FragmentB<N_TILES> x;
+  uint32_t m_tile = 0;
+  bool polls = ALIGNED && args.polls;
+  PrefetchedA prefetched;
+  if constexpr (PREFETCHES) prefetched.load(args, num_rows, consumer.stage, lane);
   mark(Mark::PREPARED);
-  if (looks)
+  if (polls)
     context.begin_polling();
   else if (!context.inputs_ready())
     return store_consumer_state(consumer);
-  x.template load_there<ALIGNED>(context, looks, a, first_column());
+  x.template load_published<ALIGNED>(context, polls, a, warp_k_begin());
   mark(Mark::INPUTS);
-  if constexpr (AHEAD) {
-    x.clear_behind(a.k, first_column());
-    early.multiply(x, sums);
-    group = early.num_groups;
+  if constexpr (PREFETCHES) {
+    x.zero_beyond(a.k, warp_k_begin());
+    prefetched.multiply(x, acc);
+    m_tile = prefetched.num_m_tiles;
   }
-  out.start();
+  params.init_candidates();
 #pragma unroll 1
-  for (uint32_t first = 0; first < rows; first += M_BLOCK) {
-    Round<N_TILES> round(out, first, min(first + M_BLOCK, rows));
+  for (uint32_t m = 0; m < num_rows; m += M_BLOCK) {
+    BlockEpilogue<N_TILES> epilogue(params, {m, min(m + M_BLOCK, num_rows)});
 #pragma unroll 1
-    for (uint32_t block = 0; block < args.k_pitch; block += K_BLOCK) {
-      const uint32_t block_end = min(block + K_BLOCK, args.k_pitch);
-      const uint32_t next_block = block_end < args.k_pitch ? block_end : round.end_row < rows ? 0 : args.k;
-      Column<N_TILES> next;
-      if constexpr (AHEAD)
-        next.template load_there<ALIGNED>(context, looks, a, next_block + first_column());
+    for (uint32_t k = 0; k < args.k_pitch; k += K_BLOCK) {
+      const uint32_t k_end = min(k + K_BLOCK, args.k_pitch);
+      // Behind the last block of the slab any columns are loaded, and not multiplied.
+      const uint32_t next_k = k_end < args.k_pitch ? k_end : epilogue.block.end < num_rows ? 0 : args.k;
+      FragmentB<N_TILES> next;
+      if constexpr (PREFETCHES)
+        next.template load_published<ALIGNED>(context, polls, a, next_k + warp_k_begin());
       else
-        x.clear_behind(a.k, block + first_column());
-      if (args.normalized && first == 0) add_squares(x, block == 0);
-      if (first + block == 0) mark(Mark::FIRST);
-      multiply_block<N_TILES>(x, lane, round, block_end - block, group, consumer.stage, sums);
-      group = 0;
-      if constexpr (AHEAD)
-        (x = next).clear_behind(a.k, next_block + first_column());
-      else if (block_end < args.k_pitch)
-        x.template load_there<ALIGNED>(context, looks, a, next_block + first_column());
+        x.zero_beyond(a.k, k + warp_k_begin());
+      if (args.normalized && m == 0) add_squares(x, k == 0);
+      if (m + k == 0) mark(Mark::FIRST);
+      mainloop_k_block<N_TILES>(x, lane, epilogue.block, k_end - k, m_tile, consumer.stage, acc);
+      m_tile = 0;
+      if constexpr (PREFETCHES)
+        (x = next).zero_beyond(a.k, next_k + warp_k_begin());
+      else if (k_end < args.k_pitch)
+        x.template load_published<ALIGNED>(context, polls, a, next_k + warp_k_begin());
     }
-    if constexpr (!AHEAD) {
-      context.inputs_ready();  // before anything is written, and what lies there is loaded once more
-      x.template load<ALIGNED>(a, (round.end_row < rows ? 0 : args.k) + first_column());
+    if constexpr (!PREFETCHES) {
+      context.inputs_ready();
+      x.template load<ALIGNED>(a, (epilogue.block.end < num_rows ? 0 : args.k) + warp_k_begin());
     }
-    looks = false;
-    if (N_TILES == 1 && num_rows == 1 && out.epilogue() != Epilogue::ARGMAX)
-      end_round<N_TILES, N_TILES == 1>(round, rows, sums, out, consumer);
+    polls = false;  // the first M block has seen all activations
+    if (N_TILES == 1 && num_tokens == 1 && params.epilogue() != Epilogue::ARGMAX)
+      finish_m_block<N_TILES, N_TILES == 1>(epilogue, acc, params, consumer, num_rows);
     else
-      end_round<N_TILES, false>(round, rows, sums, out, consumer);
+      finish_m_block<N_TILES, false>(epilogue, acc, params, consumer, num_rows);
   }
-  if (out.epilogue() == Epilogue::ARGMAX) {
+  if (params.epilogue() == Epilogue::ARGMAX) {
     context.team.sync();
-    write_candidates<N_TILES>(out);
+    write_candidates(params);
   }
   store_consumer_state(consumer);
 }
 
 template <bool ALIGNED>
-DISTMK_FN void run_by_rows(Context& context, const LinearArgs& args, uint32_t rows) {
-  if (ALIGNED && fits_gemv(args, rows))
+DISTMK_FN void run_by_rows(Context& context, const LinearArgs& args, uint32_t num_tokens) {
+  if (ALIGNED && fits_gemv(args, num_tokens))
     run_gemv(context, args);
-  else if (rows <= N_TILE)
-    run<1, ALIGNED>(context, args, rows);
+  else if (num_tokens <= N_TILE)
+    run<1, ALIGNED>(context, args, num_tokens);
   else
-    run<2, ALIGNED>(context, args, rows);
+    run<2, ALIGNED>(context, args, num_tokens);
 }
 
 }  // namespace linear
 
 DISTMK_FN void body_linear(Context& context, const LinearArgs& args) {
-  const uint32_t rows = linear::num_rows(context.rank_state, args);
-  if (linear::is_aligned(context.rank_state, args, rows))
-    linear::run_by_rows<true>(context, args, rows);
+  const uint32_t num_tokens = linear::num_rows(context.rank_state, args);
+  if (linear::is_aligned(context.rank_state, args, num_tokens))
+    linear::run_by_rows<true>(context, args, num_tokens);
   else
-    linear::run_by_rows<false>(context, args, rows);
+    linear::run_by_rows<false>(context, args, num_tokens);
   if (args.epilogue == static_cast<uint32_t>(Epilogue::PUSH) && context.rank_state.transport && context.inputs_ready())
-    context.push_remote(args.out, uint64_t{rows} * args.n * sizeof(float));
+    context.push_remote(args.out, uint64_t{num_tokens} * args.n * sizeof(float));
 }
 
 }  // namespace distmk

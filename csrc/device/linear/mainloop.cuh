@@ -1,85 +1,221 @@
-// How the consumers' warps share out what comes through the ring, and multiply it: of a block each has a column of
-// tiles of its own.
+// Mainloop of linear layers on tensor cores: C[m, n] = sum over k of W[m, k] X[n, k], W and X in bf16, C in float32. W
+// streams through the pipeline in shared memory, X stays in registers (activations.cuh), epilogue.cuh reduces and
+// stores C.
+//   m: weight rows of the slab; M_BLOCK = 64 a block, as four M tiles of 16
+//   n: tokens, in N_TILES tiles of 8: up to eight tokens cost little more than one
+//   k: columns; K_BLOCK = 2048 a block, one K_TILE = 256 per warp: split-K within the CTA
+// The order of W in memory and in the pipeline (distmk/weights/packing.py): M block, K block, M tile, stage of two K
+// tiles.
 #pragma once
-#include "device/linear/epilogue.cuh"
-#include "device/linear/fragments.cuh"
+#include "device/linear/activations.cuh"
 
 namespace distmk {
 namespace linear {
 
-static_assert(NUM_WARPS == K_TILES_PER_BLOCK, "a column of tiles a warp");
+static_assert(NUM_WARPS == K_TILES_PER_BLOCK, "a warp multiplies one K tile of each K block");
 
-// The stage of a group with this warp's tile, which is this one of it.
-DISTMK_FN uint32_t stage_in_group() { return threadIdx.x / 32 / K_TILES_PER_STAGE; }
-DISTMK_FN uint32_t tile_in_stage() { return own_warp() % K_TILES_PER_STAGE; }
+struct MBlock {
+  uint32_t begin, end;  // weight rows of the slab
+};
 
-DISTMK_FN uint32_t stages_of_group(uint32_t block_k) { return (block_k + STAGE_K - 1) / STAGE_K; }
-
-// Where a warp finds its tile of a stage.
-DISTMK_FN const char* tile_of(const PipelineState<NUM_STAGES>& stage, uint32_t group_rows) {
-  return shared().slots + stage.index * STAGE_BYTES + tile_in_stage() * K_TILE * group_rows * sizeof(__nv_bfloat16);
-}
-
-// The warp with a stage's last tile gives back what tiles are missing in it.
-DISTMK_FN void consumer_release(const PipelineState<NUM_STAGES>& stage, uint32_t block_k) {
-  const bool last = first_column() + K_TILE >= block_k;
-  warp_arrive(&shared().ring.empty[stage.index], last ? K_TILES_PER_STAGE - tile_in_stage() : 1);
-}
-
-// By conditions, not by zeros: half as many instructions.
+// mma.m16n8k16: lane 4 g + t holds rows g and g + 8, tokens 2 t and 2 t + 1.
 template <uint32_t N_TILES>
-DISTMK_FN void add_tile(const float (&tile)[N_TILES][4], uint32_t group, typename Round<N_TILES>::Sums& sums) {
+using MTileAccumulators = float[N_TILES][4];
+template <uint32_t N_TILES>
+using Accumulators = MTileAccumulators<N_TILES>[M_TILES_PER_BLOCK];
+
+constexpr uint32_t MMA_K = 16;
+constexpr uint32_t FRAGMENT_K = 64;  // columns of weights whose products are in flight together
+using FragmentA = uint32_t[FRAGMENT_K / MMA_K][4];
+
+// The row of a weight tile that this lane addresses for ldmatrix, and the byte offsets of its 16-byte chunks in the
+// four k16 steps of a fragment. Tiles are XOR-swizzled: chunk c of row r lies at c ^ (r % 8).
+struct LdmatrixLane {
+  uint32_t row, chunk[FRAGMENT_K / MMA_K];
+
+  DISTMK_FN LdmatrixLane() {
+    const uint32_t lane =
+        opaque(threadIdx.x % 32);  // opaque: else the compiler would recompute all this for every tile
+    row = lane % 16;
 #pragma unroll
-  for (uint32_t g = 0; g < M_TILES_PER_BLOCK; ++g)
+    for (uint32_t i = 0; i < FRAGMENT_K / MMA_K; ++i) chunk[i] = ((2 * i + lane / 16) ^ (row % 8)) * 16;
+  }
+  // Shared address of this lane's row in a tile of `tile_k` columns.
+  DISTMK_FN uint32_t row_address(const char* tile, uint32_t tile_k) const {
+    return shared_address(tile) + row * tile_k * 2;
+  }
+};
+
+DISTMK_FN void load_fragment_a(uint32_t row_address, uint32_t k, const LdmatrixLane& lane, FragmentA& a) {
 #pragma unroll
-    for (uint32_t t = 0; t < N_TILES; ++t)
+  for (uint32_t i = 0; i < FRAGMENT_K / MMA_K; ++i) load_matrices(row_address + k * 2 + lane.chunk[i], a[i]);
+}
+
+// Fragment `f` of a K tile. Two accumulators in turn: an mma waits for the one before it into the same accumulator.
+template <uint32_t N_TILES>
+DISTMK_FN void mma_fragment(const FragmentA& a, const FragmentB<N_TILES>& b, uint32_t f,
+                            MTileAccumulators<N_TILES>& even, MTileAccumulators<N_TILES>& odd) {
+  static_assert(FRAGMENT_K == 2 * LOAD_K, "");
+#pragma unroll
+  for (uint32_t n = 0; n < N_TILES; ++n)
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint4& chunk = b.chunks[n][2 * f + i];
+      multiply(a[2 * i], chunk.x, chunk.y, even[n]);
+      multiply(a[2 * i + 1], chunk.z, chunk.w, odd[n]);
+    }
+}
+
+template <uint32_t N_TILES>
+DISTMK_FN void add_accumulators(const MTileAccumulators<N_TILES>& from, MTileAccumulators<N_TILES>& acc) {
+#pragma unroll
+  for (uint32_t n = 0; n < N_TILES; ++n)
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) acc[n][i] += from[n][i];
+}
+
+// One tile of `tile_k` columns, in a stage of the pipeline. A whole tile takes no branches, which would keep the loads
+// of a fragment from running ahead of the products of the one before.
+template <uint32_t N_TILES>
+DISTMK_FN void mma_tile(const char* tile, uint32_t tile_k, const FragmentB<N_TILES>& b, const LdmatrixLane& lane,
+                        MTileAccumulators<N_TILES>& acc) {
+  const uint32_t row_address = lane.row_address(tile, tile_k);
+  MTileAccumulators<N_TILES> odd = {};
+  const auto mma_step = [&](uint32_t f) {
+    FragmentA a;
+    load_fragment_a(row_address, f * FRAGMENT_K, lane, a);
+    mma_fragment<N_TILES>(a, b, f, acc, odd);
+  };
+  if (tile_k == K_TILE) {
+#pragma unroll
+    for (uint32_t f = 0; f < K_TILE / FRAGMENT_K; ++f) mma_step(f);
+  } else {
+#pragma unroll
+    for (uint32_t f = 0; f < K_TILE / FRAGMENT_K; ++f)
+      if (f * FRAGMENT_K < tile_k) mma_step(f);
+  }
+  add_accumulators<N_TILES>(odd, acc);
+}
+
+// Of the stages that hold one M tile's columns of a K block: their number, the one with this warp's K tile, and the
+// tile's index in that.
+DISTMK_FN uint32_t stages_per_m_tile(uint32_t block_k) { return (block_k + STAGE_K - 1) / STAGE_K; }
+DISTMK_FN uint32_t warp_stage() { return threadIdx.x / 32 / K_TILES_PER_STAGE; }
+DISTMK_FN uint32_t warp_tile() { return own_warp() % K_TILES_PER_STAGE; }
+static_assert(K_BLOCK / STAGE_K <= PipelineState<NUM_STAGES>::MOST_STEPS, "stages of an M tile");
+
+DISTMK_FN const char* tile_of(const PipelineState<NUM_STAGES>& stage, uint32_t tile_rows) {
+  return shared().slots + stage.index * STAGE_BYTES + warp_tile() * K_TILE * tile_rows * sizeof(__nv_bfloat16);
+}
+
+DISTMK_FN void consumer_wait(const PipelineState<NUM_STAGES>& stage) {
+  barrier_wait(&shared().ring.full[stage.index], stage.phase);
+}
+// The warp with the last tile of a stage that is not full arrives for the missing tiles, too.
+DISTMK_FN void consumer_release(const PipelineState<NUM_STAGES>& stage, uint32_t block_k) {
+  const bool last = warp_k_begin() + K_TILE >= block_k;
+  warp_arrive(&shared().ring.empty[stage.index], last ? K_TILES_PER_STAGE - warp_tile() : 1);
+}
+
+// acc[m_tile] += tile, where m_tile is not a constant, as an index into registers must be: a comparison per M tile
+// takes half as many instructions as adding zeros to the others.
+template <uint32_t N_TILES>
+DISTMK_FN void add_to_m_tile(const MTileAccumulators<N_TILES>& tile, uint32_t m_tile, Accumulators<N_TILES>& acc) {
+#pragma unroll
+  for (uint32_t m = 0; m < M_TILES_PER_BLOCK; ++m)
+#pragma unroll
+    for (uint32_t n = 0; n < N_TILES; ++n)
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i)
-        if (g == group) sums[g][t][i] += tile[t][i];
+        if (m == m_tile) acc[m][n][i] += tile[n][i];
 }
 
-static_assert(K_BLOCK / STAGE_K <= PipelineState<NUM_STAGES>::MOST_STEPS, "stages of a group");
-
-// A warp's part of a block of `block_k` columns, from group `group` of the round on, of which `stage` is the first.
+// This warp's K tile of a K block of `block_k` columns: the M tiles of `m_block` from `m_tile` on, the first of which
+// begins in stage `read`.
 template <uint32_t N_TILES>
-DISTMK_FN void multiply_block(const Column<N_TILES>& x, const Lane& lane, const Round<N_TILES>& round, uint32_t block_k,
-                              uint32_t group, PipelineState<NUM_STAGES>& stage, typename Round<N_TILES>::Sums& sums) {
-  const uint32_t num_rows = round.end_row - round.first_row, num_stages = stages_of_group(block_k);
+DISTMK_FN void mainloop_k_block(const FragmentB<N_TILES>& b, const LdmatrixLane& lane, const MBlock& m_block,
+                                uint32_t block_k, uint32_t m_tile, PipelineState<NUM_STAGES>& read,
+                                Accumulators<N_TILES>& acc) {
+  const uint32_t num_rows = m_block.end - m_block.begin, num_stages = stages_per_m_tile(block_k);
 #pragma unroll 1
-  for (; group * M_TILE < num_rows; ++group, stage = stage.advanced(num_stages)) {
-    if (first_column() >= block_k) continue;
-    const PipelineState<NUM_STAGES> at = stage.advanced(stage_in_group());
-    float tile_sums[N_TILES][4] = {};
-    barrier_wait(&shared().ring.full[at.index], at.phase);
-    multiply_tile<N_TILES>(tile_of(at, min(M_TILE, num_rows - group * M_TILE)), min(K_TILE, block_k - first_column()),
-                           x, lane, tile_sums);
-    consumer_release(at, block_k);
-    add_tile<N_TILES>(tile_sums, group, sums);
+  for (; m_tile * M_TILE < num_rows; ++m_tile, read = read.advanced(num_stages)) {
+    if (warp_k_begin() >= block_k) continue;
+    const PipelineState<NUM_STAGES> stage = read.advanced(warp_stage());
+    MTileAccumulators<N_TILES> tile_acc = {};
+    consumer_wait(stage);
+    mma_tile<N_TILES>(tile_of(stage, min(M_TILE, num_rows - m_tile * M_TILE)), min(K_TILE, block_k - warp_k_begin()), b,
+                      lane, tile_acc);
+    consumer_release(stage, block_k);
+    add_to_m_tile<N_TILES>(tile_acc, m_tile, acc);
   }
 }
 
-// A slab's first group of rows in its first block, taken into registers before there are activations to multiply it
-// with: the loader has that much more room while everybody waits. If all tiles of it are whole ones.
-struct EarlyTile {
-  HeldTile tile;
-  uint32_t num_groups = 0;  // that are taken by all warps together
+// Prefetched A fragments: the slab's first M tile in its first K block, loaded into registers while the task still
+// waits for its activations, so that the loader has as much more room. Only where all K tiles of that block are whole.
+struct PrefetchedA {
+  FragmentA fragments[K_TILE / FRAGMENT_K];
+  uint32_t num_m_tiles = 0;  // taken from the pipeline, by all warps alike
 
-  DISTMK_FN void take(const LinearArgs& args, uint32_t rows, PipelineState<NUM_STAGES>& stage, const Lane& lane) {
+  DISTMK_FN void load(const LinearArgs& args, uint32_t slab_rows, PipelineState<NUM_STAGES>& read,
+                      const LdmatrixLane& lane) {
     const uint32_t block_k = min(K_BLOCK, args.k_pitch);
-    num_groups = block_k % K_TILE == 0;
-    if (!num_groups || first_column() >= block_k) {
-      tile.clear();  // or the compiler would keep its registers for whatever they hold, in all other tasks too
+    num_m_tiles = block_k % K_TILE == 0;
+    if (!num_m_tiles || warp_k_begin() >= block_k) {
+      clear();
     } else {
-      const PipelineState<NUM_STAGES> at = stage.advanced(stage_in_group());
-      barrier_wait(&shared().ring.full[at.index], at.phase);
-      tile.load(tile_of(at, min(M_TILE, rows)), lane);
-      consumer_release(at, block_k);
+      const PipelineState<NUM_STAGES> stage = read.advanced(warp_stage());
+      consumer_wait(stage);
+      const uint32_t row_address = lane.row_address(tile_of(stage, min(M_TILE, slab_rows)), K_TILE);
+#pragma unroll
+      for (uint32_t f = 0; f < K_TILE / FRAGMENT_K; ++f)
+        load_fragment_a(row_address, f * FRAGMENT_K, lane, fragments[f]);
+      consumer_release(stage, block_k);
     }
-    if (num_groups) stage = stage.advanced(stages_of_group(block_k));
+    if (num_m_tiles) read = read.advanced(stages_per_m_tile(block_k));
   }
-  // Zeros give zeros.
-  DISTMK_FN void multiply(const Column<1>& x, Round<1>::Sums& sums) const { tile.multiply(x, sums[0]); }
+
+  // Adds nothing where nothing was loaded.
+  DISTMK_FN void multiply(const FragmentB<1>& b, Accumulators<1>& acc) const {
+    MTileAccumulators<1> odd = {};
+#pragma unroll
+    for (uint32_t f = 0; f < K_TILE / FRAGMENT_K; ++f) mma_fragment<1>(fragments[f], b, f, acc[0], odd);
+    add_accumulators<1>(odd, acc[0]);
+  }
+
+ private:
+  // Left undefined, these registers would be kept through all other tasks, too.
+  DISTMK_FN void clear() {
+#pragma unroll
+    for (FragmentA& fragment : fragments)
+#pragma unroll
+      for (auto& step : fragment)
+#pragma unroll
+        for (uint32_t& pair : step) pair = 0;
+  }
 };
+
+// Sums of squares of each token's activations over this warp's K tile, for the norm: the diagonal of X X^T. A chunk
+// serves as A fragment as it is; its registers 1 and 3 then stand in rows 8 to 15, so that their diagonal is in
+// `lower`.
+template <uint32_t N_TILES>
+DISTMK_FN void add_squares(const FragmentB<N_TILES>& b, bool first) {
+#pragma unroll
+  for (uint32_t n = 0; n < N_TILES; ++n) {
+    float upper[4] = {}, lower[4] = {};
+#pragma unroll
+    for (const uint4& chunk : b.chunks[n]) {
+      const uint32_t a[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+      multiply(a, chunk.x, chunk.z, upper);
+      multiply(a, chunk.y, chunk.w, lower);
+    }
+    // Lane 4 g + t has columns 2 t and 2 t + 1 of row g. opaque: else the addresses would be kept on the stack.
+    const uint32_t thread = opaque(threadIdx.x), token = thread % 32 / 4;
+    if (thread % 4 != token / 2) continue;
+    float& squares = shared().squares[n * N_TILE + token][thread / 32];
+    const float sum = token % 2 ? upper[1] + lower[3] : upper[0] + lower[2];
+    squares = first ? sum : squares + sum;
+  }
+}
 
 }  // namespace linear
 }  // namespace distmk

@@ -1,12 +1,14 @@
-// Candidates for the next token among the lanes of a warp.
+// Argmax over the lanes of a warp.
 #pragma once
 #include "runtime/argmax.h"
 
 namespace distmk {
 
-// That of the lane `step` away.
-DISTMK_FN Candidate exchanged(const Candidate& mine, uint32_t step) {
-  return {__shfl_xor_sync(~0u, mine.value, step), __shfl_xor_sync(~0u, mine.token, step)};
+// The best candidate of all lanes; every lane gets it.
+DISTMK_FN Candidate warp_argmax(Candidate best) {
+  for (uint32_t step = 16; step; step >>= 1)
+    best = better_of(best, {__shfl_xor_sync(~0u, best.value, step), __shfl_xor_sync(~0u, best.token, step)});
+  return best;
 }
 
 }  // namespace distmk

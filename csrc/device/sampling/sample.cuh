@@ -27,7 +27,7 @@ DISTMK_FN void body_sample(Context& context, const SampleArgs& args) {
       for (uint32_t i = 0; i < IN_FLIGHT; ++i)
         if (first + 32 * i < args.num_tasks) best = better_of(best, *reinterpret_cast<const Candidate*>(&packed[i]));
     }
-    for (uint32_t step = 16; step; step >>= 1) best = better_of(best, exchanged(best, step));
+    best = warp_argmax(best);
     if (lane == 0) out[row] = best;
   }
   if (!near) {
