@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import linear_cases as linear
 import small_cases as small
+from assignment_cases import one_of_two_fuses_combine
 from attention_cases import attention
 from board import Board
 from fused_combine_cases import fused_partials
@@ -119,6 +120,9 @@ def _attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
         for alone in (True, True, True, False):
             yield _on_each(board, fused_partials, sizes.attention_error, heads, head_dim, alone, *last)
         yield _on_each(board, fused_partials, sizes.attention_error, heads, head_dim, True, sizes.longest_lone)
+    for fused_first in (True, False):
+        sizes_of_row = (sizes.attention_error, Heads(4, 2), 128, sizes.longest_lone)
+        yield _on_each(board, one_of_two_fuses_combine, *sizes_of_row, fused_first)
     for heads, head_dim in REAL_HEADS:
         if head_dim in sizes.head_dims:
             yield _on_each(board, attention, sizes.attention_error, heads, head_dim, 16, True, *last)
