@@ -92,10 +92,10 @@ class AssignmentTracker {
   }
 
  private:
-  // Arguments that count, a word a lane: `num_q` to `split_budget`.
+  // Arguments that count, a word a lane: `num_q` to `split_budget`, and `fused_combine_len`.
   static constexpr uint32_t FIRST_WORD = offsetof(AttentionArgs, num_q) / sizeof(uint32_t),
                             NUM_WORDS = offsetof(AttentionArgs, eps) / sizeof(uint32_t) - FIRST_WORD;
-  static_assert(NUM_WORDS <= 32, "");
+  static_assert(NUM_WORDS < 32, "");
   static constexpr uint32_t NO_INSTANCE = ~0u;
 
   Context context_;
@@ -106,8 +106,9 @@ class AssignmentTracker {
   uint32_t instance_ = NO_INSTANCE, word_ = 0;
 
   DISTMK_FN uint32_t word(const AttentionArgs& args) const {
-    const uint32_t i = min(context_.team.index, NUM_WORDS - 1);
-    return reinterpret_cast<const uint32_t*>(&args)[FIRST_WORD + i];
+    const uint32_t i = context_.team.index;
+    constexpr uint32_t LAST_WORD = offsetof(AttentionArgs, fused_combine_len) / sizeof(uint32_t);
+    return reinterpret_cast<const uint32_t*>(&args)[i < NUM_WORDS ? FIRST_WORD + i : LAST_WORD];
   }
   DISTMK_FN bool is_known(const Action& action, const AttentionArgs& args) const {
     return context_.team.all(action.instance == instance_ && action.iteration == iteration_ && args.batch == batch_ &&

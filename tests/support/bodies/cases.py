@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from support.attention_inputs import Heads
 from support.bodies import linear, small
+from support.bodies.assignment import one_of_two_fuses_combine
 from support.bodies.attention import attention
 from support.bodies.board import Board
 from support.bodies.fused_combine import fused_partials
@@ -118,6 +119,9 @@ def _attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
         for alone in (True, True, True, False):
             yield _on_each(board, fused_partials, sizes.attention_error, heads, head_dim, alone, *last)
         yield _on_each(board, fused_partials, sizes.attention_error, heads, head_dim, True, sizes.longest_lone)
+    for fused_first in (True, False):
+        sizes_of_row = (sizes.attention_error, Heads(4, 2), 128, sizes.longest_lone)
+        yield _on_each(board, one_of_two_fuses_combine, *sizes_of_row, fused_first)
     for heads, head_dim in REAL_HEADS:
         if head_dim in sizes.head_dims:
             yield _on_each(board, attention, sizes.attention_error, heads, head_dim, 16, True, *last)
