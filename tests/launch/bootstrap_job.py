@@ -154,12 +154,19 @@ def slow_to_leave(b):
 
 
 def forked(b):
-    if b.rank == 0:
-        child = os.fork()
-        if child == 0:
-            sys.exit(0)  # runs the handlers registered for exit
-        os.waitpid(child, 0)
+    """Forks of rank 0 that run the handlers registered for exit, while the group is open and after it."""
+
+    def fork():
+        if b.rank == 0:
+            child = os.fork()
+            if child == 0:
+                sys.exit(0)
+            os.waitpid(child, 0)
+
+    fork()
     note(b.rank, gathered=len(b.allgather(b"")))
+    b.close()
+    fork()
 
 
 def aborted(b):
