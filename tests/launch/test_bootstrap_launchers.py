@@ -108,7 +108,7 @@ def test_torchrun_exchange(job: Job) -> None:
 
 
 def test_torch_variables_alone(job: Job) -> None:
-    """Without torchrun rank 0 has to be the store, and local ranks are found out from the host names."""
+    """Without torchrun rank 0 hosts the store, and local ranks follow from the host names."""
     pytest.importorskip("torch")
     import socket
 
