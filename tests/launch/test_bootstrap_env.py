@@ -12,6 +12,7 @@ import pytest
 from distmk.bootstrap import detect
 from distmk.bootstrap.agreement import _describe, _rebuild
 from distmk.bootstrap.base import read_timeout_s
+from distmk.bootstrap.detect import read_launch
 from distmk.bootstrap.slurm import expand_nodelist, master_addr, master_port
 from distmk.errors import DistmkError, HangError, Interrupted, UsageError, WaitRecord
 
@@ -58,6 +59,24 @@ SBATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}
 )
 def test_detect(num_ranks: int | None, env: dict[str, str], kind: str) -> None:
     assert detect(num_ranks, env) == kind
+
+
+@pytest.mark.parametrize(
+    ("env", "local"),
+    [
+        (OMPI, (None, None)),
+        (OMPI | {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, (1, 3)),
+        (HYDRA | {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}, (0, 1)),
+        (SRUN, (0, None)),
+        (SRUN | {"SLURM_STEP_NUM_NODES": "2"}, (0, None)),
+        (SRUN | {"SLURM_STEP_NUM_NODES": "1"}, (0, 2)),
+        (TORCH | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, (1, 2)),
+    ],
+)
+def test_local_rank_and_size(env: dict[str, str], local: tuple[int | None, int | None]) -> None:
+    """As the launcher gives them; if all ranks are known to be on one host, rank 0 listens on loopback only."""
+    launch = read_launch(None, env)
+    assert (launch.local_rank, launch.local_size) == local
 
 
 def test_detect_reads_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
