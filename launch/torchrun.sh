@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run distmk on N ranks of this host under torchrun.
 #   bash launch/torchrun.sh N distmk-args...
-# On several hosts N is the ranks of each; set NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT (see launch/README.md).
+# On several hosts N is the number of ranks per host; set NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT (launch/README.md).
 set -euo pipefail
 
 if [[ $# -lt 2 || ! $1 =~ ^[1-9][0-9]*$ ]]; then
@@ -23,17 +23,17 @@ fi
 # NVLink multicast is never needed here, and can disturb other users of the host.
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-# torchrun sets this to 1 with a warning unless it is set; the runtime makes its own threads.
+# Unset, torchrun would set this to 1 with a warning. The runtime makes its own threads.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
 if [[ ${NNODES:-1} -gt 1 ]]; then
     : "${NODE_RANK:?torchrun.sh: several hosts need NODE_RANK: 0 on the first host, 1 on the next}"
     : "${MASTER_ADDR:?torchrun.sh: several hosts need MASTER_ADDR: the name of the first host}"
-    where=(--nnodes "$NNODES" --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR"
+    hosts=(--nnodes "$NNODES" --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR"
         --master-port "${MASTER_PORT:-29500}")
 else
-    where=(--standalone --nnodes 1)
+    hosts=(--standalone --nnodes 1)
 fi
 
-# -m distmk is torchrun's way to say `python -m distmk`.
-exec "$python" -m torch.distributed.run "${where[@]}" --nproc-per-node "$ranks" -m distmk "$@"
+# torchrun runs `python -m distmk` on each rank.
+exec "$python" -m torch.distributed.run "${hosts[@]}" --nproc-per-node "$ranks" -m distmk "$@"

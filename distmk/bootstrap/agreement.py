@@ -1,4 +1,4 @@
-"""Decisions that every rank must take alike, errors included."""
+"""Decisions and errors that all ranks share."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _SHOWN_CHARS = 80
 
 
 def agree(bootstrap: Bootstrap, fn: Callable[[], T]) -> T:
-    """Run `fn` on every rank and return its result, or raise on every rank if it failed on any.
+    """Run `fn` on every rank and return this rank's result; if it fails on any rank, raise on every rank. Collective.
 
-    A failing rank raises its own error. The others raise an error of the type and exit code of the lowest failing
-    rank, with its one line behind "rank N: ". Exceptions that are no DistmkError are bugs: they are told as well, so
-    that nobody waits for a rank that left. Raises RankLostError if a rank is gone.
+    A failing rank raises its own error. The other ranks raise an error with the type, exit code and text of the lowest
+    failing rank, after "rank N: ". Exceptions other than DistmkError are bugs; they are reported as well, so that no rank
+    waits for one that left. Raises RankLostError if a rank is gone.
     """
     result: T | None = None
     failure: BaseException | None = None
     try:
         result = fn()
-    except BaseException as error:  # Also KeyboardInterrupt: the others must not wait for this rank.
+    except BaseException as error:  # KeyboardInterrupt too: the other ranks must not wait for this one
         failure = error
     try:
         reports = [json.loads(part) for part in bootstrap.allgather(json.dumps(_describe(failure)).encode())]
@@ -42,9 +42,9 @@ def agree(bootstrap: Bootstrap, fn: Callable[[], T]) -> T:
 
 
 def agree_same(bootstrap: Bootstrap, what: str, fingerprints: Mapping[str, str]) -> None:
-    """Raise UsageError on every rank unless all ranks hold equal `fingerprints`.
+    """Raise UsageError on every rank unless all ranks give equal `fingerprints`. Collective.
 
-    `what` names the whole in the message ("options", "models"); the keys should be what a user can change ("--model").
+    `what` names the whole in the message ("options", "models"). The keys should be what a user can change ("--model").
     Raises RankLostError if a rank is gone.
     """
     parts = bootstrap.allgather(json.dumps(dict(fingerprints)).encode())
@@ -81,7 +81,7 @@ def _describe(failure: BaseException | None) -> dict[str, Any] | None:
     elif isinstance(failure, (KeyboardInterrupt, SystemExit)):
         kind, code, text = Interrupted, Interrupted.exit_code, f"stopped by {type(failure).__name__}"
     else:
-        # One line: the traceback is printed by the rank that has it.
+        # One line; the failing rank prints the traceback.
         first_line = (str(failure).splitlines() or [""])[0]
         kind, code, text = DistmkError, DistmkError.exit_code, f"unexpected {type(failure).__name__}: {first_line}"
     return {"type": f"{kind.__module__}.{kind.__qualname__}", "exit_code": code, "text": text}
@@ -89,7 +89,7 @@ def _describe(failure: BaseException | None) -> dict[str, Any] | None:
 
 def _rebuild(rank: int, report: Mapping[str, Any]) -> DistmkError:
     kind = next((k for k in _error_types(DistmkError) if f"{k.__module__}.{k.__qualname__}" == report["type"]), None)
-    # A type with a constructor of its own (HangError) holds data that did not travel; its base still carries the code.
+    # A type with its own constructor (HangError) holds data that was not sent, so its base class stands in for it.
     while kind is not None and kind.__init__ is not DistmkError.__init__:
         kind = kind.__base__
     error = (kind or DistmkError)(f"rank {rank}: {report['text']}")

@@ -1,11 +1,11 @@
-"""The interface that every way of starting ranks offers to the rest of distmk."""
+"""The interface of a connected group of ranks: the same for every launcher."""
 
 from __future__ import annotations
 
 import abc
 import math
-import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
@@ -17,12 +17,26 @@ TIMEOUT_ENV = "DISTMK_BOOTSTRAP_TIMEOUT_S"
 DEFAULT_TIMEOUT_S = 300.0
 
 
-class Bootstrap(abc.ABC):
-    """A connected group of ranks that can exchange bytes.
+@dataclass(frozen=True)
+class Member:
+    """A process as its launcher describes it; the local rank and size are None if the launcher does not give them."""
 
-    All calls but `abort` belong to one thread at a time, and collective calls must come in the same order on every
-    rank. Once a rank is found lost, every later exchange raises the same RankLostError at once. A `with` block closes
-    the group.
+    kind: LaunchKind
+    rank: int
+    world_size: int
+    local_rank: int | None = None
+    local_size: int | None = None
+
+
+class Bootstrap(abc.ABC):
+    """A connected group of ranks that exchange bytes.
+
+    Collective calls must come in the same order on every rank, and all calls but `abort` from one thread at a time.
+    After one rank is found lost, every later exchange raises the same RankLostError at once. A `with` block closes the
+    group.
+
+    `local_rank` and `local_size` count the ranks of this host; `hostnames` has one entry a rank; `timeout_s` bounds every
+    blocking call.
     """
 
     kind: LaunchKind
@@ -33,24 +47,24 @@ class Bootstrap(abc.ABC):
     hostnames: list[str]
     timeout_s: float
 
-    def __init__(self, kind: LaunchKind, rank: int, world_size: int, timeout_s: float) -> None:
-        self.kind = kind
-        self.rank = rank
-        self.world_size = world_size
-        self.timeout_s = timeout_s
-        self.local_rank = rank
-        self.local_size = world_size
+    def __init__(self, member: Member, timeout_s: float) -> None:
+        self.kind = member.kind
+        self.rank = member.rank
+        self.world_size = member.world_size
+        self.local_rank = member.rank if member.local_rank is None else member.local_rank
+        self.local_size = member.world_size if member.local_size is None else member.local_size
         self.hostnames = []
+        self.timeout_s = timeout_s
         self._lost: RankLostError | None = None
         self._closed = False
 
     @abc.abstractmethod
     def allgather(self, payload: bytes) -> list[bytes]:
-        """Return every rank's payload, by rank. Raises RankLostError if a rank is gone or silent for `timeout_s`."""
+        """Return the payloads of all ranks, in rank order. Raises RankLostError if a rank is gone or silent for `timeout_s`."""
 
     @abc.abstractmethod
     def broadcast(self, payload: bytes | None = None) -> bytes:
-        """Return rank 0's payload (the argument is ignored elsewhere). Raises RankLostError as `allgather` does."""
+        """Return rank 0's payload; other ranks' arguments are ignored. Raises RankLostError as `allgather` does."""
 
     def barrier(self) -> None:
         """Return once every rank has called this. Raises RankLostError as `allgather` does."""
@@ -58,24 +72,24 @@ class Bootstrap(abc.ABC):
 
     @abc.abstractmethod
     def send_command(self, payload: bytes) -> None:
-        """Rank 0: hand a command to every other rank. Raises RankLostError if one cannot take it."""
+        """Rank 0 only: send a command to every other rank. Raises RankLostError if a rank cannot take it."""
 
     @abc.abstractmethod
     def next_command(self) -> bytes | None:
-        """Other ranks: wait, however long, for rank 0's next command; None once rank 0 closed.
+        """Other ranks only: return rank 0's next command, or None once rank 0 has closed. Waits without a time limit.
 
-        Raises RankLostError when rank 0 dies or reports another rank lost.
+        Raises RankLostError if rank 0 dies or reports another rank lost.
         """
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Leave the group and free what it holds; bounded in time, may be called again."""
+        """Leave the group and free its resources. Bounded in time; a second call does nothing."""
 
     @abc.abstractmethod
     def abort(self, exit_code: int) -> None:
-        """End the job now, without agreement: the other ranks are killed or meet RankLostError.
+        """End the job now, without agreement: the other ranks are killed or get RankLostError.
 
-        Under MPI this ends the calling process as well (MPI_Abort with `exit_code`); elsewhere it returns.
+        Under MPI the calling process ends too (MPI_Abort with `exit_code`); under other launchers the call returns.
         """
 
     def __enter__(self) -> Bootstrap:
@@ -88,20 +102,19 @@ class Bootstrap(abc.ABC):
 
     def _check_usable(self) -> None:
         if self._lost is not None:
-            # A fresh object: raising the remembered one again would grow its traceback.
+            # A new object each time: raising one object again would make its traceback grow.
             raise type(self._lost)(str(self._lost))
         if self._closed:
             raise RuntimeError("this bootstrap is closed")
 
-    def _check_is_hub(self, is_hub: bool, call: str) -> None:
-        if is_hub != (self.rank == 0):
-            raise RuntimeError(
-                f"{call} is for {'rank 0' if is_hub else 'the ranks other than 0'}, not rank {self.rank}"
-            )
+    def _refuse(self, call: str) -> RuntimeError:
+        """The error for a call on a rank that must not make it."""
+        callers = "the ranks other than 0" if self.rank == 0 else "rank 0"
+        return RuntimeError(f"{call} is for {callers}, not rank {self.rank}")
 
 
 def read_timeout_s(env: Mapping[str, str]) -> float:
-    """The bound on blocking calls, from DISTMK_BOOTSTRAP_TIMEOUT_S in `env`. Raises UsageError if it is not one."""
+    """DISTMK_BOOTSTRAP_TIMEOUT_S in seconds, the bound on blocking calls. Raises UsageError if it is not positive."""
     text = env.get(TIMEOUT_ENV)
     if not text:
         return DEFAULT_TIMEOUT_S
@@ -112,22 +125,6 @@ def read_timeout_s(env: Mapping[str, str]) -> float:
     if not (math.isfinite(timeout_s) and timeout_s > 0):
         raise UsageError(f"{TIMEOUT_ENV} must be a positive number of seconds, got {text!r}")
     return timeout_s
-
-
-def pack(parts: Sequence[bytes]) -> bytes:
-    """Join byte strings so that `unpack` can part them again."""
-    return b"".join(struct.pack("<Q", len(part)) + part for part in parts)
-
-
-def unpack(data: bytes) -> list[bytes]:
-    """Undo `pack`."""
-    parts = []
-    at = 0
-    while at < len(data):
-        (size,) = struct.unpack_from("<Q", data, at)
-        parts.append(data[at + 8 : at + 8 + size])
-        at += 8 + size
-    return parts
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""How this process was started, read from the environment alone."""
+"""How this process was started, as its environment says, and the connection that follows from it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from distmk.bootstrap.base import Bootstrap, LaunchKind, read_timeout_s
+from distmk.bootstrap.base import Bootstrap, LaunchKind, Member, read_timeout_s
 from distmk.bootstrap.local import AUTHKEY_ENV, RANK_ENV, RENDEZVOUS_ENV, WORLD_SIZE_ENV, join_local, start_local
-from distmk.bootstrap.mpi import MpiBootstrap
+from distmk.bootstrap.mpi import connect_mpi
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.bootstrap.slurm import connect_slurm
-from distmk.bootstrap.torch_dist import TorchPlace, connect_torch
+from distmk.bootstrap.torchrun import StoreAddress, connect_store
 from distmk.errors import UsageError
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What the environment says: `world_size` is None if only the launcher's library knows it."""
+    """A launch as the environment describes it.
+
+    `launcher` is its name in messages; `world_size` is None if only the MPI library knows it.
+    """
 
     kind: LaunchKind
     launcher: str
-    rank: int | None
+    rank: int
     world_size: int | None
     local_rank: int | None = None
     local_size: int | None = None
@@ -29,10 +32,10 @@ class Launch:
 
 
 def detect(num_ranks: int | None = None, env: Mapping[str, str] | None = None) -> LaunchKind:
-    """Say how the ranks of this job are started; nothing is started or joined.
+    """Return how the ranks of this job are started; starts and joins nothing.
 
-    `num_ranks` is what the user asked for, `env` the environment (by default this process's own). Raises UsageError if
-    the environment contradicts itself or `num_ranks`.
+    `num_ranks` is the number of ranks that the user asked for; `env` is the environment, by default this process's. Raises
+    UsageError if the environment contradicts itself or `num_ranks`.
     """
     return read_launch(num_ranks, os.environ if env is None else env).kind
 
@@ -44,17 +47,17 @@ def connect(
     timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Bootstrap:
-    """Join the ranks of this job, starting them first if no launcher did.
+    """Join the ranks of this job; without a launcher, start `num_ranks` - 1 followers first.
 
-    `follower_argv` is the command of the ranks that are started here, by default `python -m distmk.cli.worker_process`.
-    `timeout_s` bounds every blocking call, by default DISTMK_BOOTSTRAP_TIMEOUT_S or 300 s. Raises UsageError as
-    `detect` does or if the ranks cannot be started or reached, RankLostError if a rank ends or does not join in time.
+    `follower_argv` is the command of a follower, by default `python -m distmk.cli.worker_process`. `timeout_s` bounds every
+    blocking call, by default DISTMK_BOOTSTRAP_TIMEOUT_S or 300 s. Raises UsageError as `detect` does or if the ranks cannot
+    be started or reached, RankLostError if a rank ends or does not join in time.
     """
     env = os.environ if env is None else env
     launch = read_launch(num_ranks, env)
     if timeout_s is None:
         timeout_s = read_timeout_s(env)
-    bootstrap = _connect(launch, num_ranks, follower_argv, timeout_s, env)
+    bootstrap = _connect(launch, follower_argv, timeout_s, env)
     try:
         _check_size(num_ranks, bootstrap.world_size, launch.launcher)
     except UsageError:
@@ -64,37 +67,27 @@ def connect(
 
 
 def _connect(
-    launch: Launch,
-    num_ranks: int | None,
-    follower_argv: Sequence[str] | None,
-    timeout_s: float,
-    env: Mapping[str, str],
+    launch: Launch, follower_argv: Sequence[str] | None, timeout_s: float, env: Mapping[str, str]
 ) -> Bootstrap:
     if launch.kind == "mpi":
-        return MpiBootstrap("mpi", launch.world_size, timeout_s)
-    if launch.kind == "single" or launch.rank is None or launch.world_size is None:
+        return connect_mpi("mpi", launch.world_size, launch.local_rank, launch.local_size, timeout_s)
+    if launch.kind == "single" or launch.world_size is None:
         return SingleBootstrap(timeout_s)
     if launch.kind == "local":
         if launch.is_follower:
             return join_local(launch.rank, launch.world_size, env, timeout_s)
         return start_local(launch.world_size, follower_argv, env, timeout_s)
+    member = Member(launch.kind, launch.rank, launch.world_size, launch.local_rank, launch.local_size)
     if launch.kind == "slurm":
-        return connect_slurm(launch.rank, launch.world_size, launch.local_rank, env, timeout_s)
-    place = TorchPlace(
-        rank=launch.rank,
-        world_size=launch.world_size,
-        local_rank=launch.local_rank,
-        local_size=launch.local_size,
-        master_addr=env["MASTER_ADDR"],
-        master_port=_read_int(env, "MASTER_PORT"),
-        agent_hosts_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        attempt=env.get("TORCHELASTIC_RESTART_COUNT", "0"),
-    )
-    return connect_torch("torch", place, timeout_s)
+        return connect_slurm(member, env, timeout_s)
+    hosted_by_agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = StoreAddress(env["MASTER_ADDR"], _read_int(env, "MASTER_PORT"), hosted_by_agent, attempt)
+    return connect_store(member, store, timeout_s)
 
 
 def read_launch(num_ranks: int | None, env: Mapping[str, str]) -> Launch:
-    """Read the place of this process in its job; the first kind of launch that shows wins. Raises UsageError."""
+    """Read this process's rank and launcher. The first launcher found has precedence. Raises UsageError as `detect` does."""
     if num_ranks is not None and num_ranks < 1:
         raise UsageError(f"--ranks must be at least 1, got {num_ranks}")
     for read in (_read_follower, _read_torch, _read_mpi, _read_slurm):
@@ -122,7 +115,7 @@ def _read_follower(env: Mapping[str, str]) -> Launch | None:
     missing = [name for name in (WORLD_SIZE_ENV, RENDEZVOUS_ENV, AUTHKEY_ENV) if name not in env]
     if missing:
         raise UsageError(f"{RANK_ENV} is set but {', '.join(missing)} is not; rank 0 sets them all, users none")
-    rank, world_size = _read_place(env, RANK_ENV, WORLD_SIZE_ENV)
+    rank, world_size = _read_rank_and_size(env, RANK_ENV, WORLD_SIZE_ENV)
     if rank == 0:
         raise UsageError(f"{RANK_ENV} must be at least 1: rank 0 is the process that starts the others")
     return Launch("local", "rank 0", rank, world_size, is_follower=True)
@@ -135,19 +128,19 @@ def _read_torch(env: Mapping[str, str]) -> Launch | None:
     missing = [name for name in names if not env.get(name)]
     if missing:
         given = [name for name in names if name not in missing]
-        # Scripts under mpirun or srun often set a few of these for other programs.
+        # Scripts under mpirun or srun often set some of these for other programs.
         if (_read_mpi(env) or _read_slurm(env)) is not None:
             return None
         raise UsageError(
             f"{', '.join(given) or 'RANK'} set without {', '.join(missing)}: "
             "torchrun sets all of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; unset them, or set them all"
         )
-    rank, world_size = _read_place(env, "RANK", "WORLD_SIZE")
+    rank, world_size = _read_rank_and_size(env, "RANK", "WORLD_SIZE")
     if not 0 < _read_int(env, "MASTER_PORT") < 65536:
         raise UsageError(f"MASTER_PORT must be a port number, got {env['MASTER_PORT']!r}")
     local_rank = local_size = None
     if "LOCAL_RANK" in env and "LOCAL_WORLD_SIZE" in env:
-        local_rank, local_size = _read_place(env, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        local_rank, local_size = _read_rank_and_size(env, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     elif "LOCAL_RANK" in env:
         local_rank = _read_int(env, "LOCAL_RANK")
     launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in env else "the launcher (WORLD_SIZE)"
@@ -160,15 +153,23 @@ def _read_mpi(env: Mapping[str, str]) -> Launch | None:
             continue
         if rank_name == "PMI_RANK" and _is_srun_pmi(env):
             return None
-        rank, world_size = _read_place(env, rank_name, size_name)
-        return Launch("mpi", "the MPI launcher", rank, world_size)
+        rank, world_size = _read_rank_and_size(env, rank_name, size_name)
+        return Launch("mpi", "the MPI launcher", rank, world_size, *_read_mpi_local(env))
     if "PMIX_RANK" in env and not _in_slurm_step(env):
         return Launch("mpi", "the MPI launcher", _read_int(env, "PMIX_RANK"), None)
     return None
 
 
+def _read_mpi_local(env: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """Local rank and size in the variables of Open MPI, or of MPICH and Intel MPI."""
+    for names in (("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"), ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")):
+        if all(name in env for name in names):
+            return _read_rank_and_size(env, *names)
+    return None, None
+
+
 def _is_srun_pmi(env: Mapping[str, str]) -> bool:
-    """Whether the PMI variables are srun's own, rather than those of an mpiexec whose proxies srun started."""
+    """Whether srun itself set the PMI variables, rather than an mpiexec whose proxies srun started."""
     same_rank = env.get("PMI_RANK") == env.get("SLURM_PROCID")
     return same_rank and env.get("PMI_SIZE") == env.get("SLURM_STEP_NUM_TASKS")
 
@@ -178,18 +179,19 @@ def _in_slurm_step(env: Mapping[str, str]) -> bool:
 
 
 def _read_slurm(env: Mapping[str, str]) -> Launch | None:
-    # The script of sbatch and the shell of salloc have SLURM_PROCID and SLURM_NTASKS too, which speak of what could be
-    # started; only srun sets the variables of a step, and a step of one task is no launch of several ranks.
+    # The script of sbatch and the shell of salloc have SLURM_PROCID and SLURM_NTASKS too, for tasks that could be started.
+    # Only srun sets the variables of a step, and a step of one task is no launch of several ranks.
     if not _in_slurm_step(env):
         return None
-    rank, world_size = _read_place(env, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+    rank, world_size = _read_rank_and_size(env, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
     if world_size == 1:
         return None
     local_rank = _read_int(env, "SLURM_LOCALID") if "SLURM_LOCALID" in env else None
-    return Launch("slurm", "srun", rank, world_size, local_rank)
+    local_size = world_size if env.get("SLURM_STEP_NUM_NODES") == "1" else None
+    return Launch("slurm", "srun", rank, world_size, local_rank, local_size)
 
 
-def _read_place(env: Mapping[str, str], rank_name: str, size_name: str) -> tuple[int, int]:
+def _read_rank_and_size(env: Mapping[str, str], rank_name: str, size_name: str) -> tuple[int, int]:
     for name, other in ((rank_name, size_name), (size_name, rank_name)):
         if name not in env:
             raise UsageError(f"{other} is set but {name} is not; start the ranks with one launcher, or unset {other}")

@@ -1,8 +1,8 @@
-"""Several ranks on this host without a launcher: rank 0 starts the others as its child processes.
+"""Several ranks on this host without a launcher: rank 0 starts the others, the followers, as its child processes.
 
-Rank 0 is the user's own process. The others get their place in the job by environment variables (DISTMK_RANK,
-DISTMK_WORLD_SIZE, DISTMK_RENDEZVOUS, DISTMK_AUTHKEY) and join over an abstract-namespace Unix socket, which leaves
-nothing on disk. They cannot outlive rank 0: the kernel kills them when it dies (see `setup_follower`).
+Rank 0 is the user's own process. Environment variables (DISTMK_RANK, DISTMK_WORLD_SIZE, DISTMK_RENDEZVOUS,
+DISTMK_AUTHKEY) tell a follower its rank and how to join. The star's sockets are Unix sockets in the abstract namespace,
+which leave nothing on disk. Followers cannot outlive rank 0: the kernel kills them when it dies (`setup_follower`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import distmk.errors
-from distmk.bootstrap.base import TIMEOUT_ENV
-from distmk.bootstrap.star import Link, StarHub, StarSpoke, accept_links, join_link
+from distmk.bootstrap.base import TIMEOUT_ENV, Member
+from distmk.bootstrap.link import accept_links, join_link
+from distmk.bootstrap.star import Launcher, StarHub, StarSpoke
 from distmk.errors import RankLostError, UsageError
 
 RANK_ENV = "DISTMK_RANK"
@@ -31,9 +32,8 @@ WORLD_SIZE_ENV = "DISTMK_WORLD_SIZE"
 RENDEZVOUS_ENV = "DISTMK_RENDEZVOUS"
 AUTHKEY_ENV = "DISTMK_AUTHKEY"
 
-_EXIT_GRACE_S = 10.0
-# Once a rank is lost the job has failed, and the user waits for the message.
-_LOST_GRACE_S = 3.0
+EXIT_GRACE_S = 10.0  # time that followers have to leave, before they are terminated
+_LOST_GRACE_S = 3.0  # shorter once a rank is lost: the user waits for the message
 _TERMINATE_GRACE_S = 2.0
 _REAP_S = 1.0
 _PR_SET_PDEATHSIG = 1
@@ -46,15 +46,15 @@ def default_follower_argv() -> list[str]:
     return [sys.executable, "-m", "distmk.cli.worker_process"]
 
 
-class _Children:
-    """The follower processes, started and owned by one thread that lives as long as they may.
+class Followers(Launcher):
+    """The follower processes, forked and owned by a thread that lives as long as they may.
 
     The kernel sends a parent-death signal when the *thread* that forked exits, not the process. The caller's thread may
-    end early (a worker of a server, say), so the followers are forked by a thread that waits until `close`.
+    end early (a server's worker thread does), so the followers are forked by a thread that waits until `end`.
     """
 
     def __init__(self, argv: Sequence[str], envs: Sequence[Mapping[str, str]]) -> None:
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._argv = list(argv)
         self._envs = envs
         self._error: OSError | None = None
@@ -62,6 +62,7 @@ class _Children:
         self._cancel = threading.Event()
         self._release = threading.Event()
         self._thread = threading.Thread(target=self._run, name="distmk-followers", daemon=True)
+        self._close_at_exit: Callable[[], None] | None = None
 
     def start(self) -> None:
         """Start all followers. Raises UsageError if the program cannot be run."""
@@ -71,13 +72,13 @@ class _Children:
             raise UsageError(f"cannot start {self._argv[0]}: {self._error.strerror or self._error}")
 
     def _run(self) -> None:
-        # Followers inherit this thread's signal mask: a Ctrl-C during their start-up waits until `setup_follower`.
+        # Followers inherit this thread's signal mask, so that Ctrl-C during their start waits until `setup_follower`.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             for env in self._envs:
                 if self._cancel.is_set():
                     break
-                self.processes.append(self._spawn(env))
+                self._processes.append(self._spawn(env))
         except OSError as error:
             self._error = error
         finally:
@@ -85,7 +86,7 @@ class _Children:
         self._release.wait()
 
     def _spawn(self, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        # Standard output belongs to rank 0 alone, so a follower's goes to the standard error.
+        # Standard output is rank 0's alone, so a follower's output goes to standard error, if that is open.
         try:
             os.fstat(2)
             stdout = 2
@@ -93,14 +94,14 @@ class _Children:
             stdout = subprocess.DEVNULL
         return subprocess.Popen(self._argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=stdout)
 
-    def close(self, grace_s: float, terminate_s: float = _TERMINATE_GRACE_S) -> None:
-        """Wait for the followers to exit, then terminate, then kill; afterwards none is left."""
+    def end(self, grace_s: float, terminate_s: float = _TERMINATE_GRACE_S) -> None:
+        """Wait for the followers to exit, then terminate them, then kill them; none is left afterwards."""
         if self._thread.ident is None:
             return
         self._cancel.set()
         self._started.wait()
         for send, wait_s in ((None, grace_s), (signal.SIGTERM, terminate_s), (signal.SIGKILL, None)):
-            alive = [process for process in self.processes if process.poll() is None]
+            alive = [process for process in self._processes if process.poll() is None]
             if send is not None:
                 for process in alive:
                     process.send_signal(send)
@@ -108,13 +109,23 @@ class _Children:
             for process in alive:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        # Only now: the end of that thread is what kills the followers.
+        # Not earlier: the end of that thread kills the followers.
         self._release.set()
         self._thread.join()
 
+    def close_at_exit(self, close: Callable[[], None]) -> None:
+        """Call `close` when Python exits, unless the star was closed before."""
+        self._close_at_exit = close
+        atexit.register(close)
+
+    def check_joining(self) -> None:
+        for rank in range(1, len(self._processes) + 1):
+            text = self.describe_exit(rank)
+            if text is not None:
+                raise RankLostError(text)
+
     def describe_exit(self, rank: int) -> str | None:
-        """How the follower of that rank ended, or None while it runs."""
-        process = self.processes[rank - 1]
+        process = self._processes[rank - 1]
         status = process.poll()
         if status is None:
             return None
@@ -124,62 +135,30 @@ class _Children:
             return f"rank {rank} (pid {process.pid}) was killed by signal {-status}"
         return f"rank {rank} (pid {process.pid}) exited with status {status}"
 
-    def check(self) -> None:
-        """Raise RankLostError if a follower has ended."""
-        for rank in range(1, len(self.processes) + 1):
-            text = self.describe_exit(rank)
-            if text is not None:
-                raise RankLostError(text)
+    def describe_loss(self, rank: int) -> str:
+        # The connection ends a moment before the exit status is there.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._processes[rank - 1].wait(_REAP_S)
+        return self.describe_exit(rank) or f"rank {rank} closed its connection"
 
-
-class LocalHub(StarHub):
-    """Rank 0 with the followers it started; `close` ends and reaps them."""
-
-    def __init__(self, links: Mapping[int, Link], children: _Children, timeout_s: float) -> None:
-        super().__init__("local", links, timeout_s)
-        self.hostnames = [socket.gethostname()] * self.world_size
-        self._children = children
-        self._owner_pid = os.getpid()
-        atexit.register(self.close)
-
-    @property
-    def follower_pids(self) -> list[int]:
-        """The process ids of ranks 1, 2, ..."""
-        return [process.pid for process in self._children.processes]
-
-    def close(self, grace_s: float | None = None) -> None:
-        """Tell the followers to leave and reap them; one that stays longer than `grace_s` (10 s) is terminated."""
-        # A fork of rank 0 that exits runs this too, and must not end a job that is not its own.
-        if os.getpid() != self._owner_pid:
-            return
-        super().close()
-        if grace_s is None:
-            grace_s = _EXIT_GRACE_S if self._lost is None else _LOST_GRACE_S
-        self._children.close(grace_s)
-        atexit.unregister(self.close)
+    def closed(self, in_order: bool) -> None:
+        self.end(EXIT_GRACE_S if in_order else _LOST_GRACE_S)
+        self._forget_exit()
 
     def abort(self, exit_code: int) -> None:
-        super().abort(exit_code)
-        self._children.close(0.0, 0.0)
-        atexit.unregister(self.close)
+        self.end(0.0, 0.0)
+        self._forget_exit()
 
-    def _check_peers(self) -> None:
-        for rank in self._links:
-            text = self._children.describe_exit(rank)
-            if text is not None and not self._links[rank].conn.poll(0):
-                raise self._lose(rank, text)
-
-    def _why_lost(self, rank: int) -> str:
-        # The connection ends a moment before the exit status can be had.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._children.processes[rank - 1].wait(_REAP_S)
-        return self._children.describe_exit(rank) or f"rank {rank} closed its connection"
+    def _forget_exit(self) -> None:
+        if self._close_at_exit is not None:
+            atexit.unregister(self._close_at_exit)
+            self._close_at_exit = None
 
 
 def start_local(
     num_ranks: int, follower_argv: Sequence[str] | None, env: Mapping[str, str], timeout_s: float
-) -> LocalHub:
-    """Become rank 0 of `num_ranks` and start the others.
+) -> StarHub:
+    """Become rank 0 of `num_ranks` ranks and start the others.
 
     Raises UsageError if they cannot be started, RankLostError if one ends or does not join within `timeout_s`.
     """
@@ -189,23 +168,26 @@ def start_local(
     shared = {**env, WORLD_SIZE_ENV: str(num_ranks), RENDEZVOUS_ENV: name, AUTHKEY_ENV: authkey}
     shared[TIMEOUT_ENV] = f"{timeout_s:g}"
     shared.update(_import_path(env))
-    children = _Children(argv, [{**shared, RANK_ENV: str(rank)} for rank in range(1, num_ranks)])
+    followers = Followers(argv, [{**shared, RANK_ENV: str(rank)} for rank in range(1, num_ranks)])
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind("\0" + name)
         server.listen(num_ranks)
         try:
-            children.start()
-            links = accept_links(server, num_ranks, bytes.fromhex(authkey), timeout_s, children.check)
-            return LocalHub(links, children, timeout_s)
+            followers.start()
+            links = accept_links(server, num_ranks, bytes.fromhex(authkey), timeout_s, followers.check_joining)
         except BaseException:
-            children.close(0.0)
+            followers.end(0.0)
             raise
+    hub = StarHub(Member("local", 0, num_ranks), links, timeout_s, followers)
+    hub.hostnames = [socket.gethostname()] * num_ranks
+    followers.close_at_exit(hub.close)
+    return hub
 
 
 def join_local(rank: int, world_size: int, env: Mapping[str, str], timeout_s: float) -> StarSpoke:
-    """Become follower `rank` of the job that `env` names; also does `setup_follower`.
+    """Become follower `rank` of the job that `env` describes; calls `setup_follower` first.
 
-    Raises RankLostError if rank 0 is gone, UsageError if the key is damaged.
+    Raises RankLostError if rank 0 is gone, UsageError if the key is malformed.
     """
     setup_follower()
     try:
@@ -219,28 +201,29 @@ def join_local(rank: int, world_size: int, env: Mapping[str, str], timeout_s: fl
     except OSError as error:
         sock.close()
         raise RankLostError(f"rank 0 is gone: rank {rank} cannot join it ({error.strerror or error})") from error
-    spoke = StarSpoke("local", join_link(sock, rank, authkey, timeout_s), rank, world_size, timeout_s)
+    link = join_link(sock, rank, authkey, timeout_s)
+    spoke = StarSpoke(Member("local", rank, world_size), link, timeout_s, Launcher())
     spoke.hostnames = [socket.gethostname()] * world_size
     return spoke
 
 
 def setup_follower(death_signal: signal.Signals = signal.SIGKILL) -> None:
-    """Make this process a follower: it ignores Ctrl-C and gets `death_signal` from the kernel when rank 0 dies.
+    """Make this process a follower: it ignores Ctrl-C, and the kernel sends it `death_signal` when rank 0 dies.
 
-    Ctrl-C in a terminal reaches the whole process group; rank 0 alone decides what it means. If rank 0 died before this
-    call, no signal comes, but joining it fails. Call it from the main thread.
+    Ctrl-C in a terminal reaches the whole process group, but only rank 0 handles it. If rank 0 died before this call, no
+    signal comes, but joining fails. Call this from the main thread.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Rank 0 starts followers with SIGINT blocked; one that came meanwhile is dropped here, being ignored by now.
+    # Rank 0 starts followers with SIGINT blocked. A pending one is dropped here, since it is ignored by now.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
 
 
 def _import_path(env: Mapping[str, str]) -> dict[str, str]:
-    """Let followers import the distmk that rank 0 runs, also when it was found beside the user's script."""
+    """PYTHONPATH with which followers import rank 0's distmk, also one that was found beside the user's script."""
     root = Path(distmk.errors.__file__).resolve().parents[1]
-    # An installed one is found anyway, and its folder ahead of the standard library could shadow modules of it.
+    # An installed package is found anyway, and its folder could shadow modules of the standard library.
     if root.name in ("site-packages", "dist-packages"):
         return {}
     old = env.get("PYTHONPATH")

@@ -1,17 +1,17 @@
-"""One rank: every exchange is with oneself."""
+"""A job of one rank: every exchange is with itself."""
 
 from __future__ import annotations
 
 import socket
 
-from distmk.bootstrap.base import Bootstrap
+from distmk.bootstrap.base import Bootstrap, Member
 
 
 class SingleBootstrap(Bootstrap):
-    """A job of one rank."""
+    """The only rank of its job."""
 
     def __init__(self, timeout_s: float) -> None:
-        super().__init__("single", 0, 1, timeout_s)
+        super().__init__(Member("single", 0, 1), timeout_s)
         self.hostnames = [socket.gethostname()]
 
     def allgather(self, payload: bytes) -> list[bytes]:
@@ -28,8 +28,7 @@ class SingleBootstrap(Bootstrap):
         self._check_usable()
 
     def next_command(self) -> bytes | None:
-        self._check_is_hub(False, "next_command")
-        return None
+        raise self._refuse("next_command")
 
     def close(self) -> None:
         self._closed = True

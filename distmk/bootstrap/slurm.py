@@ -1,4 +1,4 @@
-"""Ranks started by Slurm's `srun`."""
+"""Ranks started by Slurm's `srun`: MPI or torch's key-value store introduces them."""
 
 from __future__ import annotations
 
@@ -8,30 +8,28 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 
-from distmk.bootstrap.base import Bootstrap
-from distmk.bootstrap.mpi import MpiBootstrap, mpi_world_size
-from distmk.bootstrap.torch_dist import TorchPlace, connect_torch
+from distmk.bootstrap.base import Member
+from distmk.bootstrap.mpi import connect_mpi, mpi_world_size
+from distmk.bootstrap.star import Star
+from distmk.bootstrap.torchrun import StoreAddress, connect_store
 from distmk.errors import UsageError
 
-# Below the range from which Linux hands out ports on its own (32768 and up).
+# Ports 12000 to 31999 lie below the range that Linux assigns on its own (32768 and up).
 _FIRST_PORT = 12000
 _PORTS = 20000
 _SCONTROL_TIMEOUT_S = 10.0
 _MOST_HOSTS = 100_000
 
 
-def connect_slurm(
-    rank: int, world_size: int, local_rank: int | None, env: Mapping[str, str], timeout_s: float
-) -> Bootstrap:
-    """Join the ranks of an `srun` step: by MPI if srun speaks PMI and mpi4py does too, else over TCP.
+def connect_slurm(member: Member, env: Mapping[str, str], timeout_s: float) -> Star:
+    """Join the ranks of an `srun` step. MPI introduces them if srun offers PMI and mpi4py uses it, else torch's store.
 
-    Raises UsageError if no way leads to rank 0, RankLostError if a rank is missing.
+    Raises UsageError if no way leads to rank 0, RankLostError if a rank does not join.
     """
     has_pmi = any(name in env for name in ("PMIX_RANK", "PMI_RANK", "PMI_FD"))
-    if has_pmi and importlib.util.find_spec("mpi4py") is not None and mpi_world_size() == world_size:
-        return MpiBootstrap("slurm", world_size, timeout_s)
-    place = TorchPlace(rank, world_size, local_rank, None, master_addr(env), master_port(env))
-    return connect_torch("slurm", place, timeout_s)
+    if has_pmi and importlib.util.find_spec("mpi4py") is not None and mpi_world_size() == member.world_size:
+        return connect_mpi("slurm", member.world_size, member.local_rank, member.local_size, timeout_s)
+    return connect_store(member, StoreAddress(master_addr(env), master_port(env)), timeout_s)
 
 
 def master_addr(env: Mapping[str, str]) -> str:
@@ -45,7 +43,7 @@ def master_addr(env: Mapping[str, str]) -> str:
 
 
 def master_port(env: Mapping[str, str]) -> int:
-    """The port of rank 0's store: MASTER_PORT if set, else one that job and step id give. Raises UsageError."""
+    """The port of rank 0's store: MASTER_PORT if set, else one computed from job and step id. Raises UsageError."""
     text = env.get("MASTER_PORT")
     if text:
         if not text.isdigit() or not 0 < int(text) < 65536:
@@ -57,7 +55,7 @@ def master_port(env: Mapping[str, str]) -> int:
 
 
 def _hostnames(nodelist: str) -> list[str]:
-    """Ask Slurm itself where it can be asked, and expand the list here where not."""
+    """The hosts of a Slurm node list, expanded by scontrol if it is installed, else here."""
     scontrol = shutil.which("scontrol")
     if scontrol is not None:
         try:
@@ -76,7 +74,7 @@ def _hostnames(nodelist: str) -> list[str]:
 
 
 def expand_nodelist(nodelist: str) -> list[str]:
-    """Expand Slurm's short form of host names, as in `gpu[03-06,9],login1`. Raises UsageError if it is malformed."""
+    """Expand a Slurm node list such as `gpu[03-06,9],login1` to host names. Raises UsageError if it is malformed."""
     items = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", nodelist)
     if not items or ",".join(items) != nodelist:
         raise UsageError(f"cannot read the Slurm node list {nodelist!r}")
@@ -102,6 +100,6 @@ def _expand_ranges(ranges: str, nodelist: str) -> list[str]:
         first, last = match[1], match[2] or match[1]
         if not int(first) <= int(last) < int(first) + _MOST_HOSTS:
             raise UsageError(f"cannot read {part!r} in the Slurm node list {nodelist!r}")
-        # The width of the first number, leading zeros included, holds for the range: 08-10 is 08, 09, 10.
+        # All numbers of a range have the width of the first, leading zeros included: 08-10 is 08, 09, 10.
         numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
     return numbers

@@ -1,4 +1,4 @@
-"""What each rank of test_bootstrap*.py runs: it joins, plays its part in a scenario, and notes how that went."""
+"""The program of each rank in test_bootstrap*.py: it joins, runs its part of a scenario, and writes down the outcome."""
 
 import ctypes
 import json
@@ -9,7 +9,7 @@ import threading
 import time
 from pathlib import Path
 
-from distmk.bootstrap import agree, agree_same, connect
+from distmk.bootstrap import agree, agree_same, connect, local
 from distmk.errors import DistmkError, ModelError, RankLostError
 
 scenario, num_ranks, out = sys.argv[1], int(sys.argv[2]) or None, Path(sys.argv[3])
@@ -76,6 +76,7 @@ def same(b):
 
 
 def follower_killed(b):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # mpirun's, 0.25 s after the death
     b.barrier()
     if b.rank == 2:
         time.sleep(0.3)
@@ -101,12 +102,13 @@ def follower_killed_at_command(b):
 
 
 def hub_killed(b):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     b.barrier()
     if b.rank == 0:
         time.sleep(0.5)
         die()
     if b.rank == 1:
-        ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)  # Undo the parent-death signal to see the end of the connection.
+        ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)  # undo the parent-death signal, so that the connection ends first
         b.next_command()
     if b.rank == 2:
         ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)
@@ -129,7 +131,8 @@ def stubborn(b):
             time.sleep(60)
     b.barrier()
     start = time.monotonic()
-    b.close(grace_s=0.5)
+    local.EXIT_GRACE_S = 0.5
+    b.close()
     b.close()
     note(0, close_s=time.monotonic() - start)
 
@@ -151,12 +154,19 @@ def slow_to_leave(b):
 
 
 def forked(b):
-    if b.rank == 0:
-        child = os.fork()
-        if child == 0:
-            sys.exit(0)  # Runs what was registered for exit.
-        os.waitpid(child, 0)
+    """Forks of rank 0 that run the handlers registered for exit, while the group is open and after it."""
+
+    def fork():
+        if b.rank == 0:
+            child = os.fork()
+            if child == 0:
+                sys.exit(0)
+            os.waitpid(child, 0)
+
+    fork()
     note(b.rank, gathered=len(b.allgather(b"")))
+    b.close()
+    fork()
 
 
 def aborted(b):
@@ -168,7 +178,38 @@ def aborted(b):
 
 
 def exit_early(b):
-    b.barrier()  # Rank 2 leaves before it joins, see main.
+    b.barrier()  # rank 2 exits before it joins, see main
+
+
+def raises(b):
+    """One rank leaves by an error of its own, so that its `with` block closes while the others exchange."""
+    b.barrier()
+    if b.rank == 1:
+        raise KeyError("mine")
+    b.allgather(b"")
+
+
+def killed_after_close(b):
+    b.barrier()
+    b.close()
+    if b.rank == 2:
+        time.sleep(0.5)  # the others are in MPI_Finalize
+        die()
+
+
+def exits_after_close(b):
+    b.barrier()
+    b.close()
+    if b.rank == 2:
+        time.sleep(0.5)
+        os._exit(0)
+
+
+def twice(b):
+    b.barrier()
+    b.close()
+    with connect() as second:
+        exchange(second)
 
 
 def main():

@@ -1,4 +1,4 @@
-"""Running bootstrap_job.py under a launcher, and what its ranks note."""
+"""Run bootstrap_job.py under a launcher, and read the notes that its ranks write."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ JOB = [sys.executable, str(SCRIPT)]
 
 @dataclass
 class Job:
-    """The job, in a folder of its own; its ranks leave their notes in `out`."""
+    """The job in its own folder; its ranks write their notes to `out`."""
 
     runner: Runner
     out: Path
 
     def run(self, scenario: str, num_ranks: int, command: list[str] | None = None, **variables: str) -> Finished:
-        """`num_ranks`: 0 where a launcher tells. `command`: with what starts the ranks, if they do not start each other."""
+        """`num_ranks` is 0 under a launcher. `command` starts the ranks; by default rank 0 starts the others."""
         return self.runner.run([*(command or JOB), scenario, str(num_ranks), str(self.out)], variables)
 
     def notes(self) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The job with which the ways to start ranks are tried."""
+"""The job that is run under each launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How ranks that start each other find each other, agree, and notice that one is gone."""
+"""Ranks started by rank 0: they join, agree, and notice that one is gone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from bootstrap_runs import Job, check_exchange
 
 from distmk.bootstrap import agree, agree_same, connect
-from distmk.bootstrap.base import pack, unpack
+from distmk.bootstrap.link import pack, unpack
 from distmk.errors import UsageError
 
 pytestmark = pytest.mark.timeout(120)
@@ -113,7 +113,7 @@ def test_killed_rank_0_ends_the_others(job: Job) -> None:
     assert done.status == -signal.SIGKILL
     wait_until(lambda: {"1", "2"} <= set(job.notes()))
     notes = job.notes()
-    assert sorted(notes) == ["1", "2"]  # Rank 3 slept, and was ended by the kernel.
+    assert sorted(notes) == ["1", "2"]  # rank 3 slept, and the kernel killed it
     for note in notes.values():
         assert (note["type"], note["text"]) == ("RankLostError", "rank 0 left or died")
 
@@ -128,7 +128,7 @@ def test_follower_that_exits_before_it_joins(job: Job) -> None:
 def test_silent_follower_is_named_after_the_timeout(job: Job) -> None:
     start = time.monotonic()
     job.run("silent", 3, DISTMK_BOOTSTRAP_TIMEOUT_S="2")
-    assert time.monotonic() - start < 30  # Rank 1 sleeps on, and is terminated.
+    assert time.monotonic() - start < 30  # rank 1 sleeps on, and is terminated
     notes = job.notes()
     assert sorted(notes) == ["0", "2"]
     for note in notes.values():

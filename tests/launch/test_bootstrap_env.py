@@ -1,4 +1,4 @@
-"""What the environment tells of a launch, and what is refused."""
+"""How a launch is read from the environment, and which environments are refused."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from distmk.bootstrap import detect
 from distmk.bootstrap.agreement import _describe, _rebuild
 from distmk.bootstrap.base import read_timeout_s
+from distmk.bootstrap.detect import read_launch
 from distmk.bootstrap.slurm import expand_nodelist, master_addr, master_port
 from distmk.errors import DistmkError, HangError, Interrupted, UsageError, WaitRecord
 
@@ -42,7 +43,7 @@ SBATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}
         (None, OMPI | SRUN, "mpi"),
         (2, HYDRA, "mpi"),
         (None, {"PMIX_RANK": "0"}, "mpi"),
-        # srun speaks PMI itself; proxies of mpiexec that srun started have another place than their ranks.
+        # srun offers PMI itself; the proxies of an mpiexec that srun started have other ranks than their MPI processes.
         (None, SRUN | HYDRA, "slurm"),
         (None, SRUN | {"PMI_RANK": "3", "PMI_SIZE": "4"}, "mpi"),
         (None, SRUN | {"PMIX_RANK": "1"}, "slurm"),
@@ -51,13 +52,31 @@ SBATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}
         (3, SRUN_OF_ONE, "local"),
         (None, SBATCH, "single"),
         (4, SBATCH, "local"),
-        # Left over from other programs.
+        # variables left over from other programs
         (None, OMPI | {"RANK": "0"}, "mpi"),
         (None, {"MASTER_ADDR": "a", "MASTER_PORT": "1"}, "single"),
     ],
 )
 def test_detect(num_ranks: int | None, env: dict[str, str], kind: str) -> None:
     assert detect(num_ranks, env) == kind
+
+
+@pytest.mark.parametrize(
+    ("env", "local"),
+    [
+        (OMPI, (None, None)),
+        (OMPI | {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, (1, 3)),
+        (HYDRA | {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}, (0, 1)),
+        (SRUN, (0, None)),
+        (SRUN | {"SLURM_STEP_NUM_NODES": "2"}, (0, None)),
+        (SRUN | {"SLURM_STEP_NUM_NODES": "1"}, (0, 2)),
+        (TORCH | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, (1, 2)),
+    ],
+)
+def test_local_rank_and_size(env: dict[str, str], local: tuple[int | None, int | None]) -> None:
+    """As the launcher gives them; if all ranks are known to be on one host, rank 0 listens on loopback only."""
+    launch = read_launch(None, env)
+    assert (launch.local_rank, launch.local_size) == local
 
 
 def test_detect_reads_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +118,7 @@ def test_detect_refuses(num_ranks: int | None, env: dict[str, str], text: str) -
 
 
 def test_follower_without_rank_0() -> None:
-    """In a process of its own: joining makes a process a follower for good."""
+    """In a separate process, because joining makes a process a follower for good."""
     code = "from distmk.bootstrap import connect; connect()"
     env = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCH_VARIABLES)} | FOLLOWER
     done = subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, timeout=30)
@@ -152,7 +171,7 @@ def test_slurm_master() -> None:
 
 
 def test_errors_keep_their_exit_code() -> None:
-    """An error with a constructor of its own still arrives with the right code."""
+    """Also an error type with its own constructor."""
     for failure, code in ((HangError(WaitRecord(1, 2, "t", "e", 3, 0), 1.0), 5), (KeyboardInterrupt(), 130)):
         report = _describe(failure)
         assert report is not None

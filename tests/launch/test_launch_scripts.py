@@ -1,8 +1,9 @@
-"""The scripts of launch/: they tell how they are used, and start ranks."""
+"""The scripts of launch/: their usage lines, the flags they choose, and the ranks they start."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from bootstrap_runs import SCRIPT, Job, check_exchange
-from support.helpers import ROOT, mpirun_command
+from support.helpers import ROOT, Runner, mpirun_command
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -25,8 +26,60 @@ def test_launch_script_is_sound(script: str) -> None:
         assert setting in path.read_text()
 
 
-FAKE_SRUN = """#!/usr/bin/env bash
-while [[ $1 == -* ]]; do shift; done
+def make_program(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/usr/bin/env bash\n{text}")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize("count", [["3"], ["-n", "3"], ["-np", "3"]])
+@pytest.mark.parametrize(
+    ("mpi", "user", "cores", "needed"),
+    [
+        ("mpirun (Open MPI) 5.0.11", 0, 2, {"--bind-to", "--allow-run-as-root", "--oversubscribe"}),
+        ("mpirun (Open MPI) 5.0.11", 1000, 2, {"--bind-to", "--oversubscribe"}),
+        ("mpirun (Open MPI) 5.0.11", 0, 3, {"--bind-to", "--allow-run-as-root"}),
+        ("HYDRA build details: Version: 4.3", 0, 2, set()),
+    ],
+)
+def test_mpirun_flags(tmp_path: Path, mpi: str, user: int, cores: int, needed: set[str], count: list[str]) -> None:
+    """What this MPI, user and machine need, and no more; each core here has two hardware threads."""
+    programs = tmp_path / "bin"
+    make_program(programs / "mpirun", f'[[ $1 == --version ]] && echo "{mpi}" && exit\nprintf "%s\\n" "$@"')
+    make_program(programs / "id", f"echo {user}")
+    make_program(programs / "nproc", f"echo {2 * cores}")
+    make_program(
+        programs / "lscpu", f'echo "# Socket,Core"; for i in {{1..{cores}}}; do echo "0,$i"; echo "0,$i"; done'
+    )
+    env = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "MPIRUN": str(programs / "mpirun")}
+    command = ["bash", str(ROOT / "launch" / "mpirun.sh"), *count, "generate", "--json"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=10)
+    told = done.stdout.splitlines()
+    assert told[:2] == ["-n", "3"] and told[-4:] == ["-m", "distmk", "generate", "--json"], (done.stdout, done.stderr)
+    assert {flag for flag in told[2:-4] if flag.startswith("--")} == needed
+
+
+@pytest.mark.timeout(300)
+def test_mpirun_line_of_the_readme(runner: Runner, smollm2: Path) -> None:
+    """README's first mpirun command, word for word but for the model's path, in a fresh copy of the repository."""
+    mpirun_command()
+    shown = re.search(
+        r"^(bash launch/mpirun\.sh|mpirun) .*\bgenerate\b.*$", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    assert shown, "README shows no mpirun command"
+    line, placeholders = re.subn(r"--model \S+", f"--model {smollm2}", shown[0])
+    num_ranks = re.search(r"-n (\d+)", line)
+    assert placeholders == 1 and num_ranks
+    fresh = runner.folder / "fresh"
+    for name in ("distmk", "csrc", "launch"):
+        shutil.copytree(ROOT / name, fresh / name, ignore=shutil.ignore_patterns("__pycache__"))
+    runner.timeout_s = 240
+    done = runner.run(["bash", "-c", f"cd fresh && {line}"], {"VIRTUAL_ENV": sys.prefix, "PYTHONPATH": ""})
+    assert done.status == 0, done.stderr
+    assert [output["tensor_parallel"] for output in done.objects()] == [int(num_ranks[1])]
+
+
+FAKE_SRUN = """while [[ $1 == -* ]]; do shift; done
 export SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=localhost SLURM_STEP_ID=0
 SLURM_PROCID=1 SLURM_LOCALID=1 "$@" & SLURM_PROCID=0 SLURM_LOCALID=0 "$@"; code=$?; wait $! && exit $code
 """
@@ -36,7 +89,7 @@ SLURM_PROCID=1 SLURM_LOCALID=1 "$@" & SLURM_PROCID=0 SLURM_LOCALID=0 "$@"; code=
     ("script", "kind"), [("mpirun.sh", "mpi"), ("torchrun.sh", "torch"), ("slurm.sbatch", "slurm")]
 )
 def test_launch_script_starts_ranks(job: Job, tmp_path: Path, script: str, kind: str) -> None:
-    """In a copy of the repository whose `python -m distmk` is the script of these tests."""
+    """In a copy of the repository in which `python -m distmk` runs the script of these tests."""
     pytest.importorskip("torch")
     if kind == "mpi":
         mpirun_command()
@@ -46,15 +99,13 @@ def test_launch_script_starts_ranks(job: Job, tmp_path: Path, script: str, kind:
     (tmp_path / "distmk" / "__init__.py").touch()
     shutil.copy(SCRIPT, tmp_path / "distmk" / "__main__.py")
     srun = tmp_path / "bin" / "srun"
-    srun.parent.mkdir()
-    srun.write_text(FAKE_SRUN)
-    srun.chmod(0o755)
+    make_program(srun, FAKE_SRUN)
     variables = {"VIRTUAL_ENV": sys.prefix, "PATH": f"{srun.parent}:{os.environ['PATH']}", "PYTHONPATH": ""}
     if kind == "torch":
-        variables["TMPDIR"] = str(tmp_path)  # torchrun leaves its folder of logs behind.
+        variables["TMPDIR"] = str(tmp_path)  # torchrun leaves its folder of logs behind
     if kind == "slurm":
         variables |= {"SLURM_JOB_ID": str(os.getpid()), "SLURM_SUBMIT_DIR": str(tmp_path)}
-    count = [] if kind == "slurm" else ["2"]
+    count = {"mpi": ["-n", "2"], "torch": ["2"], "slurm": []}[kind]
     done = job.run("exchange", 2, ["bash", str(tmp_path / "launch" / script), *count], **variables)
     assert done.status == 0, done.stderr
     check_exchange(job.notes(), kind, 2)
