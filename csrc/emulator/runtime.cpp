@@ -8,7 +8,7 @@
 #include "device/comm/put.cuh"
 #include "device/core/elementwise.cuh"
 #include "device/core/megakernel.cuh"
-#include "device/core/scheduler_step.cuh"
+#include "device/core/scheduler.cuh"
 #include "device/linear/embed.cuh"
 #include "device/linear/linear.cuh"
 #include "device/sampling/sample.cuh"

@@ -1,10 +1,13 @@
 // The host twin: one rank of a launch, with a thread a worker and, if asked for, a thread a scheduler.
 #include "host/delayed_puts.h"
 #include "host/launch.h"
+#include "runtime/task_source.h"
 #include "runtime/worker.h"
 
 namespace distmk {
 namespace {
+
+using HostScheduler = Scheduler<ProgramTasks>;
 
 class HostLaunch : public Launch {
  public:
@@ -19,7 +22,7 @@ class HostLaunch : public Launch {
     const bool own_threads = params_->scheduler_threads != 0;
     schedulers_.clear();
     for (uint32_t id = 0; id < program_.num_schedulers; ++id)
-      schedulers_.push_back(std::make_unique<Scheduler>(state_, id, Team{}, TaskHolder{}));
+      schedulers_.push_back(std::make_unique<HostScheduler>(state_, id, Team{}, ProgramTasks::Holder{}));
     for (uint32_t worker = 0; worker < program_.num_workers; ++worker)
       spawn([this, worker, own_threads] { run_worker(worker, own_threads); });
     for (uint32_t id = 0; own_threads && id < program_.num_schedulers; ++id)
@@ -30,13 +33,13 @@ class HostLaunch : public Launch {
   uint64_t faults_seen_ = 0;
   RankState state_;
   std::unique_ptr<Transport> far_;
-  std::vector<std::unique_ptr<Scheduler>> schedulers_;
+  std::vector<std::unique_ptr<HostScheduler>> schedulers_;
 
   void run_worker(uint32_t worker, bool own_threads) {
     const uint32_t id = worker % program_.num_schedulers;
-    Scheduler* local_scheduler = !own_threads && worker == id ? schedulers_[id].get() : nullptr;
+    HostScheduler* local_scheduler = !own_threads && worker == id ? schedulers_[id].get() : nullptr;
     Context context(state_, Team{});
-    Worker decide(state_, worker, Team{}, TaskList{}, TaskHolder{}, local_scheduler);
+    Worker<ProgramTasks> decide(state_, worker, Team{}, {}, {}, local_scheduler);
     Tracer tracer(state_, worker);
     for (Action action = decide.next(); action.kind != ActionKind::LEAVE; action = decide.next())
       run_task(context, action, tracer);

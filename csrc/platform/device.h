@@ -1,5 +1,4 @@
-// The GPU side of platform/platform.h. A team is the threads that do something together: a worker's consumer warps, or
-// the lanes of one warp. What one of them acquires or releases, the team's barriers carry from and to the others.
+// The GPU's side of platform/platform.h.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -11,8 +10,8 @@
 #define DISTMK_FN __device__ __forceinline__
 
 namespace distmk {
-// compute-sanitizer's racecheck takes an arrival at an mbarrier for the accesses of the arriving thread alone, and a
-// flag for a race. In a kernel built for it every lane arrives for itself, and flags are atomic.
+// compute-sanitizer's racecheck orders only the accesses of the thread that arrives at an mbarrier, and reports flags
+// as races. In a kernel that is built for it, every lane arrives for itself and flags are atomic.
 #ifdef DISTMK_RACECHECK
 constexpr bool FOR_RACECHECK = true;
 #else
@@ -27,21 +26,22 @@ constexpr bool FOR_RACECHECK = false;
 #endif
 
 #define DISTMK_BODY DISTMK_FN
-#define DISTMK_NOINLINE static __device__ __noinline__  // by itself, or what it needs would lie in the way of all else
+#define DISTMK_NOINLINE static __device__ __noinline__  // its registers and instructions are kept apart from all else
 #define DISTMK_NO_UNROLL _Pragma("unroll 1")
 
 namespace distmk {
 
-constexpr uint32_t NUM_CONSUMERS = 256;
+constexpr uint32_t NUM_CONSUMERS = 256;  // consumer threads of a worker
+constexpr uint32_t NUM_WARPS = NUM_CONSUMERS / 32;
 constexpr uint32_t WARP_ARRIVALS = FOR_RACECHECK ? 32 : 1;
 
-// A whole warp has come this far, at a barrier that counts WARP_ARRIVALS for it, `times` over.
+// Arrival of a whole warp, `times` over, at an mbarrier that counts WARP_ARRIVALS per warp.
 DISTMK_FN void warp_arrive(uint64_t* barrier, uint32_t times = 1) {
   __syncwarp();
   if (FOR_RACECHECK || threadIdx.x % 32 == 0) barrier_arrive(barrier, times);
 }
 
-// A number in shared memory that one thread writes and others look at. It orders nothing else.
+// A number in shared memory that one thread writes and others poll. It orders no other memory.
 struct Flag {
   uint32_t value;
 
@@ -54,6 +54,8 @@ struct Flag {
 #endif
 };
 
+// The threads that do something together: a worker's consumer warps, the lanes of a warp, or one thread. sync() carries
+// the memory order that one of them acquired to the others, and theirs to the one that releases.
 struct Team {
   uint32_t index, size;
 
@@ -64,18 +66,18 @@ struct Team {
     else if (size != 1)
       __syncwarp();
   }
-  // Of a warp or one thread.
+  // A vote, which orders no memory. The team is a warp or one thread.
   DISTMK_FN bool all(bool mine) const { return size == 1 ? mine : __all_sync(~0u, mine); }
 };
 
 DISTMK_FN uint64_t count_up(uint64_t* p) { return atomicAdd(reinterpret_cast<unsigned long long*>(p), 1ull) + 1; }
-// Of up to 32 items, the sizes of which `size_of` knows: by the lanes of a warp, an item each.
+// Sum of size_of(item) over up to 32 items; by a whole warp, an item per lane.
 template <class SizeOf>
 DISTMK_FN uint32_t sum_of_sizes(uint32_t num_items, const SizeOf& size_of) {
   const uint32_t lane = threadIdx.x % 32;
   return __reduce_add_sync(~0u, lane < num_items ? size_of(lane) : 0);
 }
-// Which item place `index` of them all, one after another, belongs to; `index` becomes the place in it.
+// The items are concatenated: returns the item that holds position `*index`, which becomes the offset in that item.
 template <class SizeOf>
 DISTMK_FN uint32_t find_item(uint32_t num_items, const SizeOf& size_of, uint32_t* index) {
   const uint32_t lane = threadIdx.x % 32, size = lane < num_items ? size_of(lane) : 0;
@@ -92,13 +94,13 @@ DISTMK_FN uint32_t find_item(uint32_t num_items, const SizeOf& size_of, uint32_t
 DISTMK_FN void pause() {}
 DISTMK_FN void back_off(bool long_idle) { __nanosleep(long_idle ? 2000 : 40); }
 
-// Copy with all of a team. Sources were written during the kernel, so they are not read through the non-coherent path.
-// A function of its own: there are many places that copy a little.
+// Copies with all threads of the team. The source may have been written during the kernel, so it is not read through
+// the non-coherent path. Not inlined, as many places copy a little.
 static __device__ __noinline__ void copy_bytes(const Team team, void* dst, const void* src, uint64_t num_bytes) {
   const uint64_t misaligned = (reinterpret_cast<uint64_t>(dst) | reinterpret_cast<uint64_t>(src) | num_bytes);
   if (misaligned % 16 == 0) {
     for (uint64_t i = team.index; i < num_bytes / 16; i += team.size)
-      static_cast<int4*>(dst)[i] = static_cast<const int4*>(src)[i];  // perhaps from shared memory
+      static_cast<int4*>(dst)[i] = static_cast<const int4*>(src)[i];  // src may be shared memory
   } else if (misaligned % 4 == 0) {
     for (uint64_t i = team.index; i < num_bytes / 4; i += team.size)
       static_cast<volatile uint32_t*>(dst)[i] = static_cast<const volatile uint32_t*>(src)[i];

@@ -1,4 +1,4 @@
-// The host twin's side of platform.h: a team is one thread, and memory order is the compiler's atomics.
+// The host twin's side of platform/platform.h. A team is one thread; memory order is that of the compiler's atomics.
 #pragma once
 #include <sched.h>
 #include <time.h>
@@ -7,21 +7,20 @@
 #include <cstring>
 
 #define DISTMK_FN inline
-#define DISTMK_NO_UNROLL  // before a loop that a GPU had better not unroll: its single thread is slowed by every
-                          // instruction
+#define DISTMK_NO_UNROLL  // before loops of a single GPU thread, which every instruction slows
 #define DISTMK_NOINLINE inline
-#define DISTMK_BODY  // task bodies and far ranks are compiled apart
+#define DISTMK_BODY  // task bodies and the transport are compiled separately
 
 namespace distmk {
 
-// A planted fault for the race detector's own test: without the release, a reader may see old data.
+// A planted bug, for the test of the race detector: without the release a reader may see old data.
 #ifdef DISTMK_PLANT_MISSING_RELEASE
 constexpr auto RELEASE = std::memory_order_relaxed;
 #else
 constexpr auto RELEASE = std::memory_order_release;
 #endif
 
-// The threads that do something together: here one.
+// The threads that do something together: one, here.
 struct Team {
   static constexpr uint32_t index = 0, size = 1;
   bool leader() const { return true; }
@@ -32,7 +31,7 @@ struct Team {
 DISTMK_FN uint64_t load_acquire(const uint64_t* p, Scope = Scope::DEVICE) {
   return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
-// Whether a counter has reached `want`; if so, what was released with it can be read.
+// Whether a counter has reached `want`. If so, what was written before the releases can be read.
 DISTMK_FN bool has_reached(const uint64_t* p, uint64_t want, Scope = Scope::DEVICE) { return load_acquire(p) >= want; }
 DISTMK_FN uint64_t load_relaxed(const uint64_t* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 DISTMK_FN void store_release(uint64_t* p, uint64_t v, Scope = Scope::DEVICE) {
@@ -51,14 +50,14 @@ DISTMK_FN uint64_t now_ns() {
   return static_cast<uint64_t>(t.tv_sec) * 1000000000ull + static_cast<uint64_t>(t.tv_nsec);
 }
 
-// Of up to 32 items, the sizes of which `size_of` knows; the GPU's warps come here together.
+// Sum of size_of(item) over up to 32 items.
 template <class SizeOf>
 DISTMK_FN uint32_t sum_of_sizes(uint32_t num_items, const SizeOf& size_of) {
   uint32_t sum = 0;
   for (uint32_t item = 0; item < num_items; ++item) sum += size_of(item);
   return sum;
 }
-// Which item place `index` of them all, one after another, belongs to; `index` becomes the place in it.
+// The items are concatenated: returns the item that holds position `*index`, which becomes the offset in that item.
 template <class SizeOf>
 DISTMK_FN uint32_t find_item(uint32_t, const SizeOf& size_of, uint32_t* index) {
   uint32_t item = 0;

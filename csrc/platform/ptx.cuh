@@ -1,5 +1,5 @@
-// What has no name in CUDA C++ but in PTX (PTX ISA 8.x): memory order, mbarriers, copies to shared memory, tensor
-// cores.
+// PTX instructions that CUDA C++ has no name for (PTX ISA 8.x): memory order, mbarriers, copies to shared memory,
+// tensor cores. emulator/ptx.h has the same functions for a CPU.
 #pragma once
 #include <cuda_bf16.h>
 
@@ -15,14 +15,14 @@ constexpr bool BULK_COPIES = false;
 constexpr bool BULK_COPIES = true;
 #endif
 
-// Some threads of the block, by whole warps; barrier 0 is __syncthreads'.
+// Barrier of NUM_THREADS threads of the block, by whole warps. Barrier 0 is that of __syncthreads.
 template <uint32_t NUM_THREADS>
 DISTMK_FN void barrier_sync() {
   asm volatile("bar.sync 1, %0;" ::"n"(NUM_THREADS) : "memory");
 }
 
-// Scope: an event that peers signal is read and written at system scope, any other at that of the GPU. Only what a
-// worker's own threads tell each other may lie in shared memory.
+// An event that other GPUs signal is read and written at system scope, any other event at device scope. Block scope is
+// for words that only threads of the same worker use, and the only one that works in shared memory.
 DISTMK_FN uint64_t load_acquire(const uint64_t* p, Scope scope = Scope::DEVICE) {
   uint64_t v;
   if (scope == Scope::SYSTEM)
@@ -40,7 +40,7 @@ DISTMK_FN uint64_t load_relaxed(const uint64_t* p) {
   asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
   return v;
 }
-// Whether a counter has reached `want`; if so, what was released with it can be read.
+// Whether a counter has reached `want`. If so, what was written before the releases can be read.
 DISTMK_FN bool has_reached(const uint64_t* p, uint64_t want, Scope scope = Scope::DEVICE) {
   return load_acquire(p, scope) >= want;
 }
@@ -64,7 +64,8 @@ DISTMK_FN void add_release(uint64_t* p, uint64_t v, Scope scope = Scope::DEVICE)
     asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
-// An element that is looked at until it is there; what it is stored with says so by itself.
+// Loads and stores of Lamport buffers (device/comm/lamport.cuh): relaxed, as an element carries its own arrival. At
+// system scope, where a peer may write it.
 DISTMK_FN float poll_load(const float* p) {
   float v;
   asm volatile("ld.relaxed.sys.global.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
@@ -73,7 +74,7 @@ DISTMK_FN float poll_load(const float* p) {
 DISTMK_FN void publish_store(float* p, float v) {
   asm volatile("st.relaxed.sys.global.f32 [%0], %1;" ::"l"(p), "f"(v) : "memory");
 }
-// Of this GPU alone.
+// At device scope.
 DISTMK_FN float2 poll_load(const float2* p) {
   float2 v;
   asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
@@ -87,7 +88,7 @@ DISTMK_FN uint4 poll_load(const uint4* p) {
                : "memory");
   return v;
 }
-// Or zeros. Not a branch, or loads would be waited for one after another.
+// Loads, or returns zeros. Predicated: with a branch the loads of a loop would be waited for one after another.
 DISTMK_FN uint4 load_if(bool wanted, const uint4* p) {
   uint4 v;
   v.x = v.y = v.z = v.w = 0;
@@ -113,7 +114,7 @@ DISTMK_FN uint64_t now_ns() {
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
   return t;
 }
-// Of the SM; the low half.
+// Low half of the SM's clock.
 DISTMK_FN uint32_t now_clock() {
   uint32_t t;
   asm volatile("mov.u32 %0, %%clock;" : "=r"(t)::"memory");
@@ -124,7 +125,7 @@ DISTMK_FN uint32_t sm_number() {
   asm volatile("mov.u32 %0, %smid;" : "=r"(n));
   return n;
 }
-// What was there, which is not lowered.
+// Atomic maximum; returns the old value.
 DISTMK_FN uint64_t raise_to(uint64_t* p, uint64_t v) {
   return atomicMax(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(v));
 }
@@ -133,7 +134,7 @@ DISTMK_FN uint32_t shared_address(const void* p) { return static_cast<uint32_t>(
 DISTMK_FN void barrier_init(uint64_t* barrier, uint32_t count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count));
 }
-// Looks once, and answers at once.
+// Tests the phase once, and returns at once.
 DISTMK_FN bool barrier_test(uint32_t barrier, uint32_t parity) {
   uint32_t done;
   asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
@@ -145,7 +146,7 @@ DISTMK_FN bool barrier_test(uint32_t barrier, uint32_t parity) {
 DISTMK_FN bool barrier_test(uint64_t* barrier, uint32_t parity) {
   return barrier_test(shared_address(barrier), parity);
 }
-// Looks once; from compute capability 9.0 on it may rest a while before it says no.
+// Tests the phase once; from compute capability 9.0 on it may suspend the thread for a while before it returns false.
 DISTMK_FN bool barrier_try_wait(uint32_t barrier, uint32_t parity) {
   if constexpr (!BULK_COPIES) return barrier_test(barrier, parity);
   uint32_t done;
@@ -158,7 +159,7 @@ DISTMK_FN bool barrier_try_wait(uint32_t barrier, uint32_t parity) {
 DISTMK_FN bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
   return barrier_try_wait(shared_address(barrier), parity);
 }
-// The loop is the assembler's: the compiler would give way to other warps in each round of its own.
+// The loop is in assembly, as the compiler would yield to other warps in each round of a loop of its own.
 DISTMK_FN void barrier_wait(uint32_t barrier, uint32_t parity) {
   if constexpr (BULK_COPIES)
     asm volatile(
@@ -171,7 +172,7 @@ DISTMK_FN void barrier_wait(uint32_t barrier, uint32_t parity) {
     }
 }
 DISTMK_FN void barrier_wait(uint64_t* barrier, uint32_t parity) { barrier_wait(shared_address(barrier), parity); }
-// While the number at `hold` is neither 0 nor at least `slab`.
+// Waits while the number at `throttle` is neither 0 nor at least `slab` (see Pipeline::throttle).
 DISTMK_FN void wait_while_throttled(uint32_t throttle, uint32_t slab) {
   if (FOR_RACECHECK)
     asm volatile(
@@ -200,12 +201,13 @@ DISTMK_FN void barrier_init_done() {
   if constexpr (BULK_COPIES) asm volatile("fence.mbarrier_init.release.cluster;");
 }
 
-// What is read with this is first to be put out of the second-level cache: weights, keys and values come once a step,
-// and what tasks leave for each other, their descriptions and the instructions should stay there. It is what
-// createpolicy.fractional.L2::evict_first gives for all of an access.
+// Cache policy of weights, keys and values, which are read once per iteration: the second-level cache evicts them
+// first, so that activations, task descriptors and instructions stay. It is the value that
+// createpolicy.fractional.L2::evict_first gives for a fraction of 1.
 constexpr uint64_t EVICT_FIRST = 0x12F0000000000000;
 
-// `full` is told that so much is to land; a copy of part of it. By one thread each, from compute capability 9.0 on.
+// Announces to the mbarrier `full` that so many bytes will land; copies some of them. By one thread each, from compute
+// capability 9.0 on.
 DISTMK_FN void expect_bytes(uint32_t full, uint32_t num_bytes) {
   if constexpr (BULK_COPIES)
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(num_bytes) : "memory");
@@ -222,11 +224,11 @@ DISTMK_FN void copy_bulk(uint32_t dst, const char* src, uint32_t num_bytes, uint
   expect_bytes(full, num_bytes);
   copy_expected(dst, src, num_bytes, full);
 }
-// What threads have written, and this one knows of, is what its copies find.
+// Orders generic-proxy writes that this thread has observed before its later bulk copies.
 DISTMK_FN void fence_copies() {
   if constexpr (BULK_COPIES) asm volatile("fence.proxy.async;" ::: "memory");
 }
-// By the lanes of a warp, each of which arrives once its own part has landed.
+// By all lanes of a warp. Each lane arrives at `full` once its own part has landed.
 DISTMK_FN void copy_by_lanes(uint32_t dst, const char* src, uint32_t num_bytes, uint32_t full, uint32_t lane,
                              uint32_t num_lanes) {
   for (uint32_t at = lane * 16; at < num_bytes; at += num_lanes * 16)
@@ -234,7 +236,7 @@ DISTMK_FN void copy_by_lanes(uint32_t dst, const char* src, uint32_t num_bytes, 
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(full) : "memory");
 }
 
-// Keys and values that may turn out not to be needed, and then may be written meanwhile.
+// Loads keys or values that may turn out not to be needed; those may be written at the same time.
 DISTMK_FN uint4 load_perhaps(const uint4* p) {
   uint4 v;
   asm volatile("ld.global.cg.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
@@ -243,12 +245,13 @@ DISTMK_FN uint4 load_perhaps(const uint4* p) {
   return v;
 }
 
+// Hides from the compiler how `v` was computed, so that it neither keeps nor recomputes what follows from it.
 DISTMK_FN uint32_t opaque(uint32_t v) {
   asm volatile("" : "+r"(v));
   return v;
 }
 
-// `p`, of which the compiler knows now that it points to shared memory: loads from anywhere take longer.
+// Tells the compiler that `p` points to shared memory, as generic loads take longer.
 template <class T>
 DISTMK_FN const T* in_shared(const T* p) {
   return static_cast<const T*>(__cvta_shared_to_generic(opaque(shared_address(p))));
@@ -260,9 +263,10 @@ DISTMK_FN void load_matrices(uint32_t address, uint32_t (&a)[4]) {
                : "r"(address));
 }
 
-// c += a b: 16 rows by 16, 16 by 8 columns. Lane 4 g + t holds of `a` row g, columns 2 t and 2 t + 1 (a[0]) and those 8
-// further on (a[2]), the same of row g + 8 (a[1], a[3]); of `b` column g, rows as the columns of a; of `c` row g (c[0],
-// c[1]) and row g + 8, columns 2 t and 2 t + 1.
+// c += a b with m16n8k16. Lane 4 g + t holds
+//   of a (16 x 16)  row g, columns 2 t, 2 t + 1 (a[0]) and 2 t + 8, 2 t + 9 (a[2]); the same of row g + 8 (a[1], a[3]);
+//   of b (16 x 8)   column g, rows 2 t, 2 t + 1 (b0) and 2 t + 8, 2 t + 9 (b1);
+//   of c (16 x 8)   columns 2 t, 2 t + 1 of row g (c[0], c[1]) and of row g + 8 (c[2], c[3]).
 DISTMK_FN void multiply(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&c)[4]) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])

@@ -1,9 +1,11 @@
+// The scope of a memory operation.
 #pragma once
 #include <cstdint>
 
 namespace distmk {
 
-// Who takes part in a signal: a worker's own threads, its GPU, or every GPU. On the host all is one.
+// The threads that an acquire or release synchronizes: of one block, of one GPU, or of all GPUs and the host. The host
+// twin makes no difference.
 enum class Scope : uint32_t { BLOCK, DEVICE, SYSTEM };
 
 }  // namespace distmk

@@ -1,12 +1,12 @@
-// What rank 0's scheduler does between iterations: take the sampled tokens, finish and admit requests, lay out the
-// rows.
+// The scheduler step of rank 0, between two iterations: takes the sampled tokens, finishes and admits requests, and
+// builds the next batch (continuous batching with chunked prefill).
 #pragma once
 #include "runtime/argmax.h"
 #include "runtime/context.h"
 
 namespace distmk {
 
-// Where the batcher works: on the originals, or on copies at hand.
+// What the batcher works on: the originals in the heap, or copies in shared memory.
 struct BatcherMemory {
   BatcherState* state;
   Batch* batch;
@@ -24,21 +24,21 @@ class Batcher {
         page_table_(context.at<int32_t>(args.page_table)),
         free_pages_(reinterpret_cast<int32_t*>(context.at<BatcherState>(args.state) + 1)) {}
 
-  // Turns the batch of the last iteration into that of this one; true if page tables changed. The tokens that were
-  // taken wait for publish().
+  // Turns the batch of the last iteration into that of this one; returns whether page tables changed. publish() then
+  // tells the host the tokens that were taken.
   DISTMK_FN bool advance() {
     if (context_.iteration == 0) {
       reset();
     } else if (take_tokens()) {
-      go_on();
+      advance_rows();
       return false;
     }
     const bool admitted = admit();
-    lay_out_rows();
+    build_batch();
     return admitted;
   }
 
-  // Shows the host what was taken.
+  // Writes the taken tokens to the host's token ring.
   DISTMK_FN void publish() {
     const LaunchParams& params = context_.params();
     if (!num_taken_) return;
@@ -58,7 +58,7 @@ class Batcher {
   int32_t* free_pages_;
   TokenEvent taken_[MAX_ROWS];
   uint32_t num_taken_ = 0;
-  uint64_t num_published_ = 0;  // before those
+  uint64_t num_published_ = 0;  // before this step
 
   DISTMK_FN const Request& request_of(const Sequence& sequence) const {
     return reinterpret_cast<const Request*>(context_.params().requests)[sequence.request];
@@ -89,7 +89,8 @@ class Batcher {
     return false;
   }
 
-  // True: the same rows come again, as each gave a token, and no sequence is over, so none that waits gets its place.
+  // Returns whether the next batch has the same rows: each row gave a token and no sequence finished, so that no
+  // waiting request can take a slot.
   DISTMK_FN bool take_tokens() {
     const uint32_t num_running = state_.num_running;
     num_published_ = state_.num_published;
@@ -115,8 +116,8 @@ class Batcher {
     return state_.num_running == num_running && num_taken_ == batch_.num_rows;
   }
 
-  // The same rows, a position further, which mostly is all: lay_out_rows() could only change their order.
-  DISTMK_FN void go_on() {
+  // The common case: the same rows, one position further. build_batch() could only change their order.
+  DISTMK_FN void advance_rows() {
     batch_.num_reset_rows = batch_.num_rows;
     DISTMK_NO_UNROLL
     for (uint32_t i = 0; i < batch_.num_rows; ++i) {
@@ -137,7 +138,7 @@ class Batcher {
     --state_.num_running;
   }
 
-  // Requests start in order; each takes all the pages it can ever need, so that none is stopped half way.
+  // Requests start in order. Each reserves all the pages that it can ever need, so that none is preempted.
   DISTMK_FN bool admit() {
     const LaunchParams& params = context_.params();
     bool admitted = false;
@@ -175,8 +176,8 @@ class Batcher {
     }
   }
 
-  // One row for every sequence that decodes, then prompt chunks into the rows that are left.
-  DISTMK_FN void lay_out_rows() {
+  // One row for every sequence that decodes, then prompt chunks in the remaining rows.
+  DISTMK_FN void build_batch() {
     batch_.num_reset_rows = context_.iteration ? batch_.num_rows : 0;
     batch_.num_rows = batch_.num_runs = 0;
     DISTMK_NO_UNROLL
@@ -192,36 +193,35 @@ class Batcher {
       const uint32_t left = request_of(sequence).prompt_len - sequence.position;
       const uint32_t room = MAX_ROWS - batch_.num_rows;
       add_run(slot, left < room ? left : room);
-      if (left > room) state_.first_slot = slot;  // a prompt that was begun goes on first
+      if (left > room) state_.first_slot = slot;  // the next batch continues this prompt first
     }
     batch_.stop = batch_.num_rows == 0;
     if (batch_.num_reset_rows < batch_.num_rows) batch_.num_reset_rows = batch_.num_rows;
   }
 };
 
-// The body of the `prepare` task: advance, then tell every rank, and last what nobody waits for: the host, and the
-// state that the next launch begins with.
+// The body of the scheduler step: builds the batch, sends it to every rank, and does last what no rank waits for: the
+// host's tokens, and the state from which the next launch starts.
 DISTMK_FN void prepare_batch(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory) {
   const Team& team = context.team;
   Batcher batcher(context, args, memory);
   bool pages_changed = false;
   if (team.leader()) pages_changed = batcher.advance();
-  if (args.num_ranks > 1) pages_changed = !team.all(!pages_changed);  // only for others
-  team.sync();                                                        // a vote orders no memory
+  if (args.num_ranks > 1) pages_changed = !team.all(!pages_changed);  // needed for the puts only
+  team.sync();                                                        // a warp vote orders no memory
   const bool copied = memory.batch != context.at<Batch>(args.batch);
   if (copied) {
     copy_bytes(team, context.at<Batch>(args.batch), memory.batch, sizeof(Batch));
-    team.sync();  // a network takes it from there
+    team.sync();  // the transport reads the heap's copy
   }
   const uint64_t table_bytes = uint64_t{MAX_ROWS} * args.max_pages * sizeof(int32_t);
   DISTMK_NO_UNROLL
   for (uint32_t rank = 0; rank < args.num_ranks; ++rank) {
     if (rank == context.rank()) continue;
     if (pages_changed) context.put(rank, args.page_table, context.at<void>(args.page_table), table_bytes);
-    // From where it lies: the network may read it there.
     context.put(rank, args.batch, context.at<void>(args.batch), sizeof(Batch));
   }
-  context.finish();  // all ranks are told at once, after one fence
+  context.finish();  // signals all ranks after one fence
   if (copied) copy_bytes(team, context.at<BatcherState>(args.state), memory.state, sizeof(BatcherState));
   if (team.leader()) batcher.publish();
 }

@@ -1,107 +1,14 @@
-// What a task body may touch: its rank's memory by operand, its peers' by put and push.
+// What a task body may touch: its rank's memory by operand, its peers' memory by put and push.
 #pragma once
 #include <type_traits>
 
-#include "abi.h"
-#include "platform/platform.h"
 #include "platform/start_signal.h"
+#include "runtime/rank_state.h"
 
 namespace distmk {
 
-// The way to ranks that cannot be reached by pointer. Data put to such a rank arrives before what is signalled with it;
-// one send may overtake another, so a task is done only after a quiet. The host twin has far ranks where a fault asks
-// for them (csrc/host/delayed_puts.cpp).
-class Transport;
-DISTMK_BODY bool is_remote(const Transport& transport, uint32_t rank);
-DISTMK_BODY void transport_put(Transport& transport, const Team& team, uint32_t rank, uint64_t heap_offset,
-                               const void* src, uint64_t num_bytes);
-DISTMK_BODY void transport_signal(Transport& transport, uint32_t rank, uint32_t event, uint64_t amount);
-DISTMK_BODY void transport_send(Transport& transport, uint32_t rank);
-DISTMK_BODY void transport_send_all(Transport& transport);
-DISTMK_BODY void transport_quiet(Transport& transport);
-DISTMK_BODY void transport_abort(Transport& transport, uint32_t rank,
-                                 uint64_t reason);  // sets its abort flag, some time
-
-DISTMK_FN Scope scope_of(bool system) { return system ? Scope::SYSTEM : Scope::DEVICE; }
-
-// In the lists of workers, not handed out.
-DISTMK_FN bool is_listed(const TaskDesc& task) {
-  return task.launch == static_cast<uint16_t>(LaunchKind::AHEAD) ||
-         task.launch == static_cast<uint16_t>(LaunchKind::SPREAD);
-}
-DISTMK_FN bool is_spread(const TaskDesc& task) { return task.launch == static_cast<uint16_t>(LaunchKind::SPREAD); }
-
-// A task with its waits and triggers, in the program or in a copy at hand.
-struct TaskView {
-  const TaskDesc* desc = nullptr;
-  const Wait* waits = nullptr;
-  const Trigger* triggers = nullptr;
-  uint32_t index = 0;
-};
-
-// One rank's view of a launch, shared by its workers and schedulers.
-struct RankState {
-  const LaunchParams* params;
-  const ProgramHeader* program;
-  const TaskDesc* tasks;
-  const Wait* waits;
-  const Trigger* triggers;
-  const Queue* queues;
-  const uint32_t* launches;
-  uint64_t* heap_bases;                 // where each rank's heap is mapped here
-  uint64_t to_address[3];               // added to an operand of each Space; of none, 0, that is null
-  uint64_t* faults_seen;                // triggers that matched the injected fault so far
-  Transport* transport = nullptr;       // null: every rank is reached by pointer
-  const Batch* cached_batch = nullptr;  // a copy at hand of the row table; null: it is read where it lies
-  const uint64_t* num_cached_batches =
-      nullptr;                    // iterations whose row table was copied, twice; odd: the last says stop
-  JitRing* local_ring = nullptr;  // this worker's ring, where its scheduler rides along and it lies at hand
-
-  DISTMK_FN RankState(const LaunchParams* launch, uint64_t* fault_counter)
-      : RankState(launch, fault_counter, reinterpret_cast<const ProgramHeader*>(launch->program),
-                  reinterpret_cast<uint64_t*>(launch->heap_bases)) {}
-
-  // `header` and `bases`: copies at hand of the program's header and of the table of heaps.
-  DISTMK_FN RankState(const LaunchParams* launch, uint64_t* fault_counter, const ProgramHeader* header, uint64_t* bases)
-      : params(launch), program(header), heap_bases(bases), faults_seen(fault_counter) {
-    const auto base = params->program;
-    tasks = reinterpret_cast<const TaskDesc*>(base + program->tasks_offset);
-    waits = reinterpret_cast<const Wait*>(base + program->waits_offset);
-    triggers = reinterpret_cast<const Trigger*>(base + program->triggers_offset);
-    queues = reinterpret_cast<const Queue*>(base + program->queues_offset);
-    launches = reinterpret_cast<const uint32_t*>(base + program->launches_offset);
-    const auto map = [&](Space space, uint64_t base) {
-      to_address[static_cast<uint64_t>(space)] = base - (static_cast<uint64_t>(space) << SPACE_SHIFT);
-    };
-    map(Space::NONE, 0);
-    map(Space::HEAP, heap());
-    map(Space::LOCAL, params->local_base);
-  }
-
-  DISTMK_FN uint64_t heap() const { return heap_bases[program->rank]; }
-
-  DISTMK_FN TaskView view(uint32_t index) const {
-    const TaskDesc& desc = tasks[index];
-    return {&desc, waits + desc.wait_begin, triggers + desc.trigger_begin, index};
-  }
-
-  DISTMK_FN uint64_t* event(uint32_t rank, uint32_t index) const {
-    return reinterpret_cast<uint64_t*>(heap_bases[rank] + program->events_heap_offset + index * EVENT_STRIDE_BYTES);
-  }
-  DISTMK_FN uint64_t* abort_flag(uint32_t rank) const { return &reinterpret_cast<Control*>(heap_bases[rank])->abort; }
-  DISTMK_FN JitRing* ring(uint32_t worker) const {
-    const uint64_t ring_bytes = sizeof(JitRing) + uint64_t{program->jit_capacity} * sizeof(JitEntry);
-    return reinterpret_cast<JitRing*>(heap() + program->rings_heap_offset + worker * ring_bytes);
-  }
-  DISTMK_FN uint64_t address(uint64_t operand) const { return operand + to_address[operand >> SPACE_SHIFT]; }
-  // The row table, or null where a task follows none.
-  DISTMK_FN const Batch* batch(uint64_t operand) const {
-    return operand && cached_batch ? cached_batch : reinterpret_cast<const Batch*>(address(operand));
-  }
-};
-
-// What a body is given: the rank, the task being run and the iteration it is run for. Every thread of the team has its
-// own, and calls put and push together with the others.
+// What a body is given: the rank, the task and the iteration it runs for. Every thread of the team has a Context of its
+// own and calls put, push and finish together with the others.
 class Context {
  public:
   const RankState& rank_state;
@@ -112,39 +19,42 @@ class Context {
 
   DISTMK_FN Context(const RankState& state, const Team& threads) : rank_state(state), team(threads) {}
 
-  // What is run next.
-  DISTMK_FN void begin(const TaskView& view, uint64_t for_iteration, uint32_t which_instance = 0,
+  // Starts the next task.
+  DISTMK_FN void begin(const TaskView& next_task, uint64_t next_iteration, uint32_t next_instance = 0,
                        const StartSignal& start = {}) {
-    task = view;
-    iteration = for_iteration;
-    instance = which_instance;
+    task = next_task;
+    iteration = next_iteration;
+    instance = next_instance;
     start_ = start;
-    ready_ = found_ = false;
+    ready_ = polled_ = false;
     num_assigned_ = 0;
     pushed_ = 0;
     finished_ = false;
   }
 
-  // Waits until what other tasks write for this one is there. False: the launch is over, nothing is left to be done. A
-  // body may be entered before; what depends on no other task of the iteration it can do before it asks.
+  // Waits until the task's waits are met, that is until all that other tasks write for it can be read. False: the
+  // launch is over or the task was revoked; the body returns. Before this call a body may do what depends on no other
+  // task of the iteration.
   DISTMK_FN bool inputs_ready() {
     if (ready_) return true;
-    ready_ = found_ ? start_.confirm() : start_.wait();
+    ready_ = polled_ ? start_.confirm() : start_.wait();
     if (!start_.records_time() && params().trace_capacity) ready_ns_ = now_ns();
     return ready_;
   }
-  // Of a body that looks by itself whether its inputs are there, and may write as soon as they are: what it overwrites
-  // is over by then, which the checker sees to. It begins to look; all that this worker has left for it is there then.
-  // Whether the task's waits are met, or the launch is over. It has found what it looked for. Only at its end are its
-  // waits waited for, or not even then, if what it has found says as much.
+
+  // For a body that polls its inputs in Lamport buffers and writes as soon as they have arrived; the checker proves
+  // that what it overwrites is no longer read by then. begin_polling() waits for the end of the worker's previous task,
+  // with which all that this worker leaves for the task is there. stop_polling() is true once the task's waits are met
+  // or the launch is over. inputs_polled() says that the inputs have arrived: the waits are then needed only at the
+  // task's end, or not at all if the inputs imply them.
   DISTMK_FN void begin_polling() const { start_.wait_previous(); }
-  DISTMK_FN bool stop_polling() const { return ready_ || start_.given(); }
+  DISTMK_FN bool stop_polling() const { return ready_ || start_.is_ready(); }
   DISTMK_FN void inputs_polled() {
-    if (!ready_ && !found_) start_.record_time();
-    found_ = true;
+    if (!ready_ && !polled_) start_.record_time();
+    polled_ = true;
   }
-  // Looks for them by `load`, which says whether they are all there: once if they are not `arriving`, else until they
-  // are, or until the task's waits are met: a zero may have been left by somebody who cannot write the negative one.
+  // Calls `load`, which returns whether all its elements have arrived: once if not `polls`, else until it returns true
+  // or the task's waits are met. The latter ends the polling of a zero by a writer that does not store it as -0.
   template <class Load>
   DISTMK_FN void poll(bool polls, const Load& load) const {
     for (bool last = !polls;;) {
@@ -154,17 +64,18 @@ class Context {
   }
   DISTMK_FN uint64_t ready_ns() const { return ready_ns_; }
 
-  // Takes a worker's share of the `count` instances of a spread task, from `instance` on. False: none is left for it.
-  // A body whose task has fewer this time than it may have asks once more. What is not spread is all the worker's.
+  // The instances of a spread task that this worker runs are `instance`, `instance` + num_workers, ... below `count`.
+  // take_assigned() returns whether there is one; a body that has fewer instances in this iteration than max_instances
+  // calls it again with their number. next_assigned() advances `index` to the next one and returns whether it exists. A
+  // task that is not spread has one assignment: the whole task.
   DISTMK_FN bool take_assigned(uint32_t count) {
     if (!is_spread(*task.desc)) return true;
     num_assigned_ = count;
     return instance < count;
   }
-  // Turns to the next instance of the share. False: there is none, as in a task that is not spread.
-  DISTMK_FN bool next_assigned(uint32_t& which) const {
-    which += rank_state.program->num_workers;
-    return which < num_assigned_;
+  DISTMK_FN bool next_assigned(uint32_t& index) const {
+    index += rank_state.program->num_workers;
+    return index < num_assigned_;
   }
 
   DISTMK_FN uint32_t rank() const { return rank_state.program->rank; }
@@ -178,26 +89,26 @@ class Context {
 
   DISTMK_FN const Batch* batch(uint64_t operand) const { return rank_state.batch(operand); }
 
-  // A heap operand on another rank, or null where it is out of reach of a pointer.
+  // Peer-mapped pointer to a heap operand on another rank; null if only the transport reaches that rank.
   template <class T>
   DISTMK_FN T* peer(uint32_t rank, uint64_t operand) const {
     if (rank_state.transport && is_remote(*rank_state.transport, rank)) return nullptr;
     return reinterpret_cast<T*>(rank_state.heap_bases[rank] + (operand & ((1ull << SPACE_SHIFT) - 1)));
   }
 
-  // Copy to the same heap offset on another rank; what follows with push() to that rank arrives after it.
+  // Copies to the same heap offset on another rank. Arrives there before the signals of a later push() to that rank.
   DISTMK_FN void put(uint32_t rank, uint64_t dst, const void* src, uint64_t num_bytes) const {
-    if (void* near = peer<void>(rank, dst)) return copy_bytes(team, near, src, num_bytes);
+    if (void* mapped = peer<void>(rank, dst)) return copy_bytes(team, mapped, src, num_bytes);
     transport_put(*rank_state.transport, team, rank, dst & ((1ull << SPACE_SHIFT) - 1), src, num_bytes);
   }
 
-  // putmem_signal: copy, then fire this task's triggers on that rank.
+  // putmem_signal: put(), then this task's triggers on that rank.
   DISTMK_FN void push(uint32_t rank, uint64_t dst, const void* src, uint64_t num_bytes) {
     put(rank, dst, src, num_bytes);
     signal_rank(rank);
   }
 
-  // Fires this task's triggers on a rank that has its data.
+  // Signals this task's triggers on a rank that has all its data.
   DISTMK_FN void signal_rank(uint32_t rank) {
     team.sync();
     if (rank_state.transport) {
@@ -211,7 +122,7 @@ class Context {
     pushed_ |= 1ull << rank;
   }
 
-  // push() of a block that lies at `operand` here to the ranks that no pointer reaches; the others have it already.
+  // Pushes the block at `operand` of this rank to all ranks that are not peer-mapped; the others already have it.
   DISTMK_FN void push_remote(uint64_t operand, uint64_t num_bytes) {
     if (!rank_state.transport) return;
     team.sync();
@@ -219,12 +130,13 @@ class Context {
       if (!peer<void>(other, operand)) push(other, operand, at<void>(operand), num_bytes);
   }
 
-  // Ranks whose triggers need no firing any more. Who finishes a task for those who ran its body is told of them.
+  // Bit mask of the ranks whose triggers have been signaled with their data. If other threads finish the task than ran
+  // its body, they pass it on.
   DISTMK_FN uint64_t pushed() const { return pushed_; }
   DISTMK_FN void set_pushed(uint64_t ranks) { pushed_ = ranks; }
 
-  // The rest of the triggers, once the whole team is done with the body. A body may call it itself when all that is
-  // left to do is seen by no task.
+  // Signals the remaining triggers, once the whole team has ended the body. A body may call it earlier if no task sees
+  // what it does afterwards.
   DISTMK_FN void finish() {
     if (finished_) return;
     finished_ = true;
@@ -238,7 +150,7 @@ class Context {
     }
   }
 
-  // Stand in for instances of a massive launch that were not needed, so that every iteration counts the same.
+  // Signals for instances of a massive launch that this iteration does not need, so that every iteration adds the same.
   DISTMK_FN void finish_unused(uint32_t num_instances) {
     if (!team.leader()) return;
     for (uint32_t t = 0; t < task.desc->num_triggers && num_instances; ++t) signal(task.triggers[t], num_instances);
@@ -247,10 +159,10 @@ class Context {
 
  private:
   StartSignal start_;
-  bool ready_ = false, found_ = false;
-  uint64_t ready_ns_ = 0;      // where the launch is traced
-  uint32_t num_assigned_ = 0;  // instances of a spread task
-  uint64_t pushed_ = 0;        // ranks whose triggers went out with their data
+  bool ready_ = false, polled_ = false;
+  uint64_t ready_ns_ = 0;  // only if the launch is traced
+  uint32_t num_assigned_ = 0;
+  uint64_t pushed_ = 0;
   bool finished_ = false;
 
   DISTMK_FN void signal_trigger(uint32_t t, uint32_t rank) {
@@ -272,12 +184,12 @@ class Context {
   }
 };
 
-// Bodies, one a task type: csrc/host/bodies or csrc/device/bodies.
+// One body per task type: in host/bodies for the host twin, in device/*/ for the GPU.
 #define DISTMK_DECLARE_BODY(id, name, Args) DISTMK_BODY void body_##name(Context& context, const Args& args);
 DISTMK_TASK_TYPES(DISTMK_DECLARE_BODY)
 #undef DISTMK_DECLARE_BODY
 
-// All but `prepare`, which only a scheduler runs and calls by its name.
+// All bodies but the scheduler step, which only schedulers run (run_scheduler_step in runtime/scheduler.h).
 template <uint32_t TYPE>
 DISTMK_FN void run_body_of(Context& context) {
 #define DISTMK_IF(id, name, Args)                                       \

@@ -1,50 +1,52 @@
-// A worker's just-in-time ring: its owning scheduler pushes, the worker pops. It lies on the heap, or at hand where
-// both are parts of one worker.
+// A worker's just-in-time ring: a single-producer single-consumer queue. The owning scheduler pushes, the worker pops.
+// It is in the heap, or in shared memory if both are in one worker CTA.
 #pragma once
-#include "runtime/context.h"
+#include "runtime/rank_state.h"
 
 namespace distmk {
 
-constexpr uint64_t NEVER_MORE = ~0ull;  // closed for good
+constexpr uint64_t CLOSED_FOREVER = ~0ull;  // an iteration that never comes
 
-struct RingView {
+struct JitRingView {
   JitRing* ring;
-  uint32_t capacity;
+  uint32_t capacity;  // a power of two
   Scope scope;
 
   DISTMK_FN JitEntry& entry(uint64_t n) const { return reinterpret_cast<JitEntry*>(ring + 1)[n & (capacity - 1)]; }
 
-  DISTMK_FN bool push(const Team& team, const JitEntry& what) const {
+  // False: the ring is full.
+  DISTMK_FN bool push(const Team& team, const JitEntry& new_entry) const {
     const uint64_t tail = load_relaxed(&ring->tail);
     if (!team.all(tail - load_acquire(&ring->head, scope) < capacity)) return false;
     if (team.leader()) {
-      entry(tail) = what;
+      entry(tail) = new_entry;
       store_release(&ring->tail, tail + 1, scope);
     }
     team.sync();
     return true;
   }
 
-  // `head` is the worker's own count of what it popped; the ring's copy tells the scheduler.
-  DISTMK_FN bool pop(const Team& team, uint64_t* head, JitEntry* what) const {
-    if (!team.all(load_acquire(&ring->tail, scope) != *head)) return false;  // each thread has to see it for itself
-    *what = entry((*head)++);
+  // `head` is the worker's own count of popped entries; the ring's copy tells the scheduler. False: the ring is empty.
+  DISTMK_FN bool pop(const Team& team, uint64_t* head, JitEntry* popped) const {
+    // Every thread acquires for itself, as every thread reads the entry.
+    if (!team.all(load_acquire(&ring->tail, scope) != *head)) return false;
+    *popped = entry((*head)++);
     team.sync();
     if (team.leader()) store_release(&ring->head, *head, scope);
     return true;
   }
 
-  // Nothing more will be pushed for what is before `iteration`.
+  // The scheduler's promise to push nothing more for iterations before `iteration`.
   DISTMK_FN void close(const Team& team, uint64_t iteration) const {
     if (team.leader()) store_release(&ring->closed, iteration, scope);
   }
-  // Nothing is left of what is before `iteration`, and nothing more will come.
-  DISTMK_FN bool finished(const Team& team, uint64_t head, uint64_t iteration) const {
+  // Whether everything before `iteration` was popped and nothing more will be pushed for it.
+  DISTMK_FN bool drained(const Team& team, uint64_t head, uint64_t iteration) const {
     return team.all(load_acquire(&ring->closed, scope) >= iteration && load_acquire(&ring->tail, scope) == head);
   }
 };
 
-DISTMK_FN RingView ring_of(const RankState& state, uint32_t worker) {
+DISTMK_FN JitRingView jit_ring_of(const RankState& state, uint32_t worker) {
   if (state.local_ring) return {state.local_ring, state.program->jit_capacity, Scope::BLOCK};
   return {state.ring(worker), state.program->jit_capacity, Scope::DEVICE};
 }

@@ -1,5 +1,5 @@
-// Start and end of every task, kept by whoever ran it: the last ones of a launch and those that it goes on from. Where
-// tracing is off, all it costs is a branch.
+// Start and end of each task that a worker or scheduler ran: the last ones of a launch and of those before it. A launch
+// that is not traced pays one branch per task.
 #pragma once
 #include "runtime/context.h"
 
@@ -7,35 +7,35 @@ namespace distmk {
 
 class Tracer {
  public:
-  // `runner`: a worker, or num_workers + a scheduler. Only one thread of a team keeps entries.
+  // `runner`: a worker, or num_workers + a scheduler. Only one thread of a team writes entries.
   DISTMK_FN Tracer(const RankState& state, uint32_t runner) {
     const LaunchParams& params = *state.params;
     if (!params.trace || !params.trace_capacity) return;
     capacity_ = static_cast<uint32_t>(params.trace_capacity);
     entries_ = reinterpret_cast<TraceEntry*>(params.trace) + uint64_t{runner} * capacity_;
     count_ = reinterpret_cast<uint64_t*>(params.trace_counts) + runner;
-    seen_ = *count_;
-    next_ = static_cast<uint32_t>(seen_ % capacity_);
+    num_recorded_ = *count_;
+    next_ = static_cast<uint32_t>(num_recorded_ % capacity_);
   }
 
   DISTMK_FN uint64_t now() const { return entries_ ? now_ns() : 0; }
 
-  // What context ran since its inputs were there, its body until `body_end_ns`.
-  DISTMK_FN void keep(const Context& context, uint64_t start_ns, uint64_t body_end_ns) {
+  // The context's task has ended. `start_ns`: its inputs were ready; `body_end_ns`: its body had ended.
+  DISTMK_FN void record(const Context& context, uint64_t start_ns, uint64_t body_end_ns) {
     if (!entries_ || !context.team.leader()) return;
     const uint64_t end_ns = now_ns();
     entries_[next_] = {context.task.index, static_cast<uint32_t>(context.iteration),
                        context.instance,   static_cast<uint32_t>(end_ns - body_end_ns),
                        start_ns,           end_ns};
     if (++next_ == capacity_) next_ = 0;
-    *count_ = ++seen_;
+    *count_ = ++num_recorded_;
   }
 
  private:
-  TraceEntry* entries_ = nullptr;  // null: off
+  TraceEntry* entries_ = nullptr;  // a ring of capacity_ entries; null: not traced
   uint64_t* count_ = nullptr;
   uint32_t capacity_ = 0, next_ = 0;
-  uint64_t seen_ = 0;
+  uint64_t num_recorded_ = 0;
 };
 
 }  // namespace distmk

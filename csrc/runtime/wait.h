@@ -1,28 +1,31 @@
-// Waiting: when a task may run, when an iteration starts, and when a waiter must give up.
+// Waiting: when a task may run, when an iteration may start, and when a wait is given up.
 #pragma once
-#include "runtime/context.h"
+#include "runtime/rank_state.h"
 
 namespace distmk {
 
-// The count that meets `wait` in this iteration.
-DISTMK_FN uint64_t wanted(const Wait& wait, uint64_t iteration) { return wait.count * (iteration + 1 - wait.lag); }
+// The event count that meets `wait` in this iteration. Events only grow: each iteration adds wait.count.
+DISTMK_FN uint64_t target_count(const Wait& wait, uint64_t iteration) {
+  return wait.count * (iteration + 1 - wait.lag);
+}
 
 DISTMK_FN bool is_met(const RankState& state, const Wait& wait, uint64_t iteration) {
   const uint64_t* event = state.event(state.program->rank, wait.event);
-  return has_reached(event, wanted(wait, iteration), scope_of(wait.system));
+  return has_reached(event, target_count(wait, iteration), scope_of(wait.system));
 }
 
-// Whether a task's waits are met in this iteration; a team looks at several of them at once.
+// Whether all waits of a task are met in this iteration. Each thread of the team polls a part of them.
 DISTMK_FN bool waits_met(const RankState& state, const TaskView& task, uint64_t iteration, const Team& team) {
   bool met = true;
   for (uint32_t w = team.index; met && w < task.desc->num_waits; w += team.size)
     met = is_met(state, task.waits[w], iteration);
   if (!team.all(met)) return false;
-  team.sync();  // a vote orders no memory
+  team.sync();  // a warp vote orders no memory
   return true;
 }
 
-// The same of two tasks, each of which may be none and is not met then: a team asks for all their events at once.
+// waits_met() of two tasks at once, so that the team polls the events of both in one trip to memory. A task without
+// descriptor is not met.
 struct BothMet {
   bool first, second;
 };
@@ -40,42 +43,43 @@ DISTMK_FN BothMet both_met(const RankState& state, const TaskView& first, uint64
     (of_first ? met.first : met.second) = false;
   }
   met = {team.all(met.first), team.all(met.second)};
-  team.sync();  // a vote orders no memory
+  team.sync();  // a warp vote orders no memory
   return met;
 }
 
 enum class IterationBarrier : uint32_t { CLOSED, OPEN, STOP };
 
-// Behind the last iteration that this launch may run; the next launch goes on there.
+// One past the last iteration of this launch. If max_iterations ends it early, the next launch continues there.
 DISTMK_FN uint64_t end_iteration(const LaunchParams& params) {
   return params.max_iterations ? params.first_iteration + params.max_iterations : ~0ull;
 }
 
-// Whether the row table of an iteration lies on this rank's heap.
+// Whether the batch metadata of an iteration has arrived in this rank's heap.
 DISTMK_FN bool batch_arrived(const RankState& state, uint64_t iteration, const Team& team) {
   const ProgramHeader& program = *state.program;
   const uint64_t* event = state.event(program.rank, program.iteration_event);
   return team.all(has_reached(event, iteration + 1, scope_of(program.num_ranks > 1)));
 }
 
-// Whether iteration `iteration` may start here: its batch has lamport_value, or the launch has a fixed number of
-// iterations. Whoever keeps the copy at hand of the batch asks for it where it lies; the others on its SM wait for the
-// copy.
+// Whether the iteration may start here: its batch metadata has arrived or, in a program without batch, it is one of the
+// launch's fixed number of iterations. In a worker CTA the dispatcher polls the heap (TaskList::poll_batch) and caches
+// the batch; the other warps that ask wait for the cached copy.
 DISTMK_FN IterationBarrier iteration_barrier_state(const RankState& state, uint64_t iteration, const Team& team) {
   const ProgramHeader& program = *state.program;
   if (iteration == end_iteration(*state.params)) return IterationBarrier::STOP;
   if (program.iteration_event == NO_EVENT)
     return iteration < state.params->num_iterations ? IterationBarrier::OPEN : IterationBarrier::STOP;
   if (state.cached_batch) {
-    const uint64_t copied = load_acquire(state.num_cached_batches, Scope::BLOCK);
-    if (!team.all(copied >> 1 > iteration)) return IterationBarrier::CLOSED;
-    return team.all(copied & 1) ? IterationBarrier::STOP : IterationBarrier::OPEN;
+    const uint64_t cached = load_acquire(state.num_cached_batches, Scope::BLOCK);
+    if (!team.all(cached >> 1 > iteration)) return IterationBarrier::CLOSED;
+    return team.all(cached & 1) ? IterationBarrier::STOP : IterationBarrier::OPEN;
   }
   if (!batch_arrived(state, iteration, team)) return IterationBarrier::CLOSED;
   return reinterpret_cast<const Batch*>(state.address(program.iteration_batch))->stop ? IterationBarrier::STOP
                                                                                       : IterationBarrier::OPEN;
 }
 
+// Tells the workers and schedulers of all ranks to leave.
 DISTMK_FN void raise_abort(const RankState& state, Abort reason) {
   for (uint32_t rank = 0; rank < state.program->num_ranks; ++rank) {
     if (state.transport && is_remote(*state.transport, rank)) {
@@ -87,17 +91,20 @@ DISTMK_FN void raise_abort(const RankState& state, Abort reason) {
   }
 }
 
-// One waiter's patience: backs off while nothing happens, polls the abort flag, gives up at the deadline.
-class Idle {
+// Back-off of a polling loop: spins, then sleeps between polls. Polls the abort flag; at the deadline it records the
+// unmet wait and raises the abort flag of every rank.
+class Backoff {
  public:
-  DISTMK_FN Idle(const RankState& state, uint32_t waiter, const Team& team)
-      : state_(state), waiter_(waiter), team_(team) {}
+  // `runner`: a worker, or num_workers + a scheduler.
+  DISTMK_FN Backoff(const RankState& state, uint32_t runner, const Team& team)
+      : state_(state), runner_(runner), team_(team) {}
 
+  // The loop has made progress.
   DISTMK_FN void reset() { polls_ = 0; }
 
-  // Another poll found nothing. False: leave (`task` may have no descriptor where the waiter has no task in hand).
+  // Another poll was in vain. False: leave. `task` has no descriptor if the loop waits for an iteration to start.
   DISTMK_FN bool wait(const TaskView& task, uint64_t iteration) {
-    if (polls_++ == 0) since_ns_ = looked_ns_ = now_ns();
+    if (polls_++ == 0) since_ns_ = last_check_ns_ = now_ns();
     const bool spinning = polls_ < state_.params->spin_polls;
     if (spinning && polls_ % 64) {
       pause();
@@ -113,19 +120,19 @@ class Idle {
  private:
   static constexpr uint64_t LONG_IDLE_NS = 20000000;
   const RankState& state_;
-  uint32_t waiter_;
+  uint32_t runner_;
   const Team team_;
   uint32_t polls_ = 0;
-  uint64_t since_ns_ = 0, looked_ns_ = 0;
+  uint64_t since_ns_ = 0, last_check_ns_ = 0;
 
-  // A process that was stopped for a while, or got no core, has not waited: what passes between two looks counts for a
-  // quarter of the deadline at most.
+  // Time since the first poll in vain. A process that was stopped or got no core did not poll meanwhile, so the time
+  // between two checks counts for at most a quarter of the deadline.
   DISTMK_FN uint64_t idle_time() {
     const uint64_t now = now_ns();
     if constexpr (MAY_BE_STOPPED) {
-      const uint64_t passed = now - looked_ns_, most = state_.params->deadline_ns / 4;
+      const uint64_t passed = now - last_check_ns_, most = state_.params->deadline_ns / 4;
       if (passed > most) since_ns_ += passed - most;
-      looked_ns_ = now;
+      last_check_ns_ = now;
     }
     return now - since_ns_;
   }
@@ -144,14 +151,14 @@ class Idle {
   }
 
   DISTMK_FN void record(const TaskView& task, uint64_t iteration, uint32_t expired) const {
-    auto* out = reinterpret_cast<WaitRecordABI*>(state_.params->records) + waiter_;
+    auto* out = reinterpret_cast<WaitRecordABI*>(state_.params->records) + runner_;
     const Wait* wait = unmet_wait(task, iteration);
     const uint32_t event = wait ? wait->event : state_.program->iteration_event;
-    out->worker = waiter_;
+    out->worker = runner_;
     out->task = task.desc ? task.index : NO_EVENT;
     out->order = wait ? task.desc->order : NO_EVENT;
     out->event = event;
-    out->want = wait ? wanted(*wait, iteration) : iteration + 1;
+    out->want = wait ? target_count(*wait, iteration) : iteration + 1;
     out->got = event == NO_EVENT ? 0 : load_acquire(state_.event(state_.program->rank, event));
     out->expired = expired;
     out->iteration = iteration;

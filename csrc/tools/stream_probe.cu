@@ -1,6 +1,6 @@
-// Reads memory once, as the megakernel's loader does, and computes nothing: the most that weights can stream at. A
-// block an SM; one lane copies stages into a ring of shared memory, warps give each back once it is there. The sizes
-// are distmk/backends/cuda/probe.py's.
+// Read bandwidth probe: reads memory once, as the megakernel's loader does, and computes nothing. This is an upper
+// bound for the rate at which weights can stream. One block per SM; one lane copies stages into a shared-memory
+// pipeline, and the other warps release each stage once it is full. distmk/backends/cuda/probe.py defines the sizes.
 #include <cstdint>
 
 #include "device/core/pipeline.cuh"
@@ -8,44 +8,44 @@
 namespace {
 
 constexpr uint32_t STAGE_BYTES = PROBE_STAGE_BYTES, NUM_STAGES = PROBE_NUM_STAGES;
-constexpr uint32_t NUM_DRAINERS = PROBE_NUM_DRAINERS;  // warps, behind which the loader's comes
+constexpr uint32_t NUM_DRAINERS = PROBE_NUM_DRAINERS;  // consumer warps; the loader is the warp behind them
 
-using Place = distmk::PipelineState<NUM_STAGES>;
+using State = distmk::PipelineState<NUM_STAGES>;
 
 struct Barriers {
   uint64_t full[NUM_STAGES], empty[NUM_STAGES];
 };
 
 DISTMK_FN void load(const char* src, uint64_t num_stages, uint64_t max_in_flight, Barriers& barriers,
-                    const char* slots) {
-  // Out of the compiler's sight: it would work the addresses out anew for every copy.
+                    const char* stages) {
+  // Opaque: the compiler would compute the addresses anew for every copy.
   const uint32_t full = distmk::opaque(distmk::shared_address(barriers.full));
   const uint32_t empty = distmk::opaque(distmk::shared_address(barriers.empty));
-  const uint32_t first_slot = distmk::opaque(distmk::shared_address(slots));
-  Place next, oldest;
+  const uint32_t first_stage = distmk::opaque(distmk::shared_address(stages));
+  State next, oldest;
   uint64_t landed = 0;
   for (uint64_t issued = 0; issued < num_stages; ++issued, src += STAGE_BYTES) {
     if (issued - landed == max_in_flight) {
-      distmk::barrier_wait(full + oldest.slot * 8, oldest.parity);
-      oldest.step();
+      distmk::barrier_wait(full + oldest.index * 8, oldest.phase);
+      oldest.advance();
       ++landed;
     }
-    distmk::barrier_wait(empty + next.slot * 8, next.parity ^ 1);
-    distmk::copy_bulk(first_slot + next.slot * STAGE_BYTES, src, STAGE_BYTES, full + next.slot * 8);
-    next.step();
+    distmk::barrier_wait(empty + next.index * 8, next.phase ^ 1);
+    distmk::copy_bulk(first_stage + next.index * STAGE_BYTES, src, STAGE_BYTES, full + next.index * 8);
+    next.advance();
   }
 }
 
 DISTMK_FN void drain(uint32_t warp, uint64_t num_stages, Barriers& barriers) {
-  Place place;
-  for (uint64_t stage = 0; stage < num_stages; ++stage, place.step()) {
+  State state;
+  for (uint64_t stage = 0; stage < num_stages; ++stage, state.advance()) {
     if (stage % NUM_DRAINERS != warp) continue;
-    distmk::barrier_wait(&barriers.full[place.slot], place.parity);
-    distmk::barrier_arrive(&barriers.empty[place.slot]);
+    distmk::barrier_wait(&barriers.full[state.index], state.phase);
+    distmk::barrier_arrive(&barriers.empty[state.index]);
   }
 }
 
-// Where there are no bulk copies: 16 bytes a lane, eight loads under way at once. `num_stages` is a multiple of 4.
+// For GPUs without bulk copies: 16 bytes per lane, eight loads in flight. `num_stages` is a multiple of 4.
 DISTMK_FN uint32_t read(const char* src, uint64_t num_stages) {
   constexpr uint32_t NUM_LOADS = 8, NUM_THREADS = NUM_DRAINERS * 32;
   const auto* words = reinterpret_cast<const uint4*>(src) + threadIdx.x;
@@ -63,14 +63,14 @@ DISTMK_FN uint32_t read(const char* src, uint64_t num_stages) {
 
 }  // namespace
 
-// Block b reads stages [b * num_stages, (b + 1) * num_stages) of `data`, with at most `max_in_flight` copies under way.
+// Block b reads stages [b * num_stages, (b + 1) * num_stages) of `data`, with at most `max_in_flight` copies in flight.
 // Launched with NUM_DRAINERS + 1 warps and NUM_STAGES * STAGE_BYTES of dynamic shared memory. `sink` is never written.
 extern "C" __global__ void distmk_stream_probe(const char* data, uint64_t num_stages, uint64_t max_in_flight,
                                                uint32_t* sink) {
   const char* src = data + blockIdx.x * num_stages * STAGE_BYTES;
   const uint32_t warp = threadIdx.x / 32;
   if constexpr (distmk::BULK_COPIES) {
-    extern __shared__ __align__(128) char slots[];
+    extern __shared__ __align__(128) char stages[];
     __shared__ Barriers barriers;
     if (threadIdx.x == 0) {
       for (uint32_t s = 0; s < NUM_STAGES; ++s) {
@@ -82,12 +82,12 @@ extern "C" __global__ void distmk_stream_probe(const char* data, uint64_t num_st
     __syncthreads();
     if (threadIdx.x % 32) return;
     if (warp == NUM_DRAINERS)
-      load(src, num_stages, max_in_flight, barriers, slots);
+      load(src, num_stages, max_in_flight, barriers, stages);
     else
       drain(warp, num_stages, barriers);
   } else {
     if (warp == NUM_DRAINERS) return;
     const uint32_t seen = read(src, num_stages);
-    if (seen == max_in_flight) *sink = seen;  // the compiler must think that somebody looks
+    if (seen == max_in_flight) *sink = seen;  // never true, but the compiler must keep the loads
   }
 }

@@ -1,4 +1,4 @@
-// Numbers as tensor cores take them.
+// bf16 operands of tensor cores.
 #pragma once
 #include "platform/device.h"
 
@@ -9,15 +9,14 @@ DISTMK_FN uint32_t pack_bf16(float a, float b) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// Element by element: the compiler would load `{}` from memory.
+// Set element by element, as the compiler would load `{}` from memory.
 DISTMK_FN uint4 eight_zeros() {
   uint4 v;
   v.x = v.y = v.z = v.w = 0;
   return v;
 }
 
-// Two numbers as bf16, and as bf16 what rounding has left of them: together they say a float to within its last few
-// bits.
+// A pair of floats as bf16 (high), and what rounding lost as bf16 (low): the sum has about 16 bits of mantissa.
 struct Halves {
   uint32_t high, low;
 

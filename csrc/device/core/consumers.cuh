@@ -1,11 +1,12 @@
-// What the consumers do: task after task that the waiter announces, as long as the launch goes on.
+// The consumer warps: run the bodies of the tasks that the dispatcher issues, one after another, each warp at its own
+// pace.
 #pragma once
 #include "device/comm/nvshmem.cuh"
 #include "device/core/hot_path.cuh"
 
 namespace distmk {
 
-// The body of the task that this worker is at is done.
+// This warp has ended the body of its current task. `pushed`: see Context::pushed.
 DISTMK_FN void end_task(const Context& context, uint64_t pushed) {
   mark(Mark::LEFT);
   TaskHandshake& handshake = shared().handshake;
@@ -13,19 +14,23 @@ DISTMK_FN void end_task(const Context& context, uint64_t pushed) {
   if (opaque(threadIdx.x) == 0) handshake.pushed[handshake_slot(n)] = pushed;
   __syncwarp();  // all lanes have read the number
   if (threadIdx.x % 32 == 0) shared().task_numbers[threadIdx.x / 32] = n + 1;
-  warp_arrive(&handshake.done[handshake_slot(n)]);  // here: what a function puts back when it returns may take a while
+  // Here, not in the caller: a function on the cold path still has to restore its registers when it returns.
+  warp_arrive(&handshake.done[handshake_slot(n)]);
 }
 
-// What lives across a call would lie on the stack, for which there is hardly any cache. So tasks that every token waits
-// for are compiled into the consumers' loop, where no function is called. All others have a function a type, which
-// first puts registers that it needs on the stack: few, mostly, where one for all types would put there what the
-// largest needs. Of a task that was announced when the launch was over the body does nothing, or nothing that counts,
-// and others may come before the one that says so.
+// The cold path: a function per task type, not inlined into the consumers' loop. Whatever lives across a call is on the
+// stack, for which the first-level cache has next to no room, so the hot path (hot_path.cuh) contains no call. A
+// cold function first saves the registers that it needs: few, for most types, where a single function for all types
+// would save as many as the largest needs.
+//
+// If the launch is over, a body that was issued does nothing, or nothing that matters; other issued tasks may follow
+// before the code path LEAVE.
 template <uint32_t TYPE>
-struct BodyOf {  // not a lambda: it might become a function, which is given its context on the stack
+struct BodyOf {  // not a lambda, which may become a function that takes its context from the stack
   DISTMK_FN void operator()(Context& context) const { run_body_of<TYPE>(context); }
 };
-// Whoever has put data must wait until it is there. By itself, as it calls NVSHMEM's functions.
+// With a transport, the threads that put data also wait until it has arrived, and signal. A function by itself, as it
+// calls NVSHMEM.
 DISTMK_NOINLINE void finish_remote(const RankState& state, const Action& action, uint64_t pushed) {
   Context context(state, {threadIdx.x, NUM_CONSUMERS});
   context.begin(action.task, action.iteration, action.instance);
@@ -65,12 +70,12 @@ DISTMK_FN void run_hot_task(const RankState& state) {
   end_task(context, 0);
 }
 
-// Bodies end one after another, but warps by themselves: nobody waits for those that still add up or store.
+// No warp waits for the others at the end of a task, though some may still reduce and store.
 DISTMK_FN void consumer_loop(const RankState& state) {
   TaskHandshake& handshake = shared().handshake;
   for (;;) {
-    const uint32_t at = task_number();
-    barrier_wait(&handshake.issued[handshake_slot(at)], handshake_phase(at));
+    const uint32_t n = task_number();
+    barrier_wait(&handshake.issued[handshake_slot(n)], handshake_phase(n));
     const uint32_t code_path = current_code_path();
     if (code_path == CodePath::LEAVE) break;
     if (code_path >= CodePath::OTHER)
@@ -80,7 +85,7 @@ DISTMK_FN void consumer_loop(const RankState& state) {
   }
   if (opaque(threadIdx.x)) return;
   handshake.wait_previous(task_number());
-  release(shared().ring, shared().consumer[0].stage);
+  release_until_loader_left(shared().ring, shared().consumer[0].stage);
 }
 
 }  // namespace distmk

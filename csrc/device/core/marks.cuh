@@ -1,5 +1,5 @@
-// When each consumer warp got where in its last tasks, for scripts/step_marks.py: in a kernel that is compiled with
-// -DDISTMK_MARKS. In any other nothing is left of it.
+// Marks: the clock at which each consumer warp passed a point of its last tasks, for scripts/step_marks.py. Only in a
+// kernel that is compiled with -DDISTMK_MARKS; in any other, marks compile to nothing.
 #pragma once
 #include "device/core/shared.cuh"
 
@@ -7,7 +7,7 @@ namespace distmk {
 
 #ifdef DISTMK_MARKS
 static_assert(static_cast<uint32_t>(Mark::LEFT) < MARK_WORDS, "");
-extern "C" {  // a definition, under a name that can be asked for
+extern "C" {  // so that the host finds it by an unmangled name
 __device__ uint32_t distmk_marks[MARKED_WORKERS][NUM_WARPS][MARKED_TASKS][MARK_WORDS];
 }
 

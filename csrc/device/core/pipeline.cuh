@@ -1,36 +1,39 @@
-// A worker's weight stream: a loader copies slabs into a ring of shared memory in program order, across task, layer and
-// iteration boundaries, and never waits for an event; the consumer warps drain it as their tasks come up. The loader is
-// a warp. From compute capability 9.0 on one of its lanes issues bulk copies; before, each lane copies 16 bytes at a
-// time.
+// A worker's pipeline through shared memory: stages, each with a full and an empty mbarrier. The producer is the loader
+// warp. It fills stages with weight slabs (and keys and values of long splits) in program order, across task, layer and
+// iteration boundaries, and never waits for an event. The consumers are the consumer warps, which release stages as
+// their tasks come up.
 //
-// A slab is packed in tiles of M_TILE x K_TILE bf16 (fewer at the edges), in rounds of a few groups of rows and
-// blocks of a few columns of tiles, as they are multiplied (distmk/weights/packing.py); 16-byte chunks of a row are
-// exchanged by the row number so that ldmatrix meets no bank twice. A stage holds up to K_TILES_PER_STAGE tiles side by
-// side, for a warp each.
+// From compute capability 9.0 on one lane of the loader issues bulk copies; before, every lane copies 16 bytes at a
+// time with cp.async.
+//
+// A slab is packed in tiles of M_TILE x K_TILE bf16 (smaller at the edges) in the order in which they are multiplied
+// (distmk/weights/packing.py): M blocks of M_TILES_PER_BLOCK tile rows, each in K blocks of K_TILES_PER_BLOCK tile
+// columns. The 16-byte chunks of a row are XOR-swizzled by the row number, so that ldmatrix has no bank conflicts. A
+// stage holds up to K_TILES_PER_STAGE tiles side by side, each for one warp.
 #pragma once
 #include "abi.h"
 #include "platform/device.h"
 
 namespace distmk {
 
-// A copy costs the loader some hundred nanoseconds whatever its size: small ones would fall behind the memory.
+// A copy costs the loader some hundred nanoseconds whatever its size; smaller ones would not saturate the memory.
 constexpr uint32_t K_TILES_PER_STAGE = 2, STAGE_K = K_TILES_PER_STAGE * K_TILE, K_BLOCK = K_TILES_PER_BLOCK * K_TILE;
 constexpr uint32_t STAGE_BYTES = M_TILE * STAGE_K * sizeof(__nv_bfloat16);
 constexpr uint32_t M_BLOCK = M_TILES_PER_BLOCK * M_TILE;
-// A block of capability 8.0 has 64 KB less of shared memory.
+// A block of compute capability 8.0 has 64 KB less shared memory.
 constexpr uint32_t NUM_STAGES = BULK_COPIES ? 12 : 7;
-constexpr uint32_t LOADER_ARRIVALS = BULK_COPIES ? 1 : 32;  // for a copy
-// More copies in flight do not read faster, but stand in front of every store and poll of this SM: there are fewest
-// while the consumers wait for others, so of slabs behind the one that they are at.
+constexpr uint32_t LOADER_ARRIVALS = BULK_COPIES ? 1 : 32;  // per copy
+// Copies in flight. More do not read faster, but every store and poll of this SM queues behind them. The lower limit is
+// for slabs behind the one that is multiplied: there the consumers are likely to wait for other workers.
 constexpr uint32_t MAX_IN_FLIGHT = 4, MAX_AHEAD = 3;
 
-struct Ring {
+struct Pipeline {
   uint64_t full[NUM_STAGES], empty[NUM_STAGES];
-  Flag leave;        // the worker has left its loop: nothing more will be multiplied
-  Flag loader_left;  // nothing more will be copied
-  // Not 0: the worker is about to signal, which takes until every copy in flight has landed, so nothing new is copied
-  // of the slabs behind this one (slabs count from 1). What waits for the signal is worth more than the ring's being
-  // full a little sooner. Keys and values are copied all the same: who takes them waits for them at once.
+  Flag leave;        // the worker has left its loop: no stage will be consumed any more
+  Flag loader_left;  // no stage will be filled any more
+  // Loader throttle. If not 0, the worker is about to signal, and the fence of a signal waits for every copy in flight:
+  // the loader does not copy the slabs behind slab number `throttle` (they count from 1). The signal is worth more than
+  // a pipeline that is full a little sooner. Keys and values are copied all the same: their consumer waits for them.
   Flag throttle;
 
   DISTMK_FN void init() {
@@ -43,37 +46,135 @@ struct Ring {
   }
 };
 
-// A place in a ring, counted because divisions are slow: the slot, and the parity of its use, which tells it from the
-// one before.
-template <uint32_t NUM_SLOTS>
+// A position in a pipeline: the index of the stage and the phase bit of its barriers. Counted, as divisions are slow.
+template <uint32_t STAGES>
 struct PipelineState {
   static constexpr uint32_t MOST_STEPS = 8;
   uint32_t index = 0, phase = 0;
 
   DISTMK_FN void advance() {
-    if (++index < NUM_SLOTS) return;
+    if (++index < STAGES) return;
     index = 0;
     phase ^= 1;
   }
   DISTMK_FN PipelineState advanced(uint32_t count) const {  // up to MOST_STEPS
     PipelineState found{index + count, phase};
 #pragma unroll
-    for (uint32_t around = 0; around < MOST_STEPS; around += NUM_SLOTS)
-      if (found.index >= NUM_SLOTS) found = {found.index - NUM_SLOTS, found.phase ^ 1};
+    for (uint32_t around = 0; around < MOST_STEPS; around += STAGES)
+      if (found.index >= STAGES) found = {found.index - STAGES, found.phase ^ 1};
     return found;
   }
-  DISTMK_FN PipelineState rewound(uint32_t count) const {  // up to NUM_SLOTS
-    return index >= count ? PipelineState{index - count, phase} : PipelineState{index + NUM_SLOTS - count, phase ^ 1};
+  DISTMK_FN PipelineState rewound(uint32_t count) const {  // up to STAGES
+    return index >= count ? PipelineState{index - count, phase} : PipelineState{index + STAGES - count, phase ^ 1};
   }
 };
 
-// One thread of a worker that has left, from stage `next` on: makes room until the loader has noticed.
-DISTMK_FN void release(Ring& ring, PipelineState<NUM_STAGES> next) {
-  ring.leave.set(1);
+DISTMK_FN uint32_t slab_rows(const LinearArgs& args) {
+  return args.epilogue == static_cast<uint32_t>(Epilogue::SWIGLU) ? 2 * args.n : args.n;
+}
+
+// The producer side, run by the loader warp. The warp stays converged though one lane issues all bulk copies: diverged
+// lanes would take turns with that one, and every instruction between two copies delays the next read.
+class Loader {
+ public:
+  // `num_drained`: slabs that the consumers have released.
+  DISTMK_FN Loader(Pipeline& pipeline, char* stages, const Flag& num_drained)
+      : pipeline_(pipeline),
+        full_(opaque(shared_address(pipeline.full))),
+        empty_(opaque(shared_address(pipeline.empty))),
+        stages_(opaque(shared_address(stages))),
+        throttle_(opaque(shared_address(&pipeline.throttle))),
+        lanes_{threadIdx.x % 32, 32},
+        num_drained_(num_drained) {}
+
+  // Copies one slab. False: the worker has left. That is checked once per M block; until the loader sees it,
+  // release_until_loader_left() keeps making room.
+  DISTMK_FN bool stream(const LinearArgs& args, const char* slab) {
+    ++slab_;
+    const uint32_t rows = slab_rows(args);
+    for (uint32_t block = 0; block < rows; block += M_BLOCK) {
+      if (!lanes_.all(!pipeline_.leave.get())) return false;
+      const uint32_t block_end = min(block + M_BLOCK, rows);
+#pragma unroll 1
+      for (uint32_t left = args.k_pitch; left; left -= min(K_BLOCK, left)) {
+#pragma unroll 1
+        for (uint32_t row = block; row < block_end; row += M_TILE) {
+          const uint32_t column_bytes = min(M_TILE, rows - row) * sizeof(__nv_bfloat16);
+#pragma unroll 1
+          for (uint32_t in_block = min(K_BLOCK, left); in_block; in_block -= min(STAGE_K, in_block)) {
+            const uint32_t num_bytes = min(STAGE_K, in_block) * column_bytes;
+            copy(slab, num_bytes);
+            slab += num_bytes;
+          }
+        }
+      }
+    }
+    return true;
+  }
+
+  // Fills `num_stages` stages by `fill(stage, dst, full)`, which all lanes call. Together they count as one slab.
+  template <class Fill>
+  DISTMK_FN bool stream_stages(uint32_t num_stages, const Fill& fill) {
+    ++slab_;
+    if (!lanes_.all(!pipeline_.leave.get())) return false;
+#pragma unroll 1
+    for (uint32_t stage = 0; stage < num_stages; ++stage) {
+      producer_acquire();
+      fill(stage, stages_ + next_.index * STAGE_BYTES, full_ + next_.index * 8);
+      next_.advance();
+    }
+    return true;
+  }
+
+  // Waits until all copies have landed, as they must before the CTA gives up its shared memory.
+  DISTMK_FN void leave() {
+    for (uint32_t i = MAX_IN_FLIGHT; i; --i) wait_landed(next_.rewound(i));
+    lanes_.sync();
+    if (lanes_.leader()) pipeline_.loader_left.set(1);
+  }
+
+ private:
+  Pipeline& pipeline_;
+  // Shared addresses, made opaque: the compiler would compute them anew for every copy.
+  const uint32_t full_, empty_, stages_, throttle_;
+  const Team lanes_;
+  PipelineState<NUM_STAGES> next_;
+  const Flag& num_drained_;
+  uint32_t slab_ = 0;  // the one that is copied; slabs count from 1
+
+  // A stage that was never filled, as there are in the beginning, counts as landed.
+  DISTMK_FN void wait_landed(const PipelineState<NUM_STAGES>& stage) {
+    barrier_wait(full_ + stage.index * 8, stage.phase);
+  }
+
+  // Waits until stage `next_` is empty and few enough copies are in flight.
+  DISTMK_FN void producer_acquire() {
+    wait_landed(next_.rewound(MAX_IN_FLIGHT));
+    if (num_drained_.get() + 1 < slab_) wait_landed(next_.rewound(MAX_AHEAD));
+    barrier_wait(empty_ + next_.index * 8, next_.phase ^ 1);
+    lanes_.sync();
+  }
+
+  DISTMK_FN void copy(const char* src, uint32_t num_bytes) {
+    const uint32_t full = full_ + next_.index * 8, dst = stages_ + next_.index * STAGE_BYTES;
+    producer_acquire();
+    wait_while_throttled(throttle_, slab_);
+    if constexpr (!BULK_COPIES)
+      copy_by_lanes(dst, src, num_bytes, full, lanes_.index, lanes_.size);
+    else if (lanes_.leader())
+      copy_bulk(dst, src, num_bytes, full);
+    next_.advance();
+  }
+};
+
+// The consumer side of a worker that has left its loop, by one thread: releases every stage from `next` on until the
+// loader has left too.
+DISTMK_FN void release_until_loader_left(Pipeline& pipeline, PipelineState<NUM_STAGES> next) {
+  pipeline.leave.set(1);
   for (;; next.advance()) {
-    while (!barrier_try_wait(&ring.full[next.index], next.phase))
-      if (ring.loader_left.get()) return;
-    barrier_arrive(&ring.empty[next.index], K_TILES_PER_STAGE * WARP_ARRIVALS);
+    while (!barrier_try_wait(&pipeline.full[next.index], next.phase))
+      if (pipeline.loader_left.get()) return;
+    barrier_arrive(&pipeline.empty[next.index], K_TILES_PER_STAGE * WARP_ARRIVALS);
   }
 }
 

@@ -1,18 +1,14 @@
-// Copies of tasks in shared memory, so that what a worker looks at next costs it no trip to memory: a warp fetches its
-// list ahead, task after task, over and over.
+// Copies of task descriptors in shared memory, so that a role never waits for global memory to learn its next task. The
+// signaler prefetches its worker's list, over and over; the dispatcher and the loader read it.
 #pragma once
+#include "device/core/handshake.cuh"
 #include "device/core/pipeline.cuh"
 #include "runtime/wait.h"
 
 namespace distmk {
 
-constexpr uint32_t SLOT_WAITS = 8, SLOT_TRIGGERS = 8;  // those of a task that has more stay where they are
-constexpr uint32_t NUM_TASK_SLOTS = 6;                 // fetched ahead
-
-// Tasks that a worker is at take turns in what its warps tell each other of them: of the n-th since the launch began.
-constexpr uint32_t NUM_HANDSHAKE_SLOTS = 4;
-DISTMK_FN uint32_t handshake_slot(uint32_t n) { return n % NUM_HANDSHAKE_SLOTS; }
-DISTMK_FN uint32_t handshake_phase(uint32_t n) { return n / NUM_HANDSHAKE_SLOTS % 2; }
+constexpr uint32_t SLOT_WAITS = 8, SLOT_TRIGGERS = 8;  // of a task that has more, they are read in the program
+constexpr uint32_t NUM_TASK_SLOTS = 6;                 // prefetched tasks
 
 struct alignas(16) TaskSlot {
   TaskDesc desc;
@@ -46,7 +42,7 @@ DISTMK_FN void load_task(const RankState& state, uint32_t index, const Team& tea
   team.sync();
 }
 
-// A worker's list as it is fetched: slot n % NUM_TASK_SLOTS holds the n-th task since the launch began.
+// The prefetched part of a worker's list: slot n % NUM_TASK_SLOTS holds the n-th task since the launch began.
 struct TaskPipeline {
   uint64_t full[NUM_TASK_SLOTS], empty[NUM_TASK_SLOTS];
   TaskSlot slots[NUM_TASK_SLOTS];
@@ -54,28 +50,28 @@ struct TaskPipeline {
   DISTMK_FN void init() {
     for (uint32_t s = 0; s < NUM_TASK_SLOTS; ++s) {
       barrier_init(&full[s], WARP_ARRIVALS);
-      barrier_init(&empty[s], WARP_ARRIVALS);  // by the loader; that the task was run its fetcher knows itself
+      barrier_init(&empty[s], WARP_ARRIVALS);  // the loader's release; the signaler counts the tasks that have run
     }
   }
 };
 
-using TaskCursor = PipelineState<NUM_TASK_SLOTS>;  // of a reader or of the fetcher
+using TaskCursor = PipelineState<NUM_TASK_SLOTS>;
 
-// Fills the ring, over and over.
+// The producer of the TaskPipeline.
 class TaskPrefetcher {
  public:
-  DISTMK_FN TaskPrefetcher(const RankState& state, const Queue& queue, TaskPipeline& ring)
-      : state_(state), queue_(queue), ring_(ring) {}
+  DISTMK_FN TaskPrefetcher(const RankState& state, const Queue& queue, TaskPipeline& tasks)
+      : state_(state), queue_(queue), tasks_(tasks) {}
 
-  // A task has been run.
-  DISTMK_FN void give_back() { ++num_free_; }
+  // The oldest task has run, and its slot is no longer read, except perhaps by the loader.
+  DISTMK_FN void release_slot() { ++num_free_; }
   DISTMK_FN bool has_room() const { return queue_.count && num_free_; }
 
-  // Fetches one more task where there is room. False: the loader still reads what lies there.
+  // If there is room: fetches the next task of the list. False: the loader still reads the slot.
   DISTMK_FN bool fetch(const Team& team) {
-    if (!team.all(barrier_test(&ring_.empty[cursor_.index], cursor_.phase ^ 1))) return false;
-    load_task(state_, queue_.begin + next_, team, ring_.slots[cursor_.index]);
-    warp_arrive(&ring_.full[cursor_.index]);
+    if (!team.all(barrier_test(&tasks_.empty[cursor_.index], cursor_.phase ^ 1))) return false;
+    load_task(state_, queue_.begin + next_, team, tasks_.slots[cursor_.index]);
+    warp_arrive(&tasks_.full[cursor_.index]);
     if (++next_ == queue_.count) next_ = 0;
     cursor_.advance();
     --num_free_;
@@ -85,73 +81,76 @@ class TaskPrefetcher {
  private:
   const RankState& state_;
   const Queue queue_;
-  TaskPipeline& ring_;
+  TaskPipeline& tasks_;
   TaskCursor cursor_;
   uint32_t next_ = 0, num_free_ = NUM_TASK_SLOTS;
 };
 
-// The worker's own reading of the ring.
-class TaskList {
- public:
-  // `fired`: a barrier for each task in turn; `num_handed`: tasks that were handed to the consumers so far.
-  DISTMK_FN TaskList(TaskPipeline& ring, Batch& batch, uint64_t& num_batches, uint64_t* signaled,
-                     const uint32_t& num_handed)
-      : ring_(ring), batch_(batch), num_batches_(num_batches), fired_(signaled), num_handed_(num_handed) {}
+// The source of tasks for runtime/worker.h and runtime/scheduler.h; see runtime/task_source.h for the host's.
+struct CachedTasks {
+  // A worker's list, read from the TaskPipeline.
+  class List {
+   public:
+    // `signaled`: the handshake's barriers; `num_started`: tasks that were made ready so far.
+    DISTMK_FN List(TaskPipeline& tasks, Batch& batch, uint64_t& num_batches, uint64_t* signaled,
+                   const uint32_t& num_started)
+        : tasks_(tasks), batch_(batch), num_batches_(num_batches), signaled_(signaled), num_started_(num_started) {}
 
-  // The row table of an iteration comes at hand once it is there. Whoever reads the last one is done: a batch is
-  // written only then.
-  DISTMK_FN void poll_batch(const RankState& state, uint64_t iteration, const Team& team) {
-    const ProgramHeader& program = *state.program;
-    if (program.iteration_event == NO_EVENT || num_batches_ >> 1 > iteration) return;
-    if (!batch_arrived(state, iteration, team)) return;
-    // That it lamport_value says so already, by way of the other ranks; this is for whoever looks at this block alone.
-    if (const uint32_t last = num_handed_ - 1; num_handed_)
-      barrier_wait(&fired_[handshake_slot(last)], handshake_phase(last));
-    const auto* from = reinterpret_cast<const uint4*>(state.address(program.iteration_batch));
-    for (uint32_t i = team.index; i < sizeof(Batch) / sizeof(uint4); i += team.size)
-      reinterpret_cast<uint4*>(&batch_)[i] = __ldcg(from + i);
-    team.sync();
-    if (team.leader()) store_release(&num_batches_, (iteration + 1) << 1 | (batch_.stop != 0), Scope::BLOCK);
-    team.sync();
-  }
-
-  DISTMK_FN TaskView next(const RankState& state, uint32_t) {
-    barrier_wait(&ring_.full[cursor_.index], cursor_.phase);
-    const TaskView view = ring_.slots[cursor_.index].view(state);
-    cursor_.advance();
-    return view;
-  }
-
- private:
-  TaskPipeline& ring_;
-  Batch& batch_;
-  uint64_t& num_batches_;
-  uint64_t* const fired_;
-  const uint32_t& num_handed_;
-  TaskCursor cursor_;
-};
-
-// Tasks that were handed out, fetched when they are: one may still be running while the next is taken.
-class TaskHolder {
- public:
-  DISTMK_FN explicit TaskHolder(TaskSlot* two_slots) : slots_(two_slots) {}
-
-  // `also`: a holder at hand that may hold it, too, so that nothing need be fetched.
-  DISTMK_FN TaskView take(const RankState& state, uint32_t index, const Team& team, const TaskHolder* also = nullptr) {
-    TaskSlot& slot = slots_[turn_ ^= 1];
-    team.sync();
-    if (also && also->slots_[also->turn_].index == index) {
-      copy_words(team, &slot, &also->slots_[also->turn_], 1);
+    // Copies the batch metadata of an iteration to shared memory once it has arrived. All readers of the last one have
+    // finished by then, as the scheduler step writes a batch only after it has heard from each of them.
+    DISTMK_FN void poll_batch(const RankState& state, uint64_t iteration, const Team& team) {
+      const ProgramHeader& program = *state.program;
+      if (program.iteration_event == NO_EVENT || num_batches_ >> 1 > iteration) return;
+      if (!batch_arrived(state, iteration, team)) return;
+      // The batch's arrival implies this, but by way of other ranks; the barrier shows it to a per-block analysis.
+      if (const uint32_t last = num_started_ - 1; num_started_)
+        barrier_wait(&signaled_[handshake_slot(last)], handshake_phase(last));
+      const auto* from = reinterpret_cast<const uint4*>(state.address(program.iteration_batch));
+      for (uint32_t i = team.index; i < sizeof(Batch) / sizeof(uint4); i += team.size)
+        reinterpret_cast<uint4*>(&batch_)[i] = __ldcg(from + i);
       team.sync();
-    } else {
-      load_task(state, index, team, slot);
+      if (team.leader()) store_release(&num_batches_, (iteration + 1) << 1 | (batch_.stop != 0), Scope::BLOCK);
+      team.sync();
     }
-    return slot.view(state);
-  }
 
- private:
-  TaskSlot* slots_;
-  uint32_t turn_ = 0;
+    DISTMK_FN TaskView next(const RankState& state, uint32_t) {
+      barrier_wait(&tasks_.full[cursor_.index], cursor_.phase);
+      const TaskView view = tasks_.slots[cursor_.index].view(state);
+      cursor_.advance();
+      return view;
+    }
+
+   private:
+    TaskPipeline& tasks_;
+    Batch& batch_;
+    uint64_t& num_batches_;
+    uint64_t* const signaled_;
+    const uint32_t& num_started_;
+    TaskCursor cursor_;
+  };
+
+  // Dispatched tasks, fetched when they are taken, in two slots: the previous one may still be running.
+  class Holder {
+   public:
+    DISTMK_FN explicit Holder(TaskSlot* two_slots) : slots_(two_slots) {}
+
+    // `other`: a holder that may already have the task, so that it need not be fetched.
+    DISTMK_FN TaskView take(const RankState& state, uint32_t index, const Team& team, const Holder* other = nullptr) {
+      TaskSlot& slot = slots_[last_ ^= 1];
+      team.sync();
+      if (other && other->slots_[other->last_].index == index) {
+        copy_words(team, &slot, &other->slots_[other->last_], 1);
+        team.sync();
+      } else {
+        load_task(state, index, team, slot);
+      }
+      return slot.view(state);
+    }
+
+   private:
+    TaskSlot* slots_;
+    uint32_t last_ = 0;
+  };
 };
 
 }  // namespace distmk

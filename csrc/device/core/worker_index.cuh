@@ -1,19 +1,20 @@
-// Which of the launch's blocks this one is.
+// The worker index of a CTA, taken from its SM.
 #pragma once
 #include "abi.h"
 #include "platform/device.h"
 
 namespace distmk {
 
-// By one thread of a block: the number of its SM, where no other block has that one. Else the blocks are started on
-// other SMs in each launch, and a step takes now 3 % longer, now less.
+// By one thread of the CTA: the number of its SM or, if another CTA of this launch has taken that, the next free one.
+// So a worker is on the same SM in every launch; with blockIdx it would not be, and a decode step would take up to 3 %
+// more or less time.
 DISTMK_FN uint32_t take_worker_index(const LaunchParams& launch, uint32_t num_blocks) {
-  auto* takers = reinterpret_cast<uint64_t*>(launch.worker_owners);
-  if (!takers) return blockIdx.x;
-  uint32_t number = sm_number() % num_blocks;
-  while (raise_to(&takers[number], launch.launch_number) >= launch.launch_number)
-    number = number + 1 < num_blocks ? number + 1 : 0;
-  return number;
+  auto* owners = reinterpret_cast<uint64_t*>(launch.worker_owners);  // the last launch in which each index was taken
+  if (!owners) return blockIdx.x;
+  uint32_t index = sm_number() % num_blocks;
+  while (raise_to(&owners[index], launch.launch_number) >= launch.launch_number)
+    index = index + 1 < num_blocks ? index + 1 : 0;
+  return index;
 }
 
 }  // namespace distmk

@@ -1,17 +1,18 @@
-// The scheduler step on a GPU: prepares the next iteration's batch on copies in shared memory.
+// The scheduler on a GPU: a warp that dispatches (runtime/scheduler.h), and the body of the scheduler step.
 #pragma once
 #include "device/core/shared.cuh"
 #include "runtime/batcher.h"
 
 namespace distmk {
 
-// Only schedulers run it; their single thread goes through it step by step, so it works on copies in shared memory.
+// Builds the next batch (runtime/batcher.h) on copies in shared memory, because a single thread goes through it step by
+// step and each access to global memory would add its latency.
 DISTMK_FN void body_scheduler_step(Context& context, const SchedulerStepArgs& args) {
   SchedulerCopies& copies = shared().prepare;
   const Team& team = context.team;
   const auto* candidates = context.at<Candidate>(args.candidates);
   const bool fits = args.num_ranks <= CACHED_RANKS;
-  // Later it still has there what it left.
+  // Within a launch the copies of the last step are still there.
   if (context.iteration == context.params().first_iteration) {
     copy_bytes(team, &copies.state, context.at<void>(args.state), sizeof(BatcherState));
     copy_bytes(team, &copies.batch, context.at<void>(args.batch), sizeof(Batch));
@@ -19,6 +20,12 @@ DISTMK_FN void body_scheduler_step(Context& context, const SchedulerStepArgs& ar
   if (fits) copy_bytes(team, copies.candidates, candidates, args.num_ranks * MAX_ROWS * sizeof(Candidate));
   team.sync();
   prepare_batch(context, args, {&copies.state, &copies.batch, fits ? copies.candidates : candidates});
+}
+
+// A scheduler that has a warp of its own. `slots`: two, for the tasks that it holds.
+DISTMK_NOINLINE void scheduler_loop(const RankState& state, uint32_t id, const Team warp, TaskSlot* slots) {
+  Scheduler<CachedTasks> scheduler(state, id, warp, CachedTasks::Holder(slots));
+  run_scheduler(state, id, warp, scheduler);
 }
 
 }  // namespace distmk

@@ -1,0 +1,76 @@
+// The dispatcher warp: decides what its worker runs next (runtime/worker.h), issues tasks to the consumers ahead of
+// time, polls the events of the next one (a lane per wait) while another runs, and says when it is ready. It also keeps
+// the cached batch metadata and the worker's attention assignment, and steps the worker's own scheduler where that
+// dispatches anything.
+#pragma once
+#include <cstddef>
+#include <type_traits>
+
+#include "device/core/hot_path.cuh"
+
+namespace distmk {
+
+using CachedScheduler = Scheduler<CachedTasks>;
+
+// `LocalScheduler`: nullptr_t, or CachedScheduler* if the worker steps one. Without one, nothing can be dispatched
+// between two tasks of the list, so the next tasks are known and issued early. With one, the task that will probably be
+// dispatched next is issued speculatively, and revoked if another runs first.
+template <class LocalScheduler>
+DISTMK_FN void run_dispatcher(const RankState& state, uint32_t worker, const Team& warp,
+                              LocalScheduler local_scheduler) {
+  constexpr bool KNOWS_AHEAD = std::is_same_v<LocalScheduler, std::nullptr_t>;
+  Shared& s = shared();
+  TaskHandshake& handshake = s.handshake;
+  uint32_t n = 0;           // the task that becomes ready next
+  uint32_t num_issued = 0;  // n, or up to three more
+  const CachedTasks::List list(s.tasks, s.batch, s.num_batches, handshake.signaled, n);
+  Worker<CachedTasks> decide(state, worker, warp, list, CachedTasks::Holder(s.dispatched), local_scheduler);
+  attention::AssignmentTracker assignment(state, warp);
+  const auto issue = [&](const Action& action) {
+    assignment.see(num_issued, action);
+    handshake.issue(warp, num_issued++, action, code_path_of(state, action));
+  };
+  const auto next_task = [&] {
+    if (n) barrier_wait(&handshake.signaled[handshake_slot(n - 1)], handshake_phase(n - 1));
+    ++n;
+  };
+  for (;;) {
+    Action ahead;
+    if (KNOWS_AHEAD && num_issued == n && decide.peek(&ahead)) issue(ahead);
+    if (KNOWS_AHEAD && num_issued == n + 1 && decide.peek_second(&ahead)) issue(ahead);
+    if (KNOWS_AHEAD && num_issued == n + 2 && decide.peek_third(&ahead) && ahead.task.desc->deep_lookahead)
+      issue(ahead);
+    const Action action = decide.next();
+    if (!KNOWS_AHEAD && num_issued > n && action.kind == ActionKind::RUN) {
+      handshake.revoke(warp, n);
+      next_task();
+    }
+    const bool leaves = action.kind == ActionKind::LEAVE, was_issued = num_issued > n;
+    if (!was_issued) issue(action);
+    if (!KNOWS_AHEAD && action.kind == ActionKind::SPECULATE) continue;
+    if (warp.leader() && leaves) handshake.end_at.set(n);
+    warp_arrive(&handshake.ready[handshake_slot(n)]);
+    next_task();
+    if (!leaves) continue;
+    // Tasks that were issued ahead and will not run: being ready ends what their bodies poll or wait for.
+    for (; n < num_issued; ++n) warp_arrive(&handshake.ready[handshake_slot(n)]);
+    if (was_issued) issue(action);
+    break;
+  }
+  if (worker || !warp.leader()) return;
+  const uint64_t reason = load_relaxed(state.abort_flag(state.program->rank));
+  if (reason) raise_abort(state, static_cast<Abort>(reason));  // the host may have told this rank alone
+  store_relaxed(&reinterpret_cast<LaunchParams*>(state.params->self)->iterations_done, decide.iterations());
+}
+
+DISTMK_NOINLINE void dispatcher_loop(const RankState& state, uint32_t worker, const Team warp) {
+  run_dispatcher(state, worker, warp, nullptr);
+}
+// For a worker whose own scheduler dispatches something. A warp of its own for it would add a handover between warps,
+// which takes longer than this warp's next poll. Workers that dispatch nothing run less code.
+DISTMK_NOINLINE void dispatcher_and_scheduler_loop(const RankState& state, uint32_t worker, const Team warp) {
+  CachedScheduler local_scheduler(state, worker, warp, CachedTasks::Holder(shared().scheduled));
+  run_dispatcher(state, worker, warp, &local_scheduler);
+}
+
+}  // namespace distmk

@@ -1,0 +1,71 @@
+// The signaler warp: signals the triggers of each task (a lane per trigger) once its body is done and its waits are
+// met, while the consumers go on. In between it prefetches the worker's task descriptors.
+#pragma once
+#include "device/comm/reduce.cuh"
+#include "device/core/loader.cuh"
+#include "device/linear/linear.cuh"
+#include "runtime/trace.h"
+
+namespace distmk {
+
+// Whether the loader is throttled while the task's triggers are signaled, as other workers wait for them.
+DISTMK_FN bool throttles_loader(const RankState& state, const TaskDesc& task) {
+  return !streams_weights(task) || linear::throttles_loader(state, *reinterpret_cast<const LinearArgs*>(task.args));
+}
+
+// Whether the inputs that a task's body has polled imply its waits. For more than N_TILE rows they do: the tasks that
+// it waits for have then met their own waits before they wrote.
+DISTMK_FN bool skips_waits(const Context& context, const TaskDesc& task) {
+  if (task.type != static_cast<uint16_t>(TaskType::SUM)) return false;
+  const auto& args = *reinterpret_cast<const SumArgs*>(task.args);
+  return sum_polls(context.rank_state, args) && rows_of(context.batch(args.batch)) > N_TILE;
+}
+
+// Whether task n, whose body is done, may be signaled. The waits of the tasks before it are then met, too, so that
+// their descriptors can be released.
+DISTMK_FN bool may_signal(const Context& context, TaskHandshake& handshake, uint32_t n) {
+  if (skips_waits(context, *handshake.action[handshake_slot(n)].task.desc))
+    return context.team.all(!n || handshake.is_ready(n - 1));
+  return context.team.all(handshake.is_ready(n) && !handshake.is_ended(n));
+}
+
+DISTMK_NOINLINE void signaler_loop(const RankState& state, uint32_t worker, const Team warp) {
+  Shared& s = shared();
+  TaskHandshake& handshake = s.handshake;
+  TaskPrefetcher prefetcher(state, state.queues[worker], s.tasks);
+  Context context(state, warp);
+  Tracer tracer(state, worker);
+  bool last_was_listed = false;
+  uint64_t body_end_ns = 0;
+  for (uint32_t n = 0;;) {
+    const bool leaving = !warp.all(!s.ring.leave.get());
+    // After the end some tasks are never signaled, so a throttle set for their sake is lifted here.
+    if (warp.leader() && handshake.end_at.get() != ~0u) s.ring.throttle.set(0);
+    const bool done = warp.all(barrier_test(&handshake.done[handshake_slot(n)], handshake_phase(n)));
+    if (done && !body_end_ns) body_end_ns = tracer.now();
+    if (done && may_signal(context, handshake, n)) {
+      if (!handshake.is_revoked(n)) {
+        const Action& action = handshake.action[handshake_slot(n)];
+        context.begin(action.task, action.iteration, action.instance);
+        context.set_pushed(handshake.pushed[handshake_slot(n)]);
+        if (warp.leader() && throttles_loader(state, *action.task.desc)) s.ring.throttle.set(1);
+        context.finish();
+        tracer.record(context, handshake.ready_ns[handshake_slot(n)], body_end_ns);
+        // The previous task's descriptor: until now its waits might have been polled.
+        if (last_was_listed) prefetcher.release_slot();
+        last_was_listed = action.kind == ActionKind::RUN;
+      }
+      warp.sync();
+      if (warp.leader()) s.ring.throttle.set(0);
+      warp_arrive(&handshake.signaled[handshake_slot(n)]);
+      body_end_ns = 0;
+      ++n;
+    } else if (leaving) {
+      return;
+    } else if (prefetcher.has_room()) {
+      prefetcher.fetch(warp);
+    }
+  }
+}
+
+}  // namespace distmk

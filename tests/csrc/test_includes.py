@@ -1,0 +1,89 @@
+"""csrc's headers depend on each other one way: platform <- runtime <- device, host <- emulator, tools, without cycles."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from support.helpers import ROOT
+
+# From the bottom to the top; folders of one layer do not include each other.
+LAYERS = [["abi.h"], ["platform"], ["runtime"], ["device", "host"], ["emulator", "tools"]]
+# The emulator stands in for the GPU's instructions, so platform/device.h includes one or the other.
+ALLOWED = {("platform/device.h", "emulator/ptx.h")}
+
+Graph = dict[str, set[str]]
+
+
+def read_includes() -> Graph:
+    root = ROOT / "csrc"
+    files = [path for path in root.rglob("*") if path.suffix in {".h", ".cuh", ".cpp", ".cu"}]
+    return {
+        path.relative_to(root).as_posix(): set(re.findall(r'^\s*#include "(.+)"', path.read_text(), re.MULTILINE))
+        for path in files
+    }
+
+
+def find_upward_includes(graph: Graph) -> list[str]:
+    """Includes of a folder in the same layer or one above."""
+    layer = {folder: number for number, folders in enumerate(LAYERS) for folder in folders}
+    wrong = []
+    for file, included in graph.items():
+        for header in included:
+            of, to = file.split("/")[0], header.split("/")[0]
+            if of != to and layer[of] <= layer[to] and (file, header) not in ALLOWED:
+                wrong.append(f"{file} includes {header}")
+    return sorted(wrong)
+
+
+def find_cycle(graph: Graph) -> list[str]:
+    """Files that include each other in a cycle; none: empty."""
+    done: set[str] = set()
+
+    def visit(file: str, above: list[str]) -> list[str]:
+        if file in above:
+            return [*above[above.index(file) :], file]
+        if file in done:
+            return []
+        done.add(file)
+        return next((cycle for header in sorted(graph[file]) if (cycle := visit(header, [*above, file]))), [])
+
+    return next((cycle for file in sorted(graph) if (cycle := visit(file, []))), [])
+
+
+@pytest.fixture(name="graph")
+def _graph() -> Graph:
+    return read_includes()
+
+
+def test_every_include_exists(graph: Graph) -> None:
+    missing = [f"{file} includes {header}" for file, included in graph.items() for header in included - graph.keys()]
+    assert not missing, "\n".join(missing)
+
+
+def test_every_folder_has_a_layer(graph: Graph) -> None:
+    assert {file.split("/")[0] for file in graph} == {folder for layer in LAYERS for folder in layer}
+
+
+def test_includes_point_down(graph: Graph) -> None:
+    wrong = find_upward_includes(graph)
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_cycles_between_files(graph: Graph) -> None:
+    assert not find_cycle(graph)
+
+
+@pytest.mark.parametrize(
+    ("file", "header", "find"),
+    [
+        ("runtime/worker.h", "device/core/task_queue.cuh", find_upward_includes),
+        ("device/core/pipeline.cuh", "host/launch.h", find_upward_includes),
+        ("device/core/shared.cuh", "device/core/loader.cuh", find_cycle),
+    ],
+)
+def test_a_planted_include_is_found(graph: Graph, file: str, header: str, find: Callable[[Graph], list[str]]) -> None:
+    assert file in graph and header in graph
+    graph[file].add(header)
+    assert find(graph)
