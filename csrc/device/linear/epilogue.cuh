@@ -1,11 +1,11 @@
-// Epilogue of linear layers: reduces the warps' partial accumulators (split-K within the CTA), then stores. n: token,
-// m: weight row of the slab, which is a column of the output.
-//   value[n, m] = scale[n] * sum over warps of partial[warp][n][m] + bias[m]     scale: 1 / rms of token n, where
-//   normalized STORE, ADD   out[n, m] = value, or += value, in float32; out_bf16, if any, gets the same in bf16 SWIGLU
-//   out[n, m] = silu(value[n, gate m]) * value[n, up m], in bf16 PUSH         out[n, m] = value on every rank, in
-//   float32 ARGMAX       out[n] = largest value and its token id; logits[n, m] = value, if wanted
-// With `reset`, out (out_bf16, if any) of an earlier iteration is zeroed at the same elements
-// (device/comm/lamport.cuh).
+// Epilogue of linear layers: reduces the warps' partial accumulators (split-K within the CTA) and stores. n: token, m:
+// weight row of the slab, which is a column of the output.
+//   value[n, m] = scale[n] * sum over warps of partial[warp][n][m] + bias[m]     scale: 1 / rms of token n, if
+//   normalized STORE, ADD   out[n, m] = value or += value, in float32; out_bf16, if given, is the same in bf16 SWIGLU
+//   out[n, m] = silu(value of gate m) * value of up m, in bf16 PUSH         out[n, m] = value on every rank, in float32
+//   ARGMAX       out[n] = the largest value and its token id; logits[n, m] = value, if given
+// `reset`, if given, is the buffer of an earlier iteration's out_bf16 (out, if there is none), zeroed at the same
+// elements.
 #pragma once
 #include "device/comm/lamport.cuh"
 #include "device/core/marks.cuh"
@@ -15,183 +15,152 @@
 namespace distmk {
 namespace linear {
 
-// Thread t stores weight row t % M_BLOCK of each M block, for one group of tokens: those that are the group's number
-// modulo TOKEN_GROUPS. Groups rotate from M block to M block, so that a single token is not always the same two warps'
-// work.
+// Thread t stores weight row t % M_BLOCK of each M block, for the tokens of one group: TOKEN_GROUPS apart. Groups
+// rotate from M block to M block, so that a single token is not always the same two warps' work.
 constexpr uint32_t TOKEN_GROUPS = NUM_CONSUMERS / M_BLOCK;
 static_assert(NUM_CONSUMERS % M_BLOCK == 0 && M_BLOCK % 32 == 0 && N_TILE % TOKEN_GROUPS == 0, "");
+template <uint32_t N_TILES>
+constexpr uint32_t TOKENS_PER_THREAD = N_TILES * N_TILE / TOKEN_GROUPS;
 
 DISTMK_FN uint32_t thread_row() { return threadIdx.x % M_BLOCK; }
-// The thread's i-th token.
 DISTMK_FN uint32_t thread_token(uint32_t i, uint32_t rotation) {
   return (threadIdx.x / M_BLOCK + rotation) % TOKEN_GROUPS + i * TOKEN_GROUPS;
 }
 
-// Whether the loader is throttled while the task's triggers fire: where the tasks behind it wait for their events,
-// instead of polling its elements. Behind queries, keys and values, too, which measured faster.
-DISTMK_FN bool throttles_loader(const RankState& state, const LinearArgs& args) {
-  switch (static_cast<Epilogue>(args.epilogue)) {
-    case Epilogue::PUSH:
-      return state.transport != nullptr;
-    case Epilogue::ADD:
-    case Epilogue::SWIGLU:
-      return !args.reset;
-    default:
-      return true;
-  }
-}
+struct EpilogueParams {
+  Context& context;
+  const LinearArgs& args;
+  uint32_t num_tokens;
 
-DISTMK_FN float swiglu(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
+  DISTMK_FN Epilogue kind() const { return static_cast<Epilogue>(args.epilogue); }
+};
 
-// One token: where a weight row's value goes, worked out before the partial sums are there, as every instruction behind
-// them is latency. A null pointer: nothing goes there. Set one by one: the compiler would load `= {}` from memory.
+// Where one column of the output goes: addresses for token 0, and strides from token to token. A null pointer: nowhere.
+// Resolved before the partial sums are complete, as every instruction after that is latency.
 struct OutputPointers {
-  __nv_bfloat16 *bf16, *bf16_reset;
-  float *f32, *f32_reset;
-  float bias, up_bias;
-  uint32_t up_rows;  // SWIGLU: the sum of a gate's up is so many rows behind the gate's
+  __nv_bfloat16 *bf16 = nullptr, *bf16_reset = nullptr;
+  float *f32 = nullptr, *f32_reset = nullptr;
+  uint32_t bf16_stride = 0, f32_stride = 0;
+  float bias = 0.0f, up_bias = 0.0f;
+  uint32_t up_rows = 0;  // SWIGLU: from the weight row of the column's gate to that of its up
 
-  DISTMK_FN OutputPointers() {
-    bf16 = bf16_reset = nullptr;
-    f32 = f32_reset = nullptr;
-    bias = up_bias = 0.0f;
-    up_rows = 0;
-  }
-  // PUSH: on `rank`, if a pointer reaches it.
-  DISTMK_FN void find(const Context& context, const LinearArgs& args, uint32_t column, uint32_t rank) {
+  // `rank`: the one that PUSH stores to; nowhere if no pointer reaches it. ONE_TOKEN: not ARGMAX.
+  template <bool ONE_TOKEN>
+  DISTMK_FN void resolve(const EpilogueParams& params, uint32_t column, uint32_t rank) {
+    const Context& context = params.context;
+    const LinearArgs& args = params.args;
     if (const float* biases = context.at<float>(args.bias)) {
       bias = biases[column];
       if (up_rows) up_bias = biases[args.n + column];
     }
-    const auto at = [&](auto* begin) { return begin ? begin + column : nullptr; };
-    switch (static_cast<Epilogue>(args.epilogue)) {
+    if (!ONE_TOKEN && params.kind() == Epilogue::ARGMAX)
+      return resolve_f32(context.at<float>(args.logits), column, args.logits_stride);
+    switch (params.kind()) {
       case Epilogue::PUSH:
-        f32 = at(context.peer<float>(rank, args.out));
-        break;
+        return resolve_f32(context.peer<float>(rank, args.out), column, args.n);
       case Epilogue::SWIGLU:
-        find_bf16(context, args, args.out, column);
-        break;
+        return resolve_bf16(params, args.out, column, args.out_stride);
       default:
-        f32 = at(context.at<float>(args.out));
+        resolve_f32(context.at<float>(args.out), column, args.out_stride);
         if (args.out_bf16)
-          find_bf16(context, args, args.out_bf16, column);
+          resolve_bf16(params, args.out_bf16, column, args.out_bf16_stride);
         else
-          f32_reset = at(context.at<float>(args.reset));
+          f32_reset = at_column(context.at<float>(args.reset), column);
     }
   }
-  DISTMK_FN void store(float value) const {
-    if (bf16) LamportVector{bf16, bf16_reset}.store(0, value);  // first: this is what other tasks poll
-    if (f32) publish(f32, value);
-    if (f32_reset) publish_store(f32_reset, 0.0f);
+
+  DISTMK_FN void store(uint32_t token, float value) const {
+    if (bf16)
+      LamportVector{bf16, bf16_reset}.store(uint64_t{token} * bf16_stride, value);  // first: other tasks poll it
+    const uint64_t i = uint64_t{token} * f32_stride;
+    if (f32) publish(f32 + i, value);
+    if (f32_reset) publish_store(f32_reset + i, 0.0f);
   }
 
  private:
-  DISTMK_FN void find_bf16(const Context& context, const LinearArgs& args, uint64_t operand, uint32_t column) {
-    bf16 = context.at<__nv_bfloat16>(operand) + column;
-    auto* reset = context.at<__nv_bfloat16>(args.reset);
-    bf16_reset = reset ? reset + column : nullptr;
+  template <class T>
+  DISTMK_FN static T* at_column(T* matrix, uint32_t column) {
+    return matrix ? matrix + column : nullptr;
+  }
+  DISTMK_FN void resolve_f32(float* matrix, uint32_t column, uint32_t stride) {
+    f32 = at_column(matrix, column);
+    f32_stride = stride;
+  }
+  DISTMK_FN void resolve_bf16(const EpilogueParams& params, uint64_t matrix, uint32_t column, uint32_t stride) {
+    bf16 = params.context.at<__nv_bfloat16>(matrix) + column;
+    bf16_reset = at_column(params.context.at<__nv_bfloat16>(params.args.reset), column);
+    bf16_stride = stride;
   }
 };
 
-template <uint32_t N_TILES>
-struct EpilogueParams {
-  static constexpr uint32_t TOKENS_PER_THREAD = N_TILES * N_TILE / TOKEN_GROUPS;
-  Context& context;
-  const LinearArgs& args;
-  const float* bias;
-  uint32_t num_tokens;
+DISTMK_FN float swiglu(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
 
-  DISTMK_FN EpilogueParams(Context& c, const LinearArgs& a, uint32_t tokens)
-      : context(c), args(a), bias(c.at<float>(a.bias)), num_tokens(tokens) {}
-
-  DISTMK_FN Epilogue epilogue() const { return static_cast<Epilogue>(args.epilogue); }
-
-  // ARGMAX: the best of this thread's weight rows for its i-th token. In shared memory: in registers they would be
-  // missing to all other tasks.
-  DISTMK_FN static Candidate& best(uint32_t i) {
-    static_assert(TOKENS_PER_THREAD * NUM_CONSUMERS * sizeof(Candidate) <= WORK_BYTES, "");
-    return reinterpret_cast<Candidate*>(shared().work)[i * NUM_CONSUMERS + threadIdx.x];
-  }
-  // Once the tasks before have left shared memory.
-  DISTMK_FN void init_candidates() const {
-    if (epilogue() != Epilogue::ARGMAX) return;
+// 1 / rms of a token's activations, from the warps' sums of squares (add_squares()).
+DISTMK_FN float norm_scale(const LinearArgs& args, uint32_t token) {
+  float squares = 0;
 #pragma unroll
-    for (uint32_t i = 0; i < TOKENS_PER_THREAD; ++i) best(i) = {-INFINITY, -1};
-  }
+  for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) squares += shared().squares[token][warp];
+  return rsqrtf(__fdividef(squares, static_cast<float>(args.k)) + args.eps);
+}
 
-  DISTMK_FN float residual_at(uint32_t token, uint32_t column) const {
-    return __ldcg(context.at<float>(args.out) + uint64_t{token} * args.out_stride + column);
-  }
+// Partial sums lie as [warp][token of the N tile][weight row of the M block].
+DISTMK_FN float sum_partials(const float* partials, uint32_t row) {
+  float sum = 0;
+#pragma unroll
+  for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) sum += partials[warp * N_TILE * PARTIAL_SUM_STRIDE + row];
+  return sum;
+}
 
-  DISTMK_FN static float swiglu(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
-  // Several tokens.
-  DISTMK_FN void store(uint32_t i, uint32_t token, uint32_t column, float value, float residual) const {
-    if (bias) value += bias[column];
-    const uint64_t place = uint64_t{token} * args.out_stride + column;
-    switch (epilogue()) {
-      case Epilogue::PUSH:
-        for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
-          if (float* out = context.peer<float>(rank, args.out)) publish(out + uint64_t{token} * args.n + column, value);
-        break;
-      case Epilogue::ARGMAX:
-        if (args.logits) context.at<float>(args.logits)[uint64_t{token} * args.logits_stride + column] = value;
-        best(i) = better_of(best(i), {value, static_cast<int32_t>(args.first_token + column)});
-        break;
-      case Epilogue::ADD:
-        value += residual;
-        [[fallthrough]];
-      default:
-        if (args.out_bf16)  // first: this is what other tasks poll
-          bf16_at(args.out_bf16).store(uint64_t{token} * args.out_bf16_stride + column, value);
-        publish(context.at<float>(args.out) + place, value);
-        if (float* reset = args.out_bf16 ? nullptr : context.at<float>(args.reset)) publish_store(reset + place, 0.0f);
-    }
-  }
-  DISTMK_FN void store_pair(uint32_t token, uint32_t column, float gate, float up) const {
-    if (bias) gate += bias[column], up += bias[args.n + column];
-    bf16_at(args.out).store(uint64_t{token} * args.out_stride + column, swiglu(gate, up));
-  }
+// ARGMAX: the best of this thread's weight rows for its i-th token. In shared memory, as registers for it would be
+// reserved in all other tasks, too.
+DISTMK_FN Candidate& thread_best(uint32_t i) {
+  static_assert(2 * N_TILE / TOKEN_GROUPS * NUM_CONSUMERS * sizeof(Candidate) <= WORK_BYTES, "");
+  return reinterpret_cast<Candidate*>(shared().work)[i * NUM_CONSUMERS + threadIdx.x];
+}
+// Once the tasks before have left shared memory.
+template <uint32_t N_TILES>
+DISTMK_FN void init_candidates(const EpilogueParams& params) {
+  if (params.kind() != Epilogue::ARGMAX) return;
+#pragma unroll
+  for (uint32_t i = 0; i < TOKENS_PER_THREAD<N_TILES>; ++i) thread_best(i) = {-INFINITY, -1};
+}
 
- private:
-  DISTMK_FN LamportVector bf16_at(uint64_t operand) const {
-    return {context.at<__nv_bfloat16>(operand), context.at<__nv_bfloat16>(args.reset)};
-  }
-};
-
-// The epilogue of one M block. In a SWIGLU task an M tile of 2 p rows is p gate rows, then the p up rows of the same
-// columns.
+// The epilogue of one M block. ONE_TOKEN: for a single token, not of an ARGMAX task.
 template <uint32_t N_TILES>
 struct BlockEpilogue {
-  using Params = EpilogueParams<N_TILES>;
+  const EpilogueParams& params;
   MBlock block;
-  uint32_t rotation;  // of token groups
-  float residual[Params::TOKENS_PER_THREAD];
+  uint32_t rotation;                           // of token groups
+  float residual[TOKENS_PER_THREAD<N_TILES>];  // ADD: the output's present elements
 
-  // ARGMAX keeps its candidates by thread, so there a token stays the same threads'.
-  DISTMK_FN BlockEpilogue(const Params& params, const MBlock& m_block)
-      : block(m_block), rotation(params.epilogue() == Epilogue::ARGMAX ? 0 : m_block.begin / M_BLOCK) {
-    if (N_TILES == 1) load_residual(params);  // ahead of the mainloop: with two N tiles there are too few registers
+  // No rotation for ARGMAX: its candidates are kept by thread. With one N tile the residual is loaded here, ahead of
+  // the mainloop; with two there are too few registers.
+  DISTMK_FN BlockEpilogue(const EpilogueParams& p, const MBlock& m_block)
+      : params(p), block(m_block), rotation(p.kind() == Epilogue::ARGMAX ? 0 : m_block.begin / M_BLOCK) {
+    if (N_TILES == 1) load_residual();
   }
-  DISTMK_FN void load_residual(const Params& params) {
+  DISTMK_FN void load_residual() {
     const uint32_t column = block.begin + thread_row();
-    const bool adds = params.epilogue() == Epilogue::ADD && column < block.end;
+    const bool adds = params.kind() == Epilogue::ADD && column < block.end;
 #pragma unroll
-    for (uint32_t i = 0; i < Params::TOKENS_PER_THREAD; ++i)
-      residual[i] = adds && thread_token(i, rotation) < params.num_tokens
-                        ? params.residual_at(thread_token(i, rotation), column)
-                        : 0.0f;
+    for (uint32_t i = 0; i < TOKENS_PER_THREAD<N_TILES>; ++i) {
+      const uint32_t token = thread_token(i, rotation);
+      const float* out = params.context.template at<float>(params.args.out);
+      residual[i] =
+          adds && token < params.num_tokens ? __ldcg(out + uint64_t{token} * params.args.out_stride + column) : 0.0f;
+    }
   }
 
-  // Whether this warp's threads have a token in an N tile. With one token (ONE_TOKEN) that is pushed, each token group
-  // pushes it to other ranks.
+  // Whether this warp's threads store anything of an N tile. A single token that is pushed all groups store, each to
+  // its ranks.
   template <bool ONE_TOKEN>
-  DISTMK_FN bool has_token(const Params& params, uint32_t n_tile) const {
-    const bool splits_ranks = ONE_TOKEN && params.epilogue() == Epilogue::PUSH;
+  DISTMK_FN bool stores(uint32_t n_tile) const {
+    const bool by_rank = ONE_TOKEN && params.kind() == Epilogue::PUSH;
     return thread_token(n_tile * N_TILE / TOKEN_GROUPS, rotation) <
-           (splits_ranks ? params.context.num_ranks() : params.num_tokens);
+           (by_rank ? params.context.num_ranks() : params.num_tokens);
   }
 
-  // This warp's partial sums of an N tile, as partial[warp][token][weight row].
+  // This warp's partial sums of the `num_tokens` tokens of an N tile.
   DISTMK_FN void write_partials(const Accumulators<N_TILES>& acc, uint32_t n_tile, uint32_t num_tokens,
                                 float* partials) const {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_token = lane % 4 * 2;
@@ -205,79 +174,120 @@ struct BlockEpilogue {
     }
   }
 
-  DISTMK_FN void find_pointers(OutputPointers& pointers, const Params& params) const {
-    const uint32_t row = thread_row(), in_tile = row % M_TILE, tile = block.begin + row - in_tile;
-    if (tile + in_tile >= block.end) return;
-    const bool paired = params.epilogue() == Epilogue::SWIGLU;
-    const uint32_t up_rows = min(M_TILE, block.end - tile) / 2;
+  // Of this thread's weight row. An M tile of a SWIGLU task is p gate rows, then the p up rows of the same columns: the
+  // thread of a gate row stores the column, that of an up row nothing.
+  template <bool ONE_TOKEN>
+  DISTMK_FN void resolve(OutputPointers& pointers) const {
+    const uint32_t row = thread_row(), in_tile = row % M_TILE, m_tile = block.begin + row - in_tile;
+    if (m_tile + in_tile >= block.end) return;
+    const bool paired = params.kind() == Epilogue::SWIGLU;
+    const uint32_t up_rows = min(M_TILE, block.end - m_tile) / 2;
     if (paired && in_tile >= up_rows) return;
     pointers.up_rows = paired ? up_rows : 0;
-    pointers.find(params.context, params.args, (paired ? tile / 2 : tile) + in_tile, thread_token(0, rotation));
-  }
-  // One token.
-  DISTMK_FN void finish_token(const Params& params, const OutputPointers& pointers, const float* partials) const {
-    const float scale = params.args.normalized ? norm_scale(params.args, 0) : 1.0f;
-    const uint32_t row = thread_row();
-    float value = sum_partials(partials, row) * scale + pointers.bias;
-    if (pointers.up_rows)
-      value = swiglu(value, sum_partials(partials, row + pointers.up_rows) * scale + pointers.up_bias);
-    value += residual[0];
-    pointers.store(value);
-    if (params.epilogue() != Epilogue::PUSH || block.begin + row >= block.end) return;
-#pragma unroll 1
-    for (uint32_t rank = thread_token(0, rotation) + TOKEN_GROUPS; rank < params.context.num_ranks();
-         rank += TOKEN_GROUPS)
-      if (float* peer = params.context.template peer<float>(rank, params.args.out))
-        publish(peer + block.begin + row, value);
+    pointers.template resolve<ONE_TOKEN>(params, (paired ? m_tile / 2 : m_tile) + in_tile, first_rank<ONE_TOKEN>());
   }
 
-  // Several tokens: those of an N tile.
-  DISTMK_FN void finish_tile(const Params& params, uint32_t n_tile, const float* partials) const {
-    const uint32_t row = thread_row(), in_tile = row % M_TILE, tile = block.begin + row - in_tile;
-    if (tile + in_tile >= block.end) return;
-    const uint32_t tile_rows = min(M_TILE, block.end - tile);
-    const bool paired = params.epilogue() == Epilogue::SWIGLU;
-    if (paired && in_tile >= tile_rows / 2) return;
-    constexpr uint32_t PER_TILE = N_TILE / TOKEN_GROUPS;
+  // Sums and stores this thread's values of an N tile.
+  template <bool ONE_TOKEN>
+  DISTMK_FN void store(const OutputPointers& pointers, uint32_t n_tile, const float* partials) const {
+    constexpr uint32_t NUM_TOKENS = ONE_TOKEN ? 1 : N_TILE / TOKEN_GROUPS;
+    const uint32_t row = thread_row(), column = block.begin + row;
 #pragma unroll
-    for (uint32_t n = 0; n < PER_TILE; ++n) {
-      const uint32_t i = n_tile * PER_TILE + n, token = thread_token(i, rotation);
-      if (token >= params.num_tokens) break;
+    for (uint32_t n = 0; n < NUM_TOKENS; ++n) {
+      const uint32_t i = n_tile * NUM_TOKENS + n, token = ONE_TOKEN ? 0 : thread_token(i, rotation);
+      if (!ONE_TOKEN && token >= params.num_tokens) break;
+      const float* of_token = partials + token % N_TILE * PARTIAL_SUM_STRIDE;
       const float scale = params.args.normalized ? norm_scale(params.args, token) : 1.0f;
-      const float* of_token = partials + (token % N_TILE) * PARTIAL_SUM_STRIDE;
-      const float value = sum_partials(of_token, row) * scale;
-      if (paired)
-        params.store_pair(token, tile / 2 + in_tile, value, sum_partials(of_token, row + tile_rows / 2) * scale);
-      else
-        params.store(i, token, tile + in_tile, value, residual[i]);
+      float value = sum_partials(of_token, row) * scale + pointers.bias;
+      if (pointers.up_rows)
+        value = swiglu(value, sum_partials(of_token, row + pointers.up_rows) * scale + pointers.up_bias);
+      value += residual[i];
+      pointers.store(token, value);
+      if (!ONE_TOKEN && params.kind() == Epilogue::ARGMAX && column < block.end)
+        thread_best(i) = better_of(thread_best(i), {value, static_cast<int32_t>(params.args.first_token + column)});
+      if (params.kind() == Epilogue::PUSH && column < block.end) push_to_others<ONE_TOKEN>(token, column, value);
     }
   }
 
  private:
-  DISTMK_FN static float sum_partials(const float* partials, uint32_t row) {
-    float sum = 0;
-#pragma unroll
-    for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) sum += partials[warp * N_TILE * PARTIAL_SUM_STRIDE + row];
-    return sum;
+  // PUSH: the first rank that this thread stores to, and all others.
+  template <bool ONE_TOKEN>
+  DISTMK_FN uint32_t first_rank() const {
+    return ONE_TOKEN ? thread_token(0, rotation) : 0;
   }
-  DISTMK_FN static float norm_scale(const LinearArgs& args, uint32_t token) {
-    float squares = 0;
-#pragma unroll
-    for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) squares += shared().squares[token][warp];
-    return rsqrtf(__fdividef(squares, static_cast<float>(args.k)) + args.eps);
+  template <bool ONE_TOKEN>
+  DISTMK_FN void push_to_others(uint32_t token, uint32_t column, float value) const {
+    constexpr uint32_t STEP = ONE_TOKEN ? TOKEN_GROUPS : 1;
+#pragma unroll 1
+    for (uint32_t rank = first_rank<ONE_TOKEN>() + STEP; rank < params.context.num_ranks(); rank += STEP)
+      if (float* out = params.context.template peer<float>(rank, params.args.out))
+        publish(out + uint64_t{token} * params.args.n + column, value);
   }
 };
 
+// Whether the loader is throttled while the task's triggers fire: if the tasks behind it wait for its events, instead
+// of polling its elements. Behind queries, keys and values, too, which measured faster.
+DISTMK_FN bool throttles_loader(const RankState& state, const LinearArgs& args) {
+  switch (static_cast<Epilogue>(args.epilogue)) {
+    case Epilogue::PUSH:
+      return state.transport != nullptr;
+    case Epilogue::ADD:
+    case Epilogue::SWIGLU:
+      return !args.reset;
+    default:
+      return true;
+  }
+}
+
+// Whether this warp has no tile in a weight row's last K block. It does not wait for stages without a tile of its own,
+// so it waits for the split-K reduction instead: a full lap of the pipeline ahead of the other warps, the phase bits
+// would alias.
+DISTMK_FN bool skips_last_k_block(const LinearArgs& args) { return warp_k_begin() > (args.k_pitch - 1) % K_BLOCK; }
+
+// Split-K reduction and stores of an M block. Each warp writes its partial sums; the warps that store something of the
+// N tile wait for those of all warps, the others go on. There is room for two reductions of up to N_TILE / 2 tokens, or
+// one of more. From the last partial sums of the slab (of `num_rows` rows) until the task's triggers have fired the
+// loader is throttled, if throttles_loader() says so, not sooner.
+template <uint32_t N_TILES, bool ONE_TOKEN>
+DISTMK_FN void reduce_and_store(BlockEpilogue<N_TILES>& epilogue, const Accumulators<N_TILES>& acc, uint32_t& reduction,
+                                uint32_t num_rows) {
+  const EpilogueParams& params = epilogue.params;
+  if (N_TILES > 1) epilogue.load_residual();
+  SplitKBuffers& buffers = shared().sums;
+  const bool two = params.num_tokens <= N_TILE / 2;
+  OutputPointers pointers;
+#pragma unroll
+  for (uint32_t n_tile = 0; n_tile < N_TILES; ++n_tile, ++reduction) {
+    const uint32_t last = reduction - (two ? 2 : 1), slot = buffers.slot(reduction);
+    float* partials = reinterpret_cast<float*>(shared().scratch) + (two ? slot * (N_TILE / 2) * PARTIAL_SUM_STRIDE : 0);
+    barrier_wait(&buffers.empty[buffers.slot(last)], buffers.parity(last));
+    epilogue.write_partials(acc, n_tile, min(N_TILE, params.num_tokens - n_tile * N_TILE), partials);
+    warp_arrive(&buffers.full[slot]);
+    const bool stores = epilogue.template stores<ONE_TOKEN>(n_tile);
+    const bool throttles =
+        stores && epilogue.block.end == num_rows && throttles_loader(params.context.rank_state, params.args);
+    const uint32_t next_slab = throttles ? shared().num_slabs[threadIdx.x / 32].get() + 1 : 0;
+    if (stores && n_tile == 0) epilogue.template resolve<ONE_TOKEN>(pointers);
+    if (stores || skips_last_k_block(params.args)) barrier_wait(&buffers.full[slot], buffers.parity(reduction));
+    if (stores) {
+      mark(Mark::MET);
+      if (next_slab && threadIdx.x % 32 == 0) shared().ring.throttle.set(next_slab);
+      epilogue.template store<ONE_TOKEN>(pointers, n_tile, partials);
+      mark(Mark::STORED);
+    }
+    warp_arrive(&buffers.empty[slot]);
+  }
+}
+
 // ARGMAX: the best candidate of each sampled token, over the threads that keep one.
 template <uint32_t N_TILES>
-DISTMK_FN void write_candidates(const EpilogueParams<N_TILES>& params) {
+DISTMK_FN void write_candidates(const EpilogueParams& params) {
   auto* all = reinterpret_cast<Candidate*>(shared().scratch);
   const uint32_t warp = opaque(threadIdx.x / 32), lane = threadIdx.x % 32;  // opaque: else addresses lie on the stack
   constexpr uint32_t WARPS_PER_TOKEN = M_BLOCK / 32;
 #pragma unroll
-  for (uint32_t i = 0; i < EpilogueParams<N_TILES>::TOKENS_PER_THREAD; ++i) {
-    Candidate best = params.best(i);
-    best = warp_argmax(best);
+  for (uint32_t i = 0; i < TOKENS_PER_THREAD<N_TILES>; ++i) {
+    const Candidate best = warp_argmax(thread_best(i));
     if (lane == 0) all[thread_token(i, 0) * WARPS_PER_TOKEN + warp % WARPS_PER_TOKEN] = best;
   }
   params.context.team.sync();
@@ -287,51 +297,7 @@ DISTMK_FN void write_candidates(const EpilogueParams<N_TILES>& params) {
   const Batch* batch = params.context.batch(params.args.batch);
   if (token < params.num_tokens && (!batch || batch->rows[token].sample))
     for (uint32_t i = 0; i < WARPS_PER_TOKEN; ++i) best = better_of(best, all[token * WARPS_PER_TOKEN + i]);
-  params.context.template at<Candidate>(params.args.out)[token] = best;
-}
-
-// Whether this warp has no tile in a weight row's last K block, whose stages it then skips without waiting for them. It
-// waits for the split-K reduction instead: a full lap of the pipeline ahead of the other warps, the phase bits would
-// alias.
-DISTMK_FN bool skips_last_k_block(const LinearArgs& args) { return warp_k_begin() > (args.k_pitch - 1) % K_BLOCK; }
-
-// Split-K reduction and stores of an M block. Each warp writes its partial sums; warps that
-// store a token of the N tile wait for the partial sums of all, the others go on. The buffers hold two reductions of up
-// to N_TILE / 2 tokens, one of more. From the last partial sums of the slab (of `num_rows` rows) until its triggers
-// have fired the loader is throttled, where throttles_loader() says so. ONE_TOKEN: output pointers are found ahead.
-template <uint32_t N_TILES, bool ONE_TOKEN>
-DISTMK_FN void reduce_and_store(BlockEpilogue<N_TILES>& epilogue, const Accumulators<N_TILES>& acc,
-                                const EpilogueParams<N_TILES>& params, uint32_t& reduction, uint32_t num_rows) {
-  if (N_TILES > 1) epilogue.load_residual(params);
-  SplitKBuffers& buffers = shared().sums;
-  const bool two = params.num_tokens <= N_TILE / 2;
-#pragma unroll
-  for (uint32_t n_tile = 0; n_tile < N_TILES; ++n_tile, ++reduction) {
-    const uint32_t last = reduction - (two ? 2 : 1), slot = buffers.slot(reduction);
-    float* partials = reinterpret_cast<float*>(shared().scratch) + (two ? slot * (N_TILE / 2) * PARTIAL_SUM_STRIDE : 0);
-    barrier_wait(&buffers.empty[buffers.slot(last)], buffers.parity(last));
-    epilogue.write_partials(acc, n_tile, min(N_TILE, params.num_tokens - n_tile * N_TILE), partials);
-    warp_arrive(&buffers.full[slot]);
-    const bool stores = epilogue.template has_token<ONE_TOKEN>(params, n_tile);
-    const bool throttles =
-        stores && epilogue.block.end == num_rows && throttles_loader(params.context.rank_state, params.args);
-    const uint32_t next_slab = throttles ? shared().num_slabs[threadIdx.x / 32].get() + 1 : 0;
-    OutputPointers pointers;
-    if constexpr (ONE_TOKEN) {
-      if (stores) epilogue.find_pointers(pointers, params);
-    }
-    if (stores || skips_last_k_block(params.args)) barrier_wait(&buffers.full[slot], buffers.parity(reduction));
-    if (stores) {
-      mark(Mark::MET);
-      if (next_slab && threadIdx.x % 32 == 0) shared().ring.throttle.set(next_slab);
-      if constexpr (ONE_TOKEN)
-        epilogue.finish_token(params, pointers, partials);
-      else
-        epilogue.finish_tile(params, n_tile, partials);
-      mark(Mark::STORED);
-    }
-    warp_arrive(&buffers.empty[slot]);
-  }
+  params.context.at<Candidate>(params.args.out)[token] = best;
 }
 
 }  // namespace linear

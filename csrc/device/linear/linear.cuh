@@ -30,10 +30,10 @@ DISTMK_FN bool fits_gemv(const LinearArgs& args, uint32_t num_tokens) {
 
 // The end of an M block; the accumulators are zero again. `num_rows`: of the slab.
 template <uint32_t N_TILES, bool ONE_TOKEN>
-DISTMK_FN void finish_m_block(BlockEpilogue<N_TILES>& epilogue, Accumulators<N_TILES>& acc,
-                              const EpilogueParams<N_TILES>& params, ConsumerState& consumer, uint32_t num_rows) {
+DISTMK_FN void finish_m_block(BlockEpilogue<N_TILES>& epilogue, Accumulators<N_TILES>& acc, ConsumerState& consumer,
+                              uint32_t num_rows) {
   mark(Mark::LAST);
-  reduce_and_store<N_TILES, ONE_TOKEN>(epilogue, acc, params, consumer.reduction_round, num_rows);
+  reduce_and_store<N_TILES, ONE_TOKEN>(epilogue, acc, consumer.reduction_round, num_rows);
   memset(acc, 0, sizeof(acc));
 }
 
@@ -42,7 +42,7 @@ DISTMK_FN void finish_m_block(BlockEpilogue<N_TILES>& epilogue, Accumulators<N_T
 DISTMK_FN void run_gemv(Context& context, const LinearArgs& args) {
   const uint32_t num_rows = slab_rows(args);
   const LdmatrixLane lane;
-  const EpilogueParams<1> params(context, args, 1);
+  const EpilogueParams params{context, args, 1};
   ConsumerState consumer = consumer_state();
   Accumulators<1> acc = {};
   FragmentB<1> x;
@@ -76,7 +76,7 @@ DISTMK_FN void run_gemv(Context& context, const LinearArgs& args) {
       m_tile = 0;
       x.load_from_shared(args.k, (k_end < args.k_pitch ? k_end : 0) + warp_k_begin());
     }
-    finish_m_block<1, true>(epilogue, acc, params, consumer, num_rows);
+    finish_m_block<1, true>(epilogue, acc, consumer, num_rows);
   }
   store_consumer_state(consumer);
 }
@@ -90,7 +90,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_tokens
   const uint32_t num_rows = slab_rows(args);
   const Activations a = activations_of(context, args, num_tokens);
   const LdmatrixLane lane;
-  const EpilogueParams<N_TILES> params(context, args, num_tokens);
+  const EpilogueParams params{context, args, num_tokens};
   ConsumerState consumer = consumer_state();
   Accumulators<N_TILES> acc = {};
   FragmentB<N_TILES> x;
@@ -110,7 +110,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_tokens
     prefetched.multiply(x, acc);
     m_tile = prefetched.num_m_tiles;
   }
-  params.init_candidates();
+  init_candidates<N_TILES>(params);
 #pragma unroll 1
   for (uint32_t m = 0; m < num_rows; m += M_BLOCK) {
     BlockEpilogue<N_TILES> epilogue(params, {m, min(m + M_BLOCK, num_rows)});
@@ -138,14 +138,14 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_tokens
       x.template load<ALIGNED>(a, (epilogue.block.end < num_rows ? 0 : args.k) + warp_k_begin());
     }
     polls = false;  // the first M block has seen all activations
-    if (N_TILES == 1 && num_tokens == 1 && params.epilogue() != Epilogue::ARGMAX)
-      finish_m_block<N_TILES, N_TILES == 1>(epilogue, acc, params, consumer, num_rows);
+    if (N_TILES == 1 && num_tokens == 1 && params.kind() != Epilogue::ARGMAX)
+      finish_m_block<N_TILES, N_TILES == 1>(epilogue, acc, consumer, num_rows);
     else
-      finish_m_block<N_TILES, false>(epilogue, acc, params, consumer, num_rows);
+      finish_m_block<N_TILES, false>(epilogue, acc, consumer, num_rows);
   }
-  if (params.epilogue() == Epilogue::ARGMAX) {
+  if (params.kind() == Epilogue::ARGMAX) {
     context.team.sync();
-    write_candidates(params);
+    write_candidates<N_TILES>(params);
   }
   store_consumer_state(consumer);
 }
