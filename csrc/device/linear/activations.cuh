@@ -74,7 +74,7 @@ static __device__ __noinline__ uint4 load_unaligned_chunk(const __nv_bfloat16* x
 
 // B fragments of one K tile: N_TILES tiles of 8 tokens by K_TILE columns. Lane 4 g + t holds of token g the columns 8 t
 // to 8 t + 7 of each LOAD_K: with the packed order of weight columns (distmk/weights/packing.py) these are its B
-// registers of two mma.k16. Tokens beyond the last repeat token 0: a token's activations affect no other token's sums.
+// registers of two mma.k16.
 template <uint32_t N_TILES>
 struct FragmentB {
   uint4 chunks[N_TILES][K_TILE / LOAD_K];
@@ -83,11 +83,10 @@ struct FragmentB {
   // clamped addresses: the compiler would wait for a conditional load before it issues the next.
   template <bool ALIGNED>
   DISTMK_FN void load(const Activations& a, uint32_t k_begin) {
-    const uint32_t lane = threadIdx.x % 32, lane_k = k_begin + lane % 4 * CHUNK_K;
+    const uint32_t lane_k = k_begin + threadIdx.x % 4 * CHUNK_K;
 #pragma unroll
     for (uint32_t n = 0; n < N_TILES; ++n) {
-      const uint32_t token = n * N_TILE + lane / 4;
-      const __nv_bfloat16* x = a.x + uint64_t{token < a.num_tokens ? token : 0} * a.stride;
+      const __nv_bfloat16* x = row_of_lane(a, n);
 #pragma unroll
       for (uint32_t i = 0; i < K_TILE / LOAD_K; ++i) {
         const uint32_t k = lane_k + i * LOAD_K;
@@ -108,8 +107,7 @@ struct FragmentB {
       bool complete = true;
 #pragma unroll
       for (uint32_t n = 0; n < N_TILES; ++n) {
-        const uint32_t token = n * N_TILE + threadIdx.x % 32 / 4;
-        const __nv_bfloat16* x = a.x + uint64_t{token < a.num_tokens ? token : 0} * a.stride;
+        const __nv_bfloat16* x = row_of_lane(a, n);
 #pragma unroll
         for (uint32_t i = 0; i < K_TILE / LOAD_K; ++i)
           chunks[n][i] = poll_load(reinterpret_cast<const uint4*>(x + min(lane_k + i * LOAD_K, a.last_chunk)));
@@ -139,6 +137,14 @@ struct FragmentB {
 #pragma unroll
       for (uint32_t i = 0; i < K_TILE / LOAD_K; ++i)
         if (k_begin + threadIdx.x % 4 * CHUNK_K + i * LOAD_K >= k) token[i] = eight_zeros();
+  }
+
+ private:
+  // The row of X that this lane loads for an N tile; token 0 again beyond the last, as a token affects only its own
+  // sums.
+  DISTMK_FN static const __nv_bfloat16* row_of_lane(const Activations& a, uint32_t n) {
+    const uint32_t token = n * N_TILE + threadIdx.x % 32 / 4;
+    return a.x + uint64_t{token < a.num_tokens ? token : 0} * a.stride;
   }
 };
 
