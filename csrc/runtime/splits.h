@@ -1,11 +1,13 @@
-// How an attention launch is cut: by the lengths of the moment, the same on every scheduler, worker and task.
+// Split-KV: how an attention launch's KV positions are cut into splits, and where splits leave their partials. It
+// follows from the lengths in the batch metadata alone, so schedulers, workers and tasks work it out for themselves,
+// with the same result.
 #pragma once
 #include "runtime/context.h"
 
 namespace distmk {
 
-// A lone row is the only one there is, of a sequence that is cut into few splits: they are merged by all who multiply
-// it.
+// Whether the combine is fused into the GEMVs that consume attention's output: of a batch of one row, whose sequence is
+// short enough for at most COMBINE_WIDTH splits. `args`: of attention, of a combine or of a linear task.
 template <class Args>
 DISTMK_FN bool fuses_combine(const Args& args, uint32_t num_rows, const BatchRun& run) {
   return num_rows == 1 && static_cast<uint32_t>(run.kv_len) <= args.fused_combine_len;
@@ -14,11 +16,11 @@ DISTMK_FN uint32_t max_fused_splits(uint32_t max_splits) {
   return max_splits < COMBINE_WIDTH ? max_splits : COMBINE_WIDTH;
 }
 
-// Asked by all lanes of a warp together. How many splits a run has: of the budget for all runs a share by its length,
-// so that all splits are about as long and no worker has to run two; none under `min_split` positions.
+// Number of splits of each run: its share by length of a budget for all runs, so that all splits are about as long and
+// no worker has two; at least `min_split` positions each. Called by all lanes of a warp together.
 class Splits {
  public:
-  template <class Args>  // of attention or of a merge
+  template <class Args>  // of attention or of a combine
   DISTMK_FN Splits(const Args& args, const Batch& batch)
       : budget_(args.split_budget),
         min_split_(args.min_split),
@@ -34,7 +36,7 @@ class Splits {
                    length);  // divisions are slow
   }
 
-  // Of a lone row's.
+  // Of a batch-1 row whose combine is fused.
   template <class Args>
   DISTMK_FN static uint32_t of_fused(const Args& args, const BatchRun& run) {
     return bounded(args.split_budget, args.min_split, max_fused_splits(args.max_splits),
@@ -44,6 +46,7 @@ class Splits {
  private:
   uint32_t budget_, min_split_, max_splits_, total_ = 0;
 
+  // More than COMBINE_WIDTH are rounded down to a multiple of it.
   DISTMK_FN static uint32_t bounded(uint32_t wanted, uint32_t min_split, uint32_t max_splits, uint32_t length) {
     if (!wanted) wanted = 1;
     if (wanted > max_splits) wanted = max_splits;
@@ -52,13 +55,14 @@ class Splits {
   }
 };
 
-constexpr uint32_t SPLIT_STEP = 16;  // positions that a GPU's warp takes at a time: splits had better not cut them
+constexpr uint32_t KV_TILE =
+    16;  // positions that a GPU's warp takes at once; a split boundary inside one wastes part of it
 
-// First position of split `s` of `n` over `kv_len` positions, of all splits together where s = n. They are dealt to
-// within one where they are short, else by steps.
+// First position of split `s` of `n` over `kv_len` positions; kv_len where s = n. Splits are equal to within one
+// position where they are short, else multiples of KV_TILE.
 DISTMK_FN uint32_t split_begin(uint32_t kv_len, uint32_t s, uint32_t n) {
-  const uint32_t begin = kv_len * s / n;  // of lengths and splits whose product fits
-  return s < n && kv_len >= SPLIT_STEP * n ? begin / SPLIT_STEP * SPLIT_STEP : begin;
+  const uint32_t begin = kv_len * s / n;  // of lengths and splits whose product fits 32 bits
+  return s < n && kv_len >= KV_TILE * n ? begin / KV_TILE * KV_TILE : begin;
 }
 
 struct AttentionInstance {
@@ -70,6 +74,7 @@ DISTMK_FN uint32_t num_attention_instances(const AttentionArgs& args, const Batc
   return args.num_kv * sum_of_sizes(batch.num_runs, [&](uint32_t run) { return splits.of(batch.runs[run]); });
 }
 
+// Instances are ordered by run, KV head, split.
 DISTMK_FN AttentionInstance attention_instance(const AttentionArgs& args, const Batch& batch, uint32_t index) {
   const Splits splits(args, batch);
   const uint32_t run =
@@ -78,15 +83,15 @@ DISTMK_FN AttentionInstance attention_instance(const AttentionArgs& args, const 
   return {run, index / count, index % count, count};
 }
 
-// Instances a massive launch has this time; task types without a length of the moment have all of theirs. Of a spread
-// task the body asks.
+// Instances of a massive launch in this iteration: of attention as many as it has splits, of other task types all.
+// Bodies of spread tasks count for themselves.
 DISTMK_FN uint32_t num_instances(const Context& context, const TaskDesc& task) {
   if (task.type != static_cast<uint16_t>(TaskType::ATTENTION)) return task.max_instances;
   const auto& args = *reinterpret_cast<const AttentionArgs*>(task.args);
   return num_attention_instances(args, *context.batch(args.batch));
 }
 
-// What a merge has to do: slices of heads, which count from the first slice of its first head.
+// Slice `index` of a combine task; slices of COMBINE_SLICE elements are counted from the first one of its first head.
 struct CombineSlice {
   uint32_t head, begin, end;  // elements of the head
 
@@ -98,24 +103,22 @@ struct CombineSlice {
   }
 };
 
-// Where a split's partial result of a row lies, in floats from that of a slice's first row and split on.
+// Partials are f32 [slice, row, split, PARTIAL_FLOATS]. Offset in floats of a row's split in its slice.
 DISTMK_FN uint64_t partial_begin(uint32_t row, uint32_t split, uint32_t max_splits) {
   return uint64_t{row * max_splits + split} * PARTIAL_FLOATS;
 }
-// The same from that of the first slice on.
+// The same from the first slice on.
 DISTMK_FN uint64_t partial_of_slice(uint32_t slice, uint32_t row, uint32_t split, uint32_t max_splits) {
   return partial_begin(slice * MAX_ROWS + row, split, max_splits);
 }
-// Floats of all partial results of a slice.
 DISTMK_FN uint64_t slice_floats(uint32_t max_splits) { return uint64_t{MAX_ROWS} * max_splits * PARTIAL_FLOATS; }
 
-// Where a split's result of a head of a lone row lies: FUSED_PARTIAL_HEADER places, then its elements. In places from
-// that of the first head and split on.
+// Fused partials are bf16 [head, split, FUSED_PARTIAL_HEADER + head_dim]. Offset in elements of a head's split.
 DISTMK_FN uint32_t fused_partial_begin(uint32_t head, uint32_t split, uint32_t max_splits, uint32_t head_dim) {
   return (head * max_fused_splits(max_splits) + split) * (FUSED_PARTIAL_HEADER + head_dim);
 }
 
-// The run that a row belongs to; mostly they are one row each.
+// The run that a row belongs to. The search starts at run `row`: mostly runs are one row each.
 DISTMK_FN const BatchRun& run_of(const Batch& batch, uint32_t row) {
   uint32_t run = row < batch.num_runs ? row : batch.num_runs - 1;
   while (static_cast<uint32_t>(batch.runs[run].row_begin) > row) --run;

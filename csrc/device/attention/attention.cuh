@@ -1,117 +1,121 @@
-// Split-KV attention over the paged cache, on tensor cores. A query and a softmax weight are each two bf16, high and
-// low half, so nothing is lost to rounding but the cache's own. A warp takes CHUNK positions at a time; what the warps
-// have found is merged in shared memory, in a fixed order.
+// The attention task: split-KV attention over the paged cache on tensor cores, O = softmax(Q K^T / sqrt(d)) V of a GQA
+// group. An instance is one run of rows x one KV head x one split of the positions (params.cuh); its eight warps take
+// KV tiles of 16 positions in turn, and combine their partials in a fixed order. Splits are combined by combine.cuh, or
+// by the GEMV that consumes them (linear/fused_combine.cuh). Here: which path an instance takes, and the one for any
+// number of rows; decode_row.cuh has those of a decode row.
 #pragma once
 #include "device/attention/decode_row.cuh"
+#include "device/attention/work_assignment.cuh"
 
 namespace distmk {
 namespace attention {
 
-// One block of queries over this warp's chunks, of which the first is on its way.
-DISTMK_FN void attend(const Work& w, uint32_t first_query, Tile& tile, Partial& partial) {
-  const uint32_t last = w.first_new() + w.row_of(first_query + group_of_lane());  // position this query may see
-  uint32_t next_lines = look_up(w, w.chunk_turn() + NUM_WARPS);
+// A block of queries against this warp's KV tiles; `tile` holds, or is about to receive, the first one.
+DISTMK_FN void attend(const Params& p, uint32_t first_query, KvTile& tile, WarpPartial& partial) {
+  const uint32_t last = p.first_new() + p.row_of(first_query + mma_group());  // causal mask: the query's own position
+  uint32_t next_rows = look_up_kv_rows(p, p.first_step() + NUM_WARPS);
 #pragma unroll 1
-  for (uint32_t turn = w.chunk_turn(); turn < w.num_chunks(); turn += NUM_WARPS) {
-    const uint32_t chunk = w.chunk_of(turn);
-    const bool whole = is_cached(w, chunk), more = turn + NUM_WARPS < w.num_chunks();
-    const CachedLines lines{w, next_lines};
-    next_lines = look_up(w, turn + 2 * NUM_WARPS);
-    if (!whole) patch_keys(w, chunk, tile);
+  for (uint32_t step = p.first_step(); step < p.num_tiles(); step += NUM_WARPS) {
+    const uint32_t tile_index = p.tile_at(step);
+    const bool cached = is_cached(p, tile_index), more = step + NUM_WARPS < p.num_tiles();
+    const PagedTile next{p, next_rows};
+    next_rows = look_up_kv_rows(p, step + 2 * NUM_WARPS);
+    if (!cached) patch_new_k(p, tile_index, tile);
     float scores[2][4] = {};
-    multiply_keys(w, [&](uint32_t i, uint32_t j) { return tile.k[i][j]; }, scores);
-    if (more) load_keys(w, lines, tile);
+    multiply_qk(p, [&](uint32_t i, uint32_t j) { return tile.k[i][j]; }, scores);
+    if (more) load_k(p, next, tile);
     uint32_t weights[1][2][2];
-    partial.weigh<false>(chunk, w.begin, min(w.end, last + 1), false, scores, weights);
-    if (!whole) patch_values(w, chunk, tile);
-    partial.add_values(tile, w.head_dim(), weights[0]);
-    if (more) load_values(w, lines, tile);
+    partial.softmax_step<false>(tile_index, p.begin, min(p.end, last + 1), false, scores, weights);
+    if (!cached) patch_new_v(p, tile_index, tile);
+    partial.multiply_pv(tile, p.head_dim(), weights[0]);
+    if (more) load_v(p, next, tile);
   }
 }
 
-// False: the launch was over before its inputs were there.
-DISTMK_FN bool run_instance(Context& context, const AttentionArgs& args) {
+// Any number of rows and any head_dim up to MAX_HEAD_DIM. False: the launch was over before its inputs were there.
+DISTMK_FN bool run_any_rows(Context& context, const AttentionArgs& args) {
   const uint32_t round = own_round();
   const AttentionSplit split =
-      at_hand(round) ? shared().attention_assignment.split : split_of(context, args, instance_of(context, round));
-  const Work w{split, context, args};
+      kv_path(round) ? shared().attention_assignment.split : split_of(context, args, instance_of(context, round));
+  const Params p{split, context, args};
   const Team& team = context.team;
-  const uint32_t num_queries = w.num_queries(), warp = threadIdx.x / 32;
-  const bool has_chunk = w.chunk_turn() < w.num_chunks();
+  const uint32_t num_queries = p.num_queries(), warp = threadIdx.x / 32;
+  const bool has_tile = p.first_step() < p.num_tiles();
 #pragma unroll 1
-  for (uint32_t block = 0; block < num_queries; block += QUERIES) {
-    const uint32_t count = min(QUERIES, num_queries - block);
-    Tile tile;
-    if (has_chunk) {
-      const CachedLines lines{w, at_hand(own_round()) ? lines_at_hand(w.chunk_turn()) : look_up(w, w.chunk_turn())};
-      load_keys(w, lines, tile);
-      load_values(w, lines, tile);
+  for (uint32_t block = 0; block < num_queries; block += Q_TILE) {
+    const uint32_t count = min(Q_TILE, num_queries - block);
+    KvTile tile;
+    if (has_tile) {
+      const PagedTile first{
+          p, kv_path(own_round()) ? assigned_kv_rows(p.first_step()) : look_up_kv_rows(p, p.first_step())};
+      load_k(p, first, tile);
+      load_v(p, first, tile);
     } else {
-      tile.clear();  // or the compiler would keep its registers for whatever they hold, in all other tasks too
+      tile.clear();
     }
     mark(Mark::PREPARED);
-    // Old positions were there before. New ones are read by all warps of this instance, and by no other this iteration.
+    // Only the instance that appends a new position reads it in this iteration; older ones were there before.
     if (args.polls)
       context.begin_polling();
     else if (!context.inputs_ready())
       return false;
-    if (block == 0) reset_fused_partials(w);
-    stage_queries(w, block, count, args.polls);
-    if (block == 0) stage_new(w, count, args.polls);
+    if (block == 0) reset_fused_partials(p);
+    load_q(p, block, count, args.polls);
+    if (block == 0) load_new_kv(p, count, args.polls);
     context.inputs_polled();
     mark(Mark::INPUTS);
     team.sync();
-    Partial partial;
-    attend(w, block, tile, partial);
+    WarpPartial partial;
+    attend(p, block, tile, partial);
     mark(Mark::LAST);
     team.sync();
     mark(Mark::MET);
-    partial.add_up();
+    partial.reduce_sum();
 #pragma unroll
-    for (uint32_t first = 0; first < QUERIES; first += COMBINED_QUERIES) {
+    for (uint32_t first = 0; first < Q_TILE; first += QUERIES_PER_COMBINE) {
       if (first >= count) break;
-      const uint32_t end = min(first + COMBINED_QUERIES, count);
-      partial.write(w.combined(opaque(w.chunk_turn()), 0), first, end);
-      void* partials = first + warp < end ? part_of(w, block + first + warp) : nullptr;
+      const uint32_t end = min(first + QUERIES_PER_COMBINE, count);
+      partial.store(p.warp_partial(opaque(p.first_step()), 0), first, end);
+      void* out = first + warp < end ? partial_at(p, block + first + warp) : nullptr;
       team.sync();
-      if (partials) write_query(w, warp, partials);
+      if (out) combine_warps(p, warp, out);
       team.sync();
     }
   }
   mark(Mark::STORED);
-  // A single one's line is at hand: who runs a merge next would be late by the trip for its page.
-  const auto line_of = [&](uint32_t position) {
-    return w.run.num_rows == 1 && at_hand(own_round()) ? shared().attention_assignment.new_line : w.line_of(position);
+  // One row's cache row is in the assignment: a look-up in the page table would delay the worker's next task.
+  const auto kv_row = [&](uint32_t position) {
+    return p.run.num_rows == 1 && kv_path(own_round()) ? shared().attention_assignment.new_line : p.kv_row(position);
   };
-  append(w, line_of);
+  append_new_kv(p, kv_row);
   return true;
 }
 
 }  // namespace attention
 
-// This worker's share of a spread task, or the one instance that was handed out. What it goes by it reads anew for
-// every instance: kept in registers, it would lie on the stack.
+// This worker's instances of a spread task, or the one instance of a massive launch. What decides the path is read
+// again for every instance: kept in registers, it would be spilled.
 DISTMK_FN void body_attention(Context& context, const AttentionArgs& args) {
   using namespace attention;
-  const auto have = [&](uint32_t round) {
+  const auto has_instance = [&](uint32_t round) {
     if (!is_spread(*context.task.desc)) return round == 0;
     return instance_of(context, round) < count_instances(context, args);
   };
-  if (!have(0)) return context.inputs_polled();
+  if (!has_instance(0)) return context.inputs_polled();
   const auto run = [&] {
-    switch (at_hand(own_round())) {
+    switch (kv_path(own_round())) {
       case NEAR:
-        return run_row<LoneWork<MAX_HEAD_DIM>>(context, args);
+        return run_decode_row<Batch1RowParams<MAX_HEAD_DIM>>(context, args);
       case PIPELINED:
-        return args.head_dim == MAX_HEAD_DIM ? run_row<RowWork<MAX_HEAD_DIM>>(context, args)
-                                             : run_row<RowWork<MAX_HEAD_DIM / 2>>(context, args);
+        return args.head_dim == MAX_HEAD_DIM ? run_decode_row<DecodeRowParams<MAX_HEAD_DIM>>(context, args)
+                                             : run_decode_row<DecodeRowParams<MAX_HEAD_DIM / 2>>(context, args);
       default:
-        return run_instance(context, args);
+        return run_any_rows(context, args);
     }
   };
-  while (run() && have(own_round() + 1)) {
+  while (run() && has_instance(own_round() + 1)) {
     set_own_round(own_round() + 1);
-    context.team.sync();  // what was staged may lie there until now
+    context.team.sync();  // all warps have left the last instance's shared memory
   }
   if (own_round()) set_own_round(0);
 }

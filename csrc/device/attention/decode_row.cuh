@@ -1,83 +1,164 @@
-// A split of a single row, where heads have as many elements as the compiler knows: what a token waits for in such a
-// task is, for the most part, instructions one after another, so there are none here that it does not need.
+// Split-KV attention of one decode row with DIM-element heads: Q [up to 8 heads, DIM] against K, V [positions of the
+// split, DIM]. The latency of a token is mostly instructions one after another, so this path has none that it does not
+// need. K and V come in one of two ways (KvPath): straight from the cache, a tile a warp at most (batch 1), or through
+// the pipeline that also streams weights (work_assignment.cuh has the producer's side).
 #pragma once
-#include "device/attention/kv_pipeline.cuh"
-#include "device/attention/output.cuh"
-#include "device/attention/work_assignment.cuh"
+#include "device/attention/online_softmax.cuh"
+#include "device/attention/qk_norm_rope.cuh"
 #include "device/core/marks.cuh"
 
 namespace distmk {
 namespace attention {
 
-// The batch's only row, of which each warp has one chunk at most, straight from the cache.
+// Batch 1, straight from the cache: no loop, as no warp has a second tile.
+
 template <uint32_t DIM>
-DISTMK_FN void take(const LoneWork<DIM>& w, Tile& tile) {
-  const uint32_t turn = w.chunk_turn();
-  if (turn >= w.num_chunks())
-    return tile.clear();  // or the compiler would keep its registers for whatever they hold, in all other tasks too
-  const uint64_t begin = uint64_t{shared().attention_assignment.lines[turn]} * DIM;
-  KeyPieces<LoneWork<DIM>, FromCache>(w, w.keys() + begin).load(tile);
-  ValuePieces<LoneWork<DIM>, FromCache>(w, w.values() + begin).load(tile);
+DISTMK_FN void load_first_tile(const Batch1RowParams<DIM>& p, KvTile& tile) {
+  const uint32_t step = p.first_step();
+  if (step >= p.num_tiles()) return tile.clear();
+  const uint64_t begin = uint64_t{shared().attention_assignment.lines[step]} * DIM;
+  ContiguousK<Batch1RowParams<DIM>, FromCache>(p, p.k_cache() + begin).load(tile);
+  ContiguousV<Batch1RowParams<DIM>, FromCache>(p, p.v_cache() + begin).load(tile);
 }
 template <uint32_t DIM>
-DISTMK_FN void attend(const LoneWork<DIM>& w, Tile& tile, Partial& partial) {
-  const uint32_t turn = w.chunk_turn(), chunk = w.chunk_of(turn);
-  if (turn >= w.num_chunks()) return;
-  if (turn == 0) patch_keys(w, chunk, tile);
+DISTMK_FN void attend(const Batch1RowParams<DIM>& p, KvTile& tile, WarpPartial& partial) {
+  const uint32_t step = p.first_step(), tile_index = p.tile_at(step);
+  if (step >= p.num_tiles()) return;
+  if (step == 0) patch_new_k(p, tile_index, tile);
   float scores[2][4] = {};
-  multiply_keys(w, [&](uint32_t i, uint32_t j) { return tile.k[i][j]; }, scores);
+  multiply_qk(p, [&](uint32_t i, uint32_t j) { return tile.k[i][j]; }, scores);
   uint32_t weights[1][2][2];
-  partial.template weigh<true>(chunk, w.begin, w.end, false, scores, weights);
-  if (turn == 0) patch_values(w, chunk, tile);
-  partial.add_values(tile, DIM, weights[0]);
+  partial.template softmax_step<true>(tile_index, p.begin, p.end, false, scores, weights);
+  if (step == 0) patch_new_v(p, tile_index, tile);
+  partial.multiply_pv(tile, DIM, weights[0]);
 }
 
-// Any row, through the ring.
-template <uint32_t DIM>
-DISTMK_FN void take(const RowWork<DIM>& w, Tile& tile) {
-  ChunkStages<RowWork<DIM>>(w).take(tile);
-}
-template <uint32_t DIM>
-DISTMK_FN void attend(const RowWork<DIM>& w, Tile& tile, Partial& partial) {
-  attend_ring(w, tile, partial);
+// Through the pipeline: a stage holds K, V of one step's tile, then K, V of the next one's. A warp copies its first
+// tile to registers, so that the producer has room before there is a Q; of the tiles behind it, every second one is
+// read from its stage beside one in registers, so that the products of one fill the latency of the other's.
+
+// A warp's read state.
+template <class P>
+struct KvPipelineReader {
+  using K = ContiguousK<P, FromStage>;
+  using V = ContiguousV<P, FromStage>;
+  const P& p;
+  PipelineState<NUM_STAGES> stage;
+  uint32_t step;
+
+  DISTMK_FN explicit KvPipelineReader(const P& params)
+      : p(params), stage(consumer_state().stage.advanced(params.first_step() / 2)), step(params.first_step()) {}
+
+  // The tile's K rows, once they have landed; its V rows lie behind them.
+  DISTMK_FN const __nv_bfloat16* consumer_wait() const {
+    barrier_wait(&shared().ring.full[stage.index], stage.phase);
+    const char* slot = shared().slots + stage.index * STAGE_BYTES;
+    return reinterpret_cast<const __nv_bfloat16*>(slot + step % 2 * 2 * p.kv_tile_bytes());
+  }
+  DISTMK_FN K k(const __nv_bfloat16* rows) const { return {p, rows}; }
+  DISTMK_FN V v(const __nv_bfloat16* rows) const { return {p, rows + KV_TILE * P::DIM}; }
+  DISTMK_FN void load(KvTile& tile) const {
+    const __nv_bfloat16* rows = consumer_wait();
+    k(rows).load(tile);
+    v(rows).load(tile);
+  }
+  // The last stage may have one tile: its reader then arrives for both.
+  DISTMK_FN void consumer_release() const {
+    warp_arrive(&shared().ring.empty[stage.index], step % 2 == 0 && step + 1 == p.num_tiles() ? 2 : 1);
+  }
+  DISTMK_FN bool has_next() const { return step + NUM_WARPS < p.num_tiles(); }
+  DISTMK_FN void advance() {
+    stage = stage.advanced(NUM_WARPS / 2);
+    step += NUM_WARPS;
+  }
+};
+
+// This warp's pipeline state behind all stages of the split.
+template <class P>
+DISTMK_FN void advance_past_split(const P& p) {
+  constexpr uint32_t MOST = PipelineState<NUM_STAGES>::MOST_STEPS;
+  ConsumerState consumer = consumer_state();
+  for (uint32_t left = (p.num_tiles() + 1) / 2; left; left -= min(left, MOST))
+    consumer.stage = consumer.stage.advanced(min(left, MOST));
+  store_consumer_state(consumer);
 }
 
-// False: the launch was over before its inputs were there.
-template <class W>
-DISTMK_FN bool run_row(Context& context, const AttentionArgs& args) {
-  const AttentionAssignment& share = shared().attention_assignment;
-  const W w{share.split, context, args};
+template <uint32_t DIM>
+DISTMK_FN void load_first_tile(const DecodeRowParams<DIM>& p, KvTile& tile) {
+  KvPipelineReader<DecodeRowParams<DIM>>(p).load(tile);
+}
+// `tile` holds the warp's first tile. Only that of step 0 may have new positions, or positions behind the split;
+// positions before the split's first one are masked.
+template <uint32_t DIM>
+DISTMK_FN void attend(const DecodeRowParams<DIM>& p, KvTile& tile, WarpPartial& partial) {
+  KvPipelineReader<DecodeRowParams<DIM>> reader(p);
+  reader.consumer_release();
+#pragma unroll 1
+  while (true) {
+    const uint32_t tile_index = p.tile_at(reader.step);
+    const bool is_cached = reader.step != 0, two = reader.has_next();
+    if (!is_cached) patch_new_k(p, tile_index, tile);
+    const __nv_bfloat16* second = p.new_k(0);  // without a second tile: readable rows, whose scores are masked
+    if (two) {
+      reader.advance();
+      second = reader.consumer_wait();
+    }
+    const auto second_k = reader.k(second);
+    float scores[4][4] = {};
+    multiply_qk(p, [&](uint32_t i, uint32_t j) { return i < 2 ? tile.k[i][j] : second_k.load(i % 2, j); }, scores);
+    uint32_t weights[2][2][2];
+    partial.template softmax_step<false>(tile_index, p.begin, p.end, two, scores, weights);
+    if (!is_cached) patch_new_v(p, tile_index, tile);
+    partial.multiply_pv(tile, DIM, weights[0]);
+    if (two) {
+      reader.v(second).load(tile);
+      partial.multiply_pv(tile, DIM, weights[1]);
+      reader.consumer_release();
+    }
+    if (!reader.has_next()) break;
+    reader.advance();
+    reader.load(tile);
+    reader.consumer_release();
+  }
+  advance_past_split(p);
+}
+
+// The instance, of params type P. False: the launch was over before its inputs were there.
+template <class P>
+DISTMK_FN bool run_decode_row(Context& context, const AttentionArgs& args) {
+  const AttentionAssignment& assignment = shared().attention_assignment;
+  const P p{assignment.split, context, args};
   const uint32_t warp = threadIdx.x / 32;
-  Tile tile;
-  take(w, tile);
+  KvTile tile;
+  load_first_tile(p, tile);
   mark(Mark::PREPARED);
   if (args.polls)
     context.begin_polling();
   else if (!context.inputs_ready())
     return false;
-  stage_queries(w, 0, w.num_heads, args.polls);
-  stage_new(w, w.num_heads, args.polls);
+  load_q(p, 0, p.num_heads, args.polls);
+  load_new_kv(p, p.num_heads, args.polls);
   context.inputs_polled();
   mark(Mark::INPUTS);
   context.team.sync();
-  Partial partial;
-  attend(w, tile, partial);
+  WarpPartial partial;
+  attend(p, tile, partial);
   mark(Mark::LAST);
-  partial.add_up();
+  partial.reduce_sum();
 #pragma unroll
-  for (uint32_t first = 0; first < QUERIES; first += COMBINED_QUERIES) {
-    if (first >= w.num_heads) break;
+  for (uint32_t first = 0; first < Q_TILE; first += QUERIES_PER_COMBINE) {
+    if (first >= p.num_heads) break;
     if (first) context.team.sync();
-    const uint32_t end = min(first + COMBINED_QUERIES, w.num_heads);
-    partial.write(w.combined(opaque(w.chunk_turn()), 0), first, end);
-    void* partials = first + warp < end ? part_of(w, first + warp) : nullptr;
+    const uint32_t end = min(first + QUERIES_PER_COMBINE, p.num_heads);
+    partial.store(p.warp_partial(opaque(p.first_step()), 0), first, end);
+    void* out = first + warp < end ? partial_at(p, first + warp) : nullptr;
     context.team.sync();
     if (first == 0) mark(Mark::MET);
-    if (partials) write_query(w, warp, partials);
+    if (out) combine_warps(p, warp, out);
   }
   mark(Mark::STORED);
-  reset_fused_partials(w);
-  append(w, [&](uint32_t) { return share.new_line; });
+  reset_fused_partials(p);
+  append_new_kv(p, [&](uint32_t) { return assignment.new_line; });
   return true;
 }
 

@@ -1,244 +1,180 @@
-// Positions of the cache as tensor cores take them, straight from memory into registers, and what a warp finds there.
+// KV tile: K[16, d] and V[16, d] of KV_TILE positions in one warp's registers, as the operands of m16n8k16 products (S
+// = Q K^T has K as B fragments, O^T = V^T P^T has V^T as A fragments). Loads go straight to registers, from the paged
+// cache row by row or from a tile whose rows are contiguous (a page, or a stage of the pipeline); nothing is transposed
+// in memory.
 #pragma once
 #include "device/attention/params.cuh"
 
 namespace distmk {
 namespace attention {
 
-// A chunk as this lane holds it: of two columns of positions, and of four positions that weights meet together.
-struct Tile {
+// Each uint4 is eight elements of one position; which one, and which elements, the functions below say.
+struct KvTile {
   uint4 k[2][MAX_HEAD_DIM / 32], v[4][MAX_HEAD_DIM / 64];
 
+  // Of a warp without a tile. Otherwise the compiler would keep what the registers hold alive through all other tasks.
   DISTMK_FN void clear() {
 #pragma unroll
     for (auto& keys : k)
 #pragma unroll
-      for (uint4& chunk : keys) chunk = eight_zeros();
+      for (uint4& piece : keys) piece = eight_zeros();
 #pragma unroll
     for (auto& values : v)
 #pragma unroll
-      for (uint4& chunk : values) chunk = eight_zeros();
+      for (uint4& piece : values) piece = eight_zeros();
   }
 };
 
-// Of a lane, which position and which elements are whose.
-DISTMK_FN uint32_t key_place(uint32_t lane, uint32_t i) { return 8 * i + lane / 4; }                      // i < 2
-DISTMK_FN uint32_t value_place(uint32_t lane, uint32_t i) { return 2 * (lane % 4) + i % 2 + i / 2 * 8; }  // i < 4
-DISTMK_FN uint32_t key_element(uint32_t lane, uint32_t j) { return 32 * j + 8 * (lane % 4); }
-DISTMK_FN uint32_t value_element(uint32_t lane, uint32_t j) { return 64 * j + 8 * (lane / 4); }
+// Position in the tile of a lane's k[i] and v[i], first element of its k[.][j] and v[.][j]. Which element is which
+// column of the product is free as long as Q and K agree, so that a lane loads 16 bytes of a key at once; V's likewise.
+DISTMK_FN uint32_t k_position(uint32_t lane, uint32_t i) { return 8 * i + lane / 4; }                    // i < 2
+DISTMK_FN uint32_t v_position(uint32_t lane, uint32_t i) { return 2 * (lane % 4) + i % 2 + i / 2 * 8; }  // i < 4
+DISTMK_FN uint32_t k_element(uint32_t lane, uint32_t j) { return 32 * j + 8 * (lane % 4); }
+DISTMK_FN uint32_t v_element(uint32_t lane, uint32_t j) { return 64 * j + 8 * (lane / 4); }
 
-// Lines of the cache, a lane a position of a turn's chunk; of positions that it does not hold, any.
-DISTMK_FN uint32_t look_up(const Work& w, uint32_t turn) {
-  const uint32_t position = w.chunk_of(turn) * CHUNK + threadIdx.x % CHUNK;
-  return turn < w.num_chunks() && w.is_cached(position) ? w.line_of(position) : 0;
+// Swizzle of a lane's k[i], the same for both; of its v[i], given that of v[0].
+DISTMK_FN uint32_t k_swizzle(const Params& p, uint32_t lane) { return p.swizzle(lane / 4); }
+DISTMK_FN uint32_t v_swizzle(const Params& p, uint32_t i, uint32_t of_first) {
+  return i % 2 ? of_first ^ p.swizzle(1) : of_first;
+}
+// Where an element lies in its swizzled cache row; 0 of one that the head does not have.
+template <class P>
+DISTMK_FN uint32_t swizzled(const P& p, uint32_t element, uint32_t swizzle) {
+  return element < p.head_dim() ? element ^ swizzle : 0;
 }
 
-// What the pieces of this lane's keys are exchanged by; of its values, the i-th where the first is by `first`.
-DISTMK_FN uint32_t keys_exchanged(const Work& w, uint32_t lane) { return w.exchanged(lane / 4); }
-DISTMK_FN uint32_t value_exchanged(const Work& w, uint32_t i, uint32_t first) {
-  return i % 2 ? first ^ w.exchanged(1) : first;
-}
-// Where an element of a position lies in its line; of what the head does not have, any.
-template <class W>
-DISTMK_FN uint32_t place_in_line(const W& w, uint32_t element, uint32_t exchanged) {
-  return element < w.head_dim() ? element ^ exchanged : 0;
-}
+DISTMK_FN uint4 load_cached(const __nv_bfloat16* from) { return load_perhaps(reinterpret_cast<const uint4*>(from)); }
 
-// Where a chunk lies in the cache, a line a position. A piece is loaded without a condition, or loads would be waited
-// for one after another: what is not there is put right by patch_keys and patch_values.
-struct CachedLines {
-  const Work& w;
-  uint32_t lines;  // as look_up has them
+// A tile in the paged cache, gathered row by row. No load has a condition, as the compiler would then wait for each
+// before the next: positions that are not cached load row 0, and patch_new_k and patch_new_v replace them.
+struct PagedTile {
+  const Params& p;
+  uint32_t rows;  // see look_up_kv_rows
 
-  DISTMK_FN const __nv_bfloat16* key(uint32_t position) const { return line(w.keys(), position); }
-  DISTMK_FN const __nv_bfloat16* value(uint32_t position) const { return line(w.values(), position); }
-  DISTMK_FN static uint4 load(const __nv_bfloat16* from) { return load_perhaps(reinterpret_cast<const uint4*>(from)); }
+  DISTMK_FN const __nv_bfloat16* k(uint32_t position) const { return row(p.k_cache(), position); }
+  DISTMK_FN const __nv_bfloat16* v(uint32_t position) const { return row(p.v_cache(), position); }
 
  private:
-  DISTMK_FN const __nv_bfloat16* line(const __nv_bfloat16* cache, uint32_t position) const {
-    return cache + uint64_t{__shfl_sync(~0u, lines, position)} * w.head_dim();
+  DISTMK_FN const __nv_bfloat16* row(const __nv_bfloat16* cache, uint32_t position) const {
+    return cache + uint64_t{__shfl_sync(~0u, rows, position)} * p.head_dim();
   }
 };
 
-DISTMK_FN void load_keys(const Work& w, const CachedLines& lines, Tile& tile) {
-  const uint32_t lane = w.lane();
-  const uint32_t exchanged = keys_exchanged(w, lane);
+DISTMK_FN void load_k(const Params& p, const PagedTile& from, KvTile& tile) {
+  const uint32_t lane = p.lane();
+  const uint32_t swizzle = k_swizzle(p, lane);
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i) {
-    const __nv_bfloat16* line = lines.key(key_place(lane, i));
+    const __nv_bfloat16* row = from.k(k_position(lane, i));
 #pragma unroll
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j)
-      tile.k[i][j] = lines.load(line + place_in_line(w, key_element(lane, j), exchanged));
+      tile.k[i][j] = load_cached(row + swizzled(p, k_element(lane, j), swizzle));
   }
 }
 
-DISTMK_FN void load_values(const Work& w, const CachedLines& lines, Tile& tile) {
-  const uint32_t lane = w.lane();
-  const uint32_t first = w.exchanged(value_place(lane, 0));
+DISTMK_FN void load_v(const Params& p, const PagedTile& from, KvTile& tile) {
+  const uint32_t lane = p.lane();
+  const uint32_t of_first = p.swizzle(v_position(lane, 0));
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i) {
-    const __nv_bfloat16* line = lines.value(value_place(lane, i));
-    const uint32_t exchanged = value_exchanged(w, i, first);
+    const __nv_bfloat16* row = from.v(v_position(lane, i));
+    const uint32_t swizzle = v_swizzle(p, i, of_first);
 #pragma unroll
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j)
-      tile.v[i][j] = lines.load(line + place_in_line(w, value_element(lane, j), exchanged));
+      tile.v[i][j] = load_cached(row + swizzled(p, v_element(lane, j), swizzle));
   }
 }
 
-// Whether all positions of a chunk come from the cache.
-DISTMK_FN bool is_cached(const Work& w, uint32_t chunk) {
-  return chunk * CHUNK >= w.begin && w.is_cached((chunk + 1) * CHUNK - 1);
+// A tile with contiguous rows of P::DIM elements, in the cache (FromCache) or in a stage of the pipeline (FromStage).
+// The swizzle permutes pieces among eight positions and 64 elements, so that two addresses a lane are enough for K, and
+// two for V: all other offsets are immediates of the loads.
+struct FromCache {
+  DISTMK_FN static uint4 load(const __nv_bfloat16* from) { return load_cached(from); }
+};
+struct FromStage {
+  DISTMK_FN static uint4 load(const __nv_bfloat16* from) { return *reinterpret_cast<const uint4*>(from); }
+};
+
+template <class P>
+DISTMK_FN const __nv_bfloat16* piece_at(const P& p, const __nv_bfloat16* rows, uint32_t position, uint32_t element) {
+  return rows + position * P::DIM + swizzled(p, element, p.swizzle(position));
 }
 
-// New positions are not read back from the cache but from where they were staged. Keys of positions that are nobody's
-// here may be anything: their scores are not looked at.
-template <class W>
-DISTMK_FN void patch_keys(const W& w, uint32_t chunk, Tile& tile) {
-  const uint32_t lane = w.lane();
+template <class P, class From>
+struct ContiguousK {
+  const __nv_bfloat16* base[2];
+
+  DISTMK_FN ContiguousK(const P& p, const __nv_bfloat16* rows) {
+    const uint32_t lane = p.lane();
+#pragma unroll
+    for (uint32_t j = 0; j < 2; ++j) base[j] = piece_at(p, rows, k_position(lane, 0), k_element(lane, j));
+  }
+  DISTMK_FN uint4 load(uint32_t i, uint32_t j) const { return From::load(base[j % 2] + i * 8 * P::DIM + j / 2 * 64); }
+  DISTMK_FN void load(KvTile& tile) const {
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i)
+#pragma unroll
+      for (uint32_t j = 0; j < P::DIM / 32; ++j) tile.k[i][j] = load(i, j);
+  }
+};
+
+template <class P, class From>
+struct ContiguousV {
+  const __nv_bfloat16* base[2];
+
+  DISTMK_FN ContiguousV(const P& p, const __nv_bfloat16* rows) {
+    const uint32_t lane = p.lane();
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) base[i] = piece_at(p, rows, v_position(lane, i), v_element(lane, 0));
+  }
+  DISTMK_FN uint4 load(uint32_t i, uint32_t j) const { return From::load(base[i % 2] + i / 2 * 8 * P::DIM + j * 64); }
+  DISTMK_FN void load(KvTile& tile) const {
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i)
+#pragma unroll
+      for (uint32_t j = 0; j < P::DIM / 64; ++j) tile.v[i][j] = load(i, j);
+  }
+};
+
+// Whether all positions of a tile are cached, so that nothing is to be patched.
+DISTMK_FN bool is_cached(const Params& p, uint32_t tile) {
+  return tile * KV_TILE >= p.begin && p.is_cached((tile + 1) * KV_TILE - 1);
+}
+
+// K of new positions from shared memory. K outside the split may be anything: the softmax step masks its scores.
+template <class P>
+DISTMK_FN void patch_new_k(const P& p, uint32_t tile_index, KvTile& tile) {
+  const uint32_t lane = p.lane();
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i) {
-    const uint32_t position = chunk * CHUNK + key_place(lane, i);
-    if (!w.is_new(position)) continue;
-    const __nv_bfloat16* from = w.new_key(position - w.first_new());
+    const uint32_t position = tile_index * KV_TILE + k_position(lane, i);
+    if (!p.is_new(position)) continue;
+    const __nv_bfloat16* from = p.new_k(position - p.first_new());
 #pragma unroll
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j)
-      tile.k[i][j] = key_element(lane, j) < w.head_dim() ? *reinterpret_cast<const uint4*>(from + key_element(lane, j))
-                                                         : eight_zeros();
+      tile.k[i][j] = k_element(lane, j) < p.head_dim() ? *reinterpret_cast<const uint4*>(from + k_element(lane, j))
+                                                       : eight_zeros();
   }
 }
 
-// Values that are nobody's meet a weight of zero, and so must be numbers.
-template <class W>
-DISTMK_FN void patch_values(const W& w, uint32_t chunk, Tile& tile) {
-  const uint32_t lane = w.lane();
+// V of new positions from shared memory. V outside the split becomes zero: it meets a weight of zero, and 0 * NaN is
+// NaN.
+template <class P>
+DISTMK_FN void patch_new_v(const P& p, uint32_t tile_index, KvTile& tile) {
+  const uint32_t lane = p.lane();
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i) {
-    const uint32_t position = chunk * CHUNK + value_place(lane, i);
-    if (w.is_cached(position)) continue;
-    const bool is_new = w.is_new(position);
-    const __nv_bfloat16* from = w.new_value(is_new ? position - w.first_new() : 0);
+    const uint32_t position = tile_index * KV_TILE + v_position(lane, i);
+    if (p.is_cached(position)) continue;
+    const bool is_new = p.is_new(position);
+    const __nv_bfloat16* from = p.new_v(is_new ? position - p.first_new() : 0);
 #pragma unroll
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j)
-      tile.v[i][j] = is_new && value_element(lane, j) < w.head_dim()
-                         ? *reinterpret_cast<const uint4*>(from + value_element(lane, j))
+      tile.v[i][j] = is_new && v_element(lane, j) < p.head_dim()
+                         ? *reinterpret_cast<const uint4*>(from + v_element(lane, j))
                          : eight_zeros();
   }
 }
-
-// Scores of the block's queries, over columns of positions of which the caller has the keys. Which element
-// is which column of the product is free, as long as queries and keys agree: so a lane takes 16 bytes of a key at once.
-template <uint32_t COLUMNS, class W, class Keys>
-DISTMK_FN void multiply_keys(const W& w, const Keys& key, float (&scores)[COLUMNS][4]) {
-  const uint32_t lane = w.lane();
-  const uint32_t* query = w.query(lane / 4);
-#pragma unroll
-  for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j) {
-    if (32 * j % QUERY_STEP == 0 && 32 * j >= w.head_dim()) break;
-    const auto* pieces = reinterpret_cast<const uint4*>(query + key_element(lane, j));
-    const uint4 q[2] = {pieces[0], pieces[1]};
-#pragma unroll
-    for (uint32_t i = 0; i < COLUMNS; ++i) {
-      const uint4 k = key(i, j);
-      multiply({q[0].x, q[0].y, q[0].z, q[0].w}, k.x, k.y, scores[i]);
-      multiply({q[1].x, q[1].y, q[1].z, q[1].w}, k.z, k.w, scores[i]);
-    }
-  }
-}
-
-// Asked for anew, see WorkOf::lane.
-DISTMK_FN uint32_t group_of_lane() { return opaque(threadIdx.x) % 32 / 4; }
-DISTMK_FN uint32_t place_in_group() { return opaque(threadIdx.x) % 4; }
-
-// What a warp has found over the positions it took.
-struct Partial {
-  // Of query group_of_lane(); the maximum as a power of two, the sum of this lane's positions, until the end.
-  float maximum = -INFINITY, sum = 0;
-  float acc[MAX_HEAD_DIM / 16][4] = {};  // of queries 2 t and 2 t + 1, t the place in the group
-
-  // Scores to weights, as columns of a product, high and low halves; the query sees [seen_begin, seen_end) of a chunk,
-  // and all of one beside it, if `two`. FIRST: nothing was found before.
-  template <bool FIRST, uint32_t COLUMNS>
-  DISTMK_FN void weigh(uint32_t chunk, uint32_t seen_begin, uint32_t seen_end, bool two,
-                       const float (&scores)[COLUMNS][4], uint32_t (&weights)[COLUMNS / 2][2][2]) {
-    float s[COLUMNS][2], top = -INFINITY;
-#pragma unroll
-    for (uint32_t i = 0; i < COLUMNS; ++i)
-#pragma unroll
-      for (uint32_t e = 0; e < 2; ++e) {
-        const uint32_t position = chunk * CHUNK + 8 * i + 2 * place_in_group() + e;
-        const bool seen = i < 2 ? position >= seen_begin && position < seen_end : two;
-        s[i][e] = seen ? scores[i][e] + scores[i][2 + e] : -INFINITY;
-        top = fmaxf(top, s[i][e]);
-      }
-    for (uint32_t step = 1; step < 4; step <<= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
-    const float higher = FIRST ? top : fmaxf(maximum, top), base = higher > -INFINITY ? higher : 0.0f;
-    if (!FIRST) rescale(exp2f(maximum - base));
-    maximum = higher;
-#pragma unroll
-    for (uint32_t i = 0; i < COLUMNS; ++i) {
-      const float a = exp2f(s[i][0] - base), b = exp2f(s[i][1] - base);
-      const Halves halves(a, b);
-      sum += a + b;
-      weights[i / 2][0][i % 2] = halves.high;
-      weights[i / 2][1][i % 2] = halves.low;
-    }
-  }
-
-  // Values are the rows here. A lane's 16 bytes are eight of them, two a product.
-  DISTMK_FN void add_values(const Tile& tile, uint32_t dim, const uint32_t (&weights)[2][2]) {
-    const auto& v = tile.v;
-#pragma unroll
-    for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j) {
-      if (64 * j >= dim) break;
-      const uint32_t words[4][4] = {{v[0][j].x, v[0][j].y, v[0][j].z, v[0][j].w},
-                                    {v[1][j].x, v[1][j].y, v[1][j].z, v[1][j].w},
-                                    {v[2][j].x, v[2][j].y, v[2][j].z, v[2][j].w},
-                                    {v[3][j].x, v[3][j].y, v[3][j].z, v[3][j].w}};
-#pragma unroll
-      for (uint32_t n = 0; n < 4; ++n) {
-        constexpr uint32_t LOWER = 0x5410, UPPER = 0x7632;  // bf16 of two positions
-        const uint32_t rows[4] = {
-            __byte_perm(words[0][n], words[1][n], LOWER), __byte_perm(words[0][n], words[1][n], UPPER),
-            __byte_perm(words[2][n], words[3][n], LOWER), __byte_perm(words[2][n], words[3][n], UPPER)};
-        multiply(rows, weights[0][0], weights[0][1], acc[4 * j + n]);
-        multiply(rows, weights[1][0], weights[1][1], acc[4 * j + n]);
-      }
-    }
-  }
-
-  // What was found is weighed anew.
-  DISTMK_FN void rescale(float keep) {
-    const float keeps[2] = {__shfl_sync(~0u, keep, 8 * place_in_group()),
-                            __shfl_sync(~0u, keep, 8 * place_in_group() + 4)};
-    sum *= keep;
-#pragma unroll
-    for (uint32_t n = 0; n < MAX_HEAD_DIM / 16; ++n)
-#pragma unroll
-      for (uint32_t i = 0; i < 4; ++i) acc[n][i] *= keeps[i % 2];
-  }
-
-  // The sums of all lanes' positions, once all have been seen.
-  DISTMK_FN void add_up() {
-    for (uint32_t step = 1; step < 4; step <<= 1) sum += __shfl_xor_sync(~0u, sum, step);
-  }
-
-  // This lane's share of the results of queries `first` to `end` - 1, of which query i's go to `out` +
-  // (i - first) * COMBINE_STRIDE.
-  DISTMK_FN void write(float* out, uint32_t first, uint32_t end) const {
-    const uint32_t mine = group_of_lane();
-    if (place_in_group() == 0 && mine >= first && mine < end)
-      *reinterpret_cast<float2*>(out + (mine - first) * COMBINE_STRIDE + MAX_HEAD_DIM) = {maximum * LN_2, sum};
-#pragma unroll
-    for (uint32_t e = 0; e < 2; ++e) {
-      const uint32_t query = 2 * place_in_group() + e;
-      if (query < first || query >= end) continue;
-#pragma unroll
-      for (uint32_t n = 0; n < MAX_HEAD_DIM / 16; n += 2)
-        *reinterpret_cast<float4*>(out + (query - first) * COMBINE_STRIDE + n / 4 * 64 + 8 * group_of_lane() +
-                                   n % 4 * 2) = {acc[n][e], acc[n][2 + e], acc[n + 1][e], acc[n + 1][2 + e]};
-    }
-  }
-};
 
 }  // namespace attention
 }  // namespace distmk

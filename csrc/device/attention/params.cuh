@@ -1,41 +1,45 @@
-// What an attention instance works on, and what it stages in shared memory: keys and values of new positions, queries.
+// One attention instance: O = softmax(Q K^T / sqrt(d)) V of a GQA group over one split of the KV positions (split-KV).
+// Q: [rows of a run x query heads of one KV head, head_dim]; K, V: [positions of the split, head_dim] in the paged
+// cache. Here are the instance's index arithmetic, its shared memory, and what the dispatcher has worked out for it.
 #pragma once
-#include "device/attention/qk_norm_rope.cuh"
 #include "device/core/bf16.cuh"
+#include "device/core/shared.cuh"
 #include "runtime/splits.h"
 
 namespace distmk {
 namespace attention {
 
-constexpr uint32_t QUERIES = 8;  // of a block: query heads x token rows; their low halves are the product's other rows
-constexpr uint32_t QUERY_STEP = 64;  // elements; a head's last ones may be fewer
+constexpr uint32_t MAX_HEAD_DIM = 128;
+constexpr uint32_t HEAD_DIM_STEP = 64;  // elements that the loops over a head take at once; Q is zero-padded to it
+// Queries (row x head) at once: their bf16 high and low halves are the 16 rows of an m16n8k16 product.
+constexpr uint32_t Q_TILE = 8;
+// The warps' partials of so many queries fit in shared memory at once. One: accumulator, maximum, sum, padding.
+constexpr uint32_t QUERIES_PER_COMBINE = 4, SMEM_PARTIAL_FLOATS = MAX_HEAD_DIM + 4;
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
-constexpr uint32_t COMBINED_QUERIES = 4;  // at once, for want of shared memory
-constexpr uint32_t CHUNK = SPLIT_STEP;    // positions: one product's depth where weights meet values
-static_assert(CHUNK == 16, "");
-static_assert(NUM_WARPS * CHUNK == POSITIONS_PER_PASS, "");
-constexpr uint32_t COMBINE_STRIDE = MAX_HEAD_DIM + 4;  // of a warp's result for a query: accumulator, maximum, sum
+static_assert(KV_TILE == 16, "the depth of one mma of P V");
+static_assert(NUM_WARPS * KV_TILE == POSITIONS_PER_PASS, "");
 
-// What is known of an instance ahead, so that the compiler knows it, too (device/attention/decode_row.cuh): of ONE_ROW,
-// that its run is a single row and its heads have HEAD_DIM elements; of LONE, that this is the batch's only row as
-// well, merged by those who multiply it.
-enum class Known { NOTHING, ONE_ROW, LONE };
-template <Known KNOWN, uint32_t HEAD_DIM>
-struct WorkOf : AttentionSplit {
-  static constexpr bool ONE_ROW = KNOWN != Known::NOTHING, LONE = KNOWN == Known::LONE;
-  static constexpr uint32_t DIM = HEAD_DIM;  // at most, where nothing is known
+// What the compiler knows of an instance. DECODE_ROW: its run has one row, its heads HEAD_DIM elements. BATCH1_ROW:
+// that row is the whole batch as well, and its combine is fused into the consumer GEMV (linear/fused_combine.cuh).
+enum class InstanceKind { GENERAL, DECODE_ROW, BATCH1_ROW };
+
+template <InstanceKind KIND, uint32_t HEAD_DIM>
+struct ParamsOf : AttentionSplit {
+  static constexpr bool ONE_ROW = KIND != InstanceKind::GENERAL, BATCH1 = KIND == InstanceKind::BATCH1_ROW;
+  static constexpr uint32_t DIM = HEAD_DIM;  // of GENERAL: at most
   Context& context;
   const AttentionArgs& args;
 
-  // Asked for anew: what follows from a number that it knows the compiler would keep, in all other tasks, too.
+  // Opaque, or the compiler would keep values derived from threadIdx in registers across all tasks of the kernel.
   DISTMK_FN static uint32_t lane() { return opaque(threadIdx.x) % 32; }
   DISTMK_FN uint32_t head_dim() const { return ONE_ROW ? DIM : args.head_dim; }
 
-  // The caches, asked for where they are read: kept in registers, they would lie on the stack.
-  DISTMK_FN __nv_bfloat16* keys() const { return context.at<__nv_bfloat16>(args.k_cache); }
-  DISTMK_FN __nv_bfloat16* values() const { return context.at<__nv_bfloat16>(args.v_cache); }
-  DISTMK_FN float* floats(uint64_t operand) const { return context.at<float>(operand); }
-  DISTMK_FN uint32_t line_of(uint32_t position) const {
+  // Addresses are computed where they are used: there are no registers to keep them in.
+  DISTMK_FN __nv_bfloat16* k_cache() const { return context.at<__nv_bfloat16>(args.k_cache); }
+  DISTMK_FN __nv_bfloat16* v_cache() const { return context.at<__nv_bfloat16>(args.v_cache); }
+  DISTMK_FN float* f32(uint64_t operand) const { return context.at<float>(operand); }
+  // Row of a position in the caches, which are [page, KV head, position in page] rows of head_dim elements.
+  DISTMK_FN uint32_t kv_row(uint32_t position) const {
     const uint32_t shift = 31 - __clz(static_cast<int>(args.page_size));  // a power of two of positions
     const int32_t* pages = context.at<int32_t>(args.page_table) + uint64_t(run.slot) * args.max_pages;
     const auto page = static_cast<uint32_t>(__ldcg(pages + (position >> shift)));
@@ -48,134 +52,126 @@ struct WorkOf : AttentionSplit {
   DISTMK_FN const float* rope(uint32_t position) const {
     return context.at<float>(args.rope) + uint64_t{position} * head_dim();
   }
-  // Of the run, that a query belongs to. Divisions are slow.
+
+  // The run's row that a query belongs to. Divisions are slow.
   DISTMK_FN uint32_t row_of(uint32_t query) const { return ONE_ROW || run.num_rows == 1 ? 0 : query / num_heads; }
+  DISTMK_FN uint32_t num_queries() const { return num_heads * static_cast<uint32_t>(run.num_rows); }
+  // Positions from here on are of this iteration: their K and V come from shared memory, and are appended to the cache.
   DISTMK_FN uint32_t first_new() const { return static_cast<uint32_t>(run.kv_len - (ONE_ROW ? 1 : run.num_rows)); }
-  // An old one, and this split's.
+  // Of this split only: another split's new positions are in another worker's shared memory.
   DISTMK_FN bool is_cached(uint32_t position) const { return position >= begin && position < min(end, first_new()); }
-  // New, and this split's: what another split has staged is not here.
   DISTMK_FN bool is_new(uint32_t position) const {
     return position >= first_new() && position >= begin && position < end;
   }
 
-  DISTMK_FN bool fuses_combine() const { return LONE || distmk::fuses_combine(args, num_rows, run); }
-  // Where a head's result is of a split, if those who multiply it merge it.
+  DISTMK_FN bool fuses_combine() const { return BATCH1 || distmk::fuses_combine(args, num_rows, run); }
+  // A head's partial of a split, where the combine is fused into the consumer GEMV.
   DISTMK_FN __nv_bfloat16* fused_partial_at(uint64_t operand, uint32_t query, uint32_t split) const {
     return context.at<__nv_bfloat16>(operand) +
            fused_partial_begin(first_head + query, split, args.max_splits, head_dim());
   }
 
-  // In the caches, 16-byte pieces of a position are exchanged by its number in the page, so that a warp that reads a
-  // chunk in shared memory, keys of two positions or values of four at a time, meets no bank twice: what an element's
-  // place is xored with. Pages of fewer than eight positions and odd heads are left alone.
-  DISTMK_FN uint32_t exchanged(uint32_t position) const {
+  // XOR swizzle of the caches, in elements: the 16-byte pieces of a position are permuted by its number in the page. A
+  // warp that reads a KV tile in shared memory, K of two positions or V of four in a phase, then meets no bank twice.
+  // Pages of fewer than eight positions, and heads that are no multiple of 64, are not swizzled.
+  DISTMK_FN uint32_t swizzle(uint32_t position) const {
     return !ONE_ROW && (args.head_dim % 64 || args.page_size % 8) ? 0 : 8 * (position % 8 ^ position % 2 * 4);
   }
 
-  // Of a chunk's keys, or values.
-  DISTMK_FN uint32_t chunk_bytes() const { return CHUNK * head_dim() * sizeof(__nv_bfloat16); }
-  DISTMK_FN uint32_t num_queries() const { return num_heads * static_cast<uint32_t>(run.num_rows); }
-  DISTMK_FN uint32_t num_chunks() const { return (end + CHUNK - 1) / CHUNK - begin / CHUNK; }
-  // Chunks are taken from the last one on, so that those with new positions are their warps' first.
-  DISTMK_FN uint32_t chunk_of(uint32_t turn) const { return (end - 1) / CHUNK - turn; }
-  // The first warps are busy with queries when the cache is read, so turns are dealt from the last one on.
-  DISTMK_FN uint32_t chunk_turn() const { return NUM_WARPS - 1 - own_warp(); }
+  // KV tiles are KV_TILE positions, aligned to KV_TILE. Step 0 is the split's last tile, so that tiles with new
+  // positions are the first of their warps. Step s belongs to warp NUM_WARPS - 1 - s % NUM_WARPS: a short split then
+  // has tiles in the last warps, as the first ones are busy with Q when the cache is read.
+  DISTMK_FN uint32_t kv_tile_bytes() const { return KV_TILE * head_dim() * sizeof(__nv_bfloat16); }  // of K, or V
+  DISTMK_FN uint32_t num_tiles() const { return (end + KV_TILE - 1) / KV_TILE - begin / KV_TILE; }
+  DISTMK_FN uint32_t tile_at(uint32_t step) const { return (end - 1) / KV_TILE - step; }
+  DISTMK_FN uint32_t first_step() const { return NUM_WARPS - 1 - own_warp(); }
 
-  // In shared memory, rows of bf16: keys and values of new positions, then the block's queries.
-  DISTMK_FN uint32_t stride() const { return (head_dim() + 31) / 32 * 32 + 8; }
-  DISTMK_FN __nv_bfloat16* new_key(uint32_t row) const {
-    return reinterpret_cast<__nv_bfloat16*>(shared().work) + row * stride();
+  // Shared memory: K, then V of new positions, bf16 [rows, new_kv_stride()]; then Q. The warps' partials overwrite Q,
+  // or of ONE_ROW follow it.
+  DISTMK_FN uint32_t new_kv_stride() const { return (head_dim() + 31) / 32 * 32 + 8; }
+  DISTMK_FN __nv_bfloat16* new_k(uint32_t row) const {
+    return reinterpret_cast<__nv_bfloat16*>(shared().work) + row * new_kv_stride();
   }
-  DISTMK_FN __nv_bfloat16* new_value(uint32_t row) const { return new_key(NEW_ROWS + row); }
-  // Two elements' high halves, then their low ones; up to whole steps, where they are zero. Eight lanes that take 16
-  // bytes of two queries' meet no bank twice.
+  DISTMK_FN __nv_bfloat16* new_v(uint32_t row) const { return new_k(NEW_ROWS + row); }
+  // Q [Q_TILE, padded_head_dim()]: a word of two elements' bf16 high halves, then one of their low halves. Four words
+  // of padding a row: eight lanes that read 16 bytes each of two queries then meet no bank twice.
   DISTMK_FN uint32_t* query(uint32_t i) const {
-    return reinterpret_cast<uint32_t*>(new_key(2 * NEW_ROWS)) + i * (query_elements() + 4);
+    return reinterpret_cast<uint32_t*>(new_k(2 * NEW_ROWS)) + i * (padded_head_dim() + 4);
   }
-  DISTMK_FN uint32_t query_elements() const { return (head_dim() + QUERY_STEP - 1) / QUERY_STEP * QUERY_STEP; }
-  // Over the queries once they are done with; of ONE_ROW, behind them.
-  DISTMK_FN float* combined(uint32_t turn, uint32_t query_index) const {
-    return reinterpret_cast<float*>(query(ONE_ROW ? QUERIES : 0)) +
-           (turn * COMBINED_QUERIES + query_index) * COMBINE_STRIDE;
+  DISTMK_FN uint32_t padded_head_dim() const {
+    return (head_dim() + HEAD_DIM_STEP - 1) / HEAD_DIM_STEP * HEAD_DIM_STEP;
+  }
+  // Of the warp whose first step is `step`.
+  DISTMK_FN float* warp_partial(uint32_t step, uint32_t query_index) const {
+    return reinterpret_cast<float*>(query(ONE_ROW ? Q_TILE : 0)) +
+           (step * QUERIES_PER_COMBINE + query_index) * SMEM_PARTIAL_FLOATS;
   }
 
  private:
   static constexpr uint32_t NEW_ROWS = ONE_ROW ? 1 : MAX_ROWS;
 };
-using Work = WorkOf<Known::NOTHING, MAX_HEAD_DIM>;
+using Params = ParamsOf<InstanceKind::GENERAL, MAX_HEAD_DIM>;
 template <uint32_t HEAD_DIM>
-using RowWork = WorkOf<Known::ONE_ROW, HEAD_DIM>;
+using DecodeRowParams = ParamsOf<InstanceKind::DECODE_ROW, HEAD_DIM>;
 template <uint32_t HEAD_DIM>
-using LoneWork = WorkOf<Known::LONE, HEAD_DIM>;
+using Batch1RowParams = ParamsOf<InstanceKind::BATCH1_ROW, HEAD_DIM>;
 
-constexpr uint32_t COMBINED_BYTES = NUM_WARPS * COMBINED_QUERIES * COMBINE_STRIDE * sizeof(float);
-static_assert(2 * MAX_ROWS * (MAX_HEAD_DIM + 8) * sizeof(__nv_bfloat16) + COMBINED_BYTES <= WORK_BYTES + SCRATCH_BYTES,
-              "what warps have found must fit behind the new keys and values");
-static_assert(2 * (MAX_HEAD_DIM + 8) * sizeof(__nv_bfloat16) + QUERIES * (MAX_HEAD_DIM + 4) * sizeof(uint32_t) +
-                      COMBINED_BYTES <=
+constexpr uint32_t WARP_PARTIALS_BYTES = NUM_WARPS * QUERIES_PER_COMBINE * SMEM_PARTIAL_FLOATS * sizeof(float);
+static_assert(2 * MAX_ROWS * (MAX_HEAD_DIM + 8) * sizeof(__nv_bfloat16) + WARP_PARTIALS_BYTES <=
                   WORK_BYTES + SCRATCH_BYTES,
-              "and behind a single new one's and the queries");
+              "the warps' partials must fit behind the K and V of MAX_ROWS new positions");
+static_assert(2 * (MAX_HEAD_DIM + 8) * sizeof(__nv_bfloat16) + Q_TILE * (MAX_HEAD_DIM + 4) * sizeof(uint32_t) +
+                      WARP_PARTIALS_BYTES <=
+                  WORK_BYTES + SCRATCH_BYTES,
+              "and behind those of one new position and Q");
 
-// Keys and values of new positions of the split that owns them; a warp one of them, from the first that norms no query
-// on.
-template <class W>
-DISTMK_FN void stage_new(const W& w, uint32_t first_warp, bool polls) {
-  const uint32_t lane = w.lane(), dim = w.head_dim(), first = max(w.begin, w.first_new());
-#pragma unroll 1
-  for (uint32_t i = (threadIdx.x / 32 - first_warp) % NUM_WARPS; first + i / 2 < w.end; i += NUM_WARPS) {
-    const uint32_t position = first + i / 2, row = position - w.first_new();
-    const float* key = w.qkv(row, w.args.num_q + w.instance.kv_head);
-    if (i % 2 == 0) {
-      norm_and_rotate(w.context, polls, key, w.floats(w.args.k_norm), w.rope(position), w.args.eps, dim, 1.0f,
-                      [&](uint32_t e, float2 pair) {
-                        *reinterpret_cast<uint32_t*>(w.new_key(row) + e) = pack_bf16(pair.x, pair.y);
-                      });
-      continue;
-    }
-    const auto* value = reinterpret_cast<const uint4*>(key + uint64_t{w.args.num_kv} * dim);
-    const bool here = 4 * lane < dim;
-    uint4 v;
-    w.context.poll(polls, [&] {
-      v = poll_load(value + (here ? lane : 0));
-      return v.x && v.y && v.z && v.w;
-    });
-    if (here)
-      reinterpret_cast<uint2*>(w.new_value(row))[lane] = {pack_bf16(__uint_as_float(v.x), __uint_as_float(v.y)),
-                                                          pack_bf16(__uint_as_float(v.z), __uint_as_float(v.w))};
-  }
+DISTMK_FN AttentionSplit split_of(const Context& context, const AttentionArgs& args, uint32_t index) {
+  const Batch& batch = *context.batch(args.batch);
+  const AttentionInstance instance = attention_instance(args, batch, index);
+  const BatchRun run = batch.runs[instance.run];
+  const uint32_t model_kv = args.kv_begin + instance.kv_head;
+  const uint32_t first = max(model_kv * args.group, args.q_begin),
+                 last = min((model_kv + 1) * args.group, args.q_begin + args.num_q);
+  const auto kv_len = static_cast<uint32_t>(run.kv_len);
+  return {instance,
+          run,
+          first - args.q_begin,
+          last - first,
+          split_begin(kv_len, instance.split, instance.num_splits),
+          split_begin(kv_len, instance.split + 1, instance.num_splits),
+          batch.num_rows};
 }
 
-// New positions of this split from where they were staged to the cache, where `line_of` knows their lines; a warp a
-// position.
-template <class W, class LineOf>
-DISTMK_FN void append(const W& w, const LineOf& line_of) {
-  const uint32_t lane = w.lane(), dim = w.head_dim(), first = max(w.begin, w.first_new());
-  if (4 * lane >= dim) return;
-#pragma unroll 1
-  for (uint32_t position = first + threadIdx.x / 32; position < w.end; position += NUM_WARPS) {
-    const uint32_t row = position - w.first_new();
-    const uint64_t at = uint64_t{line_of(position)} * dim + (4 * lane ^ w.exchanged(position));
-    const auto copy = [&](__nv_bfloat16* cache, const __nv_bfloat16* from) {
-      *reinterpret_cast<uint2*>(cache + at) = reinterpret_cast<const uint2*>(from)[lane];
-    };
-    copy(w.keys(), w.new_key(row));
-    copy(w.values(), w.new_value(row));
-  }
-}
+// The consumers' side of the work assignment (work_assignment.cuh). Of a spread task, worker w runs instance
+// w + r * num_workers in round r; the dispatcher has worked out round 0.
 
-// The queries of a block, normed, rotated and scaled, so that weights are powers of two; a warp a query.
-template <class W>
-DISTMK_FN void stage_queries(const W& w, uint32_t first_query, uint32_t count, bool polls) {
-  const uint32_t i = threadIdx.x / 32, dim = w.head_dim();
-  if (i >= count) return;
-  const uint32_t row = w.row_of(first_query + i), head = w.first_head + first_query + i - row * w.num_heads;
-  const auto keep = [&](uint32_t e, float2 pair) {
-    const Halves halves(pair.x, pair.y);
-    *reinterpret_cast<uint2*>(w.query(i) + e) = {halves.high, halves.low};
-  };
-  norm_and_rotate(w.context, polls, w.qkv(row, head), w.floats(w.args.q_norm), w.rope(w.first_new() + row), w.args.eps,
-                  dim, rsqrtf(static_cast<float>(dim)) * LOG2_E, keep);
-  if (const uint32_t e = dim + w.lane() * 2; e < w.query_elements()) keep(e, {0, 0});
+// KvPath of round 0 of this warp's present task.
+DISTMK_FN uint32_t assigned_path() { return shared().attention_assignment.at_hand[handshake_slot(task_number())]; }
+DISTMK_FN uint32_t kv_path(uint32_t round) { return round ? UNASSIGNED : assigned_path(); }
+DISTMK_FN uint32_t count_instances(const Context& context, const AttentionArgs& args) {
+  return assigned_path() ? shared().attention_assignment.num_instances
+                         : num_attention_instances(args, *context.batch(args.batch));
+}
+// The round that this warp is at; 0 between tasks.
+DISTMK_FN uint32_t own_round() { return shared().attention_assignment.rounds[own_warp()]; }
+DISTMK_FN void set_own_round(uint32_t round) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) shared().attention_assignment.rounds[own_warp()] = round;
+  __syncwarp();
+}
+// A task that is not spread has round 0 only.
+DISTMK_FN uint32_t instance_of(const Context& context, uint32_t round) {
+  const uint32_t first = shared().handshake.action[handshake_slot(task_number())].instance;
+  return round ? first + round * context.rank_state.program->num_workers : first;
+}
+// Cache rows of a step's tile, one position a lane (threadIdx.x % KV_TILE); row 0 for a position that is not cached.
+DISTMK_FN uint32_t look_up_kv_rows(const Params& p, uint32_t step) {
+  const uint32_t position = p.tile_at(step) * KV_TILE + threadIdx.x % KV_TILE;
+  return step < p.num_tiles() && p.is_cached(position) ? p.kv_row(position) : 0;
+}
+// The same from the dispatcher's assignment, without a look-up; any row for a position that is not cached.
+DISTMK_FN uint32_t assigned_kv_rows(uint32_t step) {
+  return shared().attention_assignment.lines[step] + threadIdx.x % KV_TILE;
 }
 
 }  // namespace attention

@@ -1,47 +1,105 @@
-// What a warp does with one head: its norm and its rotation.
+// QK-norm and RoPE of one head by a warp, and what that feeds: Q and the K and V of new positions in shared memory, and
+// the append of those to the cache.
 #pragma once
+#include "device/attention/lse.cuh"
+#include "device/attention/params.cuh"
 #include "device/comm/lamport.cuh"
-#include "device/core/shared.cuh"
 
 namespace distmk {
 namespace attention {
 
-DISTMK_FN float warp_sum(float value) {
-  for (uint32_t step = 16; step; step >>= 1) value += __shfl_xor_sync(~0u, value, step);
-  return value;
-}
-
-constexpr uint32_t MAX_HEAD_DIM = 128;  // four elements a lane
-
-// Norm and rotation of one head, by a warp, times `scale`; pairs are (e, e + dim / 2). A lane hands on elements e and
-// e + 1, e even, as keep(e, both). All loads go out before the first is used; `src` is perhaps still `arriving`.
-template <class Keep>
+// y = RoPE(x / rms(x) * norm) * scale for one head x[dim], four elements a lane; pairs are (e, e + dim / 2). `norm`
+// null: none. Each lane calls store(e, {y[e], y[e + 1]}) for two even e. All loads are issued before the first is used.
+// `src` is polled where `polls` is set (Lamport).
+template <class Store>
 DISTMK_FN void norm_and_rotate(const Context& context, bool polls, const float* src, const float* norm,
-                               const float* rope, float eps, uint32_t dim, float scale, const Keep& keep) {
+                               const float* rope, float eps, uint32_t dim, float scale, const Store& store) {
   const uint32_t e = threadIdx.x % 32 * 2, half = dim / 2;
-  const bool here = e < half;
+  const bool has_pairs = e < half;
   const auto load = [&](const float* from) {
-    return from && here ? __ldcg(reinterpret_cast<const float2*>(from)) : float2{1, 1};
+    return from && has_pairs ? __ldcg(reinterpret_cast<const float2*>(from)) : float2{1, 1};
   };
   const float2 cosine = load(rope + e), sine = load(rope + e + half);
   const float2 norm_a = load(norm ? norm + e : nullptr), norm_b = load(norm ? norm + e + half : nullptr);
   float2 a, b;
   context.poll(polls, [&] {
-    const float* from = src + (here ? e : 0);
+    const float* from = src + (has_pairs ? e : 0);
     a = poll_load(reinterpret_cast<const float2*>(from));
     b = poll_load(reinterpret_cast<const float2*>(from + half));
-    const auto there = [](const float2& v) { return __float_as_uint(v.x) && __float_as_uint(v.y); };
-    return there(a) && there(b);
+    const auto published = [](const float2& v) { return __float_as_uint(v.x) && __float_as_uint(v.y); };
+    return published(a) && published(b);
   });
   if (norm) {
-    const float squares = warp_sum(here ? a.x * a.x + a.y * a.y + b.x * b.x + b.y * b.y : 0.0f);
+    const float squares = warp_sum(has_pairs ? a.x * a.x + a.y * a.y + b.x * b.x + b.y * b.y : 0.0f);
     scale *= rsqrtf(__fdividef(squares, static_cast<float>(dim)) + eps);
   }
-  if (!here) return;
+  if (!has_pairs) return;
   a = {a.x * norm_a.x * scale, a.y * norm_a.y * scale};
   b = {b.x * norm_b.x * scale, b.y * norm_b.y * scale};
-  keep(e, float2{a.x * cosine.x - b.x * sine.x, a.y * cosine.y - b.y * sine.y});
-  keep(e + half, float2{b.x * cosine.x + a.x * sine.x, b.y * cosine.y + a.y * sine.y});
+  store(e, float2{a.x * cosine.x - b.x * sine.x, a.y * cosine.y - b.y * sine.y});
+  store(e + half, float2{b.x * cosine.x + a.x * sine.x, b.y * cosine.y + a.y * sine.y});
+}
+
+// Q of `count` queries into shared memory, a query a warp: normed, rotated, and scaled by log2(e) / sqrt(d), so that
+// softmax weights are powers of two.
+template <class P>
+DISTMK_FN void load_q(const P& p, uint32_t first_query, uint32_t count, bool polls) {
+  const uint32_t i = threadIdx.x / 32, dim = p.head_dim();
+  if (i >= count) return;
+  const uint32_t row = p.row_of(first_query + i), head = p.first_head + first_query + i - row * p.num_heads;
+  const auto store = [&](uint32_t e, float2 pair) {
+    const Halves halves(pair.x, pair.y);
+    *reinterpret_cast<uint2*>(p.query(i) + e) = {halves.high, halves.low};
+  };
+  norm_and_rotate(p.context, polls, p.qkv(row, head), p.f32(p.args.q_norm), p.rope(p.first_new() + row), p.args.eps,
+                  dim, rsqrtf(static_cast<float>(dim)) * LOG2_E, store);
+  if (const uint32_t e = dim + p.lane() * 2; e < p.padded_head_dim()) store(e, {0, 0});
+}
+
+// K (normed, rotated) and V of the split's new positions into shared memory, one of the two a warp, from warp
+// `first_warp` on: those before it have a query.
+template <class P>
+DISTMK_FN void load_new_kv(const P& p, uint32_t first_warp, bool polls) {
+  const uint32_t lane = p.lane(), dim = p.head_dim(), first = max(p.begin, p.first_new());
+#pragma unroll 1
+  for (uint32_t i = (threadIdx.x / 32 - first_warp) % NUM_WARPS; first + i / 2 < p.end; i += NUM_WARPS) {
+    const uint32_t position = first + i / 2, row = position - p.first_new();
+    const float* key = p.qkv(row, p.args.num_q + p.instance.kv_head);
+    if (i % 2 == 0) {
+      norm_and_rotate(
+          p.context, polls, key, p.f32(p.args.k_norm), p.rope(position), p.args.eps, dim, 1.0f,
+          [&](uint32_t e, float2 pair) { *reinterpret_cast<uint32_t*>(p.new_k(row) + e) = pack_bf16(pair.x, pair.y); });
+      continue;
+    }
+    const auto* value = reinterpret_cast<const uint4*>(key + uint64_t{p.args.num_kv} * dim);
+    const bool has_elements = 4 * lane < dim;
+    uint4 v;
+    p.context.poll(polls, [&] {
+      v = poll_load(value + (has_elements ? lane : 0));
+      return v.x && v.y && v.z && v.w;
+    });
+    if (has_elements)
+      reinterpret_cast<uint2*>(p.new_v(row))[lane] = {pack_bf16(__uint_as_float(v.x), __uint_as_float(v.y)),
+                                                      pack_bf16(__uint_as_float(v.z), __uint_as_float(v.w))};
+  }
+}
+
+// K and V of the split's new positions from shared memory into the cache, a position a warp; `kv_row` gives its cache
+// row.
+template <class P, class KvRow>
+DISTMK_FN void append_new_kv(const P& p, const KvRow& kv_row) {
+  const uint32_t lane = p.lane(), dim = p.head_dim(), first = max(p.begin, p.first_new());
+  if (4 * lane >= dim) return;
+#pragma unroll 1
+  for (uint32_t position = first + threadIdx.x / 32; position < p.end; position += NUM_WARPS) {
+    const uint32_t row = position - p.first_new();
+    const uint64_t at = uint64_t{kv_row(position)} * dim + (4 * lane ^ p.swizzle(position));
+    const auto copy = [&](__nv_bfloat16* cache, const __nv_bfloat16* from) {
+      *reinterpret_cast<uint2*>(cache + at) = reinterpret_cast<const uint2*>(from)[lane];
+    };
+    copy(p.k_cache(), p.new_k(row));
+    copy(p.v_cache(), p.new_v(row));
+  }
 }
 
 }  // namespace attention

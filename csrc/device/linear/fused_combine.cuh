@@ -1,103 +1,106 @@
-// A single row of attention's output, merged by those who multiply it: as a task of its own that would be a hop more.
+// Combine fused into the GEMV that consumes attention's output, for a batch-1 row of few splits: as a task of its own
+// the combine would be one more hop. x[k] = sum_s w_s o_s[k] / sum_s w_s, w_s = exp(lse_s - max lse), over up to
+// COMBINE_WIDTH normalized partials. Partials: bf16 [head, split, FUSED_PARTIAL_HEADER + head_dim], the header's first
+// word the f32 lse.
 #pragma once
+#include "device/attention/lse.cuh"
 #include "device/linear/activations.cuh"
 #include "runtime/splits.h"
 
 namespace distmk {
 namespace linear {
 
-static_assert(MAX_FUSED_COMBINE_COLS <= MAX_GEMV_BLOCKS * K_BLOCK, "brought to shared memory as a whole");
+static_assert(MAX_FUSED_COMBINE_COLS <= MAX_GEMV_BLOCKS * K_BLOCK, "the combined row must fit in shared memory");
 
-// What this warp multiplies of attention's output, merged from its splits (AttentionArgs::lone): a lane takes eight
-// elements of a head, and weighs one split for the eight lanes that it is among.
+// The columns that one warp multiplies, combined: eight elements of one head a lane. Of each COMBINE_WIDTH lanes, which
+// share a head, lane s has the log-sum-exp of split s.
 class LoneRow {
  public:
-  // Of a single row. `looks`: the first headers are asked for at once.
-  DISTMK_FN LoneRow(const Context& context, const LinearArgs& args, bool looks, uint32_t first)
-      : context_(context), args_(args), looks_(looks), first_(first) {
+  // `first`: the warp's first column of each block. The first headers are loaded at once where `polls` is set.
+  DISTMK_FN LoneRow(const Context& context, const LinearArgs& args, bool polls, uint32_t first)
+      : context_(context), args_(args), polls_(polls), first_(first) {
     if (!args.fused_partials) return;
     const BatchRun& run = context.batch(args.batch)->runs[0];
     if (!fuses_combine(args, 1, run)) return;
-    count_ = Splits::of_fused(args, run);
-    if (looks) found_ = poll_load(header_at(column_of(first)));
+    num_splits_ = Splits::of_fused(args, run);
+    if (polls) lse_ = poll_load(header_at(column_of(first)));
   }
 
-  DISTMK_FN bool is_there() const { return count_; }
+  // Whether the row is combined here; otherwise it lies in memory.
+  DISTMK_FN bool is_there() const { return num_splits_; }
 
-  // Its parts of all blocks brought to shared memory.
-  DISTMK_FN void bring(__nv_bfloat16* near) {
+  // This warp's columns of all blocks to shared memory.
+  DISTMK_FN void bring(__nv_bfloat16* smem) {
 #pragma unroll 1
     for (uint32_t first = first_; first < args_.k; first += K_BLOCK) {
       const uint4 combined = combine(column_of(first));
-      *reinterpret_cast<uint4*>(near + first + threadIdx.x % 32 * CHUNK_K) = combined;
+      *reinterpret_cast<uint4*>(smem + first + threadIdx.x % 32 * CHUNK_K) = combined;
     }
   }
 
  private:
   const Context& context_;
   const LinearArgs& args_;
-  bool looks_;
-  uint32_t first_, count_ = 0;  // splits
-  float found_ = 0;
+  bool polls_;
+  uint32_t first_, num_splits_ = 0;
+  float lse_ = 0;
 
   DISTMK_FN uint32_t column_of(uint32_t first) const {
     return min(first + threadIdx.x % 32 * CHUNK_K, args_.k - CHUNK_K);
   }
-  DISTMK_FN const __nv_bfloat16* split_at(uint32_t column, uint32_t split) const {
+  DISTMK_FN const __nv_bfloat16* partial_at(uint32_t column, uint32_t split) const {
     const uint32_t head = column >> (31 - __clz(static_cast<int>(args_.head_dim)));  // which is 64 or 128
     return context_.at<__nv_bfloat16>(args_.fused_partials) +
            fused_partial_begin(head, split, args_.max_splits, args_.head_dim);
   }
   DISTMK_FN const float* header_at(uint32_t column) const {
-    return reinterpret_cast<const float*>(split_at(column, min(threadIdx.x % COMBINE_WIDTH, count_ - 1)));
+    return reinterpret_cast<const float*>(partial_at(column, min(threadIdx.x % COMBINE_WIDTH, num_splits_ - 1)));
   }
 
-  // Who looks looks at the headers, which are written last, and at the elements once those are there.
+  // Polls the headers, which are written last, then loads headers and elements together until all are there.
   DISTMK_FN uint4 combine(uint32_t column) {
     const uint32_t element = column & (args_.head_dim - 1);
     const float* header = header_at(column);
-    const __nv_bfloat16* elements = split_at(column, 0) + FUSED_PARTIAL_HEADER + element;
+    const __nv_bfloat16* elements = partial_at(column, 0) + FUSED_PARTIAL_HEADER + element;
     uint4 values[COMBINE_WIDTH];
     for (;;) {
-      while (!__all_sync(~0u, __float_as_uint(found_))) {
-        const bool last = !looks_ || context_.stop_polling();
-        found_ = poll_load(header);
+      while (!__all_sync(~0u, __float_as_uint(lse_))) {
+        const bool last = !polls_ || context_.stop_polling();
+        lse_ = poll_load(header);
         if (__all_sync(~0u, last)) break;
       }
-      const bool last = !looks_ || context_.stop_polling();
-      found_ = poll_load(header);
+      const bool last = !polls_ || context_.stop_polling();
+      lse_ = poll_load(header);
 #pragma unroll
       for (uint32_t i = 0; i < COMBINE_WIDTH; ++i)
-        values[i] =
-            load_if(i < count_, reinterpret_cast<const uint4*>(elements + i * (FUSED_PARTIAL_HEADER + args_.head_dim)));
-      bool all = __float_as_uint(found_) != 0;
+        values[i] = load_if(i < num_splits_,
+                            reinterpret_cast<const uint4*>(elements + i * (FUSED_PARTIAL_HEADER + args_.head_dim)));
+      bool all = __float_as_uint(lse_) != 0;
 #pragma unroll
-      for (uint32_t i = 0; i < COMBINE_WIDTH; ++i) all &= i >= count_ || words_published(values[i]);
+      for (uint32_t i = 0; i < COMBINE_WIDTH; ++i) all &= i >= num_splits_ || words_published(values[i]);
       if (__all_sync(~0u, all || last)) break;
     }
-    const uint4 combined = add_up(values, threadIdx.x % COMBINE_WIDTH < count_ ? found_ : -INFINITY);
-    found_ = 1.0f;  // what comes next is most likely there
+    const uint4 combined = weighted_sum(values, threadIdx.x % COMBINE_WIDTH < num_splits_ ? lse_ : -INFINITY);
+    lse_ = 1.0f;  // the next block's partials are most likely there: no poll of headers alone
     return combined;
   }
 
-  // Splits of which this lane's has the weight e^`mine`.
-  DISTMK_FN static uint4 add_up(const uint4 (&values)[COMBINE_WIDTH], float mine) {
-    float maximum = mine, acc[8] = {}, total = 0;
-    for (uint32_t step = 1; step < COMBINE_WIDTH; step <<= 1)
-      maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, step));
-    const float weight = __expf(mine - maximum);
+  // `lse`: this lane's split's, -inf if there is none.
+  DISTMK_FN static uint4 weighted_sum(const uint4 (&values)[COMBINE_WIDTH], float lse) {
+    float acc[8] = {}, sum = 0;
+    const float weight = combine_weight(lse, attention::lanes_max<COMBINE_WIDTH>(lse));
 #pragma unroll
     for (uint32_t i = 0; i < COMBINE_WIDTH; ++i) {
-      const float share = __shfl_sync(~0u, weight, i, COMBINE_WIDTH);
+      const float w = __shfl_sync(~0u, weight, i, COMBINE_WIDTH);
       const uint32_t words[4] = {values[i].x, values[i].y, values[i].z, values[i].w};
-      total += share;
+      sum += w;
 #pragma unroll
       for (uint32_t e = 0; e < 4; ++e) {
-        acc[2 * e] += __uint_as_float(words[e] << 16) * share;
-        acc[2 * e + 1] += __uint_as_float(words[e] & 0xffff0000u) * share;
+        acc[2 * e] += __uint_as_float(words[e] << 16) * w;
+        acc[2 * e + 1] += __uint_as_float(words[e] & 0xffff0000u) * w;
       }
     }
-    const float scale = __fdividef(1.0f, total);
+    const float scale = normalizer(sum);
     const auto pair = [&](uint32_t e) { return pack_bf16(acc[2 * e] * scale, acc[2 * e + 1] * scale); };
     return {pair(0), pair(1), pair(2), pair(3)};
   }

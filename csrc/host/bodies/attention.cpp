@@ -1,7 +1,10 @@
+// Split-KV attention on the host: O = softmax(Q K^T / sqrt(d)) V of one instance (a run's rows x the query heads of one
+// KV head x one split of the positions), in blocks of 64 positions with an online softmax. Partials are as on the GPU.
 #include <algorithm>
 #include <cmath>
 
 #include "host/bodies/matmul.h"
+#include "runtime/log_sum_exp.h"
 #include "runtime/splits.h"
 
 namespace distmk {
@@ -10,8 +13,8 @@ using namespace simd;
 
 namespace {
 
-constexpr uint32_t CHUNK = 64;    // positions whose scores are held at once
-constexpr uint32_t MAX_TILE = 3;  // queries that share a pass over V
+constexpr uint32_t KV_BLOCK = 64;  // positions whose scores are held at once
+constexpr uint32_t Q_TILE = 3;     // queries that share a pass over V
 
 struct HeadTag;
 struct QueryTag;
@@ -23,8 +26,8 @@ void rms_norm(float* x, const float* weight, float eps, uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) x[i] = x[i] * scale * weight[i];
 }
 
-// Pairs are (i, i + n / 2); `table` holds n / 2 cosines, then n / 2 sines.
-void rotate(float* __restrict x, const float* __restrict table, uint32_t n) {
+// RoPE; pairs are (i, i + n / 2), and `table` holds n / 2 cosines, then n / 2 sines.
+void apply_rope(float* __restrict x, const float* __restrict table, uint32_t n) {
   const uint32_t half = n / 2;
   for (uint32_t i = 0; i < half; ++i) {
     const float a = x[i], b = x[i + half];
@@ -50,8 +53,10 @@ class AttentionTask {
   const int32_t* pages_;
   uint16_t *k_cache_, *v_cache_;
 
-  // Of every query: scores of a chunk, accumulator (blocks even elements first), running maximum and sum.
-  float *scores_, *sums_, *max_, *total_;
+  // Of every query: scores of a KV block, which the softmax turns to weights; O, in blocks of even elements, then odd
+  // ones; running maximum and sum.
+  float *scores_, *acc_;
+  LogSumExp<BaseE>* softmax_;
   float** score_rows_;
 
   uint32_t first_new() const { return static_cast<uint32_t>(run_.kv_len - run_.num_rows); }
@@ -65,13 +70,13 @@ class AttentionTask {
     return ((page * args_.num_kv + instance_.kv_head) * args_.page_size + position % args_.page_size) * head_dim_;
   }
 
-  void append();
+  void append_new_kv();
   PackedRows pack_queries() const;
-  void score(const PackedRows& queries, uint32_t begin, uint32_t count);
-  void soften(uint32_t begin, uint32_t count);
-  void accumulate(uint32_t begin, uint32_t count);
-  void write_parts() const;
-  void write_lone() const;
+  void multiply_qk(const PackedRows& queries, uint32_t begin, uint32_t count);
+  void softmax_step(uint32_t begin, uint32_t count);
+  void multiply_pv(uint32_t begin, uint32_t count);
+  void write_partials() const;
+  void write_fused_partials() const;
   void reset_fused_partials() const;
 };
 
@@ -93,21 +98,21 @@ AttentionTask::AttentionTask(const Context& context, const AttentionArgs& args, 
   v_cache_ = context.at<uint16_t>(args.v_cache);
 
   const uint64_t n = num_queries_;
-  scores_ = scratch<WorkTag>(n * (CHUNK + head_dim_ + 2));
-  sums_ = scores_ + n * CHUNK;
-  max_ = sums_ + n * head_dim_;
-  total_ = max_ + n;
+  scores_ = scratch<WorkTag>(n * (KV_BLOCK + head_dim_ + 2));
+  acc_ = scores_ + n * KV_BLOCK;
+  static_assert(sizeof(*softmax_) == 2 * sizeof(float));
+  softmax_ = reinterpret_cast<LogSumExp<BaseE>*>(acc_ + n * head_dim_);
   score_rows_ = reinterpret_cast<float**>(scratch<RowsTag>(n * sizeof(float*) / sizeof(float)));
   for (uint32_t q = 0; q < n; ++q) {
-    score_rows_[q] = scores_ + q * CHUNK;
-    max_[q] = -INFINITY;
-    total_[q] = 0.0f;
+    score_rows_[q] = scores_ + q * KV_BLOCK;
+    softmax_[q] = {};
   }
-  std::fill(sums_, sums_ + n * head_dim_, 0.0f);
+  std::fill(acc_, acc_ + n * head_dim_, 0.0f);
 }
 
-// The new positions of this split go into the cache; what is read below is what later iterations will read.
-void AttentionTask::append() {
+// K (normed, rotated) and V of the split's new positions go to the cache first: all K and V below are read from there,
+// rounded to bf16 like those that later iterations read.
+void AttentionTask::append_new_kv() {
   float* k = scratch<HeadTag>(head_dim_);
   for (uint32_t position = std::max(begin_, first_new()); position < end_; ++position) {
     const float* row = qkv(position - first_new());
@@ -115,7 +120,7 @@ void AttentionTask::append() {
     const float* v_in = k_in + uint64_t{args_.num_kv} * head_dim_;
     copy_bytes(Team{}, k, k_in, head_dim_ * sizeof(float));
     if (args_.k_norm) rms_norm(k, context_.at<float>(args_.k_norm), args_.eps, head_dim_);
-    rotate(k, rope(position), head_dim_);
+    apply_rope(k, rope(position), head_dim_);
     const uint64_t at = cache_index(position);
     to_bf16(k_cache_ + at, k, head_dim_);
     to_bf16(v_cache_ + at, v_in, head_dim_);
@@ -130,14 +135,14 @@ PackedRows AttentionTask::pack_queries() const {
     const uint32_t row = i / num_heads_, head = first_head_ + i % num_heads_;
     copy_bytes(Team{}, q, qkv(row) + uint64_t{head} * head_dim_, head_dim_ * sizeof(float));
     if (args_.q_norm) rms_norm(q, context_.at<float>(args_.q_norm), args_.eps, head_dim_);
-    rotate(q, rope(first_new() + row), head_dim_);
+    apply_rope(q, rope(first_new() + row), head_dim_);
     packed.set(i, q, scale);
   }
   return packed;
 }
 
-// Scores of `count` positions from `begin`: the keys of a page lie one after the other, like rows of a weight.
-void AttentionTask::score(const PackedRows& queries, uint32_t begin, uint32_t count) {
+// S = Q K^T of `count` positions from `begin`. The K of a page are contiguous, like rows of a weight.
+void AttentionTask::multiply_qk(const PackedRows& queries, uint32_t begin, uint32_t count) {
   for (uint32_t done = 0; done < count;) {
     const uint32_t position = begin + done;
     const uint32_t n = std::min(count - done, args_.page_size - position % args_.page_size);
@@ -146,11 +151,12 @@ void AttentionTask::score(const PackedRows& queries, uint32_t begin, uint32_t co
   }
 }
 
-// Scores become weights relative to the running maximum (online softmax, Milakov and Gimelshein, arXiv:1805.02867).
-void AttentionTask::soften(uint32_t begin, uint32_t count) {
+// Online softmax step (runtime/log_sum_exp.h): scores of `count` positions become weights relative to the running
+// maximum. Causal mask: a row sees its own position and those before.
+void AttentionTask::softmax_step(uint32_t begin, uint32_t count) {
   for (uint32_t q = 0; q < num_queries_; ++q) {
     float* scores = score_rows_[q];
-    const uint32_t visible_end = first_new() + q / num_heads_ + 1;  // a row sees its own position and those before
+    const uint32_t visible_end = first_new() + q / num_heads_ + 1;
     const uint32_t visible = visible_end > begin ? std::min(visible_end - begin, count) : 0;
     const uint32_t padded = (count + LANES - 1) / LANES * LANES;
     std::fill(scores + visible, scores + padded, -INFINITY);
@@ -158,76 +164,77 @@ void AttentionTask::soften(uint32_t begin, uint32_t count) {
       std::fill(scores, scores + padded, 0.0f);
       continue;
     }
-    Vec best = load(scores);
-    for (uint32_t i = LANES; i < padded; i += LANES) best = max_of(best, load(scores + i));
-    const float new_max = std::max(max_[q], max_of(best));
-    const float shrink = std::exp(max_[q] - new_max);
-    Vec total{};
+    Vec block_max = load(scores);
+    for (uint32_t i = LANES; i < padded; i += LANES) block_max = max_of(block_max, load(scores + i));
+    LogSumExp<BaseE>& softmax = softmax_[q];
+    const float factor = softmax.raise(max_of(block_max));
+    Vec sum{};
     for (uint32_t i = 0; i < padded; i += LANES) {
-      const Vec p = exp_of(load(scores + i) - new_max);
-      store(scores + i, p);
-      total += p;
+      const Vec weights = exp_of(load(scores + i) - softmax.max);
+      store(scores + i, weights);
+      sum += weights;
     }
-    max_[q] = new_max;
-    total_[q] = total_[q] * shrink + sum_of(total);
-    if (shrink != 1.0f)
-      for (uint32_t d = 0; d < head_dim_; ++d) sums_[uint64_t{q} * head_dim_ + d] *= shrink;
+    softmax.sum += sum_of(sum);
+    if (factor != 1.0f)
+      for (uint32_t d = 0; d < head_dim_; ++d) acc_[uint64_t{q} * head_dim_ + d] *= factor;
   }
 }
 
-// Q queries' accumulators for D blocks of the head: each block of V is widened once for all of them.
-template <uint32_t Q, uint32_t D>
-void add_values(float* sums, uint32_t head_dim, const float* weights, const uint16_t* const* values, uint32_t d,
+// O += P V for NUM_Q queries and NUM_BLOCKS blocks of the head: each block of V is widened to float32 once for all of
+// them.
+template <uint32_t NUM_Q, uint32_t NUM_BLOCKS>
+void add_values(float* out, uint32_t head_dim, const float* weights, const uint16_t* const* values, uint32_t d,
                 uint32_t count) {
-  Vec acc[Q][2 * D];
-  for (uint32_t q = 0; q < Q; ++q)
-    for (uint32_t i = 0; i < 2 * D; ++i) acc[q][i] = load(sums + uint64_t{q} * head_dim + d + i * LANES);
+  Vec acc[NUM_Q][2 * NUM_BLOCKS];
+  for (uint32_t q = 0; q < NUM_Q; ++q)
+    for (uint32_t i = 0; i < 2 * NUM_BLOCKS; ++i) acc[q][i] = load(out + uint64_t{q} * head_dim + d + i * LANES);
   for (uint32_t p = 0; p < count; ++p) {
-    Vec value[2 * D];
-    for (uint32_t i = 0; i < D; ++i) {
+    Vec value[2 * NUM_BLOCKS];
+    for (uint32_t i = 0; i < NUM_BLOCKS; ++i) {
       const Bits block = load_block(values[p] + d + i * BLOCK);
       value[2 * i] = even_of(block);
       value[2 * i + 1] = odd_of(block);
     }
-    for (uint32_t q = 0; q < Q; ++q) {
-      const Vec weight = splat(weights[q * CHUNK + p]);
-      for (uint32_t i = 0; i < 2 * D; ++i) acc[q][i] = add_product(acc[q][i], weight, value[i]);
+    for (uint32_t q = 0; q < NUM_Q; ++q) {
+      const Vec weight = splat(weights[q * KV_BLOCK + p]);
+      for (uint32_t i = 0; i < 2 * NUM_BLOCKS; ++i) acc[q][i] = add_product(acc[q][i], weight, value[i]);
     }
   }
-  for (uint32_t q = 0; q < Q; ++q)
-    for (uint32_t i = 0; i < 2 * D; ++i) store(sums + uint64_t{q} * head_dim + d + i * LANES, acc[q][i]);
+  for (uint32_t q = 0; q < NUM_Q; ++q)
+    for (uint32_t i = 0; i < 2 * NUM_BLOCKS; ++i) store(out + uint64_t{q} * head_dim + d + i * LANES, acc[q][i]);
 }
 
-template <uint32_t Q>
-void add_values(float* sums, uint32_t head_dim, const float* weights, const uint16_t* const* values, uint32_t count) {
-  constexpr uint32_t WIDE = Q == 1 ? 4 : 2;
+template <uint32_t NUM_Q>
+void add_values(float* out, uint32_t head_dim, const float* weights, const uint16_t* const* values, uint32_t count) {
+  constexpr uint32_t WIDE = NUM_Q == 1 ? 4 : 2;
   uint32_t d = 0;
   for (; d + WIDE * BLOCK <= head_dim; d += WIDE * BLOCK)
-    add_values<Q, WIDE>(sums, head_dim, weights, values, d, count);
-  for (; d + BLOCK <= head_dim; d += BLOCK) add_values<Q, 1>(sums, head_dim, weights, values, d, count);
-  for (uint32_t q = 0; q < Q; ++q)
+    add_values<NUM_Q, WIDE>(out, head_dim, weights, values, d, count);
+  for (; d + BLOCK <= head_dim; d += BLOCK) add_values<NUM_Q, 1>(out, head_dim, weights, values, d, count);
+  for (uint32_t q = 0; q < NUM_Q; ++q)
     for (uint32_t rest = d; rest < head_dim; ++rest)
       for (uint32_t p = 0; p < count; ++p)
-        sums[uint64_t{q} * head_dim + rest] += weights[q * CHUNK + p] * from_bf16(values[p][rest]);
+        out[uint64_t{q} * head_dim + rest] += weights[q * KV_BLOCK + p] * from_bf16(values[p][rest]);
 }
 
-void AttentionTask::accumulate(uint32_t begin, uint32_t count) {
-  const uint16_t* values[CHUNK];
+void AttentionTask::multiply_pv(uint32_t begin, uint32_t count) {
+  const uint16_t* values[KV_BLOCK];
   for (uint32_t p = 0; p < count; ++p) values[p] = v_cache_ + cache_index(begin + p);
   for (uint32_t q = 0; q < num_queries_;) {
-    float* sums = sums_ + uint64_t{q} * head_dim_;
-    const uint32_t tile = std::min(num_queries_ - q, MAX_TILE);
+    float* acc = acc_ + uint64_t{q} * head_dim_;
+    const uint32_t tile = std::min(num_queries_ - q, Q_TILE);
     if (tile == 1)
-      add_values<1>(sums, head_dim_, score_rows_[q], values, count);
+      add_values<1>(acc, head_dim_, score_rows_[q], values, count);
     else if (tile == 2)
-      add_values<2>(sums, head_dim_, score_rows_[q], values, count);
+      add_values<2>(acc, head_dim_, score_rows_[q], values, count);
     else
-      add_values<3>(sums, head_dim_, score_rows_[q], values, count);
+      add_values<3>(acc, head_dim_, score_rows_[q], values, count);
     q += tile;
   }
 }
 
-void AttentionTask::write_parts() const {
+// Partials f32 [q head, slice, row, split, PARTIAL_FLOATS]: maximum, sum, elements.
+void AttentionTask::write_partials() const {
   const uint32_t slices = (head_dim_ + COMBINE_SLICE - 1) / COMBINE_SLICE;
   for (uint32_t q = 0; q < num_queries_; ++q) {
     const uint64_t head = first_head_ + q % num_heads_;
@@ -235,31 +242,31 @@ void AttentionTask::write_parts() const {
     for (uint32_t slice = 0; slice < slices; ++slice) {
       float* out = context_.at<float>(args_.partials) + (head * slices + slice) * slice_floats(args_.max_splits) +
                    partial_begin(row, instance_.split, args_.max_splits);
-      out[0] = max_[q];
-      out[1] = total_[q];
+      out[0] = softmax_[q].max;
+      out[1] = softmax_[q].sum;
       const uint32_t begin = slice * COMBINE_SLICE, num_elements = std::min(head_dim_ - begin, COMBINE_SLICE);
-      const float* sums = sums_ + uint64_t{q} * head_dim_ + begin;
+      const float* acc = acc_ + uint64_t{q} * head_dim_ + begin;
       uint32_t d = 0;
-      for (; d + BLOCK <= num_elements; d += BLOCK) join_block(out + PARTIAL_HEADER_FLOATS + d, sums + d);
-      for (; d < num_elements; ++d) out[PARTIAL_HEADER_FLOATS + d] = sums[d];
+      for (; d + BLOCK <= num_elements; d += BLOCK) join_block(out + PARTIAL_HEADER_FLOATS + d, acc + d);
+      for (; d < num_elements; ++d) out[PARTIAL_HEADER_FLOATS + d] = acc[d];
     }
   }
 }
 
-// A row by itself, for those who multiply it: the elements over the sum of their weights, behind the log of that sum.
-// Nothing of it is zero.
-void AttentionTask::write_lone() const {
+// Normalized partials of a batch-1 row, bf16 [q head, split, FUSED_PARTIAL_HEADER + head_dim]: the f32 log-sum-exp,
+// then o / l. Zeros are written as negative ones (Lamport).
+void AttentionTask::write_fused_partials() const {
   for (uint32_t q = 0; q < num_queries_; ++q) {
     uint16_t* out = context_.at<uint16_t>(args_.fused_partials) +
                     fused_partial_begin(first_head_ + q, instance_.split, args_.max_splits, head_dim_);
-    const float weight = max_[q] + std::log(total_[q]), scale = 1.0f / total_[q];
-    const float header = weight == 0.0f ? -0.0f : weight;
+    const float lse = softmax_[q].log(), scale = normalizer(softmax_[q].sum);
+    const float header = lse == 0.0f ? -0.0f : lse;
     memcpy(out, &header, sizeof header);
-    const float* sums = sums_ + uint64_t{q} * head_dim_;
+    const float* acc = acc_ + uint64_t{q} * head_dim_;
     float* row = scratch<HeadTag>(head_dim_);
     uint32_t d = 0;
-    for (; d + BLOCK <= head_dim_; d += BLOCK) join_block(row + d, sums + d);
-    for (; d < head_dim_; ++d) row[d] = sums[d];
+    for (; d + BLOCK <= head_dim_; d += BLOCK) join_block(row + d, acc + d);
+    for (; d < head_dim_; ++d) row[d] = acc[d];
     for (d = 0; d < head_dim_; ++d) {
       const uint16_t bits = to_bf16(row[d] * scale);
       out[FUSED_PARTIAL_HEADER + d] = bits ? bits : 0x8000;
@@ -267,7 +274,8 @@ void AttentionTask::write_lone() const {
   }
 }
 
-// What splits of a lone row may have left a turn before, as many as there were then.
+// Resets the fused partials that this split's share of an earlier task may have left in the rotating buffers, however
+// many splits that had.
 void AttentionTask::reset_fused_partials() const {
   if (!args_.reset || instance_.run != 0) return;
   for (uint32_t head = first_head_; head < first_head_ + num_heads_; ++head)
@@ -277,20 +285,20 @@ void AttentionTask::reset_fused_partials() const {
 }
 
 void AttentionTask::run() {
-  append();
+  append_new_kv();
   reset_fused_partials();
   if (!num_queries_) return;
   const PackedRows queries = pack_queries();
-  for (uint32_t begin = begin_; begin < end_; begin += CHUNK) {
-    const uint32_t count = std::min(CHUNK, end_ - begin);
-    score(queries, begin, count);
-    soften(begin, count);
-    accumulate(begin, count);
+  for (uint32_t begin = begin_; begin < end_; begin += KV_BLOCK) {
+    const uint32_t count = std::min(KV_BLOCK, end_ - begin);
+    multiply_qk(queries, begin, count);
+    softmax_step(begin, count);
+    multiply_pv(begin, count);
   }
   if (fuses_combine(args_, context_.at<Batch>(args_.batch)->num_rows, run_))
-    write_lone();
+    write_fused_partials();
   else
-    write_parts();
+    write_partials();
 }
 
 }  // namespace

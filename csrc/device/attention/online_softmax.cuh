@@ -1,0 +1,202 @@
+// Per KV tile: S = Q K^T, P = exp2(S - m), O += P V on tensor cores (m16n8k16, bf16 in, f32 out), with the online
+// softmax's running (m, l). Then the combine of the eight warps' partials in shared memory, and the store of the
+// split's partial. Q: [Q_TILE = 8 queries, d]; K, V: [KV_TILE = 16 positions, d]; S, P: [8, 16]; O: [8, d]. Q and P are
+// each a bf16 high and a low half (Halves), so that bf16 K and V are the only rounding.
+#pragma once
+#include "device/attention/kv_tile.cuh"
+#include "device/attention/lse.cuh"
+#include "device/comm/lamport.cuh"
+
+namespace distmk {
+namespace attention {
+
+// groupID and threadID_in_group of PTX's fragment layouts. Opaque, see ParamsOf::lane.
+DISTMK_FN uint32_t mma_group() { return opaque(threadIdx.x) % 32 / 4; }
+DISTMK_FN uint32_t mma_thread() { return opaque(threadIdx.x) % 4; }
+
+// S += Q K^T for N_TILES blocks of 8 positions; k(i, j) is a lane's K of block i, elements from k_element(lane, j) on.
+// A lane gets of query mma_group() the scores of positions 2 t and 2 t + 1, t = mma_thread(): of Q's high halves in
+// scores[i][0..1], of its low halves in scores[i][2..3].
+template <uint32_t N_TILES, class P, class K>
+DISTMK_FN void multiply_qk(const P& p, const K& k, float (&scores)[N_TILES][4]) {
+  const uint32_t lane = p.lane();
+  const uint32_t* query = p.query(lane / 4);
+#pragma unroll
+  for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j) {
+    if (32 * j % HEAD_DIM_STEP == 0 && 32 * j >= p.head_dim()) break;
+    const auto* pieces = reinterpret_cast<const uint4*>(query + k_element(lane, j));
+    const uint4 q[2] = {pieces[0], pieces[1]};
+#pragma unroll
+    for (uint32_t i = 0; i < N_TILES; ++i) {
+      const uint4 key = k(i, j);
+      multiply({q[0].x, q[0].y, q[0].z, q[0].w}, key.x, key.y, scores[i]);
+      multiply({q[1].x, q[1].y, q[1].z, q[1].w}, key.z, key.w, scores[i]);
+    }
+  }
+}
+
+// (m, l, O) of the KV tiles that one warp has visited.
+struct WarpPartial {
+  LogSumExp<Base2> softmax;  // of query mma_group(); the sum is of this lane's positions until reduce_sum()
+  // O^T: acc[n][e] and acc[n][2 + e] are elements 64 (n / 4) + 8 mma_group() + 2 (n % 4) and the next one of query
+  // 2 mma_thread() + e.
+  float acc[MAX_HEAD_DIM / 16][4] = {};
+
+  // Online softmax step: scores of one KV tile, or of two side by side (N_TILES = 4), to weights P, as B fragments of P
+  // V, high and low halves. Mask: the query sees [visible_begin, visible_end) of the first tile, and all of the second
+  // one if `two`. FIRST: the warp has visited no tile before.
+  template <bool FIRST, uint32_t N_TILES>
+  DISTMK_FN void softmax_step(uint32_t tile_index, uint32_t visible_begin, uint32_t visible_end, bool two,
+                              const float (&scores)[N_TILES][4], uint32_t (&weights)[N_TILES / 2][2][2]) {
+    float s[N_TILES][2], tile_max = -INFINITY;
+#pragma unroll
+    for (uint32_t i = 0; i < N_TILES; ++i)
+#pragma unroll
+      for (uint32_t e = 0; e < 2; ++e) {
+        const uint32_t position = tile_index * KV_TILE + 8 * i + 2 * mma_thread() + e;
+        const bool visible = i < 2 ? position >= visible_begin && position < visible_end : two;
+        s[i][e] = visible ? scores[i][e] + scores[i][2 + e] : -INFINITY;
+        tile_max = fmaxf(tile_max, s[i][e]);
+      }
+    tile_max = lanes_max<4>(tile_max);
+    if (FIRST)
+      softmax.max = tile_max;
+    else
+      rescale(softmax.raise(tile_max));
+#pragma unroll
+    for (uint32_t i = 0; i < N_TILES; ++i) {
+      const float a = softmax.weight(s[i][0]), b = softmax.weight(s[i][1]);
+      const Halves halves(a, b);
+      softmax.sum += a + b;
+      weights[i / 2][0][i % 2] = halves.high;
+      weights[i / 2][1][i % 2] = halves.low;
+    }
+  }
+
+  // O^T += V^T P^T. A lane's 16 bytes of V are eight rows of V^T, two a product.
+  DISTMK_FN void multiply_pv(const KvTile& tile, uint32_t dim, const uint32_t (&weights)[2][2]) {
+    const auto& v = tile.v;
+#pragma unroll
+    for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j) {
+      if (64 * j >= dim) break;
+      const uint32_t words[4][4] = {{v[0][j].x, v[0][j].y, v[0][j].z, v[0][j].w},
+                                    {v[1][j].x, v[1][j].y, v[1][j].z, v[1][j].w},
+                                    {v[2][j].x, v[2][j].y, v[2][j].z, v[2][j].w},
+                                    {v[3][j].x, v[3][j].y, v[3][j].z, v[3][j].w}};
+#pragma unroll
+      for (uint32_t n = 0; n < 4; ++n) {
+        constexpr uint32_t LOWER = 0x5410, UPPER = 0x7632;  // bf16 of two positions
+        const uint32_t rows[4] = {
+            __byte_perm(words[0][n], words[1][n], LOWER), __byte_perm(words[0][n], words[1][n], UPPER),
+            __byte_perm(words[2][n], words[3][n], LOWER), __byte_perm(words[2][n], words[3][n], UPPER)};
+        multiply(rows, weights[0][0], weights[0][1], acc[4 * j + n]);
+        multiply(rows, weights[1][0], weights[1][1], acc[4 * j + n]);
+      }
+    }
+  }
+
+  // O by `factor`, which each lane has for query mma_group().
+  DISTMK_FN void rescale(float factor) {
+    const float factors[2] = {__shfl_sync(~0u, factor, 8 * mma_thread()),
+                              __shfl_sync(~0u, factor, 8 * mma_thread() + 4)};
+#pragma unroll
+    for (uint32_t n = 0; n < MAX_HEAD_DIM / 16; ++n)
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) acc[n][i] *= factors[i % 2];
+  }
+
+  // l over the four lanes that share a query, once the last tile has been visited.
+  DISTMK_FN void reduce_sum() { softmax.sum = lanes_sum<4>(softmax.sum); }
+
+  // This lane's elements of queries `first` to `end` - 1 to shared memory, query i's at `out` + (i - first) *
+  // SMEM_PARTIAL_FLOATS; the maximum becomes one to base e.
+  DISTMK_FN void store(float* out, uint32_t first, uint32_t end) const {
+    const uint32_t own_query = mma_group();
+    if (mma_thread() == 0 && own_query >= first && own_query < end)
+      *reinterpret_cast<float2*>(out + (own_query - first) * SMEM_PARTIAL_FLOATS + MAX_HEAD_DIM) = {softmax.max * LN_2,
+                                                                                                    softmax.sum};
+#pragma unroll
+    for (uint32_t e = 0; e < 2; ++e) {
+      const uint32_t query = 2 * mma_thread() + e;
+      if (query < first || query >= end) continue;
+#pragma unroll
+      for (uint32_t n = 0; n < MAX_HEAD_DIM / 16; n += 2)
+        *reinterpret_cast<float4*>(out + (query - first) * SMEM_PARTIAL_FLOATS + n / 4 * 64 + 8 * mma_group() +
+                                   n % 4 * 2) = {acc[n][e], acc[n][2 + e], acc[n + 1][e], acc[n + 1][2 + e]};
+    }
+  }
+};
+
+constexpr uint32_t LANES_PER_SLICE = COMBINE_SLICE / 4;
+
+// Where this lane's four elements of the split's partial of a query go, behind a header. Worked out before the warps
+// meet: some have nothing else to do until then.
+template <class P>
+DISTMK_FN void* partial_at(const P& p, uint32_t query) {
+  const uint32_t lane = p.lane(), slices = (p.head_dim() + COMBINE_SLICE - 1) / COMBINE_SLICE;
+  if (p.fuses_combine())
+    return p.fused_partial_at(p.args.fused_partials, query, p.instance.split) + FUSED_PARTIAL_HEADER + 4 * lane;
+  const uint32_t row = p.row_of(query),
+                 slice = (p.first_head + query - row * p.num_heads) * slices + lane / LANES_PER_SLICE;
+  return p.f32(p.args.partials) + partial_of_slice(slice, p.run.row_begin + row, p.instance.split, p.args.max_splits) +
+         PARTIAL_HEADER_FLOATS + lane % LANES_PER_SLICE * 4;
+}
+
+// Combines the warps' partials of query `index` of those in shared memory, and stores the split's partial at `out`: a
+// query a warp, four elements a lane, in the order of steps. Lane j % NUM_WARPS has the weight of step j's warp; those
+// of warps that had no tile are 0, and the second half of the partials is skipped where none of them had one.
+template <class P>
+DISTMK_FN void combine_warps(const P& p, uint32_t index, void* out) {
+  constexpr uint32_t HALF = NUM_WARPS / 2;
+  const uint32_t lane = p.lane();
+  const auto of_step = [&](uint32_t step) { return p.warp_partial(step, index); };
+  const float2 mine = *reinterpret_cast<const float2*>(of_step(lane % NUM_WARPS) + MAX_HEAD_DIM);
+  LogSumExp<BaseE> total;
+  total.max = lanes_max<NUM_WARPS>(mine.x);
+  const float weight = total.weight(mine.x);
+  total.sum = lanes_sum<NUM_WARPS>(mine.y * weight);
+  float4 acc = {0, 0, 0, 0};
+#pragma unroll
+  for (uint32_t first = 0; first < NUM_WARPS; first += HALF) {
+    if (first >= p.num_tiles()) break;
+#pragma unroll
+    for (uint32_t step = first; step < first + HALF; ++step) {
+      const float4 o = *reinterpret_cast<const float4*>(of_step(step) + 4 * lane);
+      const float w = __shfl_sync(~0u, weight, step);
+      acc.x += o.x * w, acc.y += o.y * w, acc.z += o.z * w, acc.w += o.w * w;
+    }
+  }
+  if (4 * lane >= p.head_dim()) return;
+  if (p.fuses_combine()) {
+    const float scale = normalizer(total.sum);
+    const uint32_t pairs[2] = {pack_bf16(acc.x * scale, acc.y * scale), pack_bf16(acc.z * scale, acc.w * scale)};
+    publish_store(static_cast<uint2*>(out), {lamport_pair(pairs[0]), lamport_pair(pairs[1])});
+    // The header last: readers poll it alone at first.
+    if (lane == 0)
+      publish(reinterpret_cast<float*>(static_cast<__nv_bfloat16*>(out) - FUSED_PARTIAL_HEADER), total.log());
+    return;
+  }
+  if (lane % LANES_PER_SLICE == 0)
+    publish_four(static_cast<float*>(out) - PARTIAL_HEADER_FLOATS, {total.max, total.sum, 0, 0});
+  publish_four(static_cast<float*>(out), acc);
+}
+
+// Resets the fused partials that this split's share of an earlier task may have left in the rotating buffers, however
+// many splits that had: a head a warp.
+template <class P>
+DISTMK_FN void reset_fused_partials(const P& p) {
+  const uint32_t lane = p.lane();
+  if (!p.args.reset || p.instance.run != 0 || 4 * lane >= p.head_dim()) return;
+#pragma unroll 1
+  for (uint32_t query = threadIdx.x / 32; query < p.num_heads; query += NUM_WARPS)
+#pragma unroll 1
+    for (uint32_t split = p.instance.split; split < max_fused_splits(p.args.max_splits);
+         split += p.instance.num_splits) {
+      __nv_bfloat16* out = p.fused_partial_at(p.args.reset, query, split);
+      if (lane == 0) publish_store(reinterpret_cast<float*>(out), 0.0f);
+      publish_store(reinterpret_cast<uint2*>(out + FUSED_PARTIAL_HEADER) + lane, {0, 0});
+    }
+}
+
+}  // namespace attention
+}  // namespace distmk

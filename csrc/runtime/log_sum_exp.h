@@ -1,0 +1,83 @@
+// Softmax over positions that are visited in pieces: the scalars of log-sum-exp partials (FlashAttention,
+// arXiv:2205.14135; online softmax: Milakov and Gimelshein, arXiv:1805.02867).
+//
+// A partial of a set of positions i with scores s_i and values v_i is
+//   m = max_i s_i,    l = sum_i exp(s_i - m),    o = sum_i exp(s_i - m) v_i              (maximum, sum, accumulator),
+// and the partials j of disjoint sets combine to
+//   m = max_j m_j,    w_j = exp(m_j - m),    l = sum_j w_j l_j,    o = sum_j w_j o_j.    Attention's output is o / l.
+// A normalized partial, log-sum-exp m_j + log l_j and elements o_j / l_j, combines the same way with a sum of 1.
+//
+// Every kernel and host body that splits a softmax takes m, l and w_j from here. Accumulators are the callers': they
+// lie in tensor-core fragments, shared memory or SIMD vectors. device/attention/lse.cuh reduces scalars that lie in
+// several lanes.
+#pragma once
+#include <cmath>
+
+#include "platform/platform.h"
+
+namespace distmk {
+
+// The exponential of a softmax. Base 2 saves a multiplication a score where the queries are scaled by log2(e).
+struct Base2 {
+  DISTMK_FN static float exp(float x) { return exp2f(x); }
+};
+struct BaseE {
+  DISTMK_FN static float exp(float x) {
+#ifdef DISTMK_GPU
+    return __expf(x);
+#else
+    return std::exp(x);
+#endif
+  }
+};
+
+// What scores and maxima are taken relative to: m, or 0 where no position was seen (m = -inf), as -inf - -inf is no
+// number.
+DISTMK_FN float finite_max(float m) { return m > -INFINITY ? m : 0.0f; }
+
+// w_j of a partial with maximum `m_j` among partials with maximum `m`, which is finite (see finite_max).
+DISTMK_FN float combine_weight(float m_j, float m) { return BaseE::exp(m_j - m); }
+
+// 1 / l, which makes an accumulator attention's output.
+DISTMK_FN float normalizer(float sum) {
+#ifdef DISTMK_GPU
+  return __fdividef(1.0f, sum);
+#else
+  return 1.0f / sum;
+#endif
+}
+
+// m and l of a set of positions, exponentials to base `Base`.
+template <class Base>
+struct LogSumExp {
+  float max = -INFINITY, sum = 0.0f;
+
+  // Scores of up to `m` follow. Rescales the sum, and returns the factor exp(old max - new max), by which the caller
+  // rescales its accumulator.
+  DISTMK_FN float raise(float m) {
+    const float before = max;
+    max = fmaxf(before, m);
+    const float factor = Base::exp(before - finite_max(max));
+    sum *= factor;
+    return factor;
+  }
+  // Adds the sum of a partial whose maximum is at most `max`, which is finite. Returns the partial's w_j, by which the
+  // caller adds its accumulator.
+  DISTMK_FN float add(const LogSumExp& partial) {
+    const float weight = Base::exp(partial.max - max);
+    sum += weight * partial.sum;
+    return weight;
+  }
+  // Softmax weight of a score that is at most `max`.
+  DISTMK_FN float weight(float score) const { return Base::exp(score - finite_max(max)); }
+  // m + log l, to base e.
+  DISTMK_FN float log() const {
+#ifdef DISTMK_GPU
+    return max + __logf(sum);
+#else
+    return max + std::log(sum);
+#endif
+  }
+};
+
+}  // namespace distmk
