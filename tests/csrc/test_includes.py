@@ -52,6 +52,26 @@ def find_cycle(graph: Graph) -> list[str]:
     return next((cycle for file in sorted(graph) if (cycle := visit(file, []))), [])
 
 
+def find_reachable(graph: Graph, file: str) -> set[str]:
+    found: set[str] = set()
+    todo = [file]
+    while todo:
+        new = graph[todo.pop()] - found
+        found |= new
+        todo += new
+    return found
+
+
+def find_epilogues_in_mainloops(graph: Graph) -> list[str]:
+    return sorted(
+        f"{file} includes {header}"
+        for file in graph
+        if "mainloop" in file
+        for header in find_reachable(graph, file)
+        if "epilogue" in header
+    )
+
+
 @pytest.fixture(name="graph")
 def _graph() -> Graph:
     return read_includes()
@@ -75,12 +95,18 @@ def test_no_cycles_between_files(graph: Graph) -> None:
     assert not find_cycle(graph)
 
 
+def test_mainloops_do_not_know_epilogues(graph: Graph) -> None:
+    wrong = find_epilogues_in_mainloops(graph)
+    assert not wrong, "\n".join(wrong)
+
+
 @pytest.mark.parametrize(
     ("file", "header", "find"),
     [
         ("runtime/worker.h", "device/core/task_queue.cuh", find_upward_includes),
         ("device/core/pipeline.cuh", "host/launch.h", find_upward_includes),
         ("device/core/shared.cuh", "device/core/loader.cuh", find_cycle),
+        ("device/linear/mainloop.cuh", "device/linear/epilogue.cuh", find_epilogues_in_mainloops),
     ],
 )
 def test_a_planted_include_is_found(graph: Graph, file: str, header: str, find: Callable[[Graph], list[str]]) -> None:
