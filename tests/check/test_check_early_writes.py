@@ -182,7 +182,7 @@ def damage(program: Program, source: random.Random) -> str:
     others = [decode_args(other) for other in early if other.type == desc.type]
     other = source.choice([other for other in others if other.reset])
     args.reset = other.reset
-    return f"a task of type {desc.type} clears {split_operand(args.cleared)}"
+    return f"a task of type {desc.type} clears {split_operand(args.reset)}"
 
 
 def test_damage_is_found() -> None:
