@@ -19,7 +19,7 @@ ENTRY: np.dtype[Any] = np.dtype(TraceEntry)
 Entries = npt.NDArray[Any]  # of ENTRY
 
 
-class Kept(NamedTuple):
+class RunnerRecords(NamedTuple):
     """What a worker or scheduler kept of a launch, oldest first, and how many records it had no more room for."""
 
     entries: Entries
@@ -105,10 +105,12 @@ class LaunchBlock:
             params.trace, params.trace_counts = self.trace.ctypes.data, self.trace_counts.ctypes.data
             params.trace_capacity = self.spec.trace_capacity
 
-    def traced(self) -> list[Kept]:
+    def traced(self) -> list[RunnerRecords]:
         """What each worker, then each scheduler, kept of a launch that is over."""
         return [
-            Kept(np.roll(ring, -count), count - len(ring)) if count > len(ring) else Kept(ring[:count], 0)
+            RunnerRecords(np.roll(ring, -count), count - len(ring))
+            if count > len(ring)
+            else RunnerRecords(ring[:count], 0)
             for ring, count in zip(self.trace, self.trace_counts.tolist(), strict=True)
         ]
 
@@ -166,7 +168,7 @@ class Launch(Protocol):
         """Wait for this rank to leave the launch; what ended it early, if anything."""
         ...
 
-    def trace(self) -> list[Kept]:
+    def trace(self) -> list[RunnerRecords]:
         """After `join`: what every worker, then every scheduler of this rank kept."""
         ...
 

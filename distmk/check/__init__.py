@@ -1,14 +1,21 @@
 """Proof that a compiled program is correct, from its encoded bytes alone, before it may run.
 
-Each module settles what the next relies on: `view` that headers, sections and queues can be read at all; `memory` that
-every access lies in one placed buffer; `waits` that every wait can be met and nothing waits in a circle; `order` that
-counts stand for their tasks; `races` that no two conflicting accesses can meet; `arrivals` that what is read before a
-task's waits are met is zero or right. What put the waits there is not consulted.
+Each module proves something, and may rely on the ones before it:
 
-A waiter is after all tasks that trigger its event, with one reservation: a push fires its rank's events together with
-the data, when the task has read all it reads but has perhaps not written to the other ranks yet. What such a task
-leaves on a rank is known by an event of that rank, or to whoever knows that the task is done: later tasks of its
-worker, and waiters for an event that it fires without a push.
+- `headers`: headers agree with the sections, with the memory layout and between ranks.
+- `structure`: every reference points at something; every worker runs the tasks it should, once.
+- `allocations`: allocations lie in their memory and apart. `bounds`: every access lies in one of them.
+- `thresholds`: every wait's threshold is its event's count an iteration. `deadlock`: nothing waits in a circle.
+- `happens_before`: vector clocks of two iterations. `counting`: a count stands for its tasks.
+- `early_start`: what has happened when a task may start before its waits are met.
+- `races`: conflicting accesses are ordered. `lamport`: polled elements are zero or right.
+
+Nothing is taken from the graph or from the derivation of the waits.
+
+A waiter comes after all tasks that trigger its event, with one reservation: a push fires its rank's events together with the
+data, when the task has read all it reads but may not have written to the other ranks yet. Its writes to a rank are known to
+waiters for an event of that rank, and to any task that knows it is done: later tasks of its worker, and waiters for an event
+that it fires without a push.
 """
 
 from __future__ import annotations
@@ -16,16 +23,22 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from distmk.check.bounds import check_bounds
+from distmk.check.counting import check_counting
+from distmk.check.deadlock import StartGraph
+from distmk.check.early_start import EarlyStart
 from distmk.check.findings import Findings
-from distmk.check.lamport import Arrivals
-from distmk.check.memory import Memory
-from distmk.check.order import MAX_TABLE_BYTES, Order, check_counting
-from distmk.check.races import Races
-from distmk.check.starts import Starts
-from distmk.check.view import View, check_headers
-from distmk.check.waits import Signals, StartOrder
+from distmk.check.happens_before import HappensBefore
+from distmk.check.headers import check_headers
+from distmk.check.lamport import check_lamport
+from distmk.check.races import check_races
+from distmk.check.structure import check_structure
+from distmk.check.thresholds import check_thresholds
 from distmk.errors import CheckError
 from distmk.program.program import Program
+from distmk.program.reader import ProgramTables, read_tables
+
+MAX_CLOCK_BYTES = 2**31
 
 
 @dataclass(frozen=True)
@@ -36,12 +49,12 @@ class Verdict:
     num_events: int
     num_waits: int
     num_buffers: int
-    num_ordered_pairs: int  # of accesses to the same bytes that were found to be ordered
+    num_ordered_pairs: int  # of accesses to the same bytes
     seconds: float
 
 
 def check(program: Program) -> Verdict:
-    """Prove `program` correct; CheckError, listing what is wrong with it, if that cannot be done."""
+    """Prove `program` correct. CheckError: it is not, with the first faults found, or it is too large to be proved."""
     try:
         return _check(program)
     except CheckError:
@@ -55,35 +68,35 @@ def _check(program: Program) -> Verdict:
     findings = Findings()
     check_headers(program, findings)
     findings.raise_any()
-    view = View(program, findings)
+    tables = read_tables(program)
+    check_structure(tables, findings)
     findings.raise_any()
-    memory = Memory(view, findings)
-    touched, targets = memory.spans()
-    signals = Signals(view, findings)
+    accesses = check_bounds(tables, findings)
+    signals = check_thresholds(tables, findings)
     findings.raise_any()
-    start_order = StartOrder(view, signals).order(findings)
-    _check_size(view, findings)
+    order = StartGraph(tables, signals).order(findings)
+    _check_size(tables, findings)
     findings.raise_any()
-    order = Order(view, signals, memory, start_order, targets)
-    check_counting(order, findings)
-    starts = Starts(order, touched)
-    Races(order, starts, touched, findings).run()
-    Arrivals(order, starts, touched, findings).run()
+    before = HappensBefore(tables, signals, accesses, order)
+    check_counting(before, findings)
+    early = EarlyStart(before)
+    num_pairs = check_races(before, early, findings)
+    check_lamport(before, early, findings)
     findings.raise_any()
     return Verdict(
-        num_tasks=view.num_tasks,
-        num_events=view.num_events,
-        num_waits=len(view.wait_task),
-        num_buffers=len(memory.pieces),
-        num_ordered_pairs=order.num_pairs,
+        num_tasks=tables.num_tasks,
+        num_events=tables.num_events,
+        num_waits=len(tables.waits.task),
+        num_buffers=len(accesses.allocations.every),
+        num_ordered_pairs=num_pairs,
         seconds=time.perf_counter() - began,
     )
 
 
-def _check_size(view: View, findings: Findings) -> None:
-    """Clocks grow with tasks times workers."""
-    num_loose = int((view.worker < 0).sum())
-    num_chains = view.num_ranks * view.num_workers + 2 * num_loose
-    if 4 * view.num_tasks * num_chains > MAX_TABLE_BYTES:
-        text = f"{view.num_tasks} tasks on {num_chains} workers and handed-out tasks are too many to be proved"
+def _check_size(tables: ProgramTables, findings: Findings) -> None:
+    """Vector clocks take tasks times chains: one chain a worker, two for every task outside the workers' own order."""
+    num_unqueued = int((tables.tasks.worker < 0).sum())
+    num_chains = tables.num_ranks * tables.num_workers + 2 * num_unqueued
+    if 4 * tables.num_tasks * num_chains > MAX_CLOCK_BYTES:
+        text = f"{tables.num_tasks} tasks on {num_chains} workers and dispatched tasks are too many to be proved"
         findings.add("size", text)

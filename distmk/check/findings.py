@@ -1,4 +1,4 @@
-"""What is wrong with a program, one line a fault, and how faults name things."""
+"""The faults of a program, one line each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MAX_LISTED = 10
 
 
 class Findings:
-    """Collects faults; keeps the first few and counts the rest."""
+    """Collects faults; keeps the first MAX_LISTED and counts the rest."""
 
     def __init__(self) -> None:
         self.lines: dict[str, None] = {}
@@ -16,10 +16,11 @@ class Findings:
 
     @property
     def full(self) -> bool:
-        """More need not be looked for: enough are known to be listed."""
+        """Whether as many faults are known as will be listed: a check may stop."""
         return len(self.lines) >= MAX_LISTED
 
     def add(self, kind: str, text: str) -> None:
+        """Record a fault, unless the same line is there already."""
         line = f"{kind}: {text}"
         if line in self.lines:
             return
@@ -34,8 +35,3 @@ class Findings:
         more = self.count - len(self.lines)
         tail = [f"... and {more} more"] if more else []
         raise CheckError("\n".join([f"the program is not correct ({self.count} faults):", *self.lines, *tail]))
-
-
-def name_at(names: list[str], index: int, word: str) -> str:
-    """`names[index]`, or the bare index where the list of names is short."""
-    return names[index] if 0 <= index < len(names) else f"{word} {index}"

@@ -1,11 +1,11 @@
-"""Whether what is read before a task's waits are met can be told from what is not there yet.
+"""Lamport buffers: a task that polls an element before its waits are met reads zero ("not published yet") or the right value.
 
-A task may look at an arriving operand as soon as its worker turns to it (`starts`); a spread one as soon as any does. It
-takes what is not zero, so whatever it can see then must be zero or the right value: the memory starts zeroed, every
-element is written once until it is cleared, and clears are over when somebody starts looking. A task that may even end by
-what it has seen then knows no less than if it had waited.
+A task may poll its inputs as soon as its worker may start it (`early_start`), a spread one on whichever worker starts first.
+It takes any element that is not zero. So all that it can read then must be zero or right: a launch starts with zeros, every
+element is published once until it is reset, and resets have happened when a task starts to poll. A task that may even end
+without its waits then knows no less than if it had waited.
 
-As with races, the second iteration is checked: it begins with what the first one left.
+As for races, the second iteration is checked: it starts with what the first one left.
 """
 
 from __future__ import annotations
@@ -14,206 +14,218 @@ from bisect import bisect_left
 from typing import NamedTuple
 
 from distmk.abi import Space
+from distmk.check.bounds import Accesses, Span
+from distmk.check.early_start import EarlyStart
 from distmk.check.findings import Findings
-from distmk.check.memory import Memory, Span
-from distmk.check.order import Order
-from distmk.check.starts import Starts
+from distmk.check.happens_before import HappensBefore
 from distmk.sync.vector_clock import Clock
 
 NOBODY = -1
 
 
-class Cells:
-    """A place that somebody reads early, cut wherever a span there begins or ends.
+def check_lamport(before: HappensBefore, early: EarlyStart, findings: Findings) -> None:
+    _Lamport(before, early, findings).run()
 
-    Of each cell: who `cleared` it last, and who has `filled` it since. Where nothing `arrives`, as zeros do not mean
-    "not there yet", any write counts as one that clears.
+
+class Cells:
+    """A polled location, divided wherever a span begins or ends: the node that `reset` each cell last, and the node that has
+    `published` it since.
+
+    `zeroed`: a launch starts with zeros there. Where it does not, zeros do not mean "not published yet", and every write
+    counts as a reset.
     """
 
-    __slots__ = ("arrives", "cuts", "filled", "reset", "unions")
+    __slots__ = ("cuts", "published", "reset", "unions", "zeroed")
 
-    def __init__(self, cuts: list[int], arrives: bool) -> None:
-        self.cuts, self.arrives = cuts, arrives
-        self.reset, self.filled = [NOBODY] * len(cuts), [NOBODY] * len(cuts)
-        self.unions: dict[tuple[int, int], tuple[int, ...]] = {}  # of `cleared`, while it does not change
+    def __init__(self, cuts: list[int], zeroed: bool) -> None:
+        self.cuts, self.zeroed = cuts, zeroed
+        self.reset, self.published = [NOBODY] * len(cuts), [NOBODY] * len(cuts)
+        self.unions: dict[tuple[int, int], tuple[int, ...]] = {}  # cache of `reset_by`
 
-    def clear(self, first: int, end: int, node: int) -> None:
+    def record_reset(self, first: int, end: int, node: int) -> None:
         self.reset[first:end] = [node] * (end - first)
-        self.filled[first:end] = [NOBODY] * (end - first)
+        self.published[first:end] = [NOBODY] * (end - first)
         if self.unions:
             self.unions = {}
 
-    def fill(self, first: int, end: int, node: int) -> int:
-        """Who has filled one of these cells already, if anybody has."""
-        before = max(self.filled[first:end])
-        self.filled[first:end] = [node] * (end - first)
-        return before
+    def record_publish(self, first: int, end: int, node: int) -> int:
+        """The node that has published one of these cells already, or NOBODY."""
+        previous = max(self.published[first:end])
+        self.published[first:end] = [node] * (end - first)
+        return previous
 
-    def cleared_by(self, first: int, end: int) -> tuple[int, ...]:
+    def reset_by(self, first: int, end: int) -> tuple[int, ...]:
+        """The nodes that reset these cells last."""
         nodes = self.unions.get((first, end))
         if nodes is None:
             nodes = self.unions[(first, end)] = tuple(sorted({*self.reset[first:end]} - {NOBODY}))
         return nodes
 
 
-class Part(NamedTuple):
-    """A span as a range of cells."""
+class CellRange(NamedTuple):
+    """A span as cells [first, end)."""
 
     span: Span
     cells: Cells
     first: int
     end: int
 
-    def overlaps(self, other: Part) -> bool:
+    def overlaps(self, other: CellRange) -> bool:
         return self.cells is other.cells and self.first < other.end and other.first < self.end
 
 
-class Parts(NamedTuple):
-    """What a task touches where somebody reads early."""
+class LamportAccesses(NamedTuple):
+    """A task's accesses to polled locations."""
 
-    looks: list[Part]
-    fills: list[Part]
-    clears: list[Part]
+    polls: list[CellRange]
+    publishes: list[CellRange]
+    resets: list[CellRange]
 
 
-class Arrivals:
-    """Goes through the accesses of two iterations to where somebody reads early."""
+class _Lamport:
+    """Replays the accesses of two iterations to polled locations."""
 
-    def __init__(self, order: Order, starts: Starts, touched: list[tuple[Span, ...]], findings: Findings) -> None:
-        self.order, self.starts, self.findings, self.view, self.spans = order, starts, findings, order.view, touched
-        self.parts = _parts(order.memory)
-        self.touched: dict[int, Parts] = {}
-        if not self.parts:
+    def __init__(self, before: HappensBefore, early: EarlyStart, findings: Findings) -> None:
+        self.before, self.early, self.findings = before, early, findings
+        self.tables, self.spans = before.tables, before.accesses.spans
+        limit = self.tables.ranks[0].header.zeroed_heap_bytes
+        self.ranges = _cell_ranges(before.accesses, limit)
+        self.by_task: dict[int, LamportAccesses] = {}
+        if not self.ranges:
             return
-        for task, spans in enumerate(touched):
-            here = [part for part in map(self.parts.get, map(id, spans)) if part]
+        for task, spans in enumerate(self.spans):
+            here = [found for found in map(self.ranges.get, map(id, spans)) if found]
             if here:
-                self.touched[task] = _sorted(here)
+                self.by_task[task] = _classified(here)
 
     def run(self) -> None:
         self._check_tasks()
-        if not self.touched:
+        if not self.by_task:
             return
-        num_tasks = self.view.num_tasks
-        for task in self.order.order:
-            if task in self.touched:
-                self._record(task, self.touched[task])
-        for task in self.order.order:
+        num_tasks = self.tables.num_tasks
+        for task in self.before.order:
+            if task in self.by_task:
+                self._record(task, self.by_task[task])
+        for task in self.before.order:
             if self.findings.full:
                 return
-            node = task + num_tasks
-            if task in self.touched:
-                parts = self.touched[task]
-                if parts.looks and self.starts.queued[task]:
-                    self._check_looks(node, self.starts.clock(task), parts.looks)
-                self._record(node, parts)
+            if task in self.by_task:
+                accesses = self.by_task[task]
+                if accesses.polls and self.early.queued[task]:
+                    self._check_polls(task + num_tasks, self.early.clock(task), accesses.polls)
+                self._record(task + num_tasks, accesses)
 
-    def _record(self, node: int, parts: Parts) -> None:
-        for _, cells, first, end in parts.clears:
-            cells.clear(first, end, node)
-        for part in parts.fills:
-            before = part.cells.fill(part.first, part.end, node)
-            if before != NOBODY and node >= self.view.num_tasks:
-                text = f"fills {self._where(part)}, which nobody has cleared since {self.order.name(before)} filled it"
-                self.findings.add("arrival", f"{self.order.name(node)} {text}")
+    def _record(self, node: int, accesses: LamportAccesses) -> None:
+        for _, cells, first, end in accesses.resets:
+            cells.record_reset(first, end, node)
+        for each in accesses.publishes:
+            previous = each.cells.record_publish(each.first, each.end, node)
+            if previous != NOBODY and node >= self.tables.num_tasks:
+                by = self.before.describe(previous)
+                text = f"publishes {self._describe(each)}, which no task has reset since {by} published it"
+                self.findings.add("arrival", f"{self.before.describe(node)} {text}")
 
-    def _check_looks(self, node: int, clock: Clock, looks: list[Part]) -> None:
-        """What `node` can see as soon as `clock` is behind it."""
-        order, num_ranks = self.order, self.view.num_ranks
-        for part in looks:
-            nodes = part.cells.cleared_by(part.first, part.end)
-            rank = part.span.place % num_ranks
+    def _check_polls(self, node: int, clock: Clock, polls: list[CellRange]) -> None:
+        """The resets of polled cells have happened by `clock`, when `node` starts to poll."""
+        before, num_ranks = self.before, self.tables.num_ranks
+        for each in polls:
+            nodes = each.cells.reset_by(each.first, each.end)
+            rank = each.span.location % num_ranks
             if not nodes:
                 continue
             if len(nodes) == 1:
-                if order.after_one(node, nodes[0], rank, clock):
+                if before.after_one(node, nodes[0], rank, clock):
                     continue
-            elif order.after(node, order.need(nodes, rank), clock):
+            elif before.after(node, before.requirement(nodes, rank), clock):
                 continue
-            other = next(other for other in nodes if not order.after_one(node, other, rank, clock))
-            text = f"may look at {self._where(part)} before {order.name(other)} has"
-            did = "cleared it" if part.cells.arrives else "written it, and no launch starts with zeros there"
-            self.findings.add("arrival", f"{order.name(node)} {text} {did}")
+            other = next(other for other in nodes if not before.after_one(node, other, rank, clock))
+            did = "reset it" if each.cells.zeroed else "written it, and no launch starts with zeros there"
+            text = f"may poll {self._describe(each)} before {before.describe(other)} has {did}"
+            self.findings.add("arrival", f"{before.describe(node)} {text}")
 
     def _check_tasks(self) -> None:
-        """What can be said of each task by itself, and of those that it waits for."""
-        nothing = Parts([], [], [])
-        for task, parts in self.touched.items():
-            if parts.looks and not self.starts.queued[task]:
-                text = f"looks at {self._where(parts.looks[0])} before its waits are met, but is in no worker's queue"
-                self.findings.add("arrival", f"{self.view.task_name(task)} {text}")
-            for part in parts.fills if parts.clears else ():
-                if any(part.overlaps(clear) for clear in parts.clears):
-                    text = f"both fills and clears bytes of {self._where(part)}"
-                    self.findings.add("arrival", f"{self.view.task_name(task)} {text}")
-        for task in self.order.memory.skipping:
+        """Checks of a task by itself, and of a task and those that it waits for."""
+        for task, accesses in self.by_task.items():
+            if accesses.polls and not self.early.queued[task]:
+                text = (
+                    f"polls {self._describe(accesses.polls[0])} before its waits are met, but is in no worker's queue"
+                )
+                self.findings.add("arrival", f"{self.tables.describe_task(task)} {text}")
+            for each in accesses.publishes if accesses.resets else ():
+                if any(each.overlaps(reset) for reset in accesses.resets):
+                    text = f"both publishes and resets bytes of {self._describe(each)}"
+                    self.findings.add("arrival", f"{self.tables.describe_task(task)} {text}")
+        for task in self.before.accesses.skips_waits:
             if self.findings.full:
                 return
-            self._check_skip(task, self.touched.get(task, nothing).looks)
+            self._check_skipped_waits(task)
 
-    def _check_skip(self, task: int, looks: list[Part]) -> None:
-        """A task that may end before its waits are met has seen all that those it waits for leave on its rank."""
-        seen = {(id(part.cells), cell) for part in looks if part.cells.arrives for cell in range(part.first, part.end)}
-        for event, lag in self.order.signals.waits[task]:
-            producers = self.order.signals.producers[event]
+    def _check_skipped_waits(self, task: int) -> None:
+        """A task that may end before its waits are met has polled all that the tasks it waits for write on its rank."""
+        polls = self.by_task[task].polls if task in self.by_task else []
+        polled = {(id(each.cells), cell) for each in polls if each.cells.zeroed for cell in range(each.first, each.end)}
+        for event, lag in self.before.signals.waits[task]:
             why = " with lag 1" if lag else ""
-            for producer in () if lag else producers:
-                if not self._is_seen(producer, self.order.rank_of[task], seen):
-                    name = self.view.task_name(producer)
-                    why = f": {name}, which fires it, does more than fill what it looks at"
+            for producer in () if lag else self.before.signals.producers[event]:
+                if not self._is_polled(producer, self.before.rank_of[task], polled):
+                    name = self.tables.describe_task(producer)
+                    why = f": {name}, which fires it, does more than publish what it polls"
                     break
             if why:
-                text = f"may end before {self.view.event_name(event)}, which it waits for"
-                self.findings.add("arrival", f"{self.view.task_name(task)} {text}{why}")
+                text = f"may end before {self.tables.describe_event(event)}, which it waits for"
+                self.findings.add("arrival", f"{self.tables.describe_task(task)} {text}{why}")
 
-    def _is_seen(self, producer: int, rank: int, seen: set[tuple[int, int]]) -> bool:
-        """Whether these cells are all that `producer` writes, but for what it pushes to others than `rank`."""
+    def _is_polled(self, producer: int, rank: int, polled: set[tuple[int, int]]) -> bool:
+        """Whether `producer` publishes some of the `polled` cells and writes nothing else, apart from pushes to ranks other
+        than `rank`.
+        """
         some = False
         for span in self.spans[producer]:
             if not span.write:
                 continue
-            if span.place % self.view.num_ranks != rank:
-                if rank not in self.order.pushed[producer]:
+            if span.location % self.tables.num_ranks != rank:
+                if rank not in self.before.pushed[producer]:
                     return False
                 continue
-            part = self.parts.get(id(span))
-            if part is None or span.clears:
+            found = self.ranges.get(id(span))
+            if found is None or span.resets:
                 return False
-            if any((id(part.cells), cell) not in seen for cell in range(part.first, part.end)):
+            if any((id(found.cells), cell) not in polled for cell in range(found.first, found.end)):
                 return False
             some = True
         return some
 
-    def _where(self, part: Part) -> str:
-        name, rank = self.order.memory.buffer_of(part.span.place)
-        return f"{name}[bytes {part.span.begin}:{part.span.end}] on rank {rank}"
+    def _describe(self, cells: CellRange) -> str:
+        return self.before.accesses.describe(cells.span)
 
 
-def _parts(memory: Memory) -> dict[int, Part]:
-    """The spans on places that somebody reads early, by their id, as a look-up by value takes longer."""
-    cuts: dict[int, set[int]] = {span.place: set() for span in memory.distinct if span.early}
-    here = [span for span in memory.distinct if span.place in cuts]
+def _cell_ranges(accesses: Accesses, zeroed_heap_bytes: int) -> dict[int, CellRange]:
+    """The spans in polled locations, by their id, which is quicker to look up than their value."""
+    allocations = accesses.allocations
+    cuts: dict[int, set[int]] = {span.location: set() for span in accesses.distinct if span.polls}
+    here = [span for span in accesses.distinct if span.location in cuts]
     for span in here:
-        cuts[span.place] |= {span.begin, span.end}
-    limit = memory.view.parts[0].header.zeroed_heap_bytes
-    places: dict[int, Cells] = {}
-    for place, bounds in cuts.items():
-        piece = memory.pieces[place // memory.view.num_ranks]
-        arrives = piece.space == Space.HEAP and piece.offset + piece.num_bytes <= limit
-        places[place] = Cells(sorted(bounds), arrives)
-    parts = {}
+        cuts[span.location] |= {span.begin, span.end}
+    locations: dict[int, Cells] = {}
+    for location, bounds in cuts.items():
+        piece = allocations.every[location // allocations.num_ranks]
+        zeroed = piece.space == Space.HEAP and piece.offset + piece.num_bytes <= zeroed_heap_bytes
+        locations[location] = Cells(sorted(bounds), zeroed)
+    ranges = {}
     for span in here:
-        cells = places[span.place]
-        parts[id(span)] = Part(span, cells, bisect_left(cells.cuts, span.begin), bisect_left(cells.cuts, span.end))
-    return parts
+        cells = locations[span.location]
+        ranges[id(span)] = CellRange(
+            span, cells, bisect_left(cells.cuts, span.begin), bisect_left(cells.cuts, span.end)
+        )
+    return ranges
 
 
-def _sorted(parts: list[Part]) -> Parts:
-    found = Parts([], [], [])
-    for part in parts:
-        span = part.span
+def _classified(ranges: list[CellRange]) -> LamportAccesses:
+    found = LamportAccesses([], [], [])
+    for each in ranges:
+        span = each.span
         if span.write:
-            (found.clears if span.clears or not part.cells.arrives else found.fills).append(part)
-        elif span.early:
-            found.looks.append(part)
+            (found.resets if span.resets or not each.cells.zeroed else found.publishes).append(each)
+        elif span.polls:
+            found.polls.append(each)
     return found

@@ -1,111 +1,120 @@
-"""Whether every two conflicting accesses are ordered.
+"""No race: any two conflicting accesses are ordered.
 
-Two iterations are enough, as for `order`. A task waits before it touches anything, unless it looks early: then it may
-write as soon as its worker turns to it (`starts`), and all that it overwrites must be over by then.
+As for `happens_before`, two iterations are enough. A task accesses memory after its waits, unless it polls: then it may
+write as soon as its worker starts it (`early_start`), and every access that it overwrites must have happened by then.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 
+from distmk.check.bounds import Span
+from distmk.check.early_start import EarlyStart, Polled
 from distmk.check.findings import Findings
-from distmk.check.memory import Span
-from distmk.check.order import READERS, Order
-from distmk.check.starts import Starts
+from distmk.check.happens_before import READ, HappensBefore
 from distmk.sync.interval_map import Group, IntervalLog
 from distmk.sync.vector_clock import Clock
 
-NOWHERE: frozenset[tuple[int, int, int]] = frozenset()
+NO_POLLS: Polled = frozenset()
+
+
+def check_races(before: HappensBefore, early: EarlyStart, findings: Findings) -> int:
+    """Report every race; returns the number of pairs of accesses that were compared."""
+    return _Races(before, early, findings).run()
 
 
 def _nodes(group: Group) -> tuple[int, ...]:
-    """The nodes of a group as a tuple, the same object until they change."""
+    """The nodes of a group as a tuple: the same object until they change."""
     if group.note is None:
         group.note = tuple(group.nodes)
     nodes: tuple[int, ...] = group.note
     return nodes
 
 
-def _told_apart(spans: tuple[Span, ...]) -> tuple[Span, ...]:
-    """Without reads of what the task also writes: a write must be ordered against all that a read must be. But not
-    without looks, which are over sooner or later than what is written there.
+def _to_compare(spans: tuple[Span, ...]) -> tuple[Span, ...]:
+    """Without reads of bytes that the task also writes, as a write must be ordered against all that a read must be. Polling
+    reads stay: they happen at another time than the write.
     """
     written = {span[1:4] for span in spans if span.write}
-    return tuple([span for span in spans if span.write or span.early or span[1:4] not in written])
+    return tuple([span for span in spans if span.write or span.polls or span[1:4] not in written])
 
 
-class Races:
-    """Goes through the accesses in an order in which they can happen, and looks for any that need not happen so."""
+class _Races:
+    """Replays the accesses in an order in which they can happen, and compares each with the latest ones to its bytes."""
 
-    def __init__(self, order: Order, starts: Starts, touched: list[tuple[Span, ...]], findings: Findings) -> None:
-        self.order, self.starts, self.findings = order, starts, findings
-        self.touched = [_told_apart(spans) for spans in touched]
-        self.readers: dict[int, IntervalLog] = defaultdict(IntervalLog)
+    def __init__(self, before: HappensBefore, early: EarlyStart, findings: Findings) -> None:
+        self.before, self.early, self.findings = before, early, findings
+        self.spans = [_to_compare(spans) for spans in before.accesses.spans]
+        self.readers: dict[int, IntervalLog] = defaultdict(IntervalLog)  # by location
         self.writers: dict[int, IntervalLog] = defaultdict(IntervalLog)
-        self._unions: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
+        self.num_pairs = 0
+        self._writers_of: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
 
-    def run(self) -> None:
-        """Checks the second iteration against itself and the first; the first against itself would say the same."""
-        num_tasks = self.order.view.num_tasks
-        for task in self.order.order:
-            self._record(task, self.touched[task])
-        for task in self.order.order:
+    def run(self) -> int:
+        """Compares the second iteration with itself and the first; the first with itself would give the same."""
+        num_tasks = self.before.tables.num_tasks
+        for task in self.before.order:
+            self._record(task, self.spans[task])
+        for task in self.before.order:
             if self.findings.full:
-                return
-            self._check(task + num_tasks, self.touched[task])
-            self._record(task + num_tasks, self.touched[task])
+                break
+            self._check(task + num_tasks, self.spans[task])
+            self._record(task + num_tasks, self.spans[task])
+        return self.num_pairs
 
     def _record(self, node: int, spans: tuple[Span, ...]) -> None:
-        for write, place, begin, end, _, _ in spans:
+        for write, location, begin, end, _, _ in spans:
             if write:
-                self.readers[place].cut(begin, end)
-                self.writers[place].cut(begin, end)
-                self.writers[place].add(begin, end, Group([node]))
-        for write, place, begin, end, _, _ in spans:
+                self.readers[location].cut(begin, end)
+                self.writers[location].cut(begin, end)
+                self.writers[location].add(begin, end, Group([node]))
+        for write, location, begin, end, _, _ in spans:
             if not write:
-                self.readers[place].add(begin, end, Group([node]))
+                self.readers[location].add(begin, end, Group([node]))
 
     def _check(self, node: int, spans: tuple[Span, ...]) -> None:
-        num_ranks, task = self.order.view.num_ranks, node % self.order.view.num_tasks
-        looks = self.starts.looks.get(task, NOWHERE)
-        start = self.starts.acting(task) if looks and self.starts.queued[task] else None
+        num_ranks, task = self.before.tables.num_ranks, node % self.before.tables.num_tasks
+        polls = self.early.polls.get(task, NO_POLLS)
+        start = self.early.write_clock(task) if polls and self.early.queued[task] else None
         for span in spans:
+            rank = span.location % num_ranks
             if span.write:
-                # It clears what it has seen, so that was written before.
-                clock = None if span.clears and span[1:4] in looks else start
-                for log, kind, by in ((self.readers, READERS, start), (self.writers, span.place % num_ranks, clock)):
-                    for entry in log[span.place].overlapping(span.begin, span.end):
-                        self._compare(node, span, _nodes(entry.group), kind, by)
+                # A task resets what it has polled, so that was written before.
+                clock = None if span.resets and span[1:4] in polls else start
+                for log, did, by in ((self.readers, READ, start), (self.writers, rank, clock)):
+                    for entry in log[span.location].overlapping(span.begin, span.end):
+                        self._compare(node, span, _nodes(entry.group), did, by)
             else:
                 nodes = self._last_writers(span)
                 if nodes:
-                    self._compare(node, span, nodes, span.place % num_ranks)
+                    self._compare(node, span, nodes, rank)
 
     def _last_writers(self, span: Span) -> tuple[int, ...]:
-        log = self.writers[span.place]
-        key = (span.place, span.begin, span.end, log.version)
-        nodes = self._unions.get(key)
+        log = self.writers[span.location]
+        key = (span.location, span.begin, span.end, log.version)
+        nodes = self._writers_of.get(key)
         if nodes is None:
             entries = log.overlapping(span.begin, span.end)
-            nodes = self._unions[key] = tuple(sorted({node for entry in entries for node in entry.group.nodes}))
+            nodes = self._writers_of[key] = tuple(sorted({node for entry in entries for node in entry.group.nodes}))
         return nodes
 
-    def _compare(self, node: int, span: Span, others: tuple[int, ...], kind: int, clock: Clock | None = None) -> None:
-        """`clock`: of when it may touch these bytes, if that may be before its waits are met."""
-        order = self.order
-        order.num_pairs += len(others)
+    def _compare(self, node: int, span: Span, others: tuple[int, ...], did: int, clock: Clock | None = None) -> None:
+        """Report a race of `node` with `others`, which have read (`did` READ) or written to rank `did`.
+
+        `clock`: when `node` may access these bytes, where that may be before its waits are met.
+        """
+        before = self.before
+        self.num_pairs += len(others)
         if len(others) == 1:
-            if order.after_one(node, others[0], kind, clock):
+            if before.after_one(node, others[0], did, clock):
                 return
-        elif order.after(node, order.need(others, kind), clock):
+        elif before.after(node, before.requirement(others, did), clock):
             return
-        name, rank = order.memory.buffer_of(span.place)
         for other in others:
-            if not order.after_one(node, other, kind, clock):
-                did = "reads" if kind == READERS else "writes"
-                does = "writes" if span.write else "reads"
-                where = f"{name}[bytes {span.begin}:{span.end}] on rank {rank}"
-                soon = "" if clock is None else " before its waits are met"
-                text = f"{order.name(node)} {does} {where}{soon}, and nothing orders it against {order.name(other)}"
-                self.findings.add("race", f"{text}, which {did} it")
+            if not before.after_one(node, other, did, clock):
+                verb, other_verb = "writes" if span.write else "reads", "reads" if did == READ else "writes"
+                when = "" if clock is None else " before its waits are met"
+                access = f"{before.describe(node)} {verb} {before.accesses.describe(span)}{when}"
+                text = f"{access}, and nothing orders it against {before.describe(other)}, which {other_verb} it"
+                self.findings.add("race", text)
                 return

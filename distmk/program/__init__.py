@@ -1,1 +1,1 @@
-"""A compiled program: memory layout, bytes, and the file they are kept in."""
+"""Compiled programs: memory layout, encoding, decoding, and files."""

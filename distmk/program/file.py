@@ -1,13 +1,12 @@
-"""A program as a file: a rank reads its own part in a moment, and the others' parts only if they are asked for.
+"""A program as a file, of which a rank reads its own part, and other ranks' parts only on demand.
 
-A numpy archive (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html) with an entry for what all ranks
-share and three for each rank: the program's bytes, its names, and its weights. The archive's checksums find damage; a rank's
-bytes must also be those that the program's fingerprint was made from.
+A numpy archive (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html) with one entry that all ranks share
+and three for each rank: the program's bytes, its names, and its weights. The archive's checksums find damage; a rank's bytes
+must also have the digest that went into the program's fingerprint.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,28 +17,21 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from distmk.abi import ProgramHeader, Queue, Space, TaskDesc, Trigger, Wait
+from distmk.abi import ProgramHeader, Space
 from distmk.graph.regions import Buffer, Segment, Tiling, Weight, WeightKind
-from distmk.program.layout import Placed, Placement
-from distmk.program.program import Program, RankProgram, join_digests
+from distmk.program.layout import HEADER_FIELDS, Placed, Placement
+from distmk.program.program import SECTIONS, Program, RankProgram, join_digests
 
-SHARED_FIELDS = (
-    "events_heap_offset",
-    "rings_heap_offset",
-    "jit_capacity",
-    "zeroed_heap_bytes",
-    "heap_bytes",
-    "local_bytes",
-)
+LAYOUT_FIELDS = (*HEADER_FIELDS, "local_bytes")
 
 
 class DamagedFile(Exception):
-    """A file that does not hold a program, or not all of it."""
+    """A file that holds no program, or not all of it."""
 
 
 @dataclass
 class SavedProgram(Program):
-    """A program read back. `placement` has all buffers, and the weights of the rank it was read for."""
+    """A program from a file. `placement` has all buffers, and the weights of the rank that read it."""
 
     digests: tuple[str, ...] = ()
 
@@ -48,38 +40,38 @@ class SavedProgram(Program):
 
 
 def save(program: Program, path: Path) -> None:
-    """Write `program` to `path`; weights given as arrays cannot be saved (ValueError)."""
+    """Write `program` to `path`. ValueError: a weight was given as an array, which cannot be saved."""
     placement = program.placement
-    shared = {name: getattr(placement, name) for name in SHARED_FIELDS}
+    shared = {name: getattr(placement, name) for name in LAYOUT_FIELDS}
     shared["digests"] = [part.digest() for part in program.ranks]
     shared["buffers"] = [
-        [b.index, b.name, b.rows, b.cols, b.dtype, int(b.space), b.lamport, placed.offset]
-        for b, placed in placement.buffers.items()
+        [b.index, b.name, b.rows, b.cols, b.dtype, int(b.space), b.lamport, allocation.offset]
+        for b, allocation in placement.buffers.items()
     ]
     entries = {"shared": _text(shared)}
     for rank, part in enumerate(program.ranks):
-        weights = [_described(w, placed) for w, placed in placement.weights.items() if w.rank == rank]
+        weights = [_encoded(w, allocation) for w, allocation in placement.weights.items() if w.rank == rank]
         entries[f"program{rank}"] = np.frombuffer(part.to_bytes(), np.uint8)
-        entries[f"names{rank}"] = _text([_numbered(part.task_names), _numbered(part.event_names), part.weight_bytes])
+        entries[f"names{rank}"] = _text([_indexed(part.task_names), _indexed(part.event_names), part.weight_bytes])
         entries[f"weights{rank}"] = _text(weights)
     with path.open("wb") as file:
-        np.savez(file, **entries)  # type: ignore[arg-type]  # numpy's stub takes the names for those of its options
+        np.savez(file, **entries)  # type: ignore[arg-type]  # numpy's stub takes the names for options
 
 
 def load(path: Path, rank: int) -> SavedProgram:
-    """The program at `path`, for `rank`. DamagedFile: it cannot be read, or is not what was saved."""
+    """Read the program at `path` on `rank`. DamagedFile: it cannot be read, or is not what was saved."""
     with _reading(path):
-        archive = np.load(path)  # stays open, so that the file may be replaced or removed
+        archive = np.load(path)  # stays open: the file may be replaced or removed meanwhile
         shared = _value(archive["shared"])
         buffers = {}
         for index, name, rows, cols, dtype, space, lamport, offset in shared["buffers"]:
             buffer = Buffer(index, name, rows, cols, dtype, Space(space), lamport)
             buffers[buffer] = Placed(name, buffer.space, -1, offset, rows, buffer.row_bytes)
         weights = dict(_weight(rank, entry) for entry in _value(archive[f"weights{rank}"]))
-        fields = {name: shared[name] for name in SHARED_FIELDS} | {"local_bytes": tuple(shared["local_bytes"])}
+        fields = {name: shared[name] for name in LAYOUT_FIELDS} | {"local_bytes": tuple(shared["local_bytes"])}
         placement = Placement((*buffers.values(), *weights.values()), buffers, weights, **fields)
         ranks = _Ranks(path, archive, tuple(shared["digests"]))
-    ranks[rank]  # now, while it is easily replaced
+    ranks[rank]  # so that damage is found now, when the caller can still compile the program anew
     return SavedProgram(ranks, placement, ranks.digests)
 
 
@@ -87,12 +79,12 @@ def load(path: Path, rank: int) -> SavedProgram:
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # of many kinds, depending on which byte is wrong
+    except Exception as error:  # its type depends on which byte is wrong
         raise DamagedFile(f"{path}: {type(error).__name__}: {error}") from None
 
 
 class _Ranks(Sequence[RankProgram]):
-    """Every rank's part, each read when first asked for."""
+    """Every rank's part, each read at first use."""
 
     def __init__(self, path: Path, archive: Any, digests: tuple[str, ...]) -> None:
         self.digests = digests
@@ -120,20 +112,12 @@ def _rank_program(archive: Any, rank: int, digest: str) -> RankProgram:
     raw = archive[f"program{rank}"]
     tasks, events, weight_bytes = _value(archive[f"names{rank}"])
     header = ProgramHeader.from_buffer(raw)
-
-    def section(kind: Any, count: int, offset: int) -> Any:
-        return (kind * count).from_buffer(raw, offset)
-
+    sections = {
+        name: (struct * getattr(header, count_field)).from_buffer(raw, getattr(header, f"{name}_offset"))
+        for name, struct, count_field in SECTIONS
+    }
     part = RankProgram(
-        header=header,
-        tasks=section(TaskDesc, header.num_tasks, header.tasks_offset),
-        waits=section(Wait, header.num_waits, header.waits_offset),
-        triggers=section(Trigger, header.num_triggers, header.triggers_offset),
-        queues=section(Queue, header.num_workers, header.queues_offset),
-        launches=section(ctypes.c_uint32, header.num_launches, header.launches_offset),
-        task_names=_names(tasks),
-        event_names=_names(events),
-        weight_bytes=weight_bytes,
+        header, **sections, task_names=_names(tasks), event_names=_names(events), weight_bytes=weight_bytes
     )
     if part.digest() != digest:
         raise ValueError(f"rank {rank} is not the one that was saved")
@@ -148,25 +132,25 @@ def _value(text: npt.NDArray[np.uint8]) -> Any:
     return json.loads(text.tobytes())
 
 
-def _numbered(names: Sequence[str]) -> list[Any]:
-    """Few names are used many times: each once, then which of them each is."""
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    return [list(numbers), [numbers[name] for name in names]]
+def _indexed(names: Sequence[str]) -> list[Any]:
+    """The distinct names, and the index into them of each name: there are few distinct ones."""
+    index = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return [list(index), [index[name] for name in names]]
 
 
-def _names(numbered: list[Any]) -> list[str]:
-    distinct, numbers = numbered
-    return [distinct[number] for number in numbers]
+def _names(indexed: list[Any]) -> list[str]:
+    distinct, index = indexed
+    return [distinct[number] for number in index]
 
 
-def _described(weight: Weight, placed: Placed) -> list[Any]:
+def _encoded(weight: Weight, allocation: Placed) -> list[Any]:
     if weight.data is not None:
-        raise ValueError(f"weight {weight.name} was given as an array; only programs without such can be saved")
+        raise ValueError(f"weight {weight.name} was given as an array; such programs cannot be saved")
     tiling = weight.tiling and [weight.tiling.slabs, weight.tiling.paired]
     segments = [[s.tensor, s.row_begin, s.row_end] for s in weight.segments]
     return [
         weight.name, weight.rows, weight.cols, weight.kind.value, weight.col_begin, segments, tiling, weight.col_scale,
-        placed.offset
+        allocation.offset
     ]  # fmt: skip
 
 

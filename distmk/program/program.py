@@ -1,4 +1,4 @@
-"""A program: everything a launch needs, as bytes. Made from a graph by `compile_graph`, read by `check` and the backends."""
+"""A program: everything a launch needs, as bytes. `compile_graph` makes it of a graph; `reader` decodes it."""
 
 from __future__ import annotations
 
@@ -7,49 +7,66 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from distmk import abi
 from distmk.abi import LaunchKind, ProgramHeader, Queue, TaskDesc, Trigger, Wait
 from distmk.gc_pause import no_collection
 from distmk.graph.graph import Graph
-from distmk.program.layout import Placement, place
+from distmk.program.layout import HEADER_FIELDS, Placement, place
 from distmk.sync.events import Wiring, derive
 from distmk.tasks import TASK_TYPES, SchedulerStep, Task
 from distmk.tasks.abi_header import abi_hash
 
 
+class Section(NamedTuple):
+    """An array of `struct` behind the header; `count_field` of the header is its length, `<name>_offset` its place."""
+
+    name: str
+    struct: Any
+    count_field: str
+
+
+SECTIONS = (
+    Section("tasks", TaskDesc, "num_tasks"),
+    Section("waits", Wait, "num_waits"),
+    Section("triggers", Trigger, "num_triggers"),
+    Section("queues", Queue, "num_workers"),
+    Section("launches", ctypes.c_uint32, "num_launches"),
+)
+"""In the order in which they follow the header, without gaps."""
+
+
 @dataclass
 class RankProgram:
-    """One rank's part: the arrays that `to_bytes` lays end to end behind the header.
+    """One rank's part: header and sections, as ctypes structures and arrays.
 
-    `task_names[i]` and `event_names[e]` are for people; descriptors of a worker's queue are consecutive, and those of a
-    spread task share its waits and triggers.
+    Descriptors of a worker's queue are consecutive. A spread task has a descriptor in every queue; these share its waits and
+    triggers. `task_names[i]` names the operator of descriptor i, `event_names[e]` event e, in messages and traces.
     """
 
     header: ProgramHeader
-    tasks: Any  # ctypes arrays of TaskDesc, Wait, Trigger, Queue and c_uint32
+    tasks: Any
     waits: Any
     triggers: Any
     queues: Any
     launches: Any
     task_names: list[str]
     event_names: list[str]
-    weight_bytes: int
+    weight_bytes: int  # of weights streamed a step
 
     def to_bytes(self) -> bytes:
-        return b"".join(
-            bytes(part) for part in (self.header, self.tasks, self.waits, self.triggers, self.queues, self.launches)
-        )
+        """The program as the device reads it: the header, then the sections."""
+        return b"".join([bytes(self.header), *(bytes(getattr(self, section.name)) for section in SECTIONS)])
 
     def digest(self) -> str:
-        """A hash of these bytes."""
+        """sha256 of `to_bytes`, in hex."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
 
 @dataclass
 class Program:
-    """All ranks' programs and the memory they share."""
+    """All ranks' programs and the memory layout."""
 
     ranks: Sequence[RankProgram]
     placement: Placement
@@ -59,18 +76,18 @@ class Program:
         return len(self.ranks)
 
     def fingerprint(self) -> str:
-        """A hash of every rank's bytes: equal where ranks compiled the same program."""
+        """sha256 over every rank's bytes, in hex: equal on ranks that compiled the same program."""
         return join_digests([part.digest() for part in self.ranks])
 
 
 def join_digests(digests: Sequence[str]) -> str:
-    """The fingerprint of a program whose ranks have these."""
+    """The fingerprint of a program whose ranks have these digests."""
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
 
 @no_collection()
 def compile_graph(graph: Graph) -> Program:
-    """Graph -> events -> places -> program; UsageError for a graph without tasks."""
+    """Graph -> events -> memory layout -> program. UsageError: the graph cannot be ordered (`sync.events.derive`)."""
     wiring = derive(graph)
     placement = place(graph, max(1, max(len(events) for events in wiring.events)))
     by_rank: dict[int, list[int]] = defaultdict(list)
@@ -81,19 +98,21 @@ def compile_graph(graph: Graph) -> Program:
 
 
 def _assemble(graph: Graph, wiring: Wiring, placement: Placement, rank: int, indices: list[int]) -> RankProgram:
-    queued, handed_out = _deal(graph, indices)
-    order = [index for queue in queued for index in queue] + handed_out
+    queued, dispatched = _partition(graph, indices)
+    order = [index for queue in queued for index in queue] + dispatched
     queues, begin = (Queue * graph.num_workers)(), 0
     for worker, queue in enumerate(queued):
         queues[worker] = Queue(begin, len(queue))
         begin += len(queue)
-    launches = (ctypes.c_uint32 * len(handed_out))(*range(begin, len(order)))
-    once = dict.fromkeys(order)
+    launches = (ctypes.c_uint32 * len(dispatched))(*range(begin, len(order)))
+    distinct = dict.fromkeys(order)
     waits = [
-        Wait(event.index, event.count, lag, event.spans_ranks) for index in once for event, lag in wiring.waits[index]
+        Wait(event.index, event.count, lag, event.spans_ranks)
+        for index in distinct
+        for event, lag in wiring.waits[index]
     ]
     triggers = [
-        Trigger(event.index, event.rank, 1, event.spans_ranks) for index in once for event in wiring.triggers[index]
+        Trigger(event.index, event.rank, 1, event.spans_ranks) for index in distinct for event in wiring.triggers[index]
     ]
     part = RankProgram(
         header=ProgramHeader(),
@@ -110,10 +129,10 @@ def _assemble(graph: Graph, wiring: Wiring, placement: Placement, rank: int, ind
     return part
 
 
-def _deal(graph: Graph, indices: list[int]) -> tuple[list[list[int]], list[int]]:
-    """The tasks in every worker's list, and those that schedulers deal with, in program order."""
+def _partition(graph: Graph, indices: list[int]) -> tuple[list[list[int]], list[int]]:
+    """The tasks of every worker's queue, and those that schedulers dispatch, in program order."""
     queued: list[list[int]] = [[] for _ in range(graph.num_workers)]
-    handed_out: list[int] = []
+    dispatched: list[int] = []
     for index in indices:
         task = graph.tasks[index]
         if task.launch is LaunchKind.SPREAD:
@@ -122,12 +141,12 @@ def _deal(graph: Graph, indices: list[int]) -> tuple[list[list[int]], list[int]]
         elif task.launch is LaunchKind.AHEAD and task.worker is not None:
             queued[task.worker].append(index)
         else:
-            handed_out.append(index)
-    return queued, handed_out
+            dispatched.append(index)
+    return queued, dispatched
 
 
 def _descriptors(graph: Graph, wiring: Wiring, placement: Placement, order: list[int]) -> ctypes.Array[TaskDesc]:
-    """Descriptors of the tasks `order`; those of a spread task, which is in it once a worker, are the same bytes."""
+    """Descriptors of the tasks `order`, which has a spread task once for every worker: with the same bytes each time."""
     descs = (TaskDesc * len(order))()
     spread: dict[int, TaskDesc] = {}
     wait_begin = trigger_begin = 0
@@ -142,7 +161,7 @@ def _descriptors(graph: Graph, wiring: Wiring, placement: Placement, order: list
         wait_begin += desc.num_waits
         trigger_begin += desc.num_triggers
         if task.launch is LaunchKind.SPREAD:
-            # All begin at the same worker: what it works out for one of them is as good for the next.
+            # All start with the same worker, so that its assignment for one of them also serves for the next.
             desc.first_worker = 0
             spread[index] = desc
     return descs
@@ -167,22 +186,22 @@ def _fill_header(part: RankProgram, graph: Graph, wiring: Wiring, placement: Pla
     header.magic, header.abi_hash = abi.MAGIC, abi_hash()
     header.rank, header.num_ranks, header.num_workers = rank, graph.num_ranks, graph.num_workers
     header.num_schedulers = graph.num_schedulers or 1
-    header.num_tasks, header.num_events = len(part.tasks), len(wiring.events[rank])
-    header.num_waits, header.num_triggers, header.num_launches = len(part.waits), len(part.triggers), len(part.launches)
-    header.jit_capacity = placement.jit_capacity
+    header.num_events = len(wiring.events[rank])
     header.iteration_event = wiring.gates[rank].index if wiring.gates else abi.NO_EVENT
-    prepare = next((task for task in graph.tasks if isinstance(task, SchedulerStep)), None)
-    header.iteration_batch = placement.operand(prepare.batch) if prepare else 0
+    step = next((task for task in graph.tasks if isinstance(task, SchedulerStep)), None)
+    header.iteration_batch = placement.operand(step.batch) if step else 0
     offset = ctypes.sizeof(ProgramHeader)
-    for name in ("tasks", "waits", "triggers", "queues", "launches"):
-        setattr(header, f"{name}_offset", offset)
-        offset += ctypes.sizeof(getattr(part, name))
+    for section in SECTIONS:
+        array = getattr(part, section.name)
+        setattr(header, section.count_field, len(array))
+        setattr(header, f"{section.name}_offset", offset)
+        offset += ctypes.sizeof(array)
     header.program_bytes = offset
-    header.events_heap_offset, header.rings_heap_offset = placement.events_heap_offset, placement.rings_heap_offset
-    header.zeroed_heap_bytes, header.heap_bytes = placement.zeroed_heap_bytes, placement.heap_bytes
+    for field in HEADER_FIELDS:
+        setattr(header, field, getattr(placement, field))
     header.local_bytes = placement.local_bytes[rank]
 
 
 def decode_args(desc: TaskDesc) -> Any:
-    """The argument struct inside a descriptor (shares its memory)."""
+    """The argument struct inside a descriptor; shares its memory."""
     return TASK_TYPES[desc.type].Args.from_buffer(desc, TaskDesc.args.offset)

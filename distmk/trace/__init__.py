@@ -1,6 +1,6 @@
-"""What ran when: records of all ranks' tasks on one clock, as a timeline for Perfetto and as tables.
+"""Traces: a record of every task of all ranks on one clock, as a timeline for Perfetto and as tables.
 
-`LLM(..., trace_iterations=N).trace` and `Session.run_traced` give a `Trace`. With a launch of one's own:
+`LLM(..., trace_iterations=N).trace` and `Session.run_traced` return a `Trace`. With a launch of one's own:
 
     running = session.launch(LaunchSpec(num_iterations=100, trace_capacity=session.room_for(8)))
     for _ in running:
@@ -9,8 +9,8 @@
     print(report(trace))
     write(trace, Path("trace.json"))
 
-`Trace.rows` is an array of `ROW`, to count anything else. What each runner of this rank kept, raw, is `Launch.trace()`;
-`collect` makes a trace of it.
+`Trace.rows` is an array of `ROW`, for any other statistic. `Launch.trace()` returns the raw records of this rank's workers
+and schedulers; `collect` makes a trace of those of all ranks.
 """
 
 from distmk.trace.chrome import check_writable, read, write

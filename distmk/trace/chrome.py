@@ -1,8 +1,8 @@
 """A trace as a file for Perfetto (ui.perfetto.dev) or chrome://tracing, and back.
 
-The format is Chrome's trace event format: a process is a rank, a thread a worker or scheduler, times are microseconds
-from the first start, with three digits behind the point. Slices of category "wait" show what an idle worker waited for.
-A name that ends in .gz is compressed; both viewers read that.
+The format is Chrome's trace event format: a process is a rank, a thread is a worker or scheduler, times are microseconds
+since the first start with three decimals. Slices of category "wait" show the event that an idle worker waited for. A file
+whose name ends in .gz is compressed; both viewers read that.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from distmk.errors import UsageError
 from distmk.tasks import TASK_TYPES
 from distmk.trace.record import NEVER, ROW, UNKNOWN, Trace
 
-KEPT_AS_IS = ("iteration", "instance", "order")
+COPIED = ("iteration", "instance", "order")  # columns whose values the file has unchanged
+CHUNK_ROWS = 4096  # rows converted to Python objects at a time
 
 
 def check_writable(path: Path) -> None:
-    """UsageError unless a trace can be written to `path`; leaves nothing there."""
-    there = path.exists()
+    """UsageError unless a trace can be written to `path`; creates no file."""
+    existed = path.exists()
     try:
         path.open("a").close()
-        if not there:
+        if not existed:
             path.unlink()
     except OSError as error:
         raise UsageError(_unwritable(path, error)) from None
@@ -45,7 +46,7 @@ def _open(path: Path, mode: Literal["rt", "wt"]) -> IO[str]:
 
 
 def write(trace: Trace, path: Path) -> None:
-    """UsageError if `path` cannot be written."""
+    """Write `trace` to `path`; UsageError if that cannot be written."""
     meta = {"num_workers": trace.num_workers, "num_dropped": trace.num_dropped}
     clocks = {"offsets_ns": trace.offsets_ns, "uncertainty_ns": trace.uncertainty_ns}
     try:
@@ -67,16 +68,16 @@ def _events(trace: Trace) -> Iterator[dict[str, Any]]:
         yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": runner, "args": {"name": name}}
         yield {"ph": "M", "name": "thread_sort_index", "pid": rank, "tid": runner, "args": {"sort_index": runner}}
     waited = trace.waited()
-    for begin in range(0, len(trace.rows), 4096):
-        part = slice(begin, begin + 4096)
-        for row, had_waited in zip(trace.rows[part].tolist(), waited[part].tolist(), strict=True):
-            yield from _slices(trace, dict(zip(ROW.names or (), row, strict=True)), had_waited)
+    for begin in range(0, len(trace.rows), CHUNK_ROWS):
+        part = slice(begin, begin + CHUNK_ROWS)
+        for row, has_waited in zip(trace.rows[part].tolist(), waited[part].tolist(), strict=True):
+            yield from _slices(trace, dict(zip(ROW.names or (), row, strict=True)), has_waited)
 
 
 def _slices(trace: Trace, row: dict[str, int], waited: bool) -> Iterator[dict[str, Any]]:
-    """The task, and the wait before it."""
+    """Slices of a row: the wait before the task if its worker `waited`, then the task."""
     op, on_worker = trace.ops[row["op"]], row["runner"] < trace.num_workers
-    args: dict[str, Any] = {name: row[name] for name in KEPT_AS_IS} | {
+    args: dict[str, Any] = {name: row[name] for name in COPIED} | {
         "type": TASK_TYPES[row["type"]].type_name,
         "launch": LaunchKind(row["launch"]).name.lower(),
         "op": op,
@@ -89,16 +90,16 @@ def _slices(trace: Trace, row: dict[str, int], waited: bool) -> Iterator[dict[st
         args["ready_us"] = row["ready_ns"] / 1000
     else:
         args["ready"] = "unknown" if row["ready_ns"] == UNKNOWN else "always"
-    place = {"ph": "X", "pid": row["rank"], "tid": row["runner"]}
+    base = {"ph": "X", "pid": row["rank"], "tid": row["runner"]}
     if waited:
         times = {"ts": (row["start_ns"] - row["idle_ns"]) / 1000, "dur": row["idle_ns"] / 1000}
-        yield place | times | {"name": args["event"], "cat": "wait", "args": {"for": op}}
+        yield base | times | {"name": args["event"], "cat": "wait", "args": {"for": op}}
     times = {"ts": row["start_ns"] / 1000, "dur": (row["end_ns"] - row["start_ns"]) / 1000}
-    yield place | times | {"name": op, "cat": "task" if on_worker else "schedule", "args": args}
+    yield base | times | {"name": op, "cat": "task" if on_worker else "schedule", "args": args}
 
 
 def read(path: Path) -> Trace:
-    """A trace that `write` wrote; UsageError for anything else."""
+    """Read a file of `write`; UsageError for anything else."""
     try:
         with _open(path, "rt") as file:
             data = json.load(file)
@@ -117,7 +118,7 @@ def _trace(data: Any) -> Trace:
     rows = np.zeros(len(slices), ROW)
     for row, event in zip(rows, slices, strict=True):
         args = event["args"]
-        for name in KEPT_AS_IS:
+        for name in COPIED:
             row[name] = args[name]
         row["rank"], row["runner"] = event["pid"], event["tid"]
         row["op"] = ops.setdefault(args["op"], len(ops))

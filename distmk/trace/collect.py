@@ -1,4 +1,4 @@
-"""From what each runner kept to one trace of all ranks."""
+"""From the records of every worker and scheduler to one trace of all ranks."""
 
 from __future__ import annotations
 
@@ -8,70 +8,74 @@ from collections.abc import Sequence
 import numpy as np
 
 from distmk.abi import LaunchKind
-from distmk.backends.base import ENTRY, Entries, Kept
+from distmk.backends.base import ENTRY, Entries, RunnerRecords
 from distmk.bootstrap import Bootstrap
 from distmk.program.program import Program, RankProgram
+from distmk.program.reader import Ints, ProgramTables
+from distmk.trace.dependencies import Dependencies
 from distmk.trace.offsets import clock_offsets
 from distmk.trace.ready import Times, last_ready
-from distmk.trace.record import ROW, UNKNOWN, Ints, Rows, Trace
-from distmk.trace.wiring import Wiring
+from distmk.trace.record import ROW, UNKNOWN, Rows, Trace
 
 
 def capacity_for(program: RankProgram, num_iterations: int) -> int:
-    """Records a runner needs so that the last `num_iterations` iterations are there in full."""
+    """Records that a worker or scheduler needs to hold the last `num_iterations` iterations in full."""
     header = program.header
     descs = [program.tasks[task] for task in program.launches]
-    handed = sum(-(-d.max_instances // header.num_workers) if d.launch == LaunchKind.MASSIVE else 1 for d in descs)
+    dispatched = sum(-(-d.max_instances // header.num_workers) if d.launch == LaunchKind.MASSIVE else 1 for d in descs)
     longest = max((queue.count for queue in program.queues), default=0)
-    return (num_iterations + 1) * max(1, longest + handed)
+    return (num_iterations + 1) * max(1, longest + dispatched)
 
 
 def collect(
-    program: Program, bootstrap: Bootstrap, kept: Sequence[Kept], num_iterations: int | None = None
+    program: Program, bootstrap: Bootstrap, records: Sequence[RunnerRecords], num_iterations: int | None = None
 ) -> Trace | None:
-    """Gather what the runners of every rank kept (`Launch.trace()`) on rank 0; None elsewhere. Collective.
+    """Gather the records of all ranks (`Launch.trace()` on each) into a trace on rank 0; None elsewhere. Collective.
 
-    The trace has iterations of which everything was kept, and of those the last `num_iterations` (None: all).
+    The trace has the iterations of which every record is there, and of those the last `num_iterations` (None: all).
     """
     num_workers = program.ranks[bootstrap.rank].header.num_workers
-    last = max((int(each.entries["iteration"].max()) for each in kept[:num_workers] if len(each.entries)), default=-1)
-    # A runner without room for all may have lost a part of the oldest iteration that it knows of.
-    first = max((int(each.entries["iteration"][0]) + 1 for each in kept if each.num_dropped), default=0)
+    last = max(
+        (int(each.entries["iteration"].max()) for each in records[:num_workers] if len(each.entries)), default=-1
+    )
+    # A runner that dropped records may lack some of the oldest iteration that it has records of.
+    first = max((int(each.entries["iteration"][0]) + 1 for each in records if each.num_dropped), default=0)
     if num_iterations:
         first = max(first, last + 1 - num_iterations)
-    num_seen = sum(len(each.entries) + each.num_dropped for each in kept)
-    mine = [each.entries[each.entries["iteration"] >= first].tobytes() for each in kept]
-    gathered = [pickle.loads(part) for part in bootstrap.allgather(pickle.dumps((mine, first, num_seen)))]
+    num_recorded = sum(len(each.entries) + each.num_dropped for each in records)
+    mine = [each.entries[each.entries["iteration"] >= first].tobytes() for each in records]
+    gathered = [pickle.loads(part) for part in bootstrap.allgather(pickle.dumps((mine, first, num_recorded)))]
     if bootstrap.rank:
         return None
     first = max(each for _, each, _ in gathered)
     ranks = [[np.frombuffer(part, ENTRY) for part in parts] for parts, _, _ in gathered]
     ranks = [[part[part["iteration"] >= first] for part in parts] for parts in ranks]
-    num_there = sum(len(part) for parts in ranks for part in parts)
-    return assemble(program, ranks, sum(seen for _, _, seen in gathered) - num_there)
+    num_left = sum(len(part) for parts in ranks for part in parts)
+    return assemble(program, ranks, sum(recorded for _, _, recorded in gathered) - num_left)
 
 
 def assemble(program: Program, ranks: Sequence[Sequence[Entries]], num_dropped: int = 0) -> Trace:
-    """The trace of `ranks[rank][runner]`, what each runner kept, oldest first."""
-    wiring, num_workers = Wiring(program), int(program.ranks[0].header.num_workers)
-    rows, task = _rows(wiring, ranks)
-    times = Times.of(wiring, rows, task, num_workers)
-    offsets = clock_offsets(wiring, times, len(ranks))
+    """The trace of `ranks[rank][runner]`: the entries of each worker, then of each scheduler, oldest first."""
+    dependencies = Dependencies.of(program)
+    tables = dependencies.tables
+    rows, task = _rows(tables, ranks)
+    times = Times.of(tables, rows, task)
+    offsets = clock_offsets(dependencies, times)
     origin = _align(rows, offsets.ahead_ns)
-    ready = last_ready(wiring, Times.of(wiring, rows, task, num_workers))
-    at = (task, rows["iteration"] - times.first)
-    rows["ready_ns"], producer, event = ready.ready_ns[at], ready.producer[at], ready.event[at]
-    rows["source"] = np.where(producer >= 0, wiring.task_rank[producer], -1)
-    names, rows["event"] = _named([name for part in program.ranks for name in part.event_names], event)
-    ops, rows["op"] = _named([name for part in program.ranks for name in part.task_names], task)
+    ready = last_ready(dependencies, Times.of(tables, rows, task))
+    cell = (task, rows["iteration"] - times.first)
+    rows["ready_ns"], producer, event = ready.ready_ns[cell], ready.producer[cell], ready.event[cell]
+    rows["source"] = np.where(producer >= 0, tables.tasks.rank[producer], -1)
+    names, rows["event"] = _distinct(tables.event_names(), event)
+    ops, rows["op"] = _distinct(tables.task_names(), task)
     _fill_idle(rows)
     ahead = [offset + origin for offset in offsets.ahead_ns]
-    return Trace(rows, ops, names, num_workers, ahead, offsets.uncertainty_ns, num_dropped)
+    return Trace(rows, ops, names, tables.num_workers, ahead, offsets.uncertainty_ns, num_dropped)
 
 
-def _rows(wiring: Wiring, ranks: Sequence[Sequence[Entries]]) -> tuple[Rows, Ints]:
-    """Rows as far as entries tell, and of each the task, numbered through."""
-    parts, tasks = [], []
+def _rows(tables: ProgramTables, ranks: Sequence[Sequence[Entries]]) -> tuple[Rows, Ints]:
+    """Rows with the columns that entries and descriptors give, and the task of each row."""
+    parts, numbers = [], []
     for rank, runners in enumerate(ranks):
         for runner, entries in enumerate(runners):
             rows = np.zeros(len(entries), ROW)
@@ -79,23 +83,24 @@ def _rows(wiring: Wiring, ranks: Sequence[Sequence[Entries]]) -> tuple[Rows, Int
             for name in ("iteration", "instance", "start_ns", "end_ns", "finish_ns"):
                 rows[name] = entries[name]
             parts.append(rows)
-            tasks.append(entries["task"].astype(np.int64) + wiring.first_task[rank])
-    rows, task = np.concatenate(parts), np.concatenate(tasks)
-    rows["type"], rows["launch"], rows["order"] = wiring.type[task], wiring.launch[task], wiring.order[task]
+            numbers.append(tables.task_of[rank][entries["task"]])
+    rows, task = np.concatenate(parts), np.concatenate(numbers)
+    for name in ("type", "launch", "order"):
+        rows[name] = getattr(tables.tasks, name)[task]
     return rows, task
 
 
 def _align(rows: Rows, ahead_ns: list[int]) -> int:
-    """Put all rows on rank 0's clock, from the first start on; returns that start."""
-    off = np.array(ahead_ns, np.int64)[rows["rank"]]
-    origin = int((rows["start_ns"] - off).min(initial=UNKNOWN)) if len(rows) else 0
+    """Move all rows to rank 0's clock, counted from the first start; returns that start."""
+    ahead = np.array(ahead_ns, np.int64)[rows["rank"]]
+    origin = int((rows["start_ns"] - ahead).min(initial=UNKNOWN)) if len(rows) else 0
     for name in ("start_ns", "end_ns"):
-        rows[name] -= off + origin
+        rows[name] -= ahead + origin
     return origin
 
 
-def _named(names: list[str], index: Ints) -> tuple[list[str], Ints]:
-    """The distinct names that `index` (-1: none) picks, and the index into those."""
+def _distinct(names: list[str], index: Ints) -> tuple[list[str], Ints]:
+    """The distinct names among `names[index]` (-1: none), and `index` into those."""
     numbers = {
         name: number for number, name in enumerate(dict.fromkeys(names[i] for i in np.unique(index[index >= 0])))
     }
@@ -104,6 +109,6 @@ def _named(names: list[str], index: Ints) -> tuple[list[str], Ints]:
 
 
 def _fill_idle(rows: Rows) -> None:
-    """What lies between a row and the one before of the same runner; 0 for a runner's first."""
+    """`idle_ns`: time since the previous row of the same runner ended; 0 for its first row."""
     same = (np.diff(rows["rank"]) == 0) & (np.diff(rows["runner"]) == 0)
     rows["idle_ns"][1:] = np.where(same, np.maximum(rows["start_ns"][1:] - rows["end_ns"][:-1], 0), 0)

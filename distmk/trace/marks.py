@@ -1,5 +1,7 @@
-"""When warps got where in a task: what a GPU's kernel compiled with -DDISTMK_MARKS writes down (csrc/device/core/marks.cuh), as a
-table. `scripts/step_marks.py` shows it of a decode step.
+"""Marks: clocks that each consumer warp of a GPU records within a task, as a table.
+
+The kernel records them if it is compiled with -DDISTMK_MARKS (csrc/device/core/marks.cuh). `scripts/step_marks.py` prints
+the table of a decode step.
 """
 
 from __future__ import annotations
@@ -23,61 +25,64 @@ Times = npt.NDArray[np.float64]
 
 
 class HasGlobals(Protocol):
-    """A backend that can say what lies in one of its kernel's global variables."""
+    """A backend that can read a global variable of its kernel."""
 
     def read_global(self, name: str, num_bytes: int) -> bytes: ...
 
 
 def read_marks(backend: HasGlobals, num_workers: int) -> Words:
-    """uint32 [workers, warps, tasks, MARK_WORDS], the last axis by `Mark`; 0: nothing was written."""
+    """uint32 [num_workers, warps, tasks, MARK_WORDS], the last axis indexed by `Mark`; 0: not recorded."""
     found = np.frombuffer(backend.read_global("distmk_marks", 4 * int(np.prod(SHAPE))), np.uint32)
     return found.reshape(SHAPE)[:num_workers]
 
 
 @dataclass(frozen=True)
 class MarkedTask:
-    """A task of a worker: `us` [warps, marks of TIMES] on one clock for all workers; nan: not there."""
+    """A run of a task on a worker. `us`: float64 [warps, marks of TIMES], on one clock for all workers; nan: not recorded."""
 
     op: str
     layer: int
-    turn: int  # 0: the last time that this worker ran it, 1: the time before
+    turn: int  # 0: the last run of this task, 1: the run before
     worker: int
     us: Times
 
 
 def marked_tasks(words: Words, task_names: Sequence[str]) -> list[MarkedTask]:
-    """All that is known of tasks in layers, worker by worker, from the last one back."""
+    """The recorded tasks that belong to a layer: worker by worker, the latest first."""
     origin = words[..., Mark.TIME].max()
     return [task for worker, mine in enumerate(words) for task in _of_worker(worker, mine, task_names, origin)]
 
 
 def _of_worker(worker: int, words: Words, task_names: Sequence[str], origin: Any) -> Iterator[MarkedTask]:
-    there = np.flatnonzero(words[0, :, Mark.TASK])
-    entered_us = _signed(words[0, there, Mark.TIME], origin) * MARK_STEP_NS / 1e3
-    there, entered_us = there[np.argsort(-entered_us)], np.sort(entered_us)[::-1]
-    if len(there) < 2:
+    """`origin`: the reading of the GPU's timer that becomes 0 us."""
+    slots = np.flatnonzero(words[0, :, Mark.TASK])
+    entered_us = _signed(words[0, slots, Mark.TIME], origin) * MARK_STEP_NS / 1e3
+    slots, entered_us = slots[np.argsort(-entered_us)], np.sort(entered_us)[::-1]
+    if len(slots) < 2:
         return
-    last = words[0, there[0], Mark.ENTERED]
-    line = np.polyfit(_signed(words[0, there, Mark.ENTERED], last), entered_us, 1)
+    # The timer is read once a task, the SM's clock at every mark: a fit of one against the other converts the clocks.
+    last = words[0, slots[0], Mark.ENTERED]
+    us_of_clock = np.polyfit(_signed(words[0, slots, Mark.ENTERED], last), entered_us, 1)
     turns: dict[int, int] = {}
-    for place in there:
-        task = int(words[0, place, Mark.TASK]) - 1
+    for slot in slots:
+        task = int(words[0, slot, Mark.TASK]) - 1
         turns[task] = turns.get(task, -1) + 1
-        clocks = words[:, place, TIMES[0] : TIMES[-1] + 1]
-        us = np.where(clocks == 0, np.nan, np.polyval(line, _signed(clocks, last)))
+        clocks = words[:, slot, TIMES[0] : TIMES[-1] + 1]
+        us = np.where(clocks == 0, np.nan, np.polyval(us_of_clock, _signed(clocks, last)))
         if (layer := layer_of(task_names[task])) >= 0:
             yield MarkedTask(family_of(task_names[task]), layer, turns[task], worker, us)
 
 
-def _signed(of: Words, origin: Any) -> Times:
-    """Differences of 32-bit counters that may have gone round."""
-    found: Times = (of - np.uint32(origin)).astype(np.int32).astype(np.float64)
-    return found
+def _signed(counters: Words, origin: Any) -> Times:
+    """`counters` - `origin`, where the 32-bit counters may have wrapped."""
+    differences: Times = (counters - np.uint32(origin)).astype(np.int32).astype(np.float64)
+    return differences
 
 
 def marks_report(tasks: Sequence[MarkedTask]) -> str:
-    """Medians over workers, warps and layers, and the 10th to 90th of 100, in microseconds from when the first operator of
-    their layer had its inputs (the median of its warps).
+    """A table of medians, with 10th and 90th percentiles, over workers, warps and layers.
+
+    Times are microseconds since the first operator of the layer had its inputs (the median over its warps).
     """
     inputs = TIMES.index(Mark.INPUTS)
     by_op: dict[str, list[MarkedTask]] = {}
@@ -97,7 +102,7 @@ def marks_report(tasks: Sequence[MarkedTask]) -> str:
 
 
 def _begins(tasks: Sequence[MarkedTask], inputs: int) -> dict[tuple[int, int], float]:
-    """Of each layer and turn, when the warps of these tasks had their inputs."""
+    """By layer and turn: the median time at which the warps of these tasks had their inputs."""
     found: dict[tuple[int, int], list[Times]] = {}
     for task in tasks:
         found.setdefault((task.layer, task.turn), []).append(task.us[:, inputs])
@@ -105,14 +110,14 @@ def _begins(tasks: Sequence[MarkedTask], inputs: int) -> dict[tuple[int, int], f
 
 
 def _after_layers_begin(by_op: dict[str, list[MarkedTask]], op: str, inputs: int) -> float:
-    """How long after the first inputs of any operator of a layer this one has its own, in the median of layers."""
+    """Median over layers of the time from the first inputs of any operator of the layer to those of `op`."""
     begins = {each: _begins(tasks, inputs) for each, tasks in by_op.items()}
     mine = begins[op]
-    return float(np.median([at - min(other.get(key, at) for other in begins.values()) for key, at in mine.items()]))
+    return float(np.median([us - min(other.get(key, us) for other in begins.values()) for key, us in mine.items()]))
 
 
 def _relative(tasks: Sequence[MarkedTask], begins: dict[tuple[int, int], float]) -> Times:
-    """[tasks, warps, marks]; a task whose layer's beginning is not known is left out."""
+    """float64 [tasks, warps, marks] since the layer began; without tasks of layers whose beginning is not known."""
     found = [task.us - begins[key] for task in tasks if (key := (task.layer, task.turn)) in begins]
     return np.stack(found) if found else np.full((1, K_TILES_PER_BLOCK, len(TIMES)), np.nan)
 

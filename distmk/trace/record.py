@@ -1,4 +1,4 @@
-"""A trace: a row for every task that a worker or scheduler ran, and what is needed to name it."""
+"""A trace: one row for every task that a worker or scheduler ran, and the names of operators and events."""
 
 from __future__ import annotations
 
@@ -11,40 +11,39 @@ import numpy.typing as npt
 
 from distmk.abi import LISTED
 
-Rows = npt.NDArray[Any]
-Ints = npt.NDArray[np.int64]
+Rows = npt.NDArray[Any]  # of ROW
 
-UNKNOWN = np.iinfo(np.int64).max  # a time: it left no record
-NEVER = np.iinfo(np.int64).min  # a time: there was nothing to wait for
+UNKNOWN = np.iinfo(np.int64).max  # a time: there is no record of it
+NEVER = np.iinfo(np.int64).min  # a time: the task waited for nothing
 
 ROW: np.dtype[Any] = np.dtype(
     [
         ("rank", np.int64),
-        ("runner", np.int64),  # a worker, or num_workers + a scheduler
+        ("runner", np.int64),  # a worker, or num_workers + scheduler
         ("op", np.int64),  # index into `ops`
-        ("type", np.int64),  # of tasks.TASK_TYPES
+        ("type", np.int64),  # key of tasks.TASK_TYPES
         ("launch", np.int64),  # abi.LaunchKind
-        ("order", np.int64),  # the task's place in the program
+        ("order", np.int64),  # position in the program's sequential order
         ("iteration", np.int64),
-        ("instance", np.int64),  # of a spread task: the first of its worker's share, whether or not there are so many
+        ("instance", np.int64),  # of a spread task: the first instance of its worker, even if the task has fewer
         ("start_ns", np.int64),
-        ("end_ns", np.int64),  # its triggers are fired
-        ("finish_ns", np.int64),  # the last part of it, from the end of its body on
-        ("ready_ns", np.int64),  # the end of the last task it waited for; NEVER, UNKNOWN
-        ("source", np.int64),  # the rank of that task; -1 without one
-        ("event", np.int64),  # the event it triggered, index into `events`; -1 without one
-        ("idle_ns", np.int64),  # how long its runner had had nothing to run
+        ("end_ns", np.int64),  # its events are signaled
+        ("finish_ns", np.int64),  # duration from the end of its body to end_ns
+        ("ready_ns", np.int64),  # end of the last task it waited for, or NEVER, or UNKNOWN
+        ("source", np.int64),  # rank of that task; -1: none
+        ("event", np.int64),  # event by which that task signaled, index into `events`; -1: none
+        ("idle_ns", np.int64),  # time since its runner ended the task before
     ]
 )
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Rows (of ROW) sorted by rank, runner and start, in nanoseconds from the first start, on rank 0's clock.
+    """Rows (of ROW) sorted by rank, runner and start; times in nanoseconds since the first start, on rank 0's clock.
 
-    A task is on its worker, a spread one on every worker; a scheduler has a row for every launch it handed out, and for
-    what it ran itself. `offsets_ns`: what was taken off each rank's clock, certain to within `uncertainty_ns`.
-    `num_dropped`: records of earlier iterations, which are not here.
+    A task has a row on its worker, a spread task on every worker; a scheduler has a row for every task that it dispatched
+    or ran itself. `offsets_ns`: subtracted from each rank's clock, correct to within `uncertainty_ns` (-1: unknown).
+    `num_dropped`: records that are not in the trace.
     """
 
     rows: Rows
@@ -60,13 +59,14 @@ class Trace:
         return len(self.offsets_ns)
 
     def on_workers(self) -> Rows:
-        """The rows of tasks that ran on workers."""
+        """The rows whose runner is a worker."""
         return self.rows[self.rows["runner"] < self.num_workers]
 
     def waited(self) -> npt.NDArray[np.bool_]:
-        """Of each row: it ran on a worker that had been idle when the last task it waited for ended.
+        """bool [rows]: a worker ran it and was idle when the last task that it waited for ended.
 
-        A worker that ends that task itself does not wait for what its queue has next, but for what is handed out.
+        Where that worker ran the last task itself, it has not waited for the next task of its queue, but has for a
+        dispatched one.
         """
         rows = self.rows
         known = (rows["ready_ns"] != UNKNOWN) & (rows["ready_ns"] != NEVER) & (rows["runner"] < self.num_workers)
@@ -79,11 +79,11 @@ _LAYER = re.compile(r"(?:^|(?<=\.))layers?[._]?(\d+)\.")
 
 
 def layer_of(op: str) -> int:
-    """The layer that an operator's name begins with (`layer3.qkv`, `model.layers.3.qkv`), or -1."""
+    """The layer number in an operator's name (3 in `layer3.qkv` and `model.layers.3.qkv`), or -1."""
     found = _LAYER.search(op)
     return int(found[1]) if found else -1
 
 
 def family_of(op: str) -> str:
-    """An operator's, or event's, name without numbers of layers."""
+    """The name of an operator or event without its layer numbers."""
     return re.sub(r"(?:(?<=^)|(?<=[.+]))layers?[._]?\d+\.", "", op)

@@ -1,4 +1,4 @@
-"""A trace's tables, for people."""
+"""A trace as tables of plain text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPREAD = ("count", "total ms", "mean us", "p50 us", "p99 us")
 
 
 def report(trace: Trace) -> str:
-    """What happened, in a few tables of plain text."""
+    """Time by operator, critical path, idle time by event, and hops, as plain text."""
     if not len(trace.on_workers()):
         return f"trace: no iteration was kept in full; {trace.num_dropped} records dropped\n"
     return "\n".join([_head(trace), _ops(trace), _path(trace), _events(trace), _hops(trace)])
@@ -32,14 +32,14 @@ def _head(trace: Trace) -> str:
     lines = [f"trace: {len(trace.rows)} records of iterations {numbers[0]} to {numbers[-1]}{dropped}"]
     if trace.num_ranks > 1:
         ahead = [each - trace.offsets_ns[0] for each in trace.offsets_ns]
-        known = [
-            f"rank {rank} {us(ahead[rank] / 1000)} us (to within {us(doubt / 1000)})"
-            if doubt >= 0
+        clocks = [
+            f"rank {rank} {us(ahead[rank] / 1000)} us (to within {us(error / 1000)})"
+            if error >= 0
             else f"rank {rank} unknown"
-            for rank, doubt in enumerate(trace.uncertainty_ns)
+            for rank, error in enumerate(trace.uncertainty_ns)
             if rank
         ]
-        lines.append(f"clocks ahead of rank 0's: {', '.join(known)}")
+        lines.append(f"clocks ahead of rank 0's: {', '.join(clocks)}")
     lines.append(f"step of the clocks: {clock_step_ns(trace)} ns")
     each = iterations(trace)
     if each.count:

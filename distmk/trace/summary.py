@@ -1,4 +1,4 @@
-"""Where the time of a trace went, as numbers: by operator, by event waited for, by hop, by iteration. All in us."""
+"""Where the time of a trace went: by operator, by event, by hop, by iteration. All times in microseconds."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.abi import LISTED
+from distmk.program.reader import Ints
 from distmk.tasks import TASK_TYPES, SchedulerStep
-from distmk.trace.record import UNKNOWN, Ints, Rows, Trace, family_of
+from distmk.trace.record import UNKNOWN, Rows, Trace, family_of
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Of some durations in microseconds. All 0 of none."""
+    """Statistics of some durations, in microseconds; all 0 for none."""
 
     count: int
     total_us: float
@@ -36,7 +37,7 @@ class Spread:
 
 
 class ByOp(NamedTuple):
-    """Tasks of one operator over all layers."""
+    """Tasks of one operator and type, over all layers."""
 
     op: str
     type: str
@@ -45,7 +46,7 @@ class ByOp(NamedTuple):
 
 
 def families(trace: Trace) -> tuple[list[str], Ints]:
-    """Operators without numbers of layers, and of each row the index of its own."""
+    """Operator names without layer numbers, and the index into them of each row."""
     names = [family_of(op) for op in trace.ops]
     distinct = list(dict.fromkeys(names))
     index = np.array([distinct.index(name) for name in names] or [0], np.int64)
@@ -53,7 +54,7 @@ def families(trace: Trace) -> tuple[list[str], Ints]:
 
 
 def by_op(trace: Trace) -> list[ByOp]:
-    """Time of tasks on workers by operator and type, the longest first; durations are start to end."""
+    """Time of tasks on workers, from start to end, by operator and type; the largest total first."""
     names, family = families(trace)
     ran = trace.rows["runner"] < trace.num_workers
     found = []
@@ -67,7 +68,7 @@ def by_op(trace: Trace) -> list[ByOp]:
 
 
 def by_event(trace: Trace) -> list[tuple[str, Spread]]:
-    """Idle time of workers by the event that ended it, over all layers, the longest first."""
+    """Idle time of workers by the event that ended it, over all layers; the largest total first."""
     rows = trace.rows[trace.waited()]
     names = [family_of(name) for name in trace.events]
     distinct = list(dict.fromkeys(names))
@@ -77,7 +78,7 @@ def by_event(trace: Trace) -> list[tuple[str, Spread]]:
 
 
 def hops(trace: Trace) -> dict[str, Spread]:
-    """From the end of the last task that was waited for to the start of the waiting one, by kind."""
+    """Time from the end of the last task waited for to the start of the waiting task, where a worker was idle, by kind."""
     rows = trace.rows[trace.waited()]
     latency = rows["start_ns"] - rows["ready_ns"]
     ahead = np.isin(rows["launch"], LISTED)
@@ -90,9 +91,9 @@ def hops(trace: Trace) -> dict[str, Spread]:
 
 
 def idle_shares(trace: Trace) -> list[float]:
-    """Of each rank: the share of its workers' time, from the first start to the last end, in which no task ran.
+    """For each rank: the share of its workers' time, from the first start to the last end, in which no task ran.
 
-    On a GPU a task's triggers may still be going out when the worker's next one has begun.
+    Tasks of a worker may overlap: on a GPU the next one may start while events of the one before are still being signaled.
     """
     rows = trace.on_workers()
     if not len(rows):
@@ -106,17 +107,17 @@ def idle_shares(trace: Trace) -> list[float]:
 
 
 def iterations(trace: Trace) -> Spread:
-    """From the start of each iteration to that of the next: of its `prepare`, or of its first task."""
+    """Time between the starts of iterations: of the scheduler step, or else of the first task."""
     rows: Rows = trace.rows
-    prepares = rows[rows["type"] == SchedulerStep.type_id]
-    starts = prepares if len(prepares) else trace.on_workers()
-    number, at = np.unique(starts["iteration"], return_inverse=True)
-    first: Ints = np.full(len(number), UNKNOWN)
-    np.minimum.at(first, at, starts["start_ns"])
+    steps = rows[rows["type"] == SchedulerStep.type_id]
+    starts = steps if len(steps) else trace.on_workers()
+    numbers, index = np.unique(starts["iteration"], return_inverse=True)
+    first: Ints = np.full(len(numbers), UNKNOWN)
+    np.minimum.at(first, index, starts["start_ns"])
     return Spread.of(np.diff(first))
 
 
 def clock_step_ns(trace: Trace) -> int:
-    """What the clocks resolve: the greatest common divisor of the times between moments of a rank."""
+    """Resolution of the clocks: the greatest common divisor of the times between starts on a rank."""
     starts = (np.unique(trace.rows["start_ns"][trace.rows["rank"] == rank]) for rank in range(trace.num_ranks))
     return int(np.gcd.reduce([int(np.gcd.reduce(np.diff(each))) for each in starts if len(each) > 1] or [0]))

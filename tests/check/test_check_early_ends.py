@@ -25,7 +25,7 @@ def test_who_may_end_early_waits_for_what_it_sees() -> None:
     slots.take("sum", 0, slots.b)
     text = refused(slots.compile())
     assert "arrival: sum (rank 0, worker 0) may end before event" in text
-    assert "which it waits for: read (rank 0, worker 1), which fires it, does more than fill what it looks at" in text
+    assert "which it waits for: read (rank 0, worker 1), which fires it, does more than publish what it polls" in text
 
 
 def test_who_may_end_early_sees_something_of_everybody() -> None:
@@ -41,7 +41,7 @@ def test_who_may_end_early_sees_something_of_everybody() -> None:
         args = decode_args(find(program, f"put{worker}"))
         kept = args.dst
         args.dst = operand(Space.HEAP, program.placement.buffers[elsewhere].offset)
-        text = f"put{worker} (rank 0, worker {worker}), which fires it, does more than fill what it looks at"
+        text = f"put{worker} (rank 0, worker {worker}), which fires it, does more than publish what it polls"
         assert text in refused(program)
         args.dst = kept
 
@@ -51,7 +51,7 @@ def test_who_may_end_early_sees_all_that_others_leave() -> None:
     slots.put("put", 0)
     slots.take("sum", 1, slots.b, COLS // 2)
     slots.take("rest", 0, slots.c)
-    assert "put (rank 0, worker 0), which fires it, does more than fill what it looks at" in refused(
+    assert "put (rank 0, worker 0), which fires it, does more than publish what it polls" in refused(
         slots.compile(), "race"
     )
 
@@ -76,7 +76,7 @@ def test_who_may_end_early_knows_nothing_of_other_ranks(worker: int) -> None:
         accepted(program)
     else:
         text = refused(program)
-        assert "push (rank 0, worker 0), which fires it, does more than fill what it looks at" in text
+        assert "push (rank 0, worker 0), which fires it, does more than publish what it polls" in text
 
 
 def test_who_may_end_early_waits_for_who_has_waited() -> None:
@@ -87,7 +87,7 @@ def test_who_may_end_early_waits_for_who_has_waited() -> None:
     slots.take("sum", 1, more)
     slots.graph.add(taking(0, "next", 2, more.at(0), dst=slots.c.at(0)))
     text = refused(slots.compile(), "race")
-    assert "sum (rank 0, worker 1), which fires it, does more than fill what it looks at" in text
+    assert "sum (rank 0, worker 1), which fires it, does more than publish what it polls" in text
 
 
 def test_who_may_end_early_waits_for_this_iteration() -> None:

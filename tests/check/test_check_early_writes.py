@@ -147,7 +147,7 @@ def test_who_begins_too_far_ahead() -> None:
         desc.deep_lookahead |= name == "layer0.o"
     assert "arrival" in Oracle(program).faults
     text = refusal(program)
-    assert "layer0.o (rank 0, worker 1) in the next iteration may look at x[" in text
+    assert "layer0.o (rank 0, worker 1) in the next iteration may poll x[" in text
     assert "before embed (rank 0, worker 2) in the next iteration has written it" in text
 
 
@@ -162,8 +162,8 @@ def test_who_passes_by_a_merge() -> None:
             type(decode_args(desc)).from_buffer(desc.args).fused_partials = reset
     assert "arrival" in Oracle(program).faults
     text = refusal(program)
-    assert "layer1.o (rank 0, worker 0) in the next iteration may look at attention_lone" in text
-    assert "before layer1.attention (rank 0, every worker) in the next iteration has cleared it" in text
+    assert "layer1.o (rank 0, worker 0) in the next iteration may poll attention_lone" in text
+    assert "before layer1.attention (rank 0, every worker) in the next iteration has reset it" in text
 
 
 def damage(program: Program, source: random.Random) -> str:
@@ -182,7 +182,7 @@ def damage(program: Program, source: random.Random) -> str:
     others = [decode_args(other) for other in early if other.type == desc.type]
     other = source.choice([other for other in others if other.reset])
     args.reset = other.reset
-    return f"a task of type {desc.type} clears {split_operand(args.cleared)}"
+    return f"a task of type {desc.type} clears {split_operand(args.reset)}"
 
 
 def test_damage_is_found() -> None:

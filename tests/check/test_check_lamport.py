@@ -39,7 +39,7 @@ def test_what_no_launch_zeroes_must_be_written_before() -> None:
     slots.put("put", 0)
     slots.take("sum", 1, slots.b)
     text = refused(slots.compile())
-    assert "sum (rank 0, worker 1) in the next iteration may look at slots[bytes 0:64] on rank 0 before put" in text
+    assert "sum (rank 0, worker 1) in the next iteration may poll slots[bytes 0:64] on rank 0 before put" in text
     assert "put (rank 0, worker 0) in the next iteration has written it, and no launch starts with zeros there" in text
     slots = Slots(lamport=False)
     slots.put("put", 1)
@@ -67,8 +67,10 @@ def test_nothing_is_filled_twice() -> None:
     slots.put("other", 0)
     slots.take("sum", 0, slots.b)
     text = refused(slots.compile())
-    assert "arrival: other (rank 0, worker 0) in the next iteration fills slots[bytes 0:64] on rank 0, which" in text
-    assert "which nobody has cleared since one (rank 0, worker 0) in the next iteration filled it" in text
+    assert (
+        "arrival: other (rank 0, worker 0) in the next iteration publishes slots[bytes 0:64] on rank 0, which" in text
+    )
+    assert "which no task has reset since one (rank 0, worker 0) in the next iteration published it" in text
 
 
 def test_what_is_filled_is_cleared_before_the_next_iteration() -> None:
@@ -76,8 +78,8 @@ def test_what_is_filled_is_cleared_before_the_next_iteration() -> None:
     slots.put("put", 0)
     slots.take("sum", 0, slots.b, end=COLS // 2)
     text = refused(slots.compile())
-    assert "put (rank 0, worker 0) in the next iteration fills slots[bytes 0:64]" in text
-    assert "nobody has cleared since put (rank 0, worker 0) in an iteration filled it" in text
+    assert "put (rank 0, worker 0) in the next iteration publishes slots[bytes 0:64]" in text
+    assert "no task has reset since put (rank 0, worker 0) in an iteration published it" in text
 
 
 def test_some_rows_cleared_are_not_all() -> None:
@@ -89,7 +91,7 @@ def test_some_rows_cleared_are_not_all() -> None:
         if rows == 1:
             accepted(program)
         else:
-            assert "sum (rank 0, worker 0) in the next iteration fills slots[bytes 0:64]" in refused(program)
+            assert "sum (rank 0, worker 0) in the next iteration publishes slots[bytes 0:64]" in refused(program)
 
 
 def test_nobody_both_fills_and_clears() -> None:
@@ -100,7 +102,7 @@ def test_nobody_both_fills_and_clears() -> None:
     args = decode_args(find(program, "sum"))
     args.dst = args.blocks
     text = refused(program)
-    assert "arrival: sum (rank 0, worker 0) both fills and clears bytes of slots[bytes 0:64] on rank 0" in text
+    assert "arrival: sum (rank 0, worker 0) both publishes and resets bytes of slots[bytes 0:64] on rank 0" in text
 
 
 def test_clears_are_over_when_somebody_starts_looking() -> None:
@@ -120,8 +122,8 @@ def test_clears_are_over_when_somebody_starts_looking() -> None:
             accepted(program)
             continue
         text = refused(program)
-        assert "sum1 (rank 0, worker 1) in the next iteration may look at slots[bytes 0:64] on rank 0 before" in text
-        assert "before sum0 (rank 0, worker 0) in the next iteration has cleared it" in text
+        assert "sum1 (rank 0, worker 1) in the next iteration may poll slots[bytes 0:64] on rank 0 before" in text
+        assert "before sum0 (rank 0, worker 0) in the next iteration has reset it" in text
 
 
 @pytest.mark.parametrize("heard", [COLS, COLS // 2])
@@ -140,7 +142,7 @@ def test_clears_by_many_are_over_when_somebody_starts_looking(heard: int) -> Non
         accepted(program)
         return
     text = refused(program)
-    assert "all (rank 0, worker 2) in the next iteration may look at slots[bytes 0:64] on rank 0 before sum1" in text
+    assert "all (rank 0, worker 2) in the next iteration may poll slots[bytes 0:64] on rank 0 before sum1" in text
 
 
 @pytest.mark.parametrize("heard", [True, False])
@@ -175,8 +177,8 @@ def test_an_iteration_begins_with_its_gate(heard: bool) -> None:
         accepted(program)
         return
     text = refused(program)
-    assert "first (rank 0, worker 1) in the next iteration may look at slots" in text
-    assert "before last (rank 0, worker 0) in an iteration has cleared it" in text
+    assert "first (rank 0, worker 1) in the next iteration may poll slots" in text
+    assert "before last (rank 0, worker 0) in an iteration has reset it" in text
 
 
 def test_only_workers_look_early() -> None:
@@ -185,7 +187,7 @@ def test_only_workers_look_early() -> None:
     task = taking(0, "sum", None, slots.slots.at(0), dst=slots.b.at(0))
     slots.graph.add(dataclasses.replace(task, launch=LaunchKind.SINGLE))
     text = refused(slots.compile())
-    assert "sum (rank 0, handed out) looks at slots[bytes 0:64] on rank 0 before its waits are met" in text
+    assert "sum (rank 0, dispatched) polls slots[bytes 0:64] on rank 0 before its waits are met" in text
     assert "but is in no worker's queue" in text
 
 

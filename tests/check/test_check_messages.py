@@ -41,7 +41,7 @@ def test_threshold_names_task_and_event() -> None:
     assert "'send done' of rank 1, which is triggered 1 times" in text
     find(program, "send", 0).num_triggers = 0
     part.waits[task.wait_begin].count = 1
-    assert "which nobody triggers" in refusal(program)
+    assert "which no task triggers" in refusal(program)
 
 
 def test_cycle_names_tasks() -> None:
@@ -69,7 +69,7 @@ def test_launch_order_can_deadlock() -> None:
     launches = program.ranks[0].launches
     launches[0], launches[1] = launches[1], launches[0]
     text = refusal(program)
-    assert "cycle: " in text and "hand out late (rank 0, handed out)" in text
+    assert "cycle: " in text and "dispatch late (rank 0, dispatched)" in text
     assert Oracle(program).faults == {"deadlock"}
 
 
@@ -147,7 +147,7 @@ def test_headers_must_agree() -> None:
 def test_queues_and_launches_hold_each_task_once() -> None:
     program = compile_graph(graphs.handed_out(1, 1))
     program.ranks[0].queues[0].count -= 1
-    assert "queue: away (rank 0, handed out) is in 0 queues, expected 1" in refusal(program)
+    assert "queue: away (rank 0, dispatched) is in 0 queues, expected 1" in refusal(program)
     program = compile_graph(graphs.handed_out(1, 1))
     launches = program.ranks[0].launches
     launches[0] = launches[1]
@@ -160,7 +160,7 @@ def test_queues_and_launches_hold_each_task_once() -> None:
 def test_gate_is_opened_by_the_scheduler_task() -> None:
     program = compile_graph(model_graph(2, 2))
     program.ranks[1].header.iteration_event = NO_EVENT
-    assert "iteration barrier: rank 1 has no gate" in refusal(program)
+    assert "iteration barrier: rank 1 has no iteration barrier" in refusal(program)
     program = compile_graph(model_graph(2, 2))
     prepare = next(i for i, t in enumerate(program.ranks[0].tasks) if t.launch == LaunchKind.SCHEDULER)
     task = program.ranks[0].tasks[prepare]
@@ -173,4 +173,4 @@ def test_gate_is_opened_by_the_scheduler_task() -> None:
 def test_schedulers_run_nothing_but_prepare() -> None:
     program = compile_graph(graphs.handed_out(1, 1))
     find(program, "single").launch = LaunchKind.SCHEDULER
-    assert "task: single (rank 0, handed out) is run by a scheduler: only one task of rank 0" in refusal(program)
+    assert "task: single (rank 0, dispatched) is run by a scheduler: only one task of rank 0" in refusal(program)

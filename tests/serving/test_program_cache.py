@@ -66,7 +66,7 @@ def assert_same(got: Program, want: Program, rank: int) -> None:
         for name in ("tasks", "waits", "triggers", "queues", "launches"):
             a, b = getattr(mine, name), getattr(theirs, name)
             assert (type(a), bytes(a)) == (type(b), bytes(b)), name
-    for name in program_file.SHARED_FIELDS:
+    for name in program_file.LAYOUT_FIELDS:
         assert getattr(got.placement, name) == getattr(want.placement, name)
     assert plain(got.placement.weights, rank) == plain(want.placement.weights, rank)
     buffers = [[(dataclasses.asdict(b), p) for b, p in program.placement.buffers.items()] for program in (got, want)]

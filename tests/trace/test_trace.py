@@ -19,7 +19,7 @@ from support.tiny_config import tiny_config
 
 from distmk import trace
 from distmk.abi import NO_EVENT, LaunchKind
-from distmk.backends.base import ENTRY, Kept
+from distmk.backends.base import ENTRY, RunnerRecords
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.errors import UsageError
 from distmk.graph.graph import Graph
@@ -282,7 +282,11 @@ def test_iterations_that_are_not_all_there() -> None:
     program = compile_graph(graphs.all_reduce(1, 2))
     (runners,) = Simulation(program, num_iterations=6).run()
     total = sum(map(len, runners))
-    kept = [Kept(runners[0], 0), Kept(runners[1][5:], 5), *[Kept(each, 0) for each in runners[2:]]]
+    kept = [
+        RunnerRecords(runners[0], 0),
+        RunnerRecords(runners[1][5:], 5),
+        *[RunnerRecords(each, 0) for each in runners[2:]],
+    ]
     found = trace.collect(program, SingleBootstrap(1.0), kept)
     assert found and sorted(set(found.rows["iteration"])) == list(range(5 // len(program.ranks[0].tasks) * 2 + 2, 6))
     assert found.num_dropped == total - len(found.rows)
@@ -290,7 +294,9 @@ def test_iterations_that_are_not_all_there() -> None:
     last = trace.collect(program, SingleBootstrap(1.0), kept, 2)
     assert last and set(last.rows["iteration"]) == {4, 5} and last.num_dropped == total - len(last.rows)
     assert (last.rows["ready_ns"] != UNKNOWN).any()
-    none = trace.collect(program, SingleBootstrap(1.0), [Kept(each[-1:], max(0, len(each) - 1)) for each in runners])
+    none = trace.collect(
+        program, SingleBootstrap(1.0), [RunnerRecords(each[-1:], max(0, len(each) - 1)) for each in runners]
+    )
     assert none and f"no iteration was kept in full; {total} records dropped" in trace.report(none)
 
 

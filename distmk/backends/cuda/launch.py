@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.abi import Abort, LaunchParams
-from distmk.backends.base import Kept, LaunchBlock, inject_dropped_signal
+from distmk.backends.base import LaunchBlock, RunnerRecords, inject_dropped_signal
 
 if TYPE_CHECKING:
     from distmk.backends.cuda.backend import CudaBackend
@@ -108,7 +108,7 @@ class CudaLaunch:
                 raise
             return Abort.RANK_LOST
 
-    def trace(self) -> list[Kept]:
+    def trace(self) -> list[RunnerRecords]:
         for memory, tensor in zip((self.block.trace, self.block.trace_counts), self._trace, strict=False):
             _bytes_of(memory)[...] = tensor.cpu().numpy()
         return self.block.traced()

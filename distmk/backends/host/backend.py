@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from distmk import env
 from distmk.abi import Abort, Fault, LaunchParams, Space
-from distmk.backends.base import Kept, LaunchBlock, LaunchSpec, inject_dropped_signal, refuse_what_others_have
+from distmk.backends.base import LaunchBlock, LaunchSpec, RunnerRecords, inject_dropped_signal, refuse_what_others_have
 from distmk.backends.host.build import load_emulator, load_runtime
 from distmk.backends.host.shm import SharedHeap
 from distmk.bootstrap import Bootstrap, agree
@@ -145,7 +145,7 @@ class HostLaunch:
             self._handle = None
         return self._backend.abort_reason()
 
-    def trace(self) -> list[Kept]:
+    def trace(self) -> list[RunnerRecords]:
         return self.block.traced()
 
     @property

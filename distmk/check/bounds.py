@@ -1,0 +1,156 @@
+"""Every access of every task lies in one allocation, as an interval of its columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from distmk.abi import MAX_RANKS, Space
+from distmk.check.allocations import Allocations
+from distmk.check.findings import Findings
+from distmk.program.layout import Placed
+from distmk.program.program import decode_args
+from distmk.program.reader import ProgramTables
+from distmk.tasks import TASK_TYPES, Access
+
+# Argument fields that say how many accesses there are: a damaged one must not make a list of billions.
+LOOP_FIELDS = {"num_blocks": 64 * MAX_RANKS, "num_ranks": MAX_RANKS}
+
+
+class Span(NamedTuple):
+    """Bytes [begin, end) of every row of an allocation on one rank (`location`, see `Allocations`).
+
+    `polls`: perhaps read before the task's waits are met. `resets`: written with zeros, in all rows.
+    """
+
+    write: bool
+    location: int
+    begin: int
+    end: int
+    polls: bool = False
+    resets: bool = False
+
+
+@dataclass(frozen=True)
+class Accesses:
+    """The accesses of all tasks."""
+
+    allocations: Allocations
+    spans: list[tuple[Span, ...]]  # by task: its accesses to memory that any task may write
+    targets: list[frozenset[int]]  # by task: the ranks whose memory it writes
+    distinct: list[Span]  # every span once; equal spans are the same object
+    skips_waits: list[int]  # tasks that may end before their waits are met
+    skippable: list[int]  # tasks that may have nothing to do in an iteration
+
+    def describe(self, span: Span) -> str:
+        name, rank = self.allocations.describe(span.location)
+        return f"{name}[bytes {span.begin}:{span.end}] on rank {rank}"
+
+
+def check_bounds(tables: ProgramTables, findings: Findings) -> Accesses:
+    """Decode the accesses of all tasks; faults are accesses that are not inside one allocation."""
+    return _Reader(tables, findings).run()
+
+
+class _Reader:
+    def __init__(self, tables: ProgramTables, findings: Findings) -> None:
+        self.tables, self.findings = tables, findings
+        self.allocations = Allocations(tables, findings)
+        self.known: dict[tuple[int, Access], Span | None] = {}  # by the accessing rank and access
+        self.distinct: dict[Span, Span] = {}
+        self.skips_waits: list[int] = []
+        self.skippable: list[int] = []
+
+    def run(self) -> Accesses:
+        spans, targets = [], []
+        num_ranks = self.tables.num_ranks
+        for rank, part in enumerate(self.tables.ranks):
+            first = int(self.tables.first_task[rank])
+            for task, index in enumerate(self.tables.descriptor_of[rank].tolist(), first):
+                found = self._spans(task, part.tasks[index], rank)
+                spans.append(found)
+                targets.append(frozenset(span.location % num_ranks for span in found if span.write))
+                if self.tables.tasks.spread[task] and targets[-1] - {rank}:
+                    text = "writes to other ranks, where a push would count for all instances of its worker"
+                    self.findings.add("spread", f"{self.tables.describe_task(task)} {text}")
+        return Accesses(self.allocations, spans, targets, list(self.distinct), self.skips_waits, self.skippable)
+
+    def _spans(self, task: int, desc: Any, rank: int) -> tuple[Span, ...]:
+        try:
+            args = decode_args(desc)
+            for field, limit in LOOP_FIELDS.items():
+                if getattr(args, field, 0) > limit:
+                    raise ValueError(f"{field} is {getattr(args, field)}")
+            kind = TASK_TYPES[desc.type]
+            accesses = kind.accesses(args, rank, self.tables.num_ranks)
+            if kind.skips_waits(args):
+                self.skips_waits.append(task)
+            if kind.may_skip(args):
+                self.skippable.append(task)
+        except Exception as error:  # a damaged descriptor may hold any bytes
+            self.findings.add("bounds", f"{self.tables.describe_task(task)}: arguments cannot be read ({error})")
+            return ()
+        found: list[Span] = []
+        for access in accesses:
+            key = (rank, access)
+            if key not in self.known:
+                try:
+                    self.known[key] = self._locate(access, rank)
+                except ValueError as error:
+                    does = "write" if access.write else "read"
+                    what = f"{does} of {access.num_rows} x {access.row_bytes} bytes at {access.offset}"
+                    text = f"{what} on rank {access.rank} {error}"
+                    self.findings.add("bounds", f"{self.tables.describe_task(task)}: {text}")
+                    continue
+            span = self.known[key]
+            if span is not None:
+                found.append(span)
+        return tuple(found)
+
+    def _locate(self, access: Access, rank: int) -> Span | None:
+        """The span of an access; None for a read of read-only memory. ValueError: what is wrong with it."""
+        self._check_shape(access, rank)
+        index = self.allocations.find(access.space, access.rank, access.offset)
+        if index < 0:
+            raise ValueError("is in no buffer")
+        piece = self.allocations.every[index]
+        offset = access.offset - piece.offset
+        if offset + (access.num_rows - 1) * access.stride + access.row_bytes > piece.num_bytes:
+            raise ValueError(f"is not inside buffer {piece.name} ({piece.num_bytes} bytes at {piece.offset})")
+        if piece.read_only:
+            if access.write:
+                raise ValueError(f"hits {piece.name}, which is read only")
+            return None
+        begin, end = _columns(access, piece, offset)
+        location = index * self.tables.num_ranks + access.rank
+        all_rows = access.num_rows * access.row_bytes == piece.rows * (end - begin)
+        polls, resets = access.early and not access.write, access.clears and access.write and all_rows
+        span = Span(access.write, location, begin, end, polls, resets)
+        return self.distinct.setdefault(span, span)
+
+    def _check_shape(self, access: Access, rank: int) -> None:
+        num_ranks, align_bytes = self.tables.num_ranks, access.align_bytes
+        if not 0 <= access.rank < num_ranks:
+            raise ValueError(f"is on a rank that is not there (ranks: {num_ranks})")
+        if access.rank != rank and (access.space != Space.HEAP or not access.write):
+            raise ValueError(f"is remote: rank {rank} may only write, and only to the heap")
+        if access.row_bytes < 1 or access.num_rows < 1:
+            raise ValueError("is empty")
+        if access.offset % align_bytes or (access.num_rows > 1 and access.stride % align_bytes):
+            raise ValueError(f"is not aligned to {align_bytes} bytes")
+        if access.num_rows > 1 and access.stride < access.row_bytes:
+            raise ValueError(f"has rows that overlap (stride {access.stride})")
+
+
+def _columns(access: Access, piece: Placed, offset: int) -> tuple[int, int]:
+    """The byte columns of `piece` that an access inside it covers; ValueError where it covers no range of columns."""
+    pitch, gapless = piece.row_bytes, access.num_rows == 1 or access.stride == access.row_bytes
+    num_bytes = access.num_rows * access.row_bytes
+    if piece.rows == 1 and gapless:
+        return offset, offset + num_bytes
+    if offset < pitch and offset + access.row_bytes <= pitch and (access.stride == pitch or access.num_rows == 1):
+        return offset, offset + access.row_bytes
+    if gapless and offset == 0 and num_bytes % pitch == 0:
+        return 0, pitch
+    shape = f"{piece.rows} rows of {pitch} bytes"
+    raise ValueError(f"does not fit buffer {piece.name} of {shape} (stride {access.stride}, {offset} bytes in)")

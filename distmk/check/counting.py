@@ -1,0 +1,30 @@
+"""A count stands for its tasks: no producer of an event fires it for the next iteration before all have for this one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from distmk.check.findings import Findings
+from distmk.check.happens_before import HappensBefore
+
+
+def check_counting(before: HappensBefore, findings: Findings) -> None:
+    tables, signals = before.tables, before.signals
+    for event in sorted({*signals.waiters, *signals.barriers}):
+        producers = signals.producers.get(event, ())
+        if len(producers) < 2 and all(tables.tasks.worker[task] >= 0 for task in producers):
+            continue  # a worker runs a task of its queue once an iteration
+        requirement = before.requirement_of_event(event)
+        next_nodes = np.array(producers, np.int64) + tables.num_tasks
+        if not requirement.pushes and np.all(before.clocks.table[next_nodes] >= requirement.clock):
+            continue
+        for task in producers:
+            if before.after(task + tables.num_tasks, requirement):
+                continue
+            ahead = before.clocks.table[task + tables.num_tasks]
+            slow = next((each for each in producers if not before.clocks.happened(each, ahead)), producers[0])
+            text = f"may fire {tables.describe_event(event)} for the next iteration before {tables.describe_task(slow)}"
+            findings.add("counting", f"{tables.describe_task(task)} {text} has for this one")
+            break
+        if findings.full:
+            return

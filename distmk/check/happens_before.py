@@ -1,0 +1,187 @@
+"""Happens-before between the tasks of two consecutive iterations, as vector clocks.
+
+Two iterations are enough. Events lead from an iteration to itself or the next, so the order of two tasks of the same or of
+adjacent iterations follows from these two. Of conflicting tasks two iterations apart, the writing one also ran in the
+iteration between, and is ordered against both.
+
+A push signals its rank's events with its data: the task has then read all it reads, but may not have written to other ranks
+yet. A waiter for such an event knows that the task has read and has written to the waiter's rank, and no more.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from distmk.check.bounds import Accesses
+from distmk.check.thresholds import Signals
+from distmk.program.reader import Ints, ProgramTables
+from distmk.sync.vector_clock import Clock, Clocks
+
+READ = -1  # in place of the rank that was written to
+NONE: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class Requirement:
+    """What must have happened: `nodes` have read, or have written to a rank (or to any rank).
+
+    It has if a clock is at least `clock` and all of `pushes`, pairs of a node and a rank, have landed, which a clock alone
+    does not tell.
+    """
+
+    nodes: tuple[int, ...]
+    clock: Clock
+    pushes: list[tuple[int, int]]
+
+
+class HappensBefore:
+    """The vector clocks of a program. A node is a task in iteration 0 (its number) or 1 (its number + num_tasks)."""
+
+    def __init__(self, tables: ProgramTables, signals: Signals, accesses: Accesses, order: list[int]) -> None:
+        """`order`: the tasks in an order in which an iteration can run them."""
+        self.tables, self.signals, self.accesses, self.order = tables, signals, accesses, order
+        targets = accesses.targets
+        owners = zip(tables.tasks.rank.tolist(), tables.tasks.worker.tolist(), strict=True)
+        placements = [(rank, worker if worker >= 0 else None) for rank, worker in owners]
+        several = np.array([len(ranks) > 1 for ranks in targets], np.bool_)
+        self.clocks = Clocks(placements, tables.num_workers, tables.num_ranks, several)
+        self.rank_of: list[int] = tables.tasks.rank.tolist()
+        # By task: other ranks that it pushes to, if it writes to several: an event there tells of its push only.
+        self.pushed = [
+            ranks - {rank} if len(ranks) > 1 else NONE for ranks, rank in zip(targets, self.rank_of, strict=True)
+        ]
+        self.chain: list[int] = self.clocks.chain.tolist()
+        self.position: list[int] = self.clocks.position.tolist()  # of a node that is done
+        self.early: list[int] = self.clocks.early.tolist()  # of a node that has read, and whose pushes signal
+        self.num_pairs = 0  # of accesses to the same bytes that were compared
+        self._acquired: dict[tuple[int, int], Clock] = {}
+        self._requirements: dict[tuple[tuple[int, ...], int], Requirement] = {}
+        self._waiters: dict[tuple[int, int], Ints] = {}
+        self._events_of: dict[tuple[int, int], list[int]] = defaultdict(list)  # by task and the event's rank
+        for event, producers in signals.producers.items():
+            for task in producers:
+                self._events_of[(task, int(tables.event_rank[event]))].append(event)
+        self._run()
+
+    def _run(self) -> None:
+        """Fill in the clocks, in program order."""
+        last: dict[int, int] = {}  # by chain: its last node
+        clocks, num_tasks, barriers = self.clocks, self.tables.num_tasks, self.signals.barriers
+        for iteration in (0, 1):
+            for task in self.order:
+                node = task + iteration * num_tasks
+                before = last.get(self.chain[node])
+                clock = clocks.table[node]
+                if before is not None:
+                    clock[:] = clocks.table[before]
+                if barriers and task != self.signals.scheduler_step:
+                    np.maximum(clock, self.acquired(barriers[self.rank_of[task]], iteration), out=clock)
+                for event, lag in self.signals.waits[task]:
+                    if lag <= iteration:
+                        np.maximum(clock, self.acquired(event, iteration - lag), out=clock)
+                clocks.settle(node, clock)
+                last[self.chain[node]] = node
+
+    def acquired(self, event: int, iteration: int) -> Clock:
+        """The clock that a wait for `event` acquires."""
+        clock = self._acquired.get((event, iteration))
+        if clock is None:
+            rank, first = int(self.tables.event_rank[event]), iteration * self.tables.num_tasks
+            producers = self.signals.producers[event]
+            early = [task + first for task in producers if rank in self.pushed[task]]
+            done = [task + first for task in producers if rank not in self.pushed[task]]
+            clock = self._acquired[(event, iteration)] = self.clocks.join(done, early)
+        return clock
+
+    def requirement(self, nodes: tuple[int, ...], rank: int) -> Requirement:
+        """That all `nodes` have written to `rank`, or (rank READ) have read."""
+        known = self._requirements.get((nodes, rank))
+        if known is None:
+            if rank == READ:
+                known = Requirement(nodes, self.clocks.before_all((), nodes), [])
+            else:
+                early = [node for node in nodes if rank in self.pushed[node % self.tables.num_tasks]]
+                done = [node for node in nodes if node not in early] if early else nodes
+                clock = self.clocks.before_all(done, early)
+                known = Requirement(nodes, clock, [(node, rank) for node in early])
+            self._requirements[(nodes, rank)] = known
+        return known
+
+    def requirement_of_event(self, event: int) -> Requirement:
+        """What the count of `event` in iteration 0 stands for: its producers are done, as far as the event tells."""
+        rank = int(self.tables.event_rank[event])
+        nodes = self.signals.producers[event]
+        done, pushes = [], []
+        for task in nodes:
+            if rank in self.pushed[task]:
+                pushes.append((task, rank))
+            elif self.pushed[task]:
+                pushes += [(task, target) for target in sorted(self.accesses.targets[task])]
+            else:
+                done.append(task)
+        return Requirement(nodes, self.clocks.before_all(done, [task for task, _ in pushes]), pushes)
+
+    def after(self, node: int, requirement: Requirement, clock: Clock | None = None) -> bool:
+        """Whether `requirement` holds when `node` starts; with `clock`, whether it holds by that clock already."""
+        clock = self.clocks.table[node] if clock is None else clock
+        if not (clock >= requirement.clock).all():
+            return False
+        return all(self._landed(node, clock, pusher, rank) for pusher, rank in requirement.pushes)
+
+    def after_one(self, node: int, other: int, rank: int, clock: Clock | None = None) -> bool:
+        """`after` of the requirement of one node."""
+        chain = self.chain[other]
+        behind = int(self.clocks.table[node, chain] if clock is None else clock[chain])
+        if behind >= self.position[other]:
+            return True
+        if behind < self.early[other]:
+            return False
+        if rank == READ:
+            return True
+        if rank not in self.pushed[other % self.tables.num_tasks]:
+            return False
+        return self._landed(node, self.clocks.table[node] if clock is None else clock, other, rank)
+
+    def _landed(self, node: int, clock: Clock, pusher: int, rank: int) -> bool:
+        """Whether the writes of `pusher` to `rank` have landed: it is done by `clock`, or an event there was waited for."""
+        if self.clocks.happened(pusher, clock):
+            return True
+        iteration, task = divmod(pusher, self.tables.num_tasks)
+        for event in self._events_of[(task, rank)]:
+            if self._is_barrier_of(event, node, iteration):
+                return True
+            waiters = self._waiters_of(event, iteration)
+            if (clock[self.clocks.chain[waiters]] >= self.clocks.early[waiters]).any():
+                return True
+        return False
+
+    def _is_barrier_of(self, event: int, node: int, iteration: int) -> bool:
+        """Whether `event` is the iteration barrier that `node` waited at: a shortcut for the most frequent case."""
+        rank = self.rank_of[node % self.tables.num_tasks]
+        barriers = self.signals.barriers
+        return bool(barriers) and barriers[rank] == event and node // self.tables.num_tasks == iteration
+
+    def _waiters_of(self, event: int, iteration: int) -> Ints:
+        """Nodes that start only once `event` has its count of `iteration`."""
+        found = self._waiters.get((event, iteration))
+        if found is None:
+            tables, signals = self.tables, self.signals
+            nodes = [
+                task + (iteration + lag) * tables.num_tasks
+                for task, lag in signals.waiters.get(event, ())
+                if iteration + lag <= 1
+            ]
+            if event in signals.barriers:
+                rank = int(tables.event_rank[event])
+                behind = range(int(tables.first_task[rank]), int(tables.first_task[rank + 1]))
+                nodes += [task + iteration * tables.num_tasks for task in behind if task != signals.scheduler_step]
+            found = self._waiters[(event, iteration)] = np.array(nodes, np.int64)
+        return found
+
+    def describe(self, node: int) -> str:
+        """A task and its iteration."""
+        iteration, task = divmod(node, self.tables.num_tasks)
+        return f"{self.tables.describe_task(task)} in {'the next' if iteration else 'an'} iteration"
