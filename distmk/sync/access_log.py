@@ -1,104 +1,116 @@
-"""Who last wrote and who has since read each part of a buffer on a rank, and so what a task that touches it comes after."""
+"""Access log of a buffer on a rank: the last writer of each interval and its readers since, and so the dependencies of the next
+task that accesses it.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 
-from distmk.sync.happens_before import NO_PLACE, Dependency, History
+from distmk.sync.happens_before import READERS, Dependency, HappensBefore
 from distmk.sync.interval_map import Group, IntervalLog
 
 
-class Cell:
-    """[begin, end) as `writer` left it, and who has read exactly that."""
+class Written:
+    """The interval [begin, end) as `writer` left it, and the nodes that have since read exactly that interval."""
 
     __slots__ = ("begin", "end", "readers", "writer")
 
     def __init__(self, begin: int, end: int, writer: Dependency, readers: Group | None = None) -> None:
         self.begin, self.end, self.writer, self.readers = begin, end, writer, readers
 
-    def piece(self, begin: int, end: int) -> Cell:
+    def piece(self, begin: int, end: int) -> Written:
+        """The part [begin, end) of the interval."""
         if self.readers is not None:
             self.readers.shared = True
-        return Cell(begin, end, self.writer, self.readers)
+        return Written(begin, end, self.writer, self.readers)
 
 
-class Footprint:
-    """What tasks did to a buffer on `rank`. Most read what one task wrote or write where one did: they meet in a cell."""
+class AccessLog:
+    """Writers and readers of a buffer on `rank`, by interval.
 
-    __slots__ = ("_begins", "_cells", "_history", "_readers", "_unions", "rank")
+    Most tasks read or write exactly an interval that one task wrote; a bisection finds it. Other reads go to an interval map.
+    """
 
-    def __init__(self, rank: int, history: History) -> None:
+    __slots__ = ("_begins", "_joint_writers", "_order", "_other_readers", "_written", "rank")
+
+    def __init__(self, rank: int, order: HappensBefore) -> None:
         self.rank = rank
-        self._history = history
-        self._cells: list[Cell] = []  # disjoint, in order
-        self._begins: list[int] = []
-        self._readers: IntervalLog | None = None  # of anything but one cell
-        self._unions: dict[tuple[int, int], Dependency] = {}  # all writers of an interval, until anything is written
+        self._order = order
+        self._written: list[Written] = []  # disjoint, in order
+        self._begins: list[int] = []  # of `_written`
+        self._other_readers: IntervalLog | None = None
+        self._joint_writers: dict[
+            tuple[int, int], Dependency
+        ] = {}  # of intervals with several; valid until the next write
 
-    def read(self, begin: int, end: int, reading: Group) -> Dependency | None:
-        """Who wrote any of [begin, end), which a task (alone in the group `reading`) reads now."""
+    def read(self, begin: int, end: int, reader: Group) -> Dependency | None:
+        """Record that a node, alone in the group `reader`, reads [begin, end). Returns the dependency on the writers; None if
+        there are none.
+        """
         at = bisect_left(self._begins, begin)
-        if at < len(self._begins) and self._begins[at] == begin and self._cells[at].end == end:
-            cell = self._cells[at]
-            cell.readers = cell.readers.plus(reading) if cell.readers else reading
-            return cell.writer
-        if self._readers is None:
-            self._readers = IntervalLog()
-        self._readers.add(begin, end, reading)
-        return self._unions.get((begin, end)) or self._writers(begin, end)
+        if at < len(self._begins) and self._begins[at] == begin and self._written[at].end == end:
+            interval = self._written[at]
+            interval.readers = interval.readers.plus(reader) if interval.readers else reader
+            return interval.writer
+        if self._other_readers is None:
+            self._other_readers = IntervalLog()
+        self._other_readers.add(begin, end, reader)
+        return self._joint_writers.get((begin, end)) or self._writers(begin, end)
 
     def write(self, begin: int, end: int, node: int) -> list[Dependency]:
-        """Who wrote or read any of [begin, end) before `node` writes it now."""
-        written = self._history.single(node, self.rank)
-        if self._unions:
-            self._unions.clear()
+        """Record that `node` writes [begin, end). Returns the dependencies on the writers and readers before it."""
+        writer = self._order.on_node(node, self.rank)
+        if self._joint_writers:
+            self._joint_writers.clear()
         at = bisect_left(self._begins, begin)
-        if at < len(self._begins) and self._begins[at] == begin and self._cells[at].end == end:
-            cell = self._cells[at]
-            cells = [Cell(begin, end, cell.writer, cell.readers)]
-            cell.writer, cell.readers = written, None
+        if at < len(self._begins) and self._begins[at] == begin and self._written[at].end == end:
+            interval = self._written[at]
+            overwritten = [Written(begin, end, interval.writer, interval.readers)]
+            interval.writer, interval.readers = writer, None
         else:
-            cells = self._replace(begin, end, written)
-        # Who comes after a reader of a cell comes after what it read.
-        found = [cell.writer for cell in cells if cell.readers is None and cell.writer.latest != node]
-        readers = [cell.readers for cell in cells if cell.readers is not None]
-        if self._readers is not None:
-            readers += [entry.group for entry in self._readers.cut(begin, end)]
+            overwritten = self._replace(begin, end, writer)
+        # A reader of an interval comes after the interval's writer, so with readers the writer need not be listed.
+        found = [old.writer for old in overwritten if old.readers is None and old.writer.latest != node]
+        readers = [old.readers for old in overwritten if old.readers is not None]
+        if self._other_readers is not None:
+            readers += [entry.group for entry in self._other_readers.cut(begin, end)]
         for group in readers:
             if group.nodes[-1] != node:
-                found.append(self._dependency(group))
-            elif others := set(group.nodes) - {node}:  # a task is after itself
-                found.append(self._history.dependency(others, NO_PLACE))
+                found.append(self._on_readers(group))
+            elif others := set(group.nodes) - {node}:  # a task does not depend on itself
+                found.append(self._order.on_nodes(others, READERS))
         return found
 
     def _span(self, begin: int, end: int) -> tuple[int, int]:
+        """Indices [first, last) of the written intervals that overlap [begin, end)."""
         first = last = bisect_left(self._begins, end)
-        while first and self._cells[first - 1].end > begin:
+        while first and self._written[first - 1].end > begin:
             first -= 1
         return first, last
 
     def _writers(self, begin: int, end: int) -> Dependency | None:
         first, last = self._span(begin, end)
         if last - first <= 1:
-            return self._cells[first].writer if last > first else None
-        nodes = {cell.writer.latest for cell in self._cells[first:last]}
-        made = self._unions[(begin, end)] = self._history.dependency(nodes, self.rank)
-        return made
+            return self._written[first].writer if last > first else None
+        nodes = {interval.writer.latest for interval in self._written[first:last]}
+        joint = self._joint_writers[(begin, end)] = self._order.on_nodes(nodes, self.rank)
+        return joint
 
-    def _replace(self, begin: int, end: int, written: Dependency) -> list[Cell]:
+    def _replace(self, begin: int, end: int, writer: Dependency) -> list[Written]:
+        """Make [begin, end) one interval of `writer`, and return the intervals that it overlaps. Their parts outside stay."""
         first, last = self._span(begin, end)
-        cells = self._cells[first:last]
-        pieces = [Cell(begin, end, written)]
-        if cells and cells[0].begin < begin:
-            pieces.insert(0, cells[0].piece(cells[0].begin, begin))
-        if cells and cells[-1].end > end:
-            pieces.append(cells[-1].piece(end, cells[-1].end))
-        self._cells[first:last] = pieces
+        overwritten = self._written[first:last]
+        pieces = [Written(begin, end, writer)]
+        if overwritten and overwritten[0].begin < begin:
+            pieces.insert(0, overwritten[0].piece(overwritten[0].begin, begin))
+        if overwritten and overwritten[-1].end > end:
+            pieces.append(overwritten[-1].piece(end, overwritten[-1].end))
+        self._written[first:last] = pieces
         self._begins[first:last] = [piece.begin for piece in pieces]
-        return cells
+        return overwritten
 
-    def _dependency(self, readers: Group) -> Dependency:
+    def _on_readers(self, readers: Group) -> Dependency:
         if readers.note is None:
-            readers.note = self._history.dependency(readers.nodes, NO_PLACE)
+            readers.note = self._order.on_nodes(readers.nodes, READERS)
         known: Dependency = readers.note
         return known

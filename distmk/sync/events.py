@@ -1,8 +1,9 @@
-"""Waits and triggers of a graph, from the overlap of the regions that its tasks read and write.
+"""Waits and triggers of a graph, derived from the overlap of the regions that its tasks read and write.
 
-Walks the tasks twice in program order, as iterations 0 and 1, remembering who last wrote and since read each part of
-every buffer. A conflict that queue order, the iteration's gate or another wait already orders needs no wait of its own.
-What is left becomes events: one counter for each set of tasks that somebody on a rank waits for.
+The tasks are walked twice in program order, as iterations 0 and 1, with a log of the last writer and the readers of every
+interval of every buffer. A task must come after the tasks whose accesses conflict with its own. A dependency that list order,
+the iteration barrier or another wait implies needs no wait. The others become events: one counter on a rank for each set of
+tasks that some task of the rank waits for.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from distmk.abi import LaunchKind
 from distmk.errors import UsageError
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer, Region
-from distmk.sync.access_log import Footprint
-from distmk.sync.happens_before import NO_PLACE, Dependency, History
+from distmk.sync.access_log import AccessLog
+from distmk.sync.happens_before import READERS, Dependency, HappensBefore
 from distmk.sync.interval_map import Group
 from distmk.tasks import Task
 
 
 @dataclass(frozen=True)
 class Event:
-    """A counter on `rank`: every iteration adds `count`, by tasks `producers`.
+    """A counter on `rank`, the `index`-th there. The tasks `producers` add `count` to it in every iteration.
 
-    `spans_ranks`: some of them are on other ranks, which calls for a wider memory scope on a GPU.
+    `spans_ranks`: some producers are on other ranks, so that a wait needs system scope on a GPU.
     """
 
     rank: int
@@ -37,21 +38,28 @@ class Event:
 
 @dataclass
 class Wiring:
-    """Waits (event, lag) and triggered events of every task, and every rank's events."""
+    """The events of a graph, by task and by rank.
+
+    waits: each task's (event, lag); a lag of 1 waits for the iteration before.
+    triggers: the events that each task signals.
+    events: each rank's events.
+    gates: each rank's event of the iteration barrier; empty in a graph without a scheduler step.
+    """
 
     waits: list[list[tuple[Event, int]]]
     triggers: list[list[Event]]
     events: list[list[Event]]
-    gates: list[Event] = field(default_factory=list)  # by rank; empty where iterations are counted
+    gates: list[Event] = field(default_factory=list)
 
 
-_AGE = attrgetter("age")
-Made = dict[tuple[int, tuple[int, ...]], list[Event]]  # events of a rank by their producers
+_SORT_KEY = attrgetter("sort_key")
+EventsOf = dict[tuple[int, tuple[int, ...]], list[Event]]  # by rank and producers
+Intervals = list[tuple[AccessLog, int, int]]
 
 
-def firings_of(task: Task, graph: Graph) -> int:
-    """How often one trigger of `task` is fired an iteration: every worker answers for its share of a spread task, every
-    scheduler for all of a massive launch.
+def signals_per_iteration(task: Task, graph: Graph) -> int:
+    """How often `task` signals one of its triggers in an iteration: a spread task once a worker, a massive launch once for
+    every instance and scheduler, any other task once.
     """
     if task.launch is LaunchKind.SPREAD:
         return graph.num_workers
@@ -59,89 +67,90 @@ def firings_of(task: Task, graph: Graph) -> int:
 
 
 def derive(graph: Graph) -> Wiring:
-    """The wiring of `graph`; UsageError if a queue is too long, or a task overwrites what it cannot hear of."""
+    """The wiring of `graph`.
+
+    Raises UsageError if a worker's list is too long, or if a task overwrites data of a task whose end its rank cannot know.
+    """
     return _Derivation(graph).run()
-
-
-Touched = list[tuple[Footprint, int, int]]  # intervals that a task reads or writes
 
 
 class _Derivation:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.num_tasks = len(graph.tasks)
-        self.firings = [firings_of(task, graph) for task in graph.tasks]
+        self.num_signals = [signals_per_iteration(task, graph) for task in graph.tasks]
         writes = [list(task.writes()) for task in graph.tasks]
-        self.history = History(graph, [frozenset(region.rank for region in regions) for regions in writes])
-        self.footprints: dict[tuple[Buffer, int], Footprint] = {}
-        # What a task both reads and writes is ordered by the write alone.
+        self.order = HappensBefore(graph, [frozenset(region.rank for region in regions) for regions in writes])
+        self.logs: dict[tuple[Buffer, int], AccessLog] = {}
+        # A write implies the dependencies of a read of the same region.
         reads = [
             [r for r in task.reads() if r not in regions] for task, regions in zip(graph.tasks, writes, strict=True)
         ]
-        self.reads = [self._touched(regions) for regions in reads]
-        self.writes = [self._touched(regions) for regions in writes]
-        self.kept: list[list[Dependency]] = []
+        self.reads = [self._intervals(regions) for regions in reads]
+        self.writes = [self._intervals(regions) for regions in writes]
+        self.dependencies: list[list[Dependency]] = []  # by task: those that need a wait, in the iteration walked last
 
-    def _touched(self, regions: Iterable[Region]) -> Touched:
-        touched = []
+    def _intervals(self, regions: Iterable[Region]) -> Intervals:
+        intervals = []
         for buffer, rank, begin, end in regions:
-            footprint = self.footprints.get((buffer, rank))
-            if footprint is None:
-                footprint = self.footprints[(buffer, rank)] = Footprint(rank, self.history)
-            touched.append((footprint, begin, end))
-        return touched
+            log = self.logs.get((buffer, rank))
+            if log is None:
+                log = self.logs[(buffer, rank)] = AccessLog(rank, self.order)
+            intervals.append((log, begin, end))
+        return intervals
 
     def run(self) -> Wiring:
         for iteration in (0, 1):
-            self.kept = []
+            self.dependencies = []
             for index in range(self.num_tasks):
                 node = index + iteration * self.num_tasks
-                self.history.enter(node)
-                self.kept.append(self._prune(node, self._conflicts(index, node)))
-                self.history.settle(node)
+                self.order.begin(node)
+                self.dependencies.append(self._add_waits(node, self._conflicts(index, node)))
+                self.order.finish(node)
         return self._wire()
 
     def _conflicts(self, index: int, node: int) -> list[Dependency]:
-        """What `node` conflicts with and comes after; records its own accesses."""
+        """The dependencies of `node` on tasks with conflicting accesses; logs its own accesses."""
         found: list[Dependency] = []
-        history, task = self.history, self.graph.tasks[index]
-        reading = Group([node], history.single(node, NO_PLACE), shared=True)
-        for footprint, begin, end in self.reads[index]:
-            writers = footprint.read(begin, end, reading)
-            if writers is not None and writers.nodes != history.gate_alone:
+        order, task = self.order, self.graph.tasks[index]
+        reader = Group([node], order.on_node(node, READERS), shared=True)
+        for log, begin, end in self.reads[index]:
+            writers = log.read(begin, end, reader)
+            if writers is not None and writers.nodes != order.barrier_nodes:
                 found.append(writers)
         if node >= self.num_tasks and task.launch not in (LaunchKind.AHEAD, LaunchKind.SCHEDULER):
-            # Its triggers of two iterations must not mix, and no one queue keeps them apart.
-            found.append(history.single(node - self.num_tasks, task.rank))
-        for footprint, begin, end in self.writes[index]:
-            found += footprint.write(begin, end, node)
+            # No list keeps its signals of two iterations apart, and a count must not mix them.
+            found.append(order.on_node(node - self.num_tasks, task.rank))
+        for log, begin, end in self.writes[index]:
+            found += log.write(begin, end, node)
         return found
 
-    def _prune(self, node: int, found: list[Dependency]) -> list[Dependency]:
-        """Dependencies that the clock of `node` does not imply yet, latest first; raises it by those kept."""
+    def _add_waits(self, node: int, found: list[Dependency]) -> list[Dependency]:
+        """Adds to the clock of `node` those dependencies that it does not imply yet, latest first, and returns them."""
         kept: list[Dependency] = []
-        found.sort(key=_AGE, reverse=True)
+        found.sort(key=_SORT_KEY, reverse=True)
         for dependency in found:
-            if self.history.knows(node, dependency):
+            if self.order.implies(node, dependency):
                 continue
-            if any(dependency.age == other.age and dependency.nodes == other.nodes for other in kept):
+            if any(dependency.sort_key == other.sort_key and dependency.nodes == other.nodes for other in kept):
                 continue
             kept.append(dependency)
-            self.history.wait(node, dependency)
-            if dependency.place != self.graph.tasks[node % self.num_tasks].rank:
-                self._check_heard(node, dependency)
+            self.order.wait(node, dependency)
+            if dependency.rank != self.graph.tasks[node % self.num_tasks].rank:
+                self._check_known(node, dependency)
         return kept
 
-    def _check_heard(self, node: int, dependency: Dependency) -> None:
-        if self.history.knows(node, dependency):
+    def _check_known(self, node: int, dependency: Dependency) -> None:
+        """A wait on the task's own rank must tell of the data on the dependency's rank."""
+        if self.order.implies(node, dependency):
             return
         tasks = self.graph.tasks
         task = tasks[node % self.num_tasks]
         names = ", ".join(sorted({tasks[n % self.num_tasks].op for n in dependency.nodes})[:3])
         raise UsageError(
             f"task {task.op} on rank {task.rank} overwrites what {names} left on "
-            f"rank {dependency.place}, of which rank {task.rank} cannot hear; "
-            f"have a task on rank {dependency.place} read it in between"
+            f"rank {dependency.rank}, of which rank {task.rank} cannot hear; "
+            f"have a task on rank {dependency.rank} read it in between"
         )
 
     def _wire(self) -> Wiring:
@@ -150,23 +159,23 @@ class _Derivation:
             triggers=[[] for _ in self.graph.tasks],
             events=[[] for _ in range(self.graph.num_ranks)],
         )
-        made: Made = {}
-        if self.history.gate is not None:
+        made: EventsOf = {}
+        if self.order.barrier is not None:
             for rank in range(self.graph.num_ranks):
-                event = self._events(wiring, made, rank, (self.history.gate,))[0]
+                event = self._events(wiring, made, rank, (self.order.barrier,))[0]
                 wiring.gates.append(event)
-        awaited: dict[tuple[Dependency, int], list[tuple[Event, int]]] = {}
-        for index, dependencies in enumerate(self.kept):
+        waits_for: dict[tuple[Dependency, int], list[tuple[Event, int]]] = {}
+        for index, dependencies in enumerate(self.dependencies):
             rank, waits = self.graph.tasks[index].rank, wiring.waits[index]
             for dependency in dependencies:
-                events = awaited.get((dependency, rank))
+                events = waits_for.get((dependency, rank))
                 if events is None:
-                    events = awaited[(dependency, rank)] = self._awaited(wiring, made, rank, dependency)
+                    events = waits_for[(dependency, rank)] = self._waits_for(wiring, made, rank, dependency)
                 waits += [wait for wait in events if wait not in waits]
         return wiring
 
-    def _awaited(self, wiring: Wiring, made: Made, rank: int, dependency: Dependency) -> list[tuple[Event, int]]:
-        """What a task on `rank` waits for to come after `dependency`: events and lags."""
+    def _waits_for(self, wiring: Wiring, made: EventsOf, rank: int, dependency: Dependency) -> list[tuple[Event, int]]:
+        """The waits, (event, lag), that put a task on `rank` after `dependency`."""
         this = tuple([node - self.num_tasks for node in dependency.nodes if node >= self.num_tasks])
         last = tuple([node for node in dependency.nodes if node < self.num_tasks])
         return [
@@ -176,8 +185,8 @@ class _Derivation:
             for event in self._events(wiring, made, rank, producers)
         ]
 
-    def _events(self, wiring: Wiring, made: Made, rank: int, producers: tuple[int, ...]) -> list[Event]:
-        """The events on `rank` that together say that `producers` are done: one, unless that could miscount."""
+    def _events(self, wiring: Wiring, made: EventsOf, rank: int, producers: tuple[int, ...]) -> list[Event]:
+        """The events on `rank` that tell when `producers` are done: one for all if their sum cannot miscount, else one each."""
         key = (rank, producers)
         if key not in made:
             groups = [producers] if self._counts_safely(producers, rank) else [(producer,) for producer in producers]
@@ -186,8 +195,8 @@ class _Derivation:
                 if (rank, group) in made and group != producers:
                     made[key] += made[(rank, group)]
                     continue
-                count = sum([self.firings[p] for p in group])
-                spans_ranks = any([self.history.rank_of[p] != rank for p in group])
+                count = sum([self.num_signals[p] for p in group])
+                spans_ranks = any([self.order.rank_of[p] != rank for p in group])
                 event = Event(rank, len(wiring.events[rank]), group, count, spans_ranks)
                 wiring.events[rank].append(event)
                 for producer in group:
@@ -196,8 +205,8 @@ class _Derivation:
         return made[key]
 
     def _counts_safely(self, producers: tuple[int, ...], rank: int) -> bool:
-        """A sum of counts stands for all producers only if none can run an iteration ahead of another."""
+        """Whether a sum of counts stands for all producers: only if none can signal an iteration ahead of another."""
         if len(producers) == 1:
             return True
-        all_of_them = self.history.dependency(producers, rank)
-        return all(self.history.knows(p + self.num_tasks, all_of_them) for p in producers)
+        all_of_them = self.order.on_nodes(producers, rank)
+        return all(self.order.implies(p + self.num_tasks, all_of_them) for p in producers)

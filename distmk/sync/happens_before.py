@@ -1,8 +1,8 @@
-"""What each task may rely on: sets of tasks that it must come after, and whether something tells it that they are done.
+"""The happens-before relation of a graph, built up in program order while waits are added to it.
 
-A push fires the events of its rank with its data, before the task is done elsewhere. So what a task that writes to
-several ranks left on a rank is known there by an event of that rank only (or once the whole task is known to be done):
-it is not enough to know some third task that came after another of its pushes.
+A task that writes to several ranks pushes: it signals a peer's events with the data for that peer, before it is done elsewhere.
+So its data on rank r is known to have arrived by an event of rank r, or once the whole task is known to be done. It does not
+help to know some third task that waited for the same push on another rank.
 """
 
 from __future__ import annotations
@@ -17,147 +17,158 @@ from distmk.graph.graph import Graph
 from distmk.sync.vector_clock import Clock, Clocks
 from distmk.tasks import SchedulerStep
 
-NO_PLACE = -1  # of a dependency on readers
-NOWHERE: frozenset[int] = frozenset()
+READERS = -1  # in place of a rank: a dependency on tasks that read, not on data
+NO_RANKS: frozenset[int] = frozenset()
 
-Told = tuple[Clock, list[int]]  # what a wait tells, and the nodes of which it tells no more than their push
+WaitClock = tuple[Clock, list[int]]  # what a wait tells, and the nodes of which it tells the push alone
 
 
 class Dependency:
-    """Nodes that must be done first, at most one a chain; `latest` is the last of them in program order.
+    """Nodes that must come first, at most one a chain.
 
-    Of what they wrote, only what they left on rank `place` matters; of readers (NO_PLACE), only that they have read. A
-    clock says so if it has `position` of `chain` behind it, which is the latest node, and all of `need` if there are
-    several. The `pushes` among the nodes must have arrived besides, which no clock tells.
+    nodes: in program order.
+    rank: only their data on that rank matters; READERS: only that they have read.
+    chain, position: of the latest node. A clock covers the dependency if it has `position` of `chain` behind it, and with
+        several nodes all of `need`.
+    pushes: the nodes whose data on `rank` must have arrived besides, which no clock tells.
+    sort_key: the latest node first in descending order, then the smallest set, as a wait for it may imply the larger ones.
+    wait_clocks: by rank of the waiter, filled by `HappensBefore`, if there are several nodes.
     """
 
-    __slots__ = ("age", "chain", "latest", "need", "nodes", "place", "position", "pushes", "told")
+    __slots__ = ("chain", "latest", "need", "nodes", "position", "pushes", "rank", "sort_key", "wait_clocks")
 
     def __init__(
         self,
         nodes: tuple[int, ...],
-        place: int,
+        rank: int,
         pushes: tuple[int, ...],
         chain: int,
         position: int,
         need: Clock | None = None,
     ) -> None:
-        self.nodes, self.place, self.pushes = nodes, place, pushes
+        self.nodes, self.rank, self.pushes = nodes, rank, pushes
         self.chain, self.position, self.need = chain, position, need
         self.latest = nodes[-1]
-        self.age = (self.latest, place, -len(nodes))  # a small set first: who waited for it may know of the others
-        self.told: dict[int, Told] = {}  # by rank, if there are several nodes
+        self.sort_key = (self.latest, rank, -len(nodes))
+        self.wait_clocks: dict[int, WaitClock] = {}
 
 
-class History:
-    """The clocks of a graph's tasks in two iterations, filled in program order, and who waited for which push."""
+class HappensBefore:
+    """The clocks of a graph's nodes, and the waiters of each push.
+
+    Nodes are taken in program order: `begin` one, add its waits, `finish` it.
+    """
 
     def __init__(self, graph: Graph, targets: list[frozenset[int]]) -> None:
         """`targets`: the ranks that each task writes to."""
         self.num_tasks = len(graph.tasks)
         self.rank_of = [task.rank for task in graph.tasks]
-        # Ranks whose events may hear of a task before it is done, because it pushes to them and writes elsewhere too.
-        self.pushed = [to - {rank} if len(to) > 1 else NOWHERE for to, rank in zip(targets, self.rank_of, strict=True)]
+        # The peers whose events a task may signal before it is done, because it writes to other ranks too.
+        self.pushed = [
+            ranks - {rank} if len(ranks) > 1 else NO_RANKS for ranks, rank in zip(targets, self.rank_of, strict=True)
+        ]
         placements = [(task.rank, task.worker if task.launch is LaunchKind.AHEAD else None) for task in graph.tasks]
-        spread = np.array([len(to) > 1 for to in targets], np.bool_)
-        self.clocks = Clocks(placements, graph.num_workers, graph.num_ranks, spread)
-        self.gate = next((i for i, task in enumerate(graph.tasks) if isinstance(task, SchedulerStep)), None)
+        multi_rank = np.array([len(ranks) > 1 for ranks in targets], np.bool_)
+        self.clocks = Clocks(placements, graph.num_workers, graph.num_ranks, multi_rank)
+        # The task behind the iteration barrier: every other task of an iteration comes after it.
+        self.barrier = next((i for i, task in enumerate(graph.tasks) if isinstance(task, SchedulerStep)), None)
+        self.barrier_nodes: tuple[int, ...] = ()  # that task in the iteration of the node that was begun last
         self._table = self.clocks.table
-        self.gate_alone: tuple[int, ...] = ()  # the gate's node in the iteration that is being entered
-        # Single elements are read far quicker from lists and a memoryview than from arrays.
+        # Python lists and a memoryview give single elements several times faster than arrays do.
         self._chain, self._position = self.clocks.chain.tolist(), self.clocks.position.tolist()
         self._early = self.clocks.early.tolist()
         self._behind = memoryview(self._table)  # type: ignore[arg-type]
         self._last_on_chain = [-1] * self.clocks.num_chains
-        self._arrivals: dict[tuple[int, int], list[int]] = defaultdict(list)  # by (node, rank): who waited for its push
+        self._push_waiters: dict[tuple[int, int], list[int]] = defaultdict(list)  # by (pushing node, rank)
 
-    def enter(self, node: int) -> None:
-        """Start the clock of `node` with what its queue and the gate tell."""
-        row = self._table[node]
+    def begin(self, node: int) -> None:
+        """Start the clock of `node`: after the node before it on its chain, and after the iteration barrier."""
+        clock = self._table[node]
         before = self._last_on_chain[self._chain[node]]
         if before >= 0:
-            row[:] = self._table[before]
-        if self.gate is not None:
+            clock[:] = self._table[before]
+        if self.barrier is not None:
             iteration, task = divmod(node, self.num_tasks)
-            gate = self.gate + iteration * self.num_tasks
-            self.gate_alone = (gate,)
-            if task != self.gate and before < gate:  # a predecessor in this iteration came through the gate as well
-                self._listen(node, gate)
+            barrier = self.barrier + iteration * self.num_tasks
+            self.barrier_nodes = (barrier,)
+            if task != self.barrier and before < barrier:  # a node before it in this iteration has passed the barrier
+                self._join(node, barrier)
 
-    def settle(self, node: int) -> None:
-        """Nothing more is waited for: `node` has its clock."""
+    def finish(self, node: int) -> None:
+        """Complete the clock of `node`, which has all of its waits."""
         self._behind[node, self._chain[node]] = self._position[node]
         self._last_on_chain[self._chain[node]] = node
 
-    def single(self, node: int, place: int) -> Dependency:
-        """The dependency on one node."""
-        pushes = (node,) if place in self.pushed[node % self.num_tasks] else ()
-        position = self._early[node] if pushes or place == NO_PLACE else self._position[node]
-        return Dependency((node,), place, pushes, self._chain[node], position)
+    def on_node(self, node: int, rank: int) -> Dependency:
+        """The dependency on one node: on its data on `rank`, or on its reads (READERS)."""
+        pushes = (node,) if rank in self.pushed[node % self.num_tasks] else ()
+        position = self._early[node] if pushes or rank == READERS else self._position[node]
+        return Dependency((node,), rank, pushes, self._chain[node], position)
 
-    def dependency(self, nodes: Collection[int], place: int) -> Dependency:
-        """The dependency on all of `nodes`."""
+    def on_nodes(self, nodes: Collection[int], rank: int) -> Dependency:
+        """The dependency on all of `nodes`. The last of those on one chain implies the others."""
         if len(nodes) == 1:
-            return self.single(next(iter(nodes)), place)
-        last = {self._chain[node]: node for node in sorted(nodes)}  # of several on one chain the last speaks for all
-        speakers = tuple(sorted(last.values()))
-        if len(speakers) == 1:
-            return self.single(speakers[0], place)
-        pushes = tuple(node for node in speakers if place in self.pushed[node % self.num_tasks])
-        early = set(speakers if place == NO_PLACE else pushes)
+            return self.on_node(next(iter(nodes)), rank)
+        last = {self._chain[node]: node for node in sorted(nodes)}
+        kept = tuple(sorted(last.values()))
+        if len(kept) == 1:
+            return self.on_node(kept[0], rank)
+        pushes = tuple(node for node in kept if rank in self.pushed[node % self.num_tasks])
+        early = set(kept if rank == READERS else pushes)
         need = np.zeros(self.clocks.num_chains, np.uint16)
-        for node in speakers:
+        for node in kept:
             need[self._chain[node]] = self._early[node] if node in early else self._position[node]
-        chain = self._chain[speakers[-1]]
-        return Dependency(speakers, place, pushes, chain, int(need[chain]), need)
+        chain = self._chain[kept[-1]]
+        return Dependency(kept, rank, pushes, chain, int(need[chain]), need)
 
-    def knows(self, node: int, dependency: Dependency) -> bool:
-        """Whether the clock of `node` says that it comes after `dependency`."""
+    def implies(self, node: int, dependency: Dependency) -> bool:
+        """Whether the waits that `node` has so far order it after `dependency`."""
         if self._behind[node, dependency.chain] < dependency.position:
             return False
         if dependency.need is not None and not (self._table[node] >= dependency.need).all():
             return False
-        return not dependency.pushes or self._arrived(node, dependency)
+        return not dependency.pushes or self._have_arrived(node, dependency)
 
-    def _arrived(self, node: int, dependency: Dependency) -> bool:
-        place, behind = dependency.place, self._behind
+    def _have_arrived(self, node: int, dependency: Dependency) -> bool:
+        """Whether the data of all pushes has arrived before `node`: the push is done, or a task behind `node` waited there."""
+        rank, behind = dependency.rank, self._behind
         for push in dependency.pushes:
             if behind[node, self._chain[push]] >= self._position[push]:
                 continue
-            if push % self.num_tasks == self.gate and place == self.rank_of[node % self.num_tasks]:
+            if push % self.num_tasks == self.barrier and rank == self.rank_of[node % self.num_tasks]:
                 continue
-            waiters = self._arrivals.get((push, place), ())
+            waiters = self._push_waiters.get((push, rank), ())
             if not any(behind[node, self._chain[waiter]] >= self._early[waiter] for waiter in waiters):
                 return False
         return True
 
     def wait(self, node: int, dependency: Dependency) -> None:
-        """Let `node` wait for events of its rank that stand for `dependency`."""
-        rank, row = self.rank_of[node % self.num_tasks], self._table[node]
+        """Let `node` wait for the events of its rank that stand for `dependency`."""
+        rank, clock = self.rank_of[node % self.num_tasks], self._table[node]
         if dependency.need is None:
             other = dependency.nodes[0]
-            self._listen(node, other)
+            self._join(node, other)
             if rank in self.pushed[other % self.num_tasks]:
-                self._arrivals[(other, rank)].append(node)
+                self._push_waiters[(other, rank)].append(node)
             return
-        clock, pushes = self._told(dependency, rank)
-        np.maximum(row, clock, out=row)
+        told, pushes = self._wait_clock(dependency, rank)
+        np.maximum(clock, told, out=clock)
         for push in pushes:
-            self._arrivals[(push, rank)].append(node)
+            self._push_waiters[(push, rank)].append(node)
 
-    def _listen(self, node: int, other: int) -> None:
+    def _join(self, node: int, other: int) -> None:
         """Add to the clock of `node` what a wait on its rank for `other` tells."""
-        chain, row = self._chain[other], self._table[node]
+        chain, clock = self._chain[other], self._table[node]
         behind = self._behind[node, chain]
-        np.maximum(row, self._table[other], out=row)
-        if self.rank_of[node % self.num_tasks] in self.pushed[other % self.num_tasks]:  # no more than its push
+        np.maximum(clock, self._table[other], out=clock)
+        if self.rank_of[node % self.num_tasks] in self.pushed[other % self.num_tasks]:  # of `other` the push alone
             self._behind[node, chain] = max(behind, self._early[other])
 
-    def _told(self, dependency: Dependency, rank: int) -> Told:
-        """What a wait on `rank` for several nodes tells, and of which of them it tells no more than their push."""
-        told = dependency.told.get(rank)
-        if told is None:
+    def _wait_clock(self, dependency: Dependency, rank: int) -> WaitClock:
+        """What a wait on `rank` for several nodes tells."""
+        known = dependency.wait_clocks.get(rank)
+        if known is None:
             early = [node for node in dependency.nodes if rank in self.pushed[node % self.num_tasks]]
             done = sorted(set(dependency.nodes) - set(early))
-            told = dependency.told[rank] = self.clocks.join(done, early), early
-        return told
+            known = dependency.wait_clocks[rank] = self.clocks.join(done, early), early
+        return known

@@ -1,4 +1,4 @@
-"""Who touched which part of a buffer since it was last overwritten: intervals and the tasks that read or wrote them."""
+"""Interval map of a buffer: which tasks read, or wrote, each interval since it was last overwritten."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Group:
-    """Tasks that did the same. `note` is what the log's user has worked out about them, dropped as soon as they change.
+    """Nodes with the same access. `note` is a value that the map's user derived from `nodes`; it is dropped when they change.
 
     A `shared` group belongs to several entries and never changes.
     """
@@ -18,7 +18,7 @@ class Group:
         self.nodes, self.note, self.shared = nodes, note, shared
 
     def plus(self, other: Group) -> Group:
-        """The tasks of both, in this group unless it is shared."""
+        """The nodes of both: this group, extended, or a new one if this group is shared."""
         if self.shared:
             return Group(self.nodes + other.nodes)
         self.nodes += other.nodes
@@ -27,7 +27,7 @@ class Group:
 
 
 class Entry:
-    """Tasks that touched exactly [begin, end). The pieces of a cut entry share one group."""
+    """The nodes that accessed exactly [begin, end). The pieces of a split entry share one group."""
 
     __slots__ = ("begin", "end", "group")
 
@@ -35,12 +35,13 @@ class Entry:
         self.begin, self.end, self.group = begin, end, group
 
     def piece(self, begin: int, end: int) -> Entry:
+        """The part [begin, end) of the entry."""
         self.group.shared = True
         return Entry(begin, end, self.group)
 
 
 class Tier:
-    """Disjoint entries in order, beside a list of where they begin."""
+    """Disjoint entries in order, and a list of their begins for bisection."""
 
     __slots__ = ("begins", "entries")
 
@@ -48,17 +49,20 @@ class Tier:
         self.begins: list[int] = []
         self.entries: list[Entry] = []
 
-    def overlapping(self, begin: int, end: int) -> list[Entry]:
+    def span(self, begin: int, end: int) -> tuple[int, int]:
+        """Indices [first, last) of the entries that overlap [begin, end)."""
         first = last = bisect_left(self.begins, end)
         while first and self.entries[first - 1].end > begin:
             first -= 1
+        return first, last
+
+    def overlapping(self, begin: int, end: int) -> list[Entry]:
+        first, last = self.span(begin, end)
         return self.entries[first:last]
 
     def cut(self, begin: int, end: int) -> list[Entry]:
-        """Remove and return what overlaps [begin, end), but for what sticks out."""
-        first = last = bisect_left(self.begins, end)
-        while first and self.entries[first - 1].end > begin:
-            first -= 1
+        """Remove [begin, end), and return the entries that overlapped it. Their parts outside stay."""
+        first, last = self.span(begin, end)
         found = self.entries[first:last]
         if found:
             pieces = []
@@ -72,16 +76,19 @@ class Tier:
 
 
 class IntervalLog:
-    """Entries by interval. They are kept in tiers of disjoint ones, so that a look-up is a bisection a tier."""
+    """Entries by interval, which may overlap: they are kept in tiers of disjoint ones, so that a look-up bisects each tier.
+
+    `version` changes with every change of the map.
+    """
 
     def __init__(self) -> None:
         self._tiers: list[Tier] = [Tier()]
         self.version = 0
 
     def add(self, begin: int, end: int, group: Group) -> None:
-        """The tasks of `group` touched [begin, end)."""
+        """The nodes of `group` accessed [begin, end): add them to the entry of exactly that interval, or make it."""
         self.version += 1
-        home = None
+        free = None  # the first tier with room for the interval, and the index there
         for tier in self._tiers:
             at = bisect_left(tier.begins, begin)
             if at < len(tier.begins) and tier.begins[at] == begin and tier.entries[at].end == end:
@@ -89,25 +96,26 @@ class IntervalLog:
                 entry.group = entry.group.plus(group)
                 return
             if (
-                home is None
+                free is None
                 and (at == len(tier.begins) or tier.begins[at] >= end)
                 and (not at or tier.entries[at - 1].end <= begin)
             ):
-                home = tier, at
-        if home is None:
+                free = tier, at
+        if free is None:
             self._tiers.append(Tier())
-            home = self._tiers[-1], 0
-        tier, at = home
+            free = self._tiers[-1], 0
+        tier, at = free
         tier.begins.insert(at, begin)
         tier.entries.insert(at, Entry(begin, end, group))
 
     def overlapping(self, begin: int, end: int) -> list[Entry]:
+        """The entries that overlap [begin, end)."""
         if len(self._tiers) == 1:
             return self._tiers[0].overlapping(begin, end)
         return [entry for tier in self._tiers for entry in tier.overlapping(begin, end)]
 
     def cut(self, begin: int, end: int) -> list[Entry]:
-        """Forget and return what was known of [begin, end)."""
+        """Remove [begin, end), and return the entries that overlapped it. Their parts outside stay."""
         self.version += 1
         if len(self._tiers) == 1:
             return self._tiers[0].cut(begin, end)

@@ -1,12 +1,12 @@
-"""Vector clocks over two iterations of a program: what is known to have happened before what.
+"""Vector clocks over two iterations of a program: for each task, everything that is known to have happened before it.
 
-A node is a task in iteration 0 (its index) or 1 (index + number of tasks). A worker's ahead-of-time tasks are a chain;
-`clock[n][c]` is the last position of chain c that happened before or at node n.
-(Fidge and Mattern's vector clocks, with chains in place of processes.)
+A node is a task in iteration 0 (its index) or in iteration 1 (its index + number of tasks). The tasks in one worker's list are
+a chain: they run one after another. The clock of a node is an array by chain: the last position of that chain that happened
+before the node, or at it. These are the vector clocks of Fidge (1988) and Mattern (1989), with chains in place of processes.
 
-A task that writes to several ranks takes two positions. A push fires the events of its rank with its data, when the
-task has read all it reads but may not have reached the other ranks yet: who heard of the task that way knows of the
-first position, `early`. Whoever heard of its end knows of the second.
+A task that writes to several ranks takes two positions. It signals a peer's events together with the data for that peer,
+when it has read all that it reads but has perhaps not written to the other ranks. A waiter for such a signal knows of the
+first position, `early`. Whoever knows that the task is done knows of the second, `position`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ import numpy.typing as npt
 from distmk.errors import UsageError
 
 Clock = npt.NDArray[np.uint16]
+"""uint16 [chains]."""
 
 
 class Clocks:
-    """Clocks of the nodes of tasks placed at (rank, worker), or (rank, None) where no one worker's queue has the task.
+    """The clocks of all nodes.
 
-    A task that is handed out or spread is a chain of its own in each iteration: nothing but events orders it after
-    itself. (What a worker runs behind its share of a spread task knows of that share; no use is made of it.)
+    chain: int64 [nodes], the chain of a node.
+    position, early: uint16 [nodes], the positions of a node on its chain; the same for a task that writes to one rank at most.
+    table: uint16 [nodes, chains], the clocks; zero until `settle`.
     """
 
     def __init__(
@@ -33,28 +35,36 @@ class Clocks:
         placements: Sequence[tuple[int, int | None]],
         num_workers: int,
         num_ranks: int,
-        spread: npt.NDArray[np.bool_] | None = None,  # which tasks write to several ranks
+        multi_rank: npt.NDArray[np.bool_] | None = None,
     ) -> None:
+        """`placements`: (rank, worker) of each task in program order, or (rank, None) for one in no single worker's list.
+        `multi_rank`: bool [tasks], which tasks write to several ranks; None: none.
+
+        A dispatched or spread task is a chain of its own in each iteration, as only events order it after itself. (A worker
+        that has run its share of a spread task knows of that share; that is not used.)
+
+        Raises UsageError if a worker's list is too long for 16-bit positions.
+        """
         self.num_tasks = len(placements)
-        steps = np.ones(self.num_tasks, np.int64) if spread is None else 1 + spread.astype(np.int64)
-        num_loose = sum(worker is None for _, worker in placements)
-        self.num_chains = num_ranks * num_workers + 2 * num_loose
+        steps = np.ones(self.num_tasks, np.int64) if multi_rank is None else 1 + multi_rank.astype(np.int64)
+        num_unlisted = sum(worker is None for _, worker in placements)
+        self.num_chains = num_ranks * num_workers + 2 * num_unlisted
         self.chain = np.zeros(2 * self.num_tasks, np.int64)
         position = np.concatenate([steps, steps])
         length = np.zeros(num_ranks * num_workers, np.int64)
-        extra = num_ranks * num_workers
+        next_chain = num_ranks * num_workers
         for task, (rank, worker) in enumerate(placements):
             if worker is None:
-                self.chain[task], self.chain[task + self.num_tasks] = extra, extra + num_loose
-                extra += 1
+                self.chain[task], self.chain[task + self.num_tasks] = next_chain, next_chain + num_unlisted
+                next_chain += 1
             else:
                 chain = rank * num_workers + worker
                 length[chain] += steps[task]
                 self.chain[task] = self.chain[task + self.num_tasks] = chain
                 position[task] = length[chain]
-        fixed = self.chain[: self.num_tasks] < num_ranks * num_workers
-        later = position[self.num_tasks :]
-        later[fixed] = position[: self.num_tasks][fixed] + length[self.chain[: self.num_tasks][fixed]]
+        listed = self.chain[: self.num_tasks] < num_ranks * num_workers
+        second = position[self.num_tasks :]
+        second[listed] = position[: self.num_tasks][listed] + length[self.chain[: self.num_tasks][listed]]
         if position.max(initial=0) > np.iinfo(np.uint16).max:
             raise UsageError("a worker's queue is too long (over 16383 tasks); use more workers")
         self.position = position.astype(np.uint16)
@@ -62,7 +72,7 @@ class Clocks:
         self.table = np.zeros((2 * self.num_tasks, self.num_chains), np.uint16)
 
     def before_all(self, nodes: Iterable[int], early: Iterable[int] = ()) -> Clock:
-        """The least clock that has all of `nodes`, and `early` as far as a push tells, behind it."""
+        """The least clock that has every one of `nodes` behind it, and of `early` their first position."""
         need = np.zeros(self.num_chains, np.uint16)
         for group, position in ((nodes, self.position), (early, self.early)):
             index = np.fromiter(group, np.int64)
@@ -70,7 +80,7 @@ class Clocks:
         return need
 
     def join(self, nodes: Sequence[int], early: Sequence[int] = ()) -> Clock:
-        """What is known once all of `nodes` are done and the pushes of `early` have come."""
+        """The clock of a waiter for the end of all `nodes` and for a signal with the data of all `early`."""
         index = np.asarray([*nodes, *early], np.int64)
         rows = self.table[index]
         pushed = index[len(nodes) :]
@@ -78,14 +88,10 @@ class Clocks:
         return np.asarray(rows.max(axis=0), np.uint16)
 
     def happened(self, node: int, clock: Clock) -> bool:
-        """Whether `node` is behind `clock`."""
+        """Whether `clock` knows that `node` is done."""
         return bool(clock[self.chain[node]] >= self.position[node])
 
-    def started(self, node: int, clock: Clock) -> bool:
-        """Whether `node` had begun, and read what it reads, before `clock`."""
-        return bool(clock[self.chain[node]] >= self.early[node])
-
     def settle(self, node: int, clock: Clock) -> None:
-        """Give `node` its clock: what it had waited for, and itself."""
+        """Store the clock of `node`: `clock`, which holds what it waited for, and the node itself."""
         clock[self.chain[node]] = max(clock[self.chain[node]], self.position[node])
         self.table[node] = clock

@@ -1,4 +1,4 @@
-"""The waits and triggers that follow from what tasks touch: enough of them, and none too many."""
+"""Waits and triggers derived from the regions that tasks read and write: enough of them, and none too many."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distmk.tasks import Affine, Put, Sum
 
 
 def relay(through: str) -> Graph:
-    """Rank 0 pushes to everybody; rank 1 passes on what it got to rank 2, which adds up both."""
+    """Rank 0 pushes to all ranks; rank 1 sends its copy on to rank 2, which adds up both."""
     graph = Graph(3, 1)
     x, y, z = graph.buffer("x", 4), graph.buffer("y", 4), graph.buffer("z", 8)
     if through == "push":
@@ -30,7 +30,7 @@ def relay(through: str) -> Graph:
 
 
 def test_a_push_says_nothing_of_other_ranks() -> None:
-    """A task that heard of a push on one rank cannot vouch for its arrival on another."""
+    """An event of one rank tells nothing of a push's data on another rank."""
     graph = relay("push")
     wiring = derive(graph)
     both = next(i for i, task in enumerate(graph.tasks) if task.op == "both")
@@ -58,7 +58,7 @@ def test_a_chain_on_one_worker_needs_no_waits() -> None:
 
 
 def test_transitive_waits_are_pruned() -> None:
-    """c needs a and b, but b already comes after a."""
+    """d reads the output of a, but c, before it on its worker, waits for b, and b for a."""
     graph = Graph(1, 3)
     a, b, c, x = (graph.buffer(name, 8) for name in "abcx")
     graph.add(Affine(0, "a", 0, src=x.at(0), dst=a.at(0)))
@@ -67,7 +67,7 @@ def test_transitive_waits_are_pruned() -> None:
     graph.add(Affine(0, "d", 2, src=a.at(0), dst=c.at(0)))
     wiring = derive(graph)
     assert [[(event.producers, lag) for event, lag in waits] for waits in wiring.waits] == [
-        [((1, 3), 1)],  # all who read what it writes
+        [((1, 3), 1)],  # the readers of its output
         [((0,), 0)],  # not for c, which read b: a comes after d, and d after c
         [((1,), 0)],
         [],
@@ -75,7 +75,7 @@ def test_transitive_waits_are_pruned() -> None:
 
 
 def test_every_wait_is_needed() -> None:
-    """Without any one of its waits a pipeline or a ring is refused."""
+    """A pipeline or a ring without any one of its waits is refused."""
     for graph in (graphs.pipeline(3, 1), graphs.ring(3, 1)):
         total = len([wait for waits in derive(graph).waits for wait in waits])
         for nth in range(total):

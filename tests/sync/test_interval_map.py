@@ -1,0 +1,50 @@
+"""The interval map against a list of nodes for every element."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from distmk.sync.interval_map import Group, IntervalLog
+
+SIZE = 12
+
+
+def test_entries_cover_what_was_added(rng: np.random.Generator) -> None:
+    """Intervals added and cut at random: each element keeps the nodes since it was last cut."""
+    for _ in range(50):
+        log, elements = IntervalLog(), [set[int]() for _ in range(SIZE)]
+        for node in range(40):
+            begin, end = sorted(rng.choice(SIZE + 1, 2, replace=False).tolist())
+            cuts, version = rng.random() < 0.3, log.version
+            found = log.cut(begin, end) if cuts else log.overlapping(begin, end)
+            assert all(entry.begin < end and begin < entry.end for entry in found)
+            for element in range(begin, end):
+                nodes = [n for entry in found if entry.begin <= element < entry.end for n in entry.group.nodes]
+                assert sorted(nodes) == sorted(elements[element]), f"element {element} of [{begin}, {end})"
+            if not cuts:
+                log.add(begin, end, Group([node], shared=rng.random() < 0.5))
+            for element in range(begin, end):
+                elements[element] = set() if cuts else elements[element] | {node}
+            assert log.version > version
+
+
+def test_a_note_goes_when_the_nodes_change() -> None:
+    log = IntervalLog()
+    log.add(0, 4, Group([1], note="of 1"))
+    log.add(0, 4, Group([2]))
+    (entry,) = log.overlapping(0, 4)
+    assert entry.group.nodes == [1, 2] and entry.group.note is None
+
+
+def test_a_shared_group_does_not_change() -> None:
+    """Neither one that is added to two intervals nor one whose entry is split."""
+    log, group = IntervalLog(), Group([1], shared=True)
+    log.add(0, 4, group)
+    log.add(4, 8, group)
+    log.add(0, 4, Group([2]))
+    assert group.nodes == [1]
+    log = IntervalLog()
+    log.add(0, 6, Group([1]))
+    log.cut(2, 4)
+    log.add(0, 2, Group([2]))
+    assert [entry.group.nodes for entry in log.overlapping(0, 6)] == [[1, 2], [1]]
