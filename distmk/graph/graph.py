@@ -1,7 +1,7 @@
-"""A task graph: buffers, weights and tasks of all ranks, in the order a single thread would run them.
+"""A task graph: buffers, weights and tasks of all ranks, the tasks in the order in which a single thread would run them.
 
-That order is the meaning of the program: two tasks that touch the same bytes, one of them writing, run in it. Nothing else
-is said by hand; `events` derives the waits and triggers.
+Program order defines the meaning of the graph: of two tasks that access the same bytes, at least one of them writing, the first
+runs before the second. No dependency is declared by hand; `sync.events` derives waits and triggers from the regions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ T = TypeVar("T", bound=Task)
 class Graph:
     """Builder of a task graph over `num_ranks` ranks of `num_workers` workers each.
 
-    `num_schedulers` (at most one a worker, the default) share out just-in-time tasks on every rank.
+    num_schedulers: schedulers of a rank, which dispatch just-in-time tasks; at most one per worker, which is the default.
+    batch: the buffer of the batch metadata; an iteration starts on a rank when it has been written there.
+
+    Raises UsageError for numbers out of range. So do its methods, for what cannot be part of a graph.
     """
 
     num_ranks: int
@@ -33,8 +36,8 @@ class Graph:
     tasks: list[Task] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     weights: list[Weight] = field(default_factory=list)
-    batch: Buffer | None = None  # the row table; its arrival starts an iteration
-    _next_worker: dict[int, int] = field(default_factory=dict)
+    batch: Buffer | None = None
+    _num_round_robin: dict[int, int] = field(default_factory=dict)  # by rank: tasks that were given a worker here
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_ranks <= MAX_RANKS or self.num_workers < 1:
@@ -55,7 +58,7 @@ class Graph:
         space: Space = Space.HEAP,
         lamport: bool = False,
     ) -> Buffer:
-        """A buffer of `rows` x `cols` elements of f32, bf16, i32 or u8, on every rank; `lamport`: see `Buffer`."""
+        """Add a buffer [rows, cols] of f32, bf16, i32 or u8, on every rank; `lamport`: see `Buffer`."""
         if dtype not in ITEM_BYTES or cols < 1 or rows < 1:
             raise UsageError(
                 f"buffer {name}: {rows} x {cols} of {dtype}; expected positive sizes of {list(ITEM_BYTES)}"
@@ -63,7 +66,7 @@ class Graph:
         if any(buffer.name == name for buffer in self.buffers):
             raise UsageError(f"buffer {name} is there already; give it another name")
         if lamport and space is not Space.HEAP:
-            raise UsageError(f"buffer {name} is local; what arrives from peers arrives on the symmetric heap")
+            raise UsageError(f"buffer {name} is local; a Lamport buffer must be on the symmetric heap")
         made = Buffer(len(self.buffers), name, rows, cols, dtype, space, lamport)
         self.buffers.append(made)
         return made
@@ -80,14 +83,14 @@ class Graph:
         tiling: Tiling | None = None,
         col_scale: str | None = None,
     ) -> Weight:
-        """Read-only memory of one rank, packed from checkpoint tensors."""
+        """Add read-only memory of one rank, packed from checkpoint tensors; see `Weight`. `rows` 0: as many as in `segments`."""
         rows = rows or sum(s.rows for s in segments)
         made = Weight(name, rank, rows, cols, kind, tuple(segments), col_begin, tiling=tiling, col_scale=col_scale)
         self.weights.append(made)
         return made
 
     def constant(self, name: str, rank: int, array: npt.NDArray[Any]) -> Slab:
-        """Read-only memory given as an array: float32 vectors, or uint16 holding bf16 matrices [rows, cols]."""
+        """Add read-only memory of one rank, given as an array: a float32 vector, or a bf16 matrix [rows, cols] as uint16."""
         data = np.ascontiguousarray(array)
         rows, cols = (1, data.shape[0]) if data.ndim == 1 else data.shape
         made = Weight(name, rank, rows, cols, WeightKind.DATA, data=data)
@@ -95,13 +98,13 @@ class Graph:
         return Slab(made, 0, rows)
 
     def add(self, task: T) -> T:
-        """Append a task; without a `worker` it goes to the rank's workers in turn."""
+        """Append a task. Without a `worker`, ahead-of-time tasks of a rank go to its workers round-robin."""
         if not 0 <= task.rank < self.num_ranks:
             raise UsageError(f"task {task.op} is on rank {task.rank} of {self.num_ranks}")
         if task.launch is LaunchKind.AHEAD and task.worker is None:
-            turn = self._next_worker.get(task.rank, 0)
-            self._next_worker[task.rank] = turn + 1
-            object.__setattr__(task, "worker", turn % self.num_workers)
+            num_before = self._num_round_robin.get(task.rank, 0)
+            self._num_round_robin[task.rank] = num_before + 1
+            object.__setattr__(task, "worker", num_before % self.num_workers)
         elif task.worker is not None and not 0 <= task.worker < self.num_workers:
             raise UsageError(f"task {task.op} is for worker {task.worker} of {self.num_workers}")
         if task.launch is LaunchKind.SPREAD:
@@ -116,7 +119,9 @@ class Graph:
         return task
 
     def _check_spread(self, task: Task) -> None:
-        """Every worker fires its triggers once, whatever its share: no push may fire them, and no stream count it."""
+        """Every worker signals a spread task's triggers once, whatever its share, so no push may signal them. The loader streams
+        weights for each task in a list once, so a spread task has none.
+        """
         if task.worker is not None:
             raise UsageError(f"task {task.op} is spread over all workers; give it no worker")
         if task.streams_weights:

@@ -1,7 +1,7 @@
-"""What tasks read and write: buffers, regions of buffers, and weights.
+"""The operands of tasks: buffers, regions of buffers, weights, and slabs of weights.
 
-A buffer is `rows` x `cols` elements; a region is a range of its columns over all rows. Token-row buffers have one row
-a token of the iteration, so that any two tasks of an iteration conflict exactly where their column ranges overlap.
+A buffer is [rows, cols] elements; a region is a range of its columns over all rows. An activation buffer has one row for each
+token of the iteration, so two tasks of an iteration conflict exactly where their column ranges overlap.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ ITEM_BYTES = {"f32": 4, "bf16": 2, "i32": 4, "u8": 1}
 
 @dataclass(frozen=True, eq=False)
 class Buffer:
-    """Memory of the same shape on every rank: on the symmetric heap (peers may write it) or in each rank's own arena.
+    """Memory of the same shape on every rank: on the symmetric heap, which peers may write, or in each rank's own arena.
 
-    `lamport`: on the heap, zero when a launch begins, for elements that are looked at until they are not (see `Sum`).
+    lamport: a Lamport buffer, zero when a launch begins. A writer publishes elements that are not zero (a zero as the negative
+    zero), readers poll until an element is not zero, and somebody resets it to zero before it is published again. On the heap.
     """
 
     index: int
@@ -43,7 +44,7 @@ class Buffer:
         return self.rows * self.row_bytes
 
     def at(self, rank: int, begin: int = 0, end: int | None = None) -> Region:
-        """Columns [begin, end) on `rank`; raises UsageError where they are not inside the buffer."""
+        """Columns [begin, end) on `rank`; raises UsageError if they are not inside the buffer."""
         end = self.cols if end is None else end
         if not 0 <= begin < end <= self.cols:
             raise UsageError(f"region [{begin}, {end}) is not inside buffer {self.name} of {self.cols} columns")
@@ -71,6 +72,8 @@ class Region(NamedTuple):
 
 
 class WeightKind(enum.Enum):
+    """The contents of a weight."""
+
     MATRIX = "matrix"  # bf16 rows taken from checkpoint tensors
     VECTOR = "vector"  # f32 [elements, 1] taken from checkpoint tensors
     ROPE = "rope"  # f32 [positions, head_dim]: cos then sin of each angle
@@ -90,12 +93,15 @@ class Segment:
         return self.row_end - self.row_begin
 
 
-TILE_COLS = 64  # tiled rows are filled up to a multiple of this
+TILE_COLS = 64  # tiled rows are padded to a multiple of this many columns
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a GPU streams a matrix: each slab (its rows) apart, in tiles. `paired`: the slab's first half goes with its second."""
+    """The packing of a matrix that a GPU streams: each slab, a range of rows, for itself, in tiles.
+
+    paired: row i of the first half of a slab is packed with row i of the second half (gate and up).
+    """
 
     slabs: tuple[tuple[int, int], ...]
     paired: bool = False
@@ -103,7 +109,11 @@ class Tiling:
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """Read-only memory of one rank, packed from `segments` in order; a task's slab is a contiguous range of its rows."""
+    """Read-only memory of one rank: columns [col_begin, col_begin + cols) of the checkpoint rows `segments`, in order, or `data`.
+
+    tiling: packing in tiles; None: rows one after another. col_scale: a checkpoint vector that every row is multiplied by,
+    column by column.
+    """
 
     name: str
     rank: int
@@ -114,7 +124,7 @@ class Weight:
     col_begin: int = 0
     data: npt.NDArray[np.generic] | None = field(default=None, repr=False)
     tiling: Tiling | None = None
-    col_scale: str | None = None  # checkpoint vector that each row is multiplied by, column by column
+    col_scale: str | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -130,7 +140,7 @@ class Weight:
 
 
 class Slab(NamedTuple):
-    """Rows [row_begin, row_end) of a weight: what one task streams."""
+    """Rows [row_begin, row_end) of a weight: the part that one task streams."""
 
     weight: Weight
     row_begin: int

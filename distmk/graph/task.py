@@ -1,8 +1,8 @@
-"""What every task type is made of, and the table of types.
+"""The base class of task types, and the table of types.
 
-A task type is one frozen dataclass: its operands as regions and slabs, what it reads and writes, how it is encoded, and
-which bytes an encoded one touches (`accesses`, which `check` trusts instead of the regions it was made from). The body
-of the same name lives in csrc. Registering the class here is all that Python needs.
+A task type is one frozen dataclass: its operands as regions and slabs, the regions it reads and writes, its encoding, and the
+bytes that an encoded task accesses. `check` relies on those bytes alone (`accesses`), not on the regions. The bodies of the
+same name are in csrc. Registering the class here is all that Python needs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from distmk.graph.regions import Region, Slab, Weight
 
 
 class Layout(Protocol):
-    """Where buffers and weights were placed."""
+    """The addresses of buffers and weights."""
 
     def operand(self, ref: Region | Slab | Weight | None) -> int:
         """The operand of the first byte of a region, slab or weight (0 for None)."""
@@ -25,9 +25,10 @@ class Layout(Protocol):
 
 
 class Access(NamedTuple):
-    """Bytes an encoded task touches: `num_rows` runs of `row_bytes`, `stride` bytes apart, each aligned.
+    """Bytes that an encoded task accesses: `num_rows` runs of `row_bytes` bytes, `stride` bytes apart, each aligned to
+    `align_bytes`, from byte `offset` of memory `space` of `rank`.
 
-    `early`: a read that may come before the task's waits are met. `clears`: a write that leaves zeros.
+    early: a read that may come before the task's waits are met (polling). clears: a write of zeros (reset).
     """
 
     write: bool
@@ -45,6 +46,7 @@ class Access(NamedTuple):
 def access(
     write: bool, rank: int, operand: int, row_bytes: int, num_rows: int = 1, stride: int = 0, align_bytes: int = 4
 ) -> Access:
+    """The access at an operand, which holds space and offset; `stride` 0: rows without gaps."""
     space, offset = split_operand(operand)
     return Access(write, rank, int(space), offset, row_bytes, num_rows, stride or row_bytes, align_bytes)
 
@@ -53,19 +55,19 @@ Columns = Callable[[bool, int, int, int, int, int], Access]  # bf16_access or f3
 
 
 def bf16_access(write: bool, rank: int, operand: int, num_cols: int, num_rows: int, stride: int) -> Access:
-    """Columns of every row; `stride` in elements."""
+    """`num_cols` columns of every row; `stride` in elements."""
     return access(write, rank, operand, 2 * num_cols, num_rows, 2 * stride, align_bytes=2)
 
 
 def f32_access(write: bool, rank: int, operand: int, num_cols: int, num_rows: int, stride: int) -> Access:
-    """Columns of every row; `stride` in elements."""
+    """`num_cols` columns of every row; `stride` in elements."""
     return access(write, rank, operand, 4 * num_cols, num_rows, 4 * stride)
 
 
 def vector_accesses(
     rank: int, out: int, reset: int, num_cols: int, num_rows: int, stride: int, columns: Columns = bf16_access
 ) -> list[Access]:
-    """Columns of every row that are written, and the same ones that are left zero elsewhere, if they are."""
+    """The write of columns of every row, and the reset of the same columns in another buffer, unless `reset` is 0."""
     found = [columns(True, rank, out, num_cols, num_rows, stride)]
     if reset:
         found.append(columns(True, rank, reset, num_cols, num_rows, stride)._replace(clears=True))
@@ -74,9 +76,10 @@ def vector_accesses(
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Work on `rank`, for one worker unless `launch` says else. `worker` None lets the graph choose; `op` names the
-    operator it is part of. `deep_lookahead`: it may begin before the waits of the last two tasks of its worker are met, not only
-    of the last.
+    """Work on `rank`, for one worker unless `launch` is another kind.
+
+    op: the name of the operator that it belongs to. worker: None lets the graph choose. deep_lookahead: it may begin before the
+    waits of the last two tasks of its worker are met, not only of the last one.
     """
 
     rank: int
@@ -93,17 +96,19 @@ class Task:
     goes_through_shares: ClassVar[bool] = False  # its body runs all instances of a worker's share, where it is spread
 
     def reads(self) -> Iterable[Region]:
+        """The regions that the task reads; its weights are constant and need no mention."""
         return ()
 
     def writes(self) -> Iterable[Region]:
+        """The regions that the task writes, on any rank."""
         return ()
 
     def dtypes(self) -> Mapping[str, str | None]:
-        """What regions among the operands must be made of, by field; None: of anything."""
+        """The dtypes of the regions among the operands, by field; None: any dtype."""
         return {}
 
     def weight_bytes(self) -> int:
-        """Bytes of weights streamed a step: what the floor of a decode step is made of."""
+        """Bytes of weights streamed in an iteration: divided by the memory bandwidth, a lower bound of a decode step's time."""
         return 0
 
     def max_instances(self) -> int:
@@ -111,10 +116,12 @@ class Task:
         return 1
 
     def encode(self, layout: Layout) -> ctypes.Structure:
+        """The arguments of the body (`Args`)."""
         raise NotImplementedError
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        """Every access of a task on `rank` with arguments `args`. Raises ValueError for arguments that contradict each other."""
         raise NotImplementedError
 
     @classmethod
@@ -136,7 +143,10 @@ T = TypeVar("T", bound=type[Task])
 
 
 def task_type(type_id: int, name: str) -> Any:
-    """Class decorator: register a task type under `type_id`; csrc names its body `body_<name>`."""
+    """Class decorator: register a task type under `type_id`; its bodies in csrc are `body_<name>`.
+
+    Raises TypeError if the id is taken or the arguments are too large.
+    """
 
     def register(cls: T) -> T:
         if type_id in TASK_TYPES or ctypes.sizeof(cls.Args) > TASK_ARGS_BYTES:
@@ -150,10 +160,10 @@ def task_type(type_id: int, name: str) -> Any:
 
 
 def rows_of(batch_operand: int) -> int:
-    """Token rows a task touches: all an iteration can carry where it follows the batch, else the buffer's one row."""
+    """Rows that a task accesses: MAX_ROWS if it has a batch, else the only row of its buffers."""
     return MAX_ROWS if batch_operand else 1
 
 
 def batch_access(rank: int, batch: int, write: bool = False) -> Access:
-    """The whole row table."""
+    """The whole batch metadata."""
     return access(write, rank, batch, ctypes.sizeof(Batch))

@@ -141,7 +141,7 @@ def _num_polling(
     """Workers of a rank that may poll: those with tasks of every matrix of a layer.
 
     What such a worker waited for two operators ago implies that the buffers it polls have been reset, and that nobody reads
-    what it resets any more. With dispatched attention no task starts before its events fire, so none polls.
+    what it resets any more. With dispatched attention no task starts before its waits are met, so none polls.
     """
     if not options.spreads_attention:
         return 0

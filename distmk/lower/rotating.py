@@ -3,7 +3,7 @@
 A Lamport buffer (`regions.Buffer.lamport`) must be zero before it is written, as its readers poll for elements that are not
 zero. No reader can reset it, because none knows when the other readers are done. A later writer can: write w of a vector goes
 to a buffer of its own and resets the buffer of write w - lag. A lag of 1 is enough if write w comes after all readers of write
-w - 1. A lag of 2 also covers a writer that starts before its events fire: it comes after all readers of write w - 2.
+w - 1. A lag of 2 also covers a writer that starts before its waits are met: it comes after all readers of write w - 2.
 
 Every iteration writes the same buffers, so a write is named by its index in the iteration. `Rotation` is the arithmetic,
 `RotatingBuffers` the buffers; neither has state. Source: the one-shot Lamport all-reduce of TensorRT-LLM and FlashInfer, which
@@ -39,12 +39,12 @@ class Rotation:
 
     @property
     def period(self) -> int:
-        """Buffers that take turns."""
+        """Buffers that successive writes cycle through."""
         return self.lag + 1 + self.spare
 
     @property
     def num_buffers(self) -> int:
-        """Those that take turns, and one for each write of an iteration that is left over from whole periods."""
+        """Those of the period, and one for each write of an iteration beyond its last whole period."""
         return self.period + self.num_writes % self.period if self.rotates else 1
 
     def index_at(self, write: int) -> int:

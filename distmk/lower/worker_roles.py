@@ -20,7 +20,7 @@ class WorkerRoles:
 
     num_reserved: the first workers, without rows of qkv and o.
     num_reduced: the first workers, with a reduced share of qkv. One of the two is 0.
-    num_polling: by rank, the first workers, which may poll Lamport buffers before their events fire.
+    num_polling: by rank, the first workers, which may poll Lamport buffers before their waits are met.
     """
 
     num_reserved: int

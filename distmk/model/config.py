@@ -1,4 +1,4 @@
-"""The shape of a decoder model, and the rotary frequencies that follow from it."""
+"""The configuration of a decoder model: sizes, rotary frequencies, and presets of public models."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ ARCHITECTURES: Mapping[str, Family] = {"LlamaForCausalLM": "llama", "Qwen3ForCau
 """Hugging Face architecture names that can be loaded."""
 
 MAX_LAYERS = 10_000
-"""A damaged file may claim billions, and listing their tensors would take all memory before any is found missing."""
+"""Of a model that is not damaged. Listing the tensors of billions of layers would take all memory before one is found missing."""
 
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Llama 3.1's stretching of the rotary wavelengths ("llama3" in Hugging Face's `rope_type`).
+    """Llama 3.1's scaling of the rotary wavelengths ("llama3" in Hugging Face's `rope_type`).
 
-    Wavelengths above `original_max_position / low_freq_factor` grow by `factor`, those below
-    `original_max_position / high_freq_factor` stay, and those between are blended.
+    Wavelengths, in positions, above `original_max_position / low_freq_factor` grow by `factor`, those below
+    `original_max_position / high_freq_factor` stay, and those between are interpolated.
     """
 
     factor: float
@@ -38,10 +38,12 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Everything about a model but its weights. Raises ModelError when the sizes cannot go together.
+    """Everything about a model but its weights. Raises ModelError if the sizes contradict each other.
 
-    `rope_freq_factors` (length head_dim / 2) divides the plain rotary frequencies; GGUF files carry Llama 3.1's
-    scaling in that form instead of as `rope_scaling`.
+    family: for messages; what the model computes follows from the other fields.
+    max_position: positions that the model was trained for. bos_token_id, eos_token_ids: None and () if there are none.
+    qk_norm: RMSNorm over each query and key head. rope_freq_factors: [head_dim / 2] divisors of the plain rotary frequencies;
+    GGUF files hold Llama 3.1's scaling in that form instead of as `rope_scaling`.
     """
 
     family: Family
@@ -69,7 +71,7 @@ class ModelConfig:
         self.validate("model config")
 
     def validate(self, where: str) -> None:
-        """Raise ModelError, naming `where` the values came from, unless the sizes can go together."""
+        """Raise ModelError, naming `where`, the source of the values, if the sizes contradict each other."""
         sizes = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
         for name in (*sizes, "vocab_size", "max_position"):
             if not 1 <= getattr(self, name) < 1 << 31:
@@ -95,10 +97,10 @@ class ModelConfig:
 
     @staticmethod
     def from_hf(d: Mapping[str, Any], where: str) -> ModelConfig:
-        """The config in a Hugging Face `config.json`, given as a dict; `where` names it in errors.
+        """The config of a Hugging Face `config.json`, given as a dict; `where` names the file in errors.
 
-        Reads both the old `rope_theta` / `rope_scaling` keys and the `rope_parameters` of transformers 5.
-        Raises ModelError for another architecture, a feature that is not supported, or values that cannot be used.
+        Reads the keys `rope_theta` and `rope_scaling`, and the `rope_parameters` of transformers 5.
+        Raises ModelError for an unsupported architecture or feature, and for unusable values.
         """
         return _from_hf(Fields(d, where))
 
@@ -111,7 +113,7 @@ def _from_hf(f: Fields) -> ModelConfig:
     if num_heads < 1:
         raise ModelError(f"{f.where}: num_attention_heads is {num_heads}; it must be at least 1")
     qwen3 = family == "qwen3"
-    # Absent keys mean what transformers' LlamaConfig and Qwen3Config take them to mean.
+    # Absent keys have the defaults of transformers' LlamaConfig and Qwen3Config.
     attention_bias = f.flag("attention_bias")
     bos = token_ids(f.values, "bos_token_id", f.where, () if qwen3 else (1,))
     theta, scaling = _rope(f)
@@ -140,7 +142,7 @@ def _from_hf(f: Fields) -> ModelConfig:
 
 
 def build_config(values: Mapping[str, Any], where: str) -> ModelConfig:
-    """A ModelConfig of `values`, where a ModelError about them names `where` they came from."""
+    """A ModelConfig of the fields `values`. Raises ModelError, naming `where`, the source of the values."""
     try:
         return ModelConfig(**values)
     except ModelError as e:
@@ -183,7 +185,7 @@ def _refuse_unsupported(f: Fields) -> None:
 
 
 def _rope(f: Fields) -> tuple[float, RopeScaling | None]:
-    """The rotary base and scaling, from either spelling; a key of `rope_parameters` wins over an old one."""
+    """The rotary base and scaling; a key of `rope_parameters` takes precedence over an old one."""
     old_theta = f.number("rope_theta", 10000.0)
     new = f.sub("rope_parameters")
     rope = new if new.values else f.sub("rope_scaling")
@@ -219,8 +221,8 @@ def inv_freq(config: ModelConfig) -> npt.NDArray[np.float32]:
 
     Plain: theta ** (-2i / head_dim), from Su et al., "RoFormer" (arXiv 2104.09864), section 3.2. Scaled: Llama 3.1,
     `apply_scaling` in meta-llama/llama-models `models/llama3/model.py`, which transformers has as
-    `_compute_llama3_parameters`. Rounded to float32 in the same places as there: at position 100,000 the rounding of a
-    frequency shows. What a float32 power is depends on the machine, so it is rounded from a float64 one.
+    `_compute_llama3_parameters`. Intermediate results are rounded to float32 where that code rounds them, as the rounding of
+    a frequency is visible at position 100,000. Float32 powers differ between machines, so they are rounded from float64.
     """
     exponents = np.arange(0, config.head_dim, 2).astype(np.float32) / np.float32(config.head_dim)
     power = np.power(np.float32(config.rope_theta), exponents, dtype=np.float64).astype(np.float32)

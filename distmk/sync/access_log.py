@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from distmk.sync.happens_before import READERS, Dependency, HappensBefore
+from distmk.sync.happens_before import READ, Dependency, HappensBefore
 from distmk.sync.interval_map import Group, IntervalLog
 
 
@@ -78,7 +78,7 @@ class AccessLog:
             if group.nodes[-1] != node:
                 found.append(self._on_readers(group))
             elif others := set(group.nodes) - {node}:  # a task does not depend on itself
-                found.append(self._order.on_nodes(others, READERS))
+                found.append(self._order.on_nodes(others, READ))
         return found
 
     def _span(self, begin: int, end: int) -> tuple[int, int]:
@@ -111,6 +111,6 @@ class AccessLog:
 
     def _on_readers(self, readers: Group) -> Dependency:
         if readers.note is None:
-            readers.note = self._order.on_nodes(readers.nodes, READERS)
+            readers.note = self._order.on_nodes(readers.nodes, READ)
         known: Dependency = readers.note
         return known

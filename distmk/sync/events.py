@@ -17,7 +17,7 @@ from distmk.errors import UsageError
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer, Region
 from distmk.sync.access_log import AccessLog
-from distmk.sync.happens_before import READERS, Dependency, HappensBefore
+from distmk.sync.happens_before import READ, Dependency, HappensBefore
 from distmk.sync.interval_map import Group
 from distmk.tasks import Task
 
@@ -113,7 +113,7 @@ class _Derivation:
         """The dependencies of `node` on tasks with conflicting accesses; logs its own accesses."""
         found: list[Dependency] = []
         order, task = self.order, self.graph.tasks[index]
-        reader = Group([node], order.on_node(node, READERS), shared=True)
+        reader = Group([node], order.on_node(node, READ), shared=True)
         for log, begin, end in self.reads[index]:
             writers = log.read(begin, end, reader)
             if writers is not None and writers.nodes != order.barrier_nodes:
@@ -130,7 +130,7 @@ class _Derivation:
         kept: list[Dependency] = []
         found.sort(key=_SORT_KEY, reverse=True)
         for dependency in found:
-            if self.order.implies(node, dependency):
+            if self.order.after(node, dependency):
                 continue
             if any(dependency.sort_key == other.sort_key and dependency.nodes == other.nodes for other in kept):
                 continue
@@ -142,14 +142,14 @@ class _Derivation:
 
     def _check_known(self, node: int, dependency: Dependency) -> None:
         """A wait on the task's own rank must tell of the data on the dependency's rank."""
-        if self.order.implies(node, dependency):
+        if self.order.after(node, dependency):
             return
         tasks = self.graph.tasks
         task = tasks[node % self.num_tasks]
         names = ", ".join(sorted({tasks[n % self.num_tasks].op for n in dependency.nodes})[:3])
         raise UsageError(
             f"task {task.op} on rank {task.rank} overwrites what {names} left on "
-            f"rank {dependency.rank}, of which rank {task.rank} cannot hear; "
+            f"rank {dependency.rank}, of which no event of rank {task.rank} can tell; "
             f"have a task on rank {dependency.rank} read it in between"
         )
 
@@ -209,4 +209,4 @@ class _Derivation:
         if len(producers) == 1:
             return True
         all_of_them = self.order.on_nodes(producers, rank)
-        return all(self.order.implies(p + self.num_tasks, all_of_them) for p in producers)
+        return all(self.order.after(p + self.num_tasks, all_of_them) for p in producers)

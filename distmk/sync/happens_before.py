@@ -1,7 +1,7 @@
 """The happens-before relation of a graph, built up in program order while waits are added to it.
 
 A task that writes to several ranks pushes: it signals a peer's events with the data for that peer, before it is done elsewhere.
-So its data on rank r is known to have arrived by an event of rank r, or once the whole task is known to be done. It does not
+So its data on rank r is known to have landed by an event of rank r, or once the whole task is known to be done. It does not
 help to know some third task that waited for the same push on another rank.
 """
 
@@ -17,25 +17,25 @@ from distmk.graph.graph import Graph
 from distmk.sync.vector_clock import Clock, Clocks
 from distmk.tasks import SchedulerStep
 
-READERS = -1  # in place of a rank: a dependency on tasks that read, not on data
+READ = -1  # in place of a rank: a dependency on tasks that read, not on data
 NO_RANKS: frozenset[int] = frozenset()
 
-WaitClock = tuple[Clock, list[int]]  # what a wait tells, and the nodes of which it tells the push alone
+Acquired = tuple[Clock, list[int]]  # what a wait tells, and the nodes of which it tells the push alone
 
 
 class Dependency:
     """Nodes that must come first, at most one a chain.
 
     nodes: in program order.
-    rank: only their data on that rank matters; READERS: only that they have read.
+    rank: only their data on that rank matters; READ: only that they have read.
     chain, position: of the latest node. A clock covers the dependency if it has `position` of `chain` behind it, and with
         several nodes all of `need`.
-    pushes: the nodes whose data on `rank` must have arrived besides, which no clock tells.
+    pushes: the nodes whose data on `rank` must have landed besides, which no clock tells.
     sort_key: the latest node first in descending order, then the smallest set, as a wait for it may imply the larger ones.
-    wait_clocks: by rank of the waiter, filled by `HappensBefore`, if there are several nodes.
+    acquired: by rank of the waiter, filled by `HappensBefore`, if there are several nodes.
     """
 
-    __slots__ = ("chain", "latest", "need", "nodes", "position", "pushes", "rank", "sort_key", "wait_clocks")
+    __slots__ = ("acquired", "chain", "latest", "need", "nodes", "position", "pushes", "rank", "sort_key")
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Dependency:
         self.chain, self.position, self.need = chain, position, need
         self.latest = nodes[-1]
         self.sort_key = (self.latest, rank, -len(nodes))
-        self.wait_clocks: dict[int, WaitClock] = {}
+        self.acquired: dict[int, Acquired] = {}
 
 
 class HappensBefore:
@@ -100,9 +100,9 @@ class HappensBefore:
         self._last_on_chain[self._chain[node]] = node
 
     def on_node(self, node: int, rank: int) -> Dependency:
-        """The dependency on one node: on its data on `rank`, or on its reads (READERS)."""
+        """The dependency on one node: on its data on `rank`, or on its reads (READ)."""
         pushes = (node,) if rank in self.pushed[node % self.num_tasks] else ()
-        position = self._early[node] if pushes or rank == READERS else self._position[node]
+        position = self._early[node] if pushes or rank == READ else self._position[node]
         return Dependency((node,), rank, pushes, self._chain[node], position)
 
     def on_nodes(self, nodes: Collection[int], rank: int) -> Dependency:
@@ -114,23 +114,23 @@ class HappensBefore:
         if len(kept) == 1:
             return self.on_node(kept[0], rank)
         pushes = tuple(node for node in kept if rank in self.pushed[node % self.num_tasks])
-        early = set(kept if rank == READERS else pushes)
+        early = set(kept if rank == READ else pushes)
         need = np.zeros(self.clocks.num_chains, np.uint16)
         for node in kept:
             need[self._chain[node]] = self._early[node] if node in early else self._position[node]
         chain = self._chain[kept[-1]]
         return Dependency(kept, rank, pushes, chain, int(need[chain]), need)
 
-    def implies(self, node: int, dependency: Dependency) -> bool:
+    def after(self, node: int, dependency: Dependency) -> bool:
         """Whether the waits that `node` has so far order it after `dependency`."""
         if self._behind[node, dependency.chain] < dependency.position:
             return False
         if dependency.need is not None and not (self._table[node] >= dependency.need).all():
             return False
-        return not dependency.pushes or self._have_arrived(node, dependency)
+        return not dependency.pushes or self._landed(node, dependency)
 
-    def _have_arrived(self, node: int, dependency: Dependency) -> bool:
-        """Whether the data of all pushes has arrived before `node`: the push is done, or a task behind `node` waited there."""
+    def _landed(self, node: int, dependency: Dependency) -> bool:
+        """Whether the data of all pushes has landed before `node`: the push is done, or a task behind `node` waited there."""
         rank, behind = dependency.rank, self._behind
         for push in dependency.pushes:
             if behind[node, self._chain[push]] >= self._position[push]:
@@ -151,7 +151,7 @@ class HappensBefore:
             if rank in self.pushed[other % self.num_tasks]:
                 self._push_waiters[(other, rank)].append(node)
             return
-        told, pushes = self._wait_clock(dependency, rank)
+        told, pushes = self._acquired(dependency, rank)
         np.maximum(clock, told, out=clock)
         for push in pushes:
             self._push_waiters[(push, rank)].append(node)
@@ -164,11 +164,11 @@ class HappensBefore:
         if self.rank_of[node % self.num_tasks] in self.pushed[other % self.num_tasks]:  # of `other` the push alone
             self._behind[node, chain] = max(behind, self._early[other])
 
-    def _wait_clock(self, dependency: Dependency, rank: int) -> WaitClock:
+    def _acquired(self, dependency: Dependency, rank: int) -> Acquired:
         """What a wait on `rank` for several nodes tells."""
-        known = dependency.wait_clocks.get(rank)
+        known = dependency.acquired.get(rank)
         if known is None:
             early = [node for node in dependency.nodes if rank in self.pushed[node % self.num_tasks]]
             done = sorted(set(dependency.nodes) - set(early))
-            known = dependency.wait_clocks[rank] = self.clocks.join(done, early), early
+            known = dependency.acquired[rank] = self.clocks.join(done, early), early
         return known

@@ -1,4 +1,4 @@
-"""Task types. A new one is a dataclass here and a body of the same name in csrc; nothing else changes."""
+"""Task types: each a dataclass here, and in csrc a device body and a host body of the same name. Nothing else names a type."""
 
 from distmk.graph.task import TASK_TYPES, Access, Layout, Task
 from distmk.tasks.attention import Attention, AttentionShape

@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache: split just in time by length, then merged."""
+"""Attention over the paged KV cache, in splits of the positions that `Combine` or a fused `Linear` combines (split-KV)."""
 
 from __future__ import annotations
 
@@ -13,29 +13,34 @@ from distmk.graph.regions import Region, Slab
 from distmk.graph.task import Access, Layout, Task, access, batch_access, f32_access, task_type
 
 ANY_LENGTH = 2**31 - 1
-LONG_SPLITS = 4  # times `min_split`, of a lone row that might as well have more
+LONG_SPLITS = 4  # times `min_split`: the split length from which a single row gets more than COMBINE_WIDTH splits
 
 
 def num_slices(head_dim: int) -> int:
-    """Pieces of a head's output that are merged by themselves."""
+    """Slices of a head's output, COMBINE_SLICE columns each but perhaps the last; each is combined for itself."""
     return -(-head_dim // COMBINE_SLICE)
 
 
 def slice_begin(index: int, head_dim: int) -> int:
-    """First column of a slice; slices count over all heads."""
+    """First column of a slice, where slices are numbered over all heads."""
     slices = num_slices(head_dim)
     return index // slices * head_dim + index % slices * COMBINE_SLICE
 
 
 def partial_cols(max_splits: int) -> int:
-    """Floats of the partial results of one slice of a query head: of each row and split its maximum, sum and elements."""
+    """Floats of the partials of one slice of a query head: f32 [row, split, PARTIAL_FLOATS], the maximum of the scores,
+    the sum of their exponentials, and the unnormalized output.
+    """
     return MAX_ROWS * max_splits * PARTIAL_FLOATS
 
 
 def fused_combine_len(split_budget: int, max_splits: int, min_split: int) -> int:
-    """Positions up to which the only row there is, of a sequence of so many, has at most COMBINE_WIDTH splits
-    (csrc/runtime/splits.h rounds more down to a multiple), so that all who multiply it merge it for themselves: of more they
-    would read too much. More splits take the time of a merge of its own, so they come where few have become long.
+    """KV positions up to which the combine of a single decode row is fused into the o projection: up to there the row has at
+    most COMBINE_WIDTH splits.
+
+    Every task of the projection reads all partials of the row, so more splits would cost more than the hop that is saved. A
+    longer row gets at least twice as many splits (csrc/runtime/splits.h rounds down to a multiple of COMBINE_WIDTH), which pays
+    for the hop once a split has more than LONG_SPLITS * min_split positions.
     """
     fewest_more = 2 * COMBINE_WIDTH
     longest = (fewest_more - 1) * LONG_SPLITS * min_split
@@ -43,23 +48,25 @@ def fused_combine_len(split_budget: int, max_splits: int, min_split: int) -> int
 
 
 def fused_partial_bytes(args: Any, num_heads: int) -> int:
-    """Of a task that leaves or takes a lone row. ValueError: it takes another row for one."""
+    """Bytes of the fused partials that a task writes or reads. Raises ValueError if its `fused_combine_len` is not that of its
+    splits.
+    """
     if args.fused_combine_len != fused_combine_len(args.split_budget, args.max_splits, args.min_split):
         raise ValueError(f"fused_combine_len is {args.fused_combine_len}")
     return 2 * fused_partial_cols(num_heads, args.head_dim, args.max_splits)
 
 
 def fused_partial_cols(num_heads: int, head_dim: int, max_splits: int) -> int:
-    """bf16 places of a lone row's results of all splits of some heads."""
+    """bf16 elements of a single row's fused partials: [head, split, FUSED_PARTIAL_HEADER + head_dim]."""
     return num_heads * min(max_splits, COMBINE_WIDTH) * (FUSED_PARTIAL_HEADER + head_dim)
 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What attention needs to know of one rank's heads and cache.
+    """One rank's attention heads and KV cache, and the limits of its splits.
 
     Query head h of this rank is head `q_begin + h` of the model and uses KV head `(q_begin + h) // group` of the model,
-    which is KV head `(q_begin + h) // group - kv_begin` here.
+    which is KV head `(q_begin + h) // group - kv_begin` of this rank.
     """
 
     num_q: int
@@ -69,49 +76,49 @@ class AttentionShape:
     q_begin: int
     kv_begin: int
     page_size: int
-    max_pages: int  # pages of one sequence
-    num_pages: int
+    max_pages: int  # of one sequence
+    num_pages: int  # of the cache
     max_splits: int
-    min_split: int  # positions a split should have at least
+    min_split: int  # positions that a split should have at least
     num_workers: int
 
     @property
     def split_budget(self) -> int:
-        """Splits that one KV head's positions should be cut into, of all sequences together: an instance a worker."""
+        """Splits of one KV head, all sequences together: enough for one instance a worker."""
         return max(1, self.num_workers // self.num_kv)
 
     def has_long_splits(self, max_model_len: int, max_seqs: int) -> bool:
-        """Whether a split may have more than POSITIONS_PER_PASS positions. Beside others a sequence is perhaps not split."""
+        """Whether a split may have more than POSITIONS_PER_PASS positions. Beside others, a sequence may have a single split."""
         fewest = min(COMBINE_WIDTH, self.split_budget, self.max_splits) if max_seqs == 1 else 1
         return max_model_len > fewest * POSITIONS_PER_PASS
 
     @property
     def fused_combine_len(self) -> int:
-        """Positions that the sequence of a lone row may have."""
+        """KV positions up to which the combine of a single row is fused."""
         return fused_combine_len(self.split_budget, self.max_splits, self.min_split)
 
     @property
     def slices(self) -> int:
-        """Pieces of a head's output that are merged by themselves."""
+        """Slices of a head's output that are combined for themselves."""
         return num_slices(self.head_dim)
 
     def slice_begin(self, index: int) -> int:
-        """First column of a slice; slices count over all heads."""
+        """First column of a slice, where slices are numbered over all heads."""
         return slice_begin(index, self.head_dim)
 
     @property
     def partial_cols(self) -> int:
-        """Floats of all partial results of one slice of a query head."""
+        """Floats of the partials of one slice of a query head."""
         return partial_cols(self.max_splits)
 
     @property
     def num_partials(self) -> int:
-        """Floats of all partial results."""
+        """Floats of all partials."""
         return self.num_q * self.slices * self.partial_cols
 
     @property
     def fused_partial_cols(self) -> int:
-        """bf16 places of a lone row's results of all splits."""
+        """bf16 elements of a single row's fused partials."""
         return fused_partial_cols(self.num_q, self.head_dim, self.max_splits)
 
     @property
@@ -121,6 +128,7 @@ class AttentionShape:
 
     @property
     def qkv_cols(self) -> int:
+        """Columns of the rank's queries, keys and values, one after another."""
         return (self.num_q + 2 * self.num_kv) * self.head_dim
 
 
@@ -134,11 +142,9 @@ class AttentionArgs(ctypes.Structure):
         ("v_cache", c_uint64),
         ("page_table", c_uint64),  # i32 [slot, max_pages]
         ("partials", c_uint64),  # f32 [q head, slice, row, split, PARTIAL_FLOATS]
-        (
-            "fused_partials",
-            c_uint64,
-        ),  # bf16 [q head, split, FUSED_PARTIAL_HEADER + head_dim]: there a lone row goes instead; 0: nowhere
-        ("reset", c_uint64),  # what is left zero, laid out as `lone`; 0: none
+        # bf16 [q head, split, FUSED_PARTIAL_HEADER + head_dim]: the partials of a single row; 0: they go to `partials`
+        ("fused_partials", c_uint64),
+        ("reset", c_uint64),  # fused partials to be reset, laid out the same; 0: none
         ("batch", c_uint64),
         ("num_q", c_uint32),
         ("num_kv", c_uint32),
@@ -155,32 +161,35 @@ class AttentionArgs(ctypes.Structure):
         ("eps", c_float),
         ("num_positions", c_uint32),  # rows of the rope table
         ("qkv_stride", c_uint32),  # elements from one row of qkv to the next
-        ("polls", c_uint32),  # 1: rows of qkv may be taken as they arrive
+        ("polls", c_uint32),  # 1: poll qkv
         ("long_splits", c_uint32),  # 1: a split may have more than POSITIONS_PER_PASS positions
         (
             "fused_combine_len",
             c_uint32,
-        ),  # a single row is lone if its sequence has at most so many positions; 0: none is
+        ),  # KV positions of a single row up to which it goes to `fused_partials`; 0: never
     ]
 
 
 @task_type(6, "attention")
 @dataclass(frozen=True, eq=False)
 class Attention(Task):
-    """One instance: the query heads of one KV head, one run of rows, one split of the positions.
+    """softmax(q k^T / sqrt(head_dim)) v in splits. An instance: the query heads of one KV head, one run of rows, one split.
 
-    The split that owns a new position normalises, rotates and appends its K and V, so every position has one writer.
-    `arriving`: rows of `qkv` may be taken as they arrive, however many, see `Linear`.
+    qkv: f32 [rows, qkv_cols], before head norm and RoPE. k_cache, v_cache: bf16 pages. The split that has a new position
+    normalizes, rotates and appends its K and V, so that every position has one writer. partials: f32, the unnormalized output
+    of each split (`partial_cols`).
 
-    `lone`: where an iteration has a single row, of a sequence of at most `shape.fused_combine_len` positions, each result is left
-    there instead of in `part`, for a `Linear` task that merges it as it takes it: the elements over the sum of their weights,
-    rounded to bf16, behind the log of that sum. They arrive, whole words at a time; `cleared`, an older one (`turns`), is left
-    zero in all iterations.
+    polls: `qkv` is a Lamport buffer, and its rows may be polled before the task's waits are met, however many there are.
 
-    `long_splits`: a split may have more than `POSITIONS_PER_PASS` positions; on a GPU their keys and values then come as weights
-    do, ahead of the task, through the ring that streams them.
+    fused_partials: if an iteration has a single row, of a sequence of at most `shape.fused_combine_len` positions, its partials
+    go here instead, for the `Linear` tasks that combine them. A partial is the output over the sum of its exponentials, in
+    bf16, behind the log of that sum (log-sum-exp). The buffer is a Lamport buffer, published in whole 32-bit words. `reset`, an
+    older buffer of the rotation (`lower/rotating.py`), is reset in every iteration.
 
-    Split-KV attention with a later merge: Dao et al., "Flash-Decoding" (2023); RoPE: Su et al., arXiv:2104.09864.
+    long_splits: a split may have more than `POSITIONS_PER_PASS` positions. On a GPU their keys and values are then streamed
+    through the pipeline like weights, ahead of the task.
+
+    Split-KV attention with a combine: Dao et al., "Flash-Decoding" (2023); RoPE: Su et al., arXiv:2104.09864.
     """
 
     shape: AttentionShape = None  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Small tasks to build one's own graphs from: do nothing, move bytes here or to a peer, scale, add up blocks."""
+"""Small tasks, also for graphs of one's own: do nothing, copy to a rank, scale, sine, and the sum of an all-reduce."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NopArgs(ctypes.Structure):
 @task_type(0, "nop")
 @dataclass(frozen=True, eq=False)
 class Nop(Task):
-    """Runs nothing; orders what it claims to read and write."""
+    """No work. It is ordered as a task that reads `inputs` and writes `outputs`."""
 
     inputs: tuple[Region, ...] = ()
     outputs: tuple[Region, ...] = ()
@@ -53,7 +53,7 @@ class Nop(Task):
 
 def _same_cols(src: Region, dst: Region) -> None:
     if not src or not dst:
-        return  # Graph.add says which is missing
+        return  # Graph.add reports the missing operand
     if src.cols != dst.cols or src.buffer.dtype != dst.buffer.dtype or src.buffer.rows != 1 or dst.buffer.rows != 1:
         raise UsageError(f"{src} and {dst} must be of one row, the same dtype and the same number of columns")
 
@@ -71,7 +71,10 @@ class PutArgs(ctypes.Structure):
 @task_type(1, "put")
 @dataclass(frozen=True, eq=False)
 class Put(Task):
-    """Copy `src` (here) to `dst` (any rank). To a peer it is one putmem_signal: data, then the triggers of that rank."""
+    """Copy `src`, on this rank, to `dst`, on any rank. To a peer: one putmem_signal, the data and then the triggers of that rank.
+
+    Raises UsageError if the regions differ in columns or dtype, or have several rows.
+    """
 
     src: Region = None  # type: ignore[assignment]
     dst: Region = None  # type: ignore[assignment]
@@ -104,7 +107,7 @@ class Put(Task):
 
 @dataclass(frozen=True, eq=False)
 class _ElementWise(Task):
-    """dst from src, float32, element by element. `Args` begins with src, dst, num."""
+    """dst = f(src), float32 [n], element by element. `Args` begins with src, dst, num."""
 
     src: Region = None  # type: ignore[assignment]
     dst: Region = None  # type: ignore[assignment]
@@ -133,7 +136,7 @@ class AffineArgs(ctypes.Structure):
 @task_type(2, "affine")
 @dataclass(frozen=True, eq=False)
 class Affine(_ElementWise):
-    """dst = src * scale + shift, float32, element by element."""
+    """dst = src * scale + shift, float32 [n]."""
 
     scale: float = 1.0
     shift: float = 0.0
@@ -151,7 +154,7 @@ class SineArgs(ctypes.Structure):
 @task_type(10, "sine")
 @dataclass(frozen=True, eq=False)
 class Sine(_ElementWise):
-    """dst = sin(sin(...src...)), `times` sines deep, float32, element by element: work of any length, for measurements."""
+    """dst = sin(sin(...src...)), `times` sines deep, float32 [n]: work of any length, for measurements."""
 
     times: int = 1
 
@@ -165,8 +168,8 @@ class SumArgs(ctypes.Structure):
     _fields_ = [
         ("blocks", c_uint64),
         ("dst", c_uint64),
-        ("out_bf16", c_uint64),  # bf16 columns of every row, what dst is rounded to; 0: none
-        ("reset", c_uint64),  # columns that are left zero, laid out as `rounded`; 0: none
+        ("out_bf16", c_uint64),  # bf16 columns of every row, dst rounded; 0: none
+        ("reset", c_uint64),  # columns to be reset, laid out as `out_bf16`; 0: none
         ("batch", c_uint64),
         ("block_stride", c_uint64),  # bytes from one block to the next
         ("num_blocks", c_uint32),
@@ -174,7 +177,7 @@ class SumArgs(ctypes.Structure):
         ("dst_stride", c_uint32),  # elements from one row of dst to the next
         ("out_bf16_stride", c_uint32),
         ("add", c_uint32),  # 1: add to dst
-        ("polls", c_uint32),  # 1: blocks are taken as they arrive, and left zero
+        ("polls", c_uint32),  # 1: poll the blocks, and reset them
     ]
 
 
@@ -183,12 +186,12 @@ class SumArgs(ctypes.Structure):
 class Sum(Task):
     """dst (+)= blocks[0] + blocks[1] + ... in that order, float32: the reducing half of an all-reduce.
 
-    A block is [rows, cols of dst] without gaps, as PUSH leaves it; blocks lie at equal distances in one buffer.
-    `rounded`: the same columns rounded to bf16, for tasks that multiply them; `cleared`: see `Linear`.
+    A block is f32 [rows, columns of dst] without gaps, as Epilogue.PUSH writes it; blocks are equally spaced in one buffer. dst:
+    f32 columns of every row. out_bf16: the same columns rounded to bf16, for tasks that multiply them. reset: see `Linear`.
 
-    `arriving`: an element that is not zero is there, and may be taken before the events that say so for all of them; the
-    task leaves zeros behind. PUSH writes a zero as the negative one, which adds up the same. The blocks are in a buffer
-    made for it (`Graph.buffer`), each pushed by one task between two sums; this task waits for nothing else.
+    polls: the blocks are in a Lamport buffer (`Buffer.lamport`). The task polls for elements that are not zero before its waits
+    are met, and resets them. PUSH writes a zero as the negative one, which adds up the same. Each block is pushed by one task
+    between two sums, and this task waits for nothing else.
     """
 
     blocks: tuple[Region, ...] = ()

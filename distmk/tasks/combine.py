@@ -1,4 +1,4 @@
-"""The merge of attention's splits."""
+"""The combine of attention's splits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CombineArgs(ctypes.Structure):
     _fields_ = [
         ("partials", c_uint64),  # of the first slice of this task
         ("out", c_uint64),  # bf16 [rows, heads of this rank * head_dim], at the first head of this task
-        ("reset", c_uint64),  # columns that are left zero, laid out as `out`; 0: none
+        ("reset", c_uint64),  # columns to be reset, laid out as `out`; 0: none
         ("batch", c_uint64),
         ("first_slice", c_uint32),  # of the first head
         ("num_slices", c_uint32),
@@ -27,26 +27,26 @@ class CombineArgs(ctypes.Structure):
         ("max_splits", c_uint32),
         ("min_split", c_uint32),
         ("split_budget", c_uint32),
-        ("polls", c_uint32),  # 1: parts are taken as they arrive, and left zero
+        ("polls", c_uint32),  # 1: poll the partials, and reset them
         (
             "fused_combine_len",
             c_uint32,
-        ),  # a single row is not merged here if its sequence has at most so many positions
+        ),  # KV positions of a single row up to which it is not combined here; 0: it always is
     ]
 
 
 @task_type(7, "combine")
 @dataclass(frozen=True, eq=False)
 class Combine(Task):
-    """Combine the splits of some query heads, or of slices of them, in split order, into the attention output.
+    """Attention's output from its partials: the splits of some slices of the query heads, weighed by log-sum-exp, in split order.
 
-    `out`, bf16, are the columns of slices `slices` of this rank's heads, `part` their partial results. It is only ever
-    multiplied, for which it would be rounded anyhow. `cleared`: see `Linear`.
+    slices: their range, numbered over all heads of the rank. partials: f32, those of the slices. out: bf16 [rows, columns of
+    the slices]; it is only ever an operand of a matrix product, which would round it anyway. reset: see `Linear`.
 
-    `arriving`: `part` lies in a buffer made for it (`Graph.buffer`), where an element that is not zero is there, and may be
-    taken before the events that say so for all of them, see `Linear`. The parts are left zero.
+    polls: `partials` is a Lamport buffer, which is polled before the task's waits are met (see `Linear`) and then reset.
 
-    `skips_fused`: a lone row is merged by those who multiply it (`Attention.lone`), and this task has nothing to do.
+    skips_fused: the combine of a single row is fused into the o projection (`Attention.fused_partials`), and this task has
+    nothing to do then.
     """
 
     shape: AttentionShape = None  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Weight-streaming tasks: linear layers with their prologue and epilogues, and the embedding lookup."""
+"""Linear layers with their prologue and epilogues, and the embedding lookup."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from distmk.tasks.attention import AttentionShape, fused_partial_bytes
 
 
 def output_accesses(args: Any, rank: int, num_ranks: int, num_cols: int) -> list[Access]:
-    """What an epilogue writes: a block in every rank's slot (PUSH), or columns of every row."""
+    """The writes of an epilogue: a block in every rank's slot (PUSH), else columns of every row, and those that it resets."""
     rows = rows_of(args.batch)
     if args.epilogue == Epilogue.PUSH:
         return [access(True, d, args.out, 4 * num_cols * rows) for d in range(num_ranks)]
@@ -45,12 +45,10 @@ class LinearArgs(ctypes.Structure):
         ("weight", c_uint64),  # bf16 [n, k] ([2n, k] for SWIGLU: gate rows, then up rows)
         ("bias", c_uint64),  # f32 [n or 2n]; 0: none
         ("out", c_uint64),
-        ("out_bf16", c_uint64),  # STORE, ADD: bf16 columns of every row, what `out` is rounded to; 0: none
-        ("reset", c_uint64),  # columns that are left zero, laid out as `rounded`, or as `out` without it; 0: none
-        (
-            "fused_partials",
-            c_uint64,
-        ),  # bf16 [head, split, FUSED_PARTIAL_HEADER + head_dim]: where a lone row is merged from; 0: it is x
+        ("out_bf16", c_uint64),  # STORE, ADD: bf16 columns of every row, `out` rounded; 0: none
+        ("reset", c_uint64),  # columns to be reset, laid out as `out_bf16`, or as `out` without it; 0: none
+        # bf16 [head, split, FUSED_PARTIAL_HEADER + head_dim]: the partials of a single row; 0: the row is in x
+        ("fused_partials", c_uint64),
         ("batch", c_uint64),
         ("logits", c_uint64),  # ARGMAX: f32 [rows, vocabulary shard]; 0: not kept
         ("k", c_uint32),
@@ -64,12 +62,12 @@ class LinearArgs(ctypes.Structure):
         ("first_token", c_uint32),  # ARGMAX: token id of the first row
         ("logits_stride", c_uint32),
         ("k_pitch", c_uint32),  # elements of a row of the weight: k, or more where rows are packed in tiles
-        ("polls", c_uint32),  # 1: rows of x, or a lone one, may be taken as they arrive
-        ("head_dim", c_uint32),  # of lone, and how attention was split
+        ("polls", c_uint32),  # 1: poll x, or the fused partials
+        ("head_dim", c_uint32),  # of the fused partials; the next four are those of attention
         ("max_splits", c_uint32),
         ("min_split", c_uint32),
         ("split_budget", c_uint32),
-        ("fused_combine_len", c_uint32),  # a single row is lone if its sequence has at most so many positions
+        ("fused_combine_len", c_uint32),  # KV positions of a single row up to which it is in `fused_partials`
         ("pad", c_uint32),
     ]
 
@@ -79,22 +77,21 @@ class LinearArgs(ctypes.Structure):
 class Linear(Task):
     """out = epilogue(x @ slab.T / rms(x) + bias): bf16 activations and weights, float32 accumulation.
 
-    x: bf16 [rows, k]. out: f32 columns of every row (STORE, ADD), bf16 ones (SWIGLU), an f32 [rows, n] block in every
-    rank's slot (PUSH), or one Candidate a row (ARGMAX; only rows that are sampled). `rounded`: the same columns as STORE
-    and ADD leave them, rounded to bf16 (to nearest, ties to even), for tasks that multiply them.
+    x: bf16 [rows, k]. slab: bf16 [n, k] ([2n, k] for SWIGLU). out: f32 columns of every row (STORE, ADD), bf16 ones (SWIGLU), an
+    f32 [rows, n] block in every rank's slot (PUSH), or one Candidate a row (ARGMAX, of sampled rows only). out_bf16: the columns
+    of STORE or ADD rounded to bf16 (to nearest, ties to even), for tasks that multiply them.
 
-    `normalized`: the float32 sums are multiplied by 1/rms of the row of x, before bias and epilogue. With the norm's
-    weight in the columns of the matrix (`Weight.col_scale`) that is a linear layer of an RMSNorm.
+    normalized: the float32 sums are multiplied by 1/rms of the row of x, before bias and epilogue. With the norm's weight
+    multiplied into the columns of the matrix (`Weight.col_scale`) that is a linear layer behind an RMSNorm.
 
-    `arriving`: x lies in a buffer made for it (`Graph.buffer`), where an element that is not zero is there, and may be
-    taken before the events that say so for all of them; what becomes of up to eight rows may be written then, too. The task
-    is done only once the events have fired. Zeros are written as negative ones, and `cleared`, the same columns where an
-    older vector lies (`turns`), is left zero, in `Batch.num_reset_rows` rows. That is `rounded`'s vector, or `out`'s where
-    there is none.
+    polls: x is in a Lamport buffer (`Buffer.lamport`): an element that is not zero has been published, and may be used before
+    the task's waits are met. Results of up to eight rows may be written then, too; the task is complete only once its waits are
+    met. Zeros are published as negative zeros. reset: the same columns in an older buffer of the rotation
+    (`lower/rotating.py`), of `out_bf16`, or of `out` without it; they are zeroed in `Batch.num_reset_rows` rows.
 
-    `lone`: a lone row is not in x, but in pieces that attention of `shape` has left there (`Attention.lone`): each task
-    merges them for itself. x is then read of all other rows. k is at most `MAX_FUSED_COMBINE_COLS`, and head_dim a multiple
-    of 64 there.
+    fused_partials: a single decode row is not in x but in these partials of attention of `shape` (`Attention.fused_partials`);
+    each task combines them for itself (fused combine). All other rows are in x. It requires k <= MAX_FUSED_COMBINE_COLS and a
+    head_dim that is a multiple of 64.
 
     RMSNorm: Zhang and Sennrich, arXiv:1910.07467; SwiGLU: Shazeer, arXiv:2002.05202.
     """
@@ -120,18 +117,18 @@ class Linear(Task):
     streams_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """UsageError where a body could not merge `lone`."""
+        """Raises UsageError for a fused combine that the bodies cannot do."""
         if not self.fused_partials:
             return
         shape, k = self.shape, self.x.cols
         if not shape or not self.batch or self.epilogue is Epilogue.ARGMAX:
             raise UsageError(
-                f"task {self.op} takes a lone row; give it a shape and a batch, and another epilogue than ARGMAX"
+                f"task {self.op} combines a single row; give it a shape and a batch, and another epilogue than ARGMAX"
             )
         if k != shape.num_q * shape.head_dim or k > MAX_FUSED_COMBINE_COLS or shape.head_dim % 64:
             raise UsageError(
-                f"task {self.op} takes a lone row of {shape.num_q} heads of {shape.head_dim} as {k} columns; it must be all of "
-                f"them, at most {MAX_FUSED_COMBINE_COLS}, and heads a multiple of 64"
+                f"task {self.op} combines a single row of {shape.num_q} heads of {shape.head_dim} as {k} columns; it must be all "
+                f"of them, at most {MAX_FUSED_COMBINE_COLS}, and heads a multiple of 64"
             )
 
     def dtypes(self) -> Mapping[str, str | None]:
@@ -219,8 +216,8 @@ class EmbedArgs(ctypes.Structure):
     _fields_ = [
         ("table", c_uint64),  # bf16 [last_token - first_token, k]: this rank's rows of the embedding
         ("out", c_uint64),
-        ("out_bf16", c_uint64),  # STORE: bf16 columns of every row, the same numbers; 0: none
-        ("reset", c_uint64),  # STORE: columns that are left zero, laid out as `rounded`; 0: none
+        ("out_bf16", c_uint64),  # STORE: bf16 columns of every row, the same values; 0: none
+        ("reset", c_uint64),  # STORE: columns to be reset, laid out as `out_bf16`; 0: none
         ("batch", c_uint64),
         ("k", c_uint32),  # columns of the table
         ("col_begin", c_uint32),
@@ -236,7 +233,12 @@ class EmbedArgs(ctypes.Structure):
 @task_type(5, "embed")
 @dataclass(frozen=True, eq=False)
 class Embed(Task):
-    """out[row] = table[token of row]: zeros where the token is another rank's, so that a sum over ranks is the lookup."""
+    """out[row] = table[token of row], columns [col_begin, col_begin + num_cols).
+
+    table: bf16 [tokens of this rank, k]. Rows with a token of another rank are zero, so that the sum over ranks is the lookup.
+    out: f32 columns of every row (STORE), or an f32 [rows, num_cols] block in every rank's slot (PUSH). out_bf16, reset: see
+    `Linear`.
+    """
 
     table: Slab = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""The end of an iteration and the start of the next: pick each row's token, feed it back, admit and finish requests."""
+"""Sampling at the end of an iteration, and the scheduler step at the start of the next."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CANDIDATES_BYTES = ctypes.sizeof(Candidate) * MAX_ROWS
 class SampleArgs(ctypes.Structure):
     _fields_ = [
         ("candidates", c_uint64),  # Candidate [num_tasks, MAX_ROWS] of this rank's head tasks
-        ("out", c_uint64),  # Candidate [MAX_ROWS] in rank 0's slot of this rank
+        ("out", c_uint64),  # Candidate [MAX_ROWS], this rank's slot on rank 0
         ("batch", c_uint64),
         ("num_tasks", c_uint32),
         ("pad", c_uint32),
@@ -28,10 +28,10 @@ class SampleArgs(ctypes.Structure):
 @task_type(8, "sample")
 @dataclass(frozen=True, eq=False)
 class Sample(Task):
-    """The best candidate of this rank's vocabulary shard for every sampled row (greedy: lowest id wins ties).
+    """Per-shard argmax: this rank's best candidate for every sampled row (greedy; the lowest token id wins ties).
 
-    out: Candidate [MAX_ROWS] on rank 0, of which the batch's rows are written. Where no pointer reaches rank 0 it is written
-    at the same place on this rank, and put to rank 0 from there; else it may be.
+    candidates: Candidate [tasks of the head, MAX_ROWS]. out: Candidate [MAX_ROWS] on rank 0, of which the rows of the batch are
+    written. A rank that reaches rank 0 by NVSHMEM writes the same offset of its own heap first, and puts it from there.
     """
 
     candidates: Region = None  # type: ignore[assignment]
@@ -81,9 +81,9 @@ class SchedulerStepArgs(ctypes.Structure):
 @task_type(9, "scheduler_step")
 @dataclass(frozen=True, eq=False)
 class SchedulerStep(Task):
-    """Run by rank 0's scheduler 0: the row table of this iteration, from the tokens of the last, put to every rank.
+    """The batch metadata of this iteration from the tokens of the last one, put to every rank. Rank 0's scheduler 0 runs it.
 
-    Stop conditions, admission of waiting requests, KV pages and prompt chunks are decided here; the host only reads tokens.
+    It decides on stop conditions, admission of waiting requests, KV pages and prompt chunks; the host only reads tokens.
     """
 
     candidates: Region = None  # type: ignore[assignment]

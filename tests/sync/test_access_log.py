@@ -6,7 +6,7 @@ import numpy as np
 
 from distmk.graph.graph import Graph
 from distmk.sync.access_log import AccessLog
-from distmk.sync.happens_before import READERS, HappensBefore
+from distmk.sync.happens_before import READ, HappensBefore
 from distmk.sync.interval_map import Group
 from distmk.tasks import Nop
 
@@ -29,7 +29,7 @@ def parallel(num_tasks: int) -> HappensBefore:
 
 
 def reader(order: HappensBefore, node: int) -> Group:
-    return Group([node], order.on_node(node, READERS), shared=True)
+    return Group([node], order.on_node(node, READ), shared=True)
 
 
 def test_parts_of_an_interval_have_their_own_readers() -> None:

@@ -47,5 +47,5 @@ def test_a_combine_that_cannot_be_fused(changes: dict[str, Any], must: str) -> N
         "epilogue": Epilogue.STORE,
         **{k: v for k, v in changes.items() if k in ("shape", "epilogue")},
     }
-    with pytest.raises(UsageError, match=f"task product takes a lone row.*{must}"):
+    with pytest.raises(UsageError, match=f"task product combines a single row.*{must}"):
         Linear(0, "product", x=x, slab=weight, out=out, batch=batch, fused_partials=fused_partials, **given)
