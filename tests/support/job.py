@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
-import numpy as np
+from support.events import expected_counts, read_counts
 
 import distmk
-from distmk.abi import EVENT_STRIDE_BYTES, LaunchKind, Space
-from distmk.program.layout import Placed
 
 
 class Job:
@@ -33,21 +30,5 @@ class Job:
         n = self.iterations if iterations is None else iterations
         assert session.run(n) == n
         self.bootstrap.barrier()
-        self.check_events(session, n)
+        assert read_counts(session) == expected_counts(session.program, self.rank, n)
         self.total += n
-
-    def check_events(self, session: distmk.Session, iterations: int) -> None:
-        """Every event of this rank counted what its triggers of all ranks add up to, no more and no less."""
-        want: dict[int, int] = defaultdict(int)
-        for part in session.program.ranks:
-            for desc in part.tasks:
-                times = desc.max_instances * part.header.num_schedulers if desc.launch == LaunchKind.MASSIVE else 1
-                for trigger in part.triggers[desc.trigger_begin : desc.trigger_begin + desc.num_triggers]:
-                    if trigger.rank == self.rank:
-                        want[trigger.event] += trigger.amount * times * iterations
-        header = session.rank_program.header
-        if not header.num_events:
-            return
-        events = Placed("events", Space.HEAP, -1, header.events_heap_offset, header.num_events, EVENT_STRIDE_BYTES)
-        got = session.backend.view(events, np.uint64)[:, 0]
-        assert got.tolist() == [want[event] for event in range(header.num_events)]

@@ -45,10 +45,17 @@ def require(backend: str, num_ranks: int = 1) -> None:
         pytest.skip(f"needs {num_ranks} GPUs, has {num_places()}" + (f": {why}" if (why := why_no_cuda()) else ""))
 
 
-def on(backend: str, *values: Any, num_ranks: int = 1) -> Any:
+def on(backend: str, *values: Any, num_ranks: int = 1, id: str | None = None) -> Any:
     """Test parameters (backend, *values), marked by the GPUs that they need."""
     marks = [] if backend != "cuda" else [pytest.mark.gpu if num_ranks == 1 else pytest.mark.multigpu]
-    return pytest.param(backend, *values, marks=marks)
+    return pytest.param(backend, *values, marks=marks, id=id)
+
+
+def on_nodes(backend: str, num_ranks: int, nodes: dict[str, str] | None = None) -> Any:
+    """Test parameters (backend, num_ranks, environment), `nodes` being the variables that make ranks those of other nodes."""
+    return on(
+        backend, num_ranks, nodes or {}, num_ranks=num_ranks, id=f"{backend}-{num_ranks}{'-far' if nodes else ''}"
+    )
 
 
 def environment(**more: str) -> dict[str, str]:
