@@ -1,4 +1,4 @@
-"""One rank of a scenario: its choices, its graph and session, and that every event counted what it should."""
+"""One rank of a scenario: its options, its graph and session, and a check of every event counter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import distmk
 
 
 class Job:
-    """One scenario on one rank."""
+    """A scenario on one rank; `total` counts its iterations."""
 
     def __init__(self, options: dict[str, Any], bootstrap: Any) -> None:
         self.options, self.bootstrap = options, bootstrap
@@ -30,5 +30,7 @@ class Job:
         n = self.iterations if iterations is None else iterations
         assert session.run(n) == n
         self.bootstrap.barrier()
-        assert read_counts(session) == expected_counts(session.program, self.rank, n)
+        counts, expected = read_counts(session), expected_counts(session.program, self.rank, n)
+        wrong = {event: pair for event, pair in enumerate(zip(counts, expected, strict=True)) if pair[0] != pair[1]}
+        assert not wrong, f"rank {self.rank}: counts of events and what was expected: {wrong}"
         self.total += n
