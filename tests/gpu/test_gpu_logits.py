@@ -141,7 +141,7 @@ def test_logits_and_tokens(models: Models, backend: str, name: str, num_ranks: i
     records = model.results.get(num_ranks, [])
     work = shapes.workload(name)
     assert len(records) == len(work.cases), "a run of this model failed before"
-    errors: dict[str, list[float]] = {"ours": [], "bf16": [], "out_bf16": []}
+    errors: dict[str, list[float]] = {"ours": [], "bf16": [], "rounded": []}
     steps = clear = 0
     for record in records:
         what = f"{model.name} at {num_ranks} ranks, prompts {record['prompts']}"

@@ -39,10 +39,10 @@ def test_logits(family: Family, num_ranks: int, rng: np.random.Generator, tmp_pa
             ids = [int(token) for token in rng.integers(0, changes["vocab_size"], length)]
             got = torch.from_numpy(llm.compute_logits(ids).copy()).double()
             assert got.shape == (changes["vocab_size"],)
-            exact, out_bf16 = reference.exact(ids)[-1], reference.out_bf16(ids)[-1]
+            exact, rounded = reference.exact(ids)[-1], reference.rounded(ids)[-1]
             noise, _ = largest(exact - reference.exact(ids, dtype=torch.float64)[-1])
-            rounding, _ = largest(out_bf16 - exact)
-            drift, at = largest(got - out_bf16)
+            rounding, _ = largest(rounded - exact)
+            drift, at = largest(got - rounded)
             ours.append(got)
             theirs.append(reference.bf16(ids)[-1])
             float32.append(exact)

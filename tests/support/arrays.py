@@ -1,4 +1,4 @@
-"""Arrays of tests: as bytes, as poison, and compared with what they should be."""
+"""Arrays as bytes, poisoned memory, and a comparison that prints coordinates."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def to_bytes(data: np.ndarray | torch.Tensor | ctypes.Structure) -> np.ndarray:
 
 
 def floats(raw: np.ndarray, dtype: str) -> np.ndarray:
-    """Bytes as the numbers they are, "f32" or "bf16", in float32."""
+    """Bytes of dtype "f32" or "bf16" as float32."""
     return raw.view(np.float32) if dtype == "f32" else (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
 ROUNDING = {"f32": 0.0, "bf16": 2.0**-8}
-"""What rounding to nearest may add to the error of a number, relative to it."""
+"""Largest relative error of rounding to nearest, by dtype."""
 
 
 def poison(rng: np.random.Generator, num_bytes: int) -> np.ndarray:
-    """Memory that reads as NaN in float32 and in bf16; never twice the same, so that copying it around shows too."""
+    """Random bytes that read as NaN in float32 and in bf16; random, so that a copy of poison shows as a change, too."""
     halves = rng.integers(0x7F81, 0x8000, num_bytes // 2, dtype=np.uint16)
     return (halves | rng.choice(np.array([0, 0x8000], dtype=np.uint16), num_bytes // 2)).view(np.uint8)
 
@@ -38,6 +38,7 @@ def assert_close(
     want: np.ndarray | torch.Tensor,
     tolerance: np.ndarray | torch.Tensor | float,
 ) -> None:
+    """AssertionError with coordinates and values of the first eight elements that are off by more than `tolerance`."""
     got, want, tolerance = (np.asarray(a, dtype=np.float64) for a in (got, want, tolerance))
     tolerance = np.broadcast_to(tolerance, want.shape)
     assert got.shape == want.shape, f"{what}: shape {got.shape}, expected {want.shape}"

@@ -1,4 +1,4 @@
-"""Row tables as `prepare` would lay them out."""
+"""Batch metadata as the scheduler step lays it out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distmk.abi import MAX_ROWS, Batch, BatchRow, BatchRun
 
 
 def make_batch(runs: Iterable[tuple[int, int, int]], rng: np.random.Generator, vocabulary: int = 1000) -> Batch:
-    """A row table of runs (rows, slot, kv_len after this iteration); the last row of a run may be sampled."""
+    """A batch of runs (rows, slot, kv_len after this iteration); the last row of a run may be sampled."""
     batch = Batch()
     for num_rows, slot, kv_len in runs:
         batch.runs[batch.num_runs] = BatchRun(batch.num_rows, num_rows, slot, kv_len)
@@ -25,11 +25,12 @@ def make_batch(runs: Iterable[tuple[int, int, int]], rng: np.random.Generator, v
 
 
 def decode_batch(num_rows: int, rng: np.random.Generator, vocabulary: int = 1000) -> Batch:
+    """A batch of one row for each of `num_rows` sequences."""
     return make_batch([(1, slot, int(rng.integers(1, 50))) for slot in range(num_rows)], rng, vocabulary)
 
 
 def random_runs(rng: np.random.Generator, max_len: int) -> list[tuple[int, int, int]]:
-    """Decode rows and prompt chunks mixed, at most MAX_ROWS rows, each of another slot."""
+    """A mix of decode rows and prompt chunks, each of another slot, of at most MAX_ROWS rows together."""
     runs, left = [], MAX_ROWS
     for slot in rng.permutation(MAX_ROWS)[: int(rng.integers(1, 7))]:
         if not left:

@@ -1,4 +1,4 @@
-"""A small model decodes on several ranks: however it is launched, tokens and memory are the same."""
+"""Scenarios of graph_job.py in which a small model decodes: tokens and memory do not depend on how it is launched."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ SPEC = LaunchSpec(tuple((i, 3 * i) * (2 * i + 1) for i in range(7)), (5, 9, 2, 3
 
 
 def decode(job: Job, attention_launch: str, launch_iterations: int = 0) -> Decoded:
-    """Tokens and every buffer after a launch of a small model, which is cut after every so many iterations."""
+    """(request, token, iteration) of every token and the content of every buffer after a launch of a small model.
+
+    The launch is cut every `launch_iterations` iterations; 0: never.
+    """
     os.environ["DISTMK_LAUNCH_ITERATIONS"] = str(launch_iterations)
     options = DecodeOptions(
         job.num_ranks,

@@ -1,4 +1,4 @@
-"""Jobs to break: a small model that generates for minutes, its ranks by process, and what they say when something is lost."""
+"""Jobs for fault tests: a small model that generates for minutes, the process of each rank, and the errors expected."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from distmk.model.config import ModelConfig
 from distmk.model.operators import build_model
 from distmk.program.program import Program, compile_graph
 
-GONE_S = 10.0  # the longest that the ranks which are left may take
+GONE_S = 10.0  # time limit for the other ranks to leave after one is lost
 ENDLESS = ("--prompt-ids", "1,2,3,4,5", "--ignore-eos")
 MAX_POSITION = 200_000
 
 
 def write_config(config: ModelConfig, path: Path) -> Path:
-    """A Llama's config.json, with a context that lets it generate for minutes."""
+    """Write a Llama's config.json, with a context long enough to generate for minutes."""
     names = ("hidden_size", "intermediate_size", "head_dim", "vocab_size", "rms_norm_eps", "rope_theta")
     fields = {name: getattr(config, name) for name in names} | {
         "architectures": ["LlamaForCausalLM"],
@@ -43,7 +43,7 @@ def write_config(config: ModelConfig, path: Path) -> Path:
 
 
 def generate_command(config: Path, *more: str, tokens: int = 150_000) -> list[str]:
-    """The command of a generate with random weights; without `tokens` it would take minutes."""
+    """The command line of a generate with random weights; the default of `tokens` takes minutes."""
     model = ("--model", str(config), "--load-format", "dummy", "--max-model-len", str(max(64, tokens + 16)))
     return [*DISTMK, "generate", *model, *ENDLESS, "--max-new-tokens", str(tokens), *more]
 
@@ -54,12 +54,12 @@ def wait_for_tokens(process: subprocess.Popen[str]) -> None:
 
 
 def errors(done: Finished) -> list[str]:
-    """What distmk wrote but warnings and statistics."""
+    """The lines that distmk wrote to stderr, without warnings."""
     return [line for line in done.own_lines if not line.startswith("distmk: warning")]
 
 
 def pid_of(runner: Runner, rank: int, timeout_s: float = 20.0) -> int:
-    """The process that is `rank`, as its environment says; rank 0 of --ranks is the one that has no such variable."""
+    """The process of a rank above 0 under --ranks, or of any under mpirun, by its environment variables."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         for pid in runner.left():
@@ -76,7 +76,7 @@ def pid_of(runner: Runner, rank: int, timeout_s: float = 20.0) -> int:
 
 
 def event_between(program: Program, source: int, target: int, consumer: str) -> tuple[int, str]:
-    """An event of `target` that rank `source` triggers and that task `consumer` waits for, and who may wait for it."""
+    """An event of rank `target` that rank `source` triggers and task `consumer` waits for; and the waiter named in errors."""
     part = program.ranks[target]
     triggered = {t.event for t in program.ranks[source].triggers if t.rank == target}
     for desc, name in zip(part.tasks, part.task_names, strict=True):
@@ -90,14 +90,14 @@ def event_between(program: Program, source: int, target: int, consumer: str) -> 
 
 
 def endless_event(num_ranks: int, source: int, target: int, consumer: str) -> tuple[int, str]:
-    """An event as `event_between` finds it in the endless model's program."""
+    """The event of `event_between` in the program of `conftest.endless`."""
     options = DecodeOptions(num_ranks, 1, max_model_len=4116, **backend_choices("host"))
     config = tiny_config(max_position=MAX_POSITION)
     return event_between(compile_graph(lower(build_model(config), options)), source, target, consumer)
 
 
 def check_hang(done: Finished, target: int, event: int, waiter: str, deadline_s: int = 2) -> None:
-    """The job ended because `waiter` on rank `target` was one signal short of `event`, and says so in one line."""
+    """Fail unless the job ended with one line: `waiter` on rank `target` was one signal short of `event`."""
     assert done.status == 5 and "Traceback" not in done.stderr, done.stderr
     assert len(errors(done)) == 1, done.stderr
     found = re.fullmatch(
@@ -112,6 +112,6 @@ def check_hang(done: Finished, target: int, event: int, waiter: str, deadline_s:
 
 
 def assert_runs(runner: Runner, command: Callable[..., list[str]]) -> None:
-    """After whatever happened, the next run works."""
+    """Fail unless a new run on two ranks works."""
     done = runner.run([*command(tokens=4), "--ranks", "2"])
     assert done.status == 0 and len(done.stdout.split()) == 4, done.stderr

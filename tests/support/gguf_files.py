@@ -41,7 +41,7 @@ def write_gguf(
     edit: Edit | None = None,
     drop: str = "",
 ) -> None:
-    """Write a model; matrices of `kind`, vectors as F32. `edit` may add metadata or tensors, `drop` leaves one out."""
+    """Write a model: matrices as `kind`, vectors as F32. `edit` may add metadata or tensors, `drop` is left out."""
     arch = arch_of(config)
     w = gguf.GGUFWriter(path, arch)
     w.add_context_length(config.max_position_embeddings)

@@ -1,4 +1,7 @@
-"""What each rank of a graph_runs.run_job runs: builds the scenario's graph, runs it, and compares memory with numpy."""
+"""The job of graph_runs.run_job: every rank builds a scenario's graph, runs it, and compares its memory with numpy.
+
+python tests/support/graph_job.py SCENARIO OPTIONS FOLDER     (OPTIONS: JSON; the rank's note is FOLDER/RANK)
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ AHEAD, SINGLE, MASSIVE, SPREAD = LaunchKind.AHEAD, LaunchKind.SINGLE, LaunchKind
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ManySum(Sum):
-    """A sum with several instances a launch, all of the same work: with `add`, each leaves its mark."""
+    """A sum with several instances a launch, all of the same work: with `add`, each adds to dst."""
 
     instances: int = 1
 
@@ -38,7 +41,7 @@ def same(got: Any, want: Any) -> None:
 
 
 def queues(job: Job) -> None:
-    """x -> 2x + 1 -> ... on one worker after another: any other order gives other numbers."""
+    """x -> a x + b -> ... on one worker after another: any other order gives other numbers."""
     graph = job.graph()
     x = graph.buffer("x", COLS)
     steps = [(0.5, 3.0), (-1.0, 1.0), (2.0, -4.0), (0.25, 7.0)]
@@ -80,7 +83,7 @@ def all_reduce(job: Job) -> None:
 
 
 def pipeline(job: Job) -> None:
-    """A stage a rank; the first may run ahead by what its neighbour's buffer holds, and no more."""
+    """A stage a rank; the first may run ahead only by what its neighbour's buffer holds."""
     graph = job.graph()
     counter, last = graph.buffer("counter", 1), graph.buffer("last", 1)
     inputs = [graph.buffer(f"in{stage}", 1) for stage in range(job.num_ranks)]
@@ -101,7 +104,7 @@ def pipeline(job: Job) -> None:
 
 
 def handed_out(job: Job) -> None:
-    """Every kind of launch in turn, each leaving its mark in a counter of its own; what it read tells the order."""
+    """Every kind of launch in turn, each with a counter of its own; `trail` depends on their order."""
     graph, kinds, instances = handed_out_graph(job), launch_kinds(job), job.options.get("instances", 5)
     with job.session(graph) as session:
         session.view("one")[:] = 1
@@ -132,14 +135,14 @@ def handed_out_graph(job: Job) -> distmk.Graph:
             )
             src, dst = trail.at(rank, i, i + 1), trail.at(rank, i + 1, i + 2)
             graph.add(Affine(rank, f"copy{i}", launch=kind, src=src, dst=dst, shift=1.0))
-        # Round the ranks and back to the start of the trail.
+        # To the next rank, and at last back to the start of the trail.
         peer = (rank + 1) % job.num_ranks
         graph.add(Put(rank, "pass", src=trail.at(rank, len(kinds), len(kinds) + 1), dst=trail.at(peer, 0, 1)))
     return graph
 
 
 def traced(job: Job) -> None:
-    """Every task of the last iterations once an instance, none before its producers started; the rest is counted."""
+    """The trace has every task of the last iterations once an instance, and counts the records dropped."""
     graph, kept = handed_out_graph(job), job.options["kept"]
     with job.session(graph) as session:
         trace = session.run_traced(job.iterations, kept)
@@ -157,7 +160,7 @@ def traced(job: Job) -> None:
             for part in session.program.ranks
             for order, kind, times in {(desc.order, desc.launch, desc.max_instances) for desc in part.tasks}
             for iteration in range(job.iterations - kept, job.iterations)
-            # A spread task is noted once a worker, whatever its share of the instances.
+            # A spread task is recorded once a worker, however many instances the worker runs.
             for instance in range({MASSIVE: times, SPREAD: job.workers}.get(kind, 1))
         ]
         got = sorted(zip(*(rows[name].tolist() for name in ("order", "iteration", "instance")), strict=True))
@@ -199,7 +202,7 @@ def views(job: Job) -> None:
             except distmk.UsageError as error:
                 assert str(error).startswith("there is no buffer ")
             else:
-                raise AssertionError("a view of nothing")
+                raise AssertionError(f"there is a view of {unknown}")
 
 
 def main() -> int:

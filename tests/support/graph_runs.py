@@ -1,4 +1,4 @@
-"""Runs the scenarios of graph_job.py on ranks of their own."""
+"""Runs a scenario of graph_job.py, each rank a process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JOB = Path(__file__).with_name("graph_job.py")
 
 
 def run_job(tmp_path: Path, scenario: str, ranks: int, env: dict[str, str] | None = None, **options: Any) -> list[str]:
-    """What every rank ended with."""
+    """The note that every rank left: "done", or an error."""
     argv = [sys.executable, str(JOB), scenario, json.dumps({"ranks": ranks, **options}), str(tmp_path)]
     variables = {k: v for k, v in os.environ.items() if not k.startswith("DISTMK_FAULT")}
     variables |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", **(env or {})}

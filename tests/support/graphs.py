@@ -1,4 +1,4 @@
-"""Small graphs of many shapes, and random ones, to check programs against."""
+"""Small task graphs of many shapes, and random ones."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from distmk.graph.regions import Buffer, Region
 from distmk.tasks import Affine, Linear, Nop, Put, Sine, Sum
 
 COLS = 16
-SLOW = 300  # sines, one after the other
+SLOW = 300  # sines one after the other, in a task that is to take long
 
 
 def ring(num_ranks: int, num_workers: int) -> Graph:
-    """Each rank scales what it has and puts it to the next."""
+    """Each rank scales its vector and puts it to the next rank."""
     graph = Graph(num_ranks, num_workers)
     have, got = graph.buffer("have", COLS), graph.buffer("got", COLS)
     for rank in range(num_ranks):
@@ -28,7 +28,7 @@ def ring(num_ranks: int, num_workers: int) -> Graph:
 
 
 def all_reduce(num_ranks: int, num_workers: int) -> Graph:
-    """Two all-reduces by puts, one after the other, each in two blocks."""
+    """Two all-reduces one after the other, each of two blocks, by puts."""
     graph = Graph(num_ranks, num_workers)
     x = graph.buffer("x", COLS)
     for layer in range(2):
@@ -57,7 +57,7 @@ def push_linear(graph: Graph, rank: int, x: Region, out: Region, op: str, batch:
 
 
 def push_reduce(num_ranks: int, num_workers: int) -> Graph:
-    """Row-parallel linears that push 16-row blocks into every rank's slots, summed up there."""
+    """Row-parallel linears that push blocks of 16 rows into every rank's slots, where they are summed."""
     graph = Graph(num_ranks, num_workers)
     batch = graph.buffer("batch", ctypes.sizeof(Batch), dtype="u8")
     total = graph.buffer("total", 8, rows=16)
@@ -91,7 +91,7 @@ def push_reduce(num_ranks: int, num_workers: int) -> Graph:
 
 
 def pipeline(num_ranks: int, num_workers: int) -> Graph:
-    """Stages on successive ranks, nothing but back-pressure in the way of the first running ahead."""
+    """Stages on successive ranks; only back-pressure keeps the first from running ahead."""
     graph = Graph(num_ranks, num_workers)
     stages = [
         (graph.buffer(f"in{s}", COLS), graph.buffer(f"out{s}", COLS, space=Space.LOCAL)) for s in range(num_ranks)
@@ -117,7 +117,7 @@ def handed_out(num_ranks: int, num_workers: int) -> Graph:
 
 
 def spread(num_ranks: int, num_workers: int) -> Graph:
-    """Spread tasks between ahead-of-time ones of one worker after another, and before one that is handed out."""
+    """Spread tasks between ahead-of-time ones of one worker after another, and before a massive launch."""
     graph = Graph(num_ranks, num_workers)
     a, b, c, d = (graph.buffer(name, COLS) for name in "abcd")
     for rank in range(num_ranks):
@@ -131,7 +131,7 @@ def spread(num_ranks: int, num_workers: int) -> Graph:
 
 
 def overtaken(num_ranks: int, num_workers: int) -> Graph:
-    """What worker 0 is handed out comes before its own task in program order, but has to wait for longer."""
+    """Worker 0 is dispatched a task that comes before its own in program order, but has to wait for longer."""
     graph = Graph(num_ranks, num_workers)
     a, b, c, d, e = (graph.buffer(name, COLS) for name in "abcde")
     for rank in range(num_ranks):
@@ -153,7 +153,7 @@ def _some(random_: random.Random, buffer: Buffer, rank: int, cols: int) -> Regio
 
 
 def random_graph(random_: random.Random) -> Graph:
-    """Random copies, puts, sums and pushes of pieces of a few buffers; every buffer is read at the end."""
+    """Random copies, puts, sums and pushes between pieces of a few buffers; every shared buffer is read at the end."""
     num_ranks, num_workers = random_.randint(1, 4), random_.randint(1, 3)
     graph = Graph(num_ranks, num_workers, random_.randint(1, num_workers))
     local = [graph.buffer(f"local{i}", COLS, space=Space.LOCAL) for i in range(random_.randint(1, 2))]

@@ -1,4 +1,4 @@
-"""Running `distmk` as its users do, under every launcher, and seeing that nothing of it is left."""
+"""Runs `distmk` as its users do, under every launcher, and checks that no process or shared memory is left."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DISTMK = [sys.executable, "-m", "distmk"]
 SHARED_MEMORY = Path("/dev/shm")
-# Begins the name of a segment that a test has made, which tests beside it leave alone.
+# Prefix of the segments that tests make themselves; tests that run beside them leave those alone.
 MADE = f"distmk-{os.getuid()}-test"
 LAUNCH_VARIABLES = ("DISTMK_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "MASTER_", "LOCAL_")
 
@@ -43,7 +43,7 @@ def is_open_mpi(mpirun: str) -> bool:
 
 
 def mpirun_command() -> list[str]:
-    """mpirun with what it needs on this machine, up to its `-n`."""
+    """mpirun and the flags that this machine needs, up to `-n`. Skips the test where there is none."""
     pytest.importorskip("mpi4py")
     beside = Path(sys.executable).with_name("mpirun")
     found = str(beside) if beside.exists() else shutil.which("mpirun")
@@ -60,7 +60,7 @@ def under_mpirun(num_ranks: int) -> Launcher:
 
 
 def under_torchrun(num_ranks: int) -> Launcher:
-    """`command` is a Python command: torchrun starts the Python itself."""
+    """For a Python command: torchrun starts the interpreter itself."""
     pytest.importorskip("torch")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     return lambda command: [*torchrun, *command[1:]]
@@ -68,7 +68,7 @@ def under_torchrun(num_ranks: int) -> Launcher:
 
 @dataclass
 class Finished:
-    """What a command printed, and its exit status."""
+    """Output and exit status of a command."""
 
     status: int
     stdout: str
@@ -76,16 +76,17 @@ class Finished:
 
     @property
     def own_lines(self) -> list[str]:
-        """What distmk itself wrote to stderr; launchers add their own comments."""
+        """The lines of stderr that distmk wrote, without those of launchers."""
         return [line for line in self.stderr.splitlines() if line.startswith("distmk:")]
 
     def objects(self) -> list[dict[str, Any]]:
+        """The JSON objects on stdout, one a line."""
         return [json.loads(line) for line in self.stdout.splitlines()]
 
 
 @dataclass
 class Runner:
-    """Starts commands in `folder`, each bounded in time and marked, so that `left` finds what outlived it."""
+    """Starts commands in `folder` with a time limit, and with a mark by which `left` finds processes that outlive them."""
 
     folder: Path
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -95,7 +96,7 @@ class Runner:
     def start(self, command: Sequence[str], env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCH_VARIABLES) or k == "DISTMK_CACHE"}
         marks = {"TEST_TOKEN": self.token, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.folder), "OMP_NUM_THREADS": "1"}
-        # MPI's own shared memory outlives a rank that is killed: keep it out of /dev/shm.
+        # MPI's shared memory outlives a killed rank, so it is kept out of /dev/shm.
         marks["OMPI_MCA_btl_sm_backing_directory"] = str(self.folder)
         return subprocess.Popen(
             list(command),
@@ -126,12 +127,12 @@ class Runner:
     def distmk_under(
         self, launchers: Sequence[Launcher], *arguments: str, env: dict[str, str] | None = None
     ) -> list[Finished]:
-        """The same command under several launchers at once."""
+        """The same command under several launchers, side by side."""
         running = [self.start(launcher([*DISTMK, *arguments]), env) for launcher in launchers]
         return [self.finish(process) for process in running]
 
     def left(self) -> list[int]:
-        """Processes started here, or by what was started here, that still run."""
+        """Processes that still run, of those started here and their descendants."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -143,7 +144,7 @@ class Runner:
         return found
 
     def check_nothing_left(self, wait_s: float = 5.0) -> None:
-        """Fail if a process of ours still runs, or shared memory is left that nobody holds."""
+        """Fail if a process still runs after `wait_s` seconds, or a shared memory segment has no living owner."""
         deadline = time.monotonic() + wait_s
         while (left := self.left()) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -155,12 +156,12 @@ class Runner:
 
 
 def made_segment(kind: str) -> Path:
-    """Where a test may put a segment that looks like a run's."""
+    """Path for a segment that looks like one of a run."""
     return SHARED_MEMORY / f"{MADE}{kind}-0"
 
 
 def abandoned_segments() -> list[str]:
-    """Segments of distmk whose owner is gone: it holds a lock on them while it lives. But for `made_segment`s."""
+    """Segments of distmk, other than `made_segment`s, without a living owner: an owner holds a lock on its segment."""
     found = []
     for path in SHARED_MEMORY.glob("distmk-*"):
         if path.name.startswith(MADE):
@@ -175,7 +176,7 @@ def abandoned_segments() -> list[str]:
 
 
 def assert_one_line(finished: Finished, *texts: str, status: int = 2, others_may_speak: bool = False) -> None:
-    """One line on stderr that holds all `texts`, nothing on stdout, and the exit status of a user's mistake."""
+    """Fail unless stderr is one line with all `texts`, stdout is empty, and the exit status is `status`."""
     assert "Traceback" not in finished.stderr, finished.stderr
     assert finished.status == status, finished
     assert finished.stdout == "" or others_may_speak, finished.stdout

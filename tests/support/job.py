@@ -1,19 +1,16 @@
-"""One rank of a scenario: its choices, its graph and session, and that every event counted what it should."""
+"""One rank of a scenario: its options, its graph and session, and a check of every event counter."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
-import numpy as np
+from support.events import expected_counts, read_counts
 
 import distmk
-from distmk.abi import EVENT_STRIDE_BYTES, LaunchKind, Space
-from distmk.program.layout import Placed
 
 
 class Job:
-    """One scenario on one rank."""
+    """A scenario on one rank; `total` counts its iterations."""
 
     def __init__(self, options: dict[str, Any], bootstrap: Any) -> None:
         self.options, self.bootstrap = options, bootstrap
@@ -33,21 +30,7 @@ class Job:
         n = self.iterations if iterations is None else iterations
         assert session.run(n) == n
         self.bootstrap.barrier()
-        self.check_events(session, n)
+        counts, expected = read_counts(session), expected_counts(session.program, self.rank, n)
+        wrong = {event: pair for event, pair in enumerate(zip(counts, expected, strict=True)) if pair[0] != pair[1]}
+        assert not wrong, f"rank {self.rank}: counts of events and what was expected: {wrong}"
         self.total += n
-
-    def check_events(self, session: distmk.Session, iterations: int) -> None:
-        """Every event of this rank counted what its triggers of all ranks add up to, no more and no less."""
-        want: dict[int, int] = defaultdict(int)
-        for part in session.program.ranks:
-            for desc in part.tasks:
-                times = desc.max_instances * part.header.num_schedulers if desc.launch == LaunchKind.MASSIVE else 1
-                for trigger in part.triggers[desc.trigger_begin : desc.trigger_begin + desc.num_triggers]:
-                    if trigger.rank == self.rank:
-                        want[trigger.event] += trigger.amount * times * iterations
-        header = session.rank_program.header
-        if not header.num_events:
-            return
-        events = Placed("events", Space.HEAP, -1, header.events_heap_offset, header.num_events, EVENT_STRIDE_BYTES)
-        got = session.backend.view(events, np.uint64)[:, 0]
-        assert got.tolist() == [want[event] for event in range(header.num_events)]

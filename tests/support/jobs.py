@@ -1,4 +1,4 @@
-"""What every job of these tests ends with."""
+"""The end of a job: a script that a test runs on several ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distmk.errors import DistmkError
 
 
 def run(main: Callable[[], None]) -> NoReturn:
-    """Exit as the command line would: an error of distmk's is one line and its own status."""
+    """Run `main` and exit as the command line does: an error of distmk is one line and an exit status of its own."""
     try:
         main()
     except DistmkError as error:

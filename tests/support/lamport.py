@@ -1,4 +1,4 @@
-"""Graphs of operands that arrive, and what check and the oracle say of them."""
+"""Graphs with polled operands, and the verdicts of `check` and the oracle."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def taking(rank: int, op: str, worker: int | None, *blocks: Region, dst: Region)
 
 
 def all_reduce(num_ranks: int, num_workers: int) -> Graph:
-    """Two all-reduces by way of the same slots."""
+    """Two all-reduces through the same slots."""
     graph = Graph(num_ranks, num_workers)
     x, slots = graph.buffer("x", COLS), graph.buffer("slots", COLS * num_ranks, lamport=True)
     cuts = [(worker, worker * COLS // num_workers, (worker + 1) * COLS // num_workers) for worker in range(num_workers)]

@@ -1,4 +1,4 @@
-"""What this machine can run of the GPU tests, and how their jobs are started."""
+"""Which backends this machine can run, and how the jobs of tests are started on them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from distmk.env import ranks_per_gpu
 LAUNCHERS = {"mpirun": under_mpirun, "torchrun": under_torchrun}
 
 
-FAR = {"DISTMK_VIRTUAL_NODE_SIZE": "1"}  # no pointer reaches another rank
-SHARING = ("DISTMK_RANKS_PER_GPU", "DISTMK_VIRTUAL_NODE_SIZE")  # hold in jobs, too
+FAR = {"DISTMK_VIRTUAL_NODE_SIZE": "1"}  # every rank on a node of its own, which no pointer reaches
+SHARING = ("DISTMK_RANKS_PER_GPU", "DISTMK_VIRTUAL_NODE_SIZE")  # passed on to jobs
 
 
 @functools.cache
@@ -33,44 +33,51 @@ def num_gpus() -> int:
 
 
 def num_places() -> int:
-    """Ranks that GPUs take: one each, or what DISTMK_RANKS_PER_GPU says."""
+    """Ranks that fit on the GPUs: one each, or DISTMK_RANKS_PER_GPU."""
     return num_gpus() * ranks_per_gpu()
 
 
 def require(backend: str, num_ranks: int = 1) -> None:
-    """Skip the test, with the reason, where `num_ranks` ranks of `backend` cannot run."""
+    """Skip the test where `num_ranks` ranks of `backend` cannot run, and say why."""
     if backend == "emulated" and platform.machine() != "x86_64":
         pytest.skip("the emulator's fibers are written for x86-64")
     if backend == "cuda" and num_places() < num_ranks:
         pytest.skip(f"needs {num_ranks} GPUs, has {num_places()}" + (f": {why}" if (why := why_no_cuda()) else ""))
 
 
-def on(backend: str, *values: Any, num_ranks: int = 1) -> Any:
+def on(backend: str, *values: Any, num_ranks: int = 1, id: str | None = None) -> Any:
     """Test parameters (backend, *values), marked by the GPUs that they need."""
     marks = [] if backend != "cuda" else [pytest.mark.gpu if num_ranks == 1 else pytest.mark.multigpu]
-    return pytest.param(backend, *values, marks=marks)
+    return pytest.param(backend, *values, marks=marks, id=id)
+
+
+def on_nodes(backend: str, num_ranks: int, nodes: dict[str, str] | None = None) -> Any:
+    """Test parameters (backend, num_ranks, environment), `nodes` being the variables that make ranks those of other nodes."""
+    return on(
+        backend, num_ranks, nodes or {}, num_ranks=num_ranks, id=f"{backend}-{num_ranks}{'-far' if nodes else ''}"
+    )
 
 
 def environment(**more: str) -> dict[str, str]:
-    """What the machine's administrator set for MPI and Python holds in jobs too, and tests find their helpers."""
+    """Environment of a job: settings for MPI and Python of this machine, and the folders of the tests' modules."""
     env = {name: value for name, value in os.environ.items() if name.startswith("OMPI_MCA_") or name in SHARING}
     paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]
     return env | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | more
 
 
 def sharing(num_ranks: int, **more: str) -> dict[str, str]:
-    """Of a job all of whose ranks are on one GPU."""
+    """Environment of a job whose ranks share a GPU."""
     return environment(CUDA_VISIBLE_DEVICES="0", DISTMK_RANKS_PER_GPU=str(num_ranks), **more)
 
 
 def command(script: Path, *arguments: str, num_ranks: int = 1, launcher: str = "mpirun") -> list[str]:
-    """The command of a job."""
+    """The command line of a job."""
     start = alone if num_ranks == 1 else LAUNCHERS[launcher](num_ranks)
     return start([sys.executable, str(script), *arguments])
 
 
 def run_job(runner: Runner, arguments: Sequence[str], **more: str) -> Finished:
-    """Run a command to its end; it must end well."""
+    """Run a command, and fail unless its exit status is 0."""
     done = runner.run(arguments, environment(**more))
     assert done.status == 0, f"status {done.status}\n{done.stderr[-6000:]}"
     return done

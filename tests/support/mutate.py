@@ -1,4 +1,4 @@
-"""Random damage to an encoded program, of the kinds that a bug in a compiler or a bad cable would do."""
+"""Random damage to an encoded program, of the kinds that a bug in the compiler or a broken file would do."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ OPERANDS = {"src", "dst", "blocks", "x", "out", "batch", "weight", "qkv", "k_cac
 
 
 class Mutator:
-    """Each method damages `program` in place and says what it did; "" where there is nothing of that kind to damage."""
+    """Each method damages `program` in place and returns a description; "" if it has nothing of that kind."""
 
     def __init__(self, program: Program, random_: random.Random) -> None:
         self.program, self.random = program, random_
 
     def mutate(self) -> str:
-        """One random mutation that changed something, by name."""
+        """Make one random mutation that changes something; returns its description."""
         kinds: list[Callable[[], str]] = [
             self.drop_wait,
             self.drop_trigger,
@@ -49,7 +49,7 @@ class Mutator:
         return rank, self.program.ranks[rank]
 
     def _task(self, field: str = "") -> tuple[int, RankProgram, TaskDesc] | None:
-        """A random task, one that has some of `field`."""
+        """A random task; with `field`, one whose field is not zero."""
         found = [
             (rank, part, desc)
             for rank, part in enumerate(self.program.ranks)
@@ -97,7 +97,7 @@ class Mutator:
         return f"drop_trigger rank {rank}"
 
     def drop_wait_and_count(self) -> str:
-        """One producer fewer, and the waiters count one fewer: numbers that agree on an order that is gone."""
+        """Drop a producer, and lower the counts of its waits to match: the counts agree, but an order is lost."""
         found = self._task("num_triggers")
         if not found:
             return ""
@@ -186,7 +186,7 @@ class Mutator:
         return f"misplace_operand {field} by {by}"
 
     def redirect_operand(self) -> str:
-        """An operand that points where another task's does."""
+        """Point an operand at another task's operand."""
         picked = [self._task(), self._task()]
         args = [decode_args(found[2]) for found in picked if found]
         fields = [[f for f, *_ in a._fields_ if f in OPERANDS and getattr(a, f)] for a in args]

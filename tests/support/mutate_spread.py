@@ -1,4 +1,4 @@
-"""Damage to the copies of spread tasks in an encoded program."""
+"""Random damage to the copies of spread tasks in an encoded program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distmk.program.program import Program, RankProgram
 
 
 def same_task(part: RankProgram, desc: TaskDesc) -> list[TaskDesc]:
-    """All descriptors of a task: one, or one a worker."""
+    """All descriptors of a task: one, or for a spread task one a worker."""
     return [other for other in part.tasks if other.order == desc.order]
 
 
@@ -21,7 +21,7 @@ def queue_lists(part: RankProgram) -> list[list[int]]:
 
 
 def rebuild(part: RankProgram, lists: list[list[int]]) -> None:
-    """New queues, of descriptors that there were; those in none stay behind them."""
+    """Replace the queues by `lists` of descriptors; descriptors in no queue stay behind them."""
     held = {index for queue in part.queues for index in range(queue.begin, queue.begin + queue.count)}
     rest = [index for index in range(len(part.tasks)) if index not in held]
     order = [index for queue in lists for index in queue] + rest
@@ -42,7 +42,7 @@ def rebuild(part: RankProgram, lists: list[list[int]]) -> None:
 
 
 class SpreadMutator:
-    """Methods as those of `Mutator`."""
+    """Methods like those of `Mutator`."""
 
     def __init__(self, program: Program, random_: random.Random) -> None:
         self.program, self.random = program, random_
@@ -63,7 +63,7 @@ class SpreadMutator:
         return rank, self.program.ranks[rank], copies
 
     def drop_copy(self) -> str:
-        """A worker without its share of a spread task."""
+        """Take a copy of a spread task from a worker's queue."""
         found = self._copies()
         if not found:
             return ""
@@ -73,7 +73,7 @@ class SpreadMutator:
         return f"drop_copy {gone} rank {rank}"
 
     def double_copy(self) -> str:
-        """A worker with a share too many, in its own or in another one's queue."""
+        """Put a second copy of a spread task into a queue."""
         found = self._copies()
         if not found:
             return ""
@@ -85,7 +85,7 @@ class SpreadMutator:
         return f"double_copy rank {rank}"
 
     def change_copy(self) -> str:
-        """A copy with other waits, triggers, arguments or first worker than the rest, or that is another task's."""
+        """Change waits, triggers, arguments, first worker or task of one copy."""
         found = self._copies()
         if not found:
             return ""
@@ -105,7 +105,7 @@ class SpreadMutator:
         return f"change_copy {change} rank {rank}"
 
     def move_copies(self) -> str:
-        """Copies of a spread task elsewhere in their queues: some may now be in front of what they wait for."""
+        """Move copies of a spread task within their queues, perhaps in front of tasks that they wait for."""
         found = self._copies()
         if not found:
             return ""

@@ -1,10 +1,10 @@
-"""A slow second opinion on small programs, sharing no method with distmk.check.
+"""A slow second verdict on small programs, which shares no method with distmk.check.
 
-Runs a few iterations event by event to see whether anything gets stuck (simulation.py), and decides what happens before what
-by plain reachability over the unrolled program: a task starts, has read (R), has written to each rank (W), and is done.
+It simulates a few iterations event by event to find deadlocks (simulation.py), and decides happens-before by plain
+reachability over the unrolled program: a task starts (S), has read (R), has written to each rank, and is done (D).
 
-A spread task stands in every worker's queue. Where it is waited for and who waits for it is told copy by copy; what happens
-before what is told of all copies together, as of the first, and no queue orders it.
+A spread task stands in every worker's queue. Its waits and triggers are those of every copy; in happens-before the first copy
+stands for all, and no queue orders it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HEADER_FIELDS = (
 
 
 class Oracle:
-    """`faults` holds the kinds of fault of a program."""
+    """`faults`: the kinds of fault of a program."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -44,7 +44,7 @@ class Oracle:
         self.every: dict[Task, Any] = {
             (rank, index): desc for rank, part in enumerate(self.ranks) for index, desc in enumerate(part.tasks)
         }
-        self.tasks = dict(self.every)  # of copies only the first
+        self.tasks = dict(self.every)  # without all copies but the first
         self._headers()
         self._copies()
         self._events()
@@ -65,7 +65,7 @@ class Oracle:
                 self.faults.add("header")
 
     def _copies(self) -> None:
-        """Every worker has a spread task once, all the same one."""
+        """Every worker's queue has a spread task once, and all copies are equal."""
         self.first_of: dict[Task, Task] = {}
         for rank, part in enumerate(self.ranks):
             held: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -128,7 +128,7 @@ class Oracle:
                 self.faults.add("iteration barrier")
 
     def _layout(self) -> None:
-        """Every run of bytes inside one piece, all of an access inside the same; nothing overlaps."""
+        """Pieces do not overlap, and every access lies inside one piece."""
         header = self.ranks[0].header
         ring_bytes = ctypes.sizeof(JitRing) + header.jit_capacity * ctypes.sizeof(JitEntry)
         num_events = max(part.header.num_events for part in self.ranks)
@@ -157,7 +157,7 @@ class Oracle:
         return [p for p in self.program.placement.pieces if p.space == space and p.rank in (-1, rank)]
 
     def _runs_of(self, task: Task, desc: Any) -> Iterator[Run]:
-        """Every run of bytes that a task touches and somebody may write."""
+        """The runs of bytes that a task touches, except in read-only memory."""
         try:
             accesses = TASK_TYPES[desc.type].accesses(decode_args(desc), task[0], len(self.ranks))
         except ValueError:
@@ -205,7 +205,7 @@ class Oracle:
         before: dict[Any, list[Any]] = defaultdict(list)
         self.targets = {t: sorted({run[1] for run in runs if run[0]}) for t, runs in self.runs.items()}
         last: dict[tuple[int, int], Any] = {}
-        # What a worker has gone through; what each has when it comes to a task.
+        # The tasks that a worker has gone through; and the trails of all workers as they come to a task.
         trails: dict[tuple[int, int], list[Trace]] = defaultdict(list)
         self.trails: dict[tuple[Task, int], list[list[Trace]]] = defaultdict(list)
         for i in range(ITERATIONS):
@@ -240,7 +240,7 @@ class Oracle:
             self._close(node, before)
 
     def told(self, producer: Task, iteration: int, event: Event) -> Any:
-        """The node that has happened once `producer` has fired `event`."""
+        """The node that has happened once `producer` has signaled `event`."""
         early = event[0] != producer[0] and event[0] in self.targets[producer]
         return (producer, iteration, event[0] if early else "D")
 
@@ -265,7 +265,7 @@ class Oracle:
         return bool(self.past[later] & self.bit[node])
 
     def _is_over(self, node: Any, later: Task, i: int, early: bool) -> bool:
-        """Whether `node` has happened when a task touches something, which may be before its waits are met."""
+        """Whether `node` has happened when a task makes an access; `early`: one that may come before its waits are met."""
         known = known_when_looking(self, later, i, acts=True) if early else self.past[(later, i, "S")]
         return bool(known & self.bit[node])
 

@@ -1,4 +1,4 @@
-"""The oracle's second opinion on operands that arrive: byte for byte, between any two tasks."""
+"""The oracle's verdict on polled operands: byte for byte, between any two tasks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from support.oracle import Oracle
 
 
-Trace = tuple["Task", int, bool]  # a task that a worker has come through, its iteration, whether it is spread
+Trace = tuple["Task", int, bool]  # a task that a worker has gone through, its iteration, whether it is spread
 
 
 class Run(NamedTuple):
-    """Bytes that a task touches. `use`: look (before its waits are met), read, fill or clear."""
+    """Bytes that a task touches. `use`: look (poll, before its waits are met), read, fill or clear."""
 
     write: bool
     rank: int
@@ -32,14 +32,14 @@ class Run(NamedTuple):
 
 
 def arrival_faults(oracle: Oracle) -> bool:
-    """Whether something is looked at before a task's waits are met that need not be zero or right by then."""
+    """Whether a task may poll bytes that are neither zero nor final by then."""
     return _Arrivals(oracle).wrong()
 
 
 def known_when_looking(oracle: Oracle, task: Task, i: int, acts: bool = False) -> int:
-    """All that has happened when it may begin, as bits: its iteration has begun, and the worker is done with all before
-    it. Of a spread task what all workers know. Who may end without his waits `acts` once he has seen what others wrote
-    after theirs.
+    """The nodes, as bits, that have happened when a task may begin: its iteration has begun, and its worker is done with all
+    tasks before it. For a spread task, the nodes that all workers know. `acts`: also those before the writes that a task which
+    may end without its waits has seen.
     """
     gate = (task[0], oracle.ranks[task[0]].header.iteration_event)
     nodes = [oracle.told(producer, i, gate) for producer in oracle.producers[gate]] if gate[1] != NO_EVENT else []
@@ -65,8 +65,8 @@ def is_done_early(oracle: Oracle, task: Task) -> bool:
 
 
 def _behind(oracle: Oracle, trail: list[Trace], i: int, num_unmet: int) -> int:
-    """What a worker knows that has gone through a trail, of which the last `num_unmet` tasks of this iteration may be done
-    before their waits are met.
+    """The nodes that a worker knows after a trail; the last `num_unmet` tasks of this iteration may have been done before their
+    waits were met.
     """
     known = 0
     for place, (task, j, spread) in enumerate(reversed(trail)):
@@ -82,7 +82,7 @@ def _behind(oracle: Oracle, trail: list[Trace], i: int, num_unmet: int) -> int:
 
 
 def touches_early(oracle: Oracle, task: Task, run: Run, other: Run) -> bool:
-    """Whether a task that looks early may write this before its waits are met. It clears what it has seen written."""
+    """Whether a polling task may make this write before its waits are met. It clears only bytes that it has seen written."""
     looks = [look[:5] for look in oracle.runs[task] if look.use == "look"]
     if not run.write or not looks:
         return False
@@ -142,7 +142,7 @@ class _Arrivals:
         return False
 
     def _seen_too_soon(self, looks: list[tuple[Task, int]], clears: list[tuple[Task, int]], rank: int) -> bool:
-        """Whether what ought to be over before a task looks, as the task is after it, may still be to come."""
+        """Whether a clear that comes before a task may still be to come when the task polls."""
         for task, i in looks:
             known = known_when_looking(self.oracle, task, i)
             for clearer, j in clears:

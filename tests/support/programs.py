@@ -1,4 +1,4 @@
-"""Programs to be checked, and what `check` says of those that it refuses."""
+"""Programs for tests of `check`, and the text of its refusals."""
 
 from __future__ import annotations
 

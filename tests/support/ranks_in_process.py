@@ -1,4 +1,4 @@
-"""Runs all ranks of a program as threads of one process (csrc/tools/run_ranks.cpp), under a sanitizer if asked for."""
+"""Runs all ranks of a program as threads of one process (csrc/tools/run_ranks.cpp), under a sanitizer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REPORT = ("ThreadSanitizer", "AddressSanitizer", "LeakSanitizer", "runtime error
 
 @functools.cache
 def tool(sanitizer: str, *defines: str, emulated: bool = False) -> Path:
-    """run_ranks built with a sanitizer; skips the test where the compiler has no such thing."""
+    """run_ranks built with a sanitizer; skips the test where the compiler does not have it."""
     flags = [*SANITIZERS[sanitizer], "-g", "-O1", "-fno-omit-frame-pointer", *defines]
     try:
         return (build_emulator if emulated else build)(flags, tool="run_ranks")
@@ -46,7 +46,7 @@ def tool(sanitizer: str, *defines: str, emulated: bool = False) -> Path:
 
 @functools.cache
 def prefix() -> tuple[str, ...]:
-    """ThreadSanitizer wants its shadow where a randomised layout may have put something else."""
+    """Command prefix that turns off address randomisation, which can put a mapping where ThreadSanitizer's shadow belongs."""
     setarch = shutil.which("setarch")
     if setarch is None:
         return ()
@@ -57,7 +57,7 @@ def prefix() -> tuple[str, ...]:
 def run_ranks(
     binary: Path, program: Program, folder: Path, *options: str, iterations: int = 30, first_only: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run `program`; standard output and standard error come as one text. `first_only`: a race ends it, for speed."""
+    """Run `program`; stdout holds standard output and standard error. `first_only`: the first race ends the run, for speed."""
     paths = []
     for rank, part in enumerate(program.ranks):
         paths.append(folder / f"rank{rank}.bin")
@@ -78,7 +78,7 @@ def assert_clean(done: subprocess.CompletedProcess[str], num_ranks: int) -> None
 
 
 def tiny_decode(num_ranks: int, num_workers: int, attention_launch: Literal["massive", "spread"] = "massive") -> Graph:
-    """A decode step of a Llama of two layers, whose attention splits from 4 positions on."""
+    """A decode step of a Llama of two layers, with attention splits of at least 4 positions."""
     options = DecodeOptions(
         num_ranks,
         num_workers,

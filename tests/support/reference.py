@@ -1,4 +1,4 @@
-"""What every task type should compute, in torch and float64, written from the model definitions and not from csrc."""
+"""What every task type should compute, in torch and float64: written from the definitions of the models, not from csrc."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def hard_to_round(num_rows: int, num_cols: int) -> Tensor:
-    """Numbers halfway between two of bf16, and the next ones on either side."""
+    """float32 numbers halfway between two of bf16, and their neighbours on either side."""
     shape = (num_rows, num_cols)
     sign, exponent = torch.randint(0, 2, shape) << 31, torch.randint(107, 148, shape) << 23
     fraction, beside = torch.randint(0, 128, shape) << 16, torch.randint(0x7FFF, 0x8002, shape)
@@ -25,12 +25,12 @@ def over_rms(x: Tensor, eps: float | None) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """[rows, n] = (normalized) x [rows, k] times weight [n, k], plus bias."""
+    """[rows, n]: x [rows, k], divided by the rms of its rows if `eps` is given, times weight [n, k], plus bias."""
     return F.linear(over_rms(x, eps), weight.double(), None if bias is None else bias.double())
 
 
 def linear_scale(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """The sum of the magnitudes that `linear` adds up: what rounding errors are in proportion to."""
+    """The sum of the magnitudes that `linear` adds up, to which its rounding errors are proportional."""
     return F.linear(over_rms(x, eps).abs(), weight.double().abs(), None if bias is None else bias.double().abs())
 
 
@@ -74,13 +74,13 @@ def partial_attention(
 
 
 def split_bounds(kv_len: int, num_splits: int) -> list[int]:
-    """Multiples of 16 but for the last, where splits have as many positions on average."""
+    """Bounds of the splits: multiples of 16, except the last, where splits have 16 positions or more on average."""
     step = 16 if kv_len >= 16 * num_splits else 1
     return [*(kv_len * split // num_splits // step * step for split in range(num_splits)), kv_len]
 
 
 def num_splits(kv_lens: list[int], run: int, num_kv: int, num_workers: int, min_split: int, max_splits: int) -> int:
-    """Of a worker for each piece, a share of the workers by length, none under `min_split` positions; above 8 in eights."""
+    """Splits of a run: its share of the workers, by length, with at least `min_split` positions each; from 8 on in eights."""
     share = max(1, num_workers // num_kv) * kv_lens[run] // sum(kv_lens)
     count = max(1, min(share, -(-kv_lens[run] // min_split), max_splits))
     return count if count < 8 else count // 8 * 8

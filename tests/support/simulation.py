@@ -1,4 +1,4 @@
-"""Runs a small program event by event, to see whether anything gets stuck."""
+"""Simulates a small program event by event, to find deadlocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Event = tuple[int, int]
 
 
 class Simulation:
-    """Everybody does what it can until nobody can do anything; then all must have run `ITERATIONS` times."""
+    """Workers and schedulers make every possible step until none is left; then each must have run `ITERATIONS` times."""
 
     def __init__(self, program: Program) -> None:
         self.ranks = program.ranks

@@ -1,4 +1,4 @@
-"""Small random models made with transformers, and what they compute: the reference for whole models."""
+"""Small random models made with transformers, and their logits: the reference for whole models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-# Threads of torch wait for each other by spinning, which takes minutes where cores are shared.
+# Threads of torch spin while they wait for each other, which takes minutes on shared cores.
 torch.set_num_threads(1)
 
 Family = Literal["llama", "qwen3"]
@@ -50,7 +50,7 @@ LLAMA3_ROPE = {
 
 
 def random_changes(family: Family, heads: tuple[int, int], rng: np.random.Generator) -> dict[str, Any]:
-    """Sizes and options that go with (query, KV) heads, odd wherever they may be."""
+    """Random sizes and options for (query, KV) heads, odd numbers where the model allows them."""
 
     def flip() -> bool:
         return bool(rng.integers(2))
@@ -77,7 +77,7 @@ def random_changes(family: Family, heads: tuple[int, int], rng: np.random.Genera
 
 
 def make(family: Family, seed: int, device: str = "cpu", **changes: Any) -> PreTrainedModel:
-    """A model of random weights, rounded to bf16, that neither explodes nor leaves its next token to chance."""
+    """A model of random weights, rounded to bf16 and scaled so that logits stay finite and the best one mostly leads clearly."""
     torch.manual_seed(seed)
     model: PreTrainedModel
     with torch.device(device):
@@ -104,25 +104,26 @@ def save(model: PreTrainedModel, folder: Path) -> Path:
 
 
 class RoundingCache(DynamicCache):
-    """A KV cache that holds bf16, as the runtime's does, whatever the model computes in."""
+    """A KV cache that rounds to bf16 as the runtime's does, whatever dtype the model computes in."""
 
     def update(self, keys: Tensor, values: Tensor, *more: Any, **named: Any) -> tuple[Tensor, Tensor]:
-        out_bf16 = (part.bfloat16().to(part.dtype) for part in (keys, values))
-        held: tuple[Tensor, Tensor] = super().update(*out_bf16, *more, **named)
+        rounded = (part.bfloat16().to(part.dtype) for part in (keys, values))
+        held: tuple[Tensor, Tensor] = super().update(*rounded, *more, **named)
         return held
 
 
 @contextmanager
 def rounded_products(model: PreTrainedModel) -> Iterator[None]:
-    """Meanwhile linear layers take their input rounded to bf16, as the runtime's tasks do. Where a norm comes first, its
-    input is rounded and divided by the rms of what it was rounded to; its weight goes into the matrices behind it, which
-    are rounded again."""
+    """Inside the block, linear layers round their input to bf16, as the runtime's tasks do. In front of a norm, the norm's
+    input is rounded and divided by the rms of the rounded row; the norm's weight goes into the matrices behind it, which are
+    rounded again.
+    """
 
     def divided(norm: Any, inputs: tuple[Tensor], _: Tensor) -> Tensor:
-        x = out_bf16(inputs[0])
+        x = rounded(inputs[0])
         return x / (x.square().mean(-1, keepdim=True) + norm.variance_epsilon).sqrt()
 
-    def out_bf16(x: Tensor) -> Tensor:
+    def rounded(x: Tensor) -> Tensor:
         return x.bfloat16().to(x.dtype)
 
     handles, matrices = [], []
@@ -131,13 +132,13 @@ def rounded_products(model: PreTrainedModel) -> Iterator[None]:
         matrices.append((layer.input_layernorm, [attention.q_proj, attention.k_proj, attention.v_proj]))
         matrices.append((layer.post_attention_layernorm, [mlp.gate_proj, mlp.up_proj]))
         for module in (attention.o_proj, mlp.down_proj):
-            handles.append(module.register_forward_pre_hook(lambda _, x: out_bf16(x[0])))
+            handles.append(module.register_forward_pre_hook(lambda _, x: rounded(x[0])))
     matrices.append((model.model.norm, [model.lm_head]))
     before = [(module, module.weight) for _, modules in matrices for module in modules]
     for norm, modules in matrices:
         handles.append(norm.register_forward_hook(divided))
         for module in modules:
-            module.weight = torch.nn.Parameter(out_bf16(module.weight * norm.weight), requires_grad=False)
+            module.weight = torch.nn.Parameter(rounded(module.weight * norm.weight), requires_grad=False)
     try:
         yield
     finally:
@@ -149,9 +150,9 @@ def rounded_products(model: PreTrainedModel) -> Iterator[None]:
 
 @dataclass
 class Reference:
-    """transformers' logits [positions, vocab] of token ids, on the same bf16 weights in several kinds of arithmetic.
+    """transformers' logits [positions, vocab] of token ids, from the same bf16 weights in several kinds of arithmetic.
 
-    `last`: of the last so many positions alone; 0 for all.
+    `last`: only the logits of the last so many positions; 0: of all.
     """
 
     model: PreTrainedModel
@@ -162,7 +163,7 @@ class Reference:
 
     @staticmethod
     def of(path: Path, device: str) -> Reference:
-        """Of a GGUF file or a Hugging Face folder, computed on `device`."""
+        """The reference of a GGUF file or a Hugging Face folder, computed on `device`."""
         if path.is_file():
             reference = Reference.of_gguf(path)
             reference.model.to(device)
@@ -174,7 +175,7 @@ class Reference:
 
     @staticmethod
     def of_gguf(path: Path) -> Reference:
-        """Of a GGUF file: its matrices become bf16, as the runtime's do, while vectors stay as stored."""
+        """The reference of a GGUF file: matrices become bf16, as in the runtime, and vectors stay as stored."""
         model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.float32)
         for weight in model.parameters():
             if weight.ndim == 2:
@@ -182,7 +183,7 @@ class Reference:
         return Reference(model)
 
     def _in(self, dtype: torch.dtype) -> PreTrainedModel:
-        """Only parameters change their type: rotary frequencies rounded to bf16 would be another model."""
+        """The model with parameters of `dtype`. Buffers keep theirs: rounded rotary frequencies would be another model."""
         if dtype not in self._made:
             model = copy.deepcopy(self.model)
             for weight in model.parameters():
@@ -204,8 +205,8 @@ class Reference:
         """float32 throughout, or float64."""
         return self._logits(ids, last, dtype)
 
-    def out_bf16(self, ids: list[int], last: int = 0) -> Tensor:
-        """float32 but for what the runtime holds or multiplies in bf16: KV cache and inputs of linear layers."""
+    def rounded(self, ids: list[int], last: int = 0) -> Tensor:
+        """float32, with the KV cache and the inputs of linear layers rounded to bf16, as in the runtime."""
         with rounded_products(self._in(torch.float32)):
             return self._logits(ids, last, torch.float32, RoundingCache())
 
@@ -215,13 +216,13 @@ class Reference:
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:
-    """Of all elements together, as vectors."""
+    """Norm of the difference over the norm of `want`, of all elements together."""
     return float((got - want).norm() / want.norm())
 
 
 @dataclass
 class Walk:
-    """How greedy tokens compare with a reference that is fed the same tokens."""
+    """Greedy tokens beside a reference that is fed the same tokens. Clear steps: the best token leads by more than the error."""
 
     steps: int
     clear_steps: int
@@ -229,14 +230,14 @@ class Walk:
 
 
 def check_greedy(reference: Reference, prompt: list[int], tokens: list[int], what: str) -> Walk:
-    """Every token is the float32 reference's best one; where its logits are closer than the error, one of the best.
+    """AssertionError unless every token is the float32 reference's best one, or within the error of the best.
 
-    The error is measured along the way: by how much rounding to bf16 as the runtime does moves any two logits of a step
-    towards each other. A token may fall short of the best by that; a best token that leads by more must have been chosen.
+    The error is the most by which rounding to bf16, as the runtime does, moves two logits of a step towards each other. A best
+    token that leads by more must have been chosen.
     """
     ids, last = prompt + tokens[:-1], len(tokens)
     exact = reference.exact(ids, last)
-    moved = reference.out_bf16(ids, last) - exact
+    moved = reference.rounded(ids, last) - exact
     tolerance = float((moved.amax(-1) - moved.amin(-1)).max())
     best = exact.topk(2)
     clear = 0

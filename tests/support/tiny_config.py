@@ -1,4 +1,4 @@
-"""Sizes of models that are compiled, and run, in a moment."""
+"""Models small enough to compile and run in a moment."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ SIZES: dict[str, Any] = {
 
 
 def tiny_config(preset: str = "smollm2-135m", **changes: Any) -> ModelConfig:
-    """A model of the preset's kind, of SIZES but for `changes`."""
+    """The config of a preset, with SIZES and `changes` in place of its own values."""
     return dataclasses.replace(PRESETS[preset], **(SIZES | changes))

@@ -1,63 +1,104 @@
 """Every task body against torch, as one launch of a graph through the public Session: shapes fresh every run.
 
-python -m pytest -q tests/tasks/test_bodies.py                     # all that this machine can run
+python -m pytest -q tests/tasks/test_bodies.py                     # all backends that this machine has
 python -m pytest -q tests/tasks/test_bodies.py -k cuda             # on GPUs only: about 30 s for 1 and 2 ranks
 DISTMK_TEST_SEED=7 python -m pytest -q tests/tasks/test_bodies.py  # the shapes of one run again
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
+from support.batches import make_batch, random_runs
 from support.bodies.board import Board
-from support.bodies.cases import CUDA, add_all
+from support.bodies.cases import CUDA, KINDS, add_all
+from support.bodies.linear import CANDIDATE
 from support.helpers import ROOT, Runner
-from support.machine import FAR, command, on, require, run_job
+from support.machine import FAR, command, on_nodes, require, run_job
 
+from distmk.abi import MAX_ROWS, Batch, Candidate
 from distmk.check import check
-from distmk.program.program import compile_graph
 
 JOB = ROOT / "tests" / "support" / "bodies" / "job.py"
-BODIES = ("linear STORE", "linear ADD", "linear SWIGLU", "linear PUSH", "linear ARGMAX", "linear rounding", "linear ties",
-          "embed STORE", "embed PUSH", "put and affine", "put of", "sine of", "sum of", "sample of", "attention")  # fmt: skip
+RUNS = [
+    *(on_nodes("host", num_ranks) for num_ranks in (1, 3)),
+    *(on_nodes("emulated", num_ranks) for num_ranks in (1, 2)),
+    on_nodes("emulated", 2, FAR),
+    *(on_nodes("cuda", num_ranks) for num_ranks in (1, 2)),
+    on_nodes("cuda", 2, FAR),
+    on_nodes("cuda", 4),
+]
 
 
-@pytest.mark.parametrize(
-    ("backend", "num_ranks", "nodes"),
-    [
-        on("host", 1, {}),
-        on("host", 3, {}),
-        on("emulated", 1, {}),
-        on("emulated", 2, {}),
-        on("emulated", 2, FAR),
-        on("cuda", 1, {}),
-        on("cuda", 2, {}, num_ranks=2),
-        on("cuda", 2, FAR, num_ranks=2),
-        on("cuda", 4, {}, num_ranks=4),
-    ],
-)
-def test_bodies(runner: Runner, backend: str, num_ranks: int, nodes: dict[str, str]) -> None:
+@dataclass
+class Run:
+    """Results of a launch of all cases, as `board.Result` has them."""
+
+    num_ranks: int
+    seed: str
+    results: list[dict[str, Any]]
+
+    def check(self, kind: str) -> None:
+        """Fail where a body of this kind went wrong, or a rank ran none."""
+        print(f"repeat with DISTMK_TEST_SEED={self.seed}")
+        found = [each for each in self.results if each["kind"] == kind]
+        assert {each["of"] for each in found} == set(range(self.num_ranks)), f"not every rank ran {kind}"
+        wrong = [f"rank {each['rank']} {each['what']}: {each['error']}" for each in found if each["error"]]
+        assert not wrong, f"{len(wrong)} of {len(found)} checks failed\n" + "\n".join(wrong[:12])
+
+
+launched: dict[str, Run] = {}
+
+
+@pytest.fixture
+def run(runner: Runner, backend: str, num_ranks: int, nodes: dict[str, str]) -> Iterator[Run]:
+    """One launch a backend and number of ranks, for all tests of it."""
     require(backend, num_ranks)
-    seed = os.environ.get("DISTMK_TEST_SEED") or str(int.from_bytes(os.urandom(4), "little"))
-    print(f"repeat with DISTMK_TEST_SEED={seed}")
-    done = run_job(runner, command(JOB, backend, seed, num_ranks=num_ranks), **nodes)
-    results = done.objects()
-    for body in BODIES:
-        for rank in range(num_ranks):
-            # What a task of one rank did may show on another.
-            shown = [each["what"] for each in results if each["rank"] == rank or f"on rank {rank}" in each["what"]]
-            assert any(body in what for what in shown), f"rank {rank} ran no {body}"
-    wrong = [f"rank {each['rank']} {each['what']}: {each['error']}" for each in results if each["error"]]
-    print(f"{len(results)} checks")
-    assert not wrong, f"{len(wrong)} of {len(results)} checks failed\n" + "\n".join(wrong[:12])
+    name = f"{backend} {num_ranks} {nodes}"
+    if name not in launched:
+        seed = os.environ.get("DISTMK_TEST_SEED") or str(int.from_bytes(os.urandom(4), "little"))
+        print(f"repeat with DISTMK_TEST_SEED={seed}")
+        done = run_job(runner, command(JOB, backend, seed, num_ranks=num_ranks), **nodes)
+        launched[name] = Run(num_ranks, seed, done.objects())
+    yield launched[name]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("backend", "num_ranks", "nodes"), RUNS)
+def test_body(run: Run, kind: str) -> None:
+    run.check(kind)
+
+
+@pytest.mark.parametrize("kind", ["other memory", "accesses", "events", "same bits again"])
+@pytest.mark.parametrize(("backend", "num_ranks", "nodes"), RUNS)
+def test_all_bodies(run: Run, kind: str) -> None:
+    """They write nothing but their outputs, of which `check` is told; fire their triggers; and do the same twice."""
+    run.check(kind)
 
 
 def test_the_board_for_gpus_is_a_correct_program() -> None:
     """What only a GPU can run is at least compiled and proved here."""
     rng = np.random.default_rng(1)
     for num_ranks in (1, 2):
-        board = Board(rng, num_ranks, num_workers=16, tiled=True)
+        board = Board(rng, num_ranks, num_workers=16, gpu_layout=True)
         add_all(board, CUDA)
-        check(compile_graph(board.graph))
+        check(board.compile())
+
+
+def test_row_tables_of_tests_fit(rng: np.random.Generator) -> None:
+    for _ in range(100):
+        runs = random_runs(rng, 50)
+        batch = make_batch(runs, rng)
+        assert 1 <= batch.num_rows <= MAX_ROWS and len({slot for _, slot, _ in runs}) == len(runs)
+        assert ctypes.sizeof(batch) == ctypes.sizeof(Batch)
+    assert make_batch([], rng).num_rows == 0
+
+
+def test_candidate_layout() -> None:
+    assert ctypes.sizeof(Candidate) == CANDIDATE.itemsize

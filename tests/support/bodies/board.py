@@ -7,24 +7,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from support.arrays import floats, poison, to_bytes
+from support.arrays import floats, to_bytes
+from support.bodies.memory import Bytes, Memory, RankMemory, vary_amounts
+from support.events import expected_counts, read_counts
 
 from distmk import Graph, Session
 from distmk.abi import Space
 from distmk.graph.regions import ITEM_BYTES, Buffer, Region, Slab
+from distmk.program.program import Program, compile_graph
 from distmk.weights.packing import pack
 
-Memory = dict[Buffer, np.ndarray]  # this rank's bytes of every buffer
 Check = Callable[[Memory], None]
+
+
+class Expectation(NamedTuple):
+    """`check` raises AssertionError if `rank` holds something else than it should after a task of rank `of`."""
+
+    rank: int
+    of: int
+    kind: str
+    what: str
+    check: Check
+
+
+class Result(NamedTuple):
+    """One thing that was checked on `rank`; `error` is None where it is right."""
+
+    rank: int
+    of: int
+    kind: str
+    what: str
+    error: str | None
 
 
 @dataclass
 class Board:
-    """`graph` with the content of its buffers before the launch (poison unless given) and what to check afterwards.
+    """`graph` with the content of its buffers before the launch (poison unless given) and the expectations after it.
 
     Every rank builds the same board from the same seed, for all ranks.
     """
@@ -32,10 +55,10 @@ class Board:
     rng: np.random.Generator
     num_ranks: int
     num_workers: int
-    tiled: bool  # matrices and caches as a GPU keeps them
-    checks: list[tuple[int, str, Check]] = field(default_factory=list)
+    gpu_layout: bool  # matrices in tiles and caches swizzled, as the GPU's kernel takes them
+    expectations: list[Expectation] = field(default_factory=list)
     _given: dict[tuple[int, Buffer], list[tuple[slice, Any]]] = field(default_factory=dict)
-    _written: dict[tuple[int, Buffer], list[tuple[slice, slice]]] = field(default_factory=dict)
+    _writable: dict[tuple[int, Buffer], list[tuple[slice, slice]]] = field(default_factory=dict)
     _count: int = 0
 
     def __post_init__(self) -> None:
@@ -48,6 +71,8 @@ class Board:
     def space(self) -> Space:
         return Space.HEAP if self.rng.random() < 0.5 else Space.LOCAL
 
+    # Memory
+
     def buffer(
         self, cols: int, rows: int = 1, dtype: str = "f32", space: Space | None = None, lamport: bool = False
     ) -> Buffer:
@@ -55,93 +80,116 @@ class Board:
         space = Space.HEAP if lamport else space or self.space()
         return self.graph.buffer(self.name("b"), cols, rows=rows, dtype=dtype, space=space, lamport=lamport)
 
-    def wide(self, rank: int, cols: int, rows: int, space: Space | None = None, dtype: str = "f32") -> Region:
-        """Columns of a buffer that may be wider on both sides."""
+    def padded(self, rank: int, cols: int, rows: int, space: Space | None = None, dtype: str = "f32") -> Region:
+        """Columns of a new buffer that may have more of them on both sides."""
         before, after = (int(pad) for pad in self.rng.choice([0, 0, 1, 4, 7, 8], 2))
         buffer = self.buffer(before + cols + after, rows, dtype, space)
         return buffer.at(rank, before, before + cols)
 
-    def give(self, region: Region, data: np.ndarray | torch.Tensor) -> Region:
-        """What the region holds before the launch: its first rows."""
+    def fill(self, region: Region, data: npt.NDArray[Any] | torch.Tensor) -> Region:
+        """Give the first rows of a region, as many as `data` has."""
         raw = to_bytes(data).reshape(-1, region.cols * ITEM_BYTES[region.buffer.dtype])
         self._given.setdefault((region.rank, region.buffer), []).append((byte_cols(region), raw))
         return region
 
-    def give_all(self, rank: int, data: Any, dtype: str, rows: int = 1, space: Space | None = None) -> Region:
+    def filled(self, rank: int, data: Any, dtype: str, rows: int = 1, space: Space | None = None) -> Region:
         """A new buffer that holds `data` and nothing else."""
         raw = to_bytes(data)
         buffer = self.buffer(raw.size // rows // ITEM_BYTES[dtype], rows, dtype, space)
         self._given[(rank, buffer)] = [(slice(None), raw.reshape(rows, -1))]
         return buffer.at(rank)
 
+    def writable(self, region: Region, num_rows: int = 1, first_row: int = 0) -> Region:
+        """Declare that tasks may write some rows of a region."""
+        spans = self._writable.setdefault((region.rank, region.buffer), [])
+        spans.append((slice(first_row, first_row + num_rows), byte_cols(region)))
+        return region
+
     def vector(self, rank: int, data: torch.Tensor | None) -> Slab | None:
         """f32 numbers that no task writes."""
         return None if data is None else self.graph.constant(self.name("v"), rank, data.numpy())
 
     def matrix(self, rank: int, weight: torch.Tensor, paired: bool = False) -> Slab:
-        """A slab of bf16 weights, in tiles where the backend wants them."""
+        """A slab of bf16 weights: tiled for the GPU's kernel, else rows inside a larger matrix."""
         rows = to_bytes(weight).view(np.uint16).reshape(weight.shape)
-        return self.graph.constant(self.name("w"), rank, pack(rows, [len(rows)], paired) if self.tiled else rows)
+        if self.gpu_layout:
+            return self.graph.constant(self.name("w"), rank, pack(rows, [len(rows)], paired))
+        # `check` wants operands at multiples of 4 bytes: of odd rows, an even number comes before.
+        before, after = (np.full((2 * int(n), rows.shape[1]), 0x7FC0, np.uint16) for n in self.rng.integers(0, 3, 2))
+        slab = self.graph.constant(self.name("w"), rank, np.concatenate([before, rows, after]))
+        return Slab(slab.weight, len(before), len(before) + len(rows))
 
     def table(self, rank: int, weight: torch.Tensor) -> Slab:
         """bf16 rows to look up, never in tiles."""
         return self.graph.constant(self.name("t"), rank, to_bytes(weight).view(np.uint16).reshape(weight.shape))
 
-    def written(self, region: Region, num_rows: int = 1) -> Region:
-        """A task may write the first rows of this region."""
-        spans = self._written.setdefault((region.rank, region.buffer), [])
-        spans.append((slice(0, num_rows), byte_cols(region)))
-        return region
+    # Running
 
-    def check(self, rank: int, what: str, check: Check) -> None:
-        """`check` raises AssertionError if `rank` holds something else than it should after the launch."""
-        self.checks.append((rank, what, check))
+    def expect(self, rank: int, kind: str, what: str, check: Check, of: int | None = None) -> None:
+        """`check` the memory of `rank` after the launch, for a body of this kind that ran on rank `of` (None: on `rank`)."""
+        self.expectations.append(Expectation(rank, rank if of is None else of, kind, what, check))
 
-    # On one rank
+    def compile(self) -> Program:
+        program = compile_graph(self.graph)
+        vary_amounts(program, self.rng)
+        return program
 
-    def run(self, session: Session, rank: int) -> Iterator[tuple[str, str | None]]:
-        """Run the launch twice on the same memory; yields (what, why it is wrong or None)."""
-        before = self._initial(rank)
-        results = []
-        for _ in range(2):
-            for buffer, image in before.items():
-                session.backend.write(session.program.placement.buffers[buffer], 0, image)
-            session.run(1)
-            session.bootstrap.barrier()  # what other ranks put here has come
-            results.append({buffer: session.view(buffer).view(np.uint8).copy() for buffer in before})
-            session.bootstrap.barrier()
-        after, again = results
-        for of_rank, what, check in self.checks:
-            if of_rank == rank:
-                yield what, _failure(check, after)
-        for buffer in before:
-            writers = [task.op for task in self.graph.tasks if any(r.buffer is buffer for r in task.writes())]
-            what = f"buffer {buffer.name} of {', '.join(writers) or 'nobody'}"
-            if error := self._outside(rank, buffer, before[buffer], after[buffer]):
-                yield what, error
-            if not np.array_equal(after[buffer], again[buffer]):
-                at = np.argwhere(after[buffer] != again[buffer])[0].tolist()
-                yield what, f"a second launch left other bits, first at byte {at}"
-
-    def _initial(self, rank: int) -> Memory:
-        memory: Memory = {}
-        for buffer in self.graph.buffers:
-            image = poison(self.rng, -(-buffer.num_bytes // 2) * 2)[: buffer.num_bytes].copy()
-            if buffer.lamport:
-                image[:] = 0  # as a launch leaves it
-            memory[buffer] = image.reshape(buffer.rows, buffer.row_bytes)
+    def run(self, session: Session) -> Iterator[Result]:
+        """Launch twice from the same memory, check the first launch, and compare the second with it."""
+        rank, memory = session.bootstrap.rank, RankMemory(session.program, session.bootstrap.rank)
+        before = memory.read(session)
+        memory.poison(before, self.rng)
+        for buffer, content in memory.buffers(before).items():
             for cols, raw in self._given.get((rank, buffer), []):
-                memory[buffer][: len(raw), cols] = raw
-        return memory
+                content[: len(raw), cols] = raw
+        launches = [self._launch(session, memory, before) for _ in range(2)]
+        (after, counts), (again, _) = launches
+        buffers = memory.buffers(after)
+        for each in self.expectations:
+            if each.rank == rank:
+                yield Result(rank, each.of, each.kind, each.what, _failure(each.check, buffers))
+        writable, accessed = self._writable_bytes(memory), memory.accessed()
+        for space, extent in memory.extents.items():
+            if not extent.whole.num_bytes:
+                continue
+            name = f"{space.name.lower()} memory of rank {rank}"
+            stray = (before[space] != after[space]) & ~writable[space]
+            yield Result(rank, rank, "other memory", name, self._first(extent.locate, stray, "written"))
+            undeclared = writable[space] & ~accessed[space]
+            yield Result(rank, rank, "accesses", name, self._first(extent.locate, undeclared, "not in any access"))
+            differing = after[space] != again[space]
+            yield Result(rank, rank, "same bits again", name, self._first(extent.locate, differing, "different"))
+        wrong = [f"event {i}: {got}, expected {want}" for i, (got, want) in enumerate(counts) if got != want]
+        yield Result(rank, rank, "events", f"{len(counts)} events", "; ".join(wrong[:8]) or None)
 
-    def _outside(self, rank: int, buffer: Buffer, before: np.ndarray, after: np.ndarray) -> str | None:
-        changed = before != after
-        for rows, cols in self._written.get((rank, buffer), []):
-            changed[rows, cols] = False
-        where = np.argwhere(changed)
+    @staticmethod
+    def _launch(
+        session: Session, memory: RankMemory, before: dict[Space, Bytes]
+    ) -> tuple[dict[Space, Bytes], list[tuple[int, int]]]:
+        """The images after a launch from `before`; of every event the count, and the count expected."""
+        memory.write(session, before)
+        session.run(1)
+        session.bootstrap.barrier()  # now other ranks' writes are here, too
+        after, counts = memory.read(session), read_counts(session)
+        session.bootstrap.barrier()
+        return after, list(zip(counts, expected_counts(session.program, session.bootstrap.rank, 1), strict=True))
+
+    def _writable_bytes(self, memory: RankMemory) -> dict[Space, npt.NDArray[np.bool_]]:
+        found = {space: np.zeros(extent.whole.num_bytes, np.uint8) for space, extent in memory.extents.items()}
+        for buffer, content in memory.buffers(found).items():
+            for rows, cols in self._writable.get((memory.rank, buffer), []):
+                content[rows, cols] = 1
+        return {space: image.astype(bool) for space, image in found.items()}
+
+    def _first(self, locate: Callable[[int], tuple[Any, str]], wrong: npt.NDArray[np.bool_], how: str) -> str | None:
+        """How many bytes are wrong, where the first is, and which tasks write there."""
+        where = np.flatnonzero(wrong)
         if not len(where):
             return None
-        return f"wrote outside its output: {len(where)} bytes, first at row {where[0][0]} byte {where[0][1]}"
+        piece, place = locate(int(where[0]))
+        name = piece.name if piece else ""
+        writers = dict.fromkeys(task.op for task in self.graph.tasks for r in task.writes() if r.buffer.name == name)
+        return f"{len(where)} bytes {how}, first {place}; written by {', '.join(writers) or 'nobody'}"
 
 
 def byte_cols(region: Region) -> slice:
@@ -149,7 +197,7 @@ def byte_cols(region: Region) -> slice:
     return slice(region.begin * item, region.end * item)
 
 
-def f32(memory: Memory, region: Region, num_rows: int = 1) -> np.ndarray:
+def f32(memory: Memory, region: Region, num_rows: int = 1) -> npt.NDArray[np.float32]:
     """The first rows of a region, f32 or bf16, [num_rows, columns]."""
     return floats(np.ascontiguousarray(memory[region.buffer][:num_rows, byte_cols(region)]), region.buffer.dtype)
 

@@ -4,49 +4,74 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import NamedTuple
 
-from support.attention_inputs import Heads
 from support.bodies import linear, small
 from support.bodies.assignment import one_of_two_fuses_combine
-from support.bodies.attention import attention
+from support.bodies.attention import attention, extreme_scores
+from support.bodies.attention_inputs import Heads
 from support.bodies.board import Board
-from support.bodies.fused_combine import fused_partials
+from support.bodies.fused_combine import fused_combine
 
 from distmk.abi import Epilogue
 
+KINDS = (
+    *("linear STORE", "linear ADD", "linear SWIGLU", "linear PUSH", "linear ARGMAX"),
+    *("linear polls", "linear rounding", "linear batch sizes"),
+    *("nop", "embed STORE", "embed PUSH", "put", "affine", "sine", "sum", "sample"),
+    *("attention", "fused combine"),
+)
+
 
 class Sizes(NamedTuple):
-    """What is drawn from, and how exact a backend is."""
+    """What a backend's shapes are drawn from, and how exact it is."""
 
     k: tuple[int, ...]
     n: tuple[int, ...]
     head_dims: tuple[int, ...]
-    longest: int  # sequence, in tokens
-    longest_lone: int  # of a row by itself
-    linear_error: float  # in proportion to the magnitudes that are added up
-    attention_error: float  # in proportion to the sum of the weights
+    page_sizes: tuple[int, ...]
+    max_len: int  # of a sequence, in tokens
+    max_len_batch_1: int
+    linear_error: float  # relative to the magnitudes that are added up
+    attention_error: float  # relative to the sum of the weights
+    extreme_error: float  # absolute, of an output from scores in the hundreds
+    repeats: int = 1  # how often shapes are drawn, on a single rank
 
 
-HOST = Sizes((1, 17, 64, 250, 576), (1, 3, 16, 29), (16, 64, 80), 150, 2000, 1e-6, 2e-5)
-# A GPU has a faster square root and exponential.
+HOST = Sizes(
+    k=(1, 17, 63, 64, 250, 256, 576, 1000),
+    n=(1, 3, 7, 16, 29),
+    head_dims=(2, 6, 16, 64, 80, 128),
+    page_sizes=(1, 3, 16),
+    max_len=150,
+    max_len_batch_1=2000,
+    linear_error=1e-6,
+    attention_error=2e-5,
+    extreme_error=5e-3,
+    repeats=3,
+)
+# A GPU's square root and exponential are faster and less exact, and its tensor cores add up in another order.
 CUDA = Sizes(
     k=(1, 17, 63, 256, 257, 512, 576, 768, 1000, 1024, 1536, 3072, 3584, 4096, 12288),
     n=(1, 3, 7, 15, 16, 17, 29, 48, 49, 100),
     head_dims=(16, 64, 80, 128),
-    longest=700,
-    longest_lone=3840,
+    page_sizes=(1, 2, 16, 64),
+    max_len=700,
+    max_len_batch_1=3840,
     linear_error=4e-6,
     attention_error=5e-5,
+    extreme_error=5e-3,
 )
-EMULATED = CUDA._replace(
-    k=(1, 63, 257, 576, 1000, 1536, 3072, 4352), longest=300, longest_lone=1200
-)  # a CPU takes its time
+# The kernel's own arithmetic at the speed of a CPU.
+EMULATED = CUDA._replace(k=(1, 63, 257, 576, 1000, 1536, 3072, 4352), max_len=300, max_len_batch_1=1200)
+
+# Query heads that do not begin or end with a KV head's group, one query head a KV head, one KV head for all.
+UNEVEN_HEADS = (Heads(4, 3, 5), Heads(8, 8), Heads(9, 3), Heads(3, 1, 2), Heads(20, 20), Heads(1, 4, 3))
 # SmolLM2's on two ranks, Qwen3-8B's on four, one query head a KV head, one KV head for all.
 REAL_HEADS = ((Heads(5, 3, 4), 64), (Heads(8, 4, 8), 128), (Heads(3, 1, 2), 64), (Heads(16, 16), 128))
-
 # Of 64 and 128 elements, in one block of columns and in two, and of four heads a KV head, up to eight, and more.
-LONE_HEADS = (
+FUSED_HEADS = (
     (Heads(5, 3, 4), 64),
     (Heads(8, 4, 8), 128),
     (Heads(24, 4), 128),
@@ -72,6 +97,10 @@ def _on_each(board: Board, case: Callable[..., None], *arguments: object) -> Cal
     return add
 
 
+def _repeats(board: Board, sizes: Sizes) -> int:
+    return sizes.repeats if board.num_ranks == 1 else 1
+
+
 def _linear(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
     rng, error = board.rng, sizes.linear_error
 
@@ -80,7 +109,7 @@ def _linear(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
         for low, high in rows:
             yield int(rng.choice(sizes.n)), int(rng.integers(low, high))
 
-    for k in sizes.k:
+    for k in sizes.k * _repeats(board, sizes):
         for epilogue in (Epilogue.STORE, Epilogue.ADD, Epilogue.SWIGLU):
             for n, rows in draws((0, 2), (2, 9), (9, 16), (16, 17)):
                 yield _on_each(board, linear.columns, error, epilogue, k, n, rows)
@@ -93,35 +122,42 @@ def _linear(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
     for rows in (0, 1, 7, 16):
         yield _on_each(board, linear.rounding, rows, int(rng.integers(2, 300)))
     yield _on_each(board, linear.ties)
+    yield _on_each(board, linear.batch_sizes, int(rng.integers(300, 1200)), int(rng.integers(9, 60)))
 
 
 def _small(board: Board) -> Iterator[Callable[[], None]]:
-    for rows in (0, 1, 5, 16):
-        yield _on_each(board, small.sum_of_blocks, rows)
+    rng = board.rng
+    for n, rows, add in product((1, 7, 64, int(rng.integers(1, 101))), (0, 1, 5, 16), (False, True)):
+        yield _on_each(board, small.sum_of_blocks, n, rows, add)
+    for rows in (1, 1, 5, 16):
         for pushed in (False, True):
-            yield partial(small.embed, board, max(1, rows), pushed)
+            yield partial(small.embed, board, rows, pushed)
     for _ in range(4):
-        yield _on_each(board, small.put_and_affine)
-        yield _on_each(board, small.put_bytes)
+        yield _on_each(board, small.affine)
         yield _on_each(board, small.sines)
-    for num_tasks in (1, int(board.rng.integers(2, 40)), 132):
+    for rank, to in product(range(board.num_ranks), repeat=2):
+        yield partial(small.nop, board, rank, to)
+        for _ in range(2):
+            yield partial(small.put, board, rank, to)
+    for num_tasks in (1, int(rng.integers(2, 40)), 132):
         yield _on_each(board, small.sample, num_tasks)
 
 
 def _attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
-    rng, last = board.rng, (sizes.longest,)
-    for head_dim in sizes.head_dims:
-        for norms in (False, True):
-            heads = Heads(int(rng.integers(1, 9)), int(rng.integers(1, 9)), int(rng.integers(0, 9)))
-            page_size = int(rng.choice([1, 2, 16, 64]))
-            yield _on_each(board, attention, sizes.attention_error, heads, head_dim, page_size, norms, *last)
-    for heads, head_dim in LONE_HEADS:
-        for alone in (True, True, True, False):
-            yield _on_each(board, fused_partials, sizes.attention_error, heads, head_dim, alone, *last)
-        yield _on_each(board, fused_partials, sizes.attention_error, heads, head_dim, True, sizes.longest_lone)
-    for fused_first in (True, False):
-        sizes_of_row = (sizes.attention_error, Heads(4, 2), 128, sizes.longest_lone)
-        yield _on_each(board, one_of_two_fuses_combine, *sizes_of_row, fused_first)
+    rng, error, max_len = board.rng, sizes.attention_error, sizes.max_len
+    for head_dim, norms in product(sizes.head_dims * _repeats(board, sizes), (False, True)):
+        heads = Heads(int(rng.integers(1, 9)), int(rng.integers(1, 9)), int(rng.integers(0, 9)))
+        page_size, length = int(rng.choice(sizes.page_sizes)), int(rng.choice([20, max_len]))
+        yield _on_each(board, attention, error, heads, head_dim, page_size, norms, length)
+    for heads in UNEVEN_HEADS:
+        yield _on_each(board, attention, error, heads, 16, 4, True, 70)
     for heads, head_dim in REAL_HEADS:
-        if head_dim in sizes.head_dims:
-            yield _on_each(board, attention, sizes.attention_error, heads, head_dim, 16, True, *last)
+        yield _on_each(board, attention, error, heads, head_dim, 16, True, max_len)
+    yield _on_each(board, attention, error, Heads(3, 3), 64, 16, False, max(900, max_len))
+    yield _on_each(board, extreme_scores, 100, sizes.extreme_error)
+    for heads, head_dim in FUSED_HEADS:
+        for batch_1 in (True, True, True, False):
+            yield _on_each(board, fused_combine, error, heads, head_dim, batch_1, max_len)
+        yield _on_each(board, fused_combine, error, heads, head_dim, True, sizes.max_len_batch_1)
+    for fused_first in (True, False):
+        yield _on_each(board, one_of_two_fuses_combine, error, Heads(4, 2), 128, sizes.max_len_batch_1, fused_first)

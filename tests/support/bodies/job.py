@@ -1,8 +1,8 @@
-"""What every rank of test_bodies.py runs: one launch with a case for every task body, checked against torch.
+"""What every rank of test_bodies.py runs: a launch with a case for every task body, checked against torch.
 
     python tests/support/bodies/job.py BACKEND SEED       (with tests/ and the repository on PYTHONPATH)
 
-Rank 0 prints a JSON object a case: rank, what, error (null where it is right).
+Rank 0 prints a JSON object for each `board.Result` of every rank.
 """
 
 from __future__ import annotations
@@ -12,36 +12,32 @@ import sys
 
 import numpy as np
 import torch
+from support import jobs
 from support.bodies.board import Board
 from support.bodies.cases import CUDA, EMULATED, HOST, add_all
 
 import distmk
-from distmk.errors import DistmkError
 
 SIZES = {"host": HOST, "emulated": EMULATED, "cuda": CUDA}
 NUM_WORKERS = {"host": 3, "emulated": 8, "cuda": 16}
 
 
-def main() -> int:
+def main() -> None:
     backend, seed = sys.argv[1], int(sys.argv[2])
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     with distmk.connect() as bootstrap:
         board = Board(np.random.default_rng(seed), bootstrap.world_size, NUM_WORKERS[backend], backend != "host")
         add_all(board, SIZES[backend])
-        try:
-            with distmk.Session(board.graph, bootstrap, backend=backend) as session:
-                mine = [(bootstrap.rank, what, error) for what, error in board.run(session, bootstrap.rank)]
-                everyone = bootstrap.allgather(json.dumps(mine).encode())
-        except DistmkError as error:
-            print(f"rank {bootstrap.rank}: {type(error).__name__}: {error}", file=sys.stderr)
-            return error.exit_code
+        proved = bootstrap.rank > 0  # rank 0 proves the program for all: they agree that it is the same
+        with distmk.Session(board.compile(), bootstrap, backend=backend, proved=proved) as session:
+            own = json.dumps([result._asdict() for result in board.run(session)])
+            everyone = bootstrap.allgather(own.encode())
         if bootstrap.rank == 0:
             for part in everyone:
-                for rank, what, error in json.loads(part):
-                    print(json.dumps({"rank": rank, "what": what, "error": error}))
-    return 0
+                for result in json.loads(part):
+                    print(json.dumps(result))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    jobs.run(main)

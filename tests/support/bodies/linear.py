@@ -1,13 +1,16 @@
-"""Linear tasks: every epilogue, normalized or not, with and without bias and batch."""
+"""Cases of linear tasks: every epilogue, normalized or not, with and without bias and batch."""
 
 from __future__ import annotations
+
+from functools import cached_property
 
 import numpy as np
 import torch
 from support import reference
 from support.arrays import ROUNDING, assert_close
 from support.batches import decode_batch
-from support.bodies.board import Board, Memory, f32
+from support.bodies.board import Board, f32
+from support.bodies.memory import Memory
 
 from distmk.abi import MAX_ROWS, Batch, Epilogue, Space
 from distmk.graph.regions import Region
@@ -15,7 +18,6 @@ from distmk.tasks import Linear, Nop, Sum
 from distmk.tasks.scheduling import CANDIDATES_BYTES
 
 CANDIDATE = np.dtype([("value", np.float32), ("token", np.int32)])
-FIRST_TOKEN = 1234
 
 
 def batch_of(board: Board, rank: int, num_rows: int) -> tuple[Region | None, Batch | None]:
@@ -23,32 +25,34 @@ def batch_of(board: Board, rank: int, num_rows: int) -> tuple[Region | None, Bat
     if not num_rows:
         return None, None
     batch = decode_batch(num_rows, board.rng)
-    return board.give_all(rank, batch, "u8", space=Space.HEAP), batch
+    return board.filled(rank, batch, "u8", space=Space.HEAP), batch
 
 
 class Product:
-    """The inputs of a linear task, what it gives in float64 ([rows, n], or 2n where paired), and how far off it may be."""
+    """The inputs of a linear task. `error`: of the output, in proportion to the magnitudes that are added up."""
 
     def __init__(
         self, board: Board, error: float, k: int, n: int, num_rows: int, paired: bool = False, biased: bool = True
     ):
-        self.board, self.k, self.n, self.num_rows, self.paired = board, k, n, num_rows, paired
+        self.board, self.error, self.k, self.n, self.num_rows, self.paired = board, error, k, n, num_rows, paired
         self.rows, outputs = num_rows or 1, 2 * n if paired else n
         self.x, self.weight = torch.randn(self.rows, k).bfloat16(), torch.randn(outputs, k).bfloat16()
         self.eps = 1e-5 if board.rng.random() < 0.5 else None
         self.bias = torch.randn(outputs) if biased and board.rng.random() < 0.5 else None
-        self.error = error
-        self.expect()
+        self.first_token = int(board.rng.integers(50_000))
 
-    def expect(self) -> None:
-        """Work out what the inputs give."""
-        inputs = (self.x, self.weight, self.bias, self.eps)
-        self.want = reference.linear(*inputs)
-        self.tolerance = self.error * reference.linear_scale(*inputs) + 1e-6
+    @cached_property
+    def want(self) -> torch.Tensor:
+        """The output, float64 [rows, n], or [rows, 2n] where paired."""
+        return reference.linear(self.x, self.weight, self.bias, self.eps)
+
+    @cached_property
+    def tolerance(self) -> torch.Tensor:
+        return self.error * reference.linear_scale(self.x, self.weight, self.bias, self.eps) + 1e-6
 
     @property
     def room(self) -> int:
-        """Rows that the task's buffers have."""
+        """Rows of the task's buffers."""
         return MAX_ROWS if self.num_rows else 1
 
     def add(
@@ -62,14 +66,14 @@ class Product:
         x: Region | None = None,
         worker: int | None = None,
     ) -> str:
-        """Add the task, with its x in memory or where `x` says; returns its name."""
+        """Add the task and return its name. x: None to read it from memory, a Lamport region to poll it."""
         board, given = self.board, [name for name in ("eps", "bias") if getattr(self, name) is not None]
         what = f"linear {epilogue.name} k={self.k} n={self.n} rows={self.num_rows or 'one'} {' '.join(given)}".strip()
         task = Linear(
             rank,
             what,
             worker,
-            x=x or board.give(board.wide(rank, self.k, self.room, dtype="bf16"), self.x),
+            x=x or board.fill(board.padded(rank, self.k, self.room, dtype="bf16"), self.x),
             slab=board.matrix(rank, self.weight, self.paired),
             out=out,
             out_bf16=out_bf16,
@@ -79,7 +83,7 @@ class Product:
             normalized=self.eps is not None,
             eps=self.eps or 0.0,
             num_ranks=board.num_ranks,
-            first_token=FIRST_TOKEN,
+            first_token=self.first_token,
             logits=logits,
             polls=x is not None,
         )
@@ -92,34 +96,40 @@ def columns(board: Board, rank: int, error: float, epilogue: Epilogue, k: int, n
     batch, _ = batch_of(board, rank, num_rows)
     paired = epilogue is Epilogue.SWIGLU
     product = Product(board, error, k, n, num_rows, paired)
-    want, tolerance = product.want, product.tolerance
-    out = board.wide(rank, n, product.room, dtype="bf16" if paired else "f32")
-    out_bf16 = None if paired or board.rng.random() < 0.5 else board.wide(rank, n, product.room, dtype="bf16")
+    out = board.writable(board.padded(rank, n, product.room, dtype="bf16" if paired else "f32"), product.rows)
+    old = torch.randn(product.rows, n)
     if epilogue is Epilogue.ADD:
-        old = torch.randn(product.rows, n)
-        board.give(out, old)
-        want, tolerance = want + old, tolerance + 1e-6 * old.abs()
-    elif paired:
-        # The derivative of silu stays within 1.1, so an error of either factor passes on in proportion.
-        (gate, up), (gate_error, up_error) = want.chunk(2, -1), tolerance.chunk(2, -1)
-        tolerance = 1.1 * gate_error * up.abs() + gate.abs() * up_error + 4e-6 * (gate * up).abs() + 1e-6
-        want = reference.swiglu(want)
-        tolerance = tolerance + ROUNDING["bf16"] * (want.abs() + tolerance)
-    if out_bf16:
-        board.written(out_bf16, product.rows)
-    what = product.add(rank, board.written(out, product.rows), epilogue, batch, out_bf16=out_bf16)
+        board.fill(out, old)
+    out_bf16 = None
+    if not paired and board.rng.random() < 0.5:
+        out_bf16 = board.writable(board.padded(rank, n, product.room, dtype="bf16"), product.rows)
+    what = product.add(rank, out, epilogue, batch, out_bf16=out_bf16)
 
     def check(memory: Memory) -> None:
         got = f32(memory, out, product.rows)
-        assert_close("", got, want, tolerance)
+        assert_close("", got, *_after_epilogue(product, epilogue, old))
         if out_bf16:  # bit for bit
             assert_close("rounded ", f32(memory, out_bf16, product.rows), torch.from_numpy(got).bfloat16().float(), 0)
 
-    board.check(rank, what, check)
+    board.expect(rank, f"linear {epilogue.name}", what, check)
+
+
+def _after_epilogue(product: Product, epilogue: Epilogue, old: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output of a task and its tolerance."""
+    want, tolerance = product.want, product.tolerance
+    if epilogue is Epilogue.ADD:
+        return want + old, tolerance + 1e-6 * old.abs()
+    if epilogue is not Epilogue.SWIGLU:
+        return want, tolerance
+    # The derivative of silu stays within 1.1, so an error of either factor passes on in proportion.
+    (gate, up), (gate_error, up_error) = want.chunk(2, -1), tolerance.chunk(2, -1)
+    tolerance = 1.1 * gate_error * up.abs() + gate.abs() * up_error + product.error * (gate * up).abs() + 1e-6
+    want = reference.swiglu(want)
+    return want, tolerance + ROUNDING["bf16"] * (want.abs() + tolerance)
 
 
 def push(board: Board, error: float, k: int, n: int, num_rows: int) -> None:
-    """Every rank's block in every rank's slots, and there their sum in rank order.
+    """PUSH: every rank's block in every rank's slots, and there their sum in rank order.
 
     One worker pushes and adds up: of what its own rank pushes, a sum that ends by what it has seen must know that it is done.
     """
@@ -135,7 +145,7 @@ def push(board: Board, error: float, k: int, n: int, num_rows: int) -> None:
     for rank in range(board.num_ranks):
         blocks = tuple(slots.at(rank, r * room, r * room + n * product.room) for r in range(board.num_ranks))
         for block in blocks:
-            board.written(slots.at(rank, block.begin, block.begin + product.rows * n))
+            board.writable(slots.at(rank, block.begin, block.begin + product.rows * n))
         _reduce(board, rank, worker, f"sum of {what}", blocks, products)
 
 
@@ -146,11 +156,11 @@ def _reduce(
     batch, _ = batch_of(board, rank, products[0].num_rows)
     add = bool(board.rng.integers(2))
     old = torch.randn(rows, n) if add else torch.zeros(rows, n)
-    dst, out_bf16 = (board.wide(rank, n, products[0].room, dtype=dtype) for dtype in ("f32", "bf16"))
+    dst, out_bf16 = (
+        board.writable(board.padded(rank, n, products[0].room, dtype=dtype), rows) for dtype in ("f32", "bf16")
+    )
     if add:
-        board.give(dst, old)
-    for written in (dst, out_bf16):
-        board.written(written, rows)
+        board.fill(dst, old)
     polls = blocks[0].buffer.lamport
     task = Sum(rank, what, worker, blocks=blocks, dst=dst, out_bf16=out_bf16, batch=batch, add=add, polls=polls)
     board.graph.add(task)
@@ -160,7 +170,7 @@ def _reduce(
         for source, (block, product) in enumerate(zip(blocks, products, strict=True)):
             got = f32(memory, block)[0, : rows * n].reshape(rows, n)
             if polls:
-                assert_close(f"cleared block of rank {source} ", got, torch.zeros(rows, n), 0)
+                assert_close(f"block of rank {source}, reset ", got, torch.zeros(rows, n), 0)
                 total, tolerance = total + product.want, tolerance + product.tolerance + 1e-6
             else:
                 assert_close(f"block of rank {source} ", got, product.want, product.tolerance)
@@ -170,33 +180,35 @@ def _reduce(
         summed = torch.from_numpy(f32(memory, dst, rows).copy())
         assert_close("rounded sum ", f32(memory, out_bf16, rows), summed.bfloat16().float(), 0)
 
-    board.check(rank, what, check)
+    board.expect(rank, "linear PUSH", what, check)
 
 
 def argmax(board: Board, rank: int, error: float, k: int, n: int, num_rows: int) -> None:
-    """One candidate a sampled row, and the logits where they are kept."""
-    batch, rows_of_batch = batch_of(board, rank, num_rows)
+    """ARGMAX: one candidate a sampled row, and the logits where they are kept."""
+    batch, row_table = batch_of(board, rank, num_rows)
     product = Product(board, error, k, n, num_rows, biased=False)
-    want, tolerance = product.want, product.tolerance
-    out = board.written(board.buffer(CANDIDATES_BYTES, dtype="u8").at(rank))
-    kept = board.written(board.wide(rank, n, product.room), product.rows) if board.rng.integers(2) else None
-    what = product.add(rank, out, Epilogue.ARGMAX, batch, kept) + (" with logits" if kept else "")
-    sampled = [row for row in range(product.rows) if rows_of_batch is None or rows_of_batch.rows[row].sample]
+    sampled = [row for row in range(product.rows) if row_table is None or row_table.rows[row].sample]
+    out = board.writable(board.buffer(CANDIDATES_BYTES, dtype="u8").at(rank))
+    logits = board.padded(rank, n, product.room) if board.rng.integers(2) else None
+    for row in range(product.rows) if logits else ():
+        if board.gpu_layout or row in sampled:  # the host twin leaves the other rows' logits out
+            board.writable(logits, first_row=row)
+    what = product.add(rank, out, Epilogue.ARGMAX, batch, logits) + (" with logits" if logits else "")
 
     def check(memory: Memory) -> None:
-        got = memory[out.buffer].reshape(-1).view(CANDIDATE)
+        got, want, tolerance = memory[out.buffer].reshape(-1).view(CANDIDATE), product.want, product.tolerance
         having = [row for row in range(MAX_ROWS) if got[row]["token"] >= 0]
         assert having == sampled, f"candidates for rows {having}, expected {sampled}"
         for row in sampled:
-            token = int(got[row]["token"]) - FIRST_TOKEN
+            token = int(got[row]["token"]) - product.first_token
             assert 0 <= token < n, f"row {row}: token {token} of {n}"
             assert_close(f"value of row {row} ", got[row]["value"], want[row, token], tolerance[row, token])
             lead = float(want[row].max() - want[row, token])
             assert lead <= 2 * tolerance[row].max(), f"row {row}: token {token} is {lead} below the best"
-            if kept:
-                assert_close(f"logits of row {row} ", f32(memory, kept, product.rows)[row], want[row], tolerance[row])
+            if logits:
+                assert_close(f"logits of row {row} ", f32(memory, logits, product.rows)[row], want[row], tolerance[row])
 
-    board.check(rank, what, check)
+    board.expect(rank, "linear ARGMAX", what, check)
 
 
 def rounding(board: Board, rank: int, num_rows: int, k: int) -> None:
@@ -205,13 +217,13 @@ def rounding(board: Board, rank: int, num_rows: int, k: int) -> None:
     old, room = reference.hard_to_round(num_rows or 1, k), MAX_ROWS if num_rows else 1
     x, add = torch.randn(len(old), k).bfloat16(), bool(board.rng.integers(2))
     x = torch.zeros_like(x) if add else x
-    given, out = board.give(board.wide(rank, k, room, dtype="bf16"), x), board.wide(rank, k, room)
+    given, out = board.fill(board.padded(rank, k, room, dtype="bf16"), x), board.padded(rank, k, room)
     if add:
-        board.give(out, old)
-    out_bf16 = board.written(board.wide(rank, k, room, dtype="bf16"), len(x))
+        board.fill(out, old)
+    out_bf16 = board.writable(board.padded(rank, k, room, dtype="bf16"), len(x))
     what = f"linear rounding k={k} rows={num_rows or 'one'} {'old' if add else 'x'}"
     slab, epilogue = board.matrix(rank, torch.eye(k).bfloat16()), Epilogue.ADD if add else Epilogue.STORE
-    board.written(out, len(x))
+    board.writable(out, len(x))
     board.graph.add(Linear(rank, what, x=given, slab=slab, out=out, out_bf16=out_bf16, batch=batch, epilogue=epilogue))
     want = old if add else x.float()
 
@@ -219,61 +231,84 @@ def rounding(board: Board, rank: int, num_rows: int, k: int) -> None:
         assert_close("", f32(memory, out, len(x)), want, 0)
         assert_close("rounded ", f32(memory, out_bf16, len(x)), want.bfloat16().float(), 0)
 
-    board.check(rank, what, check)
+    board.expect(rank, "linear rounding", what, check)
 
 
 def ties(board: Board, rank: int) -> None:
     """Of equal logits the lowest id wins."""
-    weight = torch.ones(40, 32).bfloat16()
-    weight[:23] = -1
-    out = board.written(board.buffer(CANDIDATES_BYTES, dtype="u8").at(rank))
-    x, slab = board.give_all(rank, torch.ones(1, 32).bfloat16(), "bf16"), board.matrix(rank, weight)
-    board.graph.add(Linear(rank, "linear ties", x=x, slab=slab, out=out, epilogue=Epilogue.ARGMAX, first_token=7))
+    first_best = int(board.rng.integers(1, 40))
+    n = first_best + int(board.rng.integers(1, 20))
+    weight = torch.ones(n, 32).bfloat16()
+    weight[:first_best] = -1
+    out = board.writable(board.buffer(CANDIDATES_BYTES, dtype="u8").at(rank))
+    x, slab = board.filled(rank, torch.ones(1, 32).bfloat16(), "bf16"), board.matrix(rank, weight)
+    what = f"linear ties of {n} logits, from {first_best} on"
+    board.graph.add(Linear(rank, what, x=x, slab=slab, out=out, epilogue=Epilogue.ARGMAX, first_token=7))
 
     def check(memory: Memory) -> None:
-        got = memory[out.buffer].reshape(-1).view(CANDIDATE)[0].item()
-        assert got == (32.0, 30), f"best of equal logits is {got}, expected (32.0, 30)"
+        got, want = memory[out.buffer].reshape(-1).view(CANDIDATE)[0].item(), (32.0, 7 + first_best)
+        assert got == want, f"best of equal logits is {got}, expected {want}"
 
-    board.check(rank, "linear ties", check)
+    board.expect(rank, "linear ARGMAX", what, check)
+
+
+def batch_sizes(board: Board, rank: int, k: int, n: int) -> None:
+    """A row's output does not depend on the other rows, so that a sequence gets the same tokens whatever shares its batch:
+    equal bits for every number of rows.
+    """
+    x, weight = torch.randn(MAX_ROWS, k).bfloat16(), torch.randn(n, k).bfloat16()
+    slab, outs = board.matrix(rank, weight), []
+    for num_rows in range(1, MAX_ROWS + 1):
+        batch, _ = batch_of(board, rank, num_rows)
+        outs.append(board.writable(board.padded(rank, n, MAX_ROWS), num_rows))
+        given = board.fill(board.padded(rank, k, MAX_ROWS, dtype="bf16"), x[:num_rows])
+        what = f"linear of {num_rows} of {MAX_ROWS} rows, k={k} n={n}"
+        board.graph.add(Linear(rank, what, x=given, slab=slab, out=outs[-1], batch=batch))
+
+    def check(memory: Memory) -> None:
+        whole = f32(memory, outs[-1], MAX_ROWS)
+        for num_rows, out in enumerate(outs, 1):
+            assert_close(f"{num_rows} rows ", f32(memory, out, num_rows), whole[:num_rows], 0)
+
+    board.expect(rank, "linear batch sizes", f"linear of 1 to {MAX_ROWS} rows, k={k} n={n}", check)
 
 
 def polls(board: Board, rank: int, error: float, k: int, n: int, num_rows: int) -> None:
-    """Two vectors in turn, each taken by products as it is written; who writes one clears the other.
+    """Two Lamport vectors by turns, each polled by a product while it is written; the task that writes one resets the other.
 
-    One worker multiplies both: that it had waited for the first before what lies in between, which looks at nothing, tells
-    it that the second's place is clear.
+    One worker multiplies both: that it had waited for the first before the task in between, which polls nothing, tells it that
+    the second vector was reset.
     """
     rows, room, worker = num_rows or 1, MAX_ROWS if num_rows else 1, int(board.rng.integers(board.num_workers))
-    places = [board.buffer(k, room, "bf16", lamport=True) for _ in range(2)]
-    for place, other in zip(places, reversed(places), strict=True):
+    vectors = [board.buffer(k, room, "bf16", lamport=True) for _ in range(2)]
+    for vector, other in zip(vectors, reversed(vectors), strict=True):
         batch, _ = batch_of(board, rank, num_rows)
         product = Product(board, error, k, n, num_rows)
-        product.x[:, :: int(board.rng.integers(2, 9))] = 0  # zeros arrive, too
-        product.expect()
+        product.x[:, :: int(board.rng.integers(2, 9))] = 0  # zeros are published, too
         block = board.buffer(k * room).at(rank)
-        board.give(block.buffer.at(rank, 0, k * rows), product.x.float().reshape(1, -1))
+        board.fill(block.buffer.at(rank, 0, k * rows), product.x.float().reshape(1, -1))
         board.graph.add(
             Sum(
                 rank,
                 f"vector of {k}",
                 blocks=(block,),
-                dst=board.written(board.wide(rank, k, room), rows),
-                out_bf16=board.written(place.at(rank), rows),
-                reset=board.written(other.at(rank), rows),
+                dst=board.writable(board.padded(rank, k, room), rows),
+                out_bf16=board.writable(vector.at(rank), rows),
+                reset=board.writable(other.at(rank), rows),
                 batch=batch,
             )
         )
-        out = board.written(board.wide(rank, n, room), rows)
-        what = product.add(rank, out, Epilogue.STORE, batch, x=place.at(rank), worker=worker)
+        out = board.writable(board.padded(rank, n, room), rows)
+        what = product.add(rank, out, Epilogue.STORE, batch, x=vector.at(rank), worker=worker)
         board.graph.add(Nop(rank, f"between vectors of {k}", worker))
 
         def check(memory: Memory, out: Region = out, product: Product = product) -> None:
             assert_close("", f32(memory, out, rows), product.want, product.tolerance)
 
-        board.check(rank, f"arriving x of {what}", check)
+        board.expect(rank, "linear polls", f"polled x of {what}", check)
 
-    def check_places(memory: Memory) -> None:
-        assert_close("cleared ", f32(memory, places[0].at(rank), rows), torch.zeros(rows, k), 0)
-        assert_close("", f32(memory, places[1].at(rank), rows), product.x.float(), 0)
+    def check_vectors(memory: Memory) -> None:
+        assert_close("reset ", f32(memory, vectors[0].at(rank), rows), torch.zeros(rows, k), 0)
+        assert_close("", f32(memory, vectors[1].at(rank), rows), product.x.float(), 0)
 
-    board.check(rank, f"vectors of {k} rows={num_rows}", check_places)
+    board.expect(rank, "linear polls", f"vectors of {k} rows={num_rows}", check_vectors)

@@ -1,4 +1,4 @@
-"""One attention launch of a rank, wherever it runs: its inputs, and what it and the merge behind it must leave."""
+"""One attention launch of a rank on any backend: its inputs, and what it and the combine behind it must leave."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ class AttentionInputs:
         page_size: int,
         norms: bool,
         max_len: int,
-        alone: bool = False,  # a single row, of which there may be more splits
-        fused_partials: bool = False,  # a single row is lone, unless it has too many
+        batch_1: bool = False,  # a single row, which may have more splits
+        fused_partials: bool = False,  # the combine of a batch-1 row is fused, unless it has too many splits
     ):
         self.rng, self.heads, self.head_dim, self.fused_partials = rng, heads, head_dim, fused_partials
-        # A single row that may be longer gets as many splits as a lone one has, of more than its warps hold at once.
-        long = alone and max_len > COMBINE_WIDTH * POSITIONS_PER_PASS
+        # A row that may be longer gets as many splits as a fused combine takes, of more positions than warps hold at once.
+        long = batch_1 and max_len > COMBINE_WIDTH * POSITIONS_PER_PASS
         shortest = COMBINE_WIDTH * POSITIONS_PER_PASS if long else 1
-        self.runs = [(1, int(rng.integers(MAX_ROWS)), int(rng.integers(shortest, max_len + 1)))] if alone else []
+        self.runs = [(1, int(rng.integers(MAX_ROWS)), int(rng.integers(shortest, max_len + 1)))] if batch_1 else []
         self.runs = self.runs or random_runs(rng, max_len)
         self.batch = make_batch(self.runs, rng)
         max_pages = -(-max(kv_len for _, _, kv_len in self.runs) // page_size) + int(rng.integers(0, 3))
         num_pages = max_pages * len(self.runs) + 2
         workers, min_split, max_splits = (int(rng.integers(1, top)) for top in (12, 40, int(rng.choice([4, 9]))))
-        if alone:
+        if batch_1:
             workers, max_splits = heads.num_kv * int(rng.integers(1, 33)), int(rng.integers(1, rng.choice([3, 33])))
             min_split = int(rng.integers(1, rng.choice([3, 40])))
         if long:
@@ -82,7 +82,7 @@ class AttentionInputs:
         )  # fmt: skip
         self.norms = (torch.rand(head_dim) + 0.5, torch.rand(head_dim) + 0.5) if norms else None
         self.qkv = torch.randn(self.batch.num_rows, self.shape.qkv_cols + 4 * int(rng.integers(0, 3)))
-        self.qkv[:, self.shape.qkv_cols :] = torch.nan  # rows lie further apart than they are long
+        self.qkv[:, self.shape.qkv_cols :] = torch.nan  # a row's padding
         self.rope = reference.rope_table(max_len + MAX_ROWS, head_dim)
         self._make_caches()
 
@@ -107,24 +107,24 @@ class AttentionInputs:
         self.qkv[:, first : s.qkv_cols : s.head_dim] = 0
 
     @property
-    def has_lone_row(self) -> bool:
-        """Whether the batch is a row that those who multiply it merge."""
+    def fuses_combine(self) -> bool:
+        """Whether the batch is a single row that the tasks which multiply it combine."""
         return self.fused_partials and self.batch.num_rows == 1 and self.runs[0][2] <= self.shape.fused_combine_len
 
-    def kept(self, caches: torch.Tensor, tiled: bool) -> torch.Tensor:
-        """`caches` as a backend keeps them, or what it kept put right. A GPU, which has matrices in tiles, exchanges 16-byte
-        pieces: in place i of position p of a page is piece i ^ (p % 8 ^ p % 2 * 4), where there are eights of both.
+    def swizzled(self, caches: torch.Tensor) -> torch.Tensor:
+        """`caches` as a GPU keeps them, or from there back: 16-byte piece i of position p of a page changes places with piece
+        i ^ (p % 8 ^ p % 2 * 4), where both come in eights.
         """
         s = self.shape
-        if not tiled or s.head_dim % 64 or s.page_size % 8:
+        if s.head_dim % 64 or s.page_size % 8:
             return caches
-        place = torch.arange(s.page_size)[:, None]
-        piece = torch.arange(s.head_dim // 8)[None] ^ (place % 8 ^ place % 2 * 4)
-        return caches.unflatten(-1, (-1, 8))[..., place, piece, :].flatten(-2)
+        position = torch.arange(s.page_size)[:, None]
+        piece = torch.arange(s.head_dim // 8)[None] ^ (position % 8 ^ position % 2 * 4)
+        return caches.unflatten(-1, (-1, 8))[..., position, piece, :].flatten(-2)
 
     def splits(self, run: int) -> int:
         s, kv_lens = self.shape, [kv_len for _, _, kv_len in self.runs]
-        most = min(s.max_splits, COMBINE_WIDTH) if self.has_lone_row else s.max_splits
+        most = min(s.max_splits, COMBINE_WIDTH) if self.fuses_combine else s.max_splits
         return reference.num_splits(kv_lens, run, s.num_kv, s.num_workers, s.min_split, most)
 
     def instances(self) -> list[Instance]:
@@ -141,14 +141,14 @@ class AttentionInputs:
         return [head for head in range(self.shape.num_q) if self.heads.kv_head(head) == kv_head]
 
     def partials_of(self, run: int, kv_head: int, split: int) -> list[int]:
-        """Where the partial results of an instance begin, in floats, a slice of a head each; PARTIAL_FLOATS long."""
+        """Offsets of an instance's partials, in floats: one a slice, row and head, of PARTIAL_FLOATS."""
         s, num_rows, begin = self.shape, self.runs[run][0], self.batch.runs[run].row_begin
         rows = range(begin, begin + num_rows)
         slices = [head * s.slices + i for head in self.heads_of(kv_head) for i in range(s.slices)]
         return [((i * MAX_ROWS + row) * s.max_splits + split) * PARTIAL_FLOATS for i in slices for row in rows]
 
     def appended_by(self, run: int, kv_head: int, split: int) -> list[int]:
-        """Where the new positions inside the split of an instance lie in a cache, in elements; each is head_dim long."""
+        """Offsets in a cache, in elements, of the new positions inside an instance's split; each has head_dim elements."""
         s, (num_rows, slot, kv_len) = self.shape, self.runs[run]
         begin, end = reference.split_bounds(kv_len, self.splits(run))[split : split + 2]
         found = []
@@ -176,7 +176,7 @@ class AttentionInputs:
         return reference.apply_rope(q, table), reference.apply_rope(k, table), v
 
     def check_caches(self, caches: torch.Tensor) -> None:
-        """`caches`, as the launch left them, hold the new positions."""
+        """AssertionError unless `caches`, as the launch left them, hold the new positions."""
         for run, (num_rows, _, _) in enumerate(self.runs):
             _, k, v = self.projected(run)
             for kv_head in range(self.shape.num_kv):
@@ -187,7 +187,7 @@ class AttentionInputs:
                 assert_close(where + "K", keys[-num_rows:].double(), want, want.abs() * 2**-8 * 1.01 + 1e-6)
                 assert_close(where + "V", values[-num_rows:].double(), v[:, kv_head].bfloat16().double(), 0)
 
-    def check_parts(self, parts: np.ndarray, caches: torch.Tensor, error: float = 2e-5) -> None:
+    def check_partials(self, parts: np.ndarray, caches: torch.Tensor, error: float) -> None:
         """`parts` are f32 [q head, slice, row, split, PARTIAL_FLOATS]; `error` is relative to the sum of the weights."""
         s = self.shape
         shaped = parts.reshape(s.num_q, s.slices, MAX_ROWS, s.max_splits, PARTIAL_FLOATS)
@@ -207,9 +207,9 @@ class AttentionInputs:
                     acc = got[:, PARTIAL_HEADER_FLOATS:].reshape(-1)[: s.head_dim]
                     assert_close(where + "acc", acc, sums, error * total * 4)
 
-    def lone_splits(self, fused_partials: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of `lone`, raw bf16 [q head, split, FUSED_PARTIAL_HEADER + head_dim]: logs of weights [q head, split] and elements
-        [q head, split, head_dim], of the splits that a single row has.
+    def fused_splits(self, fused_partials: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Log-sum-exp [q head, split] and elements [q head, split, head_dim] of a batch-1 row's splits. `fused_partials` are raw
+        bf16 [q head, split, FUSED_PARTIAL_HEADER + head_dim].
         """
         s = self.shape
         shaped = np.ascontiguousarray(
@@ -217,9 +217,9 @@ class AttentionInputs:
         )
         return shaped.view(np.float32)[:, :, 0], floats(shaped[:, :, FUSED_PARTIAL_HEADER:].copy(), "bf16")
 
-    def check_lone(self, fused_partials: np.ndarray, caches: torch.Tensor, error: float = 2e-5) -> None:
-        """What splits have left of a single row: the result over the positions of each, and the log of its weight."""
-        logs, elements = self.lone_splits(fused_partials)
+    def check_fused_partials(self, fused_partials: np.ndarray, caches: torch.Tensor, error: float) -> None:
+        """Every split of a batch-1 row left the softmax over its positions times V, and the log-sum-exp of their scores."""
+        logs, elements = self.fused_splits(fused_partials)
         kv_len, q = self.runs[0][2], self.projected(0)[0]
         bounds = reference.split_bounds(kv_len, self.splits(0))
         for head in range(self.shape.num_q):
@@ -227,20 +227,20 @@ class AttentionInputs:
             for split in range(self.splits(0)):
                 inputs = (q[0, head], keys, values, kv_len - 1, *bounds[split : split + 2])
                 maximum, total, sums = reference.partial_attention(*inputs)
-                where = f"lone head {head} split {split} of {self.splits(0)} "
-                assert_close(where + "weight", logs[head, split], maximum + np.log(total), error)
+                where = f"fused partial of head {head} split {split} of {self.splits(0)} "
+                assert_close(where + "log-sum-exp ", logs[head, split], maximum + np.log(total), error)
                 want = sums / total
                 assert_close(where, elements[head, split], want, ROUNDING["bf16"] * want.abs() + 5 * error)
 
-    def merged_lone(self, fused_partials: np.ndarray) -> np.ndarray:
-        """The row that those splits are merged to, float64 [num_q * head_dim]."""
-        logs, elements = self.lone_splits(fused_partials)
+    def combined(self, fused_partials: np.ndarray) -> np.ndarray:
+        """The row that those splits combine to, float64 [num_q * head_dim]."""
+        logs, elements = self.fused_splits(fused_partials)
         weights = np.exp(logs.astype(np.float64) - logs.max(axis=1, keepdims=True))
-        merged = (elements * weights[:, :, None]).sum(axis=1) / weights.sum(axis=1)[:, None]
-        return np.asarray(merged.reshape(-1))
+        combined = (elements * weights[:, :, None]).sum(axis=1) / weights.sum(axis=1)[:, None]
+        return np.asarray(combined.reshape(-1))
 
-    def check_merged(self, merged: np.ndarray, caches: torch.Tensor, tolerance: float = 2e-5) -> None:
-        """`merged`, [rows, num_q * head_dim] or wider, is attention that knows of no splits, rounded to bf16."""
+    def check_combined(self, combined: np.ndarray, caches: torch.Tensor, error: float) -> None:
+        """`combined`, [rows, num_q * head_dim] or wider, is attention without splits, rounded to bf16."""
         s = self.shape
         for run, (num_rows, _, kv_len) in enumerate(self.runs):
             q, _, _ = self.projected(run)
@@ -249,6 +249,6 @@ class AttentionInputs:
                 for i in range(num_rows):
                     row = self.batch.runs[run].row_begin + i
                     want = reference.attention(q[i, head], keys, values, kv_len - num_rows + i)
-                    near = tolerance + ROUNDING["bf16"] * (want.abs() + tolerance)
+                    tolerance = error + ROUNDING["bf16"] * (want.abs() + error)
                     where = f"head {head} row {row} (run {run}, {self.splits(run)} splits) column "
-                    assert_close(where, merged[row, head * s.head_dim : (head + 1) * s.head_dim], want, near)
+                    assert_close(where, combined[row, head * s.head_dim : (head + 1) * s.head_dim], want, tolerance)

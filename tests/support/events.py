@@ -1,0 +1,32 @@
+"""Event counters of a rank: the counts that its program asks for, and those in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from distmk import Session
+from distmk.abi import EVENT_STRIDE_BYTES, LaunchKind, Space
+from distmk.program.layout import Placed
+from distmk.program.program import Program
+
+
+def expected_counts(program: Program, rank: int, num_iterations: int) -> list[int]:
+    """The sum of all triggers, of all ranks, that name each of the rank's events."""
+    counts = [0] * program.ranks[rank].header.num_events
+    for part in program.ranks:
+        for desc in part.tasks:
+            times = desc.max_instances * part.header.num_schedulers if desc.launch == LaunchKind.MASSIVE else 1
+            for trigger in part.triggers[desc.trigger_begin : desc.trigger_begin + desc.num_triggers]:
+                if trigger.rank == rank:
+                    counts[trigger.event] += trigger.amount * times * num_iterations
+    return counts
+
+
+def read_counts(session: Session) -> list[int]:
+    """The counters of this rank as the last launch left them."""
+    header = session.rank_program.header
+    if not header.num_events:
+        return []
+    events = Placed("events", Space.HEAP, -1, header.events_heap_offset, header.num_events, EVENT_STRIDE_BYTES)
+    counts: list[int] = session.backend.view(events, np.uint64)[:, 0].tolist()
+    return counts

@@ -1,0 +1,54 @@
+"""The scheduler step lays out prompts as rows on every rank, gives their slots pages, and ends the launch behind them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scheduler_step_job import NUM_PAGES, PAGE_SIZE, TOKEN
+from support.helpers import Runner
+from support.machine import FAR, command, on_nodes, require, run_job
+
+JOB = Path(__file__).with_name("scheduler_step_job.py")
+
+
+@pytest.mark.parametrize(
+    ("backend", "num_ranks", "nodes"),
+    [
+        *(on_nodes("host", num_ranks) for num_ranks in (1, 2)),
+        on_nodes("emulated", 1),
+        on_nodes("emulated", 2, FAR),
+        *(on_nodes("cuda", num_ranks) for num_ranks in (1, 2)),
+    ],
+)
+def test_rows_of_prompts(
+    runner: Runner, rng: np.random.Generator, backend: str, num_ranks: int, nodes: dict[str, str]
+) -> None:
+    """A prompt that fills a batch; then one that takes two iterations, with a second prompt beside its end."""
+    require(backend, num_ranks)
+    fits, long, short = (rng.integers(0, 1000, length).tolist() for length in (16, 20, 3))
+    job = command(JOB, backend, json.dumps([[fits], [long, short]]), num_ranks=num_ranks)
+    one, two = run_job(runner, job, **nodes).objects()
+    assert one["tokens"] == [[0, TOKEN, 0]] and two["tokens"] == [[0, TOKEN, 1], [1, TOKEN, 1]]
+    want = [[token, i, 0, int(i == 15)] for i, token in enumerate(fits)]
+    for rank, found in enumerate(one["ranks"]):
+        assert found["rows"] == want, f"rank {rank}"
+        assert (found["runs"], found["num_reset_rows"]) == ([[0, 16, 0, 16]], 16), f"rank {rank}"
+        check_pages(found["pages"], [17])
+    want = [[token, i, 0, int(i == 19)] for i, token in enumerate(long)][16:]
+    want += [[token, i, 1, int(i == 2)] for i, token in enumerate(short)]
+    for rank, found in enumerate(two["ranks"]):
+        assert found["rows"] == want, f"rank {rank}"
+        # 16 rows came before, and as many are to be reset.
+        assert (found["runs"], found["num_reset_rows"]) == ([[0, 4, 0, 20], [4, 3, 1, 3]], 16), f"rank {rank}"
+        check_pages(found["pages"], [21, 4])
+    for found in (*one["ranks"], *two["ranks"]):
+        assert (found["stop"], found["rows at the end"]) == ([0, 1], 0)
+
+
+def check_pages(pages: list[list[int]], lengths: list[int]) -> None:
+    """Every slot has pages of its own for all positions it may come to have."""
+    used = [page for slot, length in zip(pages, lengths, strict=False) for page in slot[: -(-length // PAGE_SIZE)]]
+    assert len(set(used)) == len(used) and set(used) <= set(range(NUM_PAGES)), pages
