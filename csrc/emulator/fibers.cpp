@@ -7,7 +7,7 @@
 
 #include "emulator/mbarrier.h"
 
-// Saves what a call must leave alone on the stack of `from`, and goes on with `to`.
+// Saves the callee-saved registers on the current stack, stores its pointer in *from and continues on the stack `to`.
 extern "C" void distmk_switch(void** from, void* to);
 #if defined(__x86_64__)
 asm(R"(
@@ -30,7 +30,7 @@ namespace emulator {
 namespace {
 
 constexpr size_t STACK_BYTES = WATCHED ? 256 << 10 : 48 << 10;
-// Of the GPU that a thread of the CPU plays.
+// State of the GPU that this CPU thread emulates.
 thread_local void* main_stack;
 thread_local void* main_watched;
 thread_local Fiber* running;
@@ -55,14 +55,14 @@ void start() {
 void prepare(Fiber& fiber) {
   fiber.stack = std::make_unique<char[]>(STACK_BYTES);
   auto top = reinterpret_cast<uintptr_t>(fiber.stack.get() + STACK_BYTES) & ~uintptr_t{15};
-  auto* words = reinterpret_cast<void**>(top) - 2;  // as after a call: aligned to 16, less a return address
+  auto* words = reinterpret_cast<void**>(top) - 2;  // as after a call: 16-byte aligned, less a return address
   *words = reinterpret_cast<void*>(&start);
   words -= SAVED_WORDS;
   memset(words, 0, SAVED_WORDS * sizeof(void*));
   fiber.stack_pointer = words;
 }
 
-// Some copies land, in any order.
+// Lets some copies land, in any order; all of them if `all`.
 void land(Block& block, std::mt19937_64& random, bool all) {
   for (size_t i = 0; i < block.copies.size();) {
     if (!all && random() % 4) {
@@ -77,7 +77,7 @@ void land(Block& block, std::mt19937_64& random, bool all) {
   }
 }
 
-// What a thread that cannot go on waits for.
+// Prints what a blocked thread waits for.
 void report_wait(const Fiber& fiber) {
   const Block& block = *fiber.block;
   const uint32_t warp = fiber.thread / WARP;
@@ -119,8 +119,8 @@ Fiber make_fiber(Block* block, uint32_t thread) {
   return fiber;
 }
 
-// How far each warp falls behind: one of pace n has its turn in every n-th pass over all threads. Chosen anew from time
-// to time; most keep up.
+// How much each warp is slowed: with pace n it runs in every n-th pass over all threads. Paces are drawn anew every
+// LASTING_PASSES passes; most warps are not slowed.
 class Paces {
  public:
   explicit Paces(size_t num_warps) : paces_(num_warps) {}
@@ -129,7 +129,7 @@ class Paces {
     if (pass_++ % LASTING_PASSES == 0)
       for (uint32_t& pace : paces_) pace = random() % 4 ? 0 : static_cast<uint32_t>(random() % 64);
   }
-  bool has_turn(size_t warp) const { return !paces_[warp] || pass_ % paces_[warp] == 0; }
+  bool runs(size_t warp) const { return !paces_[warp] || pass_ % paces_[warp] == 0; }
 
  private:
   static constexpr uint64_t LASTING_PASSES = 500;
@@ -156,16 +156,16 @@ void await_change(const uint64_t* at) {
 void meet(Meeting& meeting, uint32_t expected, const char* what, const std::function<void()>& work) {
   const Unwatched here;
   const void* const order = order_of(&meeting.count, meeting.count);
-  if (meeting.lamport_value && meeting.what != what && strcmp(meeting.what, what)) {
+  if (meeting.num_arrived && meeting.what != what && strcmp(meeting.what, what)) {
     fprintf(stderr, "emulator: block %u thread %u is at %s, others of its warp or block at %s\n", running->block->index,
             running->thread, what, meeting.what);
     abort();
   }
   meeting.what = what;
   if (!work) release_order(order);
-  if (++meeting.lamport_value == expected) {
+  if (++meeting.num_arrived == expected) {
     if (work) work();
-    meeting.lamport_value = 0;
+    meeting.num_arrived = 0;
     ++meeting.count;
   } else {
     running->met = &meeting.count;
@@ -188,7 +188,7 @@ void run_grid(uint32_t num_blocks, uint32_t num_threads, size_t shared_bytes, ui
   const Unwatched here;
   main_watched = watched_thread();
   std::vector<std::unique_ptr<Block>> blocks;
-  std::vector<Fiber> fibers;  // side by side, as most passes only look at what they wait for
+  std::vector<Fiber> fibers;  // contiguous, as most passes only check what the fibers wait for
   fibers.reserve(size_t{num_blocks} * num_threads);
   for (uint32_t b = 0; b < num_blocks; ++b) {
     blocks.push_back(make_block(b, num_threads, shared_bytes));
@@ -197,15 +197,15 @@ void run_grid(uint32_t num_blocks, uint32_t num_threads, size_t shared_bytes, ui
   entry = &kernel;
   std::mt19937_64 random(seed);
   Paces paces(fibers.size() / WARP);
-  for (size_t num_left = fibers.size(), can_go_on = 1; num_left;) {
-    if (!can_go_on) report_deadlock(fibers);
-    can_go_on = 0;
+  for (size_t num_left = fibers.size(), num_runnable = 1; num_left;) {
+    if (!num_runnable) report_deadlock(fibers);
+    num_runnable = 0;
     paces.next_pass(random);
     for (size_t f = 0; f < fibers.size(); ++f) {
       Fiber& fiber = fibers[f];
       if (fiber.done || (fiber.met && *fiber.met == fiber.seen)) continue;
-      ++can_go_on;
-      if (!paces.has_turn(f / WARP)) continue;
+      ++num_runnable;
+      if (!paces.runs(f / WARP)) continue;
       fiber.met = nullptr;
       running = &fiber;
       watch_next(fiber.watched);
@@ -213,7 +213,7 @@ void run_grid(uint32_t num_blocks, uint32_t num_threads, size_t shared_bytes, ui
       num_left -= fiber.done;
     }
     for (auto& block : blocks) {
-      can_go_on += block->copies.size();
+      num_runnable += block->copies.size();
       land(*block, random, !block->running);
     }
   }

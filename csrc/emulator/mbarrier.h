@@ -1,4 +1,4 @@
-// An mbarrier's 64 bits.
+// An mbarrier in its 64 bits.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -13,7 +13,7 @@ namespace emulator {
 struct Mbarrier {
   uint16_t expected, pending;
   uint32_t phase : 1;
-  int32_t bytes : 31;  // still to land
+  int32_t bytes : 31;  // that have not landed yet
 };
 static_assert(sizeof(Mbarrier) == 8, "");
 
@@ -48,7 +48,7 @@ inline void mbarrier_arrive(uint64_t* at, uint32_t times, int bytes) {
 #endif
   mbarrier_update(at, static_cast<int>(times), bytes);
 }
-// What this thread's copies bring comes before the end of the phase that waits for them.
+// Orders the data of this thread's copies before the end of the phase that waits for them.
 inline void mbarrier_fill(const uint64_t* at) { release_order(order_of(at, mbarrier_at(at).phase)); }
 inline void mbarrier_complete(uint64_t* at, uint32_t num_bytes) {
   mbarrier_update(at, 0, -static_cast<int>(num_bytes));
@@ -56,7 +56,7 @@ inline void mbarrier_complete(uint64_t* at, uint32_t num_bytes) {
 inline void mbarrier_init(uint64_t* at, uint32_t count) {
   mbarrier_set(at, {static_cast<uint16_t>(count), static_cast<uint16_t>(count), 0, 0});
 }
-// Whether the phase of this parity is over.
+// Whether the phase with this parity has completed.
 inline bool mbarrier_test(const uint64_t* at, uint32_t parity) {
   if (mbarrier_at(at).phase == parity) return false;
   acquire_order(order_of(at, parity));

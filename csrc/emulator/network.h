@@ -1,5 +1,5 @@
-// NVSHMEM's way to ranks that no pointer reaches, played. What a thread puts is read where it lies as late as may be,
-// at that thread's next quiet or every other fence, so that whoever writes over it too early is found out.
+// The emulated network under NVSHMEM. The source of a put is read as late as NVSHMEM allows, at the thread's next quiet
+// or at every other fence, so that a source that is overwritten too early is found.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -13,24 +13,24 @@ namespace emulator {
 
 class Network {
  public:
-  // Ranks of another node than this one's, of `node_size` each, are reached by it alone.
+  // Ranks of other nodes (of `node_size` ranks each) than this rank's are not peer-mapped.
   Network(const uint64_t* heap_bases, uint32_t rank, uint32_t num_ranks, uint32_t node_size)
-      : heap_bases_(heap_bases, heap_bases + num_ranks), near_bases_(heap_bases_), rank_(rank) {
+      : heap_bases_(heap_bases, heap_bases + num_ranks), mapped_bases_(heap_bases_), rank_(rank) {
     for (uint32_t other = 0; other < num_ranks; ++other)
-      if (other / node_size != rank / node_size) near_bases_[other] = 0, ++num_far_;
+      if (other / node_size != rank / node_size) mapped_bases_[other] = 0, ++num_remote_;
   }
 
-  const uint64_t* mapped_bases() const { return near_bases_.data(); }
-  uint32_t num_remote_ranks() const { return num_far_; }
+  const uint64_t* mapped_bases() const { return mapped_bases_.data(); }
+  uint32_t num_remote_ranks() const { return num_remote_; }
 
   void put(void* own, const void* src, size_t num_bytes, int rank) {
     const Unwatched unwatched;
-    char* dst = there(own, rank);
+    char* dst = address_on(own, rank);
     sent_.push_back({&current(), false, [=] { memcpy(dst, src, num_bytes); }});
   }
-  // Behind what was put before the last fence, ahead of what was put since.
+  // Arrives after all that was put before the last fence, and perhaps before what was put since.
   void signal(uint64_t* own, int rank, const std::function<void(uint64_t*)>& change) {
-    auto* word = reinterpret_cast<uint64_t*>(there(own, rank));
+    auto* word = reinterpret_cast<uint64_t*>(address_on(own, rank));
     if (!has_fenced()) return change(word);
     const Unwatched unwatched;
     sent_.push_back({&current(), true, [=] { change(word); }});
@@ -53,12 +53,12 @@ class Network {
     bool fenced;
     std::function<void()> arrive;
   };
-  std::vector<uint64_t> heap_bases_, near_bases_;
-  uint32_t rank_, num_far_ = 0, num_fences_ = 0;
+  std::vector<uint64_t> heap_bases_, mapped_bases_;
+  uint32_t rank_, num_remote_ = 0, num_fences_ = 0;
   std::vector<Sent> sent_;
 
-  // What lies at this rank's `own` address, on another.
-  char* there(const void* own, int rank) const {
+  // The address on another rank that corresponds to `own` on this one.
+  char* address_on(const void* own, int rank) const {
     return reinterpret_cast<char*>(reinterpret_cast<uint64_t>(own) - heap_bases_[rank_] + heap_bases_[rank]);
   }
   bool is_late() {
@@ -82,7 +82,7 @@ class Network {
   }
 };
 
-// Of the rank that this thread of the CPU plays.
+// Of the rank that this CPU thread emulates.
 inline thread_local Network* network = nullptr;
 
 }  // namespace emulator

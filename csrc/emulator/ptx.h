@@ -1,4 +1,4 @@
-// platform/ptx.cuh for a CPU that plays a GPU. Whatever another thread must do something for gives way to it.
+// platform/ptx.cuh for the emulator. A function whose result depends on other threads yields to them.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -38,8 +38,8 @@ inline void store_release(uint64_t* p, uint64_t v, Scope = Scope::DEVICE) { __at
 inline void store_relaxed(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 inline void add_release(uint64_t* p, uint64_t v, Scope = Scope::DEVICE) { __atomic_fetch_add(p, v, __ATOMIC_RELEASE); }
 
-// A GPU takes several words at once only from a place that is a multiple of them. Loads and stores that are no
-// functions here the compiler looks after (distmk/backends/host/build.py).
+// Vector accesses of a GPU must be aligned to their size. Those that do not go through functions here are checked by
+// the compiler (-fsanitize=alignment, distmk/backends/host/build.py).
 template <class T>
 void must_be_aligned(const T* p) {
   if (reinterpret_cast<uintptr_t>(p) % sizeof(T) == 0) return;
@@ -85,7 +85,7 @@ inline void publish_store(__nv_bfloat16* p, unsigned short bits) {
   __atomic_store_n(reinterpret_cast<unsigned short*>(p), bits, __ATOMIC_RELAXED);
 }
 
-// Blocks are not where their numbers say, and some are two on an SM.
+// Not in the order of the blocks, and the same for some pairs of blocks: take_worker_index() must cope with both.
 inline uint32_t sm_number() { return (7 * emulator::current().block->index + 3) / 2; }
 inline uint64_t raise_to(uint64_t* p, uint64_t v) {
   const uint64_t was = __atomic_load_n(p, __ATOMIC_RELAXED);
@@ -99,7 +99,7 @@ inline uint64_t now_ns() {
   return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
 }
 
-// So slow that it does not go round while a CPU takes its time.
+// Slow enough not to wrap around at the speed of a CPU.
 inline uint32_t now_clock() { return static_cast<uint32_t>(now_ns() / MARK_STEP_NS); }
 
 inline void barrier_init(uint64_t* barrier, uint32_t count) { emulator::mbarrier_init(barrier, count); }
@@ -123,7 +123,7 @@ inline void expect_bytes(uint32_t full, uint32_t num_bytes) {
   emulator::mbarrier_arrive(at_shared<uint64_t>(full), 1, static_cast<int>(num_bytes));
 }
 inline void copy_expected(uint32_t dst, const void* src, uint32_t num_bytes, uint32_t full) {
-  memset(at_shared<char>(dst), 0xff, num_bytes);  // nothing may be read before it has landed
+  memset(at_shared<char>(dst), 0xff, num_bytes);  // NaN, should anything be read before it has landed
   emulator::mbarrier_fill(at_shared<uint64_t>(full));
   const emulator::Unwatched here;
   emulator::current().block->copies.push_back(

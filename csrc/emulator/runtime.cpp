@@ -1,6 +1,6 @@
-// A launch whose one thread plays the GPU that runs the kernel.
+// A launch of the emulator: one thread emulates the GPU that runs the kernel.
 #include <cuda_runtime.h>
-// CUDA's names first
+// CUDA's names, before the headers of the kernel
 #include <vector>
 
 #include "device/attention/attention.cuh"
@@ -22,8 +22,8 @@ class EmulatedLaunch : public Launch {
   explicit EmulatedLaunch(LaunchParams* params) : Launch(params) {
     params->self = reinterpret_cast<uint64_t>(params);
     params->faults_seen = reinterpret_cast<uint64_t>(&faults_seen_);
-    block_takers_.resize(program_.num_workers + (params->scheduler_threads ? 1 : 0));
-    params->worker_owners = reinterpret_cast<uint64_t>(block_takers_.data());
+    worker_owners_.resize(program_.num_workers + (params->scheduler_threads ? 1 : 0));
+    params->worker_owners = reinterpret_cast<uint64_t>(worker_owners_.data());
     if (!params->fault.node_size) return;
     network_ = std::make_unique<emulator::Network>(reinterpret_cast<const uint64_t*>(params->heap_bases), program_.rank,
                                                    program_.num_ranks, params->fault.node_size);
@@ -34,8 +34,8 @@ class EmulatedLaunch : public Launch {
   void start() override {
     ++params_->launch_number;
     spawn([this] {
-      const auto num_blocks = static_cast<uint32_t>(block_takers_.size());
-      // Each piece of a launch has a timing of its own.
+      const auto num_blocks = static_cast<uint32_t>(worker_owners_.size());
+      // Each piece of a launch has its own timing.
       const uint64_t seed = params_->fault.seed + params_->first_iteration;
       emulator::network = network_.get();
       emulator::run_grid(num_blocks, NUM_THREADS, sizeof(Shared), seed, [this] { distmk_megakernel(params_); });
@@ -44,8 +44,8 @@ class EmulatedLaunch : public Launch {
 
  private:
   uint64_t faults_seen_ = 0;
-  std::vector<uint64_t> block_takers_;
-  std::unique_ptr<emulator::Network> network_;  // where ranks are to be out of reach of pointers
+  std::vector<uint64_t> worker_owners_;
+  std::unique_ptr<emulator::Network> network_;  // if some ranks are not to be peer-mapped
 };
 
 }  // namespace

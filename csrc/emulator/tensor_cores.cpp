@@ -1,4 +1,4 @@
-// What a warp's tensor core does, from PTX ISA's tables of which lane holds what.
+// mma and ldmatrix of a warp, after the PTX ISA's tables of which lane holds which element.
 #include <cstring>
 
 #include "emulator/ptx.h"

@@ -1,13 +1,13 @@
-// What ThreadSanitizer is told where the emulator is compiled with it: every GPU thread is a thread to it, though all
-// share one of the CPU's, and only what orders memory on a GPU orders it here. Elsewhere all of this is nothing.
+// What the emulator tells ThreadSanitizer: every fiber is a thread, though all run on one CPU thread, and only what
+// orders memory on a GPU orders it here. Without ThreadSanitizer these functions are empty.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
-#ifdef __SANITIZE_THREAD__  // GCC's way to say so
+#ifdef __SANITIZE_THREAD__  // GCC
 #define DISTMK_WATCHED
 #elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)  // Clang's
+#if __has_feature(thread_sanitizer)  // Clang
 #define DISTMK_WATCHED
 #endif
 #endif
@@ -35,13 +35,13 @@ inline void* watched_thread() { return __tsan_get_current_fiber(); }
 inline void watch_no_more(void* thread) { __tsan_destroy_fiber(thread); }
 inline void watch_next(void* thread) { __tsan_switch_to_fiber(thread, __tsan_switch_to_fiber_no_sync); }
 
-// What this thread has done so far comes before what others do once they have acquired the same `order`.
+// Orders all that this thread has done before all that others do after acquire_order() of the same `order`.
 inline void release_order(const void* order) { __tsan_release(const_cast<void*>(order)); }
 inline void acquire_order(const void* order) { __tsan_acquire(const_cast<void*>(order)); }
 
 inline void note_read(const void* at, size_t num_bytes) { __tsan_read_range(const_cast<void*>(at), num_bytes); }
 
-// What is read and written while one lives is the emulator's own business.
+// While one exists, accesses are the emulator's own and are not checked.
 struct Unwatched {
   Unwatched() {
     AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
@@ -70,7 +70,7 @@ struct Unwatched {
 };
 #endif
 
-// Of a barrier's phases, or of the times that threads meet, two in turn: nobody is further behind than one.
+// The `order` of a barrier's phase or of a meeting. Two alternate, as no thread is more than one phase behind.
 inline const void* order_of(const uint64_t* barrier, uint64_t phase) {
   return reinterpret_cast<const char*>(barrier) + phase % 2;
 }

@@ -48,35 +48,35 @@ void Transport::send_all() {
 void Transport::quiet() {
   send_all();
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return num_under_way_[std::this_thread::get_id()] == 0; });
+  changed_.wait(lock, [this] { return num_in_flight_[std::this_thread::get_id()] == 0; });
 }
 
 void Transport::post(Parcel parcel) {
   parcel.sender = std::this_thread::get_id();
-  ++num_under_way_[parcel.sender];
+  ++num_in_flight_[parcel.sender];
   std::uniform_int_distribution<uint64_t> delay_ns(0, state_.params->fault.delay_puts_ns);
-  under_way_.emplace(now_ns() + delay_ns(random_), std::move(parcel));
+  in_flight_.emplace(now_ns() + delay_ns(random_), std::move(parcel));
   changed_.notify_all();
 }
 
 void Transport::deliver() {
   std::unique_lock lock(mutex_);
-  while (!closing_ || !under_way_.empty()) {
-    if (under_way_.empty()) {
+  while (!closing_ || !in_flight_.empty()) {
+    if (in_flight_.empty()) {
       changed_.wait(lock);
       continue;
     }
-    const uint64_t due = under_way_.begin()->first, now = now_ns();
+    const uint64_t due = in_flight_.begin()->first, now = now_ns();
     if (now < due && !closing_) {
       changed_.wait_for(lock, std::chrono::nanoseconds(due - now));
       continue;
     }
-    const Parcel parcel = std::move(under_way_.extract(under_way_.begin()).mapped());
+    const Parcel parcel = std::move(in_flight_.extract(in_flight_.begin()).mapped());
     lock.unlock();
     for (const auto& [dst, bytes] : parcel.writes) copy_bytes(Team{}, dst, bytes.data(), bytes.size());
     for (const auto& [event, amount] : parcel.signals) add_release(event, amount);
     lock.lock();
-    --num_under_way_[parcel.sender];
+    --num_in_flight_[parcel.sender];
     changed_.notify_all();
   }
 }

@@ -1,4 +1,4 @@
-// Fault injection: a slow, unordered network between ranks of different virtual nodes.
+// The host twin's transport, for fault injection: a slow, unordered network between ranks of different virtual nodes.
 #pragma once
 #include <condition_variable>
 #include <map>
@@ -12,24 +12,24 @@
 
 namespace distmk {
 
-// What a task puts to a far rank is copied at once and delivered later by a thread: bytes before the signals that go
-// with them, but each push at a time of its own, so that pushes overtake each other and those to other ranks.
+// The data that a task puts to a remote rank is copied at once, and a thread delivers it later: data before the signals
+// that are sent with it, but every parcel after its own random delay, so that parcels overtake each other.
 class Transport {
  public:
   explicit Transport(const RankState& state);
-  ~Transport();  // everything has lamport_value
+  ~Transport();  // delivers what is in flight
 
   bool covers(uint32_t rank) const { return rank / node_size_ != own_node_; }
 
-  // Add to this thread's open parcel for `rank`.
+  // Both add to this thread's open parcel for `rank`.
   void put(uint32_t rank, uint64_t heap_offset, const void* src, uint64_t num_bytes);
   void signal(uint32_t rank, uint32_t event, uint64_t amount);
-  // KvPath this thread's parcel for `rank` over; the next one may overtake it.
+  // Sends this thread's parcel for `rank`; the next one may overtake it.
   void send(uint32_t rank);
   void send_all();
-  // At once: the fault delays data and signals, not the end.
+  // Not delayed: the fault is about data and signals, not about the end of the launch.
   void abort(uint32_t rank, uint64_t reason) { store_release(state_.abort_flag(rank), reason, Scope::SYSTEM); }
-  // Send all and wait until everything that this thread ever sent has lamport_value.
+  // Sends all parcels and waits until everything that this thread has sent was delivered.
   void quiet();
 
  private:
@@ -45,8 +45,8 @@ class Transport {
   std::condition_variable changed_;
   std::minstd_rand random_;
   std::map<std::pair<std::thread::id, uint32_t>, Parcel> open_;
-  std::multimap<uint64_t, Parcel> under_way_;  // by the time of delivery
-  std::map<std::thread::id, uint64_t> num_under_way_;
+  std::multimap<uint64_t, Parcel> in_flight_;          // by time of delivery, in ns
+  std::map<std::thread::id, uint64_t> num_in_flight_;  // by sender
   bool closing_ = false;
   std::thread thread_;
 

@@ -1,4 +1,4 @@
-// What Python calls, of the host twin's library and of the emulator's. It knows nothing of the platform of either.
+// The C interface that Python calls, the same in the host twin's library and the emulator's.
 #include <chrono>
 
 #include "host/launch.h"
@@ -7,15 +7,15 @@ extern "C" {
 
 uint64_t distmk_abi_hash() { return distmk::ABI_HASH; }
 
-// Starts the rank's threads and returns at once; `params` must stay where it is until distmk_join.
+// Starts the rank's threads and returns at once. `params` must live, and not move, until distmk_join.
 void* distmk_start(distmk::LaunchParams* params) {
   std::unique_ptr<distmk::Launch> launch = distmk::make_launch(params);
   launch->start();
   return launch.release();
 }
 
-// Sleeps until more than `seen` tokens are out, the launch is over, or the time is up. 1: the launch is over. One that
-// runs only some iterations at a time goes on in here.
+// Sleeps until more than `seen` tokens are published, the launch is over, or the timeout has passed. Returns 1 if the
+// launch is over. The next piece of a launch in pieces is started here.
 int distmk_wait(void* launch, uint64_t seen, uint64_t timeout_us, const uint64_t* token_count) {
   using Clock = std::chrono::steady_clock;
   auto* running = static_cast<distmk::Launch*>(launch);
@@ -34,7 +34,7 @@ void distmk_join(void* launch) {
   }
 }
 
-// Tells the threads of every reachable rank to leave.
+// Tells the threads of every peer-mapped rank to leave.
 void distmk_abort(const uint64_t* heap_bases, uint32_t num_ranks, uint64_t reason) {
   for (uint32_t rank = 0; rank < num_ranks; ++rank) {
     uint64_t* flag = &reinterpret_cast<distmk::Control*>(heap_bases[rank])->abort;

@@ -1,5 +1,5 @@
-// A launch of one rank by threads of this process, whatever they play: the host twin's workers and schedulers
-// (host/runtime.cpp), or the GPU (emulator/runtime.cpp). What the C interface (interface.cpp) is made of.
+// A launch of one rank by threads of this process: the workers and schedulers of the host twin (host/runtime.cpp), or
+// the thread that emulates a GPU (emulator/runtime.cpp). The C interface (interface.cpp) drives either.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -15,13 +15,13 @@ class Launch {
  public:
   virtual ~Launch() = default;
 
-  // Spawns the threads of the launch, or of its next piece.
+  // Spawns the threads of the launch, or of its next piece (LaunchParams::max_iterations).
   virtual void start() = 0;
 
-  // All threads have left.
+  // Whether all threads have left.
   bool idle() const { return running_.load(std::memory_order_acquire) == 0; }
 
-  // Waits for that, and where they left before the end lets others go on. False: it was the end.
+  // Waits until all threads have left, and starts the next piece of the launch. False: there is none.
   bool go_on() {
     for (std::thread& thread : threads_) thread.join();
     threads_.clear();
@@ -59,7 +59,7 @@ class Launch {
   }
 };
 
-// Each library's own kind, not started yet.
+// A launch that is not started yet; defined by each library for its own kind.
 std::unique_ptr<Launch> make_launch(LaunchParams* params);
 
 }  // namespace distmk

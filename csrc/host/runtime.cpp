@@ -1,4 +1,4 @@
-// The host twin: one rank of a launch, with a thread a worker and, if asked for, a thread a scheduler.
+// The host twin: one rank of a launch, with a thread per worker and, if asked for, a thread per scheduler.
 #include "host/delayed_puts.h"
 #include "host/launch.h"
 #include "runtime/task_source.h"
@@ -13,8 +13,8 @@ class HostLaunch : public Launch {
  public:
   explicit HostLaunch(LaunchParams* params) : Launch(params), state_(params, &faults_seen_) {
     if (params->fault.delay_puts_ns && params->fault.node_size) {
-      far_ = std::make_unique<Transport>(state_);
-      state_.transport = far_.get();
+      transport_ = std::make_unique<Transport>(state_);
+      state_.transport = transport_.get();
     }
   }
 
@@ -32,18 +32,18 @@ class HostLaunch : public Launch {
  private:
   uint64_t faults_seen_ = 0;
   RankState state_;
-  std::unique_ptr<Transport> far_;
+  std::unique_ptr<Transport> transport_;
   std::vector<std::unique_ptr<HostScheduler>> schedulers_;
 
   void run_worker(uint32_t worker, bool own_threads) {
     const uint32_t id = worker % program_.num_schedulers;
     HostScheduler* local_scheduler = !own_threads && worker == id ? schedulers_[id].get() : nullptr;
     Context context(state_, Team{});
-    Worker<ProgramTasks> decide(state_, worker, Team{}, {}, {}, local_scheduler);
+    Worker<ProgramTasks> actions(state_, worker, Team{}, {}, {}, local_scheduler);
     Tracer tracer(state_, worker);
-    for (Action action = decide.next(); action.kind != ActionKind::LEAVE; action = decide.next())
+    for (Action action = actions.next(); action.kind != ActionKind::LEAVE; action = actions.next())
       run_task(context, action, tracer);
-    if (worker == 0) params_->iterations_done = decide.iterations();
+    if (worker == 0) params_->iterations_done = actions.iterations();
   }
 };
 

@@ -1,4 +1,4 @@
-// One task on the calling thread, for tests: no workers, no schedulers, no waiting.
+// Runs a single task on the calling thread, for tests: no workers, no schedulers, no waiting.
 #include "runtime/context.h"
 
 namespace {
@@ -13,7 +13,7 @@ bool known(uint16_t type) {
 
 }  // namespace
 
-// Runs the body and fires its triggers. 0: done; 1: no such task type; 2: the program is of another layout.
+// Runs the body and signals its triggers. Returns 0, or 1: no such task type; 2: the program has another ABI.
 extern "C" int distmk_run_task(const distmk::LaunchParams* params, const distmk::TaskDesc* task, uint64_t iteration,
                                uint32_t instance) {
   uint64_t faults_seen = 0;

@@ -1,8 +1,12 @@
 // Runs all ranks of a saved program as threads of one process, so that a race detector sees races between ranks.
-//   run_ranks [--ride] [--cut N] [--seed N] [--delay MAX_US,NODE_SIZE,SEED] ITERATIONS PROGRAM_OF_RANK_0 ...
-// With --ride the schedulers have no threads of their own; --cut lets all threads leave after every N iterations and
-// others go on; --seed chooses the emulator's timing; --delay is the fault of the same name.
-// Weights are zero and prompts made up: what counts is who touches what when. Exit status 0: every rank finished.
+//   run_ranks [--ride] [--cut N] [--longer N] [--seed N] [--delay MAX_US,NODE_SIZE,SEED] ITERATIONS PROGRAM_OF_RANK_0
+//   ...
+//   --ride    schedulers have no threads of their own
+//   --cut     launches in pieces of N iterations
+//   --longer  the first prompt has N more tokens
+//   --seed    the emulator's timing
+//   --delay   the fault of the same name
+// Weights are zero and prompts arbitrary: only the order of accesses counts. Exit status 0: every rank finished.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -25,7 +29,7 @@ namespace {
 using distmk::LaunchParams;
 using distmk::ProgramHeader;
 
-// Zeroed, aligned as shared memory would be.
+// Zeroed memory.
 char* allocate(uint64_t num_bytes) {
   constexpr uint64_t PAGE_BYTES = 4096;
   return static_cast<char*>(std::calloc(1, num_bytes + PAGE_BYTES));
@@ -36,7 +40,7 @@ std::vector<char> read_file(const char* path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// Prompts of different lengths, more than run at once, so that chunks, admission and release all happen.
+// More prompts than run at once, of different lengths, so that chunked prefill, admission and release all occur.
 struct Requests {
   std::vector<distmk::Request> requests;
   std::vector<int32_t> prompts;
@@ -44,7 +48,7 @@ struct Requests {
   uint64_t token_count = 0;
   int32_t eos = -1;
 
-  // The first prompt has `more` tokens more than that.
+  // `more`: additional tokens of the first prompt.
   Requests(uint32_t num_requests, uint32_t more) {
     uint32_t num_tokens = 0;
     for (uint32_t i = 0; i < num_requests; ++i) {
@@ -138,7 +142,7 @@ int main(int argc, char** argv) {
     p.spin_polls = 4;
   }
   for (LaunchParams& p : params) launches.push_back(distmk_start(&p));
-  // None may stand still while another is waited for.
+  // All launches are polled in rotation, as each starts its next piece only when it is polled.
   for (uint32_t num_over = 0; num_over < num_ranks;) {
     num_over = 0;
     for (void* launch : launches) num_over += distmk_wait(launch, 0, 1, nullptr);

@@ -24,7 +24,7 @@ DISTMK_FN void run_dispatcher(const RankState& state, uint32_t worker, const Tea
   uint32_t n = 0;           // the task that becomes ready next
   uint32_t num_issued = 0;  // n, or up to three more
   const CachedTasks::List list(s.tasks, s.batch, s.num_batches, handshake.signaled, n);
-  Worker<CachedTasks> decide(state, worker, warp, list, CachedTasks::Holder(s.dispatched), local_scheduler);
+  Worker<CachedTasks> actions(state, worker, warp, list, CachedTasks::Holder(s.dispatched), local_scheduler);
   attention::AssignmentTracker assignment(state, warp);
   const auto issue = [&](const Action& action) {
     assignment.see(num_issued, action);
@@ -36,11 +36,11 @@ DISTMK_FN void run_dispatcher(const RankState& state, uint32_t worker, const Tea
   };
   for (;;) {
     Action ahead;
-    if (KNOWS_AHEAD && num_issued == n && decide.peek(&ahead)) issue(ahead);
-    if (KNOWS_AHEAD && num_issued == n + 1 && decide.peek_second(&ahead)) issue(ahead);
-    if (KNOWS_AHEAD && num_issued == n + 2 && decide.peek_third(&ahead) && ahead.task.desc->deep_lookahead)
+    if (KNOWS_AHEAD && num_issued == n && actions.peek(&ahead)) issue(ahead);
+    if (KNOWS_AHEAD && num_issued == n + 1 && actions.peek_second(&ahead)) issue(ahead);
+    if (KNOWS_AHEAD && num_issued == n + 2 && actions.peek_third(&ahead) && ahead.task.desc->deep_lookahead)
       issue(ahead);
-    const Action action = decide.next();
+    const Action action = actions.next();
     if (!KNOWS_AHEAD && num_issued > n && action.kind == ActionKind::RUN) {
       handshake.revoke(warp, n);
       next_task();
@@ -60,7 +60,7 @@ DISTMK_FN void run_dispatcher(const RankState& state, uint32_t worker, const Tea
   if (worker || !warp.leader()) return;
   const uint64_t reason = load_relaxed(state.abort_flag(state.program->rank));
   if (reason) raise_abort(state, static_cast<Abort>(reason));  // the host may have told this rank alone
-  store_relaxed(&reinterpret_cast<LaunchParams*>(state.params->self)->iterations_done, decide.iterations());
+  store_relaxed(&reinterpret_cast<LaunchParams*>(state.params->self)->iterations_done, actions.iterations());
 }
 
 DISTMK_NOINLINE void dispatcher_loop(const RankState& state, uint32_t worker, const Team warp) {

@@ -1,4 +1,4 @@
-// bfloat16 as CUDA names it.
+// CUDA's bfloat16, for the emulator.
 #pragma once
 #include <cuda_runtime.h>
 

@@ -1,4 +1,4 @@
-// As much of CUDA C++ as the kernel uses, for the emulator.
+// The part of CUDA C++ that the kernel uses, for the emulator.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -76,7 +76,7 @@ inline void __nanosleep(unsigned) { distmk::emulator::yield(); }
 namespace distmk {
 namespace emulator {
 
-// Of word 0 and the lane in word 1, word 2.
+// Operands of a lane: word 0 its value, word 1 the source lane, word 2 the result.
 inline void shuffle_all() {
   for (uint32_t lane = 0; lane < WARP; ++lane) {
     uint64_t* mine = operands_of(lane);

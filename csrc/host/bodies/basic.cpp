@@ -35,7 +35,7 @@ void body_sine(Context& context, const SineArgs& args) {
   }
 }
 
-// The order of additions is that of the blocks, whatever order they lamport_value in: every rank gets the same bits.
+// Adds in the order of the blocks, whatever order they arrive in, so that every rank gets the same bits.
 void body_sum(Context& context, const SumArgs& args) {
   const Batch* batch = context.at<Batch>(args.batch);
   const uint32_t num_rows = batch ? batch->num_rows : 1;
@@ -67,7 +67,7 @@ void body_sum(Context& context, const SumArgs& args) {
 void body_sample(Context& context, const SampleArgs& args) {
   const auto& batch = *context.at<Batch>(args.batch);
   const auto* candidates = context.at<Candidate>(args.candidates);
-  auto* best = context.at<Candidate>(args.out);  // this rank's place, as on GPUs, where the network sends from it
+  auto* best = context.at<Candidate>(args.out);  // in the heap, as on GPUs, where the transport sends from there
   for (uint32_t row = 0; row < MAX_ROWS; ++row) best[row] = {-__builtin_inff(), -1};
   for (uint32_t row = 0; row < batch.num_rows; ++row) {
     if (!batch.rows[row].sample) continue;
