@@ -1,1 +1,1 @@
-"""What runs a program: the host twin, the emulator and GPUs behind one interface, and the weights they are given."""
+"""What runs a program: the host twin, the emulator and GPUs behind one interface; and the upload of weights to them."""

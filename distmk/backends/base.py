@@ -1,4 +1,4 @@
-"""What a backend offers, whichever it is: memory of a rank, and launches of its program."""
+"""What every backend offers: a rank's memory, and launches of its program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Entries = npt.NDArray[Any]  # of ENTRY
 
 
 class RunnerRecords(NamedTuple):
-    """What a worker or scheduler kept of a launch, oldest first, and how many records it had no more room for."""
+    """The trace of one worker or scheduler in a launch: its last entries, oldest first, and how many earlier ones it dropped."""
 
     entries: Entries
     num_dropped: int
@@ -28,9 +28,10 @@ class RunnerRecords(NamedTuple):
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """What one launch is to do. Requests matter on rank 0 only; `num_iterations` where the program has no gate.
+    """What one launch is to do. Requests matter on rank 0 only.
 
-    `trace_capacity`: of how many tasks every worker and scheduler keeps a record, the last ones (0: none).
+    `num_iterations`: of a program without an iteration barrier; with one, the scheduler step ends the launch.
+    `trace_capacity`: entries that every worker and scheduler keeps, those of its last tasks (0: no trace).
     """
 
     prompts: tuple[tuple[int, ...], ...] = ()
@@ -44,7 +45,10 @@ class LaunchSpec:
 
 @dataclass(frozen=True)
 class StuckWait:
-    """One waiter's last words, with the iteration and `order` to find the first of them in program order."""
+    """A wait that had not been met when its launch was given up; `iteration` and `order` are its place in program order.
+
+    `expired`: its own deadline passed; else it was told to leave.
+    """
 
     iteration: int
     order: int
@@ -58,10 +62,10 @@ class StuckWait:
 
 @dataclass
 class LaunchBlock:
-    """The memory that a launch's parameters point to."""
+    """The host memory that a launch's parameters point to."""
 
     spec: LaunchSpec
-    requests: Any
+    requests: Any  # ctypes arrays of Request, TokenEvent and WaitRecordABI
     prompts: npt.NDArray[np.int32]
     eos_ids: npt.NDArray[np.int32]
     tokens: Any
@@ -72,24 +76,24 @@ class LaunchBlock:
 
     @staticmethod
     def of(spec: LaunchSpec, program: RankProgram) -> LaunchBlock:
+        """Allocate for a launch of `program`."""
         num_runners = program.header.num_workers + program.header.num_schedulers
         requests = (Request * max(1, len(spec.prompts)))()
         begin = 0
-        for slot, prompt, max_new in zip(requests, spec.prompts, spec.max_new, strict=False):
-            slot.prompt_begin, slot.prompt_len, slot.max_new = begin, len(prompt), max_new
-            slot.ignore_eos = int(spec.ignore_eos)
+        for request, prompt, max_new in zip(requests, spec.prompts, spec.max_new, strict=False):
+            request.prompt_begin, request.prompt_len, request.max_new = begin, len(prompt), max_new
+            request.ignore_eos = int(spec.ignore_eos)
             begin += len(prompt)
+        num_tokens = sum(spec.max_new)  # room for all: the ring never fills before the host has read it
         return LaunchBlock(
-            spec,
-            requests,
-            np.array([token for prompt in spec.prompts for token in prompt] or [0], np.int32),
-            np.array(spec.eos_ids or [0], np.int32),
-            (
-                TokenEvent * max(1, sum(spec.max_new))
-            )(),  # room for all: the ring never fills before the host has read it
-            (WaitRecordABI * num_runners)(),
-            np.zeros((num_runners, spec.trace_capacity), ENTRY),
-            np.zeros(num_runners, np.uint64),
+            spec=spec,
+            requests=requests,
+            prompts=np.array([token for prompt in spec.prompts for token in prompt] or [0], np.int32),
+            eos_ids=np.array(spec.eos_ids or [0], np.int32),
+            tokens=(TokenEvent * max(1, num_tokens))(),
+            records=(WaitRecordABI * num_runners)(),
+            trace=np.zeros((num_runners, spec.trace_capacity), ENTRY),
+            trace_counts=np.zeros(num_runners, np.uint64),
         )
 
     def fill(self, params: abi.LaunchParams) -> None:
@@ -106,7 +110,7 @@ class LaunchBlock:
             params.trace_capacity = self.spec.trace_capacity
 
     def traced(self) -> list[RunnerRecords]:
-        """What each worker, then each scheduler, kept of a launch that is over."""
+        """The trace of each worker, then of each scheduler, once the launch is over."""
         return [
             RunnerRecords(np.roll(ring, -count), count - len(ring))
             if count > len(ring)
@@ -115,16 +119,16 @@ class LaunchBlock:
         ]
 
     def stuck_waits(self, program: RankProgram) -> list[StuckWait]:
-        """What the waiters were waiting for when the launch was given up, in program order."""
+        """The waits that had not been met when the launch was given up, in program order."""
         found = []
         for record in self.records:
             if not record.filled or record.event == abi.NO_EVENT or record.got >= record.want:
-                continue  # it was told to leave with nothing missing
+                continue  # told to leave while nothing was missing
             task, order = "start of an iteration", -1
             if record.order != abi.NO_EVENT:
                 task, order = f"{record.task} ({program.task_names[record.task]})", record.order
                 if program.tasks[record.task].launch == LaunchKind.SCHEDULER:
-                    order = -2  # it is what starts the iteration
+                    order = -2  # the scheduler step comes before all others
             event = f"{record.event} ({program.event_names[record.event]})"
             expired, worker = bool(record.expired), record.worker
             found.append(StuckWait(record.iteration, order, expired, worker, task, event, record.want, record.got))
@@ -132,7 +136,7 @@ class LaunchBlock:
 
 
 def require_warps(num_schedulers: int) -> None:
-    """UsageError unless the GPU's kernel has a warp for each of a rank's schedulers in the one block of their own."""
+    """UsageError if a GPU's kernel has too few warps for `num_schedulers`, which all run in one block."""
     if num_schedulers > MAX_OWN_SCHEDULERS:
         raise UsageError(
             f"{num_schedulers} schedulers do not fit on an SM, which has warps for {MAX_OWN_SCHEDULERS}; ask for fewer, "
@@ -141,14 +145,14 @@ def require_warps(num_schedulers: int) -> None:
 
 
 def inject_dropped_signal(fault: abi.Fault, rank: int) -> None:
-    """Let this rank lose the signal that DISTMK_FAULT_DROP_SIGNAL names, if it is this rank's."""
+    """Have `rank` lose the signal that DISTMK_FAULT_DROP_SIGNAL names, if it names one of this rank."""
     dropped = env.drop_signal()
     if dropped and dropped[0] == rank:
         _, fault.drop_rank, fault.drop_event, fault.drop_nth = dropped
 
 
-def refuse_what_others_have(backend: str) -> None:
-    """UsageError where virtual nodes are asked for in the way of another backend."""
+def check_virtual_nodes(backend: str) -> None:
+    """UsageError if virtual nodes are asked for by the variable of another backend."""
     if backend != "host" and env.delay_puts():
         raise UsageError("DISTMK_FAULT_DELAY_PUTS is for the host backend; unset it, or use --backend host")
     if backend == "host" and env.virtual_node_size():
@@ -165,11 +169,11 @@ class Launch(Protocol):
         ...
 
     def join(self) -> Abort:
-        """Wait for this rank to leave the launch; what ended it early, if anything."""
+        """Wait until this rank has left the launch; returns what ended it early, if anything."""
         ...
 
     def trace(self) -> list[RunnerRecords]:
-        """After `join`: what every worker, then every scheduler of this rank kept."""
+        """After `join`: the trace of every worker, then of every scheduler of this rank."""
         ...
 
     @property
@@ -180,21 +184,21 @@ class Backend(Protocol):
     """One rank's memory and launches. Making one is collective over all ranks."""
 
     name: str
-    device: str  # where `write` likes its data: "cpu" for numpy arrays, else a torch device
+    device: str  # of the arrays that `write` prefers: "cpu" (numpy), else a torch device
 
     def view(self, placed: Placed, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """A piece of this rank's memory as an array [rows, row_bytes / itemsize]; valid until `close`.
+        """An allocation of this rank as an array [rows, row_bytes / itemsize]; valid until `close`.
 
-        On a GPU it is a copy, of the moment.
+        On a GPU it is a copy of the present contents.
         """
         ...
 
     def write(self, placed: Placed, row: int, array: Any) -> None:
-        """Fill rows of a piece from `row` on with an array, or with a tensor on `device`."""
+        """Write an array, or a tensor on `device`, to the rows of an allocation from `row` on."""
         ...
 
     def reset(self) -> None:
-        """Zero the abort flag, events, rings and buffers of what arrives of this rank; no rank may be in a launch."""
+        """Zero this rank's abort flag, events, rings and Lamport buffers; no rank may be in a launch."""
         ...
 
     def start(self, spec: LaunchSpec) -> Launch: ...

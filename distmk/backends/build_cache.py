@@ -1,4 +1,4 @@
-"""A cache of compiled things, keyed by what they are made from; ranks that start together compile once."""
+"""A cache of compiled files, keyed by the content they are made from; ranks that start together compile once."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def csrc_dir() -> Path:
 def cached(name: str, suffix: str, key: str, make: Callable[[Path], Path]) -> Path:
     """The file `<name>-<key><suffix>` of the cache, made by `make(scratch folder)` if it is not there.
 
-    BuildError: unwritable cache folder, or whatever `make` raises.
+    BuildError: unwritable cache folder. Any error of `make` passes through.
     """
     return published(f"{name}-{key}{suffix}", lambda path: path if path.exists() else None, make)
 
 
 def content_key(ingredients: Iterable[str], sources: Iterable[Path]) -> str:
-    """Hash of `ingredients` (tools, flags) and of what the files `sources` hold and are called.
+    """24 hex digits: a hash of `ingredients` (tools, flags) and of the names and contents of `sources`.
 
-    Where csrc or the files lie does not count, so that a cache can be moved.
+    Absolute paths do not count, so that a cache can be moved.
     """
     root = csrc_dir()
     named = {path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name: path for path in sources}
@@ -66,11 +66,11 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def published(file_name: str, read: Callable[[Path], T | None], make: Callable[[Path], Path]) -> T:
-    """What `read` finds in a file of the cache, which is made by `make(scratch folder)` if it finds nothing (None).
+    """The value that `read` returns for a file of the cache; while it returns None, `make(scratch folder)` makes the file.
 
-    Made by one of the processes that ask for it at once, and published by one rename, so that a reader never sees half of
-    it; a report that `make` leaves beside it, with suffix .json, is published before it. BuildError: unwritable cache
-    folder, or a file that cannot be read back; OSError: a full disk.
+    Of several processes that ask at once, one makes the file. It is published by one rename, so that no reader sees half of
+    it; a report that `make` leaves beside it, with suffix .json, is published first. BuildError: unwritable cache folder, or
+    a file that cannot be read back; OSError: a full disk.
     """
     target = env.cache_dir() / file_name
     found = read(target)

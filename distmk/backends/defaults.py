@@ -1,4 +1,4 @@
-"""What the engine chooses where the user leaves it open: backend, longest sequence, workers."""
+"""Defaults for what the user leaves open: backend, maximum model length, number of workers; and limits on what is given."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 from distmk.backends.base import require_warps
+from distmk.backends.cuda.packages import CUDA_PACKAGES, INSTALL_CUDA
 from distmk.backends.host.backend import usable_cores
 from distmk.bootstrap import Bootstrap
 from distmk.errors import UsageError
 
 BACKENDS = ("auto", "host", "cuda", "emulated")
-EMULATED_WORKERS = 4  # of a rank, all on one core
-DEFAULT_MODEL_LEN = 4096  # tokens; the KV cache becomes real memory only as it is used
-CUDA_PACKAGES = {"torch": "torch", "cuda": "cuda-python", "nvshmem": "nvshmem4py-cu13"}
+EMULATED_WORKERS = 4  # of a rank; all run on one core
+DEFAULT_MODEL_LEN = 4096  # tokens; pages of the KV cache take memory only once they are used
 
 
 def choose_backend(wanted: str) -> str:
-    """The backend to use: cuda where it can run, else host. UsageError where the one asked for cannot run here."""
+    """The backend for `wanted`: auto is cuda if that can run here, else host. UsageError: `wanted` cannot run here."""
     if wanted in ("host", "emulated"):
         return wanted
     missing = why_no_cuda()
@@ -29,15 +29,19 @@ def choose_backend(wanted: str) -> str:
 
 
 def why_no_cuda() -> str | None:
-    """What keeps the cuda backend from running here, if anything; imports nothing large."""
+    """Why the cuda backend cannot run here; None if it can. Imports nothing large."""
     if not Path("/proc/driver/nvidia").exists() and not Path("/dev/nvidiactl").exists():
         return "no NVIDIA GPU on this machine"
-    absent = [package for module, package in CUDA_PACKAGES.items() if importlib.util.find_spec(module) is None]
-    return f"{', '.join(absent)} not installed; pip install 'distmk[cuda]'" if absent else None
+    absent = [
+        package
+        for module, package in CUDA_PACKAGES.items()
+        if importlib.util.find_spec(module.partition(".")[0]) is None
+    ]
+    return f"{', '.join(absent)} not installed; {INSTALL_CUDA}" if absent else None
 
 
 class BackendChoices(TypedDict):
-    """Those of DecodeOptions that follow from the backend."""
+    """The DecodeOptions that follow from the backend."""
 
     tiled: bool
     min_split: int
@@ -45,22 +49,22 @@ class BackendChoices(TypedDict):
 
 
 def backend_choices(backend: str) -> BackendChoices:
-    """How a program is compiled for a backend: as its task bodies read weights, and as handing out tasks costs there."""
+    """Options of a program for a backend: how its task bodies read weights, and how attention is launched."""
     if backend == "host":
         return {"tiled": False, "min_split": 64, "attention_launch": "massive"}
-    # Handing out costs a GPU some microseconds a layer.
+    # On a GPU, dispatching attention would cost some microseconds a layer.
     return {"tiled": True, "min_split": 64, "attention_launch": "spread"}
 
 
 def choose_model_len(wanted: int | None, max_position: int) -> int:
-    """The longest sequence to serve: what was asked for, if the model's context has room for it."""
+    """The longest sequence in tokens. UsageError: `wanted` exceeds the model's context of `max_position`."""
     if wanted is not None and wanted > max_position:
         raise UsageError(f"max_model_len {wanted} is more than the model's context of {max_position} tokens")
     return min(max_position, DEFAULT_MODEL_LEN) if wanted is None else wanted
 
 
 def check_heads(head_dim: int, backend: str) -> None:
-    """UsageError where a GPU's kernel cannot take heads of this size."""
+    """UsageError if the kernel of a GPU does not support heads of this size."""
     if backend != "host" and (head_dim % 8 or head_dim > 128):
         raise UsageError(
             f"the model's head_dim is {head_dim}; on a GPU it must be a multiple of 8, at most 128; use --backend host"
@@ -68,9 +72,9 @@ def check_heads(head_dim: int, backend: str) -> None:
 
 
 def choose_workers(wanted: int | None, backend: str, bootstrap: Bootstrap, schedulers_apart: bool = False) -> int:
-    """Workers of a rank: what was asked for, or one an SM, or the share of the cores. Warns where cores must be shared.
+    """Workers of a rank: `wanted`, or one for each SM, or for each of the rank's cores. Warns if workers must share cores.
 
-    `schedulers_apart`: on a GPU one SM is theirs.
+    `schedulers_apart`: on a GPU, one SM is reserved for schedulers.
     """
     if backend == "cuda":
         from distmk.backends.cuda.gpus import num_sms_of  # needs packages that only GPU machines have
@@ -84,14 +88,14 @@ def choose_workers(wanted: int | None, backend: str, bootstrap: Bootstrap, sched
     if wanted * bootstrap.local_size > cores and bootstrap.local_rank == 0:
         print(
             f"distmk: warning: {bootstrap.local_size} ranks x {wanted} workers are more than the {cores} cores "
-            "available here; workers will take turns and decode slowly",
+            "available here; workers will share cores and decode slowly",
             file=sys.stderr,
         )
     return wanted
 
 
 def check_schedulers(wanted: int | None, num_workers: int, backend: str) -> None:
-    """UsageError where there is no room for schedulers apart from the workers."""
+    """UsageError if `wanted` schedulers of their own are more than there is room for."""
     if wanted is None:
         return
     if wanted > num_workers:

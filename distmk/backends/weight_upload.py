@@ -1,4 +1,4 @@
-"""Put a rank's weights where its program expects them: its own shards and nothing else."""
+"""Weight upload: read a rank's shards from the checkpoint, pack them, and write them to its allocations."""
 
 from __future__ import annotations
 
@@ -20,68 +20,68 @@ from distmk.weights.rows import Rows, open_rows
 NUMPY_TYPES: dict[str, npt.DTypeLike] = {"f32": np.float32, "bf16": np.uint16, "i32": np.int32, "u8": np.uint8}
 
 
-def fill_constants(program: Program, backend: Backend, rank: int) -> None:
-    """Copy the weights that were given as arrays."""
-    for weight, placed in program.placement.weights.items():
+def upload_constants(program: Program, backend: Backend, rank: int) -> None:
+    """Upload the weights that the graph has as arrays."""
+    for weight, allocation in program.placement.weights.items():
         if weight.rank == rank and weight.data is not None:
-            backend.write(placed, 0, weight.data.reshape(weight.rows, weight.cols))
+            backend.write(allocation, 0, weight.data.reshape(weight.rows, weight.cols))
 
 
 def fill_weights(program: Program, backend: Backend, rank: int, checkpoint: Checkpoint) -> None:
-    """Read this rank's shards; ModelError where the checkpoint turns out to be damaged."""
+    """Upload the weights that come from `checkpoint`: the shards of `rank` only. ModelError: a file is damaged."""
     rows = open_rows(checkpoint, backend.device)
-    for weight, placed in program.placement.weights.items():
+    for weight, allocation in program.placement.weights.items():
         if weight.rank != rank or weight.kind is WeightKind.DATA:
             continue
         if weight.kind is WeightKind.VECTOR:
             parts = [checkpoint.read_vector(s.tensor)[s.row_begin : s.row_end] for s in weight.segments]
-            backend.write(placed, 0, np.concatenate(parts)[:, None])
+            backend.write(allocation, 0, np.concatenate(parts)[:, None])
         elif weight.kind is WeightKind.ROPE:
-            backend.write(placed, 0, rope_table(checkpoint.config, weight.rows))
+            backend.write(allocation, 0, rope_table(checkpoint.config, weight.rows))
         else:
             scale = checkpoint.read_vector(weight.col_scale) if weight.col_scale else None
-            _fill_matrix(weight, placed, backend, rows, scale)
+            _upload_matrix(weight, allocation, backend, rows, scale)
 
 
-def _fill_matrix(weight: Weight, placed: Placed, backend: Backend, rows: Rows, scale: F32 | None) -> None:
-    """A piece at a time, its columns times `scale`."""
+def _upload_matrix(weight: Weight, allocation: Placed, backend: Backend, rows: Rows, scale: F32 | None) -> None:
+    """Upload a matrix in pieces, its columns multiplied by `scale`."""
     cols = slice(weight.col_begin, weight.col_begin + weight.cols)
-    at = 0
+    begin = 0
     for slabs in _pieces(weight, rows.piece_bytes):
-        end = at + sum(slabs)
-        block = rows.read(list(_parts(weight, at, end)), cols)
+        end = begin + sum(slabs)
+        block = rows.read(list(_row_ranges(weight, begin, end)), cols)
         if scale is not None:
             rows.scale(block, scale[cols])
-        backend.write(placed, at, pack(block, slabs, weight.tiling.paired) if weight.tiling else block)
-        at = end
+        backend.write(allocation, begin, pack(block, slabs, weight.tiling.paired) if weight.tiling else block)
+        begin = end
 
 
 def _pieces(weight: Weight, max_bytes: int) -> Iterator[list[int]]:
-    """A matrix' rows dealt into pieces: the rows of each slab in it, as many slabs (or rows) as `max_bytes` hold."""
-    most = max(1, max_bytes // weight.row_bytes)
+    """Partition a matrix' rows into pieces of at most `max_bytes` but at least one slab (or row): the rows of each slab."""
+    max_rows = max(1, max_bytes // weight.row_bytes)
     if not weight.tiling:
-        yield from ([min(most, weight.rows - begin)] for begin in range(0, weight.rows, most))
+        yield from ([min(max_rows, weight.rows - begin)] for begin in range(0, weight.rows, max_rows))
         return
     piece: list[int] = []
     for begin, end in weight.tiling.slabs:
-        if piece and sum(piece) + end - begin > most:
+        if piece and sum(piece) + end - begin > max_rows:
             yield piece
             piece = []
         piece.append(end - begin)
     yield piece
 
 
-def _parts(weight: Weight, first: int, last: int) -> Iterator[RowRange]:
-    """The checkpoint's rows that rows [first, last) of a matrix are."""
-    at = 0  # row of the weight that a segment starts at
+def _row_ranges(weight: Weight, first: int, last: int) -> Iterator[RowRange]:
+    """The checkpoint's rows that make up rows [first, last) of a matrix."""
+    segment_begin = 0  # in rows of the weight
     for segment in weight.segments:
-        begin, end = max(first - at, 0), min(last - at, segment.rows)
+        begin, end = max(first - segment_begin, 0), min(last - segment_begin, segment.rows)
         if begin < end:
             yield segment.tensor, segment.row_begin + begin, segment.row_begin + end
-        at += segment.rows
+        segment_begin += segment.rows
 
 
 def rope_table(config: ModelConfig, num_positions: int) -> npt.NDArray[np.float32]:
-    """float32 [num_positions, head_dim]: cosines, then sines, of each position's angles (RoPE, arXiv:2104.09864)."""
+    """float32 [num_positions, head_dim]: cosines, then sines, of every position's angles (RoPE, arXiv:2104.09864)."""
     angles = np.arange(num_positions, dtype=np.float32)[:, None] * inv_freq(config)[None, :]
     return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)

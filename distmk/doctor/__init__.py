@@ -1,4 +1,4 @@
-"""What this machine has for each backend, and what to do about what it lacks. Looks, and changes nothing."""
+"""What each backend needs and this machine has or lacks, with what to do about it. Changes nothing but the cache."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from functools import partial
 from typing import Literal
 
 from distmk.doctor import gpus, host, tools
-from distmk.doctor.finding import Finding
+from distmk.doctor.finding import Finding, first_line
 from distmk.errors import UsageError
 
 __all__ = ["Finding", "examine", "is_fit"]
 
 
 def examine() -> Iterator[Finding]:
-    """One finding a check, as they come."""
+    """One finding a check, as each is made."""
     for name, check in host.CHECKS.items():
         yield _safely(name, check)
     found: list[gpus.Gpu] = []
@@ -32,15 +32,14 @@ def examine() -> Iterator[Finding]:
 
 
 def is_fit(findings: Sequence[Finding], backend: str) -> bool:
-    """Whether nothing is missing that `backend` (host or cuda) needs."""
+    """Whether `backend` (host or cuda) can run: nothing that it needs is missing."""
     return not any(finding.state == "missing" and finding.backend == backend for finding in findings)
 
 
 def _safely(name: str, check: Callable[[], Finding], backend: Literal["cuda"] | None = None) -> Finding:
-    """What cannot be found out is a finding too, and counts against the backend that needs it."""
+    """The finding of `check`. If it raises, a finding that says so, and that `backend`, if any, cannot run."""
     try:
         return check()
     except Exception as error:
-        first = (str(error).splitlines() or [""])[0]
-        text = f"cannot be found out ({type(error).__name__}: {first})"
+        text = f"cannot be found out ({type(error).__name__}: {first_line(str(error))})"
         return Finding(name, "missing" if backend else "warn", text, backend)

@@ -1,4 +1,4 @@
-"""What a check of this machine found."""
+"""The result of one check of this machine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ State = Literal["ok", "warn", "missing"]
 
 @dataclass(frozen=True)
 class Finding:
-    """`text` says what was found and, unless all is well, what to do; `details` are lines below it.
+    """`text` says what was found and, unless `state` is ok, what to do; `details` are lines below it.
 
-    `backend` is the one that cannot run while this is missing, if any.
+    `backend`: the backend that cannot run if `state` is missing; None: both can.
     """
 
     name: str
@@ -23,3 +23,8 @@ class Finding:
 
     def __str__(self) -> str:
         return "\n".join([f"{self.state:<8} {self.name:<14} {self.text}", *(" " * 24 + line for line in self.details)])
+
+
+def first_line(text: str, default: str = "") -> str:
+    """The first line of a message, for a finding of one line."""
+    return (text.splitlines() or [default])[0].strip()

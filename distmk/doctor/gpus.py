@@ -1,4 +1,4 @@
-"""Checks of the GPUs, their driver, and how they reach one another. Reads attributes; sets none."""
+"""Checks of the GPUs, their driver, and the links between them. Reads attributes and sets none."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from typing import Any
 
 from distmk import env
 from distmk.backends.cuda.build import architecture_of
+from distmk.backends.cuda.driver import checked
 from distmk.backends.cuda.gpus import runs_mps
+from distmk.backends.cuda.packages import INSTALL_CUDA
 from distmk.backends.defaults import why_no_cuda
 from distmk.doctor.finding import Finding
 from distmk.errors import UsageError
 
-LITTLE_MEMORY = 2e9  # bytes
+MIN_FREE_BYTES = 2e9  # below which a warning is due
 NEEDED_CUDA = 13
-INSTALL = "pip install 'distmk[cuda]'"
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """`peers` says of every GPU, itself included, how it is reached: NVLINK, PCIE or NONE."""
+    """Properties of a GPU. `peers`: the link to every GPU, itself included: ITSELF, NVLINK, PCIE or NONE."""
 
     index: int
     name: str
     capability: tuple[int, int]
     memory_bytes: int
     num_sms: int
-    cooperative: bool  # all blocks of a launch can be made to be resident at once
+    cooperative: bool  # supports cooperative launches, whose blocks are all resident at once
     peers: tuple[str, ...]
 
 
@@ -36,15 +37,15 @@ ITSELF, NVLINK, PCIE, NONE = ".", "NV", "P", "-"
 
 
 def read_gpus() -> list[Gpu]:
-    """The GPUs that this process may use, from the driver alone: nothing is allocated. UsageError: none."""
+    """The GPUs that are visible to this process, by the driver alone: nothing is allocated. UsageError: none."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise UsageError(why_no_cuda() or f"cannot ask the driver: {error}; {INSTALL}") from None
+        raise UsageError(why_no_cuda() or f"cannot ask the driver: {error}; {INSTALL_CUDA}") from None
     try:
-        _call(driver.cuInit(0))
-        count = _call(driver.cuDeviceGetCount())
-    except RuntimeError as error:
+        checked(driver.cuInit(0))
+        count = checked(driver.cuDeviceGetCount())
+    except RuntimeError as error:  # of the driver, or of cuda-python where there is none
         raise UsageError(f"no NVIDIA GPU or no driver on this machine ({error}); the host twin needs none") from None
     if not count:
         raise UsageError("the driver shows no GPU; look at CUDA_VISIBLE_DEVICES")
@@ -52,44 +53,36 @@ def read_gpus() -> list[Gpu]:
 
 
 def _read_gpu(driver: Any, index: int, count: int) -> Gpu:
-    device = _call(driver.cuDeviceGet(index))
+    device = checked(driver.cuDeviceGet(index))
 
     def attribute(name: str) -> int:
         kind = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-        return int(_call(driver.cuDeviceGetAttribute(kind, device)))
+        return int(checked(driver.cuDeviceGetAttribute(kind, device)))
 
     return Gpu(
         index=index,
-        name=_call(driver.cuDeviceGetName(100, device)).split(b"\0")[0].decode(),
+        name=checked(driver.cuDeviceGetName(100, device)).split(b"\0")[0].decode(),
         capability=(attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")),
-        memory_bytes=int(_call(driver.cuDeviceTotalMem(device))),
+        memory_bytes=int(checked(driver.cuDeviceTotalMem(device))),
         num_sms=attribute("MULTIPROCESSOR_COUNT"),
         cooperative=bool(attribute("COOPERATIVE_LAUNCH")),
-        peers=tuple(_way(driver, device, index, other) for other in range(count)),
+        peers=tuple(_link(driver, device, index, other) for other in range(count)),
     )
 
 
-def _way(driver: Any, device: Any, index: int, other: int) -> str:
-    """Signals between GPUs are atomic adds, which only NVLink carries."""
+def _link(driver: Any, device: Any, index: int, other: int) -> str:
+    """The link from a GPU to another. Signals between GPUs are atomic adds, which only NVLink supports."""
     if other == index:
         return ITSELF
-    peer = _call(driver.cuDeviceGet(other))
-    if not _call(driver.cuDeviceCanAccessPeer(device, peer)):
+    peer = checked(driver.cuDeviceGet(other))
+    if not checked(driver.cuDeviceCanAccessPeer(device, peer)):
         return NONE
     atomics = driver.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
-    return NVLINK if _call(driver.cuDeviceGetP2PAttribute(atomics, device, peer)) else PCIE
-
-
-def _call(result: tuple[Any, ...]) -> Any:
-    """The value that a driver function returned behind its status. RuntimeError: it failed."""
-    status, *values = result
-    if int(status):
-        raise RuntimeError(getattr(status, "name", status))
-    return values[0] if values else None
+    return NVLINK if checked(driver.cuDeviceGetP2PAttribute(atomics, device, peer)) else PCIE
 
 
 def check_gpus(gpus: Sequence[Gpu], why_none: str = "") -> Finding:
-    """Whether the kernel runs on each."""
+    """Compute capability and cooperative launch of every GPU; how many ranks may share one."""
     if not gpus:
         return Finding("gpus", "missing", why_none, "cuda")
     lines, faults = [], []
@@ -110,22 +103,22 @@ def check_gpus(gpus: Sequence[Gpu], why_none: str = "") -> Finding:
         text = f"GPU {without[0]} has no cooperative launch: every iteration is a launch of its own, which is slower"
         return Finding("gpus", "warn", f"{text}; choose others by CUDA_VISIBLE_DEVICES", "cuda", tuple(lines))
     most = env.ranks_per_gpu()
-    each = "a rank each" if most == 1 else f"up to {most} ranks each, {_how_shared(gpus)}"
+    each = "a rank each" if most == 1 else f"up to {most} ranks each, {_sharing(gpus)}"
     return Finding("gpus", "ok", f"{len(gpus)}, {each}", details=tuple(lines))
 
 
-def _how_shared(gpus: Sequence[Gpu]) -> str:
+def _sharing(gpus: Sequence[Gpu]) -> str:
     if all(runs_mps(gpu.index) for gpu in gpus):
         return "side by side by MPS"
-    return "in turns of milliseconds; side by side once `nvidia-cuda-mps-control -d` has started MPS"
+    return "in time slices of milliseconds; side by side once `nvidia-cuda-mps-control -d` has started MPS"
 
 
 def check_driver(gpus: Sequence[Gpu]) -> Finding:
-    """CUDA versions of driver and torch."""
+    """The CUDA versions of torch and of the driver."""
     try:
         import torch
     except ImportError:
-        return Finding("torch", "missing", f"torch is not installed; {INSTALL}", "cuda")
+        return Finding("torch", "missing", f"torch is not installed; {INSTALL_CUDA}", "cuda")
     text = f"torch {torch.__version__}"
     if torch.version.cuda is None:
         advice = "install one for CUDA 13, see https://pytorch.org/get-started"
@@ -135,7 +128,7 @@ def check_driver(gpus: Sequence[Gpu]) -> Finding:
         return Finding("torch", "missing", f"{text}, no driver", "cuda")
     from cuda.bindings import driver
 
-    version = int(_call(driver.cuDriverGetVersion()))
+    version = int(checked(driver.cuDriverGetVersion()))
     text += f", driver for CUDA {version // 1000}.{version % 1000 // 10}"
     if version < 1000 * NEEDED_CUDA:
         return Finding("torch", "missing", f"{text}; update the driver to one for CUDA 13", "cuda")
@@ -143,20 +136,20 @@ def check_driver(gpus: Sequence[Gpu]) -> Finding:
 
 
 def check_peers(gpus: Sequence[Gpu]) -> Finding:
-    """Whether ranks on this machine signal one another by plain stores."""
+    """Whether ranks on this machine can signal one another over NVLink."""
     if len(gpus) < 2:
         return Finding("peers", "ok", f"{len(gpus)} GPUs here: nothing to reach")
-    ways = {way for gpu in gpus for way in gpu.peers}
+    links = {link for gpu in gpus for link in gpu.peers}
     head = "    " + "".join(f"{gpu.index:>4}" for gpu in gpus)
-    matrix = (head, *(f"{gpu.index:>4}" + "".join(f"{way:>4}" for way in gpu.peers) for gpu in gpus))
-    if ways <= {ITSELF, NVLINK}:
+    matrix = (head, *(f"{gpu.index:>4}" + "".join(f"{link:>4}" for link in gpu.peers) for gpu in gpus))
+    if links <= {ITSELF, NVLINK}:
         return Finding("peers", "ok", f"all {len(gpus)} GPUs reach one another over NVLink", details=matrix)
     text = f"not all GPUs reach one another over NVLink ({NVLINK}: NVLink, {PCIE}: PCIe without atomics, {NONE}: not at all)"
     return Finding("peers", "warn", f"{text}; run ranks on GPUs that do, by CUDA_VISIBLE_DEVICES", details=matrix)
 
 
 def check_memory(gpus: Sequence[Gpu]) -> Finding:
-    """Room for weights, KV cache and the symmetric heap."""
+    """Free memory, for weights, KV cache and the symmetric heap."""
     notes = []
     if given := os.environ.get("NVSHMEM_SYMMETRIC_SIZE"):
         notes.append(f"NVSHMEM_SYMMETRIC_SIZE={given} has no effect, distmk sets it for each program: unset it")
@@ -166,7 +159,7 @@ def check_memory(gpus: Sequence[Gpu]) -> Finding:
 
     free = [torch.cuda.mem_get_info(gpu.index)[0] for gpu in gpus]
     text = "free: " + ", ".join(f"{each / 1e9:.1f} GB" for each in free)
-    if min(free) < LITTLE_MEMORY:
+    if min(free) < MIN_FREE_BYTES:
         notes.append("end what else runs on the GPU, or choose others by CUDA_VISIBLE_DEVICES")
     return Finding("gpu memory", "warn" if notes else "ok", "; ".join([text, *notes]))
 

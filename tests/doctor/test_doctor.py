@@ -196,7 +196,7 @@ def test_faults(fault: str, become: Callable[[Machine], dict[str, Finding]]) -> 
     assert is_fit(list(found.values()), "cuda") == (state == "warn")
 
 
-@pytest.mark.parametrize(("mps", "how"), [(0, "in turns of milliseconds"), (1, "side by side by MPS")])
+@pytest.mark.parametrize(("mps", "how"), [(0, "in time slices of milliseconds"), (1, "side by side by MPS")])
 def test_shared_gpus(
     mps: int, how: str, become: Callable[[Machine], dict[str, Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Compile csrc for a GPU architecture with nvcc and link NVSHMEM's device library; no GPU is needed for it."""
+"""Compile csrc for a GPU architecture with nvcc and link NVSHMEM's device library. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KERNEL = "distmk_megakernel"
 
 @dataclass(frozen=True)
 class Architecture:
-    """What the GPUs of one compute capability are compiled for. Others of the same generation have less shared memory."""
+    """A compilation target: the GPUs of one compute capability. Others of the same generation have less shared memory."""
 
     name: str
     capability: tuple[int, int]
@@ -42,20 +42,20 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class Report:
-    """What is known of a kernel since it was compiled; lies beside it as JSON."""
+    """What the compiler said of a kernel; saved beside it as JSON."""
 
     architecture: str
-    source: str  # hash of sources and flags
+    source: str  # `source_key` of its sources and flags
     nvcc: str
     nvshmem: str
     registers: int  # of a thread
-    spill_bytes: int  # of a thread, written to local memory
-    shared_bytes: int  # static; the rest is asked for at launch
+    spill_bytes: int  # of a thread, stored to local memory
+    shared_bytes: int  # static shared memory of a block; dynamic shared memory is set at launch
     compile_s: float
 
     @staticmethod
     def of(cubin: Path) -> Report | None:
-        """That of a kernel, if it has one."""
+        """The report beside the kernel at `cubin`, if there is one."""
         try:
             return Report(**json.loads(cubin.with_suffix(".json").read_text()))
         except (OSError, ValueError, TypeError):
@@ -63,7 +63,7 @@ class Report:
 
 
 def architecture_of(capability: tuple[int, int]) -> str:
-    """What to compile for on a GPU of this compute capability; UsageError where the kernel cannot run on it."""
+    """Name of the architecture to compile for. UsageError: the kernel does not run on GPUs of this compute capability."""
     for each in ARCHITECTURES.values():
         if each.capability == tuple(capability):
             return each.name
@@ -77,8 +77,8 @@ def architecture_of(capability: tuple[int, int]) -> str:
 def build_cubin(architecture: str) -> Path:
     """Path of the kernel for `architecture`: from DISTMK_CUBIN_DIR, else the cache, else compiled into it.
 
-    Where nothing can be compiled, one of the cache will do that other tools made of the same sources. BuildError: an
-    architecture that is not supported, no nvcc or no NVSHMEM where they are needed, or sources that do not compile.
+    Without a toolchain, a kernel in the cache that other tools made of the same sources will do. BuildError: unsupported
+    architecture, nvcc or NVSHMEM missing where they are needed, or sources that do not compile.
     """
     if architecture not in ARCHITECTURES:
         raise BuildError(f"architecture {architecture} is not supported; choose one of {', '.join(ARCHITECTURES)}")
@@ -99,19 +99,19 @@ def build_cubin(architecture: str) -> Path:
 
 
 def find_cubin(architecture: str, folder: Path) -> Path | None:
-    """The newest kernel in `folder` that was made of these sources for `architecture`, by whatever tools."""
+    """The newest kernel in `folder` made of these sources for `architecture`, with any tools."""
     found = folder.glob(f"{_name(architecture)}-*.cubin")
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def built_cubin(architecture: str) -> Path | None:
-    """The kernel that is there without compiling, of DISTMK_CUBIN_DIR or the cache."""
+    """The kernel for `architecture` in DISTMK_CUBIN_DIR or the cache, if there is one."""
     folders = [folder for folder in (env.cubin_dir(), env.cache_dir()) if folder]
     return next((found for folder in folders if (found := find_cubin(architecture, folder))), None)
 
 
 def copy_cubin(cubin: Path, folder: Path) -> Path:
-    """Put a kernel and its report into `folder`, for DISTMK_CUBIN_DIR. BuildError: it cannot be written there."""
+    """Copy a kernel and its report to `folder`, for DISTMK_CUBIN_DIR. BuildError: the folder cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in (cubin.with_suffix(".json"), cubin):
@@ -125,28 +125,28 @@ def copy_cubin(cubin: Path, folder: Path) -> Path:
 
 
 def source_key(architecture: str) -> str:
-    """Hash of all that is compiled, and how; not of the tools."""
+    """Hash of all sources and flags, without the tools."""
     return content_key([architecture, *FLAGS, *env.nvcc_flags(), translation_unit()], kernel_sources())
 
 
 def kernel_sources() -> list[Path]:
-    """All that the kernel is compiled from."""
+    """All files that the kernel is compiled from."""
     root = csrc_dir()
     device = [path for path in (root / "device").rglob("*") if path.is_file()]
     return [root / "abi.h", *(root / "platform").iterdir(), *(root / "runtime").glob("*.h"), *device]
 
 
 def translation_unit() -> str:
-    """One source that includes the kernel and every header of the device, so that task bodies are inlined where they run."""
+    """A source that includes every header of csrc/device: one translation unit, so that task bodies can be inlined."""
     headers = sorted(path.relative_to(csrc_dir()).as_posix() for path in (csrc_dir() / "device").rglob("*.cuh"))
     return "".join(f'#include "{name}"\n' for name in headers)
 
 
 def compile_cubin(toolchain: Toolchain, architecture: str, folder: Path, virtual: str | None = None) -> Path:
-    """Compile and link in `folder`; the kernel, with its report beside it.
+    """Compile and link in `folder`; returns the path of the kernel, with its report beside it.
 
-    `virtual` (such as compute_80) is the compute capability that the sources see, by default that of `architecture`: an
-    older one's code can be tried on a newer GPU.
+    `virtual` (such as compute_80): the architecture that the sources see, by default that of `architecture`. The code for an
+    older GPU can so be tested on a newer one.
     """
     began = time.perf_counter()
     source, obj, cubin = folder / "distmk.cu", folder / "distmk.o.cubin", folder / "distmk.cubin"
@@ -154,17 +154,17 @@ def compile_cubin(toolchain: Toolchain, architecture: str, folder: Path, virtual
     code = f"arch={virtual or architecture.replace('sm_', 'compute_')},code={architecture}"
     includes = [f"-I{csrc_dir()}", f"-I{toolchain.nvshmem / 'include'}"]
     flags = [*FLAGS, *env.nvcc_flags(), "-Xptxas", "-v", "-gencode", code, "-cubin", *includes]
-    said = run([toolchain.nvcc, *flags, source, "-o", obj])
+    output = run([toolchain.nvcc, *flags, source, "-o", obj])
     library = [f"-L{toolchain.nvshmem / 'lib'}", "-lnvshmem_device"]
-    said += run([toolchain.nvlink, "-v", f"--arch={architecture}", obj, *library, "-o", cubin])
+    output += run([toolchain.nvlink, "-v", f"--arch={architecture}", obj, *library, "-o", cubin])
     report = Report(
         architecture=architecture,
         source=source_key(architecture),
         nvcc=toolchain.nvcc_version,
         nvshmem=toolchain.nvshmem_version,
-        registers=_number(rf"nvlink.*{KERNEL}.*\n.*used (\d+) registers", said),
-        spill_bytes=_number(rf"ptxas.*properties for {KERNEL}\n.*?(\d+) bytes spill stores", said),
-        shared_bytes=_number(rf"nvlink.*{KERNEL}.*\n.* (\d+) bytes smem", said),
+        registers=_number(rf"nvlink.*{KERNEL}.*\n.*used (\d+) registers", output),
+        spill_bytes=_number(rf"ptxas.*properties for {KERNEL}\n.*?(\d+) bytes spill stores", output),
+        shared_bytes=_number(rf"nvlink.*{KERNEL}.*\n.* (\d+) bytes smem", output),
         compile_s=round(time.perf_counter() - began, 1),
     )
     cubin.with_suffix(".json").write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")

@@ -1,15 +1,14 @@
-"""Which GPU a rank has, and how much of it: one of its own, or a share where there are more ranks than GPUs."""
+"""The GPU of each rank, and the number of its SMs that the rank may use where several ranks share a GPU."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from distmk import env
+from distmk.backends.cuda.driver import DriverError, checked
 from distmk.errors import UsageError
 
 
 def gpu_of(local_rank: int) -> int:
-    """The GPU of a host's rank. UsageError: there is none for it."""
+    """The GPU of a local rank. UsageError: there is none for it."""
     import torch
 
     count, most = torch.cuda.device_count(), env.ranks_per_gpu()
@@ -23,10 +22,10 @@ def gpu_of(local_rank: int) -> int:
 
 
 def num_sms_of(local_rank: int) -> int:
-    """SMs that this rank may hold for as long as a launch takes. UsageError: it has no GPU.
+    """SMs that a local rank may occupy during a launch. UsageError: it has no GPU.
 
-    Ranks that share a GPU run side by side where MPS is running, and must all fit; else they take turns of milliseconds, each
-    with all SMs.
+    Ranks that share a GPU run side by side under MPS, and must all fit; without MPS they run in time slices of milliseconds,
+    each with all SMs.
     """
     import torch
 
@@ -36,16 +35,19 @@ def num_sms_of(local_rank: int) -> int:
 
 
 def num_sharing(local_size: int) -> int:
-    """How many of a host's ranks share a GPU."""
+    """How many of a host's `local_size` ranks share a GPU."""
     import torch
 
     return -(-local_size // max(1, torch.cuda.device_count()))
 
 
 def runs_mps(gpu: int) -> bool:
-    """Whether kernels of several processes run on this GPU at once."""
+    """Whether kernels of several processes can run on this GPU at once."""
     from cuda.bindings import driver
 
-    kind: Any = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MPS_ENABLED
-    error, value = driver.cuDeviceGetAttribute(kind, gpu)
-    return error == driver.CUresult.CUDA_SUCCESS and bool(value)
+    try:
+        return bool(
+            checked(driver.cuDeviceGetAttribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MPS_ENABLED, gpu))
+        )
+    except DriverError:
+        return False

@@ -1,79 +1,113 @@
-"""A launch of the kernel on a GPU: one for all iterations, or where blocks cannot be kept resident, one after another."""
+"""A launch of the kernel on a GPU: one for all iterations, or several in a row where blocks cannot be kept resident."""
 
 from __future__ import annotations
 
 import ctypes
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from distmk.abi import Abort, LaunchParams
 from distmk.backends.base import LaunchBlock, RunnerRecords, inject_dropped_signal
-
-if TYPE_CHECKING:
-    from distmk.backends.cuda.backend import CudaBackend
+from distmk.backends.cuda.kernel import Kernel
 
 POLL_S = 0.0002
-LOSS_S = 2.0  # from a failing GPU to the news of the rank whose end made it fail
+LOSS_S = 2.0  # from a failing GPU to the news that a rank is lost, which made it fail
+SPIN_POLLS = 1 << 14  # polls before a waiter backs off
+
+
+@dataclass(frozen=True)
+class LaunchContext:
+    """What all launches of a program on a GPU have in common. Tensors are in the GPU's memory."""
+
+    rank: int
+    kernel: Kernel
+    stream: Any  # of cuda.core
+    program: Any  # uint8 [program_bytes]
+    heap_bases: Any  # int64 [num_ranks]: address of each rank's heap, 0 where no pointer reaches it
+    num_remote_ranks: int  # ranks whose heap no pointer reaches
+    local: Any  # uint8 [local_bytes]
+    faults_seen: Any  # int64 [1]
+    worker_owners: Any  # int64 [grid]
+    scheduler_threads: bool
+    launch_iterations: int  # iterations of a kernel; 0: all
+    launch_numbers: Iterator[int]  # a number for each kernel, from 1 on
+
+    def fill(self, params: LaunchParams) -> None:
+        """Point `params` at the context."""
+        params.program, params.heap_bases = self.program.data_ptr(), self.heap_bases.data_ptr()
+        params.local_base, params.faults_seen = self.local.data_ptr(), self.faults_seen.data_ptr()
+        params.worker_owners, params.num_remote_ranks = self.worker_owners.data_ptr(), self.num_remote_ranks
+        params.scheduler_threads = int(self.scheduler_threads)
+        params.max_iterations = self.launch_iterations
+        params.spin_polls = SPIN_POLLS
+        inject_dropped_signal(params.fault, self.rank)
+
+
+class JobState(Protocol):
+    """What a launch asks its backend while it runs."""
+
+    def abort_reason(self) -> Abort: ...
+
+    def lost_ranks(self) -> list[int]: ...
 
 
 class CudaLaunch:
-    """Implements `backend.Launch`.
+    """Implements `base.Launch`.
 
-    A kernel that runs only some iterations is followed by another for the next ones from within `wait` and `join`: until
-    they are called, this rank stands still, and after the deadline the others give up.
+    A kernel that runs only some iterations is followed by one for the next iterations from within `wait` and `join`: until
+    they are called this rank makes no progress, and after the deadline the others give up.
     """
 
-    def __init__(self, backend: CudaBackend, block: LaunchBlock) -> None:
-        self.block, self._backend = block, backend
+    def __init__(self, context: LaunchContext, job: JobState, block: LaunchBlock) -> None:
+        self.block, self._context, self._job = block, context, job
+        # The kernel reads and writes these in host memory, the next ones in its own.
         self._pinned = [_pin(memory) for memory in (block.tokens, block.token_count, block.records)]
-        self._device = [_upload(memory) for memory in (block.requests, block.prompts, block.eos_ids)]
-        self._params = _pin(LaunchParams())
-        params = LaunchParams.from_address(self._params.data_ptr())
-        block.fill(params)
-        params.tokens, params.token_count, params.records = (tensor.data_ptr() for tensor in self._pinned)
-        params.requests, params.prompts, params.eos_ids = (tensor.data_ptr() for tensor in self._device)
-        params.program, params.heap_bases = backend._bytes.data_ptr(), backend._bases.data_ptr()
-        params.local_base, params.faults_seen = backend._local.data_ptr(), backend._faults_seen.data_ptr()
-        params.worker_owners = backend._block_takers.data_ptr()
-        params.self, params.num_remote_ranks = self._params.data_ptr(), backend._heap.bases.count(0)
-        params.spin_polls = 1 << 14
+        self._uploaded = [_upload(memory) for memory in (block.requests, block.prompts, block.eos_ids)]
         self._trace = [_upload(memory) for memory in (block.trace, block.trace_counts) if block.trace.size]
+        self._pinned_params = _pin(LaunchParams())
+        self._params = LaunchParams.from_address(self._pinned_params.data_ptr())
+        self._fill_params()
+        # From here on the host reads what the kernel writes.
+        block.tokens = type(block.tokens).from_address(self._params.tokens)
+        block.token_count = ctypes.c_uint64.from_address(self._params.token_count)
+        block.records = type(block.records).from_address(self._params.records)
+        self._start()
+
+    def _fill_params(self) -> None:
+        params = self._params
+        self.block.fill(params)
+        params.tokens, params.token_count, params.records = (tensor.data_ptr() for tensor in self._pinned)
+        params.requests, params.prompts, params.eos_ids = (tensor.data_ptr() for tensor in self._uploaded)
         if self._trace:
             params.trace, params.trace_counts = (tensor.data_ptr() for tensor in self._trace)
-        inject_dropped_signal(params.fault, backend.program.header.rank)
-        # The host reads these while the kernel writes them.
-        block.tokens = type(block.tokens).from_address(params.tokens)
-        block.token_count = ctypes.c_uint64.from_address(params.token_count)
-        block.records = type(block.records).from_address(params.records)
-        self._filled = params
-        params.scheduler_threads = int(backend.scheduler_threads)
-        params.max_iterations = backend.launch_iterations
-        self._start()
+        params.self = self._pinned_params.data_ptr()
+        self._context.fill(params)
 
     def _start(self) -> None:
         from cuda.core import LaunchConfig, launch
 
-        backend = self._backend
+        context, kernel = self._context, self._context.kernel
         config = LaunchConfig(
-            grid=backend.grid,
-            block=backend.threads,
-            shmem_size=backend.shared_bytes,
-            is_cooperative=not backend.launch_iterations,
+            grid=kernel.grid,
+            block=kernel.block,
+            shmem_size=kernel.shared_bytes,
+            is_cooperative=not context.launch_iterations,
         )
-        backend.num_launches += 1
-        self._filled.launch_number = backend.num_launches
-        launch(backend._stream, config, backend._kernel, self._params.data_ptr())
-        self._event = backend._stream.record()
+        self._params.launch_number = next(context.launch_numbers)
+        launch(context.stream, config, kernel.kernel, self._pinned_params.data_ptr())
+        self._event = context.stream.record()
 
-    def _goes_on(self) -> bool:
-        """Once the kernel has left: start the next one, if it left before the end."""
-        params = self._filled
+    def _continue(self) -> bool:
+        """After a kernel has ended: start the next one, unless the launch is over."""
+        params = self._params
         if not params.max_iterations or params.iterations_done < params.first_iteration + params.max_iterations:
-            return False  # it came to the end, or gave up
-        if self._backend.abort_reason():
+            return False  # it ran all iterations, or was given up
+        if self._job.abort_reason():
             return False
         params.first_iteration = params.iterations_done
         self._start()
@@ -90,21 +124,21 @@ class CudaLaunch:
 
     def _is_over(self) -> bool:
         try:
-            return bool(self._event.is_done) and not self._goes_on()
+            return bool(self._event.is_done) and not self._continue()
         except Exception:  # the GPU has failed: join() says why
             return True
 
     def join(self) -> Abort:
         try:
             while True:
-                self._backend._stream.sync()
-                if not self._goes_on():
-                    return self._backend.abort_reason()
+                self._context.stream.sync()
+                if not self._continue():
+                    return self._job.abort_reason()
         except Exception:  # of the driver: a peer's memory may have gone with its process
             until = time.monotonic() + LOSS_S
-            while not self._backend.lost_ranks() and time.monotonic() < until:
+            while not self._job.lost_ranks() and time.monotonic() < until:
                 time.sleep(POLL_S)
-            if not self._backend.lost_ranks():
+            if not self._job.lost_ranks():
                 raise
             return Abort.RANK_LOST
 
@@ -115,22 +149,25 @@ class CudaLaunch:
 
     @property
     def iterations_done(self) -> int:
-        return int(self._filled.iterations_done)
+        return int(self._params.iterations_done)
 
 
 def _bytes_of(memory: Any) -> npt.NDArray[np.uint8]:
+    """uint8 view of an array, or copy of a ctypes object."""
     if isinstance(memory, np.ndarray):
         return memory.view(np.uint8)
     return np.frombuffer(bytes(memory), np.uint8)
 
 
 def _pin(memory: Any) -> Any:
+    """A copy in page-locked host memory, as a uint8 tensor."""
     import torch
 
     return torch.from_numpy(_bytes_of(memory).copy()).pin_memory()
 
 
 def _upload(memory: Any) -> Any:
+    """A copy in the GPU's memory, as a uint8 tensor."""
     import torch
 
     return torch.from_numpy(_bytes_of(memory).copy()).cuda()

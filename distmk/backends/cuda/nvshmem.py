@@ -11,35 +11,26 @@ from typing import Any
 import numpy as np
 
 from distmk import env
+from distmk.backends.cuda.packages import MULTICAST_OFF
 from distmk.bootstrap import Bootstrap, agree
-from distmk.errors import UsageError
 
 SPARE_BYTES = 64 << 20  # of the symmetric heap, for NVSHMEM's own use
-EXIT_S = 10  # how long a process may take to end once its heap was abandoned
-
-
-def require() -> None:
-    """UsageError unless the packages of the `cuda` extra are here."""
-    for module, package in (("cuda.core", "cuda-python"), ("nvshmem.core", "nvshmem4py-cu13"), ("torch", "torch")):
-        try:
-            __import__(module)
-        except ImportError as error:
-            raise UsageError(f"the cuda backend needs {package} ({error}); pip install 'distmk[cuda]'") from None
+EXIT_S = 10  # time for a process to end after its heap was abandoned
 
 
 class SymmetricHeap:
-    """This rank's heap of `num_bytes`, zeroed; `bases[r]` is where rank r's is mapped here, 0 where no pointer reaches it.
+    """This rank's heap of `num_bytes`, zeroed. `bases[r]`: where rank r's is mapped here, 0 where no pointer reaches it.
 
-    Collective. `kernel` is the loaded module whose NVSHMEM state is set up with it.
+    Collective. `module`: the loaded object code, whose NVSHMEM state is initialized.
     """
 
     def __init__(self, bootstrap: Bootstrap, device: Any, module: Any, num_bytes: int) -> None:
         import nvshmem.core as nvshmem
         import torch
 
-        # NVLink multicast is never needed, and can put a host's GPUs out of service for its other users.
-        os.environ["NVSHMEM_DISABLE_NVLS"] = "1"
-        # Ranks that share a GPU under MPS hold fewer SMs by having fewer workers, not by a limit that MPS knows.
+        name = "NVSHMEM_DISABLE_NVLS"
+        os.environ[name] = MULTICAST_OFF[name]
+        # Ranks that share a GPU under MPS divide its SMs by having fewer workers, not by a limit of MPS.
         os.environ["NVSHMEM_IGNORE_CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = "1"
         os.environ["NVSHMEM_SYMMETRIC_SIZE"] = str(num_bytes + SPARE_BYTES)
         self._nvshmem, self._module = nvshmem, None
@@ -72,7 +63,7 @@ class SymmetricHeap:
             return 0
 
     def close(self) -> None:
-        """Give the heap back and leave NVSHMEM; collective."""
+        """Free the heap and leave NVSHMEM; collective."""
         if self._module is None:
             return
         self._nvshmem.library_finalize(self._module)
@@ -81,10 +72,10 @@ class SymmetricHeap:
         self._module = None
 
     def abandon(self) -> None:
-        """Leave the heap to the end of the process: a rank that the orderly way would wait for is gone.
+        """Leave the heap to the end of the process: a rank for which `close` would wait is gone.
 
-        The heap's owner must not be collected, which would free it together with the others; and what NVSHMEM itself does
-        when the process ends must not keep it.
+        The tensor must never be collected, as freeing it is collective; and NVSHMEM's own exit handlers must not keep the
+        process from ending.
         """
         if self._module is None:
             return

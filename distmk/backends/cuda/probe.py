@@ -1,14 +1,14 @@
-"""How fast a GPU's memory can be read the way the kernel's loader reads it: what a decode step is measured against."""
+"""The bandwidth at which a GPU's memory can be read as the kernel's loader reads it: the yardstick of a decode step."""
 
 from __future__ import annotations
 
 import itertools
 import statistics
 from pathlib import Path
-from typing import Any
 
 from distmk.backends.build_cache import cached, content_key, csrc_dir
 from distmk.backends.cuda.build import architecture_of, kernel_sources
+from distmk.backends.cuda.driver import allow_shared_memory
 from distmk.backends.cuda.toolchain import find_nvcc, run
 from distmk.errors import UsageError
 
@@ -26,7 +26,7 @@ NO_LIMIT = 1 << 62
 
 
 def build_probe(architecture: str) -> Path:
-    """The compiled probe, from the cache if it is there. BuildError: no nvcc, or the cache cannot be written."""
+    """Path of the compiled probe, from the cache if it is there. BuildError: no nvcc, or the cache cannot be written."""
     nvcc, version = find_nvcc()
     source = csrc_dir() / "tools" / "stream_probe.cu"
 
@@ -41,10 +41,10 @@ def build_probe(architecture: str) -> Path:
 
 
 def read_bandwidth(device_id: int, num_bytes: int = 4 << 30, max_in_flight: int | None = 6, repeats: int = 5) -> float:
-    """Bytes a second at which a GPU reads `num_bytes` once; the median of `repeats` reads.
+    """Bandwidth in bytes a second of reading `num_bytes` once; the median of `repeats` reads.
 
-    `max_in_flight`: copies of 8 KB that an SM has under way at most (None: as many as its ring of 16 holds). UsageError
-    (BuildError): the probe cannot be compiled, or there is no room for `num_bytes`.
+    `max_in_flight`: copies of 8 KB that an SM has in flight at most (None: all NUM_STAGES of its pipeline). BuildError: the
+    probe cannot be compiled. UsageError: there is no room for `num_bytes`.
     """
     import torch
     from cuda.core import Device, LaunchConfig, ObjectCode, launch
@@ -54,11 +54,11 @@ def read_bandwidth(device_id: int, num_bytes: int = 4 << 30, max_in_flight: int 
     device.set_current()
     code = ObjectCode.from_cubin(build_probe(architecture_of(device.compute_capability)).read_bytes())
     kernel = code.get_kernel(KERNEL)
-    _allow_shared_memory(kernel, device_id)
+    allow_shared_memory(kernel, NUM_STAGES * STAGE_BYTES, device_id)
     grid = int(device.properties.multiprocessor_count)
     stages = num_bytes // (grid * STAGE_BYTES) // 4 * 4  # of each SM
     try:
-        # Not zeros: a GPU draws less power over them, and may run faster.
+        # Not zeros: a GPU draws less power reading them, and may run faster.
         data = torch.empty(grid * stages * STAGE_BYTES, dtype=torch.uint8, device="cuda").random_()
     except torch.OutOfMemoryError:
         raise UsageError(f"the GPU has no {num_bytes / 1e9:.1f} GB free to read; free some of its memory") from None
@@ -67,18 +67,9 @@ def read_bandwidth(device_id: int, num_bytes: int = 4 << 30, max_in_flight: int 
     stream = torch.cuda.ExternalStream(int(own.handle), device=device_id)
     torch.cuda.synchronize()
     ends = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-    for end in ends:  # one behind the other, so that no launch is waited for but the first, which warms up
+    for end in ends:  # back to back; the first launch warms up
         launch(own, config, kernel, data.data_ptr(), stages, max_in_flight or NO_LIMIT, data.data_ptr())
         end.record(stream)
     torch.cuda.synchronize()
     times_ms = [before.elapsed_time(after) for before, after in itertools.pairwise(ends)]
     return float(data.numel() / (statistics.median(times_ms) / 1e3))
-
-
-def _allow_shared_memory(kernel: Any, device_id: int) -> None:
-    from cuda.bindings import driver
-
-    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    (error,) = driver.cuKernelSetAttribute(attribute, NUM_STAGES * STAGE_BYTES, kernel.handle, device_id)
-    if error != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"cuKernelSetAttribute: {error}")

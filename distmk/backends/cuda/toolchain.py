@@ -1,4 +1,4 @@
-"""What compiles for GPUs: nvcc and NVSHMEM's device library, from wherever this machine has them. Needs no GPU."""
+"""The toolchain for GPUs, nvcc and NVSHMEM's device library, found on this machine. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ADVICE = "pip install 'distmk[build]'"
 
 @dataclass(frozen=True)
 class Toolchain:
-    """`nvcc` with nvlink beside it; `nvshmem` is the folder of NVSHMEM's headers and device library."""
+    """`nvcc` has nvlink beside it; `nvshmem` is the folder of NVSHMEM's headers and device library."""
 
     nvcc: Path
     nvcc_version: str  # like 13.0.88
@@ -37,7 +37,7 @@ class Toolchain:
         return nvshmem_version(self.nvshmem)
 
     def content(self) -> list[str]:
-        """What decides how it compiles, wherever it lies: the compiler's version, NVSHMEM's files."""
+        """Ingredients of a cache key, independent of paths: the compiler's version, a hash of NVSHMEM's files."""
         headers = [path for path in (self.nvshmem / "include").rglob("*") if path.is_file()]
         digest = hashlib.sha256()
         for path in sorted([self.nvshmem / "lib" / "libnvshmem_device.a", *headers]):
@@ -46,18 +46,18 @@ class Toolchain:
 
 
 def find_toolchain() -> Toolchain:
-    """BuildError where a part is missing or too old."""
+    """nvcc and NVSHMEM. BuildError: one is missing or too old."""
     nvcc, version = find_nvcc()
     return Toolchain(nvcc, version, find_nvshmem())
 
 
 def find_nvcc() -> tuple[Path, str]:
-    """nvcc of CUDA_HOME, else of PATH, else of the pip packages, and its version. BuildError: none, or too old."""
+    """nvcc from CUDA_HOME, else PATH, else the pip packages, and its version. BuildError: none, or too old."""
     home, on_path = os.environ.get("CUDA_HOME"), shutil.which("nvcc")
-    places = [Path(home) / "bin" / "nvcc"] if home else []
-    places += [Path(on_path)] if on_path else []
-    places += [root / "cu13" / "bin" / "nvcc" for root in _nvidia_packages()]
-    nvcc = next((place for place in places if place.exists()), None)
+    candidates = [Path(home) / "bin" / "nvcc"] if home else []
+    candidates += [Path(on_path)] if on_path else []
+    candidates += [root / "cu13" / "bin" / "nvcc" for root in _nvidia_packages()]
+    nvcc = next((path for path in candidates if path.exists()), None)
     if nvcc is None:
         raise BuildError(f"no nvcc: set CUDA_HOME, put it on PATH, or {ADVICE}")
     found = re.search(r", V(\d+)(\.\d+)+", run([nvcc, "--version"]))
@@ -68,7 +68,7 @@ def find_nvcc() -> tuple[Path, str]:
 
 
 def find_nvshmem() -> Path:
-    """NVSHMEM's folder: NVSHMEM_HOME, or the pip package. BuildError: none with a device library."""
+    """NVSHMEM's folder: NVSHMEM_HOME, else the pip package. BuildError: none has a device library."""
     given = env.nvshmem_home()
     for root in [given] if given else [packages / "nvshmem" for packages in _nvidia_packages()]:
         if (root / "lib" / "libnvshmem_device.a").exists():
@@ -77,7 +77,7 @@ def find_nvshmem() -> Path:
 
 
 def nvshmem_version(root: Path) -> str:
-    """Of the NVSHMEM in `root`, like 3.4.5; `unknown` where its headers do not say."""
+    """Version of the NVSHMEM in `root`, like 3.4.5; `unknown` if its headers do not say."""
     try:
         text = (root / "include" / "non_abi" / "nvshmem_version.h").read_text()
     except OSError:
@@ -87,7 +87,7 @@ def nvshmem_version(root: Path) -> str:
 
 
 def run(command: Sequence[str | Path]) -> str:
-    """What the command wrote. BuildError: it failed; tells its first error."""
+    """Run `command`; returns its output. BuildError: it failed, with the first error of its output."""
     try:
         done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
     except OSError as error:
@@ -101,4 +101,4 @@ def run(command: Sequence[str | Path]) -> str:
 
 def _nvidia_packages() -> list[Path]:
     spec = importlib.util.find_spec("nvidia")
-    return [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
+    return [Path(path) for path in spec.submodule_search_locations or ()] if spec else []

@@ -1,4 +1,4 @@
-"""The host backend: a rank's program run by threads of this process over shared memory."""
+"""The host backend: threads of this process run a rank's program over shared memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from distmk import env
 from distmk.abi import Abort, Fault, LaunchParams, Space
-from distmk.backends.base import LaunchBlock, LaunchSpec, RunnerRecords, inject_dropped_signal, refuse_what_others_have
+from distmk.backends.base import LaunchBlock, LaunchSpec, RunnerRecords, check_virtual_nodes, inject_dropped_signal
 from distmk.backends.host.build import load_emulator, load_runtime
 from distmk.backends.host.shm import SharedHeap
 from distmk.bootstrap import Bootstrap, agree
@@ -22,28 +22,27 @@ from distmk.errors import UsageError
 from distmk.program.layout import Placed
 from distmk.program.program import RankProgram
 
-# A waiter on a core of its own answers fastest by polling; where threads share cores it must let others run.
+# Polls before a waiter yields its core: many on a core of its own, few where other threads share the core.
 SPIN_POLLS_OWN_CORE = 20000
 SPIN_POLLS_SHARED_CORE = 16
 
-
-# Pages that are never touched are not to be counted as used (Python names this flag from 3.13 on).
-MAP_NORESERVE = 0x4000
+MAP_NORESERVE = 0x4000  # pages count as used only once they are touched (a name of module mmap from Python 3.13 on)
 
 
 def usable_cores() -> int:
+    """Cores that this process may run on."""
     return len(os.sched_getaffinity(0))
 
 
 class HostBackend:
-    """Implements `backend.Backend`. Collective; BuildError or UsageError (on every rank) where it cannot be made."""
+    """Implements `base.Backend`. Collective; BuildError or UsageError on every rank if it cannot be made."""
 
     name = "host"
     device = "cpu"
     load_library: Callable[[], ctypes.CDLL] = staticmethod(load_runtime)
 
     def __init__(self, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool = False) -> None:
-        agree(bootstrap, lambda: refuse_what_others_have(self.name))
+        agree(bootstrap, lambda: check_virtual_nodes(self.name))
         self.program = program
         self._launch_iterations = agree(bootstrap, env.launch_iterations)
         self._library = agree(bootstrap, self.load_library)
@@ -81,11 +80,11 @@ class HostBackend:
         params.scheduler_threads = int(self._scheduler_threads)
         params.max_iterations = self._launch_iterations
         inject_dropped_signal(params.fault, self.program.header.rank)
-        self._make_late(params.fault)
+        self._inject_delays(params.fault)
         return HostLaunch(self, block, params)
 
-    def _make_late(self, fault: Fault) -> None:
-        """What is late in a launch, and by what seed."""
+    def _inject_delays(self, fault: Fault) -> None:
+        """Set delays of a launch and their seed."""
         if delayed := env.delay_puts():
             fault.delay_puts_ns, fault.node_size, fault.seed = delayed[0] * 1000, delayed[1], delayed[2]
 
@@ -105,10 +104,11 @@ class HostBackend:
 
 
 class EmulatedBackend(HostBackend):
-    """The GPU's own kernel, played by the CPU, a fiber for each of its threads: to test and debug it without a GPU.
+    """The GPU's kernel on the CPU, with a fiber for each of its threads: to test and debug it without a GPU.
 
-    Data races and memory order do not show (all fibers share one core, and take turns where they wait), warps that fall
-    behind, copies that land late and barriers that are never reached do. DISTMK_EMULATOR_SEED repeats a run's timing.
+    It shows the effects of warps that fall behind, copies that land late and barriers that are never reached; it shows no data
+    races and no memory reordering, as all fibers share one core and switch where they wait. DISTMK_EMULATOR_SEED repeats the
+    timing of a run.
     """
 
     name = "emulated"
@@ -122,13 +122,13 @@ class EmulatedBackend(HostBackend):
         """A global variable of the kernel."""
         return (ctypes.c_char * num_bytes).in_dll(self._library, name).raw
 
-    def _make_late(self, fault: Fault) -> None:
+    def _inject_delays(self, fault: Fault) -> None:
         fault.seed = secrets.randbits(32) if self._seed is None else self._seed
         fault.node_size = env.virtual_node_size() or 0
 
 
 class HostLaunch:
-    """Implements `backend.Launch`."""
+    """Implements `base.Launch`."""
 
     def __init__(self, backend: HostBackend, block: LaunchBlock, params: LaunchParams) -> None:
         self.block = block
@@ -154,7 +154,7 @@ class HostLaunch:
 
 
 def _arena(num_bytes: int) -> mmap.mmap:
-    """Zeroed private memory, made real page by page as it is touched."""
+    """Zeroed private memory, backed page by page as it is touched. UsageError: the address space has no room for it."""
     try:
         return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
     except (OSError, OverflowError) as error:

@@ -1,4 +1,4 @@
-"""Compile csrc for the host at first use: the host twin, or the GPU's kernel with a CPU that plays the GPU."""
+"""Compile csrc for the host at first use: the host twin, or the emulator, which runs the GPU's kernel on the CPU."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from distmk.tasks.abi_header import abi_hash
 
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-pthread", "-Wall")
 
-# Warnings about CUDA's own ways (unrolling, views of the same bytes) are nvcc's business.
+# Without -Wall: nvcc warns about the device code, whose pragmas and casts g++ does not know.
 EMULATOR_FLAGS = (
     "-std=c++20",
     "-O2",
     "-march=native",
     "-fno-strict-aliasing",
     "-fPIC",
-    "-ftls-model=initial-exec",  # which fiber runs is asked all the time; a call otherwise
-    "-fsanitize=alignment",  # a GPU takes several words at once only from a multiple of them
+    "-ftls-model=initial-exec",  # the current fiber, read all the time, would else be a function call away
+    "-fsanitize=alignment",  # as on a GPU, where vector loads and stores must be aligned
     "-fsanitize-undefined-trap-on-error",  # needs no library
     "-pthread",
     "-DDISTMK_EMULATED",
@@ -32,16 +32,17 @@ EMULATOR_FLAGS = (
 
 
 def host_sources() -> list[Path]:
+    """Sources of the host twin."""
     return sorted((csrc_dir() / "host").rglob("*.cpp"))
 
 
 def load_runtime(extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
-    """The host runtime as a library. BuildError: no compiler, unwritable cache, or it does not compile."""
+    """Load the host runtime. BuildError: no compiler, unwritable cache, or it does not compile."""
     return _load(build(extra_flags))
 
 
 def load_emulator() -> ctypes.CDLL:
-    """The GPU's kernel behind the same functions. BuildError as above, and where the processor is no x86-64."""
+    """Load the emulator, which has the same functions. BuildError as above, and on a processor that is not x86-64."""
     return _load(build_emulator([flag for flag in env.nvcc_flags() if flag.startswith("-D")]))
 
 
@@ -66,7 +67,7 @@ def build(extra_flags: Sequence[str] = (), tool: str | None = None) -> Path:
 
 
 def build_emulator(extra_flags: Sequence[str] = (), tool: str | None = None) -> Path:
-    """The same of the emulator."""
+    """As `build`, for the emulator."""
     folder = csrc_dir() / "emulator"
     flags = [*EMULATOR_FLAGS, f"-I{folder / 'include'}", *extra_flags]
     headers = [*(csrc_dir() / "device").rglob("*.cuh"), *folder.rglob("*.h")]
@@ -79,22 +80,22 @@ def build_emulator(extra_flags: Sequence[str] = (), tool: str | None = None) -> 
 def build_sources(
     name: str, suffix: str, flags: Sequence[str], sources: Sequence[Path], headers: Sequence[Path] = ()
 ) -> Path:
-    """Path of `sources` compiled with `flags` and linked, compiling if the cache has none for this processor.
+    """Path of `sources` compiled with `flags` and linked, from the cache if it has them for this processor.
 
-    `headers`: what they include beside csrc's *.h.
+    `headers`: files that they include besides csrc's *.h.
     """
     compiler = shutil.which(env.compiler())
     if compiler is None:
         raise BuildError(f"no C++ compiler: {env.compiler()!r} not found; install g++ (C++20) or set DISTMK_CXX")
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout.splitlines()[:1]
-    named = [flag for flag in flags if not flag.startswith("-I")]  # where folders lie does not count
-    ingredients = [*version, *named, platform.machine(), _cpu_flags()]
+    without_paths = [flag for flag in flags if not flag.startswith("-I")]
+    ingredients = [*version, *without_paths, platform.machine(), _cpu_flags()]
     key = content_key(ingredients, [*csrc_dir().rglob("*.h"), *headers, *sources])
     return cached(name, suffix, key, lambda scratch: _compile(compiler, flags, sources, scratch))
 
 
 def _cpu_flags() -> str:
-    """-march=native means this processor's instructions: a cache may be shared with machines that lack them."""
+    """The instruction set that -march=native selects here: another machine that shares the cache may lack parts of it."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

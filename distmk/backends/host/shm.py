@@ -1,8 +1,7 @@
-"""The symmetric heap of the host twin: one shared-memory segment a rank, mapped by all, gone when the last rank is.
+"""The symmetric heap of the host twin: one shared-memory segment for each rank, mapped by all ranks of the host.
 
-A segment has a name only while the ranks find each other. Its owner holds a lock on it for life; the kernel drops the
-lock when the process dies in whatever way, which is how peers notice, and how a later run knows a leftover from a living
-segment.
+A segment has a name only while the ranks open each other's. Its owner holds a lock on it for life. The operating system drops
+the lock when the process dies in any way: so peers notice, and so a later run tells a leftover from a segment in use.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ LEAVE_POLL_S = 0.001
 
 
 def remove_leftovers(folder: Path = FOLDER) -> int:
-    """Unlink segments of this user whose owner died before it could; returns how many."""
+    """Unlink segments of this user whose owner died before it had unlinked them; returns how many."""
     removed = 0
     for path in folder.glob(f"distmk-{os.getuid()}-*"):
         try:
@@ -38,7 +37,7 @@ def remove_leftovers(folder: Path = FOLDER) -> int:
             path.unlink(missing_ok=True)
             removed += 1
         except OSError:
-            pass  # somebody lives in it
+            pass  # in use
         finally:
             os.close(fd)
     return removed
@@ -48,16 +47,16 @@ def _name(fd: int, path: Path) -> None:
     """Link an unnamed file of FOLDER to `path`."""
     folder = os.open(FOLDER, os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # Naming a folder, though both paths are absolute, is what makes Python follow the link under /proc.
+        # With src_dir_fd, although both paths are absolute, Python calls linkat, which follows the link under /proc.
         os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=folder, follow_symlinks=True)
     finally:
         os.close(folder)
 
 
 class SharedHeap:
-    """This rank's heap and its peers', each `num_bytes` long; `bases[r]` is where rank r's is mapped here.
+    """This rank's heap and its peers', each `num_bytes` long. `bases[r]`: the address of rank r's heap in this process.
 
-    Collective: every rank makes one at the same time. UsageError: no room in shared memory, ranks on several machines.
+    Collective. UsageError on every rank: no room in shared memory, or ranks on several machines.
     """
 
     def __init__(self, bootstrap: Bootstrap, num_bytes: int) -> None:
@@ -79,7 +78,7 @@ class SharedHeap:
     def _create(self, path: Path) -> int:
         remove_leftovers()
         try:
-            # Locked before it has a name, so that nobody can take it for a leftover.
+            # Locked before it has a name, so that no other process can take it for a leftover.
             fd = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
             fcntl.flock(fd, fcntl.LOCK_EX)
             os.posix_fallocate(fd, 0, self.num_bytes)
@@ -110,16 +109,16 @@ class SharedHeap:
         return fds
 
     def clear(self, num_bytes: int) -> None:
-        """Zero the first `num_bytes` of this rank's heap: control block, events and rings."""
+        """Zero the first `num_bytes` of this rank's heap."""
         ctypes.memset(self.bases[self.rank], 0, num_bytes)
 
     def lost_ranks(self) -> list[int]:
-        """Ranks whose process is gone; those that left in order only if no other is."""
+        """Ranks whose process died; if there are none, ranks that left in order."""
         lost, left = self._gone()
         return lost or left
 
     def leave_together(self, timeout_s: float) -> bool:
-        """Say that this rank leaves and wait until all do; False where one died, or does not come in time."""
+        """Announce that this rank leaves, and wait until all do. False: one died, or did not in `timeout_s`."""
         Control.from_address(self.bases[self.rank]).left = 1
         until = time.monotonic() + timeout_s
         while not all(Control.from_address(base).left for base in self.bases):
@@ -129,7 +128,7 @@ class SharedHeap:
         return True
 
     def _gone(self) -> tuple[list[int], list[int]]:
-        """Ranks whose process is gone: those that were lost, and those that left in order."""
+        """Ranks whose process is gone: those that died, and those that left in order."""
         lost: list[int] = []
         left: list[int] = []
         for rank, fd in enumerate(self._fds):
@@ -144,12 +143,12 @@ class SharedHeap:
         return lost, left
 
     def close(self) -> None:
-        """Give the memory back; addresses and views into it must no longer be used."""
+        """Unmap all heaps; addresses and arrays in them must no longer be used."""
         if self.bases:
             Control.from_address(self.bases[self.rank]).left = 1
         self.bases = []
         for mapped in self._maps:
-            with contextlib.suppress(BufferError):  # a view is still held; the process' end unmaps it
+            with contextlib.suppress(BufferError):  # an array still refers to it; unmapped when the process ends
                 mapped.close()
         for fd in self._fds:
             os.close(fd)

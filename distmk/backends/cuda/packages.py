@@ -1,0 +1,22 @@
+"""Python packages that the cuda backend imports, and settings that it needs of them. Imports none of them itself."""
+
+from __future__ import annotations
+
+from distmk.errors import UsageError
+
+CUDA_PACKAGES = {"torch": "torch", "cuda.core": "cuda-python", "nvshmem.core": "nvshmem4py-cu13"}
+"""By module, the package that has it."""
+
+INSTALL_CUDA = "pip install 'distmk[cuda]'"
+
+# NVLink multicast is never needed, and can put a host's GPUs out of service for its other users.
+MULTICAST_OFF = {"NVSHMEM_DISABLE_NVLS": "1", "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+
+
+def require_packages() -> None:
+    """Import them all; UsageError names the first that cannot be."""
+    for module, package in CUDA_PACKAGES.items():
+        try:
+            __import__(module)
+        except ImportError as error:
+            raise UsageError(f"the cuda backend needs {package} ({error}); {INSTALL_CUDA}") from None
