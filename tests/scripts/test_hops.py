@@ -108,7 +108,7 @@ def trace_of(rows: Sequence[tuple[str, int, LaunchKind, int, int, int]]) -> Trac
 
 
 def test_hops_of_rows() -> None:
-    """A worker that was busy until later, or has no record of an end, did not wait; a dispatched task may wait for its own worker."""
+    """A worker that was busy until later, or has no record of an end, did not wait; a dispatched task may follow its own."""
     ahead, single, massive, spread = LaunchKind.AHEAD, LaunchKind.SINGLE, LaunchKind.MASSIVE, LaunchKind.SPREAD
     rows = [("one to all", 1, ahead, 5000 + 10 * step, 5000, 4000) for step in range(1, 102)]
     rows += [("one to all", 0, ahead, 9000, 5000, 3000), ("one to all", 0, ahead, 9000, 5000, 4000)]
