@@ -1,4 +1,4 @@
-"""Shared fixtures. This file also makes the modules beside it (helpers.py, reference.py) importable from every test."""
+"""Shared fixtures. Its folder is on sys.path, so that tests can import support."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from support.tiny_config import tiny_config
 
 
 def pytest_configure() -> None:
-    """A shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts."""
+    """Take Ctrl-C: a shell's background jobs ignore it, and so would the processes that tests start and interrupt."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
 def rng() -> np.random.Generator:
-    """Shapes and data are drawn afresh every run; the seed of a failure is printed with it."""
+    """A generator with a new seed every run, which is printed, and the seed of torch."""
     import torch
 
     seed = int(os.environ.get("DISTMK_TEST_SEED") or int.from_bytes(os.urandom(4), "little"))
@@ -42,7 +42,7 @@ def smollm2() -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2_reference(smollm2: Path) -> Any:
-    """transformers on the weights of `smollm2`; a `tiny.Reference`."""
+    """The `tiny.Reference` of `smollm2`."""
     from support import tiny
 
     return tiny.Reference.of_gguf(smollm2)
@@ -65,7 +65,7 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runner(tmp_path: Path) -> Iterator[Runner]:
-    """Runs commands; the test fails if anything of them is left."""
+    """Runs commands; the test fails if a process or shared memory of theirs is left."""
     runner = Runner(tmp_path)
     yield runner
     runner.check_nothing_left()

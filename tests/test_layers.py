@@ -8,7 +8,7 @@ from pathlib import Path
 
 from support.helpers import ROOT
 
-# From the bottom to the top. A package stands for all that is in it, except where a module of it is listed by itself.
+# From the bottom to the top. A package stands for all its modules.
 LAYERS = [
     ["errors"],
     ["abi", "console", "env", "gc_pause"],
@@ -33,7 +33,7 @@ PACKAGES = ("distmk", "lab")
 
 
 def parts_of(module: str) -> str:
-    """`distmk.check.order` belongs to `check`."""
+    """The part of a module: `check` for `distmk.check.order`."""
     return module.split(".")[1] if "." in module else ""
 
 
@@ -46,7 +46,7 @@ def modules(package: Path = ROOT / "distmk") -> dict[str, Path]:
 
 
 def imports(path: Path, known: set[str]) -> Iterator[tuple[str, int]]:
-    """Modules of distmk and of the lab that a file imports anywhere, with lines; blocks for type checkers do not count."""
+    """Modules of distmk and of the lab that a file imports anywhere, with lines, except for type checkers only."""
     tree = ast.parse(path.read_text())
     skipped = {
         id(inner)
@@ -96,7 +96,7 @@ def test_only_its_command_imports_the_launch_lab() -> None:
 
 
 def test_no_cycles_between_modules() -> None:
-    """Also inside packages and the launch lab, counting what is imported only when needed."""
+    """Also inside packages and the launch lab; imports inside functions count."""
     known = modules() | modules(LAB)
     edges = {m: {i for i, _ in imports(path, set(known)) if i in known and i != m} for m, path in known.items()}
     done: set[str] = set()

@@ -1,4 +1,4 @@
-"""What is shipped is whole, and generated files are up to date."""
+"""The wheel is complete, imports name what exists, and generated files are up to date."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAB = ROOT / "examples" / "launch_lab"
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of a copy of the repository, as a build leaves folders behind."""
+    """A wheel, built in a copy of the repository since a build leaves folders behind."""
     pytest.importorskip("setuptools", "77")
     folder = tmp_path_factory.mktemp("wheel")
     copy = folder / "source"
@@ -38,7 +38,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_wheel_is_whole(wheel: Path) -> None:
-    """Every module and every source file is in it, under the names they are looked for."""
+    """It has every module and source file, under the names by which they are found."""
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if not name.startswith("distmk-")}
     python = {path.relative_to(ROOT).as_posix() for path in (ROOT / "distmk").rglob("*.py")}
@@ -60,7 +60,7 @@ def site(wheel: Path, tmp_path: Path) -> Path:
 
 
 def test_unpacked_wheel_runs(site: Path, tiny_model: Path, runner: Runner) -> None:
-    """Away from the repository it finds its own sources, compiles them and decodes."""
+    """Away from the repository, the package finds its own sources, compiles them and decodes."""
     env = {"PYTHONPATH": str(site), "DISTMK_CACHE": str(runner.folder / "cache")}
     code = "import distmk, distmk.backends.build_cache as b, distmk.cli.lab_command as c; "
     code += "print(distmk.__file__, b.csrc_dir(), c.lab_folder())"
@@ -75,7 +75,7 @@ def test_unpacked_wheel_runs(site: Path, tiny_model: Path, runner: Runner) -> No
 
 
 def test_launch_lab_of_an_unpacked_wheel(site: Path, runner: Runner) -> None:
-    """The command, and a rung by itself."""
+    """The command, and a single rung."""
     env = {"PYTHONPATH": str(site), "CUDA_VISIBLE_DEVICES": ""}
     done = runner.distmk("lab", "--out", "found", env=env)
     assert done.status == 0 and "12    task graph" in done.stdout, done
@@ -86,7 +86,7 @@ def test_launch_lab_of_an_unpacked_wheel(site: Path, runner: Runner) -> None:
 
 
 def test_package_without_the_launch_lab(runner: Runner) -> None:
-    """Everything but `distmk lab` works, and that says in one line what is absent."""
+    """Everything but `distmk lab` works, and that command says in one line what is missing."""
     shutil.copytree(ROOT / "distmk", runner.folder / "site" / "distmk", ignore=shutil.ignore_patterns("__pycache__"))
     env = {"PYTHONPATH": str(runner.folder / "site")}
     assert "usage: distmk lab" in runner.distmk("lab", "--help", env=env).stdout
@@ -96,7 +96,7 @@ def test_package_without_the_launch_lab(runner: Runner) -> None:
 
 
 def imported(path: Path) -> set[tuple[str, str]]:
-    """Modules of distmk and of the launch lab, and the names that a file takes from them, wherever it does so."""
+    """(module, name) of everything that a file imports from distmk and the launch lab, also inside functions."""
     return {
         (node.module, name.name)
         for node in ast.walk(ast.parse(path.read_text()))
@@ -107,7 +107,7 @@ def imported(path: Path) -> set[tuple[str, str]]:
 
 @functools.cache
 def names_of(module: str) -> set[str]:
-    """What a module's source names and, of a package, its modules: some need packages that only GPU machines have."""
+    """Names that a module's source defines and, of a package, its modules; read, not imported: some need packages of GPUs."""
     path = (LAB if module.split(".")[0] == "lab" else ROOT) / module.replace(".", "/")
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     if not file.exists():
@@ -117,8 +117,8 @@ def names_of(module: str) -> set[str]:
     return named | {each.stem for each in path.glob("*")}
 
 
-def test_what_is_imported_is_there() -> None:
-    """Functions import late what only GPU machines have, and are not run elsewhere."""
+def test_imported_names_exist() -> None:
+    """Also in functions that run, and import, only on machines with GPUs."""
     folders = ("distmk", "examples", "scripts", "tests")
     files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
     wanted = {(path, *each) for path in files for each in imported(path)}

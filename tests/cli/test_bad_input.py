@@ -1,4 +1,4 @@
-"""What cannot be served is told in one line, on one rank, with exit status 2; nothing is left behind."""
+"""A mistake of the user is one line, from one rank, with exit status 2; nothing is left behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Edit = Callable[[Path], None]
 
 @dataclass(frozen=True)
 class Bad:
-    """A mistake: what is done to a copy of the model, what distmk is told, and what it must say.
+    """A mistake: the change to a copy of the model, the arguments, and the texts that the message must have.
 
     The words `MODEL` and `FOLDER` in arguments and environment stand for the copy and for the test's folder.
     """
@@ -57,7 +57,7 @@ def write_file(name: str, data: bytes) -> Edit:
 
 
 CUT_GGUF = b"GGUF" + struct.pack("<IQQ", 3, 3, 1) + struct.pack("<Q", 20) + b"general"
-"""The first bytes of a GGUF file: three tensors and one key are promised."""
+"""The first bytes of a GGUF file, whose header announces three tensors and one key."""
 
 
 def make_compiler(text: str) -> Edit:
@@ -123,7 +123,7 @@ BAD_REQUESTS = [
     Bad("backend", ("--backend", "tpu", *IDS), ("--backend", "'tpu'")),
     Bad("deadline", ("--deadline", "-1", *IDS), ("deadline_s is -1",)),
     Bad("trace_nowhere", ("--trace", "/nonexistent/t.json", *IDS), ("cannot write the trace to /nonexistent/t.json",)),
-    # Told before anything is loaded.
+    # Found before anything is loaded.
     Bad("trace_in_proc", ("--trace", "/proc/t.json", *IDS), ("the trace to /proc/t.json",), model="FOLDER/nowhere"),
     Bad("trace_folder", ("--trace", "/", *IDS), ("the trace to /: Is a directory",), model="FOLDER/nowhere"),
     Bad("trace_no_iterations", ("--trace", "t.json", "--trace-iterations", "0", *IDS), ("--trace-iterations is 0",)),
@@ -217,7 +217,7 @@ def test_text_that_cannot_be_served(smollm2: Path, runner: Runner) -> None:
 
 
 def test_more_workers_than_cores(tiny_model: Path, runner: Runner) -> None:
-    """A warning, once; the work is done."""
+    """One warning, and the completion."""
     arguments = ("generate", "--model", str(tiny_model), *IDS, "--workers", "40", "--max-new-tokens", "3")
     for finished in runner.distmk_under([alone, with_ranks(2)], *arguments):
         assert finished.status == 0, finished.stderr

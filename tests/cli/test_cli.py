@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def test_help(runner: Runner) -> None:
-    """Every option is explained."""
+    """Every option has a help text."""
     for arguments in ((), ("generate",), ("check",)):
         finished = runner.distmk(*arguments, "--help")
         assert (finished.status, finished.stderr) == (0, "")
@@ -41,7 +41,7 @@ def test_no_command(arguments: tuple[str, ...], runner: Runner) -> None:
 
 @pytest.mark.parametrize(("model", "num_ranks", "workers"), [("smollm2-135m", 3, 2), ("folder", 2, 1)])
 def test_check(model: str, num_ranks: int, workers: int, tiny_model: Path, runner: Runner) -> None:
-    """Sizes of each rank's program, the buffers, and the verdict; weights are streamed once over all ranks."""
+    """Sizes of each rank's program, the buffers, and the verdict; all ranks together stream the weights once."""
     path = str(tiny_model) if model == "folder" else model
     size = ("--max-model-len", "64", "--ranks", str(num_ranks), "--workers", str(workers))
     finished = runner.distmk("check", "--model", path, *size)
@@ -68,7 +68,7 @@ def test_check_needs_no_weights(tiny_model: Path, runner: Runner) -> None:
 
 
 def test_statistics(tiny_model: Path, runner: Runner) -> None:
-    """One line on stderr, nothing of it on stdout."""
+    """One line, on stderr."""
     arguments = ("generate", "--model", str(tiny_model), "--prompt-ids", "1,2,3", "4", "--max-new-tokens", "5")
     for num_ranks, finished in enumerate(runner.distmk_under([alone, with_ranks(2)], *arguments), 1):
         pattern = (
@@ -81,7 +81,7 @@ def test_statistics(tiny_model: Path, runner: Runner) -> None:
 
 
 def test_prompts_come_out_in_order(tiny_model: Path, runner: Runner) -> None:
-    """Also where later ones are done first, here at the end of the context, and however they are handed over."""
+    """Also where later ones end first, here at the end of the context, and however they are given."""
     lengths = [1, 155, 3, 150, 2]
     prompts = [",".join(["7"] * length) for length in lengths]
     arguments = ("generate", "--model", str(tiny_model), "--max-new-tokens", "90", "--max-num-seqs", "4")
@@ -95,7 +95,7 @@ def test_prompts_come_out_in_order(tiny_model: Path, runner: Runner) -> None:
 
 
 def test_text_of_several_prompts(smollm2: Path, runner: Runner) -> None:
-    """Text and token ids mixed: those given as ids come last."""
+    """Text and token ids mixed: prompts given as ids come last."""
     arguments = ("--prompt", "Paris is", "Rome is", "--prompt-ids", "1,2", "--max-new-tokens", "3", "--json")
     objects = runner.distmk("generate", "--model", str(smollm2), *arguments).objects()
     assert [each["prompt"] for each in objects] == ["Paris is", "Rome is", None]

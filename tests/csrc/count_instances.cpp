@@ -1,6 +1,6 @@
-// Stands in for the bodies: notes which instances ran, for how many iterations, and whether every worker kept its
-// order and ran its own share of what is spread. A task is known by its place in the program's order. Linked with the
-// runtime and run_ranks in place of csrc/host/bodies; see test_runtime.py.
+// Takes the place of csrc/host/bodies, linked with the runtime and run_ranks (test_instances.py): counts how often each
+// instance ran, and checks that every worker kept the order of its queue and ran its own share of spread tasks. A task
+// is known by its index in program order.
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -17,12 +17,12 @@ namespace {
 std::mutex mutex;
 std::map<std::tuple<uint32_t, uint32_t, uint64_t>, std::map<uint32_t, uint32_t>> runs;  // (rank, task, iteration)
 std::map<std::pair<uint32_t, uint32_t>, uint32_t> instances;                            // wanted of (rank, task)
-std::map<std::pair<uint32_t, uint32_t>, uint64_t> next_run;  // of (rank, worker): iteration * tasks + place in queue
+std::map<std::pair<uint32_t, uint32_t>, uint64_t> next_run;  // of (rank, worker): iteration * tasks + index in queue
 uint32_t wrong = 0;
 
 bool has_kind(const TaskDesc& desc, LaunchKind kind) { return desc.launch == static_cast<uint16_t>(kind); }
 
-// A worker runs what is in its list one after the other; of a spread task any number of instances, but only its own.
+// A worker runs the tasks of its queue one after the other; of a spread task any number of instances, all its own.
 void check_order(const Context& context, uint32_t task, uint32_t instance) {
   const RankState& state = context.rank_state;
   const uint32_t num_workers = state.program->num_workers;

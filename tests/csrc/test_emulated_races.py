@@ -1,10 +1,10 @@
-"""The GPU's kernel under ThreadSanitizer, played by the CPU: what a block's threads tell each other through shared memory and
-barriers, and blocks and ranks through memory and events, is ordered. Every GPU thread is a thread to it.
+"""The GPU's kernel in the emulator under ThreadSanitizer, to which every GPU thread is a thread: accesses to shared memory are
+ordered by barriers, and those of blocks and ranks to global memory by events.
 
-python -m pytest -q tests/csrc/test_emulated_races.py        # no GPU; what racecheck looks at on one, and more
+python -m pytest -q tests/csrc/test_emulated_races.py        # no GPU; covers what compute-sanitizer's racecheck does, and more
 
-As for racecheck, every lane arrives at barriers for itself and flags are atomic. It cannot see what the asynchronous copies
-need beside their barriers, nor fences that are too weak.
+As for racecheck, every lane arrives at barriers for itself and flags are atomic. Not covered: fences that are too weak, and
+what asynchronous copies need beside their barriers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def decode(
     head_dim: int = 16,
     attention: str = "spread",
 ) -> Program:
-    """A decode step, as for a GPU but for how `attention` is launched; that splits from 16 positions on."""
+    """A decode step as for a GPU, with attention launched as `attention` says, in splits of at least 16 positions."""
     choices = {**backend_choices("emulated"), "min_split": 16, "attention_launch": attention}
     options = DecodeOptions(num_ranks, num_workers, max_seqs=4, max_model_len=max_model_len, page_size=16, **choices)  # type: ignore[arg-type]
     return compile_graph(lower(build_model(tiny_config(num_layers=num_layers, head_dim=head_dim)), options))
@@ -64,14 +64,15 @@ def test_decode(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Prompts of up to 22 tokens, sequences that come and go: iterations of one row and of many. Of a context that is so much
-    `longer` warps have several chunks, and heads are of 64 elements, so that single rows' keys and values come through the
-    ring. Attention handed out, by waiters that are their workers' schedulers and so prepare batches, too. By a network to ranks
-    of other nodes, of one rank each.
+    """Prompts of up to 22 tokens, and sequences that come and go: iterations of one row and of many.
+
+    longer: positions added to the context, so that warps have several chunks, with heads of 64 elements, so that K and V of
+    batch-1 rows come through the pipeline. Massive attention is dispatched by warps that are their workers' schedulers, and run
+    the scheduler step, too. `--delay 0,1,0`: every rank on a node of its own, reached over a network.
     """
     seed = str(random.randrange(2**31))
     print(f"seed {seed}")
-    if attention == "massive":  # rings as short as where workers are many, and so at hand
+    if attention == "massive":  # as short as with many workers, so that the kernel keeps rings in shared memory
         monkeypatch.setattr("distmk.program.layout._ring_capacity", lambda graph: 4)
     head_dim = 64 if longer else 16
     binary = tool("thread", RACECHECK, emulated=True)
@@ -91,8 +92,8 @@ def test_decode(
     ],
 )
 def test_small_graphs(shape: str, place: tuple[str, ...], tmp_path: Path) -> None:
-    """Tasks that are pushed to peers, handed out by schedulers or spread, or were expected and taken back, for a fixed number of
-    iterations.
+    """A fixed number of iterations of tasks that push to peers, are dispatched by schedulers, are spread, or are issued early and
+    revoked.
     """
     seed = str(random.randrange(2**31))
     print(f"seed {seed}")
@@ -102,7 +103,7 @@ def test_small_graphs(shape: str, place: tuple[str, ...], tmp_path: Path) -> Non
 
 
 def test_missing_release_is_reported(tmp_path: Path) -> None:
-    """Barriers at which arrivals order nothing."""
+    """The planted bug: arrivals at barriers order nothing."""
     binary = tool("thread", RACECHECK, "-DDISTMK_PLANT_MISSING_RELEASE", emulated=True)
     done = run_ranks(binary, decode(1, 1), tmp_path, "--ride", first_only=True)
     assert done.returncode == 66 and "WARNING: ThreadSanitizer: data race" in done.stdout, done.stdout[-3000:]

@@ -1,4 +1,4 @@
-"""Which instances of launched tasks ran: the runtime with bodies that only count."""
+"""Every instance of a launched task runs once: the runtime with bodies that only count."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.timeout(120)
 
 
 class Counted(ManySum):
-    """The bodies that count go through a share."""
+    """A sum whose body, which only counts, runs all instances of a worker's share."""
 
     goes_through_shares: ClassVar[bool] = True
 
 
 @functools.cache
 def counting_tool() -> Path:
-    """run_ranks with bodies that count."""
+    """run_ranks linked with count_instances.cpp in place of the bodies."""
     sources = [path for path in host_build.host_sources() if "bodies" not in path.parts]
     sources += [csrc_dir() / "tools" / "run_ranks.cpp", Path(__file__).with_name("count_instances.cpp")]
     return host_build.build_sources("count_instances", "", ["-std=c++20", "-O1", "-pthread", "-Wall"], sources)
@@ -64,8 +64,7 @@ def launches(num_ranks: int, num_workers: int, num_schedulers: int, instances: i
     ids=["threads", "riding", "cut", "cut-riding", "far", "cut-far"],
 )
 def test_every_instance_runs_once(options: tuple[str, ...], tmp_path: Path) -> None:
-    """Also with more instances than a ring has room for, or fewer than workers share them out, and in the order of every
-    worker's queue."""
+    """Also with more instances than a ring has entries, or fewer than workers; and in the order of every worker's queue."""
     binary = counting_tool()
     for size in ((1, 1, 1, 3), (2, 3, 2, 300), (3, 2, 2, 4), (1, 4, 1, 50), (1, 17, 1, 1)):
         program = compile_graph(launches(*size))
@@ -78,7 +77,7 @@ def test_every_instance_runs_once(options: tuple[str, ...], tmp_path: Path) -> N
 
 
 def test_counting_notices_a_wrong_launch(tmp_path: Path) -> None:
-    """The test above can fail: a queue that skips a task."""
+    """The test above fails where a queue skips a task."""
     program = compile_graph(graphs.all_reduce(1, 2))
     program.ranks[0].queues[0].begin += 1
     program.ranks[0].queues[0].count -= 1

@@ -1,4 +1,4 @@
-"""The GPU's code compiles and links for every architecture, on a machine without a GPU."""
+"""The GPU's kernels compile and link for every architecture, on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distmk.backends.cuda.toolchain import find_toolchain
 from distmk.errors import BuildError
 
 MAX_REGISTERS = 168  # of a thread, where the 12 warps of a block share an SM
-MAX_SPILL_BYTES = 200  # of a thread, on the GPUs that the kernel is tuned for: 1,200 cost a tenth of its speed
+MAX_SPILL_BYTES = 200  # of a thread, on sm_90a, which the kernel is tuned for: 1,200 bytes cost a tenth of its speed
 
 
 def why_not() -> str | None:
@@ -42,7 +42,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def architecture_in(read: str) -> int:
-    """Of the machine code that readelf reports on: 90 for compute capability 9.0."""
+    """The compute capability in readelf's report: 90 for 9.0."""
     assert "NVIDIA CUDA architecture" in read
     flags = re.search(r"Flags: +0x([0-9a-f]+)", read)
     assert flags
@@ -53,14 +53,14 @@ def architecture_in(read: str) -> int:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_kernel_of_every_architecture(name: str, kernels: dict[str, Path]) -> None:
-    """It is for that architecture, whole, and small enough to run."""
+    """Its machine code is for that architecture, lacks no symbol, and needs few enough registers to run."""
     read = subprocess.run(["readelf", "-hsW", str(kernels[name])], capture_output=True, text=True, check=True).stdout
     major, minor = ARCHITECTURES[name].capability
     assert architecture_in(read) == 10 * major + minor
     defined = set(re.findall(r"(?:FUNC|OBJECT) +GLOBAL .* (\w+)$", re.sub(r".* UND .*", "", read), re.MULTILINE))
     assert {"distmk_megakernel", "nvshmemi_device_state_d", "nvshmemi_device_lib_version_d"} <= defined
     missing = {symbol for symbol in re.findall(r"GLOBAL .* UND (\S+)", read) if not symbol.startswith(".nv.")}
-    assert missing <= {"vprintf"}, "the driver brings no more"
+    assert missing <= {"vprintf"}, "the driver defines no other symbols"
     report = Report.of(kernels[name])
     assert report and report.architecture == name
     assert 0 < report.registers <= MAX_REGISTERS

@@ -1,4 +1,4 @@
-"""The runtime under ThreadSanitizer and AddressSanitizer, all ranks in one process: no report, save those planted."""
+"""The runtime under ThreadSanitizer and AddressSanitizer, all ranks in one process: no reports but of planted bugs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distmk.program.program import Program, compile_graph
 pytestmark = pytest.mark.timeout(150)
 
 # Schedulers in threads of their own, or in the workers' idle loops; all iterations in one launch, or two in each.
-PLACES = ((), ("--ride",), ("--ride", "--cut", "2"))
+MODES = ((), ("--ride",), ("--ride", "--cut", "2"))
 DELAY = ("--delay", "300,1,7")
 SIZES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]
 
@@ -34,14 +34,14 @@ def decode(request: pytest.FixtureRequest) -> Program:
 def test_small_graphs(sanitizer: str, shape: str, tmp_path: Path) -> None:
     for num_ranks, num_workers in ((1, 2), (2, 1), (3, 2), (4, 1)):
         program = compile_graph(graphs.SHAPES[shape](num_ranks, num_workers))
-        for options in PLACES:
+        for options in MODES:
             assert_clean(run_ranks(tool(sanitizer), program, tmp_path, *options), num_ranks)
 
 
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
 def test_decode(sanitizer: str, decode: Program, tmp_path: Path) -> None:
-    """Prompts in chunks, admission and release of sequences, attention handed out or shared out as the batch needs."""
-    for options in PLACES:
+    """Prompts in chunks, admission and release of sequences, attention as a massive launch or spread."""
+    for options in MODES:
         assert_clean(run_ranks(tool(sanitizer), decode, tmp_path, *options), decode.num_ranks)
 
 
@@ -57,17 +57,17 @@ def random_programs(seed: int, count: int) -> Iterator[Program]:
 
 
 def test_random_graphs(tmp_path: Path) -> None:
-    """What the compiler leaves out as implied is really ordered, with and without pointers between ranks."""
+    """Waits that the compiler leaves out as implied are implied, with and without pointers between ranks."""
     seed = random.randrange(2**32)
     for number, program in enumerate(random_programs(seed, 30)):
         print(f"seed {seed}, program {number}")
-        options = (*PLACES[number % 3], *(DELAY if number % 4 else ()))
+        options = (*MODES[number % 3], *(DELAY if number % 4 else ()))
         assert_clean(run_ranks(tool("thread"), program, tmp_path, *options, iterations=8), program.num_ranks)
 
 
 @pytest.mark.parametrize("size", [(2, 2), (3, 1)], ids=lambda size: f"{size[0]}x{size[1]}")
 def test_far_ranks(size: tuple[int, int], tmp_path: Path) -> None:
-    """Ranks of different virtual nodes: puts come late and overtake each other."""
+    """Ranks on virtual nodes of their own: puts come late and overtake each other."""
     for graph in (graphs.ring(*size), graphs.all_reduce(*size), tiny_decode(*size)):
         program = compile_graph(graph)
         assert_clean(run_ranks(tool("thread"), program, tmp_path, *DELAY, iterations=10), size[0])
@@ -91,7 +91,7 @@ def drop_waits(program: Program, rank: int, op: str) -> None:
 
 
 def assert_reported(program: Program, folder: Path) -> None:
-    """A task without its waits may be far ahead before the others have begun: then nothing shows, so try again."""
+    """Fail unless a race is reported. A task without its waits may be over before the others begin, so try several times."""
     for iterations in (500, 2000, 8000, 8000, 8000):
         done = run_ranks(tool("thread"), program, folder, iterations=iterations)
         if done.returncode == 66 and "WARNING: ThreadSanitizer: data race" in done.stdout:

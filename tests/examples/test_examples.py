@@ -1,4 +1,4 @@
-"""The examples run under every launcher, and stay short."""
+"""The examples run under every launcher and are short."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_ring(launcher: Launcher, num_ranks: int, runner: Runner) -> None:
 def test_allreduce(kind: str, runner: Runner) -> None:
     launcher = with_ranks(3) if kind == "ranks" else under_torchrun(2)
     finished = run(runner, "allreduce.py", launcher, "--elements", "1000")
-    # Followers of --ranks write to stderr, as stdout is rank 0's; under torchrun lines may run into each other.
+    # The other ranks of --ranks write to stderr, as stdout is rank 0's; under torchrun lines may run into each other.
     errors = dict(re.findall(r"rank (\d+): largest error (\d\.\d+e[+-]\d\d)", finished.stdout + finished.stderr))
     assert sorted(errors) == [str(rank) for rank in range(3 if kind == "ranks" else 2)]
     assert all(float(error) < 1e-5 for error in errors.values())

@@ -2,9 +2,9 @@
 
     python tests/gpu/endurance_job.py BACKEND CONFIG CALLS TOKENS
 
-Rank 0 prints a JSON object: calls (that gave the first call's tokens), differing (number and tokens of the first that did not,
-or null), tokens (generated in the long call), same (whether a second long call gave the same), seconds of either part,
-memory_mb (of this process, after the first tenth of the calls and after the last).
+Rank 0 prints a JSON object: calls (the number that gave the first call's tokens), differing (number and tokens of the first
+that did not, or null), tokens (generated in the long call), same (whether a second long call gave the same), calls_s and long_s
+(seconds of either part), memory_mb (of this process, after the first tenth of the calls and after the last).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every rank of test_launches.py runs: generate calls, and every kernel that the GPU ran for each.
+"""What every rank of test_launches.py runs: generate calls, with a record of the kernels that the GPU ran for each.
 
     python tests/gpu/launches_job.py BACKEND
 
@@ -23,7 +23,7 @@ CALLS = 3
 
 
 def count_starts(backend: str, llm: distmk.LLM) -> list[int]:
-    """A list that grows by one with each launch, whoever asks for it."""
+    """A list that grows by an element with each launch."""
     starts: list[int] = []
 
     def counted(start: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,7 +45,7 @@ def count_starts(backend: str, llm: distmk.LLM) -> list[int]:
 
 @contextmanager
 def kernels(backend: str) -> Iterator[list[str] | None]:
-    """Names of the kernels that ran inside the block, known after it."""
+    """Names of the kernels that run inside the block; complete after it."""
     if backend == "host":
         yield None
         return
@@ -70,7 +70,7 @@ def main() -> None:
         options["num_workers"] = 1
     with distmk.LLM("smollm2-135m", **options) as llm:
         starts = count_starts(backend, llm)
-        llm.generate(PROMPTS, params)  # what is made once
+        llm.generate(PROMPTS, params)  # makes what the first call needs
         found = []
         for _ in range(CALLS):
             starts.clear()

@@ -24,14 +24,14 @@ from distmk.model.shards import shard_model
 
 
 class Job:
-    """One rank's engine, and the cases on it. Only rank 0 knows of tokens."""
+    """One rank's engine, and the cases on it. Only rank 0 has tokens."""
 
     def __init__(self, llm: LLM, name: str, prompts: list[list[int]]) -> None:
         self.engine, self.bootstrap, self.prompts = llm._engine, llm._bootstrap, prompts
         self.work = shapes.workload(name)
 
     def generate(self, chosen: list[list[int]], max_new: list[int]) -> tuple[list[list[int]], list[list[int]]]:
-        """Tokens of every prompt, and the iterations that gave them."""
+        """Tokens of every prompt, and the iterations of each."""
         tokens: list[list[int]] = [[] for _ in chosen]
         iterations: list[list[int]] = [[] for _ in chosen]
         lead = self.bootstrap.rank == 0
@@ -53,7 +53,7 @@ class Job:
         return np.concatenate([np.frombuffer(part, np.float32).reshape(len(chosen), -1) for part in parts], axis=1)
 
     def counts(self, chosen: list[list[int]]) -> list[int]:
-        """Tokens a prompt, so that all end in one iteration, some after the last of them began. Collective."""
+        """Numbers of tokens with which all prompts end in one iteration, `together` after the last began. Collective."""
         _, iterations = self.generate(chosen, [self.work.tokens] * len(chosen))
         counts: list[int] = []
         if self.bootstrap.rank == 0:

@@ -2,8 +2,8 @@
 
     python tests/gpu/overtaken_job.py BACKEND SEED       (with tests/ and the repository on PYTHONPATH)
 
-Prints a JSON object a launch: values (of every buffer), wanted (by numpy, of those that depend on what was handed out), ends
-(tasks of worker 0 that could change places, as they ended).
+Prints a JSON object a launch: values (of every buffer), wanted (by numpy, of those that depend on the dispatched task), ends
+(the tasks of worker 0 that may overtake each other, in the order in which they ended).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from support import graphs, jobs
 import distmk
 
 ITERATIONS, LAUNCHES = 4, 3
-SINGLE, OWN = 2, 3  # in the program's order
+SINGLE, OWN = 2, 3  # indices in program order
 Values = npt.NDArray[np.float32]
 
 
 def wanted(c: Values) -> dict[str, list[float]]:
-    """What is left of `c` and of what comes of it."""
+    """The buffers after all iterations, computed from `c`."""
     for _ in range(ITERATIONS):
         a = np.float32(0.5) * c + np.float32(1)
         c = a

@@ -1,11 +1,11 @@
-"""transformers on the weights of test_gpu_logits.py: how far off its logits and tokens the runtime's are.
+"""transformers on the weights of test_gpu_logits.py: the errors of the runtime's logits and tokens.
 
     python tests/gpu/reference_job.py DEVICE NAME MODEL FOLDER...
 
-A FOLDER is of one run of logits_job.py, with what it printed in `cases`. Prints a JSON object a case and folder: folder,
-prompts, launches; relative errors of each prompt's logits against float32: ours, bf16 (transformers' own run), rounded
-(float32 but for what the runtime rounds to bf16); steps, clear (steps whose best token leads by more than the error), wrong
-(why the tokens are, or null).
+FOLDER: a run of logits_job.py, with its output in `cases`. Prints a JSON object a case and folder: folder, prompts, launches;
+relative errors of each prompt's logits against float32: ours, bf16 (transformers' own run), rounded (float32 with the runtime's
+rounding to bf16); steps, clear (steps whose best token leads by more than the error), wrong (what is wrong with the tokens, or
+null).
 """
 
 from __future__ import annotations

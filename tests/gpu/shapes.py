@@ -1,4 +1,4 @@
-"""Models to compare with transformers: the widths of well-known ones with a few layers, and small ones for the host twin.
+"""Models to compare with transformers: a few layers of the widths of well-known ones, and small ones for the CPU.
 
 python tests/gpu/shapes.py NAME FOLDER DEVICE      writes one as a Hugging Face folder, its weights random
 """
@@ -60,7 +60,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-3.1-8b": ("llama", _sizes(4096, 14336, 32, 8, 128, 128256, **LLAMA31)),
     "small-qwen3": ("qwen3", {"num_attention_heads": 6, "num_key_value_heads": 3, "tie_word_embeddings": True}),
     "small-llama": ("llama", {}),
-    # What a GPU takes, for the emulator.
+    # A head size that the GPU's kernel supports, for the emulator.
     "small-gpu-qwen3": ("qwen3", {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 24}),
 }
 # Batches of 1, 3, 8 and 16, contexts of 1, 511, 2500 (a row of few, long splits) and 4096 (of many). The longest prompt comes
@@ -94,13 +94,13 @@ def workload(name: str) -> Workload:
 
 
 def prompts(name: str, vocab_size: int) -> list[list[int]]:
-    """The same on every rank and in the reference."""
+    """Token ids of the prompts: the same on every rank and in the reference."""
     rng = np.random.default_rng(sum(name.encode()))
     return [[int(token) for token in rng.integers(0, vocab_size, n)] for n in workload(name).lengths]
 
 
 def vocab_size(model: Path) -> int:
-    """Of a folder that was written here; SmolLM2's where `model` is its file."""
+    """Vocabulary of a folder that `write` made; SmolLM2's where `model` is a file."""
     return int(json.loads((model / "config.json").read_text())["vocab_size"]) if model.is_dir() else 49152
 
 

@@ -1,8 +1,8 @@
-"""The megakernel against the host twin: the same program must pick the same tokens, at any number of GPUs.
+"""The megakernel picks the same tokens as the host twin, at any number of GPUs.
 
     python -m pytest -q -rs tests/gpu/test_cuda.py                   # as many GPUs as there are, half a minute each
 
-Ranks that share a GPU take turns, or run side by side where MPS is running; so one GPU is enough for what needs several:
+Ranks that share a GPU take turns, or run side by side under MPS, so that one GPU is enough for tests of several:
 
     nvidia-cuda-mps-control -d
     DISTMK_RANKS_PER_GPU=4 python -m pytest -q -rs tests/gpu/test_cuda.py tests/tasks/test_bodies.py
@@ -17,7 +17,7 @@ from support.helpers import Runner, alone, under_mpirun
 from support.machine import FAR, environment, on, require, sharing
 
 MODEL = ("--model", "smollm2-135m", "--load-format", "dummy")
-# Few tokens: after a while random weights repeat themselves with so little margin that rounding decides.
+# Few tokens: later ones of random weights lead by so little that rounding decides.
 PROMPTS = ("--prompt-ids", "1,2,3,4", ",".join(map(str, range(5, 23))), "--max-new-tokens", "8", "--ignore-eos")
 
 
@@ -33,7 +33,7 @@ def tokens(
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
-    """The host twin's."""
+    """The tokens of the host twin."""
     folder: Path = tmp_path_factory.mktemp("host")
     return tokens(Runner(folder), "host")
 
@@ -53,7 +53,7 @@ def test_same_tokens(runner: Runner, request: pytest.FixtureRequest, backend: st
 def test_schedulers_of_their_own(
     runner: Runner, request: pytest.FixtureRequest, backend: str, num_ranks: int, schedulers: int
 ) -> None:
-    """In threads, on a GPU on an SM, apart from the workers."""
+    """Schedulers apart from the workers: in threads, on a GPU on an SM."""
     require(backend, num_ranks)
     got = tokens(runner, backend, num_ranks, "--schedulers", str(schedulers))
     assert got == request.getfixturevalue("expected")

@@ -1,4 +1,4 @@
-"""A thousand generate calls in a row, and one of 20,000 tokens: nothing drifts, nothing leaks, nothing gets stuck.
+"""A thousand generate calls in a row, and one of 20,000 tokens: tokens stay the same, and memory does not grow.
 
 python -m pytest -q -s tests/gpu/test_endurance.py -m multigpu   # 4 GPUs, about 2 minutes
 python -m pytest -q tests/gpu/test_endurance.py -k host          # a fraction of it on the host twin
@@ -21,7 +21,7 @@ from distmk.model.config import PRESETS
 HERE = Path(__file__).parent
 
 CONFIG = dataclasses.replace(PRESETS["smollm2-135m"], num_layers=3, tie_embeddings=False)
-GROWTH_MB = 20.0  # that a process may gain over nine tenths of the calls
+GROWTH_MB = 20.0  # limit of a process' growth over the last nine tenths of the calls
 
 
 @pytest.mark.timeout(1200)

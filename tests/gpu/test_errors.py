@@ -1,4 +1,4 @@
-"""What a GPU cannot do is told in one line, on every rank alike, and the process ends.
+"""Errors of the cuda backend are one line, the same on every rank, and the process ends.
 
 python -m pytest -q -rs tests/gpu/test_errors.py                 # 1 GPU, under a minute
 """
@@ -61,7 +61,7 @@ def test_cache_too_large(runner: Runner, tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_too_many_workers(runner: Runner, tmp_path: Path) -> None:
-    """More blocks than the GPU can hold at once: found out after the heap was made, which is given back."""
+    """More blocks than the GPU can hold at once: found after the heap was made, which is released."""
     require("cuda")
     config = write_config(CONFIG, tmp_path / "config.json")
     command = ("generate", "--model", str(config), "--max-model-len", "64", "--workers", "4000", *PROMPT)

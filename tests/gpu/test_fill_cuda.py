@@ -1,4 +1,4 @@
-"""Weights put in a GPU's memory are those of the host, bit by bit."""
+"""Weights in a GPU's memory equal those of the host, bit for bit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("kind", ["bf16 file", "f32 file", "dummy"])
 def test_rows_and_tiles(kind: str, tmp_path: Path) -> None:
-    """Many reads in a row, so that a copy that is still under way would be overwritten."""
+    """Many reads in a row, so that a copy still under way would be overwritten."""
     model = make("llama", seed=3, hidden_size=80, intermediate_size=600, num_attention_heads=5, num_key_value_heads=5)
     folder = save(model.to(torch.bfloat16) if kind == "bf16 file" else model, tmp_path)
     checkpoint = open_checkpoint(folder, "dummy" if kind == "dummy" else "auto", 4)
@@ -40,7 +40,7 @@ def test_rows_and_tiles(kind: str, tmp_path: Path) -> None:
 
 
 def test_every_dummy_value() -> None:
-    """A whole matrix of a real size: numpy's arithmetic and the GPU's agree in every bit."""
+    """Of a whole matrix of a real size: numpy's arithmetic and the GPU's agree in every bit."""
     checkpoint = open_checkpoint("qwen3-8b", "dummy", 1)
     name = "model.layers.0.mlp.down_proj.weight"
     host, device = (open_rows(checkpoint, where).read([(name, 0, 1024)], slice(0, 12288)) for where in ("cpu", "cuda"))

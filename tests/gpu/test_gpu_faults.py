@@ -1,4 +1,4 @@
-"""Ranks that die, signals that never come and users who lose patience, with ranks on GPUs; and that the GPUs work after it.
+"""Ranks that die, signals that never come and interrupts, with ranks on GPUs, which work again afterwards.
 
     python -m pytest -q -rs tests/gpu/test_gpu_faults.py -k cuda         # 2 GPUs, about 2 minutes
     python -m pytest -q tests/gpu/test_gpu_faults.py -k host             # the same tests on the host twin
@@ -46,7 +46,7 @@ Command = Callable[..., list[str]]
 
 @pytest.fixture
 def command(tmp_path: Path) -> Command:
-    """`distmk generate` of a model that goes on for long."""
+    """The command of a generate that goes on for minutes."""
     config = write_config(CONFIG, tmp_path / "config.json")
 
     def make(backend: str, *more: str, tokens: int = 150_000) -> list[str]:
@@ -58,12 +58,12 @@ def command(tmp_path: Path) -> Command:
 
 @pytest.fixture(scope="module")
 def healthy() -> dict[str, str]:
-    """What a run on each backend prints that nothing happened to."""
+    """The output of an undisturbed run, by backend."""
     return {}
 
 
 def check_usable(runner: Runner, command: Command, backend: str, healthy: dict[str, str]) -> None:
-    """Two new ranks generate what two ranks always do."""
+    """Fail unless two new ranks generate the same tokens as before."""
     done = runner.run(with_ranks(2)(command(backend, tokens=32)), environment())
     assert done.status == 0 and len(done.stdout.split()) == 32, (done.status, done.stderr)
     assert done.stdout == healthy.setdefault(backend, done.stdout), done.stderr
@@ -79,7 +79,7 @@ def finish_soon(runner: Runner, process: subprocess.Popen[str]) -> Finished:
 
 @BACKENDS
 def test_usable(runner: Runner, command: Command, backend: str, healthy: dict[str, str]) -> None:
-    """Comes first: what later runs are compared with, and that two runs print the same."""
+    """First of all: two undisturbed runs print the same, with which later ones are compared."""
     require(backend, 2)
     check_usable(runner, command, backend, healthy)
     check_usable(runner, command, backend, healthy)
@@ -111,7 +111,7 @@ def test_killed_rank_0(runner: Runner, command: Command, backend: str, healthy: 
 
 @BACKENDS
 def test_killed_rank_under_mpirun(runner: Runner, command: Command, backend: str, healthy: dict[str, str]) -> None:
-    """mpirun itself ends the others; neither they nor the GPUs may be kept."""
+    """mpirun ends the other ranks; neither processes nor GPUs stay occupied."""
     require(backend, 2)
     process = runner.start(under_mpirun(2)(command(backend)), environment())
     started = pid_of(runner, 1)
@@ -124,7 +124,7 @@ def test_killed_rank_under_mpirun(runner: Runner, command: Command, backend: str
 
 
 def wait_until_running(pid: int, backend: str) -> None:
-    """mpirun holds back a line that has not ended, so see whether the runtime was loaded."""
+    """Wait until the process has loaded the runtime: mpirun holds back lines that have not ended, so no token shows."""
     library, deadline = "nvshmem" if backend == "cuda" else "/host-", time.monotonic() + 60
     while library not in Path(f"/proc/{pid}/maps").read_text():
         assert time.monotonic() < deadline, f"{library} was not loaded"
@@ -143,8 +143,8 @@ def test_signal_that_never_comes(
 
 
 @pytest.mark.gpu
-def test_a_rank_out_of_reach_is_told(runner: Runner, command: Command) -> None:
-    """Of a hang, as if on another host."""
+def test_a_far_rank_hears_of_a_hang(runner: Runner, command: Command) -> None:
+    """Over the network, as if it were on another host."""
     require("cuda")
     lose_a_signal(runner, command, "cuda", "iteration barrier", sharing(2, **FAR))
 

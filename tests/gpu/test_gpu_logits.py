@@ -25,7 +25,7 @@ from support.machine import command, environment, num_gpus, num_places, on, requ
 
 HERE = Path(__file__).parent
 
-NOISE = 1.3  # times transformers' own bf16 run
+NOISE = 1.3  # limit of the error, times that of transformers' own bf16 run
 MODELS = {
     "cuda": {"smollm2": (1, 2, 3, 4), "qwen3-0.6b": (1, 2, 4), "qwen3-8b": (1, 2, 4), "llama-3.1-8b": (1, 2, 4)},
     "host": {"small-qwen3": (2,), "small-llama": (3,)},
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @dataclass
 class Model:
-    """One model's folder, and what transformers says of the runs on it, by number of ranks."""
+    """A model's folder, and the comparisons of its runs with transformers, by number of ranks."""
 
     backend: str
     name: str
@@ -66,7 +66,7 @@ class Model:
             self.results.setdefault(int(record["folder"]), []).append(record)
 
     def _side_by_side(self, waiting: list[int], folders: dict[int, Path]) -> None:
-        """Start jobs on GPUs of their own, as many as there are GPUs for, and wait for them."""
+        """Run as many jobs at once as there are GPUs for, each on GPUs of its own."""
         first, room = 0, max(waiting) if self.backend != "cuda" else num_places()
         running: dict[int, subprocess.Popen[str]] = {}
         for num_ranks in sorted(waiting, reverse=True):
@@ -89,7 +89,7 @@ class Model:
 
 @dataclass
 class Models:
-    """Makes one model at a time, and runs it once; its folder is removed when the next one is asked for."""
+    """Makes and runs one model at a time, once; its folder is removed when the next one is made."""
 
     request: pytest.FixtureRequest
     tmp_path_factory: pytest.TempPathFactory
@@ -118,7 +118,7 @@ class Models:
         made.run()
 
     def _selected(self, backend: str, name: str) -> list[int]:
-        """The numbers of ranks that this session's tests ask of a model."""
+        """The numbers of ranks of a model in this session's tests."""
         params = [item.callspec.params for item in self.request.session.items if item.path == self.request.path]
         return sorted({each["num_ranks"] for each in params if (each["backend"], each["name"]) == (backend, name)})
 
@@ -154,7 +154,7 @@ def test_logits_and_tokens(models: Models, backend: str, name: str, num_ranks: i
             found += record[name]
         steps, clear = steps + record["steps"], clear + record["clear"]
     assert clear > 0.5 * steps, f"{clear} of {steps} steps leave no choice: too few to tell"
-    # Over all prompts, since the error of one is a matter of luck: most of it moves all logits alike.
+    # Over all prompts, since one prompt's error is mostly a shift of all its logits, which varies much.
     for over, measure in (("root mean square", root_mean_square), ("largest", max)):
         ours, bf16 = measure(errors["ours"]), measure(errors["bf16"])
         print(f"{over} of {len(errors['ours'])} relative errors: {ours:.3g}, transformers in bf16: {bf16:.3g}")

@@ -1,12 +1,11 @@
-"""compute-sanitizer on a tiny program: every role of the kernel runs, for a few iterations.
+"""compute-sanitizer on a tiny program: a few iterations in which every role of the kernel runs.
 
     python -m pytest -q -rs tests/gpu/test_gpu_sanitizers.py             # 1 GPU, a minute or two a tool
     python -m pytest -q -rs tests/gpu/test_gpu_sanitizers.py -k memcheck
 
 Needs compute-sanitizer on PATH or in CUDA_HOME/bin. racecheck and synccheck look at shared memory and barriers inside a
-block; order between blocks and GPUs is what distmk.check and the host twin under ThreadSanitizer are for. racecheck is given
-a kernel in which every lane arrives at barriers for itself and flags are atomic (csrc/platform/device.h): it knows no other
-order.
+block; order between blocks and GPUs is for distmk.check and the host twin under ThreadSanitizer. For racecheck the kernel is
+compiled so that every lane arrives at barriers for itself and flags are atomic (csrc/platform/device.h): it knows no other order.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from support.machine import environment, require
 HERE = Path(__file__).parent
 
 FOUND = 99
-DEADLINE_S = "600"  # instrumented code is slow, and a waiter must not take that for a hang
+DEADLINE_S = "600"  # instrumented code is slow, which is no hang
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -39,7 +38,7 @@ def sanitizer() -> str:
 def test_clean(tmp_path: Path, tool: str) -> None:
     require("cuda")
     runner = Runner(tmp_path, timeout_s=850)
-    # Libraries ask the driver things whose answer is an error; that is no fault of the kernel.
+    # Libraries make driver calls that fail on purpose; those are no fault of the kernel.
     options = ["--error-exitcode", str(FOUND), "--kernel-regex", "kns=distmk_megakernel", "--report-api-errors", "no"]
     command = [sanitizer(), "--tool", tool, *options, sys.executable, str(HERE / "tiny_job.py"), "cuda"]
     flags = "-DDISTMK_RACECHECK" if tool == "racecheck" else ""

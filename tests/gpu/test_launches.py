@@ -1,5 +1,5 @@
-"""A generate call, prompts included, is exactly one kernel launch on every GPU, as CUPTI sees it; or, where a launch is
-to run one iteration only, one after another.
+"""A generate call, prompts included, is exactly one kernel launch on every GPU, as CUPTI records it; with
+DISTMK_LAUNCH_ITERATIONS=1, a launch an iteration.
 
 python -m pytest -q -rs -s tests/gpu/test_launches.py            # 1 and 2 GPUs, about a minute each
 """

@@ -1,4 +1,4 @@
-"""The code for GPUs without bulk copies, tried on a newer one: the host twin's tokens come out.
+"""The code for GPUs without bulk copies, run on a newer one, gives the tokens of the host twin.
 
 python -m pytest -q -rs tests/gpu/test_older_gpus.py             # one Hopper GPU and nvcc, a minute
 """
@@ -16,7 +16,7 @@ from distmk.backends.cuda.build import build_cubin, compile_cubin
 from distmk.backends.cuda.toolchain import find_toolchain
 
 MODEL = ("--model", "smollm2-135m", "--load-format", "dummy")
-# Few tokens: after a while random weights repeat themselves with so little margin that rounding decides.
+# Few tokens: later ones of random weights lead by so little that rounding decides.
 PROMPTS = ("--prompt-ids", "1,2,3,4", ",".join(map(str, range(5, 23))), "--max-new-tokens", "8", "--ignore-eos")
 
 

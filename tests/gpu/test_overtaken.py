@@ -1,4 +1,4 @@
-"""What a worker is likely to be handed out is announced before it is ready, and taken back if its own task comes first.
+"""A dispatched task is issued to its worker before it is ready, and revoked if the worker's own task is ready first.
 
 python -m pytest -q -rs tests/gpu/test_overtaken.py            # 1 GPU, a minute; a second without
 """
@@ -29,7 +29,7 @@ def test_overtaken(runner: Runner, backend: str) -> None:
             off = np.abs(np.subtract(launch["values"][name], want))
             worst = int(off.argmax())
             assert off[worst] <= 1e-4, f"launch {number}, {name}[{worst}]: off by {off[worst]}"
-    # The host's second worker perhaps gets no core in time; on a GPU slow is slow, in the emulator mostly.
+    # On the host, the second worker may get no core in time; on a GPU, and mostly in the emulator, the slow task is slow.
     order = [task for launch in launches for task in launch["ends"]]
     overtaken = sum(pair == (OWN, SINGLE) for pair in zip(order[::2], order[1::2], strict=True))
     assert len(order) == 2 * ITERATIONS * LAUNCHES and (overtaken or backend == "host"), order

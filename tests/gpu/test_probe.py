@@ -1,4 +1,4 @@
-"""The streaming probe reads at a speed that memory can have, and no faster for being allowed less."""
+"""The streaming probe measures a plausible bandwidth, not a higher one with fewer copies in flight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A few tokens of a tiny model on few workers, of two sequences and of one, checked against the same run on the host twin.
+"""A few tokens of a tiny model on two workers, of two sequences and of one, compared with the same run on the host twin.
 
 python tests/gpu/tiny_job.py BACKEND
 """

@@ -1,4 +1,4 @@
-"""Makes the parts of scripts/bench.py importable."""
+"""Puts scripts/ on sys.path: the modules of scripts/bench.py are in scripts/benchmark."""
 
 from __future__ import annotations
 

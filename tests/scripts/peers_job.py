@@ -1,7 +1,9 @@
-"""A rank of the benchmark's peers on a checkpoint: python peers_job.py FOLDER PROMPTS STEPS OUTPUT (under mpirun).
+"""A rank of the benchmark's peers on a checkpoint.
 
-PROMPTS is JSON; rank 0 writes OUTPUT.npy, float32 [vocabulary] of what follows the first prompt, and OUTPUT, the tokens that
-`STEPS` decode steps append to every prompt as JSON.
+    python tests/scripts/peers_job.py FOLDER PROMPTS STEPS OUTPUT     (under mpirun for several ranks)
+
+PROMPTS: JSON. Rank 0 writes OUTPUT.npy, the logits behind the first prompt, float32 [vocabulary], and OUTPUT, as JSON the tokens
+that STEPS decode steps append to every prompt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`scripts/bench.py growth`: which reports make a line, and what is drawn of runs on the host twin."""
+"""`scripts/bench.py growth`: which reports make a line, and a plot of runs on the host twin."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def report(layers: int, ranks: int, batch: int) -> Report:
 
 
 def test_lines() -> None:
-    """A line has reports that differ in one thing, in its order; a report alone makes none."""
+    """A line has at least two reports, which differ in one size and are sorted by it."""
     sizes = [(4, 1, 1), (16, 1, 1), (36, 1, 1), (36, 2, 1), (36, 4, 1), (36, 1, 8), (36, 2, 8)]
     random.shuffle(sizes)
     reports = [report(*size) for size in sizes]
@@ -55,7 +55,7 @@ def test_what_cannot_be_drawn(tmp_path: Path) -> None:
 
 
 def test_runs_without_peers(runner: Runner) -> None:
-    """More layers than the model has, too; each run leaves its report."""
+    """Also with more layers than the model has; each run leaves its report."""
     config = runner.folder / "config.json"
     config.write_text(json.dumps(hf_config(SMALL)))
     files = []

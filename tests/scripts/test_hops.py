@@ -1,4 +1,4 @@
-"""`scripts/bench.py hops`: runs on the host twin, what is made of a trace's rows, and what a mistake says."""
+"""`scripts/bench.py hops`: runs on the host twin, hops from the rows of a trace, and messages for mistakes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from distmk.tasks import Affine, Put
 from distmk.trace.record import NEVER, ROW, UNKNOWN, Trace
 
 NUM_ITERATIONS = 40
-LEAST_US = -5.0  # a sender that is interrupted before it notes its end: what it sent seems to have come before
+LEAST_US = -5.0  # of a hop: a sender may be interrupted between its signal and the record of its end
 
 
 def bench(runner: Runner, *arguments: str, num_ranks: int = 1) -> Finished:
@@ -29,7 +29,7 @@ def bench(runner: Runner, *arguments: str, num_ranks: int = 1) -> Finished:
 
 
 def expected(num_ranks: int, num_workers: int, listed_only: bool) -> dict[str, tuple[int, int]]:
-    """Of every kind of hop, as the table has them: tasks in an iteration, and how many of them may wait for another's end."""
+    """By kind of hop, in the order of the table: tasks in an iteration, and how many of them may wait for another's end."""
     others = num_workers - 1
     of_a_rank = {"one to all": (num_workers, others), "all to one": (1, min(1, others))}
     if not listed_only:
@@ -44,7 +44,7 @@ def expected(num_ranks: int, num_workers: int, listed_only: bool) -> dict[str, t
     ("num_ranks", "num_workers", "listed_only"), [(1, 3, False), (1, 3, True), (2, 2, False), (3, 1, False)]
 )
 def test_one_run(num_ranks: int, num_workers: int, listed_only: bool, runner: Runner) -> None:
-    """All kinds of hops, over all tasks of the iterations that were asked for; the file says what the table says."""
+    """All kinds of hops, over all tasks of the iterations asked for; the file agrees with the table."""
     sizes = ("--workers", str(num_workers), "--iterations", str(NUM_ITERATIONS), "--json", "found.json", "--power")
     done = bench(runner, *sizes, *["--listed-only"] * listed_only, num_ranks=num_ranks)
     assert done.status == 0, done.stderr[-3000:]
@@ -65,8 +65,8 @@ def test_one_run(num_ranks: int, num_workers: int, listed_only: bool, runner: Ru
 
 
 @pytest.mark.parametrize(("num_workers", "listed_only"), [(1, False), (2, False), (3, True)])
-def test_every_step_takes_what_the_one_before_left(num_workers: int, listed_only: bool) -> None:
-    """So that an iteration adds 1 to every element."""
+def test_an_iteration_adds_one(num_workers: int, listed_only: bool) -> None:
+    """Every step takes the output of the one before, so that an iteration adds 1 to every element."""
     with connect() as bootstrap, Session(chain(1, num_workers, listed_only), bootstrap) as session:
         session.run(7)
         assert (session.view("ended") == 7).all() and (session.view("gathered") == 7).all()
@@ -74,7 +74,7 @@ def test_every_step_takes_what_the_one_before_left(num_workers: int, listed_only
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 5])
 def test_rank_after_rank(num_ranks: int) -> None:
-    """Each adds 1 to what the one before has come to, and the first goes on from what comes back."""
+    """Each rank adds 1 to the result of the rank before, and the first goes on with that of the last."""
     graph, num_iterations = chain(num_ranks, 3), 4
     held = defaultdict(lambda: np.zeros(3 * NUM_COLS))
     for task in num_iterations * graph.tasks:
@@ -98,7 +98,7 @@ def test_how_tasks_reach_their_workers() -> None:
 
 
 def trace_of(rows: Sequence[tuple[str, int, LaunchKind, int, int, int]]) -> Trace:
-    """Of a rank of two workers: operator, runner, launch, start, end of what it waited for, time idle; in ns."""
+    """A trace of two workers from rows of (operator, runner, launch, start, end of the task waited for, idle time), in ns."""
     ops = list(dict.fromkeys(op for op, *_ in rows))
     made = np.zeros(len(rows), ROW)
     made["op"] = [ops.index(op) for op, *_ in rows]
@@ -108,7 +108,7 @@ def trace_of(rows: Sequence[tuple[str, int, LaunchKind, int, int, int]]) -> Trac
 
 
 def test_hops_of_rows() -> None:
-    """A worker that was busy until later, or knew no end, did not wait; one that is handed a task may have ended the last."""
+    """A worker that was busy until later, or has no record of an end, did not wait; a dispatched task may follow its own."""
     ahead, single, massive, spread = LaunchKind.AHEAD, LaunchKind.SINGLE, LaunchKind.MASSIVE, LaunchKind.SPREAD
     rows = [("one to all", 1, ahead, 5000 + 10 * step, 5000, 4000) for step in range(1, 102)]
     rows += [("one to all", 0, ahead, 9000, 5000, 3000), ("one to all", 0, ahead, 9000, 5000, 4000)]
@@ -149,7 +149,7 @@ def test_table() -> None:
 
 
 def test_power(monkeypatch: pytest.MonkeyPatch) -> None:
-    """First nothing runs, then one launch, each for as long as was asked."""
+    """First nothing runs, then one launch, each for as long as asked."""
     seconds: list[float] = []
 
     class Meter:
@@ -185,7 +185,7 @@ def test_mistakes(arguments: tuple[str, ...], said: str, num_ranks: int, runner:
 
 
 def test_a_file_that_cannot_be_written(runner: Runner) -> None:
-    """What was measured is printed all the same."""
+    """The measurements are printed all the same."""
     done = bench(runner, "--iterations", "1", "--workers", "1", "--json", ".")
     assert (done.status, done.stderr) == (2, "bench: . cannot be written: Is a directory\n")
     assert "just in time, massive" in done.stdout

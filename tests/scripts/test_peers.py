@@ -16,7 +16,7 @@ from support.helpers import Runner, under_mpirun
 
 JOB = Path(__file__).with_name("peers_job.py")
 STEPS = 6
-# Query and key/value heads: none shared, some, all.
+# Query and key/value heads: KV heads shared by two, and by one.
 HEADS = {"qwen3": (8, 4), "llama": (6, 6)}
 
 
@@ -53,7 +53,7 @@ def test_as_transformers(family: tiny.Family, num_ranks: int, runner: Runner, rn
 
 
 def test_triton_attention() -> None:
-    """What the compiled peer runs on GPUs, in Triton's interpreter: new keys in first, middle and last places of a split."""
+    """The compiled peer's attention for GPUs, in Triton's interpreter: new K at first, middle and last positions of a split."""
     pytest.importorskip("triton")
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("set TRITON_INTERPRET=1: this runs without a GPU")

@@ -1,4 +1,4 @@
-"""`scripts/bench.py step` on the host twin: one run of all sides, its report and plot; and what a mistake says."""
+"""`scripts/bench.py step` on the host twin: a run with its peers, its report and plot, and messages for mistakes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_what_a_rank_has_of_a_model(num_ranks: int) -> None:
 
 @pytest.mark.parametrize(("num_ranks", "batch"), [(1, 3), (2, 1)])
 def test_step_time(num_ranks: int, batch: int, config: Path, runner: Runner) -> None:
-    """The script that times ours alone: one object, then the trace's tables."""
+    """scripts/step_time.py, which times distmk alone, prints one object, then the tables of the trace."""
     command = [sys.executable, str(ROOT / "scripts" / "step_time.py"), str(config), *SHORT, "--batch", str(batch)]
     done = runner.run(under_mpirun(num_ranks)([*command, "--trace"]) if num_ranks > 1 else command)
     assert done.status == 0, done.stderr[-3000:]
@@ -115,8 +115,8 @@ def test_mistakes(arguments: tuple[str, ...], said: str, config: Path, runner: R
     assert lines[0].startswith("bench: ") and said in lines[0]
 
 
-def test_what_was_measured_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A run that ends while its peers are timed leaves what it had."""
+def test_measurements_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A run that fails while its peers are timed leaves the rows before."""
     monkeypatch.setattr("benchmark.step.time_ours", lambda work, backend: Timed("distmk", [3.0, 2.0], [[1]], 5))
     monkeypatch.setattr("benchmark.peers.Peers", lambda *_: pytest.fail("a peer failed"))
     with connect() as bootstrap:
@@ -140,7 +140,7 @@ def test_config_round_trip() -> None:
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_bytes_of_a_step(num_ranks: int) -> None:
-    """All that a rank holds, of the embedding a row a sequence, and the positions that a sequence has half-way."""
+    """All weights of a rank, a row of the embedding for each sequence, and the positions of a sequence half-way through."""
     work = Work(SMALL, batch=4, context=20, tokens=10)
     for rank in range(num_ranks):
         weights = read_weights(

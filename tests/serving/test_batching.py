@@ -1,4 +1,4 @@
-"""What a prompt becomes does not depend on what runs beside it, and completions end where they should."""
+"""Completions do not depend on the prompts beside them, and end where they should."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_queue(
     num_ranks: int,
     num_workers: int,
 ) -> None:
-    """24 prompts over 1, 3 or 16 places, in order."""
+    """24 prompts over 1, 3 or 16 slots, in order."""
     with LLM(
         str(tiny_model), tensor_parallel_size=num_ranks, num_workers=num_workers, max_num_seqs=max_num_seqs
     ) as llm:
@@ -86,7 +86,7 @@ def test_each_prompt_has_its_own_length(llm: LLM, prompts: list[list[int]], one_
 
 
 def test_stream(llm: LLM, prompts: list[list[int]], one_at_a_time: Completions) -> None:
-    """Tokens come in order for each prompt, and only the last says why it ended."""
+    """Each prompt's tokens come in order, and only the last has a finish reason."""
     found: dict[int, list[int]] = {}
     reasons: dict[int, list[str | None]] = {}
     for token in llm.stream(prompts[:9], SamplingParams(max_tokens=6)):
@@ -98,7 +98,7 @@ def test_stream(llm: LLM, prompts: list[list[int]], one_at_a_time: Completions) 
 
 
 def test_stream_left_early(llm: LLM, prompts: list[list[int]], one_at_a_time: Completions) -> None:
-    """Whoever stops listening ends the run on all ranks, and the next call starts afresh."""
+    """Closing a stream ends the run on all ranks, and the next call is unaffected."""
     stream = llm.stream(prompts, SamplingParams(max_tokens=MAX_TOKENS))
     next(stream)
     stream.close()  # type: ignore[attr-defined]
@@ -106,7 +106,7 @@ def test_stream_left_early(llm: LLM, prompts: list[list[int]], one_at_a_time: Co
 
 
 def test_error_of_the_caller(tiny_model: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """It leaves the block as it is, and quietly, also from the middle of a stream."""
+    """An exception leaves the block unchanged and without other output, also from the middle of a stream."""
     for num_ranks in (1, 2):
         with (
             pytest.raises(ValueError, match="mine"),
@@ -180,7 +180,7 @@ def test_model_context_end(llm: LLM) -> None:
 
 @pytest.mark.parametrize("model", ["folder", "preset"])
 def test_dummy_weights(tiny_model: Path, model: str) -> None:
-    """Random weights are those of the whole model, however it is cut."""
+    """Random weights do not depend on the number of ranks."""
     path = str(tiny_model) if model == "folder" else "smollm2-135m"
     prompts, found = [[5, 6, 7], [9] * 20], []
     for num_ranks in (1, 2, 4) if model == "folder" else (1, 3):
@@ -192,7 +192,7 @@ def test_dummy_weights(tiny_model: Path, model: str) -> None:
 
 
 def test_text_streams_as_generated(smollm2: Path) -> None:
-    """Pieces of text add up to the whole, also where a character takes several tokens."""
+    """Streamed pieces add up to the whole text, also where a character takes several tokens."""
     prompts = ["日本の首都は", "List three emoji: 🎉"]
     params = SamplingParams(max_tokens=12)
     with LLM(str(smollm2), tensor_parallel_size=2) as llm:

@@ -42,7 +42,7 @@ def test_smollm2(smollm2: Path, smollm2_reference: Reference, num_ranks: int) ->
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("draw", range(3))
 def test_random_model(family: Family, draw: int, rng: np.random.Generator, tmp_path: Path) -> None:
-    """Every draw takes its own heads, sizes and options, and 1 to 4 ranks with 1 to 3 workers."""
+    """Random heads, sizes and options, on 1 to 4 ranks with 1 to 3 workers."""
     heads = HEADS[int(rng.integers(len(HEADS)))] if draw == 2 else HEADS[draw if family == "llama" else 2 - draw]
     changes = tiny.random_changes(family, heads, rng)
     if draw == 0 and family == "llama":

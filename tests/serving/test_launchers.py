@@ -1,4 +1,4 @@
-"""However the ranks are started, `distmk generate` prints what one rank prints."""
+"""`distmk generate` prints the same under every launcher as on one rank."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def generate(runner: Runner, model: Path, launcher: Launcher, *more: str) -> Fin
 
 @pytest.fixture(scope="module")
 def one_rank(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What one rank prints, as text and as JSON."""
+    """The output of one rank, as text and as JSON."""
     runner = Runner(tmp_path_factory.mktemp("one_rank"))
     text = generate(runner, smollm2, alone).stdout
     return {"text": text, "json": generate(runner, smollm2, alone, "--json").objects()}
@@ -67,7 +67,7 @@ with LLM(sys.argv[1]) as llm:
 
 @pytest.mark.parametrize("name", ["mpirun", "torchrun"])
 def test_error_of_the_caller_ends_the_job(name: str, tiny_model: Path, runner: Runner) -> None:
-    """Rank 0's own error is told as it is, and the ranks that see no tokens do not wait for it."""
+    """Rank 0's exception is printed unchanged, and the other ranks, which see no tokens, do not wait for it."""
     script = runner.folder / "faulty.py"
     script.write_text(FAULTY)
     make, _ = LAUNCHERS[name]

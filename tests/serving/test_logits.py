@@ -1,4 +1,4 @@
-"""Logits are no further from float32 than transformers' own bf16 run, and are what the runtime's rounding makes of them."""
+"""Logits are no further from float32 than transformers' own bf16 run, and agree with a reference that rounds alike."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ NOISE_FACTOR = 10  # between two orders of adding up float32
 
 
 def largest(difference: torch.Tensor) -> tuple[float, int]:
-    """The largest magnitude and where it is."""
+    """The largest magnitude and its index."""
     at = int(difference.abs().argmax())
     return float(difference[at].abs()), at
 
 
 @pytest.mark.parametrize(("family", "num_ranks"), [("llama", 1), ("llama", 3), ("qwen3", 2), ("qwen3", 4)])
 def test_logits(family: Family, num_ranks: int, rng: np.random.Generator, tmp_path: Path) -> None:
-    """Where no number that float32 noise moves rounds to the other side, that noise alone tells the logits from a
-    reference which rounds alike: so it must be for at least two of the short prompts. Where one does, many follow; they
-    take the logits about as far from that reference as rounding takes it from float32."""
+    """Float32 noise may make a number round to the other side. Where it does not, the logits differ from a reference that rounds
+    alike by that noise only: this is required of at least two short prompts. Where it does, other numbers follow, and the
+    difference may be about as large as that between the reference and float32.
+    """
     changes = tiny.random_changes(family, (9, 3) if num_ranks == 3 else (6, 3), rng)
     print(family, changes)
     model = tiny.make(family, int(rng.integers(1 << 30)), **changes)
@@ -55,7 +56,7 @@ def test_logits(family: Family, num_ranks: int, rng: np.random.Generator, tmp_pa
 
 
 def test_smollm2_logits(smollm2: Path, smollm2_reference: Reference) -> None:
-    """No short prompts: there the first token, large in this model, takes transformers in bf16 ten times further off."""
+    """No short prompts: there transformers in bf16 is ten times further off, due to this model's large first token."""
     reference = smollm2_reference
     rng = np.random.default_rng(5)
     ours, theirs, float32 = [], [], []
@@ -69,7 +70,7 @@ def test_smollm2_logits(smollm2: Path, smollm2_reference: Reference) -> None:
 
 
 def check_errors(ours: list[torch.Tensor], theirs: list[torch.Tensor], float32: list[torch.Tensor]) -> None:
-    """All prompts together, since the error of one is a matter of luck: most of it moves all logits alike."""
+    """Over all prompts, since one prompt's error is mostly a shift of all its logits, which varies much."""
     error, their_error = (relative_error(torch.stack(got), torch.stack(float32)) for got in (ours, theirs))
     print(f"relative error {error:.2g}; transformers in bf16: {their_error:.2g}")
     assert error <= their_error, f"off by {error:.3g}; transformers in bf16 is off by {their_error:.3g}"

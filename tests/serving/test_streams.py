@@ -1,4 +1,4 @@
-"""Streams of tokens that are left early, and what is generated after them."""
+"""Streams of tokens that are left early do not change later calls."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def main(model, ranks):
                 if number == 5:  # the last one: the launch is over, or nearly
                     break
             outputs.append(generate())
-            held = llm.stream([1, 2, 3], many)  # one that is left lying about
+            held = llm.stream([1, 2, 3], many)  # never read to its end
             taken = next(held, None)
             llm.peak_memory_bytes()
             outputs.append(generate())
-            assert len(list(held)) < 1000  # what had come before it was stopped
+            assert len(list(held)) < 1000  # the tokens before it was stopped
             held = llm.stream([1, 2, 3], many)
             taken = next(held, None)
         rank = llm.rank

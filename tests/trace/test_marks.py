@@ -1,4 +1,4 @@
-"""When warps got where in a task: what the kernel writes down, played by the CPU, and what is made of it."""
+"""Marks of when warps reach points in a task: what the kernel records in the emulator, and the report."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_warps_write_down_where_they_are(tmp_path: Path, monkeypatch: pytest.Mon
                 assert np.isfinite(known[mark]).all(), f"{mark.name} of {where}"
             assert np.isfinite(known[Mark.STORED]).any(), where
         for warp, us in enumerate(task.us):
-            # Who puts a round of rows together takes turns, so what a warp stored last may be before its last products.
+            # Warps take turns at the reduction, so a warp's last store may come before its last products.
             for marks in (TIMES[:5] + TIMES[-1:], TIMES[:4] + TIMES[5:]):
                 there = np.array([us[TIMES.index(mark)] for mark in marks])
                 assert (np.diff(there[np.isfinite(there)]) >= 0).all(), f"warp {warp} in {where}: {us}"
@@ -49,7 +49,7 @@ def test_warps_write_down_where_they_are(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_clocks_of_all_workers_become_one() -> None:
-    """Two workers whose clocks run at other speeds from anywhere, and go round, as the timer does."""
+    """Two workers whose clocks have different speeds and origins, and wrap around, as the timer does."""
     rng = np.random.default_rng()
     words = np.zeros((2, *SHAPE[1:]), np.uint32)
     for worker, mhz in enumerate((1755.0, 1980.0)):
@@ -59,7 +59,7 @@ def test_clocks_of_all_workers_become_one() -> None:
     assert report[0].startswith("warps in a layer: us from a's inputs on")
     rows = {line.split()[0]: line for line in report[2:]}
     assert list(rows) == ["a", "b"], report
-    # A task is entered every 10 us; INPUTS come 2 us behind that, warps 0.1 us apart, LEFT 5 us.
+    # A task is entered every 10 us; INPUTS follow after 2 us, LEFT after 5 us, 0.1 us later on each further warp.
     for op, behind in (("a", 0.0), ("b", 10.0)):
         cells = rows[op].split("  ")
         numbers = [cell.split()[0] for cell in cells if "(" in cell]
@@ -67,8 +67,8 @@ def test_clocks_of_all_workers_become_one() -> None:
 
 
 def _write(words: Words, mhz: float, clock: int, num_tasks: int) -> None:
-    """The last of a launch's tasks on a worker: layer 3's a and b, layer 4's, and again."""
-    last_ns = (1 << 32) * MARK_STEP_NS + 30_000  # the timer goes round three tasks before the end
+    """The marks of a launch's last tasks on a worker: a and b of layer 3, then of layer 4, and again."""
+    last_ns = (1 << 32) * MARK_STEP_NS + 30_000  # the timer wraps around three tasks before the end
     for back in range(num_tasks):
         task, place = (1, 0, 3, 2)[3 - back % 4], (num_tasks - back) % MARKED_TASKS
         ns = last_ns - 10_000 * back

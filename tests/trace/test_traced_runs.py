@@ -1,4 +1,4 @@
-"""Traces of real launches on the host twin: what is in them, and that causes come before effects."""
+"""Traces of launches on the host twin: they are complete, and no task starts before its producers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_graph(tmp_path: Path, ranks: int, workers: int, schedulers: int, iterat
 
 
 def generate(model: Path, runner: Runner, launcher: Any, name: str, *more: str) -> tuple[Finished, dict[str, Any]]:
-    """What was printed, and the trace."""
+    """The output of a generate, and its trace."""
     path = runner.folder / name
     arguments = ("generate", "--model", str(model), "--workers", "2", "--trace", str(path), *PROMPTS, *more)
     finished = runner.distmk(*arguments, launcher=launcher)
@@ -61,7 +61,7 @@ def slices(data: dict[str, Any], category: str) -> list[Event]:
 
 
 def assert_complete(events: list[Event], program: Program, iterations: range) -> None:
-    """Every task of every iteration once an instance, on the worker whose queue it is in."""
+    """Fail unless every task is there once an iteration and instance, on the worker whose queue has it."""
     found = collections.Counter(
         (e["pid"], e["args"]["order"], e["args"]["iteration"], e["args"]["instance"]) for e in events
     )
@@ -85,7 +85,9 @@ def assert_complete(events: list[Event], program: Program, iterations: range) ->
 
 
 def assert_in_order(events: list[Event], program: Program) -> None:
-    """No task starts before what it waited for: a producer's body, or where that signals itself, its start."""
+    """Fail if a task starts before its producers signaled: at the end of their bodies, or, where bodies signal themselves, after
+    their start.
+    """
     by_task: dict[tuple[int, int, int], list[Event]] = collections.defaultdict(list)
     for event in events:
         by_task[event["pid"], event["args"]["order"], event["args"]["iteration"]].append(event)
@@ -151,7 +153,7 @@ def test_generate(num_ranks: int, name: str, tiny_model: Path, runner: Runner) -
 
 
 def assert_tables(text: str, tasks: list[Event]) -> None:
-    """Counts and totals of the printed table are those of the file."""
+    """Fail unless counts and times of the printed table are those of the file."""
     want: dict[tuple[str, str], list[float]] = collections.defaultdict(list)
     for event in tasks:
         want[re.sub(r"layer\d+\.", "", event["name"]), event["args"]["type"]].append(event["dur"])
@@ -167,7 +169,7 @@ def assert_tables(text: str, tasks: list[Event]) -> None:
 
 
 def test_under_mpirun(tiny_model: Path, runner: Runner) -> None:
-    """Rank 0 alone writes; what is generated is the same without a trace."""
+    """Only rank 0 writes, and the completions are the same without a trace."""
     finished, data = generate(tiny_model, runner, under_mpirun(2), "t.json")
     assert_complete(slices(data, "task"), program_of(tiny_model, 2), range(NUM_ITERATIONS - 8, NUM_ITERATIONS))
     assert finished.stderr.count("time on workers by operator") == 1
@@ -176,7 +178,7 @@ def test_under_mpirun(tiny_model: Path, runner: Runner) -> None:
 
 
 def test_a_stream_that_is_left(tiny_model: Path, runner: Runner) -> None:
-    """No trace of it, and the next call has one."""
+    """It has no trace, and the next call has one."""
     script = f"""
 from distmk import LLM, SamplingParams
 with LLM({str(tiny_model)!r}, tensor_parallel_size=2, num_workers=1, trace_iterations=2) as llm:

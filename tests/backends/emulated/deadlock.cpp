@@ -1,5 +1,5 @@
-// Kernels whose threads wait for each other, disagree on what they do together, or arrive too often; see
-// test_emulator.py.
+// Kernels whose threads wait for each other, diverge at a collective instruction, or arrive too often at a barrier
+// (test_emulator.py).
 #include <cuda_runtime.h>
 
 #include <string>
@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint32_t NUM_THREADS = 4 * 32, BARRIER_OFFSET = 64;
 
-// Each warp but the last, which leaves, waits for something else.
+// Each warp waits for something else, except the last, which leaves.
 void deadlock() {
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   auto* barrier = distmk::at_shared<uint64_t>(BARRIER_OFFSET);

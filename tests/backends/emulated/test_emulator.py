@@ -1,9 +1,9 @@
-"""The GPU's kernel, played by the CPU: a tiny model's tokens must be the host twin's, however the launch is run.
+"""The GPU's kernel in the emulator: a tiny model's tokens are those of the host twin, however the launch is run.
 
 python -m pytest -q tests/backends/emulated/test_emulator.py
-DISTMK_TEST_EMULATOR_SEED=7 python -m pytest ...       # the timing of one run again
+DISTMK_TEST_EMULATOR_SEED=7 python -m pytest ...       # repeats the timing of a run
 
-tests/tasks and tests/gpu have more that runs there: every task body, logits against transformers (`-k emulated`).
+tests/tasks and tests/gpu run on the emulator, too: every task body, and logits against transformers (`-k emulated`).
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="the emulator's fibers are written for x86-64"),
 ]
 WORKERS = 3
-DEADLINE_S = 8  # beside other tests an iteration may take seconds, which is no hang
+DEADLINE_S = 8  # beside other tests an iteration may take seconds without being a hang
 CONFIG = tiny_config(hidden_size=192, intermediate_size=320, head_dim=32)
 OPTIONS = ("--workers", str(WORKERS), "--max-num-seqs", "4", "--max-model-len", "64", "--ignore-eos", "--json")
 PROMPTS = ("--prompt-ids", "1,2,3", ",".join(map(str, range(5, 38))), "--max-new-tokens", "6")
-FAR = {"DISTMK_VIRTUAL_NODE_SIZE": "1"}  # no pointer reaches another rank
+FAR = {"DISTMK_VIRTUAL_NODE_SIZE": "1"}  # every rank on a node of its own, which no pointer reaches
 SEED = os.environ.get("DISTMK_TEST_EMULATOR_SEED") or str(int.from_bytes(os.urandom(4), "little"))
 
 
 def generate_arguments(
     folder: Path, backend: str, *more: str, config: ModelConfig = CONFIG, prompts: tuple[str, ...] = PROMPTS
 ) -> tuple[str, ...]:
-    """Of a generate of the tiny model, whose config.json comes to lie in `folder`."""
+    """The arguments of a generate; the model's config.json is written to `folder`."""
     model = write_config(config, folder / "config.json")
     dummy = ("generate", "--model", str(model), "--load-format", "dummy")
     return (*dummy, "--backend", backend, *OPTIONS, *prompts, *more)
@@ -81,7 +81,7 @@ def generate(
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
-    """The host twin's."""
+    """The tokens of the host twin."""
     folder = tmp_path_factory.mktemp("host")
     return generate(Runner(folder), folder, "host", 1)
 
@@ -113,22 +113,22 @@ def test_same_tokens(
 
 ALONE = [
     (2, 90, {"head_dim": 64}),
-    # Two blocks of a matrix' columns.
+    # Two blocks of columns of a matrix.
     (1, 66, {"head_dim": 128, "num_heads": 17, "num_kv_heads": 1}),
     (2, 3, {"head_dim": 32, "hidden_size": 2304, "intermediate_size": 64}),
-    # More ranks than there are groups of threads that push a row.
+    # More ranks than groups of threads that push a row.
     (5, 3, {"head_dim": 16, "hidden_size": 80, "intermediate_size": 96}),
-    # The second of six tiles: warps without one pass by as many stages as the ring has, in a round of four groups of rows.
+    # The second block has six tiles: warps without one pass by as many stages as the pipeline has, in an M_BLOCK of four M_TILEs.
     (1, 4, {"head_dim": 32, "hidden_size": 264, "intermediate_size": 3584}),
-    # Three, which do not fit into shared memory.
+    # Three blocks, which do not fit into shared memory.
     (1, 4, {"head_dim": 32, "hidden_size": 64, "intermediate_size": 4200}),
 ]
 
 
 @pytest.mark.parametrize(("num_ranks", "num_tokens", "changes"), ALONE)
 def test_one_sequence(runner: Runner, tmp_path: Path, num_ranks: int, num_tokens: int, changes: dict[str, int]) -> None:
-    """A row by itself is taken as it arrives, its attention in pieces where heads are of 64 elements and more; an odd
-    number of layers, so that vectors lie in three places by turns.
+    """A batch-1 row is polled; its combine is fused where heads have 64 elements or more. The number of layers is odd, so that
+    vectors rotate through all three buffers.
     """
     config = tiny_config(**({"hidden_size": 192, "intermediate_size": 320} | changes), num_layers=3)
     ids = ",".join(str(7 * i % 300) for i in range(1, num_tokens + 1))
@@ -140,7 +140,7 @@ def test_one_sequence(runner: Runner, tmp_path: Path, num_ranks: int, num_tokens
 
 @pytest.mark.parametrize(("num_ranks", "head_dim", "lengths"), [(2, 64, (130, 140)), (1, 128, (300,))])
 def test_long_contexts(runner: Runner, tmp_path: Path, num_ranks: int, head_dim: int, lengths: tuple[int, ...]) -> None:
-    """Keys and values of many positions come through the ring, as weights do: of heads that it is compiled for."""
+    """K and V of many positions come through the pipeline, as weights do, for the head sizes that the kernel is compiled for."""
     config = tiny_config(hidden_size=192, intermediate_size=320, head_dim=head_dim)
     ids = [",".join(str((31 * i + 7 * k + 1) % 300) for k in range(length)) for i, length in enumerate(lengths)]
     prompts = ("--prompt-ids", *ids, "--max-new-tokens", "5", "--max-model-len", "512")
@@ -156,7 +156,7 @@ def decode(
     num_workers: int,
     **options: int,
 ) -> tuple[list[tuple[int, int]], dict[str, Any]]:
-    """(request, token) of prompts of these lengths, in order, and what is left in the vectors that arrive."""
+    """(request, token) of prompts of these lengths, sorted, and the content of the Lamport vectors after the launch."""
     prompts = tuple(tuple((31 * i + 7 * k + 1) % 300 for k in range(length)) for i, length in enumerate(lengths))
     made = DecodeOptions(1, num_workers, max_model_len=64, **(backend_choices(backend) | options))
     with Session(lower(build_model(config), made), SingleBootstrap(5.0), backend=backend) as session:
@@ -168,22 +168,22 @@ def decode(
 
 
 @pytest.mark.parametrize(("max_seqs", "head_dim"), [(1, 64), (3, 32), (3, 64)])
-def test_nothing_is_left_behind_the_last_row(max_seqs: int, head_dim: int) -> None:
-    """Places of rows that an iteration has less than the one before are zero again, as when there are more once more they are
-    looked at before they are written. Prompts between steps of one row and of a few.
+def test_rows_behind_the_last_are_reset(max_seqs: int, head_dim: int) -> None:
+    """The rows that an iteration has fewer than the one before are zero again, since a later iteration with more rows polls them
+    before they are written. Prompts between steps of one row and of a few.
     """
     config = tiny_config(hidden_size=192, intermediate_size=320, head_dim=head_dim, num_layers=3)
     work: Any = (config, (8, 3, 12, 5, 6), (3, 4, 3, 2, 5), WORKERS)
     (tokens, vectors), (expected, _) = (decode(backend, *work, max_seqs=max_seqs) for backend in ("emulated", "host"))
     assert tokens == expected and len(tokens) == 17
     assert any(vector[0].any() for vector in vectors.values()) and len(vectors) > 8
-    for name, rows in vectors.items():  # the last iteration had one
+    for name, rows in vectors.items():  # the last iteration had one row
         left = np.argwhere(rows[1:])
         assert not len(left), f"{name}: {len(left)} elements, first at row {1 + left[0][0]}, column {left[0][1]}"
 
 
-def test_a_lone_row_gets_too_many_splits() -> None:
-    """Its sequence grows while it decodes, then its row is merged before it is multiplied. The next one begins anew."""
+def test_a_batch_1_row_gets_too_many_splits_to_fuse_its_combine() -> None:
+    """Its sequence grows while it decodes; then a combine of its own precedes the product. The next sequence begins anew."""
     config = tiny_config(hidden_size=64, intermediate_size=64, num_heads=3, num_kv_heads=1, head_dim=64, num_layers=3)
     work: Any = (config, (58, 1), (5, 3), 16)
     options = {"max_seqs": 1, "max_splits": 16, "min_split": 1}
@@ -193,7 +193,7 @@ def test_a_lone_row_gets_too_many_splits() -> None:
 
 
 def order_of_tasks(session: Session) -> list[tuple[int, int, int]]:
-    """(iteration, task, worker) of a few iterations, as they ended."""
+    """(iteration, task, worker) of a few iterations, in the order in which the tasks ended."""
     trace = session.run_traced(4)
     assert trace is not None
     rows = np.sort(trace.rows, order="end_ns")
@@ -216,7 +216,7 @@ def test_seed_repeats_the_timing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kernel_that_ends_badly(*arguments: str) -> list[str]:
-    """What the emulator says of a kernel of deadlock.cpp, before it aborts."""
+    """The lines that the emulator prints about a kernel of deadlock.cpp before it aborts."""
     folder = csrc_dir() / "emulator"
     sources = [Path(__file__).with_name("deadlock.cpp"), folder / "fibers.cpp"]
     tool = build_sources("deadlock", "", [*EMULATOR_FLAGS, f"-I{folder / 'include'}"], sources, folder.rglob("*.h"))
@@ -280,8 +280,8 @@ def test_signal_that_never_comes(runner: Runner, tmp_path: Path, consumer: str, 
     runner.check_nothing_left()
 
 
-def test_ends_while_weights_are_held(runner: Runner, tmp_path: Path) -> None:
-    """Weights that the consumers of a single row took out of the ring early are not given back twice."""
+def test_ends_while_the_loader_is_throttled(runner: Runner, tmp_path: Path) -> None:
+    """Stages that the consumers of a batch-1 row took from the pipeline early are not released twice."""
     config = tiny_config(hidden_size=192, intermediate_size=1088, head_dim=32)
     options = DecodeOptions(1, WORKERS, max_seqs=1, max_model_len=64, **backend_choices("emulated"))
     event, waiter = event_between(compile_graph(lower(build_model(config), options)), 0, 0, "layer0.down")

@@ -1,4 +1,4 @@
-"""Launches that end after some iterations while others go on: what comes out is what one launch for all gives."""
+"""A run cut into launches of a few iterations each gives the same results as one launch."""
 
 from __future__ import annotations
 

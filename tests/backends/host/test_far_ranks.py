@@ -1,4 +1,4 @@
-"""Ranks of other nodes on the host twin: puts that come late and out of order; and the variables that ask for them."""
+"""Ranks on virtual nodes of the host twin, whose puts come late and out of order; and the variables that ask for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that die, signals that never come, and users who lose patience: every rank leaves, soon, and says why."""
+"""Ranks that die, signals that never come, and interrupts: every rank leaves soon and says why."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def wait_for_launch(runner: Runner, rank: int) -> None:
-    """mpirun holds back a line that has not ended, so see whether the runtime was loaded."""
+    """Wait until the rank's process has loaded the runtime: mpirun holds back lines that have not ended, so no token shows."""
     pid, deadline = pid_of(runner, rank), time.monotonic() + 30
     while time.monotonic() < deadline:
         if "/host-" in Path(f"/proc/{pid}/maps").read_text():
@@ -44,7 +44,7 @@ def test_killed_rank(runner: Runner, command: Callable[..., list[str]], num_rank
     done = runner.finish(process)
     assert time.monotonic() - started < GONE_S
     assert done.status == 4 and "Traceback" not in done.stderr, done.stderr
-    # Every rank that is left says which is not.
+    # Every remaining rank names the one that is gone.
     assert len(errors(done)) == num_ranks - 1, done.stderr
     assert all(re.match(rf"distmk: rank {lost}\b", line) for line in errors(done)), done.stderr
     runner.check_nothing_left()
@@ -118,7 +118,7 @@ def test_signal_that_never_comes(
 
 
 def test_stopped_for_longer_than_the_deadline(runner: Runner, command: Callable[..., list[str]]) -> None:
-    """By Ctrl-Z, a debugger, or a machine that sleeps: nobody has waited that long, so all ranks go on."""
+    """By Ctrl-Z, a debugger, or a machine that sleeps: no rank has waited for that long itself, so all go on."""
     process = runner.start(with_ranks(2)(command("--deadline", "1")))
     wait_for_launch(runner, 1)
     for _ in range(3):
@@ -168,7 +168,7 @@ def test_interrupted_under_mpirun(runner: Runner, command: Callable[..., list[st
 def test_interrupted_while_starting(runner: Runner, smollm2: Path, after_s: float) -> None:
     options = ("--prompt", "Once", "--max-new-tokens", "4000", "--ignore-eos", "--ranks", "2")
     process = runner.start([*DISTMK, "generate", "--model", str(smollm2), *options])
-    pid_of(runner, 1)  # from here on a Ctrl-C is ours, not the Python interpreter's
+    pid_of(runner, 1)  # from here on distmk handles Ctrl-C, not the Python interpreter
     time.sleep(after_s)
     os.killpg(process.pid, signal.SIGINT)
     started = time.monotonic()

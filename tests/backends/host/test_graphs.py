@@ -1,4 +1,4 @@
-"""Task graphs of one's own on ranks of their own: order, launches chosen at run time, back-pressure, results."""
+"""Task graphs on ranks that are processes: order, launches chosen at run time, back-pressure, results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_all_reduce_between_far_ranks(tmp_path: Path) -> None:
 
 
 def test_pipeline_of_thousands_of_iterations(tmp_path: Path) -> None:
-    """Nothing but back-pressure between four ranks: the numbers arrive once each and in order."""
+    """Only back-pressure between four ranks: every number arrives once and in order."""
     assert_done(run_job(tmp_path, "pipeline", 4, iterations=3000))
 
 

@@ -1,4 +1,4 @@
-"""Ranks leave their heap together, and know when one of them will never come."""
+"""Ranks leave their heap together, or notice that one of them is gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind, or finds: shared memory, and launches that nobody finished."""
+"""Shared memory that earlier runs left behind, or that is too small."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def test_leftovers(runner: Runner, command: Callable[..., list[str]]) -> None:
-    """A dead run's segment is removed by the next run; a living one's is not, and neither harms."""
+    """The next run removes a dead run's segment, leaves a living one's alone, and works beside both."""
     dead, living = made_segment("dead"), made_segment("living")
     try:
         dead.write_bytes(b"x" * 8192)
@@ -59,7 +59,7 @@ def test_no_room_message(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_room(runner: Runner, command: Callable[..., list[str]]) -> None:
-    """With a /dev/shm of 16 KiB, in a mount namespace of its own."""
+    """A /dev/shm of 16 KiB, in a mount namespace of its own."""
     unshare = shutil.which("unshare")
     mount = "mount -t tmpfs -o size=16k tmpfs /dev/shm"
     if not unshare or subprocess.run([unshare, "-m", "sh", "-c", mount], capture_output=True).returncode:
