@@ -1,4 +1,4 @@
-// Ranks that no pointer reaches: NVSHMEM carries puts and signals to them, over whatever network there is.
+// The transport on GPUs: NVSHMEM puts and signals to the ranks that are not peer-mapped.
 #pragma once
 #include <nvshmem.h>
 #include <nvshmemx.h>
@@ -17,13 +17,13 @@ static_assert(sizeof(Transport) <= sizeof(Shared::transport_memory), "");
 
 DISTMK_FN bool is_remote(const Transport& transport, uint32_t rank) { return transport.state.heap_bases[rank] == 0; }
 
-// NVSHMEM's own functions are inlined whole wherever they are called. One copy each keeps their thousands of
-// instructions and their registers out of the bodies, and compiling short.
+// NVSHMEM's functions are inlined wherever they are called. One copy of each keeps their thousands of instructions and
+// their registers out of the bodies, and compile times short.
 static __device__ __noinline__ void put_by_nvshmem(void* dst, const void* src, uint64_t num_bytes, int rank) {
   nvshmem_putmem_nbi(dst, src, num_bytes, rank);
 }
 static __device__ __noinline__ void signal_by_nvshmem(uint64_t* event, uint64_t amount, int rank) {
-  nvshmem_fence();  // signals to a rank come after what was put to it
+  nvshmem_fence();  // orders the signal after all puts to the rank
   nvshmemx_signal_op(event, amount, NVSHMEM_SIGNAL_ADD, rank);
 }
 static __device__ __noinline__ void set_by_nvshmem(uint64_t* word, uint64_t value, int rank) {
@@ -31,7 +31,7 @@ static __device__ __noinline__ void set_by_nvshmem(uint64_t* word, uint64_t valu
 }
 static __device__ __noinline__ void wait_for_nvshmem() { nvshmem_quiet(); }
 
-// Symmetric addresses: this rank's own, which NVSHMEM translates.
+// NVSHMEM takes symmetric addresses: this rank's own, which it translates to the other rank's.
 DISTMK_FN void transport_put(Transport& transport, const Team& team, uint32_t rank, uint64_t heap_offset,
                              const void* src, uint64_t num_bytes) {
   if (team.leader())

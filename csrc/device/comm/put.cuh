@@ -1,4 +1,4 @@
-// putmem_signal as a task: copies a region to another rank, then fires the task's triggers there.
+// putmem_signal as a task: copies a region to another rank, then signals the task's triggers there.
 #pragma once
 #include "runtime/context.h"
 
