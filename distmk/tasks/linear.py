@@ -118,6 +118,9 @@ class Linear(Task):
 
     Args: ClassVar[type[ctypes.Structure]] = LinearArgs
     streams_weights: ClassVar[bool] = True
+    polls_inputs: ClassVar[bool] = True
+    resets_rows: ClassVar[bool] = True
+    hot_variants: ClassVar[int] = MAX_ROWS + 1  # one for each number of rows
 
     def __post_init__(self) -> None:
         """UsageError where a body could not merge `lone`."""
@@ -250,6 +253,7 @@ class Embed(Task):
     num_ranks: int = 1
 
     Args: ClassVar[type[ctypes.Structure]] = EmbedArgs
+    resets_rows: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
         return {"out": "f32", "out_bf16": "bf16", "reset": "bf16", "batch": None}

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from distmk.backends.build_cache import cached, content_key, csrc_dir
-from distmk.backends.cuda.build import architecture_of, kernel_sources
+from distmk.backends.cuda.build import architecture_of
 from distmk.backends.cuda.toolchain import find_nvcc, run
 from distmk.errors import UsageError
+from distmk.backends.kernel_sources import kernel_sources
 
 KERNEL = b"distmk_stream_probe"
 STAGE_BYTES, NUM_STAGES, NUM_DRAINERS = 8192, 16, 8
