@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 13192337555280689706ull;
+constexpr uint64_t ABI_HASH = 15736361102130786343ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -16,6 +16,7 @@ constexpr uint32_t TASK_ARGS_BYTES = 160u;
 constexpr uint32_t NO_EVENT = 4294967295u;
 constexpr uint32_t M_TILE = 16u;
 constexpr uint32_t K_TILE = 256u;
+constexpr uint32_t N_TILE = 8u;
 constexpr uint32_t M_TILES_PER_BLOCK = 4u;
 constexpr uint32_t K_TILES_PER_BLOCK = 8u;
 constexpr uint32_t COMBINE_SLICE = 32u;
@@ -707,7 +708,90 @@ static_assert(offsetof(SineArgs, times) == 20);
 
 enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10 };
 
-// X(id, body, argument struct): csrc defines body_<body>(Context&, const Args&) for each.
+// The traits of a task type that declares none; what they mean is written in distmk/graph/task.py.
+struct DefaultTaskTraits {
+  static constexpr bool STREAMS_WEIGHTS = false;
+  static constexpr bool POLLS_INPUTS = false;
+  static constexpr bool RESETS_ROWS = false;
+  static constexpr bool COUNTS_WORK_ITEMS = false;
+  static constexpr bool GOES_THROUGH_SHARES = false;
+  static constexpr bool RUNS_ON_SCHEDULER = false;
+  static constexpr uint32_t HOT_VARIANTS = 0;
+};
+template <TaskType TYPE>
+struct TaskTraits;
+template <>
+struct TaskTraits<TaskType::NOP> : DefaultTaskTraits {
+  using Args = NopArgs;
+};
+template <>
+struct TaskTraits<TaskType::PUT> : DefaultTaskTraits {
+  using Args = PutArgs;
+};
+template <>
+struct TaskTraits<TaskType::AFFINE> : DefaultTaskTraits {
+  using Args = AffineArgs;
+};
+template <>
+struct TaskTraits<TaskType::SUM> : DefaultTaskTraits {
+  using Args = SumArgs;
+  static constexpr bool POLLS_INPUTS = true;
+  static constexpr bool RESETS_ROWS = true;
+  static constexpr bool may_complete_early(const Args& args) { return args.polls; }
+  static constexpr uint32_t EARLY_ROWS = 8u;  // complete early with more rows than that
+  static constexpr uint32_t CODE_PATH = 3u, HOT_VARIANTS = 1u;
+};
+template <>
+struct TaskTraits<TaskType::LINEAR> : DefaultTaskTraits {
+  using Args = LinearArgs;
+  static constexpr bool STREAMS_WEIGHTS = true;
+  static constexpr bool POLLS_INPUTS = true;
+  static constexpr bool RESETS_ROWS = true;
+  static constexpr uint32_t CODE_PATH = 4u, HOT_VARIANTS = 17u;
+};
+template <>
+struct TaskTraits<TaskType::EMBED> : DefaultTaskTraits {
+  using Args = EmbedArgs;
+  static constexpr bool RESETS_ROWS = true;
+};
+template <>
+struct TaskTraits<TaskType::ATTENTION> : DefaultTaskTraits {
+  using Args = AttentionArgs;
+  static constexpr bool POLLS_INPUTS = true;
+  static constexpr bool COUNTS_WORK_ITEMS = true;
+  static constexpr bool GOES_THROUGH_SHARES = true;
+  static constexpr uint32_t CODE_PATH = 1u, HOT_VARIANTS = 1u;
+};
+template <>
+struct TaskTraits<TaskType::COMBINE> : DefaultTaskTraits {
+  using Args = CombineArgs;
+  static constexpr bool POLLS_INPUTS = true;
+  static constexpr bool RESETS_ROWS = true;
+  static constexpr uint32_t CODE_PATH = 2u, HOT_VARIANTS = 1u;
+};
+template <>
+struct TaskTraits<TaskType::SAMPLE> : DefaultTaskTraits {
+  using Args = SampleArgs;
+};
+template <>
+struct TaskTraits<TaskType::SCHEDULER_STEP> : DefaultTaskTraits {
+  using Args = SchedulerStepArgs;
+  static constexpr bool RUNS_ON_SCHEDULER = true;
+};
+template <>
+struct TaskTraits<TaskType::SINE> : DefaultTaskTraits {
+  using Args = SineArgs;
+};
+
+constexpr bool streams_weights([[maybe_unused]] uint16_t type) { return type == 4; }
+constexpr bool polls_inputs([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 6 || type == 7; }
+constexpr bool resets_rows([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 5 || type == 7; }
+constexpr bool counts_work_items([[maybe_unused]] uint16_t type) { return type == 6; }
+constexpr bool goes_through_shares([[maybe_unused]] uint16_t type) { return type == 6; }
+constexpr bool runs_on_scheduler([[maybe_unused]] uint16_t type) { return type == 9; }
+constexpr uint32_t NUM_HOT_PATHS = 20u;
+
+// X(id, body, argument struct) of every type: csrc defines body_<body>(Context&, const Args&).
 #define DISTMK_TASK_TYPES(X) \
   X(0, nop, NopArgs) \
   X(1, put, PutArgs) \
@@ -720,5 +804,32 @@ enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR =
   X(8, sample, SampleArgs) \
   X(9, scheduler_step, SchedulerStepArgs) \
   X(10, sine, SineArgs)
+// The same of types with a trait; of hot ones with a single variant and with several, by code path.
+#define DISTMK_TASK_TYPES_STREAMS_WEIGHTS(X) \
+  X(4, linear, LinearArgs)
+#define DISTMK_TASK_TYPES_POLLS_INPUTS(X) \
+  X(3, sum, SumArgs) \
+  X(4, linear, LinearArgs) \
+  X(6, attention, AttentionArgs) \
+  X(7, combine, CombineArgs)
+#define DISTMK_TASK_TYPES_RESETS_ROWS(X) \
+  X(3, sum, SumArgs) \
+  X(4, linear, LinearArgs) \
+  X(5, embed, EmbedArgs) \
+  X(7, combine, CombineArgs)
+#define DISTMK_TASK_TYPES_COUNTS_WORK_ITEMS(X) \
+  X(6, attention, AttentionArgs)
+#define DISTMK_TASK_TYPES_GOES_THROUGH_SHARES(X) \
+  X(6, attention, AttentionArgs)
+#define DISTMK_TASK_TYPES_RUNS_ON_SCHEDULER(X) \
+  X(9, scheduler_step, SchedulerStepArgs)
+#define DISTMK_TASK_TYPES_COMPLETES_EARLY(X) \
+  X(3, sum, SumArgs)
+#define DISTMK_TASK_TYPES_HOT(X) \
+  X(6, attention, AttentionArgs) \
+  X(7, combine, CombineArgs) \
+  X(3, sum, SumArgs)
+#define DISTMK_TASK_TYPES_HOT_VARIANTS(X) \
+  X(4, linear, LinearArgs)
 
 }  // namespace distmk

@@ -1,5 +1,5 @@
 // Runs a single task on the calling thread, for tests: no workers, no schedulers, no waiting.
-#include "runtime/context.h"
+#include "runtime/task_types.h"
 
 namespace {
 
@@ -24,8 +24,8 @@ extern "C" int distmk_run_task(const distmk::LaunchParams* params, const distmk:
   const auto index = static_cast<uint32_t>(task - state.tasks);
   context.begin({task, state.waits + task->wait_begin, state.triggers + task->trigger_begin, index}, iteration,
                 instance);
-  if (task->type == static_cast<uint16_t>(distmk::TaskType::SCHEDULER_STEP))
-    distmk::body_scheduler_step(context, *reinterpret_cast<const distmk::SchedulerStepArgs*>(task->args));
+  if (distmk::runs_on_scheduler(task->type))
+    distmk::run_scheduler_body(context);
   else
     distmk::run_body(context);
   context.finish();

@@ -1,7 +1,5 @@
 // What a task body may touch: its rank's memory by operand, its peers' memory by put and push.
 #pragma once
-#include <type_traits>
-
 #include "platform/start_signal.h"
 #include "runtime/rank_state.h"
 
@@ -183,29 +181,5 @@ class Context {
     add_release(rank_state.event(trigger.rank, trigger.event), trigger.amount * times, scope_of(trigger.system));
   }
 };
-
-// One body per task type: in host/bodies for the host twin, in device/*/ for the GPU.
-#define DISTMK_DECLARE_BODY(id, name, Args) DISTMK_BODY void body_##name(Context& context, const Args& args);
-DISTMK_TASK_TYPES(DISTMK_DECLARE_BODY)
-#undef DISTMK_DECLARE_BODY
-
-// All bodies but the scheduler step, which only schedulers run (run_scheduler_step in runtime/scheduler.h).
-template <uint32_t TYPE>
-DISTMK_FN void run_body_of(Context& context) {
-#define DISTMK_IF(id, name, Args)                                       \
-  if constexpr (id == TYPE && !std::is_same_v<Args, SchedulerStepArgs>) \
-    body_##name(context, *reinterpret_cast<const Args*>(context.task.desc->args));
-  DISTMK_TASK_TYPES(DISTMK_IF)
-#undef DISTMK_IF
-}
-DISTMK_FN void run_body(Context& context) {
-  switch (context.task.desc->type) {
-#define DISTMK_CASE(id, name, Args) \
-  case id:                          \
-    return run_body_of<id>(context);
-    DISTMK_TASK_TYPES(DISTMK_CASE)
-#undef DISTMK_CASE
-  }
-}
 
 }  // namespace distmk

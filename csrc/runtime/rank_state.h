@@ -97,4 +97,7 @@ struct RankState {
   }
 };
 
+// Token rows that a task works on: those of the batch, or one if the task does not depend on it.
+DISTMK_FN uint32_t rows_of(const Batch* batch) { return batch ? batch->num_rows : 1; }
+
 }  // namespace distmk

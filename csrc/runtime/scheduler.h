@@ -3,9 +3,8 @@
 // that will never dispatch anything is done at once, because no event would tell the next scheduler step that it has
 // read the batch metadata.
 #pragma once
-#include "runtime/context.h"
 #include "runtime/jit_ring.h"
-#include "runtime/splits.h"
+#include "runtime/task_types.h"
 #include "runtime/trace.h"
 #include "runtime/wait.h"
 
@@ -26,7 +25,7 @@ DISTMK_NOINLINE uint64_t run_scheduler_step(const RankState& state, const Team t
                                             uint64_t iteration) {
   Context context(state, team);
   context.begin(task, iteration);
-  body_scheduler_step(context, *reinterpret_cast<const SchedulerStepArgs*>(task.desc->args));
+  run_scheduler_body(context);
   const uint64_t body_end_ns = now_ns();
   context.finish();
   return body_end_ns;

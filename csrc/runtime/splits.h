@@ -83,14 +83,6 @@ DISTMK_FN AttentionInstance attention_instance(const AttentionArgs& args, const 
   return {run, index / count, index % count, count};
 }
 
-// Instances of a massive launch in this iteration: of attention as many as it has splits, of other task types all.
-// Bodies of spread tasks count for themselves.
-DISTMK_FN uint32_t num_instances(const Context& context, const TaskDesc& task) {
-  if (task.type != static_cast<uint16_t>(TaskType::ATTENTION)) return task.max_instances;
-  const auto& args = *reinterpret_cast<const AttentionArgs*>(task.args);
-  return num_attention_instances(args, *context.batch(args.batch));
-}
-
 // Slice `index` of a combine task; slices of COMBINE_SLICE elements are counted from the first one of its first head.
 struct CombineSlice {
   uint32_t head, begin, end;  // elements of the head

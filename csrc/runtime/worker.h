@@ -18,11 +18,8 @@ struct Action {
   TaskView task;
 };
 
-// Task types whose bodies may be entered before their waits are met, as they ask for their inputs themselves.
-DISTMK_FN constexpr bool begins_early(TaskType type) {
-  return StartSignal::EARLY && (type == TaskType::LINEAR || type == TaskType::ATTENTION || type == TaskType::COMBINE ||
-                                type == TaskType::SUM);
-}
+// Whether a body may be entered before its task's waits are met, as it asks for its inputs itself.
+DISTMK_FN constexpr bool begins_early(uint16_t type) { return StartSignal::EARLY && polls_inputs(type); }
 
 // Decides what a worker does next. `Tasks`: the source of task descriptors (runtime/task_source.h).
 template <class Tasks>
@@ -174,7 +171,7 @@ class Worker {
     if (!StartSignal::EARLY || !local_scheduler_ || speculation_tried_) return false;
     speculation_tried_ = true;
     const TaskView candidate = local_scheduler_->next_dispatch();
-    if (speculating_ || !candidate.desc || begins_early(static_cast<TaskType>(candidate.desc->type))) return false;
+    if (speculating_ || !candidate.desc || begins_early(candidate.desc->type)) return false;
     const uint64_t iteration = local_scheduler_->iteration();
     const bool sooner =
         iteration == iteration_ ? task_.desc && candidate.desc->order < task_.desc->order : iteration < iteration_;
@@ -206,7 +203,7 @@ DISTMK_FN bool run_action(Context& context, const Action& action, const StartSig
 
 // The same with the task's triggers and its trace entry.
 DISTMK_FN bool run_task(Context& context, const Action& action, Tracer& tracer) {
-  const bool early = begins_early(static_cast<TaskType>(action.task.desc->type));
+  const bool early = begins_early(action.task.desc->type);
   if (!run_action(context, action, {}, early, [](Context& c) { run_body(c); })) return false;
   const uint64_t body_end_ns = tracer.now();
   context.finish();

@@ -14,6 +14,7 @@ NO_EVENT = 0xFFFFFFFF
 # How a GPU streams weights (distmk/weights/packing.py, csrc/device/core/pipeline.cuh).
 M_TILE = 16
 K_TILE = 256  # columns of a tile: 8 KB, the least that a bulk copy must have to be fast
+N_TILE = 8  # tokens of a tensor-core product; a body that polls writes up to so many rows before its waits are met
 M_TILES_PER_BLOCK = 4  # groups of M_TILE rows whose sums are kept at once
 K_TILES_PER_BLOCK = 8  # tiles of a row in a block: one a warp, which loads activations for its own
 COMBINE_SLICE = 32  # elements of a head that are merged at once
@@ -107,6 +108,7 @@ CONSTANTS = {
     "NO_EVENT": NO_EVENT,
     "M_TILE": M_TILE,
     "K_TILE": K_TILE,
+    "N_TILE": N_TILE,
     "M_TILES_PER_BLOCK": M_TILES_PER_BLOCK,
     "K_TILES_PER_BLOCK": K_TILES_PER_BLOCK,
     "COMBINE_SLICE": COMBINE_SLICE,

@@ -74,6 +74,17 @@ def vector_accesses(
     return found
 
 
+@dataclass(frozen=True)
+class EarlyCompletion:
+    """When a task is complete as soon as its body is done, before its waits are met: argument `field` is not 0, and the
+    iteration has more than `rows` rows. What the body polled then says as much as the waits, because a producer of so many
+    rows waits before it writes.
+    """
+
+    field: str
+    rows: int
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     """Work on `rank`, for one worker unless `launch` is another kind.
@@ -92,8 +103,24 @@ class Task:
     type_name: ClassVar[str]
     may_be_none: ClassVar[frozenset[str]]  # fields
     Args: ClassVar[type[ctypes.Structure]]
-    streams_weights: ClassVar[bool] = False  # a worker that has it in its list loads weights for it, once
+
+    # Traits: what the runtime must know of a type. abi_header.py generates them as TaskTraits<TaskType> in csrc/abi.h; a trait
+    # that names a hook asks for an overload of that function beside the body.
+
+    # The loader streams its weights, once for each time that it is in a worker's list. Hooks: weight_slab, throttles_signal.
+    streams_weights: ClassVar[bool] = False
+    # The body may be entered before the task's waits are met, and asks the context for its inputs itself.
+    polls_inputs: ClassVar[bool] = False
+    completes_early: ClassVar[EarlyCompletion | None] = None
+    # It resets Lamport rows in its argument `reset`, as many as the batch at `batch` has. Hook: reset_stale_rows.
+    resets_rows: ClassVar[bool] = False
+    # A massive launch has as many instances as the batch needs, up to max_instances(). Hook: num_work_items.
+    counts_work_items: ClassVar[bool] = False
     goes_through_shares: ClassVar[bool] = False  # its body runs all instances of a worker's share, where it is spread
+    # Variants of the body that a GPU inlines into the consumers' loop. Hooks, if several: find_hot_variant, run_hot_variant.
+    hot_variants: ClassVar[int] = 0
+    # A scheduler runs it, never a worker.
+    runs_on_scheduler: ClassVar[bool] = False
 
     def reads(self) -> Iterable[Region]:
         """The regions that the task reads; its weights are constant and need no mention."""
@@ -126,11 +153,8 @@ class Task:
 
     @classmethod
     def skips_waits(cls, args: Any) -> bool:
-        """Whether the task may be over before its waits are met in an iteration of many rows, since what it reads early says
-        the same: who looks early at a few has waited then, and who does at many leaves zeros, which is more than to fill what
-        is read here.
-        """
-        return False
+        """Whether the task may be complete before its waits are met, in iterations of many rows (`completes_early`)."""
+        return cls.completes_early is not None and bool(getattr(args, cls.completes_early.field))
 
     @classmethod
     def may_skip(cls, args: Any) -> bool:
@@ -151,12 +175,23 @@ def task_type(type_id: int, name: str) -> Any:
     def register(cls: T) -> T:
         if type_id in TASK_TYPES or ctypes.sizeof(cls.Args) > TASK_ARGS_BYTES:
             raise TypeError(f"task type {name}: id {type_id} is taken or its arguments exceed {TASK_ARGS_BYTES} bytes")
+        missing = _fields_of_traits(cls) - {entry[0] for entry in cls.Args._fields_}
+        if missing:
+            raise TypeError(f"task type {name}: its traits need arguments {', '.join(sorted(missing))}")
+        if cls.hot_variants and not cls.polls_inputs:
+            raise TypeError(f"task type {name}: a hot body is entered early, so it must poll its inputs (polls_inputs)")
         cls.type_id, cls.type_name = type_id, name
         cls.may_be_none = frozenset(field.name for field in fields(cls) if "None" in str(field.type))
         TASK_TYPES[type_id] = cls
         return cls
 
     return register
+
+
+def _fields_of_traits(cls: type[Task]) -> set[str]:
+    """Argument fields that csrc reads because of the type's traits."""
+    early = {cls.completes_early.field, "batch"} if cls.completes_early else set()
+    return early | ({"reset", "batch"} if cls.resets_rows else set())
 
 
 def rows_of(batch_operand: int) -> int:

@@ -7,7 +7,7 @@ import hashlib
 from typing import Any
 
 from distmk import abi
-from distmk.tasks import TASK_TYPES
+from distmk.tasks import TASK_TYPES, Task
 
 C_NAMES: dict[type, str] = {
     ctypes.c_uint8: "uint8_t",
@@ -35,6 +35,64 @@ def _struct(cls: type[ctypes.Structure]) -> list[str]:
     return [*lines, ""]
 
 
+FLAGS = (
+    "streams_weights",
+    "polls_inputs",
+    "resets_rows",
+    "counts_work_items",
+    "goes_through_shares",
+    "runs_on_scheduler",
+)
+"""Traits of a task type (ClassVars of `Task`) that are true or false."""
+
+
+def _traits() -> list[str]:
+    """TaskTraits of every task type, and the same as functions of a type that is known at run time only."""
+    lines = ["// The traits of a task type that declares none; what they mean is written in distmk/graph/task.py."]
+    lines += ["struct DefaultTaskTraits {", *(f"  static constexpr bool {flag.upper()} = false;" for flag in FLAGS)]
+    lines += ["  static constexpr uint32_t HOT_VARIANTS = 0;", "};"]
+    lines += ["template <TaskType TYPE>", "struct TaskTraits;"]
+    begin = 1
+    code_paths = {}
+    for task in _hot_types():
+        code_paths[task.type_id] = begin
+        begin += task.hot_variants
+    for type_id, task in sorted(TASK_TYPES.items()):
+        lines += _traits_of(task, code_paths.get(type_id, 0))
+    lines.append("")
+    for flag in FLAGS:
+        having = " || ".join(
+            f"type == {type_id}" for type_id, task in sorted(TASK_TYPES.items()) if getattr(task, flag)
+        )
+        lines.append(f"constexpr bool {flag}([[maybe_unused]] uint16_t type) {{ return {having or 'false'}; }}")
+    return [*lines, f"constexpr uint32_t NUM_HOT_PATHS = {begin - 1}u;", ""]
+
+
+def _hot_types() -> list[type[Task]]:
+    """Types with hot variants in the order of their code paths, those of few variants first."""
+    hot = [task for task in TASK_TYPES.values() if task.hot_variants]
+    return sorted(hot, key=lambda task: (task.hot_variants, task.type_name))
+
+
+def _traits_of(task: type[Task], code_path: int) -> list[str]:
+    lines = ["template <>", f"struct TaskTraits<TaskType::{task.type_name.upper()}> : DefaultTaskTraits {{"]
+    lines.append(f"  using Args = {task.Args.__name__};")
+    lines += [f"  static constexpr bool {flag.upper()} = true;" for flag in FLAGS if getattr(task, flag)]
+    if early := task.completes_early:
+        lines.append(f"  static constexpr bool may_complete_early(const Args& args) {{ return args.{early.field}; }}")
+        lines.append(
+            f"  static constexpr uint32_t EARLY_ROWS = {early.rows}u;  // complete early with more rows than that"
+        )
+    if task.hot_variants:
+        lines.append(f"  static constexpr uint32_t CODE_PATH = {code_path}u, HOT_VARIANTS = {task.hot_variants}u;")
+    return [*lines, "};"]
+
+
+def _x_macro(name: str, tasks: list[type[Task]]) -> list[str]:
+    entries = [f"X({task.type_id}, {task.type_name}, {task.Args.__name__})" for task in tasks]
+    return [f"#define {name}(X) " + "".join(f"\\\n  {entry} " for entry in entries).rstrip()]
+
+
 def _body() -> list[str]:
     lines = [
         f"constexpr uint32_t {name} = {value}u;" if value < 1 << 32 else f"constexpr uint64_t {name} = {value}ull;"
@@ -49,10 +107,17 @@ def _body() -> list[str]:
     for _, task in sorted(TASK_TYPES.items()):
         lines += _struct(task.Args)
     types = ", ".join(f"{task.type_name.upper()} = {type_id}" for type_id, task in sorted(TASK_TYPES.items()))
-    lines += [f"enum class TaskType : uint16_t {{ {types} }};", ""]
-    lines.append("// X(id, body, argument struct): csrc defines body_<body>(Context&, const Args&) for each.")
-    entries = [f"X({type_id}, {task.type_name}, {task.Args.__name__})" for type_id, task in sorted(TASK_TYPES.items())]
-    lines.append("#define DISTMK_TASK_TYPES(X) \\\n  " + " \\\n  ".join(entries))
+    lines += [f"enum class TaskType : uint16_t {{ {types} }};", "", *_traits()]
+    lines.append("// X(id, body, argument struct) of every type: csrc defines body_<body>(Context&, const Args&).")
+    lines += _x_macro("DISTMK_TASK_TYPES", [task for _, task in sorted(TASK_TYPES.items())])
+    lines.append("// The same of types with a trait; of hot ones with a single variant and with several, by code path.")
+    for trait in (*FLAGS, "completes_early"):
+        lines += _x_macro(
+            f"DISTMK_TASK_TYPES_{trait.upper()}",
+            [task for _, task in sorted(TASK_TYPES.items()) if getattr(task, trait)],
+        )
+    lines += _x_macro("DISTMK_TASK_TYPES_HOT", [task for task in _hot_types() if task.hot_variants == 1])
+    lines += _x_macro("DISTMK_TASK_TYPES_HOT_VARIANTS", [task for task in _hot_types() if task.hot_variants > 1])
     return lines
 
 

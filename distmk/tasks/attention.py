@@ -209,12 +209,14 @@ class Attention(Task):
     long_splits: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = AttentionArgs
+    polls_inputs: ClassVar[bool] = True
+    counts_work_items: ClassVar[bool] = True
+    goes_through_shares: ClassVar[bool] = True
+    hot_variants: ClassVar[int] = 1
 
     def dtypes(self) -> Mapping[str, str | None]:
         caches = {"k_cache": "bf16", "v_cache": "bf16", "fused_partials": "bf16", "reset": "bf16"}
         return {"qkv": "f32", **caches, "page_table": "i32", "partials": "f32", "batch": None}
-
-    goes_through_shares: ClassVar[bool] = True
 
     def reads(self) -> Iterable[Region]:
         return (self.qkv, self.k_cache, self.v_cache, self.page_table, self.batch)

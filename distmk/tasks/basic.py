@@ -8,10 +8,12 @@ from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from distmk.abi import N_TILE
 from distmk.errors import UsageError
 from distmk.graph.regions import ITEM_BYTES, Region
 from distmk.graph.task import (
     Access,
+    EarlyCompletion,
     Layout,
     Task,
     access,
@@ -203,6 +205,10 @@ class Sum(Task):
     polls: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = SumArgs
+    polls_inputs: ClassVar[bool] = True
+    resets_rows: ClassVar[bool] = True
+    completes_early: ClassVar[EarlyCompletion | None] = EarlyCompletion("polls", N_TILE)
+    hot_variants: ClassVar[int] = 1
 
     def dtypes(self) -> Mapping[str, str | None]:
         return {"blocks": "f32", "dst": "f32", "out_bf16": "bf16", "reset": "bf16"}
@@ -256,7 +262,3 @@ class Sum(Task):
         if args.batch:
             found.append(batch_access(rank, args.batch))
         return found
-
-    @classmethod
-    def skips_waits(cls, args: Any) -> bool:
-        return bool(args.polls)

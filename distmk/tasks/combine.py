@@ -59,6 +59,9 @@ class Combine(Task):
     skips_fused: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = CombineArgs
+    polls_inputs: ClassVar[bool] = True
+    resets_rows: ClassVar[bool] = True
+    hot_variants: ClassVar[int] = 1
 
     def dtypes(self) -> Mapping[str, str | None]:
         return {"partials": "f32", "out": "bf16", "batch": None, "reset": "bf16"}

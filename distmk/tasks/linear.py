@@ -115,6 +115,9 @@ class Linear(Task):
 
     Args: ClassVar[type[ctypes.Structure]] = LinearArgs
     streams_weights: ClassVar[bool] = True
+    polls_inputs: ClassVar[bool] = True
+    resets_rows: ClassVar[bool] = True
+    hot_variants: ClassVar[int] = MAX_ROWS + 1  # one for each number of rows
 
     def __post_init__(self) -> None:
         """Raises UsageError for a fused combine that the bodies cannot do."""
@@ -252,6 +255,7 @@ class Embed(Task):
     num_ranks: int = 1
 
     Args: ClassVar[type[ctypes.Structure]] = EmbedArgs
+    resets_rows: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
         return {"out": "f32", "out_bf16": "bf16", "reset": "bf16", "batch": None}

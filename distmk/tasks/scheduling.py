@@ -97,6 +97,7 @@ class SchedulerStep(Task):
     max_positions: int = 0
 
     Args: ClassVar[type[ctypes.Structure]] = SchedulerStepArgs
+    runs_on_scheduler: ClassVar[bool] = True
 
     def reads(self) -> Iterable[Region]:
         return (self.candidates, self.state, self.page_table, self.batch)

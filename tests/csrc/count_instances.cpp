@@ -10,6 +10,7 @@
 #include "host/delayed_puts.h"
 #include "runtime/context.h"
 #include "runtime/splits.h"
+#include "runtime/task_types.h"
 
 namespace distmk {
 namespace {
@@ -62,6 +63,10 @@ struct Verdict {
 } verdict;
 
 }  // namespace
+
+uint32_t num_work_items(const Context& context, const AttentionArgs& args) {
+  return num_attention_instances(args, *context.batch(args.batch));
+}
 
 #define DISTMK_COUNT(id, name, Args)                \
   void body_##name(Context& context, const Args&) { \

@@ -120,4 +120,8 @@ DISTMK_FN void body_attention(Context& context, const AttentionArgs& args) {
   if (own_round()) set_own_round(0);
 }
 
+DISTMK_FN uint32_t num_work_items(const Context& context, const AttentionArgs& args) {
+  return num_attention_instances(args, *context.batch(args.batch));
+}
+
 }  // namespace distmk

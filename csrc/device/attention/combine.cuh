@@ -4,7 +4,7 @@
 // (linear/fused_combine.cuh).
 #pragma once
 #include "device/attention/lse.cuh"
-#include "device/comm/lamport.cuh"
+#include "device/comm/lamport_shrink.cuh"
 #include "runtime/splits.h"
 
 namespace distmk {
@@ -210,6 +210,15 @@ DISTMK_FN void body_combine(Context& context, const CombineArgs& args) {
     if (args.polls) of_slice.reset();
   }
   context.inputs_polled();
+}
+
+DISTMK_FN void reset_stale_rows(const Context& context, const CombineArgs& args, const Batch& batch) {
+  DISTMK_NO_UNROLL
+  for (uint32_t i = 0; i < args.num_slices; ++i) {
+    const CombineSlice slice(args, i);
+    auto* columns = context.at<__nv_bfloat16>(args.reset) + slice.head * args.head_dim + slice.begin;
+    reset_rows(context, batch, columns, slice.end - slice.begin, args.out_stride);
+  }
 }
 
 }  // namespace distmk

@@ -3,7 +3,7 @@
 // the consumers' loop.
 #pragma once
 #include "device/comm/lamport.cuh"
-#include "runtime/splits.h"
+#include "runtime/task_types.h"
 
 namespace distmk {
 
@@ -26,45 +26,21 @@ DISTMK_FN void reset_columns(const Context& context, const Args& args, const Bat
   reset_rows(context, batch, context.at<T>(args.reset), num_cols, stride);
 }
 
-DISTMK_FN void reset_stale_rows(const Context& context, const LinearArgs& args, const Batch& batch) {
-  if (args.out_bf16)
-    reset_columns<__nv_bfloat16>(context, args, batch, args.n, args.out_bf16_stride);
-  else if (args.epilogue == static_cast<uint32_t>(Epilogue::SWIGLU))
-    reset_columns<__nv_bfloat16>(context, args, batch, args.n, args.out_stride);
-  else
-    reset_columns<float>(context, args, batch, args.n, args.out_stride);
-}
-DISTMK_FN void reset_stale_rows(const Context& context, const EmbedArgs& args, const Batch& batch) {
-  reset_columns<__nv_bfloat16>(context, args, batch, args.n, args.out_bf16_stride);
-}
-DISTMK_FN void reset_stale_rows(const Context& context, const SumArgs& args, const Batch& batch) {
-  reset_columns<__nv_bfloat16>(context, args, batch, args.num, args.out_bf16_stride);
-}
-DISTMK_FN void reset_stale_rows(const Context& context, const CombineArgs& args, const Batch& batch) {
-  DISTMK_NO_UNROLL
-  for (uint32_t i = 0; i < args.num_slices; ++i) {
-    const CombineSlice slice(args, i);
-    auto* columns = context.at<__nv_bfloat16>(args.reset) + slice.head * args.head_dim + slice.begin;
-    reset_rows(context, batch, columns, slice.end - slice.begin, args.out_stride);
-  }
-}
+// A type with RESETS_ROWS defines beside its body, under device/: it resets, in the columns of `args.reset` that the
+// task writes, the rows from batch.num_rows to batch.num_reset_rows.
+#define DISTMK_DECLARE_HOOK(id, name, Args) \
+  DISTMK_FN void reset_stale_rows(const Context& context, const Args& args, const Batch& batch);
+DISTMK_TASK_TYPES_RESETS_ROWS(DISTMK_DECLARE_HOOK)
+#undef DISTMK_DECLARE_HOOK
 
 // By all who have run the body of a task of that type.
-template <TaskType TYPE>
+template <uint32_t TYPE>
 DISTMK_FN void reset_stale_rows(const Context& context) {
-  const auto clear = [&](const auto& args) {
+  if constexpr (TraitsOf<TYPE>::RESETS_ROWS) {
+    const auto& args = args_of<typename TraitsOf<TYPE>::Args>(*context.task.desc);
     const Batch* batch = context.batch(args.batch);
     if (args.reset && batch_shrank(batch)) reset_stale_rows(context, args, *batch);
-  };
-  const auto* args = context.task.desc->args;
-  if constexpr (TYPE == TaskType::LINEAR)
-    clear(*reinterpret_cast<const LinearArgs*>(args));
-  else if constexpr (TYPE == TaskType::EMBED)
-    clear(*reinterpret_cast<const EmbedArgs*>(args));
-  else if constexpr (TYPE == TaskType::SUM)
-    clear(*reinterpret_cast<const SumArgs*>(args));
-  else if constexpr (TYPE == TaskType::COMBINE)
-    clear(*reinterpret_cast<const CombineArgs*>(args));
+  }
 }
 
 }  // namespace distmk

@@ -1,11 +1,8 @@
 // The second half of an all-reduce: sums the blocks that all ranks have pushed, in rank order.
 #pragma once
-#include "device/comm/lamport.cuh"
-#include "runtime/context.h"
+#include "device/comm/lamport_shrink.cuh"
 
 namespace distmk {
-
-DISTMK_FN uint32_t rows_of(const Batch* batch) { return batch ? batch->num_rows : 1; }
 
 // Whether a sum takes its elements as they arrive: having seen them it knows as much as if it had waited.
 DISTMK_FN bool sum_polls(const RankState& state, const SumArgs& args) { return args.polls && !state.transport; }
@@ -51,6 +48,10 @@ DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
     for (uint32_t b = 0; args.polls && b < num_blocks; ++b) publish_store(blocks + b * step + i, 0.0f);
   }
   if (polls) context.inputs_polled();
+}
+
+DISTMK_FN void reset_stale_rows(const Context& context, const SumArgs& args, const Batch& batch) {
+  reset_columns<__nv_bfloat16>(context, args, batch, args.num, args.out_bf16_stride);
 }
 
 }  // namespace distmk

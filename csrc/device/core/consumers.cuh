@@ -39,20 +39,19 @@ DISTMK_NOINLINE void finish_remote(const RankState& state, const Action& action,
 }
 template <uint32_t TYPE>
 DISTMK_NOINLINE void run_cold_task_of(const RankState& state) {
-  constexpr auto type = static_cast<TaskType>(TYPE);
   Context context(state, {threadIdx.x, NUM_CONSUMERS});
   const Action& action = shared().handshake.action[handshake_slot(task_number())];
-  const bool ran = run_action(context, action, {true, true}, begins_early(type), BodyOf<TYPE>{});
-  if (ran) reset_stale_rows<type>(context);
+  const bool ran = run_action(context, action, {true, true}, begins_early(TYPE), BodyOf<TYPE>{});
+  if (ran) reset_stale_rows<TYPE>(context);
   if (state.transport && ran) finish_remote(state, action, context.pushed());
   end_task(context, state.transport ? ~0ull : context.pushed());
 }
 
 DISTMK_FN void run_cold_task(const RankState& state, uint32_t type) {
   switch (type) {
-#define DISTMK_CASE(id, name, Args)                                                      \
-  case id:                                                                               \
-    if constexpr (!std::is_same_v<Args, SchedulerStepArgs>) run_cold_task_of<id>(state); \
+#define DISTMK_CASE(id, name, Args)                                              \
+  case id:                                                                       \
+    if constexpr (!TraitsOf<id>::RUNS_ON_SCHEDULER) run_cold_task_of<id>(state); \
     break;
     DISTMK_TASK_TYPES(DISTMK_CASE)
 #undef DISTMK_CASE
@@ -78,8 +77,8 @@ DISTMK_FN void consumer_loop(const RankState& state) {
     barrier_wait(&handshake.issued[handshake_slot(n)], handshake_phase(n));
     const uint32_t code_path = current_code_path();
     if (code_path == CodePath::LEAVE) break;
-    if (code_path >= CodePath::OTHER)
-      run_cold_task(state, code_path - CodePath::OTHER);
+    if (code_path >= CodePath::COLD)
+      run_cold_task(state, code_path - CodePath::COLD);
     else
       run_hot_task(state);
   }

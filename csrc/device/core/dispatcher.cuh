@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "device/attention/work_assignment.cuh"
 #include "device/core/hot_path.cuh"
 
 namespace distmk {

@@ -19,8 +19,8 @@ DISTMK_FN uint32_t handshake_slot(uint32_t n) { return n % NUM_HANDSHAKE_SLOTS; 
 DISTMK_FN uint32_t handshake_phase(uint32_t n) { return n / NUM_HANDSHAKE_SLOTS % 2; }
 
 // The code that the consumers run for a task, decided by the dispatcher (hot_path.cuh) so that they look nothing up:
-// the hot paths, of which LINEAR is followed by the number of rows, or the cold path, OTHER + the task's type.
-enum CodePath : uint32_t { LEAVE, ATTENTION, COMBINE, SUM, LINEAR, OTHER = LINEAR + MAX_ROWS + 1 };
+// a hot path, TaskTraits::CODE_PATH + the variant, or the cold path, COLD + the task's type.
+enum CodePath : uint32_t { LEAVE, COLD = NUM_HOT_PATHS + 1 };
 
 struct TaskHandshake {
   uint64_t issued[NUM_HANDSHAKE_SLOTS], ready[NUM_HANDSHAKE_SLOTS], done[NUM_HANDSHAKE_SLOTS],

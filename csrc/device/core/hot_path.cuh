@@ -1,55 +1,76 @@
-// The tasks that every token waits for, where no network lies between: which they are the waiter finds out.
+// The hot path: bodies of the tasks that every token waits for, inlined into the consumers' loop. Which tasks take it
+// the dispatcher decides, so that the consumers look up nothing; all others take the cold path (consumers.cuh).
 #pragma once
-#include "device/attention/attention.cuh"
-#include "device/attention/combine.cuh"
 #include "device/comm/lamport_shrink.cuh"
-#include "device/comm/reduce.cuh"
-#include "device/linear/linear.cuh"
+#include "device/core/shared.cuh"
 
 namespace distmk {
 
+// A type with several HOT_VARIANTS defines beside its body, under device/:
+//   find_hot_variant  whether there is a variant for these arguments in this iteration, and which
+//   run_hot_variant   runs it
+// One with a single variant runs its body.
+#define DISTMK_DECLARE_HOOKS(id, name, Args)                                                    \
+  DISTMK_FN bool find_hot_variant(const RankState& state, const Args& args, uint32_t* variant); \
+  DISTMK_FN void run_hot_variant(Context& context, const Args& args, uint32_t variant);
+DISTMK_TASK_TYPES_HOT_VARIANTS(DISTMK_DECLARE_HOOKS)
+#undef DISTMK_DECLARE_HOOKS
+
+// A hot type takes the cold path where the transport may be needed, where its body would run one instance of several,
+// and where rows have to be reset that the iteration before had more.
+template <class Traits>
+DISTMK_FN uint32_t path_unless_shrunk(const RankState& state, const typename Traits::Args& args, uint32_t variant,
+                                      uint32_t cold) {
+  if constexpr (Traits::RESETS_ROWS)
+    return batch_shrank(state.batch(args.batch)) ? cold : Traits::CODE_PATH + variant;
+  else
+    return Traits::CODE_PATH + variant;
+}
 DISTMK_FN uint32_t code_path_of(const RankState& state, const Action& action) {
   if (action.kind == ActionKind::LEAVE) return CodePath::LEAVE;
   const TaskDesc& task = *action.task.desc;
-  const auto type = static_cast<TaskType>(task.type);
-  const uint32_t other = CodePath::OTHER + task.type;
-  // Of what is spread only attention takes its share by itself.
-  if (state.transport || (is_spread(task) && type != TaskType::ATTENTION)) return other;
-  const auto unless_shrunk = [&](const auto& args, uint32_t code_path) {
-    return batch_shrank(state.batch(args.batch)) ? other : code_path;
-  };
-  switch (type) {
-    case TaskType::ATTENTION:
-      return CodePath::ATTENTION;
-    case TaskType::COMBINE:
-      return unless_shrunk(*reinterpret_cast<const CombineArgs*>(task.args), CodePath::COMBINE);
-    case TaskType::SUM:
-      return unless_shrunk(*reinterpret_cast<const SumArgs*>(task.args), CodePath::SUM);
-    case TaskType::LINEAR: {
-      const auto& args = *reinterpret_cast<const LinearArgs*>(task.args);
-      const uint32_t rows = linear::num_rows(state, args);
-      return linear::is_aligned(state, args, rows) ? unless_shrunk(args, CodePath::LINEAR + rows) : other;
-    }
+  const uint32_t cold = CodePath::COLD + task.type;
+  if (state.transport || (is_spread(task) && !goes_through_shares(task.type))) return cold;
+  switch (task.type) {
+#define DISTMK_CASE(id, name, Args) \
+  case id:                          \
+    return path_unless_shrunk<TraitsOf<id>>(state, args_of<Args>(task), 0, cold);
+    DISTMK_TASK_TYPES_HOT(DISTMK_CASE)
+#undef DISTMK_CASE
+#define DISTMK_CASE(id, name, Args)                                      \
+  case id: {                                                             \
+    const auto& args = args_of<Args>(task);                              \
+    uint32_t variant;                                                    \
+    if (!find_hot_variant(state, args, &variant)) return cold;           \
+    return path_unless_shrunk<TraitsOf<id>>(state, args, variant, cold); \
+  }
+    DISTMK_TASK_TYPES_HOT_VARIANTS(DISTMK_CASE)
+#undef DISTMK_CASE
     default:
-      return other;
+      return cold;
   }
 }
 
 DISTMK_FN uint32_t current_code_path() { return shared().handshake.code_path[handshake_slot(task_number())].get(); }
 
-// All of them ask by themselves when their inputs are ready.
+// A body of the hot path, entered before its task's waits are met. The type with the last paths needs no comparison.
 DISTMK_FN void run_hot_body(Context& context) {
-  const auto* args = context.task.desc->args;
-  switch (current_code_path()) {
+  const TaskDesc& task = *context.task.desc;
+  const uint32_t code_path = current_code_path();
+  switch (code_path) {
     default:
-      return linear::run_by_rows<true>(context, *reinterpret_cast<const LinearArgs*>(args),
-                                       current_code_path() - CodePath::LINEAR);
-    case CodePath::ATTENTION:
-      return body_attention(context, *reinterpret_cast<const AttentionArgs*>(args));
-    case CodePath::COMBINE:
-      return body_combine(context, *reinterpret_cast<const CombineArgs*>(args));
-    case CodePath::SUM:
-      return body_sum(context, *reinterpret_cast<const SumArgs*>(args));
+#define DISTMK_IF(id, name, Args)                                               \
+  if (TraitsOf<id>::CODE_PATH + TraitsOf<id>::HOT_VARIANTS == CodePath::COLD || \
+      code_path - TraitsOf<id>::CODE_PATH < TraitsOf<id>::HOT_VARIANTS)         \
+    return run_hot_variant(context, args_of<Args>(task), current_code_path() - TraitsOf<id>::CODE_PATH);
+      DISTMK_TASK_TYPES_HOT_VARIANTS(DISTMK_IF)
+#undef DISTMK_IF
+      return;
+#define DISTMK_CASE(id, name, Args) \
+  case TraitsOf<id>::CODE_PATH:     \
+    return body_##name(context, args_of<Args>(task));
+      DISTMK_TASK_TYPES_HOT(DISTMK_CASE)
+#undef DISTMK_CASE
   }
 }
 

@@ -6,7 +6,14 @@
 
 namespace distmk {
 
-DISTMK_FN bool streams_weights(const TaskDesc& task) { return task.type == static_cast<uint16_t>(TaskType::LINEAR); }
+// A type with STREAMS_WEIGHTS defines beside its body, under device/:
+//   weight_slab       the slab that the loader streams for a task
+//   throttles_signal  whether the loader is throttled while the task's triggers are signaled
+#define DISTMK_DECLARE_HOOKS(id, name, Args)                                  \
+  DISTMK_FN WeightSlab weight_slab(const RankState& state, const Args& args); \
+  DISTMK_FN bool throttles_signal(const RankState& state, const Args& args);
+DISTMK_TASK_TYPES_STREAMS_WEIGHTS(DISTMK_DECLARE_HOOKS)
+#undef DISTMK_DECLARE_HOOKS
 
 DISTMK_NOINLINE void loader_loop(const RankState& state) {
   Shared& s = shared();
@@ -22,11 +29,17 @@ DISTMK_NOINLINE void loader_loop(const RankState& state) {
       if (!stays) return loader.leave();
       continue;
     }
-    const bool streams = streams_weights(task);
-    const auto args = *reinterpret_cast<const LinearArgs*>(task.args);
+    // The arguments are copied as those of every type that streams, which costs less than a branch, and the slot
+    // released.
+    const uint16_t type = task.type;
+#define DISTMK_COPY(id, name, Args) const Args name##_args = args_of<Args>(task);
+    DISTMK_TASK_TYPES_STREAMS_WEIGHTS(DISTMK_COPY)
+#undef DISTMK_COPY
     warp_arrive(&s.tasks.empty[cursor.index]);
-    if (streams && !loader.stream(args, reinterpret_cast<const char*>(state.address(args.weight))))
-      return loader.leave();
+#define DISTMK_IF(id, name, Args) \
+  if (type == id && !loader.stream(weight_slab(state, name##_args))) return loader.leave();
+    DISTMK_TASK_TYPES_STREAMS_WEIGHTS(DISTMK_IF)
+#undef DISTMK_IF
   }
 }
 

@@ -69,9 +69,11 @@ struct PipelineState {
   }
 };
 
-DISTMK_FN uint32_t slab_rows(const LinearArgs& args) {
-  return args.epilogue == static_cast<uint32_t>(Epilogue::SWIGLU) ? 2 * args.n : args.n;
-}
+// A packed weight matrix of `rows` x `k_pitch` bf16.
+struct WeightSlab {
+  const char* begin;
+  uint32_t rows, k_pitch;
+};
 
 // The producer side, run by the loader warp. The warp stays converged though one lane issues all bulk copies: diverged
 // lanes would take turns with that one, and every instruction between two copies delays the next read.
@@ -89,14 +91,15 @@ class Loader {
 
   // Copies one slab. False: the worker has left. That is checked once per M block; until the loader sees it,
   // release_until_loader_left() keeps making room.
-  DISTMK_FN bool stream(const LinearArgs& args, const char* slab) {
+  DISTMK_FN bool stream(const WeightSlab& weights) {
     ++slab_;
-    const uint32_t rows = slab_rows(args);
+    const char* slab = weights.begin;
+    const uint32_t rows = weights.rows;
     for (uint32_t block = 0; block < rows; block += M_BLOCK) {
       if (!lanes_.all(!pipeline_.leave.get())) return false;
       const uint32_t block_end = min(block + M_BLOCK, rows);
 #pragma unroll 1
-      for (uint32_t left = args.k_pitch; left; left -= min(K_BLOCK, left)) {
+      for (uint32_t left = weights.k_pitch; left; left -= min(K_BLOCK, left)) {
 #pragma unroll 1
         for (uint32_t row = block; row < block_end; row += M_TILE) {
           const uint32_t column_bytes = min(M_TILE, rows - row) * sizeof(__nv_bfloat16);

@@ -7,7 +7,6 @@
 
 namespace distmk {
 
-constexpr uint32_t N_TILE = 8;  // tokens of a tensor-core product (the n of m16n8k16)
 // Floats from one token to the next in a warp's partial sums: the rows of an M block, padded against bank conflicts.
 constexpr uint32_t PARTIAL_SUM_STRIDE = 68;
 constexpr uint32_t SCRATCH_BYTES = NUM_WARPS * N_TILE * PARTIAL_SUM_STRIDE * sizeof(float);

@@ -1,30 +1,44 @@
 // The signaler warp: signals the triggers of each task (a lane per trigger) once its body is done and its waits are
 // met, while the consumers go on. In between it prefetches the worker's task descriptors.
 #pragma once
-#include "device/comm/reduce.cuh"
 #include "device/core/loader.cuh"
-#include "device/linear/linear.cuh"
 #include "runtime/trace.h"
 
 namespace distmk {
 
 // Whether the loader is throttled while the task's triggers are signaled, as other workers wait for them.
 DISTMK_FN bool throttles_loader(const RankState& state, const TaskDesc& task) {
-  return !streams_weights(task) || linear::throttles_loader(state, *reinterpret_cast<const LinearArgs*>(task.args));
+  switch (task.type) {
+#define DISTMK_CASE(id, name, Args) \
+  case id:                          \
+    return throttles_signal(state, args_of<Args>(task));
+    DISTMK_TASK_TYPES_STREAMS_WEIGHTS(DISTMK_CASE)
+#undef DISTMK_CASE
+  }
+  return true;
 }
 
-// Whether the inputs that a task's body has polled imply its waits. For more than N_TILE rows they do: the tasks that
-// it waits for have then met their own waits before they wrote.
-DISTMK_FN bool skips_waits(const Context& context, const TaskDesc& task) {
-  if (task.type != static_cast<uint16_t>(TaskType::SUM)) return false;
-  const auto& args = *reinterpret_cast<const SumArgs*>(task.args);
-  return sum_polls(context.rank_state, args) && rows_of(context.batch(args.batch)) > N_TILE;
+template <class Traits>
+DISTMK_FN bool may_complete_early(const RankState& state, const typename Traits::Args& args) {
+  return Traits::may_complete_early(args) && !state.transport;
+}
+// Whether a task is complete once its body is done, because the inputs that the body has polled imply its waits.
+DISTMK_FN bool completes_early(const Context& context, const TaskDesc& task) {
+#define DISTMK_IF(id, name, Args)                                         \
+  if (task.type == id) {                                                  \
+    const auto& args = args_of<Args>(task);                               \
+    return may_complete_early<TraitsOf<id>>(context.rank_state, args) &&  \
+           rows_of(context.batch(args.batch)) > TraitsOf<id>::EARLY_ROWS; \
+  }
+  DISTMK_TASK_TYPES_COMPLETES_EARLY(DISTMK_IF)
+#undef DISTMK_IF
+  return false;
 }
 
 // Whether task n, whose body is done, may be signaled. The waits of the tasks before it are then met, too, so that
 // their descriptors can be released.
 DISTMK_FN bool may_signal(const Context& context, TaskHandshake& handshake, uint32_t n) {
-  if (skips_waits(context, *handshake.action[handshake_slot(n)].task.desc))
+  if (completes_early(context, *handshake.action[handshake_slot(n)].task.desc))
     return context.team.all(!n || handshake.is_ready(n - 1));
   return context.team.all(handshake.is_ready(n) && !handshake.is_ended(n));
 }

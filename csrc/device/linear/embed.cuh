@@ -1,6 +1,6 @@
 // The embedding lookup: this rank's rows of the vocabulary-parallel table.
 #pragma once
-#include "device/comm/reduce.cuh"
+#include "device/comm/lamport_shrink.cuh"
 
 namespace distmk {
 
@@ -26,6 +26,10 @@ DISTMK_FN void body_embed(Context& context, const EmbedArgs& args) {
     }
   }
   if (push) context.push_remote(args.out, uint64_t{num_rows} * args.n * sizeof(float));
+}
+
+DISTMK_FN void reset_stale_rows(const Context& context, const EmbedArgs& args, const Batch& batch) {
+  reset_columns<__nv_bfloat16>(context, args, batch, args.n, args.out_bf16_stride);
 }
 
 }  // namespace distmk

@@ -2,12 +2,19 @@
 // the batch. Composes the mainloop (mainloop.cuh), its B operand (activations.cuh; fused_combine.cuh for attention's
 // output) and the epilogue (epilogue.cuh). GEMV path: one token; GEMM path: up to 16 tokens, in one or two N tiles.
 #pragma once
+#include "device/comm/lamport_shrink.cuh"
+#include "device/core/loader.cuh"
 #include "device/linear/epilogue.cuh"
 #include "device/linear/fused_combine.cuh"
 #include "device/linear/mainloop.cuh"
 
 namespace distmk {
 namespace linear {
+
+// Rows of the weight slab.
+DISTMK_FN uint32_t slab_rows(const LinearArgs& args) {
+  return args.epilogue == static_cast<uint32_t>(Epilogue::SWIGLU) ? 2 * args.n : args.n;
+}
 
 // Tokens, each of which is a row of the batch.
 DISTMK_FN uint32_t num_rows(const RankState& state, const LinearArgs& args) {
@@ -83,7 +90,7 @@ DISTMK_FN void run_gemv(Context& context, const LinearArgs& args) {
 
 // GEMM path. With one N tile the activations of the next K block are loaded while this one is multiplied, and the first
 // A fragments are prefetched; with two there are too few registers. With two, nothing is stored before the task's
-// events are signaled, which tasks that add up the outputs rely on (skips_waits() in megakernel.cuh).
+// events are signaled, which tasks that add up the outputs rely on (completes_early() in signaler.cuh).
 template <uint32_t N_TILES, bool ALIGNED>
 DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_tokens) {
   constexpr bool PREFETCHES = N_TILES == 1 && ALIGNED;
@@ -170,6 +177,31 @@ DISTMK_FN void body_linear(Context& context, const LinearArgs& args) {
     linear::run_by_rows<false>(context, args, num_tokens);
   if (args.epilogue == static_cast<uint32_t>(Epilogue::PUSH) && context.rank_state.transport && context.inputs_ready())
     context.push_remote(args.out, uint64_t{num_tokens} * args.n * sizeof(float));
+}
+
+// What the runtime asks of linear tasks (TaskTraits).
+
+DISTMK_FN WeightSlab weight_slab(const RankState& state, const LinearArgs& args) {
+  return {reinterpret_cast<const char*>(state.address(args.weight)), linear::slab_rows(args), args.k_pitch};
+}
+DISTMK_FN bool throttles_signal(const RankState& state, const LinearArgs& args) {
+  return linear::throttles_loader(state, args);
+}
+// A variant for each number of tokens.
+DISTMK_FN bool find_hot_variant(const RankState& state, const LinearArgs& args, uint32_t* num_tokens) {
+  *num_tokens = linear::num_rows(state, args);
+  return linear::is_aligned(state, args, *num_tokens);
+}
+DISTMK_FN void run_hot_variant(Context& context, const LinearArgs& args, uint32_t num_tokens) {
+  linear::run_by_rows<true>(context, args, num_tokens);
+}
+DISTMK_FN void reset_stale_rows(const Context& context, const LinearArgs& args, const Batch& batch) {
+  if (args.out_bf16)
+    reset_columns<__nv_bfloat16>(context, args, batch, args.n, args.out_bf16_stride);
+  else if (args.epilogue == static_cast<uint32_t>(Epilogue::SWIGLU))
+    reset_columns<__nv_bfloat16>(context, args, batch, args.n, args.out_stride);
+  else
+    reset_columns<float>(context, args, batch, args.n, args.out_stride);
 }
 
 }  // namespace distmk

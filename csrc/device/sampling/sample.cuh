@@ -1,6 +1,5 @@
 // Greedy sampling: the best logit of each row over this rank's shard of the vocabulary.
 #pragma once
-#include "device/comm/reduce.cuh"
 #include "device/core/shared.cuh"
 #include "device/sampling/argmax.cuh"
 

@@ -303,8 +303,12 @@ void AttentionTask::run() {
 
 }  // namespace
 
+uint32_t num_work_items(const Context& context, const AttentionArgs& args) {
+  return num_attention_instances(args, *context.batch(args.batch));
+}
+
 void body_attention(Context& context, const AttentionArgs& args) {
-  if (!context.take_assigned(num_attention_instances(args, *context.at<Batch>(args.batch)))) return;
+  if (!context.take_assigned(num_work_items(context, args))) return;
   uint32_t instance = context.instance;
   do AttentionTask(context, args, instance).run();
   while (context.next_assigned(instance));

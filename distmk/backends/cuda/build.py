@@ -14,6 +14,7 @@ from pathlib import Path
 from distmk import env
 from distmk.backends.build_cache import cached, content_key, csrc_dir
 from distmk.backends.cuda.toolchain import Toolchain, find_toolchain, run
+from distmk.backends.kernel_sources import kernel_sources, translation_unit
 from distmk.errors import BuildError, UsageError
 
 FLAGS = ("-std=c++17", "-O3", "-ftz=true", "-rdc=true", "--expt-relaxed-constexpr", "-lineinfo")
@@ -127,19 +128,6 @@ def copy_cubin(cubin: Path, folder: Path) -> Path:
 def source_key(architecture: str) -> str:
     """Hash of all sources and flags, without the tools."""
     return content_key([architecture, *FLAGS, *env.nvcc_flags(), translation_unit()], kernel_sources())
-
-
-def kernel_sources() -> list[Path]:
-    """All files that the kernel is compiled from."""
-    root = csrc_dir()
-    device = [path for path in (root / "device").rglob("*") if path.is_file()]
-    return [root / "abi.h", *(root / "platform").iterdir(), *(root / "runtime").glob("*.h"), *device]
-
-
-def translation_unit() -> str:
-    """A source that includes every header of csrc/device: one translation unit, so that task bodies can be inlined."""
-    headers = sorted(path.relative_to(csrc_dir()).as_posix() for path in (csrc_dir() / "device").rglob("*.cuh"))
-    return "".join(f'#include "{name}"\n' for name in headers)
 
 
 def compile_cubin(toolchain: Toolchain, architecture: str, folder: Path, virtual: str | None = None) -> Path:

@@ -7,9 +7,10 @@ import statistics
 from pathlib import Path
 
 from distmk.backends.build_cache import cached, content_key, csrc_dir
-from distmk.backends.cuda.build import architecture_of, kernel_sources
+from distmk.backends.cuda.build import architecture_of
 from distmk.backends.cuda.driver import allow_shared_memory
 from distmk.backends.cuda.toolchain import find_nvcc, run
+from distmk.backends.kernel_sources import kernel_sources
 from distmk.errors import UsageError
 
 KERNEL = b"distmk_stream_probe"

@@ -6,11 +6,12 @@ import ctypes
 import platform
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from distmk import env
 from distmk.backends.build_cache import cached, content_key, csrc_dir
+from distmk.backends.kernel_sources import translation_unit
 from distmk.errors import BuildError
 from distmk.tasks.abi_header import abi_hash
 
@@ -72,26 +73,35 @@ def build_emulator(extra_flags: Sequence[str] = (), tool: str | None = None) -> 
     flags = [*EMULATOR_FLAGS, f"-I{folder / 'include'}", *extra_flags]
     headers = [*(csrc_dir() / "device").rglob("*.cuh"), *folder.rglob("*.h")]
     sources = [*sorted(folder.glob("*.cpp")), csrc_dir() / "host" / "interface.cpp"]
+    kernel = {"kernel.cuh": translation_unit()}
     if tool is None:
-        return build_sources("emulator", ".so", [*flags, "-shared"], sources, headers)
-    return build_sources(f"{tool}-emulated", "", flags, [*sources, csrc_dir() / "tools" / f"{tool}.cpp"], headers)
+        return build_sources("emulator", ".so", [*flags, "-shared"], sources, headers, kernel)
+    tool_source = csrc_dir() / "tools" / f"{tool}.cpp"
+    return build_sources(f"{tool}-emulated", "", flags, [*sources, tool_source], headers, kernel)
 
 
 def build_sources(
-    name: str, suffix: str, flags: Sequence[str], sources: Sequence[Path], headers: Sequence[Path] = ()
+    name: str,
+    suffix: str,
+    flags: Sequence[str],
+    sources: Sequence[Path],
+    headers: Sequence[Path] = (),
+    generated: Mapping[str, str] | None = None,
 ) -> Path:
     """Path of `sources` compiled with `flags` and linked, from the cache if it has them for this processor.
 
-    `headers`: files that they include besides csrc's *.h.
+    `headers`: files that they include besides csrc's *.h. `generated`: text of generated headers, by the name they are
+    included by.
     """
     compiler = shutil.which(env.compiler())
     if compiler is None:
         raise BuildError(f"no C++ compiler: {env.compiler()!r} not found; install g++ (C++20) or set DISTMK_CXX")
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout.splitlines()[:1]
     without_paths = [flag for flag in flags if not flag.startswith("-I")]
-    ingredients = [*version, *without_paths, platform.machine(), _cpu_flags()]
+    made = dict(generated or {})
+    ingredients = [*version, *without_paths, platform.machine(), _cpu_flags(), *made.values()]
     key = content_key(ingredients, [*csrc_dir().rglob("*.h"), *headers, *sources])
-    return cached(name, suffix, key, lambda scratch: _compile(compiler, flags, sources, scratch))
+    return cached(name, suffix, key, lambda scratch: _compile(compiler, flags, sources, made, scratch))
 
 
 def _cpu_flags() -> str:
@@ -103,11 +113,15 @@ def _cpu_flags() -> str:
     return next((line for line in text.splitlines() if line.startswith(("flags", "Features"))), "")
 
 
-def _compile(compiler: str, flags: Sequence[str], sources: Sequence[Path], scratch: Path) -> Path:
+def _compile(
+    compiler: str, flags: Sequence[str], sources: Sequence[Path], generated: Mapping[str, str], scratch: Path
+) -> Path:
+    for name, text in generated.items():
+        (scratch / name).write_text(text)
     objects, running = [], []
     for index, source in enumerate(sources):
         objects.append(f"{scratch}/{index}.o")
-        command = [compiler, *flags, f"-I{csrc_dir()}", "-c", str(source), "-o", objects[-1]]
+        command = [compiler, *flags, f"-I{csrc_dir()}", f"-I{scratch}", "-c", str(source), "-o", objects[-1]]
         running.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     outputs = [process.communicate()[0] for process in running]
     for process, output in zip(running, outputs, strict=True):

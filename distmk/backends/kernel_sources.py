@@ -1,0 +1,22 @@
+"""What the GPU's kernel is compiled from, by nvcc and by the emulator's compiler alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from distmk.backends.build_cache import csrc_dir
+
+
+def kernel_sources() -> list[Path]:
+    """All files that the kernel is compiled from."""
+    root = csrc_dir()
+    device = [path for path in (root / "device").rglob("*") if path.is_file()]
+    return [root / "abi.h", *(root / "platform").iterdir(), *(root / "runtime").glob("*.h"), *device]
+
+
+def translation_unit() -> str:
+    """One source that includes the kernel and every header of the device. So a task body is found by being there, and is
+    inlined where it runs.
+    """
+    headers = sorted(path.relative_to(csrc_dir()).as_posix() for path in (csrc_dir() / "device").rglob("*.cuh"))
+    return "".join(f'#include "{name}"\n' for name in headers)
