@@ -8,7 +8,7 @@ from distmk.lower.buffers import DecodeBuffers, attention_write, mlp_write
 from distmk.lower.options import ATTENTION_LAUNCHES
 from distmk.lower.plan import WorkPlan
 from distmk.lower.row_parallel import Projection, emit_row_parallel
-from distmk.lower.weights import add_matrix, add_vector, rows_of
+from distmk.lower.weights import add_matrix, add_vector, bias_rows
 from distmk.model.operators import SelfAttention
 from distmk.tasks import Attention, Combine, Linear
 
@@ -63,7 +63,7 @@ def _emit_qkv(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAtte
                 out=buffers.qkv.at(op.layer).at(rank, begin, end),
                 reset=buffers.qkv.reset_at(op.layer, rank, begin, end),
                 batch=buffers.batch.at(rank),
-                bias=rows_of(bias, begin, end),
+                bias=bias_rows(bias, begin, end),
                 normalized=True,
                 eps=plan.config.rms_norm_eps,
                 polls=plan.may_poll(rank, worker),

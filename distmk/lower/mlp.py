@@ -8,7 +8,7 @@ from distmk.graph.regions import Segment, Slab
 from distmk.lower.buffers import DecodeBuffers, attention_write, mlp_write
 from distmk.lower.plan import WorkPlan
 from distmk.lower.row_parallel import Projection, emit_row_parallel
-from distmk.lower.weights import add_matrix, add_vector, rows_of
+from distmk.lower.weights import add_matrix, add_vector, bias_rows
 from distmk.model.operators import Mlp
 from distmk.tasks import Linear
 
@@ -60,7 +60,7 @@ def _emit_gate_up(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Mlp,
                 out=buffers.mlp_hidden.at(op.layer).at(rank, begin, end),
                 reset=buffers.mlp_hidden.reset_at(op.layer, rank, begin, end),
                 batch=buffers.batch.at(rank),
-                bias=rows_of(bias, 2 * begin, 2 * end),
+                bias=bias_rows(bias, 2 * begin, 2 * end),
                 epilogue=Epilogue.SWIGLU,
                 normalized=True,
                 eps=plan.config.rms_norm_eps,

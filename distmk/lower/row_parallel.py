@@ -10,7 +10,7 @@ from distmk.lower.all_reduce import emit_all_reduce, residual_output
 from distmk.lower.buffers import DecodeBuffers
 from distmk.lower.partition import Partition
 from distmk.lower.plan import WorkPlan
-from distmk.lower.weights import add_matrix, add_vector, rows_of
+from distmk.lower.weights import add_matrix, add_vector, bias_rows
 from distmk.model.shards import Range
 from distmk.tasks import Linear
 
@@ -75,7 +75,7 @@ def _emit_linear(
                 x=projection.x.at(rank, 0, weight.cols),
                 slab=Slab(weight, begin, end),
                 batch=buffers.batch.at(rank),
-                bias=rows_of(bias, begin, end),
+                bias=bias_rows(bias, begin, end),
                 num_ranks=plan.options.num_ranks,
                 polls=projection.x.lamport and plan.may_poll(rank, worker),
                 fused_partials=partials.at(rank, 0, shape.fused_partial_cols) if partials else None,

@@ -38,6 +38,6 @@ def add_vector(graph: Graph, rank: int, segments: list[Segment]) -> Slab:
     return Slab(weight, 0, weight.rows)
 
 
-def rows_of(slab: Slab | None, begin: int, end: int) -> Slab | None:
+def bias_rows(bias: Slab | None, begin: int, end: int) -> Slab | None:
     """Rows [begin, end) of a bias; None without one."""
-    return slab and Slab(slab.weight, begin, end)
+    return bias and Slab(bias.weight, begin, end)
