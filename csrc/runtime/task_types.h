@@ -5,13 +5,13 @@
 
 namespace distmk {
 
-// A task type defines its body, in host/bodies and under device/.
+// Every task type defines its body, in host/bodies and under device/.
 #define DISTMK_DECLARE_BODY(id, name, Args) DISTMK_BODY void body_##name(Context& context, const Args& args);
 DISTMK_TASK_TYPES(DISTMK_DECLARE_BODY)
 #undef DISTMK_DECLARE_BODY
 
-// One that COUNTS_WORK_ITEMS defines beside it, in both places, how many instances it has in this iteration, at most
-// its max_instances.
+// A type that COUNTS_WORK_ITEMS also defines, in both places, the number of instances that it has in this iteration, at
+// most max_instances.
 #define DISTMK_DECLARE_HOOK(id, name, Args) \
   DISTMK_BODY uint32_t num_work_items(const Context& context, const Args& args);
 DISTMK_TASK_TYPES_COUNTS_WORK_ITEMS(DISTMK_DECLARE_HOOK)
@@ -25,7 +25,7 @@ DISTMK_FN const Args& args_of(const TaskDesc& task) {
   return *reinterpret_cast<const Args*>(task.args);
 }
 
-// Instances that a massive launch has in this iteration. Of a spread task the body asks.
+// Instances that a massive launch has in this iteration. The body of a spread task counts them itself.
 DISTMK_FN uint32_t num_instances([[maybe_unused]] const Context& context, const TaskDesc& task) {
   switch (task.type) {
 #define DISTMK_CASE(id, name, Args) \

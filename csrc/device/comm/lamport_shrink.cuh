@@ -1,6 +1,6 @@
-// An iteration of fewer rows than the one before leaves zero what that left of the others, too: places of vectors that
-// arrive must be zero in all rows when there are more again. It seldom happens, so who writes a vector does it beside
-// the consumers' loop.
+// Reset of Lamport rows after the batch has shrunk. All rows of a buffer must be zero when it is used again, for
+// however many rows, so an iteration also resets the rows that only the one before had. That is rare, so it is left to
+// the cold path (consumers.cuh).
 #pragma once
 #include "device/comm/lamport.cuh"
 #include "runtime/task_types.h"
@@ -9,7 +9,7 @@ namespace distmk {
 
 DISTMK_FN bool batch_shrank(const Batch* batch) { return batch && batch->num_reset_rows > batch->num_rows; }
 
-// Rows that the last iteration had more, of columns that arrive: those that a body has not cleared.
+// Resets the rows that only the last iteration had; the body has reset the others.
 template <class T>
 DISTMK_FN void reset_rows(const Context& context, const Batch& batch, T* columns, uint32_t num_cols, uint32_t stride) {
   DISTMK_NO_UNROLL
@@ -19,7 +19,7 @@ DISTMK_FN void reset_rows(const Context& context, const Batch& batch, T* columns
       publish_store(columns + uint64_t{row} * stride + i, 0);
   }
 }
-// Of all columns that a task clears.
+// The same of all columns that a task resets.
 template <class T, class Args>
 DISTMK_FN void reset_columns(const Context& context, const Args& args, const Batch& batch, uint32_t num_cols,
                              uint32_t stride) {
@@ -33,7 +33,7 @@ DISTMK_FN void reset_columns(const Context& context, const Args& args, const Bat
 DISTMK_TASK_TYPES_RESETS_ROWS(DISTMK_DECLARE_HOOK)
 #undef DISTMK_DECLARE_HOOK
 
-// By all who have run the body of a task of that type.
+// By all threads that have run the body of a task of that type.
 template <uint32_t TYPE>
 DISTMK_FN void reset_stale_rows(const Context& context) {
   if constexpr (TraitsOf<TYPE>::RESETS_ROWS) {

@@ -1,13 +1,14 @@
-// The second half of an all-reduce: sums the blocks that all ranks have pushed, in rank order.
+// The reduce half of an all-reduce: adds the blocks that all ranks have pushed, in rank order, to dst.
 #pragma once
 #include "device/comm/lamport_shrink.cuh"
 
 namespace distmk {
 
-// Whether a sum takes its elements as they arrive: having seen them it knows as much as if it had waited.
+// Whether the body polls its blocks' elements instead of waiting for events.
 DISTMK_FN bool sum_polls(const RankState& state, const SumArgs& args) { return args.polls && !state.transport; }
 
-// All blocks of up to IN_FLIGHT are on their way before the first is added; for more it is a trip more.
+// dst[row, i] = (add ? dst[row, i] : 0) + sum over b of blocks[b, row, i] in float32, and its bf16 copy. IN_FLIGHT
+// blocks are loaded before the first is added; more take another trip to memory.
 DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
   constexpr uint32_t IN_FLIGHT = 4;
   const uint32_t count = rows_of(context.batch(args.batch)) * args.num, num_blocks = args.num_blocks;
@@ -24,7 +25,7 @@ DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
   for (uint32_t i = context.team.index; i < count; i += context.team.size) {
     const uint32_t row = i < args.num ? 0 : i / args.num, column = i - row * args.num;  // divisions are slow
     float* out = dst + uint64_t{row} * args.dst_stride + column;
-    const uint32_t place = opaque(row * args.out_bf16_stride + column);  // here, where nobody waits for it yet
+    const uint32_t place = opaque(row * args.out_bf16_stride + column);  // computed before the elements arrive
     float sum = args.add ? __ldcg(out) : 0.0f;
 #pragma unroll 1
     for (uint32_t first = 0; first < num_blocks; first += IN_FLIGHT) {
@@ -42,7 +43,7 @@ DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
 #pragma unroll
       for (uint32_t b = 0; b < IN_FLIGHT; ++b) sum += value[b];
     }
-    if (out_bf16) out_bf16.store(place, sum);  // first: others look for it
+    if (out_bf16) out_bf16.store(place, sum);  // first, as other workers poll it
     *out = sum;
 #pragma unroll 1
     for (uint32_t b = 0; args.polls && b < num_blocks; ++b) publish_store(blocks + b * step + i, 0.0f);

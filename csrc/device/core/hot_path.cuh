@@ -1,5 +1,5 @@
-// The hot path: bodies of the tasks that every token waits for, inlined into the consumers' loop. Which tasks take it
-// the dispatcher decides, so that the consumers look up nothing; all others take the cold path (consumers.cuh).
+// The hot path: bodies of the tasks that every token waits for, inlined into the consumers' loop. The dispatcher
+// decides which tasks take it, so that the consumers look nothing up; all others take the cold path (consumers.cuh).
 #pragma once
 #include "device/comm/lamport_shrink.cuh"
 #include "device/core/shared.cuh"
@@ -9,15 +9,15 @@ namespace distmk {
 // A type with several HOT_VARIANTS defines beside its body, under device/:
 //   find_hot_variant  whether there is a variant for these arguments in this iteration, and which
 //   run_hot_variant   runs it
-// One with a single variant runs its body.
+// A type with one variant runs its body.
 #define DISTMK_DECLARE_HOOKS(id, name, Args)                                                    \
   DISTMK_FN bool find_hot_variant(const RankState& state, const Args& args, uint32_t* variant); \
   DISTMK_FN void run_hot_variant(Context& context, const Args& args, uint32_t variant);
 DISTMK_TASK_TYPES_HOT_VARIANTS(DISTMK_DECLARE_HOOKS)
 #undef DISTMK_DECLARE_HOOKS
 
-// A hot type takes the cold path where the transport may be needed, where its body would run one instance of several,
-// and where rows have to be reset that the iteration before had more.
+// A hot type takes the cold path if the transport may be needed, if its body would run one of several instances, or if
+// rows have to be reset that only the iteration before had.
 template <class Traits>
 DISTMK_FN uint32_t path_unless_shrunk(const RankState& state, const typename Traits::Args& args, uint32_t variant,
                                       uint32_t cold) {
