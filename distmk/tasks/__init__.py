@@ -2,9 +2,11 @@
 
 from distmk.graph.task import TASK_TYPES, Access, Layout, Task
 from distmk.tasks.attention import Attention, AttentionShape
-from distmk.tasks.basic import Affine, Nop, Put, Sine, Sum
 from distmk.tasks.combine import Combine
-from distmk.tasks.linear import Embed, Linear
+from distmk.tasks.comm import Put, Sum
+from distmk.tasks.elementwise import Affine, Nop, Sine
+from distmk.tasks.embed import Embed
+from distmk.tasks.linear import Linear
 from distmk.tasks.scheduling import Sample, SchedulerStep
 
 __all__ = [

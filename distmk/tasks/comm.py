@@ -1,15 +1,14 @@
-"""Small tasks, also for graphs of one's own: do nothing, copy to a rank, scale, sine, and the sum of an all-reduce."""
+"""Communication between ranks: a put, and the sum of the blocks that an all-reduce has pushed."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Mapping
-from ctypes import c_float, c_uint32, c_uint64
+from ctypes import c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from distmk.abi import N_TILE
-from distmk.errors import UsageError
 from distmk.graph.regions import ITEM_BYTES, Region
 from distmk.graph.task import (
     Access,
@@ -23,41 +22,7 @@ from distmk.graph.task import (
     task_type,
     vector_accesses,
 )
-
-
-class NopArgs(ctypes.Structure):
-    _fields_ = [("reserved", c_uint64)]
-
-
-@task_type(0, "nop")
-@dataclass(frozen=True, eq=False)
-class Nop(Task):
-    """No work. It is ordered as a task that reads `inputs` and writes `outputs`."""
-
-    inputs: tuple[Region, ...] = ()
-    outputs: tuple[Region, ...] = ()
-
-    Args: ClassVar[type[ctypes.Structure]] = NopArgs
-
-    def reads(self) -> Iterable[Region]:
-        return self.inputs
-
-    def writes(self) -> Iterable[Region]:
-        return self.outputs
-
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        return NopArgs(0)
-
-    @classmethod
-    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
-        return []
-
-
-def _same_cols(src: Region, dst: Region) -> None:
-    if not src or not dst:
-        return  # Graph.add reports the missing operand
-    if src.cols != dst.cols or src.buffer.dtype != dst.buffer.dtype or src.buffer.rows != 1 or dst.buffer.rows != 1:
-        raise UsageError(f"{src} and {dst} must be of one row, the same dtype and the same number of columns")
+from distmk.tasks.elementwise import check_same_cols
 
 
 class PutArgs(ctypes.Structure):
@@ -84,7 +49,7 @@ class Put(Task):
     Args: ClassVar[type[ctypes.Structure]] = PutArgs
 
     def __post_init__(self) -> None:
-        _same_cols(self.src, self.dst)
+        check_same_cols(self.src, self.dst)
 
     def dtypes(self) -> Mapping[str, str | None]:
         return {"src": None, "dst": None}
@@ -105,65 +70,6 @@ class Put(Task):
             access(False, rank, args.src, args.num_bytes),
             access(True, args.dst_rank, args.dst, args.num_bytes),
         ]
-
-
-@dataclass(frozen=True, eq=False)
-class _ElementWise(Task):
-    """dst = f(src), float32 [n], element by element. `Args` begins with src, dst, num."""
-
-    src: Region = None  # type: ignore[assignment]
-    dst: Region = None  # type: ignore[assignment]
-
-    def __post_init__(self) -> None:
-        _same_cols(self.src, self.dst)
-
-    def dtypes(self) -> Mapping[str, str | None]:
-        return {"src": "f32", "dst": "f32"}
-
-    def reads(self) -> Iterable[Region]:
-        return (self.src,)
-
-    def writes(self) -> Iterable[Region]:
-        return (self.dst,)
-
-    @classmethod
-    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
-        return [access(False, rank, args.src, 4 * args.num), access(True, rank, args.dst, 4 * args.num)]
-
-
-class AffineArgs(ctypes.Structure):
-    _fields_ = [("src", c_uint64), ("dst", c_uint64), ("num", c_uint32), ("scale", c_float), ("shift", c_float)]
-
-
-@task_type(2, "affine")
-@dataclass(frozen=True, eq=False)
-class Affine(_ElementWise):
-    """dst = src * scale + shift, float32 [n]."""
-
-    scale: float = 1.0
-    shift: float = 0.0
-
-    Args: ClassVar[type[ctypes.Structure]] = AffineArgs
-
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        return AffineArgs(layout.operand(self.src), layout.operand(self.dst), self.src.cols, self.scale, self.shift)
-
-
-class SineArgs(ctypes.Structure):
-    _fields_ = [("src", c_uint64), ("dst", c_uint64), ("num", c_uint32), ("times", c_uint32)]
-
-
-@task_type(10, "sine")
-@dataclass(frozen=True, eq=False)
-class Sine(_ElementWise):
-    """dst = sin(sin(...src...)), `times` sines deep, float32 [n]: work of any length, for measurements."""
-
-    times: int = 1
-
-    Args: ClassVar[type[ctypes.Structure]] = SineArgs
-
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        return SineArgs(layout.operand(self.src), layout.operand(self.dst), self.src.cols, self.times)
 
 
 class SumArgs(ctypes.Structure):

@@ -1,0 +1,91 @@
+"""The embedding lookup."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping
+from ctypes import c_uint32, c_uint64
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from distmk.abi import Epilogue
+from distmk.graph.regions import Region, Slab
+from distmk.graph.task import Access, Layout, Task, access, batch_access, task_type
+from distmk.tasks.linear import output_accesses
+
+
+class EmbedArgs(ctypes.Structure):
+    _fields_ = [
+        ("table", c_uint64),  # bf16 [last_token - first_token, k]: this rank's rows of the embedding
+        ("out", c_uint64),
+        ("out_bf16", c_uint64),  # STORE: bf16 columns of every row, the same values; 0: none
+        ("reset", c_uint64),  # STORE: columns to be reset, laid out as `out_bf16`; 0: none
+        ("batch", c_uint64),
+        ("k", c_uint32),  # columns of the table
+        ("col_begin", c_uint32),
+        ("n", c_uint32),  # columns of this task
+        ("out_stride", c_uint32),
+        ("out_bf16_stride", c_uint32),
+        ("first_token", c_uint32),
+        ("last_token", c_uint32),
+        ("epilogue", c_uint32),  # STORE or PUSH
+    ]
+
+
+@task_type(5, "embed")
+@dataclass(frozen=True, eq=False)
+class Embed(Task):
+    """out[row] = table[token of row], columns [col_begin, col_begin + num_cols).
+
+    table: bf16 [tokens of this rank, k]. Rows with a token of another rank are zero, so that the sum over ranks is the lookup.
+    out: f32 columns of every row (STORE), or an f32 [rows, num_cols] block in every rank's slot (PUSH). out_bf16, reset: see
+    `Linear`.
+    """
+
+    table: Slab = None  # type: ignore[assignment]
+    out: Region = None  # type: ignore[assignment]
+    batch: Region = None  # type: ignore[assignment]
+    out_bf16: Region | None = None
+    reset: Region | None = None
+    col_begin: int = 0
+    num_cols: int = 0
+    first_token: int = 0
+    epilogue: Epilogue = Epilogue.STORE
+    num_ranks: int = 1
+
+    Args: ClassVar[type[ctypes.Structure]] = EmbedArgs
+    resets_rows: ClassVar[bool] = True
+
+    def dtypes(self) -> Mapping[str, str | None]:
+        return {"out": "f32", "out_bf16": "bf16", "reset": "bf16", "batch": None}
+
+    def reads(self) -> Iterable[Region]:
+        return (self.batch,)
+
+    def writes(self) -> Iterable[Region]:
+        if self.epilogue is Epilogue.PUSH:
+            return [self.out.on(rank) for rank in range(self.num_ranks)]
+        return filter(None, (self.out, self.out_bf16, self.reset))
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        return EmbedArgs(
+            table=layout.operand(self.table),
+            out=layout.operand(self.out),
+            out_bf16=layout.operand(self.out_bf16),
+            reset=layout.operand(self.reset),
+            batch=layout.operand(self.batch),
+            k=self.table.weight.cols,
+            col_begin=self.col_begin,
+            n=self.num_cols,
+            out_stride=self.out.buffer.cols,
+            out_bf16_stride=self.out_bf16.buffer.cols if self.out_bf16 else 0,
+            first_token=self.first_token,
+            last_token=self.first_token + self.table.rows,
+            epilogue=int(self.epilogue),
+        )
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        table_bytes = 2 * args.k * (args.last_token - args.first_token)
+        found = [access(False, rank, args.table, table_bytes), batch_access(rank, args.batch)]
+        return found + output_accesses(args, rank, num_ranks, args.n)
