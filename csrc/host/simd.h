@@ -1,4 +1,5 @@
-// The vector types that the host bodies are written in: compiler vectors, so AVX2, NEON and plain SSE share one source.
+// SIMD for the host's task bodies: compiler vector types, one source for AVX2, NEON and plain SSE; conversions between
+// bf16 and float32; scratch memory.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
@@ -19,7 +20,7 @@ constexpr uint32_t LANES = 8;
 #else
 constexpr uint32_t LANES = 4;
 #endif
-constexpr uint32_t BLOCK = 2 * LANES;  // bf16 elements in one vector register
+constexpr uint32_t BLOCK = 2 * LANES;  // bf16 elements of one vector register
 
 typedef float Vec __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
@@ -35,8 +36,8 @@ DISTMK_INLINE Vec load(const float* p) {
 DISTMK_INLINE void store(float* p, Vec v) { memcpy(p, &v, sizeof v); }
 DISTMK_INLINE Vec splat(float value) { return Vec{} + value; }
 
-// sum + a * b, rounded once. Left to the compiler, tuning for some processors fuses it in one loop and not in the next,
-// and a result would depend on which loop computed it.
+// sum + a * b, rounded once (fused multiply-add). The compiler, depending on the processor it tunes for, would fuse it
+// in one loop and not in the next, and results would depend on the loop that computed them.
 DISTMK_INLINE Vec add_product(Vec sum, Vec a, Vec b) {
 #if defined(__AVX2__) && defined(__FMA__)
   return _mm256_fmadd_ps(a, b, sum);
@@ -47,8 +48,9 @@ DISTMK_INLINE Vec add_product(Vec sum, Vec a, Vec b) {
 #endif
 }
 
-// A block of bf16 read as 32-bit words: its even elements are the low halves and its odd elements the high halves, and
-// either becomes float32 with one instruction. What it is multiplied with is therefore kept even elements first.
+// A block of bf16 read as 32-bit words: even elements are the low halves, odd elements the high halves, and one
+// instruction converts either to float32. Float32 operands of a block are therefore stored even elements first
+// (split_block()).
 DISTMK_INLINE Bits load_block(const uint16_t* p) {
   Bits v;
   memcpy(&v, p, sizeof v);
@@ -62,7 +64,7 @@ DISTMK_INLINE void split_block(Vec a, Vec b, Vec* even, Vec* odd, std::index_seq
   *even = __builtin_shufflevector(a, b, (2 * I)...);
   *odd = __builtin_shufflevector(a, b, (2 * I + 1)...);
 }
-// BLOCK floats to even elements first, and back.
+// BLOCK floats, even elements first; join_block() is the inverse.
 DISTMK_INLINE void split_block(float* out, Vec a, Vec b) {
   Vec even, odd;
   split_block(a, b, &even, &odd, std::make_index_sequence<LANES>{});
@@ -92,7 +94,8 @@ DISTMK_INLINE float max_of(Vec v) {
 }
 DISTMK_INLINE Vec max_of(Vec a, Vec b) { return a > b ? a : b; }
 
-// e^x to about 1e-7 relative: x = n ln 2 + r, a polynomial in r, n added to the exponent. Zero below -87 (also -inf).
+// e^x, relative error about 1e-7: x = n ln 2 + r, a polynomial in r, n added to the exponent. Zero below -87 and for
+// -inf.
 DISTMK_INLINE Vec exp_of(Vec x) {
   constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
   const Vec bounded = max_of(x < 88.0f ? x : splat(88.0f), splat(-87.0f));
@@ -116,7 +119,7 @@ inline float from_bf16(uint16_t value) {
   memcpy(&out, &bits, sizeof out);
   return out;
 }
-// To nearest, ties to even; a NaN stays one.
+// To nearest, ties to even; a NaN stays a NaN.
 inline uint16_t to_bf16(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
@@ -129,8 +132,13 @@ inline void to_bf16(uint16_t* out, const float* x, uint32_t n) {
 inline void from_bf16(float* out, const uint16_t* x, uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) out[i] = from_bf16(x[i]);
 }
+// `num_cols` columns of each row; null `out`: nothing.
+inline void to_bf16_rows(uint16_t* out, uint64_t out_stride, const float* x, uint64_t x_stride, uint32_t num_rows,
+                         uint32_t num_cols) {
+  for (uint32_t row = 0; out && row < num_rows; ++row) to_bf16(out + row * out_stride, x + row * x_stride, num_cols);
+}
 
-// Leaves columns of rows zero, of float or bf16; null: none.
+// Zeros `num_cols` columns of each row (float or bf16); null: nothing.
 template <class T>
 void clear(T* out, uint32_t num_rows, uint64_t stride, uint32_t num_cols) {
   for (uint32_t row = 0; out && row < num_rows; ++row) memset(out + row * stride, 0, num_cols * sizeof(T));
@@ -150,8 +158,8 @@ inline float sum_squares(const float* x, uint32_t n) {
   return total;
 }
 
-// Memory of one thread for one purpose (`Tag`): grows to the most that was ever asked for, so that steady state
-// allocates nothing. Aligned to a cache line.
+// Memory of the calling thread for one purpose (`Tag`), aligned to a cache line. It grows to the largest size requested
+// so far, so that a steady state allocates nothing; growing discards its contents.
 template <class Tag>
 float* scratch(uint64_t num_floats) {
   struct Free {

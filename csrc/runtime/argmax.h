@@ -1,10 +1,11 @@
-// Which token is sampled: the highest logit, of equal ones the lowest token.
+// Greedy sampling takes the token of the largest logit; among equal logits, the smallest token id.
 #pragma once
 #include "abi.h"
 #include "platform/platform.h"
 
 namespace distmk {
 
+// A negative token id: no candidate.
 DISTMK_FN Candidate better_of(const Candidate& a, const Candidate& b) {
   const bool second = b.token >= 0 && (a.token < 0 || b.value > a.value || (b.value == a.value && b.token < a.token));
   return second ? b : a;

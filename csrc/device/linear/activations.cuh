@@ -25,9 +25,8 @@ DISTMK_FN Activations activations_of(Context& context, const LinearArgs& args, u
   return {context.at<__nv_bfloat16>(args.x), args.k, args.x_stride, num_tokens, args.k - CHUNK_K};
 }
 
-// Calls `load` until all 32 lanes report that their elements are published, once without `polls`. As long as no lane
-// has its elements the warp polls only the chunk at `probe`: polling all of them slows down the SMs that still write
-// them.
+// Calls `load` until all 32 lanes report that their elements are published; once without `polls`. While no lane has its
+// elements the warp polls a single chunk, at `probe`: polling all of them would slow down the SMs that write them.
 template <class Load>
 DISTMK_FN void poll_by_warp(const Context& context, bool polls, const __nv_bfloat16* probe, const Load& load) {
   for (;;) {
@@ -65,7 +64,7 @@ DISTMK_FN void stage_gemv_input(const Context& context, const Activations& a, bo
   for (uint32_t i = 0; i < MAX_GEMV_BLOCKS; ++i) *reinterpret_cast<uint4*>(staged + i * K_BLOCK + lane_k) = chunks[i];
 }
 
-// Out of line: rare, so its code should be small.
+// Out of line, as it is rare and its code would be inlined for every chunk.
 static __device__ __noinline__ uint4 load_unaligned_chunk(const __nv_bfloat16* x, uint32_t k, uint32_t end) {
   const auto* bits = reinterpret_cast<const unsigned short*>(x);
   const auto at = [&](uint32_t i) -> uint32_t { return k + i < end ? __ldcg(bits + k + i) : 0; };
@@ -140,8 +139,7 @@ struct FragmentB {
   }
 
  private:
-  // The row of X that this lane loads for an N tile; token 0 again beyond the last, as a token affects only its own
-  // sums.
+  // The row of X that this lane loads for an N tile. Beyond the last token that is token 0: it spoils no other's sums.
   DISTMK_FN static const __nv_bfloat16* row_of_lane(const Activations& a, uint32_t n) {
     const uint32_t token = n * N_TILE + threadIdx.x % 32 / 4;
     return a.x + uint64_t{token < a.num_tokens ? token : 0} * a.stride;

@@ -1,4 +1,6 @@
-// The embedding lookup: this rank's rows of the vocabulary-parallel table.
+// The embedding lookup, vocabulary-parallel: out[n, c] = table[token id of n, c] in float32, zero where the token's row
+// is another rank's, so that the sum over ranks is the lookup. n: token, c: columns of this task. PUSH stores to every
+// rank; STORE to this one, with a bf16 copy if out_bf16 is given.
 #pragma once
 #include "device/comm/lamport_shrink.cuh"
 
@@ -12,10 +14,10 @@ DISTMK_FN void body_embed(Context& context, const EmbedArgs& args) {
   const bool push = args.epilogue == static_cast<uint32_t>(Epilogue::PUSH);
   for (uint32_t row = 0; row < num_rows; ++row) {
     const auto token = static_cast<uint32_t>(batch->rows[row].token);
-    const bool here = token >= args.first_token && token < args.last_token;
-    const __nv_bfloat16* from = table + uint64_t{token - args.first_token} * args.k + args.col_begin;
+    const bool in_shard = token >= args.first_token && token < args.last_token;
+    const __nv_bfloat16* embedding = table + uint64_t{token - args.first_token} * args.k + args.col_begin;
     for (uint32_t i = context.team.index; i < args.n; i += context.team.size) {
-      const float value = here ? __bfloat162float(from[i]) : 0.0f;
+      const float value = in_shard ? __bfloat162float(embedding[i]) : 0.0f;
       if (!push) {
         context.at<float>(args.out)[uint64_t{row} * args.out_stride + i] = value;
         if (out_bf16) out_bf16.store(uint64_t{row} * args.out_bf16_stride + i, value);

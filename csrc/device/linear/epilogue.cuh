@@ -1,11 +1,11 @@
-// Epilogue of linear layers: reduces the warps' partial accumulators (split-K within the CTA) and stores. n: token, m:
-// weight row of the slab, which is a column of the output.
-//   value[n, m] = scale[n] * sum over warps of partial[warp][n][m] + bias[m]     scale: 1 / rms of token n, if
-//   normalized STORE, ADD   out[n, m] = value or += value, in float32; out_bf16, if given, is the same in bf16 SWIGLU
-//   out[n, m] = silu(value of gate m) * value of up m, in bf16 PUSH         out[n, m] = value on every rank, in float32
-//   ARGMAX       out[n] = the largest value and its token id; logits[n, m] = value, if given
-// `reset`, if given, is the buffer of an earlier iteration's out_bf16 (out, if there is none), zeroed at the same
-// elements.
+// Epilogue of linear layers: reduces the warps' partial accumulators (split-K within the CTA) and stores the output.
+//   value[n, m] = scale[n] * sum over warps of partial[warp][n][m] + bias[m]
+// n: token; m: weight row of the slab, a column of the output; scale: 1 / rms of the token if normalized, else 1.
+//   STORE, ADD  out[n, m] = value or += value, in float32; out_bf16, if given, gets the same rounded to bf16
+//   SWIGLU      out[n, m] = silu(value of gate m) * value of up m, in bf16
+//   PUSH        out[n, m] = value on every rank, in float32
+//   ARGMAX      out[n] = the largest value and its token id; logits[n, m] = value, if given
+// `reset`, if given, is an earlier iteration's out_bf16 (out, if there is none): the same elements of it are zeroed.
 #pragma once
 #include "device/comm/lamport.cuh"
 #include "device/core/marks.cuh"
@@ -15,8 +15,8 @@
 namespace distmk {
 namespace linear {
 
-// Thread t stores weight row t % M_BLOCK of each M block, for the tokens of one group: TOKEN_GROUPS apart. Groups
-// rotate from M block to M block, so that a single token is not always the same two warps' work.
+// Thread t stores weight row t % M_BLOCK of each M block for one group of tokens, which are TOKEN_GROUPS apart. Groups
+// rotate from M block to M block, so that a single token is not always stored by the same two warps.
 constexpr uint32_t TOKEN_GROUPS = NUM_CONSUMERS / M_BLOCK;
 static_assert(NUM_CONSUMERS % M_BLOCK == 0 && M_BLOCK % 32 == 0 && N_TILE % TOKEN_GROUPS == 0, "");
 template <uint32_t N_TILES>
@@ -35,16 +35,16 @@ struct EpilogueParams {
   DISTMK_FN Epilogue kind() const { return static_cast<Epilogue>(args.epilogue); }
 };
 
-// Where one column of the output goes: addresses for token 0, and strides from token to token. A null pointer: nowhere.
-// Resolved before the partial sums are complete, as every instruction after that is latency.
+// Where one column of the output goes: addresses for token 0 and strides from token to token. A null pointer: nowhere.
+// Resolved before the partial sums are complete, as every instruction behind those is latency.
 struct OutputPointers {
-  __nv_bfloat16 *bf16 = nullptr, *bf16_reset = nullptr;
+  LamportVector bf16 = {nullptr, nullptr};
   float *f32 = nullptr, *f32_reset = nullptr;
   uint32_t bf16_stride = 0, f32_stride = 0;
   float bias = 0.0f, up_bias = 0.0f;
   uint32_t up_rows = 0;  // SWIGLU: from the weight row of the column's gate to that of its up
 
-  // `rank`: the one that PUSH stores to; nowhere if no pointer reaches it. ONE_TOKEN: not ARGMAX.
+  // `rank`: of PUSH; nowhere, if no pointer reaches it. ONE_TOKEN: not for ARGMAX.
   template <bool ONE_TOKEN>
   DISTMK_FN void resolve(const EpilogueParams& params, uint32_t column, uint32_t rank) {
     const Context& context = params.context;
@@ -70,8 +70,7 @@ struct OutputPointers {
   }
 
   DISTMK_FN void store(uint32_t token, float value) const {
-    if (bf16)
-      LamportVector{bf16, bf16_reset}.store(uint64_t{token} * bf16_stride, value);  // first: other tasks poll it
+    if (bf16) bf16.store(uint64_t{token} * bf16_stride, value);  // first: other tasks poll it
     const uint64_t i = uint64_t{token} * f32_stride;
     if (f32) publish(f32 + i, value);
     if (f32_reset) publish_store(f32_reset + i, 0.0f);
@@ -87,8 +86,8 @@ struct OutputPointers {
     f32_stride = stride;
   }
   DISTMK_FN void resolve_bf16(const EpilogueParams& params, uint64_t matrix, uint32_t column, uint32_t stride) {
-    bf16 = params.context.at<__nv_bfloat16>(matrix) + column;
-    bf16_reset = at_column(params.context.at<__nv_bfloat16>(params.args.reset), column);
+    bf16.out = params.context.at<__nv_bfloat16>(matrix) + column;
+    bf16.reset = at_column(params.context.at<__nv_bfloat16>(params.args.reset), column);
     bf16_stride = stride;
   }
 };
@@ -111,8 +110,7 @@ DISTMK_FN float sum_partials(const float* partials, uint32_t row) {
   return sum;
 }
 
-// ARGMAX: the best of this thread's weight rows for its i-th token. In shared memory, as registers for it would be
-// reserved in all other tasks, too.
+// ARGMAX: the best of this thread's weight rows for its i-th token. Not in registers, which all other tasks would miss.
 DISTMK_FN Candidate& thread_best(uint32_t i) {
   static_assert(2 * N_TILE / TOKEN_GROUPS * NUM_CONSUMERS * sizeof(Candidate) <= WORK_BYTES, "");
   return reinterpret_cast<Candidate*>(shared().work)[i * NUM_CONSUMERS + threadIdx.x];
@@ -133,8 +131,8 @@ struct BlockEpilogue {
   uint32_t rotation;                           // of token groups
   float residual[TOKENS_PER_THREAD<N_TILES>];  // ADD: the output's present elements
 
-  // No rotation for ARGMAX: its candidates are kept by thread. With one N tile the residual is loaded here, ahead of
-  // the mainloop; with two there are too few registers.
+  // ARGMAX keeps candidates by thread, so its groups do not rotate. With one N tile the residual is loaded here, ahead
+  // of the mainloop; with two there are too few registers.
   DISTMK_FN BlockEpilogue(const EpilogueParams& p, const MBlock& m_block)
       : params(p), block(m_block), rotation(p.kind() == Epilogue::ARGMAX ? 0 : m_block.begin / M_BLOCK) {
     if (N_TILES == 1) load_residual();
@@ -151,8 +149,7 @@ struct BlockEpilogue {
     }
   }
 
-  // Whether this warp's threads store anything of an N tile. A single token that is pushed all groups store, each to
-  // its ranks.
+  // Whether this warp's threads store anything of an N tile. If a single token is pushed, each group has its own ranks.
   template <bool ONE_TOKEN>
   DISTMK_FN bool stores(uint32_t n_tile) const {
     const bool by_rank = ONE_TOKEN && params.kind() == Epilogue::PUSH;
@@ -225,8 +222,8 @@ struct BlockEpilogue {
   }
 };
 
-// Whether the loader is throttled while the task's triggers fire: if the tasks behind it wait for its events, instead
-// of polling its elements. Behind queries, keys and values, too, which measured faster.
+// Whether the loader is throttled while the task's triggers are signaled: if others wait for them instead of polling
+// the output. So it is for queries, keys and values, which are polled: that measured faster.
 DISTMK_FN bool throttles_loader(const RankState& state, const LinearArgs& args) {
   switch (static_cast<Epilogue>(args.epilogue)) {
     case Epilogue::PUSH:
@@ -239,18 +236,16 @@ DISTMK_FN bool throttles_loader(const RankState& state, const LinearArgs& args) 
   }
 }
 
-// Whether this warp has no tile in a weight row's last K block. It does not wait for stages without a tile of its own,
-// so it waits for the split-K reduction instead: a full lap of the pipeline ahead of the other warps, the phase bits
-// would alias.
+// Whether this warp has no tile in the last K block. It does not wait for stages without a tile of its own, so it waits
+// for the split-K reduction instead: a full lap of the pipeline ahead of the other warps, the phase bits would alias.
 DISTMK_FN bool skips_last_k_block(const LinearArgs& args) { return warp_k_begin() > (args.k_pitch - 1) % K_BLOCK; }
 
-// Split-K reduction and stores of an M block. Each warp writes its partial sums; the warps that store something of the
-// N tile wait for those of all warps, the others go on. There is room for two reductions of up to N_TILE / 2 tokens, or
-// one of more. From the last partial sums of the slab (of `num_rows` rows) until the task's triggers have fired the
-// loader is throttled, if throttles_loader() says so, not sooner.
+// Split-K reduction and stores of an M block. Every warp writes its partial sums. The warps that store elements of the
+// N tile wait for those of all warps; the others go on. There is room for two reductions of up to N_TILE / 2 tokens, or
+// for one of more. With the slab's last M block complete (`m_end`: of the slab), the loader is throttled.
 template <uint32_t N_TILES, bool ONE_TOKEN>
 DISTMK_FN void reduce_and_store(BlockEpilogue<N_TILES>& epilogue, const Accumulators<N_TILES>& acc, uint32_t& reduction,
-                                uint32_t num_rows) {
+                                uint32_t m_end) {
   const EpilogueParams& params = epilogue.params;
   if (N_TILES > 1) epilogue.load_residual();
   SplitKBuffers& buffers = shared().sums;
@@ -265,7 +260,7 @@ DISTMK_FN void reduce_and_store(BlockEpilogue<N_TILES>& epilogue, const Accumula
     warp_arrive(&buffers.full[slot]);
     const bool stores = epilogue.template stores<ONE_TOKEN>(n_tile);
     const bool throttles =
-        stores && epilogue.block.end == num_rows && throttles_loader(params.context.rank_state, params.args);
+        stores && epilogue.block.end == m_end && throttles_loader(params.context.rank_state, params.args);
     const uint32_t next_slab = throttles ? shared().num_slabs[threadIdx.x / 32].get() + 1 : 0;
     if (stores && n_tile == 0) epilogue.template resolve<ONE_TOKEN>(pointers);
     if (stores || skips_last_k_block(params.args)) barrier_wait(&buffers.full[slot], buffers.parity(reduction));

@@ -35,19 +35,19 @@ DISTMK_FN bool fits_gemv(const LinearArgs& args, uint32_t num_tokens) {
 // No function is called while fragments or accumulators are live, as they would be saved on the stack; unaligned
 // activations are the exception.
 
-// The end of an M block; the accumulators are zero again. `num_rows`: of the slab.
+// The end of an M block; the accumulators are zero again. `m_end`: of the slab.
 template <uint32_t N_TILES, bool ONE_TOKEN>
 DISTMK_FN void finish_m_block(BlockEpilogue<N_TILES>& epilogue, Accumulators<N_TILES>& acc, ConsumerState& consumer,
-                              uint32_t num_rows) {
+                              uint32_t m_end) {
   mark(Mark::LAST);
-  reduce_and_store<N_TILES, ONE_TOKEN>(epilogue, acc, consumer.reduction_round, num_rows);
+  reduce_and_store<N_TILES, ONE_TOKEN>(epilogue, acc, consumer.reduction_round, m_end);
   memset(acc, 0, sizeof(acc));
 }
 
 // GEMV path, for aligned activations. Latency here is mostly dependent instructions, so there are none that one token
 // does not need.
 DISTMK_FN void run_gemv(Context& context, const LinearArgs& args) {
-  const uint32_t num_rows = slab_rows(args);
+  const uint32_t m_end = slab_rows(args);
   const LdmatrixLane lane;
   const EpilogueParams params{context, args, 1};
   ConsumerState consumer = consumer_state();
@@ -55,7 +55,7 @@ DISTMK_FN void run_gemv(Context& context, const LinearArgs& args) {
   FragmentB<1> x;
   LoneRow fused_partials(context, args, args.polls, warp_k_begin());
   PrefetchedA prefetched;
-  prefetched.load(args, num_rows, consumer.stage, lane);
+  prefetched.load(args, m_end, consumer.stage, lane);
   mark(Mark::PREPARED);
   if (args.polls)
     context.begin_polling();
@@ -72,8 +72,8 @@ DISTMK_FN void run_gemv(Context& context, const LinearArgs& args) {
   prefetched.multiply(x, acc);
   uint32_t m_tile = prefetched.num_m_tiles;
 #pragma unroll 1
-  for (uint32_t m = 0; m < num_rows; m += M_BLOCK) {
-    BlockEpilogue<1> epilogue(params, {m, min(m + M_BLOCK, num_rows)});
+  for (uint32_t m = 0; m < m_end; m += M_BLOCK) {
+    BlockEpilogue<1> epilogue(params, {m, min(m + M_BLOCK, m_end)});
 #pragma unroll 1
     for (uint32_t k = 0; k < args.k_pitch; k += K_BLOCK) {
       const uint32_t k_end = min(k + K_BLOCK, args.k_pitch);
@@ -83,7 +83,7 @@ DISTMK_FN void run_gemv(Context& context, const LinearArgs& args) {
       m_tile = 0;
       x.load_from_shared(args.k, (k_end < args.k_pitch ? k_end : 0) + warp_k_begin());
     }
-    finish_m_block<1, true>(epilogue, acc, consumer, num_rows);
+    finish_m_block<1, true>(epilogue, acc, consumer, m_end);
   }
   store_consumer_state(consumer);
 }
@@ -94,7 +94,7 @@ DISTMK_FN void run_gemv(Context& context, const LinearArgs& args) {
 template <uint32_t N_TILES, bool ALIGNED>
 DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_tokens) {
   constexpr bool PREFETCHES = N_TILES == 1 && ALIGNED;
-  const uint32_t num_rows = slab_rows(args);
+  const uint32_t m_end = slab_rows(args);
   const Activations a = activations_of(context, args, num_tokens);
   const LdmatrixLane lane;
   const EpilogueParams params{context, args, num_tokens};
@@ -104,7 +104,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_tokens
   uint32_t m_tile = 0;
   bool polls = ALIGNED && args.polls;
   PrefetchedA prefetched;
-  if constexpr (PREFETCHES) prefetched.load(args, num_rows, consumer.stage, lane);
+  if constexpr (PREFETCHES) prefetched.load(args, m_end, consumer.stage, lane);
   mark(Mark::PREPARED);
   if (polls)
     context.begin_polling();
@@ -119,13 +119,13 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_tokens
   }
   init_candidates<N_TILES>(params);
 #pragma unroll 1
-  for (uint32_t m = 0; m < num_rows; m += M_BLOCK) {
-    BlockEpilogue<N_TILES> epilogue(params, {m, min(m + M_BLOCK, num_rows)});
+  for (uint32_t m = 0; m < m_end; m += M_BLOCK) {
+    BlockEpilogue<N_TILES> epilogue(params, {m, min(m + M_BLOCK, m_end)});
 #pragma unroll 1
     for (uint32_t k = 0; k < args.k_pitch; k += K_BLOCK) {
       const uint32_t k_end = min(k + K_BLOCK, args.k_pitch);
       // Behind the last block of the slab any columns are loaded, and not multiplied.
-      const uint32_t next_k = k_end < args.k_pitch ? k_end : epilogue.block.end < num_rows ? 0 : args.k;
+      const uint32_t next_k = k_end < args.k_pitch ? k_end : epilogue.block.end < m_end ? 0 : args.k;
       FragmentB<N_TILES> next;
       if constexpr (PREFETCHES)
         next.template load_published<ALIGNED>(context, polls, a, next_k + warp_k_begin());
@@ -142,13 +142,13 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_tokens
     }
     if constexpr (!PREFETCHES) {
       context.inputs_ready();
-      x.template load<ALIGNED>(a, (epilogue.block.end < num_rows ? 0 : args.k) + warp_k_begin());
+      x.template load<ALIGNED>(a, (epilogue.block.end < m_end ? 0 : args.k) + warp_k_begin());
     }
     polls = false;  // the first M block has seen all activations
     if (N_TILES == 1 && num_tokens == 1 && params.kind() != Epilogue::ARGMAX)
-      finish_m_block<N_TILES, N_TILES == 1>(epilogue, acc, consumer, num_rows);
+      finish_m_block<N_TILES, N_TILES == 1>(epilogue, acc, consumer, m_end);
     else
-      finish_m_block<N_TILES, false>(epilogue, acc, consumer, num_rows);
+      finish_m_block<N_TILES, false>(epilogue, acc, consumer, m_end);
   }
   if (params.kind() == Epilogue::ARGMAX) {
     context.team.sync();

@@ -1,11 +1,9 @@
-// Mainloop of linear layers on tensor cores: C[m, n] = sum over k of W[m, k] X[n, k], W and X in bf16, C in float32. W
-// streams through the pipeline in shared memory, X stays in registers (activations.cuh), epilogue.cuh reduces and
-// stores C.
+// Mainloop of linear layers on tensor cores: C[m, n] = sum over k of W[m, k] X[n, k]; W and X in bf16, C in float32. W
+// streams through the pipeline in shared memory, X is in registers (activations.cuh), C goes to the epilogue.
 //   m: weight rows of the slab; M_BLOCK = 64 a block, as four M tiles of 16
 //   n: tokens, in N_TILES tiles of 8: up to eight tokens cost little more than one
 //   k: columns; K_BLOCK = 2048 a block, one K_TILE = 256 per warp: split-K within the CTA
-// The order of W in memory and in the pipeline (distmk/weights/packing.py): M block, K block, M tile, stage of two K
-// tiles.
+// W is packed in the order in which it is multiplied: M blocks, K blocks, M tiles, K tiles (distmk/weights/packing.py).
 #pragma once
 #include "device/linear/activations.cuh"
 
@@ -34,8 +32,7 @@ struct LdmatrixLane {
   uint32_t row, chunk[FRAGMENT_K / MMA_K];
 
   DISTMK_FN LdmatrixLane() {
-    const uint32_t lane =
-        opaque(threadIdx.x % 32);  // opaque: else the compiler would recompute all this for every tile
+    const uint32_t lane = opaque(threadIdx.x % 32);  // else the compiler would compute all this anew for every tile
     row = lane % 16;
 #pragma unroll
     for (uint32_t i = 0; i < FRAGMENT_K / MMA_K; ++i) chunk[i] = ((2 * i + lane / 16) ^ (row % 8)) * 16;
@@ -97,8 +94,7 @@ DISTMK_FN void mma_tile(const char* tile, uint32_t tile_k, const FragmentB<N_TIL
   add_accumulators<N_TILES>(odd, acc);
 }
 
-// Of the stages that hold one M tile's columns of a K block: their number, the one with this warp's K tile, and the
-// tile's index in that.
+// One M tile of a K block takes several stages. This warp's K tile is tile warp_tile() of stage warp_stage() of them.
 DISTMK_FN uint32_t stages_per_m_tile(uint32_t block_k) { return (block_k + STAGE_K - 1) / STAGE_K; }
 DISTMK_FN uint32_t warp_stage() { return threadIdx.x / 32 / K_TILES_PER_STAGE; }
 DISTMK_FN uint32_t warp_tile() { return own_warp() % K_TILES_PER_STAGE; }
@@ -117,8 +113,8 @@ DISTMK_FN void consumer_release(const PipelineState<NUM_STAGES>& stage, uint32_t
   warp_arrive(&shared().ring.empty[stage.index], last ? K_TILES_PER_STAGE - warp_tile() : 1);
 }
 
-// acc[m_tile] += tile, where m_tile is not a constant, as an index into registers must be: a comparison per M tile
-// takes half as many instructions as adding zeros to the others.
+// acc[m_tile] += tile. Registers cannot be indexed by a variable. A comparison per M tile takes half as many
+// instructions as adding zeros to the others.
 template <uint32_t N_TILES>
 DISTMK_FN void add_to_m_tile(const MTileAccumulators<N_TILES>& tile, uint32_t m_tile, Accumulators<N_TILES>& acc) {
 #pragma unroll
@@ -151,7 +147,7 @@ DISTMK_FN void mainloop_k_block(const FragmentB<N_TILES>& b, const LdmatrixLane&
 }
 
 // Prefetched A fragments: the slab's first M tile in its first K block, loaded into registers while the task still
-// waits for its activations, so that the loader has as much more room. Only where all K tiles of that block are whole.
+// waits for its activations, which frees its stages for the loader. Only if all K tiles of that block are whole.
 struct PrefetchedA {
   FragmentA fragments[K_TILE / FRAGMENT_K];
   uint32_t num_m_tiles = 0;  // taken from the pipeline, by all warps alike
@@ -194,9 +190,8 @@ struct PrefetchedA {
   }
 };
 
-// Sums of squares of each token's activations over this warp's K tile, for the norm: the diagonal of X X^T. A chunk
-// serves as A fragment as it is; its registers 1 and 3 then stand in rows 8 to 15, so that their diagonal is in
-// `lower`.
+// For RMSNorm: each token's sum of squares over this warp's K tile, which is the diagonal of X X^T. A chunk is used as
+// A fragment as it is, so that its registers 1 and 3 stand in rows 8 to 15: their diagonal is in `lower`.
 template <uint32_t N_TILES>
 DISTMK_FN void add_squares(const FragmentB<N_TILES>& b, bool first) {
 #pragma unroll

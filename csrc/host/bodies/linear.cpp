@@ -1,3 +1,7 @@
+// Linear layers on the host: out[n, m] = epilogue(sum over k of W[m, k] X[n, k]) for a slab of weight rows m and all
+// tokens n, bf16 weights and activations, float32 sums. The formulas of each epilogue are in
+// device/linear/epilogue.cuh. Here a slab is row-major, not packed in tiles; that of a SWIGLU task is its gate rows,
+// then its up rows.
 #include <algorithm>
 #include <cmath>
 
@@ -12,93 +16,94 @@ using namespace simd;
 
 namespace {
 
-struct WideTag;
-struct PartTag;
-struct XTag;
-struct YTag;
+struct InputTag;
+struct PartialTag;
+struct PackedTag;
+struct ProductTag;
 
-// The rows a linear task computes, and where the plain product of each goes.
-struct Rows {
+// The tokens that a task multiplies, and where the product of each goes.
+struct Tokens {
   uint32_t count = 0;
-  uint32_t index[MAX_ROWS];
-  float* y[MAX_ROWS];
-  float scale[MAX_ROWS];  // of the product: 1/rms of the row of x, where it is normalized
+  uint32_t row[MAX_ROWS];  // of the batch
+  float* product[MAX_ROWS];
+  float norm_scale[MAX_ROWS];  // 1 / rms of the token's activations, for normalized tasks
 };
 
-Rows choose_rows(const Batch* batch, bool sampled_only) {
-  Rows rows;
+Tokens select_tokens(const Batch* batch, bool sampled_only) {
+  Tokens tokens;
   const uint32_t num_rows = batch ? batch->num_rows : 1;
-  for (uint32_t r = 0; r < num_rows; ++r)
-    if (!sampled_only || !batch || batch->rows[r].sample) rows.index[rows.count++] = r;
-  return rows;
+  for (uint32_t row = 0; row < num_rows; ++row)
+    if (!sampled_only || !batch || batch->rows[row].sample) tokens.row[tokens.count++] = row;
+  return tokens;
 }
 
-// A lone row, merged from what attention's splits have left of it, and rounded as a vector would be.
-void merge_row(float* x, const Context& context, const LinearArgs& args, const BatchRun& run) {
+// The fused combine: x[k] from the bf16 partials of attention's splits, each with the log of its weight (the
+// log-sum-exp of its scores) as header. Rounded to bf16, as the separate combine task would.
+void combine_partials(float* x, const Context& context, const LinearArgs& args, const BatchRun& run) {
   const uint32_t num_splits = Splits::of_fused(args, run);
-  const auto* fused_partials = context.at<uint16_t>(args.fused_partials);
-  float* partials = scratch<PartTag>(args.head_dim);
+  const auto* partials = context.at<uint16_t>(args.fused_partials);
+  float* elements = scratch<PartialTag>(args.head_dim);
   for (uint32_t head = 0; head < args.k / args.head_dim; ++head, x += args.head_dim) {
-    const auto split_at = [&](uint32_t s) {
-      return fused_partials + fused_partial_begin(head, s, args.max_splits, args.head_dim);
+    const auto partial = [&](uint32_t split) {
+      return partials + fused_partial_begin(head, split, args.max_splits, args.head_dim);
     };
-    const auto weight_of = [&](uint32_t s) {
-      float found;
-      memcpy(&found, split_at(s), sizeof found);
-      return found;
+    const auto log_weight = [&](uint32_t split) {
+      float value;
+      memcpy(&value, partial(split), sizeof value);
+      return value;
     };
     float max = -INFINITY, total = 0.0f;
-    for (uint32_t s = 0; s < num_splits; ++s) max = std::max(max, weight_of(s));
+    for (uint32_t s = 0; s < num_splits; ++s) max = std::max(max, log_weight(s));
     std::fill(x, x + args.head_dim, 0.0f);
     for (uint32_t s = 0; s < num_splits; ++s) {
-      const float weight = std::exp(weight_of(s) - max);
+      const float weight = std::exp(log_weight(s) - max);
       total += weight;
-      from_bf16(partials, split_at(s) + FUSED_PARTIAL_HEADER, args.head_dim);
-      for (uint32_t d = 0; d < args.head_dim; ++d) x[d] += weight * partials[d];
+      from_bf16(elements, partial(s) + FUSED_PARTIAL_HEADER, args.head_dim);
+      for (uint32_t d = 0; d < args.head_dim; ++d) x[d] += weight * elements[d];
     }
     for (uint32_t d = 0; d < args.head_dim; ++d) x[d] = from_bf16(to_bf16(x[d] / total));
   }
 }
 
-PackedRows pack(const Context& context, const LinearArgs& args, Rows& rows) {
-  PackedRows packed(scratch<XTag>(PackedRows::num_floats(rows.count, args.k)), rows.count, args.k);
-  float* x = scratch<WideTag>(args.k);
+PackedRows pack_activations(const Context& context, const LinearArgs& args, Tokens& tokens) {
+  PackedRows packed(scratch<PackedTag>(PackedRows::num_floats(tokens.count, args.k)), tokens.count, args.k);
+  float* x = scratch<InputTag>(args.k);
   const Batch* batch = context.at<Batch>(args.batch);
-  for (uint32_t i = 0; i < rows.count; ++i) {
+  for (uint32_t i = 0; i < tokens.count; ++i) {
     if (args.fused_partials && fuses_combine(args, batch->num_rows, batch->runs[0]))
-      merge_row(x, context, args, batch->runs[0]);
+      combine_partials(x, context, args, batch->runs[0]);
     else
-      from_bf16(x, context.at<uint16_t>(args.x) + uint64_t{rows.index[i]} * args.x_stride, args.k);
+      from_bf16(x, context.at<uint16_t>(args.x) + uint64_t{tokens.row[i]} * args.x_stride, args.k);
     if (args.normalized)
-      rows.scale[i] = 1.0f / std::sqrt(sum_squares(x, args.k) / static_cast<float>(args.k) + args.eps);
+      tokens.norm_scale[i] = 1.0f / std::sqrt(sum_squares(x, args.k) / static_cast<float>(args.k) + args.eps);
     packed.set(i, x, 1.0f);
   }
   return packed;
 }
 
-// Where nothing is done to the product but adding the bias it is computed in place, else in scratch.
-void place_product(const Context& context, const LinearArgs& args, uint32_t num_cols, Rows& rows) {
-  float* base;
-  uint64_t stride;
+// Products are computed in place where the epilogue does no more than add the bias, in scratch memory otherwise.
+void place_products(const Context& context, const LinearArgs& args, uint32_t num_cols, Tokens& tokens) {
+  float* matrix = nullptr;
+  uint64_t stride = 0;
   switch (static_cast<Epilogue>(args.epilogue)) {
     case Epilogue::STORE:
-      base = context.at<float>(args.out);
+      matrix = context.at<float>(args.out);
       stride = args.out_stride;
       break;
     case Epilogue::PUSH:
-      base = context.at<float>(args.out);
+      matrix = context.at<float>(args.out);
       stride = args.n;
       break;
     case Epilogue::ARGMAX:
-      base = args.logits ? context.at<float>(args.logits) : scratch<YTag>(uint64_t{rows.count} * num_cols);
-      stride = args.logits ? args.logits_stride : num_cols;
+      matrix = context.at<float>(args.logits);  // null: logits are not kept
+      stride = args.logits_stride;
       break;
     default:
-      base = scratch<YTag>(uint64_t{rows.count} * num_cols);
-      stride = num_cols;
+      break;
   }
-  const bool by_index = args.epilogue != static_cast<uint32_t>(Epilogue::ARGMAX) || args.logits;
-  for (uint32_t i = 0; i < rows.count; ++i) rows.y[i] = base + stride * (by_index ? rows.index[i] : i);
+  float* packed = matrix ? nullptr : scratch<ProductTag>(uint64_t{tokens.count} * num_cols);
+  for (uint32_t i = 0; i < tokens.count; ++i)
+    tokens.product[i] = matrix ? matrix + stride * tokens.row[i] : packed + uint64_t{i} * num_cols;
 }
 
 void scale_row(float* y, float scale, uint32_t n) {
@@ -109,7 +114,7 @@ void add_row(float* __restrict y, const float* __restrict x, uint32_t n) {
   for (uint32_t j = 0; j < n; ++j) y[j] += x[j];
 }
 
-// out = silu(gate) * up; out may be gate
+// out = silu(gate) * up; out may be gate.
 void swiglu_row(float* out, const float* gate, const float* up, uint32_t n) {
   uint32_t j = 0;
   for (; j + LANES <= n; j += LANES) {
@@ -119,16 +124,50 @@ void swiglu_row(float* out, const float* gate, const float* up, uint32_t n) {
   for (; j < n; ++j) out[j] = gate[j] / (1.0f + std::exp(-gate[j])) * up[j];
 }
 
-Candidate best_of(const float* y, uint32_t n, uint32_t first_token) {
+Candidate argmax(const float* logits, uint32_t n, uint32_t first_token) {
   Candidate best{-INFINITY, -1};
-  for (uint32_t j = 0; j < n; ++j) best = better_of(best, {y[j], static_cast<int32_t>(first_token + j)});
+  for (uint32_t j = 0; j < n; ++j) best = better_of(best, {logits[j], static_cast<int32_t>(first_token + j)});
   return best;
 }
 
-void write_candidates(const Context& context, const LinearArgs& args, const Rows& rows) {
+void write_candidates(const Context& context, const LinearArgs& args, const Tokens& tokens) {
   auto* out = context.at<Candidate>(args.out);
-  for (uint32_t r = 0; r < MAX_ROWS; ++r) out[r] = {-INFINITY, -1};
-  for (uint32_t i = 0; i < rows.count; ++i) out[rows.index[i]] = best_of(rows.y[i], args.n, args.first_token);
+  for (uint32_t row = 0; row < MAX_ROWS; ++row) out[row] = {-INFINITY, -1};
+  for (uint32_t i = 0; i < tokens.count; ++i) out[tokens.row[i]] = argmax(tokens.product[i], args.n, args.first_token);
+}
+
+// From the finished products on. All tasks but ARGMAX multiply all tokens, so there tokens.row[i] = i.
+void run_epilogue(Context& context, const LinearArgs& args, const Tokens& tokens) {
+  float* out = context.at<float>(args.out);
+  auto* out_bf16 = context.at<uint16_t>(args.out_bf16);
+  switch (static_cast<Epilogue>(args.epilogue)) {
+    case Epilogue::ADD:
+      for (uint32_t i = 0; i < tokens.count; ++i)
+        add_row(out + uint64_t{i} * args.out_stride, tokens.product[i], args.n);
+      [[fallthrough]];
+    case Epilogue::STORE:
+      to_bf16_rows(out_bf16, args.out_bf16_stride, out, args.out_stride, tokens.count, args.n);
+      if (out_bf16)
+        clear(context.at<uint16_t>(args.reset), tokens.count, args.out_bf16_stride, args.n);
+      else
+        clear(context.at<float>(args.reset), tokens.count, args.out_stride, args.n);
+      break;
+    case Epilogue::SWIGLU:
+      for (uint32_t i = 0; i < tokens.count; ++i) {
+        float* gate = tokens.product[i];
+        swiglu_row(gate, gate, gate + args.n, args.n);
+        to_bf16(context.at<uint16_t>(args.out) + uint64_t{i} * args.out_stride, gate, args.n);
+      }
+      clear(context.at<uint16_t>(args.reset), tokens.count, args.out_stride, args.n);
+      break;
+    case Epilogue::PUSH:
+      for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
+        if (rank != context.rank()) context.push(rank, args.out, out, uint64_t{tokens.count} * args.n * sizeof(float));
+      break;
+    case Epilogue::ARGMAX:
+      write_candidates(context, args, tokens);
+      break;
+  }
 }
 
 }  // namespace
@@ -136,43 +175,16 @@ void write_candidates(const Context& context, const LinearArgs& args, const Rows
 void body_linear(Context& context, const LinearArgs& args) {
   const auto epilogue = static_cast<Epilogue>(args.epilogue);
   const uint32_t num_cols = epilogue == Epilogue::SWIGLU ? 2 * args.n : args.n;
-  Rows rows = choose_rows(context.at<Batch>(args.batch), epilogue == Epilogue::ARGMAX);
-  place_product(context, args, num_cols, rows);
-  if (rows.count) matmul(context.at<uint16_t>(args.weight), num_cols, pack(context, args, rows), rows.y, 0);
-  if (args.normalized)
-    for (uint32_t i = 0; i < rows.count; ++i) scale_row(rows.y[i], rows.scale[i], num_cols);
-  if (const float* bias = context.at<float>(args.bias))
-    for (uint32_t i = 0; i < rows.count; ++i) add_row(rows.y[i], bias, num_cols);
-
-  float* out = context.at<float>(args.out);
-  switch (epilogue) {
-    case Epilogue::ADD:
-      for (uint32_t i = 0; i < rows.count; ++i) add_row(out + uint64_t{i} * args.out_stride, rows.y[i], args.n);
-      [[fallthrough]];
-    case Epilogue::STORE:
-      for (uint32_t i = 0; args.out_bf16 && i < rows.count; ++i)
-        to_bf16(context.at<uint16_t>(args.out_bf16) + uint64_t{i} * args.out_bf16_stride,
-                out + uint64_t{i} * args.out_stride, args.n);
-      if (args.out_bf16)
-        clear(context.at<uint16_t>(args.reset), rows.count, args.out_bf16_stride, args.n);
-      else
-        clear(context.at<float>(args.reset), rows.count, args.out_stride, args.n);
-      break;
-    case Epilogue::SWIGLU:
-      for (uint32_t i = 0; i < rows.count; ++i) {
-        swiglu_row(rows.y[i], rows.y[i], rows.y[i] + args.n, args.n);
-        to_bf16(context.at<uint16_t>(args.out) + uint64_t{i} * args.out_stride, rows.y[i], args.n);
-      }
-      clear(context.at<uint16_t>(args.reset), rows.count, args.out_stride, args.n);
-      break;
-    case Epilogue::PUSH:
-      for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
-        if (rank != context.rank()) context.push(rank, args.out, out, uint64_t{rows.count} * args.n * sizeof(float));
-      break;
-    case Epilogue::ARGMAX:
-      write_candidates(context, args, rows);
-      break;
+  Tokens tokens = select_tokens(context.at<Batch>(args.batch), epilogue == Epilogue::ARGMAX);
+  place_products(context, args, num_cols, tokens);
+  if (tokens.count)
+    matmul(context.at<uint16_t>(args.weight), num_cols, pack_activations(context, args, tokens), tokens.product, 0);
+  const float* bias = context.at<float>(args.bias);
+  for (uint32_t i = 0; i < tokens.count; ++i) {
+    if (args.normalized) scale_row(tokens.product[i], tokens.norm_scale[i], num_cols);
+    if (bias) add_row(tokens.product[i], bias, num_cols);
   }
+  run_epilogue(context, args, tokens);
 }
 
 }  // namespace distmk

@@ -1,15 +1,16 @@
-// y = x W^T with bf16 W, read once, and a few float32 rows x: what linear layers and attention scores are made of.
+// Y = X W^T on the host: bf16 W, which is read once, and a few rows X in float32. Linear layers and attention scores.
 #pragma once
 #include "host/simd.h"
 
 namespace distmk {
 
-// Rows of x as the kernels read them: groups of up to GROUP rows, in a group block by block, in a block row by row,
-// even elements first; short blocks are filled up with zeros.
+// X packed as the micro-kernels read it: groups of up to GROUP rows, in a group block by block (simd::BLOCK columns),
+// in a block row by row, even elements first (simd.h). The last block is padded with zeros.
 class PackedRows {
  public:
   static constexpr uint32_t GROUP = 6;
 
+  // `memory`: num_floats(num_rows, k) floats, which must outlive this.
   PackedRows(float* memory, uint32_t num_rows, uint32_t k)
       : memory_(memory), num_rows_(num_rows), k_(k), num_groups_((num_rows + GROUP - 1) / GROUP) {}
 
@@ -18,7 +19,7 @@ class PackedRows {
   uint32_t num_rows() const { return num_rows_; }
   uint32_t k() const { return k_; }
   uint32_t num_groups() const { return num_groups_; }
-  // Groups are of nearly equal size: a group of one row would leave the multipliers waiting.
+  // Groups are of nearly equal size: a group of one row would be bound by latency.
   uint32_t group_begin(uint32_t group) const { return num_rows_ * group / num_groups_; }
   const float* group(uint32_t group) const { return memory_ + uint64_t{group_begin(group)} * padded(k_); }
 
@@ -32,8 +33,8 @@ class PackedRows {
   static uint64_t padded(uint32_t k) { return (uint64_t{k} + simd::BLOCK - 1) / simd::BLOCK * simd::BLOCK; }
 };
 
-// y[row][column + j] = x[row] . w[j] for j < n, where w is [n, k] without gaps. A row's result does not depend on how
-// many rows there are.
+// y[row][column + j] = x[row] . w[j] for j < n, where w is [n, k], row-major without padding. Each result is summed in
+// an order that depends on k alone, so that a row's results do not depend on the other rows.
 void matmul(const uint16_t* w, uint32_t n, const PackedRows& x, float* const* y, uint32_t column);
 
 }  // namespace distmk
