@@ -8,6 +8,7 @@
 #include "host/bodies/matmul.h"
 #include "runtime/argmax.h"
 #include "runtime/context.h"
+#include "runtime/log_sum_exp.h"
 #include "runtime/splits.h"
 
 namespace distmk {
@@ -37,8 +38,8 @@ Tokens select_tokens(const Batch* batch, bool sampled_only) {
   return tokens;
 }
 
-// The fused combine: x[k] from the bf16 partials of attention's splits, each with the log of its weight (the
-// log-sum-exp of its scores) as header. Rounded to bf16, as the separate combine task would.
+// The fused combine: x[k] = sum_s w_s o_s[k] / sum_s w_s of the normalized partials that attention's splits left
+// (runtime/log_sum_exp.h). Rounded to bf16, as the separate combine task would.
 void combine_partials(float* x, const Context& context, const LinearArgs& args, const BatchRun& run) {
   const uint32_t num_splits = Splits::of_fused(args, run);
   const auto* partials = context.at<uint16_t>(args.fused_partials);
@@ -47,21 +48,22 @@ void combine_partials(float* x, const Context& context, const LinearArgs& args, 
     const auto partial = [&](uint32_t split) {
       return partials + fused_partial_begin(head, split, args.max_splits, args.head_dim);
     };
-    const auto log_weight = [&](uint32_t split) {
+    const auto log_sum_exp = [&](uint32_t split) {
       float value;
       memcpy(&value, partial(split), sizeof value);
       return value;
     };
-    float max = -INFINITY, total = 0.0f;
-    for (uint32_t s = 0; s < num_splits; ++s) max = std::max(max, log_weight(s));
+    float max = -INFINITY, sum = 0.0f;
+    for (uint32_t s = 0; s < num_splits; ++s) max = std::max(max, log_sum_exp(s));
     std::fill(x, x + args.head_dim, 0.0f);
     for (uint32_t s = 0; s < num_splits; ++s) {
-      const float weight = std::exp(log_weight(s) - max);
-      total += weight;
+      const float weight = combine_weight(log_sum_exp(s), max);
+      sum += weight;
       from_bf16(elements, partial(s) + FUSED_PARTIAL_HEADER, args.head_dim);
       for (uint32_t d = 0; d < args.head_dim; ++d) x[d] += weight * elements[d];
     }
-    for (uint32_t d = 0; d < args.head_dim; ++d) x[d] = from_bf16(to_bf16(x[d] / total));
+    const float scale = normalizer(sum);
+    for (uint32_t d = 0; d < args.head_dim; ++d) x[d] = from_bf16(to_bf16(x[d] * scale));
   }
 }
 
