@@ -1,4 +1,4 @@
-"""What the command writes: lines for people, and output that nobody reads any more."""
+"""Output of the command: messages on stderr, and the end of a closed stdout."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import sys
 
 
 def discard_output() -> int:
-    """Whoever read our output has left: drop the rest, or Python would complain at exit. Returns the exit status."""
+    """Discard the rest of stdout after its reader has closed the pipe, where Python would fail at exit. Returns the exit
+    status.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
 
 
 def tell(text: str) -> None:
-    """Write a line to stderr in one piece: several ranks may speak at once."""
+    """Write a line to stderr in one piece, as several ranks may write at once."""
     sys.stderr.write(f"distmk: {text}\n")
     sys.stderr.flush()

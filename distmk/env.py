@@ -1,14 +1,16 @@
-"""The environment variables of the runtime (those of the launchers are read by bootstrap). All are listed in README."""
+"""The environment variables of the runtime; `bootstrap` reads those of launchers. README lists them all."""
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
 from distmk.errors import UsageError
 
 
-def _number(name: str, default: float) -> float:
+def _seconds(name: str, default: float) -> float:
+    """A positive number of seconds."""
     text = os.environ.get(name)
     if text is None:
         return default
@@ -21,32 +23,50 @@ def _number(name: str, default: float) -> float:
     return value
 
 
-def _count(name: str, default: int) -> int:
+def _integer(name: str, default: int, least: int, kind: str, advice: str, most: float = math.inf) -> int:
+    """An integer from `least` to `most`. UsageError: "NAME='text' is no <kind>; unset it or give <advice>"."""
     text = os.environ.get(name) or str(default)
-    if not (text.isascii() and text.isdigit()) or int(text) < min(default, 1):
-        raise UsageError(f"{name}={text!r} is no number of ranks; unset it or give 1 or more")
+    if not (text.isascii() and text.isdigit()) or not least <= int(text) <= most:
+        raise UsageError(f"{name}={text!r} is no {kind}; unset it or give {advice}")
     return int(text)
 
 
-def cache_dir() -> Path:
-    """DISTMK_CACHE: where compiled runtimes and programs are kept."""
-    given = os.environ.get("DISTMK_CACHE")
-    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "distmk"
+def _integers(name: str, expected: str) -> list[int] | None:
+    """Integers separated by commas, as many as `expected` names; None if the variable is not set."""
+    text = os.environ.get(name)
+    if not text:
+        return None
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) != len(expected.split(",")):
+        raise UsageError(f"{name}={text!r}; expected {expected}")
+    return numbers
 
 
-def cubin_dir() -> Path | None:
-    """DISTMK_CUBIN_DIR: kernels that `distmk build --output` made, looked for here before anything is compiled."""
-    given = os.environ.get("DISTMK_CUBIN_DIR")
+def _folder(name: str) -> Path | None:
+    given = os.environ.get(name)
     return Path(given) if given else None
 
 
+def cache_dir() -> Path:
+    """DISTMK_CACHE: the folder for compiled runtimes and programs."""
+    return _folder("DISTMK_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "distmk"
+
+
+def cubin_dir() -> Path | None:
+    """DISTMK_CUBIN_DIR: a folder with kernels of `distmk build --output`, which are used instead of compiling."""
+    return _folder("DISTMK_CUBIN_DIR")
+
+
 def nvcc_flags() -> list[str]:
-    """DISTMK_NVCC_FLAGS: more flags for the kernel, such as -DDISTMK_RACECHECK for compute-sanitizer."""
+    """DISTMK_NVCC_FLAGS: additional flags for the kernel, such as -DDISTMK_RACECHECK for compute-sanitizer."""
     return os.environ.get("DISTMK_NVCC_FLAGS", "").split()
 
 
 def caches_programs() -> bool:
-    """DISTMK_PROGRAM_CACHE=0: compile and prove at every start."""
+    """Whether to cache programs. DISTMK_PROGRAM_CACHE=0: no, compile and prove at every start."""
     return os.environ.get("DISTMK_PROGRAM_CACHE") != "0"
 
 
@@ -56,72 +76,63 @@ def compiler() -> str:
 
 
 def nvshmem_home() -> Path | None:
-    """NVSHMEM_HOME: headers and device library, where they are not the pip package's."""
-    given = os.environ.get("NVSHMEM_HOME")
-    return Path(given) if given else None
+    """NVSHMEM_HOME: the folder of NVSHMEM's headers and device library, instead of the pip package's."""
+    return _folder("NVSHMEM_HOME")
 
 
 def deadline_s() -> float:
-    """DISTMK_DEADLINE_S: how long a wait inside a launch may make no progress."""
-    return _number("DISTMK_DEADLINE_S", 30.0)
+    """DISTMK_DEADLINE_S: seconds that a wait inside a launch may take without progress."""
+    return _seconds("DISTMK_DEADLINE_S", 30.0)
 
 
 def ranks_per_gpu() -> int:
     """DISTMK_RANKS_PER_GPU: how many ranks may share a GPU (1: each has its own)."""
-    return _count("DISTMK_RANKS_PER_GPU", default=1)
+    return _integer("DISTMK_RANKS_PER_GPU", 1, 1, "number of ranks", "1 or more")
 
 
 def virtual_node_size() -> int | None:
-    """DISTMK_VIRTUAL_NODE_SIZE: so many ranks reach one another by pointers, others as if on another host (None: as it is)."""
-    return _count("DISTMK_VIRTUAL_NODE_SIZE", default=0) or None
+    """DISTMK_VIRTUAL_NODE_SIZE: ranks of a virtual node, which reach ranks of other nodes as if on another host (None: real
+    nodes).
+    """
+    return _integer("DISTMK_VIRTUAL_NODE_SIZE", 0, 0, "number of ranks", "1 or more") or None
 
 
 def launch_iterations() -> int:
-    """DISTMK_LAUNCH_ITERATIONS: end a launch after so many iterations and let another go on (0: run all in one)."""
-    text = os.environ.get("DISTMK_LAUNCH_ITERATIONS") or "0"
-    if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"DISTMK_LAUNCH_ITERATIONS={text!r} is no number of iterations; unset it or give 0 or more")
-    return int(text)
+    """DISTMK_LAUNCH_ITERATIONS: iterations after which a kernel ends and another one continues (0: all in one)."""
+    return _integer("DISTMK_LAUNCH_ITERATIONS", 0, 0, "number of iterations", "0 or more")
 
 
 def loopback() -> bool:
-    """DISTMK_LOOPBACK=1: a rank by itself pushes and adds up, to itself, what several ranks add up."""
+    """DISTMK_LOOPBACK=1: a single rank runs the all-reduces of several ranks, pushing to itself."""
     return os.environ.get("DISTMK_LOOPBACK") == "1"
 
 
 def emulator_seed() -> int | None:
-    """DISTMK_EMULATOR_SEED: of 32 bits, decides which warps fall behind and when copies land (None: another each launch)."""
-    text = os.environ.get("DISTMK_EMULATOR_SEED")
-    if not text:
+    """DISTMK_EMULATOR_SEED: 32 bits that determine which warps fall behind and when copies land (None: random)."""
+    if not os.environ.get("DISTMK_EMULATOR_SEED"):
         return None
-    if not (text.isascii() and text.isdigit() and int(text) < 1 << 32):
-        raise UsageError(f"DISTMK_EMULATOR_SEED={text!r} is no seed; unset it or give a number from 0 to {2**32 - 1}")
-    return int(text)
+    advice = f"a number from 0 to {2**32 - 1}"
+    return _integer("DISTMK_EMULATOR_SEED", 0, 0, "seed", advice, most=2**32 - 1)
 
 
 def drop_signal() -> tuple[int, int, int, int] | None:
-    """DISTMK_FAULT_DROP_SIGNAL=from,to,event,nth: lose the nth trigger of an event (a fault)."""
-    text = os.environ.get("DISTMK_FAULT_DROP_SIGNAL")
-    if not text:
+    """DISTMK_FAULT_DROP_SIGNAL=from_rank,to_rank,event,nth: inject a fault, the loss of the nth trigger of an event."""
+    numbers = _integers("DISTMK_FAULT_DROP_SIGNAL", "from_rank,to_rank,event,nth")
+    if numbers is None:
         return None
-    try:
-        source, target, event, nth = (int(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"DISTMK_FAULT_DROP_SIGNAL={text!r}; expected from_rank,to_rank,event,nth") from None
+    source, target, event, nth = numbers
     return source, target, event, nth
 
 
 def delay_puts() -> tuple[int, int, int] | None:
-    """DISTMK_FAULT_DELAY_PUTS=max_us,node_size,seed: puts between virtual nodes of `node_size` ranks take up to
-    `max_us` and overtake each other (a fault; host twin only).
+    """DISTMK_FAULT_DELAY_PUTS=max_us,node_size,seed: inject a fault (host twin only): puts between virtual nodes of
+    `node_size` ranks take up to `max_us` microseconds and overtake each other.
     """
-    text = os.environ.get("DISTMK_FAULT_DELAY_PUTS")
-    if not text:
+    expected = "max_us,node_size,seed"
+    numbers = _integers("DISTMK_FAULT_DELAY_PUTS", expected)
+    if numbers is None:
         return None
-    try:
-        max_us, node_size, seed = (int(part) for part in text.split(","))
-        if max_us < 1 or node_size < 1 or seed < 0:
-            raise ValueError
-    except ValueError:
-        raise UsageError(f"DISTMK_FAULT_DELAY_PUTS={text!r}; expected max_us,node_size,seed") from None
+    max_us, node_size, seed = numbers
+    if max_us < 1 or node_size < 1 or seed < 0:
+        raise UsageError(f"DISTMK_FAULT_DELAY_PUTS={os.environ['DISTMK_FAULT_DELAY_PUTS']!r}; expected {expected}")
     return max_us, node_size, seed

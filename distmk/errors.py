@@ -1,4 +1,4 @@
-"""Every error a user can meet. Each says what was wrong, what was expected, and what to do."""
+"""The errors that users meet. Each says what was wrong, what was expected, and what to do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 class DistmkError(Exception):
-    """Base of all errors raised on purpose; the CLI prints it as one line and exits with `exit_code`."""
+    """Base of all deliberate errors; the command prints it as one line and exits with `exit_code`."""
 
     exit_code = 1
 
@@ -18,7 +18,7 @@ class UsageError(DistmkError):
 
 
 class ModelError(UsageError):
-    """A checkpoint that is missing, damaged, or of a kind that is not supported."""
+    """A checkpoint that is missing, damaged or not supported."""
 
 
 class BuildError(UsageError):
@@ -26,7 +26,7 @@ class BuildError(UsageError):
 
 
 class CheckError(DistmkError):
-    """A program that `check` could not prove correct; the text names tasks, buffers and ranks."""
+    """A program that `check` could not prove correct; the text names tasks, events, buffers and ranks."""
 
     exit_code = 3
 
@@ -38,7 +38,7 @@ class RankLostError(DistmkError):
 
 
 class JobClosedError(RankLostError):
-    """Rank 0 ended the job in order while this rank still took part; rank 0 has said why."""
+    """Rank 0 ended the job in order while this rank still took part; rank 0 has reported the reason."""
 
 
 class Interrupted(DistmkError):
@@ -49,7 +49,7 @@ class Interrupted(DistmkError):
 
 @dataclass(frozen=True)
 class WaitRecord:
-    """What a waiter saw when its deadline passed: `got` stayed below `want` (counts of triggers)."""
+    """A wait when its deadline passed: its event's count `got` was still below `want`."""
 
     rank: int
     worker: int
@@ -73,3 +73,8 @@ class HangError(DistmkError):
     def __init__(self, record: WaitRecord, deadline_s: float) -> None:
         super().__init__(f"no progress for {deadline_s:g} s: {record}")
         self.record = record
+
+
+def one_line(error: BaseException) -> str:
+    """The text of an error without line breaks, for a message of one line."""
+    return " ".join(str(error).split())

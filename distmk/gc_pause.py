@@ -1,4 +1,4 @@
-"""Python's garbage collector, out of the way of code that makes millions of objects and no garbage."""
+"""A pause of Python's garbage collector, for code that makes millions of objects and no garbage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Keep the collector from walking through everything made so far again and again; also a decorator."""
+    """Context manager and decorator: no garbage collection, which would walk through all objects again and again."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -11,11 +11,11 @@ from typing import NoReturn
 import distmk
 from distmk.cli.together import launcher_rank, refusing_together
 from distmk.console import discard_output, tell
-from distmk.errors import DistmkError, Interrupted, RankLostError, UsageError
+from distmk.errors import DistmkError, Interrupted, RankLostError, UsageError, one_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status (0 done, 2 a user's mistake, others in distmk.errors)."""
+    """Run the command; returns its exit status: 0, or that of the error (`distmk.errors`; 2 for a user's mistake)."""
     try:
         with refusing_together():
             arguments = build_parser().parse_args(argv)
@@ -31,13 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells a wrong argument like every other mistake: one line, from one rank."""
+    """Reports a wrong argument like any other mistake: in one line, from one rank."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands; each sets `run` to the function that runs it."""
     from distmk.cli import build_command, check_command, doctor_command, generate_command, lab_command, trace_command
 
     parser = _Parser(prog="distmk", description=(distmk.__doc__ or "").splitlines()[0])
@@ -57,7 +58,7 @@ def _stop(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 def _fail(error: DistmkError) -> int:
-    # An error that all ranks share is told once, by rank 0; a lost rank is told by everyone who saw it.
+    # Rank 0 reports an error that all ranks share; every rank that noticed a lost rank reports that.
     if launcher_rank() == 0 or isinstance(error, RankLostError):
-        tell(" ".join(str(error).split()) if error.exit_code == 2 else str(error))
+        tell(one_line(error) if error.exit_code == 2 else str(error))
     return error.exit_code

@@ -1,4 +1,4 @@
-"""`distmk build`: compile the GPU kernel ahead of its first use, on a machine with or without a GPU."""
+"""`distmk build`: compile the GPU kernel before its first use, on a machine with or without a GPU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def describe(cubin: Path) -> str:
-    """Where it is, how large, and what the compiler said of it."""
+    """Path, size and compiler report of a kernel."""
     text = f"{cubin}, {cubin.stat().st_size / 1e6:.2f} MB"
     if report := Report.of(cubin):
         text += (

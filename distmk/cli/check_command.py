@@ -1,4 +1,4 @@
-"""`distmk check`: compile a model for any number of ranks and workers, and prove the program, without its weights."""
+"""`distmk check`: compile a model for any number of ranks and workers, and prove the program. Needs no weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`distmk doctor`: what this machine has for each backend, and what to do about what it lacks."""
+"""`distmk doctor`: what each backend needs and this machine has or lacks, with what to do about it."""
 
 from __future__ import annotations
 

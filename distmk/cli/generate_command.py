@@ -19,7 +19,7 @@ from distmk.serving.llm import LLM
 from distmk.serving.requests import Request
 from distmk.serving.sampling import SamplingParams, TokenOutput
 
-DEFAULT_TRACED = 8  # iterations
+DEFAULT_TRACE_ITERATIONS = 8
 
 
 def token_ids(text: str) -> list[int]:
@@ -31,7 +31,7 @@ def token_ids(text: str) -> list[int]:
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Options that every command about a model has."""
+    """Add the options that every command about a model has."""
     parser.add_argument(
         "--model", required=True, metavar="PATH", help="Hugging Face folder, .gguf file, or (dummy) a config or preset"
     )
@@ -127,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_trace(arguments: argparse.Namespace) -> int:
-    """How many iterations to trace."""
+    """The number of iterations to trace, 0 for none. UsageError: the trace options make no sense, or FILE cannot be written."""
     num_iterations: int | None = arguments.trace_iterations
     if num_iterations is not None and (num_iterations < 1 or arguments.trace is None):
         wrong = "needs --trace FILE" if arguments.trace is None else f"is {num_iterations}; it must be positive"
@@ -136,28 +136,28 @@ def _check_trace(arguments: argparse.Namespace) -> int:
         return 0
     if launcher_rank() == 0:
         trace.check_writable(arguments.trace)
-    return num_iterations or DEFAULT_TRACED
+    return num_iterations or DEFAULT_TRACE_ITERATIONS
 
 
 def _write(tokens: Iterator[TokenOutput], requests: list[Request]) -> None:
-    """Stream the first prompt that is not done; what others generate meanwhile follows in order."""
-    current, shown = 0, 0
+    """Stream the text of the first unfinished prompt; the text of later ones follows in order."""
+    current, num_written = 0, 0
 
-    def show() -> None:
-        nonlocal current, shown
+    def write_new() -> None:
+        nonlocal current, num_written
         while current < len(requests):
             request = requests[current]
             pieces = request.pieces if request.decoder else [f"{token} " for token in request.token_ids]
-            sys.stdout.write("".join(pieces[shown:]))
-            shown = len(pieces)
+            sys.stdout.write("".join(pieces[num_written:]))
+            num_written = len(pieces)
             if request.finish_reason is None:
                 break
             sys.stdout.write("\n")
-            current, shown = current + 1, 0
+            current, num_written = current + 1, 0
         sys.stdout.flush()
 
     for _ in tokens:
-        show()
+        write_new()
 
 
 def _write_json(llm: LLM, requests: list[Request]) -> None:

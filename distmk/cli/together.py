@@ -1,4 +1,4 @@
-"""Mistakes that a rank sees before it has met the others."""
+"""Mistakes that a rank finds before it is connected with the others."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from distmk.errors import DistmkError, UsageError
 
 @contextlib.contextmanager
 def refusing_together() -> Iterator[None]:
-    """Let every rank of a launcher know of a UsageError raised inside: of a rank that just left, the launcher would
-    end the others, rank 0 among them, before it could tell why."""
+    """Raise a UsageError of any rank on all ranks of a launcher: if one rank just left, the launcher would end the others
+    before rank 0 could report the reason.
+    """
     try:
         yield
     except UsageError as error:
@@ -30,7 +31,7 @@ def refusing_together() -> Iterator[None]:
 
 
 def launcher_rank() -> int:
-    """This process' rank as its launcher says, 0 without one; known before, and without, a connection."""
+    """This process' rank by its launcher's environment variables, 0 without one. Needs no connection."""
     for name in ("DISTMK_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"):
         text = os.environ.get(name, "")
         if text.isdigit():

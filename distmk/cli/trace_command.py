@@ -1,4 +1,4 @@
-"""`distmk trace`: the tables of a trace that `distmk generate --trace` wrote."""
+"""`distmk trace`: print the tables of a trace that `distmk generate --trace` wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m distmk.cli.worker_process`: a rank started by rank 0 (`--ranks N` or `LLM(tensor_parallel_size=N)`)."""
+"""`python -m distmk.cli.worker_process`: a rank that rank 0 started (`--ranks N` or `LLM(tensor_parallel_size=N)`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distmk.serving.llm import serve
 
 
 def main() -> int:
-    """Serve until rank 0 closes; the exit status is that of the error that ended it. Rank 0 prints shared errors."""
+    """Serve until rank 0 closes; returns the exit status. Rank 0 prints errors that all ranks share."""
     setup_follower()
     try:
         with connect() as bootstrap:

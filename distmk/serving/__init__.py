@@ -1,1 +1,1 @@
-"""Serving a model: sessions, the engine, requests, sampling, text."""
+"""Serving a model: sessions, the engine, requests, sampling, tokenizer."""

@@ -1,4 +1,4 @@
-"""One rank's part in serving a model: load, compile, prove, fill, then run launches together with the other ranks."""
+"""The engine: one rank loads a model (compile, prove, allocate, upload), then runs launches together with the other ranks."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ from distmk.weights import open_checkpoint
 
 @dataclass(frozen=True)
 class EngineArgs:
-    """What every rank must be given alike. Lengths are in tokens; None lets the engine choose.
+    """Arguments of an engine, the same on every rank. Lengths are in tokens; None: see `backends.defaults`.
 
-    `num_schedulers`: of a rank, in threads or on an SM of their own; None: one in the idle time of each worker.
+    `num_schedulers`: of a rank, in threads of their own, or on an SM of their own; None: every worker runs one in its idle
+    time. UsageError: a value is out of range.
     """
 
     model: str
@@ -68,15 +69,15 @@ class EngineArgs:
 
 
 def _peak_bytes() -> int:
-    """Peak resident memory of this process. (getrusage would report the parent's too, where that was larger.)"""
+    """Peak resident memory of this process. (getrusage would report the parent's if that was larger.)"""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 class Engine:
-    """A model ready to run on this rank. Collective, as every call is; errors are raised on every rank alike.
+    """A model ready to run on this rank. All calls are collective, and raise their errors on every rank alike.
 
-    UsageError, ModelError, BuildError: what was asked for cannot be served. CheckError: the compiler made a mistake.
+    UsageError, ModelError, BuildError: the arguments cannot be served. CheckError: the compiler made a mistake.
     """
 
     def __init__(self, args: EngineArgs, bootstrap: Bootstrap) -> None:
@@ -88,8 +89,8 @@ class Engine:
         settings = {name: str(value) for name, value in asdict(args).items() if name != "model"}
         agree_same(bootstrap, "models or options", {"model": self.checkpoint.fingerprint, **settings})
         self.max_model_len = agree(bootstrap, lambda: choose_model_len(args.max_model_len, self.config.max_position))
-        self.num_workers = self._same_workers()
-        self.load_s: dict[str, float] = {}  # by what was loaded: program, runtime, weights
+        self.num_workers = self._agree_on_workers()
+        self.load_s: dict[str, float] = {}  # seconds by stage: program, runtime, weights
         with self._timed("program"):
             program = agree(bootstrap, self._program)
         with self._timed("runtime"):
@@ -103,19 +104,19 @@ class Engine:
             )
         try:
             with self._timed("weights"):
-                agree(bootstrap, self._fill)
+                agree(bootstrap, self._upload)
         except DistmkError:
-            self.session.close()  # on every rank alike
+            self.session.close()  # raised on every rank alike
             raise
 
     @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
+    def _timed(self, stage: str) -> Iterator[None]:
         began = time.perf_counter()
         yield
-        self.load_s[what] = time.perf_counter() - began
+        self.load_s[stage] = time.perf_counter() - began
 
-    def _same_workers(self) -> int:
-        """Every rank has the same number of workers: the least that any of them has cores for."""
+    def _agree_on_workers(self) -> int:
+        """The number of workers of every rank: the least that any of them would choose for itself."""
         args, bootstrap = self.args, self.bootstrap
         own_sm = args.num_schedulers is not None
         mine = agree(bootstrap, lambda: choose_workers(args.num_workers, self.backend_name, bootstrap, own_sm))
@@ -136,13 +137,13 @@ class Engine:
         )
         return proved_program(self.config, options, self.bootstrap.rank)
 
-    def _fill(self) -> None:
+    def _upload(self) -> None:
         fill_weights(self.session.program, self.session.backend, self.bootstrap.rank, self.checkpoint)
         self.checkpoint.close()
 
     def launch(self, prompts: list[list[int]], max_new: list[int], ignore_eos: bool) -> RunningLaunch:
-        """One launch for all `prompts` (token ids; only rank 0's count); iterate over it for tokens."""
-        kept = self.args.trace_iterations
+        """Start a launch for all `prompts` (token ids; those of rank 0 count); iterate over it for tokens."""
+        num_traced = self.args.trace_iterations
         return self.session.launch(
             LaunchSpec(
                 prompts=tuple(map(tuple, prompts)),
@@ -150,24 +151,24 @@ class Engine:
                 ignore_eos=ignore_eos,
                 eos_ids=self.config.eos_token_ids,
                 deadline_s=self.args.deadline_s or env.deadline_s(),
-                trace_capacity=self.session.room_for(kept) if kept else 0,
+                trace_capacity=self.session.room_for(num_traced) if num_traced else 0,
             )
         )
 
     def gather_trace(self, launch: RunningLaunch) -> Trace | None:
-        """What was kept of a launch that is over, on rank 0; None where nothing was, or somebody left it early."""
-        kept = self.args.trace_iterations
-        return launch.trace(kept) if kept and not launch.left else None
+        """The trace of a launch that is over, on rank 0; None without tracing, or if a caller left the launch early."""
+        num_traced = self.args.trace_iterations
+        return launch.trace(num_traced) if num_traced and not launch.left else None
 
     def close(self) -> None:
         self.session.close()
 
     def peak_memory_bytes(self) -> list[int]:
-        """Peak resident memory of every rank's process so far."""
+        """Peak resident memory of every rank's process so far, by rank."""
         return [int(payload) for payload in self.bootstrap.allgather(str(_peak_bytes()).encode())]
 
     def gather_logits(self) -> npt.NDArray[np.float32]:
-        """float32 [vocab_size] of the row that a launch of one new token sampled, from all ranks. Needs keep_logits."""
+        """Logits that a launch of one new token sampled from: float32 [vocab_size], of all ranks. Needs keep_logits."""
         batch = Batch.from_buffer_copy(self.session.view("batch").tobytes())
         row = next(index for index, entry in enumerate(batch.rows) if entry.sample)
         begin, end = shard_model(self.config, self.bootstrap.world_size)[self.bootstrap.rank].vocab

@@ -29,14 +29,14 @@ class LLM:
     """A model served with tensor parallelism.
 
     `model`: a Hugging Face folder, a GGUF file, or with load_format="dummy" a config or preset. Without a launcher,
-    `tensor_parallel_size` ranks are started as processes of this machine. Under mpirun, torchrun or Slurm every rank makes
+    `tensor_parallel_size` ranks are started as processes on this machine. Under mpirun, torchrun or Slurm, every rank makes
     the same LLM and the same calls; outputs appear on rank 0. Close it, or use it in a `with` block.
 
-    `trace_iterations`: keep a record of every task of the last iterations of a call; `trace` then holds it (rank 0).
-    `num_schedulers`: of a rank, at most one a worker, in threads of their own, on a GPU up to 12 on an SM of their own;
-    None: one rides in the idle time of each worker.
+    `trace_iterations`: trace the last iterations of each call; `trace` then holds the trace (on rank 0).
+    `num_schedulers`: schedulers of a rank, at most one a worker, in threads of their own; on a GPU up to 12, on an SM of
+    their own. None: every worker runs one in its idle time.
 
-    Raises UsageError (ModelError, BuildError) for what cannot be served, RankLostError if a rank dies.
+    UsageError (ModelError, BuildError): the model or the arguments cannot be served. RankLostError: a rank died.
     """
 
     def __init__(
@@ -55,44 +55,49 @@ class LLM:
         trace_iterations: int = 0,
         num_schedulers: int | None = None,
     ) -> None:
-        self.trace: Trace | None = None  # of the last call that was seen to its end
+        self.trace: Trace | None = None  # of the last call whose tokens were all taken
         self._bootstrap = connect(tensor_parallel_size)
-        self._serving = self._bootstrap.kind == "local"
+        self._commands_workers = self._bootstrap.kind == "local"  # the other ranks are worker processes of this one
         self._closed = False
+        self._tokenizer_error = "this model has no tokenizer; give token ids"
 
-        def choose() -> EngineArgs:
+        def engine_args() -> EngineArgs:
             return EngineArgs(
-                str(model),
-                load_format,
-                seed,
-                num_workers,
-                backend,
-                max_model_len,
-                max_num_seqs,
-                deadline_s,
-                keep_logits,
-                trace_iterations,
-                num_schedulers,
+                model=str(model),
+                load_format=load_format,
+                seed=seed,
+                num_workers=num_workers,
+                backend=backend,
+                max_model_len=max_model_len,
+                max_num_seqs=max_num_seqs,
+                deadline_s=deadline_s,
+                keep_logits=keep_logits,
+                trace_iterations=trace_iterations,
+                num_schedulers=num_schedulers,
             )
 
         try:
-            args = self._agree_if_called(choose)
-            if self._serving:
-                self._bootstrap.send_command(pickle.dumps(("load", asdict(args))))
+            args = self._agree_if_called(engine_args)
+            self._command("load", **asdict(args))
             self._engine = Engine(args, self._bootstrap)
             self._tokenizer = agree(self._bootstrap, self._load_tokenizer)
         except BaseException:
             self._bootstrap.close()
             raise
 
+    def _command(self, name: str, **arguments: Any) -> None:
+        """Send the worker processes a command, if the other ranks are such (`serve`)."""
+        if self._commands_workers:
+            self._bootstrap.send_command(pickle.dumps((name, arguments)))
+
     def _load_tokenizer(self) -> Tokenizer | None:
-        """Rank 0's alone; a model without one serves token ids."""
+        """The tokenizer, on rank 0; a model without one serves token ids."""
         if self._bootstrap.rank:
             return None
         try:
             return load_tokenizer(self._engine.checkpoint)
         except UsageError as error:
-            self.tokenizer_error = str(error)
+            self._tokenizer_error = str(error)
             return None
 
     @property
@@ -113,26 +118,26 @@ class LLM:
 
     @property
     def session(self) -> Session:
-        """The model's graph on this rank, for tools that look into it."""
+        """The session of this rank, for tools that inspect buffers."""
         return self._engine.session
 
     @property
     def load_s(self) -> dict[str, float]:
-        """Seconds that this rank took to load the program, the runtime (its memory included) and the weights."""
+        """Seconds that this rank took to load: program, runtime (with its memory), weights."""
         return self._engine.load_s
 
     def stream(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> Iterator[TokenOutput]:
-        """Tokens as they are generated, of all prompts interleaved (rank 0; other ranks get none)."""
+        """Tokens as they are generated, those of all prompts interleaved (on rank 0; none on other ranks)."""
         yield from self.run(self.make_requests(prompts, params))
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]:
-        """Complete every prompt; outputs in the order of the prompts (rank 0; other ranks get an empty list).
+        """Complete every prompt; outputs in the order of the prompts (on rank 0; [] on other ranks).
 
-        A prompt is text or a list of token ids; up to `max_num_seqs` run at once, the rest wait their turn.
+        A prompt is text or a list of token ids. Up to `max_num_seqs` run at once; the others wait.
         """
         requests = self.make_requests(prompts, params)
         for _ in self.run(requests):
@@ -140,7 +145,7 @@ class LLM:
         return [request.output() for request in requests]
 
     def compute_logits(self, prompt: Prompt) -> npt.NDArray[np.float32]:
-        """float32 [vocab_size]: logits after the last token of `prompt`. Needs keep_logits=True; collective."""
+        """Logits after the last token of `prompt`: float32 [vocab_size]. Collective. UsageError: without keep_logits=True."""
         if not self._engine.args.keep_logits:
             raise UsageError("compute_logits needs LLM(..., keep_logits=True)")
         requests = self.make_requests([prompt], SamplingParams(max_tokens=1, ignore_eos=True))
@@ -149,20 +154,19 @@ class LLM:
         return self._logits
 
     def peak_memory_bytes(self) -> list[int]:
-        """Peak resident memory of every rank's process so far; collective."""
+        """Peak resident memory of every rank's process so far, by rank; collective."""
         self._engine.session.stop()
-        if self._serving:
-            self._bootstrap.send_command(pickle.dumps(("peak_memory", {})))
+        self._command("peak_memory")
         return self._engine.peak_memory_bytes()
 
     def make_requests(self, prompts: Any, params: Any) -> list[Request]:
-        """Rank 0 checks what it was given (other ranks get none); if it cannot be served, every rank raises UsageError."""
-        self._engine.session.stop()  # a stream that nobody finished
+        """Requests for `run`, on rank 0 ([] elsewhere). UsageError on every rank: rank 0's cannot be served."""
+        self._engine.session.stop()  # a stream that its caller has not finished
         return self._agree_if_called(lambda: self._make_requests(prompts, params))
 
     def _agree_if_called(self, fn: Callable[[], T]) -> T:
-        """`agree`, where the other ranks make this call as well; those of this process' own wait to be told of it."""
-        return fn() if self._serving else agree(self._bootstrap, fn)
+        """`agree`, if the other ranks make this call as well; worker processes only wait for a command."""
+        return fn() if self._commands_workers else agree(self._bootstrap, fn)
 
     def _make_requests(self, prompts: Any, params: Any) -> list[Request]:
         if self._bootstrap.rank:
@@ -181,35 +185,32 @@ class LLM:
             raise UsageError("ignore_eos must be the same for all prompts of a call")
         vocab, limit = self._engine.config.vocab_size, self._engine.max_model_len
         if self._tokenizer is None and any(isinstance(p, str) for p in prompts):
-            raise UsageError(getattr(self, "tokenizer_error", "this model has no tokenizer; give token ids"))
+            raise UsageError(self._tokenizer_error)
         return [make_request(p, s, self._tokenizer, vocab, limit) for p, s in zip(prompts, each, strict=True)]
 
     def run(self, requests: list[Request], *, gather_logits: bool = False) -> Iterator[TokenOutput]:
-        """Serve requests in one launch, yielding tokens as they come; requests fill up with what they generate."""
+        """Serve requests in one launch, yielding tokens as they come; each is also added to its request."""
         self._engine.session.stop()
-        if self._serving:
-            self._bootstrap.send_command(pickle.dumps(("generate", {"gather_logits": gather_logits})))
+        self._command("generate", gather_logits=gather_logits)
         ignore_eos = bool(requests and requests[0].params.ignore_eos)
         limit = self._engine.max_model_len  # of prompt and completion together
         max_new = [min(r.params.max_tokens, limit - len(r.prompt_ids)) for r in requests]
         launch = self._engine.launch([r.prompt_ids for r in requests], max_new, ignore_eos)
         for events in launch:
             for event in events:
-                yield requests[event.request].take(event.request, event)
+                yield requests[event.request].append(event.request, event)
         self.trace = self._engine.gather_trace(launch)
         if gather_logits:
             self._logits = self._engine.gather_logits()
 
     def close(self) -> None:
-        """Stop the other ranks (those this process started) and free memory."""
+        """Stop the worker processes and free memory."""
         if self._closed:
             return
         self._closed = True
         self._engine.session.stop()
-        if self._serving:
-            # All ranks close their engines at the same time; one that is lost already cannot be told.
-            with contextlib.suppress(DistmkError):
-                self._bootstrap.send_command(pickle.dumps(("close", {})))
+        with contextlib.suppress(DistmkError):  # a rank may be lost already
+            self._command("close")  # all ranks close their engines at the same time
         self._engine.close()
         self._bootstrap.close()
 
@@ -221,15 +222,15 @@ class LLM:
     ) -> None:
         own_error = isinstance(error, Exception) and not isinstance(error, DistmkError)
         if own_error and self._bootstrap.kind not in ("single", "local"):
-            # A bug in the caller's code here only: the other ranks would wait for this one until their time is up.
-            # Where this process leads them, closing is enough.
+            # A bug in the caller's code, perhaps on this rank only: the others would wait for this one until their deadline.
+            # For worker processes, closing is enough.
             traceback.print_exception(error)
             self._bootstrap.abort(1)
         self.close()
 
 
 def serve(bootstrap: Bootstrap) -> None:
-    """The life of a rank that another process started: do what rank 0 says until it closes."""
+    """Run a worker process: execute the commands of rank 0 until it closes."""
     engine: Engine | None = None
     try:
         while (payload := bootstrap.next_command()) is not None:
@@ -242,15 +243,15 @@ def serve(bootstrap: Bootstrap) -> None:
             elif engine is not None and command == "peak_memory":
                 engine.peak_memory_bytes()
             elif engine is not None:
-                _follow(engine, arguments["gather_logits"])
+                _run_launch(engine, arguments["gather_logits"])
     finally:
         if engine is not None:
             engine.close()
 
 
-def _follow(engine: Engine, gather_logits: bool) -> None:
+def _run_launch(engine: Engine, gather_logits: bool) -> None:
     """Take part in a launch of rank 0."""
-    with contextlib.suppress(Interrupted):  # rank 0 decides what comes next
+    with contextlib.suppress(Interrupted):  # rank 0 handles it, and sends the next command
         launch = engine.launch([], [], False)
         for _ in launch:
             pass

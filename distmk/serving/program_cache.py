@@ -1,7 +1,6 @@
-"""Programs that were compiled and proved once, kept for the next start.
+"""A cache of compiled programs that passed `check`.
 
-A program follows from the model's config, the options and this package's code; a file is named by a hash of these, and only
-a program that passed `check` is ever saved.
+A program follows from the model's config, the options and this package's code; its file is named by a hash of these.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from distmk.program.program import Program, compile_graph
 from distmk.tasks.abi_header import abi_hash
 
 PREFIX, SUFFIX = "program-", ".npz"
-MAX_BYTES = 1 << 30  # of all programs kept
+MAX_BYTES = 1 << 30  # of all programs in the cache
 
 
 def proved_program(config: ModelConfig, options: DecodeOptions, rank: int) -> Program:
-    """The decode program of `config`, for `rank`: from the cache if it is there, else compiled, proved and kept.
+    """The decode program of `config`, for `rank`: from the cache, or else compiled, proved and added to the cache.
 
-    Of several ranks that share a cache folder, one compiles and the others wait. UsageError: the model cannot be dealt to so
-    many ranks; BuildError: unwritable cache folder; CheckError: the compiler made a mistake.
+    Of several ranks that share a cache folder, one compiles and the others wait. UsageError: the model cannot be sharded over
+    so many ranks; BuildError: unwritable cache folder; CheckError: the compiler made a mistake.
     """
     if not env.caches_programs():
         return _prove(config, options)
@@ -49,7 +48,7 @@ def proved_program(config: ModelConfig, options: DecodeOptions, rank: int) -> Pr
         return program
     except OSError:
         if made:
-            return made[0]  # a full disk costs time at the next start and nothing else
+            return made[0]  # a full disk costs only time, at the next start
         raise
 
 
@@ -65,7 +64,7 @@ def _read(path: Path, rank: int) -> Program | None:
     except program_file.DamagedFile:
         return None
     with contextlib.suppress(OSError):
-        os.utime(path)  # what is used is kept
+        os.utime(path)  # the cache removes the least recently used
     return program
 
 
@@ -76,7 +75,7 @@ def _key(config: ModelConfig, options: DecodeOptions) -> str:
 
 @functools.cache
 def _code_hash() -> str:
-    """A hash of this package's Python files: any of them may have a say in what a program is, or in its proof."""
+    """A hash of this package's Python files, any of which may influence a program or its proof."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -85,8 +84,8 @@ def _code_hash() -> str:
 
 
 def _make_room(folder: Path) -> None:
-    """Remove the programs that have not been used for longest, and their locks, while all take more than MAX_BYTES."""
-    with contextlib.suppress(OSError):  # somebody else may be at it
+    """Remove the least recently used programs, and their locks, until all take at most MAX_BYTES."""
+    with contextlib.suppress(OSError):  # another process may be doing the same
         found = sorted((path.stat().st_mtime, path) for path in folder.glob(f"{PREFIX}*{SUFFIX}"))
         total = sum(path.stat().st_size for _, path in found)
         for _, path in found[:-1]:

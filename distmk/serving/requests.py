@@ -1,4 +1,4 @@
-"""Prompts as users give them, turned into requests that are known to be servable, and tokens turned back into text."""
+"""Prompts from users, checked and turned into requests, and generated tokens turned into text."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from distmk.errors import UsageError
 from distmk.serving.sampling import CompletionOutput, RequestOutput, SamplingParams, TokenOutput
 from distmk.serving.tokenizer import StreamDecoder, Tokenizer
 
-CONTEXT_TOKENS = 8
+CONTEXT_TOKENS = 8  # of the prompt, given to the decoder
 Prompt = str | Sequence[int]
 
 
 @dataclass
 class Request:
-    """A prompt being served: its tokens so far, when they came, and the text they spell."""
+    """A prompt that is served: its new tokens so far, the times of the first and last, and their text in pieces."""
 
     prompt: str | None
     prompt_ids: list[int]
@@ -29,8 +29,8 @@ class Request:
     first_s: float = 0.0
     last_s: float = 0.0
 
-    def take(self, index: int, event: TokenEvent) -> TokenOutput:
-        """Add a token."""
+    def append(self, index: int, event: TokenEvent) -> TokenOutput:
+        """Add a token to request number `index`."""
         self.last_s = time.perf_counter()
         self.first_s = self.first_s or self.last_s
         self.token_ids.append(event.token)
@@ -45,6 +45,7 @@ class Request:
         return TokenOutput(index, event.token, piece, self.finish_reason)
 
     def output(self) -> RequestOutput:
+        """The prompt and all tokens so far."""
         count = len(self.token_ids)
         ms_per_token = 1e3 * (self.last_s - self.first_s) / (count - 1) if count > 1 else 0.0
         completion = CompletionOutput(
@@ -75,6 +76,6 @@ def make_request(
             f"a prompt of {len(ids)} tokens leaves no room in a context of {max_model_len}; "
             "shorten it or raise --max-model-len"
         )
-    # The end of the prompt decides how the first new token is spelt (a space, half a character).
+    # The text of the first new token depends on the end of the prompt (a space, half a character).
     decoder = StreamDecoder(tokenizer, context=ids[-CONTEXT_TOKENS:]) if tokenizer is not None else None
     return Request(prompt if isinstance(prompt, str) else None, ids, params, decoder)

@@ -1,4 +1,4 @@
-"""How tokens are chosen, and what comes back."""
+"""Sampling parameters, and outputs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from distmk.errors import UsageError
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Greedy decoding of up to `max_tokens` tokens; the names are vLLM's.
-
-    UsageError for settings that call for sampling: only the most likely token is chosen so far.
+    """Greedy decoding of up to `max_tokens` tokens. Names as in vLLM. UsageError: a setting that is not greedy, which is not
+    supported yet.
     """
 
     max_tokens: int = 64
@@ -31,7 +30,7 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class TokenOutput:
-    """One generated token of prompt `index`; `text` is what it adds, `finish_reason` stop or length on the last."""
+    """One generated token of prompt `index`: the text it adds, and on the last token `finish_reason`, stop or length."""
 
     index: int
     token_id: int
@@ -41,7 +40,7 @@ class TokenOutput:
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """Everything generated for a prompt. `ms_per_token` is the mean time between its tokens."""
+    """All tokens generated for a prompt. `ms_per_token`: mean time between them."""
 
     token_ids: list[int]
     text: str

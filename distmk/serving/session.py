@@ -1,6 +1,6 @@
-"""Run a program on this rank and its peers: start together, watch over each other, leave together.
+"""Run a program on this rank and its peers: ranks start together, watch for lost ranks, and leave together.
 
-`Session` is the low-level public API: any task graph, any number of ranks.
+`Session` is the low-level public API, for any task graph and any number of ranks.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Outcome:
     reason: Abort
     stuck: tuple[StuckWait, ...]
     iterations: int
-    left: bool  # its caller had enough of the launch
+    left: bool  # its caller left the launch before the end
 
 
 def make_backend(name: str, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool) -> Backend:
     """The backend `name` (host, emulated or cuda) for this rank's program; collective.
 
-    UsageError or BuildError (on every rank) where it cannot be made.
+    UsageError or BuildError (on every rank): it cannot be made.
     """
     if scheduler_threads and name != "host":
         require_warps(program.header.num_schedulers)
@@ -57,11 +57,11 @@ def make_backend(name: str, program: RankProgram, bootstrap: Bootstrap, schedule
 
 
 class Session:
-    """A checked program with its memory on this rank. Collective: every rank makes it from the same graph.
+    """A proved program with its memory on this rank. Collective: every rank makes it from the same graph.
 
-    `proved`: the program passed `check` before (program_cache keeps such). `scheduler_threads`: schedulers have threads,
-    on a GPU an SM, of their own; else they ride in the workers' idle time.
-    Raises CheckError if the program cannot be proved correct, UsageError if the ranks hold different programs.
+    `proved`: the program has passed `check` already (as those of `program_cache` have). `scheduler_threads`: schedulers have
+    threads of their own, on a GPU an SM of their own; else they run in the workers' idle time. CheckError: the program cannot
+    be proved correct. UsageError: the ranks have different programs, or the wrong number of ranks was started.
     """
 
     def __init__(
@@ -91,16 +91,16 @@ class Session:
         upload_constants(self.program, self.backend, bootstrap.rank)
 
     def view(self, buffer: Buffer | str) -> npt.NDArray[Any]:
-        """This rank's copy of a buffer as [rows, cols]; bf16 shows as uint16. Valid until `close`."""
-        for declared, placed in self.program.placement.buffers.items():
+        """This rank's buffer as an array [rows, cols]; bf16 as uint16 bits. Valid until `close`. UsageError: no such buffer."""
+        for declared, allocation in self.program.placement.buffers.items():
             if declared is buffer or declared.name == buffer:
-                return self.backend.view(placed, NUMPY_TYPES[declared.dtype])
+                return self.backend.view(allocation, NUMPY_TYPES[declared.dtype])
         raise UsageError(f"there is no buffer {buffer if isinstance(buffer, str) else buffer.name} in this program")
 
     def run(self, num_iterations: int = 1) -> int:
-        """Run the graph that many times in one launch, on all ranks; returns the iterations done.
+        """Run the graph `num_iterations` times in one launch, on all ranks; returns the iterations done.
 
-        HangError: a wait passed its deadline; RankLostError: a rank died; Interrupted: Ctrl-C here or elsewhere.
+        HangError: a wait passed its deadline; RankLostError: a rank died; Interrupted: Ctrl-C on any rank.
         """
         spec = LaunchSpec(num_iterations=num_iterations, deadline_s=self.deadline_s)
         running = self.launch(spec)
@@ -109,9 +109,9 @@ class Session:
         return running.iterations
 
     def run_traced(self, num_iterations: int = 1, num_kept: int | None = None) -> Trace | None:
-        """As `run`, keeping a record of every task of the last `num_kept` iterations (None: of all).
+        """As `run`, with a trace of the last `num_kept` iterations (None: of all).
 
-        The trace is on rank 0 (None elsewhere); `distmk.trace` writes and sums it up.
+        Returns it on rank 0, None elsewhere; `distmk.trace` writes and summarizes it.
         """
         kept = min(num_kept or num_iterations, num_iterations)
         spec = LaunchSpec(num_iterations=num_iterations, deadline_s=self.deadline_s, trace_capacity=self.room_for(kept))
@@ -121,15 +121,15 @@ class Session:
         return running.trace(kept)
 
     def room_for(self, num_iterations: int) -> int:
-        """The `LaunchSpec.trace_capacity` that keeps the last `num_iterations` iterations in full."""
+        """The `LaunchSpec.trace_capacity` for a trace of the last `num_iterations` iterations."""
         return capacity_for(self.rank_program, num_iterations)
 
     def launch(self, spec: LaunchSpec) -> RunningLaunch:
-        """Start a launch on all ranks; iterate over it for its tokens. One that is under way ends first."""
+        """Start a launch on all ranks; iterate over it for its tokens. Ends the launch that is under way, if any."""
         self.stop()
-        self.bootstrap.barrier()  # nobody is still leaving the last launch
+        self.bootstrap.barrier()  # every rank has left the last launch
         self.backend.reset()
-        self.bootstrap.barrier()  # nobody signals into what is about to be zeroed
+        self.bootstrap.barrier()  # no rank signals to memory that is still to be zeroed
         self._running = RunningLaunch(self, spec)
         return self._running
 
@@ -153,23 +153,23 @@ class Session:
 
 
 class RunningLaunch:
-    """Iterates over batches of new tokens until the launch is over; leaving early ends it on all ranks."""
+    """An iterator over batches of new tokens until the launch is over; leaving it early ends the launch on all ranks."""
 
     def __init__(self, session: Session, spec: LaunchSpec) -> None:
         self._session = session
         self._launch: Launch = session.backend.start(spec)
         self._over = False
         self.iterations = 0
-        self.left = False  # some rank's caller had enough of it
+        self.left = False  # the caller of some rank left it before the end
 
     def trace(self, num_iterations: int | None = None) -> Trace | None:
-        """Once it is over: what all ranks kept of the last `num_iterations` iterations, on rank 0; collective."""
+        """Once it is over: the trace of its last `num_iterations` iterations, on rank 0; collective."""
         return collect(self._session.program, self._session.bootstrap, self._launch.trace(), num_iterations)
 
     def __iter__(self) -> Iterator[list[TokenEvent]]:
         launch, backend = self._launch, self._session.backend
         seen, over = 0, False
-        next_look = time.monotonic()
+        next_check = time.monotonic()
         try:
             while not (over or self._over):
                 over = launch.wait(seen, POLL_S)
@@ -177,10 +177,10 @@ class RunningLaunch:
                 if count > seen:
                     yield list(launch.block.tokens[seen:count])
                     seen = count
-                if time.monotonic() >= next_look:
+                if time.monotonic() >= next_check:
                     if backend.lost_ranks():
                         backend.abort(Abort.RANK_LOST)
-                    next_look = time.monotonic() + 4 * POLL_S
+                    next_check = time.monotonic() + 4 * POLL_S
         except BaseException as error:
             self.stop(left=isinstance(error, GeneratorExit))
             raise
@@ -189,21 +189,21 @@ class RunningLaunch:
         reason = launch.join()
         self._over = True
         self.iterations = launch.iterations_done
-        self._settle(reason)
+        self._finish(reason)
 
     def stop(self, left: bool = True) -> None:
-        """End the launch on all ranks, if it is not over; `left`: on purpose, so that it is no error elsewhere."""
+        """End the launch on all ranks, if it is not over; `left`: on purpose, which is no error on other ranks."""
         if self._over:
             return
         self._over = True
         self._session.backend.abort(Abort.INTERRUPTED)
         self._launch.join()
-        # The others tell how they left, and may have been done before they could be told to leave.
+        # Other ranks may report another outcome: they may have ended before the abort reached them.
         with contextlib.suppress(DistmkError):
-            self._settle(Abort.INTERRUPTED, left)
+            self._finish(Abort.INTERRUPTED, left)
 
-    def _settle(self, reason: Abort, left: bool = False) -> None:
-        """All ranks agree on how the launch ended; raises what it ended with."""
+    def _finish(self, reason: Abort, left: bool = False) -> None:
+        """Exchange the outcomes of all ranks; raises the error of the launch, the same on every rank."""
         session = self._session
         if reason is Abort.RANK_LOST:
             raise RankLostError(_name_lost(session.backend))
@@ -220,7 +220,7 @@ class RunningLaunch:
 
 
 def first_stuck(outcomes: list[Outcome]) -> WaitRecord:
-    """The stuck wait that comes first in program order over all ranks: the others wait for what it holds up."""
+    """The first stuck wait in program order over all ranks: the others wait because of it."""
     waits = [(wait, rank) for rank, outcome in enumerate(outcomes) for wait in outcome.stuck]
     if not waits:
         return WaitRecord(-1, -1, "none", "start of an iteration", 1, 0)

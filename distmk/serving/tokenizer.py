@@ -1,4 +1,4 @@
-"""Text to token ids and back, with the `tokenizers` library alone (no transformers, no torch)."""
+"""Text to token ids and back, with the `tokenizers` library only (without transformers and torch)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distmk.errors import ModelError, UsageError
+from distmk.errors import ModelError, UsageError, one_line
 from distmk.weights.checkpoint import Checkpoint
 from distmk.weights.gguf_header import GgufHeader, read_header, read_numbers, read_strings
 
@@ -27,7 +27,7 @@ SPLITS: Mapping[str, tuple[str, ...]] = {
     "llama-bpe": (_LLAMA3_SPLIT,),
     "qwen2": (_LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}"),),
 }
-"""For each `tokenizer.ggml.pre` the expressions that cut text into words, one after the other.
+"""By `tokenizer.ggml.pre`: the expressions that split text into words, applied one after the other.
 
 As in the tokenizer.json of GPT-2, SmolLM2, Llama 3 and Qwen2 / Qwen3, and in `llama_vocab` of llama.cpp.
 """
@@ -44,9 +44,9 @@ class Tokenizer:
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, with the special tokens that the model puts around a prompt (such as BOS).
+        """Token ids of `text`, with the special tokens that the model adds to a prompt (such as BOS).
 
-        Special tokens spelled out in the text become themselves. Raises UsageError for text that is not Unicode.
+        Special tokens spelled out in the text are encoded as such. UsageError: `text` is not valid Unicode.
         """
         try:
             text.encode("utf-8")
@@ -56,7 +56,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """The text of `ids`; special tokens are left out when `skip_special`. Broken UTF-8 becomes U+FFFD."""
+        """The text of `ids`, without special tokens if `skip_special`. Invalid UTF-8 becomes U+FFFD. UsageError: an id < 0."""
         try:
             text: str = self._inner.decode(list(ids), skip_special_tokens=skip_special)
         except OverflowError:
@@ -64,63 +64,64 @@ class Tokenizer:
         return text
 
     def is_special(self, token_id: int) -> bool:
-        """Whether `token_id` is a special token, which `decode` leaves out."""
+        """Whether `token_id` is a special token, which `decode` omits."""
         return token_id in self._special
 
 
 class StreamDecoder:
-    """Decodes ids one at a time: the pieces put together are what `decode` gives for all ids at once.
+    """Decodes ids one at a time; the pieces, joined, are what `decode` returns for all ids.
 
-    A token may hold part of a character, and some tokenizers drop the space before the first word, so a token cannot
-    be decoded alone. `context` are ids before the first one pushed (the prompt, or its end): their text is not given
-    out, but with it a first word keeps its space.
+    A token cannot be decoded alone: it may have part of a character, and some tokenizers drop the space before the first
+    word. `context`: ids before the first one pushed (the end of the prompt); their text is not returned, but because of them
+    a first word keeps its space.
     """
 
     _MAX_HELD = 16
-    """Tokens held back at most; a character has at most four bytes, so beyond that the text is simply not UTF-8."""
+    """Tokens held back at most. A character has at most four bytes: if more tokens do not complete it, it is not UTF-8."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, context: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
-        # The tokens of the piece given out last, then those held back. The former stay because the text of the latter
-        # may depend on them; together they hold whole characters, so they decode as they did before.
+        # The tokens of the last returned piece, then those held back. The former are whole characters, and stay because the
+        # text of the latter may depend on them.
         self._window: list[int] = []
-        self._held_from = 0
-        self._num_given = 0
+        self._held_from = 0  # index in the window
+        self._num_returned = 0  # characters of the window's text that were returned
         for token_id in context[-2 * self._MAX_HELD :]:
             self.push(token_id)
         self.flush()
 
     def push(self, token_id: int) -> str:
-        """The text that is certain now that `token_id` follows; "" while a character is incomplete."""
+        """The text that is certain after `token_id`; "" while a character is incomplete."""
         if self._skip_special and self._tokenizer.is_special(token_id):
             return ""
         self._window.append(token_id)
         text = self._tokenizer.decode(self._window, self._skip_special)
         full = len(self._window) - self._held_from >= self._MAX_HELD
-        # An incomplete character decodes to U+FFFD, and so does one that really is U+FFFD: it waits for its successor.
-        if not full and (text.endswith("\ufffd") or len(text) <= self._num_given):
+        # An incomplete character decodes to U+FFFD, as does a real U+FFFD: that waits for the next token.
+        if not full and (text.endswith("\ufffd") or len(text) <= self._num_returned):
             return ""
-        return self._give(text)
+        return self._new_piece(text)
 
     def flush(self) -> str:
-        """The rest, with U+FFFD for a character that never became complete. More ids may be pushed afterwards."""
+        """The text held back, with U+FFFD for an incomplete character. More ids may be pushed afterwards."""
         if len(self._window) == self._held_from:
             return ""
-        return self._give(self._tokenizer.decode(self._window, self._skip_special))
+        return self._new_piece(self._tokenizer.decode(self._window, self._skip_special))
 
-    def _give(self, text: str) -> str:
-        out = text[self._num_given :]
+    def _new_piece(self, text: str) -> str:
+        """The part of the window's `text` that was not returned yet."""
+        piece = text[self._num_returned :]
         self._window = self._window[self._held_from :]
         self._held_from = len(self._window)
-        self._num_given = len(self._tokenizer.decode(self._window, self._skip_special))
-        return out
+        self._num_returned = len(self._tokenizer.decode(self._window, self._skip_special))
+        return piece
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer that comes with `checkpoint`: a tokenizer.json, or the metadata of a GGUF file.
+    """The tokenizer of `checkpoint`: a tokenizer.json, or the metadata of a GGUF file.
 
-    Raises UsageError when there is none or its kind is not supported, ModelError when it is damaged.
+    UsageError: there is none, or its kind is not supported. ModelError: it is damaged.
     """
     path = checkpoint.path
     if path is None:
@@ -139,8 +140,8 @@ def _from_json(file: Path) -> tokenizers.Tokenizer:
     try:
         inner = tokenizers.Tokenizer.from_file(str(file))
     except Exception as e:  # the library raises bare Exception
-        raise ModelError(f"{file}: not a valid tokenizer.json ({' '.join(str(e).split())})") from None
-    # A file saved from training may cut or pad what it encodes.
+        raise ModelError(f"{file}: not a valid tokenizer.json ({one_line(e)})") from None
+    # A file saved during training may ask for truncation or padding.
     inner.no_truncation()
     inner.no_padding()
     return inner
@@ -166,13 +167,13 @@ def _from_gguf(header: GgufHeader) -> tokenizers.Tokenizer:
     types = read_numbers(header, "tokenizer.ggml.token_type")
     if not tokens or (types and len(types) != len(tokens)) or any(" " in right or not right for _, right in merges):
         raise ModelError(f"{where}: the tokenizer is damaged: tokens, token types or merges do not go together")
-    # Llama 3 takes a word that is a token whole, even where its merges do not lead there.
+    # In Llama 3, a word that is a token is encoded as it, even if no merges lead there.
     whole_words: dict[str, Any] = {"ignore_merges": True} if pre == "llama-bpe" else {}
     vocab = {token: token_id for token_id, token in reversed(list(enumerate(tokens)))}
     try:
         inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, **whole_words))
     except Exception as e:  # the library raises bare Exception
-        raise ModelError(f"{where}: the tokenizer is damaged ({' '.join(str(e).split())})") from None
+        raise ModelError(f"{where}: the tokenizer is damaged ({one_line(e)})") from None
     if pre == "qwen2":
         inner.normalizer = normalizers.NFC()
     inner.pre_tokenizer = _pre_tokenizer(str(pre))

@@ -1,4 +1,4 @@
-"""Model weights, from Hugging Face folders, GGUF files, or made up; see `open_checkpoint`."""
+"""Model weights from Hugging Face folders, GGUF files, or a random generator; see `open_checkpoint`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ __all__ = ["Checkpoint", "expected_tensors", "open_checkpoint"]
 def open_checkpoint(path: str | Path, load_format: str = "auto", seed: int = 0) -> Checkpoint:
     """Open a model: a Hugging Face folder, a .gguf file, or a folder with one .gguf in it.
 
-    With `load_format` "dummy" the weights are random, made from `seed`, and only a config is needed: any of the above,
-    a config.json file, or the name of a preset. Every tensor that the config calls for is checked to be there with
-    the right shape; weights are not read yet. Raises ModelError when `path` cannot be used and UsageError for another
-    `load_format`.
+    With `load_format` "dummy" the weights are random, generated from `seed`, and only a config is needed: any of the above,
+    a config.json file, or the name of a preset. Every tensor that the config calls for is checked to exist with the right
+    shape; weights are not read yet. ModelError: `path` cannot be used. UsageError: unknown `load_format`.
     """
     if load_format not in ("auto", "dummy"):
         raise UsageError(f"load format {load_format!r} is not known; expected 'auto' or 'dummy'")
@@ -51,7 +50,7 @@ def _dummy(config: ModelConfig, path: Path | None, seed: int) -> Checkpoint:
 
 
 def _find(path: Path, load_format: str) -> Path:
-    """The .gguf or config.json file that `path` comes down to; ModelError when there is none, or more than one."""
+    """The .gguf or config.json file that `path` stands for; ModelError if there is none, or more than one."""
     if path.is_file():
         if path.suffix.lower() == ".gguf" or (load_format == "dummy" and path.suffix == ".json"):
             return path

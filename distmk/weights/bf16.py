@@ -1,4 +1,4 @@
-"""Conversion between float32 and bfloat16, the latter held as its bits in uint16 (numpy has no bfloat16)."""
+"""Conversion between float32 and bfloat16, which is held as its bits in uint16: numpy has no bfloat16."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ U16 = npt.NDArray[np.uint16]
 def f32_to_bf16(values: F32) -> U16:
     """bfloat16 bits of float32 `values`, any shape: rounded to nearest, ties to even; NaNs become quiet NaNs.
 
-    Overflow goes to infinity, as IEEE 754 rounding has it. Works on a whole array at once and needs about twice its
-    bytes meanwhile, so callers with large tensors pass pieces.
+    Overflow rounds to infinity, as in IEEE 754. Needs about twice the bytes of `values` meanwhile, so callers with large
+    tensors pass pieces.
     """
     bits = np.asarray(values, np.float32, order="C").view(np.uint32)
-    out_bf16 = bits >> np.uint32(16)
-    out_bf16 &= np.uint32(1)
-    out_bf16 += np.uint32(0x7FFF)
-    out_bf16 += bits
-    out_bf16 >>= np.uint32(16)
-    out: U16 = out_bf16.astype(np.uint16)
-    # A NaN's low bits would carry into the exponent or sign above.
+    rounded = bits >> np.uint32(16)
+    rounded &= np.uint32(1)
+    rounded += np.uint32(0x7FFF)
+    rounded += bits
+    rounded >>= np.uint32(16)
+    out: U16 = rounded.astype(np.uint16)
+    # Rounding up would carry a NaN's low bits into its exponent or sign.
     nan = np.isnan(values)
     if nan.any():
         out[nan] = ((bits[nan] >> np.uint32(16)) & np.uint32(0x8000)).astype(np.uint16) | np.uint16(0x7FC0)

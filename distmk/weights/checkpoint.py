@@ -1,4 +1,4 @@
-"""What a checkpoint offers the runtime, whatever it is stored as."""
+"""The interface of a checkpoint, whatever its file format, and the tensors that a config calls for."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ HEAD = "lm_head.weight"
 class Checkpoint(Protocol):
     """Weights by their Hugging Face names, read a slice at a time.
 
-    `fingerprint` is a sha256 in hex that tells checkpoints apart; ranks compare it to see that they opened the same.
-    It samples the files, so it does not prove that every byte is equal.
+    `fingerprint` is a sha256 that identifies a checkpoint; ranks compare it to verify that they opened the same one. It
+    samples the files, so it does not prove that every byte is equal.
     """
 
     @property
@@ -37,26 +37,25 @@ class Checkpoint(Protocol):
         """64 hex digits."""
 
     def read(self, name: str, rows: slice | None = None, cols: slice | None = None, out: U16 | None = None) -> U16:
-        """A block of the 2-D tensor `name` as bfloat16 bits: uint16 [rows, cols], C-contiguous, owned by the caller;
-        `out`, of that shape, if it is given.
+        """A block of the 2-D tensor `name` as bfloat16 bits: uint16 [rows, cols], C-contiguous, owned by the caller.
 
-        Other stored types are rounded to nearest even. `lm_head.weight` of a model with tied embeddings reads the
-        embedding. Raises ModelError when the tensor is not in the checkpoint, is not 2-D, or its file is damaged, and
-        ValueError for a slice that has a step or leaves the tensor.
+        `out`: an array of that shape to read into. Other stored types are rounded to nearest even. `lm_head.weight` of a
+        model with tied embeddings reads the embedding. ModelError: the tensor is not in the checkpoint, is not 2-D, or its
+        file is damaged. ValueError: a slice has a step or leaves the tensor.
         """
 
     def read_vector(self, name: str) -> F32:
-        """The 1-D tensor `name` as float32 [size], not rounded. Raises ModelError as `read` does."""
+        """The 1-D tensor `name` as float32 [size], not rounded. ModelError as for `read`."""
 
     def has(self, name: str) -> bool:
         """Whether `name` can be read."""
 
     def close(self) -> None:
-        """Close the files; reading afterwards raises ModelError. May be called twice."""
+        """Close the files; later reads raise ModelError. May be called twice."""
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of every tensor that `config` calls for; matrices are [outputs, inputs]."""
+    """Names and shapes of the tensors that `config` calls for; matrices are [outputs, inputs]."""
     hidden, mlp, head = config.hidden_size, config.intermediate_size, config.head_dim
     q_rows, kv_rows = config.num_heads * head, config.num_kv_heads * head
     matrices = {
@@ -89,9 +88,9 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def check_tensors(
     stored: Mapping[str, tuple[int, ...]], config: ModelConfig, where: str, ignored: Iterable[str] = ()
 ) -> None:
-    """Raise ModelError unless `stored` (names to shapes) is what `config` calls for.
+    """ModelError unless `stored` (shapes by name) has exactly the tensors that `config` calls for, and any of `ignored`.
 
-    A tensor beyond that is an error too, but for those in `ignored`: left out, it would change the result silently.
+    Other tensors are an error, because leaving them out would change the result silently. `where` names the checkpoint.
     """
     expected = expected_tensors(config)
     for name, shape in expected.items():
@@ -110,7 +109,7 @@ def check_tensors(
 
 
 def bounds(part: slice | None, size: int, what: str) -> tuple[int, int]:
-    """The half-open range that `part` takes of `size`; ValueError for a step, or for a range that leaves the tensor."""
+    """The half-open range of `part` in a dimension of `size`. ValueError: it has a step, or leaves the tensor `what`."""
     if part is None:
         return 0, size
     start = 0 if part.start is None else int(part.start)

@@ -1,7 +1,7 @@
 """Seeded random weights, for compiling, testing and timing without a checkpoint.
 
-Element (row, column) of a matrix is 16 of the 32 bits that mixing a key of its row and a key of its pair of columns gives:
-integer arithmetic only, so that numpy here and torch on a GPU make the same values, whatever part of it a rank holds.
+Element (row, column) of a matrix is half of a 32-bit hash of its row's key and its column pair's key. That is integer
+arithmetic only, so numpy and torch on a GPU generate the same values, whatever part of the matrix a rank has.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK_PAIRS = 1 << 15
-"""Pairs of elements made together: 128 KiB of keys, so that mixing them stays in a core's cache."""
+"""Pairs of elements generated together: 128 KiB of hashes, which stay in a core's cache."""
 
 HEAD_GAIN = 3.0
-"""Standard deviation of the logits; well above bfloat16 rounding, so that the largest logit is usually clear."""
+"""Standard deviation of the logits: well above bfloat16 rounding, so that the largest logit is usually unambiguous."""
 
 NORM_SPREAD = 0.25
 BIAS_SPREAD = 0.05
@@ -37,11 +37,10 @@ Keys = npt.NDArray[np.int32]
 
 
 class DummyCheckpoint:
-    """A `Checkpoint` of uniform random weights; an element's value hangs only on the seed, its tensor and its place.
+    """A `Checkpoint` of uniform random weights; an element depends only on the seed, its tensor and its indices.
 
     Matrices have the standard deviation 1 / sqrt(inputs) that keeps activations near 1 (embedding and head:
-    HEAD_GAIN / sqrt(hidden)), norm weights lie in 1 +- NORM_SPREAD, biases within +- BIAS_SPREAD; all are exact in
-    bfloat16.
+    HEAD_GAIN / sqrt(hidden)), norm weights are in 1 +- NORM_SPREAD, biases in +- BIAS_SPREAD; all are exact in bfloat16.
     """
 
     def __init__(self, config: ModelConfig, path: Path | None, seed: int) -> None:
@@ -68,15 +67,16 @@ class DummyCheckpoint:
         col_keys, skipped = self._col_keys(col_start, col_stop)
         step = max(1, BLOCK_PAIRS // max(1, len(col_keys)))
         for begin in range(0, len(row_keys), step):
-            picks = _mix(row_keys[begin : begin + step, None] ^ col_keys).view(np.uint16)
-            picks = picks[:, skipped : skipped + out.shape[1]]
-            np.take(values, picks, out=out[begin : begin + step], mode="clip")
+            hashes = _mix(row_keys[begin : begin + step, None] ^ col_keys).view(np.uint16)
+            hashes = hashes[:, skipped : skipped + out.shape[1]]
+            np.take(values, hashes, out=out[begin : begin + step], mode="clip")
         return out
 
     def make(self, parts: Sequence[RowRange], cols: slice, out: torch.Tensor) -> None:
-        """Fill `out`, int16 bits of bfloat16 [rows, columns] on any device, with what `read` gives for `parts` in turn.
+        """Write columns `cols` of `parts`, one below the other, to `out`: bfloat16 bits, int16 [rows, columns], on any device.
 
-        `parts` are of matrices of one standard deviation. Needs about five times the bytes of `out` meanwhile.
+        The values are those of `read`. All `parts` must be of matrices with one standard deviation. Needs about five times
+        the bytes of `out` meanwhile.
         """
         import torch
 
@@ -84,9 +84,9 @@ class DummyCheckpoint:
         start, stop = bounds(cols, num_cols, f"{matrix} columns")
         row_keys = np.concatenate([self._keys(self._matrix(name)[0], begin, end) for name, begin, end in parts])
         col_keys, skipped = self._col_keys(start, stop)
-        rows_there, cols_there = (torch.from_numpy(keys).to(out.device) for keys in (row_keys, col_keys))
-        picks = _mix(rows_there[:, None] ^ cols_there).view(torch.int16)[:, skipped : skipped + stop - start]
-        out.view(torch.bfloat16).copy_(picks.float().add_(0.5).mul_(_step(matrix, num_cols)))
+        row_tensor, col_tensor = (torch.from_numpy(keys).to(out.device) for keys in (row_keys, col_keys))
+        hashes = _mix(row_tensor[:, None] ^ col_tensor).view(torch.int16)[:, skipped : skipped + stop - start]
+        out.view(torch.bfloat16).copy_(hashes.float().add_(0.5).mul_(_step(matrix, num_cols)))
 
     def read_vector(self, name: str) -> F32:
         (size,) = self._shape(name, num_dims=1)
@@ -95,7 +95,7 @@ class DummyCheckpoint:
         return bf16_to_f32(f32_to_bf16(values.astype(np.float32)))
 
     def _matrix(self, name: str) -> tuple[str, int, int]:
-        """The matrix behind `name` (tied embeddings are one), its rows and columns."""
+        """The matrix that `name` reads (the embedding for a tied head), its rows and columns."""
         if name == HEAD and self.config.tie_embeddings:
             name = EMBEDDING
         num_rows, num_cols = self._shape(name, num_dims=2)
@@ -110,11 +110,11 @@ class DummyCheckpoint:
         return shape
 
     def _col_keys(self, start: int, stop: int) -> tuple[Keys, int]:
-        """A key for each pair of columns that holds some of [start, stop), and how many columns of the first to skip."""
+        """int32 keys of the column pairs that overlap [start, stop), and the number of columns of the first pair to skip."""
         return self._keys("columns", start // 2, -(-stop // 2)), start % 2
 
     def _keys(self, what: str, start: int, stop: int) -> Keys:
-        """Keys of the rows of a tensor (or of what else is counted), no two of them alike: int32 [stop - start]."""
+        """Distinct keys of the rows [start, stop) of a tensor, or of other numbered things: int32 [stop - start]."""
         digest = hashlib.sha256(f"{self._seed} {what}".encode()).digest()
         offset = np.array(int.from_bytes(digest[:4], "little", signed=True), np.int32)
         keys: Keys = _mix(np.arange(start, stop, dtype=np.int32) + offset)
@@ -122,7 +122,7 @@ class DummyCheckpoint:
 
 
 def _mix(x: Any) -> Any:
-    """Scramble int32 numbers of numpy or torch in place, products modulo 2**32; different ones stay different.
+    """Hash int32 numbers of numpy or torch in place, modulo 2**32. A bijection: different numbers stay different.
 
     After the "lowbias32" hash of C. Wellons, https://nullprogram.com/blog/2018/07/31 (its first step left out).
     """
@@ -134,13 +134,13 @@ def _mix(x: Any) -> Any:
 
 
 def _step(name: str, num_cols: int) -> float:
-    """How far apart a matrix' values lie, exact in float32. Uniform on +-a has the standard deviation a / sqrt(3)."""
+    """Distance between adjacent values of a matrix, exact in float32. Uniform on +-a has standard deviation a / sqrt(3)."""
     gain = HEAD_GAIN if name in (EMBEDDING, HEAD) else 1.0
     return float(np.float32(gain * math.sqrt(3.0 / num_cols) / (1 << 15)))
 
 
 @functools.lru_cache(maxsize=8)
 def _values(step: float) -> U16:
-    """The bfloat16 bits that each 16 random bits stand for: 65,536 values around 0, `step` apart before rounding."""
-    picks = np.arange(1 << 16).astype(np.uint16).view(np.int16)
-    return f32_to_bf16((picks.astype(np.float32) + np.float32(0.5)) * np.float32(step))
+    """uint16 [65536]: the bfloat16 bits for each 16-bit hash; values around 0, `step` apart before rounding."""
+    hashes = np.arange(1 << 16).astype(np.uint16).view(np.int16)
+    return f32_to_bf16((hashes.astype(np.float32) + np.float32(0.5)) * np.float32(step))

@@ -1,4 +1,4 @@
-"""Reading blocks of tensors out of files with bounded memory; what safetensors and GGUF have in common."""
+"""Reading blocks of tensors from files with bounded memory: what safetensors and GGUF have in common."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from distmk.weights.bf16 import F32, U16, bf16_to_f32, f32_to_bf16
 from distmk.weights.checkpoint import EMBEDDING, HEAD, bounds
 
 CHUNK_ELEMENTS = 1 << 19
-"""Elements converted at a time: 2 MiB as float32, small beside a rank's share of any model."""
+"""Elements converted at a time: 2 MiB as float32, little compared with a rank's weights."""
 
-SAMPLE_BYTES = 4096
+SAMPLE_BYTES = 4096  # of each block of a file that goes into the fingerprint
 NUM_SAMPLES = 16
 
 Bytes = npt.NDArray[np.uint8]
@@ -29,8 +29,8 @@ Bytes = npt.NDArray[np.uint8]
 class Encoding:
     """How elements are stored: `block_elements` of a row take `block_bytes`.
 
-    `decode` takes uint8 [rows, n * block_bytes] (C-contiguous) to [rows, n * block_elements], as bfloat16 bits when
-    `is_bf16`, otherwise as float32.
+    `decode`: from uint8 [rows, n * block_bytes], C-contiguous, to [rows, n * block_elements] of bfloat16 bits if `is_bf16`,
+    else of float32.
     """
 
     name: str
@@ -49,9 +49,9 @@ PLAIN_ENCODINGS: Mapping[str, Encoding] = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies: `num_bytes` of file number `file` from byte `offset`, row after row.
+    """A tensor in a file: `num_bytes` of file number `file` from byte `offset`, row after row.
 
-    `swizzled_head` is the head size of a tensor whose rows are permuted within each head (see `stored_rows`), else 0.
+    `swizzled_head`: the head size of a tensor whose rows are permuted within each head (see `stored_rows`), else 0.
     """
 
     encoding: Encoding
@@ -63,10 +63,10 @@ class StoredTensor:
 
 
 def stored_rows(rows: npt.NDArray[np.int64], head_dim: int) -> npt.NDArray[np.int64]:
-    """Where llama.cpp's converter stores the Hugging Face `rows` of a Q or K projection (int64, any shape).
+    """The rows at which llama.cpp's converter stores the Hugging Face `rows` of a Q or K projection (int64, any shape).
 
-    `LlamaModel.permute` in llama.cpp's `convert_hf_to_gguf.py` puts the two halves of each head, which rotate as
-    pairs (i, i + head_dim / 2), side by side as pairs (2i, 2i + 1).
+    `LlamaModel.permute` in llama.cpp's `convert_hf_to_gguf.py` interleaves the two halves of each head: pairs
+    (i, i + head_dim / 2), which rotate together, become pairs (2i, 2i + 1).
     """
     within = rows % head_dim
     half = head_dim // 2
@@ -74,11 +74,12 @@ def stored_rows(rows: npt.NDArray[np.int64], head_dim: int) -> npt.NDArray[np.in
 
 
 class DataFile:
-    """An open file read by position. Plain reads, not a memory map: mapped pages would count as the rank's memory,
-    and a file that shrinks underneath would kill the process instead of raising an error."""
+    """An open file, read by position. Not a memory map: mapped pages would count as the rank's memory, and a file that
+    shrinks while it is mapped would kill the process instead of raising an error.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Open `path`; raises ModelError when it cannot be read."""
+        """Open `path`; ModelError if it cannot be read."""
         self.path = path
         self._fd = -1
         try:
@@ -88,7 +89,7 @@ class DataFile:
             raise ModelError(f"{path}: cannot be read: {e.strerror}") from None
 
     def read(self, offset: int, num_bytes: int, out: Bytes | None = None) -> Bytes:
-        """uint8 [num_bytes] from byte `offset`, `out` if it is given; ModelError when the file ends before, or is closed."""
+        """uint8 [num_bytes] from byte `offset`, in `out` if it is given. ModelError: the file is too short, or closed."""
         if self._fd < 0:
             raise ModelError(f"{self.path}: the checkpoint was closed; open it again to read from it")
         if out is None:
@@ -118,7 +119,7 @@ class DataFile:
 
 
 class FileCheckpoint:
-    """A `Checkpoint` over tensors stored in files; reads from several threads at once are safe."""
+    """A `Checkpoint` of tensors stored in files; several threads may read at once."""
 
     def __init__(
         self, config: ModelConfig, path: Path, files: Sequence[DataFile], tensors: Mapping[str, StoredTensor]
@@ -183,11 +184,11 @@ class FileCheckpoint:
         return tensor
 
     def _raw_rows(self, tensor: StoredTensor, start: int, stop: int) -> Bytes:
-        """The stored bytes of rows start to stop, in Hugging Face order: uint8 [stop - start, bytes of a row]."""
+        """The stored bytes of rows [start, stop), in Hugging Face order: uint8 [stop - start, bytes of a row]."""
         row_bytes = tensor.num_bytes // tensor.shape[0]
         first, last = start, stop
         if tensor.swizzled_head:
-            # The rows of a head stay within it, so whole heads hold all that is asked for.
+            # Rows are permuted within a head, so whole heads contain them all.
             first = start // tensor.swizzled_head * tensor.swizzled_head
             last = -(-stop // tensor.swizzled_head) * tensor.swizzled_head
         raw = self._files[tensor.file].read(tensor.offset + first * row_bytes, (last - first) * row_bytes)
@@ -196,7 +197,7 @@ class FileCheckpoint:
 
 
 def _fingerprint(config: ModelConfig, files: Sequence[DataFile], tensors: Mapping[str, StoredTensor]) -> str:
-    """sha256 over the config, the tensor table, and sizes and evenly spaced blocks of the files."""
+    """sha256 over the config, the tensor table, and the size and evenly spaced blocks of each file."""
     digest = hashlib.sha256(config_text(config).encode())
     for name in sorted(tensors):
         t = tensors[name]
@@ -210,5 +211,5 @@ def _fingerprint(config: ModelConfig, files: Sequence[DataFile], tensors: Mappin
 
 
 def config_text(config: ModelConfig) -> str:
-    """The config as text that is equal for equal configs."""
+    """The config as text: equal for equal configs."""
     return "\n".join(f"{key} {value!r}" for key, value in asdict(config).items())

@@ -1,7 +1,7 @@
 """The head of a GGUF file: metadata and tensor table.
 
-The format is ggml's `docs/gguf.md`. The `gguf` package has a reader too, but it makes several numpy objects for every
-string of the vocabulary (190 MiB and 3 s for 49,152 tokens), in every rank; this one notes where each array is.
+The format is ggml's `docs/gguf.md`. The reader of the `gguf` package makes several numpy objects for every string of the
+vocabulary (190 MiB and 3 s for 49,152 tokens), on every rank; this one notes the offset of each array instead.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from distmk.errors import ModelError
+from distmk.errors import ModelError, one_line
 
 STRING, ARRAY = 8, 9
 SCALARS: Mapping[int, struct.Struct] = {
@@ -38,7 +38,7 @@ Scalar = int | float | bool | str
 
 @dataclass(frozen=True)
 class ArrayRef:
-    """An array left in the file: `count` items of GGUF type `kind`, the first at byte `offset`."""
+    """An array that was not read: `count` items of GGUF type `kind`, the first at byte `offset`."""
 
     kind: int
     count: int
@@ -47,7 +47,7 @@ class ArrayRef:
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """One row of the tensor table: `shape` slowest dimension first, `offset` from the start of the file."""
+    """An entry of the tensor table: `shape` with the slowest dimension first, `offset` from the start of the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -57,7 +57,7 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """Metadata by key, with arrays left in the file, and the tensors in file order."""
+    """Metadata by key, with arrays as references, and the tensors in file order."""
 
     path: Path
     metadata: Mapping[str, Scalar | ArrayRef]
@@ -72,7 +72,7 @@ class _Cursor:
         self.at = at
 
     def skip(self, num_bytes: int) -> int:
-        """Step over `num_bytes` and return where they start."""
+        """Step over `num_bytes`; returns their offset."""
         start = self.at
         if num_bytes > len(self.data) - start:
             raise ValueError(f"ends at byte {len(self.data)}, inside its header")
@@ -118,7 +118,7 @@ class _Cursor:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Read the metadata and tensor table of the GGUF file at `path`; ModelError when it is damaged or no GGUF file."""
+    """Read the metadata and tensor table of the GGUF file at `path`; ModelError if it is damaged or no GGUF file."""
     try:
         with path.open("rb") as file:
             magic = file.read(4)
@@ -129,7 +129,7 @@ def read_header(path: Path) -> GgufHeader:
     except OSError as e:
         raise ModelError(f"{path}: cannot be read: {e.strerror}") from None
     except (ValueError, struct.error, OverflowError) as e:
-        raise ModelError(f"{path}: damaged or cut short: {' '.join(str(e).split())}; fetch the file again") from None
+        raise ModelError(f"{path}: damaged or cut short: {one_line(e)}; fetch the file again") from None
 
 
 def _parse(path: Path, cursor: _Cursor) -> GgufHeader:
@@ -159,7 +159,7 @@ def _parse(path: Path, cursor: _Cursor) -> GgufHeader:
 
 
 def read_strings(header: GgufHeader, key: str) -> list[str]:
-    """The array of strings under metadata `key`; [] when absent. ModelError when it is something else or damaged."""
+    """The array of strings under metadata `key`; [] if absent. ModelError: it is something else, or damaged."""
     ref = _array(header, key)
     if ref is None or ref.count == 0:
         return []
@@ -170,11 +170,11 @@ def read_strings(header: GgufHeader, key: str) -> list[str]:
             cursor = _Cursor(data, ref.offset)
             return [cursor.string() for _ in range(ref.count)]
     except (OSError, ValueError) as e:
-        raise ModelError(f"{header.path}: {key} cannot be read: {' '.join(str(e).split())}") from None
+        raise ModelError(f"{header.path}: {key} cannot be read: {one_line(e)}") from None
 
 
 def read_numbers(header: GgufHeader, key: str) -> list[int | float | bool]:
-    """The array of numbers under metadata `key`; [] when absent. ModelError when it is something else or damaged."""
+    """The array of numbers under metadata `key`; [] if absent. ModelError: it is something else, or damaged."""
     ref = _array(header, key)
     if ref is None or ref.count == 0:
         return []
@@ -186,7 +186,7 @@ def read_numbers(header: GgufHeader, key: str) -> list[int | float | bool]:
             file.seek(ref.offset)
             return [item for (item,) in form.iter_unpack(file.read(ref.count * form.size))]
     except (OSError, struct.error) as e:
-        raise ModelError(f"{header.path}: {key} cannot be read: {' '.join(str(e).split())}") from None
+        raise ModelError(f"{header.path}: {key} cannot be read: {one_line(e)}") from None
 
 
 def _array(header: GgufHeader, key: str) -> ArrayRef | None:

@@ -1,4 +1,4 @@
-"""GGUF files of the llama and qwen3 architectures: plain and 4- and 8-bit quantized weights."""
+"""GGUF files of the llama and qwen3 architectures, with plain or 4- and 8-bit quantized weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _IN_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-# Llama-like models that scale something by a factor of their own carry one of these.
+# Keys of Llama-like models that change the computation.
 _UNSUPPORTED_KEYS = ("logit_scale", "residual_scale", "embedding_scale", "attention.scale", "attention.sliding_window")
 
 
@@ -70,7 +70,7 @@ def open_gguf(path: Path) -> FileCheckpoint:
 
 
 def hf_name(name: str) -> str:
-    """The Hugging Face name of a GGUF tensor; names that are not known are returned as they are."""
+    """The Hugging Face name of a GGUF tensor; an unknown name is returned unchanged."""
     stem, _, kind = name.rpartition(".")
     layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
     if layer and layer[2] in _IN_LAYER:
@@ -79,16 +79,16 @@ def hf_name(name: str) -> str:
 
 
 def read_gguf_config(path: Path) -> ModelConfig:
-    """The config alone, for a run that needs no weights. Raises ModelError as `open_gguf` does."""
+    """The config alone, for a run that needs no weights. ModelError as for `open_gguf`."""
     checkpoint = open_gguf(path)
     checkpoint.close()
     return checkpoint.config
 
 
 def config_from_header(header: GgufHeader, rope_freq_factors: tuple[float, ...] | None) -> ModelConfig:
-    """The config that a GGUF file's metadata and tensor table spell out; ModelError when it is not supported.
+    """The config of a GGUF file's metadata and tensor table; ModelError if it is not supported.
 
-    The metadata says nothing of biases and tied embeddings: they follow from the tensors that are there.
+    Biases and tied embeddings are not in the metadata: they follow from the tensors in the table.
     """
     arch = _architecture(header)
     where = str(header.path)
@@ -151,13 +151,13 @@ def _refuse_split(header: GgufHeader) -> None:
 
 
 def _refuse_unsupported(header: GgufHeader, f: Fields, arch: str) -> None:
-    """Raise ModelError for features that would change the result if they were ignored."""
+    """ModelError for features that would change the result if they were ignored."""
     if f.integer(f"{arch}.expert_count", 0):
         raise ModelError(f"{f.where}: a mixture of experts, which is not supported; use a dense model")
     for key in _UNSUPPORTED_KEYS:
         if f.number(f"{arch}.{key}", 0.0):
             raise ModelError(f"{f.where}: {arch}.{key} is set, which is not supported")
-    # llama.cpp takes a factor without a type to mean linear scaling.
+    # In llama.cpp, a factor without a type means linear scaling.
     scaled = f.number(f"{arch}.rope.scaling.factor", 0.0) or f.number(f"{arch}.rope.scale_linear", 0.0)
     scaling = header.metadata.get(f"{arch}.rope.scaling.type", "linear" if scaled not in (0.0, 1.0) else "none")
     if scaling != "none":
@@ -170,7 +170,7 @@ def _refuse_unsupported(header: GgufHeader, f: Fields, arch: str) -> None:
 
 
 def _type_table() -> Mapping[int, Encoding | str]:
-    """For each GGUF type number its encoding, or its name when it is not supported."""
+    """By GGUF type number: its encoding, or its name if it is not supported."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -190,7 +190,7 @@ def _type_table() -> Mapping[int, Encoding | str]:
 
 
 def _locate(t: GgufTensor, types: Mapping[int, Encoding | str], file: DataFile) -> StoredTensor:
-    """Where a tensor's bytes are, checked to lie within the file."""
+    """The bytes of a tensor; ModelError if its type is not supported, or the file is too short."""
     encoding = types.get(t.type_id, f"number {t.type_id}")
     if isinstance(encoding, str):
         supported = ", ".join((*PLAIN_ENCODINGS, *QUANTIZED))

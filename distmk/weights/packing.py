@@ -1,10 +1,10 @@
 """Weights in the order in which a GPU worker streams them (csrc/device/core/pipeline.cuh).
 
-A slab is cut into groups of M_TILE rows, a group into tiles of K_TILE columns; a tile is one bulk copy. They come in
-rounds of M_TILES_PER_BLOCK groups, a round in blocks of K_TILES_PER_BLOCK columns of tiles, a block group by group: it is what
-is multiplied with one load of activations. Inside a tile the 16-byte chunks of row r are exchanged by r % 8, so that a
-tensor core's loads meet no bank of shared memory twice. And of every LANE_COLS columns the pairs are transposed, 4 by 4:
-what a lane multiplies is then a pair of each of four chunks here, but one chunk of the activations.
+A slab is cut into M blocks of M_TILES_PER_BLOCK tile rows, an M block into K blocks of K_TILES_PER_BLOCK tile columns, which
+the mainloop multiplies with one load of activations; a K block holds its tiles (M_TILE x K_TILE, smaller at the edges) tile
+row by tile row. Inside a tile, the 16-byte chunks of row r are XOR-swizzled by r % 8, so that ldmatrix has no bank conflicts.
+And in every LANE_COLS columns of a row, the pairs of elements are transposed, 4 by 4: the pairs of a lane's A fragments, one
+from each of four chunks, then go with one chunk of its activations.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ LANE_COLS = 4 * CHUNK
 Ints = npt.NDArray[np.int64]
 
 
-class RowPlaces(NamedTuple):
-    """Of each row of some slabs: its round's first row and rows, its group's first row (in the round) and rows, its place
-    in the group.
+class RowLayout(NamedTuple):
+    """For each row of some slabs: first row and number of rows of its M block; first row (in the block) and number of rows of
+    its tile; its row in the tile.
     """
 
-    round_begin: Ints
-    round_rows: Ints
-    group_begin: Ints
-    group_rows: Ints
-    line: Ints
+    block_begin: Ints
+    block_rows: Ints
+    tile_begin: Ints
+    tile_rows: Ints
+    row: Ints
 
 
-class ChunkPlaces(NamedTuple):
-    """Of each chunk of a row: its block's first chunk and chunks, its tile's first chunk (in the block) and chunks, its
-    place in the tile.
+class ChunkLayout(NamedTuple):
+    """For each chunk of a row: first chunk and number of chunks of its K block; first chunk (in the block) and number of
+    chunks of its tile; its chunk in the tile.
     """
 
     block_begin: Ints
     block_chunks: Ints
     tile_begin: Ints
     tile_chunks: Ints
-    place: Ints
+    chunk: Ints
 
 
 def pack(rows: Any, slabs: Sequence[int], paired: bool) -> Any:
-    """bf16 rows [n, k] of consecutive slabs of so many rows each as [n, k rounded up to TILE_COLS], packed in tiles.
+    """Pack bf16 rows [n, k], consecutive slabs of `slabs` rows each, in tiles: [n, k rounded up to TILE_COLS].
 
-    `rows` and the result are numpy arrays of uint16, or torch tensors of int16 on one device; all are contiguous.
-    `paired` slabs hold gate rows, then as many up rows; every group gets up to 8 of each, so that a pair's two sums end up
-    in one group. Needs about six times the bytes of `rows` meanwhile.
+    `rows` and the result are numpy arrays of uint16, or torch tensors of int16 on one device, all contiguous. `paired` slabs
+    hold gate rows, then as many up rows; every tile gets up to 8 of each, so that the sums of a pair are in one tile. Needs
+    about six times the bytes of `rows` meanwhile.
     """
     zeros: Any
     asarray: Any
@@ -62,7 +62,7 @@ def pack(rows: Any, slabs: Sequence[int], paired: bool) -> Any:
     if isinstance(rows, np.ndarray):
         zeros, asarray, wide = partial(np.zeros, dtype=rows.dtype), np.asarray, np.int64
     else:
-        import torch  # only where rows are in its memory already
+        import torch  # imported only where rows are tensors already
 
         zeros, asarray, wide = rows.new_zeros, partial(torch.as_tensor, device=rows.device), torch.int64
     num_rows, num_cols = rows.shape
@@ -71,22 +71,22 @@ def pack(rows: Any, slabs: Sequence[int], paired: bool) -> Any:
         padded = zeros((num_rows, pitch))
         padded[:, :num_cols] = rows
         rows = padded
-    row_places, chunk_places = places(slabs, pitch // CHUNK, paired)
-    round_begin, round_rows, group, height, line = (asarray(part)[:, None] for part in row_places)
-    block, block_chunks, tile, width, chunk = (asarray(part) for part in chunk_places)
-    place = (chunk ^ (line % 8)) + line * width
-    place += height * tile
-    place += group * block_chunks
-    place += round_rows * block
-    place += round_begin * (pitch // CHUNK)
+    row_layout, chunk_layout = tile_layout(slabs, pitch // CHUNK, paired)
+    m_block, m_block_rows, m_tile, m_tile_rows, row = (asarray(part)[:, None] for part in row_layout)
+    k_block, k_block_chunks, k_tile, k_tile_chunks, chunk = (asarray(part) for part in chunk_layout)
+    target = (chunk ^ (row % 8)) + row * k_tile_chunks  # in place from here on: one array of this size at a time
+    target += m_tile_rows * k_tile
+    target += m_tile * k_block_chunks
+    target += m_block_rows * k_block
+    target += m_block * (pitch // CHUNK)
     packed = zeros((num_rows, pitch))
     chunks = transposed_pairs(rows).reshape(-1).view(wide).reshape(-1, 2)
-    packed.reshape(-1).view(wide).reshape(-1, 2)[place.reshape(-1)] = chunks
+    packed.reshape(-1).view(wide).reshape(-1, 2)[target.reshape(-1)] = chunks
     return packed
 
 
 def transposed_pairs(rows: Any) -> Any:
-    """bf16 rows [n, a multiple of LANE_COLS], contiguous, with pair i of chunk j of every LANE_COLS as pair j of chunk i."""
+    """bf16 rows [n, a multiple of LANE_COLS], contiguous: pair i of chunk j of every LANE_COLS columns as pair j of chunk i."""
     if isinstance(rows, np.ndarray):
         pairs: Any = rows.reshape(-1).view(np.uint32).reshape(-1, 4, 4)
         return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(-1).view(rows.dtype).reshape(rows.shape)
@@ -96,42 +96,43 @@ def transposed_pairs(rows: Any) -> Any:
     return pairs.transpose(1, 2).contiguous().reshape(-1).view(rows.dtype).reshape(rows.shape)
 
 
-def places(slabs: Sequence[int], num_chunks: int, paired: bool) -> tuple[RowPlaces, ChunkPlaces]:
-    """Where the rows and the chunks of slabs go: the one definition of the layout.
+def tile_layout(slabs: Sequence[int], num_chunks: int, paired: bool) -> tuple[RowLayout, ChunkLayout]:
+    """The layout of slabs whose rows have `num_chunks` chunks: the one definition of it.
 
-    Chunk c of row r is packed chunk `round_begin[r] * num_chunks + round_rows[r] * block_begin[c] + group_begin[r] *
-    block_chunks[c] + group_rows[r] * tile_begin[c] + line[r] * tile_chunks[c] + (place[c] ^ line[r] % 8)`.
+    With r the layout of a row and c that of a chunk, the chunk is number `r.block_begin * num_chunks
+    + r.block_rows * c.block_begin + r.tile_begin * c.block_chunks + r.tile_rows * c.tile_begin + r.row * c.tile_chunks
+    + (c.chunk ^ r.row % 8)` of the packed chunks.
     """
     num_rows = sum(slabs)
-    found = RowPlaces(*(np.empty(num_rows, np.int64) for _ in RowPlaces._fields))
+    found = RowLayout(*(np.empty(num_rows, np.int64) for _ in RowLayout._fields))
     first = 0
     for slab in slabs:
-        at = np.arange(slab)
-        source = first + (_pair_order(slab) if paired else at)
-        line, in_round = at % M_TILE, at % M_BLOCK
-        found.round_begin[source] = first + at - in_round
-        found.round_rows[source] = np.minimum(M_BLOCK, slab - (at - in_round))
-        found.group_begin[source] = in_round - line
-        found.group_rows[source] = np.minimum(M_TILE, slab - (at - line))
-        found.line[source] = line
+        position = np.arange(slab)  # in the packed slab
+        source = first + (_pair_order(slab) if paired else position)
+        in_tile, in_block = position % M_TILE, position % M_BLOCK
+        found.block_begin[source] = first + position - in_block
+        found.block_rows[source] = np.minimum(M_BLOCK, slab - (position - in_block))
+        found.tile_begin[source] = in_block - in_tile
+        found.tile_rows[source] = np.minimum(M_TILE, slab - (position - in_tile))
+        found.row[source] = in_tile
         first += slab
     chunk, per_tile = np.arange(num_chunks), K_TILE // CHUNK
     per_block = K_TILES_PER_BLOCK * per_tile
     in_tile, in_block = chunk % per_tile, chunk % per_block
-    return found, ChunkPlaces(
+    return found, ChunkLayout(
         block_begin=chunk - in_block,
         block_chunks=np.minimum(per_block, num_chunks - (chunk - in_block)),
         tile_begin=in_block - in_tile,
         tile_chunks=np.minimum(per_tile, num_chunks - (chunk - in_tile)),
-        place=in_tile,
+        chunk=in_tile,
     )
 
 
 def _pair_order(num_rows: int) -> Ints:
-    """The row of a paired slab that each packed row is."""
-    half, per_group = num_rows // 2, M_TILE // 2
+    """The row of a paired slab at each packed position: half a tile of gate rows, then the up rows that go with them."""
+    half, per_tile = num_rows // 2, M_TILE // 2
     order = []
-    for begin in range(0, half, per_group):
-        pairs = np.arange(begin, min(begin + per_group, half))
+    for begin in range(0, half, per_tile):
+        pairs = np.arange(begin, min(begin + per_tile, half))
         order += [pairs, pairs + half]
     return np.concatenate(order)

@@ -1,4 +1,4 @@
-"""Rows gathered from a checkpoint's matrices, in this process' memory or in a GPU's."""
+"""Rows gathered from a checkpoint's matrices, in this process' memory or in a GPU's memory."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 class Rows(Protocol):
-    """Where rows are read to. `piece_bytes`: how much to ask for at a time."""
+    """A reader of rows. `piece_bytes`: how much a caller should ask for at a time."""
 
     piece_bytes: int
 
     def read(self, parts: Sequence[RowRange], cols: slice) -> Any:
-        """Columns `cols` of `parts` in turn: bits of bfloat16 [rows, columns]. Errors are those of `Checkpoint.read`."""
+        """Columns `cols` of `parts`, one below the other: bfloat16 bits [rows, columns]. Errors of `Checkpoint.read`."""
         ...
 
     def scale(self, block: Any, by: F32) -> None:
-        """Multiply rows that were read by `by`, column by column, in place: float32 products, rounded to bfloat16."""
+        """Multiply rows that `read` returned by float32 [columns], in place: float32 products, rounded to bfloat16."""
         ...
 
 
@@ -35,7 +35,7 @@ def open_rows(checkpoint: Checkpoint, device: str) -> Rows:
 
 
 class HostRows:
-    """Reads numpy uint16 arrays; pieces are small, as what is in flight counts towards peak memory."""
+    """Reads to numpy uint16 arrays, in small pieces: they count towards peak memory."""
 
     piece_bytes = 4 << 20
 
@@ -54,8 +54,8 @@ class HostRows:
 
 
 class DeviceRows:
-    """Reads torch int16 tensors: file data by way of pinned memory, so that a copy runs while the next piece is read;
-    dummy weights are made where they belong.
+    """Reads to torch int16 tensors on a device: file data through two pinned buffers, so that one is copied while the next
+    piece is read into the other; dummy weights are generated on the device.
     """
 
     piece_bytes = 64 << 20
@@ -75,10 +75,10 @@ class DeviceRows:
             return out
         self._staging.reverse()
         staging = self._staging[0]
-        staged = staging.take(out.numel()).view(out.shape)
+        staged = staging.acquire(out.numel()).view(out.shape)
         _read_parts(self._checkpoint, parts, cols, staged.numpy().view(np.uint16))
         out.copy_(staged, non_blocking=True)
-        staging.copying()
+        staging.record_copy()
         return out
 
     def scale(self, block: torch.Tensor, by: F32) -> None:
@@ -89,7 +89,7 @@ class DeviceRows:
 
 
 class _Staging:
-    """Memory that a GPU copies from by itself; taken again only once it has."""
+    """Pinned memory that a GPU copies from asynchronously; used again only after the copy."""
 
     def __init__(self, device: torch.device) -> None:
         import torch
@@ -98,8 +98,8 @@ class _Staging:
         self._memory = torch.empty(0, dtype=torch.int16)
         self._copied = torch.cuda.Event() if self._pinned else None  # type: ignore[no-untyped-call]
 
-    def take(self, num_elements: int) -> torch.Tensor:
-        """int16 [num_elements], to be filled."""
+    def acquire(self, num_elements: int) -> torch.Tensor:
+        """int16 [num_elements], free to be written."""
         import torch
 
         if self._copied:
@@ -108,8 +108,8 @@ class _Staging:
             self._memory = torch.empty(num_elements, dtype=torch.int16, pin_memory=self._pinned)
         return self._memory[:num_elements]
 
-    def copying(self) -> None:
-        """A copy from it was started."""
+    def record_copy(self) -> None:
+        """Note that a copy from it was started."""
         if self._copied:
             self._copied.record()
 
@@ -119,7 +119,7 @@ def _num_rows(parts: Sequence[RowRange]) -> int:
 
 
 def _read_parts(checkpoint: Checkpoint, parts: Sequence[RowRange], cols: slice, out: U16) -> None:
-    at = 0
+    row = 0
     for name, begin, end in parts:
-        checkpoint.read(name, slice(begin, end), cols, out=out[at : at + end - begin])
-        at += end - begin
+        checkpoint.read(name, slice(begin, end), cols, out=out[row : row + end - begin])
+        row += end - begin

@@ -1,7 +1,7 @@
-"""Hugging Face folders: config.json and safetensors files, in one piece or sharded.
+"""Hugging Face folders: config.json and one or more safetensors files.
 
-The `safetensors` library checks each file; the data is then read straight from the offsets in its header, since the
-library's numpy side knows no bfloat16 and its torch side would bring torch into every rank.
+The `safetensors` library checks each file. The data is then read at the offsets in its header, because the library's numpy
+interface has no bfloat16 and its torch interface would import torch on every rank.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from distmk.errors import ModelError
+from distmk.errors import ModelError, one_line
 from distmk.model.config import ModelConfig
 from distmk.model.json_fields import token_ids
 from distmk.weights.checkpoint import HEAD, check_tensors
@@ -22,20 +22,20 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; ModelError when it cannot be read or is anything else."""
+    """The object in a JSON file; ModelError if it cannot be read or is not an object."""
     try:
         value = json.loads(path.read_bytes())
     except OSError as e:
         raise ModelError(f"{path}: cannot be read: {e.strerror}") from None
     except (ValueError, RecursionError) as e:
-        raise ModelError(f"{path}: not valid JSON ({_one_line(e)}); fetch the file again") from None
+        raise ModelError(f"{path}: not valid JSON ({one_line(e)}); fetch the file again") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path}: holds a JSON {type(value).__name__}; an object was expected")
     return value
 
 
 def read_hf_config(path: Path) -> ModelConfig:
-    """The config in the `config.json` at `path`, with the eos ids of a `generation_config.json` beside it."""
+    """The config in the `config.json` at `path`, with the EOS ids of a `generation_config.json` beside it."""
     config = ModelConfig.from_hf(read_json(path), str(path))
     generation = path.with_name("generation_config.json")
     if generation.exists():
@@ -75,7 +75,7 @@ def open_safetensors(folder: Path) -> FileCheckpoint:
 
 
 def _shards(folder: Path) -> tuple[list[Path], dict[str, str]]:
-    """The safetensors files of `folder`, and which of them the index says holds each tensor (empty without one)."""
+    """The safetensors files of `folder`, and by tensor the file that the index names (empty without an index)."""
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     if single.exists():
         return [single], {}
@@ -111,7 +111,7 @@ def _read_table(file: DataFile, number: int) -> dict[str, StoredTensor]:
         with safe_open(str(file.path), framework="np"):
             pass
     except (SafetensorError, OSError, ValueError) as e:
-        raise ModelError(f"{file.path}: damaged or cut short ({_one_line(e)}); fetch the file again") from None
+        raise ModelError(f"{file.path}: damaged or cut short ({one_line(e)}); fetch the file again") from None
     header_bytes = int.from_bytes(file.read(0, 8).tobytes(), "little")
     header = json.loads(file.read(8, header_bytes).tobytes())
     header.pop("__metadata__", None)
@@ -127,7 +127,3 @@ def _read_table(file: DataFile, number: int) -> dict[str, StoredTensor]:
             PLAIN_ENCODINGS[dtype], tuple(entry["shape"]), number, 8 + header_bytes + start, stop - start
         )
     return table
-
-
-def _one_line(e: Exception) -> str:
-    return " ".join(str(e).split())
