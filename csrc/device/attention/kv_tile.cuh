@@ -1,7 +1,6 @@
-// KV tile: K[16, d] and V[16, d] of KV_TILE positions in one warp's registers, as the operands of m16n8k16 products (S
-// = Q K^T has K as B fragments, O^T = V^T P^T has V^T as A fragments). Loads go straight to registers, from the paged
-// cache row by row or from a tile whose rows are contiguous (a page, or a stage of the pipeline); nothing is transposed
-// in memory.
+// KV tile: K[16, d] and V[16, d] of KV_TILE positions in one warp's registers, as operands of m16n8k16 products: K as B
+// fragments of S = Q K^T, V^T as A fragments of O^T = V^T P^T. Loads go straight to registers, from the paged cache row
+// by row, or from contiguous rows in a page or a stage of the pipeline; nothing is transposed in memory.
 #pragma once
 #include "device/attention/params.cuh"
 
@@ -17,11 +16,11 @@ struct KvTile {
 #pragma unroll
     for (auto& keys : k)
 #pragma unroll
-      for (uint4& piece : keys) piece = eight_zeros();
+      for (uint4& chunk : keys) chunk = eight_zeros();
 #pragma unroll
     for (auto& values : v)
 #pragma unroll
-      for (uint4& piece : values) piece = eight_zeros();
+      for (uint4& chunk : values) chunk = eight_zeros();
   }
 };
 
@@ -86,7 +85,7 @@ DISTMK_FN void load_v(const Params& p, const PagedTile& from, KvTile& tile) {
 }
 
 // A tile with contiguous rows of P::DIM elements, in the cache (FromCache) or in a stage of the pipeline (FromStage).
-// The swizzle permutes pieces among eight positions and 64 elements, so that two addresses a lane are enough for K, and
+// The swizzle permutes chunks among eight positions and 64 elements, so that two addresses a lane are enough for K, and
 // two for V: all other offsets are immediates of the loads.
 struct FromCache {
   DISTMK_FN static uint4 load(const __nv_bfloat16* from) { return load_cached(from); }
@@ -96,7 +95,7 @@ struct FromStage {
 };
 
 template <class P>
-DISTMK_FN const __nv_bfloat16* piece_at(const P& p, const __nv_bfloat16* rows, uint32_t position, uint32_t element) {
+DISTMK_FN const __nv_bfloat16* chunk_at(const P& p, const __nv_bfloat16* rows, uint32_t position, uint32_t element) {
   return rows + position * P::DIM + swizzled(p, element, p.swizzle(position));
 }
 
@@ -107,7 +106,7 @@ struct ContiguousK {
   DISTMK_FN ContiguousK(const P& p, const __nv_bfloat16* rows) {
     const uint32_t lane = p.lane();
 #pragma unroll
-    for (uint32_t j = 0; j < 2; ++j) base[j] = piece_at(p, rows, k_position(lane, 0), k_element(lane, j));
+    for (uint32_t j = 0; j < 2; ++j) base[j] = chunk_at(p, rows, k_position(lane, 0), k_element(lane, j));
   }
   DISTMK_FN uint4 load(uint32_t i, uint32_t j) const { return From::load(base[j % 2] + i * 8 * P::DIM + j / 2 * 64); }
   DISTMK_FN void load(KvTile& tile) const {
@@ -125,7 +124,7 @@ struct ContiguousV {
   DISTMK_FN ContiguousV(const P& p, const __nv_bfloat16* rows) {
     const uint32_t lane = p.lane();
 #pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) base[i] = piece_at(p, rows, v_position(lane, i), v_element(lane, 0));
+    for (uint32_t i = 0; i < 2; ++i) base[i] = chunk_at(p, rows, v_position(lane, i), v_element(lane, 0));
   }
   DISTMK_FN uint4 load(uint32_t i, uint32_t j) const { return From::load(base[i % 2] + i / 2 * 8 * P::DIM + j * 64); }
   DISTMK_FN void load(KvTile& tile) const {

@@ -24,8 +24,8 @@ DISTMK_FN void multiply_qk(const P& p, const K& k, float (&scores)[N_TILES][4]) 
 #pragma unroll
   for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j) {
     if (32 * j % HEAD_DIM_STEP == 0 && 32 * j >= p.head_dim()) break;
-    const auto* pieces = reinterpret_cast<const uint4*>(query + k_element(lane, j));
-    const uint4 q[2] = {pieces[0], pieces[1]};
+    const auto* chunks = reinterpret_cast<const uint4*>(query + k_element(lane, j));
+    const uint4 q[2] = {chunks[0], chunks[1]};
 #pragma unroll
     for (uint32_t i = 0; i < N_TILES; ++i) {
       const uint4 key = k(i, j);
@@ -42,9 +42,9 @@ struct WarpPartial {
   // 2 mma_thread() + e.
   float acc[MAX_HEAD_DIM / 16][4] = {};
 
-  // Online softmax step: scores of one KV tile, or of two side by side (N_TILES = 4), to weights P, as B fragments of P
-  // V, high and low halves. Mask: the query sees [visible_begin, visible_end) of the first tile, and all of the second
-  // one if `two`. FIRST: the warp has visited no tile before.
+  // Online softmax step: from the scores of one KV tile, or of two (N_TILES = 4), the weights P, high and low halves,
+  // as B fragments of O^T = V^T P^T. Mask: the query sees [visible_begin, visible_end) of the first tile, and all of
+  // the second one if `two`. FIRST: the warp has visited no tile before.
   template <bool FIRST, uint32_t N_TILES>
   DISTMK_FN void softmax_step(uint32_t tile_index, uint32_t visible_begin, uint32_t visible_end, bool two,
                               const float (&scores)[N_TILES][4], uint32_t (&weights)[N_TILES / 2][2][2]) {
@@ -142,9 +142,9 @@ DISTMK_FN void* partial_at(const P& p, uint32_t query) {
          PARTIAL_HEADER_FLOATS + lane % LANES_PER_SLICE * 4;
 }
 
-// Combines the warps' partials of query `index` of those in shared memory, and stores the split's partial at `out`: a
-// query a warp, four elements a lane, in the order of steps. Lane j % NUM_WARPS has the weight of step j's warp; those
-// of warps that had no tile are 0, and the second half of the partials is skipped where none of them had one.
+// Combines the warps' partials of one query (`index` of those in shared memory), and stores the split's partial at
+// `out`: a query a warp, four elements a lane, always in the order of steps. Lane l has the weight of the warp whose
+// first step is l % NUM_WARPS: 0 if that had no tile. Where no warp of the second half had one, that half is skipped.
 template <class P>
 DISTMK_FN void combine_warps(const P& p, uint32_t index, void* out) {
   constexpr uint32_t HALF = NUM_WARPS / 2;
@@ -181,8 +181,8 @@ DISTMK_FN void combine_warps(const P& p, uint32_t index, void* out) {
   publish_four(static_cast<float*>(out), acc);
 }
 
-// Resets the fused partials that this split's share of an earlier task may have left in the rotating buffers, however
-// many splits that had: a head a warp.
+// Resets the fused partials of an earlier task (Lamport; rotating buffers), whatever number of splits it had: each
+// split of this task its share of them, a head a warp.
 template <class P>
 DISTMK_FN void reset_fused_partials(const P& p) {
   const uint32_t lane = p.lane();

@@ -71,7 +71,7 @@ struct ParamsOf : AttentionSplit {
            fused_partial_begin(first_head + query, split, args.max_splits, head_dim());
   }
 
-  // XOR swizzle of the caches, in elements: the 16-byte pieces of a position are permuted by its number in the page. A
+  // XOR swizzle of the caches, in elements: the 16-byte chunks of a position are permuted by its number in the page. A
   // warp that reads a KV tile in shared memory, K of two positions or V of four in a phase, then meets no bank twice.
   // Pages of fewer than eight positions, and heads that are no multiple of 64, are not swizzled.
   DISTMK_FN uint32_t swizzle(uint32_t position) const {

@@ -1,21 +1,21 @@
-// Work assignment of split-KV attention: which split a worker's first instance of a task is, and where its K and V lie.
-// It depends on the batch metadata, not on the layer, so the dispatcher works it out once an iteration, before it
-// issues the first of these tasks, and leaves it in shared memory for the consumers (params.cuh) and for the loader,
-// which streams the K and V of long splits through the weight pipeline.
+// Work assignment of split-KV attention instances to workers: the split of a worker's first instance, and the cache
+// rows of its K and V. It depends on the batch metadata, not on the layer, so the dispatcher computes it once an
+// iteration, before it issues the first attention task, and leaves it in shared memory for the consumers (params.cuh)
+// and for the loader, which streams the K and V of long splits through the weight pipeline.
 #pragma once
 #include "device/attention/params.cuh"
 
 namespace distmk {
 namespace attention {
 
-// Tasks of which the dispatcher notifies the loader; both meet all of them, in the same order.
+// Whether the dispatcher notifies the loader of a task. Both see all tasks of the worker's list, in the same order.
 DISTMK_FN bool is_told_of(const TaskDesc& task) {
   return BULK_COPIES && task.type == static_cast<uint16_t>(TaskType::ATTENTION) && is_spread(task) &&
          reinterpret_cast<const AttentionArgs*>(task.args)->long_splits;
 }
 
-// Producer of the KV pipeline, by the loader: K and V of this worker's split, two tiles a stage, if it is PIPELINED.
-// False: the worker has left.
+// Producer of the KV pipeline, run by the loader: K and V of the assigned split, two tiles a stage, if its KvPath is
+// PIPELINED. False: the worker has left.
 DISTMK_FN bool stream_assignment(const RankState& state, const Team& lanes, Loader& loader, const TaskDesc& task) {
   AttentionAssignment& assignment = shared().attention_assignment;
   const uint32_t number = assignment.num_heard.get(), slot = number % 2;
@@ -45,7 +45,7 @@ DISTMK_FN bool stream_assignment(const RankState& state, const Team& lanes, Load
   });
 }
 
-// The dispatcher's: keeps shared().attention_assignment.
+// Part of the dispatcher: maintains shared().attention_assignment.
 class AssignmentTracker {
  public:
   DISTMK_FN AssignmentTracker(const RankState& state, const Team& warp) : context_(state, warp) {}
@@ -100,7 +100,8 @@ class AssignmentTracker {
                              args.page_table == page_table_ && word(args) == word_);
   }
 
-  // Each warp has a tile, and most have several, which would be trips to memory one after another.
+  // Every warp has a tile and most have several: loaded by the warps themselves, those would be trips to memory one
+  // after another.
   DISTMK_FN bool is_pipelined(const AttentionArgs& args) {
     const AttentionAssignment& assignment = shared().attention_assignment;
     if (instance_ >= assignment.num_instances) return false;
@@ -120,7 +121,7 @@ class AssignmentTracker {
     return is_decode_row() && p.fuses_combine() && p.num_tiles() <= NUM_WARPS;
   }
 
-  // Through two slots: waits until the loader has heard of the last task but one.
+  // At most two notifications are outstanding.
   DISTMK_FN void notify_loader(bool streams) {
     AttentionAssignment& assignment = shared().attention_assignment;
     const uint32_t slot = num_notified_ % 2;

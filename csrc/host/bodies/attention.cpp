@@ -274,8 +274,8 @@ void AttentionTask::write_fused_partials() const {
   }
 }
 
-// Resets the fused partials that this split's share of an earlier task may have left in the rotating buffers, however
-// many splits that had.
+// Resets the fused partials of an earlier task (Lamport; rotating buffers), whatever number of splits it had: each
+// split of this task its share of them.
 void AttentionTask::reset_fused_partials() const {
   if (!args_.reset || instance_.run != 0) return;
   for (uint32_t head = first_head_; head < first_head_ + num_heads_; ++head)
