@@ -1,4 +1,10 @@
-"""Task types: each a dataclass here, and in csrc a device body and a host body of the same name. Nothing else names a type."""
+"""Task types: each a dataclass here, and in csrc a device body and a host body of the same name. Nothing else names a type.
+
+Every module of this package is imported with it, so a new module registers its types by being here.
+"""
+
+import importlib
+import pkgutil
 
 from distmk.graph.task import TASK_TYPES, Access, Layout, Task
 from distmk.tasks.attention import Attention, AttentionShape
@@ -27,3 +33,7 @@ __all__ = [
     "Sum",
     "Task",
 ]
+
+for _module in pkgutil.iter_modules(__path__):
+    if _module.name != "abi_header":  # the reader of the table, not a part of it
+        importlib.import_module(f"{__name__}.{_module.name}")

@@ -50,11 +50,15 @@ def draw(reports: Sequence[Report], path: Path) -> None:
             axes.annotate(f"{median:.2f}", (x, most), (0, 4), textcoords="offset points", ha="center", fontsize=8)
         if report.floor_ms is not None:
             axes.hlines(report.floor_ms, place - WIDTH / 2, place + WIDTH / 2, colors="black", linestyles="--")
-    ticks = [f"{report.num_ranks} x {report.backend}, batch {report.batch}" for report in reports]
+    same_hardware = len({report.hardware for report in reports}) == 1
+    ticks = [
+        f"{report.num_ranks} x {report.backend if same_hardware else report.hardware}, batch {report.batch}"
+        for report in reports
+    ]
     axes.set_xticks(range(len(reports)), ticks)
     axes.set_ylabel("ms a decode step")
     first = reports[0]
-    axes.set_title(f"{first.model}, context {first.context}, {first.hardware}")
+    axes.set_title(f"{first.model}, context {first.context}{f', {first.hardware}' if same_hardware else ''}")
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=colors[name]) for name in names]
     labels = list(names)
     if any(report.floor_ms is not None for report in reports):

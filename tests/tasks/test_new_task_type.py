@@ -1,0 +1,164 @@
+"""A new task type is three files: its dataclass, its host body and its device body; csrc/abi.h is generated from the first.
+
+The type is hot: a GPU inlines its body into the consumers' loop, by nothing but the traits that the dataclass declares.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.helpers import ROOT, Runner
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+DATACLASS = '''
+"""dst += scale * src, float32 [n]."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from ctypes import c_float, c_uint32, c_uint64
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from distmk.graph.regions import Region
+from distmk.graph.task import Access, Layout, Task, access, task_type
+
+
+class AxpyArgs(ctypes.Structure):
+    _fields_ = [("src", c_uint64), ("dst", c_uint64), ("num", c_uint32), ("scale", c_float)]
+
+
+@task_type(200, "axpy")
+@dataclass(frozen=True, eq=False)
+class Axpy(Task):
+    src: Region = None
+    dst: Region = None
+    scale: float = 1.0
+
+    Args: ClassVar[type[ctypes.Structure]] = AxpyArgs
+    polls_inputs: ClassVar[bool] = True
+    hot_variants: ClassVar[int] = 1
+
+    def reads(self) -> Iterable[Region]:
+        return (self.src, self.dst)
+
+    def writes(self) -> Iterable[Region]:
+        return (self.dst,)
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        return AxpyArgs(layout.operand(self.src), layout.operand(self.dst), self.src.cols, self.scale)
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        size = 4 * args.num
+        return [access(False, rank, args.src, size), access(False, rank, args.dst, size), access(True, rank, args.dst, size)]
+'''
+
+HOST_BODY = """
+#include "runtime/task_types.h"
+
+namespace distmk {
+
+void body_axpy(Context& context, const AxpyArgs& args) {
+  const float* src = context.at<float>(args.src);
+  float* dst = context.at<float>(args.dst);
+  for (uint32_t i = 0; i < args.num; ++i) dst[i] += args.scale * src[i];
+}
+
+}  // namespace distmk
+"""
+
+DEVICE_BODY = """
+#pragma once
+#include "runtime/task_types.h"
+
+namespace distmk {
+
+DISTMK_FN void body_axpy(Context& context, const AxpyArgs& args) {
+  if (!context.inputs_ready()) return;
+  const auto* src = context.at<float>(args.src);
+  auto* dst = context.at<float>(args.dst);
+  for (uint32_t i = context.team.index; i < args.num; i += context.team.size)
+    dst[i] = __ldcg(dst + i) + args.scale * __ldcg(src + i);
+}
+
+}  // namespace distmk
+"""
+
+NEW_FILES = {
+    "distmk/tasks/axpy.py": DATACLASS,
+    "csrc/host/bodies/axpy.cpp": HOST_BODY,
+    "csrc/device/core/axpy.cuh": DEVICE_BODY,
+}
+
+# Worker 0 and worker 1 in turns, so that the second task waits for what the first has written.
+JOB = """
+import sys
+import numpy as np
+import distmk
+from distmk.tasks.axpy import Axpy
+
+backend, folder = sys.argv[1:]
+a, b, c = np.load(f"{folder}/given.npy")
+graph = distmk.Graph(1, 2)
+buffers = [graph.buffer(name, len(a)) for name in "abc"]
+graph.add(Axpy(0, "first", 0, src=buffers[0].at(0), dst=buffers[1].at(0), scale=2.5))
+graph.add(Axpy(0, "second", 1, src=buffers[1].at(0), dst=buffers[2].at(0), scale=-1.25))
+with distmk.connect(1) as bootstrap, distmk.Session(graph, bootstrap, backend=backend) as session:
+    for buffer, values in zip(buffers, (a, b, c), strict=True):
+        session.view(buffer)[0] = values
+    session.run()
+    np.save(f"{folder}/{backend}.npy", [session.view(buffer)[0] for buffer in buffers])
+"""
+
+
+def changed_files(folder: Path) -> list[str]:
+    """Files of the copy that are new or differ from the repository's."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_file() and "__pycache__" not in name.parts:
+            original = ROOT / name
+            if not original.exists() or not filecmp.cmp(path, original, shallow=False):
+                found.append(name.as_posix())
+    return found
+
+
+def test_a_hot_task_type_is_three_files(runner: Runner, tmp_path: Path, rng: np.random.Generator) -> None:
+    copy, data = tmp_path / "copy", tmp_path / "data"
+    data.mkdir()
+    for part in ("distmk", "csrc", "scripts/gen_abi.py"):
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            (copy / part).parent.mkdir(parents=True)
+            shutil.copy(ROOT / part, copy / part)
+    for name, text in NEW_FILES.items():
+        (copy / name).write_text(text.lstrip())
+    env = {"PYTHONPATH": str(copy), "DISTMK_CACHE": str(tmp_path / "cache")}
+    generated = runner.run([sys.executable, str(copy / "scripts" / "gen_abi.py")], env)
+    assert generated.status == 0, generated.stderr
+    assert changed_files(copy) == sorted([*NEW_FILES, "csrc/abi.h"])
+
+    header = (copy / "csrc" / "abi.h").read_text()
+    traits = header[header.index("struct TaskTraits<TaskType::AXPY>") :].split("};")[0]
+    assert "CODE_PATH" in traits and "HOT_VARIANTS = 1u" in traits
+
+    a, b, c = rng.standard_normal((3, 1000), dtype=np.float32)
+    np.save(data / "given.npy", np.stack([a, b, c]))
+    (tmp_path / "job.py").write_text(JOB)
+    second = b + np.float32(2.5) * a
+    wanted = np.stack([a, second, c - np.float32(1.25) * second])
+    for backend in ("host", "emulated"):
+        done = runner.run([sys.executable, str(tmp_path / "job.py"), backend, str(data)], env)
+        assert done.status == 0, done.stderr
+        found = np.load(data / f"{backend}.npy")
+        wrong = np.argwhere(~np.isclose(found, wanted, rtol=1e-5, atol=1e-5))
+        assert not len(wrong), f"{backend}: buffer, element {wrong[:5].tolist()}: {found[tuple(wrong[0])]}"
