@@ -4,7 +4,7 @@
 // (linear/fused_combine.cuh).
 #pragma once
 #include "device/attention/lse.cuh"
-#include "device/comm/lamport_shrink.cuh"
+#include "device/comm/lamport.cuh"
 #include "runtime/splits.h"
 
 namespace distmk {

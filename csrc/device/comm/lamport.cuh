@@ -1,9 +1,15 @@
-// Lamport buffers: elements that carry their own arrival. Zero means not published yet, and a value of zero is
-// published as -0. A reader polls elements instead of waiting for an event, which would take a fence and a counter
-// more. Before a buffer is used again its elements are reset to zero (distmk/lower/rotating.py); distmk check proves
-// both.
+// Lamport (sentinel) buffers, as in the one-shot all-reduces of TensorRT-LLM and FlashInfer: elements that carry their
+// own arrival, so that a reader needs neither a fence nor a counter.
+//   publish  a value is stored once; zero means not yet, so a value of zero is published as -0
+//   poll     a body loads elements until all are published, or until the task's waits are met (Context::poll)
+//   rotate   a writer publishes in several buffers in turn (distmk/lower/rotating.py)
+//   reset    it zeroes the same elements of an older buffer, or a single reader zeroes what it has read
+//   shrink   after a larger batch it also zeroes the rows that only the iteration before had
+// distmk check proves that elements are published once between two resets, and that a reset is over before anybody may
+// poll (distmk/check/lamport.py).
 #pragma once
 #include "device/core/bf16.cuh"
+#include "runtime/task_types.h"
 
 namespace distmk {
 
@@ -54,5 +60,43 @@ DISTMK_FN bool all_published(const uint4& v) {
 // Whether all four words, or any of them, are published.
 DISTMK_FN bool words_published(const uint4& v) { return v.x && v.y && v.z && v.w; }
 DISTMK_FN bool any_published(const uint4& v) { return v.x | v.y | v.z | v.w; }
+
+// The rest resets rows after the batch has shrunk: all rows of a buffer must be zero when it is used again, for however
+// many rows. That is rare, so it is left to the cold path (consumers.cuh).
+DISTMK_FN bool batch_shrank(const Batch* batch) { return batch && batch->num_reset_rows > batch->num_rows; }
+
+// Resets the rows that only the last iteration had; the body has reset the others.
+template <class T>
+DISTMK_FN void reset_rows(const Context& context, const Batch& batch, T* columns, uint32_t num_cols, uint32_t stride) {
+  DISTMK_NO_UNROLL
+  for (uint32_t row = batch.num_rows; row < batch.num_reset_rows; ++row) {
+    DISTMK_NO_UNROLL
+    for (uint32_t i = context.team.index; i < num_cols; i += context.team.size)
+      publish_store(columns + uint64_t{row} * stride + i, 0);
+  }
+}
+// The same of all columns that a task resets.
+template <class T, class Args>
+DISTMK_FN void reset_columns(const Context& context, const Args& args, const Batch& batch, uint32_t num_cols,
+                             uint32_t stride) {
+  reset_rows(context, batch, context.at<T>(args.reset), num_cols, stride);
+}
+
+// A type with RESETS_ROWS defines beside its body, under device/: it resets, in the columns of `args.reset` that the
+// task writes, the rows from batch.num_rows to batch.num_reset_rows.
+#define DISTMK_DECLARE_HOOK(id, name, Args) \
+  DISTMK_FN void reset_stale_rows(const Context& context, const Args& args, const Batch& batch);
+DISTMK_TASK_TYPES_RESETS_ROWS(DISTMK_DECLARE_HOOK)
+#undef DISTMK_DECLARE_HOOK
+
+// By all threads that have run the body of a task of that type.
+template <uint32_t TYPE>
+DISTMK_FN void reset_stale_rows(const Context& context) {
+  if constexpr (TraitsOf<TYPE>::RESETS_ROWS) {
+    const auto& args = args_of<typename TraitsOf<TYPE>::Args>(*context.task.desc);
+    const Batch* batch = context.batch(args.batch);
+    if (args.reset && batch_shrank(batch)) reset_stale_rows(context, args, *batch);
+  }
+}
 
 }  // namespace distmk

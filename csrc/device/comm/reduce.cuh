@@ -1,6 +1,6 @@
 // The reduce half of an all-reduce: adds the blocks that all ranks have pushed, in rank order, to dst.
 #pragma once
-#include "device/comm/lamport_shrink.cuh"
+#include "device/comm/lamport.cuh"
 
 namespace distmk {
 

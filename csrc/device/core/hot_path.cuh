@@ -1,7 +1,7 @@
 // The hot path: bodies of the tasks that every token waits for, inlined into the consumers' loop. The dispatcher
 // decides which tasks take it, so that the consumers look nothing up; all others take the cold path (consumers.cuh).
 #pragma once
-#include "device/comm/lamport_shrink.cuh"
+#include "device/comm/lamport.cuh"
 #include "device/core/shared.cuh"
 
 namespace distmk {

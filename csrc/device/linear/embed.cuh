@@ -2,7 +2,7 @@
 // is another rank's, so that the sum over ranks is the lookup. n: token, c: columns of this task. PUSH stores to every
 // rank; STORE to this one, with a bf16 copy if out_bf16 is given.
 #pragma once
-#include "device/comm/lamport_shrink.cuh"
+#include "device/comm/lamport.cuh"
 
 namespace distmk {
 

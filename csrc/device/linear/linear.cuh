@@ -2,7 +2,7 @@
 // the batch. Composes the mainloop (mainloop.cuh), its B operand (activations.cuh; fused_combine.cuh for attention's
 // output) and the epilogue (epilogue.cuh). GEMV path: one token; GEMM path: up to 16 tokens, in one or two N tiles.
 #pragma once
-#include "device/comm/lamport_shrink.cuh"
+#include "device/comm/lamport.cuh"
 #include "device/core/loader.cuh"
 #include "device/linear/epilogue.cuh"
 #include "device/linear/fused_combine.cuh"
