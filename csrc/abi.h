@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 15736361102130786343ull;
+constexpr uint64_t ABI_HASH = 5577619571976041818ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -714,7 +714,7 @@ struct DefaultTaskTraits {
   static constexpr bool POLLS_INPUTS = false;
   static constexpr bool RESETS_ROWS = false;
   static constexpr bool COUNTS_WORK_ITEMS = false;
-  static constexpr bool GOES_THROUGH_SHARES = false;
+  static constexpr bool RUNS_SHARES = false;
   static constexpr bool RUNS_ON_SCHEDULER = false;
   static constexpr uint32_t HOT_VARIANTS = 0;
 };
@@ -759,7 +759,7 @@ struct TaskTraits<TaskType::ATTENTION> : DefaultTaskTraits {
   using Args = AttentionArgs;
   static constexpr bool POLLS_INPUTS = true;
   static constexpr bool COUNTS_WORK_ITEMS = true;
-  static constexpr bool GOES_THROUGH_SHARES = true;
+  static constexpr bool RUNS_SHARES = true;
   static constexpr uint32_t CODE_PATH = 1u, HOT_VARIANTS = 1u;
 };
 template <>
@@ -787,7 +787,7 @@ constexpr bool streams_weights([[maybe_unused]] uint16_t type) { return type == 
 constexpr bool polls_inputs([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 6 || type == 7; }
 constexpr bool resets_rows([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 5 || type == 7; }
 constexpr bool counts_work_items([[maybe_unused]] uint16_t type) { return type == 6; }
-constexpr bool goes_through_shares([[maybe_unused]] uint16_t type) { return type == 6; }
+constexpr bool runs_shares([[maybe_unused]] uint16_t type) { return type == 6; }
 constexpr bool runs_on_scheduler([[maybe_unused]] uint16_t type) { return type == 9; }
 constexpr uint32_t NUM_HOT_PATHS = 20u;
 
@@ -819,7 +819,7 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(7, combine, CombineArgs)
 #define DISTMK_TASK_TYPES_COUNTS_WORK_ITEMS(X) \
   X(6, attention, AttentionArgs)
-#define DISTMK_TASK_TYPES_GOES_THROUGH_SHARES(X) \
+#define DISTMK_TASK_TYPES_RUNS_SHARES(X) \
   X(6, attention, AttentionArgs)
 #define DISTMK_TASK_TYPES_RUNS_ON_SCHEDULER(X) \
   X(9, scheduler_step, SchedulerStepArgs)

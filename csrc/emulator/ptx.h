@@ -147,7 +147,7 @@ const T* in_shared(const T* p) {
   return p;
 }
 
-void load_matrices(uint32_t address, uint32_t (&a)[4]);
+void ldmatrix_x4(uint32_t address, uint32_t (&a)[4]);
 void multiply(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&c)[4]);
 
 }  // namespace distmk

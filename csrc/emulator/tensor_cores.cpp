@@ -61,7 +61,7 @@ void multiply(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&c)[4]) {
   memcpy(c, result.c, sizeof c);
 }
 
-void load_matrices(uint32_t address, uint32_t (&a)[4]) {
+void ldmatrix_x4(uint32_t address, uint32_t (&a)[4]) {
   emulator::note_read(at_shared<char>(address), 16);
   const emulator::Unwatched here;
   *emulator::operands() = address;

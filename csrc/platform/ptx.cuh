@@ -257,7 +257,7 @@ DISTMK_FN const T* in_shared(const T* p) {
   return static_cast<const T*>(__cvta_shared_to_generic(opaque(shared_address(p))));
 }
 
-DISTMK_FN void load_matrices(uint32_t address, uint32_t (&a)[4]) {
+DISTMK_FN void ldmatrix_x4(uint32_t address, uint32_t (&a)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
                : "r"(address));

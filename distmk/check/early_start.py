@@ -15,13 +15,13 @@ import numpy as np
 from distmk.check.bounds import Span
 from distmk.check.happens_before import HappensBefore
 from distmk.program.reader import Ints
-from distmk.sync.vector_clock import Clock
+from distmk.sync.vector_clock import VectorClock
 
 Polled = frozenset[tuple[int, int, int]]  # location, begin, end of spans that a task polls
 
 
 class EarlyStart:
-    """Clocks of the tasks of the second iteration at the moment when their workers may start them."""
+    """VectorClocks of the tasks of the second iteration at the moment when their workers may start them."""
 
     def __init__(self, before: HappensBefore) -> None:
         self.before, self.tables = before, before.tables
@@ -37,29 +37,29 @@ class EarlyStart:
         for queue in self.tables.queues:
             self._index[queue] = np.arange(len(queue))
 
-    def clock(self, task: int) -> Clock:
+    def clock(self, task: int) -> VectorClock:
         """When a task that is in a queue may start; a spread one, on the first of the workers to start it."""
         rank, num_workers = self.before.rank_of[task], self.tables.num_workers
         queues = self.tables.queues[rank * num_workers : (rank + 1) * num_workers]
         if not self.tables.tasks.spread[task]:
             return self._behind(queues[self.tables.tasks.worker[task]], int(self._index[task]), rank)
         clocks = [self._behind(queue, int(np.flatnonzero(queue == task)[0]), rank) for queue in queues]
-        earliest: Clock = np.minimum.reduce(clocks)
+        earliest: VectorClock = np.minimum.reduce(clocks)
         return earliest
 
-    def write_clock(self, task: int) -> Clock:
+    def write_clock(self, task: int) -> VectorClock:
         """When a polling task may write: it has polled its inputs.
 
         A task that skips its waits has then seen what the producers of its events wrote after their own waits, unless those
         poll, too.
         """
-        clock: Clock = self.clock(task).copy()
+        clock: VectorClock = self.clock(task).copy()
         for event, lag in self.before.signals.waits[task] if self._skips_waits[task] else ():
             if not lag and not any(producer in self.polls for producer in self.before.signals.producers[event]):
                 np.maximum(clock, self.before.acquired(event, 1), out=clock)
         return clock
 
-    def _behind(self, queue: Ints, index: int, rank: int) -> Clock:
+    def _behind(self, queue: Ints, index: int, rank: int) -> VectorClock:
         """The clock of a worker that has come to position `index` of its queue.
 
         It has the tasks before in the queue, what its copies of spread tasks waited for, and the iteration barrier. Of the
@@ -67,7 +67,7 @@ class EarlyStart:
         before their waits are met.
         """
         table, num_tasks, spread = self.before.clocks.table, self.tables.num_tasks, self.tables.tasks.spread
-        clock: Clock = np.zeros_like(table[0])
+        clock: VectorClock = np.zeros_like(table[0])
         num_unmet = min(index, 2 if self.tables.tasks.deep_lookahead[queue[index]] else 1)
         for distance, node in enumerate(_backwards(queue, index, num_tasks)):
             is_spread = spread[node % num_tasks]
@@ -77,7 +77,7 @@ class EarlyStart:
                 continue
             if not is_spread:
                 if not clock.any() and node >= num_tasks:
-                    known: Clock = table[node]
+                    known: VectorClock = table[node]
                     return known
                 np.maximum(clock, table[node], out=clock)
                 break

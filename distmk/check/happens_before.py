@@ -18,7 +18,7 @@ import numpy as np
 from distmk.check.bounds import Accesses
 from distmk.check.thresholds import Signals
 from distmk.program.reader import Ints, ProgramTables
-from distmk.sync.vector_clock import Clock, Clocks
+from distmk.sync.vector_clock import VectorClock, VectorClocks
 
 READ = -1  # in place of the rank that was written to
 NONE: frozenset[int] = frozenset()
@@ -33,7 +33,7 @@ class Requirement:
     """
 
     nodes: tuple[int, ...]
-    clock: Clock
+    clock: VectorClock
     pushes: list[tuple[int, int]]
 
 
@@ -47,7 +47,7 @@ class HappensBefore:
         owners = zip(tables.tasks.rank.tolist(), tables.tasks.worker.tolist(), strict=True)
         placements = [(rank, worker if worker >= 0 else None) for rank, worker in owners]
         several = np.array([len(ranks) > 1 for ranks in targets], np.bool_)
-        self.clocks = Clocks(placements, tables.num_workers, tables.num_ranks, several)
+        self.clocks = VectorClocks(placements, tables.num_workers, tables.num_ranks, several)
         self.rank_of: list[int] = tables.tasks.rank.tolist()
         # By task: other ranks that it pushes to, if it writes to several: an event there tells of its push only.
         self.pushed = [
@@ -57,7 +57,7 @@ class HappensBefore:
         self.position: list[int] = self.clocks.position.tolist()  # of a node that is done
         self.early: list[int] = self.clocks.early.tolist()  # of a node that has read, and whose pushes signal
         self.num_pairs = 0  # of accesses to the same bytes that were compared
-        self._acquired: dict[tuple[int, int], Clock] = {}
+        self._acquired: dict[tuple[int, int], VectorClock] = {}
         self._requirements: dict[tuple[tuple[int, ...], int], Requirement] = {}
         self._waiters: dict[tuple[int, int], Ints] = {}
         self._events_of: dict[tuple[int, int], list[int]] = defaultdict(list)  # by task and the event's rank
@@ -85,7 +85,7 @@ class HappensBefore:
                 clocks.settle(node, clock)
                 last[self.chain[node]] = node
 
-    def acquired(self, event: int, iteration: int) -> Clock:
+    def acquired(self, event: int, iteration: int) -> VectorClock:
         """The clock that a wait for `event` acquires."""
         clock = self._acquired.get((event, iteration))
         if clock is None:
@@ -124,14 +124,14 @@ class HappensBefore:
                 done.append(task)
         return Requirement(nodes, self.clocks.before_all(done, [task for task, _ in pushes]), pushes)
 
-    def after(self, node: int, requirement: Requirement, clock: Clock | None = None) -> bool:
+    def after(self, node: int, requirement: Requirement, clock: VectorClock | None = None) -> bool:
         """Whether `requirement` holds when `node` starts; with `clock`, whether it holds by that clock already."""
         clock = self.clocks.table[node] if clock is None else clock
         if not (clock >= requirement.clock).all():
             return False
         return all(self._landed(node, clock, pusher, rank) for pusher, rank in requirement.pushes)
 
-    def after_one(self, node: int, other: int, rank: int, clock: Clock | None = None) -> bool:
+    def after_one(self, node: int, other: int, rank: int, clock: VectorClock | None = None) -> bool:
         """`after` of the requirement of one node."""
         chain = self.chain[other]
         behind = int(self.clocks.table[node, chain] if clock is None else clock[chain])
@@ -145,7 +145,7 @@ class HappensBefore:
             return False
         return self._landed(node, self.clocks.table[node] if clock is None else clock, other, rank)
 
-    def _landed(self, node: int, clock: Clock, pusher: int, rank: int) -> bool:
+    def _landed(self, node: int, clock: VectorClock, pusher: int, rank: int) -> bool:
         """Whether the writes of `pusher` to `rank` have landed: it is done by `clock`, or an event there was waited for."""
         if self.clocks.happened(pusher, clock):
             return True

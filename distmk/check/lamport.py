@@ -18,7 +18,7 @@ from distmk.check.bounds import Accesses, Span
 from distmk.check.early_start import EarlyStart
 from distmk.check.findings import Findings
 from distmk.check.happens_before import HappensBefore
-from distmk.sync.vector_clock import Clock
+from distmk.sync.vector_clock import VectorClock
 
 NOBODY = -1
 
@@ -125,7 +125,7 @@ class _Lamport:
                 text = f"publishes {self._describe(each)}, which no task has reset since {by} published it"
                 self.findings.add("arrival", f"{self.before.describe(node)} {text}")
 
-    def _check_polls(self, node: int, clock: Clock, polls: list[CellRange]) -> None:
+    def _check_polls(self, node: int, clock: VectorClock, polls: list[CellRange]) -> None:
         """The resets of polled cells have happened by `clock`, when `node` starts to poll."""
         before, num_ranks = self.before, self.tables.num_ranks
         for each in polls:

@@ -12,8 +12,8 @@ from distmk.check.bounds import Span
 from distmk.check.early_start import EarlyStart, Polled
 from distmk.check.findings import Findings
 from distmk.check.happens_before import READ, HappensBefore
-from distmk.sync.interval_map import Group, IntervalLog
-from distmk.sync.vector_clock import Clock
+from distmk.sync.interval_map import Group, IntervalMap
+from distmk.sync.vector_clock import VectorClock
 
 NO_POLLS: Polled = frozenset()
 
@@ -45,8 +45,8 @@ class _Races:
     def __init__(self, before: HappensBefore, early: EarlyStart, findings: Findings) -> None:
         self.before, self.early, self.findings = before, early, findings
         self.spans = [_to_compare(spans) for spans in before.accesses.spans]
-        self.readers: dict[int, IntervalLog] = defaultdict(IntervalLog)  # by location
-        self.writers: dict[int, IntervalLog] = defaultdict(IntervalLog)
+        self.readers: dict[int, IntervalMap] = defaultdict(IntervalMap)  # by location
+        self.writers: dict[int, IntervalMap] = defaultdict(IntervalMap)
         self.num_pairs = 0
         self._writers_of: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
 
@@ -98,7 +98,9 @@ class _Races:
             nodes = self._writers_of[key] = tuple(sorted({node for entry in entries for node in entry.group.nodes}))
         return nodes
 
-    def _compare(self, node: int, span: Span, others: tuple[int, ...], did: int, clock: Clock | None = None) -> None:
+    def _compare(
+        self, node: int, span: Span, others: tuple[int, ...], did: int, clock: VectorClock | None = None
+    ) -> None:
         """Report a race of `node` with `others`, which have read (`did` READ) or written to rank `did`.
 
         `clock`: when `node` may access these bytes, where that may be before its waits are met.

@@ -126,7 +126,7 @@ class Graph:
             raise UsageError(f"task {task.op} is spread over all workers; give it no worker")
         if task.streams_weights:
             raise UsageError(f"task {task.op} streams weights, so it cannot be spread; add one task a worker instead")
-        if task.max_instances() > self.num_workers and not task.goes_through_shares:
+        if task.max_instances() > self.num_workers and not task.runs_shares:
             raise UsageError(
                 f"task {task.op} has up to {task.max_instances()} instances for {self.num_workers} workers, "
                 f"and its body runs one; launch it {LaunchKind.MASSIVE.name} instead"

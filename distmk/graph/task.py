@@ -116,7 +116,7 @@ class Task:
     resets_rows: ClassVar[bool] = False
     # A massive launch has as many instances as the batch needs, up to max_instances(). Hook: num_work_items.
     counts_work_items: ClassVar[bool] = False
-    goes_through_shares: ClassVar[bool] = False  # its body runs all instances of a worker's share, where it is spread
+    runs_shares: ClassVar[bool] = False  # its body runs all instances of a worker's share, where it is spread
     # Variants of the body that a GPU inlines into the consumers' loop. Hooks, if several: find_hot_variant, run_hot_variant.
     hot_variants: ClassVar[int] = 0
     # A scheduler runs it, never a worker.

@@ -91,7 +91,7 @@ def declare_buffers(graph: Graph, plan: WorkPlan) -> DecodeBuffers:
         x=graph.buffer("x", config.hidden_size, rows=MAX_ROWS, space=Space.LOCAL),
         x_bf16=_rows(graph, "x_bf16", config.hidden_size, plan.residual_rotation),
         qkv=_rows(graph, "qkv", max(shape.qkv_cols for shape in shapes), per_layer, "f32"),
-        partials=graph.buffer("attention_parts", max(shape.num_partials for shape in shapes), lamport=True),
+        partials=graph.buffer("attention_partials", max(shape.num_partials for shape in shapes), lamport=True),
         attention_out=_rows(graph, "attention_out", max(s.num_q * s.head_dim for s in shapes), per_layer),
         fused_partials=_fused_partials(graph, plan) if plan.fuses_combine else None,
         mlp_hidden=_rows(graph, "mlp_hidden", mlp_cols, plan.mlp_rotation),
@@ -116,7 +116,7 @@ def _rows(graph: Graph, name: str, cols: int, rotation: Rotation, dtype: str = "
 
 def _fused_partials(graph: Graph, plan: WorkPlan) -> RotatingBuffers:
     cols = max(shape.fused_partial_cols for shape in plan.shapes)
-    return RotatingBuffers.declare(graph, "attention_lone", cols, plan.attention_rotation, rows=1)
+    return RotatingBuffers.declare(graph, "attention_fused_partials", cols, plan.attention_rotation, rows=1)
 
 
 def _logits(graph: Graph, plan: WorkPlan) -> Buffer:

@@ -187,7 +187,7 @@ def _fill_header(part: RankProgram, graph: Graph, wiring: Wiring, placement: Pla
     header.rank, header.num_ranks, header.num_workers = rank, graph.num_ranks, graph.num_workers
     header.num_schedulers = graph.num_schedulers or 1
     header.num_events = len(wiring.events[rank])
-    header.iteration_event = wiring.gates[rank].index if wiring.gates else abi.NO_EVENT
+    header.iteration_event = wiring.barriers[rank].index if wiring.barriers else abi.NO_EVENT
     step = next((task for task in graph.tasks if isinstance(task, SchedulerStep)), None)
     header.iteration_batch = placement.operand(step.batch) if step else 0
     offset = ctypes.sizeof(ProgramHeader)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from distmk.sync.happens_before import READ, Dependency, HappensBefore
-from distmk.sync.interval_map import Group, IntervalLog
+from distmk.sync.interval_map import Group, IntervalMap
 
 
 class Written:
@@ -38,7 +38,7 @@ class AccessLog:
         self._order = order
         self._written: list[Written] = []  # disjoint, in order
         self._begins: list[int] = []  # of `_written`
-        self._other_readers: IntervalLog | None = None
+        self._other_readers: IntervalMap | None = None
         self._joint_writers: dict[
             tuple[int, int], Dependency
         ] = {}  # of intervals with several; valid until the next write
@@ -53,7 +53,7 @@ class AccessLog:
             interval.readers = interval.readers.plus(reader) if interval.readers else reader
             return interval.writer
         if self._other_readers is None:
-            self._other_readers = IntervalLog()
+            self._other_readers = IntervalMap()
         self._other_readers.add(begin, end, reader)
         return self._joint_writers.get((begin, end)) or self._writers(begin, end)
 

@@ -43,13 +43,13 @@ class Wiring:
     waits: each task's (event, lag); a lag of 1 waits for the iteration before.
     triggers: the events that each task signals.
     events: each rank's events.
-    gates: each rank's event of the iteration barrier; empty in a graph without a scheduler step.
+    barriers: each rank's event of the iteration barrier; empty in a graph without a scheduler step.
     """
 
     waits: list[list[tuple[Event, int]]]
     triggers: list[list[Event]]
     events: list[list[Event]]
-    gates: list[Event] = field(default_factory=list)
+    barriers: list[Event] = field(default_factory=list)
 
 
 _SORT_KEY = attrgetter("sort_key")
@@ -163,7 +163,7 @@ class _Derivation:
         if self.order.barrier is not None:
             for rank in range(self.graph.num_ranks):
                 event = self._events(wiring, made, rank, (self.order.barrier,))[0]
-                wiring.gates.append(event)
+                wiring.barriers.append(event)
         waits_for: dict[tuple[Dependency, int], list[tuple[Event, int]]] = {}
         for index, dependencies in enumerate(self.dependencies):
             rank, waits = self.graph.tasks[index].rank, wiring.waits[index]

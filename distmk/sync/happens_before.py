@@ -14,13 +14,13 @@ import numpy as np
 
 from distmk.abi import LaunchKind
 from distmk.graph.graph import Graph
-from distmk.sync.vector_clock import Clock, Clocks
+from distmk.sync.vector_clock import VectorClock, VectorClocks
 from distmk.tasks import SchedulerStep
 
 READ = -1  # in place of a rank: a dependency on tasks that read, not on data
 NO_RANKS: frozenset[int] = frozenset()
 
-Acquired = tuple[Clock, list[int]]  # what a wait tells, and the nodes of which it tells the push alone
+Acquired = tuple[VectorClock, list[int]]  # what a wait tells, and the nodes of which it tells the push alone
 
 
 class Dependency:
@@ -44,7 +44,7 @@ class Dependency:
         pushes: tuple[int, ...],
         chain: int,
         position: int,
-        need: Clock | None = None,
+        need: VectorClock | None = None,
     ) -> None:
         self.nodes, self.rank, self.pushes = nodes, rank, pushes
         self.chain, self.position, self.need = chain, position, need
@@ -69,7 +69,7 @@ class HappensBefore:
         ]
         placements = [(task.rank, task.worker if task.launch is LaunchKind.AHEAD else None) for task in graph.tasks]
         multi_rank = np.array([len(ranks) > 1 for ranks in targets], np.bool_)
-        self.clocks = Clocks(placements, graph.num_workers, graph.num_ranks, multi_rank)
+        self.clocks = VectorClocks(placements, graph.num_workers, graph.num_ranks, multi_rank)
         # The task behind the iteration barrier: every other task of an iteration comes after it.
         self.barrier = next((i for i, task in enumerate(graph.tasks) if isinstance(task, SchedulerStep)), None)
         self.barrier_nodes: tuple[int, ...] = ()  # that task in the iteration of the node that was begun last

@@ -75,7 +75,7 @@ class Tier:
         return found
 
 
-class IntervalLog:
+class IntervalMap:
     """Entries by interval, which may overlap: they are kept in tiers of disjoint ones, so that a look-up bisects each tier.
 
     `version` changes with every change of the map.

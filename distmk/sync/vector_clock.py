@@ -18,11 +18,11 @@ import numpy.typing as npt
 
 from distmk.errors import UsageError
 
-Clock = npt.NDArray[np.uint16]
+VectorClock = npt.NDArray[np.uint16]
 """uint16 [chains]."""
 
 
-class Clocks:
+class VectorClocks:
     """The clocks of all nodes.
 
     chain: int64 [nodes], the chain of a node.
@@ -71,7 +71,7 @@ class Clocks:
         self.early = (position - np.concatenate([steps, steps]) + 1).astype(np.uint16)
         self.table = np.zeros((2 * self.num_tasks, self.num_chains), np.uint16)
 
-    def before_all(self, nodes: Iterable[int], early: Iterable[int] = ()) -> Clock:
+    def before_all(self, nodes: Iterable[int], early: Iterable[int] = ()) -> VectorClock:
         """The least clock that has every one of `nodes` behind it, and of `early` their first position."""
         need = np.zeros(self.num_chains, np.uint16)
         for group, position in ((nodes, self.position), (early, self.early)):
@@ -79,7 +79,7 @@ class Clocks:
             np.maximum.at(need, self.chain[index], position[index])
         return need
 
-    def join(self, nodes: Sequence[int], early: Sequence[int] = ()) -> Clock:
+    def join(self, nodes: Sequence[int], early: Sequence[int] = ()) -> VectorClock:
         """The clock of a waiter for the end of all `nodes` and for a signal with the data of all `early`."""
         index = np.asarray([*nodes, *early], np.int64)
         rows = self.table[index]
@@ -87,11 +87,11 @@ class Clocks:
         rows[np.arange(len(nodes), len(index)), self.chain[pushed]] = self.early[pushed]
         return np.asarray(rows.max(axis=0), np.uint16)
 
-    def happened(self, node: int, clock: Clock) -> bool:
+    def happened(self, node: int, clock: VectorClock) -> bool:
         """Whether `clock` knows that `node` is done."""
         return bool(clock[self.chain[node]] >= self.position[node])
 
-    def settle(self, node: int, clock: Clock) -> None:
+    def settle(self, node: int, clock: VectorClock) -> None:
         """Store the clock of `node`: `clock`, which holds what it waited for, and the node itself."""
         clock[self.chain[node]] = max(clock[self.chain[node]], self.position[node])
         self.table[node] = clock

@@ -40,7 +40,7 @@ FLAGS = (
     "polls_inputs",
     "resets_rows",
     "counts_work_items",
-    "goes_through_shares",
+    "runs_shares",
     "runs_on_scheduler",
 )
 """Traits of a task type (ClassVars of `Task`) that are true or false."""

@@ -211,7 +211,7 @@ class Attention(Task):
     Args: ClassVar[type[ctypes.Structure]] = AttentionArgs
     polls_inputs: ClassVar[bool] = True
     counts_work_items: ClassVar[bool] = True
-    goes_through_shares: ClassVar[bool] = True
+    runs_shares: ClassVar[bool] = True
     hot_variants: ClassVar[int] = 1
 
     def dtypes(self) -> Mapping[str, str | None]:

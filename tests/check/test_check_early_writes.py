@@ -162,7 +162,7 @@ def test_who_passes_by_a_merge() -> None:
             type(decode_args(desc)).from_buffer(desc.args).fused_partials = reset
     assert "arrival" in Oracle(program).faults
     text = refusal(program)
-    assert "layer1.o (rank 0, worker 0) in the next iteration may poll attention_lone" in text
+    assert "layer1.o (rank 0, worker 0) in the next iteration may poll attention_fused_partials" in text
     assert "before layer1.attention (rank 0, every worker) in the next iteration has reset it" in text
 
 

@@ -61,9 +61,9 @@ def attention_launches(job: Job) -> None:
     """However attention comes to the workers, a model's tokens are the same, and every buffer holds the same bits; but for
     partial results, which are left zero where they may be taken as they arrive."""
     massive, spread = decode(job, "massive"), decode(job, "spread")
-    assert massive[1].pop("attention_parts").any()
+    assert massive[1].pop("attention_partials").any()
     # So small a model's matrices are one worker's: others know too little to take anything as it arrives.
-    assert spread[1].pop("attention_parts").any() == (job.workers > 1)
+    assert spread[1].pop("attention_partials").any() == (job.workers > 1)
     assert_same_decode(job, massive, spread)
 
 

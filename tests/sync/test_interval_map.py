@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from distmk.sync.interval_map import Group, IntervalLog
+from distmk.sync.interval_map import Group, IntervalMap
 
 SIZE = 12
 
@@ -12,7 +12,7 @@ SIZE = 12
 def test_entries_cover_what_was_added(rng: np.random.Generator) -> None:
     """Intervals added and cut at random: each element keeps the nodes since it was last cut."""
     for _ in range(50):
-        log, elements = IntervalLog(), [set[int]() for _ in range(SIZE)]
+        log, elements = IntervalMap(), [set[int]() for _ in range(SIZE)]
         for node in range(40):
             begin, end = sorted(rng.choice(SIZE + 1, 2, replace=False).tolist())
             cuts, version = rng.random() < 0.3, log.version
@@ -29,7 +29,7 @@ def test_entries_cover_what_was_added(rng: np.random.Generator) -> None:
 
 
 def test_a_note_goes_when_the_nodes_change() -> None:
-    log = IntervalLog()
+    log = IntervalMap()
     log.add(0, 4, Group([1], note="of 1"))
     log.add(0, 4, Group([2]))
     (entry,) = log.overlapping(0, 4)
@@ -38,12 +38,12 @@ def test_a_note_goes_when_the_nodes_change() -> None:
 
 def test_a_shared_group_does_not_change() -> None:
     """Neither one that is added to two intervals nor one whose entry is split."""
-    log, group = IntervalLog(), Group([1], shared=True)
+    log, group = IntervalMap(), Group([1], shared=True)
     log.add(0, 4, group)
     log.add(4, 8, group)
     log.add(0, 4, Group([2]))
     assert group.nodes == [1]
-    log = IntervalLog()
+    log = IntervalMap()
     log.add(0, 6, Group([1]))
     log.cut(2, 4)
     log.add(0, 2, Group([2]))

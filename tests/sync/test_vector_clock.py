@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from distmk.errors import UsageError
-from distmk.sync.vector_clock import Clocks
+from distmk.sync.vector_clock import VectorClocks
 
 # Worker 0 of rank 0 has tasks 0 and 2, which writes to several ranks; worker 1 of rank 1 has task 1; task 3 is dispatched.
 PLACEMENTS = [(0, 0), (1, 1), (0, 0), (0, None)]
 
 
-def clocks() -> Clocks:
-    return Clocks(PLACEMENTS, 2, 2, np.array([False, False, True, False]))
+def clocks() -> VectorClocks:
+    return VectorClocks(PLACEMENTS, 2, 2, np.array([False, False, True, False]))
 
 
 def test_positions() -> None:
@@ -39,4 +39,4 @@ def test_a_push_tells_less_than_the_end() -> None:
 
 def test_a_list_that_is_too_long() -> None:
     with pytest.raises(UsageError, match="a worker's queue is too long"):
-        Clocks([(0, 0)] * 16384, 1, 1, np.ones(16384, np.bool_))
+        VectorClocks([(0, 0)] * 16384, 1, 1, np.ones(16384, np.bool_))

@@ -55,7 +55,7 @@ struct SliceCombine {
       load_half(HALF);
     } else {  // otherwise the compiler would keep what the registers hold alive through all other tasks
 #pragma unroll
-      for (uint32_t i = HALF; i < SPLITS_PER_GROUP; ++i) elements[i] = eight_zeros();
+      for (uint32_t i = HALF; i < SPLITS_PER_GROUP; ++i) elements[i] = zero_chunk();
     }
     return header.x && header.y && is_published(0) && (!has_second_half() || is_published(HALF));
   }

@@ -51,8 +51,8 @@ struct KvPipelineReader {
 
   // The tile's K rows, once they have landed; its V rows lie behind them.
   DISTMK_FN const __nv_bfloat16* consumer_wait() const {
-    barrier_wait(&shared().ring.full[stage.index], stage.phase);
-    const char* slot = shared().slots + stage.index * STAGE_BYTES;
+    barrier_wait(&shared().pipeline.full[stage.index], stage.phase);
+    const char* slot = shared().stages + stage.index * STAGE_BYTES;
     return reinterpret_cast<const __nv_bfloat16*>(slot + step % 2 * 2 * p.kv_tile_bytes());
   }
   DISTMK_FN K k(const __nv_bfloat16* rows) const { return {p, rows}; }
@@ -64,7 +64,7 @@ struct KvPipelineReader {
   }
   // The last stage may have one tile: its reader then arrives for both.
   DISTMK_FN void consumer_release() const {
-    warp_arrive(&shared().ring.empty[stage.index], step % 2 == 0 && step + 1 == p.num_tiles() ? 2 : 1);
+    warp_arrive(&shared().pipeline.empty[stage.index], step % 2 == 0 && step + 1 == p.num_tiles() ? 2 : 1);
   }
   DISTMK_FN bool has_next() const { return step + NUM_WARPS < p.num_tiles(); }
   DISTMK_FN void advance() {

@@ -16,11 +16,11 @@ struct KvTile {
 #pragma unroll
     for (auto& keys : k)
 #pragma unroll
-      for (uint4& chunk : keys) chunk = eight_zeros();
+      for (uint4& chunk : keys) chunk = zero_chunk();
 #pragma unroll
     for (auto& values : v)
 #pragma unroll
-      for (uint4& chunk : values) chunk = eight_zeros();
+      for (uint4& chunk : values) chunk = zero_chunk();
   }
 };
 
@@ -151,8 +151,8 @@ DISTMK_FN void patch_new_k(const P& p, uint32_t tile_index, KvTile& tile) {
     const __nv_bfloat16* from = p.new_k(position - p.first_new());
 #pragma unroll
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j)
-      tile.k[i][j] = k_element(lane, j) < p.head_dim() ? *reinterpret_cast<const uint4*>(from + k_element(lane, j))
-                                                       : eight_zeros();
+      tile.k[i][j] =
+          k_element(lane, j) < p.head_dim() ? *reinterpret_cast<const uint4*>(from + k_element(lane, j)) : zero_chunk();
   }
 }
 
@@ -171,7 +171,7 @@ DISTMK_FN void patch_new_v(const P& p, uint32_t tile_index, KvTile& tile) {
     for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j)
       tile.v[i][j] = is_new && v_element(lane, j) < p.head_dim()
                          ? *reinterpret_cast<const uint4*>(from + v_element(lane, j))
-                         : eight_zeros();
+                         : zero_chunk();
   }
 }
 

@@ -20,7 +20,7 @@ DISTMK_FN bool stream_assignment(const RankState& state, const Team& lanes, Load
   AttentionAssignment& assignment = shared().attention_assignment;
   const uint32_t number = assignment.num_heard.get(), slot = number % 2;
   while (!lanes.all(barrier_try_wait(&assignment.told[slot], number / 2 % 2)))
-    if (!lanes.all(!shared().ring.leave.get())) return false;
+    if (!lanes.all(!shared().pipeline.leave.get())) return false;
   const bool streams = assignment.streams[slot];
   lanes.sync();
   if (lanes.leader()) assignment.num_heard.set(number + 1);
@@ -126,7 +126,7 @@ class AssignmentTracker {
     AttentionAssignment& assignment = shared().attention_assignment;
     const uint32_t slot = num_notified_ % 2;
     while (!context_.team.all(num_notified_ < assignment.num_heard.get() + 2))
-      if (!context_.team.all(!shared().ring.leave.get())) return;
+      if (!context_.team.all(!shared().pipeline.leave.get())) return;
     ++num_notified_;
     if (context_.team.leader()) assignment.streams[slot] = streams;
     warp_arrive(&assignment.told[slot]);

@@ -10,7 +10,7 @@ DISTMK_FN uint32_t pack_bf16(float a, float b) {
 }
 
 // Set element by element, as the compiler would load `{}` from memory.
-DISTMK_FN uint4 eight_zeros() {
+DISTMK_FN uint4 zero_chunk() {
   uint4 v;
   v.x = v.y = v.z = v.w = 0;
   return v;

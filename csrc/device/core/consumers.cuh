@@ -84,7 +84,7 @@ DISTMK_FN void consumer_loop(const RankState& state) {
   }
   if (opaque(threadIdx.x)) return;
   handshake.wait_previous(task_number());
-  release_until_loader_left(shared().ring, shared().consumer[0].stage);
+  release_until_loader_left(shared().pipeline, shared().consumer[0].stage);
 }
 
 }  // namespace distmk

@@ -30,7 +30,7 @@ DISTMK_FN uint32_t code_path_of(const RankState& state, const Action& action) {
   if (action.kind == ActionKind::LEAVE) return CodePath::LEAVE;
   const TaskDesc& task = *action.task.desc;
   const uint32_t cold = CodePath::COLD + task.type;
-  if (state.transport || (is_spread(task) && !goes_through_shares(task.type))) return cold;
+  if (state.transport || (is_spread(task) && !runs_shares(task.type))) return cold;
   switch (task.type) {
 #define DISTMK_CASE(id, name, Args) \
   case id:                          \

@@ -17,11 +17,11 @@ DISTMK_TASK_TYPES_STREAMS_WEIGHTS(DISTMK_DECLARE_HOOKS)
 
 DISTMK_NOINLINE void loader_loop(const RankState& state) {
   Shared& s = shared();
-  Loader loader(s.ring, s.slots, s.num_slabs[0]);
+  Loader loader(s.pipeline, s.stages, s.num_slabs[0]);
   const Team lanes{threadIdx.x % 32, 32};
   for (TaskCursor cursor;; cursor.advance()) {
     while (!lanes.all(barrier_try_wait(&s.tasks.full[cursor.index], cursor.phase)))
-      if (!lanes.all(!s.ring.leave.get())) return loader.leave();
+      if (!lanes.all(!s.pipeline.leave.get())) return loader.leave();
     const TaskDesc& task = s.tasks.slots[cursor.index].desc;
     if (attention::is_told_of(task)) {
       const bool stays = attention::stream_assignment(state, lanes, loader, task);

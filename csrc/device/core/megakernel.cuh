@@ -51,10 +51,10 @@ DISTMK_FN void set_up(const LaunchParams* launch) {
   }
   s.dispatcher_schedules = state->local_ring && has_launches(*state, s.worker_index);
   s.local_ring.ring = {};
-  s.ring.init();
+  s.pipeline.init();
   s.tasks.init();
   s.handshake.init();
-  s.sums.init();
+  s.split_k.init();
   for (ConsumerState& consumer : s.consumer) consumer = {};
   for (Flag& number : s.num_slabs) number = {0};
   for (uint32_t& number : s.task_numbers) number = 0;
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
   if (!is_worker || role == SCHEDULER) {
     const uint32_t id = is_worker ? block : role;
     // In the schedulers' own CTA the pipeline is unused, so its stages hold their tasks.
-    TaskSlot* slots = is_worker ? s.scheduled : reinterpret_cast<TaskSlot*>(s.slots) + 2 * role;
+    TaskSlot* slots = is_worker ? s.scheduled : reinterpret_cast<TaskSlot*>(s.stages) + 2 * role;
     if (is_worker == schedulers_in_workers && id < num_schedulers && !s.dispatcher_schedules)
       scheduler_loop(state, id, warp, slots);
   } else if (role < NUM_WARPS) {

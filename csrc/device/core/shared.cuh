@@ -86,12 +86,12 @@ struct SchedulerCopies {
 };
 
 struct Shared {
-  char slots[NUM_STAGES * STAGE_BYTES];  // the pipeline's stages; first, as they must be aligned
+  char stages[NUM_STAGES * STAGE_BYTES];  // the pipeline's stages; first, as they must be aligned
   char work[WORK_BYTES];
   char scratch[SCRATCH_BYTES];
   float squares[MAX_ROWS][NUM_WARPS];  // sums of squares of the activations, for RMSNorm
-  Pipeline ring;
-  SplitKBuffers sums;
+  Pipeline pipeline;
+  SplitKBuffers split_k;
   ConsumerState consumer[NUM_WARPS];
   Flag num_slabs[NUM_WARPS];         // slabs that a consumer warp has released
   uint32_t task_numbers[NUM_WARPS];  // of a consumer warp's current task

@@ -52,9 +52,9 @@ DISTMK_NOINLINE void signaler_loop(const RankState& state, uint32_t worker, cons
   bool last_was_listed = false;
   uint64_t body_end_ns = 0;
   for (uint32_t n = 0;;) {
-    const bool leaving = !warp.all(!s.ring.leave.get());
+    const bool leaving = !warp.all(!s.pipeline.leave.get());
     // After the end some tasks are never signaled, so a throttle set for their sake is lifted here.
-    if (warp.leader() && handshake.end_at.get() != ~0u) s.ring.throttle.set(0);
+    if (warp.leader() && handshake.end_at.get() != ~0u) s.pipeline.throttle.set(0);
     const bool done = warp.all(barrier_test(&handshake.done[handshake_slot(n)], handshake_phase(n)));
     if (done && !body_end_ns) body_end_ns = tracer.now();
     if (done && may_signal(context, handshake, n)) {
@@ -62,7 +62,7 @@ DISTMK_NOINLINE void signaler_loop(const RankState& state, uint32_t worker, cons
         const Action& action = handshake.action[handshake_slot(n)];
         context.begin(action.task, action.iteration, action.instance);
         context.set_pushed(handshake.pushed[handshake_slot(n)]);
-        if (warp.leader() && throttles_loader(state, *action.task.desc)) s.ring.throttle.set(1);
+        if (warp.leader() && throttles_loader(state, *action.task.desc)) s.pipeline.throttle.set(1);
         context.finish();
         tracer.record(context, handshake.ready_ns[handshake_slot(n)], body_end_ns);
         // The previous task's descriptor: until now its waits might have been polled.
@@ -70,7 +70,7 @@ DISTMK_NOINLINE void signaler_loop(const RankState& state, uint32_t worker, cons
         last_was_listed = action.kind == ActionKind::RUN;
       }
       warp.sync();
-      if (warp.leader()) s.ring.throttle.set(0);
+      if (warp.leader()) s.pipeline.throttle.set(0);
       warp_arrive(&handshake.signaled[handshake_slot(n)]);
       body_end_ns = 0;
       ++n;

@@ -135,7 +135,7 @@ struct FragmentB {
     for (auto& token : chunks)
 #pragma unroll
       for (uint32_t i = 0; i < K_TILE / LOAD_K; ++i)
-        if (k_begin + threadIdx.x % 4 * CHUNK_K + i * LOAD_K >= k) token[i] = eight_zeros();
+        if (k_begin + threadIdx.x % 4 * CHUNK_K + i * LOAD_K >= k) token[i] = zero_chunk();
   }
 
  private:

@@ -248,7 +248,7 @@ DISTMK_FN void reduce_and_store(BlockEpilogue<N_TILES>& epilogue, const Accumula
                                 uint32_t m_end) {
   const EpilogueParams& params = epilogue.params;
   if (N_TILES > 1) epilogue.load_residual();
-  SplitKBuffers& buffers = shared().sums;
+  SplitKBuffers& buffers = shared().split_k;
   const bool two = params.num_tokens <= N_TILE / 2;
   OutputPointers pointers;
 #pragma unroll
@@ -266,7 +266,7 @@ DISTMK_FN void reduce_and_store(BlockEpilogue<N_TILES>& epilogue, const Accumula
     if (stores || skips_last_k_block(params.args)) barrier_wait(&buffers.full[slot], buffers.parity(reduction));
     if (stores) {
       mark(Mark::MET);
-      if (next_slab && threadIdx.x % 32 == 0) shared().ring.throttle.set(next_slab);
+      if (next_slab && threadIdx.x % 32 == 0) shared().pipeline.throttle.set(next_slab);
       epilogue.template store<ONE_TOKEN>(pointers, n_tile, partials);
       mark(Mark::STORED);
     }

@@ -14,10 +14,10 @@ static_assert(MAX_FUSED_COMBINE_COLS <= MAX_GEMV_BLOCKS * K_BLOCK, "the combined
 
 // The columns that one warp multiplies, combined: eight elements of one head a lane. Of each COMBINE_WIDTH lanes, which
 // share a head, lane s has the log-sum-exp of split s.
-class LoneRow {
+class FusedCombine {
  public:
   // `first`: the warp's first column of each block. The first headers are loaded at once where `polls` is set.
-  DISTMK_FN LoneRow(const Context& context, const LinearArgs& args, bool polls, uint32_t first)
+  DISTMK_FN FusedCombine(const Context& context, const LinearArgs& args, bool polls, uint32_t first)
       : context_(context), args_(args), polls_(polls), first_(first) {
     if (!args.fused_partials) return;
     const BatchRun& run = context.batch(args.batch)->runs[0];

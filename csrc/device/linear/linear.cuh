@@ -17,7 +17,7 @@ DISTMK_FN uint32_t slab_rows(const LinearArgs& args) {
 }
 
 // Tokens, each of which is a row of the batch.
-DISTMK_FN uint32_t num_rows(const RankState& state, const LinearArgs& args) {
+DISTMK_FN uint32_t num_tokens(const RankState& state, const LinearArgs& args) {
   return args.batch ? state.batch(args.batch)->num_rows : 1;
 }
 
@@ -53,7 +53,7 @@ DISTMK_FN void run_gemv(Context& context, const LinearArgs& args) {
   ConsumerState consumer = consumer_state();
   Accumulators<1> acc = {};
   FragmentB<1> x;
-  LoneRow fused_partials(context, args, args.polls, warp_k_begin());
+  FusedCombine fused_partials(context, args, args.polls, warp_k_begin());
   PrefetchedA prefetched;
   prefetched.load(args, m_end, consumer.stage, lane);
   mark(Mark::PREPARED);
@@ -158,7 +158,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_tokens
 }
 
 template <bool ALIGNED>
-DISTMK_FN void run_by_rows(Context& context, const LinearArgs& args, uint32_t num_tokens) {
+DISTMK_FN void run_by_tokens(Context& context, const LinearArgs& args, uint32_t num_tokens) {
   if (ALIGNED && fits_gemv(args, num_tokens))
     run_gemv(context, args);
   else if (num_tokens <= N_TILE)
@@ -170,11 +170,11 @@ DISTMK_FN void run_by_rows(Context& context, const LinearArgs& args, uint32_t nu
 }  // namespace linear
 
 DISTMK_FN void body_linear(Context& context, const LinearArgs& args) {
-  const uint32_t num_tokens = linear::num_rows(context.rank_state, args);
+  const uint32_t num_tokens = linear::num_tokens(context.rank_state, args);
   if (linear::is_aligned(context.rank_state, args, num_tokens))
-    linear::run_by_rows<true>(context, args, num_tokens);
+    linear::run_by_tokens<true>(context, args, num_tokens);
   else
-    linear::run_by_rows<false>(context, args, num_tokens);
+    linear::run_by_tokens<false>(context, args, num_tokens);
   if (args.epilogue == static_cast<uint32_t>(Epilogue::PUSH) && context.rank_state.transport && context.inputs_ready())
     context.push_remote(args.out, uint64_t{num_tokens} * args.n * sizeof(float));
 }
@@ -189,11 +189,11 @@ DISTMK_FN bool throttles_signal(const RankState& state, const LinearArgs& args) 
 }
 // A variant for each number of tokens.
 DISTMK_FN bool find_hot_variant(const RankState& state, const LinearArgs& args, uint32_t* num_tokens) {
-  *num_tokens = linear::num_rows(state, args);
+  *num_tokens = linear::num_tokens(state, args);
   return linear::is_aligned(state, args, *num_tokens);
 }
 DISTMK_FN void run_hot_variant(Context& context, const LinearArgs& args, uint32_t num_tokens) {
-  linear::run_by_rows<true>(context, args, num_tokens);
+  linear::run_by_tokens<true>(context, args, num_tokens);
 }
 DISTMK_FN void reset_stale_rows(const Context& context, const LinearArgs& args, const Batch& batch) {
   if (args.out_bf16)

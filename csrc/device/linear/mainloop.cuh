@@ -45,7 +45,7 @@ struct LdmatrixLane {
 
 DISTMK_FN void load_fragment_a(uint32_t row_address, uint32_t k, const LdmatrixLane& lane, FragmentA& a) {
 #pragma unroll
-  for (uint32_t i = 0; i < FRAGMENT_K / MMA_K; ++i) load_matrices(row_address + k * 2 + lane.chunk[i], a[i]);
+  for (uint32_t i = 0; i < FRAGMENT_K / MMA_K; ++i) ldmatrix_x4(row_address + k * 2 + lane.chunk[i], a[i]);
 }
 
 // Fragment `f` of a K tile. Two accumulators in turn: an mma waits for the one before it into the same accumulator.
@@ -101,16 +101,16 @@ DISTMK_FN uint32_t warp_tile() { return own_warp() % K_TILES_PER_STAGE; }
 static_assert(K_BLOCK / STAGE_K <= PipelineState<NUM_STAGES>::MOST_STEPS, "stages of an M tile");
 
 DISTMK_FN const char* tile_of(const PipelineState<NUM_STAGES>& stage, uint32_t tile_rows) {
-  return shared().slots + stage.index * STAGE_BYTES + warp_tile() * K_TILE * tile_rows * sizeof(__nv_bfloat16);
+  return shared().stages + stage.index * STAGE_BYTES + warp_tile() * K_TILE * tile_rows * sizeof(__nv_bfloat16);
 }
 
 DISTMK_FN void consumer_wait(const PipelineState<NUM_STAGES>& stage) {
-  barrier_wait(&shared().ring.full[stage.index], stage.phase);
+  barrier_wait(&shared().pipeline.full[stage.index], stage.phase);
 }
 // The warp with the last tile of a stage that is not full arrives for the missing tiles, too.
 DISTMK_FN void consumer_release(const PipelineState<NUM_STAGES>& stage, uint32_t block_k) {
   const bool last = warp_k_begin() + K_TILE >= block_k;
-  warp_arrive(&shared().ring.empty[stage.index], last ? K_TILES_PER_STAGE - warp_tile() : 1);
+  warp_arrive(&shared().pipeline.empty[stage.index], last ? K_TILES_PER_STAGE - warp_tile() : 1);
 }
 
 // acc[m_tile] += tile. Registers cannot be indexed by a variable. A comparison per M tile takes half as many
