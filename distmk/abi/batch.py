@@ -1,4 +1,4 @@
-"""What an iteration works on, and what the batcher keeps between iterations."""
+"""The batch of an iteration, and the state of the batcher between iterations."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class BatchRun(ctypes.Structure):
 
 
 class Batch(ctypes.Structure):
-    """The row table of an iteration, put to every rank by rank 0's scheduler.
+    """Batch metadata of an iteration, put to every rank by rank 0's scheduler.
 
-    `num_reset_rows`: rows of this iteration or of the one before, whichever has more. Who writes a vector that arrives leaves as
-    many zero where it was before.
+    num_reset_rows: the larger row count of this iteration and the one before. The writer of a Lamport vector resets as many
+    rows in the buffer of its last use.
     """
 
     _fields_ = [
@@ -32,7 +32,7 @@ class Batch(ctypes.Structure):
         ("num_runs", c_uint32),
         ("stop", c_uint32),
         ("num_reset_rows", c_uint32),
-        # The first run beside the counts: of a single row both are asked for, one after the other.
+        # The first run is next to the counts: batch 1 reads both, one after the other.
         ("runs", BatchRun * MAX_ROWS),
         ("rows", BatchRow * MAX_ROWS),
     ]

@@ -1,4 +1,4 @@
-"""What a launch is given, and what it leaves: parameters, faults, records of waits and of tasks."""
+"""Input and output of a launch: parameters, injected faults, records of stuck waits and of tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class WaitRecordABI(ctypes.Structure):
         ("want", c_uint64),
         ("got", c_uint64),
         ("order", c_uint32),
-        ("expired", c_uint32),  # 1: this waiter's own deadline passed; 0: it was told to leave
+        ("expired", c_uint32),  # 1: the deadline of this wait passed; 0: another waiter raised the abort flag
         ("iteration", c_uint64),
     ]
 
@@ -26,7 +26,7 @@ class Fault(ctypes.Structure):
     """Faults to inject: the `drop_nth` trigger of `drop_event` on `drop_rank` from here is dropped (0: none). On the host
     twin puts to other virtual nodes (of `node_size` ranks each) take up to `delay_puts_ns` and overtake each other.
 
-    `seed`: of how late they are; in the emulator, of which warps fall behind and of when copies land.
+    seed: of the delays; in the emulator, of the warps that fall behind and of the times at which copies land.
     """
 
     _fields_ = [
@@ -40,10 +40,10 @@ class Fault(ctypes.Structure):
 
 
 class TraceEntry(ctypes.Structure):
-    """A task that ran: from when its worker turned to it, its waits met, until its triggers were fired.
+    """A task that ran: start once its worker was free and its waits were met, end once its triggers were signaled.
 
-    `finish_ns` is the last part of that: from the end of its body on. Times are of the clock of the machine or GPU,
-    which ranks need not share.
+    finish_ns: the last part of that, from the end of the body. Times are of the machine's or GPU's clock, which differs
+    between ranks.
     """
 
     _fields_ = [
@@ -59,18 +59,18 @@ class TraceEntry(ctypes.Structure):
 class Control(ctypes.Structure):
     """Start of every rank's heap: the abort flag that every wait polls (0: go on; else an `Abort`).
 
-    `left`: the rank gave its heap up in order, so that its going is not what others died of.
+    left: the rank has released its heap in order, so that its exit is no loss of a rank.
     """
 
     _fields_ = [("abort", c_uint64), ("left", c_uint64), ("pad", c_uint64 * 6)]
 
 
 class LaunchParams(ctypes.Structure):
-    """What a launch adds to a program. Pointers are of the process that launches."""
+    """The parameters of a launch of a program. Pointers are those of the launching process."""
 
     _fields_ = [
         ("program", c_uint64),
-        ("heap_bases", c_uint64),  # u64[num_ranks]: where each rank's heap is mapped here
+        ("heap_bases", c_uint64),  # u64[num_ranks]: the address of each rank's heap in this process
         ("local_base", c_uint64),
         ("records", c_uint64),  # WaitRecordABI[num_workers + num_schedulers]
         ("requests", c_uint64),
@@ -81,23 +81,26 @@ class LaunchParams(ctypes.Structure):
         ("num_requests", c_uint32),
         ("num_eos", c_uint32),
         ("token_capacity", c_uint32),
-        ("num_iterations", c_uint32),  # used where the program has no gate
+        ("num_iterations", c_uint32),  # for programs without an iteration event
         ("first_iteration", c_uint64),
-        ("max_iterations", c_uint64),  # after which this launch ends and another goes on; 0: all in one
+        ("max_iterations", c_uint64),  # after which the launch ends and another one continues; 0: no limit
         ("deadline_ns", c_uint64),
         ("scheduler_threads", c_uint32),  # 0: schedulers ride in the workers' idle loops
-        ("spin_polls", c_uint32),  # polls before a waiter gives its core away
+        ("spin_polls", c_uint32),  # polls before a wait yields its core
         ("trace", c_uint64),  # TraceEntry[num_workers + num_schedulers][trace_capacity], rings; 0: off
-        ("trace_counts", c_uint64),  # u64[num_workers + num_schedulers]: tasks run; the last ones left entries
+        ("trace_counts", c_uint64),  # u64[num_workers + num_schedulers]: tasks that ran; the last ones have entries
         ("trace_capacity", c_uint64),
-        # The rest is for a GPU.
-        ("self", c_uint64),  # where the host reads `iterations_done`
-        ("faults_seen", c_uint64),  # u64*: triggers that matched the fault so far
-        ("num_remote_ranks", c_uint32),  # ranks that no pointer reaches
+        # The rest is for GPUs.
+        ("self", c_uint64),  # address of these parameters, where the host reads `iterations_done`
+        ("faults_seen", c_uint64),  # u64*: triggers so far that matched the fault
+        ("num_remote_ranks", c_uint32),  # ranks that are reached by the transport, not by pointers
         ("pad", c_uint32),
-        ("worker_owners", c_uint64),  # u64[blocks]: the last launch in which a block took that number; 0: as they come
+        (
+            "worker_owners",
+            c_uint64,
+        ),  # u64[CTAs]: by worker index, the last launch in which a CTA took it; 0: CTAs take blockIdx
         ("launch_number", c_uint64),  # from 1 on
         ("fault", Fault),
-        # Last, since a GPU may write it while a block has yet to read the rest.
-        ("iterations_done", c_uint64),  # out; those before first_iteration included
+        # Last, as a GPU may write it while a CTA has not read the rest yet.
+        ("iterations_done", c_uint64),  # output; includes the iterations before first_iteration
     ]

@@ -1,4 +1,4 @@
-"""What a program is made of: tasks with their waits and triggers, queues, rings, and the header of it all."""
+"""The parts of a program: tasks with their waits and triggers, queues, just-in-time rings, and the header."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from distmk.abi.values import TASK_ARGS_BYTES
 
 
 class Wait(ctypes.Structure):
-    """Satisfied in iteration i once the event counted `count * (i + 1 - lag)`. `system`: peers signal the event too."""
+    """Satisfied in iteration i once the event counted `count * (i + 1 - lag)`. system: peers signal the event too."""
 
     _fields_ = [("event", c_uint32), ("count", c_uint32), ("lag", c_uint32), ("system", c_uint32)]
 
 
 class Trigger(ctypes.Structure):
-    """Adds `amount` to `event` on `rank` when the task is done. `system`: some of the event's tasks are on another rank."""
+    """Adds `amount` to `event` on `rank` when the task is done. system: some of the event's producers are on another rank."""
 
     _fields_ = [("event", c_uint32), ("rank", c_uint32), ("amount", c_uint32), ("system", c_uint32)]
 
 
 class TaskDesc(ctypes.Structure):
-    """One task. `order` is its place in the program's sequential order, over all ranks.
+    """A task. order: its index in the program's sequential order, over all ranks.
 
-    A spread task has one descriptor, the same bytes, in every worker's list; instance 0 is `first_worker`'s, instance 1
-    the next worker's, and so on round the workers.
+    A spread task has the same descriptor in the list of every worker. Instance 0 belongs to `first_worker`, instance 1 to the
+    next worker, and so on, round robin.
     """
 
     _fields_ = [
@@ -37,7 +37,10 @@ class TaskDesc(ctypes.Structure):
         ("order", c_uint32),
         ("max_instances", c_uint32),
         ("first_worker", c_uint32),
-        ("deep_lookahead", c_uint32),  # 1: may begin while the last two tasks of its queue wait, not only the last
+        (
+            "deep_lookahead",
+            c_uint32,
+        ),  # 1: may begin before the waits of its queue's last two tasks are met
         ("args", c_uint8 * TASK_ARGS_BYTES),
     ]
 
@@ -49,15 +52,15 @@ class Queue(ctypes.Structure):
 
 
 class JitEntry(ctypes.Structure):
-    """A slot of a just-in-time ring: which task, for which iteration, and which of its instances."""
+    """An entry of a just-in-time ring: task index, iteration and instance."""
 
     _fields_ = [("task", c_uint32), ("iteration", c_uint32), ("instance", c_uint32), ("reserved", c_uint32)]
 
 
 class JitRing(ctypes.Structure):
-    """Head of a single-producer, single-consumer ring, and on another cache line what its producer writes.
+    """A single-producer, single-consumer ring: the consumer's counter and, on another cache line, the producer's.
 
-    Nothing more will be pushed for iterations below `closed`.
+    closed: nothing more will be pushed for iterations below it.
     """
 
     _fields_ = [
@@ -70,7 +73,7 @@ class JitRing(ctypes.Structure):
 
 
 class ProgramHeader(ctypes.Structure):
-    """First bytes of a rank's program; `*_offset` count from here, heap offsets say so."""
+    """The beginning of a rank's program. `*_heap_offset` are offsets in the heap, all other offsets count from here."""
 
     _fields_ = [
         ("magic", c_uint64),
@@ -85,7 +88,10 @@ class ProgramHeader(ctypes.Structure):
         ("num_triggers", c_uint32),
         ("num_launches", c_uint32),
         ("jit_capacity", c_uint32),  # entries of a worker's ring, a power of two
-        ("iteration_event", c_uint32),  # every iteration starts with it; NO_EVENT: a fixed number of iterations
+        (
+            "iteration_event",
+            c_uint32,
+        ),  # starts each iteration; NO_EVENT: a fixed number of iterations
         ("reserved", c_uint32),
         ("iteration_batch", c_uint64),  # operand of the Batch whose `stop` ends the launch
         ("tasks_offset", c_uint64),
@@ -95,8 +101,8 @@ class ProgramHeader(ctypes.Structure):
         ("launches_offset", c_uint64),
         ("events_heap_offset", c_uint64),
         ("rings_heap_offset", c_uint64),
-        ("zeroed_heap_bytes", c_uint64),  # the heap's beginning that a launch starts with zeroed
+        ("zeroed_heap_bytes", c_uint64),  # bytes at the beginning of the heap that are zeroed before a launch
         ("heap_bytes", c_uint64),
         ("local_bytes", c_uint64),
-        ("program_bytes", c_uint64),  # of which what follows is read 16 bytes at a time
+        ("program_bytes", c_uint64),  # size of header and tables, which are read in 16-byte words
     ]

@@ -8,35 +8,31 @@ MAGIC = 0x31304B4D54534944  # "DISTMK01"
 SPACE_SHIFT = 56
 MAX_ROWS = 16  # token rows an iteration can carry
 MAX_RANKS = 64
-EVENT_STRIDE_BYTES = 64  # one event a cache line: counters on one line would make waiters slow each other down
+EVENT_STRIDE_BYTES = 64  # one event per cache line, or polls of neighbouring counters would slow each other down
 TASK_ARGS_BYTES = 160
 NO_EVENT = 0xFFFFFFFF
 # How a GPU streams weights (distmk/weights/packing.py, csrc/device/core/pipeline.cuh).
 M_TILE = 16
-K_TILE = 256  # columns of a tile: 8 KB, the least that a bulk copy must have to be fast
+K_TILE = 256  # columns of a weight tile: 8 KB, the smallest bulk copy that reaches full bandwidth
 N_TILE = 8  # tokens of a tensor-core product; a body that polls writes up to so many rows before its waits are met
-M_TILES_PER_BLOCK = 4  # groups of M_TILE rows whose sums are kept at once
-K_TILES_PER_BLOCK = 8  # tiles of a row in a block: one a warp, which loads activations for its own
-COMBINE_SLICE = 32  # elements of a head that are merged at once
-PARTIAL_HEADER_FLOATS = 4  # floats before a partial result's elements of a slice: maximum, sum, none, none
+M_TILES_PER_BLOCK = 4  # M tiles whose accumulators are in registers together
+K_TILES_PER_BLOCK = 8  # K tiles of a block: one per consumer warp, which loads the activations for it
+COMBINE_SLICE = 32  # elements of a head that a warp combines together
+PARTIAL_HEADER_FLOATS = 4  # floats before a partial's elements of a slice: maximum, sum, two unused
 PARTIAL_FLOATS = PARTIAL_HEADER_FLOATS + COMBINE_SLICE
-MAX_FUSED_COMBINE_COLS = 4096  # of a lone row that is merged by who multiplies it
-COMBINE_WIDTH = 8  # that are merged in one go
-FUSED_PARTIAL_HEADER = (
-    8  # bf16 places before a split's result of a lone row: the log of its weight as a float, and none
-)
-POSITIONS_PER_PASS = (
-    128  # positions of an instance of attention that a GPU's warps take before they turn to memory again
-)
-MARKED_TASKS = 64  # of a worker: the last ones, of which its warps write down when they got where
+MAX_FUSED_COMBINE_COLS = 4096  # columns of attention's output that a consumer GEMV can combine for itself
+COMBINE_WIDTH = 8  # splits that are combined together
+FUSED_PARTIAL_HEADER = 8  # bf16 elements before a partial of the fused combine: log-sum-exp as float32, the rest unused
+POSITIONS_PER_PASS = 128  # KV positions of an attention instance that the warps of a CTA hold in registers together
+MARKED_TASKS = 64  # last tasks of a worker for which its warps record marks
 MARKED_WORKERS = 256
-MARK_WORDS = 16  # of 32 bits, by `Mark`
-MARK_STEP_NS = 32  # as fine as an H200's timer; 32 bits of them are two minutes
-MAX_OWN_SCHEDULERS = 12  # warps of the block that runs schedulers, where a GPU has one for them
+MARK_WORDS = 16  # 32-bit words of a task's marks, indexed by `Mark`
+MARK_STEP_NS = 32  # the resolution of an H200's timer; 32 bits of steps are two minutes
+MAX_OWN_SCHEDULERS = 12  # warps of the CTA that runs the schedulers, if they have an SM of their own
 
 
 class Space(enum.IntEnum):
-    """Where an operand lives."""
+    """The address space of an operand."""
 
     NONE = 0
     HEAP = 1  # symmetric: same offset on every rank, reachable by peers
@@ -46,15 +42,15 @@ class Space(enum.IntEnum):
 class LaunchKind(enum.IntEnum):
     """How a task reaches its worker."""
 
-    AHEAD = 0  # in a worker's list, known at compile time
-    SINGLE = 1  # handed out by one scheduler once its events fired
-    MASSIVE = 2  # its instances are shared out by all schedulers of the rank, each to its own workers
+    AHEAD = 0  # in the list of one worker, known at compile time
+    SINGLE = 1  # dispatched by one scheduler once its waits are met
+    MASSIVE = 2  # all schedulers of the rank dispatch its instances, each to its own workers
     SCHEDULER = 3  # run by scheduler 0 itself: prepares the next batch
-    SPREAD = 4  # in every worker's list: each runs its share of the instances, and fires the triggers once
+    SPREAD = 4  # in the list of every worker: each runs its part of the instances and signals once
 
 
 LISTED = (LaunchKind.AHEAD, LaunchKind.SPREAD)
-"""Kinds of tasks in workers' lists; schedulers deal with the others."""
+"""Launch kinds of tasks in workers' lists; schedulers dispatch or run all others."""
 
 
 class Epilogue(enum.IntEnum):
@@ -81,20 +77,20 @@ class Abort(enum.IntEnum):
 
 
 class Mark(enum.IntEnum):
-    """What a consumer warp of a GPU writes down of a task, in a kernel compiled for it (csrc/device/core/marks.cuh), in 32 bits:
-    clocks of its SM but for the first two. Of what happens once a round of rows the last time counts.
+    """Words that a consumer warp records per task, in a kernel compiled with -DDISTMK_MARKS (csrc/device/core/marks.cuh): 32-bit
+    clocks of its SM, except for the first two. An event that occurs once per M block keeps its last time.
     """
 
-    TASK = 0  # its number in the program, from 1
-    TIME = 1  # when its body is entered, by the GPU's timer, in steps of MARK_STEP_NS
+    TASK = 0  # index of the task in the program, plus 1
+    TIME = 1  # entry of the body by the GPU's global timer, in steps of MARK_STEP_NS
     ENTERED = 2
-    PREPARED = 3  # what needs no inputs is done: a tile of weights is held, keys and values are asked for
-    INPUTS = 4  # are there
-    FIRST = 5  # products with weights that are not held begin
-    LAST = 6  # of these, or of keys and values, are done
-    MET = 7  # what the other warps have found is there, for those that put it together
-    STORED = 8  # by those
-    LEFT = 9  # the warp goes on to the next task
+    PREPARED = 3  # work without inputs is done: a weight tile is prefetched, loads of cached keys and values are issued
+    INPUTS = 4  # the inputs are there
+    FIRST = 5  # the mainloop begins
+    LAST = 6  # the mainloop, or the KV loop of attention, is done
+    MET = 7  # the partial sums of all warps are there, for the warps that reduce them
+    STORED = 8  # these warps have stored the result
+    LEFT = 9  # the warp leaves the task
 
 
 ENUMS: tuple[type[enum.IntEnum], ...] = (Space, LaunchKind, Epilogue, FinishReason, Abort, Mark)
