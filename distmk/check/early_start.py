@@ -21,7 +21,7 @@ Polled = frozenset[tuple[int, int, int]]  # location, begin, end of spans that a
 
 
 class EarlyStart:
-    """VectorClocks of the tasks of the second iteration at the moment when their workers may start them."""
+    """Vector clocks of the tasks of the second iteration at the moment when their workers may start them."""
 
     def __init__(self, before: HappensBefore) -> None:
         self.before, self.tables = before, before.tables

@@ -56,7 +56,6 @@ class HappensBefore:
         self.chain: list[int] = self.clocks.chain.tolist()
         self.position: list[int] = self.clocks.position.tolist()  # of a node that is done
         self.early: list[int] = self.clocks.early.tolist()  # of a node that has read, and whose pushes signal
-        self.num_pairs = 0  # of accesses to the same bytes that were compared
         self._acquired: dict[tuple[int, int], VectorClock] = {}
         self._requirements: dict[tuple[tuple[int, ...], int], Requirement] = {}
         self._waiters: dict[tuple[int, int], Ints] = {}

@@ -1,4 +1,4 @@
-"""What the cuda backend decides and does when a rank or a GPU is gone, with stand-ins for both."""
+"""The cuda backend without a GPU: closing, failing and cut launches, and the assignment of GPUs to ranks, with fakes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_an_abandoned_heap_is_never_collected(monkeypatch: pytest.MonkeyPatch) -
 
 
 class CutLaunch(CudaLaunch):
-    """One whose kernels have always just left, after `length` iterations (0: all), of `num_iterations` in all."""
+    """A launch whose kernels end at once, after `length` iterations (0: all) of `num_iterations` in all."""
 
     def __init__(self, length: int, num_iterations: int, aborted_at: int | None = None) -> None:
         self._params: Any = LaunchParams(max_iterations=length)
@@ -128,7 +128,7 @@ class CutLaunch(CudaLaunch):
     ],
 )
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_kernel_goes_on_where_the_last_one_left(
+def test_a_kernel_continues_where_the_last_one_ended(
     length: int, aborted_at: int | None, starts: list[int], reason: Abort, waits: bool
 ) -> None:
     launch = CutLaunch(length, 5, aborted_at)

@@ -30,7 +30,7 @@ echo "nvlink info    : used 168 registers, used 2 barriers, 664 stack, 1328 byte
 
 @dataclass
 class Machine:
-    """A place with a package, tools and a cache of its own."""
+    """A folder with its own package, tools and cache."""
 
     runner: Runner
     folder: Path
@@ -70,7 +70,7 @@ class Machine:
         return self.runner.run([*DISTMK, "build", *arguments], self.env | (env or {}))
 
     def path(self, architecture: str = "sm_90a", env: dict[str, str] | None = None) -> Path:
-        """Where it says that the kernel is."""
+        """The path of the kernel, as `distmk build` prints it."""
         finished = self.build("--arch", architecture, env=env)
         assert finished.status == 0, finished.stderr
         return Path(finished.stdout.split()[1].rstrip(","))
@@ -163,7 +163,7 @@ CHANGES = (change_source, rename_source, change_flags, change_library, change_he
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_what_it_is_made_of_counts(change: object, machine: Machine) -> None:
+def test_every_ingredient_is_in_the_key(change: object, machine: Machine) -> None:
     before = machine.path()
     assert callable(change)
     change(machine)
@@ -171,14 +171,14 @@ def test_what_it_is_made_of_counts(change: object, machine: Machine) -> None:
     assert machine.path() != before and machine.num_calls() == 2, "cached this time"
 
 
-def test_sources_of_the_host_twin_do_not_count(machine: Machine) -> None:
+def test_sources_of_the_host_twin_are_not_in_the_key(machine: Machine) -> None:
     before = machine.path()
     (machine.folder / "package" / "csrc" / "host" / "simd.h").write_text("#error")
     assert machine.path() == before and machine.num_calls() == 1
 
 
 def test_kernels_are_used_where_nothing_can_be_compiled(machine: Machine) -> None:
-    """One of the cache, or of a folder that `--output` filled, unless it is of other sources."""
+    """From the cache, or from a folder of `--output`, unless they are of other sources."""
     output = machine.runner.folder / "output"
     finished = machine.build("--arch", "sm_90a", "--output", str(output))
     assert finished.stdout.split()[1].startswith(str(output))

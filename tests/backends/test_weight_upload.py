@@ -1,4 +1,4 @@
-"""Weights put in memory: the same from host and from device tensors (here torch's on the CPU), whatever the sharding."""
+"""Weight upload: the same bytes through numpy and through device tensors (here torch's on the CPU), for any sharding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 class Memory:
-    """A backend's memory alone; says that it likes tensors, or not."""
+    """The memory of a backend that asks for arrays or for tensors."""
 
     name = "memory"
 
@@ -48,7 +48,7 @@ def tiled_program(checkpoint: Checkpoint, num_ranks: int) -> Program:
 
 
 def fill(checkpoint: Checkpoint, program: Program, rank: int, device: str, monkeypatch: Any) -> dict[str, Any]:
-    """Every weight's bytes; pieces are small, so that matrices take several."""
+    """The bytes of every weight; pieces are so small that matrices take several."""
     monkeypatch.setattr(HostRows, "piece_bytes", 5000)
     monkeypatch.setattr(DeviceRows, "piece_bytes", 9000)
     monkeypatch.setattr(heap, "open_rows", lambda c, d: HostRows(c) if d == "cpu" else DeviceRows(c, "cpu"))
@@ -59,7 +59,7 @@ def fill(checkpoint: Checkpoint, program: Program, rank: int, device: str, monke
 
 @pytest.fixture(params=["bf16 file", "f32 file", "dummy"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpoint:
-    """Columns that are no multiple of 64, rows of slabs that are none of 16."""
+    """A model whose columns are no multiple of 64, and the rows of its slabs none of 16."""
     model = make("llama", seed=3, hidden_size=80, intermediate_size=88, num_attention_heads=5, num_key_value_heads=5)
     if request.param == "bf16 file":
         model = model.to(torch.bfloat16)
@@ -67,7 +67,9 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpoint:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
-def test_host_and_device_fill_alike(checkpoint: Checkpoint, num_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_and_device_upload_the_same(
+    checkpoint: Checkpoint, num_ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = tiled_program(checkpoint, num_ranks)
     for rank in range(num_ranks):
         host, device = (fill(checkpoint, program, rank, kind, monkeypatch) for kind in ("cpu", "cuda"))
@@ -78,7 +80,7 @@ def test_host_and_device_fill_alike(checkpoint: Checkpoint, num_ranks: int, monk
 
 
 def unpacked(weight: Weight, checkpoint: Checkpoint) -> npt.NDArray[np.uint16]:
-    """A matrix from the checkpoint, row by row as its segments say, times its scale."""
+    """A matrix from the checkpoint: the rows of its segments, times its scale."""
     cols = slice(weight.col_begin, weight.col_begin + weight.cols)
     rows = np.concatenate([checkpoint.read(s.tensor)[s.row_begin : s.row_end, cols] for s in weight.segments])
     if not weight.col_scale:
@@ -88,7 +90,7 @@ def unpacked(weight: Weight, checkpoint: Checkpoint) -> npt.NDArray[np.uint16]:
     return values.bfloat16().view(torch.int16).numpy().view(np.uint16)
 
 
-def test_every_row_arrives(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_row_is_uploaded(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packing aside, each slab holds the checkpoint's elements and zeros beyond its columns."""
     program = tiled_program(checkpoint, 2)
     for rank in range(2):
@@ -104,7 +106,7 @@ def test_every_row_arrives(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPat
                 assert same if weight.tiling else np.array_equal(got, want), f"{weight.name} rows {begin} to {end}"
 
 
-def test_dummy_weights_are_made_alike() -> None:
+def test_dummy_weights_are_the_same_on_host_and_device() -> None:
     """numpy and torch agree in every bit, for any rows and columns."""
     checkpoint: Any = open_checkpoint("smollm2-135m", "dummy", 9)
     seed = random.randrange(1 << 30)

@@ -1,4 +1,4 @@
-"""`check` accepts what is right and refuses what is wrong: against a slow oracle, on damaged and on random programs."""
+"""`check` against a slow oracle, on programs of models and graphs, damaged and random ones."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_oracle_accepts_models(num_ranks: int) -> None:
 
 
 def test_mutations() -> None:
-    """Every damage that changes the meaning is refused, every harmless one accepted: the oracle says which is which."""
+    """Damage is refused if it changes the meaning, and accepted if it is harmless; the oracle decides which."""
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     source = random.Random(seed)
@@ -78,7 +78,7 @@ def test_mutations() -> None:
 
 
 def test_random_graphs() -> None:
-    """What events derives for random graphs is correct, by check and by the oracle."""
+    """The events derived for random graphs are correct, by `check` and by the oracle."""
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     source = random.Random(seed)
@@ -98,8 +98,8 @@ def test_random_graphs() -> None:
     assert num_proved > NUM_RANDOM_GRAPHS // 2
 
 
-def test_random_bytes_are_refused_politely() -> None:
-    """Whatever is in the arrays, check answers quickly with a CheckError (or accepts a change that means nothing)."""
+def test_random_bytes_are_refused() -> None:
+    """With any bytes in the arrays, `check` raises a CheckError, or accepts a change without meaning."""
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     source = random.Random(seed)
@@ -114,7 +114,7 @@ def test_random_bytes_are_refused_politely() -> None:
         assert "cannot be read:" not in text.partition("\n")[0], f"seed {seed}: {text}"
 
 
-def test_absurd_values_cost_nothing() -> None:
+def test_absurd_values_are_refused_at_once() -> None:
     program = compile_graph(graphs.all_reduce(2, 1))
     decode_args(find(program, "sum0")).num_blocks = 2**32 - 1
     assert "arguments cannot be read (num_blocks is 4294967295)" in refusal(program)
@@ -125,7 +125,7 @@ def test_absurd_values_cost_nothing() -> None:
 
 @pytest.mark.parametrize("more", [1, -1])
 @pytest.mark.parametrize("op", ["layer1.attention", "layer1.o"])
-def test_another_row_is_taken_for_a_lone_one(op: str, more: int) -> None:
+def test_a_wrong_length_of_the_fused_combine_is_refused(op: str, more: int) -> None:
     config = dataclasses.replace(SMALLEST, num_layers=2, num_heads=1, num_kv_heads=1, head_dim=64)
     options = DecodeOptions(1, 16, max_seqs=1, max_model_len=64, min_split=2, attention_launch="spread")
     program = compile_graph(lower(build_model(config), options))

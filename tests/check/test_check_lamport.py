@@ -1,4 +1,4 @@
-"""What is looked at before a task's waits are met is zero or right by then, or the program is refused."""
+"""What a task polls before its waits are met is zero or right, or the program is refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUM_RANDOM = 250
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_accepts_what_arrives(num_ranks: int) -> None:
+def test_accepts_lamport_buffers(num_ranks: int) -> None:
     for num_workers in (1, 2, 3):
         accepted(compile_graph(all_reduce(num_ranks, num_workers)))
     program = compile_graph(model_graph(num_ranks, 2))
@@ -34,7 +34,7 @@ def test_accepts_what_arrives(num_ranks: int) -> None:
     accepted(program)
 
 
-def test_what_no_launch_zeroes_must_be_written_before() -> None:
+def test_polled_memory_that_no_launch_zeroes_is_written_before() -> None:
     slots = Slots(lamport=False)
     slots.put("put", 0)
     slots.take("sum", 1, slots.b)
@@ -47,7 +47,7 @@ def test_what_no_launch_zeroes_must_be_written_before() -> None:
     accepted(slots.compile())
 
 
-def test_the_cleared_part_of_the_heap_holds_all_of_the_buffer() -> None:
+def test_a_lamport_buffer_lies_in_the_zeroed_part_of_the_heap() -> None:
     program = compile_graph(all_reduce(2, 1))
     slots = next(piece for piece in program.placement.pieces if piece.name == "slots")
     for short in (0, 4):
@@ -61,7 +61,7 @@ def test_the_cleared_part_of_the_heap_holds_all_of_the_buffer() -> None:
             accepted(program)
 
 
-def test_nothing_is_filled_twice() -> None:
+def test_nothing_is_published_twice() -> None:
     slots = Slots()
     slots.put("one", 0)
     slots.put("other", 0)
@@ -73,7 +73,7 @@ def test_nothing_is_filled_twice() -> None:
     assert "which no task has reset since one (rank 0, worker 0) in the next iteration published it" in text
 
 
-def test_what_is_filled_is_cleared_before_the_next_iteration() -> None:
+def test_what_is_published_is_reset_before_the_next_iteration() -> None:
     slots = Slots()
     slots.put("put", 0)
     slots.take("sum", 0, slots.b, end=COLS // 2)
@@ -82,7 +82,7 @@ def test_what_is_filled_is_cleared_before_the_next_iteration() -> None:
     assert "no task has reset since put (rank 0, worker 0) in an iteration published it" in text
 
 
-def test_some_rows_cleared_are_not_all() -> None:
+def test_a_reset_covers_all_rows() -> None:
     for rows in (1, 2):
         graph = Graph(1, 1)
         slots, b = graph.buffer("slots", COLS, rows=rows, lamport=True), graph.buffer("b", COLS)
@@ -94,7 +94,7 @@ def test_some_rows_cleared_are_not_all() -> None:
             assert "sum (rank 0, worker 0) in the next iteration publishes slots[bytes 0:64]" in refused(program)
 
 
-def test_nobody_both_fills_and_clears() -> None:
+def test_no_task_both_publishes_and_resets() -> None:
     slots = Slots(1)
     slots.take("sum", 0, slots.b)
     program = slots.compile()
@@ -105,20 +105,20 @@ def test_nobody_both_fills_and_clears() -> None:
     assert "arrival: sum (rank 0, worker 0) both publishes and resets bytes of slots[bytes 0:64] on rank 0" in text
 
 
-def test_clears_are_over_when_somebody_starts_looking() -> None:
-    """The second sum could take what the first one has been sent, unless its worker has heard of the first."""
-    for heard in (False, True):
+def test_resets_happen_before_polls() -> None:
+    """The second sum could read what the first one was sent, unless its worker waits for the first."""
+    for waited in (False, True):
         slots = Slots()
         slots.put("put0", 0)
         slots.take("sum0", 0, slots.b)
-        if heard:
-            slots.copy("hear", 1, slots.b, slots.a)
+        if waited:
+            slots.copy("wait", 1, slots.b, slots.a)
         slots.put("put1", 0)
         slots.take("sum1", 1, slots.c)
-        if not heard:
-            slots.copy("hear", 1, slots.b, slots.a)
+        if not waited:
+            slots.copy("wait", 1, slots.b, slots.a)
         program = slots.compile()
-        if heard:
+        if waited:
             accepted(program)
             continue
         text = refused(program)
@@ -126,28 +126,28 @@ def test_clears_are_over_when_somebody_starts_looking() -> None:
         assert "before sum0 (rank 0, worker 0) in the next iteration has reset it" in text
 
 
-@pytest.mark.parametrize("heard", [COLS, COLS // 2])
-def test_clears_by_many_are_over_when_somebody_starts_looking(heard: int) -> None:
+@pytest.mark.parametrize("waited", [COLS, COLS // 2])
+def test_resets_by_several_tasks_happen_before_polls(waited: int) -> None:
     slots, half = Slots(3), COLS // 2
     for worker in (0, 1):
         block, dst = (buffer.at(0, worker * half, (worker + 1) * half) for buffer in (slots.slots, slots.b))
         slots.graph.add(Put(0, f"put{worker}", worker, src=slots.a.at(0, 0, half), dst=block))
         slots.graph.add(taking(0, f"sum{worker}", worker, block, dst=dst))
-    slots.graph.add(Affine(0, "hear", 2, src=slots.b.at(0, 0, heard), dst=slots.a.at(0, 0, heard)))
+    slots.graph.add(Affine(0, "wait", 2, src=slots.b.at(0, 0, waited), dst=slots.a.at(0, 0, waited)))
     slots.put("put", 0)
     slots.take("all", 2, slots.c)
     slots.copy("end", 1, slots.c, slots.a)
     program = slots.compile()
-    if heard == COLS:
+    if waited == COLS:
         accepted(program)
         return
     text = refused(program)
     assert "all (rank 0, worker 2) in the next iteration may poll slots[bytes 0:64] on rank 0 before sum1" in text
 
 
-@pytest.mark.parametrize("heard", [True, False])
-def test_an_iteration_begins_with_its_gate(heard: bool) -> None:
-    """The first task of a worker takes what another worker took last: who starts the iteration may have heard of that."""
+@pytest.mark.parametrize("waited", [True, False])
+def test_the_iteration_barrier_orders_polls_after_resets(waited: bool) -> None:
+    """The first task of a worker polls what another worker reset last: the scheduler step may have waited for that reset."""
     graph = Graph(1, 2)
     batch = graph.buffer("batch", ctypes.sizeof(Batch), dtype="u8")
     state = graph.buffer("state", ctypes.sizeof(BatcherState) + 4, dtype="u8", space=Space.LOCAL)
@@ -170,10 +170,10 @@ def test_an_iteration_begins_with_its_gate(heard: bool) -> None:
     graph.add(Put(0, "put0", 0, src=a.at(0), dst=slots.at(0)))
     graph.add(taking(0, "first", 1, slots.at(0), dst=b.at(0)))
     graph.add(Put(0, "put1", 0, src=a.at(0), dst=slots.at(0)))
-    graph.add(taking(0, "last", 0, slots.at(0), dst=candidates.at(0) if heard else c.at(0)))
+    graph.add(taking(0, "last", 0, slots.at(0), dst=candidates.at(0) if waited else c.at(0)))
     program = compile_graph(graph)
     assert program.ranks[0].header.iteration_event != NO_EVENT
-    if heard:
+    if waited:
         accepted(program)
         return
     text = refused(program)
@@ -181,7 +181,7 @@ def test_an_iteration_begins_with_its_gate(heard: bool) -> None:
     assert "before last (rank 0, worker 0) in an iteration has reset it" in text
 
 
-def test_only_workers_look_early() -> None:
+def test_only_tasks_in_queues_poll() -> None:
     slots = Slots()
     slots.put("put", 0)
     task = taking(0, "sum", None, slots.slots.at(0), dst=slots.b.at(0))
@@ -191,8 +191,8 @@ def test_only_workers_look_early() -> None:
     assert "but is in no worker's queue" in text
 
 
-def random_arrivals(random_: random.Random) -> Graph:
-    """Puts, sums that take and sums that wait, on random pieces of arriving and other buffers."""
+def random_lamport_graph(random_: random.Random) -> Graph:
+    """Puts, sums that poll and sums that wait, on random parts of Lamport and other buffers."""
     num_ranks, num_workers = random_.randint(1, 3), random_.randint(1, 3)
     graph = Graph(num_ranks, num_workers)
     x, y = graph.buffer("x", COLS), graph.buffer("y", COLS)
@@ -205,14 +205,14 @@ def random_arrivals(random_: random.Random) -> Graph:
         by = random_.randrange(num_ranks)
         graph.add(Put(by, f"put{index}", random_.randrange(num_workers), src=src.at(by, 0, cols), dst=there))
         if random_.random() < 0.9:
-            take = random_.random() < 0.8
-            graph.add(Sum(rank, f"sum{index}", worker, blocks=(there,), dst=dst.at(rank, 0, cols), polls=take))
+            polls = random_.random() < 0.8
+            graph.add(Sum(rank, f"sum{index}", worker, blocks=(there,), dst=dst.at(rank, 0, cols), polls=polls))
         if random_.random() < 0.3:
             graph.add(Affine(rank, f"copy{index}", random_.randrange(num_workers), src=dst.at(rank), dst=src.at(rank)))
     return graph
 
 
-def test_random_arrivals() -> None:
+def test_random_graphs_of_lamport_buffers() -> None:
     """The oracle agrees on every random program, half of them damaged."""
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
@@ -220,7 +220,7 @@ def test_random_arrivals() -> None:
     while seen["drawn"] < NUM_RANDOM:
         draw = source.randrange(2**32)
         random_ = random.Random(draw)
-        make = random_.choice([random_arrivals, lambda r: all_reduce(r.randint(1, 3), r.randint(1, 3))])
+        make = random_.choice([random_lamport_graph, lambda r: all_reduce(r.randint(1, 3), r.randint(1, 3))])
         try:
             program = compile_graph(make(random_))
         except UsageError as error:

@@ -1,4 +1,4 @@
-"""What `check` says is wrong names the tasks, events, buffers and ranks."""
+"""The messages of `check` name tasks, events, buffers and ranks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_cycle_names_tasks() -> None:
 
 
 def test_launch_order_can_deadlock() -> None:
-    """A scheduler that must hand out the second task first is stuck."""
+    """A scheduler that must dispatch the second task first is stuck."""
     graph = Graph(1, 1)
     a = graph.buffer("a", 4)
     b = graph.buffer("b", 4)
@@ -74,7 +74,7 @@ def test_launch_order_can_deadlock() -> None:
 
 
 def test_counting_names_both() -> None:
-    """Two producers of one counter, one of which nothing holds back."""
+    """Two producers of one counter, one of which has no waits."""
     graph = Graph(1, 3)
     sources = [graph.buffer(f"s{i}", 4) for i in range(2)]
     both, out = graph.buffer("both", 8), graph.buffer("out", 8)
@@ -123,7 +123,7 @@ def test_overlap_names_both() -> None:
 
 @pytest.mark.parametrize(("change", "text"), [(-256, "the rings end at"), (1 << 20, "bytes of a heap of")])
 def test_what_a_launch_zeroes(change: int, text: str) -> None:
-    """All that must be, and no more than there is."""
+    """A launch zeroes all that the protocol needs, and no more than the heap."""
     program = compile_graph(graphs.ring(2, 1))
     reset = program.placement.zeroed_heap_bytes + change
     program.placement = dataclasses.replace(program.placement, zeroed_heap_bytes=reset)
@@ -157,7 +157,7 @@ def test_queues_and_launches_hold_each_task_once() -> None:
     assert "task: first (rank 0, worker 0) is of unknown type 999" in refusal(program)
 
 
-def test_gate_is_opened_by_the_scheduler_task() -> None:
+def test_the_scheduler_step_signals_the_iteration_barrier() -> None:
     program = compile_graph(model_graph(2, 2))
     program.ranks[1].header.iteration_event = NO_EVENT
     assert "iteration barrier: rank 1 has no iteration barrier" in refusal(program)
@@ -170,7 +170,7 @@ def test_gate_is_opened_by_the_scheduler_task() -> None:
     assert "iteration barrier: event" in refusal(program)
 
 
-def test_schedulers_run_nothing_but_prepare() -> None:
+def test_schedulers_run_nothing_but_the_scheduler_step() -> None:
     program = compile_graph(graphs.handed_out(1, 1))
     find(program, "single").launch = LaunchKind.SCHEDULER
     assert "task: single (rank 0, dispatched) is run by a scheduler: only one task of rank 0" in refusal(program)

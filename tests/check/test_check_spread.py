@@ -1,4 +1,4 @@
-"""Spread tasks, of which every worker has a copy, in programs that are checked."""
+"""`check` on spread tasks, of which every worker's queue has a copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distmk.program.program import compile_graph
 from distmk.tasks import Affine, Put
 
 
-def test_every_worker_has_a_share() -> None:
+def test_every_worker_has_a_copy() -> None:
     """A missing copy, one too many, and one that is not like the others."""
     seen = set()
     for _ in range(40):
@@ -47,8 +47,8 @@ def test_every_worker_has_a_share() -> None:
     assert "again (rank 0, every worker) has 4 instances for 3 workers, and its body runs one" in refusal(program)
 
 
-def test_every_share_counts() -> None:
-    """What waits for a spread task waits for all workers."""
+def test_every_copy_counts() -> None:
+    """A wait for a spread task is for all workers."""
     program = compile_graph(graphs.spread(1, 3))
     part = program.ranks[0]
     desc = find(program, "between")
@@ -59,8 +59,8 @@ def test_every_share_counts() -> None:
     assert "which is triggered 3 times an iteration" in refusal(program)
 
 
-def test_a_share_in_front_of_what_it_waits_for() -> None:
-    """Worker 1 would wait for a task that it comes to only later."""
+def test_a_copy_in_front_of_its_producer() -> None:
+    """Worker 1 would wait for a task that is behind the copy in its own queue."""
     program = compile_graph(graphs.spread(1, 2))
     part = program.ranks[0]
     lists = queue_lists(part)
@@ -74,7 +74,7 @@ def test_a_share_in_front_of_what_it_waits_for() -> None:
 
 
 def test_spread_tasks_stay_on_their_rank() -> None:
-    """No push may fire a trigger for a whole share, and no weights be streamed for it."""
+    """A spread task pushes to no other rank and streams no weights."""
     graph = graphs.ring(2, 2)
     x, y = graph.buffers
     with pytest.raises(UsageError, match="a spread task writes its own rank only"):

@@ -1,4 +1,4 @@
-"""`distmk doctor`: on this machine as if it had no GPU, and on machines that fakes of the driver and of torch make up."""
+"""`distmk doctor` on this machine without its GPUs, and on machines of fake drivers and a fake torch."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class PeerAttribute(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Machine:
-    """GPUs as the fakes show them."""
+    """The GPUs that the fakes report."""
 
     num_gpus: int = 4
     capability: tuple[int, int] = (9, 0)
@@ -133,7 +133,7 @@ class Machine:
 
 @pytest.fixture
 def become(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], dict[str, Finding]]:
-    """What doctor finds on such a machine, which has all packages and a kernel for Hopper, but no nvcc."""
+    """The findings on a machine with all packages and a kernel for Hopper, but no nvcc."""
     monkeypatch.setenv("DISTMK_CACHE", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     for name in ("CUDA_HOME", "NVSHMEM_HOME", "DISTMK_CUBIN_DIR", "NVSHMEM_SYMMETRIC_SIZE", *tools.MULTICAST_OFF):
@@ -206,7 +206,7 @@ def test_shared_gpus(
     assert found.state == "ok" and found.text.startswith(f"4, up to 3 ranks each, {how}")
 
 
-def test_matrix_shows_who_is_out_of_reach(become: Callable[[Machine], dict[str, Finding]]) -> None:
+def test_matrix_shows_gpus_without_a_link(become: Callable[[Machine], dict[str, Finding]]) -> None:
     machine = Machine(num_gpus=3, atomics=lambda a, b: {a, b} != {1, 2}, can_access=lambda a, b: (a, b) != (2, 0))
     rows = [line.split() for line in become(machine)["peers"].details[1:]]
     assert rows == [["0", ".", "NV", "NV"], ["1", "NV", ".", "P"], ["2", "-", "P", "."]]
@@ -261,7 +261,7 @@ def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_gpu_that_cannot_be_used(
     become: Callable[[Machine], dict[str, Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process may hold it alone."""
+    """A GPU that another process has for itself."""
 
     def fail(index: int) -> Any:
         raise RuntimeError("all CUDA-capable devices are busy or unavailable")

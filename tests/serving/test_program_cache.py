@@ -1,4 +1,4 @@
-"""Programs kept for the next start: the same as compiled, never a damaged one, and made once."""
+"""The cache of programs: they are read back as compiled, damage is found, and each is compiled once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
-    """Every program that `program_cache` compiles from now on."""
+    """A list of the programs that `program_cache` compiles from now on."""
     made: list[Program] = []
 
     def count(graph: Any) -> Program:
@@ -53,7 +53,7 @@ def files(cache: Path) -> list[Path]:
 
 
 def plain(weights: Any, rank: int) -> list[Any]:
-    """A rank's weights and where they are, as values."""
+    """A rank's weights and their allocations, as values."""
     return [(dataclasses.asdict(w), placed) for w, placed in weights.items() if w.rank == rank]
 
 
@@ -82,7 +82,7 @@ def test_read_back_as_compiled(cache: Path, compiled: list[Program]) -> None:
 
 
 def test_any_change_is_another_program() -> None:
-    """Of every field of the config and of the options."""
+    """A change of any field of the config or of the options."""
     other: dict[str, Any] = {"family": "llama", "rope_scaling": RopeScaling(8.0, 1.0, 4.0, 64), "bos_token_id": None}
     other |= {"eos_token_ids": (3,), "rope_freq_factors": (1.0,) * 8, "num_schedulers": 2, "attention_launch": "spread"}
 
@@ -112,7 +112,7 @@ def test_code_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wrong_bytes_are_noticed(cache: Path) -> None:
-    """Any byte may be wrong: what is read is what was saved, or nothing."""
+    """Whatever byte is wrong: the program is read as saved, or refused."""
     want = program_cache.proved_program(CONFIG, OPTIONS, 1)
     (path,) = files(cache)
     good = path.read_bytes()
@@ -134,7 +134,7 @@ def test_wrong_bytes_are_noticed(cache: Path) -> None:
 
 
 def test_another_program_under_its_name(cache: Path) -> None:
-    """Whole, but with a rank of another program: not the bytes that the ranks' agreement is about."""
+    """A valid file with a rank of another program, whose bytes have another digest."""
     program = compile_graph(lower(build_model(CONFIG), OPTIONS))
     path = cache / "file"
     want = program.fingerprint()
@@ -160,7 +160,7 @@ def test_damaged_file_is_made_anew(cache: Path, compiled: list[Program]) -> None
     assert path.stat().st_size == len(good)
 
 
-def test_only_what_is_proved_is_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_proved_programs_are_saved(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(program: Program) -> None:
         raise CheckError("planted")
 
@@ -205,7 +205,7 @@ def test_least_used_go_first(cache: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def start(rank: int, folder: str) -> None:
-    """One rank's start in a process of its own; each compilation leaves a line."""
+    """Start a rank in a process of its own; every compilation adds a line."""
 
     def count(graph: Any) -> Program:
         with open(f"{folder}/compiled", "a") as log:
@@ -235,7 +235,7 @@ def test_ranks_that_start_together_compile_once(cache: Path) -> None:
 def test_same_tokens(
     num_ranks: int, tiny_model: Path, tmp_path: Path, compiled: list[Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compiled and kept, read back, and compiled without a cache."""
+    """Compiled and saved, read back, and compiled without a cache."""
     shutil.copy(build(), tmp_path)  # the host runtime need not be made again
     monkeypatch.setenv("DISTMK_CACHE", str(tmp_path))
 
@@ -256,7 +256,7 @@ def test_same_tokens(
 
 
 def test_arrays_share_the_bytes_read(cache: Path) -> None:
-    """No copy a task: the arrays lie in what was read, one behind the other."""
+    """Sections are not copied: the arrays are consecutive parts of the bytes that were read."""
     part = program_cache.proved_program(CONFIG, OPTIONS, 0).ranks[0]
     base = ctypes.addressof(part.header)
     for name in ("tasks", "waits", "triggers", "queues", "launches"):

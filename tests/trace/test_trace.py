@@ -1,4 +1,4 @@
-"""Traces from records that a simulation makes, whose hops, clocks and idle times are known."""
+"""Traces of simulated records, whose hops, clock offsets and idle times are known."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Simulation:
         self.random = random.Random(self.seed)
 
     def waits(self, rank: int, index: int, iteration: int) -> list[tuple[Task, int]]:
-        """The tasks, and their iterations, that a task comes after by events."""
+        """The tasks, with their iterations, that a task waits for."""
         part = self.program.ranks[rank]
         desc, gate = part.tasks[index], part.header.iteration_event
         held = [(w.event, w.lag) for w in part.waits[desc.wait_begin : desc.wait_begin + desc.num_waits]]
@@ -71,7 +71,7 @@ class Simulation:
         ]
 
     def run(self) -> list[list[np.ndarray]]:
-        """What each runner of each rank kept."""
+        """The records of each runner of each rank."""
         parts = self.program.ranks
         num_workers, num_schedulers = parts[0].header.num_workers, parts[0].header.num_schedulers
         kept = [[[] for _ in range(num_workers + num_schedulers)] for _ in parts]
@@ -124,7 +124,7 @@ def decode(num_ranks: int, num_workers: int, attention: Literal["massive", "spre
 
 
 def random_program(seed: int) -> Program:
-    """Some random graphs overwrite what they cannot hear of, and are refused."""
+    """A random graph that can be ordered: some overwrite memory on ranks that they get no event from, and are refused."""
     random_ = random.Random(seed)
     while True:
         with contextlib.suppress(UsageError):
@@ -133,8 +133,8 @@ def random_program(seed: int) -> Program:
 
 @pytest.mark.parametrize("shape", [graphs.push_reduce, decode])
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
-def test_clocks_of_ranks_alike(shape: Callable[[int, int], Graph], num_ranks: int) -> None:
-    """Where ranks do the same and signals take equally long both ways, the offset comes out exactly."""
+def test_clock_offsets_of_symmetric_ranks(shape: Callable[[int, int], Graph], num_ranks: int) -> None:
+    """If all ranks do the same and signals take equally long in both directions, the offset is exact."""
     simulation = Simulation(compile_graph(shape(num_ranks, 2)), ahead_ns=AHEAD_NS)
     found = simulation.trace()
     ahead = [offset - found.offsets_ns[0] for offset in found.offsets_ns]
@@ -144,8 +144,8 @@ def test_clocks_of_ranks_alike(shape: Callable[[int, int], Graph], num_ranks: in
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_clocks_are_within_their_bounds(seed: int) -> None:
-    """Whatever the graph and however long its tasks take."""
+def test_clock_offsets_are_within_their_bounds(seed: int) -> None:
+    """For any graph and any durations of its tasks."""
     shapes = [graphs.ring, graphs.all_reduce, graphs.pipeline, graphs.handed_out]
     program = compile_graph(shapes[seed](4, 2)) if seed < len(shapes) else random_program(seed)
     simulation = Simulation(program, body_ns=(10, 9000), ahead_ns=AHEAD_NS, seed=seed, num_iterations=5)
@@ -158,7 +158,7 @@ def test_clocks_are_within_their_bounds(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_was_waited_for(seed: int) -> None:
+def test_last_producer_of_every_task(seed: int) -> None:
     """The end of the last producer, by brute force over the simulation's own loops."""
     shapes = [*graphs.SHAPES.values(), decode, functools.partial(decode, attention="spread")]
     program = compile_graph(shapes[seed](2, 2)) if seed < len(shapes) else random_program(seed)
@@ -188,7 +188,7 @@ def test_what_was_waited_for(seed: int) -> None:
 @pytest.mark.parametrize("attention", ["massive", "spread"])
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_tables_against_numpy(num_ranks: int, attention: Literal["massive", "spread"]) -> None:
-    """Totals, hops and idle shares recomputed from rows with other means."""
+    """Totals, hops and idle shares, recomputed from the rows."""
     simulation = Simulation(compile_graph(decode(num_ranks, 2, attention)), body_ns=(500, 4000), num_iterations=6)
     found = simulation.trace()
     rows = found.on_workers()
@@ -216,7 +216,7 @@ def test_tables_against_numpy(num_ranks: int, attention: Literal["massive", "spr
     assert iterations(found).total_us == pytest.approx((prepared.max() - prepared.min()) / 1000)
 
 
-def test_time_in_which_two_tasks_of_a_worker_overlap_counts_once() -> None:
+def test_overlapping_tasks_of_a_worker_count_once() -> None:
     """Against the nanoseconds in which any of a worker's tasks ran, counted one by one."""
     found = Simulation(compile_graph(decode(2, 2)), body_ns=(1000, 4000)).trace()
     rows = found.rows.copy()
@@ -231,7 +231,7 @@ def test_time_in_which_two_tasks_of_a_worker_overlap_counts_once() -> None:
         assert share == pytest.approx(1 - busy.mean()), rank
 
 
-def test_way_through_a_layer() -> None:
+def test_critical_path_through_a_layer() -> None:
     """With tasks of one length: every operator takes a hop, a body and a finish."""
     found = Simulation(compile_graph(decode(1, 1)), num_iterations=4).trace()
     steps = {step.op: step for step in critical_path(found)}
@@ -257,8 +257,8 @@ def test_way_through_a_layer() -> None:
     assert total == pytest.approx(iterations(found).mean_us, rel=1e-6)
 
 
-def test_what_another_rank_does_alone_is_on_the_way() -> None:
-    """Rank 1 has no `prepare`: its embedding counts from rank 0's, not from its own last task."""
+def test_operators_of_another_rank_are_on_the_critical_path() -> None:
+    """Rank 1 has no scheduler step: its embedding counts from rank 0's, not from its own last task."""
     simulation = Simulation(compile_graph(decode(2, 1)), num_iterations=4)
     steps = {step.op: step for step in critical_path(simulation.trace())}
     hops_us = [simulation.hop_ns / 1000, simulation.cross_ns / 1000]
@@ -277,8 +277,8 @@ def test_a_saved_trace_says_the_same(name: str, tmp_path: Path) -> None:
             np.testing.assert_array_equal(again.rows[column], found.rows[column], column)
 
 
-def test_iterations_that_are_not_all_there() -> None:
-    """The oldest iteration of a runner that dropped something goes; the rest is counted."""
+def test_incomplete_iterations_are_dropped() -> None:
+    """A trace has no iteration of which a runner dropped records."""
     program = compile_graph(graphs.all_reduce(1, 2))
     (runners,) = Simulation(program, num_iterations=6).run()
     total = sum(map(len, runners))

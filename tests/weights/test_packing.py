@@ -1,4 +1,4 @@
-"""Packing of weights in tiles, in numpy and in torch, against the layout's description done chunk by chunk."""
+"""Packing of weights in tiles, in numpy and in torch, against a loop over chunks that follows the layout's description."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ U16 = npt.NDArray[np.uint16]
 def packed_slowly(slab: U16, paired: bool) -> list[U16]:
     """Chunks of one slab in the order in which a worker streams them."""
     half = len(slab) // 2
-    lines = list(range(len(slab)))
+    rows = list(range(len(slab)))
     if paired:  # up to 8 gate rows, then the up rows that belong to them
-        lines = [
+        rows = [
             row for at in range(0, half, 8) for part in (0, half) for row in range(at + part, min(at + 8, half) + part)
         ]
     chunks = []
-    groups = [lines[at : at + 16] for at in range(0, len(lines), 16)]
-    for first in range(0, len(groups), 4):  # rounds of four groups, blocks of eight tiles
+    tile_rows = [rows[at : at + 16] for at in range(0, len(rows), 16)]
+    for first in range(0, len(tile_rows), 4):  # M blocks of four tile rows, K blocks of eight tile columns
         for block in range(0, slab.shape[1], 2048):
-            for group in groups[first : first + 4]:
+            for tile_row in tile_rows[first : first + 4]:
                 for col in range(block, min(block + 2048, slab.shape[1]), 256):
                     num_chunks = min(256, slab.shape[1] - col) // CHUNK
-                    for number, row in enumerate(group):
-                        for place in range(num_chunks):
-                            chunk = place ^ number % 8  # a pair of each of four chunks, side by side
+                    for number, row in enumerate(tile_row):
+                        for position in range(num_chunks):
+                            chunk = position ^ number % 8  # a pair of each of four chunks, side by side
                             begin = col + chunk // 4 * 4 * CHUNK + chunk % 4 * 2
                             pairs = [slab[row, at : at + 2] for at in range(begin, begin + 4 * CHUNK, CHUNK)]
                             chunks.append(np.concatenate(pairs))
@@ -39,7 +39,7 @@ def packed_slowly(slab: U16, paired: bool) -> list[U16]:
 
 
 def cases() -> list[tuple[list[int], int, bool]]:
-    """Slabs, columns, paired: ragged in rows and in columns, and some drawn afresh."""
+    """Slabs, columns, paired: ragged in rows and in columns, and some random ones."""
     seed = random.randrange(1 << 30)
     print("seed", seed)
     rng = random.Random(seed)

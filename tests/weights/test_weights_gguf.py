@@ -50,7 +50,7 @@ def tiny(kind: str, **changes: Any) -> PreTrainedModel:
 
 
 def through(state: dict[str, torch.Tensor], kind: QuantType) -> dict[str, torch.Tensor]:
-    """What is left of the matrices after the gguf package has quantized and dequantized them, row by row."""
+    """The matrices after the gguf package has quantized and dequantized them, row by row."""
     return {
         name: torch.from_numpy(gguf.dequantize(gguf.quantize(t.numpy(), kind), kind).copy()) if t.ndim == 2 else t
         for name, t in state.items()
@@ -91,7 +91,7 @@ def test_reads_what_gguf_wrote(
 
 
 def test_same_tensors_as_the_gguf_reader(tmp_path: Path) -> None:
-    """Names, shapes and place in the file, against the reader of the gguf package."""
+    """Names, shapes and offsets in the file, against the reader of the gguf package."""
     from distmk.weights.gguf_header import read_header, read_numbers, read_strings
 
     def edit(w: gguf.GGUFWriter) -> None:

@@ -1,4 +1,4 @@
-"""What a task that looks early may write before its waits are met: as a GPU's programs do it, and what is refused."""
+"""Tasks that poll may write before their waits are met: accepted in programs for GPUs, refused where something races."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def drawn_config(source: random.Random) -> ModelConfig:
 
 
 def test_accepts_models_of_gpus() -> None:
-    """Whatever a model's shape: workers that have no part of an operator know less."""
+    """Models of many shapes, also with workers that run no task of an operator, whose clocks are behind."""
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     source = random.Random(seed)
@@ -53,11 +53,13 @@ def test_accepts_models_of_gpus() -> None:
             **backend_choices("cuda"),
         )
         text = complaint(compile_graph(lower(build_model(config), options)))
-        assert not text, f"{config} on {num_ranks} x {num_workers}, {num_reserved} spared: {text}"
+        assert not text, f"{config} on {num_ranks} x {num_workers}, {num_reserved} reserved: {text}"
 
 
 def spread_model(num_ranks: int, num_layers: int, num_reserved: int = 0) -> Program:
-    """Of which all workers have a part of every operator, so that all look early, but for those spared qkv and o."""
+    """A model in which every worker runs a task of every operator, so that all tasks poll, but `num_reserved` workers without
+    qkv and o.
+    """
     config = dataclasses.replace(
         SMALLEST, num_layers=num_layers, hidden_size=256, intermediate_size=256, num_heads=4, head_dim=64
     )
@@ -65,23 +67,23 @@ def spread_model(num_ranks: int, num_layers: int, num_reserved: int = 0) -> Prog
 
 
 @pytest.mark.parametrize("num_layers", [3, 4, 5])
-def test_workers_without_a_part_of_o(num_layers: int) -> None:
-    """They know less when they turn to the MLP, and still look early."""
+def test_workers_without_a_task_of_o(num_layers: int) -> None:
+    """Their clocks are behind when they start the MLP; its tasks poll all the same."""
     program = spread_model(2, num_layers, 1)
     accepted(program)
     part = program.ranks[0]
-    spared = [
+    names = [
         part.task_names[index] for index in range(part.queues[0].begin, part.queues[0].begin + part.queues[0].count)
     ]
-    assert not [name for name in spared if name.endswith((".qkv", ".o", ".o.reduce"))]
+    assert not [name for name in names if name.endswith((".qkv", ".o", ".o.reduce"))]
     for desc, name in zip(part.tasks, part.task_names, strict=True):
         if name.endswith((".gate_up", ".down")):
             assert decode_args(desc).polls, name
 
 
 @pytest.mark.parametrize("num_workers", [2, 5])
-def test_nobody_is_without_a_part_of_o_in_two_layers(num_workers: int) -> None:
-    """The MLP's vector lies in one place then, and who has no part of o does not know when it has been read."""
+def test_every_worker_has_a_task_of_o_in_two_layers(num_workers: int) -> None:
+    """With two layers the MLP's vector does not rotate, and a worker without a task of o would not know when it was read."""
     config = dataclasses.replace(
         SMALLEST, hidden_size=256, intermediate_size=256, num_heads=6, num_kv_heads=3, head_dim=64, num_layers=2
     )
@@ -92,7 +94,7 @@ def test_nobody_is_without_a_part_of_o_in_two_layers(num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_all_look_early(num_ranks: int) -> None:
+def test_all_tasks_poll(num_ranks: int) -> None:
     program = spread_model(num_ranks, 3)
     accepted(program)
     for op in ("qkv", "attention", "o", "gate_up", "down"):
@@ -100,9 +102,9 @@ def test_all_look_early(num_ranks: int) -> None:
     assert decode_args(find(program, "layer1.combine")).fused_combine_len
 
 
-def test_who_has_not_waited_for_the_last_but_one() -> None:
-    """A worker may merge before it has heard that anybody is done with qkv. Without a part of qkv it knows of nobody who is
-    done with what an earlier merge wrote.
+def test_a_task_that_starts_before_the_waits_of_the_one_before_it() -> None:
+    """A worker may start to combine before the waits of its qkv are met. A worker without a task of qkv then has no order
+    with the tasks that read what its earlier combine wrote.
     """
     config = dataclasses.replace(SMALLEST, num_layers=4, num_heads=1, num_kv_heads=1, head_dim=64)
     program = compile_graph(model_graph(1, 2, config, attention_launch="spread"))
@@ -118,8 +120,8 @@ def test_who_has_not_waited_for_the_last_but_one() -> None:
     assert "before its waits are met, and nothing orders it against layer0.o (rank 0, worker 0)" in text
 
 
-def test_who_clears_what_others_still_read() -> None:
-    """down clears what was written two turns ago: what gate_up takes has been there since, and it need not be done."""
+def test_a_task_that_resets_what_others_still_read() -> None:
+    """down resets the vector of two rotations ago; the newer one may still be read by gate_up of another worker."""
     program = spread_model(1, 3)
     newer = decode_args(find(program, "layer1.o")).out_bf16
     for desc, name in zip(program.ranks[0].tasks, program.ranks[0].task_names, strict=True):
@@ -132,9 +134,9 @@ def test_who_clears_what_others_still_read() -> None:
     assert "before its waits are met, and nothing orders it against layer1.gate_up (rank 0, worker 1)" in text
 
 
-def test_who_begins_too_far_ahead() -> None:
-    """gate_up may begin before the two tasks before it have heard what they wait for. The first o may not: it adds to what
-    the embedding wrote, of which only qkv's waits tell.
+def test_a_task_with_too_deep_a_lookahead() -> None:
+    """gate_up may start before the waits of the two tasks before it are met. The first o may not: it adds to what the
+    embedding wrote, which only the waits of qkv order before it.
     """
     config = dataclasses.replace(
         SMALLEST, num_layers=2, hidden_size=256, intermediate_size=256, num_heads=2, head_dim=64
@@ -151,9 +153,9 @@ def test_who_begins_too_far_ahead() -> None:
     assert "before embed (rank 0, worker 2) in the next iteration has written it" in text
 
 
-def test_who_passes_by_a_merge() -> None:
-    """Of a single row a merge has nothing to do: who comes behind it does not know that attention is done, and has cleared
-    what it clears.
+def test_a_task_behind_a_combine_without_work() -> None:
+    """With a single row, combine has nothing to do, and the task behind it may start before attention is done and has reset
+    its buffer.
     """
     program = spread_model(1, 3)
     reset = decode_args(find(program, "layer1.attention")).reset
@@ -167,7 +169,7 @@ def test_who_passes_by_a_merge() -> None:
 
 
 def damage(program: Program, source: random.Random) -> str:
-    """Lets a task look early that does not, or the other way round, or begin sooner, or clear what another one does."""
+    """Change whether a task polls, its lookahead, or what it resets."""
     part = source.choice(program.ranks)
     early = [desc for desc in part.tasks if hasattr(decode_args(desc), "polls")]
     desc = source.choice(early)
@@ -182,11 +184,11 @@ def damage(program: Program, source: random.Random) -> str:
     others = [decode_args(other) for other in early if other.type == desc.type]
     other = source.choice([other for other in others if other.reset])
     args.reset = other.reset
-    return f"a task of type {desc.type} clears {split_operand(args.reset)}"
+    return f"a task of type {desc.type} resets {split_operand(args.reset)}"
 
 
 def test_damage_is_found() -> None:
-    """What the oracle refuses, and nothing else."""
+    """`check` refuses what the oracle refuses, and nothing else."""
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     source, seen = random.Random(seed), collections.Counter[str]()

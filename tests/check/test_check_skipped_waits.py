@@ -1,4 +1,4 @@
-"""Who may end before its waits are met has seen all that they are for, or the program is refused."""
+"""A task that may end before its waits are met has polled all that its producers publish, or the program is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distmk.program.program import compile_graph, decode_args
 from distmk.tasks import Linear, Put
 
 
-def test_who_may_end_early_waits_for_what_it_sees() -> None:
+def test_its_producers_publish_only_what_it_polls() -> None:
     slots = Slots()
     slots.copy("read", 1, slots.b, slots.c)
     slots.put("put", 1)
@@ -28,7 +28,7 @@ def test_who_may_end_early_waits_for_what_it_sees() -> None:
     assert "which it waits for: read (rank 0, worker 1), which fires it, does more than publish what it polls" in text
 
 
-def test_who_may_end_early_sees_something_of_everybody() -> None:
+def test_every_producer_publishes_something_that_it_polls() -> None:
     slots, half = Slots(3), COLS // 2
     elsewhere = slots.graph.buffer("elsewhere", COLS)
     for worker in range(2):
@@ -46,7 +46,7 @@ def test_who_may_end_early_sees_something_of_everybody() -> None:
         args.dst = kept
 
 
-def test_who_may_end_early_sees_all_that_others_leave() -> None:
+def test_it_polls_all_that_its_producers_publish() -> None:
     slots = Slots()
     slots.put("put", 0)
     slots.take("sum", 1, slots.b, COLS // 2)
@@ -57,8 +57,8 @@ def test_who_may_end_early_sees_all_that_others_leave() -> None:
 
 
 @pytest.mark.parametrize("worker", [0, 1])
-def test_who_may_end_early_knows_nothing_of_other_ranks(worker: int) -> None:
-    """What its own rank has pushed, it has seen here; whether it has reached the other rank only its pusher can say."""
+def test_it_knows_nothing_of_pushes_to_other_ranks(worker: int) -> None:
+    """It has polled the push of its own rank; only the pusher's worker knows that the push to the other rank has landed."""
     graph = Graph(2, 2)
     x, y = graph.buffer("x", 8, dtype="bf16"), graph.buffer("y", COLS)
     slots = graph.buffer("slots", 2 * COLS, lamport=True)
@@ -79,8 +79,8 @@ def test_who_may_end_early_knows_nothing_of_other_ranks(worker: int) -> None:
         assert "push (rank 0, worker 0), which fires it, does more than publish what it polls" in text
 
 
-def test_who_may_end_early_waits_for_who_has_waited() -> None:
-    """What a sum leaves says nothing of what the sum itself would have waited for."""
+def test_its_producers_do_not_skip_their_waits() -> None:
+    """The published result of a sum proves nothing about the tasks that the sum waits for."""
     slots = Slots(3)
     more = slots.graph.buffer("more", COLS, lamport=True)
     slots.put("put", 0)
@@ -90,7 +90,7 @@ def test_who_may_end_early_waits_for_who_has_waited() -> None:
     assert "sum (rank 0, worker 1), which fires it, does more than publish what it polls" in text
 
 
-def test_who_may_end_early_waits_for_this_iteration() -> None:
+def test_it_waits_for_its_own_iteration_only() -> None:
     slots = Slots()
     slots.put("put", 0)
     slots.take("sum", 0, slots.b)
