@@ -64,12 +64,16 @@ class Epilogue(enum.IntEnum):
 
 
 class FinishReason(enum.IntEnum):
+    """Why a request ended: at a stop token, or at its maximum length."""
+
     NONE = 0
     STOP = 1
     LENGTH = 2
 
 
 class Abort(enum.IntEnum):
+    """Why a launch was given up: the values of the abort flag."""
+
     NONE = 0
     HANG = 1
     RANK_LOST = 2

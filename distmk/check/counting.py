@@ -9,6 +9,7 @@ from distmk.check.happens_before import HappensBefore
 
 
 def check_counting(before: HappensBefore, findings: Findings) -> None:
+    """Check every event that is waited for."""
     tables, signals = before.tables, before.signals
     for event in sorted({*signals.waiters, *signals.barriers}):
         producers = signals.producers.get(event, ())

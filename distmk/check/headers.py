@@ -16,6 +16,7 @@ MAX_EVENTS = 2**24
 
 
 def check_headers(program: Program, findings: Findings) -> None:
+    """Check the header of every rank; all other checks rely on sound headers."""
     if not program.ranks:
         findings.add("header", "the program has no ranks")
         return

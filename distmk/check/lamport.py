@@ -24,6 +24,7 @@ NOBODY = -1
 
 
 def check_lamport(before: HappensBefore, early: EarlyStart, findings: Findings) -> None:
+    """Check every poll, publish and reset of polled memory, and every task that may skip its waits."""
     _Lamport(before, early, findings).run()
 
 
@@ -43,13 +44,14 @@ class Cells:
         self.unions: dict[tuple[int, int], tuple[int, ...]] = {}  # cache of `reset_by`
 
     def record_reset(self, first: int, end: int, node: int) -> None:
+        """Note that `node` resets these cells."""
         self.reset[first:end] = [node] * (end - first)
         self.published[first:end] = [NOBODY] * (end - first)
         if self.unions:
             self.unions = {}
 
     def record_publish(self, first: int, end: int, node: int) -> int:
-        """The node that has published one of these cells already, or NOBODY."""
+        """Note that `node` publishes these cells; returns a node that had published one of them already, or NOBODY."""
         previous = max(self.published[first:end])
         self.published[first:end] = [node] * (end - first)
         return previous

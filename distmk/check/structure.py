@@ -18,6 +18,7 @@ MAX_FIRINGS = 2**31  # of one trigger in one iteration
 
 
 def check_structure(tables: ProgramTables, findings: Findings) -> None:
+    """Check references, task kinds, queues and spread copies."""
     whole = [as_array(part.tasks, TaskDesc) for part in tables.ranks]
     for rank, descs in enumerate(whole):
         _check_copies(tables, rank, descs, findings)
