@@ -43,7 +43,7 @@ inline void add_release(uint64_t* p, uint64_t v, Scope = Scope::DEVICE) { __atom
 template <class T>
 void must_be_aligned(const T* p) {
   if (reinterpret_cast<uintptr_t>(p) % sizeof(T) == 0) return;
-  fprintf(stderr, "emulator: %zu bytes at %p, which is not a multiple\n", sizeof(T), static_cast<const void*>(p));
+  fprintf(stderr, "emulator: an access of %zu bytes at %p is not aligned\n", sizeof(T), static_cast<const void*>(p));
   abort();
 }
 

@@ -1,10 +1,12 @@
 """A new task type is three files: its dataclass, its host body and its device body; csrc/abi.h is generated from the first.
 
-The type is hot: a GPU inlines its body into the consumers' loop, by nothing but the traits that the dataclass declares.
+The type is hot: a GPU inlines its body into the consumers' loop, by nothing but the traits that the dataclass declares. Its
+device body does nothing on any other path, so that a task that took one would leave wrong numbers.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import filecmp
 import shutil
 import sys
@@ -12,7 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.helpers import ROOT, Runner
+from support.helpers import DISTMK, ROOT, Runner
+
+from distmk.backends.cuda.build import Report
+from distmk.backends.cuda.toolchain import find_toolchain
+from distmk.errors import BuildError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -77,12 +83,12 @@ void body_axpy(Context& context, const AxpyArgs& args) {
 
 DEVICE_BODY = """
 #pragma once
-#include "runtime/task_types.h"
+#include "device/core/hot_path.cuh"
 
 namespace distmk {
 
 DISTMK_FN void body_axpy(Context& context, const AxpyArgs& args) {
-  if (!context.inputs_ready()) return;
+  if (!context.inputs_ready() || current_code_path() != TaskTraits<TaskType::AXPY>::CODE_PATH) return;
   const auto* src = context.at<float>(args.src);
   auto* dst = context.at<float>(args.dst);
   for (uint32_t i = context.team.index; i < args.num; i += context.team.size)
@@ -119,46 +125,67 @@ with distmk.connect(1) as bootstrap, distmk.Session(graph, bootstrap, backend=ba
 """
 
 
-def changed_files(folder: Path) -> list[str]:
-    """Files of the copy that are new or differ from the repository's."""
-    found = []
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        if path.is_file() and "__pycache__" not in name.parts:
-            original = ROOT / name
-            if not original.exists() or not filecmp.cmp(path, original, shallow=False):
-                found.append(name.as_posix())
-    return found
+@dataclasses.dataclass(frozen=True)
+class Package:
+    """A copy of the repository with the new files, and the environment in which commands take it for distmk."""
+
+    folder: Path
+    env: dict[str, str]
+
+    def changed_files(self) -> list[str]:
+        """Files that are new or differ from the repository's."""
+        found = []
+        for path in sorted(self.folder.rglob("*")):
+            name = path.relative_to(self.folder)
+            if path.is_file() and "__pycache__" not in name.parts:
+                original = ROOT / name
+                if not original.exists() or not filecmp.cmp(path, original, shallow=False):
+                    found.append(name.as_posix())
+        return found
 
 
-def test_a_hot_task_type_is_three_files(runner: Runner, tmp_path: Path, rng: np.random.Generator) -> None:
-    copy, data = tmp_path / "copy", tmp_path / "data"
-    data.mkdir()
-    for part in ("distmk", "csrc", "scripts/gen_abi.py"):
-        if (ROOT / part).is_dir():
-            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            (copy / part).parent.mkdir(parents=True)
-            shutil.copy(ROOT / part, copy / part)
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
+    folder = tmp_path_factory.mktemp("new_task_type")
+    copy = folder / "copy"
+    for part in ("distmk", "csrc"):
+        shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "gen_abi.py", copy / "scripts")
     for name, text in NEW_FILES.items():
         (copy / name).write_text(text.lstrip())
-    env = {"PYTHONPATH": str(copy), "DISTMK_CACHE": str(tmp_path / "cache")}
-    generated = runner.run([sys.executable, str(copy / "scripts" / "gen_abi.py")], env)
+    package = Package(copy, {"PYTHONPATH": str(copy), "DISTMK_CACHE": str(folder / "cache")})
+    generated = Runner(folder).run([sys.executable, str(copy / "scripts" / "gen_abi.py")], package.env)
     assert generated.status == 0, generated.stderr
-    assert changed_files(copy) == sorted([*NEW_FILES, "csrc/abi.h"])
+    return package
 
-    header = (copy / "csrc" / "abi.h").read_text()
-    traits = header[header.index("struct TaskTraits<TaskType::AXPY>") :].split("};")[0]
-    assert "CODE_PATH" in traits and "HOT_VARIANTS = 1u" in traits
 
+def test_nothing_else_is_touched(package: Package) -> None:
+    assert package.changed_files() == sorted([*NEW_FILES, "csrc/abi.h"])
+
+
+@pytest.mark.parametrize("backend", ["host", "emulated"])
+def test_it_runs(backend: str, package: Package, runner: Runner, tmp_path: Path, rng: np.random.Generator) -> None:
     a, b, c = rng.standard_normal((3, 1000), dtype=np.float32)
-    np.save(data / "given.npy", np.stack([a, b, c]))
+    np.save(tmp_path / "given.npy", np.stack([a, b, c]))
     (tmp_path / "job.py").write_text(JOB)
+    done = runner.run([sys.executable, str(tmp_path / "job.py"), backend, str(tmp_path)], package.env)
+    assert done.status == 0, done.stderr
     second = b + np.float32(2.5) * a
     wanted = np.stack([a, second, c - np.float32(1.25) * second])
-    for backend in ("host", "emulated"):
-        done = runner.run([sys.executable, str(tmp_path / "job.py"), backend, str(data)], env)
-        assert done.status == 0, done.stderr
-        found = np.load(data / f"{backend}.npy")
-        wrong = np.argwhere(~np.isclose(found, wanted, rtol=1e-5, atol=1e-5))
-        assert not len(wrong), f"{backend}: buffer, element {wrong[:5].tolist()}: {found[tuple(wrong[0])]}"
+    found = np.load(tmp_path / f"{backend}.npy")
+    wrong = np.argwhere(~np.isclose(found, wanted, rtol=1e-5, atol=1e-5))
+    assert not len(wrong), f"buffer, element {wrong[:5].tolist()}: {found[tuple(wrong[0])]}"
+
+
+def test_it_compiles_into_the_gpu_kernel(package: Package, runner: Runner) -> None:
+    """Without a spilled register, as the kernel without it."""
+    try:
+        find_toolchain()
+    except BuildError as error:
+        pytest.skip(str(error))
+    output = runner.folder / "output"
+    built = runner.run([*DISTMK, "build", "--arch", "sm_90a", "--output", str(output)], package.env)
+    assert built.status == 0, built.stderr
+    report = Report.of(next(output.glob("*.cubin")))
+    assert report and report.spill_bytes == 0

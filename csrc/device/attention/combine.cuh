@@ -44,7 +44,7 @@ struct SliceCombine {
       for (uint32_t i = first; i < first + HALF; ++i)
         elements[i] = poll_load(elements_at(split(i) < num_splits ? split(i) : 0, e));
     };
-    const auto is_published = [&](uint32_t first) {
+    const auto half_published = [&](uint32_t first) {
       bool all = true;
 #pragma unroll
       for (uint32_t i = first; i < first + HALF; ++i) all = all && words_published(elements[i]);
@@ -57,7 +57,7 @@ struct SliceCombine {
 #pragma unroll
       for (uint32_t i = HALF; i < SPLITS_PER_GROUP; ++i) elements[i] = zero_chunk();
     }
-    return header.x && header.y && is_published(0) && (!has_second_half() || is_published(HALF));
+    return header.x && header.y && half_published(0) && (!has_second_half() || half_published(HALF));
   }
 
   DISTMK_FN float combine() const {
@@ -87,11 +87,11 @@ struct SliceCombine {
   DISTMK_FN void reset() const {
     __syncwarp();
     const uint32_t lane = threadIdx.x % 32;
-    if (lane < num_splits) publish_store(header_at(lane), uint4{0, 0, 0, 0});
+    if (lane < num_splits) lamport_reset(header_at(lane));
 #pragma unroll
     for (uint32_t i = 0; i < SPLITS_PER_GROUP; ++i)
       if (split(i) < num_splits && first_element() < num_elements)
-        publish_store(elements_at(split(i), first_element()), uint4{0, 0, 0, 0});
+        lamport_reset(elements_at(split(i), first_element()));
   }
 };
 
@@ -138,8 +138,8 @@ struct FourRowCombine {
   DISTMK_FN void reset() const {
     for (uint32_t s = 0; s < num_splits; ++s) {
       float* of_split = partials + s * PARTIAL_FLOATS;
-      if (first_element() == 0) publish_store(reinterpret_cast<uint4*>(of_split), {0, 0, 0, 0});
-      publish_store(reinterpret_cast<uint4*>(of_split + PARTIAL_HEADER_FLOATS + first_element()), {0, 0, 0, 0});
+      if (first_element() == 0) lamport_reset(reinterpret_cast<uint4*>(of_split));
+      lamport_reset(reinterpret_cast<uint4*>(of_split + PARTIAL_HEADER_FLOATS + first_element()));
     }
   }
 };

@@ -193,8 +193,8 @@ DISTMK_FN void reset_fused_partials(const P& p) {
     for (uint32_t split = p.instance.split; split < max_fused_splits(p.args.max_splits);
          split += p.instance.num_splits) {
       __nv_bfloat16* out = p.fused_partial_at(p.args.reset, query, split);
-      if (lane == 0) publish_store(reinterpret_cast<float*>(out), 0.0f);
-      publish_store(reinterpret_cast<uint2*>(out + FUSED_PARTIAL_HEADER) + lane, {0, 0});
+      if (lane == 0) lamport_reset(reinterpret_cast<float*>(out));
+      lamport_reset(reinterpret_cast<uint2*>(out + FUSED_PARTIAL_HEADER) + lane);
     }
 }
 

@@ -26,8 +26,7 @@ DISTMK_FN void norm_and_rotate(const Context& context, bool polls, const float* 
     const float* from = src + (has_pairs ? e : 0);
     a = poll_load(reinterpret_cast<const float2*>(from));
     b = poll_load(reinterpret_cast<const float2*>(from + half));
-    const auto published = [](const float2& v) { return __float_as_uint(v.x) && __float_as_uint(v.y); };
-    return published(a) && published(b);
+    return is_published(a) && is_published(b);
   });
   if (norm) {
     const float squares = warp_sum(has_pairs ? a.x * a.x + a.y * a.y + b.x * b.x + b.y * b.y : 0.0f);

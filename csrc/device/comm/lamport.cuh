@@ -22,6 +22,23 @@ DISTMK_FN void publish_four(float* out, const float4& v) {
   publish_store(reinterpret_cast<uint4*>(out), {bits(v.x), bits(v.y), bits(v.z), bits(v.w)});
 }
 
+// Whether what was polled is published: all of it, or any of it.
+DISTMK_FN bool is_published(float value) { return __float_as_uint(value) != 0; }
+DISTMK_FN bool is_published(const float2& v) { return is_published(v.x) && is_published(v.y); }
+DISTMK_FN bool words_published(const uint4& v) { return v.x && v.y && v.z && v.w; }
+DISTMK_FN bool any_published(const uint4& v) { return v.x | v.y | v.z | v.w; }
+// The same of eight bf16 elements.
+DISTMK_FN bool all_published(const uint4& v) {
+  const auto missing = [](uint32_t pair) { return (pair - 0x00010001u) & ~pair & 0x80008000u; };
+  return !(missing(v.x) | missing(v.y) | missing(v.z) | missing(v.w));
+}
+
+// The reset of an element, or of the words of a vector type.
+DISTMK_FN void lamport_reset(float* p) { publish_store(p, 0.0f); }
+DISTMK_FN void lamport_reset(__nv_bfloat16* p) { publish_store(p, 0); }
+DISTMK_FN void lamport_reset(uint2* p) { publish_store(p, {0, 0}); }
+DISTMK_FN void lamport_reset(uint4* p) { publish_store(p, {0, 0, 0, 0}); }
+
 // Part of a bf16 vector, and the buffer of its last use, to be reset (null: nobody polls the vector).
 struct LamportVector {
   __nv_bfloat16 *out, *reset;
@@ -30,7 +47,7 @@ struct LamportVector {
   DISTMK_FN void store(uint64_t i, float value) const {
     const unsigned short bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
     publish_store(out + i, bits ? bits : 0x8000);
-    if (reset) publish_store(reset + i, 0);
+    if (reset) lamport_reset(reset + i);
   }
   // Whether publish_four() is aligned, for rows of that stride and columns that are multiples of four.
   DISTMK_FN bool takes_four(uint32_t stride) const {
@@ -38,7 +55,7 @@ struct LamportVector {
   }
   DISTMK_FN void publish_four(uint64_t i, const float (&v)[4]) const {
     publish_store(reinterpret_cast<uint2*>(out + i), {lamport_pair_of(v[0], v[1]), lamport_pair_of(v[2], v[3])});
-    if (reset) publish_store(reinterpret_cast<uint2*>(reset + i), {0, 0});
+    if (reset) lamport_reset(reinterpret_cast<uint2*>(reset + i));
   }
 
  private:
@@ -51,16 +68,6 @@ struct LamportVector {
 // A word of two bf16 elements that is published as a whole, so that only 0 means not yet.
 DISTMK_FN uint32_t lamport_pair(uint32_t pair) { return pair ? pair : 0x80008000u; }
 
-// Whether all eight bf16 elements are published.
-DISTMK_FN bool all_published(const uint4& v) {
-  const auto missing = [](uint32_t pair) { return (pair - 0x00010001u) & ~pair & 0x80008000u; };
-  return !(missing(v.x) | missing(v.y) | missing(v.z) | missing(v.w));
-}
-
-// Whether all four words, or any of them, are published.
-DISTMK_FN bool words_published(const uint4& v) { return v.x && v.y && v.z && v.w; }
-DISTMK_FN bool any_published(const uint4& v) { return v.x | v.y | v.z | v.w; }
-
 // The rest resets rows after the batch has shrunk: all rows of a buffer must be zero when it is used again, for however
 // many rows. That is rare, so it is left to the cold path (consumers.cuh).
 DISTMK_FN bool batch_shrank(const Batch* batch) { return batch && batch->num_reset_rows > batch->num_rows; }
@@ -72,7 +79,7 @@ DISTMK_FN void reset_rows(const Context& context, const Batch& batch, T* columns
   for (uint32_t row = batch.num_rows; row < batch.num_reset_rows; ++row) {
     DISTMK_NO_UNROLL
     for (uint32_t i = context.team.index; i < num_cols; i += context.team.size)
-      publish_store(columns + uint64_t{row} * stride + i, 0);
+      lamport_reset(columns + uint64_t{row} * stride + i);
   }
 }
 // The same of all columns that a task resets.

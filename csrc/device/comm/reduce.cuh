@@ -35,9 +35,10 @@ DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
       context.poll(polls, [&] {
         bool all = true;
 #pragma unroll
-        for (uint32_t b = 0; b < IN_FLIGHT; ++b) value[b] = b < left ? poll_load(element + b * step) : -0.0f;
+        for (uint32_t b = 0; b < IN_FLIGHT; ++b)
+          value[b] = b < left ? poll_load(element + b * step) : lamport_value(0.0f);
 #pragma unroll
-        for (uint32_t b = 0; b < IN_FLIGHT; ++b) all &= __float_as_uint(value[b]) != 0;
+        for (uint32_t b = 0; b < IN_FLIGHT; ++b) all &= is_published(value[b]);
         return all;
       });
 #pragma unroll
@@ -46,7 +47,7 @@ DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
     if (out_bf16) out_bf16.store(place, sum);  // first, as other workers poll it
     *out = sum;
 #pragma unroll 1
-    for (uint32_t b = 0; args.polls && b < num_blocks; ++b) publish_store(blocks + b * step + i, 0.0f);
+    for (uint32_t b = 0; args.polls && b < num_blocks; ++b) lamport_reset(blocks + b * step + i);
   }
   if (polls) context.inputs_polled();
 }

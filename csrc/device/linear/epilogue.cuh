@@ -73,7 +73,7 @@ struct OutputPointers {
     if (bf16) bf16.store(uint64_t{token} * bf16_stride, value);  // first: other tasks poll it
     const uint64_t i = uint64_t{token} * f32_stride;
     if (f32) publish(f32 + i, value);
-    if (f32_reset) publish_store(f32_reset + i, 0.0f);
+    if (f32_reset) lamport_reset(f32_reset + i);
   }
 
  private:

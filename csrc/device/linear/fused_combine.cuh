@@ -64,7 +64,7 @@ class FusedCombine {
     const __nv_bfloat16* elements = partial_at(column, 0) + FUSED_PARTIAL_HEADER + element;
     uint4 values[COMBINE_WIDTH];
     for (;;) {
-      while (!__all_sync(~0u, __float_as_uint(lse_))) {
+      while (!__all_sync(~0u, is_published(lse_))) {
         const bool last = !polls_ || context_.stop_polling();
         lse_ = poll_load(header);
         if (__all_sync(~0u, last)) break;
@@ -75,7 +75,7 @@ class FusedCombine {
       for (uint32_t i = 0; i < COMBINE_WIDTH; ++i)
         values[i] = load_if(i < num_splits_,
                             reinterpret_cast<const uint4*>(elements + i * (FUSED_PARTIAL_HEADER + args_.head_dim)));
-      bool all = __float_as_uint(lse_) != 0;
+      bool all = is_published(lse_);
 #pragma unroll
       for (uint32_t i = 0; i < COMBINE_WIDTH; ++i) all &= i >= num_splits_ || words_published(values[i]);
       if (__all_sync(~0u, all || last)) break;

@@ -1,15 +1,9 @@
-#include <cmath>
-
 #include "host/simd.h"
-#include "runtime/argmax.h"
-#include "runtime/batcher.h"
 #include "runtime/context.h"
 
 namespace distmk {
 
 using namespace simd;
-
-void body_nop(Context&, const NopArgs&) {}
 
 void body_put(Context& context, const PutArgs& args) {
   const void* src = context.at<void>(args.src);
@@ -19,26 +13,9 @@ void body_put(Context& context, const PutArgs& args) {
     context.push(args.dst_rank, args.dst, src, args.num_bytes);
 }
 
-void body_affine(Context& context, const AffineArgs& args) {
-  const float* src = context.at<float>(args.src);
-  float* dst = context.at<float>(args.dst);
-  for (uint32_t i = 0; i < args.num; ++i) dst[i] = src[i] * args.scale + args.shift;
-}
-
-void body_sine(Context& context, const SineArgs& args) {
-  const float* src = context.at<float>(args.src);
-  float* dst = context.at<float>(args.dst);
-  for (uint32_t i = 0; i < args.num; ++i) {
-    float value = src[i];
-    for (uint32_t n = 0; n < args.times; ++n) value = std::sin(value);
-    dst[i] = value;
-  }
-}
-
 // Adds in the order of the blocks, whatever order they arrive in, so that every rank gets the same bits.
 void body_sum(Context& context, const SumArgs& args) {
-  const Batch* batch = context.at<Batch>(args.batch);
-  const uint32_t num_rows = batch ? batch->num_rows : 1;
+  const uint32_t num_rows = rows_of(context.batch(args.batch));
   const uint64_t step = args.block_stride / sizeof(float);
   float* blocks = context.at<float>(args.blocks);
   float* dst = context.at<float>(args.dst);
@@ -62,24 +39,6 @@ void body_sum(Context& context, const SumArgs& args) {
   }
   clear(context.at<uint16_t>(args.reset), num_rows, args.out_bf16_stride, args.num);
   if (args.polls) clear(blocks, args.num_blocks, step, num_rows * args.num);
-}
-
-void body_sample(Context& context, const SampleArgs& args) {
-  const auto& batch = *context.at<Batch>(args.batch);
-  const auto* candidates = context.at<Candidate>(args.candidates);
-  auto* best = context.at<Candidate>(args.out);  // in the heap, as on GPUs, where the transport sends from there
-  for (uint32_t row = 0; row < MAX_ROWS; ++row) best[row] = {-__builtin_inff(), -1};
-  for (uint32_t row = 0; row < batch.num_rows; ++row) {
-    if (!batch.rows[row].sample) continue;
-    for (uint32_t t = 0; t < args.num_tasks; ++t) best[row] = better_of(best[row], candidates[t * MAX_ROWS + row]);
-  }
-  if (context.rank() != 0) context.push(0, args.out, best, MAX_ROWS * sizeof(Candidate));
-}
-
-void body_scheduler_step(Context& context, const SchedulerStepArgs& args) {
-  prepare_batch(
-      context, args,
-      {context.at<BatcherState>(args.state), context.at<Batch>(args.batch), context.at<Candidate>(args.candidates)});
 }
 
 }  // namespace distmk
