@@ -76,7 +76,7 @@ def test_mpirun_line_of_the_readme(runner: Runner, smollm2: Path) -> None:
     runner.timeout_s = 240
     done = runner.run(["bash", "-c", f"cd fresh && {line}"], {"VIRTUAL_ENV": sys.prefix, "PYTHONPATH": ""})
     assert done.status == 0, done.stderr
-    assert [output["tensor_parallel"] for output in done.objects()] == [int(num_ranks[1])]
+    assert done.stdout.strip() and f"distmk: {num_ranks[1]} ranks x " in done.stderr, done
 
 
 FAKE_SRUN = """while [[ $1 == -* ]]; do shift; done
