@@ -46,7 +46,7 @@ if "$mpirun" --version 2>/dev/null | grep -q "Open MPI"; then
     if [[ $(id -u) -eq 0 ]]; then flags+=(--allow-run-as-root); fi
     if [[ $ranks -gt $(count_cores) ]]; then flags+=(--oversubscribe); fi
     # Open MPI passes these to ranks on other hosts only if told to; -x NAME passes this shell's value.
-    for name in NCCL_NVLS_ENABLE TORCH_SYMM_MEM_DISABLE_MULTICAST NVSHMEM_DISABLE_NVLS PYTHONPATH; do
+    for name in NCCL_NVLS_ENABLE TORCH_SYMM_MEM_DISABLE_MULTICAST PYTHONPATH "${!NVSHMEM_@}" "${!DISTMK_@}"; do
         flags+=(-x "$name")
     done
 fi

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Run distmk on N ranks of this host under torchrun.
 #   bash launch/torchrun.sh N distmk-args...
-# On several hosts N is the number of ranks per host; set NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT (launch/README.md).
+# On several hosts N is the number of ranks per host; set NNODES, and either NODE_RANK, MASTER_ADDR, MASTER_PORT or, so that
+# torchrun numbers the hosts, RDZV_ENDPOINT (launch/README.md).
 set -euo pipefail
 
 if [[ $# -lt 2 || ! $1 =~ ^[1-9][0-9]*$ ]]; then
@@ -26,7 +27,9 @@ export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 # Unset, torchrun would set this to 1 with a warning. The runtime makes its own threads.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
-if [[ ${NNODES:-1} -gt 1 ]]; then
+if [[ ${NNODES:-1} -gt 1 && -n ${RDZV_ENDPOINT:-} ]]; then
+    hosts=(--nnodes "$NNODES" --rdzv-backend c10d --rdzv-endpoint "$RDZV_ENDPOINT" --rdzv-id "${RDZV_ID:-distmk}")
+elif [[ ${NNODES:-1} -gt 1 ]]; then
     : "${NODE_RANK:?torchrun.sh: several hosts need NODE_RANK: 0 on the first host, 1 on the next}"
     : "${MASTER_ADDR:?torchrun.sh: several hosts need MASTER_ADDR: the name of the first host}"
     hosts=(--nnodes "$NNODES" --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR"
