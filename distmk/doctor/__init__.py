@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Literal
 
-from distmk.doctor import gpus, host, tools
+from distmk.doctor import gpus, host, network, tools
 from distmk.doctor.finding import Finding, first_line
 from distmk.errors import UsageError
 
@@ -15,7 +15,7 @@ __all__ = ["Finding", "examine", "is_fit"]
 
 def examine() -> Iterator[Finding]:
     """One finding a check, as each is made."""
-    for name, check in host.CHECKS.items():
+    for name, check in (host.CHECKS | network.CHECKS).items():
         yield _safely(name, check)
     found: list[gpus.Gpu] = []
     why_none = "no GPU here"

@@ -20,8 +20,8 @@ from distmk.backends.cuda import build
 from distmk.doctor import Finding, examine, host, is_fit, tools
 from distmk.serving.session import Session
 
-NAMES = ["python", "compiler", "host twin", "cores", "shared memory", "mpi", "gpus", "torch", "peers", "gpu memory"]
-NAMES += ["cuda packages", "multicast", "nvshmem", "nvcc", "kernel"]
+NAMES = ["python", "compiler", "host twin", "cores", "shared memory", "mpi", "network", "gpus", "torch", "peers"]
+NAMES += ["gpu memory", "cuda packages", "multicast", "nvshmem", "nvcc", "kernel"]
 
 
 def lines(finished: Finished) -> dict[str, tuple[str, str]]:
