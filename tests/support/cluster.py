@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from support.helpers import Finished, Runner, mpirun_command
@@ -18,6 +18,7 @@ class Cluster:
 
     runner: Runner
     hosts: Sequence[Host]
+    authkey: str = field(default_factory=lambda: secrets.token_hex(32))
 
     def start(self, commands: Sequence[tuple[Host, list[str], dict[str, str]]]) -> Callable[[], list[Finished]]:
         """Start a command with its own environment variables on each host; call the result to wait for all."""
@@ -30,10 +31,10 @@ class Cluster:
         return [str(path) for folder in folders for path in folder.glob("distmk-*")]
 
     def variables(self, host: Host) -> dict[str, str]:
-        """What every launch on `host` gets: a folder for temporary files of its own."""
+        """What every launch on `host` gets: the key of the job, and a folder for temporary files of the host's own."""
         folder = self.runner.folder / host.name
         folder.mkdir(exist_ok=True)
-        return {"TMPDIR": str(folder)}
+        return {"TMPDIR": str(folder), "DISTMK_AUTHKEY": self.authkey}
 
 
 Wait = Callable[[], list[Finished]]

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from distmk import env
+from distmk.backends.cuda.network import check_hosts_connected, remote_transport
 from distmk.backends.cuda.packages import MULTICAST_OFF
 from distmk.bootstrap import Bootstrap, agree
+from distmk.errors import BuildError
 
 SPARE_BYTES = 64 << 20  # of the symmetric heap, for NVSHMEM's own use
 EXIT_S = 10  # time for a process to end after its heap was abandoned
@@ -33,6 +35,10 @@ class SymmetricHeap:
         # Ranks that share a GPU under MPS divide its SMs by having fewer workers, not by a limit of MPS.
         os.environ["NVSHMEM_IGNORE_CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = "1"
         os.environ["NVSHMEM_SYMMETRIC_SIZE"] = str(num_bytes + SPARE_BYTES)
+        if bootstrap.local_size == bootstrap.world_size:
+            # NVSHMEM's bootstrap authenticates nobody: on one host it stays off the network.
+            os.environ.setdefault("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "lo")
+        agree(bootstrap, lambda: check_hosts_connected(bootstrap.hostnames))
         self._nvshmem, self._module = nvshmem, None
         uid = nvshmem.get_unique_id(empty=bootstrap.rank != 0)
         payload = bootstrap.broadcast(uid._data.tobytes() if bootstrap.rank == 0 else None)
@@ -42,6 +48,12 @@ class SymmetricHeap:
             nvshmem.init(
                 device=device, uid=uid, rank=bootstrap.rank, nranks=bootstrap.world_size, initializer_method="uid"
             )
+            # NVSHMEM reports a rank that it cannot reach on standard error, and ends the process at the next call.
+            if nvshmem.init_status() < nvshmem.InitStatus.STATUS_IS_INITIALIZED:
+                raise BuildError(
+                    f"NVSHMEM reaches not all ranks ({remote_transport()} between hosts); its own lines above say "
+                    "which, and `distmk doctor` lists the adapters of this host"
+                )
 
         agree(bootstrap, bring_up)
         self._module = nvshmem.NvshmemKernelObject.from_obj(module)
