@@ -27,6 +27,11 @@ export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 # Unset, torchrun would set this to 1 with a warning. The runtime makes its own threads.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
+if [[ ${NNODES:-1} -gt 1 && -z ${DISTMK_AUTHKEY:-}${DISTMK_AUTHKEY_FILE:-}${DISTMK_UNAUTHENTICATED_BIND:-} ]]; then
+    echo "torchrun.sh: several hosts need the same DISTMK_AUTHKEY on each, made once by" \
+        "\`python3 -c \"import secrets; print(secrets.token_hex(32))\"\`" >&2
+    exit 2
+fi
 if [[ ${NNODES:-1} -gt 1 && -n ${RDZV_ENDPOINT:-} ]]; then
     hosts=(--nnodes "$NNODES" --rdzv-backend c10d --rdzv-endpoint "$RDZV_ENDPOINT" --rdzv-id "${RDZV_ID:-distmk}")
 elif [[ ${NNODES:-1} -gt 1 ]]; then

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from distmk.bootstrap.base import Bootstrap, name_ranks
+from distmk.bootstrap.messages import gather_json
 from distmk.errors import DistmkError, Interrupted, RankLostError, UsageError
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ def agree(bootstrap: Bootstrap, fn: Callable[[], T]) -> T:
     except BaseException as error:  # KeyboardInterrupt too: the other ranks must not wait for this one
         failure = error
     try:
-        reports = [json.loads(part) for part in bootstrap.allgather(json.dumps(_describe(failure)).encode())]
+        reports = gather_json(bootstrap, _describe(failure))
     except RankLostError:
         if failure is not None:
             raise failure from None
@@ -47,8 +47,7 @@ def agree_same(bootstrap: Bootstrap, what: str, fingerprints: Mapping[str, str])
     `what` names the whole in the message ("options", "models"). The keys should be what a user can change ("--model").
     Raises RankLostError if a rank is gone.
     """
-    parts = bootstrap.allgather(json.dumps(dict(fingerprints)).encode())
-    tables: list[dict[str, str]] = [json.loads(part) for part in parts]
+    tables: list[dict[str, str]] = gather_json(bootstrap, dict(fingerprints))
     names = list(dict.fromkeys(name for table in tables for name in table))
     found = []
     differing = []

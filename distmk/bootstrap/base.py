@@ -15,6 +15,9 @@ LaunchKind = Literal["single", "local", "mpi", "torch", "slurm"]
 
 TIMEOUT_ENV = "DISTMK_BOOTSTRAP_TIMEOUT_S"
 DEFAULT_TIMEOUT_S = 300.0
+LINK_TIMEOUT_ENV = "DISTMK_LINK_TIMEOUT_S"
+DEFAULT_LINK_TIMEOUT_S = 10.0
+MOST_SECONDS = 1e6  # what the kernel's timers hold
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,29 @@ class Member:
     local_size: int | None = None
 
 
+class Launcher:
+    """What a launcher adds to the connections between ranks. These defaults are for a launcher that adds nothing."""
+
+    leaves_together = False  # whether `close` waits until every rank closes
+
+    def check_joining(self) -> None:
+        """Called every 0.25 s or more often while rank 0 waits for the others to join. May raise RankLostError."""
+
+    def describe_exit(self, rank: int) -> str | None:
+        """How the process of `rank` ended; None while it runs, or if the launcher cannot tell."""
+        return None
+
+    def describe_loss(self, rank: int) -> str:
+        """Why the connection to `rank` ended."""
+        return f"rank {rank} left or died"
+
+    def closed(self, in_order: bool) -> None:
+        """The last step of `close`. `in_order`: no rank was lost, and with `leaves_together` every rank has closed."""
+
+    def abort(self, exit_code: int) -> None:
+        """End the processes of the job."""
+
+
 class Bootstrap(abc.ABC):
     """A connected group of ranks that exchange bytes.
 
@@ -35,8 +61,8 @@ class Bootstrap(abc.ABC):
     After one rank is found lost, every later exchange raises the same RankLostError at once. A `with` block closes the
     group.
 
-    `local_rank` and `local_size` count the ranks of this host; `hostnames` has one entry a rank; `timeout_s` bounds every
-    blocking call.
+    `local_rank` and `local_size` count the ranks of this host; `hostnames` and `host_ids`, which tell apart hosts of one
+    name, have one entry a rank; `timeout_s` bounds every blocking call; `authkey` is the secret of this job.
     """
 
     kind: LaunchKind
@@ -45,7 +71,9 @@ class Bootstrap(abc.ABC):
     local_rank: int
     local_size: int
     hostnames: list[str]
+    host_ids: list[str]
     timeout_s: float
+    authkey: bytes
 
     def __init__(self, member: Member, timeout_s: float) -> None:
         self.kind = member.kind
@@ -54,6 +82,8 @@ class Bootstrap(abc.ABC):
         self.local_rank = member.rank if member.local_rank is None else member.local_rank
         self.local_size = member.world_size if member.local_size is None else member.local_size
         self.hostnames = []
+        self.host_ids = []
+        self.authkey = b""
         self.timeout_s = timeout_s
         self._lost: RankLostError | None = None
         self._closed = False
@@ -92,6 +122,37 @@ class Bootstrap(abc.ABC):
         Under MPI the calling process ends too (MPI_Abort with `exit_code`); under other launchers the call returns.
         """
 
+    def lost_ranks(self) -> list[int]:
+        """Ranks that are gone by what the connections say: closed, silent for DISTMK_LINK_TIMEOUT_S, or reported by rank 0.
+
+        Neither waits nor raises; meant to be called during a launch.
+        """
+        return []
+
+    @property
+    def loss(self) -> str | None:
+        """A line that says which ranks are gone and why, once `lost_ranks` names some."""
+        return None
+
+    def tell_abort(self, launch: int, reason: int) -> None:  # noqa: B027
+        """Tell all other ranks that launch number `launch` is given up. Neither waits long nor raises."""
+
+    def told_abort(self, launch: int) -> int:
+        """The reason for which some rank gave up launch number `launch`; 0: none did. Neither waits nor raises."""
+        return 0
+
+    def meet(self, place: str, timeout_s: float) -> bool:
+        """Wait until all ranks have called this with the same `place`, which no two meetings at a time share.
+
+        Unlike a collective call it may come at any time, and in any order. False: a rank is lost, or does not come in
+        `timeout_s`.
+        """
+        return True
+
+    def address_of(self, rank: int) -> str:
+        """The IP address at which other hosts reach `rank`."""
+        return "127.0.0.1"
+
     def __enter__(self) -> Bootstrap:
         return self
 
@@ -115,16 +176,25 @@ class Bootstrap(abc.ABC):
 
 def read_timeout_s(env: Mapping[str, str]) -> float:
     """DISTMK_BOOTSTRAP_TIMEOUT_S in seconds, the bound on blocking calls. Raises UsageError if it is not positive."""
-    text = env.get(TIMEOUT_ENV)
+    return _read_seconds(env, TIMEOUT_ENV, DEFAULT_TIMEOUT_S)
+
+
+def read_link_timeout_s(env: Mapping[str, str]) -> float:
+    """DISTMK_LINK_TIMEOUT_S: seconds after which a host that does not answer is lost. UsageError if it is not positive."""
+    return _read_seconds(env, LINK_TIMEOUT_ENV, DEFAULT_LINK_TIMEOUT_S)
+
+
+def _read_seconds(env: Mapping[str, str], name: str, default: float) -> float:
+    text = env.get(name)
     if not text:
-        return DEFAULT_TIMEOUT_S
+        return default
     try:
-        timeout_s = float(text)
+        seconds = float(text)
     except ValueError:
-        timeout_s = math.nan
-    if not (math.isfinite(timeout_s) and timeout_s > 0):
-        raise UsageError(f"{TIMEOUT_ENV} must be a positive number of seconds, got {text!r}")
-    return timeout_s
+        seconds = math.nan
+    if not 0 < seconds <= MOST_SECONDS:
+        raise UsageError(f"{name} must be a positive number of seconds, at most {MOST_SECONDS:g}, got {text!r}")
+    return seconds
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from distmk.bootstrap.base import Bootstrap, LaunchKind, Member, read_timeout_s
-from distmk.bootstrap.local import AUTHKEY_ENV, RANK_ENV, RENDEZVOUS_ENV, WORLD_SIZE_ENV, join_local, start_local
+from distmk.bootstrap.keys import AUTHKEY_ENV
+from distmk.bootstrap.local import RANK_ENV, RENDEZVOUS_ENV, WORLD_SIZE_ENV, join_local, start_local
 from distmk.bootstrap.mpi import connect_mpi
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.bootstrap.slurm import connect_slurm

@@ -1,33 +1,45 @@
-"""Connections between rank 0 and the other ranks: framing, time limits and the authenticated handshake."""
+"""Connections between two ranks: framing, time limits and the authenticated handshake."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import socket
 import struct
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
-from distmk.bootstrap.base import name_ranks
-from distmk.errors import RankLostError
+from distmk.bootstrap.base import name_ranks, read_link_timeout_s
+from distmk.errors import DistmkError, RankLostError
 
 TICK_S = 0.25  # interval of liveness checks while rank 0 waits
 _HANDSHAKE_S = 5.0
+_MOST_HANDSHAKES = 64  # at once; more strangers than that are turned away
+_MOST_BYTES = 1 << 31  # of a frame
+_KEEPALIVE_S = 1  # between probes of an idle connection
 
 
 class Link:
-    """One framed connection to another rank. No single read or write blocks longer than its time limit."""
+    """One framed connection to another rank. No single read or write blocks longer than its time limit.
+
+    inbox: frames that were read ahead. ended: why the connection is over, None while it is not.
+    """
 
     def __init__(self, sock: socket.socket, timeout_s: float) -> None:
         sock.settimeout(None)
         self._sock = sock
+        self.link_timeout_s = read_link_timeout_s(os.environ)
         self.set_timeout(timeout_s)
         if sock.family != socket.AF_UNIX:
-            _set_tcp_options(sock)
+            set_tcp_options(sock, self.link_timeout_s)
         self.conn = Connection(os.dup(sock.fileno()))
+        self.inbox: deque[tuple[bytes, bytes]] = deque()
+        self.ended: Exception | None = None
 
     def set_timeout(self, timeout_s: float) -> None:
         """Bound each read and write by the kernel's socket timers, since Connection has no timeouts."""
@@ -41,8 +53,35 @@ class Link:
 
     def recv(self) -> tuple[bytes, bytes]:
         """Receive one frame as (tag, payload). Raises EOFError or OSError if the peer is gone or stops midway."""
-        frame = self.conn.recv_bytes()
+        frame = self.conn.recv_bytes(_MOST_BYTES)
         return frame[:1], frame[1:]
+
+    def readable(self) -> bool:
+        """Whether a frame, or the end of the connection, has arrived."""
+        return self.conn.poll(0)
+
+    def pump(self, take: Callable[[bytes, bytes], bool]) -> None:
+        """Read the frames that have arrived, without waiting for more. `take` returns false for a frame of the inbox."""
+        try:
+            while self.readable():
+                tag, payload = self.recv()
+                if not take(tag, payload):
+                    self.inbox.append((tag, payload))
+        except (DistmkError, EOFError, OSError) as error:
+            self.ended = error
+
+    @property
+    def is_unix(self) -> bool:
+        """Whether the other side is on this host, as the same user."""
+        return self._sock.family == socket.AF_UNIX
+
+    def peer_address(self) -> str:
+        """The IP address of the other side; loopback for a Unix socket."""
+        return _address(self._sock, self._sock.getpeername)
+
+    def own_address(self) -> str:
+        """The IP address of this side, as the other one sees it."""
+        return _address(self._sock, self._sock.getsockname)
 
     def close(self) -> None:
         """Shut both directions down, which also ends the connection for processes that inherited the descriptor."""
@@ -52,44 +91,64 @@ class Link:
         if not self.conn.closed:
             self.conn.close()
 
+    def detach(self) -> socket.socket:
+        """The socket alone, which goes on in other hands; nothing must have been read ahead."""
+        self.conn.close()
+        return self._sock
 
-def _set_tcp_options(sock: socket.socket) -> None:
-    """Send small frames at once, and notice within about a minute that the other host went down."""
+
+def _address(sock: socket.socket, name: Callable[[], object]) -> str:
+    if sock.family == socket.AF_UNIX:
+        return "127.0.0.1"
+    address = str(name()[0])  # type: ignore[index]
+    return address.removeprefix("::ffff:")  # an IPv4 address on a socket for both
+
+
+def set_tcp_options(sock: socket.socket, link_timeout_s: float) -> None:
+    """Send small frames at once, and end the connection if the other host does not answer for `link_timeout_s`.
+
+    The kernel probes idle connections, so that a process that is stopped or busy is not taken for a lost one.
+    """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 127)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(link_timeout_s * 1000))
 
 
 def accept_links(
-    server: socket.socket, world_size: int, authkey: bytes, timeout_s: float, check: Callable[[], None]
+    server: socket.socket, ranks: set[int], authkey: bytes, timeout_s: float, check: Callable[[], None]
 ) -> dict[int, Link]:
-    """Rank 0: accept one link from every other rank, by rank. `check` runs every 0.25 s or more often, and may raise.
+    """Accept one link from each of `ranks`. `check` runs every 0.25 s or more often, and may raise.
 
-    Raises RankLostError that names the ranks missing after `timeout_s`.
+    Strangers are turned away beside each other, so that none of them holds up the ranks. Raises RankLostError that names
+    the ranks missing after `timeout_s`.
     """
     links: dict[int, Link] = {}
+    joined: queue.Queue[tuple[int, Link]] = queue.Queue()
+    slots = threading.Semaphore(_MOST_HANDSHAKES)
     deadline = time.monotonic() + timeout_s
-    server.settimeout(TICK_S)
+    server.settimeout(TICK_S / 10)
     try:
-        while len(links) < world_size - 1:
+        while links.keys() < ranks:
             check()
             if time.monotonic() > deadline:
-                missing = [rank for rank in range(1, world_size) if rank not in links]
-                raise RankLostError(f"{name_ranks(missing)} did not join rank 0 within {timeout_s:g} s")
-            try:
+                missing = sorted(ranks - links.keys())
+                raise RankLostError(f"{name_ranks(missing)} did not join within {timeout_s:g} s")
+            with contextlib.suppress(TimeoutError):
                 sock, _ = server.accept()
-            except TimeoutError:
-                continue
-            joined = _authenticate(sock, authkey, timeout_s)
-            if joined is None:
-                continue
-            rank, link = joined
-            if rank in links or not 0 < rank < world_size:
-                link.close()
-                continue
-            links[rank] = link
+                if slots.acquire(blocking=False):
+                    work = (sock, authkey, timeout_s, joined, slots)
+                    threading.Thread(target=_let_in, args=work, daemon=True).start()
+                else:
+                    sock.close()
+            while not joined.empty():
+                rank, link = joined.get()
+                if rank in links or rank not in ranks:
+                    link.close()
+                else:
+                    links[rank] = link
     except BaseException:
         for link in links.values():
             link.close()
@@ -97,50 +156,48 @@ def accept_links(
     return links
 
 
-def _authenticate(sock: socket.socket, authkey: bytes, timeout_s: float) -> tuple[int, Link] | None:
-    """The rank behind a new connection and its link; None, and the connection is closed, if it does not know the key."""
+def _let_in(
+    sock: socket.socket,
+    authkey: bytes,
+    timeout_s: float,
+    joined: queue.Queue[tuple[int, Link]],
+    slots: threading.Semaphore,
+) -> None:
+    """Hand the link of a connection that knows the key to `joined`; close any other connection."""
     link = Link(sock, _HANDSHAKE_S)
     try:
-        if sock.family == socket.AF_UNIX:
-            # Any user of the host can connect to an abstract address: turn other users away before the handshake.
-            credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            if struct.unpack("3i", credentials)[1] != os.getuid():
-                raise AuthenticationError("another user")
+        check_same_user(sock)
         deliver_challenge(link.conn, authkey)
         answer_challenge(link.conn, authkey)
         rank = int.from_bytes(link.conn.recv_bytes(8), "little")
         link.set_timeout(timeout_s)
-        return rank, link
+        joined.put((rank, link))
     except (AuthenticationError, EOFError, OSError):
         link.close()
-        return None
+    finally:
+        slots.release()
 
 
-def join_link(sock: socket.socket, rank: int, authkey: bytes, timeout_s: float) -> Link:
-    """Other ranks: the link to rank 0 over a connected socket. Raises RankLostError if rank 0 does not accept it."""
+def check_same_user(sock: socket.socket) -> None:
+    """AuthenticationError if the process at the other end of a Unix socket is another user's.
+
+    Any user of a host can bind, or connect to, an abstract address.
+    """
+    if sock.family == socket.AF_UNIX:
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        if struct.unpack("3i", credentials)[1] != os.getuid():
+            raise AuthenticationError("another user listens there")
+
+
+def join_link(sock: socket.socket, rank: int, authkey: bytes, timeout_s: float, to: str = "rank 0") -> Link:
+    """The link of `rank` over a connected socket to a rank that accepts. Raises RankLostError if it does not let it in."""
     link = Link(sock, timeout_s)
     try:
+        check_same_user(sock)
         answer_challenge(link.conn, authkey)
         deliver_challenge(link.conn, authkey)
         link.conn.send_bytes(rank.to_bytes(8, "little"))
         return link
     except (AuthenticationError, EOFError, OSError) as error:
         link.close()
-        raise RankLostError(f"rank 0 did not let rank {rank} join: {error or type(error).__name__}") from error
-
-
-def pack(parts: Sequence[bytes]) -> bytes:
-    """Join byte strings into one; `unpack` splits it again."""
-    return b"".join(struct.pack("<Q", len(part)) + part for part in parts)
-
-
-def unpack(data: bytes) -> list[bytes]:
-    """Undo `pack`."""
-    parts = []
-    offset = 0
-    while offset < len(data):
-        (size,) = struct.unpack_from("<Q", data, offset)
-        offset += 8
-        parts.append(data[offset : offset + size])
-        offset += size
-    return parts
+        raise RankLostError(f"{to} did not let rank {rank} join: {error or type(error).__name__}") from error

@@ -22,15 +22,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import distmk.errors
-from distmk.bootstrap.base import TIMEOUT_ENV, Member
-from distmk.bootstrap.link import accept_links, join_link
-from distmk.bootstrap.star import Launcher, StarHub, StarSpoke
+from distmk.bootstrap.base import TIMEOUT_ENV, Launcher, Member
+from distmk.bootstrap.keys import AUTHKEY_ENV
+from distmk.bootstrap.link import accept_links
+from distmk.bootstrap.rendezvous import join_unix, listen_unix
+from distmk.bootstrap.star import StarHub, StarSpoke
 from distmk.errors import RankLostError, UsageError
 
 RANK_ENV = "DISTMK_RANK"
 WORLD_SIZE_ENV = "DISTMK_WORLD_SIZE"
 RENDEZVOUS_ENV = "DISTMK_RENDEZVOUS"
-AUTHKEY_ENV = "DISTMK_AUTHKEY"
 
 EXIT_GRACE_S = 10.0  # time that followers have to leave, before they are terminated
 _LOST_GRACE_S = 3.0  # shorter once a rank is lost: the user waits for the message
@@ -163,22 +164,22 @@ def start_local(
     Raises UsageError if they cannot be started, RankLostError if one ends or does not join within `timeout_s`.
     """
     argv = list(follower_argv) if follower_argv is not None else default_follower_argv()
-    name = f"distmk-{os.getpid()}-{secrets.token_hex(8)}"
+    server = listen_unix(num_ranks)
+    name = server.getsockname()[1:].decode()
     authkey = secrets.token_hex(32)
     shared = {**env, WORLD_SIZE_ENV: str(num_ranks), RENDEZVOUS_ENV: name, AUTHKEY_ENV: authkey}
     shared[TIMEOUT_ENV] = f"{timeout_s:g}"
     shared.update(_import_path(env))
     followers = Followers(argv, [{**shared, RANK_ENV: str(rank)} for rank in range(1, num_ranks)])
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
-        server.bind("\0" + name)
-        server.listen(num_ranks)
+    with server:
         try:
             followers.start()
-            links = accept_links(server, num_ranks, bytes.fromhex(authkey), timeout_s, followers.check_joining)
+            others = set(range(1, num_ranks))
+            links = accept_links(server, others, bytes.fromhex(authkey), timeout_s, followers.check_joining)
         except BaseException:
             followers.end(0.0)
             raise
-    hub = StarHub(Member("local", 0, num_ranks), links, timeout_s, followers)
+    hub = StarHub(Member("local", 0, num_ranks), links, bytes.fromhex(authkey), timeout_s, followers)
     hub.hostnames = [socket.gethostname()] * num_ranks
     followers.close_at_exit(hub.close)
     return hub
@@ -194,15 +195,8 @@ def join_local(rank: int, world_size: int, env: Mapping[str, str], timeout_s: fl
         authkey = bytes.fromhex(env[AUTHKEY_ENV])
     except ValueError as error:
         raise UsageError(f"{AUTHKEY_ENV} must be hexadecimal; it is set by rank 0 and not meant for users") from error
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(timeout_s)
-    try:
-        sock.connect("\0" + env[RENDEZVOUS_ENV])
-    except OSError as error:
-        sock.close()
-        raise RankLostError(f"rank 0 is gone: rank {rank} cannot join it ({error.strerror or error})") from error
-    link = join_link(sock, rank, authkey, timeout_s)
-    spoke = StarSpoke(Member("local", rank, world_size), link, timeout_s, Launcher())
+    link = join_unix(env[RENDEZVOUS_ENV], rank, authkey, timeout_s)
+    spoke = StarSpoke(Member("local", rank, world_size), {0: link}, authkey, timeout_s, Launcher())
     spoke.hostnames = [socket.gethostname()] * world_size
     return spoke
 

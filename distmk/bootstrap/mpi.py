@@ -14,9 +14,9 @@ import sys
 import time
 from typing import Any
 
-from distmk.bootstrap.base import LaunchKind, Member
-from distmk.bootstrap.rendezvous import join_star, own_hosts
-from distmk.bootstrap.star import Launcher, Star
+from distmk.bootstrap.base import Launcher, LaunchKind, Member
+from distmk.bootstrap.rendezvous import Introducer, join_star, own_hosts
+from distmk.bootstrap.star import Star
 from distmk.errors import RankLostError, UsageError
 
 # Every rank must broadcast the same size. This one is below the eager limits of MPI libraries, so that rank 0 need not
@@ -72,11 +72,11 @@ def connect_mpi(
             "belong to different MPI installations; use the mpirun that belongs to the MPI of mpi4py"
         )
 
-    def introduce(payload: bytes | None) -> bytes:
+    def carry(payload: bytes | None) -> bytes:
         return _broadcast(mpi, payload, timeout_s)
 
     hosts = own_hosts() if member.rank == 0 else []
-    return join_star(member, introduce, hosts, timeout_s, MpiLauncher(mpi))
+    return join_star(member, Introducer(carry, is_private=True), hosts, timeout_s, MpiLauncher(mpi))
 
 
 class MpiLauncher(Launcher):

@@ -2,70 +2,54 @@
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import os
 import time
 from collections.abc import Mapping
+from functools import partial
 from multiprocessing.connection import wait
 
-from distmk.bootstrap.base import Bootstrap, Member, name_ranks
-from distmk.bootstrap.link import TICK_S, Link, pack, unpack
-from distmk.errors import JobClosedError, RankLostError
+from distmk.bootstrap.base import Bootstrap, Launcher, Member, name_ranks
+from distmk.bootstrap.link import TICK_S, Link
+from distmk.bootstrap.messages import pack, unpack
+from distmk.bootstrap.news import ABORT, LOST, MEET, Loss, News, encode_abort, is_unreachable, lost_host
+from distmk.errors import DistmkError, JobClosedError, RankLostError
 
-# Frame tags.
+# Frame tags of collective calls.
 _GATHER = b"g"
 _BROADCAST = b"b"
 _COMMAND = b"c"
 _CLOSE = b"q"  # rank 0 closes
-_LEAVE = b"l"  # a rank closes and waits until all do (`Launcher.leaves_together`)
-_LOST = b"x"  # a rank is lost; the payload says which
 
 _FAREWELL_S = 1.0
 # Other ranks wait a little longer than rank 0, whose report names the missing rank.
 _REPORT_S = 5.0
-
-
-class Launcher:
-    """What a launcher adds to a star. These defaults are for a launcher that adds nothing."""
-
-    leaves_together = False  # whether `close` waits until every rank closes
-
-    def check_joining(self) -> None:
-        """Called every 0.25 s or more often while rank 0 waits for the others to join. May raise RankLostError."""
-
-    def describe_exit(self, rank: int) -> str | None:
-        """How the process of `rank` ended; None while it runs, or if the launcher cannot tell."""
-        return None
-
-    def describe_loss(self, rank: int) -> str:
-        """Why the connection to `rank` ended."""
-        return f"rank {rank} left or died"
-
-    def closed(self, in_order: bool) -> None:
-        """The last step of `close`. `in_order`: no rank was lost, and with `leaves_together` every rank has closed."""
-
-    def abort(self, exit_code: int) -> None:
-        """End the processes of the job."""
+_TOGETHER_S = 0.1  # connections of processes that die together end within this time
+_LEAVING = "closing"  # the meeting place of ranks that close in order
 
 
 class Star(Bootstrap):
-    """What rank 0 and the other ranks share."""
+    """What rank 0 and the other ranks share; takes over `links`, by rank, and `authkey`, with which they were made."""
 
-    def __init__(self, member: Member, timeout_s: float, launcher: Launcher) -> None:
+    def __init__(
+        self, member: Member, links: Mapping[int, Link], authkey: bytes, timeout_s: float, launcher: Launcher
+    ) -> None:
         super().__init__(member, timeout_s)
+        self.authkey = authkey
+        self._links = dict(sorted(links.items()))
         self._launcher = launcher
+        self._news = News()
         self._owner_pid = os.getpid()
 
     def close(self) -> None:
         # A forked child shares the sockets, but its exit must not end its parent's job.
         if self._closed or os.getpid() != self._owner_pid:
             return
-        self._closed = True
         self._announce_close()
         in_order = self._lost is None
         if in_order and self._launcher.leaves_together:
-            in_order = self._leave_together()
+            in_order = self.meet(_LEAVING, self.timeout_s)
+        self._closed = True
         self._close_links()
         self._launcher.closed(in_order)
 
@@ -75,24 +59,108 @@ class Star(Bootstrap):
         self._launcher.abort(exit_code)
         self._close_links()
 
-    @abc.abstractmethod
+    def links(self) -> list[Link]:
+        """The connections of this rank."""
+        return list(self._links.values())
+
+    def lost_ranks(self) -> list[int]:
+        self._listen()
+        if self._news.loss is None:
+            return [rank for rank, link in self._links.items() if link.ended is not None]  # closed in order
+        return list(self._news.loss.ranks)
+
+    @property
+    def loss(self) -> str | None:
+        return self._news.loss.text if self._news.loss else None
+
+    def tell_abort(self, launch: int, reason: int) -> None:
+        self._news.aborts.setdefault(launch, reason)
+        self._tell(ABORT, encode_abort(launch, reason))
+
+    def told_abort(self, launch: int) -> int:
+        self._listen()
+        return self._news.aborts.get(launch, 0)
+
     def _announce_close(self) -> None:
         """Tell the other ranks, without waiting for them, that this one closes."""
 
-    @abc.abstractmethod
-    def _leave_together(self) -> bool:
-        """Wait until every rank closes, up to `timeout_s`; False if one is lost or does not."""
+    def _close_links(self) -> None:
+        for link in self._links.values():
+            link.close()
 
-    @abc.abstractmethod
-    def _close_links(self) -> None: ...
+    def _tell(self, tag: bytes, payload: bytes, but: int | None = None) -> None:
+        """Send a frame to all ranks at the other ends, but `but`, of which none may delay the next one's for long."""
+        for rank, link in self._links.items():
+            if rank != but:
+                with contextlib.suppress(OSError):
+                    link.set_timeout(_FAREWELL_S)
+                    link.send(tag, payload)
+                with contextlib.suppress(OSError):
+                    link.set_timeout(self.timeout_s)
+
+    def _listen(self) -> None:
+        """Read whatever has arrived, without waiting, and record a loss."""
+        if self._closed or self._lost is not None:
+            return
+        for rank, link in self._links.items():
+            if link.ended is None:
+                self._pump(rank, link)
+        if self._news.loss is not None:
+            self._lose(self._news.loss)
+
+    def _pump(self, rank: int, link: Link) -> None:
+        """Take in the frames of `rank` that have arrived, up to the end of the connection, which is a loss."""
+        known = len(self._news.aborts)
+        link.pump(partial(self._take, rank))
+        if len(self._news.aborts) > known and self.rank == 0:
+            launch, reason = list(self._news.aborts.items())[-1]
+            self._tell(ABORT, encode_abort(launch, reason), but=rank)
+        in_order = any(tag == _CLOSE for tag, _ in link.inbox)
+        if link.ended is not None and not in_order and self._news.loss is None:
+            self._news.loss = self._find_loss(rank, link)
+
+    def _take(self, rank: int, tag: bytes, payload: bytes) -> bool:
+        return self._news.take(tag, payload, rank)
+
+    def _find_loss(self, rank: int, link: Link) -> Loss:
+        """The loss that the end of a connection means: of a host, or of the processes that ended together with this one."""
+        if link.ended is not None and is_unreachable(link.ended):
+            return lost_host(rank, self.host_ids, self.hostnames, link.link_timeout_s)
+        if isinstance(link.ended, DistmkError):
+            return Loss((rank,), str(link.ended))
+        text = self._launcher.describe_loss(rank)
+        until = time.monotonic() + _TOGETHER_S
+        others = {each.conn: (other, each) for other, each in self._links.items() if each.ended is None}
+        while others and (left_s := until - time.monotonic()) > 0:
+            for conn in wait(list(others), left_s):
+                other, each = others.pop(conn)  # type: ignore[call-overload]
+                each.pump(partial(self._take, other))
+        ranks = tuple(other for other, each in self._links.items() if each.ended is not None)
+        return Loss(ranks, text if len(ranks) == 1 else f"{name_ranks(ranks)} left or died")
+
+    def _lose(self, loss: Loss, kind: type[RankLostError] = RankLostError) -> RankLostError:
+        """Record the loss and report it, from rank 0, to the other ranks."""
+        self._news.loss = self._news.loss or loss
+        self._lost = kind(self._news.loss.text)
+        if self.rank == 0:
+            self._tell(LOST, self._news.loss.encode())
+        return kind(self._news.loss.text)
+
+    def _next_frame(self, rank: int) -> tuple[bytes, bytes] | None:
+        """The next frame of a collective call from `rank`, if it has arrived. RankLostError: a rank is gone."""
+        link = self._links[rank]
+        if not link.inbox and link.ended is None:
+            self._pump(rank, link)
+        # Rank 0 reports a loss before it closes for that reason.
+        if link.inbox and not (self._news.loss and link.inbox[0][0] == _CLOSE):
+            return link.inbox.popleft()
+        if self._news.loss is not None:
+            raise self._lose(self._news.loss)
+        return None
 
 
 class StarHub(Star):
-    """Rank 0 of a star; takes over `links`, one to each other rank."""
-
-    def __init__(self, member: Member, links: Mapping[int, Link], timeout_s: float, launcher: Launcher) -> None:
-        super().__init__(member, timeout_s, launcher)
-        self._links = dict(sorted(links.items()))
+    """Rank 0 of a star, with a link to each other rank."""
 
     def allgather(self, payload: bytes) -> list[bytes]:
         self._check_usable()
@@ -115,93 +183,77 @@ class StarHub(Star):
     def next_command(self) -> bytes | None:
         raise self._refuse("next_command")
 
-    def _announce_close(self) -> None:
-        for link in self._links.values():
-            with contextlib.suppress(OSError):
-                link.set_timeout(_FAREWELL_S)
-                link.send(_CLOSE, b"")
+    def address_of(self, rank: int) -> str:
+        return self._links[rank].peer_address() if rank else next(iter(self._links.values())).own_address()
 
-    def _leave_together(self) -> bool:
-        try:
-            self._collect(_LEAVE)
-            self._send_all(_LEAVE, b"")
-        except (RankLostError, RuntimeError):
-            return False
+    def meet(self, place: str, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        met = self._news.met.setdefault(place, set())
+        while not met >= set(self._links):
+            self._listen()
+            if self._lost is not None or time.monotonic() > deadline:
+                return False
+            wait([link.conn for link in self._links.values()], TICK_S)
+        del self._news.met[place]
+        self._tell(MEET, place.encode())
         return True
 
-    def _close_links(self) -> None:
-        for link in self._links.values():
-            link.close()
+    def _announce_close(self) -> None:
+        self._tell(_CLOSE, b"")
 
     def _collect(self, tag: bytes) -> dict[int, bytes]:
         """One frame with `tag` from every other rank. Raises RankLostError if a rank is gone or silent for `timeout_s`."""
         parts: dict[int, bytes] = {}
         deadline = time.monotonic() + self.timeout_s
-        while len(parts) < len(self._links):
-            pending = {link.conn: rank for rank, link in self._links.items() if rank not in parts}
+        while True:
+            for rank in self._links:
+                if rank not in parts and (frame := self._next_frame(rank)) is not None:
+                    parts[rank] = self._expect(rank, frame, tag)
+            pending = [rank for rank in self._links if rank not in parts]
+            if not pending:
+                return parts
+            if leaving := sorted(self._news.met.get(_LEAVING, set()) & set(pending)):
+                raise self._lose(Loss(tuple(leaving), f"rank {leaving[0]} left the job"))
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                missing = list(pending.values())
-                raise self._lose(missing[0], f"{name_ranks(missing)} did not answer rank 0 within {self.timeout_s:g} s")
-            ready = wait(list(pending), min(left_s, TICK_S))
-            if not ready:
+                text = f"{name_ranks(pending)} did not answer rank 0 within {self.timeout_s:g} s"
+                raise self._lose(Loss(tuple(pending), text))
+            if not wait([self._links[rank].conn for rank in pending], min(left_s, TICK_S)):
                 self._check_processes()
-            for conn in ready:
-                rank = pending[conn]  # type: ignore[index]
-                parts[rank] = self._receive(rank, tag)
-        return parts
 
     def _check_processes(self) -> None:
         """Raise RankLostError if the launcher knows that a rank has ended, and nothing of it is left to read."""
         for rank, link in self._links.items():
             text = self._launcher.describe_exit(rank)
-            if text is not None and not link.conn.poll(0):
-                raise self._lose(rank, text)
+            if text is not None and not link.inbox and not link.readable():
+                raise self._lose(Loss((rank,), text))
 
-    def _receive(self, rank: int, wanted: bytes) -> bytes:
-        try:
-            tag, payload = self._links[rank].recv()
-        except (EOFError, OSError) as error:
-            raise self._lose(rank, self._launcher.describe_loss(rank)) from error
-        if tag == wanted:
-            return payload
-        if tag == _LEAVE:
-            raise self._lose(rank, f"rank {rank} left the job")
-        raise RuntimeError(f"rank {rank} is out of step with rank 0: it sent {tag!r} instead of {wanted!r}")
+    def _expect(self, rank: int, frame: tuple[bytes, bytes], wanted: bytes) -> bytes:
+        tag, payload = frame
+        if tag != wanted:
+            raise RuntimeError(f"rank {rank} is out of step with rank 0: it sent {tag!r} instead of {wanted!r}")
+        return payload
 
     def _send_all(self, tag: bytes, payload: bytes) -> None:
         for rank, link in self._links.items():
             try:
                 link.send(tag, payload)
-            except BlockingIOError as error:
-                raise self._lose(rank, f"rank {rank} did not read from rank 0 within {self.timeout_s:g} s") from error
+            except BlockingIOError:
+                text = f"rank {rank} did not read from rank 0 within {self.timeout_s:g} s"
+                raise self._lose(Loss((rank,), text)) from None
             except OSError as error:
-                raise self._lose(rank, self._launcher.describe_loss(rank)) from error
-
-    def _lose(self, lost_rank: int, text: str) -> RankLostError:
-        """Record the loss and report it to the other ranks, of which none may delay the report to the next."""
-        self._lost = RankLostError(text)
-        for rank, link in self._links.items():
-            if rank != lost_rank:
-                with contextlib.suppress(OSError):
-                    link.set_timeout(_FAREWELL_S)
-                    link.send(_LOST, text.encode())
-        return RankLostError(text)
+                link.ended = link.ended or error
+                raise self._lose(self._find_loss(rank, link)) from None
 
 
 class StarSpoke(Star):
-    """Any rank but 0 of a star; takes over `link`, its connection to rank 0."""
-
-    def __init__(self, member: Member, link: Link, timeout_s: float, launcher: Launcher) -> None:
-        super().__init__(member, timeout_s, launcher)
-        self._link = link
-        self._hub_closed = False
+    """Any rank but 0 of a star, with a link to rank 0."""
 
     def allgather(self, payload: bytes) -> list[bytes]:
         self._check_usable()
         # If sending fails, rank 0 is gone, and its last frame may say why: so read in any case.
         with contextlib.suppress(OSError):
-            self._link.send(_GATHER, payload)
+            self._links[0].send(_GATHER, payload)
         return unpack(self._expect(_GATHER))
 
     def broadcast(self, payload: bytes | None = None) -> bytes:
@@ -213,53 +265,40 @@ class StarSpoke(Star):
 
     def next_command(self) -> bytes | None:
         self._check_usable()
-        if self._hub_closed:
+        frame = self._wait_for_frame(None)
+        if frame[0] == _CLOSE:
+            self._links[0].inbox.appendleft(frame)  # for the next call
             return None
-        tag, payload = self._receive(None)
-        if tag == _CLOSE:
-            self._hub_closed = True
-            return None
-        if tag != _COMMAND:
-            raise RuntimeError(f"rank {self.rank} is out of step with rank 0: it got {tag!r} instead of a command")
-        return payload
+        if frame[0] != _COMMAND:
+            raise RuntimeError(f"rank {self.rank} is out of step with rank 0: it got {frame[0]!r} instead of a command")
+        return frame[1]
 
-    def _announce_close(self) -> None:
-        if self._launcher.leaves_together and self._lost is None:
-            with contextlib.suppress(OSError):
-                self._link.send(_LEAVE, b"")
-
-    def _leave_together(self) -> bool:
-        deadline = time.monotonic() + self.timeout_s
-        try:
-            # Commands that nobody takes any more, and rank 0's close, may come first.
-            while self._receive(max(0.0, deadline - time.monotonic()))[0] != _LEAVE:
-                pass
-        except RankLostError:
-            return False
+    def meet(self, place: str, timeout_s: float) -> bool:
+        with contextlib.suppress(OSError):
+            self._links[0].send(MEET, place.encode())
+        deadline = time.monotonic() + timeout_s + _REPORT_S
+        while 0 not in self._news.met.get(place, set()):
+            self._listen()
+            if self._lost is not None or time.monotonic() > deadline:
+                return False
+            wait([self._links[0].conn], TICK_S)
+        del self._news.met[place]
         return True
 
-    def _close_links(self) -> None:
-        self._link.close()
-
     def _expect(self, wanted: bytes) -> bytes:
-        tag, payload = self._receive(self.timeout_s + _REPORT_S)
+        tag, payload = self._wait_for_frame(self.timeout_s + _REPORT_S)
         if tag == _CLOSE:
-            raise self._lose("rank 0 closed the job while this rank still waited for it", JobClosedError)
+            text = "rank 0 closed the job while this rank still waited for it"
+            raise self._lose(Loss((0,), text), JobClosedError)
         if tag != wanted:
             raise RuntimeError(f"rank {self.rank} is out of step with rank 0: it got {tag!r} instead of {wanted!r}")
         return payload
 
-    def _receive(self, timeout_s: float | None) -> tuple[bytes, bytes]:
-        try:
-            if not self._link.conn.poll(timeout_s):
-                raise self._lose(f"rank 0 did not answer within {self.timeout_s:g} s")
-            tag, payload = self._link.recv()
-        except (EOFError, OSError) as error:
-            raise self._lose("rank 0 left or died") from error
-        if tag == _LOST:
-            raise self._lose(payload.decode())
-        return tag, payload
-
-    def _lose(self, text: str, kind: type[RankLostError] = RankLostError) -> RankLostError:
-        self._lost = kind(text)
-        return kind(text)
+    def _wait_for_frame(self, timeout_s: float | None) -> tuple[bytes, bytes]:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while (frame := self._next_frame(0)) is None:
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                raise self._lose(Loss((0,), f"rank 0 did not answer within {self.timeout_s:g} s"))
+            wait([self._links[0].conn], left_s)
+        return frame

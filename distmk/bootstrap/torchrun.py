@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from distmk.bootstrap.base import Member
-from distmk.bootstrap.rendezvous import join_star
+from distmk.bootstrap.rendezvous import Introducer, join_star
 from distmk.bootstrap.star import Star
 from distmk.errors import RankLostError, UsageError
 
 _WAIT_S = 1.0
 _KEY = "hub"
+_MOST_BYTES = 4096
 
 # Stores stay open until the process ends: a later job of the same process uses the same store under a new prefix.
 _stores: dict[tuple[str, int], Any] = {}
@@ -41,13 +42,14 @@ def connect_store(member: Member, address: StoreAddress, timeout_s: float) -> St
     """
     store = _open_store(member.rank, address, timeout_s)
 
-    def introduce(payload: bytes | None) -> bytes:
+    def carry(payload: bytes | None) -> bytes:
         if payload is None:
             return _wait_for(store, timeout_s)
         store.set(_KEY, payload.decode())
         return payload
 
-    return join_star(member, introduce, [address.host], timeout_s)
+    # Every process that reaches the store can read and write it.
+    return join_star(member, Introducer(carry, is_private=False), [address.host], timeout_s)
 
 
 def _open_store(rank: int, address: StoreAddress, timeout_s: float) -> Any:
@@ -84,7 +86,7 @@ def _wait_for(store: Any, timeout_s: float) -> bytes:
     while True:
         try:
             store.wait([_KEY], step)
-            return bytes(store.get(_KEY))
+            return bytes(store.get(_KEY))[:_MOST_BYTES]
         except RuntimeError as error:
             # A wait that only ran out of its step says "timeout"; a broken store answers at once, with other words.
             if time.monotonic() > deadline:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
+import json
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.bootstrap import Bootstrap, agree, connect
+from distmk.bootstrap.messages import parse_json
 from distmk.errors import DistmkError, Interrupted, UsageError
 from distmk.serving.engine import Engine, EngineArgs
 from distmk.serving.requests import Prompt, Request, make_request
@@ -88,7 +89,7 @@ class LLM:
     def _command(self, name: str, **arguments: Any) -> None:
         """Send the worker processes a command, if the other ranks are such (`serve`)."""
         if self._commands_workers:
-            self._bootstrap.send_command(pickle.dumps((name, arguments)))
+            self._bootstrap.send_command(json.dumps([name, arguments]).encode())
 
     def _load_tokenizer(self) -> Tokenizer | None:
         """The tokenizer, on rank 0; a model without one serves token ids."""
@@ -234,7 +235,7 @@ def serve(bootstrap: Bootstrap) -> None:
     engine: Engine | None = None
     try:
         while (payload := bootstrap.next_command()) is not None:
-            command, arguments = pickle.loads(payload)
+            command, arguments = parse_json(payload, "rank 0")
             if command == "close":
                 break
             if command == "load":

@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -17,28 +15,19 @@ import numpy.typing as npt
 
 from distmk import env
 from distmk.abi import Abort, TokenEvent
-from distmk.backends.base import Backend, Launch, LaunchSpec, StuckWait, require_warps
+from distmk.backends.base import Backend, Launch, LaunchSpec, require_warps
 from distmk.backends.host.backend import EmulatedBackend, HostBackend
 from distmk.backends.weight_upload import NUMPY_TYPES, upload_constants
 from distmk.bootstrap import Bootstrap, agree_same
 from distmk.check import check
-from distmk.errors import DistmkError, HangError, Interrupted, RankLostError, UsageError, WaitRecord
+from distmk.errors import DistmkError, HangError, Interrupted, RankLostError, UsageError
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer
 from distmk.program.program import Program, RankProgram, compile_graph
+from distmk.serving.outcome import Outcome, first_stuck, gather_outcomes
 from distmk.trace import Trace, capacity_for, collect
 
 POLL_S = 0.05
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How one rank left a launch."""
-
-    reason: Abort
-    stuck: tuple[StuckWait, ...]
-    iterations: int
-    left: bool  # its caller left the launch before the end
 
 
 def make_backend(name: str, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool) -> Backend:
@@ -208,8 +197,7 @@ class RunningLaunch:
         if reason is Abort.RANK_LOST:
             raise RankLostError(_name_lost(session.backend))
         stuck = tuple(self._launch.block.stuck_waits(session.rank_program)) if reason is Abort.HANG else ()
-        mine = pickle.dumps(Outcome(reason, stuck, self.iterations, left))
-        outcomes: list[Outcome] = [pickle.loads(payload) for payload in session.bootstrap.allgather(mine)]
+        outcomes = gather_outcomes(session.bootstrap, Outcome(reason, stuck, self.iterations, left))
         self.left = any(outcome.left for outcome in outcomes)
         if self.left:
             return
@@ -217,15 +205,6 @@ class RunningLaunch:
             raise Interrupted("the run was stopped")
         if any(outcome.reason is Abort.HANG for outcome in outcomes):
             raise HangError(first_stuck(outcomes), session.deadline_s)
-
-
-def first_stuck(outcomes: list[Outcome]) -> WaitRecord:
-    """The first stuck wait in program order over all ranks: the others wait because of it."""
-    waits = [(wait, rank) for rank, outcome in enumerate(outcomes) for wait in outcome.stuck]
-    if not waits:
-        return WaitRecord(-1, -1, "none", "start of an iteration", 1, 0)
-    wait, rank = min(waits, key=lambda pair: (pair[0].iteration, pair[0].order))
-    return WaitRecord(rank, wait.worker, wait.task, wait.event, wait.want, wait.got)
 
 
 def _name_lost(backend: Backend) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from distmk.abi import LaunchKind
 from distmk.backends.base import ENTRY, Entries, RunnerRecords
 from distmk.bootstrap import Bootstrap
+from distmk.bootstrap.messages import malformed, pack, parse_json, unpack
 from distmk.program.program import Program, RankProgram
 from distmk.program.reader import Ints, ProgramTables
 from distmk.trace.dependencies import Dependencies
@@ -43,15 +44,30 @@ def collect(
     if num_iterations:
         first = max(first, last + 1 - num_iterations)
     num_recorded = sum(len(each.entries) + each.num_dropped for each in records)
-    mine = [each.entries[each.entries["iteration"] >= first].tobytes() for each in records]
-    gathered = [pickle.loads(part) for part in bootstrap.allgather(pickle.dumps((mine, first, num_recorded)))]
+    kept = [each.entries[each.entries["iteration"] >= first].tobytes() for each in records]
+    gathered = bootstrap.allgather(pack([json.dumps([first, num_recorded]).encode(), *kept]))
     if bootstrap.rank:
         return None
-    first = max(each for _, each, _ in gathered)
-    ranks = [[np.frombuffer(part, ENTRY) for part in parts] for parts, _, _ in gathered]
-    ranks = [[part[part["iteration"] >= first] for part in parts] for parts in ranks]
-    num_left = sum(len(part) for parts in ranks for part in parts)
-    return assemble(program, ranks, sum(recorded for _, _, recorded in gathered) - num_left)
+    parts = [_read(payload, rank, program.ranks[rank], len(records)) for rank, payload in enumerate(gathered)]
+    first = max(each for each, _, _ in parts)
+    ranks = [[entries[entries["iteration"] >= first] for entries in runners] for _, _, runners in parts]
+    num_left = sum(len(entries) for runners in ranks for entries in runners)
+    return assemble(program, ranks, sum(recorded for _, recorded, _ in parts) - num_left)
+
+
+def _read(payload: bytes, rank: int, part: RankProgram, num_runners: int) -> tuple[int, int, list[Entries]]:
+    """A rank's first iteration, number of records, and records by runner. DistmkError: it sent something else."""
+    sender = f"rank {rank}"
+    head, *runners = unpack(payload, sender) or [b""]
+    numbers = parse_json(head, sender)
+    if not (isinstance(numbers, list) and [type(number) for number in numbers] == [int, int]):
+        raise malformed(sender, "no trace")
+    if len(runners) != num_runners or any(len(runner) % ENTRY.itemsize for runner in runners):
+        raise malformed(sender, f"a trace of {len(runners)} runners, not the {num_runners} of the program")
+    entries = [np.frombuffer(runner, ENTRY) for runner in runners]
+    if any(len(each) and int(each["task"].max()) >= len(part.tasks) for each in entries):
+        raise malformed(sender, "a trace of another program")
+    return numbers[0], numbers[1], entries
 
 
 def assemble(program: Program, ranks: Sequence[Sequence[Entries]], num_dropped: int = 0) -> Trace:

@@ -10,7 +10,7 @@ import pytest
 from bootstrap_runs import Job, check_exchange
 
 from distmk.bootstrap import agree, agree_same, connect
-from distmk.bootstrap.link import pack, unpack
+from distmk.bootstrap.messages import pack, unpack
 from distmk.errors import UsageError
 
 pytestmark = pytest.mark.timeout(120)

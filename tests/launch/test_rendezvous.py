@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from distmk.bootstrap import rendezvous
 from distmk.bootstrap.base import Bootstrap, Member
-from distmk.bootstrap.rendezvous import join_star, own_hosts
-from distmk.errors import RankLostError
+from distmk.bootstrap.keys import read_authkey
+from distmk.bootstrap.rendezvous import Introducer, join_star, own_hosts
+from distmk.errors import DistmkError, UsageError
 
 pytestmark = pytest.mark.timeout(60)
 
 Edit = Callable[[dict[str, Any]], None]
 
 
-def join_two(hosts: list[str], edit: Edit = lambda address: None, local_size: int | None = None) -> list[Any]:
+def join_two(
+    hosts: list[str],
+    edit: Edit = lambda address: None,
+    local_size: int | None = None,
+    is_private: bool = True,
+    env: dict[str, str] | None = None,
+) -> list[Any]:
     """Join two ranks in two threads; the result is each rank's star or its error. `edit` changes the address on its way."""
+    env = env or {}
     address: queue.Queue[bytes] = queue.Queue()
     ended: list[Any] = [None, None]
 
@@ -37,8 +47,9 @@ def join_two(hosts: list[str], edit: Edit = lambda address: None, local_size: in
 
     def join(rank: int) -> None:
         try:
-            ended[rank] = join_star(Member("mpi", rank, 2, None, local_size), introduce, hosts, timeout_s=2)
-        except RankLostError as error:
+            member = Member("mpi", rank, 2, None, local_size)
+            ended[rank] = join_star(member, Introducer(introduce, is_private), hosts, 2, env=env)
+        except DistmkError as error:
             ended[rank] = error
 
     threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
@@ -72,13 +83,50 @@ def test_addresses_that_do_not_lead_to_rank_0_are_passed_over(monkeypatch: pytes
 
         monkeypatch.setattr(rendezvous.socket, "create_connection", create_connection)
         monkeypatch.setattr(rendezvous, "_ATTEMPT_S", 0.3)
-        check_exchange(join_two(["no-such-host.invalid", "stranger", "127.0.0.1"]))
+        check_exchange(join_two(["no-such-host.invalid", "stranger", "127.0.0.7"]))
 
 
-def test_ranks_of_one_host_listen_on_loopback_only() -> None:
+def test_ranks_of_one_host_listen_on_no_network() -> None:
     told: list[dict[str, Any]] = []
     check_exchange(join_two(["no-such-host.invalid"], told.append, local_size=2))
-    assert told[0]["hosts"] == ["127.0.0.1"]
+    assert told[0]["unix"] and not told[0]["hosts"]
+
+
+@pytest.mark.parametrize("env", [{}, {"DISTMK_AUTHKEY": "5a" * 32}])
+def test_a_store_that_others_read_carries_no_key(env: dict[str, str]) -> None:
+    """Nor an address, unless the user gave a key: then without one only a Unix socket is offered."""
+    told: list[dict[str, Any]] = []
+    check_exchange(join_two(["127.0.0.7"], told.append, is_private=False, env=env))
+    assert told[0]["authkey"] == "" and bool(told[0]["unix"]) is not bool(env)
+
+
+def test_ranks_on_another_host_need_a_key() -> None:
+    def edit(address: dict[str, Any]) -> None:
+        address["unix"] = "a-socket-of-another-host"
+
+    _, spoke = join_two(["127.0.0.7"], edit, is_private=False)
+    assert "on another host; ranks on several hosts need a key" in str(spoke)
+
+
+def test_a_key_is_a_secret(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text("5a" * 32 + "\n")
+    named = {"DISTMK_AUTHKEY_FILE": str(path)}
+    path.chmod(0o640)
+    with pytest.raises(UsageError, match="chmod 600"):
+        read_authkey(named)
+    path.chmod(0o600)
+    assert read_authkey(named) == bytes.fromhex("5a" * 32)
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    for env, text in (
+        ({"DISTMK_AUTHKEY_FILE": str(tmp_path / "fifo")}, "no regular file"),
+        ({"DISTMK_AUTHKEY_FILE": str(tmp_path / "none")}, "cannot be read: No such file"),
+        ({"DISTMK_AUTHKEY": "12ab"}, "32 hexadecimal digits or more"),
+        ({"DISTMK_AUTHKEY": "not hexadecimal at all, but long enough"}, "32 hexadecimal digits or more"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            read_authkey(env)
+    assert read_authkey({}) is None
 
 
 def test_no_address_leads_to_rank_0() -> None:
@@ -86,19 +134,19 @@ def test_no_address_leads_to_rank_0() -> None:
         address["port"] = 1
 
     started = time.monotonic()
-    hub, spoke = join_two(["no-such-host.invalid", "127.0.0.1"], edit)
+    hub, spoke = join_two(["no-such-host.invalid", "127.0.0.7"], edit)
     assert time.monotonic() - started < 20
-    assert str(hub) == "rank 1 did not join rank 0 within 2 s"
+    assert str(hub) == "rank 1 did not join within 2 s"
     assert str(spoke).startswith("rank 1 cannot reach rank 0 at no-such-host.invalid port 1: ")
-    assert str(spoke).endswith("; nor at 127.0.0.1 port 1: Connection refused")
+    assert str(spoke).endswith("; nor at 127.0.0.7 port 1: Connection refused")
 
 
 def test_wrong_key_is_refused() -> None:
     def edit(address: dict[str, Any]) -> None:
         address["authkey"] = "00" * 32
 
-    hub, spoke = join_two(["127.0.0.1"], edit)
-    assert str(hub) == "rank 1 did not join rank 0 within 2 s"
+    hub, spoke = join_two(["127.0.0.7"], edit)
+    assert str(hub) == "rank 1 did not join within 2 s"
     assert "rank 0 did not let rank 1 join" in str(spoke)
 
 

@@ -1,0 +1,71 @@
+"""The secret of a job: where it comes from, so that no stranger joins.
+
+On one host no secret is needed: a Unix socket tells the user at its other end. Between hosts the secret comes from the
+environment of the launcher or from a file that only its owner reads; MPI may carry it, torch's store, which all users of a
+host can read, may not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Mapping
+
+from distmk.errors import UsageError
+
+AUTHKEY_ENV = "DISTMK_AUTHKEY"
+AUTHKEY_FILE_ENV = "DISTMK_AUTHKEY_FILE"
+UNAUTHENTICATED_ENV = "DISTMK_UNAUTHENTICATED_BIND"
+
+_LEAST_DIGITS = 32  # hexadecimal, of a key
+_MOST_DIGITS = 1024
+MAKE_KEY = 'python3 -c "import secrets; print(secrets.token_hex(32))"'
+
+
+def read_authkey(env: Mapping[str, str]) -> bytes | None:
+    """The key that the user gave all ranks; None if there is none. UsageError: it is no key, or others can read it."""
+    text = env.get(AUTHKEY_ENV)
+    name = AUTHKEY_ENV
+    if not text and env.get(AUTHKEY_FILE_ENV):
+        name = AUTHKEY_FILE_ENV
+        text = _read_private(env[AUTHKEY_FILE_ENV])
+    if not text:
+        return None
+    try:
+        key = bytes.fromhex(text.strip())
+    except ValueError:
+        key = b""
+    if len(key) * 2 < _LEAST_DIGITS:
+        raise UsageError(
+            f"{name} must hold {_LEAST_DIGITS} hexadecimal digits or more, the same on every rank; make some by {MAKE_KEY}"
+        )
+    return key
+
+
+def _read_private(path: str) -> str:
+    """The text of a small file that nobody but this user can read. UsageError: it is something else."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"{AUTHKEY_FILE_ENV}={path} cannot be read: {error.strerror}") from None
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise UsageError(f"{AUTHKEY_FILE_ENV}={path} is no regular file")
+        if found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise UsageError(f"{AUTHKEY_FILE_ENV}={path} can be read by other users; chmod 600 it, and own it")
+        return file.read(_MOST_DIGITS).decode(errors="replace")
+
+
+def public_key() -> bytes:
+    """The key of ranks that do without a secret, which everybody knows."""
+    return hashlib.sha256(b"distmk without a secret").digest()
+
+
+def no_key_error(rank: int) -> UsageError:
+    """The error of a rank on several hosts without a key."""
+    return UsageError(
+        f"rank {rank}: ranks on several hosts need a key, so that no stranger joins them; give every rank the same "
+        f"{AUTHKEY_ENV}, made by {MAKE_KEY}, or {AUTHKEY_FILE_ENV} (launch/README.md, Who may join)"
+    )

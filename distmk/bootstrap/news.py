@@ -1,0 +1,91 @@
+"""What ranks tell each other outside of collective calls: a loss, a launch that is given up, a meeting place that is reached.
+
+Such frames are taken out of the stream wherever a connection is read, so that they never disturb a collective call.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from distmk.bootstrap.base import name_ranks
+from distmk.bootstrap.messages import malformed, parse_json
+
+# Frame tags.
+LOST = b"x"  # ranks are lost; the payload says which, and why
+ABORT = b"a"  # a launch is given up
+MEET = b"m"  # a rank has reached a meeting place; from rank 0: all have
+
+# A connection that ended so was not closed: the other host, or the network to it, does not answer.
+UNREACHABLE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN})
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Ranks that are gone, and a line that says so."""
+
+    ranks: tuple[int, ...]
+    text: str
+
+    def encode(self) -> bytes:
+        return json.dumps([list(self.ranks), self.text]).encode()
+
+    @staticmethod
+    def decode(payload: bytes, sender: str) -> Loss:
+        """Undo `encode`. DistmkError: `payload` is something else."""
+        value = parse_json(payload, sender)
+        if isinstance(value, list) and len(value) == 2 and isinstance(value[0], list) and isinstance(value[1], str):
+            ranks, text = value
+            if all(type(rank) is int for rank in ranks):
+                return Loss(tuple(ranks), text)
+        raise malformed(sender, "no report of a loss")
+
+
+@dataclass
+class News:
+    """What this rank has been told so far."""
+
+    loss: Loss | None = None
+    aborts: dict[int, int] = field(default_factory=dict)  # reason, by the number of the launch
+    met: dict[str, set[int]] = field(default_factory=dict)  # ranks, by the name of the meeting place
+
+    def take(self, tag: bytes, payload: bytes, rank: int) -> bool:
+        """Take in a frame of `rank`; False if it belongs to a collective call. DistmkError: it is malformed."""
+        sender = f"rank {rank}"
+        if tag == LOST:
+            self.loss = self.loss or Loss.decode(payload, sender)
+        elif tag == ABORT:
+            launch, reason = decode_abort(payload, sender)
+            self.aborts.setdefault(launch, reason)
+        elif tag == MEET:
+            self.met.setdefault(payload.decode(errors="replace"), set()).add(rank)
+        else:
+            return False
+        return True
+
+
+def encode_abort(launch: int, reason: int) -> bytes:
+    return json.dumps([launch, reason]).encode()
+
+
+def decode_abort(payload: bytes, sender: str) -> tuple[int, int]:
+    """The launch that is given up, and the reason. DistmkError: `payload` is something else."""
+    value = parse_json(payload, sender)
+    if not (isinstance(value, list) and [type(each) for each in value] == [int, int]):
+        raise malformed(sender, "no abort of a launch")
+    return value[0], value[1]
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether a connection ended because the other side does not answer, and not because it was closed."""
+    return isinstance(error, OSError) and error.errno in UNREACHABLE
+
+
+def lost_host(rank: int, hosts: Sequence[str], hostnames: Sequence[str], link_timeout_s: float) -> Loss:
+    """The loss of all ranks on the host of `rank`. `hosts`: an identity of each rank's host."""
+    ranks = tuple(other for other, host in enumerate(hosts) if host == hosts[rank]) if hosts else (rank,)
+    place = f" on {hostnames[rank]}" if hostnames else ""
+    was = "was" if len(ranks) == 1 else "were"
+    return Loss(ranks, f"{name_ranks(ranks)}{place} {was} lost: no answer over the network for {link_timeout_s:g} s")
