@@ -17,7 +17,8 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from distmk.errors import ModelError, UsageError
-from distmk.serving.tokenizer import StreamDecoder, Tokenizer, load_tokenizer
+from distmk.serving.stream_decoder import StreamDecoder
+from distmk.serving.tokenizer import Tokenizer, load_tokenizer
 from distmk.weights import open_checkpoint
 
 TEXTS = [
