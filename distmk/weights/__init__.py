@@ -36,7 +36,8 @@ def open_checkpoint(path: str | Path, load_format: str = "auto", seed: int = 0) 
         from distmk.weights.gguf_source import open_gguf, read_gguf_config
 
         return open_gguf(source) if load_format == "auto" else _dummy(read_gguf_config(source), source, seed)
-    from distmk.weights.safetensors_source import open_safetensors, read_hf_config
+    from distmk.weights.hf_config import read_hf_config
+    from distmk.weights.safetensors_source import open_safetensors
 
     if load_format == "auto":
         return open_safetensors(source.parent)

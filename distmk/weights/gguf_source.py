@@ -17,6 +17,7 @@ from distmk.model.json_fields import Fields
 from distmk.weights.checkpoint import check_tensors
 from distmk.weights.files import PLAIN_ENCODINGS, Bytes, DataFile, Encoding, FileCheckpoint, StoredTensor
 from distmk.weights.gguf_header import ArrayRef, GgufHeader, GgufTensor, read_header
+from distmk.weights.gguf_stop_tokens import stop_token_ids
 
 ARCHITECTURES = ("llama", "qwen3")
 QUANTIZED = ("Q8_0", "Q4_0", "Q4_1")
@@ -106,7 +107,6 @@ def config_from_header(header: GgufHeader, rope_freq_factors: tuple[float, ...] 
             )
     embedding = shapes.get("token_embd.weight")
     bos = f.integer("tokenizer.ggml.bos_token_id", -1)
-    eos = (f.integer(f"tokenizer.ggml.{name}_token_id", -1) for name in ("eos", "eot"))
     values: dict[str, Any] = {
         "family": arch,
         "hidden_size": hidden,
@@ -127,7 +127,7 @@ def config_from_header(header: GgufHeader, rope_freq_factors: tuple[float, ...] 
         "mlp_bias": "blk.0.ffn_gate.bias" in shapes,
         "qk_norm": arch == "qwen3",
         "bos_token_id": bos if bos >= 0 else None,
-        "eos_token_ids": tuple(dict.fromkeys(token_id for token_id in eos if token_id >= 0)),
+        "eos_token_ids": stop_token_ids(header, f),
         "rope_freq_factors": rope_freq_factors,
     }
     return build_config(values, where)

@@ -1,4 +1,4 @@
-"""Hugging Face folders: config.json and one or more safetensors files.
+"""The weights of Hugging Face folders: one or more safetensors files.
 
 The `safetensors` library checks each file. The data is then read at the offsets in its header, because the library's numpy
 interface has no bfloat16 and its torch interface would import torch on every rank.
@@ -7,41 +7,15 @@ interface has no bfloat16 and its torch interface would import torch on every ra
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from distmk.errors import ModelError, one_line
-from distmk.model.config import ModelConfig
-from distmk.model.json_fields import token_ids
 from distmk.weights.checkpoint import HEAD, check_tensors
 from distmk.weights.files import PLAIN_ENCODINGS, DataFile, FileCheckpoint, StoredTensor
+from distmk.weights.hf_config import read_hf_config, read_json
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; ModelError if it cannot be read or is not an object."""
-    try:
-        value = json.loads(path.read_bytes())
-    except OSError as e:
-        raise ModelError(f"{path}: cannot be read: {e.strerror}") from None
-    except (ValueError, RecursionError) as e:
-        raise ModelError(f"{path}: not valid JSON ({one_line(e)}); fetch the file again") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: holds a JSON {type(value).__name__}; an object was expected")
-    return value
-
-
-def read_hf_config(path: Path) -> ModelConfig:
-    """The config in the `config.json` at `path`, with the EOS ids of a `generation_config.json` beside it."""
-    config = ModelConfig.from_hf(read_json(path), str(path))
-    generation = path.with_name("generation_config.json")
-    if generation.exists():
-        more = token_ids(read_json(generation), "eos_token_id", str(generation))
-        config = replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *more))))
-    return config
 
 
 def has_safetensors(folder: Path) -> bool:
