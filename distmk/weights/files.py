@@ -122,9 +122,15 @@ class FileCheckpoint:
     """A `Checkpoint` of tensors stored in files; several threads may read at once."""
 
     def __init__(
-        self, config: ModelConfig, path: Path, files: Sequence[DataFile], tensors: Mapping[str, StoredTensor]
+        self,
+        config: ModelConfig,
+        path: Path,
+        files: Sequence[DataFile],
+        tensors: Mapping[str, StoredTensor],
+        notes: tuple[str, ...] = (),
     ) -> None:
         self.config = config
+        self.notes = notes
         self.path: Path | None = path
         self._files = files
         self._tensors = dict(tensors)

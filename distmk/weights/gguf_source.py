@@ -14,7 +14,7 @@ import numpy.typing as npt
 from distmk.errors import ModelError
 from distmk.model.config import ModelConfig, build_config
 from distmk.model.json_fields import Fields
-from distmk.weights.checkpoint import check_tensors
+from distmk.weights.checkpoint import check_tensors, expected_tensors
 from distmk.weights.files import PLAIN_ENCODINGS, Bytes, DataFile, Encoding, FileCheckpoint, StoredTensor
 from distmk.weights.gguf_header import ArrayRef, GgufHeader, GgufTensor, read_header
 from distmk.weights.gguf_stop_tokens import stop_token_ids
@@ -52,7 +52,7 @@ def open_gguf(path: Path) -> FileCheckpoint:
     arch = _architecture(header)
     for entry in header.tensors:
         stored = _locate(entry, types, file)
-        if entry.name == ROPE_FACTORS:
+        if entry.name == ROPE_FACTORS and arch == "llama":  # llama.cpp applies them in this architecture only
             raw = file.read(stored.offset, stored.num_bytes).reshape(1, -1)
             factors = tuple(float(x) for x in stored.encoding.decode(raw).reshape(-1))
             continue
@@ -62,12 +62,12 @@ def open_gguf(path: Path) -> FileCheckpoint:
         tensors[name] = stored
     config = config_from_header(header, factors)
     shapes = {name: t.shape for name, t in tensors.items()}
-    check_tensors(shapes, config, str(path))
+    notes = check_tensors(shapes, config, str(path))
     if arch == "llama":
         for name, t in tensors.items():
             if ".q_proj." in name or ".k_proj." in name:
                 tensors[name] = StoredTensor(t.encoding, t.shape, t.file, t.offset, t.num_bytes, config.head_dim)
-    return FileCheckpoint(config, path, [file], tensors)
+    return FileCheckpoint(config, path, [file], {name: tensors[name] for name in expected_tensors(config)}, notes)
 
 
 def hf_name(name: str) -> str:
