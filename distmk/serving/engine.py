@@ -91,7 +91,7 @@ class Engine:
         agree(bootstrap, lambda: check_heads(self.config.head_dim, self.backend_name))
         settings = {name: str(value) for name, value in asdict(args).items() if name != "model"}
         agree_same(bootstrap, "models or options", {"model": self.checkpoint.fingerprint, **settings})
-        self.max_model_len = agree(bootstrap, lambda: choose_model_len(args.max_model_len, self.config.max_position))
+        self.max_model_len = agree(bootstrap, lambda: choose_model_len(args.max_model_len, self.config))
         self.num_workers = self._agree_on_workers()
         self.load_s: dict[str, float] = {}  # seconds by stage: program, runtime, weights
         with self._timed("program"):
