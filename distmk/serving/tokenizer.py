@@ -164,10 +164,7 @@ def _from_gguf(header: GgufHeader) -> tokenizers.Tokenizer:
     typed = list(zip(tokens, types, strict=False))
     inner.add_special_tokens([AddedToken(t, normalized=False, special=True) for t, n in typed if n == _CONTROL])
     inner.add_tokens([AddedToken(t, normalized=False, special=False) for t, n in typed if n == _USER_DEFINED])
-    # llama.cpp adds BOS for Llama 3 unless the file says otherwise.
-    bos = meta.get("tokenizer.ggml.bos_token_id")
-    if meta.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe") and isinstance(bos, int):
-        _prepend(inner, tokens, bos, where)
+    _add_template(inner, tokens, header)
     return inner
 
 
@@ -178,9 +175,19 @@ def _pre_tokenizer(pre: str) -> Any:
     return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def _prepend(inner: tokenizers.Tokenizer, tokens: Sequence[str], bos: int, where: Path) -> None:
+def _add_template(inner: tokenizers.Tokenizer, tokens: Sequence[str], header: GgufHeader) -> None:
+    """BOS in front of a prompt and EOS behind it, if the file says so; BOS for Llama 3 unless it says otherwise (llama.cpp)."""
     from tokenizers import processors
 
-    if bos >= len(tokens):
-        raise ModelError(f"{where}: BOS token {bos} is outside the vocabulary of {len(tokens)}")
-    inner.post_processor = processors.TemplateProcessing(single="bos $A", special_tokens=[("bos", bos)])
+    added = {}
+    for name, default in (("bos", header.metadata.get("tokenizer.ggml.pre") == "llama-bpe"), ("eos", False)):
+        token_id = header.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        if header.metadata.get(f"tokenizer.ggml.add_{name}_token", default) and isinstance(token_id, int):
+            if token_id >= len(tokens):
+                raise ModelError(
+                    f"{header.path}: {name.upper()} token {token_id} is outside the vocabulary of {len(tokens)}"
+                )
+            added[name] = token_id
+    if added:
+        single = " ".join(part for part in ("bos", "$A", "eos") if part == "$A" or part in added)
+        inner.post_processor = processors.TemplateProcessing(single=single, special_tokens=list(added.items()))

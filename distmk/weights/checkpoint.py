@@ -97,7 +97,10 @@ def check_tensors(stored: Mapping[str, tuple[int, ...]], config: ModelConfig, wh
     expected = expected_tensors(config)
     for name, shape in expected.items():
         if name not in stored:
-            raise ModelError(f"{where}: tensor {name} is missing; the config calls for it with shape {list(shape)}")
+            why = ", not tied to the embedding" if name == HEAD else ""
+            raise ModelError(
+                f"{where}: tensor {name} is missing; the config calls for it with shape {list(shape)}{why}"
+            )
         if stored[name] != shape:
             raise ModelError(
                 f"{where}: tensor {name} has shape {list(stored[name])}; the config calls for {list(shape)}"

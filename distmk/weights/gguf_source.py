@@ -52,8 +52,7 @@ def open_gguf(path: Path) -> FileCheckpoint:
     for entry in header.tensors:
         stored = _locate(entry, types, file)
         if entry.name == ROPE_FACTORS and arch == "llama":  # llama.cpp applies them in this architecture only
-            raw = file.read(stored.offset, stored.num_bytes).reshape(1, -1)
-            factors = tuple(float(x) for x in stored.encoding.decode(raw).reshape(-1))
+            factors = tuple(stored.encoding.to_f32(file.read(stored.offset, stored.num_bytes)).tolist())
             continue
         name = hf_name(entry.name)
         if name in tensors:

@@ -146,6 +146,16 @@ def test_rope_factors(tmp_path: Path) -> None:
     config = open_checkpoint(tmp_path / "m.gguf").config
     assert config.rope_freq_factors == tuple(factors.tolist())
     np.testing.assert_allclose(inv_freq(config), inv_freq(scaled), rtol=3e-7)
+    for kind in (QuantType.BF16, QuantType.F16):
+        raw = gguf.quantize(factors, kind)
+        write_gguf(
+            tmp_path / "m.gguf",
+            model.config,
+            model.state_dict(),
+            edit=lambda w, raw=raw, kind=kind: w.add_tensor("rope_freqs.weight", raw, raw_dtype=kind),
+        )
+        stored = open_checkpoint(tmp_path / "m.gguf").config.rope_freq_factors
+        assert stored == tuple(gguf.dequantize(raw, kind).tolist())
     write_gguf(
         tmp_path / "m.gguf",
         model.config,
