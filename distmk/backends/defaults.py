@@ -12,6 +12,7 @@ from distmk.backends.cuda.packages import CUDA_PACKAGES, INSTALL_CUDA
 from distmk.backends.host.backend import usable_cores
 from distmk.bootstrap import Bootstrap
 from distmk.errors import UsageError
+from distmk.model.config import ModelConfig
 
 BACKENDS = ("auto", "host", "cuda", "emulated")
 EMULATED_WORKERS = 4  # of a rank; all run on one core
@@ -56,11 +57,17 @@ def backend_choices(backend: str) -> BackendChoices:
     return {"tiled": True, "min_split": 64, "attention_launch": "spread"}
 
 
-def choose_model_len(wanted: int | None, max_position: int) -> int:
-    """The longest sequence in tokens. UsageError: `wanted` exceeds the model's context of `max_position`."""
-    if wanted is not None and wanted > max_position:
-        raise UsageError(f"max_model_len {wanted} is more than the model's context of {max_position} tokens")
-    return min(max_position, DEFAULT_MODEL_LEN) if wanted is None else wanted
+def choose_model_len(wanted: int | None, config: ModelConfig) -> int:
+    """The longest sequence in tokens. UsageError: `wanted` exceeds the model's context, or the window of its attention."""
+    if wanted is not None and wanted > config.max_position:
+        raise UsageError(f"max_model_len {wanted} is more than the model's context of {config.max_position} tokens")
+    window = config.sliding_window or config.max_position
+    if wanted is not None and wanted > window:
+        raise UsageError(
+            f"max_model_len {wanted} is more than the sliding window of {window} tokens that layers of this model have; "
+            f"windows are not supported, so give at most {window}"
+        )
+    return min(config.max_position, window, DEFAULT_MODEL_LEN) if wanted is None else wanted
 
 
 def check_heads(head_dim: int, backend: str) -> None:

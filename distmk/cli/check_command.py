@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         num_ranks=1 if arguments.ranks is None else arguments.ranks,
         num_workers=1 if arguments.workers is None else arguments.workers,
         max_seqs=arguments.max_num_seqs,
-        max_model_len=choose_model_len(arguments.max_model_len, config.max_position),
+        max_model_len=choose_model_len(arguments.max_model_len, config),
     )
     started = time.perf_counter()
     program = compile_graph(lower(build_model(config), options))

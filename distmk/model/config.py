@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.errors import ModelError
+from distmk.model.hf_features import refuse_unsupported, sliding_window
 from distmk.model.json_fields import Fields, token_ids
 
 Family = Literal["llama", "qwen3"]
@@ -43,7 +44,8 @@ class ModelConfig:
     family: for messages; what the model computes follows from the other fields.
     max_position: positions that the model was trained for. bos_token_id, eos_token_ids: None and () if there are none.
     qk_norm: RMSNorm over each query and key head. rope_freq_factors: [head_dim / 2] divisors of the plain rotary frequencies;
-    GGUF files hold Llama 3.1's scaling in that form instead of as `rope_scaling`.
+    GGUF files hold Llama 3.1's scaling in that form instead of as `rope_scaling`. sliding_window: tokens that a layer with a
+    window sees, None if all layers see all. Windows are not computed: a context must fit into it (`choose_model_len`).
     """
 
     family: Family
@@ -66,6 +68,7 @@ class ModelConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     rope_freq_factors: tuple[float, ...] | None = None
+    sliding_window: int | None = None
 
     def __post_init__(self) -> None:
         self.validate("model config")
@@ -107,26 +110,29 @@ class ModelConfig:
 
 def _from_hf(f: Fields) -> ModelConfig:
     family = _family(f)
-    _refuse_unsupported(f)
+    qwen3 = family == "qwen3"
+    refuse_unsupported(f, qwen3)
     num_heads = f.integer("num_attention_heads")
     hidden_size = f.integer("hidden_size")
     if num_heads < 1:
         raise ModelError(f"{f.where}: num_attention_heads is {num_heads}; it must be at least 1")
-    qwen3 = family == "qwen3"
+    num_layers = f.integer("num_hidden_layers")
     # Absent keys have the defaults of transformers' LlamaConfig and Qwen3Config.
     attention_bias = f.flag("attention_bias")
+    default_kv_heads = 32 if qwen3 and "num_key_value_heads" not in f.values else num_heads
     bos = token_ids(f.values, "bos_token_id", f.where, () if qwen3 else (1,))
-    theta, scaling = _rope(f)
+    default_max_position = 32768 if qwen3 else 2048
+    theta, scaling = _rope(f, default_max_position)
     values: dict[str, Any] = {
         "family": family,
         "hidden_size": hidden_size,
         "intermediate_size": f.integer("intermediate_size"),
-        "num_layers": f.integer("num_hidden_layers"),
+        "num_layers": num_layers,
         "num_heads": num_heads,
-        "num_kv_heads": f.integer("num_key_value_heads", num_heads),
+        "num_kv_heads": f.integer("num_key_value_heads", default_kv_heads),
         "head_dim": f.integer("head_dim", 128 if qwen3 else hidden_size // num_heads),
         "vocab_size": f.integer("vocab_size"),
-        "max_position": f.integer("max_position_embeddings", 32768 if qwen3 else 2048),
+        "max_position": f.integer("max_position_embeddings", default_max_position),
         "rms_norm_eps": f.number("rms_norm_eps", 1e-6),
         "rope_theta": theta,
         "rope_scaling": scaling,
@@ -137,6 +143,7 @@ def _from_hf(f: Fields) -> ModelConfig:
         "qk_norm": qwen3,
         "bos_token_id": bos[0] if bos else None,
         "eos_token_ids": token_ids(f.values, "eos_token_id", f.where, () if qwen3 else (2,)),
+        "sliding_window": sliding_window(f, num_layers, qwen3),
     }
     return build_config(values, f.where)
 
@@ -153,12 +160,17 @@ def _family(f: Fields) -> Family:
     """Llama or Qwen3, by the `architectures` key, else by `model_type`."""
     supported = ", ".join(ARCHITECTURES)
     names = f.values.get("architectures")
+    model_type = f.values.get("model_type")
     if isinstance(names, list) and names:
         for name in names:
             if isinstance(name, str) and name in ARCHITECTURES:
+                if model_type not in (None, ARCHITECTURES[name]):
+                    raise ModelError(
+                        f"{f.where}: architecture {name} and model type {model_type!s} contradict each other; "
+                        f"{ARCHITECTURES[name]} was expected"
+                    )
                 return ARCHITECTURES[name]
         raise ModelError(f"{f.where}: architecture {names[0]!s} is not supported; supported are {supported}")
-    model_type = f.values.get("model_type")
     for family in ARCHITECTURES.values():
         if model_type == family:
             return family
@@ -167,44 +179,35 @@ def _family(f: Fields) -> Family:
     raise ModelError(f"{f.where}: model type {model_type!s} is not supported; supported are {supported}")
 
 
-def _refuse_unsupported(f: Fields) -> None:
-    """Raise ModelError for features that would change the result if they were ignored."""
-    act = f.values.get("hidden_act", "silu")
-    if act != "silu":
-        raise ModelError(f"{f.where}: hidden_act {act!r} is not supported; only 'silu' is")
-    layer_types = f.values.get("layer_types")
-    if f.flag("use_sliding_window") or (isinstance(layer_types, list) and "sliding_attention" in layer_types):
-        raise ModelError(
-            f"{f.where}: sliding-window attention is in use, which is not supported; use a full-attention model"
-        )
-    if f.values.get("quantization_config"):
-        method = f.sub("quantization_config").values.get("quant_method", "unknown")
-        raise ModelError(
-            f"{f.where}: weights quantized with {method!s} are not supported; use an unquantized checkpoint"
-        )
-
-
-def _rope(f: Fields) -> tuple[float, RopeScaling | None]:
-    """The rotary base and scaling; a key of `rope_parameters` takes precedence over an old one."""
+def _rope(f: Fields, default_max_position: int) -> tuple[float, RopeScaling | None]:
+    """The rotary base and scaling. As in transformers, a filled `rope_scaling` counts instead of all of `rope_parameters`."""
     old_theta = f.number("rope_theta", 10000.0)
-    new = f.sub("rope_parameters")
-    rope = new if new.values else f.sub("rope_scaling")
+    old = f.sub("rope_scaling")
+    rope = old if old.values else f.sub("rope_parameters")
+    for key, value in rope.values.items():
+        if isinstance(value, Mapping):  # of each type of layers
+            raise ModelError(f"{rope.where}: {key} is an object; one set of parameters for all layers was expected")
+    for where in (f, rope):
+        if where.values.get("rope_theta", 1.0) is None:
+            raise ModelError(f"{where.where}: rope_theta is null; a number was expected")
     theta = rope.number("rope_theta", old_theta)
     partial = rope.number("partial_rotary_factor", f.number("partial_rotary_factor", 1.0))
     if partial != 1.0:
         raise ModelError(f"{f.where}: partial_rotary_factor {partial:g} is not supported; only 1 is")
     kind = rope.values.get("rope_type", rope.values.get("type", "default"))
-    if kind == "default":
+    if kind == "default" or (kind == "linear" and rope.number("factor") == 1.0):
         return theta, None
     if kind != "llama3":
         raise ModelError(f"{f.where}: RoPE type {kind!r} is not supported; supported are 'default' and 'llama3'")
+    # transformers takes a number beside `rope_scaling` before that inside it.
+    inside = rope.integer(
+        "original_max_position_embeddings", f.integer("max_position_embeddings", default_max_position)
+    )
     scaling = RopeScaling(
         factor=rope.number("factor"),
         low_freq_factor=rope.number("low_freq_factor"),
         high_freq_factor=rope.number("high_freq_factor"),
-        original_max_position=rope.integer(
-            "original_max_position_embeddings", f.integer("max_position_embeddings", 2048)
-        ),
+        original_max_position=f.integer("original_max_position_embeddings", inside),
     )
     if min(scaling.factor, scaling.low_freq_factor, scaling.original_max_position) <= 0:
         raise ModelError(f"{rope.where}: factor, low_freq_factor and original_max_position_embeddings must be positive")

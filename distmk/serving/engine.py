@@ -25,6 +25,7 @@ from distmk.backends.defaults import (
 )
 from distmk.backends.weight_upload import fill_weights
 from distmk.bootstrap import Bootstrap, agree, agree_same
+from distmk.console import tell
 from distmk.errors import DistmkError, UsageError
 from distmk.lower import DecodeOptions
 from distmk.model.shards import shard_model
@@ -85,10 +86,12 @@ class Engine:
         self.backend_name = agree(bootstrap, lambda: choose_backend(args.backend))
         self.checkpoint = agree(bootstrap, lambda: open_checkpoint(args.model, args.load_format, args.seed))
         self.config = self.checkpoint.config
+        for note in self.checkpoint.notes if bootstrap.rank == 0 else ():
+            tell(f"warning: {note}")
         agree(bootstrap, lambda: check_heads(self.config.head_dim, self.backend_name))
         settings = {name: str(value) for name, value in asdict(args).items() if name != "model"}
         agree_same(bootstrap, "models or options", {"model": self.checkpoint.fingerprint, **settings})
-        self.max_model_len = agree(bootstrap, lambda: choose_model_len(args.max_model_len, self.config.max_position))
+        self.max_model_len = agree(bootstrap, lambda: choose_model_len(args.max_model_len, self.config))
         self.num_workers = self._agree_on_workers()
         self.load_s: dict[str, float] = {}  # seconds by stage: program, runtime, weights
         with self._timed("program"):

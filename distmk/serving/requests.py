@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from distmk.abi import FinishReason, TokenEvent
 from distmk.errors import UsageError
 from distmk.serving.sampling import CompletionOutput, RequestOutput, SamplingParams, TokenOutput
-from distmk.serving.tokenizer import StreamDecoder, Tokenizer
+from distmk.serving.stream_decoder import StreamDecoder
+from distmk.serving.tokenizer import Tokenizer
 
-CONTEXT_TOKENS = 8  # of the prompt, given to the decoder
 Prompt = str | Sequence[int]
 
 
@@ -38,7 +38,8 @@ class Request:
             self.finish_reason = FinishReason(event.finish).name.lower()
         piece = ""
         if self.decoder is not None:
-            piece = self.decoder.push(event.token)
+            if event.finish != FinishReason.STOP:  # a stop token is no text, even one that is not marked as special
+                piece = self.decoder.push(event.token)
             if self.finish_reason:
                 piece += self.decoder.flush()
         self.pieces.append(piece)
@@ -77,5 +78,5 @@ def make_request(
             "shorten it or raise --max-model-len"
         )
     # The text of the first new token depends on the end of the prompt (a space, half a character).
-    decoder = StreamDecoder(tokenizer, context=ids[-CONTEXT_TOKENS:]) if tokenizer is not None else None
+    decoder = StreamDecoder(tokenizer, context=ids) if tokenizer is not None else None
     return Request(prompt if isinstance(prompt, str) else None, ids, params, decoder)

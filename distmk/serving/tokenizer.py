@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,17 @@ As in the tokenizer.json of GPT-2, SmolLM2, Llama 3 and Qwen2 / Qwen3, and in `l
 """
 
 _CONTROL, _USER_DEFINED = 3, 4
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
+def _byte_level() -> dict[str, int]:
+    """The byte of each character of byte-level BPE: printable Latin-1 stands for itself, other bytes for 256 and up (GPT-2)."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+BYTE_LEVEL = _byte_level()
 
 
 class Tokenizer:
@@ -42,18 +54,25 @@ class Tokenizer:
         self._inner = inner
         added = inner.get_added_tokens_decoder()
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+        decoder = b"" if inner.decoder is None else inner.decoder.__getstate__()
+        self._byte_level = b'"ByteLevel"' in decoder
+        self._byte_fallback = b'"ByteFallback"' in decoder
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, with the special tokens that the model adds to a prompt (such as BOS).
 
-        Special tokens spelled out in the text are encoded as such. UsageError: `text` is not valid Unicode.
+        Special tokens spelled out in the text are encoded as such; a text that begins with those that would be added in front
+        (`<s>Hello`) gets no second ones. UsageError: `text` is not valid Unicode.
         """
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as e:
             raise UsageError(f"the prompt is not valid Unicode at character {e.start}; pass UTF-8 text") from None
-        ids: list[int] = self._inner.encode(text, add_special_tokens=True).ids
-        return ids
+        encoded = self._inner.encode(text, add_special_tokens=True)
+        ids: list[int] = encoded.ids
+        added = encoded.special_tokens_mask  # 1 for tokens of the template, 0 for special tokens in the text
+        num_added = added.index(0) if 0 in added else 0
+        return ids[num_added:] if ids[:num_added] == ids[num_added : 2 * num_added] else ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of `ids`, without special tokens if `skip_special`. Invalid UTF-8 becomes U+FFFD. UsageError: an id < 0."""
@@ -63,59 +82,23 @@ class Tokenizer:
             raise UsageError(f"token id {min(ids)} is not a token of this model; ids are 0 or more") from None
         return text
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for, perhaps part of a character, as the tokenizer's decoder takes them.
+
+        Byte-level BPE spells bytes as characters of `BYTE_LEVEL`, byte fallback has tokens such as <0x0A>. b"": no such token.
+        """
+        token = self._inner.id_to_token(token_id) if token_id >= 0 else None
+        if token is None:
+            return b""
+        if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
+            return bytes([int(match[1], 16)])
+        if self._byte_level and all(letter in BYTE_LEVEL for letter in token):
+            return bytes(BYTE_LEVEL[letter] for letter in token)
+        return token.encode()
+
     def is_special(self, token_id: int) -> bool:
         """Whether `token_id` is a special token, which `decode` omits."""
         return token_id in self._special
-
-
-class StreamDecoder:
-    """Decodes ids one at a time; the pieces, joined, are what `decode` returns for all ids.
-
-    A token cannot be decoded alone: it may have part of a character, and some tokenizers drop the space before the first
-    word. `context`: ids before the first one pushed (the end of the prompt); their text is not returned, but because of them
-    a first word keeps its space.
-    """
-
-    _MAX_HELD = 16
-    """Tokens held back at most. A character has at most four bytes: if more tokens do not complete it, it is not UTF-8."""
-
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, context: Sequence[int] = ()) -> None:
-        self._tokenizer = tokenizer
-        self._skip_special = skip_special
-        # The tokens of the last returned piece, then those held back. The former are whole characters, and stay because the
-        # text of the latter may depend on them.
-        self._window: list[int] = []
-        self._held_from = 0  # index in the window
-        self._num_returned = 0  # characters of the window's text that were returned
-        for token_id in context[-2 * self._MAX_HELD :]:
-            self.push(token_id)
-        self.flush()
-
-    def push(self, token_id: int) -> str:
-        """The text that is certain after `token_id`; "" while a character is incomplete."""
-        if self._skip_special and self._tokenizer.is_special(token_id):
-            return ""
-        self._window.append(token_id)
-        text = self._tokenizer.decode(self._window, self._skip_special)
-        full = len(self._window) - self._held_from >= self._MAX_HELD
-        # An incomplete character decodes to U+FFFD, as does a real U+FFFD: that waits for the next token.
-        if not full and (text.endswith("\ufffd") or len(text) <= self._num_returned):
-            return ""
-        return self._new_piece(text)
-
-    def flush(self) -> str:
-        """The text held back, with U+FFFD for an incomplete character. More ids may be pushed afterwards."""
-        if len(self._window) == self._held_from:
-            return ""
-        return self._new_piece(self._tokenizer.decode(self._window, self._skip_special))
-
-    def _new_piece(self, text: str) -> str:
-        """The part of the window's `text` that was not returned yet."""
-        piece = text[self._num_returned :]
-        self._window = self._window[self._held_from :]
-        self._held_from = len(self._window)
-        self._num_returned = len(self._tokenizer.decode(self._window, self._skip_special))
-        return piece
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
@@ -181,10 +164,7 @@ def _from_gguf(header: GgufHeader) -> tokenizers.Tokenizer:
     typed = list(zip(tokens, types, strict=False))
     inner.add_special_tokens([AddedToken(t, normalized=False, special=True) for t, n in typed if n == _CONTROL])
     inner.add_tokens([AddedToken(t, normalized=False, special=False) for t, n in typed if n == _USER_DEFINED])
-    # llama.cpp adds BOS for Llama 3 unless the file says otherwise.
-    bos = meta.get("tokenizer.ggml.bos_token_id")
-    if meta.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe") and isinstance(bos, int):
-        _prepend(inner, tokens, bos, where)
+    _add_template(inner, tokens, header)
     return inner
 
 
@@ -195,9 +175,19 @@ def _pre_tokenizer(pre: str) -> Any:
     return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def _prepend(inner: tokenizers.Tokenizer, tokens: Sequence[str], bos: int, where: Path) -> None:
+def _add_template(inner: tokenizers.Tokenizer, tokens: Sequence[str], header: GgufHeader) -> None:
+    """BOS in front of a prompt and EOS behind it, if the file says so; BOS for Llama 3 unless it says otherwise (llama.cpp)."""
     from tokenizers import processors
 
-    if bos >= len(tokens):
-        raise ModelError(f"{where}: BOS token {bos} is outside the vocabulary of {len(tokens)}")
-    inner.post_processor = processors.TemplateProcessing(single="bos $A", special_tokens=[("bos", bos)])
+    added = {}
+    for name, default in (("bos", header.metadata.get("tokenizer.ggml.pre") == "llama-bpe"), ("eos", False)):
+        token_id = header.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        if header.metadata.get(f"tokenizer.ggml.add_{name}_token", default) and isinstance(token_id, int):
+            if token_id >= len(tokens):
+                raise ModelError(
+                    f"{header.path}: {name.upper()} token {token_id} is outside the vocabulary of {len(tokens)}"
+                )
+            added[name] = token_id
+    if added:
+        single = " ".join(part for part in ("bos", "$A", "eos") if part == "$A" or part in added)
+        inner.post_processor = processors.TemplateProcessing(single=single, special_tokens=list(added.items()))

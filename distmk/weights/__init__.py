@@ -8,6 +8,8 @@ from distmk.errors import ModelError, UsageError
 from distmk.model.config import PRESETS, ModelConfig
 from distmk.weights.checkpoint import Checkpoint, expected_tensors
 
+ADAPTER_CONFIG = "adapter_config.json"
+
 __all__ = ["Checkpoint", "expected_tensors", "open_checkpoint"]
 
 
@@ -36,11 +38,17 @@ def open_checkpoint(path: str | Path, load_format: str = "auto", seed: int = 0) 
         from distmk.weights.gguf_source import open_gguf, read_gguf_config
 
         return open_gguf(source) if load_format == "auto" else _dummy(read_gguf_config(source), source, seed)
-    from distmk.weights.safetensors_source import open_safetensors, read_hf_config
+    from distmk.weights.hf_config import read_hf_config
+    from distmk.weights.safetensors_source import open_safetensors
 
-    if load_format == "auto":
-        return open_safetensors(source.parent)
-    return _dummy(read_hf_config(source), where, seed)
+    if load_format == "dummy":
+        return _dummy(read_hf_config(source), where, seed)
+    if (source.parent / ADAPTER_CONFIG).exists():
+        raise ModelError(
+            f"{source.parent / ADAPTER_CONFIG}: the folder holds an adapter beside its model, and leaving it out would change "
+            "the result; merge it (PEFT: merge_and_unload, then save_pretrained), or remove the file"
+        )
+    return open_safetensors(source.parent)
 
 
 def _dummy(config: ModelConfig, path: Path | None, seed: int) -> Checkpoint:
@@ -58,7 +66,7 @@ def _find(path: Path, load_format: str) -> Path:
             f"{path}: not a model; expected a Hugging Face folder or a .gguf file"
             + (" or a config.json" if load_format == "dummy" else "")
         )
-    from distmk.weights.safetensors_source import has_safetensors
+    from distmk.weights.shard_files import has_safetensors
 
     config = path / "config.json"
     ggufs = sorted(p for p in path.glob("*.gguf") if p.is_file())
@@ -69,4 +77,6 @@ def _find(path: Path, load_format: str) -> Path:
         return ggufs[0]
     if ggufs:
         raise ModelError(f"{path}: holds {len(ggufs)} .gguf files; give the path of one of them, such as {ggufs[0]}")
+    if (path / ADAPTER_CONFIG).exists():
+        raise ModelError(f"{path}: holds an adapter without its model; merge the two (PEFT: merge_and_unload)")
     raise ModelError(f"{path}: has no config.json and no .gguf file; expected a Hugging Face folder or a GGUF model")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 from distmk.errors import ModelError
 from distmk.model.config import ModelConfig
 from distmk.weights.bf16 import F32, U16
+from distmk.weights.unused import report_unused
 
 RowRange = tuple[str, int, int]
 """Rows [begin, end) of the tensor with that name."""
@@ -35,6 +36,10 @@ class Checkpoint(Protocol):
     @property
     def fingerprint(self) -> str:
         """64 hex digits."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines that a user should read: what is in the files and not used, or used against the config."""
 
     def read(self, name: str, rows: slice | None = None, cols: slice | None = None, out: U16 | None = None) -> U16:
         """A block of the 2-D tensor `name` as bfloat16 bits: uint16 [rows, cols], C-contiguous, owned by the caller.
@@ -85,27 +90,22 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def check_tensors(
-    stored: Mapping[str, tuple[int, ...]], config: ModelConfig, where: str, ignored: Iterable[str] = ()
-) -> None:
-    """ModelError unless `stored` (shapes by name) has exactly the tensors that `config` calls for, and any of `ignored`.
-
-    Other tensors are an error, because leaving them out would change the result silently. `where` names the checkpoint.
+def check_tensors(stored: Mapping[str, tuple[int, ...]], config: ModelConfig, where: str) -> tuple[str, ...]:
+    """ModelError unless `stored` (shapes by name) has the tensors that `config` calls for, and no others that would change
+    the result. Warnings about others that do not. `where` names the checkpoint.
     """
     expected = expected_tensors(config)
     for name, shape in expected.items():
         if name not in stored:
-            raise ModelError(f"{where}: tensor {name} is missing; the config calls for it with shape {list(shape)}")
+            why = ", not tied to the embedding" if name == HEAD else ""
+            raise ModelError(
+                f"{where}: tensor {name} is missing; the config calls for it with shape {list(shape)}{why}"
+            )
         if stored[name] != shape:
             raise ModelError(
                 f"{where}: tensor {name} has shape {list(stored[name])}; the config calls for {list(shape)}"
             )
-    extra = sorted(set(stored) - set(expected) - set(ignored))
-    if extra:
-        raise ModelError(
-            f"{where}: tensor {extra[0]} (and {len(extra) - 1} more) is not part of a {config.family} model with this "
-            "config; the checkpoint is of a kind that is not supported"
-        )
+    return report_unused(stored.keys() - expected.keys(), config, where)
 
 
 def bounds(part: slice | None, size: int, what: str) -> tuple[int, int]:

@@ -46,6 +46,7 @@ class DummyCheckpoint:
     def __init__(self, config: ModelConfig, path: Path | None, seed: int) -> None:
         self.config = config
         self.path = path
+        self.notes: tuple[str, ...] = ()
         self.fingerprint = hashlib.sha256(f"dummy {seed}\n{config_text(config)}".encode()).hexdigest()
         self._seed = seed
         self._shapes = expected_tensors(config)

@@ -39,6 +39,11 @@ class Encoding:
     decode: Callable[[Bytes], npt.NDArray[np.generic]]
     is_bf16: bool = False
 
+    def to_f32(self, raw: Bytes) -> F32:
+        """The elements of a row, from its bytes; exact."""
+        values = self.decode(raw.reshape(1, -1))[0]
+        return bf16_to_f32(values.astype(np.uint16)) if self.is_bf16 else values.astype(np.float32)
+
 
 PLAIN_ENCODINGS: Mapping[str, Encoding] = {
     "F32": Encoding("F32", 1, 4, lambda raw: raw.view("<f4")),
@@ -122,9 +127,15 @@ class FileCheckpoint:
     """A `Checkpoint` of tensors stored in files; several threads may read at once."""
 
     def __init__(
-        self, config: ModelConfig, path: Path, files: Sequence[DataFile], tensors: Mapping[str, StoredTensor]
+        self,
+        config: ModelConfig,
+        path: Path,
+        files: Sequence[DataFile],
+        tensors: Mapping[str, StoredTensor],
+        notes: tuple[str, ...] = (),
     ) -> None:
         self.config = config
+        self.notes = notes
         self.path: Path | None = path
         self._files = files
         self._tensors = dict(tensors)
@@ -168,9 +179,7 @@ class FileCheckpoint:
 
     def read_vector(self, name: str) -> F32:
         tensor = self._tensor(name, num_dims=1)
-        raw = self._files[tensor.file].read(tensor.offset, tensor.num_bytes)
-        values = tensor.encoding.decode(raw.reshape(1, -1))[0]
-        vector = bf16_to_f32(values.astype(np.uint16)) if tensor.encoding.is_bf16 else values.astype(np.float32)
+        vector = tensor.encoding.to_f32(self._files[tensor.file].read(tensor.offset, tensor.num_bytes))
         if tensor.swizzled_head:
             vector = vector[stored_rows(np.arange(vector.size), tensor.swizzled_head)]
         return vector

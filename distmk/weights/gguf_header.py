@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,10 +90,18 @@ class _Cursor:
     def u64(self) -> int:
         return int(self.scalar(U64))
 
-    def string(self) -> str:
+    def raw_string(self) -> bytes:
         num_bytes = self.u64()
         start = self.skip(num_bytes)
-        return self.data[start : start + num_bytes].decode("utf-8")
+        return self.data[start : start + num_bytes]
+
+    def string(self) -> str:
+        """A name or a token, which must be UTF-8 as the format demands."""
+        return self.raw_string().decode("utf-8")
+
+    def label(self) -> str:
+        """Text of metadata. Files exist whose authors or descriptions are in another encoding; that is no damage."""
+        return self.raw_string().decode("utf-8", errors="replace")
 
     def array(self) -> ArrayRef:
         """Step over an array of scalars or strings."""
@@ -111,7 +120,7 @@ class _Cursor:
         if kind in SCALARS:
             return self.scalar(SCALARS[kind])
         if kind == STRING:
-            return self.string()
+            return self.label()
         if kind == ARRAY:
             return self.array()
         raise ValueError(f"has a value of unknown type {kind}")
@@ -165,12 +174,25 @@ def read_strings(header: GgufHeader, key: str) -> list[str]:
         return []
     if ref.kind != STRING:
         raise ModelError(f"{header.path}: {key} is not an array of strings")
-    try:
-        with header.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            cursor = _Cursor(data, ref.offset)
-            return [cursor.string() for _ in range(ref.count)]
-    except (OSError, ValueError) as e:
-        raise ModelError(f"{header.path}: {key} cannot be read: {one_line(e)}") from None
+    with _mapped(header, key) as cursor:
+        cursor.at = ref.offset
+        return [cursor.string() for _ in range(ref.count)]
+
+
+def find_strings(header: GgufHeader, key: str, wanted: Collection[str]) -> dict[str, int]:
+    """The first index of each of `wanted` in the array of strings under metadata `key`; those that are not in it are left out."""
+    ref = _array(header, key)
+    if ref is None or ref.kind != STRING:
+        return {}
+    texts = {text.encode(): text for text in wanted}
+    found: dict[str, int] = {}
+    with _mapped(header, key) as cursor:
+        cursor.at = ref.offset
+        for index in range(ref.count):
+            raw = cursor.raw_string()
+            if raw in texts:
+                found.setdefault(texts[raw], index)
+    return found
 
 
 def read_numbers(header: GgufHeader, key: str) -> list[int | float | bool]:
@@ -186,6 +208,16 @@ def read_numbers(header: GgufHeader, key: str) -> list[int | float | bool]:
             file.seek(ref.offset)
             return [item for (item,) in form.iter_unpack(file.read(ref.count * form.size))]
     except (OSError, struct.error) as e:
+        raise ModelError(f"{header.path}: {key} cannot be read: {one_line(e)}") from None
+
+
+@contextmanager
+def _mapped(header: GgufHeader, key: str) -> Iterator[_Cursor]:
+    """A cursor over the file. ModelError, which names `key`: it cannot be read."""
+    try:
+        with header.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            yield _Cursor(data, 0)
+    except (OSError, ValueError) as e:
         raise ModelError(f"{header.path}: {key} cannot be read: {one_line(e)}") from None
 
 

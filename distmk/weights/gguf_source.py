@@ -14,9 +14,11 @@ import numpy.typing as npt
 from distmk.errors import ModelError
 from distmk.model.config import ModelConfig, build_config
 from distmk.model.json_fields import Fields
-from distmk.weights.checkpoint import check_tensors
+from distmk.weights.checkpoint import check_tensors, expected_tensors
 from distmk.weights.files import PLAIN_ENCODINGS, Bytes, DataFile, Encoding, FileCheckpoint, StoredTensor
 from distmk.weights.gguf_header import ArrayRef, GgufHeader, GgufTensor, read_header
+from distmk.weights.gguf_keys import check_keys
+from distmk.weights.gguf_stop_tokens import stop_token_ids
 
 ARCHITECTURES = ("llama", "qwen3")
 QUANTIZED = ("Q8_0", "Q4_0", "Q4_1")
@@ -36,8 +38,6 @@ _IN_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-# Keys of Llama-like models that change the computation.
-_UNSUPPORTED_KEYS = ("logit_scale", "residual_scale", "embedding_scale", "attention.scale", "attention.sliding_window")
 
 
 def open_gguf(path: Path) -> FileCheckpoint:
@@ -51,9 +51,8 @@ def open_gguf(path: Path) -> FileCheckpoint:
     arch = _architecture(header)
     for entry in header.tensors:
         stored = _locate(entry, types, file)
-        if entry.name == ROPE_FACTORS:
-            raw = file.read(stored.offset, stored.num_bytes).reshape(1, -1)
-            factors = tuple(float(x) for x in stored.encoding.decode(raw).reshape(-1))
+        if entry.name == ROPE_FACTORS and arch == "llama":  # llama.cpp applies them in this architecture only
+            factors = tuple(stored.encoding.to_f32(file.read(stored.offset, stored.num_bytes)).tolist())
             continue
         name = hf_name(entry.name)
         if name in tensors:
@@ -61,12 +60,12 @@ def open_gguf(path: Path) -> FileCheckpoint:
         tensors[name] = stored
     config = config_from_header(header, factors)
     shapes = {name: t.shape for name, t in tensors.items()}
-    check_tensors(shapes, config, str(path))
+    notes = check_keys(header, _scalars(header), arch) + check_tensors(shapes, config, str(path))
     if arch == "llama":
         for name, t in tensors.items():
             if ".q_proj." in name or ".k_proj." in name:
                 tensors[name] = StoredTensor(t.encoding, t.shape, t.file, t.offset, t.num_bytes, config.head_dim)
-    return FileCheckpoint(config, path, [file], tensors)
+    return FileCheckpoint(config, path, [file], {name: tensors[name] for name in expected_tensors(config)}, notes)
 
 
 def hf_name(name: str) -> str:
@@ -92,8 +91,8 @@ def config_from_header(header: GgufHeader, rope_freq_factors: tuple[float, ...] 
     """
     arch = _architecture(header)
     where = str(header.path)
-    f = Fields({k: v for k, v in header.metadata.items() if not isinstance(v, ArrayRef)}, where)
-    _refuse_unsupported(header, f, arch)
+    f = _scalars(header)
+    check_keys(header, f, arch)
     shapes = {t.name: t.shape for t in header.tensors}
     hidden, num_heads = f.integer(f"{arch}.embedding_length"), f.integer(f"{arch}.attention.head_count")
     if num_heads < 1:
@@ -106,7 +105,6 @@ def config_from_header(header: GgufHeader, rope_freq_factors: tuple[float, ...] 
             )
     embedding = shapes.get("token_embd.weight")
     bos = f.integer("tokenizer.ggml.bos_token_id", -1)
-    eos = (f.integer(f"tokenizer.ggml.{name}_token_id", -1) for name in ("eos", "eot"))
     values: dict[str, Any] = {
         "family": arch,
         "hidden_size": hidden,
@@ -127,10 +125,15 @@ def config_from_header(header: GgufHeader, rope_freq_factors: tuple[float, ...] 
         "mlp_bias": "blk.0.ffn_gate.bias" in shapes,
         "qk_norm": arch == "qwen3",
         "bos_token_id": bos if bos >= 0 else None,
-        "eos_token_ids": tuple(dict.fromkeys(token_id for token_id in eos if token_id >= 0)),
+        "eos_token_ids": stop_token_ids(header, f),
         "rope_freq_factors": rope_freq_factors,
+        "sliding_window": f.integer(f"{arch}.attention.sliding_window", 0) or None,
     }
     return build_config(values, where)
+
+
+def _scalars(header: GgufHeader) -> Fields:
+    return Fields({k: v for k, v in header.metadata.items() if not isinstance(v, ArrayRef)}, str(header.path))
 
 
 def _architecture(header: GgufHeader) -> str:
@@ -148,25 +151,6 @@ def _refuse_split(header: GgufHeader) -> None:
         raise ModelError(
             f"{header.path}: one of {count} parts of a split GGUF; merge them with llama-gguf-split --merge"
         )
-
-
-def _refuse_unsupported(header: GgufHeader, f: Fields, arch: str) -> None:
-    """ModelError for features that would change the result if they were ignored."""
-    if f.integer(f"{arch}.expert_count", 0):
-        raise ModelError(f"{f.where}: a mixture of experts, which is not supported; use a dense model")
-    for key in _UNSUPPORTED_KEYS:
-        if f.number(f"{arch}.{key}", 0.0):
-            raise ModelError(f"{f.where}: {arch}.{key} is set, which is not supported")
-    # In llama.cpp, a factor without a type means linear scaling.
-    scaled = f.number(f"{arch}.rope.scaling.factor", 0.0) or f.number(f"{arch}.rope.scale_linear", 0.0)
-    scaling = header.metadata.get(f"{arch}.rope.scaling.type", "linear" if scaled not in (0.0, 1.0) else "none")
-    if scaling != "none":
-        raise ModelError(
-            f"{f.where}: RoPE scaling {scaling!r} is not supported; supported are none and Llama 3.1's {ROPE_FACTORS}"
-        )
-    for key, value in header.metadata.items():
-        if isinstance(value, ArrayRef) and key.startswith((f"{arch}.attention.head_count", f"{arch}.feed_forward")):
-            raise ModelError(f"{f.where}: {key} differs from layer to layer, which is not supported")
 
 
 def _type_table() -> Mapping[int, Encoding | str]:

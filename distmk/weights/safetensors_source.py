@@ -1,4 +1,4 @@
-"""Hugging Face folders: config.json and one or more safetensors files.
+"""The weights of Hugging Face folders: one or more safetensors files.
 
 The `safetensors` library checks each file. The data is then read at the offsets in its header, because the library's numpy
 interface has no bfloat16 and its torch interface would import torch on every rank.
@@ -7,52 +7,27 @@ interface has no bfloat16 and its torch interface would import torch on every ra
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from distmk.errors import ModelError, one_line
 from distmk.model.config import ModelConfig
-from distmk.model.json_fields import token_ids
-from distmk.weights.checkpoint import HEAD, check_tensors
-from distmk.weights.files import PLAIN_ENCODINGS, DataFile, FileCheckpoint, StoredTensor
+from distmk.weights.checkpoint import EMBEDDING, HEAD, check_tensors, expected_tensors
+from distmk.weights.files import CHUNK_ELEMENTS, PLAIN_ENCODINGS, DataFile, FileCheckpoint, StoredTensor
+from distmk.weights.hf_config import read_hf_config
+from distmk.weights.shard_files import INDEX_FILE, find_shards
+from distmk.weights.unused import is_buffer
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; ModelError if it cannot be read or is not an object."""
-    try:
-        value = json.loads(path.read_bytes())
-    except OSError as e:
-        raise ModelError(f"{path}: cannot be read: {e.strerror}") from None
-    except (ValueError, RecursionError) as e:
-        raise ModelError(f"{path}: not valid JSON ({one_line(e)}); fetch the file again") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: holds a JSON {type(value).__name__}; an object was expected")
-    return value
-
-
-def read_hf_config(path: Path) -> ModelConfig:
-    """The config in the `config.json` at `path`, with the EOS ids of a `generation_config.json` beside it."""
-    config = ModelConfig.from_hf(read_json(path), str(path))
-    generation = path.with_name("generation_config.json")
-    if generation.exists():
-        more = token_ids(read_json(generation), "eos_token_id", str(generation))
-        config = replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *more))))
-    return config
-
-
-def has_safetensors(folder: Path) -> bool:
-    """Whether `folder` holds safetensors weights under the usual names."""
-    return (folder / SINGLE_FILE).exists() or (folder / INDEX_FILE).exists()
+META_EMBEDDING = "tok_embeddings.weight"
 
 
 def open_safetensors(folder: Path) -> FileCheckpoint:
     """Open a Hugging Face folder; ModelError for anything missing, damaged, or not supported."""
     config = read_hf_config(folder / "config.json")
-    shards, promised = _shards(folder)
+    shards, promised = find_shards(folder)
     files: list[DataFile] = []
     tensors: dict[str, StoredTensor] = {}
     for number, path in enumerate(shards):
@@ -65,42 +40,45 @@ def open_safetensors(folder: Path) -> FileCheckpoint:
     for name, shard in promised.items():
         if name not in tensors or shards[tensors[name].file].name != shard:
             raise ModelError(f"{folder / INDEX_FILE}: puts tensor {name} in {shard}, which does not hold it")
-    # Old Llama checkpoints store the rotary frequencies, which follow from the config.
-    ignored = {name for name in tensors if name.endswith("rotary_emb.inv_freq")}
-    if config.tie_embeddings:
-        ignored.add(HEAD)
-    check_tensors({name: t.shape for name, t in tensors.items()}, config, str(folder), ignored)
-    kept = {name: t for name, t in tensors.items() if name not in ignored}
-    return FileCheckpoint(config, folder, files, kept)
-
-
-def _shards(folder: Path) -> tuple[list[Path], dict[str, str]]:
-    """The safetensors files of `folder`, and by tensor the file that the index names (empty without an index)."""
-    single, index = folder / SINGLE_FILE, folder / INDEX_FILE
-    if single.exists():
-        return [single], {}
-    if not index.exists():
+    if META_EMBEDDING in tensors:
         raise ModelError(
-            f"{folder}: no {SINGLE_FILE} or {INDEX_FILE}; only safetensors (or GGUF) weights can be loaded, "
-            "convert others with transformers' save_pretrained, or use dummy weights"
+            f"{shards[0]}: has the names of Meta's and Mistral's own format ({META_EMBEDDING}); "
+            "fetch the weights in the Hugging Face format, or convert them with transformers"
         )
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelError(f"{index}: `weight_map` is {'missing' if weight_map is None else 'not a filled object'}")
-    for name, shard in weight_map.items():
-        if not isinstance(shard, str) or Path(shard).name != shard:
-            raise ModelError(
-                f"{index}: tensor {name} is put in {shard!r}; the name of a file in the folder was expected"
-            )
-    shards = [folder / shard for shard in sorted(set(weight_map.values()))]
-    for shard in shards:
-        if not shard.exists():
-            raise ModelError(f"{shard}: missing, but {INDEX_FILE} names it; fetch it again")
-    return shards, weight_map
+    config, notes = _resolve_tie(config, folder, files, tensors)
+    notes += check_tensors({name: t.shape for name, t in tensors.items()}, config, str(folder))
+    kept = {name: tensors[name] for name in expected_tensors(config)}
+    return FileCheckpoint(config, folder, files, kept, notes)
+
+
+def _resolve_tie(
+    config: ModelConfig, folder: Path, files: Sequence[DataFile], tensors: dict[str, StoredTensor]
+) -> tuple[ModelConfig, tuple[str, ...]]:
+    """The config with the tie that transformers would load, and what to tell the user; `tensors` is changed to go with it.
+
+    `PreTrainedModel.tie_weights` ties symmetrically if only one of the two tensors is stored, and not at all if both are stored
+    and differ, whatever the config says.
+    """
+    if not config.tie_embeddings or HEAD not in tensors:
+        return config, ()
+    if EMBEDDING not in tensors:
+        tensors[EMBEDDING] = tensors.pop(HEAD)
+        return config, ()
+    untied = replace(config, tie_embeddings=False)
+    check_tensors({name: t.shape for name, t in tensors.items()}, untied, str(folder))
+    both = FileCheckpoint(untied, folder, files, {name: tensors[name] for name in (EMBEDDING, HEAD)})
+    step = max(1, CHUNK_ELEMENTS // config.hidden_size)
+    for begin in range(0, config.vocab_size, step):
+        rows = slice(begin, min(begin + step, config.vocab_size))
+        if not np.array_equal(both.read(EMBEDDING, rows), both.read(HEAD, rows)):
+            note = f"{folder}: {HEAD} is used: it differs from {EMBEDDING}, though the config says tie_word_embeddings"
+            return untied, (note,)
+    del tensors[HEAD]
+    return config, ()
 
 
 def _read_table(file: DataFile, number: int) -> dict[str, StoredTensor]:
-    """The tensors of one file, checked by the safetensors library (offsets, sizes, overlaps, file length).
+    """The tensors of one file but for buffers, checked by the safetensors library (offsets, sizes, overlaps, file length).
 
     The format: 8 bytes of header length (little endian), the header as JSON, then the data that its offsets are
     relative to; see https://huggingface.co/docs/safetensors.
@@ -117,6 +95,8 @@ def _read_table(file: DataFile, number: int) -> dict[str, StoredTensor]:
     header.pop("__metadata__", None)
     table = {}
     for name, entry in header.items():
+        if is_buffer(name):
+            continue
         dtype = entry["dtype"]
         if dtype not in PLAIN_ENCODINGS:
             raise ModelError(

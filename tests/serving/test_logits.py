@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from support import tiny
 from support.tiny import Family, Reference, relative_error
+from transformers import AutoModelForCausalLM
 
 from distmk import LLM
 from distmk.errors import UsageError
@@ -74,6 +76,22 @@ def check_errors(ours: list[torch.Tensor], theirs: list[torch.Tensor], float32: 
     error, their_error = (relative_error(torch.stack(got), torch.stack(float32)) for got in (ours, theirs))
     print(f"relative error {error:.2g}; transformers in bf16: {their_error:.2g}")
     assert error <= their_error, f"off by {error:.3g}; transformers in bf16 is off by {their_error:.3g}"
+
+
+def test_the_stored_head_counts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A head that differs from the embedding is used though the config ties the two, and said so, as by transformers."""
+    tiny.save(tiny.make("llama", 7), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    ids = [5, 6, 7]
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)  # a copy of it would be tied
+    with torch.no_grad():
+        want = theirs(torch.tensor([ids])).logits[0, -1].double()
+    with LLM(str(tmp_path), num_workers=1, keep_logits=True) as llm:
+        got = torch.from_numpy(llm.compute_logits(ids).copy()).double()
+    assert relative_error(got, want) < 0.05
+    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("distmk: warning")]
+    assert len(told) == 1 and "lm_head.weight is used" in told[0], told
 
 
 def test_logits_must_be_asked_for(tiny_model: Path) -> None:

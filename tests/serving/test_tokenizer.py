@@ -17,7 +17,8 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from distmk.errors import ModelError, UsageError
-from distmk.serving.tokenizer import StreamDecoder, Tokenizer, load_tokenizer
+from distmk.serving.stream_decoder import StreamDecoder
+from distmk.serving.tokenizer import Tokenizer, load_tokenizer
 from distmk.weights import open_checkpoint
 
 TEXTS = [
@@ -62,6 +63,9 @@ def write_model(path: Path, pre: str | None, model: str = "gpt2", **edits: Any) 
         w.add_bos_token_id(edits.get("bos", len(tokens)))
         if "add_bos" in edits:
             w.add_add_bos_token(edits["add_bos"])
+        if "add_eos" in edits:
+            w.add_eos_token_id(len(tokens) + 2)
+            w.add_add_eos_token(edits["add_eos"])
 
     config = LlamaConfig(
         hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=len(tokens) + 4,
@@ -129,6 +133,20 @@ def test_bos(tmp_path: Path) -> None:
         assert (ids[0] == bos) == want, (pre, edits)
         assert mine.decode(ids) == "the"
         assert mine.is_special(bos)
+
+
+def test_eos_behind_a_prompt(tmp_path: Path) -> None:
+    """Only where the file asks for it, as llama.cpp does."""
+    bos, eos = 256 + 15, 256 + 17
+    for edits, want in (
+        ({"add_eos": True}, [eos]),
+        ({"add_eos": False}, []),
+        ({"add_eos": True, "add_bos": True}, [bos, eos]),
+    ):
+        mine = load(write_model(tmp_path / "m.gguf", "qwen2", **edits))
+        assert mine.encode("") == want
+        assert (mine.encode("the")[-1] == eos) == (eos in want)
+    assert mine.encode("<|endoftext|>the") == mine.encode("the")  # the text's own BOS
 
 
 def test_llama3_takes_whole_words(tmp_path: Path) -> None:

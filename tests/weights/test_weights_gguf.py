@@ -146,6 +146,16 @@ def test_rope_factors(tmp_path: Path) -> None:
     config = open_checkpoint(tmp_path / "m.gguf").config
     assert config.rope_freq_factors == tuple(factors.tolist())
     np.testing.assert_allclose(inv_freq(config), inv_freq(scaled), rtol=3e-7)
+    for kind in (QuantType.BF16, QuantType.F16):
+        raw = gguf.quantize(factors, kind)
+        write_gguf(
+            tmp_path / "m.gguf",
+            model.config,
+            model.state_dict(),
+            edit=lambda w, raw=raw, kind=kind: w.add_tensor("rope_freqs.weight", raw, raw_dtype=kind),
+        )
+        stored = open_checkpoint(tmp_path / "m.gguf").config.rope_freq_factors
+        assert stored == tuple(gguf.dequantize(raw, kind).tolist())
     write_gguf(
         tmp_path / "m.gguf",
         model.config,
@@ -170,7 +180,10 @@ def test_dummy_weights_with_a_gguf_config(tmp_path: Path) -> None:
         (lambda w: w.add_string("llama.rope.scaling.type", "yarn"), "RoPE scaling 'yarn' is not supported"),
         (lambda w: w.add_float32("llama.rope.scaling.factor", 4.0), "RoPE scaling 'linear' is not supported"),
         (lambda w: w.add_uint32("llama.rope.dimension_count", 16), "llama.rope.dimension_count is 16"),
-        (lambda w: w.add_uint32("llama.attention.sliding_window", 16), "llama.attention.sliding_window is set"),
+        (lambda w: w.add_bool("llama.attention.causal", False), "llama.attention.causal is False"),
+        (lambda w: w.add_float32("llama.final_logit_softcapping", 30.0), "llama.final_logit_softcapping is set"),
+        (lambda w: w.add_float32("llama.rope.scaling.attn_factor", 0.5), "llama.rope.scaling.attn_factor is set"),
+        (lambda w: w.add_type("adapter"), "a GGUF file of type adapter"),
         (lambda w: w.add_float32("llama.logit_scale", 2.0), "llama.logit_scale is set"),
         (lambda w: w.add_uint16("split.count", 3), "one of 3 parts of a split GGUF"),
         (lambda w: w.add_array("llama.attention.head_count_kv.x", [1, 2]), "differs from layer to layer"),
@@ -256,7 +269,7 @@ def test_real_model_matches_transformers(smollm2: Path, smollm2_reference: Any) 
         hf.config.tie_word_embeddings,
     )
     assert c.rope_theta == hf.config.rope_parameters["rope_theta"]
-    assert (c.bos_token_id, c.eos_token_ids) == (1, (2,))
+    assert (c.bos_token_id, c.eos_token_ids) == (1, (2, 0, 4))  # <|im_end|>, <|endoftext|>, <reponame>
     seed = random.randrange(1 << 30)
     print("seed", seed)
     for number, (name, shape) in enumerate(expected_tensors(c).items()):
@@ -290,3 +303,16 @@ print(sum(k.nbytes for k in kept), peak_kib * 1024)
     held_bytes, peak_bytes = map(int, done.stdout.split())
     assert held_bytes < 135 << 20
     assert peak_bytes - held_bytes < 64 << 20, f"{peak_bytes - held_bytes} bytes beyond the weights"
+
+
+def test_metadata_in_another_encoding(tmp_path: Path) -> None:
+    """Latin-1 in a label is no damage; names of keys and tensors must be UTF-8."""
+    model = tiny("llama")
+    path = tmp_path / "m.gguf"
+    write_gguf(path, model.config, model.state_dict(), edit=lambda w: w.add_author("Ren--"))
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"Ren--", "René ".encode("latin-1")))
+    compare(open_checkpoint(path), model.state_dict(), 3)
+    for name in (b"general.author", b"blk.0.attn_norm"):
+        path.write_bytes(data.replace(name, name[:-1] + b"\xe9"))
+        expect_error(path, "m.gguf: damaged or cut short", "utf-8")

@@ -1,0 +1,82 @@
+"""What a config.json asks for that is not supported: refused unless its value changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from distmk.errors import ModelError
+from distmk.model.json_fields import Fields
+
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("attention_multiplier", "query_pre_attn_scalar", "clip_qkv", "scale_depth"), ()),
+    **dict.fromkeys(
+        ("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale", "scale_emb"), (1,)
+    ),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap"), (0,)),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), (0,)),
+    **dict.fromkeys(("use_qk_norm", "qk_layernorm", "alibi", "use_parallel_residual", "parallel_attn"), (False,)),
+    **dict.fromkeys(("no_rope_layers", "per_layer_config"), ([], {})),
+    "use_bidirectional_attention": (False,),
+    "is_causal": (True,),
+    "transformers_weights": ("model.safetensors", "model.safetensors.index.json"),
+    "compression_config": ({},),
+}
+"""By key, the values beside null that change nothing. LlamaConfig and Qwen3Config do not have most of these keys, and classes
+that inherit from them do: a config that sets one is of another model, whatever architecture it names."""
+
+WINDOWED, FULL = "sliding_attention", "full_attention"
+
+
+def refuse_unsupported(f: Fields, qwen3: bool) -> None:
+    """Raise ModelError for features that would change the result if they were ignored."""
+    act = f.values.get("hidden_act", "silu")
+    if act not in ("silu", "swish"):  # two names of one function
+        raise ModelError(f"{f.where}: hidden_act {act!r} is not supported; only 'silu' is")
+    for key, neutral in _NEUTRAL.items():
+        value = f.values.get(key)
+        own = key == "use_qk_norm" and qwen3  # what the family does anyway
+        if value is not None and value not in neutral and not own:
+            raise ModelError(f"{f.where}: {key} is {value!r}, which would change the result and is not supported")
+    if f.values.get("quantization_config"):
+        method = f.sub("quantization_config").values.get("quant_method", "unknown")
+        raise ModelError(
+            f"{f.where}: weights quantized with {method!s} are not supported; use an unquantized checkpoint"
+        )
+
+
+def sliding_window(f: Fields, num_layers: int, qwen3: bool) -> int | None:
+    """How many tokens a windowed layer sees, the own one included; None if all layers see all.
+
+    `layer_types` says which layers are windowed; configs without it have windows from layer `max_window_layers` on, if
+    `use_sliding_window` is set (Qwen3Config; transformers' Llama has no windows, so one that asks for them is another model).
+    ModelError: layers of other types, or windows without a size.
+    """
+    default_window, default_first = (4096, 28) if qwen3 else (None, 0)
+    given = f.values.get("sliding_window", default_window) is not None
+    window = f.integer("sliding_window", default_window) if given else None
+    in_use = f.flag("use_sliding_window")
+    kinds = f.values.get("layer_types")
+    if kinds is None:
+        windowed = in_use and window is not None and f.integer("max_window_layers", default_first) < num_layers
+    else:
+        windowed = _has_windows(f, kinds, num_layers)
+        if windowed and (window is None or (qwen3 and not in_use)):
+            raise ModelError(
+                f"{f.where}: layer_types has {WINDOWED}, but sliding_window and use_sliding_window give it no window"
+            )
+    if windowed and window is not None and window < 1:
+        raise ModelError(f"{f.where}: sliding_window is {window}; it must be at least 1")
+    return window if windowed else None
+
+
+def _has_windows(f: Fields, kinds: Any, num_layers: int) -> bool:
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        what = f"{len(kinds)} entries" if isinstance(kinds, list) else repr(kinds)
+        raise ModelError(
+            f"{f.where}: layer_types is {what}; a list of one type for each of {num_layers} layers was expected"
+        )
+    for kind in kinds:
+        if kind not in (WINDOWED, FULL):
+            raise ModelError(f"{f.where}: layer type {kind!r} is not supported; supported are {FULL} and {WINDOWED}")
+    return WINDOWED in kinds

@@ -1,0 +1,66 @@
+"""Metadata keys of a GGUF model: those that are refused because they would change the result, and those that nothing reads."""
+
+from __future__ import annotations
+
+from distmk.errors import ModelError
+from distmk.model.json_fields import Fields
+from distmk.weights.gguf_header import ArrayRef, GgufHeader
+
+_CHANGES = (
+    *("logit_scale", "residual_scale", "embedding_scale", "attention.scale", "attention.output_scale"),
+    *("attn_logit_softcapping", "final_logit_softcapping", "attention.clamp_kqv", "attention.max_alibi_bias"),
+    *("attention.temperature_length", "attention.temperature_scale", "activation_sparsity_scale"),
+    *("attention.shared_kv_layers", "nextn_predict_layers", "expert_count"),
+)
+"""Keys of Llama-like models that change the computation unless they are 0."""
+
+_UNUSED = (
+    *("vocab_size", "expert_used_count", "tensor_data_layout", "pooling_type", "leading_dense_block_count"),
+    *("attention.layer_norm_epsilon", "rope.scaling.original_context_length", "rope.scaling.finetuned"),
+)
+"""Keys that repeat others, describe the file's history, or belong to features that are not in use."""
+
+_USED = (
+    *("embedding_length", "feed_forward_length", "block_count", "context_length", "attention.layer_norm_rms_epsilon"),
+    *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length"),
+    *("attention.sliding_window", "attention.causal", "use_parallel_residual"),
+    *("rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear"),
+    "rope.scaling.attn_factor",
+)
+
+
+def check_keys(header: GgufHeader, f: Fields, arch: str) -> tuple[str, ...]:
+    """Warnings that name keys of the architecture that nothing reads. ModelError: a key would change the result.
+
+    `f`: the scalars of the metadata.
+    """
+    kind = header.metadata.get("general.type", "model")
+    if kind != "model":
+        raise ModelError(f"{f.where}: a GGUF file of type {kind!s}, not a model; merge an adapter into its model")
+    for key in _CHANGES:
+        if f.number(f"{arch}.{key}", 0.0):
+            what = "a mixture of experts, which is" if key == "expert_count" else f"{arch}.{key} is set, which is"
+            raise ModelError(f"{f.where}: {what} not supported; use a dense model without it")
+    for key, neutral in (("attention.causal", True), ("use_parallel_residual", False)):
+        if f.flag(f"{arch}.{key}", neutral) != neutral:
+            raise ModelError(f"{f.where}: {arch}.{key} is {not neutral}, which is not supported")
+    _check_rope(f, arch)
+    for key, value in header.metadata.items():
+        if isinstance(value, ArrayRef) and key.startswith((f"{arch}.attention.head_count", f"{arch}.feed_forward")):
+            raise ModelError(f"{f.where}: {key} differs from layer to layer, which is not supported")
+    known = {f"{arch}.{key}" for key in (*_CHANGES, *_UNUSED, *_USED)}
+    unknown = sorted(key for key in header.metadata if key.startswith(f"{arch}.") and key not in known)
+    return (f"{f.where}: metadata {', '.join(unknown)} is not used",) if unknown else ()
+
+
+def _check_rope(f: Fields, arch: str) -> None:
+    """ModelError for rotary embeddings other than plain ones, or with Llama 3's tensor of factors."""
+    # In llama.cpp, a factor without a type means linear scaling, and the type none turns a factor off.
+    factor = f.number(f"{arch}.rope.scaling.factor", 0.0) or f.number(f"{arch}.rope.scale_linear", 0.0)
+    scaling = f.values.get(f"{arch}.rope.scaling.type", "linear")
+    if scaling != "none" and not (scaling == "linear" and factor in (0.0, 1.0)):
+        raise ModelError(
+            f"{f.where}: RoPE scaling {scaling!r} is not supported; supported are none and Llama 3.1's rope_freqs.weight"
+        )
+    if f.number(f"{arch}.rope.scaling.attn_factor", 1.0) != 1.0:
+        raise ModelError(f"{f.where}: {arch}.rope.scaling.attn_factor is set, which is not supported")

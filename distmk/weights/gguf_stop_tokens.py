@@ -1,0 +1,45 @@
+"""The tokens that end a reply of a GGUF model: those that the metadata names, and those known by their text."""
+
+from __future__ import annotations
+
+from distmk.model.json_fields import Fields
+from distmk.weights.gguf_header import GgufHeader, find_strings
+
+KEYS = ("eos", "eot", "eom")
+"""Of `tokenizer.ggml.*_token_id`: end of sequence, of a turn, of a message."""
+
+TEXTS = (
+    *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),  # Llama 3
+    *("<|im_end|>", "<|endoftext|>", "<|end|>", "<end_of_turn>", "</s>", "<eos>", "<EOT>", "_<EOT>"),
+    *("[EOT]", "[EOS]", "<｜end▁of▁sentence｜>", "<end_of_utterance>", "[e~["),
+    *("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<turn|>", "<|tool_response>"),
+)
+"""Converters leave such tokens out of the metadata; this is the list by which llama.cpp finds them (`special_eog_ids`)."""
+
+FIM_TEXTS = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+"""Fill-in-the-middle tokens by their key. They end a completion of code, in llama.cpp as well: what follows is another file."""
+
+
+def stop_token_ids(header: GgufHeader, f: Fields) -> tuple[int, ...]:
+    """The ids, those of the metadata first. `f`: the scalars of the metadata. ModelError: damaged metadata."""
+    named = [f.integer(f"tokenizer.ggml.{name}_token_id", -1) for name in (*KEYS, *FIM_TEXTS)]
+    wanted = {*TEXTS, *(text for texts in FIM_TEXTS.values() for text in texts)}
+    found = find_strings(header, "tokenizer.ggml.tokens", wanted)
+    by_text = [found[text] for text in TEXTS if text in found and not _means_something_else(text, found)]
+    for name, texts in FIM_TEXTS.items():
+        if f.integer(f"tokenizer.ggml.{name}_token_id", -1) < 0:
+            by_text += [found[text] for text in texts if text in found][:1]
+    return tuple(dict.fromkeys(token_id for token_id in (*named, *by_text) if token_id >= 0))
+
+
+def _means_something_else(text: str, found: dict[str, int]) -> bool:
+    """Whether a token does not end a reply in a vocabulary that also has the tokens `found`."""
+    if text == "<|end|>":  # the end of a channel or a part in the formats of gpt-oss and Solar Open
+        return {"<|return|>", "<|call|>"} <= found.keys() or (
+            "<|flush|>" in found and bool({"<|call|>", "<|calls|>"} & found.keys())
+        )
+    return text == "</s>" and "<|tool_response>" in found

@@ -1,0 +1,66 @@
+"""The JSON files of a Hugging Face folder: config.json, and the files beside it that say which tokens end a reply."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from distmk.errors import ModelError, one_line
+from distmk.model.config import ModelConfig
+from distmk.model.json_fields import token_ids
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; ModelError if it cannot be read or is not an object."""
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as e:
+        raise ModelError(f"{path}: cannot be read: {e.strerror}") from None
+    except (ValueError, RecursionError) as e:
+        raise ModelError(f"{path}: not valid JSON ({one_line(e)}); fetch the file again") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: holds a JSON {type(value).__name__}; an object was expected")
+    return value
+
+
+def read_hf_config(path: Path) -> ModelConfig:
+    """The config in the `config.json` at `path`, with the EOS ids of the files beside it.
+
+    As in vLLM, a reply ends at any EOS token of config.json, generation_config.json and the tokenizer. The default of an absent
+    `eos_token_id` counts only if none of them names one.
+    """
+    values = read_json(path)
+    config = ModelConfig.from_hf(values, str(path))
+    ids = config.eos_token_ids if "eos_token_id" in values else ()
+    generation = path.with_name("generation_config.json")
+    if generation.exists():
+        ids += token_ids(read_json(generation), "eos_token_id", str(generation))
+    ids += tuple(tokenizer_eos_ids(path.parent))
+    return replace(config, eos_token_ids=tuple(dict.fromkeys(ids))) if ids else config
+
+
+def tokenizer_eos_ids(folder: Path) -> Iterator[int]:
+    """The id of the tokenizer's EOS token, if its files name one that it has."""
+    text: Any = None
+    known: dict[str, str] = {}
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (folder / name).exists():
+            values = read_json(folder / name)
+            text = text or _text_of(values.get("eos_token"))
+            added = values.get("added_tokens_decoder")
+            known |= {_text_of(token): id_ for id_, token in added.items()} if isinstance(added, Mapping) else {}
+    if text and text not in known and (folder / "tokenizer.json").exists():
+        added = read_json(folder / "tokenizer.json").get("added_tokens")
+        tokens = [token for token in added if isinstance(token, Mapping)] if isinstance(added, list) else []
+        known = {_text_of(token): str(token.get("id")) for token in tokens}
+    if text and known.get(text, "").isdecimal():
+        yield int(known[text])
+
+
+def _text_of(token: Any) -> str:
+    """The text of a token, which files hold as such or as an object with its properties; "" for anything else."""
+    text = token.get("content") if isinstance(token, Mapping) else token
+    return text if isinstance(text, str) else ""

@@ -1,0 +1,183 @@
+"""Every field of transformers' configs is used, changes nothing in transformers either, or is refused with one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from distmk.backends.defaults import DEFAULT_MODEL_LEN, choose_model_len
+from distmk.errors import ModelError, UsageError
+from distmk.model.config import ModelConfig, inv_freq
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
+}  # fmt: skip
+NAMES = {LlamaConfig: "LlamaForCausalLM", Qwen3Config: "Qwen3ForCausalLM"}
+MODELS = {LlamaConfig: LlamaForCausalLM, Qwen3Config: Qwen3ForCausalLM}
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+WINDOWED, FULL = "sliding_attention", "full_attention"
+
+USED: dict[str, Any] = {
+    "vocab_size": 62, "hidden_size": 64, "intermediate_size": 41, "num_hidden_layers": 3, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 16, "max_position_embeddings": 65, "rms_norm_eps": 1e-5, "bos_token_id": 5,
+    "eos_token_id": [7, 8], "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+}  # fmt: skip
+# The types that weights are stored in are in their files; what transformers' calls return is Python's.
+INERT: dict[str, tuple[Any, ...]] = {
+    "initializer_range": (0.5,), "use_cache": (False,), "pad_token_id": (3,), "pretraining_tp": (2,),
+    "attention_dropout": (0.5,), "transformers_version": ("4.1",), "output_hidden_states": (True,), "return_dict": (),
+    "dtype": ("float16", "bfloat16"), "chunk_size_feed_forward": (4,), "id2label": ({"0": "a"},), "label2id": ({"a": 0},),
+    "problem_type": ("regression",), "is_encoder_decoder": (False,), "hidden_act": ("swish",),
+    "use_sliding_window": (False,), "sliding_window": (8, None), "max_window_layers": (0,), "layer_types": ([FULL, FULL],),
+}  # fmt: skip
+REFUSED: dict[str, Any] = {"hidden_act": "gelu", "architectures": ["GemmaForCausalLM"]}
+
+
+def config_json(cls: Any, **changes: Any) -> dict[str, Any]:
+    """config.json of a small model as people write it: only what is given."""
+    return SIZES | {"architectures": [NAMES[cls]]} | changes
+
+
+def ours(values: dict[str, Any]) -> ModelConfig:
+    return ModelConfig.from_hf(json.loads(json.dumps(values)), "config.json")
+
+
+@pytest.mark.parametrize("cls", [LlamaConfig, Qwen3Config])
+def test_every_field(cls: Any) -> None:
+    torch.manual_seed(3)
+    state = MODELS[cls](cls(**SIZES)).state_dict()
+    ids = torch.arange(40)[None] % 61
+
+    def logits(**changes: Any) -> torch.Tensor:
+        model = MODELS[cls](cls(**SIZES | changes | {"dtype": None})).eval()
+        model.load_state_dict(state)
+        with torch.no_grad():
+            out = model(ids)
+        found: torch.Tensor = out.logits
+        return found
+
+    base, expected = ours(config_json(cls)), logits()
+    for field in dataclasses.fields(cls):
+        name = field.name
+        assert name in USED or name in INERT or name in REFUSED, f"transformers' {cls.__name__} has a new field {name}"
+        if name in USED:
+            changed = ours(config_json(cls, **{name: USED[name]}))
+            assert changed != base, name
+        for value in INERT.get(name, ()):
+            assert ours(config_json(cls, **{name: value})) == base, (name, value)
+            assert torch.equal(logits(**{name: value}), expected), (name, value)
+        if name in REFUSED:
+            with pytest.raises(ModelError) as e:
+                ours(config_json(cls, **{name: REFUSED[name]}))
+            assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("cls", [LlamaConfig, Qwen3Config])
+def test_absent_fields_have_transformers_defaults(cls: Any) -> None:
+    """Only the sizes of the model must be there."""
+    for name in (
+        "num_key_value_heads",
+        "head_dim",
+        "max_position_embeddings",
+        "rms_norm_eps",
+        "bos_token_id",
+        "eos_token_id",
+    ):
+        values = config_json(cls, num_attention_heads=64, hidden_size=128)
+        values.pop(name, None)
+        theirs, mine = cls(**{key: value for key, value in values.items() if key != "architectures"}), ours(values)
+        assert (mine.num_kv_heads, mine.head_dim) == (theirs.num_key_value_heads, theirs.head_dim), name
+        assert (mine.max_position, mine.rms_norm_eps) == (theirs.max_position_embeddings, theirs.rms_norm_eps)
+        assert mine.bos_token_id == theirs.bos_token_id
+        assert mine.eos_token_ids == (() if theirs.eos_token_id is None else (theirs.eos_token_id,))
+
+
+def random_rope(rng: random.Random) -> dict[str, Any]:
+    """Keys of rotary embeddings in all the places where configs have had them."""
+
+    def maybe(**values: Any) -> dict[str, Any]:
+        return {key: value for key, value in values.items() if rng.random() < 0.5}
+
+    def parameters() -> dict[str, Any]:
+        kind = rng.choice(("default", "llama3", "linear"))
+        found = maybe(rope_theta=rng.choice((1e4, 5e5)))
+        if kind != "default" or rng.random() < 0.5:
+            found[rng.choice(("rope_type", "type"))] = kind
+        if kind == "llama3":
+            found |= {key: value for key, value in LLAMA3.items() if key != "rope_type"}
+            found |= maybe(original_max_position_embeddings=rng.choice((16, 48)))
+        return found | ({"factor": 1.0} if kind == "linear" else {})
+
+    return maybe(
+        rope_scaling=rng.choice((None, parameters())),
+        rope_parameters=parameters(),
+        rope_theta=rng.choice((1e3, 1e6)),
+        original_max_position_embeddings=rng.choice((24, 32)),
+    )
+
+
+def test_rotary_frequencies_are_those_of_transformers() -> None:
+    seed = random.randrange(1 << 30)
+    rng = random.Random(seed)
+    for _ in range(150):
+        rope = random_rope(rng)
+        theirs = LlamaRotaryEmbedding(LlamaConfig(**SIZES, **json.loads(json.dumps(rope)))).inv_freq.numpy()
+        mine = inv_freq(ours(config_json(LlamaConfig, **rope)))
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6, err_msg=f"seed {seed}: {rope}")
+
+
+def test_windows_are_those_of_transformers() -> None:
+    """A window counts if a layer has it; then the context must fit into it, where windowed attention is plain attention."""
+    seed = random.randrange(1 << 30)
+    rng = random.Random(seed)
+    seen = set()
+    for _ in range(200):
+        keys: dict[str, Any] = {
+            "use_sliding_window": rng.random() < 0.7,
+            "sliding_window": rng.choice((None, 12, 40)),
+            "max_window_layers": rng.choice((0, 1, 2, 3)),
+        }
+        if rng.random() < 0.3:
+            keys["layer_types"] = [rng.choice((FULL, WINDOWED)) for _ in range(2)]
+        keys = {key: value for key, value in keys.items() if rng.random() < 0.8}
+        theirs = Qwen3Config(**SIZES, **keys)
+        windowed = WINDOWED in theirs.layer_types
+        if windowed and theirs.sliding_window is None:  # transformers fails when it makes the mask
+            with pytest.raises(ModelError, match="give it no window"):
+                ours(config_json(Qwen3Config, **keys))
+            continue
+        mine = ours(config_json(Qwen3Config, **keys))
+        assert mine.sliding_window == (theirs.sliding_window if windowed else None), f"seed {seed}: {keys}"
+        seen.add(mine.sliding_window)
+    assert {None, 12, 40} <= seen
+
+
+def test_context_fits_into_the_window() -> None:
+    windowed = ours(config_json(Qwen3Config, use_sliding_window=True, sliding_window=12, max_window_layers=1))
+    assert (choose_model_len(None, windowed), choose_model_len(12, windowed)) == (12, 12)
+    with pytest.raises(UsageError, match="max_model_len 13 is more than the sliding window of 12 tokens"):
+        choose_model_len(13, windowed)
+    plain = ours(config_json(Qwen3Config, use_sliding_window=True, sliding_window=12, max_window_layers=2))
+    assert choose_model_len(64, plain) == 64
+    with pytest.raises(UsageError, match="more than the model's context of 64"):
+        choose_model_len(65, plain)
+    assert choose_model_len(None, dataclasses.replace(plain, max_position=1 << 20)) == DEFAULT_MODEL_LEN
+    torch.manual_seed(5)
+    keys = {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}
+    with_window = Qwen3ForCausalLM(Qwen3Config(**SIZES, **keys)).eval()
+    without = Qwen3ForCausalLM(Qwen3Config(**SIZES)).eval()
+    without.load_state_dict(with_window.state_dict())
+    for length, equal in ((12, True), (13, False)):
+        ids = torch.arange(length)[None]
+        with torch.no_grad():
+            assert torch.allclose(with_window(ids).logits, without(ids).logits, atol=1e-6) == equal
