@@ -46,7 +46,8 @@ class HostBackend:
         self.program = program
         self._launch_iterations = agree(bootstrap, env.launch_iterations)
         self._library = agree(bootstrap, self.load_library)
-        self._heap = SharedHeap(bootstrap, program.header.heap_bytes)
+        self._heap = SharedHeap(bootstrap, program.header.heap_bytes, agree(bootstrap, self._node_size))
+        agree(bootstrap, self._reach_far_ranks)
         self._local = agree(bootstrap, lambda: _arena(program.header.local_bytes))
         self._local_base = ctypes.addressof(ctypes.c_char.from_buffer(self._local))
         self._bases = (ctypes.c_uint64 * bootstrap.world_size)(*self._heap.bases)
@@ -56,6 +57,14 @@ class HostBackend:
         )
         self._spin_polls = SPIN_POLLS_OWN_CORE if threads <= usable_cores() else SPIN_POLLS_SHARED_CORE
         self._scheduler_threads = scheduler_threads
+
+    def _node_size(self) -> int | None:
+        """Ranks of a virtual node, of which those of other nodes are reached over the network; None: real hosts."""
+        return env.virtual_node_size()
+
+    def _reach_far_ranks(self) -> None:
+        if far := self._heap.far_ranks:
+            raise UsageError(f"rank {far[0]} shares no memory with rank {self._heap.rank}")
 
     def view(self, placed: Placed, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         base = self._heap.bases[self._heap.rank] if placed.space is Space.HEAP else self._local_base
@@ -117,6 +126,9 @@ class EmulatedBackend(HostBackend):
     def __init__(self, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool = False) -> None:
         self._seed = agree(bootstrap, env.emulator_seed)
         super().__init__(program, bootstrap, scheduler_threads)
+
+    def _node_size(self) -> int | None:
+        return None  # the emulator has a network of its own, which writes to every rank's memory
 
     def read_global(self, name: str, num_bytes: int) -> bytes:
         """A global variable of the kernel."""
