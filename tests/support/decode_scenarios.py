@@ -13,6 +13,7 @@ from support.job import Job
 from support.tiny_config import tiny_config
 
 from distmk.backends.base import LaunchSpec
+from distmk.backends.defaults import backend_choices
 from distmk.backends.weight_upload import fill_weights
 from distmk.lower import DecodeOptions, lower
 from distmk.lower.plan import WorkPlan, plan_work
@@ -67,7 +68,8 @@ def hosts(job: Job) -> None:
     prompts = tuple(map(tuple, job.options["prompts"]))
     spec = LaunchSpec(prompts, (job.options["max_new"],) * len(prompts), ignore_eos=True)
     for sizes in map(tuple, job.options["host_sizes"]):
-        options = DecodeOptions(job.num_ranks, job.workers, max_seqs=4, max_model_len=64, host_sizes=sizes)
+        made_for = backend_choices(job.options.get("backend", "host"))
+        options = DecodeOptions(job.num_ranks, job.workers, max_seqs=4, max_model_len=64, host_sizes=sizes, **made_for)
         with job.session(lower(build_model(checkpoint.config), options)) as session:
             fill_weights(session.program, session.backend, job.rank, checkpoint)
             running = session.launch(dataclasses.replace(spec, trace_capacity=session.room_for(4)))
