@@ -23,7 +23,8 @@ from distmk.program.program import Program, compile_graph
 from distmk.tasks import Linear, Put, Sum
 
 SIZES = [(1, 1), (2, 2), (1, 1, 1), (2, 1), (3, 2), (2, 2, 2)]
-CONFIG = tiny_config(num_heads=6, num_kv_heads=2, head_dim=64, hidden_size=1152, num_layers=3)
+SIZES_OF_MODEL = {"num_heads": 6, "num_kv_heads": 1, "head_dim": 64, "hidden_size": 1152, "intermediate_size": 2048}
+CONFIG = tiny_config(**SIZES_OF_MODEL, num_layers=3)
 OPS = ["embed", "layer0.o", "layer0.down", "layer1.o", "layer1.down", "layer2.o", "layer2.down"]
 Launch = Literal["massive", "spread"]
 
@@ -77,12 +78,13 @@ def test_planted_mistakes_are_found(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("host_sizes", SIZES)
 def test_programs_are_proved(host_sizes: tuple[int, ...], launch: Launch) -> None:
     """Every program, with few and many workers; with many, workers that are reserved for attention, and polled inputs."""
-    for num_workers in (1, 7, 30):
+    for num_workers in (1, 7, 24):
         graph = graph_of(host_sizes, num_workers, launch)
         program = compile_graph(graph)
         check(program)
         assert program.host_sizes == host_sizes
     if launch == "spread":
+        assert plan_work(CONFIG, options_of(host_sizes, num_workers, launch)).roles.num_reserved == 8
         assert any(task.polls for task in graph.tasks if isinstance(task, Linear))
     assert not any(task.polls for task in graph.tasks if isinstance(task, Sum))
 
