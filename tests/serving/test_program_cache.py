@@ -91,7 +91,13 @@ def test_any_change_is_another_program() -> None:
 
     keys = {program_cache._key(CONFIG, OPTIONS)}
     configs, options = dataclasses.fields(CONFIG), dataclasses.fields(OPTIONS)
-    defaults = {"num_pages": 7, "max_seqs": 5, "num_reserved": 1, "max_splits": 8}  # doubled: no change, or too much
+    defaults = {
+        "num_pages": 7,
+        "max_seqs": 5,
+        "num_reserved": 1,
+        "max_splits": 8,
+        "host_sizes": (2, 1),
+    }  # doubled: no change, or too much
     for field in configs:
         value = changed(getattr(CONFIG, field.name), field.name)
         config = object.__new__(type(CONFIG))  # also one whose sizes would not go together
@@ -103,6 +109,15 @@ def test_any_change_is_another_program() -> None:
         value = defaults.get(field.name) or changed(getattr(OPTIONS, field.name), field.name)
         keys.add(program_cache._key(CONFIG, dataclasses.replace(OPTIONS, **{field.name: value})))
     assert len(keys) == 1 + len(configs) + len(options)
+
+
+def test_hosts_are_part_of_the_key(cache: Path, compiled: list[Program]) -> None:
+    """A program for one division of the ranks into hosts is never loaded for another."""
+    for _ in range(2):
+        for sizes in ((), (2, 1), (1, 2)):
+            options = dataclasses.replace(OPTIONS, num_workers=1, host_sizes=sizes)
+            assert program_cache.proved_program(CONFIG, options, 1).host_sizes == (sizes or (3,))
+    assert len(compiled) == len(files(cache)) == 3
 
 
 def test_code_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
