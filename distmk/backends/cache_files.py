@@ -90,7 +90,9 @@ def require_trusted(folder: Path) -> None:
 def cannot_write(folder: Path, error: OSError) -> CacheError:
     """The error for a cache folder in which `error` came up."""
     if error.errno in NO_SPACE:
-        return CacheError(f"no space left in the cache folder {folder}; make room, or set DISTMK_CACHE to another disk")
+        return CacheError(
+            f"no space left in the cache folder {folder}; make room, or set DISTMK_CACHE to a folder of another disk"
+        )
     reason = error.strerror or str(error)
     return CacheError(f"cannot write to the cache folder {folder} ({reason}); set DISTMK_CACHE to one you own")
 

@@ -216,4 +216,4 @@ def test_a_file_that_cannot_be_loaded(cache: Path, tmp_path: Path, monkeypatch: 
     text = tmp_path / "text"
     text.write_text("no library")
     monkeypatch.setenv("DISTMK_CXX", str(copying_compiler(tmp_path, text)))
-    assert "cannot be loaded" in refusal(host_build.load_runtime)
+    assert "cannot load" in refusal(host_build.load_runtime)

@@ -51,7 +51,7 @@ def _load(path: Path) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:  # as on a disk mounted noexec
-        raise BuildError(f"{path} cannot be loaded ({error}); set DISTMK_CACHE to a folder on another disk") from None
+        raise BuildError(f"cannot load {error}; set DISTMK_CACHE to a folder on another disk") from None
     library.distmk_abi_hash.restype = ctypes.c_uint64
     if library.distmk_abi_hash() != abi_hash():
         raise BuildError("csrc/abi.h does not match distmk/abi; run python scripts/gen_abi.py")
