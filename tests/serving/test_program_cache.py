@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import errno
+import hashlib
 import multiprocessing
 import os
 import random
@@ -13,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.damage import ways as damages
 from support.tiny_config import tiny_config
 
 from distmk import LLM, SamplingParams
+from distmk.backends import build_cache
+from distmk.backends.cache_files import cannot_write
 from distmk.backends.host.build import build
 from distmk.errors import CheckError
 from distmk.lower import DecodeOptions, lower
@@ -165,14 +169,36 @@ def test_another_program_under_its_name(cache: Path) -> None:
         _ = program_file.load(path, 0).ranks[1]
 
 
-def test_damaged_file_is_made_anew(cache: Path, compiled: list[Program]) -> None:
+def test_damaged_file_is_made_anew(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever way it is damaged; and one that differs from its program though its digest is right."""
+    want = compile_graph(lower(build_model(CONFIG), OPTIONS))
+    compiled: list[Program] = []
+    monkeypatch.setattr(program_cache, "_prove", lambda config, options: compiled.append(want) or want)
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
     program_cache.proved_program(CONFIG, OPTIONS, 0)
     (path,) = files(cache)
-    good = path.read_bytes()
-    path.write_bytes(good[: len(good) // 3])
-    assert_same(program_cache.proved_program(CONFIG, OPTIONS, 0), compiled[0], 0)
-    assert len(compiled) == 2
-    assert path.stat().st_size == len(good)
+    expected = 1
+    for name, damage in damages(random.Random(seed)):
+        damage(path)
+        assert program_cache.proved_program(CONFIG, OPTIONS, 0).fingerprint() == want.fingerprint(), name
+        expected += 1
+    assert len(compiled) == expected
+    path.write_bytes(path.read_bytes()[:1000])
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.with_name(f"{path.name}.sha256").write_text(f"{digest}  {path.name}\n")
+    assert_same(program_cache.proved_program(CONFIG, OPTIONS, 0), want, 0)
+
+
+def test_read_only_cache(cache: Path, compiled: list[Program], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program is compiled and proved, and not saved."""
+
+    def refuse(folder: Path) -> Path:
+        raise cannot_write(folder, OSError(errno.EROFS, os.strerror(errno.EROFS)))
+
+    monkeypatch.setattr(build_cache, "own_folder", refuse)
+    assert program_cache.proved_program(CONFIG, OPTIONS, 0).num_ranks == OPTIONS.num_ranks
+    assert len(compiled) == 1 and not files(cache)
 
 
 def test_only_proved_programs_are_saved(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +277,8 @@ def test_same_tokens(
     num_ranks: int, tiny_model: Path, tmp_path: Path, compiled: list[Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compiled and saved, read back, and compiled without a cache."""
-    shutil.copy(build(), tmp_path)  # the host runtime need not be made again
+    for path in build().parent.glob(f"{build().name}*"):  # the host runtime need not be made again
+        shutil.copy(path, tmp_path)
     monkeypatch.setenv("DISTMK_CACHE", str(tmp_path))
 
     def tokens() -> list[list[int]]:
