@@ -85,8 +85,9 @@ class StreamDecoder:
 
     def _look_ahead(self) -> str:
         """The new text of the held tokens but for the incomplete character at their end; all of them stay held."""
-        if self._num_context:
-            return ""
+        complete = self._joined(self._held)[: -len(self._utf8.getstate()[0])]
+        if self._num_context and not _is_utf8(complete):
+            return ""  # wrong bytes, of the context or behind it: the next release tells
         text = self._decode([*self._before, *self._held]).removesuffix("\ufffd")
         piece = text[len(self._before_text) + self._num_returned :]
         self._num_returned += len(piece)
@@ -96,20 +97,22 @@ class StreamDecoder:
         """The text of the first `count` held tokens, which are held no longer."""
         tokens, self._held = self._held[:count], self._held[count:]
         from_context, self._num_context = min(self._num_context, count), max(0, self._num_context - count)
-        if from_context and not self._is_utf8(tokens):  # the character that the context began was not completed
-            self._set_before([*self._before, *tokens[:from_context]])
-            tokens = tokens[from_context:]
         num_returned, self._num_returned = self._num_returned, 0
+        if from_context and not _is_utf8(self._joined(tokens)):
+            begun = [*self._before, *tokens[:from_context]]
+            if self._decode([*self._before, *tokens]).startswith(self._decode(begun)):
+                self._set_before(begun)  # the character that the context began was not completed
+                tokens, num_returned = tokens[from_context:], 0
         return self._piece(tokens)[num_returned:] if tokens else ""
 
     def _piece(self, tokens: list[int]) -> str:
         """What `tokens` add to the text of those before, which they replace."""
         text = self._decode([*self._before, *tokens])
         piece = text.removeprefix(self._before_text) if text.startswith(self._before_text) else self._decode(tokens)
-        joined = b"".join(map(self._bytes_of, tokens))
+        joined = self._joined(tokens)
         alone = joined.decode(errors="replace")
         if piece.count("\ufffd") > alone.count("\ufffd"):
-            if len(tokens) > 1 and not self._is_utf8(tokens):  # wrong bytes among them spoil the others
+            if len(tokens) > 1 and not _is_utf8(joined):  # wrong bytes among them spoil the others
                 return "".join(self._piece([token]) for token in tokens)
             piece = alone  # wrong byte tokens before them spoil the byte tokens of this character
         self._set_before(tokens)
@@ -121,9 +124,13 @@ class StreamDecoder:
     def _decode(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode(tokens, self._skip_special)
 
-    def _is_utf8(self, tokens: Sequence[int]) -> bool:
-        try:
-            b"".join(map(self._bytes_of, tokens)).decode()
-        except UnicodeDecodeError:
-            return False
-        return True
+    def _joined(self, tokens: Sequence[int]) -> bytes:
+        return b"".join(map(self._bytes_of, tokens))
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

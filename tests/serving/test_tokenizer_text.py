@@ -111,6 +111,16 @@ def test_wrong_bytes_spoil_only_themselves() -> None:
             assert told.count("\ufffd") <= whole.count("\ufffd"), f"seed {seed}: {ids}"
             if exact:
                 assert told == whole, f"seed {seed}: {ids}"
+                split = rng.randrange(len(ids))
+                ids = ids[:split] + [rng.randrange(500) for _ in range(3)] + ids[split:]
+                whole = inner.decode(ids)
+                stream = StreamDecoder(mine, context=ids[:split])
+                told = "".join([stream.push(token) for token in ids[split:]]) + stream.flush()
+                in_prompt = len(
+                    inner.decode(ids[:split])
+                )  # its last character may be half of one that the reply completes
+                assert whole.endswith(told), f"seed {seed}: {ids}, {split}"
+                assert in_prompt - 1 <= len(whole) - len(told) <= in_prompt, f"seed {seed}: {ids}, {split}"
             else:
                 raw = b"".join(mine.token_bytes(token) for token in ids)
                 kept = raw.decode(errors="replace").replace("▁", " ").removeprefix(" ").replace("\ufffd", "")
