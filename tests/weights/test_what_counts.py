@@ -210,3 +210,16 @@ def test_gguf_keys_that_nothing_reads_are_named(tmp_path: Path) -> None:
     assert note.endswith("m.gguf: unused metadata: llama.rope.dimension_sections, llama.rope.new_kind")
     assert checkpoint.config.sliding_window == 16
     compare(checkpoint, model.state_dict(), 3)
+
+
+def test_metadata_in_another_encoding(tmp_path: Path) -> None:
+    """Latin-1 in a label is no damage; names of keys and tensors must be UTF-8."""
+    model = tiny("llama")
+    path = tmp_path / "m.gguf"
+    write_gguf(path, model.config, model.state_dict(), edit=lambda w: w.add_author("Ren--"))
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"Ren--", "René ".encode("latin-1")))
+    compare(open_checkpoint(path), model.state_dict(), 3)
+    for name in (b"general.author", b"blk.0.attn_norm"):
+        path.write_bytes(data.replace(name, name[:-1] + b"\xe9"))
+        expect_error(path, "m.gguf: damaged or cut short", "utf-8")
