@@ -4,14 +4,14 @@
 
 namespace distmk {
 
-Transport::Transport(const RankState& state)
+DelayedPuts::DelayedPuts(const RankState& state)
     : state_(state),
       node_size_(state.params->fault.node_size),
       own_node_(state.program->rank / node_size_),
       random_(state.params->fault.seed + 7919 * (state.program->rank + 1)),
       thread_([this] { deliver(); }) {}
 
-Transport::~Transport() {
+DelayedPuts::~DelayedPuts() {
   {
     const std::lock_guard lock(mutex_);
     closing_ = true;
@@ -20,38 +20,38 @@ Transport::~Transport() {
   thread_.join();
 }
 
-void Transport::put(uint32_t rank, uint64_t heap_offset, const void* src, uint64_t num_bytes) {
+void DelayedPuts::put(uint32_t rank, uint64_t heap_offset, const void* src, uint64_t num_bytes) {
   const auto* bytes = static_cast<const char*>(src);
   const std::lock_guard lock(mutex_);
   open_[{std::this_thread::get_id(), rank}].writes.emplace_back(
       reinterpret_cast<char*>(state_.heap_bases[rank] + heap_offset), std::vector<char>(bytes, bytes + num_bytes));
 }
 
-void Transport::signal(uint32_t rank, uint32_t event, uint64_t amount) {
+void DelayedPuts::signal(uint32_t rank, uint32_t event, uint64_t amount) {
   const std::lock_guard lock(mutex_);
   open_[{std::this_thread::get_id(), rank}].signals.emplace_back(state_.event(rank, event), amount);
 }
 
-void Transport::send(uint32_t rank) {
+void DelayedPuts::send(uint32_t rank) {
   const std::lock_guard lock(mutex_);
   auto parcel = open_.extract({std::this_thread::get_id(), rank});
   if (!parcel.empty()) post(std::move(parcel.mapped()));
 }
 
-void Transport::send_all() {
+void DelayedPuts::send_all() {
   const std::lock_guard lock(mutex_);
   const auto self = std::this_thread::get_id();
   for (auto it = open_.lower_bound({self, 0}); it != open_.end() && it->first.first == self; it = open_.erase(it))
     post(std::move(it->second));
 }
 
-void Transport::quiet() {
+void DelayedPuts::quiet() {
   send_all();
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return num_in_flight_[std::this_thread::get_id()] == 0; });
 }
 
-void Transport::post(Parcel parcel) {
+void DelayedPuts::post(Parcel parcel) {
   parcel.sender = std::this_thread::get_id();
   ++num_in_flight_[parcel.sender];
   std::uniform_int_distribution<uint64_t> delay_ns(0, state_.params->fault.delay_puts_ns);
@@ -59,7 +59,7 @@ void Transport::post(Parcel parcel) {
   changed_.notify_all();
 }
 
-void Transport::deliver() {
+void DelayedPuts::deliver() {
   std::unique_lock lock(mutex_);
   while (!closing_ || !in_flight_.empty()) {
     if (in_flight_.empty()) {
@@ -80,18 +80,5 @@ void Transport::deliver() {
     changed_.notify_all();
   }
 }
-
-bool is_remote(const Transport& transport, uint32_t rank) { return transport.covers(rank); }
-void transport_put(Transport& transport, const Team&, uint32_t rank, uint64_t heap_offset, const void* src,
-                   uint64_t num_bytes) {
-  transport.put(rank, heap_offset, src, num_bytes);
-}
-void transport_signal(Transport& transport, uint32_t rank, uint32_t event, uint64_t amount) {
-  transport.signal(rank, event, amount);
-}
-void transport_send(Transport& transport, uint32_t rank) { transport.send(rank); }
-void transport_send_all(Transport& transport) { transport.send_all(); }
-void transport_quiet(Transport& transport) { transport.quiet(); }
-void transport_abort(Transport& transport, uint32_t rank, uint64_t reason) { transport.abort(rank, reason); }
 
 }  // namespace distmk

@@ -1,4 +1,5 @@
-// The host twin's transport, for fault injection: a slow, unordered network between ranks of different virtual nodes.
+// A transport for fault injection: a slow, unordered network between ranks of different virtual nodes that share
+// memory.
 #pragma once
 #include <condition_variable>
 #include <map>
@@ -8,29 +9,25 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/context.h"
+#include "host/transport.h"
 
 namespace distmk {
 
 // The data that a task puts to a remote rank is copied at once, and a thread delivers it later: data before the signals
 // that are sent with it, but every parcel after its own random delay, so that parcels overtake each other.
-class Transport {
+class DelayedPuts : public Transport {
  public:
-  explicit Transport(const RankState& state);
-  ~Transport();  // delivers what is in flight
+  explicit DelayedPuts(const RankState& state);
+  ~DelayedPuts() override;  // delivers what is in flight
 
-  bool covers(uint32_t rank) const { return rank / node_size_ != own_node_; }
-
-  // Both add to this thread's open parcel for `rank`.
-  void put(uint32_t rank, uint64_t heap_offset, const void* src, uint64_t num_bytes);
-  void signal(uint32_t rank, uint32_t event, uint64_t amount);
-  // Sends this thread's parcel for `rank`; the next one may overtake it.
-  void send(uint32_t rank);
-  void send_all();
+  bool covers(uint32_t rank) const override { return rank / node_size_ != own_node_; }
+  void put(uint32_t rank, uint64_t heap_offset, const void* src, uint64_t num_bytes) override;
+  void signal(uint32_t rank, uint32_t event, uint64_t amount) override;
+  void send(uint32_t rank) override;  // the next parcel may overtake this one
+  void send_all() override;
+  void quiet() override;
   // Not delayed: the fault is about data and signals, not about the end of the launch.
-  void abort(uint32_t rank, uint64_t reason) { store_release(state_.abort_flag(rank), reason, Scope::SYSTEM); }
-  // Sends all parcels and waits until everything that this thread has sent was delivered.
-  void quiet();
+  void abort(uint32_t rank, uint64_t reason) override { store_release(state_.abort_flag(rank), reason, Scope::SYSTEM); }
 
  private:
   struct Parcel {

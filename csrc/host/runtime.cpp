@@ -1,6 +1,7 @@
 // The host twin: one rank of a launch, with a thread per worker and, if asked for, a thread per scheduler.
 #include "host/delayed_puts.h"
 #include "host/launch.h"
+#include "host/network.h"
 #include "runtime/task_source.h"
 #include "runtime/worker.h"
 
@@ -12,10 +13,11 @@ using HostScheduler = Scheduler<ProgramTasks>;
 class HostLaunch : public Launch {
  public:
   explicit HostLaunch(LaunchParams* params) : Launch(params), state_(params, &faults_seen_) {
-    if (params->fault.delay_puts_ns && params->fault.node_size) {
-      transport_ = std::make_unique<Transport>(state_);
-      state_.transport = transport_.get();
-    }
+    if (params->network)
+      transport_ = std::make_unique<NetworkTransport>(state_, *reinterpret_cast<Network*>(params->network));
+    else if (params->fault.delay_puts_ns && params->fault.node_size)
+      transport_ = std::make_unique<DelayedPuts>(state_);
+    state_.transport = transport_.get();
   }
 
   void start() override {

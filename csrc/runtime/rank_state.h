@@ -7,7 +7,7 @@
 namespace distmk {
 
 // The transport to ranks whose heaps no pointer reaches: NVSHMEM on GPUs (device/comm/nvshmem.cuh); on the host twin a
-// simulated network, where a fault asks for it (host/delayed_puts.cpp). Data put to a rank arrives before the signals
+// network (host/network.h) or, where a fault asks for it, a simulated one (host/delayed_puts.h). Data put to a rank arrives before the signals
 // that are sent with it. Sends may overtake each other, so a task is complete only after transport_quiet().
 class Transport;
 DISTMK_BODY bool is_remote(const Transport& transport, uint32_t rank);

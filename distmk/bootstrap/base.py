@@ -83,6 +83,7 @@ class Bootstrap(abc.ABC):
         self.local_size = member.world_size if member.local_size is None else member.local_size
         self.hostnames = []
         self.host_ids = []
+        self.addresses: list[str] = []
         self.authkey = b""
         self.timeout_s = timeout_s
         self._lost: RankLostError | None = None
@@ -150,8 +151,8 @@ class Bootstrap(abc.ABC):
         return True
 
     def address_of(self, rank: int) -> str:
-        """The IP address at which other hosts reach `rank`."""
-        return "127.0.0.1"
+        """The IP address at which this rank reaches `rank`."""
+        return self.addresses[rank] if self.addresses else "127.0.0.1"
 
     def __enter__(self) -> Bootstrap:
         return self

@@ -63,6 +63,11 @@ class Star(Bootstrap):
         """The connections of this rank."""
         return list(self._links.values())
 
+    def peer_addresses(self) -> list[str]:
+        """The address from which each rank is connected with this one; empty where there is no connection."""
+        ranks = range(self.world_size)
+        return [self._links[rank].peer_address() if rank in self._links else "" for rank in ranks]
+
     def lost_ranks(self) -> list[int]:
         self._listen()
         if self._news.loss is None:
@@ -182,9 +187,6 @@ class StarHub(Star):
 
     def next_command(self) -> bytes | None:
         raise self._refuse("next_command")
-
-    def address_of(self, rank: int) -> str:
-        return self._links[rank].peer_address() if rank else next(iter(self._links.values())).own_address()
 
     def meet(self, place: str, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
