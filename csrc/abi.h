@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 14760104431038799012ull;
+constexpr uint64_t ABI_HASH = 9560040558939156085ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -310,7 +310,7 @@ struct ProgramHeader {
   uint32_t num_launches;
   uint32_t jit_capacity;
   uint32_t iteration_event;
-  uint32_t reserved;
+  uint32_t host;
   uint64_t iteration_batch;
   uint64_t tasks_offset;
   uint64_t waits_offset;
@@ -338,7 +338,7 @@ static_assert(offsetof(ProgramHeader, num_triggers) == 44);
 static_assert(offsetof(ProgramHeader, num_launches) == 48);
 static_assert(offsetof(ProgramHeader, jit_capacity) == 52);
 static_assert(offsetof(ProgramHeader, iteration_event) == 56);
-static_assert(offsetof(ProgramHeader, reserved) == 60);
+static_assert(offsetof(ProgramHeader, host) == 60);
 static_assert(offsetof(ProgramHeader, iteration_batch) == 64);
 static_assert(offsetof(ProgramHeader, tasks_offset) == 72);
 static_assert(offsetof(ProgramHeader, waits_offset) == 80);
@@ -428,13 +428,15 @@ struct PutArgs {
   uint64_t num_bytes;
   uint32_t dst_rank;
   uint32_t pad;
+  uint64_t batch;
 };
-static_assert(sizeof(PutArgs) == 32);
+static_assert(sizeof(PutArgs) == 40);
 static_assert(offsetof(PutArgs, src) == 0);
 static_assert(offsetof(PutArgs, dst) == 8);
 static_assert(offsetof(PutArgs, num_bytes) == 16);
 static_assert(offsetof(PutArgs, dst_rank) == 24);
 static_assert(offsetof(PutArgs, pad) == 28);
+static_assert(offsetof(PutArgs, batch) == 32);
 
 struct AffineArgs {
   uint64_t src;

@@ -51,8 +51,13 @@ def _folder(name: str) -> Path | None:
 
 
 def cache_dir() -> Path:
-    """DISTMK_CACHE: the folder for compiled runtimes and programs."""
-    return _folder("DISTMK_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "distmk"
+    """DISTMK_CACHE: the folder for compiled runtimes and programs. UsageError: it is not set, and there is no home folder."""
+    if given := _folder("DISTMK_CACHE"):
+        return given
+    try:
+        return (_folder("XDG_CACHE_HOME") or Path.home() / ".cache") / "distmk"
+    except RuntimeError:
+        raise UsageError("this user has no home folder for a cache; set DISTMK_CACHE to a folder of your own") from None
 
 
 def cubin_dir() -> Path | None:

@@ -37,6 +37,7 @@ void distmk_join(void* launch) {
 // Tells the threads of every peer-mapped rank to leave.
 void distmk_abort(const uint64_t* heap_bases, uint32_t num_ranks, uint64_t reason) {
   for (uint32_t rank = 0; rank < num_ranks; ++rank) {
+    if (!heap_bases[rank]) continue;
     uint64_t* flag = &reinterpret_cast<distmk::Control*>(heap_bases[rank])->abort;
     if (!__atomic_load_n(flag, __ATOMIC_RELAXED)) __atomic_store_n(flag, reason, __ATOMIC_RELEASE);
   }

@@ -92,7 +92,7 @@ class ProgramHeader(ctypes.Structure):
             "iteration_event",
             c_uint32,
         ),  # starts each iteration; NO_EVENT: a fixed number of iterations
-        ("reserved", c_uint32),
+        ("host", c_uint32),  # number of this rank's host, from 0; a host has consecutive ranks
         ("iteration_batch", c_uint64),  # operand of the Batch whose `stop` ends the launch
         ("tasks_offset", c_uint64),
         ("waits_offset", c_uint64),

@@ -155,8 +155,6 @@ def check_virtual_nodes(backend: str) -> None:
     """UsageError if virtual nodes are asked for by the variable of another backend."""
     if backend != "host" and env.delay_puts():
         raise UsageError("DISTMK_FAULT_DELAY_PUTS is for the host backend; unset it, or use --backend host")
-    if backend == "host" and env.virtual_node_size():
-        raise UsageError("DISTMK_VIRTUAL_NODE_SIZE is for GPUs and --backend emulated; unset it, or use one of them")
 
 
 class Launch(Protocol):

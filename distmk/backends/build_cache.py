@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
 from distmk import env
+from distmk.backends.cache_files import (
+    MISSING,
+    NO_DIGEST,
+    CacheError,
+    cannot_write,
+    fault_of,
+    is_full,
+    locked,
+    own_folder,
+    publish,
+    require_trusted,
+)
+from distmk.console import tell
 from distmk.errors import BuildError
 
 T = TypeVar("T")
@@ -26,11 +38,11 @@ def csrc_dir() -> Path:
 
 
 def cached(name: str, suffix: str, key: str, make: Callable[[Path], Path]) -> Path:
-    """The file `<name>-<key><suffix>` of the cache, made by `make(scratch folder)` if it is not there.
+    """The file `<name>-<key><suffix>` of the cache, made by `make(scratch folder)` if it is not there as it was published.
 
-    BuildError: unwritable cache folder. Any error of `make` passes through.
+    BuildError: the cache folder cannot be written or trusted. Any BuildError of `make` passes through.
     """
-    return published(f"{name}-{key}{suffix}", lambda path: path if path.exists() else None, make)
+    return published(f"{name}-{key}{suffix}", lambda path: path, make)
 
 
 def content_key(ingredients: Iterable[str], sources: Iterable[Path]) -> str:
@@ -47,45 +59,57 @@ def content_key(ingredients: Iterable[str], sources: Iterable[Path]) -> str:
     return digest.hexdigest()[:24]
 
 
-def _writable(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError as error:
-        reason = error.strerror or str(error)
-        advice = "set DISTMK_CACHE to one you own"
-        raise BuildError(f"cannot write to the cache folder {folder} ({reason}); {advice}") from None
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def published(file_name: str, read: Callable[[Path], T | None], make: Callable[[Path], Path]) -> T:
-    """The value that `read` returns for a file of the cache; while it returns None, `make(scratch folder)` makes the file.
+    """The value that `read` returns for a file of the cache; while there is none, `make(scratch folder)` makes the file.
 
-    Of several processes that ask at once, one makes the file. It is published by one rename, so that no reader sees half of
-    it; a report that `make` leaves beside it, with suffix .json, is published first. BuildError: unwritable cache folder, or
-    a file that cannot be read back; OSError: a full disk.
+    A file that may not be loaded (`cache_files`), or for which `read` returns None, is made anew. Of several processes that
+    ask at once, one makes the file. CacheError: the cache folder cannot be written, or its disk is full. BuildError: the
+    folder cannot be trusted, or a file not be read back.
     """
-    target = env.cache_dir() / file_name
-    found = read(target)
-    if found is None:
-        folder = _writable(target.parent)
-        with _locked(folder / f"{file_name}.lock"):
-            found = read(target)
+    folder = env.cache_dir()
+    target = folder / file_name
+    require_trusted(folder)
+    found, _ = _find(target, read)
+    if found is not None:
+        return found
+    own_folder(folder)
+    try:
+        with locked(folder / f"{file_name}.lock"):
+            found, fault = _find(target, read)
             if found is None:
-                with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                    made = make(Path(scratch))
-                    report = made.with_suffix(".json")
-                    if report.exists():
-                        os.replace(report, target.with_suffix(".json"))
-                    os.replace(made, target)
-                found = read(target)
+                if fault not in (MISSING, NO_DIGEST):
+                    tell(f"{target} {fault}; making it anew")
+                _make(target, make)
+                found, fault = _find(target, read)
+    except OSError as error:
+        raise cannot_write(folder, error) from None
     if found is None:
-        raise BuildError(f"{target} cannot be read back; set DISTMK_CACHE to a folder on another disk")
+        raise BuildError(f"{target} cannot be read back: it {fault}; set DISTMK_CACHE to a folder on another disk")
     return found
+
+
+def compiler_env(scratch: Path) -> dict[str, str]:
+    """Environment of a compiler: its messages in English, and its temporary files in `scratch`."""
+    return os.environ | {"LC_ALL": "C", "TMPDIR": str(scratch)}
+
+
+def _find(target: Path, read: Callable[[Path], T | None]) -> tuple[T | None, str]:
+    """What `read` returns for the file, or None and what is wrong with it."""
+    if fault := fault_of(target):
+        return None, fault
+    return read(target), "is damaged"
+
+
+def _make(target: Path, make: Callable[[Path], Path]) -> None:
+    """Make the file in a scratch folder beside it, and publish it."""
+    folder = target.parent
+    with tempfile.TemporaryDirectory(dir=folder, prefix="scratch-") as scratch:
+        try:
+            publish(make(Path(scratch)), target)
+        except CacheError:
+            raise
+        except BuildError as error:
+            # Not every compiler says that the disk is full; a linker may die of it.
+            if os.strerror(errno.ENOSPC) in str(error) or is_full(Path(scratch)):
+                raise cannot_write(folder, OSError(errno.ENOSPC, "")) from None
+            raise

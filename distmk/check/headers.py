@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 
 from distmk import abi
 from distmk.abi import ProgramHeader
@@ -33,6 +34,9 @@ def check_headers(program: Program, findings: Findings) -> None:
             if here != there:
                 findings.add("header", f"rank {rank} has {field} {here}, rank 0 has {there}")
         _check_sizes(rank, part, findings)
+    hosts = [part.header.host for part in program.ranks]
+    if hosts[0] or any(host - before not in (0, 1) for before, host in itertools.pairwise(hosts)):
+        findings.add("header", f"the ranks are on hosts {hosts}; expected 0 first, and consecutive ranks for each host")
     _check_layout(program, findings)
 
 

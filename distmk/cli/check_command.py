@@ -11,7 +11,9 @@ from distmk.check import check
 from distmk.cli.generate_command import add_model_options
 from distmk.lower import DecodeOptions, lower
 from distmk.model.operators import build_model
-from distmk.program.program import compile_graph
+from distmk.program.messages import messages_by_op
+from distmk.program.program import Program, compile_graph
+from distmk.trace.record import family_of
 from distmk.weights import open_checkpoint
 
 
@@ -23,7 +25,30 @@ def add_to(commands: Any) -> None:
         "conflicting access is ordered and every operand is in bounds. Needs the config only; nothing is run.",
     )
     add_model_options(parser)
+    parser.add_argument(
+        "--host-sizes",
+        type=_sizes,
+        default=(),
+        metavar="N,N,...",
+        help="numbers of ranks on each of several hosts, in rank order (default: all ranks on one host)",
+    )
     parser.set_defaults(run=run)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """The numbers of a list with commas. ArgumentTypeError: it is none."""
+    try:
+        return tuple(int(size) for size in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers; give, for example, 2,2") from None
+
+
+def _messages(program: Program) -> str:
+    by_op: dict[str, int] = {}
+    for op, count in messages_by_op(program).items():
+        by_op[family_of(op)] = by_op.get(family_of(op), 0) + count
+    each = ", ".join(f"{op} {count}" for op, count in by_op.items())
+    return f"between hosts, an iteration: {sum(by_op.values())} ({each})"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -33,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         num_workers=1 if arguments.workers is None else arguments.workers,
         max_seqs=arguments.max_num_seqs,
         max_model_len=choose_model_len(arguments.max_model_len, config),
+        host_sizes=arguments.host_sizes,
     )
     started = time.perf_counter()
     program = compile_graph(lower(build_model(config), options))
@@ -47,6 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     heap_bytes = program.placement.heap_bytes
     print(f"buffers   {len(program.placement.buffers)}, symmetric heap {heap_bytes / 1e6:.2f} MB a rank")
+    if options.crosses_hosts:
+        print(f"messages  {_messages(program)}")
     print(f"compiled  in {compiled - started:.1f} s", flush=True)
     verdict = check(program)
     print(f"verdict   proved in {time.perf_counter() - compiled:.1f} s: {verdict}")

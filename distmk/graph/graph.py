@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from distmk.abi import MAX_RANKS, LaunchKind, Space
 from distmk.errors import UsageError
+from distmk.graph.hosts import host_ranks
 from distmk.graph.regions import ITEM_BYTES, Buffer, Region, Segment, Slab, Tiling, Weight, WeightKind
 from distmk.graph.task import Task
 
@@ -26,6 +27,7 @@ class Graph:
 
     num_schedulers: schedulers of a rank, which dispatch just-in-time tasks; at most one per worker, which is the default.
     batch: the buffer of the batch metadata; an iteration starts on a rank when it has been written there.
+    host_sizes: numbers of consecutive ranks that share memory; (): all do.
 
     Raises UsageError for numbers out of range. So do its methods, for what cannot be part of a graph.
     """
@@ -37,6 +39,7 @@ class Graph:
     buffers: list[Buffer] = field(default_factory=list)
     weights: list[Weight] = field(default_factory=list)
     batch: Buffer | None = None
+    host_sizes: tuple[int, ...] = ()
     _num_round_robin: dict[int, int] = field(default_factory=dict)  # by rank: tasks that were given a worker here
 
     def __post_init__(self) -> None:
@@ -47,6 +50,12 @@ class Graph:
         self.num_schedulers = self.num_schedulers or self.num_workers
         if self.num_schedulers > self.num_workers:
             raise UsageError(f"{self.num_schedulers} schedulers are more than {self.num_workers} workers")
+        host_ranks(self.host_sizes, self.num_ranks)  # raises if they do not fit together
+
+    @property
+    def hosts(self) -> tuple[range, ...]:
+        """The ranks of each host."""
+        return host_ranks(self.host_sizes, self.num_ranks)
 
     def buffer(
         self,

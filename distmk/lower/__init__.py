@@ -1,8 +1,8 @@
 """Lowering, model -> task graph: a work plan, the buffers it needs, and the tasks of each operator.
 
 In the order of the walk: `options`, `partition`, `worker_roles`, `rotating` and `plan` decide; `buffers` and `weights` declare
-memory; `scheduler`, `embed`, `attention`, `mlp` and `head` emit tasks, the middle three by way of `row_parallel` and
-`all_reduce`. An emitter is a function of the graph that it adds to, the plan, the buffers and the operator.
+memory; `scheduler`, `embed`, `attention`, `mlp` and `head` emit tasks, the middle three by way of `row_parallel`, `all_reduce`
+and `hierarchical`. An emitter is a function of the graph that it adds to, the plan, the buffers and the operator.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["DecodeOptions", "lower"]
 def lower(model: Model, options: DecodeOptions) -> Graph:
     """The task graph of one iteration on all ranks. Raises UsageError if there are more ranks than query heads."""
     plan = plan_work(model.config, options)
-    graph = Graph(options.num_ranks, options.num_workers, options.num_schedulers)
+    graph = Graph(options.num_ranks, options.num_workers, options.num_schedulers, host_sizes=options.host_sizes)
     buffers = declare_buffers(graph, plan)
     emit_scheduler_step(graph, plan, buffers)
     for op in model.operators:

@@ -1,30 +1,21 @@
 """Writes of the residual stream: in place on a rank alone, else an all-reduce of the ranks' partial sums.
 
-An all-reduce is one-shot: every task that computes columns of the residual stream pushes this rank's partial sums to its slot
-on every rank (Epilogue.PUSH); a Sum task there adds up the slots in rank order, and adds that to the residual stream. A slot is
-hidden_size * MAX_ROWS floats; columns [begin, end) of it are the floats [begin * MAX_ROWS, end * MAX_ROWS), of which the pushing
-task fills [rows, end - begin].
+On one host an all-reduce is one-shot: every task that computes columns of the residual stream pushes this rank's partial sums
+to its slot on every rank (Epilogue.PUSH); a Sum task there adds up the slots in rank order, and adds that to the residual
+stream. Across hosts it is hierarchical (`lower/hierarchical.py`).
 """
 
 from __future__ import annotations
 
-from typing import TypedDict
-
-from distmk.abi import MAX_ROWS, Epilogue
+from distmk.abi import Epilogue
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Region
-from distmk.lower.buffers import DecodeBuffers
+from distmk.lower.buffers import Bf16Output, DecodeBuffers
+from distmk.lower.hierarchical import emit_total, partial_slot
 from distmk.lower.partition import Partition
 from distmk.lower.plan import WorkPlan
 from distmk.model.shards import Range
 from distmk.tasks import Sum
-
-
-class Bf16Output(TypedDict, total=False):
-    """Operands of a task that writes columns of the residual stream: their bf16 copy, and the columns that it resets."""
-
-    out_bf16: Region
-    reset: Region | None
 
 
 class ResidualOutput(Bf16Output):
@@ -39,11 +30,14 @@ def residual_output(
 ) -> ResidualOutput:
     """Output operands for columns `cols` in write `write` of the residual stream.
 
-    Without an all-reduce: the columns themselves, with epilogue `in_place`. Else: this rank's slot on every rank.
+    Without an all-reduce: the columns themselves, with epilogue `in_place`. Else this rank's slot: on every rank, or, across
+    hosts, here.
     """
-    if plan.options.all_reduces:
-        return {"out": _block(plan, buffers, write, rank, rank, cols), "epilogue": Epilogue.PUSH}
-    return {"out": buffers.x.at(rank, *cols), "epilogue": in_place, **_bf16_output(buffers, write, rank, cols)}
+    if not plan.options.all_reduces:
+        return {"out": buffers.x.at(rank, *cols), "epilogue": in_place, **buffers.bf16_output(write, rank, cols)}
+    if plan.options.crosses_hosts:
+        return {"out": buffers.block(write, rank, partial_slot(plan, rank), cols), "epilogue": Epilogue.STORE}
+    return {"out": buffers.block(write, rank, rank, cols), "epilogue": Epilogue.PUSH}
 
 
 def emit_all_reduce(
@@ -55,6 +49,10 @@ def emit_all_reduce(
     """
     if not plan.options.all_reduces:
         return
+    slots = range(plan.num_slots)
+    if plan.options.crosses_hosts:
+        slots = slots[-1:]
+        emit_total(graph, plan, buffers, name, write, partition)
     for rank in plan.ranks:
         for worker, cols in partition.by_worker():
             graph.add(
@@ -62,22 +60,11 @@ def emit_all_reduce(
                     rank=rank,
                     op=f"{name}.reduce",
                     worker=worker,
-                    blocks=tuple(_block(plan, buffers, write, rank, source, cols) for source in plan.ranks),
+                    blocks=tuple(buffers.block(write, rank, slot, cols) for slot in slots),
                     dst=buffers.x.at(rank, *cols),
                     batch=buffers.batch.at(rank),
                     add=add,
-                    polls=True,
-                    **_bf16_output(buffers, write, rank, cols),
+                    polls=not plan.options.crosses_hosts,
+                    **buffers.bf16_output(write, rank, cols),
                 )
             )
-
-
-def _bf16_output(buffers: DecodeBuffers, write: int, rank: int, cols: Range) -> Bf16Output:
-    x_bf16 = buffers.x_bf16
-    return {"out_bf16": x_bf16.at(write).at(rank, *cols), "reset": x_bf16.reset_at(write, rank, *cols)}
-
-
-def _block(plan: WorkPlan, buffers: DecodeBuffers, write: int, rank: int, source: int, cols: Range) -> Region:
-    """The block of `cols` in the slot of rank `source`, on `rank`."""
-    slot = source * MAX_ROWS * plan.config.hidden_size
-    return buffers.slots_at(write).at(rank, slot + cols[0] * MAX_ROWS, slot + cols[1] * MAX_ROWS)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from typing import TypedDict
 
 from distmk.abi import MAX_ROWS, Batch, BatcherState, Space
 from distmk.graph.graph import Graph
-from distmk.graph.regions import Buffer, Slab, WeightKind
+from distmk.graph.regions import Buffer, Region, Slab, WeightKind
 from distmk.lower.plan import WorkPlan
 from distmk.lower.rotating import RotatingBuffers, Rotation
+from distmk.model.shards import Range
 from distmk.tasks.scheduling import CANDIDATES_BYTES
 
 EMBED_WRITE = 0  # index of the embedding among an iteration's writes of the residual stream
@@ -23,6 +25,13 @@ def attention_write(layer: int) -> int:
 def mlp_write(layer: int) -> int:
     """Index of a layer's down projection; of layer -1, that of the embedding, whose result layer 0 reads."""
     return EMBED_WRITE + 2 + 2 * layer
+
+
+class Bf16Output(TypedDict, total=False):
+    """Operands of a task that writes columns of the residual stream: their bf16 copy, and the columns that it resets."""
+
+    out_bf16: Region
+    reset: Region | None
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class DecodeBuffers:
     fused_partials: bf16, a single row's partial results (`AttentionShape.fused_partial_cols`), by layer; None without a
         fused combine.
     mlp_hidden: bf16 [MAX_ROWS, MLP columns of a rank], by layer.
-    attention_slots: f32 [rank, hidden_size * MAX_ROWS], blocks that ranks push for the all-reduce behind o.
+    attention_slots: f32 [slot, hidden_size * MAX_ROWS], blocks that ranks push for the all-reduce behind o (`num_slots`).
     mlp_slots: two of the same, for the embedding and down. Two, as a worker without rows of o may push to one early.
     candidates: Candidate [worker, MAX_ROWS] of a rank's head tasks.
     sampled: Candidate [rank, MAX_ROWS], of which rank 0's is used.
@@ -76,13 +85,29 @@ class DecodeBuffers:
         layer = write // 2 - 1  # -1: the embedding
         return self.mlp_slots[layer % 2]
 
+    def block(self, write: int, rank: int, slot: int, cols: Range) -> Region:
+        """The block of columns `cols` in a slot of that all-reduce, on `rank`.
+
+        Columns [begin, end) of a slot are its floats [begin * MAX_ROWS, end * MAX_ROWS), as f32 [rows, end - begin].
+        """
+        first = slot * MAX_ROWS * self.x.cols
+        return self.slots_at(write).at(rank, first + cols[0] * MAX_ROWS, first + cols[1] * MAX_ROWS)
+
+    def bf16_output(self, write: int, rank: int, cols: Range) -> Bf16Output:
+        """The bf16 copy of columns `cols` that write `write` of the residual stream makes, and the columns that it resets."""
+        return {
+            "out_bf16": self.x_bf16.at(write).at(rank, *cols),
+            "reset": self.x_bf16.reset_at(write, rank, *cols),
+        }
+
 
 def declare_buffers(graph: Graph, plan: WorkPlan) -> DecodeBuffers:
     """Add the buffers of a decode program to `graph`."""
     config, shapes = plan.config, plan.shapes
     state_bytes = ctypes.sizeof(BatcherState) + 4 * plan.num_pages
     mlp_cols = max(shard.mlp[1] - shard.mlp[0] for shard in plan.shards)
-    slots_cols = graph.num_ranks * MAX_ROWS * config.hidden_size if plan.options.all_reduces else 1
+    slots_cols = plan.num_slots * MAX_ROWS * config.hidden_size if plan.options.all_reduces else 1
+    polled = not plan.options.crosses_hosts
     per_layer = plan.attention_rotation
     buffers = DecodeBuffers(
         batch=graph.buffer("batch", ctypes.sizeof(Batch), dtype="u8"),
@@ -95,10 +120,10 @@ def declare_buffers(graph: Graph, plan: WorkPlan) -> DecodeBuffers:
         attention_out=_rows(graph, "attention_out", max(s.num_q * s.head_dim for s in shapes), per_layer),
         fused_partials=_fused_partials(graph, plan) if plan.fuses_combine else None,
         mlp_hidden=_rows(graph, "mlp_hidden", mlp_cols, plan.mlp_rotation),
-        attention_slots=graph.buffer("attention_slots", slots_cols, lamport=True),
+        attention_slots=graph.buffer("attention_slots", slots_cols, lamport=polled),
         mlp_slots=(
-            graph.buffer("mlp_slots", slots_cols, lamport=True),
-            graph.buffer("mlp_slots1", slots_cols, lamport=True),
+            graph.buffer("mlp_slots", slots_cols, lamport=polled),
+            graph.buffer("mlp_slots1", slots_cols, lamport=polled),
         ),
         candidates=graph.buffer("candidates", graph.num_workers * CANDIDATES_BYTES, dtype="u8", space=Space.LOCAL),
         sampled=graph.buffer("sampled", graph.num_ranks * CANDIDATES_BYTES, dtype="u8"),

@@ -7,6 +7,7 @@ from typing import Literal
 
 from distmk.abi import MAX_ROWS, LaunchKind
 from distmk.errors import UsageError
+from distmk.graph.hosts import host_ranks
 
 MAX_SPLITS = 32  # of a sequence's positions: the combine gives each split a lane of one warp
 ATTENTION_LAUNCHES = {"massive": LaunchKind.MASSIVE, "spread": LaunchKind.SPREAD}
@@ -30,6 +31,8 @@ class DecodeOptions:
     num_reserved: with several ranks, workers without rows of qkv and o, reserved for a single decode row's attention.
         None: as many as that attention occupies, unless it is more than a third of the workers.
     loopback: one rank runs the all-reduces with itself, to work on them with one GPU.
+    host_sizes: numbers of consecutive ranks that share memory, between which all-reduces are hierarchical; () or one number:
+        all ranks do.
     """
 
     num_ranks: int = 1
@@ -46,6 +49,7 @@ class DecodeOptions:
     attention_launch: Literal["massive", "spread"] = "massive"
     num_reserved: int | None = None
     loopback: bool = False
+    host_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1 or self.num_workers < 1:
@@ -62,11 +66,22 @@ class DecodeOptions:
             )
         if self.attention_launch not in ATTENTION_LAUNCHES:
             raise UsageError(f"attention_launch is {self.attention_launch!r}; expected massive or spread")
+        host_ranks(self.host_sizes, self.num_ranks)  # raises if they do not fit together
 
     @property
     def all_reduces(self) -> bool:
         """Whether row-parallel results go through an all-reduce."""
         return self.num_ranks > 1 or self.loopback
+
+    @property
+    def hosts(self) -> tuple[range, ...]:
+        """The ranks of each host."""
+        return host_ranks(self.host_sizes, self.num_ranks)
+
+    @property
+    def crosses_hosts(self) -> bool:
+        """Whether there are several hosts."""
+        return len(self.hosts) > 1
 
     @property
     def max_pages(self) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.abi import ProgramHeader, Space
+from distmk.errors import DistmkError
 from distmk.graph.regions import Buffer, Segment, Tiling, Weight, WeightKind
 from distmk.program.layout import HEADER_FIELDS, Placed, Placement
 from distmk.program.program import SECTIONS, Program, RankProgram, join_digests
@@ -25,7 +26,7 @@ from distmk.program.program import SECTIONS, Program, RankProgram, join_digests
 LAYOUT_FIELDS = (*HEADER_FIELDS, "local_bytes")
 
 
-class DamagedFile(Exception):
+class DamagedFile(DistmkError):
     """A file that holds no program, or not all of it."""
 
 
@@ -80,7 +81,9 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # its type depends on which byte is wrong
-        raise DamagedFile(f"{path}: {type(error).__name__}: {error}") from None
+        raise DamagedFile(
+            f"the saved program {path} cannot be read ({type(error).__name__}: {error}); start again to make it anew"
+        ) from None
 
 
 class _Ranks(Sequence[RankProgram]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -74,6 +74,11 @@ class Program:
     @property
     def num_ranks(self) -> int:
         return len(self.ranks)
+
+    @property
+    def host_sizes(self) -> tuple[int, ...]:
+        """Numbers of consecutive ranks that share memory."""
+        return tuple(Counter(part.header.host for part in self.ranks).values())
 
     def fingerprint(self) -> str:
         """sha256 over every rank's bytes, in hex: equal on ranks that compiled the same program."""
@@ -185,6 +190,7 @@ def _fill_header(part: RankProgram, graph: Graph, wiring: Wiring, placement: Pla
     header = part.header
     header.magic, header.abi_hash = abi.MAGIC, abi_hash()
     header.rank, header.num_ranks, header.num_workers = rank, graph.num_ranks, graph.num_workers
+    header.host = next(host for host, ranks in enumerate(graph.hosts) if rank in ranks)
     header.num_schedulers = graph.num_schedulers or 1
     header.num_events = len(wiring.events[rank])
     header.iteration_event = wiring.barriers[rank].index if wiring.barriers else abi.NO_EVENT

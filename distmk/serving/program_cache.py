@@ -14,6 +14,7 @@ from pathlib import Path
 
 from distmk import env
 from distmk.backends.build_cache import published
+from distmk.backends.cache_files import CacheError, remove
 from distmk.check import check
 from distmk.lower import DecodeOptions, lower
 from distmk.model.config import ModelConfig
@@ -30,7 +31,7 @@ def proved_program(config: ModelConfig, options: DecodeOptions, rank: int) -> Pr
     """The decode program of `config`, for `rank`: from the cache, or else compiled, proved and added to the cache.
 
     Of several ranks that share a cache folder, one compiles and the others wait. UsageError: the model cannot be sharded over
-    so many ranks; BuildError: unwritable cache folder; CheckError: the compiler made a mistake.
+    so many ranks; BuildError: a cache folder that cannot be trusted; CheckError: the compiler made a mistake.
     """
     if not env.caches_programs():
         return _prove(config, options)
@@ -46,10 +47,8 @@ def proved_program(config: ModelConfig, options: DecodeOptions, rank: int) -> Pr
         if made:
             _make_room(env.cache_dir())
         return program
-    except OSError:
-        if made:
-            return made[0]  # a full disk costs only time, at the next start
-        raise
+    except CacheError:  # costs only time, at the next start
+        return made[0] if made else _prove(config, options)
 
 
 def _prove(config: ModelConfig, options: DecodeOptions) -> Program:
@@ -92,5 +91,4 @@ def _make_room(folder: Path) -> None:
             if total <= MAX_BYTES:
                 break
             total -= path.stat().st_size
-            path.unlink()
-            path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
+            remove(path)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distmk.errors import ModelError, UsageError, one_line
 from distmk.weights.checkpoint import Checkpoint
 from distmk.weights.gguf_header import GgufHeader, read_header, read_numbers, read_strings
+from distmk.weights.gguf_stop_tokens import stop_tokens_by_text
 
 if TYPE_CHECKING:
     import tokenizers
@@ -162,8 +163,11 @@ def _from_gguf(header: GgufHeader) -> tokenizers.Tokenizer:
     inner.pre_tokenizer = _pre_tokenizer(str(pre))
     inner.decoder = decoders.ByteLevel()
     typed = list(zip(tokens, types, strict=False))
-    inner.add_special_tokens([AddedToken(t, normalized=False, special=True) for t, n in typed if n == _CONTROL])
-    inner.add_tokens([AddedToken(t, normalized=False, special=False) for t, n in typed if n == _USER_DEFINED])
+    special = dict.fromkeys([*(t for t, n in typed if n == _CONTROL), *stop_tokens_by_text(header)])
+    inner.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
+    inner.add_tokens(
+        [AddedToken(t, normalized=False, special=False) for t, n in typed if n == _USER_DEFINED and t not in special]
+    )
     _add_template(inner, tokens, header)
     return inner
 

@@ -8,8 +8,9 @@ from ctypes import c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import N_TILE
-from distmk.graph.regions import ITEM_BYTES, Region
+from distmk.abi import MAX_ROWS, N_TILE
+from distmk.errors import UsageError
+from distmk.graph.regions import ITEM_BYTES, Region, row_stride
 from distmk.graph.task import (
     Access,
     EarlyCompletion,
@@ -29,9 +30,10 @@ class PutArgs(ctypes.Structure):
     _fields_ = [
         ("src", c_uint64),
         ("dst", c_uint64),
-        ("num_bytes", c_uint64),
+        ("num_bytes", c_uint64),  # with a batch: of a row
         ("dst_rank", c_uint32),
         ("pad", c_uint32),
+        ("batch", c_uint64),  # 0: none
     ]
 
 
@@ -40,36 +42,46 @@ class PutArgs(ctypes.Structure):
 class Put(Task):
     """Copy `src`, on this rank, to `dst`, on any rank. To a peer: one putmem_signal, the data and then the triggers of that rank.
 
-    Raises UsageError if the regions differ in columns or dtype, or have several rows.
+    batch: the regions are blocks [MAX_ROWS, n] without gaps, of which only the rows of the batch are copied.
+
+    Raises UsageError if the regions differ in columns or dtype, or have several rows, or are no blocks.
     """
 
     src: Region = None  # type: ignore[assignment]
     dst: Region = None  # type: ignore[assignment]
+    batch: Region | None = None
 
     Args: ClassVar[type[ctypes.Structure]] = PutArgs
 
     def __post_init__(self) -> None:
         check_same_cols(self.src, self.dst)
+        if self.batch and self.src and self.src.cols % MAX_ROWS:
+            raise UsageError(f"task {self.op} puts rows of {self.src}, whose size is not a multiple of {MAX_ROWS} rows")
 
     def dtypes(self) -> Mapping[str, str | None]:
         return {"src": None, "dst": None}
 
     def reads(self) -> Iterable[Region]:
-        return (self.src,)
+        return filter(None, (self.src, self.batch))
 
     def writes(self) -> Iterable[Region]:
         return (self.dst,)
 
     def encode(self, layout: Layout) -> ctypes.Structure:
-        num_bytes = self.src.cols * ITEM_BYTES[self.src.buffer.dtype]
-        return PutArgs(layout.operand(self.src), layout.operand(self.dst), num_bytes, self.dst.rank, 0)
+        num_bytes = self.src.cols * ITEM_BYTES[self.src.buffer.dtype] // (MAX_ROWS if self.batch else 1)
+        return PutArgs(
+            src=layout.operand(self.src),
+            dst=layout.operand(self.dst),
+            num_bytes=num_bytes,
+            dst_rank=self.dst.rank,
+            batch=layout.operand(self.batch),
+        )
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
-        return [
-            access(False, rank, args.src, args.num_bytes),
-            access(True, args.dst_rank, args.dst, args.num_bytes),
-        ]
+        num_bytes = args.num_bytes * rows_of(args.batch)
+        found = [access(False, rank, args.src, num_bytes), access(True, args.dst_rank, args.dst, num_bytes)]
+        return [*found, batch_access(rank, args.batch)] if args.batch else found
 
 
 class SumArgs(ctypes.Structure):
@@ -95,7 +107,8 @@ class Sum(Task):
     """dst (+)= blocks[0] + blocks[1] + ... in that order, float32: the reducing half of an all-reduce.
 
     A block is f32 [rows, columns of dst] without gaps, as Epilogue.PUSH writes it; blocks are equally spaced in one buffer. dst:
-    f32 columns of every row. out_bf16: the same columns rounded to bf16, for tasks that multiply them. reset: see `Linear`.
+    f32 columns of every row, or such a block. out_bf16: the same columns rounded to bf16, for tasks that multiply them. reset:
+    see `Linear`.
 
     polls: the blocks are in a Lamport buffer (`Buffer.lamport`). The task polls for elements that are not zero before its waits
     are met, and resets them. PUSH writes a zero as the negative one, which adds up the same. Each block is pushed by one task
@@ -132,7 +145,7 @@ class Sum(Task):
             yield from self.blocks
 
     def encode(self, layout: Layout) -> ctypes.Structure:
-        first = layout.operand(self.blocks[0])
+        first, num = layout.operand(self.blocks[0]), self.blocks[0].cols // (MAX_ROWS if self.batch else 1)
         stride = layout.operand(self.blocks[1]) - first if len(self.blocks) > 1 else 0
         return SumArgs(
             blocks=first,
@@ -142,8 +155,8 @@ class Sum(Task):
             batch=layout.operand(self.batch),
             block_stride=stride,
             num_blocks=len(self.blocks),
-            num=self.dst.cols,
-            dst_stride=self.dst.buffer.cols,
+            num=num,
+            dst_stride=row_stride(self.dst, num),
             out_bf16_stride=self.out_bf16.buffer.cols if self.out_bf16 else 0,
             add=int(self.add),
             polls=int(self.polls),

@@ -84,6 +84,8 @@ def _slices(trace: Trace, row: dict[str, int], waited: bool) -> Iterator[dict[st
         "finish_us": row["finish_ns"] / 1000,
         "idle_us": row["idle_ns"] / 1000,
     }
+    if row["messages"]:
+        args["messages"] = row["messages"]
     if row["event"] >= 0:
         args |= {"event": trace.events[row["event"]], "source": row["source"]}
     if row["ready_ns"] not in (UNKNOWN, NEVER):
@@ -126,6 +128,7 @@ def _trace(data: Any) -> Trace:
         row["start_ns"], row["end_ns"] = _ns(event["ts"]), _ns(event["ts"]) + _ns(event["dur"])
         row["finish_ns"], row["idle_ns"] = _ns(args["finish_us"]), _ns(args["idle_us"])
         row["source"], row["event"] = args.get("source", -1), -1
+        row["messages"] = args.get("messages", 0)
         if "event" in args:
             row["event"] = events.setdefault(args["event"], len(events))
         if "ready_us" in args:

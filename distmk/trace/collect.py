@@ -11,6 +11,7 @@ from distmk.abi import LaunchKind
 from distmk.backends.base import ENTRY, Entries, RunnerRecords
 from distmk.bootstrap import Bootstrap
 from distmk.bootstrap.messages import malformed, pack, parse_json, unpack
+from distmk.program.messages import messages_between_hosts
 from distmk.program.program import Program, RankProgram
 from distmk.program.reader import Ints, ProgramTables
 from distmk.trace.dependencies import Dependencies
@@ -103,6 +104,8 @@ def _rows(tables: ProgramTables, ranks: Sequence[Sequence[Entries]]) -> tuple[Ro
     rows, task = np.concatenate(parts), np.concatenate(numbers)
     for name in ("type", "launch", "order"):
         rows[name] = getattr(tables.tasks, name)[task]
+    ran = (rows["runner"] < tables.num_workers) | (rows["launch"] == LaunchKind.SCHEDULER)  # not only dispatched it
+    rows["messages"] = np.where(ran, messages_between_hosts(tables)[task], 0)
     return rows, task
 
 

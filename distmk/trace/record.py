@@ -33,6 +33,7 @@ ROW: np.dtype[Any] = np.dtype(
         ("source", np.int64),  # rank of that task; -1: none
         ("event", np.int64),  # event by which that task signaled, index into `events`; -1: none
         ("idle_ns", np.int64),  # time since its runner ended the task before
+        ("messages", np.int64),  # that it sent to other hosts
     ]
 )
 

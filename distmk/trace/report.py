@@ -7,7 +7,7 @@ import numpy as np
 from distmk.tasks import Nop
 from distmk.trace.path import critical_path
 from distmk.trace.record import Trace
-from distmk.trace.summary import Spread, by_event, by_op, clock_step_ns, hops, idle_shares, iterations
+from distmk.trace.summary import Spread, by_event, by_op, clock_step_ns, hops, idle_shares, iterations, messages
 from distmk.trace.table import percent, table, us
 
 MAX_EVENTS = 12
@@ -46,6 +46,9 @@ def _head(trace: Trace) -> str:
         lines.append(f"iteration: p50 {us(each.p50_us)} us, p99 {us(each.p99_us)} us over {each.count}")
     shares = ", ".join(f"rank {rank} {percent(share)}" for rank, share in enumerate(idle_shares(trace)))
     lines.append(f"workers idle: {shares}")
+    if sent := messages(trace):
+        by = ", ".join(f"{op} {count:g}" for op, count in sent.items())
+        lines.append(f"messages between hosts, an iteration: {sum(sent.values()):g} ({by})")
     nops = [each.body_and_finish for each in by_op(trace) if each.type == Nop.type_name]
     if nops:
         count = sum(each.count for each in nops)

@@ -117,6 +117,16 @@ def iterations(trace: Trace) -> Spread:
     return Spread.of(np.diff(first))
 
 
+def messages(trace: Trace) -> dict[str, float]:
+    """Messages between hosts an iteration, by operator, over all layers; operators without any are left out."""
+    names, family = families(trace)
+    found = {}
+    for number in np.unique(family[trace.rows["messages"] > 0]).tolist():
+        rows = trace.rows[family == number]
+        found[names[number]] = float(rows["messages"].sum() / len(np.unique(rows["iteration"])))
+    return found
+
+
 def clock_step_ns(trace: Trace) -> int:
     """Resolution of the clocks: the greatest common divisor of the times between starts on a rank."""
     starts = (np.unique(trace.rows["start_ns"][trace.rows["rank"] == rank]) for rank in range(trace.num_ranks))

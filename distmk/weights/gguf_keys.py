@@ -50,7 +50,7 @@ def check_keys(header: GgufHeader, f: Fields, arch: str) -> tuple[str, ...]:
             raise ModelError(f"{f.where}: {key} differs from layer to layer, which is not supported")
     known = {f"{arch}.{key}" for key in (*_CHANGES, *_UNUSED, *_USED)}
     unknown = sorted(key for key in header.metadata if key.startswith(f"{arch}.") and key not in known)
-    return (f"{f.where}: metadata {', '.join(unknown)} is not used",) if unknown else ()
+    return (f"{f.where}: unused metadata: {', '.join(unknown)}",) if unknown else ()
 
 
 def _check_rope(f: Fields, arch: str) -> None:

@@ -27,13 +27,19 @@ FIM_TEXTS = {
 def stop_token_ids(header: GgufHeader, f: Fields) -> tuple[int, ...]:
     """The ids, those of the metadata first. `f`: the scalars of the metadata. ModelError: damaged metadata."""
     named = [f.integer(f"tokenizer.ggml.{name}_token_id", -1) for name in (*KEYS, *FIM_TEXTS)]
+    ids = (*named, *stop_tokens_by_text(header).values())
+    return tuple(dict.fromkeys(token_id for token_id in ids if token_id >= 0))
+
+
+def stop_tokens_by_text(header: GgufHeader) -> dict[str, int]:
+    """The ids of the tokens that end a reply according to their text. They are special tokens, whatever type the file gives."""
     wanted = {*TEXTS, *(text for texts in FIM_TEXTS.values() for text in texts)}
     found = find_strings(header, "tokenizer.ggml.tokens", wanted)
-    by_text = [found[text] for text in TEXTS if text in found and not _means_something_else(text, found)]
+    stops = [text for text in TEXTS if text in found and not _means_something_else(text, found)]
     for name, texts in FIM_TEXTS.items():
-        if f.integer(f"tokenizer.ggml.{name}_token_id", -1) < 0:
-            by_text += [found[text] for text in texts if text in found][:1]
-    return tuple(dict.fromkeys(token_id for token_id in (*named, *by_text) if token_id >= 0))
+        if f"tokenizer.ggml.{name}_token_id" not in header.metadata:
+            stops += [text for text in texts if text in found][:1]
+    return {text: found[text] for text in stops}
 
 
 def _means_something_else(text: str, found: dict[str, int]) -> bool:

@@ -17,7 +17,7 @@ from distmk.errors import ModelError, one_line
 from distmk.model.config import ModelConfig
 from distmk.weights.checkpoint import EMBEDDING, HEAD, check_tensors, expected_tensors
 from distmk.weights.files import CHUNK_ELEMENTS, PLAIN_ENCODINGS, DataFile, FileCheckpoint, StoredTensor
-from distmk.weights.hf_config import read_hf_config
+from distmk.weights.hf_config import generation_notes, read_hf_config
 from distmk.weights.shard_files import INDEX_FILE, find_shards
 from distmk.weights.unused import is_buffer
 
@@ -48,7 +48,7 @@ def open_safetensors(folder: Path) -> FileCheckpoint:
     config, notes = _resolve_tie(config, folder, files, tensors)
     notes += check_tensors({name: t.shape for name, t in tensors.items()}, config, str(folder))
     kept = {name: tensors[name] for name in expected_tensors(config)}
-    return FileCheckpoint(config, folder, files, kept, notes)
+    return FileCheckpoint(config, folder, files, kept, notes + generation_notes(folder))
 
 
 def _resolve_tie(

@@ -31,7 +31,7 @@ def find_shards(folder: Path) -> tuple[list[Path], dict[str, str]]:
     files = _weight_files(folder)
     sets: dict[tuple[str, int], list[Path]] = {}
     for path in files:
-        if match := _NUMBERED.fullmatch(path.name):
+        if (match := _NUMBERED.fullmatch(path.name)) and 1 <= int(match[2]) <= int(match[3]):
             sets.setdefault((match[1], int(match[3])), []).append(path)
     if len(sets) == 1:
         ((stem, count), found), *_ = sets.items()
@@ -58,7 +58,7 @@ def _complete(folder: Path, stem: str, count: int, found: list[Path]) -> list[Pa
     """All `count` files of a numbered set; ModelError, with their names, if some are missing."""
     wanted = [folder / f"{stem}-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
     missing = [path.name for path in wanted if path not in found]
-    if missing or not wanted:
+    if missing:
         more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
         raise ModelError(f"{folder}: {', '.join(missing[:4])}{more} of {count} files missing; fetch the model again")
     return wanted

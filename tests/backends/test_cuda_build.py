@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -118,7 +119,7 @@ def test_processes_that_start_together_compile_once(machine: Machine) -> None:
     assert len(said) == 1 and machine.num_calls() == 1
     assert Path(said.pop().split()[1].rstrip(",")).read_text() == "a linked kernel\n"
     left = {path.suffix for path in (machine.folder / "cache").iterdir()}
-    assert left == {".cubin", ".json", ".lock"}, "scratch folders are gone"
+    assert left == {".cubin", ".json", ".lock", ".sha256"}, "scratch folders are gone"
 
 
 def test_cache_can_be_moved(machine: Machine, runner: Runner) -> None:
@@ -182,7 +183,7 @@ def test_kernels_are_used_where_nothing_can_be_compiled(machine: Machine) -> Non
     output = machine.runner.folder / "output"
     finished = machine.build("--arch", "sm_90a", "--output", str(output))
     assert finished.stdout.split()[1].startswith(str(output))
-    assert {path.suffix for path in output.iterdir()} == {".cubin", ".json"}
+    assert {path.suffix for path in output.iterdir()} == {".cubin", ".json", ".sha256"}
     machine.remove_tools()
     assert machine.path().parent == machine.folder / "cache"
     shutil.rmtree(machine.folder / "cache")
@@ -203,6 +204,34 @@ def test_a_given_kernel_comes_first(machine: Machine) -> None:
     machine.build("--arch", "sm_90a", "--output", str(output))
     assert machine.path(env={"DISTMK_CUBIN_DIR": str(output)}).parent == output
     assert machine.path(env={"DISTMK_CUBIN_DIR": str(output / "empty")}).parent == machine.folder / "cache"
+
+
+def test_damaged_kernels_are_not_used(machine: Machine) -> None:
+    """One of DISTMK_CUBIN_DIR is passed over, with a line that says why; one of the cache is compiled anew."""
+    output = machine.runner.folder / "output"
+    machine.build("--arch", "sm_90a", "--output", str(output))
+    given = {"DISTMK_CUBIN_DIR": str(output)}
+    path = machine.path(env=given)
+    for damage, reason in (
+        (lambda: path.write_text("a linked kernes\n"), "differs from its digest"),
+        (lambda: path.chmod(0o666), "may be written by others"),
+        (lambda: path.unlink() or os.mkfifo(path), "is a FIFO"),
+        (lambda: output.chmod(0o777), f"{output} may be written by others"),
+    ):
+        damage()
+        finished = machine.build("--arch", "sm_90a", env=given)
+        assert finished.stdout.split()[1].startswith(str(machine.folder / "cache")) and reason in finished.stderr
+        assert len(finished.stderr.splitlines()) == 1
+    in_cache = machine.path()
+    in_cache.write_text("")
+    in_cache.with_suffix(".json").unlink()
+    os.mkfifo(in_cache.with_suffix(".json"))
+    finished = machine.build("--arch", "sm_90a")
+    assert finished.stderr == f"distmk: {in_cache} differs from its digest; making it anew\n"
+    assert "168 registers" in finished.stdout and machine.num_calls() == 2
+    machine.remove_tools()
+    shutil.rmtree(in_cache.parent)
+    assert_one_line(machine.build("--arch", "sm_90a", env=given), f"{output} may be written by others", "no nvcc")
 
 
 def test_mistakes(machine: Machine) -> None:

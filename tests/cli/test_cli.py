@@ -9,6 +9,7 @@ import pytest
 from support.helpers import DISTMK, Runner, alone, with_ranks
 
 import distmk
+from distmk.cli import main
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -60,6 +61,18 @@ def test_check(model: str, num_ranks: int, workers: int, tiny_model: Path, runne
     assert re.fullmatch(r"compiled  in [\d.]+ s", lines[num_ranks + 2])
     assert re.fullmatch(r"verdict   proved in [\d.]+ s: .+", lines[num_ranks + 3])
     assert len(lines) == num_ranks + 4
+
+
+def test_check_of_hosts(capsys: pytest.CaptureFixture[str]) -> None:
+    """A program for hosts that are not there: its messages, or one line that says why there can be none."""
+    command = ["check", "--model", "smollm2-135m", "--ranks", "3", "--max-model-len", "64", "--host-sizes"]
+    assert main([*command, "2,1"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("messages"))
+    total, *each = map(int, re.findall(r"\d+", line))
+    assert line.startswith("messages  between hosts, an iteration: ") and total == sum(each) == 2 + 2 * 61
+    for sizes, why in (("2,2", "host_sizes is 2,2, but there are 3 ranks; "), ("2,x", "'2,x' is no list of numbers; ")):
+        assert main([*command, sizes]) == 2
+        assert why in capsys.readouterr().err
 
 
 def test_check_needs_no_weights(tiny_model: Path, runner: Runner) -> None:

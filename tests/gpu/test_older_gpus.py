@@ -5,14 +5,13 @@ python -m pytest -q -rs tests/gpu/test_older_gpus.py             # one Hopper GP
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 from support.helpers import Runner
 from support.machine import environment, require
 
-from distmk.backends.cuda.build import build_cubin, compile_cubin
+from distmk.backends.cuda.build import build_cubin, compile_cubin, copy_cubin
 from distmk.backends.cuda.toolchain import find_toolchain
 
 MODEL = ("--model", "smollm2-135m", "--load-format", "dummy")
@@ -31,7 +30,7 @@ def test_same_tokens_without_bulk_copies(runner: Runner, tmp_path: Path, monkeyp
     given = tmp_path / "given"
     given.mkdir()
     older = compile_cubin(find_toolchain(), "sm_90a", tmp_path, virtual="compute_80")
-    shutil.copy(older, given / build_cubin("sm_90a").name)
+    copy_cubin(older.rename(tmp_path / build_cubin("sm_90a").name), given)
     monkeypatch.setenv("DISTMK_CUBIN_DIR", str(given))
     assert build_cubin("sm_90a").parent == given, "this is the one that will run"
     outputs = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import errno
+import hashlib
 import multiprocessing
 import os
 import random
@@ -13,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.damage import ways as damages
 from support.tiny_config import tiny_config
 
 from distmk import LLM, SamplingParams
+from distmk.backends import build_cache
+from distmk.backends.cache_files import cannot_write
 from distmk.backends.host.build import build
 from distmk.errors import CheckError
 from distmk.lower import DecodeOptions, lower
@@ -91,7 +95,13 @@ def test_any_change_is_another_program() -> None:
 
     keys = {program_cache._key(CONFIG, OPTIONS)}
     configs, options = dataclasses.fields(CONFIG), dataclasses.fields(OPTIONS)
-    defaults = {"num_pages": 7, "max_seqs": 5, "num_reserved": 1, "max_splits": 8}  # doubled: no change, or too much
+    defaults = {
+        "num_pages": 7,
+        "max_seqs": 5,
+        "num_reserved": 1,
+        "max_splits": 8,
+        "host_sizes": (2, 1),
+    }  # doubled: no change, or too much
     for field in configs:
         value = changed(getattr(CONFIG, field.name), field.name)
         config = object.__new__(type(CONFIG))  # also one whose sizes would not go together
@@ -103,6 +113,15 @@ def test_any_change_is_another_program() -> None:
         value = defaults.get(field.name) or changed(getattr(OPTIONS, field.name), field.name)
         keys.add(program_cache._key(CONFIG, dataclasses.replace(OPTIONS, **{field.name: value})))
     assert len(keys) == 1 + len(configs) + len(options)
+
+
+def test_hosts_are_part_of_the_key(cache: Path, compiled: list[Program]) -> None:
+    """A program for one division of the ranks into hosts is never loaded for another."""
+    for _ in range(2):
+        for sizes in ((), (2, 1), (1, 2)):
+            options = dataclasses.replace(OPTIONS, num_workers=1, host_sizes=sizes)
+            assert program_cache.proved_program(CONFIG, options, 1).host_sizes == (sizes or (3,))
+    assert len(compiled) == len(files(cache)) == 3
 
 
 def test_code_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,14 +169,36 @@ def test_another_program_under_its_name(cache: Path) -> None:
         _ = program_file.load(path, 0).ranks[1]
 
 
-def test_damaged_file_is_made_anew(cache: Path, compiled: list[Program]) -> None:
+def test_damaged_file_is_made_anew(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever way it is damaged; and one that differs from its program though its digest is right."""
+    want = compile_graph(lower(build_model(CONFIG), OPTIONS))
+    compiled: list[Program] = []
+    monkeypatch.setattr(program_cache, "_prove", lambda config, options: compiled.append(want) or want)
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
     program_cache.proved_program(CONFIG, OPTIONS, 0)
     (path,) = files(cache)
-    good = path.read_bytes()
-    path.write_bytes(good[: len(good) // 3])
-    assert_same(program_cache.proved_program(CONFIG, OPTIONS, 0), compiled[0], 0)
-    assert len(compiled) == 2
-    assert path.stat().st_size == len(good)
+    expected = 1
+    for name, damage in damages(random.Random(seed)):
+        damage(path)
+        assert program_cache.proved_program(CONFIG, OPTIONS, 0).fingerprint() == want.fingerprint(), name
+        expected += 1
+    assert len(compiled) == expected
+    path.write_bytes(path.read_bytes()[:1000])
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.with_name(f"{path.name}.sha256").write_text(f"{digest}  {path.name}\n")
+    assert_same(program_cache.proved_program(CONFIG, OPTIONS, 0), want, 0)
+
+
+def test_read_only_cache(cache: Path, compiled: list[Program], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program is compiled and proved, and not saved."""
+
+    def refuse(folder: Path) -> Path:
+        raise cannot_write(folder, OSError(errno.EROFS, os.strerror(errno.EROFS)))
+
+    monkeypatch.setattr(build_cache, "own_folder", refuse)
+    assert program_cache.proved_program(CONFIG, OPTIONS, 0).num_ranks == OPTIONS.num_ranks
+    assert len(compiled) == 1 and not files(cache)
 
 
 def test_only_proved_programs_are_saved(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +277,8 @@ def test_same_tokens(
     num_ranks: int, tiny_model: Path, tmp_path: Path, compiled: list[Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compiled and saved, read back, and compiled without a cache."""
-    shutil.copy(build(), tmp_path)  # the host runtime need not be made again
+    for path in build().parent.glob(f"{build().name}*"):  # the host runtime need not be made again
+        shutil.copy(path, tmp_path)
     monkeypatch.setenv("DISTMK_CACHE", str(tmp_path))
 
     def tokens() -> list[list[int]]:

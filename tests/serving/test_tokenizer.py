@@ -58,7 +58,7 @@ def write_model(path: Path, pre: str | None, model: str = "gpt2", **edits: Any) 
         if pre:
             w.add_tokenizer_pre(pre)
         w.add_token_list([*tokens, *added, "<think>"])
-        w.add_token_types([1] * len(tokens) + [3] * len(added) + [4])
+        w.add_token_types([1] * len(tokens) + [edits.get("type", 3)] * len(added) + [4])
         w.add_token_merges(edits.get("merges", merges))
         w.add_bos_token_id(edits.get("bos", len(tokens)))
         if "add_bos" in edits:
@@ -147,6 +147,17 @@ def test_eos_behind_a_prompt(tmp_path: Path) -> None:
         assert mine.encode("") == want
         assert (mine.encode("the")[-1] == eos) == (eos in want)
     assert mine.encode("<|endoftext|>the") == mine.encode("the")  # the text's own BOS
+
+
+@pytest.mark.parametrize("kind", [1, 3, 4])
+def test_stop_tokens_are_special_whatever_their_type(tmp_path: Path, kind: int) -> None:
+    """Files exist that call them normal or user-defined; in a prompt they are one token, in a reply no text."""
+    mine = load(write_model(tmp_path / "m.gguf", "qwen2", type=kind))
+    im_start, im_end = 256 + 16, 256 + 17
+    ids = mine.encode("the<|im_end|>a")
+    assert im_end in ids and mine.is_special(im_end)
+    assert mine.decode(ids) == "thea"
+    assert mine.is_special(im_start) == (kind == 3)
 
 
 def test_llama3_takes_whole_words(tmp_path: Path) -> None:

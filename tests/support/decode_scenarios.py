@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +13,16 @@ from support.job import Job
 from support.tiny_config import tiny_config
 
 from distmk.backends.base import LaunchSpec
+from distmk.backends.defaults import backend_choices
 from distmk.backends.weight_upload import fill_weights
 from distmk.lower import DecodeOptions, lower
+from distmk.lower.plan import WorkPlan, plan_work
 from distmk.model.operators import build_model
+from distmk.program.program import Program, decode_args
+from distmk.tasks import Put
+from distmk.trace import Trace, report
+from distmk.trace.summary import messages
+from distmk.weights import open_checkpoint
 from distmk.weights.dummy import DummyCheckpoint
 
 Decoded = tuple[list[tuple[int, int, int]], dict[str, Any]]
@@ -47,6 +57,51 @@ def decode(job: Job, attention_launch: str, launch_iterations: int = 0) -> Decod
         )
         job.bootstrap.barrier()
         return tokens, {b.name: session.view(b).copy() for b in session.program.placement.buffers}
+
+
+def hosts(job: Job) -> None:
+    """A checkpoint's greedy tokens, at several divisions of the ranks into hosts. Rank 0 writes the tokens of each to a file.
+
+    All ranks hold the same bits of the residual stream, and the messages that a trace counts are those of the work plan.
+    """
+    checkpoint, made = open_checkpoint(job.options["model"]), {}
+    prompts = tuple(map(tuple, job.options["prompts"]))
+    spec = LaunchSpec(prompts, (job.options["max_new"],) * len(prompts), ignore_eos=True)
+    for sizes in map(tuple, job.options["host_sizes"]):
+        made_for = backend_choices(job.options.get("backend", "host"))
+        options = DecodeOptions(job.num_ranks, job.workers, max_seqs=4, max_model_len=64, host_sizes=sizes, **made_for)
+        with job.session(lower(build_model(checkpoint.config), options)) as session:
+            fill_weights(session.program, session.backend, job.rank, checkpoint)
+            running = session.launch(dataclasses.replace(spec, trace_capacity=session.room_for(4)))
+            found: dict[int, list[int]] = {}
+            for event in (event for events in running for event in events):
+                found.setdefault(event.request, []).append(event.token)
+            trace = running.trace(4)
+            streams = job.bootstrap.allgather(session.view("x").tobytes())
+            assert len(set(streams)) == 1 and np.frombuffer(streams[0], np.float32).any(), f"{sizes}: ranks differ"
+            if trace is not None:
+                made[str(sizes)] = [tokens for _, tokens in sorted(found.items())]
+                assert_messages(trace, session.program, plan_work(checkpoint.config, options))
+    if job.rank == 0:
+        Path(job.options["out"]).write_text(json.dumps(made))
+
+
+def assert_messages(trace: Trace, program: Program, plan: WorkPlan) -> None:
+    """Fail unless a trace counts the messages between hosts that the plan implies, as many as there were puts to other hosts."""
+    sizes = plan.options.host_sizes
+    pairs, others, layers = len(sizes) * (len(sizes) - 1), sum(sizes[1:]), plan.config.num_layers
+    want = {"embed.exchange": pairs * plan.embed.num_tasks, "o.exchange": layers * pairs * plan.o.num_tasks}
+    want |= {"down.exchange": layers * pairs * plan.down.num_tasks, "sample": others, "scheduler_step": others}
+    assert messages(trace) == want and f"messages between hosts, an iteration: {sum(want.values())} (" in report(trace)
+    host_of = [part.header.host for part in program.ranks]
+    crossing = {
+        desc.order
+        for part in program.ranks
+        for desc in part.tasks
+        if desc.type == Put.type_id and host_of[decode_args(desc).dst_rank] != host_of[part.header.rank]
+    }
+    ran = np.isin(trace.rows["order"], list(crossing)).sum() / len(np.unique(trace.on_workers()["iteration"]))
+    assert ran == sum(count for op, count in want.items() if op.endswith("exchange")), ran
 
 
 def assert_same_decode(job: Job, one: Decoded, other: Decoded) -> None:

@@ -24,7 +24,8 @@ class Job:
 
     def session(self, graph: distmk.Graph) -> distmk.Session:
         threads = self.options.get("threads", False)
-        return distmk.Session(graph, self.bootstrap, deadline_s=15, scheduler_threads=threads)
+        backend = self.options.get("backend", "host")
+        return distmk.Session(graph, self.bootstrap, deadline_s=15, backend=backend, scheduler_threads=threads)
 
     def run(self, session: distmk.Session, iterations: int | None = None) -> None:
         n = self.iterations if iterations is None else iterations

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from support.gguf_files import write_gguf
 from test_weights import assert_bits_equal, bits, compare, edit_config, expect_error, tiny
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from distmk.weights import open_checkpoint
 
@@ -180,3 +180,33 @@ def test_index_and_single_file(tmp_path: Path) -> None:
     compare(open_checkpoint(tmp_path), tensors, 5)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(theirs.lm_head.weight, tensors[HEAD])
+
+
+def test_settings_that_change_greedy_decoding_are_named(tmp_path: Path) -> None:
+    write(tmp_path)
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps({"do_sample": True, "temperature": 0.6, "top_k": 20, "repetition_penalty": 1.0}))
+    assert open_checkpoint(tmp_path).notes == ()
+    GenerationConfig(do_sample=True, eos_token_id=[3]).save_pretrained(tmp_path)
+    assert open_checkpoint(tmp_path).notes == ()
+    file.write_text(json.dumps({"repetition_penalty": 1.05, "suppress_tokens": [5], "min_new_tokens": 0}))
+    (note,) = open_checkpoint(tmp_path).notes
+    assert "generation_config.json: not applied" in note and note.endswith(": repetition_penalty, suppress_tokens")
+
+
+def test_gguf_keys_that_nothing_reads_are_named(tmp_path: Path) -> None:
+    model = tiny("llama")
+
+    def edit(w: gguf.GGUFWriter) -> None:
+        w.add_float32("llama.rope.scaling.factor", 1.0)  # of linear scaling: changes nothing
+        w.add_float32("llama.rope.new_kind", 2.0)
+        w.add_array("llama.rope.dimension_sections", [1, 2])
+        w.add_uint32("qwen3.other_architecture", 3)
+        w.add_sliding_window(16)
+
+    write_gguf(tmp_path / "m.gguf", model.config, model.state_dict(), edit=edit)
+    checkpoint = open_checkpoint(tmp_path)
+    (note,) = checkpoint.notes
+    assert note.endswith("m.gguf: unused metadata: llama.rope.dimension_sections, llama.rope.new_kind")
+    assert checkpoint.config.sliding_window == 16
+    compare(checkpoint, model.state_dict(), 3)

@@ -1,11 +1,13 @@
-// putmem_signal as a task: copies a region to another rank, then signals the task's triggers there.
+// putmem_signal as a task: copies a region, or the batch's rows of a block, to another rank, then signals the task's
+// triggers there.
 #pragma once
 #include "runtime/context.h"
 
 namespace distmk {
 
 DISTMK_FN void body_put(Context& context, const PutArgs& args) {
-  context.push(args.dst_rank, args.dst, context.at<void>(args.src), args.num_bytes);
+  const uint64_t num_bytes = rows_of(context.batch(args.batch)) * args.num_bytes;
+  context.push(args.dst_rank, args.dst, context.at<void>(args.src), num_bytes);
 }
 
 }  // namespace distmk

@@ -7,10 +7,11 @@ using namespace simd;
 
 void body_put(Context& context, const PutArgs& args) {
   const void* src = context.at<void>(args.src);
+  const uint64_t num_bytes = rows_of(context.batch(args.batch)) * args.num_bytes;
   if (args.dst_rank == context.rank())
-    copy_bytes(Team{}, context.at<void>(args.dst), src, args.num_bytes);
+    copy_bytes(Team{}, context.at<void>(args.dst), src, num_bytes);
   else
-    context.push(args.dst_rank, args.dst, src, args.num_bytes);
+    context.push(args.dst_rank, args.dst, src, num_bytes);
 }
 
 // Adds in the order of the blocks, whatever order they arrive in, so that every rank gets the same bits.

@@ -7,14 +7,17 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from distmk import env
 from distmk.backends.build_cache import cached, content_key, csrc_dir
+from distmk.backends.cache_files import fault_of, folder_fault, publish, read_text
 from distmk.backends.cuda.toolchain import Toolchain, find_toolchain, run
 from distmk.backends.kernel_sources import kernel_sources, translation_unit
+from distmk.console import tell
 from distmk.errors import BuildError, UsageError
 
 FLAGS = ("-std=c++17", "-O3", "-ftz=true", "-rdc=true", "--expt-relaxed-constexpr", "-lineinfo")
@@ -58,8 +61,8 @@ class Report:
     def of(cubin: Path) -> Report | None:
         """The report beside the kernel at `cubin`, if there is one."""
         try:
-            return Report(**json.loads(cubin.with_suffix(".json").read_text()))
-        except (OSError, ValueError, TypeError):
+            return Report(**json.loads(read_text(cubin.with_suffix(".json")) or ""))
+        except (ValueError, TypeError):
             return None
 
 
@@ -84,25 +87,42 @@ def build_cubin(architecture: str) -> Path:
     if architecture not in ARCHITECTURES:
         raise BuildError(f"architecture {architecture} is not supported; choose one of {', '.join(ARCHITECTURES)}")
     given = env.cubin_dir()
-    if given and (found := find_cubin(architecture, given)):
+    refused: list[str] = []
+    if given and (found := find_cubin(architecture, given, refused)):
         return found
     try:
         toolchain = find_toolchain()
     except BuildError as error:
-        if found := find_cubin(architecture, env.cache_dir()):
+        if found := find_cubin(architecture, env.cache_dir(), refused):
             return found
         advice = f"or run distmk build --arch {architecture} --output DIR elsewhere and set DISTMK_CUBIN_DIR"
-        raise BuildError(
-            f"no kernel for {architecture} of this version in {given or env.cache_dir()}, and {error}; {advice}"
-        ) from None
+        none = refused[0] if refused else f"no kernel for {architecture} of this version in {given or env.cache_dir()}"
+        raise BuildError(f"{none}, and {error}; {advice}") from None
+    if refused:
+        tell(f"{refused[0]}; the kernel of the cache is used instead")
     key = content_key(toolchain.content(), [])
     return cached(_name(architecture), ".cubin", key, lambda scratch: compile_cubin(toolchain, architecture, scratch))
 
 
-def find_cubin(architecture: str, folder: Path) -> Path | None:
-    """The newest kernel in `folder` made of these sources for `architecture`, with any tools."""
-    found = folder.glob(f"{_name(architecture)}-*.cubin")
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+def find_cubin(architecture: str, folder: Path, refused: list[str] | None = None) -> Path | None:
+    """The newest kernel in `folder` made of these sources for `architecture`, with any tools.
+
+    `refused` gets what is wrong with the folder and with kernels that may not be loaded (`cache_files`).
+    """
+    refused = [] if refused is None else refused
+    if fault := folder_fault(folder):
+        refused.append(f"{folder} {fault}")
+        return None
+    for path in sorted(folder.glob(f"{_name(architecture)}-*.cubin"), key=_age):
+        if fault := fault_of(path):
+            refused.append(f"{path} {fault}")
+        else:
+            return path
+    return None
+
+
+def _age(path: Path) -> float:
+    return -path.lstat().st_mtime if os.path.lexists(path) else 0.0
 
 
 def built_cubin(architecture: str) -> Path | None:
@@ -112,16 +132,18 @@ def built_cubin(architecture: str) -> Path | None:
 
 
 def copy_cubin(cubin: Path, folder: Path) -> Path:
-    """Copy a kernel and its report to `folder`, for DISTMK_CUBIN_DIR. BuildError: the folder cannot be written."""
+    """Copy a kernel, its report and its digest to `folder`, for DISTMK_CUBIN_DIR. BuildError: the folder cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in (cubin.with_suffix(".json"), cubin):
-            partial = folder / f".{path.name}.{os.getpid()}"
-            if path.exists():
-                shutil.copyfile(path, partial)
-                os.replace(partial, folder / path.name)
+        with tempfile.TemporaryDirectory(dir=folder, prefix="scratch-") as scratch:
+            for path in (cubin, cubin.with_suffix(".json")):
+                if path.exists():
+                    shutil.copyfile(path, Path(scratch) / path.name)
+            publish(Path(scratch) / cubin.name, folder / cubin.name)
     except OSError as error:
         raise BuildError(f"cannot write to {folder}: {error.strerror or error}") from None
+    if (fault := folder_fault(folder)) is not None:
+        tell(f"{folder} {fault}; change that before DISTMK_CUBIN_DIR names it")
     return folder / cubin.name
 
 
@@ -142,9 +164,9 @@ def compile_cubin(toolchain: Toolchain, architecture: str, folder: Path, virtual
     code = f"arch={virtual or architecture.replace('sm_', 'compute_')},code={architecture}"
     includes = [f"-I{csrc_dir()}", f"-I{toolchain.nvshmem / 'include'}"]
     flags = [*FLAGS, *env.nvcc_flags(), "-Xptxas", "-v", "-gencode", code, "-cubin", *includes]
-    output = run([toolchain.nvcc, *flags, source, "-o", obj])
+    output = run([toolchain.nvcc, *flags, source, "-o", obj], folder)
     library = [f"-L{toolchain.nvshmem / 'lib'}", "-lnvshmem_device"]
-    output += run([toolchain.nvlink, "-v", f"--arch={architecture}", obj, *library, "-o", cubin])
+    output += run([toolchain.nvlink, "-v", f"--arch={architecture}", obj, *library, "-o", cubin], folder)
     report = Report(
         architecture=architecture,
         source=source_key(architecture),

@@ -34,7 +34,7 @@ def build_probe(architecture: str) -> Path:
     def make(scratch: Path) -> Path:
         cubin = scratch / "stream_probe.cubin"
         code = f"arch={architecture.replace('sm_', 'compute_')},code={architecture}"
-        run([nvcc, *FLAGS, f"-I{csrc_dir()}", "-gencode", code, "-cubin", source, "-o", cubin])
+        run([nvcc, *FLAGS, f"-I{csrc_dir()}", "-gencode", code, "-cubin", source, "-o", cubin], scratch)
         return cubin
 
     key = content_key([version, architecture, *FLAGS], [source, *kernel_sources()])

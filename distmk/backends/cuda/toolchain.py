@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distmk import env
+from distmk.backends.build_cache import compiler_env
 from distmk.errors import BuildError
 
 OLDEST_CUDA = 13
@@ -86,10 +87,13 @@ def nvshmem_version(root: Path) -> str:
     return ".".join(parts) or "unknown"
 
 
-def run(command: Sequence[str | Path]) -> str:
-    """Run `command`; returns its output. BuildError: it failed, with the first error of its output."""
+def run(command: Sequence[str | Path], scratch: Path | None = None) -> str:
+    """Run `command`, with its temporary files in `scratch`; returns its output. BuildError: it failed, with the first error
+    of its output.
+    """
+    environment = compiler_env(scratch) if scratch else None
     try:
-        done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+        done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=environment)
     except OSError as error:
         raise BuildError(f"{command[0]} cannot be run: {error.strerror}") from None
     output = done.stdout + done.stderr

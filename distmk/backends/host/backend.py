@@ -16,6 +16,7 @@ from distmk import env
 from distmk.abi import Abort, Fault, LaunchParams, Space
 from distmk.backends.base import LaunchBlock, LaunchSpec, RunnerRecords, check_virtual_nodes, inject_dropped_signal
 from distmk.backends.host.build import load_emulator, load_runtime
+from distmk.backends.host.network import Network
 from distmk.backends.host.shm import SharedHeap
 from distmk.bootstrap import Bootstrap, agree
 from distmk.errors import UsageError
@@ -46,16 +47,43 @@ class HostBackend:
         self.program = program
         self._launch_iterations = agree(bootstrap, env.launch_iterations)
         self._library = agree(bootstrap, self.load_library)
-        self._heap = SharedHeap(bootstrap, program.header.heap_bytes)
+        self._heap = SharedHeap(bootstrap, program.header.heap_bytes, agree(bootstrap, self._node_size))
         self._local = agree(bootstrap, lambda: _arena(program.header.local_bytes))
         self._local_base = ctypes.addressof(ctypes.c_char.from_buffer(self._local))
         self._bases = (ctypes.c_uint64 * bootstrap.world_size)(*self._heap.bases)
         self._bytes = ctypes.create_string_buffer(program.to_bytes(), program.header.program_bytes)
+        self._network = self._open_network(bootstrap)
         threads = bootstrap.local_size * (
             program.header.num_workers + (program.header.num_schedulers if scheduler_threads else 0)
         )
         self._spin_polls = SPIN_POLLS_OWN_CORE if threads <= usable_cores() else SPIN_POLLS_SHARED_CORE
         self._scheduler_threads = scheduler_threads
+
+    def _node_size(self) -> int | None:
+        """Ranks of a virtual node, of which those of other nodes are reached over the network; None: real hosts."""
+        return env.virtual_node_size()
+
+    def _open_network(self, bootstrap: Bootstrap) -> Network | None:
+        """The network to the ranks that share no memory with this one; None if there are none."""
+        far = self._heap.far_ranks
+        if not any(map(int, bootstrap.allgather(str(len(far)).encode()))):
+            return None
+        agree(bootstrap, self._check_far_ranks)
+        return Network(self._library, bootstrap, far, self._pointers(LaunchParams()))
+
+    def _check_far_ranks(self) -> None:
+        """UsageError if there must be no ranks that share no memory with this one."""
+        if env.delay_puts():
+            raise UsageError(
+                "DISTMK_FAULT_DELAY_PUTS delays puts between ranks that share memory; unset it on several hosts"
+            )
+
+    def _pointers(self, params: LaunchParams) -> LaunchParams:
+        """Point `params` at the program and the heaps."""
+        params.program = ctypes.addressof(self._bytes)
+        params.heap_bases = ctypes.addressof(self._bases)
+        params.local_base = self._local_base
+        return params
 
     def view(self, placed: Placed, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         base = self._heap.bases[self._heap.rank] if placed.space is Space.HEAP else self._local_base
@@ -67,15 +95,16 @@ class HostBackend:
         self.view(placed, array.dtype)[row : row + len(array)] = array
 
     def reset(self) -> None:
+        if self._network:
+            self._network.begin_launch()
         self._heap.clear(self.program.header.zeroed_heap_bytes)
 
     def start(self, spec: LaunchSpec) -> HostLaunch:
         block = LaunchBlock.of(spec, self.program)
         params = LaunchParams()
         block.fill(params)
-        params.program = ctypes.addressof(self._bytes)
-        params.heap_bases = ctypes.addressof(self._bases)
-        params.local_base = self._local_base
+        self._pointers(params)
+        params.network = self._network.address if self._network else 0
         params.spin_polls = self._spin_polls
         params.scheduler_threads = int(self._scheduler_threads)
         params.max_iterations = self._launch_iterations
@@ -90,15 +119,19 @@ class HostBackend:
 
     def abort(self, reason: Abort) -> None:
         self._library.distmk_abort(ctypes.addressof(self._bases), len(self._bases), int(reason))
+        if self._network:
+            self._network.abort(reason)
 
     def abort_reason(self) -> Abort:
         flag = ctypes.c_uint64.from_address(self._heap.bases[self._heap.rank])
         return Abort(flag.value)
 
     def lost_ranks(self) -> list[int]:
-        return self._heap.lost_ranks()
+        return self._heap.lost_ranks() or (self._network.lost_ranks() if self._network else [])
 
     def close(self) -> None:
+        if self._network:
+            self._network.close()
         self._heap.close()
         self._local.close()
 
@@ -117,6 +150,12 @@ class EmulatedBackend(HostBackend):
     def __init__(self, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool = False) -> None:
         self._seed = agree(bootstrap, env.emulator_seed)
         super().__init__(program, bootstrap, scheduler_threads)
+
+    def _node_size(self) -> int | None:
+        return None  # the emulator has a network of its own, which writes to every rank's memory
+
+    def _check_far_ranks(self) -> None:
+        raise UsageError("the emulator runs all ranks on one host; on several, use --backend host or cuda")
 
     def read_global(self, name: str, num_bytes: int) -> bytes:
         """A global variable of the kernel."""

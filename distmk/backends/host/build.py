@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from distmk import env
-from distmk.backends.build_cache import cached, content_key, csrc_dir
+from distmk.backends.build_cache import cached, compiler_env, content_key, csrc_dir
 from distmk.backends.kernel_sources import translation_unit
 from distmk.errors import BuildError
 from distmk.tasks.abi_header import abi_hash
@@ -48,7 +48,10 @@ def load_emulator() -> ctypes.CDLL:
 
 
 def _load(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:  # as on a disk mounted noexec
+        raise BuildError(f"cannot load {error}; set DISTMK_CACHE to a folder on another disk") from None
     library.distmk_abi_hash.restype = ctypes.c_uint64
     if library.distmk_abi_hash() != abi_hash():
         raise BuildError("csrc/abi.h does not match distmk/abi; run python scripts/gen_abi.py")
@@ -96,12 +99,21 @@ def build_sources(
     compiler = shutil.which(env.compiler())
     if compiler is None:
         raise BuildError(f"no C++ compiler: {env.compiler()!r} not found; install g++ (C++20) or set DISTMK_CXX")
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout.splitlines()[:1]
+    version = _version(compiler)
     without_paths = [flag for flag in flags if not flag.startswith("-I")]
     made = dict(generated or {})
     ingredients = [*version, *without_paths, platform.machine(), _cpu_flags(), *made.values()]
     key = content_key(ingredients, [*csrc_dir().rglob("*.h"), *headers, *sources])
     return cached(name, suffix, key, lambda scratch: _compile(compiler, flags, sources, made, scratch))
+
+
+def _version(compiler: str) -> list[str]:
+    """The first line of what the compiler says of itself. BuildError: it cannot be run."""
+    try:
+        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise BuildError(f"the C++ compiler {compiler} cannot be run ({error.strerror}); set DISTMK_CXX") from None
+    return done.stdout.splitlines()[:1]
 
 
 def _cpu_flags() -> str:
@@ -118,20 +130,34 @@ def _compile(
 ) -> Path:
     for name, text in generated.items():
         (scratch / name).write_text(text)
-    objects, running = [], []
-    for index, source in enumerate(sources):
-        objects.append(f"{scratch}/{index}.o")
-        command = [compiler, *flags, f"-I{csrc_dir()}", f"-I{scratch}", "-c", str(source), "-o", objects[-1]]
-        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    outputs = [process.communicate()[0] for process in running]
-    for process, output in zip(running, outputs, strict=True):
-        if process.returncode:
-            raise BuildError(f"the host runtime does not compile with {compiler}: {_first_error(output)}")
+    objects = [f"{scratch}/{index}.o" for index in range(len(sources))]
+    includes = [f"-I{csrc_dir()}", f"-I{scratch}"]
+    compile_each = [
+        [compiler, *flags, *includes, "-c", str(source), "-o", made]
+        for source, made in zip(sources, objects, strict=True)
+    ]
     linked = scratch / "linked"
-    link = subprocess.run([compiler, *flags, *objects, "-o", str(linked)], capture_output=True, text=True)
-    if link.returncode:
-        raise BuildError(f"the host runtime does not link with {compiler}: {_first_error(link.stderr)}")
+    for verb, commands in (("compile", compile_each), ("link", [[compiler, *flags, *objects, "-o", str(linked)]])):
+        for status, output in _run_all(commands, compiler_env(scratch)):
+            if status:
+                raise BuildError(f"the host runtime does not {verb} with {compiler}: {_first_error(output)}")
     return linked
+
+
+def _run_all(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) -> list[tuple[int, str]]:
+    """Exit status and output of each command, run side by side; all end with this call, even if it is interrupted."""
+    running: list[subprocess.Popen[str]] = []
+    try:
+        for command in commands:
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            running.append(subprocess.Popen(command, env=environment, text=True, **pipes))  # type: ignore[call-overload]
+        outputs = [process.communicate()[0] for process in running]
+    finally:
+        for process in running:
+            if process.poll() is None:
+                process.terminate()  # the driver of the compiler ends its parts, and removes what they wrote
+                process.wait()
+    return [(process.returncode, output) for process, output in zip(running, outputs, strict=True)]
 
 
 def _first_error(output: str) -> str:

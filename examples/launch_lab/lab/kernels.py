@@ -68,7 +68,7 @@ def build(source: str, architecture: str) -> Path:
     def make(scratch: Path) -> Path:
         cubin = scratch / f"{path.stem}.cubin"
         code = f"arch={architecture.replace('sm_', 'compute_')},code={architecture}"
-        run([nvcc, *flags, "-gencode", code, "-cubin", path, "-o", cubin])
+        run([nvcc, *flags, "-gencode", code, "-cubin", path, "-o", cubin], scratch)
         return cubin
 
     included = [RUNGS / name for name in ("lab.cuh", "chain.cu")]

@@ -139,6 +139,7 @@ def _small(board: Board) -> Iterator[Callable[[], None]]:
         yield partial(small.nop, board, rank, to)
         for _ in range(2):
             yield partial(small.put, board, rank, to)
+        yield partial(small.put_rows, board, rank, to, int(rng.integers(1, 17)))
     for num_tasks in (1, int(rng.integers(2, 40)), 132):
         yield _on_each(board, small.sample, num_tasks)
 
