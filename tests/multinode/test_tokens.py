@@ -28,7 +28,7 @@ def on_one_host(runner: Runner, model: Path, num_ranks: int, node_size: int) -> 
 
 def on_hosts(cluster: Cluster, launcher: str, model: Path, per_host: int) -> dict[str, Any]:
     result = cluster.runner.folder / f"{launcher}.json"
-    finished = LAUNCHERS[launcher](cluster, [str(SCRIPT), str(model), str(result)], per_host, PATHS)()
+    finished = LAUNCHERS[launcher](cluster, [str(SCRIPT), str(model), str(result)], per_host, PATHS).wait()
     assert all(each.status == 0 for each in finished), finished
     found: dict[str, Any] = json.loads(result.read_text())
     return found

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from support.job import run
+from support.jobs import run
 
 from distmk import LLM, SamplingParams
 
@@ -18,7 +18,7 @@ def main() -> None:
     """Arguments: the model, the file for rank 0's result and, where no launcher starts ranks, their number."""
     model, result, num_ranks = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None
     with LLM(model, tensor_parallel_size=num_ranks, max_model_len=64, num_workers=2, keep_logits=True) as llm:
-        outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=12))
+        outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=12, ignore_eos=True))
         logits = llm.compute_logits(PROMPTS[0])
         if llm.rank == 0:
             digest = hashlib.sha256(logits.tobytes()).hexdigest()
