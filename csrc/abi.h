@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 9560040558939156085ull;
+constexpr uint64_t ABI_HASH = 7878233488260114152ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -374,17 +374,16 @@ struct LaunchParams {
   uint64_t trace;
   uint64_t trace_counts;
   uint64_t trace_capacity;
-  uint64_t network;
   uint64_t self;
   uint64_t faults_seen;
   uint32_t num_remote_ranks;
-  uint32_t pad;
+  uint32_t network;
   uint64_t worker_owners;
   uint64_t launch_number;
   Fault fault;
   uint64_t iterations_done;
 };
-static_assert(sizeof(LaunchParams) == 232);
+static_assert(sizeof(LaunchParams) == 224);
 static_assert(offsetof(LaunchParams, program) == 0);
 static_assert(offsetof(LaunchParams, heap_bases) == 8);
 static_assert(offsetof(LaunchParams, local_base) == 16);
@@ -406,15 +405,14 @@ static_assert(offsetof(LaunchParams, spin_polls) == 116);
 static_assert(offsetof(LaunchParams, trace) == 120);
 static_assert(offsetof(LaunchParams, trace_counts) == 128);
 static_assert(offsetof(LaunchParams, trace_capacity) == 136);
-static_assert(offsetof(LaunchParams, network) == 144);
-static_assert(offsetof(LaunchParams, self) == 152);
-static_assert(offsetof(LaunchParams, faults_seen) == 160);
-static_assert(offsetof(LaunchParams, num_remote_ranks) == 168);
-static_assert(offsetof(LaunchParams, pad) == 172);
-static_assert(offsetof(LaunchParams, worker_owners) == 176);
-static_assert(offsetof(LaunchParams, launch_number) == 184);
-static_assert(offsetof(LaunchParams, fault) == 192);
-static_assert(offsetof(LaunchParams, iterations_done) == 224);
+static_assert(offsetof(LaunchParams, self) == 144);
+static_assert(offsetof(LaunchParams, faults_seen) == 152);
+static_assert(offsetof(LaunchParams, num_remote_ranks) == 160);
+static_assert(offsetof(LaunchParams, network) == 164);
+static_assert(offsetof(LaunchParams, worker_owners) == 168);
+static_assert(offsetof(LaunchParams, launch_number) == 176);
+static_assert(offsetof(LaunchParams, fault) == 184);
+static_assert(offsetof(LaunchParams, iterations_done) == 216);
 
 struct NopArgs {
   uint64_t reserved;

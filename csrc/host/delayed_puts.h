@@ -1,8 +1,8 @@
-// A transport for fault injection: a slow, unordered network between ranks of different virtual nodes that share
-// memory.
+// Fault injection: a slow, unordered network between ranks of different virtual nodes.
 #pragma once
 #include <condition_variable>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <thread>
@@ -17,26 +17,33 @@ namespace distmk {
 // that are sent with it, but every parcel after its own random delay, so that parcels overtake each other.
 class DelayedPuts : public Transport {
  public:
-  explicit DelayedPuts(const RankState& state);
+  // `network`: takes the parcels for ranks that no pointer reaches, once their time has come; null: there are none.
+  DelayedPuts(const RankState& state, std::unique_ptr<Transport> network);
   ~DelayedPuts() override;  // delivers what is in flight
 
-  bool covers(uint32_t rank) const override { return rank / node_size_ != own_node_; }
+  bool covers(uint32_t rank) const override { return rank / node_size_ != own_node_ || is_far(rank); }
+
   void put(uint32_t rank, uint64_t heap_offset, const void* src, uint64_t num_bytes) override;
   void signal(uint32_t rank, uint32_t event, uint64_t amount) override;
-  void send(uint32_t rank) override;  // the next parcel may overtake this one
+  void send(uint32_t rank) override;
   void send_all() override;
   void quiet() override;
   // Not delayed: the fault is about data and signals, not about the end of the launch.
-  void abort(uint32_t rank, uint64_t reason) override { store_release(state_.abort_flag(rank), reason, Scope::SYSTEM); }
+  void abort(uint32_t rank, uint64_t reason) override {
+    if (is_far(rank)) return network_->abort(rank, reason);
+    store_release(state_.abort_flag(rank), reason, Scope::SYSTEM);
+  }
 
  private:
   struct Parcel {
     std::thread::id sender;
-    std::vector<std::pair<char*, std::vector<char>>> writes;
-    std::vector<std::pair<uint64_t*, uint64_t>> signals;
+    uint32_t rank;
+    std::vector<std::pair<uint64_t, std::vector<char>>> writes;  // by heap offset
+    std::vector<std::pair<uint32_t, uint64_t>> signals;          // event, amount
   };
 
   const RankState& state_;
+  const std::unique_ptr<Transport> network_;
   const uint32_t node_size_, own_node_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -47,8 +54,10 @@ class DelayedPuts : public Transport {
   bool closing_ = false;
   std::thread thread_;
 
-  void post(Parcel parcel);
-  void deliver();
+  bool is_far(uint32_t rank) const { return network_ && network_->covers(rank); }
+  void post(uint32_t rank, Parcel parcel);
+  void run();
+  void deliver(const Parcel& parcel);
 };
 
 }  // namespace distmk

@@ -81,6 +81,12 @@ class Link:
             return "127.0.0.1"
         return str(self._sock.getpeername()[0]).removeprefix("::ffff:")  # an IPv4 address on a socket for both
 
+    def own_address(self) -> str:
+        """The IP address of this side, as the other one sees it; loopback for a Unix socket."""
+        if self.is_unix:
+            return "127.0.0.1"
+        return str(self._sock.getsockname()[0]).removeprefix("::ffff:")
+
     def close(self) -> None:
         """Shut both directions down, which also ends the connection for processes that inherited the descriptor."""
         with contextlib.suppress(OSError):

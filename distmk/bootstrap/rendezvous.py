@@ -200,23 +200,6 @@ def reach(hosts: Sequence[str], port: int, rank: int, authkey: bytes, timeout_s:
     raise RankLostError(f"rank {rank} cannot reach {to} at {'; nor at '.join(failures)}")
 
 
-def is_loopback(address: str) -> bool:
-    """Whether an address leads to this host alone."""
-    return address == "::1" or address.startswith("127.")
-
-
-def _exchange_addresses(star: Star) -> None:
-    """Set the address at which this rank reaches each other one."""
-    table = parse_json(star.broadcast(json.dumps(star.peer_addresses()).encode() if star.rank == 0 else None), "rank 0")
-    if not (isinstance(table, list) and len(table) == star.world_size and all(isinstance(each, str) for each in table)):
-        raise malformed("rank 0", "no addresses")
-    if star.rank:
-        # Ranks on rank 0's host may have joined by its loopback interface: they are where rank 0 is.
-        hub = star.links()[0].peer_address()
-        table = [hub if not each or is_loopback(each) else each for each in table]
-    star.addresses = table
-
-
 def _exchange_hosts(star: Star, member: Member) -> None:
     """Set the hosts, the job's key where rank 0 made it, and the local rank and size if the launcher did not give them.
 
@@ -230,7 +213,6 @@ def _exchange_hosts(star: Star, member: Member) -> None:
     star.hostnames = [hostname for hostname, _, _ in hosts]
     star.host_ids = [f"{hostname} {boot}" for hostname, boot, _ in hosts]
     star.authkey = star.authkey or bytes.fromhex(hosts[0][2])
-    _exchange_addresses(star)
     same_host = [rank for rank, host in enumerate(star.host_ids) if host == star.host_ids[star.rank]]
     if member.local_rank is None:
         star.local_rank = same_host.index(star.rank)

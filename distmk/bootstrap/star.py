@@ -63,11 +63,6 @@ class Star(Bootstrap):
         """The connections of this rank."""
         return list(self._links.values())
 
-    def peer_addresses(self) -> list[str]:
-        """The address from which each rank is connected with this one; empty where there is no connection."""
-        ranks = range(self.world_size)
-        return [self._links[rank].peer_address() if rank in self._links else "" for rank in ranks]
-
     def lost_ranks(self) -> list[int]:
         self._listen()
         if self._news.loss is None:

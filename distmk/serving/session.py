@@ -216,4 +216,7 @@ def _name_lost(session: Session) -> str:
         bootstrap.lost_ranks()
         time.sleep(POLL_S)
     lost = backend.lost_ranks()
-    return bootstrap.loss or f"rank {', '.join(map(str, lost)) or '(unknown)'} was lost during the run; its process is gone"
+    return (
+        bootstrap.loss
+        or f"rank {', '.join(map(str, lost)) or '(unknown)'} was lost during the run; its process is gone"
+    )

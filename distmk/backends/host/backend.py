@@ -52,10 +52,10 @@ class HostBackend:
         self._local_base = ctypes.addressof(ctypes.c_char.from_buffer(self._local))
         self._bases = (ctypes.c_uint64 * bootstrap.world_size)(*self._heap.bases)
         self._bytes = ctypes.create_string_buffer(program.to_bytes(), program.header.program_bytes)
-        self._network = self._open_network(bootstrap)
         threads = bootstrap.local_size * (
             program.header.num_workers + (program.header.num_schedulers if scheduler_threads else 0)
         )
+        self._network = self._connect(bootstrap)
         self._spin_polls = SPIN_POLLS_OWN_CORE if threads <= usable_cores() else SPIN_POLLS_SHARED_CORE
         self._scheduler_threads = scheduler_threads
 
@@ -63,27 +63,8 @@ class HostBackend:
         """Ranks of a virtual node, of which those of other nodes are reached over the network; None: real hosts."""
         return env.virtual_node_size()
 
-    def _open_network(self, bootstrap: Bootstrap) -> Network | None:
-        """The network to the ranks that share no memory with this one; None if there are none."""
-        far = self._heap.far_ranks
-        if not any(map(int, bootstrap.allgather(str(len(far)).encode()))):
-            return None
-        agree(bootstrap, self._check_far_ranks)
-        return Network(self._library, bootstrap, far, self._pointers(LaunchParams()))
-
-    def _check_far_ranks(self) -> None:
-        """UsageError if there must be no ranks that share no memory with this one."""
-        if env.delay_puts():
-            raise UsageError(
-                "DISTMK_FAULT_DELAY_PUTS delays puts between ranks that share memory; unset it on several hosts"
-            )
-
-    def _pointers(self, params: LaunchParams) -> LaunchParams:
-        """Point `params` at the program and the heaps."""
-        params.program = ctypes.addressof(self._bytes)
-        params.heap_bases = ctypes.addressof(self._bases)
-        params.local_base = self._local_base
-        return params
+    def _connect(self, bootstrap: Bootstrap) -> Network:
+        return Network(self._library, bootstrap, self._heap, self._bytes)
 
     def view(self, placed: Placed, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         base = self._heap.bases[self._heap.rank] if placed.space is Space.HEAP else self._local_base
@@ -95,18 +76,19 @@ class HostBackend:
         self.view(placed, array.dtype)[row : row + len(array)] = array
 
     def reset(self) -> None:
-        if self._network:
-            self._network.begin_launch()
+        self._network.drain()
         self._heap.clear(self.program.header.zeroed_heap_bytes)
 
     def start(self, spec: LaunchSpec) -> HostLaunch:
         block = LaunchBlock.of(spec, self.program)
         params = LaunchParams()
         block.fill(params)
-        self._pointers(params)
-        params.network = self._network.address if self._network else 0
+        params.program = ctypes.addressof(self._bytes)
+        params.heap_bases = ctypes.addressof(self._bases)
+        params.local_base = self._local_base
         params.spin_polls = self._spin_polls
         params.scheduler_threads = int(self._scheduler_threads)
+        params.network = self._network.number
         params.max_iterations = self._launch_iterations
         inject_dropped_signal(params.fault, self.program.header.rank)
         self._inject_delays(params.fault)
@@ -119,19 +101,17 @@ class HostBackend:
 
     def abort(self, reason: Abort) -> None:
         self._library.distmk_abort(ctypes.addressof(self._bases), len(self._bases), int(reason))
-        if self._network:
-            self._network.abort(reason)
+        self._network.abort(reason)
 
     def abort_reason(self) -> Abort:
         flag = ctypes.c_uint64.from_address(self._heap.bases[self._heap.rank])
         return Abort(flag.value)
 
     def lost_ranks(self) -> list[int]:
-        return self._heap.lost_ranks() or (self._network.lost_ranks() if self._network else [])
+        return sorted({*self._heap.lost_ranks(), *self._network.ends()})
 
     def close(self) -> None:
-        if self._network:
-            self._network.close()
+        self._network.close()
         self._heap.close()
         self._local.close()
 
@@ -154,8 +134,10 @@ class EmulatedBackend(HostBackend):
     def _node_size(self) -> int | None:
         return None  # the emulator has a network of its own, which writes to every rank's memory
 
-    def _check_far_ranks(self) -> None:
-        raise UsageError("the emulator runs all ranks on one host; on several, use --backend host or cuda")
+    def _connect(self, bootstrap: Bootstrap) -> Network:
+        if far := self._heap.far_ranks:
+            agree(bootstrap, lambda: _refuse_far(self._heap.rank, far[0]))
+        return super()._connect(bootstrap)
 
     def read_global(self, name: str, num_bytes: int) -> bytes:
         """A global variable of the kernel."""
@@ -190,6 +172,12 @@ class HostLaunch:
     @property
     def iterations_done(self) -> int:
         return int(self._params.iterations_done)
+
+
+def _refuse_far(rank: int, far: int) -> None:
+    raise UsageError(
+        f"the emulator runs on one machine, but rank {far} shares no memory with rank {rank}; use --backend host"
+    )
 
 
 def _arena(num_bytes: int) -> mmap.mmap:
