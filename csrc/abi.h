@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 14904453608967953805ull;
+constexpr uint64_t ABI_HASH = 7878233488260114152ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -377,7 +377,7 @@ struct LaunchParams {
   uint64_t self;
   uint64_t faults_seen;
   uint32_t num_remote_ranks;
-  uint32_t pad;
+  uint32_t network;
   uint64_t worker_owners;
   uint64_t launch_number;
   Fault fault;
@@ -408,7 +408,7 @@ static_assert(offsetof(LaunchParams, trace_capacity) == 136);
 static_assert(offsetof(LaunchParams, self) == 144);
 static_assert(offsetof(LaunchParams, faults_seen) == 152);
 static_assert(offsetof(LaunchParams, num_remote_ranks) == 160);
-static_assert(offsetof(LaunchParams, pad) == 164);
+static_assert(offsetof(LaunchParams, network) == 164);
 static_assert(offsetof(LaunchParams, worker_owners) == 168);
 static_assert(offsetof(LaunchParams, launch_number) == 176);
 static_assert(offsetof(LaunchParams, fault) == 184);

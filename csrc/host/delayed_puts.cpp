@@ -4,14 +4,15 @@
 
 namespace distmk {
 
-Transport::Transport(const RankState& state)
+DelayedPuts::DelayedPuts(const RankState& state, std::unique_ptr<Transport> network)
     : state_(state),
+      network_(std::move(network)),
       node_size_(state.params->fault.node_size),
       own_node_(state.program->rank / node_size_),
       random_(state.params->fault.seed + 7919 * (state.program->rank + 1)),
-      thread_([this] { deliver(); }) {}
+      thread_([this] { run(); }) {}
 
-Transport::~Transport() {
+DelayedPuts::~DelayedPuts() {
   {
     const std::lock_guard lock(mutex_);
     closing_ = true;
@@ -20,38 +21,39 @@ Transport::~Transport() {
   thread_.join();
 }
 
-void Transport::put(uint32_t rank, uint64_t heap_offset, const void* src, uint64_t num_bytes) {
+void DelayedPuts::put(uint32_t rank, uint64_t heap_offset, const void* src, uint64_t num_bytes) {
   const auto* bytes = static_cast<const char*>(src);
   const std::lock_guard lock(mutex_);
-  open_[{std::this_thread::get_id(), rank}].writes.emplace_back(
-      reinterpret_cast<char*>(state_.heap_bases[rank] + heap_offset), std::vector<char>(bytes, bytes + num_bytes));
+  open_[{std::this_thread::get_id(), rank}].writes.emplace_back(heap_offset,
+                                                                std::vector<char>(bytes, bytes + num_bytes));
 }
 
-void Transport::signal(uint32_t rank, uint32_t event, uint64_t amount) {
+void DelayedPuts::signal(uint32_t rank, uint32_t event, uint64_t amount) {
   const std::lock_guard lock(mutex_);
-  open_[{std::this_thread::get_id(), rank}].signals.emplace_back(state_.event(rank, event), amount);
+  open_[{std::this_thread::get_id(), rank}].signals.emplace_back(event, amount);
 }
 
-void Transport::send(uint32_t rank) {
+void DelayedPuts::send(uint32_t rank) {
   const std::lock_guard lock(mutex_);
   auto parcel = open_.extract({std::this_thread::get_id(), rank});
-  if (!parcel.empty()) post(std::move(parcel.mapped()));
+  if (!parcel.empty()) post(rank, std::move(parcel.mapped()));
 }
 
-void Transport::send_all() {
+void DelayedPuts::send_all() {
   const std::lock_guard lock(mutex_);
   const auto self = std::this_thread::get_id();
   for (auto it = open_.lower_bound({self, 0}); it != open_.end() && it->first.first == self; it = open_.erase(it))
-    post(std::move(it->second));
+    post(it->first.second, std::move(it->second));
 }
 
-void Transport::quiet() {
+void DelayedPuts::quiet() {
   send_all();
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return num_in_flight_[std::this_thread::get_id()] == 0; });
 }
 
-void Transport::post(Parcel parcel) {
+void DelayedPuts::post(uint32_t rank, Parcel parcel) {
+  parcel.rank = rank;
   parcel.sender = std::this_thread::get_id();
   ++num_in_flight_[parcel.sender];
   std::uniform_int_distribution<uint64_t> delay_ns(0, state_.params->fault.delay_puts_ns);
@@ -59,7 +61,7 @@ void Transport::post(Parcel parcel) {
   changed_.notify_all();
 }
 
-void Transport::deliver() {
+void DelayedPuts::run() {
   std::unique_lock lock(mutex_);
   while (!closing_ || !in_flight_.empty()) {
     if (in_flight_.empty()) {
@@ -73,25 +75,22 @@ void Transport::deliver() {
     }
     const Parcel parcel = std::move(in_flight_.extract(in_flight_.begin()).mapped());
     lock.unlock();
-    for (const auto& [dst, bytes] : parcel.writes) copy_bytes(Team{}, dst, bytes.data(), bytes.size());
-    for (const auto& [event, amount] : parcel.signals) add_release(event, amount);
+    deliver(parcel);
     lock.lock();
     --num_in_flight_[parcel.sender];
     changed_.notify_all();
   }
 }
 
-bool is_remote(const Transport& transport, uint32_t rank) { return transport.covers(rank); }
-void transport_put(Transport& transport, const Team&, uint32_t rank, uint64_t heap_offset, const void* src,
-                   uint64_t num_bytes) {
-  transport.put(rank, heap_offset, src, num_bytes);
+void DelayedPuts::deliver(const Parcel& parcel) {
+  if (is_far(parcel.rank)) {
+    for (const auto& [offset, bytes] : parcel.writes) network_->put(parcel.rank, offset, bytes.data(), bytes.size());
+    for (const auto& [event, amount] : parcel.signals) network_->signal(parcel.rank, event, amount);
+    return network_->quiet();
+  }
+  auto* heap = reinterpret_cast<char*>(state_.heap_bases[parcel.rank]);
+  for (const auto& [offset, bytes] : parcel.writes) copy_bytes(Team{}, heap + offset, bytes.data(), bytes.size());
+  for (const auto& [event, amount] : parcel.signals) add_release(state_.event(parcel.rank, event), amount);
 }
-void transport_signal(Transport& transport, uint32_t rank, uint32_t event, uint64_t amount) {
-  transport.signal(rank, event, amount);
-}
-void transport_send(Transport& transport, uint32_t rank) { transport.send(rank); }
-void transport_send_all(Transport& transport) { transport.send_all(); }
-void transport_quiet(Transport& transport) { transport.quiet(); }
-void transport_abort(Transport& transport, uint32_t rank, uint64_t reason) { transport.abort(rank, reason); }
 
 }  // namespace distmk

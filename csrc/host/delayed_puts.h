@@ -1,45 +1,49 @@
-// The host twin's transport, for fault injection: a slow, unordered network between ranks of different virtual nodes.
+// Fault injection: a slow, unordered network between ranks of different virtual nodes.
 #pragma once
 #include <condition_variable>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "runtime/context.h"
+#include "host/transport.h"
 
 namespace distmk {
 
 // The data that a task puts to a remote rank is copied at once, and a thread delivers it later: data before the signals
 // that are sent with it, but every parcel after its own random delay, so that parcels overtake each other.
-class Transport {
+class DelayedPuts : public Transport {
  public:
-  explicit Transport(const RankState& state);
-  ~Transport();  // delivers what is in flight
+  // `network`: takes the parcels for ranks that no pointer reaches, once their time has come; null: there are none.
+  DelayedPuts(const RankState& state, std::unique_ptr<Transport> network);
+  ~DelayedPuts() override;  // delivers what is in flight
 
-  bool covers(uint32_t rank) const { return rank / node_size_ != own_node_; }
+  bool covers(uint32_t rank) const override { return rank / node_size_ != own_node_ || is_far(rank); }
 
-  // Both add to this thread's open parcel for `rank`.
-  void put(uint32_t rank, uint64_t heap_offset, const void* src, uint64_t num_bytes);
-  void signal(uint32_t rank, uint32_t event, uint64_t amount);
-  // Sends this thread's parcel for `rank`; the next one may overtake it.
-  void send(uint32_t rank);
-  void send_all();
+  void put(uint32_t rank, uint64_t heap_offset, const void* src, uint64_t num_bytes) override;
+  void signal(uint32_t rank, uint32_t event, uint64_t amount) override;
+  void send(uint32_t rank) override;
+  void send_all() override;
+  void quiet() override;
   // Not delayed: the fault is about data and signals, not about the end of the launch.
-  void abort(uint32_t rank, uint64_t reason) { store_release(state_.abort_flag(rank), reason, Scope::SYSTEM); }
-  // Sends all parcels and waits until everything that this thread has sent was delivered.
-  void quiet();
+  void abort(uint32_t rank, uint64_t reason) override {
+    if (is_far(rank)) return network_->abort(rank, reason);
+    store_release(state_.abort_flag(rank), reason, Scope::SYSTEM);
+  }
 
  private:
   struct Parcel {
     std::thread::id sender;
-    std::vector<std::pair<char*, std::vector<char>>> writes;
-    std::vector<std::pair<uint64_t*, uint64_t>> signals;
+    uint32_t rank;
+    std::vector<std::pair<uint64_t, std::vector<char>>> writes;  // by heap offset
+    std::vector<std::pair<uint32_t, uint64_t>> signals;          // event, amount
   };
 
   const RankState& state_;
+  const std::unique_ptr<Transport> network_;
   const uint32_t node_size_, own_node_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -50,8 +54,10 @@ class Transport {
   bool closing_ = false;
   std::thread thread_;
 
-  void post(Parcel parcel);
-  void deliver();
+  bool is_far(uint32_t rank) const { return network_ && network_->covers(rank); }
+  void post(uint32_t rank, Parcel parcel);
+  void run();
+  void deliver(const Parcel& parcel);
 };
 
 }  // namespace distmk

@@ -1,6 +1,8 @@
 // The host twin: one rank of a launch, with a thread per worker and, if asked for, a thread per scheduler.
 #include "host/delayed_puts.h"
 #include "host/launch.h"
+#include "host/network_transport.h"
+#include "host/networks.h"
 #include "runtime/task_source.h"
 #include "runtime/worker.h"
 
@@ -11,11 +13,12 @@ using HostScheduler = Scheduler<ProgramTasks>;
 
 class HostLaunch : public Launch {
  public:
-  explicit HostLaunch(LaunchParams* params) : Launch(params), state_(params, &faults_seen_) {
-    if (params->fault.delay_puts_ns && params->fault.node_size) {
-      transport_ = std::make_unique<Transport>(state_);
-      state_.transport = transport_.get();
-    }
+  explicit HostLaunch(LaunchParams* params)
+      : Launch(params), state_(params, &faults_seen_), network_(find_network(params->network)) {
+    if (network_) transport_ = std::make_unique<NetworkTransport>(state_, *network_);
+    if (params->fault.delay_puts_ns && params->fault.node_size)
+      transport_ = std::make_unique<DelayedPuts>(state_, std::move(transport_));
+    state_.transport = transport_.get();
   }
 
   void start() override {
@@ -32,6 +35,7 @@ class HostLaunch : public Launch {
  private:
   uint64_t faults_seen_ = 0;
   RankState state_;
+  const std::shared_ptr<Network> network_;  // null: every rank is reached by a pointer
   std::unique_ptr<Transport> transport_;
   std::vector<std::unique_ptr<HostScheduler>> schedulers_;
 

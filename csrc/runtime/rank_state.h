@@ -6,9 +6,9 @@
 
 namespace distmk {
 
-// The transport to ranks whose heaps no pointer reaches: NVSHMEM on GPUs (device/comm/nvshmem.cuh); on the host twin a
-// simulated network, where a fault asks for it (host/delayed_puts.cpp). Data put to a rank arrives before the signals
-// that are sent with it. Sends may overtake each other, so a task is complete only after transport_quiet().
+// The transport to ranks whose heaps no pointer reaches: NVSHMEM on GPUs (device/comm/nvshmem.cuh), sockets on the host
+// twin (host/network_transport.h). Data put to a rank arrives before the signals that are sent with it. Sends may
+// overtake each other, so a task is complete only after transport_quiet().
 class Transport;
 DISTMK_BODY bool is_remote(const Transport& transport, uint32_t rank);
 DISTMK_BODY void transport_put(Transport& transport, const Team& team, uint32_t rank, uint64_t heap_offset,

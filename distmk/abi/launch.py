@@ -90,11 +90,11 @@ class LaunchParams(ctypes.Structure):
         ("trace", c_uint64),  # TraceEntry[num_workers + num_schedulers][trace_capacity], rings; 0: off
         ("trace_counts", c_uint64),  # u64[num_workers + num_schedulers]: tasks that ran; the last ones have entries
         ("trace_capacity", c_uint64),
-        # The rest is for GPUs.
+        # The rest is for GPUs, but `network`, `fault` and `iterations_done`.
         ("self", c_uint64),  # address of these parameters, where the host reads `iterations_done`
         ("faults_seen", c_uint64),  # u64*: triggers so far that matched the fault
         ("num_remote_ranks", c_uint32),  # ranks that are reached by the transport, not by pointers
-        ("pad", c_uint32),
+        ("network", c_uint32),  # host twin: number of the network to far ranks (csrc/host/networks.h); 0: none
         (
             "worker_owners",
             c_uint64,

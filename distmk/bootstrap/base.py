@@ -149,10 +149,6 @@ class Bootstrap(abc.ABC):
         """
         return True
 
-    def address_of(self, rank: int) -> str:
-        """The IP address at which other hosts reach `rank`."""
-        return "127.0.0.1"
-
     def __enter__(self) -> Bootstrap:
         return self
 

@@ -77,11 +77,15 @@ class Link:
 
     def peer_address(self) -> str:
         """The IP address of the other side; loopback for a Unix socket."""
-        return _address(self._sock, self._sock.getpeername)
+        if self.is_unix:
+            return "127.0.0.1"
+        return str(self._sock.getpeername()[0]).removeprefix("::ffff:")  # an IPv4 address on a socket for both
 
     def own_address(self) -> str:
-        """The IP address of this side, as the other one sees it."""
-        return _address(self._sock, self._sock.getsockname)
+        """The IP address of this side, as the other one sees it; loopback for a Unix socket."""
+        if self.is_unix:
+            return "127.0.0.1"
+        return str(self._sock.getsockname()[0]).removeprefix("::ffff:")
 
     def close(self) -> None:
         """Shut both directions down, which also ends the connection for processes that inherited the descriptor."""
@@ -92,16 +96,12 @@ class Link:
             self.conn.close()
 
     def detach(self) -> socket.socket:
-        """The socket alone, which goes on in other hands; nothing must have been read ahead."""
+        """The socket alone, without time limits, which goes on in other hands; nothing must have been read ahead."""
         self.conn.close()
+        never = struct.pack("@ll", 0, 0)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, never)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, never)
         return self._sock
-
-
-def _address(sock: socket.socket, name: Callable[[], object]) -> str:
-    if sock.family == socket.AF_UNIX:
-        return "127.0.0.1"
-    address = str(name()[0])  # type: ignore[index]
-    return address.removeprefix("::ffff:")  # an IPv4 address on a socket for both
 
 
 def set_tcp_options(sock: socket.socket, link_timeout_s: float) -> None:

@@ -183,9 +183,6 @@ class StarHub(Star):
     def next_command(self) -> bytes | None:
         raise self._refuse("next_command")
 
-    def address_of(self, rank: int) -> str:
-        return self._links[rank].peer_address() if rank else next(iter(self._links.values())).own_address()
-
     def meet(self, place: str, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
         met = self._news.met.setdefault(place, set())

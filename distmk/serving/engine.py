@@ -23,6 +23,7 @@ from distmk.backends.defaults import (
     choose_model_len,
     choose_workers,
 )
+from distmk.backends.host.shm import find_hosts
 from distmk.backends.weight_upload import fill_weights
 from distmk.bootstrap import Bootstrap, agree, agree_same
 from distmk.console import tell
@@ -93,6 +94,7 @@ class Engine:
         agree_same(bootstrap, "models or options", {"model": self.checkpoint.fingerprint, **settings})
         self.max_model_len = agree(bootstrap, lambda: choose_model_len(args.max_model_len, self.config))
         self.num_workers = self._agree_on_workers()
+        self.host_sizes = find_hosts(bootstrap)
         self.load_s: dict[str, float] = {}  # seconds by stage: program, runtime, weights
         with self._timed("program"):
             program = agree(bootstrap, self._program)
@@ -136,6 +138,7 @@ class Engine:
             max_model_len=self.max_model_len,
             keep_logits=self.args.keep_logits,
             loopback=env.loopback(),
+            host_sizes=self.host_sizes if len(self.host_sizes) > 1 else (),
             **backend_choices(self.backend_name),
         )
         return proved_program(self.config, options, self.bootstrap.rank)

@@ -28,6 +28,7 @@ from distmk.serving.outcome import Outcome, first_stuck, gather_outcomes
 from distmk.trace import Trace, capacity_for, collect
 
 POLL_S = 0.05
+LOSS_NEWS_S = 2.0  # from the loss of a rank to the news of it over the connections between ranks
 
 
 def make_backend(name: str, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool) -> Backend:
@@ -195,7 +196,7 @@ class RunningLaunch:
         """Exchange the outcomes of all ranks; raises the error of the launch, the same on every rank."""
         session = self._session
         if reason is Abort.RANK_LOST:
-            raise RankLostError(_name_lost(session.backend))
+            raise RankLostError(_name_lost(session))
         stuck = tuple(self._launch.block.stuck_waits(session.rank_program)) if reason is Abort.HANG else ()
         outcomes = gather_outcomes(session.bootstrap, Outcome(reason, stuck, self.iterations, left))
         self.left = any(outcome.left for outcome in outcomes)
@@ -207,9 +208,15 @@ class RunningLaunch:
             raise HangError(first_stuck(outcomes), session.deadline_s)
 
 
-def _name_lost(backend: Backend) -> str:
-    until = time.monotonic() + 2
-    while not (lost := backend.lost_ranks()) and time.monotonic() < until:
+def _name_lost(session: Session) -> str:
+    """Which ranks are lost, and why as far as the connections between ranks tell it."""
+    backend, bootstrap = session.backend, session.bootstrap
+    until = time.monotonic() + LOSS_NEWS_S
+    while bootstrap.loss is None and time.monotonic() < until:
+        bootstrap.lost_ranks()
         time.sleep(POLL_S)
-    names = ", ".join(map(str, lost)) if lost else "(unknown)"
-    return f"rank {names} was lost during the run; its process is gone"
+    lost = backend.lost_ranks()
+    return (
+        bootstrap.loss
+        or f"rank {', '.join(map(str, lost)) or '(unknown)'} was lost during the run; its process is gone"
+    )

@@ -7,7 +7,6 @@
 #include <mutex>
 #include <tuple>
 
-#include "host/delayed_puts.h"
 #include "runtime/context.h"
 #include "runtime/splits.h"
 #include "runtime/task_types.h"

@@ -20,7 +20,7 @@ KINDS = {"mpirun": "mpi", "torchrun": "torch", "c10d": "torch", "srun": "slurm"}
 def test_ranks_of_two_hosts_exchange(launcher: str, make_cluster: MakeCluster, notes: Path) -> None:
     """Two ranks a host; the hosts have their own names, loopback interfaces and shared memory."""
     cluster = make_cluster(2)
-    finished = LAUNCHERS[launcher](cluster, [JOB, "exchange", "0", str(notes)], 2, {})()
+    finished = LAUNCHERS[launcher](cluster, [JOB, "exchange", "0", str(notes)], 2, {}).wait()
     assert all(each.status == 0 for each in finished), finished
     found = [json.loads((notes / f"{rank}.json").read_text()) for rank in range(4)]
     per_host: dict[str, list[list[int]]] = {}

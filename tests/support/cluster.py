@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,18 @@ from support.hosts import Host
 
 
 @dataclass
+class Job:
+    """Commands that run, in the order of hosts and, on each, of ranks."""
+
+    runner: Runner
+    processes: list[subprocess.Popen[str]]
+
+    def wait(self) -> list[Finished]:
+        """Wait for all of them to end."""
+        return [self.runner.finish(process) for process in self.processes]
+
+
+@dataclass
 class Cluster:
     """Hosts, and the runner that starts commands on them."""
 
@@ -20,10 +33,9 @@ class Cluster:
     hosts: Sequence[Host]
     authkey: str = field(default_factory=lambda: secrets.token_hex(32))
 
-    def start(self, commands: Sequence[tuple[Host, list[str], dict[str, str]]]) -> Callable[[], list[Finished]]:
-        """Start a command with its own environment variables on each host; call the result to wait for all."""
-        running = [self.runner.start(host.command(argv), env) for host, argv, env in commands]
-        return lambda: [self.runner.finish(process) for process in running]
+    def start(self, commands: Sequence[tuple[Host, list[str], dict[str, str]]]) -> Job:
+        """Start a command with its own environment variables on each host."""
+        return Job(self.runner, [self.runner.start(host.command(argv), env) for host, argv, env in commands])
 
     def left_in_shared_memory(self) -> list[str]:
         """Files of distmk in the hosts' /dev/shm."""
@@ -37,11 +49,10 @@ class Cluster:
         return {"TMPDIR": str(folder), "DISTMK_AUTHKEY": self.authkey}
 
 
-Wait = Callable[[], list[Finished]]
-Start = Callable[[Cluster, list[str], int, dict[str, str]], Wait]
+Start = Callable[[Cluster, list[str], int, dict[str, str]], Job]
 
 
-def torchrun(cluster: Cluster, python_args: list[str], per_host: int, env: dict[str, str], c10d: bool = False) -> Wait:
+def torchrun(cluster: Cluster, python_args: list[str], per_host: int, env: dict[str, str], c10d: bool = False) -> Job:
     """launch/torchrun.sh's options on each host; static rendezvous unless `c10d`, where no host is told its number."""
     first = cluster.hosts[0].name
     commands = []
@@ -56,11 +67,11 @@ def torchrun(cluster: Cluster, python_args: list[str], per_host: int, env: dict[
     return cluster.start(commands)
 
 
-def torchrun_c10d(cluster: Cluster, python_args: list[str], per_host: int, env: dict[str, str]) -> Wait:
+def torchrun_c10d(cluster: Cluster, python_args: list[str], per_host: int, env: dict[str, str]) -> Job:
     return torchrun(cluster, python_args, per_host, env, c10d=True)
 
 
-def mpirun(cluster: Cluster, python_args: list[str], per_host: int, env: dict[str, str]) -> Wait:
+def mpirun(cluster: Cluster, python_args: list[str], per_host: int, env: dict[str, str]) -> Job:
     """mpirun on the first host; the agent that takes the place of ssh enters the namespaces of the others."""
     agent = cluster.runner.folder / "agent.sh"
     entries = "\n".join(f'{host.name}) exec {" ".join(host.command(["sh", "-c"]))} "$*" ;;' for host in cluster.hosts)
@@ -73,7 +84,7 @@ def mpirun(cluster: Cluster, python_args: list[str], per_host: int, env: dict[st
     return cluster.start([(cluster.hosts[0], argv, env)])
 
 
-def srun(cluster: Cluster, python_args: list[str], per_host: int, env: dict[str, str]) -> Wait:
+def srun(cluster: Cluster, python_args: list[str], per_host: int, env: dict[str, str]) -> Job:
     """The variables that srun gives each rank; there is no MPI."""
     job = {
         "SLURM_JOB_ID": str(secrets.randbelow(100_000)),

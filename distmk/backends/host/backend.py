@@ -16,6 +16,7 @@ from distmk import env
 from distmk.abi import Abort, Fault, LaunchParams, Space
 from distmk.backends.base import LaunchBlock, LaunchSpec, RunnerRecords, check_virtual_nodes, inject_dropped_signal
 from distmk.backends.host.build import load_emulator, load_runtime
+from distmk.backends.host.network import Network
 from distmk.backends.host.shm import SharedHeap
 from distmk.bootstrap import Bootstrap, agree
 from distmk.errors import UsageError
@@ -47,7 +48,6 @@ class HostBackend:
         self._launch_iterations = agree(bootstrap, env.launch_iterations)
         self._library = agree(bootstrap, self.load_library)
         self._heap = SharedHeap(bootstrap, program.header.heap_bytes, agree(bootstrap, self._node_size))
-        agree(bootstrap, self._reach_far_ranks)
         self._local = agree(bootstrap, lambda: _arena(program.header.local_bytes))
         self._local_base = ctypes.addressof(ctypes.c_char.from_buffer(self._local))
         self._bases = (ctypes.c_uint64 * bootstrap.world_size)(*self._heap.bases)
@@ -55,6 +55,7 @@ class HostBackend:
         threads = bootstrap.local_size * (
             program.header.num_workers + (program.header.num_schedulers if scheduler_threads else 0)
         )
+        self._network = self._connect(bootstrap)
         self._spin_polls = SPIN_POLLS_OWN_CORE if threads <= usable_cores() else SPIN_POLLS_SHARED_CORE
         self._scheduler_threads = scheduler_threads
 
@@ -62,9 +63,8 @@ class HostBackend:
         """Ranks of a virtual node, of which those of other nodes are reached over the network; None: real hosts."""
         return env.virtual_node_size()
 
-    def _reach_far_ranks(self) -> None:
-        if far := self._heap.far_ranks:
-            raise UsageError(f"rank {far[0]} shares no memory with rank {self._heap.rank}")
+    def _connect(self, bootstrap: Bootstrap) -> Network:
+        return Network(self._library, bootstrap, self._heap, self._bytes)
 
     def view(self, placed: Placed, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         base = self._heap.bases[self._heap.rank] if placed.space is Space.HEAP else self._local_base
@@ -76,6 +76,7 @@ class HostBackend:
         self.view(placed, array.dtype)[row : row + len(array)] = array
 
     def reset(self) -> None:
+        self._network.drain()
         self._heap.clear(self.program.header.zeroed_heap_bytes)
 
     def start(self, spec: LaunchSpec) -> HostLaunch:
@@ -87,6 +88,7 @@ class HostBackend:
         params.local_base = self._local_base
         params.spin_polls = self._spin_polls
         params.scheduler_threads = int(self._scheduler_threads)
+        params.network = self._network.number
         params.max_iterations = self._launch_iterations
         inject_dropped_signal(params.fault, self.program.header.rank)
         self._inject_delays(params.fault)
@@ -99,15 +101,17 @@ class HostBackend:
 
     def abort(self, reason: Abort) -> None:
         self._library.distmk_abort(ctypes.addressof(self._bases), len(self._bases), int(reason))
+        self._network.abort(reason)
 
     def abort_reason(self) -> Abort:
         flag = ctypes.c_uint64.from_address(self._heap.bases[self._heap.rank])
         return Abort(flag.value)
 
     def lost_ranks(self) -> list[int]:
-        return self._heap.lost_ranks()
+        return sorted({*self._heap.lost_ranks(), *self._network.ends()})
 
     def close(self) -> None:
+        self._network.close()
         self._heap.close()
         self._local.close()
 
@@ -129,6 +133,11 @@ class EmulatedBackend(HostBackend):
 
     def _node_size(self) -> int | None:
         return None  # the emulator has a network of its own, which writes to every rank's memory
+
+    def _connect(self, bootstrap: Bootstrap) -> Network:
+        if far := self._heap.far_ranks:
+            agree(bootstrap, lambda: _refuse_far(self._heap.rank, far[0]))
+        return super()._connect(bootstrap)
 
     def read_global(self, name: str, num_bytes: int) -> bytes:
         """A global variable of the kernel."""
@@ -163,6 +172,12 @@ class HostLaunch:
     @property
     def iterations_done(self) -> int:
         return int(self._params.iterations_done)
+
+
+def _refuse_far(rank: int, far: int) -> None:
+    raise UsageError(
+        f"the emulator runs on one machine, but rank {far} shares no memory with rank {rank}; use --backend host"
+    )
 
 
 def _arena(num_bytes: int) -> mmap.mmap:

@@ -158,7 +158,7 @@ class SharedHeap:
 
     @property
     def far_ranks(self) -> list[int]:
-        """Ranks that share no memory with this one."""
+        """Ranks that share no memory with this one. If some rank has any, all ranks have."""
         return [rank for rank, base in enumerate(self.bases) if not base]
 
     def _create(self, path: Path) -> int:

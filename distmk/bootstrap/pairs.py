@@ -1,0 +1,115 @@
+"""Connections between pairs of ranks that share no memory, beside the star: authenticated by its key, one for each pair."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from distmk.bootstrap.agreement import agree
+from distmk.bootstrap.base import Bootstrap
+from distmk.bootstrap.link import Link, accept_links
+from distmk.bootstrap.messages import gather_json, malformed
+from distmk.bootstrap.rendezvous import reach
+from distmk.bootstrap.star import Star
+from distmk.errors import RankLostError, UsageError
+
+_LOOPBACK = "127.0.0.1"
+
+
+def connect_pairs(bootstrap: Bootstrap, ranks: Iterable[int]) -> dict[int, socket.socket]:
+    """A TCP connection to each of `ranks`, those that share no memory with this rank; collective, also where there are none.
+
+    The lower rank of a pair listens, on its address of the star alone and until its pairs are there. The sockets have the
+    options of the star's links: they end if the other host does not answer for DISTMK_LINK_TIMEOUT_S. RankLostError, on every
+    rank: a rank does not come within `timeout_s`, or has another key; the message names it.
+    """
+    far = set(ranks)
+    higher, lower = (
+        {rank for rank in far if rank > bootstrap.rank},
+        sorted(rank for rank in far if rank < bootstrap.rank),
+    )
+    address = _find_address(bootstrap, far)
+    with contextlib.ExitStack() as stack:
+        server = agree(bootstrap, lambda: stack.enter_context(_listen(address, len(higher))) if higher else None)
+        ways = _exchange_ways(bootstrap, address, server.getsockname()[1] if server else 0)
+        links = agree(bootstrap, lambda: _join_all(bootstrap, server, higher, {rank: ways[rank] for rank in lower}))
+    return {rank: link.detach() for rank, link in sorted(links.items())}
+
+
+def _find_address(bootstrap: Bootstrap, far: set[int]) -> str:
+    """The address at which the other hosts reach this one: that of a connection of the star's which does not stay on this
+    host, of this rank or of another one of the host; loopback if there is none, as among virtual nodes.
+    """
+    mine = [link.own_address() for link in bootstrap.links()] if isinstance(bootstrap, Star) else []
+    found = gather_json(bootstrap, mine)
+    for rank in [bootstrap.rank, *(rank for rank in range(bootstrap.world_size) if rank not in far)]:
+        addresses = found[rank] if isinstance(found[rank], list) else []
+        if outside := [address for address in addresses if not _is_loopback(address, rank)]:
+            return str(outside[0])
+    return _LOOPBACK
+
+
+def _is_loopback(address: Any, rank: int) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        raise malformed(f"rank {rank}", "no address") from None
+
+
+def _listen(address: str, backlog: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, 0), family=family, backlog=backlog)
+    except OSError as error:
+        raise UsageError(f"cannot listen on {address} for ranks of other hosts: {error.strerror}") from None
+
+
+def _exchange_ways(bootstrap: Bootstrap, address: str, port: int) -> list[tuple[str, int]]:
+    """Address and port of every rank; port 0: it does not listen."""
+    ways = gather_json(bootstrap, [address, port])
+    for rank, way in enumerate(ways):
+        if not (isinstance(way, list) and [type(each) for each in way] == [str, int] and 0 <= way[1] < 65536):
+            raise malformed(f"rank {rank}", "no address")
+    return [(way[0], way[1]) for way in ways]
+
+
+def _join_all(
+    bootstrap: Bootstrap, server: socket.socket | None, higher: set[int], ways: dict[int, tuple[str, int]]
+) -> dict[int, Link]:
+    """Connect to the lower ranks, while a thread accepts the higher ones."""
+    accepted: dict[int, Link] = {}
+    failures: list[RankLostError] = []
+    stopped = threading.Event()
+
+    def check() -> None:
+        if stopped.is_set():
+            raise RankLostError("given up")
+
+    def accept() -> None:
+        try:
+            if server is not None:
+                accepted.update(accept_links(server, higher, bootstrap.authkey, bootstrap.timeout_s, check))
+        except RankLostError as error:
+            failures.append(RankLostError(f"{error}: rank {bootstrap.rank} waits for its connections"))
+
+    acceptor = threading.Thread(target=accept)
+    acceptor.start()
+    joined: dict[int, Link] = {}
+    try:
+        for rank, (address, port) in ways.items():
+            key, limit_s = bootstrap.authkey, bootstrap.timeout_s
+            joined[rank] = reach([address], port, bootstrap.rank, key, limit_s, f"rank {rank}")
+        acceptor.join()
+        if failures:
+            raise failures[0]
+    except BaseException:
+        stopped.set()
+        acceptor.join()
+        for link in [*joined.values(), *accepted.values()]:
+            link.close()
+        raise
+    return joined | accepted
