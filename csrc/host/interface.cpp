@@ -7,11 +7,12 @@ extern "C" {
 
 uint64_t distmk_abi_hash() { return distmk::ABI_HASH; }
 
-// Starts the rank's threads and returns at once. `params` must live, and not move, until distmk_join.
-void* distmk_start(distmk::LaunchParams* params) {
-  std::unique_ptr<distmk::Launch> launch = distmk::make_launch(params);
+// Starts the rank's threads and returns at once. `params` must live, and not move, until distmk_join. The launch is
+// stored to `*handle` before a thread runs, so that the caller cannot lose it.
+void distmk_start(distmk::LaunchParams* params, void** handle) {
+  distmk::Launch* launch = distmk::make_launch(params).release();
+  *handle = launch;
   launch->start();
-  return launch.release();
 }
 
 // Sleeps until more than `seen` tokens are published, the launch is over, or the timeout has passed. Returns 1 if the
@@ -28,10 +29,12 @@ int distmk_wait(void* launch, uint64_t seen, uint64_t timeout_us, const uint64_t
   }
 }
 
-void distmk_join(void* launch) {
-  const std::unique_ptr<distmk::Launch> running(static_cast<distmk::Launch*>(launch));
-  while (running->go_on()) {
+// Waits until the launch is over, and frees it. A handle that is null, or was joined before, is let be.
+void distmk_join(void** handle) {
+  const std::unique_ptr<distmk::Launch> running(static_cast<distmk::Launch*>(*handle));
+  while (running && running->go_on()) {
   }
+  *handle = nullptr;
 }
 
 // Tells the threads of every peer-mapped rank to leave.

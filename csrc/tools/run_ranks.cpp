@@ -19,9 +19,9 @@
 #include "abi.h"
 
 extern "C" {
-void* distmk_start(distmk::LaunchParams* params);
+void distmk_start(distmk::LaunchParams* params, void** handle);
 int distmk_wait(void* launch, uint64_t seen, uint64_t timeout_us, const uint64_t* token_count);
-void distmk_join(void* launch);
+void distmk_join(void** handle);
 }
 
 namespace {
@@ -141,13 +141,14 @@ int main(int argc, char** argv) {
     p.fault = options.fault;
     p.spin_polls = 4;
   }
-  for (LaunchParams& p : params) launches.push_back(distmk_start(&p));
+  launches.resize(num_ranks);
+  for (uint32_t rank = 0; rank < num_ranks; ++rank) distmk_start(&params[rank], &launches[rank]);
   // All launches are polled in rotation, as each starts its next piece only when it is polled.
   for (uint32_t num_over = 0; num_over < num_ranks;) {
     num_over = 0;
     for (void* launch : launches) num_over += distmk_wait(launch, 0, 1, nullptr);
   }
-  for (void* launch : launches) distmk_join(launch);
+  for (void*& launch : launches) distmk_join(&launch);
   int status = 0;
   for (uint32_t rank = 0; rank < num_ranks; ++rank) {
     const uint64_t aborted = reinterpret_cast<const distmk::Control*>(heaps[rank])->abort;

@@ -205,6 +205,10 @@ class Backend(Protocol):
         """Make every rank leave the launch."""
         ...
 
+    def join_all(self) -> None:
+        """Wait until this rank has left every launch, also one whose `Launch` was lost by an exception."""
+        ...
+
     def lost_ranks(self) -> list[int]:
         """Ranks whose process is gone."""
         ...

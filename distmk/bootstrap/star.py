@@ -14,6 +14,7 @@ from distmk.bootstrap.link import TICK_S, Link
 from distmk.bootstrap.messages import pack, unpack
 from distmk.bootstrap.news import ABORT, LOST, MEET, Loss, News, encode_abort, is_unreachable, lost_host
 from distmk.errors import DistmkError, JobClosedError, RankLostError
+from distmk.interrupts import check_patience
 
 # Frame tags of collective calls.
 _GATHER = b"g"
@@ -217,6 +218,7 @@ class StarHub(Star):
                 raise self._lose(Loss(tuple(pending), text))
             if not wait([self._links[rank].conn for rank in pending], min(left_s, TICK_S)):
                 self._check_processes()
+                check_patience()
 
     def _check_processes(self) -> None:
         """Raise RankLostError if the launcher knows that a rank has ended, and nothing of it is left to read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any, TypeVar
@@ -16,11 +16,13 @@ import numpy.typing as npt
 from distmk.bootstrap import Bootstrap, agree, connect
 from distmk.bootstrap.messages import parse_json
 from distmk.errors import DistmkError, Interrupted, UsageError
+from distmk.interrupts import deferred
 from distmk.serving.engine import Engine, EngineArgs
 from distmk.serving.requests import Prompt, Request, make_request
 from distmk.serving.sampling import RequestOutput, SamplingParams, TokenOutput
-from distmk.serving.session import Session
+from distmk.serving.session import RunningLaunch, Session
 from distmk.serving.tokenizer import Tokenizer, load_tokenizer
+from distmk.serving.turn import Turn
 from distmk.trace import Trace
 
 T = TypeVar("T")
@@ -60,6 +62,7 @@ class LLM:
         self._bootstrap = connect(tensor_parallel_size)
         self._commands_workers = self._bootstrap.kind == "local"  # the other ranks are worker processes of this one
         self._closed = False
+        self._turn = Turn()
         self._tokenizer_error = "this model has no tokenizer; give token ids"
 
         def engine_args() -> EngineArgs:
@@ -141,29 +144,33 @@ class LLM:
         A prompt is text or a list of token ids. Up to `max_num_seqs` run at once; the others wait.
         """
         requests = self.make_requests(prompts, params)
-        for _ in self.run(requests):
-            pass
+        self._run_to_end(requests)
         return [request.output() for request in requests]
+
+    def _run_to_end(self, requests: list[Request], gather_logits: bool = False) -> None:
+        """Serve requests without a stream that an exception could leave behind unfinished."""
+        with contextlib.closing(self.run(requests, gather_logits=gather_logits)) as tokens:
+            for _ in tokens:
+                pass
 
     def compute_logits(self, prompt: Prompt) -> npt.NDArray[np.float32]:
         """Logits after the last token of `prompt`: float32 [vocab_size]. Collective. UsageError: without keep_logits=True."""
         if not self._engine.args.keep_logits:
             raise UsageError("compute_logits needs LLM(..., keep_logits=True)")
         requests = self.make_requests([prompt], SamplingParams(max_tokens=1, ignore_eos=True))
-        for _ in self.run(requests, gather_logits=True):
-            pass
+        self._run_to_end(requests, gather_logits=True)
         return self._logits
 
     def peak_memory_bytes(self) -> list[int]:
         """Peak resident memory of every rank's process so far, by rank; collective."""
-        self._engine.session.stop()
-        self._command("peak_memory")
-        return self._engine.peak_memory_bytes()
+        with self._turn.taken(), deferred():
+            self._command("peak_memory")
+            return self._engine.peak_memory_bytes()
 
     def make_requests(self, prompts: Any, params: Any) -> list[Request]:
         """Requests for `run`, on rank 0 ([] elsewhere). UsageError on every rank: rank 0's cannot be served."""
-        self._engine.session.stop()  # a stream that its caller has not finished
-        return self._agree_if_called(lambda: self._make_requests(prompts, params))
+        with self._turn.taken(), deferred():
+            return self._agree_if_called(lambda: self._make_requests(prompts, params))
 
     def _agree_if_called(self, fn: Callable[[], T]) -> T:
         """`agree`, if the other ranks make this call as well; worker processes only wait for a command."""
@@ -189,31 +196,57 @@ class LLM:
             raise UsageError(self._tokenizer_error)
         return [make_request(p, s, self._tokenizer, vocab, limit) for p, s in zip(prompts, each, strict=True)]
 
-    def run(self, requests: list[Request], *, gather_logits: bool = False) -> Iterator[TokenOutput]:
-        """Serve requests in one launch, yielding tokens as they come; each is also added to its request."""
-        self._engine.session.stop()
-        self._command("generate", gather_logits=gather_logits)
+    def run(self, requests: list[Request], *, gather_logits: bool = False) -> Generator[TokenOutput, None, None]:
+        """Serve requests in one launch, yielding tokens as they come; each is also added to its request.
+
+        A caller on another thread waits until this generator has ended. Interrupted: `close` was called meanwhile.
+        """
         ignore_eos = bool(requests and requests[0].params.ignore_eos)
         limit = self._engine.max_model_len  # of prompt and completion together
         max_new = [min(r.params.max_tokens, limit - len(r.prompt_ids)) for r in requests]
-        launch = self._engine.launch([r.prompt_ids for r in requests], max_new, ignore_eos)
-        for events in launch:
-            for event in events:
-                yield requests[event.request].append(event.request, event)
+        with self._turn.taken():
+            try:
+                with deferred():
+                    self._check_open()
+                    self._command("generate", gather_logits=gather_logits)
+                    launch = self._engine.launch([r.prompt_ids for r in requests], max_new, ignore_eos)
+                with contextlib.closing(launch.tokens(lambda: self._gather(launch, gather_logits))) as batches:
+                    for events in batches:
+                        for event in events:
+                            yield requests[event.request].append(event.request, event)
+            finally:
+                with deferred():
+                    self._engine.session.stop()
+
+    def _gather(self, launch: RunningLaunch, gather_logits: bool) -> None:
+        """What a call collects from all ranks once its launch has ended in order."""
         self.trace = self._engine.gather_trace(launch)
-        if gather_logits:
+        if gather_logits and not launch.left:
             self._logits = self._engine.gather_logits()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this LLM is closed; make a new one")
+
     def close(self) -> None:
-        """Stop the worker processes and free memory."""
+        """Stop the worker processes and free memory. A call that is under way on another thread ends with Interrupted."""
         if self._closed:
             return
         self._closed = True
-        self._engine.session.stop()
-        with contextlib.suppress(DistmkError):  # a rank may be lost already
-            self._command("close")  # all ranks close their engines at the same time
-        self._engine.close()
-        self._bootstrap.close()
+        if self._turn.is_mine():  # by a stream that is suspended
+            self._close()
+            return
+        self._engine.session.abort()
+        with self._turn.taken():
+            self._close()
+
+    def _close(self) -> None:
+        with deferred():
+            self._engine.session.stop()
+            with contextlib.suppress(DistmkError):  # a rank may be lost already
+                self._command("close")  # all ranks close their engines at the same time
+            self._engine.close()
+            self._bootstrap.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -254,8 +287,11 @@ def _run_launch(engine: Engine, gather_logits: bool) -> None:
     """Take part in a launch of rank 0."""
     with contextlib.suppress(Interrupted):  # rank 0 handles it, and sends the next command
         launch = engine.launch([], [], False)
-        for _ in launch:
+
+        def gather() -> None:
+            engine.gather_trace(launch)
+            if gather_logits and not launch.left:
+                engine.gather_logits()
+
+        for _ in launch.tokens(gather):
             pass
-        engine.gather_trace(launch)
-        if gather_logits:
-            engine.gather_logits()

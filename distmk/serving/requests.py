@@ -49,9 +49,7 @@ class Request:
         """The prompt and all tokens so far."""
         count = len(self.token_ids)
         ms_per_token = 1e3 * (self.last_s - self.first_s) / (count - 1) if count > 1 else 0.0
-        completion = CompletionOutput(
-            self.token_ids, "".join(self.pieces), self.finish_reason or "length", ms_per_token
-        )
+        completion = CompletionOutput(self.token_ids, "".join(self.pieces), self.finish_reason, ms_per_token)
         return RequestOutput(self.prompt, self.prompt_ids, [completion])
 
 

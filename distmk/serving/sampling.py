@@ -40,11 +40,14 @@ class TokenOutput:
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """All tokens generated for a prompt. `ms_per_token`: mean time between them."""
+    """All tokens generated for a prompt. `ms_per_token`: mean time between them.
+
+    finish_reason: stop, length, or None if the completion is not finished.
+    """
 
     token_ids: list[int]
     text: str
-    finish_reason: str
+    finish_reason: str | None
     ms_per_token: float
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +23,7 @@ from distmk.check import check
 from distmk.errors import DistmkError, HangError, Interrupted, RankLostError, UsageError
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer
+from distmk.interrupts import deferred
 from distmk.program.program import Program, RankProgram, compile_graph
 from distmk.serving.outcome import Outcome, first_stuck, gather_outcomes
 from distmk.trace import Trace, capacity_for, collect
@@ -77,6 +78,7 @@ class Session:
         self.rank_program = self.program.ranks[bootstrap.rank]
         agree_same(bootstrap, "program", {"program": self.program.fingerprint()})
         self._running: RunningLaunch | None = None
+        self._num_launches = 0
         self.backend = make_backend(backend, self.rank_program, bootstrap, scheduler_threads)
         upload_constants(self.program, self.backend, bootstrap.rank)
 
@@ -116,12 +118,16 @@ class Session:
 
     def launch(self, spec: LaunchSpec) -> RunningLaunch:
         """Start a launch on all ranks; iterate over it for its tokens. Ends the launch that is under way, if any."""
-        self.stop()
-        self.bootstrap.barrier()  # every rank has left the last launch
-        self.backend.reset()
-        self.bootstrap.barrier()  # no rank signals to memory that is still to be zeroed
-        self._running = RunningLaunch(self, spec)
-        return self._running
+        with deferred():
+            self.stop()
+            self.bootstrap.barrier()  # every rank has left the last launch
+            self.backend.reset()
+            self.bootstrap.barrier()  # no rank signals to memory that is still to be zeroed
+            self._num_launches += 1
+            # Kept before it starts, so that it is stopped whatever happens meanwhile.
+            self._running = RunningLaunch(self, spec, self._num_launches)
+            self._running.start()
+            return self._running
 
     def stop(self) -> None:
         """End the launch that is under way, if any."""
@@ -129,9 +135,16 @@ class Session:
             self._running.stop()
             self._running = None
 
+    def abort(self) -> None:
+        """Make all ranks leave the launch that is under way, if any, without waiting for that; from any thread."""
+        running = self._running
+        if running is not None:
+            running.abort()
+
     def close(self) -> None:
-        self.stop()
-        self.backend.close()
+        with deferred():
+            self.stop()
+            self.backend.close()
 
     def __enter__(self) -> Session:
         return self
@@ -145,59 +158,97 @@ class Session:
 class RunningLaunch:
     """An iterator over batches of new tokens until the launch is over; leaving it early ends the launch on all ranks."""
 
-    def __init__(self, session: Session, spec: LaunchSpec) -> None:
-        self._session = session
-        self._launch: Launch = session.backend.start(spec)
+    def __init__(self, session: Session, spec: LaunchSpec, number: int) -> None:
+        self._session, self._spec, self._number = session, spec, number
+        self._launch: Launch | None = None
         self._over = False
         self.iterations = 0
         self.left = False  # the caller of some rank left it before the end
 
+    def start(self) -> None:
+        """Start this rank's part."""
+        self._launch = self._session.backend.start(self._spec)
+
     def trace(self, num_iterations: int | None = None) -> Trace | None:
         """Once it is over: the trace of its last `num_iterations` iterations, on rank 0; collective."""
-        return collect(self._session.program, self._session.bootstrap, self._launch.trace(), num_iterations)
+        records = self._launch.trace() if self._launch else []
+        return collect(self._session.program, self._session.bootstrap, records, num_iterations)
 
     def __iter__(self) -> Iterator[list[TokenEvent]]:
-        launch, backend = self._launch, self._session.backend
-        seen, over = 0, False
-        next_check = time.monotonic()
+        return self.tokens()
+
+    def tokens(self, at_end: Callable[[], None] = lambda: None) -> Generator[list[TokenEvent], None, None]:
+        """Batches of new tokens; collective. `at_end`, which may be collective, runs on each rank that ends the launch in order.
+
+        Interrupted: the launch was ended by a call of `stop`, or by Ctrl-C on any rank; HangError, RankLostError: see `Session`.
+        """
         try:
-            while not (over or self._over):
-                over = launch.wait(seen, POLL_S)
-                count = launch.block.token_count.value
-                if count > seen:
-                    yield list(launch.block.tokens[seen:count])
-                    seen = count
-                if time.monotonic() >= next_check:
-                    if backend.lost_ranks():
-                        backend.abort(Abort.RANK_LOST)
-                    next_check = time.monotonic() + 4 * POLL_S
+            yield from self._take_tokens()
+            with deferred():
+                self._end(at_end)
         except BaseException as error:
             self.stop(left=isinstance(error, GeneratorExit))
             raise
-        if self._over:
-            return
-        reason = launch.join()
+
+    def _take_tokens(self) -> Iterator[list[TokenEvent]]:
+        seen, over = 0, False
+        next_check = time.monotonic()
+        launch = self._launch
+        while launch is not None and not (over or self._over):
+            over = launch.wait(seen, POLL_S)
+            count = launch.block.token_count.value
+            if count > seen:
+                yield list(launch.block.tokens[seen:count])
+                seen = count
+            if time.monotonic() >= next_check:
+                self._heed_others()
+                next_check = time.monotonic() + 4 * POLL_S
+
+    def _heed_others(self) -> None:
+        """Leave the launch if a rank is lost, or if one has given it up."""
+        backend, bootstrap = self._session.backend, self._session.bootstrap
+        if backend.lost_ranks() or bootstrap.lost_ranks():
+            backend.abort(Abort.RANK_LOST)
+        elif reason := bootstrap.told_abort(self._number):
+            backend.abort(Abort(reason))
+
+    def _end(self, at_end: Callable[[], None]) -> None:
+        if self._over or self._launch is None:
+            raise Interrupted("this stream was ended by another call, before its last token")
+        reason = self._launch.join()
         self._over = True
-        self.iterations = launch.iterations_done
+        self.iterations = self._launch.iterations_done
+        if reason:
+            self._session.bootstrap.tell_abort(self._number, int(reason))
         self._finish(reason)
+        at_end()
 
     def stop(self, left: bool = True) -> None:
         """End the launch on all ranks, if it is not over; `left`: on purpose, which is no error on other ranks."""
-        if self._over:
-            return
-        self._over = True
+        with deferred():
+            if self._over:
+                return
+            self._over = True
+            self.abort()
+            if self._launch is not None:
+                self._launch.join()
+            self._session.backend.join_all()
+            # Other ranks may report another outcome: they may have ended before the abort reached them.
+            with contextlib.suppress(DistmkError):
+                self._finish(Abort.INTERRUPTED, left)
+
+    def abort(self) -> None:
+        """Make all ranks leave the launch, without waiting for that; from any thread."""
         self._session.backend.abort(Abort.INTERRUPTED)
-        self._launch.join()
-        # Other ranks may report another outcome: they may have ended before the abort reached them.
-        with contextlib.suppress(DistmkError):
-            self._finish(Abort.INTERRUPTED, left)
+        self._session.bootstrap.tell_abort(self._number, int(Abort.INTERRUPTED))
 
     def _finish(self, reason: Abort, left: bool = False) -> None:
         """Exchange the outcomes of all ranks; raises the error of the launch, the same on every rank."""
         session = self._session
         if reason is Abort.RANK_LOST:
             raise RankLostError(_name_lost(session))
-        stuck = tuple(self._launch.block.stuck_waits(session.rank_program)) if reason is Abort.HANG else ()
+        block = self._launch.block if self._launch and reason is Abort.HANG else None
+        stuck = tuple(block.stuck_waits(session.rank_program)) if block else ()
         outcomes = gather_outcomes(session.bootstrap, Outcome(reason, stuck, self.iterations, left))
         self.left = any(outcome.left for outcome in outcomes)
         if self.left:

@@ -42,6 +42,7 @@ class CudaBackend:
         self._liveness = SharedHeap(bootstrap, 4096)  # each rank holds a lock on its own for as long as it lives
         self._heap = SymmetricHeap(bootstrap, self._device, self._module, program.header.heap_bytes)
         self._closed = False
+        self._launch: CudaLaunch | None = None
         try:
             self._context = agree(bootstrap, lambda: self._allocate(scheduler_threads))
         except DistmkError:
@@ -124,7 +125,14 @@ class CudaBackend:
         torch.cuda.synchronize()
 
     def start(self, spec: LaunchSpec) -> CudaLaunch:
-        return CudaLaunch(self._context, self, LaunchBlock.of(spec, self.program))
+        # Kept before it starts, since the kernel uses its memory whatever happens to the caller.
+        self._launch = CudaLaunch(self._context, self, LaunchBlock.of(spec, self.program))
+        self._launch.start()
+        return self._launch
+
+    def join_all(self) -> None:
+        with contextlib.suppress(Exception):  # of a GPU that has failed, whose kernel is over
+            self._context.stream.sync()
 
     def abort(self, reason: Abort) -> None:
         """Set the flag of this rank's kernel, which passes it on to the others."""

@@ -76,6 +76,9 @@ class CudaLaunch:
         block.tokens = type(block.tokens).from_address(self._params.tokens)
         block.token_count = ctypes.c_uint64.from_address(self._params.token_count)
         block.records = type(block.records).from_address(self._params.records)
+
+    def start(self) -> None:
+        """Start the first kernel."""
         self._start()
 
     def _fill_params(self) -> None:

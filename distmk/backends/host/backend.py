@@ -58,6 +58,7 @@ class HostBackend:
         self._network = self._connect(bootstrap)
         self._spin_polls = SPIN_POLLS_OWN_CORE if threads <= usable_cores() else SPIN_POLLS_SHARED_CORE
         self._scheduler_threads = scheduler_threads
+        self._launches: list[HostLaunch] = []  # whose threads may run: they use this process's memory
 
     def _node_size(self) -> int | None:
         """Ranks of a virtual node, of which those of other nodes are reached over the network; None: real hosts."""
@@ -107,10 +108,17 @@ class HostBackend:
         flag = ctypes.c_uint64.from_address(self._heap.bases[self._heap.rank])
         return Abort(flag.value)
 
+    def join_all(self) -> None:
+        for launch in list(self._launches):
+            launch.join()
+
     def lost_ranks(self) -> list[int]:
         return sorted({*self._heap.lost_ranks(), *self._network.ends()})
 
     def close(self) -> None:
+        if self._launches:
+            self.abort(Abort.INTERRUPTED)
+            self.join_all()
         self._network.close()
         self._heap.close()
         self._local.close()
@@ -149,21 +157,29 @@ class EmulatedBackend(HostBackend):
 
 
 class HostLaunch:
-    """Implements `base.Launch`."""
+    """Implements `base.Launch`.
+
+    Its backend holds it, with the memory that its threads use, until they are joined: an exception between any two steps loses
+    no running thread.
+    """
 
     def __init__(self, backend: HostBackend, block: LaunchBlock, params: LaunchParams) -> None:
         self.block = block
         self._backend, self._params = backend, params
-        self._handle = backend._library.distmk_start(ctypes.addressof(params))
+        self._handle = ctypes.c_void_p()  # written by the library before a thread runs
+        backend._launches.append(self)
+        backend._library.distmk_start(ctypes.addressof(params), ctypes.addressof(self._handle))
 
     def wait(self, seen: int, timeout_s: float) -> bool:
+        if not self._handle:
+            return True
         count = ctypes.addressof(self.block.token_count)
         return bool(self._backend._library.distmk_wait(self._handle, seen, int(timeout_s * 1e6), count))
 
     def join(self) -> Abort:
-        if self._handle:
-            self._backend._library.distmk_join(self._handle)
-            self._handle = None
+        self._backend._library.distmk_join(ctypes.addressof(self._handle))  # clears it
+        if self in self._backend._launches:
+            self._backend._launches.remove(self)
         return self._backend.abort_reason()
 
     def trace(self) -> list[RunnerRecords]:
