@@ -36,14 +36,14 @@ def deferred() -> Iterator[None]:
     if handler is not signal.default_int_handler:
         yield
         return
-    _Deferral.depth, _Deferral.since_s = 1, None
-    signal.signal(signal.SIGINT, _note)
+    signal.signal(signal.SIGINT, _note)  # first and last: from here to there nothing is cut in two, this included
     try:
+        _Deferral.depth, _Deferral.since_s = 1, None
         yield
     finally:
+        _Deferral.depth, came = 0, _Deferral.since_s is not None
         signal.signal(signal.SIGINT, handler)
-        _Deferral.depth = 0
-        if _Deferral.since_s is not None:
+        if came:
             raise KeyboardInterrupt
 
 

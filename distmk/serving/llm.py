@@ -204,19 +204,22 @@ class LLM:
         ignore_eos = bool(requests and requests[0].params.ignore_eos)
         limit = self._engine.max_model_len  # of prompt and completion together
         max_new = [min(r.params.max_tokens, limit - len(r.prompt_ids)) for r in requests]
-        with self._turn.taken():
-            try:
-                with deferred():
-                    self._check_open()
-                    self._command("generate", gather_logits=gather_logits)
-                    launch = self._engine.launch([r.prompt_ids for r in requests], max_new, ignore_eos)
-                with contextlib.closing(launch.tokens(lambda: self._gather(launch, gather_logits))) as batches:
-                    for events in batches:
-                        for event in events:
-                            yield requests[event.request].append(event.request, event)
-            finally:
-                with deferred():
+        holder = object()
+        try:
+            self._turn.take(holder)
+            with deferred():
+                self._check_open()
+                self._command("generate", gather_logits=gather_logits)
+                launch = self._engine.launch([r.prompt_ids for r in requests], max_new, ignore_eos)
+            with contextlib.closing(launch.tokens(lambda: self._gather(launch, gather_logits))) as batches:
+                for events in batches:
+                    for event in events:
+                        yield requests[event.request].append(event.request, event)
+        finally:
+            with deferred():
+                if self._turn.is_held_by(holder):
                     self._engine.session.stop()
+                    self._turn.give_back(holder)
 
     def _gather(self, launch: RunningLaunch, gather_logits: bool) -> None:
         """What a call collects from all ranks once its launch has ended in order."""

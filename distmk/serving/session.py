@@ -201,7 +201,8 @@ class RunningLaunch:
                 yield list(launch.block.tokens[seen:count])
                 seen = count
             if time.monotonic() >= next_check:
-                self._heed_others()
+                with deferred():  # or a frame that is half read would be lost
+                    self._heed_others()
                 next_check = time.monotonic() + 4 * POLL_S
 
     def _heed_others(self) -> None:

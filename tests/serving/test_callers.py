@@ -1,0 +1,93 @@
+"""One LLM, many callers: threads wait for their turn, streams do not disturb each other, Ctrl-C loses one call."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.helpers import Runner
+
+from distmk import LLM, SamplingParams
+from distmk.errors import Interrupted, UsageError
+
+pytestmark = pytest.mark.timeout(120)
+PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
+LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
+
+
+@pytest.fixture(params=[1, 2])
+def llm(request: pytest.FixtureRequest, endless: Path) -> Iterator[LLM]:
+    with LLM(
+        str(endless), load_format="dummy", tensor_parallel_size=request.param, num_workers=1, max_model_len=30_000
+    ) as made:
+        yield made
+
+
+def tokens(llm: LLM, prompt: list[int], params: SamplingParams = PARAMS) -> list[int]:
+    return llm.generate([prompt], params)[0].outputs[0].token_ids
+
+
+def test_threads_wait_for_their_turn(llm: LLM) -> None:
+    prompts = [[1 + number, 2, 3] for number in range(6)]
+    expected = [tokens(llm, prompt) for prompt in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            assert list(pool.map(lambda prompt: tokens(llm, prompt), prompts)) == expected
+
+
+def test_streams_of_one_thread_do_not_disturb_each_other(llm: LLM) -> None:
+    """The second is refused in one line, and the first goes on to its last token."""
+    expected = tokens(llm, [1, 2, 3], LONG)
+    first = llm.stream([[1, 2, 3]], LONG)
+    found = [next(first) for _ in range(48)]
+    for call in (lambda: next(llm.stream([[4, 5]], LONG)), lambda: llm.generate([[4, 5]], PARAMS)):
+        with pytest.raises(UsageError, match=r"not finished: read it to its end, or call its close\(\)"):
+            call()
+    found += first
+    assert [token.token_id for token in found] == expected
+    assert found[-1].finish_reason == "length"
+
+
+def test_unfinished_output_says_so(llm: LLM) -> None:
+    requests = llm.make_requests([[1, 2, 3]], LONG)
+    stream = llm.run(requests)
+    taken = [next(stream).token_id for _ in range(3)]
+    stream.close()
+    output = requests[0].output().outputs[0]
+    assert output.finish_reason is None and output.token_ids[:3] == taken
+    assert len(tokens(llm, [1, 2, 3])) == 20
+
+
+def test_close_ends_the_call_of_another_thread(llm: LLM) -> None:
+    begun = threading.Event()
+    failures: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            for _ in llm.stream([[1, 2, 3]], SamplingParams(max_tokens=29_000, ignore_eos=True)):
+                begun.set()
+        except BaseException as error:
+            failures.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert begun.wait(30)
+    llm.close()
+    reader.join(30)
+    assert [type(failure) for failure in failures] == [Interrupted]
+    with pytest.raises(UsageError, match="closed"):
+        tokens(llm, [1, 2, 3])
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_ctrl_c_loses_the_interrupted_call_alone(num_ranks: int, runner: Runner, endless: Path) -> None:
+    """At random moments; DISTMK_INTERRUPTS is the number of interrupted calls."""
+    seed, num_calls = int.from_bytes(os.urandom(3), "little"), os.environ.get("DISTMK_INTERRUPTS", "40")
+    job = [sys.executable, str(Path(__file__).with_name("interrupts_job.py"))]
+    done = runner.run([*job, str(endless), str(num_ranks), num_calls, str(seed)])
+    assert done.status == 0 and f"of {num_calls} calls were cut off" in done.stdout, (seed, done)
