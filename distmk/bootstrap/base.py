@@ -83,6 +83,7 @@ class Bootstrap(abc.ABC):
         self.local_size = member.world_size if member.local_size is None else member.local_size
         self.hostnames = []
         self.host_ids = []
+        self.addresses: list[str] = []
         self.authkey = b""
         self.timeout_s = timeout_s
         self._lost: RankLostError | None = None
@@ -148,6 +149,10 @@ class Bootstrap(abc.ABC):
         `timeout_s`.
         """
         return True
+
+    def address_of(self, rank: int) -> str:
+        """The IP address at which other hosts reach `rank`; loopback if all ranks are on one host."""
+        return self.addresses[rank] if self.addresses else "127.0.0.1"
 
     def __enter__(self) -> Bootstrap:
         return self

@@ -146,7 +146,7 @@ def test_wrong_key_is_refused() -> None:
         address["authkey"] = "00" * 32
 
     hub, spoke = join_two(["127.0.0.7"], edit)
-    assert str(hub) == "rank 1 did not join within 2 s"
+    assert str(hub) == "rank 1 did not join within 2 s; refused for another key or user: 1"
     assert "rank 0 did not let rank 1 join" in str(spoke)
 
 
