@@ -25,12 +25,11 @@ MAKE_KEY = 'python3 -c "import secrets; print(secrets.token_hex(32))"'
 
 def read_authkey(env: Mapping[str, str]) -> bytes | None:
     """The key that the user gave all ranks; None if there is none. UsageError: it is no key, or others can read it."""
-    text = env.get(AUTHKEY_ENV)
-    name = AUTHKEY_ENV
-    if not text and env.get(AUTHKEY_FILE_ENV):
-        name = AUTHKEY_FILE_ENV
-        text = _read_private(env[AUTHKEY_FILE_ENV])
-    if not text:
+    if env.get(AUTHKEY_ENV):
+        name, text = AUTHKEY_ENV, env[AUTHKEY_ENV]
+    elif env.get(AUTHKEY_FILE_ENV):
+        name, text = AUTHKEY_FILE_ENV, _read_private(env[AUTHKEY_FILE_ENV])
+    else:
         return None
     try:
         key = bytes.fromhex(text.strip())
@@ -49,13 +48,15 @@ def _read_private(path: str) -> str:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise UsageError(f"{AUTHKEY_FILE_ENV}={path} cannot be read: {error.strerror}") from None
-    with os.fdopen(fd, "rb") as file:
+    try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise UsageError(f"{AUTHKEY_FILE_ENV}={path} is no regular file")
         if found.st_uid != os.getuid() or found.st_mode & 0o077:
             raise UsageError(f"{AUTHKEY_FILE_ENV}={path} can be read by other users; chmod 600 it, and own it")
-        return file.read(_MOST_DIGITS).decode(errors="replace")
+        return os.read(fd, _MOST_DIGITS).decode(errors="replace")
+    finally:
+        os.close(fd)
 
 
 def public_key() -> bytes:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from distmk.bootstrap.base import name_ranks
 from distmk.bootstrap.messages import from_json, to_json
+from distmk.errors import DistmkError
 
 # Frame tags.
 LOST = b"x"  # ranks are lost; the payload says which, and why
@@ -74,6 +75,11 @@ def decode_abort(payload: bytes, sender: str) -> tuple[int, int]:
 def is_unreachable(error: BaseException) -> bool:
     """Whether a connection ended because the other side does not answer, and not because it was closed."""
     return isinstance(error, OSError) and error.errno in UNREACHABLE
+
+
+def is_malformed(error: BaseException | None) -> bool:
+    """Whether a connection ended because of what the other side sent."""
+    return isinstance(error, DistmkError) or (isinstance(error, OSError) and error.errno == errno.EMSGSIZE)
 
 
 def lost_host(rank: int, hosts: Sequence[str], hostnames: Sequence[str], link_timeout_s: float) -> Loss:

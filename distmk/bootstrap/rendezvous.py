@@ -107,32 +107,44 @@ def _become_hub(
     launcher: Launcher,
     env: Mapping[str, str],
 ) -> StarHub:
-    key = read_authkey(env)
-    bind = env.get(UNAUTHENTICATED_ENV)
-    one_host = member.local_size == member.world_size or all(host in _LOOPBACK for host in hosts)
-    if not one_host and member.local_size is not None and key is None and not bind and not introducer.is_private:
-        introducer.carry(Way().encode())  # so that no rank waits
-        raise no_key_error(member.rank)
-    # Without a key, a Unix socket is the only way that tells who comes.
-    by_unix = one_host or (key is None and not bind and not introducer.is_private)
-    authkey = key or (public_key() if bind and not by_unix else secrets.token_bytes(32))
-    carried = authkey.hex() if introducer.is_private and key is None else ""
-    with listen_unix() if by_unix else _listen(bind, hosts) as server:
-        if by_unix:
-            way = Way(unix=server.getsockname()[1:].decode(), authkey=carried)
-        else:
-            address, port = server.getsockname()[:2]
-            # The name may lead elsewhere on other hosts.
-            reachable_at = [*hosts, address] if address not in _ANY else hosts
-            way = Way(hosts=(bind,) if bind else tuple(reachable_at[:_MOST_HOSTS]), port=port, authkey=carried)
-            if bind:
-                print(f"distmk: warning: {UNAUTHENTICATED_ENV}: whoever reaches {bind} can join", file=sys.stderr)
+    try:
+        server, way, authkey = _open(member, introducer.is_private, hosts, env)
+    except UsageError:
+        introducer.carry(Way().encode())  # so that no other rank waits
+        raise
+    with server:
         introducer.carry(way.encode())
         # Over a Unix socket the handshake needs no secret: each side is told the user of the other.
-        handshake_key = public_key() if by_unix else authkey
+        handshake_key = public_key() if way.unix else authkey
         others = set(range(1, member.world_size))
         links = accept_links(server, others, handshake_key, timeout_s, launcher.check_joining)
     return StarHub(member, links, authkey, timeout_s, launcher)
+
+
+def _open(
+    member: Member, is_private: bool, hosts: Sequence[str], env: Mapping[str, str]
+) -> tuple[socket.socket, Way, bytes]:
+    """A socket that listens for the other ranks, the way to it, and the job's key. UsageError: the ranks need a key."""
+    key = read_authkey(env)
+    bind = env.get(UNAUTHENTICATED_ENV)
+    one_host = member.local_size == member.world_size or all(host in _LOOPBACK for host in hosts)
+    needs_key = key is None and not bind and not is_private
+    if needs_key and not one_host and member.local_size is not None:
+        raise no_key_error(member.rank)
+    authkey = key or secrets.token_bytes(32)
+    carried = authkey.hex() if is_private and key is None else ""
+    # Without a key, a Unix socket is the only way that tells who comes.
+    if one_host or needs_key:
+        server = listen_unix()
+        return server, Way(unix=server.getsockname()[1:].decode(), authkey=carried), authkey
+    if key is None and bind:
+        authkey, carried, hosts = public_key(), "", [bind]
+        print(f"distmk: warning: {UNAUTHENTICATED_ENV}: whoever reaches {bind} can join", file=sys.stderr)
+    server = _listen(hosts, must_bind=key is None and bool(bind))
+    address, port = server.getsockname()[:2]
+    # The name may lead elsewhere on other hosts.
+    reachable_at = hosts if address in _ANY or address in hosts else [*hosts, address]
+    return server, Way(hosts=tuple(reachable_at[:_MOST_HOSTS]), port=port, authkey=carried), authkey
 
 
 def listen_unix() -> socket.socket:
@@ -143,17 +155,19 @@ def listen_unix() -> socket.socket:
     return server
 
 
-def _listen(bind: str | None, hosts: Sequence[str]) -> socket.socket:
-    """A TCP socket that listens at `bind`; else where `hosts` leads, if that is one address of this host; else everywhere."""
-    if bind or len(hosts) == 1:
-        name = bind or hosts[0]
+def _listen(hosts: Sequence[str], must_bind: bool) -> socket.socket:
+    """A TCP socket that listens where `hosts` leads, if that is one address of this host; else everywhere.
+
+    `must_bind`: not everywhere; UsageError if `hosts` is no address of this host.
+    """
+    if len(hosts) == 1:
         try:
-            family, *_, address = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0]
-            if bind or not ipaddress.ip_address(address[0]).is_loopback:
+            family, *_, address = socket.getaddrinfo(hosts[0], 0, type=socket.SOCK_STREAM)[0]
+            if must_bind or not ipaddress.ip_address(address[0]).is_loopback:
                 return socket.create_server((str(address[0]), 0), family=family, backlog=_BACKLOG)
         except (OSError, ValueError) as error:
-            if bind:
-                raise UsageError(f"{UNAUTHENTICATED_ENV}={bind} is no address of this host: {error}") from None
+            if must_bind:
+                raise UsageError(f"{UNAUTHENTICATED_ENV}={hosts[0]} is no address of this host: {error}") from None
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
     return socket.create_server(("", 0), backlog=_BACKLOG)
@@ -174,9 +188,11 @@ def _become_spoke(
                 f"{error}, or on another host; ranks on several hosts need a key (launch/README.md, Who may join)"
             ) from error
         return StarSpoke(member, {0: link}, key or b"", timeout_s, launcher)
+    if not way.hosts and key is not None:
+        raise RankLostError("rank 0 cannot let other ranks join; its own message says why")
     if key is None and way.hosts and env.get(UNAUTHENTICATED_ENV):
         key = public_key()
-    if key is None or not way.hosts:
+    if key is None:
         raise no_key_error(member.rank)
     link = reach(way.hosts, way.port, member.rank, key, timeout_s)
     return StarSpoke(member, {0: link}, key, timeout_s, launcher)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import time
 from collections.abc import Mapping
@@ -12,8 +11,8 @@ from functools import partial
 from distmk.bootstrap.base import Bootstrap, Launcher, Member, name_ranks
 from distmk.bootstrap.link import TICK_S, Link, wait
 from distmk.bootstrap.messages import malformed, pack, unpack
-from distmk.bootstrap.news import ABORT, LOST, MEET, Loss, News, encode_abort, is_unreachable, lost_host
-from distmk.errors import DistmkError, JobClosedError, RankLostError
+from distmk.bootstrap.news import ABORT, LOST, MEET, Loss, News, encode_abort, is_malformed, is_unreachable, lost_host
+from distmk.errors import JobClosedError, RankLostError
 
 # Frame tags of collective calls.
 _GATHER = b"g"
@@ -125,9 +124,7 @@ class Star(Bootstrap):
         """The loss that the end of a connection means: of a host, or of the processes that ended together with this one."""
         if link.ended is not None and is_unreachable(link.ended):
             return lost_host(rank, self.host_ids, self.hostnames, link.link_timeout_s)
-        if isinstance(link.ended, DistmkError):
-            return Loss((rank,), str(link.ended))
-        if isinstance(link.ended, OSError) and link.ended.errno == errno.EMSGSIZE:
+        if is_malformed(link.ended):
             return Loss((rank,), str(malformed(f"rank {rank}", "message")))
         text = self._launcher.describe_loss(rank)
         until = time.monotonic() + _TOGETHER_S
