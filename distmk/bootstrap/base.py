@@ -29,6 +29,12 @@ class Member:
     world_size: int
     local_rank: int | None = None
     local_size: int | None = None
+    several_hosts: bool = False  # the launcher says that the ranks are on several hosts
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether the ranks are on several hosts, as far as the launcher says."""
+        return self.several_hosts or (self.local_size is not None and self.local_size < self.world_size)
 
 
 class Launcher:

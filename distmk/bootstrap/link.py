@@ -177,7 +177,7 @@ class Link:
 def wait(links: Sequence[Link], timeout_s: float | None) -> list[Link]:
     """The links on which data or an end has arrived, after at most `timeout_s` seconds."""
     poll = select.poll()
-    by_number = {link.fileno(): link for link in links}
+    by_number = {link.fileno(): link for link in links if link.fileno() >= 0}
     for number in by_number:
         poll.register(number, select.POLLIN)
     return [by_number[number] for number, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)]

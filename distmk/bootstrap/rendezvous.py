@@ -129,7 +129,7 @@ def _open(
     bind = env.get(UNAUTHENTICATED_ENV)
     one_host = member.local_size == member.world_size or all(host in _LOOPBACK for host in hosts)
     needs_key = key is None and not bind and not is_private
-    if needs_key and not one_host and member.local_size is not None:
+    if needs_key and member.is_spread and not one_host:
         raise no_key_error(member.rank)
     authkey = key or secrets.token_bytes(32)
     carried = authkey.hex() if is_private and key is None else ""
