@@ -10,14 +10,16 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from distmk.bootstrap.base import Member
 from distmk.errors import UsageError
 
 AUTHKEY_ENV = "DISTMK_AUTHKEY"
 AUTHKEY_FILE_ENV = "DISTMK_AUTHKEY_FILE"
 UNAUTHENTICATED_ENV = "DISTMK_UNAUTHENTICATED_BIND"
 
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LEAST_DIGITS = 32  # hexadecimal, of a key
 _MOST_DIGITS = 1024
 MAKE_KEY = 'python3 -c "import secrets; print(secrets.token_hex(32))"'
@@ -39,6 +41,23 @@ def read_authkey(env: Mapping[str, str]) -> bytes | None:
         raise UsageError(
             f"{name} must hold {_LEAST_DIGITS} hexadecimal digits or more, the same on every rank; make some by {MAKE_KEY}"
         )
+    return key
+
+
+def is_one_host(member: Member, hosts: Sequence[str]) -> bool:
+    """Whether all ranks are on one host, as far as the launcher says; `hosts`: names of rank 0's host."""
+    return member.local_size == member.world_size or all(host in _LOOPBACK for host in hosts)
+
+
+def check_key(member: Member, is_private: bool, hosts: Sequence[str], env: Mapping[str, str]) -> bytes | None:
+    """The user's key, if there is one. `is_private`: the launcher can carry one that rank 0 makes.
+
+    UsageError: it is no key, or there is none though the ranks need one.
+    """
+    key = read_authkey(env)
+    may_do_without = is_private or bool(env.get(UNAUTHENTICATED_ENV)) or not member.is_spread
+    if key is None and not may_do_without and not is_one_host(member, hosts):
+        raise no_key_error(member.rank)
     return key
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from distmk.bootstrap.base import Launcher, Member
 from distmk.bootstrap.handshake import accept_links, join_link
-from distmk.bootstrap.keys import UNAUTHENTICATED_ENV, no_key_error, public_key, read_authkey
+from distmk.bootstrap.keys import UNAUTHENTICATED_ENV, check_key, is_one_host, no_key_error, public_key, read_authkey
 from distmk.bootstrap.link import Link
 from distmk.bootstrap.messages import from_json, gather_json, malformed, to_json
 from distmk.bootstrap.star import Star, StarHub, StarSpoke
@@ -31,7 +31,6 @@ from distmk.errors import RankLostError, UsageError
 # Carries a payload of at most 1 KiB from rank 0 to all ranks: rank 0 gives it, the others give None, all get it.
 Carry = Callable[[bytes | None], bytes]
 
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ANY = ("0.0.0.0", "::")
 _NAME = r"[\w.:%-]{1,255}"  # of a host or a Unix socket
 _MOST_HOSTS = 12
@@ -125,16 +124,11 @@ def _open(
     member: Member, is_private: bool, hosts: Sequence[str], env: Mapping[str, str]
 ) -> tuple[socket.socket, Way, bytes]:
     """A socket that listens for the other ranks, the way to it, and the job's key. UsageError: the ranks need a key."""
-    key = read_authkey(env)
-    bind = env.get(UNAUTHENTICATED_ENV)
-    one_host = member.local_size == member.world_size or all(host in _LOOPBACK for host in hosts)
-    needs_key = key is None and not bind and not is_private
-    if needs_key and member.is_spread and not one_host:
-        raise no_key_error(member.rank)
+    key, bind = check_key(member, is_private, hosts, env), env.get(UNAUTHENTICATED_ENV)
     authkey = key or secrets.token_bytes(32)
     carried = authkey.hex() if is_private and key is None else ""
     # Without a key, a Unix socket is the only way that tells who comes.
-    if one_host or needs_key:
+    if is_one_host(member, hosts) or (key is None and not bind and not is_private):
         server = listen_unix()
         return server, Way(unix=server.getsockname()[1:].decode(), authkey=carried), authkey
     if key is None and bind:
