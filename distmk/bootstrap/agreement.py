@@ -12,6 +12,7 @@ from distmk.errors import DistmkError, Interrupted, RankLostError, UsageError
 T = TypeVar("T")
 
 _SHOWN_CHARS = 80
+_REPORT = (None, {"type": str, "exit_code": int, "text": str})
 
 
 def agree(bootstrap: Bootstrap, fn: Callable[[], T]) -> T:
@@ -28,7 +29,7 @@ def agree(bootstrap: Bootstrap, fn: Callable[[], T]) -> T:
     except BaseException as error:  # KeyboardInterrupt too: the other ranks must not wait for this one
         failure = error
     try:
-        reports = gather_json(bootstrap, _describe(failure))
+        reports = gather_json(bootstrap, _describe(failure), "report", _REPORT)
     except RankLostError:
         if failure is not None:
             raise failure from None
@@ -47,7 +48,7 @@ def agree_same(bootstrap: Bootstrap, what: str, fingerprints: Mapping[str, str])
     `what` names the whole in the message ("options", "models"). The keys should be what a user can change ("--model").
     Raises RankLostError if a rank is gone.
     """
-    tables: list[dict[str, str]] = gather_json(bootstrap, dict(fingerprints))
+    tables: list[dict[str, str]] = gather_json(bootstrap, dict(fingerprints), "fingerprints", {str: str})
     names = list(dict.fromkeys(name for table in tables for name in table))
     found = []
     differing = []

@@ -29,6 +29,12 @@ class Member:
     world_size: int
     local_rank: int | None = None
     local_size: int | None = None
+    several_hosts: bool = False  # the launcher says that the ranks are on several hosts
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether the ranks are on several hosts, as far as the launcher says."""
+        return self.several_hosts or (self.local_size is not None and self.local_size < self.world_size)
 
 
 class Launcher:
@@ -83,6 +89,7 @@ class Bootstrap(abc.ABC):
         self.local_size = member.world_size if member.local_size is None else member.local_size
         self.hostnames = []
         self.host_ids = []
+        self.addresses: list[str] = []
         self.authkey = b""
         self.timeout_s = timeout_s
         self._lost: RankLostError | None = None
@@ -148,6 +155,10 @@ class Bootstrap(abc.ABC):
         `timeout_s`.
         """
         return True
+
+    def address_of(self, rank: int) -> str:
+        """The IP address at which other hosts reach `rank`; loopback if all ranks are on one host."""
+        return self.addresses[rank] if self.addresses else "127.0.0.1"
 
     def __enter__(self) -> Bootstrap:
         return self

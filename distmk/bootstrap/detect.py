@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from distmk.bootstrap.base import Bootstrap, LaunchKind, Member, read_timeout_s
+from distmk.bootstrap.base import Bootstrap, LaunchKind, Member, read_link_timeout_s, read_timeout_s
 from distmk.bootstrap.keys import AUTHKEY_ENV
 from distmk.bootstrap.local import RANK_ENV, RENDEZVOUS_ENV, WORLD_SIZE_ENV, join_local, start_local
 from distmk.bootstrap.mpi import connect_mpi
@@ -58,6 +58,7 @@ def connect(
     launch = read_launch(num_ranks, env)
     if timeout_s is None:
         timeout_s = read_timeout_s(env)
+    read_link_timeout_s(env)  # refused here, where nothing is started yet
     bootstrap = _connect(launch, follower_argv, timeout_s, env)
     try:
         _check_size(num_ranks, bootstrap.world_size, launch.launcher)

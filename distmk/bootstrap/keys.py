@@ -10,14 +10,16 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from distmk.bootstrap.base import Member
 from distmk.errors import UsageError
 
 AUTHKEY_ENV = "DISTMK_AUTHKEY"
 AUTHKEY_FILE_ENV = "DISTMK_AUTHKEY_FILE"
 UNAUTHENTICATED_ENV = "DISTMK_UNAUTHENTICATED_BIND"
 
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LEAST_DIGITS = 32  # hexadecimal, of a key
 _MOST_DIGITS = 1024
 MAKE_KEY = 'python3 -c "import secrets; print(secrets.token_hex(32))"'
@@ -25,12 +27,11 @@ MAKE_KEY = 'python3 -c "import secrets; print(secrets.token_hex(32))"'
 
 def read_authkey(env: Mapping[str, str]) -> bytes | None:
     """The key that the user gave all ranks; None if there is none. UsageError: it is no key, or others can read it."""
-    text = env.get(AUTHKEY_ENV)
-    name = AUTHKEY_ENV
-    if not text and env.get(AUTHKEY_FILE_ENV):
-        name = AUTHKEY_FILE_ENV
-        text = _read_private(env[AUTHKEY_FILE_ENV])
-    if not text:
+    if env.get(AUTHKEY_ENV):
+        name, text = AUTHKEY_ENV, env[AUTHKEY_ENV]
+    elif env.get(AUTHKEY_FILE_ENV):
+        name, text = AUTHKEY_FILE_ENV, _read_private(env[AUTHKEY_FILE_ENV])
+    else:
         return None
     try:
         key = bytes.fromhex(text.strip())
@@ -43,19 +44,38 @@ def read_authkey(env: Mapping[str, str]) -> bytes | None:
     return key
 
 
+def is_one_host(member: Member, hosts: Sequence[str]) -> bool:
+    """Whether all ranks are on one host, as far as the launcher says; `hosts`: names of rank 0's host."""
+    return member.local_size == member.world_size or all(host in _LOOPBACK for host in hosts)
+
+
+def check_key(member: Member, is_private: bool, hosts: Sequence[str], env: Mapping[str, str]) -> bytes | None:
+    """The user's key, if there is one. `is_private`: the launcher can carry one that rank 0 makes.
+
+    UsageError: it is no key, or there is none though the ranks need one.
+    """
+    key = read_authkey(env)
+    may_do_without = is_private or bool(env.get(UNAUTHENTICATED_ENV)) or not member.is_spread
+    if key is None and not may_do_without and not is_one_host(member, hosts):
+        raise no_key_error(member.rank)
+    return key
+
+
 def _read_private(path: str) -> str:
     """The text of a small file that nobody but this user can read. UsageError: it is something else."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise UsageError(f"{AUTHKEY_FILE_ENV}={path} cannot be read: {error.strerror}") from None
-    with os.fdopen(fd, "rb") as file:
+    try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise UsageError(f"{AUTHKEY_FILE_ENV}={path} is no regular file")
         if found.st_uid != os.getuid() or found.st_mode & 0o077:
             raise UsageError(f"{AUTHKEY_FILE_ENV}={path} can be read by other users; chmod 600 it, and own it")
-        return file.read(_MOST_DIGITS).decode(errors="replace")
+        return os.read(fd, _MOST_DIGITS).decode(errors="replace")
+    finally:
+        os.close(fd)
 
 
 def public_key() -> bytes:

@@ -1,203 +1,226 @@
-"""Connections between two ranks: framing, time limits and the authenticated handshake."""
+"""A connection between two ranks: frames of a tag and a payload, of which no read or write waits without a limit.
+
+Source of the liveness rule: tcp(7), and `struct tcp_info` in linux/tcp.h.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import ipaddress
+import math
 import os
-import queue
+import select
 import socket
 import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from collections.abc import Callable, Sequence
 
-from distmk.bootstrap.base import name_ranks, read_link_timeout_s
-from distmk.errors import DistmkError, RankLostError
+from distmk.bootstrap.base import read_link_timeout_s
+from distmk.errors import DistmkError
 
-TICK_S = 0.25  # interval of liveness checks while rank 0 waits
-_HANDSHAKE_S = 5.0
-_MOST_HANDSHAKES = 64  # at once; more strangers than that are turned away
-_MOST_BYTES = 1 << 31  # of a frame
-_KEEPALIVE_S = 1  # between probes of an idle connection
+Take = Callable[[bytes, bytes], bool]
+
+TICK_S = 0.25  # interval of liveness checks while a rank waits for another
+MOST_BYTES = 1 << 31  # of a frame
+_HEAD = struct.Struct("<Qc")  # size of the payload, tag
+_READ_BYTES = 1 << 20
+_KEEPALIVE_S = 1  # the least time between probes of an idle connection
+_MOST_PROBES = 127  # the kernel's limit
+_FAREWELL_S = 1.0  # to send what is left when a link closes
+_TCP_INFO = struct.Struct("8B24I")
 
 
 class Link:
-    """One framed connection to another rank. No single read or write blocks longer than its time limit.
+    """One framed connection to another rank; takes over `sock`.
 
-    inbox: frames that were read ahead. ended: why the connection is over, None while it is not.
+    inbox: frames that were read ahead. ended: why the connection is over, None while it is not. Threads may use a link
+    together: frames never mix, and a frame that could not be sent whole is finished before the next one.
     """
 
     def __init__(self, sock: socket.socket, timeout_s: float) -> None:
-        sock.settimeout(None)
+        sock.setblocking(False)
         self._sock = sock
+        self.timeout_s = timeout_s
         self.link_timeout_s = read_link_timeout_s(os.environ)
-        self.set_timeout(timeout_s)
-        if sock.family != socket.AF_UNIX:
+        if not self.is_unix:
             set_tcp_options(sock, self.link_timeout_s)
-        self.conn = Connection(os.dup(sock.fileno()))
         self.inbox: deque[tuple[bytes, bytes]] = deque()
         self.ended: Exception | None = None
+        self._read, self._unsent = bytearray(), bytearray()
+        self._lock = threading.RLock()
 
-    def set_timeout(self, timeout_s: float) -> None:
-        """Bound each read and write by the kernel's socket timers, since Connection has no timeouts."""
-        timeval = struct.pack("@ll", int(timeout_s), int(timeout_s % 1 * 1e6) or 1)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+    def fileno(self) -> int:
+        return self._sock.fileno()
 
     def send(self, tag: bytes, payload: bytes) -> None:
-        """Send one frame: a tag of one byte, then the payload. Raises OSError if the peer is gone or does not read."""
-        self.conn.send_bytes(tag + payload)
+        """Send one frame. BlockingIOError: the peer did not read it within `timeout_s`; OSError: it is gone."""
+        self.post(tag, payload)
+        deadline = time.monotonic() + self.timeout_s
+        while self._unsent:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise BlockingIOError(errno.EAGAIN, "the peer does not read")
+            wait_writable(self, min(left_s, TICK_S))
+            self.flush()
 
-    def recv(self) -> tuple[bytes, bytes]:
-        """Receive one frame as (tag, payload). Raises EOFError or OSError if the peer is gone or stops midway."""
-        frame = self.conn.recv_bytes(_MOST_BYTES)
-        return frame[:1], frame[1:]
+    def post(self, tag: bytes, payload: bytes) -> None:
+        """Send one frame as far as that goes without waiting; the rest follows with `flush`. OSError: the peer is gone."""
+        if len(payload) > MOST_BYTES:
+            raise DistmkError(
+                f"a message of {len(payload) >> 20} MiB is too large to send, the limit is {MOST_BYTES >> 20} MiB; "
+                "trace fewer iterations"
+            )
+        with self._lock:
+            self._unsent += _HEAD.pack(len(payload), tag)
+            self._unsent += payload
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is left of earlier frames, as far as that goes without waiting. OSError: the peer is gone."""
+        with self._lock:
+            while self._unsent:
+                try:
+                    del self._unsent[: self._sock.send(self._unsent)]
+                except BlockingIOError:
+                    self._check_answers()
+                    return
+
+    def pump(self, take: Take) -> None:
+        """Read what has arrived, without waiting for more, up to the end of the connection (`ended`).
+
+        `take` is given each frame, and returns False for one that belongs in the inbox.
+        """
+        with self._lock:
+            if self.ended is not None:
+                return
+            try:
+                while self._read_some():
+                    self._split(take)
+                self._check_answers()
+                self.flush()
+            except (DistmkError, EOFError, OSError) as error:
+                self.ended = error
+
+    def _read_some(self) -> bool:
+        """Whether anything had arrived. EOFError: the peer has closed."""
+        try:
+            arrived = self._sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not arrived:
+            raise EOFError
+        self._read += arrived
+        return True
+
+    def _split(self, take: Take) -> None:
+        while len(self._read) >= _HEAD.size:
+            size, tag = _HEAD.unpack_from(self._read)
+            if size > MOST_BYTES:
+                raise OSError(errno.EMSGSIZE, f"a frame of {size} bytes")
+            if len(self._read) < _HEAD.size + size:
+                return
+            payload = bytes(memoryview(self._read)[_HEAD.size : _HEAD.size + size])
+            del self._read[: _HEAD.size + size]
+            if not take(tag, payload):
+                self.inbox.append((tag, payload))
+
+    def _check_answers(self) -> None:
+        """OSError (ETIMEDOUT): the other host has not acknowledged anything for DISTMK_LINK_TIMEOUT_S."""
+        if not self.is_unix and is_unanswered(self._sock, self.link_timeout_s):
+            raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
 
     def readable(self) -> bool:
-        """Whether a frame, or the end of the connection, has arrived."""
-        return self.conn.poll(0)
-
-    def pump(self, take: Callable[[bytes, bytes], bool]) -> None:
-        """Read the frames that have arrived, without waiting for more. `take` returns false for a frame of the inbox."""
-        try:
-            while self.readable():
-                tag, payload = self.recv()
-                if not take(tag, payload):
-                    self.inbox.append((tag, payload))
-        except (DistmkError, EOFError, OSError) as error:
-            self.ended = error
+        """Whether data, or the end of the connection, has arrived."""
+        return bool(wait([self], 0))
 
     @property
     def is_unix(self) -> bool:
         """Whether the other side is on this host, as the same user."""
         return self._sock.family == socket.AF_UNIX
 
+    @property
+    def is_near(self) -> bool:
+        """Whether the other side is on this host, as far as its address tells."""
+        peer = self.peer_address()
+        return peer == self.own_address() or ipaddress.ip_address(peer.partition("%")[0]).is_loopback
+
     def peer_address(self) -> str:
         """The IP address of the other side; loopback for a Unix socket."""
-        if self.is_unix:
-            return "127.0.0.1"
-        return str(self._sock.getpeername()[0]).removeprefix("::ffff:")  # an IPv4 address on a socket for both
+        return _address(self._sock, self._sock.getpeername)
 
     def own_address(self) -> str:
-        """The IP address of this side, as the other one sees it; loopback for a Unix socket."""
-        if self.is_unix:
-            return "127.0.0.1"
-        return str(self._sock.getsockname()[0]).removeprefix("::ffff:")
+        """The IP address of this side, as the other one sees it."""
+        return _address(self._sock, self._sock.getsockname)
 
     def close(self) -> None:
-        """Shut both directions down, which also ends the connection for processes that inherited the descriptor."""
+        """Send what is left, in 1 s at most, and shut both directions down, also for processes that share the descriptor."""
+        if self._sock.fileno() < 0:
+            return
+        if self._unsent and self.ended is None:
+            self.timeout_s = _FAREWELL_S
+            with contextlib.suppress(OSError):
+                wait_writable(self, _FAREWELL_S)
+                self.flush()
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
-        if not self.conn.closed:
-            self.conn.close()
 
     def detach(self) -> socket.socket:
-        """The socket alone, without time limits, which goes on in other hands; nothing must have been read ahead."""
-        self.conn.close()
-        never = struct.pack("@ll", 0, 0)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, never)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, never)
+        """The socket alone, in blocking mode, which goes on in other hands; nothing must have been sent or read ahead."""
+        self._sock.setblocking(True)
         return self._sock
 
 
-def set_tcp_options(sock: socket.socket, link_timeout_s: float) -> None:
-    """Send small frames at once, and end the connection if the other host does not answer for `link_timeout_s`.
+def wait(links: Sequence[Link], timeout_s: float | None) -> list[Link]:
+    """The links on which data or an end has arrived, after at most `timeout_s` seconds."""
+    poll = select.poll()
+    by_number = {link.fileno(): link for link in links if link.fileno() >= 0}
+    for number in by_number:
+        poll.register(number, select.POLLIN)
+    return [by_number[number] for number, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)]
 
-    The kernel probes idle connections, so that a process that is stopped or busy is not taken for a lost one.
+
+def wait_writable(link: Link, timeout_s: float) -> None:
+    """Return once the link takes data, or is over, or after `timeout_s` seconds."""
+    poll = select.poll()
+    poll.register(link.fileno(), select.POLLOUT)
+    poll.poll(timeout_s * 1000)
+
+
+def _address(sock: socket.socket, name: Callable[[], object]) -> str:
+    if sock.family == socket.AF_UNIX:
+        return "127.0.0.1"
+    address = str(name()[0])  # type: ignore[index]
+    return address.removeprefix("::ffff:")  # an IPv4 address on a socket for both
+
+
+def set_tcp_options(sock: socket.socket, link_timeout_s: float) -> None:
+    """Send small frames at once, and have the kernel probe an idle connection, which ends after `link_timeout_s`.
+
+    The other kernel answers a probe, so that a process that is stopped or busy is not taken for a lost one. There is no
+    TCP_USER_TIMEOUT, because it also ends a connection to a host that is well while a process there does not read.
     """
+    interval_s = max(_KEEPALIVE_S, math.ceil(link_timeout_s / _MOST_PROBES))
+    probes = max(1, math.ceil(link_timeout_s / interval_s))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 127)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(link_timeout_s * 1000))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, interval_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
 
 
-def accept_links(
-    server: socket.socket, ranks: set[int], authkey: bytes, timeout_s: float, check: Callable[[], None]
-) -> dict[int, Link]:
-    """Accept one link from each of `ranks`. `check` runs every 0.25 s or more often, and may raise.
+def is_unanswered(sock: socket.socket, link_timeout_s: float) -> bool:
+    """Whether the other kernel has acknowledged neither data nor probes on a TCP connection for `link_timeout_s`.
 
-    Strangers are turned away beside each other, so that none of them holds up the ranks. Raises RankLostError that names
-    the ranks missing after `timeout_s`.
+    True only if it had something to acknowledge: data sent again, or two probes. (One may be on its way, and while a process
+    does not read, the kernel sends probes more and more seldom.)
     """
-    links: dict[int, Link] = {}
-    joined: queue.Queue[tuple[int, Link]] = queue.Queue()
-    slots = threading.Semaphore(_MOST_HANDSHAKES)
-    deadline = time.monotonic() + timeout_s
-    server.settimeout(TICK_S / 10)
-    try:
-        while links.keys() < ranks:
-            check()
-            if time.monotonic() > deadline:
-                missing = sorted(ranks - links.keys())
-                raise RankLostError(f"{name_ranks(missing)} did not join within {timeout_s:g} s")
-            with contextlib.suppress(TimeoutError):
-                sock, _ = server.accept()
-                if slots.acquire(blocking=False):
-                    work = (sock, authkey, timeout_s, joined, slots)
-                    threading.Thread(target=_let_in, args=work, daemon=True).start()
-                else:
-                    sock.close()
-            while not joined.empty():
-                rank, link = joined.get()
-                if rank in links or rank not in ranks:
-                    link.close()
-                else:
-                    links[rank] = link
-    except BaseException:
-        for link in links.values():
-            link.close()
-        raise
-    return links
-
-
-def _let_in(
-    sock: socket.socket,
-    authkey: bytes,
-    timeout_s: float,
-    joined: queue.Queue[tuple[int, Link]],
-    slots: threading.Semaphore,
-) -> None:
-    """Hand the link of a connection that knows the key to `joined`; close any other connection."""
-    link = Link(sock, _HANDSHAKE_S)
-    try:
-        check_same_user(sock)
-        deliver_challenge(link.conn, authkey)
-        answer_challenge(link.conn, authkey)
-        rank = int.from_bytes(link.conn.recv_bytes(8), "little")
-        link.set_timeout(timeout_s)
-        joined.put((rank, link))
-    except (AuthenticationError, EOFError, OSError):
-        link.close()
-    finally:
-        slots.release()
-
-
-def check_same_user(sock: socket.socket) -> None:
-    """AuthenticationError if the process at the other end of a Unix socket is another user's.
-
-    Any user of a host can bind, or connect to, an abstract address.
-    """
-    if sock.family == socket.AF_UNIX:
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        if struct.unpack("3i", credentials)[1] != os.getuid():
-            raise AuthenticationError("another user listens there")
-
-
-def join_link(sock: socket.socket, rank: int, authkey: bytes, timeout_s: float, to: str = "rank 0") -> Link:
-    """The link of `rank` over a connected socket to a rank that accepts. Raises RankLostError if it does not let it in."""
-    link = Link(sock, timeout_s)
-    try:
-        check_same_user(sock)
-        answer_challenge(link.conn, authkey)
-        deliver_challenge(link.conn, authkey)
-        link.conn.send_bytes(rank.to_bytes(8, "little"))
-        return link
-    except (AuthenticationError, EOFError, OSError) as error:
-        link.close()
-        raise RankLostError(f"{to} did not let rank {rank} join: {error or type(error).__name__}") from error
+    raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    if len(raw) < _TCP_INFO.size:
+        return False
+    fields = _TCP_INFO.unpack(raw)
+    retransmits, probes, last_ack_ms = fields[2], fields[3], fields[8 + 12]
+    return bool((retransmits >= 1 or probes >= 2) and last_ack_ms >= link_timeout_s * 1000)

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import distmk.errors
 from distmk.bootstrap.base import TIMEOUT_ENV, Launcher, Member
+from distmk.bootstrap.handshake import accept_links
 from distmk.bootstrap.keys import AUTHKEY_ENV
-from distmk.bootstrap.link import accept_links
 from distmk.bootstrap.rendezvous import join_unix, listen_unix
 from distmk.bootstrap.star import StarHub, StarSpoke
 from distmk.errors import RankLostError, UsageError
@@ -164,7 +164,7 @@ def start_local(
     Raises UsageError if they cannot be started, RankLostError if one ends or does not join within `timeout_s`.
     """
     argv = list(follower_argv) if follower_argv is not None else default_follower_argv()
-    server = listen_unix(num_ranks)
+    server = listen_unix()
     name = server.getsockname()[1:].decode()
     authkey = secrets.token_hex(32)
     shared = {**env, WORLD_SIZE_ENV: str(num_ranks), RENDEZVOUS_ENV: name, AUTHKEY_ENV: authkey}

@@ -1,8 +1,13 @@
-"""What ranks send each other: JSON and packed bytes, which are checked on arrival. Nothing that arrives is executed."""
+"""What ranks send each other: JSON, numbers and packed bytes, checked on arrival. Nothing that arrives is ever executed.
+
+A `shape` describes a JSON value: a type (int, str, bool, float), None, `[shape]` for a list, a tuple of alternatives, a dict
+with fixed keys, or `{str: shape}` for a dict with any keys.
+"""
 
 from __future__ import annotations
 
 import json
+import operator
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -10,24 +15,34 @@ from typing import Any
 from distmk.bootstrap.base import Bootstrap
 from distmk.errors import DistmkError
 
-
-def gather_json(bootstrap: Bootstrap, value: Any) -> list[Any]:
-    """The values of all ranks, in rank order. Collective. DistmkError: a rank sent something else than JSON."""
-    parts = bootstrap.allgather(json.dumps(value).encode())
-    return [parse_json(part, f"rank {rank}") for rank, part in enumerate(parts)]
+Shape = Any
 
 
-def parse_json(payload: bytes, sender: str) -> Any:
-    """The value in `payload`. DistmkError: it is none."""
+def to_json(value: Any) -> bytes:
+    """`value` as a message. Numbers of numpy become plain ones; other objects raise TypeError."""
+    return json.dumps(value, default=operator.index).encode()
+
+
+def from_json(payload: bytes, sender: str, what: str, shape: Shape) -> Any:
+    """The value in `payload`. DistmkError that names `sender` and `what` it was to send: it has another shape."""
     try:
-        return json.loads(payload)
+        value = json.loads(payload)
     except (ValueError, RecursionError):
-        raise malformed(sender, "no JSON") from None
+        raise malformed(sender, what) from None
+    if not _fits(value, shape):
+        raise malformed(sender, what)
+    return value
 
 
-def malformed(sender: str, found: str) -> DistmkError:
+def gather_json(bootstrap: Bootstrap, value: Any, what: str, shape: Shape) -> list[Any]:
+    """The values of all ranks, in rank order. Collective. DistmkError on every rank: a rank sent something else."""
+    parts = bootstrap.allgather(to_json(value))
+    return [from_json(part, f"rank {rank}", what, shape) for rank, part in enumerate(parts)]
+
+
+def malformed(sender: str, what: str) -> DistmkError:
     """The error for a message that this version of distmk does not send."""
-    return DistmkError(f"{sender} sent {found}; do all ranks run the same version of distmk?")
+    return DistmkError(f"{sender} sent no valid {what}; start the same version of distmk on every rank")
 
 
 def pack(parts: Sequence[bytes]) -> bytes:
@@ -35,17 +50,33 @@ def pack(parts: Sequence[bytes]) -> bytes:
     return b"".join(struct.pack("<Q", len(part)) + part for part in parts)
 
 
-def unpack(data: bytes, sender: str = "rank 0") -> list[bytes]:
-    """Undo `pack`. DistmkError: `data` is not what `pack` makes."""
-    parts = []
+def unpack(data: bytes, sender: str, count: int) -> list[bytes]:
+    """Undo `pack` of `count` parts. DistmkError that names `sender`: `data` is something else."""
+    parts: list[bytes] = []
     offset = 0
-    while offset < len(data):
+    while offset < len(data) and len(parts) < count:
         if len(data) - offset < 8:
-            raise malformed(sender, "a cut message")
+            break
         (size,) = struct.unpack_from("<Q", data, offset)
         offset += 8
-        if size > len(data) - offset:
-            raise malformed(sender, "a cut message")
         parts.append(data[offset : offset + size])
         offset += size
+    if offset != len(data) or len(parts) != count:
+        raise malformed(sender, "message of several parts")
     return parts
+
+
+def _fits(value: Any, shape: Shape) -> bool:
+    if isinstance(shape, tuple):
+        return any(_fits(value, alternative) for alternative in shape)
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(_fits(each, shape[0]) for each in value)
+    if isinstance(shape, dict):
+        if not isinstance(value, dict):
+            return False
+        if str in shape:
+            return all(_fits(each, shape[str]) for each in value.values())
+        return value.keys() == shape.keys() and all(_fits(value[name], each) for name, each in shape.items())
+    if shape is float:
+        return type(value) in (float, int)
+    return value is None if shape is None else type(value) is shape

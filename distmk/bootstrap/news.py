@@ -6,12 +6,12 @@ Such frames are taken out of the stream wherever a connection is read, so that t
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from distmk.bootstrap.base import name_ranks
-from distmk.bootstrap.messages import malformed, parse_json
+from distmk.bootstrap.messages import from_json, to_json
+from distmk.errors import DistmkError
 
 # Frame tags.
 LOST = b"x"  # ranks are lost; the payload says which, and why
@@ -30,17 +30,13 @@ class Loss:
     text: str
 
     def encode(self) -> bytes:
-        return json.dumps([list(self.ranks), self.text]).encode()
+        return to_json({"ranks": self.ranks, "text": self.text})
 
     @staticmethod
     def decode(payload: bytes, sender: str) -> Loss:
         """Undo `encode`. DistmkError: `payload` is something else."""
-        value = parse_json(payload, sender)
-        if isinstance(value, list) and len(value) == 2 and isinstance(value[0], list) and isinstance(value[1], str):
-            ranks, text = value
-            if all(type(rank) is int for rank in ranks):
-                return Loss(tuple(ranks), text)
-        raise malformed(sender, "no report of a loss")
+        value = from_json(payload, sender, "report of a loss", {"ranks": [int], "text": str})
+        return Loss(tuple(value["ranks"]), value["text"])
 
 
 @dataclass
@@ -67,20 +63,23 @@ class News:
 
 
 def encode_abort(launch: int, reason: int) -> bytes:
-    return json.dumps([launch, reason]).encode()
+    return to_json({"launch": launch, "reason": reason})
 
 
 def decode_abort(payload: bytes, sender: str) -> tuple[int, int]:
     """The launch that is given up, and the reason. DistmkError: `payload` is something else."""
-    value = parse_json(payload, sender)
-    if not (isinstance(value, list) and [type(each) for each in value] == [int, int]):
-        raise malformed(sender, "no abort of a launch")
-    return value[0], value[1]
+    value = from_json(payload, sender, "abort of a launch", {"launch": int, "reason": int})
+    return value["launch"], value["reason"]
 
 
 def is_unreachable(error: BaseException) -> bool:
     """Whether a connection ended because the other side does not answer, and not because it was closed."""
     return isinstance(error, OSError) and error.errno in UNREACHABLE
+
+
+def is_malformed(error: BaseException | None) -> bool:
+    """Whether a connection ended because of what the other side sent."""
+    return isinstance(error, DistmkError) or (isinstance(error, OSError) and error.errno == errno.EMSGSIZE)
 
 
 def lost_host(rank: int, hosts: Sequence[str], hostnames: Sequence[str], link_timeout_s: float) -> Loss:

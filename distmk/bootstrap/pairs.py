@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
+import re
 import socket
 import threading
 from collections.abc import Iterable
-from typing import Any
 
 from distmk.bootstrap.agreement import agree
 from distmk.bootstrap.base import Bootstrap
-from distmk.bootstrap.link import Link, accept_links
+from distmk.bootstrap.handshake import accept_links
+from distmk.bootstrap.link import Link
 from distmk.bootstrap.messages import gather_json, malformed
 from distmk.bootstrap.rendezvous import reach
-from distmk.bootstrap.star import Star
-from distmk.errors import RankLostError, UsageError
+from distmk.errors import DistmkError, RankLostError, UsageError
 
-_LOOPBACK = "127.0.0.1"
+_BACKLOG = 1024  # strangers may crowd the socket
 
 
 def connect_pairs(bootstrap: Bootstrap, ranks: Iterable[int]) -> dict[int, socket.socket]:
@@ -32,49 +31,29 @@ def connect_pairs(bootstrap: Bootstrap, ranks: Iterable[int]) -> dict[int, socke
         {rank for rank in far if rank > bootstrap.rank},
         sorted(rank for rank in far if rank < bootstrap.rank),
     )
-    address = _find_address(bootstrap, far)
+    address = bootstrap.address_of(bootstrap.rank)
     with contextlib.ExitStack() as stack:
-        server = agree(bootstrap, lambda: stack.enter_context(_listen(address, len(higher))) if higher else None)
+        server = agree(bootstrap, lambda: stack.enter_context(_listen(address)) if higher else None)
         ways = _exchange_ways(bootstrap, address, server.getsockname()[1] if server else 0)
         links = agree(bootstrap, lambda: _join_all(bootstrap, server, higher, {rank: ways[rank] for rank in lower}))
     return {rank: link.detach() for rank, link in sorted(links.items())}
 
 
-def _find_address(bootstrap: Bootstrap, far: set[int]) -> str:
-    """The address at which the other hosts reach this one: that of a connection of the star's which does not stay on this
-    host, of this rank or of another one of the host; loopback if there is none, as among virtual nodes.
-    """
-    mine = [link.own_address() for link in bootstrap.links()] if isinstance(bootstrap, Star) else []
-    found = gather_json(bootstrap, mine)
-    for rank in [bootstrap.rank, *(rank for rank in range(bootstrap.world_size) if rank not in far)]:
-        addresses = found[rank] if isinstance(found[rank], list) else []
-        if outside := [address for address in addresses if not _is_loopback(address, rank)]:
-            return str(outside[0])
-    return _LOOPBACK
-
-
-def _is_loopback(address: Any, rank: int) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        raise malformed(f"rank {rank}", "no address") from None
-
-
-def _listen(address: str, backlog: int) -> socket.socket:
+def _listen(address: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        return socket.create_server((address, 0), family=family, backlog=backlog)
+        return socket.create_server((address, 0), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise UsageError(f"cannot listen on {address} for ranks of other hosts: {error.strerror}") from None
 
 
 def _exchange_ways(bootstrap: Bootstrap, address: str, port: int) -> list[tuple[str, int]]:
     """Address and port of every rank; port 0: it does not listen."""
-    ways = gather_json(bootstrap, [address, port])
+    ways = gather_json(bootstrap, {"address": address, "port": port}, "address", {"address": str, "port": int})
     for rank, way in enumerate(ways):
-        if not (isinstance(way, list) and [type(each) for each in way] == [str, int] and 0 <= way[1] < 65536):
-            raise malformed(f"rank {rank}", "no address")
-    return [(way[0], way[1]) for way in ways]
+        if not re.fullmatch(r"[0-9A-Fa-f.:%\w]{1,255}", way["address"]) or not 0 <= way["port"] < 65536:
+            raise malformed(f"rank {rank}", "address")
+    return [(way["address"], way["port"]) for way in ways]
 
 
 def _join_all(
@@ -82,7 +61,7 @@ def _join_all(
 ) -> dict[int, Link]:
     """Connect to the lower ranks, while a thread accepts the higher ones."""
     accepted: dict[int, Link] = {}
-    failures: list[RankLostError] = []
+    failures: list[DistmkError] = []
     stopped = threading.Event()
 
     def check() -> None:
@@ -93,8 +72,8 @@ def _join_all(
         try:
             if server is not None:
                 accepted.update(accept_links(server, higher, bootstrap.authkey, bootstrap.timeout_s, check))
-        except RankLostError as error:
-            failures.append(RankLostError(f"{error}: rank {bootstrap.rank} waits for its connections"))
+        except DistmkError as error:
+            failures.append(type(error)(f"{error}: rank {bootstrap.rank} waits for its connections"))
 
     acceptor = threading.Thread(target=accept)
     acceptor.start()

@@ -8,30 +8,33 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
+import ipaddress
 import os
+import re
 import secrets
 import socket
 import struct
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from distmk.bootstrap.base import Launcher, Member
-from distmk.bootstrap.keys import UNAUTHENTICATED_ENV, no_key_error, public_key, read_authkey
-from distmk.bootstrap.link import Link, accept_links, join_link
-from distmk.bootstrap.messages import gather_json, malformed, parse_json
+from distmk.bootstrap.handshake import accept_links, join_link
+from distmk.bootstrap.keys import UNAUTHENTICATED_ENV, check_key, is_one_host, no_key_error, public_key, read_authkey
+from distmk.bootstrap.link import Link
+from distmk.bootstrap.messages import from_json, gather_json, malformed, to_json
 from distmk.bootstrap.star import Star, StarHub, StarSpoke
 from distmk.errors import RankLostError, UsageError
 
 # Carries a payload of at most 1 KiB from rank 0 to all ranks: rank 0 gives it, the others give None, all get it.
 Carry = Callable[[bytes | None], bytes]
 
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_ANY = ("0.0.0.0", "::")
+_NAME = r"[\w.:%-]{1,255}"  # of a host or a Unix socket
 _MOST_HOSTS = 12
+_BACKLOG = 1024  # strangers may crowd the socket
 _ATTEMPT_S = 10.0  # for each of several addresses but the last
 _SIOCGIFADDR = 0x8915
 
@@ -54,19 +57,17 @@ class Way:
     authkey: str = ""
 
     def encode(self) -> bytes:
-        return json.dumps(self.__dict__).encode()
+        return to_json(asdict(self))
 
     @staticmethod
     def decode(payload: bytes) -> Way:
         """Undo `encode`. DistmkError: the launcher carried something else."""
-        value = parse_json(payload, "the launcher")
-        kinds = {"unix": str, "hosts": list, "port": int, "authkey": str}
-        if not (isinstance(value, dict) and value.keys() == kinds.keys()):
-            raise malformed("the launcher", "no address of rank 0")
-        right = all(type(value[name]) is kind for name, kind in kinds.items())
-        if not right or not all(isinstance(host, str) for host in value["hosts"]) or not 0 <= value["port"] < 65536:
-            raise malformed("the launcher", "no address of rank 0")
-        return Way(**{**value, "hosts": tuple(value["hosts"][:_MOST_HOSTS])})
+        shape = {"unix": str, "hosts": [str], "port": int, "authkey": str}
+        value = from_json(payload, "the launcher", "address of rank 0", shape)
+        named = all(re.fullmatch(_NAME, name) for name in [*value["hosts"], value["unix"] or "none"])
+        if not named or not 0 <= value["port"] < 65536 or not re.fullmatch("(?:[0-9a-f]{2})*", value["authkey"]):
+            raise malformed("the launcher", "address of rank 0")
+        return Way(value["unix"], tuple(value["hosts"][:_MOST_HOSTS]), value["port"], value["authkey"])
 
 
 def join_star(
@@ -105,46 +106,65 @@ def _become_hub(
     launcher: Launcher,
     env: Mapping[str, str],
 ) -> StarHub:
-    key = read_authkey(env)
-    bind = env.get(UNAUTHENTICATED_ENV)
-    one_host = member.local_size == member.world_size or all(host in _LOOPBACK for host in hosts)
-    # Without a key, a Unix socket is the only way that tells who comes.
-    by_unix = one_host or (key is None and not bind and not introducer.is_private)
-    authkey = key or (public_key() if bind and not by_unix else secrets.token_bytes(32))
-    with listen_unix(member.world_size) if by_unix else _listen(bind, member.world_size) as server:
-        carried = authkey.hex() if introducer.is_private and key is None else ""
-        if by_unix:
-            way = Way(unix=server.getsockname()[1:].decode(), authkey=carried)
-        else:
-            reachable_at = (bind,) if bind else tuple(hosts[:_MOST_HOSTS])
-            way = Way(hosts=reachable_at, port=server.getsockname()[1], authkey=carried)
-            if bind:
-                print(f"distmk: warning: {UNAUTHENTICATED_ENV}: whoever reaches {bind} can join", file=sys.stderr)
+    try:
+        server, way, authkey = _open(member, introducer.is_private, hosts, env)
+    except UsageError:
+        introducer.carry(Way().encode())  # so that no other rank waits
+        raise
+    with server:
         introducer.carry(way.encode())
         # Over a Unix socket the handshake needs no secret: each side is told the user of the other.
-        handshake_key = public_key() if by_unix else authkey
+        handshake_key = public_key() if way.unix else authkey
         others = set(range(1, member.world_size))
         links = accept_links(server, others, handshake_key, timeout_s, launcher.check_joining)
     return StarHub(member, links, authkey, timeout_s, launcher)
 
 
-def listen_unix(backlog: int) -> socket.socket:
+def _open(
+    member: Member, is_private: bool, hosts: Sequence[str], env: Mapping[str, str]
+) -> tuple[socket.socket, Way, bytes]:
+    """A socket that listens for the other ranks, the way to it, and the job's key. UsageError: the ranks need a key."""
+    key, bind = check_key(member, is_private, hosts, env), env.get(UNAUTHENTICATED_ENV)
+    authkey = key or secrets.token_bytes(32)
+    carried = authkey.hex() if is_private and key is None else ""
+    # Without a key, a Unix socket is the only way that tells who comes.
+    if is_one_host(member, hosts) or (key is None and not bind and not is_private):
+        server = listen_unix()
+        return server, Way(unix=server.getsockname()[1:].decode(), authkey=carried), authkey
+    if key is None and bind:
+        authkey, carried, hosts = public_key(), "", [bind]
+        print(f"distmk: warning: {UNAUTHENTICATED_ENV}: whoever reaches {bind} can join", file=sys.stderr)
+    server = _listen(hosts, must_bind=key is None and bool(bind))
+    address, port = server.getsockname()[:2]
+    # The name may lead elsewhere on other hosts.
+    reachable_at = hosts if address in _ANY or address in hosts else [*hosts, address]
+    return server, Way(hosts=tuple(reachable_at[:_MOST_HOSTS]), port=port, authkey=carried), authkey
+
+
+def listen_unix() -> socket.socket:
     """A socket that listens in the abstract namespace, which leaves nothing on disk, under a random name."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(f"\0distmk-{os.getpid()}-{secrets.token_hex(16)}")
-    server.listen(backlog)
+    server.listen(_BACKLOG)
     return server
 
 
-def _listen(address: str | None, backlog: int) -> socket.socket:
-    if address:
+def _listen(hosts: Sequence[str], must_bind: bool) -> socket.socket:
+    """A TCP socket that listens where `hosts` leads, if that is one address of this host; else everywhere.
+
+    `must_bind`: not everywhere; UsageError if `hosts` is no address of this host.
+    """
+    if len(hosts) == 1:
         try:
-            return socket.create_server((address, 0), backlog=backlog)
-        except OSError as error:
-            raise UsageError(f"{UNAUTHENTICATED_ENV}={address} is no address here: {error.strerror}") from None
+            family, *_, address = socket.getaddrinfo(hosts[0], 0, type=socket.SOCK_STREAM)[0]
+            if must_bind or not ipaddress.ip_address(address[0]).is_loopback:
+                return socket.create_server((str(address[0]), 0), family=family, backlog=_BACKLOG)
+        except (OSError, ValueError) as error:
+            if must_bind:
+                raise UsageError(f"{UNAUTHENTICATED_ENV}={hosts[0]} is no address of this host: {error}") from None
     if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
-    return socket.create_server(("", 0), backlog=backlog)
+        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+    return socket.create_server(("", 0), backlog=_BACKLOG)
 
 
 def _become_spoke(
@@ -162,7 +182,9 @@ def _become_spoke(
                 f"{error}, or on another host; ranks on several hosts need a key (launch/README.md, Who may join)"
             ) from error
         return StarSpoke(member, {0: link}, key or b"", timeout_s, launcher)
-    if key is None and env.get(UNAUTHENTICATED_ENV):
+    if not way.hosts and key is not None:
+        raise RankLostError("rank 0 cannot let other ranks join; its own message says why")
+    if key is None and way.hosts and env.get(UNAUTHENTICATED_ENV):
         key = public_key()
     if key is None:
         raise no_key_error(member.rank)
@@ -172,14 +194,21 @@ def _become_spoke(
 
 def join_unix(name: str, rank: int, authkey: bytes, timeout_s: float) -> Link:
     """The link to rank 0 over the abstract Unix socket `name`. Raises RankLostError if that is not there, or not this user's."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(timeout_s)
+
+    def connect(limit_s: float) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(limit_s)
+            sock.connect("\0" + name)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
     try:
-        sock.connect("\0" + name)
+        return join_link(connect, rank, authkey, timeout_s)
     except OSError as error:
-        sock.close()
         raise RankLostError(f"rank 0 is gone: rank {rank} cannot join it ({error.strerror or error})") from error
-    return join_link(sock, rank, authkey, timeout_s)
 
 
 def reach(hosts: Sequence[str], port: int, rank: int, authkey: bytes, timeout_s: float, to: str = "rank 0") -> Link:
@@ -189,35 +218,54 @@ def reach(hosts: Sequence[str], port: int, rank: int, authkey: bytes, timeout_s:
     for index, host in enumerate(hosts):
         left_s = max(0.1, deadline - time.monotonic())
         limit_s = left_s if index == len(hosts) - 1 else min(left_s, _ATTEMPT_S)
+
+        def connect(limit_s: float, host: str = host) -> socket.socket:
+            return socket.create_connection((host, port), limit_s)
+
         try:
-            link = join_link(socket.create_connection((host, port), limit_s), rank, authkey, limit_s, to)
-        except (OSError, RankLostError) as error:
+            link = join_link(connect, rank, authkey, limit_s, to)
+        except (OSError, RankLostError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else None
             failures.append(f"{host} port {port}: {reason or error}")
             continue
-        link.set_timeout(timeout_s)
+        link.timeout_s = timeout_s
         return link
     raise RankLostError(f"rank {rank} cannot reach {to} at {'; nor at '.join(failures)}")
 
 
 def _exchange_hosts(star: Star, member: Member) -> None:
-    """Set the hosts, the job's key where rank 0 made it, and the local rank and size if the launcher did not give them.
+    """Set the hosts and addresses of all ranks, the job's key where rank 0 made it, and the local rank and size if the launcher
+    did not give them.
 
     The launcher's own local rank has precedence, since the launcher may also have chosen the visible GPUs by it.
     """
-    by_unix = all(link.is_unix for link in star.links())
-    mine: list[Any] = [socket.gethostname(), _boot_id(), star.authkey.hex() if by_unix and star.rank == 0 else ""]
-    hosts = gather_json(star, mine)
-    if not all(isinstance(host, list) and [type(each) for each in host] == [str] * 3 for host in hosts):
-        raise malformed("a rank", "no name of its host")
-    star.hostnames = [hostname for hostname, _, _ in hosts]
-    star.host_ids = [f"{hostname} {boot}" for hostname, boot, _ in hosts]
-    star.authkey = star.authkey or bytes.fromhex(hosts[0][2])
+    mine = {"name": socket.gethostname(), "boot": _boot_id()}
+    hosts = gather_json(star, mine, "name of its host", {"name": str, "boot": str})
+    known = None
+    if star.rank == 0:
+        # Ranks have joined over a private Unix socket without the key.
+        is_private = all(link.is_unix for link in star.links())
+        known = to_json({"addresses": _addresses(star), "authkey": star.authkey.hex() if is_private else ""})
+    told = from_json(star.broadcast(known), "rank 0", "addresses of the ranks", {"addresses": [str], "authkey": str})
+    if len(told["addresses"]) != star.world_size or not re.fullmatch("(?:[0-9a-f]{2})*", told["authkey"]):
+        raise malformed("rank 0", "addresses of the ranks")
+    star.addresses = told["addresses"]
+    star.authkey = star.authkey or bytes.fromhex(told["authkey"])
+    star.hostnames = [host["name"] for host in hosts]
+    star.host_ids = [f"{each['name']} {each['boot']} {at}" for each, at in zip(hosts, star.addresses, strict=True)]
     same_host = [rank for rank, host in enumerate(star.host_ids) if host == star.host_ids[star.rank]]
     if member.local_rank is None:
         star.local_rank = same_host.index(star.rank)
     if member.local_size is None:
         star.local_size = len(same_host)
+
+
+def _addresses(star: Star) -> list[str]:
+    """On rank 0: the address of each rank as other hosts see it, the same for all ranks of a host."""
+    links = star.links()
+    far = {link: link.peer_address() for link in links if not link.is_near}
+    own = next(iter(far)).own_address() if far else "127.0.0.1"
+    return [own, *(far.get(link, own) for link in links)]
 
 
 def _boot_id() -> str:

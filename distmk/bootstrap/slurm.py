@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 
 from distmk.bootstrap.base import Member
 from distmk.bootstrap.mpi import connect_mpi, mpi_world_size
@@ -29,6 +30,7 @@ def connect_slurm(member: Member, env: Mapping[str, str], timeout_s: float) -> S
     has_pmi = any(name in env for name in ("PMIX_RANK", "PMI_RANK", "PMI_FD"))
     if has_pmi and importlib.util.find_spec("mpi4py") is not None and mpi_world_size() == member.world_size:
         return connect_mpi("slurm", member.world_size, member.local_rank, member.local_size, timeout_s)
+    member = replace(member, several_hosts=env.get("SLURM_STEP_NUM_NODES", "1") != "1")
     return connect_store(member, StoreAddress(master_addr(env), master_port(env)), timeout_s)
 
 

@@ -7,13 +7,12 @@ import os
 import time
 from collections.abc import Mapping
 from functools import partial
-from multiprocessing.connection import wait
 
 from distmk.bootstrap.base import Bootstrap, Launcher, Member, name_ranks
-from distmk.bootstrap.link import TICK_S, Link
-from distmk.bootstrap.messages import pack, unpack
-from distmk.bootstrap.news import ABORT, LOST, MEET, Loss, News, encode_abort, is_unreachable, lost_host
-from distmk.errors import DistmkError, JobClosedError, RankLostError
+from distmk.bootstrap.link import TICK_S, Link, wait
+from distmk.bootstrap.messages import malformed, pack, unpack
+from distmk.bootstrap.news import ABORT, LOST, MEET, Loss, News, encode_abort, is_malformed, is_unreachable, lost_host
+from distmk.errors import JobClosedError, RankLostError
 from distmk.interrupts import check_patience
 
 # Frame tags of collective calls.
@@ -22,10 +21,10 @@ _BROADCAST = b"b"
 _COMMAND = b"c"
 _CLOSE = b"q"  # rank 0 closes
 
-_FAREWELL_S = 1.0
 # Other ranks wait a little longer than rank 0, whose report names the missing rank.
 _REPORT_S = 5.0
-_TOGETHER_S = 0.1  # connections of processes that die together end within this time
+_TOGETHER_S = 0.3  # connections of processes that die together end within this time
+_TCP_TICK_S = 1.0
 _LEAVING = "closing"  # the meeting place of ranks that close in order
 
 
@@ -80,6 +79,8 @@ class Star(Bootstrap):
 
     def told_abort(self, launch: int) -> int:
         self._listen()
+        for past in [each for each in self._news.aborts if each < launch]:
+            del self._news.aborts[past]
         return self._news.aborts.get(launch, 0)
 
     def _announce_close(self) -> None:
@@ -90,14 +91,11 @@ class Star(Bootstrap):
             link.close()
 
     def _tell(self, tag: bytes, payload: bytes, but: int | None = None) -> None:
-        """Send a frame to all ranks at the other ends, but `but`, of which none may delay the next one's for long."""
+        """Send a frame to all ranks at the other ends but `but`, without waiting for any; what is left follows later."""
         for rank, link in self._links.items():
-            if rank != but:
+            if rank != but and link.ended is None:
                 with contextlib.suppress(OSError):
-                    link.set_timeout(_FAREWELL_S)
-                    link.send(tag, payload)
-                with contextlib.suppress(OSError):
-                    link.set_timeout(self.timeout_s)
+                    link.post(tag, payload)
 
     def _listen(self) -> None:
         """Read whatever has arrived, without waiting, and record a loss."""
@@ -111,11 +109,11 @@ class Star(Bootstrap):
 
     def _pump(self, rank: int, link: Link) -> None:
         """Take in the frames of `rank` that have arrived, up to the end of the connection, which is a loss."""
-        known = len(self._news.aborts)
+        known = set(self._news.aborts)
         link.pump(partial(self._take, rank))
-        if len(self._news.aborts) > known and self.rank == 0:
-            launch, reason = list(self._news.aborts.items())[-1]
-            self._tell(ABORT, encode_abort(launch, reason), but=rank)
+        if self.rank == 0:
+            for launch in self._news.aborts.keys() - known:
+                self._tell(ABORT, encode_abort(launch, self._news.aborts[launch]), but=rank)
         in_order = any(tag == _CLOSE for tag, _ in link.inbox)
         if link.ended is not None and not in_order and self._news.loss is None:
             self._news.loss = self._find_loss(rank, link)
@@ -127,15 +125,14 @@ class Star(Bootstrap):
         """The loss that the end of a connection means: of a host, or of the processes that ended together with this one."""
         if link.ended is not None and is_unreachable(link.ended):
             return lost_host(rank, self.host_ids, self.hostnames, link.link_timeout_s)
-        if isinstance(link.ended, DistmkError):
-            return Loss((rank,), str(link.ended))
+        if is_malformed(link.ended):
+            return Loss((rank,), str(malformed(f"rank {rank}", "message")))
         text = self._launcher.describe_loss(rank)
         until = time.monotonic() + _TOGETHER_S
-        others = {each.conn: (other, each) for other, each in self._links.items() if each.ended is None}
+        others = {each: other for other, each in self._links.items() if each.ended is None}
         while others and (left_s := until - time.monotonic()) > 0:
-            for conn in wait(list(others), left_s):
-                other, each = others.pop(conn)  # type: ignore[call-overload]
-                each.pump(partial(self._take, other))
+            for each in wait(list(others), left_s):
+                each.pump(partial(self._take, others.pop(each)))
         ranks = tuple(other for other, each in self._links.items() if each.ended is not None)
         return Loss(ranks, text if len(ranks) == 1 else f"{name_ranks(ranks)} left or died")
 
@@ -168,7 +165,7 @@ class StarHub(Star):
         parts = {0: payload} | self._collect(_GATHER)
         packed = pack([parts[rank] for rank in range(self.world_size)])
         self._send_all(_GATHER, packed)
-        return unpack(packed)
+        return unpack(packed, "rank 0", self.world_size)
 
     def broadcast(self, payload: bytes | None = None) -> bytes:
         self._check_usable()
@@ -191,7 +188,7 @@ class StarHub(Star):
             self._listen()
             if self._lost is not None or time.monotonic() > deadline:
                 return False
-            wait([link.conn for link in self._links.values()], TICK_S)
+            wait(self.links(), TICK_S)
         del self._news.met[place]
         self._tell(MEET, place.encode())
         return True
@@ -216,7 +213,7 @@ class StarHub(Star):
             if left_s <= 0:
                 text = f"{name_ranks(pending)} did not answer rank 0 within {self.timeout_s:g} s"
                 raise self._lose(Loss(tuple(pending), text))
-            if not wait([self._links[rank].conn for rank in pending], min(left_s, TICK_S)):
+            if not wait([self._links[rank] for rank in pending], min(left_s, TICK_S)):
                 self._check_processes()
                 check_patience()
 
@@ -253,7 +250,7 @@ class StarSpoke(Star):
         # If sending fails, rank 0 is gone, and its last frame may say why: so read in any case.
         with contextlib.suppress(OSError):
             self._links[0].send(_GATHER, payload)
-        return unpack(self._expect(_GATHER))
+        return unpack(self._expect(_GATHER), "rank 0", self.world_size)
 
     def broadcast(self, payload: bytes | None = None) -> bytes:
         self._check_usable()
@@ -278,9 +275,9 @@ class StarSpoke(Star):
         deadline = time.monotonic() + timeout_s + _REPORT_S
         while 0 not in self._news.met.get(place, set()):
             self._listen()
-            if self._lost is not None or time.monotonic() > deadline:
-                return False
-            wait([self._links[0].conn], TICK_S)
+            if self._lost is not None or self._links[0].ended is not None or time.monotonic() > deadline:
+                return 0 in self._news.met.pop(place, set())
+            wait(self.links(), TICK_S)
         del self._news.met[place]
         return True
 
@@ -299,5 +296,7 @@ class StarSpoke(Star):
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
                 raise self._lose(Loss((0,), f"rank 0 did not answer within {self.timeout_s:g} s"))
-            wait([self._links[0].conn], left_s)
+            # The kernel alone does not notice that another host is gone while data is on its way there (`Link.pump`).
+            tick_s = None if self._links[0].is_unix else _TCP_TICK_S
+            wait(self.links(), min((each for each in (left_s, tick_s) if each is not None), default=None))
         return frame

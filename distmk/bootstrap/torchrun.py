@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import os
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from distmk.bootstrap.base import Member
+from distmk.bootstrap.keys import check_key
 from distmk.bootstrap.rendezvous import Introducer, join_star
 from distmk.bootstrap.star import Star
 from distmk.errors import RankLostError, UsageError
@@ -40,6 +42,8 @@ def connect_store(member: Member, address: StoreAddress, timeout_s: float) -> St
 
     Raises UsageError if torch is missing or the store cannot be opened, RankLostError if a rank does not join.
     """
+    # On every rank, before any depends on the store: it may be rank 0's, and end with it.
+    check_key(member, False, [address.host], os.environ)
     store = _open_store(member.rank, address, timeout_s)
 
     def carry(payload: bytes | None) -> bytes:

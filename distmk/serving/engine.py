@@ -26,6 +26,7 @@ from distmk.backends.defaults import (
 from distmk.backends.host.shm import find_hosts
 from distmk.backends.weight_upload import fill_weights
 from distmk.bootstrap import Bootstrap, agree, agree_same
+from distmk.bootstrap.messages import gather_json, malformed
 from distmk.console import tell
 from distmk.errors import DistmkError, UsageError
 from distmk.lower import DecodeOptions
@@ -125,7 +126,7 @@ class Engine:
         args, bootstrap = self.args, self.bootstrap
         own_sm = args.num_schedulers is not None
         mine = agree(bootstrap, lambda: choose_workers(args.num_workers, self.backend_name, bootstrap, own_sm))
-        least = min(int(count) for count in bootstrap.allgather(str(mine).encode()))
+        least: int = min(gather_json(bootstrap, mine, "number of workers", int))
         check_schedulers(args.num_schedulers, least, self.backend_name)
         return least
 
@@ -171,12 +172,16 @@ class Engine:
 
     def peak_memory_bytes(self) -> list[int]:
         """Peak resident memory of every rank's process so far, by rank."""
-        return [int(payload) for payload in self.bootstrap.allgather(str(_peak_bytes()).encode())]
+        return gather_json(self.bootstrap, _peak_bytes(), "peak memory", int)
 
     def gather_logits(self) -> npt.NDArray[np.float32]:
         """Logits that a launch of one new token sampled from: float32 [vocab_size], of all ranks. Needs keep_logits."""
         batch = Batch.from_buffer_copy(self.session.view("batch").tobytes())
         row = next(index for index, entry in enumerate(batch.rows) if entry.sample)
-        begin, end = shard_model(self.config, self.bootstrap.world_size)[self.bootstrap.rank].vocab
-        mine = self.session.view("logits")[row, : end - begin].tobytes()
-        return np.frombuffer(b"".join(self.bootstrap.allgather(mine)), np.float32)
+        sizes = [end - begin for begin, end in (s.vocab for s in shard_model(self.config, self.bootstrap.world_size))]
+        mine = self.session.view("logits")[row, : sizes[self.bootstrap.rank]].tobytes()
+        parts = self.bootstrap.allgather(mine)
+        for rank, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+            if len(part) != size * 4:
+                raise malformed(f"rank {rank}", "logits of its part of the vocabulary")
+        return np.frombuffer(b"".join(parts), np.float32)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.bootstrap import Bootstrap, agree, connect
-from distmk.bootstrap.messages import parse_json
+from distmk.bootstrap.messages import from_json, malformed, to_json
 from distmk.errors import DistmkError, Interrupted, UsageError
 from distmk.interrupts import deferred
 from distmk.serving.engine import Engine, EngineArgs
@@ -26,6 +25,14 @@ from distmk.serving.turn import Turn
 from distmk.trace import Trace
 
 T = TypeVar("T")
+
+_COMMAND = {"name": str, "arguments": {str: (str, int, float, bool, None)}}
+_ARGUMENTS = {
+    "load": {field.name for field in fields(EngineArgs)},
+    "generate": {"gather_logits"},
+    "peak_memory": set[str](),
+    "close": set[str](),
+}
 
 
 class LLM:
@@ -92,7 +99,7 @@ class LLM:
     def _command(self, name: str, **arguments: Any) -> None:
         """Send the worker processes a command, if the other ranks are such (`serve`)."""
         if self._commands_workers:
-            self._bootstrap.send_command(json.dumps([name, arguments]).encode())
+            self._bootstrap.send_command(to_json({"name": name, "arguments": arguments}))
 
     def _load_tokenizer(self) -> Tokenizer | None:
         """The tokenizer, on rank 0; a model without one serves token ids."""
@@ -271,7 +278,7 @@ def serve(bootstrap: Bootstrap) -> None:
     engine: Engine | None = None
     try:
         while (payload := bootstrap.next_command()) is not None:
-            command, arguments = parse_json(payload, "rank 0")
+            command, arguments = _read_command(payload)
             if command == "close":
                 break
             if command == "load":
@@ -284,6 +291,14 @@ def serve(bootstrap: Bootstrap) -> None:
     finally:
         if engine is not None:
             engine.close()
+
+
+def _read_command(payload: bytes) -> tuple[str, dict[str, Any]]:
+    """A command of rank 0 and its arguments. DistmkError: rank 0 sent something else."""
+    told = from_json(payload, "rank 0", "command", _COMMAND)
+    if told["arguments"].keys() != _ARGUMENTS.get(told["name"]):
+        raise malformed("rank 0", "command")
+    return told["name"], told["arguments"]
 
 
 def _run_launch(engine: Engine, gather_logits: bool) -> None:

@@ -1,16 +1,23 @@
-"""How each rank left a launch, and the error that all ranks make of it."""
+"""How each rank left a launch, as the ranks tell each other."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
 
 from distmk.abi import Abort
 from distmk.backends.base import StuckWait
 from distmk.bootstrap import Bootstrap
 from distmk.bootstrap.messages import gather_json, malformed
 from distmk.errors import WaitRecord
+
+_TYPES = {"int": int, "str": str, "bool": bool}
+_SHAPE = {
+    "reason": int,
+    "stuck": [{field.name: _TYPES[str(field.type)] for field in fields(StuckWait)}],
+    "iterations": int,
+    "left": bool,
+}
 
 
 @dataclass(frozen=True)
@@ -25,32 +32,13 @@ class Outcome:
 
 def gather_outcomes(bootstrap: Bootstrap, mine: Outcome) -> list[Outcome]:
     """The outcomes of all ranks, in rank order. Collective. DistmkError: a rank sent something else."""
-    value = {
-        "reason": int(mine.reason),
-        "stuck": [asdict(wait) for wait in mine.stuck],
-        "iterations": mine.iterations,
-        "left": mine.left,
-    }
-    return [_read(value, rank) for rank, value in enumerate(gather_json(bootstrap, value))]
-
-
-def _read(value: Any, rank: int) -> Outcome:
-    try:
-        stuck = tuple(_read_wait(wait) for wait in value["stuck"])
-        return Outcome(Abort(value["reason"]), stuck, _typed(value["iterations"], int), _typed(value["left"], bool))
-    except (KeyError, TypeError, ValueError):
-        raise malformed(f"rank {rank}", "no outcome of a launch") from None
-
-
-def _read_wait(value: Any) -> StuckWait:
-    kinds = {"task": str, "event": str, "expired": bool}
-    return StuckWait(**{each.name: _typed(value[each.name], kinds.get(each.name, int)) for each in fields(StuckWait)})
-
-
-def _typed(value: Any, kind: type) -> Any:
-    if type(value) is not kind:
-        raise TypeError
-    return value
+    outcomes = []
+    for rank, told in enumerate(gather_json(bootstrap, asdict(mine), "outcome of a launch", _SHAPE)):
+        if told["reason"] not in set(Abort):
+            raise malformed(f"rank {rank}", "outcome of a launch")
+        stuck = tuple(StuckWait(**wait) for wait in told["stuck"])
+        outcomes.append(Outcome(Abort(told["reason"]), stuck, told["iterations"], told["left"]))
+    return outcomes
 
 
 def first_stuck(outcomes: Sequence[Outcome]) -> WaitRecord:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import struct
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from distmk.abi import LaunchKind
 from distmk.backends.base import ENTRY, Entries, RunnerRecords
 from distmk.bootstrap import Bootstrap
-from distmk.bootstrap.messages import malformed, pack, parse_json, unpack
+from distmk.bootstrap.messages import malformed, pack, unpack
 from distmk.program.messages import messages_between_hosts
 from distmk.program.program import Program, RankProgram
 from distmk.program.reader import Ints, ProgramTables
@@ -18,6 +18,8 @@ from distmk.trace.dependencies import Dependencies
 from distmk.trace.offsets import clock_offsets
 from distmk.trace.ready import Times, last_ready
 from distmk.trace.record import ROW, UNKNOWN, Rows, Trace
+
+_HEAD = struct.Struct("<qq")  # of a rank's message: its first iteration, the number of its records
 
 
 def capacity_for(program: RankProgram, num_iterations: int) -> int:
@@ -45,30 +47,28 @@ def collect(
     if num_iterations:
         first = max(first, last + 1 - num_iterations)
     num_recorded = sum(len(each.entries) + each.num_dropped for each in records)
-    kept = [each.entries[each.entries["iteration"] >= first].tobytes() for each in records]
-    gathered = bootstrap.allgather(pack([json.dumps([first, num_recorded]).encode(), *kept]))
+    mine = [each.entries[each.entries["iteration"] >= first].tobytes() for each in records]
+    gathered = bootstrap.allgather(pack([_HEAD.pack(first, num_recorded), *mine]))
     if bootstrap.rank:
         return None
-    parts = [_read(payload, rank, program.ranks[rank], len(records)) for rank, payload in enumerate(gathered)]
-    first = max(each for each, _, _ in parts)
-    ranks = [[entries[entries["iteration"] >= first] for entries in runners] for _, _, runners in parts]
-    num_left = sum(len(entries) for runners in ranks for entries in runners)
-    return assemble(program, ranks, sum(recorded for _, recorded, _ in parts) - num_left)
+    told = [_read(payload, rank, program.ranks[rank]) for rank, payload in enumerate(gathered)]
+    first = max(each for each, _, _ in told)
+    ranks = [[part[part["iteration"] >= first] for part in parts] for _, _, parts in told]
+    num_left = sum(len(part) for parts in ranks for part in parts)
+    return assemble(program, ranks, sum(recorded for _, recorded, _ in told) - num_left)
 
 
-def _read(payload: bytes, rank: int, part: RankProgram, num_runners: int) -> tuple[int, int, list[Entries]]:
-    """A rank's first iteration, number of records, and records by runner. DistmkError: it sent something else."""
-    sender = f"rank {rank}"
-    head, *runners = unpack(payload, sender) or [b""]
-    numbers = parse_json(head, sender)
-    if not (isinstance(numbers, list) and [type(number) for number in numbers] == [int, int]):
-        raise malformed(sender, "no trace")
-    if len(runners) != num_runners or any(len(runner) % ENTRY.itemsize for runner in runners):
-        raise malformed(sender, f"a trace of {len(runners)} runners, not the {num_runners} of the program")
-    entries = [np.frombuffer(runner, ENTRY) for runner in runners]
-    if any(len(each) and int(each["task"].max()) >= len(part.tasks) for each in entries):
-        raise malformed(sender, "a trace of another program")
-    return numbers[0], numbers[1], entries
+def _read(payload: bytes, rank: int, program: RankProgram) -> tuple[int, int, list[Entries]]:
+    """A rank's first iteration, number of records, and entries by runner. DistmkError: it sent something else."""
+    header = program.header
+    head, *parts = unpack(payload, f"rank {rank}", 1 + header.num_workers + header.num_schedulers)
+    if len(head) != _HEAD.size or any(len(part) % ENTRY.itemsize for part in parts):
+        raise malformed(f"rank {rank}", "trace")
+    entries = [np.frombuffer(part, ENTRY) for part in parts]
+    if any((each["task"] >= len(program.tasks)).any() for each in entries):
+        raise malformed(f"rank {rank}", "trace of this program")
+    first, num_recorded = _HEAD.unpack(head)
+    return first, num_recorded, entries
 
 
 def assemble(program: Program, ranks: Sequence[Sequence[Entries]], num_dropped: int = 0) -> Trace:

@@ -132,3 +132,17 @@ def test_srun_variables_alone(job: Job) -> None:
     done = job.run("exchange", 0, ["bash", "-c", shell, "bash", *JOB])
     assert done.status == 0, done.stderr
     check_exchange(job.notes(), "slurm", 2)
+
+
+def test_srun_variables_of_two_hosts_without_a_key(job: Job) -> None:
+    """Both ranks refuse at once, in one line that says how to make a key."""
+    pytest.importorskip("torch")
+    shell = (
+        "export SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=2 MASTER_ADDR=127.0.0.7 SLURM_JOB_ID=$$ SLURM_STEP_ID=0; "
+        'SLURM_PROCID=1 SLURM_LOCALID=0 "$@" & SLURM_PROCID=0 SLURM_LOCALID=0 "$@"; code=$?; wait $!; exit $code'
+    )
+    started = time.monotonic()
+    done = job.run("exchange", 0, ["bash", "-c", shell, "bash", *JOB])
+    assert done.status == 2 and time.monotonic() - started < 30
+    text = job.notes()["error0"]["text"]
+    assert "ranks on several hosts need a key" in text and "secrets.token_hex(32)" in text

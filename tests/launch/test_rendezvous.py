@@ -108,6 +108,26 @@ def test_ranks_on_another_host_need_a_key() -> None:
     assert "on another host; ranks on several hosts need a key" in str(spoke)
 
 
+def test_ranks_known_to_be_on_several_hosts_need_a_key_at_once() -> None:
+    """Both are told: rank 0 does not wait for a rank that cannot come."""
+    started = time.monotonic()
+    for error in join_two(["127.0.0.7"], local_size=1, is_private=False):
+        assert isinstance(error, UsageError)
+        assert "ranks on several hosts need a key" in str(error) and "secrets.token_hex(32)" in str(error)
+    assert time.monotonic() - started < 1
+
+
+def test_ranks_without_a_key_meet_only_where_they_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[dict[str, Any]] = []
+    env = {"DISTMK_UNAUTHENTICATED_BIND": "127.0.0.5"}
+    check_exchange(join_two(["127.0.0.7"], told.append, is_private=False, env=env))
+    assert told[0]["hosts"] == ["127.0.0.5"] and not told[0]["authkey"]
+    assert "whoever reaches 127.0.0.5 can join" in capsys.readouterr().err
+    hub, spoke = join_two(["127.0.0.7"], is_private=False, env={"DISTMK_UNAUTHENTICATED_BIND": "192.0.2.1"})
+    assert isinstance(hub, UsageError) and "192.0.2.1 is no address of this host" in str(hub)
+    assert isinstance(spoke, DistmkError)
+
+
 def test_a_key_is_a_secret(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_text("5a" * 32 + "\n")
@@ -118,9 +138,13 @@ def test_a_key_is_a_secret(tmp_path: Path) -> None:
     path.chmod(0o600)
     assert read_authkey(named) == bytes.fromhex("5a" * 32)
     os.mkfifo(tmp_path / "fifo", 0o600)
+    empty = tmp_path / "empty"
+    empty.touch(0o600)
     for env, text in (
         ({"DISTMK_AUTHKEY_FILE": str(tmp_path / "fifo")}, "no regular file"),
         ({"DISTMK_AUTHKEY_FILE": str(tmp_path / "none")}, "cannot be read: No such file"),
+        ({"DISTMK_AUTHKEY_FILE": str(tmp_path)}, "no regular file"),
+        ({"DISTMK_AUTHKEY_FILE": str(empty)}, "32 hexadecimal digits or more"),
         ({"DISTMK_AUTHKEY": "12ab"}, "32 hexadecimal digits or more"),
         ({"DISTMK_AUTHKEY": "not hexadecimal at all, but long enough"}, "32 hexadecimal digits or more"),
     ):
@@ -146,7 +170,7 @@ def test_wrong_key_is_refused() -> None:
         address["authkey"] = "00" * 32
 
     hub, spoke = join_two(["127.0.0.7"], edit)
-    assert str(hub) == "rank 1 did not join within 2 s"
+    assert str(hub) == "rank 1 did not join within 2 s; refused for another key or user: 1"
     assert "rank 0 did not let rank 1 join" in str(spoke)
 
 

@@ -14,6 +14,7 @@ from distmk import env
 from distmk.backends.cuda.network import check_hosts_connected, remote_transport
 from distmk.backends.cuda.packages import MULTICAST_OFF
 from distmk.bootstrap import Bootstrap, agree
+from distmk.bootstrap.messages import malformed
 from distmk.errors import BuildError
 
 SPARE_BYTES = 64 << 20  # of the symmetric heap, for NVSHMEM's own use
@@ -42,6 +43,8 @@ class SymmetricHeap:
         self._nvshmem, self._module = nvshmem, None
         uid = nvshmem.get_unique_id(empty=bootstrap.rank != 0)
         payload = bootstrap.broadcast(uid._data.tobytes() if bootstrap.rank == 0 else None)
+        if len(payload) != uid._data.nbytes:
+            raise malformed("rank 0", "unique id of NVSHMEM")
         uid._data[:] = np.frombuffer(payload, uid._data.dtype).reshape(uid._data.shape)
 
         def bring_up() -> None:

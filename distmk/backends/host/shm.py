@@ -15,6 +15,7 @@ import errno
 import fcntl
 import mmap
 import os
+import re
 import secrets
 import stat
 import time
@@ -24,6 +25,7 @@ from types import TracebackType
 from distmk import env
 from distmk.abi import Control
 from distmk.bootstrap import Bootstrap, agree, agree_same
+from distmk.bootstrap.messages import gather_json, malformed
 from distmk.errors import UsageError
 
 FOLDER = Path("/dev/shm")
@@ -44,8 +46,9 @@ def remove_leftovers(folder: Path = FOLDER) -> int:
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)
-            removed += 1
+            if _is_own(os.fstat(fd)):
+                path.unlink(missing_ok=True)
+                removed += 1
         except OSError:
             pass  # in use
         finally:
@@ -53,10 +56,8 @@ def remove_leftovers(folder: Path = FOLDER) -> int:
     return removed
 
 
-def _is_private(status: os.stat_result) -> bool:
-    """Whether a file is one that this user alone reads and writes."""
-    own = status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) == MODE
-    return stat.S_ISREG(status.st_mode) and own
+def _is_own(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
 
 
 def open_segment(path: Path, num_bytes: int) -> int:
@@ -69,7 +70,7 @@ def open_segment(path: Path, num_bytes: int) -> int:
     except OSError as error:
         raise UsageError(f"{refusal} ({error.strerror})") from None
     status = os.fstat(fd)
-    if not _is_private(status) or status.st_size != num_bytes:
+    if not _is_own(status) or stat.S_IMODE(status.st_mode) != MODE or status.st_size != num_bytes:
         os.close(fd)
         raise UsageError(refusal)
     return fd
@@ -134,11 +135,13 @@ class SharedHeap:
         agree_same(bootstrap, "virtual nodes", {"DISTMK_VIRTUAL_NODE_SIZE": str(node_size or "not set")})
         node_size = node_size or bootstrap.world_size
         near = [rank for rank in range(bootstrap.world_size) if rank // node_size == self.rank // node_size]
-        job = bootstrap.broadcast(secrets.token_hex(16).encode() if bootstrap.rank == 0 else None).decode()
-        own = _path_of(job, self.rank)
+        job = bootstrap.broadcast(secrets.token_hex(16).encode() if bootstrap.rank == 0 else None)
+        if not re.fullmatch(b"[0-9a-f]{32}", job):
+            raise malformed("rank 0", "name of the shared memory")
+        own = _path_of(job.decode(), self.rank)
         try:
             self._fds[self.rank] = agree(bootstrap, lambda: self._create(own))
-            agree(bootstrap, lambda: self._open_peers(job, near))
+            agree(bootstrap, lambda: self._open_peers(job.decode(), near))
             self.reach = _exchange_reach(bootstrap, sorted(self._fds))
             agree(bootstrap, self._map_all)
         except BaseException:
@@ -254,6 +257,9 @@ def _path_of(job: str, rank: int) -> Path:
 
 def _exchange_reach(bootstrap: Bootstrap, mine: list[int]) -> list[list[int]]:
     """By rank, the ranks that it can open; UsageError on every rank unless they agree."""
-    reach = [list(map(int, part.split())) for part in bootstrap.allgather(" ".join(map(str, mine)).encode())]
+    reach: list[list[int]] = gather_json(bootstrap, mine, "list of ranks with which it shares memory", [int])
+    for rank, ranks in enumerate(reach):
+        if not {rank} <= set(ranks) <= set(range(bootstrap.world_size)):
+            raise malformed(f"rank {rank}", "list of ranks with which it shares memory")
     check_reach(reach)
     return reach

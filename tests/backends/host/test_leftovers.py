@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.helpers import Runner, abandoned_segments, made_segment
 
-from distmk.backends.host.shm import SharedHeap, remove_leftovers
+from distmk.backends.host.shm import SharedHeap, open_segment, remove_leftovers
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.errors import UsageError
 
@@ -46,6 +46,41 @@ def test_what_is_removed(tmp_path: Path) -> None:
         assert remove_leftovers(tmp_path) == 1
         assert not dead.exists() and living.exists() and other.exists()
     assert remove_leftovers(tmp_path) == 1 and not living.exists()
+
+
+def test_what_only_looks_like_a_leftover_is_left_alone(tmp_path: Path) -> None:
+    """A pipe is not waited for, and a link is not followed."""
+    fifo, link, target = tmp_path / f"distmk-{os.getuid()}-a", tmp_path / f"distmk-{os.getuid()}-b", tmp_path / "mine"
+    os.mkfifo(fifo)
+    target.touch()
+    link.symlink_to(target)
+    assert remove_leftovers(tmp_path) == 0
+    assert fifo.exists() and link.is_symlink() and target.exists()
+
+
+def test_segments_that_no_rank_made_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "segment"
+    path.write_bytes(bytes(4096))
+    path.chmod(0o600)
+    os.close(open_segment(path, 4096))
+    with pytest.raises(FileNotFoundError):
+        open_segment(tmp_path / "none", 4096)
+
+    def refuses(path: Path) -> None:
+        with pytest.raises(UsageError, match="is no shared memory of this job"):
+            open_segment(path, 4096)
+
+    path.chmod(0o622)
+    refuses(path)
+    path.chmod(0o600)
+    (tmp_path / "link").symlink_to(path)
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    for other in ("link", "fifo", "."):
+        refuses(tmp_path / other)
+    with pytest.raises(UsageError, match="4097 bytes"):
+        open_segment(path, 4097)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    refuses(path)
 
 
 def test_no_room_message(monkeypatch: pytest.MonkeyPatch) -> None:
