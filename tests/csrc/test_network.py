@@ -13,12 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import graphs
 from support.ranks_in_process import OPTIONS, SANITIZERS, prefix
 
-from distmk.abi import EVENT_STRIDE_BYTES, Abort, Control, ProgramHeader
+from distmk.abi import EVENT_STRIDE_BYTES, Abort, Control, LaunchParams, ProgramHeader
+from distmk.backends.base import LaunchBlock, LaunchSpec
 from distmk.backends.build_cache import csrc_dir
 from distmk.backends.host import build as host_build
 from distmk.backends.host.network import End, _declare
+from distmk.program.program import RankProgram, compile_graph
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -42,14 +45,17 @@ def test_stress(sanitizer: str) -> None:
 class Rank:
     """The network of rank 0 of two, whose peer is this test: `peer` is the other end of its socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: RankProgram | None = None) -> None:
         self.library = host_build.load_runtime()
         _declare(self.library)
-        self.memory = ctypes.create_string_buffer(HEAP_BYTES + GUARD_BYTES)
-        self.heap = ctypes.addressof(self.memory)
+        self.program = program
         self.header = ProgramHeader(
             num_ranks=2, heap_bytes=HEAP_BYTES, events_heap_offset=EVENTS_OFFSET, num_events=NUM_EVENTS
         )
+        if program is not None:
+            self.header = program.header
+        self.memory = ctypes.create_string_buffer(self.header.heap_bytes + GUARD_BYTES)
+        self.heap = ctypes.addressof(self.memory)
         own, self.peer = socket.socketpair()
         sockets = (ctypes.c_int * 2)(-1, own.detach())
         self.network = self.library.distmk_network_open(
@@ -64,6 +70,18 @@ class Rank:
         """Type and value of the next frame."""
         kind, _, _, _, value = struct.unpack("<IIIIQ", self.peer.recv(24, socket.MSG_WAITALL))
         return kind, value
+
+    def launch(self, deadline_s: float) -> None:
+        """Run one iteration of the program, to its end."""
+        assert self.program is not None
+        block = LaunchBlock.of(LaunchSpec(num_iterations=1, deadline_s=deadline_s), self.program)
+        params, text = LaunchParams(), ctypes.create_string_buffer(self.program.to_bytes())
+        block.fill(params)
+        local = ctypes.create_string_buffer(self.header.local_bytes + 1)
+        bases = (ctypes.c_uint64 * 2)(self.heap, 0)
+        params.program, params.local_base = ctypes.addressof(text), ctypes.addressof(local)
+        params.heap_bases, params.network, params.spin_polls = ctypes.addressof(bases), self.network, 4
+        self.library.distmk_join(self.library.distmk_start(ctypes.addressof(params)))
 
     @property
     def abort(self) -> int:
@@ -149,6 +167,18 @@ def test_closed_within_a_frame(rank: Rank) -> None:
     rank.peer.sendall(struct.pack("<IIIIQ", PARCEL, 1, 0, 4, 0) + writes((128, 4)) + b"ab")
     rank.peer.shutdown(socket.SHUT_WR)
     assert rank.end() is End.CLOSED and rank.abort == Abort.RANK_LOST and not any(rank.memory.raw[8:])
+
+
+def test_a_peer_that_does_not_answer() -> None:
+    """A worker waits for it until its deadline, and then tells it to leave."""
+    rank = Rank(compile_graph(graphs.ring(2, 1)).ranks[0])
+    try:
+        rank.launch(deadline_s=0.3)
+        assert rank.abort == Abort.HANG
+        kind, *_, reason = struct.unpack("<IIIIQ", rank.peer.recv(1 << 20)[-24:])
+        assert (kind, reason) == (ABORT, Abort.HANG)
+    finally:
+        rank.close()
 
 
 def test_waiting_costs_nothing(rank: Rank) -> None:
