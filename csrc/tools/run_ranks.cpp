@@ -1,12 +1,15 @@
 // Runs all ranks of a saved program as threads of one process, so that a race detector sees races between ranks.
-//   run_ranks [--ride] [--cut N] [--longer N] [--seed N] [--delay MAX_US,NODE_SIZE,SEED] ITERATIONS PROGRAM_OF_RANK_0
-//   ...
+//   run_ranks [--ride] [--cut N] [--longer N] [--seed N] [--delay MAX_US,NODE_SIZE,SEED] [--far NODE_SIZE] ITERATIONS
+//   PROGRAM_OF_RANK_0 ...
 //   --ride    schedulers have no threads of their own
 //   --cut     launches in pieces of N iterations
 //   --longer  the first prompt has N more tokens
 //   --seed    the emulator's timing
 //   --delay   the fault of the same name
+//   --far     ranks of different nodes share no memory and reach each other over sockets (not in the emulator)
 // Weights are zero and prompts arbitrary: only the order of accesses counts. Exit status 0: every rank finished.
+#include <sys/socket.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -22,6 +25,10 @@ extern "C" {
 void distmk_start(distmk::LaunchParams* params, void** handle);
 int distmk_wait(void* launch, uint64_t seen, uint64_t timeout_us, const uint64_t* token_count);
 void distmk_join(void** handle);
+#ifndef DISTMK_EMULATED
+uint32_t distmk_network_open(uint64_t heap, const distmk::ProgramHeader* program, const int* sockets);
+void distmk_network_close(uint32_t network);
+#endif
 }
 
 namespace {
@@ -64,7 +71,7 @@ struct Requests {
 struct Options {
   bool ride = false;
   distmk::Fault fault = {};
-  uint32_t num_iterations = 0, cut = 0, longer = 0;
+  uint32_t num_iterations = 0, cut = 0, longer = 0, far = 0;
   std::vector<const char*> programs;
 
   bool parse(int argc, char** argv) {
@@ -79,6 +86,8 @@ struct Options {
         longer = static_cast<uint32_t>(std::atoi(argv[++i]));
       else if (std::strcmp(argv[i], "--seed") == 0 && i + 1 < argc)
         fault.seed = static_cast<uint32_t>(std::atoi(argv[++i]));
+      else if (std::strcmp(argv[i], "--far") == 0 && i + 1 < argc)
+        far = static_cast<uint32_t>(std::atoi(argv[++i]));
       else if (std::strcmp(argv[i], "--delay") != 0 || ++i == argc ||
                std::sscanf(argv[i], "%u,%u,%u", &max_us, &fault.node_size, &fault.seed) != 3)
         return false;
@@ -91,15 +100,48 @@ struct Options {
   }
 };
 
+// The ways from every rank to every other one: its heap's address or, in another node of `node_size` ranks, a socket.
+struct Ways {
+  std::vector<std::vector<uint64_t>> bases;  // by rank; 0: far
+  std::vector<std::vector<int>> sockets;     // by rank; -1: near
+  std::vector<uint32_t> networks;            // by rank
+
+  Ways(const std::vector<uint64_t>& heaps, uint32_t node_size)
+      : bases(heaps.size(), heaps), sockets(heaps.size(), std::vector<int>(heaps.size(), -1)), networks(heaps.size()) {
+    for (uint32_t rank = 0; node_size && rank < heaps.size(); ++rank)
+      for (uint32_t other = 0; other < rank; ++other) {
+        if (rank / node_size == other / node_size) continue;
+        int pair[2];
+        if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair)) std::abort();
+        sockets[rank][other] = pair[0];
+        sockets[other][rank] = pair[1];
+        bases[rank][other] = bases[other][rank] = 0;
+      }
+  }
+
+  void open(const std::vector<std::vector<char>>& programs, const std::vector<uint64_t>& heaps) {
+#ifndef DISTMK_EMULATED
+    for (uint32_t rank = 0; rank < networks.size(); ++rank)
+      networks[rank] = distmk_network_open(heaps[rank], reinterpret_cast<const ProgramHeader*>(programs[rank].data()),
+                                           sockets[rank].data());
+#endif
+  }
+
+  void close() {
+#ifndef DISTMK_EMULATED
+    for (const uint32_t network : networks) distmk_network_close(network);
+#endif
+  }
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
   Options options;
   if (!options.parse(argc, argv)) {
-    std::fprintf(
-        stderr,
-        "usage: run_ranks [--ride] [--cut N] [--longer N] [--seed N] [--delay MAX_US,NODE_SIZE,SEED] ITERATIONS "
-        "PROGRAM...\n");
+    std::fprintf(stderr,
+                 "usage: run_ranks [--ride] [--cut N] [--longer N] [--seed N] [--delay MAX_US,NODE_SIZE,SEED] [--far "
+                 "NODE_SIZE] ITERATIONS PROGRAM...\n");
     return 2;
   }
   const auto num_ranks = static_cast<uint32_t>(options.programs.size());
@@ -115,6 +157,8 @@ int main(int argc, char** argv) {
     }
     heaps.push_back(reinterpret_cast<uint64_t>(allocate(header->heap_bytes)));
   }
+  Ways ways(heaps, options.far);
+  if (options.far) ways.open(programs, heaps);
   std::vector<LaunchParams> params(num_ranks);
   std::vector<std::vector<distmk::WaitRecordABI>> records;
   std::vector<void*> launches;
@@ -124,7 +168,8 @@ int main(int argc, char** argv) {
     LaunchParams& p = params[rank];
     p = {};
     p.program = reinterpret_cast<uint64_t>(header);
-    p.heap_bases = reinterpret_cast<uint64_t>(heaps.data());
+    p.heap_bases = reinterpret_cast<uint64_t>(ways.bases[rank].data());
+    p.network = ways.networks[rank];
     p.local_base = reinterpret_cast<uint64_t>(allocate(header->local_bytes));
     p.records = reinterpret_cast<uint64_t>(records.back().data());
     p.requests = reinterpret_cast<uint64_t>(requests.requests.data());
@@ -156,6 +201,9 @@ int main(int argc, char** argv) {
                 static_cast<unsigned long long>(params[rank].iterations_done),
                 static_cast<unsigned long long>(aborted));
     status |= aborted != 0;
+  }
+  ways.close();
+  for (uint32_t rank = 0; rank < num_ranks; ++rank) {
     std::free(reinterpret_cast<void*>(heaps[rank]));
     std::free(reinterpret_cast<void*>(params[rank].local_base));
   }

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.timeout(150)
 # Schedulers in threads of their own, or in the workers' idle loops; all iterations in one launch, or two in each.
 MODES = ((), ("--ride",), ("--ride", "--cut", "2"))
 DELAY = ("--delay", "300,1,7")
+FAR = ("--far", "1")
 SIZES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]
 
 
@@ -66,18 +67,29 @@ def test_random_graphs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [(2, 2), (3, 1)], ids=lambda size: f"{size[0]}x{size[1]}")
-def test_far_ranks(size: tuple[int, int], tmp_path: Path) -> None:
-    """Ranks on virtual nodes of their own: puts come late and overtake each other."""
+@pytest.mark.parametrize("far", [DELAY, FAR, FAR + DELAY], ids=["delayed", "network", "both"])
+def test_far_ranks(far: tuple[str, ...], size: tuple[int, int], tmp_path: Path) -> None:
+    """Ranks on virtual nodes of their own: puts come late and overtake each other, or go through sockets."""
     for graph in (graphs.ring(*size), graphs.all_reduce(*size), tiny_decode(*size)):
         program = compile_graph(graph)
-        assert_clean(run_ranks(tool("thread"), program, tmp_path, *DELAY, iterations=10), size[0])
+        assert_clean(run_ranks(tool("thread"), program, tmp_path, *far, iterations=10), size[0])
+
+
+def test_hosts_of_two_ranks(tmp_path: Path) -> None:
+    """Some ranks share memory, others are reached through sockets, also in a launch in pieces."""
+    for graph in (graphs.ring(4, 1), tiny_decode(3, 2)):
+        program = compile_graph(graph)
+        for sanitizer in ("thread", "address"):
+            done = run_ranks(tool(sanitizer), program, tmp_path, "--far", "2", "--ride", "--cut", "2", iterations=10)
+            assert_clean(done, program.num_ranks)
 
 
 @pytest.mark.parametrize("shape", ["ring", "all_reduce"])
 def test_missing_release_is_reported(shape: str, tmp_path: Path) -> None:
     program = compile_graph(graphs.SHAPES[shape](2, 1))
-    done = run_ranks(tool("thread", "-DDISTMK_PLANT_MISSING_RELEASE"), program, tmp_path)
-    assert done.returncode == 66 and "WARNING: ThreadSanitizer: data race" in done.stdout, done.stdout[-3000:]
+    for far in ((), FAR):
+        done = run_ranks(tool("thread", "-DDISTMK_PLANT_MISSING_RELEASE"), program, tmp_path, *far)
+        assert done.returncode == 66 and "WARNING: ThreadSanitizer: data race" in done.stdout, done.stdout[-3000:]
 
 
 def drop_waits(program: Program, rank: int, op: str) -> None:

@@ -52,11 +52,11 @@ class HostBackend:
         self._local_base = ctypes.addressof(ctypes.c_char.from_buffer(self._local))
         self._bases = (ctypes.c_uint64 * bootstrap.world_size)(*self._heap.bases)
         self._bytes = ctypes.create_string_buffer(program.to_bytes(), program.header.program_bytes)
-        threads = bootstrap.local_size * (
-            program.header.num_workers + (program.header.num_schedulers if scheduler_threads else 0)
-        )
         self._network = self._connect(bootstrap)
-        self._spin_polls = SPIN_POLLS_OWN_CORE if threads <= usable_cores() else SPIN_POLLS_SHARED_CORE
+        threads = program.header.num_workers + (program.header.num_schedulers if scheduler_threads else 0)
+        receivers = int(self._network.number != 0)  # must not wait for a worker that spins
+        own_cores = bootstrap.local_size * (threads + receivers) <= usable_cores()
+        self._spin_polls = SPIN_POLLS_OWN_CORE if own_cores else SPIN_POLLS_SHARED_CORE
         self._scheduler_threads = scheduler_threads
         self._launches: list[HostLaunch] = []  # whose threads may run: they use this process's memory
 

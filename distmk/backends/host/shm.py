@@ -90,10 +90,16 @@ def find_hosts(bootstrap: Bootstrap) -> tuple[int, ...]:
     """The numbers of ranks of the hosts, in rank order: groups of consecutive ranks that share memory. Collective.
 
     They sum to the number of ranks. It is one group if the ranks of some host are not consecutive. Within a host,
-    DISTMK_VIRTUAL_NODE_SIZE makes groups of so many ranks. UsageError on every rank: as `SharedHeap`.
+    DISTMK_VIRTUAL_NODE_SIZE and DISTMK_FAULT_DELAY_PUTS make groups of so many ranks. UsageError on every rank: as
+    `SharedHeap`.
     """
-    with SharedHeap(bootstrap, PROBE_BYTES, agree(bootstrap, env.virtual_node_size)) as heap:
+    with SharedHeap(bootstrap, PROBE_BYTES, agree(bootstrap, _virtual_node_size)) as heap:
         return host_sizes(heap.reach)
+
+
+def _virtual_node_size() -> int | None:
+    delayed = env.delay_puts()
+    return env.virtual_node_size() or (delayed[1] if delayed else None)
 
 
 def host_sizes(reach: list[list[int]]) -> tuple[int, ...]:
