@@ -68,7 +68,8 @@ def test_random_graphs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [(2, 2), (3, 1)], ids=lambda size: f"{size[0]}x{size[1]}")
 def test_far_ranks(size: tuple[int, int], tmp_path: Path) -> None:
     """Ranks on virtual nodes of their own: puts come late and overtake each other."""
-    for graph in (graphs.ring(*size), graphs.all_reduce(*size), tiny_decode(*size)):
+    across_hosts = tiny_decode(*size, host_sizes=(1,) * size[0])
+    for graph in (graphs.ring(*size), graphs.all_reduce(*size), tiny_decode(*size), across_hosts):
         program = compile_graph(graph)
         assert_clean(run_ranks(tool("thread"), program, tmp_path, *DELAY, iterations=10), size[0])
 
