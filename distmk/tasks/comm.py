@@ -57,7 +57,10 @@ class Put(Task):
 
     def __post_init__(self) -> None:
         if not self.batch:
-            return check_same_cols(self.src, self.dst)
+            check_same_cols(self.src, self.dst)
+            return
+        if not self.src or not self.dst:
+            return  # Graph.add reports the missing operand
         shapes = {(each.buffer.rows, each.buffer.cols, each.cols, each.buffer.dtype) for each in (self.src, self.dst)}
         rows, whole, cols, _ = shapes.pop()
         if shapes or rows != MAX_ROWS or cols != whole:
@@ -155,7 +158,9 @@ class Sum(Task):
     def encode(self, layout: Layout) -> ctypes.Structure:
         buffer, begins = self.blocks[0].buffer, [layout.operand(block) for block in self.blocks]
         strides = {after - before for before, after in itertools.pairwise(begins)} or {0}
-        assert len(strides) == 1, f"the blocks of {self.op} are not equally spaced"
+        shapes = {(block.buffer.rows, block.buffer.cols) for block in self.blocks}
+        if len(strides) > 1 or (len(shapes) > 1 and buffer.rows > 1):
+            raise UsageError(f"task {self.op}: its blocks must have the same shape and be equally spaced in memory")
         return SumArgs(
             blocks=begins[0],
             dst=layout.operand(self.dst),
