@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 7878233488260114152ull;
+constexpr uint64_t ABI_HASH = 5015580424388825885ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -463,8 +463,10 @@ struct SumArgs {
   uint32_t out_bf16_stride;
   uint32_t add;
   uint32_t polls;
+  uint32_t block_gap;
+  uint32_t pad;
 };
-static_assert(sizeof(SumArgs) == 72);
+static_assert(sizeof(SumArgs) == 80);
 static_assert(offsetof(SumArgs, blocks) == 0);
 static_assert(offsetof(SumArgs, dst) == 8);
 static_assert(offsetof(SumArgs, out_bf16) == 16);
@@ -477,6 +479,8 @@ static_assert(offsetof(SumArgs, dst_stride) == 56);
 static_assert(offsetof(SumArgs, out_bf16_stride) == 60);
 static_assert(offsetof(SumArgs, add) == 64);
 static_assert(offsetof(SumArgs, polls) == 68);
+static_assert(offsetof(SumArgs, block_gap) == 72);
+static_assert(offsetof(SumArgs, pad) == 76);
 
 struct LinearArgs {
   uint64_t x;

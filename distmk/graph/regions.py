@@ -71,13 +71,6 @@ class Region(NamedTuple):
         return f"{self.buffer.name}[{self.begin}:{self.end}]@{self.rank}"
 
 
-def row_stride(region: Region, num_cols: int) -> int:
-    """Elements from one row of a matrix of `num_cols` columns to the next: in a buffer of one row, the region holds the matrix
-    without gaps (a block); in any other, it is the columns of every row.
-    """
-    return num_cols if region.buffer.rows == 1 else region.buffer.cols
-
-
 class WeightKind(enum.Enum):
     """The contents of a weight."""
 

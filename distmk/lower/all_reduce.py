@@ -2,16 +2,17 @@
 
 On one host an all-reduce is one-shot: every task that computes columns of the residual stream pushes this rank's partial sums
 to its slot on every rank (Epilogue.PUSH); a Sum task there adds up the slots in rank order, and adds that to the residual
-stream. Across hosts it is hierarchical (`lower/hierarchical.py`).
+stream. A slot is hidden_size * MAX_ROWS floats; columns [begin, end) of it are the floats [begin * MAX_ROWS, end * MAX_ROWS),
+of which the pushing task fills [rows, end - begin]. Across hosts it is hierarchical (`lower/hierarchical.py`).
 """
 
 from __future__ import annotations
 
-from distmk.abi import Epilogue
+from distmk.abi import MAX_ROWS, Epilogue
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Region
 from distmk.lower.buffers import Bf16Output, DecodeBuffers
-from distmk.lower.hierarchical import emit_total, partial_slot
+from distmk.lower.hierarchical import emit_total, partial_sums
 from distmk.lower.partition import Partition
 from distmk.lower.plan import WorkPlan
 from distmk.model.shards import Range
@@ -30,14 +31,14 @@ def residual_output(
 ) -> ResidualOutput:
     """Output operands for columns `cols` in write `write` of the residual stream.
 
-    Without an all-reduce: the columns themselves, with epilogue `in_place`. Else this rank's slot: on every rank, or, across
-    hosts, here.
+    Without an all-reduce: the columns themselves, with epilogue `in_place`. Else: this rank's slot on every rank; across hosts,
+    on this rank alone.
     """
     if not plan.options.all_reduces:
         return {"out": buffers.x.at(rank, *cols), "epilogue": in_place, **buffers.bf16_output(write, rank, cols)}
     if plan.options.crosses_hosts:
-        return {"out": buffers.block(write, rank, partial_slot(plan, rank), cols), "epilogue": Epilogue.STORE}
-    return {"out": buffers.block(write, rank, rank, cols), "epilogue": Epilogue.PUSH}
+        return {"out": partial_sums(plan, buffers, write, rank).at(rank, *cols), "epilogue": Epilogue.STORE}
+    return {"out": _block(plan, buffers, write, rank, rank, cols), "epilogue": Epilogue.PUSH}
 
 
 def emit_all_reduce(
@@ -49,9 +50,7 @@ def emit_all_reduce(
     """
     if not plan.options.all_reduces:
         return
-    slots = range(plan.num_slots)
     if plan.options.crosses_hosts:
-        slots = slots[-1:]
         emit_total(graph, plan, buffers, name, write, partition)
     for rank in plan.ranks:
         for worker, cols in partition.by_worker():
@@ -60,7 +59,7 @@ def emit_all_reduce(
                     rank=rank,
                     op=f"{name}.reduce",
                     worker=worker,
-                    blocks=tuple(buffers.block(write, rank, slot, cols) for slot in slots),
+                    blocks=_blocks(plan, buffers, write, rank, cols),
                     dst=buffers.x.at(rank, *cols),
                     batch=buffers.batch.at(rank),
                     add=add,
@@ -68,3 +67,16 @@ def emit_all_reduce(
                     **buffers.bf16_output(write, rank, cols),
                 )
             )
+
+
+def _blocks(plan: WorkPlan, buffers: DecodeBuffers, write: int, rank: int, cols: Range) -> tuple[Region, ...]:
+    """What a rank adds to columns `cols` of its residual stream: the slots of all ranks; across hosts, the total."""
+    if plan.options.crosses_hosts:
+        return (buffers.host_slots_at(write).total.at(rank, *cols),)
+    return tuple(_block(plan, buffers, write, rank, source, cols) for source in plan.ranks)
+
+
+def _block(plan: WorkPlan, buffers: DecodeBuffers, write: int, rank: int, source: int, cols: Range) -> Region:
+    """The block of `cols` in the slot of rank `source`, on `rank`."""
+    slot = source * MAX_ROWS * plan.config.hidden_size
+    return buffers.slots_at(write).at(rank, slot + cols[0] * MAX_ROWS, slot + cols[1] * MAX_ROWS)

@@ -35,6 +35,18 @@ class Bf16Output(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
+class HostSlots:
+    """Memory of an all-reduce across hosts, f32 [MAX_ROWS, hidden_size] each (`lower/hierarchical.py`).
+
+    ranks: partial sums, by rank within the host. hosts: the sums of the hosts. total: their sum.
+    """
+
+    ranks: tuple[Buffer, ...]
+    hosts: tuple[Buffer, ...]
+    total: Buffer
+
+
+@dataclass(frozen=True)
 class DecodeBuffers:
     """The buffers of a decode program, of the size that the rank with the largest shard needs.
 
@@ -51,7 +63,8 @@ class DecodeBuffers:
     fused_partials: bf16, a single row's partial results (`AttentionShape.fused_partial_cols`), by layer; None without a
         fused combine.
     mlp_hidden: bf16 [MAX_ROWS, MLP columns of a rank], by layer.
-    attention_slots: f32 [slot, hidden_size * MAX_ROWS], blocks that ranks push for the all-reduce behind o (`num_slots`).
+    host_slots: where all-reduces cross hosts, what they use instead of the three slots below.
+    attention_slots: f32 [rank, hidden_size * MAX_ROWS], blocks that ranks push for the all-reduce behind o.
     mlp_slots: two of the same, for the embedding and down. Two, as a worker without rows of o may push to one early.
     candidates: Candidate [worker, MAX_ROWS] of a rank's head tasks.
     sampled: Candidate [rank, MAX_ROWS], of which rank 0's is used.
@@ -70,6 +83,7 @@ class DecodeBuffers:
     attention_out: RotatingBuffers
     fused_partials: RotatingBuffers | None
     mlp_hidden: RotatingBuffers
+    host_slots: tuple[HostSlots, ...]
     attention_slots: Buffer
     mlp_slots: tuple[Buffer, Buffer]
     candidates: Buffer
@@ -80,18 +94,11 @@ class DecodeBuffers:
 
     def slots_at(self, write: int) -> Buffer:
         """The slots of the all-reduce behind write `write` of the residual stream."""
-        if write % 2 == attention_write(0) % 2:
-            return self.attention_slots
-        layer = write // 2 - 1  # -1: the embedding
-        return self.mlp_slots[layer % 2]
+        return (self.attention_slots, *self.mlp_slots)[_slots_index(write)]
 
-    def block(self, write: int, rank: int, slot: int, cols: Range) -> Region:
-        """The block of columns `cols` in a slot of that all-reduce, on `rank`.
-
-        Columns [begin, end) of a slot are its floats [begin * MAX_ROWS, end * MAX_ROWS), as f32 [rows, end - begin].
-        """
-        first = slot * MAX_ROWS * self.x.cols
-        return self.slots_at(write).at(rank, first + cols[0] * MAX_ROWS, first + cols[1] * MAX_ROWS)
+    def host_slots_at(self, write: int) -> HostSlots:
+        """The same of an all-reduce across hosts."""
+        return self.host_slots[_slots_index(write)]
 
     def bf16_output(self, write: int, rank: int, cols: Range) -> Bf16Output:
         """The bf16 copy of columns `cols` that write `write` of the residual stream makes, and the columns that it resets."""
@@ -101,13 +108,21 @@ class DecodeBuffers:
         }
 
 
+def _slots_index(write: int) -> int:
+    """Which of the slots behind o and the two behind down or the embedding."""
+    if write % 2 == attention_write(0) % 2:
+        return 0
+    layer = write // 2 - 1  # -1: the embedding
+    return 1 + layer % 2
+
+
 def declare_buffers(graph: Graph, plan: WorkPlan) -> DecodeBuffers:
     """Add the buffers of a decode program to `graph`."""
     config, shapes = plan.config, plan.shapes
     state_bytes = ctypes.sizeof(BatcherState) + 4 * plan.num_pages
     mlp_cols = max(shard.mlp[1] - shard.mlp[0] for shard in plan.shards)
-    slots_cols = plan.num_slots * MAX_ROWS * config.hidden_size if plan.options.all_reduces else 1
-    polled = not plan.options.crosses_hosts
+    one_shot = plan.options.all_reduces and not plan.options.crosses_hosts
+    slots_cols = graph.num_ranks * MAX_ROWS * config.hidden_size if one_shot else 1
     per_layer = plan.attention_rotation
     buffers = DecodeBuffers(
         batch=graph.buffer("batch", ctypes.sizeof(Batch), dtype="u8"),
@@ -120,10 +135,11 @@ def declare_buffers(graph: Graph, plan: WorkPlan) -> DecodeBuffers:
         attention_out=_rows(graph, "attention_out", max(s.num_q * s.head_dim for s in shapes), per_layer),
         fused_partials=_fused_partials(graph, plan) if plan.fuses_combine else None,
         mlp_hidden=_rows(graph, "mlp_hidden", mlp_cols, plan.mlp_rotation),
-        attention_slots=graph.buffer("attention_slots", slots_cols, lamport=polled),
+        host_slots=tuple(_host_slots(graph, plan, i) for i in range(3 if plan.options.crosses_hosts else 0)),
+        attention_slots=graph.buffer("attention_slots", slots_cols, lamport=True),
         mlp_slots=(
-            graph.buffer("mlp_slots", slots_cols, lamport=polled),
-            graph.buffer("mlp_slots1", slots_cols, lamport=polled),
+            graph.buffer("mlp_slots", slots_cols, lamport=True),
+            graph.buffer("mlp_slots1", slots_cols, lamport=True),
         ),
         candidates=graph.buffer("candidates", graph.num_workers * CANDIDATES_BYTES, dtype="u8", space=Space.LOCAL),
         sampled=graph.buffer("sampled", graph.num_ranks * CANDIDATES_BYTES, dtype="u8"),
@@ -133,6 +149,19 @@ def declare_buffers(graph: Graph, plan: WorkPlan) -> DecodeBuffers:
     )
     graph.batch = buffers.batch
     return buffers
+
+
+def _host_slots(graph: Graph, plan: WorkPlan, index: int) -> HostSlots:
+    hosts, cols = plan.options.hosts, plan.config.hidden_size
+
+    def declare(name: str) -> Buffer:
+        return graph.buffer(f"{name}_{index}", cols, rows=MAX_ROWS)
+
+    return HostSlots(
+        ranks=tuple(declare(f"sum_of_local_rank{local}") for local in range(max(map(len, hosts)))),
+        hosts=tuple(declare(f"sum_of_host{host}") for host in range(len(hosts))),
+        total=declare("sum_of_hosts"),
+    )
 
 
 def _rows(graph: Graph, name: str, cols: int, rotation: Rotation, dtype: str = "bf16") -> RotatingBuffers:

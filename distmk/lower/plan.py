@@ -63,17 +63,6 @@ class WorkPlan:
     def ranks(self) -> range:
         return range(self.options.num_ranks)
 
-    @property
-    def num_slots(self) -> int:
-        """Slots of an all-reduce on each rank: one for every rank; across hosts see `lower/hierarchical.py`."""
-        options = self.options
-        return self.max_host_size + len(options.hosts) + 1 if options.crosses_hosts else options.num_ranks
-
-    @property
-    def max_host_size(self) -> int:
-        """Ranks of the largest host."""
-        return max(map(len, self.options.hosts))
-
     def may_poll(self, rank: int, worker: int) -> bool:
         """Whether a worker may poll the operands of qkv, o, gate_up and down."""
         return worker < self.roles.num_polling[rank]

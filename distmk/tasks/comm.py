@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Iterable, Mapping
 from ctypes import c_uint32, c_uint64
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any, ClassVar
 
 from distmk.abi import MAX_ROWS, N_TILE
 from distmk.errors import UsageError
-from distmk.graph.regions import ITEM_BYTES, Region, row_stride
+from distmk.graph.regions import ITEM_BYTES, Region
 from distmk.graph.task import (
     Access,
     EarlyCompletion,
@@ -42,9 +43,10 @@ class PutArgs(ctypes.Structure):
 class Put(Task):
     """Copy `src`, on this rank, to `dst`, on any rank. To a peer: one putmem_signal, the data and then the triggers of that rank.
 
-    batch: the regions are blocks [MAX_ROWS, n] without gaps, of which only the rows of the batch are copied.
+    batch: the regions are whole buffers of MAX_ROWS rows, of which the rows of the batch are copied. Without one, they are of
+    one row.
 
-    Raises UsageError if the regions differ in columns or dtype, or have several rows, or are no blocks.
+    Raises UsageError if the regions differ in columns or dtype, or are not of that shape.
     """
 
     src: Region = None  # type: ignore[assignment]
@@ -54,9 +56,17 @@ class Put(Task):
     Args: ClassVar[type[ctypes.Structure]] = PutArgs
 
     def __post_init__(self) -> None:
-        check_same_cols(self.src, self.dst)
-        if self.batch and self.src and self.src.cols % MAX_ROWS:
-            raise UsageError(f"task {self.op} puts rows of {self.src}, whose size is not a multiple of {MAX_ROWS} rows")
+        if not self.batch:
+            check_same_cols(self.src, self.dst)
+            return
+        if not self.src or not self.dst:
+            return  # Graph.add reports the missing operand
+        shapes = {(each.buffer.rows, each.buffer.cols, each.cols, each.buffer.dtype) for each in (self.src, self.dst)}
+        rows, whole, cols, _ = shapes.pop()
+        if shapes or rows != MAX_ROWS or cols != whole:
+            raise UsageError(
+                f"{self.src} and {self.dst} must be whole buffers of {MAX_ROWS} rows, the same size and dtype"
+            )
 
     def dtypes(self) -> Mapping[str, str | None]:
         return {"src": None, "dst": None}
@@ -68,11 +78,10 @@ class Put(Task):
         return (self.dst,)
 
     def encode(self, layout: Layout) -> ctypes.Structure:
-        num_bytes = self.src.cols * ITEM_BYTES[self.src.buffer.dtype] // (MAX_ROWS if self.batch else 1)
         return PutArgs(
             src=layout.operand(self.src),
             dst=layout.operand(self.dst),
-            num_bytes=num_bytes,
+            num_bytes=self.src.cols * ITEM_BYTES[self.src.buffer.dtype],
             dst_rank=self.dst.rank,
             batch=layout.operand(self.batch),
         )
@@ -98,6 +107,8 @@ class SumArgs(ctypes.Structure):
         ("out_bf16_stride", c_uint32),
         ("add", c_uint32),  # 1: add to dst
         ("polls", c_uint32),  # 1: poll the blocks, and reset them
+        ("block_gap", c_uint32),  # elements between the rows of a block
+        ("pad", c_uint32),
     ]
 
 
@@ -106,9 +117,9 @@ class SumArgs(ctypes.Structure):
 class Sum(Task):
     """dst (+)= blocks[0] + blocks[1] + ... in that order, float32: the reducing half of an all-reduce.
 
-    A block is f32 [rows, columns of dst] without gaps, as Epilogue.PUSH writes it; blocks are equally spaced in one buffer. dst:
-    f32 columns of every row, or such a block. out_bf16: the same columns rounded to bf16, for tasks that multiply them. reset:
-    see `Linear`.
+    A block is f32 [rows, columns of dst] without gaps, in a buffer of one row, as Epilogue.PUSH writes it; or columns of every
+    row. Blocks are equally spaced. dst: f32 columns of every row. out_bf16: the same columns rounded to bf16, for tasks that
+    multiply them. reset: see `Linear`.
 
     polls: the blocks are in a Lamport buffer (`Buffer.lamport`). The task polls for elements that are not zero before its waits
     are met, and resets them. PUSH writes a zero as the negative one, which adds up the same. Each block is pushed by one task
@@ -145,28 +156,32 @@ class Sum(Task):
             yield from self.blocks
 
     def encode(self, layout: Layout) -> ctypes.Structure:
-        first, num = layout.operand(self.blocks[0]), self.blocks[0].cols // (MAX_ROWS if self.batch else 1)
-        stride = layout.operand(self.blocks[1]) - first if len(self.blocks) > 1 else 0
+        buffer, begins = self.blocks[0].buffer, [layout.operand(block) for block in self.blocks]
+        strides = {after - before for before, after in itertools.pairwise(begins)} or {0}
+        shapes = {(block.buffer.rows, block.buffer.cols) for block in self.blocks}
+        if len(strides) > 1 or (len(shapes) > 1 and buffer.rows > 1):
+            raise UsageError(f"task {self.op}: its blocks must have the same shape and be equally spaced in memory")
         return SumArgs(
-            blocks=first,
+            blocks=begins[0],
             dst=layout.operand(self.dst),
             out_bf16=layout.operand(self.out_bf16),
             reset=layout.operand(self.reset),
             batch=layout.operand(self.batch),
-            block_stride=stride,
+            block_stride=strides.pop(),
             num_blocks=len(self.blocks),
-            num=num,
-            dst_stride=row_stride(self.dst, num),
+            num=self.dst.cols,
+            dst_stride=self.dst.buffer.cols,
             out_bf16_stride=self.out_bf16.buffer.cols if self.out_bf16 else 0,
             add=int(self.add),
             polls=int(self.polls),
+            block_gap=buffer.cols - self.dst.cols if buffer.rows > 1 else 0,
         )
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         rows = rows_of(args.batch)
         blocks = [
-            access(False, rank, args.blocks + b * args.block_stride, 4 * args.num * rows)
+            f32_access(False, rank, args.blocks + b * args.block_stride, args.num, rows, args.num + args.block_gap)
             for b in range(args.num_blocks)
         ]
         found = [block._replace(early=bool(args.polls)) for block in blocks]

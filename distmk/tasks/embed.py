@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from distmk.abi import Epilogue
-from distmk.graph.regions import Region, Slab, row_stride
+from distmk.graph.regions import Region, Slab
 from distmk.graph.task import Access, Layout, Task, access, batch_access, task_type
 from distmk.tasks.linear import output_accesses
 
@@ -38,8 +38,8 @@ class Embed(Task):
     """out[row] = table[token of row], columns [col_begin, col_begin + num_cols).
 
     table: bf16 [tokens of this rank, k]. Rows with a token of another rank are zero, so that the sum over ranks is the lookup.
-    out: f32 columns of every row or a block f32 [rows, num_cols] (STORE), or a block in every rank's slot (PUSH). out_bf16,
-    reset: see `Linear`.
+    out: f32 columns of every row (STORE), or an f32 [rows, num_cols] block in every rank's slot (PUSH). out_bf16, reset: see
+    `Linear`.
     """
 
     table: Slab = None  # type: ignore[assignment]
@@ -77,7 +77,7 @@ class Embed(Task):
             k=self.table.weight.cols,
             col_begin=self.col_begin,
             n=self.num_cols,
-            out_stride=row_stride(self.out, self.num_cols) if self.epilogue is Epilogue.STORE else self.out.buffer.cols,
+            out_stride=self.out.buffer.cols,
             out_bf16_stride=self.out_bf16.buffer.cols if self.out_bf16 else 0,
             first_token=self.first_token,
             last_token=self.first_token + self.table.rows,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from distmk.abi import MAX_FUSED_COMBINE_COLS, MAX_ROWS, Candidate, Epilogue
 from distmk.errors import UsageError
-from distmk.graph.regions import Region, Slab, row_stride
+from distmk.graph.regions import Region, Slab
 from distmk.graph.task import (
     Access,
     Layout,
@@ -77,9 +77,9 @@ class LinearArgs(ctypes.Structure):
 class Linear(Task):
     """out = epilogue(x @ slab.T / rms(x) + bias): bf16 activations and weights, float32 accumulation.
 
-    x: bf16 [rows, k]. slab: bf16 [n, k] ([2n, k] for SWIGLU). out: f32 columns of every row (STORE, ADD) or a block f32 [rows, n]
-    (STORE), bf16 columns (SWIGLU), a block in every rank's slot (PUSH), or one Candidate a row (ARGMAX, of sampled rows only).
-    out_bf16: the columns of STORE or ADD rounded to bf16 (to nearest, ties to even), for tasks that multiply them.
+    x: bf16 [rows, k]. slab: bf16 [n, k] ([2n, k] for SWIGLU). out: f32 columns of every row (STORE, ADD), bf16 ones (SWIGLU), an
+    f32 [rows, n] block in every rank's slot (PUSH), or one Candidate a row (ARGMAX, of sampled rows only). out_bf16: the columns
+    of STORE or ADD rounded to bf16 (to nearest, ties to even), for tasks that multiply them.
 
     normalized: the float32 sums are multiplied by 1/rms of the row of x, before bias and epilogue. With the norm's weight
     multiplied into the columns of the matrix (`Weight.col_scale`) that is a linear layer behind an RMSNorm.
@@ -160,7 +160,7 @@ class Linear(Task):
         return self.slab.num_bytes
 
     def encode(self, layout: Layout) -> ctypes.Structure:
-        shape, n = self.shape, self.slab.rows // 2 if self.epilogue is Epilogue.SWIGLU else self.slab.rows
+        shape = self.shape
         fields = ("head_dim", "max_splits", "min_split", "split_budget", "fused_combine_len")
         return LinearArgs(
             **{name: getattr(shape, name) for name in fields if self.fused_partials},
@@ -175,9 +175,9 @@ class Linear(Task):
             logits=layout.operand(self.logits),
             k=self.x.cols,
             k_pitch=self.slab.weight.row_bytes // 2,
-            n=n,
+            n=self.slab.rows // 2 if self.epilogue is Epilogue.SWIGLU else self.slab.rows,
             x_stride=self.x.buffer.cols,
-            out_stride=row_stride(self.out, n) if self.epilogue is Epilogue.STORE else self.out.buffer.cols,
+            out_stride=self.out.buffer.cols,
             out_bf16_stride=self.out_bf16.buffer.cols if self.out_bf16 else 0,
             epilogue=int(self.epilogue),
             normalized=int(self.normalized),

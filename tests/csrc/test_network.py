@@ -81,7 +81,9 @@ class Rank:
         bases = (ctypes.c_uint64 * 2)(self.heap, 0)
         params.program, params.local_base = ctypes.addressof(text), ctypes.addressof(local)
         params.heap_bases, params.network, params.spin_polls = ctypes.addressof(bases), self.network, 4
-        self.library.distmk_join(self.library.distmk_start(ctypes.addressof(params)))
+        handle = ctypes.c_void_p()
+        self.library.distmk_start(ctypes.addressof(params), ctypes.addressof(handle))
+        self.library.distmk_join(ctypes.addressof(handle))
 
     @property
     def abort(self) -> int:

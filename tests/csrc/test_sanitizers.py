@@ -70,7 +70,8 @@ def test_random_graphs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("far", [DELAY, FAR, FAR + DELAY], ids=["delayed", "network", "both"])
 def test_far_ranks(far: tuple[str, ...], size: tuple[int, int], tmp_path: Path) -> None:
     """Ranks on virtual nodes of their own: puts come late and overtake each other, or go through sockets."""
-    for graph in (graphs.ring(*size), graphs.all_reduce(*size), tiny_decode(*size)):
+    across_hosts = tiny_decode(*size, host_sizes=(1,) * size[0])
+    for graph in (graphs.ring(*size), graphs.all_reduce(*size), tiny_decode(*size), across_hosts):
         program = compile_graph(graph)
         assert_clean(run_ranks(tool("thread"), program, tmp_path, *far, iterations=10), size[0])
 

@@ -15,6 +15,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.faults import (
@@ -29,7 +30,7 @@ from support.faults import (
     write_config,
 )
 from support.helpers import Finished, Runner, under_mpirun, with_ranks
-from support.machine import FAR, environment, on, require, sharing
+from support.machine import FAR, environment, on, require, sharing, virtual_hosts
 from support.tiny_config import tiny_config
 
 from distmk.backends.defaults import backend_choices
@@ -151,7 +152,8 @@ def test_a_far_rank_hears_of_a_hang(runner: Runner, command: Command) -> None:
 
 def lose_a_signal(runner: Runner, command: Command, backend: str, consumer: str, env: dict[str, str]) -> None:
     source, target = (0, 1) if consumer == "iteration barrier" else (1, 0)
-    options = DecodeOptions(2, WORKERS[backend], max_seqs=2, max_model_len=4116, **backend_choices(backend))
+    sizes: dict[str, Any] = {"max_seqs": 2, "max_model_len": 4116, "host_sizes": virtual_hosts(env, 2)}
+    options = DecodeOptions(2, WORKERS[backend], **sizes, **backend_choices(backend))
     program = compile_graph(lower(build_model(CONFIG), options))
     event, waiter = event_between(program, source, target, consumer)
     fault = {"DISTMK_FAULT_DROP_SIGNAL": f"{source},{target},{event},7"}

@@ -23,6 +23,12 @@ FAR = {"DISTMK_VIRTUAL_NODE_SIZE": "1"}  # every rank on a node of its own, whic
 SHARING = ("DISTMK_RANKS_PER_GPU", "DISTMK_VIRTUAL_NODE_SIZE")  # passed on to jobs
 
 
+def virtual_hosts(env: dict[str, str], num_ranks: int) -> tuple[int, ...]:
+    """The host sizes of ranks on the virtual nodes that `env` makes."""
+    size = int(env.get("DISTMK_VIRTUAL_NODE_SIZE", num_ranks))
+    return tuple(min(size, num_ranks - first) for first in range(0, num_ranks, size))
+
+
 @functools.cache
 def num_gpus() -> int:
     if why_no_cuda():

@@ -77,7 +77,12 @@ def assert_clean(done: subprocess.CompletedProcess[str], num_ranks: int) -> None
     assert done.stdout.count("abort 0") == num_ranks, done.stdout
 
 
-def tiny_decode(num_ranks: int, num_workers: int, attention_launch: Literal["massive", "spread"] = "massive") -> Graph:
+def tiny_decode(
+    num_ranks: int,
+    num_workers: int,
+    attention_launch: Literal["massive", "spread"] = "massive",
+    host_sizes: tuple[int, ...] = (),
+) -> Graph:
     """A decode step of a Llama of two layers, with attention splits of at least 4 positions."""
     options = DecodeOptions(
         num_ranks,
@@ -88,6 +93,7 @@ def tiny_decode(num_ranks: int, num_workers: int, attention_launch: Literal["mas
         max_splits=4,
         min_split=4,
         attention_launch=attention_launch,
+        host_sizes=host_sizes,
     )
     return lower(build_model(tiny_config()), options)
 

@@ -177,6 +177,26 @@ def test_under_mpirun(tiny_model: Path, runner: Runner) -> None:
     assert plain.stdout == finished.stdout and "time on workers" not in plain.stderr
 
 
+def test_messages_between_hosts(tiny_model: Path, runner: Runner) -> None:
+    """The engine compiles for the hosts that it finds: as many messages for each all-reduce as there are pairs of hosts."""
+    path = runner.folder / "t.json"
+    command = ("generate", "--model", str(tiny_model), "--workers", "2", "--ranks", "3", "--trace", str(path), *PROMPTS)
+    finished = runner.distmk(*command, env={"DISTMK_VIRTUAL_NODE_SIZE": "2"})
+    assert finished.status == 0, finished.stderr
+    (line,) = (line for line in finished.stderr.splitlines() if line.startswith("messages between hosts"))
+    counts = dict(re.findall(r"([a-z_.]+) (\d+)", line.partition("(")[2]))
+    assert counts == {
+        "embed.exchange": "2",
+        "o.exchange": "4",
+        "down.exchange": "4",
+        "sample": "1",
+        "scheduler_step": "1",
+    }
+    assert line.startswith("messages between hosts, an iteration: 12 (")
+    plain = runner.distmk("generate", "--model", str(tiny_model), *PROMPTS)
+    assert plain.stdout == finished.stdout and "messages between hosts" not in plain.stderr
+
+
 def test_a_stream_that_is_left(tiny_model: Path, runner: Runner) -> None:
     """It has no trace, and the next call has one."""
     script = f"""

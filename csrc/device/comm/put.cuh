@@ -1,4 +1,4 @@
-// putmem_signal as a task: copies a region, or the batch's rows of a block, to another rank, then signals the task's
+// putmem_signal as a task: copies a region, or the batch's rows of a buffer, to another rank, then signals the task's
 // triggers there.
 #pragma once
 #include "runtime/context.h"

@@ -7,6 +7,7 @@ namespace distmk {
 // Whether the body polls its blocks' elements instead of waiting for events.
 DISTMK_FN bool sum_polls(const RankState& state, const SumArgs& args) { return args.polls && !state.transport; }
 
+// A block is [rows, num], with block_gap elements between its rows.
 // dst[row, i] = (add ? dst[row, i] : 0) + sum over b of blocks[b, row, i] in float32, and its bf16 copy. IN_FLIGHT
 // blocks are loaded before the first is added; more take another trip to memory.
 DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
@@ -25,11 +26,12 @@ DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
   for (uint32_t i = context.team.index; i < count; i += context.team.size) {
     const uint32_t row = i < args.num ? 0 : i / args.num, column = i - row * args.num;  // divisions are slow
     float* out = dst + uint64_t{row} * args.dst_stride + column;
-    const uint32_t place = opaque(row * args.out_bf16_stride + column);  // computed before the elements arrive
+    const uint32_t in_block = opaque(i + row * args.block_gap);          // opaque: computed before the elements arrive
+    const uint32_t place = opaque(row * args.out_bf16_stride + column);  // likewise
     float sum = args.add ? __ldcg(out) : 0.0f;
 #pragma unroll 1
     for (uint32_t first = 0; first < num_blocks; first += IN_FLIGHT) {
-      float* const element = blocks + first * step + i;
+      float* const element = blocks + first * step + in_block;
       const uint32_t left = num_blocks - first;
       float value[IN_FLIGHT];
       context.poll(polls, [&] {
@@ -47,7 +49,7 @@ DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
     if (out_bf16) out_bf16.store(place, sum);  // first, as other workers poll it
     *out = sum;
 #pragma unroll 1
-    for (uint32_t b = 0; args.polls && b < num_blocks; ++b) lamport_reset(blocks + b * step + i);
+    for (uint32_t b = 0; args.polls && b < num_blocks; ++b) lamport_reset(blocks + b * step + in_block);
   }
   if (polls) context.inputs_polled();
 }

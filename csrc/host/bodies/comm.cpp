@@ -17,13 +17,13 @@ void body_put(Context& context, const PutArgs& args) {
 // Adds in the order of the blocks, whatever order they arrive in, so that every rank gets the same bits.
 void body_sum(Context& context, const SumArgs& args) {
   const uint32_t num_rows = rows_of(context.batch(args.batch));
-  const uint64_t step = args.block_stride / sizeof(float);
+  const uint64_t step = args.block_stride / sizeof(float), pitch = args.num + args.block_gap;
   float* blocks = context.at<float>(args.blocks);
   float* dst = context.at<float>(args.dst);
   auto* out_bf16 = context.at<uint16_t>(args.out_bf16);
   const uint32_t first = args.add ? 0 : 1;  // the first block to add, not to start from
   for (uint32_t row = 0; row < num_rows; ++row) {
-    const float* in = blocks + uint64_t{row} * args.num;
+    const float* in = blocks + row * pitch;
     float* out = dst + uint64_t{row} * args.dst_stride;
     uint32_t i = 0;
     for (; i + LANES <= args.num; i += LANES) {
@@ -39,7 +39,7 @@ void body_sum(Context& context, const SumArgs& args) {
     if (out_bf16) to_bf16(out_bf16 + uint64_t{row} * args.out_bf16_stride, out, args.num);
   }
   clear(context.at<uint16_t>(args.reset), num_rows, args.out_bf16_stride, args.num);
-  if (args.polls) clear(blocks, args.num_blocks, step, num_rows * args.num);
+  for (uint32_t b = 0; args.polls && b < args.num_blocks; ++b) clear(blocks + b * step, num_rows, pitch, args.num);
 }
 
 }  // namespace distmk

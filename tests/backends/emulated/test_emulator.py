@@ -22,6 +22,7 @@ import pytest
 from support import graphs
 from support.faults import check_hang, event_between, write_config
 from support.helpers import Runner, alone, under_mpirun
+from support.machine import FAR, virtual_hosts
 from support.tiny_config import tiny_config
 
 from distmk.abi import COMBINE_WIDTH, MAX_ROWS
@@ -48,7 +49,6 @@ DEADLINE_S = 8  # beside other tests an iteration may take seconds without being
 CONFIG = tiny_config(hidden_size=192, intermediate_size=320, head_dim=32)
 OPTIONS = ("--workers", str(WORKERS), "--max-num-seqs", "4", "--max-model-len", "64", "--ignore-eos", "--json")
 PROMPTS = ("--prompt-ids", "1,2,3", ",".join(map(str, range(5, 38))), "--max-new-tokens", "6")
-FAR = {"DISTMK_VIRTUAL_NODE_SIZE": "1"}  # every rank on a node of its own, which no pointer reaches
 SEED = os.environ.get("DISTMK_TEST_EMULATOR_SEED") or str(int.from_bytes(os.urandom(4), "little"))
 
 
@@ -271,7 +271,8 @@ def test_nothing_is_left_after_an_abort(runner: Runner, tmp_path: Path) -> None:
 )
 def test_signal_that_never_comes(runner: Runner, tmp_path: Path, consumer: str, nodes: dict[str, str]) -> None:
     source, target = (0, 1) if consumer == "iteration barrier" else (1, 0)
-    options = DecodeOptions(2, WORKERS, max_seqs=4, max_model_len=64, **backend_choices("emulated"))
+    sizes: Any = {"max_seqs": 4, "max_model_len": 64, "host_sizes": virtual_hosts(nodes, 2)}
+    options = DecodeOptions(2, WORKERS, **sizes, **backend_choices("emulated"))
     event, waiter = event_between(compile_graph(lower(build_model(CONFIG), options)), source, target, consumer)
     fault = {"DISTMK_FAULT_DROP_SIGNAL": f"{source},{target},{event},4", "DISTMK_EMULATOR_SEED": SEED, **nodes}
     command = generate_arguments(tmp_path, "emulated", "--deadline", str(DEADLINE_S), "--ranks", "2")

@@ -45,19 +45,6 @@ class Result(NamedTuple):
     error: str | None
 
 
-class Output(NamedTuple):
-    """`operand` of a task that writes a matrix of `cols` columns; the part that it writes, and in how many rows of the buffer."""
-
-    operand: Region
-    written: Region
-    num_rows: int
-    cols: int
-
-    def read(self, memory: Memory) -> npt.NDArray[np.float32]:
-        """The matrix, [rows, cols]."""
-        return f32(memory, self.written, self.num_rows).reshape(-1, self.cols)
-
-
 @dataclass
 class Board:
     """`graph` with the content of its buffers before the launch (poison unless given) and the expectations after it.
@@ -98,14 +85,6 @@ class Board:
         before, after = (int(pad) for pad in self.rng.choice([0, 0, 1, 4, 7, 8], 2))
         buffer = self.buffer(before + cols + after, rows, dtype, space)
         return buffer.at(rank, before, before + cols)
-
-    def output(self, rank: int, cols: int, num_rows: int, room: int) -> Output:
-        """Memory for a float32 matrix of `num_rows` rows, with room for `room`: columns of a buffer, or half the time a block."""
-        if room > 1 and self.rng.random() < 0.5:
-            block = self.padded(rank, cols * room, 1)
-            return Output(block, self.writable(block._replace(end=block.begin + cols * num_rows)), 1, cols)
-        columns = self.padded(rank, cols, room)
-        return Output(columns, self.writable(columns, num_rows), num_rows, cols)
 
     def fill(self, region: Region, data: npt.NDArray[Any] | torch.Tensor) -> Region:
         """Give the first rows of a region, as many as `data` has."""

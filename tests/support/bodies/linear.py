@@ -9,7 +9,7 @@ import torch
 from support import reference
 from support.arrays import ROUNDING, assert_close
 from support.batches import decode_batch
-from support.bodies.board import Board, Output, f32
+from support.bodies.board import Board, f32
 from support.bodies.memory import Memory
 
 from distmk.abi import MAX_ROWS, Batch, Epilogue, Space
@@ -96,21 +96,17 @@ def columns(board: Board, rank: int, error: float, epilogue: Epilogue, k: int, n
     batch, _ = batch_of(board, rank, num_rows)
     paired = epilogue is Epilogue.SWIGLU
     product = Product(board, error, k, n, num_rows, paired)
-    if epilogue is Epilogue.STORE:
-        out = board.output(rank, n, product.rows, product.room)
-    else:
-        dst = board.writable(board.padded(rank, n, product.room, dtype="bf16" if paired else "f32"), product.rows)
-        out = Output(dst, dst, product.rows, n)
+    out = board.writable(board.padded(rank, n, product.room, dtype="bf16" if paired else "f32"), product.rows)
     old = torch.randn(product.rows, n)
     if epilogue is Epilogue.ADD:
-        board.fill(out.written, old)
+        board.fill(out, old)
     out_bf16 = None
     if not paired and board.rng.random() < 0.5:
         out_bf16 = board.writable(board.padded(rank, n, product.room, dtype="bf16"), product.rows)
-    what = product.add(rank, out.operand, epilogue, batch, out_bf16=out_bf16)
+    what = product.add(rank, out, epilogue, batch, out_bf16=out_bf16)
 
     def check(memory: Memory) -> None:
-        got = out.read(memory)
+        got = f32(memory, out, product.rows)
         assert_close("", got, *_after_epilogue(product, epilogue, old))
         if out_bf16:  # bit for bit
             assert_close("rounded ", f32(memory, out_bf16, product.rows), torch.from_numpy(got).bfloat16().float(), 0)

@@ -30,15 +30,14 @@ def nop(board: Board, rank: int, to: int) -> None:
 
 
 def embed(board: Board, num_rows: int, pushed: bool) -> None:
-    """Columns of the table's rows, perhaps as a block; pushed, every rank's block in every rank's slots."""
+    """Columns of the table's rows; pushed, every rank's block in every rank's slots."""
     k = int(board.rng.integers(8, 300))
     begin = int(board.rng.integers(0, k))
     n = int(board.rng.integers(1, k - begin + 1))
     room = MAX_ROWS * n
     slots = board.buffer(room * board.num_ranks, space=Space.HEAP) if pushed else None
     for rank in range(board.num_ranks):
-        own = board.padded(rank, n, MAX_ROWS) if board.rng.integers(2) else board.padded(rank, room, 1)
-        out = slots.at(rank, rank * room, (rank + 1) * room) if slots else own
+        out = slots.at(rank, rank * room, (rank + 1) * room) if slots else board.padded(rank, n, MAX_ROWS)
         _embed(board, rank, num_rows, (k, begin, n), out, pushed)
     for rank in range(board.num_ranks) if slots else ():  # what was pushed is read before more may come
         sink = board.writable(board.padded(rank, slots.cols, 1))
@@ -72,14 +71,13 @@ def _embed(board: Board, rank: int, num_rows: int, cols: tuple[int, int, int], o
             num_ranks=board.num_ranks,
         )
     )
-    is_block = out.buffer.rows == 1
     for target in range(board.num_ranks) if pushed else (rank,):
         # A block is [rows, n] without gaps, whatever room there is.
-        region = Region(out.buffer, target, out.begin, out.begin + (num_rows * n if is_block else n))
-        board.writable(region, 1 if is_block else num_rows)
+        region = Region(out.buffer, target, out.begin, out.begin + (num_rows * n if pushed else n))
+        board.writable(region, 1 if pushed else num_rows)
 
         def check(memory: Memory, region: Region = region) -> None:
-            assert_close("", f32(memory, region, 1 if is_block else num_rows).reshape(num_rows, n), want, 0)
+            assert_close("", f32(memory, region, 1 if pushed else num_rows).reshape(num_rows, n), want, 0)
             if out_bf16:
                 assert_close("rounded ", f32(memory, out_bf16, num_rows), want, 0)
 
@@ -100,16 +98,15 @@ def put(board: Board, rank: int, to: int) -> None:
 
 
 def put_rows(board: Board, rank: int, to: int, num_rows: int) -> None:
-    """The rows of the batch of a block, and no others."""
+    """The rows of the batch of a buffer, and no others."""
     n = int(board.rng.integers(1, 200))
     batch, _ = batch_of(board, rank, num_rows)
-    data, block = torch.randn(num_rows, n), board.buffer(MAX_ROWS * n, space=Space.HEAP)
-    board.fill(block.at(rank, 0, num_rows * n), data)
-    dst = board.buffer(MAX_ROWS * n, space=Space.HEAP).at(to)
-    out = board.writable(dst._replace(end=num_rows * n))
-    what = f"put of {num_rows} rows of {n} from rank {rank}"
-    board.graph.add(Put(rank, what, src=block.at(rank), dst=dst, batch=batch))
-    board.expect(to, "put", what, lambda memory: assert_close("", f32(memory, out), data.reshape(1, -1), 0), of=rank)
+    src, dst = (board.buffer(n, MAX_ROWS, space=Space.HEAP).at(where) for where in (rank, to))
+    data, what = torch.randn(num_rows, n), f"put of {num_rows} rows of {n} from rank {rank}"
+    board.fill(src, data)
+    board.writable(dst, num_rows)
+    board.graph.add(Put(rank, what, src=src, dst=dst, batch=batch))
+    board.expect(to, "put", what, lambda memory: assert_close("", f32(memory, dst, num_rows), data, 0), of=rank)
 
 
 def affine(board: Board, rank: int) -> None:
@@ -146,30 +143,37 @@ def sines(board: Board, rank: int) -> None:
 
 
 def sum_of_blocks(board: Board, rank: int, n: int, num_rows: int, add: bool) -> None:
-    """Several blocks of n columns at equal distances, with room between them."""
+    """Several blocks of n columns at equal distances with room between them, or columns of every row."""
     batch, _ = batch_of(board, rank, num_rows)
     rows, room, num_blocks = num_rows or 1, MAX_ROWS if num_rows else 1, int(board.rng.integers(1, 7))
-    stride = n * room + int(board.rng.integers(0, 5))
-    source = board.buffer(num_blocks * stride)
     data, old = torch.randn(num_blocks, rows, n), torch.randn(rows, n)
-    for b in range(num_blocks):
-        board.fill(source.at(rank, b * stride, b * stride + rows * n), data[b].reshape(1, -1))
-    dst = board.output(rank, n, rows, room)
+    if board.rng.integers(2):
+        stride = n * room + int(board.rng.integers(0, 5))
+        source = board.buffer(num_blocks * stride)
+        blocks = tuple(source.at(rank, b * stride, b * stride + n * room) for b in range(num_blocks))
+        for block, values in zip(blocks, data, strict=True):
+            board.fill(block._replace(end=block.begin + rows * n), values)
+    else:
+        stride = n + int(board.rng.integers(0, 5))
+        source = board.buffer(num_blocks * stride, room)
+        blocks = tuple(source.at(rank, b * stride, b * stride + n) for b in range(num_blocks))
+        for block, values in zip(blocks, data, strict=True):
+            board.fill(block, values)
+    dst = board.writable(board.padded(rank, n, room), rows)
     if add:
-        board.fill(dst.written, old)
+        board.fill(dst, old)
     out_bf16 = None
     if board.rng.integers(2):
         out_bf16 = board.writable(board.padded(rank, n, room, dtype="bf16"), rows)
     what = f"sum of {num_blocks} blocks of {n} rows={num_rows or 'one'} add={add}"
-    blocks = tuple(source.at(rank, b * stride, b * stride + n * room) for b in range(num_blocks))
-    board.graph.add(Sum(rank, what, blocks=blocks, dst=dst.operand, out_bf16=out_bf16, batch=batch, add=add))
+    board.graph.add(Sum(rank, what, blocks=blocks, dst=dst, out_bf16=out_bf16, batch=batch, add=add))
 
     def check(memory: Memory) -> None:
         total = old.clone() if add else torch.zeros_like(old)
         for block in data:
             total += block
         # Bit for bit: float32 additions in the order of the blocks.
-        assert_close("", dst.read(memory), total, 0)
+        assert_close("", f32(memory, dst, rows), total, 0)
         if out_bf16:
             assert_close("rounded ", f32(memory, out_bf16, rows), total.bfloat16().float(), 0)
 
