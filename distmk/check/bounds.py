@@ -179,6 +179,8 @@ class _Reader:
         begin, end = _columns(access, piece, offset)
         location = index * self.tables.num_ranks + access.rank
         all_rows = access.num_rows * access.row_bytes == piece.rows * (end - begin)
+        if self.step is not None and not all_rows:
+            raise ValueError(f"covers some of the {piece.rows} rows of {piece.name}")
         polls, resets = access.early and not access.write, access.clears and access.write and all_rows
         span = Span(access.write, location, begin, end, polls, resets)
         span = self.distinct.setdefault(span, span)

@@ -67,7 +67,7 @@ def _check_batch(tables: ProgramTables, accesses: Accesses, signals: Signals, fi
         index = int(tables.descriptor_of[0][step - int(tables.first_task[0])])
         batch = int(decode_args(tables.ranks[0].tasks[index]).batch)
         for operand, task in accesses.batches.items():
-            if operand not in (None, batch):
+            if operand not in (None, 0, batch):
                 text = f"works on a batch at {operand}, and the scheduler step makes one at {batch}"
                 findings.add("content", f"{tables.describe_task(task)} {text}")
     for rank, part in enumerate(tables.ranks):

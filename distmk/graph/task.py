@@ -51,7 +51,6 @@ class Access(NamedTuple):
 Content = tuple[str | int, ...] | None  # a name, and the numbers that the layout depends on
 CONSTANT: Content = ("constant",)
 BATCH: Content = ("batch",)
-CANDIDATES: Content = ("candidates",)
 
 
 def access(
@@ -60,20 +59,19 @@ def access(
     operand: int,
     row_bytes: int,
     num_rows: int = 1,
-    stride: int = 0,
+    stride: int | None = None,
     align_bytes: int = 4,
     content: Content = None,
 ) -> Access:
-    """The access at an operand, which holds space and offset; `stride` 0: rows without gaps."""
+    """The access at an operand, which holds space and offset; `stride` None: rows without gaps."""
     space, offset = split_operand(operand)
-    return Access(
-        write, rank, int(space), offset, row_bytes, num_rows, stride or row_bytes, align_bytes, content=content
-    )
+    pitch = row_bytes if stride is None else stride
+    return Access(write, rank, int(space), offset, row_bytes, num_rows, pitch, align_bytes, content=content)
 
 
 def constant_access(rank: int, operand: int, row_bytes: int, num_rows: int) -> Access:
     """The read of whole rows of a weight."""
-    return access(False, rank, operand, row_bytes, num_rows, content=CONSTANT)
+    return access(False, rank, operand, row_bytes, num_rows, None, 2 if row_bytes % 4 else 4, CONSTANT)
 
 
 def require(is_met: bool, text: str) -> None:

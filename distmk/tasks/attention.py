@@ -351,7 +351,7 @@ def _check_attention(args: Any) -> None:
     check_splits(args)
     require(args.batch != 0, "there is no batch")
     require(args.head_dim % 2 == 0, "head_dim is odd")
-    require(args.page_size > 0 and args.num_pages > 0 and args.max_pages > 0, "there are no pages")
+    require(args.page_size > 0 and not args.page_size & (args.page_size - 1), "page_size is no power of two")
     require(args.group > 0 and args.num_q > 0, "there are no query heads")
     first, last = args.q_begin // args.group, (args.q_begin + args.num_q - 1) // args.group
     require(

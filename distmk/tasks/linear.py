@@ -12,7 +12,6 @@ from distmk.abi import MAX_FUSED_COMBINE_COLS, MAX_ROWS, Candidate, Epilogue
 from distmk.errors import UsageError
 from distmk.graph.regions import TILE_COLS, Region, Slab, row_stride
 from distmk.graph.task import (
-    CANDIDATES,
     Access,
     Layout,
     Task,
@@ -217,7 +216,7 @@ class Linear(Task):
         if args.batch:
             found.append(batch_access(rank, args.batch))
         if args.epilogue == Epilogue.ARGMAX:
-            found.append(access(True, rank, args.out, ctypes.sizeof(Candidate) * MAX_ROWS, content=CANDIDATES))
+            found.append(access(True, rank, args.out, ctypes.sizeof(Candidate) * MAX_ROWS))
             if args.logits:
                 found.append(f32_access(True, rank, args.logits, args.n, rows, args.logits_stride))
             return found

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from distmk.abi import MAX_ROWS, BatcherState, Candidate
 from distmk.graph.regions import Region
-from distmk.graph.task import CANDIDATES, Access, Layout, Task, access, batch_access, require, task_type
+from distmk.graph.task import Access, Layout, Task, access, batch_access, require, task_type
 from distmk.tasks.attention import page_table_content
 
 CANDIDATES_BYTES = ctypes.sizeof(Candidate) * MAX_ROWS
@@ -59,8 +59,8 @@ class Sample(Task):
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         require(args.candidates != args.out, "the candidates are the output")
         return [
-            access(False, rank, args.candidates, CANDIDATES_BYTES * args.num_tasks, content=CANDIDATES),
-            *(access(True, to, args.out, CANDIDATES_BYTES, content=CANDIDATES) for to in sorted({0, rank})),
+            access(False, rank, args.candidates, CANDIDATES_BYTES * args.num_tasks),
+            *(access(True, to, args.out, CANDIDATES_BYTES) for to in sorted({0, rank})),
             batch_access(rank, args.batch),
         ]
 
@@ -128,14 +128,14 @@ class SchedulerStep(Task):
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         require(args.num_ranks == num_ranks, "num_ranks is not that of the program")
         require(1 <= args.max_slots <= MAX_ROWS, "max_slots is out of range")
-        require(args.page_size > 0, "there are no pages")
+        require(args.page_size > 0 and not args.page_size & (args.page_size - 1), "page_size is no power of two")
         require(args.max_positions <= args.page_size * args.max_pages, "a sequence has more positions than pages")
         state_bytes = ctypes.sizeof(BatcherState) + 4 * args.num_pages
         pages = page_table_content(args)
         table = access(False, rank, args.page_table, 4 * MAX_ROWS * args.max_pages, content=pages)
         state = access(False, rank, args.state, state_bytes, content=("scheduler state",))
         return [
-            access(False, rank, args.candidates, CANDIDATES_BYTES * args.num_ranks, content=CANDIDATES),
+            access(False, rank, args.candidates, CANDIDATES_BYTES * args.num_ranks),
             state,
             state._replace(write=True),
             table,

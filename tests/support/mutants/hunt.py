@@ -91,7 +91,7 @@ def mutants_of(made: Subject, num: int, random_: random.Random) -> list[Mutant]:
     return found
 
 
-def hunt(kind: str, num: int, seed: int) -> Iterator[tuple[Mutant, str]]:
+def hunt(kind: str, num: int, seed: int | str) -> Iterator[tuple[Mutant, str]]:
     """The accepted ones of `num` mutations of a kind of program, with what is wrong with them ("" : nothing)."""
     library = load_runtime()
     made, random_ = subject(kind), random.Random(f"{seed} {kind}")
@@ -105,7 +105,7 @@ def hunt(kind: str, num: int, seed: int) -> Iterator[tuple[Mutant, str]]:
     assert not differing(made.program, *outcomes), f"{kind}: {differing(made.program, *outcomes)}"
     jobs = [lambda mutant=mutant: mutant.outcome(library, whole) for mutant in accepted]
     for index, what in each_in_child(jobs):
-        yield accepted[index], verdict_on(made, accepted[index].key, what)
+        yield accepted[index], verdict_on(accepted[index].key, what)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import mmap
 import os
 import pickle
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from support.mutants.programs import Subject, ranks_of
 
-from distmk.abi import Candidate, Control, LaunchParams, Request, Space, TokenEvent, WaitRecordABI
+from distmk.abi import Control, LaunchKind, LaunchParams, Request, Space, TokenEvent, WaitRecordABI
 from distmk.program.program import Program, decode_args
 from distmk.tasks import TASK_TYPES
 
@@ -58,8 +59,10 @@ class Outcome(NamedTuple):
     abort: int
 
 
-def _requests(decodes: bool) -> tuple[Any, Any, int]:
-    prompts = PROMPTS if decodes else ()
+def _requests(program: Program, decodes: bool) -> tuple[Any, Any, int]:
+    """As the host submits them: prompts that leave room for a token."""
+    longest = max_positions(program) - 1 if decodes else 0
+    prompts = [(min(length, longest), new) for length, new in PROMPTS] if longest > 0 else []
     requests = (Request * max(1, len(prompts)))()
     tokens, num_new = [], 0
     for index, (length, new) in enumerate(prompts):
@@ -67,6 +70,12 @@ def _requests(decodes: bool) -> tuple[Any, Any, int]:
         tokens += [(7 * index + i) % 100 for i in range(length)]
         num_new += new
     return requests, (ctypes.c_int32 * max(1, len(tokens)))(*tokens), num_new
+
+
+def max_positions(program: Program) -> int:
+    """Positions of a sequence, by the scheduler step."""
+    steps = [desc for desc in program.ranks[0].tasks if desc.launch == LaunchKind.SCHEDULER]
+    return int(decode_args(steps[0]).max_positions) if steps else 0
 
 
 def initial(subject: Subject, program: Program) -> dict[tuple[int, int], Bytes]:
@@ -95,7 +104,7 @@ def run(
     memories = {key: Guarded(len(image)) for key, image in before.items()}
     for key, image in before.items():
         memories[key].bytes[:] = image
-    requests, prompts, num_tokens = _requests(subject.decodes)
+    requests, prompts, num_tokens = _requests(program, subject.decodes)
     tokens = (TokenEvent * max(1, num_tokens))()
     count, eos = ctypes.c_uint64(0), ctypes.c_int32(-1)
     ranks = range(program.num_ranks)
@@ -201,6 +210,7 @@ def each_in_child(jobs: Sequence[Callable[[], Any]], step_s: float = STEP_S) -> 
 
 
 def _serve(jobs: Sequence[Callable[[], Any]], out: int) -> None:
+    faulthandler.disable()  # a crash is a result
     try:
         for job in jobs:
             raw = pickle.dumps(job())
@@ -228,5 +238,3 @@ def _results(source: int, step_s: float) -> Iterator[Any]:
             pending = pending[4 + size :]
             until = time.monotonic() + step_s
 
-
-assert ctypes.sizeof(Candidate) == 8

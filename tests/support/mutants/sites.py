@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from distmk.abi import LaunchKind, TaskDesc
+from distmk.abi import LaunchKind
 from distmk.program.layout import Placed
 from distmk.program.program import Program, decode_args
 
@@ -131,5 +131,3 @@ def values(site: Site, others: list[Site], random_: random.Random) -> list[Any]:
         drawn = [int(value) & most for value in drawn]
     return [value for value in drawn if value != old]
 
-
-assert dict(TaskDesc._fields_)["args"]
