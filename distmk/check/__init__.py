@@ -5,6 +5,7 @@ Each module proves something, and may rely on the ones before it:
 - `headers`: headers agree with the sections, with the memory layout and between ranks.
 - `structure`: every reference points at something; every worker runs the tasks it should, once.
 - `allocations`: allocations lie in their memory and apart. `bounds`: every access lies in one of them.
+- `contents`: tasks take bytes for the same. `scopes`: signals across ranks have system scope.
 - `thresholds`: every wait's threshold is its event's count an iteration. `deadlock`: nothing waits in a circle.
 - `happens_before`: vector clocks of two iterations. `counting`: a count stands for its tasks.
 - `early_start`: what has happened when a task may start before its waits are met.
@@ -24,6 +25,7 @@ import time
 from dataclasses import dataclass
 
 from distmk.check.bounds import check_bounds
+from distmk.check.contents import check_contents
 from distmk.check.counting import check_counting
 from distmk.check.deadlock import StartGraph
 from distmk.check.early_start import EarlyStart
@@ -32,6 +34,7 @@ from distmk.check.happens_before import HappensBefore
 from distmk.check.headers import check_headers
 from distmk.check.lamport import check_lamport
 from distmk.check.races import check_races
+from distmk.check.scopes import check_scopes
 from distmk.check.structure import check_structure
 from distmk.check.thresholds import check_thresholds
 from distmk.errors import CheckError
@@ -74,6 +77,8 @@ def _check(program: Program) -> Verdict:
     accesses = check_bounds(tables, findings)
     signals = check_thresholds(tables, findings)
     findings.raise_any()
+    check_scopes(tables, findings)
+    check_contents(tables, accesses, signals, findings)
     order = StartGraph(tables, signals).order(findings)
     _check_size(tables, findings)
     findings.raise_any()

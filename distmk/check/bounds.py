@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from distmk.abi import MAX_RANKS, Space
+import numpy as np
+
+from distmk.abi import MAX_RANKS, LaunchKind, Space
 from distmk.check.allocations import Allocations
 from distmk.check.findings import Findings
 from distmk.program.layout import Placed
 from distmk.program.program import decode_args
 from distmk.program.reader import ProgramTables
+from distmk.graph.task import CONSTANT, Content
 from distmk.tasks import TASK_TYPES, Access
 
 # Argument fields that say how many accesses there are: a damaged one must not make a list of billions.
@@ -32,6 +36,21 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Contents:
+    """What tasks take bytes for (`Access.content`), by location."""
+
+    typed: dict[int, dict[Content, list[Span]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
+    untyped_writes: dict[int, list[Span]] = field(default_factory=lambda: defaultdict(list))
+
+    def note(self, content: Content, span: Span) -> None:
+        """Record an access."""
+        if content:
+            self.typed[span.location][content].append(span)
+        elif span.write:
+            self.untyped_writes[span.location].append(span)
+
+
+@dataclass(frozen=True)
 class Accesses:
     """The accesses of all tasks."""
 
@@ -41,6 +60,8 @@ class Accesses:
     distinct: list[Span]  # every span once; equal spans are the same object
     skips_waits: list[int]  # tasks that may end before their waits are met
     skippable: list[int]  # tasks that may have nothing to do in an iteration
+    contents: Contents
+    batches: dict[int | None, int]  # operands of batch metadata (None: the type has none), and a task that has each
 
     def describe(self, span: Span) -> str:
         name, rank = self.allocations.describe(span.location)
@@ -60,6 +81,16 @@ class _Reader:
         self.distinct: dict[Span, Span] = {}
         self.skips_waits: list[int] = []
         self.skippable: list[int] = []
+        self.contents = Contents()
+        self.batches: dict[int | None, int] = {}
+        self.step = self._step_args()
+
+    def _step_args(self) -> Any:
+        """The arguments of the scheduler step; None without."""
+        found = np.flatnonzero(self.tables.tasks.launch == LaunchKind.SCHEDULER)
+        rank = int(self.tables.tasks.rank[found[0]]) if len(found) else 0
+        index = self.tables.descriptor_of[rank][found[0] - self.tables.first_task[rank]] if len(found) else None
+        return None if index is None else decode_args(self.tables.ranks[rank].tasks[int(index)])
 
     def run(self) -> Accesses:
         spans, targets = [], []
@@ -73,7 +104,16 @@ class _Reader:
                 if self.tables.tasks.spread[task] and targets[-1] - {rank}:
                     text = "writes to other ranks, where a push would count for all instances of its worker"
                     self.findings.add("spread", f"{self.tables.describe_task(task)} {text}")
-        return Accesses(self.allocations, spans, targets, list(self.distinct), self.skips_waits, self.skippable)
+        return Accesses(
+            self.allocations,
+            spans,
+            targets,
+            list(self.distinct),
+            self.skips_waits,
+            self.skippable,
+            self.contents,
+            self.batches,
+        )
 
     def _spans(self, task: int, desc: Any, rank: int) -> tuple[Span, ...]:
         try:
@@ -87,6 +127,11 @@ class _Reader:
                 self.skips_waits.append(task)
             if kind.may_skip(args):
                 self.skippable.append(task)
+            if kind.num_instances(args) != desc.max_instances:
+                raise ValueError(f"they have {kind.num_instances(args)} instances, not {desc.max_instances}")
+            if self.step is not None:
+                kind.check_capacity(args, self.step)
+            self.batches.setdefault(getattr(args, "batch", None), task)
         except Exception as error:  # a damaged descriptor may hold any bytes
             self.findings.add("bounds", f"{self.tables.describe_task(task)}: arguments cannot be read ({error})")
             return ()
@@ -105,6 +150,10 @@ class _Reader:
             span = self.known[key]
             if span is not None:
                 found.append(span)
+        if len({span.location for span in found}) < len(found) and (where := _overlap(found)):
+            name = self.allocations.describe(where.location)[0]
+            text = f"writes bytes {where.begin} to {where.end} of a row of {name} that it also accesses otherwise"
+            self.findings.add("overlap", f"{self.tables.describe_task(task)} {text}")
         return tuple(found)
 
     def _locate(self, access: Access, rank: int) -> Span | None:
@@ -120,13 +169,23 @@ class _Reader:
         if piece.read_only:
             if access.write:
                 raise ValueError(f"hits {piece.name}, which is read only")
+            if access.content and access.content != CONSTANT:
+                raise ValueError(f"is of a {access.content[0]}, and {piece.name} is read only")
+            if access.content and not _is_whole_rows(access, piece, offset):
+                raise ValueError(f"is not of whole rows of {piece.name}, which has rows of {piece.row_bytes} bytes")
             return None
+        if access.content == CONSTANT:
+            raise ValueError(f"is ahead of the task's waits, and {piece.name} is not read only")
         begin, end = _columns(access, piece, offset)
         location = index * self.tables.num_ranks + access.rank
         all_rows = access.num_rows * access.row_bytes == piece.rows * (end - begin)
+        if self.step is not None and not all_rows:
+            raise ValueError(f"covers some of the {piece.rows} rows of {piece.name}")
         polls, resets = access.early and not access.write, access.clears and access.write and all_rows
         span = Span(access.write, location, begin, end, polls, resets)
-        return self.distinct.setdefault(span, span)
+        span = self.distinct.setdefault(span, span)
+        self.contents.note(access.content, span)
+        return span
 
     def _check_shape(self, access: Access, rank: int) -> None:
         num_ranks, align_bytes = self.tables.num_ranks, access.align_bytes
@@ -140,6 +199,32 @@ class _Reader:
             raise ValueError(f"is not aligned to {align_bytes} bytes")
         if access.num_rows > 1 and access.stride < access.row_bytes:
             raise ValueError(f"has rows that overlap (stride {access.stride})")
+
+
+def _is_whole_rows(access: Access, piece: Placed, offset: int) -> bool:
+    num_bytes, pitch = access.row_bytes * access.num_rows, piece.row_bytes
+    if access.row_bytes % 4 == 0 and piece.rows == 1:  # a vector
+        return True
+    return offset % pitch == 0 and (access.row_bytes == pitch if access.num_rows > 1 else num_bytes % pitch == 0)
+
+
+def _overlap(spans: list[Span]) -> Span | None:
+    """A span of a task's that it writes and that overlaps another one, unless it reads just what it writes."""
+    places = sorted({(*span[1:4], span.write) for span in spans})
+    ends: dict[bool, tuple[int, int]] = {}  # by whether it is written: location and end of the spans so far
+    num_writes = sum(span.write for span in spans)
+    if num_writes != sum(write for *_, write in places):
+        return next(span for span in spans if span.write)  # two writes of the same bytes
+    previous: tuple[int, ...] = ()
+    for location, begin, end, write in places:
+        for other in (False, True):
+            at, reach = ends.get(other, (-1, 0))
+            if (write or other) and at == location and reach > begin and previous[:3] != (location, begin, end):
+                return Span(True, location, begin, end)
+        known = ends.get(write, (-1, 0))
+        ends[write] = (location, max(end, known[1] if known[0] == location else 0))
+        previous = (location, begin, end, write)
+    return None
 
 
 def _columns(access: Access, piece: Placed, offset: int) -> tuple[int, int]:

@@ -72,9 +72,6 @@ class CellRange(NamedTuple):
     first: int
     end: int
 
-    def overlaps(self, other: CellRange) -> bool:
-        return self.cells is other.cells and self.first < other.end and other.first < self.end
-
 
 class LamportAccesses(NamedTuple):
     """A task's accesses to polled locations."""
@@ -153,10 +150,6 @@ class _Lamport:
                     f"polls {self._describe(accesses.polls[0])} before its waits are met, but is in no worker's queue"
                 )
                 self.findings.add("arrival", f"{self.tables.describe_task(task)} {text}")
-            for each in accesses.publishes if accesses.resets else ():
-                if any(each.overlaps(reset) for reset in accesses.resets):
-                    text = f"both publishes and resets bytes of {self._describe(each)}"
-                    self.findings.add("arrival", f"{self.tables.describe_task(task)} {text}")
         for task in self.before.accesses.skips_waits:
             if self.findings.full:
                 return

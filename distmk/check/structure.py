@@ -8,7 +8,7 @@ import ctypes
 
 import numpy as np
 
-from distmk.abi import LISTED, LaunchKind, TaskDesc, Trigger, Wait
+from distmk.abi import LISTED, TASK_ARGS_BYTES, LaunchKind, TaskDesc, Trigger, Wait
 from distmk.check.findings import Findings
 from distmk.program.reader import Descriptors, Ints, ProgramTables, as_array, queue_range
 from distmk.tasks import TASK_TYPES, SchedulerStep, Task
@@ -24,6 +24,7 @@ def check_structure(tables: ProgramTables, findings: Findings) -> None:
         _check_copies(tables, rank, descs, findings)
         _check_queues(tables, rank, descs, findings)
     _check_tasks(tables, findings)
+    _check_padding(tables, whole, findings)
     _check_spread(tables, findings)
     _check_records(tables, whole, "wait", findings)
     _check_wait_events(tables, findings)
@@ -83,6 +84,27 @@ def _check_tasks(tables: ProgramTables, findings: Findings) -> None:
     wrong = (tasks.max_instances < 1) | (massive & (tasks.max_instances * tables.num_schedulers > MAX_FIRINGS))
     for task in np.flatnonzero(wrong | (single & (tasks.max_instances != 1))):
         findings.add("task", f"{tables.describe_task(int(task))} has {tasks.max_instances[task]} instances")
+
+
+def _check_padding(tables: ProgramTables, whole: list[Descriptors], findings: Findings) -> None:
+    """Bytes of the arguments that the task's type does not use are zero."""
+    unused = {type_id: _unused_bytes(kind) for type_id, kind in TASK_TYPES.items()}
+    for rank, descs in enumerate(whole):
+        args = descs["args"].reshape(len(descs), TASK_ARGS_BYTES)
+        for type_id in np.unique(descs["type"]).tolist():
+            there = np.flatnonzero(descs["type"] == type_id)
+            for index in there[(args[there][:, unused.get(type_id, [])] != 0).any(axis=1)]:
+                text = "has arguments where its type has none"
+                findings.add("task", f"{tables.describe_task(int(tables.task_of[rank][index]))} {text}")
+
+
+def _unused_bytes(kind: type[Task]) -> list[int]:
+    used = set[int]()
+    for name, field, *_ in kind.Args._fields_:
+        if name not in ("pad", "reserved"):
+            begin = getattr(kind.Args, name).offset
+            used |= {*range(begin, begin + ctypes.sizeof(field))}
+    return [index for index in range(TASK_ARGS_BYTES) if index not in used]
 
 
 def _check_spread(tables: ProgramTables, findings: Findings) -> None:

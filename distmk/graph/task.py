@@ -29,6 +29,10 @@ class Access(NamedTuple):
     `align_bytes`, from byte `offset` of memory `space` of `rank`.
 
     early: a read that may come before the task's waits are met (polling). clears: a write of zeros (reset).
+
+    content: what the task takes the bytes for, where more than numbers depends on it: indices, or a layout that both sides work
+    out for themselves. All tasks must take them for the same. CONSTANT: memory that no task writes, which may be fetched ahead
+    of the task's waits, in whole rows.
     """
 
     write: bool
@@ -41,14 +45,39 @@ class Access(NamedTuple):
     align_bytes: int = 4
     early: bool = False
     clears: bool = False
+    content: Content = None
+
+
+Content = tuple[str | int, ...] | None  # a name, and the numbers that the layout depends on
+CONSTANT: Content = ("constant",)
+BATCH: Content = ("batch",)
 
 
 def access(
-    write: bool, rank: int, operand: int, row_bytes: int, num_rows: int = 1, stride: int = 0, align_bytes: int = 4
+    write: bool,
+    rank: int,
+    operand: int,
+    row_bytes: int,
+    num_rows: int = 1,
+    stride: int | None = None,
+    align_bytes: int = 4,
+    content: Content = None,
 ) -> Access:
-    """The access at an operand, which holds space and offset; `stride` 0: rows without gaps."""
+    """The access at an operand, which holds space and offset; `stride` None: rows without gaps."""
     space, offset = split_operand(operand)
-    return Access(write, rank, int(space), offset, row_bytes, num_rows, stride or row_bytes, align_bytes)
+    pitch = row_bytes if stride is None else stride
+    return Access(write, rank, int(space), offset, row_bytes, num_rows, pitch, align_bytes, content=content)
+
+
+def constant_access(rank: int, operand: int, row_bytes: int, num_rows: int) -> Access:
+    """The read of whole rows of a weight."""
+    return access(False, rank, operand, row_bytes, num_rows, None, 2 if row_bytes % 4 else 4, CONSTANT)
+
+
+def require(is_met: bool, text: str) -> None:
+    """Raises ValueError(text) for arguments of a task that contradict each other."""
+    if not is_met:
+        raise ValueError(text)
 
 
 Columns = Callable[[bool, int, int, int, int, int], Access]  # bf16_access or f32_access
@@ -152,6 +181,15 @@ class Task:
         raise NotImplementedError
 
     @classmethod
+    def num_instances(cls, args: Any) -> int:
+        """What `max_instances` was for the task with arguments `args`."""
+        return 1
+
+    @classmethod
+    def check_capacity(cls, args: Any, step: Any) -> None:
+        """Raise ValueError if the scheduler step with arguments `step` makes batches that the task cannot do."""
+
+    @classmethod
     def skips_waits(cls, args: Any) -> bool:
         """Whether the task may be complete before its waits are met, in iterations of many rows (`completes_early`)."""
         return cls.completes_early is not None and bool(getattr(args, cls.completes_early.field))
@@ -201,4 +239,4 @@ def rows_of(batch_operand: int) -> int:
 
 def batch_access(rank: int, batch: int, write: bool = False) -> Access:
     """The whole batch metadata."""
-    return access(write, rank, batch, ctypes.sizeof(Batch))
+    return access(write, rank, batch, ctypes.sizeof(Batch), content=BATCH)

@@ -8,8 +8,8 @@ from typing import Literal
 from distmk.abi import MAX_ROWS, LaunchKind
 from distmk.errors import UsageError
 from distmk.graph.hosts import host_ranks
+from distmk.tasks.attention import MAX_SPLITS
 
-MAX_SPLITS = 32  # of a sequence's positions: the combine gives each split a lane of one warp
 ATTENTION_LAUNCHES = {"massive": LaunchKind.MASSIVE, "spread": LaunchKind.SPREAD}
 
 

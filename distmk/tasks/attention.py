@@ -8,11 +8,32 @@ from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import COMBINE_SLICE, COMBINE_WIDTH, FUSED_PARTIAL_HEADER, MAX_ROWS, PARTIAL_FLOATS, POSITIONS_PER_PASS
+from distmk.abi import (
+    COMBINE_SLICE,
+    COMBINE_WIDTH,
+    FUSED_PARTIAL_HEADER,
+    MAX_ROWS,
+    PARTIAL_FLOATS,
+    POSITIONS_PER_PASS,
+    split_operand,
+)
 from distmk.graph.regions import Region, Slab
-from distmk.graph.task import Access, Layout, Task, access, batch_access, f32_access, task_type
+from distmk.graph.task import (
+    Access,
+    Content,
+    Layout,
+    Task,
+    access,
+    batch_access,
+    constant_access,
+    f32_access,
+    require,
+    task_type,
+)
 
 ANY_LENGTH = 2**31 - 1
+MAX_SPLITS = 32  # of a sequence's positions: the combine gives each split a lane of one warp
+FUSED_HEAD_ELEMENTS = 64  # a fused combine takes heads of a multiple of so many
 LONG_SPLITS = 4  # times `min_split`: the split length from which a single row gets more than COMBINE_WIDTH splits
 
 
@@ -47,12 +68,25 @@ def fused_combine_len(split_budget: int, max_splits: int, min_split: int) -> int
     return longest if min(split_budget, max_splits) >= fewest_more else ANY_LENGTH
 
 
+def splits_content(name: str, args: Any) -> Content:
+    """The content of partials: writer and readers work out from these arguments which splits there are."""
+    return (name, args.head_dim, args.max_splits, args.min_split, args.split_budget, args.fused_combine_len)
+
+
+def check_splits(args: Any) -> None:
+    """Raise ValueError for arguments that give no splits."""
+    require(args.head_dim > 0, "head_dim is 0")
+    require(1 <= args.max_splits <= MAX_SPLITS, "max_splits is out of range")
+    require(args.min_split > 0 and args.split_budget > 0, "there are no splits")
+
+
 def fused_partial_bytes(args: Any, num_heads: int) -> int:
     """Bytes of the fused partials that a task writes or reads. Raises ValueError if its `fused_combine_len` is not that of its
     splits.
     """
     if args.fused_combine_len != fused_combine_len(args.split_budget, args.max_splits, args.min_split):
         raise ValueError(f"fused_combine_len is {args.fused_combine_len}")
+    require(args.head_dim % FUSED_HEAD_ELEMENTS == 0, "a fused combine of heads that are no multiple of 64")
     return 2 * fused_partial_cols(num_heads, args.head_dim, args.max_splits)
 
 
@@ -262,24 +296,69 @@ class Attention(Task):
         )
 
     @classmethod
+    def num_instances(cls, args: Any) -> int:
+        return int(args.num_kv * MAX_ROWS * args.max_splits)
+
+    @classmethod
+    def check_capacity(cls, args: Any, step: Any) -> None:
+        require(step.max_positions <= args.num_positions, "the rope table has too few positions")
+        fewest = min(COMBINE_WIDTH, args.split_budget, args.max_splits) if step.max_slots == 1 else 1
+        is_long = step.max_positions > fewest * POSITIONS_PER_PASS
+        require(bool(args.long_splits or not is_long), "a split may be longer than long_splits says")
+
+    @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        _check_attention(args)
         qkv_cols = (args.num_q + 2 * args.num_kv) * args.head_dim
         cache_bytes = 2 * args.num_pages * args.num_kv * args.page_size * args.head_dim
         part_bytes = 4 * args.num_q * num_slices(args.head_dim) * partial_cols(args.max_splits)
         qkv = f32_access(False, rank, args.qkv, qkv_cols, MAX_ROWS, args.qkv_stride)
         found = [
             qkv._replace(early=bool(args.polls)),
-            access(False, rank, args.rope, 4 * args.num_positions * args.head_dim),
-            access(False, rank, args.page_table, 4 * MAX_ROWS * args.max_pages),
+            constant_access(rank, args.rope, 4 * args.head_dim, args.num_positions),
+            access(
+                False, rank, args.page_table, 4 * MAX_ROWS * args.max_pages, content=page_table_content(args)
+            ),
             batch_access(rank, args.batch),
-            access(True, rank, args.partials, part_bytes),
+            access(True, rank, args.partials, part_bytes, content=splits_content("partials", args)),
         ]
         if args.fused_partials:
-            found.append(access(True, rank, args.fused_partials, fused_partial_bytes(args, args.num_q), align_bytes=16))
-        if args.reset:
-            reset = access(True, rank, args.reset, fused_partial_bytes(args, args.num_q), align_bytes=16)
-            found.append(reset._replace(clears=True))
+            fused = access(
+                True,
+                rank,
+                args.fused_partials,
+                fused_partial_bytes(args, args.num_q),
+                align_bytes=16,
+                content=splits_content("fused partials", args),
+            )
+            found.append(fused)
+            if args.reset:
+                space, offset = split_operand(args.reset)
+                found.append(fused._replace(space=int(space), offset=offset, clears=True))
+        pages: Content = ("KV cache", args.page_size, args.num_pages, args.num_kv, args.head_dim)
         for cache in (args.k_cache, args.v_cache):
-            found += [access(False, rank, cache, cache_bytes), access(True, rank, cache, cache_bytes)]
-        found += [access(False, rank, norm, 4 * args.head_dim) for norm in (args.q_norm, args.k_norm) if norm]
+            found += [access(write, rank, cache, cache_bytes, content=pages) for write in (False, True)]
+        found += [constant_access(rank, norm, 4, args.head_dim) for norm in (args.q_norm, args.k_norm) if norm]
         return found
+
+
+def page_table_content(args: Any) -> Content:
+    """The content of the page table, by the arguments of attention or of the scheduler step."""
+    return ("page table", args.page_size, args.max_pages, args.num_pages)
+
+
+def _check_attention(args: Any) -> None:
+    check_splits(args)
+    require(args.batch != 0, "there is no batch")
+    require(args.head_dim % 2 == 0, "head_dim is odd")
+    require(args.page_size > 0 and not args.page_size & (args.page_size - 1), "page_size is no power of two")
+    require(args.group > 0 and args.num_q > 0, "there are no query heads")
+    first, last = args.q_begin // args.group, (args.q_begin + args.num_q - 1) // args.group
+    require(
+        args.kv_begin <= first and last < args.kv_begin + args.num_kv and args.q_begin + args.num_q < 2**32,
+        "a query head has no KV head",
+    )
+    require((args.kv_begin + args.num_kv) * args.group < 2**32, "there are too many KV heads")
+    require(args.polls <= 1 and args.long_splits <= 1, "a flag is neither 0 nor 1")
+    if not args.fused_partials:
+        require(not args.fused_combine_len and not args.reset, "there are no fused partials")

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from distmk.abi import MAX_ROWS
 from distmk.graph.regions import Region
-from distmk.graph.task import Access, Layout, Task, access, batch_access, task_type, vector_accesses
-from distmk.tasks.attention import AttentionShape, partial_cols, slice_begin
+from distmk.graph.task import Access, Layout, Task, access, batch_access, require, task_type, vector_accesses
+from distmk.tasks.attention import AttentionShape, check_splits, partial_cols, slice_begin, splits_content
 
 
 class CombineArgs(ctypes.Structure):
@@ -94,9 +94,13 @@ class Combine(Task):
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        check_splits(args)
+        require(args.batch != 0, "there is no batch")
+        require(args.polls <= 1, "a flag is neither 0 nor 1")
         begin, end = args.first_slice, args.first_slice + args.num_slices
         first, last = (slice_begin(index, args.head_dim) for index in (begin, end))
-        part = access(False, rank, args.partials, 4 * args.num_slices * partial_cols(args.max_splits))
+        part_bytes = 4 * args.num_slices * partial_cols(args.max_splits)
+        part = access(False, rank, args.partials, part_bytes, content=splits_content("partials", args))
         out, reset = args.out + 2 * first, args.reset and args.reset + 2 * first
         found = [
             part._replace(early=bool(args.polls)),

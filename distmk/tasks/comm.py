@@ -20,6 +20,7 @@ from distmk.graph.task import (
     access,
     batch_access,
     f32_access,
+    require,
     rows_of,
     task_type,
     vector_accesses,
@@ -179,6 +180,9 @@ class Sum(Task):
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        require(args.num_blocks > 0, "there are no blocks")
+        require(args.add <= 1 and args.polls <= 1, "a flag is neither 0 nor 1")
+        require(bool(args.out_bf16 or not args.reset), "there is no out_bf16 to reset")
         rows = rows_of(args.batch)
         blocks = [
             f32_access(False, rank, args.blocks + b * args.block_stride, args.num, rows, args.num + args.block_gap)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from distmk.errors import UsageError
 from distmk.graph.regions import Region
-from distmk.graph.task import Access, Layout, Task, access, task_type
+from distmk.graph.task import Access, Layout, Task, access, require, task_type
 
 
 def check_same_cols(src: Region, dst: Region) -> None:
@@ -19,6 +19,9 @@ def check_same_cols(src: Region, dst: Region) -> None:
         return  # Graph.add reports the missing operand
     if src.cols != dst.cols or src.buffer.dtype != dst.buffer.dtype or src.buffer.rows != 1 or dst.buffer.rows != 1:
         raise UsageError(f"{src} and {dst} must be of one row, the same dtype and the same number of columns")
+
+
+MAX_SINES = 2**20
 
 
 class NopArgs(ctypes.Structure):
@@ -106,3 +109,8 @@ class Sine(_ElementWise):
 
     def encode(self, layout: Layout) -> ctypes.Structure:
         return SineArgs(layout.operand(self.src), layout.operand(self.dst), self.src.cols, self.times)
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        require(args.times <= MAX_SINES, f"there are more than {MAX_SINES} sines, which would look like a hang")
+        return super().accesses(args, rank, num_ranks)

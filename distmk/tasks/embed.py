@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from distmk.abi import Epilogue
 from distmk.graph.regions import Region, Slab
-from distmk.graph.task import Access, Layout, Task, access, batch_access, task_type
-from distmk.tasks.linear import output_accesses
+from distmk.graph.task import Access, Layout, Task, batch_access, constant_access, require, task_type
+from distmk.tasks.linear import check_epilogue, output_accesses
 
 
 class EmbedArgs(ctypes.Structure):
@@ -86,6 +86,10 @@ class Embed(Task):
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
-        table_bytes = 2 * args.k * (args.last_token - args.first_token)
-        found = [access(False, rank, args.table, table_bytes), batch_access(rank, args.batch)]
+        check_epilogue(args)
+        require(args.epilogue in (Epilogue.STORE, Epilogue.PUSH), "the epilogue is neither STORE nor PUSH")
+        require(args.col_begin + args.n <= args.k, "columns that the table does not have")
+        require(bool(args.out_bf16 or not args.reset), "there is no out_bf16 to reset")
+        num_tokens = args.last_token - args.first_token
+        found = [constant_access(rank, args.table, 2 * args.k, num_tokens), batch_access(rank, args.batch)]
         return found + output_accesses(args, rank, num_ranks, args.n)

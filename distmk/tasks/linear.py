@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from distmk.abi import MAX_FUSED_COMBINE_COLS, MAX_ROWS, Candidate, Epilogue
 from distmk.errors import UsageError
-from distmk.graph.regions import Region, Slab
+from distmk.graph.regions import TILE_COLS, Region, Slab
 from distmk.graph.task import (
     Access,
     Layout,
@@ -18,12 +18,14 @@ from distmk.graph.task import (
     access,
     batch_access,
     bf16_access,
+    constant_access,
     f32_access,
+    require,
     rows_of,
     task_type,
     vector_accesses,
 )
-from distmk.tasks.attention import AttentionShape, fused_partial_bytes
+from distmk.tasks.attention import AttentionShape, check_splits, fused_partial_bytes, splits_content
 
 
 def output_accesses(args: Any, rank: int, num_ranks: int, num_cols: int) -> list[Access]:
@@ -189,22 +191,28 @@ class Linear(Task):
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        _check_linear(args)
         rows, halves = rows_of(args.batch), 2 if args.epilogue == Epilogue.SWIGLU else 1
         x = bf16_access(False, rank, args.x, args.k, rows, args.x_stride)
         found = [
             x._replace(early=bool(args.polls)),
-            access(False, rank, args.weight, 2 * args.k_pitch * args.n * halves),
+            constant_access(rank, args.weight, 2 * args.k_pitch, args.n * halves),
         ]
         if args.epilogue == Epilogue.ADD:
             old = f32_access(False, rank, args.out, args.n, rows, args.out_stride)
             found.append(old._replace(early=bool(args.polls)))
         if args.fused_partials:
             fused_partials = access(
-                False, rank, args.fused_partials, fused_partial_bytes(args, args.k // args.head_dim), align_bytes=16
+                False,
+                rank,
+                args.fused_partials,
+                fused_partial_bytes(args, args.k // args.head_dim),
+                align_bytes=16,
+                content=splits_content("fused partials", args),
             )
             found.append(fused_partials._replace(early=bool(args.polls)))
         if args.bias:
-            found.append(access(False, rank, args.bias, 4 * args.n * halves))
+            found.append(constant_access(rank, args.bias, 4, args.n * halves))
         if args.batch:
             found.append(batch_access(rank, args.batch))
         if args.epilogue == Epilogue.ARGMAX:
@@ -213,3 +221,25 @@ class Linear(Task):
                 found.append(f32_access(True, rank, args.logits, args.n, rows, args.logits_stride))
             return found
         return found + output_accesses(args, rank, num_ranks, args.n)
+
+
+def check_epilogue(args: Any) -> None:
+    """Raise ValueError for operands that the epilogue of a linear task or of the embedding does not have."""
+    require(args.epilogue in (Epilogue.STORE, Epilogue.ADD) or not args.out_bf16, "the epilogue has no out_bf16")
+    require(args.epilogue not in (Epilogue.PUSH, Epilogue.ARGMAX) or not args.reset, "the epilogue has no reset")
+
+
+def _check_linear(args: Any) -> None:
+    check_epilogue(args)
+    require(args.epilogue <= max(Epilogue), "the epilogue is unknown")
+    require(args.epilogue == Epilogue.ARGMAX or not args.logits, "the epilogue has no logits")
+    require(args.normalized <= 1 and args.polls <= 1, "a flag is neither 0 nor 1")
+    require(args.k_pitch in (args.k, -(-args.k // TILE_COLS) * TILE_COLS), "rows of the weight are not of k columns")
+    require(args.x not in (args.out, args.out_bf16, args.reset), "x is an output")
+    if args.fused_partials:
+        require(args.batch != 0 and args.epilogue != Epilogue.ARGMAX, "a fused combine without a batch, or before ARGMAX")
+        check_splits(args)
+        require(args.k % args.head_dim == 0 and args.k <= MAX_FUSED_COMBINE_COLS, "a fused combine of other heads than x")
+        require(args.fused_partials not in (args.out, args.out_bf16, args.reset), "the fused partials are an output")
+    else:
+        require(not args.fused_combine_len, "there are no fused partials")

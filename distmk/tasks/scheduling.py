@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 from distmk.abi import MAX_ROWS, BatcherState, Candidate
 from distmk.graph.regions import Region
-from distmk.graph.task import Access, Layout, Task, access, batch_access, task_type
+from distmk.graph.task import Access, Layout, Task, access, batch_access, require, task_type
+from distmk.tasks.attention import page_table_content
 
 CANDIDATES_BYTES = ctypes.sizeof(Candidate) * MAX_ROWS
 
@@ -56,9 +57,10 @@ class Sample(Task):
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        require(args.candidates != args.out, "the candidates are the output")
         return [
             access(False, rank, args.candidates, CANDIDATES_BYTES * args.num_tasks),
-            *(access(True, target, args.out, CANDIDATES_BYTES) for target in sorted({0, rank})),
+            *(access(True, to, args.out, CANDIDATES_BYTES) for to in sorted({0, rank})),
             batch_access(rank, args.batch),
         ]
 
@@ -124,15 +126,20 @@ class SchedulerStep(Task):
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
-        table_bytes = 4 * MAX_ROWS * args.max_pages
+        require(args.num_ranks == num_ranks, "num_ranks is not that of the program")
+        require(1 <= args.max_slots <= MAX_ROWS, "max_slots is out of range")
+        require(args.page_size > 0 and not args.page_size & (args.page_size - 1), "page_size is no power of two")
+        require(args.max_positions <= args.page_size * args.max_pages, "a sequence has more positions than pages")
         state_bytes = ctypes.sizeof(BatcherState) + 4 * args.num_pages
-        found = [
+        pages = page_table_content(args)
+        table = access(False, rank, args.page_table, 4 * MAX_ROWS * args.max_pages, content=pages)
+        state = access(False, rank, args.state, state_bytes, content=("scheduler state",))
+        return [
             access(False, rank, args.candidates, CANDIDATES_BYTES * args.num_ranks),
-            access(False, rank, args.state, state_bytes),
-            access(True, rank, args.state, state_bytes),
-            access(False, rank, args.page_table, table_bytes),
+            state,
+            state._replace(write=True),
+            table,
+            *(table._replace(write=True, rank=peer) for peer in range(num_ranks)),
             batch_access(rank, args.batch),
+            *(batch_access(peer, args.batch, write=True) for peer in range(num_ranks)),
         ]
-        for peer in range(args.num_ranks):
-            found += [batch_access(peer, args.batch, write=True), access(True, peer, args.page_table, table_bytes)]
-        return found

@@ -11,7 +11,7 @@ import pytest
 from support.lamport import COLS, Slots, accepted, all_reduce, refused, taking
 from support.mutate import Mutator
 from support.oracle import Oracle
-from support.programs import complaint, find, model_graph
+from support.programs import complaint, find, model_graph, refusal
 
 from distmk.abi import MAX_ROWS, NO_EVENT, Batch, BatcherState, LaunchKind, Space
 from distmk.errors import UsageError
@@ -101,8 +101,8 @@ def test_no_task_both_publishes_and_resets() -> None:
     accepted(program)
     args = decode_args(find(program, "sum"))
     args.dst = args.blocks
-    text = refused(program)
-    assert "arrival: sum (rank 0, worker 0) both publishes and resets bytes of slots[bytes 0:64] on rank 0" in text
+    assert Oracle(program).faults == {"overlap"}
+    assert "overlap: sum (rank 0, worker 0) writes bytes 0 to 64 of a row of slots that it also" in refusal(program)
 
 
 def test_resets_happen_before_polls() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import random
 
@@ -11,10 +12,10 @@ from support.mutate_spread import SpreadMutator, queue_lists, rebuild
 from support.oracle import Oracle
 from support.programs import copies, find, refusal
 
-from distmk.abi import LaunchKind
+from distmk.abi import TASK_ARGS_BYTES, LaunchKind, TaskDesc
 from distmk.errors import UsageError
 from distmk.program.program import compile_graph
-from distmk.tasks import Affine, Put
+from distmk.tasks import Affine, Nop, Put
 
 
 def test_every_worker_has_a_copy() -> None:
@@ -92,5 +93,6 @@ def test_spread_tasks_stay_on_their_rank() -> None:
     program = compile_graph(graph)
     assert "spread: linear (rank 0, every worker) streams weights" in refusal(program)
     for desc in copies(program, "linear"):
-        desc.type = Affine.type_id
+        desc.type, desc.max_instances = Nop.type_id, 1
+        ctypes.memset(ctypes.addressof(desc) + TaskDesc.args.offset, 0, TASK_ARGS_BYTES)
     assert "spread: send (rank 0, every worker) writes to other ranks" in refusal(program)

@@ -147,6 +147,11 @@ def overtaken(num_ranks: int, num_workers: int) -> Graph:
 SHAPES = {f.__name__: f for f in (ring, all_reduce, push_reduce, pipeline, handed_out, spread, overtaken)}
 
 
+def _overlap(a: Region, b: Region) -> bool:
+    """Whether two regions have some columns in common, but are not the same."""
+    return a[:2] == b[:2] and a != b and a.begin < b.end and b.begin < a.end
+
+
 def _some(random_: random.Random, buffer: Buffer, rank: int, cols: int) -> Region:
     begin = random_.randrange(0, COLS - cols + 1, 2)
     return buffer.at(rank, begin, begin + cols)
@@ -167,17 +172,21 @@ def random_graph(random_: random.Random) -> Graph:
         worker = None if random_.random() < 0.5 else random_.randrange(num_workers)
         src = _some(random_, random_.choice(every), rank, cols)
         dst = _some(random_, random_.choice(every), rank, cols)
+        if _overlap(src, dst):  # a task must not write a part of what it reads
+            dst = src
         if choice < 0.3:
             kinds = [LaunchKind.AHEAD, LaunchKind.SINGLE, LaunchKind.MASSIVE, LaunchKind.SPREAD]
             launch = random_.choices(kinds, [6, 2, 1, 3])[0]
             graph.add(Affine(rank, op, worker if launch is LaunchKind.AHEAD else None, launch, src=src, dst=dst))
         elif choice < 0.6:
             to = _some(random_, random_.choice(shared), random_.randrange(num_ranks), cols)
+            if _overlap(src, to):
+                to = src
             graph.add(Put(rank, op, worker, src=src, dst=to))
         elif choice < 0.75:
             block, n = random_.choice(every), random_.choice([1, 2])
             blocks = tuple(block.at(rank, b * cols // n, (b + 1) * cols // n) for b in range(n))
-            to = random_.choice([wide, *every]).at(rank, 0, cols // n)
+            to = random_.choice([each for each in (wide, *every) if each is not block]).at(rank, 0, cols // n)
             out_bf16 = _some(random_, halves, rank, cols // n) if random_.random() < 0.5 else None
             graph.add(Sum(rank, op, worker, blocks=blocks, dst=to, out_bf16=out_bf16, add=random_.random() < 0.3))
         elif choice < 0.95:

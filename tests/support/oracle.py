@@ -15,10 +15,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from support.oracle_contents import meaning_faults
 from support.oracle_lamport import Run, Trace, arrival_faults, known_when_looking, touches_early
 from support.simulation import ITERATIONS, Event, Simulation, Task
 
 from distmk.abi import EVENT_STRIDE_BYTES, NO_EVENT, Control, JitEntry, JitRing, LaunchKind
+from distmk.graph.task import CONSTANT
 from distmk.program.program import Program, decode_args
 from distmk.tasks import TASK_TYPES
 
@@ -45,10 +47,13 @@ class Oracle:
             (rank, index): desc for rank, part in enumerate(self.ranks) for index, desc in enumerate(part.tasks)
         }
         self.tasks = dict(self.every)  # without all copies but the first
+        self.has_step = any(desc.launch == LaunchKind.SCHEDULER for desc in self.every.values())
         self._headers()
         self._copies()
         self._events()
         self._layout()
+        if not self.faults:
+            self.faults |= meaning_faults(self)
         if not self.faults:
             self._simulate()
         if not self.faults:
@@ -186,15 +191,26 @@ class Oracle:
                     self.faults.add("bounds")
             if piece.rows == 1 and access.num_rows > 1 and access.stride != access.row_bytes:
                 self.faults.add("bounds")
+            if piece.read_only and access.content:
+                at, pitch = access.offset - piece.offset, piece.row_bytes
+                size = access.row_bytes * access.num_rows
+                whole = at % pitch == 0 and (access.row_bytes == pitch if access.num_rows > 1 else size % pitch == 0)
+                if access.content != CONSTANT or not (whole or piece.rows == 1):
+                    self.faults.add("bounds")
             if not piece.read_only:
+                if access.content == CONSTANT:
+                    self.faults.add("bounds")
                 rows = set()
                 for b in begins:
                     at = b - piece.offset
                     rows |= {*range(at // piece.row_bytes, (at + access.row_bytes - 1) // piece.row_bytes + 1)}
                 clears = access.clears and len(rows) == piece.rows
+                if self.has_step and len(rows) != piece.rows:
+                    self.faults.add("bounds")
                 use = "look" if access.early else "clear" if clears else "fill" if access.write else "read"
                 for b in begins:
-                    yield Run(access.write, access.rank, access.space, b, b + access.row_bytes, use, piece.name)
+                    end = b + access.row_bytes
+                    yield Run(access.write, access.rank, access.space, b, end, use, piece.name, access.content)
 
     def _simulate(self) -> None:
         if not Simulation(self.program).finishes():

@@ -29,6 +29,7 @@ class Run(NamedTuple):
     end: int
     use: str
     piece: str
+    content: object = None  # what the task takes the bytes for
 
 
 def arrival_faults(oracle: Oracle) -> bool:

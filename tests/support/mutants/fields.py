@@ -1,0 +1,42 @@
+"""The words of a program that may change what it computes, if `check` accepts the change.
+
+A word that is not here must leave every tensor and token as it was. Whatever word was changed, the program must not crash, hang,
+write what it does not declare to write, or give other bits when it is run again.
+"""
+
+from __future__ import annotations
+
+from support.mutants.sites import Key
+
+# Values that no address, count or order depends on.
+LITERALS = {
+    "AffineArgs": {"scale", "shift"},
+    "SineArgs": {"times"},
+    "AttentionArgs": {"eps"},
+    "LinearArgs": {"eps", "first_token", "normalized", "epilogue"},  # the epilogue: STORE or ADD
+    "SumArgs": {"add", "polls"},  # without polls the blocks keep what was summed,
+    "CombineArgs": {"polls"},  # and partials what was combined
+    "EmbedArgs": {"first_token", "last_token", "col_begin"},
+    "SchedulerStepArgs": {"max_slots", "max_positions"},  # how many sequences at once, of which length
+}
+# How much, and where: another program, of which all is proved that is proved of this one. Its data are others.
+SHAPES = {
+    "AffineArgs": {"src", "dst", "num"},
+    "SineArgs": {"src", "dst", "num"},
+    "PutArgs": {"src", "dst", "num_bytes", "dst_rank", "batch"},
+    "SumArgs": {"blocks", "dst", "out_bf16", "reset", "batch", "block_stride", "num_blocks", "num"},
+    "LinearArgs": {"x", "weight", "bias", "out", "out_bf16", "reset", "logits", "batch", "k", "n"},
+    "EmbedArgs": {"table", "out", "out_bf16", "reset", "n"},
+    "AttentionArgs": {"qkv", "q_norm", "k_norm", "rope", "k_cache", "v_cache", "q_begin", "kv_begin", "group"},
+    "CombineArgs": {"partials", "out", "reset", "first_slice", "num_slices"},
+    "SampleArgs": {"candidates", "out", "num_tasks"},
+    "SchedulerStepArgs": {"candidates"},
+    "TaskDesc": {"type"},  # where the arguments suit both types
+}
+
+
+def verdict_on(key: Key, what: str) -> str:
+    """What is wrong with a mutation of word `key` after which a launch does `what`; "": nothing."""
+    struct, field = key
+    may_differ = field in LITERALS.get(struct, ()) or field in SHAPES.get(struct, ())
+    return "" if may_differ and what.startswith("differs") else what
