@@ -88,7 +88,13 @@ def test_read_back_as_compiled(cache: Path, compiled: list[Program]) -> None:
 def test_any_change_is_another_program() -> None:
     """A change of any field of the config or of the options."""
     other: dict[str, Any] = {"family": "llama", "rope_scaling": RopeScaling(8.0, 1.0, 4.0, 64), "bos_token_id": None}
-    other |= {"eos_token_ids": (3,), "rope_freq_factors": (1.0,) * 8, "num_schedulers": 2, "attention_launch": "spread"}
+    other |= {
+        "sliding_window": 64,
+        "eos_token_ids": (3,),
+        "rope_freq_factors": (1.0,) * 8,
+        "num_schedulers": 2,
+        "attention_launch": "spread",
+    }
 
     def changed(value: Any, name: str) -> Any:
         return other[name] if name in other else not value if isinstance(value, bool) else value * 2
