@@ -91,6 +91,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: seeded random weights")
     parser.add_argument("--seed", type=int, default=0, help="of dummy weights")
     parser.add_argument("--deadline", type=float, metavar="S", help="seconds without progress before giving up")
+    parser.add_argument("--echo", action="store_true", help="print each prompt before its completion")
     parser.add_argument("--ignore-eos", action="store_true", help="go on to the full number of tokens")
     parser.add_argument(
         "--trace",
@@ -132,7 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
                 for _ in tokens:
                     pass
             else:
-                _write(tokens, requests)
+                _write(tokens, requests, arguments.echo)
             if llm.rank == 0 and arguments.json:
                 _write_json(llm, requests)
         except BrokenPipeError:
@@ -159,15 +160,17 @@ def _check_trace(arguments: argparse.Namespace) -> int:
     return num_iterations or DEFAULT_TRACE_ITERATIONS
 
 
-def _write(tokens: Iterator[TokenOutput], requests: list[Request]) -> None:
-    """Stream the text of the first unfinished prompt; the text of later ones follows in order."""
+def _write(tokens: Iterator[TokenOutput], requests: list[Request], echo: bool) -> None:
+    """Stream the text of the first unfinished prompt, after the prompt itself if `echo`; later ones follow in order."""
     current, num_written = 0, 0
 
     def write_new() -> None:
         nonlocal current, num_written
         while current < len(requests):
             request = requests[current]
-            pieces = request.pieces if request.decoder else [f"{token} " for token in request.token_ids]
+            pieces = request.pieces if request.decoder else _ids(request.token_ids)
+            if echo:
+                pieces = ["".join(_ids(request.prompt_ids)) if request.prompt is None else request.prompt, *pieces]
             sys.stdout.write("".join(pieces[num_written:]))
             num_written = len(pieces)
             if request.finish_reason is None:
@@ -178,6 +181,10 @@ def _write(tokens: Iterator[TokenOutput], requests: list[Request]) -> None:
 
     for _ in tokens:
         write_new()
+
+
+def _ids(token_ids: list[int]) -> list[str]:
+    return [f"{token} " for token in token_ids]
 
 
 def _write_json(llm: LLM, requests: list[Request]) -> None:
