@@ -23,6 +23,7 @@ from distmk.check import check
 from distmk.errors import DistmkError, HangError, Interrupted, RankLostError, UsageError
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer
+from distmk.nvtx_ranges import nvtx_range
 from distmk.program.program import Program, RankProgram, compile_graph
 from distmk.serving.outcome import Outcome, first_stuck, gather_outcomes
 from distmk.trace import Trace, capacity_for, collect
@@ -157,6 +158,10 @@ class RunningLaunch:
         return collect(self._session.program, self._session.bootstrap, self._launch.trace(), num_iterations)
 
     def __iter__(self) -> Iterator[list[TokenEvent]]:
+        with nvtx_range("launch"):
+            yield from self._tokens()
+
+    def _tokens(self) -> Iterator[list[TokenEvent]]:
         launch, backend = self._launch, self._session.backend
         seen, over = 0, False
         next_check = time.monotonic()
