@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import BinaryIO
 
+from distmk.bootstrap import detect
 from distmk.cli.together import launcher_rank
 from distmk.console import progress
 from distmk.errors import UsageError
@@ -17,7 +18,8 @@ NOTHING = "there is nothing to complete; give --prompt TEXT, --prompt @FILE, --p
 
 
 def read_prompts(given: Sequence[str], others: bool) -> list[str]:
-    """The prompts of `--prompt`, those of other sources in their place; if there are none, nor `others`, what is piped in.
+    """The prompts of `--prompt`, those of other sources in their place; if there are none, nor `others`, nor a launcher, what is
+    piped in.
 
     `-` stands for standard input, `@FILE` for a file's text, `@@text` for the text `@text`. One line break at the end of a
     source is no part of it. Only rank 0, whose prompts count, reads. UsageError: a source cannot be read, or there is nothing.
@@ -26,10 +28,11 @@ def read_prompts(given: Sequence[str], others: bool) -> list[str]:
         return []
     if given or others:
         return [_read(text) for text in given]
-    piped = "" if sys.stdin is None or sys.stdin.isatty() else _standard_input()
-    if not piped:
+    piped = detect() in ("single", "local") and sys.stdin is not None and not sys.stdin.isatty()
+    text = _standard_input() if piped else ""
+    if not text:
         raise UsageError(NOTHING)
-    return [piped]
+    return [text]
 
 
 def _read(text: str) -> str:
@@ -41,6 +44,8 @@ def _read(text: str) -> str:
 
 
 def _standard_input() -> str:
+    if detect() == "mpi":  # Open MPI 5 does not pass the end on, and rank 0 would wait for ever
+        raise UsageError("under mpirun standard input may never end; give --prompt @FILE")
     if sys.stdin is None:
         raise UsageError("standard input is closed; give --prompt TEXT")
     try:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from distmk.abi import FinishReason
-from distmk.cli import build_parser, generate_command
+from distmk.cli import build_parser, generate_command, prompts
 from distmk.cli.prompts import MAX_BYTES, read_prompts
 from distmk.errors import ModelError, UsageError
 from distmk.weights import open_checkpoint
@@ -45,6 +45,13 @@ def test_what_is_piped_in(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_prompts([], False) == []
     monkeypatch.delenv("RANK")
     assert read_prompts([], False) == ["über"]
+    monkeypatch.setattr(prompts, "detect", lambda: "mpi")
+    monkeypatch.setattr(sys, "stdin", pipe(b"never read"))
+    with pytest.raises(UsageError, match="nothing to complete"):
+        read_prompts([], False)
+    with pytest.raises(UsageError, match="under mpirun standard input may never end; give --prompt @FILE"):
+        read_prompts(["-"], False)
+    monkeypatch.undo()
     for nothing in (pipe(b""), Terminal("never read"), None):
         monkeypatch.setattr(sys, "stdin", nothing)
         with pytest.raises(UsageError, match="nothing to complete; give --prompt TEXT"):
