@@ -75,6 +75,11 @@ def caches_programs() -> bool:
     return os.environ.get("DISTMK_PROGRAM_CACHE") != "0"
 
 
+def shows_progress() -> bool:
+    """Whether to say on stderr what takes long. DISTMK_PROGRESS=0: no."""
+    return os.environ.get("DISTMK_PROGRESS") != "0"
+
+
 def compiler() -> str:
     """DISTMK_CXX: the C++ compiler of the host runtime."""
     return os.environ.get("DISTMK_CXX") or os.environ.get("CXX") or "g++"

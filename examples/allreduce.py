@@ -32,7 +32,7 @@ def build(num_ranks: int, num_elements: int) -> tuple[distmk.Graph, Buffer]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--ranks", type=int, help="processes to start here, when there is no launcher")
     parser.add_argument("--elements", type=int, default=4096)
     arguments = parser.parse_args()

@@ -12,7 +12,7 @@ from distmk import LLM, SamplingParams
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model", help="a Hugging Face folder or a GGUF file")
     parser.add_argument("--ranks", type=int, help="processes to start here, when there is no launcher")
     arguments = parser.parse_args()

@@ -23,7 +23,7 @@ def build(num_ranks: int) -> tuple[distmk.Graph, object]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--ranks", type=int, help="processes to start here, when there is no launcher")
     parser.add_argument("--laps", type=int, default=100)
     arguments = parser.parse_args()

@@ -7,8 +7,7 @@ source "$ROOT/scripts/venv.sh"
 
 venv_with demo
 fetch_model
-prompt="The capital of France is"
+prompt="Photosynthesis is the process by which"
 say "distmk generate --ranks 2 --prompt '$prompt' (the runtime is compiled on first use)"
-printf '\n%s' "$prompt"
-"$PYTHON" -m distmk generate --model "$MODEL" --ranks 2 --max-new-tokens 48 --prompt "$prompt" "$@"
+"$PYTHON" -m distmk generate --model "$MODEL" --ranks 2 --max-new-tokens 25 --echo --prompt "$prompt" "$@"
 say "done"

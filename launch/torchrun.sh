@@ -21,6 +21,11 @@ else
     python=$(command -v python3) || { echo "torchrun.sh: no python3 found" >&2; exit 2; }
 fi
 
+if ! "$python" -c 'import sys, importlib.util as u; sys.exit(u.find_spec("torch") is None)'; then
+    echo "torchrun.sh: $python has no torch: $python -m pip install torch, or use --ranks $ranks or launch/mpirun.sh" >&2
+    exit 2
+fi
+
 # NVLink multicast is never needed here, and can disturb other users of the host.
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}

@@ -36,10 +36,10 @@ def run_drawing(arguments: argparse.Namespace) -> int:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parts = parser.add_subparsers(required=True, metavar="PART")
     for name, module in (("host", host), ("step", step), ("hops", hops)):
-        part = parts.add_parser(name, help=(module.__doc__ or "").splitlines()[0], description=module.__doc__)
+        part = parts.add_parser(name, help=(module.__doc__ or "").partition("\n")[0], description=module.__doc__)
         module.add_arguments(part)
         part.set_defaults(run=module.run)
     drawings = {

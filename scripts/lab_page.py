@@ -21,7 +21,7 @@ PAGE = ROOT / "examples" / "launch_lab" / "README.md"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, metavar="DIR", help="with lab.json and the plots")
     parser.add_argument(
         "--page", type=Path, default=PAGE, metavar="FILE", help="default: the one of examples/launch_lab"

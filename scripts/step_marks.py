@@ -32,7 +32,7 @@ def workers_of(text: str) -> slice:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add_work_arguments(parser)
     parser.add_argument("--workers", type=workers_of, default=slice(None), metavar="FIRST:END", help="of these alone")
     return parser.parse_args()

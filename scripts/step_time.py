@@ -32,7 +32,7 @@ IDLE_S = 2.0
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add_work_arguments(parser)
     parser.add_argument("--trace", action="store_true", help="also print where the time went (costs a little time)")
     parser.add_argument("--power", action="store_true", help="also measure the board's power (takes two seconds more)")

@@ -11,7 +11,8 @@ from support.helpers import ROOT
 # From the bottom to the top. A package stands for all its modules.
 LAYERS = [
     ["errors"],
-    ["abi", "console", "env", "gc_pause", "interrupts"],
+    ["abi", "env", "gc_pause", "interrupts", "nvtx_ranges"],
+    ["console"],
     ["model"],
     ["graph"],
     ["tasks", "weights"],

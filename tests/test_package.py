@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import json
+import os
 import shutil
 import subprocess
 import symtable
@@ -49,6 +50,27 @@ def test_wheel_is_whole(wheel: Path) -> None:
     want = python | {f"distmk/_csrc/{path.as_posix()}" for path in sources}
     want |= {f"distmk/_launch_lab/{path.as_posix()}" for path in rungs}
     assert held - {"distmk/py.typed"} == want, f"missing {sorted(want - held)}, not wanted {sorted(held - want)}"
+
+
+def test_editable_install_beside_the_clone(tmp_path: Path) -> None:
+    """In the parent folder of a clone named distmk, which Python would take for a namespace package; without docstrings."""
+    pytest.importorskip("setuptools", "77")
+    clone = tmp_path / "distmk"
+    shutil.copytree(ROOT / "distmk", clone / "distmk", ignore=shutil.ignore_patterns("__pycache__"))
+    for part in ("pyproject.toml", "LICENSE", "README.md"):
+        shutil.copy(ROOT / part, clone)
+    for part in ("csrc", "examples/launch_lab/lab"):
+        (clone / part).mkdir(parents=True)
+    code = f"from setuptools.build_meta import build_editable; print(build_editable({str(tmp_path)!r}))"
+    built = subprocess.run([sys.executable, "-c", code], cwd=clone, capture_output=True, text=True, timeout=120)
+    assert built.returncode == 0, built.stderr
+    with zipfile.ZipFile(tmp_path / built.stdout.split()[-1]) as archive:
+        archive.extractall(tmp_path / "site")
+    code = f"import site; site.addsitedir({str(tmp_path / 'site')!r}); from distmk import LLM; import distmk.cli as c; "
+    command = [sys.executable, "-OO", "-c", f"{code} print(LLM); c.main(['--help'])"]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "usage: distmk" in done.stdout, done.stderr
 
 
 @pytest.fixture

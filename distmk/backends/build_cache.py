@@ -23,8 +23,9 @@ from distmk.backends.cache_files import (
     publish,
     require_trusted,
 )
-from distmk.console import tell
+from distmk.console import progress, tell
 from distmk.errors import BuildError
+from distmk.nvtx_ranges import nvtx_range
 
 T = TypeVar("T")
 
@@ -37,12 +38,14 @@ def csrc_dir() -> Path:
     raise BuildError("the C++ sources (csrc) are not installed with this package; reinstall distmk")
 
 
-def cached(name: str, suffix: str, key: str, make: Callable[[Path], Path]) -> Path:
+def cached(name: str, suffix: str, key: str, make: Callable[[Path], Path], what: str = "") -> Path:
     """The file `<name>-<key><suffix>` of the cache, made by `make(scratch folder)` if it is not there as it was published.
+
+    `what` it is, for the line that says what takes so long (default: its name).
 
     BuildError: the cache folder cannot be written or trusted. Any BuildError of `make` passes through.
     """
-    return published(f"{name}-{key}{suffix}", lambda path: path, make)
+    return published(f"{name}-{key}{suffix}", lambda path: path, make, f"compiling {what or name}")
 
 
 def content_key(ingredients: Iterable[str], sources: Iterable[Path]) -> str:
@@ -59,12 +62,12 @@ def content_key(ingredients: Iterable[str], sources: Iterable[Path]) -> str:
     return digest.hexdigest()[:24]
 
 
-def published(file_name: str, read: Callable[[Path], T | None], make: Callable[[Path], Path]) -> T:
+def published(file_name: str, read: Callable[[Path], T | None], make: Callable[[Path], Path], doing: str) -> T:
     """The value that `read` returns for a file of the cache; while there is none, `make(scratch folder)` makes the file.
 
     A file that may not be loaded (`cache_files`), or for which `read` returns None, is made anew. Of several processes that
-    ask at once, one makes the file. CacheError: the cache folder cannot be written, or its disk is full. BuildError: the
-    folder cannot be trusted, or a file not be read back.
+    ask at once, one makes the file, and says that it is `doing` so if that takes long. CacheError: the cache folder cannot be
+    written, or its disk is full. BuildError: the folder cannot be trusted, or a file not be read back.
     """
     folder = env.cache_dir()
     target = folder / file_name
@@ -79,7 +82,8 @@ def published(file_name: str, read: Callable[[Path], T | None], make: Callable[[
             if found is None:
                 if fault not in (MISSING, NO_DIGEST):
                     tell(f"{target} {fault}; making it anew")
-                _make(target, make)
+                with progress(doing), nvtx_range(doing):
+                    _make(target, make)
                 found, fault = _find(target, read)
     except OSError as error:
         raise cannot_write(folder, error) from None

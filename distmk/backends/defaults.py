@@ -29,10 +29,13 @@ def choose_backend(wanted: str) -> str:
     return "host" if missing else "cuda"
 
 
+NO_GPU = "no NVIDIA GPU on this machine"
+
+
 def why_no_cuda() -> str | None:
     """Why the cuda backend cannot run here; None if it can. Imports nothing large."""
     if not Path("/proc/driver/nvidia").exists() and not Path("/dev/nvidiactl").exists():
-        return "no NVIDIA GPU on this machine"
+        return NO_GPU
     absent = [
         package
         for module, package in CUDA_PACKAGES.items()

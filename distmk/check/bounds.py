@@ -11,10 +11,10 @@ import numpy as np
 from distmk.abi import MAX_RANKS, LaunchKind, Space
 from distmk.check.allocations import Allocations
 from distmk.check.findings import Findings
+from distmk.graph.task import CONSTANT, Content
 from distmk.program.layout import Placed
 from distmk.program.program import decode_args
 from distmk.program.reader import ProgramTables
-from distmk.graph.task import CONSTANT, Content
 from distmk.tasks import TASK_TYPES, Access
 
 # Argument fields that say how many accesses there are: a damaged one must not make a list of billions.

@@ -51,7 +51,9 @@ def _check_writers(
     for content, spans in typed.items():
         for write in writes:
             if any(span.begin < write.end and write.begin < span.end for span in spans):
-                findings.add("content", f"{accesses.describe(write)} is {_name(content)}, and a task writes numbers there")
+                findings.add(
+                    "content", f"{accesses.describe(write)} is {_name(content)}, and a task writes numbers there"
+                )
 
 
 def _name(content: Content) -> str:

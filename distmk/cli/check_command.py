@@ -7,8 +7,10 @@ import time
 from typing import Any
 
 from distmk.backends.defaults import choose_model_len
-from distmk.check import check
+from distmk.check import Verdict, check
 from distmk.cli.generate_command import add_model_options
+from distmk.console import progress
+from distmk.errors import CheckError
 from distmk.lower import DecodeOptions, lower
 from distmk.model.operators import build_model
 from distmk.program.messages import messages_by_op
@@ -22,7 +24,8 @@ def add_to(commands: Any) -> None:
         "check",
         help="compile a model and prove its program",
         description="Compile a model for N ranks and prove that every wait is met, nothing deadlocks, every "
-        "conflicting access is ordered and every operand is in bounds. Needs the config only; nothing is run.",
+        "conflicting access is ordered and every operand is in bounds. Needs the config only; nothing is run. Exit status "
+        "3: the program is not correct.",
     )
     add_model_options(parser)
     parser.add_argument(
@@ -61,7 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
         host_sizes=arguments.host_sizes,
     )
     started = time.perf_counter()
-    program = compile_graph(lower(build_model(config), options))
+    with progress("compiling the program"):
+        program = compile_graph(lower(build_model(config), options))
     compiled = time.perf_counter()
     print(f"ranks     {options.num_ranks} x {options.num_workers} workers")
     for rank, part in enumerate(program.ranks):
@@ -76,6 +80,19 @@ def run(arguments: argparse.Namespace) -> int:
     if options.crosses_hosts:
         print(f"messages  {_messages(program)}")
     print(f"compiled  in {compiled - started:.1f} s", flush=True)
-    verdict = check(program)
-    print(f"verdict   proved in {time.perf_counter() - compiled:.1f} s: {verdict}")
+    try:
+        with progress("proving the program"):
+            verdict = check(program)
+    except CheckError:
+        print("verdict   not correct: it would not be run", flush=True)
+        raise
+    print(f"verdict   correct, proved in {time.perf_counter() - compiled:.1f} s: {_proved(verdict)}")
     return 0
+
+
+def _proved(verdict: Verdict) -> str:
+    return (
+        f"each of {verdict.num_waits} waits is met by its triggers, nothing deadlocks,\n"
+        f"          all {verdict.num_ordered_pairs} pairs of conflicting accesses are ordered, "
+        f"every operand of {verdict.num_tasks} tasks is in bounds"
+    )

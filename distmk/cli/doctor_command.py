@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from distmk.doctor import Finding, examine, is_fit
+from distmk.backends.defaults import NO_GPU, why_no_cuda
+from distmk.doctor import Finding, examine, excused, is_fit
 
 
 def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor",
         help="say what this machine has and lacks",
-        description="Check this machine: one line a check, ok, warn or missing, with what to do. Changes nothing but the "
-        "cache, where the host runtime is compiled. Exit status 1 if the backend asked for cannot run.",
+        description="Check this machine: one line a check, ok, warn, missing or unneeded, with what to do. Changes nothing "
+        "but the cache, where the host runtime is compiled. Exit status 1 if the backend asked for cannot run.",
     )
     parser.add_argument(
         "--backend",
@@ -25,11 +26,15 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    without_gpu = arguments.backend == "host" and why_no_cuda() == NO_GPU
     findings: list[Finding] = []
     for finding in examine():
-        print(finding, flush=True)
-        findings.append(finding)
+        findings.append(excused(finding) if without_gpu else finding)
+        print(findings[-1], flush=True)
     for backend in ("host", "cuda"):
         lacking = ", ".join(finding.name for finding in findings if not is_fit([finding], backend))
-        print(f"{backend} backend {f'cannot run here: see {lacking}' if lacking else 'can run here'}")
+        if backend == "cuda" and without_gpu:
+            print("cuda backend needs a GPU, and this machine has none: distmk doctor --backend cuda says what else")
+        else:
+            print(f"{backend} backend {f'cannot run here: see {lacking}' if lacking else 'can run here'}")
     return 0 if is_fit(findings, arguments.backend) else 1

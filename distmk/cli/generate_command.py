@@ -12,8 +12,9 @@ from typing import Any
 
 from distmk import trace
 from distmk.backends.defaults import BACKENDS
+from distmk.cli.prompts import read_prompts
 from distmk.cli.together import launcher_rank, refusing_together
-from distmk.console import discard_output
+from distmk.console import discard_output, tell
 from distmk.errors import UsageError
 from distmk.serving.llm import LLM
 from distmk.serving.requests import Request
@@ -33,9 +34,19 @@ def token_ids(text: str) -> list[int]:
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that every command about a model has."""
     parser.add_argument(
-        "--model", required=True, metavar="PATH", help="Hugging Face folder, .gguf file, or (dummy) a config or preset"
+        "-m",
+        "--model",
+        required=True,
+        metavar="PATH",
+        help="Hugging Face folder, .gguf file, or (dummy) a config or preset",
     )
-    parser.add_argument("--ranks", type=int, metavar="N", help="tensor-parallel ranks to start here (default 1)")
+    parser.add_argument(
+        "--ranks",
+        "--tensor-parallel-size",
+        type=int,
+        metavar="N",
+        help="tensor-parallel ranks to start here (default 1)",
+    )
     parser.add_argument("--workers", type=int, metavar="N", help="workers a rank (default: its share of the cores)")
     parser.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence in tokens (default 4096)")
     parser.add_argument("--max-num-seqs", type=int, default=16, metavar="N", help="sequences at once, 1 to 16")
@@ -49,7 +60,15 @@ def add_to(commands: Any) -> None:
         "Start it alone, with --ranks N, or on every rank under mpirun, torchrun or srun.",
     )
     add_model_options(parser)
-    parser.add_argument("--prompt", nargs="+", action="extend", default=[], metavar="TEXT", help="one or more prompts")
+    parser.add_argument(
+        "-p",
+        "--prompt",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="TEXT",
+        help="one or more prompts; - is standard input, which is also read if no prompt is given, @FILE a file's text",
+    )
     parser.add_argument(
         "--prompt-ids",
         nargs="+",
@@ -59,7 +78,9 @@ def add_to(commands: Any) -> None:
         metavar="1,2,3",
         help="prompts as token ids; they come after those given as text",
     )
-    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="tokens a prompt (default 64)")
+    parser.add_argument(
+        "--max-new-tokens", "--max-tokens", type=int, default=64, metavar="N", help="tokens a prompt (default 64)"
+    )
     parser.add_argument(
         "--schedulers",
         type=int,
@@ -70,6 +91,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: seeded random weights")
     parser.add_argument("--seed", type=int, default=0, help="of dummy weights")
     parser.add_argument("--deadline", type=float, metavar="S", help="seconds without progress before giving up")
+    parser.add_argument("--echo", action="store_true", help="print each prompt before its completion")
     parser.add_argument("--ignore-eos", action="store_true", help="go on to the full number of tokens")
     parser.add_argument(
         "--trace",
@@ -86,9 +108,7 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     with refusing_together():
-        prompts = [*arguments.prompt, *arguments.prompt_ids]
-        if not prompts:
-            raise UsageError("there is nothing to complete; give --prompt TEXT or --prompt-ids 1,2,3")
+        prompts = [*read_prompts(arguments.prompt, bool(arguments.prompt_ids)), *arguments.prompt_ids]
         params = SamplingParams(max_tokens=arguments.max_new_tokens, ignore_eos=arguments.ignore_eos)
         num_traced = _check_trace(arguments)
     started = time.perf_counter()
@@ -113,12 +133,13 @@ def run(arguments: argparse.Namespace) -> int:
                 for _ in tokens:
                     pass
             else:
-                _write(tokens, requests)
+                _write(tokens, requests, arguments.echo)
             if llm.rank == 0 and arguments.json:
                 _write_json(llm, requests)
         except BrokenPipeError:
             return discard_output()
         if llm.rank == 0:
+            _explain_blanks(requests)
             _write_statistics(llm, requests, loaded - started, time.perf_counter() - loaded)
         if llm.trace:
             trace.write(llm.trace, arguments.trace)
@@ -139,15 +160,17 @@ def _check_trace(arguments: argparse.Namespace) -> int:
     return num_iterations or DEFAULT_TRACE_ITERATIONS
 
 
-def _write(tokens: Iterator[TokenOutput], requests: list[Request]) -> None:
-    """Stream the text of the first unfinished prompt; the text of later ones follows in order."""
+def _write(tokens: Iterator[TokenOutput], requests: list[Request], echo: bool) -> None:
+    """Stream the text of the first unfinished prompt, after the prompt itself if `echo`; later ones follow in order."""
     current, num_written = 0, 0
 
     def write_new() -> None:
         nonlocal current, num_written
         while current < len(requests):
             request = requests[current]
-            pieces = request.pieces if request.decoder else [f"{token} " for token in request.token_ids]
+            pieces = request.pieces if request.decoder else _ids(request.token_ids)
+            if echo:
+                pieces = ["".join(_ids(request.prompt_ids)) if request.prompt is None else request.prompt, *pieces]
             sys.stdout.write("".join(pieces[num_written:]))
             num_written = len(pieces)
             if request.finish_reason is None:
@@ -158,6 +181,10 @@ def _write(tokens: Iterator[TokenOutput], requests: list[Request]) -> None:
 
     for _ in tokens:
         write_new()
+
+
+def _ids(token_ids: list[int]) -> list[str]:
+    return [f"{token} " for token in token_ids]
 
 
 def _write_json(llm: LLM, requests: list[Request]) -> None:
@@ -177,17 +204,31 @@ def _write_json(llm: LLM, requests: list[Request]) -> None:
         print(json.dumps(record), flush=True)
 
 
+def _explain_blanks(requests: list[Request]) -> None:
+    """Say why a completion has no text though the model finished."""
+    for number, request in enumerate(requests, 1):
+        if request.decoder and request.finish_reason == "stop" and not "".join(request.pieces).strip():
+            tell(
+                f"prompt {number} has a blank completion: the model ended it after {_counted(len(request.token_ids), 'token')}; "
+                "an Instruct model may want its chat template around the prompt, a base model the beginning of a sentence "
+                "(--ignore-eos goes on regardless)"
+            )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _write_statistics(llm: LLM, requests: list[Request], load_s: float, run_s: float) -> None:
     prompt_tokens = sum(len(request.prompt_ids) for request in requests)
     new_tokens = sum(len(request.token_ids) for request in requests)
     first_s = min(request.first_s for request in requests)
     decode_s = max(request.last_s for request in requests) - first_s
     parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in llm.load_s.items())
-    rate = (new_tokens - 1) / decode_s if new_tokens > 1 and decode_s > 0 else 0.0
-    print(
-        f"distmk: {llm.tensor_parallel_size} ranks x {llm.num_workers} workers on {llm.backend}, "
-        f"loaded in {load_s:.1f} s ({parts}); "
-        f"{prompt_tokens} prompt + {new_tokens} new tokens of {len(requests)} prompts in {run_s:.2f} s, "
-        f"{rate:.1f} tokens/s while decoding",
-        file=sys.stderr,
+    decoded = new_tokens - len(requests)  # the first token of each is the end of reading its prompt
+    rate = f", {decoded / decode_s:.1f} tokens/s while decoding" if decoded and decode_s > 0 else ""
+    ranks, workers = _counted(llm.tensor_parallel_size, "rank"), _counted(llm.num_workers, "worker")
+    tell(
+        f"{ranks} x {workers} on {llm.backend}, loaded in {load_s:.1f} s ({parts}); {prompt_tokens} prompt + "
+        f"{_counted(new_tokens, 'new token')} of {_counted(len(requests), 'prompt')} in {run_s:.2f} s{rate}"
     )

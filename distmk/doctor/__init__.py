@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -10,7 +11,7 @@ from distmk.doctor import gpus, host, network, tools
 from distmk.doctor.finding import Finding, first_line
 from distmk.errors import UsageError
 
-__all__ = ["Finding", "examine", "is_fit"]
+__all__ = ["Finding", "examine", "excused", "is_fit"]
 
 
 def examine() -> Iterator[Finding]:
@@ -34,6 +35,13 @@ def examine() -> Iterator[Finding]:
 def is_fit(findings: Sequence[Finding], backend: str) -> bool:
     """Whether `backend` (host or cuda) can run: nothing that it needs is missing."""
     return not any(finding.state == "missing" and finding.backend == backend for finding in findings)
+
+
+def excused(finding: Finding) -> Finding:
+    """What only the cuda backend lacks, as it looks on a machine without a GPU: unneeded, not missing."""
+    if finding.state != "missing" or finding.backend == "host":
+        return finding
+    return replace(finding, state="unneeded", text=f"not needed here: {finding.text}")
 
 
 def _safely(name: str, check: Callable[[], Finding], backend: Literal["cuda"] | None = None) -> Finding:

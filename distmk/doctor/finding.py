@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-State = Literal["ok", "warn", "missing"]
+State = Literal["ok", "warn", "missing", "unneeded"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`text` says what was found and, unless `state` is ok, what to do; `details` are lines below it.
+    """`text` says what was found and, if `state` is warn or missing, what to do; `details` are lines below it.
 
     `backend`: the backend that cannot run if `state` is missing; None: both can.
     """

@@ -27,10 +27,11 @@ from distmk.backends.host.shm import find_hosts
 from distmk.backends.weight_upload import fill_weights
 from distmk.bootstrap import Bootstrap, agree, agree_same
 from distmk.bootstrap.messages import gather_json, malformed
-from distmk.console import tell
+from distmk.console import progress, tell
 from distmk.errors import DistmkError, UsageError
 from distmk.lower import DecodeOptions
 from distmk.model.shards import shard_model
+from distmk.nvtx_ranges import nvtx_range
 from distmk.program.program import Program
 from distmk.serving.program_cache import proved_program
 from distmk.serving.session import RunningLaunch, Session
@@ -97,9 +98,9 @@ class Engine:
         self.num_workers = self._agree_on_workers()
         self.host_sizes = find_hosts(bootstrap)
         self.load_s: dict[str, float] = {}  # seconds by stage: program, runtime, weights
-        with self._timed("program"):
+        with self._stage("program", "compiling the program"):
             program = agree(bootstrap, self._program)
-        with self._timed("runtime"):
+        with self._stage("runtime", "starting the runtime"):
             self.session = Session(
                 program,
                 bootstrap,
@@ -109,16 +110,18 @@ class Engine:
                 scheduler_threads=args.num_schedulers is not None,
             )
         try:
-            with self._timed("weights"):
+            with self._stage("weights", "loading the weights"):
                 agree(bootstrap, self._upload)
         except DistmkError:
             self.session.close()  # raised on every rank alike
             raise
 
     @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
+    def _stage(self, stage: str, doing: str) -> Iterator[None]:
+        """A stage of loading: timed, on the profiler's timeline, and rank 0 says what takes long."""
         began = time.perf_counter()
-        yield
+        with progress(doing, shown=self.bootstrap.rank == 0), nvtx_range(doing):
+            yield
         self.load_s[stage] = time.perf_counter() - began
 
     def _agree_on_workers(self) -> int:

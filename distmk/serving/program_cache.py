@@ -43,7 +43,8 @@ def proved_program(config: ModelConfig, options: DecodeOptions, rank: int) -> Pr
         return scratch / "program"
 
     try:
-        program: Program = published(f"{PREFIX}{_key(config, options)}{SUFFIX}", lambda path: _read(path, rank), make)
+        name, doing = f"{PREFIX}{_key(config, options)}{SUFFIX}", "compiling and proving the program"
+        program: Program = published(name, lambda path: _read(path, rank), make, doing)
         if made:
             _make_room(env.cache_dir())
         return program

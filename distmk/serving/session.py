@@ -24,6 +24,7 @@ from distmk.errors import DistmkError, HangError, Interrupted, RankLostError, Us
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer
 from distmk.interrupts import deferred
+from distmk.nvtx_ranges import nvtx_range
 from distmk.program.program import Program, RankProgram, compile_graph
 from distmk.serving.outcome import Outcome, first_stuck, gather_outcomes
 from distmk.trace import Trace, capacity_for, collect
@@ -183,7 +184,8 @@ class RunningLaunch:
         Interrupted: the launch was ended by a call of `stop`, or by Ctrl-C on any rank; HangError, RankLostError: see `Session`.
         """
         try:
-            yield from self._take_tokens()
+            with nvtx_range("launch"):
+                yield from self._take_tokens()
             with deferred():
                 self._end(at_end)
         except BaseException as error:

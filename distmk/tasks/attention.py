@@ -316,9 +316,7 @@ class Attention(Task):
         found = [
             qkv._replace(early=bool(args.polls)),
             constant_access(rank, args.rope, 4 * args.head_dim, args.num_positions),
-            access(
-                False, rank, args.page_table, 4 * MAX_ROWS * args.max_pages, content=page_table_content(args)
-            ),
+            access(False, rank, args.page_table, 4 * MAX_ROWS * args.max_pages, content=page_table_content(args)),
             batch_access(rank, args.batch),
             access(True, rank, args.partials, part_bytes, content=splits_content("partials", args)),
         ]

@@ -237,9 +237,13 @@ def _check_linear(args: Any) -> None:
     require(args.k_pitch in (args.k, -(-args.k // TILE_COLS) * TILE_COLS), "rows of the weight are not of k columns")
     require(args.x not in (args.out, args.out_bf16, args.reset), "x is an output")
     if args.fused_partials:
-        require(args.batch != 0 and args.epilogue != Epilogue.ARGMAX, "a fused combine without a batch, or before ARGMAX")
+        require(
+            args.batch != 0 and args.epilogue != Epilogue.ARGMAX, "a fused combine without a batch, or before ARGMAX"
+        )
         check_splits(args)
-        require(args.k % args.head_dim == 0 and args.k <= MAX_FUSED_COMBINE_COLS, "a fused combine of other heads than x")
+        require(
+            args.k % args.head_dim == 0 and args.k <= MAX_FUSED_COMBINE_COLS, "a fused combine of other heads than x"
+        )
         require(args.fused_partials not in (args.out, args.out_bf16, args.reset), "the fused partials are an output")
     else:
         require(not args.fused_combine_len, "there are no fused partials")

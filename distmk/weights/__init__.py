@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from distmk.errors import ModelError, UsageError
@@ -26,10 +27,7 @@ def open_checkpoint(path: str | Path, load_format: str = "auto", seed: int = 0) 
     if not where.exists():
         preset = PRESETS.get(str(path).lower())
         if preset is None:
-            raise ModelError(
-                f"{path}: no such file or folder; expected a Hugging Face folder, a .gguf file, "
-                f"or with dummy weights one of {', '.join(PRESETS)}"
-            )
+            raise ModelError(_not_there(str(path)))
         if load_format == "auto":
             raise ModelError(f"{path}: a preset has no weights; use the load format dummy, or give a path to a model")
         return _dummy(preset, None, seed)
@@ -49,6 +47,20 @@ def open_checkpoint(path: str | Path, load_format: str = "auto", seed: int = 0) 
             "the result; merge it (PEFT: merge_and_unload, then save_pretrained), or remove the file"
         )
     return open_safetensors(source.parent)
+
+
+def _not_there(path: str) -> str:
+    """What to say of a path where nothing is, which may be a name on the Hugging Face Hub."""
+    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path):
+        name = path.partition("/")[2]
+        return (
+            f"{path}: no such folder here, and models are not fetched from the Hugging Face Hub; if it is one of its names: "
+            f"pip install huggingface_hub, hf download {path} --local-dir {name}, then --model {name}"
+        )
+    return (
+        f"{path}: no such file or folder; expected a Hugging Face folder, a .gguf file, "
+        f"or with dummy weights one of {', '.join(PRESETS)}"
+    )
 
 
 def _dummy(config: ModelConfig, path: Path | None, seed: int) -> Checkpoint:

@@ -131,7 +131,13 @@ BAD_REQUESTS = [
 ]
 EMULATED = ("--load-format", "dummy", "--backend", "emulated")
 BAD_MACHINES = [
-    Bad("cache_is_a_file", IDS, ("cannot write", "config.json"), None, {"DISTMK_CACHE": "MODEL/config.json"}),
+    Bad(
+        "cache_is_a_file",
+        IDS,
+        ("config.json is not a folder", "DISTMK_CACHE"),
+        None,
+        {"DISTMK_CACHE": "MODEL/config.json"},
+    ),
     Bad("cache_in_proc", IDS, ("cannot write to the cache folder /proc/",), None, {"DISTMK_CACHE": "/proc/distmk"}),
     Bad("no_compiler", IDS, ("no C++ compiler", "/nonexistent", "DISTMK_CXX"), None, {"DISTMK_CXX": "/nonexistent"}),
     Bad(

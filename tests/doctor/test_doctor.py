@@ -16,7 +16,9 @@ import pytest
 from support.helpers import Finished, Runner
 
 import distmk.doctor
+from distmk.backends.cache_files import publish
 from distmk.backends.cuda import build
+from distmk.backends.defaults import NO_GPU, why_no_cuda
 from distmk.doctor import Finding, examine, host, is_fit, tools
 from distmk.serving.session import Session
 
@@ -26,24 +28,34 @@ NAMES += ["gpu memory", "cuda packages", "multicast", "nvshmem", "nvcc", "kernel
 
 def lines(finished: Finished) -> dict[str, tuple[str, str]]:
     """State and text of each check by name."""
-    found = [re.fullmatch(r"(ok|warn|missing) +(.{14}) (.+)", line) for line in finished.stdout.splitlines()[:-2]]
+    found = [
+        re.fullmatch(r"(ok|warn|missing|unneeded) +(.{14}) (.+)", line) for line in finished.stdout.splitlines()[:-2]
+    ]
     assert all(found), finished.stdout
     return {match[2].strip(): (match[1], match[3]) for match in found if match}
 
 
 def test_machine_without_a_gpu(runner: Runner) -> None:
-    """The host twin works, and a line a check says what to do for the rest."""
+    """The host twin works. What only a GPU needs is missing only if it is asked for, or a GPU is there but hidden."""
     finished = runner.distmk("doctor", env={"CUDA_VISIBLE_DEVICES": ""})
     assert (finished.status, finished.stderr) == (0, "")
     checks = lines(finished)
     assert list(checks) == NAMES
     assert [checks[name][0] for name in NAMES[:5]] == ["ok"] * 5, finished.stdout
-    assert checks["gpus"][0] == "missing"
     assert "runs a program on two workers" in checks["host twin"][1]
     ends = finished.stdout.splitlines()[-2:]
-    assert ends[0] == "host backend can run here" and ends[1].startswith("cuda backend cannot run here: see gpus")
+    assert ends[0] == "host backend can run here"
+    if why_no_cuda() == NO_GPU:
+        assert checks["gpus"] == ("unneeded", f"not needed here: {NO_GPU}")
+        assert "missing" not in {state for state, _ in checks.values()}, finished.stdout
+        assert (
+            ends[1]
+            == "cuda backend needs a GPU, and this machine has none: distmk doctor --backend cuda says what else"
+        )
     again = runner.distmk("doctor", "--backend", "cuda", env={"CUDA_VISIBLE_DEVICES": ""})
     assert again.status == 1 and lines(again).keys() == checks.keys()
+    assert lines(again)["gpus"][0] == "missing"
+    assert again.stdout.splitlines()[-1].startswith("cuda backend cannot run here: see gpus")
 
 
 def test_machine_without_a_compiler(runner: Runner) -> None:
@@ -142,7 +154,8 @@ def become(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine
     monkeypatch.setattr(host, "CHECKS", {})
     for name in ("cuda", "cuda.bindings", "cuda.core", "nvshmem", "nvshmem.core"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    (tmp_path / f"cuda-sm_90a-{build.source_key('sm_90a')}-tools.cubin").write_text("a kernel")
+    (tmp_path / "kernel").write_text("a kernel")
+    publish(tmp_path / "kernel", tmp_path / f"cuda-sm_90a-{build.source_key('sm_90a')}-tools.cubin")
 
     def find(machine: Machine) -> dict[str, Finding]:
         monkeypatch.setattr(sys.modules["cuda.bindings"], "driver", machine.driver(), raising=False)

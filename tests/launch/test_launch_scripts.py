@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from bootstrap_runs import SCRIPT, Job, check_exchange
-from support.helpers import ROOT, Runner, mpirun_command
+from support.helpers import ROOT, mpirun_command
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -59,24 +58,14 @@ def test_mpirun_flags(tmp_path: Path, mpi: str, user: int, cores: int, needed: s
     assert {flag for flag in told[2:-4] if flag.startswith("--")} == needed
 
 
-@pytest.mark.timeout(300)
-def test_mpirun_line_of_the_readme(runner: Runner, smollm2: Path) -> None:
-    """README's first mpirun command, word for word but for the model's path, in a fresh copy of the repository."""
-    mpirun_command()
-    shown = re.search(
-        r"^(bash launch/mpirun\.sh|mpirun) .*\bgenerate\b.*$", (ROOT / "README.md").read_text(), re.MULTILINE
-    )
-    assert shown, "README shows no mpirun command"
-    line, placeholders = re.subn(r"--model \S+", f"--model {smollm2}", shown[0])
-    num_ranks = re.search(r"-n (\d+)", line)
-    assert placeholders == 1 and num_ranks
-    fresh = runner.folder / "fresh"
-    for name in ("distmk", "csrc", "launch"):
-        shutil.copytree(ROOT / name, fresh / name, ignore=shutil.ignore_patterns("__pycache__"))
-    runner.timeout_s = 240
-    done = runner.run(["bash", "-c", f"cd fresh && {line}"], {"VIRTUAL_ENV": sys.prefix, "PYTHONPATH": ""})
-    assert done.status == 0, done.stderr
-    assert done.stdout.strip() and f"distmk: {num_ranks[1]} ranks x " in done.stderr, done
+def test_torchrun_script_without_torch(tmp_path: Path) -> None:
+    """It says what to install."""
+    make_program(tmp_path / "bin" / "python", f'exec {sys.executable} -I -S "$@"')
+    command = ["bash", str(ROOT / "launch" / "torchrun.sh"), "2", "generate"]
+    env = os.environ | {"VIRTUAL_ENV": str(tmp_path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=10)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done
+    assert f"{tmp_path}/bin/python has no torch: {tmp_path}/bin/python -m pip install torch, or use" in done.stderr
 
 
 FAKE_SRUN = """while [[ $1 == -* ]]; do shift; done

@@ -60,7 +60,7 @@ REPLACEMENTS: dict[str, Callable[[Path], None]] = {
     "folder": _folder,
     "socket": _socket,
     "link to /dev/zero": lambda path: path.symlink_to("/dev/zero"),
-    "link to nothing": lambda path: path.symlink_to("/nonexistent"),
+    "link to nothing": lambda path: path.symlink_to("/proc/nothing"),
 }
 
 

@@ -95,7 +95,8 @@ class Runner:
 
     def start(self, command: Sequence[str], env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCH_VARIABLES) or k == "DISTMK_CACHE"}
-        marks = {"TEST_TOKEN": self.token, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.folder), "OMP_NUM_THREADS": "1"}
+        marks = {"DISTMK_PROGRESS": "0"}  # what takes long depends on the machine
+        marks |= {"TEST_TOKEN": self.token, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.folder), "OMP_NUM_THREADS": "1"}
         # MPI's shared memory outlives a killed rank, so it is kept out of /dev/shm.
         marks["OMPI_MCA_btl_sm_backing_directory"] = str(self.folder)
         return subprocess.Popen(

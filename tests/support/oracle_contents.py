@@ -57,7 +57,9 @@ def _bytes(oracle: Oracle, is_whole: bool) -> set[str]:
         for space, size in ((1, part.header.heap_bytes), (2, part.header.local_bytes))
     }
     contents: dict[object, int] = {}
-    taken_for = {key: np.zeros(size, np.uint8) for key, size in sizes.items()}  # a number for each content, 255: numbers
+    taken_for = {
+        key: np.zeros(size, np.uint8) for key, size in sizes.items()
+    }  # a number for each content, 255: numbers
     used = {(key, write): np.zeros(size, bool) for key, size in sizes.items() for write in (False, True)}
     found = set()
     for run in {*itertools.chain(*oracle.runs.values())}:

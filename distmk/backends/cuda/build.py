@@ -101,7 +101,13 @@ def build_cubin(architecture: str) -> Path:
     if refused:
         tell(f"{refused[0]}; the kernel of the cache is used instead")
     key = content_key(toolchain.content(), [])
-    return cached(_name(architecture), ".cubin", key, lambda scratch: compile_cubin(toolchain, architecture, scratch))
+    return cached(
+        _name(architecture),
+        ".cubin",
+        key,
+        lambda scratch: compile_cubin(toolchain, architecture, scratch),
+        f"the kernel for {architecture} (about a minute, once)",
+    )
 
 
 def find_cubin(architecture: str, folder: Path, refused: list[str] | None = None) -> Path | None:

@@ -66,7 +66,8 @@ def _load(path: Path) -> ctypes.CDLL:
 def build(extra_flags: Sequence[str] = (), tool: str | None = None) -> Path:
     """Path of the compiled library, or of the program `tool` (csrc/tools) linked with it."""
     if tool is None:
-        return build_sources("host", ".so", [*FLAGS, *extra_flags, "-shared"], host_sources())
+        what = "the host runtime (about 20 s, once)"
+        return build_sources("host", ".so", [*FLAGS, *extra_flags, "-shared"], host_sources(), what=what)
     return build_sources(tool, "", [*FLAGS, *extra_flags], [*host_sources(), csrc_dir() / "tools" / f"{tool}.cpp"])
 
 
@@ -78,7 +79,8 @@ def build_emulator(extra_flags: Sequence[str] = (), tool: str | None = None) -> 
     sources = [*sorted(folder.glob("*.cpp")), csrc_dir() / "host" / "interface.cpp"]
     kernel = {"kernel.cuh": translation_unit()}
     if tool is None:
-        return build_sources("emulator", ".so", [*flags, "-shared"], sources, headers, kernel)
+        what = "the emulator (about a minute, once)"
+        return build_sources("emulator", ".so", [*flags, "-shared"], sources, headers, kernel, what)
     tool_source = csrc_dir() / "tools" / f"{tool}.cpp"
     return build_sources(f"{tool}-emulated", "", flags, [*sources, tool_source], headers, kernel)
 
@@ -90,11 +92,12 @@ def build_sources(
     sources: Sequence[Path],
     headers: Sequence[Path] = (),
     generated: Mapping[str, str] | None = None,
+    what: str = "",
 ) -> Path:
     """Path of `sources` compiled with `flags` and linked, from the cache if it has them for this processor.
 
     `headers`: files that they include besides csrc's *.h. `generated`: text of generated headers, by the name they are
-    included by.
+    included by. `what`: see `cached`.
     """
     compiler = shutil.which(env.compiler())
     if compiler is None:
@@ -104,7 +107,7 @@ def build_sources(
     made = dict(generated or {})
     ingredients = [*version, *without_paths, platform.machine(), _cpu_flags(), *made.values()]
     key = content_key(ingredients, [*csrc_dir().rglob("*.h"), *headers, *sources])
-    return cached(name, suffix, key, lambda scratch: _compile(compiler, flags, sources, made, scratch))
+    return cached(name, suffix, key, lambda scratch: _compile(compiler, flags, sources, made, scratch), what)
 
 
 def _version(compiler: str) -> list[str]:

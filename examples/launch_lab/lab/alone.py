@@ -29,7 +29,7 @@ def main(file: str) -> NoReturn:
 
 
 def _run(number: int, rung: ModuleType) -> list[str]:
-    parser = argparse.ArgumentParser(description=(rung.__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(rung.__doc__ or "").partition("\n")[0])
     parser.add_argument("--gpu", type=int, default=0, metavar="N", help="of those visible (default 0)")
     if number in (*range(1, 8), 12):
         parser.add_argument("--elements", type=int, default=DEFAULT_ELEMENTS, metavar="N", help="of a kernel")

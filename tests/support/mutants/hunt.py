@@ -123,7 +123,9 @@ def main() -> None:
                 total[f"{'.'.join(mutant.key)} {wrong.split(':')[0]}"] += 1
                 print(f"{mutant}  {wrong}", flush=True)
         took = time.monotonic() - began
-        print(f"-- {kind}: {num_wrong} wrong of {num_accepted} accepted of {num // len(kinds)}, {took:.1f} s", flush=True)
+        print(
+            f"-- {kind}: {num_wrong} wrong of {num_accepted} accepted of {num // len(kinds)}, {took:.1f} s", flush=True
+        )
     for what, count in sorted(total.items()):
         print(count, what)
 

@@ -40,7 +40,15 @@ class Subject:
 
 
 def _decode(num_ranks: int = 1, num_workers: int = 2, **changes: Any) -> Callable[[], Graph]:
-    names = {"hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "tie_embeddings", "intermediate_size"}
+    names = {
+        "hidden_size",
+        "num_layers",
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
+        "tie_embeddings",
+        "intermediate_size",
+    }
     config = {name: changes.pop(name) for name in names & set(changes)}
     options: dict[str, Any] = {"max_seqs": 3, "max_model_len": 48, "page_size": 8, "max_splits": 3, "min_split": 4}
     options |= changes
@@ -57,13 +65,22 @@ def _graph(shape: str, num_ranks: int, num_workers: int) -> Callable[[], Graph]:
     return lambda: graphs.SHAPES[shape](num_ranks, num_workers)
 
 
-FUSED = {"num_heads": 2, "num_kv_heads": 2, "head_dim": 64, "max_seqs": 1, "attention_launch": "spread", "num_layers": 2}
+FUSED = {
+    "num_heads": 2,
+    "num_kv_heads": 2,
+    "head_dim": 64,
+    "max_seqs": 1,
+    "attention_launch": "spread",
+    "num_layers": 2,
+}
 KINDS: dict[str, Callable[[], Graph]] = {
     "decode, 1 rank": _decode(),
     "decode, 2 ranks": _decode(2),
     "decode, 3 ranks": _decode(3, num_heads=6, num_kv_heads=3),
     "decode, fused combine": _decode(1, 3, **FUSED),
-    "decode, fused combine up to a length": _decode(1, 20, **(FUSED | {"num_kv_heads": 1, "max_splits": 16, "min_split": 1})),
+    "decode, fused combine up to a length": _decode(
+        1, 20, **(FUSED | {"num_kv_heads": 1, "max_splits": 16, "min_split": 1})
+    ),
     "decode, fused combine, 2 ranks": _decode(2, 3, **FUSED),
     "decode, spread attention, 2 ranks": _decode(2, 3, attention_launch="spread"),
     "decode, one scheduler": _decode(2, 3, num_schedulers=1),

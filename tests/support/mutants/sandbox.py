@@ -237,4 +237,3 @@ def _results(source: int, step_s: float) -> Iterator[Any]:
             yield pickle.loads(pending[4 : 4 + size])
             pending = pending[4 + size :]
             until = time.monotonic() + step_s
-

@@ -130,4 +130,3 @@ def values(site: Site, others: list[Site], random_: random.Random) -> list[Any]:
     if site.bits:
         drawn = [int(value) & most for value in drawn]
     return [value for value in drawn if value != old]
-

@@ -1,0 +1,79 @@
+"""The prompts of `distmk generate`: text, @FILE, or standard input."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Sequence
+from typing import BinaryIO
+
+from distmk.bootstrap import detect
+from distmk.cli.together import launcher_rank
+from distmk.console import progress
+from distmk.errors import UsageError
+
+MAX_BYTES = 64 << 20  # more than the longest context has
+NOTHING = "there is nothing to complete; give --prompt TEXT, --prompt @FILE, --prompt - (standard input) or --prompt-ids 1,2,3"
+
+
+def read_prompts(given: Sequence[str], others: bool) -> list[str]:
+    """The prompts of `--prompt`, those of other sources in their place; if there are none, nor `others`, nor a launcher, what is
+    piped in.
+
+    `-` stands for standard input, `@FILE` for a file's text, `@@text` for the text `@text`. One line break at the end of a
+    source is no part of it. Only rank 0, whose prompts count, reads. UsageError: a source cannot be read, or there is nothing.
+    """
+    if launcher_rank():
+        return []
+    if given or others:
+        return [_read(text) for text in given]
+    piped = detect() in ("single", "local") and sys.stdin is not None and not sys.stdin.isatty()
+    text = _standard_input() if piped else ""
+    if not text:
+        raise UsageError(NOTHING)
+    return [text]
+
+
+def _read(text: str) -> str:
+    if text == "-":
+        return _standard_input()
+    if text.startswith("@@"):
+        return text[1:]
+    return _file(text[1:]) if text.startswith("@") else text
+
+
+def _standard_input() -> str:
+    if detect() == "mpi":  # Open MPI 5 does not pass the end on, and rank 0 would wait for ever
+        raise UsageError("under mpirun standard input may never end; give --prompt @FILE")
+    if sys.stdin is None:
+        raise UsageError("standard input is closed; give --prompt TEXT")
+    try:
+        with progress("reading the prompt from standard input (Ctrl-D ends it)"):
+            return _text(sys.stdin.buffer, "standard input")
+    except OSError as error:
+        raise UsageError(f"standard input cannot be read ({error.strerror}); give --prompt TEXT") from None
+
+
+def _file(path: str) -> str:
+    advice = "for a prompt that begins with @, write @@"
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise UsageError(f"--prompt @{path}: not a regular file; {advice}")
+            return _text(file, f"--prompt @{path}")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"--prompt @{path}: cannot be read ({reason}); {advice}") from None
+
+
+def _text(file: BinaryIO, source: str) -> str:
+    content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise UsageError(f"{source}: more than {MAX_BYTES >> 20} MiB are no prompt; give less text")
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{source}: not UTF-8 at byte {error.start}; convert it") from None
+    return text.removesuffix("\n").removesuffix("\r")

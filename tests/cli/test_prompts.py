@@ -1,0 +1,128 @@
+"""Sources of prompts, names of options, and what the command says about completions; all in this process."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from distmk.abi import FinishReason
+from distmk.cli import build_parser, generate_command, prompts
+from distmk.cli.prompts import MAX_BYTES, read_prompts
+from distmk.errors import ModelError, UsageError
+from distmk.weights import open_checkpoint
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def pipe(content: bytes) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BytesIO(content))
+
+
+def test_sources_of_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("of a file\r\n")
+    monkeypatch.setattr(sys, "stdin", pipe(b"piped\n\n"))
+    assert read_prompts(["a text", "-", f"@{tmp_path / 'file'}", "@@name"], False) == [
+        "a text",
+        "piped\n",
+        "of a file",
+        "@name",
+    ]
+
+
+def test_what_is_piped_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is read if nothing else is given, and on rank 0 alone."""
+    monkeypatch.setattr(sys, "stdin", pipe("über\n".encode()))
+    assert read_prompts([], True) == []
+    monkeypatch.setenv("RANK", "1")
+    assert read_prompts([], False) == []
+    monkeypatch.delenv("RANK")
+    assert read_prompts([], False) == ["über"]
+    monkeypatch.setattr(prompts, "detect", lambda: "mpi")
+    monkeypatch.setattr(sys, "stdin", pipe(b"never read"))
+    with pytest.raises(UsageError, match="nothing to complete"):
+        read_prompts([], False)
+    with pytest.raises(UsageError, match="under mpirun standard input may never end; give --prompt @FILE"):
+        read_prompts(["-"], False)
+    monkeypatch.undo()
+    for nothing in (pipe(b""), Terminal("never read"), None):
+        monkeypatch.setattr(sys, "stdin", nothing)
+        with pytest.raises(UsageError, match="nothing to complete; give --prompt TEXT"):
+            read_prompts([], False)
+
+
+def test_sources_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "latin").write_bytes(b"abc\xff")
+    with (tmp_path / "large").open("wb") as large:
+        large.truncate(1 << 40)
+    for name, reason in {
+        "@/nonexistent": "No such file.*write @@",
+        f"@{tmp_path}": "Is a directory|not a regular file",
+        f"@{tmp_path / 'fifo'}": "not a regular file",
+        "@/dev/zero": "not a regular file",
+        f"@{tmp_path / 'latin'}": "not UTF-8 at byte 3",
+        f"@{tmp_path / 'large'}": f"more than {MAX_BYTES >> 20} MiB",
+        "@a\0b": "cannot be read",
+    }.items():
+        with pytest.raises(UsageError, match=reason):
+            read_prompts([name], False)
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UsageError, match="standard input is closed"):
+        read_prompts(["-"], False)
+
+
+def test_names_of_options() -> None:
+    """Those of other tools are understood too."""
+    common = ["generate", "-m", "model", "-p", "one", "two", "--max-tokens", "3", "--tensor-parallel-size", "2"]
+    got = build_parser().parse_args(common)
+    assert (got.model, got.prompt, got.max_new_tokens, got.ranks) == ("model", ["one", "two"], 3, 2)
+    got = build_parser().parse_args(["check", "-m", "model", "--tensor-parallel-size", "2"])
+    assert (got.model, got.ranks) == ("model", 2)
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "HuggingFaceTB/SmolLM2-135M-Instruct"])
+def test_name_of_the_hub(name: str) -> None:
+    with pytest.raises(ModelError, match=f"hf download {name} --local-dir {name.partition('/')[2]}, then --model"):
+        open_checkpoint(name)
+    with pytest.raises(ModelError, match="no such file or folder"):
+        open_checkpoint(f"/nonexistent/{name}")
+
+
+def request(text: str, finish_reason: str, num_tokens: int = 1) -> SimpleNamespace:
+    tokens = list(range(num_tokens))
+    return SimpleNamespace(
+        decoder=object(),
+        finish_reason=finish_reason,
+        pieces=[text],
+        token_ids=tokens,
+        prompt_ids=[1, 2],
+        first_s=1.0,
+        last_s=1.0 + 0.5 * (num_tokens - 1),
+    )
+
+
+def test_blank_completion_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert FinishReason.STOP.name.lower() == "stop"
+    requests = [request("text", "stop"), request(" \n", "stop", 2), request("", "length")]
+    generate_command._explain_blanks(requests)  # type: ignore[arg-type]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("distmk: prompt 2 has a blank completion: the model ended it after 2 tokens")
+    assert "chat template" in line and "--ignore-eos" in line
+
+
+def test_statistics_count(capsys: pytest.CaptureFixture[str]) -> None:
+    """One of a thing is singular, and a single token has no rate."""
+    llm = SimpleNamespace(tensor_parallel_size=1, num_workers=1, backend="host", load_s={"weights": 1.0})
+    generate_command._write_statistics(llm, [request("a", "length")], 1.0, 0.25)  # type: ignore[arg-type, list-item]
+    generate_command._write_statistics(llm, [request("a", "stop", 5)] * 2, 1.0, 3.0)  # type: ignore[arg-type, list-item]
+    one, several = capsys.readouterr().err.splitlines()
+    assert one.endswith("(weights 1.0); 2 prompt + 1 new token of 1 prompt in 0.25 s")
+    assert several.endswith("4 prompt + 10 new tokens of 2 prompts in 3.00 s, 4.0 tokens/s while decoding")
