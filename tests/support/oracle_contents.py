@@ -33,9 +33,9 @@ def meaning_faults(oracle: Oracle) -> set[str]:
 
 def _overlaps_itself(runs: list) -> bool:  # type: ignore[type-arg]
     for a, b in itertools.combinations(sorted(runs, key=lambda run: (run.write, run[1:5])), 2):
-        if b.write and a.begin < b.end and b.begin < a.end and a[1:3] == b[1:3]:
-            if a.write or (a.begin, a.end) != (b.begin, b.end):
-                return True
+        overlap = b.write and a.begin < b.end and b.begin < a.end and a[1:3] == b[1:3]
+        if overlap and (a.write or (a.begin, a.end) != (b.begin, b.end)):
+            return True
     return False
 
 
