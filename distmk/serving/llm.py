@@ -17,13 +17,15 @@ from distmk.bootstrap import Bootstrap, agree, connect
 from distmk.bootstrap.messages import parse_json
 from distmk.errors import DistmkError, Interrupted, UsageError
 from distmk.serving.engine import Engine, EngineArgs
-from distmk.serving.requests import Prompt, Request, make_request
+from distmk.serving.prompts import Prompt, Prompts, either_params, read_params, read_prompt, read_prompts
+from distmk.serving.requests import Request, make_request
 from distmk.serving.sampling import RequestOutput, SamplingParams, TokenOutput
 from distmk.serving.session import Session
 from distmk.serving.tokenizer import Tokenizer, load_tokenizer
 from distmk.trace import Trace
 
 T = TypeVar("T")
+Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM:
@@ -128,19 +130,21 @@ class LLM:
         return self._engine.load_s
 
     def stream(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self, prompts: Prompts, params: Params = None, *, sampling_params: Params = None
     ) -> Iterator[TokenOutput]:
         """Tokens as they are generated, those of all prompts interleaved (on rank 0; none on other ranks)."""
-        yield from self.run(self.make_requests(prompts, params))
+        yield from self.run(self.make_requests(prompts, params, sampling_params))
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self, prompts: Prompts, params: Params = None, *, sampling_params: Params = None
     ) -> list[RequestOutput]:
         """Complete every prompt; outputs in the order of the prompts (on rank 0; [] on other ranks).
 
-        A prompt is text or a list of token ids. Up to `max_num_seqs` run at once; the others wait.
+        A prompt is text, token ids (a list or an array of one dimension), {"prompt": text} or {"prompt_token_ids": ids};
+        several are a list of those, or an array of two dimensions. Parameters, of vLLM's name `sampling_params` too, are for
+        all prompts, or a list of one a prompt. Up to `max_num_seqs` prompts run at once; the others wait.
         """
-        requests = self.make_requests(prompts, params)
+        requests = self.make_requests(prompts, params, sampling_params)
         for _ in self.run(requests):
             pass
         return [request.output() for request in requests]
@@ -149,7 +153,7 @@ class LLM:
         """Logits after the last token of `prompt`: float32 [vocab_size]. Collective. UsageError: without keep_logits=True."""
         if not self._engine.args.keep_logits:
             raise UsageError("compute_logits needs LLM(..., keep_logits=True)")
-        requests = self.make_requests([prompt], SamplingParams(max_tokens=1, ignore_eos=True))
+        requests = self.make_requests(prompt, SamplingParams(max_tokens=1, ignore_eos=True), only_one=True)
         for _ in self.run(requests, gather_logits=True):
             pass
         return self._logits
@@ -160,28 +164,24 @@ class LLM:
         self._command("peak_memory")
         return self._engine.peak_memory_bytes()
 
-    def make_requests(self, prompts: Any, params: Any) -> list[Request]:
+    def make_requests(
+        self, prompts: Any, params: Any, sampling_params: Any = None, *, only_one: bool = False
+    ) -> list[Request]:
         """Requests for `run`, on rank 0 ([] elsewhere). UsageError on every rank: rank 0's cannot be served."""
         self._engine.session.stop()  # a stream that its caller has not finished
-        return self._agree_if_called(lambda: self._make_requests(prompts, params))
+        return self._agree_if_called(
+            lambda: self._make_requests(prompts, either_params(params, sampling_params), only_one)
+        )
 
     def _agree_if_called(self, fn: Callable[[], T]) -> T:
         """`agree`, if the other ranks make this call as well; worker processes only wait for a command."""
         return fn() if self._commands_workers else agree(self._bootstrap, fn)
 
-    def _make_requests(self, prompts: Any, params: Any) -> list[Request]:
+    def _make_requests(self, given: Any, params: Any, only_one: bool) -> list[Request]:
         if self._bootstrap.rank:
             return []
-        if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int)):
-            prompts = [prompts]
-        if not len(prompts):
-            raise UsageError("there is no prompt; give at least one")
-        params = params or SamplingParams()
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        if len(each) != len(prompts):
-            raise UsageError(
-                f"{len(prompts)} prompts were given {len(each)} sampling params; give one, or one a prompt"
-            )
+        prompts = [read_prompt(given)] if only_one else read_prompts(given)
+        each = read_params(params, len(prompts))
         if len({p.ignore_eos for p in each}) > 1:
             raise UsageError("ignore_eos must be the same for all prompts of a call")
         vocab, limit = self._engine.config.vocab_size, self._engine.max_model_len
