@@ -209,7 +209,8 @@ class LLM:
         if self._closed:
             return
         self._closed = True
-        self._engine.session.stop()
+        with self._bootstrap.losing_stopped_ranks():
+            self._engine.session.stop()
         with contextlib.suppress(DistmkError):  # a rank may be lost already
             self._command("close")  # all ranks close their engines at the same time
         self._engine.close()

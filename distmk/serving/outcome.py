@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -24,14 +25,20 @@ class Outcome:
 
 
 def gather_outcomes(bootstrap: Bootstrap, mine: Outcome) -> list[Outcome]:
-    """The outcomes of all ranks, in rank order. Collective. DistmkError: a rank sent something else."""
+    """The outcomes of all ranks, in rank order. Collective. DistmkError: a rank sent something else.
+
+    RankLostError: a rank is lost. After an interrupt or a hang that is also one that is stopped, since it may never answer.
+    """
     value = {
         "reason": int(mine.reason),
         "stuck": [asdict(wait) for wait in mine.stuck],
         "iterations": mine.iterations,
         "left": mine.left,
     }
-    return [_read(value, rank) for rank, value in enumerate(gather_json(bootstrap, value))]
+    patient = mine.left or mine.reason is Abort.NONE
+    with contextlib.nullcontext() if patient else bootstrap.losing_stopped_ranks():
+        values = gather_json(bootstrap, value)
+    return [_read(value, rank) for rank, value in enumerate(values)]
 
 
 def _read(value: Any, rank: int) -> Outcome:

@@ -130,7 +130,8 @@ class Session:
             self._running = None
 
     def close(self) -> None:
-        self.stop()
+        with self.bootstrap.losing_stopped_ranks():
+            self.stop()
         self.backend.close()
 
     def __enter__(self) -> Session:
