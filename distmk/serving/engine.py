@@ -27,7 +27,7 @@ from distmk.backends.host.shm import find_hosts
 from distmk.backends.weight_upload import fill_weights
 from distmk.bootstrap import Bootstrap, agree, agree_same
 from distmk.console import tell
-from distmk.errors import DistmkError, UsageError
+from distmk.errors import UsageError
 from distmk.lower import DecodeOptions
 from distmk.model.shards import shard_model
 from distmk.program.program import Program
@@ -110,8 +110,8 @@ class Engine:
         try:
             with self._timed("weights"):
                 agree(bootstrap, self._upload)
-        except DistmkError:
-            self.session.close()  # raised on every rank alike
+        except BaseException:
+            self.session.close()
             raise
 
     @contextmanager

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from distmk.bootstrap import Bootstrap, agree, connect
 from distmk.bootstrap.messages import parse_json
 from distmk.errors import DistmkError, Interrupted, UsageError
+from distmk.serving.closing import Closing
 from distmk.serving.engine import Engine, EngineArgs
 from distmk.serving.prompts import Prompt, Prompts, either_params, read_params, read_prompt, read_prompts
 from distmk.serving.requests import Request, make_request
@@ -33,7 +34,10 @@ class LLM:
 
     `model`: a Hugging Face folder, a GGUF file, or with load_format="dummy" a config or preset. Without a launcher,
     `tensor_parallel_size` ranks are started as processes on this machine. Under mpirun, torchrun or Slurm, every rank makes
-    the same LLM and the same calls; outputs appear on rank 0. Close it, or use it in a `with` block.
+    the same LLM and the same calls; outputs appear on rank 0.
+
+    Close it, or use it in a `with` block; without a launcher, one that is dropped closes itself. Calls after that, or in a
+    forked child, raise UsageError.
 
     `trace_iterations`: trace the last iterations of each call; `trace` then holds the trace (on rank 0).
     `num_schedulers`: schedulers of a rank, at most one a worker, in threads of their own; on a GPU up to 12, on an SM of
@@ -61,7 +65,7 @@ class LLM:
         self.trace: Trace | None = None  # of the last call whose tokens were all taken
         self._bootstrap = connect(tensor_parallel_size)
         self._commands_workers = self._bootstrap.kind == "local"  # the other ranks are worker processes of this one
-        self._closed = False
+        self._closing = Closing(self, self._bootstrap)
         self._tokenizer_error = "this model has no tokenizer; give token ids"
 
         def engine_args() -> EngineArgs:
@@ -82,10 +86,10 @@ class LLM:
         try:
             args = self._agree_if_called(engine_args)
             self._command("load", **asdict(args))
-            self._engine = Engine(args, self._bootstrap)
+            self._closing.engine = self._engine = Engine(args, self._bootstrap)
             self._tokenizer = agree(self._bootstrap, self._load_tokenizer)
         except BaseException:
-            self._bootstrap.close()
+            self._closing.close(in_step=False)
             raise
 
     def _command(self, name: str, **arguments: Any) -> None:
@@ -151,6 +155,7 @@ class LLM:
 
     def compute_logits(self, prompt: Prompt) -> npt.NDArray[np.float32]:
         """Logits after the last token of `prompt`: float32 [vocab_size]. Collective. UsageError: without keep_logits=True."""
+        self._closing.check_usable()
         if not self._engine.args.keep_logits:
             raise UsageError("compute_logits needs LLM(..., keep_logits=True)")
         requests = self.make_requests(prompt, SamplingParams(max_tokens=1, ignore_eos=True), only_one=True)
@@ -160,6 +165,7 @@ class LLM:
 
     def peak_memory_bytes(self) -> list[int]:
         """Peak resident memory of every rank's process so far, by rank; collective."""
+        self._closing.check_usable()
         self._engine.session.stop()
         self._command("peak_memory")
         return self._engine.peak_memory_bytes()
@@ -168,6 +174,7 @@ class LLM:
         self, prompts: Any, params: Any, sampling_params: Any = None, *, only_one: bool = False
     ) -> list[Request]:
         """Requests for `run`, on rank 0 ([] elsewhere). UsageError on every rank: rank 0's cannot be served."""
+        self._closing.check_usable()
         self._engine.session.stop()  # a stream that its caller has not finished
         return self._agree_if_called(
             lambda: self._make_requests(prompts, either_params(params, sampling_params), only_one)
@@ -191,6 +198,7 @@ class LLM:
 
     def run(self, requests: list[Request], *, gather_logits: bool = False) -> Iterator[TokenOutput]:
         """Serve requests in one launch, yielding tokens as they come; each is also added to its request."""
+        self._closing.check_usable()
         self._engine.session.stop()
         self._command("generate", gather_logits=gather_logits)
         ignore_eos = bool(requests and requests[0].params.ignore_eos)
@@ -205,16 +213,8 @@ class LLM:
             self._logits = self._engine.gather_logits()
 
     def close(self) -> None:
-        """Stop the worker processes and free memory."""
-        if self._closed:
-            return
-        self._closed = True
-        with self._bootstrap.losing_stopped_ranks():
-            self._engine.session.stop()
-        with contextlib.suppress(DistmkError):  # a rank may be lost already
-            self._command("close")  # all ranks close their engines at the same time
-        self._engine.close()
-        self._bootstrap.close()
+        """Stop the worker processes and free memory; in a forked child, nothing of its parent's."""
+        self._closing.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -223,7 +223,7 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         own_error = isinstance(error, Exception) and not isinstance(error, DistmkError)
-        if own_error and self._bootstrap.kind not in ("single", "local"):
+        if own_error and self._closing.is_owner and self._bootstrap.kind not in ("single", "local"):
             # A bug in the caller's code, perhaps on this rank only: the others would wait for this one until their deadline.
             # For worker processes, closing is enough.
             traceback.print_exception(error)
