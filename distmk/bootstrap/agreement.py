@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -29,7 +30,8 @@ def agree(bootstrap: Bootstrap, fn: Callable[[], T]) -> T:
     except BaseException as error:  # KeyboardInterrupt too: the other ranks must not wait for this one
         failure = error
     try:
-        reports = gather_json(bootstrap, _describe(failure), "report", _REPORT)
+        with contextlib.nullcontext() if failure is None else bootstrap.losing_stopped_ranks():
+            reports = gather_json(bootstrap, _describe(failure), "report", _REPORT)
     except RankLostError:
         if failure is not None:
             raise failure from None

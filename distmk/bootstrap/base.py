@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
@@ -47,6 +48,10 @@ class Launcher:
 
     def describe_exit(self, rank: int) -> str | None:
         """How the process of `rank` ended; None while it runs, or if the launcher cannot tell."""
+        return None
+
+    def describe_stop(self, rank: int) -> str | None:
+        """That the process of `rank` is stopped, as by SIGSTOP; None if it is not, or if the launcher cannot tell."""
         return None
 
     def describe_loss(self, rank: int) -> str:
@@ -94,6 +99,7 @@ class Bootstrap(abc.ABC):
         self.timeout_s = timeout_s
         self._lost: RankLostError | None = None
         self._closed = False
+        self._waits_for_stopped = True
 
     @abc.abstractmethod
     def allgather(self, payload: bytes) -> list[bytes]:
@@ -159,6 +165,18 @@ class Bootstrap(abc.ABC):
     def address_of(self, rank: int) -> str:
         """The IP address at which other hosts reach `rank`; loopback if all ranks are on one host."""
         return self.addresses[rank] if self.addresses else "127.0.0.1"
+
+    @contextmanager
+    def losing_stopped_ranks(self) -> Iterator[None]:
+        """In the block, a rank whose process is stopped (SIGSTOP, a debugger) is lost: for exchanges on the way out of a run.
+
+        Elsewhere such a rank is waited for, since it may go on.
+        """
+        before, self._waits_for_stopped = self._waits_for_stopped, False
+        try:
+            yield
+        finally:
+            self._waits_for_stopped = before
 
     def __enter__(self) -> Bootstrap:
         return self

@@ -101,6 +101,9 @@ class Followers(Launcher):
             return
         self._cancel.set()
         self._started.wait()
+        for process in self._processes:
+            if process.poll() is None and _is_stopped(process.pid):
+                process.kill()  # it would not leave, nor heed SIGTERM
         for send, wait_s in ((None, grace_s), (signal.SIGTERM, terminate_s), (signal.SIGKILL, None)):
             alive = [process for process in self._processes if process.poll() is None]
             if send is not None:
@@ -135,6 +138,10 @@ class Followers(Launcher):
                 return f"rank {rank} (pid {process.pid}) was killed by {signal.Signals(-status).name}"
             return f"rank {rank} (pid {process.pid}) was killed by signal {-status}"
         return f"rank {rank} (pid {process.pid}) exited with status {status}"
+
+    def describe_stop(self, rank: int) -> str | None:
+        pid = self._processes[rank - 1].pid
+        return f"rank {rank} (pid {pid}) is stopped" if _is_stopped(pid) else None
 
     def describe_loss(self, rank: int) -> str:
         # The connection ends a moment before the exit status is there.
@@ -212,6 +219,14 @@ def setup_follower(death_signal: signal.Signals = signal.SIGKILL) -> None:
     # Rank 0 starts followers with SIGINT blocked. A pending one is dropped here, since it is ignored by now.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal or a debugger (proc_pid_stat(5))."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
 
 
 def _import_path(env: Mapping[str, str]) -> dict[str, str]:

@@ -218,9 +218,13 @@ class StarHub(Star):
                 check_patience()
 
     def _check_processes(self) -> None:
-        """Raise RankLostError if the launcher knows that a rank has ended, and nothing of it is left to read."""
+        """Raise RankLostError if the launcher knows that a rank has ended, or is stopped where that counts, and nothing of it
+        is left to read.
+        """
         for rank, link in self._links.items():
             text = self._launcher.describe_exit(rank)
+            if text is None and not self._waits_for_stopped:
+                text = self._launcher.describe_stop(rank)
             if text is not None and not link.inbox and not link.readable():
                 raise self._lose(Loss((rank,), text))
 

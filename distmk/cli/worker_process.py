@@ -7,7 +7,7 @@ import sys
 from distmk.bootstrap import connect, setup_follower
 from distmk.console import tell
 from distmk.errors import DistmkError, JobClosedError, RankLostError
-from distmk.serving.llm import serve
+from distmk.serving.commands import serve
 
 
 def main() -> int:

@@ -28,7 +28,7 @@ from distmk.backends.weight_upload import fill_weights
 from distmk.bootstrap import Bootstrap, agree, agree_same
 from distmk.bootstrap.messages import gather_json, malformed
 from distmk.console import progress, tell
-from distmk.errors import DistmkError, UsageError
+from distmk.errors import UsageError
 from distmk.lower import DecodeOptions
 from distmk.model.shards import shard_model
 from distmk.nvtx_ranges import nvtx_range
@@ -112,8 +112,8 @@ class Engine:
         try:
             with self._stage("weights", "loading the weights"):
                 agree(bootstrap, self._upload)
-        except DistmkError:
-            self.session.close()  # raised on every rank alike
+        except BaseException:
+            self.session.close()
             raise
 
     @contextmanager

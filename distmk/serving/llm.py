@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from distmk.bootstrap import Bootstrap, agree, connect
-from distmk.bootstrap.messages import from_json, malformed, to_json
-from distmk.errors import DistmkError, Interrupted, UsageError
+from distmk.bootstrap import agree, connect
+from distmk.errors import DistmkError, UsageError
 from distmk.interrupts import deferred
+from distmk.serving.closing import Closing
+from distmk.serving.commands import command
 from distmk.serving.engine import Engine, EngineArgs
-from distmk.serving.requests import Prompt, Request, make_request
+from distmk.serving.prompts import Prompt, Prompts, either_params, read_params, read_prompt, read_prompts
+from distmk.serving.requests import Request, make_request
 from distmk.serving.sampling import RequestOutput, SamplingParams, TokenOutput
 from distmk.serving.session import RunningLaunch, Session
 from distmk.serving.tokenizer import Tokenizer, load_tokenizer
@@ -25,14 +27,7 @@ from distmk.serving.turn import Turn
 from distmk.trace import Trace
 
 T = TypeVar("T")
-
-_COMMAND = {"name": str, "arguments": {str: (str, int, float, bool, None)}}
-_ARGUMENTS = {
-    "load": {field.name for field in fields(EngineArgs)},
-    "generate": {"gather_logits"},
-    "peak_memory": set[str](),
-    "close": set[str](),
-}
+Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM:
@@ -40,7 +35,10 @@ class LLM:
 
     `model`: a Hugging Face folder, a GGUF file, or with load_format="dummy" a config or preset. Without a launcher,
     `tensor_parallel_size` ranks are started as processes on this machine. Under mpirun, torchrun or Slurm, every rank makes
-    the same LLM and the same calls; outputs appear on rank 0. Close it, or use it in a `with` block.
+    the same LLM and the same calls; outputs appear on rank 0.
+
+    Close it, or use it in a `with` block; without a launcher, one that is dropped closes itself. Calls after that, or in a
+    forked child, raise UsageError.
 
     `trace_iterations`: trace the last iterations of each call; `trace` then holds the trace (on rank 0).
     `num_schedulers`: schedulers of a rank, at most one a worker, in threads of their own; on a GPU up to 12, on an SM of
@@ -68,7 +66,7 @@ class LLM:
         self.trace: Trace | None = None  # of the last call whose tokens were all taken
         self._bootstrap = connect(tensor_parallel_size)
         self._commands_workers = self._bootstrap.kind == "local"  # the other ranks are worker processes of this one
-        self._closed = False
+        self._closing = Closing(self, self._bootstrap)
         self._turn = Turn()
         self._tokenizer_error = "this model has no tokenizer; give token ids"
 
@@ -90,16 +88,16 @@ class LLM:
         try:
             args = self._agree_if_called(engine_args)
             self._command("load", **asdict(args))
-            self._engine = Engine(args, self._bootstrap)
+            self._closing.engine = self._engine = Engine(args, self._bootstrap)
             self._tokenizer = agree(self._bootstrap, self._load_tokenizer)
         except BaseException:
-            self._bootstrap.close()
+            self._closing.close(in_step=False)
             raise
 
     def _command(self, name: str, **arguments: Any) -> None:
         """Send the worker processes a command, if the other ranks are such (`serve`)."""
         if self._commands_workers:
-            self._bootstrap.send_command(to_json({"name": name, "arguments": arguments}))
+            self._bootstrap.send_command(command(name, **arguments))
 
     def _load_tokenizer(self) -> Tokenizer | None:
         """The tokenizer, on rank 0; a model without one serves token ids."""
@@ -138,19 +136,21 @@ class LLM:
         return self._engine.load_s
 
     def stream(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self, prompts: Prompts, params: Params = None, *, sampling_params: Params = None
     ) -> Iterator[TokenOutput]:
         """Tokens as they are generated, those of all prompts interleaved (on rank 0; none on other ranks)."""
-        yield from self.run(self.make_requests(prompts, params))
+        yield from self.run(self.make_requests(prompts, params, sampling_params))
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self, prompts: Prompts, params: Params = None, *, sampling_params: Params = None
     ) -> list[RequestOutput]:
         """Complete every prompt; outputs in the order of the prompts (on rank 0; [] on other ranks).
 
-        A prompt is text or a list of token ids. Up to `max_num_seqs` run at once; the others wait.
+        A prompt is text, token ids (a list or an array of one dimension), {"prompt": text} or {"prompt_token_ids": ids};
+        several are a list of those, or an array of two dimensions. Parameters, of vLLM's name `sampling_params` too, are for
+        all prompts, or a list of one a prompt. Up to `max_num_seqs` prompts run at once; the others wait.
         """
-        requests = self.make_requests(prompts, params)
+        requests = self.make_requests(prompts, params, sampling_params)
         self._run_to_end(requests)
         return [request.output() for request in requests]
 
@@ -162,40 +162,39 @@ class LLM:
 
     def compute_logits(self, prompt: Prompt) -> npt.NDArray[np.float32]:
         """Logits after the last token of `prompt`: float32 [vocab_size]. Collective. UsageError: without keep_logits=True."""
+        self._closing.check_usable()
         if not self._engine.args.keep_logits:
             raise UsageError("compute_logits needs LLM(..., keep_logits=True)")
-        requests = self.make_requests([prompt], SamplingParams(max_tokens=1, ignore_eos=True))
+        requests = self.make_requests(prompt, SamplingParams(max_tokens=1, ignore_eos=True), only_one=True)
         self._run_to_end(requests, gather_logits=True)
         return self._logits
 
     def peak_memory_bytes(self) -> list[int]:
         """Peak resident memory of every rank's process so far, by rank; collective."""
+        self._closing.check_usable()
         with self._turn.taken(), deferred():
             self._command("peak_memory")
             return self._engine.peak_memory_bytes()
 
-    def make_requests(self, prompts: Any, params: Any) -> list[Request]:
+    def make_requests(
+        self, prompts: Any, params: Any, sampling_params: Any = None, *, only_one: bool = False
+    ) -> list[Request]:
         """Requests for `run`, on rank 0 ([] elsewhere). UsageError on every rank: rank 0's cannot be served."""
+        self._closing.check_usable()
         with self._turn.taken(), deferred():
-            return self._agree_if_called(lambda: self._make_requests(prompts, params))
+            return self._agree_if_called(
+                lambda: self._make_requests(prompts, either_params(params, sampling_params), only_one)
+            )
 
     def _agree_if_called(self, fn: Callable[[], T]) -> T:
         """`agree`, if the other ranks make this call as well; worker processes only wait for a command."""
         return fn() if self._commands_workers else agree(self._bootstrap, fn)
 
-    def _make_requests(self, prompts: Any, params: Any) -> list[Request]:
+    def _make_requests(self, given: Any, params: Any, only_one: bool) -> list[Request]:
         if self._bootstrap.rank:
             return []
-        if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int)):
-            prompts = [prompts]
-        if not len(prompts):
-            raise UsageError("there is no prompt; give at least one")
-        params = params or SamplingParams()
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        if len(each) != len(prompts):
-            raise UsageError(
-                f"{len(prompts)} prompts were given {len(each)} sampling params; give one, or one a prompt"
-            )
+        prompts = [read_prompt(given)] if only_one else read_prompts(given)
+        each = read_params(params, len(prompts))
         if len({p.ignore_eos for p in each}) > 1:
             raise UsageError("ignore_eos must be the same for all prompts of a call")
         vocab, limit = self._engine.config.vocab_size, self._engine.max_model_len
@@ -215,7 +214,7 @@ class LLM:
         try:
             self._turn.take(holder)
             with deferred():
-                self._check_open()
+                self._closing.check_usable()
                 self._command("generate", gather_logits=gather_logits)
                 launch = self._engine.launch([r.prompt_ids for r in requests], max_new, ignore_eos)
             with contextlib.closing(launch.tokens(lambda: self._gather(launch, gather_logits))) as batches:
@@ -234,29 +233,20 @@ class LLM:
         if gather_logits and not launch.left:
             self._logits = self._engine.gather_logits()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError("this LLM is closed; make a new one")
-
     def close(self) -> None:
-        """Stop the worker processes and free memory. A call that is under way on another thread ends with Interrupted."""
-        if self._closed:
+        """Stop the worker processes and free memory; in a forked child, nothing of its parent's.
+
+        A call that is under way on another thread ends with Interrupted.
+        """
+        if self._closing.is_closed:
             return
-        self._closed = True
-        if self._turn.is_mine():  # by a stream that is suspended
-            self._close()
+        self._closing.refuse_calls()
+        if self._turn.is_mine() or not self._closing.is_owner:  # mine: by a stream that is suspended
+            self._closing.close()
             return
         self._engine.session.abort()
         with self._turn.taken():
-            self._close()
-
-    def _close(self) -> None:
-        with deferred():
-            self._engine.session.stop()
-            with contextlib.suppress(DistmkError):  # a rank may be lost already
-                self._command("close")  # all ranks close their engines at the same time
-            self._engine.close()
-            self._bootstrap.close()
+            self._closing.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -265,51 +255,9 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         own_error = isinstance(error, Exception) and not isinstance(error, DistmkError)
-        if own_error and self._bootstrap.kind not in ("single", "local"):
+        if own_error and self._closing.is_owner and self._bootstrap.kind not in ("single", "local"):
             # A bug in the caller's code, perhaps on this rank only: the others would wait for this one until their deadline.
             # For worker processes, closing is enough.
             traceback.print_exception(error)
             self._bootstrap.abort(1)
         self.close()
-
-
-def serve(bootstrap: Bootstrap) -> None:
-    """Run a worker process: execute the commands of rank 0 until it closes."""
-    engine: Engine | None = None
-    try:
-        while (payload := bootstrap.next_command()) is not None:
-            command, arguments = _read_command(payload)
-            if command == "close":
-                break
-            if command == "load":
-                engine = Engine(EngineArgs(**arguments), bootstrap)
-                agree(bootstrap, lambda: None)  # the tokenizer is rank 0's
-            elif engine is not None and command == "peak_memory":
-                engine.peak_memory_bytes()
-            elif engine is not None:
-                _run_launch(engine, arguments["gather_logits"])
-    finally:
-        if engine is not None:
-            engine.close()
-
-
-def _read_command(payload: bytes) -> tuple[str, dict[str, Any]]:
-    """A command of rank 0 and its arguments. DistmkError: rank 0 sent something else."""
-    told = from_json(payload, "rank 0", "command", _COMMAND)
-    if told["arguments"].keys() != _ARGUMENTS.get(told["name"]):
-        raise malformed("rank 0", "command")
-    return told["name"], told["arguments"]
-
-
-def _run_launch(engine: Engine, gather_logits: bool) -> None:
-    """Take part in a launch of rank 0."""
-    with contextlib.suppress(Interrupted):  # rank 0 handles it, and sends the next command
-        launch = engine.launch([], [], False)
-
-        def gather() -> None:
-            engine.gather_trace(launch)
-            if gather_logits and not launch.left:
-                engine.gather_logits()
-
-        for _ in launch.tokens(gather):
-            pass

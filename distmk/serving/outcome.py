@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
@@ -31,9 +32,15 @@ class Outcome:
 
 
 def gather_outcomes(bootstrap: Bootstrap, mine: Outcome) -> list[Outcome]:
-    """The outcomes of all ranks, in rank order. Collective. DistmkError: a rank sent something else."""
+    """The outcomes of all ranks, in rank order. Collective. DistmkError: a rank sent something else.
+
+    RankLostError: a rank is lost. After an interrupt or a hang that is also one that is stopped, since it may never answer.
+    """
+    patient = mine.left or mine.reason is Abort.NONE
+    with contextlib.nullcontext() if patient else bootstrap.losing_stopped_ranks():
+        found = gather_json(bootstrap, asdict(mine), "outcome of a launch", _SHAPE)
     outcomes = []
-    for rank, told in enumerate(gather_json(bootstrap, asdict(mine), "outcome of a launch", _SHAPE)):
+    for rank, told in enumerate(found):
         if told["reason"] not in set(Abort):
             raise malformed(f"rank {rank}", "outcome of a launch")
         stuck = tuple(StuckWait(**wait) for wait in told["stuck"])

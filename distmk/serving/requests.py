@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from distmk.abi import FinishReason, TokenEvent
 from distmk.errors import UsageError
-from distmk.serving.sampling import CompletionOutput, RequestOutput, SamplingParams, TokenOutput
+from distmk.serving.sampling import CompletionOutput, RequestOutput, SamplingParams, TokenOutput, shown
 from distmk.serving.stream_decoder import StreamDecoder
 from distmk.serving.tokenizer import Tokenizer
-
-Prompt = str | Sequence[int]
 
 
 @dataclass
@@ -54,27 +51,27 @@ class Request:
 
 
 def make_request(
-    prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int
+    prompt: str | list[int], params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int
 ) -> Request:
     """Check one prompt. UsageError: empty, too long, a token id out of range, or text without a tokenizer."""
     if isinstance(prompt, str):
-        if not prompt:
-            raise UsageError("a prompt is empty; give it at least one character")
         if tokenizer is None:
             raise UsageError("this model has no tokenizer; give token ids (--prompt-ids) instead of text")
         ids = tokenizer.encode(prompt)
+        if not ids:
+            raise UsageError("a prompt is empty; give it at least one character")
     else:
-        ids = list(prompt)
+        ids = prompt
     if not ids:
         raise UsageError("a prompt has no tokens; give it at least one")
-    for token in ids:
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-            raise UsageError(f"token id {token!r} is out of range; the vocabulary has ids 0 to {vocab_size - 1}")
     if len(ids) >= max_model_len:
         raise UsageError(
             f"a prompt of {len(ids)} tokens leaves no room in a context of {max_model_len}; "
             "shorten it or raise --max-model-len"
         )
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise UsageError(f"token id {shown(token)} is out of range; the vocabulary has ids 0 to {vocab_size - 1}")
     # The text of the first new token depends on the end of the prompt (a space, half a character).
     decoder = StreamDecoder(tokenizer, context=ids) if tokenizer is not None else None
     return Request(prompt if isinstance(prompt, str) else None, ids, params, decoder)

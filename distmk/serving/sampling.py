@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import numbers
+import operator
 from dataclasses import dataclass
 
 from distmk.errors import UsageError
 
+_SHOWN_CHARS = 60
+
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Greedy decoding of up to `max_tokens` tokens. Names as in vLLM. UsageError: a setting that is not greedy, which is not
-    supported yet.
+    """Greedy decoding of up to `max_tokens` tokens. Names as in vLLM. UsageError: a value of a wrong type, or one that is not
+    greedy, which is not supported yet.
     """
 
     max_tokens: int = 64
@@ -20,12 +24,27 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        if self.temperature != 0.0:
-            raise UsageError(f"temperature {self.temperature:g} is not supported yet; decoding is greedy: use 0")
+        if not _is_number(self.temperature, numbers.Real) or self.temperature != 0.0:
+            raise UsageError(f"temperature {shown(self.temperature)} is not supported yet; decoding is greedy: use 0")
         if self.top_p != 1.0 or self.top_k not in (0, 1, -1):
             raise UsageError("top_p and top_k are not supported yet; decoding is greedy: leave them out")
-        if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int) or self.max_tokens < 1:
-            raise UsageError(f"max_tokens is {self.max_tokens}; ask for at least one new token")
+        if not _is_number(self.max_tokens, numbers.Integral) or self.max_tokens < 1:
+            raise UsageError(f"max_tokens is {shown(self.max_tokens)}; ask for at least one new token")
+        object.__setattr__(self, "max_tokens", operator.index(self.max_tokens))  # numpy's numbers become Python's
+        if not isinstance(self.ignore_eos, bool):
+            raise UsageError(f"ignore_eos is {shown(self.ignore_eos)}; expected True or False")
+
+
+def _is_number(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def shown(value: object) -> str:
+    """`value` as Python writes it, cut to a length that a message can hold."""
+    if isinstance(value, int) and abs(value) >= 1 << 128:  # Python refuses to write numbers of thousands of digits
+        return f"{'-' if value < 0 else ''}2**{abs(value).bit_length() - 1} or more"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,8 @@ class Session:
 
     def close(self) -> None:
         with deferred():
-            self.stop()
+            with self.bootstrap.losing_stopped_ranks():
+                self.stop()
             self.backend.close()
 
     def __enter__(self) -> Session:

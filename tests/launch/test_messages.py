@@ -19,7 +19,7 @@ from distmk.bootstrap.messages import from_json, pack, to_json, unpack
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.errors import DistmkError
 from distmk.program.program import compile_graph
-from distmk.serving.llm import _read_command
+from distmk.serving.commands import _read as _read_command
 from distmk.serving.outcome import Outcome, gather_outcomes
 from distmk.trace.collect import collect
 

@@ -6,6 +6,7 @@ import ctypes
 import enum
 import os
 import time
+import weakref
 
 from distmk.abi import Abort
 from distmk.backends.host.shm import SharedHeap
@@ -39,7 +40,6 @@ class Network:
     ):
         self._library, self._bootstrap = library, bootstrap
         self._far = heap.far_ranks
-        self._owner_pid = os.getpid()
         self.number = 0
         if not self._far:
             return  # on no rank
@@ -50,6 +50,8 @@ class Network:
             by_rank[rank] = sock.detach()
         own = heap.bases[heap.rank]
         self.number = library.distmk_network_open(own, ctypes.addressof(program), ctypes.addressof(by_rank))
+        # Also of a network that is dropped; until then it writes to the heap.
+        self._leave = weakref.finalize(self, _leave, library, self.number, os.getpid(), (heap, program))
 
     def abort(self, reason: Abort) -> None:
         """Make the far ranks leave the launch."""
@@ -80,9 +82,15 @@ class Network:
 
     def close(self) -> None:
         """Leave the far ranks in order. A forked child has the sockets, but not the thread: it leaves them alone."""
-        if self.number and os.getpid() == self._owner_pid:
-            self._library.distmk_network_close(self.number)
+        if self.number:
+            self._leave()
         self.number = 0
+
+
+def _leave(library: ctypes.CDLL, number: int, owner_pid: int, used: object) -> None:
+    """Close network `number`; `used` is what it needs until then."""
+    if os.getpid() == owner_pid:
+        library.distmk_network_close(number)
 
 
 def _declare(library: ctypes.CDLL) -> None:

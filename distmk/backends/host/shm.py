@@ -19,6 +19,7 @@ import re
 import secrets
 import stat
 import time
+import weakref
 from pathlib import Path
 from types import TracebackType
 
@@ -138,6 +139,8 @@ class SharedHeap:
         self._bootstrap = bootstrap
         self._maps: dict[int, mmap.mmap] = {}
         self._fds: dict[int, int] = {}
+        self._close_fds = weakref.finalize(self, _close_all, self._fds)  # also of a heap that is dropped
+        self._owner_pid = os.getpid()
         agree_same(bootstrap, "virtual nodes", {"DISTMK_VIRTUAL_NODE_SIZE": str(node_size or "not set")})
         node_size = node_size or bootstrap.world_size
         near = [rank for rank in range(bootstrap.world_size) if rank // node_size == self.rank // node_size]
@@ -242,8 +245,8 @@ class SharedHeap:
         return lost, left
 
     def close(self) -> None:
-        """Unmap all heaps; addresses and arrays in them must no longer be used."""
-        if self._maps:
+        """Unmap all heaps; addresses and arrays in them must no longer be used. A forked child leaves its parent's alone."""
+        if self._maps and os.getpid() == self._owner_pid:
             Control.from_address(self.bases[self.rank]).left = 1
         self.bases = [0] * len(self.bases)
         self._release()
@@ -252,9 +255,14 @@ class SharedHeap:
         for mapped in self._maps.values():
             with contextlib.suppress(BufferError):  # an array still refers to it; unmapped when the process ends
                 mapped.close()
-        for fd in self._fds.values():
-            os.close(fd)
-        self._maps, self._fds = {}, {}
+        self._maps = {}
+        self._close_fds()
+
+
+def _close_all(fds: dict[int, int]) -> None:
+    for fd in fds.values():
+        os.close(fd)
+    fds.clear()
 
 
 def _path_of(job: str, rank: int) -> Path:
