@@ -27,6 +27,7 @@ from distmk.bootstrap.handshake import accept_links
 from distmk.bootstrap.keys import AUTHKEY_ENV
 from distmk.bootstrap.rendezvous import join_unix, listen_unix
 from distmk.bootstrap.star import StarHub, StarSpoke
+from distmk.console import progress
 from distmk.errors import RankLostError, UsageError
 
 RANK_ENV = "DISTMK_RANK"
@@ -182,7 +183,8 @@ def start_local(
         try:
             followers.start()
             others = set(range(1, num_ranks))
-            links = accept_links(server, others, bytes.fromhex(authkey), timeout_s, followers.check_joining)
+            with progress(f"starting {len(others)} more ranks"):
+                links = accept_links(server, others, bytes.fromhex(authkey), timeout_s, followers.check_joining)
         except BaseException:
             followers.end(0.0)
             raise

@@ -26,6 +26,7 @@ from distmk.bootstrap.keys import UNAUTHENTICATED_ENV, check_key, is_one_host, n
 from distmk.bootstrap.link import Link
 from distmk.bootstrap.messages import from_json, gather_json, malformed, to_json
 from distmk.bootstrap.star import Star, StarHub, StarSpoke
+from distmk.console import progress
 from distmk.errors import RankLostError, UsageError
 
 # Carries a payload of at most 1 KiB from rank 0 to all ranks: rank 0 gives it, the others give None, all get it.
@@ -116,7 +117,8 @@ def _become_hub(
         # Over a Unix socket the handshake needs no secret: each side is told the user of the other.
         handshake_key = public_key() if way.unix else authkey
         others = set(range(1, member.world_size))
-        links = accept_links(server, others, handshake_key, timeout_s, launcher.check_joining)
+        with progress(f"waiting for {len(others)} more ranks to join"):
+            links = accept_links(server, others, handshake_key, timeout_s, launcher.check_joining)
     return StarHub(member, links, authkey, timeout_s, launcher)
 
 
