@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import resource
 import socket
@@ -157,6 +158,7 @@ def test_frames(rank: Rank) -> None:
         ((FENCE, 0, 0, 0, 2), b""),
         ((LEAVE, 0, 0, 1), b"x"),
     ],
+    ids=itertools.count(),
 )
 def test_malformed_frames(rank: Rank, frame: tuple[int, ...], body: bytes) -> None:
     """Nothing of a frame that is wrong is written; the connection ends, and so does the launch."""
