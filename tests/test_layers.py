@@ -11,7 +11,7 @@ from support.helpers import ROOT
 # From the bottom to the top. A package stands for all its modules.
 LAYERS = [
     ["errors"],
-    ["abi", "console", "env", "gc_pause"],
+    ["abi", "console", "env", "gc_pause", "user_files"],
     ["model"],
     ["graph"],
     ["tasks", "weights"],

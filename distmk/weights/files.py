@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from distmk.errors import ModelError
 from distmk.model.config import ModelConfig
+from distmk.user_files import open_regular
 from distmk.weights.bf16 import F32, U16, bf16_to_f32, f32_to_bf16
 from distmk.weights.checkpoint import EMBEDDING, HEAD, bounds
 
@@ -84,14 +85,11 @@ class DataFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open `path`; ModelError if it cannot be read."""
+        """Open `path`; ModelError if it is no regular file, or cannot be read."""
         self.path = path
         self._fd = -1
-        try:
-            self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-            self.num_bytes = os.fstat(self._fd).st_size
-        except OSError as e:
-            raise ModelError(f"{path}: cannot be read: {e.strerror}") from None
+        self._fd = open_regular(path)
+        self.num_bytes = os.fstat(self._fd).st_size
 
     def read(self, offset: int, num_bytes: int, out: Bytes | None = None) -> Bytes:
         """uint8 [num_bytes] from byte `offset`, in `out` if it is given. ModelError: the file is too short, or closed."""
