@@ -80,8 +80,9 @@ def tokenizer_eos_ids(folder: Path) -> Iterator[int]:
         added = read_json(folder / "tokenizer.json", MAX_TOKENIZER_BYTES).get("added_tokens")
         tokens = [token for token in added if isinstance(token, Mapping)] if isinstance(added, list) else []
         known = {_text_of(token): str(token.get("id")) for token in tokens}
-    if text and known.get(text, "").isdecimal():
-        yield int(known[text])
+    found = known.get(text, "") if text else ""
+    if found.isdecimal() and len(found) <= 9:  # another is no id, which the tokenizer itself refuses
+        yield int(found)
 
 
 def _text_of(token: Any) -> str:
