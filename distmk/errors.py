@@ -75,6 +75,17 @@ class HangError(DistmkError):
         self.record = record
 
 
+def shown(value: object, max_chars: int = 60) -> str:
+    """A wrong value as a message shows it: Python's notation, of which no more than `max_chars` characters."""
+    if isinstance(value, int) and abs(value) >= 10**max_chars:  # Python refuses to write more than 4,300 digits
+        return f"a number of more than {max_chars} digits"
+    try:
+        text = repr(value)
+    except ValueError:  # such a number inside
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= max_chars else text[: max_chars - 3] + "..."
+
+
 def one_line(error: BaseException) -> str:
     """The text of an error without line breaks, for a message of one line."""
     return " ".join(str(error).split())

@@ -11,7 +11,7 @@ from support.helpers import ROOT
 # From the bottom to the top. A package stands for all its modules.
 LAYERS = [
     ["errors"],
-    ["abi", "env", "gc_pause", "interrupts", "nvtx_ranges"],
+    ["abi", "env", "gc_pause", "interrupts", "nvtx_ranges", "user_files"],
     ["console"],
     ["model"],
     ["graph"],

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from distmk.errors import ModelError
+from distmk.errors import ModelError, shown
 from distmk.model.hf_features import refuse_unsupported, sliding_window
 from distmk.model.json_fields import Fields, token_ids
 
@@ -18,6 +18,9 @@ Family = Literal["llama", "qwen3"]
 
 ARCHITECTURES: Mapping[str, Family] = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
 """Hugging Face architecture names that can be loaded."""
+
+RANGES = {"rope_theta": (1.0, 1e15), "rms_norm_eps": (1e-30, 1.0)}
+"""Numbers outside give infinite or vanishing rotary frequencies or activations in float32."""
 
 MAX_LAYERS = 10_000
 """Of a model that is not damaged. Listing the tensors of billions of layers would take all memory before one is found missing."""
@@ -88,11 +91,18 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ModelError(f"{where}: head_dim is {self.head_dim}; rotary embedding needs an even head_dim")
-        for name in ("rope_theta", "rms_norm_eps"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ModelError(f"{where}: {name} is {getattr(self, name)}; it must be a positive number")
+        for name, (least, most) in RANGES.items():
+            if not least <= getattr(self, name) <= most:
+                raise ModelError(
+                    f"{where}: {name} is {getattr(self, name)}; it must be a positive number from {least:g} to {most:g}"
+                )
+        for token_id in (*self.eos_token_ids, self.bos_token_id or 0):
+            if not 0 <= token_id < 1 << 31:
+                raise ModelError(f"{where}: token id {shown(token_id)} is none; ids are from 0 to 2**31 - 1")
         factors = self.rope_freq_factors
-        if factors is not None and (len(factors) != self.head_dim // 2 or min(factors) <= 0):
+        if factors is not None and (
+            len(factors) != self.head_dim // 2 or not all(1e-6 <= factor <= 1e6 for factor in factors)
+        ):
             raise ModelError(
                 f"{where}: {len(factors)} rotary frequency factors; "
                 f"head_dim {self.head_dim} needs {self.head_dim // 2} positive ones"
@@ -209,8 +219,12 @@ def _rope(f: Fields, default_max_position: int) -> tuple[float, RopeScaling | No
         high_freq_factor=rope.number("high_freq_factor"),
         original_max_position=f.integer("original_max_position_embeddings", inside),
     )
-    if min(scaling.factor, scaling.low_freq_factor, scaling.original_max_position) <= 0:
-        raise ModelError(f"{rope.where}: factor, low_freq_factor and original_max_position_embeddings must be positive")
+    numbers = (scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor)
+    if not all(1e-6 <= number <= 1e6 for number in numbers) or not 1 <= scaling.original_max_position < 1 << 31:
+        raise ModelError(
+            f"{rope.where}: factor, low_freq_factor and original_max_position_embeddings must be positive, "
+            "and below a million, or 2**31 positions"
+        )
     if scaling.high_freq_factor <= scaling.low_freq_factor:
         raise ModelError(
             f"{rope.where}: high_freq_factor {scaling.high_freq_factor:g} must be above "

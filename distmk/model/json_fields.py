@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from distmk.errors import ModelError
+from distmk.errors import ModelError, shown
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Fields:
                 raise ModelError(f"{self.where}: {key} is missing; a whole number was expected")
             return default
         if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 1 << 63:
-            raise ModelError(f"{self.where}: {key} is {value!r}; a whole number was expected")
+            raise ModelError(f"{self.where}: {key} is {shown(value)}; a whole number was expected")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -39,7 +39,7 @@ class Fields:
                 raise ModelError(f"{self.where}: {key} is missing; a number was expected")
             return default
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ModelError(f"{self.where}: {key} is {value!r}; a number was expected")
+            raise ModelError(f"{self.where}: {key} is {shown(value)}; a number was expected")
         try:
             number = float(value)
         except OverflowError:
@@ -52,14 +52,14 @@ class Fields:
         """True or false."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, bool):
-            raise ModelError(f"{self.where}: {key} is {value!r}; true or false was expected")
+            raise ModelError(f"{self.where}: {key} is {shown(value)}; true or false was expected")
         return default if value is None else value
 
     def sub(self, key: str) -> Fields:
         """The fields of a nested object; none if the key is absent."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, Mapping):
-            raise ModelError(f"{self.where}: {key} is {value!r}; an object was expected")
+            raise ModelError(f"{self.where}: {key} is {shown(value)}; an object was expected")
         return Fields(value or {}, f"{self.where}: {key}")
 
 
@@ -71,6 +71,6 @@ def token_ids(d: Mapping[str, Any], key: str, where: str, default: tuple[int, ..
     value = d.get(key, list(default))
     ids = [] if value is None else value if isinstance(value, list) else [value]
     for token_id in ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise ModelError(f"{where}: {key} is {value!r}; a token id or a list of token ids was expected")
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < 1 << 31:
+            raise ModelError(f"{where}: {key} is {shown(value)}; a token id below 2**31 or a list of such was expected")
     return tuple(dict.fromkeys(ids))

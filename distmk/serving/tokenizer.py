@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distmk.errors import ModelError, UsageError, one_line
+from distmk.serving.panics import panics_as
+from distmk.user_files import exists, is_folder, read_whole
 from distmk.weights.checkpoint import Checkpoint
 from distmk.weights.gguf_header import GgufHeader, read_header, read_numbers, read_strings
 from distmk.weights.gguf_stop_tokens import stop_tokens_by_text
+from distmk.weights.hf_config import MAX_TOKENIZER_BYTES
 
 if TYPE_CHECKING:
     import tokenizers
@@ -69,7 +72,8 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as e:
             raise UsageError(f"the prompt is not valid Unicode at character {e.start}; pass UTF-8 text") from None
-        encoded = self._inner.encode(text, add_special_tokens=True)
+        with panics_as(lambda panic: UsageError(f"the tokenizer cannot encode the prompt ({panic}); {_HINT}")):
+            encoded = self._inner.encode(text, add_special_tokens=True)
         ids: list[int] = encoded.ids
         added = encoded.special_tokens_mask  # 1 for tokens of the template, 0 for special tokens in the text
         num_added = added.index(0) if 0 in added else 0
@@ -78,7 +82,8 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of `ids`, without special tokens if `skip_special`. Invalid UTF-8 becomes U+FFFD. UsageError: an id < 0."""
         try:
-            text: str = self._inner.decode(list(ids), skip_special_tokens=skip_special)
+            with panics_as(lambda panic: ModelError(f"the tokenizer cannot decode tokens ({panic})"), quiet=False):
+                text: str = self._inner.decode(list(ids), skip_special_tokens=skip_special)
         except OverflowError:
             raise UsageError(f"token id {min(ids)} is not a token of this model; ids are 0 or more") from None
         return text
@@ -112,8 +117,8 @@ def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
         raise UsageError(f"this model comes without a tokenizer; {_HINT}")
     if path.suffix.lower() == ".gguf":
         return Tokenizer(_from_gguf(read_header(path)))
-    file = (path if path.is_dir() else path.parent) / "tokenizer.json"
-    if not file.exists():
+    file = (path if is_folder(path) else path.parent) / "tokenizer.json"
+    if not exists(file):
         raise UsageError(f"{file.parent}: has no tokenizer.json, so text cannot be read; {_HINT}")
     return Tokenizer(_from_json(file))
 
@@ -121,8 +126,12 @@ def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
 def _from_json(file: Path) -> tokenizers.Tokenizer:
     import tokenizers
 
+    data = read_whole(file, MAX_TOKENIZER_BYTES)
     try:
-        inner = tokenizers.Tokenizer.from_file(str(file))
+        with panics_as(lambda text: ModelError(f"{file}: not a valid tokenizer.json ({text})")):
+            inner = tokenizers.Tokenizer.from_buffer(data)
+    except ModelError:
+        raise
     except Exception as e:  # the library raises bare Exception
         raise ModelError(f"{file}: not a valid tokenizer.json ({one_line(e)})") from None
     # A file saved during training may ask for truncation or padding.
@@ -187,7 +196,7 @@ def _add_template(inner: tokenizers.Tokenizer, tokens: Sequence[str], header: Gg
     for name, default in (("bos", header.metadata.get("tokenizer.ggml.pre") == "llama-bpe"), ("eos", False)):
         token_id = header.metadata.get(f"tokenizer.ggml.{name}_token_id")
         if header.metadata.get(f"tokenizer.ggml.add_{name}_token", default) and isinstance(token_id, int):
-            if token_id >= len(tokens):
+            if not 0 <= token_id < len(tokens):
                 raise ModelError(
                     f"{header.path}: {name.upper()} token {token_id} is outside the vocabulary of {len(tokens)}"
                 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from distmk.errors import ModelError, UsageError
 from distmk.model.config import PRESETS, ModelConfig
+from distmk.user_files import exists, is_folder, list_folder
 from distmk.weights.checkpoint import Checkpoint, expected_tensors
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -24,7 +25,7 @@ def open_checkpoint(path: str | Path, load_format: str = "auto", seed: int = 0) 
     if load_format not in ("auto", "dummy"):
         raise UsageError(f"load format {load_format!r} is not known; expected 'auto' or 'dummy'")
     where = Path(path)
-    if not where.exists():
+    if not exists(where):
         preset = PRESETS.get(str(path).lower())
         if preset is None:
             raise ModelError(_not_there(str(path)))
@@ -41,7 +42,7 @@ def open_checkpoint(path: str | Path, load_format: str = "auto", seed: int = 0) 
 
     if load_format == "dummy":
         return _dummy(read_hf_config(source), where, seed)
-    if (source.parent / ADAPTER_CONFIG).exists():
+    if exists(source.parent / ADAPTER_CONFIG):
         raise ModelError(
             f"{source.parent / ADAPTER_CONFIG}: the folder holds an adapter beside its model, and leaving it out would change "
             "the result; merge it (PEFT: merge_and_unload, then save_pretrained), or remove the file"
@@ -71,7 +72,7 @@ def _dummy(config: ModelConfig, path: Path | None, seed: int) -> Checkpoint:
 
 def _find(path: Path, load_format: str) -> Path:
     """The .gguf or config.json file that `path` stands for; ModelError if there is none, or more than one."""
-    if path.is_file():
+    if not is_folder(path):
         if path.suffix.lower() == ".gguf" or (load_format == "dummy" and path.suffix == ".json"):
             return path
         raise ModelError(
@@ -81,14 +82,14 @@ def _find(path: Path, load_format: str) -> Path:
     from distmk.weights.shard_files import has_safetensors
 
     config = path / "config.json"
-    ggufs = sorted(p for p in path.glob("*.gguf") if p.is_file())
+    ggufs = list_folder(path, ".gguf")
     # GGUF repositories often carry a config.json as well; weights decide.
-    if config.exists() and (has_safetensors(path) or not ggufs):
+    if exists(config) and (has_safetensors(path) or not ggufs):
         return config
     if len(ggufs) == 1:
         return ggufs[0]
     if ggufs:
         raise ModelError(f"{path}: holds {len(ggufs)} .gguf files; give the path of one of them, such as {ggufs[0]}")
-    if (path / ADAPTER_CONFIG).exists():
+    if exists(path / ADAPTER_CONFIG):
         raise ModelError(f"{path}: holds an adapter without its model; merge the two (PEFT: merge_and_unload)")
     raise ModelError(f"{path}: has no config.json and no .gguf file; expected a Hugging Face folder or a GGUF model")

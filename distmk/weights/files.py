@@ -13,11 +13,15 @@ import numpy.typing as npt
 
 from distmk.errors import ModelError
 from distmk.model.config import ModelConfig
+from distmk.user_files import open_regular
 from distmk.weights.bf16 import F32, U16, bf16_to_f32, f32_to_bf16
 from distmk.weights.checkpoint import EMBEDDING, HEAD, bounds
 
 CHUNK_ELEMENTS = 1 << 19
 """Elements converted at a time: 2 MiB as float32, little compared with a rank's weights."""
+
+FINITE_ELEMENTS = 1 << 16
+"""Elements checked for NaN at a time: 128 KiB, which stay in a core's cache."""
 
 SAMPLE_BYTES = 4096  # of each block of a file that goes into the fingerprint
 NUM_SAMPLES = 16
@@ -84,14 +88,11 @@ class DataFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open `path`; ModelError if it cannot be read."""
+        """Open `path`; ModelError if it is no regular file, or cannot be read."""
         self.path = path
         self._fd = -1
-        try:
-            self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-            self.num_bytes = os.fstat(self._fd).st_size
-        except OSError as e:
-            raise ModelError(f"{path}: cannot be read: {e.strerror}") from None
+        self._fd = open_regular(path)
+        self.num_bytes = os.fstat(self._fd).st_size
 
     def read(self, offset: int, num_bytes: int, out: Bytes | None = None) -> Bytes:
         """uint8 [num_bytes] from byte `offset`, in `out` if it is given. ModelError: the file is too short, or closed."""
@@ -168,21 +169,38 @@ class FileCheckpoint:
         if encoding.is_bf16 and out.shape[1] == tensor.shape[1] and not tensor.swizzled_head and out.flags.c_contiguous:
             first_byte = tensor.offset + row_start * 2 * tensor.shape[1]
             self._files[tensor.file].read(first_byte, out.nbytes, out.reshape(-1).view(np.uint8))
+            self._check_finite(name, out.reshape(-1))
             return out
         step = max(1, tensor.swizzled_head, CHUNK_ELEMENTS // tensor.shape[1])
         for start in range(row_start, row_stop, step):
             stop = min(start + step, row_stop)
             values = encoding.decode(np.ascontiguousarray(self._raw_rows(tensor, start, stop)[:, block_bytes]))
             values = values[:, in_blocks]
-            out[start - row_start : stop - row_start] = values if encoding.is_bf16 else f32_to_bf16(values)  # type: ignore[arg-type]
+            block = values if encoding.is_bf16 else f32_to_bf16(values)  # type: ignore[arg-type]
+            out[start - row_start : stop - row_start] = block
+            self._check_finite(name, np.ascontiguousarray(block).reshape(-1).view(np.uint16))
         return out
 
     def read_vector(self, name: str) -> F32:
         tensor = self._tensor(name, num_dims=1)
         vector = tensor.encoding.to_f32(self._files[tensor.file].read(tensor.offset, tensor.num_bytes))
+        if not np.isfinite(vector).all():
+            raise self._not_finite(name)
         if tensor.swizzled_head:
             vector = vector[stored_rows(np.arange(vector.size), tensor.swizzled_head)]
         return vector
+
+    def _check_finite(self, name: str, bits: U16) -> None:
+        """ModelError if one of the bfloat16 `bits` [n] is NaN or infinite: its exponent is all ones."""
+        for begin in range(0, bits.size, FINITE_ELEMENTS):
+            if (bits[begin : begin + FINITE_ELEMENTS] & np.uint16(0x7FFF)).max() >= 0x7F80:
+                raise self._not_finite(name)
+
+    def _not_finite(self, name: str) -> ModelError:
+        return ModelError(
+            f"{self.path}: tensor {name} has weights that are NaN or infinite, or too large for bfloat16; "
+            "fetch the model again, or a version that was saved without them"
+        )
 
     def _tensor(self, name: str, num_dims: int) -> StoredTensor:
         tensor = self._tensors.get(name)

@@ -7,13 +7,16 @@ vocabulary (190 MiB and 3 s for 49,152 tokens), on every rank; this one notes th
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from distmk.errors import ModelError, one_line
+from distmk.errors import ModelError, one_line, shown
+from distmk.user_files import open_regular
 
 STRING, ARRAY = 8, 9
 SCALARS: Mapping[int, struct.Struct] = {
@@ -34,7 +37,17 @@ SCALARS: Mapping[int, struct.Struct] = {
 }
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 
+LEAST_KEY_BYTES = 8 + 4 + 1  # length of an empty name, type, the shortest value
+LEAST_TENSOR_BYTES = 8 + 4 + 4 + 8  # length of an empty name, number of dimensions, type, offset
+MAX_ALIGNMENT = 1 << 20
+
 Scalar = int | float | bool | str
+
+MAX_HEADER_BYTES = 256 << 20
+"""Of metadata and tensor table. A vocabulary of 262,144 tokens with its merges takes 15 MB."""
+
+MAX_STRINGS = 1 << 22
+"""Of an array: one that claims more is damaged, and stepping over it would take minutes."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +71,20 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """Metadata by key, with arrays as references, and the tensors in file order."""
+    """Metadata by key, with arrays as references, and the tensors in file order.
+
+    The tensors' data begins at byte `data_start`, each tensor at a multiple of `alignment` bytes.
+    """
 
     path: Path
     metadata: Mapping[str, Scalar | ArrayRef]
     tensors: tuple[GgufTensor, ...]
+    alignment: int
+    data_start: int
 
 
 class _Cursor:
-    """Reads values one after the other from a mapped file; ValueError past its end."""
+    """Reads values one after the other from the mapped start of a file; ValueError past its end."""
 
     def __init__(self, data: mmap.mmap, at: int) -> None:
         self.data = data
@@ -75,10 +93,23 @@ class _Cursor:
     def skip(self, num_bytes: int) -> int:
         """Step over `num_bytes`; returns their offset."""
         start = self.at
-        if num_bytes > len(self.data) - start:
+        if num_bytes > self.bytes_left:
+            if len(self.data) == MAX_HEADER_BYTES:
+                raise ValueError(f"its header is longer than {MAX_HEADER_BYTES >> 20} MiB")
             raise ValueError(f"ends at byte {len(self.data)}, inside its header")
         self.at += num_bytes
         return start
+
+    @property
+    def bytes_left(self) -> int:
+        return len(self.data) - self.at
+
+    def count(self, least_bytes: int, what: str) -> int:
+        """A number of things that follow, of at least `least_bytes` each."""
+        count = self.u64()
+        if count * least_bytes > self.bytes_left:
+            raise ValueError(f"claims {count} {what}, more than the rest of its header has room for")
+        return count
 
     def scalar(self, form: struct.Struct) -> int | float | bool:
         value: int | float | bool = form.unpack_from(self.data, self.skip(form.size))[0]
@@ -105,11 +136,15 @@ class _Cursor:
 
     def array(self) -> ArrayRef:
         """Step over an array of scalars or strings."""
-        kind, count = self.u32(), self.u64()
+        kind = self.u32()
+        size = SCALARS[kind].size if kind in SCALARS else U64.size  # a string has at least its length
+        count = self.count(size, "array items")
         ref = ArrayRef(kind, count, self.at)
         if kind in SCALARS:
-            self.skip(count * SCALARS[kind].size)
+            self.skip(count * size)
         elif kind == STRING:
+            if count > MAX_STRINGS:
+                raise ValueError(f"has an array of {count} strings; at most {MAX_STRINGS} are believable")
             for _ in range(count):
                 self.skip(self.u64())
         else:
@@ -129,11 +164,11 @@ class _Cursor:
 def read_header(path: Path) -> GgufHeader:
     """Read the metadata and tensor table of the GGUF file at `path`; ModelError if it is damaged or no GGUF file."""
     try:
-        with path.open("rb") as file:
+        with open(open_regular(path), "rb") as file:
             magic = file.read(4)
             if magic != b"GGUF":
                 raise ModelError(f"{path}: not a GGUF file: starts with {magic!r} instead of b'GGUF'")
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            with _map_header(file) as data:
                 return _parse(path, _Cursor(data, 4))
     except OSError as e:
         raise ModelError(f"{path}: cannot be read: {e.strerror}") from None
@@ -146,25 +181,31 @@ def _parse(path: Path, cursor: _Cursor) -> GgufHeader:
     if version not in (2, 3):
         order = "; it is big-endian" if version & 0xFFFF == 0 else ""
         raise ModelError(f"{path}: GGUF version {version} is not supported{order}; little-endian 2 or 3 was expected")
-    num_tensors, num_keys = cursor.u64(), cursor.u64()
+    num_tensors, num_keys = cursor.count(LEAST_TENSOR_BYTES, "tensors"), cursor.count(LEAST_KEY_BYTES, "metadata keys")
     metadata: dict[str, Scalar | ArrayRef] = {}
     for _ in range(num_keys):
         key = cursor.string()
+        if key in metadata:
+            raise ValueError(f"has the metadata key {key[:64]!r} twice")
         metadata[key] = cursor.value(cursor.u32())
-    table = []
+    table: list[GgufTensor] = []
+    names: set[str] = set()
     for _ in range(num_tensors):
         name = cursor.string()
+        if name in names:
+            raise ValueError(f"has the tensor {name[:64]!r} twice")
+        names.add(name)
         num_dims = cursor.u32()
         if num_dims > 4:
             raise ValueError(f"tensor {name[:64]} has {num_dims} dimensions")
         shape = tuple(cursor.u64() for _ in range(num_dims))[::-1]
         table.append(GgufTensor(name, shape, cursor.u32(), cursor.u64()))
     alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-        raise ValueError(f"general.alignment is {alignment!r}, not a power of two")
+    if type(alignment) is not int or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+        raise ValueError(f"general.alignment is {alignment!r}, not a power of two up to {MAX_ALIGNMENT}")
     data_start = -(-cursor.at // alignment) * alignment
     tensors = tuple(GgufTensor(t.name, t.shape, t.type_id, data_start + t.offset) for t in table)
-    return GgufHeader(path, metadata, tensors)
+    return GgufHeader(path, metadata, tensors, alignment, data_start)
 
 
 def read_strings(header: GgufHeader, key: str) -> list[str]:
@@ -204,18 +245,23 @@ def read_numbers(header: GgufHeader, key: str) -> list[int | float | bool]:
         raise ModelError(f"{header.path}: {key} is not an array of numbers")
     form = SCALARS[ref.kind]
     try:
-        with header.path.open("rb") as file:
+        with open(open_regular(header.path), "rb") as file:
             file.seek(ref.offset)
             return [item for (item,) in form.iter_unpack(file.read(ref.count * form.size))]
     except (OSError, struct.error) as e:
         raise ModelError(f"{header.path}: {key} cannot be read: {one_line(e)}") from None
 
 
+def _map_header(file: BinaryIO) -> mmap.mmap:
+    num_bytes = min(os.fstat(file.fileno()).st_size, MAX_HEADER_BYTES)
+    return mmap.mmap(file.fileno(), num_bytes, access=mmap.ACCESS_READ)
+
+
 @contextmanager
 def _mapped(header: GgufHeader, key: str) -> Iterator[_Cursor]:
     """A cursor over the file. ModelError, which names `key`: it cannot be read."""
     try:
-        with header.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with open(open_regular(header.path), "rb") as file, _map_header(file) as data:
             yield _Cursor(data, 0)
     except (OSError, ValueError) as e:
         raise ModelError(f"{header.path}: {key} cannot be read: {one_line(e)}") from None
@@ -224,5 +270,5 @@ def _mapped(header: GgufHeader, key: str) -> Iterator[_Cursor]:
 def _array(header: GgufHeader, key: str) -> ArrayRef | None:
     value = header.metadata.get(key)
     if value is not None and not isinstance(value, ArrayRef):
-        raise ModelError(f"{header.path}: {key} is {value!r}; an array was expected")
+        raise ModelError(f"{header.path}: {key} is {shown(value)}; an array was expected")
     return value

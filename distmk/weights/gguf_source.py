@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from distmk.weights.gguf_stop_tokens import stop_token_ids
 ARCHITECTURES = ("llama", "qwen3")
 QUANTIZED = ("Q8_0", "Q4_0", "Q4_1")
 ROPE_FACTORS = "rope_freqs.weight"
+MAX_ROPE_FACTORS = 1 << 16
 
 _OUTSIDE_LAYERS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _IN_LAYER = {
@@ -49,9 +50,12 @@ def open_gguf(path: Path) -> FileCheckpoint:
     tensors: dict[str, StoredTensor] = {}
     factors: tuple[float, ...] | None = None
     arch = _architecture(header)
-    for entry in header.tensors:
-        stored = _locate(entry, types, file)
+    located = [(entry, _locate(entry, types, file)) for entry in header.tensors]
+    _check_data(header, [stored for _, stored in located], file)
+    for entry, stored in located:
         if entry.name == ROPE_FACTORS and arch == "llama":  # llama.cpp applies them in this architecture only
+            if math.prod(stored.shape) > MAX_ROPE_FACTORS:
+                raise ModelError(f"{path}: tensor {ROPE_FACTORS} has shape {list(stored.shape)}, too large for factors")
             factors = tuple(stored.encoding.to_f32(file.read(stored.offset, stored.num_bytes)).tolist())
             continue
         name = hf_name(entry.name)
@@ -191,3 +195,22 @@ def _locate(t: GgufTensor, types: Mapping[int, Encoding | str], file: DataFile) 
             f"{t.offset + num_bytes}; fetch the file again"
         )
     return StoredTensor(encoding, t.shape, 0, t.offset, num_bytes)
+
+
+def _check_data(header: GgufHeader, tensors: Sequence[StoredTensor], file: DataFile) -> None:
+    """ModelError unless the tensors follow each other from the start of the data to the end of the file, each padded to the
+    alignment, as ggml demands (`gguf_init_from_file`). Otherwise a size or an offset is wrong, and weights would be garbage.
+    """
+    expected = header.data_start
+    for entry, tensor in zip(header.tensors, tensors, strict=True):
+        if tensor.offset != expected:
+            raise ModelError(
+                f"{file.path}: damaged: the data of tensor {entry.name} begins at byte {tensor.offset}; "
+                f"byte {expected}, behind the tensor before it, was expected; fetch the file again"
+            )
+        expected += -(-tensor.num_bytes // header.alignment) * header.alignment
+    if tensors and file.num_bytes > expected:
+        raise ModelError(
+            f"{file.path}: damaged: has {file.num_bytes} bytes, but its tensors end at byte {expected}; "
+            "fetch the file again"
+        )

@@ -26,7 +26,9 @@ FIM_TEXTS = {
 
 def stop_token_ids(header: GgufHeader, f: Fields) -> tuple[int, ...]:
     """The ids, those of the metadata first. `f`: the scalars of the metadata. ModelError: damaged metadata."""
+    # 2**32 - 1 is llama.cpp's -1, no token.
     named = [f.integer(f"tokenizer.ggml.{name}_token_id", -1) for name in (*KEYS, *FIM_TEXTS)]
+    named = [-1 if token_id == 0xFFFFFFFF else token_id for token_id in named]
     ids = (*named, *stop_tokens_by_text(header).values())
     return tuple(dict.fromkeys(token_id for token_id in ids if token_id >= 0))
 

@@ -11,14 +11,21 @@ from typing import Any
 from distmk.errors import ModelError, one_line
 from distmk.model.config import ModelConfig
 from distmk.model.json_fields import token_ids
+from distmk.user_files import exists, read_whole
+
+MAX_JSON_BYTES = 4 << 20
+"""Of a config or a list of tokens. Some tokenizer_config.json files list hundreds of added tokens."""
+
+MAX_TOKENIZER_BYTES = 128 << 20
+"""Of a tokenizer.json. That of a vocabulary of 262,144 tokens has 33 MB."""
+
+MAX_INDEX_BYTES = 64 << 20
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; ModelError if it cannot be read or is not an object."""
+def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """The object in a JSON file of at most `max_bytes`; ModelError if it cannot be read or is not an object."""
     try:
-        value = json.loads(path.read_bytes())
-    except OSError as e:
-        raise ModelError(f"{path}: cannot be read: {e.strerror}") from None
+        value = json.loads(read_whole(path, max_bytes))
     except (ValueError, RecursionError) as e:
         raise ModelError(f"{path}: not valid JSON ({one_line(e)}); fetch the file again") from None
     if not isinstance(value, dict):
@@ -36,7 +43,7 @@ def read_hf_config(path: Path) -> ModelConfig:
     config = ModelConfig.from_hf(values, str(path))
     ids = config.eos_token_ids if "eos_token_id" in values else ()
     generation = path.with_name("generation_config.json")
-    if generation.exists():
+    if exists(generation):
         ids += token_ids(read_json(generation), "eos_token_id", str(generation))
     ids += tuple(tokenizer_eos_ids(path.parent))
     return replace(config, eos_token_ids=tuple(dict.fromkeys(ids))) if ids else config
@@ -54,7 +61,7 @@ _GREEDY_TOO: Mapping[str, tuple[Any, ...]] = {
 def generation_notes(folder: Path) -> tuple[str, ...]:
     """A warning that names the settings of a generation_config.json which change greedy decoding and are not applied."""
     file = folder / "generation_config.json"
-    values = read_json(file) if file.exists() else {}
+    values = read_json(file) if exists(file) else {}
     ignored = [key for key, off in _GREEDY_TOO.items() if values.get(key) is not None and values[key] not in off]
     return (f"{file}: not applied, as decoding is plainly greedy: {', '.join(ignored)}",) if ignored else ()
 
@@ -64,17 +71,18 @@ def tokenizer_eos_ids(folder: Path) -> Iterator[int]:
     text: Any = None
     known: dict[str, str] = {}
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        if (folder / name).exists():
+        if exists(folder / name):
             values = read_json(folder / name)
             text = text or _text_of(values.get("eos_token"))
             added = values.get("added_tokens_decoder")
             known |= {_text_of(token): id_ for id_, token in added.items()} if isinstance(added, Mapping) else {}
-    if text and text not in known and (folder / "tokenizer.json").exists():
-        added = read_json(folder / "tokenizer.json").get("added_tokens")
+    if text and text not in known and exists(folder / "tokenizer.json"):
+        added = read_json(folder / "tokenizer.json", MAX_TOKENIZER_BYTES).get("added_tokens")
         tokens = [token for token in added if isinstance(token, Mapping)] if isinstance(added, list) else []
         known = {_text_of(token): str(token.get("id")) for token in tokens}
-    if text and known.get(text, "").isdecimal():
-        yield int(known[text])
+    found = known.get(text, "") if text else ""
+    if found.isdecimal() and len(found) <= 9:  # another is no id, which the tokenizer itself refuses
+        yield int(found)
 
 
 def _text_of(token: Any) -> str:

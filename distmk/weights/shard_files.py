@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from distmk.errors import ModelError
-from distmk.weights.hf_config import read_json
+from distmk.user_files import exists, list_folder
+from distmk.weights.hf_config import MAX_INDEX_BYTES, read_json
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -15,7 +16,7 @@ _NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
 
 def has_safetensors(folder: Path) -> bool:
     """Whether `folder` holds safetensors weights."""
-    return (folder / INDEX_FILE).exists() or bool(_weight_files(folder))
+    return exists(folder / INDEX_FILE) or bool(_weight_files(folder))
 
 
 def find_shards(folder: Path) -> tuple[list[Path], dict[str, str]]:
@@ -24,9 +25,9 @@ def find_shards(folder: Path) -> tuple[list[Path], dict[str, str]]:
     In the order in which transformers looks: model.safetensors, then the index. Without either: a complete set of files
     named NAME-00001-of-00003.safetensors, or else the only file. ModelError: none, several candidates, or an incomplete set.
     """
-    if (folder / SINGLE_FILE).exists():
+    if exists(folder / SINGLE_FILE):
         return [folder / SINGLE_FILE], {}
-    if (folder / INDEX_FILE).exists():
+    if exists(folder / INDEX_FILE):
         return _indexed(folder, folder / INDEX_FILE)
     files = _weight_files(folder)
     sets: dict[tuple[str, int], list[Path]] = {}
@@ -51,7 +52,7 @@ def find_shards(folder: Path) -> tuple[list[Path], dict[str, str]]:
 
 def _weight_files(folder: Path) -> list[Path]:
     """The safetensors files of `folder` that are not an adapter's, by name."""
-    return sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("adapter_"))
+    return [path for path in list_folder(folder, ".safetensors") if not path.name.startswith("adapter_")]
 
 
 def _complete(folder: Path, stem: str, count: int, found: list[Path]) -> list[Path]:
@@ -65,7 +66,7 @@ def _complete(folder: Path, stem: str, count: int, found: list[Path]) -> list[Pa
 
 
 def _indexed(folder: Path, index: Path) -> tuple[list[Path], dict[str, str]]:
-    weight_map = read_json(index).get("weight_map")
+    weight_map = read_json(index, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index}: `weight_map` is {'missing' if weight_map is None else 'not a filled object'}")
     for name, shard in weight_map.items():
@@ -75,6 +76,6 @@ def _indexed(folder: Path, index: Path) -> tuple[list[Path], dict[str, str]]:
             )
     shards = [folder / shard for shard in sorted(set(weight_map.values()))]
     for shard in shards:
-        if not shard.exists():
+        if not exists(shard):
             raise ModelError(f"{shard}: missing, but {INDEX_FILE} names it; fetch it again")
     return shards, weight_map

@@ -1,0 +1,98 @@
+"""The files that a user names: only regular ones are opened, and of those that are read whole, none that is too large.
+
+A FIFO in place of a file would block its reader, and a device such as /dev/zero would fill the memory.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from distmk.errors import ModelError, UsageError
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def exists(path: Path, error: type[UsageError] = ModelError) -> bool:
+    """Whether there is something at `path`. `error`: that cannot be seen, as for a folder that this user may not enter."""
+    return _mode(path, error) is not None
+
+
+def is_folder(path: Path, error: type[UsageError] = ModelError) -> bool:
+    """Whether `path` is a folder. `error`: there is neither a folder nor a regular file, or that cannot be seen."""
+    mode = _mode(path, error)
+    if mode is None:
+        raise error(f"{path}: no such file or folder")
+    if not stat.S_ISDIR(mode):
+        _check_regular(path, mode, error)
+    return stat.S_ISDIR(mode)
+
+
+def list_folder(folder: Path, suffix: str, error: type[UsageError] = ModelError) -> list[Path]:
+    """What `folder` holds, by name, of names with `suffix`, but for folders. `error`: it cannot be listed."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(
+                folder / entry.name for entry in entries if entry.name.endswith(suffix) and not entry.is_dir()
+            )
+    except OSError as e:
+        raise error(f"{folder}: cannot be listed: {e.strerror}") from None
+
+
+def open_regular(path: Path, error: type[UsageError] = ModelError) -> int:
+    """A descriptor for reading the regular file at `path`. `error`: it is none, or cannot be read."""
+    mode = _mode(path, error)
+    if mode is not None:
+        _check_regular(path, mode, error)
+    try:
+        # Not blocking: a FIFO could have taken the place of the file since.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as e:
+        raise error(f"{path}: cannot be read: {e.strerror}") from None
+    try:
+        _check_regular(path, os.fstat(fd).st_mode, error)
+    except UsageError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read_whole(path: Path, max_bytes: int, error: type[UsageError] = ModelError) -> bytes:
+    """The contents of the regular file at `path`. `error`: it is none, cannot be read, or has more than `max_bytes`."""
+    fd = open_regular(path, error)
+    try:
+        with open(fd, "rb") as file:
+            size = os.fstat(fd).st_size
+            data = b"" if size > max_bytes else file.read(max_bytes + 1)
+    except OSError as e:
+        raise error(f"{path}: cannot be read: {e.strerror}") from None
+    if max(size, len(data)) > max_bytes:
+        raise error(
+            f"{path}: has {max(size, len(data))} bytes; a file of this kind has at most {max_bytes >> 20} MiB, "
+            "so it is something else; fetch it again"
+        )
+    return data
+
+
+def _mode(path: Path, error: type[UsageError]) -> int | None:
+    """The type and permissions of what `path` leads to; None if there is nothing."""
+    try:
+        return os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as e:
+        raise error(f"{path}: cannot be reached: {e.strerror}") from None
+    except ValueError:  # a NUL, or half a surrogate pair
+        raise error(f"{str(path)!r} is not a path") from None
+
+
+def _check_regular(path: Path, mode: int, error: type[UsageError]) -> None:
+    if not stat.S_ISREG(mode):
+        raise error(f"{path}: is {_KINDS.get(stat.S_IFMT(mode), 'no file')}; a regular file was expected")
