@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support import hosts
-from support.cluster import Cluster
+from support.cluster import Cluster, MakeCluster
 from support.helpers import Runner
-
-MakeCluster = Callable[..., Cluster]
 
 
 @pytest.fixture

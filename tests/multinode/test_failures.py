@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import MakeCluster
-from support.cluster import LAUNCHERS
+from support.cluster import LAUNCHERS, MakeCluster
 from support.faults import errors, generate_command, wait_for_tokens
 
 pytestmark = pytest.mark.timeout(120)

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import MakeCluster
-from support.cluster import LAUNCHERS
+from support.cluster import LAUNCHERS, MakeCluster
 from support.helpers import ROOT
 
 pytestmark = pytest.mark.timeout(120)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MakeCluster
-from support.cluster import LAUNCHERS, Cluster
+from support.cluster import LAUNCHERS, Cluster, MakeCluster
 from support.helpers import Runner
 
 pytestmark = pytest.mark.timeout(240)

@@ -49,6 +49,7 @@ class Cluster:
         return {"TMPDIR": str(folder), "DISTMK_AUTHKEY": self.authkey}
 
 
+MakeCluster = Callable[..., Cluster]  # number of hosts, and keywords of `hosts.make_hosts`
 Start = Callable[[Cluster, list[str], int, dict[str, str]], Job]
 
 

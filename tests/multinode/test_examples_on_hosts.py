@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import MakeCluster
-from support.cluster import LAUNCHERS
+from support.cluster import LAUNCHERS, MakeCluster
 from support.helpers import ROOT
 
 pytestmark = pytest.mark.timeout(120)
