@@ -84,7 +84,7 @@ def test_launch_script_starts_ranks(job: Job, tmp_path: Path, script: str, kind:
         mpirun_command()
     shutil.copytree(ROOT / "launch", tmp_path / "launch")
     shutil.copytree(ROOT / "distmk" / "bootstrap", tmp_path / "distmk" / "bootstrap")
-    for name in ("console.py", "env.py", "errors.py"):
+    for name in ("console.py", "env.py", "errors.py", "interrupts.py"):
         shutil.copy(ROOT / "distmk" / name, tmp_path / "distmk")
     (tmp_path / "distmk" / "__init__.py").touch()
     shutil.copy(SCRIPT, tmp_path / "distmk" / "__main__.py")

@@ -128,9 +128,11 @@ def run(
         p.deadline_ns, p.scheduler_threads, p.spin_polls = int(deadline_s * 1e9), int(scheduler_threads), 4
         if subject.node_size:
             p.fault.delay_puts_ns, p.fault.node_size, p.fault.seed = 20000, subject.node_size, 1
-    launches = [library.distmk_start(ctypes.addressof(p)) for p in params]
+    launches = [ctypes.c_void_p() for _ in params]
+    for p, launch in zip(params, launches, strict=True):
+        library.distmk_start(ctypes.addressof(p), ctypes.addressof(launch))
     for launch in launches:
-        library.distmk_join(launch)
+        library.distmk_join(ctypes.addressof(launch))
     abort = max(Control.from_address(base).abort for base in bases)
     published = [(t.request, t.token, t.finish) for t in tokens[: min(count.value, num_tokens)]]
     return Outcome({key: memory.bytes.copy() for key, memory in memories.items()}, published, abort)
