@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from types import TracebackType
@@ -77,6 +78,7 @@ class Session:
         self.rank_program = self.program.ranks[bootstrap.rank]
         agree_same(bootstrap, "program", {"program": self.program.fingerprint()})
         self._running: RunningLaunch | None = None
+        self._owner_pid = os.getpid()
         self.backend = make_backend(backend, self.rank_program, bootstrap, scheduler_threads)
         upload_constants(self.program, self.backend, bootstrap.rank)
 
@@ -129,7 +131,19 @@ class Session:
             self._running.stop()
             self._running = None
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a forked child's copy: memory, threads and connections are the parent's."""
+        return os.getpid() != self._owner_pid
+
+    def check_owner(self) -> None:
+        """UsageError: this is a forked child's copy."""
+        if self.is_forked:
+            raise UsageError(f"this run belongs to process {self._owner_pid}, from which this one was forked")
+
     def close(self) -> None:
+        if self.is_forked:
+            return
         with self.bootstrap.losing_stopped_ranks():
             self.stop()
         self.backend.close()
@@ -163,6 +177,7 @@ class RunningLaunch:
         next_check = time.monotonic()
         try:
             while not (over or self._over):
+                self._session.check_owner()
                 over = launch.wait(seen, POLL_S)
                 count = launch.block.token_count.value
                 if count > seen:
@@ -177,6 +192,7 @@ class RunningLaunch:
             raise
         if self._over:
             return
+        self._session.check_owner()
         reason = launch.join()
         self._over = True
         self.iterations = launch.iterations_done
@@ -184,7 +200,7 @@ class RunningLaunch:
 
     def stop(self, left: bool = True) -> None:
         """End the launch on all ranks, if it is not over; `left`: on purpose, which is no error on other ranks."""
-        if self._over:
+        if self._over or self._session.is_forked:
             return
         self._over = True
         self._session.backend.abort(Abort.INTERRUPTED)
