@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.bootstrap import agree, connect
-from distmk.errors import DistmkError, UsageError
+from distmk.errors import DistmkError, ModelError, UsageError
 from distmk.interrupts import deferred
 from distmk.serving.closing import Closing
 from distmk.serving.commands import command
@@ -105,6 +105,8 @@ class LLM:
             return None
         try:
             return load_tokenizer(self._engine.checkpoint)
+        except ModelError:
+            raise  # there is one, and it is damaged
         except UsageError as error:
             self._tokenizer_error = str(error)
             return None

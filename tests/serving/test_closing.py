@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -54,7 +53,7 @@ AT_EXIT = """
 import sys
 from distmk import LLM, SamplingParams
 llm = LLM(sys.argv[1], load_format="dummy", tensor_parallel_size=int(sys.argv[2]), num_workers=1, max_model_len=30000)
-stream = llm.stream([1, 2, 3], SamplingParams(max_tokens=20000, ignore_eos=True))
+stream = llm.stream([1, 2, 3], SamplingParams(max_tokens=6000, ignore_eos=True))
 print(next(stream).index)
 """
 
@@ -65,15 +64,18 @@ def test_open_at_exit(num_ranks: int, endless: Path, runner: Runner) -> None:
     assert (done.status, done.stdout, done.stderr) == (0, "0\n", "")
 
 
-def test_constructor_that_fails(tiny_model: Path, tmp_path: Path) -> None:
-    """Before the weights are read, and after."""
-    shutil.copytree(tiny_model, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "tokenizer.json").write_text("{}")
+def test_constructor_that_fails(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the engine is made, and after."""
+
+    def fail(_: LLM) -> None:
+        raise UsageError("of the tokenizer")
+
+    monkeypatch.setattr(LLM, "_load_tokenizer", fail)
     before = resources()
-    for model, text in (tmp_path / "nowhere", "nowhere: no such"), (tmp_path, "not a valid tokenizer.json"):
-        for _ in range(3):
+    for model, text in (tiny_model / "nowhere", "nowhere: no such"), (tiny_model, "of the tokenizer"):
+        for num_ranks in (1, 2, 2):
             with pytest.raises(UsageError, match=text):
-                LLM(str(model), tensor_parallel_size=2, num_workers=1, max_model_len=64)
+                LLM(str(model), tensor_parallel_size=num_ranks, num_workers=1, max_model_len=64)
             assert resources() == before
 
 
@@ -82,11 +84,12 @@ def test_calls_after_close(tiny_model: Path) -> None:
         with LLM(str(tiny_model), tensor_parallel_size=num_ranks, num_workers=1, max_model_len=64) as llm:
             requests = llm.make_requests([1, 2, 3], FEW)
         llm.close()  # a second time
+        with pytest.raises(UsageError, match="this LLM is closed; make a new one"):
+            next(llm.run(requests))
         for call in (
             lambda: llm.generate([1, 2, 3]),
             lambda: next(llm.stream([1, 2, 3])),
             lambda: llm.compute_logits([1, 2, 3]),
-            lambda: next(llm.run(requests)),  # noqa: B023
             llm.peak_memory_bytes,
         ):
             with pytest.raises(UsageError, match="this LLM is closed; make a new one"):
@@ -98,7 +101,7 @@ import gc, os, sys
 from distmk import LLM, SamplingParams
 from distmk.errors import UsageError
 
-few, many = SamplingParams(max_tokens=5, ignore_eos=True), SamplingParams(max_tokens=2000, ignore_eos=True)
+few, many = SamplingParams(max_tokens=5, ignore_eos=True), SamplingParams(max_tokens=600, ignore_eos=True)
 
 def in_child(work):
     child = os.fork()
@@ -120,17 +123,25 @@ def drop():
     del globals()["llm"]
     gc.collect()
 
+def go_on():
+    try:
+        list(stream)
+    except UsageError as error:
+        assert "from which this one was forked" in str(error)
+    else:
+        raise AssertionError
+
 def leave():
     with llm:
         pass
 
 llm = LLM(sys.argv[1], load_format="dummy", tensor_parallel_size=int(sys.argv[2]), num_workers=1, max_model_len=3000)
 before = llm.generate([1, 2, 3], few)[0].outputs[0].token_ids
-for work in (use, lambda: llm.close(), lambda: llm.session.close(), drop, leave, lambda: None):
+for work in (use, lambda: llm.close(), lambda: llm.session.close(), drop, go_on, leave, lambda: None):
     stream = llm.stream([1, 2, 3], many)
     first = next(stream)
     in_child(work)
-    assert len(list(stream)) == 1999
+    assert len(list(stream)) == 599
     assert llm.generate([1, 2, 3], few)[0].outputs[0].token_ids == before
 print("done")
 """
