@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.bootstrap import agree, connect
-from distmk.errors import DistmkError, UsageError
+from distmk.errors import DistmkError, Interrupted, UsageError
 from distmk.interrupts import deferred
 from distmk.serving.closing import Closing
 from distmk.serving.commands import command
@@ -232,8 +232,17 @@ class LLM:
                 with contextlib.closing(launch.tokens(lambda: self._gather(launch, gather_logits))) as batches:
                     for events in batches:
                         for event in events:
-                            yield requests[event.request].append(event.request, event)
+                            output = requests[event.request].append(event.request, event)
+                            holder.suspended = True
+                            try:
+                                yield output
+                            finally:
+                                holder.suspended = False
                             holder.thread = threading.current_thread()  # a generator may move to another
+                            self._closing.check_not_closed_midway()
+            except Interrupted:
+                self._closing.check_not_closed_midway()
+                raise
             finally:
                 if self._turn.is_held_by(holder):
                     self._engine.session.stop()
@@ -254,13 +263,10 @@ class LLM:
         if self._closing.is_closed:
             return
         self._closing.refuse_calls()
-        if self._turn.is_mine() or not self._closing.is_owner:  # mine: by a stream that is suspended
-            self._closing.close()
-            return
-        self._engine.session.abort()
         holder = Holder()
         try:
-            self._turn.take(holder)
+            if self._closing.is_owner:
+                self._turn.take_over(holder, self._engine.session.abort)
             self._closing.close()
         finally:
             holder.over = True

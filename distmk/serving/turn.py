@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from distmk.errors import UsageError
@@ -14,11 +15,12 @@ _POLL_S = 0.005
 @dataclass(eq=False)
 class Holder:
     """A call, or a generator that may be suspended. Made before a `try` whose `finally` sets `over`: a store of an attribute
-    is the one step that Ctrl-C cannot come before.
+    is the one step that Ctrl-C cannot come before. `suspended`: no thread is within it.
     """
 
     thread: threading.Thread = field(default_factory=threading.current_thread)
     over: bool = False
+    suspended: bool = False
 
 
 class Turn:
@@ -44,6 +46,13 @@ class Turn:
         raise UsageError(
             "a stream of this LLM is not finished: read it to its end, or call its close(), before the next call"
         )
+
+    def take_over(self, holder: Holder, hurry: Callable[[], None]) -> None:
+        """Take the turn as the last holder: from a stream that is suspended, or from a call that `hurry` makes end."""
+        while (present := self._holder) is not None and not (present.over or present.suspended or self.is_mine()):
+            hurry()
+            time.sleep(_POLL_S)
+        self._holder = holder
 
     def is_held_by(self, holder: Holder) -> bool:
         return self._holder is holder and not holder.over
