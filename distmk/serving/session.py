@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
@@ -80,6 +81,7 @@ class Session:
         agree_same(bootstrap, "program", {"program": self.program.fingerprint()})
         self._running: RunningLaunch | None = None
         self._num_launches = 0
+        self._owner_pid = os.getpid()
         self.backend = make_backend(backend, self.rank_program, bootstrap, scheduler_threads)
         upload_constants(self.program, self.backend, bootstrap.rank)
 
@@ -142,7 +144,14 @@ class Session:
         if running is not None:
             running.abort()
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a forked child's copy: memory, threads and connections are the parent's."""
+        return os.getpid() != self._owner_pid
+
     def close(self) -> None:
+        if self.is_forked:
+            return
         with deferred():
             with self.bootstrap.losing_stopped_ranks():
                 self.stop()
@@ -198,6 +207,8 @@ class RunningLaunch:
         next_check = time.monotonic()
         launch = self._launch
         while launch is not None and not (over or self._over):
+            if self._session.is_forked:
+                raise UsageError("this run belongs to another process, from which this one was forked")
             over = launch.wait(seen, POLL_S)
             count = launch.block.token_count.value
             if count > seen:
@@ -230,7 +241,7 @@ class RunningLaunch:
     def stop(self, left: bool = True) -> None:
         """End the launch on all ranks, if it is not over; `left`: on purpose, which is no error on other ranks."""
         with deferred():
-            if self._over:
+            if self._over or self._session.is_forked:
                 return
             self._over = True
             self.abort()
