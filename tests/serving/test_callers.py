@@ -134,3 +134,21 @@ def test_stream_left_by_a_thread_that_ended(llm: LLM) -> None:
         tokens(llm, [1, 2, 3])
     assert len(list(streams[0])) == 1499
     assert len(tokens(llm, [1, 2, 3])) == 20
+
+
+def test_exception_on_return_from_the_native_start(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads run, and nothing in Python has got hold of the launch."""
+    expected = tokens(llm, [1, 2, 3])
+    library = llm.session.backend._library  # type: ignore[attr-defined]
+    start = library.distmk_start
+
+    def cut_off(*arguments: object) -> None:
+        start(*arguments)
+        raise KeyboardInterrupt
+
+    for _ in range(5):
+        with monkeypatch.context() as patch:
+            patch.setattr(library, "distmk_start", cut_off)
+            with pytest.raises(KeyboardInterrupt):
+                tokens(llm, [1, 2, 3], LONG)
+        assert tokens(llm, [1, 2, 3]) == expected
