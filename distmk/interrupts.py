@@ -1,7 +1,8 @@
-"""Ctrl-C that waits until ranks are in step again.
+"""Signals that wait until ranks are in step again.
 
-Python raises KeyboardInterrupt between any two instructions of the main thread. In the middle of an exchange between ranks
-that would leave them waiting for different things, so such sections defer it to their end.
+Python calls signal handlers, which may raise (KeyboardInterrupt), between any two instructions of the main thread. In the
+middle of an exchange between ranks that would leave them waiting for different things, so such sections defer it to their
+end.
 """
 
 from __future__ import annotations
@@ -9,51 +10,82 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import FrameType, TracebackType
+from typing import Any
 
-PATIENCE_S = 3.0  # how long a deferred Ctrl-C waits for other ranks
+PATIENCE_S = 3.0  # how long a deferred signal waits for other ranks
+DEFERRED = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-class _Deferral:
+class _Handler:
+    """Stands in for a handler in Python: notes a signal that comes during a section, and passes on any other at once."""
+
+    def __init__(self, original: Callable[[int, FrameType | None], Any]) -> None:
+        self.original = original
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not _section.depth:
+            self.original(number, frame)
+        elif _section.came is None:
+            _section.came, _section.since_s = number, time.monotonic()
+
+
+class _Section(AbstractContextManager[None]):
     """The state of the main thread."""
 
     depth = 0
-    since_s: float | None = None  # when the deferred signal came
+    came: int | None = None  # the first signal of this section
+    since_s = 0.0  # when it came
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if not self.depth:
+            for number in DEFERRED:
+                handler = signal.getsignal(number)
+                if callable(handler) and not isinstance(handler, _Handler):
+                    signal.signal(number, _Handler(handler))
+            self.came = None
+        self.depth += 1  # from here on, no signal raises
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self.depth -= 1
+        if self.depth:
+            return
+        for number in DEFERRED:  # a `_Handler` that an exception leaves in place passes signals on
+            handler = signal.getsignal(number)
+            if isinstance(handler, _Handler):
+                signal.signal(number, handler.original)
+        self.raise_again()
+
+    def raise_again(self) -> None:
+        """Call the handler of the signal that came, if one did."""
+        came, self.came = self.came, None
+        handler = signal.getsignal(came) if came is not None else None
+        handler = handler.original if isinstance(handler, _Handler) else handler
+        if came is not None and callable(handler):
+            handler(came, None)
 
 
-@contextmanager
-def deferred() -> Iterator[None]:
-    """A section that Ctrl-C does not cut in two: KeyboardInterrupt, if it came, is raised at its end.
+_section = _Section()
 
-    Only the main thread gets Ctrl-C; in others, and in a process that handles SIGINT in its own way, this does nothing.
+
+def deferred() -> AbstractContextManager[None]:
+    """A section that signals do not cut in two: the handler in Python of one that came is called at its end.
+
+    In threads other than the main one, which run no handlers, it does nothing. Sections nest.
     """
-    if _Deferral.depth or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGINT)
-    if handler is not signal.default_int_handler:
-        yield
-        return
-    signal.signal(signal.SIGINT, _note)  # first and last: from here to there nothing is cut in two, this included
-    try:
-        _Deferral.depth, _Deferral.since_s = 1, None
-        yield
-    finally:
-        _Deferral.depth, came = 0, _Deferral.since_s is not None
-        signal.signal(signal.SIGINT, handler)
-        if came:
-            raise KeyboardInterrupt
+    return _section
 
 
 def check_patience() -> None:
-    """Raise KeyboardInterrupt, also in a deferred section, if Ctrl-C came PATIENCE_S ago: another rank does not answer."""
-    since_s = _Deferral.since_s
+    """Call the handler of a signal that came PATIENCE_S ago, also in a deferred section: another rank does not answer."""
     is_main = threading.current_thread() is threading.main_thread()
-    if _Deferral.depth and is_main and since_s is not None and time.monotonic() - since_s > PATIENCE_S:
-        raise KeyboardInterrupt
-
-
-def _note(number: int, frame: FrameType | None) -> None:
-    _Deferral.since_s = _Deferral.since_s or time.monotonic()
+    if is_main and _section.depth and _section.came is not None and time.monotonic() - _section.since_s > PATIENCE_S:
+        _section.raise_again()

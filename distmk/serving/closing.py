@@ -8,7 +8,7 @@ import os
 import weakref
 
 from distmk.bootstrap import Bootstrap
-from distmk.errors import DistmkError, UsageError
+from distmk.errors import DistmkError, Interrupted, UsageError
 from distmk.interrupts import deferred
 from distmk.serving.commands import command
 from distmk.serving.engine import Engine
@@ -47,6 +47,12 @@ class Closing:
             )
         if self.is_closed or self._refuses_calls:
             raise UsageError("this LLM is closed; make a new one, or use it before close() and inside its with block")
+
+    def check_not_closed_midway(self) -> None:
+        """Interrupted: the LLM was closed while a call was under way. UsageError: it is another process's."""
+        if self.is_owner and (self.is_closed or self._refuses_calls):
+            raise Interrupted("this LLM was closed before the call was over; its output is not finished")
+        self.check_usable()
 
     def refuse_calls(self) -> None:
         """Let no further call begin."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.bootstrap import agree, connect
-from distmk.errors import DistmkError, ModelError, UsageError
+from distmk.errors import DistmkError, Interrupted, ModelError, UsageError
 from distmk.interrupts import deferred
 from distmk.serving.closing import Closing
 from distmk.serving.commands import command
@@ -23,7 +24,7 @@ from distmk.serving.requests import Request, make_request
 from distmk.serving.sampling import RequestOutput, SamplingParams, TokenOutput
 from distmk.serving.session import RunningLaunch, Session
 from distmk.serving.tokenizer import Tokenizer, load_tokenizer
-from distmk.serving.turn import Turn
+from distmk.serving.turn import Holder, Turn
 from distmk.trace import Trace
 
 T = TypeVar("T")
@@ -174,19 +175,29 @@ class LLM:
     def peak_memory_bytes(self) -> list[int]:
         """Peak resident memory of every rank's process so far, by rank; collective."""
         self._closing.check_usable()
-        with self._turn.taken(), deferred():
-            self._command("peak_memory")
-            return self._engine.peak_memory_bytes()
+        holder = Holder()
+        try:
+            self._turn.take(holder)
+            with deferred():
+                self._command("peak_memory")
+                return self._engine.peak_memory_bytes()
+        finally:
+            holder.over = True
 
     def make_requests(
         self, prompts: Any, params: Any, sampling_params: Any = None, *, only_one: bool = False
     ) -> list[Request]:
         """Requests for `run`, on rank 0 ([] elsewhere). UsageError on every rank: rank 0's cannot be served."""
         self._closing.check_usable()
-        with self._turn.taken(), deferred():
-            return self._agree_if_called(
-                lambda: self._make_requests(prompts, either_params(params, sampling_params), only_one)
-            )
+        holder = Holder()
+        try:
+            self._turn.take(holder)
+            with deferred():
+                return self._agree_if_called(
+                    lambda: self._make_requests(prompts, either_params(params, sampling_params), only_one)
+                )
+        finally:
+            holder.over = True
 
     def _agree_if_called(self, fn: Callable[[], T]) -> T:
         """`agree`, if the other ranks make this call as well; worker processes only wait for a command."""
@@ -212,22 +223,33 @@ class LLM:
         ignore_eos = bool(requests and requests[0].params.ignore_eos)
         limit = self._engine.max_model_len  # of prompt and completion together
         max_new = [min(r.params.max_tokens, limit - len(r.prompt_ids)) for r in requests]
-        holder = object()
+        holder = Holder()
         try:
-            self._turn.take(holder)
-            with deferred():
-                self._closing.check_usable()
-                self._command("generate", gather_logits=gather_logits)
-                launch = self._engine.launch([r.prompt_ids for r in requests], max_new, ignore_eos)
-            with contextlib.closing(launch.tokens(lambda: self._gather(launch, gather_logits))) as batches:
-                for events in batches:
-                    for event in events:
-                        yield requests[event.request].append(event.request, event)
-        finally:
-            with deferred():
+            try:
+                self._turn.take(holder)
+                with deferred():
+                    self._closing.check_usable()
+                    self._command("generate", gather_logits=gather_logits)
+                    launch = self._engine.launch([r.prompt_ids for r in requests], max_new, ignore_eos)
+                with contextlib.closing(launch.tokens(lambda: self._gather(launch, gather_logits))) as batches:
+                    for events in batches:
+                        for event in events:
+                            output = requests[event.request].append(event.request, event)
+                            holder.suspended = True
+                            try:
+                                yield output
+                            finally:
+                                holder.suspended = False
+                            holder.thread = threading.current_thread()  # a generator may move to another
+                            self._closing.check_not_closed_midway()
+            except Interrupted:
+                self._closing.check_not_closed_midway()
+                raise
+            finally:
                 if self._turn.is_held_by(holder):
                     self._engine.session.stop()
-                    self._turn.give_back(holder)
+        finally:
+            holder.over = True
 
     def _gather(self, launch: RunningLaunch, gather_logits: bool) -> None:
         """What a call collects from all ranks once its launch has ended in order."""
@@ -243,12 +265,13 @@ class LLM:
         if self._closing.is_closed:
             return
         self._closing.refuse_calls()
-        if self._turn.is_mine() or not self._closing.is_owner:  # mine: by a stream that is suspended
+        holder = Holder()
+        try:
+            if self._closing.is_owner:
+                self._turn.take_over(holder, self._engine.session.abort)
             self._closing.close()
-            return
-        self._engine.session.abort()
-        with self._turn.taken():
-            self._closing.close()
+        finally:
+            holder.over = True
 
     def __enter__(self) -> LLM:
         return self

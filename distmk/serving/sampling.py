@@ -77,3 +77,8 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the completion ended of itself: by an end token, or at its full length."""
+        return all(output.finish_reason is not None for output in self.outputs)

@@ -4,56 +4,62 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from distmk.errors import UsageError
-from distmk.interrupts import deferred
 
 _POLL_S = 0.005
 
 
+@dataclass(eq=False)
+class Holder:
+    """A call, or a generator that may be suspended. Made before a `try` whose `finally` sets `over`: a store of an attribute
+    is the one step that Ctrl-C cannot come before. `suspended`: no thread is within it.
+    """
+
+    thread: threading.Thread = field(default_factory=threading.current_thread)
+    over: bool = False
+    suspended: bool = False
+
+
 class Turn:
-    """Held by one holder at a time: a call, or a generator that may be suspended. Ctrl-C never leaves it half taken."""
+    """Held by one holder at a time, until its `over` is set; on any thread, as a generator may be collected there."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._holder: object = None
-        self._thread: int | None = None  # that took it
+        self._holder: Holder | None = None
 
-    def take(self, holder: object) -> None:
-        """Wait for the turn. UsageError: this thread holds it already, by a stream that is not finished."""
-        while True:
-            if self.is_mine():
-                raise UsageError(
-                    "a stream of this LLM is not finished: read it to its end, or call its close(), before the next call"
-                )
-            with deferred():
-                if self._lock.acquire(blocking=False):
-                    self._holder, self._thread = holder, threading.get_ident()
-                    return
-            time.sleep(_POLL_S)  # not in a deferred section: Ctrl-C ends the wait
+    def take(self, holder: Holder) -> None:
+        """Wait for the turn. UsageError: the thread of a stream that is not finished waits, or that thread has ended."""
+        while not self._try(holder):
+            time.sleep(_POLL_S)
 
-    def is_held_by(self, holder: object) -> bool:
-        return self._holder is holder
+    def _try(self, holder: Holder) -> bool:
+        with self._lock:
+            present = self._holder
+            if present is None or present.over:
+                self._holder = holder
+                return True
+        if present.over or (present.thread is not holder.thread and present.thread.is_alive()):
+            return False
+        raise UsageError(
+            "a stream of this LLM is not finished: read it to its end, or call its close(), before the next call"
+        )
+
+    def take_over(self, holder: Holder, hurry: Callable[[], None]) -> None:
+        """Take the turn as the last holder: from a stream that is suspended, or from a call that `hurry` makes end."""
+        while (present := self._holder) is not None and not (present.over or present.suspended or self.is_mine()):
+            hurry()
+            time.sleep(_POLL_S)
+        self._holder = holder
+
+    def is_held_by(self, holder: Holder) -> bool:
+        return self._holder is holder and not holder.over
 
     def is_mine(self) -> bool:
-        """Whether this thread took the turn."""
-        return self._thread == threading.get_ident()
-
-    def give_back(self, holder: object) -> None:
-        """End the turn of `holder`, if it has it; on any thread, as a generator may be collected there."""
-        with deferred():
-            if self._holder is holder:
-                self._holder = self._thread = None
-                self._lock.release()
-
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """A call that holds the turn."""
-        holder = object()
-        try:
-            self.take(holder)
-            yield
-        finally:
-            self.give_back(holder)
+        """Whether this thread took the turn, or one that has ended."""
+        present = self._holder
+        if present is None or present.over:
+            return False
+        return present.thread is threading.current_thread() or not present.thread.is_alive()

@@ -37,13 +37,14 @@ def main() -> None:
         usual_s = time.perf_counter() - began
         for call in range(num_calls):
             try:
-                signal.setitimer(signal.ITIMER_REAL, max(1e-6, rng.random() * 1.3 * usual_s))
-                found = generate()
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, max(1e-6, rng.random() * 1.3 * usual_s))
+                    found = generate()
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
                 assert found == expected, (call, found, expected)
             except KeyboardInterrupt:
                 cut += 1
-            signal.setitimer(signal.ITIMER_REAL, 0)
             if call % 10 == 0:
                 assert generate() == expected, call
         assert generate() == expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ from support.helpers import Runner
 
 from distmk import LLM, SamplingParams
 from distmk.errors import Interrupted, UsageError
+from distmk.serving.sampling import TokenOutput
 
 pytestmark = pytest.mark.timeout(120)
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
@@ -79,7 +81,7 @@ def test_close_ends_the_call_of_another_thread(llm: LLM) -> None:
     assert begun.wait(30)
     llm.close()
     reader.join(30)
-    assert [type(failure) for failure in failures] == [Interrupted]
+    assert [type(failure) for failure in failures] == [Interrupted] and "closed before" in str(failures[0])
     with pytest.raises(UsageError, match="closed"):
         tokens(llm, [1, 2, 3])
 
@@ -91,3 +93,62 @@ def test_ctrl_c_loses_the_interrupted_call_alone(num_ranks: int, runner: Runner,
     job = [sys.executable, str(Path(__file__).with_name("interrupts_job.py"))]
     done = runner.run([*job, str(endless), str(num_ranks), num_calls, str(seed)])
     assert done.status == 0 and f"of {num_calls} calls were cut off" in done.stdout, (seed, done)
+
+
+def test_close_with_a_stream_suspended_on_another_thread(llm: LLM) -> None:
+    streams: list[Iterator[TokenOutput]] = []
+    released = threading.Event()
+
+    def begin() -> None:
+        streams.append(llm.stream([[1, 2, 3]], LONG))
+        next(streams[0])
+        released.wait(60)
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    while not streams or not llm._turn._holder:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    closer = threading.Thread(target=llm.close, daemon=True)
+    closer.start()
+    closer.join(20)
+    hung = closer.is_alive()
+    released.set()
+    thread.join()
+    assert not hung
+    with pytest.raises(Interrupted, match="closed before the call was over"):
+        next(streams[0])
+
+
+def test_stream_left_by_a_thread_that_ended(llm: LLM) -> None:
+    streams: list[Iterator[TokenOutput]] = []
+
+    def begin() -> None:
+        streams.append(llm.stream([[1, 2, 3]], LONG))
+        next(streams[0])
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join()
+    with pytest.raises(UsageError, match="a stream of this LLM is not finished"):
+        tokens(llm, [1, 2, 3])
+    assert len(list(streams[0])) == 1499
+    assert len(tokens(llm, [1, 2, 3])) == 20
+
+
+def test_exception_on_return_from_the_native_start(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads run, and nothing in Python has got hold of the launch."""
+    expected = tokens(llm, [1, 2, 3])
+    library = llm.session.backend._library  # type: ignore[attr-defined]
+    start = library.distmk_start
+
+    def cut_off(*arguments: object) -> None:
+        start(*arguments)
+        raise KeyboardInterrupt
+
+    for _ in range(5):
+        with monkeypatch.context() as patch:
+            patch.setattr(library, "distmk_start", cut_off)
+            with pytest.raises(KeyboardInterrupt):
+                tokens(llm, [1, 2, 3], LONG)
+        assert tokens(llm, [1, 2, 3]) == expected
