@@ -37,6 +37,7 @@ class Recorder:
 def backend(together: bool, lost: list[int]) -> Any:
     made: Any = CudaBackend.__new__(CudaBackend)
     made._liveness = Recorder(leave_together=together, lost_ranks=lost)
+    made._liveness.far_ranks = []
     made._heap, made._closed, made._bootstrap = Recorder(), False, SimpleNamespace(timeout_s=1.0)
     return made
 
@@ -48,6 +49,15 @@ def test_close_is_collective_only_with_all_ranks(together: bool, call: str) -> N
     made.close()
     assert made._heap.calls == [call]
     assert made._liveness.calls == ["leave_together", "close"]
+
+
+@pytest.mark.parametrize(("met", "call"), [(True, "close"), (False, "abandon")])
+def test_close_waits_for_other_hosts(met: bool, call: str) -> None:
+    made = backend(True, [])
+    made._liveness.far_ranks = [1]
+    made._bootstrap.meet = lambda place, timeout_s: met
+    made.close()
+    assert made._heap.calls == [call]
 
 
 class FailingEvent:

@@ -172,11 +172,17 @@ class CudaBackend:
         if self._closed:
             return
         self._closed = True
-        if self._liveness.leave_together(self._bootstrap.timeout_s):
+        if self._leaves_together():
             self._heap.close()
         else:
             self._heap.abandon()
         self._liveness.close()
+
+    def _leaves_together(self) -> bool:
+        """Wait until all ranks close: those of this host by its memory, those of other hosts over the bootstrap."""
+        timeout_s = self._bootstrap.timeout_s
+        together = self._liveness.leave_together(timeout_s)
+        return self._bootstrap.meet("heap", timeout_s) and together if self._liveness.far_ranks else together
 
 
 def _zero(tensor: Any, num_bytes: int) -> None:
