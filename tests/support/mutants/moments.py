@@ -53,4 +53,3 @@ def decode_moment(library: ctypes.CDLL, kind: str, num_iterations: int) -> Momen
     ((_, outcome),) = each_in_child([lambda: run(library, made, made.program, False, num_iterations=num_iterations)])
     assert not isinstance(outcome, str), outcome
     return Moment(made.program, outcome.images, num_iterations)
-

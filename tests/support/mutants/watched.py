@@ -1,13 +1,14 @@
 """Runs one task's body and sees whether it touches what the task does not declare (`Task.accesses`).
 
-The body runs twice, from memories that differ in every byte that the task does not declare to read. A byte that changes and is not
-declared as written is a stray write. A byte that comes out differently shows a read that is not declared. Pages of which nothing is
-declared have no access, and pages of which nothing is declared as written cannot be written.
+The body runs twice, from memories that differ in every byte that the task does not declare to read. A byte that changes and is
+not declared as written is a stray write. A byte that comes out differently shows a read that is not declared. Pages of which
+nothing is declared have no access, and pages of which nothing is declared as written cannot be written.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,7 +70,9 @@ class Watch:
         reads, writes = self._mask(accesses, False), self._mask(accesses, True)
         before, after = [], []
         for flip in (0x00, 0xFF):
-            before.append({p: np.where(reads[p], image, 0xA5 ^ flip).astype(np.uint8) for p, image in self.moment.images.items()})
+            before.append(
+                {p: np.where(reads[p], image, 0xA5 ^ flip).astype(np.uint8) for p, image in self.moment.images.items()}
+            )
             after.append(self._run(rank, index, before[-1], reads, writes))
         for place in before[0]:
             first = self.protocol_bytes if place[0] == Space.HEAP else 0
@@ -155,7 +158,7 @@ class Watch:
 
         access = np.where(by_page(writable), WRITE, np.where(by_page(reads), READ, 0))
         bounds = [0, *(np.flatnonzero(np.diff(access)) + 1).tolist(), len(access)]
-        for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+        for begin, end in itertools.pairwise(bounds):
             if begin < end:
                 memory.protect(begin * PAGE - lead, (end - begin) * PAGE, int(access[begin]))
 
