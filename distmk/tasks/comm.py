@@ -193,8 +193,8 @@ class Sum(Task):
             found += [block._replace(write=True, clears=True) for block in blocks]
         dst = f32_access(True, rank, args.dst, args.num, rows, args.dst_stride)
         found.append(dst)
-        if args.add and args.polls:
-            found.append(dst._replace(write=False, early=True))
+        if args.add:
+            found.append(dst._replace(write=False, early=bool(args.polls)))
         if args.out_bf16:
             found += vector_accesses(rank, args.out_bf16, args.reset, args.num, rows, args.out_bf16_stride)
         if args.batch:

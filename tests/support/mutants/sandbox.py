@@ -50,6 +50,12 @@ class Guarded:
         raw = (ctypes.c_uint8 * num_bytes).from_address(self.base)
         self.bytes: Bytes = np.ctypeslib.as_array(raw)
 
+    def protect(self, begin: int, num_bytes: int, access: int) -> None:
+        """Set the access to all pages with bytes [begin, begin + num_bytes)."""
+        first = (self.base + begin) // mmap.PAGESIZE * mmap.PAGESIZE
+        if _libc.mprotect(first, self.base + begin + num_bytes - first, access):
+            raise OSError(ctypes.get_errno(), "mprotect")
+
 
 class Outcome(NamedTuple):
     """`images`: by space and rank, all memory behind a launch; `tokens`: published to the host. `abort`: why it ended early."""
@@ -59,17 +65,31 @@ class Outcome(NamedTuple):
     abort: int
 
 
-def _requests(program: Program, decodes: bool) -> tuple[Any, Any, int]:
-    """As the host submits them: prompts that leave room for a token."""
-    longest = max_positions(program) - 1 if decodes else 0
-    prompts = [(min(length, longest), new) for length, new in PROMPTS] if longest > 0 else []
-    requests = (Request * max(1, len(prompts)))()
-    tokens, num_new = [], 0
-    for index, (length, new) in enumerate(prompts):
-        requests[index] = Request(len(tokens), length, new, 1)
-        tokens += [(7 * index + i) % 100 for i in range(length)]
-        num_new += new
-    return requests, (ctypes.c_int32 * max(1, len(tokens)))(*tokens), num_new
+class Host:
+    """What the host gives a launch: prompts that leave room for a token, and room for tokens."""
+
+    def __init__(self, program: Program, decodes: bool) -> None:
+        longest = max_positions(program) - 1 if decodes else 0
+        lengths = [(min(length, longest), new) for length, new in PROMPTS] if longest > 0 else []
+        self.num_requests, self.num_tokens = len(lengths), sum(new for _, new in lengths)
+        self.requests, ids = (Request * len(PROMPTS))(), list[int]()
+        for index, (length, new) in enumerate(lengths):
+            self.requests[index] = Request(len(ids), length, new, 1)
+            ids += [(7 * index + i) % 100 for i in range(length)]
+        self.prompts = (ctypes.c_int32 * (len(ids) + 1))(*ids)
+        self.tokens = (TokenEvent * (self.num_tokens + 1))()
+        self.count, self.eos = ctypes.c_uint64(0), ctypes.c_int32(-1)
+
+    def fill(self, params: LaunchParams) -> None:
+        """Point `params` here."""
+        params.requests, params.prompts = ctypes.addressof(self.requests), ctypes.addressof(self.prompts)
+        params.tokens, params.token_count = ctypes.addressof(self.tokens), ctypes.addressof(self.count)
+        params.eos_ids, params.num_requests = ctypes.addressof(self.eos), self.num_requests
+        params.token_capacity = len(self.tokens)
+
+    def published(self) -> list[tuple[int, int, int]]:
+        """Request, token and finish reason of every token."""
+        return [(t.request, t.token, t.finish) for t in self.tokens[: min(self.count.value, self.num_tokens)]]
 
 
 def max_positions(program: Program) -> int:
@@ -97,16 +117,19 @@ def initial(subject: Subject, program: Program) -> dict[tuple[int, int], Bytes]:
 
 
 def run(
-    library: ctypes.CDLL, subject: Subject, program: Program, scheduler_threads: bool, deadline_s: float = DEADLINE_S
+    library: ctypes.CDLL,
+    subject: Subject,
+    program: Program,
+    scheduler_threads: bool,
+    deadline_s: float = DEADLINE_S,
+    num_iterations: int = 0,
 ) -> Outcome:
-    """One launch of all ranks in this process."""
+    """One launch of all ranks in this process; `num_iterations`: only so many, and the launch is given up."""
     before = initial(subject, program)
     memories = {key: Guarded(len(image)) for key, image in before.items()}
     for key, image in before.items():
         memories[key].bytes[:] = image
-    requests, prompts, num_tokens = _requests(program, subject.decodes)
-    tokens = (TokenEvent * max(1, num_tokens))()
-    count, eos = ctypes.c_uint64(0), ctypes.c_int32(-1)
+    host = Host(program, subject.decodes)
     ranks = range(program.num_ranks)
     bases = (ctypes.c_uint64 * len(ranks))(*(memories[(int(Space.HEAP), rank)].base for rank in ranks))
     params = (LaunchParams * len(ranks))()
@@ -120,22 +143,23 @@ def run(
         p = params[rank]
         p.program, p.heap_bases = code.base, ctypes.addressof(bases)
         p.local_base = memories[(int(Space.LOCAL), rank)].base
-        p.records, p.requests, p.prompts = (ctypes.addressof(each) for each in (records, requests, prompts))
-        p.tokens, p.token_count = ctypes.addressof(tokens), ctypes.addressof(count)
-        p.eos_ids = ctypes.addressof(eos)
-        p.num_requests = len(requests) if num_tokens else 0
-        p.token_capacity, p.num_iterations = len(tokens), NUM_ITERATIONS
+        p.records, p.num_iterations, p.max_iterations = ctypes.addressof(records), NUM_ITERATIONS, num_iterations
+        host.fill(p)
         p.deadline_ns, p.scheduler_threads, p.spin_polls = int(deadline_s * 1e9), int(scheduler_threads), 4
         if subject.node_size:
             p.fault.delay_puts_ns, p.fault.node_size, p.fault.seed = 20000, subject.node_size, 1
     launches = [ctypes.c_void_p() for _ in params]
     for p, launch in zip(params, launches, strict=True):
         library.distmk_start(ctypes.addressof(p), ctypes.addressof(launch))
+    if num_iterations:
+        while any(p.iterations_done < num_iterations for p in params):
+            time.sleep(0.01)
+        time.sleep(0.05)  # until all threads have left
+        return Outcome({key: memory.bytes.copy() for key, memory in memories.items()}, [], 0)
     for launch in launches:
         library.distmk_join(ctypes.addressof(launch))
     abort = max(Control.from_address(base).abort for base in bases)
-    published = [(t.request, t.token, t.finish) for t in tokens[: min(count.value, num_tokens)]]
-    return Outcome({key: memory.bytes.copy() for key, memory in memories.items()}, published, abort)
+    return Outcome({key: memory.bytes.copy() for key, memory in memories.items()}, host.published(), abort)
 
 
 def written(program: Program) -> dict[tuple[int, int], npt.NDArray[np.bool_]]:
