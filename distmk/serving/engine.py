@@ -28,7 +28,7 @@ from distmk.backends.weight_upload import fill_weights
 from distmk.bootstrap import Bootstrap, agree, agree_same
 from distmk.bootstrap.messages import gather_json, malformed
 from distmk.console import progress, tell
-from distmk.errors import UsageError
+from distmk.errors import UsageError, shown
 from distmk.lower import DecodeOptions
 from distmk.model.shards import shard_model
 from distmk.nvtx_ranges import nvtx_range
@@ -37,6 +37,16 @@ from distmk.serving.program_cache import proved_program
 from distmk.serving.session import RunningLaunch, Session
 from distmk.trace import Trace
 from distmk.weights import open_checkpoint
+
+# Far above what any machine can serve: a larger value is a mistake, and would only exhaust memory or threads.
+_MOST = {
+    "num_workers": 4096,
+    "num_schedulers": 4096,
+    "max_model_len": 1 << 24,
+    "max_num_seqs": 4096,
+    "deadline_s": 1_000_000,
+}
+_MOST_TRACED = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -64,12 +74,15 @@ class EngineArgs:
             raise UsageError(f"backend {self.backend!r} is not one of {', '.join(BACKENDS)}")
         if self.load_format not in ("auto", "dummy"):
             raise UsageError(f"load format {self.load_format!r} is not one of auto, dummy")
-        for name in ("num_workers", "num_schedulers", "max_model_len", "max_num_seqs", "deadline_s"):
+        for name, most in _MOST.items():
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise UsageError(f"{name} is {value}; it must be positive")
-        if self.trace_iterations < 0:
-            raise UsageError(f"trace_iterations is {self.trace_iterations}; it must be 0 (no trace) or more")
+                raise UsageError(f"{name} is {shown(value)}; it must be positive")
+            if value is not None and value > most:
+                raise UsageError(f"{name} is {shown(value)}; it must be at most {most}")
+        if not 0 <= self.trace_iterations <= _MOST_TRACED:
+            given = shown(self.trace_iterations)
+            raise UsageError(f"trace_iterations is {given}; it must be from 0 (no trace) to {_MOST_TRACED}")
 
 
 def _peak_bytes() -> int:

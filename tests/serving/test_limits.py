@@ -1,0 +1,43 @@
+"""Arguments beyond what any machine can serve are refused in one line, before a process is started."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distmk import LLM
+from distmk.errors import UsageError
+from distmk.serving.engine import EngineArgs
+
+HUGE = 10**5000
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_workers", 100_000),
+        ("num_schedulers", 10**12),
+        ("max_model_len", 10**9),
+        ("max_num_seqs", HUGE),
+        ("deadline_s", float("inf")),
+        ("deadline_s", float("nan")),
+        ("deadline_s", 1e300),
+        ("trace_iterations", 10**12),
+        ("trace_iterations", HUGE),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_absurd_numbers(name: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=f"^{name} is .*must be") as caught:
+        EngineArgs(model="m", **{name: value})
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("num_ranks", [65, 1000, 10**20, HUGE], ids=["65", "1000", "10**20", "huge"])
+def test_too_many_ranks_start_nothing(num_ranks: int, endless: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **options: pytest.fail("a process was started"))
+    with pytest.raises(UsageError, match="ranks are too many; there can be 64"):
+        LLM(str(endless), load_format="dummy", tensor_parallel_size=num_ranks)
