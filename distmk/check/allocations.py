@@ -8,10 +8,8 @@ from typing import Any
 
 from distmk.abi import EVENT_STRIDE_BYTES, Control, JitEntry, JitRing, Space
 from distmk.check.findings import Findings
-from distmk.program.layout import Placed
+from distmk.program.layout import ALIGN_BYTES, Placed
 from distmk.program.reader import ProgramTables
-
-ALIGN_BYTES = 4
 
 
 class Allocations:

@@ -86,14 +86,14 @@ REFUSED: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "prompts"), ACCEPTED, ids=lambda value: repr(value)[:40])
+@pytest.mark.parametrize(("given", "prompts"), ACCEPTED, ids=[str(number) for number in range(len(ACCEPTED))])
 def test_accepted(given: Any, prompts: list[str | list[int]]) -> None:
     got = read_prompts(given)
     assert got == prompts
     assert all(type(each) is str or all(type(token) is int for token in each) for each in got)
 
 
-@pytest.mark.parametrize(("given", "text"), REFUSED, ids=lambda value: repr(value)[:40])
+@pytest.mark.parametrize(("given", "text"), REFUSED, ids=[text for _, text in REFUSED])
 def test_refused(given: Any, text: str) -> None:
     with pytest.raises(UsageError, match=re.escape(text)) as refused:
         read_prompts(given)
