@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from distmk.abi import MAX_RANKS
 from distmk.bootstrap.base import Bootstrap, LaunchKind, Member, read_link_timeout_s, read_timeout_s
 from distmk.bootstrap.keys import AUTHKEY_ENV
 from distmk.bootstrap.local import RANK_ENV, RENDEZVOUS_ENV, WORLD_SIZE_ENV, join_local, start_local
@@ -13,7 +14,7 @@ from distmk.bootstrap.mpi import connect_mpi
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.bootstrap.slurm import connect_slurm
 from distmk.bootstrap.torchrun import StoreAddress, connect_store
-from distmk.errors import UsageError
+from distmk.errors import UsageError, shown
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,9 @@ def _connect(
 def read_launch(num_ranks: int | None, env: Mapping[str, str]) -> Launch:
     """Read this process's rank and launcher. The first launcher found has precedence. Raises UsageError as `detect` does."""
     if num_ranks is not None and num_ranks < 1:
-        raise UsageError(f"--ranks must be at least 1, got {num_ranks}")
+        raise UsageError(f"--ranks must be at least 1, got {shown(num_ranks)}")
+    if num_ranks is not None and num_ranks > MAX_RANKS:
+        raise UsageError(f"{shown(num_ranks)} ranks are too many; there can be {MAX_RANKS}")
     for read in (_read_follower, _read_torch, _read_mpi, _read_slurm):
         launch = read(env)
         if launch is not None:

@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from distmk.abi import MAX_RANKS
 from distmk.bootstrap import agree, connect
-from distmk.errors import DistmkError, Interrupted, ModelError, UsageError, shown
+from distmk.errors import DistmkError, Interrupted, ModelError, UsageError
 from distmk.interrupts import deferred
 from distmk.serving.closing import Closing
 from distmk.serving.commands import command
@@ -66,8 +65,6 @@ class LLM:
         num_schedulers: int | None = None,
     ) -> None:
         self.trace: Trace | None = None  # of the last call whose tokens were all taken
-        if tensor_parallel_size is not None and tensor_parallel_size > MAX_RANKS:
-            raise UsageError(f"{shown(tensor_parallel_size)} ranks are too many; there can be {MAX_RANKS}")
         self._bootstrap = connect(tensor_parallel_size)
         self._commands_workers = self._bootstrap.kind == "local"  # the other ranks are worker processes of this one
         self._closing = Closing(self, self._bootstrap)

@@ -83,7 +83,8 @@ def test_launch_script_starts_ranks(job: Job, tmp_path: Path, script: str, kind:
     if kind == "mpi":
         mpirun_command()
     shutil.copytree(ROOT / "launch", tmp_path / "launch")
-    shutil.copytree(ROOT / "distmk" / "bootstrap", tmp_path / "distmk" / "bootstrap")
+    for name in ("abi", "bootstrap"):
+        shutil.copytree(ROOT / "distmk" / name, tmp_path / "distmk" / name)
     for name in ("console.py", "env.py", "errors.py", "interrupts.py"):
         shutil.copy(ROOT / "distmk" / name, tmp_path / "distmk")
     (tmp_path / "distmk" / "__init__.py").touch()

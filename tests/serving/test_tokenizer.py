@@ -10,9 +10,9 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from support.byte_fallback import byte_fallback
 from support.gguf_files import write_gguf
-from tokenizers import Tokenizer as LibraryTokenizer
-from tokenizers import decoders, models, pre_tokenizers, processors
+from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -38,6 +38,8 @@ TEXTS = [
     "\x00\x1f\u200b\ufeff\ufffd",
 ]
 ALPHABET = "abz AI'stré漢🙂ſ0129٣½²  \t\n\r.,;:!?-_()[]{}<|>=+*/\\\"#"
+
+FALLBACK_WORDS = ["▁", "▁the", "▁cat", "s", "▁sat", "a", "▁é"]
 
 
 def random_texts(count: int, seed: int) -> list[str]:
@@ -203,23 +205,9 @@ def small_folder(path: Path) -> Path:
     return path
 
 
-def sentencepiece_like() -> LibraryTokenizer:
-    """A Metaspace tokenizer with byte fallback, as Llama 2's: its decoder drops the space before the first word."""
-    words = ["▁", "▁the", "▁cat", "s", "▁sat", "a", "▁é", "<s>"]
-    vocab = {f"<0x{i:02X}>": i for i in range(256)} | {word: 256 + i for i, word in enumerate(words)}
-    inner = LibraryTokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, ignore_merges=True))
-    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    inner.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    inner.add_special_tokens(["<s>"])
-    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 263)])
-    return inner
-
-
 def test_tokenizer_json(tmp_path: Path) -> None:
     """Special tokens come from the file's own template; truncation stored in it is not obeyed."""
-    inner = sentencepiece_like()
+    inner = byte_fallback(FALLBACK_WORDS)
     inner.enable_truncation(3)
     inner.save(str(small_folder(tmp_path) / "tokenizer.json"))
     mine = load_tokenizer(open_checkpoint(tmp_path, "dummy"))
@@ -238,7 +226,9 @@ def test_tokenizer_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["gguf", "json"])
 @pytest.mark.parametrize("skip_special", [True, False])
 def test_streamed_text_is_the_text(tmp_path: Path, kind: str, skip_special: bool) -> None:
-    mine = load(write_model(tmp_path / "m.gguf", "qwen2")) if kind == "gguf" else Tokenizer(sentencepiece_like())
+    mine = (
+        load(write_model(tmp_path / "m.gguf", "qwen2")) if kind == "gguf" else Tokenizer(byte_fallback(FALLBACK_WORDS))
+    )
     num_tokens = 256 + (19 if kind == "gguf" else 8)
     seed = random.randrange(1 << 30)
     rng = random.Random(seed)
@@ -268,7 +258,7 @@ def test_stream_gives_text_as_soon_as_it_is_whole(tmp_path: Path) -> None:
 
 
 def test_stream_continues_a_prompt() -> None:
-    mine = Tokenizer(sentencepiece_like())
+    mine = Tokenizer(byte_fallback(FALLBACK_WORDS))
     the, cat, sat, special = 257, 258, 260, 263
     alone, after = StreamDecoder(mine), StreamDecoder(mine, context=[the])
     assert (alone.push(cat), after.push(cat)) == ("cat", " cat")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from support.byte_fallback import byte_fallback
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers.trainers import BpeTrainer
@@ -26,21 +27,6 @@ ALPHABETS = {
     "mixed": BURMESE + "🙂👩‍👧漢字é½ thecat\n.\ufffd",
 }
 WORDS = ["▁", "▁the", "▁cat", "s", "a", "t", "h", "e", "c", "▁é", "漢"]
-
-
-def byte_fallback(bos: bool = True) -> LibraryTokenizer:
-    """Like Llama 2's SentencePiece tokenizer: a few words, and a token for each byte; decoding drops the first space."""
-    vocab = {f"<0x{i:02X}>": i for i in range(256)} | {word: 256 + i for i, word in enumerate(WORDS)}
-    inner = LibraryTokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, ignore_merges=True))
-    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    inner.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    inner.add_special_tokens(["<s>"])
-    if bos:
-        template = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", len(vocab))])
-        inner.post_processor = template
-    return inner
 
 
 def byte_level(seed: int) -> LibraryTokenizer:
@@ -72,7 +58,7 @@ def whole_characters(inner: LibraryTokenizer, ids: list[int], count: int) -> str
 def test_every_prefix_of_a_reply_is_the_text(kind: str) -> None:
     seed = random.randrange(1 << 30)
     rng = random.Random(seed)
-    inner = byte_fallback() if kind == "fallback" else byte_level(seed)
+    inner = byte_fallback(WORDS) if kind == "fallback" else byte_level(seed)
     mine = Tokenizer(inner)
     for _ in range(150):
         alphabet = rng.choice(list(ALPHABETS))
@@ -98,7 +84,7 @@ def test_wrong_bytes_spoil_only_themselves() -> None:
     """Random bytes: no more U+FFFD than the library's whole text has, and no valid character lost."""
     seed = random.randrange(1 << 30)
     rng = random.Random(seed)
-    for inner, exact in ((byte_fallback(), False), (byte_level(seed), True)):
+    for inner, exact in ((byte_fallback(WORDS), False), (byte_level(seed), True)):
         mine = Tokenizer(inner)
         for _ in range(200):
             ids: list[int] = []
@@ -129,7 +115,7 @@ def test_wrong_bytes_spoil_only_themselves() -> None:
 
 def test_burmese_behind_a_burmese_prompt() -> None:
     """The end of the prompt that the decoder is given is not cut inside a character: once 90 x U+FFFD for 30 of them."""
-    mine = Tokenizer(byte_fallback())
+    mine = Tokenizer(byte_fallback(WORDS))
     for length in range(1, 12):
         request = make_request(BURMESE[:length], SamplingParams(), mine, 1000, 1000)
         ids = mine.encode(BURMESE[:30])[2:]  # without BOS and the first space
@@ -139,7 +125,7 @@ def test_burmese_behind_a_burmese_prompt() -> None:
 
 
 def test_a_prompt_that_ends_inside_a_character() -> None:
-    mine = Tokenizer(byte_fallback())
+    mine = Tokenizer(byte_fallback(WORDS))
     first, second, third = mine.encode(BURMESE[5])[2:]
     stream = StreamDecoder(mine, context=[258, first, second])
     assert [stream.push(third), stream.push(257)] == [BURMESE[5], " the"]
@@ -154,7 +140,7 @@ def test_a_prompt_that_ends_inside_a_character() -> None:
 
 def test_stop_tokens_are_no_text() -> None:
     """A stop token that is not marked as special leaves no text."""
-    mine = Tokenizer(byte_fallback())
+    mine = Tokenizer(byte_fallback(WORDS))
     request = make_request("the", SamplingParams(), mine, 1000, 1000)
     for token, finish in ((258, FinishReason.NONE), (257, FinishReason.STOP)):
         request.append(0, TokenEvent(0, token, finish))
@@ -163,7 +149,7 @@ def test_stop_tokens_are_no_text() -> None:
 
 def test_bos_is_added_once() -> None:
     for bos in (True, False):
-        inner = byte_fallback(bos)
+        inner = byte_fallback(WORDS, bos)
         mine, special = Tokenizer(inner), 256 + len(WORDS)
         plain = inner.encode("the", add_special_tokens=False).ids
         assert mine.encode("the") == [special] * bos + plain
@@ -177,7 +163,7 @@ def test_bos_is_added_once() -> None:
 
 
 def test_two_tokens_in_front_are_added_once() -> None:
-    inner = byte_fallback(bos=False)
+    inner = byte_fallback(WORDS, bos=False)
     special = 256 + len(WORDS)
     inner.post_processor = processors.TemplateProcessing(
         single="<s> a $A <s>", special_tokens=[("<s>", special), ("a", 260)]

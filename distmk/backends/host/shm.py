@@ -212,8 +212,7 @@ class SharedHeap:
     def lost_ranks(self) -> list[int]:
         """Ranks whose process or host is gone; if there are none, ranks that left in order."""
         lost, left = self._gone()
-        told = getattr(self._bootstrap, "lost_ranks", list)  # what connections say
-        far = [rank for rank in told() if not self.bases[rank]] if self.far_ranks else []
+        far = [rank for rank in self._bootstrap.lost_ranks() if not self.bases[rank]] if self.far_ranks else []
         return sorted(lost + far) or left
 
     def leave_together(self, timeout_s: float) -> bool:
