@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 5015580424388825885ull;
+constexpr uint64_t ABI_HASH = 5793165340136335323ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -38,7 +38,9 @@ enum class LaunchKind : uint32_t { AHEAD = 0, SINGLE = 1, MASSIVE = 2, SCHEDULER
 
 enum class Epilogue : uint32_t { STORE = 0, ADD = 1, SWIGLU = 2, PUSH = 3, ARGMAX = 4 };
 
-enum class FinishReason : uint32_t { NONE = 0, STOP = 1, LENGTH = 2 };
+enum class FinishReason : uint32_t { NONE = 0, STOP = 1, LENGTH = 2, ABORT = 3 };
+
+enum class CommandKind : uint32_t { ADD = 0, CANCEL = 1, FINISH = 2 };
 
 enum class Abort : uint32_t { NONE = 0, HANG = 1, RANK_LOST = 2, INTERRUPTED = 3 };
 
@@ -177,16 +179,28 @@ static_assert(offsetof(Candidate, value) == 0);
 static_assert(offsetof(Candidate, token) == 4);
 
 struct Request {
-  uint32_t prompt_begin;
+  uint32_t id;
   uint32_t prompt_len;
   uint32_t max_new;
   uint32_t ignore_eos;
 };
 static_assert(sizeof(Request) == 16);
-static_assert(offsetof(Request, prompt_begin) == 0);
+static_assert(offsetof(Request, id) == 0);
 static_assert(offsetof(Request, prompt_len) == 4);
 static_assert(offsetof(Request, max_new) == 8);
 static_assert(offsetof(Request, ignore_eos) == 12);
+
+struct Command {
+  uint32_t kind;
+  uint32_t entry;
+  uint32_t id;
+  uint32_t pad;
+};
+static_assert(sizeof(Command) == 16);
+static_assert(offsetof(Command, kind) == 0);
+static_assert(offsetof(Command, entry) == 4);
+static_assert(offsetof(Command, id) == 8);
+static_assert(offsetof(Command, pad) == 12);
 
 struct TokenEvent {
   uint32_t request;
@@ -217,20 +231,30 @@ static_assert(offsetof(Sequence, num_pages) == 16);
 static_assert(offsetof(Sequence, reserved) == 20);
 
 struct BatcherState {
-  uint32_t next_request;
   uint32_t num_running;
   uint32_t num_free_pages;
   uint32_t first_slot;
+  uint32_t finishing;
+  uint64_t num_commands;
+  uint64_t num_admitted;
   uint64_t num_published;
+  uint64_t num_taken;
+  uint64_t tokens_read;
+  uint64_t beat_ns;
   Sequence slots[16];
 };
-static_assert(sizeof(BatcherState) == 408);
-static_assert(offsetof(BatcherState, next_request) == 0);
-static_assert(offsetof(BatcherState, num_running) == 4);
-static_assert(offsetof(BatcherState, num_free_pages) == 8);
-static_assert(offsetof(BatcherState, first_slot) == 12);
-static_assert(offsetof(BatcherState, num_published) == 16);
-static_assert(offsetof(BatcherState, slots) == 24);
+static_assert(sizeof(BatcherState) == 448);
+static_assert(offsetof(BatcherState, num_running) == 0);
+static_assert(offsetof(BatcherState, num_free_pages) == 4);
+static_assert(offsetof(BatcherState, first_slot) == 8);
+static_assert(offsetof(BatcherState, finishing) == 12);
+static_assert(offsetof(BatcherState, num_commands) == 16);
+static_assert(offsetof(BatcherState, num_admitted) == 24);
+static_assert(offsetof(BatcherState, num_published) == 32);
+static_assert(offsetof(BatcherState, num_taken) == 40);
+static_assert(offsetof(BatcherState, tokens_read) == 48);
+static_assert(offsetof(BatcherState, beat_ns) == 56);
+static_assert(offsetof(BatcherState, slots) == 64);
 
 struct WaitRecordABI {
   uint32_t filled;
@@ -289,12 +313,14 @@ static_assert(offsetof(TraceEntry, end_ns) == 24);
 struct Control {
   uint64_t abort;
   uint64_t left;
-  uint64_t pad[6];
+  uint64_t beat;
+  uint64_t pad[5];
 };
 static_assert(sizeof(Control) == 64);
 static_assert(offsetof(Control, abort) == 0);
 static_assert(offsetof(Control, left) == 8);
-static_assert(offsetof(Control, pad) == 16);
+static_assert(offsetof(Control, beat) == 16);
+static_assert(offsetof(Control, pad) == 24);
 
 struct ProgramHeader {
   uint64_t magic;
@@ -352,6 +378,18 @@ static_assert(offsetof(ProgramHeader, heap_bytes) == 136);
 static_assert(offsetof(ProgramHeader, local_bytes) == 144);
 static_assert(offsetof(ProgramHeader, program_bytes) == 152);
 
+struct HostCounts {
+  uint64_t commands;
+  uint64_t commands_done;
+  uint64_t tokens;
+  uint64_t tokens_read;
+};
+static_assert(sizeof(HostCounts) == 32);
+static_assert(offsetof(HostCounts, commands) == 0);
+static_assert(offsetof(HostCounts, commands_done) == 8);
+static_assert(offsetof(HostCounts, tokens) == 16);
+static_assert(offsetof(HostCounts, tokens_read) == 24);
+
 struct LaunchParams {
   uint64_t program;
   uint64_t heap_bases;
@@ -359,10 +397,13 @@ struct LaunchParams {
   uint64_t records;
   uint64_t requests;
   uint64_t prompts;
+  uint64_t commands;
   uint64_t tokens;
-  uint64_t token_count;
+  uint64_t host_counts;
   uint64_t eos_ids;
   uint32_t num_requests;
+  uint32_t prompt_stride;
+  uint32_t command_capacity;
   uint32_t num_eos;
   uint32_t token_capacity;
   uint32_t num_iterations;
@@ -383,36 +424,39 @@ struct LaunchParams {
   Fault fault;
   uint64_t iterations_done;
 };
-static_assert(sizeof(LaunchParams) == 224);
+static_assert(sizeof(LaunchParams) == 240);
 static_assert(offsetof(LaunchParams, program) == 0);
 static_assert(offsetof(LaunchParams, heap_bases) == 8);
 static_assert(offsetof(LaunchParams, local_base) == 16);
 static_assert(offsetof(LaunchParams, records) == 24);
 static_assert(offsetof(LaunchParams, requests) == 32);
 static_assert(offsetof(LaunchParams, prompts) == 40);
-static_assert(offsetof(LaunchParams, tokens) == 48);
-static_assert(offsetof(LaunchParams, token_count) == 56);
-static_assert(offsetof(LaunchParams, eos_ids) == 64);
-static_assert(offsetof(LaunchParams, num_requests) == 72);
-static_assert(offsetof(LaunchParams, num_eos) == 76);
-static_assert(offsetof(LaunchParams, token_capacity) == 80);
-static_assert(offsetof(LaunchParams, num_iterations) == 84);
-static_assert(offsetof(LaunchParams, first_iteration) == 88);
-static_assert(offsetof(LaunchParams, max_iterations) == 96);
-static_assert(offsetof(LaunchParams, deadline_ns) == 104);
-static_assert(offsetof(LaunchParams, scheduler_threads) == 112);
-static_assert(offsetof(LaunchParams, spin_polls) == 116);
-static_assert(offsetof(LaunchParams, trace) == 120);
-static_assert(offsetof(LaunchParams, trace_counts) == 128);
-static_assert(offsetof(LaunchParams, trace_capacity) == 136);
-static_assert(offsetof(LaunchParams, self) == 144);
-static_assert(offsetof(LaunchParams, faults_seen) == 152);
-static_assert(offsetof(LaunchParams, num_remote_ranks) == 160);
-static_assert(offsetof(LaunchParams, network) == 164);
-static_assert(offsetof(LaunchParams, worker_owners) == 168);
-static_assert(offsetof(LaunchParams, launch_number) == 176);
-static_assert(offsetof(LaunchParams, fault) == 184);
-static_assert(offsetof(LaunchParams, iterations_done) == 216);
+static_assert(offsetof(LaunchParams, commands) == 48);
+static_assert(offsetof(LaunchParams, tokens) == 56);
+static_assert(offsetof(LaunchParams, host_counts) == 64);
+static_assert(offsetof(LaunchParams, eos_ids) == 72);
+static_assert(offsetof(LaunchParams, num_requests) == 80);
+static_assert(offsetof(LaunchParams, prompt_stride) == 84);
+static_assert(offsetof(LaunchParams, command_capacity) == 88);
+static_assert(offsetof(LaunchParams, num_eos) == 92);
+static_assert(offsetof(LaunchParams, token_capacity) == 96);
+static_assert(offsetof(LaunchParams, num_iterations) == 100);
+static_assert(offsetof(LaunchParams, first_iteration) == 104);
+static_assert(offsetof(LaunchParams, max_iterations) == 112);
+static_assert(offsetof(LaunchParams, deadline_ns) == 120);
+static_assert(offsetof(LaunchParams, scheduler_threads) == 128);
+static_assert(offsetof(LaunchParams, spin_polls) == 132);
+static_assert(offsetof(LaunchParams, trace) == 136);
+static_assert(offsetof(LaunchParams, trace_counts) == 144);
+static_assert(offsetof(LaunchParams, trace_capacity) == 152);
+static_assert(offsetof(LaunchParams, self) == 160);
+static_assert(offsetof(LaunchParams, faults_seen) == 168);
+static_assert(offsetof(LaunchParams, num_remote_ranks) == 176);
+static_assert(offsetof(LaunchParams, network) == 180);
+static_assert(offsetof(LaunchParams, worker_owners) == 184);
+static_assert(offsetof(LaunchParams, launch_number) == 192);
+static_assert(offsetof(LaunchParams, fault) == 200);
+static_assert(offsetof(LaunchParams, iterations_done) == 232);
 
 struct NopArgs {
   uint64_t reserved;

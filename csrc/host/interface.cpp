@@ -15,15 +15,15 @@ void distmk_start(distmk::LaunchParams* params, void** handle) {
   launch->start();
 }
 
-// Sleeps until more than `seen` tokens are published, the launch is over, or the timeout has passed. Returns 1 if the
-// launch is over. The next piece of a launch in pieces is started here.
-int distmk_wait(void* launch, uint64_t seen, uint64_t timeout_us, const uint64_t* token_count) {
+// Sleeps until there are tokens that the host has not read, the launch is over, or the timeout has passed. Returns 1 if
+// the launch is over. The next piece of a launch in pieces is started here. `counts` may be null.
+int distmk_wait(void* launch, uint64_t timeout_us, const distmk::HostCounts* counts) {
   using Clock = std::chrono::steady_clock;
   auto* running = static_cast<distmk::Launch*>(launch);
   const auto until = Clock::now() + std::chrono::microseconds(timeout_us);
   for (;;) {
     if (running->idle() && !running->go_on()) return 1;
-    if (token_count && __atomic_load_n(token_count, __ATOMIC_ACQUIRE) > seen) return 0;
+    if (counts && __atomic_load_n(&counts->tokens, __ATOMIC_ACQUIRE) > counts->tokens_read) return 0;
     if (Clock::now() >= until) return 0;
     std::this_thread::sleep_for(std::chrono::microseconds(500));
   }

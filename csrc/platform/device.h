@@ -92,7 +92,8 @@ DISTMK_FN uint32_t find_item(uint32_t num_items, const SizeOf& size_of, uint32_t
 }
 
 DISTMK_FN void pause() {}
-DISTMK_FN void back_off(bool long_idle) { __nanosleep(long_idle ? 2000 : 40); }
+// Between two polls of a wait that has lasted `idle_ns`.
+DISTMK_FN void back_off(uint64_t idle_ns) { __nanosleep(idle_ns > 20000000 ? 2000 : 40); }
 
 // Copies with all threads of the team. The source may have been written during the kernel, so it is not read through
 // the non-coherent path. Not inlined, as many places copy a little.

@@ -73,12 +73,16 @@ DISTMK_FN void pause() {
 #endif
 }
 
-DISTMK_FN void back_off(bool long_idle) {
-  if (!long_idle) {
+// Between two polls of a wait that has lasted `idle_ns`: yields, and after a while sleeps for a thousandth of that
+// time.
+DISTMK_FN void back_off(uint64_t idle_ns) {
+  constexpr uint64_t YIELD_NS = 20000000, LEAST_NS = 50000, MOST_NS = 2000000;
+  if (idle_ns <= YIELD_NS) {
     sched_yield();
     return;
   }
-  timespec t{0, 50000};
+  const uint64_t sleep_ns = idle_ns / 1000;
+  timespec t{0, static_cast<long>(sleep_ns < LEAST_NS ? LEAST_NS : sleep_ns > MOST_NS ? MOST_NS : sleep_ns)};
   nanosleep(&t, nullptr);
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 #include "runtime/argmax.h"
 #include "runtime/context.h"
+#include "runtime/host_rings.h"
 
 namespace distmk {
 
@@ -12,6 +13,9 @@ struct BatcherMemory {
   Batch* batch;
   const Candidate* candidates;
 };
+
+// How a scheduler step ends: postponed while there is nothing to run, or while the host has left no room for tokens.
+enum class Step : uint32_t { POSTPONED, DONE, DONE_WITH_PAGES };
 
 class Batcher {
  public:
@@ -24,29 +28,24 @@ class Batcher {
         page_table_(context.at<int32_t>(args.page_table)),
         free_pages_(reinterpret_cast<int32_t*>(context.at<BatcherState>(args.state) + 1)) {}
 
-  // Turns the batch of the last iteration into that of this one; returns whether page tables changed. publish() then
-  // tells the host the tokens that were taken.
-  DISTMK_FN bool advance() {
-    if (context_.iteration == 0) {
-      reset();
-    } else if (take_tokens()) {
-      advance_rows();
-      return false;
-    }
+  // Turns the batch of the last iteration into that of this one. Afterwards publish() tells the host about it.
+  DISTMK_FN Step advance() {
+    if (!context_.resumed && context_.iteration == 0) reset();
+    if (!rings_.has_room()) return Step::POSTPONED;
+    const bool same_rows = state_.num_taken != context_.iteration && take_tokens();
+    const bool cancelled = read_commands();
     const bool admitted = admit();
+    rings_.count();
+    if (same_rows && !cancelled && !admitted) {
+      advance_rows();
+      return Step::DONE;
+    }
+    if (!state_.num_running && !is_over()) return Step::POSTPONED;
     build_batch();
-    return admitted;
+    return admitted ? Step::DONE_WITH_PAGES : Step::DONE;
   }
 
-  // Writes the taken tokens to the host's token ring.
-  DISTMK_FN void publish() {
-    const LaunchParams& params = context_.params();
-    if (!num_taken_) return;
-    DISTMK_NO_UNROLL
-    for (uint32_t i = 0; i < num_taken_; ++i)
-      reinterpret_cast<TokenEvent*>(params.tokens)[(num_published_ + i) % params.token_capacity] = taken_[i];
-    store_release(reinterpret_cast<uint64_t*>(params.token_count), num_published_ + num_taken_, Scope::SYSTEM);
-  }
+  DISTMK_FN void publish() const { rings_.publish(); }
 
  private:
   Context& context_;
@@ -56,16 +55,16 @@ class Batcher {
   const Candidate* candidates_;
   int32_t* page_table_;
   int32_t* free_pages_;
-  TokenEvent taken_[MAX_ROWS];
-  uint32_t num_taken_ = 0;
-  uint64_t num_published_ = 0;  // before this step
+  HostRings rings_{context_.params(), state_};
 
   DISTMK_FN const Request& request_of(const Sequence& sequence) const {
     return reinterpret_cast<const Request*>(context_.params().requests)[sequence.request];
   }
 
   DISTMK_FN void reset() {
-    state_.next_request = state_.num_running = state_.first_slot = state_.num_published = 0;
+    state_.num_running = state_.first_slot = state_.finishing = 0;
+    state_.num_commands = state_.num_admitted = state_.num_published = state_.num_taken = state_.tokens_read = 0;
+    state_.beat_ns = now_ns();
     state_.num_free_pages = args_.num_pages;
     DISTMK_NO_UNROLL
     for (uint32_t slot = 0; slot < MAX_ROWS; ++slot) state_.slots[slot].request = -1;
@@ -89,11 +88,10 @@ class Batcher {
     return false;
   }
 
-  // Returns whether the next batch has the same rows: each row gave a token and no sequence finished, so that no
-  // waiting request can take a slot.
+  // Returns whether each row gave a token and no sequence finished.
   DISTMK_FN bool take_tokens() {
     const uint32_t num_running = state_.num_running;
-    num_published_ = state_.num_published;
+    state_.num_taken = context_.iteration;
     DISTMK_NO_UNROLL
     for (uint32_t row = 0; row < batch_.num_rows; ++row) {
       if (!batch_.rows[row].sample) continue;
@@ -108,12 +106,10 @@ class Batcher {
         finish = FinishReason::STOP;
       else if (sequence.num_generated == request.max_new || sequence.position == args_.max_positions)
         finish = FinishReason::LENGTH;
-      taken_[num_taken_++] = {static_cast<uint32_t>(sequence.request), token, static_cast<uint32_t>(finish),
-                              static_cast<uint32_t>(context_.iteration - 1)};
+      rings_.add(request.id, token, finish, context_.iteration - 1);
       if (finish != FinishReason::NONE) release(slot);
     }
-    state_.num_published += num_taken_;
-    return state_.num_running == num_running && num_taken_ == batch_.num_rows;
+    return state_.num_running == num_running && rings_.num_events() == batch_.num_rows;
   }
 
   // The common case: the same rows, one position further. build_batch() could only change their order.
@@ -138,33 +134,77 @@ class Batcher {
     --state_.num_running;
   }
 
+  // Whether the launch ends: the host sends no more, and nothing waits.
+  DISTMK_FN bool is_over() const { return state_.finishing && state_.num_admitted == state_.num_commands; }
+
+  // Reads what the host has sent. Requests stay in the ring until they are admitted. Returns whether a slot was freed.
+  DISTMK_FN bool read_commands() {
+    bool freed = false;
+    const uint64_t sent = rings_.num_sent();
+    DISTMK_NO_UNROLL
+    for (; state_.num_commands != sent && rings_.may_cancel(); ++state_.num_commands) {
+      const Command& command = rings_.command(state_.num_commands);
+      if (command.kind == static_cast<uint32_t>(CommandKind::FINISH)) state_.finishing = 1;
+      if (command.kind == static_cast<uint32_t>(CommandKind::CANCEL)) freed |= cancel(command.id);
+    }
+    return freed;
+  }
+
+  // A request that is not found is over already: the host has not read its last token yet.
+  DISTMK_FN bool cancel(uint32_t id) {
+    DISTMK_NO_UNROLL
+    for (uint32_t slot = 0; slot < args_.max_slots; ++slot) {
+      const Sequence& sequence = state_.slots[slot];
+      if (sequence.request < 0 || request_of(sequence).id != id) continue;
+      rings_.add(id, -1, FinishReason::ABORT, context_.iteration);
+      release(slot);
+      return true;
+    }
+    DISTMK_NO_UNROLL
+    for (uint64_t index = state_.num_admitted; index != state_.num_commands; ++index) {
+      Command& waiting = rings_.command(index);
+      if (waiting.id != id || waiting.kind != static_cast<uint32_t>(CommandKind::ADD)) continue;
+      waiting.kind = static_cast<uint32_t>(CommandKind::CANCEL);  // admit() passes it by
+      rings_.add(id, -1, FinishReason::ABORT, context_.iteration);
+    }
+    return false;
+  }
+
   // Requests start in order. Each reserves all the pages that it can ever need, so that none is preempted.
   DISTMK_FN bool admit() {
-    const LaunchParams& params = context_.params();
     bool admitted = false;
     DISTMK_NO_UNROLL
-    for (uint32_t slot = 0; slot < args_.max_slots && state_.next_request < params.num_requests; ++slot) {
-      Sequence& sequence = state_.slots[slot];
-      if (sequence.request >= 0) continue;
-      const Request& request = reinterpret_cast<const Request*>(params.requests)[state_.next_request];
-      uint32_t positions = request.prompt_len + request.max_new;
-      if (positions > args_.max_positions) positions = args_.max_positions;
-      const uint32_t num_pages = (positions + args_.page_size - 1) / args_.page_size;
-      if (num_pages > state_.num_free_pages) break;
-      DISTMK_NO_UNROLL
-      for (uint32_t page = 0; page < num_pages; ++page)
-        page_table_[slot * args_.max_pages + page] = free_pages_[--state_.num_free_pages];
-      sequence = {static_cast<int32_t>(state_.next_request++), 0, 0, 0, num_pages, 0};
-      ++state_.num_running;
+    for (uint32_t slot = 0; state_.num_admitted != state_.num_commands; ++state_.num_admitted) {
+      const Command& command = rings_.command(state_.num_admitted);
+      if (command.kind != static_cast<uint32_t>(CommandKind::ADD)) continue;
+      while (slot < args_.max_slots && state_.slots[slot].request >= 0) ++slot;
+      if (slot == args_.max_slots || !start(slot, command.entry)) break;
       admitted = true;
     }
     return admitted;
   }
 
+  // Starts a request in a free slot. False: too few pages are free.
+  DISTMK_FN bool start(uint32_t slot, uint32_t entry) {
+    const Request& request = reinterpret_cast<const Request*>(context_.params().requests)[entry];
+    uint32_t positions = request.prompt_len + request.max_new;
+    if (positions > args_.max_positions) positions = args_.max_positions;
+    const uint32_t num_pages = (positions + args_.page_size - 1) / args_.page_size;
+    if (num_pages > state_.num_free_pages) return false;
+    DISTMK_NO_UNROLL
+    for (uint32_t page = 0; page < num_pages; ++page)
+      page_table_[slot * args_.max_pages + page] = free_pages_[--state_.num_free_pages];
+    state_.slots[slot] = {static_cast<int32_t>(entry), 0, 0, 0, num_pages, 0};
+    ++state_.num_running;
+    return true;
+  }
+
   DISTMK_FN void add_run(uint32_t slot, uint32_t num_rows) {
     Sequence& sequence = state_.slots[slot];
     const Request& request = request_of(sequence);
-    const auto* prompt = reinterpret_cast<const int32_t*>(context_.params().prompts) + request.prompt_begin;
+    const LaunchParams& params = context_.params();
+    const auto* prompt =
+        reinterpret_cast<const int32_t*>(params.prompts) + uint64_t{params.prompt_stride} * sequence.request;
     batch_.runs[batch_.num_runs++] = {static_cast<int32_t>(batch_.num_rows), static_cast<int32_t>(num_rows),
                                       static_cast<int32_t>(slot), static_cast<int32_t>(sequence.position + num_rows)};
     DISTMK_NO_UNROLL
@@ -200,15 +240,46 @@ class Batcher {
   }
 };
 
+// While the batcher waits for the host, tells the waits of all ranks that the launch is alive (wait.h).
+DISTMK_FN void beat(Context& context, BatcherState& state, uint32_t num_ranks) {
+  const Team& team = context.team;
+  bool due = false;
+  if (team.leader()) due = now_ns() - state.beat_ns > context.params().deadline_ns / 8;
+  if (team.all(team.leader() ? !due : true)) return;
+  constexpr uint64_t operand = (static_cast<uint64_t>(Space::HEAP) << SPACE_SHIFT) + offsetof(Control, beat);
+  auto* own = context.at<uint64_t>(operand);
+  if (team.leader()) {
+    state.beat_ns = now_ns();
+    store_relaxed(own, load_relaxed(own) + 1);
+  }
+  team.sync();
+  DISTMK_NO_UNROLL
+  for (uint32_t rank = 0; rank < num_ranks; ++rank)
+    if (rank != context.rank()) context.put_now(rank, operand, own, sizeof(uint64_t));
+}
+
+// Ends a step without a batch. The scheduler calls the body again.
+DISTMK_FN void postpone(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory,
+                        const Batcher& batcher) {
+  const Team& team = context.team;
+  beat(context, *memory.state, args.num_ranks);
+  team.sync();
+  if (memory.batch != context.at<Batch>(args.batch))
+    copy_bytes(team, context.at<BatcherState>(args.state), memory.state, sizeof(BatcherState));
+  if (team.leader()) batcher.publish();
+  context.postpone();
+}
+
 // The body of the scheduler step: builds the batch, sends it to every rank, and does last what no rank waits for: the
-// host's tokens, and the state from which the next launch starts.
+// host's tokens, and the state from which the next launch starts. While there is no batch to build it is postponed.
 DISTMK_FN void prepare_batch(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory) {
   const Team& team = context.team;
   Batcher batcher(context, args, memory);
-  bool pages_changed = false;
-  if (team.leader()) pages_changed = batcher.advance();
-  if (args.num_ranks > 1) pages_changed = !team.all(!pages_changed);  // needed for the puts only
-  team.sync();                                                        // a warp vote orders no memory
+  Step step = Step::DONE;
+  if (team.leader()) step = batcher.advance();
+  const bool pages_changed = !team.all(step != Step::DONE_WITH_PAGES);
+  if (!team.all(step != Step::POSTPONED)) return postpone(context, args, memory, batcher);
+  team.sync();  // a warp vote orders no memory
   const bool copied = memory.batch != context.at<Batch>(args.batch);
   if (copied) {
     copy_bytes(team, context.at<Batch>(args.batch), memory.batch, sizeof(Batch));

@@ -14,6 +14,7 @@ class Context {
   TaskView task;
   uint64_t iteration = 0;
   uint32_t instance = 0;  // of a massive launch or a spread task
+  bool resumed = false;   // the task was postponed in this iteration
 
   DISTMK_FN Context(const RankState& state, const Team& threads) : rank_state(state), team(threads) {}
 
@@ -100,6 +101,12 @@ class Context {
     transport_put(*rank_state.transport, team, rank, dst & ((1ull << SPACE_SHIFT) - 1), src, num_bytes);
   }
 
+  // The same for data that no signal follows.
+  DISTMK_FN void put_now(uint32_t rank, uint64_t dst, const void* src, uint64_t num_bytes) const {
+    put(rank, dst, src, num_bytes);
+    if (!peer<void>(rank, dst) && team.leader()) transport_send(*rank_state.transport, rank);
+  }
+
   // putmem_signal: put(), then this task's triggers on that rank.
   DISTMK_FN void push(uint32_t rank, uint64_t dst, const void* src, uint64_t num_bytes) {
     put(rank, dst, src, num_bytes);
@@ -133,6 +140,10 @@ class Context {
   DISTMK_FN uint64_t pushed() const { return pushed_; }
   DISTMK_FN void set_pushed(uint64_t ranks) { pushed_ = ranks; }
 
+  // For a task that a scheduler runs: it is not done, and its body is called again, with `resumed` set.
+  DISTMK_FN void postpone() { postponed_ = true; }
+  DISTMK_FN bool postponed() const { return postponed_; }
+
   // Signals the remaining triggers, once the whole team has ended the body. A body may call it earlier if no task sees
   // what it does afterwards.
   DISTMK_FN void finish() {
@@ -161,7 +172,7 @@ class Context {
   uint64_t ready_ns_ = 0;  // only if the launch is traced
   uint32_t num_assigned_ = 0;
   uint64_t pushed_ = 0;
-  bool finished_ = false;
+  bool finished_ = false, postponed_ = false;
 
   DISTMK_FN void signal_trigger(uint32_t t, uint32_t rank) {
     if (task.triggers[t].rank == rank) signal(task.triggers[t], 1);

@@ -20,12 +20,15 @@ DISTMK_FN bool has_launches(const RankState& state, uint32_t id) {
   return false;
 }
 
-// Runs the scheduler step, the only task that schedulers run themselves. Returns the time at which its body ended.
+// Runs the scheduler step, the only task that schedulers run themselves. Returns the time at which its body ended, or 0
+// if it was postponed. `resumed`: it was postponed before.
 DISTMK_NOINLINE uint64_t run_scheduler_step(const RankState& state, const Team team, const TaskView task,
-                                            uint64_t iteration) {
+                                            uint64_t iteration, bool resumed) {
   Context context(state, team);
   context.begin(task, iteration);
+  context.resumed = resumed;
   run_scheduler_body(context);
+  if (context.postponed()) return 0;
   const uint64_t body_end_ns = now_ns();
   context.finish();
   return body_end_ns;
@@ -111,6 +114,7 @@ class Scheduler {
   bool dispatching_ = false;     // its waits are met, and some instances may be pushed already
   bool dispatched_ = false;      // all instances are pushed; finish_launch() is left for the next step
   bool barrier_passed_ = false;  // the iteration has started
+  bool postponed_ = false;       // the scheduler step was called, and is not done
 
   DISTMK_FN Context context() const {
     Context context(state_, team_);
@@ -140,7 +144,10 @@ class Scheduler {
     if (is_mine_) {
       if (!met) return false;
       start_ns_ = tracer_.now();
-      tracer_.record(context(), start_ns_, run_scheduler_step(state_, team_, task_, iteration_));
+      const uint64_t body_end_ns = run_scheduler_step(state_, team_, task_, iteration_, postponed_);
+      postponed_ = !body_end_ns;
+      if (postponed_) return false;
+      tracer_.record(context(), start_ns_, body_end_ns);
     }
     move_to(launch_ + 1);
     return true;

@@ -92,7 +92,7 @@ DISTMK_FN void raise_abort(const RankState& state, Abort reason) {
 }
 
 // Back-off of a polling loop: spins, then sleeps between polls. Polls the abort flag; at the deadline it records the
-// unmet wait and raises the abort flag of every rank.
+// unmet wait and raises the abort flag of every rank, unless rank 0 has said meanwhile that it waits for the host.
 class Backoff {
  public:
   // `runner`: a worker, or num_workers + a scheduler.
@@ -112,18 +112,17 @@ class Backoff {
     }
     if (!team_.all(!load_relaxed(state_.abort_flag(state_.program->rank)))) return give_up(task, iteration, 0);
     const uint64_t idle_ns = idle_time();
-    if (!team_.all(idle_ns <= state_.params->deadline_ns)) return give_up(task, iteration, 1);
-    if (!spinning) back_off(idle_ns > LONG_IDLE_NS);
+    if (!team_.all(idle_ns <= state_.params->deadline_ns || has_beat())) return give_up(task, iteration, 1);
+    if (!spinning) back_off(idle_ns);
     return true;
   }
 
  private:
-  static constexpr uint64_t LONG_IDLE_NS = 20000000;
   const RankState& state_;
   uint32_t runner_;
   const Team team_;
   uint32_t polls_ = 0;
-  uint64_t since_ns_ = 0, last_check_ns_ = 0;
+  uint64_t since_ns_ = 0, last_check_ns_ = 0, last_beat_ = 0;
 
   // Time since the first poll in vain. A process that was stopped or got no core did not poll meanwhile, so the time
   // between two checks counts for at most a quarter of the deadline.
@@ -135,6 +134,15 @@ class Backoff {
       last_check_ns_ = now;
     }
     return now - since_ns_;
+  }
+
+  // Whether rank 0's beat has moved on since the last call. If so, the deadline starts anew.
+  DISTMK_FN bool has_beat() {
+    const uint64_t beat = load_relaxed(&reinterpret_cast<const Control*>(state_.heap())->beat);
+    if (beat == last_beat_) return false;
+    last_beat_ = beat;
+    since_ns_ = now_ns();
+    return true;
   }
 
   DISTMK_FN bool give_up(const TaskView& task, uint64_t iteration, uint32_t expired) {

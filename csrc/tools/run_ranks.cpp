@@ -23,7 +23,7 @@
 
 extern "C" {
 void distmk_start(distmk::LaunchParams* params, void** handle);
-int distmk_wait(void* launch, uint64_t seen, uint64_t timeout_us, const uint64_t* token_count);
+int distmk_wait(void* launch, uint64_t timeout_us, const distmk::HostCounts* counts);
 void distmk_join(void** handle);
 #ifndef DISTMK_EMULATED
 uint32_t distmk_network_open(uint64_t heap, const distmk::ProgramHeader* program, const int* sockets);
@@ -51,20 +51,25 @@ std::vector<char> read_file(const char* path) {
 struct Requests {
   std::vector<distmk::Request> requests;
   std::vector<int32_t> prompts;
+  std::vector<distmk::Command> commands;
   std::vector<distmk::TokenEvent> tokens;
-  uint64_t token_count = 0;
+  distmk::HostCounts counts = {};
+  uint32_t longest;
   int32_t eos = -1;
 
   // `more`: additional tokens of the first prompt.
-  Requests(uint32_t num_requests, uint32_t more) {
+  Requests(uint32_t num_requests, uint32_t more) : longest(23 + more) {
     uint32_t num_tokens = 0;
     for (uint32_t i = 0; i < num_requests; ++i) {
       const uint32_t length = 1 + (i * 7) % 23 + (i ? 0 : more), max_new = 2 + i % 5;
-      requests.push_back({static_cast<uint32_t>(prompts.size()), length, max_new, 1});
-      prompts.insert(prompts.end(), length, static_cast<int32_t>(i));
+      requests.push_back({i, length, max_new, 1});
+      commands.push_back({static_cast<uint32_t>(distmk::CommandKind::ADD), i, i, 0});
+      prompts.insert(prompts.end(), longest, static_cast<int32_t>(i));
       num_tokens += max_new;
     }
-    tokens.resize(num_tokens);
+    commands.push_back({static_cast<uint32_t>(distmk::CommandKind::FINISH), 0, 0, 0});
+    counts.commands = commands.size();
+    tokens.resize(num_tokens + 2 * distmk::MAX_ROWS);  // room for a step in which all are cancelled
   }
 };
 
@@ -175,9 +180,12 @@ int main(int argc, char** argv) {
     p.requests = reinterpret_cast<uint64_t>(requests.requests.data());
     p.prompts = reinterpret_cast<uint64_t>(requests.prompts.data());
     p.tokens = reinterpret_cast<uint64_t>(requests.tokens.data());
-    p.token_count = reinterpret_cast<uint64_t>(&requests.token_count);
+    p.commands = reinterpret_cast<uint64_t>(requests.commands.data());
+    p.host_counts = reinterpret_cast<uint64_t>(&requests.counts);
     p.eos_ids = reinterpret_cast<uint64_t>(&requests.eos);
     p.num_requests = static_cast<uint32_t>(requests.requests.size());
+    p.prompt_stride = requests.longest;
+    p.command_capacity = static_cast<uint32_t>(requests.commands.size());
     p.token_capacity = static_cast<uint32_t>(requests.tokens.size());
     p.num_iterations = options.num_iterations;
     p.max_iterations = options.cut;
@@ -191,7 +199,7 @@ int main(int argc, char** argv) {
   // All launches are polled in rotation, as each starts its next piece only when it is polled.
   for (uint32_t num_over = 0; num_over < num_ranks;) {
     num_over = 0;
-    for (void* launch : launches) num_over += distmk_wait(launch, 0, 1, nullptr);
+    for (void* launch : launches) num_over += distmk_wait(launch, 1, nullptr);
   }
   for (void*& launch : launches) distmk_join(&launch);
   int status = 0;

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import ctypes
 
-from distmk.abi.batch import Batch, BatcherState, BatchRow, BatchRun, Candidate, Request, Sequence, TokenEvent
-from distmk.abi.launch import Control, Fault, LaunchParams, TraceEntry, WaitRecordABI
+from distmk.abi.batch import Batch, BatcherState, BatchRow, BatchRun, Candidate, Command, Request, Sequence, TokenEvent
+from distmk.abi.launch import Control, Fault, HostCounts, LaunchParams, TraceEntry, WaitRecordABI
 from distmk.abi.program import JitEntry, JitRing, ProgramHeader, Queue, TaskDesc, Trigger, Wait
 from distmk.abi.values import (
     COMBINE_SLICE,
@@ -43,6 +43,7 @@ from distmk.abi.values import (
     SPACE_SHIFT,
     TASK_ARGS_BYTES,
     Abort,
+    CommandKind,
     Epilogue,
     FinishReason,
     LaunchKind,
@@ -87,10 +88,13 @@ __all__ = [
     "BatchRun",
     "BatcherState",
     "Candidate",
+    "Command",
+    "CommandKind",
     "Control",
     "Epilogue",
     "Fault",
     "FinishReason",
+    "HostCounts",
     "JitEntry",
     "JitRing",
     "LaunchKind",
@@ -123,6 +127,7 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
     Batch,
     Candidate,
     Request,
+    Command,
     TokenEvent,
     Sequence,
     BatcherState,
@@ -131,5 +136,6 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
     TraceEntry,
     Control,
     ProgramHeader,
+    HostCounts,
     LaunchParams,
 )

@@ -45,19 +45,33 @@ class Candidate(ctypes.Structure):
 
 
 class Request(ctypes.Structure):
-    """One prompt of a generate call: `prompt_len` ids from `prompt_begin` in the launch's prompt array."""
+    """An entry of the launch's request table, which the host fills before it sends the command that adds the request.
 
-    _fields_ = [("prompt_begin", c_uint32), ("prompt_len", c_uint32), ("max_new", c_uint32), ("ignore_eos", c_uint32)]
+    id: the number under which tokens are published. The prompt is `prompt_len` ids in the entry's row of the prompt array.
+    """
+
+    _fields_ = [
+        ("id", c_uint32),
+        ("prompt_len", c_uint32),
+        ("max_new", c_uint32),
+        ("ignore_eos", c_uint32),
+    ]
+
+
+class Command(ctypes.Structure):
+    """An element of the command ring: a `CommandKind` for request `id` in `entry` of the request table."""
+
+    _fields_ = [("kind", c_uint32), ("entry", c_uint32), ("id", c_uint32), ("pad", c_uint32)]
 
 
 class TokenEvent(ctypes.Structure):
-    """An entry of the ring the host reads: a generated token of a request."""
+    """An element of the token ring: a generated token of request `request`, or -1 if it was cancelled (`finish` says so)."""
 
     _fields_ = [("request", c_uint32), ("token", c_int32), ("finish", c_uint32), ("iteration", c_uint32)]
 
 
 class Sequence(ctypes.Structure):
-    """A running sequence: the request it serves and how far it is. `request` is -1 while the slot is free."""
+    """A running sequence: the entry of the request it serves and how far it is. `request` is -1 while the slot is free."""
 
     _fields_ = [
         ("request", c_int32),
@@ -70,13 +84,23 @@ class Sequence(ctypes.Structure):
 
 
 class BatcherState(ctypes.Structure):
-    """Rank 0's memory between iterations; the free-page stack follows it."""
+    """Rank 0's memory between iterations; the free-page stack follows it.
+
+    num_commands: read of the command ring; those from `num_admitted` on may be requests that wait. finishing: the host has
+    sent `FINISH`. num_taken: iterations whose tokens were taken. tokens_read: as last seen. beat_ns: time of the last
+    beat (`Control`).
+    """
 
     _fields_ = [
-        ("next_request", c_uint32),
         ("num_running", c_uint32),
         ("num_free_pages", c_uint32),
         ("first_slot", c_uint32),
+        ("finishing", c_uint32),
+        ("num_commands", c_uint64),
+        ("num_admitted", c_uint64),
         ("num_published", c_uint64),
+        ("num_taken", c_uint64),
+        ("tokens_read", c_uint64),
+        ("beat_ns", c_uint64),
         ("slots", Sequence * MAX_ROWS),
     ]

@@ -59,10 +59,21 @@ class TraceEntry(ctypes.Structure):
 class Control(ctypes.Structure):
     """Start of every rank's heap: the abort flag that every wait polls (0: go on; else an `Abort`).
 
-    left: the rank has released its heap in order, so that its exit is no loss of a rank.
+    left: the rank has released its heap in order, so that its exit is no loss of a rank. beat: rank 0 counts it up on every
+    rank while it waits for the host, so that the waits of an idle launch do not expire.
     """
 
-    _fields_ = [("abort", c_uint64), ("left", c_uint64), ("pad", c_uint64 * 6)]
+    _fields_ = [("abort", c_uint64), ("left", c_uint64), ("beat", c_uint64), ("pad", c_uint64 * 5)]
+
+
+class HostCounts(ctypes.Structure):
+    """Positions of both ends of the rings between host and batcher, each written by one side only.
+
+    commands: sent by the host. commands_done: of which the batcher needs the elements no more. tokens: published by the
+    batcher. tokens_read: read by the host.
+    """
+
+    _fields_ = [("commands", c_uint64), ("commands_done", c_uint64), ("tokens", c_uint64), ("tokens_read", c_uint64)]
 
 
 class LaunchParams(ctypes.Structure):
@@ -73,12 +84,15 @@ class LaunchParams(ctypes.Structure):
         ("heap_bases", c_uint64),  # u64[num_ranks]: the address of each rank's heap in this process
         ("local_base", c_uint64),
         ("records", c_uint64),  # WaitRecordABI[num_workers + num_schedulers]
-        ("requests", c_uint64),
-        ("prompts", c_uint64),
-        ("tokens", c_uint64),  # TokenEvent[token_capacity]
-        ("token_count", c_uint64),  # u64*: entries published so far
+        ("requests", c_uint64),  # Request[num_requests], a table
+        ("prompts", c_uint64),  # i32[num_requests, prompt_stride]
+        ("commands", c_uint64),  # Command[command_capacity], a ring
+        ("tokens", c_uint64),  # TokenEvent[token_capacity], a ring
+        ("host_counts", c_uint64),  # HostCounts*
         ("eos_ids", c_uint64),
         ("num_requests", c_uint32),
+        ("prompt_stride", c_uint32),
+        ("command_capacity", c_uint32),
         ("num_eos", c_uint32),
         ("token_capacity", c_uint32),
         ("num_iterations", c_uint32),  # for programs without an iteration event

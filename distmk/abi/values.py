@@ -64,11 +64,20 @@ class Epilogue(enum.IntEnum):
 
 
 class FinishReason(enum.IntEnum):
-    """Why a request ended: at a stop token, or at its maximum length."""
+    """Why a request ended: at a stop token, at its maximum length, or because the host cancelled it."""
 
     NONE = 0
     STOP = 1
     LENGTH = 2
+    ABORT = 3
+
+
+class CommandKind(enum.IntEnum):
+    """What the host tells the batcher: a request to serve, one to cancel, or that the launch ends once all are served."""
+
+    ADD = 0
+    CANCEL = 1
+    FINISH = 2
 
 
 class Abort(enum.IntEnum):
@@ -97,7 +106,7 @@ class Mark(enum.IntEnum):
     LEFT = 9  # the warp leaves the task
 
 
-ENUMS: tuple[type[enum.IntEnum], ...] = (Space, LaunchKind, Epilogue, FinishReason, Abort, Mark)
+ENUMS: tuple[type[enum.IntEnum], ...] = (Space, LaunchKind, Epilogue, FinishReason, CommandKind, Abort, Mark)
 CONSTANTS = {
     "MAGIC": MAGIC,
     "SPACE_SHIFT": SPACE_SHIFT,

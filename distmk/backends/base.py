@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -10,12 +12,27 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk import abi, env
-from distmk.abi import MAX_OWN_SCHEDULERS, Abort, LaunchKind, Request, TokenEvent, TraceEntry, WaitRecordABI
+from distmk.abi import (
+    MAX_OWN_SCHEDULERS,
+    MAX_ROWS,
+    Abort,
+    Command,
+    CommandKind,
+    HostCounts,
+    LaunchKind,
+    Request,
+    TokenEvent,
+    TraceEntry,
+    WaitRecordABI,
+)
 from distmk.errors import UsageError
 from distmk.program.layout import Placed
 from distmk.program.program import RankProgram
 
 ENTRY: np.dtype[Any] = np.dtype(TraceEntry)
+TOKEN: np.dtype[Any] = np.dtype(TokenEvent)
+MAX_KEPT_TOKENS = 4096  # that the host has not read, in a launch to which requests are added
+_fence = threading.Lock()  # whose acquire and release order memory accesses
 Entries = npt.NDArray[Any]  # of ENTRY
 
 
@@ -30,6 +47,8 @@ class RunnerRecords(NamedTuple):
 class LaunchSpec:
     """What one launch is to do. Requests matter on rank 0 only.
 
+    `num_requests`: requests that may be under way, for a launch to which requests are added until it is told to finish; 0: it
+    serves `prompts`, and ends. `max_prompt_len`: of a request that is added.
     `num_iterations`: of a program without an iteration barrier; with one, the scheduler step ends the launch.
     `trace_capacity`: entries that every worker and scheduler keeps, those of its last tasks (0: no trace).
     """
@@ -38,6 +57,8 @@ class LaunchSpec:
     max_new: tuple[int, ...] = ()
     ignore_eos: bool = False
     eos_ids: tuple[int, ...] = ()
+    num_requests: int = 0
+    max_prompt_len: int = 0
     num_iterations: int = 0
     deadline_s: float = 30.0
     trace_capacity: int = 0
@@ -60,49 +81,92 @@ class StuckWait:
     got: int
 
 
+class Token(NamedTuple):
+    """An element of the token ring (`abi.TokenEvent`)."""
+
+    request: int
+    token: int
+    finish: int
+    iteration: int
+
+
 @dataclass
 class LaunchBlock:
     """The host memory that a launch's parameters point to."""
 
     spec: LaunchSpec
-    requests: Any  # ctypes arrays of Request, TokenEvent and WaitRecordABI
-    prompts: npt.NDArray[np.int32]
-    eos_ids: npt.NDArray[np.int32]
-    tokens: Any
+    requests: Any  # ctypes arrays of Request, Command and WaitRecordABI
+    commands: Any
     records: Any
+    prompts: npt.NDArray[np.int32]  # [requests, longest prompt]
+    eos_ids: npt.NDArray[np.int32]
+    tokens: npt.NDArray[Any]  # of TOKEN
     trace: Entries  # [num_workers + num_schedulers, trace_capacity]
     trace_counts: npt.NDArray[np.uint64]
-    token_count: ctypes.c_uint64 = field(default_factory=ctypes.c_uint64)
+    counts: HostCounts = field(default_factory=HostCounts)
 
     @staticmethod
     def of(spec: LaunchSpec, program: RankProgram) -> LaunchBlock:
-        """Allocate for a launch of `program`."""
+        """Allocate for a launch of `program`, and send its first requests."""
         num_runners = program.header.num_workers + program.header.num_schedulers
-        requests = (Request * max(1, len(spec.prompts)))()
-        begin = 0
-        for request, prompt, max_new in zip(requests, spec.prompts, spec.max_new, strict=False):
-            request.prompt_begin, request.prompt_len, request.max_new = begin, len(prompt), max_new
-            request.ignore_eos = int(spec.ignore_eos)
-            begin += len(prompt)
-        num_tokens = sum(spec.max_new)  # room for all: the ring never fills before the host has read it
-        return LaunchBlock(
+        num_requests = max(1, spec.num_requests, len(spec.prompts))  # an entry for each
+        longest = max(1, spec.max_prompt_len, *map(len, spec.prompts))
+        # The batcher publishes only while the ring has room for a step that also cancels requests. Room for all tokens of
+        # the first requests means that nobody has to read for those.
+        num_tokens = max(sum(spec.max_new), MAX_KEPT_TOKENS if spec.num_requests else 0) + 2 * MAX_ROWS
+        block = LaunchBlock(
             spec=spec,
-            requests=requests,
-            prompts=np.array([token for prompt in spec.prompts for token in prompt] or [0], np.int32),
-            eos_ids=np.array(spec.eos_ids or [0], np.int32),
-            tokens=(TokenEvent * max(1, num_tokens))(),
+            requests=(Request * num_requests)(),
+            commands=(Command * (2 * num_requests + 2))(),  # each is added and cancelled at most once, then the end
             records=(WaitRecordABI * num_runners)(),
+            prompts=np.zeros((num_requests, longest), np.int32),
+            eos_ids=np.array(spec.eos_ids or [0], np.int32),
+            tokens=np.zeros(num_tokens, TOKEN),
             trace=np.zeros((num_runners, spec.trace_capacity), ENTRY),
             trace_counts=np.zeros(num_runners, np.uint64),
         )
+        for entry, (prompt, max_new) in enumerate(zip(spec.prompts, spec.max_new, strict=True)):
+            block.write_request(entry, entry, prompt, max_new, spec.ignore_eos)
+            block.send(CommandKind.ADD, entry, entry)
+        if not spec.num_requests:
+            block.send(CommandKind.FINISH)
+        return block
+
+    def write_request(self, entry: int, number: int, prompt: Sequence[int], max_new: int, ignore_eos: bool) -> None:
+        """Fill an entry of the request table."""
+        self.prompts[entry, : len(prompt)] = prompt
+        self.requests[entry] = Request(id=number, prompt_len=len(prompt), max_new=max_new, ignore_eos=int(ignore_eos))
+
+    def has_room(self, num_commands: int = 1) -> bool:
+        """Whether so many more commands may be sent."""
+        return int(self.counts.commands - self.counts.commands_done) + num_commands <= len(self.commands)
+
+    def send(self, kind: CommandKind, entry: int = 0, number: int = 0) -> None:
+        """Send a command to the batcher, for which there must be room."""
+        self.commands[self.counts.commands % len(self.commands)] = Command(kind=kind, entry=entry, id=number)
+        with _fence:  # the count is stored behind the command, on every processor
+            self.counts.commands += 1
+
+    def take_tokens(self) -> list[Token]:
+        """The tokens that were published since the last call."""
+        begin, end = self.counts.tokens_read, self.counts.tokens
+        if begin == end:
+            return []
+        with _fence:
+            indices = np.arange(begin, end) % len(self.tokens)
+            taken = [Token(*values) for values in self.tokens[indices].tolist()]
+        self.counts.tokens_read = end
+        return taken
 
     def fill(self, params: abi.LaunchParams) -> None:
         """Point `params` at this block."""
         params.requests, params.prompts = ctypes.addressof(self.requests), self.prompts.ctypes.data
-        params.tokens, params.token_count = ctypes.addressof(self.tokens), ctypes.addressof(self.token_count)
+        params.commands, params.tokens = ctypes.addressof(self.commands), self.tokens.ctypes.data
+        params.host_counts = ctypes.addressof(self.counts)
         params.eos_ids, params.records = self.eos_ids.ctypes.data, ctypes.addressof(self.records)
-        params.num_requests, params.num_eos = len(self.spec.prompts), len(self.spec.eos_ids)
-        params.token_capacity = len(self.tokens)
+        params.num_requests, params.prompt_stride = self.prompts.shape
+        params.command_capacity, params.token_capacity = len(self.commands), len(self.tokens)
+        params.num_eos = len(self.spec.eos_ids)
         params.num_iterations = self.spec.num_iterations
         params.deadline_ns = int(self.spec.deadline_s * 1e9)
         if self.spec.trace_capacity:
@@ -162,8 +226,12 @@ class Launch(Protocol):
 
     block: LaunchBlock
 
-    def wait(self, seen: int, timeout_s: float) -> bool:
-        """Sleep until more than `seen` tokens are out, time is up, or the launch is over (True)."""
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep until there are tokens to take, time is up, or the launch is over (True)."""
+        ...
+
+    def upload_request(self, entry: int) -> None:
+        """Bring an entry of the request table to where the batcher reads it."""
         ...
 
     def join(self) -> Abort:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import threading
 import weakref
 
 from distmk.bootstrap import Bootstrap
-from distmk.errors import DistmkError, Interrupted, UsageError
+from distmk.errors import DistmkError, UsageError
 from distmk.interrupts import deferred
 from distmk.serving.commands import command
+from distmk.serving.driver import Driver
 from distmk.serving.engine import Engine
 
 
@@ -21,12 +23,13 @@ class Closing:
     exits. Under a launcher all ranks must close at the same time, which only their caller can know.
     """
 
-    def __init__(self, owner: object, bootstrap: Bootstrap) -> None:
+    def __init__(self, owner: object, bootstrap: Bootstrap, leads: bool) -> None:
+        self._leads = leads  # the other ranks wait for commands
         self.engine: Engine | None = None  # set once there is one
+        self.driver: Driver | None = None  # on rank 0
         self._bootstrap = bootstrap
         self._owner_pid = os.getpid()
         self.is_closed = False
-        self._refuses_calls = False
         if bootstrap.kind in ("single", "local"):
             weakref.finalize(owner, self._close_dropped).atexit = False
             # Not by `finalize`, whose place in the order of exit is that of the first one in the process: this must come
@@ -45,18 +48,13 @@ class Closing:
                 f"this LLM belongs to process {self._owner_pid}, from which this one was forked; make an LLM in the process "
                 "that uses it"
             )
-        if self.is_closed or self._refuses_calls:
+        if self.is_closed:
             raise UsageError("this LLM is closed; make a new one, or use it before close() and inside its with block")
 
-    def check_not_closed_midway(self) -> None:
-        """Interrupted: the LLM was closed while a call was under way. UsageError: it is another process's."""
-        if self.is_owner and (self.is_closed or self._refuses_calls):
-            raise Interrupted("this LLM was closed before the call was over; its output is not finished")
-        self.check_usable()
-
-    def refuse_calls(self) -> None:
-        """Let no further call begin."""
-        self._refuses_calls = True
+    def check_owner(self) -> None:
+        """UsageError: the LLM is another process's."""
+        if not self.is_owner:
+            self.check_usable()
 
     def close(self, in_step: bool = True) -> None:
         """Free everything; in a forked child nothing, as it is the parent's. `in_step`: the other ranks wait for a call."""
@@ -74,13 +72,19 @@ class Closing:
                 self._bootstrap.close()
 
     def _close_engine(self, engine: Engine, in_step: bool) -> None:
+        if self.driver is not None:
+            self.driver.stop()
         with self._bootstrap.losing_stopped_ranks():
             engine.session.stop()
-        if in_step and self._bootstrap.kind == "local":
+        if in_step and self._leads and self._bootstrap.rank == 0:
             with contextlib.suppress(DistmkError):  # a rank may be lost already
                 self._bootstrap.send_command(command("close"))  # all close at the same time
         engine.close()
 
     def _close_dropped(self) -> None:
+        if self.driver is not None and self.driver.is_current and self.is_owner:
+            # Garbage is collected on any thread. This one is among those that are to end.
+            threading.Thread(target=self._close_dropped).start()
+            return
         with contextlib.suppress(DistmkError):  # nobody is there to handle it
             self.close()

@@ -29,20 +29,30 @@ def serve(bootstrap: Bootstrap) -> None:
     """Run a worker process: execute the commands of rank 0 until it closes."""
     engine: Engine | None = None
     try:
-        while (payload := bootstrap.next_command()) is not None:
-            name, arguments = _read(payload)
-            if name == "close":
-                break
-            if name == "load":
-                engine = Engine(EngineArgs(**arguments), bootstrap)
-                agree(bootstrap, lambda: None)  # the tokenizer is rank 0's
-            elif engine is not None and name == "peak_memory":
-                engine.peak_memory_bytes()
-            elif engine is not None:
-                _run_launch(engine, arguments["gather_logits"])
+        payload = bootstrap.next_command()
+        if payload is None:
+            return
+        name, arguments = _read(payload)
+        if name != "load":
+            return
+        engine = Engine(EngineArgs(**arguments), bootstrap)
+        agree(bootstrap, lambda: None)  # the tokenizer is rank 0's
+        follow(bootstrap, engine)
     finally:
         if engine is not None:
             engine.close()
+
+
+def follow(bootstrap: Bootstrap, engine: Engine) -> None:
+    """Execute the commands of rank 0, until it closes."""
+    while (payload := bootstrap.next_command()) is not None:
+        name, arguments = _read(payload)
+        if name == "close":
+            break
+        if name == "peak_memory":
+            engine.peak_memory_bytes()
+        elif name == "generate":
+            _run_launch(engine, arguments["gather_logits"])
 
 
 def _read(payload: bytes) -> tuple[str, dict[str, Any]]:
@@ -56,7 +66,7 @@ def _read(payload: bytes) -> tuple[str, dict[str, Any]]:
 def _run_launch(engine: Engine, gather_logits: bool) -> None:
     """Take part in a launch of rank 0."""
     with contextlib.suppress(Interrupted):  # rank 0 handles it, and sends the next command
-        launch = engine.launch([], [], False)
+        launch = engine.launch()
 
         def gather() -> None:
             engine.gather_trace(launch)

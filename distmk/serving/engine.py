@@ -164,14 +164,14 @@ class Engine:
         fill_weights(self.session.program, self.session.backend, self.bootstrap.rank, self.checkpoint)
         self.checkpoint.close()
 
-    def launch(self, prompts: list[list[int]], max_new: list[int], ignore_eos: bool) -> RunningLaunch:
-        """Start a launch for all `prompts` (token ids; those of rank 0 count); iterate over it for tokens."""
+    def launch(self) -> RunningLaunch:
+        """Start a launch; rank 0 adds requests to it until it lets it finish (`feed`)."""
         num_traced = self.args.trace_iterations
         return self.session.launch(
             LaunchSpec(
-                prompts=tuple(map(tuple, prompts)),
-                max_new=tuple(max_new),
-                ignore_eos=ignore_eos,
+                num_requests=2
+                * self.args.max_num_seqs,  # as many wait in the launch as run, so that no slot waits for the host
+                max_prompt_len=self.max_model_len,
                 eos_ids=self.config.eos_token_ids,
                 deadline_s=self.args.deadline_s or env.deadline_s(),
                 trace_capacity=self.session.room_for(num_traced) if num_traced else 0,

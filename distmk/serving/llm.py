@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -14,17 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.bootstrap import agree, connect
-from distmk.errors import DistmkError, Interrupted, ModelError, UsageError
+from distmk.errors import DistmkError, ModelError, UsageError
 from distmk.interrupts import deferred
 from distmk.serving.closing import Closing
-from distmk.serving.commands import command
+from distmk.serving.commands import command, follow
+from distmk.serving.driver import Call, Driver, IdlePolicy
 from distmk.serving.engine import Engine, EngineArgs
+from distmk.serving.feed import Deliver
 from distmk.serving.prompts import Prompt, Prompts, either_params, read_params, read_prompt, read_prompts
 from distmk.serving.requests import Request, make_request
 from distmk.serving.sampling import RequestOutput, SamplingParams, TokenOutput
 from distmk.serving.session import RunningLaunch, Session
 from distmk.serving.tokenizer import Tokenizer, load_tokenizer
-from distmk.serving.turn import Holder, Turn
 from distmk.trace import Trace
 
 T = TypeVar("T")
@@ -38,9 +39,14 @@ class LLM:
     `tensor_parallel_size` ranks are started as processes on this machine. Under mpirun, torchrun or Slurm, every rank makes
     the same LLM and the same calls; outputs appear on rank 0.
 
+    Any number of threads may call it at once, and streams may be read in turns: each call gets its own tokens. Where the
+    ranks are this LLM's own, and where the others `follow`, calls share a launch; else each call is a launch.
+
     Close it, or use it in a `with` block; without a launcher, one that is dropped closes itself. Calls after that, or in a
     forked child, raise UsageError.
 
+    `idle_exit_s`: seconds that the launch stays for further calls once all are served; None: until `close`. A GPU runs nothing
+    else meanwhile. `followed`: under a launcher, the other ranks call `follow`, instead of making the same calls.
     `trace_iterations`: trace the last iterations of each call; `trace` then holds the trace (on rank 0).
     `num_schedulers`: schedulers of a rank, at most one a worker, in threads of their own; on a GPU up to 12, on an SM of
     their own. None: every worker runs one in its idle time.
@@ -63,12 +69,14 @@ class LLM:
         keep_logits: bool = False,
         trace_iterations: int = 0,
         num_schedulers: int | None = None,
+        idle_exit_s: float | None = 0.0,
+        followed: bool = False,
     ) -> None:
-        self.trace: Trace | None = None  # of the last call whose tokens were all taken
+        self._trace: Trace | None = None  # of the last call, on other ranks
         self._bootstrap = connect(tensor_parallel_size)
-        self._commands_workers = self._bootstrap.kind == "local"  # the other ranks are worker processes of this one
-        self._closing = Closing(self, self._bootstrap)
-        self._turn = Turn()
+        # The other ranks wait for commands; worker processes of this one always do.
+        self._leads = self._bootstrap.kind in ("single", "local") or followed
+        self._closing = Closing(self, self._bootstrap, self._leads)
         self._tokenizer_error = "this model has no tokenizer; give token ids"
 
         def engine_args() -> EngineArgs:
@@ -88,17 +96,15 @@ class LLM:
 
         try:
             args = self._agree_if_called(engine_args)
-            self._command("load", **asdict(args))
+            if self._bootstrap.kind == "local":
+                self._bootstrap.send_command(command("load", **asdict(args)))
             self._closing.engine = self._engine = Engine(args, self._bootstrap)
             self._tokenizer = agree(self._bootstrap, self._load_tokenizer)
+            if self._bootstrap.rank == 0:
+                self._closing.driver = Driver(self._engine, self._leads, IdlePolicy(idle_exit_s))
         except BaseException:
             self._closing.close(in_step=False)
             raise
-
-    def _command(self, name: str, **arguments: Any) -> None:
-        """Send the worker processes a command, if the other ranks are such (`serve`)."""
-        if self._commands_workers:
-            self._bootstrap.send_command(command(name, **arguments))
 
     def _load_tokenizer(self) -> Tokenizer | None:
         """The tokenizer, on rank 0; a model without one serves token ids."""
@@ -127,6 +133,11 @@ class LLM:
     @property
     def num_workers(self) -> int:
         return self._engine.num_workers
+
+    @property
+    def trace(self) -> Trace | None:
+        """The trace of the last launch that ended in order (on rank 0)."""
+        return self._closing.driver.trace if self._closing.driver is not None else self._trace
 
     @property
     def session(self) -> Session:
@@ -170,108 +181,128 @@ class LLM:
             raise UsageError("compute_logits needs LLM(..., keep_logits=True)")
         requests = self.make_requests(prompt, SamplingParams(max_tokens=1, ignore_eos=True), only_one=True)
         self._run_to_end(requests, gather_logits=True)
-        return self._logits
+        driver = self._closing.driver
+        return self._logits if driver is None else driver.logits
 
     def peak_memory_bytes(self) -> list[int]:
         """Peak resident memory of every rank's process so far, by rank; collective."""
-        self._closing.check_usable()
-        holder = Holder()
-        try:
-            self._turn.take(holder)
-            with deferred():
-                self._command("peak_memory")
-                return self._engine.peak_memory_bytes()
-        finally:
-            holder.over = True
+
+        def ask() -> list[int]:
+            if self._leads and self._bootstrap.world_size > 1:
+                self._bootstrap.send_command(command("peak_memory"))
+            return self._engine.peak_memory_bytes()
+
+        return self._between_launches(ask)
 
     def make_requests(
         self, prompts: Any, params: Any, sampling_params: Any = None, *, only_one: bool = False
     ) -> list[Request]:
         """Requests for `run`, on rank 0 ([] elsewhere). UsageError on every rank: rank 0's cannot be served."""
         self._closing.check_usable()
-        holder = Holder()
-        try:
-            self._turn.take(holder)
-            with deferred():
-                return self._agree_if_called(
-                    lambda: self._make_requests(prompts, either_params(params, sampling_params), only_one)
-                )
-        finally:
-            holder.over = True
+
+        def make() -> list[Request]:
+            return self._make_requests(prompts, either_params(params, sampling_params), only_one)
+
+        return make() if self._leads else self._between_launches(lambda: agree(self._bootstrap, make))
+
+    def _between_launches(self, fn: Callable[[], T]) -> T:
+        """Call what talks to other ranks: on the driver's thread, where there is one."""
+        self._closing.check_usable()
+        if self._closing.driver is not None:
+            return self._closing.driver.perform(fn)
+        with deferred():
+            return fn()
 
     def _agree_if_called(self, fn: Callable[[], T]) -> T:
         """`agree`, if the other ranks make this call as well; worker processes only wait for a command."""
-        return fn() if self._commands_workers else agree(self._bootstrap, fn)
+        return fn() if self._bootstrap.kind == "local" else agree(self._bootstrap, fn)
 
     def _make_requests(self, given: Any, params: Any, only_one: bool) -> list[Request]:
         if self._bootstrap.rank:
             return []
         prompts = [read_prompt(given)] if only_one else read_prompts(given)
         each = read_params(params, len(prompts))
-        if len({p.ignore_eos for p in each}) > 1:
-            raise UsageError("ignore_eos must be the same for all prompts of a call")
         vocab, limit = self._engine.config.vocab_size, self._engine.max_model_len
         if self._tokenizer is None and any(isinstance(p, str) for p in prompts):
             raise UsageError(self._tokenizer_error)
-        return [make_request(p, s, self._tokenizer, vocab, limit) for p, s in zip(prompts, each, strict=True)]
+        return [
+            make_request(prompt, params, self._tokenizer, vocab, limit, index)
+            for index, (prompt, params) in enumerate(zip(prompts, each, strict=True))
+        ]
 
     def run(self, requests: list[Request], *, gather_logits: bool = False) -> Generator[TokenOutput, None, None]:
-        """Serve requests in one launch, yielding tokens as they come; each is also added to its request.
+        """Serve requests, yielding tokens as they come; each is also added to its request. Collective, unless others `follow`.
 
-        A caller on another thread waits until this generator has ended. Interrupted: `close` was called meanwhile.
+        A generator that is closed early cancels them. Interrupted: `close` was called meanwhile. RankLostError, HangError: the
+        launch failed.
         """
-        ignore_eos = bool(requests and requests[0].params.ignore_eos)
-        limit = self._engine.max_model_len  # of prompt and completion together
-        max_new = [min(r.params.max_tokens, limit - len(r.prompt_ids)) for r in requests]
-        holder = Holder()
+        self._closing.check_usable()
+        driver = self._closing.driver
+        if driver is None:
+            self._take_part(gather_logits)
+            return
+        outputs: SimpleQueue[TokenOutput | BaseException] = SimpleQueue()
+        call = Call(list(requests), outputs.put, gather_logits)
+        num_left = len(requests)
         try:
-            try:
-                self._turn.take(holder)
-                with deferred():
-                    self._closing.check_usable()
-                    self._command("generate", gather_logits=gather_logits)
-                    launch = self._engine.launch([r.prompt_ids for r in requests], max_new, ignore_eos)
-                with contextlib.closing(launch.tokens(lambda: self._gather(launch, gather_logits))) as batches:
-                    for events in batches:
-                        for event in events:
-                            output = requests[event.request].append(event.request, event)
-                            holder.suspended = True
-                            try:
-                                yield output
-                            finally:
-                                holder.suspended = False
-                            holder.thread = threading.current_thread()  # a generator may move to another
-                            self._closing.check_not_closed_midway()
-            except Interrupted:
-                self._closing.check_not_closed_midway()
-                raise
-            finally:
-                if self._turn.is_held_by(holder):
-                    self._engine.session.stop()
+            driver.submit(call)
+            while num_left:
+                self._closing.check_owner()
+                output = outputs.get()
+                if isinstance(output, BaseException):
+                    raise output
+                num_left -= output.finish_reason is not None
+                yield output
         finally:
-            holder.over = True
+            if self._closing.is_owner:
+                driver.cancel(call)
+
+    def _take_part(self, gather_logits: bool) -> None:
+        """The part of another rank in a launch of rank 0's."""
+        try:
+            with deferred():
+                launch = self._engine.launch()
+            for _ in launch.tokens(lambda: self._gather(launch, gather_logits)):
+                pass
+        finally:
+            self._engine.session.stop()
 
     def _gather(self, launch: RunningLaunch, gather_logits: bool) -> None:
         """What a call collects from all ranks once its launch has ended in order."""
-        self.trace = self._engine.gather_trace(launch)
+        self._trace = self._engine.gather_trace(launch)
         if gather_logits and not launch.left:
             self._logits = self._engine.gather_logits()
+
+    def submit(self, prompt: Prompt, params: SamplingParams, deliver: Deliver) -> Request:
+        """Serve one prompt without waiting: `deliver` is called on another thread with each token, or with an error.
+
+        On rank 0, where the other ranks follow. The last token has a finish reason; an error ends the request, as the launch
+        has failed. UsageError: it cannot be served.
+        """
+        self._closing.check_usable()
+        if not self._leads or self._closing.driver is None:
+            raise UsageError("requests are submitted on rank 0, with followed=True, while the other ranks follow()")
+        request = self._make_requests(prompt, params, only_one=True)[0]
+        self._closing.driver.submit(Call([request], deliver))
+        return request
+
+    def cancel(self, request: Request) -> None:
+        """End a submitted request early, from any thread; its last token then has the finish reason abort."""
+        self._closing.check_usable()
+        if self._closing.driver is not None:
+            self._closing.driver.cancel_request(request)
+
+    def follow(self) -> None:
+        """On the other ranks, with followed=True: take part in what rank 0 does, until it closes."""
+        if self.rank and self._leads:
+            follow(self._bootstrap, self._engine)
 
     def close(self) -> None:
         """Stop the worker processes and free memory; in a forked child, nothing of its parent's.
 
         A call that is under way on another thread ends with Interrupted.
         """
-        if self._closing.is_closed:
-            return
-        self._closing.refuse_calls()
-        holder = Holder()
-        try:
-            if self._closing.is_owner:
-                self._turn.take_over(holder, self._engine.session.abort)
-            self._closing.close()
-        finally:
-            holder.over = True
+        self._closing.close()
 
     def __enter__(self) -> LLM:
         return self

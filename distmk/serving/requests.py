@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from distmk.abi import FinishReason, TokenEvent
+from distmk.abi import FinishReason
+from distmk.backends.base import Token
 from distmk.errors import UsageError
 from distmk.serving.sampling import CompletionOutput, RequestOutput, SamplingParams, TokenOutput, shown
 from distmk.serving.stream_decoder import StreamDecoder
@@ -14,20 +15,24 @@ from distmk.serving.tokenizer import Tokenizer
 
 @dataclass
 class Request:
-    """A prompt that is served: its new tokens so far, the times of the first and last, and their text in pieces."""
+    """A prompt that is served: its new tokens so far, the times of the first and last, and their text in pieces.
+
+    `index`: among the prompts of its call.
+    """
 
     prompt: str | None
     prompt_ids: list[int]
     params: SamplingParams
     decoder: StreamDecoder | None
+    index: int = 0
     token_ids: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     finish_reason: str | None = None
     first_s: float = 0.0
     last_s: float = 0.0
 
-    def append(self, index: int, event: TokenEvent) -> TokenOutput:
-        """Add a token to request number `index`."""
+    def append(self, event: Token) -> TokenOutput:
+        """Add a token."""
         self.last_s = time.perf_counter()
         self.first_s = self.first_s or self.last_s
         self.token_ids.append(event.token)
@@ -40,7 +45,14 @@ class Request:
             if self.finish_reason:
                 piece += self.decoder.flush()
         self.pieces.append(piece)
-        return TokenOutput(index, event.token, piece, self.finish_reason)
+        return TokenOutput(self.index, event.token, piece, self.finish_reason)
+
+    def abort(self) -> TokenOutput:
+        """End it without a further token."""
+        self.finish_reason = "abort"
+        piece = self.decoder.flush() if self.decoder is not None else ""
+        self.pieces.append(piece)
+        return TokenOutput(self.index, -1, piece, self.finish_reason)
 
     def output(self) -> RequestOutput:
         """The prompt and all tokens so far."""
@@ -51,7 +63,12 @@ class Request:
 
 
 def make_request(
-    prompt: str | list[int], params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int
+    prompt: str | list[int],
+    params: SamplingParams,
+    tokenizer: Tokenizer | None,
+    vocab_size: int,
+    max_model_len: int,
+    index: int = 0,
 ) -> Request:
     """Check one prompt. UsageError: empty, too long, a token id out of range, or text without a tokenizer."""
     if isinstance(prompt, str):
@@ -74,4 +91,4 @@ def make_request(
             raise UsageError(f"token id {shown(token)} is out of range; the vocabulary has ids 0 to {vocab_size - 1}")
     # The text of the first new token depends on the end of the prompt (a space, half a character).
     decoder = StreamDecoder(tokenizer, context=ids) if tokenizer is not None else None
-    return Request(prompt if isinstance(prompt, str) else None, ids, params, decoder)
+    return Request(prompt if isinstance(prompt, str) else None, ids, params, decoder, index)

@@ -49,7 +49,10 @@ def shown(value: object) -> str:
 
 @dataclass(frozen=True)
 class TokenOutput:
-    """One generated token of prompt `index`: the text it adds, and on the last token `finish_reason`, stop or length."""
+    """One generated token of prompt `index`: the text it adds, and on the last token `finish_reason`: stop or length.
+
+    A request that was cancelled ends with `finish_reason` abort and `token_id` -1: no further token.
+    """
 
     index: int
     token_id: int
@@ -61,7 +64,7 @@ class TokenOutput:
 class CompletionOutput:
     """All tokens generated for a prompt. `ms_per_token`: mean time between them.
 
-    finish_reason: stop, length, or None if the completion is not finished.
+    finish_reason: stop, length, abort if it was cancelled, or None if it is not over.
     """
 
     token_ids: list[int]
@@ -81,4 +84,4 @@ class RequestOutput:
     @property
     def finished(self) -> bool:
         """Whether the completion ended of itself: by an end token, or at its full length."""
-        return all(output.finish_reason is not None for output in self.outputs)
+        return all(output.finish_reason in ("stop", "length") for output in self.outputs)

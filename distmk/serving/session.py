@@ -15,8 +15,8 @@ from typing import Any
 import numpy.typing as npt
 
 from distmk import env
-from distmk.abi import Abort, TokenEvent
-from distmk.backends.base import Backend, Launch, LaunchSpec, require_warps
+from distmk.abi import Abort
+from distmk.backends.base import Backend, Launch, LaunchSpec, Token, require_warps
 from distmk.backends.host.backend import EmulatedBackend, HostBackend
 from distmk.backends.weight_upload import NUMPY_TYPES, upload_constants
 from distmk.bootstrap import Bootstrap, agree_same
@@ -128,9 +128,9 @@ class Session:
             self.bootstrap.barrier()  # no rank signals to memory that is still to be zeroed
             self._num_launches += 1
             # Kept before it starts, so that it is stopped whatever happens meanwhile.
-            self._running = RunningLaunch(self, spec, self._num_launches)
-            self._running.start()
-            return self._running
+            self._running = running = RunningLaunch(self, spec, self._num_launches)
+            running.start()
+        return running
 
     def stop(self) -> None:
         """End the launch that is under way, if any."""
@@ -177,7 +177,8 @@ class RunningLaunch:
     def __init__(self, session: Session, spec: LaunchSpec, number: int) -> None:
         self._session, self._spec, self._number = session, spec, number
         self._launch: Launch | None = None
-        self._over = False
+        self._over = self._left_kernel = False
+        self._next_check_s = time.monotonic()
         self.iterations = 0
         self.left = False  # the caller of some rank left it before the end
 
@@ -190,38 +191,46 @@ class RunningLaunch:
         records = self._launch.trace() if self._launch else []
         return collect(self._session.program, self._session.bootstrap, records, num_iterations)
 
-    def __iter__(self) -> Iterator[list[TokenEvent]]:
+    def __iter__(self) -> Iterator[list[Token]]:
         return self.tokens()
 
-    def tokens(self, at_end: Callable[[], None] = lambda: None) -> Generator[list[TokenEvent], None, None]:
+    @property
+    def launch(self) -> Launch:
+        """This rank's part."""
+        if self._launch is None:
+            raise Interrupted("the run was stopped before it started")
+        return self._launch
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this rank has left the launch, or has ended it; `end` says how it went."""
+        return self._over or self._left_kernel
+
+    def tokens(self, at_end: Callable[[], None] = lambda: None) -> Generator[list[Token], None, None]:
         """Batches of new tokens; collective. `at_end`, which may be collective, runs on each rank that ends the launch in order.
 
         Interrupted: the launch was ended by a call of `stop`, or by Ctrl-C on any rank; HangError, RankLostError: see `Session`.
         """
         try:
             with nvtx_range("launch"):
-                yield from self._take_tokens()
+                while not self.is_over:
+                    if tokens := self.poll(POLL_S):
+                        yield tokens
             with deferred():
-                self._end(at_end)
+                self.end(at_end)
         except BaseException as error:
             self.stop(left=isinstance(error, GeneratorExit))
             raise
 
-    def _take_tokens(self) -> Iterator[list[TokenEvent]]:
-        seen, over = 0, False
-        next_check = time.monotonic()
-        launch = self._launch
-        while launch is not None and not (over or self._over):
-            self._session.check_owner()
-            over = launch.wait(seen, POLL_S)
-            count = launch.block.token_count.value
-            if count > seen:
-                yield list(launch.block.tokens[seen:count])
-                seen = count
-            if time.monotonic() >= next_check:
-                with deferred():  # or a frame that is half read would be lost
-                    self._heed_others()
-                next_check = time.monotonic() + 4 * POLL_S
+    def poll(self, timeout_s: float) -> list[Token]:
+        """New tokens; waits up to `timeout_s` for some. Leaves the launch if a rank is lost or has given it up."""
+        self._session.check_owner()
+        self._left_kernel = self.launch.wait(timeout_s)
+        if time.monotonic() >= self._next_check_s:
+            with deferred():  # or a frame that is half read would be lost
+                self._heed_others()
+            self._next_check_s = time.monotonic() + 4 * POLL_S
+        return self.launch.block.take_tokens()
 
     def _heed_others(self) -> None:
         """Leave the launch if a rank is lost, or if one has given it up."""
@@ -231,7 +240,8 @@ class RunningLaunch:
         elif reason := bootstrap.told_abort(self._number):
             backend.abort(Abort(reason))
 
-    def _end(self, at_end: Callable[[], None]) -> None:
+    def end(self, at_end: Callable[[], None] = lambda: None) -> None:
+        """Once it is over: exchange with the other ranks how it went. Collective; raises as `tokens` does."""
         self._session.check_owner()
         if self._over or self._launch is None:
             raise Interrupted("this stream was ended by another call, before its last token")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from distmk.abi import MAX_OWN_SCHEDULERS, Abort, LaunchParams
+from distmk.abi import MAX_OWN_SCHEDULERS, Abort, HostCounts, LaunchParams
 from distmk.backends.cuda.backend import CudaBackend
 from distmk.backends.cuda.gpus import gpu_of, num_sharing, num_sms_of
 from distmk.backends.cuda.launch import CudaLaunch
@@ -75,12 +75,12 @@ def launch(lost: list[int]) -> Any:
     made: Any = CudaLaunch.__new__(CudaLaunch)
     made._job, made._event = backend(False, lost), FailingEvent()
     made._context = SimpleNamespace(stream=made._event)
-    made.block = SimpleNamespace(token_count=SimpleNamespace(value=0))
+    made.block = SimpleNamespace(counts=HostCounts())
     return made
 
 
 def test_a_gpu_that_fails_with_a_peer_lost_the_peer() -> None:
-    assert launch([1]).wait(0, 1.0) is True
+    assert launch([1]).wait(1.0) is True
     assert launch([1]).join() is Abort.RANK_LOST
 
 
@@ -114,7 +114,7 @@ class CutLaunch(CudaLaunch):
         self._job: Any = SimpleNamespace(abort_reason=self._abort_reason, lost_ranks=list)
         self._context: Any = SimpleNamespace(stream=Recorder())
         self._event = SimpleNamespace(is_done=True)
-        self.block: Any = SimpleNamespace(token_count=SimpleNamespace(value=0))
+        self.block: Any = SimpleNamespace(counts=HostCounts())
         self._start()
 
     def _start(self) -> None:
@@ -143,7 +143,7 @@ def test_a_kernel_continues_where_the_last_one_ended(
 ) -> None:
     launch = CutLaunch(length, 5, aborted_at)
     if waits:
-        while not launch.wait(0, 1.0):
+        while not launch.wait(1.0):
             pass
     assert launch.join() is reason
     assert launch.starts == starts

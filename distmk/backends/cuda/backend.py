@@ -90,6 +90,7 @@ class CudaBackend:
             rank=header.rank,
             kernel=kernel,
             stream=stream,
+            side_stream=self._side_stream,
             program=program,
             heap_bases=bases,
             num_remote_ranks=self._heap.bases.count(0),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.abi import Abort, LaunchParams
-from distmk.backends.base import LaunchBlock, RunnerRecords, inject_dropped_signal
+from distmk.backends.base import TOKEN, LaunchBlock, RunnerRecords, inject_dropped_signal
 from distmk.backends.cuda.kernel import Kernel
 
 POLL_S = 0.0002
@@ -27,6 +26,7 @@ class LaunchContext:
     rank: int
     kernel: Kernel
     stream: Any  # of cuda.core
+    side_stream: Any  # of torch, for copies beside the kernel
     program: Any  # uint8 [program_bytes]
     heap_bases: Any  # int64 [num_ranks]: address of each rank's heap, 0 where no pointer reaches it
     num_remote_ranks: int  # ranks whose heap no pointer reaches
@@ -66,16 +66,25 @@ class CudaLaunch:
     def __init__(self, context: LaunchContext, job: JobState, block: LaunchBlock) -> None:
         self.block, self._context, self._job = block, context, job
         # The kernel reads and writes these in host memory, the next ones in its own.
-        self._pinned = [_pin(memory) for memory in (block.tokens, block.token_count, block.records)]
-        self._uploaded = [_upload(memory) for memory in (block.requests, block.prompts, block.eos_ids)]
+        self._pinned = [_pin(memory) for memory in (block.commands, block.tokens, block.counts, block.records)]
+        self._table = [_pin(memory) for memory in (block.requests, block.prompts)]
+        self._uploaded = [*(memory.cuda() for memory in self._table), _upload(block.eos_ids)]
         self._trace = [_upload(memory) for memory in (block.trace, block.trace_counts) if block.trace.size]
         self._pinned_params = _pin(LaunchParams())
         self._params = LaunchParams.from_address(self._pinned_params.data_ptr())
         self._fill_params()
-        # From here on the host reads what the kernel writes.
-        block.tokens = type(block.tokens).from_address(self._params.tokens)
-        block.token_count = ctypes.c_uint64.from_address(self._params.token_count)
-        block.records = type(block.records).from_address(self._params.records)
+        # From here on the host reads what the kernel writes, and writes what it reads.
+        block.commands, block.counts, block.records = (
+            type(memory).from_address(address)
+            for memory, address in (
+                (block.commands, self._params.commands),
+                (block.counts, self._params.host_counts),
+                (block.records, self._params.records),
+            )
+        )
+        block.tokens = self._pinned[1].numpy().view(TOKEN)
+        block.requests = type(block.requests).from_address(self._table[0].data_ptr())
+        block.prompts = self._table[1].numpy().view(np.int32).reshape(block.prompts.shape)
 
     def start(self) -> None:
         """Start the first kernel."""
@@ -84,7 +93,9 @@ class CudaLaunch:
     def _fill_params(self) -> None:
         params = self._params
         self.block.fill(params)
-        params.tokens, params.token_count, params.records = (tensor.data_ptr() for tensor in self._pinned)
+        params.commands, params.tokens, params.host_counts, params.records = (
+            tensor.data_ptr() for tensor in self._pinned
+        )
         params.requests, params.prompts, params.eos_ids = (tensor.data_ptr() for tensor in self._uploaded)
         if self._trace:
             params.trace, params.trace_counts = (tensor.data_ptr() for tensor in self._trace)
@@ -116,12 +127,24 @@ class CudaLaunch:
         self._start()
         return True
 
-    def wait(self, seen: int, timeout_s: float) -> bool:
+    def upload_request(self, entry: int) -> None:
+        """Copy an entry and its prompt to the GPU, beside the kernel, from pinned memory."""
+        import torch
+
+        with torch.cuda.stream(self._context.side_stream):
+            for pinned, uploaded in zip(self._table, self._uploaded, strict=False):
+                num_bytes = len(pinned) // len(self.block.requests)
+                part = slice(entry * num_bytes, (entry + 1) * num_bytes)
+                uploaded[part].copy_(pinned[part], non_blocking=True)
+            self._context.side_stream.synchronize()
+
+    def wait(self, timeout_s: float) -> bool:
         until = time.monotonic() + timeout_s
+        counts = self.block.counts
         while True:
             if self._is_over():
                 return True
-            if self.block.token_count.value > seen or time.monotonic() >= until:
+            if counts.tokens > counts.tokens_read or time.monotonic() >= until:
                 return False
             time.sleep(POLL_S)
 

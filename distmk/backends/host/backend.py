@@ -170,11 +170,14 @@ class HostLaunch:
         backend._launches.append(self)
         backend._library.distmk_start(ctypes.addressof(params), ctypes.addressof(self._handle))
 
-    def wait(self, seen: int, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float) -> bool:
         if not self._handle:
             return True
-        count = ctypes.addressof(self.block.token_count)
-        return bool(self._backend._library.distmk_wait(self._handle, seen, int(timeout_s * 1e6), count))
+        counts = ctypes.addressof(self.block.counts)
+        return bool(self._backend._library.distmk_wait(self._handle, int(timeout_s * 1e6), counts))
+
+    def upload_request(self, entry: int) -> None:
+        """Nothing to do: the batcher reads the table itself."""
 
     def join(self) -> Abort:
         self._backend._library.distmk_join(ctypes.addressof(self._handle))  # clears it

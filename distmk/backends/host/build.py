@@ -57,7 +57,7 @@ def _load(path: Path) -> ctypes.CDLL:
         raise BuildError("csrc/abi.h does not match distmk/abi; run python scripts/gen_abi.py")
     library.distmk_start.restype = None
     library.distmk_start.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    library.distmk_wait.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p]
+    library.distmk_wait.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
     library.distmk_join.argtypes = [ctypes.c_void_p]
     library.distmk_abort.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64]
     return library

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from support.mutants.programs import Subject, ranks_of
 
-from distmk.abi import Control, LaunchKind, LaunchParams, Request, Space, TokenEvent, WaitRecordABI
+from distmk.abi import Control, LaunchKind, LaunchParams, Space, WaitRecordABI
+from distmk.backends.base import LaunchBlock, LaunchSpec
 from distmk.program.program import Program, decode_args
 from distmk.tasks import TASK_TYPES
 
@@ -71,25 +72,17 @@ class Host:
     def __init__(self, program: Program, decodes: bool) -> None:
         longest = max_positions(program) - 1 if decodes else 0
         lengths = [(min(length, longest), new) for length, new in PROMPTS] if longest > 0 else []
-        self.num_requests, self.num_tokens = len(lengths), sum(new for _, new in lengths)
-        self.requests, ids = (Request * len(PROMPTS))(), list[int]()
-        for index, (length, new) in enumerate(lengths):
-            self.requests[index] = Request(len(ids), length, new, 1)
-            ids += [(7 * index + i) % 100 for i in range(length)]
-        self.prompts = (ctypes.c_int32 * (len(ids) + 1))(*ids)
-        self.tokens = (TokenEvent * (self.num_tokens + 1))()
-        self.count, self.eos = ctypes.c_uint64(0), ctypes.c_int32(-1)
+        prompts = tuple(tuple((7 * index + i) % 100 for i in range(n)) for index, (n, _) in enumerate(lengths))
+        spec = LaunchSpec(prompts, tuple(new for _, new in lengths), ignore_eos=True, deadline_s=DEADLINE_S)
+        self._block = LaunchBlock.of(spec, program.ranks[0])
 
     def fill(self, params: LaunchParams) -> None:
         """Point `params` here."""
-        params.requests, params.prompts = ctypes.addressof(self.requests), ctypes.addressof(self.prompts)
-        params.tokens, params.token_count = ctypes.addressof(self.tokens), ctypes.addressof(self.count)
-        params.eos_ids, params.num_requests = ctypes.addressof(self.eos), self.num_requests
-        params.token_capacity = len(self.tokens)
+        self._block.fill(params)
 
     def published(self) -> list[tuple[int, int, int]]:
         """Request, token and finish reason of every token."""
-        return [(t.request, t.token, t.finish) for t in self.tokens[: min(self.count.value, self.num_tokens)]]
+        return [(t.request, t.token, t.finish) for t in self._block.take_tokens()]
 
 
 def max_positions(program: Program) -> int:
