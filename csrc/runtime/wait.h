@@ -104,16 +104,16 @@ class Backoff {
 
   // Another poll was in vain. False: leave. `task` has no descriptor if the loop waits for an iteration to start.
   DISTMK_FN bool wait(const TaskView& task, uint64_t iteration) {
-    if (polls_++ == 0) since_ns_ = last_check_ns_ = now_ns();
+    if (polls_++ == 0) began_ns_ = since_ns_ = last_check_ns_ = now_ns();
     const bool spinning = polls_ < state_.params->spin_polls;
     if (spinning && polls_ % 64) {
       pause();
       return true;
     }
     if (!team_.all(!load_relaxed(state_.abort_flag(state_.program->rank)))) return give_up(task, iteration, 0);
-    const uint64_t idle_ns = idle_time();
-    if (!team_.all(idle_ns <= state_.params->deadline_ns || has_beat())) return give_up(task, iteration, 1);
-    if (!spinning) back_off(idle_ns);
+    const uint64_t now = now_ns();
+    if (!team_.all(idle_time(now) <= state_.params->deadline_ns || has_beat(now))) return give_up(task, iteration, 1);
+    if (!spinning) back_off(now - began_ns_);
     return true;
   }
 
@@ -122,12 +122,12 @@ class Backoff {
   uint32_t runner_;
   const Team team_;
   uint32_t polls_ = 0;
-  uint64_t since_ns_ = 0, last_check_ns_ = 0, last_beat_ = 0;
+  uint64_t began_ns_ = 0, since_ns_ = 0, last_check_ns_ = 0;  // of the wait, of its deadline, of the last look
+  uint64_t last_beat_ = 0;
 
   // Time since the first poll in vain. A process that was stopped or got no core did not poll meanwhile, so the time
   // between two checks counts for at most a quarter of the deadline.
-  DISTMK_FN uint64_t idle_time() {
-    const uint64_t now = now_ns();
+  DISTMK_FN uint64_t idle_time(uint64_t now) {
     if constexpr (MAY_BE_STOPPED) {
       const uint64_t passed = now - last_check_ns_, most = state_.params->deadline_ns / 4;
       if (passed > most) since_ns_ += passed - most;
@@ -137,11 +137,11 @@ class Backoff {
   }
 
   // Whether rank 0's beat has moved on since the last call. If so, the deadline starts anew.
-  DISTMK_FN bool has_beat() {
+  DISTMK_FN bool has_beat(uint64_t now) {
     const uint64_t beat = load_relaxed(&reinterpret_cast<const Control*>(state_.heap())->beat);
     if (beat == last_beat_) return false;
     last_beat_ = beat;
-    since_ns_ = now_ns();
+    since_ns_ = now;
     return true;
   }
 

@@ -252,6 +252,8 @@ class LLM:
                 if isinstance(output, BaseException):
                     raise output
                 num_left -= output.finish_reason is not None
+                if not num_left and (gather_logits or self._engine.args.trace_iterations):
+                    driver.perform(lambda: None)  # the launch has ended, so that all is gathered
                 yield output
         finally:
             if self._closing.is_owner:

@@ -9,13 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from support.decode_scenarios import SPEC
-from support.tiny import tiny_program
 
 from distmk import LLM, SamplingParams
-from distmk.backends.base import LaunchBlock
-from distmk.errors import DistmkError, RankLostError
-from distmk.serving.session import Session
+from distmk.abi import CommandKind
+from distmk.backends import base
+from distmk.errors import RankLostError
 
 pytestmark = pytest.mark.timeout(120)
 FEW = SamplingParams(max_tokens=8, ignore_eos=True)
@@ -23,7 +21,12 @@ FEW = SamplingParams(max_tokens=8, ignore_eos=True)
 
 def resident(model: Path, num_ranks: int, **options: float) -> LLM:
     return LLM(
-        str(model), tensor_parallel_size=num_ranks, num_workers=1, max_model_len=64, idle_exit_s=None, **options  # type: ignore[arg-type]
+        str(model),
+        tensor_parallel_size=num_ranks,
+        num_workers=1,
+        max_model_len=64,
+        idle_exit_s=None,
+        **options,  # type: ignore[arg-type]
     )
 
 
@@ -51,8 +54,44 @@ def cpu_s() -> float:
 def test_rank_killed_while_idle(tiny_model: Path) -> None:
     with pytest.raises(RankLostError, match="rank 1"), resident(tiny_model, 2) as llm:
         llm.generate([[1, 2, 3]], FEW)
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        tasks = Path("/proc/self/task").iterdir()
+        children = [child for task in tasks for child in (task / "children").read_text().split()]
         for child in children:
             os.kill(int(child), signal.SIGKILL)
         time.sleep(0.5)
         llm.generate([[1, 2, 3]], FEW)
+
+
+def test_a_full_token_ring_holds_the_launch(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For longer than the deadline; once the host reads, all tokens come, in order."""
+    monkeypatch.setattr(base, "MAX_KEPT_TOKENS", 3)
+    with LLM(str(tiny_model), num_workers=1, max_model_len=64, deadline_s=0.5) as llm:
+        expected = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=50, ignore_eos=True))[0].outputs[0].token_ids
+        launch = llm._engine.launch()
+        block = launch.launch.block
+        block.write_request(0, 7, [1, 2, 3], 50, True)
+        block.send(CommandKind.ADD, 0, 7)
+        time.sleep(1.0)
+        assert not launch.launch.wait(0.0) and 0 < block.counts.tokens <= len(block.tokens)
+        block.send(CommandKind.FINISH)
+        found = [token for tokens in launch for token in tokens]
+        assert [token.token for token in found] == expected
+        assert {token.request for token in found} == {7}
+
+
+def test_cancelled_requests_free_their_slots(endless: Path) -> None:
+    """One that runs, and one that waits for its slot: both end within an iteration of the command."""
+    with LLM(str(endless), load_format="dummy", num_workers=1, max_model_len=2000, max_num_seqs=1) as llm:
+        launch = llm._engine.launch()
+        block = launch.launch.block
+        for number in (5, 6):
+            block.write_request(number - 5, number, [1, 2, 3], 1500, True)
+            block.send(CommandKind.ADD, number - 5, number)
+        tokens = next(iter(launch))
+        for number in (6, 5, 99):
+            block.send(CommandKind.CANCEL, number=number)
+        block.send(CommandKind.FINISH)
+        tokens += [token for batch in launch for token in batch]
+        ends = [(token.request, token.token) for token in tokens if token.finish]
+        assert ends == [(6, -1), (5, -1)] and len(tokens) < 1500
+        assert len(llm.generate([[1, 2, 3]], FEW)[0].outputs[0].token_ids) == 8
