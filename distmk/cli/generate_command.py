@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from distmk import trace
 from distmk.backends.defaults import BACKENDS
 from distmk.cli.prompts import read_prompts
 from distmk.cli.together import launcher_rank, refusing_together
-from distmk.console import discard_output, tell
+from distmk.console import show, tell, tell_lines, write_generated
 from distmk.errors import UsageError
 from distmk.serving.llm import LLM
 from distmk.serving.requests import Request
@@ -128,22 +127,19 @@ def run(arguments: argparse.Namespace) -> int:
         loaded = time.perf_counter()
         requests = llm.make_requests(prompts, params)
         tokens = llm.run(requests)
-        try:
-            if arguments.json or llm.rank:
-                for _ in tokens:
-                    pass
-            else:
-                _write(tokens, requests, arguments.echo)
-            if llm.rank == 0 and arguments.json:
-                _write_json(llm, requests)
-        except BrokenPipeError:
-            return discard_output()
+        if arguments.json or llm.rank:
+            for _ in tokens:
+                pass
+        else:
+            _write(tokens, requests, arguments.echo)
+        if llm.rank == 0 and arguments.json:
+            _write_json(llm, requests)
         if llm.rank == 0:
             _explain_blanks(requests)
             _write_statistics(llm, requests, loaded - started, time.perf_counter() - loaded)
         if llm.trace:
             trace.write(llm.trace, arguments.trace)
-            sys.stderr.write(trace.report(llm.trace))
+            tell_lines(trace.report(llm.trace))
     return 0
 
 
@@ -166,18 +162,19 @@ def _write(tokens: Iterator[TokenOutput], requests: list[Request], echo: bool) -
 
     def write_new() -> None:
         nonlocal current, num_written
+        new: list[str] = []
         while current < len(requests):
             request = requests[current]
             pieces = request.pieces if request.decoder else _ids(request.token_ids)
             if echo:
                 pieces = ["".join(_ids(request.prompt_ids)) if request.prompt is None else request.prompt, *pieces]
-            sys.stdout.write("".join(pieces[num_written:]))
+            new += pieces[num_written:]
             num_written = len(pieces)
             if request.finish_reason is None:
                 break
-            sys.stdout.write("\n")
+            new.append("\n")
             current, num_written = current + 1, 0
-        sys.stdout.flush()
+        write_generated("".join(new))
 
     for _ in tokens:
         write_new()
@@ -201,7 +198,7 @@ def _write_json(llm: LLM, requests: list[Request]) -> None:
             "backend": llm.backend,
             "ms_per_token": round(completion.ms_per_token, 3),
         }
-        print(json.dumps(record), flush=True)
+        show(json.dumps(record))
 
 
 def _explain_blanks(requests: list[Request]) -> None:
