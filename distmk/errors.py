@@ -25,6 +25,16 @@ class BuildError(UsageError):
     """The runtime could not be compiled or cached (no compiler, unwritable cache folder)."""
 
 
+class OutputError(DistmkError):
+    """Standard output cannot be written."""
+
+
+class BrokenOutputError(OutputError):
+    """The reader of standard output has left (`| head`), which is no mistake: the command ends silently."""
+
+    exit_code = 128 + 13  # as a shell shows SIGPIPE
+
+
 class CheckError(DistmkError):
     """A program that `check` could not prove correct; the text names tasks, events, buffers and ranks."""
 

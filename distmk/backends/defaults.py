@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -11,6 +10,7 @@ from distmk.backends.base import require_warps
 from distmk.backends.cuda.packages import CUDA_PACKAGES, INSTALL_CUDA
 from distmk.backends.host.backend import usable_cores
 from distmk.bootstrap import Bootstrap
+from distmk.console import tell
 from distmk.errors import UsageError
 from distmk.model.config import ModelConfig
 
@@ -96,10 +96,9 @@ def choose_workers(wanted: int | None, backend: str, bootstrap: Bootstrap, sched
     if wanted is None:
         return max(1, cores // bootstrap.local_size)
     if wanted * bootstrap.local_size > cores and bootstrap.local_rank == 0:
-        print(
-            f"distmk: warning: {bootstrap.local_size} ranks x {wanted} workers are more than the {cores} cores "
-            "available here; workers will share cores and decode slowly",
-            file=sys.stderr,
+        tell(
+            f"warning: {bootstrap.local_size} ranks x {wanted} workers are more than the {cores} cores "
+            "available here; workers will share cores and decode slowly"
         )
     return wanted
 

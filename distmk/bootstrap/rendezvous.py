@@ -14,7 +14,6 @@ import re
 import secrets
 import socket
 import struct
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,7 +25,7 @@ from distmk.bootstrap.keys import UNAUTHENTICATED_ENV, check_key, is_one_host, n
 from distmk.bootstrap.link import Link
 from distmk.bootstrap.messages import from_json, gather_json, malformed, to_json
 from distmk.bootstrap.star import Star, StarHub, StarSpoke
-from distmk.console import progress
+from distmk.console import progress, tell
 from distmk.errors import RankLostError, UsageError
 
 # Carries a payload of at most 1 KiB from rank 0 to all ranks: rank 0 gives it, the others give None, all get it.
@@ -135,7 +134,7 @@ def _open(
         return server, Way(unix=server.getsockname()[1:].decode(), authkey=carried), authkey
     if key is None and bind:
         authkey, carried, hosts = public_key(), "", [bind]
-        print(f"distmk: warning: {UNAUTHENTICATED_ENV}: whoever reaches {bind} can join", file=sys.stderr)
+        tell(f"warning: {UNAUTHENTICATED_ENV}: whoever reaches {bind} can join")
     server = _listen(hosts, must_bind=key is None and bool(bind))
     address, port = server.getsockname()[:2]
     # The name may lead elsewhere on other hosts.

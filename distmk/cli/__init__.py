@@ -10,15 +10,18 @@ from typing import NoReturn
 
 import distmk
 from distmk.cli.together import launcher_rank, refusing_together
-from distmk.console import discard_output, tell
-from distmk.errors import DistmkError, Interrupted, RankLostError, UsageError, one_line
+from distmk.console import discard_unwritten, occupy_closed_descriptors, require_stdout, tell, write_raw
+from distmk.errors import BrokenOutputError, DistmkError, Interrupted, RankLostError, UsageError, one_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status: 0, or that of the error (`distmk.errors`; 2 for a user's mistake)."""
+    occupy_closed_descriptors()
     try:
         with refusing_together():
             arguments = build_parser().parse_args(argv)
+            if launcher_rank() == 0:
+                require_stdout()
         signal.signal(signal.SIGTERM, _stop)
         run: Callable[[argparse.Namespace], int] = arguments.run
         return run(arguments)
@@ -26,8 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(Interrupted("interrupted"))
     except DistmkError as error:
         return _fail(error)
-    except BrokenPipeError:
-        return discard_output()
+    finally:
+        discard_unwritten()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -35,6 +38,10 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
+
+    def _print_message(self, message: str, file: object = None) -> None:
+        if message:
+            write_raw(message)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -58,6 +65,8 @@ def _stop(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 def _fail(error: DistmkError) -> int:
+    if isinstance(error, BrokenOutputError):
+        return error.exit_code
     # Rank 0 reports an error that all ranks share; every rank that noticed a lost rank reports that.
     if launcher_rank() == 0 or isinstance(error, RankLostError):
         tell(one_line(error) if error.exit_code == 2 else str(error))

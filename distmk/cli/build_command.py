@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from distmk.backends.cuda.build import ARCHITECTURES, Report, build_cubin, built_cubin, copy_cubin
+from distmk.console import show
 
 
 def add_to(commands: Any) -> None:
@@ -38,13 +39,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.list or not arguments.arch:
         for architecture in ARCHITECTURES.values():
             found = built_cubin(architecture.name)
-            print(f"{architecture.name:<8} {architecture.gpus:<18} {describe(found) if found else 'not compiled yet'}")
+            show(f"{architecture.name:<8} {architecture.gpus:<18} {describe(found) if found else 'not compiled yet'}")
         return 0
     wanted = list(dict.fromkeys(arguments.arch))
     with ThreadPoolExecutor(len(wanted)) as pool:
         for architecture, cubin in zip(wanted, pool.map(build_cubin, wanted), strict=True):
             path = copy_cubin(cubin, arguments.output) if arguments.output else cubin
-            print(f"{architecture:<8} {describe(path)}", flush=True)
+            show(f"{architecture:<8} {describe(path)}")
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from distmk.backends.defaults import choose_model_len
 from distmk.check import Verdict, check
 from distmk.cli.generate_command import add_model_options
-from distmk.console import progress
+from distmk.console import progress, show
 from distmk.errors import CheckError
 from distmk.lower import DecodeOptions, lower
 from distmk.model.operators import build_model
@@ -67,26 +67,26 @@ def run(arguments: argparse.Namespace) -> int:
     with progress("compiling the program"):
         program = compile_graph(lower(build_model(config), options))
     compiled = time.perf_counter()
-    print(f"ranks     {options.num_ranks} x {options.num_workers} workers")
+    show(f"ranks     {options.num_ranks} x {options.num_workers} workers")
     for rank, part in enumerate(program.ranks):
         header = part.header
-        print(
+        show(
             f"rank {rank:<4} {header.num_tasks} tasks, {header.num_events} events, {header.num_waits} waits, "
             f"{part.weight_bytes / 1e6:.1f} MB of weights streamed a step, "
             f"{header.local_bytes / 1e6:.0f} MB of its own memory"
         )
     heap_bytes = program.placement.heap_bytes
-    print(f"buffers   {len(program.placement.buffers)}, symmetric heap {heap_bytes / 1e6:.2f} MB a rank")
+    show(f"buffers   {len(program.placement.buffers)}, symmetric heap {heap_bytes / 1e6:.2f} MB a rank")
     if options.crosses_hosts:
-        print(f"messages  {_messages(program)}")
-    print(f"compiled  in {compiled - started:.1f} s", flush=True)
+        show(f"messages  {_messages(program)}")
+    show(f"compiled  in {compiled - started:.1f} s")
     try:
         with progress("proving the program"):
             verdict = check(program)
     except CheckError:
-        print("verdict   not correct: it would not be run", flush=True)
+        show("verdict   not correct: it would not be run")
         raise
-    print(f"verdict   correct, proved in {time.perf_counter() - compiled:.1f} s: {_proved(verdict)}")
+    show(f"verdict   correct, proved in {time.perf_counter() - compiled:.1f} s: {_proved(verdict)}")
     return 0
 
 

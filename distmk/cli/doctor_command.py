@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from distmk.backends.defaults import NO_GPU, why_no_cuda
+from distmk.console import show
 from distmk.doctor import Finding, examine, excused, is_fit
 
 
@@ -30,11 +31,11 @@ def run(arguments: argparse.Namespace) -> int:
     findings: list[Finding] = []
     for finding in examine():
         findings.append(excused(finding) if without_gpu else finding)
-        print(findings[-1], flush=True)
+        show(str(findings[-1]))
     for backend in ("host", "cuda"):
         lacking = ", ".join(finding.name for finding in findings if not is_fit([finding], backend))
         if backend == "cuda" and without_gpu:
-            print("cuda backend needs a GPU, and this machine has none: distmk doctor --backend cuda says what else")
+            show("cuda backend needs a GPU, and this machine has none: distmk doctor --backend cuda says what else")
         else:
-            print(f"{backend} backend {f'cannot run here: see {lacking}' if lacking else 'can run here'}")
+            show(f"{backend} backend {f'cannot run here: see {lacking}' if lacking else 'can run here'}")
     return 0 if is_fit(findings, arguments.backend) else 1

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from distmk import trace
-from distmk.backends.defaults import BACKENDS
+from distmk.backends.defaults import BACKENDS, choose_model_len
 from distmk.cli.prompts import read_prompts
 from distmk.cli.together import launcher_rank, refusing_together
-from distmk.console import discard_output, tell
+from distmk.console import show, tell, tell_lines, write_generated
 from distmk.errors import UsageError
+from distmk.serving.engine import EngineArgs
+from distmk.serving.input_processor import load_input_processor
 from distmk.serving.llm import LLM
+from distmk.serving.prompts import Prompt
 from distmk.serving.requests import Request
 from distmk.serving.sampling import SamplingParams, TokenOutput
+from distmk.weights import open_checkpoint
 
 DEFAULT_TRACE_ITERATIONS = 8
 
@@ -108,43 +112,53 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     with refusing_together():
-        prompts = [*read_prompts(arguments.prompt, bool(arguments.prompt_ids)), *arguments.prompt_ids]
+        args = _engine_args(arguments)
         params = SamplingParams(max_tokens=arguments.max_new_tokens, ignore_eos=arguments.ignore_eos)
-        num_traced = _check_trace(arguments)
-    started = time.perf_counter()
-    with LLM(
-        arguments.model,
-        tensor_parallel_size=arguments.ranks,
-        num_workers=arguments.workers,
-        backend=arguments.backend,
-        load_format=arguments.load_format,
-        seed=arguments.seed,
-        max_model_len=arguments.max_model_len,
-        max_num_seqs=arguments.max_num_seqs,
-        deadline_s=arguments.deadline,
-        trace_iterations=num_traced,
-        num_schedulers=arguments.schedulers,
-    ) as llm:
+        prompts = [*read_prompts(arguments.prompt, bool(arguments.prompt_ids)), *arguments.prompt_ids]
+        started = time.perf_counter()
+        requests = [] if launcher_rank() else _make_requests(args, prompts, params)
+    with LLM(**asdict(args), tensor_parallel_size=arguments.ranks, skip_tokenizer_init=True) as llm:
         loaded = time.perf_counter()
-        requests = llm.make_requests(prompts, params)
         tokens = llm.run(requests)
-        try:
-            if arguments.json or llm.rank:
-                for _ in tokens:
-                    pass
-            else:
-                _write(tokens, requests, arguments.echo)
-            if llm.rank == 0 and arguments.json:
-                _write_json(llm, requests)
-        except BrokenPipeError:
-            return discard_output()
+        if arguments.json or llm.rank:
+            for _ in tokens:
+                pass
+        else:
+            _write(tokens, requests, arguments.echo)
+        if llm.rank == 0 and arguments.json:
+            _write_json(llm, requests)
         if llm.rank == 0:
             _explain_blanks(requests)
             _write_statistics(llm, requests, loaded - started, time.perf_counter() - loaded)
         if llm.trace:
             trace.write(llm.trace, arguments.trace)
-            sys.stderr.write(trace.report(llm.trace))
+            tell_lines(trace.report(llm.trace))
     return 0
+
+
+def _engine_args(arguments: argparse.Namespace) -> EngineArgs:
+    """The engine's arguments. UsageError: one of them is out of range."""
+    return EngineArgs(
+        model=arguments.model,
+        load_format=arguments.load_format,
+        seed=arguments.seed,
+        num_workers=arguments.workers,
+        backend=arguments.backend,
+        max_model_len=arguments.max_model_len,
+        max_num_seqs=arguments.max_num_seqs,
+        deadline_s=arguments.deadline,
+        trace_iterations=_check_trace(arguments),
+        num_schedulers=arguments.schedulers,
+    )
+
+
+def _make_requests(args: EngineArgs, prompts: Sequence[Prompt], params: SamplingParams) -> list[Request]:
+    """The requests, made by the config and the tokenizer alone: a prompt that cannot be served is refused before weights are
+    read and ranks are started.
+    """
+    checkpoint = open_checkpoint(args.model, "dummy")
+    limit = choose_model_len(args.max_model_len, checkpoint.config)
+    return load_input_processor(checkpoint, limit).make_requests(prompts, params)
 
 
 def _check_trace(arguments: argparse.Namespace) -> int:
@@ -166,18 +180,19 @@ def _write(tokens: Iterator[TokenOutput], requests: list[Request], echo: bool) -
 
     def write_new() -> None:
         nonlocal current, num_written
+        new: list[str] = []
         while current < len(requests):
             request = requests[current]
             pieces = request.pieces if request.decoder else _ids(request.token_ids)
             if echo:
                 pieces = ["".join(_ids(request.prompt_ids)) if request.prompt is None else request.prompt, *pieces]
-            sys.stdout.write("".join(pieces[num_written:]))
+            new += pieces[num_written:]
             num_written = len(pieces)
             if request.finish_reason is None:
                 break
-            sys.stdout.write("\n")
+            new.append("\n")
             current, num_written = current + 1, 0
-        sys.stdout.flush()
+        write_generated("".join(new))
 
     for _ in tokens:
         write_new()
@@ -201,7 +216,7 @@ def _write_json(llm: LLM, requests: list[Request]) -> None:
             "backend": llm.backend,
             "ms_per_token": round(completion.ms_per_token, 3),
         }
-        print(json.dumps(record), flush=True)
+        show(json.dumps(record))
 
 
 def _explain_blanks(requests: list[Request]) -> None:

@@ -7,7 +7,10 @@ import os
 from collections.abc import Iterator
 
 from distmk.bootstrap import agree, connect, detect
+from distmk.bootstrap.detect import read_launch
 from distmk.errors import DistmkError, UsageError
+
+_RANK_ENVS = ("DISTMK_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
 @contextlib.contextmanager
@@ -31,9 +34,9 @@ def refusing_together() -> Iterator[None]:
 
 
 def launcher_rank() -> int:
-    """This process' rank by its launcher's environment variables, 0 without one. Needs no connection."""
-    for name in ("DISTMK_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"):
-        text = os.environ.get(name, "")
-        if text.isdigit():
-            return int(text)
-    return 0
+    """This process' rank by its environment, 0 without a launcher. Needs no connection."""
+    try:
+        return read_launch(None, os.environ).rank
+    except UsageError:  # the variables contradict one another, which one rank should report
+        ranks = [os.environ.get(name, "") for name in _RANK_ENVS]
+    return next((int(text) for text in ranks if text.isascii() and text.isdigit() and len(text) < 10), 0)

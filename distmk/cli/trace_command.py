@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from distmk import trace
+from distmk.console import show
 
 
 def add_to(commands: Any) -> None:
@@ -21,5 +22,5 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    print(trace.report(trace.read(arguments.file)), end="", flush=True)
+    show(trace.report(trace.read(arguments.file)), end="")
     return 0

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 
 from distmk.bootstrap import connect, setup_follower
-from distmk.console import tell
+from distmk.console import discard_unwritten, occupy_closed_descriptors, tell
 from distmk.errors import DistmkError, JobClosedError, RankLostError
 from distmk.serving.commands import serve
 
 
 def main() -> int:
     """Serve until rank 0 closes; returns the exit status. Rank 0 prints errors that all ranks share."""
+    occupy_closed_descriptors()
     setup_follower()
     try:
         with connect() as bootstrap:
@@ -23,6 +24,8 @@ def main() -> int:
         return error.exit_code
     except DistmkError as error:
         return error.exit_code
+    finally:
+        discard_unwritten()
     return 0
 
 

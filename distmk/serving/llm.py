@@ -14,18 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.bootstrap import agree, connect
-from distmk.errors import DistmkError, ModelError, UsageError
+from distmk.errors import DistmkError, UsageError
 from distmk.interrupts import deferred
 from distmk.serving.closing import Closing
 from distmk.serving.commands import command, follow
 from distmk.serving.driver import Call, Driver, IdlePolicy
 from distmk.serving.engine import Engine, EngineArgs
 from distmk.serving.feed import Deliver
-from distmk.serving.prompts import Prompt, Prompts, either_params, read_params, read_prompt, read_prompts
-from distmk.serving.requests import Request, make_request
+from distmk.serving.input_processor import InputProcessor, load_input_processor
+from distmk.serving.prompts import Prompt, Prompts, either_params
+from distmk.serving.requests import Request
 from distmk.serving.sampling import RequestOutput, SamplingParams, TokenOutput
 from distmk.serving.session import RunningLaunch, Session
-from distmk.serving.tokenizer import Tokenizer, load_tokenizer
 from distmk.trace import Trace
 
 T = TypeVar("T")
@@ -49,7 +49,8 @@ class LLM:
     else meanwhile. `followed`: under a launcher, the other ranks call `follow`, instead of making the same calls.
     `trace_iterations`: trace the last iterations of each call; `trace` then holds the trace (on rank 0).
     `num_schedulers`: schedulers of a rank, at most one a worker, in threads of their own; on a GPU up to 12, on an SM of
-    their own. None: every worker runs one in its idle time.
+    their own. None: every worker runs one in its idle time. `skip_tokenizer_init` (of vLLM): prompts are token ids, and
+    outputs have no text.
 
     UsageError (ModelError, BuildError): the model or the arguments cannot be served. RankLostError: a rank died.
     """
@@ -69,6 +70,7 @@ class LLM:
         keep_logits: bool = False,
         trace_iterations: int = 0,
         num_schedulers: int | None = None,
+        skip_tokenizer_init: bool = False,
         idle_exit_s: float | None = 0.0,
         followed: bool = False,
     ) -> None:
@@ -77,7 +79,7 @@ class LLM:
         # The other ranks wait for commands; worker processes of this one always do.
         self._leads = self._bootstrap.kind in ("single", "local") or followed
         self._closing = Closing(self, self._bootstrap, self._leads)
-        self._tokenizer_error = "this model has no tokenizer; give token ids"
+        self._skip_tokenizer_init = skip_tokenizer_init
 
         def engine_args() -> EngineArgs:
             return EngineArgs(
@@ -99,24 +101,19 @@ class LLM:
             if self._bootstrap.kind == "local":
                 self._bootstrap.send_command(command("load", **asdict(args)))
             self._closing.engine = self._engine = Engine(args, self._bootstrap)
-            self._tokenizer = agree(self._bootstrap, self._load_tokenizer)
+            self._inputs = agree(self._bootstrap, self._load_inputs)
             if self._bootstrap.rank == 0:
                 self._closing.driver = Driver(self._engine, self._leads, IdlePolicy(idle_exit_s))
         except BaseException:
             self._closing.close(in_step=False)
             raise
 
-    def _load_tokenizer(self) -> Tokenizer | None:
-        """The tokenizer, on rank 0; a model without one serves token ids."""
-        if self._bootstrap.rank:
-            return None
-        try:
-            return load_tokenizer(self._engine.checkpoint)
-        except ModelError:
-            raise  # there is one, and it is damaged
-        except UsageError as error:
-            self._tokenizer_error = str(error)
-            return None
+    def _load_inputs(self) -> InputProcessor:
+        """What makes requests, with the tokenizer on rank 0."""
+        checkpoint, limit = self._engine.checkpoint, self._engine.max_model_len
+        if self._bootstrap.rank or self._skip_tokenizer_init:
+            return InputProcessor(checkpoint.config.vocab_size, limit)
+        return load_input_processor(checkpoint, limit)
 
     @property
     def rank(self) -> int:
@@ -218,17 +215,7 @@ class LLM:
         return fn() if self._bootstrap.kind == "local" else agree(self._bootstrap, fn)
 
     def _make_requests(self, given: Any, params: Any, only_one: bool) -> list[Request]:
-        if self._bootstrap.rank:
-            return []
-        prompts = [read_prompt(given)] if only_one else read_prompts(given)
-        each = read_params(params, len(prompts))
-        vocab, limit = self._engine.config.vocab_size, self._engine.max_model_len
-        if self._tokenizer is None and any(isinstance(p, str) for p in prompts):
-            raise UsageError(self._tokenizer_error)
-        return [
-            make_request(prompt, params, self._tokenizer, vocab, limit, index)
-            for index, (prompt, params) in enumerate(zip(prompts, each, strict=True))
-        ]
+        return [] if self._bootstrap.rank else self._inputs.make_requests(given, params, only_one)
 
     def run(self, requests: list[Request], *, gather_logits: bool = False) -> Generator[TokenOutput, None, None]:
         """Serve requests, yielding tokens as they come; each is also added to its request. Collective, unless others `follow`.

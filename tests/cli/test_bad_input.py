@@ -96,15 +96,22 @@ BAD_MODELS = [
         edit_config(intermediate_size=76),
     ),
 ]
+
+
+def without_weights(model: Path) -> None:
+    """A prompt is refused first, so it is before weights are read."""
+    (model / WEIGHTS).unlink()
+
+
 BAD_REQUESTS = [
-    Bad("id_too_large", ("--prompt-ids", "5,203"), ("token id 203 is out of range", "0 to 202")),
-    Bad("id_negative", ("--prompt-ids=-1",), ("token id -1 is out of range",)),
+    Bad("id_too_large", ("--prompt-ids", "5,203"), ("token id 203 is out of range", "0 to 202"), without_weights),
+    Bad("id_negative", ("--prompt-ids=-1",), ("token id -1 is out of range",), without_weights),
     Bad("ids_not_numbers", ("--prompt-ids", "1,two"), ("'1,two' is not a list of token ids",)),
     Bad("ids_empty", ("--prompt-ids", ""), ("'' is not a list of token ids",)),
     Bad("no_prompt", (), ("nothing to complete", "--prompt")),
-    Bad("no_tokenizer", ("--prompt", "Hello"), ("no tokenizer.json", "--prompt-ids")),
-    Bad("too_long", ("--max-model-len", "3", *IDS), ("3 tokens", "context of 3", "--max-model-len")),
-    Bad("longer_than_context", ("--max-model-len", "161", *IDS), ("max_model_len 161", "160")),
+    Bad("no_tokenizer", ("--prompt", "Hello"), ("no tokenizer.json", "--prompt-ids"), without_weights),
+    Bad("too_long", ("--max-model-len", "3", *IDS), ("3 tokens", "context of 3", "--max-model-len"), without_weights),
+    Bad("longer_than_context", ("--max-model-len", "161", *IDS), ("max_model_len 161", "160"), without_weights),
     Bad("no_new_tokens", ("--max-new-tokens", "0", *IDS), ("max_tokens is 0",)),
     Bad("no_sequences", ("--max-num-seqs", "0", *IDS), ("max_num_seqs is 0",)),
     Bad("many_sequences", ("--max-num-seqs", "17", *IDS), ("max_num_seqs is 17", "1 to 16")),

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.byte_fallback import byte_fallback
 
+from distmk import LLM, SamplingParams
 from distmk.abi import FinishReason
-from distmk.cli import build_parser, generate_command, prompts
+from distmk.cli import build_parser, generate_command, main, prompts
 from distmk.cli.prompts import MAX_BYTES, read_prompts
+from distmk.cli.together import launcher_rank
 from distmk.errors import ModelError, UsageError
 from distmk.weights import open_checkpoint
 
@@ -94,6 +98,48 @@ def test_name_of_the_hub(name: str) -> None:
         open_checkpoint(name)
     with pytest.raises(ModelError, match="no such file or folder"):
         open_checkpoint(f"/nonexistent/{name}")
+
+
+def test_prompts_are_refused_first(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the config and the tokenizer: there are no weights, and no rank is started."""
+    shutil.copy(tiny_model / "config.json", tmp_path)
+    byte_fallback(["a"], bos=False).save(str(tmp_path / "tokenizer.json"))
+    monkeypatch.setattr("distmk.serving.llm.connect", lambda num_ranks: pytest.fail("ranks were started"))
+    for prompt, reason in {
+        "": "a prompt is empty",
+        "-p": "expected at least one argument",
+        "b" * 200: "tokens leaves no room in a context of 160",
+        "\udcff": "not valid Unicode",
+    }.items():
+        assert main(["generate", "--model", str(tmp_path), "--ranks", "2", "-p", prompt]) == 2
+        assert reason in capsys.readouterr().err
+
+
+def test_no_tokenizer_is_loaded(tiny_model: Path, tmp_path: Path) -> None:
+    """With the option of vLLM, not even a damaged one."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    (model / "tokenizer.json").write_text("{")
+    with LLM(str(model), num_workers=1, max_model_len=32, skip_tokenizer_init=True) as llm:
+        (output,) = llm.generate([1, 2, 3], SamplingParams(max_tokens=2))
+        assert (len(output.outputs[0].token_ids), output.outputs[0].text) == (2, "")
+        with pytest.raises(UsageError, match="no tokenizer; give token ids"):
+            llm.generate("text")
+
+
+def test_rank_of_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A RANK that a script exports for others is not that of mpirun; numbers beyond all bounds are none."""
+    assert launcher_rank() == 0
+    monkeypatch.setenv("RANK", "7")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    assert launcher_rank() == 0
+    monkeypatch.delenv("OMPI_COMM_WORLD_RANK")
+    for text, rank in (("3", 3), ("9" * 5000, 0), ("²", 0), ("-1", 0)):
+        monkeypatch.setenv("RANK", text)
+        assert launcher_rank() == rank
 
 
 def request(text: str, finish_reason: str, num_tokens: int = 1) -> SimpleNamespace:

@@ -70,7 +70,7 @@ def test_constructor_that_fails(tiny_model: Path, monkeypatch: pytest.MonkeyPatc
     def fail(_: LLM) -> None:
         raise UsageError("of the tokenizer")
 
-    monkeypatch.setattr(LLM, "_load_tokenizer", fail)
+    monkeypatch.setattr(LLM, "_load_inputs", fail)
     before = resources()
     for model, text in (tiny_model / "nowhere", "nowhere: no such"), (tiny_model, "of the tokenizer"):
         for num_ranks in (1, 2, 2):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from distmk.console import tell
+from distmk.console import show, tell
 from distmk.errors import UsageError
 from lab import plots, table
 from lab.advise import advise as advise_from
@@ -25,7 +25,7 @@ def measure(folder: Path, gpu: int) -> int:
     """
     _check_writable(folder)
     report = _report(gpu)
-    print(table.text(report), flush=True)
+    show(table.text(report))
     report.save(folder)
     written = "lab.json and the plots"
     try:
@@ -44,7 +44,7 @@ def advise(folder: Path, count: int, duration_us: float, varying: bool) -> int:
     """
     report = LabReport.load(folder)
     found = advise_from(report, count, duration_us, varying)
-    print("\n".join(lines(report, found, count, duration_us, varying)), flush=True)
+    show("\n".join(lines(report, found, count, duration_us, varying)))
     return 0
 
 

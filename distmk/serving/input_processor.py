@@ -1,0 +1,42 @@
+"""Prompts checked and turned into requests, for which a model's config and tokenizer suffice: its weights stay unread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distmk.errors import ModelError, UsageError
+from distmk.serving.prompts import read_params, read_prompt, read_prompts
+from distmk.serving.requests import Request, make_request
+from distmk.serving.tokenizer import Tokenizer, load_tokenizer
+from distmk.weights import Checkpoint
+
+
+@dataclass(frozen=True)
+class InputProcessor:
+    """Makes requests for one model. `no_tokenizer`: what to say of a prompt of text if there is no tokenizer."""
+
+    vocab_size: int
+    max_model_len: int
+    tokenizer: Tokenizer | None = None
+    no_tokenizer: str = "this model has no tokenizer; give token ids"
+
+    def make_requests(self, given: object, params: object, only_one: bool = False) -> list[Request]:
+        """A request for each prompt (see `LLM.generate`). UsageError: one of them cannot be served."""
+        prompts = [read_prompt(given)] if only_one else read_prompts(given)
+        each = read_params(params, len(prompts))
+        if self.tokenizer is None and any(isinstance(p, str) for p in prompts):
+            raise UsageError(self.no_tokenizer)
+        model = (self.tokenizer, self.vocab_size, self.max_model_len)
+        pairs = zip(prompts, each, strict=True)
+        return [make_request(prompt, params, *model, index) for index, (prompt, params) in enumerate(pairs)]
+
+
+def load_input_processor(checkpoint: Checkpoint, max_model_len: int) -> InputProcessor:
+    """The input processor of a model; one without a tokenizer serves token ids. ModelError: its tokenizer is damaged."""
+    vocab_size = checkpoint.config.vocab_size
+    try:
+        return InputProcessor(vocab_size, max_model_len, load_tokenizer(checkpoint))
+    except ModelError:
+        raise
+    except UsageError as error:  # there is none
+        return InputProcessor(vocab_size, max_model_len, no_tokenizer=str(error))
