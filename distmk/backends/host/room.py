@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from distmk.backends.host.shm import FOLDER
+from distmk.backends.host.segments import FOLDER, no_room, unusable
 from distmk.errors import UsageError
 
 WEIGHTS = "weights"
@@ -35,12 +35,8 @@ def check_room(private: Mapping[str, int], heap_bytes: int, num_ranks: int) -> N
             f"{_count(num_ranks)} on this host would need {_gb(needed)} of memory ({listed}), but {_gb(available)} are "
             f"available; {shorter}use more hosts, or a smaller model"
         )
-    heaps, free = num_ranks * heap_bytes, free_shared_memory()
-    if heaps > free:
-        raise UsageError(
-            f"{FOLDER} has {free >> 20} MiB free, {_count(num_ranks)} need {heaps >> 20} MiB there; "
-            "make room, or use fewer ranks on this host"
-        )
+    if num_ranks * heap_bytes > free_shared_memory():
+        raise no_room(num_ranks * heap_bytes, num_ranks)
 
 
 def available_memory() -> int:
@@ -53,7 +49,7 @@ def free_shared_memory() -> int:
     try:
         status = os.statvfs(FOLDER)
     except OSError as error:
-        raise UsageError(f"cannot make shared memory in {FOLDER}: {error.strerror}") from None
+        raise unusable(error) from None
     return status.f_bavail * status.f_frsize
 
 
