@@ -13,6 +13,7 @@ import stat
 from pathlib import Path
 
 from distmk.errors import UsageError
+from distmk.open_files import reason
 
 FOLDER = Path("/dev/shm")
 MODE = 0o600
@@ -66,7 +67,7 @@ def remove_leftovers(folder: Path = FOLDER) -> int:
 def unusable(error: OSError) -> UsageError:
     """The error for a folder of shared memory that cannot be used at all."""
     return UsageError(
-        f"cannot make shared memory in {FOLDER}: {error.strerror}; ranks need a tmpfs there that this user may write"
+        f"cannot make shared memory in {FOLDER}: {reason(error)}; ranks need a tmpfs there that this user may write"
     )
 
 
@@ -97,7 +98,7 @@ def open_segment(path: Path, num_bytes: int) -> int:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise UsageError(f"{refusal} ({error.strerror})") from None
+        raise UsageError(f"{refusal} ({reason(error)})") from None
     status = os.fstat(fd)
     if not _is_own(status) or stat.S_IMODE(status.st_mode) != MODE or status.st_size != num_bytes:
         os.close(fd)
