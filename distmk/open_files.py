@@ -10,7 +10,7 @@ from distmk.errors import UsageError
 
 # Of a rank: each other rank's connection, its segment of shared memory, and the descriptor that a memory map of it keeps.
 FILES_OF_A_RANK = 3
-SPARE_FILES = 16  # a compiler and its pipes, starting processes, modules, locks and a model
+SPARE_FILES = 32  # compilers of the runtime, each with a pipe; modules, locks and a model
 ENOUGH_FILES = 4096
 ADVICE = f"raise it with ulimit -n {ENOUGH_FILES}"
 

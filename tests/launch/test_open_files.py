@@ -18,9 +18,9 @@ from distmk.errors import ModelError, UsageError
 from distmk.user_files import open_regular
 
 
-@pytest.mark.parametrize("limit", [16, 30])
+@pytest.mark.parametrize("limit", [16, 44])
 def test_few_files(runner: Runner, endless: Path, limit: int) -> None:
-    """Too few for four ranks, whose modules could not even be imported; 30 are enough for one."""
+    """Too few for four ranks, whose modules could not even be imported; 44 are enough for one."""
     command = generate_command(endless, "--workers", "1", tokens=4)
     limited = ["sh", "-c", f'ulimit -n {limit} && exec "$@"', "sh", *command, "--ranks"]
     alone, together = runner.start([*limited, "1"]), runner.start([*limited, "4"])
