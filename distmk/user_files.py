@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 
 from distmk.errors import ModelError, UsageError
+from distmk.open_files import reason
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -43,7 +44,7 @@ def list_folder(folder: Path, suffix: str, error: type[UsageError] = ModelError)
                 folder / entry.name for entry in entries if entry.name.endswith(suffix) and not entry.is_dir()
             )
     except OSError as e:
-        raise error(f"{folder}: cannot be listed: {e.strerror}") from None
+        raise error(f"{folder}: cannot be listed: {reason(e)}") from None
 
 
 def open_regular(path: Path, error: type[UsageError] = ModelError) -> int:
@@ -55,7 +56,7 @@ def open_regular(path: Path, error: type[UsageError] = ModelError) -> int:
         # Not blocking: a FIFO could have taken the place of the file since.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as e:
-        raise error(f"{path}: cannot be read: {e.strerror}") from None
+        raise error(f"{path}: cannot be read: {reason(e)}") from None
     try:
         _check_regular(path, os.fstat(fd).st_mode, error)
     except UsageError:
@@ -72,7 +73,7 @@ def read_whole(path: Path, max_bytes: int, error: type[UsageError] = ModelError)
             size = os.fstat(fd).st_size
             data = b"" if size > max_bytes else file.read(max_bytes + 1)
     except OSError as e:
-        raise error(f"{path}: cannot be read: {e.strerror}") from None
+        raise error(f"{path}: cannot be read: {reason(e)}") from None
     if max(size, len(data)) > max_bytes:
         raise error(
             f"{path}: has {max(size, len(data))} bytes; a file of this kind has at most {max_bytes >> 20} MiB, "
@@ -88,7 +89,7 @@ def _mode(path: Path, error: type[UsageError]) -> int | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as e:
-        raise error(f"{path}: cannot be reached: {e.strerror}") from None
+        raise error(f"{path}: cannot be reached: {reason(e)}") from None
     except ValueError:  # a NUL, or half a surrogate pair
         raise error(f"{str(path)!r} is not a path") from None
 

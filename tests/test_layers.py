@@ -11,8 +11,8 @@ from support.helpers import ROOT
 # From the bottom to the top. A package stands for all its modules.
 LAYERS = [
     ["errors"],
-    ["abi", "env", "gc_pause", "interrupts", "nvtx_ranges", "user_files"],
-    ["console"],
+    ["abi", "env", "gc_pause", "interrupts", "nvtx_ranges", "open_files"],
+    ["console", "user_files"],
     ["model"],
     ["graph"],
     ["tasks", "weights"],

@@ -15,6 +15,7 @@ from distmk.bootstrap.single import SingleBootstrap
 from distmk.bootstrap.slurm import connect_slurm
 from distmk.bootstrap.torchrun import StoreAddress, connect_store
 from distmk.errors import UsageError, shown
+from distmk.open_files import check_open_files
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ def connect(
     if timeout_s is None:
         timeout_s = read_timeout_s(env)
     read_link_timeout_s(env)  # refused here, where nothing is started yet
+    if not launch.is_follower:  # of one that is, rank 0 has the same limit
+        check_open_files(launch.world_size or 1)
     bootstrap = _connect(launch, follower_argv, timeout_s, env)
     try:
         _check_size(num_ranks, bootstrap.world_size, launch.launcher)

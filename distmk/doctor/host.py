@@ -14,7 +14,7 @@ from pathlib import Path
 import distmk
 from distmk import env
 from distmk.backends.host.backend import usable_cores
-from distmk.backends.host.shm import FOLDER
+from distmk.backends.host.segments import FOLDER
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.doctor.finding import Finding, first_line
 from distmk.errors import DistmkError

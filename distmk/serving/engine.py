@@ -23,6 +23,7 @@ from distmk.backends.defaults import (
     choose_model_len,
     choose_workers,
 )
+from distmk.backends.host.room import WEIGHTS, check_room
 from distmk.backends.host.shm import find_hosts
 from distmk.backends.weight_upload import fill_weights
 from distmk.bootstrap import Bootstrap, agree, agree_same
@@ -30,9 +31,9 @@ from distmk.bootstrap.messages import gather_json, malformed
 from distmk.console import progress, tell
 from distmk.errors import UsageError, shown
 from distmk.lower import DecodeOptions
+from distmk.lower.memory import least_memory
 from distmk.model.shards import shard_model
 from distmk.nvtx_ranges import nvtx_range
-from distmk.program.program import Program
 from distmk.serving.program_cache import proved_program
 from distmk.serving.session import RunningLaunch, Session
 from distmk.trace import Trace
@@ -112,7 +113,9 @@ class Engine:
         self.host_sizes = find_hosts(bootstrap)
         self.load_s: dict[str, float] = {}  # seconds by stage: program, runtime, weights
         with self._stage("program", "compiling the program"):
-            program = agree(bootstrap, self._program)
+            options = agree(bootstrap, self._options)
+            agree(bootstrap, lambda: self._check_room(options))
+            program = agree(bootstrap, lambda: proved_program(self.config, options, bootstrap.rank))
         with self._stage("runtime", "starting the runtime"):
             self.session = Session(
                 program,
@@ -146,8 +149,8 @@ class Engine:
         check_schedulers(args.num_schedulers, least, self.backend_name)
         return least
 
-    def _program(self) -> Program:
-        options = DecodeOptions(
+    def _options(self) -> DecodeOptions:
+        return DecodeOptions(
             num_ranks=self.bootstrap.world_size,
             num_workers=self.num_workers,
             num_schedulers=self.args.num_schedulers,
@@ -158,7 +161,12 @@ class Engine:
             host_sizes=self.host_sizes if len(self.host_sizes) > 1 else (),
             **backend_choices(self.backend_name),
         )
-        return proved_program(self.config, options, self.bootstrap.rank)
+
+    def _check_room(self, options: DecodeOptions) -> None:
+        """UsageError: this host has too little memory. The cuda backend looks at its GPU's once the program is compiled."""
+        if self.backend_name != "cuda":
+            need = least_memory(self.config, options)
+            check_room({WEIGHTS: need.weights, "KV cache": need.kv_cache}, need.heap, self.bootstrap.local_size)
 
     def _upload(self) -> None:
         fill_weights(self.session.program, self.session.backend, self.bootstrap.rank, self.checkpoint)

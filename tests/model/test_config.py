@@ -152,7 +152,7 @@ def test_presets() -> None:
         ({"hidden_size": "64"}, "hidden_size is '64'; a whole number"),
         ({"hidden_size": -64, "head_dim": 16}, "hidden_size is -64; it must be at least 1"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
-        ({"num_hidden_layers": 1 << 30}, "num_layers is 1073741824; at most 10000"),
+        ({"num_hidden_layers": 1 << 30}, "num_layers is 1073741824; at most 1024 are believable"),
         ({"num_hidden_layers": True}, "num_hidden_layers is True"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 key/value heads"),
         ({"head_dim": 15}, "head_dim is 15; rotary embedding needs an even"),

@@ -17,6 +17,7 @@ from distmk.abi import Abort, Fault, LaunchParams, Space
 from distmk.backends.base import LaunchBlock, LaunchSpec, RunnerRecords, check_virtual_nodes, inject_dropped_signal
 from distmk.backends.host.build import load_emulator, load_runtime
 from distmk.backends.host.network import Network
+from distmk.backends.host.room import check_room
 from distmk.backends.host.shm import SharedHeap
 from distmk.bootstrap import Bootstrap, agree
 from distmk.errors import UsageError
@@ -46,6 +47,7 @@ class HostBackend:
         agree(bootstrap, lambda: check_virtual_nodes(self.name))
         self.program = program
         self._launch_iterations = agree(bootstrap, env.launch_iterations)
+        agree(bootstrap, lambda: self._check_room(bootstrap.local_size))
         self._library = agree(bootstrap, self.load_library)
         self._heap = SharedHeap(bootstrap, program.header.heap_bytes, agree(bootstrap, self._node_size))
         self._local = agree(bootstrap, lambda: _arena(program.header.local_bytes))
@@ -59,6 +61,10 @@ class HostBackend:
         self._spin_polls = SPIN_POLLS_OWN_CORE if own_cores else SPIN_POLLS_SHARED_CORE
         self._scheduler_threads = scheduler_threads
         self._launches: list[HostLaunch] = []  # whose threads may run: they use this process's memory
+
+    def _check_room(self, num_ranks: int) -> None:
+        header = self.program.header
+        check_room({"weights, KV cache and activations": header.local_bytes}, header.heap_bytes, num_ranks)
 
     def _node_size(self) -> int | None:
         """Ranks of a virtual node, of which those of other nodes are reached over the network; None: real hosts."""

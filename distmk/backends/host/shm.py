@@ -3,21 +3,19 @@
 Which ranks share a host is found by opening each other's segments. Names, process ids and user ids say nothing about it, as
 those of two hosts may be equal. A segment that cannot be opened is that of a *far* rank.
 
-A segment has a name only while the ranks open each other's. Its owner holds a lock on it for life. The operating system drops
-the lock when the process dies in any way: so peers notice, and so a later run tells a leftover from a segment in use.
+A segment's owner holds a lock on it for life. The operating system drops the lock when the process dies in any way: so peers
+notice.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import fcntl
 import mmap
 import os
 import re
 import secrets
-import stat
 import time
 import weakref
 from pathlib import Path
@@ -25,66 +23,13 @@ from types import TracebackType
 
 from distmk import env
 from distmk.abi import Control
+from distmk.backends.host.segments import FOLDER, make_segment, open_segment, remove_leftovers, segment_path
 from distmk.bootstrap import Bootstrap, agree, agree_same
 from distmk.bootstrap.messages import gather_json, malformed
 from distmk.errors import UsageError
 
-FOLDER = Path("/dev/shm")
 LEAVE_POLL_S = 0.001
 PROBE_BYTES = 4096
-MODE = 0o600  # of a segment
-# Of a segment that something else may have made: a link is not followed, a pipe is not waited for.
-OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-
-
-def remove_leftovers(folder: Path = FOLDER) -> int:
-    """Unlink segments of this user whose owner died before it had unlinked them; returns how many."""
-    removed = 0
-    for path in folder.glob(f"distmk-{os.getuid()}-*"):
-        try:
-            fd = os.open(path, OPEN_FLAGS)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_own(os.fstat(fd)):
-                path.unlink(missing_ok=True)
-                removed += 1
-        except OSError:
-            pass  # in use
-        finally:
-            os.close(fd)
-    return removed
-
-
-def _is_own(status: os.stat_result) -> bool:
-    return stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
-
-
-def open_segment(path: Path, num_bytes: int) -> int:
-    """Open the segment of another rank. FileNotFoundError: there is none. UsageError: it is not what a rank makes."""
-    refusal = f"{path} is no shared memory of this job: expected a file of {num_bytes} bytes, owned and read by this user alone"
-    try:
-        fd = os.open(path, OPEN_FLAGS)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise UsageError(f"{refusal} ({error.strerror})") from None
-    status = os.fstat(fd)
-    if not _is_own(status) or stat.S_IMODE(status.st_mode) != MODE or status.st_size != num_bytes:
-        os.close(fd)
-        raise UsageError(refusal)
-    return fd
-
-
-def _name(fd: int, path: Path) -> None:
-    """Link an unnamed file of FOLDER to `path`."""
-    folder = os.open(FOLDER, os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        # With src_dir_fd, although both paths are absolute, Python calls linkat, which follows the link under /proc.
-        os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=folder, follow_symlinks=True)
-    finally:
-        os.close(folder)
 
 
 def find_hosts(bootstrap: Bootstrap) -> tuple[int, ...]:
@@ -147,9 +92,9 @@ class SharedHeap:
         job = bootstrap.broadcast(secrets.token_hex(16).encode() if bootstrap.rank == 0 else None)
         if not re.fullmatch(b"[0-9a-f]{32}", job):
             raise malformed("rank 0", "name of the shared memory")
-        own = _path_of(job.decode(), self.rank)
+        own = segment_path(job.decode(), self.rank)
         try:
-            self._fds[self.rank] = agree(bootstrap, lambda: self._create(own))
+            agree(bootstrap, lambda: self._create(own))
             agree(bootstrap, lambda: self._open_peers(job.decode(), near))
             self.reach = _exchange_reach(bootstrap, sorted(self._fds))
             agree(bootstrap, self._map_all)
@@ -157,7 +102,8 @@ class SharedHeap:
             self._release()
             raise
         finally:
-            own.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it has not been made, and a missing folder has its own report
+                own.unlink()
         self.bases = [self._base_of(rank) for rank in range(bootstrap.world_size)]
 
     def __enter__(self) -> SharedHeap:
@@ -173,34 +119,25 @@ class SharedHeap:
         """Ranks that share no memory with this one. If some rank has any, all ranks have."""
         return [rank for rank, base in enumerate(self.bases) if not base]
 
-    def _create(self, path: Path) -> int:
+    def _create(self, path: Path) -> None:
         remove_leftovers()
-        try:
-            # Locked before it has a name, so that no other process can take it for a leftover.
-            fd = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, MODE)
-            os.fchmod(fd, MODE)  # whatever the umask is
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            os.posix_fallocate(fd, 0, self.num_bytes)
-            _name(fd, path)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
-                raise UsageError(f"cannot make shared memory in {FOLDER}: {error.strerror}") from None
-            free = os.statvfs(FOLDER).f_bavail * os.statvfs(FOLDER).f_frsize
-            raise UsageError(
-                f"{FOLDER} has {free >> 20} MiB free, a rank's heap needs {self.num_bytes >> 20} MiB; "
-                "make room or use fewer ranks"
-            ) from None
-        return fd
+        self._fds[self.rank] = make_segment(path, self.num_bytes)
 
     def _open_peers(self, job: str, near: list[int]) -> None:
         for rank in near:
             if rank != self.rank:
                 with contextlib.suppress(FileNotFoundError):  # far
-                    self._fds[rank] = open_segment(_path_of(job, rank), self.num_bytes)
+                    self._fds[rank] = open_segment(segment_path(job, rank), self.num_bytes)
 
     def _map_all(self) -> None:
-        for rank, fd in self._fds.items():
-            self._maps[rank] = mmap.mmap(fd, self.num_bytes)
+        try:
+            for rank, fd in self._fds.items():
+                self._maps[rank] = mmap.mmap(fd, self.num_bytes)
+        except (OSError, OverflowError) as error:
+            raise UsageError(
+                f"cannot map {len(self._fds)} x {self.num_bytes >> 20} MiB of shared memory ({error}); raise the limit of the "
+                "address space (ulimit -v), or use fewer ranks on this host"
+            ) from None
 
     def _base_of(self, rank: int) -> int:
         return ctypes.addressof(ctypes.c_char.from_buffer(self._maps[rank])) if rank in self._maps else 0
@@ -262,10 +199,6 @@ def _close_all(fds: dict[int, int]) -> None:
     for fd in fds.values():
         os.close(fd)
     fds.clear()
-
-
-def _path_of(job: str, rank: int) -> Path:
-    return FOLDER / f"distmk-{os.getuid()}-{job}-{rank}"
 
 
 def _exchange_reach(bootstrap: Bootstrap, mine: list[int]) -> list[list[int]]:

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 from support.helpers import Runner, abandoned_segments
 
-from distmk.backends.host.shm import FOLDER, MODE, check_reach, host_sizes, open_segment
+from distmk.backends.host.segments import FOLDER, MODE, open_segment
+from distmk.backends.host.shm import check_reach, host_sizes
 from distmk.errors import UsageError
 
 JOB = """
 import json, os, sys
 from pathlib import Path
 import distmk
-from distmk.backends.host import shm
+from distmk.backends.host import segments, shm
 from distmk.errors import UsageError
 
 def show(what, bootstrap):
@@ -32,12 +33,12 @@ with distmk.connect(3, follower_argv=[sys.executable, *sys.argv]) as bootstrap:
     os.environ["DISTMK_VIRTUAL_NODE_SIZE"] = "2"
     show("virtual nodes", bootstrap)
     del os.environ["DISTMK_VIRTUAL_NODE_SIZE"]
-    usual = shm.FOLDER
+    usual = segments.FOLDER
     for own in (2, 1):  # has a /dev/shm of its own
         if bootstrap.rank == own:
-            shm.FOLDER = Path(sys.argv[1])
+            segments.FOLDER = Path(sys.argv[1])
         show(f"rank {own} elsewhere", bootstrap)
-        shm.FOLDER = usual
+        segments.FOLDER = usual
     if bootstrap.rank == 2:
         os.environ["DISTMK_VIRTUAL_NODE_SIZE"] = "1"
     try:

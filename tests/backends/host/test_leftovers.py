@@ -1,9 +1,10 @@
-"""Shared memory that earlier runs left behind, or that is too small."""
+"""Shared memory that earlier runs left behind, or that cannot be used."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import re
 import shutil
@@ -12,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.helpers import Runner, abandoned_segments, made_segment
+from support.helpers import Runner, abandoned_segments, assert_one_line, made_segment
 
-from distmk.backends.host.shm import SharedHeap, open_segment, remove_leftovers
+from distmk.backends.host.segments import open_segment, remove_leftovers
+from distmk.backends.host.shm import SharedHeap
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.errors import UsageError
 
@@ -88,19 +90,46 @@ def test_no_room_message(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(UsageError, match=r"/dev/shm has \d+ MiB free, a rank's heap needs 3 MiB; make room"):
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(UsageError, match=r"/dev/shm has \d+ MiB free, 1 rank needs 3072 KiB there; make room"):
+        SharedHeap(SingleBootstrap(5.0), 3 << 20)
+    assert not abandoned_segments() and os.listdir("/proc/self/fd") == before
+
+
+def test_no_address_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, num_bytes: int) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", full)
+    with pytest.raises(UsageError, match=r"cannot map 1 x 3 MiB of shared memory .* raise the limit"):
         SharedHeap(SingleBootstrap(5.0), 3 << 20)
     assert not abandoned_segments()
 
 
-def test_no_room(runner: Runner, command: Callable[..., list[str]]) -> None:
-    """A /dev/shm of 16 KiB, in a mount namespace of its own."""
+DEV = "mount -t tmpfs tmpfs /dev && mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/urandom c 1 9"
+FAULTS = {
+    "mount -t tmpfs -o size=4k tmpfs /dev/shm": r"/dev/shm has \d+ KiB free, .* needs? \d+ KiB there; make room",
+    "mount -t tmpfs -o size=1m,nr_inodes=1 tmpfs /dev/shm": "/dev/shm has no room for another file, .* make room",
+    "mount -t tmpfs -o ro tmpfs /dev/shm": "in /dev/shm: Read-only file system; ranks need a tmpfs there",
+    DEV: "in /dev/shm: No such file or directory; ranks need a tmpfs there",
+    f"{DEV} && touch /dev/shm": "in /dev/shm: Not a directory; ranks need a tmpfs there",
+}
+
+
+def test_unusable_shared_memory(runner: Runner, command: Callable[..., list[str]]) -> None:
+    """In mount namespaces of their own."""
     unshare = shutil.which("unshare")
-    mount = "mount -t tmpfs -o size=16k tmpfs /dev/shm"
-    if not unshare or subprocess.run([unshare, "-m", "sh", "-c", mount], capture_output=True).returncode:
+    if not unshare or subprocess.run([unshare, "-m", "sh", "-c", next(iter(FAULTS))], capture_output=True).returncode:
         pytest.skip("no mount namespaces here")
-    done = runner.run([unshare, "-m", "sh", "-c", f'{mount} && exec "$@"', "sh", *command(tokens=4), "--ranks", "2"])
-    assert done.status == 2 and len(done.own_lines) == 1, done.stderr
-    assert re.search(r"/dev/shm has \d+ MiB free, a rank's heap needs \d+ MiB; make room", done.own_lines[0]), (
-        done.stderr
-    )
+    running = [
+        (
+            says,
+            runner.start([unshare, "-m", "sh", "-c", f'{mount} && exec "$@"', "sh", *command("--ranks", n, tokens=4)]),
+        )
+        for n in ("1", "2")
+        for mount, says in FAULTS.items()
+    ]
+    for says, process in running:
+        done = runner.finish(process)
+        assert_one_line(done)
+        assert re.search(says, done.stderr), done.stderr

@@ -1,0 +1,46 @@
+"""The estimate of a program's memory is a lower bound of what the compiled program takes, and close to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import pytest
+from support.tiny_config import tiny_config
+
+from distmk.lower import DecodeOptions, lower
+from distmk.lower.memory import least_memory
+from distmk.model.config import PRESETS, ModelConfig
+from distmk.model.operators import build_model
+from distmk.program.program import compile_graph
+
+TWO_LAYERS = dataclasses.replace(PRESETS["qwen3-8b"], num_layers=2)
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "close"),
+    [
+        (TWO_LAYERS, {"max_model_len": 4096}, 0.99),
+        (TWO_LAYERS, {"num_ranks": 4, "num_workers": 2, "max_model_len": 40960, "max_seqs": 4}, 0.97),
+        (TWO_LAYERS, {"num_ranks": 2, "host_sizes": (1, 1), "max_model_len": 4096, "num_pages": 99}, 0.98),
+        (PRESETS["smollm2-135m"], {"num_ranks": 2, "max_model_len": 8192}, 0.9),
+        (tiny_config(qkv_bias=True, mlp_bias=True), {"num_ranks": 5, "max_model_len": 64}, 0.2),
+        (tiny_config("qwen3-8b", tie_embeddings=True), {"loopback": True, "max_model_len": 7, "tiled": True}, 0.2),
+    ],
+)
+def test_close_lower_bound(config: ModelConfig, options: dict[str, Any], close: float) -> None:
+    made = DecodeOptions(**options)
+    need = least_memory(config, made)
+    for rank in compile_graph(lower(build_model(config), made)).ranks:
+        private, heap = need.weights + need.kv_cache, rank.header.heap_bytes
+        assert close * rank.header.local_bytes <= private <= rank.header.local_bytes
+        assert need.heap <= heap
+
+
+def test_takes_no_time() -> None:
+    sizes = {"vocab_size": 2**31 - 1, "num_heads": 2**20, "num_kv_heads": 2**20, "head_dim": 2**20, "num_layers": 1024}
+    began = time.process_time()
+    need = least_memory(tiny_config(**sizes, hidden_size=2**31 - 1), DecodeOptions(num_ranks=64, max_model_len=1 << 24))
+    assert time.process_time() - began < 0.1
+    assert min(need.weights, need.kv_cache) > 1 << 62
