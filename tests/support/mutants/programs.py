@@ -88,6 +88,8 @@ KINDS: dict[str, Callable[[], Graph]] = {
     "decode, loopback": _decode(1, 2, loopback=True),
     "decode, long splits": _decode(1, 2, max_model_len=400, max_splits=2, page_size=16, num_layers=2),
     "decode, over a network": _decode(2, 2, attention_launch="spread", max_seqs=2),
+    "decode, 2 hosts": _decode(3, 3, num_heads=6, num_kv_heads=3, host_sizes=(2, 1)),
+    "decode, 2 hosts, over a network": _decode(3, 2, num_heads=6, num_kv_heads=3, host_sizes=(2, 1)),
     "ring": _graph("ring", 3, 2),
     "ring, over a network": _graph("ring", 3, 2),
     "allreduce": _graph("all_reduce", 2, 2),
@@ -103,7 +105,8 @@ def subject(kind: str) -> Subject:
     """The program of a kind."""
     graph = KINDS[kind]()
     program = compile_graph(graph)
-    return Subject(kind, program, _content(graph, program), node_size=int("network" in kind))
+    node_size = max(graph.host_sizes, default=1) if "network" in kind else 0
+    return Subject(kind, program, _content(graph, program), node_size)
 
 
 def _content(graph: Graph, program: Program) -> Content:
