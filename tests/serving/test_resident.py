@@ -87,10 +87,11 @@ def test_cancelled_requests_free_their_slots(endless: Path) -> None:
         for number in (5, 6):
             block.write_request(number - 5, number, [1, 2, 3], 1500, True)
             block.send(CommandKind.ADD, number - 5, number)
-        tokens = next(iter(launch))
+        tokens = launch.poll(10.0)
         for number in (6, 5, 99):
             block.send(CommandKind.CANCEL, number=number)
         block.send(CommandKind.FINISH)
+        assert tokens and not launch.is_over
         tokens += [token for batch in launch for token in batch]
         ends = [(token.request, token.token) for token in tokens if token.finish]
         assert ends == [(6, -1), (5, -1)] and len(tokens) < 1500
