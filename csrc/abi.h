@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 5793165340136335323ull;
+constexpr uint64_t ABI_HASH = 16533440783694115229ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -383,12 +383,18 @@ struct HostCounts {
   uint64_t commands_done;
   uint64_t tokens;
   uint64_t tokens_read;
+  uint64_t iterations;
+  uint32_t num_running;
+  uint32_t num_free_pages;
 };
-static_assert(sizeof(HostCounts) == 32);
+static_assert(sizeof(HostCounts) == 48);
 static_assert(offsetof(HostCounts, commands) == 0);
 static_assert(offsetof(HostCounts, commands_done) == 8);
 static_assert(offsetof(HostCounts, tokens) == 16);
 static_assert(offsetof(HostCounts, tokens_read) == 24);
+static_assert(offsetof(HostCounts, iterations) == 32);
+static_assert(offsetof(HostCounts, num_running) == 40);
+static_assert(offsetof(HostCounts, num_free_pages) == 44);
 
 struct LaunchParams {
   uint64_t program;

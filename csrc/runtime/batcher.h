@@ -45,7 +45,7 @@ class Batcher {
     return admitted ? Step::DONE_WITH_PAGES : Step::DONE;
   }
 
-  DISTMK_FN void publish() const { rings_.publish(); }
+  DISTMK_FN void publish() const { rings_.publish(context_.iteration); }
 
  private:
   Context& context_;

@@ -38,11 +38,16 @@ class HostRings {
     state_.num_published += num_events_;
     num_done_ = state_.num_admitted;
   }
-  DISTMK_FN void publish() const {
+  DISTMK_FN void publish(uint64_t iteration) const {
     DISTMK_NO_UNROLL
     for (uint32_t i = 0; i < num_events_; ++i)
       reinterpret_cast<TokenEvent*>(params_.tokens)[(num_before_ + i) % params_.token_capacity] = events_[i];
-    if (num_events_) store_release(&counts_.tokens, num_before_ + num_events_, Scope::SYSTEM);
+    if (num_events_) {
+      counts_.iterations = iteration;
+      counts_.num_running = state_.num_running;
+      counts_.num_free_pages = state_.num_free_pages;
+      store_release(&counts_.tokens, num_before_ + num_events_, Scope::SYSTEM);
+    }
     if (num_done_ != num_done_before_) store_release(&counts_.commands_done, num_done_, Scope::SYSTEM);
   }
 

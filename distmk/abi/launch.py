@@ -70,10 +70,18 @@ class HostCounts(ctypes.Structure):
     """Positions of both ends of the rings between host and batcher, each written by one side only.
 
     commands: sent by the host. commands_done: of which the batcher needs the elements no more. tokens: published by the
-    batcher. tokens_read: read by the host.
+    batcher. tokens_read: read by the host. The rest is the batcher's state as of the last step with tokens, for statistics.
     """
 
-    _fields_ = [("commands", c_uint64), ("commands_done", c_uint64), ("tokens", c_uint64), ("tokens_read", c_uint64)]
+    _fields_ = [
+        ("commands", c_uint64),
+        ("commands_done", c_uint64),
+        ("tokens", c_uint64),
+        ("tokens_read", c_uint64),
+        ("iterations", c_uint64),
+        ("num_running", c_uint32),
+        ("num_free_pages", c_uint32),
+    ]
 
 
 class LaunchParams(ctypes.Structure):
