@@ -20,6 +20,7 @@ from support import jobs
 
 from distmk import LLM
 from distmk.abi import Batch
+from distmk.backends.base import LaunchSpec
 from distmk.model.shards import shard_model
 
 
@@ -35,7 +36,8 @@ class Job:
         tokens: list[list[int]] = [[] for _ in chosen]
         iterations: list[list[int]] = [[] for _ in chosen]
         lead = self.bootstrap.rank == 0
-        for events in self.engine.launch(chosen if lead else [], max_new if lead else [], True):
+        spec = LaunchSpec(tuple(map(tuple, chosen)), tuple(max_new), ignore_eos=True) if lead else LaunchSpec()
+        for events in self.engine.session.launch(spec):
             for event in events:
                 tokens[event.request].append(event.token)
                 iterations[event.request].append(event.iteration)

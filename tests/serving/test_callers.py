@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import random
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 
 import pytest
+from support.callers import submit_at_random
 from support.helpers import Runner
 
 from distmk import LLM, SamplingParams
@@ -65,37 +63,7 @@ def test_streams_in_turns(llm: LLM) -> None:
 
 def test_submitted_requests(llm: LLM) -> None:
     """Four times as many as run at once, a third of them cancelled at random moments: the others are complete."""
-    seed = int.from_bytes(os.urandom(3), "little")
-    rng = random.Random(seed)
-    prompts = [[rng.randrange(100) for _ in range(rng.randrange(1, 40))] for _ in range(64)]
-    lengths = [rng.randrange(1, 60) for _ in prompts]
-    expected = llm.generate(prompts, [SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths])
-    outputs: list[list[TokenOutput]] = [[] for _ in prompts]
-    over: SimpleQueue[int] = SimpleQueue()
-
-    def deliver(number: int, output: TokenOutput | BaseException) -> None:
-        assert isinstance(output, TokenOutput), output
-        outputs[number].append(output)
-        if output.finish_reason:
-            over.put(number)
-
-    requests = []
-    for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
-        params = SamplingParams(max_tokens=length, ignore_eos=True)
-        requests.append(llm.submit(prompt, params, partial(deliver, number)))
-        if rng.random() < 0.3:
-            time.sleep(rng.random() * 0.004)
-        if rng.random() < 0.3:
-            llm.cancel(rng.choice(requests))
-    assert sorted(over.get(timeout=60) for _ in prompts) == list(range(len(prompts))), seed
-    for number, output in enumerate(expected):
-        found, reasons = outputs[number], [token.finish_reason for token in outputs[number]]
-        assert set(reasons[:-1]) <= {None} and reasons[-1] in ("length", "abort"), (seed, number)
-        ids = [token.token_id for token in found if token.finish_reason != "abort"]
-        assert ids == output.outputs[0].token_ids[: len(ids)], (seed, number)
-        assert reasons[-1] == "abort" or len(ids) == lengths[number], (seed, number)
-    again = llm.generate(prompts, [SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths])
-    assert [o.outputs[0].token_ids for o in again] == [o.outputs[0].token_ids for o in expected], seed
+    submit_at_random(llm, int.from_bytes(os.urandom(3), "little"))
 
 
 def test_unfinished_output_says_so(llm: LLM) -> None:

@@ -121,11 +121,20 @@ class CudaBackend:
     def reset(self) -> None:
         import torch
 
+        self._use_device()
         _zero(self._heap.tensor, self.program.header.zeroed_heap_bytes)
         _zero(self._context.faults_seen, self._context.faults_seen.nbytes)
         torch.cuda.synchronize()
 
+    def _use_device(self) -> None:
+        """Make the GPU that of the calling thread: launches may come from any."""
+        import torch
+
+        torch.cuda.set_device(self._device.device_id)
+        self._device.set_current()
+
     def start(self, spec: LaunchSpec) -> CudaLaunch:
+        self._use_device()
         # Kept before it starts, since the kernel uses its memory whatever happens to the caller.
         self._launch = CudaLaunch(self._context, self, LaunchBlock.of(spec, self.program))
         self._launch.start()
