@@ -1,13 +1,19 @@
 """The files that a user names: only regular ones are opened, and of those that are read whole, none that is too large.
 
-A FIFO in place of a file would block its reader, and a device such as /dev/zero would fill the memory.
+A FIFO in place of a file would block its reader, and a device such as /dev/zero would fill the memory. A file that is
+written takes its place once it is whole.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from distmk.errors import ModelError, UsageError
 from distmk.open_files import reason
@@ -65,7 +71,9 @@ def open_regular(path: Path, error: type[UsageError] = ModelError) -> int:
     return fd
 
 
-def read_whole(path: Path, max_bytes: int, error: type[UsageError] = ModelError) -> bytes:
+def read_whole(
+    path: Path, max_bytes: int, error: type[UsageError] = ModelError, advice: str = "fetch it again"
+) -> bytes:
     """The contents of the regular file at `path`. `error`: it is none, cannot be read, or has more than `max_bytes`."""
     fd = open_regular(path, error)
     try:
@@ -77,9 +85,63 @@ def read_whole(path: Path, max_bytes: int, error: type[UsageError] = ModelError)
     if max(size, len(data)) > max_bytes:
         raise error(
             f"{path}: has {max(size, len(data))} bytes; a file of this kind has at most {max_bytes >> 20} MiB, "
-            "so it is something else; fetch it again"
+            f"so it is something else; {advice}"
         )
     return data
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of the regular file at `path`, or of none, when the block ends; until then, and
+    if it fails, what was there stays. A device or a pipe is written directly. OSError: it cannot be written.
+    """
+    mode = _mode_to_write(path)
+    if mode is not None and not stat.S_ISREG(mode):
+        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO without a reader is an error
+        os.set_blocking(fd, True)
+        with open(fd, "wb") as file:
+            yield file
+        return
+    target = Path(os.path.realpath(path))
+    made = target.with_name(f".distmk-{secrets.token_hex(8)}")
+    try:
+        fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with open(fd, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(fd)
+        if mode is not None:
+            made.chmod(stat.S_IMODE(mode))
+        made.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            made.unlink(missing_ok=True)
+        raise
+
+
+def check_replaceable(path: Path) -> None:
+    """OSError: there can be no `replacing` of `path`, as far as can be seen; leaves nothing behind."""
+    mode = _mode_to_write(path)
+    if mode is not None and not stat.S_ISREG(mode):
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return
+    made = Path(os.path.realpath(path)).with_name(f".distmk-{secrets.token_hex(8)}")
+    os.close(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+    made.unlink()
+
+
+def _mode_to_write(path: Path) -> int | None:
+    """The type and permissions of what `path` leads to, None if there is nothing. OSError: it is a folder, or out of reach."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return None
+    except ValueError:  # a NUL, or half a surrogate pair
+        raise OSError(errno.EINVAL, "not a path") from None
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    return mode
 
 
 def _mode(path: Path, error: type[UsageError]) -> int | None:

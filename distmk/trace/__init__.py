@@ -13,7 +13,8 @@
 and schedulers; `collect` makes a trace of those of all ranks.
 """
 
-from distmk.trace.chrome import check_writable, read, write
+from distmk.trace.chrome import check_writable, write
+from distmk.trace.chrome_reader import read
 from distmk.trace.collect import capacity_for, collect
 from distmk.trace.record import ROW, Trace
 from distmk.trace.report import report

@@ -305,25 +305,6 @@ def test_incomplete_iterations_are_dropped() -> None:
     assert none and f"no iteration was kept in full; {total} records dropped" in trace.report(none)
 
 
-def test_unreadable_files(tmp_path: Path) -> None:
-    bad = tmp_path / "bad.json"
-    for text in ("", "{", "[]", '{"traceEvents": [{"ph": "X"}]}', "{}"):
-        bad.write_text(text)
-        with pytest.raises(UsageError, match="no trace that distmk wrote"):
-            trace.read(bad)
-    (tmp_path / "bad.gz").write_bytes(b"no gzip")
-    for path, text in (
-        (tmp_path / "bad.gz", "cannot read"),
-        (tmp_path / "none.json", "No such file"),
-        (tmp_path, "cannot read"),
-    ):
-        with pytest.raises(UsageError, match=text):
-            trace.read(path)
-    for path in (tmp_path / "no" / "file.json", tmp_path):
-        with pytest.raises(UsageError, match="cannot write the trace"):
-            trace.check_writable(path)
-
-
 def test_names_without_layers() -> None:
     assert [layer_of(op) for op in ("layer3.qkv", "model.layers.12.mlp", "put0", "players.3.x")] == [3, 12, -1, -1]
     assert family_of("layer3.o+layer3.qkv done x4") == "o+qkv done x4"
