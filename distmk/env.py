@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import os
+import re
 from pathlib import Path
 
-from distmk.errors import UsageError
+from distmk.errors import UsageError, shown
+
+MOST = (1 << 31) - 1  # of a number, which C++ holds in 32 bits
+MOST_SECONDS = 1_000_000  # of a time
 
 
 def _seconds(name: str, default: float) -> float:
@@ -17,18 +20,26 @@ def _seconds(name: str, default: float) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise UsageError(f"{name}={text!r} is not a number; unset it or give seconds") from None
-    if not value > 0:
-        raise UsageError(f"{name}={text} must be positive")
+        raise UsageError(f"{name}={shown(text)} is not a number; unset it or give seconds") from None
+    if not 0 < value <= MOST_SECONDS:
+        raise UsageError(f"{name}={shown(text)} must be positive, and at most {MOST_SECONDS}")
     return value
 
 
-def _integer(name: str, default: int, least: int, kind: str, advice: str, most: float = math.inf) -> int:
+def _integer(name: str, default: int, least: int, kind: str, advice: str, most: int = MOST) -> int:
     """An integer from `least` to `most`. UsageError: "NAME='text' is no <kind>; unset it or give <advice>"."""
     text = os.environ.get(name) or str(default)
-    if not (text.isascii() and text.isdigit()) or not least <= int(text) <= most:
-        raise UsageError(f"{name}={text!r} is no {kind}; unset it or give {advice}")
-    return int(text)
+    value = whole(text)
+    if value is None or not least <= value <= most:
+        raise UsageError(f"{name}={shown(text)} is no {kind}; unset it or give {advice}")
+    return value
+
+
+def whole(text: str) -> int | None:
+    """The whole number that `text` writes in ASCII, with or without a sign; None: it is none, or has more than 20 characters,
+    of which no variable has use.
+    """
+    return int(text) if re.fullmatch("[+-]?[0-9]+", text.strip(), re.ASCII) and len(text) <= 20 else None
 
 
 def _integers(name: str, expected: str) -> list[int] | None:
@@ -36,12 +47,9 @@ def _integers(name: str, expected: str) -> list[int] | None:
     text = os.environ.get(name)
     if not text:
         return None
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if len(numbers) != len(expected.split(",")):
-        raise UsageError(f"{name}={text!r}; expected {expected}")
+    numbers = [number for part in text.split(",") if (number := whole(part)) is not None and abs(number) <= MOST]
+    if len(numbers) != len(expected.split(",")) or len(numbers) != len(text.split(",")):
+        raise UsageError(f"{name}={shown(text)}; expected {expected}")
     return numbers
 
 
@@ -144,5 +152,5 @@ def delay_puts() -> tuple[int, int, int] | None:
         return None
     max_us, node_size, seed = numbers
     if max_us < 1 or node_size < 1 or seed < 0:
-        raise UsageError(f"DISTMK_FAULT_DELAY_PUTS={os.environ['DISTMK_FAULT_DELAY_PUTS']!r}; expected {expected}")
+        raise UsageError(f"DISTMK_FAULT_DELAY_PUTS={shown(os.environ['DISTMK_FAULT_DELAY_PUTS'])}; expected {expected}")
     return max_us, node_size, seed

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
-from distmk.errors import RankLostError, UsageError
+from distmk.errors import RankLostError, UsageError, shown
 
 LaunchKind = Literal["single", "local", "mpi", "torch", "slurm"]
 
@@ -218,7 +218,7 @@ def _read_seconds(env: Mapping[str, str], name: str, default: float) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= MOST_SECONDS:
-        raise UsageError(f"{name} must be a positive number of seconds, at most {MOST_SECONDS:g}, got {text!r}")
+        raise UsageError(f"{name} must be a positive number of seconds, at most {MOST_SECONDS:g}, got {shown(text)}")
     return seconds
 
 

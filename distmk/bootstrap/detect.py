@@ -14,6 +14,7 @@ from distmk.bootstrap.mpi import connect_mpi
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.bootstrap.slurm import connect_slurm
 from distmk.bootstrap.torchrun import StoreAddress, connect_store
+from distmk.env import whole
 from distmk.errors import UsageError, shown
 from distmk.open_files import check_open_files
 
@@ -145,7 +146,7 @@ def _read_torch(env: Mapping[str, str]) -> Launch | None:
         )
     rank, world_size = _read_rank_and_size(env, "RANK", "WORLD_SIZE")
     if not 0 < _read_int(env, "MASTER_PORT") < 65536:
-        raise UsageError(f"MASTER_PORT must be a port number, got {env['MASTER_PORT']!r}")
+        raise UsageError(f"MASTER_PORT must be a port number, got {shown(env['MASTER_PORT'])}")
     local_rank = local_size = None
     if "LOCAL_RANK" in env and "LOCAL_WORLD_SIZE" in env:
         local_rank, local_size = _read_rank_and_size(env, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -210,7 +211,7 @@ def _read_rank_and_size(env: Mapping[str, str], rank_name: str, size_name: str) 
 
 
 def _read_int(env: Mapping[str, str], name: str) -> int:
-    try:
-        return int(env[name])
-    except ValueError:
-        raise UsageError(f"{name} must be a whole number, got {env[name]!r}") from None
+    value = whole(env[name])
+    if value is None:
+        raise UsageError(f"{name} must be a whole number, got {shown(env[name])}")
+    return value

@@ -13,13 +13,15 @@ from distmk.bootstrap.base import Member
 from distmk.bootstrap.mpi import connect_mpi, mpi_world_size
 from distmk.bootstrap.star import Star
 from distmk.bootstrap.torchrun import StoreAddress, connect_store
-from distmk.errors import UsageError
+from distmk.env import whole
+from distmk.errors import UsageError, shown
 
 # Ports 12000 to 31999 lie below the range that Linux assigns on its own (32768 and up).
 _FIRST_PORT = 12000
 _PORTS = 20000
 _SCONTROL_TIMEOUT_S = 10.0
 _MOST_HOSTS = 100_000
+_MOST_DIGITS = 18  # of a number in the environment
 
 
 def connect_slurm(member: Member, env: Mapping[str, str], timeout_s: float) -> Star:
@@ -48,10 +50,11 @@ def master_port(env: Mapping[str, str]) -> int:
     """The port of rank 0's store: MASTER_PORT if set, else one computed from job and step id. Raises UsageError."""
     text = env.get("MASTER_PORT")
     if text:
-        if not text.isdigit() or not 0 < int(text) < 65536:
-            raise UsageError(f"MASTER_PORT must be a port number, got {text!r}")
-        return int(text)
-    digits = [re.sub(r"\D", "", env.get(name, "")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
+        port = whole(text)
+        if port is None or not 0 < port < 65536:
+            raise UsageError(f"MASTER_PORT must be a port number, got {shown(text)}")
+        return port
+    digits = [re.sub("[^0-9]", "", env.get(name, ""))[:_MOST_DIGITS] for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
     job, step = (int(text or 0) for text in digits)
     return _FIRST_PORT + (job * 31 + step) % _PORTS
 
@@ -79,7 +82,7 @@ def expand_nodelist(nodelist: str) -> list[str]:
     """Expand a Slurm node list such as `gpu[03-06,9],login1` to host names. Raises UsageError if it is malformed."""
     items = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", nodelist)
     if not items or ",".join(items) != nodelist:
-        raise UsageError(f"cannot read the Slurm node list {nodelist!r}")
+        raise UsageError(f"cannot read the Slurm node list {shown(nodelist)}")
     return [host for item in items for host in _expand_item(item, nodelist)]
 
 
@@ -88,7 +91,7 @@ def _expand_item(item: str, nodelist: str) -> list[str]:
     for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", item):
         parts = [literal] if literal else _expand_ranges(ranges, nodelist)
         if len(hosts) * len(parts) > _MOST_HOSTS:
-            raise UsageError(f"the Slurm node list {nodelist!r} names too many hosts")
+            raise UsageError(f"the Slurm node list {shown(nodelist)} names too many hosts")
         hosts = [host + part for host in hosts for part in parts]
     return hosts
 
@@ -96,12 +99,12 @@ def _expand_item(item: str, nodelist: str) -> list[str]:
 def _expand_ranges(ranges: str, nodelist: str) -> list[str]:
     numbers = []
     for part in ranges.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        match = re.fullmatch(rf"([0-9]{{1,{_MOST_DIGITS}}})(?:-([0-9]{{1,{_MOST_DIGITS}}}))?", part)
         if match is None:
-            raise UsageError(f"cannot read {part!r} in the Slurm node list {nodelist!r}")
+            raise UsageError(f"cannot read {shown(part)} in the Slurm node list {shown(nodelist)}")
         first, last = match[1], match[2] or match[1]
         if not int(first) <= int(last) < int(first) + _MOST_HOSTS:
-            raise UsageError(f"cannot read {part!r} in the Slurm node list {nodelist!r}")
+            raise UsageError(f"cannot read {shown(part)} in the Slurm node list {shown(nodelist)}")
         # All numbers of a range have the width of the first, leading zeros included: 08-10 is 08, 09, 10.
         numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
     return numbers

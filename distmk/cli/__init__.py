@@ -13,6 +13,8 @@ from distmk.cli.together import launcher_rank, refusing_together
 from distmk.console import discard_unwritten, occupy_closed_descriptors, require_stdout, tell, write_raw
 from distmk.errors import BrokenOutputError, DistmkError, Interrupted, RankLostError, UsageError, one_line
 
+MAX_MESSAGE = 300  # characters of a message about arguments
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status: 0, or that of the error (`distmk.errors`; 2 for a user's mistake)."""
@@ -37,6 +39,8 @@ class _Parser(argparse.ArgumentParser):
     """Reports a wrong argument like any other mistake: in one line, from one rank."""
 
     def error(self, message: str) -> NoReturn:
+        if len(message) > MAX_MESSAGE:  # a long argument
+            message = f"{message[:MAX_MESSAGE]}..."
         raise UsageError(f"{message}; see {self.prog} --help")
 
     def _print_message(self, message: str, file: object = None) -> None:

@@ -10,7 +10,7 @@ from distmk.backends.defaults import choose_model_len
 from distmk.check import Verdict, check
 from distmk.cli.generate_command import add_model_options
 from distmk.console import progress, show
-from distmk.errors import CheckError
+from distmk.errors import CheckError, shown
 from distmk.lower import DecodeOptions, lower
 from distmk.model.operators import build_model
 from distmk.program.messages import messages_by_op
@@ -43,7 +43,7 @@ def _sizes(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(size) for size in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers; give, for example, 2,2") from None
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no list of numbers; give, for example, 2,2") from None
 
 
 def _messages(program: Program) -> str:

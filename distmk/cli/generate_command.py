@@ -15,7 +15,7 @@ from distmk.backends.defaults import BACKENDS, choose_model_len
 from distmk.cli.prompts import read_prompts
 from distmk.cli.together import launcher_rank, refusing_together
 from distmk.console import show, tell, tell_lines, write_generated
-from distmk.errors import UsageError
+from distmk.errors import UsageError, shown
 from distmk.serving.engine import EngineArgs
 from distmk.serving.input_processor import load_input_processor
 from distmk.serving.llm import LLM
@@ -32,7 +32,7 @@ def token_ids(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of token ids like 1,2,3") from None
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a list of token ids like 1,2,3") from None
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
