@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from distmk.bootstrap.base import Member
 from distmk.errors import UsageError
+from distmk.user_files import open_regular
 
 AUTHKEY_ENV = "DISTMK_AUTHKEY"
 AUTHKEY_FILE_ENV = "DISTMK_AUTHKEY_FILE"
@@ -64,18 +65,14 @@ def check_key(member: Member, is_private: bool, hosts: Sequence[str], env: Mappi
 def _read_private(path: str) -> str:
     """The text of a small file that nobody but this user can read. UsageError: it is something else."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise UsageError(f"{AUTHKEY_FILE_ENV}={path} cannot be read: {error.strerror}") from None
-    try:
+        fd = open_regular(Path(path), UsageError)
+    except UsageError as error:
+        raise UsageError(f"{AUTHKEY_FILE_ENV}: {error}") from None
+    with open(fd, "rb") as file:
         found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise UsageError(f"{AUTHKEY_FILE_ENV}={path} is no regular file")
         if found.st_uid != os.getuid() or found.st_mode & 0o077:
             raise UsageError(f"{AUTHKEY_FILE_ENV}={path} can be read by other users; chmod 600 it, and own it")
-        return os.read(fd, _MOST_DIGITS).decode(errors="replace")
-    finally:
-        os.close(fd)
+        return file.read(_MOST_DIGITS).decode(errors="replace")
 
 
 def public_key() -> bytes:

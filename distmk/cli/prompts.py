@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import sys
 from collections.abc import Sequence
-from typing import BinaryIO
+from pathlib import Path
 
 from distmk.bootstrap import detect
 from distmk.cli.together import launcher_rank
 from distmk.console import progress
 from distmk.errors import UsageError
+from distmk.user_files import read_whole
 
 MAX_BYTES = 64 << 20  # more than the longest context has
 NOTHING = "there is nothing to complete; give --prompt TEXT, --prompt @FILE, --prompt - (standard input) or --prompt-ids 1,2,3"
@@ -50,26 +49,19 @@ def _standard_input() -> str:
         raise UsageError("standard input is closed; give --prompt TEXT")
     try:
         with progress("reading the prompt from standard input (Ctrl-D ends it)"):
-            return _text(sys.stdin.buffer, "standard input")
+            return _text(sys.stdin.buffer.read(MAX_BYTES + 1), "standard input")
     except OSError as error:
         raise UsageError(f"standard input cannot be read ({error.strerror}); give --prompt TEXT") from None
 
 
 def _file(path: str) -> str:
-    advice = "for a prompt that begins with @, write @@"
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise UsageError(f"--prompt @{path}: not a regular file; {advice}")
-            return _text(file, f"--prompt @{path}")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"--prompt @{path}: cannot be read ({reason}); {advice}") from None
+        return _text(read_whole(Path(path), MAX_BYTES, UsageError, "give less text"), f"--prompt @{path}")
+    except UsageError as error:
+        raise UsageError(f"{error}; for a prompt that begins with @, write @@") from None
 
 
-def _text(file: BinaryIO, source: str) -> str:
-    content = file.read(MAX_BYTES + 1)
+def _text(content: bytes, source: str) -> str:
     if len(content) > MAX_BYTES:
         raise UsageError(f"{source}: more than {MAX_BYTES >> 20} MiB are no prompt; give less text")
     try:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TextIO
 
 import pytest
+from support.full_disk import disk_for
 from support.helpers import DISTMK, ROOT, Runner
 
 from distmk import console
-from distmk.cli import main
+from distmk.cli import build_command, main
 
 FULL = "distmk: cannot write to standard output: No space left on device; redirect it to a file on a disk with room\n"
 CLOSED = "distmk: standard output is closed; redirect it to a file, or to /dev/null to discard it\n"
@@ -112,6 +113,19 @@ def test_encoding_without_a_character(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
         console.write_generated("naïve € \U0001f600 \udcff")
         assert written.getvalue().decode(encoding) == text
+
+
+def test_kernel_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """build --output DIR names the file, and leaves none that is cut short."""
+    made, folder = tmp_path / "cuda-sm_90a-1.cubin", tmp_path / "there"
+    made.write_bytes(bytes(5000))
+    monkeypatch.setattr(build_command, "build_cubin", lambda architecture: made)
+    with disk_for(512):
+        assert main(["build", "--arch", "sm_90a", "--output", str(folder)]) == 2
+    assert capsys.readouterr().err == f"distmk: cannot write {folder / made.name}: File too large\n"
+    assert list(folder.iterdir()) == []
 
 
 EVIL = "a\x1b]0;owned\x07\x9b2J\u202eb\u2066\r\tc\u2028é\n"

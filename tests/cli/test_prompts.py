@@ -68,13 +68,13 @@ def test_sources_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with (tmp_path / "large").open("wb") as large:
         large.truncate(1 << 40)
     for name, reason in {
-        "@/nonexistent": "No such file.*write @@",
-        f"@{tmp_path}": "Is a directory|not a regular file",
-        f"@{tmp_path / 'fifo'}": "not a regular file",
-        "@/dev/zero": "not a regular file",
+        "@/nonexistent": "/nonexistent: cannot be read: No such file.*write @@",
+        f"@{tmp_path}": "is a folder; a regular file was expected",
+        f"@{tmp_path / 'fifo'}": "is a FIFO",
+        "@/dev/zero": "is a device",
         f"@{tmp_path / 'latin'}": "not UTF-8 at byte 3",
-        f"@{tmp_path / 'large'}": f"more than {MAX_BYTES >> 20} MiB",
-        "@a\0b": "cannot be read",
+        f"@{tmp_path / 'large'}": f"at most {MAX_BYTES >> 20} MiB.*give less text",
+        "@a\0b": "is not a path",
     }.items():
         with pytest.raises(UsageError, match=reason):
             read_prompts([name], False)

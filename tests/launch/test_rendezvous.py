@@ -141,9 +141,9 @@ def test_a_key_is_a_secret(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.touch(0o600)
     for env, text in (
-        ({"DISTMK_AUTHKEY_FILE": str(tmp_path / "fifo")}, "no regular file"),
+        ({"DISTMK_AUTHKEY_FILE": str(tmp_path / "fifo")}, "is a FIFO; a regular file"),
         ({"DISTMK_AUTHKEY_FILE": str(tmp_path / "none")}, "cannot be read: No such file"),
-        ({"DISTMK_AUTHKEY_FILE": str(tmp_path)}, "no regular file"),
+        ({"DISTMK_AUTHKEY_FILE": str(tmp_path)}, "is a folder; a regular file"),
         ({"DISTMK_AUTHKEY_FILE": str(empty)}, "32 hexadecimal digits or more"),
         ({"DISTMK_AUTHKEY": "12ab"}, "32 hexadecimal digits or more"),
         ({"DISTMK_AUTHKEY": "not hexadecimal at all, but long enough"}, "32 hexadecimal digits or more"),

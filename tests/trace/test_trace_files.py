@@ -6,14 +6,13 @@ import copy
 import gzip
 import json
 import os
-import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.full_disk import disk_for
 
 from distmk import tasks, trace, user_files
 from distmk.abi import LaunchKind
@@ -36,17 +35,6 @@ def found() -> Trace:
     rows["event"][waited], rows["source"][waited] = 0, 1 - rows["rank"][waited]
     rows["ready_ns"][waited] = rows["start_ns"][waited] - 100
     return Trace(rows, ["layers.0.a", "b"], ["a.done"], num_workers=2, offsets_ns=[0, 5], uncertainty_ns=[0, 3])
-
-
-@contextmanager
-def disk_for(num_bytes: int) -> Iterator[None]:
-    """Files of this process cannot grow beyond `num_bytes`, as on a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])

@@ -147,7 +147,7 @@ def copy_cubin(cubin: Path, folder: Path) -> Path:
                     shutil.copyfile(path, Path(scratch) / path.name)
             publish(Path(scratch) / cubin.name, folder / cubin.name)
     except OSError as error:
-        raise BuildError(f"cannot write to {folder}: {error.strerror or error}") from None
+        raise BuildError(f"cannot write {folder / cubin.name}: {error.strerror or error}") from None
     if (fault := folder_fault(folder)) is not None:
         tell(f"{folder} {fault}; change that before DISTMK_CUBIN_DIR names it")
     return folder / cubin.name

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from distmk.errors import UsageError
+from distmk.user_files import read_whole, replacing
 from lab.stats import Spread
 
 FILE = "lab.json"
 FORMAT = 1
+MAX_BYTES = 64 << 20  # of a lab.json
 
 # A published run on one RTX 5070 Ti: time per kernel by rung, and launch overhead per kernel, in us.
 PUBLISHED = {"gpu": "RTX 5070 Ti", "1": 52.9, "3": 47.0, "4": 44.4, "7": 43.9, "overhead": 5.7}
@@ -169,7 +171,8 @@ class LabReport:
         """Write lab.json; its path. UsageError: it cannot be written."""
         path = folder / FILE
         try:
-            path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+            with replacing(path) as file:
+                file.write((json.dumps(dataclasses.asdict(self), indent=1) + "\n").encode())
         except OSError as error:
             raise UsageError(f"{path} cannot be written: {error.strerror or error}") from None
         return path
@@ -179,12 +182,10 @@ class LabReport:
         """Read lab.json. UsageError: it is absent, or of another version of the lab."""
         path = folder / FILE
         try:
-            content = json.loads(path.read_text())
-        except OSError:
-            raise UsageError(
-                f"there is no {path}; run distmk lab --out {folder} first, on the GPU in question"
-            ) from None
-        except ValueError as error:
+            content = json.loads(read_whole(path, MAX_BYTES, UsageError))
+        except UsageError as error:
+            raise UsageError(f"{error}; run distmk lab --out {folder} first, on the GPU in question") from None
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{path} is no JSON ({error}); run distmk lab --out {folder} again") from None
         try:
             if content["format"] != FORMAT:

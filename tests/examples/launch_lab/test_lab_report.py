@@ -33,7 +33,7 @@ def test_saved_and_loaded_without_most_rungs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (None, "there is no"),
+        (None, "No such file or directory; run distmk lab"),
         ("{", "is no JSON"),
         ("[]", "is not of this version"),
         ('{"format": 0}', "format 0, expected 1"),
