@@ -24,7 +24,13 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
+    stat.S_IFLNK: "a symbolic link",
 }
+
+
+def kind_of(mode: int) -> str | None:
+    """What the mode is of, such as "a FIFO"; None: a regular file."""
+    return None if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "no file")
 
 
 def exists(path: Path, error: type[UsageError] = ModelError) -> bool:
@@ -157,5 +163,5 @@ def _mode(path: Path, error: type[UsageError]) -> int | None:
 
 
 def _check_regular(path: Path, mode: int, error: type[UsageError]) -> None:
-    if not stat.S_ISREG(mode):
-        raise error(f"{path}: is {_KINDS.get(stat.S_IFMT(mode), 'no file')}; a regular file was expected")
+    if kind := kind_of(mode):
+        raise error(f"{path}: is {kind}; a regular file was expected")

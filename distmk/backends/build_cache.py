@@ -22,6 +22,7 @@ from distmk.backends.cache_files import (
     own_folder,
     publish,
     require_trusted,
+    tells_of_no_space,
 )
 from distmk.console import progress, tell
 from distmk.errors import BuildError
@@ -114,6 +115,6 @@ def _make(target: Path, make: Callable[[Path], Path]) -> None:
             raise
         except BuildError as error:
             # Not every compiler says that the disk is full; a linker may die of it.
-            if os.strerror(errno.ENOSPC) in str(error) or is_full(Path(scratch)):
+            if tells_of_no_space(str(error)) or is_full(Path(scratch)):
                 raise cannot_write(folder, OSError(errno.ENOSPC, "")) from None
             raise

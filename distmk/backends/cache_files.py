@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from distmk.errors import BuildError
+from distmk.user_files import kind_of
 
 MISSING, NO_DIGEST = "is not there", "has no digest beside it"
 MAX_BYTES = 1 << 30  # of a file of the cache
@@ -27,7 +28,6 @@ MAX_TEXT_BYTES = 1 << 16  # of a digest or a compiler's report
 LOCK_WAIT_S = 300.0  # longer than any compilation
 PROBE_BYTES = 1 << 20
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-KINDS = ((stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "FIFO"), (stat.S_ISSOCK, "socket"), (stat.S_ISLNK, "symbolic link"))
 
 
 class CacheError(BuildError):
@@ -95,6 +95,11 @@ def cannot_write(folder: Path, error: OSError) -> CacheError:
         )
     reason = error.strerror or str(error)
     return CacheError(f"cannot write to the cache folder {folder} ({reason}); set DISTMK_CACHE to one you own")
+
+
+def tells_of_no_space(text: str) -> bool:
+    """Whether a tool's message in English says that the disk is full."""
+    return any(os.strerror(number) in text for number in NO_SPACE)
 
 
 def is_full(folder: Path) -> bool:
@@ -175,10 +180,10 @@ def _opened(path: Path, max_bytes: int, own: bool = True) -> Iterator[tuple[int,
     except FileNotFoundError:
         raise _Untrusted(MISSING) from None
     except OSError as error:
-        raise _Untrusted(_kind(_mode(path)) or f"cannot be read ({error.strerror})") from None
+        raise _Untrusted(_fault_of_kind(_mode(path)) or f"cannot be read ({error.strerror})") from None
     try:
         info = os.fstat(fd)
-        if fault := _kind(info.st_mode) or (_fault_of_owner(info) if own else None):
+        if fault := _fault_of_kind(info.st_mode) or (_fault_of_owner(info) if own else None):
             raise _Untrusted(fault)
         if info.st_size > max_bytes:
             raise _Untrusted(f"has {info.st_size} bytes, more than any file of the cache")
@@ -197,11 +202,9 @@ def _mode(path: Path) -> int:
         return 0
 
 
-def _kind(mode: int) -> str | None:
-    """What the mode is of, if not of a regular file."""
-    if stat.S_ISREG(mode) or not mode:
-        return None
-    return f"is a {next((name for is_kind, name in KINDS if is_kind(mode)), 'device')}"
+def _fault_of_kind(mode: int) -> str | None:
+    kind = kind_of(mode) if mode else None
+    return f"is {kind}" if kind else None
 
 
 def _fault_of_owner(info: os.stat_result) -> str | None:
@@ -215,8 +218,8 @@ def _fault_of_owner(info: os.stat_result) -> str | None:
 def _open_lock(path: Path) -> int:
     """A descriptor of the lock file, in place of whatever else has its name."""
     with suppress(FileNotFoundError):
-        if kind := _kind(_mode(path)):
-            shutil.rmtree(path) if kind == "is a folder" else path.unlink()
+        if kind_of(mode := path.lstat().st_mode):
+            shutil.rmtree(path) if stat.S_ISDIR(mode) else path.unlink()
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
 

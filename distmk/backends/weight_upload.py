@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from distmk.backends.base import Backend
 from distmk.graph.regions import Weight, WeightKind
-from distmk.model.config import ModelConfig, inv_freq
+from distmk.model.config import ModelConfig
+from distmk.model.rope import inv_freq
 from distmk.program.layout import Placed
 from distmk.program.program import Program
 from distmk.weights.bf16 import F32

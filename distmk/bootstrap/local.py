@@ -24,9 +24,10 @@ from pathlib import Path
 import distmk.errors
 from distmk.bootstrap.base import TIMEOUT_ENV, Launcher, Member
 from distmk.bootstrap.handshake import accept_links
+from distmk.bootstrap.hub import StarHub
 from distmk.bootstrap.keys import AUTHKEY_ENV
 from distmk.bootstrap.rendezvous import join_unix, listen_unix
-from distmk.bootstrap.star import StarHub, StarSpoke
+from distmk.bootstrap.spoke import StarSpoke
 from distmk.console import progress
 from distmk.errors import RankLostError, UsageError
 

@@ -23,8 +23,9 @@ def connect_pairs(bootstrap: Bootstrap, ranks: Iterable[int]) -> dict[int, socke
     """A TCP connection to each of `ranks`, those that share no memory with this rank; collective, also where there are none.
 
     The lower rank of a pair listens, on its address of the star alone and until its pairs are there. The sockets have the
-    options of the star's links: they end if the other host does not answer for DISTMK_LINK_TIMEOUT_S. RankLostError, on every
-    rank: a rank does not come within `timeout_s`, or has another key; the message names it.
+    options of the star's links, but TCP alone is slow to notice a host that is gone while data is on its way there: it is the
+    star that tells of it within DISTMK_LINK_TIMEOUT_S. RankLostError, on every rank: a rank does not come within `timeout_s`,
+    or has another key; the message names it.
     """
     far = set(ranks)
     higher, lower = (

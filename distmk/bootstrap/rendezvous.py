@@ -21,10 +21,12 @@ from pathlib import Path
 
 from distmk.bootstrap.base import Launcher, Member
 from distmk.bootstrap.handshake import accept_links, join_link
+from distmk.bootstrap.hub import StarHub
 from distmk.bootstrap.keys import UNAUTHENTICATED_ENV, check_key, is_one_host, no_key_error, public_key, read_authkey
 from distmk.bootstrap.link import Link
 from distmk.bootstrap.messages import from_json, gather_json, malformed, to_json
-from distmk.bootstrap.star import Star, StarHub, StarSpoke
+from distmk.bootstrap.spoke import StarSpoke
+from distmk.bootstrap.star import Star
 from distmk.console import progress, tell
 from distmk.errors import RankLostError, UsageError
 

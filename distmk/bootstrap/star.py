@@ -9,23 +9,19 @@ from collections.abc import Mapping
 from functools import partial
 
 from distmk.bootstrap.base import Bootstrap, Launcher, Member, name_ranks
-from distmk.bootstrap.link import TICK_S, Link, wait
-from distmk.bootstrap.messages import malformed, pack, unpack
-from distmk.bootstrap.news import ABORT, LOST, MEET, Loss, News, encode_abort, is_malformed, is_unreachable, lost_host
-from distmk.errors import JobClosedError, RankLostError
-from distmk.interrupts import check_patience
+from distmk.bootstrap.link import Link, wait
+from distmk.bootstrap.messages import malformed
+from distmk.bootstrap.news import ABORT, LOST, Loss, News, encode_abort, is_malformed, is_unreachable, lost_host
+from distmk.errors import RankLostError
 
 # Frame tags of collective calls.
-_GATHER = b"g"
-_BROADCAST = b"b"
-_COMMAND = b"c"
-_CLOSE = b"q"  # rank 0 closes
+GATHER = b"g"
+BROADCAST = b"b"
+COMMAND = b"c"
+CLOSE = b"q"  # rank 0 closes
 
-# Other ranks wait a little longer than rank 0, whose report names the missing rank.
-_REPORT_S = 5.0
 _TOGETHER_S = 0.3  # connections of processes that die together end within this time
-_TCP_TICK_S = 1.0
-_LEAVING = "closing"  # the meeting place of ranks that close in order
+LEAVING = "closing"  # the meeting place of ranks that close in order
 
 
 class Star(Bootstrap):
@@ -48,7 +44,7 @@ class Star(Bootstrap):
         self._announce_close()
         in_order = self._lost is None
         if in_order and self._launcher.leaves_together:
-            in_order = self.meet(_LEAVING, self.timeout_s)
+            in_order = self.meet(LEAVING, self.timeout_s)
         self._closed = True
         self._close_links()
         self._launcher.closed(in_order)
@@ -114,7 +110,7 @@ class Star(Bootstrap):
         if self.rank == 0:
             for launch in self._news.aborts.keys() - known:
                 self._tell(ABORT, encode_abort(launch, self._news.aborts[launch]), but=rank)
-        in_order = any(tag == _CLOSE for tag, _ in link.inbox)
+        in_order = any(tag == CLOSE for tag, _ in link.inbox)
         if link.ended is not None and not in_order and self._news.loss is None:
             self._news.loss = self._find_loss(rank, link)
 
@@ -150,157 +146,8 @@ class Star(Bootstrap):
         if not link.inbox and link.ended is None:
             self._pump(rank, link)
         # Rank 0 reports a loss before it closes for that reason.
-        if link.inbox and not (self._news.loss and link.inbox[0][0] == _CLOSE):
+        if link.inbox and not (self._news.loss and link.inbox[0][0] == CLOSE):
             return link.inbox.popleft()
         if self._news.loss is not None:
             raise self._lose(self._news.loss)
         return None
-
-
-class StarHub(Star):
-    """Rank 0 of a star, with a link to each other rank."""
-
-    def allgather(self, payload: bytes) -> list[bytes]:
-        self._check_usable()
-        parts = {0: payload} | self._collect(_GATHER)
-        packed = pack([parts[rank] for rank in range(self.world_size)])
-        self._send_all(_GATHER, packed)
-        return unpack(packed, "rank 0", self.world_size)
-
-    def broadcast(self, payload: bytes | None = None) -> bytes:
-        self._check_usable()
-        if payload is None:
-            raise RuntimeError("rank 0 must give the payload of a broadcast")
-        self._send_all(_BROADCAST, payload)
-        return payload
-
-    def send_command(self, payload: bytes) -> None:
-        self._check_usable()
-        self._send_all(_COMMAND, payload)
-
-    def next_command(self) -> bytes | None:
-        raise self._refuse("next_command")
-
-    def meet(self, place: str, timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s
-        met = self._news.met.setdefault(place, set())
-        while not met >= set(self._links):
-            self._listen()
-            if self._lost is not None or time.monotonic() > deadline:
-                return False
-            wait(self.links(), TICK_S)
-        del self._news.met[place]
-        self._tell(MEET, place.encode())
-        return True
-
-    def _announce_close(self) -> None:
-        self._tell(_CLOSE, b"")
-
-    def _collect(self, tag: bytes) -> dict[int, bytes]:
-        """One frame with `tag` from every other rank. Raises RankLostError if a rank is gone or silent for `timeout_s`."""
-        parts: dict[int, bytes] = {}
-        deadline = time.monotonic() + self.timeout_s
-        while True:
-            for rank in self._links:
-                if rank not in parts and (frame := self._next_frame(rank)) is not None:
-                    parts[rank] = self._expect(rank, frame, tag)
-            pending = [rank for rank in self._links if rank not in parts]
-            if not pending:
-                return parts
-            if leaving := sorted(self._news.met.get(_LEAVING, set()) & set(pending)):
-                raise self._lose(Loss(tuple(leaving), f"rank {leaving[0]} left the job"))
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                text = f"{name_ranks(pending)} did not answer rank 0 within {self.timeout_s:g} s"
-                raise self._lose(Loss(tuple(pending), text))
-            if not wait([self._links[rank] for rank in pending], min(left_s, TICK_S)):
-                self._check_processes()
-                check_patience()
-
-    def _check_processes(self) -> None:
-        """Raise RankLostError if the launcher knows that a rank has ended, or is stopped where that counts, and nothing of it
-        is left to read.
-        """
-        for rank, link in self._links.items():
-            text = self._launcher.describe_exit(rank)
-            if text is None and not self._waits_for_stopped:
-                text = self._launcher.describe_stop(rank)
-            if text is not None and not link.inbox and not link.readable():
-                raise self._lose(Loss((rank,), text))
-
-    def _expect(self, rank: int, frame: tuple[bytes, bytes], wanted: bytes) -> bytes:
-        tag, payload = frame
-        if tag != wanted:
-            raise RuntimeError(f"rank {rank} is out of step with rank 0: it sent {tag!r} instead of {wanted!r}")
-        return payload
-
-    def _send_all(self, tag: bytes, payload: bytes) -> None:
-        for rank, link in self._links.items():
-            try:
-                link.send(tag, payload)
-            except BlockingIOError:
-                text = f"rank {rank} did not read from rank 0 within {self.timeout_s:g} s"
-                raise self._lose(Loss((rank,), text)) from None
-            except OSError as error:
-                link.ended = link.ended or error
-                raise self._lose(self._find_loss(rank, link)) from None
-
-
-class StarSpoke(Star):
-    """Any rank but 0 of a star, with a link to rank 0."""
-
-    def allgather(self, payload: bytes) -> list[bytes]:
-        self._check_usable()
-        # If sending fails, rank 0 is gone, and its last frame may say why: so read in any case.
-        with contextlib.suppress(OSError):
-            self._links[0].send(_GATHER, payload)
-        return unpack(self._expect(_GATHER), "rank 0", self.world_size)
-
-    def broadcast(self, payload: bytes | None = None) -> bytes:
-        self._check_usable()
-        return self._expect(_BROADCAST)
-
-    def send_command(self, payload: bytes) -> None:
-        raise self._refuse("send_command")
-
-    def next_command(self) -> bytes | None:
-        self._check_usable()
-        frame = self._wait_for_frame(None)
-        if frame[0] == _CLOSE:
-            self._links[0].inbox.appendleft(frame)  # for the next call
-            return None
-        if frame[0] != _COMMAND:
-            raise RuntimeError(f"rank {self.rank} is out of step with rank 0: it got {frame[0]!r} instead of a command")
-        return frame[1]
-
-    def meet(self, place: str, timeout_s: float) -> bool:
-        with contextlib.suppress(OSError):
-            self._links[0].send(MEET, place.encode())
-        deadline = time.monotonic() + timeout_s + _REPORT_S
-        while 0 not in self._news.met.get(place, set()):
-            self._listen()
-            if self._lost is not None or self._links[0].ended is not None or time.monotonic() > deadline:
-                return 0 in self._news.met.pop(place, set())
-            wait(self.links(), TICK_S)
-        del self._news.met[place]
-        return True
-
-    def _expect(self, wanted: bytes) -> bytes:
-        tag, payload = self._wait_for_frame(self.timeout_s + _REPORT_S)
-        if tag == _CLOSE:
-            text = "rank 0 closed the job while this rank still waited for it"
-            raise self._lose(Loss((0,), text), JobClosedError)
-        if tag != wanted:
-            raise RuntimeError(f"rank {self.rank} is out of step with rank 0: it got {tag!r} instead of {wanted!r}")
-        return payload
-
-    def _wait_for_frame(self, timeout_s: float | None) -> tuple[bytes, bytes]:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while (frame := self._next_frame(0)) is None:
-            left_s = None if deadline is None else deadline - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                raise self._lose(Loss((0,), f"rank 0 did not answer within {self.timeout_s:g} s"))
-            # The kernel alone does not notice that another host is gone while data is on its way there (`Link.pump`).
-            tick_s = None if self._links[0].is_unix else _TCP_TICK_S
-            wait(self.links(), min((each for each in (left_s, tick_s) if each is not None), default=None))
-        return frame

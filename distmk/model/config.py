@@ -1,18 +1,15 @@
-"""The configuration of a decoder model: sizes, rotary frequencies, and presets of public models."""
+"""The configuration of a decoder model, and presets of public models."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from distmk.errors import ModelError, shown
 from distmk.model.hf_features import refuse_unsupported, sliding_window
 from distmk.model.json_fields import Fields, token_ids
+from distmk.model.rope import RopeScaling, read_rope
 
 Family = Literal["llama", "qwen3"]
 
@@ -27,20 +24,6 @@ MAX_LAYERS = 1024
 DeepNet tried (1,000; arXiv:2203.00555). Their program takes about a second a rank to compile and prove, while the tensors of
 millions of layers would take all memory before one is found missing.
 """
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """Llama 3.1's scaling of the rotary wavelengths ("llama3" in Hugging Face's `rope_type`).
-
-    Wavelengths, in positions, above `original_max_position / low_freq_factor` grow by `factor`, those below
-    `original_max_position / high_freq_factor` stay, and those between are interpolated.
-    """
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position: int
 
 
 @dataclass(frozen=True)
@@ -135,7 +118,7 @@ def _from_hf(f: Fields) -> ModelConfig:
     default_kv_heads = 32 if qwen3 and "num_key_value_heads" not in f.values else num_heads
     bos = token_ids(f.values, "bos_token_id", f.where, () if qwen3 else (1,))
     default_max_position = 32768 if qwen3 else 2048
-    theta, scaling = _rope(f, default_max_position)
+    theta, scaling = read_rope(f, default_max_position)
     values: dict[str, Any] = {
         "family": family,
         "hidden_size": hidden_size,
@@ -190,77 +173,6 @@ def _family(f: Fields) -> Family:
     if model_type is None:
         raise ModelError(f"{f.where}: names no architecture; expected `architectures` with one of {supported}")
     raise ModelError(f"{f.where}: model type {model_type!s} is not supported; supported are {supported}")
-
-
-def _rope(f: Fields, default_max_position: int) -> tuple[float, RopeScaling | None]:
-    """The rotary base and scaling. As in transformers, a filled `rope_scaling` counts instead of all of `rope_parameters`."""
-    old_theta = f.number("rope_theta", 10000.0)
-    old = f.sub("rope_scaling")
-    rope = old if old.values else f.sub("rope_parameters")
-    for key, value in rope.values.items():
-        if isinstance(value, Mapping):  # of each type of layers
-            raise ModelError(f"{rope.where}: {key} is an object; one set of parameters for all layers was expected")
-    for where in (f, rope):
-        if where.values.get("rope_theta", 1.0) is None:
-            raise ModelError(f"{where.where}: rope_theta is null; a number was expected")
-    theta = rope.number("rope_theta", old_theta)
-    partial = rope.number("partial_rotary_factor", f.number("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise ModelError(f"{f.where}: partial_rotary_factor {partial:g} is not supported; only 1 is")
-    kind = rope.values.get("rope_type", rope.values.get("type", "default"))
-    if kind == "default" or (kind == "linear" and rope.number("factor") == 1.0):
-        return theta, None
-    if kind != "llama3":
-        raise ModelError(f"{f.where}: RoPE type {kind!r} is not supported; supported are 'default' and 'llama3'")
-    # transformers takes a number beside `rope_scaling` before that inside it.
-    inside = rope.integer(
-        "original_max_position_embeddings", f.integer("max_position_embeddings", default_max_position)
-    )
-    scaling = RopeScaling(
-        factor=rope.number("factor"),
-        low_freq_factor=rope.number("low_freq_factor"),
-        high_freq_factor=rope.number("high_freq_factor"),
-        original_max_position=f.integer("original_max_position_embeddings", inside),
-    )
-    numbers = (scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor)
-    if not all(1e-6 <= number <= 1e6 for number in numbers) or not 1 <= scaling.original_max_position < 1 << 31:
-        raise ModelError(
-            f"{rope.where}: factor, low_freq_factor and original_max_position_embeddings must be positive, "
-            "and below a million, or 2**31 positions"
-        )
-    if scaling.high_freq_factor <= scaling.low_freq_factor:
-        raise ModelError(
-            f"{rope.where}: high_freq_factor {scaling.high_freq_factor:g} must be above "
-            f"low_freq_factor {scaling.low_freq_factor:g}"
-        )
-    return theta, scaling
-
-
-def inv_freq(config: ModelConfig) -> npt.NDArray[np.float32]:
-    """The rotary frequencies in radians per position, float32 [head_dim / 2].
-
-    Plain: theta ** (-2i / head_dim), from Su et al., "RoFormer" (arXiv 2104.09864), section 3.2. Scaled: Llama 3.1,
-    `apply_scaling` in meta-llama/llama-models `models/llama3/model.py`, which transformers has as
-    `_compute_llama3_parameters`. Intermediate results are rounded to float32 where that code rounds them, as the rounding of
-    a frequency is visible at position 100,000. Float32 powers differ between machines, so they are rounded from float64.
-    """
-    exponents = np.arange(0, config.head_dim, 2).astype(np.float32) / np.float32(config.head_dim)
-    power = np.power(np.float32(config.rope_theta), exponents, dtype=np.float64).astype(np.float32)
-    freq: npt.NDArray[np.float32] = np.float32(1) / power
-    if config.rope_freq_factors is not None:
-        freq /= np.asarray(config.rope_freq_factors, np.float32)
-    scaling = config.rope_scaling
-    if scaling is None:
-        return freq
-    low, high = np.float32(scaling.low_freq_factor), np.float32(scaling.high_freq_factor)
-    context, factor = np.float32(scaling.original_max_position), np.float32(scaling.factor)
-    # torch divides by a tensor in two roundings: it multiplies by the reciprocal.
-    wavelength: npt.NDArray[np.float32] = np.float32(2 * math.pi) * (np.float32(1) / freq)
-    blend = (context * (np.float32(1) / wavelength) - low) / (high - low)
-    blended = (np.float32(1) - blend) * freq / factor + blend * freq
-    stretched = np.where(wavelength > context / low, freq / factor, blended)
-    scaled: npt.NDArray[np.float32] = np.where(wavelength < context / high, freq, stretched)
-    return scaled
 
 
 def _preset(family: Family, sizes: tuple[int, ...], **other: Any) -> ModelConfig:

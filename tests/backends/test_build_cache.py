@@ -183,7 +183,15 @@ def test_full_disk(cache: Path, monkeypatch: pytest.MonkeyPatch, call: str, numb
     assert {path.suffix for path in cache.iterdir()} <= {".lock", ".sha256"}
 
 
-@pytest.mark.parametrize("says", ["as: error: x.o: No space left on device", "collect2: error: ld: Bus error"])
+@pytest.mark.parametrize(
+    "says",
+    [
+        "as: error: x.o: No space left on device",
+        "as: error: x.o: Disk quota exceeded",
+        "collect2: error: ld: Bus error",
+        r"x.cpp: error: ill-formed\nld: final link failed: No space left on device",
+    ],
+)
 def test_disk_that_a_compiler_fills(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str) -> None:
     """It is not the sources that do not compile. The compiler's temporary files are in the cache too, and go with it."""
     script = f'#!/bin/sh\n[ "$1" = --version ] && exit\ntouch $TMPDIR/cc-$$\necho $TMPDIR >>{tmp_path}/scratch\n'

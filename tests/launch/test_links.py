@@ -14,8 +14,10 @@ import pytest
 
 from distmk.bootstrap import link as link_module
 from distmk.bootstrap.base import Launcher, Member, read_link_timeout_s
+from distmk.bootstrap.hub import StarHub
 from distmk.bootstrap.link import MOST_BYTES, Link
-from distmk.bootstrap.star import Star, StarHub, StarSpoke
+from distmk.bootstrap.spoke import StarSpoke
+from distmk.bootstrap.star import Star
 from distmk.errors import DistmkError, RankLostError, UsageError
 
 pytestmark = pytest.mark.timeout(60)

@@ -12,9 +12,11 @@ import pytest
 
 from distmk.bootstrap import pairs
 from distmk.bootstrap.base import Launcher, Member
+from distmk.bootstrap.hub import StarHub
 from distmk.bootstrap.link import Link
 from distmk.bootstrap.pairs import connect_pairs
-from distmk.bootstrap.star import Star, StarHub, StarSpoke
+from distmk.bootstrap.spoke import StarSpoke
+from distmk.bootstrap.star import Star
 from distmk.errors import DistmkError
 
 TIMEOUT_S = 1.5

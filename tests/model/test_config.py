@@ -12,7 +12,8 @@ from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from distmk.errors import ModelError
-from distmk.model.config import PRESETS, ModelConfig, RopeScaling, inv_freq
+from distmk.model.config import PRESETS, ModelConfig
+from distmk.model.rope import RopeScaling, inv_freq
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",

@@ -15,7 +15,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from distmk.backends.defaults import DEFAULT_MODEL_LEN, choose_model_len
 from distmk.errors import ModelError, UsageError
-from distmk.model.config import ModelConfig, inv_freq
+from distmk.model.config import ModelConfig
+from distmk.model.rope import inv_freq
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -21,7 +21,8 @@ from test_weights import assert_bits_equal, bits, compare, expect_error, some_sl
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from distmk.errors import ModelError
-from distmk.model.config import ModelConfig, inv_freq
+from distmk.model.config import ModelConfig
+from distmk.model.rope import inv_freq
 from distmk.weights import expected_tensors, files, open_checkpoint
 
 SIZES: dict[str, Any] = {

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from distmk import env
 from distmk.backends.build_cache import cached, compiler_env, content_key, csrc_dir
+from distmk.backends.cache_files import tells_of_no_space
 from distmk.backends.kernel_sources import translation_unit
 from distmk.errors import BuildError
 from distmk.tasks.abi_header import abi_hash
@@ -164,5 +165,9 @@ def _run_all(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) 
 
 
 def _first_error(output: str) -> str:
-    lines = [line for line in output.splitlines() if "error" in line] or output.splitlines() or ["no output"]
-    return lines[0].strip()
+    """The line of a compiler's output that says what went wrong: above all, a full disk."""
+    lines = output.splitlines()
+    for says in (tells_of_no_space, lambda line: "error" in line, bool):
+        if told := [line.strip() for line in lines if says(line)]:
+            return told[0]
+    return "no output"

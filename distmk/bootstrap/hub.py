@@ -1,0 +1,101 @@
+"""Rank 0 of a star: it collects and spreads what the other ranks send, and names a rank that does not answer."""
+
+from __future__ import annotations
+
+import time
+
+from distmk.bootstrap.base import name_ranks
+from distmk.bootstrap.link import TICK_S, wait
+from distmk.bootstrap.messages import pack, unpack
+from distmk.bootstrap.news import MEET, Loss
+from distmk.bootstrap.star import BROADCAST, CLOSE, COMMAND, GATHER, LEAVING, Star
+from distmk.interrupts import check_patience
+
+
+class StarHub(Star):
+    """Rank 0 of a star, with a link to each other rank."""
+
+    def allgather(self, payload: bytes) -> list[bytes]:
+        self._check_usable()
+        parts = {0: payload} | self._collect(GATHER)
+        packed = pack([parts[rank] for rank in range(self.world_size)])
+        self._send_all(GATHER, packed)
+        return unpack(packed, "rank 0", self.world_size)
+
+    def broadcast(self, payload: bytes | None = None) -> bytes:
+        self._check_usable()
+        if payload is None:
+            raise RuntimeError("rank 0 must give the payload of a broadcast")
+        self._send_all(BROADCAST, payload)
+        return payload
+
+    def send_command(self, payload: bytes) -> None:
+        self._check_usable()
+        self._send_all(COMMAND, payload)
+
+    def next_command(self) -> bytes | None:
+        raise self._refuse("next_command")
+
+    def meet(self, place: str, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        met = self._news.met.setdefault(place, set())
+        while not met >= set(self._links):
+            self._listen()
+            if self._lost is not None or time.monotonic() > deadline:
+                return False
+            wait(self.links(), TICK_S)
+        del self._news.met[place]
+        self._tell(MEET, place.encode())
+        return True
+
+    def _announce_close(self) -> None:
+        self._tell(CLOSE, b"")
+
+    def _collect(self, tag: bytes) -> dict[int, bytes]:
+        """One frame with `tag` from every other rank. Raises RankLostError if a rank is gone or silent for `timeout_s`."""
+        parts: dict[int, bytes] = {}
+        deadline = time.monotonic() + self.timeout_s
+        while True:
+            for rank in self._links:
+                if rank not in parts and (frame := self._next_frame(rank)) is not None:
+                    parts[rank] = self._expect(rank, frame, tag)
+            pending = [rank for rank in self._links if rank not in parts]
+            if not pending:
+                return parts
+            if leaving := sorted(self._news.met.get(LEAVING, set()) & set(pending)):
+                raise self._lose(Loss(tuple(leaving), f"rank {leaving[0]} left the job"))
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                text = f"{name_ranks(pending)} did not answer rank 0 within {self.timeout_s:g} s"
+                raise self._lose(Loss(tuple(pending), text))
+            if not wait([self._links[rank] for rank in pending], min(left_s, TICK_S)):
+                self._check_processes()
+                check_patience()
+
+    def _check_processes(self) -> None:
+        """Raise RankLostError if the launcher knows that a rank has ended, or is stopped where that counts, and nothing of it
+        is left to read.
+        """
+        for rank, link in self._links.items():
+            text = self._launcher.describe_exit(rank)
+            if text is None and not self._waits_for_stopped:
+                text = self._launcher.describe_stop(rank)
+            if text is not None and not link.inbox and not link.readable():
+                raise self._lose(Loss((rank,), text))
+
+    def _expect(self, rank: int, frame: tuple[bytes, bytes], wanted: bytes) -> bytes:
+        tag, payload = frame
+        if tag != wanted:
+            raise RuntimeError(f"rank {rank} is out of step with rank 0: it sent {tag!r} instead of {wanted!r}")
+        return payload
+
+    def _send_all(self, tag: bytes, payload: bytes) -> None:
+        for rank, link in self._links.items():
+            try:
+                link.send(tag, payload)
+            except BlockingIOError:
+                text = f"rank {rank} did not read from rank 0 within {self.timeout_s:g} s"
+                raise self._lose(Loss((rank,), text)) from None
+            except OSError as error:
+                link.ended = link.ended or error
+                raise self._lose(self._find_loss(rank, link)) from None
