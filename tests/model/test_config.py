@@ -165,16 +165,6 @@ def test_presets() -> None:
         ({"model_type": "mistral"}, "LlamaForCausalLM and model type mistral contradict each other"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e5}}}, "full_attention is an object; one set"),
         ({"rope_parameters": {"rope_theta": None}}, "rope_theta is null"),
-        ({"attention_multiplier": 0.0078}, "attention_multiplier is 0.0078, which would change the result"),
-        ({"logit_scale": 0.0625}, "logit_scale is 0.0625"),
-        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
-        ({"num_local_experts": 8}, "num_local_experts is 8"),
-        (
-            {"per_layer_config": {"1": {"intermediate_size": 48}}},
-            "per_layer_config is {'1': {'intermediate_size': 48}}",
-        ),
-        ({"is_causal": False}, "is_causal is False"),
-        ({"transformers_weights": "other.safetensors"}, "transformers_weights is 'other.safetensors'"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "RoPE type 'linear' is not supported"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "RoPE type 'yarn' is not supported"),
         ({"rope_scaling": LLAMA3_ROPE | {"factor": "x"}}, "rope_scaling: factor is 'x'"),
@@ -195,6 +185,51 @@ def test_refuses(changes: dict[str, Any], message: str) -> None:
     assert message in str(e.value)
     assert str(e.value).startswith("models/x/config.json")
     assert "\n" not in str(e.value)
+
+
+OTHERS: dict[
+    str, tuple[Any, tuple[Any, ...]]
+] = {  # keys of other models: a value that is refused, and those that change nothing
+    **dict.fromkeys(("attention_multiplier", "query_pre_attn_scalar", "clip_qkv", "scale_depth"), (1.0, ())),
+    **dict.fromkeys(
+        ("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale", "scale_emb"), (2.0, (1, 1.0))
+    ),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap"), (1.0, (0, 0.0))),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), (1, (0,))),
+    **dict.fromkeys(
+        (
+            "use_qk_norm",
+            "qk_layernorm",
+            "alibi",
+            "use_parallel_residual",
+            "parallel_attn",
+            "use_bidirectional_attention",
+        ),
+        (True, (False,)),
+    ),
+    "no_rope_layers": ([1, 0], ([], {})),
+    "per_layer_config": ({"1": {"head_dim": 8}}, ([], {})),
+    "is_causal": (False, (True,)),
+    "transformers_weights": ("other.safetensors", ("model.safetensors", "model.safetensors.index.json")),
+    "compression_config": ({"format": "dense"}, ({},)),
+}
+
+
+@pytest.mark.parametrize("key", OTHERS)
+def test_keys_of_other_models(key: str) -> None:
+    refused, neutral = OTHERS[key]
+    with pytest.raises(ModelError) as e:
+        ModelConfig.from_hf(llama(**{key: refused}), "config.json")
+    assert str(e.value) == f"config.json: {key} is {refused!r}, which would change the result and is not supported"
+    for value in (*neutral, None):
+        assert ModelConfig.from_hf(llama() | {key: value}, "config.json") == ModelConfig.from_hf(llama(), "config.json")
+
+
+def test_qk_norm_is_qwen3s_own() -> None:
+    qwen3 = llama(architectures=["Qwen3ForCausalLM"])
+    assert ModelConfig.from_hf(qwen3 | {"use_qk_norm": True}, "a") == ModelConfig.from_hf(qwen3, "a")
+    with pytest.raises(ModelError, match="alibi is True"):
+        ModelConfig.from_hf(qwen3 | {"alibi": True}, "a")
 
 
 def test_absent_keys_take_the_defaults_of_transformers() -> None:

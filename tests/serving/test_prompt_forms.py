@@ -109,7 +109,8 @@ def test_one_prompt() -> None:
 def test_params() -> None:
     few = SamplingParams(max_tokens=2)
     assert read_params(None, 2) == [SamplingParams()] * 2 and read_params(few, 2) == [few, few]
-    assert read_params([few, SamplingParams()], 2) == [few, SamplingParams()]
+    for several in ([few, SamplingParams()], (few, SamplingParams())):
+        assert read_params(several, 2) == [few, SamplingParams()]
     assert either_params(None, few) is few and either_params(few, None) is few
     for given, text in (
         ([], "2 prompts were given 0 sampling params; give one for all, or one a prompt"),
@@ -132,9 +133,15 @@ def test_params() -> None:
         ({"max_tokens": 2.0}, "max_tokens is 2.0"),
         ({"max_tokens": "2"}, "max_tokens is '2'"),
         ({"max_tokens": True}, "max_tokens is True"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"max_tokens": "2" * 99}, f"max_tokens is '{'2' * 56}...;"),
         ({"max_tokens": -(10**5000)}, "max_tokens is -2**16609 or more"),
         ({"temperature": "0"}, "temperature '0' is not"),
         ({"temperature": None}, "temperature None is not"),
+        ({"temperature": False}, "temperature False is not"),
+        ({"temperature": 1e-9}, "temperature 1e-09 is not"),
+        ({"top_p": 0.9}, "top_p and top_k are not supported"),
+        ({"top_k": 2}, "top_p and top_k are not supported"),
         ({"temperature": float("nan")}, "temperature nan is not"),
         ({"ignore_eos": "no"}, "ignore_eos is 'no'; expected True or False"),
     ],
@@ -142,7 +149,12 @@ def test_params() -> None:
 def test_sampling_params(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError, match=re.escape(text)):
         SamplingParams(**changes)
+
+
+def test_sampling_params_that_are_greedy() -> None:
     assert type(SamplingParams(max_tokens=np.int64(3)).max_tokens) is int  # type: ignore[arg-type]
+    assert SamplingParams(max_tokens=1, temperature=0, top_p=1, top_k=-1).max_tokens == 1
+    assert SamplingParams(top_k=1).top_k == 1 and SamplingParams().top_k == 0
 
 
 @pytest.fixture(scope="module")

@@ -115,6 +115,8 @@ def test_folders_that_one_may_not_enter(tmp_path: Path) -> None:
     """As another user: of the model, and of its parent."""
     model = tmp_path / "parent" / "model"
     tiny("llama").save_pretrained(model)
+    for path in model.iterdir():
+        path.chmod(0o644)
     code = f"""
 import os, sys
 from distmk.weights import open_checkpoint, hf_config, safetensors_source
@@ -130,7 +132,12 @@ except ModelError as e:
     try:
         for folder in (*parents, tmp_path, model.parent, model):
             folder.chmod(0o755)
-        for folder, mode in ((model, 0o700), (model.parent, 0o700), (model, 0o711), (model / "config.json", 0o600)):
+        for folder, mode, message in (
+            (model, 0o700, "model: cannot be listed"),
+            (model.parent, 0o700, "model: cannot be reached"),
+            (model, 0o744, "model/config.json: cannot be reached"),
+            (model / "config.json", 0o600, "config.json: cannot be read"),
+        ):
             kept = folder.stat().st_mode
             folder.chmod(mode)
             done = subprocess.run(
@@ -140,7 +147,7 @@ except ModelError as e:
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
             )
             folder.chmod(kept)
-            assert ": cannot be " in done.stdout and "Permission denied" in done.stdout, done
+            assert done.stdout.endswith(f"{message}: Permission denied\n"), done
             assert len(done.stdout.splitlines()) == 1
     finally:
         for folder, mode in modes.items():
@@ -155,15 +162,48 @@ def key(name: str, kind: int, value: bytes) -> bytes:
     return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + value
 
 
-CLAIMS = {
-    "strings": (header(0, key("a", 9, struct.pack("<IQ", 8, 1 << 33))), "8589934592"),
-    "fewer_strings": (header(0, key("a", 9, struct.pack("<IQ", 8, 1 << 24))), "16777216 strings"),
-    "all_strings": (header(0, key("a", 9, struct.pack("<IQ", 8, (1 << 64) - 1))), "claims 18446744073709551615"),
-    "numbers": (header(0, key("a", 9, struct.pack("<IQ", 6, 1 << 40))), "claims 1099511627776 array items"),
-    "keys": (b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 24), "has the metadata key '' twice"),
-    "more_keys": (b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 62), "claims 4611686018427387904 metadata keys"),
-    "tensors": (b"GGUF" + struct.pack("<IQQ", 3, 1 << 23, 0), "has the tensor '' twice"),
-    "text": (header(0, key("a", 8, struct.pack("<Q", 1 << 34))), "header is longer than 256 MiB"),
+ROOM = "more than the rest of its header has room for"
+CLAIMS = {  # what is said of them in a file without room for them, and in a large one
+    "strings": (
+        header(0, key("a", 9, struct.pack("<IQ", 8, 1 << 33))),
+        f"claims 8589934592 array items, {ROOM}",
+        f"claims 8589934592 array items, {ROOM}",
+    ),
+    "fewer_strings": (
+        header(0, key("a", 9, struct.pack("<IQ", 8, 1 << 24))),
+        f"claims 16777216 array items, {ROOM}",
+        "an array of 16777216 strings; at most",
+    ),
+    "all_strings": (
+        header(0, key("a", 9, struct.pack("<IQ", 8, (1 << 64) - 1))),
+        f"claims 18446744073709551615 array items, {ROOM}",
+        f"claims 18446744073709551615 array items, {ROOM}",
+    ),
+    "numbers": (
+        header(0, key("a", 9, struct.pack("<IQ", 6, 1 << 40))),
+        f"claims 1099511627776 array items, {ROOM}",
+        f"claims 1099511627776 array items, {ROOM}",
+    ),
+    "keys": (
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 24),
+        f"claims 16777216 metadata keys, {ROOM}",
+        "has the metadata key '' twice",
+    ),
+    "more_keys": (
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 62),
+        f"claims 4611686018427387904 metadata keys, {ROOM}",
+        f"claims 4611686018427387904 metadata keys, {ROOM}",
+    ),
+    "tensors": (
+        b"GGUF" + struct.pack("<IQQ", 3, 1 << 23, 0),
+        f"claims 8388608 tensors, {ROOM}",
+        "has the tensor '' twice",
+    ),
+    "text": (
+        header(0, key("a", 8, struct.pack("<Q", 1 << 34))),
+        "inside its header",
+        "header is longer than 256 MiB",
+    ),
 }
 
 
@@ -171,10 +211,10 @@ CLAIMS = {
 @pytest.mark.parametrize("num_bytes", [0, 64 << 30])
 def test_what_gguf_headers_claim(claim: str, num_bytes: int, tmp_path: Path) -> None:
     """In a file of that size; a sparse one has room for whatever it claims."""
-    start, message = CLAIMS[claim]
+    start, short, large = CLAIMS[claim]
     sparse(tmp_path / "m.gguf", max(num_bytes, len(start)), start)
     with bounded(memory_mib=32):
-        expect_error(tmp_path / "m.gguf", "damaged or cut short", message if num_bytes else "")
+        expect_error(tmp_path / "m.gguf", "damaged or cut short", large if num_bytes else short)
 
 
 def entry_of(data: bytes, name: str) -> int:

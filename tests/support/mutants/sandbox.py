@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from support.mutants.programs import Subject, ranks_of
 
-from distmk.abi import Control, LaunchKind, LaunchParams, Space, WaitRecordABI
+from distmk.abi import BatcherState, Control, LaunchKind, LaunchParams, Space, WaitRecordABI, split_operand
 from distmk.backends.base import LaunchBlock, LaunchSpec
 from distmk.program.program import Program, decode_args
 from distmk.tasks import TASK_TYPES
@@ -87,8 +87,22 @@ class Host:
 
 def max_positions(program: Program) -> int:
     """Positions of a sequence, by the scheduler step."""
-    steps = [desc for desc in program.ranks[0].tasks if desc.launch == LaunchKind.SCHEDULER]
-    return int(decode_args(steps[0]).max_positions) if steps else 0
+    steps = _scheduler_steps(program)
+    return int(steps[0].max_positions) if steps else 0
+
+
+def times(program: Program) -> list[tuple[tuple[int, int], slice]]:
+    """By memory, the bytes of the time that the batcher notes, which no two launches share."""
+    found, field = [], BatcherState.beat_ns
+    for args in _scheduler_steps(program):
+        space, begin = split_operand(args.state)
+        found.append(((int(space), 0), slice(begin + field.offset, begin + field.offset + field.size)))
+    return found
+
+
+def _scheduler_steps(program: Program) -> list[Any]:
+    """The arguments of rank 0's scheduler steps."""
+    return [decode_args(desc) for desc in program.ranks[0].tasks if desc.launch == LaunchKind.SCHEDULER]
 
 
 def initial(subject: Subject, program: Program) -> dict[tuple[int, int], Bytes]:
@@ -148,11 +162,18 @@ def run(
         while any(p.iterations_done < num_iterations for p in params):
             time.sleep(0.01)
         time.sleep(0.05)  # until all threads have left
-        return Outcome({key: memory.bytes.copy() for key, memory in memories.items()}, [], 0)
+        return Outcome(_images(program, memories), [], 0)
     for launch in launches:
         library.distmk_join(ctypes.addressof(launch))
     abort = max(Control.from_address(base).abort for base in bases)
-    return Outcome({key: memory.bytes.copy() for key, memory in memories.items()}, host.published(), abort)
+    return Outcome(_images(program, memories), host.published(), abort)
+
+
+def _images(program: Program, memories: dict[tuple[int, int], Guarded]) -> dict[tuple[int, int], Bytes]:
+    images = {key: memory.bytes.copy() for key, memory in memories.items()}
+    for place, part in times(program):
+        images[place][part] = 0
+    return images
 
 
 def written(program: Program) -> dict[tuple[int, int], npt.NDArray[np.bool_]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from support.mutants.sandbox import Guarded, Host
+from support.mutants.sandbox import Guarded, Host, times
 
 from distmk.abi import LaunchKind, LaunchParams, Space, TaskDesc, WaitRecordABI, split_operand
 from distmk.program.program import Program, decode_args
@@ -140,7 +140,10 @@ class Watch:
             desc.launch = LaunchKind.MASSIVE
         for memory in self.memories.values():
             memory.protect(0, memory.num_bytes, WRITE)
-        return {place: memory.bytes.copy() for place, memory in self.memories.items()}
+        images = {place: memory.bytes.copy() for place, memory in self.memories.items()}
+        for place, part in times(self.program):
+            images[place][part] = image[place][part]
+        return images
 
     def _protect(self, place: Place, memory: Guarded, reads: Mask, writes: Mask) -> None:
         """Take away the access to pages, by runs of pages with the same access."""
