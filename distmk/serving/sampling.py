@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numbers
 import operator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from distmk.errors import UsageError
 
@@ -22,12 +23,23 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     ignore_eos: bool = False
+    min_p: float = 0.0
+    seed: int | None = None
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    min_tokens: int = 0
+    stop: list[str] = field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
+    include_stop_str_in_output: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        if not _is_number(self.temperature, numbers.Real) or self.temperature != 0.0:
-            raise UsageError(f"temperature {shown(self.temperature)} is not supported yet; decoding is greedy: use 0")
-        if self.top_p != 1.0 or self.top_k not in (0, 1, -1):
-            raise UsageError("top_p and top_k are not supported yet; decoding is greedy: leave them out")
+        if not _is_number(self.temperature, numbers.Real) or not 0 <= self.temperature <= 2:
+            raise UsageError(f"temperature is {shown(self.temperature)}; expected 0 to 2")
         if not _is_number(self.max_tokens, numbers.Integral) or self.max_tokens < 1:
             raise UsageError(f"max_tokens is {shown(self.max_tokens)}; ask for at least one new token")
         object.__setattr__(self, "max_tokens", operator.index(self.max_tokens))  # numpy's numbers become Python's
@@ -48,6 +60,15 @@ def shown(value: object) -> str:
 
 
 @dataclass(frozen=True)
+class Logprob:
+    """As in vLLM."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(frozen=True)
 class TokenOutput:
     """One generated token of prompt `index`: the text it adds, and on the last token `finish_reason`: stop or length.
 
@@ -58,6 +79,7 @@ class TokenOutput:
     token_id: int
     text: str
     finish_reason: str | None
+    logprobs: dict[int, Logprob] | None = None
 
 
 @dataclass(frozen=True)
