@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import TypeVar
 
-from distmk.errors import UsageError
+from distmk.errors import DistmkError, UsageError
 from distmk.server.errors import ApiError, api_error
 from distmk.server.metrics import RequestTimes
 from distmk.server.state import ServerState
@@ -101,7 +101,7 @@ class Generation:
     async def outputs(self) -> AsyncIterator[list[TokenOutput]]:
         """Tokens as they come, all that came at once in one list. DistmkError: the engine has ended."""
         metrics = self._state.metrics
-        async for outputs in self._stream:
+        async for outputs in self._until_error():
             now_s = time.perf_counter()
             for output in outputs:
                 times = self._times[output.index]
@@ -111,6 +111,14 @@ class Generation:
                     self._ended.add(output.index)
                     metrics.ended(times, output.finish_reason)
             yield outputs
+
+    async def _until_error(self) -> AsyncIterator[list[TokenOutput]]:
+        try:
+            async for outputs in self._stream:
+                yield outputs
+        except DistmkError as error:
+            self._state.engine_failed(error)
+            raise
 
     def close(self) -> None:
         """Count the completions that did not end."""

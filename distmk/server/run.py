@@ -112,14 +112,15 @@ class Server(uvicorn.Server):
             try:
                 self.state.llm.stats()
             except DistmkError as error:
-                self.state.engine_error = error
+                self.state.engine_failed(error)
+            if self.state.engine_error is not None:
                 await asyncio.sleep(config.engine_error_s)
                 self.should_exit = self.cuts_off = True
                 return
             await asyncio.sleep(config.watch_s)
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+    def capture_signals(self) -> Iterator[None]:
         """Instead of uvicorn's, which raises the signal again in the end."""
         if threading.current_thread() is not threading.main_thread():  # as in tests; signals reach only the main thread
             yield

@@ -34,6 +34,10 @@ class ServerState:
     def max_model_len(self) -> int:
         return self.llm.llm.max_model_len
 
+    def engine_failed(self, error: DistmkError) -> None:
+        """Note the error that ended the engine."""
+        self.engine_error = self.engine_error or error
+
     def check_model(self, name: str | None) -> None:
         """ApiError: a request names another model."""
         served = self.config.served_model_name

@@ -13,7 +13,6 @@ from distmk.server.generation import naming, off_loop
 from distmk.server.logprobs import token_text
 from distmk.server.requests import DetokenizeRequest, TokenizeRequest
 from distmk.server.state import ServerState
-from distmk.serving.prompts import read_prompt
 
 
 def router(state: ServerState) -> APIRouter:
@@ -41,7 +40,7 @@ def router(state: ServerState) -> APIRouter:
             tokenizer = state.tokenizer
             if tokenizer is None:
                 raise UsageError("this model has no tokenizer")
-            ids = read_prompt(body.tokens) if body.tokens else []
+            ids = body.tokens
             return {"prompt": await off_loop(lambda: tokenizer.decode(ids, skip_special=False), 4 * len(ids))}
 
     return routes

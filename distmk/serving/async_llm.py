@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 
-from distmk.errors import DistmkError, UsageError
+from distmk.errors import UsageError
 from distmk.serving.engine_client import EngineClient, SubmittedRequest
 from distmk.serving.sampling import Logprob, SamplingParams, TokenOutput
 from distmk.serving.stats import EngineStats
@@ -89,7 +89,7 @@ class TokenStream:
         while self._running:
             outputs = []
             for index, output in await self._inbox.take():
-                if isinstance(output, DistmkError):
+                if isinstance(output, BaseException):
                     self._running.clear()  # ended with the engine
                     raise output.with_traceback(None)
                 if output.finish_reason is not None:
@@ -125,14 +125,14 @@ class _Inbox:
     """Outputs for one stream, on the event loop's thread."""
 
     def __init__(self) -> None:
-        self._items: list[tuple[int, TokenOutput | DistmkError]] = []
+        self._items: list[tuple[int, TokenOutput | BaseException]] = []
         self._came = asyncio.Event()
 
-    def put(self, index: int, output: TokenOutput | DistmkError) -> None:
+    def put(self, index: int, output: TokenOutput | BaseException) -> None:
         self._items.append((index, output))
         self._came.set()
 
-    async def take(self) -> list[tuple[int, TokenOutput | DistmkError]]:
+    async def take(self) -> list[tuple[int, TokenOutput | BaseException]]:
         """All outputs since the last call, at least one."""
         await self._came.wait()
         self._came.clear()
@@ -145,10 +145,10 @@ class _Mailbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._items: deque[tuple[_Inbox, int, TokenOutput | DistmkError]] = deque()
+        self._items: deque[tuple[_Inbox, int, TokenOutput | BaseException]] = deque()
         self._woken = False
 
-    def deliver(self, inbox: _Inbox, index: int, output: TokenOutput | DistmkError) -> None:
+    def deliver(self, inbox: _Inbox, index: int, output: TokenOutput | BaseException) -> None:
         """On the engine's thread."""
         self._items.append((inbox, index, output))
         if not self._woken:

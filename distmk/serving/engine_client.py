@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from distmk.errors import DistmkError
 from distmk.serving.sampling import Logprob, SamplingParams, TokenOutput
 from distmk.serving.stats import EngineStats
 from distmk.serving.tokenizer import Tokenizer
 
-Deliver = Callable[[TokenOutput | DistmkError], None]
+Deliver = Callable[[TokenOutput | BaseException], None]
 """Takes one token, or the error that ended the engine. Called on the engine's thread: it must be quick and must not raise."""
 
 
