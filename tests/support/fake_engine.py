@@ -86,9 +86,11 @@ class FakeEngine:
         self.model = "models/fake"
         self.max_num_seqs = max_num_seqs
         self.tick_s = tick_s
+        self.says: str | None = None  # what every answer is, instead of random words
         self.num_submitted = 0
         self.num_cancelled = 0
-        self.params: list[SamplingParams] = []
+        self.params: list[SamplingParams] = []  # of all requests so far
+        self.prompts: list[list[int]] = []
         self._eos = self.tokenizer.encode(EOS)[0]
         self._words = [self.tokenizer.encode(f" {word}")[0] for word in WORDS]
         self._numbers = itertools.count()
@@ -128,6 +130,7 @@ class FakeEngine:
                 raise self._error
             self._waiting.append(request)
             self.params.append(params)
+            self.prompts.append(prompt)
             self.num_submitted += 1
             self._totals["num_prompt_tokens"] += len(prompt)
         self._work.set()
@@ -202,6 +205,8 @@ class FakeEngine:
         params, rng = request.params, request.rng
         request.num_tokens += 1
         ends = not params.ignore_eos and request.num_tokens > max(1, params.min_tokens) and rng.random() < END_CHANCE
+        if self.says is not None and request.num_tokens == 1:
+            request.character = [*self.tokenizer.encode(self.says), self._eos]
         if request.character:
             token_id = request.character.pop(0)
         elif ends:
