@@ -49,3 +49,8 @@ class Detokenizer:
         if finish_reason is not None:
             text += self._stops.flush()
         return text, finish_reason
+
+    def flush(self) -> str:
+        """The text held back, of a completion that goes no further."""
+        text = self._decoder.flush()
+        return text if self._stops is None else self._stops.push(text) + self._stops.flush()
