@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import socket
 from dataclasses import asdict
 from pathlib import Path
@@ -77,6 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
     idle_exit_s = None if arguments.idle == "resident" else _QUIET_S
     with LLM(**asdict(args), tensor_parallel_size=arguments.ranks, followed=True, idle_exit_s=idle_exit_s) as llm:
         if config is None or bound is None:
+            # Launchers send signals to every rank. This one ends when rank 0 has drained, or is lost.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
             llm.follow()
         else:
             from distmk.server.run import serve

@@ -83,7 +83,7 @@ class Feed:
     @property
     def num_running(self) -> int:
         """Sequences of the batch at the last step."""
-        return min(self._block.counts.num_running, self.num_sent)
+        return min(int(self._block.counts.num_running), self.num_sent)
 
     @property
     def num_free_pages(self) -> int | None:

@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
-pytest.importorskip("fastapi")
-pytest.importorskip("openai")
-
 from support.served import Served, served
 
 

@@ -31,6 +31,9 @@ def test_stop_strings(smollm2: Path) -> None:
         assert stats.num_free_kv_pages == stats.num_kv_pages
         # Far fewer than the 400 that the stopped sequences asked for: the launch was told.
         assert stats.num_generated_tokens < 4 * 48 + 2 * 48
-        assert stats.iteration_ms > 0 and stats.num_prompt_tokens == sum(len(llm.tokenizer.encode(p)) for p in PROMPTS) * 2 + 3
+        assert (
+            stats.iteration_ms > 0
+            and stats.num_prompt_tokens == sum(len(llm.tokenizer.encode(p)) for p in PROMPTS) * 2 + 3
+        )
         include = SamplingParams(max_tokens=200, ignore_eos=True, stop=[stop], include_stop_str_in_output=True)
         assert llm.generate(PROMPTS[0], include)[0].outputs[0].text == stopped.text + stop
