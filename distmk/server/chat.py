@@ -50,7 +50,7 @@ async def render(
     plain = [message.for_template() for message in messages]
 
     def encode() -> list[int]:
-        return state.llm.llm.render_chat(plain, **{"add_generation_prompt": generates, **(options or {})})
+        return state.llm.llm.render_chat(plain, add_generation_prompt=generates, chat_template_kwargs=options)
 
     with naming("messages", only_prompt=True):
         return await off_loop(encode, sum(len(message["content"]) for message in plain))

@@ -155,7 +155,7 @@ class FakeEngine:
             )
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        if unknown := set(options) - {"add_generation_prompt", "enable_thinking"}:
+        if unknown := set(options.get("chat_template_kwargs") or {}) - {"enable_thinking"}:
             raise UsageError(f"chat_template_kwargs has {sorted(unknown)[0]!r}, which the template does not know")
         if messages[-1]["content"] == "refuse me":
             raise UsageError("the chat template refuses the messages")
