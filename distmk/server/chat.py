@@ -82,7 +82,7 @@ class _Answer:
         return JSONResponse({**answer, "choices": choices, "usage": self._running.usage()})
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        message = {"role": "assistant", "content": choice.text, "refusal": None, "annotations": []}
         logprobs = self._logprobs(choice)
         made = {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
         return made | self._ids(choice)

@@ -63,7 +63,7 @@ Flag = Annotated[bool, Field(strict=True)]
 class _Generation(_Body):
     """What both endpoints that generate have. Ranges are those of `SamplingParams`, which checks them."""
 
-    model: str | None = None
+    model: str
     max_tokens: Strict | None = None
     temperature: Number = 1.0
     top_p: Number | None = None

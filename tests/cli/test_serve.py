@@ -63,12 +63,12 @@ def test_tokens_and_the_loss_of_a_rank(smollm2: Path, runner: Runner) -> None:
 @pytest.mark.parametrize("launcher", [alone, under_mpirun(2)], ids=["alone", "mpirun"])
 def test_a_model_without_tokenizer(launcher: Launcher, tiny_model: Path, runner: Runner) -> None:
     """Token ids go in and out; SIGTERM ends with status 0, under mpirun (which itself would end with 1) that of rank 0."""
-    process, url = start(runner, str(tiny_model), launcher=launcher)
-    ask = {"prompt": [1, 2, 3], "temperature": 0, "max_tokens": 4, "return_token_ids": True}
+    process, url = start(runner, str(tiny_model), "--served-model-name", "tiny", launcher=launcher)
+    ask = {"model": "tiny", "prompt": [1, 2, 3], "temperature": 0, "max_tokens": 4, "return_token_ids": True}
     choice = httpx.post(f"{url}/v1/completions", json=ask).json()["choices"][0]
     assert len(choice["token_ids"]) == 4 and choice["text"] == ""
     for body in ({"prompt": "text"}, {"prompt": [1], "stop": ["a"]}):
-        answer = httpx.post(f"{url}/v1/completions", json={**body, "temperature": 0})
+        answer = httpx.post(f"{url}/v1/completions", json={"model": "tiny", **body, "temperature": 0})
         assert answer.status_code == 400 and "no tokenizer" in answer.json()["error"]["message"]
     os.kill(process.pid if launcher is alone else process_with(runner, "OMPI_COMM_WORLD_RANK=0"), signal.SIGTERM)
     finished = runner.finish(process)

@@ -16,7 +16,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 def refusal(server: Served, path: str, status: int = 400, **body: Any) -> tuple[str | None, str]:
     """The parameter and the message of a refusal."""
     base = {"messages": HELLO} if path == CHAT else {"prompt": "the"}
-    answer = server.http.post(path, json={**base, **body})
+    answer = server.http.post(path, json={"model": MODEL, **base, **body})
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -61,6 +61,9 @@ def test_a_wrong_parameter_is_named(server: Served, path: str, name: str, value:
 @pytest.mark.parametrize(
     ("path", "name", "value"),
     [
+        (COMPLETIONS, "model", None),
+        (CHAT, "model", None),
+        (CHAT, "model", 5),
         (COMPLETIONS, "prompt", None),
         (COMPLETIONS, "prompt", []),
         (COMPLETIONS, "prompt", ""),
@@ -113,10 +116,10 @@ def test_one_request_may_not_have_more_sequences_than_fit() -> None:
         b'"text"',
         b"null",
         b"\xff\xfe",
-        b'{"prompt": "a", "temperature": NaN}',
-        b'{"prompt": "a", "temperature": 1e999}',
-        b'{"prompt": "\\ud800"}',
-        b'{"prompt": "a", "seed": ' + b"9" * 10_000 + b"}",
+        b'{"model": "fake", "prompt": "a", "temperature": NaN}',
+        b'{"model": "fake", "prompt": "a", "temperature": 1e999}',
+        b'{"model": "fake", "prompt": "\\ud800"}',
+        b'{"model": "fake", "prompt": "a", "seed": ' + b"9" * 10_000 + b"}",
         b'{"prompt": ' + b"[" * 1_000_000 + b"]" * 1_000_000 + b"}",
         b'{"a":' * 1_000_000 + b"1" + b"}" * 1_000_000,
         b"[" * 1_000_000,

@@ -134,7 +134,7 @@ def test_an_engine_that_ends(busy: bool) -> None:
             pieces = client.completions.create(**ask, stream=True)
             next(iter(pieces))
             whole: list[int] = []
-            body = {"prompt": "the", "max_tokens": 4000, "ignore_eos": True}
+            body = {"model": MODEL, "prompt": "the", "max_tokens": 4000, "ignore_eos": True}
             thread = threading.Thread(
                 target=lambda: whole.append(server.http.post("/v1/completions", json=body).status_code)
             )

@@ -15,7 +15,7 @@ import pytest
 from support.fake_engine import FakeEngine, until
 from support.served import MODEL, Served, served
 
-ENDLESS = {"prompt": "the", "max_tokens": 4000, "ignore_eos": True}
+ENDLESS = {"model": MODEL, "prompt": "the", "max_tokens": 4000, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_200_clients_that_disconnect(slow: Served) -> None:
     until(lambda: slow.engine.num_submitted - before > 150)
     slow.settled()
     assert slow.engine.num_cancelled > 150
-    answer = slow.http.post("/v1/completions", json={"prompt": "the", "max_tokens": 2})
+    answer = slow.http.post("/v1/completions", json={"model": MODEL, "prompt": "the", "max_tokens": 2})
     assert answer.status_code == 200
     assert 'finished_reason="abort"' in slow.http.get("/metrics").text
 
@@ -153,7 +153,7 @@ def test_a_full_queue() -> None:
 
     async def ask(server: Served) -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
-            body = {"prompt": "the", "max_tokens": 20, "ignore_eos": True, "model": MODEL}
+            body = {"model": MODEL, "prompt": "the", "max_tokens": 20, "ignore_eos": True}
             return await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(12)))
 
     with served(FakeEngine(tick_s=0.01, max_num_seqs=2), max_queue=3) as server:
