@@ -11,11 +11,11 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from distmk.server.answers import EventStream, whole_answer
-from distmk.server.choices import Choice, collect, events, head
+from distmk.server.choices import Choice, check_stream, collect, events, head
 from distmk.server.errors import ApiError
 from distmk.server.generation import Generation, fit_max_tokens, generation, naming, off_loop
-from distmk.server.logprobs import chat_logprobs
-from distmk.server.requests import ChatRequest, Message, StreamOptions
+from distmk.server.logprobs import chat_logprobs, prompt_logprobs
+from distmk.server.requests import ChatRequest, Message
 from distmk.server.state import ServerState
 from distmk.serving.sampling import SamplingParams, TokenOutput
 
@@ -28,6 +28,7 @@ def router(state: ServerState) -> APIRouter:
     async def create(body: ChatRequest, request: Request) -> Response:
         state.check_serving()
         state.check_model(body.model)
+        check_stream(body)
         ids = await render(state, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
         async with AsyncExitStack() as stack:
             with naming("messages", logprobs="top_logprobs"):
@@ -36,9 +37,8 @@ def router(state: ServerState) -> APIRouter:
             answer = _Answer(state, body, running)
             if not body.stream:
                 return await whole_answer(request, answer.whole())
-            options = body.stream_options or StreamOptions()
             beginning = head("chat.completion.chunk", "chatcmpl", state.config.served_model_name)
-            return EventStream(events(running, beginning, answer.piece, options), stack.pop_all())
+            return EventStream(events(running, beginning, answer.piece, body.options), stack.pop_all())
 
     return routes
 
@@ -64,7 +64,8 @@ def _params(state: ServerState, body: ChatRequest, ids: list[int]) -> SamplingPa
     max_tokens = fit_max_tokens(asked, None, [ids], state, ("messages", name))
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
-    return body.sampling_params(max_tokens=max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+    num_top = (body.top_logprobs or 0) if body.logprobs else None
+    return body.sampling_params(max_tokens=max_tokens, logprobs=num_top, prompt_logprobs=body.prompt_logprobs)
 
 
 class _Answer:
@@ -79,10 +80,12 @@ class _Answer:
     async def whole(self) -> Response:
         choices = [self._whole(choice) for choice in await collect(self._running)]
         answer = head("chat.completion", "chatcmpl", self._state.config.served_model_name)
+        if self._body.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = prompt_logprobs(self._state.tokenizer, self._running.prompt_logprobs(0))
         return JSONResponse({**answer, "choices": choices, "usage": self._running.usage()})
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
-        message = {"role": "assistant", "content": choice.text, "refusal": None, "annotations": []}
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None, "annotations": []}
         logprobs = self._logprobs(choice)
         made = {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
         return made | self._ids(choice)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distmk.server.answers import event
+from distmk.server.errors import ApiError
 from distmk.server.generation import Generation
 from distmk.server.logprobs import TokenLogprobs
-from distmk.server.requests import StreamOptions
+from distmk.server.requests import Generating, StreamOptions
 from distmk.serving.sampling import TokenOutput
 
 
@@ -38,6 +39,14 @@ class Choice:
 def head(kind: str, prefix: str, model: str) -> dict[str, Any]:
     """What every answer and every piece of one begins with."""
     return {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
+
+
+def check_stream(body: Generating) -> None:
+    """ApiError: parameters that go only with a stream, or only without one."""
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options needs stream: true", "stream_options")
+    if body.prompt_logprobs is not None and body.stream:
+        raise ApiError(400, "prompt_logprobs does not go with stream: true", "prompt_logprobs")
 
 
 async def collect(running: Generation) -> list[Choice]:

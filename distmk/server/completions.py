@@ -10,11 +10,11 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from distmk.server.answers import EventStream, whole_answer
-from distmk.server.choices import Choice, collect, events, head
+from distmk.server.choices import Choice, check_stream, collect, events, head
 from distmk.server.errors import ApiError
 from distmk.server.generation import Generation, fit_max_tokens, generation, naming, off_loop
-from distmk.server.logprobs import TokenLogprobs, completion_logprobs
-from distmk.server.requests import DEFAULT_COMPLETION_TOKENS, CompletionRequest, StreamOptions
+from distmk.server.logprobs import TokenLogprobs, completion_logprobs, prompt_logprobs
+from distmk.server.requests import DEFAULT_COMPLETION_TOKENS, CompletionRequest
 from distmk.server.state import ServerState
 from distmk.serving.prompts import read_prompts
 from distmk.serving.sampling import SamplingParams, TokenOutput
@@ -28,6 +28,7 @@ def router(state: ServerState) -> APIRouter:
     async def create(body: CompletionRequest, request: Request) -> Response:
         state.check_serving()
         state.check_model(body.model)
+        check_stream(body)
         texts, ids = await _encode(state, body)
         async with AsyncExitStack() as stack:
             with naming("prompt"):
@@ -36,10 +37,8 @@ def router(state: ServerState) -> APIRouter:
             answer = _Answer(state, body, texts, running)
             if not body.stream:
                 return await whole_answer(request, answer.whole())
-            options = body.stream_options or StreamOptions()
             beginning = head("text_completion", "cmpl", state.config.served_model_name)
-            stream = events(running, beginning, answer.piece, options)
-            return EventStream(stream, stack.pop_all())
+            return EventStream(events(running, beginning, answer.piece, body.options), stack.pop_all())
 
     return routes
 
@@ -60,13 +59,15 @@ async def _encode(state: ServerState, body: CompletionRequest) -> tuple[list[str
             return [], ids
         return [p if isinstance(p, str) else _decode(state, p) for p in prompts], ids
 
-    num_chars = sum(map(len, body.prompt)) if isinstance(body.prompt, list | str) and _is_text(body.prompt) else 0
     with naming("prompt", only_prompt=True):
-        return await off_loop(encode, num_chars)
+        return await off_loop(encode, _size(body.prompt))
 
 
-def _is_text(prompt: Any) -> bool:
-    return isinstance(prompt, str) or all(isinstance(each, str) for each in prompt)
+def _size(prompt: Any) -> int:
+    """Characters and token ids, nearly."""
+    if isinstance(prompt, list):
+        return sum(len(each) if isinstance(each, str | list) else 1 for each in prompt)
+    return len(prompt) if isinstance(prompt, str) else 0
 
 
 def _decode(state: ServerState, ids: list[int]) -> str:
@@ -81,8 +82,10 @@ def _params(state: ServerState, body: CompletionRequest, ids: list[list[int]]) -
     if asked is not None and asked < 1:
         raise ApiError(400, f"max_tokens is {asked}; expected 1 or more (0 only with echo)", "max_tokens")
     max_tokens = fit_max_tokens(asked, DEFAULT_COMPLETION_TOKENS, ids, state, ("prompt", "max_tokens"))
-    prompt_logprobs = body.logprobs if body.echo else None
-    return body.sampling_params(max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=prompt_logprobs)
+    of_prompt = body.prompt_logprobs
+    if of_prompt is None and body.echo:
+        of_prompt = body.logprobs
+    return body.sampling_params(max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=of_prompt)
 
 
 class _Answer:
@@ -112,6 +115,10 @@ class _Answer:
         tokens = choice.tokens if self._shows_tokens else []
         text = self._prompt_text(choice.index) + (choice.text if self._shows_tokens else "")
         made = self._choice(choice.index, text, choice.finish_reason, [*echoed, *tokens], offset=0)
+        if self._body.prompt_logprobs is not None:
+            made["prompt_logprobs"] = prompt_logprobs(
+                self._state.tokenizer, self._running.prompt_logprobs(choice.index)
+            )
         return made | self._ids([token_id for token_id, _ in tokens])
 
     def piece(self, output: TokenOutput) -> dict[str, Any] | None:
@@ -135,7 +142,7 @@ class _Answer:
         if not self._body.echo or self._body.logprobs is None:
             return []
         prompt = self._running.prompt_of(index)
-        found = self._running.stream.prompt_logprobs(index)
+        found = self._running.prompt_logprobs(index)
         return list(zip(prompt, found or [None] * len(prompt), strict=True))
 
     def _choice(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ from distmk.server.errors import ApiError, api_error
 from distmk.server.metrics import RequestTimes
 from distmk.server.state import ServerState
 from distmk.serving.async_llm import TokenStream
-from distmk.serving.sampling import SamplingParams, TokenOutput
+from distmk.serving.sampling import Logprob, SamplingParams, TokenOutput
 
 T = TypeVar("T")
 
@@ -86,12 +86,12 @@ class Generation:
     def num_choices(self) -> int:
         return len(self.prompts) * self.params.n
 
-    @property
-    def stream(self) -> TokenStream:
-        return self._stream
-
     def prompt_of(self, choice: int) -> list[int]:
         return self.prompts[choice // self.params.n]
+
+    def prompt_logprobs(self, choice: int) -> Sequence[Mapping[int, Logprob] | None] | None:
+        """By position, None for the first; known from the choice's first token on, if they were asked for."""
+        return self._stream.prompt_logprobs(choice)
 
     def usage(self) -> dict[str, int]:
         """Token counts so far, in OpenAI's form."""

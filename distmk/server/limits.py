@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from dataclasses import dataclass
 
 import anyio
 from starlette.datastructures import Headers
@@ -23,20 +24,24 @@ class Limits:
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self._app = app
         self._config = config
+        self._num_bytes = 0  # of the bodies of all requests that are under way
         self._keys = [_digest(key.encode()) for key in config.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
+        held = _Held()
         try:
             self._check_key(scope, headers)
             self._check_length(headers)
-            body = await self._read(receive)
-        except ApiError as error:
-            return await _refuse(error, scope, receive, send)
-        if body is not None:
-            await self._app(scope, _Replay(body, receive), send)
+            body = await self._read(receive, held)
+            if body is not None:
+                await self._app(scope, _Replay(body, receive), send)
+        except ApiError as error:  # of this module: the application answers its own
+            await _refuse(error, receive, send)
+        finally:
+            self._num_bytes -= held.num_bytes
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         if not self._keys or scope["path"] in _OPEN or scope["method"] == "OPTIONS":
@@ -54,9 +59,9 @@ class Limits:
         if length.isdigit() and (len(length) > 18 or int(length) > self._config.max_body_bytes):
             raise _too_large(self._config)
 
-    async def _read(self, receive: Receive) -> bytes | None:
+    async def _read(self, receive: Receive, held: _Held) -> bytes | None:
         """The body; None: the client left. ApiError: it has too many bytes, or takes too long."""
-        pieces, num_bytes, limit_s = [], 0, self._config.body_timeout_s
+        pieces, limit_s = [], self._config.body_timeout_s
         try:
             with anyio.fail_after(limit_s):
                 while True:
@@ -64,13 +69,23 @@ class Limits:
                     if message["type"] == "http.disconnect":
                         return None
                     pieces.append(message.get("body", b""))
-                    num_bytes += len(pieces[-1])
-                    if num_bytes > self._config.max_body_bytes:
+                    held.num_bytes += len(pieces[-1])
+                    self._num_bytes += len(pieces[-1])
+                    if held.num_bytes > self._config.max_body_bytes:
                         raise _too_large(self._config)
+                    if self._num_bytes > self._config.max_bodies_bytes:
+                        raise ApiError(503, "the server holds too many large requests; ask again later", code="busy")
                     if not message.get("more_body", False):
                         return b"".join(pieces)
         except TimeoutError:
             raise ApiError(408, f"the body was not complete after {limit_s:g} s; send it faster") from None
+
+
+@dataclass
+class _Held:
+    """How much of a body is in memory."""
+
+    num_bytes: int = 0
 
 
 class _Replay:
@@ -90,7 +105,7 @@ def _too_large(config: ServerConfig) -> ApiError:
     return ApiError(413, message)
 
 
-async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+async def _refuse(error: ApiError, receive: Receive, send: Send) -> None:
     answer = error.response()
     answer.headers["connection"] = "close"
     await send({"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers})

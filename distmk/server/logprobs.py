@@ -51,6 +51,23 @@ def chat_logprobs(tokenizer: Tokenizer | None, tokens: Sequence[TokenLogprobs], 
     return {"content": content}
 
 
+def prompt_logprobs(
+    tokenizer: Tokenizer | None, positions: Sequence[Mapping[int, Logprob] | None] | None
+) -> list[dict[str, Any] | None] | None:
+    """vLLM's form, for every position of a prompt: by token id, the log probability, rank and text."""
+    if positions is None:
+        return None
+    return [
+        None
+        if logprobs is None
+        else {
+            str(token_id): {"logprob": _value(one), "rank": one.rank, "decoded_token": token_text(tokenizer, token_id)}
+            for token_id, one in logprobs.items()
+        }
+        for logprobs in positions
+    ]
+
+
 def _top(logprobs: Mapping[int, Logprob], count: int) -> list[tuple[int, Logprob]]:
     return sorted(logprobs.items(), key=lambda item: item[1].logprob, reverse=True)[:count]
 

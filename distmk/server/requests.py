@@ -60,7 +60,7 @@ Number = Annotated[float, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 
 
-class _Generation(_Body):
+class Generating(_Body):
     """What both endpoints that generate have. Ranges are those of `SamplingParams`, which checks them."""
 
     model: str
@@ -82,9 +82,14 @@ class _Generation(_Body):
     ignore_eos: Flag | None = None
     stream: Flag = False
     stream_options: StreamOptions | None = None
+    prompt_logprobs: Strict | None = None  # vLLM's: the number of top log probabilities at every position of the prompt
     return_token_ids: Flag = False  # vLLM's: the ids beside the text
     user: str | None = None  # no effect
     metadata: dict[str, str] | None = None  # no effect
+
+    @property
+    def options(self) -> StreamOptions:
+        return self.stream_options or StreamOptions()
 
     def sampling_params(self, **fields: Any) -> SamplingParams:
         """The parameters given, and `fields`. UsageError: a value out of range."""
@@ -111,7 +116,7 @@ _SAMPLING = (
 )
 
 
-class CompletionRequest(_Generation):
+class CompletionRequest(Generating):
     """/v1/completions. `prompt`: text, token ids, or a list of either."""
 
     prompt: Any = None
@@ -149,7 +154,7 @@ class Message(_Body):
         return {"role": role, "content": self.content}
 
 
-class ChatRequest(_Generation):
+class ChatRequest(Generating):
     """/v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)

@@ -9,12 +9,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import uvicorn
 
 from distmk.console import tell
 from distmk.errors import DistmkError, Interrupted, UsageError
+from distmk.open_files import room_for_files
 from distmk.server.app import build_app
 from distmk.server.config import ServerConfig
 from distmk.server.connections import BoundedConnection, bounded
@@ -60,6 +62,7 @@ def serve(llm: EngineClient, config: ServerConfig, bound: socket.socket) -> None
 
 class Server(uvicorn.Server):
     def __init__(self, llm: EngineClient, config: ServerConfig, bound: socket.socket) -> None:
+        config = replace(config, max_connections=min(config.max_connections, room_for_files()))
         self.state = ServerState(AsyncLLM(llm), config)
         self.interrupted = False
         self.cuts_off = False  # what is under way shall not go on

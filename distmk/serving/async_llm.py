@@ -17,7 +17,7 @@ from distmk.serving.stats import EngineStats
 
 
 class AsyncLLM:
-    """Generates tokens on one event loop, from an engine whose thread delivers them."""
+    """Generates tokens on an event loop, from an engine whose thread delivers them."""
 
     def __init__(self, llm: EngineClient) -> None:
         self.llm = llm
@@ -39,8 +39,9 @@ class AsyncLLM:
 
         A seeded completion has the seed plus its number within the prompt, as in vLLM. Errors come when the stream is entered.
         """
-        if self._mailbox is None:
-            self._mailbox = _Mailbox(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        if self._mailbox is None or self._mailbox.loop is not loop:
+            self._mailbox = _Mailbox(loop)
         return TokenStream(self.llm, self._mailbox, prompts, params)
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
@@ -144,7 +145,7 @@ class _Mailbox:
     """Moves outputs from the engine's thread to the event loop: one wake-up for all that came since the last one."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self.loop = loop
         self._items: deque[tuple[_Inbox, int, TokenOutput | BaseException]] = deque()
         self._woken = False
 
@@ -154,7 +155,7 @@ class _Mailbox:
         if not self._woken:
             self._woken = True
             with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody reads
-                self._loop.call_soon_threadsafe(self._distribute)
+                self.loop.call_soon_threadsafe(self._distribute)
 
     def _distribute(self) -> None:
         self._woken = False  # before the items are taken: one that comes later wakes the loop again

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from distmk.errors import UsageError
+
+MAX_STRINGS = 64  # each is looked for in every text
+MAX_CHARS = 4096
+
 
 class StopStrings:
     """Releases text up to the first stop string; text that may begin one is held back until it is known.
@@ -12,11 +17,16 @@ class StopStrings:
     that end at the same character, the one that begins first. Every character costs a few steps for each stop string, whatever
     their lengths (Knuth, Morris, Pratt 1977).
 
-    `stop`: strings of at least one character. `include`: the stop string itself is released too (vLLM's
-    `include_stop_str_in_output`).
+    `stop`: strings of 1 to MAX_CHARS characters, MAX_STRINGS at most. `include`: the stop string itself is released too (vLLM's
+    `include_stop_str_in_output`). UsageError: there are more, or one has more characters, or none.
     """
 
     def __init__(self, stop: Sequence[str], include: bool = False) -> None:
+        if len(stop) > MAX_STRINGS:
+            raise UsageError(f"stop has {len(stop)} strings; expected at most {MAX_STRINGS}")
+        for text in stop:
+            if not 1 <= len(text) <= MAX_CHARS:
+                raise UsageError(f"stop has a string of {len(text)} characters; expected 1 to {MAX_CHARS}")
         self._matchers = [_Matcher(text) for text in stop]
         self._include = include
         self._held = ""

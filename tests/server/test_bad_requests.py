@@ -50,6 +50,12 @@ def refusal(server: Served, path: str, status: int = 400, **body: Any) -> tuple[
         ("best_of", 3),
         ("no_such_parameter", 1),
         ("stream_options", {"include_usages": True}),
+        ("stream_options", {"include_usage": True}),
+        ("stop", [""]),
+        ("stop", ["a"] * 65),
+        ("stop", ["a" * 5000]),
+        ("logit_bias", {"1": "a"}),
+        ("prompt_logprobs", "all"),
     ],
 )
 def test_a_wrong_parameter_is_named(server: Served, path: str, name: str, value: Any) -> None:

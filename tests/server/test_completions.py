@@ -84,6 +84,19 @@ def test_only_the_prompts_log_probabilities(client: openai.OpenAI) -> None:
     assert choice.logprobs is not None and choice.logprobs.tokens == ["t", "h", "e", " cat"]
 
 
+def test_prompt_logprobs(client: openai.OpenAI, server: Served) -> None:
+    """vLLM's: of every position but the first, by token id, of both endpoints."""
+    ids = server.engine.tokenizer.encode("the cat")
+    answer = client.completions.create(model=MODEL, prompt="the cat", max_tokens=1, extra_body={"prompt_logprobs": 1})
+    found = answer.choices[0].prompt_logprobs
+    assert found[0] is None and [list(each) for each in found[1:]] == [[str(token_id)] for token_id in ids[1:]]
+    assert found[1][str(ids[1])] == {"logprob": -0.5, "rank": 1, "decoded_token": "h"}
+    chat = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "a"}], max_tokens=1, extra_body={"prompt_logprobs": 0}
+    )
+    assert chat.usage is not None and len(chat.prompt_logprobs) == chat.usage.prompt_tokens
+
+
 def test_stop_strings(client: openai.OpenAI, server: Served) -> None:
     """Wherever they are cut, and with the request cancelled: the engine generates no more than a few tokens behind one."""
     rng = random.Random(3)

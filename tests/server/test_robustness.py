@@ -104,6 +104,19 @@ def test_large_bodies(slow: Served) -> None:
     slow.settled()
 
 
+def test_many_large_bodies_at_once() -> None:
+    """Their memory together is bounded: the others are told to come back."""
+    with served(max_body_bytes=1 << 20, max_bodies_bytes=3 << 20, body_timeout_s=0.5) as server:
+        connections = [connect(server) for _ in range(8)]
+        for connection in connections:
+            connection.sendall(head(length=1 << 20) + b" " * (1_000_000))
+        statuses = sorted(closed_after(connection)[1].split()[1] for connection in connections)
+        assert set(statuses) == {b"408", b"503"} and 4 <= statuses.count(b"503") <= 6
+        for connection in connections:
+            connection.close()
+        until(lambda: server.http.post("/tokenize", json={"prompt": "the"}).status_code == 200)
+
+
 def test_half_open_connections(slow: Served) -> None:
     """Connections that send nothing, a part of a header, or a part of a body, are closed after a time each; others are served."""
     beginnings = [b"", b"POST /v1/comp", head(length=50)[:-2], head(length=50), head(length=50) + b'{"prompt"', b"\r\n"]

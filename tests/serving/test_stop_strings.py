@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from distmk.serving.stop_strings import StopStrings
+from distmk.errors import UsageError
+from distmk.serving.stop_strings import MAX_CHARS, MAX_STRINGS, StopStrings
 
 
 def naive(text: str, stop: list[str], include: bool) -> tuple[str, str | None]:
@@ -59,10 +60,14 @@ def test_a_stop_string_begins_behind_the_tokens_without_stops() -> None:
     assert stops.met == "end"
 
 
-def test_a_long_stop_string_costs_no_more_a_character() -> None:
-    stop = "a" * 200_000 + "b"
-    stops = StopStrings([stop])
-    assert stops.push("a" * 200_000) == ""
+def test_bounds() -> None:
+    """The longest is found; more than can be looked for in the time of a token are refused."""
+    stop = "a" * (MAX_CHARS - 1) + "b"
+    stops = StopStrings([stop] * MAX_STRINGS)
+    assert stops.push("a" * (MAX_CHARS - 1)) == ""
     assert stops.push("a" * 10) == "a" * 10
     assert stops.push("b") == ""
     assert stops.met == stop
+    for wrong in ([""], ["a", ""], ["a" * (MAX_CHARS + 1)], ["a"] * (MAX_STRINGS + 1)):
+        with pytest.raises(UsageError, match="stop has "):
+            StopStrings(wrong)
