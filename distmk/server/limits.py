@@ -14,7 +14,7 @@ from distmk.server.config import ServerConfig
 from distmk.server.errors import ApiError
 
 _OPEN = ("/", "/health", "/metrics", "/stats", "/version")  # without a key, as in vLLM
-_LINGER_S = 1.0  # for which the rest of a refused body is read and dropped, so that the client reads the answer,
+_LINGER_S = 0.5  # for which the rest of a refused body is read and dropped, so that the client reads the answer,
 _LINGER_BYTES = 4 << 20  # and as much of it
 
 

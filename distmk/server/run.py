@@ -91,7 +91,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.state.draining = True
         if self.state.num_sequences and self.state.engine_error is None:
-            tell(f"finishing {self.state.num_sequences} sequences, for at most {self.state.config.drain_s:g} s")
+            count = self.state.num_sequences
+            tell(f"finishing {count} sequence{'s'[: count > 1]}, for at most {self.state.config.drain_s:g} s")
         cutting_off = asyncio.ensure_future(self._cut_off())
         await super().shutdown(sockets)
         for task in (cutting_off, self._watch):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.fake_engine import FakeEngine, until
 
+from distmk import LLM, AsyncLLM
 from distmk.errors import RankLostError, UsageError
-from distmk.serving.async_llm import AsyncLLM
 from distmk.serving.sampling import SamplingParams, TokenOutput
 
 LONG = SamplingParams(max_tokens=4000, ignore_eos=True)
@@ -42,6 +43,30 @@ def test_many_tasks(engine: FakeEngine) -> None:
             assert [bool(output.finish_reason) for output in outputs] == [False] * (len(outputs) - 1) + [True]
 
     asyncio.run(run())
+
+
+def test_a_model(tiny_model: Path) -> None:
+    """Tasks that generate at once, some of which leave, get the tokens of `LLM.generate`."""
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    prompts = [[1 + number, 2, 3] for number in range(24)]
+    with LLM(str(tiny_model), num_workers=1, idle_exit_s=5.0) as llm:
+
+        async def one(number: int) -> list[int]:
+            tokens = []
+            async with contextlib.aclosing(AsyncLLM(llm).generate(prompts[number], params)) as outputs:
+                async for output in outputs:
+                    tokens.append(output.token_id)
+                    if number % 3 == 0 and len(tokens) == 5:
+                        break
+            return tokens
+
+        async def run() -> list[list[int]]:
+            return await asyncio.gather(*(one(number) for number in range(24)))
+
+        together = asyncio.run(run())
+        alone = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+        until(lambda: llm.stats().num_running == llm.stats().num_waiting == 0)
+    assert together == [ids[:5] if number % 3 == 0 else ids for number, ids in enumerate(alone)]
 
 
 def test_completions_of_one_prompt(engine: FakeEngine) -> None:
