@@ -20,7 +20,27 @@ PATHS = {
     "/tokenize": (TokenizeRequest, {"prompt": "the cat"}),
     "/detokenize": (DetokenizeRequest, {"tokens": [1, 2]}),
 }
-SIMPLE = (None, True, False, 0, 1, -1, 2, 20, 10**9, 2**63, 10**25, -(10**25), 0.5, -0.0, 1e308, "", "a", "é\ud800", "\x00")
+SIMPLE = (
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    20,
+    10**9,
+    2**63,
+    10**25,
+    -(10**25),
+    0.5,
+    -0.0,
+    1e308,
+    "",
+    "a",
+    "é\ud800",
+    "\x00",
+)
 NAMES = ("role", "content", "type", "text", "user", "include_usage", "1", "prompt", "no_such_name")
 
 
