@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -15,7 +15,7 @@ from distmk.server.choices import Choice, check_stream, collect, events, head
 from distmk.server.errors import ApiError
 from distmk.server.generation import Generation, fit_max_tokens, generation, naming, off_loop
 from distmk.server.logprobs import chat_logprobs, prompt_logprobs
-from distmk.server.requests import ChatRequest, Message
+from distmk.server.requests import ChatRequest, Messages
 from distmk.server.state import ServerState
 from distmk.serving.sampling import SamplingParams, TokenOutput
 
@@ -44,16 +44,15 @@ def router(state: ServerState) -> APIRouter:
 
 
 async def render(
-    state: ServerState, messages: Sequence[Message], generates: bool, options: Mapping[str, Any] | None
+    state: ServerState, messages: Messages, generates: bool, variables: Mapping[str, Any] | None
 ) -> list[int]:
-    """Token ids of a conversation. ApiError: the model's template refuses it, or there is none."""
-    plain = [message.for_template() for message in messages]
+    """Token ids of a conversation. ApiError: the messages are wrong, or the model's template refuses them, or there is none."""
 
     def encode() -> list[int]:
-        return state.llm.llm.render_chat(plain, add_generation_prompt=generates, chat_template_kwargs=options)
+        return state.llm.llm.render_chat(messages, add_generation_prompt=generates, chat_template_kwargs=variables)
 
     with naming("messages", only_prompt=True):
-        return await off_loop(encode, sum(len(message["content"]) for message in plain))
+        return await off_loop(encode, sum(len(str(message.get("content"))) for message in messages))
 
 
 def _params(state: ServerState, body: ChatRequest, ids: list[int]) -> SamplingParams:

@@ -30,18 +30,26 @@ class Limits:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        headers = Headers(scope=scope)
         held = _Held()
+        try:
+            refusal = await self._pass_on(scope, receive, send, held)
+        finally:
+            self._num_bytes -= held.num_bytes
+        if refusal is not None:
+            await _refuse(refusal, receive, send)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, held: _Held) -> ApiError | None:
+        """Let the application answer, unless the result is a reason not to."""
+        headers = Headers(scope=scope)
         try:
             self._check_key(scope, headers)
             self._check_length(headers)
             body = await self._read(receive, held)
-            if body is not None:
-                await self._app(scope, _Replay(body, receive), send)
-        except ApiError as error:  # of this module: the application answers its own
-            await _refuse(error, receive, send)
-        finally:
-            self._num_bytes -= held.num_bytes
+        except ApiError as error:
+            return error
+        if body is not None:
+            await self._app(scope, _Replay(body, receive), send)
+        return None
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         if not self._keys or scope["path"] in _OPEN or scope["method"] == "OPTIONS":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -124,40 +124,14 @@ class CompletionRequest(Generating):
     logprobs: Strict | None = None  # the number of top log probabilities beside the chosen token's
 
 
-class TextPart(_Body):
-    type: Literal["text"]
-    text: str
-
-
-def _parts(content: Any) -> Any:
-    """Text parts joined, as the templates of text models take them."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise ValueError("expected text, or a list of parts of type text")
-    texts = []
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise ValueError(f"a part of type {str(kind)[:40]!r} is not supported, only text")
-        texts.append(part["text"])
-    return "".join(texts)
-
-
-class Message(_Body):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_parts)]
-    name: str | None = None  # no effect
-
-    def for_template(self) -> dict[str, str]:
-        role = "system" if self.role == "developer" else self.role  # OpenAI's newer word, which templates do not know
-        return {"role": role, "content": self.content}
+Messages = list[dict[str, Any]]
+"""Messages of a chat, which the engine checks and its chat template reads."""
 
 
 class ChatRequest(Generating):
     """/v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Messages
     max_completion_tokens: Strict | None = None
     logprobs: Flag = False
     top_logprobs: Strict | None = None
@@ -170,7 +144,7 @@ class TokenizeRequest(_Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Messages | None = None
     add_generation_prompt: Flag = True
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: Flag = False

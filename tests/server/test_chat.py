@@ -19,19 +19,16 @@ def client(server: Served) -> openai.OpenAI:
 def test_messages(client: openai.OpenAI, server: Served) -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": "the "}, {"type": "text", "text": "cat"}]},
+        {"role": "user", "content": [{"type": "text", "text": "the"}, {"type": "text", "text": "cat"}]},
         {"role": "assistant", "content": "sat"},
         {"role": "user", "content": "where"},
     ]
     answer = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_completion_tokens=20)
-    text = "system: Be brief.\nuser: the cat\nassistant: sat\nuser: where\nassistant:"
+    text = "system: Be brief.\nuser: the\ncat\nassistant: sat\nuser: where\nassistant:"
     same = client.completions.create(model=MODEL, prompt=text, temperature=0, max_tokens=20)
     assert answer.choices[0].message.role == "assistant"
     assert answer.choices[0].message.content == same.choices[0].text
     assert answer.usage == same.usage
-    newer = [{"role": "developer", "content": "Be brief."}, *messages[1:]]
-    again = client.chat.completions.create(model=MODEL, messages=newer, temperature=0, max_tokens=20)
-    assert again.choices[0].message.content == answer.choices[0].message.content
 
 
 def test_without_a_limit_it_may_fill_the_context(client: openai.OpenAI, server: Served) -> None:

@@ -113,7 +113,7 @@ def test_many_large_bodies_at_once() -> None:
         for connection in connections:
             connection.sendall(head(length=1 << 20) + b" " * (1_000_000))
         statuses = sorted(closed_after(connection)[1].split()[1] for connection in connections)
-        assert set(statuses) == {b"408", b"503"} and 4 <= statuses.count(b"503") <= 6
+        assert set(statuses) == {b"408", b"503"} and statuses.count(b"503") >= 4
         for connection in connections:
             connection.close()
         until(lambda: server.http.post("/tokenize", json={"prompt": "the"}).status_code == 200)

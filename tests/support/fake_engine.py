@@ -157,9 +157,12 @@ class FakeEngine:
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         if unknown := set(options.get("chat_template_kwargs") or {}) - {"enable_thinking"}:
             raise UsageError(f"chat_template_kwargs has {sorted(unknown)[0]!r}, which the template does not know")
-        if messages[-1]["content"] == "refuse me":
+        said = [_content(message, f"message {index}") for index, message in enumerate(messages)]
+        if not said:
+            raise UsageError("the conversation has no messages; give at least one")
+        if said[-1] == "refuse me":
             raise UsageError("the chat template refuses the messages")
-        text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        text = "".join(f"{message['role']}: {content}\n" for message, content in zip(messages, said, strict=True))
         return self.tokenizer.encode(text + ("assistant:" if options.get("add_generation_prompt", True) else ""))
 
     def fail(self, error: DistmkError) -> None:
@@ -228,6 +231,21 @@ class FakeEngine:
         if num_top > 1:
             made[ranked[-1]] = Logprob(-math.inf, len(ranked))
         return made
+
+
+def _content(message: Mapping[str, Any], what: str) -> str:
+    """The text of a message. UsageError: it is none, as an `LLM` says."""
+    content = message.get("content")
+    if message.get("role") not in ("system", "developer", "user", "assistant"):
+        raise UsageError(f"{what} has the role {message.get('role')!r}")
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise UsageError(f"{what} has no content")
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise UsageError(f"the content of {what} is not text")
+    return "\n".join(part["text"] for part in content)
 
 
 def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
