@@ -64,7 +64,7 @@ class Limits:
 
     def _check_length(self, headers: Headers) -> None:
         length = headers.get("content-length", "")
-        if length.isdigit() and (len(length) > 18 or int(length) > self._config.max_body_bytes):
+        if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > self._config.max_body_bytes):
             raise _too_large(self._config)
 
     async def _read(self, receive: Receive, held: _Held) -> bytes | None:
