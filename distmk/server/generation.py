@@ -36,7 +36,10 @@ def naming(prompt: str, logprobs: str = "logprobs", only_prompt: bool = False) -
     except UsageError as error:
         about_prompt = dict.fromkeys(("a", "the", "this", "token", "prompt"), prompt)  # how such messages begin
         found = api_error(error, _NAMES | about_prompt | {"logprobs": logprobs})
-        found.param = found.param or (prompt if only_prompt else None)
+        if found.param is None and only_prompt:
+            found.param = prompt
+        if found.param == logprobs:
+            found.message = found.message.replace("logprobs", logprobs, 1)
         raise found from None
 
 

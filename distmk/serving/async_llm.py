@@ -118,8 +118,15 @@ def encode(llm: EngineClient, prompt: str | Sequence[int]) -> list[int]:
 
 def one_by_one(params: SamplingParams) -> list[SamplingParams]:
     """The parameters of each of the `n` completions."""
-    seeds = [None if params.seed is None else params.seed + number for number in range(params.n)]
-    return [params] if params.n == 1 else [replace(params, n=1, seed=seed) for seed in seeds]
+    if params.n == 1:
+        return [params]
+    seeds = [None if params.seed is None else _wrapped(params.seed + number) for number in range(params.n)]
+    return [replace(params, n=1, seed=seed) for seed in seeds]
+
+
+def _wrapped(seed: int) -> int:
+    """A seed that one behind the last of 64 bits continues as the first."""
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 class _Inbox:

@@ -10,6 +10,15 @@ MAX_STRINGS = 64  # each is looked for in every text
 MAX_CHARS = 4096
 
 
+def check_stop_strings(stop: Sequence[str]) -> None:
+    """UsageError: there are more than MAX_STRINGS, or one has more than MAX_CHARS characters, or none."""
+    if len(stop) > MAX_STRINGS:
+        raise UsageError(f"stop has {len(stop)} strings; expected at most {MAX_STRINGS}")
+    for text in stop:
+        if not 1 <= len(text) <= MAX_CHARS:
+            raise UsageError(f"stop has a string of {len(text)} characters; expected 1 to {MAX_CHARS}")
+
+
 class StopStrings:
     """Releases text up to the first stop string; text that may begin one is held back until it is known.
 
@@ -17,16 +26,11 @@ class StopStrings:
     that end at the same character, the one that begins first. Every character costs a few steps for each stop string, whatever
     their lengths (Knuth, Morris, Pratt 1977).
 
-    `stop`: strings of 1 to MAX_CHARS characters, MAX_STRINGS at most. `include`: the stop string itself is released too (vLLM's
-    `include_stop_str_in_output`). UsageError: there are more, or one has more characters, or none.
+    `stop`: see `check_stop_strings`. `include`: the stop string itself is released too (vLLM's `include_stop_str_in_output`).
     """
 
     def __init__(self, stop: Sequence[str], include: bool = False) -> None:
-        if len(stop) > MAX_STRINGS:
-            raise UsageError(f"stop has {len(stop)} strings; expected at most {MAX_STRINGS}")
-        for text in stop:
-            if not 1 <= len(text) <= MAX_CHARS:
-                raise UsageError(f"stop has a string of {len(text)} characters; expected 1 to {MAX_CHARS}")
+        check_stop_strings(stop)
         self._matchers = [_Matcher(text) for text in stop]
         self._include = include
         self._held = ""

@@ -15,7 +15,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 def refusal(server: Served, path: str, status: int = 400, **body: Any) -> tuple[str | None, str]:
     """The parameter and the message of a refusal."""
-    base = {"messages": HELLO} if path == CHAT else {"prompt": "the"}
+    base = {"max_tokens": 16, **({"messages": HELLO} if path == CHAT else {"prompt": "the"})}
     answer = server.http.post(path, json={"model": MODEL, **base, **body})
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
@@ -29,6 +29,17 @@ def refusal(server: Served, path: str, status: int = 400, **body: Any) -> tuple[
     ("name", "value"),
     [
         ("temperature", -1),
+        ("top_p", 0),
+        ("top_k", -2),
+        ("min_p", 2),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -3),
+        ("repetition_penalty", 0),
+        ("n", 0),
+        ("min_tokens", 50),
+        ("seed", 2**64),
+        ("logit_bias", {"5": 1000}),
+        ("prompt_logprobs", 21),
         ("temperature", "hot"),
         ("temperature", True),
         ("max_tokens", 0),
@@ -96,6 +107,7 @@ def test_a_wrong_parameter_is_named(server: Served, path: str, name: str, value:
         (CHAT, "max_completion_tokens", 0),
         (CHAT, "max_completion_tokens", 5000),
         (CHAT, "top_logprobs", 3),
+        (COMPLETIONS, "logprobs", 21),
         (CHAT, "chat_template_kwargs", {"no_such_option": 1}),
     ],
 )
@@ -105,10 +117,15 @@ def test_a_wrong_prompt_is_named(server: Served, path: str, name: str, value: An
     assert len(message) < 400
 
 
+def test_top_logprobs_go_by_their_own_name(server: Served) -> None:
+    param, message = refusal(server, CHAT, logprobs=True, top_logprobs=21)
+    assert param == "top_logprobs" and message.startswith("top_logprobs is 21; expected 0 to 20")
+
+
 def test_one_request_may_not_have_more_sequences_than_fit() -> None:
     with served(FakeEngine(max_num_seqs=2), max_queue=2) as server:
         assert refusal(server, COMPLETIONS, prompt=["a"] * 5)[0] == "n"
-        assert refusal(server, COMPLETIONS, n=10**9)[0] == "n"
+        assert refusal(server, COMPLETIONS, n=10**9)[0] == refusal(server, COMPLETIONS, n=10)[0] == "n"
         assert server.engine.num_submitted == 0
 
 
