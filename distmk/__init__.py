@@ -1,6 +1,6 @@
 """distmk: a multi-GPU distributed megakernel runtime for tensor-parallel LLM decode.
 
-`LLM` and `SamplingParams` serve a model; `Graph`, `Session` and `tasks` build and run one's own task graph.
+`LLM`, `AsyncLLM` and `SamplingParams` serve a model; `Graph`, `Session` and `tasks` build and run one's own task graph.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from distmk.errors import CheckError, DistmkError, HangError, ModelError, RankLostError, UsageError
     from distmk.graph.graph import Graph
     from distmk.program.program import compile_graph
+    from distmk.serving.async_llm import AsyncLLM
     from distmk.serving.llm import LLM
     from distmk.serving.sampling import RequestOutput, SamplingParams, TokenOutput
     from distmk.serving.session import Session
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AsyncLLM": "serving.async_llm",
     "CheckError": "errors",
     "DistmkError": "errors",
     "Graph": "graph.graph",
@@ -37,6 +39,7 @@ _HOMES = {
 }
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CheckError",
     "DistmkError",
     "Graph",

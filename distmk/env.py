@@ -98,6 +98,11 @@ def nvshmem_home() -> Path | None:
     return _folder("NVSHMEM_HOME")
 
 
+def api_key() -> str | None:
+    """DISTMK_API_KEY: a key that clients of `distmk serve` must send, beside those of --api-key."""
+    return os.environ.get("DISTMK_API_KEY") or None
+
+
 def deadline_s() -> float:
     """DISTMK_DEADLINE_S: seconds that a wait inside a launch may take without progress."""
     return _seconds("DISTMK_DEADLINE_S", 30.0)

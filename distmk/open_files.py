@@ -23,6 +23,12 @@ def check_open_files(num_ranks: int) -> None:
         raise UsageError(f"this process may open at most {limit} files, but {ranks} {needed}; {ADVICE}")
 
 
+def room_for_files(spare: int = SPARE_FILES) -> int:
+    """How many more files this process may open, with `spare` ones left."""
+    limit = _limit() if _limit() >= 0 else 1 << 30
+    return max(0, limit - len(os.listdir("/proc/self/fd")) - spare)
+
+
 def reason(error: OSError) -> str:
     """What an error of the operating system says, with the limit on open files if that was met."""
     text = error.strerror or str(error)

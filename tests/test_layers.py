@@ -24,6 +24,7 @@ LAYERS = [
     ["backends"],
     ["trace"],
     ["serving"],
+    ["server"],
     ["doctor"],
     ["cli"],
     ["__main__"],

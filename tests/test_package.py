@@ -49,6 +49,7 @@ def test_wheel_is_whole(wheel: Path) -> None:
     rungs = {path.relative_to(LAB) for path in LAB.rglob("*") if path.suffix in (".py", *suffixes)}
     want = python | {f"distmk/_csrc/{path.as_posix()}" for path in sources}
     want |= {f"distmk/_launch_lab/{path.as_posix()}" for path in rungs}
+    want |= {"distmk/server/page.html"}
     assert held - {"distmk/py.typed"} == want, f"missing {sorted(want - held)}, not wanted {sorted(held - want)}"
 
 

@@ -50,12 +50,21 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands; each sets `run` to the function that runs it."""
-    from distmk.cli import build_command, check_command, doctor_command, generate_command, lab_command, trace_command
+    from distmk.cli import (
+        build_command,
+        check_command,
+        doctor_command,
+        generate_command,
+        lab_command,
+        serve_command,
+        trace_command,
+    )
 
     parser = _Parser(prog="distmk", description=(distmk.__doc__ or "").partition("\n")[0])
     parser.add_argument("--version", action="version", version=f"distmk {distmk.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     generate_command.add_to(commands)
+    serve_command.add_to(commands)
     check_command.add_to(commands)
     build_command.add_to(commands)
     trace_command.add_to(commands)

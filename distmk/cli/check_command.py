@@ -8,7 +8,7 @@ from typing import Any
 
 from distmk.backends.defaults import choose_model_len
 from distmk.check import Verdict, check
-from distmk.cli.generate_command import add_model_options
+from distmk.cli.model_options import add_model_options
 from distmk.console import progress, show
 from distmk.errors import CheckError, shown
 from distmk.lower import DecodeOptions, lower

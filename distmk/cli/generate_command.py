@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from distmk import trace
-from distmk.backends.defaults import BACKENDS, choose_model_len
+from distmk.backends.defaults import choose_model_len
+from distmk.cli.model_options import add_engine_options, add_model_options, engine_args
 from distmk.cli.prompts import read_prompts
 from distmk.cli.together import launcher_rank, refusing_together
 from distmk.console import show, tell, tell_lines, write_generated
@@ -33,27 +34,6 @@ def token_ids(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{shown(text)} is not a list of token ids like 1,2,3") from None
-
-
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that every command about a model has."""
-    parser.add_argument(
-        "-m",
-        "--model",
-        required=True,
-        metavar="PATH",
-        help="Hugging Face folder, .gguf file, or (dummy) a config or preset",
-    )
-    parser.add_argument(
-        "--ranks",
-        "--tensor-parallel-size",
-        type=int,
-        metavar="N",
-        help="tensor-parallel ranks to start here (default 1)",
-    )
-    parser.add_argument("--workers", type=int, metavar="N", help="workers a rank (default: its share of the cores)")
-    parser.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence in tokens (default 4096)")
-    parser.add_argument("--max-num-seqs", type=int, default=16, metavar="N", help="sequences at once, 1 to 16")
 
 
 def add_to(commands: Any) -> None:
@@ -85,16 +65,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--max-new-tokens", "--max-tokens", type=int, default=64, metavar="N", help="tokens a prompt (default 64)"
     )
-    parser.add_argument(
-        "--schedulers",
-        type=int,
-        metavar="N",
-        help="schedulers a rank in threads of their own, on a GPU up to 12 on one SM (default: one rides in each worker)",
-    )
-    parser.add_argument("--backend", choices=BACKENDS, default="auto", help="default: auto")
-    parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: seeded random weights")
-    parser.add_argument("--seed", type=int, default=0, help="of dummy weights")
-    parser.add_argument("--deadline", type=float, metavar="S", help="seconds without progress before giving up")
+    add_engine_options(parser)
     parser.add_argument("--echo", action="store_true", help="print each prompt before its completion")
     parser.add_argument("--ignore-eos", action="store_true", help="go on to the full number of tokens")
     parser.add_argument(
@@ -112,7 +83,7 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     with refusing_together():
-        args = _engine_args(arguments)
+        args = engine_args(arguments, _check_trace(arguments))
         params = SamplingParams(max_tokens=arguments.max_new_tokens, ignore_eos=arguments.ignore_eos)
         prompts = [*read_prompts(arguments.prompt, bool(arguments.prompt_ids)), *arguments.prompt_ids]
         started = time.perf_counter()
@@ -134,22 +105,6 @@ def run(arguments: argparse.Namespace) -> int:
             trace.write(llm.trace, arguments.trace)
             tell_lines(trace.report(llm.trace))
     return 0
-
-
-def _engine_args(arguments: argparse.Namespace) -> EngineArgs:
-    """The engine's arguments. UsageError: one of them is out of range."""
-    return EngineArgs(
-        model=arguments.model,
-        load_format=arguments.load_format,
-        seed=arguments.seed,
-        num_workers=arguments.workers,
-        backend=arguments.backend,
-        max_model_len=arguments.max_model_len,
-        max_num_seqs=arguments.max_num_seqs,
-        deadline_s=arguments.deadline,
-        trace_iterations=_check_trace(arguments),
-        num_schedulers=arguments.schedulers,
-    )
 
 
 def _make_requests(args: EngineArgs, prompts: Sequence[Prompt], params: SamplingParams) -> list[Request]:

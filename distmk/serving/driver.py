@@ -13,13 +13,14 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from distmk.errors import Interrupted
+from distmk.errors import DistmkError, Interrupted
 from distmk.interrupts import deferred
 from distmk.serving.commands import command
 from distmk.serving.engine import Engine
 from distmk.serving.feed import Deliver, Feed
 from distmk.serving.requests import Request
 from distmk.serving.session import POLL_S, RunningLaunch
+from distmk.serving.stats import EngineStats, WorkCounter
 from distmk.trace import Trace
 
 T = TypeVar("T")
@@ -59,6 +60,8 @@ class Driver:
         self._feed: Feed | None = None  # of the launch that is under way
         self._joinable = False  # it takes further calls
         self._stopping = False
+        self._work = WorkCounter()
+        self._error: DistmkError | None = None  # that ended a launch, and with it the ranks' cooperation
         self.trace: Trace | None = None
         self.logits: npt.NDArray[np.float32] = np.zeros(0, np.float32)
         self._thread = threading.Thread(target=self._run, name="distmk", daemon=True)
@@ -113,6 +116,29 @@ class Driver:
             self._changed.notify()
         return future.result()
 
+    def stats(self) -> EngineStats:
+        """DistmkError: a launch has failed."""
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            feed, num_pages = self._feed, self._engine.num_kv_pages
+            queued = sum(len(call.requests) for call in self._calls)
+            running = feed.num_running if feed is not None else 0
+            waiting = feed.num_waiting + feed.num_sent - running if feed is not None else 0
+            free = feed.num_free_pages if feed is not None else None
+            return EngineStats(
+                num_running=running,
+                num_waiting=waiting + queued,
+                num_kv_pages=num_pages,
+                num_free_kv_pages=num_pages if free is None else free,
+                num_iterations=self._work.num_iterations,
+                iteration_ms=self._work.iteration_ms,
+                num_prompt_tokens=self._work.num_prompt_tokens,
+                num_generated_tokens=self._work.num_generated_tokens,
+                num_preemptions=0,
+                num_prefix_hits=0,
+            )
+
     def stop(self) -> None:
         """End the launch that is under way, fail the calls that are not over, and end the thread."""
         with deferred(), self._lock:
@@ -154,7 +180,7 @@ class Driver:
             if self._leads:
                 self._engine.bootstrap.send_command(command("generate", gather_logits=call.gather_logits))
             launch = self._engine.launch()
-            feed = Feed(launch.launch, self._engine.max_model_len)
+            feed = Feed(launch.launch, self._engine.max_model_len, self._work)
             with self._lock:
                 self._feed, self._joinable = feed, self._leads and not call.gather_logits
                 self._add(feed, call)
@@ -201,6 +227,8 @@ class Driver:
             else:
                 self._engine.session.stop()  # a launch that an exception has kept from being returned
         with self._lock:
+            if isinstance(error, DistmkError) and not isinstance(error, Interrupted):
+                self._error = error
             if feed is not None:
                 feed.fail(error)
             else:

@@ -114,6 +114,7 @@ class Engine:
         self.load_s: dict[str, float] = {}  # seconds by stage: program, runtime, weights
         with self._stage("program", "compiling the program"):
             options = agree(bootstrap, self._options)
+            self.num_kv_pages = options.num_pages or options.max_pages * options.max_seqs
             agree(bootstrap, lambda: self._check_room(options))
             program = agree(bootstrap, lambda: proved_program(self.config, options, bootstrap.rank))
         with self._stage("runtime", "starting the runtime"):

@@ -10,6 +10,7 @@ from distmk.abi import CommandKind, FinishReason
 from distmk.backends.base import Launch, Token
 from distmk.serving.requests import Request
 from distmk.serving.sampling import TokenOutput
+from distmk.serving.stats import WorkCounter
 
 Deliver = Callable[[TokenOutput | BaseException], None]
 
@@ -17,8 +18,9 @@ Deliver = Callable[[TokenOutput | BaseException], None]
 class Feed:
     """Sends requests to a launch, and its tokens to those who asked for them. Calls must not overlap."""
 
-    def __init__(self, launch: Launch, max_model_len: int) -> None:
+    def __init__(self, launch: Launch, max_model_len: int, work: WorkCounter) -> None:
         self._launch, self._block = launch, launch.block
+        self._work = work
         self._max_model_len = max_model_len
         self._free = list(range(len(self._block.requests)))
         self._waiting: deque[tuple[Request, Deliver]] = deque()
@@ -53,9 +55,15 @@ class Feed:
             if token.finish != FinishReason.NONE:
                 del self._sent[token.request]
                 self._free.append(self._entries.pop(token.request))
-            deliver(request.abort() if token.finish == FinishReason.ABORT else request.append(token))
+            if request.finish_reason is not None:
+                continue  # a stop string ended it, which the launch learns by a command
+            output = request.abort() if token.finish == FinishReason.ABORT else request.append(token)
+            if output.finish_reason is not None and token.finish == FinishReason.NONE:
+                self._to_cancel.append(token.request)
+            deliver(output)
         if tokens:
             self.idle_since_s = time.monotonic()
+            self._work.step(self._block.counts.iterations, len(tokens), self.is_empty)
         self._send()
 
     def finish(self) -> None:
@@ -73,6 +81,16 @@ class Feed:
         return len(self._sent)
 
     @property
+    def num_running(self) -> int:
+        """Sequences of the batch at the last step."""
+        return min(int(self._block.counts.num_running), self.num_sent)
+
+    @property
+    def num_free_pages(self) -> int | None:
+        """Pages that were free at the last step; None: all are."""
+        return int(self._block.counts.num_free_pages) if self._sent and self._block.counts.iterations else None
+
+    @property
     def is_empty(self) -> bool:
         """Whether all requests are over."""
         return not self._sent and not self._waiting
@@ -85,8 +103,9 @@ class Feed:
         self._sent.clear()
 
     def _unfinished(self) -> Iterator[tuple[Request, Deliver]]:
-        yield from self._sent.values()
-        yield from self._waiting
+        for request, deliver in [*self._sent.values(), *self._waiting]:
+            if request.finish_reason is None:  # else a stop string ended it, and it was told
+                yield request, deliver
 
     def _send(self) -> None:
         """Send what the launch has room for. An element of the ring stays free for `finish`."""
@@ -101,6 +120,7 @@ class Feed:
             self._next_number = (number + 1) & 0xFFFFFFFF
             self._sent[number], self._entries[number] = (request, deliver), entry
             max_new = min(request.params.max_tokens, self._max_model_len - len(request.prompt_ids))
+            self._work.num_prompt_tokens += len(request.prompt_ids)
             block.write_request(entry, number, request.prompt_ids, max_new, request.params.ignore_eos)
             self._launch.upload_request(entry)
             block.send(CommandKind.ADD, entry, number)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from distmk.errors import ModelError, UsageError
 from distmk.serving.prompts import read_params, read_prompt, read_prompts
 from distmk.serving.requests import Request, make_request
+from distmk.serving.sampling import SamplingParams, shown
 from distmk.serving.tokenizer import Tokenizer, load_tokenizer
 from distmk.weights import Checkpoint
+
+_GREEDY = SamplingParams()
+_SUPPORTED = ("max_tokens", "ignore_eos", "stop", "include_stop_str_in_output")
+_OF_NO_USE = ("seed", "top_p", "top_k", "min_p")  # without effect where the best token is taken
 
 
 @dataclass(frozen=True)
@@ -24,11 +29,21 @@ class InputProcessor:
         """A request for each prompt (see `LLM.generate`). UsageError: one of them cannot be served."""
         prompts = [read_prompt(given)] if only_one else read_prompts(given)
         each = read_params(params, len(prompts))
+        for one in each:
+            _refuse_sampling(one)
         if self.tokenizer is None and any(isinstance(p, str) for p in prompts):
             raise UsageError(self.no_tokenizer)
         model = (self.tokenizer, self.vocab_size, self.max_model_len)
         pairs = zip(prompts, each, strict=True)
         return [make_request(prompt, params, *model, index) for index, (prompt, params) in enumerate(pairs)]
+
+
+def _refuse_sampling(params: SamplingParams) -> None:
+    """UsageError: the kernel, which decodes greedily, cannot do what is asked for."""
+    for field in fields(params):
+        value = getattr(params, field.name)
+        if field.name not in _SUPPORTED and value != getattr(_GREEDY, field.name) and field.name not in _OF_NO_USE:
+            raise UsageError(f"{field.name} is {shown(value)}, which is not supported yet; decoding is greedy")
 
 
 def load_input_processor(checkpoint: Checkpoint, max_model_len: int) -> InputProcessor:

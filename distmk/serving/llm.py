@@ -26,6 +26,8 @@ from distmk.serving.prompts import Prompt, Prompts, either_params
 from distmk.serving.requests import Request
 from distmk.serving.sampling import RequestOutput, SamplingParams, TokenOutput
 from distmk.serving.session import RunningLaunch, Session
+from distmk.serving.stats import EngineStats
+from distmk.serving.tokenizer import Tokenizer
 from distmk.trace import Trace
 
 T = TypeVar("T")
@@ -130,6 +132,28 @@ class LLM:
     @property
     def num_workers(self) -> int:
         return self._engine.num_workers
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """On rank 0; None: the model has none."""
+        return self._inputs.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest sequence, prompt and completion together."""
+        return self._engine.max_model_len
+
+    @property
+    def model(self) -> str:
+        """The path or name that the model was loaded from."""
+        return self._engine.args.model
+
+    def stats(self) -> EngineStats:
+        """What the engine does now, on rank 0. DistmkError: a launch has failed."""
+        self._closing.check_usable()
+        if self._closing.driver is None:
+            raise UsageError("only rank 0 knows what the engine does")
+        return self._closing.driver.stats()
 
     @property
     def trace(self) -> Trace | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from distmk.abi import FinishReason
 from distmk.backends.base import Token
 from distmk.errors import UsageError
-from distmk.serving.sampling import CompletionOutput, RequestOutput, SamplingParams, TokenOutput, shown
-from distmk.serving.stream_decoder import StreamDecoder
+from distmk.serving.detokenizer import Detokenizer
+from distmk.serving.sampling import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenOutput, shown
 from distmk.serving.tokenizer import Tokenizer
 
 
@@ -23,27 +24,25 @@ class Request:
     prompt: str | None
     prompt_ids: list[int]
     params: SamplingParams
-    decoder: StreamDecoder | None
+    decoder: Detokenizer | None
     index: int = 0
     token_ids: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     finish_reason: str | None = None
+    prompt_logprobs: Sequence[Mapping[int, Logprob] | None] | None = None
     first_s: float = 0.0
     last_s: float = 0.0
 
     def append(self, event: Token) -> TokenOutput:
-        """Add a token."""
+        """Add a token. It ends the request where its text ends a stop string, of which the launch does not know."""
         self.last_s = time.perf_counter()
         self.first_s = self.first_s or self.last_s
         self.token_ids.append(event.token)
-        if event.finish != FinishReason.NONE:
-            self.finish_reason = FinishReason(event.finish).name.lower()
+        reason = None if event.finish == FinishReason.NONE else FinishReason(event.finish).name.lower()
         piece = ""
         if self.decoder is not None:
-            if event.finish != FinishReason.STOP:  # a stop token is no text, even one that is not marked as special
-                piece = self.decoder.push(event.token)
-            if self.finish_reason:
-                piece += self.decoder.flush()
+            piece, reason = self.decoder.push(event.token, reason)
+        self.finish_reason = reason
         self.pieces.append(piece)
         return TokenOutput(self.index, event.token, piece, self.finish_reason)
 
@@ -89,6 +88,9 @@ def make_request(
     for token in ids:
         if not 0 <= token < vocab_size:
             raise UsageError(f"token id {shown(token)} is out of range; the vocabulary has ids 0 to {vocab_size - 1}")
-    # The text of the first new token depends on the end of the prompt (a space, half a character).
-    decoder = StreamDecoder(tokenizer, context=ids) if tokenizer is not None else None
+    if params.stop and tokenizer is None:
+        raise UsageError("stop strings need text, and this model has no tokenizer; give stop_token_ids")
+    decoder = None
+    if tokenizer is not None:
+        decoder = Detokenizer(tokenizer, ids, params.stop, params.include_stop_str_in_output, params.min_tokens)
     return Request(prompt if isinstance(prompt, str) else None, ids, params, decoder, index)

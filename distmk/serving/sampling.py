@@ -2,49 +2,98 @@
 
 from __future__ import annotations
 
-import numbers
-import operator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from distmk.errors import UsageError
+from distmk.serving.parameter_checks import biases, flag, real, shown, strings, token_ids, whole
+from distmk.serving.stop_strings import check_stop_strings
 
-_SHOWN_CHARS = 60
+__all__ = ["CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "TokenOutput", "shown"]
+
+MAX_LOGPROBS = 20
+MAX_BIAS = 100.0
+MAX_TEMPERATURE = 100.0
+MAX_COMPLETIONS = 128  # of one prompt
+_MOST = (1 << 31) - 1
+_SEEDS = (-(1 << 63), (1 << 63) - 1)
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Greedy decoding of up to `max_tokens` tokens. Names as in vLLM. UsageError: a value of a wrong type, or one that is not
-    greedy, which is not supported yet.
+    """How the tokens of a completion are chosen, and where it ends. Names and ranges as in vLLM. UsageError: a wrong value.
+
+    `max_tokens`: of the completion. `n`: completions of the prompt.
+
+    The distribution: the softmax of logits / `temperature` (0: the best token), of which only the `top_k` most probable tokens
+    (0 or -1: all) are left, then the fewest whose probabilities sum up to `top_p`, and those that have at least `min_p` of the
+    highest probability. `seed` (None: a random one): the same gives the same tokens. Before that, logits are changed:
+    `logit_bias` is added by token id; `presence_penalty` is taken off once, and `frequency_penalty` as often as the token was
+    generated; `repetition_penalty` divides positive logits, and multiplies others, of tokens of the prompt or the completion.
+
+    The end: a token of `stop_token_ids` or of the model (not with `ignore_eos`), or a text of `stop`, which the completion does
+    not show (unless `include_stop_str_in_output`); none of them before `min_tokens` tokens.
+
+    `logprobs`, `prompt_logprobs`: the number of most probable tokens whose log probabilities are given for every position of the
+    completion, or of the prompt, beside those of the token itself; 0: only of that. None: of none.
     """
 
     max_tokens: int = 64
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    min_tokens: int = 0
     ignore_eos: bool = False
+    stop: list[str] = field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
+    include_stop_str_in_output: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        if not _is_number(self.temperature, numbers.Real) or self.temperature != 0.0:
-            raise UsageError(f"temperature {shown(self.temperature)} is not supported yet; decoding is greedy: use 0")
-        if self.top_p != 1.0 or self.top_k not in (0, 1, -1):
-            raise UsageError("top_p and top_k are not supported yet; decoding is greedy: leave them out")
-        if not _is_number(self.max_tokens, numbers.Integral) or self.max_tokens < 1:
-            raise UsageError(f"max_tokens is {shown(self.max_tokens)}; ask for at least one new token")
-        object.__setattr__(self, "max_tokens", operator.index(self.max_tokens))  # numpy's numbers become Python's
-        if not isinstance(self.ignore_eos, bool):
-            raise UsageError(f"ignore_eos is {shown(self.ignore_eos)}; expected True or False")
+        checked: dict[str, object] = {
+            "max_tokens": whole("max_tokens", self.max_tokens, 1, _MOST, "1 or more"),
+            "temperature": real("temperature", self.temperature, 0, MAX_TEMPERATURE, f"0 to {MAX_TEMPERATURE:g}"),
+            "top_p": real("top_p", self.top_p, 0, 1, "more than 0 and at most 1", above=True),
+            "top_k": whole("top_k", self.top_k, -1, _MOST, "1 or more, or 0 or -1 for all tokens"),
+            "min_p": real("min_p", self.min_p, 0, 1, "0 to 1"),
+            "n": whole("n", self.n, 1, MAX_COMPLETIONS, f"1 to {MAX_COMPLETIONS}"),
+            "presence_penalty": real("presence_penalty", self.presence_penalty, -2, 2, "-2 to 2"),
+            "frequency_penalty": real("frequency_penalty", self.frequency_penalty, -2, 2, "-2 to 2"),
+            "repetition_penalty": real(
+                "repetition_penalty", self.repetition_penalty, 0, 100, "more than 0 and at most 100", above=True
+            ),
+            "logit_bias": biases("logit_bias", self.logit_bias, MAX_BIAS),
+            "ignore_eos": flag("ignore_eos", self.ignore_eos),
+            "stop": strings("stop", self.stop),
+            "stop_token_ids": token_ids("stop_token_ids", self.stop_token_ids),
+            "include_stop_str_in_output": flag("include_stop_str_in_output", self.include_stop_str_in_output),
+        }
+        if self.seed is not None:
+            checked["seed"] = whole("seed", self.seed, *_SEEDS, "a whole number of 64 bits, or None")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(self, name)) is not None:
+                checked[name] = whole(name, count, 0, MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}, or None")
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        check_stop_strings(self.stop)
+        expected = f"0 to max_tokens, which is {self.max_tokens}"
+        object.__setattr__(self, "min_tokens", whole("min_tokens", self.min_tokens, 0, self.max_tokens, expected))
 
 
-def _is_number(value: object, kind: type) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
+@dataclass(frozen=True)
+class Logprob:
+    """As in vLLM."""
 
-
-def shown(value: object) -> str:
-    """`value` as Python writes it, cut to a length that a message can hold."""
-    if isinstance(value, int) and abs(value) >= 1 << 128:  # Python refuses to write numbers of thousands of digits
-        return f"{'-' if value < 0 else ''}2**{abs(value).bit_length() - 1} or more"
-    text = " ".join(repr(value).split())
-    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +107,7 @@ class TokenOutput:
     token_id: int
     text: str
     finish_reason: str | None
+    logprobs: dict[int, Logprob] | None = None
 
 
 @dataclass(frozen=True)

@@ -136,14 +136,39 @@ def test_params() -> None:
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"max_tokens": "2" * 99}, f"max_tokens is '{'2' * 56}...;"),
         ({"max_tokens": -(10**5000)}, "max_tokens is -2**16609 or more"),
-        ({"temperature": "0"}, "temperature '0' is not"),
-        ({"temperature": None}, "temperature None is not"),
-        ({"temperature": False}, "temperature False is not"),
-        ({"temperature": 1e-9}, "temperature 1e-09 is not"),
-        ({"top_p": 0.9}, "top_p and top_k are not supported"),
-        ({"top_k": 2}, "top_p and top_k are not supported"),
-        ({"temperature": float("nan")}, "temperature nan is not"),
+        ({"temperature": "0"}, "temperature is '0'; expected 0 to 100"),
+        ({"temperature": None}, "temperature is None"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"temperature": -0.1}, "temperature is -0.1"),
+        ({"temperature": True}, "temperature is True"),
         ({"ignore_eos": "no"}, "ignore_eos is 'no'; expected True or False"),
+        ({"top_p": 0}, "top_p is 0; expected more than 0 and at most 1"),
+        ({"top_p": 1.01}, "top_p is 1.01"),
+        ({"top_k": -2}, "top_k is -2"),
+        ({"top_k": 1.5}, "top_k is 1.5"),
+        ({"min_p": 1.5}, "min_p is 1.5; expected 0 to 1"),
+        ({"n": 0}, "n is 0; expected 1 to 128"),
+        ({"n": 10**9}, "n is 1000000000"),
+        ({"seed": 2**63}, "seed is 9223372036854775808"),
+        ({"seed": 1.5}, "seed is 1.5"),
+        ({"presence_penalty": 3}, "presence_penalty is 3; expected -2 to 2"),
+        ({"frequency_penalty": float("-inf")}, "frequency_penalty is -inf"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; expected more than 0"),
+        ({"logit_bias": [1]}, "logit_bias is [1]; expected numbers from -100 to 100 by token id"),
+        ({"logit_bias": {1: 101}}, "logit_bias has 101 for 1"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias has 1.0 for -1"),
+        ({"logit_bias": {1: float("nan")}}, "logit_bias has nan for 1"),
+        ({"min_tokens": -1}, "min_tokens is -1; expected 0 to max_tokens, which is 64"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens is 9"),
+        ({"stop": 5}, "stop is 5; expected text, or a list of texts"),
+        ({"stop": ["a", 1]}, "stop is ['a', 1]"),
+        ({"stop": [""]}, "stop has a string of 0 characters"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids is [-1]; expected a list of token ids"),
+        ({"stop_token_ids": "12"}, "stop_token_ids is '12'"),
+        ({"include_stop_str_in_output": 1}, "include_stop_str_in_output is 1"),
+        ({"logprobs": 21}, "logprobs is 21; expected 0 to 20, or None"),
+        ({"logprobs": True}, "logprobs is True"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs is -1"),
     ],
 )
 def test_sampling_params(changes: dict[str, Any], text: str) -> None:
@@ -153,8 +178,8 @@ def test_sampling_params(changes: dict[str, Any], text: str) -> None:
 
 def test_sampling_params_that_are_greedy() -> None:
     assert type(SamplingParams(max_tokens=np.int64(3)).max_tokens) is int  # type: ignore[arg-type]
-    assert SamplingParams(max_tokens=1, temperature=0, top_p=1, top_k=-1).max_tokens == 1
-    assert SamplingParams(top_k=1).top_k == 1 and SamplingParams().top_k == 0
+    assert SamplingParams(stop="a").stop == ["a"] and SamplingParams(stop=None).stop == []  # type: ignore[arg-type]
+    assert SamplingParams(logit_bias={np.int32(3): 1}).logit_bias == {3: 1.0}  # type: ignore[dict-item]
 
 
 @pytest.fixture(scope="module")

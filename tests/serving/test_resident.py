@@ -67,6 +67,7 @@ def test_a_full_token_ring_holds_the_launch(tiny_model: Path, monkeypatch: pytes
     monkeypatch.setattr(base, "MAX_KEPT_TOKENS", 3)
     with LLM(str(tiny_model), num_workers=1, max_model_len=64, deadline_s=0.5) as llm:
         expected = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=50, ignore_eos=True))[0].outputs[0].token_ids
+        llm.peak_memory_bytes()  # a call between launches: the last one has ended
         launch = llm._engine.launch()
         block = launch.launch.block
         block.write_request(0, 7, [1, 2, 3], 50, True)
@@ -82,6 +83,7 @@ def test_a_full_token_ring_holds_the_launch(tiny_model: Path, monkeypatch: pytes
 def test_cancelled_requests_free_their_slots(endless: Path) -> None:
     """One that runs, and one that waits for its slot: both end within an iteration of the command."""
     with LLM(str(endless), load_format="dummy", num_workers=1, max_model_len=2000, max_num_seqs=1) as llm:
+        llm.peak_memory_bytes()  # a call between launches: the last one has ended
         launch = llm._engine.launch()
         block = launch.launch.block
         for number in (5, 6):

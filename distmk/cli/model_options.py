@@ -1,0 +1,58 @@
+"""Options of the commands that are about a model, and what they ask of the engine."""
+
+from __future__ import annotations
+
+import argparse
+
+from distmk.backends.defaults import BACKENDS
+from distmk.serving.engine import EngineArgs
+
+_MODEL = "Hugging Face folder, .gguf file, or (dummy) a config or preset"
+
+
+def add_model_options(parser: argparse.ArgumentParser, positional: bool = False) -> None:
+    """Add the options that every command about a model has. `positional`: the model is an argument without a name."""
+    if positional:
+        parser.add_argument("model", metavar="MODEL", help=_MODEL)
+    else:
+        parser.add_argument("-m", "--model", required=True, metavar="PATH", help=_MODEL)
+    parser.add_argument(
+        "--ranks",
+        "--tensor-parallel-size",
+        type=int,
+        metavar="N",
+        help="tensor-parallel ranks to start here (default 1)",
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help="workers a rank (default: its share of the cores)")
+    parser.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence in tokens (default 4096)")
+    parser.add_argument("--max-num-seqs", type=int, default=16, metavar="N", help="sequences at once, 1 to 16")
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of commands that run a model."""
+    parser.add_argument(
+        "--schedulers",
+        type=int,
+        metavar="N",
+        help="schedulers a rank in threads of their own, on a GPU up to 12 on one SM (default: one rides in each worker)",
+    )
+    parser.add_argument("--backend", choices=BACKENDS, default="auto", help="default: auto")
+    parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: seeded random weights")
+    parser.add_argument("--seed", type=int, default=0, help="of dummy weights")
+    parser.add_argument("--deadline", type=float, metavar="S", help="seconds without progress before giving up")
+
+
+def engine_args(arguments: argparse.Namespace, trace_iterations: int = 0) -> EngineArgs:
+    """The engine's arguments, from both groups of options. UsageError: one of them is out of range."""
+    return EngineArgs(
+        model=arguments.model,
+        load_format=arguments.load_format,
+        seed=arguments.seed,
+        num_workers=arguments.workers,
+        backend=arguments.backend,
+        max_model_len=arguments.max_model_len,
+        max_num_seqs=arguments.max_num_seqs,
+        deadline_s=arguments.deadline,
+        trace_iterations=trace_iterations,
+        num_schedulers=arguments.schedulers,
+    )

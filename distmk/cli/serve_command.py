@@ -1,0 +1,130 @@
+"""`distmk serve`: an HTTP server with OpenAI's API, and a page to chat on."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import signal
+import socket
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from distmk import env
+from distmk.cli.model_options import add_engine_options, add_model_options, engine_args
+from distmk.cli.together import launcher_rank, refusing_together
+from distmk.errors import UsageError
+from distmk.serving.engine_client import EngineClient
+from distmk.serving.llm import LLM
+
+if TYPE_CHECKING:
+    from distmk.server.config import ServerConfig
+
+_QUIET_S = 10.0  # until an idle launch ends, with --idle exit
+
+
+def add_to(commands: Any) -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP: OpenAI's API, and a page to chat on",
+        description="Serve a model over HTTP, with OpenAI's API under /v1, metrics for Prometheus, and a page to chat on at /. "
+        "SIGTERM lets requests under way end. Start it alone, with --ranks N, or on every rank under mpirun, torchrun or "
+        "srun, where rank 0 serves.",
+    )
+    add_model_options(parser, positional=True)
+    add_engine_options(parser)
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)"
+    )
+    parser.add_argument("--port", type=int, default=8000, help="default 8000; 0: any that is free")
+    parser.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="a key that clients must send; may be repeated. DISTMK_API_KEY, which other users cannot see, adds one",
+    )
+    parser.add_argument(
+        "--served-model-name", metavar="NAME", help="the model's name in the API (default: that of its file)"
+    )
+    parser.add_argument(
+        "--max-queue",
+        type=int,
+        default=256,
+        metavar="N",
+        help="sequences that may wait; more are refused (default 256)",
+    )
+    parser.add_argument(
+        "--drain",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds that requests may go on after SIGTERM (default 30)",
+    )
+    parser.add_argument(
+        "--idle",
+        choices=("resident", "exit"),
+        default="resident",
+        help=f"without requests, the kernel stays (resident, the default), or leaves the GPU after {_QUIET_S:g} s (exit)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with refusing_together():
+        args = engine_args(arguments)
+        config = None if launcher_rank() else _config(arguments)
+        bound = None if launcher_rank() else _bind(arguments)
+    idle_exit_s = None if arguments.idle == "resident" else _QUIET_S
+    with LLM(**asdict(args), tensor_parallel_size=arguments.ranks, followed=True, idle_exit_s=idle_exit_s) as llm:
+        if config is None or bound is None:
+            # Launchers send signals to every rank. This one ends when rank 0 has drained, or is lost.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
+            llm.follow()
+        else:
+            from distmk.server.run import serve
+
+            serve(cast(EngineClient, llm), config, bound)
+    return 0
+
+
+def _config(arguments: argparse.Namespace) -> ServerConfig:
+    """UsageError: an option is out of range, or packages are missing."""
+    try:
+        importlib.import_module("distmk.server.run")
+        from distmk.server.config import ServerConfig
+    except ImportError as error:
+        raise UsageError(
+            f"`distmk serve` needs {error.name}, which is not installed; pip install 'distmk[serve]'"
+        ) from None
+    for name, least in (("max_queue", 0), ("drain", 0)):
+        value = getattr(arguments, name)
+        if not least <= value <= 1_000_000:
+            raise UsageError(f"--{name.replace('_', '-')} is {value}; expected {least} to 1000000")
+    keys = [*arguments.api_key, *([key] if (key := env.api_key()) else [])]
+    if not all(keys):
+        raise UsageError("--api-key is empty; give a key, or leave it out")
+    name = arguments.served_model_name
+    if name == "":
+        raise UsageError("--served-model-name is empty; give a name, or leave it out")
+    return ServerConfig(
+        served_model_name=name or _name_of(arguments.model),
+        max_num_seqs=arguments.max_num_seqs,
+        api_keys=tuple(keys),
+        max_queue=arguments.max_queue,
+        drain_s=arguments.drain,
+    )
+
+
+def _name_of(model: str) -> str:
+    return Path(model).resolve().name.removesuffix(".gguf") or model
+
+
+def _bind(arguments: argparse.Namespace) -> socket.socket:
+    """UsageError: the address cannot be had."""
+    from distmk.server.run import bind
+
+    if not 0 <= arguments.port <= 65535:
+        raise UsageError(f"--port is {arguments.port}; expected 0 to 65535")
+    return bind(arguments.host, arguments.port)

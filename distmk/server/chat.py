@@ -1,0 +1,112 @@
+"""/v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from distmk.server.answers import EventStream, whole_answer
+from distmk.server.choices import Choice, check_stream, collect, events, head
+from distmk.server.errors import ApiError
+from distmk.server.generation import Generation, fit_max_tokens, generation, naming, off_loop
+from distmk.server.logprobs import chat_logprobs, prompt_logprobs
+from distmk.server.requests import ChatRequest, Messages
+from distmk.server.state import ServerState
+from distmk.serving.sampling import SamplingParams, TokenOutput
+
+
+def router(state: ServerState) -> APIRouter:
+    """The route, for one server."""
+    routes = APIRouter()
+
+    @routes.post("/v1/chat/completions", response_model=None)
+    async def create(body: ChatRequest, request: Request) -> Response:
+        state.check_serving()
+        state.check_model(body.model)
+        check_stream(body)
+        ids = await render(state, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
+        async with AsyncExitStack() as stack:
+            with naming("messages", logprobs="top_logprobs"):
+                params = _params(state, body, ids)
+                running = await stack.enter_async_context(generation(state, [ids], params))
+            answer = _Answer(state, body, running)
+            if not body.stream:
+                return await whole_answer(request, answer.whole())
+            beginning = head("chat.completion.chunk", "chatcmpl", state.config.served_model_name)
+            return EventStream(events(running, beginning, answer.piece, body.options), stack.pop_all())
+
+    return routes
+
+
+async def render(
+    state: ServerState, messages: Messages, generates: bool, variables: Mapping[str, Any] | None
+) -> list[int]:
+    """Token ids of a conversation. ApiError: the messages are wrong, or the model's template refuses them, or there is none."""
+
+    def encode() -> list[int]:
+        return state.llm.llm.render_chat(messages, add_generation_prompt=generates, chat_template_kwargs=variables)
+
+    with naming("messages", only_prompt=True):
+        return await off_loop(encode, sum(len(str(message.get("content"))) for message in messages))
+
+
+def _params(state: ServerState, body: ChatRequest, ids: list[int]) -> SamplingParams:
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if asked is not None and asked < 1:
+        raise ApiError(400, f"{name} is {asked}; expected 1 or more", name)
+    max_tokens = fit_max_tokens(asked, None, [ids], state, ("messages", name))
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
+    num_top = (body.top_logprobs or 0) if body.logprobs else None
+    return body.sampling_params(max_tokens=max_tokens, logprobs=num_top, prompt_logprobs=body.prompt_logprobs)
+
+
+class _Answer:
+    """The answer to one request, whole or in pieces."""
+
+    def __init__(self, state: ServerState, body: ChatRequest, running: Generation) -> None:
+        self._state = state
+        self._body = body
+        self._running = running
+        self._begun: set[int] = set()  # choices of which a piece was sent
+
+    async def whole(self) -> Response:
+        choices = [self._whole(choice) for choice in await collect(self._running)]
+        answer = head("chat.completion", "chatcmpl", self._state.config.served_model_name)
+        if self._body.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = prompt_logprobs(self._state.tokenizer, self._running.prompt_logprobs(0))
+        return JSONResponse({**answer, "choices": choices, "usage": self._running.usage()})
+
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None, "annotations": []}
+        logprobs = self._logprobs(choice)
+        made = {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+        return made | self._ids(choice)
+
+    def piece(self, output: TokenOutput) -> dict[str, Any] | None:
+        choice = Choice(output.index)
+        choice.add(output)
+        logprobs, ids = self._logprobs(choice), self._ids(choice)
+        begins = output.index not in self._begun
+        if not (begins or output.text or output.finish_reason or ids or logprobs):
+            return None
+        self._begun.add(output.index)
+        delta: dict[str, Any] = {"role": "assistant"} if begins else {}
+        if begins or output.text:
+            delta["content"] = output.text
+        made = {"index": output.index, "delta": delta, "logprobs": logprobs, "finish_reason": output.finish_reason}
+        return made | ids
+
+    def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
+        if not self._body.logprobs:
+            return None
+        return chat_logprobs(self._state.tokenizer, choice.tokens, self._body.top_logprobs or 0)
+
+    def _ids(self, choice: Choice) -> dict[str, Any]:
+        return {"token_ids": [token_id for token_id, _ in choice.tokens]} if self._body.return_token_ids else {}

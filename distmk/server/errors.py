@@ -1,0 +1,96 @@
+"""Errors of the API, in OpenAI's form: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from distmk.errors import DistmkError, UsageError, one_line, shown
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """An answer that is an error. `param`: the parameter that is wrong; `code`: OpenAI's word for the error."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = headers
+
+    def body(self) -> dict[str, Any]:
+        default = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = _TYPES.get(self.status, default)
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body(), self.status, self.headers)
+
+
+def api_error(error: DistmkError, names: Mapping[str, str] | None = None) -> ApiError:
+    """The answer to a request that met `error`. `names`: parameters of the request, by the word that begins the message."""
+    if not isinstance(error, UsageError):
+        return ApiError(500, f"the engine has ended: {one_line(error)}", code="engine_ended")
+    message = one_line(error)
+    if "leaves no room in a context" in message:
+        return ApiError(400, message, (names or {}).get("prompt", "prompt"), "context_length_exceeded")
+    param = (names or {}).get(message.partition(" ")[0])
+    return ApiError(400, message, param)
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Make every error that `app` meets an answer in OpenAI's form."""
+
+    @app.exception_handler(ApiError)
+    async def known(request: Request, error: ApiError) -> JSONResponse:
+        return error.response()
+
+    @app.exception_handler(DistmkError)
+    async def engine(request: Request, error: DistmkError) -> JSONResponse:
+        return api_error(error).response()
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        message = str(error.detail)
+        if error.status_code == 404:
+            message = f"there is no {request.method} {shown(request.url.path)[1:-1]}"
+        return ApiError(error.status_code, message, headers=error.headers).response()
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return _invalid(error.errors()[0]).response()
+
+    @app.exception_handler(Exception)
+    async def bug(request: Request, error: Exception) -> JSONResponse:
+        return ApiError(500, f"a bug of the server: {type(error).__name__}").response()
+
+
+def _invalid(error: Mapping[str, Any]) -> ApiError:
+    """The answer to a body in which pydantic found `error`."""
+    where = [str(part) for part in error["loc"][1:]]  # behind "body"
+    kind, name = error["type"], ".".join(where)
+    if kind == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {error['ctx']['error']} at character {where[0]}")
+    if not where:
+        return ApiError(400, "the body is not a JSON object; send one, with the header content-type: application/json")
+    if kind == "extra_forbidden":
+        return ApiError(400, f"{name} is not a parameter that this server supports; leave it out", name)
+    if kind == "missing":
+        return ApiError(400, f"{name} is missing", name)
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return ApiError(400, f"{name} is {shown(error['input'])}: {message}", name)

@@ -1,0 +1,77 @@
+"""Routes for people and machines that watch the server: /v1/models, /health, /metrics, /stats, and the page at /."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+import distmk
+from distmk.server.state import ServerState
+
+PAGE = Path(__file__).with_name("page.html")
+_PAGE_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def router(state: ServerState) -> APIRouter:
+    """The routes, for one server."""
+    routes = APIRouter()
+    page = PAGE.read_text()
+
+    def model() -> dict[str, Any]:
+        return {
+            "id": state.config.served_model_name,
+            "object": "model",
+            "created": state.created_s,
+            "owned_by": "distmk",
+            "root": state.llm.llm.model,
+            "parent": None,
+            "max_model_len": state.max_model_len,
+        }
+
+    @routes.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [model()]}
+
+    @routes.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        state.check_model(name)
+        return model()
+
+    @routes.get("/health")
+    async def health() -> Response:
+        """Status 200 while requests are taken, 503 once the engine has ended or the server is ending."""
+        state.check_serving()
+        return Response()
+
+    @routes.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": distmk.__version__}
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        return PlainTextResponse(state.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    @routes.get("/stats")
+    async def stats() -> dict[str, Any]:
+        """What the engine does now, for the page."""
+        return {
+            "model": state.config.served_model_name,
+            "max_model_len": state.max_model_len,
+            **asdict(state.llm.stats()),
+        }
+
+    @routes.get("/", response_class=HTMLResponse)
+    async def chat_page() -> HTMLResponse:
+        headers = {"content-security-policy": _PAGE_POLICY, "cache-control": "no-cache"}
+        return HTMLResponse(page, headers=headers)
+
+    return routes

@@ -1,0 +1,157 @@
+"""Bodies of requests: OpenAI's parameters, and those of vLLM that OpenAI does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from distmk.serving.sampling import SamplingParams
+
+# Parameters that this server does not have, with the values that ask for nothing.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "best_of": (1,),
+    "suffix": ("",),
+    "use_beam_search": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+}
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, of /v1/completions
+
+
+def _a_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class _Body(BaseModel):
+    """Unknown parameters are refused; null stands for a parameter's default."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_neutral_values(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        return {
+            name: value
+            for name, value in body.items()
+            if value is not None and not (name in _NEUTRAL and value in _NEUTRAL[name])
+        }
+
+
+class StreamOptions(_Body):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False  # vLLM's: usage with every piece
+
+
+Strict = Annotated[int, Field(strict=True)]
+Number = Annotated[float, Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+
+
+class Generating(_Body):
+    """What both endpoints that generate have. Ranges are those of `SamplingParams`, which checks them."""
+
+    model: str
+    max_tokens: Strict | None = None
+    temperature: Number = 1.0
+    top_p: Number | None = None
+    top_k: Strict | None = None
+    min_p: Number | None = None
+    n: Strict | None = None
+    seed: Strict | None = None
+    stop: Annotated[list[str] | None, BeforeValidator(_a_list)] = None
+    stop_token_ids: list[Strict] | None = None
+    include_stop_str_in_output: Flag | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    repetition_penalty: Number | None = None
+    logit_bias: dict[int, Number] | None = None
+    min_tokens: Strict | None = None
+    ignore_eos: Flag | None = None
+    stream: Flag = False
+    stream_options: StreamOptions | None = None
+    prompt_logprobs: Strict | None = None  # vLLM's: the number of top log probabilities at every position of the prompt
+    return_token_ids: Flag = False  # vLLM's: the ids beside the text
+    user: str | None = None  # no effect
+    metadata: dict[str, str] | None = None  # no effect
+
+    @property
+    def options(self) -> StreamOptions:
+        return self.stream_options or StreamOptions()
+
+    def sampling_params(self, **fields: Any) -> SamplingParams:
+        """The parameters given, and `fields`. UsageError: a value out of range."""
+        given = {name: getattr(self, name) for name in _SAMPLING}
+        return SamplingParams(**{name: value for name, value in (given | fields).items() if value is not None})
+
+
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "n",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "min_tokens",
+    "ignore_eos",
+)
+
+
+class CompletionRequest(Generating):
+    """/v1/completions. `prompt`: text, token ids, or a list of either."""
+
+    prompt: Any = None
+    echo: Flag = False
+    logprobs: Strict | None = None  # the number of top log probabilities beside the chosen token's
+
+
+Messages = list[dict[str, Any]]
+"""Messages of a chat, which the engine checks and its chat template reads."""
+
+
+class ChatRequest(Generating):
+    """/v1/chat/completions."""
+
+    messages: Messages
+    max_completion_tokens: Strict | None = None
+    logprobs: Flag = False
+    top_logprobs: Strict | None = None
+    add_generation_prompt: Flag = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeRequest(_Body):
+    """vLLM's /tokenize: a prompt, or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_generation_prompt: Flag = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: Flag = False
+
+
+class DetokenizeRequest(_Body):
+    """vLLM's /detokenize."""
+
+    model: str | None = None
+    tokens: list[Strict]

@@ -1,0 +1,144 @@
+"""A server's life: it listens, drains on SIGTERM, and ends when the engine ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import uvicorn
+
+from distmk.console import tell
+from distmk.errors import DistmkError, Interrupted, UsageError
+from distmk.open_files import room_for_files
+from distmk.server.app import build_app
+from distmk.server.config import ServerConfig
+from distmk.server.connections import BoundedConnection, bounded
+from distmk.server.state import ServerState
+from distmk.serving.async_llm import AsyncLLM
+from distmk.serving.engine_client import EngineClient
+
+_POLL_S = 0.05
+_CUT_OFF_S = 5.0  # for requests to end after their connections were broken
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket bound to an address, so that a wrong one is refused before a model is loaded. UsageError: it cannot be had."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (OSError, UnicodeError, OverflowError):
+        raise UsageError(f"--host {host!r} is no address or name of this machine") from None
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise UsageError(
+            f"cannot listen on {host} port {port} ({error.strerror}); give another --host or --port"
+        ) from None
+    return bound
+
+
+def serve(llm: EngineClient, config: ServerConfig, bound: socket.socket) -> None:
+    """Serve until SIGTERM or Ctrl-C, on the main thread.
+
+    The first signal drains: new requests are refused, those under way end, for at most `drain_s`; a second signal ends them at
+    once. Interrupted: it was Ctrl-C. DistmkError: the engine has ended.
+    """
+    server = Server(llm, config, bound)
+    server.run(sockets=[bound])
+    if server.state.engine_error is not None:
+        raise server.state.engine_error.with_traceback(None)
+    if server.interrupted:
+        raise Interrupted("interrupted")
+
+
+class Server(uvicorn.Server):
+    def __init__(self, llm: EngineClient, config: ServerConfig, bound: socket.socket) -> None:
+        config = replace(config, max_connections=min(config.max_connections, room_for_files()))
+        self.state = ServerState(AsyncLLM(llm), config)
+        self.interrupted = False
+        self.cuts_off = False  # what is under way shall not go on
+        self._address = bound.getsockname()
+        super().__init__(
+            uvicorn.Config(
+                build_app(self.state),
+                http=bounded(config),
+                ws="none",
+                lifespan="off",
+                log_level="error",
+                access_log=False,
+                server_header=False,
+                backlog=1024,
+                timeout_graceful_shutdown=round(config.drain_s + _CUT_OFF_S),
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._watch = asyncio.ensure_future(self._watch_engine())
+        host, port = self._address[:2]
+        shown = f"[{host}]" if ":" in host else host
+        tell(f"serving {self.state.config.served_model_name} on http://{shown}:{port} (Ctrl-C ends)")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.state.draining = True
+        if self.state.num_sequences and self.state.engine_error is None:
+            count = self.state.num_sequences
+            tell(f"finishing {count} sequence{'s'[: count > 1]}, for at most {self.state.config.drain_s:g} s")
+        cutting_off = asyncio.ensure_future(self._cut_off())
+        await super().shutdown(sockets)
+        for task in (cutting_off, self._watch):
+            task.cancel()
+
+    async def _cut_off(self) -> None:
+        """Break the connections that are left when the time for draining is over, or a second signal comes.
+
+        Their clients see that the answer is not whole, and their requests are cancelled as if they had left.
+        """
+        deadline_s = time.monotonic() + self.state.config.drain_s
+        while not self.cuts_off and time.monotonic() < deadline_s:
+            await asyncio.sleep(_POLL_S)
+        for connection in list(self.server_state.connections):
+            cast("BoundedConnection", connection).transport.abort()
+
+    async def _watch_engine(self) -> None:
+        """Note the engine's end, let /health tell it for a moment, and end the server."""
+        config = self.state.config
+        while True:
+            try:
+                self.state.llm.stats()
+            except DistmkError as error:
+                self.state.engine_failed(error)
+            if self.state.engine_error is not None:
+                await asyncio.sleep(config.engine_error_s)
+                self.should_exit = self.cuts_off = True
+                return
+            await asyncio.sleep(config.watch_s)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Instead of uvicorn's, which raises the signal again in the end."""
+        if threading.current_thread() is not threading.main_thread():  # as in tests; signals reach only the main thread
+            yield
+            return
+        before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in before:
+            signal.signal(number, self._signalled)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _signalled(self, number: int, frame: object) -> None:
+        self.cuts_off |= self.should_exit
+        self.interrupted |= number == signal.SIGINT
+        self.should_exit = True

@@ -1,0 +1,71 @@
+"""What the endpoints of one server share."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from distmk.errors import DistmkError
+from distmk.server.config import ServerConfig
+from distmk.server.errors import ApiError
+from distmk.server.metrics import Metrics
+from distmk.serving.async_llm import AsyncLLM
+from distmk.serving.tokenizer import Tokenizer
+
+
+class ServerState:
+    """The engine, the number of sequences that it was given, and whether the server still takes requests."""
+
+    def __init__(self, llm: AsyncLLM, config: ServerConfig) -> None:
+        self.llm = llm
+        self.config = config
+        self.metrics = Metrics(config.served_model_name, llm.stats)
+        self.created_s = int(time.time())
+        self.draining = False
+        self.engine_error: DistmkError | None = None
+        self.num_sequences = 0
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self.llm.llm.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        return self.llm.llm.max_model_len
+
+    def engine_failed(self, error: DistmkError) -> None:
+        """Note the error that ended the engine."""
+        self.engine_error = self.engine_error or error
+
+    def check_model(self, name: str | None) -> None:
+        """ApiError: a request names another model."""
+        served = self.config.served_model_name
+        if name is not None and name != served:
+            raise ApiError(
+                404, f"the model {name[:200]!r} is not served here, only {served!r}", "model", "model_not_found"
+            )
+
+    def check_serving(self) -> None:
+        """ApiError: the server takes no more requests."""
+        if self.engine_error is not None:
+            raise ApiError(503, f"the engine has ended: {self.engine_error}", code="engine_ended")
+        if self.draining:
+            raise ApiError(503, "the server is ending; it takes no more requests", headers={"connection": "close"})
+
+    @contextlib.contextmanager
+    def admit(self, count: int) -> Iterator[None]:
+        """Room for `count` sequences for the length of the block. ApiError: more than may ever run, or than may wait now."""
+        self.check_serving()
+        limit = self.config.max_sequences
+        if count > limit:
+            raise ApiError(400, f"prompts times n are {count} sequences; one request may have {limit}", "n")
+        if self.num_sequences + count > limit:
+            self.metrics.refused()
+            message = f"{self.num_sequences} sequences run and wait, of {limit} at most; ask again later"
+            raise ApiError(429, message, code="queue_full", headers={"retry-after": "1"})
+        self.num_sequences += count
+        try:
+            yield
+        finally:
+            self.num_sequences -= count

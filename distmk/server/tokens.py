@@ -1,0 +1,46 @@
+"""vLLM's /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from distmk.errors import UsageError
+from distmk.server.chat import render
+from distmk.server.errors import ApiError
+from distmk.server.generation import naming, off_loop
+from distmk.server.logprobs import token_text
+from distmk.server.requests import DetokenizeRequest, TokenizeRequest
+from distmk.server.state import ServerState
+
+
+def router(state: ServerState) -> APIRouter:
+    """The routes, for one server."""
+    routes = APIRouter()
+
+    @routes.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        state.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "expected either prompt or messages", "prompt")
+        if body.messages is not None:
+            ids = await render(state, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
+        else:
+            prompt = body.prompt or ""
+            with naming("prompt", only_prompt=True):
+                ids = await off_loop(lambda: state.llm.encode(prompt), len(prompt))
+        texts = {"token_strs": [token_text(state.tokenizer, i) for i in ids]} if body.return_token_strs else {}
+        return {"count": len(ids), "max_model_len": state.max_model_len, "tokens": ids, **texts}
+
+    @routes.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
+        state.check_model(body.model)
+        with naming("tokens", only_prompt=True):
+            tokenizer = state.tokenizer
+            if tokenizer is None:
+                raise UsageError("this model has no tokenizer")
+            ids = body.tokens
+            return {"prompt": await off_loop(lambda: tokenizer.decode(ids, skip_special=False), 4 * len(ids))}
+
+    return routes

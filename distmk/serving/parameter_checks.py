@@ -1,0 +1,90 @@
+"""Values of sampling parameters, checked one by one, and made Python's own types."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from distmk.errors import UsageError
+
+_SHOWN_CHARS = 60
+
+
+def shown(value: object) -> str:
+    """`value` as Python writes it, cut to a length that a message can hold."""
+    if isinstance(value, int) and abs(value) >= 1 << 128:  # Python refuses to write numbers of thousands of digits
+        return f"{'-' if value < 0 else ''}2**{abs(value).bit_length() - 1} or more"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
+
+
+def whole(name: str, value: Any, least: int, most: int, expected: str) -> int:
+    """A whole number, also of numpy. UsageError: `value` is none, or out of range."""
+    if not _is_number(value, numbers.Integral) or not least <= value <= most:
+        raise _wrong(name, value, expected)
+    return operator.index(value)
+
+
+def real(name: str, value: Any, least: float, most: float, expected: str, above: bool = False) -> float:
+    """A number from `least` (`above`: but not `least` itself) to `most`. UsageError: `value` is none, or out of range."""
+    if not _is_number(value, numbers.Real) or not (least < value if above else least <= value) or not value <= most:
+        raise _wrong(name, value, expected)  # so is what is not a number (nan)
+    return float(value)
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False. UsageError: `value` is neither."""
+    if not isinstance(value, bool):
+        raise _wrong(name, value, "True or False")
+    return value
+
+
+def strings(name: str, value: Any) -> list[str]:
+    """A text, None, or a list of texts, as a list. UsageError: `value` is something else."""
+    if value is None or isinstance(value, str):
+        return [] if value is None else [value]
+    if not _is_list(value) or not all(isinstance(each, str) for each in value):
+        raise _wrong(name, value, "text, or a list of texts")
+    return list(value)
+
+
+def token_ids(name: str, value: Any) -> list[int]:
+    """A list of token ids, or None, as a list. UsageError: `value` is something else."""
+    if value is None:
+        return []
+    if not _is_list(value) or not all(_is_token_id(each) for each in value):
+        raise _wrong(name, value, "a list of token ids")
+    return [operator.index(each) for each in value]
+
+
+def biases(name: str, value: Any, most: float) -> dict[int, float] | None:
+    """None, or numbers from -`most` to `most` by token id. UsageError: `value` is something else."""
+    if value is None:
+        return None
+    expected = f"numbers from {-most:g} to {most:g} by token id"
+    if not isinstance(value, Mapping):
+        raise _wrong(name, value, expected)
+    for token_id, bias in value.items():
+        right = _is_token_id(token_id) and _is_number(bias, numbers.Real) and math.isfinite(bias) and abs(bias) <= most
+        if not right:
+            raise UsageError(f"{name} has {shown(bias)} for {shown(token_id)}; expected {expected}")
+    return {operator.index(token_id): float(bias) for token_id, bias in value.items()}
+
+
+def _wrong(name: str, value: object, expected: str) -> UsageError:
+    return UsageError(f"{name} is {shown(value)}; expected {expected}")
+
+
+def _is_number(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _is_token_id(value: Any) -> bool:
+    return _is_number(value, numbers.Integral) and 0 <= value < 1 << 31
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)

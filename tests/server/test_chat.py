@@ -1,0 +1,113 @@
+"""/v1/chat/completions, models, /tokenize and /detokenize through the openai client."""
+
+from __future__ import annotations
+
+import asyncio
+
+import openai
+import pytest
+from support.served import MODEL, Served
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def test_messages(client: openai.OpenAI, server: Served) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "the"}, {"type": "text", "text": "cat"}]},
+        {"role": "assistant", "content": "sat"},
+        {"role": "user", "content": "where"},
+    ]
+    answer = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_completion_tokens=20)
+    text = "system: Be brief.\nuser: the\ncat\nassistant: sat\nuser: where\nassistant:"
+    same = client.completions.create(model=MODEL, prompt=text, temperature=0, max_tokens=20)
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content == same.choices[0].text
+    assert answer.usage == same.usage
+
+
+def test_without_a_limit_it_may_fill_the_context(client: openai.OpenAI, server: Served) -> None:
+    client.chat.completions.create(model=MODEL, messages=HELLO)
+    prompt = server.engine.render_chat(HELLO)
+    assert server.engine.params[-1].max_tokens == server.engine.max_model_len - len(prompt)
+
+
+@pytest.mark.parametrize("top", [None, 0, 2])
+def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI, top: int | None) -> None:
+    settings = {"model": MODEL, "messages": HELLO, "n": 3, "seed": 2, "max_tokens": 50}
+    if top is not None:
+        settings |= {"logprobs": True, "top_logprobs": top}
+    whole = client.chat.completions.create(**settings)
+    texts, reasons, logprobs, usage = {}, {}, {}, None
+    for piece in client.chat.completions.create(**settings, stream=True, stream_options={"include_usage": True}):
+        assert piece.object == "chat.completion.chunk"
+        usage = piece.usage
+        for choice in piece.choices:
+            if choice.index not in texts:
+                assert choice.delta.role == "assistant"
+            texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+            reasons[choice.index] = choice.finish_reason
+            if choice.logprobs is not None:
+                logprobs.setdefault(choice.index, []).extend(choice.logprobs.content or [])
+    assert usage == whole.usage and usage is not None
+    for choice in whole.choices:
+        assert choice.message.content == texts[choice.index]
+        assert choice.finish_reason == reasons[choice.index]
+        if top is not None:
+            assert choice.logprobs is not None and choice.logprobs.content == logprobs[choice.index]
+            assert all(len(entry.top_logprobs) == top for entry in logprobs[choice.index])
+            spelled = b"".join(bytes(entry.bytes or []) for entry in logprobs[choice.index] if "<|" not in entry.token)
+            assert spelled.decode(errors="ignore").startswith(choice.message.content or "")
+        else:
+            assert choice.logprobs is None
+
+
+def test_many_at_once(server: Served) -> None:
+    """Each gets its own answer, whole."""
+
+    async def ask() -> None:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+
+            async def one(number: int) -> None:
+                settings = {"model": MODEL, "messages": HELLO, "seed": number % 8, "max_tokens": 30}
+                whole = await client.chat.completions.create(**settings)
+                stream = await client.chat.completions.create(**settings, stream=True)
+                texts = [piece.choices[0].delta.content or "" async for piece in stream]
+                assert "".join(texts) == whole.choices[0].message.content
+                found.setdefault(number % 8, set()).add("".join(texts))
+
+            found: dict[int, set[str]] = {}
+            await asyncio.gather(*(one(number) for number in range(40)))
+            assert all(len(texts) == 1 for texts in found.values())
+            assert len(set.union(*found.values())) == 8
+
+    asyncio.run(ask())
+
+
+def test_models(client: openai.OpenAI, server: Served) -> None:
+    (model,) = client.models.list().data
+    assert model.id == MODEL and model.max_model_len == server.engine.max_model_len
+    assert client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError, match="'other' is not served here"):
+        client.models.retrieve("other")
+    with pytest.raises(openai.NotFoundError, match="'other' is not served here"):
+        client.chat.completions.create(model="other", messages=HELLO)
+
+
+def test_tokenize_and_detokenize(server: Served) -> None:
+    http, tokenizer = server.http, server.engine.tokenizer
+    for text in ("the cat 漢", "", "birds sing " * 2000):
+        answer = http.post("/tokenize", json={"model": MODEL, "prompt": text, "return_token_strs": True}).json()
+        assert answer["tokens"] == tokenizer.encode(text) and answer["count"] == len(answer["tokens"])
+        assert answer["max_model_len"] == server.engine.max_model_len
+        assert len(answer["token_strs"]) == answer["count"]
+        assert http.post("/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": text}
+    answer = http.post("/tokenize", json={"messages": HELLO}).json()
+    assert answer["tokens"] == server.engine.render_chat(HELLO)
+    assert http.post("/tokenize", json={}).status_code == 400
+    assert http.post("/detokenize", json={"tokens": [-1]}).json()["error"]["param"] == "tokens"

@@ -1,0 +1,256 @@
+"""An engine without a model, for tests of what stands in front of one: tokens from a seeded generator, in a thread."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Inner
+
+from distmk.errors import DistmkError, UsageError
+from distmk.serving.detokenizer import Detokenizer
+from distmk.serving.engine_client import Deliver
+from distmk.serving.sampling import Logprob, SamplingParams, TokenOutput
+from distmk.serving.stats import EngineStats
+from distmk.serving.tokenizer import BYTE_LEVEL, Tokenizer
+
+WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "a",
+    "mat",
+    "and",
+    "looked",
+    "at",
+    "dog",
+    "ran",
+    "into",
+    "forest",
+    "where",
+    "birds",
+    "sing",
+]
+EOS = "<|end|>"
+PAGE_TOKENS = 16
+END_CHANCE = 0.02
+
+
+def word_tokenizer() -> Tokenizer:
+    """256 bytes, some words with a space in front, and an end token."""
+    tokens = [*BYTE_LEVEL, *(f"Ġ{word}" for word in WORDS if len(word) > 1)]
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    merges: list[tuple[str, str]] = []
+    for word in tokens[len(BYTE_LEVEL) :]:
+        for end in range(2, len(word) + 1):
+            vocab.setdefault(word[:end], len(vocab))
+            if (pair := (word[: end - 1], word[end - 1])) not in merges:
+                merges.append(pair)
+    inner = Inner(models.BPE(vocab=vocab, merges=merges))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([AddedToken(EOS, special=True)])
+    return Tokenizer(inner)
+
+
+@dataclass(eq=False)
+class FakeRequest:
+    prompt: list[int]
+    params: SamplingParams
+    deliver: Deliver
+    rng: random.Random
+    detokenizer: Detokenizer
+    prompt_logprobs: Sequence[Mapping[int, Logprob] | None] | None = None
+    num_tokens: int = 0
+    character: list[int] = field(default_factory=list)  # the rest of one that was begun
+
+    @property
+    def num_pages(self) -> int:
+        return -(-(len(self.prompt) + self.num_tokens) // PAGE_TOKENS)
+
+
+class FakeEngine:
+    """An `EngineClient`. `tick_s`: the time of an iteration; 0: as fast as it goes."""
+
+    def __init__(self, tick_s: float = 0.0, max_num_seqs: int = 16, max_model_len: int = 4096) -> None:
+        self.tokenizer = word_tokenizer()
+        self.max_model_len = max_model_len
+        self.model = "models/fake"
+        self.max_num_seqs = max_num_seqs
+        self.tick_s = tick_s
+        self.says: str | None = None  # what every answer is, instead of random words
+        self.num_submitted = 0
+        self.num_cancelled = 0
+        self.params: list[SamplingParams] = []  # of all requests so far
+        self.prompts: list[list[int]] = []
+        self._eos = self.tokenizer.encode(EOS)[0]
+        self._words = [self.tokenizer.encode(f" {word}")[0] for word in WORDS]
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._work = threading.Event()
+        self._waiting: list[FakeRequest] = []
+        self._running: list[FakeRequest] = []
+        self._error: DistmkError | None = None
+        self._closed = False
+        self._totals = {"num_iterations": 0, "num_prompt_tokens": 0, "num_generated_tokens": 0}
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def num_left(self) -> int:
+        """Requests that have a slot or wait for one."""
+        with self._lock:
+            return len(self._waiting) + len(self._running)
+
+    def submit(self, prompt: list[int], params: SamplingParams, deliver: Deliver) -> FakeRequest:
+        if len(prompt) >= self.max_model_len:
+            raise UsageError(f"a prompt of {len(prompt)} tokens leaves no room in a context of {self.max_model_len}")
+        for token in prompt:
+            if not 0 <= token <= self._eos:
+                raise UsageError(f"token id {token} is out of range; the vocabulary has ids 0 to {self._eos}")
+        number = next(self._numbers) if params.temperature else str(prompt)
+        rng = random.Random(number if params.seed is None else params.seed)
+        detokenizer = Detokenizer(
+            self.tokenizer, prompt, params.stop, params.include_stop_str_in_output, params.min_tokens
+        )
+        request = FakeRequest(prompt, params, deliver, rng, detokenizer)
+        if params.prompt_logprobs is not None:
+            later = [self._logprobs(request, token, params.prompt_logprobs) for token in prompt[1:]]
+            request.prompt_logprobs = [None, *later]
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            self._waiting.append(request)
+            self.params.append(params)
+            self.prompts.append(prompt)
+            self.num_submitted += 1
+            self._totals["num_prompt_tokens"] += len(prompt)
+        self._work.set()
+        return request
+
+    def cancel(self, request: Any) -> None:
+        with self._lock:
+            for group in (self._waiting, self._running):
+                if request in group:
+                    group.remove(request)
+                    self.num_cancelled += 1
+
+    def stats(self) -> EngineStats:
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            used = sum(request.num_pages for request in self._running)
+            num_pages = self.max_num_seqs * self.max_model_len // PAGE_TOKENS
+            counts = (len(self._running), len(self._waiting), num_pages, num_pages - used)
+            return EngineStats(
+                *counts, iteration_ms=1e3 * self.tick_s, num_preemptions=0, num_prefix_hits=0, **self._totals
+            )
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        if unknown := set(options.get("chat_template_kwargs") or {}) - {"enable_thinking"}:
+            raise UsageError(f"chat_template_kwargs has {sorted(unknown)[0]!r}, which the template does not know")
+        said = [_content(message, f"message {index}") for index, message in enumerate(messages)]
+        if not said:
+            raise UsageError("the conversation has no messages; give at least one")
+        if said[-1] == "refuse me":
+            raise UsageError("the chat template refuses the messages")
+        text = "".join(f"{message['role']}: {content}\n" for message, content in zip(messages, said, strict=True))
+        return self.tokenizer.encode(text + ("assistant:" if options.get("add_generation_prompt", True) else ""))
+
+    def fail(self, error: DistmkError) -> None:
+        """End the engine, as when a rank is lost."""
+        with self._lock:
+            self._error = error
+            left, self._waiting, self._running = [*self._waiting, *self._running], [], []
+        for request in left:
+            request.deliver(error)
+
+    def close(self) -> None:
+        self._closed = True
+        self._work.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed:
+            if not self._step():
+                self._work.wait(0.05)
+                self._work.clear()
+            elif self.tick_s:
+                time.sleep(self.tick_s)
+
+    def _step(self) -> bool:
+        """One iteration: a token for every running request."""
+        with self._lock:
+            while self._waiting and len(self._running) < self.max_num_seqs:
+                self._running.append(self._waiting.pop(0))
+            batch = list(self._running)
+            self._totals["num_iterations"] += bool(batch)
+        for request in batch:
+            output = self._token(request)
+            with self._lock:
+                if request not in self._running:
+                    continue  # cancelled meanwhile
+                self._totals["num_generated_tokens"] += 1
+                if output.finish_reason:
+                    self._running.remove(request)
+            request.deliver(output)
+        return bool(batch)
+
+    def _token(self, request: FakeRequest) -> TokenOutput:
+        params, rng = request.params, request.rng
+        request.num_tokens += 1
+        ends = not params.ignore_eos and request.num_tokens > max(1, params.min_tokens) and rng.random() < END_CHANCE
+        if self.says is not None and request.num_tokens == 1:
+            request.character = [*self.tokenizer.encode(self.says), self._eos]
+        if request.character:
+            token_id = request.character.pop(0)
+        elif ends:
+            token_id = self._eos
+        elif rng.random() < 0.1:
+            token_id, *request.character = self.tokenizer.encode(rng.choice("é漢🙂"))
+        else:
+            token_id = rng.choice(self._words)
+        full = request.num_tokens >= min(params.max_tokens, self.max_model_len - len(request.prompt))
+        finish = "stop" if token_id == self._eos else "length" if full else None
+        text, reason = request.detokenizer.push(token_id, finish)
+        logprobs = None if params.logprobs is None else self._logprobs(request, token_id, params.logprobs)
+        return TokenOutput(0, token_id, text, reason, logprobs)
+
+    def _logprobs(self, request: FakeRequest, token_id: int, num_top: int) -> dict[int, Logprob]:
+        others = [word for word in self._words if word != token_id][:num_top]
+        ranked = [token_id, *others][: max(1, num_top)]
+        made = {each: Logprob(-0.5 - rank, rank + 1) for rank, each in enumerate(ranked)}
+        if num_top > 1:
+            made[ranked[-1]] = Logprob(-math.inf, len(ranked))
+        return made
+
+
+def _content(message: Mapping[str, Any], what: str) -> str:
+    """The text of a message. UsageError: it is none, as an `LLM` says."""
+    content = message.get("content")
+    if message.get("role") not in ("system", "developer", "user", "assistant"):
+        raise UsageError(f"{what} has the role {message.get('role')!r}")
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise UsageError(f"{what} has no content")
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise UsageError(f"the content of {what} is not text")
+    return "\n".join(part["text"] for part in content)
+
+
+def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
+    """Wait for a condition. AssertionError: it does not come."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come"
+        time.sleep(0.01)
