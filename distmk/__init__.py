@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from distmk.errors import CheckError, DistmkError, HangError, ModelError, RankLostError, UsageError
     from distmk.graph.graph import Graph
     from distmk.program.program import compile_graph
+    from distmk.serving.chat.messages import ChatPrompt
     from distmk.serving.llm import LLM
     from distmk.serving.sampling import RequestOutput, SamplingParams, TokenOutput
     from distmk.serving.session import Session
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "ChatPrompt": "serving.chat.messages",
     "CheckError": "errors",
     "DistmkError": "errors",
     "Graph": "graph.graph",
@@ -37,6 +39,7 @@ _HOMES = {
 }
 __all__ = [
     "LLM",
+    "ChatPrompt",
     "CheckError",
     "DistmkError",
     "Graph",

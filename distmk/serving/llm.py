@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,8 @@ import numpy.typing as npt
 from distmk.bootstrap import agree, connect
 from distmk.errors import DistmkError, Interrupted, ModelError, UsageError
 from distmk.interrupts import deferred
+from distmk.serving.chat.messages import ChatOptions, ChatPrompt, Conversation, chat_prompt
+from distmk.serving.chat.render import ChatRenderer
 from distmk.serving.closing import Closing
 from distmk.serving.commands import command
 from distmk.serving.engine import Engine, EngineArgs
@@ -26,6 +29,9 @@ from distmk.serving.session import RunningLaunch, Session
 from distmk.serving.tokenizer import Tokenizer, load_tokenizer
 from distmk.serving.turn import Holder, Turn
 from distmk.trace import Trace
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 T = TypeVar("T")
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -157,6 +163,30 @@ class LLM:
         self._run_to_end(requests)
         return [request.output() for request in requests]
 
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: Params = None,
+        **options: Unpack[ChatOptions],
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them, through the model's chat template; outputs as of `generate`.
+
+        A message is {"role": "user", "content": text} as in OpenAI's API. To stream: `stream(ChatPrompt(messages))`.
+        """
+        return self.generate(chat_prompt(messages, options), sampling_params)
+
+    def render_chat(self, messages: Conversation, **options: Unpack[ChatOptions]) -> list[int]:
+        """The token ids that `chat` gives the model for one conversation (on rank 0; [] on other ranks). UsageError: as there."""
+        self._closing.check_usable()
+        return [] if self.rank else self.chat_renderer.render(chat_prompt(messages, options)).token_ids
+
+    @functools.cached_property
+    def chat_renderer(self) -> ChatRenderer:
+        """What renders conversations, on rank 0. UsageError: there is no tokenizer."""
+        if self._tokenizer is None:
+            raise UsageError(self._tokenizer_error)
+        return ChatRenderer(self._engine.checkpoint, self._tokenizer)
+
     def _run_to_end(self, requests: list[Request], gather_logits: bool = False) -> None:
         """Serve requests without a stream that an exception could leave behind unfinished."""
         with contextlib.closing(self.run(requests, gather_logits=gather_logits)) as tokens:
@@ -211,9 +241,10 @@ class LLM:
         if len({p.ignore_eos for p in each}) > 1:
             raise UsageError("ignore_eos must be the same for all prompts of a call")
         vocab, limit = self._engine.config.vocab_size, self._engine.max_model_len
-        if self._tokenizer is None and any(isinstance(p, str) for p in prompts):
+        if self._tokenizer is None and any(isinstance(p, str | ChatPrompt) for p in prompts):
             raise UsageError(self._tokenizer_error)
-        return [make_request(p, s, self._tokenizer, vocab, limit) for p, s in zip(prompts, each, strict=True)]
+        rendered = [self.chat_renderer.render(p) if isinstance(p, ChatPrompt) else p for p in prompts]
+        return [make_request(p, s, self._tokenizer, vocab, limit) for p, s in zip(rendered, each, strict=True)]
 
     def run(self, requests: list[Request], *, gather_logits: bool = False) -> Generator[TokenOutput, None, None]:
         """Serve requests in one launch, yielding tokens as they come; each is also added to its request.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from distmk.abi import FinishReason, TokenEvent
 from distmk.errors import UsageError
+from distmk.serving.chat.render import RenderedPrompt
 from distmk.serving.sampling import CompletionOutput, RequestOutput, SamplingParams, TokenOutput, shown
 from distmk.serving.stream_decoder import StreamDecoder
 from distmk.serving.tokenizer import Tokenizer
@@ -51,7 +52,11 @@ class Request:
 
 
 def make_request(
-    prompt: str | list[int], params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int
+    prompt: str | list[int] | RenderedPrompt,
+    params: SamplingParams,
+    tokenizer: Tokenizer | None,
+    vocab_size: int,
+    max_model_len: int,
 ) -> Request:
     """Check one prompt. UsageError: empty, too long, a token id out of range, or text without a tokenizer."""
     if isinstance(prompt, str):
@@ -61,7 +66,7 @@ def make_request(
         if not ids:
             raise UsageError("a prompt is empty; give it at least one character")
     else:
-        ids = prompt
+        ids = prompt.token_ids if isinstance(prompt, RenderedPrompt) else prompt
     if not ids:
         raise UsageError("a prompt has no tokens; give it at least one")
     if len(ids) >= max_model_len:
@@ -74,4 +79,5 @@ def make_request(
             raise UsageError(f"token id {shown(token)} is out of range; the vocabulary has ids 0 to {vocab_size - 1}")
     # The text of the first new token depends on the end of the prompt (a space, half a character).
     decoder = StreamDecoder(tokenizer, context=ids) if tokenizer is not None else None
-    return Request(prompt if isinstance(prompt, str) else None, ids, params, decoder)
+    text = prompt.text if isinstance(prompt, RenderedPrompt) else prompt
+    return Request(text if isinstance(text, str) else None, ids, params, decoder)

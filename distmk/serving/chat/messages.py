@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypedDict
 
 from distmk.errors import UsageError, shown
 
@@ -24,13 +25,48 @@ Message = Mapping[str, Any]
 Conversation = Sequence[Message]
 
 
-def read_conversations(given: Any) -> tuple[list[Any], bool]:
-    """The conversations in what a user gave, one or a list of them, and whether it is a list. Messages are not read yet."""
-    if not _is_list(given):
-        raise UsageError(f"the messages are {_name(given)}; expected a list of messages, or a list of such lists")
-    if given and _is_list(given[0]):
-        return list(given), True
-    return [given], False
+class ChatOptions(TypedDict, total=False):
+    """Options of `LLM.chat`, named as in vLLM.
+
+    `add_generation_prompt`: end the prompt with the beginning of the assistant's answer (the default).
+    `continue_final_message`: leave the last message open, so that the answer goes on with it.
+    `chat_template`: a template, or the name of one of the model's, in place of its default one.
+    `chat_template_kwargs`: further variables of the template, such as enable_thinking.
+    """
+
+    add_generation_prompt: bool
+    continue_final_message: bool
+    chat_template: str | None
+    chat_template_kwargs: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """Conversations as prompts, with `ChatOptions`; `messages` are one conversation or a list of them."""
+
+    messages: Conversation | Sequence[Conversation]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+
+    def split(self) -> list[ChatPrompt]:
+        """One for each conversation. UsageError: the messages are no list."""
+        if not _is_list(self.messages):
+            raise UsageError(
+                f"the messages are {_name(self.messages)}; expected a list of messages, or a list of such lists"
+            )
+        given: Sequence[Any] = self.messages
+        return [replace(self, messages=each) for each in given] if given and _is_list(given[0]) else [self]
+
+
+def chat_prompt(messages: Any, options: Mapping[str, Any]) -> ChatPrompt:
+    """A ChatPrompt with options by name. UsageError: one has no such name."""
+    known = [field.name for field in fields(ChatPrompt)][1:]
+    for name in options:
+        if name not in known:
+            raise UsageError(f"{name!r} is no option of a conversation; expected {', '.join(known)}")
+    return ChatPrompt(messages, **options)
 
 
 def read_messages(given: Any) -> list[dict[str, Any]]:

@@ -9,23 +9,12 @@ from typing import Any
 
 from distmk.errors import UsageError, one_line, shown
 from distmk.serving.chat.files import ChatFiles, check_template_size, read_chat_files
-from distmk.serving.chat.messages import Conversation, plain, read_messages
+from distmk.serving.chat.messages import ChatPrompt, plain, read_messages
 from distmk.serving.tokenizer import Tokenizer
 from distmk.weights.checkpoint import Checkpoint
 
 _OWN_VARIABLES = ("messages", "add_generation_prompt")
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-
-
-@dataclass(frozen=True)
-class ChatPrompt:
-    """A conversation as a prompt, with the options of `LLM.chat`."""
-
-    messages: Conversation
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template: str | None = None
-    chat_template_kwargs: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

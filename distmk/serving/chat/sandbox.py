@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -51,6 +52,8 @@ _PADDING = frozenset(
 """Methods, filters and functions to which a number is a width, or a count of what they make."""
 
 _MAX_NESTED = 1 << 20  # lists and values inside a list whose text is written
+
+_WIDE_FORMAT = re.compile(r"%[-#0 +.*\d]*\d{5}|\{[^{}]*:[^{}]*\d{5}")
 
 _deadline_s: ContextVar[float] = ContextVar("deadline_s", default=0.0)  # of this thread's CPU time
 
@@ -182,12 +185,9 @@ def _check_widths(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 
 
 def _check_format(text: Any) -> None:
-    """A format such as %99999999d makes a long string in one step."""
-    run = 0
-    for letter in str(text):
-        run = run + 1 if letter.isdigit() else 0
-        if run > 4:
-            raise LimitError("it formats a value with a width of five digits")
+    """LimitError: a format such as %99999999d, which makes a long string in one step."""
+    if _WIDE_FORMAT.search(str(text)):
+        raise LimitError("it formats a value with a width of five digits")
 
 
 def _bounded(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
