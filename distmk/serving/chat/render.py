@@ -55,10 +55,10 @@ class ChatRenderer:
         messages = read_messages(prompt.messages)
         variables = self._read_variables(prompt)
         name, source = self._choose(prompt.chat_template, bool(variables.get("tools")))
-        if prompt.continue_final_message:
-            _mark_end(messages, prompt.add_generation_prompt)
-        text = _render(name, source, messages, variables)
-        return _cut_at_mark(text, name) if prompt.continue_final_message else text
+        if not prompt.continue_final_message:
+            return _render(name, source, messages, variables)
+        last = _mark_end(messages, prompt.add_generation_prompt)
+        return _cut_at_mark(_render(name, source, messages, variables), last, name)
 
     def _read_variables(self, prompt: ChatPrompt) -> dict[str, Any]:
         """The variables of a template but for the messages."""
@@ -129,8 +129,8 @@ def _with_content(message: dict[str, Any], adapt: Callable[[Any], Any]) -> dict[
     return {**message, "content": adapt(message["content"])} if "content" in message else message
 
 
-def _mark_end(messages: list[dict[str, Any]], add_generation_prompt: bool) -> None:
-    """Put a mark behind the last message, by which its end is found in the rendered text."""
+def _mark_end(messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+    """Put a mark behind the last message, by which its end is found in the rendered text. Returns the text before the mark."""
     if add_generation_prompt:
         raise UsageError(
             "continue_final_message needs add_generation_prompt=False: the last message is not to be ended"
@@ -138,15 +138,17 @@ def _mark_end(messages: list[dict[str, Any]], add_generation_prompt: bool) -> No
     content = messages[-1].get("content")
     if isinstance(content, str):
         messages[-1]["content"] = content + _TAG
-    elif content:
-        content[-1]["text"] += _TAG
-    else:
+        return content
+    if not content:
         raise UsageError("continue_final_message: the last message has no text to continue")
+    last: str = content[-1]["text"]
+    content[-1]["text"] = last + _TAG
+    return last
 
 
-def _cut_at_mark(text: str, name: str) -> str:
+def _cut_at_mark(text: str, last: str, name: str) -> str:
     end = text.rfind(_TAG.rstrip())
-    if end < 0:
+    if end < 0 or last.strip() not in text:
         raise UsageError(f"{name} does not show the whole last message, so it cannot be continued")
     # A template that strips messages has stripped the mark's space, and would have stripped that of the message.
     return text[:end] if text[end:].startswith(_TAG) else text[:end].rstrip()

@@ -1,8 +1,8 @@
 """The jinja2 environment of chat templates: that of transformers, with bounds on time and size.
 
-A template is code from a model's author. The sandbox keeps it from Python's internals. The bounds are checked in every turn of a
-loop, at every call and filter, and for every value that grows: a template that loops for ever, or doubles a string in a loop,
-ends with LimitError. They do not bound one step inside a library function.
+A template is code from a model's author. The sandbox keeps it from Python's internals. Time is checked in every turn of a loop
+and at every call and filter, sizes wherever one value is put together from several: a template that loops for ever, or doubles
+a string in a loop, ends with LimitError.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
 
 from distmk.serving.chat.content import ContentForm
 
@@ -51,7 +52,9 @@ _PADDING = frozenset(
 )
 """Methods, filters and functions to which a number is a width, or a count of what they make."""
 
-_MAX_NESTED = 1 << 20  # lists and values inside a list whose text is written
+_MAX_NESTED = 1 << 19  # lists and values of one value, those inside its lists counted as often as they are there
+
+_CONTAINERS = (list, tuple, dict, Namespace)
 
 _WIDE_FORMAT = re.compile(r"%[-#0 +.*\d]*\d{5}|\{[^{}]*:[^{}]*\d{5}")
 
@@ -102,7 +105,7 @@ def compile_template(source: str) -> ChatTemplate:
         sandbox = Sandbox()
         tree = sandbox.parse(source)
         content = ContentForm.of(tree)
-        _insert_checks(tree)
+        tree = _InsertChecks().visit(tree)
         tree.set_environment(sandbox)
         return ChatTemplate(sandbox.from_string(tree), content)
 
@@ -113,9 +116,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(["+", "*", "**", "%"])
 
     def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols], finalize=_printable
-        )
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
         self.filters["tojson"] = _to_json
         self.filters = {name: _bounded(name, filter_) for name, filter_ in self.filters.items()}
         self.globals.update(raise_exception=_refuse, strftime_now=_strftime_now, namespace=_Namespace)
@@ -124,8 +125,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """`value`, within the bounds."""
         return _check(value)
 
+    def check_nested(self, value: Any) -> Any:
+        """`value`, within the bounds."""
+        _check_nested(value)
+        return value
+
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         _check_widths(getattr(__obj, "__name__", ""), args, kwargs)
+        if len(given := [value for value in (*args, *kwargs.values()) if isinstance(value, _CONTAINERS)]) > 1:
+            _check_nested(given)  # which the function may put into one value
         return _check(super().call(__context, __obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -135,28 +143,50 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return wrapped
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        _check()
         if operator == "**" and not (abs(left) <= 1 << 32 and abs(right) <= 64):
             raise LimitError("it raises a number to a large power")
         if operator == "*":
             _check_product(left, right)
         if operator == "%" and isinstance(left, str):
             _check_format(left)
-        return _check(super().call_binop(context, operator, left, right))
+        value = _check(super().call_binop(context, operator, left, right))
+        if isinstance(value, _CONTAINERS):
+            _check_nested(value)
+        return value
 
 
-def _insert_checks(tree: nodes.Template) -> None:
-    """Check the time in every turn of every loop, and the size of what `~` and {% set %} blocks join."""
-    for loop in list(tree.find_all(nodes.For)):
-        loop.body.insert(0, nodes.ExprStmt(_checked(loop.lineno), lineno=loop.lineno))
-    for block in list(tree.find_all(nodes.AssignBlock)):
-        block.filter = nodes.Filter(block.filter, "string", [], [], None, None, lineno=block.lineno)
-    for joined in list(tree.find_all(nodes.Concat)):
-        joined.nodes = [_checked(joined.lineno, nodes.Concat(joined.nodes, lineno=joined.lineno))]
+class _InsertChecks(NodeTransformer):
+    """Checks the time in every turn of every loop, and the size of what lists, dicts, `~` and {% set %} blocks put together."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        node.body.insert(0, nodes.ExprStmt(_call("check", node.lineno), lineno=node.lineno))
+        return node
+
+    def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.Node:
+        self.generic_visit(node)
+        node.filter = nodes.Filter(node.filter, "string", [], [], None, None, lineno=node.lineno)  # is checked
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _call("check", node.lineno, node)
+
+    def visit_List(self, node: nodes.List | nodes.Dict | nodes.Tuple) -> nodes.Node:
+        self.generic_visit(node)
+        varying = [item for item in node.items if not isinstance(item, nodes.Const)]
+        return _call("check_nested", node.lineno, node) if len(varying) > 1 else node
+
+    visit_Dict = visit_List
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        return self.visit_List(node) if node.ctx == "load" else node
 
 
-def _checked(line: int, *arguments: nodes.Expr) -> nodes.Call:
-    return nodes.Call(nodes.EnvironmentAttribute("check", lineno=line), list(arguments), [], None, None, lineno=line)
+def _call(method: str, line: int, *arguments: nodes.Expr) -> nodes.Call:
+    """A call of a method of `Sandbox` in a template."""
+    name = nodes.EnvironmentAttribute(method, lineno=line)
+    return nodes.Call(name, list(arguments), [], None, None, lineno=line)
 
 
 def _check(value: Any = "") -> Any:
@@ -165,6 +195,23 @@ def _check(value: Any = "") -> Any:
     if isinstance(value, str | list | tuple | dict) and len(value) > MAX_VALUE_CHARS:
         raise LimitError(f"it makes a {type(value).__name__} of more than {MAX_VALUE_CHARS >> 20} Mi items")
     return value
+
+
+def _check_nested(value: Any) -> None:
+    """LimitError: lists inside lists, of which each is small, have too much in all."""
+    num_items, size, stack = 0, 0, [value]
+    while stack:
+        item = stack.pop()
+        num_items += 1
+        size += len(item) if isinstance(item, str) else 0
+        if num_items > _MAX_NESTED or size > MAX_VALUE_CHARS:
+            raise LimitError("it puts lists into lists without end")
+        if isinstance(item, Namespace):
+            item = Namespace.__getattribute__(item, "_Namespace__attrs")
+        if isinstance(item, dict):
+            stack += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple):
+            stack += item
 
 
 def _check_product(left: Any, right: Any) -> None:
@@ -201,33 +248,10 @@ def _bounded(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
     return bounded
 
 
-def _printable(value: Any) -> Any:
-    """What {{ }} writes. A list of lists of lists may be small and its text huge."""
-    if isinstance(value, list | tuple | dict):
-        _check_nested(value)
-    return _check(value)
-
-
-def _check_nested(value: Any) -> None:
-    """LimitError: the text of nested lists would be too long."""
-    num_items, size, stack = 0, 0, [value]
-    while stack:
-        item = stack.pop()
-        num_items += 1
-        size += len(item) if isinstance(item, str) else 0
-        if num_items > _MAX_NESTED or size > MAX_VALUE_CHARS:
-            raise LimitError("it writes lists inside lists that would fill the memory")
-        if isinstance(item, dict):
-            stack += [*item.keys(), *item.values()]
-        elif isinstance(item, list | tuple):
-            stack += item
-
-
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """Without the escapes of HTML that jinja2's own filter writes; parameters as in transformers."""
-    _check_nested(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -251,6 +275,7 @@ class _Namespace(Namespace):
     def __setitem__(self, name: str, value: Any) -> None:
         _check_name(name)
         super().__setitem__(name, value)
+        _check_nested(self)
 
 
 def _check_name(name: object) -> None:
