@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from distmk.graph.graph import Graph
     from distmk.program.program import compile_graph
     from distmk.serving.async_llm import AsyncLLM
+    from distmk.serving.chat.messages import ChatPrompt
     from distmk.serving.llm import LLM
     from distmk.serving.sampling import RequestOutput, SamplingParams, TokenOutput
     from distmk.serving.session import Session
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AsyncLLM": "serving.async_llm",
+    "ChatPrompt": "serving.chat.messages",
     "CheckError": "errors",
     "DistmkError": "errors",
     "Graph": "graph.graph",
@@ -40,6 +42,7 @@ _HOMES = {
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "ChatPrompt",
     "CheckError",
     "DistmkError",
     "Graph",

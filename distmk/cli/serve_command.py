@@ -8,13 +8,12 @@ import signal
 import socket
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from distmk import env
 from distmk.cli.model_options import add_engine_options, add_model_options, engine_args
 from distmk.cli.together import launcher_rank, refusing_together
 from distmk.errors import UsageError
-from distmk.serving.engine_client import EngineClient
 from distmk.serving.llm import LLM
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             from distmk.server.run import serve
 
-            serve(cast(EngineClient, llm), config, bound)
+            serve(llm, config, bound)
     return 0
 
 

@@ -16,6 +16,7 @@ from distmk.server.generation import Generation, fit_max_tokens, generation, nam
 from distmk.server.logprobs import TokenLogprobs, completion_logprobs, prompt_logprobs
 from distmk.server.requests import DEFAULT_COMPLETION_TOKENS, CompletionRequest
 from distmk.server.state import ServerState
+from distmk.serving.chat.messages import ChatPrompt
 from distmk.serving.prompts import read_prompts
 from distmk.serving.sampling import SamplingParams, TokenOutput
 
@@ -49,7 +50,7 @@ async def _encode(state: ServerState, body: CompletionRequest) -> tuple[list[str
         raise ApiError(400, "prompt is missing", "prompt")
 
     def encode() -> tuple[list[str], list[list[int]]]:
-        prompts = read_prompts(body.prompt)
+        prompts = [p for p in read_prompts(body.prompt) if not isinstance(p, ChatPrompt)]  # which JSON cannot hold
         if not prompts:
             raise ApiError(400, "prompt is an empty list; give at least one", "prompt")
         ids = [state.llm.encode(prompt) for prompt in prompts]

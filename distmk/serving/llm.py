@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ import numpy.typing as npt
 from distmk.bootstrap import agree, connect
 from distmk.errors import DistmkError, UsageError
 from distmk.interrupts import deferred
+from distmk.serving.chat.messages import ChatOptions, Conversation, chat_prompt
+from distmk.serving.chat.render import ChatRenderer
 from distmk.serving.closing import Closing
 from distmk.serving.commands import command, follow
 from distmk.serving.driver import Call, Driver, IdlePolicy
@@ -29,6 +31,9 @@ from distmk.serving.session import RunningLaunch, Session
 from distmk.serving.stats import EngineStats
 from distmk.serving.tokenizer import Tokenizer
 from distmk.trace import Trace
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 T = TypeVar("T")
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -188,6 +193,28 @@ class LLM:
         requests = self.make_requests(prompts, params, sampling_params)
         self._run_to_end(requests)
         return [request.output() for request in requests]
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: Params = None,
+        **options: Unpack[ChatOptions],
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them, through the model's chat template; outputs as of `generate`.
+
+        A message is {"role": "user", "content": text} as in OpenAI's API. To stream: `stream(ChatPrompt(messages))`.
+        """
+        return self.generate(chat_prompt(messages, options), sampling_params)
+
+    def render_chat(self, messages: Conversation, **options: Any) -> list[int]:
+        """The token ids that `chat` gives the model for one conversation (on rank 0; [] on other ranks). UsageError: as there."""
+        self._closing.check_usable()
+        return [] if self.rank else self.chat_renderer.render(chat_prompt(messages, options)).token_ids
+
+    @property
+    def chat_renderer(self) -> ChatRenderer:
+        """What renders conversations for this model. UsageError: it has no tokenizer."""
+        return self._inputs.chat_renderer
 
     def _run_to_end(self, requests: list[Request], gather_logits: bool = False) -> None:
         """Serve requests without a stream that an exception could leave behind unfinished."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypedDict, TypeGuard
 
 from distmk.errors import UsageError
+from distmk.serving.chat.messages import ChatPrompt
 from distmk.serving.sampling import SamplingParams, shown
 
 _EXPECTED = "expected text, a list of token ids, or a list of such prompts"
@@ -35,15 +36,17 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: Sequence[int]
 
 
-Prompt = str | Sequence[int] | IntArray | TextPrompt | TokensPrompt
+Prompt = str | Sequence[int] | IntArray | TextPrompt | TokensPrompt | ChatPrompt
 Prompts = Prompt | Sequence[Prompt]
 
 
-def read_prompts(given: object) -> list[str | list[int]]:
-    """The prompts that a user gave, one or several: each is text or token ids.
+def read_prompts(given: object) -> list[str | list[int] | ChatPrompt]:
+    """The prompts that a user gave, one or several: each is text, token ids or a conversation.
 
     A list of numbers, or an array of one dimension, is one prompt. UsageError: it is nothing of the kind.
     """
+    if isinstance(given, ChatPrompt):
+        return [*given.split()]
     plain = _plain(given)
     if not _is_list(plain) or _is_ids(plain):
         return [_read(plain, "the prompt")]
@@ -53,7 +56,7 @@ def read_prompts(given: object) -> list[str | list[int]]:
     return [_read(each, f"prompt {number}" if several else "the prompt") for number, each in enumerate(plain)]
 
 
-def read_prompt(given: object) -> str | list[int]:
+def read_prompt(given: object) -> str | list[int] | ChatPrompt:
     """As `read_prompts`, of one prompt. UsageError: there are several."""
     prompts = read_prompts(given)
     if len(prompts) > 1:
@@ -84,7 +87,9 @@ def either_params(params: object, sampling_params: object) -> object:
     return sampling_params if params is None else params
 
 
-def _read(given: object, what: str) -> str | list[int]:
+def _read(given: object, what: str) -> str | list[int] | ChatPrompt:
+    if isinstance(given, ChatPrompt):
+        return given
     plain = _plain(given)
     if isinstance(plain, Mapping):
         return _read_mapping(plain, what)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from distmk.abi import FinishReason
 from distmk.backends.base import Token
 from distmk.errors import UsageError
+from distmk.serving.chat.render import RenderedPrompt
 from distmk.serving.detokenizer import Detokenizer
 from distmk.serving.sampling import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenOutput, shown
 from distmk.serving.tokenizer import Tokenizer
@@ -62,7 +63,7 @@ class Request:
 
 
 def make_request(
-    prompt: str | list[int],
+    prompt: str | list[int] | RenderedPrompt,
     params: SamplingParams,
     tokenizer: Tokenizer | None,
     vocab_size: int,
@@ -77,7 +78,7 @@ def make_request(
         if not ids:
             raise UsageError("a prompt is empty; give it at least one character")
     else:
-        ids = prompt
+        ids = prompt.token_ids if isinstance(prompt, RenderedPrompt) else prompt
     if not ids:
         raise UsageError("a prompt has no tokens; give it at least one")
     if len(ids) >= max_model_len:
@@ -93,4 +94,5 @@ def make_request(
     decoder = None
     if tokenizer is not None:
         decoder = Detokenizer(tokenizer, ids, params.stop, params.include_stop_str_in_output, params.min_tokens)
-    return Request(prompt if isinstance(prompt, str) else None, ids, params, decoder, index)
+    text = prompt.text if isinstance(prompt, RenderedPrompt) else prompt
+    return Request(text if isinstance(text, str) else None, ids, params, decoder, index)

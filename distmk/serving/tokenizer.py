@@ -62,8 +62,8 @@ class Tokenizer:
         self._byte_level = b'"ByteLevel"' in decoder
         self._byte_fallback = b'"ByteFallback"' in decoder
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, with the special tokens that the model adds to a prompt (such as BOS).
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """Token ids of `text`, if `add_special` with the special tokens that the model adds to a prompt (such as BOS).
 
         Special tokens spelled out in the text are encoded as such; a text that begins with those that would be added in front
         (`<s>Hello`) gets no second ones. UsageError: `text` is not valid Unicode.
@@ -73,8 +73,10 @@ class Tokenizer:
         except UnicodeEncodeError as e:
             raise UsageError(f"the prompt is not valid Unicode at character {e.start}; pass UTF-8 text") from None
         with panics_as(lambda panic: UsageError(f"the tokenizer cannot encode the prompt ({panic}); {_HINT}")):
-            encoded = self._inner.encode(text, add_special_tokens=True)
+            encoded = self._inner.encode(text, add_special_tokens=add_special)
         ids: list[int] = encoded.ids
+        if not add_special:
+            return ids
         added = encoded.special_tokens_mask  # 1 for tokens of the template, 0 for special tokens in the text
         num_added = added.index(0) if 0 in added else 0
         return ids[num_added:] if ids[:num_added] == ids[num_added : 2 * num_added] else ids

@@ -73,19 +73,19 @@ def tokenizer_eos_ids(folder: Path) -> Iterator[int]:
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         if exists(folder / name):
             values = read_json(folder / name)
-            text = text or _text_of(values.get("eos_token"))
+            text = text or text_of_token(values.get("eos_token"))
             added = values.get("added_tokens_decoder")
-            known |= {_text_of(token): id_ for id_, token in added.items()} if isinstance(added, Mapping) else {}
+            known |= {text_of_token(token): id_ for id_, token in added.items()} if isinstance(added, Mapping) else {}
     if text and text not in known and exists(folder / "tokenizer.json"):
         added = read_json(folder / "tokenizer.json", MAX_TOKENIZER_BYTES).get("added_tokens")
         tokens = [token for token in added if isinstance(token, Mapping)] if isinstance(added, list) else []
-        known = {_text_of(token): str(token.get("id")) for token in tokens}
+        known = {text_of_token(token): str(token.get("id")) for token in tokens}
     found = known.get(text, "") if text else ""
     if found.isdecimal() and len(found) <= 9:  # another is no id, which the tokenizer itself refuses
         yield int(found)
 
 
-def _text_of(token: Any) -> str:
+def text_of_token(token: Any) -> str:
     """The text of a token, which files hold as such or as an object with its properties; "" for anything else."""
     text = token.get("content") if isinstance(token, Mapping) else token
     return text if isinstance(text, str) else ""

@@ -1,0 +1,273 @@
+"""Chat templates against transformers' `apply_chat_template`, where they are found, and their bounds."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from support.chat_model import write_tokenizer
+from support.chat_templates import CHATML, TEMPLATES, random_conversation
+from transformers import AutoTokenizer
+
+from distmk.errors import ModelError, UsageError
+from distmk.serving.chat import sandbox
+from distmk.serving.chat.messages import ChatPrompt
+from distmk.serving.chat.render import ChatRenderer
+from distmk.serving.tokenizer import load_tokenizer
+from distmk.weights import open_checkpoint
+
+USER = [{"role": "user", "content": "Hi"}]
+
+
+def renderer_of(path: Path) -> ChatRenderer:
+    checkpoint: Any = SimpleNamespace(path=path)
+    return ChatRenderer(checkpoint, load_tokenizer(checkpoint))
+
+
+@pytest.fixture
+def renderer(tmp_path: Path) -> ChatRenderer:
+    return renderer_of(write_tokenizer(tmp_path / "model", CHATML))
+
+
+def outcome(render: Any, *args: Any, **kwargs: Any) -> Any:
+    """What a call returns, or None if it raises."""
+    try:
+        return render(*args, **kwargs)
+    except Exception:
+        return None
+
+
+def test_same_as_transformers(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Text and ids of random conversations; a conversation that one refuses, the other refuses as well."""
+    named = [{"name": name, "template": template} for name, template in TEMPLATES.items()]
+    folder = write_tokenizer(tmp_path / "model", named)
+    hf, mine = AutoTokenizer.from_pretrained(folder), renderer_of(folder)
+    num_rendered = dict.fromkeys(TEMPLATES, 0)
+    for _ in range(60):
+        messages = random_conversation(rng)
+        for name in TEMPLATES:
+            options: dict[str, Any] = {"add_generation_prompt": bool(rng.integers(2)), "chat_template": name}
+            if not options["add_generation_prompt"] and rng.random() < 0.3:
+                options["continue_final_message"] = True
+            extra = {"enable_thinking": False, "tools": [{"a<": ["é", 1]}]} if rng.random() < 0.3 else {}
+            want = outcome(hf.apply_chat_template, messages, tokenize=False, **options, **extra)
+            got = outcome(mine.render, ChatPrompt(messages, chat_template_kwargs=extra, **options))
+            assert (got and got.text) == want, (name, messages, options, extra)
+            if got:
+                assert got.token_ids == hf(want, add_special_tokens=False)["input_ids"], (name, messages)
+                num_rendered[name] += 1
+    assert min(num_rendered.values()) > 10, num_rendered
+
+
+def test_one_bos(tmp_path: Path) -> None:
+    """The tokenizer adds BOS to other prompts; a template that writes one gets no second, and one that writes none gets none."""
+    mine = renderer_of(write_tokenizer(tmp_path / "model", "{{ bos_token }}" + CHATML))
+    assert mine.render(ChatPrompt(USER)).token_ids.count(256) == 1
+    assert 256 not in mine.render(ChatPrompt(USER, chat_template=CHATML)).token_ids
+    assert mine._tokenizer.encode("Hi")[0] == 256
+
+
+def test_parts_of_text(tmp_path: Path, renderer: ChatRenderer) -> None:
+    """As in vLLM: lines of a text for a template that reads text, parts for one that loops over them."""
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    loops = "{% for m in messages %}{% set c = m.content %}{% for part in c %}[{{ part.text }}]{% endfor %}{% endfor %}"
+    for template, content, want in (
+        ("{{ messages[0].content }}", parts, "a\nb"),
+        (loops, parts, "[a][b]"),
+        (loops, "ab", "[ab]"),
+        (TEMPLATES["gemma"], parts, "<s><start_of_turn>user\nab<end_of_turn>\n"),
+    ):
+        prompt = ChatPrompt([{"role": "user", "content": content}], False, chat_template=template)
+        assert renderer.render_text(prompt) == want
+
+
+def test_smollm2(smollm2: Path) -> None:
+    mine = renderer_of(smollm2)
+    rendered = mine.render(ChatPrompt(USER))
+    system = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+    assert rendered.text == f"{system}<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert rendered.token_ids == load_tokenizer(open_checkpoint(smollm2)).encode(rendered.text)
+    assert mine.files.special_tokens["eos_token"] == "<|im_end|>"
+
+
+def test_files_of_a_folder(tmp_path: Path) -> None:
+    """transformers finds the same template in every form."""
+    named = [
+        {"name": "default", "template": "d"},
+        {"name": "rag", "template": "r"},
+        {"name": "tool_use", "template": "t"},
+    ]
+    folder = tmp_path / "model"
+    seen = []
+    for template in ("text", named, None):
+        write_tokenizer(folder, template)
+        seen.append(renderer_of(folder).files.templates)
+        want = AutoTokenizer.from_pretrained(folder).chat_template
+        assert (seen[-1] or None) == ({"default": want} if isinstance(want, str) else want)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "of a processor"}))
+    assert renderer_of(folder).files.templates == {"default": "of a processor"}
+    write_tokenizer(folder, named)
+    assert [renderer_of(folder).render_text(ChatPrompt(USER, chat_template=name)) for name in (None, "rag", "own")] == [
+        "d",
+        "r",
+        "own",
+    ]
+    assert renderer_of(folder).render_text(ChatPrompt(USER, chat_template_kwargs={"tools": [{}]})) == "t"
+    (folder / "chat_template.jinja").write_text("file")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "other.jinja").write_text("o")
+    hf = AutoTokenizer.from_pretrained(folder)
+    assert renderer_of(folder).files.templates == hf.chat_template == {"default": "file", "other": "o"}
+
+
+def test_keys_of_a_gguf_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    w = gguf.GGUFWriter(path, "llama")
+    w.add_tokenizer_model("gpt2")
+    w.add_tokenizer_pre("llama-bpe")
+    w.add_token_list(["a", "b", "ab", "<|endoftext|>", "<|im_end|>"])
+    w.add_token_types([1, 1, 1, 3, 3])
+    w.add_token_merges(["a b"])
+    w.add_bos_token_id(3)
+    w.add_eos_token_id(4)
+    w.add_pad_token_id(0xFFFFFFFF)  # llama.cpp's -1
+    w.add_chat_template([{"name": "default", "template": "d{{ eos_token }}"}, {"name": "rag", "template": "r"}])
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.close()
+    mine = renderer_of(path)
+    assert mine.files.templates == {"default": "d{{ eos_token }}", "rag": "r"}
+    assert mine.files.special_tokens == {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
+    assert mine.render_text(ChatPrompt(USER)) == "d<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("template", "complaint"),
+    [
+        (5, "is 5; expected a template or a list of templates with names"),
+        ([{"name": "default"}], 'expected {"name": ..., "template": ...} of text'),
+        ("x" * (sandbox.MAX_VALUE_CHARS >> 4), "a chat template has at most 256 Ki"),
+    ],
+)
+def test_damaged_files(tmp_path: Path, template: Any, complaint: str) -> None:
+    with pytest.raises(ModelError) as raised:
+        renderer_of(write_tokenizer(tmp_path / "model", template)).render(ChatPrompt(USER))
+    assert complaint in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_model_without_a_template(tmp_path: Path) -> None:
+    mine = renderer_of(write_tokenizer(tmp_path / "model", None))
+    with pytest.raises(UsageError, match="model: has no chat template, as base models have none; give one as"):
+        mine.render(ChatPrompt(USER))
+    assert mine.render_text(ChatPrompt(USER, chat_template=CHATML)).endswith("assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("template", "complaint"),
+    [
+        ("{{ raise_exception('Be\nkind') }}", "refuses the conversation: Be kind"),
+        ("{{ nothing.there }}", "does not fit the conversation: UndefinedError: 'nothing' is undefined"),
+        ("{% if %}", "is not valid at line 1: TemplateSyntaxError: Expected an expression"),
+        ("{% include 'x' %}", "does not fit the conversation: TypeError: no loader"),
+        ("{{ ''.__class__.__mro__ }}", "SecurityError: access to attribute '__class__'"),
+        ("{{ messages.append(1) }}", "SecurityError"),
+        ("{% set ns = namespace(__x=1) %}", "SecurityError: a namespace has no attribute '__x'"),
+        ("{{" + "(" * 5000 + "1" + ")" * 5000 + "}}", "is not valid: RecursionError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        ("x" * 300_000, "has 300000 characters; a chat template has at most 256 Ki"),
+    ],
+)
+def test_wrong_templates(renderer: ChatRenderer, template: str, complaint: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        renderer.render(ChatPrompt(USER, chat_template=template))
+    assert str(raised.value).startswith("the given chat template") and complaint in str(raised.value), raised.value
+    assert "\n" not in str(raised.value)
+
+
+DOUBLING = "{%% set ns = namespace(x='aa', y='') %%}{%% for i in range(99) %%}%s{%% endfor %%}{{ ns.x }}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for i in [1] recursive %}{{ loop([1]) }}{{ loop([1]) }}{% endfor %}",
+        "{% for i in range(99999) %}{{ 'a' * 99999 }}{% endfor %}",
+        DOUBLING % "{% set ns.x = ns.x ~ ns.x %}",
+        DOUBLING % "{% set ns.x = ns.x + ns.x %}",
+        DOUBLING % "{% set ns.x = [ns.x, ns.x] | join %}",
+        DOUBLING % "{% set ns.x = ns.x.replace('a', 'aa') %}",
+        DOUBLING % "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}",
+        DOUBLING % "{% set ns.x = [ns.x, ns.x] %}",
+        DOUBLING % "{% set ns.x = {'a': ns.x, 'b': ns.x} %}",
+        DOUBLING % "{% set ns.x = dict(a=ns.x, b=ns.x) %}",
+        DOUBLING % "{% set ns.x = [[ns.x]] + [[ns.x]] %}",
+        DOUBLING % "{% set ns.x = ([ns.x] * 2) | batch(1) | list %}",
+        DOUBLING % "{% set ns.x = namespace(a=ns.x, b=ns.x) %}",
+        DOUBLING % "{% set m = namespace() %}{% set m.a = ns.x %}{% set m.b = ns.x %}{% set ns.x = m %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1, varargs, varargs) }}{% else %}{{ varargs }}{% endif %}{% endmacro %}{{ f(60) }}",
+        *("{{ 'a' * 10**10 }}", "{{ 10**10**10 }}", "{{ 'a' | center(10**10) }}", "{{ 'a'.ljust(10**10) }}"),
+        *("{{ '%9999999999d' % 1 }}", "{{ '{:9999999999}'.format(1) }}", "{{ '%9999999999d' | format(1) }}"),
+        "{% for i in range(10**9) %}{% endfor %}",
+    ],
+)
+def test_endless_templates(renderer: ChatRenderer, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They end in one line, before they fill the memory or the day."""
+    monkeypatch.setattr(sandbox, "MAX_RENDER_S", 0.1)
+    began = time.thread_time()
+    with pytest.raises(UsageError, match=r"was stopped: |OverflowError: Range too big|RecursionError"):
+        renderer.render(ChatPrompt(USER, chat_template=template))
+    assert time.thread_time() - began < 1.0
+
+
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        ("Hi", "the conversation is 'Hi'; expected a list of messages"),
+        ([], "the conversation has no messages; give at least one"),
+        (["Hi"], "message 0 is 'Hi'; expected {\"role\": one of system, developer, user, assistant, tool, "),
+        ([*USER, {"content": "x"}], "message 1 has no role; expected"),
+        ([*USER, {"role": "robot", "content": "x"}], "message 1 has the role 'robot'; expected"),
+        ([*USER, {"role": ["user"], "content": "x"}], "message 1 has the role ['user']; expected"),
+        ([*USER, {"role": "assistant"}], "message 1 has no content; expected"),
+        ([*USER, {"role": "user", "content": None}], "message 1 has no content; expected"),
+        ([*USER, {"role": "user", "content": 5}], "the content of message 1 is 5; expected text, or a list of"),
+        ([{"role": "user", "content": ["x"]}], "part 0 of the content of message 0 is 'x'; this model takes text"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "part 0 of the content of message 0 is 'image_url'"),
+        ([{"role": "user", "content": b"x"}], "message 0['content'] is a bytes; expected what JSON can hold"),
+        ([{"role": "user", "content": "x", 5: "y"}], "message 0 has the key 5; keys are text"),
+        ([{"role": "user", "content": "\ud800"}], "not valid Unicode at character"),
+        (USER * 100_001, "the conversation has 100001 messages; at most 100000 are taken"),
+    ],
+)
+def test_malformed_messages(renderer: ChatRenderer, messages: Any, complaint: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        renderer.render(ChatPrompt(messages))
+    assert complaint in str(raised.value), raised.value
+
+
+def test_wrong_options(renderer: ChatRenderer) -> None:
+    for options, complaint in (
+        ({"chat_template": 5}, "chat_template is 5; expected"),
+        ({"chat_template_kwargs": [1]}, r"chat_template_kwargs is \[1\]; expected a dict"),
+        ({"chat_template_kwargs": {"messages": []}}, "'messages', which is a parameter of its own"),
+        ({"chat_template_kwargs": {"x": object}}, r"chat_template_kwargs\['x'\] is a type; expected what JSON"),
+        ({"add_generation_prompt": 1}, "add_generation_prompt is 1; expected True or False"),
+        ({"continue_final_message": True}, "continue_final_message needs add_generation_prompt=False"),
+    ):
+        with pytest.raises(UsageError, match=complaint):
+            renderer.render(ChatPrompt(USER, **options))  # type: ignore[arg-type]
+
+
+def test_objects_of_clients(renderer: ChatRenderer) -> None:
+    """What the openai client returns can be put back into the conversation; keys without a value are as if not there."""
+    answer = SimpleNamespace(model_dump=lambda: {"role": "assistant", "content": "x", "tool_calls": None})
+    plain = [*USER, {"role": "assistant", "content": "x"}]
+    assert renderer.render(ChatPrompt([*USER, answer])) == renderer.render(ChatPrompt(plain))  # type: ignore[list-item]
