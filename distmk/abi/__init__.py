@@ -11,7 +11,19 @@ from __future__ import annotations
 
 import ctypes
 
-from distmk.abi.batch import Batch, BatcherState, BatchRow, BatchRun, Candidate, Command, Request, Sequence, TokenEvent
+from distmk.abi.batch import (
+    Batch,
+    BatcherState,
+    BatchRow,
+    BatchRun,
+    Candidate,
+    Command,
+    KvPage,
+    PageRef,
+    Request,
+    Sequence,
+    TokenEvent,
+)
 from distmk.abi.launch import Control, Fault, HostCounts, LaunchParams, TraceEntry, WaitRecordABI
 from distmk.abi.program import JitEntry, JitRing, ProgramHeader, Queue, TaskDesc, Trigger, Wait
 from distmk.abi.values import (
@@ -97,9 +109,11 @@ __all__ = [
     "HostCounts",
     "JitEntry",
     "JitRing",
+    "KvPage",
     "LaunchKind",
     "LaunchParams",
     "Mark",
+    "PageRef",
     "ProgramHeader",
     "Queue",
     "Request",
@@ -127,6 +141,8 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
     Batch,
     Candidate,
     Request,
+    PageRef,
+    KvPage,
     Command,
     TokenEvent,
     Sequence,

@@ -48,6 +48,8 @@ class Request(ctypes.Structure):
     """An entry of the launch's request table, which the host fills before it sends the command that adds the request.
 
     id: the number under which tokens are published. The prompt is `prompt_len` ids in the entry's row of the prompt array.
+    num_output: of these, the last ones that were generated, before the request was put back. num_prefix_pages: elements of the
+    entry's row of `LaunchParams.prefixes`, pages that may hold the keys and values of the prompt's first tokens.
     """
 
     _fields_ = [
@@ -55,7 +57,23 @@ class Request(ctypes.Structure):
         ("prompt_len", c_uint32),
         ("max_new", c_uint32),
         ("ignore_eos", c_uint32),
+        ("num_output", c_uint32),
+        ("num_prefix_pages", c_uint32),
     ]
+
+
+class PageRef(ctypes.Structure):
+    """The content that a page of the KV cache has in its `generation`: that is counted up when the page gets another content."""
+
+    _fields_ = [("page", c_int32), ("generation", c_uint32)]
+
+
+class KvPage(ctypes.Structure):
+    """A page of the KV cache that was in use at some time: the sequences that use it, and while there are none its neighbours in
+    the list of free pages (-1: none).
+    """
+
+    _fields_ = [("next", c_int32), ("previous", c_int32), ("num_users", c_uint32), ("generation", c_uint32)]
 
 
 class Command(ctypes.Structure):
@@ -65,7 +83,9 @@ class Command(ctypes.Structure):
 
 
 class TokenEvent(ctypes.Structure):
-    """An element of the token ring: a generated token of request `request`, or -1 if it was cancelled (`finish` says so)."""
+    """An element of the token ring: a generated token of request `request`, or -1 if it was cancelled or put back (`finish`
+    says so).
+    """
 
     _fields_ = [("request", c_uint32), ("token", c_int32), ("finish", c_uint32), ("iteration", c_uint32)]
 
@@ -79,14 +99,18 @@ class Sequence(ctypes.Structure):
         ("num_generated", c_uint32),
         ("last_token", c_int32),
         ("num_pages", c_uint32),
-        ("reserved", c_uint32),
+        ("num_put_pages", c_uint32),  # of which all ranks have the page table's entries
+        ("prompt_len", c_uint32),
+        ("admission", c_uint32),  # number of its admission; the youngest sequence has the last one
     ]
 
 
 class BatcherState(ctypes.Structure):
-    """Rank 0's memory between iterations; the free-page stack follows it.
+    """Rank 0's memory between iterations; a KvPage for each page of the KV cache follows it.
 
-    num_commands: read of the command ring; those from `num_admitted` on may be requests that wait. finishing: the host has
+    num_touched_pages: that were in use at some time; the others are free. first_free, last_free: of the list of those that are
+    free again, the least recently used one first. pages_changed: the last batch came with new entries of the page table.
+    num_admissions: so far. awaited_pages: free pages that command `awaited_command` waits for. num_commands: read of the command ring; those from `num_admitted` on may be requests that wait. finishing: the host has
     sent `FINISH`. num_taken: iterations whose tokens were taken. tokens_read: as last seen. beat_ns: time of the last
     beat (`Control`).
     """
@@ -94,8 +118,15 @@ class BatcherState(ctypes.Structure):
     _fields_ = [
         ("num_running", c_uint32),
         ("num_free_pages", c_uint32),
+        ("num_touched_pages", c_uint32),
+        ("first_free", c_int32),
+        ("last_free", c_int32),
+        ("pages_changed", c_uint32),
+        ("num_admissions", c_uint32),
+        ("awaited_pages", c_uint32),
         ("first_slot", c_uint32),
         ("finishing", c_uint32),
+        ("awaited_command", c_uint64),
         ("num_commands", c_uint64),
         ("num_admitted", c_uint64),
         ("num_published", c_uint64),

@@ -98,6 +98,11 @@ class LaunchParams(ctypes.Structure):
         ("tokens", c_uint64),  # TokenEvent[token_capacity], a ring
         ("host_counts", c_uint64),  # HostCounts*
         ("eos_ids", c_uint64),
+        ("prefixes", c_uint64),  # PageRef[num_requests, page_stride], by the host: pages of a request's cached prefix
+        ("pages", c_uint64),  # PageRef[num_requests, page_stride], for the host: pages of a request; 0: it wants none
+        ("num_cached", c_uint64),  # u32[num_requests], for the host: prompt tokens whose keys and values were cached
+        ("page_stride", c_uint32),
+        ("keeps_cache", c_uint32),  # 1: cached pages of the last launch are still good
         ("num_requests", c_uint32),
         ("prompt_stride", c_uint32),
         ("command_capacity", c_uint32),

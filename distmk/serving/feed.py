@@ -5,25 +5,46 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from distmk.abi import CommandKind, FinishReason
+from distmk.abi import CommandKind, FinishReason, HostCounts
 from distmk.backends.base import Launch, Token
+from distmk.serving.counters import Counters
+from distmk.serving.prefix_cache import CachedTokens, PrefixCache
 from distmk.serving.requests import Request
 from distmk.serving.sampling import TokenOutput
 
 Deliver = Callable[[TokenOutput | BaseException], None]
 
 
-class Feed:
-    """Sends requests to a launch, and its tokens to those who asked for them. Calls must not overlap."""
+@dataclass
+class _Sent:
+    """A request in `entry` of the launch's table. `begun`: it has got a token since it was sent."""
 
-    def __init__(self, launch: Launch, max_model_len: int) -> None:
+    request: Request
+    deliver: Deliver
+    entry: int
+    tokens: CachedTokens
+    begun: bool = False
+    cancelled: bool = False
+
+
+class Feed:
+    """Sends requests to a launch, and its tokens to those who asked for them. Calls must not overlap.
+
+    A request that the launch puts back for lack of pages is sent again before all that wait, with its tokens so far. `cache`: of
+    prefixes, as far as this launch has their pages; None: every prompt is computed.
+    """
+
+    def __init__(
+        self, launch: Launch, max_model_len: int, counters: Counters | None = None, cache: PrefixCache | None = None
+    ) -> None:
         self._launch, self._block = launch, launch.block
         self._max_model_len = max_model_len
+        self._counters, self._cache = counters or Counters(), cache
         self._free = list(range(len(self._block.requests)))
         self._waiting: deque[tuple[Request, Deliver]] = deque()
-        self._entries: dict[int, int] = {}  # by number, of requests that were sent
-        self._sent: dict[int, tuple[Request, Deliver]] = {}  # by number
+        self._sent: dict[int, _Sent] = {}  # by number
         self._to_cancel: deque[int] = deque()  # numbers, for which the ring had no room
         self._next_number = 0
         self.finishing = False
@@ -41,27 +62,64 @@ class Feed:
                 del self._waiting[index]
                 deliver(request.abort())
                 return
-        for number, (sent, _) in self._sent.items():
-            if sent is request:
+        for number, sent in self._sent.items():
+            if sent.request is request and not sent.cancelled:
+                sent.cancelled = True
                 self._to_cancel.append(number)
         self._send()
 
     def take(self, tokens: list[Token]) -> None:
         """Hand out tokens that the launch has published."""
         for token in tokens:
-            request, deliver = self._sent[token.request]
-            if token.finish != FinishReason.NONE:
-                del self._sent[token.request]
-                self._free.append(self._entries.pop(token.request))
-            deliver(request.abort() if token.finish == FinishReason.ABORT else request.append(token))
+            self._take(token)
         if tokens:
             self.idle_since_s = time.monotonic()
         self._send()
+
+    def _take(self, token: Token) -> None:
+        sent = self._sent[token.request]
+        request, finish = sent.request, FinishReason(token.finish)
+        output = None
+        if token.token >= 0:
+            output = request.append(token)
+            self._counters.num_generated_tokens += 1
+            if not sent.begun:
+                self._begin(sent)
+        if finish is not FinishReason.NONE:
+            del self._sent[token.request]
+            self._free.append(sent.entry)
+            self._add_to_cache(sent)
+        if finish is FinishReason.PREEMPTED:
+            self._counters.num_preemptions += 1
+            if not sent.cancelled:  # by a command that found nothing
+                self._waiting.appendleft((request, sent.deliver))
+                return
+        sent.deliver(output or request.abort())
+
+    def _begin(self, sent: _Sent) -> None:
+        """The first token has come: the prompt has been read."""
+        sent.begun, request = True, sent.request
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = int(self._block.num_cached[sent.entry])
+            self._counters.num_prefix_hits += request.num_cached_tokens
+            self._counters.num_prompt_tokens += len(request.prompt_ids)
+        self._add_to_cache(sent)
+
+    def _add_to_cache(self, sent: _Sent) -> None:
+        """Keys and values are there of all tokens but the last, as a token is computed to get the next."""
+        if self._cache is not None and sent.begun:
+            ids = [*sent.request.prompt_ids, *sent.request.token_ids][:-1]
+            self._cache.add(ids, self._block.pages[sent.entry].tolist(), sent.tokens)
 
     def finish(self) -> None:
         """Let the launch end once all requests are served. Nothing may be added after this."""
         self.finishing = True
         self._block.send(CommandKind.FINISH)
+
+    @property
+    def counts(self) -> HostCounts:
+        """The launch's counts, of which the batcher writes its part at any time."""
+        return self._block.counts
 
     @property
     def num_waiting(self) -> int:
@@ -85,7 +143,7 @@ class Feed:
         self._sent.clear()
 
     def _unfinished(self) -> Iterator[tuple[Request, Deliver]]:
-        yield from self._sent.values()
+        yield from ((sent.request, sent.deliver) for sent in self._sent.values())
         yield from self._waiting
 
     def _send(self) -> None:
@@ -99,8 +157,17 @@ class Feed:
             request, deliver = self._waiting.popleft()
             number, entry = self._next_number, self._free.pop()
             self._next_number = (number + 1) & 0xFFFFFFFF
-            self._sent[number], self._entries[number] = (request, deliver), entry
-            max_new = min(request.params.max_tokens, self._max_model_len - len(request.prompt_ids))
-            block.write_request(entry, number, request.prompt_ids, max_new, request.params.ignore_eos)
+            self._sent[number] = sent = _Sent(request, deliver, entry, CachedTokens())
+            self._write(number, sent)
             self._launch.upload_request(entry)
             block.send(CommandKind.ADD, entry, number)
+
+    def _write(self, number: int, sent: _Sent) -> None:
+        """Fill the entry of a request: what it has generated before it was put back is part of its prompt."""
+        request, num_output = sent.request, len(sent.request.token_ids)
+        ids = [*request.prompt_ids, *request.token_ids]
+        max_new = min(request.params.max_tokens - num_output, self._max_model_len - len(ids))
+        prefix = self._cache.find(ids, sent.tokens) if self._cache is not None else []
+        self._block.write_request(
+            sent.entry, number, ids, max_new, request.params.ignore_eos, num_output=num_output, prefix=prefix
+        )

@@ -17,10 +17,10 @@ import numpy as np
 from support import jobs
 
 import distmk
-from distmk.abi import MAX_ROWS, Batch, BatcherState, LaunchKind
+from distmk.abi import MAX_ROWS, Batch, LaunchKind
 from distmk.backends.base import LaunchSpec
 from distmk.tasks import Put, SchedulerStep
-from distmk.tasks.scheduling import CANDIDATES_BYTES
+from distmk.tasks.scheduling import CANDIDATES_BYTES, batcher_bytes
 
 PAGE_SIZE, NUM_PAGES, MAX_PAGES, MAX_SLOTS = 8, 9, 4, 4
 TOKEN = 77  # every row's candidate
@@ -39,7 +39,7 @@ def step_graph(num_ranks: int) -> distmk.Graph:
         candidates=candidates.at(0),
         batch=batch.at(0),
         page_table=pages.at(0),
-        state=graph.buffer("state", state_bytes, dtype="u8").at(0),
+        state=graph.buffer("state", batcher_bytes(NUM_PAGES), dtype="u8").at(0),
         num_ranks=num_ranks,
         page_size=PAGE_SIZE,
         num_pages=NUM_PAGES,
