@@ -110,9 +110,9 @@ class BatcherState(ctypes.Structure):
 
     num_touched_pages: that were in use at some time; the others are free. first_free, last_free: of the list of those that are
     free again, the least recently used one first. pages_changed: the last batch came with new entries of the page table.
-    num_admissions: so far. awaited_pages: free pages that command `awaited_command` waits for. num_commands: read of the command ring; those from `num_admitted` on may be requests that wait. finishing: the host has
-    sent `FINISH`. num_taken: iterations whose tokens were taken. tokens_read: as last seen. beat_ns: time of the last
-    beat (`Control`).
+    num_admissions: so far. awaited_pages: free pages that the request of command `awaited_command` waits for. num_commands: read
+    of the command ring; those from `num_admitted` on may be requests that wait. finishing: the host has sent `FINISH`. num_taken:
+    iterations whose tokens were taken. tokens_read: as last seen. beat_ns: time of the last beat (`Control`).
     """
 
     _fields_ = [

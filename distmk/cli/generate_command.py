@@ -56,6 +56,26 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-num-seqs", type=int, default=16, metavar="N", help="sequences at once, 1 to 16")
 
 
+def add_memory_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options about the KV cache, named as in vLLM."""
+    parser.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        default=0.9,
+        metavar="X",
+        help="share of the GPU's memory (the host's, without a GPU) for weights and KV cache (default 0.9)",
+    )
+    parser.add_argument(
+        "--num-gpu-blocks-override", type=int, metavar="N", help="pages of 16 tokens of the KV cache, instead"
+    )
+    parser.add_argument(
+        "--no-enable-prefix-caching",
+        dest="enable_prefix_caching",
+        action="store_false",
+        help="compute every prompt from its beginning",
+    )
+
+
 def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "generate",
@@ -64,6 +84,7 @@ def add_to(commands: Any) -> None:
         "Start it alone, with --ranks N, or on every rank under mpirun, torchrun or srun.",
     )
     add_model_options(parser)
+    add_memory_options(parser)
     parser.add_argument(
         "-p",
         "--prompt",
@@ -149,6 +170,9 @@ def _engine_args(arguments: argparse.Namespace) -> EngineArgs:
         deadline_s=arguments.deadline,
         trace_iterations=_check_trace(arguments),
         num_schedulers=arguments.schedulers,
+        gpu_memory_utilization=arguments.gpu_memory_utilization,
+        num_gpu_blocks_override=arguments.num_gpu_blocks_override,
+        enable_prefix_caching=arguments.enable_prefix_caching,
     )
 
 

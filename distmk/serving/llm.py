@@ -26,6 +26,7 @@ from distmk.serving.prompts import Prompt, Prompts, either_params
 from distmk.serving.requests import Request
 from distmk.serving.sampling import RequestOutput, SamplingParams, TokenOutput
 from distmk.serving.session import RunningLaunch, Session
+from distmk.serving.stats import EngineStats
 from distmk.trace import Trace
 
 T = TypeVar("T")
@@ -49,7 +50,11 @@ class LLM:
     else meanwhile. `followed`: under a launcher, the other ranks call `follow`, instead of making the same calls.
     `trace_iterations`: trace the last iterations of each call; `trace` then holds the trace (on rank 0).
     `num_schedulers`: schedulers of a rank, at most one a worker, in threads of their own; on a GPU up to 12, on an SM of
-    their own. None: every worker runs one in its idle time. `skip_tokenizer_init` (of vLLM): prompts are token ids, and
+    their own. None: every worker runs one in its idle time. `gpu_memory_utilization`: share of each GPU's memory (of the
+    host's, without GPUs) that weights and KV cache take; as the cache is for what is being generated, `max_num_seqs` sequences
+    of `max_model_len` tokens are its most. `num_gpu_blocks_override`: its pages of 16 tokens, instead. When all are in use,
+    the youngest request is put back, and goes on later. `enable_prefix_caching`: a prompt that begins as an earlier one did
+    reuses that one's keys and values. `skip_tokenizer_init` (of vLLM): prompts are token ids, and
     outputs have no text.
 
     UsageError (ModelError, BuildError): the model or the arguments cannot be served. RankLostError: a rank died.
@@ -70,6 +75,9 @@ class LLM:
         keep_logits: bool = False,
         trace_iterations: int = 0,
         num_schedulers: int | None = None,
+        gpu_memory_utilization: float = 0.9,
+        num_gpu_blocks_override: int | None = None,
+        enable_prefix_caching: bool = True,
         skip_tokenizer_init: bool = False,
         idle_exit_s: float | None = 0.0,
         followed: bool = False,
@@ -94,6 +102,9 @@ class LLM:
                 keep_logits=keep_logits,
                 trace_iterations=trace_iterations,
                 num_schedulers=num_schedulers,
+                gpu_memory_utilization=gpu_memory_utilization,
+                num_gpu_blocks_override=num_gpu_blocks_override,
+                enable_prefix_caching=enable_prefix_caching,
             )
 
         try:
@@ -180,6 +191,13 @@ class LLM:
         self._run_to_end(requests, gather_logits=True)
         driver = self._closing.driver
         return self._logits if driver is None else driver.logits
+
+    def stats(self) -> EngineStats:
+        """What the engine does now, and has done so far. On rank 0, from any thread. UsageError: on another rank."""
+        self._closing.check_usable()
+        if self._closing.driver is None:
+            raise UsageError("rank 0 has the statistics; ask there")
+        return self._closing.driver.stats()
 
     def peak_memory_bytes(self) -> list[int]:
         """Peak resident memory of every rank's process so far, by rank; collective."""

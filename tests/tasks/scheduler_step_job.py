@@ -28,7 +28,6 @@ TOKEN = 77  # every row's candidate
 
 def step_graph(num_ranks: int) -> distmk.Graph:
     graph = distmk.Graph(num_ranks, 1)
-    state_bytes = ctypes.sizeof(BatcherState) + 4 * NUM_PAGES
     candidates = graph.buffer("candidates", CANDIDATES_BYTES * num_ranks, dtype="u8")
     batch = graph.batch = graph.buffer("batch", ctypes.sizeof(Batch), dtype="u8")
     pages = graph.buffer("pages", MAX_ROWS * MAX_PAGES, dtype="i32")
