@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 17721296036570483669ull;
+constexpr uint64_t ABI_HASH = 10509737334338875159ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -185,14 +185,18 @@ struct Request {
   uint32_t ignore_eos;
   uint32_t num_output;
   uint32_t num_prefix_pages;
+  uint64_t prefix;
+  uint64_t pages;
 };
-static_assert(sizeof(Request) == 24);
+static_assert(sizeof(Request) == 40);
 static_assert(offsetof(Request, id) == 0);
 static_assert(offsetof(Request, prompt_len) == 4);
 static_assert(offsetof(Request, max_new) == 8);
 static_assert(offsetof(Request, ignore_eos) == 12);
 static_assert(offsetof(Request, num_output) == 16);
 static_assert(offsetof(Request, num_prefix_pages) == 20);
+static_assert(offsetof(Request, prefix) == 24);
+static_assert(offsetof(Request, pages) == 32);
 
 struct PageRef {
   int32_t page;
@@ -213,6 +217,22 @@ static_assert(offsetof(KvPage, next) == 0);
 static_assert(offsetof(KvPage, previous) == 4);
 static_assert(offsetof(KvPage, num_users) == 8);
 static_assert(offsetof(KvPage, generation) == 12);
+
+struct PagePoolState {
+  uint32_t num_touched;
+  int32_t first_free;
+  int32_t last_free;
+  uint32_t awaited_pages;
+  uint64_t awaited_command;
+  uint64_t reserved;
+};
+static_assert(sizeof(PagePoolState) == 32);
+static_assert(offsetof(PagePoolState, num_touched) == 0);
+static_assert(offsetof(PagePoolState, first_free) == 4);
+static_assert(offsetof(PagePoolState, last_free) == 8);
+static_assert(offsetof(PagePoolState, awaited_pages) == 12);
+static_assert(offsetof(PagePoolState, awaited_command) == 16);
+static_assert(offsetof(PagePoolState, reserved) == 24);
 
 struct Command {
   uint32_t kind;
@@ -241,35 +261,26 @@ static_assert(offsetof(TokenEvent, iteration) == 12);
 struct Sequence {
   int32_t request;
   uint32_t position;
-  uint32_t num_generated;
-  int32_t last_token;
-  uint32_t num_pages;
-  uint32_t num_put_pages;
   uint32_t prompt_len;
+  int32_t last_token;
+  uint32_t num_put_pages;
   uint32_t admission;
 };
-static_assert(sizeof(Sequence) == 32);
+static_assert(sizeof(Sequence) == 24);
 static_assert(offsetof(Sequence, request) == 0);
 static_assert(offsetof(Sequence, position) == 4);
-static_assert(offsetof(Sequence, num_generated) == 8);
+static_assert(offsetof(Sequence, prompt_len) == 8);
 static_assert(offsetof(Sequence, last_token) == 12);
-static_assert(offsetof(Sequence, num_pages) == 16);
-static_assert(offsetof(Sequence, num_put_pages) == 20);
-static_assert(offsetof(Sequence, prompt_len) == 24);
-static_assert(offsetof(Sequence, admission) == 28);
+static_assert(offsetof(Sequence, num_put_pages) == 16);
+static_assert(offsetof(Sequence, admission) == 20);
 
 struct BatcherState {
   uint32_t num_running;
   uint32_t num_free_pages;
-  uint32_t num_touched_pages;
-  int32_t first_free;
-  int32_t last_free;
-  uint32_t pages_changed;
   uint32_t num_admissions;
-  uint32_t awaited_pages;
-  uint32_t first_slot;
-  uint32_t finishing;
-  uint64_t awaited_command;
+  uint16_t first_slot;
+  uint8_t finishing;
+  uint8_t pages_changed;
   uint64_t num_commands;
   uint64_t num_admitted;
   uint64_t num_published;
@@ -278,25 +289,20 @@ struct BatcherState {
   uint64_t beat_ns;
   Sequence slots[16];
 };
-static_assert(sizeof(BatcherState) == 608);
+static_assert(sizeof(BatcherState) == 448);
 static_assert(offsetof(BatcherState, num_running) == 0);
 static_assert(offsetof(BatcherState, num_free_pages) == 4);
-static_assert(offsetof(BatcherState, num_touched_pages) == 8);
-static_assert(offsetof(BatcherState, first_free) == 12);
-static_assert(offsetof(BatcherState, last_free) == 16);
-static_assert(offsetof(BatcherState, pages_changed) == 20);
-static_assert(offsetof(BatcherState, num_admissions) == 24);
-static_assert(offsetof(BatcherState, awaited_pages) == 28);
-static_assert(offsetof(BatcherState, first_slot) == 32);
-static_assert(offsetof(BatcherState, finishing) == 36);
-static_assert(offsetof(BatcherState, awaited_command) == 40);
-static_assert(offsetof(BatcherState, num_commands) == 48);
-static_assert(offsetof(BatcherState, num_admitted) == 56);
-static_assert(offsetof(BatcherState, num_published) == 64);
-static_assert(offsetof(BatcherState, num_taken) == 72);
-static_assert(offsetof(BatcherState, tokens_read) == 80);
-static_assert(offsetof(BatcherState, beat_ns) == 88);
-static_assert(offsetof(BatcherState, slots) == 96);
+static_assert(offsetof(BatcherState, num_admissions) == 8);
+static_assert(offsetof(BatcherState, first_slot) == 12);
+static_assert(offsetof(BatcherState, finishing) == 14);
+static_assert(offsetof(BatcherState, pages_changed) == 15);
+static_assert(offsetof(BatcherState, num_commands) == 16);
+static_assert(offsetof(BatcherState, num_admitted) == 24);
+static_assert(offsetof(BatcherState, num_published) == 32);
+static_assert(offsetof(BatcherState, num_taken) == 40);
+static_assert(offsetof(BatcherState, tokens_read) == 48);
+static_assert(offsetof(BatcherState, beat_ns) == 56);
+static_assert(offsetof(BatcherState, slots) == 64);
 
 struct WaitRecordABI {
   uint32_t filled;
@@ -449,12 +455,7 @@ struct LaunchParams {
   uint64_t tokens;
   uint64_t host_counts;
   uint64_t eos_ids;
-  uint64_t prefixes;
-  uint64_t pages;
-  uint64_t num_cached;
-  uint32_t page_stride;
   uint32_t keeps_cache;
-  uint32_t num_requests;
   uint32_t prompt_stride;
   uint32_t command_capacity;
   uint32_t num_eos;
@@ -477,7 +478,7 @@ struct LaunchParams {
   Fault fault;
   uint64_t iterations_done;
 };
-static_assert(sizeof(LaunchParams) == 272);
+static_assert(sizeof(LaunchParams) == 240);
 static_assert(offsetof(LaunchParams, program) == 0);
 static_assert(offsetof(LaunchParams, heap_bases) == 8);
 static_assert(offsetof(LaunchParams, local_base) == 16);
@@ -488,33 +489,28 @@ static_assert(offsetof(LaunchParams, commands) == 48);
 static_assert(offsetof(LaunchParams, tokens) == 56);
 static_assert(offsetof(LaunchParams, host_counts) == 64);
 static_assert(offsetof(LaunchParams, eos_ids) == 72);
-static_assert(offsetof(LaunchParams, prefixes) == 80);
-static_assert(offsetof(LaunchParams, pages) == 88);
-static_assert(offsetof(LaunchParams, num_cached) == 96);
-static_assert(offsetof(LaunchParams, page_stride) == 104);
-static_assert(offsetof(LaunchParams, keeps_cache) == 108);
-static_assert(offsetof(LaunchParams, num_requests) == 112);
-static_assert(offsetof(LaunchParams, prompt_stride) == 116);
-static_assert(offsetof(LaunchParams, command_capacity) == 120);
-static_assert(offsetof(LaunchParams, num_eos) == 124);
-static_assert(offsetof(LaunchParams, token_capacity) == 128);
-static_assert(offsetof(LaunchParams, num_iterations) == 132);
-static_assert(offsetof(LaunchParams, first_iteration) == 136);
-static_assert(offsetof(LaunchParams, max_iterations) == 144);
-static_assert(offsetof(LaunchParams, deadline_ns) == 152);
-static_assert(offsetof(LaunchParams, scheduler_threads) == 160);
-static_assert(offsetof(LaunchParams, spin_polls) == 164);
-static_assert(offsetof(LaunchParams, trace) == 168);
-static_assert(offsetof(LaunchParams, trace_counts) == 176);
-static_assert(offsetof(LaunchParams, trace_capacity) == 184);
-static_assert(offsetof(LaunchParams, self) == 192);
-static_assert(offsetof(LaunchParams, faults_seen) == 200);
-static_assert(offsetof(LaunchParams, num_remote_ranks) == 208);
-static_assert(offsetof(LaunchParams, network) == 212);
-static_assert(offsetof(LaunchParams, worker_owners) == 216);
-static_assert(offsetof(LaunchParams, launch_number) == 224);
-static_assert(offsetof(LaunchParams, fault) == 232);
-static_assert(offsetof(LaunchParams, iterations_done) == 264);
+static_assert(offsetof(LaunchParams, keeps_cache) == 80);
+static_assert(offsetof(LaunchParams, prompt_stride) == 84);
+static_assert(offsetof(LaunchParams, command_capacity) == 88);
+static_assert(offsetof(LaunchParams, num_eos) == 92);
+static_assert(offsetof(LaunchParams, token_capacity) == 96);
+static_assert(offsetof(LaunchParams, num_iterations) == 100);
+static_assert(offsetof(LaunchParams, first_iteration) == 104);
+static_assert(offsetof(LaunchParams, max_iterations) == 112);
+static_assert(offsetof(LaunchParams, deadline_ns) == 120);
+static_assert(offsetof(LaunchParams, scheduler_threads) == 128);
+static_assert(offsetof(LaunchParams, spin_polls) == 132);
+static_assert(offsetof(LaunchParams, trace) == 136);
+static_assert(offsetof(LaunchParams, trace_counts) == 144);
+static_assert(offsetof(LaunchParams, trace_capacity) == 152);
+static_assert(offsetof(LaunchParams, self) == 160);
+static_assert(offsetof(LaunchParams, faults_seen) == 168);
+static_assert(offsetof(LaunchParams, num_remote_ranks) == 176);
+static_assert(offsetof(LaunchParams, network) == 180);
+static_assert(offsetof(LaunchParams, worker_owners) == 184);
+static_assert(offsetof(LaunchParams, launch_number) == 192);
+static_assert(offsetof(LaunchParams, fault) == 200);
+static_assert(offsetof(LaunchParams, iterations_done) == 232);
 
 struct NopArgs {
   uint64_t reserved;

@@ -21,11 +21,7 @@ enum class Step : uint32_t { POSTPONED, DONE, DONE_WITH_PAGES };
 class Batcher {
  public:
   DISTMK_FN Batcher(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory)
-      : context_(context),
-        args_(args),
-        state_(*memory.state),
-        batch_(*memory.batch),
-        candidates_(memory.candidates) {}
+      : context_(context), args_(args), state_(*memory.state), batch_(*memory.batch), candidates_(memory.candidates) {}
 
   // Turns the batch of the last iteration into that of this one. Afterwards publish() tells the host about it.
   DISTMK_FN Step advance() {
@@ -54,7 +50,7 @@ class Batcher {
   }
 
   DISTMK_FN void reset() {
-    state_.num_running = state_.first_slot = state_.finishing = state_.num_admissions = state_.awaited_pages = 0;
+    state_.num_running = state_.first_slot = state_.finishing = state_.num_admissions = 0;
     state_.num_commands = state_.num_admitted = state_.num_published = state_.num_taken = state_.tokens_read = 0;
     state_.beat_ns = now_ns();
     DISTMK_NO_UNROLL
@@ -109,11 +105,11 @@ class Batcher {
       const Request& request = request_of(sequence);
       const int32_t token = best_token(row);
       sequence.last_token = token;
-      ++sequence.num_generated;
       FinishReason finish = FinishReason::NONE;
       if (!request.ignore_eos && is_eos(token))
         finish = FinishReason::STOP;
-      else if (sequence.num_generated == request.max_new || sequence.position == args_.max_positions)
+      else if (sequence.position + 1 - sequence.prompt_len == request.max_new ||
+               sequence.position == args_.max_positions)
         finish = FinishReason::LENGTH;
       rings_.add(request.id, token, finish, context_.iteration - 1);
       if (finish != FinishReason::NONE) release(slot);
@@ -128,7 +124,7 @@ class Batcher {
     for (uint32_t i = 0; i < batch_.num_rows; ++i) {
       BatchRow& row = batch_.rows[i];
       Sequence& sequence = state_.slots[row.slot];
-      if (pages_.needs_page(sequence)) pages_.grow(static_cast<uint32_t>(row.slot));
+      pages_.grow(static_cast<uint32_t>(row.slot));
       row.token = sequence.last_token;
       row.position = static_cast<int32_t>(sequence.position++);
       ++batch_.runs[i].kv_len;
@@ -152,7 +148,7 @@ class Batcher {
       if (is_decoding(sequence))
         num_pages += pages_.needs_page(sequence);
       else if (with_prompts)
-        num_pages += pages_.pages_of(sequence.prompt_len) - sequence.num_pages;
+        num_pages += pages_.pages_of(sequence.prompt_len) - pages_.pages_of(sequence.position);
     }
     return num_pages;
   }
@@ -230,25 +226,17 @@ class Batcher {
     return admitted;
   }
 
-  // Starts a request in a free slot. False: beside others it must wait until enough pages are free for its whole prompt
-  // and the first token, as it would be the first to be put back.
+  // Starts a request in a free slot. False: too few pages are free.
   DISTMK_FN bool start(uint32_t slot, uint32_t entry) {
     const Request& request = reinterpret_cast<const Request*>(context_.params().requests)[entry];
+    Sequence& sequence = state_.slots[slot];
     const uint32_t num_claimed = this->num_claimed(true);
-    const bool has_waited = state_.awaited_pages && state_.awaited_command == state_.num_admitted;
-    if (state_.num_running && has_waited && state_.awaited_pages + num_claimed > pages_.num_free()) return false;
-    const PageTable::Prefix prefix = pages_.find_prefix(entry, request.num_prefix_pages);
-    const uint32_t num_pages = pages_.pages_of(request.prompt_len) - prefix.num_pages + prefix.num_free + 1;
-    if (state_.num_running && num_pages + num_claimed > pages_.num_free()) {
-      state_.awaited_pages = num_pages;
-      state_.awaited_command = state_.num_admitted;
+    sequence = {static_cast<int32_t>(entry), 0, request.prompt_len, 0, 0, state_.num_admissions};
+    if (!pages_.begin(slot, request, num_claimed)) {
+      sequence.request = -1;
       return false;
     }
-    const uint32_t position = prefix.num_pages * args_.page_size;
-    const auto of_table = static_cast<int32_t>(entry);
-    state_.slots[slot] = {of_table, position, 0, 0, 0, 0, request.prompt_len, state_.num_admissions++};
-    pages_.share_prefix(slot, prefix.num_pages);
-    state_.awaited_pages = 0;
+    ++state_.num_admissions;
     ++state_.num_running;
     return true;
   }
@@ -262,7 +250,7 @@ class Batcher {
                                       static_cast<int32_t>(slot), static_cast<int32_t>(sequence.position + num_rows)};
     DISTMK_NO_UNROLL
     for (uint32_t i = 0; i < num_rows; ++i, ++sequence.position) {
-      if (pages_.needs_page(sequence)) pages_.grow(slot);
+      pages_.grow(slot);
       const bool in_prompt = sequence.position < sequence.prompt_len;
       const bool sample = sequence.position + 1 >= sequence.prompt_len;
       batch_.rows[batch_.num_rows++] = {in_prompt ? prompt[sequence.position] : sequence.last_token,
@@ -284,66 +272,12 @@ class Batcher {
       const Sequence& sequence = state_.slots[slot];
       if (sequence.request < 0 || is_decoding(sequence)) continue;
       const uint32_t left = sequence.prompt_len - sequence.position;
-      uint32_t room = (sequence.num_pages + pages_.num_free()) * args_.page_size - sequence.position;
+      uint32_t room = (pages_.pages_of(sequence.position) + pages_.num_free()) * args_.page_size - sequence.position;
       if (room > MAX_ROWS - batch_.num_rows) room = MAX_ROWS - batch_.num_rows;
       if (room) add_run(slot, left < room ? left : room);
       if (left > room) state_.first_slot = slot;  // the next batch continues this prompt first
     }
   }
 };
-
-// While the batcher waits for the host, tells the waits of all ranks that the launch is alive (wait.h).
-DISTMK_FN void beat(Context& context, BatcherState& state, uint32_t num_ranks) {
-  const Team& team = context.team;
-  bool due = false;
-  if (team.leader()) due = now_ns() - state.beat_ns > context.params().deadline_ns / 8;
-  if (team.all(team.leader() ? !due : true)) return;
-  constexpr uint64_t operand = (static_cast<uint64_t>(Space::HEAP) << SPACE_SHIFT) + offsetof(Control, beat);
-  auto* own = context.at<uint64_t>(operand);
-  if (team.leader()) {
-    state.beat_ns = now_ns();
-    store_relaxed(own, load_relaxed(own) + 1);
-  }
-  team.sync();
-  DISTMK_NO_UNROLL
-  for (uint32_t rank = 0; rank < num_ranks; ++rank)
-    if (rank != context.rank()) context.put_now(rank, operand, own, sizeof(uint64_t));
-}
-
-// Ends a step without a batch. The scheduler calls the body again.
-DISTMK_FN void postpone(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory,
-                        const Batcher& batcher) {
-  const Team& team = context.team;
-  beat(context, *memory.state, args.num_ranks);
-  team.sync();
-  if (memory.batch != context.at<Batch>(args.batch))
-    copy_bytes(team, context.at<BatcherState>(args.state), memory.state, sizeof(BatcherState));
-  if (team.leader()) batcher.publish();
-  context.postpone();
-}
-
-// The body of the scheduler step: builds the batch, sends it to every rank, and does last what no rank waits for: the
-// host's tokens, and the state from which the next launch starts. While there is no batch to build it is postponed.
-DISTMK_FN void prepare_batch(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory) {
-  const Team& team = context.team;
-  Batcher batcher(context, args, memory);
-  Step step = Step::DONE;
-  if (team.leader()) step = batcher.advance();
-  const bool pages_changed = !team.all(step != Step::DONE_WITH_PAGES);
-  if (!team.all(step != Step::POSTPONED)) return postpone(context, args, memory, batcher);
-  team.sync();  // a warp vote orders no memory
-  const bool copied = memory.batch != context.at<Batch>(args.batch);
-  if (copied) {
-    copy_bytes(team, context.at<Batch>(args.batch), memory.batch, sizeof(Batch));
-    team.sync();  // the transport reads the heap's copy
-  }
-  if (pages_changed) put_page_table(context, args, *memory.state);
-  DISTMK_NO_UNROLL
-  for (uint32_t rank = 0; rank < args.num_ranks; ++rank)
-    if (rank != context.rank()) context.put(rank, args.batch, context.at<void>(args.batch), sizeof(Batch));
-  context.finish();  // signals all ranks after one fence
-  if (copied) copy_bytes(team, context.at<BatcherState>(args.state), memory.state, sizeof(BatcherState));
-  if (team.leader()) batcher.publish();
-}
 
 }  // namespace distmk

@@ -183,7 +183,6 @@ int main(int argc, char** argv) {
     p.commands = reinterpret_cast<uint64_t>(requests.commands.data());
     p.host_counts = reinterpret_cast<uint64_t>(&requests.counts);
     p.eos_ids = reinterpret_cast<uint64_t>(&requests.eos);
-    p.num_requests = static_cast<uint32_t>(requests.requests.size());
     p.prompt_stride = requests.longest;
     p.command_capacity = static_cast<uint32_t>(requests.commands.size());
     p.token_capacity = static_cast<uint32_t>(requests.tokens.size());

@@ -106,13 +106,14 @@ class LaunchBlock:
     records: Any
     prompts: npt.NDArray[np.int32]  # [requests, longest prompt]
     eos_ids: npt.NDArray[np.int32]
-    prefixes: npt.NDArray[Any]  # of PAGE, as `pages`: pages that may hold the beginning of a prompt
-    pages: npt.NDArray[Any]  # of PAGE, [requests, max_pages]: pages that a request has got
-    num_cached: npt.NDArray[np.uint32]  # [requests]
+    prefixes: npt.NDArray[Any]  # of PAGE, [requests, max_pages]: pages that may hold the beginning of a prompt
+    pages: npt.NDArray[Any]  # of PAGE, [requests, 1 + max_pages]: see `abi.Request`
     tokens: npt.NDArray[Any]  # of TOKEN
     trace: Entries  # [num_workers + num_schedulers, trace_capacity]
     trace_counts: npt.NDArray[np.uint64]
     counts: HostCounts = field(default_factory=HostCounts)
+    prefixes_address: int = 0  # at which the batcher finds `prefixes` and `pages`
+    pages_address: int = 0
 
     @staticmethod
     def of(spec: LaunchSpec, program: RankProgram) -> LaunchBlock:
@@ -131,8 +132,7 @@ class LaunchBlock:
             prompts=np.zeros((num_requests, longest), np.int32),
             eos_ids=np.array(spec.eos_ids or [0], np.int32),
             prefixes=np.zeros((num_requests, spec.max_pages), PAGE),
-            pages=np.zeros((num_requests, spec.max_pages), PAGE),
-            num_cached=np.zeros(num_requests, np.uint32),
+            pages=np.zeros((num_requests, 1 + spec.max_pages), PAGE),
             tokens=np.zeros(num_tokens, TOKEN),
             trace=np.zeros((num_runners, spec.trace_capacity), ENTRY),
             trace_counts=np.zeros(num_runners, np.uint64),
@@ -167,7 +167,18 @@ class LaunchBlock:
             ignore_eos=int(ignore_eos),
             num_output=num_output,
             num_prefix_pages=len(prefix),
+            prefix=self.prefixes_address + entry * self.prefixes.strides[0],
+            pages=self.pages_address and self.pages_address + entry * self.pages.strides[0],
         )
+
+    def cached_tokens(self, entry: int) -> int:
+        """Tokens of a request that the batcher found cached, once the request has a token."""
+        return int(self.pages["page"][entry, 0])
+
+    def pages_of(self, entry: int) -> list[tuple[int, int]]:
+        """Page and generation of the pages of a request, in the order of its tokens; what follows them is older."""
+        found: list[tuple[int, int]] = self.pages[entry, 1:].tolist()
+        return found
 
     def has_room(self, num_commands: int = 1) -> bool:
         """Whether so many more commands may be sent."""
@@ -195,11 +206,11 @@ class LaunchBlock:
         params.requests, params.prompts = ctypes.addressof(self.requests), self.prompts.ctypes.data
         params.commands, params.tokens = ctypes.addressof(self.commands), self.tokens.ctypes.data
         params.host_counts = ctypes.addressof(self.counts)
-        params.prefixes, params.num_cached = self.prefixes.ctypes.data, self.num_cached.ctypes.data
-        params.pages = self.pages.ctypes.data if self.spec.max_pages else 0
-        params.page_stride, params.keeps_cache = self.spec.max_pages, int(self.spec.keeps_cache)
+        self.prefixes_address = self.prefixes.ctypes.data
+        self.pages_address = self.pages.ctypes.data if self.spec.max_pages else 0
+        params.keeps_cache = int(self.spec.keeps_cache)
         params.eos_ids, params.records = self.eos_ids.ctypes.data, ctypes.addressof(self.records)
-        params.num_requests, params.prompt_stride = self.prompts.shape
+        params.prompt_stride = self.prompts.shape[1]
         params.command_capacity, params.token_capacity = len(self.commands), len(self.tokens)
         params.num_eos = len(self.spec.eos_ids)
         params.num_iterations = self.spec.num_iterations

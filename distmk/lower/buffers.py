@@ -54,7 +54,7 @@ class DecodeBuffers:
 
     batch: u8 [sizeof(Batch)], the iteration's rows, put to every rank by rank 0's scheduler.
     page_table: i32 [MAX_ROWS slots, max_pages].
-    state: rank 0's batcher: BatcherState, then KvPage [num_pages].
+    state: rank 0's batcher: BatcherState, PagePoolState, KvPage [num_pages].
     x: f32 [MAX_ROWS, hidden_size], the residual stream.
     x_bf16: the same in bf16, by write of the residual stream.
     qkv: f32 [MAX_ROWS, q, k and v columns of a rank], by layer.

@@ -100,7 +100,7 @@ class Feed:
         """The first token has come: the prompt has been read."""
         sent.begun, request = True, sent.request
         if request.num_cached_tokens is None:
-            request.num_cached_tokens = int(self._block.num_cached[sent.entry])
+            request.num_cached_tokens = self._block.cached_tokens(sent.entry)
             self._counters.num_prefix_hits += request.num_cached_tokens
             self._counters.num_prompt_tokens += len(request.prompt_ids)
         self._add_to_cache(sent)
@@ -109,7 +109,7 @@ class Feed:
         """Keys and values are there of all tokens but the last, as a token is computed to get the next."""
         if self._cache is not None and sent.begun:
             ids = [*sent.request.prompt_ids, *sent.request.token_ids][:-1]
-            self._cache.add(ids, self._block.pages[sent.entry].tolist(), sent.tokens)
+            self._cache.add(ids, self._block.pages_of(sent.entry), sent.tokens)
 
     def finish(self) -> None:
         """Let the launch end once all requests are served. Nothing may be added after this."""

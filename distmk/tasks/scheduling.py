@@ -8,7 +8,7 @@ from ctypes import c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import MAX_ROWS, BatcherState, Candidate, KvPage
+from distmk.abi import MAX_ROWS, BatcherState, Candidate, KvPage, PagePoolState
 from distmk.graph.regions import Region
 from distmk.graph.task import Access, Layout, Task, access, batch_access, require, task_type
 from distmk.tasks.attention import page_table_content
@@ -18,7 +18,7 @@ CANDIDATES_BYTES = ctypes.sizeof(Candidate) * MAX_ROWS
 
 def batcher_bytes(num_pages: int) -> int:
     """Bytes of the batcher's state, with a KvPage for each page of the KV cache."""
-    return ctypes.sizeof(BatcherState) + num_pages * ctypes.sizeof(KvPage)
+    return ctypes.sizeof(BatcherState) + ctypes.sizeof(PagePoolState) + num_pages * ctypes.sizeof(KvPage)
 
 
 class SampleArgs(ctypes.Structure):
@@ -75,7 +75,7 @@ class SchedulerStepArgs(ctypes.Structure):
         ("candidates", c_uint64),  # Candidate [num_ranks, MAX_ROWS]
         ("batch", c_uint64),
         ("page_table", c_uint64),  # i32 [MAX_ROWS slots, max_pages]
-        ("state", c_uint64),  # BatcherState, then KvPage [num_pages]
+        ("state", c_uint64),  # BatcherState, PagePoolState, KvPage [num_pages]
         ("num_ranks", c_uint32),
         ("page_size", c_uint32),
         ("max_pages", c_uint32),
