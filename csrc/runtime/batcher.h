@@ -52,7 +52,7 @@ class Batcher {
   DISTMK_FN void reset() {
     state_.num_running = state_.first_slot = state_.finishing = state_.num_admissions = 0;
     state_.num_commands = state_.num_admitted = state_.num_published = state_.num_taken = state_.tokens_read = 0;
-    state_.beat_ns = now_ns();
+    state_.beat_ns = 0;
     DISTMK_NO_UNROLL
     for (uint32_t slot = 0; slot < MAX_ROWS; ++slot) state_.slots[slot].request = -1;
     pages_.reset();

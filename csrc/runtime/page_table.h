@@ -83,9 +83,11 @@ class PageTable {
 
   DISTMK_FN Prefix find_prefix(const Request& request) const {
     const auto* offered = reinterpret_cast<const PageRef*>(request.prefix);
+    const uint32_t most = (request.prompt_len - 1) / args_.page_size;  // the last token is always computed
+    const uint32_t num_offered = request.num_prefix_pages < most ? request.num_prefix_pages : most;
     Prefix prefix{0, 0};
     DISTMK_NO_UNROLL
-    for (; prefix.num_pages < request.num_prefix_pages; ++prefix.num_pages) {
+    for (; prefix.num_pages < num_offered; ++prefix.num_pages) {
       const PagePool::Content content = pool_.find(offered[prefix.num_pages]);
       if (!content.is_kept) break;
       prefix.num_free += !content.is_used;

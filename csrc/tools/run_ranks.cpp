@@ -47,12 +47,17 @@ std::vector<char> read_file(const char* path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// More prompts than run at once, of different lengths, so that chunked prefill, admission and release all occur.
+// More prompts than run at once, of different lengths, so that chunked prefill, admission and release all occur, and
+// some requests are put back where there are few pages. Some share the first pages that were filled, with whatever
+// content.
 struct Requests {
+  static constexpr uint32_t MAX_PAGES = 64;
   std::vector<distmk::Request> requests;
   std::vector<int32_t> prompts;
   std::vector<distmk::Command> commands;
   std::vector<distmk::TokenEvent> tokens;
+  std::vector<distmk::PageRef> pages;
+  const distmk::PageRef first_pages[2] = {{0, 1}, {1, 1}};
   distmk::HostCounts counts = {};
   uint32_t longest;
   int32_t eos = -1;
@@ -60,9 +65,11 @@ struct Requests {
   // `more`: additional tokens of the first prompt.
   Requests(uint32_t num_requests, uint32_t more) : longest(23 + more) {
     uint32_t num_tokens = 0;
+    pages.resize(num_requests * uint64_t{MAX_PAGES});
     for (uint32_t i = 0; i < num_requests; ++i) {
       const uint32_t length = 1 + (i * 7) % 23 + (i ? 0 : more), max_new = 2 + i % 5;
-      requests.push_back({i, length, max_new, 1});
+      requests.push_back({i, length, max_new, 1, 0, i > 1 ? 2u : 0u, reinterpret_cast<uint64_t>(first_pages),
+                          reinterpret_cast<uint64_t>(&pages[i * uint64_t{MAX_PAGES}])});
       commands.push_back({static_cast<uint32_t>(distmk::CommandKind::ADD), i, i, 0});
       prompts.insert(prompts.end(), longest, static_cast<int32_t>(i));
       num_tokens += max_new;

@@ -159,7 +159,7 @@ class LaunchBlock:
         of cached pages with the beginning of the prompt, not all of it.
         """
         self.prompts[entry, : len(prompt)] = prompt
-        self.prefixes[entry, : len(prefix)] = np.array(prefix, PAGE)
+        self.prefixes[entry, : len(prefix)] = np.array([tuple(page) for page in prefix], PAGE)
         self.requests[entry] = Request(
             id=number,
             prompt_len=len(prompt),

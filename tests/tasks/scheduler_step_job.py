@@ -24,6 +24,7 @@ from distmk.tasks.scheduling import CANDIDATES_BYTES, batcher_bytes
 
 PAGE_SIZE, NUM_PAGES, MAX_PAGES, MAX_SLOTS = 8, 9, 4, 4
 TOKEN = 77  # every row's candidate
+UNSET = -7  # entry of a page table before a launch
 
 
 def step_graph(num_ranks: int) -> distmk.Graph:
@@ -73,7 +74,10 @@ def main() -> None:
         with distmk.Session(graph, bootstrap, backend=backend) as session:
             candidates = np.array([(1.0, TOKEN)] * MAX_ROWS * bootstrap.world_size, "f4, i4").view(np.uint8)
             session.backend.write(session.program.placement.buffers[graph.buffers[0]], 0, candidates[None])
+            table = session.program.placement.buffers[next(b for b in graph.buffers if b.name == "pages")]
             for prompts in launches:
+                session.backend.write(table, 0, np.full((1, MAX_ROWS * MAX_PAGES), UNSET, np.int32))
+                bootstrap.barrier()
                 spec = LaunchSpec(tuple(map(tuple, prompts)), (1,) * len(prompts), ignore_eos=True)
                 running = session.launch(spec if bootstrap.rank == 0 else LaunchSpec())
                 tokens = [(event.request, event.token, event.iteration) for events in running for event in events]

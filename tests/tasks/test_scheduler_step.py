@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scheduler_step_job import NUM_PAGES, PAGE_SIZE, TOKEN
+from scheduler_step_job import NUM_PAGES, PAGE_SIZE, TOKEN, UNSET
 from support.helpers import Runner
 from support.machine import FAR, command, on_nodes, require, run_job
 
@@ -49,6 +49,8 @@ def test_rows_of_prompts(
 
 
 def check_pages(pages: list[list[int]], lengths: list[int]) -> None:
-    """Every slot has pages of its own for all its positions."""
-    used = [page for slot, length in zip(pages, lengths, strict=False) for page in slot[: -(-length // PAGE_SIZE)]]
+    """Every slot has pages of its own for all its positions, and nothing else was put."""
+    counts = [-(-length // PAGE_SIZE) for length in lengths] + [0] * (len(pages) - len(lengths))
+    used = [page for slot, count in zip(pages, counts, strict=True) for page in slot[:count]]
     assert len(set(used)) == len(used) and set(used) <= set(range(NUM_PAGES)), pages
+    assert {page for slot, count in zip(pages, counts, strict=True) for page in slot[count:]} == {UNSET}, pages
