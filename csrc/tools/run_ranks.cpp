@@ -67,7 +67,7 @@ struct Requests {
     uint32_t num_tokens = 0;
     pages.resize(num_requests * uint64_t{MAX_PAGES});
     for (uint32_t i = 0; i < num_requests; ++i) {
-      const uint32_t length = 1 + (i * 7) % 23 + (i ? 0 : more), max_new = 2 + i % 5;
+      const uint32_t length = 1 + (i * 7) % 23 + (i ? 0 : more), max_new = 6 + (i * 3) % 11;
       requests.push_back({i, length, max_new, 1, 0, i > 1 ? 2u : 0u, reinterpret_cast<uint64_t>(first_pages),
                           reinterpret_cast<uint64_t>(&pages[i * uint64_t{MAX_PAGES}])});
       commands.push_back({static_cast<uint32_t>(distmk::CommandKind::ADD), i, i, 0});
@@ -208,6 +208,10 @@ int main(int argc, char** argv) {
     for (void* launch : launches) num_over += distmk_wait(launch, 1, nullptr);
   }
   for (void*& launch : launches) distmk_join(&launch);
+  uint32_t num_preempted = 0;
+  for (const distmk::TokenEvent& event : requests.tokens)
+    num_preempted += event.finish == static_cast<uint32_t>(distmk::FinishReason::PREEMPTED);
+  std::printf("put back: %u\n", num_preempted);
   int status = 0;
   for (uint32_t rank = 0; rank < num_ranks; ++rank) {
     const uint64_t aborted = reinterpret_cast<const distmk::Control*>(heaps[rank])->abort;

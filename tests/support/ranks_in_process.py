@@ -90,7 +90,7 @@ def tiny_decode(
         max_seqs=4,
         max_model_len=64,
         page_size=4,
-        num_pages=17,
+        num_pages=16,
         max_splits=4,
         min_split=4,
         attention_launch=attention_launch,
