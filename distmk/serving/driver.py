@@ -123,7 +123,7 @@ class Driver:
         with self._lock:
             counters, feed, num_pages = self._counters, self._feed, self._engine.num_kv_pages
             counts = feed.counts if feed is not None else None
-            num_running = counts.num_running if counts and not feed.is_empty else 0
+            num_running = counts.num_running if counts and feed and not feed.is_empty else 0
             num_known = (feed.num_waiting + feed.num_sent if feed else 0) + sum(len(c.requests) for c in self._calls)
             return EngineStats(
                 num_running=num_running,

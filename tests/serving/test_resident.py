@@ -73,6 +73,7 @@ def test_a_full_token_ring_holds_the_launch(tiny_model: Path, monkeypatch: pytes
         block.send(CommandKind.ADD, 0, 7)
         time.sleep(1.0)
         assert not launch.launch.wait(0.0) and 0 < block.counts.tokens <= len(block.tokens)
+        assert block.counts.commands_done == 1  # also while nothing can be published
         block.send(CommandKind.FINISH)
         found = [token for tokens in launch for token in tokens]
         assert [token.token for token in found] == expected
