@@ -26,6 +26,7 @@ class Batcher {
   // Turns the batch of the last iteration into that of this one. Afterwards publish() tells the host about it.
   DISTMK_FN Step advance() {
     if (!context_.resumed && context_.iteration == 0) reset();
+    rings_.begin();
     if (!rings_.has_room()) return Step::POSTPONED;
     pages_.changes_were_put();
     const bool has_batch = next_batch();

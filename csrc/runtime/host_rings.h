@@ -13,6 +13,9 @@ class HostRings {
   DISTMK_FN HostRings(const LaunchParams& params, BatcherState& state)
       : params_(params), state_(state), counts_(*reinterpret_cast<HostCounts*>(params.host_counts)) {}
 
+  // Before a step, by the thread that runs it: other threads of the team may be behind, and must not read the state.
+  DISTMK_FN void begin() { num_done_before_ = num_done_ = state_.num_admitted; }
+
   // Whether the token ring has room for all that a step may publish. The host's count is read only if the last known
   // one leaves too little, as that takes a trip to its memory.
   DISTMK_FN bool has_room() const {
@@ -58,8 +61,7 @@ class HostRings {
   TokenEvent events_[MAX_EVENTS];
   uint32_t num_events_ = 0;
   uint64_t num_before_ = 0;  // published before this step
-  const uint64_t num_done_before_ = state_.num_admitted;
-  uint64_t num_done_ = num_done_before_;
+  uint64_t num_done_before_ = 0, num_done_ = 0;
 
   DISTMK_FN bool fits() const {
     return state_.num_published + MAX_EVENTS <= state_.tokens_read + params_.token_capacity;

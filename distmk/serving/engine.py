@@ -89,7 +89,7 @@ class EngineArgs:
                 raise UsageError(f"{name} is {shown(value)}; it must be positive")
             if value is not None and value > most:
                 raise UsageError(f"{name} is {shown(value)}; it must be at most {most}")
-        if not 0 < self.gpu_memory_utilization <= 1:
+        if not isinstance(self.gpu_memory_utilization, float | int) or not 0 < self.gpu_memory_utilization <= 1:
             given = shown(self.gpu_memory_utilization)
             raise UsageError(f"gpu_memory_utilization is {given}; it must be above 0 and at most 1")
         if not 0 <= self.trace_iterations <= _MOST_TRACED:

@@ -95,6 +95,7 @@ def test_a_request_that_shares_a_prefix_is_put_back(tiny_model: Path, rng: np.ra
         stats = llm.stats()
     assert stats.num_preemptions >= 1 and [r.num_cached_tokens for r in served.requests] == [32, 32]
     assert [request.token_ids for request in served.requests] == [expected] * 2
+    assert served.requests[0].last_s < served.requests[1].last_s  # the older one is never put back
 
 
 def test_waiting_for_pages_is_no_hang(tiny_model: Path) -> None:
@@ -114,9 +115,10 @@ def test_waiting_for_pages_is_no_hang(tiny_model: Path) -> None:
         ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization is 0.0; it must be above 0"),
         ({"gpu_memory_utilization": 1.1}, "gpu_memory_utilization is 1.1; it must be above 0 and at most 1"),
         ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization is nan"),
+        ({"gpu_memory_utilization": "x"}, "gpu_memory_utilization is 'x'; it must be above 0"),
         ({"gpu_memory_utilization": 1e-9}, "the KV cache of one sequence of 160 tokens takes 0.00 GB, weights"),
     ],
 )
-def test_refused(tiny_model: Path, arguments: dict[str, float], says: str) -> None:
+def test_refused(tiny_model: Path, arguments: dict[str, object], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         LLM(str(tiny_model), num_workers=1, **arguments)  # type: ignore[arg-type]
