@@ -69,10 +69,10 @@ def add_memory_options(parser: argparse.ArgumentParser) -> None:
         "--num-gpu-blocks-override", type=int, metavar="N", help="pages of 16 tokens of the KV cache, instead"
     )
     parser.add_argument(
-        "--no-enable-prefix-caching",
-        dest="enable_prefix_caching",
-        action="store_false",
-        help="compute every prompt from its beginning",
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="prompts that begin as earlier ones did reuse their keys and values (default: yes)",
     )
 
 

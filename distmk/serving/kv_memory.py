@@ -13,6 +13,7 @@ from distmk.lower import DecodeOptions
 from distmk.model.config import ModelConfig
 from distmk.program.fixed_memory import FixedMemory, fixed_memory, page_bytes
 
+UNCOUNTED_BYTES = 16 << 20  # events, and gaps between allocations
 _KEPT_BITS = 4  # of a number of pages: a program is compiled anew for another number
 
 
@@ -42,7 +43,7 @@ def with_kv_pages(
     fixed = agree(bootstrap, lambda: fixed_memory(config, dataclasses.replace(options, num_pages=least)))
     page = page_bytes(config, options)
     budget = agree(bootstrap, lambda: _budget(asked.utilization, backend, bootstrap))
-    left = budget - fixed.local[bootstrap.rank] - fixed.heap
+    left = budget - fixed.local[bootstrap.rank] - fixed.heap - UNCOUNTED_BYTES
     fits: int = min(gather_json(bootstrap, max(0, left // page), "number of KV pages", int))
     if fits < least:
         raise _no_room(config, options, fixed, budget, bootstrap)
@@ -72,8 +73,8 @@ def _no_room(
     sequence = options.max_pages * page_bytes(config, options)
     return UsageError(
         f"the KV cache of one sequence of {options.max_model_len} tokens takes {_gb(sequence)}, weights and activations of a "
-        f"rank {_gb(max(fixed.local) + fixed.heap)}, and a rank may use {_gb(budget)}; lower max_model_len, raise "
-        f"gpu_memory_utilization, or use more ranks than {bootstrap.world_size}"
+        f"rank {_gb(max(fixed.local) + fixed.heap + UNCOUNTED_BYTES)}, and a rank may use {_gb(budget)}; lower max_model_len, "
+        f"raise gpu_memory_utilization, or use more ranks than {bootstrap.world_size}"
     )
 
 
