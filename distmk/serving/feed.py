@@ -167,7 +167,9 @@ class Feed:
         request, num_output = sent.request, len(sent.request.token_ids)
         ids = [*request.prompt_ids, *request.token_ids]
         max_new = min(request.params.max_tokens - num_output, self._max_model_len - len(ids))
-        prefix = self._cache.find(ids, sent.tokens) if self._cache is not None else []
+        # For log-probabilities of the prompt, all of it is computed.
+        scored = getattr(request.params, "prompt_logprobs", None) is not None and not num_output
+        prefix = self._cache.find(ids, sent.tokens) if self._cache is not None and not scored else []
         self._block.write_request(
             sent.entry, number, ids, max_new, request.params.ignore_eos, num_output=num_output, prefix=prefix
         )

@@ -72,6 +72,7 @@ def test_few_pages_give_the_same_tokens(tiny_model: Path, rng: np.random.Generat
         stats = llm.stats()
         check_all_free(llm)
     assert stats.num_kv_pages == FEW_PAGES and stats.num_preemptions > 5, stats
+    assert 0 < stats.iteration_ms < 1000 and stats.num_iterations > max(lengths)
     for index, (request, got) in enumerate(zip(served.requests, served.delivered, strict=True)):
         tokens = [output.token_id for output in got if output.token_id >= 0]
         ends = [output.finish_reason for output in got if output.finish_reason]
