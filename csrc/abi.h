@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 16533440783694115229ull;
+constexpr uint64_t ABI_HASH = 10509737334338875159ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -38,7 +38,7 @@ enum class LaunchKind : uint32_t { AHEAD = 0, SINGLE = 1, MASSIVE = 2, SCHEDULER
 
 enum class Epilogue : uint32_t { STORE = 0, ADD = 1, SWIGLU = 2, PUSH = 3, ARGMAX = 4 };
 
-enum class FinishReason : uint32_t { NONE = 0, STOP = 1, LENGTH = 2, ABORT = 3 };
+enum class FinishReason : uint32_t { NONE = 0, STOP = 1, LENGTH = 2, ABORT = 3, PREEMPTED = 4 };
 
 enum class CommandKind : uint32_t { ADD = 0, CANCEL = 1, FINISH = 2 };
 
@@ -183,12 +183,56 @@ struct Request {
   uint32_t prompt_len;
   uint32_t max_new;
   uint32_t ignore_eos;
+  uint32_t num_output;
+  uint32_t num_prefix_pages;
+  uint64_t prefix;
+  uint64_t pages;
 };
-static_assert(sizeof(Request) == 16);
+static_assert(sizeof(Request) == 40);
 static_assert(offsetof(Request, id) == 0);
 static_assert(offsetof(Request, prompt_len) == 4);
 static_assert(offsetof(Request, max_new) == 8);
 static_assert(offsetof(Request, ignore_eos) == 12);
+static_assert(offsetof(Request, num_output) == 16);
+static_assert(offsetof(Request, num_prefix_pages) == 20);
+static_assert(offsetof(Request, prefix) == 24);
+static_assert(offsetof(Request, pages) == 32);
+
+struct PageRef {
+  int32_t page;
+  uint32_t generation;
+};
+static_assert(sizeof(PageRef) == 8);
+static_assert(offsetof(PageRef, page) == 0);
+static_assert(offsetof(PageRef, generation) == 4);
+
+struct KvPage {
+  int32_t next;
+  int32_t previous;
+  uint32_t num_users;
+  uint32_t generation;
+};
+static_assert(sizeof(KvPage) == 16);
+static_assert(offsetof(KvPage, next) == 0);
+static_assert(offsetof(KvPage, previous) == 4);
+static_assert(offsetof(KvPage, num_users) == 8);
+static_assert(offsetof(KvPage, generation) == 12);
+
+struct PagePoolState {
+  uint32_t num_touched;
+  int32_t first_free;
+  int32_t last_free;
+  uint32_t awaited_pages;
+  uint64_t awaited_command;
+  uint64_t reserved;
+};
+static_assert(sizeof(PagePoolState) == 32);
+static_assert(offsetof(PagePoolState, num_touched) == 0);
+static_assert(offsetof(PagePoolState, first_free) == 4);
+static_assert(offsetof(PagePoolState, last_free) == 8);
+static_assert(offsetof(PagePoolState, awaited_pages) == 12);
+static_assert(offsetof(PagePoolState, awaited_command) == 16);
+static_assert(offsetof(PagePoolState, reserved) == 24);
 
 struct Command {
   uint32_t kind;
@@ -217,24 +261,26 @@ static_assert(offsetof(TokenEvent, iteration) == 12);
 struct Sequence {
   int32_t request;
   uint32_t position;
-  uint32_t num_generated;
+  uint32_t prompt_len;
   int32_t last_token;
-  uint32_t num_pages;
-  uint32_t reserved;
+  uint32_t num_put_pages;
+  uint32_t admission;
 };
 static_assert(sizeof(Sequence) == 24);
 static_assert(offsetof(Sequence, request) == 0);
 static_assert(offsetof(Sequence, position) == 4);
-static_assert(offsetof(Sequence, num_generated) == 8);
+static_assert(offsetof(Sequence, prompt_len) == 8);
 static_assert(offsetof(Sequence, last_token) == 12);
-static_assert(offsetof(Sequence, num_pages) == 16);
-static_assert(offsetof(Sequence, reserved) == 20);
+static_assert(offsetof(Sequence, num_put_pages) == 16);
+static_assert(offsetof(Sequence, admission) == 20);
 
 struct BatcherState {
   uint32_t num_running;
   uint32_t num_free_pages;
-  uint32_t first_slot;
-  uint32_t finishing;
+  uint32_t num_admissions;
+  uint16_t first_slot;
+  uint8_t finishing;
+  uint8_t pages_changed;
   uint64_t num_commands;
   uint64_t num_admitted;
   uint64_t num_published;
@@ -246,8 +292,10 @@ struct BatcherState {
 static_assert(sizeof(BatcherState) == 448);
 static_assert(offsetof(BatcherState, num_running) == 0);
 static_assert(offsetof(BatcherState, num_free_pages) == 4);
-static_assert(offsetof(BatcherState, first_slot) == 8);
-static_assert(offsetof(BatcherState, finishing) == 12);
+static_assert(offsetof(BatcherState, num_admissions) == 8);
+static_assert(offsetof(BatcherState, first_slot) == 12);
+static_assert(offsetof(BatcherState, finishing) == 14);
+static_assert(offsetof(BatcherState, pages_changed) == 15);
 static_assert(offsetof(BatcherState, num_commands) == 16);
 static_assert(offsetof(BatcherState, num_admitted) == 24);
 static_assert(offsetof(BatcherState, num_published) == 32);
@@ -407,7 +455,7 @@ struct LaunchParams {
   uint64_t tokens;
   uint64_t host_counts;
   uint64_t eos_ids;
-  uint32_t num_requests;
+  uint32_t keeps_cache;
   uint32_t prompt_stride;
   uint32_t command_capacity;
   uint32_t num_eos;
@@ -441,7 +489,7 @@ static_assert(offsetof(LaunchParams, commands) == 48);
 static_assert(offsetof(LaunchParams, tokens) == 56);
 static_assert(offsetof(LaunchParams, host_counts) == 64);
 static_assert(offsetof(LaunchParams, eos_ids) == 72);
-static_assert(offsetof(LaunchParams, num_requests) == 80);
+static_assert(offsetof(LaunchParams, keeps_cache) == 80);
 static_assert(offsetof(LaunchParams, prompt_stride) == 84);
 static_assert(offsetof(LaunchParams, command_capacity) == 88);
 static_assert(offsetof(LaunchParams, num_eos) == 92);

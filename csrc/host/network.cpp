@@ -18,6 +18,10 @@ namespace {
 constexpr auto WAIT_SLICE = std::chrono::milliseconds(20);
 constexpr int OWED_POLL_MS = 1;
 
+bool is_beat(const wire::Write& write) {
+  return write.heap_offset == offsetof(Control, beat) && write.num_bytes == sizeof(Control::beat);
+}
+
 }  // namespace
 
 Network::Network(char* heap, const ProgramHeader& program, const std::vector<int>& sockets)
@@ -196,7 +200,8 @@ bool Network::apply(Connection& connection, Inbox& inbox, const wire::Header& he
   }
 }
 
-// Nothing is written unless all of the parcel is right. The heap begins with this rank's Control, which no put changes.
+// Nothing is written unless all of the parcel is right. The heap begins with this rank's Control, of which a put may
+// only change the beat.
 bool Network::apply_parcel(const wire::Header& header, const char* body) {
   std::array<wire::Write, wire::MAX_WRITES> writes;
   std::array<wire::Signal, wire::MAX_SIGNALS> signals;
@@ -206,15 +211,23 @@ bool Network::apply_parcel(const wire::Header& header, const char* body) {
   uint64_t left = header.num_bytes;
   for (uint32_t i = 0; i < header.num_writes; ++i) {
     const auto [offset, num_bytes] = writes[i];
-    if (num_bytes > left || offset < sizeof(Control) || offset > heap_bytes_ || num_bytes > heap_bytes_ - offset)
-      return false;
+    if (num_bytes > left || offset > heap_bytes_ || num_bytes > heap_bytes_ - offset) return false;
+    if (offset < sizeof(Control) && !is_beat(writes[i])) return false;
     left -= num_bytes;
   }
   if (left) return false;
   for (uint32_t i = 0; i < header.num_signals; ++i)
     if (signals[i].event >= num_events_) return false;
-  for (uint32_t i = 0; i < header.num_writes; data += writes[i++].num_bytes)
-    copy_bytes(Team{}, heap_ + writes[i].heap_offset, data, writes[i].num_bytes);
+  for (uint32_t i = 0; i < header.num_writes; data += writes[i++].num_bytes) {
+    char* to = heap_ + writes[i].heap_offset;
+    if (is_beat(writes[i])) {  // which waits may read at any time
+      uint64_t beat;
+      memcpy(&beat, data, sizeof beat);
+      store_relaxed(reinterpret_cast<uint64_t*>(to), beat);
+    } else {
+      copy_bytes(Team{}, to, data, writes[i].num_bytes);
+    }
+  }
   for (uint32_t i = 0; i < header.num_signals; ++i) {
     char* event = heap_ + events_offset_ + uint64_t{signals[i].event} * EVENT_STRIDE_BYTES;
     add_release(reinterpret_cast<uint64_t*>(event), signals[i].amount, Scope::SYSTEM);

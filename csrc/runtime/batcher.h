@@ -4,6 +4,7 @@
 #include "runtime/argmax.h"
 #include "runtime/context.h"
 #include "runtime/host_rings.h"
+#include "runtime/page_table.h"
 
 namespace distmk {
 
@@ -20,29 +21,18 @@ enum class Step : uint32_t { POSTPONED, DONE, DONE_WITH_PAGES };
 class Batcher {
  public:
   DISTMK_FN Batcher(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory)
-      : context_(context),
-        args_(args),
-        state_(*memory.state),
-        batch_(*memory.batch),
-        candidates_(memory.candidates),
-        page_table_(context.at<int32_t>(args.page_table)),
-        free_pages_(reinterpret_cast<int32_t*>(context.at<BatcherState>(args.state) + 1)) {}
+      : context_(context), args_(args), state_(*memory.state), batch_(*memory.batch), candidates_(memory.candidates) {}
 
   // Turns the batch of the last iteration into that of this one. Afterwards publish() tells the host about it.
   DISTMK_FN Step advance() {
     if (!context_.resumed && context_.iteration == 0) reset();
+    rings_.begin();
     if (!rings_.has_room()) return Step::POSTPONED;
-    const bool same_rows = state_.num_taken != context_.iteration && take_tokens();
-    const bool cancelled = read_commands();
-    const bool admitted = admit();
+    pages_.changes_were_put();
+    const bool has_batch = next_batch();
     rings_.count();
-    if (same_rows && !cancelled && !admitted) {
-      advance_rows();
-      return Step::DONE;
-    }
-    if (!state_.num_running && !is_over()) return Step::POSTPONED;
-    build_batch();
-    return admitted ? Step::DONE_WITH_PAGES : Step::DONE;
+    if (!has_batch) return Step::POSTPONED;
+    return state_.pages_changed ? Step::DONE_WITH_PAGES : Step::DONE;
   }
 
   DISTMK_FN void publish() const { rings_.publish(context_.iteration); }
@@ -53,24 +43,40 @@ class Batcher {
   BatcherState& state_;
   Batch& batch_;
   const Candidate* candidates_;
-  int32_t* page_table_;
-  int32_t* free_pages_;
   HostRings rings_{context_.params(), state_};
+  PageTable pages_{context_, args_, state_};
 
   DISTMK_FN const Request& request_of(const Sequence& sequence) const {
     return reinterpret_cast<const Request*>(context_.params().requests)[sequence.request];
   }
 
   DISTMK_FN void reset() {
-    state_.num_running = state_.first_slot = state_.finishing = 0;
+    state_.num_running = state_.first_slot = state_.finishing = state_.num_admissions = 0;
     state_.num_commands = state_.num_admitted = state_.num_published = state_.num_taken = state_.tokens_read = 0;
-    state_.beat_ns = now_ns();
-    state_.num_free_pages = args_.num_pages;
+    state_.beat_ns = 0;
     DISTMK_NO_UNROLL
     for (uint32_t slot = 0; slot < MAX_ROWS; ++slot) state_.slots[slot].request = -1;
-    DISTMK_NO_UNROLL
-    for (uint32_t page = 0; page < args_.num_pages; ++page)
-      free_pages_[page] = static_cast<int32_t>(args_.num_pages - 1 - page);
+    pages_.reset();
+  }
+
+  // Returns whether there is a batch.
+  DISTMK_FN bool next_batch() {
+    const bool same_rows = state_.num_taken != context_.iteration && take_tokens();
+    const bool cancelled = read_commands();
+    const bool preempted = make_room();
+    const bool admitted = admit();
+    if (same_rows && !cancelled && !preempted && !admitted) {
+      advance_rows();
+      return true;
+    }
+    if (!state_.num_running && !is_over()) return false;
+    batch_.num_reset_rows = context_.iteration ? batch_.num_rows : 0;
+    do {
+      build_batch();
+    } while (!batch_.num_rows && state_.num_running && preempt_youngest());
+    batch_.stop = batch_.num_rows == 0;
+    if (batch_.num_reset_rows < batch_.num_rows) batch_.num_reset_rows = batch_.num_rows;
+    return true;
   }
 
   DISTMK_FN int32_t best_token(uint32_t row) const {
@@ -100,11 +106,11 @@ class Batcher {
       const Request& request = request_of(sequence);
       const int32_t token = best_token(row);
       sequence.last_token = token;
-      ++sequence.num_generated;
       FinishReason finish = FinishReason::NONE;
       if (!request.ignore_eos && is_eos(token))
         finish = FinishReason::STOP;
-      else if (sequence.num_generated == request.max_new || sequence.position == args_.max_positions)
+      else if (sequence.position + 1 - sequence.prompt_len == request.max_new ||
+               sequence.position == args_.max_positions)
         finish = FinishReason::LENGTH;
       rings_.add(request.id, token, finish, context_.iteration - 1);
       if (finish != FinishReason::NONE) release(slot);
@@ -119,6 +125,7 @@ class Batcher {
     for (uint32_t i = 0; i < batch_.num_rows; ++i) {
       BatchRow& row = batch_.rows[i];
       Sequence& sequence = state_.slots[row.slot];
+      pages_.grow(static_cast<uint32_t>(row.slot));
       row.token = sequence.last_token;
       row.position = static_cast<int32_t>(sequence.position++);
       ++batch_.runs[i].kv_len;
@@ -126,12 +133,48 @@ class Batcher {
   }
 
   DISTMK_FN void release(uint32_t slot) {
-    Sequence& sequence = state_.slots[slot];
-    DISTMK_NO_UNROLL
-    for (uint32_t page = 0; page < sequence.num_pages; ++page)
-      free_pages_[state_.num_free_pages++] = page_table_[slot * args_.max_pages + page];
-    sequence.request = -1;
+    pages_.release(slot);
+    state_.slots[slot].request = -1;
     --state_.num_running;
+  }
+
+  DISTMK_FN bool is_decoding(const Sequence& sequence) const { return sequence.position >= sequence.prompt_len; }
+  // Pages that the running sequences take in any case: for the next token, or for the rest of a prompt.
+  DISTMK_FN uint32_t num_claimed(bool with_prompts) const {
+    uint32_t num_pages = 0;
+    DISTMK_NO_UNROLL
+    for (uint32_t slot = 0; slot < args_.max_slots; ++slot) {
+      const Sequence& sequence = state_.slots[slot];
+      if (sequence.request < 0) continue;
+      if (is_decoding(sequence))
+        num_pages += pages_.needs_page(sequence);
+      else if (with_prompts)
+        num_pages += pages_.pages_of(sequence.prompt_len) - pages_.pages_of(sequence.position);
+    }
+    return num_pages;
+  }
+
+  // Puts back the youngest sequences until all that decode can have a page for their next token. The oldest one always
+  // can: the cache has room for the longest sequence. Returns whether any was put back.
+  DISTMK_FN bool make_room() {
+    bool preempted = false;
+    while (pages_.num_free() < state_.num_running && num_claimed(false) > pages_.num_free())
+      preempted = preempt_youngest();
+    return preempted;
+  }
+
+  // The host sends its request again, with all tokens so far in the prompt.
+  DISTMK_FN bool preempt_youngest() {
+    uint32_t youngest = MAX_ROWS;
+    DISTMK_NO_UNROLL
+    for (uint32_t slot = 0; slot < args_.max_slots; ++slot) {
+      if (state_.slots[slot].request < 0) continue;
+      const uint32_t behind = state_.num_admissions - state_.slots[slot].admission;
+      if (youngest == MAX_ROWS || behind < state_.num_admissions - state_.slots[youngest].admission) youngest = slot;
+    }
+    rings_.add(request_of(state_.slots[youngest]).id, -1, FinishReason::PREEMPTED, context_.iteration);
+    release(youngest);
+    return true;
   }
 
   // Whether the launch ends: the host sends no more, and nothing waits.
@@ -170,7 +213,7 @@ class Batcher {
     return false;
   }
 
-  // Requests start in order. Each reserves all the pages that it can ever need, so that none is preempted.
+  // Requests start in order.
   DISTMK_FN bool admit() {
     bool admitted = false;
     DISTMK_NO_UNROLL
@@ -187,21 +230,20 @@ class Batcher {
   // Starts a request in a free slot. False: too few pages are free.
   DISTMK_FN bool start(uint32_t slot, uint32_t entry) {
     const Request& request = reinterpret_cast<const Request*>(context_.params().requests)[entry];
-    uint32_t positions = request.prompt_len + request.max_new;
-    if (positions > args_.max_positions) positions = args_.max_positions;
-    const uint32_t num_pages = (positions + args_.page_size - 1) / args_.page_size;
-    if (num_pages > state_.num_free_pages) return false;
-    DISTMK_NO_UNROLL
-    for (uint32_t page = 0; page < num_pages; ++page)
-      page_table_[slot * args_.max_pages + page] = free_pages_[--state_.num_free_pages];
-    state_.slots[slot] = {static_cast<int32_t>(entry), 0, 0, 0, num_pages, 0};
+    Sequence& sequence = state_.slots[slot];
+    const uint32_t num_claimed = this->num_claimed(true);
+    sequence = {static_cast<int32_t>(entry), 0, request.prompt_len, 0, 0, state_.num_admissions};
+    if (!pages_.begin(slot, request, num_claimed)) {
+      sequence.request = -1;
+      return false;
+    }
+    ++state_.num_admissions;
     ++state_.num_running;
     return true;
   }
 
   DISTMK_FN void add_run(uint32_t slot, uint32_t num_rows) {
     Sequence& sequence = state_.slots[slot];
-    const Request& request = request_of(sequence);
     const LaunchParams& params = context_.params();
     const auto* prompt =
         reinterpret_cast<const int32_t*>(params.prompts) + uint64_t{params.prompt_stride} * sequence.request;
@@ -209,92 +251,34 @@ class Batcher {
                                       static_cast<int32_t>(slot), static_cast<int32_t>(sequence.position + num_rows)};
     DISTMK_NO_UNROLL
     for (uint32_t i = 0; i < num_rows; ++i, ++sequence.position) {
-      const bool in_prompt = sequence.position < request.prompt_len;
-      const bool sample = sequence.position + 1 >= request.prompt_len;
+      pages_.grow(slot);
+      const bool in_prompt = sequence.position < sequence.prompt_len;
+      const bool sample = sequence.position + 1 >= sequence.prompt_len;
       batch_.rows[batch_.num_rows++] = {in_prompt ? prompt[sequence.position] : sequence.last_token,
                                         static_cast<int32_t>(sequence.position), static_cast<int32_t>(slot), sample};
     }
   }
 
-  // One row for every sequence that decodes, then prompt chunks in the remaining rows.
+  // One row for every sequence that decodes, then prompt chunks in the remaining rows, as far as there are pages.
   DISTMK_FN void build_batch() {
-    batch_.num_reset_rows = context_.iteration ? batch_.num_rows : 0;
     batch_.num_rows = batch_.num_runs = 0;
     DISTMK_NO_UNROLL
     for (uint32_t slot = 0; slot < args_.max_slots; ++slot) {
       const Sequence& sequence = state_.slots[slot];
-      if (sequence.request >= 0 && sequence.position >= request_of(sequence).prompt_len) add_run(slot, 1);
+      if (sequence.request >= 0 && is_decoding(sequence)) add_run(slot, 1);
     }
     DISTMK_NO_UNROLL
     for (uint32_t i = 0; i < args_.max_slots && batch_.num_rows < MAX_ROWS; ++i) {
       const uint32_t slot = (state_.first_slot + i) % args_.max_slots;
       const Sequence& sequence = state_.slots[slot];
-      if (sequence.request < 0 || sequence.position >= request_of(sequence).prompt_len) continue;
-      const uint32_t left = request_of(sequence).prompt_len - sequence.position;
-      const uint32_t room = MAX_ROWS - batch_.num_rows;
-      add_run(slot, left < room ? left : room);
+      if (sequence.request < 0 || is_decoding(sequence)) continue;
+      const uint32_t left = sequence.prompt_len - sequence.position;
+      uint32_t room = (pages_.pages_of(sequence.position) + pages_.num_free()) * args_.page_size - sequence.position;
+      if (room > MAX_ROWS - batch_.num_rows) room = MAX_ROWS - batch_.num_rows;
+      if (room) add_run(slot, left < room ? left : room);
       if (left > room) state_.first_slot = slot;  // the next batch continues this prompt first
     }
-    batch_.stop = batch_.num_rows == 0;
-    if (batch_.num_reset_rows < batch_.num_rows) batch_.num_reset_rows = batch_.num_rows;
   }
 };
-
-// While the batcher waits for the host, tells the waits of all ranks that the launch is alive (wait.h).
-DISTMK_FN void beat(Context& context, BatcherState& state, uint32_t num_ranks) {
-  const Team& team = context.team;
-  bool due = false;
-  if (team.leader()) due = now_ns() - state.beat_ns > context.params().deadline_ns / 8;
-  if (team.all(team.leader() ? !due : true)) return;
-  constexpr uint64_t operand = (static_cast<uint64_t>(Space::HEAP) << SPACE_SHIFT) + offsetof(Control, beat);
-  auto* own = context.at<uint64_t>(operand);
-  if (team.leader()) {
-    state.beat_ns = now_ns();
-    store_relaxed(own, load_relaxed(own) + 1);
-  }
-  team.sync();
-  DISTMK_NO_UNROLL
-  for (uint32_t rank = 0; rank < num_ranks; ++rank)
-    if (rank != context.rank()) context.put_now(rank, operand, own, sizeof(uint64_t));
-}
-
-// Ends a step without a batch. The scheduler calls the body again.
-DISTMK_FN void postpone(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory,
-                        const Batcher& batcher) {
-  const Team& team = context.team;
-  beat(context, *memory.state, args.num_ranks);
-  team.sync();
-  if (memory.batch != context.at<Batch>(args.batch))
-    copy_bytes(team, context.at<BatcherState>(args.state), memory.state, sizeof(BatcherState));
-  if (team.leader()) batcher.publish();
-  context.postpone();
-}
-
-// The body of the scheduler step: builds the batch, sends it to every rank, and does last what no rank waits for: the
-// host's tokens, and the state from which the next launch starts. While there is no batch to build it is postponed.
-DISTMK_FN void prepare_batch(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory) {
-  const Team& team = context.team;
-  Batcher batcher(context, args, memory);
-  Step step = Step::DONE;
-  if (team.leader()) step = batcher.advance();
-  const bool pages_changed = !team.all(step != Step::DONE_WITH_PAGES);
-  if (!team.all(step != Step::POSTPONED)) return postpone(context, args, memory, batcher);
-  team.sync();  // a warp vote orders no memory
-  const bool copied = memory.batch != context.at<Batch>(args.batch);
-  if (copied) {
-    copy_bytes(team, context.at<Batch>(args.batch), memory.batch, sizeof(Batch));
-    team.sync();  // the transport reads the heap's copy
-  }
-  const uint64_t table_bytes = uint64_t{MAX_ROWS} * args.max_pages * sizeof(int32_t);
-  DISTMK_NO_UNROLL
-  for (uint32_t rank = 0; rank < args.num_ranks; ++rank) {
-    if (rank == context.rank()) continue;
-    if (pages_changed) context.put(rank, args.page_table, context.at<void>(args.page_table), table_bytes);
-    context.put(rank, args.batch, context.at<void>(args.batch), sizeof(Batch));
-  }
-  context.finish();  // signals all ranks after one fence
-  if (copied) copy_bytes(team, context.at<BatcherState>(args.state), memory.state, sizeof(BatcherState));
-  if (team.leader()) batcher.publish();
-}
 
 }  // namespace distmk

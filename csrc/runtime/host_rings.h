@@ -7,14 +7,17 @@ namespace distmk {
 
 class HostRings {
  public:
-  static constexpr uint32_t MAX_CANCELLED = MAX_ROWS;             // in a step
-  static constexpr uint32_t MAX_EVENTS = MAX_ROWS + MAX_CANCELLED;  // that a step publishes
+  // That a step publishes: a token or the end of each sequence, then cancelled requests, then sequences put back.
+  static constexpr uint32_t MAX_EVENTS = 3 * MAX_ROWS;
 
   DISTMK_FN HostRings(const LaunchParams& params, BatcherState& state)
       : params_(params), state_(state), counts_(*reinterpret_cast<HostCounts*>(params.host_counts)) {}
 
-  // Whether the token ring has room for all that a step may publish. The host's count is read only if the last known one
-  // leaves too little, as that takes a trip to its memory.
+  // Before a step, by the thread that runs it: other threads of the team may be behind, and must not read the state.
+  DISTMK_FN void begin() { num_done_before_ = num_done_ = state_.num_admitted; }
+
+  // Whether the token ring has room for all that a step may publish. The host's count is read only if the last known
+  // one leaves too little, as that takes a trip to its memory.
   DISTMK_FN bool has_room() const {
     if (!fits()) state_.tokens_read = load_acquire(&counts_.tokens_read, Scope::SYSTEM);
     return fits();
@@ -29,7 +32,7 @@ class HostRings {
     events_[num_events_++] = {request, token, static_cast<uint32_t>(finish), static_cast<uint32_t>(iteration)};
   }
   // Whether another cancelled request may be added.
-  DISTMK_FN bool may_cancel() const { return num_events_ < MAX_EVENTS; }
+  DISTMK_FN bool may_cancel() const { return num_events_ < 2 * MAX_ROWS; }
   DISTMK_FN uint32_t num_events() const { return num_events_; }
 
   // Counts what was added as published. After this the caller may store its state, and then publish().
@@ -58,8 +61,7 @@ class HostRings {
   TokenEvent events_[MAX_EVENTS];
   uint32_t num_events_ = 0;
   uint64_t num_before_ = 0;  // published before this step
-  const uint64_t num_done_before_ = state_.num_admitted;
-  uint64_t num_done_ = 0;
+  uint64_t num_done_before_ = 0, num_done_ = 0;
 
   DISTMK_FN bool fits() const {
     return state_.num_published + MAX_EVENTS <= state_.tokens_read + params_.token_capacity;

@@ -47,12 +47,17 @@ std::vector<char> read_file(const char* path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// More prompts than run at once, of different lengths, so that chunked prefill, admission and release all occur.
+// More prompts than run at once, of different lengths, so that chunked prefill, admission and release all occur, and
+// some requests are put back where there are few pages. Some share the first pages that were filled, with whatever
+// content.
 struct Requests {
+  static constexpr uint32_t MAX_PAGES = 64;
   std::vector<distmk::Request> requests;
   std::vector<int32_t> prompts;
   std::vector<distmk::Command> commands;
   std::vector<distmk::TokenEvent> tokens;
+  std::vector<distmk::PageRef> pages;
+  const distmk::PageRef first_pages[2] = {{0, 1}, {1, 1}};
   distmk::HostCounts counts = {};
   uint32_t longest;
   int32_t eos = -1;
@@ -60,16 +65,18 @@ struct Requests {
   // `more`: additional tokens of the first prompt.
   Requests(uint32_t num_requests, uint32_t more) : longest(23 + more) {
     uint32_t num_tokens = 0;
+    pages.resize(num_requests * uint64_t{MAX_PAGES});
     for (uint32_t i = 0; i < num_requests; ++i) {
-      const uint32_t length = 1 + (i * 7) % 23 + (i ? 0 : more), max_new = 2 + i % 5;
-      requests.push_back({i, length, max_new, 1});
+      const uint32_t length = 1 + (i * 7) % 23 + (i ? 0 : more), max_new = 6 + (i * 3) % 11;
+      requests.push_back({i, length, max_new, 1, 0, i > 1 ? 2u : 0u, reinterpret_cast<uint64_t>(first_pages),
+                          reinterpret_cast<uint64_t>(&pages[i * uint64_t{MAX_PAGES}])});
       commands.push_back({static_cast<uint32_t>(distmk::CommandKind::ADD), i, i, 0});
       prompts.insert(prompts.end(), longest, static_cast<int32_t>(i));
       num_tokens += max_new;
     }
     commands.push_back({static_cast<uint32_t>(distmk::CommandKind::FINISH), 0, 0, 0});
     counts.commands = commands.size();
-    tokens.resize(num_tokens + 2 * distmk::MAX_ROWS);  // room for a step in which all are cancelled
+    tokens.resize(num_tokens + 3 * distmk::MAX_ROWS);  // room for a step in which all are put back
   }
 };
 
@@ -183,7 +190,6 @@ int main(int argc, char** argv) {
     p.commands = reinterpret_cast<uint64_t>(requests.commands.data());
     p.host_counts = reinterpret_cast<uint64_t>(&requests.counts);
     p.eos_ids = reinterpret_cast<uint64_t>(&requests.eos);
-    p.num_requests = static_cast<uint32_t>(requests.requests.size());
     p.prompt_stride = requests.longest;
     p.command_capacity = static_cast<uint32_t>(requests.commands.size());
     p.token_capacity = static_cast<uint32_t>(requests.tokens.size());
@@ -202,6 +208,10 @@ int main(int argc, char** argv) {
     for (void* launch : launches) num_over += distmk_wait(launch, 1, nullptr);
   }
   for (void*& launch : launches) distmk_join(&launch);
+  uint32_t num_preempted = 0;
+  for (const distmk::TokenEvent& event : requests.tokens)
+    num_preempted += event.finish == static_cast<uint32_t>(distmk::FinishReason::PREEMPTED);
+  std::printf("put back: %u\n", num_preempted);
   int status = 0;
   for (uint32_t rank = 0; rank < num_ranks; ++rank) {
     const uint64_t aborted = reinterpret_cast<const distmk::Control*>(heaps[rank])->abort;

@@ -11,7 +11,20 @@ from __future__ import annotations
 
 import ctypes
 
-from distmk.abi.batch import Batch, BatcherState, BatchRow, BatchRun, Candidate, Command, Request, Sequence, TokenEvent
+from distmk.abi.batch import (
+    Batch,
+    BatcherState,
+    BatchRow,
+    BatchRun,
+    Candidate,
+    Command,
+    KvPage,
+    PagePoolState,
+    PageRef,
+    Request,
+    Sequence,
+    TokenEvent,
+)
 from distmk.abi.launch import Control, Fault, HostCounts, LaunchParams, TraceEntry, WaitRecordABI
 from distmk.abi.program import JitEntry, JitRing, ProgramHeader, Queue, TaskDesc, Trigger, Wait
 from distmk.abi.values import (
@@ -97,9 +110,12 @@ __all__ = [
     "HostCounts",
     "JitEntry",
     "JitRing",
+    "KvPage",
     "LaunchKind",
     "LaunchParams",
     "Mark",
+    "PagePoolState",
+    "PageRef",
     "ProgramHeader",
     "Queue",
     "Request",
@@ -127,6 +143,9 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
     Batch,
     Candidate,
     Request,
+    PageRef,
+    KvPage,
+    PagePoolState,
     Command,
     TokenEvent,
     Sequence,

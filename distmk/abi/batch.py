@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_float, c_int32, c_uint32, c_uint64
+from ctypes import c_float, c_int32, c_uint8, c_uint16, c_uint32, c_uint64
 
 from distmk.abi.values import MAX_ROWS
 
@@ -48,6 +48,10 @@ class Request(ctypes.Structure):
     """An entry of the launch's request table, which the host fills before it sends the command that adds the request.
 
     id: the number under which tokens are published. The prompt is `prompt_len` ids in the entry's row of the prompt array.
+    num_output: of these, the last ones that were generated, before the request was put back. prefix: PageRef[num_prefix_pages],
+    pages that may hold the keys and values of the prompt's first tokens, not of all. pages: PageRef[1 + pages], where the batcher
+    tells the host which pages the request has; the first element's `page` is the number of cached tokens that it found; 0: it
+    tells nothing.
     """
 
     _fields_ = [
@@ -55,7 +59,25 @@ class Request(ctypes.Structure):
         ("prompt_len", c_uint32),
         ("max_new", c_uint32),
         ("ignore_eos", c_uint32),
+        ("num_output", c_uint32),
+        ("num_prefix_pages", c_uint32),
+        ("prefix", c_uint64),
+        ("pages", c_uint64),
     ]
+
+
+class PageRef(ctypes.Structure):
+    """The content that a page of the KV cache has in its `generation`: that is counted up when the page gets another content."""
+
+    _fields_ = [("page", c_int32), ("generation", c_uint32)]
+
+
+class KvPage(ctypes.Structure):
+    """A page of the KV cache that was in use at some time: the sequences that use it, and while there are none its neighbours in
+    the list of free pages (-1: none).
+    """
+
+    _fields_ = [("next", c_int32), ("previous", c_int32), ("num_users", c_uint32), ("generation", c_uint32)]
 
 
 class Command(ctypes.Structure):
@@ -65,7 +87,9 @@ class Command(ctypes.Structure):
 
 
 class TokenEvent(ctypes.Structure):
-    """An element of the token ring: a generated token of request `request`, or -1 if it was cancelled (`finish` says so)."""
+    """An element of the token ring: a generated token of request `request`, or -1 if it was cancelled or put back (`finish`
+    says so).
+    """
 
     _fields_ = [("request", c_uint32), ("token", c_int32), ("finish", c_uint32), ("iteration", c_uint32)]
 
@@ -75,27 +99,47 @@ class Sequence(ctypes.Structure):
 
     _fields_ = [
         ("request", c_int32),
-        ("position", c_uint32),  # tokens already in the KV cache
-        ("num_generated", c_uint32),
+        ("position", c_uint32),  # tokens already in the KV cache, for which it has pages
+        ("prompt_len", c_uint32),
         ("last_token", c_int32),
-        ("num_pages", c_uint32),
-        ("reserved", c_uint32),
+        ("num_put_pages", c_uint32),  # of which all ranks have the page table's entries
+        ("admission", c_uint32),  # number of its admission; the youngest sequence has the last one
+    ]
+
+
+class PagePoolState(ctypes.Structure):
+    """What belongs to the KvPage of all pages. num_touched: that were in use at some time; the others are free. first_free,
+    last_free: of the list of those that are free again, the least recently used one first.
+
+    awaited_pages: free pages that the request of command `awaited_command` waits for.
+    """
+
+    _fields_ = [
+        ("num_touched", c_uint32),
+        ("first_free", c_int32),
+        ("last_free", c_int32),
+        ("awaited_pages", c_uint32),
+        ("awaited_command", c_uint64),
+        ("reserved", c_uint64),
     ]
 
 
 class BatcherState(ctypes.Structure):
-    """Rank 0's memory between iterations; the free-page stack follows it.
+    """Rank 0's memory between iterations; a PagePoolState and a KvPage for each page of the KV cache follow it. On a GPU it is
+    in shared memory, of which nothing is left.
 
-    num_commands: read of the command ring; those from `num_admitted` on may be requests that wait. finishing: the host has
-    sent `FINISH`. num_taken: iterations whose tokens were taken. tokens_read: as last seen. beat_ns: time of the last
-    beat (`Control`).
+    num_admissions: so far. finishing: the host has sent `FINISH`. pages_changed: the last batch came with new entries of the page
+    table. num_commands: read of the command ring; those from `num_admitted` on may be requests that wait. num_taken: iterations
+    whose tokens were taken. tokens_read: as last seen. beat_ns: time of the last beat (`Control`).
     """
 
     _fields_ = [
         ("num_running", c_uint32),
         ("num_free_pages", c_uint32),
-        ("first_slot", c_uint32),
-        ("finishing", c_uint32),
+        ("num_admissions", c_uint32),
+        ("first_slot", c_uint16),
+        ("finishing", c_uint8),
+        ("pages_changed", c_uint8),
         ("num_commands", c_uint64),
         ("num_admitted", c_uint64),
         ("num_published", c_uint64),

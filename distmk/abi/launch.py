@@ -92,13 +92,13 @@ class LaunchParams(ctypes.Structure):
         ("heap_bases", c_uint64),  # u64[num_ranks]: the address of each rank's heap in this process
         ("local_base", c_uint64),
         ("records", c_uint64),  # WaitRecordABI[num_workers + num_schedulers]
-        ("requests", c_uint64),  # Request[num_requests], a table
-        ("prompts", c_uint64),  # i32[num_requests, prompt_stride]
+        ("requests", c_uint64),  # Request[], a table
+        ("prompts", c_uint64),  # i32[requests, prompt_stride]
         ("commands", c_uint64),  # Command[command_capacity], a ring
         ("tokens", c_uint64),  # TokenEvent[token_capacity], a ring
         ("host_counts", c_uint64),  # HostCounts*
         ("eos_ids", c_uint64),
-        ("num_requests", c_uint32),
+        ("keeps_cache", c_uint32),  # 1: cached pages of the last launch are still good
         ("prompt_stride", c_uint32),
         ("command_capacity", c_uint32),
         ("num_eos", c_uint32),

@@ -64,12 +64,15 @@ class Epilogue(enum.IntEnum):
 
 
 class FinishReason(enum.IntEnum):
-    """Why a request ended: at a stop token, at its maximum length, or because the host cancelled it."""
+    """Why a request ended: at a stop token, at its maximum length, or because the host cancelled it. PREEMPTED: it was put back
+    for lack of KV pages, and the host sends it again.
+    """
 
     NONE = 0
     STOP = 1
     LENGTH = 2
     ABORT = 3
+    PREEMPTED = 4
 
 
 class CommandKind(enum.IntEnum):

@@ -20,6 +20,7 @@ from distmk.abi import (
     CommandKind,
     HostCounts,
     LaunchKind,
+    PageRef,
     Request,
     TokenEvent,
     TraceEntry,
@@ -31,6 +32,7 @@ from distmk.program.program import RankProgram
 
 ENTRY: np.dtype[Any] = np.dtype(TraceEntry)
 TOKEN: np.dtype[Any] = np.dtype(TokenEvent)
+PAGE: np.dtype[Any] = np.dtype(PageRef)
 MAX_KEPT_TOKENS = 4096  # that the host has not read, in a launch to which requests are added
 _fence = threading.Lock()  # whose acquire and release order memory accesses
 Entries = npt.NDArray[Any]  # of ENTRY
@@ -50,6 +52,8 @@ class LaunchSpec:
     `num_requests`: requests that may be under way, for a launch to which requests are added until it is told to finish; 0: it
     serves `prompts`, and ends. `max_prompt_len`: of a request that is added.
     `num_iterations`: of a program without an iteration barrier; with one, the scheduler step ends the launch.
+    `max_pages`: KV cache pages of the longest sequence, if the host wants to know those of every request; else 0. `keeps_cache`:
+    pages that the last launch has filled are still good.
     `trace_capacity`: entries that every worker and scheduler keeps, those of its last tasks (0: no trace).
     """
 
@@ -62,6 +66,8 @@ class LaunchSpec:
     num_iterations: int = 0
     deadline_s: float = 30.0
     trace_capacity: int = 0
+    max_pages: int = 0
+    keeps_cache: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,10 +106,14 @@ class LaunchBlock:
     records: Any
     prompts: npt.NDArray[np.int32]  # [requests, longest prompt]
     eos_ids: npt.NDArray[np.int32]
+    prefixes: npt.NDArray[Any]  # of PAGE, [requests, max_pages]: pages that may hold the beginning of a prompt
+    pages: npt.NDArray[Any]  # of PAGE, [requests, 1 + max_pages]: see `abi.Request`
     tokens: npt.NDArray[Any]  # of TOKEN
     trace: Entries  # [num_workers + num_schedulers, trace_capacity]
     trace_counts: npt.NDArray[np.uint64]
     counts: HostCounts = field(default_factory=HostCounts)
+    prefixes_address: int = 0  # at which the batcher finds `prefixes` and `pages`
+    pages_address: int = 0
 
     @staticmethod
     def of(spec: LaunchSpec, program: RankProgram) -> LaunchBlock:
@@ -111,9 +121,9 @@ class LaunchBlock:
         num_runners = program.header.num_workers + program.header.num_schedulers
         num_requests = max(1, spec.num_requests, len(spec.prompts))  # an entry for each
         longest = max(1, spec.max_prompt_len, *map(len, spec.prompts))
-        # The batcher publishes only while the ring has room for a step that also cancels requests. Room for all tokens of
-        # the first requests means that nobody has to read for those.
-        num_tokens = max(sum(spec.max_new), MAX_KEPT_TOKENS if spec.num_requests else 0) + 2 * MAX_ROWS
+        # The batcher publishes only while the ring has room for a step that also cancels requests and puts some back. Room
+        # for all tokens of the first requests means that nobody has to read for those.
+        num_tokens = max(sum(spec.max_new), MAX_KEPT_TOKENS if spec.num_requests else 0) + 3 * MAX_ROWS
         block = LaunchBlock(
             spec=spec,
             requests=(Request * num_requests)(),
@@ -121,6 +131,8 @@ class LaunchBlock:
             records=(WaitRecordABI * num_runners)(),
             prompts=np.zeros((num_requests, longest), np.int32),
             eos_ids=np.array(spec.eos_ids or [0], np.int32),
+            prefixes=np.zeros((num_requests, spec.max_pages), PAGE),
+            pages=np.zeros((num_requests, 1 + spec.max_pages), PAGE),
             tokens=np.zeros(num_tokens, TOKEN),
             trace=np.zeros((num_runners, spec.trace_capacity), ENTRY),
             trace_counts=np.zeros(num_runners, np.uint64),
@@ -132,10 +144,41 @@ class LaunchBlock:
             block.send(CommandKind.FINISH)
         return block
 
-    def write_request(self, entry: int, number: int, prompt: Sequence[int], max_new: int, ignore_eos: bool) -> None:
-        """Fill an entry of the request table."""
+    def write_request(
+        self,
+        entry: int,
+        number: int,
+        prompt: Sequence[int],
+        max_new: int,
+        ignore_eos: bool,
+        *,
+        num_output: int = 0,
+        prefix: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Fill an entry of the request table. `num_output`: generated ids at the end of the prompt. `prefix`: page and generation
+        of cached pages with the beginning of the prompt, not all of it.
+        """
         self.prompts[entry, : len(prompt)] = prompt
-        self.requests[entry] = Request(id=number, prompt_len=len(prompt), max_new=max_new, ignore_eos=int(ignore_eos))
+        self.prefixes[entry, : len(prefix)] = np.array([tuple(page) for page in prefix], PAGE)
+        self.requests[entry] = Request(
+            id=number,
+            prompt_len=len(prompt),
+            max_new=max_new,
+            ignore_eos=int(ignore_eos),
+            num_output=num_output,
+            num_prefix_pages=len(prefix),
+            prefix=self.prefixes_address + entry * self.prefixes.strides[0],
+            pages=self.pages_address and self.pages_address + entry * self.pages.strides[0],
+        )
+
+    def cached_tokens(self, entry: int) -> int:
+        """Tokens of a request that the batcher found cached, once the request has a token."""
+        return int(self.pages["page"][entry, 0])
+
+    def pages_of(self, entry: int) -> list[tuple[int, int]]:
+        """Page and generation of the pages of a request, in the order of its tokens; what follows them is older."""
+        found: list[tuple[int, int]] = self.pages[entry, 1:].tolist()
+        return found
 
     def has_room(self, num_commands: int = 1) -> bool:
         """Whether so many more commands may be sent."""
@@ -163,8 +206,11 @@ class LaunchBlock:
         params.requests, params.prompts = ctypes.addressof(self.requests), self.prompts.ctypes.data
         params.commands, params.tokens = ctypes.addressof(self.commands), self.tokens.ctypes.data
         params.host_counts = ctypes.addressof(self.counts)
+        self.prefixes_address = self.prefixes.ctypes.data
+        self.pages_address = self.pages.ctypes.data if self.spec.max_pages else 0
+        params.keeps_cache = int(self.spec.keeps_cache)
         params.eos_ids, params.records = self.eos_ids.ctypes.data, ctypes.addressof(self.records)
-        params.num_requests, params.prompt_stride = self.prompts.shape
+        params.prompt_stride = self.prompts.shape[1]
         params.command_capacity, params.token_capacity = len(self.commands), len(self.tokens)
         params.num_eos = len(self.spec.eos_ids)
         params.num_iterations = self.spec.num_iterations

@@ -39,6 +39,22 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=BACKENDS, default="auto", help="default: auto")
     parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: seeded random weights")
     parser.add_argument("--seed", type=int, default=0, help="of dummy weights")
+    parser.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        default=0.9,
+        metavar="X",
+        help="share of the GPU's memory (the host's, without a GPU) for weights and KV cache (default 0.9)",
+    )
+    parser.add_argument(
+        "--num-gpu-blocks-override", type=int, metavar="N", help="pages of 16 tokens of the KV cache, instead"
+    )
+    parser.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="prompts that begin as earlier ones did reuse their keys and values (default: yes)",
+    )
     parser.add_argument("--deadline", type=float, metavar="S", help="seconds without progress before giving up")
 
 
@@ -55,4 +71,7 @@ def engine_args(arguments: argparse.Namespace, trace_iterations: int = 0) -> Eng
         deadline_s=arguments.deadline,
         trace_iterations=trace_iterations,
         num_schedulers=arguments.schedulers,
+        gpu_memory_utilization=arguments.gpu_memory_utilization,
+        num_gpu_blocks_override=arguments.num_gpu_blocks_override,
+        enable_prefix_caching=arguments.enable_prefix_caching,
     )

@@ -6,13 +6,13 @@ import ctypes
 from dataclasses import dataclass
 from typing import TypedDict
 
-from distmk.abi import MAX_ROWS, Batch, BatcherState, Space
+from distmk.abi import MAX_ROWS, Batch, Space
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer, Region, Slab, WeightKind
 from distmk.lower.plan import WorkPlan
 from distmk.lower.rotating import RotatingBuffers, Rotation
 from distmk.model.shards import Range
-from distmk.tasks.scheduling import CANDIDATES_BYTES
+from distmk.tasks.scheduling import CANDIDATES_BYTES, batcher_bytes
 
 EMBED_WRITE = 0  # index of the embedding among an iteration's writes of the residual stream
 
@@ -54,7 +54,7 @@ class DecodeBuffers:
 
     batch: u8 [sizeof(Batch)], the iteration's rows, put to every rank by rank 0's scheduler.
     page_table: i32 [MAX_ROWS slots, max_pages].
-    state: rank 0's batcher: BatcherState, then i32 [num_pages], the stack of free pages.
+    state: rank 0's batcher: BatcherState, PagePoolState, KvPage [num_pages].
     x: f32 [MAX_ROWS, hidden_size], the residual stream.
     x_bf16: the same in bf16, by write of the residual stream.
     qkv: f32 [MAX_ROWS, q, k and v columns of a rank], by layer.
@@ -119,7 +119,6 @@ def _slots_index(write: int) -> int:
 def declare_buffers(graph: Graph, plan: WorkPlan) -> DecodeBuffers:
     """Add the buffers of a decode program to `graph`."""
     config, shapes = plan.config, plan.shapes
-    state_bytes = ctypes.sizeof(BatcherState) + 4 * plan.num_pages
     mlp_cols = max(shard.mlp[1] - shard.mlp[0] for shard in plan.shards)
     one_shot = plan.options.all_reduces and not plan.options.crosses_hosts
     slots_cols = graph.num_ranks * MAX_ROWS * config.hidden_size if one_shot else 1
@@ -127,7 +126,7 @@ def declare_buffers(graph: Graph, plan: WorkPlan) -> DecodeBuffers:
     buffers = DecodeBuffers(
         batch=graph.buffer("batch", ctypes.sizeof(Batch), dtype="u8"),
         page_table=graph.buffer("page_table", MAX_ROWS * shapes[0].max_pages, dtype="i32"),
-        state=graph.buffer("batcher", state_bytes, dtype="u8", space=Space.LOCAL),
+        state=graph.buffer("batcher", batcher_bytes(plan.num_pages), dtype="u8", space=Space.LOCAL),
         x=graph.buffer("x", config.hidden_size, rows=MAX_ROWS, space=Space.LOCAL),
         x_bf16=_rows(graph, "x_bf16", config.hidden_size, plan.residual_rotation),
         qkv=_rows(graph, "qkv", max(shape.qkv_cols for shape in shapes), per_layer, "f32"),

@@ -34,8 +34,7 @@ def least_memory(config: ModelConfig, options: DecodeOptions) -> MemoryNeed:
     layer = hidden * (2 * (num_q + num_kv) * head_dim + 3 * mlp_cols)
     tables = 2 * vocab_rows * hidden  # a tied head is a copy, multiplied by the weight of the norm before it
     rope = options.max_model_len * head_dim * F32_BYTES
-    num_pages = options.num_pages or options.max_pages * options.max_seqs
-    cached = 2 * max(shard.num_kv for shard in shards) * head_dim * num_pages * options.page_size
+    cached = 2 * max(shard.num_kv for shard in shards) * head_dim * options.total_pages * options.page_size
     pushed = 3 * options.num_ranks if options.all_reduces and not options.crosses_hosts else 0
     return MemoryNeed(
         weights=(config.num_layers * layer + tables) * BF16_BYTES + rope,

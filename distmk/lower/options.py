@@ -22,7 +22,7 @@ class DecodeOptions:
         prompts are read many tokens at a time.
     max_model_len: tokens of one sequence, prompt and output together.
     page_size: KV cache positions of a page, a power of two.
-    num_pages: KV cache pages of all sequences; 0: enough for `max_seqs` sequences of `max_model_len`.
+    num_pages: KV cache pages of all sequences, at least those of one of `max_model_len`; 0: enough for `max_seqs` of these.
     max_splits, min_split: splits of a sequence's KV positions at most, and positions of a split at least.
     keep_logits: store the logits, f32 [MAX_ROWS, vocabulary shard], in a buffer.
     tiled: pack matrices in the tiles that a GPU streams.
@@ -60,6 +60,11 @@ class DecodeOptions:
             raise UsageError("max_model_len, page_size, max_splits and min_split must be positive")
         if self.page_size & (self.page_size - 1) or self.max_splits > MAX_SPLITS:
             raise UsageError(f"page_size must be a power of two, and max_splits at most {MAX_SPLITS}")
+        if self.num_pages and self.num_pages < self.max_pages:
+            raise UsageError(
+                f"num_pages is {self.num_pages}; a sequence of {self.max_model_len} tokens takes {self.max_pages} pages of "
+                f"{self.page_size}"
+            )
         if self.num_reserved is not None and not 0 <= self.num_reserved < self.num_workers:
             raise UsageError(
                 f"num_reserved is {self.num_reserved}; of {self.num_workers} workers at least one must be left"
@@ -87,6 +92,11 @@ class DecodeOptions:
     def max_pages(self) -> int:
         """Pages of one sequence of `max_model_len`."""
         return -(-self.max_model_len // self.page_size)
+
+    @property
+    def total_pages(self) -> int:
+        """KV cache pages of a rank."""
+        return self.num_pages or self.max_pages * self.max_seqs
 
     @property
     def spreads_attention(self) -> bool:

@@ -80,7 +80,7 @@ class WorkPlan:
 def plan_work(config: ModelConfig, options: DecodeOptions) -> WorkPlan:
     """The work plan of a model. Raises UsageError if there are more ranks than query heads."""
     shards = tuple(shard_model(config, options.num_ranks))
-    num_pages = options.num_pages or options.max_pages * options.max_seqs
+    num_pages = options.total_pages
     shapes = tuple(_attention_shape(config, options, shard, num_pages) for shard in shards)
     fuses_combine = _fuses_combine(config, options, shapes)
     mlp_rotation = Rotation(config.num_layers, lag=2)

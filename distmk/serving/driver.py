@@ -16,11 +16,13 @@ import numpy.typing as npt
 from distmk.errors import DistmkError, Interrupted
 from distmk.interrupts import deferred
 from distmk.serving.commands import command
+from distmk.serving.counters import Counters, Pace
 from distmk.serving.engine import Engine
 from distmk.serving.feed import Deliver, Feed
+from distmk.serving.prefix_cache import PrefixCache
 from distmk.serving.requests import Request
 from distmk.serving.session import POLL_S, RunningLaunch
-from distmk.serving.stats import EngineStats, WorkCounter
+from distmk.serving.stats import EngineStats
 from distmk.trace import Trace
 
 T = TypeVar("T")
@@ -60,8 +62,9 @@ class Driver:
         self._feed: Feed | None = None  # of the launch that is under way
         self._joinable = False  # it takes further calls
         self._stopping = False
-        self._work = WorkCounter()
         self._error: DistmkError | None = None  # that ended a launch, and with it the ranks' cooperation
+        self._counters, self._pace = Counters(), Pace()
+        self._cache = PrefixCache(engine.page_size) if engine.caches_prefixes else None
         self.trace: Trace | None = None
         self.logits: npt.NDArray[np.float32] = np.zeros(0, np.float32)
         self._thread = threading.Thread(target=self._run, name="distmk", daemon=True)
@@ -117,26 +120,25 @@ class Driver:
         return future.result()
 
     def stats(self) -> EngineStats:
-        """DistmkError: a launch has failed."""
+        """What the engine does now. DistmkError: a launch has failed."""
         with self._lock:
             if self._error is not None:
                 raise self._error
-            feed, num_pages = self._feed, self._engine.num_kv_pages
-            queued = sum(len(call.requests) for call in self._calls)
-            running = feed.num_running if feed is not None else 0
-            waiting = feed.num_waiting + feed.num_sent - running if feed is not None else 0
-            free = feed.num_free_pages if feed is not None else None
+            counters, feed, num_pages = self._counters, self._feed, self._engine.num_kv_pages
+            counts = feed.counts if feed is not None else None
+            num_running = counts.num_running if counts and feed and not feed.is_empty else 0
+            num_known = (feed.num_waiting + feed.num_sent if feed else 0) + sum(len(c.requests) for c in self._calls)
             return EngineStats(
-                num_running=running,
-                num_waiting=waiting + queued,
+                num_running=num_running,
+                num_waiting=max(0, num_known - num_running),
                 num_kv_pages=num_pages,
-                num_free_kv_pages=num_pages if free is None else free,
-                num_iterations=self._work.num_iterations,
-                iteration_ms=self._work.iteration_ms,
-                num_prompt_tokens=self._work.num_prompt_tokens,
-                num_generated_tokens=self._work.num_generated_tokens,
-                num_preemptions=0,
-                num_prefix_hits=0,
+                num_free_kv_pages=counts.num_free_pages if counts and counts.iterations else num_pages,
+                num_iterations=counters.num_iterations + (counts.iterations if counts else 0),
+                iteration_ms=self._pace.iteration_ms,
+                num_prompt_tokens=counters.num_prompt_tokens,
+                num_generated_tokens=counters.num_generated_tokens,
+                num_preemptions=counters.num_preemptions,
+                num_prefix_hits=counters.num_prefix_hits,
             )
 
     def stop(self) -> None:
@@ -180,7 +182,9 @@ class Driver:
             if self._leads:
                 self._engine.bootstrap.send_command(command("generate", gather_logits=call.gather_logits))
             launch = self._engine.launch()
-            feed = Feed(launch.launch, self._engine.max_model_len, self._work)
+            if self._cache is not None and not launch.keeps_cache:
+                self._cache.clear()
+            feed = Feed(launch.launch, self._engine.max_model_len, self._counters, self._cache)
             with self._lock:
                 self._feed, self._joinable = feed, self._leads and not call.gather_logits
                 self._add(feed, call)
@@ -192,6 +196,7 @@ class Driver:
         finally:
             with self._lock:
                 self._feed = None
+                self._counters.num_iterations += launch.launch.block.counts.iterations if feed and launch else 0
 
     def _step(self, launch: RunningLaunch, feed: Feed) -> None:
         """Hand out new tokens, or wait for them; end a launch that has been idle for long enough."""
@@ -200,8 +205,11 @@ class Driver:
             if self._stopping:
                 raise _closed()
             feed.take(tokens)
+            if tokens:
+                self._pace.note(time.monotonic(), launch.launch.block.counts.iterations)
             if not feed.is_empty or feed.finishing:
                 return
+            self._pace.rest()
             if self._idles(feed):
                 self._changed.wait(_IDLE_POLL_S)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ from distmk.lower import DecodeOptions
 from distmk.lower.memory import least_memory
 from distmk.model.shards import shard_model
 from distmk.nvtx_ranges import nvtx_range
+from distmk.serving.kv_memory import KvMemory, with_kv_pages
 from distmk.serving.program_cache import proved_program
 from distmk.serving.session import RunningLaunch, Session
 from distmk.trace import Trace
@@ -45,6 +47,7 @@ _MOST = {
     "num_schedulers": 4096,
     "max_model_len": 1 << 24,
     "max_num_seqs": 4096,
+    "num_gpu_blocks_override": 1 << 28,
     "deadline_s": 1_000_000,
 }
 _MOST_TRACED = 1_000_000
@@ -55,7 +58,9 @@ class EngineArgs:
     """Arguments of an engine, the same on every rank. Lengths are in tokens; None: see `backends.defaults`.
 
     `num_schedulers`: of a rank, in threads of their own, or on an SM of their own; None: every worker runs one in its idle
-    time. UsageError: a value is out of range.
+    time. `gpu_memory_utilization`: share of a device's memory, or of a host's on the host twin, that all its ranks may take;
+    what weights leave of it becomes KV cache. `num_gpu_blocks_override`: pages of it, instead. UsageError: a value is out of
+    range.
     """
 
     model: str
@@ -69,6 +74,9 @@ class EngineArgs:
     keep_logits: bool = False
     trace_iterations: int = 0
     num_schedulers: int | None = None
+    gpu_memory_utilization: float = 0.9
+    num_gpu_blocks_override: int | None = None
+    enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -81,6 +89,9 @@ class EngineArgs:
                 raise UsageError(f"{name} is {shown(value)}; it must be positive")
             if value is not None and value > most:
                 raise UsageError(f"{name} is {shown(value)}; it must be at most {most}")
+        if not isinstance(self.gpu_memory_utilization, float | int) or not 0 < self.gpu_memory_utilization <= 1:
+            given = shown(self.gpu_memory_utilization)
+            raise UsageError(f"gpu_memory_utilization is {given}; it must be above 0 and at most 1")
         if not 0 <= self.trace_iterations <= _MOST_TRACED:
             given = shown(self.trace_iterations)
             raise UsageError(f"trace_iterations is {given}; it must be from 0 (no trace) to {_MOST_TRACED}")
@@ -116,6 +127,8 @@ class Engine:
             options = agree(bootstrap, self._options)
             self.num_kv_pages = options.num_pages or options.max_pages * options.max_seqs
             agree(bootstrap, lambda: self._check_room(options))
+            asked = KvMemory(args.gpu_memory_utilization, args.num_gpu_blocks_override)
+            self._decode_options = options = with_kv_pages(self.config, options, asked, self.backend_name, bootstrap)
             program = agree(bootstrap, lambda: proved_program(self.config, options, bootstrap.rank))
         with self._stage("runtime", "starting the runtime"):
             self.session = Session(
@@ -164,10 +177,20 @@ class Engine:
         )
 
     def _check_room(self, options: DecodeOptions) -> None:
-        """UsageError: this host has too little memory. The cuda backend looks at its GPU's once the program is compiled."""
+        """UsageError: this host has too little memory, even for one sequence."""
         if self.backend_name != "cuda":
-            need = least_memory(self.config, options)
+            need = least_memory(self.config, dataclasses.replace(options, num_pages=options.max_pages))
             check_room({WEIGHTS: need.weights, "KV cache": need.kv_cache}, need.heap, self.bootstrap.local_size)
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page of the KV cache."""
+        return self._decode_options.page_size
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether a prompt begins with what is cached of it. With logits kept, all of a prompt is computed."""
+        return self.args.enable_prefix_caching and not self.args.keep_logits
 
     def _upload(self) -> None:
         fill_weights(self.session.program, self.session.backend, self.bootstrap.rank, self.checkpoint)
@@ -184,6 +207,8 @@ class Engine:
                 eos_ids=self.config.eos_token_ids,
                 deadline_s=self.args.deadline_s or env.deadline_s(),
                 trace_capacity=self.session.room_for(num_traced) if num_traced else 0,
+                max_pages=self._decode_options.max_pages if self.caches_prefixes else 0,
+                keeps_cache=self.caches_prefixes,
             )
         )
 

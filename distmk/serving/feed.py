@@ -5,27 +5,46 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from distmk.abi import CommandKind, FinishReason
+from distmk.abi import CommandKind, FinishReason, HostCounts
 from distmk.backends.base import Launch, Token
+from distmk.serving.counters import Counters
+from distmk.serving.prefix_cache import CachedTokens, PrefixCache
 from distmk.serving.requests import Request
 from distmk.serving.sampling import TokenOutput
-from distmk.serving.stats import WorkCounter
 
 Deliver = Callable[[TokenOutput | BaseException], None]
 
 
-class Feed:
-    """Sends requests to a launch, and its tokens to those who asked for them. Calls must not overlap."""
+@dataclass
+class _Sent:
+    """A request in `entry` of the launch's table. `begun`: it has got a token since it was sent."""
 
-    def __init__(self, launch: Launch, max_model_len: int, work: WorkCounter) -> None:
+    request: Request
+    deliver: Deliver
+    entry: int
+    tokens: CachedTokens
+    begun: bool = False
+    cancelled: bool = False
+
+
+class Feed:
+    """Sends requests to a launch, and its tokens to those who asked for them. Calls must not overlap.
+
+    A request that the launch puts back for lack of pages is sent again before all that wait, with its tokens so far. `cache`: of
+    prefixes, as far as this launch has their pages; None: every prompt is computed.
+    """
+
+    def __init__(
+        self, launch: Launch, max_model_len: int, counters: Counters | None = None, cache: PrefixCache | None = None
+    ) -> None:
         self._launch, self._block = launch, launch.block
-        self._work = work
         self._max_model_len = max_model_len
+        self._counters, self._cache = counters or Counters(), cache
         self._free = list(range(len(self._block.requests)))
         self._waiting: deque[tuple[Request, Deliver]] = deque()
-        self._entries: dict[int, int] = {}  # by number, of requests that were sent
-        self._sent: dict[int, tuple[Request, Deliver]] = {}  # by number
+        self._sent: dict[int, _Sent] = {}  # by number
         self._to_cancel: deque[int] = deque()  # numbers, for which the ring had no room
         self._next_number = 0
         self.finishing = False
@@ -43,33 +62,68 @@ class Feed:
                 del self._waiting[index]
                 deliver(request.abort())
                 return
-        for number, (sent, _) in self._sent.items():
-            if sent is request:
+        for number, sent in self._sent.items():
+            if sent.request is request and not sent.cancelled:
+                sent.cancelled = True
                 self._to_cancel.append(number)
         self._send()
 
     def take(self, tokens: list[Token]) -> None:
         """Hand out tokens that the launch has published."""
         for token in tokens:
-            request, deliver = self._sent[token.request]
-            if token.finish != FinishReason.NONE:
-                del self._sent[token.request]
-                self._free.append(self._entries.pop(token.request))
-            if request.finish_reason is not None:
-                continue  # a stop string ended it, which the launch learns by a command
-            output = request.abort() if token.finish == FinishReason.ABORT else request.append(token)
-            if output.finish_reason is not None and token.finish == FinishReason.NONE:
-                self._to_cancel.append(token.request)
-            deliver(output)
+            self._take(token)
         if tokens:
             self.idle_since_s = time.monotonic()
-            self._work.step(self._block.counts.iterations, len(tokens), self.is_empty)
         self._send()
+
+    def _take(self, token: Token) -> None:
+        sent = self._sent[token.request]
+        request, finish = sent.request, FinishReason(token.finish)
+        was_over = request.finish_reason is not None  # a stop string ended it, which the launch learns by a command
+        output = None
+        if token.token >= 0 and not was_over:
+            output = request.append(token)
+            self._counters.num_generated_tokens += 1
+            if not sent.begun:
+                self._begin(sent)
+            if output.finish_reason is not None and finish is FinishReason.NONE:
+                self._to_cancel.append(token.request)
+        if finish is not FinishReason.NONE:
+            del self._sent[token.request]
+            self._free.append(sent.entry)
+            self._add_to_cache(sent)
+        if finish is FinishReason.PREEMPTED:
+            self._counters.num_preemptions += 1
+            if not sent.cancelled and not was_over:  # by a command that found nothing
+                self._waiting.appendleft((request, sent.deliver))
+                return
+        if not was_over:
+            sent.deliver(output or request.abort())
+
+    def _begin(self, sent: _Sent) -> None:
+        """The first token has come: the prompt has been read."""
+        sent.begun, request = True, sent.request
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = self._block.cached_tokens(sent.entry)
+            self._counters.num_prefix_hits += request.num_cached_tokens
+            self._counters.num_prompt_tokens += len(request.prompt_ids)
+        self._add_to_cache(sent)
+
+    def _add_to_cache(self, sent: _Sent) -> None:
+        """Keys and values are there of all tokens but the last, as a token is computed to get the next."""
+        if self._cache is not None and sent.begun:
+            ids = [*sent.request.prompt_ids, *sent.request.token_ids][:-1]
+            self._cache.add(ids, self._block.pages_of(sent.entry), sent.tokens)
 
     def finish(self) -> None:
         """Let the launch end once all requests are served. Nothing may be added after this."""
         self.finishing = True
         self._block.send(CommandKind.FINISH)
+
+    @property
+    def counts(self) -> HostCounts:
+        """The launch's counts, of which the batcher writes its part at any time."""
+        return self._block.counts
 
     @property
     def num_waiting(self) -> int:
@@ -79,16 +133,6 @@ class Feed:
     def num_sent(self) -> int:
         """Requests that the launch has been given, and that are not over."""
         return len(self._sent)
-
-    @property
-    def num_running(self) -> int:
-        """Sequences of the batch at the last step."""
-        return min(int(self._block.counts.num_running), self.num_sent)
-
-    @property
-    def num_free_pages(self) -> int | None:
-        """Pages that were free at the last step; None: all are."""
-        return int(self._block.counts.num_free_pages) if self._sent and self._block.counts.iterations else None
 
     @property
     def is_empty(self) -> bool:
@@ -103,7 +147,7 @@ class Feed:
         self._sent.clear()
 
     def _unfinished(self) -> Iterator[tuple[Request, Deliver]]:
-        for request, deliver in [*self._sent.values(), *self._waiting]:
+        for request, deliver in [*((sent.request, sent.deliver) for sent in self._sent.values()), *self._waiting]:
             if request.finish_reason is None:  # else a stop string ended it, and it was told
                 yield request, deliver
 
@@ -118,9 +162,19 @@ class Feed:
             request, deliver = self._waiting.popleft()
             number, entry = self._next_number, self._free.pop()
             self._next_number = (number + 1) & 0xFFFFFFFF
-            self._sent[number], self._entries[number] = (request, deliver), entry
-            max_new = min(request.params.max_tokens, self._max_model_len - len(request.prompt_ids))
-            self._work.num_prompt_tokens += len(request.prompt_ids)
-            block.write_request(entry, number, request.prompt_ids, max_new, request.params.ignore_eos)
+            self._sent[number] = sent = _Sent(request, deliver, entry, CachedTokens())
+            self._write(number, sent)
             self._launch.upload_request(entry)
             block.send(CommandKind.ADD, entry, number)
+
+    def _write(self, number: int, sent: _Sent) -> None:
+        """Fill the entry of a request: what it has generated before it was put back is part of its prompt."""
+        request, num_output = sent.request, len(sent.request.token_ids)
+        ids = [*request.prompt_ids, *request.token_ids]
+        max_new = min(request.params.max_tokens - num_output, self._max_model_len - len(ids))
+        # For log-probabilities of the prompt, all of it is computed.
+        scored = getattr(request.params, "prompt_logprobs", None) is not None and not num_output
+        prefix = self._cache.find(ids, sent.tokens) if self._cache is not None and not scored else []
+        self._block.write_request(
+            sent.entry, number, ids, max_new, request.params.ignore_eos, num_output=num_output, prefix=prefix
+        )

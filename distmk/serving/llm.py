@@ -56,7 +56,11 @@ class LLM:
     else meanwhile. `followed`: under a launcher, the other ranks call `follow`, instead of making the same calls.
     `trace_iterations`: trace the last iterations of each call; `trace` then holds the trace (on rank 0).
     `num_schedulers`: schedulers of a rank, at most one a worker, in threads of their own; on a GPU up to 12, on an SM of
-    their own. None: every worker runs one in its idle time. `skip_tokenizer_init` (of vLLM): prompts are token ids, and
+    their own. None: every worker runs one in its idle time. `gpu_memory_utilization`: share of each GPU's memory (of the
+    host's, without GPUs) that weights and KV cache take; as the cache is for what is being generated, `max_num_seqs` sequences
+    of `max_model_len` tokens are its most. `num_gpu_blocks_override`: its pages of 16 tokens, instead. When all are in use,
+    the youngest request is put back, and goes on later. `enable_prefix_caching`: a prompt that begins as an earlier one did
+    reuses that one's keys and values. `skip_tokenizer_init` (of vLLM): prompts are token ids, and
     outputs have no text.
 
     UsageError (ModelError, BuildError): the model or the arguments cannot be served. RankLostError: a rank died.
@@ -77,6 +81,9 @@ class LLM:
         keep_logits: bool = False,
         trace_iterations: int = 0,
         num_schedulers: int | None = None,
+        gpu_memory_utilization: float = 0.9,
+        num_gpu_blocks_override: int | None = None,
+        enable_prefix_caching: bool = True,
         skip_tokenizer_init: bool = False,
         idle_exit_s: float | None = 0.0,
         followed: bool = False,
@@ -101,6 +108,9 @@ class LLM:
                 keep_logits=keep_logits,
                 trace_iterations=trace_iterations,
                 num_schedulers=num_schedulers,
+                gpu_memory_utilization=gpu_memory_utilization,
+                num_gpu_blocks_override=num_gpu_blocks_override,
+                enable_prefix_caching=enable_prefix_caching,
             )
 
         try:
@@ -152,13 +162,6 @@ class LLM:
     def model(self) -> str:
         """The path or name that the model was loaded from."""
         return self._engine.args.model
-
-    def stats(self) -> EngineStats:
-        """What the engine does now, on rank 0. DistmkError: a launch has failed."""
-        self._closing.check_usable()
-        if self._closing.driver is None:
-            raise UsageError("only rank 0 knows what the engine does")
-        return self._closing.driver.stats()
 
     @property
     def trace(self) -> Trace | None:
@@ -231,6 +234,13 @@ class LLM:
         self._run_to_end(requests, gather_logits=True)
         driver = self._closing.driver
         return self._logits if driver is None else driver.logits
+
+    def stats(self) -> EngineStats:
+        """What the engine does now, and has done so far. On rank 0, from any thread. UsageError: on another rank."""
+        self._closing.check_usable()
+        if self._closing.driver is None:
+            raise UsageError("rank 0 has the statistics; ask there")
+        return self._closing.driver.stats()
 
     def peak_memory_bytes(self) -> list[int]:
         """Peak resident memory of every rank's process so far, by rank; collective."""

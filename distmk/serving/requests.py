@@ -33,6 +33,7 @@ class Request:
     prompt_logprobs: Sequence[Mapping[int, Logprob] | None] | None = None
     first_s: float = 0.0
     last_s: float = 0.0
+    num_cached_tokens: int | None = None  # of the prompt; known with the first token
 
     def append(self, event: Token) -> TokenOutput:
         """Add a token. It ends the request where its text ends a stop string, of which the launch does not know."""
@@ -59,7 +60,7 @@ class Request:
         count = len(self.token_ids)
         ms_per_token = 1e3 * (self.last_s - self.first_s) / (count - 1) if count > 1 else 0.0
         completion = CompletionOutput(self.token_ids, "".join(self.pieces), self.finish_reason, ms_per_token)
-        return RequestOutput(self.prompt, self.prompt_ids, [completion])
+        return RequestOutput(self.prompt, self.prompt_ids, [completion], self.num_cached_tokens)
 
 
 def make_request(

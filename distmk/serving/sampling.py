@@ -125,11 +125,15 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A prompt and its completion (`outputs` holds one, as in vLLM)."""
+    """A prompt and its completion (`outputs` holds one, as in vLLM).
+
+    num_cached_tokens: of the prompt, those whose keys and values were cached; None if it has no token yet.
+    """
 
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    num_cached_tokens: int | None = None
 
     @property
     def finished(self) -> bool:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -81,6 +82,7 @@ class Session:
         agree_same(bootstrap, "program", {"program": self.program.fingerprint()})
         self._running: RunningLaunch | None = None
         self._num_launches = 0
+        self._cache_is_good = False  # the last launch ended in order on all ranks
         self._owner_pid = os.getpid()
         self.backend = make_backend(backend, self.rank_program, bootstrap, scheduler_threads)
         upload_constants(self.program, self.backend, bootstrap.rank)
@@ -127,6 +129,8 @@ class Session:
             self.backend.reset()
             self.bootstrap.barrier()  # no rank signals to memory that is still to be zeroed
             self._num_launches += 1
+            spec = dataclasses.replace(spec, keeps_cache=spec.keeps_cache and self._cache_is_good)
+            self._cache_is_good = False
             # Kept before it starts, so that it is stopped whatever happens meanwhile.
             self._running = running = RunningLaunch(self, spec, self._num_launches)
             running.start()
@@ -202,6 +206,11 @@ class RunningLaunch:
         return self._launch
 
     @property
+    def keeps_cache(self) -> bool:
+        """Whether pages of the KV cache that the launch before has filled are still good in this one."""
+        return self._spec.keeps_cache
+
+    @property
     def is_over(self) -> bool:
         """Whether this rank has left the launch, or has ended it; `end` says how it went."""
         return self._over or self._left_kernel
@@ -251,6 +260,7 @@ class RunningLaunch:
         if reason:
             self._session.bootstrap.tell_abort(self._number, int(reason))
         self._finish(reason)
+        self._session._cache_is_good = not self.left
         at_end()
 
     def stop(self, left: bool = True) -> None:

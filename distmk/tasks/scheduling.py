@@ -8,12 +8,17 @@ from ctypes import c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import MAX_ROWS, BatcherState, Candidate
+from distmk.abi import MAX_ROWS, BatcherState, Candidate, KvPage, PagePoolState
 from distmk.graph.regions import Region
 from distmk.graph.task import Access, Layout, Task, access, batch_access, require, task_type
 from distmk.tasks.attention import page_table_content
 
 CANDIDATES_BYTES = ctypes.sizeof(Candidate) * MAX_ROWS
+
+
+def batcher_bytes(num_pages: int) -> int:
+    """Bytes of the batcher's state, with a KvPage for each page of the KV cache."""
+    return ctypes.sizeof(BatcherState) + ctypes.sizeof(PagePoolState) + num_pages * ctypes.sizeof(KvPage)
 
 
 class SampleArgs(ctypes.Structure):
@@ -70,7 +75,7 @@ class SchedulerStepArgs(ctypes.Structure):
         ("candidates", c_uint64),  # Candidate [num_ranks, MAX_ROWS]
         ("batch", c_uint64),
         ("page_table", c_uint64),  # i32 [MAX_ROWS slots, max_pages]
-        ("state", c_uint64),  # BatcherState, then the stack of free pages
+        ("state", c_uint64),  # BatcherState, PagePoolState, KvPage [num_pages]
         ("num_ranks", c_uint32),
         ("page_size", c_uint32),
         ("max_pages", c_uint32),
@@ -130,10 +135,11 @@ class SchedulerStep(Task):
         require(1 <= args.max_slots <= MAX_ROWS, "max_slots is out of range")
         require(args.page_size > 0 and not args.page_size & (args.page_size - 1), "page_size is no power of two")
         require(args.max_positions <= args.page_size * args.max_pages, "a sequence has more positions than pages")
-        state_bytes = ctypes.sizeof(BatcherState) + 4 * args.num_pages
+        # With fewer, the oldest sequence could wait for ever for a page.
+        require(args.max_positions <= args.page_size * args.num_pages, "the cache is too small for one sequence")
         pages = page_table_content(args)
         table = access(False, rank, args.page_table, 4 * MAX_ROWS * args.max_pages, content=pages)
-        state = access(False, rank, args.state, state_bytes, content=("scheduler state",))
+        state = access(False, rank, args.state, batcher_bytes(args.num_pages), content=("scheduler state",))
         return [
             access(False, rank, args.candidates, CANDIDATES_BYTES * args.num_ranks),
             state,

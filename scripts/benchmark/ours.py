@@ -53,6 +53,7 @@ def serving(work: Work, backend: str, trace_iterations: int = 0) -> Iterator[LLM
             max_num_seqs=work.batch,
             max_model_len=work.context + work.tokens + 1,
             trace_iterations=trace_iterations,
+            enable_prefix_caching=False,  # every launch reads the same prompts
         ) as llm:
             yield llm
 

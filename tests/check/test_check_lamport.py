@@ -13,12 +13,12 @@ from support.mutate import Mutator
 from support.oracle import Oracle
 from support.programs import complaint, find, model_graph, refusal
 
-from distmk.abi import MAX_ROWS, NO_EVENT, Batch, BatcherState, LaunchKind, Space
+from distmk.abi import MAX_ROWS, NO_EVENT, Batch, LaunchKind, Space
 from distmk.errors import UsageError
 from distmk.graph.graph import Graph
 from distmk.program.program import compile_graph, decode_args
 from distmk.tasks import Affine, Put, SchedulerStep, Sum
-from distmk.tasks.scheduling import CANDIDATES_BYTES
+from distmk.tasks.scheduling import CANDIDATES_BYTES, batcher_bytes
 
 NUM_RANDOM = 250
 
@@ -150,7 +150,7 @@ def test_the_iteration_barrier_orders_polls_after_resets(waited: bool) -> None:
     """The first task of a worker polls what another worker reset last: the scheduler step may have waited for that reset."""
     graph = Graph(1, 2)
     batch = graph.buffer("batch", ctypes.sizeof(Batch), dtype="u8")
-    state = graph.buffer("state", ctypes.sizeof(BatcherState) + 4, dtype="u8", space=Space.LOCAL)
+    state = graph.buffer("state", batcher_bytes(1), dtype="u8", space=Space.LOCAL)
     table = graph.buffer("table", MAX_ROWS, dtype="i32")
     a, b, c, candidates = (graph.buffer(name, CANDIDATES_BYTES // 4) for name in ("a", "b", "c", "candidates"))
     slots = graph.buffer("slots", CANDIDATES_BYTES // 4, lamport=True)

@@ -41,9 +41,11 @@ def test_small_graphs(sanitizer: str, shape: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
 def test_decode(sanitizer: str, decode: Program, tmp_path: Path) -> None:
-    """Prompts in chunks, admission and release of sequences, attention as a massive launch or spread."""
+    """Prompts in chunks, sequences that come, go and are put back, attention as a massive launch or spread."""
     for options in MODES:
-        assert_clean(run_ranks(tool(sanitizer), decode, tmp_path, *options), decode.num_ranks)
+        done = run_ranks(tool(sanitizer), decode, tmp_path, *options)
+        assert_clean(done, decode.num_ranks)
+        assert "put back: 1\n" in done.stdout, done.stdout
 
 
 def random_programs(seed: int, count: int) -> Iterator[Program]:

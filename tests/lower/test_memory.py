@@ -23,7 +23,7 @@ TWO_LAYERS = dataclasses.replace(PRESETS["qwen3-8b"], num_layers=2)
     [
         (TWO_LAYERS, {"max_model_len": 4096}, 0.99),
         (TWO_LAYERS, {"num_ranks": 4, "num_workers": 2, "max_model_len": 40960, "max_seqs": 4}, 0.97),
-        (TWO_LAYERS, {"num_ranks": 2, "host_sizes": (1, 1), "max_model_len": 4096, "num_pages": 99}, 0.98),
+        (TWO_LAYERS, {"num_ranks": 2, "host_sizes": (1, 1), "max_model_len": 4096, "num_pages": 299}, 0.98),
         (PRESETS["smollm2-135m"], {"num_ranks": 2, "max_model_len": 8192}, 0.9),
         (tiny_config(qkv_bias=True, mlp_bias=True), {"num_ranks": 5, "max_model_len": 64}, 0.2),
         (tiny_config("qwen3-8b", tie_embeddings=True), {"loopback": True, "max_model_len": 7, "tiled": True}, 0.2),

@@ -102,7 +102,7 @@ def test_any_change_is_another_program() -> None:
     keys = {program_cache._key(CONFIG, OPTIONS)}
     configs, options = dataclasses.fields(CONFIG), dataclasses.fields(OPTIONS)
     defaults = {
-        "num_pages": 7,
+        "num_pages": OPTIONS.max_pages + 1,
         "max_seqs": 5,
         "num_reserved": 1,
         "max_splits": 8,

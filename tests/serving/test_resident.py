@@ -45,6 +45,17 @@ def test_idle_is_no_hang(num_ranks: int, tiny_model: Path) -> None:
         assert used < 0.02 * 1.5 * (2 if os.environ.get("PYTEST_XDIST_WORKER") else 1), used
 
 
+def test_idle_with_ranks_of_other_hosts(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 tells them over the network, too, that it waits for the host."""
+    monkeypatch.setenv("DISTMK_VIRTUAL_NODE_SIZE", "1")
+    with resident(tiny_model, 2, deadline_s=0.5) as llm:
+        expected = llm.generate([[1, 2, 3]], FEW)[0].outputs[0].token_ids
+        launch = llm.session._running
+        time.sleep(1.2)
+        assert llm.generate([[1, 2, 3]], FEW)[0].outputs[0].token_ids == expected
+        assert llm.session._running is launch
+
+
 def cpu_s() -> float:
     """Time of a processor that this process has used."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -74,6 +85,7 @@ def test_a_full_token_ring_holds_the_launch(tiny_model: Path, monkeypatch: pytes
         block.send(CommandKind.ADD, 0, 7)
         time.sleep(1.0)
         assert not launch.launch.wait(0.0) and 0 < block.counts.tokens <= len(block.tokens)
+        assert block.counts.commands_done == 1  # also while nothing can be published
         block.send(CommandKind.FINISH)
         found = [token for tokens in launch for token in tokens]
         assert [token.token for token in found] == expected

@@ -83,13 +83,14 @@ def tiny_decode(
     attention_launch: Literal["massive", "spread"] = "massive",
     host_sizes: tuple[int, ...] = (),
 ) -> Graph:
-    """A decode step of a Llama of two layers, with attention splits of at least 4 positions."""
+    """A decode step of a Llama of two layers, with attention splits of at least 4 positions, and few pages of the KV cache."""
     options = DecodeOptions(
         num_ranks,
         num_workers,
         max_seqs=4,
         max_model_len=64,
         page_size=4,
+        num_pages=16,
         max_splits=4,
         min_split=4,
         attention_launch=attention_launch,

@@ -17,18 +17,18 @@ import numpy as np
 from support import jobs
 
 import distmk
-from distmk.abi import MAX_ROWS, Batch, BatcherState, LaunchKind
+from distmk.abi import MAX_ROWS, Batch, LaunchKind
 from distmk.backends.base import LaunchSpec
 from distmk.tasks import Put, SchedulerStep
-from distmk.tasks.scheduling import CANDIDATES_BYTES
+from distmk.tasks.scheduling import CANDIDATES_BYTES, batcher_bytes
 
 PAGE_SIZE, NUM_PAGES, MAX_PAGES, MAX_SLOTS = 8, 9, 4, 4
 TOKEN = 77  # every row's candidate
+UNSET = -7  # entry of a page table before a launch
 
 
 def step_graph(num_ranks: int) -> distmk.Graph:
     graph = distmk.Graph(num_ranks, 1)
-    state_bytes = ctypes.sizeof(BatcherState) + 4 * NUM_PAGES
     candidates = graph.buffer("candidates", CANDIDATES_BYTES * num_ranks, dtype="u8")
     batch = graph.batch = graph.buffer("batch", ctypes.sizeof(Batch), dtype="u8")
     pages = graph.buffer("pages", MAX_ROWS * MAX_PAGES, dtype="i32")
@@ -39,7 +39,7 @@ def step_graph(num_ranks: int) -> distmk.Graph:
         candidates=candidates.at(0),
         batch=batch.at(0),
         page_table=pages.at(0),
-        state=graph.buffer("state", state_bytes, dtype="u8").at(0),
+        state=graph.buffer("state", batcher_bytes(NUM_PAGES), dtype="u8").at(0),
         num_ranks=num_ranks,
         page_size=PAGE_SIZE,
         num_pages=NUM_PAGES,
@@ -74,7 +74,10 @@ def main() -> None:
         with distmk.Session(graph, bootstrap, backend=backend) as session:
             candidates = np.array([(1.0, TOKEN)] * MAX_ROWS * bootstrap.world_size, "f4, i4").view(np.uint8)
             session.backend.write(session.program.placement.buffers[graph.buffers[0]], 0, candidates[None])
+            table = session.program.placement.buffers[next(b for b in graph.buffers if b.name == "pages")]
             for prompts in launches:
+                session.backend.write(table, 0, np.full((1, MAX_ROWS * MAX_PAGES), UNSET, np.int32))
+                bootstrap.barrier()
                 spec = LaunchSpec(tuple(map(tuple, prompts)), (1,) * len(prompts), ignore_eos=True)
                 running = session.launch(spec if bootstrap.rank == 0 else LaunchSpec())
                 tokens = [(event.request, event.token, event.iteration) for events in running for event in events]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scheduler_step_job import NUM_PAGES, PAGE_SIZE, TOKEN
+from scheduler_step_job import NUM_PAGES, PAGE_SIZE, TOKEN, UNSET
 from support.helpers import Runner
 from support.machine import FAR, command, on_nodes, require, run_job
 
@@ -36,19 +36,21 @@ def test_rows_of_prompts(
     for rank, found in enumerate(one["ranks"]):
         assert found["rows"] == want, f"rank {rank}"
         assert (found["runs"], found["num_reset_rows"]) == ([[0, 16, 0, 16]], 16), f"rank {rank}"
-        check_pages(found["pages"], [17])
+        check_pages(found["pages"], [16])
     want = [[token, i, 0, int(i == 19)] for i, token in enumerate(long)][16:]
     want += [[token, i, 1, int(i == 2)] for i, token in enumerate(short)]
     for rank, found in enumerate(two["ranks"]):
         assert found["rows"] == want, f"rank {rank}"
         # 16 rows came before, and as many are to be reset.
         assert (found["runs"], found["num_reset_rows"]) == ([[0, 4, 0, 20], [4, 3, 1, 3]], 16), f"rank {rank}"
-        check_pages(found["pages"], [21, 4])
+        check_pages(found["pages"], [20, 3])
     for found in (*one["ranks"], *two["ranks"]):
         assert (found["stop"], found["rows at the end"]) == ([0, 1], 0)
 
 
 def check_pages(pages: list[list[int]], lengths: list[int]) -> None:
-    """Every slot has pages of its own for all positions it may come to have."""
-    used = [page for slot, length in zip(pages, lengths, strict=False) for page in slot[: -(-length // PAGE_SIZE)]]
+    """Every slot has pages of its own for all its positions, and nothing else was put."""
+    counts = [-(-length // PAGE_SIZE) for length in lengths] + [0] * (len(pages) - len(lengths))
+    used = [page for slot, count in zip(pages, counts, strict=True) for page in slot[:count]]
     assert len(set(used)) == len(used) and set(used) <= set(range(NUM_PAGES)), pages
+    assert {page for slot, count in zip(pages, counts, strict=True) for page in slot[count:]} == {UNSET}, pages

@@ -1,12 +1,12 @@
 // The scheduler on a GPU: a warp that dispatches (runtime/scheduler.h), and the body of the scheduler step.
 #pragma once
 #include "device/core/shared.cuh"
-#include "runtime/batcher.h"
+#include "runtime/scheduler_step.h"
 
 namespace distmk {
 
-// Builds the next batch (runtime/batcher.h) on copies in shared memory, because a single thread goes through it step by
-// step and each access to global memory would add its latency.
+// Builds the next batch (runtime/scheduler_step.h) on copies in shared memory, because a single thread goes through it
+// step by step and each access to global memory would add its latency.
 DISTMK_FN void body_scheduler_step(Context& context, const SchedulerStepArgs& args) {
   SchedulerCopies& copies = shared().prepare;
   const Team& team = context.team;

@@ -1,6 +1,6 @@
 #include "runtime/argmax.h"
-#include "runtime/batcher.h"
 #include "runtime/context.h"
+#include "runtime/scheduler_step.h"
 
 namespace distmk {
 

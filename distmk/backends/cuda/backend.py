@@ -13,7 +13,7 @@ from distmk import env
 from distmk.abi import Abort, Space
 from distmk.backends.base import LaunchBlock, LaunchSpec, check_virtual_nodes
 from distmk.backends.cuda.driver import DriverError, checked
-from distmk.backends.cuda.gpus import gpu_of, num_sharing, num_sms_of
+from distmk.backends.cuda.gpus import OTHER_BYTES, gpu_of, num_sharing, num_sms_of
 from distmk.backends.cuda.kernel import fit_kernel, load_module
 from distmk.backends.cuda.launch import CudaLaunch, LaunchContext
 from distmk.backends.cuda.nvshmem import SPARE_BYTES, SymmetricHeap
@@ -24,7 +24,6 @@ from distmk.errors import BuildError, DistmkError, UsageError
 from distmk.program.layout import Placed
 from distmk.program.program import RankProgram
 
-OTHER_BYTES = 1 << 30  # of a GPU's memory: contexts, the program, tokens
 ABORT_BYTES = 8  # the abort flag at the start of the heap (abi.Control)
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from distmk import env
 from distmk.backends.cuda.driver import DriverError, checked
+from distmk.backends.cuda.nvshmem import SPARE_BYTES
 from distmk.errors import UsageError
+
+OTHER_BYTES = 1 << 30  # of a GPU's memory: contexts, the program, tokens
 
 
 def gpu_of(local_rank: int) -> int:
@@ -39,6 +42,14 @@ def num_sharing(local_size: int) -> int:
     import torch
 
     return -(-local_size // max(1, torch.cuda.device_count()))
+
+
+def memory_budget(local_rank: int, local_size: int, utilization: float) -> int:
+    """Bytes of its GPU's memory that a local rank may use for weights, buffers and KV cache, before it has taken any."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info(gpu_of(local_rank))
+    return min(free, int(total * utilization)) // num_sharing(local_size) - SPARE_BYTES - OTHER_BYTES
 
 
 def runs_mps(gpu: int) -> bool:

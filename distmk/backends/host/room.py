@@ -30,7 +30,7 @@ def check_room(private: Mapping[str, int], heap_bytes: int, num_ranks: int) -> N
     needed, available = num_ranks * sum(parts.values()), available_memory()
     if needed > available:
         listed = ", ".join(f"{name} {_gb(num_ranks * size)}" for name, size in parts.items())
-        shorter = "lower --max-model-len or --max-num-seqs, " if num_ranks * private.get(WEIGHTS, 0) < available else ""
+        shorter = "lower --max-model-len, " if num_ranks * private.get(WEIGHTS, 0) < available else ""
         raise UsageError(
             f"{_count(num_ranks)} on this host would need {_gb(needed)} of memory ({listed}), but {_gb(available)} are "
             f"available; {shorter}use more hosts, or a smaller model"

@@ -111,6 +111,19 @@ def test_same_tokens(
     assert [len(tokens) for tokens in got] == [6, 6]
 
 
+@pytest.mark.parametrize(("num_ranks", "environment"), [(1, {"DISTMK_LAUNCH_ITERATIONS": "3"}), (2, FAR)])
+def test_a_request_that_is_put_back(
+    runner: Runner, tmp_path: Path, num_ranks: int, environment: dict[str, str]
+) -> None:
+    """Two sequences come to need four pages, and there are three; the younger one goes on once the older one is over."""
+    ids = [",".join(map(str, range(begin, begin + 14))) for begin in (5, 40)]
+    prompts = ("--prompt-ids", *ids, "--max-new-tokens", "6", "--max-model-len", "32")
+    want = generate(runner, tmp_path, "host", 1, prompts=prompts)
+    few = (*prompts, "--num-gpu-blocks-override", "3")
+    assert generate(runner, tmp_path, "emulated", num_ranks, prompts=few, **environment) == want
+    assert [len(tokens) for tokens in want] == [6, 6]
+
+
 ALONE = [
     (2, 90, {"head_dim": 64}),
     # Two blocks of columns of a matrix.

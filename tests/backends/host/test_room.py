@@ -31,7 +31,7 @@ HUGE = 2**31 - 1
             {},
             r"GB of memory \(weights 824.6 GB, KV .*are available; use more hosts, or a smaller",
         ),
-        ({}, {"max_model_len": 200_000}, r"KV cache 1\.2 GB, .*; lower --max-model-len or --max-num"),
+        ({"num_layers": 99}, {"max_model_len": 200_000}, r"KV cache 3\.\d GB, .*; lower --max-model-len, use more"),
         (
             {"hidden_size": HUGE, "intermediate_size": HUGE, "num_layers": 1024},
             {},

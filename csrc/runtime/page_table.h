@@ -1,0 +1,138 @@
+// The pages of the running sequences: the page table, and what the host is told of it for its prefix cache.
+#pragma once
+#include "runtime/page_pool.h"
+
+namespace distmk {
+
+class PageTable {
+ public:
+  DISTMK_FN PageTable(const Context& context, const SchedulerStepArgs& args, BatcherState& state)
+      : params_(context.params()),
+        args_(args),
+        state_(state),
+        entries_(context.at<int32_t>(args.page_table)),
+        pool_state_(reinterpret_cast<PagePoolState*>(context.at<BatcherState>(args.state) + 1)),
+        pool_(state, pool_state_, args.num_pages) {}
+
+  DISTMK_FN void reset() {
+    state_.pages_changed = 0;
+    pool_state_->awaited_pages = 0;
+    if (!params_.keeps_cache) pool_.reset();
+  }
+
+  // Before a step: what the last one has changed is on all ranks.
+  DISTMK_FN void changes_were_put() {
+    if (!state_.pages_changed) return;
+    state_.pages_changed = 0;
+    DISTMK_NO_UNROLL
+    for (uint32_t slot = 0; slot < args_.max_slots; ++slot)
+      state_.slots[slot].num_put_pages = pages_of(state_.slots[slot].position);
+  }
+
+  DISTMK_FN uint32_t num_free() const { return state_.num_free_pages; }
+  DISTMK_FN uint32_t pages_of(uint32_t num_positions) const {
+    return (num_positions + args_.page_size - 1) / args_.page_size;
+  }
+  // Whether the sequence's next position is the first of a page, which it does not have yet.
+  DISTMK_FN bool needs_page(const Sequence& sequence) const { return !(sequence.position & (args_.page_size - 1)); }
+
+  // Gives a sequence the page of its next position, if that is the first of a page. There must be a free one.
+  DISTMK_FN void grow(uint32_t slot) {
+    if (needs_page(state_.slots[slot])) append(slot, pool_.take());
+  }
+
+  // Frees the pages of a sequence, the last one first: of a prefix that others may share, the beginning is kept
+  // longest.
+  DISTMK_FN void release(uint32_t slot) {
+    DISTMK_NO_UNROLL
+    for (uint32_t page = pages_of(state_.slots[slot].position); page-- > 0;) pool_.release(entry(slot, page));
+  }
+
+  // Whether a request can begin in a free slot beside sequences that take `num_claimed` free pages in any case: there
+  // are pages for its whole prompt and the first token. Else it would be the first to be put back. If nothing runs,
+  // there are.
+  DISTMK_FN bool begin(uint32_t slot, const Request& request, uint32_t num_claimed) {
+    const bool has_waited = pool_state_->awaited_pages && pool_state_->awaited_command == state_.num_admitted;
+    if (state_.num_running && has_waited && pool_state_->awaited_pages + num_claimed > num_free()) return false;
+    const Prefix prefix = find_prefix(request);
+    const uint32_t num_pages = pages_of(request.prompt_len) - prefix.num_pages + prefix.num_free + 1;
+    if (state_.num_running && num_pages + num_claimed > num_free()) {
+      pool_state_->awaited_pages = num_pages;
+      pool_state_->awaited_command = state_.num_admitted;
+      return false;
+    }
+    pool_state_->awaited_pages = 0;
+    share_prefix(slot, request, prefix.num_pages);
+    return true;
+  }
+
+ private:
+  const LaunchParams& params_;
+  const SchedulerStepArgs& args_;
+  BatcherState& state_;
+  int32_t* entries_;
+  PagePoolState* pool_state_;
+  PagePool pool_;
+
+  // The pages of a request's prefix that are still cached: how many of the first ones, and how many of these are free.
+  struct Prefix {
+    uint32_t num_pages, num_free;
+  };
+
+  DISTMK_FN int32_t& entry(uint32_t slot, uint32_t page) const { return entries_[slot * args_.max_pages + page]; }
+
+  DISTMK_FN Prefix find_prefix(const Request& request) const {
+    const auto* offered = reinterpret_cast<const PageRef*>(request.prefix);
+    const uint32_t most = (request.prompt_len - 1) / args_.page_size;  // the last token is always computed
+    const uint32_t num_offered = request.num_prefix_pages < most ? request.num_prefix_pages : most;
+    Prefix prefix{0, 0};
+    DISTMK_NO_UNROLL
+    for (; prefix.num_pages < num_offered; ++prefix.num_pages) {
+      const PagePool::Content content = pool_.find(offered[prefix.num_pages]);
+      if (!content.is_kept) break;
+      prefix.num_free += !content.is_used;
+    }
+    return prefix;
+  }
+
+  // The sequence begins with the first pages that its request offers.
+  DISTMK_FN void share_prefix(uint32_t slot, const Request& request, uint32_t num_pages) {
+    const auto* offered = reinterpret_cast<const PageRef*>(request.prefix);
+    DISTMK_NO_UNROLL
+    for (uint32_t page = 0; page < num_pages; ++page) {
+      pool_.share(offered[page].page);
+      append(slot, offered[page]);
+      state_.slots[slot].position += args_.page_size;
+    }
+    if (request.pages)
+      *reinterpret_cast<PageRef*>(request.pages) = {static_cast<int32_t>(num_pages * args_.page_size), 0};
+  }
+
+  // The page of the sequence's next position.
+  DISTMK_FN void append(uint32_t slot, const PageRef& ref) {
+    const Sequence& sequence = state_.slots[slot];
+    const uint32_t page = sequence.position / args_.page_size;
+    entry(slot, page) = ref.page;
+    state_.pages_changed = 1;
+    const Request& request = reinterpret_cast<const Request*>(params_.requests)[sequence.request];
+    if (request.pages) reinterpret_cast<PageRef*>(request.pages)[1 + page] = ref;
+  }
+};
+
+// Puts the new entries of the page table to all other ranks.
+DISTMK_FN void put_page_table(const Context& context, const SchedulerStepArgs& args, const BatcherState& state) {
+  DISTMK_NO_UNROLL
+  for (uint32_t slot = 0; slot < args.max_slots; ++slot) {
+    const Sequence& sequence = state.slots[slot];
+    const uint32_t first = sequence.num_put_pages;
+    const uint32_t num_pages = (sequence.position + args.page_size - 1) / args.page_size;
+    if (sequence.request < 0 || first == num_pages) continue;
+    const uint64_t entries = args.page_table + (uint64_t{slot} * args.max_pages + first) * sizeof(int32_t);
+    DISTMK_NO_UNROLL
+    for (uint32_t rank = 0; rank < args.num_ranks; ++rank)
+      if (rank != context.rank())
+        context.put(rank, entries, context.at<void>(entries), (num_pages - first) * sizeof(int32_t));
+  }
+}
+
+}  // namespace distmk

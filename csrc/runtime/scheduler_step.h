@@ -1,0 +1,61 @@
+// The body of the scheduler step: runs the batcher, and brings what it has decided to every rank.
+#pragma once
+#include "runtime/batcher.h"
+
+namespace distmk {
+
+// While the batcher waits for the host, tells the waits of all ranks that the launch is alive (wait.h).
+DISTMK_FN void beat(Context& context, BatcherState& state, uint32_t num_ranks) {
+  const Team& team = context.team;
+  bool due = false;
+  if (team.leader()) due = now_ns() - state.beat_ns > context.params().deadline_ns / 8;
+  if (team.all(team.leader() ? !due : true)) return;
+  constexpr uint64_t operand = (static_cast<uint64_t>(Space::HEAP) << SPACE_SHIFT) + offsetof(Control, beat);
+  auto* own = context.at<uint64_t>(operand);
+  if (team.leader()) {
+    state.beat_ns = now_ns();
+    store_relaxed(own, load_relaxed(own) + 1);
+  }
+  team.sync();
+  DISTMK_NO_UNROLL
+  for (uint32_t rank = 0; rank < num_ranks; ++rank)
+    if (rank != context.rank()) context.put_now(rank, operand, own, sizeof(uint64_t));
+}
+
+// Ends a step without a batch. The scheduler calls the body again.
+DISTMK_FN void postpone(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory,
+                        const Batcher& batcher) {
+  const Team& team = context.team;
+  beat(context, *memory.state, args.num_ranks);
+  team.sync();
+  if (memory.batch != context.at<Batch>(args.batch))
+    copy_bytes(team, context.at<BatcherState>(args.state), memory.state, sizeof(BatcherState));
+  if (team.leader()) batcher.publish();
+  context.postpone();
+}
+
+// The body of the scheduler step: builds the batch, sends it to every rank, and does last what no rank waits for: the
+// host's tokens, and the state from which the next launch starts. While there is no batch to build it is postponed.
+DISTMK_FN void prepare_batch(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory) {
+  const Team& team = context.team;
+  Batcher batcher(context, args, memory);
+  Step step = Step::DONE;
+  if (team.leader()) step = batcher.advance();
+  const bool pages_changed = !team.all(step != Step::DONE_WITH_PAGES);
+  if (!team.all(step != Step::POSTPONED)) return postpone(context, args, memory, batcher);
+  team.sync();  // a warp vote orders no memory
+  const bool copied = memory.batch != context.at<Batch>(args.batch);
+  if (copied) {
+    copy_bytes(team, context.at<Batch>(args.batch), memory.batch, sizeof(Batch));
+    team.sync();  // the transport reads the heap's copy
+  }
+  if (pages_changed) put_page_table(context, args, *memory.state);
+  DISTMK_NO_UNROLL
+  for (uint32_t rank = 0; rank < args.num_ranks; ++rank)
+    if (rank != context.rank()) context.put(rank, args.batch, context.at<void>(args.batch), sizeof(Batch));
+  context.finish();  // signals all ranks after one fence
+  if (copied) copy_bytes(team, context.at<BatcherState>(args.state), memory.state, sizeof(BatcherState));
+  if (team.leader()) batcher.publish();
+}
+
+}  // namespace distmk

@@ -1,0 +1,52 @@
+"""What a program takes beside its KV cache, before it is compiled: the size of the cache depends on it."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from dataclasses import dataclass
+
+from distmk.abi import KvPage
+from distmk.lower import DecodeOptions, lower
+from distmk.model.config import ModelConfig
+from distmk.model.operators import build_model
+from distmk.model.shards import shard_model
+from distmk.program.layout import place
+
+_FEW_LAYERS = 3  # from which on layers are alike
+_BF16_BYTES = 2
+
+
+@dataclass(frozen=True)
+class FixedMemory:
+    """Bytes of a program without its KV cache: of each rank's arena, and of the heap without events."""
+
+    local: tuple[int, ...]
+    heap: int
+
+
+def fixed_memory(config: ModelConfig, options: DecodeOptions) -> FixedMemory:
+    """The memory of a program whatever its number of pages, in a time that does not depend on the number of layers.
+
+    Later layers have the same weights, and what else they have reuses the buffers of earlier ones.
+    """
+    if config.num_layers <= _FEW_LAYERS + 1:
+        return _placed(config, options)
+    few = _placed(dataclasses.replace(config, num_layers=_FEW_LAYERS), options)
+    more = _placed(dataclasses.replace(config, num_layers=_FEW_LAYERS + 1), options)
+    rest = config.num_layers - _FEW_LAYERS
+    local = tuple(a + rest * (b - a) for a, b in zip(few.local, more.local, strict=True))
+    return FixedMemory(local, max(few.heap, more.heap))
+
+
+def page_bytes(config: ModelConfig, options: DecodeOptions) -> int:
+    """Bytes of a page of the KV cache in all layers of a rank."""
+    num_kv = max(shard.num_kv for shard in shard_model(config, options.num_ranks))
+    cached = 2 * config.num_layers * num_kv * config.head_dim * options.page_size * _BF16_BYTES
+    return cached + ctypes.sizeof(KvPage)
+
+
+def _placed(config: ModelConfig, options: DecodeOptions) -> FixedMemory:
+    placement = place(lower(build_model(config), options), 0)
+    cache = options.total_pages * page_bytes(config, options)
+    return FixedMemory(tuple(size - cache for size in placement.local_bytes), placement.heap_bytes)

@@ -1,0 +1,110 @@
+"""What the host does with what a launch publishes, without a launch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from distmk import SamplingParams
+from distmk.abi import Command, CommandKind, FinishReason
+from distmk.backends.base import LaunchBlock, LaunchSpec, Token
+from distmk.serving.counters import Counters, Pace
+from distmk.serving.feed import Feed
+from distmk.serving.prefix_cache import PrefixCache
+from distmk.serving.requests import Request
+from distmk.serving.sampling import TokenOutput
+
+NONE, LENGTH, PREEMPTED = FinishReason.NONE, FinishReason.LENGTH, FinishReason.PREEMPTED
+
+
+class Fed:
+    """A feed, the block that it writes to, and what it delivers."""
+
+    def __init__(self, num_requests: int = 1, cache: PrefixCache | None = None) -> None:
+        header: Any = SimpleNamespace(header=SimpleNamespace(num_workers=1, num_schedulers=1))
+        self.block = LaunchBlock.of(LaunchSpec(num_requests=num_requests, max_prompt_len=64, max_pages=16), header)
+        launch: Any = SimpleNamespace(block=self.block, upload_request=lambda entry: None)
+        self.counters, self.got = Counters(), list[TokenOutput | BaseException]()
+        self.feed = Feed(launch, 64, self.counters, cache)
+
+    def add(self, prompt: list[int], max_tokens: int, index: int = 0) -> Request:
+        request = Request(None, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True), None, index)
+        self.feed.add(request, self.got.append)
+        return request
+
+    def take(self, number: int, token: int, finish: FinishReason = NONE) -> None:
+        self.block.counts.commands_done = self.block.counts.commands
+        self.feed.take([Token(number, token, finish, 0)])
+
+    def sent(self) -> list[tuple[CommandKind, int]]:
+        """Kind and number of all commands so far."""
+        commands: list[Command] = list(self.block.commands[: self.block.counts.commands])
+        return [(CommandKind(command.kind), command.id) for command in commands]
+
+
+def test_a_request_that_is_put_back_goes_on() -> None:
+    """Before those that wait, with its tokens at the end of the prompt, and for the tokens that are left."""
+    fed = Fed()
+    first, second = fed.add([1, 2, 3], 5), fed.add([9], 1, index=1)
+    fed.take(0, 11)
+    fed.take(0, 12)
+    fed.take(0, -1, PREEMPTED)
+    assert fed.sent() == [(CommandKind.ADD, 0), (CommandKind.ADD, 1)] and fed.feed.num_waiting == 1
+    entry = fed.block.requests[0]
+    assert (entry.prompt_len, entry.max_new, entry.num_output) == (5, 3, 2)
+    assert fed.block.prompts[0, :5].tolist() == [1, 2, 3, 11, 12]
+    fed.take(1, -1, PREEMPTED)  # at once again
+    fed.take(2, 13)
+    fed.take(2, 14)
+    fed.take(2, 15, LENGTH)
+    fed.take(3, 16, LENGTH)
+    assert first.token_ids == [11, 12, 13, 14, 15] and first.finish_reason == "length" and second.token_ids == [16]
+    assert [(got.index, got.token_id) for got in fed.got if isinstance(got, TokenOutput)] == [
+        *((0, token) for token in (11, 12, 13, 14, 15)),
+        (1, 16),
+    ]
+    assert fed.counters == Counters(0, 4, 6, 2, 0) and fed.feed.is_empty
+
+
+def test_a_cancelled_request_that_is_put_back_is_over() -> None:
+    """The command to cancel it finds nothing."""
+    fed = Fed()
+    request = fed.add([1, 2, 3], 5)
+    fed.take(0, 11)
+    fed.feed.cancel(request)
+    fed.feed.cancel(request)
+    fed.take(0, -1, PREEMPTED)
+    assert request.finish_reason == "abort" and fed.feed.is_empty and len(fed.got) == 2
+    assert fed.sent() == [(CommandKind.ADD, 0), (CommandKind.CANCEL, 0)]
+
+
+def test_what_was_computed_is_cached() -> None:
+    """The prompt with the first token, the rest at the end; nothing of a prompt that was not read to its end."""
+    cache = PrefixCache(4)
+    fed = Fed(cache=cache)
+    fed.add(list(range(9)), 9)
+    fed.block.pages[0, 1:5] = [(page, 1) for page in (7, 6, 5, 4)]
+    fed.take(0, -1, PREEMPTED)
+    assert len(cache) == 0
+    fed.take(1, 9)
+    assert len(cache) == 2
+    for token in (10, 11):
+        fed.take(1, token)
+    fed.take(1, 12, PREEMPTED)  # its keys and values are not there
+    assert len(cache) == 3 and fed.block.requests[0].num_prefix_pages == 3
+    assert fed.block.prefixes[0, :3].tolist() == [(7, 1), (6, 1), (5, 1)]
+
+
+def test_pace() -> None:
+    """The mean over about a second; a rest does not count."""
+    pace = Pace()
+    for second, iterations in ((0.0, 0), (0.5, 50), (1.0, 100), (1.5, 300), (2.0, 500)):
+        pace.note(second, iterations)
+    assert pace.iteration_ms == pytest.approx(2.5)
+    pace.rest()
+    pace.note(100.0, 501)
+    assert pace.iteration_ms == pytest.approx(2.5)
+    pace.note(100.1, 601)
+    assert pace.iteration_ms == pytest.approx(1.0)
