@@ -125,7 +125,6 @@ class Engine:
         self.load_s: dict[str, float] = {}  # seconds by stage: program, runtime, weights
         with self._stage("program", "compiling the program"):
             options = agree(bootstrap, self._options)
-            self.num_kv_pages = options.num_pages or options.max_pages * options.max_seqs
             agree(bootstrap, lambda: self._check_room(options))
             asked = KvMemory(args.gpu_memory_utilization, args.num_gpu_blocks_override)
             self._decode_options = options = with_kv_pages(self.config, options, asked, self.backend_name, bootstrap)
@@ -181,6 +180,11 @@ class Engine:
         if self.backend_name != "cuda":
             need = least_memory(self.config, dataclasses.replace(options, num_pages=options.max_pages))
             check_room({WEIGHTS: need.weights, "KV cache": need.kv_cache}, need.heap, self.bootstrap.local_size)
+
+    @property
+    def num_kv_pages(self) -> int:
+        """Pages of the KV cache, on each rank."""
+        return self._decode_options.total_pages
 
     @property
     def page_size(self) -> int:

@@ -75,5 +75,5 @@ def test_any_values(server: Served) -> None:
                 assert error["param"] is not None, (path, text, answer.text)
             elif answer.headers["content-type"].startswith("text/event-stream"):
                 assert answer.text.endswith("data: [DONE]\n\n"), (path, text, answer.text)
-    assert statuses[200] > 20 and statuses[400] > 200
+    assert statuses[200] > 3 and statuses[400] > 200
     server.settled()
