@@ -14,6 +14,18 @@ import ctypes
 from distmk.abi.batch import Batch, BatcherState, BatchRow, BatchRun, Candidate, Command, Request, Sequence, TokenEvent
 from distmk.abi.launch import Control, Fault, HostCounts, LaunchParams, TraceEntry, WaitRecordABI
 from distmk.abi.program import JitEntry, JitRing, ProgramHeader, Queue, TaskDesc, Trigger, Wait
+from distmk.abi.sampling import (
+    BIASES_PER_SLOT,
+    COUNT_IN_PROMPT,
+    MAX_BANNED,
+    MAX_BIASES,
+    MAX_LOGPROBS,
+    Bias,
+    LogprobRecord,
+    RowSample,
+    SamplingFlag,
+    SlotSampling,
+)
 from distmk.abi.values import (
     COMBINE_SLICE,
     COMBINE_WIDTH,
@@ -54,9 +66,11 @@ from distmk.abi.values import (
 )
 
 __all__ = [
+    "BIASES_PER_SLOT",
     "COMBINE_SLICE",
     "COMBINE_WIDTH",
     "CONSTANTS",
+    "COUNT_IN_PROMPT",
     "ENUMS",
     "EVENT_STRIDE_BYTES",
     "FUSED_PARTIAL_HEADER",
@@ -68,7 +82,10 @@ __all__ = [
     "MARKED_WORKERS",
     "MARK_STEP_NS",
     "MARK_WORDS",
+    "MAX_BANNED",
+    "MAX_BIASES",
     "MAX_FUSED_COMBINE_COLS",
+    "MAX_LOGPROBS",
     "MAX_OWN_SCHEDULERS",
     "MAX_RANKS",
     "MAX_ROWS",
@@ -87,6 +104,7 @@ __all__ = [
     "BatchRow",
     "BatchRun",
     "BatcherState",
+    "Bias",
     "Candidate",
     "Command",
     "CommandKind",
@@ -99,11 +117,15 @@ __all__ = [
     "JitRing",
     "LaunchKind",
     "LaunchParams",
+    "LogprobRecord",
     "Mark",
     "ProgramHeader",
     "Queue",
     "Request",
+    "RowSample",
+    "SamplingFlag",
     "Sequence",
+    "SlotSampling",
     "Space",
     "TaskDesc",
     "TokenEvent",
@@ -126,6 +148,9 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
     BatchRun,
     Batch,
     Candidate,
+    SlotSampling,
+    Bias,
+    LogprobRecord,
     Request,
     Command,
     TokenEvent,
