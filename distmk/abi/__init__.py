@@ -15,7 +15,6 @@ from distmk.abi.batch import Batch, BatcherState, BatchRow, BatchRun, Candidate,
 from distmk.abi.launch import Control, Fault, HostCounts, LaunchParams, TraceEntry, WaitRecordABI
 from distmk.abi.program import JitEntry, JitRing, ProgramHeader, Queue, TaskDesc, Trigger, Wait
 from distmk.abi.sampling import (
-    BIASES_PER_SLOT,
     COUNT_IN_PROMPT,
     MAX_BANNED,
     MAX_BIASES,
@@ -66,7 +65,6 @@ from distmk.abi.values import (
 )
 
 __all__ = [
-    "BIASES_PER_SLOT",
     "COMBINE_SLICE",
     "COMBINE_WIDTH",
     "CONSTANTS",
