@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 18268941764013746744ull;
+constexpr uint64_t ABI_HASH = 7716009355292952248ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -257,12 +257,18 @@ struct Request {
   uint32_t prompt_len;
   uint32_t max_new;
   uint32_t ignore_eos;
+  uint32_t sample;
+  uint32_t reserved;
+  SlotSampling sampling;
 };
-static_assert(sizeof(Request) == 16);
+static_assert(sizeof(Request) == 112);
 static_assert(offsetof(Request, id) == 0);
 static_assert(offsetof(Request, prompt_len) == 4);
 static_assert(offsetof(Request, max_new) == 8);
 static_assert(offsetof(Request, ignore_eos) == 12);
+static_assert(offsetof(Request, sample) == 16);
+static_assert(offsetof(Request, reserved) == 20);
+static_assert(offsetof(Request, sampling) == 24);
 
 struct Command {
   uint32_t kind;

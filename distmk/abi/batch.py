@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_float, c_int32, c_uint32, c_uint64
 
+from distmk.abi.sampling import SlotSampling
 from distmk.abi.values import MAX_ROWS
 
 
@@ -48,6 +49,7 @@ class Request(ctypes.Structure):
     """An entry of the launch's request table, which the host fills before it sends the command that adds the request.
 
     id: the number under which tokens are published. The prompt is `prompt_len` ids in the entry's row of the prompt array.
+    sample: RowSample.DRAW if tokens are drawn with `sampling`, whose `tokens` is filled in at admission; else the best is taken.
     """
 
     _fields_ = [
@@ -55,6 +57,9 @@ class Request(ctypes.Structure):
         ("prompt_len", c_uint32),
         ("max_new", c_uint32),
         ("ignore_eos", c_uint32),
+        ("sample", c_uint32),
+        ("reserved", c_uint32),
+        ("sampling", SlotSampling),
     ]
 
 
