@@ -13,15 +13,20 @@ import numpy.typing as npt
 
 from distmk import abi, env
 from distmk.abi import (
+    MAX_BANNED,
+    MAX_BIASES,
     MAX_OWN_SCHEDULERS,
     MAX_ROWS,
     Abort,
+    Bias,
     Command,
     CommandKind,
     HostCounts,
     LaunchKind,
     PageRef,
     Request,
+    RowSample,
+    SlotSampling,
     TokenEvent,
     TraceEntry,
     WaitRecordABI,
@@ -32,6 +37,7 @@ from distmk.program.program import RankProgram
 
 ENTRY: np.dtype[Any] = np.dtype(TraceEntry)
 TOKEN: np.dtype[Any] = np.dtype(TokenEvent)
+BIAS: np.dtype[Any] = np.dtype(Bias)
 PAGE: np.dtype[Any] = np.dtype(PageRef)
 MAX_KEPT_TOKENS = 4096  # that the host has not read, in a launch to which requests are added
 _fence = threading.Lock()  # whose acquire and release order memory accesses
@@ -108,12 +114,14 @@ class LaunchBlock:
     eos_ids: npt.NDArray[np.int32]
     prefixes: npt.NDArray[Any]  # of PAGE, [requests, max_pages]: pages that may hold the beginning of a prompt
     pages: npt.NDArray[Any]  # of PAGE, [requests, 1 + max_pages]: see `abi.Request`
+    biases: npt.NDArray[Any]  # of BIAS, [requests, MAX_BIASES + MAX_BANNED]: see `abi.SlotSampling`
     tokens: npt.NDArray[Any]  # of TOKEN
     trace: Entries  # [num_workers + num_schedulers, trace_capacity]
     trace_counts: npt.NDArray[np.uint64]
     counts: HostCounts = field(default_factory=HostCounts)
-    prefixes_address: int = 0  # at which the batcher finds `prefixes` and `pages`
+    prefixes_address: int = 0  # at which the batcher finds `prefixes`, `pages` and `biases`
     pages_address: int = 0
+    biases_address: int = 0
 
     @staticmethod
     def of(spec: LaunchSpec, program: RankProgram) -> LaunchBlock:
@@ -133,6 +141,7 @@ class LaunchBlock:
             eos_ids=np.array(spec.eos_ids or [0], np.int32),
             prefixes=np.zeros((num_requests, spec.max_pages), PAGE),
             pages=np.zeros((num_requests, 1 + spec.max_pages), PAGE),
+            biases=np.zeros((num_requests, MAX_BIASES + MAX_BANNED), BIAS),
             tokens=np.zeros(num_tokens, TOKEN),
             trace=np.zeros((num_runners, spec.trace_capacity), ENTRY),
             trace_counts=np.zeros(num_runners, np.uint64),
@@ -154,9 +163,10 @@ class LaunchBlock:
         *,
         num_output: int = 0,
         prefix: Sequence[tuple[int, int]] = (),
+        sampling: tuple[SlotSampling, Sequence[Bias]] | None = None,
     ) -> None:
         """Fill an entry of the request table. `num_output`: generated ids at the end of the prompt. `prefix`: page and generation
-        of cached pages with the beginning of the prompt, not all of it.
+        of cached pages with the beginning of the prompt, not all of it. `sampling`: None takes the best token.
         """
         self.prompts[entry, : len(prompt)] = prompt
         self.prefixes[entry, : len(prefix)] = np.array([tuple(page) for page in prefix], PAGE)
@@ -169,7 +179,13 @@ class LaunchBlock:
             num_prefix_pages=len(prefix),
             prefix=self.prefixes_address + entry * self.prefixes.strides[0],
             pages=self.pages_address and self.pages_address + entry * self.pages.strides[0],
+            sample=RowSample.GREEDY if sampling is None else RowSample.DRAW,
         )
+        if sampling is not None:
+            slot, biases = sampling
+            slot.biases = self.biases_address + entry * self.biases.strides[0]
+            self.biases[entry, : len(biases)] = np.array([(bias.token, bias.value) for bias in biases], BIAS)
+            self.requests[entry].sampling = slot
 
     def cached_tokens(self, entry: int) -> int:
         """Tokens of a request that the batcher found cached, once the request has a token."""
@@ -208,6 +224,7 @@ class LaunchBlock:
         params.host_counts = ctypes.addressof(self.counts)
         self.prefixes_address = self.prefixes.ctypes.data
         self.pages_address = self.pages.ctypes.data if self.spec.max_pages else 0
+        self.biases_address = self.biases.ctypes.data
         params.keeps_cache = int(self.spec.keeps_cache)
         params.eos_ids, params.records = self.eos_ids.ctypes.data, ctypes.addressof(self.records)
         params.prompt_stride = self.prompts.shape[1]

@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from distmk.abi import CommandKind, FinishReason, HostCounts
+from distmk.abi import CommandKind, FinishReason, HostCounts, RowSample
 from distmk.backends.base import Launch, Token
 from distmk.serving.counters import Counters
 from distmk.serving.prefix_cache import CachedTokens, PrefixCache
 from distmk.serving.requests import Request
 from distmk.serving.sampling import TokenOutput
+from distmk.serving.sampling_slot import pack_sampling, row_sample_of
 
 Deliver = Callable[[TokenOutput | BaseException], None]
 
@@ -175,6 +176,16 @@ class Feed:
         # For log-probabilities of the prompt, all of it is computed.
         scored = getattr(request.params, "prompt_logprobs", None) is not None and not num_output
         prefix = self._cache.find(ids, sent.tokens) if self._cache is not None and not scored else []
+        sampling = None
+        if row_sample_of(request.params) is not RowSample.GREEDY:
+            sampling = pack_sampling(request.params, len(request.prompt_ids), self._block.spec.eos_ids)
         self._block.write_request(
-            sent.entry, number, ids, max_new, request.params.ignore_eos, num_output=num_output, prefix=prefix
+            sent.entry,
+            number,
+            ids,
+            max_new,
+            request.params.ignore_eos,
+            num_output=num_output,
+            prefix=prefix,
+            sampling=sampling,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from distmk.errors import ModelError, UsageError
 from distmk.serving.chat.messages import ChatPrompt
@@ -13,9 +13,8 @@ from distmk.serving.sampling import SamplingParams, shown
 from distmk.serving.tokenizer import Tokenizer, load_tokenizer
 from distmk.weights import Checkpoint
 
-_GREEDY = SamplingParams()
-_SUPPORTED = ("max_tokens", "ignore_eos", "stop", "include_stop_str_in_output")
-_OF_NO_USE = ("seed", "top_p", "top_k", "min_p")  # without effect where the best token is taken
+_PLAIN = SamplingParams()
+_NOT_SERVED = ("n", "logprobs", "prompt_logprobs")
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class InputProcessor:
         prompts = [read_prompt(given)] if only_one else read_prompts(given)
         each = read_params(params, len(prompts))
         for one in each:
-            _refuse_sampling(one)
+            _refuse_unserved(one)
         if self.tokenizer is None and any(isinstance(p, str | ChatPrompt) for p in prompts):
             raise UsageError(self.no_tokenizer)
         rendered = [self.chat_renderer.render(p) if isinstance(p, ChatPrompt) else p for p in prompts]
@@ -49,12 +48,11 @@ class InputProcessor:
         return self.chat
 
 
-def _refuse_sampling(params: SamplingParams) -> None:
-    """UsageError: the kernel, which decodes greedily, cannot do what is asked for."""
-    for field in fields(params):
-        value = getattr(params, field.name)
-        if field.name not in _SUPPORTED and value != getattr(_GREEDY, field.name) and field.name not in _OF_NO_USE:
-            raise UsageError(f"{field.name} is {shown(value)}, which is not supported yet; decoding is greedy")
+def _refuse_unserved(params: SamplingParams) -> None:
+    """UsageError: something is asked for that nothing here gives."""
+    for name in _NOT_SERVED:
+        if (value := getattr(params, name)) != getattr(_PLAIN, name):
+            raise UsageError(f"{name} is {shown(value)}, which is not supported yet; leave it out")
 
 
 def load_input_processor(checkpoint: Checkpoint, max_model_len: int) -> InputProcessor:

@@ -36,11 +36,13 @@ class Request:
     num_cached_tokens: int | None = None  # of the prompt; known with the first token
 
     def append(self, event: Token) -> TokenOutput:
-        """Add a token. It ends the request where its text ends a stop string, of which the launch does not know."""
+        """Add a token. A stop token of the request ends it, and text with a stop string: the launch knows of neither."""
         self.last_s = time.perf_counter()
         self.first_s = self.first_s or self.last_s
         self.token_ids.append(event.token)
         reason = None if event.finish == FinishReason.NONE else FinishReason(event.finish).name.lower()
+        if event.token in self.params.stop_token_ids:
+            reason = "stop"
         piece = ""
         if self.decoder is not None:
             piece, reason = self.decoder.push(event.token, reason)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.abi import Abort, LaunchParams
-from distmk.backends.base import PAGE, TOKEN, LaunchBlock, RunnerRecords, inject_dropped_signal
+from distmk.backends.base import BIAS, PAGE, TOKEN, LaunchBlock, RunnerRecords, inject_dropped_signal
 from distmk.backends.cuda.kernel import Kernel
 
 POLL_S = 0.0002
@@ -68,7 +68,7 @@ class CudaLaunch:
         # The kernel reads and writes these in host memory, the next ones in its own.
         self._pinned = [_pin(memory) for memory in (block.commands, block.tokens, block.counts, block.records)]
         self._pages = _pin(block.pages)
-        self._table = [_pin(memory) for memory in (block.requests, block.prompts, block.prefixes)]
+        self._table = [_pin(memory) for memory in (block.requests, block.prompts, block.prefixes, block.biases)]
         self._uploaded = [*(memory.cuda() for memory in self._table), _upload(block.eos_ids)]
         self._trace = [_upload(memory) for memory in (block.trace, block.trace_counts) if block.trace.size]
         self._pinned_params = _pin(LaunchParams())
@@ -87,6 +87,7 @@ class CudaLaunch:
         block.requests = type(block.requests).from_address(self._table[0].data_ptr())
         block.prompts = self._table[1].numpy().view(np.int32).reshape(block.prompts.shape)
         block.prefixes = self._table[2].numpy().view(PAGE).reshape(block.prefixes.shape)
+        block.biases = self._table[3].numpy().view(BIAS).reshape(block.biases.shape)
         block.pages = self._pages.numpy().view(PAGE).reshape(block.pages.shape)
 
     def start(self) -> None:
@@ -99,7 +100,8 @@ class CudaLaunch:
         params.commands, params.tokens, params.host_counts, params.records = (
             tensor.data_ptr() for tensor in self._pinned
         )
-        params.requests, params.prompts, self.block.prefixes_address, params.eos_ids = (
+        block = self.block
+        params.requests, params.prompts, block.prefixes_address, block.biases_address, params.eos_ids = (
             tensor.data_ptr() for tensor in self._uploaded
         )
         if self.block.pages_address:
