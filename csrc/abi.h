@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 10509737334338875159ull;
+constexpr uint64_t ABI_HASH = 16422960466407215278ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -27,6 +27,11 @@ constexpr uint32_t COMBINE_WIDTH = 8u;
 constexpr uint32_t POSITIONS_PER_PASS = 128u;
 constexpr uint32_t FUSED_PARTIAL_HEADER = 8u;
 constexpr uint32_t MAX_OWN_SCHEDULERS = 12u;
+constexpr uint32_t MAX_LOGPROBS = 20u;
+constexpr uint32_t MAX_BIASES = 300u;
+constexpr uint32_t MAX_BANNED = 84u;
+constexpr uint32_t BIASES_PER_SLOT = 384u;
+constexpr uint32_t COUNT_IN_PROMPT = 2147483648u;
 constexpr uint32_t MARK_STEP_NS = 32u;
 constexpr uint32_t MARKED_TASKS = 64u;
 constexpr uint32_t MARKED_WORKERS = 256u;
@@ -45,6 +50,10 @@ enum class CommandKind : uint32_t { ADD = 0, CANCEL = 1, FINISH = 2 };
 enum class Abort : uint32_t { NONE = 0, HANG = 1, RANK_LOST = 2, INTERRUPTED = 3 };
 
 enum class Mark : uint32_t { TASK = 0, TIME = 1, ENTERED = 2, PREPARED = 3, INPUTS = 4, FIRST = 5, LAST = 6, MET = 7, STORED = 8, LEFT = 9 };
+
+enum class RowSample : uint32_t { NONE = 0, GREEDY = 1, DRAW = 2, SCORE = 3 };
+
+enum class SamplingFlag : uint32_t { PENALTIES = 1, MASK = 2 };
 
 struct Wait {
   uint32_t event;
@@ -177,6 +186,70 @@ struct Candidate {
 static_assert(sizeof(Candidate) == 8);
 static_assert(offsetof(Candidate, value) == 0);
 static_assert(offsetof(Candidate, token) == 4);
+
+struct SlotSampling {
+  uint64_t tokens;
+  uint64_t seed;
+  float temperature;
+  float top_p;
+  float min_p;
+  float repetition_penalty;
+  float presence_penalty;
+  float frequency_penalty;
+  uint32_t top_k;
+  uint32_t prompt_len;
+  uint32_t min_tokens;
+  uint32_t num_biases;
+  uint32_t num_banned;
+  int32_t num_logprobs;
+  int32_t num_prompt_logprobs;
+  uint32_t flags;
+  uint32_t num_counted;
+  uint32_t reserved;
+};
+static_assert(sizeof(SlotSampling) == 80);
+static_assert(offsetof(SlotSampling, tokens) == 0);
+static_assert(offsetof(SlotSampling, seed) == 8);
+static_assert(offsetof(SlotSampling, temperature) == 16);
+static_assert(offsetof(SlotSampling, top_p) == 20);
+static_assert(offsetof(SlotSampling, min_p) == 24);
+static_assert(offsetof(SlotSampling, repetition_penalty) == 28);
+static_assert(offsetof(SlotSampling, presence_penalty) == 32);
+static_assert(offsetof(SlotSampling, frequency_penalty) == 36);
+static_assert(offsetof(SlotSampling, top_k) == 40);
+static_assert(offsetof(SlotSampling, prompt_len) == 44);
+static_assert(offsetof(SlotSampling, min_tokens) == 48);
+static_assert(offsetof(SlotSampling, num_biases) == 52);
+static_assert(offsetof(SlotSampling, num_banned) == 56);
+static_assert(offsetof(SlotSampling, num_logprobs) == 60);
+static_assert(offsetof(SlotSampling, num_prompt_logprobs) == 64);
+static_assert(offsetof(SlotSampling, flags) == 68);
+static_assert(offsetof(SlotSampling, num_counted) == 72);
+static_assert(offsetof(SlotSampling, reserved) == 76);
+
+struct Bias {
+  int32_t token;
+  float value;
+};
+static_assert(sizeof(Bias) == 8);
+static_assert(offsetof(Bias, token) == 0);
+static_assert(offsetof(Bias, value) == 4);
+
+struct LogprobRecord {
+  int32_t token;
+  float logprob;
+  uint32_t rank;
+  uint32_t num;
+  int32_t tokens[20];
+  float logprobs[20];
+};
+static_assert(sizeof(LogprobRecord) == 176);
+static_assert(offsetof(LogprobRecord, token) == 0);
+static_assert(offsetof(LogprobRecord, logprob) == 4);
+static_assert(offsetof(LogprobRecord, rank) == 8);
+static_assert(offsetof(LogprobRecord, num) == 12);
+static_assert(offsetof(LogprobRecord, tokens) == 16);
+static_assert(offsetof(LogprobRecord, logprobs) == 96);
 
 struct Request {
   uint32_t id;
@@ -810,7 +883,71 @@ static_assert(offsetof(SineArgs, dst) == 8);
 static_assert(offsetof(SineArgs, num) == 16);
 static_assert(offsetof(SineArgs, times) == 20);
 
-enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10 };
+struct SendLogitsArgs {
+  uint64_t logits;
+  uint64_t batch;
+  uint32_t num_cols;
+  uint32_t stride;
+};
+static_assert(sizeof(SendLogitsArgs) == 24);
+static_assert(offsetof(SendLogitsArgs, logits) == 0);
+static_assert(offsetof(SendLogitsArgs, batch) == 8);
+static_assert(offsetof(SendLogitsArgs, num_cols) == 16);
+static_assert(offsetof(SendLogitsArgs, stride) == 20);
+
+struct CountTokensArgs {
+  uint64_t slots;
+  uint64_t counts;
+  uint64_t tokens;
+  uint64_t batch;
+  uint32_t vocab;
+  uint32_t num_tokens;
+};
+static_assert(sizeof(CountTokensArgs) == 40);
+static_assert(offsetof(CountTokensArgs, slots) == 0);
+static_assert(offsetof(CountTokensArgs, counts) == 8);
+static_assert(offsetof(CountTokensArgs, tokens) == 16);
+static_assert(offsetof(CountTokensArgs, batch) == 24);
+static_assert(offsetof(CountTokensArgs, vocab) == 32);
+static_assert(offsetof(CountTokensArgs, num_tokens) == 36);
+
+struct SampleRowArgs {
+  uint64_t logits;
+  uint64_t slots;
+  uint64_t biases;
+  uint64_t counts;
+  uint64_t mask;
+  uint64_t adjusted;
+  uint64_t drawn;
+  uint64_t record;
+  uint64_t tokens;
+  uint64_t batch;
+  uint32_t row;
+  uint32_t vocab;
+  uint32_t num_ranks;
+  uint32_t section_stride;
+  uint32_t num_tokens;
+  uint32_t pad;
+};
+static_assert(sizeof(SampleRowArgs) == 104);
+static_assert(offsetof(SampleRowArgs, logits) == 0);
+static_assert(offsetof(SampleRowArgs, slots) == 8);
+static_assert(offsetof(SampleRowArgs, biases) == 16);
+static_assert(offsetof(SampleRowArgs, counts) == 24);
+static_assert(offsetof(SampleRowArgs, mask) == 32);
+static_assert(offsetof(SampleRowArgs, adjusted) == 40);
+static_assert(offsetof(SampleRowArgs, drawn) == 48);
+static_assert(offsetof(SampleRowArgs, record) == 56);
+static_assert(offsetof(SampleRowArgs, tokens) == 64);
+static_assert(offsetof(SampleRowArgs, batch) == 72);
+static_assert(offsetof(SampleRowArgs, row) == 80);
+static_assert(offsetof(SampleRowArgs, vocab) == 84);
+static_assert(offsetof(SampleRowArgs, num_ranks) == 88);
+static_assert(offsetof(SampleRowArgs, section_stride) == 92);
+static_assert(offsetof(SampleRowArgs, num_tokens) == 96);
+static_assert(offsetof(SampleRowArgs, pad) == 100);
+
+enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10, SEND_LOGITS = 12, COUNT_TOKENS = 13, SAMPLE_ROW = 14 };
 
 // The traits of a task type that declares none; what they mean is written in distmk/graph/task.py.
 struct DefaultTaskTraits {
@@ -819,6 +956,7 @@ struct DefaultTaskTraits {
   static constexpr bool RESETS_ROWS = false;
   static constexpr bool COUNTS_WORK_ITEMS = false;
   static constexpr bool RUNS_SHARES = false;
+  static constexpr bool MAY_IDLE = false;
   static constexpr bool RUNS_ON_SCHEDULER = false;
   static constexpr uint32_t HOT_VARIANTS = 0;
 };
@@ -886,12 +1024,28 @@ template <>
 struct TaskTraits<TaskType::SINE> : DefaultTaskTraits {
   using Args = SineArgs;
 };
+template <>
+struct TaskTraits<TaskType::SEND_LOGITS> : DefaultTaskTraits {
+  using Args = SendLogitsArgs;
+  static constexpr bool MAY_IDLE = true;
+};
+template <>
+struct TaskTraits<TaskType::COUNT_TOKENS> : DefaultTaskTraits {
+  using Args = CountTokensArgs;
+  static constexpr bool MAY_IDLE = true;
+};
+template <>
+struct TaskTraits<TaskType::SAMPLE_ROW> : DefaultTaskTraits {
+  using Args = SampleRowArgs;
+  static constexpr bool MAY_IDLE = true;
+};
 
 constexpr bool streams_weights([[maybe_unused]] uint16_t type) { return type == 4; }
 constexpr bool polls_inputs([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 6 || type == 7; }
 constexpr bool resets_rows([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 5 || type == 7; }
 constexpr bool counts_work_items([[maybe_unused]] uint16_t type) { return type == 6; }
 constexpr bool runs_shares([[maybe_unused]] uint16_t type) { return type == 6; }
+constexpr bool may_idle([[maybe_unused]] uint16_t type) { return type == 12 || type == 13 || type == 14; }
 constexpr bool runs_on_scheduler([[maybe_unused]] uint16_t type) { return type == 9; }
 constexpr uint32_t NUM_HOT_PATHS = 20u;
 
@@ -907,7 +1061,10 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(7, combine, CombineArgs) \
   X(8, sample, SampleArgs) \
   X(9, scheduler_step, SchedulerStepArgs) \
-  X(10, sine, SineArgs)
+  X(10, sine, SineArgs) \
+  X(12, send_logits, SendLogitsArgs) \
+  X(13, count_tokens, CountTokensArgs) \
+  X(14, sample_row, SampleRowArgs)
 // The same of types with a trait; of hot ones with a single variant and with several, by code path.
 #define DISTMK_TASK_TYPES_STREAMS_WEIGHTS(X) \
   X(4, linear, LinearArgs)
@@ -925,6 +1082,10 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(6, attention, AttentionArgs)
 #define DISTMK_TASK_TYPES_RUNS_SHARES(X) \
   X(6, attention, AttentionArgs)
+#define DISTMK_TASK_TYPES_MAY_IDLE(X) \
+  X(12, send_logits, SendLogitsArgs) \
+  X(13, count_tokens, CountTokensArgs) \
+  X(14, sample_row, SampleRowArgs)
 #define DISTMK_TASK_TYPES_RUNS_ON_SCHEDULER(X) \
   X(9, scheduler_step, SchedulerStepArgs)
 #define DISTMK_TASK_TYPES_COMPLETES_EARLY(X) \

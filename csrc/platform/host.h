@@ -8,6 +8,7 @@
 
 #define DISTMK_FN inline
 #define DISTMK_NO_UNROLL  // before loops of a single GPU thread, which every instruction slows
+#define DISTMK_UNROLL
 #define DISTMK_NOINLINE inline
 #define DISTMK_BODY  // task bodies and the transport are compiled separately
 

@@ -27,6 +27,18 @@ from distmk.abi.batch import (
 )
 from distmk.abi.launch import Control, Fault, HostCounts, LaunchParams, TraceEntry, WaitRecordABI
 from distmk.abi.program import JitEntry, JitRing, ProgramHeader, Queue, TaskDesc, Trigger, Wait
+from distmk.abi.sampling import (
+    BIASES_PER_SLOT,
+    COUNT_IN_PROMPT,
+    MAX_BANNED,
+    MAX_BIASES,
+    MAX_LOGPROBS,
+    Bias,
+    LogprobRecord,
+    RowSample,
+    SamplingFlag,
+    SlotSampling,
+)
 from distmk.abi.values import (
     COMBINE_SLICE,
     COMBINE_WIDTH,
@@ -67,9 +79,11 @@ from distmk.abi.values import (
 )
 
 __all__ = [
+    "BIASES_PER_SLOT",
     "COMBINE_SLICE",
     "COMBINE_WIDTH",
     "CONSTANTS",
+    "COUNT_IN_PROMPT",
     "ENUMS",
     "EVENT_STRIDE_BYTES",
     "FUSED_PARTIAL_HEADER",
@@ -81,7 +95,10 @@ __all__ = [
     "MARKED_WORKERS",
     "MARK_STEP_NS",
     "MARK_WORDS",
+    "MAX_BANNED",
+    "MAX_BIASES",
     "MAX_FUSED_COMBINE_COLS",
+    "MAX_LOGPROBS",
     "MAX_OWN_SCHEDULERS",
     "MAX_RANKS",
     "MAX_ROWS",
@@ -100,6 +117,7 @@ __all__ = [
     "BatchRow",
     "BatchRun",
     "BatcherState",
+    "Bias",
     "Candidate",
     "Command",
     "CommandKind",
@@ -113,13 +131,17 @@ __all__ = [
     "KvPage",
     "LaunchKind",
     "LaunchParams",
+    "LogprobRecord",
     "Mark",
     "PagePoolState",
     "PageRef",
     "ProgramHeader",
     "Queue",
     "Request",
+    "RowSample",
+    "SamplingFlag",
     "Sequence",
+    "SlotSampling",
     "Space",
     "TaskDesc",
     "TokenEvent",
@@ -142,6 +164,9 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
     BatchRun,
     Batch,
     Candidate,
+    SlotSampling,
+    Bias,
+    LogprobRecord,
     Request,
     PageRef,
     KvPage,

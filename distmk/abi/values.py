@@ -4,6 +4,16 @@ from __future__ import annotations
 
 import enum
 
+from distmk.abi.sampling import (
+    BIASES_PER_SLOT,
+    COUNT_IN_PROMPT,
+    MAX_BANNED,
+    MAX_BIASES,
+    MAX_LOGPROBS,
+    RowSample,
+    SamplingFlag,
+)
+
 MAGIC = 0x31304B4D54534944  # "DISTMK01"
 SPACE_SHIFT = 56
 MAX_ROWS = 16  # token rows an iteration can carry
@@ -109,7 +119,17 @@ class Mark(enum.IntEnum):
     LEFT = 9  # the warp leaves the task
 
 
-ENUMS: tuple[type[enum.IntEnum], ...] = (Space, LaunchKind, Epilogue, FinishReason, CommandKind, Abort, Mark)
+ENUMS: tuple[type[enum.IntEnum], ...] = (
+    Space,
+    LaunchKind,
+    Epilogue,
+    FinishReason,
+    CommandKind,
+    Abort,
+    Mark,
+    RowSample,
+    SamplingFlag,
+)
 CONSTANTS = {
     "MAGIC": MAGIC,
     "SPACE_SHIFT": SPACE_SHIFT,
@@ -131,6 +151,11 @@ CONSTANTS = {
     "POSITIONS_PER_PASS": POSITIONS_PER_PASS,
     "FUSED_PARTIAL_HEADER": FUSED_PARTIAL_HEADER,
     "MAX_OWN_SCHEDULERS": MAX_OWN_SCHEDULERS,
+    "MAX_LOGPROBS": MAX_LOGPROBS,
+    "MAX_BIASES": MAX_BIASES,
+    "MAX_BANNED": MAX_BANNED,
+    "BIASES_PER_SLOT": BIASES_PER_SLOT,
+    "COUNT_IN_PROMPT": COUNT_IN_PROMPT,
     "MARK_STEP_NS": MARK_STEP_NS,
     "MARKED_TASKS": MARKED_TASKS,
     "MARKED_WORKERS": MARKED_WORKERS,

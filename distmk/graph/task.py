@@ -148,6 +148,9 @@ class Task:
     runs_shares: ClassVar[bool] = False  # its body runs all instances of a worker's share, where it is spread
     # Variants of the body that a GPU inlines into the consumers' loop. Hooks, if several: find_hot_variant, run_hot_variant.
     hot_variants: ClassVar[int] = 0
+    # In an iteration without work for it, a GPU signals its triggers and its worker goes on before its waits are met: to wait
+    # for its events tells nothing of what it waits for. Argument: `batch`. Hook on GPUs: is_idle.
+    may_idle: ClassVar[bool] = False
     # A scheduler runs it, never a worker.
     runs_on_scheduler: ClassVar[bool] = False
 
@@ -197,7 +200,7 @@ class Task:
     @classmethod
     def may_skip(cls, args: Any) -> bool:
         """Whether the task has nothing to do in some iterations, and its worker then goes on before its waits are met."""
-        return False
+        return cls.may_idle
 
 
 TASK_TYPES: dict[int, type[Task]] = {}
@@ -229,7 +232,8 @@ def task_type(type_id: int, name: str) -> Any:
 def _fields_of_traits(cls: type[Task]) -> set[str]:
     """Argument fields that csrc reads because of the type's traits."""
     early = {cls.completes_early.field, "batch"} if cls.completes_early else set()
-    return early | ({"reset", "batch"} if cls.resets_rows else set())
+    idle = {"batch"} if cls.may_idle else set()
+    return early | idle | ({"reset", "batch"} if cls.resets_rows else set())
 
 
 def rows_of(batch_operand: int) -> int:

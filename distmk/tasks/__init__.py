@@ -13,6 +13,7 @@ from distmk.tasks.comm import Put, Sum
 from distmk.tasks.elementwise import Affine, Nop, Sine
 from distmk.tasks.embed import Embed
 from distmk.tasks.linear import Linear
+from distmk.tasks.sampling import CountTokens, SampleRow, SendLogits
 from distmk.tasks.scheduling import Sample, SchedulerStep
 
 __all__ = [
@@ -22,13 +23,16 @@ __all__ = [
     "Attention",
     "AttentionShape",
     "Combine",
+    "CountTokens",
     "Embed",
     "Layout",
     "Linear",
     "Nop",
     "Put",
     "Sample",
+    "SampleRow",
     "SchedulerStep",
+    "SendLogits",
     "Sine",
     "Sum",
     "Task",

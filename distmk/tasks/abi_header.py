@@ -41,6 +41,7 @@ FLAGS = (
     "resets_rows",
     "counts_work_items",
     "runs_shares",
+    "may_idle",
     "runs_on_scheduler",
 )
 """Traits of a task type (ClassVars of `Task`) that are true or false."""

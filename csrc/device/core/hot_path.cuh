@@ -16,6 +16,20 @@ namespace distmk {
 DISTMK_TASK_TYPES_HOT_VARIANTS(DISTMK_DECLARE_HOOKS)
 #undef DISTMK_DECLARE_HOOKS
 
+// A type that MAY_IDLE also defines under device/, or in a header that is included there, whether an iteration has
+// nothing for the task: it is then complete, whether or not its waits are met. The body does nothing if they are met.
+#define DISTMK_DECLARE_HOOK(id, name, Args) DISTMK_FN bool is_idle(const Batch& batch, const Args& args);
+DISTMK_TASK_TYPES_MAY_IDLE(DISTMK_DECLARE_HOOK)
+#undef DISTMK_DECLARE_HOOK
+template <uint32_t TYPE>
+DISTMK_FN bool has_nothing_to_do(const RankState& state, const TaskDesc& task) {
+  if constexpr (TraitsOf<TYPE>::MAY_IDLE) {
+    const auto& args = args_of<typename TraitsOf<TYPE>::Args>(task);
+    return is_idle(*state.batch(args.batch), args);
+  }
+  return false;
+}
+
 // A hot type takes the cold path if the transport may be needed, if its body would run one of several instances, or if
 // rows have to be reset that only the iteration before had.
 template <class Traits>

@@ -1,6 +1,7 @@
 // The signaler warp: signals the triggers of each task (a lane per trigger) once its body is done and its waits are
 // met, while the consumers go on. In between it prefetches the worker's task descriptors.
 #pragma once
+#include "device/core/hot_path.cuh"
 #include "device/core/loader.cuh"
 #include "runtime/trace.h"
 
@@ -22,8 +23,13 @@ template <class Traits>
 DISTMK_FN bool may_complete_early(const RankState& state, const typename Traits::Args& args) {
   return Traits::may_complete_early(args) && !state.transport;
 }
-// Whether a task is complete once its body is done, because the inputs that the body has polled imply its waits.
+// Whether a task is complete once its body is done: because the inputs that the body has polled imply its waits, or
+// because it had nothing to do.
 DISTMK_FN bool completes_early(const Context& context, const TaskDesc& task) {
+#define DISTMK_IF(id, name, Args) \
+  if (task.type == id) return has_nothing_to_do<id>(context.rank_state, task);
+  DISTMK_TASK_TYPES_MAY_IDLE(DISTMK_IF)
+#undef DISTMK_IF
 #define DISTMK_IF(id, name, Args)                                         \
   if (task.type == id) {                                                  \
     const auto& args = args_of<Args>(task);                               \

@@ -1,0 +1,61 @@
+// The sampling tasks on the host: runtime/sample_row.h with one thread.
+#include "runtime/sample_row.h"
+
+#include <algorithm>
+
+namespace distmk {
+
+namespace {
+
+struct HostBlock {
+  struct Vector {
+    float x, y, z, w;
+  };
+  static constexpr uint32_t LOADS_IN_FLIGHT = 1;
+  static constexpr uint32_t index() { return 0; }
+  static constexpr uint32_t size() { return 1; }
+  static void sync() {}
+  static SelectorMemory& memory() {
+    thread_local SelectorMemory memory;
+    return memory;
+  }
+  SlotSampling copy;
+  const SlotSampling& slot(const SlotSampling* from) { return copy = *from; }
+
+  template <class T>
+  static T load(const T* p) {
+    return *p;
+  }
+  static uint32_t add(uint32_t* p, uint32_t v) {
+    const uint32_t old = *p;
+    *p += v;
+    return old;
+  }
+  static void set_bits(uint32_t* p, uint32_t bits) { *p |= bits; }
+  template <class T, class F>
+  static T reduce(const T& mine, const F&) {
+    return mine;
+  }
+  static uint64_t sum_before(uint64_t) { return 0; }
+  static void sort(TokenKey* list, uint32_t count) { std::sort(list, list + count); }
+};
+
+}  // namespace
+
+void body_send_logits(Context& context, const SendLogitsArgs& args) {
+  const auto& batch = *context.at<Batch>(args.batch);
+  for (uint32_t row = 0; row < batch.num_rows; ++row)
+    if (needs_logits(batch.rows[row])) put_logits_row(context, args, row);
+}
+
+void body_count_tokens(Context& context, const CountTokensArgs& args) {
+  HostBlock block;
+  count_tokens(block, context, args, *context.at<Batch>(args.batch));
+}
+
+void body_sample_row(Context& context, const SampleRowArgs& args) {
+  HostBlock block;
+  sample_row(block, context, args, *context.at<Batch>(args.batch));
+}
+
+}  // namespace distmk

@@ -1,0 +1,291 @@
+// Sampling of a row over the whole vocabulary, exactly, and its logprobs. In the order in which vLLM does it:
+//   mask of allowed tokens; biases, and tokens banned before a minimum length; penalties; temperature; min-p; top-k;
+//   top-p; a draw from the softmax of what is left, as argmax(z + Gumbel noise).
+// Written once: a block of threads on a GPU, one thread on the host. `Block` (device/sampling/block.cuh,
+// host/bodies/sample_row.cpp) has what they do differently.
+#pragma once
+#include "runtime/context.h"
+#include "runtime/philox.h"
+#include "runtime/token_selector.h"
+
+namespace distmk {
+
+constexpr float MIN_TEMPERATURE = 1e-5f;  // below: the best token, as in vLLM
+
+DISTMK_FN bool needs_logits(const BatchRow& row) { return row.sample >= static_cast<int32_t>(RowSample::DRAW); }
+DISTMK_FN bool any_needs_logits(const Batch& batch) {
+  bool any = false;
+  DISTMK_NO_UNROLL
+  for (uint32_t row = 0; row < batch.num_rows; ++row) any |= needs_logits(batch.rows[row]);
+  return any;
+}
+DISTMK_FN bool has_flag(const SlotSampling& slot, SamplingFlag flag) {
+  return slot.flags & static_cast<uint32_t>(flag);
+}
+
+// A logit after the penalties for a token that was counted so often (COUNT_IN_PROMPT).
+DISTMK_FN float penalize(float x, const SlotSampling& slot, uint32_t count) {
+  if (!count) return x;
+  const uint32_t in_output = count & ~COUNT_IN_PROMPT;
+  x = x > 0.0f ? x / slot.repetition_penalty : x * slot.repetition_penalty;
+  if (!in_output) return x;
+  return x - slot.frequency_penalty * static_cast<float>(in_output) - slot.presence_penalty;
+}
+
+template <class Block>
+class RowSampler {
+ public:
+  DISTMK_FN RowSampler(Block& block, Context& context, const SampleRowArgs& args, const BatchRow& row)
+      : block_(block),
+        context_(context),
+        args_(args),
+        row_(row),
+        slot_(block.slot(context.at<SlotSampling>(args.slots) + row.slot)),
+        raw_(logits_in(args.logits, args.row)),
+        adjusted_(logits_in(args.adjusted, 0)) {}
+
+  DISTMK_FN void run() {
+    const bool draws = row_.sample == static_cast<int32_t>(RowSample::DRAW);
+    Candidate chosen = draws ? draw() : Candidate{0.0f, next_in_prompt()};
+    if (draws && block_.index() == 0) *context_.at<Candidate>(args_.drawn) = chosen;
+    const int32_t num_best = draws ? slot_.num_logprobs : slot_.num_prompt_logprobs;
+    if (num_best >= 0 && chosen.token >= 0)
+      report(static_cast<uint32_t>(chosen.token), min_of(static_cast<uint32_t>(num_best), MAX_LOGPROBS));
+  }
+
+ private:
+  Block& block_;
+  Context& context_;
+  const SampleRowArgs& args_;
+  const BatchRow& row_;
+  const SlotSampling& slot_;
+  const RowLogits raw_, adjusted_;
+
+  DISTMK_FN static uint32_t min_of(uint32_t a, uint32_t b) { return a < b ? a : b; }
+  DISTMK_FN RowLogits logits_in(uint64_t operand, uint32_t row) const {
+    auto* logits = context_.at<float>(operand) + uint64_t{row} * args_.num_ranks * args_.section_stride;
+    return {logits, args_.vocab, args_.num_ranks, args_.section_stride};
+  }
+
+  // The prompt's token at the next position; -1: none.
+  DISTMK_FN int32_t next_in_prompt() const {
+    const uint32_t next = static_cast<uint32_t>(row_.position) + 1;
+    if (!slot_.tokens || next >= slot_.prompt_len) return -1;
+    const int32_t token = Block::load(context_.at<int32_t>(slot_.tokens) + next);
+    return static_cast<uint32_t>(token) < args_.vocab ? token : -1;
+  }
+
+  // What mask, biases and penalties make of the logits.
+
+  DISTMK_FN uint32_t num_biases() const { return min_of(slot_.num_biases, BIASES_PER_SLOT); }
+  DISTMK_FN uint32_t num_banned() const {
+    const uint32_t num_tokens = static_cast<uint32_t>(row_.position) + 1 - slot_.prompt_len;
+    return num_tokens < slot_.min_tokens ? min_of(slot_.num_banned, BIASES_PER_SLOT - num_biases()) : 0;
+  }
+  DISTMK_FN bool is_adjusted() const {
+    const bool by_table = has_flag(slot_, SamplingFlag::PENALTIES) || has_flag(slot_, SamplingFlag::MASK);
+    return by_table || num_biases() || num_banned();
+  }
+  // The logit `x` of a token with everything but bans.
+  struct Adjustment {
+    const SlotSampling& slot;
+    const uint32_t *counts, *mask;  // null: not in use
+
+    DISTMK_FN float operator()(uint32_t token, float x, float bias) const {
+      if (mask && !(Block::load(mask + token / 32) >> token % 32 & 1)) return -INFINITY;
+      return counts ? penalize(x + bias, slot, Block::load(counts + token)) : x + bias;
+    }
+  };
+  DISTMK_FN void adjust() {
+    const uint64_t slot = static_cast<uint32_t>(row_.slot);
+    const uint32_t mask_words = (args_.vocab + 31) / 32;
+    const Adjustment adjusted{
+        slot_,
+        has_flag(slot_, SamplingFlag::PENALTIES) ? context_.at<uint32_t>(args_.counts) + slot * args_.vocab : nullptr,
+        has_flag(slot_, SamplingFlag::MASK) ? context_.at<uint32_t>(args_.mask) + slot * mask_words : nullptr};
+    using Vector = typename Block::Vector;
+    auto* out = reinterpret_cast<Vector*>(adjusted_.logits);
+    for_each_vector(block_, raw_, [&](uint32_t token, const float* x, uint32_t count, uint64_t place) {
+      float y[LOGITS_PER_VECTOR];
+      DISTMK_UNROLL
+      for (uint32_t i = 0; i < LOGITS_PER_VECTOR; ++i)
+        y[i] = i < count ? adjusted(token + i, finite_logit(x[i]), 0.0f) : -INFINITY;
+      out[place] = {y[0], y[1], y[2], y[3]};
+    });
+    block_.sync();
+    const Bias* biases = context_.at<Bias>(args_.biases) + slot * BIASES_PER_SLOT;
+    for (uint32_t i = block_.index(); i < num_biases(); i += block_.size()) {
+      const auto token = static_cast<uint32_t>(Block::load(&biases[i].token));
+      if (token < args_.vocab)
+        *adjusted_.at(token) =
+            adjusted(token, finite_logit(Block::load(raw_.at(token))), Block::load(&biases[i].value));
+    }
+    block_.sync();
+    for (uint32_t i = block_.index(); i < num_banned(); i += block_.size()) {
+      const auto token = static_cast<uint32_t>(Block::load(&biases[num_biases() + i].token));
+      if (token < args_.vocab) *adjusted_.at(token) = -INFINITY;
+    }
+    block_.sync();
+  }
+
+  // The draw.
+
+  DISTMK_FN Candidate draw() {
+    if (is_adjusted()) adjust();
+    const RowLogits& row = is_adjusted() ? adjusted_ : raw_;
+    const Candidate best = best_token(block_, row);
+    if (slot_.temperature < MIN_TEMPERATURE || best.value == -INFINITY) return best;
+    const float floor = slot_.min_p > 0.0f ? logf(slot_.min_p) : -INFINITY;
+    TokenSelector<Block> selector(block_, row, best.value, 1.0f / slot_.temperature, floor);
+    const bool limits_count = slot_.top_k && slot_.top_k < args_.vocab, limits_share = slot_.top_p < 1.0f;
+    if (limits_count || limits_share) selector.count_all();
+    if (limits_count && slot_.top_k < selector.kept().count) selector.keep_count(slot_.top_k);
+    if (limits_share) selector.keep_share(slot_.top_p);
+    return selector.is_listed() ? draw_from_list(selector) : draw_from_row(selector, row);
+  }
+  DISTMK_FN Candidate draw_from_list(const TokenSelector<Block>& selector) {
+    Candidate won = {-INFINITY, -1};
+    for (uint32_t i = block_.index(); i < selector.kept().count; i += block_.size()) {
+      const TokenKey key = selector.listed(i);
+      const uint32_t token = token_of(key);
+      const Philox numbers = numbers_of(token / TOKENS_PER_PHILOX);
+      compete(&won, token, selector.z_of(logit_of(key)), number_in(numbers, token % TOKENS_PER_PHILOX));
+    }
+    return winner(won);
+  }
+  // Most tokens lose whatever noise they get, and most others before its logarithms are computed.
+  DISTMK_FN Candidate draw_from_row(const TokenSelector<Block>& selector, const RowLogits& row) {
+    Candidate won = {-INFINITY, -1};
+    for_each_vector(block_, row, [&](uint32_t first, const float* x, uint32_t count, uint64_t) {
+      float z[LOGITS_PER_VECTOR], highest = -INFINITY;
+      DISTMK_UNROLL
+      for (uint32_t i = 0; i < LOGITS_PER_VECTOR; ++i) {
+        const float value = i < count ? finite_logit(x[i]) : -INFINITY;
+        z[i] = selector.is_kept(first + i, value) ? selector.z_of(value) : -INFINITY;
+        highest = z[i] > highest ? z[i] : highest;
+      }
+      if (highest == -INFINITY || highest + MAX_GUMBEL_NOISE < won.value) return;
+      uint32_t group = first / TOKENS_PER_PHILOX;
+      Philox numbers = numbers_of(group);
+      DISTMK_UNROLL
+      for (uint32_t i = 0; i < LOGITS_PER_VECTOR; ++i) {
+        const uint32_t token = first + i;
+        if (token / TOKENS_PER_PHILOX != group) numbers = numbers_of(group = token / TOKENS_PER_PHILOX);
+        if (z[i] > -INFINITY) compete(&won, token, z[i], number_in(numbers, token % TOKENS_PER_PHILOX));
+      }
+    });
+    return winner(won);
+  }
+  DISTMK_FN Philox numbers_of(uint32_t group) const {
+    return token_numbers(slot_.seed, static_cast<uint32_t>(row_.position), group);
+  }
+  DISTMK_FN static uint32_t number_in(const Philox& numbers, uint32_t i) {  // without an array in local memory
+    const uint32_t low = i & 1 ? numbers.word[1] : numbers.word[0], high = i & 1 ? numbers.word[3] : numbers.word[2];
+    return i & 2 ? high : low;
+  }
+  DISTMK_FN static void compete(Candidate* won, uint32_t token, float z, uint32_t number) {
+    const float v = unit_interval(number);
+    // The exponential is at least v. So a token whose v is larger than e^(z - best) loses.
+    if (won->token >= 0 && v > 1.001f * expf(z - won->value)) return;
+    *won = better_of(*won, {z + gumbel_noise(v), static_cast<int32_t>(token)});
+  }
+  DISTMK_FN Candidate winner(const Candidate& mine) {
+    return block_.reduce(mine, [](const Candidate& a, const Candidate& b) { return better_of(a, b); });
+  }
+
+  // Logprobs.
+
+  DISTMK_FN void report(uint32_t chosen, uint32_t num_best) {
+    const Candidate best = best_token(block_, raw_);
+    const float logit = finite_logit(Block::load(raw_.at(chosen)));
+    TokenSelector<Block> selector(block_, raw_, best.value, 1.0f, -INFINITY);
+    selector.count_all();
+    const float log_sum = best.value + logf(static_cast<float>(selector.kept().mass) / MASS_SCALE);
+    uint32_t at_least = 0;
+    for_each_token(block_, raw_, [&](uint32_t, float x) { at_least += x >= logit; });
+    at_least = block_.reduce(at_least, [](uint32_t a, uint32_t b) { return a + b; });
+    if (selector.kept().count < num_best) num_best = static_cast<uint32_t>(selector.kept().count);
+    if (num_best && num_best < selector.kept().count) selector.keep_count(num_best);
+    if (num_best) selector.list_kept();
+    auto& record = *context_.at<LogprobRecord>(args_.record);
+    for (uint32_t i = block_.index(); i < num_best; i += block_.size()) {
+      record.tokens[i] = static_cast<int32_t>(token_of(selector.listed(i)));
+      record.logprobs[i] = logit_of(selector.listed(i)) - log_sum;
+    }
+    if (block_.index()) return;
+    record.token = static_cast<int32_t>(chosen);
+    record.logprob = logit - log_sum;
+    record.rank = at_least;
+    record.num = num_best;
+  }
+};
+
+// Counts the tokens of the sequences of all drawn rows that have penalties: those before a row, the first time, and the
+// row's own. The draw of a row reads the counts after that.
+template <class Block>
+class TokenCounter {
+ public:
+  DISTMK_FN TokenCounter(Block& block, Context& context, const CountTokensArgs& args)
+      : block_(block), context_(context), args_(args) {}
+
+  DISTMK_FN void count(const BatchRow& row) {
+    auto* stored = context_.at<SlotSampling>(args_.slots) + row.slot;
+    const SlotSampling& slot = block_.slot(stored);
+    const auto position = static_cast<uint32_t>(row.position);
+    if (!has_flag(slot, SamplingFlag::PENALTIES) || slot.num_counted > position) return;
+    auto* counts = context_.at<uint32_t>(args_.counts) + uint64_t{static_cast<uint32_t>(row.slot)} * args_.vocab;
+    if (!slot.num_counted) {
+      for (uint32_t token = block_.index(); token < args_.vocab; token += block_.size()) counts[token] = 0;
+      block_.sync();
+    }
+    const auto* tokens = context_.at<int32_t>(slot.tokens);
+    for (uint32_t i = slot.num_counted + block_.index(); tokens && i < position; i += block_.size())
+      add(counts, slot, Block::load(tokens + i), i);
+    if (block_.index() == 0) {
+      add(counts, slot, row.token, position);
+      stored->num_counted = position + 1;
+    }
+    block_.sync();
+  }
+
+ private:
+  Block& block_;
+  Context& context_;
+  const CountTokensArgs& args_;
+
+  DISTMK_FN void add(uint32_t* counts, const SlotSampling& slot, int32_t token, uint32_t position) const {
+    if (static_cast<uint32_t>(token) >= args_.vocab) return;
+    if (position < slot.prompt_len)
+      Block::set_bits(counts + token, COUNT_IN_PROMPT);
+    else
+      Block::add(counts + token, 1);
+  }
+};
+
+// The bodies of the three sampling tasks, and whether an iteration has nothing for them (Task.may_idle).
+
+DISTMK_FN void put_logits_row(Context& context, const SendLogitsArgs& args, uint32_t row) {
+  const uint64_t offset = uint64_t{row} * args.stride * sizeof(float), from = args.logits + offset;
+  context.put(0, from, context.at<void>(from), args.num_cols * sizeof(float));
+}
+DISTMK_FN bool is_idle(const Batch& batch, const SendLogitsArgs&) { return !any_needs_logits(batch); }
+
+template <class Block>
+DISTMK_FN void count_tokens(Block& block, Context& context, const CountTokensArgs& args, const Batch& batch) {
+  TokenCounter<Block> counter(block, context, args);
+  DISTMK_NO_UNROLL
+  for (uint32_t row = 0; row < batch.num_rows; ++row)
+    if (batch.rows[row].sample == static_cast<int32_t>(RowSample::DRAW)) counter.count(batch.rows[row]);
+}
+DISTMK_FN bool is_idle(const Batch& batch, const CountTokensArgs&) { return !any_needs_logits(batch); }
+
+template <class Block>
+DISTMK_FN void sample_row(Block& block, Context& context, const SampleRowArgs& args, const Batch& batch) {
+  if (args.row >= batch.num_rows || !needs_logits(batch.rows[args.row])) return;
+  RowSampler<Block>(block, context, args, batch.rows[args.row]).run();
+}
+DISTMK_FN bool is_idle(const Batch& batch, const SampleRowArgs& args) {
+  return args.row >= batch.num_rows || !needs_logits(batch.rows[args.row]);
+}
+
+}  // namespace distmk

@@ -1,0 +1,248 @@
+"""Sampling of rows that need their logits over the whole vocabulary: rank 0 collects them, draws a token, reports logprobs."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping
+from ctypes import c_uint32, c_uint64
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from distmk.abi import BIASES_PER_SLOT, MAX_ROWS, Bias, Candidate, LogprobRecord, SlotSampling
+from distmk.graph.regions import Region
+from distmk.graph.task import (
+    Access,
+    Content,
+    Layout,
+    Task,
+    access,
+    batch_access,
+    f32_access,
+    require,
+    task_type,
+)
+
+SLOTS_BYTES = ctypes.sizeof(SlotSampling) * MAX_ROWS
+BIASES_BYTES = ctypes.sizeof(Bias) * BIASES_PER_SLOT * MAX_ROWS
+DRAWN_BYTES, RECORD_BYTES = ctypes.sizeof(Candidate), ctypes.sizeof(LogprobRecord)
+SLOTS: Content = ("slot sampling",)
+VECTOR = 4  # logits that are loaded together
+
+
+def section_stride(vocab: int, num_ranks: int) -> int:
+    """Columns from one rank's logits to the next rank's in a row over the whole vocabulary."""
+    largest = -(-vocab // num_ranks)
+    return -(-largest // VECTOR) * VECTOR
+
+
+def mask_words(vocab: int) -> int:
+    """32-bit words of a slot's mask of allowed tokens."""
+    return -(-vocab // 32)
+
+
+def slots_access(rank: int, slots: int, write: bool = False) -> Access:
+    """The parameters of all slots."""
+    return access(write, rank, slots, SLOTS_BYTES, align_bytes=8, content=SLOTS)
+
+
+class SendLogitsArgs(ctypes.Structure):
+    _fields_ = [
+        ("logits", c_uint64),  # f32 columns of every row, at the same place of rank 0's heap
+        ("batch", c_uint64),
+        ("num_cols", c_uint32),
+        ("stride", c_uint32),  # elements
+    ]
+
+
+@task_type(12, "send_logits")
+@dataclass(frozen=True, eq=False)
+class SendLogits(Task):
+    """Put columns of the rows that need their logits (RowSample.DRAW, SCORE) to the same columns on rank 0."""
+
+    logits: Region = None  # type: ignore[assignment]
+    batch: Region = None  # type: ignore[assignment]
+
+    Args: ClassVar[type[ctypes.Structure]] = SendLogitsArgs
+    may_idle: ClassVar[bool] = True
+
+    def dtypes(self) -> Mapping[str, str | None]:
+        return {"logits": "f32", "batch": None}
+
+    def reads(self) -> Iterable[Region]:
+        return (self.logits, self.batch)
+
+    def writes(self) -> Iterable[Region]:
+        return (self.logits.on(0),)
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        return SendLogitsArgs(
+            logits=layout.operand(self.logits),
+            batch=layout.operand(self.batch),
+            num_cols=self.logits.cols,
+            stride=self.logits.buffer.cols,
+        )
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        require(rank > 0, "rank 0 sends logits to itself")
+        require(args.batch != 0, "there is no batch")
+        mine = f32_access(False, rank, args.logits, args.num_cols, MAX_ROWS, args.stride)
+        return [mine, mine._replace(write=True, rank=0), batch_access(rank, args.batch)]
+
+
+class CountTokensArgs(ctypes.Structure):
+    _fields_ = [
+        ("slots", c_uint64),  # SlotSampling [MAX_ROWS]
+        ("counts", c_uint64),  # u32 [MAX_ROWS slots, vocab]
+        ("tokens", c_uint64),  # the memory that SlotSampling.tokens points to, if it is a buffer; else 0
+        ("batch", c_uint64),
+        ("vocab", c_uint32),
+        ("num_tokens", c_uint32),
+    ]
+
+
+@task_type(13, "count_tokens")
+@dataclass(frozen=True, eq=False)
+class CountTokens(Task):
+    """Bring the counts of tokens up to date that penalties of this iteration's draws depend on.
+
+    counts: i32 [MAX_ROWS slots, vocab], how often a token is in the output of the sequence in a slot, and COUNT_IN_PROMPT.
+    """
+
+    slots: Region = None  # type: ignore[assignment]
+    counts: Region = None  # type: ignore[assignment]
+    batch: Region = None  # type: ignore[assignment]
+    tokens: Region | None = None
+
+    Args: ClassVar[type[ctypes.Structure]] = CountTokensArgs
+    may_idle: ClassVar[bool] = True
+
+    def dtypes(self) -> Mapping[str, str | None]:
+        return {"slots": "u8", "counts": "i32", "batch": None, "tokens": "i32"}
+
+    def reads(self) -> Iterable[Region]:
+        return filter(None, (self.slots, self.counts, self.batch, self.tokens))
+
+    def writes(self) -> Iterable[Region]:
+        return (self.slots, self.counts)
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        return CountTokensArgs(
+            slots=layout.operand(self.slots),
+            counts=layout.operand(self.counts),
+            tokens=layout.operand(self.tokens),
+            batch=layout.operand(self.batch),
+            vocab=self.counts.cols // MAX_ROWS,
+            num_tokens=self.tokens.cols if self.tokens else 0,
+        )
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        require(args.batch != 0, "there is no batch")
+        counts = counts_access(rank, args)
+        found = [slots_access(rank, args.slots), slots_access(rank, args.slots, True), counts]
+        found += [counts._replace(write=True), batch_access(rank, args.batch)]
+        return [*found, access(False, rank, args.tokens, 4 * args.num_tokens)] if args.tokens else found
+
+
+def counts_access(rank: int, args: Any) -> Access:
+    """The read of the counts of all slots."""
+    return access(False, rank, args.counts, 4 * MAX_ROWS * args.vocab)
+
+
+class SampleRowArgs(ctypes.Structure):
+    _fields_ = [
+        ("logits", c_uint64),  # f32 [MAX_ROWS, num_ranks, section_stride]
+        ("slots", c_uint64),  # SlotSampling [MAX_ROWS]
+        ("biases", c_uint64),  # Bias [MAX_ROWS slots, BIASES_PER_SLOT]
+        ("counts", c_uint64),  # u32 [MAX_ROWS slots, vocab]
+        ("mask", c_uint64),  # u32 [MAX_ROWS slots, ceil(vocab / 32)], bit t % 32 of word t / 32: token t is allowed
+        ("adjusted", c_uint64),  # f32 [num_ranks, section_stride], of this row
+        ("drawn", c_uint64),  # Candidate
+        ("record", c_uint64),  # LogprobRecord
+        ("tokens", c_uint64),  # as in CountTokensArgs
+        ("batch", c_uint64),
+        ("row", c_uint32),
+        ("vocab", c_uint32),
+        ("num_ranks", c_uint32),
+        ("section_stride", c_uint32),
+        ("num_tokens", c_uint32),
+        ("pad", c_uint32),
+    ]
+
+
+@task_type(14, "sample_row")
+@dataclass(frozen=True, eq=False)
+class SampleRow(Task):
+    """Draw the token of row `row` of the batch with the parameters of its slot, or score a given one; see `SlotSampling`.
+
+    logits: f32 [MAX_ROWS, ranks' sections] (`section_stride`). slots: u8, SlotSampling [MAX_ROWS]. biases: u8, Bias [MAX_ROWS
+    slots, BIASES_PER_SLOT]. counts: see `CountTokens`. mask: i32 [MAX_ROWS slots, words], a bit for each token that is allowed.
+    adjusted: f32, room for a row of logits. drawn: u8, the Candidate, whose value has no meaning. record: u8, LogprobRecord.
+
+    Sampling by z + Gumbel noise: Gumbel, 1954; top-p: Holtzman et al., arXiv:1904.09751; min-p: Nguyen et al., arXiv:2407.01082.
+    """
+
+    logits: Region = None  # type: ignore[assignment]
+    slots: Region = None  # type: ignore[assignment]
+    biases: Region = None  # type: ignore[assignment]
+    counts: Region = None  # type: ignore[assignment]
+    mask: Region = None  # type: ignore[assignment]
+    adjusted: Region = None  # type: ignore[assignment]
+    drawn: Region = None  # type: ignore[assignment]
+    record: Region = None  # type: ignore[assignment]
+    batch: Region = None  # type: ignore[assignment]
+    tokens: Region | None = None
+    row: int = 0
+    num_ranks: int = 1
+
+    Args: ClassVar[type[ctypes.Structure]] = SampleRowArgs
+    may_idle: ClassVar[bool] = True
+
+    def dtypes(self) -> Mapping[str, str | None]:
+        tables = {"slots": "u8", "biases": "u8", "counts": "i32", "mask": "i32", "tokens": "i32"}
+        return {"logits": "f32", "adjusted": "f32", "drawn": "u8", "record": "u8", "batch": None, **tables}
+
+    def reads(self) -> Iterable[Region]:
+        return filter(
+            None, (self.logits, self.slots, self.biases, self.counts, self.mask, self.batch, self.tokens)
+        )
+
+    def writes(self) -> Iterable[Region]:
+        return (self.adjusted, self.drawn, self.record)
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        regions = ("logits", "slots", "biases", "counts", "mask", "adjusted", "drawn", "record", "tokens", "batch")
+        return SampleRowArgs(
+            **{name: layout.operand(getattr(self, name)) for name in regions},
+            row=self.row,
+            vocab=self.counts.cols // MAX_ROWS,
+            num_ranks=self.num_ranks,
+            section_stride=self.logits.cols // self.num_ranks,
+            num_tokens=self.tokens.cols if self.tokens else 0,
+        )
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        require(args.batch != 0, "there is no batch")
+        require(args.row < MAX_ROWS, "there is no such row")
+        require(args.num_ranks > 0 and args.vocab > 0, "there is no vocabulary")
+        require(args.section_stride % VECTOR == 0, "sections are not of whole vectors")
+        require(args.section_stride >= -(-args.vocab // args.num_ranks), "a section is smaller than a rank's shard")
+        row_bytes = 4 * args.num_ranks * args.section_stride
+        reads = [
+            access(False, rank, args.logits, row_bytes, MAX_ROWS, align_bytes=16),
+            slots_access(rank, args.slots),
+            access(False, rank, args.biases, BIASES_BYTES),
+            counts_access(rank, args),
+            access(False, rank, args.mask, 4 * MAX_ROWS * mask_words(args.vocab)),
+            batch_access(rank, args.batch),
+        ]
+        if args.tokens:
+            reads.append(access(False, rank, args.tokens, 4 * args.num_tokens))
+        return [
+            *reads,
+            access(True, rank, args.adjusted, row_bytes, align_bytes=16),
+            access(True, rank, args.drawn, DRAWN_BYTES),
+            access(True, rank, args.record, RECORD_BYTES),
+        ]

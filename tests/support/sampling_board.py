@@ -1,0 +1,153 @@
+"""A graph of many `sample_row` tasks: row r of each of its batches has slot r, and every batch another position."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from support.sampling_cases import Case
+
+from distmk import Graph, Session
+from distmk.abi import (
+    BIASES_PER_SLOT,
+    COUNT_IN_PROMPT,
+    MAX_ROWS,
+    Batch,
+    BatchRow,
+    Bias,
+    LogprobRecord,
+    RowSample,
+    SamplingFlag,
+    SlotSampling,
+)
+from distmk.graph.regions import Buffer
+from distmk.model.shards import partition
+from distmk.tasks import SampleRow
+from distmk.tasks.sampling import (
+    BIASES_BYTES,
+    DRAWN_BYTES,
+    RECORD_BYTES,
+    SLOTS_BYTES,
+    mask_words,
+    section_stride,
+)
+
+CANDIDATE = np.dtype([("value", "f4"), ("token", "i4")])
+RECORD = np.dtype(
+    [("token", "i4"), ("logprob", "f4"), ("rank", "u4"), ("num", "u4"), ("tokens", "i4", 20), ("logprobs", "f4", 20)]
+)
+
+
+def make_slot(case: Case, seed: int, **more: Any) -> SlotSampling:
+    """The parameters of a case; of `banned` tokens, as if the minimum length were never reached."""
+    flags = SamplingFlag.PENALTIES * case.penalizes | SamplingFlag.MASK * (case.allowed is not None)
+    numbers = ("temperature", "top_p", "min_p", "top_k", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    return SlotSampling(
+        **{name: getattr(case, name) for name in numbers},
+        seed=seed,
+        prompt_len=1,
+        min_tokens=0x7FFFFFFF if case.banned else 0,
+        num_biases=len(case.bias),
+        num_banned=len(case.banned),
+        flags=flags,
+        **{"num_logprobs": -1, "num_prompt_logprobs": -1} | more,
+    )
+
+
+class SamplingBoard:
+    """`num_batches` batches of a row for each case, over a vocabulary of `vocab` in `num_sections` sections."""
+
+    def __init__(self, vocab: int, num_sections: int, num_batches: int, num_workers: int) -> None:
+        self.vocab, self.num_sections, self.num_batches = vocab, num_sections, num_batches
+        self.stride = section_stride(vocab, num_sections)
+        graph = self.graph = Graph(1, num_workers)
+        cols, num_tasks = num_sections * self.stride, num_batches * MAX_ROWS
+        self.logits = graph.buffer("logits", cols, rows=MAX_ROWS)
+        self.slots = graph.buffer("slots", SLOTS_BYTES, dtype="u8")
+        self.biases = graph.buffer("biases", BIASES_BYTES, dtype="u8")
+        self.counts = graph.buffer("counts", MAX_ROWS * vocab, dtype="i32")
+        self.mask = graph.buffer("mask", MAX_ROWS * mask_words(vocab), dtype="i32")
+        self.tokens = graph.buffer("tokens", 64, dtype="i32")
+        self.adjusted = graph.buffer("adjusted", num_tasks * cols)
+        self.drawn = graph.buffer("drawn", num_tasks * DRAWN_BYTES, dtype="u8")
+        self.records = graph.buffer("records", num_tasks * RECORD_BYTES, dtype="u8")
+        self.batches = [graph.buffer(f"batch{i}", ctypes.sizeof(Batch), dtype="u8") for i in range(num_batches)]
+        for index, batch in enumerate(self.batches):
+            for row in range(MAX_ROWS):
+                self._add(index * MAX_ROWS + row, batch, row, cols)
+
+    def _add(self, index: int, batch: Buffer, row: int, cols: int) -> None:
+        def part(buffer: Buffer, size: int) -> Any:
+            return buffer.at(0, index * size, (index + 1) * size)
+
+        self.graph.add(
+            SampleRow(
+                0,
+                f"sample_row {row}",
+                logits=self.logits.at(0),
+                slots=self.slots.at(0),
+                biases=self.biases.at(0),
+                counts=self.counts.at(0),
+                mask=self.mask.at(0),
+                adjusted=part(self.adjusted, cols),
+                drawn=part(self.drawn, DRAWN_BYTES),
+                record=part(self.records, RECORD_BYTES),
+                batch=batch.at(0),
+                tokens=self.tokens.at(0),
+                row=row,
+                num_ranks=self.num_sections,
+            )
+        )
+
+    def fill(self, session: Session, cases: Sequence[Case], slots: Sequence[SlotSampling]) -> None:
+        """Logits and tables of the cases, and the slots' parameters."""
+        logits, mask = session.view(self.logits), session.view(self.mask).reshape(MAX_ROWS, -1)
+        counts = session.view(self.counts).view(np.uint32).reshape(MAX_ROWS, self.vocab)
+        biases = np.zeros((MAX_ROWS, BIASES_PER_SLOT), [("token", "i4"), ("value", "f4")])
+        assert biases.itemsize == ctypes.sizeof(Bias)
+        logits[:] = np.nan
+        counts[:] = 0
+        for row, case in enumerate(cases):
+            for section, (begin, end) in enumerate(partition(self.vocab, self.num_sections)):
+                first = section * self.stride
+                logits[row, first : first + end - begin] = case.logits[begin:end]
+            words = np.zeros(32 * mask.shape[1], np.uint8)
+            words[list(case.allowed or ())] = 1
+            mask[row] = np.packbits(words, bitorder="little").view(np.int32)
+            for token, count in case.in_output.items():
+                counts[row, token] = count
+            for token in case.in_prompt:
+                counts[row, token] |= np.uint32(COUNT_IN_PROMPT)
+            entries = [*case.bias.items(), *((token, 0.0) for token in case.banned)]
+            for index, entry in enumerate(entries):
+                biases[row, index] = entry
+        session.view(self.biases)[0] = biases.view(np.uint8).reshape(-1)
+        raw = (SlotSampling * MAX_ROWS)(*slots)
+        session.view(self.slots)[0] = np.frombuffer(raw, np.uint8)
+
+    def run(self, session: Session, first_position: int, sample: RowSample = RowSample.DRAW, rows: int = 16) -> None:
+        """One launch; batch i is of position `first_position` + i in every sequence."""
+        for index, buffer in enumerate(self.batches):
+            batch = Batch(num_rows=rows, num_runs=rows)
+            for row in range(rows):
+                batch.rows[row] = BatchRow(0, first_position + index, row, sample)
+            session.view(buffer)[0] = np.frombuffer(batch, np.uint8)
+        session.run()
+
+    def tokens_drawn(self, session: Session) -> np.ndarray:
+        """i32 [batches, rows]."""
+        found = session.view(self.drawn)[0].view(CANDIDATE)["token"]
+        return np.asarray(found).reshape(self.num_batches, MAX_ROWS).copy()
+
+    def records_of(self, session: Session) -> np.ndarray:
+        """LogprobRecord [batches, rows]."""
+        assert RECORD.itemsize == ctypes.sizeof(LogprobRecord)
+        return np.asarray(session.view(self.records)[0].view(RECORD)).reshape(self.num_batches, MAX_ROWS).copy()
+
+
+def empty_case(vocab: int) -> Case:
+    """What fills rows that a test has no case for."""
+    return Case("empty", torch.zeros(vocab))
