@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 16422960466407215278ull;
+constexpr uint64_t ABI_HASH = 3925854872241356303ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -30,7 +30,6 @@ constexpr uint32_t MAX_OWN_SCHEDULERS = 12u;
 constexpr uint32_t MAX_LOGPROBS = 20u;
 constexpr uint32_t MAX_BIASES = 300u;
 constexpr uint32_t MAX_BANNED = 84u;
-constexpr uint32_t BIASES_PER_SLOT = 384u;
 constexpr uint32_t COUNT_IN_PROMPT = 2147483648u;
 constexpr uint32_t MARK_STEP_NS = 32u;
 constexpr uint32_t MARKED_TASKS = 64u;
@@ -189,6 +188,7 @@ static_assert(offsetof(Candidate, token) == 4);
 
 struct SlotSampling {
   uint64_t tokens;
+  uint64_t biases;
   uint64_t seed;
   float temperature;
   float top_p;
@@ -207,25 +207,26 @@ struct SlotSampling {
   uint32_t num_counted;
   uint32_t reserved;
 };
-static_assert(sizeof(SlotSampling) == 80);
+static_assert(sizeof(SlotSampling) == 88);
 static_assert(offsetof(SlotSampling, tokens) == 0);
-static_assert(offsetof(SlotSampling, seed) == 8);
-static_assert(offsetof(SlotSampling, temperature) == 16);
-static_assert(offsetof(SlotSampling, top_p) == 20);
-static_assert(offsetof(SlotSampling, min_p) == 24);
-static_assert(offsetof(SlotSampling, repetition_penalty) == 28);
-static_assert(offsetof(SlotSampling, presence_penalty) == 32);
-static_assert(offsetof(SlotSampling, frequency_penalty) == 36);
-static_assert(offsetof(SlotSampling, top_k) == 40);
-static_assert(offsetof(SlotSampling, prompt_len) == 44);
-static_assert(offsetof(SlotSampling, min_tokens) == 48);
-static_assert(offsetof(SlotSampling, num_biases) == 52);
-static_assert(offsetof(SlotSampling, num_banned) == 56);
-static_assert(offsetof(SlotSampling, num_logprobs) == 60);
-static_assert(offsetof(SlotSampling, num_prompt_logprobs) == 64);
-static_assert(offsetof(SlotSampling, flags) == 68);
-static_assert(offsetof(SlotSampling, num_counted) == 72);
-static_assert(offsetof(SlotSampling, reserved) == 76);
+static_assert(offsetof(SlotSampling, biases) == 8);
+static_assert(offsetof(SlotSampling, seed) == 16);
+static_assert(offsetof(SlotSampling, temperature) == 24);
+static_assert(offsetof(SlotSampling, top_p) == 28);
+static_assert(offsetof(SlotSampling, min_p) == 32);
+static_assert(offsetof(SlotSampling, repetition_penalty) == 36);
+static_assert(offsetof(SlotSampling, presence_penalty) == 40);
+static_assert(offsetof(SlotSampling, frequency_penalty) == 44);
+static_assert(offsetof(SlotSampling, top_k) == 48);
+static_assert(offsetof(SlotSampling, prompt_len) == 52);
+static_assert(offsetof(SlotSampling, min_tokens) == 56);
+static_assert(offsetof(SlotSampling, num_biases) == 60);
+static_assert(offsetof(SlotSampling, num_banned) == 64);
+static_assert(offsetof(SlotSampling, num_logprobs) == 68);
+static_assert(offsetof(SlotSampling, num_prompt_logprobs) == 72);
+static_assert(offsetof(SlotSampling, flags) == 76);
+static_assert(offsetof(SlotSampling, num_counted) == 80);
+static_assert(offsetof(SlotSampling, reserved) == 84);
 
 struct Bias {
   int32_t token;
@@ -680,7 +681,7 @@ struct LinearArgs {
   uint32_t min_split;
   uint32_t split_budget;
   uint32_t fused_combine_len;
-  uint32_t pad;
+  uint32_t keeps_logits;
 };
 static_assert(sizeof(LinearArgs) == 144);
 static_assert(offsetof(LinearArgs, x) == 0);
@@ -709,7 +710,7 @@ static_assert(offsetof(LinearArgs, max_splits) == 124);
 static_assert(offsetof(LinearArgs, min_split) == 128);
 static_assert(offsetof(LinearArgs, split_budget) == 132);
 static_assert(offsetof(LinearArgs, fused_combine_len) == 136);
-static_assert(offsetof(LinearArgs, pad) == 140);
+static_assert(offsetof(LinearArgs, keeps_logits) == 140);
 
 struct EmbedArgs {
   uint64_t table;
@@ -852,6 +853,8 @@ struct SchedulerStepArgs {
   uint64_t batch;
   uint64_t page_table;
   uint64_t state;
+  uint64_t drawn;
+  uint64_t slots;
   uint32_t num_ranks;
   uint32_t page_size;
   uint32_t max_pages;
@@ -859,17 +862,19 @@ struct SchedulerStepArgs {
   uint32_t max_slots;
   uint32_t max_positions;
 };
-static_assert(sizeof(SchedulerStepArgs) == 56);
+static_assert(sizeof(SchedulerStepArgs) == 72);
 static_assert(offsetof(SchedulerStepArgs, candidates) == 0);
 static_assert(offsetof(SchedulerStepArgs, batch) == 8);
 static_assert(offsetof(SchedulerStepArgs, page_table) == 16);
 static_assert(offsetof(SchedulerStepArgs, state) == 24);
-static_assert(offsetof(SchedulerStepArgs, num_ranks) == 32);
-static_assert(offsetof(SchedulerStepArgs, page_size) == 36);
-static_assert(offsetof(SchedulerStepArgs, max_pages) == 40);
-static_assert(offsetof(SchedulerStepArgs, num_pages) == 44);
-static_assert(offsetof(SchedulerStepArgs, max_slots) == 48);
-static_assert(offsetof(SchedulerStepArgs, max_positions) == 52);
+static_assert(offsetof(SchedulerStepArgs, drawn) == 32);
+static_assert(offsetof(SchedulerStepArgs, slots) == 40);
+static_assert(offsetof(SchedulerStepArgs, num_ranks) == 48);
+static_assert(offsetof(SchedulerStepArgs, page_size) == 52);
+static_assert(offsetof(SchedulerStepArgs, max_pages) == 56);
+static_assert(offsetof(SchedulerStepArgs, num_pages) == 60);
+static_assert(offsetof(SchedulerStepArgs, max_slots) == 64);
+static_assert(offsetof(SchedulerStepArgs, max_positions) == 68);
 
 struct SineArgs {
   uint64_t src;
@@ -898,54 +903,52 @@ static_assert(offsetof(SendLogitsArgs, stride) == 20);
 struct CountTokensArgs {
   uint64_t slots;
   uint64_t counts;
-  uint64_t tokens;
+  uint64_t tables;
   uint64_t batch;
   uint32_t vocab;
-  uint32_t num_tokens;
+  uint32_t tables_bytes;
 };
 static_assert(sizeof(CountTokensArgs) == 40);
 static_assert(offsetof(CountTokensArgs, slots) == 0);
 static_assert(offsetof(CountTokensArgs, counts) == 8);
-static_assert(offsetof(CountTokensArgs, tokens) == 16);
+static_assert(offsetof(CountTokensArgs, tables) == 16);
 static_assert(offsetof(CountTokensArgs, batch) == 24);
 static_assert(offsetof(CountTokensArgs, vocab) == 32);
-static_assert(offsetof(CountTokensArgs, num_tokens) == 36);
+static_assert(offsetof(CountTokensArgs, tables_bytes) == 36);
 
 struct SampleRowArgs {
   uint64_t logits;
   uint64_t slots;
-  uint64_t biases;
   uint64_t counts;
   uint64_t mask;
   uint64_t adjusted;
   uint64_t drawn;
   uint64_t record;
-  uint64_t tokens;
+  uint64_t tables;
   uint64_t batch;
   uint32_t row;
   uint32_t vocab;
   uint32_t num_ranks;
   uint32_t section_stride;
-  uint32_t num_tokens;
+  uint32_t tables_bytes;
   uint32_t pad;
 };
-static_assert(sizeof(SampleRowArgs) == 104);
+static_assert(sizeof(SampleRowArgs) == 96);
 static_assert(offsetof(SampleRowArgs, logits) == 0);
 static_assert(offsetof(SampleRowArgs, slots) == 8);
-static_assert(offsetof(SampleRowArgs, biases) == 16);
-static_assert(offsetof(SampleRowArgs, counts) == 24);
-static_assert(offsetof(SampleRowArgs, mask) == 32);
-static_assert(offsetof(SampleRowArgs, adjusted) == 40);
-static_assert(offsetof(SampleRowArgs, drawn) == 48);
-static_assert(offsetof(SampleRowArgs, record) == 56);
-static_assert(offsetof(SampleRowArgs, tokens) == 64);
-static_assert(offsetof(SampleRowArgs, batch) == 72);
-static_assert(offsetof(SampleRowArgs, row) == 80);
-static_assert(offsetof(SampleRowArgs, vocab) == 84);
-static_assert(offsetof(SampleRowArgs, num_ranks) == 88);
-static_assert(offsetof(SampleRowArgs, section_stride) == 92);
-static_assert(offsetof(SampleRowArgs, num_tokens) == 96);
-static_assert(offsetof(SampleRowArgs, pad) == 100);
+static_assert(offsetof(SampleRowArgs, counts) == 16);
+static_assert(offsetof(SampleRowArgs, mask) == 24);
+static_assert(offsetof(SampleRowArgs, adjusted) == 32);
+static_assert(offsetof(SampleRowArgs, drawn) == 40);
+static_assert(offsetof(SampleRowArgs, record) == 48);
+static_assert(offsetof(SampleRowArgs, tables) == 56);
+static_assert(offsetof(SampleRowArgs, batch) == 64);
+static_assert(offsetof(SampleRowArgs, row) == 72);
+static_assert(offsetof(SampleRowArgs, vocab) == 76);
+static_assert(offsetof(SampleRowArgs, num_ranks) == 80);
+static_assert(offsetof(SampleRowArgs, section_stride) == 84);
+static_assert(offsetof(SampleRowArgs, tables_bytes) == 88);
+static_assert(offsetof(SampleRowArgs, pad) == 92);
 
 enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10, SEND_LOGITS = 12, COUNT_TOKENS = 13, SAMPLE_ROW = 14 };
 

@@ -6,19 +6,13 @@
 #pragma once
 #include "runtime/context.h"
 #include "runtime/philox.h"
+#include "runtime/row_sample.h"
 #include "runtime/token_selector.h"
 
 namespace distmk {
 
 constexpr float MIN_TEMPERATURE = 1e-5f;  // below: the best token, as in vLLM
 
-DISTMK_FN bool needs_logits(const BatchRow& row) { return row.sample >= static_cast<int32_t>(RowSample::DRAW); }
-DISTMK_FN bool any_needs_logits(const Batch& batch) {
-  bool any = false;
-  DISTMK_NO_UNROLL
-  for (uint32_t row = 0; row < batch.num_rows; ++row) any |= needs_logits(batch.rows[row]);
-  return any;
-}
 DISTMK_FN bool has_flag(const SlotSampling& slot, SamplingFlag flag) {
   return slot.flags & static_cast<uint32_t>(flag);
 }
@@ -77,10 +71,10 @@ class RowSampler {
 
   // What mask, biases and penalties make of the logits.
 
-  DISTMK_FN uint32_t num_biases() const { return min_of(slot_.num_biases, BIASES_PER_SLOT); }
+  DISTMK_FN uint32_t num_biases() const { return slot_.biases ? min_of(slot_.num_biases, MAX_BIASES) : 0; }
   DISTMK_FN uint32_t num_banned() const {
     const uint32_t num_tokens = static_cast<uint32_t>(row_.position) + 1 - slot_.prompt_len;
-    return num_tokens < slot_.min_tokens ? min_of(slot_.num_banned, BIASES_PER_SLOT - num_biases()) : 0;
+    return slot_.biases && num_tokens < slot_.min_tokens ? min_of(slot_.num_banned, MAX_BANNED) : 0;
   }
   DISTMK_FN bool is_adjusted() const {
     const bool by_table = has_flag(slot_, SamplingFlag::PENALTIES) || has_flag(slot_, SamplingFlag::MASK);
@@ -113,7 +107,7 @@ class RowSampler {
       out[place] = {y[0], y[1], y[2], y[3]};
     });
     block_.sync();
-    const Bias* biases = context_.at<Bias>(args_.biases) + slot * BIASES_PER_SLOT;
+    const Bias* biases = context_.at<Bias>(slot_.biases);
     for (uint32_t i = block_.index(); i < num_biases(); i += block_.size()) {
       const auto token = static_cast<uint32_t>(Block::load(&biases[i].token));
       if (token < args_.vocab)

@@ -28,7 +28,6 @@ from distmk.abi.batch import (
 from distmk.abi.launch import Control, Fault, HostCounts, LaunchParams, TraceEntry, WaitRecordABI
 from distmk.abi.program import JitEntry, JitRing, ProgramHeader, Queue, TaskDesc, Trigger, Wait
 from distmk.abi.sampling import (
-    BIASES_PER_SLOT,
     COUNT_IN_PROMPT,
     MAX_BANNED,
     MAX_BIASES,
@@ -79,7 +78,6 @@ from distmk.abi.values import (
 )
 
 __all__ = [
-    "BIASES_PER_SLOT",
     "COMBINE_SLICE",
     "COMBINE_WIDTH",
     "CONSTANTS",

@@ -9,7 +9,6 @@ from ctypes import c_float, c_int32, c_uint32, c_uint64
 MAX_LOGPROBS = 20  # tokens that are reported beside the chosen one
 MAX_BIASES = 300  # of a request
 MAX_BANNED = 84  # end and stop tokens of a request that has a minimum length
-BIASES_PER_SLOT = MAX_BIASES + MAX_BANNED
 COUNT_IN_PROMPT = 1 << 31  # bit of a token's count: it is in the prompt; the others count it in the output
 
 
@@ -32,14 +31,16 @@ class SamplingFlag(enum.IntEnum):
 class SlotSampling(ctypes.Structure):
     """Sampling parameters of the sequence in a slot, written by the scheduler step at admission.
 
-    tokens: the ids of the sequence by position, i32, as an operand or as an address that the kernel can read: the prompt, and
-    those of the output that were generated before the sequence was last admitted. Needed with penalties, and for the logprobs
-    of a prompt.
+    tokens, biases: operands, or addresses that the kernel can read.
+    tokens: i32, the ids of the sequence by position: the prompt, and those of the output that were generated before the sequence
+    was last admitted. Needed with penalties, and for the logprobs of a prompt.
+    biases: Bias [num_biases], then [num_banned] tokens that are not drawn before `min_tokens` tokens, whose values are unused.
     num_counted: positions whose tokens are in the slot's counts; 0 at admission, then advanced by `sample_row`.
     """
 
     _fields_ = [
         ("tokens", c_uint64),
+        ("biases", c_uint64),
         ("seed", c_uint64),
         ("temperature", c_float),  # below 1e-5: the best token
         ("top_p", c_float),  # 1: all
@@ -50,8 +51,8 @@ class SlotSampling(ctypes.Structure):
         ("top_k", c_uint32),  # 0: all
         ("prompt_len", c_uint32),
         ("min_tokens", c_uint32),
-        ("num_biases", c_uint32),  # the first entries of the slot's row of biases
-        ("num_banned", c_uint32),  # the entries behind them: never drawn before `min_tokens` tokens
+        ("num_biases", c_uint32),
+        ("num_banned", c_uint32),
         ("num_logprobs", c_int32),  # best tokens reported with a drawn one; -1: no report
         ("num_prompt_logprobs", c_int32),  # the same for the tokens of the prompt
         ("flags", c_uint32),  # SamplingFlag

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 
 from distmk.abi.sampling import (
-    BIASES_PER_SLOT,
     COUNT_IN_PROMPT,
     MAX_BANNED,
     MAX_BIASES,
@@ -154,7 +153,6 @@ CONSTANTS = {
     "MAX_LOGPROBS": MAX_LOGPROBS,
     "MAX_BIASES": MAX_BIASES,
     "MAX_BANNED": MAX_BANNED,
-    "BIASES_PER_SLOT": BIASES_PER_SLOT,
     "COUNT_IN_PROMPT": COUNT_IN_PROMPT,
     "MARK_STEP_NS": MARK_STEP_NS,
     "MARKED_TASKS": MARKED_TASKS,

@@ -60,6 +60,7 @@ class Accesses:
     distinct: list[Span]  # every span once; equal spans are the same object
     skips_waits: list[int]  # tasks that may end before their waits are met
     skippable: list[int]  # tasks that may have nothing to do in an iteration
+    may_idle: frozenset[int]  # those that then signal before their waits are met
     contents: Contents
     batches: dict[int | None, int]  # operands of batch metadata (None: the type has none), and a task that has each
 
@@ -81,6 +82,7 @@ class _Reader:
         self.distinct: dict[Span, Span] = {}
         self.skips_waits: list[int] = []
         self.skippable: list[int] = []
+        self.may_idle: set[int] = set()
         self.contents = Contents()
         self.batches: dict[int | None, int] = {}
         self.step = self._step_args()
@@ -111,6 +113,7 @@ class _Reader:
             list(self.distinct),
             self.skips_waits,
             self.skippable,
+            frozenset(self.may_idle),
             self.contents,
             self.batches,
         )
@@ -127,6 +130,8 @@ class _Reader:
                 self.skips_waits.append(task)
             if kind.may_skip(args):
                 self.skippable.append(task)
+            if kind.may_idle:
+                self.may_idle.add(task)
             if kind.num_instances(args) != desc.max_instances:
                 raise ValueError(f"they have {kind.num_instances(args)} instances, not {desc.max_instances}")
             if self.step is not None:

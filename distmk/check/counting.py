@@ -17,12 +17,13 @@ def check_counting(before: HappensBefore, findings: Findings) -> None:
             continue  # a worker runs a task of its queue once an iteration
         requirement = before.requirement_of_event(event)
         next_nodes = np.array(producers, np.int64) + tables.num_tasks
-        if not requirement.pushes and np.all(before.clocks.table[next_nodes] >= requirement.clock):
+        may_idle = not before.accesses.may_idle.isdisjoint(producers)
+        if not requirement.pushes and not may_idle and np.all(before.clocks.table[next_nodes] >= requirement.clock):
             continue
         for task in producers:
-            if before.after(task + tables.num_tasks, requirement):
+            ahead = before.clocks.when_signaled(task + tables.num_tasks)
+            if before.after(task + tables.num_tasks, requirement, ahead):
                 continue
-            ahead = before.clocks.table[task + tables.num_tasks]
             slow = next((each for each in producers if not before.clocks.happened(each, ahead)), producers[0])
             text = f"may fire {tables.describe_event(event)} for the next iteration before {tables.describe_task(slow)}"
             findings.add("counting", f"{tables.describe_task(task)} {text} has for this one")

@@ -78,6 +78,8 @@ class HappensBefore:
                     clock[:] = clocks.table[before]
                 if barriers and task != self.signals.scheduler_step:
                     np.maximum(clock, self.acquired(barriers[self.rank_of[task]], iteration), out=clock)
+                if task in self.accesses.may_idle:
+                    clocks.settle_idle(node, clock)
                 for event, lag in self.signals.waits[task]:
                     if lag <= iteration:
                         np.maximum(clock, self.acquired(event, iteration - lag), out=clock)
@@ -171,7 +173,7 @@ class HappensBefore:
             nodes = [
                 task + (iteration + lag) * tables.num_tasks
                 for task, lag in signals.waiters.get(event, ())
-                if iteration + lag <= 1
+                if iteration + lag <= 1 and task not in self.accesses.may_idle
             ]
             if event in signals.barriers:
                 rank = int(tables.event_rank[event])

@@ -145,6 +145,9 @@ class _Lamport:
     def _check_tasks(self) -> None:
         """Checks of a task by itself, and of a task and those that it waits for."""
         for task, accesses in self.by_task.items():
+            if task in self.before.accesses.may_idle:
+                text = "may do nothing, and accesses memory that is polled"
+                self.findings.add("arrival", f"{self.tables.describe_task(task)} {text}")
             if accesses.polls and not self.early.queued[task]:
                 text = (
                     f"polls {self._describe(accesses.polls[0])} before its waits are met, but is in no worker's queue"

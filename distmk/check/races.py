@@ -1,5 +1,7 @@
 """No race: any two conflicting accesses are ordered.
 
+A task that may idle stands for nothing that came before it, so earlier accesses to what it writes stay to be compared with.
+
 As for `happens_before`, two iterations are enough. A task accesses memory after its waits, unless it polls: then it may
 write as soon as its worker starts it (`early_start`), and every access that it overwrites must have happened by then.
 """
@@ -63,10 +65,12 @@ class _Races:
         return self.num_pairs
 
     def _record(self, node: int, spans: tuple[Span, ...]) -> None:
+        may_idle = node % self.before.tables.num_tasks in self.before.accesses.may_idle
         for write, location, begin, end, _, _ in spans:
             if write:
-                self.readers[location].cut(begin, end)
-                self.writers[location].cut(begin, end)
+                if not may_idle:
+                    self.readers[location].cut(begin, end)
+                    self.writers[location].cut(begin, end)
                 self.writers[location].add(begin, end, Group([node]))
         for write, location, begin, end, _, _ in spans:
             if not write:

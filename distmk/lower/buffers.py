@@ -11,6 +11,7 @@ from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer, Region, Slab, WeightKind
 from distmk.lower.plan import WorkPlan
 from distmk.lower.rotating import RotatingBuffers, Rotation
+from distmk.lower.sampling import SamplingBuffers, declare_sampling
 from distmk.model.shards import Range
 from distmk.tasks.scheduling import CANDIDATES_BYTES, batcher_bytes
 
@@ -68,7 +69,7 @@ class DecodeBuffers:
     mlp_slots: two of the same, for the embedding and down. Two, as a worker without rows of o may push to one early.
     candidates: Candidate [worker, MAX_ROWS] of a rank's head tasks.
     sampled: Candidate [rank, MAX_ROWS], of which rank 0's is used.
-    logits: f32 [MAX_ROWS, vocabulary of a rank]; None if logits are not kept.
+    sampling: the logits, and what is drawn from them (`lower/sampling.py`).
     caches: bf16 K and V cache of each layer (`AttentionShape.cache_cols`).
     rope: each rank's f32 [max_model_len, head_dim], cosines and sines by position.
     """
@@ -88,7 +89,7 @@ class DecodeBuffers:
     mlp_slots: tuple[Buffer, Buffer]
     candidates: Buffer
     sampled: Buffer
-    logits: Buffer | None
+    sampling: SamplingBuffers
     caches: tuple[tuple[Buffer, Buffer], ...]
     rope: tuple[Slab, ...]
 
@@ -142,7 +143,7 @@ def declare_buffers(graph: Graph, plan: WorkPlan) -> DecodeBuffers:
         ),
         candidates=graph.buffer("candidates", graph.num_workers * CANDIDATES_BYTES, dtype="u8", space=Space.LOCAL),
         sampled=graph.buffer("sampled", graph.num_ranks * CANDIDATES_BYTES, dtype="u8"),
-        logits=_logits(graph, plan) if plan.options.keep_logits else None,
+        sampling=declare_sampling(graph, plan),
         caches=tuple(_cache(graph, plan, layer) for layer in range(config.num_layers)),
         rope=tuple(_rope(graph, plan, rank) for rank in plan.ranks),
     )
@@ -170,11 +171,6 @@ def _rows(graph: Graph, name: str, cols: int, rotation: Rotation, dtype: str = "
 def _fused_partials(graph: Graph, plan: WorkPlan) -> RotatingBuffers:
     cols = max(shape.fused_partial_cols for shape in plan.shapes)
     return RotatingBuffers.declare(graph, "attention_fused_partials", cols, plan.attention_rotation, rows=1)
-
-
-def _logits(graph: Graph, plan: WorkPlan) -> Buffer:
-    cols = max(shard.vocab[1] - shard.vocab[0] for shard in plan.shards)
-    return graph.buffer("logits", cols, rows=MAX_ROWS, space=Space.LOCAL)
 
 
 def _cache(graph: Graph, plan: WorkPlan, layer: int) -> tuple[Buffer, Buffer]:

@@ -1,4 +1,6 @@
-"""The head, vocabulary-parallel, and greedy sampling: each rank's best candidate of every sampled row goes to rank 0."""
+"""The head, vocabulary-parallel, and sampling: each rank's best candidate of every sampled row goes to rank 0, and the logits
+of rows that need more.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from distmk.graph.graph import Graph
 from distmk.graph.regions import Segment, Slab
 from distmk.lower.buffers import DecodeBuffers, mlp_write
 from distmk.lower.plan import WorkPlan
+from distmk.lower.sampling import emit_sampling
 from distmk.lower.weights import add_matrix
 from distmk.model.operators import Head
 from distmk.tasks import Linear, Sample
@@ -17,6 +20,8 @@ def emit_head(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Head) ->
     """argmax(table @ norm(x)), each rank over its shard."""
     for rank in plan.ranks:
         _emit_argmax(graph, plan, buffers, op, rank)
+    emit_sampling(graph, plan, buffers.sampling, buffers.batch)
+    for rank in plan.ranks:
         graph.add(
             Sample(
                 rank=rank,
@@ -56,6 +61,7 @@ def _emit_argmax(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Head,
                 normalized=True,
                 eps=plan.config.rms_norm_eps,
                 first_token=first + begin,
-                logits=buffers.logits.at(rank, begin, end) if buffers.logits else None,
+                logits=buffers.sampling.logits_of(rank, graph.num_ranks, begin, end),
+                keeps_logits=plan.options.keep_logits,
             )
         )

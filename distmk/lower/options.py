@@ -24,7 +24,7 @@ class DecodeOptions:
     page_size: KV cache positions of a page, a power of two.
     num_pages: KV cache pages of all sequences, at least those of one of `max_model_len`; 0: enough for `max_seqs` of these.
     max_splits, min_split: splits of a sequence's KV positions at most, and positions of a split at least.
-    keep_logits: store the logits, f32 [MAX_ROWS, vocabulary shard], in a buffer.
+    keep_logits: store the logits of all sampled rows, not only of those that need them to be sampled.
     tiled: pack matrices in the tiles that a GPU streams.
     attention_launch: "massive": schedulers dispatch attention's instances once the lengths are known. "spread": attention
         is in the list of every worker, which takes its share.

@@ -21,6 +21,8 @@ def emit_scheduler_step(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers) ->
             batch=buffers.batch.at(0),
             page_table=buffers.page_table.at(0),
             state=buffers.state.at(0),
+            drawn=buffers.sampling.drawn.at(0),
+            slots=buffers.sampling.slots.at(0),
             num_ranks=options.num_ranks,
             page_size=options.page_size,
             num_pages=plan.num_pages,

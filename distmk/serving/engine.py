@@ -38,6 +38,7 @@ from distmk.nvtx_ranges import nvtx_range
 from distmk.serving.kv_memory import KvMemory, with_kv_pages
 from distmk.serving.program_cache import proved_program
 from distmk.serving.session import RunningLaunch, Session
+from distmk.tasks.sampling import section_stride
 from distmk.trace import Trace
 from distmk.weights import open_checkpoint
 
@@ -233,7 +234,9 @@ class Engine:
         batch = Batch.from_buffer_copy(self.session.view("batch").tobytes())
         row = next(index for index, entry in enumerate(batch.rows) if entry.sample)
         sizes = [end - begin for begin, end in (s.vocab for s in shard_model(self.config, self.bootstrap.world_size))]
-        mine = self.session.view("logits")[row, : sizes[self.bootstrap.rank]].tobytes()
+        rank = self.bootstrap.rank
+        first = rank * section_stride(self.config.vocab_size, self.bootstrap.world_size)
+        mine = self.session.view("logits")[row, first : first + sizes[rank]].tobytes()
         parts = self.bootstrap.allgather(mine)
         for rank, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             if len(part) != size * 4:

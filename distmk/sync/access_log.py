@@ -28,6 +28,9 @@ class Written:
 class AccessLog:
     """Writers and readers of a buffer on `rank`, by interval.
 
+    A task that may idle implies nothing of what came before it: what it writes has several writers from then on, and to overwrite
+    what it has read is to come after the writer, too.
+
     Most tasks read or write exactly an interval that one task wrote; a bisection finds it. Other reads go to an interval map.
     """
 
@@ -62,6 +65,8 @@ class AccessLog:
         writer = self._order.on_node(node, self.rank)
         if self._joint_writers:
             self._joint_writers.clear()
+        if self._order.may_idle(node):
+            return self._write_perhaps(begin, end, node)
         at = bisect_left(self._begins, begin)
         if at < len(self._begins) and self._begins[at] == begin and self._written[at].end == end:
             interval = self._written[at]
@@ -69,17 +74,40 @@ class AccessLog:
             interval.writer, interval.readers = writer, None
         else:
             overwritten = self._replace(begin, end, writer)
-        # A reader of an interval comes after the interval's writer, so with readers the writer need not be listed.
-        found = [old.writer for old in overwritten if old.readers is None and old.writer.latest != node]
         readers = [old.readers for old in overwritten if old.readers is not None]
         if self._other_readers is not None:
             readers += [entry.group for entry in self._other_readers.cut(begin, end)]
+        return self._dependencies(node, overwritten, readers)
+
+    def _write_perhaps(self, begin: int, end: int, node: int) -> list[Dependency]:
+        """The same of a node that may idle: the writers and readers before it stay."""
+        first, last = self._span(begin, end)
+        before = [Written(old.begin, old.end, old.writer, old.readers) for old in self._written[first:last]]
+        nodes = {node} | {writer for old in before for writer in old.writer.nodes}
+        self._replace(begin, end, self._order.on_nodes(nodes, self.rank))
+        readers = [old.readers for old in before if old.readers is not None]
+        if self._other_readers is None:
+            self._other_readers = IntervalMap()
+        readers += [entry.group for entry in self._other_readers.overlapping(begin, end)]
+        for old in before:
+            if old.readers is not None:
+                old.readers.shared = True
+                self._other_readers.add(max(begin, old.begin), min(end, old.end), old.readers)
+        return self._dependencies(node, before, readers)
+
+    def _dependencies(self, node: int, overwritten: list[Written], readers: list[Group]) -> list[Dependency]:
+        """The dependencies of `node` on the writers and readers of intervals that it overwrites."""
+        found = [old.writer for old in overwritten if self._is_listed(old) and old.writer.latest != node]
         for group in readers:
             if group.nodes[-1] != node:
                 found.append(self._on_readers(group))
             elif others := set(group.nodes) - {node}:  # a task does not depend on itself
                 found.append(self._order.on_nodes(others, READ))
         return found
+
+    def _is_listed(self, old: Written) -> bool:
+        """Whether the writer must be listed beside the readers: a reader comes after it, unless the reader may idle."""
+        return old.readers is None or any(map(self._order.may_idle, old.readers.nodes))
 
     def _span(self, begin: int, end: int) -> tuple[int, int]:
         """Indices [first, last) of the written intervals that overlap [begin, end)."""

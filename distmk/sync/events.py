@@ -209,4 +209,4 @@ class _Derivation:
         if len(producers) == 1:
             return True
         all_of_them = self.order.on_nodes(producers, rank)
-        return all(self.order.after(p + self.num_tasks, all_of_them) for p in producers)
+        return all(self.order.signals_after(p + self.num_tasks, all_of_them) for p in producers)

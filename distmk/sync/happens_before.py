@@ -72,6 +72,7 @@ class HappensBefore:
         self.clocks = VectorClocks(placements, graph.num_workers, graph.num_ranks, multi_rank)
         # The task behind the iteration barrier: every other task of an iteration comes after it.
         self.barrier = next((i for i, task in enumerate(graph.tasks) if isinstance(task, SchedulerStep)), None)
+        self._may_idle = [task.may_idle for task in graph.tasks]
         self.barrier_nodes: tuple[int, ...] = ()  # that task in the iteration of the node that was begun last
         self._table = self.clocks.table
         # Python lists and a memoryview give single elements several times faster than arrays do.
@@ -93,6 +94,12 @@ class HappensBefore:
             self.barrier_nodes = (barrier,)
             if task != self.barrier and before < barrier:  # a node before it in this iteration has passed the barrier
                 self._join(node, barrier)
+        if self._may_idle[node % self.num_tasks]:
+            self.clocks.settle_idle(node, clock)
+
+    def may_idle(self, node: int) -> bool:
+        """Whether `node` may signal before its waits are met."""
+        return self._may_idle[node % self.num_tasks]
 
     def finish(self, node: int) -> None:
         """Complete the clock of `node`, which has all of its waits."""
@@ -129,6 +136,15 @@ class HappensBefore:
             return False
         return not dependency.pushes or self._landed(node, dependency)
 
+    def signals_after(self, node: int, dependency: Dependency) -> bool:
+        """Whether `node`, which has all of its waits, signals after `dependency`. Of a push by a task that may idle, False."""
+        idle = self.clocks.idle.get(node)
+        if idle is None:
+            return self.after(node, dependency)
+        if dependency.pushes or idle[dependency.chain] < dependency.position:
+            return False
+        return dependency.need is None or bool((idle >= dependency.need).all())
+
     def _landed(self, node: int, dependency: Dependency) -> bool:
         """Whether the data of all pushes has landed before `node`: the push is done, or a task behind `node` waited there."""
         rank, behind = dependency.rank, self._behind
@@ -148,19 +164,19 @@ class HappensBefore:
         if dependency.need is None:
             other = dependency.nodes[0]
             self._join(node, other)
-            if rank in self.pushed[other % self.num_tasks]:
-                self._push_waiters[(other, rank)].append(node)
-            return
-        told, pushes = self._acquired(dependency, rank)
-        np.maximum(clock, told, out=clock)
-        for push in pushes:
-            self._push_waiters[(push, rank)].append(node)
+            pushes = [other] if rank in self.pushed[other % self.num_tasks] else []
+        else:
+            told, pushes = self._acquired(dependency, rank)
+            np.maximum(clock, told, out=clock)
+        if not self._may_idle[node % self.num_tasks]:  # else to know of the node tells nothing of its waits
+            for push in pushes:
+                self._push_waiters[(push, rank)].append(node)
 
     def _join(self, node: int, other: int) -> None:
         """Add to the clock of `node` what a wait on its rank for `other` tells."""
         chain, clock = self._chain[other], self._table[node]
         behind = self._behind[node, chain]
-        np.maximum(clock, self._table[other], out=clock)
+        np.maximum(clock, self.clocks.when_signaled(other), out=clock)
         if self.rank_of[node % self.num_tasks] in self.pushed[other % self.num_tasks]:  # of `other` the push alone
             self._behind[node, chain] = max(behind, self._early[other])
 

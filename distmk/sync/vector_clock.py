@@ -7,6 +7,9 @@ before the node, or at it. These are the vector clocks of Fidge (1988) and Matte
 A task that writes to several ranks takes two positions. It signals a peer's events together with the data for that peer,
 when it has read all that it reads but has perhaps not written to the other ranks. A waiter for such a signal knows of the
 first position, `early`. Whoever knows that the task is done knows of the second, `position`.
+
+A task that may idle signals in some iterations before its waits are met. A waiter for it knows that it is done, and what was
+before it on its chain and at the iteration barrier, but nothing of what it waits for.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ class VectorClocks:
     chain: int64 [nodes], the chain of a node.
     position, early: uint16 [nodes], the positions of a node on its chain; the same for a task that writes to one rank at most.
     table: uint16 [nodes, chains], the clocks; zero until `settle`.
+    idle: the clocks that signals of tasks that may idle tell, by node.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class VectorClocks:
         self.position = position.astype(np.uint16)
         self.early = (position - np.concatenate([steps, steps]) + 1).astype(np.uint16)
         self.table = np.zeros((2 * self.num_tasks, self.num_chains), np.uint16)
+        self.idle: dict[int, VectorClock] = {}
 
     def before_all(self, nodes: Iterable[int], early: Iterable[int] = ()) -> VectorClock:
         """The least clock that has every one of `nodes` behind it, and of `early` their first position."""
@@ -83,9 +88,24 @@ class VectorClocks:
         """The clock of a waiter for the end of all `nodes` and for a signal with the data of all `early`."""
         index = np.asarray([*nodes, *early], np.int64)
         rows = self.table[index]
+        if self.idle:
+            for at, node in enumerate(index.tolist()):
+                if node in self.idle:
+                    rows[at] = self.idle[node]
         pushed = index[len(nodes) :]
         rows[np.arange(len(nodes), len(index)), self.chain[pushed]] = self.early[pushed]
         return np.asarray(rows.max(axis=0), np.uint16)
+
+    def when_signaled(self, node: int) -> VectorClock:
+        """What is known to have happened when `node` signals."""
+        known = self.idle.get(node)
+        clock: VectorClock = self.table[node] if known is None else known
+        return clock
+
+    def settle_idle(self, node: int, clock: VectorClock) -> None:
+        """`clock`: of a node that may idle, without its waits."""
+        told = self.idle[node] = clock.copy()
+        told[self.chain[node]] = max(told[self.chain[node]], self.position[node])
 
     def happened(self, node: int, clock: VectorClock) -> bool:
         """Whether `clock` knows that `node` is done."""

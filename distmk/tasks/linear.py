@@ -52,7 +52,7 @@ class LinearArgs(ctypes.Structure):
         # bf16 [head, split, FUSED_PARTIAL_HEADER + head_dim]: the partials of a single row; 0: the row is in x
         ("fused_partials", c_uint64),
         ("batch", c_uint64),
-        ("logits", c_uint64),  # ARGMAX: f32 [rows, vocabulary shard]; 0: not kept
+        ("logits", c_uint64),  # ARGMAX: f32 columns of every row; 0: none are stored
         ("k", c_uint32),
         ("n", c_uint32),
         ("x_stride", c_uint32),  # elements
@@ -70,7 +70,7 @@ class LinearArgs(ctypes.Structure):
         ("min_split", c_uint32),
         ("split_budget", c_uint32),
         ("fused_combine_len", c_uint32),  # KV positions of a single row up to which it is in `fused_partials`
-        ("pad", c_uint32),
+        ("keeps_logits", c_uint32),  # 1: logits of all sampled rows are stored; 0: of those that need them
     ]
 
 
@@ -81,7 +81,8 @@ class Linear(Task):
 
     x: bf16 [rows, k]. slab: bf16 [n, k] ([2n, k] for SWIGLU). out: f32 columns of every row (STORE, ADD), bf16 ones (SWIGLU), an
     f32 [rows, n] block in every rank's slot (PUSH), or one Candidate a row (ARGMAX, of sampled rows only). out_bf16: the columns
-    of STORE or ADD rounded to bf16 (to nearest, ties to even), for tasks that multiply them.
+    of STORE or ADD rounded to bf16 (to nearest, ties to even), for tasks that multiply them. logits: f32 columns of the rows that
+    are drawn or scored (`RowSample`), or of all sampled ones (`keeps_logits`).
 
     normalized: the float32 sums are multiplied by 1/rms of the row of x, before bias and epilogue. With the norm's weight
     multiplied into the columns of the matrix (`Weight.col_scale`) that is a linear layer behind an RMSNorm.
@@ -111,6 +112,7 @@ class Linear(Task):
     num_ranks: int = 1
     first_token: int = 0
     logits: Region | None = None
+    keeps_logits: bool = False
     polls: bool = False
     fused_partials: Region | None = None
     shape: AttentionShape | None = None
@@ -187,6 +189,7 @@ class Linear(Task):
             first_token=self.first_token,
             logits_stride=self.logits.buffer.cols if self.logits else 0,
             polls=int(self.polls),
+            keeps_logits=int(self.keeps_logits),
         )
 
     @classmethod
@@ -233,7 +236,7 @@ def _check_linear(args: Any) -> None:
     check_epilogue(args)
     require(args.epilogue <= max(Epilogue), "the epilogue is unknown")
     require(args.epilogue == Epilogue.ARGMAX or not args.logits, "the epilogue has no logits")
-    require(args.normalized <= 1 and args.polls <= 1, "a flag is neither 0 nor 1")
+    require(args.normalized <= 1 and args.polls <= 1 and args.keeps_logits <= 1, "a flag is neither 0 nor 1")
     require(args.k_pitch in (args.k, -(-args.k // TILE_COLS) * TILE_COLS), "rows of the weight are not of k columns")
     require(args.x not in (args.out, args.out_bf16, args.reset), "x is an output")
     if args.fused_partials:

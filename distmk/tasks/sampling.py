@@ -8,7 +8,7 @@ from ctypes import c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import BIASES_PER_SLOT, MAX_ROWS, Bias, Candidate, LogprobRecord, SlotSampling
+from distmk.abi import MAX_ROWS, Candidate, LogprobRecord, SlotSampling
 from distmk.graph.regions import Region
 from distmk.graph.task import (
     Access,
@@ -21,9 +21,9 @@ from distmk.graph.task import (
     require,
     task_type,
 )
+from distmk.model.shards import partition
 
 SLOTS_BYTES = ctypes.sizeof(SlotSampling) * MAX_ROWS
-BIASES_BYTES = ctypes.sizeof(Bias) * BIASES_PER_SLOT * MAX_ROWS
 DRAWN_BYTES, RECORD_BYTES = ctypes.sizeof(Candidate), ctypes.sizeof(LogprobRecord)
 SLOTS: Content = ("slot sampling",)
 VECTOR = 4  # logits that are loaded together
@@ -94,10 +94,10 @@ class CountTokensArgs(ctypes.Structure):
     _fields_ = [
         ("slots", c_uint64),  # SlotSampling [MAX_ROWS]
         ("counts", c_uint64),  # u32 [MAX_ROWS slots, vocab]
-        ("tokens", c_uint64),  # the memory that SlotSampling.tokens points to, if it is a buffer; else 0
+        ("tables", c_uint64),  # the buffer that operands in SlotSampling point into; 0: they are addresses
         ("batch", c_uint64),
         ("vocab", c_uint32),
-        ("num_tokens", c_uint32),
+        ("tables_bytes", c_uint32),
     ]
 
 
@@ -112,16 +112,16 @@ class CountTokens(Task):
     slots: Region = None  # type: ignore[assignment]
     counts: Region = None  # type: ignore[assignment]
     batch: Region = None  # type: ignore[assignment]
-    tokens: Region | None = None
+    tables: Region | None = None
 
     Args: ClassVar[type[ctypes.Structure]] = CountTokensArgs
     may_idle: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
-        return {"slots": "u8", "counts": "i32", "batch": None, "tokens": "i32"}
+        return {"slots": "u8", "counts": "i32", "batch": None, "tables": "u8"}
 
     def reads(self) -> Iterable[Region]:
-        return filter(None, (self.slots, self.counts, self.batch, self.tokens))
+        return filter(None, (self.slots, self.counts, self.batch, self.tables))
 
     def writes(self) -> Iterable[Region]:
         return (self.slots, self.counts)
@@ -130,10 +130,10 @@ class CountTokens(Task):
         return CountTokensArgs(
             slots=layout.operand(self.slots),
             counts=layout.operand(self.counts),
-            tokens=layout.operand(self.tokens),
+            tables=layout.operand(self.tables),
             batch=layout.operand(self.batch),
             vocab=self.counts.cols // MAX_ROWS,
-            num_tokens=self.tokens.cols if self.tokens else 0,
+            tables_bytes=self.tables.cols if self.tables else 0,
         )
 
     @classmethod
@@ -142,7 +142,7 @@ class CountTokens(Task):
         counts = counts_access(rank, args)
         found = [slots_access(rank, args.slots), slots_access(rank, args.slots, True), counts]
         found += [counts._replace(write=True), batch_access(rank, args.batch)]
-        return [*found, access(False, rank, args.tokens, 4 * args.num_tokens)] if args.tokens else found
+        return [*found, tables_access(rank, args)] if args.tables else found
 
 
 def counts_access(rank: int, args: Any) -> Access:
@@ -150,23 +150,27 @@ def counts_access(rank: int, args: Any) -> Access:
     return access(False, rank, args.counts, 4 * MAX_ROWS * args.vocab)
 
 
+def tables_access(rank: int, args: Any) -> Access:
+    """The read of what operands in SlotSampling point to."""
+    return access(False, rank, args.tables, args.tables_bytes)
+
+
 class SampleRowArgs(ctypes.Structure):
     _fields_ = [
         ("logits", c_uint64),  # f32 [MAX_ROWS, num_ranks, section_stride]
         ("slots", c_uint64),  # SlotSampling [MAX_ROWS]
-        ("biases", c_uint64),  # Bias [MAX_ROWS slots, BIASES_PER_SLOT]
         ("counts", c_uint64),  # u32 [MAX_ROWS slots, vocab]
         ("mask", c_uint64),  # u32 [MAX_ROWS slots, ceil(vocab / 32)], bit t % 32 of word t / 32: token t is allowed
         ("adjusted", c_uint64),  # f32 [num_ranks, section_stride], of this row
         ("drawn", c_uint64),  # Candidate
         ("record", c_uint64),  # LogprobRecord
-        ("tokens", c_uint64),  # as in CountTokensArgs
+        ("tables", c_uint64),  # as in CountTokensArgs
         ("batch", c_uint64),
         ("row", c_uint32),
         ("vocab", c_uint32),
         ("num_ranks", c_uint32),
         ("section_stride", c_uint32),
-        ("num_tokens", c_uint32),
+        ("tables_bytes", c_uint32),
         ("pad", c_uint32),
     ]
 
@@ -176,23 +180,22 @@ class SampleRowArgs(ctypes.Structure):
 class SampleRow(Task):
     """Draw the token of row `row` of the batch with the parameters of its slot, or score a given one; see `SlotSampling`.
 
-    logits: f32 [MAX_ROWS, ranks' sections] (`section_stride`). slots: u8, SlotSampling [MAX_ROWS]. biases: u8, Bias [MAX_ROWS
-    slots, BIASES_PER_SLOT]. counts: see `CountTokens`. mask: i32 [MAX_ROWS slots, words], a bit for each token that is allowed.
-    adjusted: f32, room for a row of logits. drawn: u8, the Candidate, whose value has no meaning. record: u8, LogprobRecord.
+    logits: f32 [MAX_ROWS, ranks' sections] (`section_stride`). slots: u8, SlotSampling [MAX_ROWS]. counts: see `CountTokens`.
+    mask: i32 [MAX_ROWS slots, words], a bit for each token that is allowed. adjusted: f32, room for a row of logits. drawn: u8,
+    the Candidate, whose value has no meaning. record: u8, LogprobRecord.
 
     Sampling by z + Gumbel noise: Gumbel, 1954; top-p: Holtzman et al., arXiv:1904.09751; min-p: Nguyen et al., arXiv:2407.01082.
     """
 
     logits: Region = None  # type: ignore[assignment]
     slots: Region = None  # type: ignore[assignment]
-    biases: Region = None  # type: ignore[assignment]
     counts: Region = None  # type: ignore[assignment]
     mask: Region = None  # type: ignore[assignment]
     adjusted: Region = None  # type: ignore[assignment]
     drawn: Region = None  # type: ignore[assignment]
     record: Region = None  # type: ignore[assignment]
     batch: Region = None  # type: ignore[assignment]
-    tokens: Region | None = None
+    tables: Region | None = None
     row: int = 0
     num_ranks: int = 1
 
@@ -200,26 +203,32 @@ class SampleRow(Task):
     may_idle: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
-        tables = {"slots": "u8", "biases": "u8", "counts": "i32", "mask": "i32", "tokens": "i32"}
+        tables = {"slots": "u8", "counts": "i32", "mask": "i32", "tables": "u8"}
         return {"logits": "f32", "adjusted": "f32", "drawn": "u8", "record": "u8", "batch": None, **tables}
 
     def reads(self) -> Iterable[Region]:
-        return filter(
-            None, (self.logits, self.slots, self.biases, self.counts, self.mask, self.batch, self.tokens)
-        )
+        yield from self._sections()
+        yield from filter(None, (self.slots, self.counts, self.mask, self.batch, self.tables))
+
+    def _sections(self) -> Iterable[Region]:
+        """The ranks' shards; the columns between them are padding."""
+        stride = self.logits.cols // self.num_ranks
+        for rank, (begin, end) in enumerate(partition(self.counts.cols // MAX_ROWS, self.num_ranks)):
+            first = self.logits.begin + rank * stride
+            yield self.logits._replace(begin=first, end=first + end - begin)
 
     def writes(self) -> Iterable[Region]:
         return (self.adjusted, self.drawn, self.record)
 
     def encode(self, layout: Layout) -> ctypes.Structure:
-        regions = ("logits", "slots", "biases", "counts", "mask", "adjusted", "drawn", "record", "tokens", "batch")
+        regions = ("logits", "slots", "counts", "mask", "adjusted", "drawn", "record", "tables", "batch")
         return SampleRowArgs(
             **{name: layout.operand(getattr(self, name)) for name in regions},
             row=self.row,
             vocab=self.counts.cols // MAX_ROWS,
             num_ranks=self.num_ranks,
             section_stride=self.logits.cols // self.num_ranks,
-            num_tokens=self.tokens.cols if self.tokens else 0,
+            tables_bytes=self.tables.cols if self.tables else 0,
         )
 
     @classmethod
@@ -230,16 +239,19 @@ class SampleRow(Task):
         require(args.section_stride % VECTOR == 0, "sections are not of whole vectors")
         require(args.section_stride >= -(-args.vocab // args.num_ranks), "a section is smaller than a rank's shard")
         row_bytes = 4 * args.num_ranks * args.section_stride
+        sections = [
+            access(False, rank, args.logits + 4 * r * args.section_stride, 4 * (end - begin), MAX_ROWS, row_bytes, 16)
+            for r, (begin, end) in enumerate(partition(args.vocab, args.num_ranks))
+        ]
         reads = [
-            access(False, rank, args.logits, row_bytes, MAX_ROWS, align_bytes=16),
+            *sections,
             slots_access(rank, args.slots),
-            access(False, rank, args.biases, BIASES_BYTES),
             counts_access(rank, args),
             access(False, rank, args.mask, 4 * MAX_ROWS * mask_words(args.vocab)),
             batch_access(rank, args.batch),
         ]
-        if args.tokens:
-            reads.append(access(False, rank, args.tokens, 4 * args.num_tokens))
+        if args.tables:
+            reads.append(tables_access(rank, args))
         return [
             *reads,
             access(True, rank, args.adjusted, row_bytes, align_bytes=16),

@@ -12,6 +12,7 @@ from distmk.abi import MAX_ROWS, BatcherState, Candidate, KvPage, PagePoolState
 from distmk.graph.regions import Region
 from distmk.graph.task import Access, Layout, Task, access, batch_access, require, task_type
 from distmk.tasks.attention import page_table_content
+from distmk.tasks.sampling import slots_access
 
 CANDIDATES_BYTES = ctypes.sizeof(Candidate) * MAX_ROWS
 
@@ -76,6 +77,8 @@ class SchedulerStepArgs(ctypes.Structure):
         ("batch", c_uint64),
         ("page_table", c_uint64),  # i32 [MAX_ROWS slots, max_pages]
         ("state", c_uint64),  # BatcherState, PagePoolState, KvPage [num_pages]
+        ("drawn", c_uint64),  # Candidate [MAX_ROWS], the tokens of drawn rows; 0: no row is drawn
+        ("slots", c_uint64),  # SlotSampling [MAX_ROWS]; 0: no row is drawn
         ("num_ranks", c_uint32),
         ("page_size", c_uint32),
         ("max_pages", c_uint32),
@@ -97,6 +100,8 @@ class SchedulerStep(Task):
     batch: Region = None  # type: ignore[assignment]
     page_table: Region = None  # type: ignore[assignment]
     state: Region = None  # type: ignore[assignment]
+    drawn: Region | None = None
+    slots: Region | None = None
     num_ranks: int = 1
     page_size: int = 16
     num_pages: int = 1
@@ -107,10 +112,12 @@ class SchedulerStep(Task):
     runs_on_scheduler: ClassVar[bool] = True
 
     def reads(self) -> Iterable[Region]:
-        return (self.candidates, self.state, self.page_table, self.batch)
+        return filter(None, (self.candidates, self.drawn, self.state, self.page_table, self.batch))
 
     def writes(self) -> Iterable[Region]:
         yield self.state
+        if self.slots:
+            yield self.slots
         for rank in range(self.num_ranks):
             yield self.batch.on(rank)
             yield self.page_table.on(rank)
@@ -121,6 +128,8 @@ class SchedulerStep(Task):
             batch=layout.operand(self.batch),
             page_table=layout.operand(self.page_table),
             state=layout.operand(self.state),
+            drawn=layout.operand(self.drawn),
+            slots=layout.operand(self.slots),
             num_ranks=self.num_ranks,
             page_size=self.page_size,
             max_pages=self.page_table.cols // MAX_ROWS,
@@ -132,6 +141,7 @@ class SchedulerStep(Task):
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         require(args.num_ranks == num_ranks, "num_ranks is not that of the program")
+        require((args.drawn != 0) == (args.slots != 0), "rows are drawn without parameters, or never")
         require(1 <= args.max_slots <= MAX_ROWS, "max_slots is out of range")
         require(args.page_size > 0 and not args.page_size & (args.page_size - 1), "page_size is no power of two")
         require(args.max_positions <= args.page_size * args.max_pages, "a sequence has more positions than pages")
@@ -140,7 +150,11 @@ class SchedulerStep(Task):
         pages = page_table_content(args)
         table = access(False, rank, args.page_table, 4 * MAX_ROWS * args.max_pages, content=pages)
         state = access(False, rank, args.state, batcher_bytes(args.num_pages), content=("scheduler state",))
+        drawn = [access(False, rank, args.drawn, CANDIDATES_BYTES)] if args.drawn else []
+        slots = [slots_access(rank, args.slots, write=True)] if args.slots else []
         return [
+            *drawn,
+            *slots,
             access(False, rank, args.candidates, CANDIDATES_BYTES * args.num_ranks),
             state,
             state._replace(write=True),

@@ -22,6 +22,7 @@ from distmk import LLM
 from distmk.abi import Batch
 from distmk.backends.base import LaunchSpec
 from distmk.model.shards import shard_model
+from distmk.tasks.sampling import section_stride
 
 
 class Job:
@@ -50,7 +51,9 @@ class Job:
             found = (rows[index].slot, rows[index].position, rows[index].sample)
             assert found == (index, len(prompt) + count - 2, 1), f"row {index} of the last iteration is {found}"
         begin, end = shard_model(self.engine.config, self.bootstrap.world_size)[self.bootstrap.rank].vocab
-        mine = np.ascontiguousarray(self.engine.session.view("logits")[: len(chosen), : end - begin])
+        rank, num_ranks = self.bootstrap.rank, self.bootstrap.world_size
+        first = rank * section_stride(self.engine.config.vocab_size, num_ranks)
+        mine = np.ascontiguousarray(self.engine.session.view("logits")[: len(chosen), first : first + end - begin])
         parts = self.bootstrap.allgather(mine.tobytes())
         return np.concatenate([np.frombuffer(part, np.float32).reshape(len(chosen), -1) for part in parts], axis=1)
 

@@ -104,7 +104,7 @@ def test_messages_between_hosts(host_sizes: tuple[int, ...]) -> None:
     """
     pairs, others = len(host_sizes) * (len(host_sizes) - 1), sum(host_sizes[1:])
     want = {f"{op}.exchange": pairs for op in OPS}
-    want |= {"scheduler_step": others, "sample": others}
+    want |= {"scheduler_step": others, "sample": others, "send_logits": others}
     assert messages_by_op(compile_graph(graph_of(host_sizes))) == want
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from distmk.abi import MAX_ROWS, Batch, BatchRow, BatchRun
+from distmk.abi import MAX_ROWS, Batch, BatchRow, BatchRun, RowSample
 
 
 def make_batch(runs: Iterable[tuple[int, int, int]], rng: np.random.Generator, vocabulary: int = 1000) -> Batch:
@@ -16,7 +16,8 @@ def make_batch(runs: Iterable[tuple[int, int, int]], rng: np.random.Generator, v
         batch.runs[batch.num_runs] = BatchRun(batch.num_rows, num_rows, slot, kv_len)
         batch.num_runs += 1
         for i in range(num_rows):
-            sample = int(i == num_rows - 1 and rng.random() < 0.7)
+            samples = i == num_rows - 1 and rng.random() < 0.7
+            sample = int(rng.integers(RowSample.GREEDY, RowSample.SCORE + 1)) if samples else RowSample.NONE
             token = int(rng.integers(vocabulary))
             batch.rows[batch.num_rows] = BatchRow(token, kv_len - num_rows + i, slot, sample)
             batch.num_rows += 1

@@ -3,6 +3,9 @@
 It simulates a few iterations event by event to find deadlocks (simulation.py), and decides happens-before by plain
 reachability over the unrolled program: a task starts (S), has read (R), has written to each rank, and is done (D).
 
+A task that may idle may signal before its waits are met: what it did is then known to have happened (I, R, writes, D), but not S,
+which stands for its waits.
+
 A spread task stands in every worker's queue. Its waits and triggers are those of every copy; in happens-before the first copy
 stands for all, and no queue orders it.
 """
@@ -220,13 +223,14 @@ class Oracle:
         """`past[node]`: all nodes before it, as the bits of an int. Nodes: (task, iteration, "S", "R", rank or "D")."""
         before: dict[Any, list[Any]] = defaultdict(list)
         self.targets = {t: sorted({run[1] for run in runs if run[0]}) for t, runs in self.runs.items()}
-        last: dict[tuple[int, int], Any] = {}
+        last: dict[tuple[int, int], list[Any]] = {}
         # The tasks that a worker has gone through; and the trails of all workers as they come to a task.
         trails: dict[tuple[int, int], list[Trace]] = defaultdict(list)
         self.trails: dict[tuple[Task, int], list[list[Trace]]] = defaultdict(list)
         for i in range(ITERATIONS):
             for task in self.tasks:
-                before[(task, i, "R")].append((task, i, "S"))
+                begin = self.begin(task)
+                before[(task, i, "R")].append((task, i, begin))
                 for rank in self.targets[task]:
                     before[(task, i, rank)].append((task, i, "R"))
                 before[(task, i, "D")] += [(task, i, x) for x in ("R", *self.targets[task])]
@@ -237,7 +241,8 @@ class Oracle:
                 gate = self.ranks[task[0]].header.iteration_event
                 if gate != NO_EVENT and self.tasks[task].launch != LaunchKind.SCHEDULER:
                     event = (task[0], gate)
-                    before[(task, i, "S")] += [self.told(p, i, event) for p in self.producers[event]]
+                    for start in {"S", begin}:
+                        before[(task, i, start)] += [self.told(p, i, event) for p in self.producers[event]]
             for rank, part in enumerate(self.ranks):
                 for worker, queue in enumerate(part.queues):
                     for index in range(queue.begin, queue.begin + queue.count):
@@ -247,13 +252,17 @@ class Oracle:
                         trails[(rank, worker)] = [*trails[(rank, worker)], (task, i, spread)]
                         if spread:
                             continue
-                        if (rank, worker) in last:
-                            before[((rank, index), i, "S")].append(last[(rank, worker)])
-                        last[(rank, worker)] = ((rank, index), i, "D")
+                        for start in {"S", self.begin((rank, index))}:
+                            before[((rank, index), i, start)] += last.get((rank, worker), [])
+                        last[(rank, worker)] = [((rank, index), i, node) for node in ("D", "S")]
         self.past: dict[Any, int] = {}
         self.bit: dict[Any, int] = {}
         for node in list(before):
             self._close(node, before)
+
+    def begin(self, task: Task) -> str:
+        """The node at which a task begins, by what is known to those that it signals."""
+        return "I" if TASK_TYPES[self.tasks[task].type].may_idle else "S"
 
     def told(self, producer: Task, iteration: int, event: Event) -> Any:
         """The node that has happened once `producer` has signaled `event`."""
@@ -296,7 +305,7 @@ class Oracle:
                 facts = ["R", *(self.targets[slow] if told == "D" else [told])]
                 for fast in self.producers[event]:
                     for i in range(ITERATIONS - 1):
-                        if not all(self.is_before((slow, i, fact), (fast, i + 1, "S")) for fact in facts):
+                        if not all(self.is_before((slow, i, fact), (fast, i + 1, self.begin(fast))) for fact in facts):
                             self.faults.add("counting")
 
     def _conflicts(self) -> None:

@@ -75,8 +75,8 @@ def _behind(oracle: Oracle, trail: list[Trace], i: int, num_unmet: int) -> int:
             for fact in () if spread else ("R", *oracle.targets[task], "D"):
                 known |= oracle.bit[(task, j, fact)]
             continue
-        node = (task, j, "S" if spread else "D")
-        known |= oracle.past[node] | oracle.bit[node]
+        for node in [(task, j, "S")] if spread else [(task, j, "S"), (task, j, "D")]:
+            known |= oracle.past[node] | oracle.bit[node]
         if not spread:
             break
     return known
@@ -104,6 +104,10 @@ class _Arrivals:
     def wrong(self) -> bool:
         for task, desc in self.oracle.tasks.items():
             if desc.launch not in LISTED and any(run.use == "look" for run in self.oracle.runs[task]):
+                return True
+            if TASK_TYPES[desc.type].may_idle and any(
+                (run.piece, run.rank) in self.looked_at for run in self.oracle.runs[task]
+            ):
                 return True
             if TASK_TYPES[desc.type].skips_waits(decode_args(desc)) and self._waits_for_more_than_it_sees(task):
                 return True

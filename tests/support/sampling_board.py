@@ -12,7 +12,6 @@ from support.sampling_cases import Case
 
 from distmk import Graph, Session
 from distmk.abi import (
-    BIASES_PER_SLOT,
     COUNT_IN_PROMPT,
     MAX_ROWS,
     Batch,
@@ -27,7 +26,6 @@ from distmk.graph.regions import Buffer
 from distmk.model.shards import partition
 from distmk.tasks import SampleRow
 from distmk.tasks.sampling import (
-    BIASES_BYTES,
     DRAWN_BYTES,
     RECORD_BYTES,
     SLOTS_BYTES,
@@ -35,6 +33,7 @@ from distmk.tasks.sampling import (
     section_stride,
 )
 
+TABLE_BYTES = 1024  # of a slot
 CANDIDATE = np.dtype([("value", "f4"), ("token", "i4")])
 RECORD = np.dtype(
     [("token", "i4"), ("logprob", "f4"), ("rank", "u4"), ("num", "u4"), ("tokens", "i4", 20), ("logprobs", "f4", 20)]
@@ -67,10 +66,9 @@ class SamplingBoard:
         cols, num_tasks = num_sections * self.stride, num_batches * MAX_ROWS
         self.logits = graph.buffer("logits", cols, rows=MAX_ROWS)
         self.slots = graph.buffer("slots", SLOTS_BYTES, dtype="u8")
-        self.biases = graph.buffer("biases", BIASES_BYTES, dtype="u8")
         self.counts = graph.buffer("counts", MAX_ROWS * vocab, dtype="i32")
         self.mask = graph.buffer("mask", MAX_ROWS * mask_words(vocab), dtype="i32")
-        self.tokens = graph.buffer("tokens", 64, dtype="i32")
+        self.tables = graph.buffer("tables", MAX_ROWS * TABLE_BYTES, dtype="u8")
         self.adjusted = graph.buffer("adjusted", num_tasks * cols)
         self.drawn = graph.buffer("drawn", num_tasks * DRAWN_BYTES, dtype="u8")
         self.records = graph.buffer("records", num_tasks * RECORD_BYTES, dtype="u8")
@@ -89,14 +87,13 @@ class SamplingBoard:
                 f"sample_row {row}",
                 logits=self.logits.at(0),
                 slots=self.slots.at(0),
-                biases=self.biases.at(0),
                 counts=self.counts.at(0),
                 mask=self.mask.at(0),
                 adjusted=part(self.adjusted, cols),
                 drawn=part(self.drawn, DRAWN_BYTES),
                 record=part(self.records, RECORD_BYTES),
                 batch=batch.at(0),
-                tokens=self.tokens.at(0),
+                tables=self.tables.at(0),
                 row=row,
                 num_ranks=self.num_sections,
             )
@@ -106,8 +103,7 @@ class SamplingBoard:
         """Logits and tables of the cases, and the slots' parameters."""
         logits, mask = session.view(self.logits), session.view(self.mask).reshape(MAX_ROWS, -1)
         counts = session.view(self.counts).view(np.uint32).reshape(MAX_ROWS, self.vocab)
-        biases = np.zeros((MAX_ROWS, BIASES_PER_SLOT), [("token", "i4"), ("value", "f4")])
-        assert biases.itemsize == ctypes.sizeof(Bias)
+        tables = session.view(self.tables)[0].reshape(MAX_ROWS, TABLE_BYTES)
         logits[:] = np.nan
         counts[:] = 0
         for row, case in enumerate(cases):
@@ -122,9 +118,9 @@ class SamplingBoard:
             for token in case.in_prompt:
                 counts[row, token] |= np.uint32(COUNT_IN_PROMPT)
             entries = [*case.bias.items(), *((token, 0.0) for token in case.banned)]
-            for index, entry in enumerate(entries):
-                biases[row, index] = entry
-        session.view(self.biases)[0] = biases.view(np.uint8).reshape(-1)
+            biases = (Bias * len(entries))(*entries)
+            tables[row, : ctypes.sizeof(biases)] = np.frombuffer(biases, np.uint8)
+            slots[row].biases = session.program.placement.operand(self.tables.at(0)) + row * TABLE_BYTES
         raw = (SlotSampling * MAX_ROWS)(*slots)
         session.view(self.slots)[0] = np.frombuffer(raw, np.uint8)
 

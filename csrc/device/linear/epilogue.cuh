@@ -4,13 +4,15 @@
 //   STORE, ADD  out[n, m] = value or += value, in float32; out_bf16, if given, gets the same rounded to bf16
 //   SWIGLU      out[n, m] = silu(value of gate m) * value of up m, in bf16
 //   PUSH        out[n, m] = value on every rank, in float32
-//   ARGMAX      out[n] = the largest value and its token id; logits[n, m] = value, if given
+//   ARGMAX      out[n] = the largest value and its token id; logits[n, m] = value, of rows that need their logits, or
+//   all
 // `reset`, if given, is an earlier iteration's out_bf16 (out, if there is none): the same elements of it are zeroed.
 #pragma once
 #include "device/comm/lamport.cuh"
 #include "device/core/marks.cuh"
 #include "device/linear/mainloop.cuh"
 #include "device/sampling/argmax.cuh"
+#include "runtime/row_sample.h"
 
 namespace distmk {
 namespace linear {
@@ -53,8 +55,7 @@ struct OutputPointers {
       bias = biases[column];
       if (up_rows) up_bias = biases[args.n + column];
     }
-    if (!ONE_TOKEN && params.kind() == Epilogue::ARGMAX)
-      return resolve_f32(context.at<float>(args.logits), column, args.logits_stride);
+    if (!ONE_TOKEN && params.kind() == Epilogue::ARGMAX) return;  // stores_logits() decides row by row
     switch (params.kind()) {
       case Epilogue::PUSH:
         return resolve_f32(context.peer<float>(rank, args.out), column, args.n);
@@ -121,6 +122,14 @@ DISTMK_FN void init_candidates(const EpilogueParams& params) {
   if (params.kind() != Epilogue::ARGMAX) return;
 #pragma unroll
   for (uint32_t i = 0; i < TOKENS_PER_THREAD<N_TILES>; ++i) thread_best(i) = {-INFINITY, -1};
+}
+
+// ARGMAX: whether the logits of a row are stored.
+DISTMK_FN bool stores_logits(const EpilogueParams& params, uint32_t token) {
+  const LinearArgs& args = params.args;
+  if (!args.logits) return false;
+  const Batch* batch = params.context.batch(args.batch);
+  return args.keeps_logits || !batch || needs_logits(batch->rows[token]);
 }
 
 // The epilogue of one M block. ONE_TOKEN: for a single token, not of an ARGMAX task.
@@ -200,8 +209,12 @@ struct BlockEpilogue {
         value = swiglu(value, sum_partials(of_token, row + pointers.up_rows) * scale + pointers.up_bias);
       value += residual[i];
       pointers.store(token, value);
-      if (!ONE_TOKEN && params.kind() == Epilogue::ARGMAX && column < block.end)
+      if (!ONE_TOKEN && params.kind() == Epilogue::ARGMAX && column < block.end) {
         thread_best(i) = better_of(thread_best(i), {value, static_cast<int32_t>(params.args.first_token + column)});
+        if (stores_logits(params, token))
+          params.context.template at<float>(params.args.logits)[uint64_t{token} * params.args.logits_stride + column] =
+              value;
+      }
       if (params.kind() == Epilogue::PUSH && column < block.end) push_to_others<ONE_TOKEN>(token, column, value);
     }
   }

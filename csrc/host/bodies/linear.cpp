@@ -9,6 +9,7 @@
 #include "runtime/argmax.h"
 #include "runtime/context.h"
 #include "runtime/log_sum_exp.h"
+#include "runtime/row_sample.h"
 #include "runtime/splits.h"
 
 namespace distmk {
@@ -83,6 +84,13 @@ PackedRows pack_activations(const Context& context, const LinearArgs& args, Toke
   return packed;
 }
 
+// ARGMAX: of the rows that need their logits, if not of all.
+bool stores_product(const Context& context, const LinearArgs& args, uint32_t row) {
+  const Batch* batch = context.at<Batch>(args.batch);
+  return static_cast<Epilogue>(args.epilogue) != Epilogue::ARGMAX || args.keeps_logits || !batch ||
+         needs_logits(batch->rows[row]);
+}
+
 // Products are computed in place where the epilogue does no more than add the bias, in scratch memory otherwise.
 void place_products(const Context& context, const LinearArgs& args, uint32_t num_cols, Tokens& tokens) {
   float* matrix = nullptr;
@@ -97,15 +105,17 @@ void place_products(const Context& context, const LinearArgs& args, uint32_t num
       stride = args.n;
       break;
     case Epilogue::ARGMAX:
-      matrix = context.at<float>(args.logits);  // null: logits are not kept
+      matrix = context.at<float>(args.logits);  // null: logits are not stored
       stride = args.logits_stride;
       break;
     default:
       break;
   }
-  float* packed = matrix ? nullptr : scratch<ProductTag>(uint64_t{tokens.count} * num_cols);
+  const bool packs = !matrix || static_cast<Epilogue>(args.epilogue) == Epilogue::ARGMAX;
+  float* packed = packs ? scratch<ProductTag>(uint64_t{tokens.count} * num_cols) : nullptr;
   for (uint32_t i = 0; i < tokens.count; ++i)
-    tokens.product[i] = matrix ? matrix + stride * tokens.row[i] : packed + uint64_t{i} * num_cols;
+    tokens.product[i] = matrix && stores_product(context, args, tokens.row[i]) ? matrix + stride * tokens.row[i]
+                                                                               : packed + uint64_t{i} * num_cols;
 }
 
 void scale_row(float* y, float scale, uint32_t n) {

@@ -12,7 +12,7 @@ from support.batches import decode_batch
 from support.bodies.board import Board, f32
 from support.bodies.memory import Memory
 
-from distmk.abi import MAX_ROWS, Batch, Epilogue, Space
+from distmk.abi import MAX_ROWS, Batch, Epilogue, RowSample, Space
 from distmk.graph.regions import Region
 from distmk.tasks import Linear, Nop, Sum
 from distmk.tasks.scheduling import CANDIDATES_BYTES
@@ -62,6 +62,7 @@ class Product:
         epilogue: Epilogue,
         batch: Region | None,
         logits: Region | None = None,
+        keeps_logits: bool = False,
         out_bf16: Region | None = None,
         x: Region | None = None,
         worker: int | None = None,
@@ -85,6 +86,7 @@ class Product:
             num_ranks=board.num_ranks,
             first_token=self.first_token,
             logits=logits,
+            keeps_logits=keeps_logits,
             polls=x is not None,
         )
         board.graph.add(task)
@@ -184,16 +186,18 @@ def _reduce(
 
 
 def argmax(board: Board, rank: int, error: float, k: int, n: int, num_rows: int) -> None:
-    """ARGMAX: one candidate a sampled row, and the logits where they are kept."""
+    """ARGMAX: one candidate a sampled row, and the logits of rows that need them, or of all that are sampled."""
     batch, row_table = batch_of(board, rank, num_rows)
     product = Product(board, error, k, n, num_rows, biased=False)
     sampled = [row for row in range(product.rows) if row_table is None or row_table.rows[row].sample]
     out = board.writable(board.buffer(CANDIDATES_BYTES, dtype="u8").at(rank))
     logits = board.padded(rank, n, product.room) if board.rng.integers(2) else None
+    keeps = bool(board.rng.integers(2))
+    stored = [row for row in sampled if keeps or row_table is None or row_table.rows[row].sample >= RowSample.DRAW]
     for row in range(product.rows) if logits else ():
-        if board.gpu_layout or row in sampled:  # the host twin leaves the other rows' logits out
+        if row in stored or (keeps and board.gpu_layout):  # the host twin leaves out rows that are not sampled
             board.writable(logits, first_row=row)
-    what = product.add(rank, out, Epilogue.ARGMAX, batch, logits) + (" with logits" if logits else "")
+    what = product.add(rank, out, Epilogue.ARGMAX, batch, logits, keeps) + (" with logits" if logits else "")
 
     def check(memory: Memory) -> None:
         got, want, tolerance = memory[out.buffer].reshape(-1).view(CANDIDATE), product.want, product.tolerance
@@ -205,7 +209,7 @@ def argmax(board: Board, rank: int, error: float, k: int, n: int, num_rows: int)
             assert_close(f"value of row {row} ", got[row]["value"], want[row, token], tolerance[row, token])
             lead = float(want[row].max() - want[row, token])
             assert lead <= 2 * tolerance[row].max(), f"row {row}: token {token} is {lead} below the best"
-            if logits:
+            if logits and row in stored:
                 assert_close(f"logits of row {row} ", f32(memory, logits, product.rows)[row], want[row], tolerance[row])
 
     board.expect(rank, "linear ARGMAX", what, check)
