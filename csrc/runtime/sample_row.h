@@ -226,14 +226,15 @@ class TokenCounter {
     auto* stored = context_.at<SlotSampling>(args_.slots) + row.slot;
     const SlotSampling& slot = block_.slot(stored);
     const auto position = static_cast<uint32_t>(row.position);
-    if (!has_flag(slot, SamplingFlag::PENALTIES) || slot.num_counted > position) return;
+    if (!has_flag(slot, SamplingFlag::PENALTIES)) return;
+    const uint32_t num_counted = slot.num_counted > position ? 0 : slot.num_counted;  // else the sequence began anew
     auto* counts = context_.at<uint32_t>(args_.counts) + uint64_t{static_cast<uint32_t>(row.slot)} * args_.vocab;
-    if (!slot.num_counted) {
+    if (!num_counted) {
       for (uint32_t token = block_.index(); token < args_.vocab; token += block_.size()) counts[token] = 0;
       block_.sync();
     }
     const auto* tokens = context_.at<int32_t>(slot.tokens);
-    for (uint32_t i = slot.num_counted + block_.index(); tokens && i < position; i += block_.size())
+    for (uint32_t i = num_counted + block_.index(); tokens && i < position; i += block_.size())
       add(counts, slot, Block::load(tokens + i), i);
     if (block_.index() == 0) {
       add(counts, slot, row.token, position);

@@ -57,6 +57,7 @@ class Board:
     num_workers: int
     gpu_layout: bool  # matrices in tiles and caches swizzled, as the GPU's kernel takes them
     expectations: list[Expectation] = field(default_factory=list)
+    pointers: list[tuple[Region, int, Region, int]] = field(default_factory=list)
     _given: dict[tuple[int, Buffer], list[tuple[slice, Any]]] = field(default_factory=dict)
     _writable: dict[tuple[int, Buffer], list[tuple[slice, slice]]] = field(default_factory=dict)
     _count: int = 0
@@ -132,6 +133,10 @@ class Board:
     def compile(self) -> Program:
         program = compile_graph(self.graph)
         vary_amounts(program, self.rng)
+        for region, begin, target, offset in self.pointers:  # at a byte of a region: the operand of a byte of another
+            ((_, raw),) = self._given[(region.rank, region.buffer)]
+            address = np.array([program.placement.operand(target) + offset], np.uint64)
+            raw.reshape(-1)[begin : begin + 8] = address.view(np.uint8)
         return program
 
     def run(self, session: Session) -> Iterator[Result]:

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import product
 from typing import NamedTuple
 
-from support.bodies import linear, small
+from support.bodies import linear, sampling, small
 from support.bodies.assignment import one_of_two_fuses_combine
 from support.bodies.attention import attention, extreme_scores
 from support.bodies.attention_inputs import Heads
@@ -20,6 +20,7 @@ KINDS = (
     *("linear STORE", "linear ADD", "linear SWIGLU", "linear PUSH", "linear ARGMAX"),
     *("linear polls", "linear rounding", "linear batch sizes"),
     *("nop", "embed STORE", "embed PUSH", "put", "affine", "sine", "sum", "sample"),
+    *("count_tokens", "sample_row"),
     *("attention", "fused combine"),
 )
 
@@ -142,6 +143,11 @@ def _small(board: Board) -> Iterator[Callable[[], None]]:
         yield partial(small.put_rows, board, rank, to, int(rng.integers(1, 17)))
     for num_tasks in (1, int(rng.integers(2, 40)), 132):
         yield _on_each(board, small.sample, num_tasks)
+    for rank in range(1, board.num_ranks):
+        yield partial(sampling.send_logits, board, rank)
+    yield _on_each(board, sampling.count_tokens)
+    for num_sections in (1, 3):
+        yield _on_each(board, sampling.sample_row, num_sections)
 
 
 def _attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:

@@ -17,6 +17,7 @@ LITERALS = {
     "SumArgs": {"add", "polls"},  # without polls the blocks keep what was summed,
     "CombineArgs": {"polls"},  # and partials what was combined
     "EmbedArgs": {"first_token", "last_token", "col_begin"},
+    "SampleRowArgs": {"row"},
     "SchedulerStepArgs": {"max_slots", "max_positions"},  # how many sequences at once, of which length
 }
 # How much, and where: another program, of which all is proved that is proved of this one. Its data are others.
