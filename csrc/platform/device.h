@@ -27,6 +27,7 @@ constexpr bool FOR_RACECHECK = false;
 
 #define DISTMK_BODY DISTMK_FN
 #define DISTMK_NOINLINE static __device__ __noinline__  // its registers and instructions are kept apart from all else
+#define DISTMK_OUTLINED __device__ __noinline__         // the same for member functions
 #define DISTMK_NO_UNROLL _Pragma("unroll 1")
 #define DISTMK_UNROLL _Pragma("unroll")
 

@@ -10,6 +10,7 @@
 #define DISTMK_NO_UNROLL  // before loops of a single GPU thread, which every instruction slows
 #define DISTMK_UNROLL
 #define DISTMK_NOINLINE inline
+#define DISTMK_OUTLINED inline
 #define DISTMK_BODY  // task bodies and the transport are compiled separately
 
 namespace distmk {

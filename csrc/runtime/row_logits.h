@@ -70,7 +70,7 @@ DISTMK_FN void for_each_token(const Block& block, const RowLogits& row, const F&
 
 // The largest logit, and the smallest of its tokens.
 template <class Block>
-DISTMK_FN Candidate best_token(const Block& block, const RowLogits& row) {
+DISTMK_NOINLINE Candidate best_token(const Block& block, const RowLogits& row) {
   Candidate best = {-INFINITY, -1};
   for_each_token(block, row,
                  [&](uint32_t token, float x) { best = better_of(best, {x, static_cast<int32_t>(token)}); });

@@ -59,7 +59,7 @@ class TokenSelector {
     return x > -INFINITY && z_of(x) >= floor_ && token_key(x, token) <= last_;
   }
   // Counts all tokens; kept() is then about all of them.
-  DISTMK_FN void count_all() {
+  DISTMK_OUTLINED void count_all() {
     fill_histogram([&](TokenKey, float z) { return bin_of(z); });
     kept_ = histogram_total();
     is_fresh_ = true;
@@ -78,7 +78,7 @@ class TokenSelector {
   DISTMK_FN bool is_listed() const { return is_listed_; }
   DISTMK_FN TokenKey listed(uint32_t index) const { return memory_.list[index]; }
   // Lists them, if there are at most LIST_CAPACITY.
-  DISTMK_FN void list_kept() {
+  DISTMK_OUTLINED void list_kept() {
     if (is_listed_) return;
     gather([&](TokenKey, float) { return true; });
     is_listed_ = true;
@@ -174,7 +174,7 @@ class TokenSelector {
     return place;
   }
 
-  DISTMK_FN void keep(bool by_count, uint64_t target) {
+  DISTMK_OUTLINED void keep(bool by_count, uint64_t target) {
     uint32_t num = static_cast<uint32_t>(kept_.count);
     Amount before{0, 0};
     if (!is_listed_) {

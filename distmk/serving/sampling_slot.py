@@ -1,0 +1,59 @@
+"""Sampling parameters as the kernel takes them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from distmk.abi import MAX_BANNED, MAX_BIASES, Bias, RowSample, SamplingFlag, SlotSampling
+from distmk.errors import UsageError
+from distmk.serving.sampling import SamplingParams
+
+MIN_TEMPERATURE = 1e-5  # below: the best token, as in vLLM
+NO_PENALTIES = (1.0, 0.0, 0.0)
+
+
+def penalties_of(params: SamplingParams) -> tuple[float, float, float]:
+    """Repetition, presence and frequency penalty."""
+    return params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+
+
+def row_sample_of(params: SamplingParams) -> RowSample:
+    """How the rows of a request are sampled: GREEDY where the best token is enough and nothing is reported of it, else DRAW."""
+    best = params.temperature < MIN_TEMPERATURE or params.top_k == 1
+    changed = penalties_of(params) != NO_PENALTIES or params.logit_bias or params.min_tokens
+    return RowSample.GREEDY if best and not changed and params.logprobs is None else RowSample.DRAW
+
+
+def pack_sampling(
+    params: SamplingParams, prompt_len: int, eos_ids: Iterable[int], index: int = 0
+) -> tuple[SlotSampling, list[Bias]]:
+    """The parameters, without addresses, and the biases that `SlotSampling.biases` is to point to.
+
+    eos_ids: the model's end tokens, which like stop tokens are banned before `min_tokens`. index: of the completion among
+    `params.n`; with a seed each has a seed of its own. UsageError: there are more biases or stop tokens than a slot holds.
+    """
+    biases = [Bias(token, value) for token, value in (params.logit_bias or {}).items()]
+    ends = list(dict.fromkeys([*eos_ids, *params.stop_token_ids])) if params.min_tokens else []
+    for name, num, most in (("logit_bias", len(biases), MAX_BIASES), ("stop_token_ids", len(ends), MAX_BANNED)):
+        if num > most:
+            raise UsageError(f"{name} has {num} tokens, those of the model included; at most {most} can be given")
+    repetition, presence, frequency = penalties_of(params)
+    slot = SlotSampling(
+        seed=int.from_bytes(os.urandom(8), "little") if params.seed is None else (params.seed + index) % (1 << 64),
+        temperature=params.temperature,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        top_k=max(params.top_k, 0),
+        prompt_len=prompt_len,
+        min_tokens=params.min_tokens,
+        num_biases=len(biases),
+        num_banned=len(ends),
+        num_logprobs=-1 if params.logprobs is None else params.logprobs,
+        num_prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
+        flags=SamplingFlag.PENALTIES if penalties_of(params) != NO_PENALTIES else 0,
+    )
+    return slot, biases + [Bias(token, 0.0) for token in ends]
