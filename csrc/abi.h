@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 3925854872241356303ull;
+constexpr uint64_t ABI_HASH = 814033158352739330ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -261,8 +261,11 @@ struct Request {
   uint32_t num_prefix_pages;
   uint64_t prefix;
   uint64_t pages;
+  uint32_t sample;
+  uint32_t reserved;
+  SlotSampling sampling;
 };
-static_assert(sizeof(Request) == 40);
+static_assert(sizeof(Request) == 136);
 static_assert(offsetof(Request, id) == 0);
 static_assert(offsetof(Request, prompt_len) == 4);
 static_assert(offsetof(Request, max_new) == 8);
@@ -271,6 +274,9 @@ static_assert(offsetof(Request, num_output) == 16);
 static_assert(offsetof(Request, num_prefix_pages) == 20);
 static_assert(offsetof(Request, prefix) == 24);
 static_assert(offsetof(Request, pages) == 32);
+static_assert(offsetof(Request, sample) == 40);
+static_assert(offsetof(Request, reserved) == 44);
+static_assert(offsetof(Request, sampling) == 48);
 
 struct PageRef {
   int32_t page;

@@ -86,6 +86,16 @@ class Batcher {
     return best.token;
   }
 
+  // A drawn row's token, or the best.
+  DISTMK_FN int32_t token_of_row(uint32_t row) const {
+    const bool is_drawn = args_.drawn && batch_.rows[row].sample == static_cast<int32_t>(RowSample::DRAW);
+    return is_drawn ? load_drawn(context_.at<Candidate>(args_.drawn) + row) : best_token(row);
+  }
+  // Written by another SM.
+  DISTMK_FN static int32_t load_drawn(const Candidate* drawn) {
+    return *reinterpret_cast<const volatile int32_t*>(&drawn->token);
+  }
+
   DISTMK_FN bool is_eos(int32_t token) const {
     const auto* ids = reinterpret_cast<const int32_t*>(context_.params().eos_ids);
     DISTMK_NO_UNROLL
@@ -104,7 +114,7 @@ class Batcher {
       const auto slot = static_cast<uint32_t>(batch_.rows[row].slot);
       Sequence& sequence = state_.slots[slot];
       const Request& request = request_of(sequence);
-      const int32_t token = best_token(row);
+      const int32_t token = token_of_row(row);
       sequence.last_token = token;
       FinishReason finish = FinishReason::NONE;
       if (!request.ignore_eos && is_eos(token))
@@ -239,11 +249,20 @@ class Batcher {
     }
     ++state_.num_admissions;
     ++state_.num_running;
+    if (args_.slots && request.sample == static_cast<uint32_t>(RowSample::DRAW)) {
+      const LaunchParams& params = context_.params();
+      SlotSampling sampling = request.sampling;
+      sampling.tokens = params.prompts + uint64_t{params.prompt_stride} * entry * sizeof(int32_t);
+      sampling.prompt_len = request.prompt_len - request.num_output;
+      sampling.num_counted = 0;
+      context_.at<SlotSampling>(args_.slots)[slot] = sampling;
+    }
     return true;
   }
 
   DISTMK_FN void add_run(uint32_t slot, uint32_t num_rows) {
     Sequence& sequence = state_.slots[slot];
+    const Request& request = request_of(sequence);
     const LaunchParams& params = context_.params();
     const auto* prompt =
         reinterpret_cast<const int32_t*>(params.prompts) + uint64_t{params.prompt_stride} * sequence.request;
@@ -253,7 +272,10 @@ class Batcher {
     for (uint32_t i = 0; i < num_rows; ++i, ++sequence.position) {
       pages_.grow(slot);
       const bool in_prompt = sequence.position < sequence.prompt_len;
-      const bool sample = sequence.position + 1 >= sequence.prompt_len;
+      const bool samples = sequence.position + 1 >= sequence.prompt_len;
+      const RowSample how =
+          request.sample == static_cast<uint32_t>(RowSample::DRAW) ? RowSample::DRAW : RowSample::GREEDY;
+      const auto sample = static_cast<int32_t>(samples ? how : RowSample::NONE);
       batch_.rows[batch_.num_rows++] = {in_prompt ? prompt[sequence.position] : sequence.last_token,
                                         static_cast<int32_t>(sequence.position), static_cast<int32_t>(slot), sample};
     }

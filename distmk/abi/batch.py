@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_float, c_int32, c_uint8, c_uint16, c_uint32, c_uint64
 
+from distmk.abi.sampling import SlotSampling
 from distmk.abi.values import MAX_ROWS
 
 
@@ -52,6 +53,7 @@ class Request(ctypes.Structure):
     pages that may hold the keys and values of the prompt's first tokens, not of all. pages: PageRef[1 + pages], where the batcher
     tells the host which pages the request has; the first element's `page` is the number of cached tokens that it found; 0: it
     tells nothing.
+    sample: RowSample.DRAW if tokens are drawn with `sampling`, whose `tokens` and `prompt_len` are filled in at admission; else the best is taken.
     """
 
     _fields_ = [
@@ -63,6 +65,9 @@ class Request(ctypes.Structure):
         ("num_prefix_pages", c_uint32),
         ("prefix", c_uint64),
         ("pages", c_uint64),
+        ("sample", c_uint32),
+        ("reserved", c_uint32),
+        ("sampling", SlotSampling),
     ]
 
 

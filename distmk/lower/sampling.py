@@ -75,9 +75,9 @@ def emit_sampling(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch:
     """Send the logits to rank 0; there, count tokens and sample every row. Behind the head, before `sample`."""
     for rank in plan.ranks[1:]:
         _emit_senders(graph, plan, buffers, batch, rank)
-    tables = {"slots": buffers.slots.at(0), "counts": buffers.counts.at(0)}
+    slots, counts = buffers.slots.at(0), buffers.counts.at(0)
     worker = _worker(plan, MAX_ROWS)
-    graph.add(CountTokens(0, "count_tokens", worker, batch=batch.at(0), **tables))
+    graph.add(CountTokens(0, "count_tokens", worker, batch=batch.at(0), slots=slots, counts=counts))
     cols = buffers.logits.cols
     for row in range(MAX_ROWS):
         graph.add(
@@ -93,7 +93,8 @@ def emit_sampling(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch:
                 batch=batch.at(0),
                 row=row,
                 num_ranks=graph.num_ranks,
-                **tables,
+                slots=slots,
+                counts=counts,
             )
         )
 

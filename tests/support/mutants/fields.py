@@ -13,7 +13,7 @@ LITERALS = {
     "AffineArgs": {"scale", "shift"},
     "SineArgs": {"times"},
     "AttentionArgs": {"eps"},
-    "LinearArgs": {"eps", "first_token", "normalized", "epilogue"},  # the epilogue: STORE or ADD
+    "LinearArgs": {"eps", "first_token", "normalized", "epilogue", "keeps_logits"},  # the epilogue: STORE or ADD
     "SumArgs": {"add", "polls"},  # without polls the blocks keep what was summed,
     "CombineArgs": {"polls"},  # and partials what was combined
     "EmbedArgs": {"first_token", "last_token", "col_begin"},
@@ -30,8 +30,21 @@ SHAPES = {
     "EmbedArgs": {"table", "out", "out_bf16", "reset", "n"},
     "AttentionArgs": {"qkv", "q_norm", "k_norm", "rope", "k_cache", "v_cache", "q_begin", "kv_begin", "group"},
     "CombineArgs": {"partials", "out", "reset", "first_slice", "num_slices"},
+    "SendLogitsArgs": {"logits", "num_cols"},
+    "CountTokensArgs": {"counts", "vocab"},
+    "SampleRowArgs": {
+        "logits",
+        "counts",
+        "mask",
+        "adjusted",
+        "drawn",
+        "record",
+        "vocab",
+        "num_ranks",
+        "section_stride",
+    },
     "SampleArgs": {"candidates", "out", "num_tasks"},
-    "SchedulerStepArgs": {"candidates"},
+    "SchedulerStepArgs": {"candidates", "drawn"},
     "TaskDesc": {"type"},  # where the arguments suit both types
 }
 

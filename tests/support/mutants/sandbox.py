@@ -18,7 +18,18 @@ import numpy as np
 import numpy.typing as npt
 from support.mutants.programs import Subject, ranks_of
 
-from distmk.abi import BatcherState, Control, LaunchKind, LaunchParams, Space, WaitRecordABI, split_operand
+from distmk.abi import (
+    BatcherState,
+    Control,
+    LaunchKind,
+    LaunchParams,
+    RowSample,
+    SamplingFlag,
+    SlotSampling,
+    Space,
+    WaitRecordABI,
+    split_operand,
+)
 from distmk.backends.base import LaunchBlock, LaunchSpec
 from distmk.program.program import Program, decode_args
 from distmk.tasks import TASK_TYPES
@@ -75,6 +86,11 @@ class Host:
         prompts = tuple(tuple((7 * index + i) % 100 for i in range(n)) for index, (n, _) in enumerate(lengths))
         spec = LaunchSpec(prompts, tuple(new for _, new in lengths), ignore_eos=True, deadline_s=DEADLINE_S)
         self._block = LaunchBlock.of(spec, program.ranks[0])
+        for entry, request in enumerate(self._block.requests):
+            if entry % 2:
+                drawn = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.2, "flags": SamplingFlag.PENALTIES}
+                request.sample = RowSample.DRAW
+                request.sampling = SlotSampling(**drawn, seed=entry, prompt_len=request.prompt_len)
 
     def fill(self, params: LaunchParams) -> None:
         """Point `params` here."""
