@@ -53,7 +53,8 @@ class Request(ctypes.Structure):
     pages that may hold the keys and values of the prompt's first tokens, not of all. pages: PageRef[1 + pages], where the batcher
     tells the host which pages the request has; the first element's `page` is the number of cached tokens that it found; 0: it
     tells nothing.
-    sample: RowSample.DRAW if tokens are drawn with `sampling`, whose `tokens` and `prompt_len` are filled in at admission; else the best is taken.
+    sample: RowSample.DRAW if tokens are drawn with `sampling`, else the best is taken; `tokens` and `prompt_len` of it are filled
+    in at admission.
     """
 
     _fields_ = [
