@@ -253,6 +253,7 @@ class Batcher {
       const LaunchParams& params = context_.params();
       SlotSampling sampling = request.sampling;
       sampling.tokens = params.prompts + uint64_t{params.prompt_stride} * entry * sizeof(int32_t);
+      sampling.prompt_len = request.prompt_len - request.num_output;
       sampling.num_counted = 0;
       context_.at<SlotSampling>(args_.slots)[slot] = sampling;
     }

@@ -52,8 +52,9 @@ class Request(ctypes.Structure):
     num_output: of these, the last ones that were generated, before the request was put back. prefix: PageRef[num_prefix_pages],
     pages that may hold the keys and values of the prompt's first tokens, not of all. pages: PageRef[1 + pages], where the batcher
     tells the host which pages the request has; the first element's `page` is the number of cached tokens that it found; 0: it
-    tells nothing. sample: RowSample.DRAW if tokens are drawn with `sampling`, whose `tokens` is filled in at admission; else the
-    best is taken.
+    tells nothing.
+    sample: RowSample.DRAW if tokens are drawn with `sampling`, else the best is taken; `tokens` and `prompt_len` of it are filled
+    in at admission.
     """
 
     _fields_ = [

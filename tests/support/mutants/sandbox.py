@@ -19,6 +19,7 @@ import numpy.typing as npt
 from support.mutants.programs import Subject, ranks_of
 
 from distmk.abi import (
+    MAX_ROWS,
     BatcherState,
     Control,
     LaunchKind,
@@ -108,11 +109,15 @@ def max_positions(program: Program) -> int:
 
 
 def times(program: Program) -> list[tuple[tuple[int, int], slice]]:
-    """By memory, the bytes of the time that the batcher notes, which no two launches share."""
+    """By memory, the bytes of the time and of the host's addresses that the batcher notes, which no two launches share."""
     found, field = [], BatcherState.beat_ns
     for args in _scheduler_steps(program):
         space, begin = split_operand(args.state)
         found.append(((int(space), 0), slice(begin + field.offset, begin + field.offset + field.size)))
+        space, begin = split_operand(args.slots)
+        for slot in range(MAX_ROWS if args.slots else 0):
+            first = begin + slot * ctypes.sizeof(SlotSampling) + SlotSampling.tokens.offset
+            found.append(((int(space), 0), slice(first, first + SlotSampling.tokens.size)))
     return found
 
 
