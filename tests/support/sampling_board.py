@@ -121,8 +121,10 @@ class SamplingBoard:
             biases = (Bias * len(entries))(*entries)
             tables[row, : ctypes.sizeof(biases)] = np.frombuffer(biases, np.uint8)
             slots[row].biases = session.program.placement.operand(self.tables.at(0)) + row * TABLE_BYTES
-        raw = (SlotSampling * MAX_ROWS)(*slots)
-        session.view(self.slots)[0] = np.frombuffer(raw, np.uint8)
+        written = ((self.logits, logits), (self.mask, mask), (self.counts, counts), (self.tables, tables))
+        for buffer, array in written:
+            write(session, buffer, array)
+        write(session, self.slots, np.frombuffer((SlotSampling * MAX_ROWS)(*slots), np.uint8))
 
     def run(self, session: Session, first_position: int, sample: RowSample = RowSample.DRAW, rows: int = 16) -> None:
         """One launch; batch i is of position `first_position` + i in every sequence."""
@@ -130,7 +132,7 @@ class SamplingBoard:
             batch = Batch(num_rows=rows, num_runs=rows)
             for row in range(rows):
                 batch.rows[row] = BatchRow(0, first_position + index, row, sample)
-            session.view(buffer)[0] = np.frombuffer(batch, np.uint8)
+            write(session, buffer, np.frombuffer(batch, np.uint8))
         session.run()
 
     def tokens_drawn(self, session: Session) -> np.ndarray:
@@ -147,3 +149,9 @@ class SamplingBoard:
 def empty_case(vocab: int) -> Case:
     """What fills rows that a test has no case for."""
     return Case("empty", torch.zeros(vocab))
+
+
+def write(session: Session, buffer: Buffer, array: np.ndarray) -> None:
+    """Set the content of a buffer; its view is a copy on a GPU."""
+    placed = session.program.placement.buffers[buffer]
+    session.backend.write(placed, 0, np.ascontiguousarray(array).view(np.uint8).reshape(placed.rows, -1))
