@@ -300,8 +300,8 @@ class LLM:
                 if isinstance(output, BaseException):
                     raise output
                 num_left -= output.finish_reason is not None
-                if not num_left and (gather_logits or self._engine.args.trace_iterations):
-                    driver.perform(lambda: None)  # the launch has ended, so that all is gathered
+                if not num_left and (gather_logits or self._engine.args.trace_iterations or not self._leads):
+                    driver.perform(lambda: None)  # the launch has ended, so that all is gathered, and ranks are in step
                 yield output
         finally:
             if self._closing.is_owner:

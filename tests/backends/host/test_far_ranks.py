@@ -15,7 +15,7 @@ ELSEWHERE = """
 import sys
 from pathlib import Path
 import distmk
-from distmk.backends.host import backend, shm
+from distmk.backends.host import backend, segments
 from distmk.errors import UsageError
 
 class Emulated(backend.EmulatedBackend):
@@ -23,7 +23,7 @@ class Emulated(backend.EmulatedBackend):
 
 with distmk.connect(2, follower_argv=[sys.executable, *sys.argv]) as bootstrap:
     if bootstrap.rank == 1:
-        shm.FOLDER = Path(sys.argv[1])
+        segments.FOLDER = Path(sys.argv[1])
     sys.path.insert(0, "%s")
     from support import graphs
     from distmk.program.program import compile_graph

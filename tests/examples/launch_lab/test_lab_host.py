@@ -52,7 +52,7 @@ def test_advice_of_the_command(runner: Runner) -> None:
         (["--gpu", "-1"], ["--gpu -1", "counted from 0"]),
         (["--gpu", "first"], ["--gpu", "first"]),
         (["--out", "a_file/lab"], ["--out a_file/lab cannot be written", "name another folder"]),
-        (["--advise", "--out", "empty"], ["there is no empty/lab.json", "run distmk lab --out empty"]),
+        (["--advise", "--out", "empty"], ["empty/lab.json: cannot be read", "run distmk lab --out empty first"]),
         (["--advise", "--count", "0"], ["0 kernels"]),
         (["--advise", "--duration-us", "-1"], ["-1 us"]),
         (["--advise", "--shapes", "round"], ["--shapes", "round"]),
