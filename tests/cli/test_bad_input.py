@@ -262,16 +262,13 @@ def test_ranks_are_told_differently(
     assert_one_line(finished, *texts, others_may_speak=True)
 
 
-def test_what_the_kernel_cannot_do_is_refused() -> None:
-    """What asks for nothing, and what has no effect where the best token is taken, is not."""
+def test_what_is_not_served_is_refused() -> None:
     from distmk import SamplingParams, UsageError
     from distmk.serving.input_processor import InputProcessor
 
     inputs = InputProcessor(vocab_size=10, max_model_len=16)
-    for wrong in ({"temperature": 0.7}, {"presence_penalty": 1.0}, {"logprobs": 2}, {"n": 2}, {"stop_token_ids": [3]}):
+    for wrong in ({"logprobs": 2}, {"n": 2}, {"prompt_logprobs": 1}):
         ((name, value),) = wrong.items()
-        with pytest.raises(
-            UsageError, match=re.escape(f"{name} is {value}, which is not supported yet; decoding is greedy")
-        ):
+        with pytest.raises(UsageError, match=re.escape(f"{name} is {value}, which is not supported yet; leave it out")):
             inputs.make_requests([[1]], SamplingParams(**wrong))  # type: ignore[arg-type]
-    assert inputs.make_requests([[1]], SamplingParams(top_p=0.9, top_k=5, seed=3, repetition_penalty=1))
+    assert inputs.make_requests([[1]], SamplingParams(temperature=0.7, presence_penalty=1.0, stop_token_ids=[3]))

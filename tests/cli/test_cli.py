@@ -74,7 +74,7 @@ def test_check_of_hosts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "2,1"]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("messages"))
     total, *each = map(int, re.findall(r"\d+", line))
-    assert line.startswith("messages  between hosts, an iteration: ") and total == sum(each) == 2 + 2 * 61
+    assert line.startswith("messages  between hosts, an iteration: ") and total == sum(each) == 3 + 2 * 61
     for sizes, why in (("2,2", "host_sizes is 2,2, but there are 3 ranks; "), ("2,x", "'2,x' is no list of numbers; ")):
         assert main([*command, sizes]) == 2
         assert why in capsys.readouterr().err

@@ -90,7 +90,7 @@ def assert_messages(trace: Trace, program: Program, num_layers: int) -> None:
     sizes = program.host_sizes
     pairs, others = len(sizes) * (len(sizes) - 1), sum(sizes[1:])
     want = {"embed.exchange": pairs, "o.exchange": num_layers * pairs, "down.exchange": num_layers * pairs}
-    want |= {"sample": others, "scheduler_step": others}
+    want |= {"sample": others, "send_logits": others, "scheduler_step": others}
     assert messages(trace) == want and f"messages between hosts, an iteration: {sum(want.values())} (" in report(trace)
     host_of = [part.header.host for part in program.ranks]
     crossing = {

@@ -190,9 +190,10 @@ def test_messages_between_hosts(tiny_model: Path, runner: Runner) -> None:
         "o.exchange": "4",
         "down.exchange": "4",
         "sample": "1",
+        "send_logits": "1",
         "scheduler_step": "1",
     }
-    assert line.startswith("messages between hosts, an iteration: 12 (")
+    assert line.startswith("messages between hosts, an iteration: 13 (")
     plain = runner.distmk("generate", "--model", str(tiny_model), *PROMPTS)
     assert plain.stdout == finished.stdout and "messages between hosts" not in plain.stderr
 
