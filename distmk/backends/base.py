@@ -119,6 +119,7 @@ class LaunchBlock:
     trace: Entries  # [num_workers + num_schedulers, trace_capacity]
     trace_counts: npt.NDArray[np.uint64]
     counts: HostCounts = field(default_factory=HostCounts)
+    num_commands: int = 0  # written so far
     prefixes_address: int = 0  # at which the batcher finds `prefixes`, `pages` and `biases`
     pages_address: int = 0
     biases_address: int = 0
@@ -198,13 +199,22 @@ class LaunchBlock:
 
     def has_room(self, num_commands: int = 1) -> bool:
         """Whether so many more commands may be sent."""
-        return int(self.counts.commands - self.counts.commands_done) + num_commands <= len(self.commands)
+        return int(self.num_commands - self.counts.commands_done) + num_commands <= len(self.commands)
 
     def send(self, kind: CommandKind, entry: int = 0, number: int = 0) -> None:
         """Send a command to the batcher, for which there must be room."""
-        self.commands[self.counts.commands % len(self.commands)] = Command(kind=kind, entry=entry, id=number)
-        with _fence:  # the count is stored behind the command, on every processor
-            self.counts.commands += 1
+        self.write_command(kind, entry, number)
+        self.publish_commands()
+
+    def write_command(self, kind: CommandKind, entry: int = 0, number: int = 0) -> None:
+        """The same for a command that the batcher sees once `publish_commands` is called, together with the others."""
+        self.commands[self.num_commands % len(self.commands)] = Command(kind=kind, entry=entry, id=number)
+        self.num_commands += 1
+
+    def publish_commands(self) -> None:
+        """Let the batcher see what was written."""
+        with _fence:  # the count is stored behind the commands, on every processor
+            self.counts.commands = self.num_commands
 
     def take_tokens(self) -> list[Token]:
         """The tokens that were published since the last call."""

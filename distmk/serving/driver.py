@@ -224,9 +224,8 @@ class Driver:
         return after_s is None or time.monotonic() - feed.idle_since_s < after_s
 
     def _add(self, feed: Feed, call: Call) -> None:
-        for request in call.requests:
-            if request.finish_reason is None:  # it was not cancelled before it could be added
-                feed.add(request, call.deliver)
+        # Some may have been cancelled before they could be added.
+        feed.add(*(request for request in call.requests if request.finish_reason is None), deliver=call.deliver)
 
     def _fail(self, call: Call, feed: Feed | None, launch: RunningLaunch | None, error: BaseException) -> None:
         with self._engine.bootstrap.losing_stopped_ranks():

@@ -51,9 +51,9 @@ class Feed:
         self.finishing = False
         self.idle_since_s = time.monotonic()  # if it is empty
 
-    def add(self, request: Request, deliver: Deliver) -> None:
-        """Queue a request. `deliver` gets its tokens, the last with a finish reason."""
-        self._waiting.append((request, deliver))
+    def add(self, *requests: Request, deliver: Deliver) -> None:
+        """Queue requests. `deliver` gets their tokens, the last of each with a finish reason."""
+        self._waiting.extend((request, deliver) for request in requests)
         self._send()
 
     def cancel(self, request: Request) -> None:
@@ -158,7 +158,7 @@ class Feed:
         while self._to_cancel and block.has_room(2):
             number = self._to_cancel.popleft()
             if number in self._sent:
-                block.send(CommandKind.CANCEL, number=number)
+                block.write_command(CommandKind.CANCEL, number=number)
         while self._waiting and self._free and block.has_room(2):
             request, deliver = self._waiting.popleft()
             number, entry = self._next_number, self._free.pop()
@@ -166,7 +166,8 @@ class Feed:
             self._sent[number] = sent = _Sent(request, deliver, entry, CachedTokens())
             self._write(number, sent)
             self._launch.upload_request(entry)
-            block.send(CommandKind.ADD, entry, number)
+            block.write_command(CommandKind.ADD, entry, number)
+        block.publish_commands()  # requests of one call begin together, so that their batches are always the same
 
     def _write(self, number: int, sent: _Sent) -> None:
         """Fill the entry of a request: what it has generated before it was put back is part of its prompt."""

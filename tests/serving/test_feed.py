@@ -31,7 +31,7 @@ class Fed:
 
     def add(self, prompt: list[int], max_tokens: int, index: int = 0) -> Request:
         request = Request(None, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True), None, index)
-        self.feed.add(request, self.got.append)
+        self.feed.add(request, deliver=self.got.append)
         return request
 
     def take(self, number: int, token: int, finish: FinishReason = NONE) -> None:
