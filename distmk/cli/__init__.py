@@ -52,6 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands; each sets `run` to the function that runs it."""
     from distmk.cli import (
         build_command,
+        chat_command,
         check_command,
         doctor_command,
         generate_command,
@@ -64,6 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"distmk {distmk.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     generate_command.add_to(commands)
+    chat_command.add_to(commands)
     serve_command.add_to(commands)
     check_command.add_to(commands)
     build_command.add_to(commands)

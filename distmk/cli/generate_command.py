@@ -14,9 +14,11 @@ from distmk import trace
 from distmk.backends.defaults import choose_model_len
 from distmk.cli.model_options import add_engine_options, add_model_options, engine_args
 from distmk.cli.prompts import read_prompts
+from distmk.cli.sampling_options import add_sampling_options, sampling_params
 from distmk.cli.together import launcher_rank, refusing_together
 from distmk.console import show, tell, tell_lines, write_generated
 from distmk.errors import UsageError, shown
+from distmk.serving.chat.messages import ChatPrompt
 from distmk.serving.engine import EngineArgs
 from distmk.serving.input_processor import load_input_processor
 from distmk.serving.llm import LLM
@@ -39,9 +41,9 @@ def token_ids(text: str) -> list[int]:
 def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "generate",
-        help="complete prompts, greedily",
-        description="Complete prompts greedily. Text streams to stdout; one line of statistics goes to stderr. "
-        "Start it alone, with --ranks N, or on every rank under mpirun, torchrun or srun.",
+        help="complete prompts, or ask a model",
+        description="Complete prompts, or with --chat answer them. Text streams to stdout; one line of statistics goes to "
+        "stderr. Start it alone, with --ranks N, or on every rank under mpirun, torchrun or srun.",
     )
     add_model_options(parser)
     parser.add_argument(
@@ -63,11 +65,12 @@ def add_to(commands: Any) -> None:
         help="prompts as token ids; they come after those given as text",
     )
     parser.add_argument(
-        "--max-new-tokens", "--max-tokens", type=int, default=64, metavar="N", help="tokens a prompt (default 64)"
+        "--chat", action="store_true", help="ask through the model's chat template: each prompt is a user's message"
     )
+    parser.add_argument("--system", metavar="TEXT", help="with --chat: the system message before it")
+    add_sampling_options(parser, max_tokens=64)
     add_engine_options(parser)
     parser.add_argument("--echo", action="store_true", help="print each prompt before its completion")
-    parser.add_argument("--ignore-eos", action="store_true", help="go on to the full number of tokens")
     parser.add_argument(
         "--trace",
         type=Path,
@@ -84,8 +87,8 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     with refusing_together():
         args = engine_args(arguments, _check_trace(arguments))
-        params = SamplingParams(max_tokens=arguments.max_new_tokens, ignore_eos=arguments.ignore_eos)
-        prompts = [*read_prompts(arguments.prompt, bool(arguments.prompt_ids)), *arguments.prompt_ids]
+        params = sampling_params(arguments)
+        prompts = _prompts(arguments)
         started = time.perf_counter()
         requests = [] if launcher_rank() else _make_requests(args, prompts, params)
     with LLM(**asdict(args), tensor_parallel_size=arguments.ranks, skip_tokenizer_init=True) as llm:
@@ -99,12 +102,27 @@ def run(arguments: argparse.Namespace) -> int:
         if llm.rank == 0 and arguments.json:
             _write_json(llm, requests)
         if llm.rank == 0:
-            _explain_blanks(requests)
+            _explain_blanks(requests, arguments.chat)
             _write_statistics(llm, requests, loaded - started, time.perf_counter() - loaded)
         if llm.trace:
             trace.write(llm.trace, arguments.trace)
             tell_lines(trace.report(llm.trace))
     return 0
+
+
+def _prompts(arguments: argparse.Namespace) -> list[Prompt]:
+    """UsageError: there is none, one cannot be read, or --chat does not apply."""
+    if arguments.system is not None and not arguments.chat:
+        raise UsageError("--system needs --chat: only a chat template has a place for a system message")
+    if arguments.chat and arguments.prompt_ids:
+        raise UsageError(
+            "--chat takes text (--prompt); token ids are the whole prompt already, so leave one of the two out"
+        )
+    texts = read_prompts(arguments.prompt, bool(arguments.prompt_ids))
+    if not arguments.chat:
+        return [*texts, *arguments.prompt_ids]
+    system = [] if arguments.system is None else [{"role": "system", "content": arguments.system}]
+    return [ChatPrompt([*system, {"role": "user", "content": text}]) for text in texts]
 
 
 def _make_requests(args: EngineArgs, prompts: Sequence[Prompt], params: SamplingParams) -> list[Request]:
@@ -174,14 +192,16 @@ def _write_json(llm: LLM, requests: list[Request]) -> None:
         show(json.dumps(record))
 
 
-def _explain_blanks(requests: list[Request]) -> None:
-    """Say why a completion has no text though the model finished."""
+def _explain_blanks(requests: list[Request], chat: bool) -> None:
+    """Say why a completion has no text though the model finished. `chat`: it was asked through its template."""
+    hint = (
+        "" if chat else "an Instruct model answers with --chat, a base model goes on with the beginning of a sentence "
+    )
     for number, request in enumerate(requests, 1):
         if request.decoder and request.finish_reason == "stop" and not "".join(request.pieces).strip():
             tell(
                 f"prompt {number} has a blank completion: the model ended it after {_counted(len(request.token_ids), 'token')}; "
-                "an Instruct model may want its chat template around the prompt, a base model the beginning of a sentence "
-                "(--ignore-eos goes on regardless)"
+                f"{hint}(--ignore-eos goes on regardless)"
             )
 
 

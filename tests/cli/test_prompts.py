@@ -158,10 +158,12 @@ def request(text: str, finish_reason: str, num_tokens: int = 1) -> SimpleNamespa
 def test_blank_completion_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert FinishReason.STOP.name.lower() == "stop"
     requests = [request("text", "stop"), request(" \n", "stop", 2), request("", "length")]
-    generate_command._explain_blanks(requests)  # type: ignore[arg-type]
+    generate_command._explain_blanks(requests, chat=True)  # type: ignore[arg-type]
+    assert "Instruct" not in capsys.readouterr().err
+    generate_command._explain_blanks(requests, chat=False)  # type: ignore[arg-type]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("distmk: prompt 2 has a blank completion: the model ended it after 2 tokens")
-    assert "chat template" in line and "--ignore-eos" in line
+    assert "answers with --chat" in line and "--ignore-eos" in line
 
 
 def test_statistics_count(capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,6 +48,7 @@ def test_commands_of_the_readme(fresh: Path, runner: Runner) -> None:
     for name in (
         "activate",
         "distmk generate",
+        "distmk chat",
         "| distmk",
         "distmk check",
         "distmk doctor",
@@ -62,8 +63,9 @@ def test_commands_of_the_readme(fresh: Path, runner: Runner) -> None:
     path = f"/usr/local/bin:/usr/bin:/bin:{runner.folder / 'bin'}"
     done = runner.run(["bash", "-c", script], {"PYTHONPATH": str(fresh), "PATH": path})
     assert done.status == 0, done.stderr
-    assert [line.split()[1] for line in done.own_lines if "loaded in" in line] == ["2", "1", "2", "2"], done.stderr
+    assert [line.split()[1] for line in done.own_lines if "loaded in" in line] == ["2", "1", "1", "2", "2"], done.stderr
     assert "Gravity is the force that holds the universe together" in done.stdout, done.stdout
+    assert "The capital of France is Paris." in done.stdout, done.stdout
     assert "verdict   correct" in done.stdout and "host backend can run here" in done.stdout
     assert "blank completion" not in done.stderr and "Traceback" not in done.stderr
     assert "A black hole is a singularity" in done.stdout, done.stdout

@@ -93,15 +93,19 @@ class Runner:
     timeout_s: float = 120.0
     segments_before: list[str] = field(default_factory=lambda: abandoned_segments())
 
-    def start(self, command: Sequence[str], env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    def environment(self) -> dict[str, str]:
+        """Of a command, with the mark."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCH_VARIABLES) or k == "DISTMK_CACHE"}
         marks = {"DISTMK_PROGRESS": "0"}  # what takes long depends on the machine
         marks |= {"TEST_TOKEN": self.token, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.folder), "OMP_NUM_THREADS": "1"}
         # MPI's shared memory outlives a killed rank, so it is kept out of /dev/shm.
         marks["OMPI_MCA_btl_sm_backing_directory"] = str(self.folder)
+        return inherited | marks
+
+    def start(self, command: Sequence[str], env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(
             list(command),
-            env=inherited | marks | (env or {}),
+            env=self.environment() | (env or {}),
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
