@@ -85,9 +85,9 @@ def test_launch_script_starts_ranks(job: Job, tmp_path: Path, script: str, kind:
     shutil.copytree(ROOT / "launch", tmp_path / "launch")
     for name in ("abi", "bootstrap"):
         shutil.copytree(ROOT / "distmk" / name, tmp_path / "distmk" / name)
-    for name in ("console.py", "env.py", "errors.py", "interrupts.py"):
-        shutil.copy(ROOT / "distmk" / name, tmp_path / "distmk")
-    (tmp_path / "distmk" / "__init__.py").touch()
+    for module in (ROOT / "distmk").glob("*.py"):
+        shutil.copy(module, tmp_path / "distmk")
+    (tmp_path / "distmk" / "__init__.py").write_text("")
     shutil.copy(SCRIPT, tmp_path / "distmk" / "__main__.py")
     srun = tmp_path / "bin" / "srun"
     make_program(srun, FAKE_SRUN)
