@@ -13,7 +13,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers.trainers import BpeTrainer
 
-from distmk.abi import FinishReason, TokenEvent
+from distmk.abi import FinishReason
+from distmk.backends.base import Token
 from distmk.serving.requests import make_request
 from distmk.serving.sampling import SamplingParams
 from distmk.serving.stream_decoder import StreamDecoder
@@ -120,7 +121,7 @@ def test_burmese_behind_a_burmese_prompt() -> None:
         request = make_request(BURMESE[:length], SamplingParams(), mine, 1000, 1000)
         ids = mine.encode(BURMESE[:30])[2:]  # without BOS and the first space
         for number, token in enumerate(ids):
-            request.append(0, TokenEvent(0, token, int(number == len(ids) - 1) * FinishReason.LENGTH))
+            request.append(Token(0, token, int(number == len(ids) - 1) * FinishReason.LENGTH, 0))
         assert "".join(request.pieces) == BURMESE[:30]
 
 
@@ -143,7 +144,7 @@ def test_stop_tokens_are_no_text() -> None:
     mine = Tokenizer(byte_fallback(WORDS))
     request = make_request("the", SamplingParams(), mine, 1000, 1000)
     for token, finish in ((258, FinishReason.NONE), (257, FinishReason.STOP)):
-        request.append(0, TokenEvent(0, token, finish))
+        request.append(Token(0, token, finish, 0))
     assert (request.pieces, request.token_ids) == ([" cat", ""], [258, 257])
 
 
