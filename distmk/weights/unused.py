@@ -42,7 +42,7 @@ def report_unused(names: Iterable[str], config: ModelConfig, where: str) -> tupl
 def _listed(names: list[str]) -> str:
     """The first of `names` with their number, as the subject of a sentence."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"tensor{'s' * (len(names) > 1)} {', '.join(names[:_SHOWN])}{more} {'are' if len(names) > 1 else 'is'}"
+    return f"tensor{'s' * (len(names) > 1)} {', '.join(map(_on_one_line, names[:_SHOWN]))}{more} {'are' if len(names) > 1 else 'is'}"
 
 
 def _reason(name: str, config: ModelConfig) -> str:
@@ -57,3 +57,8 @@ def _reason(name: str, config: ModelConfig) -> str:
     if name.endswith(".bias"):
         return "the config calls for no such bias (attention_bias, mlp_bias); the checkpoint is of another kind"
     return "the checkpoint is of a kind that is not supported"
+
+
+def _on_one_line(name: str) -> str:
+    """A name of a damaged file may hold anything."""
+    return " ".join(name.split())
