@@ -42,7 +42,8 @@ def report_unused(names: Iterable[str], config: ModelConfig, where: str) -> tupl
 def _listed(names: list[str]) -> str:
     """The first of `names` with their number, as the subject of a sentence."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"tensor{'s' * (len(names) > 1)} {', '.join(map(_on_one_line, names[:_SHOWN]))}{more} {'are' if len(names) > 1 else 'is'}"
+    listed = ", ".join(map(_on_one_line, names[:_SHOWN]))
+    return f"tensor{'s' * (len(names) > 1)} {listed}{more} {'are' if len(names) > 1 else 'is'}"
 
 
 def _reason(name: str, config: ModelConfig) -> str:
