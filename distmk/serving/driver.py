@@ -18,7 +18,8 @@ from distmk.interrupts import deferred
 from distmk.serving.commands import command
 from distmk.serving.counters import Counters, Pace
 from distmk.serving.engine import Engine
-from distmk.serving.feed import Deliver, Feed
+from distmk.serving.engine_client import Deliver
+from distmk.serving.feed import Feed
 from distmk.serving.prefix_cache import PrefixCache
 from distmk.serving.requests import Request
 from distmk.serving.session import POLL_S, RunningLaunch

@@ -206,8 +206,8 @@ class Engine:
         num_traced = self.args.trace_iterations
         return self.session.launch(
             LaunchSpec(
-                num_requests=2
-                * self.args.max_num_seqs,  # as many wait in the launch as run, so that no slot waits for the host
+                # As many wait in the launch as run, so that no slot waits for the host.
+                num_requests=2 * self.args.max_num_seqs,
                 max_prompt_len=self.max_model_len,
                 eos_ids=self.config.eos_token_ids,
                 deadline_s=self.args.deadline_s or env.deadline_s(),

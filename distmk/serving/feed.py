@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from distmk.abi import CommandKind, FinishReason, HostCounts, RowSample
 from distmk.backends.base import Launch, Token
 from distmk.serving.counters import Counters
+from distmk.serving.engine_client import Deliver
 from distmk.serving.prefix_cache import CachedTokens, PrefixCache
 from distmk.serving.requests import Request
-from distmk.serving.sampling import TokenOutput
 from distmk.serving.sampling_slot import pack_sampling, row_sample_of
-
-Deliver = Callable[[TokenOutput | BaseException], None]
 
 
 @dataclass
@@ -175,7 +173,7 @@ class Feed:
         ids = [*request.prompt_ids, *request.token_ids]
         max_new = min(request.params.max_tokens - num_output, self._max_model_len - len(ids))
         # For log-probabilities of the prompt, all of it is computed.
-        scored = getattr(request.params, "prompt_logprobs", None) is not None and not num_output
+        scored = request.params.prompt_logprobs is not None and not num_output
         prefix = self._cache.find(ids, sent.tokens) if self._cache is not None and not scored else []
         sampling = None
         if row_sample_of(request.params) is not RowSample.GREEDY:

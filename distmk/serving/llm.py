@@ -22,7 +22,7 @@ from distmk.serving.closing import Closing
 from distmk.serving.commands import command, follow
 from distmk.serving.driver import Call, Driver, IdlePolicy
 from distmk.serving.engine import Engine, EngineArgs
-from distmk.serving.feed import Deliver
+from distmk.serving.engine_client import Deliver
 from distmk.serving.input_processor import InputProcessor, load_input_processor
 from distmk.serving.prompts import Prompt, Prompts, either_params
 from distmk.serving.requests import Request
@@ -60,8 +60,7 @@ class LLM:
     host's, without GPUs) that weights and KV cache take; as the cache is for what is being generated, `max_num_seqs` sequences
     of `max_model_len` tokens are its most. `num_gpu_blocks_override`: its pages of 16 tokens, instead. When all are in use,
     the youngest request is put back, and goes on later. `enable_prefix_caching`: a prompt that begins as an earlier one did
-    reuses that one's keys and values. `skip_tokenizer_init` (of vLLM): prompts are token ids, and
-    outputs have no text.
+    reuses that one's keys and values. `skip_tokenizer_init` (of vLLM): prompts are token ids, and outputs have no text.
 
     UsageError (ModelError, BuildError): the model or the arguments cannot be served. RankLostError: a rank died.
     """
