@@ -52,7 +52,8 @@ def follow(bootstrap: Bootstrap, engine: Engine) -> None:
         if name == "peak_memory":
             engine.peak_memory_bytes()
         elif name == "generate":
-            _run_launch(engine, arguments["gather_logits"])
+            with contextlib.suppress(Interrupted):  # rank 0 handles it, and sends the next command
+                engine.take_part(arguments["gather_logits"])
 
 
 def _read(payload: bytes) -> tuple[str, dict[str, Any]]:
@@ -61,17 +62,3 @@ def _read(payload: bytes) -> tuple[str, dict[str, Any]]:
     if told["arguments"].keys() != _ARGUMENTS.get(told["name"]):
         raise malformed("rank 0", "command")
     return told["name"], told["arguments"]
-
-
-def _run_launch(engine: Engine, gather_logits: bool) -> None:
-    """Take part in a launch of rank 0."""
-    with contextlib.suppress(Interrupted):  # rank 0 handles it, and sends the next command
-        launch = engine.launch()
-
-        def gather() -> None:
-            engine.gather_trace(launch)
-            if gather_logits and not launch.left:
-                engine.gather_logits()
-
-        for _ in launch.tokens(gather):
-            pass

@@ -10,9 +10,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from distmk.errors import DistmkError, Interrupted
 from distmk.interrupts import deferred
 from distmk.serving.commands import command
@@ -24,7 +21,6 @@ from distmk.serving.prefix_cache import PrefixCache
 from distmk.serving.requests import Request
 from distmk.serving.session import POLL_S, RunningLaunch
 from distmk.serving.stats import EngineStats
-from distmk.trace import Trace
 
 T = TypeVar("T")
 
@@ -66,8 +62,6 @@ class Driver:
         self._error: DistmkError | None = None  # that ended a launch, and with it the ranks' cooperation
         self._counters, self._pace = Counters(), Pace()
         self._cache = PrefixCache(engine.page_size) if engine.caches_prefixes else None
-        self.trace: Trace | None = None
-        self.logits: npt.NDArray[np.float32] = np.zeros(0, np.float32)
         self._thread = threading.Thread(target=self._run, name="distmk", daemon=True)
         self._thread.start()
 
@@ -191,7 +185,7 @@ class Driver:
                 self._add(feed, call)
             while not launch.is_over:
                 self._step(launch, feed)
-            launch.end(lambda: self._gather(launch, call.gather_logits))
+            launch.end(lambda: self._engine.gather(launch, call.gather_logits))
         except BaseException as error:
             self._fail(call, feed, launch, error)
         finally:
@@ -242,12 +236,6 @@ class Driver:
             else:
                 for _ in call.requests:
                     call.deliver(error)
-
-    def _gather(self, launch: RunningLaunch, gather_logits: bool) -> None:
-        """What is collected from all ranks once a launch has ended in order."""
-        self.trace = self._engine.gather_trace(launch)
-        if gather_logits and not launch.left:
-            self.logits = self._engine.gather_logits()
 
 
 def _closed() -> Interrupted:

@@ -31,6 +31,7 @@ from distmk.bootstrap import Bootstrap, agree, agree_same
 from distmk.bootstrap.messages import gather_json, malformed
 from distmk.console import progress, tell
 from distmk.errors import UsageError, shown
+from distmk.interrupts import deferred
 from distmk.lower import DecodeOptions
 from distmk.lower.memory import least_memory
 from distmk.model.shards import shard_model
@@ -112,6 +113,8 @@ class Engine:
 
     def __init__(self, args: EngineArgs, bootstrap: Bootstrap) -> None:
         self.args, self.bootstrap = args, bootstrap
+        self.trace: Trace | None = None  # of the last launch, on rank 0
+        self.logits: npt.NDArray[np.float32] = np.zeros(0, np.float32)  # of the last launch that was asked for them
         self.backend_name = agree(bootstrap, lambda: choose_backend(args.backend))
         self.checkpoint = agree(bootstrap, lambda: open_checkpoint(args.model, args.load_format, args.seed))
         self.config = self.checkpoint.config
@@ -217,10 +220,19 @@ class Engine:
             )
         )
 
-    def gather_trace(self, launch: RunningLaunch) -> Trace | None:
-        """The trace of a launch that is over, on rank 0; None without tracing, or if a caller left the launch early."""
+    def take_part(self, gather_logits: bool) -> None:
+        """The part of another rank in a launch of rank 0's."""
+        with deferred():
+            launch = self.launch()
+        for _ in launch.tokens(lambda: self.gather(launch, gather_logits)):
+            pass
+
+    def gather(self, launch: RunningLaunch, gather_logits: bool) -> None:
+        """Collect from all ranks what a launch that has ended in order leaves: `trace`, and `logits` if asked for."""
         num_traced = self.args.trace_iterations
-        return launch.trace(num_traced) if num_traced and not launch.left else None
+        self.trace = launch.trace(num_traced) if num_traced and not launch.left else None
+        if gather_logits and not launch.left:
+            self.logits = self._gather_logits()
 
     def close(self) -> None:
         self.session.close()
@@ -229,7 +241,7 @@ class Engine:
         """Peak resident memory of every rank's process so far, by rank."""
         return gather_json(self.bootstrap, _peak_bytes(), "peak memory", int)
 
-    def gather_logits(self) -> npt.NDArray[np.float32]:
+    def _gather_logits(self) -> npt.NDArray[np.float32]:
         """Logits that a launch of one new token sampled from: float32 [vocab_size], of all ranks. Needs keep_logits."""
         batch = Batch.from_buffer_copy(self.session.view("batch").tobytes())
         row = next(index for index, entry in enumerate(batch.rows) if entry.sample)

@@ -27,7 +27,7 @@ from distmk.serving.input_processor import InputProcessor, load_input_processor
 from distmk.serving.prompts import Prompt, Prompts, either_params
 from distmk.serving.requests import Request
 from distmk.serving.sampling import RequestOutput, SamplingParams, TokenOutput
-from distmk.serving.session import RunningLaunch, Session
+from distmk.serving.session import Session
 from distmk.serving.stats import EngineStats
 from distmk.serving.tokenizer import Tokenizer
 from distmk.trace import Trace
@@ -87,7 +87,6 @@ class LLM:
         idle_exit_s: float | None = 0.0,
         followed: bool = False,
     ) -> None:
-        self._trace: Trace | None = None  # of the last call, on other ranks
         self._bootstrap = connect(tensor_parallel_size)
         # The other ranks wait for commands; worker processes of this one always do.
         self._leads = self._bootstrap.kind in ("single", "local") or followed
@@ -165,7 +164,7 @@ class LLM:
     @property
     def trace(self) -> Trace | None:
         """The trace of the last launch that ended in order (on rank 0)."""
-        return self._closing.driver.trace if self._closing.driver is not None else self._trace
+        return self._engine.trace
 
     @property
     def session(self) -> Session:
@@ -231,8 +230,7 @@ class LLM:
             raise UsageError("compute_logits needs LLM(..., keep_logits=True)")
         requests = self.make_requests(prompt, SamplingParams(max_tokens=1, ignore_eos=True), only_one=True)
         self._run_to_end(requests, gather_logits=True)
-        driver = self._closing.driver
-        return self._logits if driver is None else driver.logits
+        return self._engine.logits
 
     def stats(self) -> EngineStats:
         """What the engine does now, and has done so far. On rank 0, from any thread. UsageError: on another rank."""
@@ -286,7 +284,10 @@ class LLM:
         self._closing.check_usable()
         driver = self._closing.driver
         if driver is None:
-            self._take_part(gather_logits)
+            try:
+                self._engine.take_part(gather_logits)
+            finally:
+                self._engine.session.stop()
             return
         outputs: SimpleQueue[TokenOutput | BaseException] = SimpleQueue()
         call = Call(list(requests), outputs.put, gather_logits)
@@ -305,22 +306,6 @@ class LLM:
         finally:
             if self._closing.is_owner:
                 driver.cancel(call)
-
-    def _take_part(self, gather_logits: bool) -> None:
-        """The part of another rank in a launch of rank 0's."""
-        try:
-            with deferred():
-                launch = self._engine.launch()
-            for _ in launch.tokens(lambda: self._gather(launch, gather_logits)):
-                pass
-        finally:
-            self._engine.session.stop()
-
-    def _gather(self, launch: RunningLaunch, gather_logits: bool) -> None:
-        """What a call collects from all ranks once its launch has ended in order."""
-        self._trace = self._engine.gather_trace(launch)
-        if gather_logits and not launch.left:
-            self._logits = self._engine.gather_logits()
 
     def submit(self, prompt: Prompt, params: SamplingParams, deliver: Deliver) -> Request:
         """Serve one prompt without waiting: `deliver` is called on another thread with each token, or with an error.
