@@ -3,8 +3,8 @@
 
     python scripts/sample_time.py qwen3-8b
 
-Prints a line for each batch size and set of parameters: milliseconds a token, the median of --repeats streams of 200 tokens behind
-prompts of 256. Greedy decoding comes first and last. Weights are random, since no value changes how long a step takes.
+Prints a line for each batch size and set of parameters: milliseconds a token, the median of --repeats streams of 200 tokens
+behind prompts of 256. Greedy decoding comes first and last. Weights are random, since no value changes how long a step takes.
 """
 
 from __future__ import annotations
