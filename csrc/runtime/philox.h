@@ -1,9 +1,6 @@
-// Random numbers by counter: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), and
-// the noise of the Gumbel-max trick. A number depends on seed, position and token alone, so that a draw is the same in
-// any batch, on any number of ranks and in any order of the tokens.
+// Random numbers by counter: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). A
+// number depends on seed and position alone, so that a draw is the same in any batch and on any number of ranks.
 #pragma once
-#include <math.h>
-
 #include "abi.h"
 #include "platform/platform.h"
 
@@ -29,15 +26,15 @@ struct Philox {
   }
 };
 
-constexpr uint32_t TOKENS_PER_PHILOX = 4;
-// The four numbers of tokens 4 * group, 4 * group + 1, ...
-DISTMK_FN Philox token_numbers(uint64_t seed, uint32_t position, uint32_t group) { return {seed, group, position}; }
-
-// Uniform in (0, 1), up to the rounding of a float.
-DISTMK_FN float unit_interval(uint32_t x) { return (static_cast<float>(x) + 0.5f) * 0x1p-32f; }
-// argmax over tokens of z + gumbel_noise(unit_interval(x)) has the probabilities softmax(z): -log(v') of a uniform v'
-// is exponential, and the noise is minus the logarithm of that. It is at most MAX_GUMBEL_NOISE.
-DISTMK_FN float gumbel_noise(float v) { return -logf(-log1pf(-v)); }
-constexpr float MAX_GUMBEL_NOISE = 23.0f;  // -log(2^-33) = 22.9
+// The index-th number of a position, uniform in [0, end) up to the rounding of 64 bits.
+DISTMK_FN uint64_t number_below(uint64_t end, uint64_t seed, uint32_t position, uint32_t index) {
+  const Philox numbers(seed, index, position);
+  const uint64_t bits = static_cast<uint64_t>(numbers.word[1]) << 32 | numbers.word[0];
+#ifdef __CUDA_ARCH__
+  return __umul64hi(bits, end);
+#else
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(bits) * end >> 64);
+#endif
+}
 
 }  // namespace distmk

@@ -1,12 +1,21 @@
 // The logits of a row of the batch over the whole vocabulary: a section for each rank's shard, one after another.
 #pragma once
 #include <float.h>
+#include <math.h>
+#include <stdint.h>
 
-#include "runtime/argmax.h"
+#include "platform/platform.h"
 
 namespace distmk {
 
 constexpr uint32_t LOGITS_PER_VECTOR = 4;
+// A row is divided into segments of consecutive tokens: a warp's work on a GPU.
+constexpr uint32_t VECTORS_PER_SEGMENT = 256, TOKENS_PER_SEGMENT = VECTORS_PER_SEGMENT * LOGITS_PER_VECTOR;
+
+struct Segment {
+  uint32_t begin, count;  // tokens; at least one
+  uint64_t first_vector;  // in memory laid out like the row
+};
 
 struct RowLogits {
   float* logits;
@@ -21,60 +30,90 @@ struct RowLogits {
     while (section_begin(section + 1) <= token) ++section;  // the quotient is rounded down
     return logits + uint64_t{section} * stride + (token - section_begin(section));
   }
+
+  // Segments are in the order of tokens; each is in one section.
+  DISTMK_FN uint32_t segments_in(uint32_t section) const {
+    return (section_begin(section + 1) - section_begin(section) + TOKENS_PER_SEGMENT - 1) / TOKENS_PER_SEGMENT;
+  }
+  DISTMK_FN uint32_t num_segments() const {
+    uint32_t num = 0;
+    DISTMK_NO_UNROLL
+    for (uint32_t section = 0; section < num_sections; ++section) num += segments_in(section);
+    return num;
+  }
+  // Segment `index` of a section.
+  DISTMK_FN Segment segment(uint32_t section, uint32_t index) const {
+    const uint32_t offset = index * TOKENS_PER_SEGMENT, begin = section_begin(section) + offset;
+    const uint32_t left = section_begin(section + 1) - begin;
+    return {begin, left < TOKENS_PER_SEGMENT ? left : TOKENS_PER_SEGMENT,
+            (uint64_t{section} * stride + offset) / LOGITS_PER_VECTOR};
+  }
+  // Segment `index` of all.
+  DISTMK_FN Segment find_segment(uint32_t index) const {
+    uint32_t section = 0;
+    DISTMK_NO_UNROLL
+    for (uint32_t num; index >= (num = segments_in(section)); ++section) index -= num;
+    return segment(section, index);
+  }
 };
 
-// What sampling makes of a logit that is not finite: NaN is never drawn, infinity always.
-DISTMK_FN float finite_logit(float x) {
-  if (!(x >= -FLT_MAX)) return -INFINITY;     // NaN, too
-  return (x > FLT_MAX ? FLT_MAX : x) + 0.0f;  // -0 becomes 0
-}
+// What sampling makes of a logit that is not finite: NaN is never drawn, infinity always. -0 becomes 0.
+DISTMK_FN float finite_logit(float x) { return fminf(fmaxf(x, -INFINITY), FLT_MAX) + 0.0f; }
 
-// Calls f(first token, logits, their number, place) for every vector of the row. `place` is the vector's index in
-// memory laid out like the row. The threads of the block divide them.
+// Calls f(first token, logits, their number, place) for every vector of a segment. `place` is the vector's index in
+// memory laid out like the row; the logits are made finite, and -infinity behind their number. The lanes of the block's
+// warp divide them; each meets its tokens in ascending order, and some vectors of none.
 template <class Block, class F>
-DISTMK_FN void for_each_vector(const Block& block, const RowLogits& row, const F& f) {
+DISTMK_FN void for_each_vector_in(const RowLogits& row, const Segment& segment, const F& f) {
   using Vector = typename Block::Vector;
-  constexpr uint32_t IN_FLIGHT = Block::LOADS_IN_FLIGHT;
+  constexpr uint32_t IN_FLIGHT = Block::LOADS_IN_FLIGHT, STEP = IN_FLIGHT * Block::LANES;
+  const auto* vectors = reinterpret_cast<const Vector*>(row.logits) + segment.first_vector;
+  const uint32_t last = (segment.count - 1) / LOGITS_PER_VECTOR;
   DISTMK_NO_UNROLL
-  for (uint32_t section = 0; section < row.num_sections; ++section) {
-    const uint32_t begin = row.section_begin(section), count = row.section_begin(section + 1) - begin;
-    const uint32_t num_vectors = (count + LOGITS_PER_VECTOR - 1) / LOGITS_PER_VECTOR;
-    const uint64_t first = uint64_t{section} * row.stride / LOGITS_PER_VECTOR;
-    const auto* vectors = reinterpret_cast<const Vector*>(row.logits) + first;
-    DISTMK_NO_UNROLL
-    for (uint32_t v = block.index(); v < num_vectors; v += IN_FLIGHT * block.size()) {
-      Vector loaded[IN_FLIGHT];
-      DISTMK_UNROLL
-      for (uint32_t i = 0; i < IN_FLIGHT; ++i)
-        if (v + i * block.size() < num_vectors) loaded[i] = Block::load(vectors + v + i * block.size());
-      DISTMK_UNROLL
-      for (uint32_t i = 0; i < IN_FLIGHT; ++i) {
-        const uint32_t index = v + i * block.size(), token = index * LOGITS_PER_VECTOR;
-        if (index >= num_vectors) break;
-        const float x[LOGITS_PER_VECTOR] = {loaded[i].x, loaded[i].y, loaded[i].z, loaded[i].w};
-        f(begin + token, x, count - token < LOGITS_PER_VECTOR ? count - token : LOGITS_PER_VECTOR, first + index);
-      }
+  for (uint32_t begin = 0; begin <= last; begin += STEP) {
+    const uint32_t v = begin + Block::lane();
+    Vector loaded[IN_FLIGHT];
+    DISTMK_UNROLL
+    for (uint32_t i = 0; i < IN_FLIGHT; ++i) {
+      const uint32_t index = v + i * Block::LANES;
+      loaded[i] = Block::load(vectors + (index < last ? index : last));
+    }
+    DISTMK_UNROLL
+    for (uint32_t i = 0; i < IN_FLIGHT; ++i) {
+      const uint32_t index = v + i * Block::LANES, token = index * LOGITS_PER_VECTOR;
+      const uint32_t count = token < segment.count ? segment.count - token : 0;
+      const float x[LOGITS_PER_VECTOR] = {
+          count > 0 ? finite_logit(loaded[i].x) : -INFINITY, count > 1 ? finite_logit(loaded[i].y) : -INFINITY,
+          count > 2 ? finite_logit(loaded[i].z) : -INFINITY, count > 3 ? finite_logit(loaded[i].w) : -INFINITY};
+      f(segment.begin + token, x, count < LOGITS_PER_VECTOR ? count : LOGITS_PER_VECTOR, segment.first_vector + index);
     }
   }
 }
 
-// Calls f(token, finite logit) for every token.
+// Calls f(index, segment) for every segment of the row. The warps of the block divide them.
 template <class Block, class F>
-DISTMK_FN void for_each_token(const Block& block, const RowLogits& row, const F& f) {
-  for_each_vector(block, row, [&](uint32_t token, const float* x, uint32_t count, uint64_t) {
-    DISTMK_UNROLL
-    for (uint32_t i = 0; i < LOGITS_PER_VECTOR; ++i)
-      if (i < count) f(token + i, finite_logit(x[i]));
-  });
+DISTMK_FN void for_each_segment(const RowLogits& row, const F& f) {
+  uint32_t index = Block::warp(), first = 0;
+  DISTMK_NO_UNROLL
+  for (uint32_t section = 0; section < row.num_sections; ++section) {
+    const Segment whole = row.segment(section, 0);
+    const uint32_t end = row.section_begin(section + 1), num = row.segments_in(section);
+    DISTMK_NO_UNROLL
+    for (; index - first < num; index += Block::NUM_WARPS) {
+      const uint32_t offset = (index - first) * TOKENS_PER_SEGMENT, left = end - whole.begin - offset;
+      f(index, Segment{whole.begin + offset, left < TOKENS_PER_SEGMENT ? left : TOKENS_PER_SEGMENT,
+                       whole.first_vector + offset / LOGITS_PER_VECTOR});
+    }
+    first += num;
+  }
 }
 
-// The largest logit, and the smallest of its tokens.
-template <class Block>
-DISTMK_NOINLINE Candidate best_token(const Block& block, const RowLogits& row) {
-  Candidate best = {-INFINITY, -1};
-  for_each_token(block, row,
-                 [&](uint32_t token, float x) { best = better_of(best, {x, static_cast<int32_t>(token)}); });
-  return block.reduce(best, [](const Candidate& a, const Candidate& b) { return better_of(a, b); });
+DISTMK_FN float highest_of(const float* x) { return fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])); }
+
+// The same as for_each_vector_in() for the whole row.
+template <class Block, class F>
+DISTMK_FN void for_each_vector(const RowLogits& row, const F& f) {
+  for_each_segment<Block>(row, [&](uint32_t, const Segment& segment) { for_each_vector_in<Block>(row, segment, f); });
 }
 
 }  // namespace distmk

@@ -1,6 +1,6 @@
 // Sampling of a row over the whole vocabulary, exactly, and its logprobs. In the order in which vLLM does it:
 //   mask of allowed tokens; biases, and tokens banned before a minimum length; penalties; temperature; min-p; top-k;
-//   top-p; a draw from the softmax of what is left, as argmax(z + Gumbel noise).
+//   top-p; a draw from the softmax of what is left.
 // Written once: a block of threads on a GPU, one thread on the host. `Block` (device/sampling/block.cuh,
 // host/bodies/sample_row.cpp) has what they do differently.
 #pragma once
@@ -89,6 +89,19 @@ class RowSampler {
       if (mask && !(Block::load(mask + token / 32) >> token % 32 & 1)) return -INFINITY;
       return counts ? penalize(x + bias, slot, Block::load(counts + token)) : x + bias;
     }
+    // Of the tokens of a vector, without biases. Few tokens have been counted.
+    DISTMK_FN void operator()(uint32_t first, const float* x, uint32_t count, float* y) const {
+      uint32_t counted[LOGITS_PER_VECTOR], any = mask != nullptr;
+      DISTMK_UNROLL
+      for (uint32_t i = 0; i < LOGITS_PER_VECTOR; ++i)
+        any |= counted[i] = counts && i < count ? Block::load(counts + first + i) : 0;
+      DISTMK_UNROLL
+      for (uint32_t i = 0; i < LOGITS_PER_VECTOR; ++i) y[i] = x[i];
+      if (!any) return;
+      DISTMK_UNROLL
+      for (uint32_t i = 0; i < LOGITS_PER_VECTOR; ++i)
+        if (i < count) y[i] = (*this)(first + i, x[i], 0.0f);
+    }
   };
   DISTMK_FN void adjust() {
     const uint64_t slot = static_cast<uint32_t>(row_.slot);
@@ -99,11 +112,10 @@ class RowSampler {
         has_flag(slot_, SamplingFlag::MASK) ? context_.at<uint32_t>(args_.mask) + slot * mask_words : nullptr};
     using Vector = typename Block::Vector;
     auto* out = reinterpret_cast<Vector*>(adjusted_.logits);
-    for_each_vector(block_, raw_, [&](uint32_t token, const float* x, uint32_t count, uint64_t place) {
+    for_each_vector<Block>(raw_, [&](uint32_t token, const float* x, uint32_t count, uint64_t place) {
+      if (!count) return;
       float y[LOGITS_PER_VECTOR];
-      DISTMK_UNROLL
-      for (uint32_t i = 0; i < LOGITS_PER_VECTOR; ++i)
-        y[i] = i < count ? adjusted(token + i, finite_logit(x[i]), 0.0f) : -INFINITY;
+      adjusted(token, x, count, y);
       out[place] = {y[0], y[1], y[2], y[3]};
     });
     block_.sync();
@@ -127,80 +139,34 @@ class RowSampler {
   DISTMK_FN Candidate draw() {
     if (is_adjusted()) adjust();
     const RowLogits& row = is_adjusted() ? adjusted_ : raw_;
-    const Candidate best = best_token(block_, row);
+    TokenSelector<Block> selector(block_, row);
+    const Candidate best = selector.find_best();
     if (slot_.temperature < MIN_TEMPERATURE || best.value == -INFINITY) return best;
-    const float floor = slot_.min_p > 0.0f ? logf(slot_.min_p) : -INFINITY;
-    TokenSelector<Block> selector(block_, row, best.value, 1.0f / slot_.temperature, floor);
-    const bool limits_count = slot_.top_k && slot_.top_k < args_.vocab, limits_share = slot_.top_p < 1.0f;
-    if (limits_count || limits_share) selector.count_all();
-    if (limits_count && slot_.top_k < selector.kept().count) selector.keep_count(slot_.top_k);
-    if (limits_share) selector.keep_share(slot_.top_p);
-    return selector.is_listed() ? draw_from_list(selector) : draw_from_row(selector, row);
-  }
-  DISTMK_FN Candidate draw_from_list(const TokenSelector<Block>& selector) {
-    Candidate won = {-INFINITY, -1};
-    for (uint32_t i = block_.index(); i < selector.kept().count; i += block_.size()) {
-      const TokenKey key = selector.listed(i);
-      const uint32_t token = token_of(key);
-      const Philox numbers = numbers_of(token / TOKENS_PER_PHILOX);
-      compete(&won, token, selector.z_of(logit_of(key)), number_in(numbers, token % TOKENS_PER_PHILOX));
-    }
-    return winner(won);
-  }
-  // Most tokens lose whatever noise they get, and most others before its logarithms are computed.
-  DISTMK_FN Candidate draw_from_row(const TokenSelector<Block>& selector, const RowLogits& row) {
-    Candidate won = {-INFINITY, -1};
-    for_each_vector(block_, row, [&](uint32_t first, const float* x, uint32_t count, uint64_t) {
-      float z[LOGITS_PER_VECTOR], highest = -INFINITY;
-      DISTMK_UNROLL
-      for (uint32_t i = 0; i < LOGITS_PER_VECTOR; ++i) {
-        const float value = i < count ? finite_logit(x[i]) : -INFINITY;
-        z[i] = selector.is_kept(first + i, value) ? selector.z_of(value) : -INFINITY;
-        highest = z[i] > highest ? z[i] : highest;
-      }
-      if (highest == -INFINITY || highest + MAX_GUMBEL_NOISE < won.value) return;
-      uint32_t group = first / TOKENS_PER_PHILOX;
-      Philox numbers = numbers_of(group);
-      DISTMK_UNROLL
-      for (uint32_t i = 0; i < LOGITS_PER_VECTOR; ++i) {
-        const uint32_t token = first + i;
-        if (token / TOKENS_PER_PHILOX != group) numbers = numbers_of(group = token / TOKENS_PER_PHILOX);
-        if (z[i] > -INFINITY) compete(&won, token, z[i], number_in(numbers, token % TOKENS_PER_PHILOX));
-      }
-    });
-    return winner(won);
-  }
-  DISTMK_FN Philox numbers_of(uint32_t group) const {
-    return token_numbers(slot_.seed, static_cast<uint32_t>(row_.position), group);
-  }
-  DISTMK_FN static uint32_t number_in(const Philox& numbers, uint32_t i) {  // without an array in local memory
-    const uint32_t low = i & 1 ? numbers.word[1] : numbers.word[0], high = i & 1 ? numbers.word[3] : numbers.word[2];
-    return i & 2 ? high : low;
-  }
-  DISTMK_FN static void compete(Candidate* won, uint32_t token, float z, uint32_t number) {
-    const float v = unit_interval(number);
-    // The exponential is at least v. So a token whose v is larger than e^(z - best) loses.
-    if (won->token >= 0 && v > 1.001f * expf(z - won->value)) return;
-    *won = better_of(*won, {z + gumbel_noise(v), static_cast<int32_t>(token)});
-  }
-  DISTMK_FN Candidate winner(const Candidate& mine) {
-    return block_.reduce(mine, [](const Candidate& a, const Candidate& b) { return better_of(a, b); });
+    selector.set(slot_.temperature, slot_.min_p > 0.0f ? logf(slot_.min_p) : -INFINITY);
+    if (slot_.top_k && slot_.top_k < args_.vocab) selector.keep_count(slot_.top_k);
+    const auto random = [&](uint64_t end, uint32_t index) {
+      return number_below(end, slot_.seed, static_cast<uint32_t>(row_.position), index);
+    };
+    return {best.value, selector.draw(slot_.top_p, random)};
   }
 
   // Logprobs.
 
   DISTMK_FN void report(uint32_t chosen, uint32_t num_best) {
-    const Candidate best = best_token(block_, raw_);
+    TokenSelector<Block> selector(block_, raw_);
+    const Candidate best = selector.find_best();
     const float logit = finite_logit(Block::load(raw_.at(chosen)));
-    TokenSelector<Block> selector(block_, raw_, best.value, 1.0f, -INFINITY);
-    selector.count_all();
-    const float log_sum = best.value + logf(static_cast<float>(selector.kept().mass) / MASS_SCALE);
+    const float log_sum = best.value + logf(static_cast<float>(selector.weigh()) / MASS_SCALE);
     uint32_t at_least = 0;
-    for_each_token(block_, raw_, [&](uint32_t, float x) { at_least += x >= logit; });
+    for_each_vector<Block>(raw_, [&](uint32_t, const float* x, uint32_t count, uint64_t) {
+      DISTMK_UNROLL
+      for (uint32_t i = 0; i < LOGITS_PER_VECTOR; ++i) at_least += (i < count) & (x[i] >= logit);
+    });
     at_least = block_.reduce(at_least, [](uint32_t a, uint32_t b) { return a + b; });
-    if (selector.kept().count < num_best) num_best = static_cast<uint32_t>(selector.kept().count);
-    if (num_best && num_best < selector.kept().count) selector.keep_count(num_best);
-    if (num_best) selector.list_kept();
+    if (num_best) {
+      selector.keep_count(num_best);
+      num_best = selector.num_listed();
+    }
     auto& record = *context_.at<LogprobRecord>(args_.record);
     for (uint32_t i = block_.index(); i < num_best; i += block_.size()) {
       record.tokens[i] = static_cast<int32_t>(token_of(selector.listed(i)));

@@ -1,208 +1,218 @@
-// Selects the best tokens of a row without sorting it: those up to a number (top-k) or up to a share of the probability
-// (top-p), exactly. Tokens are ordered by logit, equal ones by id; what is kept is always a prefix of that order.
+// Selects the best tokens of a row without sorting it, up to a number (top-k), and draws one of those or of their best
+// up to a share of the probability (top-p), exactly. Tokens are ordered by logit, equal ones by id; what is kept is
+// always a prefix of that order.
 //
-// A histogram by distance from the best logit finds the bin of the last token that is kept. If few tokens are in it,
-// they are listed and sorted; else it is divided again (radix select). Probabilities are added up as integers, so the
-// result depends on no order of additions.
+// Top-k of few: the best tokens of that many threads are at least as good as the last token that is kept. So those down
+// to the worst of them are listed and sorted. If they are too many: a histogram by distance from the best logit finds
+// the bin of the last token that is kept. If few tokens are in it, they are listed and sorted; else it is divided again
+// (radix select).
+//
+// A draw is the token at which the sum of the probabilities, in the order of the list or of the vocabulary, passes a
+// random number (inverse transform sampling). Probabilities are added up as integers, so the result depends on no order
+// of additions. Top-p of tokens that are not listed, by rejection: a token is drawn out of all; if those better than it
+// have the share already, the next one is drawn out of these.
 #pragma once
 #include <math.h>
 
+#include "runtime/argmax.h"
 #include "runtime/row_logits.h"
+#include "runtime/token_key.h"
 
 namespace distmk {
 
-constexpr uint32_t NUM_BINS = 1024, LIST_CAPACITY = 1024;
-constexpr float BINS_PER_NAT = 32.0f;
+constexpr uint32_t NUM_BINS = 1024, LIST_CAPACITY = 1024, MAX_SEGMENTS = 1024, MAX_THREADS = 256;
+constexpr float BINS_PER_NAT = 64.0f;
 constexpr float MASS_SCALE = 0x1p40f;  // of a probability relative to the best token's
-
-// 64 bits that are smaller for better tokens: the bits of the logit in descending order, then the id.
-using TokenKey = uint64_t;
-DISTMK_FN TokenKey token_key(float x, uint32_t token) {
-  uint32_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  const uint32_t ascending = bits >> 31 ? ~bits : bits | 0x80000000u;
-  return static_cast<uint64_t>(~ascending) << 32 | token;
-}
-DISTMK_FN uint32_t token_of(TokenKey key) { return static_cast<uint32_t>(key); }
-DISTMK_FN float logit_of(TokenKey key) {
-  const auto ascending = ~static_cast<uint32_t>(key >> 32);
-  const uint32_t bits = ascending >> 31 ? ascending & 0x7fffffffu : ~ascending;
-  float x;
-  memcpy(&x, &bits, sizeof x);
-  return x;
-}
-
-// A number of tokens and their probability relative to the best one's, times MASS_SCALE.
-struct Amount {
-  uint64_t count, mass;
-};
 
 // Shared by the threads of a block.
 struct SelectorMemory {
-  uint32_t counts[NUM_BINS];
-  uint32_t mass_low[NUM_BINS], mass_high[NUM_BINS];
+  uint32_t counts[NUM_BINS];    // of tokens, by distance from the best logit
+  uint64_t mass[MAX_SEGMENTS];  // probabilities of segments of the row
+  TokenKey best[MAX_THREADS];   // of each thread's tokens
   TokenKey list[LIST_CAPACITY];
   uint32_t list_size;
-  uint32_t found_bin;
-  Amount found_before, found_inside;
+  uint32_t found_index;
+  uint64_t found_before, found_inside;
 };
 
 template <class Block>
 class TokenSelector {
  public:
+  DISTMK_FN TokenSelector(Block& block, const RowLogits& row) : block_(block), memory_(block.memory()), row_(row) {}
+
+  // The token of the largest logit, of equal ones the first; first of all.
+  DISTMK_OUTLINED Candidate find_best() {
+    Candidate best = {-INFINITY, -1};
+    for_each_vector<Block>(row_, [&](uint32_t first, const float* x, uint32_t, uint64_t) {
+      const float highest = highest_of(x);
+      if (highest <= best.value) return;
+      const uint32_t i = x[0] == highest ? 0 : x[1] == highest ? 1 : x[2] == highest ? 2 : 3;
+      best = {highest, static_cast<int32_t>(first + i)};
+    });
+    block_.sync();
+    memory_.best[block_.index()] = token_key(best.value, static_cast<uint32_t>(best.token));
+    best = block_.reduce(best, [](const Candidate& a, const Candidate& b) { return better_of(a, b); });
+    if (best.token < 0) best.token = 0;  // all are -infinity
+    best_ = best.value;
+    return best;
+  }
   // Tokens with z < `floor` are dropped; z: distance from the best logit over the temperature (not positive).
-  DISTMK_FN TokenSelector(Block& block, const RowLogits& row, float best, float inverse_temperature, float floor)
-      : block_(block), memory_(block.memory()), row_(row), best_(best), scale_(inverse_temperature), floor_(floor) {}
-
-  DISTMK_FN float z_of(float x) const { return (x - best_) * scale_; }
-  DISTMK_FN bool is_kept(uint32_t token, float x) const {
-    return x > -INFINITY && z_of(x) >= floor_ && token_key(x, token) <= last_;
-  }
-  // Counts all tokens; kept() is then about all of them.
-  DISTMK_OUTLINED void count_all() {
-    fill_histogram([&](TokenKey, float z) { return bin_of(z); });
-    kept_ = histogram_total();
-    is_fresh_ = true;
-  }
-  DISTMK_FN Amount kept() const { return kept_; }
-
-  // Keeps the best `count` tokens, of more. After count_all().
-  DISTMK_FN void keep_count(uint64_t count) { keep(true, count); }
-  // Keeps the best tokens that have a share `p` of the probability of those that are kept.
-  DISTMK_FN void keep_share(float p) {
-    const auto share = static_cast<uint64_t>(ceil(static_cast<double>(p) * static_cast<double>(kept_.mass)));
-    keep(false, share < 1 ? 1 : share > kept_.mass ? kept_.mass : share);
+  DISTMK_FN void set(float temperature, float floor) {
+    scale_ = 1.0f / temperature;
+    floor_ = floor;
   }
 
-  // Whether the tokens that are kept are listed, the best first.
-  DISTMK_FN bool is_listed() const { return is_listed_; }
+  // Keeps the best `count` tokens, or all if there are not more. Lists them, the best first, if they are at most
+  // LIST_CAPACITY.
+  DISTMK_OUTLINED void keep_count(uint32_t count) {
+    if (count > Block::size() || !list_by_threads(count)) {
+      const uint64_t num_kept = find_last(count);
+      is_listed_ = num_kept <= LIST_CAPACITY;
+      if (is_listed_) num_listed_ = gather(last_logit_, [](TokenKey, float) { return true; });
+    }
+  }
+  DISTMK_FN uint32_t num_listed() const { return num_listed_; }
   DISTMK_FN TokenKey listed(uint32_t index) const { return memory_.list[index]; }
-  // Lists them, if there are at most LIST_CAPACITY.
-  DISTMK_OUTLINED void list_kept() {
-    if (is_listed_) return;
-    gather([&](TokenKey, float) { return true; });
-    is_listed_ = true;
+
+  // A token by probability, out of the best that have a share `p` of the probability of those that are kept.
+  // `random(end, i)`: the i-th random number, less than `end`.
+  template <class Random>
+  DISTMK_OUTLINED int32_t draw(float p, const Random& random) {
+    if (is_listed_) return draw_from_list(p, random);
+    const uint64_t share = share_of(weigh(), p);
+    DISTMK_NO_UNROLL
+    for (uint32_t i = 0;; ++i) {
+      const Candidate drawn = draw_from_segments(random(total_mass(), i));
+      if (p >= 1.0f) return drawn.token;
+      last_logit_ = drawn.value;
+      end_token_ = static_cast<uint32_t>(drawn.token);
+      if (weigh() < share) return drawn.token;
+    }
+  }
+
+  // The probability of all tokens that are kept, relative to the best one's, times MASS_SCALE.
+  DISTMK_OUTLINED uint64_t weigh() {
+    block_.sync();
+    for_each_segment<Block>(row_, [&](uint32_t index, const Segment& segment) {
+      uint64_t mass = 0;
+      for_each_vector_in<Block>(row_, segment, [&](uint32_t first, const float* x, uint32_t, uint64_t) {
+        DISTMK_UNROLL
+        for (uint32_t i = 0; i < LOGITS_PER_VECTOR; ++i) {
+          const uint64_t mass_of_token = mass_of(z_of(x[i]));
+          mass += is_kept(first + i, x[i]) ? mass_of_token : 0;
+        }
+      });
+      mass = Block::sum_of_warp(mass);
+      if (Block::lane() == 0) memory_.mass[index] = mass;
+    });
+    block_.sync();
+    return total_mass();
   }
 
  private:
   Block& block_;
   SelectorMemory& memory_;
   const RowLogits& row_;
-  const float best_, scale_, floor_;
-  TokenKey last_ = ~TokenKey{0};  // the last token that is kept
-  Amount kept_{0, 0};
-  bool is_fresh_ = false;  // the histogram is that of count_all()
+  float best_ = 0.0f, scale_ = 1.0f, floor_ = -INFINITY;
+  float last_logit_ = -INFINITY;  // tokens are kept down to this logit; of those that have it, those before end_token_
+  uint32_t end_token_ = 0;
   bool is_listed_ = false;
+  uint32_t num_listed_ = 0;
 
-  DISTMK_FN static uint64_t mass_of(float z) { return static_cast<uint64_t>(expf(z) * MASS_SCALE + 0.5f); }
+  DISTMK_FN float z_of(float x) const { return (x - best_) * scale_; }
+  DISTMK_FN bool is_kept(uint32_t token, float x) const {  // without branches
+    const bool is_better = x > last_logit_, is_equal = x == last_logit_, is_before = token < end_token_;
+    return (z_of(x) >= floor_) & (is_better | (is_equal & is_before));
+  }
+  DISTMK_FN static uint64_t mass_of(float z) { return static_cast<uint64_t>(Block::exp(z) * MASS_SCALE + 0.5f); }
+  DISTMK_FN static uint64_t share_of(uint64_t mass, float p) {
+    const auto share = static_cast<uint64_t>(ceil(static_cast<double>(p) * static_cast<double>(mass)));
+    return share < 1 ? 1 : share > mass ? mass : share;
+  }
   DISTMK_FN static uint32_t bin_of(float z) {
     const float bin = -z * BINS_PER_NAT;
     return bin < NUM_BINS - 1 ? static_cast<uint32_t>(bin) : NUM_BINS - 1;
+  }
+  DISTMK_FN auto count_in_bin() const {
+    return [this](uint32_t bin) { return static_cast<uint64_t>(memory_.counts[bin]); };
+  }
+  DISTMK_FN auto mass_of_segment() const {
+    return [this](uint32_t index) { return memory_.mass[index]; };
+  }
+  DISTMK_FN auto mass_of_listed() const {
+    return [this](uint32_t index) { return mass_of(z_of(logit_of(memory_.list[index]))); };
   }
 
   // Calls f(key, z) for every token that is kept.
   template <class F>
   DISTMK_FN void for_each_kept(const F& f) const {
-    for_each_token(block_, row_, [&](uint32_t token, float x) {
-      if (is_kept(token, x)) f(token_key(x, token), z_of(x));
+    for_each_vector<Block>(row_, [&](uint32_t first, const float* x, uint32_t, uint64_t) {
+      DISTMK_UNROLL
+      for (uint32_t i = 0; i < LOGITS_PER_VECTOR; ++i)
+        if (is_kept(first + i, x[i])) f(token_key(x[i], first + i), z_of(x[i]));
     });
   }
 
-  // `bin_of_token(key, z)`: NUM_BINS or more for tokens that do not count.
+  // `bin_of_token(key, z)`: NUM_BINS or more for tokens that do not count. Most tokens are in the last bin, so threads
+  // count their own of these.
   template <class F>
   DISTMK_FN void fill_histogram(const F& bin_of_token) {
     block_.sync();
-    for (uint32_t bin = block_.index(); bin < NUM_BINS; bin += block_.size())
-      memory_.counts[bin] = memory_.mass_low[bin] = memory_.mass_high[bin] = 0;
+    for (uint32_t bin = block_.index(); bin < NUM_BINS; bin += block_.size()) memory_.counts[bin] = 0;
     block_.sync();
+    uint32_t num_in_last = 0;
     for_each_kept([&](TokenKey key, float z) {
       const uint32_t bin = bin_of_token(key, z);
-      if (bin >= NUM_BINS) return;
-      const uint64_t mass = mass_of(z);
-      Block::add(&memory_.counts[bin], 1);
-      const auto low = static_cast<uint32_t>(mass);
-      const uint32_t carry = Block::add(&memory_.mass_low[bin], low) > ~low;
-      if (const auto high = static_cast<uint32_t>(mass >> 32) + carry) Block::add(&memory_.mass_high[bin], high);
+      num_in_last += bin == NUM_BINS - 1;
+      if (bin < NUM_BINS - 1) Block::add(&memory_.counts[bin], 1);
     });
+    Block::add(&memory_.counts[NUM_BINS - 1], num_in_last);
     block_.sync();
   }
-  DISTMK_FN Amount amount_in(uint32_t bin) const {
-    return {memory_.counts[bin], static_cast<uint64_t>(memory_.mass_high[bin]) << 32 | memory_.mass_low[bin]};
-  }
+
   // A thread's consecutive part of `num` items.
   DISTMK_FN uint32_t part_begin(uint32_t num, uint32_t thread) const {
     return static_cast<uint32_t>(uint64_t{num} * thread / block_.size());
   }
-  DISTMK_FN Amount histogram_total() {
-    Amount mine{0, 0};
-    for (uint32_t bin = block_.index(); bin < NUM_BINS; bin += block_.size()) {
-      const Amount amount = amount_in(bin);
-      mine = {mine.count + amount.count, mine.mass + amount.mass};
-    }
-    const auto add = [](uint64_t a, uint64_t b) { return a + b; };
-    return {block_.reduce(mine.count, add), block_.reduce(mine.mass, add)};
+  template <class AmountOf>
+  DISTMK_FN uint64_t total(uint32_t num, const AmountOf& amount_of) const {
+    uint64_t mine = 0;
+    for (uint32_t i = block_.index(); i < num; i += block_.size()) mine += amount_of(i);
+    return block_.reduce(mine, [](uint64_t a, uint64_t b) { return a + b; });
   }
+  DISTMK_FN uint64_t total_mass() const { return total(row_.num_segments(), mass_of_segment()); }
 
   // The first of `num` items at which `before` and the amounts of the items up to it reach the target.
   struct Place {
     uint32_t index;
-    Amount before, inside;
+    uint64_t before, inside;
   };
   template <class AmountOf>
-  DISTMK_FN Place find(uint32_t num, const AmountOf& amount_of, Amount before, bool by_count, uint64_t target) {
+  DISTMK_FN Place find(uint32_t num, const AmountOf& amount_of, uint64_t before, uint64_t target) {
     const uint32_t begin = part_begin(num, block_.index()), end = part_begin(num, block_.index() + 1);
-    Amount mine{0, 0};
-    for (uint32_t i = begin; i < end; ++i) {
-      const Amount amount = amount_of(i);
-      mine = {mine.count + amount.count, mine.mass + amount.mass};
-    }
-    before = {before.count + block_.sum_before(mine.count), before.mass + block_.sum_before(mine.mass)};
-    for (uint32_t i = begin; i < end; ++i) {
-      const Amount amount = amount_of(i);
-      const Amount through = {before.count + amount.count, before.mass + amount.mass};
-      const bool reached = by_count ? through.count >= target : through.mass >= target;
-      if (reached && (by_count ? before.count : before.mass) < target) {
-        memory_.found_bin = i;
-        memory_.found_before = before;
-        memory_.found_inside = amount;
+    uint64_t mine = 0;
+    for (uint32_t i = begin; i < end; ++i) mine += amount_of(i);
+    before += block_.sum_before(mine);
+    if (before < target && before + mine >= target) {
+      for (uint32_t i = begin; i < end; ++i) {
+        const uint64_t amount = amount_of(i);
+        if (before < target && before + amount >= target) {
+          memory_.found_index = i;
+          memory_.found_before = before;
+          memory_.found_inside = amount;
+        }
+        before += amount;
       }
-      before = through;
     }
     block_.sync();
-    const Place place{memory_.found_bin, memory_.found_before, memory_.found_inside};
+    const Place place{memory_.found_index, memory_.found_before, memory_.found_inside};
     block_.sync();
     return place;
   }
 
-  DISTMK_OUTLINED void keep(bool by_count, uint64_t target) {
-    uint32_t num = static_cast<uint32_t>(kept_.count);
-    Amount before{0, 0};
-    if (!is_listed_) {
-      if (!is_fresh_) fill_histogram([&](TokenKey, float z) { return bin_of(z); });
-      is_fresh_ = true;
-      Place place = find(NUM_BINS, [&](uint32_t bin) { return amount_in(bin); }, before, by_count, target);
-      const uint32_t bin = place.index;
-      TokenKey low = 0, high = ~TokenKey{0};  // of the tokens of the bin that are still in question
-      is_listed_ = place.before.count + place.inside.count <= LIST_CAPACITY;
-      while (!is_listed_ && place.inside.count > LIST_CAPACITY)
-        place = divide(bin, place, &low, &high, by_count, target);
-      const bool all = is_listed_;
-      gather([&](TokenKey key, float z) {
-        return all ? bin_of(z) <= bin : bin_of(z) == bin && key >= low && key <= high;
-      });
-      if (!all) before = place.before;
-      num = memory_.list_size;
-    }
-    const auto amount = [&](uint32_t i) { return Amount{1, mass_of(z_of(logit_of(memory_.list[i])))}; };
-    const Place place = find(num, amount, before, by_count, target);
-    last_ = memory_.list[place.index];
-    kept_ = {place.before.count + 1, place.before.mass + place.inside.mass};
-  }
-
   // Divides the keys of a bin from `low` to `high`, which hold more than LIST_CAPACITY tokens, by a histogram of their
   // own; they become those of its bin that reaches the target.
-  DISTMK_FN Place divide(uint32_t bin, const Place& whole, TokenKey* low, TokenKey* high, bool by_count,
-                         uint64_t target) {
+  DISTMK_FN Place divide(uint32_t bin, uint64_t before, TokenKey* low, TokenKey* high, uint64_t target) {
     TokenKey first = *high, last = *low;
     for_each_kept([&](TokenKey key, float z) {
       if (bin_of(z) != bin || key < *low || key > *high) return;
@@ -213,32 +223,87 @@ class TokenSelector {
     last = block_.reduce(last, [](TokenKey a, TokenKey b) { return a > b ? a : b; });
     uint32_t shift = 0;
     while ((last - first) >> shift >= NUM_BINS) ++shift;
-    is_fresh_ = false;
     fill_histogram([&](TokenKey key, float z) {
       const bool counts = bin_of(z) == bin && key >= first && key <= last;
       return counts ? static_cast<uint32_t>((key - first) >> shift) : NUM_BINS;
     });
-    const auto amount = [&](uint32_t i) { return amount_in(i); };
-    const Place place = find(NUM_BINS, amount, whole.before, by_count, target);
+    const Place place = find(NUM_BINS, count_in_bin(), before, target);
     *low = first + (static_cast<TokenKey>(place.index) << shift);
     const TokenKey end = *low + ((TokenKey{1} << shift) - 1);
     *high = end < last ? end : last;
     return place;
   }
 
-  // Lists and sorts the kept tokens for which `wanted(key, z)`.
+  // Lists and sorts the kept tokens for which `wanted(key, z)`, all with logits of at least `least`. Returns their
+  // number; of more than LIST_CAPACITY, only some are listed.
   template <class F>
-  DISTMK_FN void gather(const F& wanted) {
+  DISTMK_FN uint32_t gather(float least, const F& wanted) {
     block_.sync();
     if (block_.index() == 0) memory_.list_size = 0;
     block_.sync();
-    for_each_kept([&](TokenKey key, float z) {
-      if (!wanted(key, z)) return;
-      const uint32_t at = Block::add(&memory_.list_size, 1);
-      if (at < LIST_CAPACITY) memory_.list[at] = key;
+    for_each_vector<Block>(row_, [&](uint32_t first, const float* x, uint32_t, uint64_t) {
+      if (highest_of(x) < least) return;
+      DISTMK_UNROLL
+      for (uint32_t i = 0; i < LOGITS_PER_VECTOR; ++i) {
+        const TokenKey key = token_key(x[i], first + i);
+        if (!is_kept(first + i, x[i]) || !wanted(key, z_of(x[i]))) continue;
+        const uint32_t at = Block::add(&memory_.list_size, 1);
+        if (at < LIST_CAPACITY) memory_.list[at] = key;
+      }
     });
     block_.sync();
-    block_.sort(memory_.list, memory_.list_size);
+    const uint32_t num = memory_.list_size;
+    block_.sort(memory_.list, num < LIST_CAPACITY ? num : LIST_CAPACITY);
+    return num;
+  }
+
+  // Lists the best `count` tokens. False: those that may be among them are too many.
+  DISTMK_FN bool list_by_threads(uint32_t count) {
+    block_.sync();
+    for (uint32_t i = block_.index(); i < Block::size(); i += block_.size()) memory_.list[i] = memory_.best[i];
+    block_.sort(memory_.list, Block::size());
+    const TokenKey last = memory_.list[count - 1];
+    const uint32_t num = gather(logit_of(last), [&](TokenKey key, float) { return key <= last; });
+    is_listed_ = num <= LIST_CAPACITY;
+    num_listed_ = num < count ? num : count;
+    return is_listed_;
+  }
+  // Drops all but the best `count` tokens. Returns the number of those that are left.
+  DISTMK_FN uint64_t find_last(uint32_t count) {
+    fill_histogram([&](TokenKey, float z) { return bin_of(z); });
+    const uint64_t num_all = total(NUM_BINS, count_in_bin());
+    if (num_all <= count) return num_all;
+    Place place = find(NUM_BINS, count_in_bin(), 0, count);
+    const uint32_t bin = place.index;
+    TokenKey low = 0, high = ~TokenKey{0};  // of the tokens of the bin that are still in question
+    while (place.inside > LIST_CAPACITY) place = divide(bin, place.before, &low, &high, count);
+    gather(-INFINITY, [&](TokenKey key, float z) { return bin_of(z) == bin && key >= low && key <= high; });
+    const TokenKey last = memory_.list[count - 1 - place.before];
+    last_logit_ = logit_of(last);
+    end_token_ = token_of(last) + 1;
+    return count;
+  }
+
+  template <class Random>
+  DISTMK_FN int32_t draw_from_list(float p, const Random& random) {
+    uint64_t mass = total(num_listed_, mass_of_listed());
+    if (p < 1.0f) {
+      const Place last = find(num_listed_, mass_of_listed(), 0, share_of(mass, p));
+      mass = last.before + last.inside;
+    }
+    return static_cast<int32_t>(token_of(listed(find(num_listed_, mass_of_listed(), 0, random(mass, 0) + 1).index)));
+  }
+  // The token at which the sum of probabilities passes `number`.
+  DISTMK_FN Candidate draw_from_segments(uint64_t number) {
+    const Place place = find(row_.num_segments(), mass_of_segment(), 0, number + 1);
+    const Segment segment = row_.find_segment(place.index);
+    const float* logits = row_.logits + segment.first_vector * LOGITS_PER_VECTOR;
+    const auto mass_of_token = [&](uint32_t i) {
+      const float x = finite_logit(Block::load(logits + i));
+      return is_kept(segment.begin + i, x) ? mass_of(z_of(x)) : uint64_t{0};
+    };
+    const uint32_t found = find(segment.count, mass_of_token, place.before, number + 1).index;
+    return {finite_logit(Block::load(logits + found)), static_cast<int32_t>(segment.begin + found)};
   }
 };
 

@@ -27,6 +27,7 @@ SLOTS_BYTES = ctypes.sizeof(SlotSampling) * MAX_ROWS
 DRAWN_BYTES, RECORD_BYTES = ctypes.sizeof(Candidate), ctypes.sizeof(LogprobRecord)
 SLOTS: Content = ("slot sampling",)
 VECTOR = 4  # logits that are loaded together
+TOKENS_PER_SEGMENT, MAX_SEGMENTS = 1024, 1024  # csrc/runtime/token_selector.h: what a row is divided into
 
 
 def section_stride(vocab: int, num_ranks: int) -> int:
@@ -184,7 +185,8 @@ class SampleRow(Task):
     mask: i32 [MAX_ROWS slots, words], a bit for each token that is allowed. adjusted: f32, room for a row of logits. drawn: u8,
     the Candidate, whose value has no meaning. record: u8, LogprobRecord.
 
-    Sampling by z + Gumbel noise: Gumbel, 1954; top-p: Holtzman et al., arXiv:1904.09751; min-p: Nguyen et al., arXiv:2407.01082.
+    Inverse transform sampling: Devroye, Non-Uniform Random Variate Generation, 1986, II.2; top-p by rejection, as FlashInfer's
+    samplers (Ye et al., arXiv:2501.01005): Holtzman et al., arXiv:1904.09751; min-p: Nguyen et al., arXiv:2407.01082.
     """
 
     logits: Region = None  # type: ignore[assignment]
@@ -236,6 +238,7 @@ class SampleRow(Task):
         require(args.batch != 0, "there is no batch")
         require(args.row < MAX_ROWS, "there is no such row")
         require(args.num_ranks > 0 and args.vocab > 0, "there is no vocabulary")
+        require(args.vocab // TOKENS_PER_SEGMENT + 2 * args.num_ranks <= MAX_SEGMENTS, "the vocabulary is too large")
         require(args.section_stride % VECTOR == 0, "sections are not of whole vectors")
         require(args.section_stride >= -(-args.vocab // args.num_ranks), "a section is smaller than a rank's shard")
         row_bytes = 4 * args.num_ranks * args.section_stride
