@@ -63,10 +63,10 @@ DISTMK_FN float finite_logit(float x) { return fminf(fmaxf(x, -INFINITY), FLT_MA
 // Calls f(first token, logits, their number, place) for every vector of a segment. `place` is the vector's index in
 // memory laid out like the row; the logits are made finite, and -infinity behind their number. The lanes of the block's
 // warp divide them; each meets its tokens in ascending order, and some vectors of none.
-template <class Block, class F>
+template <class Block, uint32_t IN_FLIGHT = Block::LOADS_IN_FLIGHT, class F>
 DISTMK_FN void for_each_vector_in(const RowLogits& row, const Segment& segment, const F& f) {
   using Vector = typename Block::Vector;
-  constexpr uint32_t IN_FLIGHT = Block::LOADS_IN_FLIGHT, STEP = IN_FLIGHT * Block::LANES;
+  constexpr uint32_t STEP = IN_FLIGHT * Block::LANES;
   const auto* vectors = reinterpret_cast<const Vector*>(row.logits) + segment.first_vector;
   const uint32_t last = (segment.count - 1) / LOGITS_PER_VECTOR;
   DISTMK_NO_UNROLL
@@ -111,9 +111,10 @@ DISTMK_FN void for_each_segment(const RowLogits& row, const F& f) {
 DISTMK_FN float highest_of(const float* x) { return fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])); }
 
 // The same as for_each_vector_in() for the whole row.
-template <class Block, class F>
+template <class Block, uint32_t IN_FLIGHT = Block::LOADS_IN_FLIGHT, class F>
 DISTMK_FN void for_each_vector(const RowLogits& row, const F& f) {
-  for_each_segment<Block>(row, [&](uint32_t, const Segment& segment) { for_each_vector_in<Block>(row, segment, f); });
+  for_each_segment<Block>(
+      row, [&](uint32_t, const Segment& segment) { for_each_vector_in<Block, IN_FLIGHT>(row, segment, f); });
 }
 
 }  // namespace distmk

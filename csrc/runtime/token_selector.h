@@ -64,7 +64,7 @@ class TokenSelector {
 
   // Keeps the best `count` tokens, or all if there are not more. Lists them, the best first, if they are at most
   // LIST_CAPACITY.
-  DISTMK_OUTLINED void keep_count(uint32_t count) {
+  DISTMK_FN void keep_count(uint32_t count) {
     if (count > Block::size() || !list_by_threads(count)) {
       const uint64_t num_kept = find_last(count);
       is_listed_ = num_kept <= LIST_CAPACITY;
@@ -146,7 +146,7 @@ class TokenSelector {
   // Calls f(key, z) for every token that is kept.
   template <class F>
   DISTMK_FN void for_each_kept(const F& f) const {
-    for_each_vector<Block>(row_, [&](uint32_t first, const float* x, uint32_t, uint64_t) {
+    for_each_vector<Block, 1>(row_, [&](uint32_t first, const float* x, uint32_t, uint64_t) {
       DISTMK_UNROLL
       for (uint32_t i = 0; i < LOGITS_PER_VECTOR; ++i)
         if (is_kept(first + i, x[i])) f(token_key(x[i], first + i), z_of(x[i]));
@@ -258,7 +258,7 @@ class TokenSelector {
   }
 
   // Lists the best `count` tokens. False: those that may be among them are too many.
-  DISTMK_FN bool list_by_threads(uint32_t count) {
+  DISTMK_OUTLINED bool list_by_threads(uint32_t count) {
     block_.sync();
     for (uint32_t i = block_.index(); i < Block::size(); i += block_.size()) memory_.list[i] = memory_.best[i];
     block_.sort(memory_.list, Block::size());
@@ -269,7 +269,7 @@ class TokenSelector {
     return is_listed_;
   }
   // Drops all but the best `count` tokens. Returns the number of those that are left.
-  DISTMK_FN uint64_t find_last(uint32_t count) {
+  DISTMK_OUTLINED uint64_t find_last(uint32_t count) {
     fill_histogram([&](TokenKey, float z) { return bin_of(z); });
     const uint64_t num_all = total(NUM_BINS, count_in_bin());
     if (num_all <= count) return num_all;
