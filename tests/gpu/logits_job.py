@@ -20,7 +20,7 @@ from support import jobs
 
 from distmk import LLM
 from distmk.abi import Batch
-from distmk.backends.base import LaunchSpec
+from distmk.backends.launch_spec import LaunchSpec
 from distmk.model.shards import shard_model
 from distmk.tasks.sampling import section_stride
 
