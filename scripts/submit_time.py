@@ -34,7 +34,7 @@ STEPS = 256
 
 def time_ring(llm: LLM, repeats: int) -> list[float]:
     """Microseconds, in a launch of its own."""
-    launch = llm._engine.launch()
+    launch = llm.llm_engine.engine.launch()
     block, counts = launch.launch.block, launch.launch.block.counts
     times = []
     for number in range(repeats):

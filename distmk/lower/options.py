@@ -8,7 +8,7 @@ from typing import Literal
 from distmk.abi import MAX_ROWS, LaunchKind
 from distmk.errors import UsageError
 from distmk.graph.hosts import host_ranks
-from distmk.tasks.attention import MAX_SPLITS
+from distmk.tasks.splits import MAX_SPLITS
 
 ATTENTION_LAUNCHES = {"massive": LaunchKind.MASSIVE, "spread": LaunchKind.SPREAD}
 

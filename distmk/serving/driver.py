@@ -19,7 +19,7 @@ from distmk.serving.engine_client import Deliver
 from distmk.serving.feed import Feed
 from distmk.serving.prefix_cache import PrefixCache
 from distmk.serving.requests import Request
-from distmk.serving.session import POLL_S, RunningLaunch
+from distmk.serving.running_launch import POLL_S, RunningLaunch
 from distmk.serving.stats import EngineStats
 
 T = TypeVar("T")

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from distmk import env
 from distmk.abi import Batch
-from distmk.backends.base import LaunchSpec
 from distmk.backends.defaults import (
     BACKENDS,
     backend_choices,
@@ -26,6 +25,7 @@ from distmk.backends.defaults import (
 )
 from distmk.backends.host.room import WEIGHTS, check_room
 from distmk.backends.host.shm import find_hosts
+from distmk.backends.launch_spec import LaunchSpec
 from distmk.backends.weight_upload import fill_weights
 from distmk.bootstrap import Bootstrap, agree, agree_same
 from distmk.bootstrap.messages import gather_json, malformed
@@ -38,7 +38,8 @@ from distmk.model.shards import shard_model
 from distmk.nvtx_ranges import nvtx_range
 from distmk.serving.kv_memory import KvMemory, with_kv_pages
 from distmk.serving.program_cache import proved_program
-from distmk.serving.session import RunningLaunch, Session
+from distmk.serving.running_launch import RunningLaunch
+from distmk.serving.session import Session
 from distmk.tasks.sampling import section_stride
 from distmk.trace import Trace
 from distmk.weights import open_checkpoint

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from distmk.abi import CommandKind, FinishReason, HostCounts, RowSample
-from distmk.backends.base import Launch, Token
+from distmk.backends.base import Launch
+from distmk.backends.launch_block import Token
 from distmk.serving.counters import Counters
 from distmk.serving.engine_client import Deliver
 from distmk.serving.prefix_cache import CachedTokens, PrefixCache

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import asdict
-from queue import SimpleQueue
+from collections.abc import Generator, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from distmk.bootstrap import agree, connect
 from distmk.errors import DistmkError, UsageError
-from distmk.interrupts import deferred
 from distmk.serving.chat.messages import ChatOptions, Conversation, chat_prompt
 from distmk.serving.chat.render import ChatRenderer
-from distmk.serving.closing import Closing
-from distmk.serving.commands import command, follow
-from distmk.serving.driver import Call, Driver, IdlePolicy
-from distmk.serving.engine import Engine, EngineArgs
+from distmk.serving.engine import EngineArgs
 from distmk.serving.engine_client import Deliver
-from distmk.serving.input_processor import InputProcessor, load_input_processor
-from distmk.serving.prompts import Prompt, Prompts, either_params
+from distmk.serving.llm_engine import LLMEngine
+from distmk.serving.prompts import Prompt, Prompts
 from distmk.serving.requests import Request
 from distmk.serving.sampling import RequestOutput, SamplingParams, TokenOutput
 from distmk.serving.session import Session
@@ -35,7 +28,6 @@ from distmk.trace import Trace
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-T = TypeVar("T")
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
@@ -87,12 +79,6 @@ class LLM:
         idle_exit_s: float | None = 0.0,
         followed: bool = False,
     ) -> None:
-        self._bootstrap = connect(tensor_parallel_size)
-        # The other ranks wait for commands; worker processes of this one always do.
-        self._leads = self._bootstrap.kind in ("single", "local") or followed
-        self._closing = Closing(self, self._bootstrap, self._leads)
-        self._skip_tokenizer_init = skip_tokenizer_init
-
         def engine_args() -> EngineArgs:
             return EngineArgs(
                 model=str(model),
@@ -111,70 +97,59 @@ class LLM:
                 enable_prefix_caching=enable_prefix_caching,
             )
 
-        try:
-            args = self._agree_if_called(engine_args)
-            if self._bootstrap.kind == "local":
-                self._bootstrap.send_command(command("load", **asdict(args)))
-            self._closing.engine = self._engine = Engine(args, self._bootstrap)
-            self._inputs = agree(self._bootstrap, self._load_inputs)
-            if self._bootstrap.rank == 0:
-                self._closing.driver = Driver(self._engine, self._leads, IdlePolicy(idle_exit_s))
-        except BaseException:
-            self._closing.close(in_step=False)
-            raise
-
-    def _load_inputs(self) -> InputProcessor:
-        """What makes requests, with the tokenizer on rank 0."""
-        checkpoint, limit = self._engine.checkpoint, self._engine.max_model_len
-        if self._bootstrap.rank or self._skip_tokenizer_init:
-            return InputProcessor(checkpoint.config.vocab_size, limit)
-        return load_input_processor(checkpoint, limit)
+        self.llm_engine = LLMEngine(
+            engine_args,
+            tensor_parallel_size,
+            skip_tokenizer_init=skip_tokenizer_init,
+            idle_exit_s=idle_exit_s,
+            followed=followed,
+        )
 
     @property
     def rank(self) -> int:
-        return self._bootstrap.rank
+        return self.llm_engine.bootstrap.rank
 
     @property
     def tensor_parallel_size(self) -> int:
-        return self._bootstrap.world_size
+        return self.llm_engine.bootstrap.world_size
 
     @property
     def backend(self) -> str:
-        return self._engine.backend_name
+        return self.llm_engine.engine.backend_name
 
     @property
     def num_workers(self) -> int:
-        return self._engine.num_workers
+        return self.llm_engine.engine.num_workers
 
     @property
     def tokenizer(self) -> Tokenizer | None:
         """On rank 0; None: the model has none."""
-        return self._inputs.tokenizer
+        return self.llm_engine.inputs.tokenizer
 
     @property
     def max_model_len(self) -> int:
         """Tokens of the longest sequence, prompt and completion together."""
-        return self._engine.max_model_len
+        return self.llm_engine.engine.max_model_len
 
     @property
     def model(self) -> str:
         """The path or name that the model was loaded from."""
-        return self._engine.args.model
+        return self.llm_engine.engine.args.model
 
     @property
     def trace(self) -> Trace | None:
         """The trace of the last launch that ended in order (on rank 0)."""
-        return self._engine.trace
+        return self.llm_engine.engine.trace
 
     @property
     def session(self) -> Session:
         """The session of this rank, for tools that inspect buffers."""
-        return self._engine.session
+        return self.llm_engine.engine.session
 
     @property
     def load_s(self) -> dict[str, float]:
         """Seconds that this rank took to load: program, runtime (with its memory), weights."""
-        return self._engine.load_s
+        return self.llm_engine.engine.load_s
 
     def stream(
         self, prompts: Prompts, params: Params = None, *, sampling_params: Params = None
@@ -209,13 +184,13 @@ class LLM:
 
     def render_chat(self, messages: Conversation, **options: Any) -> list[int]:
         """The token ids that `chat` gives the model for one conversation (on rank 0; [] on other ranks). UsageError: as there."""
-        self._closing.check_usable()
+        self.llm_engine.closing.check_usable()
         return [] if self.rank else self.chat_renderer.render(chat_prompt(messages, options)).token_ids
 
     @property
     def chat_renderer(self) -> ChatRenderer:
         """What renders conversations for this model. UsageError: it has no tokenizer."""
-        return self._inputs.chat_renderer
+        return self.llm_engine.inputs.chat_renderer
 
     def _run_to_end(self, requests: list[Request], gather_logits: bool = False) -> None:
         """Serve requests without a stream that an exception could leave behind unfinished."""
@@ -225,55 +200,18 @@ class LLM:
 
     def compute_logits(self, prompt: Prompt) -> npt.NDArray[np.float32]:
         """Logits after the last token of `prompt`: float32 [vocab_size]. Collective. UsageError: without keep_logits=True."""
-        self._closing.check_usable()
-        if not self._engine.args.keep_logits:
+        self.llm_engine.closing.check_usable()
+        if not self.llm_engine.engine.args.keep_logits:
             raise UsageError("compute_logits needs LLM(..., keep_logits=True)")
         requests = self.make_requests(prompt, SamplingParams(max_tokens=1, ignore_eos=True), only_one=True)
         self._run_to_end(requests, gather_logits=True)
-        return self._engine.logits
-
-    def stats(self) -> EngineStats:
-        """What the engine does now, and has done so far. On rank 0, from any thread. UsageError: on another rank."""
-        self._closing.check_usable()
-        if self._closing.driver is None:
-            raise UsageError("rank 0 has the statistics; ask there")
-        return self._closing.driver.stats()
-
-    def peak_memory_bytes(self) -> list[int]:
-        """Peak resident memory of every rank's process so far, by rank; collective."""
-
-        def ask() -> list[int]:
-            if self._leads and self._bootstrap.world_size > 1:
-                self._bootstrap.send_command(command("peak_memory"))
-            return self._engine.peak_memory_bytes()
-
-        return self._between_launches(ask)
+        return self.llm_engine.engine.logits
 
     def make_requests(
         self, prompts: Any, params: Any, sampling_params: Any = None, *, only_one: bool = False
     ) -> list[Request]:
         """Requests for `run`, on rank 0 ([] elsewhere). UsageError on every rank: rank 0's cannot be served."""
-        self._closing.check_usable()
-
-        def make() -> list[Request]:
-            return self._make_requests(prompts, either_params(params, sampling_params), only_one)
-
-        return make() if self._leads else self._between_launches(lambda: agree(self._bootstrap, make))
-
-    def _between_launches(self, fn: Callable[[], T]) -> T:
-        """Call what talks to other ranks: on the driver's thread, where there is one."""
-        self._closing.check_usable()
-        if self._closing.driver is not None:
-            return self._closing.driver.perform(fn)
-        with deferred():
-            return fn()
-
-    def _agree_if_called(self, fn: Callable[[], T]) -> T:
-        """`agree`, if the other ranks make this call as well; worker processes only wait for a command."""
-        return fn() if self._bootstrap.kind == "local" else agree(self._bootstrap, fn)
-
-    def _make_requests(self, given: Any, params: Any, only_one: bool) -> list[Request]:
-        return [] if self._bootstrap.rank else self._inputs.make_requests(given, params, only_one)
+        return self.llm_engine.make_requests(prompts, params, sampling_params, only_one=only_one)
 
     def run(self, requests: list[Request], *, gather_logits: bool = False) -> Generator[TokenOutput, None, None]:
         """Serve requests, yielding tokens as they come; each is also added to its request. Collective, unless others `follow`.
@@ -281,31 +219,7 @@ class LLM:
         A generator that is closed early cancels them. Interrupted: `close` was called meanwhile. RankLostError, HangError: the
         launch failed.
         """
-        self._closing.check_usable()
-        driver = self._closing.driver
-        if driver is None:
-            try:
-                self._engine.take_part(gather_logits)
-            finally:
-                self._engine.session.stop()
-            return
-        outputs: SimpleQueue[TokenOutput | BaseException] = SimpleQueue()
-        call = Call(list(requests), outputs.put, gather_logits)
-        num_left = len(requests)
-        try:
-            driver.submit(call)
-            while num_left:
-                self._closing.check_owner()
-                output = outputs.get()
-                if isinstance(output, BaseException):
-                    raise output
-                num_left -= output.finish_reason is not None
-                if not num_left and (gather_logits or self._engine.args.trace_iterations or not self._leads):
-                    driver.perform(lambda: None)  # the launch has ended, so that all is gathered, and ranks are in step
-                yield output
-        finally:
-            if self._closing.is_owner:
-                driver.cancel(call)
+        return self.llm_engine.run(requests, gather_logits=gather_logits)
 
     def submit(self, prompt: Prompt, params: SamplingParams, deliver: Deliver) -> Request:
         """Serve one prompt without waiting: `deliver` is called on another thread with each token, or with an error.
@@ -313,30 +227,30 @@ class LLM:
         On rank 0, where the other ranks follow. The last token has a finish reason; an error ends the request, as the launch
         has failed. UsageError: it cannot be served.
         """
-        self._closing.check_usable()
-        if not self._leads or self._closing.driver is None:
-            raise UsageError("requests are submitted on rank 0, with followed=True, while the other ranks follow()")
-        request = self._make_requests(prompt, params, only_one=True)[0]
-        self._closing.driver.submit(Call([request], deliver))
-        return request
+        return self.llm_engine.submit(prompt, params, deliver)
 
     def cancel(self, request: Request) -> None:
         """End a submitted request early, from any thread; its last token then has the finish reason abort."""
-        self._closing.check_usable()
-        if self._closing.driver is not None:
-            self._closing.driver.cancel_request(request)
+        self.llm_engine.cancel(request)
 
     def follow(self) -> None:
         """On the other ranks, with followed=True: take part in what rank 0 does, until it closes."""
-        if self.rank and self._leads:
-            follow(self._bootstrap, self._engine)
+        self.llm_engine.follow()
+
+    def stats(self) -> EngineStats:
+        """What the engine does now, and has done so far. On rank 0, from any thread. UsageError: on another rank."""
+        return self.llm_engine.stats()
+
+    def peak_memory_bytes(self) -> list[int]:
+        """Peak resident memory of every rank's process so far, by rank; collective."""
+        return self.llm_engine.peak_memory_bytes()
 
     def close(self) -> None:
         """Stop the worker processes and free memory; in a forked child, nothing of its parent's.
 
         A call that is under way on another thread ends with Interrupted.
         """
-        self._closing.close()
+        self.llm_engine.closing.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -345,9 +259,9 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         own_error = isinstance(error, Exception) and not isinstance(error, DistmkError)
-        if own_error and self._closing.is_owner and self._bootstrap.kind not in ("single", "local"):
+        if own_error and self.llm_engine.closing.is_owner and self.llm_engine.bootstrap.kind not in ("single", "local"):
             # A bug in the caller's code, perhaps on this rank only: the others would wait for this one until their deadline.
             # For worker processes, closing is enough.
             traceback.print_exception(error)
-            self._bootstrap.abort(1)
+            self.llm_engine.bootstrap.abort(1)
         self.close()

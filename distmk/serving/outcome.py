@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
 from distmk.abi import Abort
-from distmk.backends.base import StuckWait
+from distmk.backends.launch_block import StuckWait
 from distmk.bootstrap import Bootstrap
 from distmk.bootstrap.messages import gather_json, malformed
 from distmk.errors import WaitRecord

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from distmk.abi import FinishReason
-from distmk.backends.base import Token
+from distmk.backends.launch_block import Token
 from distmk.errors import UsageError
 from distmk.serving.chat.render import RenderedPrompt
 from distmk.serving.detokenizer import Detokenizer

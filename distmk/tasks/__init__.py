@@ -7,7 +7,7 @@ import importlib
 import pkgutil
 
 from distmk.graph.task import TASK_TYPES, Access, Layout, Task
-from distmk.tasks.attention import Attention, AttentionShape
+from distmk.tasks.attention import Attention
 from distmk.tasks.combine import Combine
 from distmk.tasks.comm import Put, Sum
 from distmk.tasks.elementwise import Affine, Nop, Sine
@@ -15,6 +15,7 @@ from distmk.tasks.embed import Embed
 from distmk.tasks.linear import Linear
 from distmk.tasks.sampling import CountTokens, SampleRow, SendLogits
 from distmk.tasks.scheduling import Sample, SchedulerStep
+from distmk.tasks.splits import AttentionShape
 
 __all__ = [
     "TASK_TYPES",

@@ -8,15 +8,7 @@ from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import (
-    COMBINE_SLICE,
-    COMBINE_WIDTH,
-    FUSED_PARTIAL_HEADER,
-    MAX_ROWS,
-    PARTIAL_FLOATS,
-    POSITIONS_PER_PASS,
-    split_operand,
-)
+from distmk.abi import COMBINE_WIDTH, MAX_ROWS, POSITIONS_PER_PASS, split_operand
 from distmk.graph.regions import Region, Slab
 from distmk.graph.task import (
     Access,
@@ -30,140 +22,14 @@ from distmk.graph.task import (
     require,
     task_type,
 )
-
-ANY_LENGTH = 2**31 - 1
-MAX_SPLITS = 32  # of a sequence's positions: the combine gives each split a lane of one warp
-FUSED_HEAD_ELEMENTS = 64  # a fused combine takes heads of a multiple of so many
-LONG_SPLITS = 4  # times `min_split`: the split length from which a single row gets more than COMBINE_WIDTH splits
-
-
-def num_slices(head_dim: int) -> int:
-    """Slices of a head's output, COMBINE_SLICE columns each but perhaps the last; each is combined for itself."""
-    return -(-head_dim // COMBINE_SLICE)
-
-
-def slice_begin(index: int, head_dim: int) -> int:
-    """First column of a slice, where slices are numbered over all heads."""
-    slices = num_slices(head_dim)
-    return index // slices * head_dim + index % slices * COMBINE_SLICE
-
-
-def partial_cols(max_splits: int) -> int:
-    """Floats of the partials of one slice of a query head: f32 [row, split, PARTIAL_FLOATS], the maximum of the scores,
-    the sum of their exponentials, and the unnormalized output.
-    """
-    return MAX_ROWS * max_splits * PARTIAL_FLOATS
-
-
-def fused_combine_len(split_budget: int, max_splits: int, min_split: int) -> int:
-    """KV positions up to which the combine of a single decode row is fused into the o projection: up to there the row has at
-    most COMBINE_WIDTH splits.
-
-    Every task of the projection reads all partials of the row, so more splits would cost more than the hop that is saved. A
-    longer row gets at least twice as many splits (csrc/runtime/splits.h rounds down to a multiple of COMBINE_WIDTH), which pays
-    for the hop once a split has more than LONG_SPLITS * min_split positions.
-    """
-    fewest_more = 2 * COMBINE_WIDTH
-    longest = (fewest_more - 1) * LONG_SPLITS * min_split
-    return longest if min(split_budget, max_splits) >= fewest_more else ANY_LENGTH
-
-
-def splits_content(name: str, args: Any) -> Content:
-    """The content of partials: writer and readers work out from these arguments which splits there are."""
-    return (name, args.head_dim, args.max_splits, args.min_split, args.split_budget, args.fused_combine_len)
-
-
-def check_splits(args: Any) -> None:
-    """Raise ValueError for arguments that give no splits."""
-    require(args.head_dim > 0, "head_dim is 0")
-    require(1 <= args.max_splits <= MAX_SPLITS, "max_splits is out of range")
-    require(args.min_split > 0 and args.split_budget > 0, "there are no splits")
-
-
-def fused_partial_bytes(args: Any, num_heads: int) -> int:
-    """Bytes of the fused partials that a task writes or reads. Raises ValueError if its `fused_combine_len` is not that of its
-    splits.
-    """
-    if args.fused_combine_len != fused_combine_len(args.split_budget, args.max_splits, args.min_split):
-        raise ValueError(f"fused_combine_len is {args.fused_combine_len}")
-    require(args.head_dim % FUSED_HEAD_ELEMENTS == 0, "a fused combine of heads that are no multiple of 64")
-    return 2 * fused_partial_cols(num_heads, args.head_dim, args.max_splits)
-
-
-def fused_partial_cols(num_heads: int, head_dim: int, max_splits: int) -> int:
-    """bf16 elements of a single row's fused partials: [head, split, FUSED_PARTIAL_HEADER + head_dim]."""
-    return num_heads * min(max_splits, COMBINE_WIDTH) * (FUSED_PARTIAL_HEADER + head_dim)
-
-
-@dataclass(frozen=True)
-class AttentionShape:
-    """One rank's attention heads and KV cache, and the limits of its splits.
-
-    Query head h of this rank is head `q_begin + h` of the model and uses KV head `(q_begin + h) // group` of the model,
-    which is KV head `(q_begin + h) // group - kv_begin` of this rank.
-    """
-
-    num_q: int
-    num_kv: int
-    head_dim: int
-    group: int
-    q_begin: int
-    kv_begin: int
-    page_size: int
-    max_pages: int  # of one sequence
-    num_pages: int  # of the cache
-    max_splits: int
-    min_split: int  # positions that a split should have at least
-    num_workers: int
-
-    @property
-    def split_budget(self) -> int:
-        """Splits of one KV head, all sequences together: enough for one instance a worker."""
-        return max(1, self.num_workers // self.num_kv)
-
-    def has_long_splits(self, max_model_len: int, max_seqs: int) -> bool:
-        """Whether a split may have more than POSITIONS_PER_PASS positions. Beside others, a sequence may have a single split."""
-        fewest = min(COMBINE_WIDTH, self.split_budget, self.max_splits) if max_seqs == 1 else 1
-        return max_model_len > fewest * POSITIONS_PER_PASS
-
-    @property
-    def fused_combine_len(self) -> int:
-        """KV positions up to which the combine of a single row is fused."""
-        return fused_combine_len(self.split_budget, self.max_splits, self.min_split)
-
-    @property
-    def slices(self) -> int:
-        """Slices of a head's output that are combined for themselves."""
-        return num_slices(self.head_dim)
-
-    def slice_begin(self, index: int) -> int:
-        """First column of a slice, where slices are numbered over all heads."""
-        return slice_begin(index, self.head_dim)
-
-    @property
-    def partial_cols(self) -> int:
-        """Floats of the partials of one slice of a query head."""
-        return partial_cols(self.max_splits)
-
-    @property
-    def num_partials(self) -> int:
-        """Floats of all partials."""
-        return self.num_q * self.slices * self.partial_cols
-
-    @property
-    def fused_partial_cols(self) -> int:
-        """bf16 elements of a single row's fused partials."""
-        return fused_partial_cols(self.num_q, self.head_dim, self.max_splits)
-
-    @property
-    def cache_cols(self) -> int:
-        """bf16 elements of one layer's K (or V) cache."""
-        return self.num_pages * self.num_kv * self.page_size * self.head_dim
-
-    @property
-    def qkv_cols(self) -> int:
-        """Columns of the rank's queries, keys and values, one after another."""
-        return (self.num_q + 2 * self.num_kv) * self.head_dim
+from distmk.tasks.splits import (
+    AttentionShape,
+    check_splits,
+    fused_partial_bytes,
+    num_slices,
+    partial_cols,
+    splits_content,
+)
 
 
 class AttentionArgs(ctypes.Structure):

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from distmk.abi import MAX_ROWS
 from distmk.graph.regions import Region
 from distmk.graph.task import Access, Layout, Task, access, batch_access, require, task_type, vector_accesses
-from distmk.tasks.attention import AttentionShape, check_splits, partial_cols, slice_begin, splits_content
+from distmk.tasks.splits import AttentionShape, check_splits, partial_cols, slice_begin, splits_content
 
 
 class CombineArgs(ctypes.Structure):

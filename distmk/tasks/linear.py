@@ -25,7 +25,7 @@ from distmk.graph.task import (
     task_type,
     vector_accesses,
 )
-from distmk.tasks.attention import AttentionShape, check_splits, fused_partial_bytes, splits_content
+from distmk.tasks.splits import AttentionShape, check_splits, fused_partial_bytes, splits_content
 
 
 def output_accesses(args: Any, rank: int, num_ranks: int, num_cols: int) -> list[Access]:

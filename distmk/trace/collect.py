@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from distmk.abi import LaunchKind
-from distmk.backends.base import ENTRY, Entries, RunnerRecords
+from distmk.backends.launch_block import ENTRY, Entries, RunnerRecords
 from distmk.bootstrap import Bootstrap
 from distmk.bootstrap.messages import malformed, pack, unpack
 from distmk.program.messages import messages_between_hosts

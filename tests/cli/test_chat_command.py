@@ -56,7 +56,7 @@ def test_wrong_options(
     model: Path, options: list[str], complaint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one line, before any rank is started."""
-    monkeypatch.setattr("distmk.serving.llm.connect", lambda num_ranks: pytest.fail("ranks were started"))
+    monkeypatch.setattr("distmk.serving.llm_engine.connect", lambda num_ranks: pytest.fail("ranks were started"))
     assert main(["generate", "--model", str(model), *options]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("distmk: ") and complaint in line

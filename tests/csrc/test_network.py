@@ -18,10 +18,11 @@ from support import graphs
 from support.ranks_in_process import OPTIONS, SANITIZERS, prefix
 
 from distmk.abi import EVENT_STRIDE_BYTES, Abort, Control, LaunchParams, ProgramHeader
-from distmk.backends.base import LaunchBlock, LaunchSpec
 from distmk.backends.build_cache import csrc_dir
 from distmk.backends.host import build as host_build
 from distmk.backends.host.network import End, _declare
+from distmk.backends.launch_block import LaunchBlock
+from distmk.backends.launch_spec import LaunchSpec
 from distmk.program.program import RankProgram, compile_graph
 
 pytestmark = pytest.mark.timeout(120)

@@ -20,7 +20,7 @@ from support import jobs
 
 from distmk import LLM
 from distmk.abi import Batch
-from distmk.backends.base import LaunchSpec
+from distmk.backends.launch_spec import LaunchSpec
 from distmk.model.shards import shard_model
 from distmk.tasks.sampling import section_stride
 
@@ -29,7 +29,7 @@ class Job:
     """One rank's engine, and the cases on it. Only rank 0 has tokens."""
 
     def __init__(self, llm: LLM, name: str, prompts: list[list[int]]) -> None:
-        self.engine, self.bootstrap, self.prompts = llm._engine, llm._bootstrap, prompts
+        self.engine, self.bootstrap, self.prompts = llm.llm_engine.engine, llm.llm_engine.bootstrap, prompts
         self.work = shapes.workload(name)
 
     def generate(self, chosen: list[list[int]], max_new: list[int]) -> tuple[list[list[int]], list[list[int]]]:

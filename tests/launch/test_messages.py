@@ -13,7 +13,7 @@ from support import graphs
 from support.helpers import ROOT
 
 from distmk.abi import Abort
-from distmk.backends.base import ENTRY, StuckWait
+from distmk.backends.launch_block import ENTRY, StuckWait
 from distmk.bootstrap.agreement import agree, agree_same
 from distmk.bootstrap.messages import from_json, pack, to_json, unpack
 from distmk.bootstrap.single import SingleBootstrap

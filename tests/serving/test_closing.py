@@ -67,10 +67,10 @@ def test_open_at_exit(num_ranks: int, endless: Path, runner: Runner) -> None:
 def test_constructor_that_fails(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the engine is made, and after."""
 
-    def fail(_: LLM) -> None:
+    def fail(*_: object) -> None:
         raise UsageError("of the tokenizer")
 
-    monkeypatch.setattr(LLM, "_load_inputs", fail)
+    monkeypatch.setattr("distmk.serving.llm_engine.load_input_processor", fail)
     before = resources()
     for model, text in (tiny_model / "nowhere", "nowhere: no such"), (tiny_model, "of the tokenizer"):
         for num_ranks in (1, 2, 2):

@@ -9,7 +9,8 @@ import pytest
 
 from distmk import SamplingParams
 from distmk.abi import Command, CommandKind, FinishReason
-from distmk.backends.base import LaunchBlock, LaunchSpec, Token
+from distmk.backends.launch_block import LaunchBlock, Token
+from distmk.backends.launch_spec import LaunchSpec
 from distmk.serving.counters import Counters, Pace
 from distmk.serving.feed import Feed
 from distmk.serving.prefix_cache import PrefixCache

@@ -31,8 +31,8 @@ class Served:
         self.delivered = [list[TokenOutput]() for _ in work]
         self._llm, self._cancel_after = llm, [after for *_, after in work]
         self._over = threading.Semaphore(0)
-        assert llm._closing.driver is not None
-        llm._closing.driver.submit(Call(self.requests, self._deliver))
+        assert llm.llm_engine.closing.driver is not None
+        llm.llm_engine.closing.driver.submit(Call(self.requests, self._deliver))
         for _ in work:
             assert self._over.acquire(timeout=60)
 

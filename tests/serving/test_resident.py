@@ -12,7 +12,7 @@ import pytest
 
 from distmk import LLM, SamplingParams
 from distmk.abi import CommandKind
-from distmk.backends import base
+from distmk.backends import launch_block
 from distmk.errors import RankLostError
 
 pytestmark = pytest.mark.timeout(120)
@@ -75,11 +75,11 @@ def test_rank_killed_while_idle(tiny_model: Path) -> None:
 
 def test_a_full_token_ring_holds_the_launch(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For longer than the deadline; once the host reads, all tokens come, in order."""
-    monkeypatch.setattr(base, "MAX_KEPT_TOKENS", 3)
+    monkeypatch.setattr(launch_block, "MAX_KEPT_TOKENS", 3)
     with LLM(str(tiny_model), num_workers=1, max_model_len=64, deadline_s=0.5) as llm:
         expected = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=50, ignore_eos=True))[0].outputs[0].token_ids
         llm.peak_memory_bytes()  # a call between launches: the last one has ended
-        launch = llm._engine.launch()
+        launch = llm.llm_engine.engine.launch()
         block = launch.launch.block
         block.write_request(0, 7, [1, 2, 3], 50, True)
         block.send(CommandKind.ADD, 0, 7)
@@ -96,7 +96,7 @@ def test_cancelled_requests_free_their_slots(endless: Path) -> None:
     """One that runs, and one that waits for its slot: both end within an iteration of the command."""
     with LLM(str(endless), load_format="dummy", num_workers=1, max_model_len=2000, max_num_seqs=1) as llm:
         llm.peak_memory_bytes()  # a call between launches: the last one has ended
-        launch = llm._engine.launch()
+        launch = llm.llm_engine.engine.launch()
         block = launch.launch.block
         for number in (5, 6):
             block.write_request(number - 5, number, [1, 2, 3], 1500, True)

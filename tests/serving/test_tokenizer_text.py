@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers.trainers import BpeTrainer
 
 from distmk.abi import FinishReason
-from distmk.backends.base import Token
+from distmk.backends.launch_block import Token
 from distmk.serving.requests import make_request
 from distmk.serving.sampling import SamplingParams
 from distmk.serving.stream_decoder import StreamDecoder

@@ -12,8 +12,8 @@ import numpy as np
 from support.job import Job
 from support.tiny_config import tiny_config
 
-from distmk.backends.base import LaunchSpec
 from distmk.backends.defaults import backend_choices
+from distmk.backends.launch_spec import LaunchSpec
 from distmk.backends.weight_upload import fill_weights
 from distmk.lower import DecodeOptions, lower
 from distmk.model.operators import build_model

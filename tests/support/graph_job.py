@@ -18,7 +18,7 @@ from support.job import Job
 
 import distmk
 from distmk.abi import LaunchKind, Space
-from distmk.backends.base import LaunchSpec
+from distmk.backends.launch_spec import LaunchSpec
 from distmk.errors import DistmkError
 from distmk.tasks import Affine, Put, Sum
 

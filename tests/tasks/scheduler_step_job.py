@@ -18,7 +18,7 @@ from support import jobs
 
 import distmk
 from distmk.abi import MAX_ROWS, Batch, LaunchKind
-from distmk.backends.base import LaunchSpec
+from distmk.backends.launch_spec import LaunchSpec
 from distmk.tasks import Put, SchedulerStep
 from distmk.tasks.scheduling import CANDIDATES_BYTES, batcher_bytes
 

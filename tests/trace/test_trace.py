@@ -19,7 +19,7 @@ from support.tiny_config import tiny_config
 
 from distmk import trace
 from distmk.abi import NO_EVENT, LaunchKind
-from distmk.backends.base import ENTRY, RunnerRecords
+from distmk.backends.launch_block import ENTRY, RunnerRecords
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.errors import UsageError
 from distmk.graph.graph import Graph

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "host/bodies/matmul.h"
+#include "host/bodies/weighted_values.h"
 #include "runtime/log_sum_exp.h"
 #include "runtime/splits.h"
 
@@ -180,43 +181,6 @@ void AttentionTask::softmax_step(uint32_t begin, uint32_t count) {
   }
 }
 
-// O += P V for NUM_Q queries and NUM_BLOCKS blocks of the head: each block of V is widened to float32 once for all of
-// them.
-template <uint32_t NUM_Q, uint32_t NUM_BLOCKS>
-void add_values(float* out, uint32_t head_dim, const float* weights, const uint16_t* const* values, uint32_t d,
-                uint32_t count) {
-  Vec acc[NUM_Q][2 * NUM_BLOCKS];
-  for (uint32_t q = 0; q < NUM_Q; ++q)
-    for (uint32_t i = 0; i < 2 * NUM_BLOCKS; ++i) acc[q][i] = load(out + uint64_t{q} * head_dim + d + i * LANES);
-  for (uint32_t p = 0; p < count; ++p) {
-    Vec value[2 * NUM_BLOCKS];
-    for (uint32_t i = 0; i < NUM_BLOCKS; ++i) {
-      const Bits block = load_block(values[p] + d + i * BLOCK);
-      value[2 * i] = even_of(block);
-      value[2 * i + 1] = odd_of(block);
-    }
-    for (uint32_t q = 0; q < NUM_Q; ++q) {
-      const Vec weight = splat(weights[q * KV_BLOCK + p]);
-      for (uint32_t i = 0; i < 2 * NUM_BLOCKS; ++i) acc[q][i] = add_product(acc[q][i], weight, value[i]);
-    }
-  }
-  for (uint32_t q = 0; q < NUM_Q; ++q)
-    for (uint32_t i = 0; i < 2 * NUM_BLOCKS; ++i) store(out + uint64_t{q} * head_dim + d + i * LANES, acc[q][i]);
-}
-
-template <uint32_t NUM_Q>
-void add_values(float* out, uint32_t head_dim, const float* weights, const uint16_t* const* values, uint32_t count) {
-  constexpr uint32_t WIDE = NUM_Q == 1 ? 4 : 2;
-  uint32_t d = 0;
-  for (; d + WIDE * BLOCK <= head_dim; d += WIDE * BLOCK)
-    add_values<NUM_Q, WIDE>(out, head_dim, weights, values, d, count);
-  for (; d + BLOCK <= head_dim; d += BLOCK) add_values<NUM_Q, 1>(out, head_dim, weights, values, d, count);
-  for (uint32_t q = 0; q < NUM_Q; ++q)
-    for (uint32_t rest = d; rest < head_dim; ++rest)
-      for (uint32_t p = 0; p < count; ++p)
-        out[uint64_t{q} * head_dim + rest] += weights[q * KV_BLOCK + p] * from_bf16(values[p][rest]);
-}
-
 void AttentionTask::multiply_pv(uint32_t begin, uint32_t count) {
   const uint16_t* values[KV_BLOCK];
   for (uint32_t p = 0; p < count; ++p) values[p] = v_cache_ + cache_index(begin + p);
@@ -224,11 +188,11 @@ void AttentionTask::multiply_pv(uint32_t begin, uint32_t count) {
     float* acc = acc_ + uint64_t{q} * head_dim_;
     const uint32_t tile = std::min(num_queries_ - q, Q_TILE);
     if (tile == 1)
-      add_values<1>(acc, head_dim_, score_rows_[q], values, count);
+      add_values<1, KV_BLOCK>(acc, head_dim_, score_rows_[q], values, count);
     else if (tile == 2)
-      add_values<2>(acc, head_dim_, score_rows_[q], values, count);
+      add_values<2, KV_BLOCK>(acc, head_dim_, score_rows_[q], values, count);
     else
-      add_values<3>(acc, head_dim_, score_rows_[q], values, count);
+      add_values<3, KV_BLOCK>(acc, head_dim_, score_rows_[q], values, count);
     q += tile;
   }
 }

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from distmk import env
 from distmk.abi import Abort, Space
-from distmk.backends.base import LaunchBlock, LaunchSpec, check_virtual_nodes
+from distmk.backends.base import check_virtual_nodes
 from distmk.backends.cuda.driver import DriverError, checked
 from distmk.backends.cuda.gpus import OTHER_BYTES, gpu_of, num_sharing, num_sms_of
 from distmk.backends.cuda.kernel import fit_kernel, load_module
@@ -19,6 +19,8 @@ from distmk.backends.cuda.launch import CudaLaunch, LaunchContext
 from distmk.backends.cuda.nvshmem import SPARE_BYTES, SymmetricHeap
 from distmk.backends.cuda.packages import require_packages
 from distmk.backends.host.shm import SharedHeap
+from distmk.backends.launch_block import LaunchBlock
+from distmk.backends.launch_spec import LaunchSpec
 from distmk.bootstrap import Bootstrap, agree
 from distmk.errors import BuildError, DistmkError, UsageError
 from distmk.program.layout import Placed

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.abi import Abort, LaunchParams
-from distmk.backends.base import BIAS, PAGE, TOKEN, LaunchBlock, RunnerRecords, inject_dropped_signal
+from distmk.backends.base import inject_dropped_signal
 from distmk.backends.cuda.kernel import Kernel
+from distmk.backends.launch_block import BIAS, PAGE, TOKEN, LaunchBlock, RunnerRecords
 
 POLL_S = 0.0002
 LOSS_S = 2.0  # from a failing GPU to the news that a rank is lost, which made it fail

@@ -14,11 +14,13 @@ import numpy.typing as npt
 
 from distmk import env
 from distmk.abi import Abort, Fault, LaunchParams, Space
-from distmk.backends.base import LaunchBlock, LaunchSpec, RunnerRecords, check_virtual_nodes, inject_dropped_signal
+from distmk.backends.base import check_virtual_nodes, inject_dropped_signal
 from distmk.backends.host.build import load_emulator, load_runtime
 from distmk.backends.host.network import Network
 from distmk.backends.host.room import check_room
 from distmk.backends.host.shm import SharedHeap
+from distmk.backends.launch_block import LaunchBlock, RunnerRecords
+from distmk.backends.launch_spec import LaunchSpec
 from distmk.bootstrap import Bootstrap, agree
 from distmk.errors import UsageError
 from distmk.program.layout import Placed

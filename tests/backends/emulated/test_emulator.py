@@ -26,10 +26,10 @@ from support.machine import FAR, virtual_hosts
 from support.tiny_config import tiny_config
 
 from distmk.abi import COMBINE_WIDTH, MAX_ROWS
-from distmk.backends.base import LaunchSpec
 from distmk.backends.build_cache import csrc_dir
 from distmk.backends.defaults import backend_choices
 from distmk.backends.host.build import EMULATOR_FLAGS, build_sources
+from distmk.backends.launch_spec import LaunchSpec
 from distmk.backends.weight_upload import fill_weights
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.lower import DecodeOptions, lower
@@ -37,7 +37,7 @@ from distmk.model.config import ModelConfig
 from distmk.model.operators import build_model
 from distmk.program.program import compile_graph
 from distmk.serving.session import Session
-from distmk.tasks.attention import LONG_SPLITS
+from distmk.tasks.splits import LONG_SPLITS
 from distmk.weights.dummy import DummyCheckpoint
 
 pytestmark = [

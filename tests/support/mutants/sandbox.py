@@ -31,7 +31,8 @@ from distmk.abi import (
     WaitRecordABI,
     split_operand,
 )
-from distmk.backends.base import LaunchBlock, LaunchSpec
+from distmk.backends.launch_block import LaunchBlock
+from distmk.backends.launch_spec import LaunchSpec
 from distmk.program.program import Program, decode_args
 from distmk.tasks import TASK_TYPES
 

@@ -1,0 +1,244 @@
+"""The memory that the host and a launch share: requests and commands, tokens, the trace, and waits that were not met."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from distmk import abi
+from distmk.abi import (
+    MAX_BANNED,
+    MAX_BIASES,
+    MAX_ROWS,
+    Bias,
+    Command,
+    CommandKind,
+    HostCounts,
+    LaunchKind,
+    PageRef,
+    Request,
+    RowSample,
+    SlotSampling,
+    TokenEvent,
+    TraceEntry,
+    WaitRecordABI,
+)
+from distmk.backends.launch_spec import LaunchSpec
+from distmk.program.program import RankProgram
+
+ENTRY: np.dtype[Any] = np.dtype(TraceEntry)
+TOKEN: np.dtype[Any] = np.dtype(TokenEvent)
+BIAS: np.dtype[Any] = np.dtype(Bias)
+PAGE: np.dtype[Any] = np.dtype(PageRef)
+MAX_KEPT_TOKENS = 4096  # that the host has not read, in a launch to which requests are added
+_fence = threading.Lock()  # whose acquire and release order memory accesses
+Entries = npt.NDArray[Any]  # of ENTRY
+
+
+class RunnerRecords(NamedTuple):
+    """The trace of one worker or scheduler in a launch: its last entries, oldest first, and how many earlier ones it dropped."""
+
+    entries: Entries
+    num_dropped: int
+
+
+@dataclass(frozen=True)
+class StuckWait:
+    """A wait that had not been met when its launch was given up; `iteration` and `order` are its place in program order.
+
+    `expired`: its own deadline passed; else it was told to leave.
+    """
+
+    iteration: int
+    order: int
+    expired: bool
+    worker: int
+    task: str
+    event: str
+    want: int
+    got: int
+
+
+class Token(NamedTuple):
+    """An element of the token ring (`abi.TokenEvent`)."""
+
+    request: int
+    token: int
+    finish: int
+    iteration: int
+
+
+@dataclass
+class LaunchBlock:
+    """The host memory that a launch's parameters point to."""
+
+    spec: LaunchSpec
+    requests: Any  # ctypes arrays of Request, Command and WaitRecordABI
+    commands: Any
+    records: Any
+    prompts: npt.NDArray[np.int32]  # [requests, longest prompt]
+    eos_ids: npt.NDArray[np.int32]
+    prefixes: npt.NDArray[Any]  # of PAGE, [requests, max_pages]: pages that may hold the beginning of a prompt
+    pages: npt.NDArray[Any]  # of PAGE, [requests, 1 + max_pages]: see `abi.Request`
+    biases: npt.NDArray[Any]  # of BIAS, [requests, MAX_BIASES + MAX_BANNED]: see `abi.SlotSampling`
+    tokens: npt.NDArray[Any]  # of TOKEN
+    trace: Entries  # [num_workers + num_schedulers, trace_capacity]
+    trace_counts: npt.NDArray[np.uint64]
+    counts: HostCounts = field(default_factory=HostCounts)
+    num_commands: int = 0  # written so far
+    prefixes_address: int = 0  # at which the batcher finds `prefixes`, `pages` and `biases`
+    pages_address: int = 0
+    biases_address: int = 0
+
+    @staticmethod
+    def of(spec: LaunchSpec, program: RankProgram) -> LaunchBlock:
+        """Allocate for a launch of `program`, and send its first requests."""
+        num_runners = program.header.num_workers + program.header.num_schedulers
+        num_requests = max(1, spec.num_requests, len(spec.prompts))  # an entry for each
+        longest = max(1, spec.max_prompt_len, *map(len, spec.prompts))
+        # The batcher publishes only while the ring has room for a step that also cancels requests and puts some back. Room
+        # for all tokens of the first requests means that nobody has to read for those.
+        num_tokens = max(sum(spec.max_new), MAX_KEPT_TOKENS if spec.num_requests else 0) + 3 * MAX_ROWS
+        block = LaunchBlock(
+            spec=spec,
+            requests=(Request * num_requests)(),
+            commands=(Command * (2 * num_requests + 2))(),  # each is added and cancelled at most once, then the end
+            records=(WaitRecordABI * num_runners)(),
+            prompts=np.zeros((num_requests, longest), np.int32),
+            eos_ids=np.array(spec.eos_ids or [0], np.int32),
+            prefixes=np.zeros((num_requests, spec.max_pages), PAGE),
+            pages=np.zeros((num_requests, 1 + spec.max_pages), PAGE),
+            biases=np.zeros((num_requests, MAX_BIASES + MAX_BANNED), BIAS),
+            tokens=np.zeros(num_tokens, TOKEN),
+            trace=np.zeros((num_runners, spec.trace_capacity), ENTRY),
+            trace_counts=np.zeros(num_runners, np.uint64),
+        )
+        for entry, (prompt, max_new) in enumerate(zip(spec.prompts, spec.max_new, strict=True)):
+            block.write_request(entry, entry, prompt, max_new, spec.ignore_eos)
+            block.send(CommandKind.ADD, entry, entry)
+        if not spec.num_requests:
+            block.send(CommandKind.FINISH)
+        return block
+
+    def write_request(
+        self,
+        entry: int,
+        number: int,
+        prompt: Sequence[int],
+        max_new: int,
+        ignore_eos: bool,
+        *,
+        num_output: int = 0,
+        prefix: Sequence[tuple[int, int]] = (),
+        sampling: tuple[SlotSampling, Sequence[Bias]] | None = None,
+    ) -> None:
+        """Fill an entry of the request table. `num_output`: generated ids at the end of the prompt. `prefix`: page and generation
+        of cached pages with the beginning of the prompt, not all of it. `sampling`: None takes the best token.
+        """
+        self.prompts[entry, : len(prompt)] = prompt
+        self.prefixes[entry, : len(prefix)] = np.array([tuple(page) for page in prefix], PAGE)
+        self.requests[entry] = Request(
+            id=number,
+            prompt_len=len(prompt),
+            max_new=max_new,
+            ignore_eos=int(ignore_eos),
+            num_output=num_output,
+            num_prefix_pages=len(prefix),
+            prefix=self.prefixes_address + entry * self.prefixes.strides[0],
+            pages=self.pages_address and self.pages_address + entry * self.pages.strides[0],
+            sample=RowSample.GREEDY if sampling is None else RowSample.DRAW,
+        )
+        if sampling is not None:
+            slot, biases = sampling
+            slot.biases = self.biases_address + entry * self.biases.strides[0]
+            self.biases[entry, : len(biases)] = np.array([(bias.token, bias.value) for bias in biases], BIAS)
+            self.requests[entry].sampling = slot
+
+    def cached_tokens(self, entry: int) -> int:
+        """Tokens of a request that the batcher found cached, once the request has a token."""
+        return int(self.pages["page"][entry, 0])
+
+    def pages_of(self, entry: int) -> list[tuple[int, int]]:
+        """Page and generation of the pages of a request, in the order of its tokens; what follows them is older."""
+        found: list[tuple[int, int]] = self.pages[entry, 1:].tolist()
+        return found
+
+    def has_room(self, num_commands: int = 1) -> bool:
+        """Whether so many more commands may be sent."""
+        return int(self.num_commands - self.counts.commands_done) + num_commands <= len(self.commands)
+
+    def send(self, kind: CommandKind, entry: int = 0, number: int = 0) -> None:
+        """Send a command to the batcher, for which there must be room."""
+        self.write_command(kind, entry, number)
+        self.publish_commands()
+
+    def write_command(self, kind: CommandKind, entry: int = 0, number: int = 0) -> None:
+        """The same for a command that the batcher sees once `publish_commands` is called, together with the others."""
+        self.commands[self.num_commands % len(self.commands)] = Command(kind=kind, entry=entry, id=number)
+        self.num_commands += 1
+
+    def publish_commands(self) -> None:
+        """Let the batcher see what was written."""
+        with _fence:  # the count is stored behind the commands, on every processor
+            self.counts.commands = self.num_commands
+
+    def take_tokens(self) -> list[Token]:
+        """The tokens that were published since the last call."""
+        begin, end = self.counts.tokens_read, self.counts.tokens
+        if begin == end:
+            return []
+        with _fence:
+            indices = np.arange(begin, end) % len(self.tokens)
+            taken = [Token(*values) for values in self.tokens[indices].tolist()]
+        self.counts.tokens_read = end
+        return taken
+
+    def fill(self, params: abi.LaunchParams) -> None:
+        """Point `params` at this block."""
+        params.requests, params.prompts = ctypes.addressof(self.requests), self.prompts.ctypes.data
+        params.commands, params.tokens = ctypes.addressof(self.commands), self.tokens.ctypes.data
+        params.host_counts = ctypes.addressof(self.counts)
+        self.prefixes_address = self.prefixes.ctypes.data
+        self.pages_address = self.pages.ctypes.data if self.spec.max_pages else 0
+        self.biases_address = self.biases.ctypes.data
+        params.keeps_cache = int(self.spec.keeps_cache)
+        params.eos_ids, params.records = self.eos_ids.ctypes.data, ctypes.addressof(self.records)
+        params.prompt_stride = self.prompts.shape[1]
+        params.command_capacity, params.token_capacity = len(self.commands), len(self.tokens)
+        params.num_eos = len(self.spec.eos_ids)
+        params.num_iterations = self.spec.num_iterations
+        params.deadline_ns = int(self.spec.deadline_s * 1e9)
+        if self.spec.trace_capacity:
+            params.trace, params.trace_counts = self.trace.ctypes.data, self.trace_counts.ctypes.data
+            params.trace_capacity = self.spec.trace_capacity
+
+    def traced(self) -> list[RunnerRecords]:
+        """The trace of each worker, then of each scheduler, once the launch is over."""
+        return [
+            RunnerRecords(np.roll(ring, -count), count - len(ring))
+            if count > len(ring)
+            else RunnerRecords(ring[:count], 0)
+            for ring, count in zip(self.trace, self.trace_counts.tolist(), strict=True)
+        ]
+
+    def stuck_waits(self, program: RankProgram) -> list[StuckWait]:
+        """The waits that had not been met when the launch was given up, in program order."""
+        found = []
+        for record in self.records:
+            if not record.filled or record.event == abi.NO_EVENT or record.got >= record.want:
+                continue  # told to leave while nothing was missing
+            task, order = "start of an iteration", -1
+            if record.order != abi.NO_EVENT:
+                task, order = f"{record.task} ({program.task_names[record.task]})", record.order
+                if program.tasks[record.task].launch == LaunchKind.SCHEDULER:
+                    order = -2  # the scheduler step comes before all others
+            event = f"{record.event} ({program.event_names[record.event]})"
+            expired, worker = bool(record.expired), record.worker
+            found.append(StuckWait(record.iteration, order, expired, worker, task, event, record.want, record.got))
+        return sorted(found, key=lambda wait: (wait.iteration, wait.order))
