@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from distmk.abi import MAX_OWN_SCHEDULERS, Abort, HostCounts, LaunchParams
 from distmk.backends.cuda.backend import CudaBackend
 from distmk.backends.cuda.gpus import check_residence, check_sharing, gpu_of, num_sharing, num_sms_of
-from distmk.backends.cuda.launch import CudaLaunch
+from distmk.backends.cuda.launch import MAX_POLL_S, POLL_S, CudaLaunch
 from distmk.backends.cuda.nvshmem import SymmetricHeap
 from distmk.backends.defaults import check_schedulers, choose_workers
 from distmk.bootstrap.single import SingleBootstrap
@@ -113,7 +114,7 @@ class CutLaunch(CudaLaunch):
         self._length, self._num_iterations, self._aborted_at = length, num_iterations, aborted_at
         self.starts: list[int] = []
         self._job: Any = SimpleNamespace(abort_reason=self._abort_reason, lost_ranks=list)
-        self._context: Any = SimpleNamespace(stream=Recorder())
+        self._context: Any = SimpleNamespace(stream=Recorder(), rank=0)
         self._event = SimpleNamespace(is_done=True)
         self.block: Any = SimpleNamespace(counts=HostCounts())
         self._start()
@@ -148,6 +149,16 @@ def test_a_kernel_continues_where_the_last_one_ended(
             pass
     assert launch.join() is reason
     assert launch.starts == starts
+
+
+@pytest.mark.parametrize(
+    ("rank", "length", "lasted_s", "nap_s"),
+    [(0, 0, 600, POLL_S), (1, 1, 600, POLL_S), (1, 0, 0, POLL_S), (1, 0, 2, 0.002), (1, 0, 600, MAX_POLL_S)],
+)
+def test_only_who_waits_for_tokens_looks_often(rank: int, length: int, lasted_s: float, nap_s: float) -> None:
+    launch = CutLaunch(length, 5)
+    launch._context.rank, launch._began_s = rank, time.monotonic() - lasted_s
+    assert launch._nap_s() == pytest.approx(nap_s, rel=0.2)
 
 
 def test_room_for_schedulers(monkeypatch: pytest.MonkeyPatch) -> None:
