@@ -58,6 +58,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_reference(tiny_model: Path) -> Any:
+    """The `tiny.Reference` of `tiny_model`."""
+    from support import tiny
+
+    return tiny.Reference.of(tiny_model, "cpu")
+
+
+@pytest.fixture(scope="session")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The config of a tiny model whose context lets it generate for minutes."""
     return write_config(tiny_config(), tmp_path_factory.mktemp("endless") / "config.json")

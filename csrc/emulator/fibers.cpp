@@ -1,5 +1,6 @@
 #include "emulator/fibers.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -7,7 +8,8 @@
 
 #include "emulator/mbarrier.h"
 
-// Saves the callee-saved registers on the current stack, stores its pointer in *from and continues on the stack `to`.
+// Saves the callee-saved registers on the current stack, stores its pointer in *from and continues on the stack `to`:
+// by a jump, as processors predict that a `ret` goes back to its call, and this one never does.
 extern "C" void distmk_switch(void** from, void* to);
 #if defined(__x86_64__)
 asm(R"(
@@ -17,8 +19,8 @@ distmk_switch:
   pushq %rbp; pushq %rbx; pushq %r12; pushq %r13; pushq %r14; pushq %r15
   movq %rsp, (%rdi)
   movq %rsi, %rsp
-  popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp
-  ret
+  popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp; popq %rcx
+  jmp *%rcx
 )");
 constexpr uint32_t SAVED_WORDS = 6;
 #else
@@ -30,15 +32,32 @@ namespace emulator {
 namespace {
 
 constexpr size_t STACK_BYTES = WATCHED ? 256 << 10 : 48 << 10;
+constexpr size_t LINE_BYTES = 64, PAGE_BYTES = 4096;
 // State of the GPU that this CPU thread emulates.
 thread_local void* main_stack;
 thread_local void* main_watched;
-thread_local Fiber* running;
 thread_local const std::function<void()>* entry;
+thread_local size_t num_left;  // fibers that are not done
 
+bool waits(const Fiber& fiber) { return fiber.done || (fiber.met && *fiber.met == fiber.seen); }
+
+// Continues `fiber`, or the scheduler of run_grid() if it is null; returns once what is left here is continued.
+void go_on(Fiber* fiber, void** from) {
+  if (fiber) {
+    fiber->met = nullptr;
+    running = fiber;
+  }
+  watch_next(fiber ? fiber->watched : main_watched);
+  distmk_switch(from, fiber ? fiber->stack_pointer : main_stack);
+}
+
+// Leaves the running fiber for the next lane of its warp that need not wait; behind the last one, for the scheduler.
 void leave() {
-  watch_next(main_watched);
-  distmk_switch(&running->stack_pointer, main_stack);
+  Fiber* const mine = running;
+  Fiber* const end = mine + (WARP - mine->thread % WARP);
+  Fiber* next = mine + 1;
+  while (next != end && waits(*next)) ++next;
+  go_on(next == end ? nullptr : next, &mine->stack_pointer);
 }
 
 void start() {
@@ -47,14 +66,17 @@ void start() {
     const Unwatched here;
     running->done = true;
     --running->block->running;
+    --num_left;
   }
   release_order(running->block);
-  leave();
+  go_on(nullptr, &running->stack_pointer);
 }
 
 void prepare(Fiber& fiber) {
-  fiber.stack = std::make_unique<char[]>(STACK_BYTES);
-  auto top = reinterpret_cast<uintptr_t>(fiber.stack.get() + STACK_BYTES) & ~uintptr_t{15};
+  // Stacks that all ended at the same place of a page would share a few lines of the processor's cache.
+  const size_t color = fiber.thread * LINE_BYTES % PAGE_BYTES;
+  fiber.stack.reset(new char[STACK_BYTES + PAGE_BYTES]);  // not zeroed
+  auto top = reinterpret_cast<uintptr_t>(fiber.stack.get() + STACK_BYTES + color) & ~uintptr_t{15};
   auto* words = reinterpret_cast<void**>(top) - 2;  // as after a call: 16-byte aligned, less a return address
   *words = reinterpret_cast<void*>(&start);
   words -= SAVED_WORDS;
@@ -119,6 +141,31 @@ Fiber make_fiber(Block* block, uint32_t thread) {
   return fiber;
 }
 
+// What all threads of a warp wait for, if it is the same, so that a pass looks at it once.
+struct WarpWait {
+  const uint64_t* met = nullptr;  // null: they wait for different things, or some need not wait
+  uint64_t seen = 0;
+
+  bool holds() const { return met && *met == seen; }
+
+  void note(const Fiber* lanes) {
+    static constexpr uint64_t NEVER = 0;
+    met = &NEVER;
+    seen = NEVER;
+    for (const Fiber* lane = lanes; lane < lanes + WARP; ++lane) {
+      if (lane->done) continue;
+      if (met == &NEVER) {
+        met = lane->met;
+        seen = lane->seen;
+      }
+      if (!lane->met || lane->met != met || lane->seen != seen) {
+        met = nullptr;
+        return;
+      }
+    }
+  }
+};
+
 // How much each warp is slowed: with pace n it runs in every n-th pass over all threads. Paces are drawn anew every
 // LASTING_PASSES passes; most warps are not slowed.
 class Paces {
@@ -139,7 +186,7 @@ class Paces {
 
 }  // namespace
 
-Fiber& current() { return *running; }
+__thread Fiber* running;
 
 void yield() {
   const Unwatched here;
@@ -153,7 +200,7 @@ void await_change(const uint64_t* at) {
   leave();
 }
 
-void meet(Meeting& meeting, uint32_t expected, const char* what, const std::function<void()>& work) {
+void meet(Meeting& meeting, uint32_t expected, const char* what, void (*work)()) {
   const Unwatched here;
   const void* const order = order_of(&meeting.count, meeting.count);
   if (meeting.num_arrived && meeting.what != what && strcmp(meeting.what, what)) {
@@ -175,14 +222,6 @@ void meet(Meeting& meeting, uint32_t expected, const char* what, const std::func
   if (!work) acquire_order(order);
 }
 
-uint64_t* operands_of(uint32_t lane) {
-  return &running->block->operands[(running->thread / WARP * WARP + lane) * WORDS];
-}
-uint64_t* operands() { return operands_of(running->thread % WARP); }
-void meet_warp(const char* what, const std::function<void()>& work) {
-  meet(running->block->warps[running->thread / WARP], WARP, what, work);
-}
-
 void run_grid(uint32_t num_blocks, uint32_t num_threads, size_t shared_bytes, uint64_t seed,
               const std::function<void()>& kernel) {
   const Unwatched here;
@@ -197,20 +236,23 @@ void run_grid(uint32_t num_blocks, uint32_t num_threads, size_t shared_bytes, ui
   entry = &kernel;
   std::mt19937_64 random(seed);
   Paces paces(fibers.size() / WARP);
-  for (size_t num_left = fibers.size(), num_runnable = 1; num_left;) {
+  std::vector<WarpWait> warp_waits(fibers.size() / WARP);
+  num_left = fibers.size();
+  for (size_t num_runnable = 1; num_left;) {
     if (!num_runnable) report_deadlock(fibers);
     num_runnable = 0;
     paces.next_pass(random);
-    for (size_t f = 0; f < fibers.size(); ++f) {
-      Fiber& fiber = fibers[f];
-      if (fiber.done || (fiber.met && *fiber.met == fiber.seen)) continue;
-      ++num_runnable;
-      if (!paces.runs(f / WARP)) continue;
-      fiber.met = nullptr;
-      running = &fiber;
-      watch_next(fiber.watched);
-      distmk_switch(&main_stack, fiber.stack_pointer);
-      num_left -= fiber.done;
+    for (size_t w = 0; w < warp_waits.size(); ++w) {
+      if (warp_waits[w].holds()) continue;
+      const bool runs = paces.runs(w);
+      Fiber* const lanes = &fibers[w * WARP];
+      for (Fiber* lane = lanes; (lane = std::find_if_not(lane, lanes + WARP, waits)) != lanes + WARP; ++lane) {
+        ++num_runnable;
+        if (!runs) break;
+        go_on(lane, &main_stack);
+        lane = running;  // the last that ran: each leaves for the next
+      }
+      if (runs) warp_waits[w].note(lanes);
     }
     for (auto& block : blocks) {
       num_runnable += block->copies.size();

@@ -51,16 +51,21 @@ struct Fiber {
   bool done = false;
 };
 
-Fiber& current();
+extern __thread Fiber* running;
+inline Fiber& current() { return *running; }
 void yield();
 void await_change(const uint64_t* at);  // may return sooner
 // Waits for `expected` threads of the meeting; the last one does `work`. A meeting without work is a barrier: it orders
 // all that each thread did before it before all that any thread does after it.
-void meet(Meeting& meeting, uint32_t expected, const char* what, const std::function<void()>& work = {});
+void meet(Meeting& meeting, uint32_t expected, const char* what, void (*work)() = nullptr);
 // This lane's operands, and lane i's.
-uint64_t* operands();
-uint64_t* operands_of(uint32_t lane);
-void meet_warp(const char* what, const std::function<void()>& work);
+inline uint64_t* operands_of(uint32_t lane) {
+  return &running->block->operands[(running->thread / WARP * WARP + lane) * WORDS];
+}
+inline uint64_t* operands() { return operands_of(running->thread % WARP); }
+inline void meet_warp(const char* what, void (*work)() = nullptr) {
+  meet(running->block->warps[running->thread / WARP], WARP, what, work);
+}
 
 // Runs `kernel` by all threads of all blocks. `seed` chooses when copies land and which warps fall behind.
 void run_grid(uint32_t num_blocks, uint32_t num_threads, size_t shared_bytes, uint64_t seed,

@@ -24,17 +24,20 @@ void multiply_all() {
   for (uint32_t l = 0; l < emulator::WARP; ++l) memcpy(&lanes[l], emulator::operands_of(l), sizeof(Operands));
   // a[row][k]: lane 4 (row % 8) + k % 8 / 2, register row / 8 + 2 (k / 8)
   // b[k][n]: lane 4 n + k % 8 / 2, register k / 8
-  for (uint32_t l = 0; l < emulator::WARP; ++l) {
-    Operands& mine = lanes[l];
-    for (uint32_t i = 0; i < 4; ++i) {
-      const uint32_t row = l / 4 + i / 2 * 8, n = l % 4 * 2 + i % 2;
-      float sum = 0;
-      for (uint32_t k = 0; k < 16; ++k)
-        sum += bf16_at(lanes[row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2], k % 2) *
-               bf16_at(lanes[n * 4 + k % 8 / 2].b[k / 8], k % 2);
-      mine.c[i] += sum;
+  float a[16][16], b[16][8];
+  for (uint32_t l = 0; l < emulator::WARP; ++l)
+    for (uint32_t half = 0; half < 2; ++half) {
+      const uint32_t k = l % 4 * 2 + half;
+      for (uint32_t i = 0; i < 4; ++i) a[l / 4 + i % 2 * 8][k + i / 2 * 8] = bf16_at(lanes[l].a[i], half);
+      for (uint32_t i = 0; i < 2; ++i) b[k + i * 8][l / 4] = bf16_at(lanes[l].b[i], half);
     }
-    memcpy(emulator::operands_of(l), &mine, sizeof(Operands));
+  float sums[16][8] = {};
+  for (uint32_t row = 0; row < 16; ++row)
+    for (uint32_t k = 0; k < 16; ++k)
+      for (uint32_t n = 0; n < 8; ++n) sums[row][n] += a[row][k] * b[k][n];
+  for (uint32_t l = 0; l < emulator::WARP; ++l) {
+    for (uint32_t i = 0; i < 4; ++i) lanes[l].c[i] += sums[l / 4 + i / 2 * 8][l % 4 * 2 + i % 2];
+    memcpy(emulator::operands_of(l), &lanes[l], sizeof(Operands));
   }
 }
 

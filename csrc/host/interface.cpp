@@ -16,7 +16,8 @@ void distmk_start(distmk::LaunchParams* params, void** handle) {
 }
 
 // Sleeps until there are tokens that the host has not read, the launch is over, or the timeout has passed. Returns 1 if
-// the launch is over. The next piece of a launch in pieces is started here. `counts` may be null.
+// the launch is over. The next piece of a launch in pieces is started here. `counts` is null where no tokens come: then
+// an idle launch costs its host nothing.
 int distmk_wait(void* launch, uint64_t timeout_us, const distmk::HostCounts* counts) {
   using Clock = std::chrono::steady_clock;
   auto* running = static_cast<distmk::Launch*>(launch);
@@ -25,7 +26,10 @@ int distmk_wait(void* launch, uint64_t timeout_us, const distmk::HostCounts* cou
     if (running->idle() && !running->go_on()) return 1;
     if (counts && __atomic_load_n(&counts->tokens, __ATOMIC_ACQUIRE) > counts->tokens_read) return 0;
     if (Clock::now() >= until) return 0;
-    std::this_thread::sleep_for(std::chrono::microseconds(500));
+    if (counts)
+      std::this_thread::sleep_for(std::chrono::microseconds(500));
+    else
+      running->await_idle(until);
   }
 }
 

@@ -2,7 +2,10 @@
 // the thread that emulates a GPU (emulator/runtime.cpp). The C interface (interface.cpp) drives either.
 #pragma once
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -20,6 +23,12 @@ class Launch {
 
   // Whether all threads have left.
   bool idle() const { return running_.load(std::memory_order_acquire) == 0; }
+
+  // Sleeps until all threads have left, or the time is up.
+  void await_idle(std::chrono::steady_clock::time_point until) {
+    std::unique_lock<std::mutex> lock(leaving_);
+    left_.wait_until(lock, until, [this] { return idle(); });
+  }
 
   // Waits until all threads have left, and starts the next piece of the launch. False: there is none.
   bool go_on() {
@@ -45,13 +54,17 @@ class Launch {
     running_.fetch_add(1, std::memory_order_relaxed);
     threads_.emplace_back([this, run = std::move(run)] {
       run();
+      const std::lock_guard<std::mutex> lock(leaving_);
       running_.fetch_sub(1, std::memory_order_release);
+      left_.notify_all();
     });
   }
 
  private:
   std::vector<std::thread> threads_;
   std::atomic<uint32_t> running_{0};
+  std::mutex leaving_;
+  std::condition_variable left_;  // some thread has left
 
   bool aborted() const {
     const uint64_t own_heap = reinterpret_cast<const uint64_t*>(params_->heap_bases)[program_.rank];

@@ -205,7 +205,7 @@ int main(int argc, char** argv) {
   // All launches are polled in rotation, as each starts its next piece only when it is polled.
   for (uint32_t num_over = 0; num_over < num_ranks;) {
     num_over = 0;
-    for (void* launch : launches) num_over += distmk_wait(launch, 1, nullptr);
+    for (void* launch : launches) num_over += distmk_wait(launch, 500, nullptr);
   }
   for (void*& launch : launches) distmk_join(&launch);
   uint32_t num_preempted = 0;

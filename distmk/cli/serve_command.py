@@ -6,7 +6,7 @@ import argparse
 import importlib
 import signal
 import socket
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,8 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
         args = engine_args(arguments)
         config = None if launcher_rank() else _config(arguments)
         bound = None if launcher_rank() else _bind(arguments)
-    idle_exit_s = None if arguments.idle == "resident" else _QUIET_S
-    with LLM(**asdict(args), tensor_parallel_size=arguments.ranks, followed=True, idle_exit_s=idle_exit_s) as llm:
+    args = replace(args, idle_exit_s=None if arguments.idle == "resident" else _QUIET_S)
+    with LLM(**asdict(args), tensor_parallel_size=arguments.ranks, followed=True) as llm:
         if config is None or bound is None:
             # Launchers send signals to every rank. This one ends when rank 0 has drained, or is lost.
             for number in (signal.SIGINT, signal.SIGTERM):

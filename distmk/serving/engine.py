@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from distmk import env
 from distmk.abi import Batch
+from distmk.backends.cuda.gpus import check_residence
 from distmk.backends.defaults import (
     BACKENDS,
     backend_choices,
@@ -62,8 +63,8 @@ class EngineArgs:
 
     `num_schedulers`: of a rank, in threads of their own, or on an SM of their own; None: every worker runs one in its idle
     time. `gpu_memory_utilization`: share of a device's memory, or of a host's on the host twin, that all its ranks may take;
-    what weights leave of it becomes KV cache. `num_gpu_blocks_override`: pages of it, instead. UsageError: a value is out of
-    range.
+    what weights leave of it becomes KV cache. `num_gpu_blocks_override`: pages of it, instead. `idle_exit_s`: seconds that a
+    launch stays once all is served; None: until the engine is closed. UsageError: a value is out of range.
     """
 
     model: str
@@ -80,6 +81,7 @@ class EngineArgs:
     gpu_memory_utilization: float = 0.9
     num_gpu_blocks_override: int | None = None
     enable_prefix_caching: bool = True
+    idle_exit_s: float | None = 0.0
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -95,6 +97,8 @@ class EngineArgs:
         if not isinstance(self.gpu_memory_utilization, float | int) or not 0 < self.gpu_memory_utilization <= 1:
             given = shown(self.gpu_memory_utilization)
             raise UsageError(f"gpu_memory_utilization is {given}; it must be above 0 and at most 1")
+        if self.idle_exit_s is not None and not self.idle_exit_s >= 0:
+            raise UsageError(f"idle_exit_s is {shown(self.idle_exit_s)}; it must be 0 or more, or None")
         if not 0 <= self.trace_iterations <= _MOST_TRACED:
             given = shown(self.trace_iterations)
             raise UsageError(f"trace_iterations is {given}; it must be from 0 (no trace) to {_MOST_TRACED}")
@@ -124,6 +128,8 @@ class Engine:
         agree(bootstrap, lambda: check_heads(self.config.head_dim, self.backend_name))
         settings = {name: str(value) for name, value in asdict(args).items() if name != "model"}
         agree_same(bootstrap, "models or options", {"model": self.checkpoint.fingerprint, **settings})
+        if self.backend_name == "cuda" and args.idle_exit_s is None:
+            check_residence(bootstrap)
         self.max_model_len = agree(bootstrap, lambda: choose_model_len(args.max_model_len, self.config))
         self.num_workers = self._agree_on_workers()
         self.host_sizes = find_hosts(bootstrap)

@@ -45,7 +45,8 @@ class LLM:
     forked child, raise UsageError.
 
     `idle_exit_s`: seconds that the launch stays for further calls once all are served; None: until `close`. A GPU runs nothing
-    else meanwhile. `followed`: under a launcher, the other ranks call `follow`, instead of making the same calls.
+    else meanwhile, so ranks that share one without MPS are refused None. `followed`: under a launcher, the other ranks call
+    `follow`, instead of making the same calls.
     `trace_iterations`: trace the last iterations of each call; `trace` then holds the trace (on rank 0).
     `num_schedulers`: schedulers of a rank, at most one a worker, in threads of their own; on a GPU up to 12, on an SM of
     their own. None: every worker runs one in its idle time. `gpu_memory_utilization`: share of each GPU's memory (of the
@@ -95,6 +96,7 @@ class LLM:
                 gpu_memory_utilization=gpu_memory_utilization,
                 num_gpu_blocks_override=num_gpu_blocks_override,
                 enable_prefix_caching=enable_prefix_caching,
+                idle_exit_s=idle_exit_s,
             )
 
         self.llm_engine = LLMEngine(

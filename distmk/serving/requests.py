@@ -73,7 +73,9 @@ def make_request(
     max_model_len: int,
     index: int = 0,
 ) -> Request:
-    """Check one prompt. UsageError: empty, too long, a token id out of range, or text without a tokenizer."""
+    """Check one prompt, and what its parameters say of tokens. UsageError: empty, too long, a token id out of range, or text
+    without a tokenizer.
+    """
     if isinstance(prompt, str):
         if tokenizer is None:
             raise UsageError("this model has no tokenizer; give token ids (--prompt-ids) instead of text")
@@ -89,9 +91,11 @@ def make_request(
             f"a prompt of {len(ids)} tokens leaves no room in a context of {max_model_len}; "
             "shorten it or raise --max-model-len"
         )
-    for token in ids:
-        if not 0 <= token < vocab_size:
-            raise UsageError(f"token id {shown(token)} is out of range; the vocabulary has ids 0 to {vocab_size - 1}")
+    for what, tokens in (("", ids), ("logit_bias of ", params.logit_bias or ())):
+        for token in tokens:
+            if not 0 <= token < vocab_size:
+                vocabulary = f"the vocabulary has ids 0 to {vocab_size - 1}"
+                raise UsageError(f"{what}token id {shown(token)} is out of range; {vocabulary}")
     if params.stop and tokenizer is None:
         raise UsageError("stop strings need text, and this model has no tokenizer; give stop_token_ids")
     decoder = None

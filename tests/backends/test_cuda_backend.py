@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import sys
+import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +13,8 @@ import pytest
 
 from distmk.abi import MAX_OWN_SCHEDULERS, Abort, HostCounts, LaunchParams
 from distmk.backends.cuda.backend import CudaBackend
-from distmk.backends.cuda.gpus import gpu_of, num_sharing, num_sms_of
-from distmk.backends.cuda.launch import CudaLaunch
+from distmk.backends.cuda.gpus import check_residence, check_sharing, gpu_of, num_sharing, num_sms_of
+from distmk.backends.cuda.launch import MAX_POLL_S, POLL_S, CudaLaunch
 from distmk.backends.cuda.nvshmem import SymmetricHeap
 from distmk.backends.defaults import check_schedulers, choose_workers
 from distmk.bootstrap.single import SingleBootstrap
@@ -112,7 +114,7 @@ class CutLaunch(CudaLaunch):
         self._length, self._num_iterations, self._aborted_at = length, num_iterations, aborted_at
         self.starts: list[int] = []
         self._job: Any = SimpleNamespace(abort_reason=self._abort_reason, lost_ranks=list)
-        self._context: Any = SimpleNamespace(stream=Recorder())
+        self._context: Any = SimpleNamespace(stream=Recorder(), rank=0)
         self._event = SimpleNamespace(is_done=True)
         self.block: Any = SimpleNamespace(counts=HostCounts())
         self._start()
@@ -147,6 +149,16 @@ def test_a_kernel_continues_where_the_last_one_ended(
             pass
     assert launch.join() is reason
     assert launch.starts == starts
+
+
+@pytest.mark.parametrize(
+    ("rank", "length", "lasted_s", "nap_s"),
+    [(0, 0, 600, POLL_S), (1, 1, 600, POLL_S), (1, 0, 0, POLL_S), (1, 0, 2, 0.002), (1, 0, 600, MAX_POLL_S)],
+)
+def test_only_who_waits_for_tokens_looks_often(rank: int, length: int, lasted_s: float, nap_s: float) -> None:
+    launch = CutLaunch(length, 5)
+    launch._context.rank, launch._began_s = rank, time.monotonic() - lasted_s
+    assert launch._nap_s() == pytest.approx(nap_s, rel=0.2)
 
 
 def test_room_for_schedulers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,3 +215,47 @@ def test_no_room_for_schedulers_of_a_graph(backend: str) -> None:
     program: Any = SimpleNamespace(header=SimpleNamespace(num_schedulers=MAX_OWN_SCHEDULERS + 1))
     with pytest.raises(UsageError, match="13 schedulers do not fit"):
         make_backend(backend, program, SingleBootstrap(1.0), scheduler_threads=True)
+
+
+@pytest.mark.parametrize(
+    ("uuids", "ranks"),
+    [("a", None), ("abcd", None), ("aa", "ranks 0, 1"), ("abcb", "ranks 1, 3"), ("cabab", "ranks 1, 3")],
+)
+def test_no_launch_stays_on_a_gpu_that_ranks_share_in_time_slices(uuids: str, ranks: str | None) -> None:
+    check_sharing(list(uuids), mps=True)
+    if ranks is None:
+        check_sharing(list(uuids), mps=False)
+    else:
+        with pytest.raises(UsageError, match=f"^{ranks} share a GPU without MPS.*--idle exit"):
+            check_sharing(list(uuids), mps=False)
+
+
+@pytest.mark.parametrize(("blind", "refused"), [(None, False), (0, True), (3, True)])
+def test_ranks_that_share_gpus_are_refused_alike(
+    two_gpus: None, monkeypatch: pytest.MonkeyPatch, blind: int | None, refused: bool
+) -> None:
+    """Four ranks on two GPUs, also where only rank `blind` finds no MPS: each gets the same error, and none waits."""
+    monkeypatch.setenv("DISTMK_RANKS_PER_GPU", "2")
+    monkeypatch.setattr("distmk.backends.cuda.gpus.uuid_of", str)
+    monkeypatch.setattr("distmk.backends.cuda.gpus.runs_mps", lambda gpu: threading.current_thread().name != str(blind))
+    met, parts, found = threading.Barrier(4, timeout=10), {}, {}
+
+    def work(rank: int) -> None:
+        def allgather(part: bytes) -> list[bytes]:
+            met.wait()
+            parts[rank] = part
+            met.wait()
+            return [parts[each] for each in range(4)]
+
+        try:
+            found[rank] = check_residence(SimpleNamespace(local_rank=rank, allgather=allgather))  # type: ignore[arg-type]
+        except UsageError as error:
+            found[rank] = str(error)
+
+    threads = [threading.Thread(target=work, args=(rank,), name=str(rank)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found.keys() == set(range(4)) and len(set(found.values())) == 1
+    assert ("ranks 0, 2 share a GPU" in str(found[3])) == refused

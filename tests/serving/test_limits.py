@@ -25,6 +25,8 @@ HUGE = 10**5000
         ("deadline_s", float("inf")),
         ("deadline_s", float("nan")),
         ("deadline_s", 1e300),
+        ("idle_exit_s", -1.0),
+        ("idle_exit_s", float("nan")),
         ("trace_iterations", 10**12),
         ("trace_iterations", HUGE),
     ],

@@ -204,6 +204,12 @@ def test_calls(llm: LLM) -> None:
     )
 
 
+def test_a_bias_of_no_token_is_refused(llm: LLM) -> None:
+    for token in (203, 10**6):
+        with pytest.raises(UsageError, match=f"^logit_bias of token id {token} is out of range; .* ids 0 to 202"):
+            llm.generate([IDS], SamplingParams(max_tokens=1, logit_bias={5: 1.0, token: 1.0}))
+
+
 def test_calls_that_are_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*_: Any) -> None:
         raise AssertionError("a launch was started")

@@ -1,4 +1,4 @@
-"""A server of the fake engine, in a thread of the test's process."""
+"""A server of the fake engine, or of a real one, in a thread of the test's process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 from support.fake_engine import FakeEngine, until
 
+from distmk import LLM
 from distmk.server import run
 from distmk.server.config import ServerConfig
 from distmk.server.state import ServerState
@@ -20,7 +21,7 @@ MODEL = "fake"
 
 @dataclass
 class Served:
-    engine: FakeEngine
+    engine: Any
     url: str
     port: int
     state: ServerState
@@ -32,15 +33,21 @@ class Served:
         return httpx.Client(base_url=self.url, timeout=20)
 
     def settled(self) -> None:
-        """AssertionError unless nothing is left of any request."""
-        until(lambda: self.engine.num_left == 0 and self.state.num_sequences == 0)
+        """AssertionError unless nothing is left of any request: no sequence, no slot, no page of the KV cache."""
+
+        def is_left() -> bool:
+            now = self.engine.stats()
+            return bool(now.num_running or now.num_waiting or now.num_free_kv_pages < now.num_kv_pages)
+
+        until(lambda: not (is_left() or self.state.num_sequences))
 
 
 @contextlib.contextmanager
-def served(engine: FakeEngine | None = None, **config: Any) -> Iterator[Served]:
-    """Serve; `config`: fields of `ServerConfig`."""
+def served(engine: FakeEngine | LLM | None = None, **config: Any) -> Iterator[Served]:
+    """Serve with an engine, which is closed in the end; `config`: fields of `ServerConfig`."""
     engine = engine or FakeEngine()
-    settings = ServerConfig(**{"served_model_name": MODEL, "max_num_seqs": engine.max_num_seqs, **config})
+    max_num_seqs = engine.max_num_seqs if isinstance(engine, FakeEngine) else 16
+    settings = ServerConfig(**{"served_model_name": MODEL, "max_num_seqs": max_num_seqs, **config})
     bound = run.bind("127.0.0.1", 0)
     port = bound.getsockname()[1]
     server = run.Server(engine, settings, bound)

@@ -71,7 +71,7 @@ inline void __syncthreads() {
   auto* block = distmk::emulator::current().block;
   distmk::emulator::meet(block->all, static_cast<uint32_t>(block->warps.size() * 32), "__syncthreads");
 }
-inline void __syncwarp() { distmk::emulator::meet_warp("__syncwarp", {}); }
+inline void __syncwarp() { distmk::emulator::meet_warp("__syncwarp"); }
 inline void __nanosleep(unsigned) { distmk::emulator::yield(); }
 
 namespace distmk {
@@ -83,6 +83,11 @@ inline void shuffle_all() {
     uint64_t* mine = operands_of(lane);
     mine[2] = operands_of(static_cast<uint32_t>(mine[1] % WARP))[0];
   }
+}
+inline void add_all() {
+  uint64_t sum = 0;
+  for (uint32_t lane = 0; lane < WARP; ++lane) sum += operands_of(lane)[0];
+  for (uint32_t lane = 0; lane < WARP; ++lane) operands_of(lane)[2] = sum;
 }
 inline void all_of_all() {
   bool all = true;
@@ -113,9 +118,12 @@ T __shfl_up_sync(unsigned mask, T value, uint32_t step) {
   const uint32_t lane = distmk::emulator::current().thread % 32;
   return __shfl_sync(mask, value, lane < step ? lane : lane - step);
 }
-inline unsigned __reduce_add_sync(unsigned mask, unsigned value) {
-  for (uint32_t step = 16; step; step >>= 1) value += __shfl_xor_sync(mask, value, step);
-  return value;
+inline unsigned __reduce_add_sync(unsigned, unsigned value) {
+  using namespace distmk::emulator;
+  const Unwatched here;
+  operands()[0] = value;
+  meet_warp("reduction", add_all);
+  return static_cast<unsigned>(operands()[2]);
 }
 inline unsigned __ballot_sync(unsigned mask, bool mine) {
   return __reduce_add_sync(mask, static_cast<unsigned>(mine) << distmk::emulator::current().thread % 32);

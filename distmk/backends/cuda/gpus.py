@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from distmk import env
 from distmk.backends.cuda.driver import DriverError, checked
 from distmk.backends.cuda.nvshmem import SPARE_BYTES
+from distmk.bootstrap import Bootstrap, agree
+from distmk.bootstrap.base import name_ranks
+from distmk.bootstrap.messages import gather_json
 from distmk.errors import UsageError
 
 OTHER_BYTES = 1 << 30  # of a GPU's memory: contexts, the program, tokens
@@ -42,6 +47,38 @@ def num_sharing(local_size: int) -> int:
     import torch
 
     return -(-local_size // max(1, torch.cuda.device_count()))
+
+
+def check_residence(bootstrap: Bootstrap) -> None:
+    """UsageError on every rank if a launch must not stay on the GPUs while it is idle. Collective."""
+
+    def mine() -> list[str | bool]:
+        gpu = gpu_of(bootstrap.local_rank)
+        return [uuid_of(gpu), runs_mps(gpu)]
+
+    rows = gather_json(bootstrap, agree(bootstrap, mine), "GPU", [(str, bool)])
+    check_sharing([uuid for uuid, _ in rows], all(mps for _, mps in rows))
+
+
+def check_sharing(uuids: Sequence[str], mps: bool) -> None:
+    """UsageError if ranks, of which `uuids` names the GPUs, share one in time slices. `mps`: they run side by side.
+
+    A launch that waits for requests would use its slices like one that computes, and take them from the others.
+    """
+    shared = [uuid for uuid in uuids if uuids.count(uuid) > 1]
+    if shared and not mps:
+        ranks = [rank for rank, uuid in enumerate(uuids) if uuid == shared[0]]
+        raise UsageError(
+            f"{name_ranks(ranks)} share a GPU without MPS, where no launch may stay while it is idle; give --idle exit "
+            "(idle_exit_s=0), start MPS by `nvidia-cuda-mps-control -d`, or give every rank a GPU of its own"
+        )
+
+
+def uuid_of(gpu: int) -> str:
+    """What tells a GPU from all others, under whatever number a process sees it."""
+    import torch
+
+    return str(torch.cuda.get_device_properties(gpu).uuid)
 
 
 def memory_budget(local_rank: int, local_size: int, utilization: float) -> int:

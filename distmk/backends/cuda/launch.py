@@ -16,6 +16,7 @@ from distmk.backends.cuda.kernel import Kernel
 from distmk.backends.launch_block import BIAS, PAGE, TOKEN, LaunchBlock, RunnerRecords
 
 POLL_S = 0.0002
+MAX_POLL_S = 0.005  # where no tokens come
 LOSS_S = 2.0  # from a failing GPU to the news that a rank is lost, which made it fail
 SPIN_POLLS = 1 << 14  # polls before a waiter backs off
 
@@ -93,6 +94,7 @@ class CudaLaunch:
 
     def start(self) -> None:
         """Start the first kernel."""
+        self._began_s = time.monotonic()
         self._start()
 
     def _fill_params(self) -> None:
@@ -156,7 +158,15 @@ class CudaLaunch:
                 return True
             if counts.tokens > counts.tokens_read or time.monotonic() >= until:
                 return False
-            time.sleep(POLL_S)
+            time.sleep(self._nap_s())
+
+    def _nap_s(self) -> float:
+        """The time between two looks at the kernel. Tokens come to rank 0 alone: others, who wait for the end of the launch or of
+        a piece of it, may look the more rarely the longer it lasts.
+        """
+        if self._context.rank == 0 or self._params.max_iterations:
+            return POLL_S
+        return min(MAX_POLL_S, max(POLL_S, 1e-3 * (time.monotonic() - self._began_s)))
 
     def _is_over(self) -> bool:
         try:

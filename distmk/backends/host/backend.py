@@ -181,7 +181,8 @@ class HostLaunch:
     def wait(self, timeout_s: float) -> bool:
         if not self._handle:
             return True
-        counts = ctypes.addressof(self.block.counts)
+        # Tokens come to rank 0 alone.
+        counts = None if self._backend.program.header.rank else ctypes.addressof(self.block.counts)
         return bool(self._backend._library.distmk_wait(self._handle, int(timeout_s * 1e6), counts))
 
     def upload_request(self, entry: int) -> None:

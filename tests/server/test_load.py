@@ -1,0 +1,138 @@
+"""200 requests over HTTP to a real engine, many of which their clients give up: the others get their tokens, nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from support.fake_engine import until
+from support.helpers import abandoned_segments
+from support.served import MODEL, Served, served
+from support.tiny import Reference, check_greedy
+
+from distmk import LLM
+
+pytestmark = pytest.mark.timeout(120)
+NUM_REQUESTS, MAX_LEN, VOCAB = 200, 96, 203
+SLOTS = 16
+PAGES = 2 * SLOTS  # of 16 tokens, a third of what the longest sequences of all slots need: some are put back
+
+
+@dataclass
+class Asked:
+    """A request, and the tokens that its client saw. `leaves_s`, `leaves_at`: seconds or lines after which the client leaves."""
+
+    prompt: list[int]
+    num_tokens: int
+    stream: bool
+    leaves_s: float | None
+    leaves_at: int | None
+    tokens: list[int]
+    left: bool = False
+
+
+def drawn(source: random.Random) -> Asked:
+    prompt = [source.randrange(VOCAB) for _ in range(source.randint(1, MAX_LEN // 2))]
+    if source.random() < 0.3:  # begins as others do, whose keys and values may be cached
+        prompt = [7] * 20 + prompt[:20]
+    num_tokens = source.randint(1, MAX_LEN - len(prompt))
+    kind = source.choice(["stay", "stay", "cancel", "disconnect"])
+    leaves_s = source.uniform(0.0, 0.4) if kind == "cancel" else None
+    leaves_at = source.randint(1, num_tokens) if kind == "disconnect" else None
+    return Asked(prompt, num_tokens, kind == "disconnect" or source.random() < 0.5, leaves_s, leaves_at, [])
+
+
+async def ask(client: httpx.AsyncClient, asked: Asked) -> None:
+    body = {"model": MODEL, "prompt": asked.prompt, "max_tokens": asked.num_tokens, "temperature": 0}
+    body |= {"stream": asked.stream, "return_token_ids": True}
+    if not asked.stream:
+        answer = (await client.post("/v1/completions", json=body)).json()
+        asked.tokens = answer["choices"][0]["token_ids"]
+        return
+    num_lines = 0
+    async with client.stream("POST", "/v1/completions", json=body) as answer:
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            asked.tokens += [i for choice in json.loads(line[6:])["choices"] for i in choice["token_ids"]]
+            num_lines += 1
+            if num_lines == asked.leaves_at:
+                asked.left = True
+                return  # closes the connection
+
+
+async def ask_all(server: Served, requests: list[Asked], source: random.Random) -> None:
+    """About half of them at once, so that some wait for a slot."""
+
+    async def one(client: httpx.AsyncClient, asked: Asked) -> None:
+        async with room:
+            await asyncio.sleep(source.uniform(0, 0.02))
+            try:
+                await asyncio.wait_for(ask(client, asked), asked.leaves_s)
+            except asyncio.TimeoutError:
+                asked.left = True
+
+    room = asyncio.Semaphore(4 * SLOTS)
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:
+        await asyncio.gather(*(one(client, asked) for asked in requests))
+
+
+def children() -> set[str]:
+    """The processes that this one has started and that live."""
+    return {child for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()}
+
+
+def fills_every_slot(server: Served) -> bool:
+    """Whether as many sequences as there are slots run at once, on all pages, and end."""
+    body = {"model": MODEL, "prompt": [[i, 1, 2] for i in range(SLOTS)], "max_tokens": 29, "temperature": 0}
+    seen = 0
+
+    async def watch() -> None:
+        nonlocal seen
+        while True:
+            seen = max(seen, server.engine.stats().num_running)
+            await asyncio.sleep(0.001)
+
+    async def both() -> httpx.Response:
+        watching = asyncio.ensure_future(watch())
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            answer = await client.post("/v1/completions", json=body)
+        watching.cancel()
+        return answer
+
+    usage = asyncio.run(both()).json()["usage"]
+    assert usage["completion_tokens"] == SLOTS * 29
+    return seen == SLOTS
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_200_requests(num_ranks: int, tiny_model: Path, tiny_reference: Reference) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    source = random.Random(seed)
+    requests = [drawn(source) for _ in range(NUM_REQUESTS)]
+    segments, processes = set(abandoned_segments()), children()
+    options = {"num_workers": 1, "max_model_len": MAX_LEN, "num_gpu_blocks_override": PAGES, "deadline_s": 20.0}
+    llm = LLM(str(tiny_model), tensor_parallel_size=num_ranks, idle_exit_s=None, **options)  # type: ignore[arg-type]
+    with served(llm) as server:
+        asyncio.run(ask_all(server, requests, source))
+        server.settled()
+        assert any(fills_every_slot(server) for _ in range(5))
+        server.settled()
+        assert llm.stats().num_preemptions and llm.stats().num_prefix_hits
+    stayed = [asked for asked in requests if not asked.left]
+    assert NUM_REQUESTS / 4 < len(stayed) < NUM_REQUESTS * 3 / 4, len(stayed)
+    clear = 0
+    for asked in requests:
+        assert asked.left or len(asked.tokens) == asked.num_tokens
+        if asked.tokens:  # what came before its client left is right as well
+            walk = check_greedy(tiny_reference, asked.prompt, asked.tokens, f"seed {seed}")
+            clear += walk.clear_steps
+    assert clear > 0.5 * sum(len(asked.tokens) for asked in requests)
+    until(lambda: children() <= processes and set(abandoned_segments()) <= segments)
