@@ -4,8 +4,9 @@
     python scripts/submit_time.py qwen3-8b                 # the launch stays: requests join a running kernel
     python scripts/submit_time.py qwen3-8b --idle exit     # it leaves at once: every request launches it again
 
-Prints one JSON object. `ring_us`: from the first write of the request to its token in host memory, for a thread that does nothing
-else. `submit_us`: the same for a caller of `LLM.submit`. `step_us`: between two tokens of a long completion. Medians, and 99th
+Prints one JSON object. `write_us`: a request is written to the memory that the kernel reads, by a thread that does nothing else.
+`answer_us`: from the command that tells the kernel of it to its token in host memory. `submit_us`: both and what is around them, for
+a caller of `LLM.submit`. `step_us`: between two tokens of a long completion. Medians, and 99th
 percentiles. Weights are random, since no value changes how long a step takes.
 """
 
@@ -32,26 +33,29 @@ IDLE_S = 3.0
 STEPS = 256
 
 
-def time_ring(llm: LLM, repeats: int) -> list[float]:
-    """Microseconds, in a launch of its own."""
+def time_ring(llm: LLM, repeats: int) -> tuple[list[float], list[float]]:
+    """Microseconds of writing and of answering, in a launch of its own."""
     launch = llm.llm_engine.engine.launch()
     block, counts = launch.launch.block, launch.launch.block.counts
-    times = []
+    writing, answering = [], []
     for number in range(repeats):
         published = counts.tokens
         began = time.perf_counter()
         block.write_request(0, number, PROMPT, 1, True)
         launch.launch.upload_request(0)
-        block.send(CommandKind.ADD, 0, number)
+        block.write_command(CommandKind.ADD, 0, number)
+        sent = time.perf_counter()
+        block.publish_commands()
         while counts.tokens == published:
             pass
-        times.append(1e6 * (time.perf_counter() - began))
+        writing.append(1e6 * (sent - began))
+        answering.append(1e6 * (time.perf_counter() - sent))
         block.take_tokens()
         time.sleep(0.002)  # the kernel is idle again
     block.send(CommandKind.FINISH)
     for _ in launch:
         pass
-    return times
+    return writing, answering
 
 
 def time_submit(llm: LLM, repeats: int) -> list[float]:
@@ -104,14 +108,16 @@ def main() -> int:
 def measure(llm: LLM, arguments: argparse.Namespace) -> dict[str, Any]:
     """What is printed."""
     meter = power_meter(llm.backend, 0)
-    ring = time_ring(llm, arguments.repeats) if arguments.idle == "resident" and llm.tensor_parallel_size == 1 else []
+    alone = arguments.idle == "resident" and llm.tensor_parallel_size == 1
+    writing, answering = time_ring(llm, arguments.repeats) if alone else ([], [])
     return {
         "model": arguments.model,
         "backend": llm.backend,
         "idle": arguments.idle,
         "step_us": round(time_step(llm), 1),
         "submit_us": summary(time_submit(llm, arguments.repeats)),
-        "ring_us": summary(ring) if ring else None,
+        "write_us": summary(writing) if writing else None,
+        "answer_us": summary(answering) if answering else None,
         "idle_watts": meter.watts(lambda: time.sleep(IDLE_S)),
         "decoding_watts": meter.watts(lambda: [time_step(llm) for _ in range(3)]),
     }
