@@ -4,10 +4,10 @@
     python scripts/submit_time.py qwen3-8b                 # the launch stays: requests join a running kernel
     python scripts/submit_time.py qwen3-8b --idle exit     # it leaves at once: every request launches it again
 
-Prints one JSON object. `write_us`: a request is written to the memory that the kernel reads, by a thread that does nothing else.
-`answer_us`: from the word to the kernel that it is there to its token in host memory. `submit_us`: both and all around them, for a
-caller of `LLM.submit`. `step_us`: between two tokens of a long completion. Medians, and 99th percentiles. Weights are random, since
-no value changes how long a step takes.
+Prints one JSON object. `write_us`: a request is written to the memory that the kernel reads, by a thread that does nothing
+else. `answer_us`: from the word to the kernel that it is there to its token in host memory. `submit_us`: both and all around
+them, for a caller of `LLM.submit`. `step_us`: between two tokens of a long completion. Medians, and 99th percentiles. Weights
+are random, since no value changes how long a step takes.
 """
 
 from __future__ import annotations
