@@ -1,4 +1,4 @@
-"""What the commands write: results on stdout, messages and progress on stderr.
+"""What the commands write: results on stdout, messages on stderr.
 
 A message on stderr that cannot be written is lost, and nothing else. Strings of files, names and the environment may hold
 escape sequences, which a terminal would obey: every control character is written as an escape (`escaped`).
@@ -9,17 +9,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TextIO
 
-from distmk import env
 from distmk.errors import BrokenOutputError, OutputError, UsageError
-
-QUIET_S = 2.0  # of work before a line says what is going on
-REPEAT_S = 30.0
 
 # C0 but for tab and line feed, DEL and C1; marks that change the direction of text; the line separators of Unicode.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -76,9 +70,18 @@ def tell(text: str) -> None:
 def tell_lines(text: str) -> None:
     """Write whole lines to stderr in one piece; nothing if it is closed or cannot be written."""
     if sys.stderr is not None:
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError), _apart():
             sys.stderr.write(escaped(text))
             sys.stderr.flush()
+
+
+def keep_lines_apart(from_bars: Callable[[], AbstractContextManager[None]]) -> None:
+    """Have lines on stderr written inside such a context, which takes what is drawn there out of their way."""
+    global _apart
+    _apart = from_bars
+
+
+_apart: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 def occupy_closed_descriptors() -> None:
@@ -105,34 +108,3 @@ def discard_unwritten() -> None:
         except (OSError, ValueError):
             with suppress(OSError, ValueError):  # a stream without a descriptor
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-@contextmanager
-def progress(doing: str, shown: bool = True) -> Iterator[None]:
-    """While the block runs, tell what it is `doing` once that takes QUIET_S, and the time so far every REPEAT_S.
-
-    Not `shown`, or with DISTMK_PROGRESS=0: silent. Of blocks inside one another, the innermost speaks.
-    """
-    if not (shown and env.shows_progress()):
-        yield
-        return
-    done = threading.Event()
-    _under_way.append(done)
-    threading.Thread(target=_report, args=(doing, done), daemon=True).start()
-    try:
-        yield
-    finally:
-        done.set()
-        _under_way.remove(done)
-
-
-_under_way: list[threading.Event] = []
-
-
-def _report(doing: str, done: threading.Event) -> None:
-    began, wait_s, so_far = time.perf_counter(), QUIET_S, ""
-    while not done.wait(wait_s):
-        if _under_way and _under_way[-1] is done:
-            tell(f"{doing} ...{so_far}")
-        wait_s = REPEAT_S
-        so_far = f" {time.perf_counter() - began + wait_s:.0f} s so far"

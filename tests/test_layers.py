@@ -13,6 +13,7 @@ LAYERS = [
     ["errors"],
     ["abi", "env", "gc_pause", "interrupts", "nvtx_ranges", "open_files"],
     ["console", "user_files"],
+    ["progress"],
     ["model"],
     ["graph"],
     ["tasks", "weights"],

@@ -29,7 +29,8 @@ class SamplingFlag(enum.IntEnum):
 
 
 class SlotSampling(ctypes.Structure):
-    """Sampling parameters of the sequence in a slot, written by the scheduler step at admission.
+    """Sampling parameters of the sequence in a slot, written by the scheduler step at admission: those of its request, with
+    tokens, prompt_len and num_counted filled in.
 
     tokens, biases: operands, or addresses that the kernel can read.
     tokens: i32, the ids of the sequence by position: the prompt, and those of the output that were generated before the sequence

@@ -24,9 +24,10 @@ from distmk.backends.cache_files import (
     require_trusted,
     tells_of_no_space,
 )
-from distmk.console import progress, tell
+from distmk.console import tell
 from distmk.errors import BuildError
 from distmk.nvtx_ranges import nvtx_range
+from distmk.progress import progress
 
 T = TypeVar("T")
 
@@ -67,7 +68,7 @@ def published(file_name: str, read: Callable[[Path], T | None], make: Callable[[
     """The value that `read` returns for a file of the cache; while there is none, `make(scratch folder)` makes the file.
 
     A file that may not be loaded (`cache_files`), or for which `read` returns None, is made anew. Of several processes that
-    ask at once, one makes the file, and says that it is `doing` so if that takes long. CacheError: the cache folder cannot be
+    ask at once, one makes the file and the others wait, which shows as `doing`. CacheError: the cache folder cannot be
     written, or its disk is full. BuildError: the folder cannot be trusted, or a file not be read back.
     """
     folder = env.cache_dir()
@@ -78,12 +79,12 @@ def published(file_name: str, read: Callable[[Path], T | None], make: Callable[[
         return found
     own_folder(folder)
     try:
-        with locked(folder / f"{file_name}.lock"):
+        with progress(doing), locked(folder / f"{file_name}.lock"):
             found, fault = _find(target, read)
             if found is None:
                 if fault not in (MISSING, NO_DIGEST):
                     tell(f"{target} {fault}; making it anew")
-                with progress(doing), nvtx_range(doing):
+                with nvtx_range(doing):
                     _make(target, make)
                 found, fault = _find(target, read)
     except OSError as error:

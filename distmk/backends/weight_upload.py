@@ -13,6 +13,7 @@ from distmk.model.config import ModelConfig
 from distmk.model.rope import inv_freq
 from distmk.program.layout import Placed
 from distmk.program.program import Program
+from distmk.progress import Progress
 from distmk.weights.bf16 import F32
 from distmk.weights.checkpoint import Checkpoint, RowRange
 from distmk.weights.packing import pack
@@ -28,12 +29,19 @@ def upload_constants(program: Program, backend: Backend, rank: int) -> None:
             backend.write(allocation, 0, weight.data.reshape(weight.rows, weight.cols))
 
 
-def fill_weights(program: Program, backend: Backend, rank: int, checkpoint: Checkpoint) -> None:
-    """Upload the weights that come from `checkpoint`: the shards of `rank` only. ModelError: a file is damaged."""
+def fill_weights(
+    program: Program, backend: Backend, rank: int, checkpoint: Checkpoint, loaded: Progress | None = None
+) -> None:
+    """Upload the weights that come from `checkpoint`: the shards of `rank` only. ModelError: a file is damaged.
+
+    `loaded` counts their bytes.
+    """
+    loaded = loaded or Progress("")
     rows = open_rows(checkpoint, backend.device)
-    for weight, allocation in program.placement.weights.items():
-        if weight.rank != rank or weight.kind is WeightKind.DATA:
-            continue
+    every = program.placement.weights.items()
+    wanted = [(w, allocation) for w, allocation in every if w.rank == rank and w.kind is not WeightKind.DATA]
+    loaded.expect(sum(weight.num_bytes for weight, _ in wanted), "B")
+    for weight, allocation in wanted:
         if weight.kind is WeightKind.VECTOR:
             parts = [checkpoint.read_vector(s.tensor)[s.row_begin : s.row_end] for s in weight.segments]
             backend.write(allocation, 0, np.concatenate(parts)[:, None])
@@ -41,10 +49,14 @@ def fill_weights(program: Program, backend: Backend, rank: int, checkpoint: Chec
             backend.write(allocation, 0, rope_table(checkpoint.config, weight.rows))
         else:
             scale = checkpoint.read_vector(weight.col_scale) if weight.col_scale else None
-            _upload_matrix(weight, allocation, backend, rows, scale)
+            _upload_matrix(weight, allocation, backend, rows, scale, loaded)
+            continue
+        loaded.add(weight.num_bytes)
 
 
-def _upload_matrix(weight: Weight, allocation: Placed, backend: Backend, rows: Rows, scale: F32 | None) -> None:
+def _upload_matrix(
+    weight: Weight, allocation: Placed, backend: Backend, rows: Rows, scale: F32 | None, loaded: Progress
+) -> None:
     """Upload a matrix in pieces, its columns multiplied by `scale`."""
     cols = slice(weight.col_begin, weight.col_begin + weight.cols)
     begin = 0
@@ -54,6 +66,7 @@ def _upload_matrix(weight: Weight, allocation: Placed, backend: Backend, rows: R
         if scale is not None:
             rows.scale(block, scale[cols])
         backend.write(allocation, begin, pack(block, slabs, weight.tiling.paired) if weight.tiling else block)
+        loaded.add(sum(slabs) * weight.row_bytes)
         begin = end
 
 

@@ -17,6 +17,7 @@ from distmk.bootstrap.torchrun import StoreAddress, connect_store
 from distmk.env import whole
 from distmk.errors import UsageError, shown
 from distmk.open_files import check_open_files
+from distmk.progress import leave_to_rank_0
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ def connect(
     if not launch.is_follower:  # of one that is, rank 0 has the same limit
         check_open_files(launch.world_size or 1)
     bootstrap = _connect(launch, follower_argv, timeout_s, env)
+    if bootstrap.rank:
+        leave_to_rank_0()
     try:
         _check_size(num_ranks, bootstrap.world_size, launch.launcher)
     except UsageError:

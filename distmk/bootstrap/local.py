@@ -28,8 +28,8 @@ from distmk.bootstrap.hub import StarHub
 from distmk.bootstrap.keys import AUTHKEY_ENV
 from distmk.bootstrap.rendezvous import join_unix, listen_unix
 from distmk.bootstrap.spoke import StarSpoke
-from distmk.console import progress
 from distmk.errors import RankLostError, UsageError
+from distmk.progress import progress
 
 RANK_ENV = "DISTMK_RANK"
 WORLD_SIZE_ENV = "DISTMK_WORLD_SIZE"

@@ -27,8 +27,9 @@ from distmk.bootstrap.link import Link
 from distmk.bootstrap.messages import from_json, gather_json, malformed, to_json
 from distmk.bootstrap.spoke import StarSpoke
 from distmk.bootstrap.star import Star
-from distmk.console import progress, tell
+from distmk.console import tell
 from distmk.errors import RankLostError, UsageError
+from distmk.progress import progress
 
 # Carries a payload of at most 1 KiB from rank 0 to all ranks: rank 0 gives it, the others give None, all get it.
 Carry = Callable[[bytes | None], bytes]

@@ -22,6 +22,7 @@ that it fires without a push.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from distmk.check.bounds import check_bounds
@@ -40,8 +41,10 @@ from distmk.check.thresholds import check_thresholds
 from distmk.errors import CheckError
 from distmk.program.program import Program
 from distmk.program.reader import ProgramTables, read_tables
+from distmk.progress import progress
 
 MAX_CLOCK_BYTES = 2**31
+NUM_STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -56,38 +59,58 @@ class Verdict:
     seconds: float
 
 
-def check(program: Program) -> Verdict:
-    """Prove `program` correct. CheckError: it is not, with the first faults found, or it is too large to be proved."""
+def check(program: Program, on_step: Callable[[], None] = lambda: None) -> Verdict:
+    """Prove `program` correct. CheckError: it is not, with the first faults found, or it is too large to be proved.
+
+    `on_step` is called NUM_STEPS times, once after each step of the proof.
+    """
     try:
-        return _check(program)
+        return _check(program, on_step)
     except CheckError:
         raise
     except Exception as error:  # a damaged program is refused, however it is damaged
         raise CheckError(f"the program cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _check(program: Program) -> Verdict:
+def check_with_progress(program: Program) -> Verdict:
+    """`check`, with a bar over its steps."""
+    with progress("proving the program") as steps:
+        steps.expect(NUM_STEPS, " steps")
+        return check(program, steps.add)
+
+
+def _check(program: Program, on_step: Callable[[], None]) -> Verdict:
     began = time.perf_counter()
     findings = Findings()
     check_headers(program, findings)
     findings.raise_any()
     tables = read_tables(program)
+    on_step()
     check_structure(tables, findings)
     findings.raise_any()
+    on_step()
     accesses = check_bounds(tables, findings)
+    on_step()
     signals = check_thresholds(tables, findings)
     findings.raise_any()
+    on_step()
     check_scopes(tables, findings)
     check_contents(tables, accesses, signals, findings)
+    on_step()
     order = StartGraph(tables, signals).order(findings)
     _check_size(tables, findings)
     findings.raise_any()
+    on_step()
     before = HappensBefore(tables, signals, accesses, order)
+    on_step()
     check_counting(before, findings)
     early = EarlyStart(before)
+    on_step()
     num_pairs = check_races(before, early, findings)
+    on_step()
     check_lamport(before, early, findings)
     findings.raise_any()
+    on_step()
     return Verdict(
         num_tasks=tables.num_tasks,
         num_events=tables.num_events,

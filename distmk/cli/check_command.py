@@ -7,14 +7,15 @@ import time
 from typing import Any
 
 from distmk.backends.defaults import choose_model_len
-from distmk.check import Verdict, check
+from distmk.check import Verdict, check_with_progress
 from distmk.cli.model_options import add_model_options
-from distmk.console import progress, show
+from distmk.console import show
 from distmk.errors import CheckError, shown
 from distmk.lower import DecodeOptions, lower
 from distmk.model.operators import build_model
 from distmk.program.messages import messages_by_op
 from distmk.program.program import Program, compile_graph
+from distmk.progress import progress
 from distmk.trace.record import family_of
 from distmk.weights import open_checkpoint
 
@@ -81,8 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         show(f"messages  {_messages(program)}")
     show(f"compiled  in {compiled - started:.1f} s")
     try:
-        with progress("proving the program"):
-            verdict = check(program)
+        verdict = check_with_progress(program)
     except CheckError:
         show("verdict   not correct: it would not be run")
         raise

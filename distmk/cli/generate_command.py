@@ -16,13 +16,14 @@ from distmk.cli.model_options import add_engine_options, add_model_options, engi
 from distmk.cli.prompts import read_prompts
 from distmk.cli.sampling_options import add_sampling_options, sampling_params
 from distmk.cli.together import launcher_rank, refusing_together
-from distmk.console import show, tell, tell_lines, write_generated
+from distmk.console import require_stdout, show, tell, tell_lines, write_generated
 from distmk.errors import UsageError, shown
 from distmk.serving.chat.messages import ChatPrompt
 from distmk.serving.engine import EngineArgs
 from distmk.serving.input_processor import load_input_processor
 from distmk.serving.llm import LLM
 from distmk.serving.prompts import Prompt
+from distmk.serving.prompts_bar import prompts_bar
 from distmk.serving.requests import Request
 from distmk.serving.sampling import SamplingParams, TokenOutput
 from distmk.weights import open_checkpoint
@@ -93,12 +94,14 @@ def run(arguments: argparse.Namespace) -> int:
         requests = [] if launcher_rank() else _make_requests(args, prompts, params)
     with LLM(**asdict(args), tensor_parallel_size=arguments.ranks, skip_tokenizer_init=True) as llm:
         loaded = time.perf_counter()
-        tokens = llm.run(requests)
-        if arguments.json or llm.rank:
-            for _ in tokens:
-                pass
-        else:
-            _write(tokens, requests, arguments.echo)
+        streams = llm.rank == 0 and not arguments.json
+        text_is_seen = streams and require_stdout().isatty()
+        with prompts_bar(not text_is_seen, requests, llm.run(requests)) as tokens:
+            if streams:
+                _write(tokens, requests, arguments.echo)
+            else:
+                for _ in tokens:
+                    pass
         if llm.rank == 0 and arguments.json:
             _write_json(llm, requests)
         if llm.rank == 0:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from distmk.bootstrap import detect
 from distmk.cli.together import launcher_rank
-from distmk.console import progress
 from distmk.errors import UsageError
+from distmk.progress import progress
 from distmk.user_files import read_whole
 
 MAX_BYTES = 64 << 20  # more than the longest context has
@@ -48,7 +48,7 @@ def _standard_input() -> str:
     if sys.stdin is None:
         raise UsageError("standard input is closed; give --prompt TEXT")
     try:
-        with progress("reading the prompt from standard input (Ctrl-D ends it)"):
+        with progress("reading the prompt from standard input (Ctrl-D ends it)", bar=False):
             return _text(sys.stdin.buffer.read(MAX_BYTES + 1), "standard input")
     except OSError as error:
         raise UsageError(f"standard input cannot be read ({error.strerror}); give --prompt TEXT") from None

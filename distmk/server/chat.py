@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from distmk.server.answers import EventStream, whole_answer
-from distmk.server.choices import Choice, check_stream, collect, events, head
+from distmk.server.choices import Choice, Endpoint, check_stream, collect, respond
 from distmk.server.errors import ApiError
-from distmk.server.generation import Generation, fit_max_tokens, generation, naming, off_loop
+from distmk.server.generation import Generation, fit_max_tokens, naming, off_loop
 from distmk.server.logprobs import chat_logprobs, prompt_logprobs
 from distmk.server.requests import ChatRequest, Messages
 from distmk.server.state import ServerState
 from distmk.serving.sampling import SamplingParams, TokenOutput
+
+ENDPOINT = Endpoint("chat.completion", "chat.completion.chunk", "chatcmpl", prompt="messages", logprobs="top_logprobs")
 
 
 def router(state: ServerState) -> APIRouter:
@@ -30,15 +30,15 @@ def router(state: ServerState) -> APIRouter:
         state.check_model(body.model)
         check_stream(body)
         ids = await render(state, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
-        async with AsyncExitStack() as stack:
-            with naming("messages", logprobs="top_logprobs"):
-                params = _params(state, body, ids)
-                running = await stack.enter_async_context(generation(state, [ids], params))
-            answer = _Answer(state, body, running)
-            if not body.stream:
-                return await whole_answer(request, answer.whole())
-            beginning = head("chat.completion.chunk", "chatcmpl", state.config.served_model_name)
-            return EventStream(events(running, beginning, answer.piece, body.options), stack.pop_all())
+        return await respond(
+            ENDPOINT,
+            state,
+            request,
+            body,
+            [ids],
+            lambda: _params(state, body, ids),
+            lambda running: _Answer(state, body, running),
+        )
 
     return routes
 
@@ -78,7 +78,7 @@ class _Answer:
 
     async def whole(self) -> Response:
         choices = [self._whole(choice) for choice in await collect(self._running)]
-        answer = head("chat.completion", "chatcmpl", self._state.config.served_model_name)
+        answer = ENDPOINT.head(self._state.config.served_model_name)
         if self._body.prompt_logprobs is not None:
             answer["prompt_logprobs"] = prompt_logprobs(self._state.tokenizer, self._running.prompt_logprobs(0))
         return JSONResponse({**answer, "choices": choices, "usage": self._running.usage()})

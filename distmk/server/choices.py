@@ -5,15 +5,20 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from distmk.server.answers import event
+from fastapi import Request
+from starlette.responses import Response
+
+from distmk.server.answers import EventStream, event, whole_answer
 from distmk.server.errors import ApiError
-from distmk.server.generation import Generation
+from distmk.server.generation import Generation, generation, naming
 from distmk.server.logprobs import TokenLogprobs
 from distmk.server.requests import Generating, StreamOptions
-from distmk.serving.sampling import TokenOutput
+from distmk.server.state import ServerState
+from distmk.serving.sampling import SamplingParams, TokenOutput
 
 
 @dataclass
@@ -36,9 +41,55 @@ class Choice:
         return "".join(self.texts)
 
 
-def head(kind: str, prefix: str, model: str) -> dict[str, Any]:
-    """What every answer and every piece of one begins with."""
-    return {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
+@dataclass(frozen=True)
+class Endpoint:
+    """How an endpoint calls its answers, their pieces and ids, and the parameters for the prompt and for log probabilities."""
+
+    kind: str
+    piece_kind: str
+    id_prefix: str
+    prompt: str
+    logprobs: str = "logprobs"
+
+    def head(self, model: str, is_piece: bool = False) -> dict[str, Any]:
+        """What every answer, and every piece of one, begins with."""
+        kind = self.piece_kind if is_piece else self.kind
+        return {
+            "id": f"{self.id_prefix}-{uuid.uuid4().hex}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": model,
+        }
+
+
+class Answer(Protocol):
+    """The answer to one request, whole or in pieces."""
+
+    async def whole(self) -> Response: ...
+
+    def piece(self, output: TokenOutput) -> dict[str, Any] | None:
+        """The choice of an event; None: there is nothing to show of `output`."""
+        ...
+
+
+async def respond(
+    endpoint: Endpoint,
+    state: ServerState,
+    request: Request,
+    body: Generating,
+    prompts: list[list[int]],
+    make_params: Callable[[], SamplingParams],
+    make_answer: Callable[[Generation], Answer],
+) -> Response:
+    """Generate for `prompts`, and answer whole or as a stream. ApiError: they cannot be served, or too many wait."""
+    async with AsyncExitStack() as stack:
+        with naming(endpoint.prompt, logprobs=endpoint.logprobs):
+            running = await stack.enter_async_context(generation(state, prompts, make_params()))
+        answer = make_answer(running)
+        if not body.stream:
+            return await whole_answer(request, answer.whole())
+        beginning = endpoint.head(state.config.served_model_name, is_piece=True)
+        return EventStream(_events(running, beginning, answer.piece, body.options), stack.pop_all())
 
 
 def check_stream(body: Generating) -> None:
@@ -58,7 +109,7 @@ async def collect(running: Generation) -> list[Choice]:
     return choices
 
 
-async def events(
+async def _events(
     running: Generation,
     beginning: dict[str, Any],
     piece: Callable[[TokenOutput], dict[str, Any] | None],

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from distmk.server.answers import EventStream, whole_answer
-from distmk.server.choices import Choice, check_stream, collect, events, head
+from distmk.server.choices import Choice, Endpoint, check_stream, collect, respond
 from distmk.server.errors import ApiError
-from distmk.server.generation import Generation, fit_max_tokens, generation, naming, off_loop
+from distmk.server.generation import Generation, fit_max_tokens, naming, off_loop
 from distmk.server.logprobs import TokenLogprobs, completion_logprobs, prompt_logprobs
 from distmk.server.requests import DEFAULT_COMPLETION_TOKENS, CompletionRequest
 from distmk.server.state import ServerState
 from distmk.serving.chat.messages import ChatPrompt
 from distmk.serving.prompts import read_prompts
 from distmk.serving.sampling import SamplingParams, TokenOutput
+
+ENDPOINT = Endpoint("text_completion", "text_completion", "cmpl", prompt="prompt")
 
 
 def router(state: ServerState) -> APIRouter:
@@ -31,15 +31,15 @@ def router(state: ServerState) -> APIRouter:
         state.check_model(body.model)
         check_stream(body)
         texts, ids = await _encode(state, body)
-        async with AsyncExitStack() as stack:
-            with naming("prompt"):
-                params = _params(state, body, ids)
-                running = await stack.enter_async_context(generation(state, ids, params))
-            answer = _Answer(state, body, texts, running)
-            if not body.stream:
-                return await whole_answer(request, answer.whole())
-            beginning = head("text_completion", "cmpl", state.config.served_model_name)
-            return EventStream(events(running, beginning, answer.piece, body.options), stack.pop_all())
+        return await respond(
+            ENDPOINT,
+            state,
+            request,
+            body,
+            ids,
+            lambda: _params(state, body, ids),
+            lambda running: _Answer(state, body, texts, running),
+        )
 
     return routes
 
@@ -108,7 +108,7 @@ class _Answer:
 
     async def whole(self) -> Response:
         choices = [self._whole(choice) for choice in await collect(self._running)]
-        answer = head("text_completion", "cmpl", self._state.config.served_model_name)
+        answer = ENDPOINT.head(self._state.config.served_model_name)
         return JSONResponse({**answer, "choices": choices, "usage": self._running.usage()})
 
     def _whole(self, choice: Choice) -> dict[str, Any]:

@@ -30,13 +30,14 @@ from distmk.backends.launch_spec import LaunchSpec
 from distmk.backends.weight_upload import fill_weights
 from distmk.bootstrap import Bootstrap, agree, agree_same
 from distmk.bootstrap.messages import gather_json, malformed
-from distmk.console import progress, tell
+from distmk.console import tell
 from distmk.errors import UsageError, shown
 from distmk.interrupts import deferred
 from distmk.lower import DecodeOptions
 from distmk.lower.memory import least_memory
 from distmk.model.shards import shard_model
 from distmk.nvtx_ranges import nvtx_range
+from distmk.progress import Progress, progress
 from distmk.serving.kv_memory import KvMemory, with_kv_pages
 from distmk.serving.program_cache import proved_program
 from distmk.serving.running_launch import RunningLaunch
@@ -150,18 +151,18 @@ class Engine:
                 scheduler_threads=args.num_schedulers is not None,
             )
         try:
-            with self._stage("weights", "loading the weights"):
-                agree(bootstrap, self._upload)
+            with self._stage("weights", "loading the weights") as loaded:
+                agree(bootstrap, lambda: self._upload(loaded))
         except BaseException:
             self.session.close()
             raise
 
     @contextmanager
-    def _stage(self, stage: str, doing: str) -> Iterator[None]:
-        """A stage of loading: timed, on the profiler's timeline, and rank 0 says what takes long."""
+    def _stage(self, stage: str, doing: str) -> Iterator[Progress]:
+        """A stage of loading: timed, on the profiler's timeline, and rank 0 shows how far it is."""
         began = time.perf_counter()
-        with progress(doing, shown=self.bootstrap.rank == 0), nvtx_range(doing):
-            yield
+        with progress(doing, shown=self.bootstrap.rank == 0) as block, nvtx_range(doing):
+            yield block
         self.load_s[stage] = time.perf_counter() - began
 
     def _agree_on_workers(self) -> int:
@@ -207,8 +208,8 @@ class Engine:
         """Whether a prompt begins with what is cached of it. With logits kept, all of a prompt is computed."""
         return self.args.enable_prefix_caching and not self.args.keep_logits
 
-    def _upload(self) -> None:
-        fill_weights(self.session.program, self.session.backend, self.bootstrap.rank, self.checkpoint)
+    def _upload(self, loaded: Progress) -> None:
+        fill_weights(self.session.program, self.session.backend, self.bootstrap.rank, self.checkpoint, loaded)
         self.checkpoint.close()
 
     def launch(self) -> RunningLaunch:

@@ -178,7 +178,7 @@ class Feed:
         prefix = self._cache.find(ids, sent.tokens) if self._cache is not None and not scored else []
         sampling = None
         if row_sample_of(request.params) is not RowSample.GREEDY:
-            sampling = pack_sampling(request.params, len(request.prompt_ids), self._block.spec.eos_ids)
+            sampling = pack_sampling(request.params, self._block.spec.eos_ids)
         self._block.write_request(
             sent.entry,
             number,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import traceback
 from collections.abc import Generator, Iterator, Sequence
 from types import TracebackType
@@ -18,6 +17,7 @@ from distmk.serving.engine import EngineArgs
 from distmk.serving.engine_client import Deliver
 from distmk.serving.llm_engine import LLMEngine
 from distmk.serving.prompts import Prompt, Prompts
+from distmk.serving.prompts_bar import UseTqdm, prompts_bar
 from distmk.serving.requests import Request
 from distmk.serving.sampling import RequestOutput, SamplingParams, TokenOutput
 from distmk.serving.session import Session
@@ -160,29 +160,36 @@ class LLM:
         yield from self.run(self.make_requests(prompts, params, sampling_params))
 
     def generate(
-        self, prompts: Prompts, params: Params = None, *, sampling_params: Params = None
+        self,
+        prompts: Prompts,
+        params: Params = None,
+        *,
+        sampling_params: Params = None,
+        use_tqdm: UseTqdm = True,
     ) -> list[RequestOutput]:
         """Complete every prompt; outputs in the order of the prompts (on rank 0; [] on other ranks).
 
         A prompt is text, token ids (a list or an array of one dimension), {"prompt": text} or {"prompt_token_ids": ids};
         several are a list of those, or an array of two dimensions. Parameters, of vLLM's name `sampling_params` too, are for
-        all prompts, or a list of one a prompt. Up to `max_num_seqs` prompts run at once; the others wait.
+        all prompts, or a list of one a prompt. Up to `max_num_seqs` prompts run at once; the others wait. `use_tqdm` (of
+        vLLM): a bar over the prompts on stderr, True only on a terminal, or what makes it, such as tqdm.tqdm.
         """
         requests = self.make_requests(prompts, params, sampling_params)
-        self._run_to_end(requests)
+        self._run_to_end(requests, use_tqdm)
         return [request.output() for request in requests]
 
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
         sampling_params: Params = None,
+        use_tqdm: UseTqdm = True,
         **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, through the model's chat template; outputs as of `generate`.
 
         A message is {"role": "user", "content": text} as in OpenAI's API. To stream: `stream(ChatPrompt(messages))`.
         """
-        return self.generate(chat_prompt(messages, options), sampling_params)
+        return self.generate(chat_prompt(messages, options), sampling_params, use_tqdm=use_tqdm)
 
     def render_chat(self, messages: Conversation, **options: Any) -> list[int]:
         """The token ids that `chat` gives the model for one conversation (on rank 0; [] on other ranks). UsageError: as there."""
@@ -194,9 +201,9 @@ class LLM:
         """What renders conversations for this model. UsageError: it has no tokenizer."""
         return self.llm_engine.inputs.chat_renderer
 
-    def _run_to_end(self, requests: list[Request], gather_logits: bool = False) -> None:
+    def _run_to_end(self, requests: list[Request], use_tqdm: UseTqdm = False, gather_logits: bool = False) -> None:
         """Serve requests without a stream that an exception could leave behind unfinished."""
-        with contextlib.closing(self.run(requests, gather_logits=gather_logits)) as tokens:
+        with prompts_bar(use_tqdm, requests, self.run(requests, gather_logits=gather_logits)) as tokens:
             for _ in tokens:
                 pass
 

@@ -15,12 +15,13 @@ from pathlib import Path
 from distmk import env
 from distmk.backends.build_cache import published
 from distmk.backends.cache_files import CacheError, remove
-from distmk.check import check
+from distmk.check import check_with_progress
 from distmk.lower import DecodeOptions, lower
 from distmk.model.config import ModelConfig
 from distmk.model.operators import build_model
 from distmk.program import file as program_file
 from distmk.program.program import Program, compile_graph
+from distmk.progress import progress
 from distmk.tasks.abi_header import abi_hash
 
 PREFIX, SUFFIX = "program-", ".npz"
@@ -53,8 +54,9 @@ def proved_program(config: ModelConfig, options: DecodeOptions, rank: int) -> Pr
 
 
 def _prove(config: ModelConfig, options: DecodeOptions) -> Program:
-    program = compile_graph(lower(build_model(config), options))
-    check(program)
+    with progress("compiling the program"):
+        program = compile_graph(lower(build_model(config), options))
+    check_with_progress(program)
     return program
 
 

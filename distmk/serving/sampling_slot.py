@@ -25,10 +25,9 @@ def row_sample_of(params: SamplingParams) -> RowSample:
     return RowSample.GREEDY if best and not changed and params.logprobs is None else RowSample.DRAW
 
 
-def pack_sampling(
-    params: SamplingParams, prompt_len: int, eos_ids: Iterable[int], index: int = 0
-) -> tuple[SlotSampling, list[Bias]]:
-    """The parameters, without addresses, and the biases that `SlotSampling.biases` is to point to.
+def pack_sampling(params: SamplingParams, eos_ids: Iterable[int], index: int = 0) -> tuple[SlotSampling, list[Bias]]:
+    """The parameters, and the biases that `SlotSampling.biases` is to point to. What follows from the request at its admission
+    (tokens, prompt_len, num_counted) is the batcher's to fill.
 
     eos_ids: the model's end tokens, which like stop tokens are banned before `min_tokens`. index: of the completion among
     `params.n`; with a seed each has a seed of its own. UsageError: there are more biases or stop tokens than a slot holds.
@@ -48,7 +47,6 @@ def pack_sampling(
         presence_penalty=presence,
         frequency_penalty=frequency,
         top_k=max(params.top_k, 0),
-        prompt_len=prompt_len,
         min_tokens=params.min_tokens,
         num_biases=len(biases),
         num_banned=len(ends),

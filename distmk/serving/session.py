@@ -18,7 +18,7 @@ from distmk.backends.host.backend import EmulatedBackend, HostBackend
 from distmk.backends.launch_spec import LaunchSpec
 from distmk.backends.weight_upload import NUMPY_TYPES, upload_constants
 from distmk.bootstrap import Bootstrap, agree_same
-from distmk.check import check
+from distmk.check import check_with_progress
 from distmk.errors import UsageError
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer
@@ -68,7 +68,7 @@ class Session:
                 "start as many ranks as the graph has"
             )
         if not proved:
-            check(self.program)
+            check_with_progress(self.program)
         self.bootstrap = bootstrap
         self.deadline_s = deadline_s or env.deadline_s()
         self.rank_program = self.program.ranks[bootstrap.rank]

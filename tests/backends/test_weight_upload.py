@@ -19,6 +19,7 @@ from distmk.model.config import PRESETS
 from distmk.model.operators import build_model
 from distmk.program.layout import Placed
 from distmk.program.program import Program, compile_graph
+from distmk.progress import Progress
 from distmk.weights import Checkpoint, open_checkpoint
 from distmk.weights.rows import DeviceRows, HostRows
 
@@ -53,7 +54,9 @@ def fill(checkpoint: Checkpoint, program: Program, rank: int, device: str, monke
     monkeypatch.setattr(DeviceRows, "piece_bytes", 9000)
     monkeypatch.setattr(heap, "open_rows", lambda c, d: HostRows(c) if d == "cpu" else DeviceRows(c, "cpu"))
     memory = Memory(device)
-    heap.fill_weights(program, memory, rank, checkpoint)  # type: ignore[arg-type]
+    loaded = Progress("loading the weights")
+    heap.fill_weights(program, memory, rank, checkpoint, loaded)  # type: ignore[arg-type]
+    assert loaded.done == loaded.total == sum(piece.size for piece in memory.pieces.values()) and loaded.unit == "B"
     return memory.pieces
 
 

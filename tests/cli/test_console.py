@@ -1,38 +1,13 @@
-"""Lines that say what takes long, and ranges on a profiler's timeline."""
+"""Ranges on a profiler's timeline."""
 
 from __future__ import annotations
 
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
 
-from distmk import console
-from distmk.console import progress
 from distmk.nvtx_ranges import nvtx_range
-
-
-def test_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Only what takes long speaks, the innermost first, and on stderr."""
-    monkeypatch.delenv("DISTMK_PROGRESS", raising=False)
-    monkeypatch.setattr(console, "QUIET_S", 0.05)
-    monkeypatch.setattr(console, "REPEAT_S", 0.15)
-    with progress("loading"):
-        with progress("short"):
-            pass
-        with progress("compiling"):
-            time.sleep(0.1)
-        time.sleep(0.2)
-    with progress("another rank's", shown=False):
-        time.sleep(0.1)
-    monkeypatch.setenv("DISTMK_PROGRESS", "0")
-    with progress("switched off"):
-        time.sleep(0.1)
-    said = capsys.readouterr()
-    lines = said.err.splitlines()
-    assert said.out == "" and lines[0] == "distmk: compiling ..." and len(lines) in (2, 3), lines
-    assert all(line.startswith("distmk: loading ...") for line in lines[1:])
 
 
 def test_ranges(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,13 +23,13 @@ def test_slot_of_a_request() -> None:
     params = SamplingParams(
         temperature=0.5, top_k=-1, seed=-1, logit_bias={7: -2.5}, min_tokens=3, stop_token_ids=[9, 2], logprobs=20
     )
-    slot, biases = pack_sampling(params, 11, (2, 4), index=2)
-    assert (slot.temperature, slot.top_k, slot.seed, slot.prompt_len, slot.min_tokens) == (0.5, 0, 1, 11, 3)
-    assert (slot.num_logprobs, slot.num_prompt_logprobs, slot.flags, slot.num_counted) == (20, -1, 0, 0)
+    slot, biases = pack_sampling(params, (2, 4), index=2)
+    assert (slot.temperature, slot.top_k, slot.seed, slot.min_tokens) == (0.5, 0, 1, 3)
+    assert (slot.num_logprobs, slot.num_prompt_logprobs, slot.flags) == (20, -1, 0)
     assert [(bias.token, bias.value) for bias in biases] == [(7, -2.5), (2, 0.0), (4, 0.0), (9, 0.0)]
     assert (slot.num_biases, slot.num_banned) == (1, 3)
-    slot, biases = pack_sampling(SamplingParams(frequency_penalty=0.5), 1, (2,))
+    slot, biases = pack_sampling(SamplingParams(frequency_penalty=0.5), (2,))
     assert slot.flags == SamplingFlag.PENALTIES and not biases
-    assert slot.seed != pack_sampling(SamplingParams(), 1, ())[0].seed, "each request has a seed of its own"
+    assert slot.seed != pack_sampling(SamplingParams(), ())[0].seed, "each request has a seed of its own"
     with pytest.raises(UsageError, match="stop_token_ids has 90 tokens, those of the model included; at most 84"):
-        pack_sampling(SamplingParams(min_tokens=1, stop_token_ids=list(range(90))), 1, ())
+        pack_sampling(SamplingParams(min_tokens=1, stop_token_ids=list(range(90))), ())

@@ -1,0 +1,142 @@
+"""What takes long is shown on stderr while it does: by a bar on a terminal, by lines elsewhere, and by rank 0 alone."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from distmk import env
+from distmk.console import keep_lines_apart, tell
+
+QUIET_S = 2.0  # of work before a line says what is going on
+REPEAT_S = 30.0
+DELAY_S = 0.3  # of work before there is a bar
+FRAME_S = 0.1
+_WITHOUT_TOTAL = "{desc}: {elapsed}"
+_is_other_rank = False
+
+
+class Progress:
+    """How far a block of work is. The block counts and another thread shows it, so that counting costs next to nothing."""
+
+    def __init__(self, doing: str) -> None:
+        self.doing = doing
+        self.done, self.total, self.unit = 0, 0, ""
+
+    def expect(self, total: int, unit: str) -> None:
+        """Set how much there is to do, in `unit` (B: bytes). Until then only the time is shown."""
+        self.total, self.unit = total, unit
+
+    def add(self, amount: int = 1) -> None:
+        self.done += amount
+
+
+@contextmanager
+def progress(doing: str, shown: bool = True, bar: bool = True) -> Iterator[Progress]:
+    """While the block runs, show what it is `doing`, and how far it is.
+
+    On a terminal, a bar that is gone once the block ends; elsewhere, and without `bar`, a line after QUIET_S and every REPEAT_S.
+    Of blocks inside one another, the innermost is shown. Not `shown`, on other ranks than 0 (`leave_to_rank_0`), or with
+    DISTMK_PROGRESS=0: nothing.
+    """
+    block = Progress(doing)
+    if not shown or _is_other_rank or not env.shows_progress():
+        yield block
+        return
+    over = threading.Event()
+    show = _draw if bar and on_terminal() else _tell
+    thread = threading.Thread(target=show, args=(block, over), daemon=True)
+    _under_way.append(block)
+    thread.start()
+    try:
+        yield block
+    finally:
+        _under_way.remove(block)
+        over.set()
+        thread.join(1.0)  # until the bar is gone
+
+
+def leave_to_rank_0() -> None:
+    """This process is another rank: show no progress from now on, as rank 0 waits for the same and may share the terminal."""
+    global _is_other_rank
+    _is_other_rank = True
+
+
+def on_terminal() -> bool:
+    """Whether stderr is a terminal."""
+    with suppress(ValueError):  # it is closed
+        return sys.stderr is not None and sys.stderr.isatty()
+    return False
+
+
+def make_bar(**options: Any) -> Any:
+    """A tqdm bar on stderr, for `options` of tqdm's."""
+    if options.get("dynamic_ncols") and not _has_size():  # tqdm would take that for no room, and draw nothing
+        options = {**options, "dynamic_ncols": False, "ncols": 80, "nrows": 24}
+    return _bar_class()(file=sys.stderr, **options)
+
+
+def _has_size() -> bool:
+    """Whether the terminal knows its width, as one that a program has opened may not."""
+    with suppress(OSError, ValueError):
+        return os.get_terminal_size(sys.stderr.fileno()).columns > 0
+    return False
+
+
+@functools.cache
+def _bar_class() -> Any:
+    """tqdm, without a thread of its own or a lock between processes. Lines that are told go above its bars."""
+    from tqdm import tqdm  # only where something is shown
+
+    Bar: Any = type("Bar", (tqdm,), {"monitor_interval": 0})
+    Bar.set_lock(threading.RLock())
+    keep_lines_apart(lambda: Bar.external_write_mode(file=sys.stderr))
+    return Bar
+
+
+_under_way: list[Progress] = []
+
+
+def _draw(block: Progress, over: threading.Event) -> None:
+    began, bar, wait_s = time.time(), None, DELAY_S
+    with suppress(OSError, ValueError):  # the terminal is gone
+        while not over.wait(wait_s):
+            wait_s = FRAME_S
+            if _under_way[-1:] != [block]:
+                _close(bar)
+                bar = None
+            elif bar is None:
+                title = f"distmk: {block.doing}"
+                bar = make_bar(**_state(block), desc=title, leave=False, position=0, dynamic_ncols=True)
+                bar.start_t = began
+            else:
+                vars(bar).update(_state(block), n=block.done)
+                bar.refresh()
+        _close(bar)
+
+
+def _state(block: Progress) -> dict[str, Any]:
+    """Attributes of a bar."""
+    bar_format = None if block.total else _WITHOUT_TOTAL
+    return {"total": block.total, "unit": block.unit, "unit_scale": block.unit == "B", "bar_format": bar_format}
+
+
+def _close(bar: Any) -> None:
+    if bar is not None:
+        bar.close()
+
+
+def _tell(block: Progress, over: threading.Event) -> None:
+    began, wait_s, so_far = time.perf_counter(), QUIET_S, ""
+    while not over.wait(wait_s):
+        if _under_way[-1:] == [block]:
+            share = f" {100 * block.done // block.total} %," if block.total and so_far else ""
+            tell(f"{block.doing} ...{share}{so_far}")
+        wait_s = REPEAT_S
+        so_far = f" {time.perf_counter() - began + wait_s:.0f} s so far"
