@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +27,7 @@ from distmk.serving.async_llm import AsyncLLM
 from distmk.serving.engine_client import EngineClient
 
 _POLL_S = 0.05
+_SWITCH_S = 1e-3
 _CUT_OFF_S = 5.0  # for requests to end after their connections were broken
 
 
@@ -53,11 +56,28 @@ def serve(llm: EngineClient, config: ServerConfig, bound: socket.socket) -> None
     once. Interrupted: it was Ctrl-C. DistmkError: the engine has ended.
     """
     server = Server(llm, config, bound)
-    server.run(sockets=[bound])
+    with _short_pauses():
+        server.run(sockets=[bound])
     if server.state.engine_error is not None:
         raise server.state.engine_error.with_traceback(None)
     if server.interrupted:
         raise Interrupted("interrupted")
+
+
+@contextlib.contextmanager
+def _short_pauses() -> Iterator[None]:
+    """Python's own pauses, which every token would wait for: the collector passes by what has been loaded before, and a thread
+    that computes lets others run within a millisecond.
+    """
+    interval_s = sys.getswitchinterval()
+    gc.collect()
+    gc.freeze()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval_s)
+        gc.unfreeze()
 
 
 class Server(uvicorn.Server):
