@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -80,13 +81,21 @@ def stream(url: str, num_tokens: int) -> tuple[threading.Thread, list[str], thre
 
 
 def test_sigterm_drains() -> None:
-    """The requests under way end, others are refused, and the status is 0."""
+    """The requests under way end, others are refused, also one whose body comes only now, and the status is 0."""
     process, url = start(drain_s=20)
     thread, lines, _ = stream(url, 60)
-    with httpx.Client(base_url=url) as idle:
+    body = json.dumps({"model": MODEL, "prompt": "the"}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n"
+    address = ("127.0.0.1", httpx.URL(url).port)
+    with httpx.Client(base_url=url) as idle, socket.create_connection(address, timeout=10) as begun:
         idle.get("/health")
+        begun.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + body[:9])
+        time.sleep(0.2)
         process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
+        begun.sendall(body[9:])
+        answer = b"".join(iter(lambda: begun.recv(65536), b""))
+        assert b" 503 " in answer and b"the server is ending" in answer, answer
         with pytest.raises(httpx.HTTPError):
             httpx.get(f"{url}/health")
     out, err = process.communicate(timeout=20)

@@ -35,7 +35,7 @@ REPORT = ("ThreadSanitizer", "AddressSanitizer", "LeakSanitizer", "runtime error
 @functools.cache
 def tool(sanitizer: str, *defines: str, emulated: bool = False) -> Path:
     """run_ranks built with a sanitizer; skips the test where the compiler does not have it."""
-    flags = [*SANITIZERS[sanitizer], "-g", "-O1", "-fno-omit-frame-pointer", *defines]
+    flags = [*SANITIZERS[sanitizer], "-g1", "-O1", "-fno-omit-frame-pointer", *defines]
     try:
         return (build_emulator if emulated else build)(flags, tool="run_ranks")
     except BuildError as error:
