@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 814033158352739330ull;
+constexpr uint64_t ABI_HASH = 7655178416628062923ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -256,13 +256,14 @@ struct Request {
   uint32_t id;
   uint32_t prompt_len;
   uint32_t max_new;
-  uint32_t ignore_eos;
+  uint16_t ignore_eos;
+  uint16_t reports_logprobs;
   uint32_t num_output;
   uint32_t num_prefix_pages;
   uint64_t prefix;
   uint64_t pages;
   uint32_t sample;
-  uint32_t reserved;
+  uint32_t num_scores;
   SlotSampling sampling;
 };
 static_assert(sizeof(Request) == 136);
@@ -270,12 +271,13 @@ static_assert(offsetof(Request, id) == 0);
 static_assert(offsetof(Request, prompt_len) == 4);
 static_assert(offsetof(Request, max_new) == 8);
 static_assert(offsetof(Request, ignore_eos) == 12);
+static_assert(offsetof(Request, reports_logprobs) == 14);
 static_assert(offsetof(Request, num_output) == 16);
 static_assert(offsetof(Request, num_prefix_pages) == 20);
 static_assert(offsetof(Request, prefix) == 24);
 static_assert(offsetof(Request, pages) == 32);
 static_assert(offsetof(Request, sample) == 40);
-static_assert(offsetof(Request, reserved) == 44);
+static_assert(offsetof(Request, num_scores) == 44);
 static_assert(offsetof(Request, sampling) == 48);
 
 struct PageRef {
@@ -329,13 +331,15 @@ static_assert(offsetof(Command, pad) == 12);
 struct TokenEvent {
   uint32_t request;
   int32_t token;
-  uint32_t finish;
+  uint16_t finish;
+  uint16_t has_logprobs;
   uint32_t iteration;
 };
 static_assert(sizeof(TokenEvent) == 16);
 static_assert(offsetof(TokenEvent, request) == 0);
 static_assert(offsetof(TokenEvent, token) == 4);
 static_assert(offsetof(TokenEvent, finish) == 8);
+static_assert(offsetof(TokenEvent, has_logprobs) == 10);
 static_assert(offsetof(TokenEvent, iteration) == 12);
 
 struct Sequence {
@@ -533,6 +537,7 @@ struct LaunchParams {
   uint64_t prompts;
   uint64_t commands;
   uint64_t tokens;
+  uint64_t logprobs;
   uint64_t host_counts;
   uint64_t eos_ids;
   uint32_t keeps_cache;
@@ -558,7 +563,7 @@ struct LaunchParams {
   Fault fault;
   uint64_t iterations_done;
 };
-static_assert(sizeof(LaunchParams) == 240);
+static_assert(sizeof(LaunchParams) == 248);
 static_assert(offsetof(LaunchParams, program) == 0);
 static_assert(offsetof(LaunchParams, heap_bases) == 8);
 static_assert(offsetof(LaunchParams, local_base) == 16);
@@ -567,30 +572,31 @@ static_assert(offsetof(LaunchParams, requests) == 32);
 static_assert(offsetof(LaunchParams, prompts) == 40);
 static_assert(offsetof(LaunchParams, commands) == 48);
 static_assert(offsetof(LaunchParams, tokens) == 56);
-static_assert(offsetof(LaunchParams, host_counts) == 64);
-static_assert(offsetof(LaunchParams, eos_ids) == 72);
-static_assert(offsetof(LaunchParams, keeps_cache) == 80);
-static_assert(offsetof(LaunchParams, prompt_stride) == 84);
-static_assert(offsetof(LaunchParams, command_capacity) == 88);
-static_assert(offsetof(LaunchParams, num_eos) == 92);
-static_assert(offsetof(LaunchParams, token_capacity) == 96);
-static_assert(offsetof(LaunchParams, num_iterations) == 100);
-static_assert(offsetof(LaunchParams, first_iteration) == 104);
-static_assert(offsetof(LaunchParams, max_iterations) == 112);
-static_assert(offsetof(LaunchParams, deadline_ns) == 120);
-static_assert(offsetof(LaunchParams, scheduler_threads) == 128);
-static_assert(offsetof(LaunchParams, spin_polls) == 132);
-static_assert(offsetof(LaunchParams, trace) == 136);
-static_assert(offsetof(LaunchParams, trace_counts) == 144);
-static_assert(offsetof(LaunchParams, trace_capacity) == 152);
-static_assert(offsetof(LaunchParams, self) == 160);
-static_assert(offsetof(LaunchParams, faults_seen) == 168);
-static_assert(offsetof(LaunchParams, num_remote_ranks) == 176);
-static_assert(offsetof(LaunchParams, network) == 180);
-static_assert(offsetof(LaunchParams, worker_owners) == 184);
-static_assert(offsetof(LaunchParams, launch_number) == 192);
-static_assert(offsetof(LaunchParams, fault) == 200);
-static_assert(offsetof(LaunchParams, iterations_done) == 232);
+static_assert(offsetof(LaunchParams, logprobs) == 64);
+static_assert(offsetof(LaunchParams, host_counts) == 72);
+static_assert(offsetof(LaunchParams, eos_ids) == 80);
+static_assert(offsetof(LaunchParams, keeps_cache) == 88);
+static_assert(offsetof(LaunchParams, prompt_stride) == 92);
+static_assert(offsetof(LaunchParams, command_capacity) == 96);
+static_assert(offsetof(LaunchParams, num_eos) == 100);
+static_assert(offsetof(LaunchParams, token_capacity) == 104);
+static_assert(offsetof(LaunchParams, num_iterations) == 108);
+static_assert(offsetof(LaunchParams, first_iteration) == 112);
+static_assert(offsetof(LaunchParams, max_iterations) == 120);
+static_assert(offsetof(LaunchParams, deadline_ns) == 128);
+static_assert(offsetof(LaunchParams, scheduler_threads) == 136);
+static_assert(offsetof(LaunchParams, spin_polls) == 140);
+static_assert(offsetof(LaunchParams, trace) == 144);
+static_assert(offsetof(LaunchParams, trace_counts) == 152);
+static_assert(offsetof(LaunchParams, trace_capacity) == 160);
+static_assert(offsetof(LaunchParams, self) == 168);
+static_assert(offsetof(LaunchParams, faults_seen) == 176);
+static_assert(offsetof(LaunchParams, num_remote_ranks) == 184);
+static_assert(offsetof(LaunchParams, network) == 188);
+static_assert(offsetof(LaunchParams, worker_owners) == 192);
+static_assert(offsetof(LaunchParams, launch_number) == 200);
+static_assert(offsetof(LaunchParams, fault) == 208);
+static_assert(offsetof(LaunchParams, iterations_done) == 240);
 
 struct NopArgs {
   uint64_t reserved;
@@ -861,6 +867,7 @@ struct SchedulerStepArgs {
   uint64_t state;
   uint64_t drawn;
   uint64_t slots;
+  uint64_t logprobs;
   uint32_t num_ranks;
   uint32_t page_size;
   uint32_t max_pages;
@@ -868,19 +875,20 @@ struct SchedulerStepArgs {
   uint32_t max_slots;
   uint32_t max_positions;
 };
-static_assert(sizeof(SchedulerStepArgs) == 72);
+static_assert(sizeof(SchedulerStepArgs) == 80);
 static_assert(offsetof(SchedulerStepArgs, candidates) == 0);
 static_assert(offsetof(SchedulerStepArgs, batch) == 8);
 static_assert(offsetof(SchedulerStepArgs, page_table) == 16);
 static_assert(offsetof(SchedulerStepArgs, state) == 24);
 static_assert(offsetof(SchedulerStepArgs, drawn) == 32);
 static_assert(offsetof(SchedulerStepArgs, slots) == 40);
-static_assert(offsetof(SchedulerStepArgs, num_ranks) == 48);
-static_assert(offsetof(SchedulerStepArgs, page_size) == 52);
-static_assert(offsetof(SchedulerStepArgs, max_pages) == 56);
-static_assert(offsetof(SchedulerStepArgs, num_pages) == 60);
-static_assert(offsetof(SchedulerStepArgs, max_slots) == 64);
-static_assert(offsetof(SchedulerStepArgs, max_positions) == 68);
+static_assert(offsetof(SchedulerStepArgs, logprobs) == 48);
+static_assert(offsetof(SchedulerStepArgs, num_ranks) == 56);
+static_assert(offsetof(SchedulerStepArgs, page_size) == 60);
+static_assert(offsetof(SchedulerStepArgs, max_pages) == 64);
+static_assert(offsetof(SchedulerStepArgs, num_pages) == 68);
+static_assert(offsetof(SchedulerStepArgs, max_slots) == 72);
+static_assert(offsetof(SchedulerStepArgs, max_positions) == 76);
 
 struct SineArgs {
   uint64_t src;

@@ -70,6 +70,8 @@ struct Team {
   }
   // A vote, which orders no memory. The team is a warp or one thread.
   DISTMK_FN bool all(bool mine) const { return size == 1 ? mine : __all_sync(~0u, mine); }
+  // The leader's number, for all. The same holds.
+  DISTMK_FN uint32_t from_leader(uint32_t mine) const { return size == 1 ? mine : __shfl_sync(~0u, mine, 0); }
 };
 
 DISTMK_FN uint64_t count_up(uint64_t* p) { return atomicAdd(reinterpret_cast<unsigned long long*>(p), 1ull) + 1; }

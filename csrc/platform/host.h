@@ -28,6 +28,7 @@ struct Team {
   bool leader() const { return true; }
   void sync() const {}
   bool all(bool mine) const { return mine; }
+  uint32_t from_leader(uint32_t mine) const { return mine; }
 };
 
 DISTMK_FN uint64_t load_acquire(const uint64_t* p, Scope = Scope::DEVICE) {

@@ -1,10 +1,11 @@
 // The scheduler step of rank 0, between two iterations: takes the sampled tokens, finishes and admits requests, and
 // builds the next batch (continuous batching with chunked prefill).
 #pragma once
-#include "runtime/argmax.h"
 #include "runtime/context.h"
 #include "runtime/host_rings.h"
+#include "runtime/logprob_ring.h"
 #include "runtime/page_table.h"
+#include "runtime/row_tokens.h"
 
 namespace distmk {
 
@@ -15,8 +16,9 @@ struct BatcherMemory {
   const Candidate* candidates;
 };
 
-// How a scheduler step ends: postponed while there is nothing to run, or while the host has left no room for tokens.
-enum class Step : uint32_t { POSTPONED, DONE, DONE_WITH_PAGES };
+// How a scheduler step ends, in bits. Without a batch it is postponed: there is nothing to run, or the host has left no
+// room for tokens.
+enum Step : uint32_t { HAS_BATCH = 1, HAS_PAGES = 2, HAS_RECORDS = 4 };
 
 class Batcher {
  public:
@@ -24,17 +26,22 @@ class Batcher {
       : context_(context), args_(args), state_(*memory.state), batch_(*memory.batch), candidates_(memory.candidates) {}
 
   // Turns the batch of the last iteration into that of this one. Afterwards publish() tells the host about it.
-  DISTMK_FN Step advance() {
+  DISTMK_FN uint32_t advance() {
     if (!context_.resumed && context_.iteration == 0) reset();
     rings_.begin();
-    if (!rings_.has_room()) return Step::POSTPONED;
+    if (!rings_.has_room()) return 0;
     pages_.changes_were_put();
     const bool has_batch = next_batch();
     rings_.count();
-    if (!has_batch) return Step::POSTPONED;
-    return state_.pages_changed ? Step::DONE_WITH_PAGES : Step::DONE;
+    return has_batch * HAS_BATCH + (has_batch && state_.pages_changed) * HAS_PAGES +
+           (reported_.with_record != 0) * HAS_RECORDS;
   }
 
+  // With all threads of the team, if there are records: what publish() tells the host of comes with them.
+  DISTMK_FN void copy_records() const {
+    distmk::copy_records(context_.team, context_.params(), context_.at<LogprobRecord>(args_.logprobs),
+                         reported_.with_event, reported_.with_record, rings_.first_place());
+  }
   DISTMK_FN void publish() const { rings_.publish(context_.iteration); }
 
  private:
@@ -45,6 +52,7 @@ class Batcher {
   const Candidate* candidates_;
   HostRings rings_{context_.params(), state_};
   PageTable pages_{context_, args_, state_};
+  ReportedRows reported_;
 
   DISTMK_FN const Request& request_of(const Sequence& sequence) const {
     return reinterpret_cast<const Request*>(context_.params().requests)[sequence.request];
@@ -79,34 +87,17 @@ class Batcher {
     return true;
   }
 
-  DISTMK_FN int32_t best_token(uint32_t row) const {
-    Candidate best = candidates_[row];
-    DISTMK_NO_UNROLL
-    for (uint32_t rank = 1; rank < args_.num_ranks; ++rank) best = better_of(best, candidates_[rank * MAX_ROWS + row]);
-    return best.token;
-  }
-
   // A drawn row's token, or the best.
   DISTMK_FN int32_t token_of_row(uint32_t row) const {
     const bool is_drawn = args_.drawn && batch_.rows[row].sample == static_cast<int32_t>(RowSample::DRAW);
-    return is_drawn ? load_drawn(context_.at<Candidate>(args_.drawn) + row) : best_token(row);
-  }
-  // Written by another SM.
-  DISTMK_FN static int32_t load_drawn(const Candidate* drawn) {
-    return *reinterpret_cast<const volatile int32_t*>(&drawn->token);
-  }
-
-  DISTMK_FN bool is_eos(int32_t token) const {
-    const auto* ids = reinterpret_cast<const int32_t*>(context_.params().eos_ids);
-    DISTMK_NO_UNROLL
-    for (uint32_t i = 0; i < context_.params().num_eos; ++i)
-      if (ids[i] == token) return true;
-    return false;
+    return is_drawn ? load_drawn(context_.at<Candidate>(args_.drawn) + row)
+                    : best_token_of_row(candidates_, row, args_.num_ranks);
   }
 
   // Returns whether each row gave a token and no sequence finished.
   DISTMK_FN bool take_tokens() {
     const uint32_t num_running = state_.num_running;
+    uint32_t num_tokens = 0;
     state_.num_taken = context_.iteration;
     DISTMK_NO_UNROLL
     for (uint32_t row = 0; row < batch_.num_rows; ++row) {
@@ -114,18 +105,26 @@ class Batcher {
       const auto slot = static_cast<uint32_t>(batch_.rows[row].slot);
       Sequence& sequence = state_.slots[slot];
       const Request& request = request_of(sequence);
-      const int32_t token = token_of_row(row);
-      sequence.last_token = token;
+      const bool is_score = batch_.rows[row].sample == static_cast<int32_t>(RowSample::SCORE);
+      int32_t token = -1;
       FinishReason finish = FinishReason::NONE;
-      if (!request.ignore_eos && is_eos(token))
-        finish = FinishReason::STOP;
-      else if (sequence.position + 1 - sequence.prompt_len == request.max_new ||
-               sequence.position == args_.max_positions)
-        finish = FinishReason::LENGTH;
-      rings_.add(request.id, token, finish, context_.iteration - 1);
+      if (!is_score) {
+        sequence.last_token = token = token_of_row(row);
+        finish = finish_reason(sequence, request);
+        ++num_tokens;
+      }
+      const bool has_record = (is_score || request.reports_logprobs) && context_.params().logprobs;
+      reported_.add(row, has_record);
+      rings_.add(request.id, token, finish, context_.iteration - 1, has_record);
       if (finish != FinishReason::NONE) release(slot);
     }
-    return state_.num_running == num_running && rings_.num_events() == batch_.num_rows;
+    return state_.num_running == num_running && num_tokens == batch_.num_rows;
+  }
+  // Of the sequence, with its last token.
+  DISTMK_FN FinishReason finish_reason(const Sequence& sequence, const Request& request) const {
+    if (!request.ignore_eos && is_end_token(context_.params(), sequence.last_token)) return FinishReason::STOP;
+    const bool is_full = sequence.position + 1 - sequence.prompt_len == request.max_new;
+    return is_full || sequence.position == args_.max_positions ? FinishReason::LENGTH : FinishReason::NONE;
   }
 
   // The common case: the same rows, one position further. build_batch() could only change their order.
@@ -249,14 +248,8 @@ class Batcher {
     }
     ++state_.num_admissions;
     ++state_.num_running;
-    if (args_.slots && request.sample == static_cast<uint32_t>(RowSample::DRAW)) {
-      const LaunchParams& params = context_.params();
-      SlotSampling sampling = request.sampling;
-      sampling.tokens = params.prompts + uint64_t{params.prompt_stride} * entry * sizeof(int32_t);
-      sampling.prompt_len = request.prompt_len - request.num_output;
-      sampling.num_counted = 0;
-      context_.at<SlotSampling>(args_.slots)[slot] = sampling;
-    }
+    if (args_.slots && (request.sample == static_cast<uint32_t>(RowSample::DRAW) || request.num_scores))
+      store_sampling(context_.at<SlotSampling>(args_.slots) + slot, context_.params(), request, entry);
     return true;
   }
 
@@ -272,10 +265,7 @@ class Batcher {
     for (uint32_t i = 0; i < num_rows; ++i, ++sequence.position) {
       pages_.grow(slot);
       const bool in_prompt = sequence.position < sequence.prompt_len;
-      const bool samples = sequence.position + 1 >= sequence.prompt_len;
-      const RowSample how =
-          request.sample == static_cast<uint32_t>(RowSample::DRAW) ? RowSample::DRAW : RowSample::GREEDY;
-      const auto sample = static_cast<int32_t>(samples ? how : RowSample::NONE);
+      const auto sample = static_cast<int32_t>(row_sample(request, sequence.position));
       batch_.rows[batch_.num_rows++] = {in_prompt ? prompt[sequence.position] : sequence.last_token,
                                         static_cast<int32_t>(sequence.position), static_cast<int32_t>(slot), sample};
     }

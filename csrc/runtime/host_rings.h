@@ -7,7 +7,7 @@ namespace distmk {
 
 class HostRings {
  public:
-  // That a step publishes: a token or the end of each sequence, then cancelled requests, then sequences put back.
+  // That a step publishes: a token or a score of each row, then cancelled requests, then sequences put back.
   static constexpr uint32_t MAX_EVENTS = 3 * MAX_ROWS;
 
   DISTMK_FN HostRings(const LaunchParams& params, BatcherState& state)
@@ -28,12 +28,15 @@ class HostRings {
     return reinterpret_cast<Command*>(params_.commands)[index % params_.command_capacity];
   }
 
-  DISTMK_FN void add(uint32_t request, int32_t token, FinishReason finish, uint64_t iteration) {
-    events_[num_events_++] = {request, token, static_cast<uint32_t>(finish), static_cast<uint32_t>(iteration)};
+  DISTMK_FN void add(uint32_t request, int32_t token, FinishReason finish, uint64_t iteration,
+                     bool has_logprobs = false) {
+    events_[num_events_++] = {request, token, static_cast<uint16_t>(finish), has_logprobs,
+                              static_cast<uint32_t>(iteration)};
   }
   // Whether another cancelled request may be added.
   DISTMK_FN bool may_cancel() const { return num_events_ < 2 * MAX_ROWS; }
-  DISTMK_FN uint32_t num_events() const { return num_events_; }
+  // Place in the ring of the first event of this step, once they are counted.
+  DISTMK_FN uint32_t first_place() const { return static_cast<uint32_t>(num_before_ % params_.token_capacity); }
 
   // Counts what was added as published. After this the caller may store its state, and then publish().
   DISTMK_FN void count() {

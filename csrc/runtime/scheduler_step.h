@@ -39,17 +39,18 @@ DISTMK_FN void postpone(Context& context, const SchedulerStepArgs& args, const B
 DISTMK_FN void prepare_batch(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory) {
   const Team& team = context.team;
   Batcher batcher(context, args, memory);
-  Step step = Step::DONE;
+  uint32_t step = 0;
   if (team.leader()) step = batcher.advance();
-  const bool pages_changed = !team.all(step != Step::DONE_WITH_PAGES);
-  if (!team.all(step != Step::POSTPONED)) return postpone(context, args, memory, batcher);
-  team.sync();  // a warp vote orders no memory
+  step = team.from_leader(step);
+  if (step & HAS_RECORDS) batcher.copy_records();
+  if (!(step & HAS_BATCH)) return postpone(context, args, memory, batcher);
+  team.sync();  // from_leader() orders no memory
   const bool copied = memory.batch != context.at<Batch>(args.batch);
   if (copied) {
     copy_bytes(team, context.at<Batch>(args.batch), memory.batch, sizeof(Batch));
     team.sync();  // the transport reads the heap's copy
   }
-  if (pages_changed) put_page_table(context, args, *memory.state);
+  if (step & HAS_PAGES) put_page_table(context, args, *memory.state);
   DISTMK_NO_UNROLL
   for (uint32_t rank = 0; rank < args.num_ranks; ++rank)
     if (rank != context.rank()) context.put(rank, args.batch, context.at<void>(args.batch), sizeof(Batch));

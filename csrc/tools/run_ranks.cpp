@@ -68,7 +68,7 @@ struct Requests {
     pages.resize(num_requests * uint64_t{MAX_PAGES});
     for (uint32_t i = 0; i < num_requests; ++i) {
       const uint32_t length = 1 + (i * 7) % 23 + (i ? 0 : more), max_new = 6 + (i * 3) % 11;
-      requests.push_back({i, length, max_new, 1, 0, i > 1 ? 2u : 0u, reinterpret_cast<uint64_t>(first_pages),
+      requests.push_back({i, length, max_new, 1, 0, 0, i > 1 ? 2u : 0u, reinterpret_cast<uint64_t>(first_pages),
                           reinterpret_cast<uint64_t>(&pages[i * uint64_t{MAX_PAGES}])});
       commands.push_back({static_cast<uint32_t>(distmk::CommandKind::ADD), i, i, 0});
       prompts.insert(prompts.end(), longest, static_cast<int32_t>(i));

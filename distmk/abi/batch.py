@@ -53,21 +53,24 @@ class Request(ctypes.Structure):
     pages that may hold the keys and values of the prompt's first tokens, not of all. pages: PageRef[1 + pages], where the batcher
     tells the host which pages the request has; the first element's `page` is the number of cached tokens that it found; 0: it
     tells nothing.
-    sample: RowSample.DRAW if tokens are drawn with `sampling`, else the best is taken; `tokens` and `prompt_len` of it are filled
-    in at admission.
+    reports_logprobs: 1 if each drawn token comes with a LogprobRecord. num_scores: the last tokens of the prompt, those generated
+    left out, that are published with one.
+    sample: RowSample.DRAW if tokens are drawn with `sampling`; else the best is taken, and `sampling` is for scores only. At
+    admission its `tokens` and `prompt_len` are filled in.
     """
 
     _fields_ = [
         ("id", c_uint32),
         ("prompt_len", c_uint32),
         ("max_new", c_uint32),
-        ("ignore_eos", c_uint32),
+        ("ignore_eos", c_uint16),
+        ("reports_logprobs", c_uint16),
         ("num_output", c_uint32),
         ("num_prefix_pages", c_uint32),
         ("prefix", c_uint64),
         ("pages", c_uint64),
         ("sample", c_uint32),
-        ("reserved", c_uint32),
+        ("num_scores", c_uint32),
         ("sampling", SlotSampling),
     ]
 
@@ -94,10 +97,18 @@ class Command(ctypes.Structure):
 
 class TokenEvent(ctypes.Structure):
     """An element of the token ring: a generated token of request `request`, or -1 if it was cancelled or put back (`finish`
-    says so).
+    says so), or if the next token of its prompt was scored (`finish` is NONE). Prompts are scored in order, each token once.
+
+    has_logprobs: 1 if the element of the ring of records at the same index belongs to it.
     """
 
-    _fields_ = [("request", c_uint32), ("token", c_int32), ("finish", c_uint32), ("iteration", c_uint32)]
+    _fields_ = [
+        ("request", c_uint32),
+        ("token", c_int32),
+        ("finish", c_uint16),
+        ("has_logprobs", c_uint16),
+        ("iteration", c_uint32),
+    ]
 
 
 class Sequence(ctypes.Structure):

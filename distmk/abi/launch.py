@@ -96,6 +96,7 @@ class LaunchParams(ctypes.Structure):
         ("prompts", c_uint64),  # i32[requests, prompt_stride]
         ("commands", c_uint64),  # Command[command_capacity], a ring
         ("tokens", c_uint64),  # TokenEvent[token_capacity], a ring
+        ("logprobs", c_uint64),  # LogprobRecord[token_capacity], of the token ring's elements; 0: none are reported
         ("host_counts", c_uint64),  # HostCounts*
         ("eos_ids", c_uint64),
         ("keeps_cache", c_uint32),  # 1: cached pages of the last launch are still good

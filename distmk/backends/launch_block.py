@@ -19,8 +19,10 @@ from distmk.abi import (
     Bias,
     Command,
     CommandKind,
+    FinishReason,
     HostCounts,
     LaunchKind,
+    LogprobRecord,
     PageRef,
     Request,
     RowSample,
@@ -36,6 +38,7 @@ ENTRY: np.dtype[Any] = np.dtype(TraceEntry)
 TOKEN: np.dtype[Any] = np.dtype(TokenEvent)
 BIAS: np.dtype[Any] = np.dtype(Bias)
 PAGE: np.dtype[Any] = np.dtype(PageRef)
+LOGPROBS: np.dtype[Any] = np.dtype(LogprobRecord)
 MAX_KEPT_TOKENS = 4096  # that the host has not read, in a launch to which requests are added
 _fence = threading.Lock()  # whose acquire and release order memory accesses
 Entries = npt.NDArray[Any]  # of ENTRY
@@ -66,12 +69,18 @@ class StuckWait:
 
 
 class Token(NamedTuple):
-    """An element of the token ring (`abi.TokenEvent`)."""
+    """An element of the token ring (`abi.TokenEvent`). logprobs: of LOGPROBS, if they were asked for."""
 
     request: int
     token: int
     finish: int
     iteration: int
+    logprobs: Any = None
+
+    @property
+    def is_score(self) -> bool:
+        """Whether it is no token, but the log probability of the next one of the prompt."""
+        return self.token < 0 and self.finish == FinishReason.NONE
 
 
 @dataclass
@@ -88,6 +97,7 @@ class LaunchBlock:
     pages: npt.NDArray[Any]  # of PAGE, [requests, 1 + max_pages]: see `abi.Request`
     biases: npt.NDArray[Any]  # of BIAS, [requests, MAX_BIASES + MAX_BANNED]: see `abi.SlotSampling`
     tokens: npt.NDArray[Any]  # of TOKEN
+    logprobs: npt.NDArray[Any]  # of LOGPROBS, for each element of `tokens`; empty if requests are not added
     trace: Entries  # [num_workers + num_schedulers, trace_capacity]
     trace_counts: npt.NDArray[np.uint64]
     counts: HostCounts = field(default_factory=HostCounts)
@@ -116,6 +126,7 @@ class LaunchBlock:
             pages=np.zeros((num_requests, 1 + spec.max_pages), PAGE),
             biases=np.zeros((num_requests, MAX_BIASES + MAX_BANNED), BIAS),
             tokens=np.zeros(num_tokens, TOKEN),
+            logprobs=np.zeros(num_tokens if spec.num_requests else 0, LOGPROBS),
             trace=np.zeros((num_runners, spec.trace_capacity), ENTRY),
             trace_counts=np.zeros(num_runners, np.uint64),
         )
@@ -137,9 +148,12 @@ class LaunchBlock:
         num_output: int = 0,
         prefix: Sequence[tuple[int, int]] = (),
         sampling: tuple[SlotSampling, Sequence[Bias]] | None = None,
+        draws: bool = True,
+        num_scores: int = 0,
     ) -> None:
         """Fill an entry of the request table. `num_output`: generated ids at the end of the prompt. `prefix`: page and generation
-        of cached pages with the beginning of the prompt, not all of it. `sampling`: None takes the best token.
+        of cached pages with the beginning of the prompt, not all of it. `sampling`: None, or not `draws`, takes the best token.
+        `num_scores`: the last tokens of the prompt proper that are scored, for which there must be `sampling`.
         """
         self.prompts[entry, : len(prompt)] = prompt
         self.prefixes[entry, : len(prefix)] = np.array([tuple(page) for page in prefix], PAGE)
@@ -152,7 +166,9 @@ class LaunchBlock:
             num_prefix_pages=len(prefix),
             prefix=self.prefixes_address + entry * self.prefixes.strides[0],
             pages=self.pages_address and self.pages_address + entry * self.pages.strides[0],
-            sample=RowSample.GREEDY if sampling is None else RowSample.DRAW,
+            sample=RowSample.DRAW if sampling is not None and draws else RowSample.GREEDY,
+            reports_logprobs=int(sampling is not None and draws and sampling[0].num_logprobs >= 0),
+            num_scores=num_scores,
         )
         if sampling is not None:
             slot, biases = sampling
@@ -195,7 +211,12 @@ class LaunchBlock:
             return []
         with _fence:
             indices = np.arange(begin, end) % len(self.tokens)
-            taken = [Token(*values) for values in self.tokens[indices].tolist()]
+            taken = [
+                Token(request, token, finish, iteration, self.logprobs[index].copy() if has_logprobs else None)
+                for index, (request, token, finish, has_logprobs, iteration) in zip(
+                    indices, self.tokens[indices].tolist(), strict=True
+                )
+            ]
         self.counts.tokens_read = end
         return taken
 
@@ -203,6 +224,7 @@ class LaunchBlock:
         """Point `params` at this block."""
         params.requests, params.prompts = ctypes.addressof(self.requests), self.prompts.ctypes.data
         params.commands, params.tokens = ctypes.addressof(self.commands), self.tokens.ctypes.data
+        params.logprobs = self.logprobs.ctypes.data if self.logprobs.size else 0
         params.host_counts = ctypes.addressof(self.counts)
         self.prefixes_address = self.prefixes.ctypes.data
         self.pages_address = self.pages.ctypes.data if self.spec.max_pages else 0

@@ -23,6 +23,7 @@ def emit_scheduler_step(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers) ->
             state=buffers.state.at(0),
             drawn=buffers.sampling.drawn.at(0),
             slots=buffers.sampling.slots.at(0),
+            logprobs=buffers.sampling.records.at(0),
             num_ranks=options.num_ranks,
             page_size=options.page_size,
             num_pages=plan.num_pages,

@@ -100,8 +100,8 @@ class _Answer:
         self._shows_tokens = not (body.echo and body.max_tokens == 0)
         self._begun: set[int] = set()  # choices of which a piece was sent
         # Characters of each choice in front of the next token: the prompt's count with its log probabilities.
-        texts_before = [0 if self._echoed(i) else len(self._prompt_text(i)) for i in range(running.num_choices)]
-        self._offsets = texts_before
+        scored = self._scores_prompt
+        self._offsets = [0 if scored else len(self._prompt_text(i)) for i in range(running.num_choices)]
 
     def _prompt_text(self, choice: int) -> str:
         return self._texts[choice // self._running.params.n] if self._texts else ""
@@ -138,9 +138,13 @@ class _Answer:
             self._offsets[index] += sum(map(len, made["logprobs"]["tokens"]))
         return made | ids
 
+    @property
+    def _scores_prompt(self) -> bool:
+        return self._body.echo and self._body.logprobs is not None
+
     def _echoed(self, index: int) -> list[TokenLogprobs]:
-        """The prompt's tokens with their log probabilities, if these are asked for."""
-        if not self._body.echo or self._body.logprobs is None:
+        """The prompt's tokens with their log probabilities, if these are asked for; once the choice has a token."""
+        if not self._scores_prompt:
             return []
         prompt = self._running.prompt_of(index)
         found = self._running.prompt_logprobs(index)

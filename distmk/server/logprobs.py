@@ -16,7 +16,7 @@ TokenLogprobs = tuple[int, Mapping[int, Logprob] | None]
 
 def token_text(tokenizer: Tokenizer | None, token_id: int) -> str:
     """A token alone, perhaps with U+FFFD for a part of a character; token_id:N for a model without tokenizer, as in vLLM."""
-    return f"token_id:{token_id}" if tokenizer is None else tokenizer.decode([token_id], skip_special=False)
+    return f"token_id:{token_id}" if tokenizer is None else tokenizer.token_text(token_id)
 
 
 def completion_logprobs(

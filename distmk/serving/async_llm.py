@@ -11,6 +11,7 @@ from dataclasses import replace
 from types import TracebackType
 
 from distmk.errors import UsageError
+from distmk.serving.completions import one_by_one
 from distmk.serving.engine_client import EngineClient, SubmittedRequest
 from distmk.serving.sampling import Logprob, SamplingParams, TokenOutput
 from distmk.serving.stats import EngineStats
@@ -71,10 +72,13 @@ class TokenStream:
         try:
             for prompt in self._prompts:
                 ids = encode(self._llm, prompt)
+                first: SubmittedRequest | None = None  # whose prompt the others need not read again
                 for params in one_by_one(self._params):
                     index = len(self._requests)
                     deliver = functools.partial(self._mailbox.deliver, self._inbox, index)
-                    self._requests.append(self._llm.submit(ids, params, deliver))
+                    request = self._llm.submit(ids, params, deliver, same_prompt=first)
+                    self._requests.append(request)
+                    first = first or request
                     self._running.add(index)
         except BaseException:
             self._cancel()
@@ -114,19 +118,6 @@ def encode(llm: EngineClient, prompt: str | Sequence[int]) -> list[int]:
     if llm.tokenizer is None:
         raise UsageError("this model has no tokenizer; give token ids instead of text")
     return llm.tokenizer.encode(prompt)
-
-
-def one_by_one(params: SamplingParams) -> list[SamplingParams]:
-    """The parameters of each of the `n` completions."""
-    if params.n == 1:
-        return [params]
-    seeds = [None if params.seed is None else _wrapped(params.seed + number) for number in range(params.n)]
-    return [replace(params, n=1, seed=seed) for seed in seeds]
-
-
-def _wrapped(seed: int) -> int:
-    """A seed that one behind the last of 64 bits continues as the first."""
-    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 class _Inbox:

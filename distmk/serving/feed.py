@@ -14,7 +14,7 @@ from distmk.serving.counters import Counters
 from distmk.serving.engine_client import Deliver
 from distmk.serving.prefix_cache import CachedTokens, PrefixCache
 from distmk.serving.requests import Request
-from distmk.serving.sampling_slot import pack_sampling, row_sample_of
+from distmk.serving.sampling_slot import num_unscored, pack_sampling, row_sample_of
 
 
 @dataclass
@@ -80,6 +80,9 @@ class Feed:
         sent = self._sent[token.request]
         request, finish = sent.request, FinishReason(token.finish)
         was_over = request.finish_reason is not None  # a stop string ended it, which the launch learns by a command
+        if token.is_score:
+            request.score(token)
+            return
         output = None
         if token.token >= 0 and not was_over:
             output = request.append(token)
@@ -158,8 +161,9 @@ class Feed:
             number = self._to_cancel.popleft()
             if number in self._sent:
                 block.write_command(CommandKind.CANCEL, number=number)
-        while self._waiting and self._free and block.has_room(2):
-            request, deliver = self._waiting.popleft()
+        while self._free and block.has_room(2) and (index := self._next_waiting()) is not None:
+            request, deliver = self._waiting[index]
+            del self._waiting[index]
             number, entry = self._next_number, self._free.pop()
             self._next_number = (number + 1) & 0xFFFFFFFF
             self._sent[number] = sent = _Sent(request, deliver, entry, CachedTokens())
@@ -168,16 +172,28 @@ class Feed:
             block.write_command(CommandKind.ADD, entry, number)
         block.publish_commands()  # requests of one call begin together, so that their batches are always the same
 
+    def _next_waiting(self) -> int | None:
+        """Index of the next request to send: one that waits for another to have read its prompt is passed by."""
+        return next((index for index, (request, _) in enumerate(self._waiting) if not self._awaits(request)), None)
+
+    def _awaits(self, request: Request) -> bool:
+        """Whether a request will find cached what an earlier one of the same prompt is about to compute."""
+        if self._cache is None or request.same_prompt is None or request.params.prompt_logprobs is not None:
+            return False
+        reading = any(sent.request is request.same_prompt and not sent.begun for sent in self._sent.values())
+        return reading and self._cache.may_share(request.prompt_ids)
+
     def _write(self, number: int, sent: _Sent) -> None:
         """Fill the entry of a request: what it has generated before it was put back is part of its prompt."""
         request, num_output = sent.request, len(sent.request.token_ids)
         ids = [*request.prompt_ids, *request.token_ids]
         max_new = min(request.params.max_tokens - num_output, self._max_model_len - len(ids))
-        # For log-probabilities of the prompt, all of it is computed.
-        scored = request.params.prompt_logprobs is not None and not num_output
-        prefix = self._cache.find(ids, sent.tokens) if self._cache is not None and not scored else []
+        num_scores = num_unscored(request.params, len(request.prompt_ids), request.num_scored)
+        # To score tokens, those before them are computed.
+        prefix = self._cache.find(ids, sent.tokens) if self._cache is not None and not num_scores else []
+        draws = row_sample_of(request.params) is RowSample.DRAW
         sampling = None
-        if row_sample_of(request.params) is not RowSample.GREEDY:
+        if draws or num_scores:
             sampling = pack_sampling(request.params, self._block.spec.eos_ids)
         self._block.write_request(
             sent.entry,
@@ -188,4 +204,6 @@ class Feed:
             num_output=num_output,
             prefix=prefix,
             sampling=sampling,
+            draws=draws,
+            num_scores=num_scores,
         )

@@ -14,11 +14,11 @@ from distmk.errors import DistmkError, UsageError
 from distmk.serving.chat.messages import ChatOptions, Conversation, chat_prompt
 from distmk.serving.chat.render import ChatRenderer
 from distmk.serving.engine import EngineArgs
-from distmk.serving.engine_client import Deliver
+from distmk.serving.engine_client import Deliver, SubmittedRequest
 from distmk.serving.llm_engine import LLMEngine
 from distmk.serving.prompts import Prompt, Prompts
 from distmk.serving.prompts_bar import UseTqdm, prompts_bar
-from distmk.serving.requests import Request
+from distmk.serving.requests import Request, outputs_of
 from distmk.serving.sampling import RequestOutput, SamplingParams, TokenOutput
 from distmk.serving.session import Session
 from distmk.serving.stats import EngineStats
@@ -156,7 +156,10 @@ class LLM:
     def stream(
         self, prompts: Prompts, params: Params = None, *, sampling_params: Params = None
     ) -> Iterator[TokenOutput]:
-        """Tokens as they are generated, those of all prompts interleaved (on rank 0; none on other ranks)."""
+        """Tokens as they are generated, those of all prompts interleaved (on rank 0; none on other ranks).
+
+        `index` of a token: among the completions of all prompts, of each prompt `n` in a row.
+        """
         yield from self.run(self.make_requests(prompts, params, sampling_params))
 
     def generate(
@@ -167,7 +170,7 @@ class LLM:
         sampling_params: Params = None,
         use_tqdm: UseTqdm = True,
     ) -> list[RequestOutput]:
-        """Complete every prompt; outputs in the order of the prompts (on rank 0; [] on other ranks).
+        """Complete every prompt; outputs in the order of the prompts (on rank 0; [] on other ranks), with `n` completions each.
 
         A prompt is text, token ids (a list or an array of one dimension), {"prompt": text} or {"prompt_token_ids": ids};
         several are a list of those, or an array of two dimensions. Parameters, of vLLM's name `sampling_params` too, are for
@@ -176,7 +179,7 @@ class LLM:
         """
         requests = self.make_requests(prompts, params, sampling_params)
         self._run_to_end(requests, use_tqdm)
-        return [request.output() for request in requests]
+        return outputs_of(requests)
 
     def chat(
         self,
@@ -230,13 +233,16 @@ class LLM:
         """
         return self.llm_engine.run(requests, gather_logits=gather_logits)
 
-    def submit(self, prompt: Prompt, params: SamplingParams, deliver: Deliver) -> Request:
+    def submit(
+        self, prompt: Prompt, params: SamplingParams, deliver: Deliver, *, same_prompt: SubmittedRequest | None = None
+    ) -> Request:
         """Serve one prompt without waiting: `deliver` is called on another thread with each token, or with an error.
 
+        `same_prompt`: an earlier request, whose prompt is the same, and need not be read twice.
         On rank 0, where the other ranks follow. The last token has a finish reason; an error ends the request, as the launch
         has failed. UsageError: it cannot be served.
         """
-        return self.llm_engine.submit(prompt, params, deliver)
+        return self.llm_engine.submit(prompt, params, deliver, same_prompt=same_prompt)
 
     def cancel(self, request: Request) -> None:
         """End a submitted request early, from any thread; its last token then has the finish reason abort."""

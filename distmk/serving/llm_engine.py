@@ -14,7 +14,7 @@ from distmk.serving.closing import Closing
 from distmk.serving.commands import command, follow
 from distmk.serving.driver import Call, Driver, IdlePolicy
 from distmk.serving.engine import Engine, EngineArgs
-from distmk.serving.engine_client import Deliver
+from distmk.serving.engine_client import Deliver, SubmittedRequest
 from distmk.serving.input_processor import InputProcessor, load_input_processor
 from distmk.serving.prompts import Prompt, either_params
 from distmk.serving.requests import Request
@@ -59,7 +59,7 @@ class LLMEngine:
         """What makes requests, with the tokenizer on rank 0."""
         checkpoint, limit = self.engine.checkpoint, self.engine.max_model_len
         if self.bootstrap.rank or skip_tokenizer:
-            return InputProcessor(checkpoint.config.vocab_size, limit)
+            return InputProcessor(checkpoint.config.vocab_size, limit, eos_ids=checkpoint.config.eos_token_ids)
         return load_input_processor(checkpoint, limit)
 
     def make_requests(
@@ -105,16 +105,22 @@ class LLMEngine:
             if self.closing.is_owner:
                 driver.cancel(call)
 
-    def submit(self, prompt: Prompt, params: SamplingParams, deliver: Deliver) -> Request:
+    def submit(
+        self, prompt: Prompt, params: SamplingParams, deliver: Deliver, *, same_prompt: SubmittedRequest | None = None
+    ) -> Request:
         """Serve one prompt without waiting: `deliver` is called on another thread with each token, or with an error.
 
+        `same_prompt`: an earlier request, whose prompt is the same, and need not be read twice.
         On rank 0, where the other ranks follow. The last token has a finish reason; an error ends the request, as the launch
         has failed. UsageError: it cannot be served.
         """
         self.closing.check_usable()
         if not self.leads or self.closing.driver is None:
             raise UsageError("requests are submitted on rank 0, with followed=True, while the other ranks follow()")
+        if params.n > 1:
+            raise UsageError(f"n is {params.n}; one completion is submitted at a time")
         request = self._make_requests(prompt, params, only_one=True)[0]
+        request.same_prompt = same_prompt if isinstance(same_prompt, Request) else None
         self.closing.driver.submit(Call([request], deliver))
         return request
 

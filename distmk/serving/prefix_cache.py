@@ -40,6 +40,10 @@ class PrefixCache:
         self._pages.clear()
         self._digests.clear()
 
+    def may_share(self, ids: Sequence[int]) -> bool:
+        """Whether a prompt fills a page that another request of it could begin with."""
+        return len(ids) > self._page_size
+
     def find(self, ids: Sequence[int], tokens: CachedTokens) -> list[Page]:
         """Pages with the first tokens of a prompt, but for its last token, which must be computed."""
         found: list[Page] = []

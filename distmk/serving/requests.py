@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from distmk.abi import FinishReason
 from distmk.backends.launch_block import Token
 from distmk.errors import UsageError
 from distmk.serving.chat.render import RenderedPrompt
+from distmk.serving.completions import one_by_one
 from distmk.serving.detokenizer import Detokenizer
+from distmk.serving.logprobs import read_logprobs
 from distmk.serving.sampling import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenOutput, shown
 from distmk.serving.tokenizer import Tokenizer
 
 
 @dataclass
 class Request:
-    """A prompt that is served: its new tokens so far, the times of the first and last, and their text in pieces.
+    """A completion of a prompt that is served: its tokens so far, the times of the first and last, and their text in pieces.
 
-    `index`: among the prompts of its call.
+    `index`: among those of its call. `number`: among those of its prompt. `tokenizer`: None if the model has none. `same_prompt`:
+    an earlier request of the same prompt.
     """
 
     prompt: str | None
@@ -27,13 +30,33 @@ class Request:
     params: SamplingParams
     decoder: Detokenizer | None
     index: int = 0
+    number: int = 0
+    tokenizer: Tokenizer | None = None
+    same_prompt: Request | None = None
     token_ids: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     finish_reason: str | None = None
-    prompt_logprobs: Sequence[Mapping[int, Logprob] | None] | None = None
+    logprobs: list[dict[int, Logprob]] | None = None  # of each token
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # of each token of the prompt so far
     first_s: float = 0.0
     last_s: float = 0.0
     num_cached_tokens: int | None = None  # of the prompt; known with the first token
+
+    def __post_init__(self) -> None:
+        if self.params.logprobs is not None:
+            self.logprobs = []
+        if self.params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None]  # the first token follows nothing
+
+    @property
+    def num_scored(self) -> int:
+        """Tokens of the prompt whose log probabilities are known."""
+        return len(self.prompt_logprobs) - 1 if self.prompt_logprobs else 0
+
+    def score(self, event: Token) -> None:
+        """Add what the launch has found of the prompt's next token."""
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs.append(read_logprobs(event.logprobs, self.tokenizer))
 
     def append(self, event: Token) -> TokenOutput:
         """Add a token. A stop token of the request ends it, and text with a stop string: the launch knows of neither."""
@@ -48,7 +71,11 @@ class Request:
             piece, reason = self.decoder.push(event.token, reason)
         self.finish_reason = reason
         self.pieces.append(piece)
-        return TokenOutput(self.index, event.token, piece, self.finish_reason)
+        logprobs = None
+        if self.logprobs is not None:
+            logprobs = read_logprobs(event.logprobs, self.tokenizer)
+            self.logprobs.append(logprobs)
+        return TokenOutput(self.index, event.token, piece, self.finish_reason, logprobs)
 
     def abort(self) -> TokenOutput:
         """End it without a further token."""
@@ -61,8 +88,44 @@ class Request:
         """The prompt and all tokens so far."""
         count = len(self.token_ids)
         ms_per_token = 1e3 * (self.last_s - self.first_s) / (count - 1) if count > 1 else 0.0
-        completion = CompletionOutput(self.token_ids, "".join(self.pieces), self.finish_reason, ms_per_token)
-        return RequestOutput(self.prompt, self.prompt_ids, [completion], self.num_cached_tokens)
+        total = None
+        if self.logprobs is not None:
+            total = sum(found[token].logprob for token, found in zip(self.token_ids, self.logprobs, strict=True))
+        text = "".join(self.pieces)
+        completion = CompletionOutput(
+            self.token_ids, text, self.finish_reason, ms_per_token, self.number, total, self.logprobs
+        )
+        return RequestOutput(self.prompt, self.prompt_ids, [completion], self.num_cached_tokens, self.prompt_logprobs)
+
+
+def outputs_of(requests: Iterable[Request]) -> list[RequestOutput]:
+    """The output of each prompt, with all its completions."""
+    outputs: list[RequestOutput] = []
+    for request in requests:
+        output = request.output()
+        if request.number:
+            before = outputs.pop()
+            output = replace(before, outputs=[*before.outputs, *output.outputs])
+        outputs.append(output)
+    return outputs
+
+
+def make_requests(
+    prompt: str | list[int] | RenderedPrompt,
+    params: SamplingParams,
+    tokenizer: Tokenizer | None,
+    vocab_size: int,
+    max_model_len: int,
+    index: int = 0,
+) -> list[Request]:
+    """A request for each completion of one prompt, the first with number `index`. UsageError: see `make_request`."""
+    each = one_by_one(params)
+    first = make_request(prompt, each[0], tokenizer, vocab_size, max_model_len, index)
+    ids, requests = first.prompt_ids, [first]
+    for number, one in enumerate(each[1:], 1):
+        decoder = _decoder(tokenizer, ids, one)
+        requests.append(Request(first.prompt, ids, one, decoder, index + number, number, tokenizer, first))
+    return requests
 
 
 def make_request(
@@ -98,8 +161,12 @@ def make_request(
                 raise UsageError(f"{what}token id {shown(token)} is out of range; {vocabulary}")
     if params.stop and tokenizer is None:
         raise UsageError("stop strings need text, and this model has no tokenizer; give stop_token_ids")
-    decoder = None
-    if tokenizer is not None:
-        decoder = Detokenizer(tokenizer, ids, params.stop, params.include_stop_str_in_output, params.min_tokens)
+    decoder = _decoder(tokenizer, ids, params)
     text = prompt.text if isinstance(prompt, RenderedPrompt) else prompt
-    return Request(text if isinstance(text, str) else None, ids, params, decoder, index)
+    return Request(text if isinstance(text, str) else None, ids, params, decoder, index, 0, tokenizer)
+
+
+def _decoder(tokenizer: Tokenizer | None, ids: list[int], params: SamplingParams) -> Detokenizer | None:
+    if tokenizer is None:
+        return None
+    return Detokenizer(tokenizer, ids, params.stop, params.include_stop_str_in_output, params.min_tokens)

@@ -98,7 +98,7 @@ class Logprob:
 
 @dataclass(frozen=True)
 class TokenOutput:
-    """One generated token of prompt `index`: the text it adds, and on the last token `finish_reason`: stop or length.
+    """One generated token of completion `index`: the text it adds, and on the last token `finish_reason`: stop or length.
 
     A request that was cancelled ends with `finish_reason` abort and `token_id` -1: no further token.
     """
@@ -112,28 +112,35 @@ class TokenOutput:
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """All tokens generated for a prompt. `ms_per_token`: mean time between them.
+    """All tokens of one completion of a prompt. `index`: among those. `ms_per_token`: mean time between tokens.
 
     finish_reason: stop, length, abort if it was cancelled, or None if it is not over.
+    logprobs: for every token, if they were asked for, by token id: its own log probability and those of the most probable tokens,
+    by the model's logits before any sampling parameter. cumulative_logprob: the sum of the tokens' own.
     """
 
     token_ids: list[int]
     text: str
     finish_reason: str | None
     ms_per_token: float
+    index: int = 0
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
 
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A prompt and its completion (`outputs` holds one, as in vLLM).
+    """A prompt and its `n` completions, in vLLM's form.
 
-    num_cached_tokens: of the prompt, those whose keys and values were cached; None if it has no token yet.
+    num_cached_tokens: of the prompt, those whose keys and values were cached; None if it has no token yet. prompt_logprobs: for
+    every token of the prompt, if they were asked for, as of a completion; None for the first one.
     """
 
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     num_cached_tokens: int | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     @property
     def finished(self) -> bool:

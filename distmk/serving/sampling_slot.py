@@ -25,12 +25,17 @@ def row_sample_of(params: SamplingParams) -> RowSample:
     return RowSample.GREEDY if best and not changed and params.logprobs is None else RowSample.DRAW
 
 
-def pack_sampling(params: SamplingParams, eos_ids: Iterable[int], index: int = 0) -> tuple[SlotSampling, list[Bias]]:
+def num_unscored(params: SamplingParams, prompt_len: int, num_scored: int) -> int:
+    """Tokens of a prompt, its last ones, whose log probabilities are asked for and not known. The first token has none."""
+    return 0 if params.prompt_logprobs is None else prompt_len - 1 - num_scored
+
+
+def pack_sampling(params: SamplingParams, eos_ids: Iterable[int]) -> tuple[SlotSampling, list[Bias]]:
     """The parameters, and the biases that `SlotSampling.biases` is to point to. What follows from the request at its admission
     (tokens, prompt_len, num_counted) is the batcher's to fill.
 
-    eos_ids: the model's end tokens, which like stop tokens are banned before `min_tokens`. index: of the completion among
-    `params.n`; with a seed each has a seed of its own. UsageError: there are more biases or stop tokens than a slot holds.
+    eos_ids: the model's end tokens, which like stop tokens are banned before `min_tokens`. UsageError: there are more biases or
+    stop tokens than a slot holds.
     """
     biases = [Bias(token, value) for token, value in (params.logit_bias or {}).items()]
     ends = list(dict.fromkeys([*eos_ids, *params.stop_token_ids])) if params.min_tokens else []
@@ -39,7 +44,7 @@ def pack_sampling(params: SamplingParams, eos_ids: Iterable[int], index: int = 0
             raise UsageError(f"{name} has {num} tokens, those of the model included; at most {most} can be given")
     repetition, presence, frequency = penalties_of(params)
     slot = SlotSampling(
-        seed=int.from_bytes(os.urandom(8), "little") if params.seed is None else (params.seed + index) % (1 << 64),
+        seed=int.from_bytes(os.urandom(8), "little") if params.seed is None else params.seed % (1 << 64),
         temperature=params.temperature,
         top_p=params.top_p,
         min_p=params.min_p,

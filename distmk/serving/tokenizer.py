@@ -56,6 +56,7 @@ class Tokenizer:
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         self._inner = inner
+        self._texts: dict[int, str] = {}  # of tokens alone
         added = inner.get_added_tokens_decoder()
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         decoder = b"" if inner.decoder is None else inner.decoder.__getstate__()
@@ -88,6 +89,13 @@ class Tokenizer:
                 text: str = self._inner.decode(list(ids), skip_special_tokens=skip_special)
         except OverflowError:
             raise UsageError(f"token id {min(ids)} is not a token of this model; ids are 0 or more") from None
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        """A token alone, special or not; U+FFFD for a part of a character. Log probabilities ask for the same ones often."""
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = self.decode([token_id], skip_special=False)
         return text
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -12,7 +12,7 @@ from distmk.abi import MAX_ROWS, BatcherState, Candidate, KvPage, PagePoolState
 from distmk.graph.regions import Region
 from distmk.graph.task import Access, Layout, Task, access, batch_access, require, task_type
 from distmk.tasks.attention import page_table_content
-from distmk.tasks.sampling import slots_access
+from distmk.tasks.sampling import RECORD_BYTES, slots_access
 
 CANDIDATES_BYTES = ctypes.sizeof(Candidate) * MAX_ROWS
 
@@ -79,6 +79,7 @@ class SchedulerStepArgs(ctypes.Structure):
         ("state", c_uint64),  # BatcherState, PagePoolState, KvPage [num_pages]
         ("drawn", c_uint64),  # Candidate [MAX_ROWS], the tokens of drawn rows; 0: no row is drawn
         ("slots", c_uint64),  # SlotSampling [MAX_ROWS]; 0: no row is drawn
+        ("logprobs", c_uint64),  # LogprobRecord [MAX_ROWS], of drawn and scored rows; 0: no row is drawn
         ("num_ranks", c_uint32),
         ("page_size", c_uint32),
         ("max_pages", c_uint32),
@@ -102,6 +103,7 @@ class SchedulerStep(Task):
     state: Region = None  # type: ignore[assignment]
     drawn: Region | None = None
     slots: Region | None = None
+    logprobs: Region | None = None
     num_ranks: int = 1
     page_size: int = 16
     num_pages: int = 1
@@ -112,7 +114,7 @@ class SchedulerStep(Task):
     runs_on_scheduler: ClassVar[bool] = True
 
     def reads(self) -> Iterable[Region]:
-        return filter(None, (self.candidates, self.drawn, self.state, self.page_table, self.batch))
+        return filter(None, (self.candidates, self.drawn, self.logprobs, self.state, self.page_table, self.batch))
 
     def writes(self) -> Iterable[Region]:
         yield self.state
@@ -130,6 +132,7 @@ class SchedulerStep(Task):
             state=layout.operand(self.state),
             drawn=layout.operand(self.drawn),
             slots=layout.operand(self.slots),
+            logprobs=layout.operand(self.logprobs),
             num_ranks=self.num_ranks,
             page_size=self.page_size,
             max_pages=self.page_table.cols // MAX_ROWS,
@@ -141,7 +144,10 @@ class SchedulerStep(Task):
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         require(args.num_ranks == num_ranks, "num_ranks is not that of the program")
-        require((args.drawn != 0) == (args.slots != 0), "rows are drawn without parameters, or never")
+        require(
+            len({args.drawn != 0, args.slots != 0, args.logprobs != 0}) == 1,
+            "rows are drawn without parameters, or never",
+        )
         require(1 <= args.max_slots <= MAX_ROWS, "max_slots is out of range")
         require(args.page_size > 0 and not args.page_size & (args.page_size - 1), "page_size is no power of two")
         require(args.max_positions <= args.page_size * args.max_pages, "a sequence has more positions than pages")
@@ -152,9 +158,11 @@ class SchedulerStep(Task):
         state = access(False, rank, args.state, batcher_bytes(args.num_pages), content=("scheduler state",))
         drawn = [access(False, rank, args.drawn, CANDIDATES_BYTES)] if args.drawn else []
         slots = [slots_access(rank, args.slots, write=True)] if args.slots else []
+        logprobs = [access(False, rank, args.logprobs, RECORD_BYTES * MAX_ROWS)] if args.logprobs else []
         return [
             *drawn,
             *slots,
+            *logprobs,
             access(False, rank, args.candidates, CANDIDATES_BYTES * args.num_ranks),
             state,
             state._replace(write=True),

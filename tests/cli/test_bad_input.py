@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -260,15 +259,3 @@ def test_ranks_are_told_differently(
     command = [*mpirun_command(), "-n", "1", *DISTMK, "generate", "--model", str(tiny_model), *IDS]
     finished = runner.run([*command, ":", "-n", "1", *DISTMK, "generate", *told, *IDS])
     assert_one_line(finished, *texts, others_may_speak=True)
-
-
-def test_what_is_not_served_is_refused() -> None:
-    from distmk import SamplingParams, UsageError
-    from distmk.serving.input_processor import InputProcessor
-
-    inputs = InputProcessor(vocab_size=10, max_model_len=16)
-    for wrong in ({"logprobs": 2}, {"n": 2}, {"prompt_logprobs": 1}):
-        ((name, value),) = wrong.items()
-        with pytest.raises(UsageError, match=re.escape(f"{name} is {value}, which is not supported yet; leave it out")):
-            inputs.make_requests([[1]], SamplingParams(**wrong))  # type: ignore[arg-type]
-    assert inputs.make_requests([[1]], SamplingParams(temperature=0.7, presence_penalty=1.0, stop_token_ids=[3]))

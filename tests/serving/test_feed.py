@@ -5,11 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from distmk import SamplingParams
-from distmk.abi import Command, CommandKind, FinishReason
-from distmk.backends.launch_block import LaunchBlock, Token
+from distmk.abi import Command, CommandKind, FinishReason, RowSample
+from distmk.backends.launch_block import LOGPROBS, LaunchBlock, Token
 from distmk.backends.launch_spec import LaunchSpec
 from distmk.serving.counters import Counters, Pace
 from distmk.serving.feed import Feed
@@ -30,8 +31,8 @@ class Fed:
         self.counters, self.got = Counters(), list[TokenOutput | BaseException]()
         self.feed = Feed(launch, 64, self.counters, cache)
 
-    def add(self, prompt: list[int], max_tokens: int, index: int = 0) -> Request:
-        request = Request(None, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True), None, index)
+    def add(self, prompt: list[int], max_tokens: int, index: int = 0, **params: Any) -> Request:
+        request = Request(None, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params), None, index)
         self.feed.add(request, deliver=self.got.append)
         return request
 
@@ -96,6 +97,52 @@ def test_what_was_computed_is_cached() -> None:
     fed.take(1, 12, PREEMPTED)  # its keys and values are not there
     assert len(cache) == 3 and fed.block.requests[0].num_prefix_pages == 3
     assert fed.block.prefixes[0, :3].tolist() == [(7, 1), (6, 1), (5, 1)]
+
+
+def test_each_token_of_a_prompt_is_scored_once() -> None:
+    """A request that is put back asks for the rest, computed anew from the start; once it has all, it takes what is cached."""
+    fed, prompt = Fed(cache=PrefixCache(4)), list(range(9))
+    fed.add(prompt, 1)
+    fed.block.pages[0, 1:3] = [(7, 1), (6, 1)]
+    fed.take(0, 9, LENGTH)
+    request = fed.add(prompt, 2, prompt_logprobs=0)
+    entry = fed.block.requests[0]
+    assert (entry.num_scores, entry.num_prefix_pages, entry.sample) == (8, 0, RowSample.GREEDY)
+
+    def score(number: int, tokens: list[int]) -> None:
+        for token in tokens:
+            record = np.zeros((), LOGPROBS)
+            record["token"], record["rank"] = token, 1
+            fed.feed.take([Token(number, -1, NONE, 0, record)])
+
+    score(1, prompt[1:4])
+    fed.take(1, -1, PREEMPTED)
+    assert (entry.num_scores, entry.num_prefix_pages) == (5, 0)
+    score(2, prompt[4:])
+    fed.take(2, 9)
+    fed.take(2, -1, PREEMPTED)
+    assert (entry.num_scores, entry.num_prefix_pages, entry.num_output) == (0, 2, 1)
+    fed.take(3, 10, LENGTH)
+    found = request.output().prompt_logprobs
+    assert found is not None and [list(one or {}) for one in found] == [[], *([token] for token in prompt[1:])]
+
+
+@pytest.mark.parametrize("end", ["token", "cancel"])
+def test_completions_of_a_prompt_wait_until_it_was_read(end: str) -> None:
+    """Other requests pass them by, and so do those that score the prompt, or whose prompt fills no page."""
+    fed = Fed(5, PrefixCache(4))
+    first = fed.add(list(range(9)), 2)
+    small = fed.add([1, 2], 2)
+    for one, more in ((first, {}), (first, {"prompt_logprobs": 0}), (small, {})):
+        request = Request(None, one.prompt_ids, SamplingParams(max_tokens=2, **more), None, same_prompt=one)  # type: ignore[arg-type]
+        fed.feed.add(request, deliver=fed.got.append)
+    assert len(fed.sent()) == 4 and fed.feed.num_waiting == 1
+    if end == "token":
+        fed.take(0, 9)
+    else:
+        fed.feed.cancel(first)
+        fed.take(0, -1, FinishReason.ABORT)
+    assert fed.feed.num_waiting == 0
 
 
 def test_pace() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from distmk import SamplingParams, UsageError
 from distmk.abi import RowSample, SamplingFlag
+from distmk.serving.input_processor import InputProcessor
 from distmk.serving.sampling_slot import pack_sampling, row_sample_of
 
 
@@ -23,8 +24,8 @@ def test_slot_of_a_request() -> None:
     params = SamplingParams(
         temperature=0.5, top_k=-1, seed=-1, logit_bias={7: -2.5}, min_tokens=3, stop_token_ids=[9, 2], logprobs=20
     )
-    slot, biases = pack_sampling(params, (2, 4), index=2)
-    assert (slot.temperature, slot.top_k, slot.seed, slot.min_tokens) == (0.5, 0, 1, 3)
+    slot, biases = pack_sampling(params, (2, 4))
+    assert (slot.temperature, slot.top_k, slot.seed, slot.min_tokens) == (0.5, 0, 2**64 - 1, 3)
     assert (slot.num_logprobs, slot.num_prompt_logprobs, slot.flags) == (20, -1, 0)
     assert [(bias.token, bias.value) for bias in biases] == [(7, -2.5), (2, 0.0), (4, 0.0), (9, 0.0)]
     assert (slot.num_biases, slot.num_banned) == (1, 3)
@@ -33,3 +34,13 @@ def test_slot_of_a_request() -> None:
     assert slot.seed != pack_sampling(SamplingParams(), ())[0].seed, "each request has a seed of its own"
     with pytest.raises(UsageError, match="stop_token_ids has 90 tokens, those of the model included; at most 84"):
         pack_sampling(SamplingParams(min_tokens=1, stop_token_ids=list(range(90))), ())
+
+
+def test_what_does_not_fit_into_a_slot_is_refused_before_it_is_sent() -> None:
+    """Else the launch, which others use too, would be left with a request that nobody serves."""
+    inputs = InputProcessor(1000, 16, eos_ids=tuple(range(900, 910)))
+    banned = SamplingParams(min_tokens=1, stop_token_ids=list(range(80)))
+    for params in (SamplingParams(logit_bias=dict.fromkeys(range(301), 1.0)), banned):
+        with pytest.raises(UsageError, match="can be given"):
+            inputs.make_requests([[1]], params)
+    assert len(inputs.make_requests([[1]], SamplingParams(logit_bias=dict.fromkeys(range(300), 1.0)))) == 1

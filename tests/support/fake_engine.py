@@ -110,7 +110,9 @@ class FakeEngine:
         with self._lock:
             return len(self._waiting) + len(self._running)
 
-    def submit(self, prompt: list[int], params: SamplingParams, deliver: Deliver) -> FakeRequest:
+    def submit(
+        self, prompt: list[int], params: SamplingParams, deliver: Deliver, *, same_prompt: object = None
+    ) -> FakeRequest:
         if len(prompt) >= self.max_model_len:
             raise UsageError(f"a prompt of {len(prompt)} tokens leaves no room in a context of {self.max_model_len}")
         for token in prompt:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from distmk.abi import Abort, LaunchParams
 from distmk.backends.base import inject_dropped_signal
 from distmk.backends.cuda.kernel import Kernel
-from distmk.backends.launch_block import BIAS, PAGE, TOKEN, LaunchBlock, RunnerRecords
+from distmk.backends.launch_block import BIAS, LOGPROBS, PAGE, TOKEN, LaunchBlock, RunnerRecords
 
 POLL_S = 0.0002
 MAX_POLL_S = 0.005  # where no tokens come
@@ -69,7 +69,7 @@ class CudaLaunch:
         self.block, self._context, self._job = block, context, job
         # The kernel reads and writes these in host memory, the next ones in its own.
         self._pinned = [_pin(memory) for memory in (block.commands, block.tokens, block.counts, block.records)]
-        self._pages = _pin(block.pages)
+        self._pages, self._logprobs = _pin(block.pages), _pin(block.logprobs)
         self._table = [_pin(memory) for memory in (block.requests, block.prompts, block.prefixes, block.biases)]
         self._uploaded = [*(memory.cuda() for memory in self._table), _upload(block.eos_ids)]
         self._trace = [_upload(memory) for memory in (block.trace, block.trace_counts) if block.trace.size]
@@ -91,6 +91,7 @@ class CudaLaunch:
         block.prefixes = self._table[2].numpy().view(PAGE).reshape(block.prefixes.shape)
         block.biases = self._table[3].numpy().view(BIAS).reshape(block.biases.shape)
         block.pages = self._pages.numpy().view(PAGE).reshape(block.pages.shape)
+        block.logprobs = self._logprobs.numpy().view(LOGPROBS)
 
     def start(self) -> None:
         """Start the first kernel."""
@@ -107,6 +108,8 @@ class CudaLaunch:
         params.requests, params.prompts, block.prefixes_address, block.biases_address, params.eos_ids = (
             tensor.data_ptr() for tensor in self._uploaded
         )
+        if params.logprobs:
+            params.logprobs = self._logprobs.data_ptr()
         if self.block.pages_address:
             self.block.pages_address = self._pages.data_ptr()
         if self._trace:

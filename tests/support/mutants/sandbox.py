@@ -31,7 +31,7 @@ from distmk.abi import (
     WaitRecordABI,
     split_operand,
 )
-from distmk.backends.launch_block import LaunchBlock
+from distmk.backends.launch_block import LOGPROBS, LaunchBlock
 from distmk.backends.launch_spec import LaunchSpec
 from distmk.program.program import Program, decode_args
 from distmk.tasks import TASK_TYPES
@@ -88,10 +88,11 @@ class Host:
         prompts = tuple(tuple((7 * index + i) % 100 for i in range(n)) for index, (n, _) in enumerate(lengths))
         spec = LaunchSpec(prompts, tuple(new for _, new in lengths), ignore_eos=True, deadline_s=DEADLINE_S)
         self._block = LaunchBlock.of(spec, program.ranks[0])
+        self.logprobs = self._block.logprobs = np.zeros(len(self._block.tokens), LOGPROBS)
         for entry, request in enumerate(self._block.requests):
             if entry % 2:
                 drawn = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.2, "flags": SamplingFlag.PENALTIES}
-                request.sample = RowSample.DRAW
+                request.sample, request.reports_logprobs = RowSample.DRAW, 1
                 request.sampling = SlotSampling(**drawn, seed=entry, prompt_len=request.prompt_len)
 
     def fill(self, params: LaunchParams) -> None:

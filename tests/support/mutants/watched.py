@@ -49,6 +49,7 @@ class Watch:
         heap = [p.offset for p in self.program.placement.pieces if p.space == Space.HEAP]
         self.protocol_bytes = min(heap, default=0)  # control block, events and rings
         self.kept: list[Any] = []
+        self.hosts: list[Host] = []
         self.params = [self._params(rank) for rank in range(self.program.num_ranks)]
 
     def _params(self, rank: int) -> LaunchParams:
@@ -59,7 +60,7 @@ class Watch:
         self.kept += [code, records]
         params, host = LaunchParams(), Host(self.program, self.moment.iteration is not None)
         host.fill(params)
-        self.kept.append(host)
+        self.hosts.append(host)
         params.program, params.heap_bases = ctypes.addressof(code), ctypes.addressof(self.bases)
         params.local_base = self.memories[(int(Space.LOCAL), rank)].base
         params.records, params.deadline_ns = ctypes.addressof(records), 10**10
@@ -68,12 +69,15 @@ class Watch:
     def fault(self, rank: int, index: int, accesses: Sequence[Access]) -> str:
         """What task `index` of a rank does beside its `accesses`; "": nothing."""
         reads, writes = self._mask(accesses, False), self._mask(accesses, True)
-        before, after = [], []
+        before, after, told = [], [], []
         for flip in (0x00, 0xFF):
             before.append(
                 {p: np.where(reads[p], image, 0xA5 ^ flip).astype(np.uint8) for p, image in self.moment.images.items()}
             )
             after.append(self._run(rank, index, before[-1], reads, writes))
+            told.append(self.hosts[rank].logprobs.tobytes())
+        if told[0] != told[1]:
+            return "tells the host what depends on undeclared bytes"
         for place in before[0]:
             first = self.protocol_bytes if place[0] == Space.HEAP else 0
             changed = [a[place] != b[place] for a, b in zip(after, before, strict=True)]

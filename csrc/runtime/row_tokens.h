@@ -1,0 +1,48 @@
+// What the scheduler step knows of tokens and requests beside their sequences: the token that a row gave, what a row
+// is sampled for, and the sampling parameters of a slot.
+#pragma once
+#include "runtime/argmax.h"
+#include "runtime/context.h"
+
+namespace distmk {
+
+// The best token of a row, over the candidates of all ranks.
+DISTMK_FN int32_t best_token_of_row(const Candidate* candidates, uint32_t row, uint32_t num_ranks) {
+  Candidate best = candidates[row];
+  DISTMK_NO_UNROLL
+  for (uint32_t rank = 1; rank < num_ranks; ++rank) best = better_of(best, candidates[rank * MAX_ROWS + row]);
+  return best.token;
+}
+
+// A drawn token. Another SM has written it.
+DISTMK_FN int32_t load_drawn(const Candidate* drawn) {
+  return *reinterpret_cast<const volatile int32_t*>(&drawn->token);
+}
+
+DISTMK_FN bool is_end_token(const LaunchParams& params, int32_t token) {
+  const auto* ids = reinterpret_cast<const int32_t*>(params.eos_ids);
+  DISTMK_NO_UNROLL
+  for (uint32_t i = 0; i < params.num_eos; ++i)
+    if (ids[i] == token) return true;
+  return false;
+}
+
+// What the row of a token at `position` is sampled for. The last token of the prompt, and what follows it, give the
+// next token; scores are those of a position's successor.
+DISTMK_FN RowSample row_sample(const Request& request, uint32_t position) {
+  if (position + 1 >= request.prompt_len)
+    return request.sample == static_cast<uint32_t>(RowSample::DRAW) ? RowSample::DRAW : RowSample::GREEDY;
+  const uint32_t num_behind = request.prompt_len - request.num_output - (position + 1);  // may be negative
+  return num_behind - 1 < request.num_scores ? RowSample::SCORE : RowSample::NONE;
+}
+
+// At the admission of a request that draws or scores.
+DISTMK_FN void store_sampling(SlotSampling* slot, const LaunchParams& params, const Request& request, uint32_t entry) {
+  SlotSampling sampling = request.sampling;
+  sampling.tokens = params.prompts + uint64_t{params.prompt_stride} * entry * sizeof(int32_t);
+  sampling.prompt_len = request.prompt_len - request.num_output;
+  sampling.num_counted = 0;
+  *slot = sampling;
+}
+
+}  // namespace distmk
