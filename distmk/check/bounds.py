@@ -155,7 +155,7 @@ class _Reader:
             span = self.known[key]
             if span is not None:
                 found.append(span)
-        if len({span.location for span in found}) < len(found) and (where := _overlap(found)):
+        if len({span.location for span in found}) < len(found) and (where := overlap_of(found)):
             name = self.allocations.describe(where.location)[0]
             text = f"writes bytes {where.begin} to {where.end} of a row of {name} that it also accesses otherwise"
             self.findings.add("overlap", f"{self.tables.describe_task(task)} {text}")
@@ -213,22 +213,24 @@ def _is_whole_rows(access: Access, piece: Placed, offset: int) -> bool:
     return offset % pitch == 0 and (access.row_bytes == pitch if access.num_rows > 1 else num_bytes % pitch == 0)
 
 
-def _overlap(spans: list[Span]) -> Span | None:
+def overlap_of(spans: list[Span]) -> Span | None:
     """A span of a task's that it writes and that overlaps another one, unless it reads just what it writes."""
-    places = sorted({(*span[1:4], span.write) for span in spans})
-    ends: dict[bool, tuple[int, int]] = {}  # by whether it is written: location and end of the spans so far
-    num_writes = sum(span.write for span in spans)
-    if num_writes != sum(write for *_, write in places):
-        return next(span for span in spans if span.write)  # two writes of the same bytes
-    previous: tuple[int, ...] = ()
-    for location, begin, end, write in places:
+    writes = [span[1:4] for span in spans if span.write]
+    if len(set(writes)) < len(writes):
+        return next(
+            span for span in spans if span.write and writes.count(span[1:4]) > 1
+        )  # two writes of the same bytes
+    written = dict.fromkeys((span[1:4] for span in spans), False) | dict.fromkeys(
+        writes, True
+    )  # with reads of the same
+    ends: dict[bool, tuple[int, int]] = {}  # by whether it is written: location and end of the bytes so far
+    for (location, begin, end), write in sorted(written.items()):
         for other in (False, True):
             at, reach = ends.get(other, (-1, 0))
-            if (write or other) and at == location and reach > begin and previous[:3] != (location, begin, end):
+            if (write or other) and at == location and reach > begin:
                 return Span(True, location, begin, end)
-        known = ends.get(write, (-1, 0))
-        ends[write] = (location, max(end, known[1] if known[0] == location else 0))
-        previous = (location, begin, end, write)
+        at, reach = ends.get(write, (-1, 0))
+        ends[write] = (location, max(end, reach if at == location else 0))
     return None
 
 

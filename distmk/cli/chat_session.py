@@ -44,8 +44,10 @@ class ChatSession:
             return False
         if name == "/reset":
             self._begin(self._system)
+            tell("a new conversation")
         elif name == "/system":
             self._begin(text.strip() or None)
+            tell(f"a new conversation, {'with this' if self._system else 'without a'} system message")
         elif name == "/help":
             show("\n".join(f"{command:<14} {what}" for command, what in COMMANDS.items()))
         else:
@@ -91,5 +93,7 @@ class ChatSession:
         show("")
         if finish_reason == "length":
             full = num_tokens < self._params.max_tokens
-            advice = "the context is full, and /reset begins a new conversation" if full else "see --max-tokens"
+            advice = (
+                "the context is full, and /reset begins a new conversation" if full else "--max-tokens N allows more"
+            )
             tell(f"the answer was cut off after {num_tokens} tokens: {advice}")

@@ -56,7 +56,7 @@ def _not_there(path: str) -> str:
         name = path.partition("/")[2]
         return (
             f"{path}: no such folder here, and models are not fetched from the Hugging Face Hub; if it is one of its names: "
-            f"pip install huggingface_hub, hf download {path} --local-dir {name}, then --model {name}"
+            f"pip install huggingface_hub, hf download {path} --local-dir {name}, and give {name} as the model"
         )
     return (
         f"{path}: no such file or folder; expected a Hugging Face folder, a .gguf file, "

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import itertools
 
+import numpy as np
 import pytest
 from support import graphs
 from support.oracle import Oracle
@@ -12,6 +14,7 @@ from support.programs import find, model_graph, refusal
 
 from distmk.abi import NO_EVENT, JitRing, LaunchKind, Trigger, Wait
 from distmk.check import check
+from distmk.check.bounds import Span, overlap_of
 from distmk.graph.graph import Graph
 from distmk.program.program import compile_graph, decode_args
 from distmk.tasks import Affine
@@ -119,6 +122,30 @@ def test_overlap_names_both() -> None:
         program.placement = dataclasses.replace(placement, pieces=pieces)
         text = refusal(program)
         assert "overlap: " in text and name in text and "buffer got" in text and "memory of rank 0" in text
+
+
+def test_a_read_beside_the_one_of_what_is_written() -> None:
+    """The scheduler step reads and writes the batch, which is right, and reads a part of it as candidates, which is not."""
+    program = compile_graph(model_graph(1, 2))
+    step = next(desc for desc in program.ranks[0].tasks if desc.launch == LaunchKind.SCHEDULER)
+    args = decode_args(step)
+    args.candidates = args.batch
+    assert Oracle(program).faults == {"overlap"}
+    assert "overlap: scheduler_step" in (text := refusal(program)) and "a row of batch that it also accesses" in text
+
+
+def test_overlaps_of_one_task(rng: np.random.Generator) -> None:
+    """Any two accesses of which one is a write, unless the other is a read of the same bytes."""
+    for _ in range(2000):
+        drawn = rng.integers(0, (2, 2, 6, 4), size=(rng.integers(1, 6), 4)).tolist()
+        spans = [Span(bool(write), location, begin, begin + size + 1) for write, location, begin, size in drawn]
+        wrong = any(
+            (a.write or b.write)
+            and (a.location == b.location and a.begin < b.end and b.begin < a.end)
+            and (a.write == b.write or (a.begin, a.end) != (b.begin, b.end))
+            for a, b in itertools.combinations(spans, 2)
+        )
+        assert (overlap_of(spans) is not None) == wrong, spans
 
 
 @pytest.mark.parametrize(("change", "text"), [(-256, "the rings end at"), (1 << 20, "bytes of a heap of")])

@@ -94,7 +94,7 @@ def test_names_of_options() -> None:
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "HuggingFaceTB/SmolLM2-135M-Instruct"])
 def test_name_of_the_hub(name: str) -> None:
-    with pytest.raises(ModelError, match=f"hf download {name} --local-dir {name.partition('/')[2]}, then --model"):
+    with pytest.raises(ModelError, match=f"hf download {name} --local-dir {name.partition('/')[2]}, and give"):
         open_checkpoint(name)
     with pytest.raises(ModelError, match="no such file or folder"):
         open_checkpoint(f"/nonexistent/{name}")

@@ -211,7 +211,7 @@ def test_only_proved_programs_are_saved(cache: Path, monkeypatch: pytest.MonkeyP
     def refuse(program: Program) -> None:
         raise CheckError("planted")
 
-    monkeypatch.setattr(program_cache, "check", refuse)
+    monkeypatch.setattr(program_cache, "check_with_progress", refuse)
     for _ in range(2):
         with pytest.raises(CheckError, match="planted"):
             program_cache.proved_program(CONFIG, OPTIONS, 0)
@@ -221,7 +221,7 @@ def test_only_proved_programs_are_saved(cache: Path, monkeypatch: pytest.MonkeyP
 def test_switched_off(cache: Path, compiled: list[Program], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISTMK_PROGRAM_CACHE", "0")
     checked: list[Program] = []
-    monkeypatch.setattr(program_cache, "check", checked.append)
+    monkeypatch.setattr(program_cache, "check_with_progress", checked.append)
     for _ in range(2):
         program_cache.proved_program(CONFIG, OPTIONS, 0)
     assert len(compiled) == 2 and checked == compiled
