@@ -15,6 +15,8 @@ import pytest
 from support.fake_engine import FakeEngine, until
 from support.served import MODEL, Served, served
 
+from distmk.server import connections
+
 ENDLESS = {"model": MODEL, "prompt": "the", "max_tokens": 4000, "ignore_eos": True}
 
 
@@ -149,8 +151,13 @@ def test_endless_headers(slow: Served) -> None:
     assert slow.http.get("/health").status_code == 200
 
 
-def test_a_client_that_reads_nothing() -> None:
-    """Its request is cancelled once its connection takes nothing for a while."""
+@pytest.mark.parametrize("by", ["timer", "kernel"])
+def test_a_client_that_reads_nothing(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its request is cancelled once its connection takes nothing for a while, as either of two guards sees."""
+    if by == "timer":
+        monkeypatch.setattr(connections, "_give_up_on_silent_peers", lambda transport, limit_s: None)
+    else:
+        monkeypatch.setattr(connections.BoundedConnection, "pause_writing", connections.HttpToolsProtocol.pause_writing)
     with served(FakeEngine(max_model_len=1 << 20), write_timeout_s=0.5) as server:
         body = json.dumps({**ENDLESS, "max_tokens": 1_000_000, "stream": True}).encode()
         connection = socket.socket()
