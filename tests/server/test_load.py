@@ -15,7 +15,7 @@ from support.helpers import abandoned_segments
 from support.served import MODEL, Served, served
 from support.tiny import Reference, check_greedy
 
-from distmk import LLM
+from distmk import LLM, SamplingParams
 
 pytestmark = pytest.mark.timeout(120)
 NUM_REQUESTS, MAX_LEN, VOCAB = 200, 96, 203
@@ -42,7 +42,7 @@ def drawn(source: random.Random) -> Asked:
         prompt = [7] * 20 + prompt[:20]
     num_tokens = source.randint(1, MAX_LEN - len(prompt))
     kind = source.choice(["stay", "stay", "cancel", "disconnect"])
-    leaves_s = source.uniform(0.0, 0.4) if kind == "cancel" else None
+    leaves_s = source.uniform(0.0, 0.2) if kind == "cancel" else None
     leaves_at = source.randint(1, num_tokens) if kind == "disconnect" else None
     return Asked(prompt, num_tokens, kind == "disconnect" or source.random() < 0.5, leaves_s, leaves_at, [])
 
@@ -88,27 +88,15 @@ def children() -> set[str]:
     return {child for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()}
 
 
-def fills_every_slot(server: Served) -> bool:
-    """Whether as many sequences as there are slots run at once, on all pages, and end."""
-    body = {"model": MODEL, "prompt": [[i, 1, 2] for i in range(SLOTS)], "max_tokens": 29, "temperature": 0}
-    seen = 0
-
-    async def watch() -> None:
-        nonlocal seen
-        while True:
-            seen = max(seen, server.engine.stats().num_running)
-            await asyncio.sleep(0.001)
-
-    async def both() -> httpx.Response:
-        watching = asyncio.ensure_future(watch())
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-            answer = await client.post("/v1/completions", json=body)
-        watching.cancel()
-        return answer
-
-    usage = asyncio.run(both()).json()["usage"]
-    assert usage["completion_tokens"] == SLOTS * 29
-    return seen == SLOTS
+def check_slots_and_pages(llm: LLM) -> None:
+    """As many sequences as there are slots run at once, on all pages: with one less, it would take twice the iterations."""
+    before = llm.stats()
+    params = SamplingParams(max_tokens=29, ignore_eos=True)
+    outputs = llm.generate([[i, 1, 2] for i in range(SLOTS)], params)  # requests of one call begin together
+    assert all(len(output.outputs[0].token_ids) == 29 for output in outputs)
+    after = llm.stats()
+    assert after.num_iterations - before.num_iterations < 50
+    assert after.num_preemptions == before.num_preemptions
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
@@ -123,11 +111,11 @@ def test_200_requests(num_ranks: int, tiny_model: Path, tiny_reference: Referenc
     with served(llm) as server:
         asyncio.run(ask_all(server, requests, source))
         server.settled()
-        assert any(fills_every_slot(server) for _ in range(5))
+        assert llm.stats().num_prefix_hits
+        check_slots_and_pages(llm)
         server.settled()
-        assert llm.stats().num_preemptions and llm.stats().num_prefix_hits
-    stayed = [asked for asked in requests if not asked.left]
-    assert NUM_REQUESTS / 4 < len(stayed) < NUM_REQUESTS * 3 / 4, len(stayed)
+    num_left = sum(asked.left for asked in requests)
+    assert NUM_REQUESTS / 8 < num_left < NUM_REQUESTS * 3 / 4, num_left
     clear = 0
     for asked in requests:
         assert asked.left or len(asked.tokens) == asked.num_tokens
