@@ -156,8 +156,9 @@ def test_tokens(server: Served) -> None:
     for text in ("the cat é漢🙂", "", "<|im_start|>"):
         answer = http.post("/tokenize", json={"prompt": text}).json()
         assert answer["tokens"] == tokenizer.encode(text) and answer["max_model_len"] == 300
-    ids = tokenizer.encode("the cat é漢🙂")
-    assert http.post("/detokenize", json={"tokens": ids[1:]}).json() == {"prompt": "the cat é漢🙂"}
+    for text in ("the cat é漢🙂", "<|im_start|>user"):
+        ids = tokenizer.encode(text)[1:]
+        assert http.post("/detokenize", json={"tokens": ids}).json() == {"prompt": text}
     assert http.post("/tokenize", json={"messages": MESSAGES}).json()["tokens"] == server.engine.render_chat(MESSAGES)
 
 

@@ -86,14 +86,14 @@ def test_a_full_token_ring_holds_the_launch(tiny_model: Path, monkeypatch: pytes
     """For longer than the deadline; once the host reads, all tokens come, in order."""
     monkeypatch.setattr(launch_block, "MAX_KEPT_TOKENS", 3)
     with LLM(str(tiny_model), num_workers=1, max_model_len=64, deadline_s=0.5) as llm:
-        expected = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=50, ignore_eos=True))[0].outputs[0].token_ids
+        expected = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=60, ignore_eos=True))[0].outputs[0].token_ids
         llm.peak_memory_bytes()  # a call between launches: the last one has ended
         launch = llm.llm_engine.engine.launch()
         block = launch.launch.block
-        block.write_request(0, 7, [1, 2, 3], 50, True)
+        block.write_request(0, 7, [1, 2, 3], 60, True)
         block.send(CommandKind.ADD, 0, 7)
         time.sleep(1.0)
-        assert not launch.launch.wait(0.0) and 0 < block.counts.tokens <= len(block.tokens)
+        assert not launch.launch.wait(0.0) and 0 < block.counts.tokens <= len(block.tokens) < 60
         assert block.counts.commands_done == 1  # also while nothing can be published
         block.send(CommandKind.FINISH)
         found = [token for tokens in launch for token in tokens]
