@@ -200,8 +200,8 @@ def test_refusals(client: openai.OpenAI, server: Served) -> None:
 
 
 def test_a_client_that_leaves(client: openai.OpenAI, server: Served) -> None:
-    """Its sequence ends at once, and its slot and pages are free."""
-    stream = client.completions.create(**{**GREEDY, "prompt": PROMPT, "max_tokens": 280, "stream": True})
+    """Its sequences end at once, those that wait too, and their slots and pages are free."""
+    stream = client.completions.create(**{**GREEDY, "prompt": [PROMPT] * 200, "max_tokens": 280, "stream": True})
     next(iter(stream))
     stream.close()
     server.settled()
