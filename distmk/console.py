@@ -62,6 +62,11 @@ def require_stdout() -> TextIO:
     return sys.stdout
 
 
+def error_stream() -> TextIO | None:
+    """The standard error, for bars. None: it is closed."""
+    return sys.stderr
+
+
 def tell(text: str) -> None:
     """Write a line to stderr in one piece, as several ranks may write at once."""
     tell_lines(f"distmk: {text}\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from distmk import env
-from distmk.console import keep_lines_apart, tell
+from distmk.console import error_stream, keep_lines_apart, tell
 
 QUIET_S = 2.0  # of work before a line says what is going on
 REPEAT_S = 30.0
@@ -70,8 +69,9 @@ def leave_to_rank_0() -> None:
 
 def on_terminal() -> bool:
     """Whether stderr is a terminal."""
+    stream = error_stream()
     with suppress(ValueError):  # it is closed
-        return sys.stderr is not None and sys.stderr.isatty()
+        return stream is not None and stream.isatty()
     return False
 
 
@@ -79,13 +79,14 @@ def make_bar(**options: Any) -> Any:
     """A tqdm bar on stderr, for `options` of tqdm's."""
     if options.get("dynamic_ncols") and not _has_size():  # tqdm would take that for no room, and draw nothing
         options = {**options, "dynamic_ncols": False, "ncols": 80, "nrows": 24}
-    return _bar_class()(file=sys.stderr, **options)
+    return _bar_class()(file=error_stream(), **options)
 
 
 def _has_size() -> bool:
     """Whether the terminal knows its width, as one that a program has opened may not."""
+    stream = error_stream()
     with suppress(OSError, ValueError):
-        return os.get_terminal_size(sys.stderr.fileno()).columns > 0
+        return stream is not None and os.get_terminal_size(stream.fileno()).columns > 0
     return False
 
 
@@ -96,7 +97,7 @@ def _bar_class() -> Any:
 
     Bar: Any = type("Bar", (tqdm,), {"monitor_interval": 0})
     Bar.set_lock(threading.RLock())
-    keep_lines_apart(lambda: Bar.external_write_mode(file=sys.stderr))
+    keep_lines_apart(lambda: Bar.external_write_mode(file=error_stream()))
     return Bar
 
 
