@@ -1,4 +1,4 @@
-"""GGUF files of the llama and qwen3 architectures, with plain or 4- and 8-bit quantized weights."""
+"""GGUF files of the llama and qwen3 architectures, with plain or quantized weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ from distmk.weights.gguf_keys import check_keys
 from distmk.weights.gguf_stop_tokens import stop_token_ids
 
 ARCHITECTURES = ("llama", "qwen3")
-QUANTIZED = ("Q8_0", "Q4_0", "Q4_1")
+QUANTIZED = (
+    *("Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1", "IQ4_NL"),  # blocks of 32 elements
+    *("Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K", "IQ4_XS"),  # of 256
+)
+"""Types that the gguf package decodes exactly as ggml does. llama-quantize mixes several in a file, and takes one with blocks
+of 32 where a row is no multiple of 256."""
 ROPE_FACTORS = "rope_freqs.weight"
 MAX_ROPE_FACTORS = 1 << 16
 
@@ -164,7 +169,8 @@ def _type_table() -> Mapping[int, Encoding | str]:
 
     def encoding(kind: GGMLQuantizationType) -> Encoding:
         def decode(raw: Bytes) -> npt.NDArray[np.float32]:
-            return np.asarray(dequantize(raw, kind), np.float32)
+            with np.errstate(invalid="ignore", over="ignore"):  # a damaged scale is reported by `FileCheckpoint`
+                return np.asarray(dequantize(raw, kind), np.float32)
 
         return Encoding(kind.name, *GGML_QUANT_SIZES[kind], decode)
 

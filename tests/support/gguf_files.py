@@ -33,6 +33,26 @@ def permute(weights: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.
     return weights.reshape(num_heads, 2, shape[0] // num_heads // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
 
 
+SCALES: Mapping[QuantType, tuple[int, int]] = {
+    **dict.fromkeys((QuantType.Q5_0, QuantType.IQ4_NL, QuantType.IQ4_XS), (0, 1)),
+    **dict.fromkeys((QuantType.Q5_1, QuantType.Q4_K, QuantType.Q5_K), (0, 2)),
+    **dict.fromkeys((QuantType.Q3_K, QuantType.Q6_K), (-1, 1)),
+    QuantType.Q2_K: (-2, 2),
+}
+"""By type: where in a block its float16 scales are, in units of 2 bytes, and how many."""
+
+
+def random_blocks(shape: tuple[int, ...], kind: QuantType, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
+    """A matrix of valid blocks: any bits, but for scales that are ordinary numbers. gguf cannot write most of these types."""
+    elements, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (shape[0], shape[1] // elements, num_bytes), np.uint8)
+    at, count = SCALES[kind]
+    begin = at * 2 % num_bytes
+    scales = rng.uniform(-0.01, 0.01, (*blocks.shape[:2], count)).astype(np.float16)
+    blocks[..., begin : begin + 2 * count] = scales.view(np.uint8)
+    return blocks.reshape(shape[0], -1)
+
+
 def write_gguf(
     path: Path,
     config: LlamaConfig | Qwen3Config,
@@ -40,8 +60,12 @@ def write_gguf(
     kind: QuantType = QuantType.F32,
     edit: Edit | None = None,
     drop: str = "",
+    blocks: Mapping[str, tuple[npt.NDArray[np.uint8], QuantType]] | None = None,
 ) -> None:
-    """Write a model: matrices as `kind`, vectors as F32. `edit` may add metadata or tensors, `drop` is left out."""
+    """Write a model: matrices as `kind`, vectors as F32. `edit` may add metadata or tensors, `drop` is left out.
+
+    `blocks`: by Hugging Face name, matrices that are quantized already, and their type; Q and K of llama are stored as they are.
+    """
     arch = arch_of(config)
     w = gguf.GGUFWriter(path, arch)
     w.add_context_length(config.max_position_embeddings)
@@ -57,6 +81,9 @@ def write_gguf(
     w.add_vocab_size(config.vocab_size)
     for name, stored in gguf_names(config, state).items():
         if stored == drop or (name == "lm_head.weight" and config.tie_word_embeddings):
+            continue
+        if blocks and name in blocks:
+            w.add_tensor(stored, blocks[name][0], raw_dtype=blocks[name][1])
             continue
         data = state[name].float().numpy()
         if arch == "llama" and ".q_proj." in name:

@@ -195,8 +195,8 @@ def test_dummy_weights_with_a_gguf_config(tmp_path: Path) -> None:
         (lambda w: w.add_string("llama.attention.value_length", "a"), "llama.attention.value_length"),
         (lambda w: w.add_tensor("blk.0.new.weight", np.zeros(3, np.float32)), "tensor blk.0.new.weight"),
         (
-            lambda w: w.add_tensor("a", np.zeros((2, 210), np.uint8), raw_dtype=QuantType.Q6_K),
-            "tensor a has type Q6_K; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1",
+            lambda w: w.add_tensor("a", np.zeros((2, 292), np.uint8), raw_dtype=QuantType.Q8_K),
+            "tensor a has type Q8_K; supported are F32, F16, BF16, Q8_0, Q5_0",
         ),
     ],
 )
