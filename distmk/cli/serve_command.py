@@ -117,7 +117,9 @@ def _config(arguments: argparse.Namespace) -> ServerConfig:
 
 
 def _name_of(model: str) -> str:
-    return Path(model).resolve().name.removesuffix(".gguf") or model
+    from distmk.weights.gguf_parts import model_name
+
+    return model_name(Path(model).resolve()) or model
 
 
 def _bind(arguments: argparse.Namespace) -> socket.socket:

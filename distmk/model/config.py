@@ -11,9 +11,13 @@ from distmk.model.hf_features import refuse_unsupported, sliding_window
 from distmk.model.json_fields import Fields, token_ids
 from distmk.model.rope import RopeScaling, read_rope
 
-Family = Literal["llama", "qwen3"]
+Family = Literal["llama", "qwen2", "qwen3"]
 
-ARCHITECTURES: Mapping[str, Family] = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
+ARCHITECTURES: Mapping[str, Family] = {
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
 """Hugging Face architecture names that can be loaded."""
 
 RANGES = {"rope_theta": (1.0, 1e15), "rms_norm_eps": (1e-30, 1.0)}
@@ -106,18 +110,19 @@ class ModelConfig:
 
 def _from_hf(f: Fields) -> ModelConfig:
     family = _family(f)
-    qwen3 = family == "qwen3"
+    qwen2, qwen3 = family == "qwen2", family == "qwen3"
+    qwen = qwen2 or qwen3
     refuse_unsupported(f, qwen3)
     num_heads = f.integer("num_attention_heads")
     hidden_size = f.integer("hidden_size")
     if num_heads < 1:
         raise ModelError(f"{f.where}: num_attention_heads is {num_heads}; it must be at least 1")
     num_layers = f.integer("num_hidden_layers")
-    # Absent keys have the defaults of transformers' LlamaConfig and Qwen3Config.
-    attention_bias = f.flag("attention_bias")
-    default_kv_heads = 32 if qwen3 and "num_key_value_heads" not in f.values else num_heads
-    bos = token_ids(f.values, "bos_token_id", f.where, () if qwen3 else (1,))
-    default_max_position = 32768 if qwen3 else 2048
+    # Absent keys have the defaults of transformers' LlamaConfig, Qwen2Config and Qwen3Config.
+    attention_bias = f.flag("attention_bias") and not qwen2
+    default_kv_heads = 32 if qwen and "num_key_value_heads" not in f.values else num_heads
+    bos = token_ids(f.values, "bos_token_id", f.where, () if qwen else (1,))
+    default_max_position = 32768 if qwen else 2048
     theta, scaling = read_rope(f, default_max_position)
     values: dict[str, Any] = {
         "family": family,
@@ -133,13 +138,13 @@ def _from_hf(f: Fields) -> ModelConfig:
         "rope_theta": theta,
         "rope_scaling": scaling,
         "tie_embeddings": f.flag("tie_word_embeddings"),
-        "qkv_bias": attention_bias,
+        "qkv_bias": attention_bias or qwen2,  # Qwen2 has these biases and no others, whatever its config says
         "o_bias": attention_bias,
-        "mlp_bias": f.flag("mlp_bias") and not qwen3,
+        "mlp_bias": f.flag("mlp_bias") and not qwen,
         "qk_norm": qwen3,
         "bos_token_id": bos[0] if bos else None,
-        "eos_token_ids": token_ids(f.values, "eos_token_id", f.where, () if qwen3 else (2,)),
-        "sliding_window": sliding_window(f, num_layers, qwen3),
+        "eos_token_ids": token_ids(f.values, "eos_token_id", f.where, () if qwen else (2,)),
+        "sliding_window": sliding_window(f, num_layers, qwen),
     }
     return build_config(values, f.where)
 
@@ -153,7 +158,7 @@ def build_config(values: Mapping[str, Any], where: str) -> ModelConfig:
 
 
 def _family(f: Fields) -> Family:
-    """Llama or Qwen3, by the `architectures` key, else by `model_type`."""
+    """By the `architectures` key, else by `model_type`."""
     supported = ", ".join(ARCHITECTURES)
     names = f.values.get("architectures")
     model_type = f.values.get("model_type")

@@ -22,7 +22,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "transformers_weights": ("model.safetensors", "model.safetensors.index.json"),
     "compression_config": ({},),
 }
-"""By key, the values beside null that change nothing. LlamaConfig and Qwen3Config do not have most of these keys, and classes
+"""By key, the values beside null that change nothing. The configs of transformers do not have most of these keys, and classes
 that inherit from them do: a config that sets one is of another model, whatever architecture it names."""
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
@@ -45,14 +45,15 @@ def refuse_unsupported(f: Fields, qwen3: bool) -> None:
         )
 
 
-def sliding_window(f: Fields, num_layers: int, qwen3: bool) -> int | None:
+def sliding_window(f: Fields, num_layers: int, qwen: bool) -> int | None:
     """How many tokens a windowed layer sees, the own one included; None if all layers see all.
 
     `layer_types` says which layers are windowed; configs without it have windows from layer `max_window_layers` on, if
-    `use_sliding_window` is set (Qwen3Config; transformers' Llama has no windows, so one that asks for them is another model).
+    `use_sliding_window` is set (Qwen2Config, Qwen3Config; transformers' Llama has no windows, so one that asks for them is
+    another model).
     ModelError: layers of other types, or windows without a size.
     """
-    default_window, default_first = (4096, 28) if qwen3 else (None, 0)
+    default_window, default_first = (4096, 28) if qwen else (None, 0)
     given = f.values.get("sliding_window", default_window) is not None
     window = f.integer("sliding_window", default_window) if given else None
     in_use = f.flag("use_sliding_window")
@@ -61,7 +62,7 @@ def sliding_window(f: Fields, num_layers: int, qwen3: bool) -> int | None:
         windowed = in_use and window is not None and f.integer("max_window_layers", default_first) < num_layers
     else:
         windowed = _has_windows(f, kinds, num_layers)
-        if windowed and (window is None or (qwen3 and not in_use)):
+        if windowed and (window is None or (qwen and not in_use)):
             raise ModelError(
                 f"{f.where}: layer_types has {WINDOWED}, but sliding_window and use_sliding_window give it no window"
             )

@@ -76,7 +76,7 @@ Operator = Embedding | SelfAttention | Mlp | Head
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder of the Llama or Qwen3 family: its configuration, and its operators in the order in which they run."""
+    """A decoder of the Llama, Qwen2 or Qwen3 family: its configuration, and its operators in the order in which they run."""
 
     config: ModelConfig
     operators: tuple[Operator, ...]

@@ -36,7 +36,10 @@ def open_checkpoint(path: str | Path, load_format: str = "auto", seed: int = 0) 
     if source.suffix.lower() == ".gguf":
         from distmk.weights.gguf_source import open_gguf, read_gguf_config
 
-        return open_gguf(source) if load_format == "auto" else _dummy(read_gguf_config(source), source, seed)
+        if load_format == "auto":
+            return open_gguf(source)
+        config, first = read_gguf_config(source)
+        return _dummy(config, first, seed)
     from distmk.weights.hf_config import read_hf_config
     from distmk.weights.safetensors_source import open_safetensors
 
@@ -89,6 +92,10 @@ def _find(path: Path, load_format: str) -> Path:
     if len(ggufs) == 1:
         return ggufs[0]
     if ggufs:
+        from distmk.weights.gguf_parts import first_part
+
+        if first := first_part(ggufs):
+            return first if first in ggufs else ggufs[0]
         raise ModelError(f"{path}: holds {len(ggufs)} .gguf files; give the path of one of them, such as {ggufs[0]}")
     if exists(path / ADAPTER_CONFIG):
         raise ModelError(f"{path}: holds an adapter without its model; merge the two (PEFT: merge_and_unload)")

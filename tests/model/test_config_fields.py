@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from distmk.backends.defaults import DEFAULT_MODEL_LEN, choose_model_len
@@ -22,8 +29,8 @@ SIZES: dict[str, Any] = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
 }  # fmt: skip
-NAMES = {LlamaConfig: "LlamaForCausalLM", Qwen3Config: "Qwen3ForCausalLM"}
-MODELS = {LlamaConfig: LlamaForCausalLM, Qwen3Config: Qwen3ForCausalLM}
+NAMES = {LlamaConfig: "LlamaForCausalLM", Qwen2Config: "Qwen2ForCausalLM", Qwen3Config: "Qwen3ForCausalLM"}
+MODELS = {LlamaConfig: LlamaForCausalLM, Qwen2Config: Qwen2ForCausalLM, Qwen3Config: Qwen3ForCausalLM}
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 WINDOWED, FULL = "sliding_attention", "full_attention"
 
@@ -53,7 +60,7 @@ def ours(values: dict[str, Any]) -> ModelConfig:
     return ModelConfig.from_hf(json.loads(json.dumps(values)), "config.json")
 
 
-@pytest.mark.parametrize("cls", [LlamaConfig, Qwen3Config])
+@pytest.mark.parametrize("cls", [LlamaConfig, Qwen2Config, Qwen3Config])
 def test_every_field(cls: Any) -> None:
     torch.manual_seed(3)
     state = MODELS[cls](cls(**SIZES)).state_dict()
@@ -83,7 +90,7 @@ def test_every_field(cls: Any) -> None:
             assert "\n" not in str(e.value)
 
 
-@pytest.mark.parametrize("cls", [LlamaConfig, Qwen3Config])
+@pytest.mark.parametrize("cls", [LlamaConfig, Qwen2Config, Qwen3Config])
 def test_absent_fields_have_transformers_defaults(cls: Any) -> None:
     """Only the sizes of the model must be there."""
     for name in (
@@ -97,7 +104,8 @@ def test_absent_fields_have_transformers_defaults(cls: Any) -> None:
         values = config_json(cls, num_attention_heads=64, hidden_size=128)
         values.pop(name, None)
         theirs, mine = cls(**{key: value for key, value in values.items() if key != "architectures"}), ours(values)
-        assert (mine.num_kv_heads, mine.head_dim) == (theirs.num_key_value_heads, theirs.head_dim), name
+        head_dim = getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)  # none in Qwen2Config
+        assert (mine.num_kv_heads, mine.head_dim) == (theirs.num_key_value_heads, head_dim), name
         assert (mine.max_position, mine.rms_norm_eps) == (theirs.max_position_embeddings, theirs.rms_norm_eps)
         assert mine.bos_token_id == theirs.bos_token_id
         assert mine.eos_token_ids == (() if theirs.eos_token_id is None else (theirs.eos_token_id,))

@@ -10,16 +10,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from gguf import GGMLQuantizationType as QuantType
-from transformers import LlamaConfig, Qwen3Config
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
+AnyConfig = LlamaConfig | Qwen2Config | Qwen3Config
 Edit = Callable[[gguf.GGUFWriter], object]
 
 
-def arch_of(config: LlamaConfig | Qwen3Config) -> str:
-    return "qwen3" if isinstance(config, Qwen3Config) else "llama"
+def arch_of(config: AnyConfig) -> str:
+    return str(config.model_type)
 
 
-def gguf_names(config: LlamaConfig | Qwen3Config, state: Mapping[str, torch.Tensor]) -> dict[str, str]:
+def gguf_names(config: AnyConfig, state: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """The GGUF name of every tensor, from the gguf package's own table."""
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch_of(config))
     table = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
@@ -55,27 +56,30 @@ def random_blocks(shape: tuple[int, ...], kind: QuantType, rng: np.random.Genera
 
 def write_gguf(
     path: Path,
-    config: LlamaConfig | Qwen3Config,
+    config: AnyConfig,
     state: Mapping[str, torch.Tensor],
     kind: QuantType = QuantType.F32,
     edit: Edit | None = None,
     drop: str = "",
     blocks: Mapping[str, tuple[npt.NDArray[np.uint8], QuantType]] | None = None,
+    max_tensors: int = 0,
 ) -> None:
     """Write a model: matrices as `kind`, vectors as F32. `edit` may add metadata or tensors, `drop` is left out.
 
+    `max_tensors`: in a part of a split file, 0 for a whole one.
     `blocks`: by Hugging Face name, matrices that are quantized already, and their type; Q and K of llama are stored as they are.
     """
     arch = arch_of(config)
-    w = gguf.GGUFWriter(path, arch)
+    w = gguf.GGUFWriter(path, arch, split_max_tensors=max_tensors)
     w.add_context_length(config.max_position_embeddings)
     w.add_embedding_length(config.hidden_size)
     w.add_block_count(config.num_hidden_layers)
     w.add_feed_forward_length(config.intermediate_size)
     w.add_head_count(config.num_attention_heads)
     w.add_head_count_kv(config.num_key_value_heads)
-    w.add_key_length(config.head_dim)
-    w.add_value_length(config.head_dim)
+    if arch != "qwen2":
+        w.add_key_length(config.head_dim)
+        w.add_value_length(config.head_dim)
     w.add_layer_norm_rms_eps(config.rms_norm_eps)
     w.add_rope_freq_base(config.rope_parameters["rope_theta"])
     w.add_vocab_size(config.vocab_size)

@@ -18,7 +18,15 @@ import torch
 from gguf import GGMLQuantizationType as QuantType
 from support.gguf_files import gguf_names, write_gguf
 from test_weights import assert_bits_equal, bits, compare, expect_error, some_slices
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from distmk.errors import ModelError
 from distmk.model.config import ModelConfig
@@ -43,6 +51,9 @@ def tiny(kind: str, **changes: Any) -> PreTrainedModel:
     torch.manual_seed(11)
     if kind == "qwen3":
         model: PreTrainedModel = Qwen3ForCausalLM(Qwen3Config(**SIZES, **changes))
+    elif kind == "qwen2":
+        sizes = {key: value for key, value in SIZES.items() if key != "head_dim"}  # these models do not choose one
+        model = Qwen2ForCausalLM(Qwen2Config(**sizes, **changes))
     else:
         model = LlamaForCausalLM(LlamaConfig(**SIZES, **changes))
     for p in model.parameters():
@@ -123,8 +134,8 @@ def test_same_tensors_as_the_gguf_reader(tmp_path: Path) -> None:
 def test_tensor_names_are_those_of_the_gguf_package() -> None:
     from distmk.weights.gguf_source import hf_name
 
-    for family in ("llama", "qwen3"):
-        model = tiny(family, attention_bias=True)
+    for family in ("llama", "qwen2", "qwen3"):
+        model = tiny(family, **({} if family == "qwen2" else {"attention_bias": True}))
         for name, stored in gguf_names(model.config, model.state_dict()).items():
             assert hf_name(stored) == name
     assert hf_name("blk.0.ffn_gate_exps.weight") == "blk.0.ffn_gate_exps.weight"
@@ -186,7 +197,7 @@ def test_dummy_weights_with_a_gguf_config(tmp_path: Path) -> None:
         (lambda w: w.add_float32("llama.rope.scaling.attn_factor", 0.5), "llama.rope.scaling.attn_factor is set"),
         (lambda w: w.add_type("adapter"), "a GGUF file of type adapter"),
         (lambda w: w.add_float32("llama.logit_scale", 2.0), "llama.logit_scale is set"),
-        (lambda w: w.add_uint16("split.count", 3), "one of 3 parts of a split GGUF"),
+        (lambda w: w.add_uint16("split.count", 3), "one of 3 parts of a split GGUF, whose name"),
         (lambda w: w.add_array("llama.attention.head_count_kv.x", [1, 2]), "differs from layer to layer"),
         (
             lambda w: w.kv_data[0]["llama.block_count"].__setattr__("value", 1 << 30),
@@ -217,7 +228,7 @@ def test_refuses_other_models(tmp_path: Path) -> None:
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.close()
-    expect_error(tmp_path / "m.gguf", "GGUF architecture gemma2 is not supported; supported are llama, qwen3")
+    expect_error(tmp_path / "m.gguf", "GGUF architecture gemma2 is not supported; supported are llama, qwen2, qwen3")
     model = tiny("llama")
     write_gguf(tmp_path / "m.gguf", model.config, model.state_dict(), drop="blk.1.attn_k.weight")
     expect_error(tmp_path / "m.gguf", "tensor model.layers.1.self_attn.k_proj.weight is missing", "[64, 64]")
