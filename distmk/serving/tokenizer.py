@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distmk.errors import ModelError, UsageError, one_line
+from distmk.serving.gguf_tokenizer import HINT, tokenizer_from_gguf
 from distmk.serving.panics import panics_as
 from distmk.user_files import exists, is_folder, read_whole
 from distmk.weights.checkpoint import Checkpoint
-from distmk.weights.gguf_header import GgufHeader, read_header, read_numbers, read_strings
-from distmk.weights.gguf_stop_tokens import stop_tokens_by_text
+from distmk.weights.gguf_header import read_header
 from distmk.weights.hf_config import MAX_TOKENIZER_BYTES
 
 if TYPE_CHECKING:
     import tokenizers
 
-_HINT = "give token ids with --prompt-ids instead of text"
-
-GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-SPLITS: Mapping[str, tuple[str, ...]] = {
-    "gpt-2": (GPT2_SPLIT,),
-    "default": (GPT2_SPLIT,),
-    "smollm": (r"\p{N}", GPT2_SPLIT),
-    "llama-bpe": (_LLAMA3_SPLIT,),
-    "qwen2": (_LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}"),),
-}
-"""By `tokenizer.ggml.pre`: the expressions that split text into words, applied one after the other.
-
-As in the tokenizer.json of GPT-2, SmolLM2, Llama 3 and Qwen2 / Qwen3, and in `llama_vocab` of llama.cpp.
-"""
-
-_CONTROL, _USER_DEFINED = 3, 4
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
@@ -73,7 +53,7 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as e:
             raise UsageError(f"the prompt is not valid Unicode at character {e.start}; pass UTF-8 text") from None
-        with panics_as(lambda panic: UsageError(f"the tokenizer cannot encode the prompt ({panic}); {_HINT}")):
+        with panics_as(lambda panic: UsageError(f"the tokenizer cannot encode the prompt ({panic}); {HINT}")):
             encoded = self._inner.encode(text, add_special_tokens=add_special)
         ids: list[int] = encoded.ids
         if not add_special:
@@ -124,12 +104,12 @@ def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     """
     path = checkpoint.path
     if path is None:
-        raise UsageError(f"this model comes without a tokenizer; {_HINT}")
+        raise UsageError(f"this model comes without a tokenizer; {HINT}")
     if path.suffix.lower() == ".gguf":
-        return Tokenizer(_from_gguf(read_header(path)))
+        return Tokenizer(tokenizer_from_gguf(read_header(path)))
     file = (path if is_folder(path) else path.parent) / "tokenizer.json"
     if not exists(file):
-        raise UsageError(f"{file.parent}: has no tokenizer.json, so text cannot be read; {_HINT}")
+        raise UsageError(f"{file.parent}: has no tokenizer.json, so text cannot be read; {HINT}")
     return Tokenizer(_from_json(file))
 
 
@@ -148,69 +128,3 @@ def _from_json(file: Path) -> tokenizers.Tokenizer:
     inner.no_truncation()
     inner.no_padding()
     return inner
-
-
-def _from_gguf(header: GgufHeader) -> tokenizers.Tokenizer:
-    """Byte-level BPE from GGUF metadata (keys: ggml's `docs/gguf.md`, section "Tokenizer")."""
-    import tokenizers
-    from tokenizers import AddedToken, decoders, models, normalizers
-
-    where, meta = header.path, header.metadata
-    kind = meta.get("tokenizer.ggml.model")
-    if kind is None:
-        raise UsageError(f"{where}: has no tokenizer; {_HINT}")
-    if kind != "gpt2":
-        raise UsageError(f"{where}: tokenizer kind {kind!r} is not supported, only 'gpt2' (byte-level BPE); {_HINT}")
-    pre = meta.get("tokenizer.ggml.pre", "default")
-    if pre not in SPLITS:
-        raise UsageError(f"{where}: pre-tokenizer {pre!r} is not supported, only {', '.join(SPLITS)}; {_HINT}")
-    tokens = read_strings(header, "tokenizer.ggml.tokens")
-    pairs = [merge.partition(" ") for merge in read_strings(header, "tokenizer.ggml.merges")]
-    merges = [(left, right) for left, _, right in pairs]
-    types = read_numbers(header, "tokenizer.ggml.token_type")
-    if not tokens or (types and len(types) != len(tokens)) or any(" " in right or not right for _, right in merges):
-        raise ModelError(f"{where}: the tokenizer is damaged: tokens, token types or merges do not go together")
-    # In Llama 3, a word that is a token is encoded as it, even if no merges lead there.
-    whole_words: dict[str, Any] = {"ignore_merges": True} if pre == "llama-bpe" else {}
-    vocab = {token: token_id for token_id, token in reversed(list(enumerate(tokens)))}
-    try:
-        inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, **whole_words))
-    except Exception as e:  # the library raises bare Exception
-        raise ModelError(f"{where}: the tokenizer is damaged ({one_line(e)})") from None
-    if pre == "qwen2":
-        inner.normalizer = normalizers.NFC()
-    inner.pre_tokenizer = _pre_tokenizer(str(pre))
-    inner.decoder = decoders.ByteLevel()
-    typed = list(zip(tokens, types, strict=False))
-    special = dict.fromkeys([*(t for t, n in typed if n == _CONTROL), *stop_tokens_by_text(header)])
-    inner.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
-    inner.add_tokens(
-        [AddedToken(t, normalized=False, special=False) for t, n in typed if n == _USER_DEFINED and t not in special]
-    )
-    _add_template(inner, tokens, header)
-    return inner
-
-
-def _pre_tokenizer(pre: str) -> Any:
-    from tokenizers import Regex, pre_tokenizers
-
-    splits: list[Any] = [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in SPLITS[pre]]
-    return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-def _add_template(inner: tokenizers.Tokenizer, tokens: Sequence[str], header: GgufHeader) -> None:
-    """BOS in front of a prompt and EOS behind it, if the file says so; BOS for Llama 3 unless it says otherwise (llama.cpp)."""
-    from tokenizers import processors
-
-    added = {}
-    for name, default in (("bos", header.metadata.get("tokenizer.ggml.pre") == "llama-bpe"), ("eos", False)):
-        token_id = header.metadata.get(f"tokenizer.ggml.{name}_token_id")
-        if header.metadata.get(f"tokenizer.ggml.add_{name}_token", default) and isinstance(token_id, int):
-            if not 0 <= token_id < len(tokens):
-                raise ModelError(
-                    f"{header.path}: {name.upper()} token {token_id} is outside the vocabulary of {len(tokens)}"
-                )
-            added[name] = token_id
-    if added:
-        single = " ".join(part for part in ("bos", "$A", "eos") if part == "$A" or part in added)
-        inner.post_processor = processors.TemplateProcessing(single=single, special_tokens=list(added.items()))

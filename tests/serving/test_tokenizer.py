@@ -171,8 +171,9 @@ def test_llama3_takes_whole_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "pre", "edits", "error", "message"),
     [
-        ("llama", "default", {}, UsageError, "tokenizer kind 'llama' is not supported"),
-        ("gpt2", "tekken", {}, UsageError, "pre-tokenizer 'tekken' is not supported"),
+        ("bert", "default", {}, UsageError, "tokenizer kind 'bert' is not supported"),
+        ("llama", "default", {}, ModelError, "the tokenizer is damaged: it has 275 tokens and 0 scores"),
+        ("gpt2", "viking", {}, UsageError, "pre-tokenizer 'viking' is not supported"),
         ("gpt2", "qwen2", {"merges": ["a b c"]}, ModelError, "the tokenizer is damaged"),
         ("gpt2", "qwen2", {"merges": ["ab zz"]}, ModelError, "the tokenizer is damaged"),
         ("gpt2", "qwen2", {"bos": 9999, "add_bos": True}, ModelError, "BOS token 9999 is outside the vocabulary"),
