@@ -10,7 +10,7 @@ import numpy.typing as npt
 from distmk.backends.base import Backend
 from distmk.graph.regions import Weight, WeightKind
 from distmk.model.config import ModelConfig
-from distmk.model.rope import inv_freq
+from distmk.model.rope import attention_factor, inv_freq
 from distmk.program.layout import Placed
 from distmk.program.program import Program
 from distmk.progress import Progress
@@ -96,6 +96,10 @@ def _row_ranges(weight: Weight, first: int, last: int) -> Iterator[RowRange]:
 
 
 def rope_table(config: ModelConfig, num_positions: int) -> npt.NDArray[np.float32]:
-    """float32 [num_positions, head_dim]: cosines, then sines, of every position's angles (RoPE, arXiv:2104.09864)."""
-    angles = np.arange(num_positions, dtype=np.float32)[:, None] * inv_freq(config)[None, :]
-    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    """float32 [num_positions, head_dim]: cosines, then sines, of every position's angles (RoPE, arXiv:2104.09864), times the
+    attention factor of YaRN or LongRoPE. `num_positions`: of the longest sequence of the run.
+    """
+    angles = np.arange(num_positions, dtype=np.float32)[:, None] * inv_freq(config, num_positions)[None, :]
+    table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    factor = attention_factor(config)
+    return table if factor == 1.0 else table * np.float32(factor)

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from distmk.errors import ModelError, shown
 from distmk.model.hf_features import refuse_unsupported, sliding_window
 from distmk.model.json_fields import Fields, token_ids
-from distmk.model.rope import RopeScaling, read_rope
+from distmk.model.rope import check_scaling, read_rope
+from distmk.model.rope_scaling import RopeScaling, Scaling
 
 Family = Literal["llama", "qwen2", "qwen3"]
 
@@ -35,10 +36,11 @@ class ModelConfig:
     """Everything about a model but its weights. Raises ModelError if the sizes contradict each other.
 
     family: for messages; what the model computes follows from the other fields.
-    max_position: positions that the model was trained for. bos_token_id, eos_token_ids: None and () if there are none.
-    qk_norm: RMSNorm over each query and key head. rope_freq_factors: [head_dim / 2] divisors of the plain rotary frequencies;
-    GGUF files hold Llama 3.1's scaling in that form instead of as `rope_scaling`. sliding_window: tokens that a layer with a
-    window sees, None if all layers see all. Windows are not computed: a context must fit into it (`choose_model_len`).
+    max_position: the longest context, in tokens: what the model was trained for, or that times the factor of `rope_scaling`.
+    bos_token_id, eos_token_ids: None and () if there are none. qk_norm: RMSNorm over each query and key head.
+    rope_freq_factors: [head_dim / 2] divisors of the plain rotary frequencies; GGUF files hold Llama 3.1's scaling in that form
+    instead of as `rope_scaling`. sliding_window: tokens that a layer with a window sees, None if all layers see all. Windows are
+    not computed: a context must fit into it (`choose_model_len`).
     """
 
     family: Family
@@ -52,7 +54,7 @@ class ModelConfig:
     max_position: int
     rms_norm_eps: float
     rope_theta: float
-    rope_scaling: RopeScaling | None
+    rope_scaling: Scaling | None
     tie_embeddings: bool
     qkv_bias: bool
     o_bias: bool
@@ -98,6 +100,8 @@ class ModelConfig:
                 f"head_dim {self.head_dim} needs {self.head_dim // 2} positive ones"
             )
 
+        check_scaling(self, where)
+
     @staticmethod
     def from_hf(d: Mapping[str, Any], where: str) -> ModelConfig:
         """The config of a Hugging Face `config.json`, given as a dict; `where` names the file in errors.
@@ -123,7 +127,7 @@ def _from_hf(f: Fields) -> ModelConfig:
     default_kv_heads = 32 if qwen and "num_key_value_heads" not in f.values else num_heads
     bos = token_ids(f.values, "bos_token_id", f.where, () if qwen else (1,))
     default_max_position = 32768 if qwen else 2048
-    theta, scaling = read_rope(f, default_max_position)
+    theta, scaling, max_position = read_rope(f, default_max_position)
     values: dict[str, Any] = {
         "family": family,
         "hidden_size": hidden_size,
@@ -133,7 +137,7 @@ def _from_hf(f: Fields) -> ModelConfig:
         "num_kv_heads": f.integer("num_key_value_heads", default_kv_heads),
         "head_dim": f.integer("head_dim", 128 if qwen3 else hidden_size // num_heads),
         "vocab_size": f.integer("vocab_size"),
-        "max_position": f.integer("max_position_embeddings", default_max_position),
+        "max_position": max_position,
         "rms_norm_eps": f.number("rms_norm_eps", 1e-6),
         "rope_theta": theta,
         "rope_scaling": scaling,

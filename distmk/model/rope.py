@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,27 +11,29 @@ import numpy.typing as npt
 
 from distmk.errors import ModelError
 from distmk.model.json_fields import Fields
+from distmk.model.rope_scaling import (
+    DynamicScaling,
+    LinearScaling,
+    LongRopeScaling,
+    RopeScaling,
+    Scaling,
+    YarnScaling,
+    context_length,
+    read_scaling,
+)
 
 if TYPE_CHECKING:
     from distmk.model.config import ModelConfig
 
 
-@dataclass(frozen=True)
-class RopeScaling:
-    """Llama 3.1's scaling of the rotary wavelengths ("llama3" in Hugging Face's `rope_type`).
+Array = npt.NDArray[np.float32]
 
-    Wavelengths, in positions, above `original_max_position / low_freq_factor` grow by `factor`, those below
-    `original_max_position / high_freq_factor` stay, and those between are interpolated.
+
+def read_rope(f: Fields, default_max_position: int) -> tuple[float, Scaling | None, int]:
+    """The rotary base, the scaling, and the longest context in tokens.
+
+    As in transformers, a filled `rope_scaling` counts instead of all of `rope_parameters`.
     """
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position: int
-
-
-def read_rope(f: Fields, default_max_position: int) -> tuple[float, RopeScaling | None]:
-    """The rotary base and scaling. As in transformers, a filled `rope_scaling` counts instead of all of `rope_parameters`."""
     old_theta = f.number("rope_theta", 10000.0)
     old = f.sub("rope_scaling")
     rope = old if old.values else f.sub("rope_parameters")
@@ -46,57 +47,101 @@ def read_rope(f: Fields, default_max_position: int) -> tuple[float, RopeScaling 
     partial = rope.number("partial_rotary_factor", f.number("partial_rotary_factor", 1.0))
     if partial != 1.0:
         raise ModelError(f"{f.where}: partial_rotary_factor {partial:g} is not supported; only 1 is")
-    kind = rope.values.get("rope_type", rope.values.get("type", "default"))
-    if kind == "default" or (kind == "linear" and rope.number("factor") == 1.0):
-        return theta, None
-    if kind != "llama3":
-        raise ModelError(f"{f.where}: RoPE type {kind!r} is not supported; supported are 'default' and 'llama3'")
-    # transformers takes a number beside `rope_scaling` before that inside it.
-    inside = rope.integer(
-        "original_max_position_embeddings", f.integer("max_position_embeddings", default_max_position)
-    )
-    scaling = RopeScaling(
-        factor=rope.number("factor"),
-        low_freq_factor=rope.number("low_freq_factor"),
-        high_freq_factor=rope.number("high_freq_factor"),
-        original_max_position=f.integer("original_max_position_embeddings", inside),
-    )
-    numbers = (scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor)
-    if not all(1e-6 <= number <= 1e6 for number in numbers) or not 1 <= scaling.original_max_position < 1 << 31:
-        raise ModelError(
-            f"{rope.where}: factor, low_freq_factor and original_max_position_embeddings must be positive, "
-            "and below a million, or 2**31 positions"
-        )
-    if scaling.high_freq_factor <= scaling.low_freq_factor:
-        raise ModelError(
-            f"{rope.where}: high_freq_factor {scaling.high_freq_factor:g} must be above "
-            f"low_freq_factor {scaling.low_freq_factor:g}"
-        )
-    return theta, scaling
+    max_position = f.integer("max_position_embeddings", default_max_position)
+    scaling = read_scaling(f, rope, max_position)
+    return theta, scaling, context_length(scaling, max_position)
 
 
-def inv_freq(config: ModelConfig) -> npt.NDArray[np.float32]:
-    """The rotary frequencies in radians per position, float32 [head_dim / 2].
+def check_scaling(config: ModelConfig, where: str) -> None:
+    """ModelError, naming `where`: the scaling does not go with the head size or the base."""
+    scaling, half = config.rope_scaling, config.head_dim // 2
+    if isinstance(scaling, LongRopeScaling):
+        for name, factors in (("short_factor", scaling.short_factor), ("long_factor", scaling.long_factor)):
+            if len(factors) != half:
+                raise ModelError(
+                    f"{where}: {name} has {len(factors)} numbers; head_dim {config.head_dim} needs {half} of them"
+                )
+    if isinstance(scaling, DynamicScaling) and half < 2:
+        raise ModelError(f"{where}: RoPE type 'dynamic' needs a head_dim of at least 4, which is {config.head_dim}")
+    if isinstance(scaling, YarnScaling) and config.rope_theta <= 1.0:
+        raise ModelError(f"{where}: rope_theta is {config.rope_theta:g}; RoPE type 'yarn' needs more than 1")
 
-    Plain: theta ** (-2i / head_dim), from Su et al., "RoFormer" (arXiv 2104.09864), section 3.2. Scaled: Llama 3.1,
-    `apply_scaling` in meta-llama/llama-models `models/llama3/model.py`, which transformers has as
-    `_compute_llama3_parameters`. Intermediate results are rounded to float32 where that code rounds them, as the rounding of
-    a frequency is visible at position 100,000. Float32 powers differ between machines, so they are rounded from float64.
+
+def attention_factor(config: ModelConfig) -> float:
+    """What multiplies the cosines and sines of every position."""
+    scaling = config.rope_scaling
+    return scaling.attention_factor if isinstance(scaling, (YarnScaling, LongRopeScaling)) else 1.0
+
+
+def inv_freq(config: ModelConfig, num_positions: int = 0) -> Array:
+    """The rotary frequencies in radians per position, float32 [head_dim / 2], for contexts of up to `num_positions`.
+
+    Plain: theta ** (-2i / head_dim), from Su et al., "RoFormer" (arXiv 2104.09864), section 3.2. Scaled: as transformers'
+    `ROPE_INIT_FUNCTIONS` compute it. Dynamic NTK and LongRoPE depend on `num_positions`, and hold for all positions of a run:
+    keys in a KV cache cannot be rotated again when a sequence grows. Intermediate results are rounded to float32 where that
+    code rounds them, as the rounding of a frequency is visible at position 100,000.
     """
-    exponents = np.arange(0, config.head_dim, 2).astype(np.float32) / np.float32(config.head_dim)
-    power = np.power(np.float32(config.rope_theta), exponents, dtype=np.float64).astype(np.float32)
-    freq: npt.NDArray[np.float32] = np.float32(1) / power
+    scaling = config.rope_scaling
+    power = _powers(config.head_dim, _base(config, num_positions))
+    freq: Array = np.float32(1) / power
     if config.rope_freq_factors is not None:
         freq /= np.asarray(config.rope_freq_factors, np.float32)
+    if isinstance(scaling, LinearScaling):
+        freq /= np.float32(scaling.factor)
+    elif isinstance(scaling, YarnScaling):
+        return _yarn(config, scaling, freq)
+    elif isinstance(scaling, LongRopeScaling):
+        is_long = num_positions > scaling.original_max_position
+        factors = np.asarray(scaling.long_factor if is_long else scaling.short_factor, np.float32)
+        return np.asarray(np.float32(1) / (factors * power), np.float32)
+    elif isinstance(scaling, RopeScaling):
+        return _llama3(scaling, freq)
+    return freq
+
+
+def _base(config: ModelConfig, num_positions: int) -> float:
+    """theta, which dynamic NTK raises for a context longer than that of pretraining."""
     scaling = config.rope_scaling
-    if scaling is None:
-        return freq
+    if not isinstance(scaling, DynamicScaling):
+        return config.rope_theta
+    longer = max(num_positions, scaling.original_max_position) / scaling.original_max_position
+    exponent = config.head_dim / (config.head_dim - 2)
+    return float(config.rope_theta * ((scaling.factor * longer) - (scaling.factor - 1)) ** exponent)
+
+
+def _powers(head_dim: int, base: float) -> Array:
+    """base ** (2i / head_dim). Float32 powers differ between machines, so they are rounded from float64."""
+    exponents = np.arange(0, head_dim, 2).astype(np.float32) / np.float32(head_dim)
+    return np.asarray(np.power(np.float32(base), exponents, dtype=np.float64), np.float32)
+
+
+def _yarn(config: ModelConfig, scaling: YarnScaling, freq: Array) -> Array:
+    """YaRN, section 3.2: `_compute_yarn_parameters` of transformers."""
+
+    def dimension(turns: float) -> float:
+        """The dimension, of head_dim / 2, whose pair turns so often in `original_max_position` positions."""
+        positions = scaling.original_max_position / (turns * 2 * math.pi)
+        return config.head_dim * math.log(positions) / (2 * math.log(config.rope_theta))
+
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.head_dim - 1)
+    high += 0.001 if low == high else 0
+    ramp = (np.arange(config.head_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
+    kept = np.float32(1) - np.clip(ramp, 0, 1).astype(np.float32)
+    stretched = freq / np.float32(scaling.factor)
+    return np.asarray(stretched * (np.float32(1) - kept) + freq * kept, np.float32)
+
+
+def _llama3(scaling: RopeScaling, freq: Array) -> Array:
+    """Llama 3.1, `apply_scaling` in meta-llama/llama-models `models/llama3/model.py`."""
     low, high = np.float32(scaling.low_freq_factor), np.float32(scaling.high_freq_factor)
     context, factor = np.float32(scaling.original_max_position), np.float32(scaling.factor)
     # torch divides by a tensor in two roundings: it multiplies by the reciprocal.
-    wavelength: npt.NDArray[np.float32] = np.float32(2 * math.pi) * (np.float32(1) / freq)
+    wavelength: Array = np.float32(2 * math.pi) * (np.float32(1) / freq)
     blend = (context * (np.float32(1) / wavelength) - low) / (high - low)
     blended = (np.float32(1) - blend) * freq / factor + blend * freq
     stretched = np.where(wavelength > context / low, freq / factor, blended)
-    scaled: npt.NDArray[np.float32] = np.where(wavelength < context / high, freq, stretched)
+    scaled: Array = np.where(wavelength < context / high, freq, stretched)
     return scaled

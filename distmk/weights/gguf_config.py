@@ -8,9 +8,11 @@ import numpy as np
 
 from distmk.errors import ModelError
 from distmk.model.config import ModelConfig, build_config
+from distmk.model.rope_scaling import context_length
 from distmk.weights.gguf_header import GgufHeader
 from distmk.weights.gguf_keys import check_keys
 from distmk.weights.gguf_parts import scalars
+from distmk.weights.gguf_rope import gguf_rope_scaling
 from distmk.weights.gguf_stop_tokens import stop_token_ids
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -35,6 +37,7 @@ def config_from_header(header: GgufHeader, rope_freq_factors: tuple[float, ...] 
             raise ModelError(
                 f"{where}: {arch}.{key} is {f.integer(f'{arch}.{key}')}; only the head size, {head_dim}, is supported"
             )
+    scaling = gguf_rope_scaling(f, arch)
     embedding = shapes.get("token_embd.weight")
     bos = f.integer("tokenizer.ggml.bos_token_id", -1)
     values: dict[str, Any] = {
@@ -46,11 +49,11 @@ def config_from_header(header: GgufHeader, rope_freq_factors: tuple[float, ...] 
         "num_kv_heads": f.integer(f"{arch}.attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "vocab_size": embedding[0] if embedding else f.integer(f"{arch}.vocab_size"),
-        "max_position": f.integer(f"{arch}.context_length"),
+        "max_position": context_length(scaling, f.integer(f"{arch}.context_length")),
         # Stored as float32; its shortest decimal form is what the model's authors wrote.
         "rms_norm_eps": float(str(np.float32(f.number(f"{arch}.attention.layer_norm_rms_epsilon")))),
         "rope_theta": float(str(np.float32(f.number(f"{arch}.rope.freq_base", 10000.0)))),
-        "rope_scaling": None,
+        "rope_scaling": scaling,
         "tie_embeddings": "output.weight" not in shapes,
         "qkv_bias": "blk.0.attn_q.bias" in shapes,
         "o_bias": "blk.0.attn_output.bias" in shapes,

@@ -16,7 +16,7 @@ _CHANGES = (
 
 _UNUSED = (
     *("vocab_size", "expert_used_count", "tensor_data_layout", "pooling_type", "leading_dense_block_count"),
-    *("attention.layer_norm_epsilon", "rope.scaling.original_context_length", "rope.scaling.finetuned"),
+    *("attention.layer_norm_epsilon", "rope.scaling.finetuned"),
 )
 """Keys that repeat others, describe the file's history, or belong to features that are not in use."""
 
@@ -25,7 +25,9 @@ _USED = (
     *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length"),
     *("attention.sliding_window", "attention.causal", "use_parallel_residual"),
     *("rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear"),
-    "rope.scaling.attn_factor",
+    *("rope.scaling.attn_factor", "rope.scaling.original_context_length", "rope.scaling.yarn_log_multiplier"),
+    *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "rope.scaling.yarn_ext_factor"),
+    "rope.scaling.yarn_attn_factor",
 )
 
 
@@ -44,23 +46,9 @@ def check_keys(header: GgufHeader, f: Fields, arch: str) -> tuple[str, ...]:
     for key, neutral in (("attention.causal", True), ("use_parallel_residual", False)):
         if f.flag(f"{arch}.{key}", neutral) != neutral:
             raise ModelError(f"{f.where}: {arch}.{key} is {not neutral}, which is not supported")
-    _check_rope(f, arch)
     for key, value in header.metadata.items():
         if isinstance(value, ArrayRef) and key.startswith((f"{arch}.attention.head_count", f"{arch}.feed_forward")):
             raise ModelError(f"{f.where}: {key} differs from layer to layer, which is not supported")
     known = {f"{arch}.{key}" for key in (*_CHANGES, *_UNUSED, *_USED)}
     unknown = sorted(key for key in header.metadata if key.startswith(f"{arch}.") and key not in known)
     return (f"{f.where}: unused metadata: {', '.join(unknown)}",) if unknown else ()
-
-
-def _check_rope(f: Fields, arch: str) -> None:
-    """ModelError for rotary embeddings other than plain ones, or with Llama 3's tensor of factors."""
-    # In llama.cpp, a factor without a type means linear scaling, and the type none turns a factor off.
-    factor = f.number(f"{arch}.rope.scaling.factor", 0.0) or f.number(f"{arch}.rope.scale_linear", 0.0)
-    scaling = f.values.get(f"{arch}.rope.scaling.type", "linear")
-    if scaling != "none" and not (scaling == "linear" and factor in (0.0, 1.0)):
-        raise ModelError(
-            f"{f.where}: RoPE scaling {scaling!r} is not supported; supported are none and Llama 3.1's rope_freqs.weight"
-        )
-    if f.number(f"{arch}.rope.scaling.attn_factor", 1.0) != 1.0:
-        raise ModelError(f"{f.where}: {arch}.rope.scaling.attn_factor is set, which is not supported")

@@ -18,12 +18,14 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from distmk.backends.defaults import DEFAULT_MODEL_LEN, choose_model_len
+from distmk.backends.weight_upload import rope_table
 from distmk.errors import ModelError, UsageError
 from distmk.model.config import ModelConfig
-from distmk.model.rope import inv_freq
+from distmk.model.rope import attention_factor, inv_freq
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -118,14 +120,23 @@ def random_rope(rng: random.Random) -> dict[str, Any]:
         return {key: value for key, value in values.items() if rng.random() < 0.5}
 
     def parameters() -> dict[str, Any]:
-        kind = rng.choice(("default", "llama3", "linear"))
+        kind = rng.choice(("default", "llama3", "linear", "dynamic", "yarn", "longrope"))
         found = maybe(rope_theta=rng.choice((1e4, 5e5)))
         if kind != "default" or rng.random() < 0.5:
             found[rng.choice(("rope_type", "type"))] = kind
         if kind == "llama3":
             found |= {key: value for key, value in LLAMA3.items() if key != "rope_type"}
+        if kind in ("llama3", "yarn", "longrope"):
             found |= maybe(original_max_position_embeddings=rng.choice((16, 48)))
-        return found | ({"factor": 1.0} if kind == "linear" else {})
+        if kind in ("linear", "dynamic", "yarn"):
+            found["factor"] = rng.choice((1.0, 2.0, 3.5))
+        if kind == "yarn":
+            found |= maybe(beta_fast=8, beta_slow=2.0, truncate=False, mscale=0.7, mscale_all_dim=1.2)
+        if kind == "longrope":
+            found |= {"short_factor": [1.0, 1.1, 1.2, 1.5], "long_factor": [1, 2.0, 3.5, 9.0]} | maybe(factor=4.0)
+        if kind in ("yarn", "longrope"):
+            found |= maybe(attention_factor=1.3)
+        return found
 
     return maybe(
         rope_scaling=rng.choice((None, parameters())),
@@ -136,13 +147,42 @@ def random_rope(rng: random.Random) -> dict[str, Any]:
 
 
 def test_rotary_frequencies_are_those_of_transformers() -> None:
+    """Of every kind, in a context that is shorter or longer than that of pretraining; and the attention factor."""
     seed = random.randrange(1 << 30)
     rng = random.Random(seed)
-    for _ in range(150):
-        rope = random_rope(rng)
-        theirs = LlamaRotaryEmbedding(LlamaConfig(**SIZES, **json.loads(json.dumps(rope)))).inv_freq.numpy()
-        mine = inv_freq(ours(config_json(LlamaConfig, **rope)))
-        np.testing.assert_allclose(mine, theirs, rtol=1e-6, err_msg=f"seed {seed}: {rope}")
+    seen = set()
+    for _ in range(400):
+        rope, length = random_rope(rng), rng.choice((10, 40, 64, 200))
+        config = LlamaConfig(**SIZES, **json.loads(json.dumps(rope)))
+        theirs = LlamaRotaryEmbedding(config)
+        kind = config.rope_parameters["rope_type"]
+        freq, attention = theirs.inv_freq, theirs.attention_scaling
+        if kind != "default":
+            freq, attention = ROPE_INIT_FUNCTIONS[kind](config, "cpu", seq_len=length)
+        mine = ours(config_json(LlamaConfig, **rope))
+        note = f"seed {seed}: {rope}, {length} positions"
+        np.testing.assert_allclose(inv_freq(mine, length), freq.numpy(), rtol=1e-6, err_msg=note)
+        assert attention_factor(mine) == pytest.approx(attention, rel=1e-9), note
+        table = rope_table(mine, length)
+        half = mine.head_dim // 2
+        np.testing.assert_allclose(table[-1, :half], np.cos((length - 1) * freq.numpy()) * attention, atol=1e-4)
+        seen.add(kind)
+    assert seen == {"default", "linear", "dynamic", "yarn", "longrope", "llama3"}
+
+
+def test_scaling_makes_the_context_longer() -> None:
+    """As vLLM derives it: linear and dynamic scaling multiply the config's positions, YaRN those of pretraining."""
+    for scaling, want in (
+        ({"type": "linear", "factor": 4.0}, 256),
+        ({"type": "dynamic", "factor": 2.0}, 128),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, 128),
+        (LLAMA3, 64),
+        ({"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}, 64),
+    ):
+        mine = ours(config_json(LlamaConfig, rope_scaling=scaling))
+        assert choose_model_len(want, mine) == want
+        with pytest.raises(UsageError, match=f"more than the model's context of {want} tokens"):
+            choose_model_len(want + 1, mine)
 
 
 def test_windows_are_those_of_transformers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,6 +56,32 @@ def test_logits(family: Family, num_ranks: int, rng: np.random.Generator, tmp_pa
             assert drift <= NOISE_FACTOR * noise + 3 * rounding, what
     assert alike >= 2, "logits are not rounded as they should be"
     check_errors(ours, theirs, float32)
+
+
+ROPES = (
+    (1, {"rope_type": "longrope", "short_factor": [1.0] * 5, "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0]}),
+    (2, {"rope_type": "yarn", "factor": 4.0}),
+    (2, {"rope_type": "dynamic", "factor": 3.0}),
+)
+
+
+@pytest.mark.parametrize(("num_ranks", "rope"), ROPES, ids=lambda value: str(value)[:24])
+def test_logits_beyond_the_context_of_pretraining(num_ranks: int, rope: dict[str, Any], tmp_path: Path) -> None:
+    """transformers chooses by the length of the text, distmk by max_model_len: they agree where these are equal."""
+    length = 48
+    pretrained = {"max_position_embeddings": 16 if rope["rope_type"] == "dynamic" else 64}
+    if rope["rope_type"] != "dynamic":
+        rope = rope | {"original_max_position_embeddings": 16}
+    model = tiny.make("llama", 3, rope_parameters=rope | {"rope_theta": 1e4}, **pretrained)
+    tiny.save(model, tmp_path)
+    ids = [int(token) for token in np.random.default_rng(1).integers(0, 203, length - 1)]
+    reference = Reference(model)
+    exact, rounded = reference.exact(ids)[-1], reference.rounded(ids)[-1]
+    with LLM(
+        str(tmp_path), tensor_parallel_size=num_ranks, num_workers=2, keep_logits=True, max_model_len=length
+    ) as llm:
+        got = torch.from_numpy(llm.compute_logits(ids).copy()).double()
+    assert relative_error(got, rounded) <= 3 * relative_error(rounded, exact) + 1e-5
 
 
 def test_smollm2_logits(smollm2: Path, smollm2_reference: Reference) -> None:

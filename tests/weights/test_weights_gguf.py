@@ -177,6 +177,28 @@ def test_rope_factors(tmp_path: Path) -> None:
     expect_error(tmp_path / "m.gguf", "15 rotary frequency factors; head_dim 32 needs 16")
 
 
+def test_rope_scaling(tmp_path: Path) -> None:
+    """YaRN and linear scaling, by the keys that llama.cpp's converter writes for a config.json."""
+    for kind, keys in (
+        ("linear", {"factor": 2.5}),
+        ("yarn", {"factor": 4.0, "original_max_position_embeddings": 16}),
+    ):
+        model = tiny("llama", rope_parameters={"rope_type": kind, "rope_theta": 1e4} | keys)
+        model.save_pretrained(tmp_path / kind)
+
+        def edit(w: gguf.GGUFWriter, kind: str = kind, keys: dict[str, Any] = keys) -> None:
+            w.add_string("llama.rope.scaling.type", kind)
+            w.add_rope_scaling_factor(keys["factor"])
+            if kind == "yarn":
+                w.add_rope_scaling_orig_ctx_len(16)
+                w.add_float32("llama.rope.scaling.yarn_beta_fast", 32.0)
+
+        write_gguf(tmp_path / "m.gguf", model.config, model.state_dict(), edit=edit)
+        file, folder = open_checkpoint(tmp_path / "m.gguf").config, open_checkpoint(tmp_path / kind).config
+        assert file.rope_scaling == folder.rope_scaling
+        assert file.max_position == folder.max_position == (160 if kind == "linear" else 64)
+
+
 def test_dummy_weights_with_a_gguf_config(tmp_path: Path) -> None:
     model = tiny("qwen3")
     write_gguf(tmp_path / "m.gguf", model.config, model.state_dict())
@@ -189,8 +211,11 @@ def test_dummy_weights_with_a_gguf_config(tmp_path: Path) -> None:
     ("edit", "message"),
     [
         (lambda w: w.add_uint32("llama.expert_count", 8), "a mixture of experts"),
-        (lambda w: w.add_string("llama.rope.scaling.type", "yarn"), "RoPE scaling 'yarn' is not supported"),
-        (lambda w: w.add_float32("llama.rope.scaling.factor", 4.0), "RoPE scaling 'linear' is not supported"),
+        (lambda w: w.add_string("llama.rope.scaling.type", "longrope"), "RoPE scaling 'longrope' is not supported"),
+        (
+            lambda w: w.add_float32("llama.rope.scaling.factor", -4.0),
+            "llama.rope.scaling.factor and attn_factor must be",
+        ),
         (lambda w: w.add_uint32("llama.rope.dimension_count", 16), "llama.rope.dimension_count is 16"),
         (lambda w: w.add_bool("llama.attention.causal", False), "llama.attention.causal is False"),
         (lambda w: w.add_float32("llama.final_logit_softcapping", 30.0), "llama.final_logit_softcapping is set"),
