@@ -7,7 +7,7 @@ import argparse
 from distmk.backends.defaults import BACKENDS
 from distmk.serving.engine import EngineArgs
 
-_MODEL = "Hugging Face folder, .gguf file, or (dummy) a config or preset"
+_MODEL = "Hugging Face folder or name, .gguf file, or (dummy) a config or preset"
 
 
 def add_model_options(parser: argparse.ArgumentParser, positional: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from distmk.errors import ModelError, UsageError
@@ -16,7 +15,9 @@ __all__ = ["Checkpoint", "expected_tensors", "open_checkpoint"]
 
 
 def open_checkpoint(path: str | Path, load_format: str = "auto", seed: int = 0) -> Checkpoint:
-    """Open a model: a Hugging Face folder, a .gguf file, or a folder with one .gguf in it.
+    """Open a model: a Hugging Face folder, a .gguf file, a folder with one .gguf in it, or a name on the Hugging Face Hub.
+
+    A file or folder at `path` comes first, then a preset of that name, then the Hub (`distmk.weights.hub`).
 
     With `load_format` "dummy" the weights are random, generated from `seed`, and only a config is needed: any of the above,
     a config.json file, or the name of a preset. Every tensor that the config calls for is checked to exist with the right
@@ -28,10 +29,11 @@ def open_checkpoint(path: str | Path, load_format: str = "auto", seed: int = 0) 
     if not exists(where):
         preset = PRESETS.get(str(path).lower())
         if preset is None:
-            raise ModelError(_not_there(str(path)))
-        if load_format == "auto":
+            where = _from_hub(str(path), load_format)
+        elif load_format == "auto":
             raise ModelError(f"{path}: a preset has no weights; use the load format dummy, or give a path to a model")
-        return _dummy(preset, None, seed)
+        else:
+            return _dummy(preset, None, seed)
     source = _find(where, load_format)
     if source.suffix.lower() == ".gguf":
         from distmk.weights.gguf_source import open_gguf, read_gguf_config
@@ -53,16 +55,14 @@ def open_checkpoint(path: str | Path, load_format: str = "auto", seed: int = 0) 
     return open_safetensors(source.parent)
 
 
-def _not_there(path: str) -> str:
-    """What to say of a path where nothing is, which may be a name on the Hugging Face Hub."""
-    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path):
-        name = path.partition("/")[2]
-        return (
-            f"{path}: no such folder here, and models are not fetched from the Hugging Face Hub; if it is one of its names: "
-            f"pip install huggingface_hub, hf download {path} --local-dir {name}, and give {name} as the model"
-        )
-    return (
-        f"{path}: no such file or folder; expected a Hugging Face folder, a .gguf file, "
+def _from_hub(path: str, load_format: str) -> Path:
+    """The folder of a model of the Hugging Face Hub, where nothing is at `path`. ModelError: it is none, or cannot be had."""
+    from distmk.weights.hub import fetch_model, is_hub_name
+
+    if is_hub_name(path):
+        return fetch_model(path, weights=load_format == "auto")
+    raise ModelError(
+        f"{path}: no such file or folder; expected a Hugging Face folder or name (OWNER/NAME), a .gguf file, "
         f"or with dummy weights one of {', '.join(PRESETS)}"
     )
 

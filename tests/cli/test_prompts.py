@@ -17,8 +17,7 @@ from distmk.abi import FinishReason
 from distmk.cli import build_parser, generate_command, main, prompts
 from distmk.cli.prompts import MAX_BYTES, read_prompts
 from distmk.cli.together import launcher_rank
-from distmk.errors import ModelError, UsageError
-from distmk.weights import open_checkpoint
+from distmk.errors import UsageError
 
 
 class Terminal(io.StringIO):
@@ -90,14 +89,6 @@ def test_names_of_options() -> None:
     assert (got.model, got.prompt, got.max_new_tokens, got.ranks) == ("model", ["one", "two"], 3, 2)
     got = build_parser().parse_args(["check", "-m", "model", "--tensor-parallel-size", "2"])
     assert (got.model, got.ranks) == ("model", 2)
-
-
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "HuggingFaceTB/SmolLM2-135M-Instruct"])
-def test_name_of_the_hub(name: str) -> None:
-    with pytest.raises(ModelError, match=f"hf download {name} --local-dir {name.partition('/')[2]}, and give"):
-        open_checkpoint(name)
-    with pytest.raises(ModelError, match="no such file or folder"):
-        open_checkpoint(f"/nonexistent/{name}")
 
 
 def test_prompts_are_refused_first(

@@ -1,0 +1,83 @@
+"""Models named as on the Hugging Face Hub, such as Qwen/Qwen3-8B: from the cache of `huggingface_hub`, else fetched into it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from distmk.errors import ModelError, one_line
+from distmk.user_files import exists
+from distmk.weights.hf_config import MAX_INDEX_BYTES, read_json
+from distmk.weights.shard_files import INDEX_FILE, has_safetensors
+
+_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+", re.ASCII)
+
+FILES = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja"),
+)
+WEIGHTS = ("*.safetensors", INDEX_FILE)
+OTHER_FORMATS = ("*/*.safetensors", "consolidated*.safetensors")
+"""Of a repository: weights in folders, or in Meta's and Mistral's own format, beside those in Hugging Face's."""
+
+
+def is_hub_name(path: str) -> bool:
+    """Whether `path` could be the name of a model on the Hub: OWNER/NAME."""
+    return bool(_NAME.fullmatch(path)) and ".." not in path
+
+
+def fetch_model(name: str, weights: bool) -> Path:
+    """The folder with the model `name`, with its weights if `weights`; only files that distmk reads are fetched.
+
+    A model that is in the cache whole is taken as it is, without a look at the Hub. ModelError: it can be neither found nor
+    fetched; one line says why, and what to do.
+    """
+    import huggingface_hub
+    from huggingface_hub import constants, errors
+
+    patterns = [*FILES, *WEIGHTS] if weights else list(FILES)
+    options: dict[str, Any] = {"allow_patterns": patterns, "ignore_patterns": list(OTHER_FORMATS)}
+    try:
+        cached = Path(huggingface_hub.snapshot_download(name, **options, local_files_only=True))
+        if _is_whole(cached, weights):
+            return cached
+    except Exception:  # not in the cache: the library has an error of its own for each way not to be there
+        pass
+    instead = f"fetch it where there is a network (hf download {name}) and copy the cache, or give the path of a folder"
+    try:
+        folder = Path(huggingface_hub.snapshot_download(name, **options))
+    except errors.GatedRepoError:
+        raise ModelError(
+            f"{name}: the Hugging Face Hub gives this model only to accounts that accepted its terms; "
+            "accept them on its page, then log in with hf auth login or set HF_TOKEN"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise ModelError(
+            f"{name}: no such folder here, and no such model on the Hugging Face Hub; check the name, or log in if it is private"
+        ) from None
+    except Exception as e:  # of the network library beneath as well, which differs between versions
+        offline = isinstance(e, errors.OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE
+        why = "HF_HUB_OFFLINE is set" if offline else f"the Hub cannot be reached ({type(e).__name__}: {one_line(e)})"
+        raise ModelError(
+            f"{name}: no such folder here, not whole in the Hugging Face cache, and {why}; {instead}"
+        ) from None
+    if not _is_whole(folder, weights):
+        what = "config.json and safetensors weights" if weights else "config.json"
+        raise ModelError(f"{name}: the Hugging Face Hub has no {what} of this model; choose one in that format")
+    return folder
+
+
+def _is_whole(folder: Path, weights: bool) -> bool:
+    """Whether a snapshot has all that is needed: one that was interrupted, or fetched without weights, may not."""
+    if not exists(folder / "config.json"):
+        return False
+    if not weights:
+        return True
+    if not has_safetensors(folder):
+        return False
+    if not exists(folder / INDEX_FILE):
+        return True
+    shards = read_json(folder / INDEX_FILE, MAX_INDEX_BYTES).get("weight_map")
+    names = {name for name in shards.values() if isinstance(name, str)} if isinstance(shards, dict) else set()
+    return all(exists(folder / name) for name in names)
