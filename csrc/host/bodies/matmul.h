@@ -48,7 +48,7 @@ class PackedRows {
   uint32_t num_rows_, k_, num_groups_;
 
   PackedRows(uint32_t num_rows, uint32_t k, Elements elements)
-      : tiles_{nullptr, num_rows, k, elements == Elements::BF16 ? 1u : 2u},
+      : tiles_{nullptr, num_rows, k, elements == Elements::BF16 ? 1u : 3u},
         num_rows_(num_rows),
         k_(k),
         num_groups_((num_rows + GROUP - 1) / GROUP) {}

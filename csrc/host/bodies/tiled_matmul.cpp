@@ -121,17 +121,16 @@ void multiply_all(const Operands& in) {
   }
 }
 
-// Of 32 floats the nearest bf16, and the nearest of what is left (none of what is not finite).
-DISTMK_INLINE void split(const float* x, float scale, uint16_t* high, uint16_t* low) {
-  float values[COLS], left[COLS];
-  for (uint32_t i = 0; i < COLS; ++i) values[i] = x[i] * scale;
-  simd::to_bf16(high, values, COLS);
-  if (!low) return;
-  for (uint32_t i = 0; i < COLS; ++i) {
-    const float rounded = simd::from_bf16(high[i]);
-    left[i] = std::abs(rounded) < INFINITY ? values[i] - rounded : 0.0f;
+// Of 32 floats the nearest bf16, the nearest of what is left (nothing of what is not finite), and so on, a tile apart.
+void split(float (&left)[COLS], uint32_t num_parts, uint16_t* out) {
+  for (uint32_t part = 0; part < num_parts; ++part, out += ELEMENTS) {
+    simd::to_bf16(out, left, COLS);
+    if (part + 1 == num_parts) return;
+    for (uint32_t i = 0; i < COLS; ++i) {
+      const float rounded = simd::from_bf16(out[i]);
+      left[i] = std::abs(rounded) < INFINITY ? left[i] - rounded : 0.0f;
+    }
   }
-  simd::to_bf16(low, left, COLS);
 }
 
 }  // namespace
@@ -139,10 +138,10 @@ DISTMK_INLINE void split(const float* x, float scale, uint16_t* high, uint16_t* 
 void TiledRows::set(uint32_t row, const float* x, float scale) const {
   uint16_t* out = group(row / ROWS) + row % ROWS * COLS;
   for (uint32_t i = 0; i < k; i += COLS, out += num_parts * ELEMENTS) {
-    float last[COLS] = {};
-    const bool whole = i + COLS <= k;
-    if (!whole) memcpy(last, x + i, (k - i) * sizeof(float));
-    split(whole ? x + i : last, scale, out, num_parts == 2 ? out + ELEMENTS : nullptr);
+    float values[COLS] = {};
+    memcpy(values, x + i, std::min(COLS, k - i) * sizeof(float));
+    for (float& value : values) value *= scale;
+    split(values, num_parts, out);
   }
 }
 
@@ -168,8 +167,8 @@ void tiled_matmul(const uint16_t* w, uint32_t n, const TiledRows& x, float* cons
     for (uint32_t row = 0; row < n; ++row) memcpy(copy + row * stride, w + uint64_t{row} * x.k, x.k * sizeof(uint16_t));
     in.w = copy, in.n = ROWS, in.stride = stride, in.num_stored = n;
   }
-  if (x.num_parts == 2)
-    multiply_all<2>(in);
+  if (x.num_parts == 3)
+    multiply_all<3>(in);
   else
     multiply_all<1>(in);
 }

@@ -5,8 +5,8 @@
 namespace distmk {
 
 // X as tiles: groups of 16 rows; in a group block by block (32 columns); in a block `num_parts` tiles. A row of a tile
-// is one pair of columns of all 16 rows. Two parts hold float32 as a sum of two bf16, which have 17 of its 24 bits. The
-// last group and the last block are padded with zeros.
+// is one pair of columns of all 16 rows. Three parts hold float32 as a sum of three bf16, which have all of its 24
+// bits. The last group and the last block are padded with zeros.
 struct TiledRows {
   uint16_t* memory;
   uint32_t num_rows, k, num_parts;
