@@ -88,6 +88,11 @@ def shows_progress() -> bool:
     return os.environ.get("DISTMK_PROGRESS") != "0"
 
 
+def uses_amx() -> bool:
+    """Whether the host twin multiplies with AMX where the processor has it. DISTMK_AMX=0: no, as on other processors."""
+    return os.environ.get("DISTMK_AMX") != "0"
+
+
 def compiler() -> str:
     """DISTMK_CXX: the C++ compiler of the host runtime."""
     return os.environ.get("DISTMK_CXX") or os.environ.get("CXX") or "g++"

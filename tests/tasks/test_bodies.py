@@ -20,7 +20,7 @@ from support.bodies.board import Board
 from support.bodies.cases import CUDA, KINDS, add_all
 from support.bodies.linear import CANDIDATE
 from support.helpers import ROOT, Runner
-from support.machine import FAR, command, on_nodes, require, run_job
+from support.machine import FAR, command, on, on_nodes, require, run_job
 
 from distmk.abi import MAX_ROWS, Batch, Candidate
 from distmk.check import check
@@ -28,6 +28,7 @@ from distmk.check import check
 JOB = ROOT / "tests" / "support" / "bodies" / "job.py"
 RUNS = [
     *(on_nodes("host", num_ranks) for num_ranks in (1, 3)),
+    on("host", 1, {"DISTMK_AMX": "0"}, num_ranks=1, id="host-1-without-amx"),
     *(on_nodes("emulated", num_ranks) for num_ranks in (1, 2)),
     on_nodes("emulated", 2, FAR),
     *(on_nodes("cuda", num_ranks) for num_ranks in (1, 2)),

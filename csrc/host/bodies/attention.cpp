@@ -129,7 +129,7 @@ void AttentionTask::append_new_kv() {
 }
 
 PackedRows AttentionTask::pack_queries() const {
-  PackedRows packed(scratch<QueryTag>(PackedRows::num_floats(num_queries_, head_dim_)), num_queries_, head_dim_);
+  auto packed = PackedRows::in_scratch<QueryTag>(num_queries_, head_dim_, Elements::FLOAT32);
   float* q = scratch<HeadTag>(head_dim_);
   const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim_));
   for (uint32_t i = 0; i < num_queries_; ++i) {
@@ -139,6 +139,7 @@ PackedRows AttentionTask::pack_queries() const {
     apply_rope(q, rope(first_new() + row), head_dim_);
     packed.set(i, q, scale);
   }
+  packed.finish();
   return packed;
 }
 

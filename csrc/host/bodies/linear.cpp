@@ -69,7 +69,7 @@ void combine_partials(float* x, const Context& context, const LinearArgs& args, 
 }
 
 PackedRows pack_activations(const Context& context, const LinearArgs& args, Tokens& tokens) {
-  PackedRows packed(scratch<PackedTag>(PackedRows::num_floats(tokens.count, args.k)), tokens.count, args.k);
+  auto packed = PackedRows::in_scratch<PackedTag>(tokens.count, args.k, Elements::BF16);
   float* x = scratch<InputTag>(args.k);
   const Batch* batch = context.at<Batch>(args.batch);
   for (uint32_t i = 0; i < tokens.count; ++i) {
@@ -81,6 +81,7 @@ PackedRows pack_activations(const Context& context, const LinearArgs& args, Toke
       tokens.norm_scale[i] = 1.0f / std::sqrt(sum_squares(x, args.k) / static_cast<float>(args.k) + args.eps);
     packed.set(i, x, 1.0f);
   }
+  packed.finish();
   return packed;
 }
 

@@ -128,6 +128,7 @@ uint32_t run_micro_kernel(uint32_t group_size, const Operands& in, uint32_t rows
 }  // namespace
 
 void PackedRows::set(uint32_t row, const float* x, float scale) {
+  if (tiled_) return tiles_.set(row, x, scale);
   uint32_t group = 0;
   while (group_begin(group + 1) <= row) ++group;
   const uint32_t first = group_begin(group);
@@ -142,6 +143,7 @@ void PackedRows::set(uint32_t row, const float* x, float scale) {
 }
 
 void matmul(const uint16_t* w, uint32_t n, const PackedRows& x, float* const* y, uint32_t column) {
+  if (x.tiled()) return tiled_matmul(w, n, x.tiles(), y, column);
   const uint32_t k = x.k(), num_blocks = (k + BLOCK - 1) / BLOCK;
   // A single row of x needs no cache blocking: it stays in the cache, and weights are best read straight through.
   const bool single = x.num_rows() == 1;

@@ -1,20 +1,28 @@
 // Y = X W^T on the host: bf16 W, which is read once, and a few rows X in float32. Linear layers and attention scores.
 #pragma once
+#include "host/bodies/tiled_matmul.h"
 #include "host/simd.h"
 
 namespace distmk {
 
-// X packed as the micro-kernels read it: groups of up to GROUP rows, in a group block by block (simd::BLOCK columns),
-// in a block row by row, even elements first (simd.h). The last block is padded with zeros.
+// What the elements of X are, at full precision.
+enum class Elements { BF16, FLOAT32 };
+
+// X packed as the micro-kernels read it: as tiles (tiled_matmul.h) where the processor has them. Otherwise in groups of
+// up to GROUP rows, in a group block by block (simd::BLOCK columns), in a block row by row, even elements first
+// (simd.h); then the last block is padded with zeros.
 class PackedRows {
  public:
   static constexpr uint32_t GROUP = 6;
 
-  // `memory`: num_floats(num_rows, k) floats, which must outlive this.
-  PackedRows(float* memory, uint32_t num_rows, uint32_t k)
-      : memory_(memory), num_rows_(num_rows), k_(k), num_groups_((num_rows + GROUP - 1) / GROUP) {}
-
-  static uint64_t num_floats(uint32_t num_rows, uint32_t k) { return uint64_t{num_rows} * padded(k); }
+  // Of `num_rows` rows of k elements, in memory of the calling thread that the next PackedRows<Tag> takes over.
+  template <class Tag>
+  static PackedRows in_scratch(uint32_t num_rows, uint32_t k, Elements elements) {
+    PackedRows rows(num_rows, k, elements);
+    rows.memory_ = simd::scratch<Tag>(rows.num_floats());
+    rows.tiles_.memory = reinterpret_cast<uint16_t*>(rows.memory_);
+    return rows;
+  }
 
   uint32_t num_rows() const { return num_rows_; }
   uint32_t k() const { return k_; }
@@ -23,13 +31,31 @@ class PackedRows {
   uint32_t group_begin(uint32_t group) const { return num_rows_ * group / num_groups_; }
   const float* group(uint32_t group) const { return memory_ + uint64_t{group_begin(group)} * padded(k_); }
 
+  bool tiled() const { return tiled_; }
+  const TiledRows& tiles() const { return tiles_; }
+
   // Stores x * scale as row `row`.
   void set(uint32_t row, const float* x, float scale);
+  // After the last set().
+  void finish() const {
+    if (tiled_) tiles_.finish();
+  }
 
  private:
-  float* memory_;
+  bool tiled_ = tiles::available();
+  TiledRows tiles_;
+  float* memory_ = nullptr;
   uint32_t num_rows_, k_, num_groups_;
 
+  PackedRows(uint32_t num_rows, uint32_t k, Elements elements)
+      : tiles_{nullptr, num_rows, k, elements == Elements::BF16 ? 1u : 3u},
+        num_rows_(num_rows),
+        k_(k),
+        num_groups_((num_rows + GROUP - 1) / GROUP) {}
+
+  uint64_t num_floats() const {
+    return tiled_ ? tiles_.num_groups() * tiles_.group_elements() / 2 : uint64_t{num_rows_} * padded(k_);
+  }
   static uint64_t padded(uint32_t k) { return (uint64_t{k} + simd::BLOCK - 1) / simd::BLOCK * simd::BLOCK; }
 };
 

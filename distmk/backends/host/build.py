@@ -40,7 +40,9 @@ def host_sources() -> list[Path]:
 
 def load_runtime(extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
     """Load the host runtime. BuildError: no compiler, unwritable cache, or it does not compile."""
-    return _load(build(extra_flags))
+    library = _load(build(extra_flags))
+    library.distmk_allow_tiles(int(env.uses_amx()))
+    return library
 
 
 def load_emulator() -> ctypes.CDLL:

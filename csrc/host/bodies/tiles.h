@@ -1,0 +1,85 @@
+// Tiles of Intel's AMX: registers of 16 rows of 64 bytes, and their product of bf16 with float32 sums. Intel 64 and
+// IA-32 Architectures Software Developer's Manual, volume 1, chapter 18. Not written with the compiler's intrinsics,
+// which take the number of a register as a literal only.
+#pragma once
+#include <cstdint>
+#include <utility>
+
+#if defined(__AMX_BF16__) && defined(__linux__)
+#define DISTMK_TILES 1
+#else
+#define DISTMK_TILES 0
+#endif
+
+namespace distmk::tiles {
+
+constexpr uint32_t ROWS = 16;
+constexpr uint32_t COLS = 32;  // bf16 elements of a row
+constexpr uint32_t ELEMENTS = ROWS * COLS;
+
+// Whether this processor has tiles, the kernel lets the process use them, and allow() did not forbid it.
+bool available();
+
+#if DISTMK_TILES
+
+// Configures all eight registers of the calling thread as whole tiles. Every product does so, as other code of the same
+// thread (such as torch's) may configure its own; registers in their initial state make switches of threads cheaper.
+class Registers {
+ public:
+  Registers() {
+    struct alignas(64) {
+      uint8_t palette = 1, start_row = 0, reserved[14] = {};
+      uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+      uint8_t num_rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    } config;
+    asm volatile("ldtilecfg %0" ::"m"(config));
+  }
+  ~Registers() { asm volatile("tilerelease"); }
+  Registers(const Registers&) = delete;
+  Registers& operator=(const Registers&) = delete;
+};
+
+template <uint32_t TILE>
+inline __attribute__((always_inline)) void zero() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(TILE));
+}
+template <uint32_t TILE>
+inline __attribute__((always_inline)) void load(const void* from, uint64_t stride_bytes) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride_bytes), "i"(TILE) : "memory");
+}
+// To 16 x 16 floats, row by row.
+template <uint32_t TILE>
+inline __attribute__((always_inline)) void store(float* to) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(uint64_t{64}), "i"(TILE) : "memory");
+}
+// SUM[i][j] += sum over p, e of A[i][2 p + e] B[p][2 j + e]: B holds pairs of elements.
+template <uint32_t SUM, uint32_t A, uint32_t B>
+inline __attribute__((always_inline)) void multiply() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(A), "i"(B));
+}
+
+typedef uint32_t Words __attribute__((vector_size(64)));
+
+// Swaps the off-diagonal quarters of each square of 2 D x 2 D words.
+template <uint32_t D, uint32_t... J>
+inline __attribute__((always_inline)) void swap_quarters(Words (&rows)[16], std::integer_sequence<uint32_t, J...>) {
+  for (uint32_t i = 0; i < 16; ++i) {
+    if (i & D) continue;
+    const Words top = rows[i], bottom = rows[i + D];
+    rows[i] = __builtin_shufflevector(top, bottom, (J & D ? 16 + J - D : J)...);
+    rows[i + D] = __builtin_shufflevector(top, bottom, (J & D ? 16 + J : J + D)...);
+  }
+}
+
+// The transposed matrix of 16 x 16 words, as 16 rows.
+inline __attribute__((always_inline)) void transpose(Words (&rows)[16]) {
+  const auto all = std::make_integer_sequence<uint32_t, 16>{};
+  swap_quarters<1>(rows, all);
+  swap_quarters<2>(rows, all);
+  swap_quarters<4>(rows, all);
+  swap_quarters<8>(rows, all);
+}
+
+#endif
+
+}  // namespace distmk::tiles
