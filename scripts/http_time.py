@@ -17,12 +17,13 @@ import json
 import multiprocessing
 import selectors
 import socket
-import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
+
+from benchmark.report import latency_summary
 
 from distmk import LLM, SamplingParams
 from distmk.backends.defaults import BACKENDS
@@ -104,11 +105,6 @@ def in_a_process(work: Callable[..., Any], *arguments: Any) -> Any:
         return pool.apply(work, arguments)
 
 
-def summary(times: list[float]) -> dict[str, float]:
-    """Median and 99th percentile."""
-    return {"median": round(statistics.median(times), 3), "p99": round(sorted(times)[int(0.99 * len(times))], 3)}
-
-
 def measure(llm: LLM, port: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """What is printed."""
     size = (arguments.concurrency, arguments.new_tokens)
@@ -123,7 +119,7 @@ def measure(llm: LLM, port: int, arguments: argparse.Namespace) -> dict[str, Any
     return {
         "model": arguments.model,
         "backend": llm.backend,
-        "first_ms": {"offline": summary(offline), "http": summary(over_http)},
+        "first_ms": {"offline": latency_summary(offline, 3), "http": latency_summary(over_http, 3)},
         "concurrency": arguments.concurrency,
         "tokens_per_s": {"offline": rates[0], "http": rates[1], "share": round(rates[1] / rates[0], 3)},
     }

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import threading
 import time
 from typing import Any
 
 from benchmark.machine import power_meter
+from benchmark.report import latency_summary
 
 from distmk import LLM, SamplingParams
 from distmk.abi import CommandKind
@@ -78,11 +78,6 @@ def time_step(llm: LLM) -> float:
     return 1e6 * (came[-1] - came[7]) / (len(came) - 8)
 
 
-def summary(times: list[float]) -> dict[str, float]:
-    """Median and 99th percentile."""
-    return {"median": round(statistics.median(times), 1), "p99": round(sorted(times)[int(0.99 * len(times))], 1)}
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model", help="a preset, as of `distmk generate`")
@@ -115,9 +110,9 @@ def measure(llm: LLM, arguments: argparse.Namespace) -> dict[str, Any]:
         "backend": llm.backend,
         "idle": arguments.idle,
         "step_us": round(time_step(llm), 1),
-        "submit_us": summary(time_submit(llm, arguments.repeats)),
-        "write_us": summary(writing) if writing else None,
-        "answer_us": summary(answering) if answering else None,
+        "submit_us": latency_summary(time_submit(llm, arguments.repeats), 1),
+        "write_us": latency_summary(writing, 1) if writing else None,
+        "answer_us": latency_summary(answering, 1) if answering else None,
         "idle_watts": meter.watts(lambda: time.sleep(IDLE_S)),
         "decoding_watts": meter.watts(lambda: [time_step(llm) for _ in range(3)]),
     }

@@ -216,13 +216,11 @@ def _is_whole_rows(access: Access, piece: Placed, offset: int) -> bool:
 def overlap_of(spans: list[Span]) -> Span | None:
     """A span of a task's that it writes and that overlaps another one, unless it reads just what it writes."""
     writes = [span[1:4] for span in spans if span.write]
-    if len(set(writes)) < len(writes):
-        return next(
-            span for span in spans if span.write and writes.count(span[1:4]) > 1
-        )  # two writes of the same bytes
-    written = dict.fromkeys((span[1:4] for span in spans), False) | dict.fromkeys(
+    if len(set(writes)) < len(writes):  # two writes of the same bytes
+        return next(span for span in spans if span.write and writes.count(span[1:4]) > 1)
+    written = {span[1:4]: False for span in spans} | dict.fromkeys(
         writes, True
-    )  # with reads of the same
+    )  # a read of what is written counts as written
     ends: dict[bool, tuple[int, int]] = {}  # by whether it is written: location and end of the bytes so far
     for (location, begin, end), write in sorted(written.items()):
         for other in (False, True):

@@ -10,7 +10,7 @@ from distmk.errors import ModelError, shown
 from distmk.model.hf_features import refuse_unsupported, sliding_window
 from distmk.model.json_fields import Fields, token_ids
 from distmk.model.rope import check_scaling, read_rope
-from distmk.model.rope_scaling import RopeScaling, Scaling
+from distmk.model.rope_scaling import Llama3Scaling, RopeScaling
 
 Family = Literal["llama", "qwen2", "qwen3"]
 
@@ -54,7 +54,7 @@ class ModelConfig:
     max_position: int
     rms_norm_eps: float
     rope_theta: float
-    rope_scaling: Scaling | None
+    rope_scaling: RopeScaling | None
     tie_embeddings: bool
     qkv_bias: bool
     o_bias: bool
@@ -202,7 +202,7 @@ _QWEN3: dict[str, Any] = {
 _LLAMA3: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 5e5,
-    "rope_scaling": RopeScaling(8.0, 1.0, 4.0, 8192),
+    "rope_scaling": Llama3Scaling(8.0, 1.0, 4.0, 8192),
     "tie_embeddings": False,
     "bos_token_id": 128000,
     "eos_token_ids": (128001,),

@@ -14,9 +14,9 @@ from distmk.model.json_fields import Fields
 from distmk.model.rope_scaling import (
     DynamicScaling,
     LinearScaling,
+    Llama3Scaling,
     LongRopeScaling,
     RopeScaling,
-    Scaling,
     YarnScaling,
     context_length,
     read_scaling,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float32]
 
 
-def read_rope(f: Fields, default_max_position: int) -> tuple[float, Scaling | None, int]:
+def read_rope(f: Fields, default_max_position: int) -> tuple[float, RopeScaling | None, int]:
     """The rotary base, the scaling, and the longest context in tokens.
 
     As in transformers, a filled `rope_scaling` counts instead of all of `rope_parameters`.
@@ -94,7 +94,7 @@ def inv_freq(config: ModelConfig, num_positions: int = 0) -> Array:
         is_long = num_positions > scaling.original_max_position
         factors = np.asarray(scaling.long_factor if is_long else scaling.short_factor, np.float32)
         return np.asarray(np.float32(1) / (factors * power), np.float32)
-    elif isinstance(scaling, RopeScaling):
+    elif isinstance(scaling, Llama3Scaling):
         return _llama3(scaling, freq)
     return freq
 
@@ -134,7 +134,7 @@ def _yarn(config: ModelConfig, scaling: YarnScaling, freq: Array) -> Array:
     return np.asarray(stretched * (np.float32(1) - kept) + freq * kept, np.float32)
 
 
-def _llama3(scaling: RopeScaling, freq: Array) -> Array:
+def _llama3(scaling: Llama3Scaling, freq: Array) -> Array:
     """Llama 3.1, `apply_scaling` in meta-llama/llama-models `models/llama3/model.py`."""
     low, high = np.float32(scaling.low_freq_factor), np.float32(scaling.high_freq_factor)
     context, factor = np.float32(scaling.original_max_position), np.float32(scaling.factor)

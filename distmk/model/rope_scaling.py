@@ -13,7 +13,7 @@ KINDS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 
 
 @dataclass(frozen=True)
-class RopeScaling:
+class Llama3Scaling:
     """Llama 3.1's scaling of the rotary wavelengths ("llama3" in Hugging Face's `rope_type`).
 
     Wavelengths, in positions, above `original_max_position / low_freq_factor` grow by `factor`, those below
@@ -69,10 +69,10 @@ class LongRopeScaling:
     long_factor: tuple[float, ...]
 
 
-Scaling = RopeScaling | LinearScaling | DynamicScaling | YarnScaling | LongRopeScaling
+RopeScaling = Llama3Scaling | LinearScaling | DynamicScaling | YarnScaling | LongRopeScaling
 
 
-def read_scaling(f: Fields, rope: Fields, max_position: int) -> Scaling | None:
+def read_scaling(f: Fields, rope: Fields, max_position: int) -> RopeScaling | None:
     """The scaling that `rope`, an object of the config `f`, asks for; None: none. ModelError: another kind, or bad numbers."""
     kind = rope.values.get("rope_type", rope.values.get("type", "default"))
     kind = "longrope" if kind == "su" else kind  # its name in the first Phi-3 models
@@ -99,7 +99,7 @@ def read_scaling(f: Fields, rope: Fields, max_position: int) -> Scaling | None:
     return _yarn(rope, original, ratio) if kind == "yarn" else _longrope(rope, original, ratio)
 
 
-def context_length(scaling: Scaling | None, max_position: int) -> int:
+def context_length(scaling: RopeScaling | None, max_position: int) -> int:
     """The longest context in tokens of a model whose config says `max_position`, as vLLM derives it."""
     if isinstance(scaling, (LinearScaling, DynamicScaling)):
         return int(max_position * scaling.factor)
@@ -113,12 +113,12 @@ def yarn_attention_factor(factor: float, multiplier: float = 1.0) -> float:
     return 0.1 * multiplier * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
-def _llama3(rope: Fields, original: int) -> RopeScaling:
+def _llama3(rope: Fields, original: int) -> Llama3Scaling:
     names = ("factor", "low_freq_factor", "high_freq_factor")
     factor, low, high = (_factor(rope, name=name) for name in names)
     if high <= low:
         raise ModelError(f"{rope.where}: high_freq_factor {high:g} must be above low_freq_factor {low:g}")
-    return RopeScaling(factor, low, high, original)
+    return Llama3Scaling(factor, low, high, original)
 
 
 def _yarn(rope: Fields, original: int, ratio: float) -> YarnScaling:

@@ -56,8 +56,7 @@ def serve(llm: EngineClient, config: ServerConfig, bound: socket.socket) -> None
     once. Interrupted: it was Ctrl-C. DistmkError: the engine has ended.
     """
     server = Server(llm, config, bound)
-    with _short_pauses():
-        server.run(sockets=[bound])
+    server.run(sockets=[bound])
     if server.state.engine_error is not None:
         raise server.state.engine_error.with_traceback(None)
     if server.interrupted:
@@ -100,6 +99,10 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=round(config.drain_s + _CUT_OFF_S),
             )
         )
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        with _short_pauses():
+            super().run(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -9,7 +9,7 @@ from distmk.serving.chat.messages import ChatPrompt
 from distmk.serving.chat.render import ChatRenderer
 from distmk.serving.prompts import read_params, read_prompt, read_prompts
 from distmk.serving.requests import Request, make_requests
-from distmk.serving.sampling_slot import pack_sampling
+from distmk.serving.sampling_slot import biases_of
 from distmk.serving.tokenizer import Tokenizer, load_tokenizer
 from distmk.weights import Checkpoint
 
@@ -37,7 +37,7 @@ class InputProcessor:
         model = (self.tokenizer, self.vocab_size, self.max_model_len)
         requests: list[Request] = []
         for prompt, one in zip(rendered, each, strict=True):
-            pack_sampling(one, self.eos_ids)  # refuses here what would not fit into a slot
+            biases_of(one, self.eos_ids)  # refuses here what would not fit into a slot
             requests += make_requests(prompt, one, *model, len(requests))
         return requests
 

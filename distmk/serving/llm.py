@@ -103,7 +103,6 @@ class LLM:
             engine_args,
             tensor_parallel_size,
             skip_tokenizer_init=skip_tokenizer_init,
-            idle_exit_s=idle_exit_s,
             followed=followed,
         )
 

@@ -36,7 +36,6 @@ class LLMEngine:
         tensor_parallel_size: int | None,
         *,
         skip_tokenizer_init: bool,
-        idle_exit_s: float | None,
         followed: bool,
     ) -> None:
         self.bootstrap = connect(tensor_parallel_size)
@@ -50,7 +49,7 @@ class LLMEngine:
             self.closing.engine = self.engine = Engine(args, self.bootstrap)
             self.inputs = agree(self.bootstrap, lambda: self._load_inputs(skip_tokenizer_init))
             if self.bootstrap.rank == 0:
-                self.closing.driver = Driver(self.engine, self.leads, IdlePolicy(idle_exit_s))
+                self.closing.driver = Driver(self.engine, self.leads, IdlePolicy(args.idle_exit_s))
         except BaseException:
             self.closing.close(in_step=False)
             raise
@@ -65,7 +64,7 @@ class LLMEngine:
     def make_requests(
         self, prompts: Any, params: Any, sampling_params: Any = None, *, only_one: bool = False
     ) -> list[Request]:
-        """Requests for `run`, on rank 0 ([] elsewhere). UsageError on every rank: rank 0's cannot be served."""
+        """See `LLM.make_requests`."""
         self.closing.check_usable()
 
         def make() -> list[Request]:
@@ -74,11 +73,7 @@ class LLMEngine:
         return make() if self.leads else self.between_launches(lambda: agree(self.bootstrap, make))
 
     def run(self, requests: list[Request], *, gather_logits: bool = False) -> Generator[TokenOutput, None, None]:
-        """Serve requests, yielding tokens as they come; each is also added to its request. Collective, unless others `follow`.
-
-        A generator that is closed early cancels them. Interrupted: `close` was called meanwhile. RankLostError, HangError: the
-        launch failed.
-        """
+        """See `LLM.run`."""
         self.closing.check_usable()
         driver = self.closing.driver
         if driver is None:
@@ -108,12 +103,7 @@ class LLMEngine:
     def submit(
         self, prompt: Prompt, params: SamplingParams, deliver: Deliver, *, same_prompt: SubmittedRequest | None = None
     ) -> Request:
-        """Serve one prompt without waiting: `deliver` is called on another thread with each token, or with an error.
-
-        `same_prompt`: an earlier request, whose prompt is the same, and need not be read twice.
-        On rank 0, where the other ranks follow. The last token has a finish reason; an error ends the request, as the launch
-        has failed. UsageError: it cannot be served.
-        """
+        """See `LLM.submit`."""
         self.closing.check_usable()
         if not self.leads or self.closing.driver is None:
             raise UsageError("requests are submitted on rank 0, with followed=True, while the other ranks follow()")

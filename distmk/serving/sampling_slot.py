@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from distmk.abi import MAX_BANNED, MAX_BIASES, Bias, RowSample, SamplingFlag, SlotSampling
 from distmk.errors import UsageError
@@ -30,18 +30,23 @@ def num_unscored(params: SamplingParams, prompt_len: int, num_scored: int) -> in
     return 0 if params.prompt_logprobs is None else prompt_len - 1 - num_scored
 
 
-def pack_sampling(params: SamplingParams, eos_ids: Iterable[int]) -> tuple[SlotSampling, list[Bias]]:
-    """The parameters, and the biases that `SlotSampling.biases` is to point to. What follows from the request at its admission
-    (tokens, prompt_len, num_counted) is the batcher's to fill.
-
-    eos_ids: the model's end tokens, which like stop tokens are banned before `min_tokens`. UsageError: there are more biases or
-    stop tokens than a slot holds.
+def biases_of(params: SamplingParams, eos_ids: Iterable[int]) -> tuple[Mapping[int, float], list[int]]:
+    """Biases by token, and the tokens that are banned before `min_tokens`: the model's end tokens `eos_ids` and stop tokens.
+    UsageError: there are more than a slot holds.
     """
-    biases = [Bias(token, value) for token, value in (params.logit_bias or {}).items()]
-    ends = list(dict.fromkeys([*eos_ids, *params.stop_token_ids])) if params.min_tokens else []
-    for name, num, most in (("logit_bias", len(biases), MAX_BIASES), ("stop_token_ids", len(ends), MAX_BANNED)):
+    biases = params.logit_bias or {}
+    banned = list(dict.fromkeys([*eos_ids, *params.stop_token_ids])) if params.min_tokens else []
+    for name, num, most in (("logit_bias", len(biases), MAX_BIASES), ("stop_token_ids", len(banned), MAX_BANNED)):
         if num > most:
             raise UsageError(f"{name} has {num} tokens, those of the model included; at most {most} can be given")
+    return biases, banned
+
+
+def pack_sampling(params: SamplingParams, eos_ids: Iterable[int]) -> tuple[SlotSampling, list[Bias]]:
+    """The parameters, and what `SlotSampling.biases` is to point to: see `biases_of`. What follows from the request at its
+    admission (tokens, prompt_len, num_counted) is the batcher's to fill.
+    """
+    biases, banned = biases_of(params, eos_ids)
     repetition, presence, frequency = penalties_of(params)
     slot = SlotSampling(
         seed=int.from_bytes(os.urandom(8), "little") if params.seed is None else params.seed % (1 << 64),
@@ -54,9 +59,9 @@ def pack_sampling(params: SamplingParams, eos_ids: Iterable[int]) -> tuple[SlotS
         top_k=max(params.top_k, 0),
         min_tokens=params.min_tokens,
         num_biases=len(biases),
-        num_banned=len(ends),
+        num_banned=len(banned),
         num_logprobs=-1 if params.logprobs is None else params.logprobs,
         num_prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
         flags=SamplingFlag.PENALTIES if penalties_of(params) != NO_PENALTIES else 0,
     )
-    return slot, biases + [Bias(token, 0.0) for token in ends]
+    return slot, [Bias(token, value) for token, value in [*biases.items(), *((token, 0.0) for token in banned)]]

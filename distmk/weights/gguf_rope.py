@@ -6,10 +6,10 @@ import math
 
 from distmk.errors import ModelError, shown
 from distmk.model.json_fields import Fields
-from distmk.model.rope_scaling import LinearScaling, Scaling, YarnScaling, yarn_attention_factor
+from distmk.model.rope_scaling import LinearScaling, RopeScaling, YarnScaling, yarn_attention_factor
 
 
-def gguf_rope_scaling(f: Fields, arch: str) -> Scaling | None:
+def gguf_rope_scaling(f: Fields, arch: str) -> RopeScaling | None:
     """The scaling in the metadata `f`; Llama 3.1's is a tensor instead. ModelError: a kind or a key that is not supported.
 
     As in llama.cpp, a factor without a type means linear scaling, the type none turns a factor off, and YaRN's attention factor

@@ -12,6 +12,14 @@ from typing import Any
 from distmk.errors import UsageError
 
 
+def latency_summary(times: Sequence[float], digits: int) -> dict[str, float]:
+    """Median and 99th percentile, rounded."""
+    return {
+        "median": round(statistics.median(times), digits),
+        "p99": round(sorted(times)[int(0.99 * len(times))], digits),
+    }
+
+
 @dataclass
 class Row:
     """One side. `agreement`: of its tokens with distmk's, in words."""

@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from distmk.errors import ModelError
 from distmk.model.config import PRESETS, ModelConfig
-from distmk.model.rope import RopeScaling, inv_freq
+from distmk.model.rope import Llama3Scaling, inv_freq
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -89,9 +89,9 @@ def test_old_and_new_rope_keys_agree() -> None:
     old = llama(rope_theta=5e5, rope_scaling=LLAMA3_ROPE)
     new = llama(rope_theta=None, rope_parameters=LLAMA3_ROPE | {"rope_theta": 5e5})
     assert ModelConfig.from_hf(old, "a") == ModelConfig.from_hf(new, "b")
-    assert ModelConfig.from_hf(old, "a").rope_scaling == RopeScaling(8.0, 1.0, 4.0, 8192)
+    assert ModelConfig.from_hf(old, "a").rope_scaling == Llama3Scaling(8.0, 1.0, 4.0, 8192)
     older = llama(rope_scaling={"type": "llama3"} | {k: v for k, v in LLAMA3_ROPE.items() if k != "rope_type"})
-    assert ModelConfig.from_hf(older, "c").rope_scaling == RopeScaling(8.0, 1.0, 4.0, 8192)
+    assert ModelConfig.from_hf(older, "c").rope_scaling == Llama3Scaling(8.0, 1.0, 4.0, 8192)
     assert ModelConfig.from_hf(llama(rope_scaling={"rope_type": "default"}), "d").rope_scaling is None
 
 

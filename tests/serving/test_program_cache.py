@@ -24,7 +24,7 @@ from distmk.backends.host.build import build
 from distmk.errors import CheckError
 from distmk.lower import DecodeOptions, lower
 from distmk.model.operators import build_model
-from distmk.model.rope import RopeScaling
+from distmk.model.rope import Llama3Scaling
 from distmk.program import file as program_file
 from distmk.program.program import Program, compile_graph
 from distmk.serving import program_cache
@@ -87,7 +87,7 @@ def test_read_back_as_compiled(cache: Path, compiled: list[Program]) -> None:
 
 def test_any_change_is_another_program() -> None:
     """A change of any field of the config or of the options."""
-    other: dict[str, Any] = {"family": "llama", "rope_scaling": RopeScaling(8.0, 1.0, 4.0, 64), "bos_token_id": None}
+    other: dict[str, Any] = {"family": "llama", "rope_scaling": Llama3Scaling(8.0, 1.0, 4.0, 64), "bos_token_id": None}
     other |= {
         "sliding_window": 64,
         "eos_token_ids": (3,),
