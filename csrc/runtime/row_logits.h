@@ -10,11 +10,24 @@ namespace distmk {
 
 constexpr uint32_t LOGITS_PER_VECTOR = 4;
 // A row is divided into segments of consecutive tokens: a warp's work on a GPU.
-constexpr uint32_t VECTORS_PER_SEGMENT = 256, TOKENS_PER_SEGMENT = VECTORS_PER_SEGMENT * LOGITS_PER_VECTOR;
+constexpr uint32_t VECTORS_PER_SEGMENT = TOKENS_PER_SEGMENT / LOGITS_PER_VECTOR;
 
 struct Segment {
   uint32_t begin, count;  // tokens; at least one
   uint64_t first_vector;  // in memory laid out like the row
+};
+
+// A rank's shard of the vocabulary.
+struct Section {
+  uint32_t begin, count;  // tokens
+  uint64_t first_vector;
+
+  DISTMK_FN uint32_t num_segments() const { return (count + TOKENS_PER_SEGMENT - 1) / TOKENS_PER_SEGMENT; }
+  DISTMK_FN Segment segment(uint32_t index) const {
+    const uint32_t offset = index * TOKENS_PER_SEGMENT, left = count - offset;
+    return {begin + offset, left < TOKENS_PER_SEGMENT ? left : TOKENS_PER_SEGMENT,
+            first_vector + offset / LOGITS_PER_VECTOR};
+  }
 };
 
 struct RowLogits {
@@ -32,28 +45,21 @@ struct RowLogits {
   }
 
   // Segments are in the order of tokens; each is in one section.
-  DISTMK_FN uint32_t segments_in(uint32_t section) const {
-    return (section_begin(section + 1) - section_begin(section) + TOKENS_PER_SEGMENT - 1) / TOKENS_PER_SEGMENT;
+  DISTMK_FN Section section(uint32_t index) const {
+    const uint32_t begin = section_begin(index);
+    return {begin, section_begin(index + 1) - begin, uint64_t{index} * stride / LOGITS_PER_VECTOR};
   }
   DISTMK_FN uint32_t num_segments() const {
     uint32_t num = 0;
     DISTMK_NO_UNROLL
-    for (uint32_t section = 0; section < num_sections; ++section) num += segments_in(section);
+    for (uint32_t i = 0; i < num_sections; ++i) num += section(i).num_segments();
     return num;
   }
-  // Segment `index` of a section.
-  DISTMK_FN Segment segment(uint32_t section, uint32_t index) const {
-    const uint32_t offset = index * TOKENS_PER_SEGMENT, begin = section_begin(section) + offset;
-    const uint32_t left = section_begin(section + 1) - begin;
-    return {begin, left < TOKENS_PER_SEGMENT ? left : TOKENS_PER_SEGMENT,
-            (uint64_t{section} * stride + offset) / LOGITS_PER_VECTOR};
-  }
-  // Segment `index` of all.
-  DISTMK_FN Segment find_segment(uint32_t index) const {
-    uint32_t section = 0;
+  DISTMK_FN Segment segment(uint32_t index) const {
+    uint32_t i = 0;
     DISTMK_NO_UNROLL
-    for (uint32_t num; index >= (num = segments_in(section)); ++section) index -= num;
-    return segment(section, index);
+    for (uint32_t num; index >= (num = section(i).num_segments()); ++i) index -= num;
+    return section(i).segment(index);
   }
 };
 
@@ -95,16 +101,12 @@ template <class Block, class F>
 DISTMK_FN void for_each_segment(const RowLogits& row, const F& f) {
   uint32_t index = Block::warp(), first = 0;
   DISTMK_NO_UNROLL
-  for (uint32_t section = 0; section < row.num_sections; ++section) {
-    const Segment whole = row.segment(section, 0);
-    const uint32_t end = row.section_begin(section + 1), num = row.segments_in(section);
+  for (uint32_t i = 0; i < row.num_sections; ++i) {
+    const Section section = row.section(i);  // divides, which the inner loop must not
+    const uint32_t end = first + section.num_segments();
     DISTMK_NO_UNROLL
-    for (; index - first < num; index += Block::NUM_WARPS) {
-      const uint32_t offset = (index - first) * TOKENS_PER_SEGMENT, left = end - whole.begin - offset;
-      f(index, Segment{whole.begin + offset, left < TOKENS_PER_SEGMENT ? left : TOKENS_PER_SEGMENT,
-                       whole.first_vector + offset / LOGITS_PER_VECTOR});
-    }
-    first += num;
+    for (; index < end; index += Block::NUM_WARPS) f(index, section.segment(index - first));
+    first = end;
   }
 }
 

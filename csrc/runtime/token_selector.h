@@ -20,7 +20,7 @@
 
 namespace distmk {
 
-constexpr uint32_t NUM_BINS = 1024, LIST_CAPACITY = 1024, MAX_SEGMENTS = 1024, MAX_THREADS = 256;
+constexpr uint32_t NUM_BINS = 1024, LIST_CAPACITY = 1024, MAX_THREADS = 256;
 constexpr float BINS_PER_NAT = 64.0f;
 constexpr float MASS_SCALE = 0x1p40f;  // of a probability relative to the best token's
 
@@ -67,8 +67,7 @@ class TokenSelector {
   DISTMK_FN void keep_count(uint32_t count) {
     if (count > Block::size() || !list_by_threads(count)) {
       const uint64_t num_kept = find_last(count);
-      is_listed_ = num_kept <= LIST_CAPACITY;
-      if (is_listed_) num_listed_ = gather(last_logit_, [](TokenKey, float) { return true; });
+      if (num_kept <= LIST_CAPACITY) num_listed_ = gather(last_logit_, [](TokenKey, float) { return true; });
     }
   }
   DISTMK_FN uint32_t num_listed() const { return num_listed_; }
@@ -78,15 +77,17 @@ class TokenSelector {
   // `random(end, i)`: the i-th random number, less than `end`.
   template <class Random>
   DISTMK_OUTLINED int32_t draw(float p, const Random& random) {
-    if (is_listed_) return draw_from_list(p, random);
-    const uint64_t share = share_of(weigh(), p);
+    if (num_listed_) return draw_from_list(p, random);
+    uint64_t mass = weigh();
+    const uint64_t share = share_of(mass, p);
     DISTMK_NO_UNROLL
     for (uint32_t i = 0;; ++i) {
-      const Candidate drawn = draw_from_segments(random(total_mass(), i));
+      const Candidate drawn = draw_from_segments(random(mass, i));
       if (p >= 1.0f) return drawn.token;
       last_logit_ = drawn.value;
       end_token_ = static_cast<uint32_t>(drawn.token);
-      if (weigh() < share) return drawn.token;
+      mass = weigh();
+      if (mass < share) return drawn.token;
     }
   }
 
@@ -106,7 +107,7 @@ class TokenSelector {
       if (Block::lane() == 0) memory_.mass[index] = mass;
     });
     block_.sync();
-    return total_mass();
+    return total(row_.num_segments(), mass_of_segment());
   }
 
  private:
@@ -116,8 +117,7 @@ class TokenSelector {
   float best_ = 0.0f, scale_ = 1.0f, floor_ = -INFINITY;
   float last_logit_ = -INFINITY;  // tokens are kept down to this logit; of those that have it, those before end_token_
   uint32_t end_token_ = 0;
-  bool is_listed_ = false;
-  uint32_t num_listed_ = 0;
+  uint32_t num_listed_ = 0;  // 0: not listed
 
   DISTMK_FN float z_of(float x) const { return (x - best_) * scale_; }
   DISTMK_FN bool is_kept(uint32_t token, float x) const {  // without branches
@@ -180,7 +180,6 @@ class TokenSelector {
     for (uint32_t i = block_.index(); i < num; i += block_.size()) mine += amount_of(i);
     return block_.reduce(mine, [](uint64_t a, uint64_t b) { return a + b; });
   }
-  DISTMK_FN uint64_t total_mass() const { return total(row_.num_segments(), mass_of_segment()); }
 
   // The first of `num` items at which `before` and the amounts of the items up to it reach the target.
   struct Place {
@@ -264,9 +263,9 @@ class TokenSelector {
     block_.sort(memory_.list, Block::size());
     const TokenKey last = memory_.list[count - 1];
     const uint32_t num = gather(logit_of(last), [&](TokenKey key, float) { return key <= last; });
-    is_listed_ = num <= LIST_CAPACITY;
+    if (num > LIST_CAPACITY) return false;
     num_listed_ = num < count ? num : count;
-    return is_listed_;
+    return true;
   }
   // Drops all but the best `count` tokens. Returns the number of those that are left.
   DISTMK_OUTLINED uint64_t find_last(uint32_t count) {
@@ -296,7 +295,7 @@ class TokenSelector {
   // The token at which the sum of probabilities passes `number`.
   DISTMK_FN Candidate draw_from_segments(uint64_t number) {
     const Place place = find(row_.num_segments(), mass_of_segment(), 0, number + 1);
-    const Segment segment = row_.find_segment(place.index);
+    const Segment segment = row_.segment(place.index);
     const float* logits = row_.logits + segment.first_vector * LOGITS_PER_VECTOR;
     const auto mass_of_token = [&](uint32_t i) {
       const float x = finite_logit(Block::load(logits + i));

@@ -8,7 +8,7 @@ from ctypes import c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import MAX_ROWS, Candidate, LogprobRecord, SlotSampling
+from distmk.abi import MAX_ROWS, MAX_SEGMENTS, TOKENS_PER_SEGMENT, Candidate, LogprobRecord, SlotSampling
 from distmk.graph.regions import Region
 from distmk.graph.task import (
     Access,
@@ -27,7 +27,6 @@ SLOTS_BYTES = ctypes.sizeof(SlotSampling) * MAX_ROWS
 DRAWN_BYTES, RECORD_BYTES = ctypes.sizeof(Candidate), ctypes.sizeof(LogprobRecord)
 SLOTS: Content = ("slot sampling",)
 VECTOR = 4  # logits that are loaded together
-TOKENS_PER_SEGMENT, MAX_SEGMENTS = 1024, 1024  # csrc/runtime/token_selector.h: what a row is divided into
 
 
 def section_stride(vocab: int, num_ranks: int) -> int:

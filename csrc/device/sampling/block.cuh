@@ -13,6 +13,7 @@ struct SamplingMemory {
   uint64_t of_warp[NUM_WARPS];
 };
 static_assert(offsetof(Shared, scratch) == offsetof(Shared, work) + WORK_BYTES, "");
+static_assert(NUM_CONSUMERS <= MAX_THREADS, "");
 static_assert(sizeof(SamplingMemory) <= WORK_BYTES + SCRATCH_BYTES, "");
 
 struct DeviceBlock {
