@@ -120,7 +120,7 @@ class AccessLog:
         first, last = self._span(begin, end)
         if last - first <= 1:
             return self._written[first].writer if last > first else None
-        nodes = {interval.writer.latest for interval in self._written[first:last]}
+        nodes = {node for interval in self._written[first:last] for node in interval.writer.nodes}
         joint = self._joint_writers[(begin, end)] = self._order.on_nodes(nodes, self.rank)
         return joint
 

@@ -84,6 +84,21 @@ def test_waits_that_are_derived_suffice() -> None:
     assert num_compiled > NUM_GRAPHS / 2 and num_needed > NUM_GRAPHS / 10
 
 
+def test_a_read_across_intervals_comes_after_every_writer() -> None:
+    """What a task that may idle overwrites may be what is read, also by a task that reads beside it."""
+    graph = Graph(1, 4)
+    source, data, copy = (graph.buffer(name, 12) for name in ("source", "data", "copy"))
+    tasks = [
+        (Sine, source, data, 0, 12),
+        (Sine, source, data, 6, 12),
+        (Affine, source, data, 6, 12),
+        (Sine, data, copy, 4, 8),
+    ]
+    for worker, (kind, src, dst, begin, end) in enumerate(tasks):
+        graph.add(kind(0, f"task{worker}", worker, src=src.at(0, begin, end), dst=dst.at(0, begin, end)))
+    assert is_accepted(compile_graph(graph))
+
+
 def test_waits_of_programs_without_idle_tasks_do_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
     print(f"repeat with DISTMK_TEST_SEED={SEED}")
     rng = np.random.default_rng(SEED)
