@@ -6,10 +6,14 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 15882821921459357744ull;
+constexpr uint64_t ABI_HASH = 17963442587601666828ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
+constexpr uint32_t MAX_PROGRAMS = 2u;
+constexpr uint32_t WIDE_ROWS = 512u;
+constexpr uint32_t WIDE_COLS = 64u;
+constexpr uint32_t MAX_WIDE_SPLITS = 2u;
 constexpr uint32_t MAX_RANKS = 64u;
 constexpr uint32_t EVENT_STRIDE_BYTES = 64u;
 constexpr uint32_t TASK_ARGS_BYTES = 160u;
@@ -43,6 +47,8 @@ enum class Space : uint32_t { NONE = 0, HEAP = 1, LOCAL = 2 };
 enum class LaunchKind : uint32_t { AHEAD = 0, SINGLE = 1, MASSIVE = 2, SCHEDULER = 3, SPREAD = 4 };
 
 enum class Epilogue : uint32_t { STORE = 0, ADD = 1, SWIGLU = 2, PUSH = 3, ARGMAX = 4 };
+
+enum class WideEpilogue : uint32_t { STORE = 0, SWIGLU = 1, PARTS = 2, LOGITS = 3 };
 
 enum class FinishReason : uint32_t { NONE = 0, STOP = 1, LENGTH = 2, ABORT = 3, PREEMPTED = 4 };
 
@@ -169,16 +175,36 @@ struct Batch {
   uint32_t num_runs;
   uint32_t stop;
   uint32_t num_reset_rows;
+  uint64_t iteration;
+  uint16_t num_wide_rows;
+  uint16_t num_wide_runs;
+  uint32_t pad;
   BatchRun runs[16];
   BatchRow rows[16];
 };
-static_assert(sizeof(Batch) == 528);
+static_assert(sizeof(Batch) == 544);
 static_assert(offsetof(Batch, num_rows) == 0);
 static_assert(offsetof(Batch, num_runs) == 4);
 static_assert(offsetof(Batch, stop) == 8);
 static_assert(offsetof(Batch, num_reset_rows) == 12);
-static_assert(offsetof(Batch, runs) == 16);
-static_assert(offsetof(Batch, rows) == 272);
+static_assert(offsetof(Batch, iteration) == 16);
+static_assert(offsetof(Batch, num_wide_rows) == 24);
+static_assert(offsetof(Batch, num_wide_runs) == 26);
+static_assert(offsetof(Batch, pad) == 28);
+static_assert(offsetof(Batch, runs) == 32);
+static_assert(offsetof(Batch, rows) == 288);
+
+struct WideBatch {
+  Batch batch;
+  BatchRun runs[16];
+  uint32_t sampled[16];
+  int32_t tokens[512];
+};
+static_assert(sizeof(WideBatch) == 2912);
+static_assert(offsetof(WideBatch, batch) == 0);
+static_assert(offsetof(WideBatch, runs) == 544);
+static_assert(offsetof(WideBatch, sampled) == 800);
+static_assert(offsetof(WideBatch, tokens) == 864);
 
 struct Candidate {
   float value;
@@ -966,7 +992,205 @@ static_assert(offsetof(SampleRowArgs, section_stride) == 84);
 static_assert(offsetof(SampleRowArgs, tables_bytes) == 88);
 static_assert(offsetof(SampleRowArgs, pad) == 92);
 
-enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10, SEND_LOGITS = 12, COUNT_TOKENS = 13, SAMPLE_ROW = 14 };
+struct WideLinearArgs {
+  uint64_t x;
+  uint64_t weight;
+  uint64_t bias;
+  uint64_t out;
+  uint64_t batch;
+  uint32_t k;
+  uint32_t k_pitch;
+  uint32_t num_rows;
+  uint32_t num_slabs;
+  uint32_t num_reduced;
+  uint32_t reduced_rows;
+  uint32_t out_stride;
+  uint32_t epilogue;
+  uint32_t num_splits;
+  uint32_t slot;
+  uint32_t tiled;
+  uint32_t sampled;
+};
+static_assert(sizeof(WideLinearArgs) == 88);
+static_assert(offsetof(WideLinearArgs, x) == 0);
+static_assert(offsetof(WideLinearArgs, weight) == 8);
+static_assert(offsetof(WideLinearArgs, bias) == 16);
+static_assert(offsetof(WideLinearArgs, out) == 24);
+static_assert(offsetof(WideLinearArgs, batch) == 32);
+static_assert(offsetof(WideLinearArgs, k) == 40);
+static_assert(offsetof(WideLinearArgs, k_pitch) == 44);
+static_assert(offsetof(WideLinearArgs, num_rows) == 48);
+static_assert(offsetof(WideLinearArgs, num_slabs) == 52);
+static_assert(offsetof(WideLinearArgs, num_reduced) == 56);
+static_assert(offsetof(WideLinearArgs, reduced_rows) == 60);
+static_assert(offsetof(WideLinearArgs, out_stride) == 64);
+static_assert(offsetof(WideLinearArgs, epilogue) == 68);
+static_assert(offsetof(WideLinearArgs, num_splits) == 72);
+static_assert(offsetof(WideLinearArgs, slot) == 76);
+static_assert(offsetof(WideLinearArgs, tiled) == 80);
+static_assert(offsetof(WideLinearArgs, sampled) == 84);
+
+struct WideAppendArgs {
+  uint64_t qkv;
+  uint64_t q;
+  uint64_t q_norm;
+  uint64_t k_norm;
+  uint64_t rope;
+  uint64_t k_cache;
+  uint64_t v_cache;
+  uint64_t page_table;
+  uint64_t batch;
+  uint32_t num_q;
+  uint32_t num_kv;
+  uint32_t head_dim;
+  uint32_t page_size;
+  uint32_t max_pages;
+  uint32_t num_pages;
+  uint32_t num_positions;
+  uint32_t qkv_stride;
+  uint32_t q_stride;
+  float eps;
+};
+static_assert(sizeof(WideAppendArgs) == 112);
+static_assert(offsetof(WideAppendArgs, qkv) == 0);
+static_assert(offsetof(WideAppendArgs, q) == 8);
+static_assert(offsetof(WideAppendArgs, q_norm) == 16);
+static_assert(offsetof(WideAppendArgs, k_norm) == 24);
+static_assert(offsetof(WideAppendArgs, rope) == 32);
+static_assert(offsetof(WideAppendArgs, k_cache) == 40);
+static_assert(offsetof(WideAppendArgs, v_cache) == 48);
+static_assert(offsetof(WideAppendArgs, page_table) == 56);
+static_assert(offsetof(WideAppendArgs, batch) == 64);
+static_assert(offsetof(WideAppendArgs, num_q) == 72);
+static_assert(offsetof(WideAppendArgs, num_kv) == 76);
+static_assert(offsetof(WideAppendArgs, head_dim) == 80);
+static_assert(offsetof(WideAppendArgs, page_size) == 84);
+static_assert(offsetof(WideAppendArgs, max_pages) == 88);
+static_assert(offsetof(WideAppendArgs, num_pages) == 92);
+static_assert(offsetof(WideAppendArgs, num_positions) == 96);
+static_assert(offsetof(WideAppendArgs, qkv_stride) == 100);
+static_assert(offsetof(WideAppendArgs, q_stride) == 104);
+static_assert(offsetof(WideAppendArgs, eps) == 108);
+
+struct WideAttentionArgs {
+  uint64_t q;
+  uint64_t k_cache;
+  uint64_t v_cache;
+  uint64_t page_table;
+  uint64_t out;
+  uint64_t batch;
+  uint32_t num_q;
+  uint32_t num_kv;
+  uint32_t head_dim;
+  uint32_t group;
+  uint32_t q_begin;
+  uint32_t kv_begin;
+  uint32_t page_size;
+  uint32_t max_pages;
+  uint32_t num_pages;
+  uint32_t q_stride;
+  uint32_t tiled;
+  uint32_t pad;
+};
+static_assert(sizeof(WideAttentionArgs) == 96);
+static_assert(offsetof(WideAttentionArgs, q) == 0);
+static_assert(offsetof(WideAttentionArgs, k_cache) == 8);
+static_assert(offsetof(WideAttentionArgs, v_cache) == 16);
+static_assert(offsetof(WideAttentionArgs, page_table) == 24);
+static_assert(offsetof(WideAttentionArgs, out) == 32);
+static_assert(offsetof(WideAttentionArgs, batch) == 40);
+static_assert(offsetof(WideAttentionArgs, num_q) == 48);
+static_assert(offsetof(WideAttentionArgs, num_kv) == 52);
+static_assert(offsetof(WideAttentionArgs, head_dim) == 56);
+static_assert(offsetof(WideAttentionArgs, group) == 60);
+static_assert(offsetof(WideAttentionArgs, q_begin) == 64);
+static_assert(offsetof(WideAttentionArgs, kv_begin) == 68);
+static_assert(offsetof(WideAttentionArgs, page_size) == 72);
+static_assert(offsetof(WideAttentionArgs, max_pages) == 76);
+static_assert(offsetof(WideAttentionArgs, num_pages) == 80);
+static_assert(offsetof(WideAttentionArgs, q_stride) == 84);
+static_assert(offsetof(WideAttentionArgs, tiled) == 88);
+static_assert(offsetof(WideAttentionArgs, pad) == 92);
+
+struct WideEmbedArgs {
+  uint64_t table;
+  uint64_t out;
+  uint64_t batch;
+  uint32_t k;
+  uint32_t out_stride;
+  uint32_t first_token;
+  uint32_t last_token;
+};
+static_assert(sizeof(WideEmbedArgs) == 40);
+static_assert(offsetof(WideEmbedArgs, table) == 0);
+static_assert(offsetof(WideEmbedArgs, out) == 8);
+static_assert(offsetof(WideEmbedArgs, batch) == 16);
+static_assert(offsetof(WideEmbedArgs, k) == 24);
+static_assert(offsetof(WideEmbedArgs, out_stride) == 28);
+static_assert(offsetof(WideEmbedArgs, first_token) == 32);
+static_assert(offsetof(WideEmbedArgs, last_token) == 36);
+
+struct WideSumArgs {
+  uint64_t parts;
+  uint64_t x;
+  uint64_t out;
+  uint64_t batch;
+  uint32_t k;
+  uint32_t parts_stride;
+  uint32_t num_ranks;
+  uint32_t slots_per_rank;
+  uint32_t num_splits;
+  uint32_t add;
+  uint32_t tiled;
+  float eps;
+};
+static_assert(sizeof(WideSumArgs) == 64);
+static_assert(offsetof(WideSumArgs, parts) == 0);
+static_assert(offsetof(WideSumArgs, x) == 8);
+static_assert(offsetof(WideSumArgs, out) == 16);
+static_assert(offsetof(WideSumArgs, batch) == 24);
+static_assert(offsetof(WideSumArgs, k) == 32);
+static_assert(offsetof(WideSumArgs, parts_stride) == 36);
+static_assert(offsetof(WideSumArgs, num_ranks) == 40);
+static_assert(offsetof(WideSumArgs, slots_per_rank) == 44);
+static_assert(offsetof(WideSumArgs, num_splits) == 48);
+static_assert(offsetof(WideSumArgs, add) == 52);
+static_assert(offsetof(WideSumArgs, tiled) == 56);
+static_assert(offsetof(WideSumArgs, eps) == 60);
+
+struct SelectRowsArgs {
+  uint64_t x;
+  uint64_t out;
+  uint64_t batch;
+  uint32_t k;
+  uint32_t tiled;
+};
+static_assert(sizeof(SelectRowsArgs) == 32);
+static_assert(offsetof(SelectRowsArgs, x) == 0);
+static_assert(offsetof(SelectRowsArgs, out) == 8);
+static_assert(offsetof(SelectRowsArgs, batch) == 16);
+static_assert(offsetof(SelectRowsArgs, k) == 24);
+static_assert(offsetof(SelectRowsArgs, tiled) == 28);
+
+struct ArgmaxRowsArgs {
+  uint64_t logits;
+  uint64_t out;
+  uint64_t batch;
+  uint32_t n;
+  uint32_t stride;
+  uint32_t num_parts;
+  uint32_t first_token;
+};
+static_assert(sizeof(ArgmaxRowsArgs) == 40);
+static_assert(offsetof(ArgmaxRowsArgs, logits) == 0);
+static_assert(offsetof(ArgmaxRowsArgs, out) == 8);
+static_assert(offsetof(ArgmaxRowsArgs, batch) == 16);
+static_assert(offsetof(ArgmaxRowsArgs, n) == 24);
+static_assert(offsetof(ArgmaxRowsArgs, stride) == 28);
+static_assert(offsetof(ArgmaxRowsArgs, num_parts) == 32);
+static_assert(offsetof(ArgmaxRowsArgs, first_token) == 36);
+
+enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10, SEND_LOGITS = 12, COUNT_TOKENS = 13, SAMPLE_ROW = 14, WIDE_LINEAR = 15, WIDE_APPEND = 16, WIDE_ATTENTION = 17, WIDE_EMBED = 18, WIDE_SUM = 19, SELECT_ROWS = 20, ARGMAX_ROWS = 21 };
 
 // The traits of a task type that declares none; what they mean is written in distmk/graph/task.py.
 struct DefaultTaskTraits {
@@ -1058,12 +1282,47 @@ struct TaskTraits<TaskType::SAMPLE_ROW> : DefaultTaskTraits {
   using Args = SampleRowArgs;
   static constexpr bool MAY_IDLE = true;
 };
+template <>
+struct TaskTraits<TaskType::WIDE_LINEAR> : DefaultTaskTraits {
+  using Args = WideLinearArgs;
+  static constexpr bool RUNS_SHARES = true;
+};
+template <>
+struct TaskTraits<TaskType::WIDE_APPEND> : DefaultTaskTraits {
+  using Args = WideAppendArgs;
+  static constexpr bool RUNS_SHARES = true;
+};
+template <>
+struct TaskTraits<TaskType::WIDE_ATTENTION> : DefaultTaskTraits {
+  using Args = WideAttentionArgs;
+  static constexpr bool RUNS_SHARES = true;
+};
+template <>
+struct TaskTraits<TaskType::WIDE_EMBED> : DefaultTaskTraits {
+  using Args = WideEmbedArgs;
+  static constexpr bool RUNS_SHARES = true;
+};
+template <>
+struct TaskTraits<TaskType::WIDE_SUM> : DefaultTaskTraits {
+  using Args = WideSumArgs;
+  static constexpr bool RUNS_SHARES = true;
+};
+template <>
+struct TaskTraits<TaskType::SELECT_ROWS> : DefaultTaskTraits {
+  using Args = SelectRowsArgs;
+  static constexpr bool RUNS_SHARES = true;
+};
+template <>
+struct TaskTraits<TaskType::ARGMAX_ROWS> : DefaultTaskTraits {
+  using Args = ArgmaxRowsArgs;
+  static constexpr bool RUNS_SHARES = true;
+};
 
 constexpr bool streams_weights([[maybe_unused]] uint16_t type) { return type == 4; }
 constexpr bool polls_inputs([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 6 || type == 7; }
 constexpr bool resets_rows([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 5 || type == 7; }
 constexpr bool counts_work_items([[maybe_unused]] uint16_t type) { return type == 6; }
-constexpr bool runs_shares([[maybe_unused]] uint16_t type) { return type == 6; }
+constexpr bool runs_shares([[maybe_unused]] uint16_t type) { return type == 6 || type == 15 || type == 16 || type == 17 || type == 18 || type == 19 || type == 20 || type == 21; }
 constexpr bool may_idle([[maybe_unused]] uint16_t type) { return type == 12 || type == 13 || type == 14; }
 constexpr bool runs_on_scheduler([[maybe_unused]] uint16_t type) { return type == 9; }
 constexpr uint32_t NUM_HOT_PATHS = 20u;
@@ -1083,7 +1342,14 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(10, sine, SineArgs) \
   X(12, send_logits, SendLogitsArgs) \
   X(13, count_tokens, CountTokensArgs) \
-  X(14, sample_row, SampleRowArgs)
+  X(14, sample_row, SampleRowArgs) \
+  X(15, wide_linear, WideLinearArgs) \
+  X(16, wide_append, WideAppendArgs) \
+  X(17, wide_attention, WideAttentionArgs) \
+  X(18, wide_embed, WideEmbedArgs) \
+  X(19, wide_sum, WideSumArgs) \
+  X(20, select_rows, SelectRowsArgs) \
+  X(21, argmax_rows, ArgmaxRowsArgs)
 // The same of types with a trait; of hot ones with a single variant and with several, by code path.
 #define DISTMK_TASK_TYPES_STREAMS_WEIGHTS(X) \
   X(4, linear, LinearArgs)
@@ -1100,7 +1366,14 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
 #define DISTMK_TASK_TYPES_COUNTS_WORK_ITEMS(X) \
   X(6, attention, AttentionArgs)
 #define DISTMK_TASK_TYPES_RUNS_SHARES(X) \
-  X(6, attention, AttentionArgs)
+  X(6, attention, AttentionArgs) \
+  X(15, wide_linear, WideLinearArgs) \
+  X(16, wide_append, WideAppendArgs) \
+  X(17, wide_attention, WideAttentionArgs) \
+  X(18, wide_embed, WideEmbedArgs) \
+  X(19, wide_sum, WideSumArgs) \
+  X(20, select_rows, SelectRowsArgs) \
+  X(21, argmax_rows, ArgmaxRowsArgs)
 #define DISTMK_TASK_TYPES_MAY_IDLE(X) \
   X(12, send_logits, SendLogitsArgs) \
   X(13, count_tokens, CountTokensArgs) \

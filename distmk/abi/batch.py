@@ -6,7 +6,7 @@ import ctypes
 from ctypes import c_float, c_int32, c_uint8, c_uint16, c_uint32, c_uint64
 
 from distmk.abi.sampling import SlotSampling
-from distmk.abi.values import MAX_ROWS
+from distmk.abi.values import MAX_ROWS, WIDE_ROWS
 
 
 class BatchRow(ctypes.Structure):
@@ -25,7 +25,9 @@ class Batch(ctypes.Structure):
     """Batch metadata of an iteration, put to every rank by rank 0's scheduler.
 
     num_reset_rows: the larger row count of this iteration and the one before. The writer of a Lamport vector resets as many
-    rows in the buffer of its last use.
+    rows in the buffer of its last use. stop: 0 while the program goes on; 1 at the end of the launch; 2 + p if program p takes
+    the next turn. iteration: of its program that the batch is for. num_wide_rows, num_wide_runs: of the `WideBatch` that begins
+    with this batch; 0 in a narrow iteration.
     """
 
     _fields_ = [
@@ -33,9 +35,27 @@ class Batch(ctypes.Structure):
         ("num_runs", c_uint32),
         ("stop", c_uint32),
         ("num_reset_rows", c_uint32),
+        ("iteration", c_uint64),
+        ("num_wide_rows", c_uint16),
+        ("num_wide_runs", c_uint16),
+        ("pad", c_uint32),
         # The first run is next to the counts: batch 1 reads both, one after the other.
         ("runs", BatchRun * MAX_ROWS),
         ("rows", BatchRow * MAX_ROWS),
+    ]
+
+
+class WideBatch(ctypes.Structure):
+    """Batch metadata of a wide iteration. `batch` has its sampled rows, of which row i is row `sampled[i]` of the iteration.
+
+    runs: `batch.num_wide_runs` of them cover the rows of the iteration in order. tokens: by row of the iteration.
+    """
+
+    _fields_ = [
+        ("batch", Batch),
+        ("runs", BatchRun * MAX_ROWS),
+        ("sampled", c_uint32 * MAX_ROWS),
+        ("tokens", c_int32 * WIDE_ROWS),
     ]
 
 

@@ -18,6 +18,10 @@ from distmk.abi.sampling import (
 MAGIC = 0x31304B4D54534944  # "DISTMK01"
 SPACE_SHIFT = 56
 MAX_ROWS = 16  # token rows an iteration can carry
+MAX_PROGRAMS = 2  # that take turns in a launch
+WIDE_ROWS = 512  # token rows that a wide iteration can carry
+WIDE_COLS = 64  # columns of a block of a wide iteration's activations: 128 bytes of a row
+MAX_WIDE_SPLITS = 2  # parts of a row-parallel product's columns that are multiplied by different tasks
 MAX_RANKS = 64
 EVENT_STRIDE_BYTES = 64  # one event per cache line, or polls of neighbouring counters would slow each other down
 TASK_ARGS_BYTES = 160
@@ -74,6 +78,15 @@ class Epilogue(enum.IntEnum):
     ARGMAX = 4  # keep the best (value, index) of each sampled row
 
 
+class WideEpilogue(enum.IntEnum):
+    """What a wide linear task does with its result."""
+
+    STORE = 0  # bf16 rows
+    SWIGLU = 1  # silu(first half) * second half, as the activations of the next product
+    PARTS = 2  # float32, into this rank's slots on the ranks that own the rows
+    LOGITS = 3  # float32 rows
+
+
 class FinishReason(enum.IntEnum):
     """Why a request ended: at a stop token, at its maximum length, or because the host cancelled it. PREEMPTED: it was put back
     for lack of KV pages, and the host sends it again.
@@ -124,6 +137,7 @@ ENUMS: tuple[type[enum.IntEnum], ...] = (
     Space,
     LaunchKind,
     Epilogue,
+    WideEpilogue,
     FinishReason,
     CommandKind,
     Abort,
@@ -135,6 +149,10 @@ CONSTANTS = {
     "MAGIC": MAGIC,
     "SPACE_SHIFT": SPACE_SHIFT,
     "MAX_ROWS": MAX_ROWS,
+    "MAX_PROGRAMS": MAX_PROGRAMS,
+    "WIDE_ROWS": WIDE_ROWS,
+    "WIDE_COLS": WIDE_COLS,
+    "MAX_WIDE_SPLITS": MAX_WIDE_SPLITS,
     "MAX_RANKS": MAX_RANKS,
     "EVENT_STRIDE_BYTES": EVENT_STRIDE_BYTES,
     "TASK_ARGS_BYTES": TASK_ARGS_BYTES,

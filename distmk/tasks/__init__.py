@@ -16,11 +16,15 @@ from distmk.tasks.linear import Linear
 from distmk.tasks.sampling import CountTokens, SampleRow, SendLogits
 from distmk.tasks.scheduling import Sample, SchedulerStep
 from distmk.tasks.splits import AttentionShape
+from distmk.tasks.wide_attention import WideAppend, WideAttention
+from distmk.tasks.wide_linear import WideLinear
+from distmk.tasks.wide_rows import ArgmaxRows, SelectRows, WideEmbed, WideSum
 
 __all__ = [
     "TASK_TYPES",
     "Access",
     "Affine",
+    "ArgmaxRows",
     "Attention",
     "AttentionShape",
     "Combine",
@@ -33,10 +37,16 @@ __all__ = [
     "Sample",
     "SampleRow",
     "SchedulerStep",
+    "SelectRows",
     "SendLogits",
     "Sine",
     "Sum",
     "Task",
+    "WideAppend",
+    "WideAttention",
+    "WideEmbed",
+    "WideLinear",
+    "WideSum",
 ]
 
 for _module in pkgutil.iter_modules(__path__):

@@ -1,0 +1,219 @@
+"""Attention of a wide iteration: what is new goes to the KV cache, then every row attends to the positions up to its own."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping
+from ctypes import c_float, c_uint32, c_uint64
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from distmk.abi import MAX_ROWS, WIDE_ROWS, LaunchKind
+from distmk.graph.regions import Region, Slab
+from distmk.graph.task import Access, Content, Layout, Task, access, bf16_access, constant_access, require, task_type
+from distmk.tasks.attention import page_table_content
+from distmk.tasks.splits import AttentionShape
+from distmk.tasks.wide import activation_access, check_wide, wide_batch_accesses
+
+
+class WideAppendArgs(ctypes.Structure):
+    _fields_ = [
+        ("qkv", c_uint64),  # bf16 [WIDE_ROWS, qkv_stride], before norm and RoPE
+        ("q", c_uint64),  # bf16 [WIDE_ROWS, q_stride]
+        ("q_norm", c_uint64),  # f32 [head_dim]; 0: none
+        ("k_norm", c_uint64),
+        ("rope", c_uint64),  # f32 [num_positions, head_dim]
+        ("k_cache", c_uint64),  # bf16 [page, kv head, position in page, head_dim]
+        ("v_cache", c_uint64),
+        ("page_table", c_uint64),  # i32 [slot, max_pages]
+        ("batch", c_uint64),
+        ("num_q", c_uint32),
+        ("num_kv", c_uint32),
+        ("head_dim", c_uint32),
+        ("page_size", c_uint32),
+        ("max_pages", c_uint32),
+        ("num_pages", c_uint32),
+        ("num_positions", c_uint32),  # rows of the rope table
+        ("qkv_stride", c_uint32),
+        ("q_stride", c_uint32),
+        ("eps", c_float),
+    ]
+
+
+@task_type(16, "wide_append")
+@dataclass(frozen=True, eq=False)
+class WideAppend(Task):
+    """Head norm and RoPE of the queries and keys of a wide iteration, and the append of its keys and values to the KV cache.
+
+    qkv: bf16 [WIDE_ROWS, qkv_cols], a row's queries, keys and values. q: bf16 [WIDE_ROWS, query columns], the queries normalized
+    and rotated. Computed in float32. An instance: a row.
+
+    RoPE: Su et al., arXiv:2104.09864.
+    """
+
+    shape: AttentionShape = None  # type: ignore[assignment]
+    qkv: Region = None  # type: ignore[assignment]
+    q: Region = None  # type: ignore[assignment]
+    k_cache: Region = None  # type: ignore[assignment]
+    v_cache: Region = None  # type: ignore[assignment]
+    page_table: Region = None  # type: ignore[assignment]
+    batch: Region = None  # type: ignore[assignment]
+    rope: Slab = None  # type: ignore[assignment]
+    q_norm: Slab | None = None
+    k_norm: Slab | None = None
+    eps: float = 0.0
+    launch: LaunchKind = LaunchKind.SPREAD
+
+    Args: ClassVar[type[ctypes.Structure]] = WideAppendArgs
+    runs_shares: ClassVar[bool] = True
+
+    def dtypes(self) -> Mapping[str, str | None]:
+        return {"qkv": "bf16", "q": "bf16", "k_cache": "bf16", "v_cache": "bf16", "page_table": "i32", "batch": None}
+
+    def reads(self) -> Iterable[Region]:
+        return (self.qkv, self.page_table, self.batch)
+
+    def writes(self) -> Iterable[Region]:
+        return (self.q, self.k_cache, self.v_cache)
+
+    def max_instances(self) -> int:
+        return WIDE_ROWS
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        names = ("num_q", "num_kv", "head_dim", "page_size", "max_pages", "num_pages")
+        regions = ("qkv", "q", "q_norm", "k_norm", "rope", "k_cache", "v_cache", "page_table", "batch")
+        return WideAppendArgs(
+            **{name: layout.operand(getattr(self, name)) for name in regions},
+            **{name: getattr(self.shape, name) for name in names},
+            num_positions=self.rope.rows,
+            qkv_stride=self.qkv.buffer.cols,
+            q_stride=self.q.buffer.cols,
+            eps=self.eps,
+        )
+
+    @classmethod
+    def num_instances(cls, args: Any) -> int:
+        return WIDE_ROWS
+
+    @classmethod
+    def check_capacity(cls, args: Any, step: Any) -> None:
+        require(step.max_positions <= args.num_positions, "the rope table has too few positions")
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        _check_heads(args)
+        q_cols, qkv_cols = args.num_q * args.head_dim, (args.num_q + 2 * args.num_kv) * args.head_dim
+        found = [
+            bf16_access(False, rank, args.qkv, qkv_cols, WIDE_ROWS, args.qkv_stride),
+            bf16_access(True, rank, args.q, q_cols, WIDE_ROWS, args.q_stride),
+            constant_access(rank, args.rope, 4 * args.head_dim, args.num_positions),
+            *_cache_accesses(args, rank, write=True),
+            *wide_batch_accesses(rank, args.batch),
+        ]
+        return found + [constant_access(rank, norm, 4, args.head_dim) for norm in (args.q_norm, args.k_norm) if norm]
+
+
+class WideAttentionArgs(ctypes.Structure):
+    _fields_ = [
+        ("q", c_uint64),  # bf16 [WIDE_ROWS, q_stride], rotated
+        ("k_cache", c_uint64),  # bf16 [page, kv head, position in page, head_dim]
+        ("v_cache", c_uint64),
+        ("page_table", c_uint64),  # i32 [slot, max_pages]
+        ("out", c_uint64),  # activations of num_q * head_dim columns
+        ("batch", c_uint64),
+        ("num_q", c_uint32),
+        ("num_kv", c_uint32),
+        ("head_dim", c_uint32),
+        ("group", c_uint32),
+        ("q_begin", c_uint32),
+        ("kv_begin", c_uint32),
+        ("page_size", c_uint32),
+        ("max_pages", c_uint32),
+        ("num_pages", c_uint32),
+        ("q_stride", c_uint32),
+        ("tiled", c_uint32),
+        ("pad", c_uint32),
+    ]
+
+
+@task_type(17, "wide_attention")
+@dataclass(frozen=True, eq=False)
+class WideAttention(Task):
+    """softmax(q k^T / sqrt(head_dim)) v of every row of a wide iteration over the positions of its sequence up to its own (causal).
+
+    q: bf16 [WIDE_ROWS, query columns], as `WideAppend` leaves it. out: activations of as many columns. Row i of a run of n rows
+    that ends with kv_len positions attends to the first kv_len - n + i + 1. An instance: a block of rows of one run and one query
+    head or group of them, as the backend cuts it; max_instances bounds their number.
+
+    Dao, "FlashAttention-2", arXiv:2307.08691.
+    """
+
+    shape: AttentionShape = None  # type: ignore[assignment]
+    q: Region = None  # type: ignore[assignment]
+    k_cache: Region = None  # type: ignore[assignment]
+    v_cache: Region = None  # type: ignore[assignment]
+    page_table: Region = None  # type: ignore[assignment]
+    out: Region = None  # type: ignore[assignment]
+    batch: Region = None  # type: ignore[assignment]
+    tiled: bool = False
+    launch: LaunchKind = LaunchKind.SPREAD
+
+    Args: ClassVar[type[ctypes.Structure]] = WideAttentionArgs
+    runs_shares: ClassVar[bool] = True
+
+    def dtypes(self) -> Mapping[str, str | None]:
+        return {"q": "bf16", "k_cache": "bf16", "v_cache": "bf16", "page_table": "i32", "out": "bf16", "batch": None}
+
+    def reads(self) -> Iterable[Region]:
+        return (self.q, self.k_cache, self.v_cache, self.page_table, self.batch)
+
+    def writes(self) -> Iterable[Region]:
+        return (self.out,)
+
+    def max_instances(self) -> int:
+        return WIDE_ROWS * self.shape.num_q
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        names = ("num_q", "num_kv", "head_dim", "group", "q_begin", "kv_begin", "page_size", "max_pages", "num_pages")
+        regions = ("q", "k_cache", "v_cache", "page_table", "out", "batch")
+        return WideAttentionArgs(
+            **{name: layout.operand(getattr(self, name)) for name in regions},
+            **{name: getattr(self.shape, name) for name in names},
+            q_stride=self.q.buffer.cols,
+            tiled=int(self.tiled),
+        )
+
+    @classmethod
+    def num_instances(cls, args: Any) -> int:
+        return int(WIDE_ROWS * args.num_q)
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        _check_heads(args)
+        require(args.group > 0, "there are no query heads")
+        first, last = args.q_begin // args.group, (args.q_begin + args.num_q - 1) // args.group
+        require(
+            args.kv_begin <= first and last < args.kv_begin + args.num_kv and args.q_begin + args.num_q < 2**32,
+            "a query head has no KV head",
+        )
+        q_cols = args.num_q * args.head_dim
+        return [
+            bf16_access(False, rank, args.q, q_cols, WIDE_ROWS, args.q_stride),
+            activation_access(True, rank, args.out, q_cols, args.tiled),
+            *_cache_accesses(args, rank, write=False),
+            *wide_batch_accesses(rank, args.batch),
+        ]
+
+
+def _check_heads(args: Any) -> None:
+    check_wide(args)
+    require(args.head_dim > 0 and args.head_dim % 2 == 0, "head_dim is odd")
+    require(args.page_size > 0 and not args.page_size & (args.page_size - 1), "page_size is no power of two")
+    require(args.num_q > 0 and args.num_kv > 0, "there are no heads")
+
+
+def _cache_accesses(args: Any, rank: int, write: bool) -> list[Access]:
+    num_bytes = 2 * args.num_pages * args.num_kv * args.page_size * args.head_dim
+    pages: Content = ("KV cache", args.page_size, args.num_pages, args.num_kv, args.head_dim)
+    table = access(False, rank, args.page_table, 4 * MAX_ROWS * args.max_pages, content=page_table_content(args))
+    return [table, *(access(write, rank, cache, num_bytes, content=pages) for cache in (args.k_cache, args.v_cache))]

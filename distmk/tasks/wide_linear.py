@@ -1,0 +1,186 @@
+"""Linear layers of a wide iteration."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping, Sequence
+from ctypes import c_uint32, c_uint64
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from distmk.abi import MAX_ROWS, MAX_WIDE_SPLITS, WIDE_ROWS, LaunchKind, WideEpilogue
+from distmk.errors import UsageError
+from distmk.graph.regions import TILE_COLS, Region, Slab
+from distmk.graph.task import Access, Layout, Task, constant_access, f32_access, require, task_type
+from distmk.tasks.wide import activation_access, check_wide, owned_rows, wide_batch_accesses
+
+
+class SlabPartition(NamedTuple):
+    """How the rows of a matrix are dealt to slabs: `num_reduced` slabs of `reduced_rows` rows, then equal shares, in pairs.
+
+    Slab num_reduced + i of n others begins at row `first + 2 * (num_pairs * i // n)`.
+    """
+
+    num_rows: int
+    num_slabs: int
+    num_reduced: int = 0
+    reduced_rows: int = 0
+
+    @staticmethod
+    def of(slabs: Sequence[tuple[int, int]]) -> SlabPartition:
+        """The partition with ranges `slabs`. UsageError: they are no such partition."""
+        num_rows, sizes = slabs[-1][1], [end - begin for begin, end in slabs]
+        candidates = [SlabPartition(num_rows, len(slabs))]
+        candidates += [
+            SlabPartition(num_rows, len(slabs), n, sizes[0]) for n in range(1, len(slabs)) if sizes[n - 1] == sizes[0]
+        ]
+        for candidate in candidates:
+            if candidate.ranges() == tuple(map(tuple, slabs)):
+                return candidate
+        raise UsageError(f"{len(slabs)} slabs of {num_rows} rows are not equal shares; a wide product needs such")
+
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """The rows of each slab."""
+        first, rest = self.num_reduced * self.reduced_rows, self.num_slabs - self.num_reduced
+        num_pairs = (self.num_rows - first + 1) // 2
+        begins = [i * self.reduced_rows for i in range(self.num_reduced)]
+        begins += [first + 2 * (num_pairs * i // rest) for i in range(rest)]
+        return tuple(zip(begins, [*begins[1:], self.num_rows], strict=True))
+
+
+class WideLinearArgs(ctypes.Structure):
+    _fields_ = [
+        ("x", c_uint64),  # activations of k columns (distmk/tasks/wide.py)
+        ("weight", c_uint64),  # bf16 [num_rows, k_pitch], packed in tiles if `tiled`
+        ("bias", c_uint64),  # f32 [num_rows]; 0: none
+        ("out", c_uint64),
+        ("batch", c_uint64),
+        ("k", c_uint32),
+        ("k_pitch", c_uint32),  # elements of a row of the weight
+        ("num_rows", c_uint32),  # of the weight; the slabs that they are packed in follow (`SlabPartition`)
+        ("num_slabs", c_uint32),
+        ("num_reduced", c_uint32),
+        ("reduced_rows", c_uint32),
+        ("out_stride", c_uint32),  # elements of a row of `out`; SWIGLU: columns of the activations
+        ("epilogue", c_uint32),  # WideEpilogue
+        ("num_splits", c_uint32),  # PARTS: parts of k, each with a slot of its own
+        ("slot", c_uint32),  # PARTS: this rank's first one
+        ("tiled", c_uint32),
+        ("sampled", c_uint32),  # 1: x has the sampled rows only
+    ]
+
+
+@task_type(15, "wide_linear")
+@dataclass(frozen=True, eq=False)
+class WideLinear(Task):
+    """out = epilogue(x @ slab.T + bias) for the rows of a wide iteration: bf16 activations and weights, float32 accumulation.
+
+    x: activations (`distmk.tasks.wide`), of all rows or of the sampled ones. slab: the whole matrix of a rank, packed in the
+    slabs of the narrow program's tasks (`partition`). Rows of gate and up are paired within a slab: of 2h rows, row i of gate is row i
+    and that of up row h + i.
+
+    out: STORE: bf16 [WIDE_ROWS, out_stride]. SWIGLU: activations of num_rows / 2 columns. LOGITS: f32 [MAX_ROWS, out_stride].
+    PARTS: f32 [owned_rows(num_ranks), slots * num_rows]: split s of the sum over k goes to columns [(slot + s) * num_rows, ...)
+    of the row's owner. Of n rows and R ranks, rank r owns rows [r * ceil(n / R), ...), in its buffer's rows from 0 on.
+    """
+
+    x: Region = None  # type: ignore[assignment]
+    slab: Slab = None  # type: ignore[assignment]
+    out: Region = None  # type: ignore[assignment]
+    batch: Region = None  # type: ignore[assignment]
+    partition: SlabPartition = None  # type: ignore[assignment]
+    bias: Slab | None = None
+    epilogue: WideEpilogue = WideEpilogue.STORE
+    num_splits: int = 1
+    slot: int = 0
+    num_ranks: int = 1
+    tiled: bool = False
+    sampled: bool = False
+    launch: LaunchKind = LaunchKind.SPREAD
+
+    Args: ClassVar[type[ctypes.Structure]] = WideLinearArgs
+    runs_shares: ClassVar[bool] = True
+
+    def dtypes(self) -> Mapping[str, str | None]:
+        out = "bf16" if self.epilogue in (WideEpilogue.STORE, WideEpilogue.SWIGLU) else "f32"
+        return {"x": "bf16", "out": out, "batch": None}
+
+    def reads(self) -> Iterable[Region]:
+        return (self.x, self.batch)
+
+    def writes(self) -> Iterable[Region]:
+        if self.epilogue is WideEpilogue.PARTS:
+            return [self.out.on(rank) for rank in range(self.num_ranks)]
+        return (self.out,)
+
+    def weight_bytes(self) -> int:
+        return self.slab.num_bytes
+
+    def max_instances(self) -> int:
+        return WIDE_ROWS * self.slab.rows
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        n, weight = self.slab.rows, self.slab.weight
+        slot = (
+            layout.operand(self.out) - 4 * self.slot * n
+            if self.epilogue is WideEpilogue.PARTS
+            else layout.operand(self.out)
+        )
+        return WideLinearArgs(
+            x=layout.operand(self.x),
+            weight=layout.operand(self.slab),
+            bias=layout.operand(self.bias),
+            out=slot,
+            batch=layout.operand(self.batch),
+            k=weight.cols,
+            k_pitch=weight.row_bytes // 2,
+            num_rows=n,
+            num_slabs=self.partition.num_slabs,
+            num_reduced=self.partition.num_reduced,
+            reduced_rows=self.partition.reduced_rows,
+            out_stride=n // 2 if self.epilogue is WideEpilogue.SWIGLU else self.out.buffer.cols,
+            epilogue=int(self.epilogue),
+            num_splits=self.num_splits,
+            slot=self.slot,
+            tiled=int(self.tiled),
+            sampled=int(self.sampled),
+        )
+
+    @classmethod
+    def num_instances(cls, args: Any) -> int:
+        return int(WIDE_ROWS * args.num_rows)
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        _check_wide_linear(args)
+        n = args.num_rows
+        x = activation_access(False, rank, args.x, args.k, args.tiled, MAX_ROWS if args.sampled else WIDE_ROWS)
+        found = [x, constant_access(rank, args.weight, 2 * args.k_pitch, n), *wide_batch_accesses(rank, args.batch)]
+        if args.bias:
+            found.append(constant_access(rank, args.bias, 4, n))
+        if args.epilogue == WideEpilogue.STORE:
+            store = f32_access(True, rank, args.out, n, WIDE_ROWS, args.out_stride)
+            found.append(store._replace(row_bytes=2 * n, stride=2 * args.out_stride, align_bytes=2))
+        elif args.epilogue == WideEpilogue.SWIGLU:
+            found.append(activation_access(True, rank, args.out, n // 2, args.tiled))
+        elif args.epilogue == WideEpilogue.LOGITS:
+            found.append(f32_access(True, rank, args.out, n, MAX_ROWS, args.out_stride))
+        else:
+            first, rows = args.out + 4 * args.slot * n, owned_rows(num_ranks)
+            found += [f32_access(True, r, first, n * args.num_splits, rows, args.out_stride) for r in range(num_ranks)]
+        return found
+
+
+def _check_wide_linear(args: Any) -> None:
+    check_wide(args)
+    require(args.epilogue <= max(WideEpilogue), "the epilogue is unknown")
+    require(args.sampled <= 1, "a flag is neither 0 nor 1")
+    require(bool(args.sampled) == (args.epilogue == WideEpilogue.LOGITS), "logits are those of the sampled rows")
+    require(1 <= args.num_splits <= MAX_WIDE_SPLITS, "num_splits is out of range")
+    require(args.num_splits == 1 or args.epilogue == WideEpilogue.PARTS, "the epilogue has no splits")
+    pitch = -(-args.k // TILE_COLS) * TILE_COLS if args.tiled else args.k
+    require(args.k_pitch == pitch, "rows of the weight are not of k columns")
+    require(args.num_slabs > 0 and args.num_reduced < args.num_slabs, "there are no slabs")
+    require(args.num_reduced * args.reduced_rows < args.num_rows, "the reduced slabs have all rows")
+    require(args.epilogue != WideEpilogue.SWIGLU or args.num_rows % 2 == 0, "rows of gate and up are not paired")
+    require(args.x != args.out, "x is the output")

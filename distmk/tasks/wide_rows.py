@@ -1,0 +1,308 @@
+"""Row by row in a wide iteration: the embedding, sums into the residual stream, the choice of sampled rows, and their argmax."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping
+from ctypes import c_float, c_uint32, c_uint64
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from distmk.abi import MAX_ROWS, MAX_WIDE_SPLITS, WIDE_ROWS, LaunchKind
+from distmk.graph.regions import Region, Slab
+from distmk.graph.task import Access, Layout, Task, access, constant_access, f32_access, require, task_type
+from distmk.tasks.scheduling import CANDIDATES_BYTES
+from distmk.tasks.wide import activation_access, check_wide, owned_rows, wide_batch_accesses
+
+
+class WideEmbedArgs(ctypes.Structure):
+    _fields_ = [
+        ("table", c_uint64),  # bf16 [last_token - first_token, k]
+        ("out", c_uint64),  # f32 [owned rows, out_stride], from this rank's slot on
+        ("batch", c_uint64),
+        ("k", c_uint32),
+        ("out_stride", c_uint32),
+        ("first_token", c_uint32),
+        ("last_token", c_uint32),
+    ]
+
+
+@task_type(18, "wide_embed")
+@dataclass(frozen=True, eq=False)
+class WideEmbed(Task):
+    """out[row] = table[token of row], float32, in this rank's slot on the row's owner (`WideLinear`, PARTS).
+
+    table: bf16 [tokens of this rank, k]. Rows with a token of another rank are zero. An instance: a row.
+    """
+
+    table: Slab = None  # type: ignore[assignment]
+    out: Region = None  # type: ignore[assignment]
+    batch: Region = None  # type: ignore[assignment]
+    first_token: int = 0
+    num_ranks: int = 1
+    launch: LaunchKind = LaunchKind.SPREAD
+
+    Args: ClassVar[type[ctypes.Structure]] = WideEmbedArgs
+    runs_shares: ClassVar[bool] = True
+
+    def dtypes(self) -> Mapping[str, str | None]:
+        return {"out": "f32", "batch": None}
+
+    def reads(self) -> Iterable[Region]:
+        return (self.batch,)
+
+    def writes(self) -> Iterable[Region]:
+        return [self.out.on(rank) for rank in range(self.num_ranks)]
+
+    def max_instances(self) -> int:
+        return WIDE_ROWS
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        return WideEmbedArgs(
+            table=layout.operand(self.table),
+            out=layout.operand(self.out),
+            batch=layout.operand(self.batch),
+            k=self.table.weight.cols,
+            out_stride=self.out.buffer.cols,
+            first_token=self.first_token,
+            last_token=self.first_token + self.table.rows,
+        )
+
+    @classmethod
+    def num_instances(cls, args: Any) -> int:
+        return WIDE_ROWS
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        check_wide(args)
+        require(args.first_token < args.last_token, "there are no tokens")
+        table = constant_access(rank, args.table, 2 * args.k, args.last_token - args.first_token)
+        rows = owned_rows(num_ranks)
+        out = [f32_access(True, r, args.out, args.k, rows, args.out_stride) for r in range(num_ranks)]
+        return [table, *out, *wide_batch_accesses(rank, args.batch)]
+
+
+class WideSumArgs(ctypes.Structure):
+    _fields_ = [
+        ("parts", c_uint64),  # f32 [owned rows, slots * k]
+        ("x", c_uint64),  # f32 [owned rows, k], the residual stream
+        ("out", c_uint64),  # activations of k columns
+        ("batch", c_uint64),
+        ("k", c_uint32),
+        ("parts_stride", c_uint32),  # elements of a row of `parts`
+        ("num_ranks", c_uint32),
+        ("slots_per_rank", c_uint32),
+        ("num_splits", c_uint32),  # slots of a rank that are added up: its first ones
+        ("add", c_uint32),
+        ("tiled", c_uint32),
+        ("eps", c_float),
+    ]
+
+
+@task_type(19, "wide_sum")
+@dataclass(frozen=True, eq=False)
+class WideSum(Task):
+    """x (+)= sum of the parts, rank by rank and split by split, of the rows that this rank owns; out = x / rms(x).
+
+    parts: f32 [owned rows, slots * k] (`WideLinear`, PARTS). x: f32 [owned rows, k]. out: activations of k columns, on every
+    rank. The RMSNorm's weight is in the columns of the matrix that out is multiplied by (`Weight.col_scale`). An instance: a row.
+    """
+
+    parts: Region = None  # type: ignore[assignment]
+    x: Region = None  # type: ignore[assignment]
+    out: Region = None  # type: ignore[assignment]
+    batch: Region = None  # type: ignore[assignment]
+    num_ranks: int = 1
+    num_splits: int = 1
+    add: bool = False
+    tiled: bool = False
+    eps: float = 0.0
+    launch: LaunchKind = LaunchKind.SPREAD
+
+    Args: ClassVar[type[ctypes.Structure]] = WideSumArgs
+    runs_shares: ClassVar[bool] = True
+
+    def dtypes(self) -> Mapping[str, str | None]:
+        return {"parts": "f32", "x": "f32", "out": "bf16", "batch": None}
+
+    def reads(self) -> Iterable[Region]:
+        yield self.parts
+        yield self.batch
+        if self.add:
+            yield self.x
+
+    def writes(self) -> Iterable[Region]:
+        return [self.x, *(self.out.on(rank) for rank in range(self.num_ranks))]
+
+    def max_instances(self) -> int:
+        return WIDE_ROWS
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        k = self.x.cols
+        return WideSumArgs(
+            parts=layout.operand(self.parts),
+            x=layout.operand(self.x),
+            out=layout.operand(self.out),
+            batch=layout.operand(self.batch),
+            k=k,
+            parts_stride=self.parts.buffer.cols,
+            num_ranks=self.num_ranks,
+            slots_per_rank=self.parts.buffer.cols // (k * self.num_ranks),
+            num_splits=self.num_splits,
+            add=int(self.add),
+            tiled=int(self.tiled),
+            eps=self.eps,
+        )
+
+    @classmethod
+    def num_instances(cls, args: Any) -> int:
+        return WIDE_ROWS
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        check_wide(args)
+        require(args.num_ranks == num_ranks, "num_ranks is not that of the program")
+        require(args.add <= 1, "a flag is neither 0 nor 1")
+        require(1 <= args.num_splits <= args.slots_per_rank <= MAX_WIDE_SPLITS, "num_splits is out of range")
+        require(args.parts_stride == num_ranks * args.slots_per_rank * args.k, "parts_stride is not that of the slots")
+        rows = owned_rows(num_ranks)
+        x = f32_access(True, rank, args.x, args.k, rows, args.k)
+        slots = (args.parts + 4 * args.k * args.slots_per_rank * source for source in range(num_ranks))
+        found = [f32_access(False, rank, slot, args.k * args.num_splits, rows, args.parts_stride) for slot in slots]
+        found += [x, *(activation_access(True, r, args.out, args.k, args.tiled) for r in range(num_ranks))]
+        if args.add:
+            found.append(x._replace(write=False))
+        return [*found, *wide_batch_accesses(rank, args.batch)]
+
+
+class SelectRowsArgs(ctypes.Structure):
+    _fields_ = [
+        ("x", c_uint64),  # activations of k columns
+        ("out", c_uint64),  # the same, of which the first MAX_ROWS rows are in use
+        ("batch", c_uint64),
+        ("k", c_uint32),
+        ("tiled", c_uint32),
+    ]
+
+
+@task_type(20, "select_rows")
+@dataclass(frozen=True, eq=False)
+class SelectRows(Task):
+    """out[i] = x[i-th sampled row of the wide iteration]. An instance: a sampled row."""
+
+    x: Region = None  # type: ignore[assignment]
+    out: Region = None  # type: ignore[assignment]
+    batch: Region = None  # type: ignore[assignment]
+    k: int = 0
+    tiled: bool = False
+    launch: LaunchKind = LaunchKind.SPREAD
+
+    Args: ClassVar[type[ctypes.Structure]] = SelectRowsArgs
+    runs_shares: ClassVar[bool] = True
+
+    def dtypes(self) -> Mapping[str, str | None]:
+        return {"x": "bf16", "out": "bf16", "batch": None}
+
+    def reads(self) -> Iterable[Region]:
+        return (self.x, self.batch)
+
+    def writes(self) -> Iterable[Region]:
+        return (self.out,)
+
+    def max_instances(self) -> int:
+        return MAX_ROWS
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        return SelectRowsArgs(
+            x=layout.operand(self.x),
+            out=layout.operand(self.out),
+            batch=layout.operand(self.batch),
+            k=self.k,
+            tiled=int(self.tiled),
+        )
+
+    @classmethod
+    def num_instances(cls, args: Any) -> int:
+        return MAX_ROWS
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        check_wide(args)
+        require(args.x != args.out, "x is the output")
+        return [
+            activation_access(False, rank, args.x, args.k, args.tiled),
+            activation_access(True, rank, args.out, args.k, args.tiled, MAX_ROWS),
+            *wide_batch_accesses(rank, args.batch),
+        ]
+
+
+class ArgmaxRowsArgs(ctypes.Structure):
+    _fields_ = [
+        ("logits", c_uint64),  # f32 [MAX_ROWS, stride], of which this rank has n columns
+        ("out", c_uint64),  # Candidate [num_parts, MAX_ROWS]
+        ("batch", c_uint64),
+        ("n", c_uint32),
+        ("stride", c_uint32),
+        ("num_parts", c_uint32),
+        ("first_token", c_uint32),
+    ]
+
+
+@task_type(21, "argmax_rows")
+@dataclass(frozen=True, eq=False)
+class ArgmaxRows(Task):
+    """out[p, row] = the best logit of every sampled row in part p of the columns, and its token (the lowest wins ties).
+
+    logits: f32 columns of MAX_ROWS rows. out: Candidate [parts, MAX_ROWS]. Part p has the columns [n * p // parts, ...) and is
+    instance p.
+    """
+
+    logits: Region = None  # type: ignore[assignment]
+    out: Region = None  # type: ignore[assignment]
+    batch: Region = None  # type: ignore[assignment]
+    first_token: int = 0
+    launch: LaunchKind = LaunchKind.SPREAD
+
+    Args: ClassVar[type[ctypes.Structure]] = ArgmaxRowsArgs
+    runs_shares: ClassVar[bool] = True
+
+    def dtypes(self) -> Mapping[str, str | None]:
+        return {"logits": "f32", "out": "u8", "batch": None}
+
+    def reads(self) -> Iterable[Region]:
+        return (self.logits, self.batch)
+
+    def writes(self) -> Iterable[Region]:
+        return (self.out,)
+
+    @property
+    def num_parts(self) -> int:
+        return self.out.cols // CANDIDATES_BYTES
+
+    def max_instances(self) -> int:
+        return self.num_parts
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        return ArgmaxRowsArgs(
+            logits=layout.operand(self.logits),
+            out=layout.operand(self.out),
+            batch=layout.operand(self.batch),
+            n=self.logits.cols,
+            stride=self.logits.buffer.cols,
+            num_parts=self.num_parts,
+            first_token=self.first_token,
+        )
+
+    @classmethod
+    def num_instances(cls, args: Any) -> int:
+        return int(args.num_parts)
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        check_wide(args)
+        require(args.num_parts > 0, "there are no parts")
+        return [
+            f32_access(False, rank, args.logits, args.n, MAX_ROWS, args.stride),
+            access(True, rank, args.out, CANDIDATES_BYTES * args.num_parts),
+            *wide_batch_accesses(rank, args.batch),
+        ]
