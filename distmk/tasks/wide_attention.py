@@ -139,7 +139,7 @@ class WideAttentionArgs(ctypes.Structure):
 @task_type(17, "wide_attention")
 @dataclass(frozen=True, eq=False)
 class WideAttention(Task):
-    """softmax(q k^T / sqrt(head_dim)) v of every row of a wide iteration over the positions of its sequence up to its own (causal).
+    """softmax(q k^T / sqrt(head_dim)) v of every row of a wide iteration over its sequence's positions up to its own (causal).
 
     q: bf16 [WIDE_ROWS, query columns], as `WideAppend` leaves it. out: activations of as many columns. Row i of a run of n rows
     that ends with kv_len positions attends to the first kv_len - n + i + 1. An instance: a block of rows of one run and one query

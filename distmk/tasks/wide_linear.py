@@ -76,8 +76,8 @@ class WideLinear(Task):
     """out = epilogue(x @ slab.T + bias) for the rows of a wide iteration: bf16 activations and weights, float32 accumulation.
 
     x: activations (`distmk.tasks.wide`), of all rows or of the sampled ones. slab: the whole matrix of a rank, packed in the
-    slabs of the narrow program's tasks (`partition`). Rows of gate and up are paired within a slab: of 2h rows, row i of gate is row i
-    and that of up row h + i.
+    slabs of the narrow program's tasks (`partition`). Rows of gate and up are paired within a slab: of 2h rows, row i of gate
+    is row i, and that of up is row h + i.
 
     out: STORE: bf16 [WIDE_ROWS, out_stride]. SWIGLU: activations of num_rows / 2 columns. LOGITS: f32 [MAX_ROWS, out_stride].
     PARTS: f32 [owned_rows(num_ranks), slots * num_rows]: split s of the sum over k goes to columns [(slot + s) * num_rows, ...)
