@@ -13,6 +13,7 @@ from support.bodies.attention import attention, extreme_scores
 from support.bodies.attention_inputs import Heads
 from support.bodies.board import Board
 from support.bodies.fused_combine import fused_combine
+from support.bodies.wide_attention import random_wide_runs, wide_attention
 
 from distmk.abi import Epilogue
 
@@ -22,6 +23,7 @@ KINDS = (
     *("nop", "embed STORE", "embed PUSH", "put", "affine", "sine", "sum", "sample"),
     *("count_tokens", "sample_row"),
     *("attention", "fused combine"),
+    *("wide_append", "wide_attention"),
 )
 
 
@@ -83,7 +85,7 @@ FUSED_HEADS = (
 
 def add_all(board: Board, sizes: Sizes) -> None:
     """Every body, shuffled, so that a worker's queue has all kinds in a row."""
-    cases = [*_linear(board, sizes), *_small(board), *_attention(board, sizes)]
+    cases = [*_linear(board, sizes), *_small(board), *_attention(board, sizes), *_wide_attention(board, sizes)]
     for index in board.rng.permutation(len(cases)):
         cases[index]()
 
@@ -168,3 +170,18 @@ def _attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
         yield _on_each(board, fused_combine, error, heads, head_dim, True, sizes.max_len_batch_1)
     for fused_first in (True, False):
         yield _on_each(board, one_of_two_fuses_combine, error, Heads(4, 2), 128, sizes.max_len_batch_1, fused_first)
+
+
+def _wide_attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
+    rng, max_len = board.rng, sizes.max_len
+    for heads, head_dim, page_size, norms in (
+        *((Heads(2, 1), 64, 16, False), (Heads(6, 3), 64, 16, True), (Heads(8, 4), 128, 16, True)),
+        *((Heads(5, 3, 4), 64, 16, False), (Heads(4, 4, 8), 128, 8, False), (Heads(3, 3), 32, 16, True)),
+        *((Heads(4, 2), 96, 16, True), (Heads(2, 2), int(rng.choice(sizes.head_dims[-3:])), 4, False)),
+    ):
+        yield _on_each(board, wide_attention, heads, head_dim, page_size, norms, random_wide_runs(rng, max_len))
+    # Enough queries for the largest jobs, in the middle of a sequence; and decode rows alone.
+    chunk = (int(rng.integers(max_len // 3, max_len // 2)), 3, max_len)
+    yield _on_each(board, wide_attention, Heads(16, 4), 64, 16, True, [(1, 9, max_len - 5), chunk, (2, 0, 2)])
+    rows = [(1, int(slot), int(rng.integers(1, max_len))) for slot in rng.permutation(16)[:5]]
+    yield _on_each(board, wide_attention, Heads(8, 4), 128, 16, True, rows)
