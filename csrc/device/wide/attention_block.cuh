@@ -219,12 +219,12 @@ template <uint32_t DIM, uint32_t KEYS>
 struct WayCombine {
   using Warp = WarpAttention<DIM, KEYS>;
   static constexpr uint32_t VECTORS = DIM / 8 + 1;  // float4 of a lane: the accumulator, maxima and sums
-  static constexpr uint32_t BYTES = NUM_WARPS * VECTORS * 32 * sizeof(float4);
+  static constexpr uint32_t BYTES = (NUM_WARPS - Warp::ROW_GROUPS) * VECTORS * 32 * sizeof(float4);
 
   DISTMK_FN static float4* at(uint32_t way) {
     static_assert(KvBuffers<DIM>::BYTES + BYTES <= sizeof(Shared::stages), "");
     return reinterpret_cast<float4*>(shared().stages + KvBuffers<DIM>::BYTES) +
-           (way * Warp::ROW_GROUPS + Warp::row_group()) * VECTORS * 32 + Warp::lane();
+           ((way - 1) * Warp::ROW_GROUPS + Warp::row_group()) * VECTORS * 32 + Warp::lane();
   }
   DISTMK_FN static void leave(const Warp& warp) {
     float4* to = at(Warp::way());

@@ -180,8 +180,6 @@ class RowSums {
         if (split < args_.num_splits) sums[j] = sum(sums[j], loaded[split][j]);
   }
 };
-}
-};
 
 template <class Vector>
 DISTMK_FN void sum_rows(const Context& context, const WideSumArgs& args, const OwnRows& rows, uint32_t first_row) {
