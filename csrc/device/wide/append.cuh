@@ -140,7 +140,8 @@ DISTMK_FN void body_wide_append(Context& context, const WideAppendArgs& args) {
     if (thread < in_group) {
       const uint32_t row = context.instance + (first + thread) * num_workers;
       const WideRow found = wide_row(state.runs, num_runs, row);
-      state.rows[thread] = {row, found.position, wide::cache_row(context, args, found.slot, 0, found.position)};
+      state.rows[thread] = {row, found.position,
+                            wide::cache_row(context.at<int32_t>(args.page_table), args, found.slot, 0, found.position)};
     }
     context.team.sync();
     wide::append_rows(context, args, state, in_group);

@@ -7,18 +7,12 @@ namespace wide {
 
 constexpr uint32_t MOST_QUERIES = 128;  // of a job; else 64 or 32
 
-// The jobs of a task in the order of their cost: runs with many positions first, of each the last rows first.
-struct AttentionPlan {
-  BatchRun given[MAX_ROWS];
-  BatchRun runs[MAX_ROWS];  // most positions first
-};
-static_assert(sizeof(AttentionPlan) <= WORK_BYTES, "");
-
-// Sizes that follow from the arguments and the runs; every thread works them out for itself.
+// The jobs of a task in the order of their cost: runs with many positions first, of each the last rows first. Every
+// thread works out for itself how many there are.
 class AttentionJobs {
  public:
   DISTMK_FN AttentionJobs(const Context& context, const WideAttentionArgs& args)
-      : args_(args), plan_(*reinterpret_cast<AttentionPlan*>(shared().work)) {
+      : args_(args), plan_(attention_plan()) {
     num_runs_ = context.batch(args.batch)->num_wide_runs;
     most_heads_ = min(args.group, args.num_q);
     sort(context);
@@ -91,14 +85,13 @@ class AttentionJobs {
 };
 
 template <uint32_t DIM>
-DISTMK_NOINLINE void run_attention_job_of(const Context& context, const WideAttentionArgs& args,
-                                          const AttentionJob& job, uint32_t queries) {
+DISTMK_FN void run_attention_job_of(uint32_t queries) {
   if (queries == MOST_QUERIES)
-    run_attention_job<DIM, 64>(context, args, job);
+    run_attention_job<DIM, 64>();
   else if (queries == MOST_QUERIES / 2)
-    run_attention_job<DIM, 32>(context, args, job);
+    run_attention_job<DIM, 32>();
   else
-    run_attention_job<DIM, 16>(context, args, job);
+    run_attention_job<DIM, 16>();
 }
 
 }  // namespace wide
@@ -108,9 +101,9 @@ DISTMK_FN void body_wide_attention(Context& context, const WideAttentionArgs& ar
   const wide::AttentionJobs jobs(context, args);
   const bool large = args.head_dim > wide::MAX_HEAD_DIM / 2;
   if (large)
-    wide::zero_padding<wide::MAX_HEAD_DIM>(context, args.head_dim);
+    wide::zero_padding<wide::MAX_HEAD_DIM>(args.head_dim);
   else
-    wide::zero_padding<wide::MAX_HEAD_DIM / 2>(context, args.head_dim);
+    wide::zero_padding<wide::MAX_HEAD_DIM / 2>(args.head_dim);
   // In turn from the first worker to the last and back, as jobs get shorter.
   const uint32_t num_workers = context.rank_state.program->num_workers;
   for (uint32_t round = 0; round * num_workers < jobs.num_jobs(); ++round) {
@@ -119,11 +112,16 @@ DISTMK_FN void body_wide_attention(Context& context, const WideAttentionArgs& ar
     uint32_t queries;
     if (round * num_workers + in_round >= jobs.num_jobs()) break;
     if (!jobs.find(round * num_workers + in_round, job, queries)) continue;
-    if (round) context.team.sync();  // all warps have read the last job's tiles
+    context.team.sync();  // all warps are done with the last one
+    if (context.team.leader()) {
+      wide::attention_plan().args = args;
+      wide::attention_plan().job = job;
+    }
+    context.team.sync();
     if (large)
-      wide::run_attention_job_of<wide::MAX_HEAD_DIM>(context, args, job, queries);
+      wide::run_attention_job_of<wide::MAX_HEAD_DIM>(queries);
     else
-      wide::run_attention_job_of<wide::MAX_HEAD_DIM / 2>(context, args, job, queries);
+      wide::run_attention_job_of<wide::MAX_HEAD_DIM / 2>(queries);
   }
   fence_copies();  // the output is read by bulk copies
 }

@@ -21,6 +21,21 @@ struct AttentionJob {
   uint32_t first_query;                     // numbered row * num_heads + head
 };
 
+// What all warps of a worker know, in shared memory, as a job has no registers for it.
+struct AttentionPlan {
+  BatchRun given[MAX_ROWS];
+  BatchRun runs[MAX_ROWS];  // most positions first
+  WideAttentionArgs args;
+  AttentionJob job;                              // the present one
+  uint32_t cache_rows[NUM_KV_BUFFERS][KV_ROWS];  // of the positions of the next KV tiles
+};
+static_assert(sizeof(AttentionPlan) <= WORK_BYTES, "");
+DISTMK_FN AttentionPlan& attention_plan() { return *reinterpret_cast<AttentionPlan*>(shared().work); }
+template <class T>
+DISTMK_FN T* at_operand(uint64_t operand) {
+  return reinterpret_cast<T*>(reinterpret_cast<const RankState*>(shared().state_memory)->address(operand));
+}
+
 // DIM: head_dim rounded up to a size that the loops over a head know; the elements behind it are zeros.
 template <uint32_t DIM>
 struct KvBuffers {
@@ -36,61 +51,56 @@ struct KvBuffers {
 };
 
 // What a thread copies of each KV tile: the same chunk of 16 bytes of some rows. In shared memory chunk c of row r is
-// chunk c ^ r % 8, so that ldmatrix meets no bank twice; the caches have a swizzle of their own.
+// chunk c ^ r % 8, so that ldmatrix meets no bank twice; the caches have a swizzle of their own. What follows from the
+// arguments is worked out where it is used, as there are no registers to keep it in.
 template <uint32_t DIM>
 class KvLoader {
  public:
   using Buffers = KvBuffers<DIM>;
 
-  DISTMK_FN KvLoader(const Context& context, const WideAttentionArgs& args, const AttentionJob& job, uint32_t num_keys)
-      : context_(context), args_(args), job_(job), num_keys_(num_keys) {
-    const uint32_t row = context.team.index / Buffers::CHUNKS, chunk = context.team.index % Buffers::CHUNKS;
-    const uint32_t swizzle = swizzles_cache(args.head_dim, args.page_size) ? row % 2 * 4 : row % 8;
-    has_elements_ = 8 * chunk < args.head_dim;
-    offset_ = has_elements_ ? 8 * chunk : 0;
-    row_ = row;
-    dst_ = row * Buffers::ROW_BYTES + (chunk ^ swizzle) * 16;
+  DISTMK_FN explicit KvLoader(uint32_t num_keys) : num_keys_(num_keys) {}
+  // The cache row of position `index` of a tile.
+  DISTMK_FN uint32_t look_up(uint32_t tile, uint32_t index) const {
+    const uint32_t position = tile * KV_ROWS + index;
+    if (position >= num_keys_) return 0;
+    const WideAttentionArgs& args = attention_plan().args;
+    const AttentionJob& job = attention_plan().job;
+    return cache_row(at_operand<int32_t>(args.page_table), args, static_cast<uint32_t>(job.run.slot), job.kv_head,
+                     position);
   }
-  // Looks up the cache rows of a tile.
-  DISTMK_FN void look_up(uint32_t tile, uint32_t (&rows)[Buffers::PASSES]) const {
-#pragma unroll
-    for (uint32_t i = 0; i < Buffers::PASSES; ++i) {
-      const uint32_t position = min(tile * KV_ROWS + row_ + i * Buffers::ROWS_PER_PASS, num_keys_ - 1);
-      rows[i] = cache_row(context_, args_, static_cast<uint32_t>(job_.run.slot), job_.kv_head, position);
-    }
-  }
-  // Positions from num_keys on are zeros: weights of 0 times NaN would be NaN.
-  DISTMK_FN void copy(uint32_t tile, const uint32_t (&rows)[Buffers::PASSES]) const {
-    if (tile * KV_ROWS < num_keys_ && has_elements_) {
-      const auto *k = context_.at<__nv_bfloat16>(args_.k_cache) + offset_,
-                 *v = context_.at<__nv_bfloat16>(args_.v_cache) + offset_;
-      const uint32_t dst = Buffers::k(tile) + dst_;
+  // Once the cache rows are in the plan. Positions from num_keys on are zeros: weights of 0 times NaN would be NaN.
+  DISTMK_FN void copy(uint32_t tile) const {
+    const WideAttentionArgs& args = attention_plan().args;
+    const uint32_t chunk = opaque(threadIdx.x) % Buffers::CHUNKS, first = tile * KV_ROWS + row(), dim = args.head_dim;
+    if (tile * KV_ROWS < num_keys_ && 8 * chunk < dim) {
+      const auto *k = at_operand<__nv_bfloat16>(args.k_cache) + 8 * chunk,
+                 *v = at_operand<__nv_bfloat16>(args.v_cache) + 8 * chunk;
+      const uint32_t swizzle = swizzles_cache(dim, args.page_size) ? row() % 2 * 4 : row() % 8;
+      const uint32_t dst = Buffers::k(tile) + row() * Buffers::ROW_BYTES + (chunk ^ swizzle) * 16;
 #pragma unroll
       for (uint32_t i = 0; i < Buffers::PASSES; ++i) {
-        const uint32_t row = i * Buffers::ROWS_PER_PASS;
-        const bool wanted = tile * KV_ROWS + row_ + row < num_keys_;
-        const uint64_t at = uint64_t{rows[i]} * args_.head_dim;
-        copy_chunk(dst + row * Buffers::ROW_BYTES, k + at, wanted);
-        copy_chunk(dst + row * Buffers::ROW_BYTES + Buffers::TILE_BYTES, v + at, wanted);
+        const uint32_t ahead = i * Buffers::ROWS_PER_PASS;
+        const uint64_t cache_row = attention_plan().cache_rows[tile % NUM_KV_BUFFERS][row() + ahead];
+        copy_chunk(dst + ahead * Buffers::ROW_BYTES, k + cache_row * dim, first + ahead < num_keys_);
+        copy_chunk(dst + ahead * Buffers::ROW_BYTES + Buffers::TILE_BYTES, v + cache_row * dim,
+                   first + ahead < num_keys_);
       }
     }
     commit_copies();
   }
 
  private:
-  const Context& context_;
-  const WideAttentionArgs& args_;
-  const AttentionJob& job_;
-  uint32_t num_keys_, row_, offset_, dst_;
-  bool has_elements_;
+  uint32_t num_keys_;
+
+  DISTMK_FN static uint32_t row() { return opaque(threadIdx.x) / Buffers::CHUNKS; }
 };
 
 // The chunks behind head_dim in all buffers.
 template <uint32_t DIM>
-DISTMK_FN void zero_padding(const Context& context, uint32_t head_dim) {
+DISTMK_FN void zero_padding(uint32_t head_dim) {
   using Buffers = KvBuffers<DIM>;
   const uint32_t padding = (DIM - head_dim) / 8;
-  for (uint32_t i = context.team.index; i < padding * (Buffers::BYTES / Buffers::ROW_BYTES); i += context.team.size) {
+  for (uint32_t i = threadIdx.x; i < padding * (Buffers::BYTES / Buffers::ROW_BYTES); i += NUM_CONSUMERS) {
     const uint32_t row = i / padding, chunk = head_dim / 8 + i % padding;
     *reinterpret_cast<uint4*>(shared().stages + row * Buffers::ROW_BYTES + (chunk ^ row % 8) * 16) = zero_chunk();
   }
@@ -108,6 +118,7 @@ struct WarpAttention {
   float acc[DIM / 8][4];
   LogSumExp<Base2> softmax[2];  // the sum is of this lane's positions until reduce_sums()
 
+  // Opaque where an address follows from it: the compiler would keep one for each step of a loop.
   DISTMK_FN static uint32_t lane() { return threadIdx.x % 32; }
   DISTMK_FN static uint32_t row_group() { return threadIdx.x / 32 % ROW_GROUPS; }
   DISTMK_FN static uint32_t way() { return threadIdx.x / 32 / ROW_GROUPS; }
@@ -151,7 +162,7 @@ struct WarpAttention {
  private:
   // S += Q K^T. A lane gives the row of one of the four 8 x 8 matrices of 16 positions and 16 elements.
   DISTMK_FN void multiply_qk(uint32_t tile, float (&s)[KEYS / 8][4]) const {
-    const uint32_t l = lane(), row = tile + (l / 16 * 8 + l % 8) * Buffers::ROW_BYTES,
+    const uint32_t l = opaque(lane()), row = tile + (l / 16 * 8 + l % 8) * Buffers::ROW_BYTES,
                    swizzle = (l / 8 % 2 ^ l % 8) * 16;
 #pragma unroll
     for (uint32_t k = 0; k < DIM / 16; ++k) {
@@ -197,7 +208,7 @@ struct WarpAttention {
 
   // O += P V, the weights as A fragments.
   DISTMK_FN void multiply_pv(uint32_t tile, const float (&p)[KEYS / 8][4]) {
-    const uint32_t l = lane(), row = tile + l % 16 * Buffers::ROW_BYTES, swizzle = (l / 16 ^ l % 8) * 16;
+    const uint32_t l = opaque(lane()), row = tile + l % 16 * Buffers::ROW_BYTES, swizzle = (l / 16 ^ l % 8) * 16;
 #pragma unroll
     for (uint32_t k = 0; k < KEYS / 16; ++k) {
       const uint32_t a[4] = {pack_bf16(p[2 * k][0], p[2 * k][1]), pack_bf16(p[2 * k][2], p[2 * k][3]),
@@ -253,7 +264,9 @@ struct WayCombine {
 
 // By all consumers.
 template <uint32_t DIM, uint32_t KEYS>
-DISTMK_FN void run_attention_job(const Context& context, const WideAttentionArgs& args, const AttentionJob& job) {
+DISTMK_NOINLINE void run_attention_job() {
+  const WideAttentionArgs& args = attention_plan().args;
+  const AttentionJob& job = attention_plan().job;
   using Warp = WarpAttention<DIM, KEYS>;
   const uint32_t num_heads = job.num_heads, num_queries = static_cast<uint32_t>(job.run.num_rows) * num_heads;
   const auto first_new = static_cast<uint32_t>(job.run.kv_len - job.run.num_rows);
@@ -261,13 +274,16 @@ DISTMK_FN void run_attention_job(const Context& context, const WideAttentionArgs
   const uint32_t num_keys = visible_of(job.first_query + Warp::JOB_QUERIES - 1);
   const uint32_t num_tiles = (num_keys + KV_ROWS - 1) / KV_ROWS;
 
-  const KvLoader<DIM> loader(context, args, job, num_keys);
-  uint32_t rows[NUM_KV_BUFFERS - 1][KvBuffers<DIM>::PASSES];
-#pragma unroll
-  for (uint32_t i = 0; i < NUM_KV_BUFFERS - 1; ++i) loader.look_up(i, rows[i]);
-#pragma unroll
-  for (uint32_t i = 0; i < NUM_KV_BUFFERS - 1; ++i) loader.copy(i, rows[i]);
-  loader.look_up(NUM_KV_BUFFERS - 1, rows[0]);
+  const KvLoader<DIM> loader(num_keys);
+  static_assert(NUM_KV_BUFFERS * KV_ROWS == NUM_CONSUMERS, "a thread looks up one position of the first tiles");
+  const uint32_t index = threadIdx.x % KV_ROWS;
+  uint32_t found = loader.look_up(threadIdx.x / KV_ROWS, index);
+  attention_plan().cache_rows[threadIdx.x / KV_ROWS][index] = found;
+  barrier_sync<NUM_CONSUMERS>();
+#pragma unroll 1
+  for (uint32_t i = 0; i < NUM_KV_BUFFERS - 1; ++i) loader.copy(i);
+  const bool looks_up = threadIdx.x < KV_ROWS;
+  if (looks_up) found = loader.look_up(NUM_KV_BUFFERS, index);
 
   const uint32_t first_query = job.first_query + Warp::row_group() * QUERIES_PER_WARP;
   const bool has_queries = first_query < num_queries;
@@ -278,22 +294,25 @@ DISTMK_FN void run_attention_job(const Context& context, const WideAttentionArgs
   Warp warp;
   warp.begin(args.head_dim, [&](uint32_t i) {
     const uint32_t own = min(query + 8 * i, num_queries - 1), row = own / num_heads;
-    return context.at<__nv_bfloat16>(args.q) + uint64_t{job.run.row_begin + row} * args.q_stride +
+    return at_operand<__nv_bfloat16>(args.q) + uint64_t{job.run.row_begin + row} * args.q_stride +
            uint64_t{job.first_head + own - row * num_heads} * args.head_dim;
   });
 #pragma unroll 1
   for (uint32_t tile = 0; tile < num_tiles; ++tile) {
     await_copies<NUM_KV_BUFFERS - 2>();
-    context.team.sync();  // the tile is there, and the last one's buffer is free
-    loader.copy(tile + NUM_KV_BUFFERS - 1, rows[0]);
-    loader.look_up(tile + NUM_KV_BUFFERS, rows[0]);
+    barrier_sync<NUM_CONSUMERS>();  // the tile is there, and the last one's buffer is free
+    loader.copy(tile + NUM_KV_BUFFERS - 1);
+    if (looks_up) {
+      attention_plan().cache_rows[tile % NUM_KV_BUFFERS][index] = found;  // of tile + NUM_KV_BUFFERS
+      found = loader.look_up(tile + NUM_KV_BUFFERS + 1, index);
+    }
     const uint32_t begin = tile * KV_ROWS + Warp::way() * KEYS;
     if (has_queries && begin < most) warp.step(tile, visible, begin + KEYS <= fewest, scale);
   }
   warp.reduce_sums();
   if constexpr (Warp::WAYS > 1) {
     if (Warp::way()) WayCombine<DIM, KEYS>::leave(warp);
-    context.team.sync();
+    barrier_sync<NUM_CONSUMERS>();
     if (!Warp::way())
 #pragma unroll 1
       for (uint32_t way = 1; way < Warp::WAYS; ++way) WayCombine<DIM, KEYS>::add(warp, way);
@@ -305,7 +324,7 @@ DISTMK_FN void run_attention_job(const Context& context, const WideAttentionArgs
       const float scale_out = normalizer(warp.softmax[i].sum);
       const uint32_t in_run = (query + 8 * i) / num_heads, head = job.first_head + query + 8 * i - in_run * num_heads,
                      row = static_cast<uint32_t>(job.run.row_begin) + in_run;
-      auto* out = context.at<__nv_bfloat16>(args.out);
+      auto* out = at_operand<__nv_bfloat16>(args.out);
 #pragma unroll
       for (uint32_t j = 0; j < DIM / 8; ++j)
         if (8 * j < args.head_dim) {

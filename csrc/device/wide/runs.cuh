@@ -20,11 +20,10 @@ DISTMK_FN bool swizzles_cache(uint32_t head_dim, uint32_t page_size) { return !(
 
 // Row of a position in the caches, which are [page, KV head, position in page] rows of head_dim elements.
 template <class Args>
-DISTMK_FN uint32_t cache_row(const Context& context, const Args& args, uint32_t slot, uint32_t kv_head,
+DISTMK_FN uint32_t cache_row(const int32_t* page_table, const Args& args, uint32_t slot, uint32_t kv_head,
                              uint32_t position) {
   const uint32_t shift = 31 - __clz(static_cast<int>(args.page_size));
-  const int32_t* pages = context.at<int32_t>(args.page_table) + uint64_t{slot} * args.max_pages;
-  const auto page = static_cast<uint32_t>(__ldcg(pages + (position >> shift)));
+  const auto page = static_cast<uint32_t>(__ldcg(page_table + uint64_t{slot} * args.max_pages + (position >> shift)));
   return ((page * args.num_kv + kv_head) << shift) + (position & (args.page_size - 1));
 }
 
