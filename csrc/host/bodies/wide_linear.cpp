@@ -86,7 +86,8 @@ class WideProduct {
   }
   void pack(uint32_t* words, uint32_t panel, Range k) const;
   void multiply_group(const uint32_t* words, uint32_t panel, Range rows, uint32_t split, Range k) const;
-  void store(uint32_t row, uint32_t panel, uint32_t split, wide::Vec left, wide::Vec right) const;
+  void add_bias(float* sums, uint32_t num_rows, uint32_t first) const;
+  void store_row(float* sums, uint32_t row, uint32_t first, uint32_t split) const;
 };
 
 WideProduct::WideProduct(const Context& context, const WideLinearArgs& args, uint32_t num_rows)
@@ -137,51 +138,42 @@ void WideProduct::run(Range panels, Range groups, uint32_t split) const {
 }
 
 void WideProduct::multiply_group(const uint32_t* words, uint32_t panel, Range rows, uint32_t split, Range k) const {
-  panels::multiply(rows.end - rows.begin, words, x_ + uint64_t{rows.begin} * args_.k + k.begin, args_.k,
-                   k.end - k.begin, [&](uint32_t row, wide::Vec left, wide::Vec right) {
-                     store(rows.begin + row, panel, split, left, right);
-                   });
+  const uint32_t first = panel * panel_cols_, count = rows.end - rows.begin;
+  alignas(64) float sums[panels::TILE_ROWS * panels::COLS];
+  panels::multiply(words, k.end - k.begin, x_ + uint64_t{rows.begin} * args_.k + k.begin, args_.k, count, sums,
+                   panels::COLS);
+  if (bias_ && split == 0) add_bias(sums, count, first);
+  for (uint32_t i = 0; i < count; ++i) store_row(sums + i * panels::COLS, rows.begin + i, first, split);
 }
 
-// Biases and epilogue of a row's columns of a panel.
-DISTMK_INLINE void WideProduct::store(uint32_t row, uint32_t panel, uint32_t split, wide::Vec left,
-                                      wide::Vec right) const {
-  const uint32_t first = panel * panel_cols_, count = std::min(panel_cols_, num_cols_ - first);
-  alignas(64) float sums[panels::COLS];
-  if (bias_ && split == 0) {
-    alignas(64) float bias[panels::COLS] = {};
-    for (uint32_t i = 0; i < count; ++i) {
-      if (epilogue_ == WideEpilogue::SWIGLU) {
-        const GateUp found = gate_up_rows(args_, first + i);
-        bias[i] = bias_[found.gate];
-        bias[wide::LANES + i] = bias_[found.up];
-      } else {
-        bias[i] = bias_[first + i];
-      }
+void WideProduct::add_bias(float* sums, uint32_t num_rows, uint32_t first) const {
+  for (uint32_t i = 0; i < panel_cols_ && first + i < num_cols_; ++i) {
+    const bool paired = epilogue_ == WideEpilogue::SWIGLU;
+    const GateUp found = paired ? gate_up_rows(args_, first + i) : GateUp{first + i, 0};
+    for (uint32_t row = 0; row < num_rows; ++row) {
+      sums[row * panels::COLS + i] += bias_[found.gate];
+      if (paired) sums[row * panels::COLS + wide::LANES + i] += bias_[found.up];
     }
-    left += wide::load(bias);
-    right += wide::load(bias + wide::LANES);
   }
+}
+
+// The columns from `first` on of a row, as many as a panel makes.
+void WideProduct::store_row(float* sums, uint32_t row, uint32_t first, uint32_t split) const {
+  const uint32_t count = std::min(panel_cols_, num_cols_ - first);
   if (epilogue_ == WideEpilogue::PARTS) {
-    float* out = parts_[row / rows_per_rank_] + uint64_t{row % rows_per_rank_} * args_.out_stride +
-                 uint64_t{args_.slot + split} * args_.num_rows + first;
-    float* to = count == panels::COLS ? out : sums;
-    wide::store(to, left);
-    wide::store(to + wide::LANES, right);
-    if (to == sums) memcpy(out, sums, count * sizeof(float));
+    float* out = parts_[row / rows_per_rank_] + uint64_t{row % rows_per_rank_} * args_.out_stride;
+    memcpy(out + uint64_t{args_.slot + split} * args_.num_rows + first, sums, count * sizeof(float));
     return;
   }
-  auto* out = context_.at<uint16_t>(args_.out) + uint64_t{row} * args_.out_stride + first;
-  auto* rounded = reinterpret_cast<uint16_t*>(sums);
-  uint16_t* to = count == panel_cols_ ? out : rounded;
+  alignas(64) uint16_t rounded[panels::COLS];
+  const wide::Vec left = wide::load(sums), right = wide::load(sums + wide::LANES);
   if (epilogue_ == WideEpilogue::SWIGLU) {
-    const wide::Vec power = wide::exp_of(wide::min_of(-left, wide::Vec{} + 88.0f));
-    wide::to_bf16(to, left / (power + 1.0f) * right);
+    wide::to_bf16(rounded, left / (wide::exp_of(wide::min_of(-left, wide::Vec{} + 88.0f)) + 1.0f) * right);
   } else {
-    wide::to_bf16(to, left);
-    wide::to_bf16(to + wide::LANES, right);
+    wide::to_bf16(rounded, left);
+    wide::to_bf16(rounded + wide::LANES, right);
   }
-  if (to == rounded) memcpy(out, rounded, count * sizeof(uint16_t));
+  memcpy(context_.at<uint16_t>(args_.out) + uint64_t{row} * args_.out_stride + first, rounded, count * sizeof(uint16_t));
 }
 
 // Few rows, and as many columns as there are tokens: as the narrow program multiplies them, with the same bits.

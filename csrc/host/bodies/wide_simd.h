@@ -46,13 +46,20 @@ DISTMK_INLINE void to_bf16(uint16_t* p, Vec v) {
 DISTMK_INLINE Vec min_of(Vec a, Vec b) { return a < b ? a : b; }
 
 #if DISTMK_BF16_PRODUCTS
+template <uint32_t HALF>
+DISTMK_INLINE simd::Vec half_of(Vec v) {
+  simd::Vec half;
+  memcpy(&half, reinterpret_cast<const char*>(&v) + HALF * sizeof half, sizeof half);
+  return half;
+}
 DISTMK_INLINE Vec add_product(Vec sum, Vec a, Vec b) { return _mm512_fmadd_ps(a, b, sum); }
-DISTMK_INLINE Vec max_of(Vec a, Vec b) { return _mm512_max_ps(a, b); }
-DISTMK_INLINE float max_of(Vec v) { return _mm512_reduce_max_ps(v); }
-DISTMK_INLINE float sum_of(Vec v) { return _mm512_reduce_add_ps(v); }
-// As simd::exp_of(), of numbers that are not above 88.
+DISTMK_INLINE Vec max_of(Vec a, Vec b) { return a > b ? a : b; }
+DISTMK_INLINE float max_of(Vec v) { return simd::max_of(simd::max_of(half_of<0>(v), half_of<1>(v))); }
+DISTMK_INLINE float sum_of(Vec v) { return simd::sum_of(half_of<0>(v) + half_of<1>(v)); }
+// As simd::exp_of(), of numbers that are not above 88. Masks of all lanes: the intrinsics without a mask begin with an
+// undefined register, of which the compiler warns.
 DISTMK_INLINE Vec exp_of(Vec x) {
-  const Vec n = _mm512_roundscale_ps(x * 1.44269504f, _MM_FROUND_TO_NEAREST_INT);
+  const Vec n = _mm512_maskz_roundscale_ps(0xffff, x * 1.44269504f, _MM_FROUND_TO_NEAREST_INT);
   const Vec r = add_product(add_product(x, n, Vec{} - 0.693359375f), n, Vec{} + 2.12194440e-4f);
   Vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
