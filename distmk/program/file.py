@@ -46,7 +46,7 @@ def save(program: Program, path: Path) -> None:
     shared = {name: getattr(placement, name) for name in LAYOUT_FIELDS}
     shared["digests"] = [part.digest() for part in program.ranks]
     shared["buffers"] = [
-        [b.index, b.name, b.rows, b.cols, b.dtype, int(b.space), b.lamport, allocation.offset]
+        [b.name, b.rows, b.cols, b.dtype, int(b.space), b.lamport, allocation.offset]
         for b, allocation in placement.buffers.items()
     ]
     entries = {"shared": _text(shared)}
@@ -65,8 +65,8 @@ def load(path: Path, rank: int) -> SavedProgram:
         archive = np.load(path)  # stays open: the file may be replaced or removed meanwhile
         shared = _value(archive["shared"])
         buffers = {}
-        for index, name, rows, cols, dtype, space, lamport, offset in shared["buffers"]:
-            buffer = Buffer(index, name, rows, cols, dtype, Space(space), lamport)
+        for name, rows, cols, dtype, space, lamport, offset in shared["buffers"]:
+            buffer = Buffer(name, rows, cols, dtype, Space(space), lamport)
             buffers[buffer] = Placed(name, buffer.space, -1, offset, rows, buffer.row_bytes)
         weights = dict(_weight(rank, entry) for entry in _value(archive[f"weights{rank}"]))
         fields = {name: shared[name] for name in LAYOUT_FIELDS} | {"local_bytes": tuple(shared["local_bytes"])}
