@@ -56,7 +56,7 @@ def _entries(program: Program) -> dict[str, npt.NDArray[np.uint8]]:
     shared = {name: getattr(placement, name) for name in LAYOUT_FIELDS}
     shared["digests"] = [part.digest() for part in program.ranks]
     shared["buffers"] = [
-        [b.index, b.name, b.rows, b.cols, b.dtype, int(b.space), b.lamport, allocation.offset]
+        [b.name, b.rows, b.cols, b.dtype, int(b.space), b.lamport, allocation.offset]
         for b, allocation in placement.buffers.items()
     ]
     entries = {"shared": _text(shared)}
@@ -81,8 +81,8 @@ def _load(path: Path, archive: Any, index: int, rank: int) -> SavedProgram:
     with _reading(path):
         shared = _value(archive[f"{index}.shared"])
         buffers = {}
-        for number, name, rows, cols, dtype, space, lamport, offset in shared["buffers"]:
-            buffer = Buffer(number, name, rows, cols, dtype, Space(space), lamport)
+        for name, rows, cols, dtype, space, lamport, offset in shared["buffers"]:
+            buffer = Buffer(name, rows, cols, dtype, Space(space), lamport)
             buffers[buffer] = Placed(name, buffer.space, -1, offset, rows, buffer.row_bytes)
         weights = dict(_weight(rank, entry) for entry in _value(archive[f"{index}.weights{rank}"]))
         fields = {name: shared[name] for name in LAYOUT_FIELDS} | {"local_bytes": tuple(shared["local_bytes"])}
