@@ -25,8 +25,8 @@ void pack(uint32_t* panel, const uint16_t* const* rows, uint32_t k);
 // The same where columns are given: `num_rows` <= COLS consecutive elements each; the other rows are zeros.
 void pack_columns(uint32_t* panel, const uint16_t* const* columns, uint32_t k, uint32_t num_rows);
 
-// y[row][column] (+)= x[row] . w[column] for the COLS rows of W in a panel. Every sum is taken in the order of k, so that
-// a row's results do not depend on the other rows. `y_stride`: at least COLS.
+// y[row][column] (+)= x[row] . w[column] for the COLS rows of W in a panel. Every sum is taken in the order of k, so
+// that a row's results do not depend on the other rows. `y_stride`: at least COLS.
 void multiply(const uint32_t* panel, uint32_t k, const uint16_t* x, uint64_t x_stride, uint32_t num_rows, float* y,
               uint64_t y_stride, bool add = false);
 

@@ -5,8 +5,8 @@
 
 #include "host/bodies/head_rows.h"
 #include "host/bodies/panels.h"
+#include "host/bodies/wide_shares.h"
 #include "runtime/log_sum_exp.h"
-#include "runtime/wide_batch.h"
 
 namespace distmk {
 
@@ -18,14 +18,6 @@ struct WorkTag;
 
 constexpr uint32_t KV_BLOCK = 64;   // positions whose scores are held at once
 constexpr uint32_t ROW_BLOCK = 48;  // rows of a run at most that share packed keys and values
-
-uint32_t num_workers(const Context& context) {
-  return is_spread(*context.task.desc) ? context.rank_state.program->num_workers : 1;
-}
-
-struct Range {
-  uint32_t begin, end;
-};
 
 // Where a cache has the head of a position.
 template <class Args>
@@ -74,17 +66,17 @@ struct AttentionBlock {
 
 // Calls `visit` with each block of the iteration and what it costs, up to a factor.
 template <class Visit>
-void for_each_block(const WideBatch& batch, uint32_t num_runs, uint32_t num_kv, uint32_t group, const Visit& visit) {
+void for_each_block(const WideBatch& batch, uint32_t num_runs, const WideAttentionArgs& args, const Visit& visit) {
   constexpr uint64_t PACKING = 8;  // keys and values, in rows of a query head
   for (uint32_t index = 0; index < num_runs; ++index) {
     const BatchRun& run = batch.runs[index];
     const auto num_rows = static_cast<uint32_t>(run.num_rows);
     const uint32_t num_blocks = (num_rows + ROW_BLOCK - 1) / ROW_BLOCK;
     for (uint32_t block = 0; block < num_blocks; ++block) {
-      const Range rows{num_rows * block / num_blocks, num_rows * (block + 1) / num_blocks};
-      for (uint32_t kv_head = 0; kv_head < num_kv; ++kv_head) {
+      const Range rows = share(num_rows, block, num_blocks);
+      for (uint32_t kv_head = 0; kv_head < args.num_kv; ++kv_head) {
         const AttentionBlock found{run, rows, kv_head};
-        visit(found, found.end() * (uint64_t{rows.end - rows.begin} * group + PACKING));
+        visit(found, found.end() * (uint64_t{rows.end - rows.begin} * args.group + PACKING));
       }
     }
   }
@@ -137,8 +129,8 @@ WideAttentionBlock::WideAttentionBlock(const Context& context, const WideAttenti
   heads_.begin = model_head > args.q_begin ? model_head - args.q_begin : 0;
   heads_.end = std::max(past > args.q_begin ? std::min(past - args.q_begin, args.num_q) : 0, heads_.begin);
   const uint64_t num_queries = uint64_t{heads_.end - heads_.begin} * num_rows_;
-  keys_ = reinterpret_cast<uint32_t*>(simd::scratch<PanelTag>(KV_BLOCK / panels::COLS * key_words() +
-                                                              padded_dim_ / panels::COLS * value_words()));
+  keys_ = reinterpret_cast<uint32_t*>(
+      simd::scratch<PanelTag>(KV_BLOCK / panels::COLS * key_words() + padded_dim_ / panels::COLS * value_words()));
   values_ = keys_ + KV_BLOCK / panels::COLS * key_words();
   static_assert(sizeof(*softmax_) == 2 * sizeof(float));
   scores_ = simd::scratch<WorkTag>(ROW_BLOCK * KV_BLOCK * 3 / 2 + num_queries * (padded_dim_ + 2));
@@ -158,15 +150,18 @@ void WideAttentionBlock::pack(uint32_t begin, uint32_t count) const {
     keys[i] = context_.at<uint16_t>(args_.k_cache) + at;
     values[i] = context_.at<uint16_t>(args_.v_cache) + at;
   }
-  for (uint32_t i = 0; i < count; i += panels::COLS) panels::pack(keys_ + i / panels::COLS * key_words(), keys + i, head_dim_);
+  for (uint32_t i = 0; i < count; i += panels::COLS)
+    panels::pack(keys_ + i / panels::COLS * key_words(), keys + i, head_dim_);
   for (uint32_t d = 0; d < head_dim_; d += panels::COLS) {
-    panels::pack_columns(values_ + d / panels::COLS * value_words(), values, count, std::min(head_dim_ - d, panels::COLS));
+    panels::pack_columns(values_ + d / panels::COLS * value_words(), values, count,
+                         std::min(head_dim_ - d, panels::COLS));
     for (uint32_t i = 0; i < count; ++i) values[i] += panels::COLS;
   }
 }
 
 void WideAttentionBlock::multiply_qk(uint32_t head, uint32_t count) const {
-  const uint16_t* q = context_.at<uint16_t>(args_.q) + uint64_t{first_row_} * args_.q_stride + uint64_t{head} * head_dim_;
+  const uint16_t* q =
+      context_.at<uint16_t>(args_.q) + uint64_t{first_row_} * args_.q_stride + uint64_t{head} * head_dim_;
   for (uint32_t i = 0; i < count; i += panels::COLS)
     panels::multiply(keys_ + i / panels::COLS * key_words(), head_dim_, q, args_.q_stride, num_rows_, scores_ + i,
                      KV_BLOCK);
@@ -227,7 +222,8 @@ void WideAttentionBlock::write(uint32_t head) const {
     const float scale = normalizer(softmax_[query].sum);
     for (uint32_t d = 0; d < head_dim_; ++d) {
       const uint32_t col = head * head_dim_ + d;
-      out[activation_offset(first_row_ + row, col, args_.num_q * head_dim_, args_.tiled)] = simd::to_bf16(sums[d] * scale);
+      out[activation_offset(first_row_ + row, col, args_.num_q * head_dim_, args_.tiled)] =
+          simd::to_bf16(sums[d] * scale);
     }
   }
 }
@@ -235,35 +231,29 @@ void WideAttentionBlock::write(uint32_t head) const {
 }  // namespace
 
 void body_wide_append(Context& context, const WideAppendArgs& args) {
-  const uint32_t workers = num_workers(context);
-  if (!context.take_assigned(workers)) return;
   const Batch& batch = *context.batch(args.batch);
-  const WideBatch& rows = wide_batch(context, args.batch);
-  uint32_t instance = context.instance;
-  do {
-    const uint32_t count = batch.num_wide_rows;
-    for (uint32_t row = count * instance / workers; row < count * (instance + 1) / workers; ++row)
-      append_row(context, args, row, wide_row(rows, batch.num_wide_runs, row));
-  } while (context.next_assigned(instance));
+  const WideBatch& wide = wide_batch(context, args.batch);
+  const uint32_t shares = num_shares(context);
+  run_shares(context, shares, [&](uint32_t index) {
+    const Range rows = share(batch.num_wide_rows, index, shares);
+    for (uint32_t row = rows.begin; row < rows.end; ++row)
+      append_row(context, args, row, wide_row(wide, batch.num_wide_runs, row));
+  });
 }
 
 // A worker has consecutive blocks that cost as much as those of the others.
 void body_wide_attention(Context& context, const WideAttentionArgs& args) {
-  const uint32_t workers = num_workers(context);
-  if (!context.take_assigned(workers)) return;
   const WideBatch& batch = wide_batch(context, args.batch);
-  const uint32_t num_runs = context.batch(args.batch)->num_wide_runs;
+  const uint32_t num_runs = context.batch(args.batch)->num_wide_runs, shares = num_shares(context);
   uint64_t total = 0;
-  for_each_block(batch, num_runs, args.num_kv, args.group, [&](const AttentionBlock&, uint64_t cost) { total += cost; });
-  uint32_t instance = context.instance;
-  do {
+  for_each_block(batch, num_runs, args, [&](const AttentionBlock&, uint64_t cost) { total += cost; });
+  run_shares(context, shares, [&](uint32_t index) {
     uint64_t before = 0;
-    for_each_block(batch, num_runs, args.num_kv, args.group, [&](const AttentionBlock& block, uint64_t cost) {
-      const uint64_t middle = before + cost / 2;
-      if (middle * workers / total == instance) WideAttentionBlock(context, args, block).run();
+    for_each_block(batch, num_runs, args, [&](const AttentionBlock& block, uint64_t cost) {
+      if ((before + cost / 2) * shares / total == index) WideAttentionBlock(context, args, block).run();
       before += cost;
     });
-  } while (context.next_assigned(instance));
+  });
 }
 
 }  // namespace distmk

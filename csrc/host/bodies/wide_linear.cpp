@@ -4,7 +4,7 @@
 
 #include "host/bodies/matmul.h"
 #include "host/bodies/panels.h"
-#include "runtime/wide_batch.h"
+#include "host/bodies/wide_shares.h"
 
 namespace distmk {
 
@@ -18,14 +18,6 @@ struct RowTag;
 constexpr uint64_t MAX_BLOCK_WORDS = 384 * 1024 / sizeof(uint32_t);
 
 uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
-
-struct Range {
-  uint32_t begin, end;
-};
-Range share(uint32_t count, uint32_t index, uint32_t num_shares) {
-  const auto at = [&](uint32_t i) { return static_cast<uint32_t>(uint64_t{count} * i / num_shares); };
-  return {at(index), at(index + 1)};
-}
 
 // How the workers divide the panels of a product, and if those are too few for them, the groups of rows as well.
 struct Grid {
@@ -65,8 +57,8 @@ class WideProduct {
   WideProduct(const Context& context, const WideLinearArgs& args, uint32_t num_rows);
   uint32_t num_panels() const { return ceil_div(num_cols_, panel_cols_); }
   uint32_t num_groups() const { return ceil_div(num_rows_, panels::TILE_ROWS); }
-  // Of a range of panels and one of groups of rows.
-  void run(Range panels, Range groups, uint32_t split) const;
+  // Of a range of panels of columns and one of groups of rows.
+  void run(Range columns, Range groups, uint32_t split) const;
 
  private:
   const Context& context_;
@@ -102,7 +94,7 @@ WideProduct::WideProduct(const Context& context, const WideLinearArgs& args, uin
       weight_(context.at<uint16_t>(args.weight)),
       bias_(context.at<float>(args.bias)) {
   if (epilogue_ == WideEpilogue::PARTS)
-    for (uint32_t rank = 0; rank < context.num_ranks(); ++rank) parts_[rank] = context.peer<float>(rank, args.out);
+    for (uint32_t rank = 0; rank < context.num_ranks(); ++rank) parts_[rank] = on_rank<float>(context, rank, args.out);
 }
 
 // The rows of the weight that make the panel's columns: of SWIGLU, those of gate and then those of up.
@@ -122,14 +114,14 @@ void WideProduct::pack(uint32_t* words, uint32_t panel, Range k) const {
   panels::pack(words, rows, k.end - k.begin);
 }
 
-void WideProduct::run(Range panels, Range groups, uint32_t split) const {
+void WideProduct::run(Range columns, Range groups, uint32_t split) const {
   const Range k = columns_of(split);
   const uint64_t num_words = std::max(panels::num_words(k.end - k.begin), uint64_t{1});
   const auto room = static_cast<uint32_t>(std::max(MAX_BLOCK_WORDS / num_words, uint64_t{1}));
-  const uint32_t block = std::min(room, panels.end - panels.begin);
+  const uint32_t block = std::min(room, columns.end - columns.begin);
   auto* words = reinterpret_cast<uint32_t*>(simd::scratch<PanelTag>(block * num_words));
-  for (uint32_t first = panels.begin; first < panels.end; first += block) {
-    const uint32_t last = std::min(first + block, panels.end);
+  for (uint32_t first = columns.begin; first < columns.end; first += block) {
+    const uint32_t last = std::min(first + block, columns.end);
     for (uint32_t panel = first; panel < last; ++panel) pack(words + (panel - first) * num_words, panel, k);
     for (uint32_t group = groups.begin; group < groups.end; ++group)
       for (uint32_t panel = first; panel < last; ++panel)
@@ -173,7 +165,8 @@ void WideProduct::store_row(float* sums, uint32_t row, uint32_t first, uint32_t 
     wide::to_bf16(rounded, left);
     wide::to_bf16(rounded + wide::LANES, right);
   }
-  memcpy(context_.at<uint16_t>(args_.out) + uint64_t{row} * args_.out_stride + first, rounded, count * sizeof(uint16_t));
+  memcpy(context_.at<uint16_t>(args_.out) + uint64_t{row} * args_.out_stride + first, rounded,
+         count * sizeof(uint16_t));
 }
 
 // Few rows, and as many columns as there are tokens: as the narrow program multiplies them, with the same bits.
@@ -199,23 +192,20 @@ void multiply_sampled(const Context& context, const WideLinearArgs& args, uint32
 
 void body_wide_linear(Context& context, const WideLinearArgs& args) {
   if (args.tiled) return;  // a GPU's matrix
-  const uint32_t num_workers = is_spread(*context.task.desc) ? context.rank_state.program->num_workers : 1;
-  if (!context.take_assigned(num_workers * args.num_splits)) return;
   const Batch& batch = *context.batch(args.batch);
-  uint32_t instance = context.instance;
-  if (args.sampled) {
-    do multiply_sampled(context, args, batch.num_rows, share(args.num_rows, instance, num_workers));
-    while (context.next_assigned(instance));
-    return;
-  }
+  const uint32_t shares = num_shares(context);
+  if (args.sampled)
+    return run_shares(context, shares, [&](uint32_t index) {
+      multiply_sampled(context, args, batch.num_rows, share(args.num_rows, index, shares));
+    });
   if (!batch.num_wide_rows) return;
   const WideProduct product(context, args, batch.num_wide_rows);
-  const Grid grid(product.num_panels(), product.num_groups(), num_workers);
-  do {
-    const uint32_t split = instance / num_workers, part = instance % num_workers;
+  const Grid grid(product.num_panels(), product.num_groups(), shares);
+  run_shares(context, shares * args.num_splits, [&](uint32_t index) {
+    const uint32_t part = index % shares;
     product.run(share(product.num_panels(), part / grid.num_rows, grid.num_cols),
-                share(product.num_groups(), part % grid.num_rows, grid.num_rows), split);
-  } while (context.next_assigned(instance));
+                share(product.num_groups(), part % grid.num_rows, grid.num_rows), index / shares);
+  });
 }
 
 }  // namespace distmk

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "host/bodies/wide_shares.h"
 #include "host/simd.h"
 #include "runtime/argmax.h"
-#include "runtime/wide_batch.h"
 
 namespace distmk {
 
@@ -15,13 +15,12 @@ struct RoundedTag;
 
 // Calls run(row) for the worker's share of `count` rows.
 template <class Run>
-void run_share(Context& context, uint32_t count, const Run& run) {
-  const uint32_t num_workers = is_spread(*context.task.desc) ? context.rank_state.program->num_workers : 1;
-  if (!context.take_assigned(num_workers)) return;
-  uint32_t instance = context.instance;
-  do
-    for (uint32_t row = count * instance / num_workers; row < count * (instance + 1) / num_workers; ++row) run(row);
-  while (context.next_assigned(instance));
+void run_rows(Context& context, uint32_t count, const Run& run) {
+  const uint32_t shares = num_shares(context);
+  run_shares(context, shares, [&](uint32_t index) {
+    const Range rows = share(count, index, shares);
+    for (uint32_t row = rows.begin; row < rows.end; ++row) run(row);
+  });
 }
 
 // Copies a row of k columns between activations, in chunks of 8, which both layouts keep together.
@@ -39,8 +38,8 @@ void body_wide_embed(Context& context, const WideEmbedArgs& args) {
   const uint32_t num_rows = context.batch(args.batch)->num_wide_rows;
   const uint32_t owned = rows_per_rank(num_rows, context.num_ranks());
   const auto* table = context.at<uint16_t>(args.table);
-  run_share(context, num_rows, [&](uint32_t row) {
-    float* out = context.peer<float>(row / owned, args.out) + uint64_t{row % owned} * args.out_stride;
+  run_rows(context, num_rows, [&](uint32_t row) {
+    float* out = on_rank<float>(context, row / owned, args.out) + uint64_t{row % owned} * args.out_stride;
     const auto token = static_cast<uint32_t>(batch.tokens[row]);
     if (token >= args.first_token && token < args.last_token)
       simd::from_bf16(out, table + uint64_t{token - args.first_token} * args.k, args.k);
@@ -55,7 +54,7 @@ void body_wide_sum(Context& context, const WideSumArgs& args) {
   const uint32_t begin = std::min(owned * context.rank(), num_rows), end = std::min(begin + owned, num_rows);
   float* sum = simd::scratch<RowTag>(k);
   auto* rounded = reinterpret_cast<uint16_t*>(simd::scratch<RoundedTag>((k + 1) / 2));
-  run_share(context, end - begin, [&](uint32_t row) {
+  run_rows(context, end - begin, [&](uint32_t row) {
     float* __restrict x = context.at<float>(args.x) + uint64_t{row} * k;
     const float* parts = context.at<float>(args.parts) + uint64_t{row} * args.parts_stride;
     if (!args.add) std::fill_n(x, k, 0.0f);
@@ -68,7 +67,7 @@ void body_wide_sum(Context& context, const WideSumArgs& args) {
     for (uint32_t i = 0; i < k; ++i) sum[i] = x[i] * scale;
     simd::to_bf16(rounded, sum, k);
     for (uint32_t rank = 0; rank < args.num_ranks; ++rank) {
-      auto* out = context.peer<uint16_t>(rank, args.out);
+      auto* out = on_rank<uint16_t>(context, rank, args.out);
       for (uint32_t col = 0, step = args.tiled ? 8 : k; col < k; col += step)
         memcpy(out + activation_offset(begin + row, col, k, args.tiled), rounded + col,
                std::min(step, k - col) * sizeof(uint16_t));
@@ -79,7 +78,7 @@ void body_wide_sum(Context& context, const WideSumArgs& args) {
 void body_select_rows(Context& context, const SelectRowsArgs& args) {
   const WideBatch& batch = wide_batch(context, args.batch);
   const auto* x = context.at<uint16_t>(args.x);
-  run_share(context, context.batch(args.batch)->num_rows, [&](uint32_t row) {
+  run_rows(context, context.batch(args.batch)->num_rows, [&](uint32_t row) {
     copy_row(context.at<uint16_t>(args.out), row, x, batch.sampled[row], args.k, args.tiled);
   });
 }
@@ -87,13 +86,14 @@ void body_select_rows(Context& context, const SelectRowsArgs& args) {
 void body_argmax_rows(Context& context, const ArgmaxRowsArgs& args) {
   const uint32_t num_rows = context.batch(args.batch)->num_rows;
   auto* out = context.at<Candidate>(args.out);
-  run_share(context, args.num_parts, [&](uint32_t part) {
+  run_rows(context, args.num_parts, [&](uint32_t part) {
     const auto begin = static_cast<uint32_t>(uint64_t{args.n} * part / args.num_parts);
     const auto end = static_cast<uint32_t>(uint64_t{args.n} * (part + 1) / args.num_parts);
     for (uint32_t row = 0; row < num_rows; ++row) {
       const float* logits = context.at<float>(args.logits) + uint64_t{row} * args.stride;
       Candidate best{-INFINITY, -1};
-      for (uint32_t i = begin; i < end; ++i) best = better_of(best, {logits[i], static_cast<int32_t>(args.first_token + i)});
+      for (uint32_t i = begin; i < end; ++i)
+        best = better_of(best, {logits[i], static_cast<int32_t>(args.first_token + i)});
       out[uint64_t{part} * MAX_ROWS + row] = best;
     }
   });
