@@ -13,6 +13,7 @@ from support.bodies.attention import attention, extreme_scores
 from support.bodies.attention_inputs import Heads
 from support.bodies.board import Board
 from support.bodies.fused_combine import fused_combine
+from support.bodies.wide_attention import random_wide_runs, wide_attention
 
 from distmk.abi import WIDE_ROWS, Epilogue
 
@@ -22,6 +23,7 @@ KINDS = (
     *("nop", "embed STORE", "embed PUSH", "put", "affine", "sine", "sum", "sample"),
     *("count_tokens", "sample_row"),
     *("attention", "fused combine"),
+    *("wide_append", "wide_attention"),
     *("wide_embed", "wide_sum", "select_rows", "argmax_rows"),
 )
 
@@ -87,7 +89,8 @@ FUSED_HEADS = (
 
 def add_all(board: Board, sizes: Sizes) -> None:
     """Every body, shuffled, so that a worker's queue has all kinds in a row."""
-    cases = [*_linear(board, sizes), *_small(board), *_attention(board, sizes), *_wide_rows(board, sizes)]
+    cases = [*_linear(board, sizes), *_small(board), *_attention(board, sizes)]
+    cases += [*_wide_attention(board, sizes), *_wide_rows(board, sizes)]
     for index in board.rng.permutation(len(cases)):
         cases[index]()
 
@@ -184,3 +187,18 @@ def _wide_rows(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
         yield _on_each(board, wide_rows.select, int(rng.choice(sizes.wide_cols)), num_rows, tiled)
     for num_parts in (1, int(rng.integers(2, 30)), board.num_workers):
         yield _on_each(board, wide_rows.argmax, num_parts)
+
+
+def _wide_attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
+    rng, max_len = board.rng, sizes.max_len
+    for heads, head_dim, page_size, norms in (
+        *((Heads(2, 1), 64, 16, False), (Heads(6, 3), 64, 16, True), (Heads(8, 4), 128, 16, True)),
+        *((Heads(5, 3, 4), 64, 16, False), (Heads(4, 4, 8), 128, 8, False), (Heads(3, 3), 32, 16, True)),
+        *((Heads(4, 2), 96, 16, True), (Heads(2, 2), int(rng.choice(sizes.head_dims[-3:])), 4, False)),
+    ):
+        yield _on_each(board, wide_attention, heads, head_dim, page_size, norms, random_wide_runs(rng, max_len))
+    # Enough queries for the largest jobs, in the middle of a sequence; and decode rows alone.
+    chunk = (int(rng.integers(max_len // 3, max_len // 2)), 3, max_len)
+    yield _on_each(board, wide_attention, Heads(16, 4), 64, 16, True, [(1, 9, max_len - 5), chunk, (2, 0, 2)])
+    rows = [(1, int(slot), int(rng.integers(1, max_len))) for slot in rng.permutation(16)[:5]]
+    yield _on_each(board, wide_attention, Heads(8, 4), 128, 16, True, rows)
