@@ -8,6 +8,7 @@ from support.arrays import ROUNDING, assert_close, floats
 from support.bodies.board import Board, f32
 from support.bodies.linear import CANDIDATE
 from support.bodies.memory import Memory
+from support.bodies.wide_attention import activation_offsets
 from support.wide_batches import make_wide_batch
 
 from distmk.abi import MAX_ROWS, MAX_WIDE_SPLITS, WIDE_COLS, WIDE_ROWS, Space, WideBatch
@@ -21,15 +22,6 @@ RANK_TOKENS = 100  # rows of the embedding on each rank
 EPS = 1e-5
 
 
-def activation_index(num_cols: int, tiled: bool) -> np.ndarray:
-    """Where activations have column c of row r, in elements: [WIDE_ROWS, num_cols] (`distmk.tasks.wide`)."""
-    row, col = np.ogrid[:WIDE_ROWS, :num_cols]
-    if not tiled:
-        return row * num_cols + col
-    chunk = (col % WIDE_COLS // 8) ^ (row % 8)
-    return (col // WIDE_COLS * WIDE_ROWS + row) * WIDE_COLS + chunk * 8 + col % 8
-
-
 class Activations:
     """Activations of `num_cols` columns on every rank, in one of both layouts; `sampled`: of the sampled rows."""
 
@@ -37,7 +29,7 @@ class Activations:
         self, board: Board, num_cols: int, tiled: bool, space: Space | None = None, sampled: bool = False
     ) -> None:
         self.board, self.num_cols, self.tiled = board, num_cols, tiled
-        self.index = activation_index(num_cols, tiled)
+        self.index = activation_offsets(WIDE_ROWS, num_cols, tiled)
         size, rows = activation_cols(num_cols, tiled), padded_cols(num_cols) // WIDE_COLS if tiled and sampled else 1
         self.buffer = board.buffer(size // rows, rows, "bf16", space)  # sampled rows are the first of every block
 
