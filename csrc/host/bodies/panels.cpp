@@ -120,7 +120,12 @@ DISTMK_INLINE void multiply_pair(Vec (&sums)[ROWS][2], const uint32_t* panel, co
 template <uint32_t ROWS>
 void multiply_tile(const uint32_t* panel, uint32_t k, const uint16_t* x, uint64_t x_stride, float* y, uint64_t y_stride,
                    bool add) {
-  Vec sums[ROWS][2] = {};
+  Vec sums[ROWS][2];
+#pragma GCC unroll 16
+  for (uint32_t row = 0; row < ROWS; ++row) {
+    sums[row][0] = add ? load(y + row * y_stride) : Vec{};
+    sums[row][1] = add ? load(y + row * y_stride + LANES) : Vec{};
+  }
   const auto pair_of = [&](uint32_t row) {
     uint32_t pair;
     memcpy(&pair, x + row * x_stride, sizeof pair);
@@ -131,8 +136,8 @@ void multiply_tile(const uint32_t* panel, uint32_t k, const uint16_t* x, uint64_
   if (k % 2) multiply_pair<ROWS>(sums, panel, [&](uint32_t row) { return uint32_t{x[row * x_stride]}; });
 #pragma GCC unroll 16
   for (uint32_t row = 0; row < ROWS; ++row, y += y_stride) {
-    store(y, add ? load(y) + sums[row][0] : sums[row][0]);
-    store(y + LANES, add ? load(y + LANES) + sums[row][1] : sums[row][1]);
+    store(y, sums[row][0]);
+    store(y + LANES, sums[row][1]);
   }
 }
 

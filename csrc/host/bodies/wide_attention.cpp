@@ -6,7 +6,6 @@
 #include "host/bodies/head_rows.h"
 #include "host/bodies/panels.h"
 #include "host/bodies/wide_shares.h"
-#include "runtime/log_sum_exp.h"
 
 namespace distmk {
 
@@ -82,6 +81,12 @@ void for_each_block(const WideBatch& batch, uint32_t num_runs, const WideAttenti
   }
 }
 
+// Of a row's softmax: the running maximum, and the sum of the weights in as many parts as a vector has lanes.
+struct RowSums {
+  float max = -INFINITY;
+  float lanes[wide::LANES] = {};
+};
+
 class WideAttentionBlock {
  public:
   WideAttentionBlock(const Context& context, const WideAttentionArgs& args, const AttentionBlock& block);
@@ -96,21 +101,22 @@ class WideAttentionBlock {
   uint32_t padded_dim_;   // elements of a row of the sums: whole panels
   uint32_t first_row_;    // of the iteration
   uint32_t first_limit_;  // positions that the first row sees
+  float scale_;           // of scores
 
   // Keys, in panels of positions; values, in panels of elements.
   uint32_t *keys_, *values_;
   // Of a head: scores [rows, KV_BLOCK], and the weights that the softmax makes of them, bf16.
   float* scores_;
   uint16_t* weights_;
-  // Of all heads: unnormalized output [head, row, padded_dim], maximum and sum of every row.
-  float* sums_;
-  LogSumExp<BaseE>* softmax_;
+  // Of all heads: unnormalized output [head, row, padded_dim], and the sums of every row.
+  float* output_;
+  RowSums* sums_;
 
   uint64_t key_words() const { return panels::num_words(head_dim_); }
   uint64_t value_words() const { return panels::num_words(KV_BLOCK); }
   void pack(uint32_t begin, uint32_t count) const;
   void multiply_qk(uint32_t head, uint32_t count) const;
-  void softmax_row(uint32_t row, float* sums, LogSumExp<BaseE>& softmax, uint32_t visible) const;
+  void softmax_row(uint32_t row, float* output, RowSums& sums, uint32_t visible) const;
   void write(uint32_t head) const;
 };
 
@@ -123,7 +129,8 @@ WideAttentionBlock::WideAttentionBlock(const Context& context, const WideAttenti
       head_dim_(args.head_dim),
       padded_dim_((args.head_dim + panels::COLS - 1) / panels::COLS * panels::COLS),
       first_row_(static_cast<uint32_t>(block.run.row_begin) + block.rows.begin),
-      first_limit_(block.end() - num_rows_ + 1) {
+      first_limit_(block.end() - num_rows_ + 1),
+      scale_(1.0f / std::sqrt(static_cast<float>(args.head_dim))) {
   const uint32_t model_head = (args.kv_begin + block.kv_head) * args.group;
   const uint32_t past = model_head + args.group;
   heads_.begin = model_head > args.q_begin ? model_head - args.q_begin : 0;
@@ -132,23 +139,27 @@ WideAttentionBlock::WideAttentionBlock(const Context& context, const WideAttenti
   keys_ = reinterpret_cast<uint32_t*>(
       simd::scratch<PanelTag>(KV_BLOCK / panels::COLS * key_words() + padded_dim_ / panels::COLS * value_words()));
   values_ = keys_ + KV_BLOCK / panels::COLS * key_words();
-  static_assert(sizeof(*softmax_) == 2 * sizeof(float));
-  scores_ = simd::scratch<WorkTag>(ROW_BLOCK * KV_BLOCK * 3 / 2 + num_queries * (padded_dim_ + 2));
+  constexpr uint64_t HEAD = ROW_BLOCK * KV_BLOCK * 3 / 2, ROW_FLOATS = sizeof(RowSums) / sizeof(float);
+  scores_ = simd::scratch<WorkTag>(HEAD + num_queries * (padded_dim_ + ROW_FLOATS));
   weights_ = reinterpret_cast<uint16_t*>(scores_ + ROW_BLOCK * KV_BLOCK);
-  sums_ = scores_ + ROW_BLOCK * KV_BLOCK * 3 / 2;
-  softmax_ = reinterpret_cast<LogSumExp<BaseE>*>(sums_ + num_queries * padded_dim_);
-  std::fill_n(sums_, num_queries * padded_dim_, 0.0f);
-  std::fill_n(softmax_, num_queries, LogSumExp<BaseE>{});
+  output_ = scores_ + HEAD;
+  sums_ = reinterpret_cast<RowSums*>(output_ + num_queries * padded_dim_);
+  std::fill_n(output_, num_queries * padded_dim_, 0.0f);
+  std::fill_n(sums_, num_queries, RowSums{});
 }
 
 // Keys and values of `count` positions from `begin` on.
 void WideAttentionBlock::pack(uint32_t begin, uint32_t count) const {
   const uint16_t *keys[KV_BLOCK] = {}, *values[KV_BLOCK];
-  for (uint32_t i = 0; i < count; ++i) {
-    const auto slot = static_cast<uint32_t>(block_.run.slot);
+  const auto slot = static_cast<uint32_t>(block_.run.slot);
+  for (uint32_t i = 0; i < count;) {  // page by page, in which positions lie one after another
+    const uint32_t page_end = std::min(count, i + args_.page_size - (begin + i) % args_.page_size);
     const uint64_t at = cache_index(context_, args_, slot, block_.kv_head, begin + i);
-    keys[i] = context_.at<uint16_t>(args_.k_cache) + at;
-    values[i] = context_.at<uint16_t>(args_.v_cache) + at;
+    const uint16_t *key = context_.at<uint16_t>(args_.k_cache) + at, *value = context_.at<uint16_t>(args_.v_cache) + at;
+    for (; i < page_end; ++i, key += head_dim_, value += head_dim_) {
+      keys[i] = key;
+      values[i] = value;
+    }
   }
   for (uint32_t i = 0; i < count; i += panels::COLS)
     panels::pack(keys_ + i / panels::COLS * key_words(), keys + i, head_dim_);
@@ -169,26 +180,29 @@ void WideAttentionBlock::multiply_qk(uint32_t head, uint32_t count) const {
 
 // Online softmax step (runtime/log_sum_exp.h): the scores of the positions that a row sees become weights relative to
 // the running maximum, those of others zero.
-void WideAttentionBlock::softmax_row(uint32_t row, float* sums, LogSumExp<BaseE>& softmax, uint32_t visible) const {
+void WideAttentionBlock::softmax_row(uint32_t row, float* output, RowSums& sums, uint32_t visible) const {
   using namespace wide;
   constexpr uint32_t COUNT = KV_BLOCK / LANES;
   float* scores = scores_ + row * KV_BLOCK;
   uint16_t* weights = weights_ + row * KV_BLOCK;
   if (!visible) return void(std::fill_n(weights, KV_BLOCK, uint16_t{0}));
-  std::fill(scores + visible, scores + KV_BLOCK, -INFINITY);
-  const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim_));
+  if (visible < KV_BLOCK) std::fill(scores + visible, scores + KV_BLOCK, -INFINITY);
   Vec best = load(scores);
   for (uint32_t i = 1; i < COUNT; ++i) best = max_of(best, load(scores + i * LANES));
-  const float factor = softmax.raise(max_of(best) * scale);
-  Vec sum{};
+  const float block_max = max_of(best) * scale_;
+  if (block_max > sums.max) {  // seldom, but in the first blocks
+    const float factor = std::exp(sums.max - block_max);
+    sums.max = block_max;
+    for (float& sum : sums.lanes) sum *= factor;
+    for (uint32_t d = 0; d < padded_dim_; d += LANES) store(output + d, load(output + d) * factor);
+  }
+  Vec sum = load(sums.lanes);
   for (uint32_t i = 0; i < COUNT; ++i) {
-    const Vec weight = exp_of(add_product(Vec{} - softmax.max, load(scores + i * LANES), Vec{} + scale));
-    to_bf16(weights + i * LANES, weight);
+    const Vec weight = exp_of(add_product(Vec{} - sums.max, load(scores + i * LANES), Vec{} + scale_));
+    normal_to_bf16(weights + i * LANES, weight);
     sum += weight;
   }
-  softmax.sum += sum_of(sum);
-  if (factor != 1.0f)
-    for (uint32_t d = 0; d < padded_dim_; d += LANES) store(sums + d, load(sums + d) * factor);
+  store(sums.lanes, sum);
 }
 
 void WideAttentionBlock::run() {
@@ -199,15 +213,15 @@ void WideAttentionBlock::run() {
     pack(begin, count);
     for (uint32_t head = heads_.begin; head < heads_.end; ++head) {
       const uint64_t first = uint64_t{head - heads_.begin} * num_rows_;
-      float* sums = sums_ + first * padded_dim_;
+      float* output = output_ + first * padded_dim_;
       multiply_qk(head, count);
       for (uint32_t row = 0; row < num_rows_; ++row) {
         const uint32_t limit = first_limit_ + row;
-        softmax_row(row, sums + uint64_t{row} * padded_dim_, softmax_[first + row],
+        softmax_row(row, output + uint64_t{row} * padded_dim_, sums_[first + row],
                     limit > begin ? std::min(limit - begin, count) : 0);
       }
       for (uint32_t d = 0; d < padded_dim_; d += panels::COLS)
-        panels::multiply(values_ + d / panels::COLS * value_words(), count, weights_, KV_BLOCK, num_rows_, sums + d,
+        panels::multiply(values_ + d / panels::COLS * value_words(), count, weights_, KV_BLOCK, num_rows_, output + d,
                          padded_dim_, true);
     }
   }
@@ -218,12 +232,12 @@ void WideAttentionBlock::write(uint32_t head) const {
   auto* out = context_.at<uint16_t>(args_.out);
   for (uint32_t row = 0; row < num_rows_; ++row) {
     const uint64_t query = uint64_t{head - heads_.begin} * num_rows_ + row;
-    float* sums = sums_ + query * padded_dim_;
-    const float scale = normalizer(softmax_[query].sum);
+    const float* output = output_ + query * padded_dim_;
+    const float scale = 1.0f / wide::sum_of(wide::load(sums_[query].lanes));
     for (uint32_t d = 0; d < head_dim_; ++d) {
-      const uint32_t col = head * head_dim_ + d;
-      out[activation_offset(first_row_ + row, col, args_.num_q * head_dim_, args_.tiled)] =
-          simd::to_bf16(sums[d] * scale);
+      const uint64_t at =
+          activation_offset(first_row_ + row, head * head_dim_ + d, args_.num_q * head_dim_, args_.tiled);
+      out[at] = simd::to_bf16(output[d] * scale);
     }
   }
 }

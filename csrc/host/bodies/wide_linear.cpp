@@ -165,8 +165,13 @@ void WideProduct::store_row(float* sums, uint32_t row, uint32_t first, uint32_t 
     wide::to_bf16(rounded, left);
     wide::to_bf16(rounded + wide::LANES, right);
   }
-  memcpy(context_.at<uint16_t>(args_.out) + uint64_t{row} * args_.out_stride + first, rounded,
-         count * sizeof(uint16_t));
+  uint16_t* out = context_.at<uint16_t>(args_.out) + uint64_t{row} * args_.out_stride + first;
+  if (count == wide::LANES)  // sizes that the compiler knows are copied without a call
+    memcpy(out, rounded, wide::LANES * sizeof(uint16_t));
+  else if (count == panels::COLS)
+    memcpy(out, rounded, panels::COLS * sizeof(uint16_t));
+  else
+    memcpy(out, rounded, count * sizeof(uint16_t));
 }
 
 // Few rows, and as many columns as there are tokens: as the narrow program multiplies them, with the same bits.

@@ -54,7 +54,13 @@ DISTMK_INLINE simd::Vec half_of(Vec v) {
 }
 DISTMK_INLINE Vec add_product(Vec sum, Vec a, Vec b) { return _mm512_fmadd_ps(a, b, sum); }
 DISTMK_INLINE Vec max_of(Vec a, Vec b) { return a > b ? a : b; }
-DISTMK_INLINE float max_of(Vec v) { return simd::max_of(simd::max_of(half_of<0>(v), half_of<1>(v))); }
+DISTMK_INLINE float max_of(Vec v) {
+  v = max_of(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  v = max_of(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  v = max_of(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+  v = max_of(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+  return v[0];
+}
 DISTMK_INLINE float sum_of(Vec v) { return simd::sum_of(half_of<0>(v) + half_of<1>(v)); }
 // As simd::exp_of(), of numbers that are not above 88. Masks of all lanes: the intrinsics without a mask begin with an
 // undefined register, of which the compiler warns.
@@ -69,7 +75,13 @@ DISTMK_INLINE Vec exp_of(Vec x) {
   p = p * (r * r) + r + 1.0f;
   return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, Vec{} - 87.0f, _CMP_NLT_UQ), p, n);
 }
+// As to_bf16(), of numbers that are zero or normal.
+DISTMK_INLINE void normal_to_bf16(uint16_t* p, Vec v) {
+  const __m256bh rounded = _mm512_cvtneps_pbh(v);
+  memcpy(p, &rounded, sizeof rounded);
+}
 #else
+DISTMK_INLINE void normal_to_bf16(uint16_t* p, Vec v) { to_bf16(p, v); }
 using simd::add_product;
 using simd::exp_of;
 using simd::max_of;
