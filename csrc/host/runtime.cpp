@@ -4,6 +4,7 @@
 #include "host/network_transport.h"
 #include "host/networks.h"
 #include "runtime/task_source.h"
+#include "runtime/turns.h"
 #include "runtime/worker.h"
 
 namespace distmk {
@@ -23,13 +24,15 @@ class HostLaunch : public Launch {
 
   void start() override {
     const bool own_threads = params_->scheduler_threads != 0;
-    schedulers_.clear();
-    for (uint32_t id = 0; id < program_.num_schedulers; ++id)
-      schedulers_.push_back(std::make_unique<HostScheduler>(state_, id, Team{}, ProgramTasks::Holder{}));
     for (uint32_t worker = 0; worker < program_.num_workers; ++worker)
-      spawn([this, worker, own_threads] { run_worker(worker, own_threads); });
+      spawn([this, worker, own_threads] {
+        take_turns([&](const RankState& state) { return run_worker(state, worker, own_threads); });
+      });
     for (uint32_t id = 0; own_threads && id < program_.num_schedulers; ++id)
-      spawn([this, id] { run_scheduler(state_, id, Team{}, *schedulers_[id]); });
+      spawn([this, id] {
+        HostScheduler scheduler(state_, id, Team{}, ProgramTasks::Holder{});
+        run_scheduler(state_, id, Team{}, scheduler);
+      });
   }
 
  private:
@@ -37,17 +40,33 @@ class HostLaunch : public Launch {
   RankState state_;
   const std::shared_ptr<Network> network_;  // null: every rank is reached by a pointer
   std::unique_ptr<Transport> transport_;
-  std::vector<std::unique_ptr<HostScheduler>> schedulers_;
 
-  void run_worker(uint32_t worker, bool own_threads) {
+  // Calls `run_turn` with the programs that have a turn, one after another. It returns Batch::stop as it has seen it.
+  // Schedulers with threads of their own have one program only: one that dispatches nothing would not see a turn end.
+  template <class RunTurn>
+  void take_turns(const RunTurn& run_turn) {
+    LaunchParams params = *params_;
+    for (;;) {
+      RankState state(&params, &faults_seen_);
+      state.transport = transport_.get();
+      const uint32_t stop = run_turn(state);
+      if (stop < ENDS_TURN) return;
+      begin_turn(params, stop - ENDS_TURN);
+    }
+  }
+
+  uint32_t run_worker(const RankState& state, uint32_t worker, bool own_threads) {
     const uint32_t id = worker % program_.num_schedulers;
-    HostScheduler* local_scheduler = !own_threads && worker == id ? schedulers_[id].get() : nullptr;
-    Context context(state_, Team{});
-    Worker<ProgramTasks> actions(state_, worker, Team{}, {}, {}, local_scheduler);
-    Tracer tracer(state_, worker);
+    std::unique_ptr<HostScheduler> local_scheduler;
+    if (!own_threads && worker == id)
+      local_scheduler = std::make_unique<HostScheduler>(state, id, Team{}, ProgramTasks::Holder{});
+    Context context(state, Team{});
+    Worker<ProgramTasks> actions(state, worker, Team{}, {}, {}, local_scheduler.get());
+    Tracer tracer(state, worker);
     for (Action action = actions.next(); action.kind != ActionKind::LEAVE; action = actions.next())
       run_task(context, action, tracer);
-    if (worker == 0) params_->iterations_done = actions.iterations();
+    if (worker == 0) params_->iterations_done += actions.iterations() - state.params->first_iteration;
+    return actions.stop();
   }
 };
 

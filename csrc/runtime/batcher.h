@@ -1,11 +1,9 @@
 // The scheduler step of rank 0, between two iterations: takes the sampled tokens, finishes and admits requests, and
 // builds the next batch (continuous batching with chunked prefill).
 #pragma once
-#include "runtime/context.h"
+#include "runtime/batch_builder.h"
 #include "runtime/host_rings.h"
 #include "runtime/logprob_ring.h"
-#include "runtime/page_table.h"
-#include "runtime/row_tokens.h"
 
 namespace distmk {
 
@@ -28,6 +26,9 @@ class Batcher {
   // Turns the batch of the last iteration into that of this one. Afterwards publish() tells the host about it.
   DISTMK_FN uint32_t advance() {
     if (!context_.resumed && context_.iteration == 0) reset();
+    if (!context_.resumed) state_.tokens_taken = 0;
+    iteration_ = state_.num_iterations[0] + state_.num_iterations[1];
+    static_assert(MAX_PROGRAMS == 2, "");
     rings_.begin();
     if (!rings_.has_room()) return 0;
     pages_.changes_were_put();
@@ -42,7 +43,9 @@ class Batcher {
     distmk::copy_records(context_.team, context_.params(), context_.at<LogprobRecord>(args_.logprobs),
                          reported_.with_event, reported_.with_record, rings_.first_place());
   }
-  DISTMK_FN void publish() const { rings_.publish(context_.iteration); }
+  DISTMK_FN void publish() const { rings_.publish(iteration_); }
+  // The program that the batch is for.
+  DISTMK_FN uint32_t program() const { return program_; }
 
  private:
   Context& context_;
@@ -53,6 +56,9 @@ class Batcher {
   HostRings rings_{context_.params(), state_};
   PageTable pages_{context_, args_, state_};
   ReportedRows reported_;
+  BatchBuilder builder_{context_, args_, state_, batch_, pages_};
+  uint64_t iteration_ = 0;  // counted over all programs
+  uint32_t program_ = args_.program;
 
   DISTMK_FN const Request& request_of(const Sequence& sequence) const {
     return reinterpret_cast<const Request*>(context_.params().requests)[sequence.request];
@@ -60,8 +66,9 @@ class Batcher {
 
   DISTMK_FN void reset() {
     state_.num_running = state_.first_slot = state_.finishing = state_.num_admissions = 0;
-    state_.num_commands = state_.num_admitted = state_.num_published = state_.num_taken = state_.tokens_read = 0;
-    state_.beat_ns = 0;
+    state_.num_commands = state_.num_admitted = state_.num_published = state_.tokens_read = 0;
+    state_.beat_ns = state_.num_iterations[0] = state_.num_iterations[1] = 0;
+    state_.last_rows[0] = state_.last_rows[1] = 0;
     DISTMK_NO_UNROLL
     for (uint32_t slot = 0; slot < MAX_ROWS; ++slot) state_.slots[slot].request = -1;
     pages_.reset();
@@ -69,22 +76,37 @@ class Batcher {
 
   // Returns whether there is a batch.
   DISTMK_FN bool next_batch() {
-    const bool same_rows = state_.num_taken != context_.iteration && take_tokens();
+    const bool same_rows = iteration_ && !state_.tokens_taken && take_tokens();
+    state_.tokens_taken = 1;
     const bool cancelled = read_commands();
     const bool preempted = make_room();
     const bool admitted = admit();
-    if (same_rows && !cancelled && !preempted && !admitted) {
+    if (same_rows && !cancelled && !preempted && !admitted && is_for_own(batch_.num_rows)) {
       advance_rows();
+      begin_iteration(batch_.num_rows);
       return true;
     }
     if (!state_.num_running && !is_over()) return false;
-    batch_.num_reset_rows = context_.iteration ? batch_.num_rows : 0;
     do {
-      build_batch();
-    } while (!batch_.num_rows && state_.num_running && preempt_youngest());
-    batch_.stop = batch_.num_rows == 0;
-    if (batch_.num_reset_rows < batch_.num_rows) batch_.num_reset_rows = batch_.num_rows;
+      program_ = builder_.choose_program();
+      builder_.build(program_);
+    } while (!builder_.num_rows() && state_.num_running && preempt_youngest());
+    batch_.stop = builder_.num_rows() ? GOES_ON : ENDS_LAUNCH;
+    if (batch_.stop) program_ = args_.program;
+    begin_iteration(builder_.num_rows());
     return true;
+  }
+
+  // The batch of an iteration of `num_rows` is there.
+  DISTMK_FN void begin_iteration(uint32_t num_rows) {
+    uint16_t& last_rows = state_.last_rows[program_];
+    batch_.num_reset_rows = num_rows < last_rows ? last_rows : num_rows;
+    last_rows = static_cast<uint16_t>(num_rows);
+    batch_.iteration = state_.num_iterations[program_]++;
+  }
+  // Whether the program goes on with an iteration of `num_rows` rows.
+  DISTMK_FN bool is_for_own(uint32_t num_rows) const {
+    return !batch_.num_wide_rows && Turns(context_, args_).program_for(num_rows) == args_.program;
   }
 
   // A drawn row's token, or the best.
@@ -98,7 +120,6 @@ class Batcher {
   DISTMK_FN bool take_tokens() {
     const uint32_t num_running = state_.num_running;
     uint32_t num_tokens = 0;
-    state_.num_taken = context_.iteration;
     DISTMK_NO_UNROLL
     for (uint32_t row = 0; row < batch_.num_rows; ++row) {
       if (!batch_.rows[row].sample) continue;
@@ -115,7 +136,7 @@ class Batcher {
       }
       const bool has_record = (is_score || request.reports_logprobs) && context_.params().logprobs;
       reported_.add(row, has_record);
-      rings_.add(request.id, token, finish, context_.iteration - 1, has_record);
+      rings_.add(request.id, token, finish, iteration_ - 1, has_record);
       if (finish != FinishReason::NONE) release(slot);
     }
     return state_.num_running == num_running && num_tokens == batch_.num_rows;
@@ -129,7 +150,6 @@ class Batcher {
 
   // The common case: the same rows, one position further. build_batch() could only change their order.
   DISTMK_FN void advance_rows() {
-    batch_.num_reset_rows = batch_.num_rows;
     DISTMK_NO_UNROLL
     for (uint32_t i = 0; i < batch_.num_rows; ++i) {
       BatchRow& row = batch_.rows[i];
@@ -147,7 +167,6 @@ class Batcher {
     --state_.num_running;
   }
 
-  DISTMK_FN bool is_decoding(const Sequence& sequence) const { return sequence.position >= sequence.prompt_len; }
   // Pages that the running sequences take in any case: for the next token, or for the rest of a prompt.
   DISTMK_FN uint32_t num_claimed(bool with_prompts) const {
     uint32_t num_pages = 0;
@@ -155,7 +174,7 @@ class Batcher {
     for (uint32_t slot = 0; slot < args_.max_slots; ++slot) {
       const Sequence& sequence = state_.slots[slot];
       if (sequence.request < 0) continue;
-      if (is_decoding(sequence))
+      if (BatchBuilder::is_decoding(sequence))
         num_pages += pages_.needs_page(sequence);
       else if (with_prompts)
         num_pages += pages_.pages_of(sequence.prompt_len) - pages_.pages_of(sequence.position);
@@ -181,7 +200,7 @@ class Batcher {
       const uint32_t behind = state_.num_admissions - state_.slots[slot].admission;
       if (youngest == MAX_ROWS || behind < state_.num_admissions - state_.slots[youngest].admission) youngest = slot;
     }
-    rings_.add(request_of(state_.slots[youngest]).id, -1, FinishReason::PREEMPTED, context_.iteration);
+    rings_.add(request_of(state_.slots[youngest]).id, -1, FinishReason::PREEMPTED, iteration_);
     release(youngest);
     return true;
   }
@@ -208,7 +227,7 @@ class Batcher {
     for (uint32_t slot = 0; slot < args_.max_slots; ++slot) {
       const Sequence& sequence = state_.slots[slot];
       if (sequence.request < 0 || request_of(sequence).id != id) continue;
-      rings_.add(id, -1, FinishReason::ABORT, context_.iteration);
+      rings_.add(id, -1, FinishReason::ABORT, iteration_);
       release(slot);
       return true;
     }
@@ -217,7 +236,7 @@ class Batcher {
       Command& waiting = rings_.command(index);
       if (waiting.id != id || waiting.kind != static_cast<uint32_t>(CommandKind::ADD)) continue;
       waiting.kind = static_cast<uint32_t>(CommandKind::CANCEL);  // admit() passes it by
-      rings_.add(id, -1, FinishReason::ABORT, context_.iteration);
+      rings_.add(id, -1, FinishReason::ABORT, iteration_);
     }
     return false;
   }
@@ -251,45 +270,6 @@ class Batcher {
     if (args_.slots && (request.sample == static_cast<uint32_t>(RowSample::DRAW) || request.num_scores))
       store_sampling(context_.at<SlotSampling>(args_.slots) + slot, context_.params(), request, entry);
     return true;
-  }
-
-  DISTMK_FN void add_run(uint32_t slot, uint32_t num_rows) {
-    Sequence& sequence = state_.slots[slot];
-    const Request& request = request_of(sequence);
-    const LaunchParams& params = context_.params();
-    const auto* prompt =
-        reinterpret_cast<const int32_t*>(params.prompts) + uint64_t{params.prompt_stride} * sequence.request;
-    batch_.runs[batch_.num_runs++] = {static_cast<int32_t>(batch_.num_rows), static_cast<int32_t>(num_rows),
-                                      static_cast<int32_t>(slot), static_cast<int32_t>(sequence.position + num_rows)};
-    DISTMK_NO_UNROLL
-    for (uint32_t i = 0; i < num_rows; ++i, ++sequence.position) {
-      pages_.grow(slot);
-      const bool in_prompt = sequence.position < sequence.prompt_len;
-      const auto sample = static_cast<int32_t>(row_sample(request, sequence.position));
-      batch_.rows[batch_.num_rows++] = {in_prompt ? prompt[sequence.position] : sequence.last_token,
-                                        static_cast<int32_t>(sequence.position), static_cast<int32_t>(slot), sample};
-    }
-  }
-
-  // One row for every sequence that decodes, then prompt chunks in the remaining rows, as far as there are pages.
-  DISTMK_FN void build_batch() {
-    batch_.num_rows = batch_.num_runs = 0;
-    DISTMK_NO_UNROLL
-    for (uint32_t slot = 0; slot < args_.max_slots; ++slot) {
-      const Sequence& sequence = state_.slots[slot];
-      if (sequence.request >= 0 && is_decoding(sequence)) add_run(slot, 1);
-    }
-    DISTMK_NO_UNROLL
-    for (uint32_t i = 0; i < args_.max_slots && batch_.num_rows < MAX_ROWS; ++i) {
-      const uint32_t slot = (state_.first_slot + i) % args_.max_slots;
-      const Sequence& sequence = state_.slots[slot];
-      if (sequence.request < 0 || is_decoding(sequence)) continue;
-      const uint32_t left = sequence.prompt_len - sequence.position;
-      uint32_t room = (pages_.pages_of(sequence.position) + pages_.num_free()) * args_.page_size - sequence.position;
-      if (room > MAX_ROWS - batch_.num_rows) room = MAX_ROWS - batch_.num_rows;
-      if (room) add_run(slot, left < room ? left : room);
-      if (left > room) state_.first_slot = slot;  // the next batch continues this prompt first
-    }
   }
 };
 

@@ -36,6 +36,10 @@ DISTMK_FN RowSample row_sample(const Request& request, uint32_t position) {
   return num_behind - 1 < request.num_scores ? RowSample::SCORE : RowSample::NONE;
 }
 
+DISTMK_FN const int32_t* prompt_row(const LaunchParams& params, const Sequence& sequence) {
+  return reinterpret_cast<const int32_t*>(params.prompts) + uint64_t{params.prompt_stride} * sequence.request;
+}
+
 // At the admission of a request that draws or scores.
 DISTMK_FN void store_sampling(SlotSampling* slot, const LaunchParams& params, const Request& request, uint32_t entry) {
   SlotSampling sampling = request.sampling;

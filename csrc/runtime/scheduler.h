@@ -140,8 +140,11 @@ class Scheduler {
       jit_ring_of(state_, worker).close(team_, iteration);
   }
 
+  // The batch of a turn's first iteration was made by the program that had the turn before.
+  DISTMK_FN bool is_prepared() const { return state_.params->prepared && iteration_ == state_.params->first_iteration; }
+
   DISTMK_FN bool run_here(bool met) {
-    if (is_mine_) {
+    if (is_mine_ && !is_prepared()) {
       if (!met) return false;
       start_ns_ = tracer_.now();
       const uint64_t body_end_ns = run_scheduler_step(state_, team_, task_, iteration_, postponed_);

@@ -34,6 +34,30 @@ DISTMK_FN void postpone(Context& context, const SchedulerStepArgs& args, const B
   context.postpone();
 }
 
+DISTMK_FN void put_to_all(const Context& context, uint64_t operand, uint64_t num_bytes) {
+  DISTMK_NO_UNROLL
+  for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
+    if (rank != context.rank()) context.put(rank, operand, context.at<void>(operand), num_bytes);
+}
+
+// Brings the batch to every rank, as that of `program`. If another one has the turn, the batch that ends it says so.
+DISTMK_FN void store_batch(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory,
+                           uint32_t program) {
+  const Turns turns(context, args);
+  const Team& team = context.team;
+  auto* batch = context.at<Batch>(turns.batch(program));
+  if (memory.batch != batch) copy_bytes(team, batch, memory.batch, sizeof(Batch));
+  if (turns.is_wide(program))
+    store_wide_tokens(context, *memory.state, *memory.batch, *context.at<WideBatch>(turns.batch(program)));
+  team.sync();  // the transport reads the heap's copy
+  put_to_all(context, turns.batch(program), turns.batch_bytes(program));
+  if (program == args.program) return;
+  auto* last = context.at<Batch>(args.batch);
+  if (team.leader()) last->stop = ENDS_TURN + program;
+  team.sync();
+  put_to_all(context, args.batch, offsetof(Batch, iteration));
+}
+
 // The body of the scheduler step: builds the batch, sends it to every rank, and does last what no rank waits for: the
 // host's tokens, and the state from which the next launch starts. While there is no batch to build it is postponed.
 DISTMK_FN void prepare_batch(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory) {
@@ -46,14 +70,8 @@ DISTMK_FN void prepare_batch(Context& context, const SchedulerStepArgs& args, co
   if (!(step & HAS_BATCH)) return postpone(context, args, memory, batcher);
   team.sync();  // from_leader() orders no memory
   const bool copied = memory.batch != context.at<Batch>(args.batch);
-  if (copied) {
-    copy_bytes(team, context.at<Batch>(args.batch), memory.batch, sizeof(Batch));
-    team.sync();  // the transport reads the heap's copy
-  }
+  store_batch(context, args, memory, team.from_leader(batcher.program()));
   if (step & HAS_PAGES) put_page_table(context, args, *memory.state);
-  DISTMK_NO_UNROLL
-  for (uint32_t rank = 0; rank < args.num_ranks; ++rank)
-    if (rank != context.rank()) context.put(rank, args.batch, context.at<void>(args.batch), sizeof(Batch));
   context.finish();  // signals all ranks after one fence
   if (copied) copy_bytes(team, context.at<BatcherState>(args.state), memory.state, sizeof(BatcherState));
   if (team.leader()) batcher.publish();

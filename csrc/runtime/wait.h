@@ -79,6 +79,14 @@ DISTMK_FN IterationBarrier iteration_barrier_state(const RankState& state, uint6
                                                                                       : IterationBarrier::OPEN;
 }
 
+// Batch::stop of an iteration that is not to start; 0 in a program without batch.
+DISTMK_FN uint32_t stop_of(const RankState& state) {
+  if (state.cached_batch) return state.cached_batch->stop;
+  const ProgramHeader& program = *state.program;
+  if (program.iteration_event == NO_EVENT) return 0;
+  return reinterpret_cast<const Batch*>(state.address(program.iteration_batch))->stop;
+}
+
 // Tells the workers and schedulers of all ranks to leave.
 DISTMK_FN void raise_abort(const RankState& state, Abort reason) {
   for (uint32_t rank = 0; rank < state.program->num_ranks; ++rank) {
@@ -170,6 +178,7 @@ class Backoff {
     out->got = event == NO_EVENT ? 0 : load_acquire(state_.event(state_.program->rank, event));
     out->expired = expired;
     out->iteration = iteration;
+    out->program = state_.program->index;
     out->filled = 1;
   }
 };

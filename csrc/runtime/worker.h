@@ -44,6 +44,8 @@ class Worker {
 
   // Iterations that this worker has completed, in this launch and those before it.
   DISTMK_FN uint64_t iterations() const { return iteration_; }
+  // Once it has left: Batch::stop, or 0 if it was told to give up.
+  DISTMK_FN uint32_t stop() const { return stop_; }
 
   // Waits until there is a task to run or the launch is over. The previous task may still be running.
   DISTMK_FN Action next() {
@@ -74,7 +76,10 @@ class Worker {
       if (!started_) {
         list_.poll_batch(state_, iteration_, team_);
         const IterationBarrier barrier = iteration_barrier_state(state_, iteration_, team_);
-        if (barrier == IterationBarrier::STOP && ring_.drained(team_, head_, iteration_)) return leave();
+        if (barrier == IterationBarrier::STOP && ring_.drained(team_, head_, iteration_)) {
+          stop_ = stop_of(state_);
+          return leave();
+        }
         if (barrier == IterationBarrier::OPEN) {
           started_ = true;
           move_to(0);
@@ -126,6 +131,7 @@ class Worker {
   uint64_t iteration_ = state_.params->first_iteration;
   uint64_t head_ = load_relaxed(&ring_.ring->head);  // entries popped from the ring
   uint32_t next_ = 0;                                // entry of the list
+  uint32_t stop_ = 0;
   TaskView task_;                   // its task; none behind the end and while the iteration may not start
   TaskView second_, third_;         // the tasks behind it, once they were peeked at
   bool started_ = false;            // this iteration's barrier has opened

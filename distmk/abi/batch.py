@@ -6,7 +6,7 @@ import ctypes
 from ctypes import c_float, c_int32, c_uint8, c_uint16, c_uint32, c_uint64
 
 from distmk.abi.sampling import SlotSampling
-from distmk.abi.values import MAX_ROWS, WIDE_ROWS
+from distmk.abi.values import MAX_PROGRAMS, MAX_ROWS, WIDE_ROWS
 
 
 class BatchRow(ctypes.Structure):
@@ -165,9 +165,10 @@ class BatcherState(ctypes.Structure):
     """Rank 0's memory between iterations; a PagePoolState and a KvPage for each page of the KV cache follow it. On a GPU it is
     in shared memory, of which nothing is left.
 
-    num_admissions: so far. finishing: the host has sent `FINISH`. pages_changed: the last batch came with new entries of the page
-    table. num_commands: read of the command ring; those from `num_admitted` on may be requests that wait. num_taken: iterations
-    whose tokens were taken. tokens_read: as last seen. beat_ns: time of the last beat (`Control`).
+    num_iterations: by program, those whose batch was built. last_rows: by program, rows of the last one. tokens_taken: 1 once the
+    step has taken the last iteration's tokens. num_admissions: so far. finishing: the host has sent `FINISH`. pages_changed: the last batch came with new entries of the page
+    table. num_commands: read of the command ring; those from `num_admitted` on may be requests that wait. tokens_read: as last
+    seen. beat_ns: time of the last beat (`Control`).
     """
 
     _fields_ = [
@@ -180,8 +181,10 @@ class BatcherState(ctypes.Structure):
         ("num_commands", c_uint64),
         ("num_admitted", c_uint64),
         ("num_published", c_uint64),
-        ("num_taken", c_uint64),
+        ("num_iterations", c_uint64 * MAX_PROGRAMS),
         ("tokens_read", c_uint64),
         ("beat_ns", c_uint64),
+        ("last_rows", c_uint16 * MAX_PROGRAMS),
+        ("tokens_taken", c_uint32),
         ("slots", Sequence * MAX_ROWS),
     ]

@@ -19,6 +19,8 @@ class WaitRecordABI(ctypes.Structure):
         ("order", c_uint32),
         ("expired", c_uint32),  # 1: the deadline of this wait passed; 0: another waiter raised the abort flag
         ("iteration", c_uint64),
+        ("program", c_uint32),  # of those that take turns
+        ("pad", c_uint32),
     ]
 
 
@@ -85,10 +87,14 @@ class HostCounts(ctypes.Structure):
 
 
 class LaunchParams(ctypes.Structure):
-    """The parameters of a launch of a program. Pointers are those of the launching process."""
+    """The parameters of a launch of a program. Pointers are those of the launching process.
+
+    A turn of another program has a copy, with `program`, `first_iteration` and `prepared` of its own.
+    """
 
     _fields_ = [
-        ("program", c_uint64),
+        ("program", c_uint64),  # that has the first turn
+        ("programs", c_uint64),  # u64[MAX_PROGRAMS]: the address of each; 0: there is one
         ("heap_bases", c_uint64),  # u64[num_ranks]: the address of each rank's heap in this process
         ("local_base", c_uint64),
         ("records", c_uint64),  # WaitRecordABI[num_workers + num_schedulers]
@@ -105,6 +111,8 @@ class LaunchParams(ctypes.Structure):
         ("num_eos", c_uint32),
         ("token_capacity", c_uint32),
         ("num_iterations", c_uint32),  # for programs without an iteration event
+        ("prepared", c_uint32),  # 1: the batch of the first iteration is there, made by the program that had the last turn
+        ("pad", c_uint32),
         ("first_iteration", c_uint64),
         ("max_iterations", c_uint64),  # after which the launch ends and another one continues; 0: no limit
         ("deadline_ns", c_uint64),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy.typing as npt
 
 from distmk import abi, env
-from distmk.abi import MAX_OWN_SCHEDULERS, Abort
+from distmk.abi import EVENT_STRIDE_BYTES, MAX_OWN_SCHEDULERS, Abort
 from distmk.backends.launch_block import LaunchBlock, RunnerRecords
 from distmk.backends.launch_spec import LaunchSpec
 from distmk.errors import UsageError
 from distmk.program.layout import Placed
+from distmk.program.program import RankProgram
 
 
 def require_warps(num_schedulers: int) -> None:
@@ -34,6 +36,14 @@ def check_virtual_nodes(backend: str) -> None:
     """UsageError if virtual nodes are asked for by the variable of another backend."""
     if backend != "host" and env.delay_puts():
         raise UsageError("DISTMK_FAULT_DELAY_PUTS is for the host backend; unset it, or use --backend host")
+
+
+def first_batches(others: Sequence[RankProgram]) -> list[int]:
+    """Offsets in the heap of the events that start iterations of programs other than the first. They are 1 when a launch begins:
+    the batch of such a program's first iteration comes with the end of another program's turn, and not with this event.
+    """
+    headers = (program.header for program in others)
+    return [header.events_heap_offset + header.iteration_event * EVENT_STRIDE_BYTES for header in headers]
 
 
 class Launch(Protocol):

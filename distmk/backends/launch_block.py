@@ -88,6 +88,7 @@ class LaunchBlock:
     """The host memory that a launch's parameters point to."""
 
     spec: LaunchSpec
+    programs: Sequence[RankProgram]  # which take turns
     requests: Any  # ctypes arrays of Request, Command and WaitRecordABI
     commands: Any
     records: Any
@@ -107,8 +108,8 @@ class LaunchBlock:
     biases_address: int = 0
 
     @staticmethod
-    def of(spec: LaunchSpec, program: RankProgram) -> LaunchBlock:
-        """Allocate for a launch of `program`, and send its first requests."""
+    def of(spec: LaunchSpec, program: RankProgram, others: Sequence[RankProgram] = ()) -> LaunchBlock:
+        """Allocate for a launch of `program` and of those that take turns with it, and send its first requests."""
         num_runners = program.header.num_workers + program.header.num_schedulers
         num_requests = max(1, spec.num_requests, len(spec.prompts))  # an entry for each
         longest = max(1, spec.max_prompt_len, *map(len, spec.prompts))
@@ -117,6 +118,7 @@ class LaunchBlock:
         num_tokens = max(sum(spec.max_new), MAX_KEPT_TOKENS if spec.num_requests else 0) + 3 * MAX_ROWS
         block = LaunchBlock(
             spec=spec,
+            programs=(program, *others),
             requests=(Request * num_requests)(),
             commands=(Command * (2 * num_requests + 2))(),  # each is added and cancelled at most once, then the end
             records=(WaitRecordABI * num_runners)(),
@@ -249,12 +251,13 @@ class LaunchBlock:
             for ring, count in zip(self.trace, self.trace_counts.tolist(), strict=True)
         ]
 
-    def stuck_waits(self, program: RankProgram) -> list[StuckWait]:
+    def stuck_waits(self) -> list[StuckWait]:
         """The waits that had not been met when the launch was given up, in program order."""
         found = []
         for record in self.records:
             if not record.filled or record.event == abi.NO_EVENT or record.got >= record.want:
                 continue  # told to leave while nothing was missing
+            program = self.programs[record.program]
             task, order = "start of an iteration", -1
             if record.order != abi.NO_EVENT:
                 task, order = f"{record.task} ({program.task_names[record.task]})", record.order

@@ -24,7 +24,7 @@ LOOP_FIELDS = {"num_blocks": 64 * MAX_RANKS, "num_ranks": MAX_RANKS}
 class Span(NamedTuple):
     """Bytes [begin, end) of every row of an allocation on one rank (`location`, see `Allocations`).
 
-    `polls`: perhaps read before the task's waits are met. `resets`: written with zeros, in all rows.
+    `polls`: perhaps read before the task's waits are met. `resets`: written with zeros, in all rows. `owner`: see `Access`.
     """
 
     write: bool
@@ -33,6 +33,7 @@ class Span(NamedTuple):
     end: int
     polls: bool = False
     resets: bool = False
+    owner: int | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ class _Reader:
                 found = self._spans(task, part.tasks[index], rank)
                 spans.append(found)
                 targets.append(frozenset(span.location % num_ranks for span in found if span.write))
-                if self.tables.tasks.spread[task] and targets[-1] - {rank}:
+                may_write = {rank} if not getattr(TASK_TYPES.get(part.tasks[index].type), "writes_peers", False) else targets[-1]
+                if self.tables.tasks.spread[task] and targets[-1] - may_write:
                     text = "writes to other ranks, where a push would count for all instances of its worker"
                     self.findings.add("spread", f"{self.tables.describe_task(task)} {text}")
         return Accesses(
@@ -187,7 +189,7 @@ class _Reader:
         if self.step is not None and not all_rows:
             raise ValueError(f"covers some of the {piece.rows} rows of {piece.name}")
         polls, resets = access.early and not access.write, access.clears and access.write and all_rows
-        span = Span(access.write, location, begin, end, polls, resets)
+        span = Span(access.write, location, begin, end, polls, resets, access.owner)
         span = self.distinct.setdefault(span, span)
         self.contents.note(access.content, span)
         return span

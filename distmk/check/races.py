@@ -1,6 +1,8 @@
 """No race: any two conflicting accesses are ordered.
 
 A task that may idle stands for nothing that came before it, so earlier accesses to what it writes stay to be compared with.
+Tasks that write the rows of different owners in the same bytes need no order between them: each is compared with what came
+before the first of them, and what follows with all of them.
 
 As for `happens_before`, two iterations are enough. A task accesses memory after its waits, unless it polls: then it may
 write as soon as its worker starts it (`early_start`), and every access that it overwrites must have happened by then.
@@ -9,6 +11,7 @@ write as soon as its worker starts it (`early_start`), and every access that it 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass, field
 
 from distmk.check.bounds import Span
 from distmk.check.early_start import EarlyStart, Polled
@@ -41,6 +44,19 @@ def _to_compare(spans: tuple[Span, ...]) -> tuple[Span, ...]:
     return tuple([span for span in spans if span.write or span.polls or span[1:4] not in written])
 
 
+@dataclass
+class DividedWrite:
+    """Writes of the rows of `owners` in the same bytes in one iteration. before: who read or wrote (rank) them last before that.
+
+    versions: of the location's readers and writers behind the last of these writes.
+    """
+
+    iteration: int
+    before: list[tuple[int, tuple[int, ...]]]
+    owners: set[int | None] = field(default_factory=set)
+    versions: tuple[int, int] = (0, 0)
+
+
 class _Races:
     """Replays the accesses in an order in which they can happen, and compares each with the latest ones to its bytes."""
 
@@ -49,6 +65,7 @@ class _Races:
         self.spans = [_to_compare(spans) for spans in before.accesses.spans]
         self.readers: dict[int, IntervalMap] = defaultdict(IntervalMap)  # by location
         self.writers: dict[int, IntervalMap] = defaultdict(IntervalMap)
+        self.divided: dict[tuple[int, int, int], DividedWrite] = {}  # by location, begin and end: the last one
         self.num_pairs = 0
         self._writers_of: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
 
@@ -66,15 +83,35 @@ class _Races:
 
     def _record(self, node: int, spans: tuple[Span, ...]) -> None:
         may_idle = node % self.before.tables.num_tasks in self.before.accesses.may_idle
-        for write, location, begin, end, _, _ in spans:
-            if write:
-                if not may_idle:
-                    self.readers[location].cut(begin, end)
-                    self.writers[location].cut(begin, end)
-                self.writers[location].add(begin, end, Group([node]))
-        for write, location, begin, end, _, _ in spans:
-            if not write:
-                self.readers[location].add(begin, end, Group([node]))
+        for span in spans:
+            if span.write:
+                self._record_write(node, span, may_idle)
+        for span in spans:
+            if not span.write:
+                self.readers[span.location].add(span.begin, span.end, Group([node]))
+
+    def _record_write(self, node: int, span: Span, may_idle: bool) -> None:
+        _, location, begin, end, *_ = span
+        readers, writers = self.readers[location], self.writers[location]
+        divided = self._divided_write(node, span)
+        if divided is None and not may_idle:
+            before = [(READ, _nodes(entry.group)) for entry in readers.cut(begin, end)]
+            before += [(location % self.before.tables.num_ranks, _nodes(entry.group)) for entry in writers.cut(begin, end)]
+            if span.owner is not None:
+                divided = self.divided[span[1:4]] = DividedWrite(node // self.before.tables.num_tasks, before)
+        writers.add(begin, end, Group([node]))
+        if divided is not None and span.owner is not None:
+            divided.owners.add(span.owner)
+            divided.versions = readers.version, writers.version
+
+    def _divided_write(self, node: int, span: Span) -> DividedWrite | None:
+        """The write of the same bytes that `node` has a part in, if others have begun it and nothing has come in between."""
+        divided = self.divided.get(span[1:4]) if span.owner is not None else None
+        if divided is None or span.owner in divided.owners:
+            return None
+        versions = self.readers[span.location].version, self.writers[span.location].version
+        same = divided.iteration == node // self.before.tables.num_tasks and divided.versions == versions
+        return divided if same else None
 
     def _check(self, node: int, spans: tuple[Span, ...]) -> None:
         num_ranks, task = self.before.tables.num_ranks, node % self.before.tables.num_tasks
@@ -85,6 +122,10 @@ class _Races:
             if span.write:
                 # A task resets what it has polled, so that was written before.
                 clock = None if span.resets and span[1:4] in polls else start
+                if divided := self._divided_write(node, span):
+                    for did, nodes in divided.before:
+                        self._compare(node, span, nodes, did, start)
+                    continue
                 for log, did, by in ((self.readers, READ, start), (self.writers, rank, clock)):
                     for entry in log[span.location].overlapping(span.begin, span.end):
                         self._compare(node, span, _nodes(entry.group), did, by)

@@ -11,7 +11,7 @@ from distmk.check import Verdict, check_with_progress
 from distmk.cli.model_options import add_model_options
 from distmk.console import show
 from distmk.errors import CheckError, shown
-from distmk.lower import DecodeOptions, lower
+from distmk.lower import DecodeOptions, lower_programs
 from distmk.model.operators import build_model
 from distmk.program.messages import messages_by_op
 from distmk.program.program import Program, compile_graph
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     started = time.perf_counter()
     with progress("compiling the program"):
-        program = compile_graph(lower(build_model(config), options))
+        program = compile_graph(*lower_programs(build_model(config), options))
     compiled = time.perf_counter()
     show(f"ranks     {options.num_ranks} x {options.num_workers} workers")
     for rank, part in enumerate(program.ranks):

@@ -72,13 +72,23 @@ class Graph:
             raise UsageError(
                 f"buffer {name}: {rows} x {cols} of {dtype}; expected positive sizes of {list(ITEM_BYTES)}"
             )
-        if any(buffer.name == name for buffer in self.buffers):
-            raise UsageError(f"buffer {name} is there already; give it another name")
+        self._check_free(name)
         if lamport and space is not Space.HEAP:
             raise UsageError(f"buffer {name} is local; a Lamport buffer must be on the symmetric heap")
-        made = Buffer(len(self.buffers), name, rows, cols, dtype, space, lamport)
+        made = Buffer(name, rows, cols, dtype, space, lamport)
         self.buffers.append(made)
         return made
+
+    def share(self, buffer: Buffer) -> Buffer:
+        """Add a buffer of another graph, once: the same memory in a program that takes turns with that graph's."""
+        if buffer not in self.buffers:
+            self._check_free(buffer.name)
+            self.buffers.append(buffer)
+        return buffer
+
+    def _check_free(self, name: str) -> None:
+        if any(buffer.name == name for buffer in self.buffers):
+            raise UsageError(f"buffer {name} is there already; give it another name")
 
     def weight(
         self,
@@ -97,6 +107,12 @@ class Graph:
         made = Weight(name, rank, rows, cols, kind, tuple(segments), col_begin, tiling=tiling, col_scale=col_scale)
         self.weights.append(made)
         return made
+
+    def share_weight(self, weight: Weight) -> Weight:
+        """Add a weight of another graph, once: the same memory in a program that takes turns with that graph's."""
+        if weight not in self.weights:
+            self.weights.append(weight)
+        return weight
 
     def constant(self, name: str, rank: int, array: npt.NDArray[Any]) -> Slab:
         """Add read-only memory of one rank, given as an array: a float32 vector, or a bf16 matrix [rows, cols] as uint16."""
@@ -128,8 +144,8 @@ class Graph:
         return task
 
     def _check_spread(self, task: Task) -> None:
-        """Every worker signals a spread task's triggers once, whatever its share, so no push may signal them. The loader streams
-        weights for each task in a list once, so a spread task has none.
+        """Every worker signals a spread task's triggers once, whatever its share, so no push may signal them: it writes to peers
+        only if its body does without pushes. The loader streams weights for each task in a list once, so a spread task has none.
         """
         if task.worker is not None:
             raise UsageError(f"task {task.op} is spread over all workers; give it no worker")
@@ -140,7 +156,7 @@ class Graph:
                 f"task {task.op} has up to {task.max_instances()} instances for {self.num_workers} workers, "
                 f"and its body runs one; launch it {LaunchKind.MASSIVE.name} instead"
             )
-        if away := [region for region in task.writes() if region.rank != task.rank]:
+        if not task.writes_peers and (away := [region for region in task.writes() if region.rank != task.rank]):
             raise UsageError(
                 f"task {task.op} on rank {task.rank} writes {away[0]}: a spread task writes its own rank only"
             )

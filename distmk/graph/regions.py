@@ -27,7 +27,6 @@ class Buffer:
     zero), readers poll until an element is not zero, and somebody resets it to zero before it is published again. On the heap.
     """
 
-    index: int
     name: str
     rows: int
     cols: int

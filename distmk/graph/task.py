@@ -33,6 +33,9 @@ class Access(NamedTuple):
     content: what the task takes the bytes for, where more than numbers depends on it: indices, or a layout that both sides work
     out for themselves. All tasks must take them for the same. CONSTANT: memory that no task writes, which may be fetched ahead
     of the task's waits, in whole rows.
+
+    owner: a write of rows that this rank owns, and of these bytes no others: the batch says which, and in an iteration no two
+    ranks own the same row. None: all of them.
     """
 
     write: bool
@@ -46,6 +49,7 @@ class Access(NamedTuple):
     early: bool = False
     clears: bool = False
     content: Content = None
+    owner: int | None = None
 
 
 Content = tuple[str | int, ...] | None  # a name, and the numbers that the layout depends on
@@ -151,6 +155,9 @@ class Task:
     # In an iteration without work for it, a GPU signals its triggers and its worker goes on before its waits are met: to wait
     # for its events tells nothing of what it waits for. Argument: `batch`. Hook on GPUs: is_idle.
     may_idle: ClassVar[bool] = False
+    # Its body stores to other ranks' memory itself and never pushes, so that its signals come when it is done on all ranks, and it
+    # may be spread. (Not among the generated traits.)
+    writes_peers: ClassVar[bool] = False
     # A scheduler runs it, never a worker.
     runs_on_scheduler: ClassVar[bool] = False
 
@@ -160,6 +167,10 @@ class Task:
 
     def writes(self) -> Iterable[Region]:
         """The regions that the task writes, on any rank."""
+        return ()
+
+    def owned_writes(self) -> Iterable[Region]:
+        """Those of `writes` of which the task writes the rows that its rank owns, and tasks of other ranks the others."""
         return ()
 
     def dtypes(self) -> Mapping[str, str | None]:

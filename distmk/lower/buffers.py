@@ -6,7 +6,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import TypedDict
 
-from distmk.abi import MAX_ROWS, Batch, Space
+from distmk.abi import MAX_ROWS, Batch, Space, WideBatch
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer, Region, Slab, WeightKind
 from distmk.lower.plan import WorkPlan
@@ -53,7 +53,8 @@ class DecodeBuffers:
 
     Activations are [MAX_ROWS, columns]; a row is a token of the iteration.
 
-    batch: u8 [sizeof(Batch)], the iteration's rows, put to every rank by rank 0's scheduler.
+    batch: u8 [sizeof(Batch)], the iteration's rows, put to every rank by rank 0's scheduler. other_batch: that of the program that
+        takes turns with this one; None: it runs alone.
     page_table: i32 [MAX_ROWS slots, max_pages].
     state: rank 0's batcher: BatcherState, PagePoolState, KvPage [num_pages].
     x: f32 [MAX_ROWS, hidden_size], the residual stream.
@@ -75,6 +76,7 @@ class DecodeBuffers:
     """
 
     batch: Buffer
+    other_batch: Buffer | None
     page_table: Buffer
     state: Buffer
     x: Buffer
@@ -126,6 +128,7 @@ def declare_buffers(graph: Graph, plan: WorkPlan) -> DecodeBuffers:
     per_layer = plan.attention_rotation
     buffers = DecodeBuffers(
         batch=graph.buffer("batch", ctypes.sizeof(Batch), dtype="u8"),
+        other_batch=wide_batch(graph) if len(plan.options.turns) > 1 else None,
         page_table=graph.buffer("page_table", MAX_ROWS * shapes[0].max_pages, dtype="i32"),
         state=graph.buffer("batcher", batcher_bytes(plan.num_pages), dtype="u8", space=Space.LOCAL),
         x=graph.buffer("x", config.hidden_size, rows=MAX_ROWS, space=Space.LOCAL),
@@ -149,6 +152,11 @@ def declare_buffers(graph: Graph, plan: WorkPlan) -> DecodeBuffers:
     )
     graph.batch = buffers.batch
     return buffers
+
+
+def wide_batch(graph: Graph) -> Buffer:
+    """Add the batch metadata of wide iterations: u8 [sizeof(WideBatch)]."""
+    return graph.buffer("wide_batch", ctypes.sizeof(WideBatch), dtype="u8")
 
 
 def _host_slots(graph: Graph, plan: WorkPlan, index: int) -> HostSlots:

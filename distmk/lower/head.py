@@ -4,6 +4,8 @@ of rows that need more.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from distmk.abi import Epilogue
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Segment, Slab
@@ -20,6 +22,13 @@ def emit_head(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Head) ->
     """argmax(table @ norm(x)), each rank over its shard."""
     for rank in plan.ranks:
         _emit_argmax(graph, plan, buffers, op, rank)
+    emit_sampled(graph, plan, buffers, [partition.num_tasks for partition in plan.head])
+
+
+def emit_sampled(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, num_parts: Sequence[int]) -> None:
+    """The tokens of the sampled rows of `buffers.batch`, from the logits and each rank's candidates of its first `num_parts` parts
+    of the vocabulary.
+    """
     emit_sampling(graph, plan, buffers.sampling, buffers.batch)
     for rank in plan.ranks:
         graph.add(
@@ -27,7 +36,7 @@ def emit_head(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Head) ->
                 rank=rank,
                 op="sample",
                 worker=0,
-                candidates=buffers.candidates.at(rank, 0, plan.head[rank].num_tasks * CANDIDATES_BYTES),
+                candidates=buffers.candidates.at(rank, 0, num_parts[rank] * CANDIDATES_BYTES),
                 out=buffers.sampled.at(0, rank * CANDIDATES_BYTES, (rank + 1) * CANDIDATES_BYTES),
                 batch=buffers.batch.at(rank),
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from distmk.abi import MAX_ROWS, LaunchKind
+from distmk.abi import MAX_ROWS, WIDE_ROWS, LaunchKind
 from distmk.errors import UsageError
 from distmk.graph.hosts import host_ranks
 from distmk.tasks.splits import MAX_SPLITS
@@ -31,6 +31,8 @@ class DecodeOptions:
     num_reserved: with several ranks, workers without rows of qkv and o, reserved for a single decode row's attention.
         None: as many as that attention occupies, unless it is more than a third of the workers.
     loopback: one rank runs the all-reduces with itself, to work on them with one GPU.
+    turns: token rows of an iteration, by program: (MAX_ROWS,), a narrow one alone; (MAX_ROWS, n), which takes turns with a wide
+        one of n rows; (n,), a wide one alone. Across hosts there is no wide one.
     host_sizes: numbers of consecutive ranks that share memory, between which all-reduces are hierarchical; () or one number:
         all ranks do.
     """
@@ -49,6 +51,7 @@ class DecodeOptions:
     attention_launch: Literal["massive", "spread"] = "massive"
     num_reserved: int | None = None
     loopback: bool = False
+    turns: tuple[int, ...] = (MAX_ROWS,)
     host_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -72,6 +75,17 @@ class DecodeOptions:
         if self.attention_launch not in ATTENTION_LAUNCHES:
             raise UsageError(f"attention_launch is {self.attention_launch!r}; expected massive or spread")
         host_ranks(self.host_sizes, self.num_ranks)  # raises if they do not fit together
+        self._check_turns()
+
+    def _check_turns(self) -> None:
+        first, *others = self.turns or (0,)
+        is_narrow, widest = first == MAX_ROWS, self.turns[-1]
+        if len(others) > is_narrow or not (self.turns == (MAX_ROWS,) or MAX_ROWS < widest <= WIDE_ROWS):
+            raise UsageError(
+                f"turns is {self.turns}; expected {MAX_ROWS} rows, more (up to {WIDE_ROWS}), or both in this order"
+            )
+        if widest > MAX_ROWS and self.crosses_hosts:
+            raise UsageError(f"turns is {self.turns}; across hosts an iteration carries {MAX_ROWS} rows")
 
     @property
     def all_reduces(self) -> bool:

@@ -9,9 +9,10 @@ from distmk.lower.plan import WorkPlan
 from distmk.tasks import SchedulerStep
 
 
-def emit_scheduler_step(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers) -> None:
-    """One task, run by a scheduler of rank 0."""
+def emit_scheduler_step(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, program: int = 0) -> None:
+    """One task, run by a scheduler of rank 0. `program`: the number of the graph's, among those that take turns."""
     options = plan.options
+    other_rows = sum(options.turns) - options.turns[program]
     graph.add(
         SchedulerStep(
             rank=0,
@@ -29,5 +30,9 @@ def emit_scheduler_step(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers) ->
             num_pages=plan.num_pages,
             max_slots=options.max_seqs,
             max_positions=options.max_model_len,
+            program=program,
+            max_rows=options.turns[program],
+            other_batch=buffers.other_batch.at(0) if buffers.other_batch else None,
+            other_rows=other_rows,
         )
     )

@@ -1,12 +1,13 @@
 """A program as a file, of which a rank reads its own part, and other ranks' parts only on demand.
 
 A numpy archive (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html) with one entry that all ranks share
-and three for each rank: the program's bytes, its names, and its weights. The archive's checksums find damage; a rank's bytes
+and three for each rank: the program's bytes, its names, and its weights; the same for each program that takes turns with it. The archive's checksums find damage; a rank's bytes
 must also have the digest that went into the program's fingerprint.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,16 +38,25 @@ class SavedProgram(Program):
     digests: tuple[str, ...] = ()
 
     def fingerprint(self) -> str:
-        return join_digests(self.digests)
+        saved = [each for each in self.every if isinstance(each, SavedProgram)]
+        return join_digests([digest for each in saved for digest in each.digests])
 
 
 def save(program: Program, path: Path) -> None:
     """Write `program` to `path`. ValueError: a weight was given as an array, which cannot be saved."""
+    entries: dict[str, npt.NDArray[np.uint8]] = {}
+    for index, each in enumerate(program.every):
+        entries |= {f"{index}.{name}": entry for name, entry in _entries(each).items()}
+    with path.open("wb") as file:
+        np.savez(file, **entries)  # type: ignore[arg-type]  # numpy's stub takes the names for options
+
+
+def _entries(program: Program) -> dict[str, npt.NDArray[np.uint8]]:
     placement = program.placement
     shared = {name: getattr(placement, name) for name in LAYOUT_FIELDS}
     shared["digests"] = [part.digest() for part in program.ranks]
     shared["buffers"] = [
-        [b.index, b.name, b.rows, b.cols, b.dtype, int(b.space), b.lamport, allocation.offset]
+        [b.name, b.rows, b.cols, b.dtype, int(b.space), b.lamport, allocation.offset]
         for b, allocation in placement.buffers.items()
     ]
     entries = {"shared": _text(shared)}
@@ -55,25 +65,31 @@ def save(program: Program, path: Path) -> None:
         entries[f"program{rank}"] = np.frombuffer(part.to_bytes(), np.uint8)
         entries[f"names{rank}"] = _text([_indexed(part.task_names), _indexed(part.event_names), part.weight_bytes])
         entries[f"weights{rank}"] = _text(weights)
-    with path.open("wb") as file:
-        np.savez(file, **entries)  # type: ignore[arg-type]  # numpy's stub takes the names for options
+    return entries
 
 
 def load(path: Path, rank: int) -> SavedProgram:
     """Read the program at `path` on `rank`. DamagedFile: it cannot be read, or is not what was saved."""
     with _reading(path):
         archive = np.load(path)  # stays open: the file may be replaced or removed meanwhile
-        shared = _value(archive["shared"])
+        num_programs = sum(name.endswith(".shared") for name in archive.files)
+    first, *others = (_load(path, archive, index, rank) for index in range(num_programs))
+    return dataclasses.replace(first, others=tuple(others))
+
+
+def _load(path: Path, archive: Any, index: int, rank: int) -> SavedProgram:
+    with _reading(path):
+        shared = _value(archive[f"{index}.shared"])
         buffers = {}
-        for index, name, rows, cols, dtype, space, lamport, offset in shared["buffers"]:
-            buffer = Buffer(index, name, rows, cols, dtype, Space(space), lamport)
+        for name, rows, cols, dtype, space, lamport, offset in shared["buffers"]:
+            buffer = Buffer(name, rows, cols, dtype, Space(space), lamport)
             buffers[buffer] = Placed(name, buffer.space, -1, offset, rows, buffer.row_bytes)
-        weights = dict(_weight(rank, entry) for entry in _value(archive[f"weights{rank}"]))
+        weights = dict(_weight(rank, entry) for entry in _value(archive[f"{index}.weights{rank}"]))
         fields = {name: shared[name] for name in LAYOUT_FIELDS} | {"local_bytes": tuple(shared["local_bytes"])}
         placement = Placement((*buffers.values(), *weights.values()), buffers, weights, **fields)
-        ranks = _Ranks(path, archive, tuple(shared["digests"]))
+        ranks = _Ranks(path, archive, index, tuple(shared["digests"]))
     ranks[rank]  # so that damage is found now, when the caller can still compile the program anew
-    return SavedProgram(ranks, placement, ranks.digests)
+    return SavedProgram(ranks, placement, digests=ranks.digests)
 
 
 @contextmanager
@@ -89,9 +105,9 @@ def _reading(path: Path) -> Iterator[None]:
 class _Ranks(Sequence[RankProgram]):
     """Every rank's part, each read at first use."""
 
-    def __init__(self, path: Path, archive: Any, digests: tuple[str, ...]) -> None:
+    def __init__(self, path: Path, archive: Any, index: int, digests: tuple[str, ...]) -> None:
         self.digests = digests
-        self._path, self._archive = path, archive
+        self._path, self._archive, self._index = path, archive, index
         self._read: dict[int, RankProgram] = {}
 
     def __len__(self) -> int:
@@ -107,13 +123,13 @@ class _Ranks(Sequence[RankProgram]):
         rank = range(len(self))[index]
         if rank not in self._read:
             with _reading(self._path):
-                self._read[rank] = _rank_program(self._archive, rank, self.digests[rank])
+                self._read[rank] = _rank_program(self._archive, self._index, rank, self.digests[rank])
         return self._read[rank]
 
 
-def _rank_program(archive: Any, rank: int, digest: str) -> RankProgram:
-    raw = archive[f"program{rank}"]
-    tasks, events, weight_bytes = _value(archive[f"names{rank}"])
+def _rank_program(archive: Any, index: int, rank: int, digest: str) -> RankProgram:
+    raw = archive[f"{index}.program{rank}"]
+    tasks, events, weight_bytes = _value(archive[f"{index}.names{rank}"])
     header = ProgramHeader.from_buffer(raw)
     sections = {
         name: (struct * getattr(header, count_field)).from_buffer(raw, getattr(header, f"{name}_offset"))

@@ -7,7 +7,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from distmk.abi import KvPage
-from distmk.lower import DecodeOptions, lower
+from distmk.lower import DecodeOptions, lower_programs
 from distmk.model.config import ModelConfig
 from distmk.model.operators import build_model
 from distmk.model.shards import shard_model
@@ -47,6 +47,7 @@ def page_bytes(config: ModelConfig, options: DecodeOptions) -> int:
 
 
 def _placed(config: ModelConfig, options: DecodeOptions) -> FixedMemory:
-    placement = place(lower(build_model(config), options), 0)
+    graphs = lower_programs(build_model(config), options)
+    placement = place(graphs, [0] * len(graphs))[0]
     cache = options.total_pages * page_bytes(config, options)
     return FixedMemory(tuple(size - cache for size in placement.local_bytes), placement.heap_bytes)

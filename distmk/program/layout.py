@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distmk.abi import EVENT_STRIDE_BYTES, LISTED, Control, JitEntry, JitRing, Space, operand
@@ -73,34 +74,64 @@ def _ring_capacity(graph: Graph) -> int:
     return 1 << max(2, (num_entries - 1).bit_length())
 
 
-def place(graph: Graph, num_events: int) -> Placement:
-    """Lay out the buffers and weights of `graph`, and `num_events` counters a rank. Lamport buffers come first."""
-    pieces: list[Placed] = []
-    buffers: dict[Buffer, Placed] = {}
-    weights: dict[Weight, Placed] = {}
-    capacity = _ring_capacity(graph)
-    events_offset = align(ctypes.sizeof(Control))
-    rings_offset = align(events_offset + num_events * EVENT_STRIDE_BYTES)
-    ring_bytes = ctypes.sizeof(JitRing) + capacity * ctypes.sizeof(JitEntry)
-    heap = zeroed = align(rings_offset + graph.num_workers * ring_bytes)
-    local = ALIGN_BYTES  # an operand of 0 means "none"
-    for buffer in sorted(graph.buffers, key=lambda buffer: not buffer.lamport):
-        offset = heap if buffer.space is Space.HEAP else local
-        buffers[buffer] = Placed(buffer.name, buffer.space, -1, offset, buffer.rows, buffer.row_bytes)
-        pieces.append(buffers[buffer])
+def place(graphs: Sequence[Graph], num_events: Sequence[int]) -> tuple[Placement, ...]:
+    """Lay out the graphs of programs that take turns, with so many event counters a rank each. Lamport buffers come first.
+
+    A buffer or weight that several graphs have is one piece of memory; events and rings are each program's own.
+    """
+    arena = _Arena(graphs[0].num_ranks)
+    arena.heap = align(ctypes.sizeof(Control))
+    protocol = []
+    for graph, events in zip(graphs, num_events, strict=True):
+        capacity = _ring_capacity(graph)
+        ring_bytes = ctypes.sizeof(JitRing) + capacity * ctypes.sizeof(JitEntry)
+        events_offset = arena.take_heap(events * EVENT_STRIDE_BYTES)
+        protocol.append((events_offset, arena.take_heap(graph.num_workers * ring_bytes), capacity))
+    every = list(dict.fromkeys(buffer for graph in graphs for buffer in graph.buffers))
+    for buffer in filter(lambda buffer: buffer.lamport, every):
+        arena.place_buffer(buffer)
+    zeroed = arena.heap
+    for buffer in filter(lambda buffer: not buffer.lamport, every):
+        arena.place_buffer(buffer)
+    arena.local_ends = [arena.local] * graphs[0].num_ranks
+    for weight in dict.fromkeys(weight for graph in graphs for weight in graph.weights):
+        arena.place_weight(weight)
+    placements = []
+    for graph, (events_offset, rings_offset, capacity) in zip(graphs, protocol, strict=True):
+        buffers = {buffer: arena.buffers[buffer] for buffer in graph.buffers}
+        weights = {weight: arena.weights[weight] for weight in graph.weights}
+        pieces = (*buffers.values(), *weights.values())
+        ends = (events_offset, rings_offset, capacity, zeroed, arena.heap, tuple(arena.local_ends))
+        placements.append(Placement(pieces, buffers, weights, *ends))
+    return tuple(placements)
+
+
+class _Arena:
+    """Memory that is handed out from its beginning: the symmetric heap, and each rank's own."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.heap = 0
+        self.local = ALIGN_BYTES  # an operand of 0 means "none"
+        self.local_ends = [self.local] * num_ranks
+        self.buffers: dict[Buffer, Placed] = {}
+        self.weights: dict[Weight, Placed] = {}
+
+    def take_heap(self, num_bytes: int) -> int:
+        offset = self.heap
+        self.heap = align(offset + num_bytes)
+        return offset
+
+    def place_buffer(self, buffer: Buffer) -> None:
+        offset = self.heap if buffer.space is Space.HEAP else self.local
+        self.buffers[buffer] = Placed(buffer.name, buffer.space, -1, offset, buffer.rows, buffer.row_bytes)
         if buffer.space is Space.HEAP:
-            heap = align(heap + buffer.num_bytes)
-            zeroed = heap if buffer.lamport else zeroed
+            self.take_heap(buffer.num_bytes)
         else:
-            local = align(local + buffer.num_bytes)
-    local_ends = [local] * graph.num_ranks
-    for weight in graph.weights:
-        offset = local_ends[weight.rank]
-        weights[weight] = Placed(
+            self.local = align(offset + buffer.num_bytes)
+
+    def place_weight(self, weight: Weight) -> None:
+        offset = self.local_ends[weight.rank]
+        self.weights[weight] = Placed(
             weight.name, Space.LOCAL, weight.rank, offset, weight.rows, weight.row_bytes, read_only=True
         )
-        pieces.append(weights[weight])
-        local_ends[weight.rank] = align(offset + weight.num_bytes)
-    return Placement(
-        tuple(pieces), buffers, weights, events_offset, rings_offset, capacity, zeroed, heap, tuple(local_ends)
-    )
+        self.local_ends[weight.rank] = align(offset + weight.num_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -66,10 +67,18 @@ class RankProgram:
 
 @dataclass
 class Program:
-    """All ranks' programs and the memory layout."""
+    """All ranks' programs and the memory layout. others: the programs that take turns with this one in a launch, which it begins;
+    they have the same ranks and workers, and their layouts are parts of one.
+    """
 
     ranks: Sequence[RankProgram]
     placement: Placement
+    others: tuple[Program, ...] = ()
+
+    @property
+    def every(self) -> tuple[Program, ...]:
+        """All programs of the launch, in the order of their numbers."""
+        return (self, *self.others)
 
     @property
     def num_ranks(self) -> int:
@@ -82,7 +91,7 @@ class Program:
 
     def fingerprint(self) -> str:
         """sha256 over every rank's bytes, in hex: equal on ranks that compiled the same program."""
-        return join_digests([part.digest() for part in self.ranks])
+        return join_digests([part.digest() for program in self.every for part in program.ranks])
 
 
 def join_digests(digests: Sequence[str]) -> str:
@@ -91,14 +100,27 @@ def join_digests(digests: Sequence[str]) -> str:
 
 
 @no_collection()
-def compile_graph(graph: Graph) -> Program:
-    """Graph -> events -> memory layout -> program. UsageError: the graph cannot be ordered (`sync.events.derive`)."""
-    wiring = derive(graph)
-    placement = place(graph, max(1, max(len(events) for events in wiring.events)))
+def compile_graph(*graphs: Graph) -> Program:
+    """Graph -> events -> memory layout -> program; of several graphs, programs that take turns, of which the first begins.
+
+    UsageError: a graph cannot be ordered (`sync.events.derive`).
+    """
+    wirings = [derive(graph) for graph in graphs]
+    placements = place(graphs, [max(1, *(len(events) for events in wiring.events)) for wiring in wirings])
+    programs = [
+        _compile(graph, wiring, placement, index)
+        for index, (graph, wiring, placement) in enumerate(zip(graphs, wirings, placements, strict=True))
+    ]
+    return dataclasses.replace(programs[0], others=tuple(programs[1:]))
+
+
+def _compile(graph: Graph, wiring: Wiring, placement: Placement, index: int) -> Program:
     by_rank: dict[int, list[int]] = defaultdict(list)
-    for index, task in enumerate(graph.tasks):
-        by_rank[task.rank].append(index)
+    for number, task in enumerate(graph.tasks):
+        by_rank[task.rank].append(number)
     ranks = [_assemble(graph, wiring, placement, rank, by_rank[rank]) for rank in range(graph.num_ranks)]
+    for part in ranks:
+        part.header.index = index
     return Program(ranks, placement)
 
 

@@ -16,7 +16,7 @@ from distmk import env
 from distmk.backends.build_cache import published
 from distmk.backends.cache_files import CacheError, remove
 from distmk.check import check_with_progress
-from distmk.lower import DecodeOptions, lower
+from distmk.lower import DecodeOptions, lower_programs
 from distmk.model.config import ModelConfig
 from distmk.model.operators import build_model
 from distmk.program import file as program_file
@@ -55,7 +55,7 @@ def proved_program(config: ModelConfig, options: DecodeOptions, rank: int) -> Pr
 
 def _prove(config: ModelConfig, options: DecodeOptions) -> Program:
     with progress("compiling the program"):
-        program = compile_graph(lower(build_model(config), options))
+        program = compile_graph(*lower_programs(build_model(config), options))
     check_with_progress(program)
     return program
 

@@ -163,7 +163,7 @@ class RunningLaunch:
         if reason is Abort.RANK_LOST:
             raise RankLostError(_name_lost(context))
         block = self._launch.block if self._launch and reason is Abort.HANG else None
-        stuck = tuple(block.stuck_waits(context.rank_program)) if block else ()
+        stuck = tuple(block.stuck_waits()) if block else ()
         outcomes = gather_outcomes(context.bootstrap, Outcome(reason, stuck, self.iterations, left))
         self.left = any(outcome.left for outcome in outcomes)
         if self.left:

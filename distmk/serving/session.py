@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -28,19 +29,27 @@ from distmk.serving.running_launch import LaunchContext, RunningLaunch
 from distmk.trace import Trace, capacity_for
 
 
-def make_backend(name: str, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool) -> Backend:
-    """The backend `name` (host, emulated or cuda) for this rank's program; collective.
+def make_backend(
+    name: str,
+    program: RankProgram,
+    bootstrap: Bootstrap,
+    scheduler_threads: bool,
+    others: Sequence[RankProgram] = (),
+) -> Backend:
+    """The backend `name` (host, emulated or cuda) for this rank's program and those that take turns with it; collective.
 
     UsageError or BuildError (on every rank): it cannot be made.
     """
+    if scheduler_threads and others:
+        raise UsageError("programs that take turns have no schedulers of their own; compile one program, or let them ride")
     if scheduler_threads and name != "host":
         require_warps(program.header.num_schedulers)
     if name == "cuda":
         from distmk.backends.cuda.backend import CudaBackend  # needs packages that only GPU machines have
 
-        return CudaBackend(program, bootstrap, scheduler_threads)
+        return CudaBackend(program, bootstrap, scheduler_threads, others)
     made = EmulatedBackend if name == "emulated" else HostBackend
-    return made(program, bootstrap, scheduler_threads)
+    return made(program, bootstrap, scheduler_threads, others)
 
 
 class Session:
@@ -76,13 +85,20 @@ class Session:
         self._running: RunningLaunch | None = None
         self._num_launches = 0
         self._last: RunningLaunch | None = None  # over or not
-        self.backend = make_backend(backend, self.rank_program, bootstrap, scheduler_threads)
+        self.backend = make_backend(
+            backend,
+            self.rank_program,
+            bootstrap,
+            scheduler_threads,
+            [other.ranks[bootstrap.rank] for other in self.program.others],
+        )
         self._context = LaunchContext(self.program, self.backend, bootstrap, self.deadline_s, os.getpid())
         upload_constants(self.program, self.backend, bootstrap.rank)
 
     def view(self, buffer: Buffer | str) -> npt.NDArray[Any]:
         """This rank's buffer as an array [rows, cols]; bf16 as uint16 bits. Valid until `close`. UsageError: no such buffer."""
-        for declared, allocation in self.program.placement.buffers.items():
+        declarations = (item for program in self.program.every for item in program.placement.buffers.items())
+        for declared, allocation in declarations:
             if declared is buffer or declared.name == buffer:
                 return self.backend.view(allocation, NUMPY_TYPES[declared.dtype])
         raise UsageError(f"there is no buffer {buffer if isinstance(buffer, str) else buffer.name} in this program")

@@ -11,12 +11,16 @@ from distmk.sync.interval_map import Group, IntervalMap
 
 
 class Written:
-    """The interval [begin, end) as `writer` left it, and the nodes that have since read exactly that interval."""
+    """The interval [begin, end) as `writer` left it, and the nodes that have since read exactly that interval.
 
-    __slots__ = ("begin", "end", "readers", "writer")
+    before: if the writers have written the rows that their ranks own, the dependencies of the first of them.
+    """
+
+    __slots__ = ("before", "begin", "end", "readers", "writer")
 
     def __init__(self, begin: int, end: int, writer: Dependency, readers: Group | None = None) -> None:
         self.begin, self.end, self.writer, self.readers = begin, end, writer, readers
+        self.before: list[Dependency] | None = None
 
     def piece(self, begin: int, end: int) -> Written:
         """The part [begin, end) of the interval."""
@@ -71,13 +75,35 @@ class AccessLog:
         if at < len(self._begins) and self._begins[at] == begin and self._written[at].end == end:
             interval = self._written[at]
             overwritten = [Written(begin, end, interval.writer, interval.readers)]
-            interval.writer, interval.readers = writer, None
+            interval.writer, interval.readers, interval.before = writer, None, None
         else:
             overwritten = self._replace(begin, end, writer)
         readers = [old.readers for old in overwritten if old.readers is not None]
         if self._other_readers is not None:
             readers += [entry.group for entry in self._other_readers.cut(begin, end)]
         return self._dependencies(node, overwritten, readers)
+
+    def write_owned(self, begin: int, end: int, node: int) -> list[Dependency]:
+        """The same of a node that writes the rows that its rank owns. It need not come after those of other ranks that have
+        written theirs in this iteration, but after all that these came after. Who reads the interval comes after all of them.
+        """
+        at = bisect_left(self._begins, begin)
+        interval = self._written[at] if at < len(self._begins) and self._begins[at] == begin else None
+        if interval is None or interval.end != end or not self._may_join(interval, node):
+            found = self.write(begin, end, node)
+            self._written[bisect_left(self._begins, begin)].before = found
+            return found
+        if self._joint_writers:
+            self._joint_writers.clear()
+        interval.writer = self._order.on_nodes({*interval.writer.nodes, node}, self.rank)
+        return list(interval.before or ())
+
+    def _may_join(self, interval: Written, node: int) -> bool:
+        """Whether the rows that `node` writes are others than those that the interval's writers have, and nobody has read them."""
+        is_read = interval.readers is not None or (
+            self._other_readers is not None and self._other_readers.overlapping(interval.begin, interval.end)
+        )
+        return interval.before is not None and not is_read and self._order.own_other_rows({*interval.writer.nodes, node})
 
     def _write_perhaps(self, begin: int, end: int, node: int) -> list[Dependency]:
         """The same of a node that may idle: the writers and readers before it stay."""

@@ -87,7 +87,11 @@ class _Derivation:
             [r for r in task.reads() if r not in regions] for task, regions in zip(graph.tasks, writes, strict=True)
         ]
         self.reads = [self._intervals(regions) for regions in reads]
-        self.writes = [self._intervals(regions) for regions in writes]
+        owned = [set(task.owned_writes()) for task in graph.tasks]
+        self.writes = [
+            self._intervals(r for r in regions if r not in others) for regions, others in zip(writes, owned, strict=True)
+        ]
+        self.owned_writes = [self._intervals(regions) for regions in owned]
         self.dependencies: list[list[Dependency]] = []  # by task: those that need a wait, in the iteration walked last
 
     def _intervals(self, regions: Iterable[Region]) -> Intervals:
@@ -123,6 +127,8 @@ class _Derivation:
             found.append(order.on_node(node - self.num_tasks, task.rank))
         for log, begin, end in self.writes[index]:
             found += log.write(begin, end, node)
+        for log, begin, end in self.owned_writes[index]:
+            found += log.write_owned(begin, end, node)
         return found
 
     def _add_waits(self, node: int, found: list[Dependency]) -> list[Dependency]:

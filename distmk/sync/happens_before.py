@@ -101,6 +101,11 @@ class HappensBefore:
         """Whether `node` may signal before its waits are met."""
         return self._may_idle[node % self.num_tasks]
 
+    def own_other_rows(self, nodes: Collection[int]) -> bool:
+        """Whether all `nodes` are of one iteration and of different ranks: the rows that they own are then different ones."""
+        ranks = {self.rank_of[node % self.num_tasks] for node in nodes}
+        return len(ranks) == len(nodes) and len({node // self.num_tasks for node in nodes}) == 1
+
     def finish(self, node: int) -> None:
         """Complete the clock of `node`, which has all of its waits."""
         self._behind[node, self._chain[node]] = self._position[node]

@@ -8,11 +8,12 @@ from ctypes import c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import MAX_ROWS, BatcherState, Candidate, KvPage, PagePoolState
+from distmk.abi import MAX_PROGRAMS, MAX_ROWS, WIDE_ROWS, BatcherState, Candidate, KvPage, PagePoolState
 from distmk.graph.regions import Region
 from distmk.graph.task import Access, Layout, Task, access, batch_access, require, task_type
 from distmk.tasks.attention import page_table_content
 from distmk.tasks.sampling import RECORD_BYTES, slots_access
+from distmk.tasks.wide import narrow_batch_accesses, wide_batch_accesses
 
 CANDIDATES_BYTES = ctypes.sizeof(Candidate) * MAX_ROWS
 
@@ -80,12 +81,17 @@ class SchedulerStepArgs(ctypes.Structure):
         ("drawn", c_uint64),  # Candidate [MAX_ROWS], the tokens of drawn rows; 0: no row is drawn
         ("slots", c_uint64),  # SlotSampling [MAX_ROWS]; 0: no row is drawn
         ("logprobs", c_uint64),  # LogprobRecord [MAX_ROWS], of drawn and scored rows; 0: no row is drawn
+        ("other_batch", c_uint64),  # of the program that takes turns with this one; 0: there is none
         ("num_ranks", c_uint32),
         ("page_size", c_uint32),
         ("max_pages", c_uint32),
         ("num_pages", c_uint32),
         ("max_slots", c_uint32),
         ("max_positions", c_uint32),
+        ("program", c_uint32),  # number of this one
+        ("max_rows", c_uint32),  # token rows of an iteration of this program; more than MAX_ROWS: its batch is a WideBatch
+        ("other_rows", c_uint32),  # of the other program
+        ("pad", c_uint32),
     ]
 
 
@@ -94,7 +100,12 @@ class SchedulerStepArgs(ctypes.Structure):
 class SchedulerStep(Task):
     """The batch metadata of this iteration from the tokens of the last one, put to every rank. Rank 0's scheduler 0 runs it.
 
-    It decides on stop conditions, admission of waiting requests, KV pages and prompt chunks; the host only reads tokens.
+    It decides on stop conditions, admission of waiting requests, KV pages and prompt chunks; the host only reads tokens. Of two
+    programs that take turns it chooses the one for the next iteration, by the rows that there are to compute: a batch for the
+    other program ends this one's turn.
+
+    batch: u8 [sizeof(Batch)], or [sizeof(WideBatch)] if `max_rows` is more than MAX_ROWS; so is other_batch by `other_rows`.
+    program: 0, or 1 of two.
     """
 
     candidates: Region = None  # type: ignore[assignment]
@@ -109,6 +120,10 @@ class SchedulerStep(Task):
     num_pages: int = 1
     max_slots: int = MAX_ROWS
     max_positions: int = 0
+    program: int = 0
+    max_rows: int = MAX_ROWS
+    other_batch: Region | None = None
+    other_rows: int = 0
 
     Args: ClassVar[type[ctypes.Structure]] = SchedulerStepArgs
     runs_on_scheduler: ClassVar[bool] = True
@@ -122,6 +137,8 @@ class SchedulerStep(Task):
             yield self.slots
         for rank in range(self.num_ranks):
             yield self.batch.on(rank)
+            if self.other_batch:
+                yield self.other_batch.on(rank)
             yield self.page_table.on(rank)
 
     def encode(self, layout: Layout) -> ctypes.Structure:
@@ -139,6 +156,10 @@ class SchedulerStep(Task):
             num_pages=self.num_pages,
             max_slots=self.max_slots,
             max_positions=self.max_positions,
+            other_batch=layout.operand(self.other_batch),
+            program=self.program,
+            max_rows=self.max_rows,
+            other_rows=self.other_rows,
         )
 
     @classmethod
@@ -149,6 +170,10 @@ class SchedulerStep(Task):
             "rows are drawn without parameters, or never",
         )
         require(1 <= args.max_slots <= MAX_ROWS, "max_slots is out of range")
+        require(args.program < (MAX_PROGRAMS if args.other_batch else 1), "program is out of range")
+        require(1 <= args.max_rows <= WIDE_ROWS, "max_rows is out of range")
+        require(bool(args.other_batch) == (args.other_rows > 0), "the other program has rows and no batch, or no rows")
+        require(args.other_rows <= WIDE_ROWS, "other_rows is out of range")
         require(args.page_size > 0 and not args.page_size & (args.page_size - 1), "page_size is no power of two")
         require(args.max_positions <= args.page_size * args.max_pages, "a sequence has more positions than pages")
         # With fewer, the oldest sequence could wait for ever for a page.
@@ -166,8 +191,14 @@ class SchedulerStep(Task):
             access(False, rank, args.candidates, CANDIDATES_BYTES * args.num_ranks),
             state,
             state._replace(write=True),
+            *(
+                access
+                for peer in range(num_ranks)
+                for batch, rows in ((args.batch, args.max_rows), (args.other_batch, args.other_rows))
+                if batch
+                for access in (wide_batch_accesses if rows > MAX_ROWS else narrow_batch_accesses)(peer, batch, True)
+            ),
             table,
             *(table._replace(write=True, rank=peer) for peer in range(num_ranks)),
             batch_access(rank, args.batch),
-            *(batch_access(peer, args.batch, write=True) for peer in range(num_ranks)),
         ]

@@ -26,6 +26,11 @@ def wide_batch_accesses(rank: int, batch: int, write: bool = False) -> list[Acce
     return [batch_access(rank, batch, write), rest]
 
 
+def narrow_batch_accesses(rank: int, batch: int, write: bool = False) -> list[Access]:
+    """The whole batch metadata of a narrow iteration."""
+    return [batch_access(rank, batch, write)]
+
+
 def padded_cols(num_cols: int) -> int:
     """Columns of activations, rounded up to whole blocks."""
     return -(-num_cols // WIDE_COLS) * WIDE_COLS

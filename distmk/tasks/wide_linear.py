@@ -100,6 +100,7 @@ class WideLinear(Task):
 
     Args: ClassVar[type[ctypes.Structure]] = WideLinearArgs
     runs_shares: ClassVar[bool] = True
+    writes_peers: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
         out = "bf16" if self.epilogue in (WideEpilogue.STORE, WideEpilogue.SWIGLU) else "f32"

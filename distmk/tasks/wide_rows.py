@@ -44,6 +44,7 @@ class WideEmbed(Task):
 
     Args: ClassVar[type[ctypes.Structure]] = WideEmbedArgs
     runs_shares: ClassVar[bool] = True
+    writes_peers: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
         return {"out": "f32", "batch": None}
@@ -121,6 +122,7 @@ class WideSum(Task):
 
     Args: ClassVar[type[ctypes.Structure]] = WideSumArgs
     runs_shares: ClassVar[bool] = True
+    writes_peers: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
         return {"parts": "f32", "x": "f32", "out": "bf16", "batch": None}
@@ -132,7 +134,10 @@ class WideSum(Task):
             yield self.x
 
     def writes(self) -> Iterable[Region]:
-        return [self.x, *(self.out.on(rank) for rank in range(self.num_ranks))]
+        return [self.x, *self.owned_writes()]
+
+    def owned_writes(self) -> Iterable[Region]:
+        return [self.out.on(rank) for rank in range(self.num_ranks)]
 
     def max_instances(self) -> int:
         return WIDE_ROWS
@@ -169,7 +174,8 @@ class WideSum(Task):
         x = f32_access(True, rank, args.x, args.k, rows, args.k)
         slots = (args.parts + 4 * args.k * args.slots_per_rank * source for source in range(num_ranks))
         found = [f32_access(False, rank, slot, args.k * args.num_splits, rows, args.parts_stride) for slot in slots]
-        found += [x, *(activation_access(True, r, args.out, args.k, args.tiled) for r in range(num_ranks))]
+        out = (activation_access(True, r, args.out, args.k, args.tiled) for r in range(num_ranks))
+        found += [x, *(each._replace(owner=rank) for each in out)]
         if args.add:
             found.append(x._replace(write=False))
         return [*found, *wide_batch_accesses(rank, args.batch)]

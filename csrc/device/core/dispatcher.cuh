@@ -61,7 +61,8 @@ DISTMK_FN void run_dispatcher(const RankState& state, uint32_t worker, const Tea
   if (worker || !warp.leader()) return;
   const uint64_t reason = load_relaxed(state.abort_flag(state.program->rank));
   if (reason) raise_abort(state, static_cast<Abort>(reason));  // the host may have told this rank alone
-  store_relaxed(&reinterpret_cast<LaunchParams*>(state.params->self)->iterations_done, actions.iterations());
+  uint64_t* done = &reinterpret_cast<LaunchParams*>(state.params->self)->iterations_done;
+  store_relaxed(done, load_relaxed(done) + actions.iterations() - state.params->first_iteration);
 }
 
 DISTMK_NOINLINE void dispatcher_loop(const RankState& state, uint32_t worker, const Team warp) {

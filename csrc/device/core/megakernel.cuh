@@ -18,6 +18,7 @@
 #include "device/core/scheduler.cuh"
 #include "device/core/signaler.cuh"
 #include "device/core/worker_index.cuh"
+#include "runtime/turns.h"
 
 namespace distmk {
 
@@ -25,18 +26,25 @@ enum Role : uint32_t { LOADER = NUM_WARPS, DISPATCHER, SIGNALER, SCHEDULER, NUM_
 constexpr uint32_t NUM_THREADS = 32 * NUM_ROLES;
 static_assert(MAX_OWN_SCHEDULERS == NUM_ROLES, "one CTA runs them, each in a warp");
 
-// By one thread: initializes what all roles share.
-DISTMK_FN void set_up(const LaunchParams* launch) {
+// By one thread: what holds for the whole launch.
+DISTMK_FN void begin_launch(const LaunchParams* launch) {
   Shared& s = shared();
   // All words but those that a worker writes when it is done.
   constexpr uint32_t NUM_WORDS = offsetof(LaunchParams, iterations_done) / sizeof(uint64_t);
 #pragma unroll
   for (uint32_t i = 0; i < NUM_WORDS; ++i)
     reinterpret_cast<uint64_t*>(&s.params)[i] = reinterpret_cast<const uint64_t*>(launch)[i];
-  s.header = *reinterpret_cast<const ProgramHeader*>(s.params.program);
-  s.worker_index = take_worker_index(s.params, s.header.num_workers + (s.params.scheduler_threads ? 1 : 0));
-  for (uint32_t rank = 0; rank < s.header.num_ranks; ++rank)
+  const auto& header = *reinterpret_cast<const ProgramHeader*>(s.params.program);
+  s.worker_index = take_worker_index(s.params, header.num_workers + (s.params.scheduler_threads ? 1 : 0));
+  for (uint32_t rank = 0; rank < header.num_ranks; ++rank)
     s.heap_bases[rank] = reinterpret_cast<const uint64_t*>(s.params.heap_bases)[rank];
+}
+
+// By one thread: initializes what all roles share, for the turn of a program.
+DISTMK_FN void set_up() {
+  Shared& s = shared();
+  s.header = *reinterpret_cast<const ProgramHeader*>(s.params.program);
+  s.batch.stop = GOES_ON;
   auto* state = new (s.state_memory)
       RankState(&s.params, reinterpret_cast<uint64_t*>(s.params.faults_seen), &s.header, s.heap_bases);
   if (s.params.num_remote_ranks) state->transport = new (s.transport_memory) Transport(*state);
@@ -62,19 +70,10 @@ DISTMK_FN void set_up(const LaunchParams* launch) {
   s.num_batches = 0;
 }
 
-}  // namespace distmk
-
-// `launch` is in memory that the host can read while the kernel runs. The loops of all roles but the consumers are
-// functions that are not inlined: the consumers then have all registers, and the loader's few instructions lie
-// together.
-extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
-    distmk_megakernel(const distmk::LaunchParams* launch) {
-  using namespace distmk;
+// All roles of a CTA, for the turn of a program.
+DISTMK_FN void run_roles() {
   Shared& s = shared();
   const RankState& state = *reinterpret_cast<const RankState*>(s.state_memory);
-  check_shared();
-  if (threadIdx.x == 0) set_up(launch);
-  __syncthreads();
   const uint32_t num_workers = s.header.num_workers, num_schedulers = s.header.num_schedulers;
   const uint32_t role = threadIdx.x / 32;
   const Team warp{threadIdx.x % 32, 32};
@@ -98,5 +97,27 @@ extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
   } else {
     signaler_loop(state, block, warp);
   }
-  __syncthreads();  // no role gives up shared memory while another uses it
+}
+
+}  // namespace distmk
+
+// `launch` is in memory that the host can read while the kernel runs. The loops of all roles but the consumers are
+// functions that are not inlined: the consumers then have all registers, and the loader's few instructions lie
+// together.
+extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
+    distmk_megakernel(const distmk::LaunchParams* launch) {
+  using namespace distmk;
+  Shared& s = shared();
+  check_shared();
+  if (threadIdx.x == 0) begin_launch(launch);
+  for (;;) {
+    if (threadIdx.x == 0) set_up();
+    __syncthreads();
+    run_roles();
+    __syncthreads();  // no role gives up shared memory while another uses it
+    const uint32_t stop = s.batch.stop;
+    if (stop < ENDS_TURN) return;
+    __syncthreads();  // all have read it
+    if (threadIdx.x == 0) begin_turn(s.params, stop - ENDS_TURN);
+  }
 }

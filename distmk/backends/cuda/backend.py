@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from distmk import env
 from distmk.abi import Abort, Space
-from distmk.backends.base import check_virtual_nodes
+from distmk.backends.base import check_virtual_nodes, first_batches
 from distmk.backends.cuda.driver import DriverError, checked
 from distmk.backends.cuda.gpus import OTHER_BYTES, gpu_of, num_sharing, num_sms_of
 from distmk.backends.cuda.kernel import fit_kernel, load_module
@@ -35,8 +36,14 @@ class CudaBackend:
     name = "cuda"
     device = "cuda"
 
-    def __init__(self, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool = False) -> None:
-        self.program, self._bootstrap = program, bootstrap
+    def __init__(
+        self,
+        program: RankProgram,
+        bootstrap: Bootstrap,
+        scheduler_threads: bool = False,
+        others: Sequence[RankProgram] = (),
+    ) -> None:
+        self.program, self._others, self._bootstrap = program, others, bootstrap
         agree(bootstrap, require_packages)
         self._device = agree(bootstrap, self._open_device)
         self._module = agree(bootstrap, lambda: load_module(self._device))
@@ -79,7 +86,10 @@ class CudaBackend:
 
         header, device = self.program.header, self._device
         local = torch.zeros(header.local_bytes, dtype=torch.uint8, device="cuda")
-        program = torch.frombuffer(bytearray(self.program.to_bytes()), dtype=torch.uint8).cuda()
+        programs = [
+            torch.frombuffer(bytearray(each.to_bytes()), dtype=torch.uint8).cuda()
+            for each in (self.program, *self._others)
+        ]
         bases = torch.tensor(self._heap.bases, dtype=torch.int64).cuda()
         faults_seen = torch.zeros(1, dtype=torch.int64, device="cuda")
         stream, self._side_stream = device.create_stream(), torch.cuda.Stream()
@@ -92,7 +102,8 @@ class CudaBackend:
             kernel=kernel,
             stream=stream,
             side_stream=self._side_stream,
-            program=program,
+            programs=tuple(programs),
+            program_table=torch.tensor([each.data_ptr() for each in programs], dtype=torch.int64).cuda(),
             heap_bases=bases,
             num_remote_ranks=self._heap.bases.count(0),
             local=local,
@@ -124,6 +135,8 @@ class CudaBackend:
 
         self._use_device()
         _zero(self._heap.tensor, self.program.header.zeroed_heap_bytes)
+        for event in first_batches(self._others):
+            self._heap.tensor[event] = 1  # the lowest byte of a counter
         _zero(self._context.faults_seen, self._context.faults_seen.nbytes)
         torch.cuda.synchronize()
 
@@ -137,7 +150,7 @@ class CudaBackend:
     def start(self, spec: LaunchSpec) -> CudaLaunch:
         self._use_device()
         # Kept before it starts, since the kernel uses its memory whatever happens to the caller.
-        self._launch = CudaLaunch(self._context, self, LaunchBlock.of(spec, self.program))
+        self._launch = CudaLaunch(self._context, self, LaunchBlock.of(spec, self.program, self._others))
         self._launch.start()
         return self._launch
 

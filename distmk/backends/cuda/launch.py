@@ -29,7 +29,8 @@ class LaunchContext:
     kernel: Kernel
     stream: Any  # of cuda.core
     side_stream: Any  # of torch, for copies beside the kernel
-    program: Any  # uint8 [program_bytes]
+    programs: tuple[Any, ...]  # uint8 [program_bytes]; the first one begins
+    program_table: Any  # int64 [programs], their addresses
     heap_bases: Any  # int64 [num_ranks]: address of each rank's heap, 0 where no pointer reaches it
     num_remote_ranks: int  # ranks whose heap no pointer reaches
     local: Any  # uint8 [local_bytes]
@@ -41,7 +42,8 @@ class LaunchContext:
 
     def fill(self, params: LaunchParams) -> None:
         """Point `params` at the context."""
-        params.program, params.heap_bases = self.program.data_ptr(), self.heap_bases.data_ptr()
+        params.program, params.heap_bases = self.programs[0].data_ptr(), self.heap_bases.data_ptr()
+        params.programs = self.program_table.data_ptr()
         params.local_base, params.faults_seen = self.local.data_ptr(), self.faults_seen.data_ptr()
         params.worker_owners, params.num_remote_ranks = self.worker_owners.data_ptr(), self.num_remote_ranks
         params.scheduler_threads = int(self.scheduler_threads)

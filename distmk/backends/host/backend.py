@@ -6,15 +6,15 @@ import ctypes
 import mmap
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from distmk import env
-from distmk.abi import Abort, Fault, LaunchParams, Space
-from distmk.backends.base import check_virtual_nodes, inject_dropped_signal
+from distmk.abi import MAX_PROGRAMS, Abort, Fault, LaunchParams, Space
+from distmk.backends.base import check_virtual_nodes, first_batches, inject_dropped_signal
 from distmk.backends.host.build import load_emulator, load_runtime
 from distmk.backends.host.network import Network
 from distmk.backends.host.room import check_room
@@ -45,9 +45,15 @@ class HostBackend:
     device = "cpu"
     load_library: Callable[[], ctypes.CDLL] = staticmethod(load_runtime)
 
-    def __init__(self, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool = False) -> None:
+    def __init__(
+        self,
+        program: RankProgram,
+        bootstrap: Bootstrap,
+        scheduler_threads: bool = False,
+        others: Sequence[RankProgram] = (),
+    ) -> None:
         agree(bootstrap, lambda: check_virtual_nodes(self.name))
-        self.program = program
+        self.program, self._others = program, others
         self._launch_iterations = agree(bootstrap, env.launch_iterations)
         agree(bootstrap, lambda: self._check_room(bootstrap.local_size))
         self._library = agree(bootstrap, self.load_library)
@@ -56,6 +62,7 @@ class HostBackend:
         self._local_base = ctypes.addressof(ctypes.c_char.from_buffer(self._local))
         self._bases = (ctypes.c_uint64 * bootstrap.world_size)(*self._heap.bases)
         self._bytes = ctypes.create_string_buffer(program.to_bytes(), program.header.program_bytes)
+        self._programs = ProgramTable([self._bytes, *(ctypes.create_string_buffer(each.to_bytes()) for each in others)])
         self._network = self._connect(bootstrap)
         threads = program.header.num_workers + (program.header.num_schedulers if scheduler_threads else 0)
         receivers = int(self._network.number != 0)  # must not wait for a worker that spins
@@ -87,12 +94,15 @@ class HostBackend:
     def reset(self) -> None:
         self._network.drain()
         self._heap.clear(self.program.header.zeroed_heap_bytes)
+        for event in first_batches(self._others):
+            ctypes.c_uint64.from_address(self._heap.bases[self._heap.rank] + event).value = 1
 
     def start(self, spec: LaunchSpec) -> HostLaunch:
-        block = LaunchBlock.of(spec, self.program)
+        block = LaunchBlock.of(spec, self.program, self._others)
         params = LaunchParams()
         block.fill(params)
         params.program = ctypes.addressof(self._bytes)
+        params.programs = self._programs.address
         params.heap_bases = ctypes.addressof(self._bases)
         params.local_base = self._local_base
         params.spin_polls = self._spin_polls
@@ -143,9 +153,15 @@ class EmulatedBackend(HostBackend):
     name = "emulated"
     load_library = staticmethod(load_emulator)
 
-    def __init__(self, program: RankProgram, bootstrap: Bootstrap, scheduler_threads: bool = False) -> None:
+    def __init__(
+        self,
+        program: RankProgram,
+        bootstrap: Bootstrap,
+        scheduler_threads: bool = False,
+        others: Sequence[RankProgram] = (),
+    ) -> None:
         self._seed = agree(bootstrap, env.emulator_seed)
-        super().__init__(program, bootstrap, scheduler_threads)
+        super().__init__(program, bootstrap, scheduler_threads, others)
 
     def _node_size(self) -> int | None:
         return None  # the emulator has a network of its own, which writes to every rank's memory
@@ -162,6 +178,15 @@ class EmulatedBackend(HostBackend):
     def _inject_delays(self, fault: Fault) -> None:
         fault.seed = secrets.randbits(32) if self._seed is None else self._seed
         fault.node_size = env.virtual_node_size() or 0
+
+
+class ProgramTable:
+    """Programs in this process's memory, and the table of their addresses (LaunchParams.programs)."""
+
+    def __init__(self, programs: list[ctypes.Array[ctypes.c_char]]) -> None:
+        self._programs = programs
+        self._table = (ctypes.c_uint64 * MAX_PROGRAMS)(*map(ctypes.addressof, programs))
+        self.address = ctypes.addressof(self._table)
 
 
 class HostLaunch:

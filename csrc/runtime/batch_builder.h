@@ -1,0 +1,137 @@
+// Builds the batch of the next iteration: a row for every sequence that decodes, then chunks of prompts.
+#pragma once
+#include "runtime/page_table.h"
+#include "runtime/row_tokens.h"
+#include "runtime/turns.h"
+#include "runtime/wide_batch.h"
+
+namespace distmk {
+
+// Of a wide iteration, `batch` gets the sampled rows; runs and sampled rows go into the WideBatch in the heap, and its
+// tokens follow from them (store_wide_tokens).
+class BatchBuilder {
+ public:
+  DISTMK_FN BatchBuilder(const Context& context, const SchedulerStepArgs& args, BatcherState& state, Batch& batch,
+                         PageTable& pages)
+      : context_(context), args_(args), turns_(context, args), state_(state), batch_(batch), pages_(pages) {}
+
+  // The program that the next iteration is for.
+  DISTMK_FN uint32_t choose_program() const { return turns_.program_for(num_wanted_rows()); }
+
+  // One row for every sequence that decodes, then prompt chunks in the remaining rows, as far as there are pages.
+  DISTMK_FN void build(uint32_t program) {
+    wide_ = turns_.is_wide(program) ? context_.at<WideBatch>(turns_.batch(program)) : nullptr;
+    num_rows_ = num_runs_ = 0;
+    batch_.num_rows = batch_.num_runs = 0;
+    const uint32_t max_rows = turns_.max_rows(program);
+    DISTMK_NO_UNROLL
+    for (uint32_t slot = 0; slot < args_.max_slots; ++slot) {
+      const Sequence& sequence = state_.slots[slot];
+      if (sequence.request >= 0 && is_decoding(sequence) && num_rows_ < max_rows) add_run(slot, 1);
+    }
+    DISTMK_NO_UNROLL
+    for (uint32_t i = 0; i < args_.max_slots && num_rows_ < max_rows; ++i) {
+      const uint32_t slot = (state_.first_slot + i) % args_.max_slots;
+      const Sequence& sequence = state_.slots[slot];
+      if (sequence.request < 0 || is_decoding(sequence)) continue;
+      const uint32_t left = sequence.prompt_len - sequence.position;
+      uint32_t room = (pages_.pages_of(sequence.position) + pages_.num_free()) * args_.page_size - sequence.position;
+      if (room > max_rows - num_rows_) room = max_rows - num_rows_;
+      const uint32_t num_added = room ? add_run(slot, left < room ? left : room) : 0;
+      if (num_added < left) state_.first_slot = static_cast<uint16_t>(slot);  // the next batch continues it first
+    }
+    batch_.num_wide_rows = static_cast<uint16_t>(wide_ ? num_rows_ : 0);
+    batch_.num_wide_runs = static_cast<uint16_t>(wide_ ? num_runs_ : 0);
+  }
+  DISTMK_FN uint32_t num_rows() const { return num_rows_; }
+
+  DISTMK_FN static bool is_decoding(const Sequence& sequence) { return sequence.position >= sequence.prompt_len; }
+
+ private:
+  const Context& context_;
+  const SchedulerStepArgs& args_;
+  const Turns turns_;
+  BatcherState& state_;
+  Batch& batch_;
+  PageTable& pages_;
+  WideBatch* wide_ = nullptr;
+  uint32_t num_rows_ = 0, num_runs_ = 0;  // of the iteration
+
+  DISTMK_FN uint32_t num_wanted_rows() const {
+    uint32_t wanted = 0;
+    DISTMK_NO_UNROLL
+    for (uint32_t slot = 0; slot < args_.max_slots; ++slot) {
+      const Sequence& sequence = state_.slots[slot];
+      if (sequence.request >= 0) wanted += is_decoding(sequence) ? 1 : sequence.prompt_len - sequence.position;
+    }
+    return wanted;
+  }
+
+  // The next `num_rows` rows of a sequence; fewer if more of them are sampled than a wide batch has room for. Returns
+  // how many.
+  DISTMK_FN uint32_t add_run(uint32_t slot, uint32_t num_rows) {
+    Sequence& sequence = state_.slots[slot];
+    const Request& request = reinterpret_cast<const Request*>(context_.params().requests)[sequence.request];
+    const uint32_t begin = num_rows_, first = sequence.position;
+    if (!wide_)
+      add_rows(slot, sequence, request, num_rows);
+    else if (!add_wide_rows(slot, sequence, request, num_rows))
+      return 0;
+    BatchRun& run = wide_ ? wide_->runs[num_runs_++] : batch_.runs[batch_.num_runs++];
+    run = {static_cast<int32_t>(begin), static_cast<int32_t>(sequence.position - first), static_cast<int32_t>(slot),
+           static_cast<int32_t>(sequence.position)};
+    return sequence.position - first;
+  }
+
+  DISTMK_FN void add_rows(uint32_t slot, Sequence& sequence, const Request& request, uint32_t num_rows) {
+    DISTMK_NO_UNROLL
+    for (uint32_t i = 0; i < num_rows; ++i, ++sequence.position, ++num_rows_) {
+      pages_.grow(slot);
+      add_row(slot, sequence, row_sample(request, sequence.position));
+    }
+  }
+
+  // Page by page, as most rows of a prompt need nothing else of a single thread. Returns whether there is any.
+  DISTMK_FN bool add_wide_rows(uint32_t slot, Sequence& sequence, const Request& request, uint32_t num_rows) {
+    const uint32_t end = sequence.position + num_rows, begin = num_rows_;
+    while (sequence.position < end) {
+      const RowSample sample = row_sample(request, sequence.position);
+      if (sample != RowSample::NONE && batch_.num_rows == MAX_ROWS) break;
+      pages_.grow(slot);
+      uint32_t count = 1;
+      if (sample != RowSample::NONE) {
+        wide_->sampled[batch_.num_rows] = num_rows_;
+        add_row(slot, sequence, sample);
+      } else {
+        const uint32_t to_page_end = args_.page_size - (sequence.position & (args_.page_size - 1));
+        const uint32_t unsampled_end = sequence.prompt_len - 1 - request.num_output - request.num_scores;
+        count = sequence.position < unsampled_end ? unsampled_end - sequence.position : 1;
+        if (count > to_page_end) count = to_page_end;
+        if (count > end - sequence.position) count = end - sequence.position;
+      }
+      sequence.position += count;
+      num_rows_ += count;
+    }
+    return num_rows_ > begin;
+  }
+
+  DISTMK_FN void add_row(uint32_t slot, const Sequence& sequence, RowSample sample) {
+    const bool in_prompt = sequence.position < sequence.prompt_len;
+    batch_.rows[batch_.num_rows++] = {
+        in_prompt ? prompt_row(context_.params(), sequence)[sequence.position] : sequence.last_token,
+        static_cast<int32_t>(sequence.position), static_cast<int32_t>(slot), static_cast<int32_t>(sample)};
+  }
+};
+
+// Fills in the tokens of a wide batch. All threads of the team take a share of the rows.
+DISTMK_FN void store_wide_tokens(const Context& context, const BatcherState& state, const Batch& batch,
+                                 WideBatch& wide) {
+  for (uint32_t row = context.team.index; row < batch.num_wide_rows; row += context.team.size) {
+    const WideRow found = wide_row(wide, batch.num_wide_runs, row);
+    const Sequence& sequence = state.slots[found.slot];
+    wide.tokens[row] = found.position < sequence.prompt_len ? prompt_row(context.params(), sequence)[found.position]
+                                                            : sequence.last_token;
+  }
+}
+
+}  // namespace distmk

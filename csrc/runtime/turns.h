@@ -1,0 +1,52 @@
+// Programs that take turns in a launch, as the scheduler step sees them: how many rows an iteration of each carries,
+// where its batch is, and which one runs next.
+#pragma once
+#include "runtime/context.h"
+
+namespace distmk {
+
+// Values of Batch::stop.
+constexpr uint32_t GOES_ON = 0, ENDS_LAUNCH = 1, ENDS_TURN = 2;  // ENDS_TURN + p: program p has the next turn
+
+// Turns `params` of a launch into those of the next turn, that of `program`, whose first batch is there.
+DISTMK_FN void begin_turn(LaunchParams& params, uint32_t program) {
+  params.program = reinterpret_cast<const uint64_t*>(params.programs)[program];
+  const auto* header = reinterpret_cast<const ProgramHeader*>(params.program);
+  const uint64_t heap = reinterpret_cast<const uint64_t*>(params.heap_bases)[header->rank];
+  const auto* batch = reinterpret_cast<const Batch*>(heap + (header->iteration_batch & ((1ull << SPACE_SHIFT) - 1)));
+  params.first_iteration = *const_cast<const volatile uint64_t*>(&batch->iteration);
+  params.prepared = 1;
+}
+
+class Turns {
+ public:
+  DISTMK_FN Turns(const Context& context, const SchedulerStepArgs& args)
+      : args_(args), may_change_(args.other_batch && !context.rank_state.transport) {}
+
+  DISTMK_FN uint32_t own() const { return args_.program; }
+
+  // The program for an iteration of `num_rows`: of those that carry so many the one that carries fewest, or else the
+  // one that carries most. Wide iterations reach all ranks by pointers, so with a transport the first program has all
+  // turns.
+  DISTMK_FN uint32_t program_for(uint32_t num_rows) const {
+    if (!may_change_) return args_.program;
+    const uint32_t least = args_.max_rows < args_.other_rows ? args_.program : 1 - args_.program;
+    return num_rows <= max_rows(least) ? least : 1 - least;
+  }
+  DISTMK_FN uint32_t max_rows(uint32_t program) const {
+    return program == args_.program ? args_.max_rows : args_.other_rows;
+  }
+  DISTMK_FN bool is_wide(uint32_t program) const { return max_rows(program) > MAX_ROWS; }
+  DISTMK_FN uint64_t batch(uint32_t program) const {
+    return program == args_.program ? args_.batch : args_.other_batch;
+  }
+  DISTMK_FN uint64_t batch_bytes(uint32_t program) const {
+    return is_wide(program) ? sizeof(WideBatch) : sizeof(Batch);
+  }
+
+ private:
+  const SchedulerStepArgs& args_;
+  const bool may_change_;
+};
+
+}  // namespace distmk
