@@ -104,7 +104,11 @@ class _Reader:
                 found = self._spans(task, part.tasks[index], rank)
                 spans.append(found)
                 targets.append(frozenset(span.location % num_ranks for span in found if span.write))
-                may_write = {rank} if not getattr(TASK_TYPES.get(part.tasks[index].type), "writes_peers", False) else targets[-1]
+                may_write = (
+                    {rank}
+                    if not getattr(TASK_TYPES.get(part.tasks[index].type), "writes_peers", False)
+                    else targets[-1]
+                )
                 if self.tables.tasks.spread[task] and targets[-1] - may_write:
                     text = "writes to other ranks, where a push would count for all instances of its worker"
                     self.findings.add("spread", f"{self.tables.describe_task(task)} {text}")

@@ -53,8 +53,8 @@ class DecodeBuffers:
 
     Activations are [MAX_ROWS, columns]; a row is a token of the iteration.
 
-    batch: u8 [sizeof(Batch)], the iteration's rows, put to every rank by rank 0's scheduler. other_batch: that of the program that
-        takes turns with this one; None: it runs alone.
+    batch: u8 [sizeof(Batch)], the iteration's rows, put to every rank by rank 0's scheduler. other_batch: that of the program
+        that takes turns with this one; None: it runs alone.
     page_table: i32 [MAX_ROWS slots, max_pages].
     state: rank 0's batcher: BatcherState, PagePoolState, KvPage [num_pages].
     x: f32 [MAX_ROWS, hidden_size], the residual stream.
