@@ -139,6 +139,7 @@ class _Derivation:
         for dependency in found:
             if self.order.after(node, dependency):
                 continue
+            dependency = self.order.unknown(node, dependency)
             if any(dependency.sort_key == other.sort_key and dependency.nodes == other.nodes for other in kept):
                 continue
             kept.append(dependency)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "host/bodies/head_rows.h"
 #include "host/bodies/matmul.h"
 #include "host/bodies/weighted_values.h"
 #include "runtime/log_sum_exp.h"
@@ -21,21 +22,6 @@ struct HeadTag;
 struct QueryTag;
 struct WorkTag;
 struct RowsTag;
-
-void rms_norm(float* x, const float* weight, float eps, uint32_t n) {
-  const float scale = 1.0f / std::sqrt(sum_squares(x, n) / static_cast<float>(n) + eps);
-  for (uint32_t i = 0; i < n; ++i) x[i] = x[i] * scale * weight[i];
-}
-
-// RoPE; pairs are (i, i + n / 2), and `table` holds n / 2 cosines, then n / 2 sines.
-void apply_rope(float* __restrict x, const float* __restrict table, uint32_t n) {
-  const uint32_t half = n / 2;
-  for (uint32_t i = 0; i < half; ++i) {
-    const float a = x[i], b = x[i + half];
-    x[i] = a * table[i] - b * table[i + half];
-    x[i + half] = b * table[i] + a * table[i + half];
-  }
-}
 
 class AttentionTask {
  public:

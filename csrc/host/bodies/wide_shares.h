@@ -1,0 +1,37 @@
+// How workers share the work of a wide iteration on the host, and where a rank's rows are.
+#pragma once
+#include "runtime/wide_batch.h"
+
+namespace distmk {
+
+struct Range {
+  uint32_t begin, end;
+};
+
+// The share `index` of `num_shares` of 0 to count - 1: consecutive ones, as many as the others have.
+inline Range share(uint32_t count, uint32_t index, uint32_t num_shares) {
+  const auto at = [&](uint32_t i) { return static_cast<uint32_t>(uint64_t{count} * i / num_shares); };
+  return {at(index), at(index + 1)};
+}
+
+// Shares of a wide task: its instances on the host are one for each worker.
+inline uint32_t num_shares(const Context& context) {
+  return is_spread(*context.task.desc) ? context.rank_state.program->num_workers : 1;
+}
+
+// Calls run(share) for the calling worker's shares, of `count`.
+template <class Run>
+void run_shares(Context& context, uint32_t count, const Run& run) {
+  if (!context.take_assigned(count)) return;
+  uint32_t index = context.instance;
+  do run(index);
+  while (context.next_assigned(index));
+}
+
+// An operand of a peer-mapped rank; of a single rank it need not be on the heap.
+template <class T>
+T* on_rank(const Context& context, uint32_t rank, uint64_t operand) {
+  return rank == context.rank() ? context.at<T>(operand) : context.peer<T>(rank, operand);
+}
+
+}  // namespace distmk
