@@ -27,6 +27,12 @@ struct Copy {  // to shared memory, in flight
   uint64_t* full;
 };
 
+struct Chunk {  // 16 bytes to shared memory by one thread, in flight; zeros if `src` is null
+  char* dst;
+  const char* src;
+  uint64_t group;
+};
+
 struct Block {
   uint32_t index;
   std::vector<char> memory;
@@ -48,6 +54,8 @@ struct Fiber {
   uint32_t thread = 0;
   const uint64_t* met = nullptr;  // a meeting's count or an mbarrier: the fiber waits until this differs from `seen`
   uint64_t seen = 0;
+  std::vector<Chunk> chunks;
+  uint64_t num_groups = 0;  // of chunks, committed so far
   bool done = false;
 };
 

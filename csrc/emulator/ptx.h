@@ -136,6 +136,32 @@ inline void copy_bulk(uint32_t dst, const char* src, uint32_t num_bytes, uint32_
 inline void fence_copies() {}
 inline void copy_by_lanes(uint32_t, const char*, uint32_t, uint32_t, uint32_t, uint32_t) {}
 
+// A thread's copies land as late as they may: when it waits for their group.
+inline void copy_chunk(uint32_t dst, const void* src, bool wanted) {
+  must_be_aligned(static_cast<const uint4*>(src));
+  must_be_aligned(at_shared<uint4>(dst));
+  memset(at_shared<char>(dst), 0xff, 16);
+  emulator::Fiber& thread = emulator::current();
+  const emulator::Unwatched here;
+  thread.chunks.push_back({at_shared<char>(dst), wanted ? static_cast<const char*>(src) : nullptr, thread.num_groups});
+}
+inline void commit_copies() { ++emulator::current().num_groups; }
+template <uint32_t N>
+void await_copies() {
+  emulator::Fiber& thread = emulator::current();
+  size_t num_landed = 0;
+  for (; num_landed < thread.chunks.size(); ++num_landed) {
+    const emulator::Chunk& chunk = thread.chunks[num_landed];
+    if (chunk.group + N >= thread.num_groups) break;
+    if (chunk.src)
+      memcpy(chunk.dst, chunk.src, 16);
+    else
+      memset(chunk.dst, 0, 16);
+  }
+  const emulator::Unwatched here;
+  thread.chunks.erase(thread.chunks.begin(), thread.chunks.begin() + static_cast<ptrdiff_t>(num_landed));
+}
+
 inline uint4 load_perhaps(const uint4* p) {
   const emulator::Unwatched here;
   return *p;
@@ -148,6 +174,7 @@ const T* in_shared(const T* p) {
 }
 
 void ldmatrix_x4(uint32_t address, uint32_t (&a)[4]);
+void ldmatrix_x4_transposed(uint32_t address, uint32_t (&a)[4]);
 void multiply(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&c)[4]);
 
 }  // namespace distmk

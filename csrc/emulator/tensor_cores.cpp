@@ -52,6 +52,28 @@ void load_all() {
   }
 }
 
+void load_all_transposed() {
+  uint64_t addresses[emulator::WARP];
+  for (uint32_t l = 0; l < emulator::WARP; ++l) addresses[l] = *emulator::operands_of(l);
+  for (uint32_t l = 0; l < emulator::WARP; ++l) {
+    uint16_t out[4][2];
+    for (uint32_t matrix = 0; matrix < 4; ++matrix)
+      for (uint32_t half = 0; half < 2; ++half) {
+        const uint64_t row = addresses[matrix * 8 + l % 4 * 2 + half];
+        memcpy(&out[matrix][half], at_shared<char>(static_cast<uint32_t>(row)) + l / 4 * 2, 2);
+      }
+    memcpy(emulator::operands_of(l), out, sizeof out);
+  }
+}
+
+void load_matrices(uint32_t address, uint32_t (&a)[4], const char* what, void (*load)()) {
+  emulator::note_read(at_shared<char>(address), 16);
+  const emulator::Unwatched here;
+  *emulator::operands() = address;
+  emulator::meet_warp(what, load);
+  memcpy(a, emulator::operands(), sizeof a);
+}
+
 }  // namespace
 
 void multiply(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&c)[4]) {
@@ -64,12 +86,9 @@ void multiply(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&c)[4]) {
   memcpy(c, result.c, sizeof c);
 }
 
-void ldmatrix_x4(uint32_t address, uint32_t (&a)[4]) {
-  emulator::note_read(at_shared<char>(address), 16);
-  const emulator::Unwatched here;
-  *emulator::operands() = address;
-  emulator::meet_warp("ldmatrix", load_all);
-  memcpy(a, emulator::operands(), sizeof a);
+void ldmatrix_x4(uint32_t address, uint32_t (&a)[4]) { load_matrices(address, a, "ldmatrix", load_all); }
+void ldmatrix_x4_transposed(uint32_t address, uint32_t (&a)[4]) {
+  load_matrices(address, a, "ldmatrix.trans", load_all_transposed);
 }
 
 }  // namespace distmk

@@ -236,6 +236,18 @@ DISTMK_FN void copy_by_lanes(uint32_t dst, const char* src, uint32_t num_bytes, 
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(full) : "memory");
 }
 
+// Copies 16 bytes to shared memory, past the first-level cache, or zeros if not `wanted`; `src` is an address of the
+// same memory either way. A thread's copies since its last commit_copies() are a group; it waits until all its groups
+// but the last N have landed.
+DISTMK_FN void copy_chunk(uint32_t dst, const void* src, bool wanted) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(wanted ? 16 : 0) : "memory");
+}
+DISTMK_FN void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <uint32_t N>
+DISTMK_FN void await_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 // Loads keys or values that may turn out not to be needed; those may be written at the same time.
 DISTMK_FN uint4 load_perhaps(const uint4* p) {
   uint4 v;
@@ -259,6 +271,12 @@ DISTMK_FN const T* in_shared(const T* p) {
 
 DISTMK_FN void ldmatrix_x4(uint32_t address, uint32_t (&a)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(address));
+}
+// Each of the four matrices transposed.
+DISTMK_FN void ldmatrix_x4_transposed(uint32_t address, uint32_t (&a)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
                : "r"(address));
 }

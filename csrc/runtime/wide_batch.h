@@ -18,12 +18,15 @@ DISTMK_FN uint32_t rows_per_rank(uint32_t num_rows, uint32_t num_ranks) {
 struct WideRow {
   uint32_t slot, position;
 };
-DISTMK_FN WideRow wide_row(const WideBatch& batch, uint32_t num_runs, uint32_t row) {
+DISTMK_FN WideRow wide_row(const BatchRun* runs, uint32_t num_runs, uint32_t row) {
   uint32_t run = 0;
-  while (run + 1 < num_runs && static_cast<uint32_t>(batch.runs[run + 1].row_begin) <= row) ++run;
-  const BatchRun& found = batch.runs[run];
+  while (run + 1 < num_runs && static_cast<uint32_t>(runs[run + 1].row_begin) <= row) ++run;
+  const BatchRun& found = runs[run];
   return {static_cast<uint32_t>(found.slot),
           static_cast<uint32_t>(found.kv_len - found.num_rows) + row - static_cast<uint32_t>(found.row_begin)};
+}
+DISTMK_FN WideRow wide_row(const WideBatch& batch, uint32_t num_runs, uint32_t row) {
+  return wide_row(batch.runs, num_runs, row);
 }
 
 // Offset in elements of column `col` of row `row` of activations of `num_cols` columns (distmk/tasks/wide.py).

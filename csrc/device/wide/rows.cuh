@@ -1,12 +1,224 @@
-// Row by row in a wide iteration.
+// Row by row in a wide iteration: the embedding, and sums into the residual stream.
 #pragma once
+#include "device/attention/lse.cuh"
+#include "device/core/bf16.cuh"
 #include "device/core/shared.cuh"
+#include "runtime/wide_batch.h"
 
 namespace distmk {
+namespace wide {
 
-DISTMK_FN void body_wide_embed(Context&, const WideEmbedArgs&) {}
-DISTMK_FN void body_wide_sum(Context&, const WideSumArgs&) {}
-DISTMK_FN void body_select_rows(Context&, const SelectRowsArgs&) {}
-DISTMK_FN void body_argmax_rows(Context&, const ArgmaxRowsArgs&) {}
+constexpr uint32_t ITEMS_IN_FLIGHT = 4;  // loads of a thread
+constexpr uint32_t SUMMED_ROWS = 32;     // at once, if they fit in shared memory
+
+// A rank's own memory need not be in the heap.
+template <class T>
+DISTMK_FN T* on_rank(const Context& context, uint32_t rank, uint64_t operand) {
+  return rank == context.rank() ? context.at<T>(operand) : context.peer<T>(rank, operand);
+}
+DISTMK_FN bool is_aligned(const void* p) { return reinterpret_cast<uint64_t>(p) % 16 == 0; }
+// Of four columns, or of one where a row does not begin at a multiple of 16 bytes.
+DISTMK_FN void load_if(bool wanted, const float* p, float4& v) {
+  v = wanted ? __ldcg(reinterpret_cast<const float4*>(p)) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+}
+DISTMK_FN void load_if(bool wanted, const float* p, float& v) { v = wanted ? __ldcg(p) : 0.0f; }
+DISTMK_FN float4 sum(const float4& a, const float4& b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+DISTMK_FN float sum(float a, float b) { return a + b; }
+DISTMK_FN float square(const float4& v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
+DISTMK_FN float square(float v) { return v * v; }
+DISTMK_FN void store_scaled(__nv_bfloat16* to, const float4& v, float scale) {
+  *reinterpret_cast<uint2*>(to) = {pack_bf16(v.x * scale, v.y * scale), pack_bf16(v.z * scale, v.w * scale)};
+}
+DISTMK_FN void store_scaled(__nv_bfloat16* to, float v, float scale) { *to = __float2bfloat16_rn(v * scale); }
+
+// Of a worker's rows first, first + step, ... below `end`.
+struct OwnRows {
+  uint32_t first, step, count;
+
+  DISTMK_FN OwnRows(const Context& context, uint32_t end) {
+    first = context.instance;
+    step = context.rank_state.program->num_workers;
+    count = first < end ? (end - first + step - 1) / step : 0;
+  }
+  DISTMK_FN uint32_t at(uint32_t i) const { return first + i * step; }
+};
+
+// A part of a table's row, as it is loaded and as it is stored.
+struct EmbeddedChunk {
+  static constexpr uint32_t COLS = 8;
+  uint4 raw;
+
+  DISTMK_FN void load(const __nv_bfloat16* from) { raw = *reinterpret_cast<const uint4*>(from); }
+  DISTMK_FN void clear() { raw = zero_chunk(); }
+  DISTMK_FN static float2 pair(uint32_t v) { return {__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u)}; }
+  DISTMK_FN void store(float* to) const {
+    const float2 a = pair(raw.x), b = pair(raw.y), c = pair(raw.z), d = pair(raw.w);
+    reinterpret_cast<float4*>(to)[0] = {a.x, a.y, b.x, b.y};
+    reinterpret_cast<float4*>(to)[1] = {c.x, c.y, d.x, d.y};
+  }
+};
+struct EmbeddedElement {
+  static constexpr uint32_t COLS = 1;
+  float value;
+
+  DISTMK_FN void load(const __nv_bfloat16* from) { value = __bfloat162float(*from); }
+  DISTMK_FN void clear() { value = 0.0f; }
+  DISTMK_FN void store(float* to) const { *to = value; }
+};
+
+// All rows of a worker together, so that many loads are in flight.
+template <class Chunk>
+DISTMK_FN void embed_rows(const Context& context, const WideEmbedArgs& args, const OwnRows& rows, uint32_t num_rows) {
+  const int32_t* tokens = wide_batch(context, args.batch).tokens;
+  const auto* table = context.at<__nv_bfloat16>(args.table);
+  const uint32_t per_row = args.k / Chunk::COLS, num_items = rows.count * per_row;
+  const uint32_t share = rows_per_rank(num_rows, context.num_ranks());
+  for (uint32_t first = context.team.index; first < num_items; first += ITEMS_IN_FLIGHT * NUM_CONSUMERS) {
+    Chunk chunks[ITEMS_IN_FLIGHT];
+    const auto item = [&](uint32_t i) { return min(first + i * NUM_CONSUMERS, num_items - 1); };
+#pragma unroll
+    for (uint32_t i = 0; i < ITEMS_IN_FLIGHT; ++i) {
+      const uint32_t in_rows = item(i) / per_row, col = (item(i) - in_rows * per_row) * Chunk::COLS;
+      const auto token = static_cast<uint32_t>(__ldcg(tokens + rows.at(in_rows)));
+      if (token >= args.first_token && token < args.last_token)
+        chunks[i].load(table + uint64_t{token - args.first_token} * args.k + col);
+      else
+        chunks[i].clear();
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < ITEMS_IN_FLIGHT; ++i) {
+      if (first + i * NUM_CONSUMERS >= num_items) break;
+      const uint32_t in_rows = item(i) / per_row, col = (item(i) - in_rows * per_row) * Chunk::COLS;
+      const uint32_t row = rows.at(in_rows), owner = row / share;
+      chunks[i].store(on_rank<float>(context, owner, args.out) + uint64_t{row - owner * share} * args.out_stride + col);
+    }
+  }
+}
+
+// x (+)= sum of the parts, float4 (or float) by float4; what is summed stays in shared memory until the row's sum of
+// squares is known.
+template <class Vector>
+class RowSums {
+ public:
+  static constexpr uint32_t COLS = sizeof(Vector) / sizeof(float), STEP = NUM_CONSUMERS * COLS;
+
+  DISTMK_FN RowSums(const Context& context, const WideSumArgs& args, const OwnRows& rows, uint32_t first_row)
+      : context_(context), args_(args), rows_(rows), first_row_(first_row) {}
+
+  // Rows `first` to `end` of the worker's. Other warps' sums of squares are there after the next team.sync().
+  DISTMK_FN void add_up(uint32_t first, uint32_t end) const {
+    for (uint32_t i = first; i < end; ++i) {
+      float squares = 0.0f;
+      for (uint32_t col = context_.team.index * COLS; col < args_.k; col += ITEMS_IN_FLIGHT * STEP)
+        squares += add_up_cols(rows_.at(i), i - first, col);
+      squares = attention::warp_sum(squares);
+      if (threadIdx.x % 32 == 0) squares_at(i - first)[threadIdx.x / 32] = squares;
+    }
+  }
+  DISTMK_FN void store(uint32_t first, uint32_t end) const {
+    for (uint32_t i = first; i < end; ++i) {
+      float squares = 0.0f;
+      for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) squares += squares_at(i - first)[warp];
+      const float scale = rsqrtf(__fdividef(squares, static_cast<float>(args_.k)) + args_.eps);
+      const uint32_t row = first_row_ + rows_.at(i);
+      for (uint32_t col = context_.team.index * COLS; col < args_.k; col += STEP) {
+        const Vector sums = *reinterpret_cast<const Vector*>(sums_at(i - first) + col);
+        const uint64_t at = activation_offset(row, col, args_.k, args_.tiled);
+        for (uint32_t rank = 0; rank < args_.num_ranks; ++rank)
+          store_scaled(on_rank<__nv_bfloat16>(context_, rank, args_.out) + at, sums, scale);
+      }
+    }
+  }
+
+ private:
+  const Context& context_;
+  const WideSumArgs& args_;
+  const OwnRows& rows_;
+  uint32_t first_row_;
+
+  DISTMK_FN float* sums_at(uint32_t i) const { return reinterpret_cast<float*>(shared().stages) + i * args_.k; }
+  DISTMK_FN static float* squares_at(uint32_t i) { return reinterpret_cast<float*>(shared().work) + i * NUM_WARPS; }
+
+  // Columns col, col + STEP, ... of ITEMS_IN_FLIGHT; returns their squares.
+  DISTMK_FN float add_up_cols(uint32_t row, uint32_t in_group, uint32_t col) const {
+    float* x = context_.at<float>(args_.x) + uint64_t{row} * args_.k;
+    const float* parts = context_.at<float>(args_.parts) + uint64_t{row} * args_.parts_stride;
+    uint32_t cols[ITEMS_IN_FLIGHT];  // beyond the last: the last again
+    Vector sums[ITEMS_IN_FLIGHT];
+#pragma unroll
+    for (uint32_t j = 0; j < ITEMS_IN_FLIGHT; ++j) {
+      cols[j] = col + j * STEP < args_.k ? col + j * STEP : col;
+      load_if(args_.add, x + cols[j], sums[j]);
+    }
+    for (uint32_t rank = 0; rank < args_.num_ranks; ++rank) {
+      const float* slot = parts + uint64_t{rank * args_.slots_per_rank} * args_.k;
+      add_slots(slot, cols, sums);
+    }
+    float squares = 0.0f;
+#pragma unroll
+    for (uint32_t j = 0; j < ITEMS_IN_FLIGHT; ++j) {
+      if (col + j * STEP >= args_.k) break;
+      *reinterpret_cast<Vector*>(x + cols[j]) = sums[j];
+      *reinterpret_cast<Vector*>(sums_at(in_group) + cols[j]) = sums[j];
+      squares += square(sums[j]);
+    }
+    return squares;
+  }
+  // The splits of a rank. MAX_WIDE_SPLITS of them are loaded together.
+  DISTMK_FN void add_slots(const float* slot, const uint32_t (&cols)[ITEMS_IN_FLIGHT],
+                           Vector (&sums)[ITEMS_IN_FLIGHT]) const {
+    Vector loaded[MAX_WIDE_SPLITS][ITEMS_IN_FLIGHT];
+#pragma unroll
+    for (uint32_t split = 0; split < MAX_WIDE_SPLITS; ++split)
+#pragma unroll
+      for (uint32_t j = 0; j < ITEMS_IN_FLIGHT; ++j)
+        load_if(split < args_.num_splits, slot + uint64_t{split} * args_.k + cols[j], loaded[split][j]);
+#pragma unroll
+    for (uint32_t split = 0; split < MAX_WIDE_SPLITS; ++split)
+#pragma unroll
+      for (uint32_t j = 0; j < ITEMS_IN_FLIGHT; ++j)
+        if (split < args_.num_splits) sums[j] = sum(sums[j], loaded[split][j]);
+  }
+};
+
+template <class Vector>
+DISTMK_FN void sum_rows(const Context& context, const WideSumArgs& args, const OwnRows& rows, uint32_t first_row) {
+  const RowSums<Vector> sums(context, args, rows, first_row);
+  const auto fitting = static_cast<uint32_t>(sizeof(Shared::stages) / sizeof(float)) / args.k;
+  const uint32_t at_once = min(fitting, SUMMED_ROWS);
+  for (uint32_t first = 0; first < rows.count; first += at_once) {
+    const uint32_t end = min(first + at_once, rows.count);
+    if (first) context.team.sync();  // all warps have read the last rows' sums of squares
+    sums.add_up(first, end);
+    context.team.sync();
+    sums.store(first, end);
+  }
+}
+static_assert(SUMMED_ROWS * NUM_WARPS * sizeof(float) <= WORK_BYTES, "");
+
+}  // namespace wide
+
+DISTMK_FN void body_wide_embed(Context& context, const WideEmbedArgs& args) {
+  const uint32_t num_rows = context.batch(args.batch)->num_wide_rows;
+  const wide::OwnRows rows(context, num_rows);
+  if (!rows.count) return;
+  if (args.k % 8 == 0 && args.out_stride % 4 == 0 && wide::is_aligned(context.at<void>(args.table)) &&
+      wide::is_aligned(context.at<void>(args.out)))
+    wide::embed_rows<wide::EmbeddedChunk>(context, args, rows, num_rows);
+  else
+    wide::embed_rows<wide::EmbeddedElement>(context, args, rows, num_rows);
+}
+
+DISTMK_FN void body_wide_sum(Context& context, const WideSumArgs& args) {
+  const uint32_t num_rows = context.batch(args.batch)->num_wide_rows;
+  const uint32_t share = rows_per_rank(num_rows, args.num_ranks), first_row = min(context.rank() * share, num_rows);
+  const wide::OwnRows rows(context, min(share, num_rows - first_row));
+  if (args.k % 4 == 0 && wide::is_aligned(context.at<void>(args.parts)) && wide::is_aligned(context.at<void>(args.x)) &&
+      wide::is_aligned(context.at<void>(args.out)))
+    wide::sum_rows<float4>(context, args, rows, first_row);
+  else
+    wide::sum_rows<float>(context, args, rows, first_row);
+  fence_copies();  // the output is read by bulk copies
+}
 
 }  // namespace distmk

@@ -14,9 +14,11 @@ inline Range share(uint32_t count, uint32_t index, uint32_t num_shares) {
   return {at(index), at(index + 1)};
 }
 
-// Shares of a wide task: its instances on the host are one for each worker.
+// Shares of a wide task: one for each worker that runs the task.
 inline uint32_t num_shares(const Context& context) {
-  return is_spread(*context.task.desc) ? context.rank_state.program->num_workers : 1;
+  const TaskDesc& task = *context.task.desc;
+  const uint32_t num_workers = is_spread(task) ? context.rank_state.program->num_workers : 1;
+  return num_workers < task.max_instances ? num_workers : task.max_instances;
 }
 
 // Calls run(share) for the calling worker's shares, of `count`.

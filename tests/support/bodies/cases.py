@@ -7,14 +7,15 @@ from functools import partial
 from itertools import product
 from typing import NamedTuple
 
-from support.bodies import linear, sampling, small
+from support.bodies import linear, sampling, small, wide_rows
 from support.bodies.assignment import one_of_two_fuses_combine
 from support.bodies.attention import attention, extreme_scores
 from support.bodies.attention_inputs import Heads
 from support.bodies.board import Board
 from support.bodies.fused_combine import fused_combine
+from support.bodies.wide_attention import random_wide_runs, wide_attention
 
-from distmk.abi import Epilogue
+from distmk.abi import WIDE_ROWS, Epilogue
 
 KINDS = (
     *("linear STORE", "linear ADD", "linear SWIGLU", "linear PUSH", "linear ARGMAX"),
@@ -22,6 +23,8 @@ KINDS = (
     *("nop", "embed STORE", "embed PUSH", "put", "affine", "sine", "sum", "sample"),
     *("count_tokens", "sample_row"),
     *("attention", "fused combine"),
+    *("wide_append", "wide_attention"),
+    *("wide_embed", "wide_sum", "select_rows", "argmax_rows"),
 )
 
 
@@ -30,6 +33,7 @@ class Sizes(NamedTuple):
 
     k: tuple[int, ...]
     n: tuple[int, ...]
+    wide_cols: tuple[int, ...]  # of activations of wide iterations
     head_dims: tuple[int, ...]
     page_sizes: tuple[int, ...]
     max_len: int  # of a sequence, in tokens
@@ -43,6 +47,7 @@ class Sizes(NamedTuple):
 HOST = Sizes(
     k=(1, 17, 63, 64, 250, 256, 576, 1000),
     n=(1, 3, 7, 16, 29),
+    wide_cols=(2, 18, 64, 250, 576, 1000),
     head_dims=(2, 6, 16, 64, 80, 128),
     page_sizes=(1, 4, 16),
     max_len=150,
@@ -56,6 +61,7 @@ HOST = Sizes(
 CUDA = Sizes(
     k=(1, 17, 63, 256, 257, 512, 576, 768, 1000, 1024, 1536, 3072, 3584, 4096, 12288),
     n=(1, 3, 7, 15, 16, 17, 29, 48, 49, 100),
+    wide_cols=(64, 576, 1024, 3584),
     head_dims=(16, 64, 80, 128),
     page_sizes=(1, 2, 16, 64),
     max_len=700,
@@ -84,6 +90,7 @@ FUSED_HEADS = (
 def add_all(board: Board, sizes: Sizes) -> None:
     """Every body, shuffled, so that a worker's queue has all kinds in a row."""
     cases = [*_linear(board, sizes), *_small(board), *_attention(board, sizes)]
+    cases += [*_wide_attention(board, sizes), *_wide_rows(board, sizes)]
     for index in board.rng.permutation(len(cases)):
         cases[index]()
 
@@ -168,3 +175,30 @@ def _attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
         yield _on_each(board, fused_combine, error, heads, head_dim, True, sizes.max_len_batch_1)
     for fused_first in (True, False):
         yield _on_each(board, one_of_two_fuses_combine, error, Heads(4, 2), 128, sizes.max_len_batch_1, fused_first)
+
+
+def _wide_rows(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
+    rng = board.rng
+    for num_rows in (1, int(rng.integers(2, 17)), int(rng.integers(17, WIDE_ROWS)), WIDE_ROWS):
+        k, tiled = int(rng.choice(sizes.wide_cols)), board.gpu_layout or bool(rng.integers(2))
+        yield partial(wide_rows.embed_and_sum, board, k, num_rows, tiled)
+        for add in (False, True):
+            yield partial(wide_rows.sums, board, int(rng.choice(sizes.wide_cols)), num_rows, tiled, add)
+        yield _on_each(board, wide_rows.select, int(rng.choice(sizes.wide_cols)), num_rows, tiled)
+    for num_parts in (1, int(rng.integers(2, 30)), board.num_workers):
+        yield _on_each(board, wide_rows.argmax, num_parts)
+
+
+def _wide_attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
+    rng, max_len = board.rng, sizes.max_len
+    for heads, head_dim, page_size, norms in (
+        *((Heads(2, 1), 64, 16, False), (Heads(6, 3), 64, 16, True), (Heads(8, 4), 128, 16, True)),
+        *((Heads(5, 3, 4), 64, 16, False), (Heads(4, 4, 8), 128, 8, False), (Heads(3, 3), 32, 16, True)),
+        *((Heads(4, 2), 96, 16, True), (Heads(2, 2), int(rng.choice(sizes.head_dims[-3:])), 4, False)),
+    ):
+        yield _on_each(board, wide_attention, heads, head_dim, page_size, norms, random_wide_runs(rng, max_len))
+    # Enough queries for the largest jobs, in the middle of a sequence; and decode rows alone.
+    chunk = (int(rng.integers(max_len // 3, max_len // 2)), 3, max_len)
+    yield _on_each(board, wide_attention, Heads(16, 4), 64, 16, True, [(1, 9, max_len - 5), chunk, (2, 0, 2)])
+    rows = [(1, int(slot), int(rng.integers(1, max_len))) for slot in rng.permutation(16)[:5]]
+    yield _on_each(board, wide_attention, Heads(8, 4), 128, 16, True, rows)

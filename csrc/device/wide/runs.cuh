@@ -1,0 +1,32 @@
+// The runs of a wide iteration in shared memory, for tasks that look at them often.
+#pragma once
+#include "device/core/shared.cuh"
+#include "runtime/wide_batch.h"
+
+namespace distmk {
+namespace wide {
+
+// By all consumers; they may read the runs after the next team.sync().
+DISTMK_FN void load_runs(const Context& context, uint64_t operand, uint32_t num_runs, BatchRun* runs) {
+  static_assert(sizeof(BatchRun) == sizeof(int4), "");
+  const uint32_t i = context.team.index;
+  if (i >= num_runs) return;
+  const int4 raw = __ldcg(reinterpret_cast<const int4*>(wide_batch(context, operand).runs + i));
+  runs[i] = {raw.x, raw.y, raw.z, raw.w};
+}
+
+// XOR swizzle of the caches in elements (see ParamsOf::swizzle in device/attention/params.cuh).
+DISTMK_FN bool swizzles_cache(uint32_t head_dim, uint32_t page_size) { return !(head_dim % 64 || page_size % 8); }
+
+// Row of a position in the caches, which are [page, KV head, position in page] rows of head_dim elements.
+template <class Args>
+DISTMK_FN uint32_t cache_row(const Context& context, const Args& args, uint32_t slot, uint32_t kv_head,
+                             uint32_t position) {
+  const uint32_t shift = 31 - __clz(static_cast<int>(args.page_size));
+  const int32_t* pages = context.at<int32_t>(args.page_table) + uint64_t{slot} * args.max_pages;
+  const auto page = static_cast<uint32_t>(__ldcg(pages + (position >> shift)));
+  return ((page * args.num_kv + kv_head) << shift) + (position & (args.page_size - 1));
+}
+
+}  // namespace wide
+}  // namespace distmk

@@ -1,0 +1,47 @@
+// The sampled rows of a wide iteration: their choice, and the argmax of their logits.
+#pragma once
+#include "device/core/bf16.cuh"
+#include "device/core/shared.cuh"
+#include "device/sampling/argmax.cuh"
+#include "runtime/wide_batch.h"
+
+namespace distmk {
+
+DISTMK_FN void body_select_rows(Context& context, const SelectRowsArgs& args) {
+  const uint32_t num_sampled = context.batch(args.batch)->num_rows;
+  const uint32_t* sampled = wide_batch(context, args.batch).sampled;
+  const auto* x = context.at<__nv_bfloat16>(args.x);
+  auto* out = context.at<__nv_bfloat16>(args.out);
+  const bool in_chunks = args.tiled || (args.k % 8 == 0 && (args.x | args.out) % 16 == 0);
+  for (uint32_t to = context.instance; to < num_sampled; to += context.rank_state.program->num_workers) {
+    const uint32_t from = __ldcg(sampled + to), whole = in_chunks ? args.k / 8 : 0;
+    const auto offset = [&](uint32_t row, uint32_t col) { return activation_offset(row, col, args.k, args.tiled); };
+    for (uint32_t i = context.team.index; i < whole; i += context.team.size)
+      *reinterpret_cast<uint4*>(out + offset(to, 8 * i)) =
+          __ldcg(reinterpret_cast<const uint4*>(x + offset(from, 8 * i)));
+    for (uint32_t col = 8 * whole + context.team.index; col < args.k; col += context.team.size)
+      reinterpret_cast<unsigned short*>(out)[offset(to, col)] =
+          __ldcg(reinterpret_cast<const unsigned short*>(x) + offset(from, col));
+  }
+  fence_copies();  // the output is read by bulk copies
+}
+
+// A row a warp.
+DISTMK_FN void body_argmax_rows(Context& context, const ArgmaxRowsArgs& args) {
+  const uint32_t num_rows = context.batch(args.batch)->num_rows, lane = threadIdx.x % 32;
+  for (uint32_t part = context.instance; part < args.num_parts; part += context.rank_state.program->num_workers) {
+    const auto bound = [&](uint32_t p) { return static_cast<uint32_t>(uint64_t{args.n} * p / args.num_parts); };
+    const uint32_t begin = bound(part), end = bound(part + 1);
+    for (uint32_t row = threadIdx.x / 32; row < num_rows; row += NUM_WARPS) {
+      const float* logits = context.at<float>(args.logits) + uint64_t{row} * args.stride;
+      Candidate best = {-INFINITY, -1};
+#pragma unroll 8
+      for (uint32_t col = begin + lane; col < end; col += 32)
+        best = better_of(best, {__ldcg(logits + col), static_cast<int32_t>(args.first_token + col)});
+      best = warp_argmax(best);
+      if (lane == 0) context.at<Candidate>(args.out)[part * MAX_ROWS + row] = best;
+    }
+  }
+}
+
+}  // namespace distmk

@@ -1,0 +1,206 @@
+"""Cases of the append of a wide iteration and the attention behind it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from support import reference
+from support.arrays import ROUNDING, assert_close
+from support.bodies.attention_inputs import Heads
+from support.bodies.board import Board
+from support.bodies.memory import Memory
+
+from distmk.abi import MAX_ROWS, WIDE_COLS, WIDE_ROWS, BatchRun, Space, WideBatch
+from distmk.graph.regions import Region
+from distmk.tasks import AttentionShape, WideAppend, WideAttention
+from distmk.tasks.wide import activation_cols
+
+EPS = 1e-6
+Runs = list[tuple[int, int, int]]  # rows, slot, positions after this iteration
+
+
+def random_wide_runs(rng: np.random.Generator, max_len: int, max_rows: int = WIDE_ROWS) -> Runs:
+    """Single rows, and chunks of prompts, some of which begin in the middle of a long sequence."""
+    runs, left = [], max_rows
+    for slot in rng.permutation(MAX_ROWS)[: int(rng.integers(1, 7))]:
+        if not left:
+            break
+        rows = int(rng.choice([1, rng.integers(1, 40), rng.integers(1, max_len + 1)]))
+        rows = min(rows, left, max_len)
+        runs.append((rows, int(slot), int(rng.choice([rows, rng.integers(rows, max_len + 1)]))))
+        left -= rows
+    return runs
+
+
+def wide_batch_of(runs: Runs) -> WideBatch:
+    """Without sampled rows and tokens."""
+    wide = WideBatch()
+    for rows, slot, kv_len in runs:
+        wide.runs[wide.batch.num_wide_runs] = BatchRun(wide.batch.num_wide_rows, rows, slot, kv_len)
+        wide.batch.num_wide_runs += 1
+        wide.batch.num_wide_rows += rows
+    return wide
+
+
+def activation_offsets(num_rows: int, num_cols: int, tiled: bool) -> np.ndarray:
+    """Where the elements [num_rows, num_cols] of activations are (distmk/tasks/wide.py)."""
+    row, col = np.arange(num_rows)[:, None], np.arange(num_cols)[None]
+    if not tiled:
+        return row * num_cols + col
+    chunk = col % WIDE_COLS // 8 ^ row % 8
+    return (col // WIDE_COLS * WIDE_ROWS + row) * WIDE_COLS + 8 * chunk + col % 8
+
+
+class WideAttentionCase:
+    """An append and the attention behind it, with pages in random order."""
+
+    def __init__(
+        self, board: Board, rank: int, heads: Heads, head_dim: int, page_size: int, norms: bool, runs: Runs, tiled: bool
+    ) -> None:
+        self.board, self.rank, self.heads, self.runs, self.tiled = board, rank, heads, runs, tiled
+        rng, longest = board.rng, max(kv_len for _, _, kv_len in runs)
+        max_pages = -(-longest // page_size) + int(rng.integers(0, 3))
+        num_pages = sum(-(-kv_len // page_size) for _, _, kv_len in runs) + 2
+        self.shape = AttentionShape(
+            heads.num_q, heads.num_kv, head_dim, heads.group, heads.q_begin, heads.kv_begin, page_size, max_pages,
+            num_pages, 1, 64, 1,
+        )  # fmt: skip
+        self.num_rows = sum(rows for rows, _, _ in runs)
+        self.qkv = torch.randn(self.num_rows, self.shape.qkv_cols).bfloat16()
+        self.norms = (torch.rand(head_dim) + 0.5, torch.rand(head_dim) + 0.5) if norms else None
+        self.rope = reference.rope_table(longest + 3, head_dim)
+        self._make_caches()
+        self._add(f"{self.shape} {runs} norms={norms} tiled={tiled}")
+
+    def _make_caches(self) -> None:
+        """Old positions hold numbers, all others NaN."""
+        s, rng = self.shape, self.board.rng
+        self.pages = np.full((MAX_ROWS, s.max_pages), -1, dtype=np.int32)
+        free = rng.permutation(s.num_pages)
+        self.caches = torch.full((2, s.num_pages, s.num_kv, s.page_size, s.head_dim), torch.nan).bfloat16()
+        for num_rows, slot, kv_len in self.runs:
+            used = -(-kv_len // s.page_size)
+            self.pages[slot, :used], free = free[:used], free[used:]
+            old = torch.arange(kv_len - num_rows)
+            page, inside = torch.from_numpy(self.pages[slot]).long()[old // s.page_size], old % s.page_size
+            self.caches[:, page, :, inside] = torch.randn(len(old), 2, s.num_kv, s.head_dim).bfloat16()
+
+    def _aligned(self, cols: int) -> Region:
+        """Columns of a new bf16 buffer of WIDE_ROWS rows, at a multiple of 16 bytes."""
+        before, after = (8 * int(pad) for pad in self.board.rng.integers(0, 3, 2))
+        return self.board.buffer(before + cols + after, WIDE_ROWS, "bf16").at(self.rank, before, before + cols)
+
+    def _add(self, what: str) -> None:
+        s, board, rank = self.shape, self.board, self.rank
+        q_cols = s.num_q * s.head_dim
+        q = board.writable(self._aligned(q_cols), self.num_rows)
+        stored = self._stored(self.caches)
+        k_cache, v_cache = (board.filled(rank, cache, "bf16", space=Space.LOCAL) for cache in stored)
+        for begin in self._appended():
+            for cache in (k_cache, v_cache):
+                board.writable(cache.buffer.at(rank, begin, begin + s.head_dim))
+        out = board.buffer(activation_cols(q_cols, self.tiled), 1, "bf16").at(rank)
+        for block in range(-(-q_cols // WIDE_COLS)) if self.tiled else (0,):
+            begin = block * WIDE_ROWS * WIDE_COLS
+            board.writable(out.buffer.at(rank, begin, begin + self.num_rows * (WIDE_COLS if self.tiled else q_cols)))
+        q_norm, k_norm = (board.vector(rank, norm) for norm in self.norms or (None, None))
+        both = {
+            "shape": s,
+            "q": q,
+            "k_cache": k_cache,
+            "v_cache": v_cache,
+            "page_table": board.filled(rank, self.pages, "i32", space=Space.HEAP),
+            "batch": board.filled(rank, wide_batch_of(self.runs), "u8", space=Space.HEAP),
+        }
+        board.graph.add(
+            WideAppend(
+                rank,
+                f"append {what}",
+                qkv=board.fill(self._aligned(s.qkv_cols), self.qkv),
+                rope=board.graph.constant(board.name("rope"), rank, self.rope.numpy()),
+                q_norm=q_norm,
+                k_norm=k_norm,
+                eps=EPS,
+                **both,
+            )
+        )
+        board.graph.add(WideAttention(rank, f"attention {what}", out=out, tiled=self.tiled, **both))
+
+        def read(memory: Memory) -> tuple[torch.Tensor, torch.Tensor]:
+            raw = np.stack([memory[cache.buffer].reshape(-1) for cache in (k_cache, v_cache)])
+            caches = torch.from_numpy(raw).view(torch.bfloat16).view(self.caches.shape)
+            queries = torch.from_numpy(memory[q.buffer][: self.num_rows].copy()).view(torch.bfloat16)
+            return queries[:, q.begin : q.end].unflatten(1, (s.num_q, s.head_dim)).double(), self._stored(caches)
+
+        def check_attention(memory: Memory) -> None:
+            raw = torch.from_numpy(memory[out.buffer].reshape(-1).copy()).view(torch.bfloat16)
+            got = raw[torch.from_numpy(activation_offsets(self.num_rows, q_cols, self.tiled))].double()
+            self.check_attention(got.unflatten(1, (s.num_q, s.head_dim)), *read(memory))
+
+        board.expect(rank, "wide_append", what, lambda memory: self.check_append(*read(memory)))
+        board.expect(rank, "wide_attention", what, check_attention)
+
+    def _stored(self, caches: torch.Tensor) -> torch.Tensor:
+        """`caches` as the backend keeps them, or from there back (AttentionInputs.swizzled)."""
+        s = self.shape
+        if not self.board.gpu_layout or s.head_dim % 64 or s.page_size % 8:
+            return caches
+        position = torch.arange(s.page_size)[:, None]
+        chunk = torch.arange(s.head_dim // 8)[None] ^ (position % 8 ^ position % 2 * 4)
+        return caches.unflatten(-1, (-1, 8))[..., position, chunk, :].flatten(-2)
+
+    def _appended(self) -> list[int]:
+        """Offsets of the new positions in a cache, in elements."""
+        s = self.shape
+        return [
+            ((int(self.pages[slot, at // s.page_size]) * s.num_kv + head) * s.page_size + at % s.page_size) * s.head_dim
+            for num_rows, slot, kv_len in self.runs
+            for at in range(kv_len - num_rows, kv_len)
+            for head in range(s.num_kv)
+        ]
+
+    def _cache(self, caches: torch.Tensor, run: int) -> torch.Tensor:
+        """K and V of a run's sequence, [2, kv_len, KV heads, head_dim]."""
+        s, (_, slot, kv_len) = self.shape, self.runs[run]
+        table = torch.from_numpy(self.pages[slot, : -(-kv_len // s.page_size)]).long()
+        return caches[:, table].transpose(2, 3).flatten(1, 2)[:, :kv_len].double()
+
+    def _rows(self, run: int) -> slice:
+        begin = sum(rows for rows, _, _ in self.runs[:run])
+        return slice(begin, begin + self.runs[run][0])
+
+    def check_append(self, queries: torch.Tensor, caches: torch.Tensor) -> None:
+        """AssertionError unless queries and new positions are normalized, rotated and rounded."""
+        s = self.shape
+        for run, (num_rows, _, kv_len) in enumerate(self.runs):
+            heads = self.qkv[self._rows(run)].double().unflatten(1, (-1, s.head_dim))
+            q, k, v = heads.split([s.num_q, s.num_kv, s.num_kv], dim=1)
+            if self.norms:
+                q, k = (reference.rms_norm(x, norm, EPS) for x, norm in zip((q, k), self.norms, strict=True))
+            q, k = (reference.apply_rope(x, self.rope[kv_len - num_rows : kv_len, None]) for x in (q, k))
+            keys, values = self._cache(caches, run)[:, -num_rows:]
+            for name, got, want in (("q", queries[self._rows(run)], q), ("k", keys, k)):
+                assert_close(f"run {run} {name} ", got, want, want.abs() * ROUNDING["bf16"] * 1.01 + 1e-6)
+            assert_close(f"run {run} v ", values, v, 0)
+
+    def check_attention(self, got: torch.Tensor, queries: torch.Tensor, caches: torch.Tensor) -> None:
+        """`got` [rows, heads, head_dim]; weights may be rounded to bf16 before they multiply the values."""
+        s, rounding = self.shape, ROUNDING["bf16"] * 1.01
+        for run, (num_rows, _, kv_len) in enumerate(self.runs):
+            keys, values = self._cache(caches, run)
+            hidden = torch.arange(kv_len)[None] > torch.arange(kv_len - num_rows, kv_len)[:, None]
+            for head in range(s.num_q):
+                kv_head, rows = self.heads.kv_head(head), self._rows(run)
+                scores = queries[rows, head] @ keys[:, kv_head].T / s.head_dim**0.5
+                weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=1)
+                want = weights @ values[:, kv_head]
+                tolerance = rounding * (weights @ values[:, kv_head].abs() + want.abs()) + 1e-5
+                assert_close(f"run {run} head {head} ", got[rows, head], want, tolerance)
+
+
+def wide_attention(
+    board: Board, rank: int, heads: Heads, head_dim: int, page_size: int, norms: bool, runs: Runs
+) -> None:
+    """`runs` empty: drawn at random."""
+    tiled = board.gpu_layout and bool(board.rng.random() < 0.8)
+    WideAttentionCase(board, rank, heads, head_dim, page_size, norms, runs, tiled)

@@ -1,0 +1,236 @@
+"""Cases of the tasks of a wide iteration that go row by row: wide_embed, wide_sum, select_rows, argmax_rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from support.arrays import ROUNDING, assert_close, floats
+from support.bodies.board import Board, f32
+from support.bodies.linear import CANDIDATE
+from support.bodies.memory import Memory
+from support.bodies.wide_attention import activation_offsets
+from support.wide_batches import make_wide_batch
+
+from distmk.abi import MAX_ROWS, MAX_WIDE_SPLITS, WIDE_COLS, WIDE_ROWS, Space, WideBatch
+from distmk.graph.regions import Buffer, Region
+from distmk.tasks import ArgmaxRows, SelectRows, WideEmbed, WideSum
+from distmk.tasks.scheduling import CANDIDATES_BYTES
+from distmk.tasks.wide import activation_cols, owned_rows, padded_cols
+
+FIRST_TOKEN = 300  # of rank 0's rows of an embedding
+RANK_TOKENS = 100  # rows of the embedding on each rank
+EPS = 1e-5
+
+
+class Activations:
+    """Activations of `num_cols` columns on every rank, in one of both layouts; `sampled`: of the sampled rows."""
+
+    def __init__(
+        self, board: Board, num_cols: int, tiled: bool, space: Space | None = None, sampled: bool = False
+    ) -> None:
+        self.board, self.num_cols, self.tiled = board, num_cols, tiled
+        self.index = activation_offsets(WIDE_ROWS, num_cols, tiled)
+        size, rows = activation_cols(num_cols, tiled), padded_cols(num_cols) // WIDE_COLS if tiled and sampled else 1
+        self.buffer = board.buffer(size // rows, rows, "bf16", space)  # sampled rows are the first of every block
+
+    def fill(self, rank: int, x: torch.Tensor) -> Region:
+        """Give the first rows, bf16."""
+        raw = np.full(self.buffer.cols, 0x7FC0, np.uint16)
+        raw[self.index[: len(x)]] = x.view(torch.int16).numpy().view(np.uint16)
+        return self.board.fill(self.buffer.at(rank), raw[None])
+
+    def writable(self, rank: int, num_rows: int) -> None:
+        """The first rows, and of tiled ones the rest of their last block."""
+        if not self.tiled:
+            self.board.writable(self.buffer.at(rank, 0, num_rows * self.num_cols))
+        for begin in range(0, self.buffer.cols if self.tiled else 0, WIDE_ROWS * WIDE_COLS):
+            self.board.writable(self.buffer.at(rank, begin, begin + num_rows * WIDE_COLS), self.buffer.rows)
+
+    def read(self, memory: Memory, num_rows: int) -> np.ndarray:
+        """The first rows, float32."""
+        return floats(memory[self.buffer].reshape(-1), "bf16")[self.index[:num_rows]]
+
+
+def owned(num_rows: int, num_ranks: int, rank: int) -> range:
+    """The rows that a rank owns."""
+    share = -(-num_rows // num_ranks)
+    return range(min(rank * share, num_rows), min((rank + 1) * share, num_rows))
+
+
+def _batches(board: Board, batch: WideBatch) -> Region:
+    """The same batch on every rank."""
+    buffer = board.buffer(len(bytes(batch)), dtype="u8", space=Space.HEAP)
+    for rank in range(board.num_ranks):
+        board.fill(buffer.at(rank), np.frombuffer(bytes(batch), np.uint8)[None])
+    return buffer.at(0)
+
+
+def embed_and_sum(board: Board, k: int, num_rows: int, tiled: bool) -> None:
+    """Every rank's rows of the embedding in its slot on the rows' owners, and their sum: in all, the embedding."""
+    ranks, tokens = range(board.num_ranks), board.num_ranks * RANK_TOKENS
+    table = torch.randn(tokens, k).bfloat16()
+    batch = make_wide_batch(board.rng, num_rows, first_token=FIRST_TOKEN, num_tokens=tokens)
+    x = table[torch.tensor(list(batch.tokens[:num_rows])) - FIRST_TOKEN].float()
+    slots_per_rank = int(board.rng.integers(1, MAX_WIDE_SPLITS + 1))
+    parts = board.buffer(board.num_ranks * slots_per_rank * k, owned_rows(board.num_ranks), space=Space.HEAP)
+    where, what = _batches(board, batch), f"wide_embed k={k} rows={num_rows} ranks={board.num_ranks}"
+    for rank in ranks:
+        slot = parts.at(rank, rank * slots_per_rank * k, (rank * slots_per_rank + 1) * k)
+        rows = table[rank * RANK_TOKENS : (rank + 1) * RANK_TOKENS]
+        board.graph.add(
+            WideEmbed(
+                rank,
+                what,
+                table=board.table(rank, rows),
+                out=slot,
+                batch=where.on(rank),
+                first_token=FIRST_TOKEN + rank * RANK_TOKENS,
+                num_ranks=board.num_ranks,
+            )
+        )
+        for owner in ranks:
+            _expect_part(board, what, slot.on(owner), x, batch, rank)
+    _sums(board, k, num_rows, tiled, parts, where, None, x, 1)
+
+
+def _expect_part(board: Board, what: str, slot: Region, x: torch.Tensor, batch: WideBatch, rank: int) -> None:
+    """Rows with a token of `rank` in its slot on an owner, the owner's others zero."""
+    rows = owned(batch.batch.num_wide_rows, board.num_ranks, slot.rank)
+    want = torch.zeros(len(rows), x.shape[1])
+    for i, row in enumerate(rows):
+        if (batch.tokens[row] - FIRST_TOKEN) // RANK_TOKENS == rank:
+            want[i] = x[row]
+    board.writable(slot, len(rows))
+    board.expect(
+        slot.rank, "wide_embed", what, lambda memory: assert_close("", f32(memory, slot, len(rows)), want, 0), of=rank
+    )
+
+
+def sums(board: Board, k: int, num_rows: int, tiled: bool, add: bool) -> None:
+    """The parts of every rank and split to the residual stream, and what it is normalized to."""
+    splits = int(board.rng.integers(1, MAX_WIDE_SPLITS + 1))
+    slots_per_rank = int(board.rng.integers(splits, MAX_WIDE_SPLITS + 1))
+    data = torch.randn(board.num_ranks * slots_per_rank, num_rows, k)
+    for slot in range(len(data)):
+        if slot % slots_per_rank >= splits:
+            data[slot] = torch.nan  # a slot that this sum leaves out
+    old = torch.randn(num_rows, k) if add else None
+    parts = board.buffer(len(data) * k, owned_rows(board.num_ranks))
+    for rank in range(board.num_ranks):
+        rows = owned(num_rows, board.num_ranks, rank)
+        if rows:
+            board.fill(parts.at(rank), data[:, rows.start : rows.stop].transpose(0, 1).contiguous())
+    total = torch.zeros(num_rows, k) if old is None else old.clone()
+    for slot, part in enumerate(data):
+        if slot % slots_per_rank < splits:
+            total += part
+    where = _batches(board, make_wide_batch(board.rng, num_rows))
+    _sums(board, k, num_rows, tiled, parts, where, old, total, splits)
+
+
+def _sums(
+    board: Board,
+    k: int,
+    num_rows: int,
+    tiled: bool,
+    parts: Buffer,
+    batch: Region,
+    old: torch.Tensor | None,
+    total: torch.Tensor,
+    num_splits: int,
+) -> None:
+    """A wide_sum on every rank, and a select_rows that reads its output there; total: what the sums should be."""
+    out, x = Activations(board, k, tiled, Space.HEAP), board.buffer(k, owned_rows(board.num_ranks))
+    what = f"wide_sum k={k} rows={num_rows} splits={num_splits} add={old is not None} tiled={tiled}"
+    want = total.double() * torch.rsqrt(total.double().square().mean(1, keepdim=True) + EPS)
+    for rank in range(board.num_ranks):
+        rows = owned(num_rows, board.num_ranks, rank)
+        board.writable(x.at(rank), len(rows))
+        if old is not None and rows:
+            board.fill(x.at(rank), old[rows.start : rows.stop])
+        board.graph.add(
+            WideSum(
+                rank,
+                what,
+                parts=parts.at(rank),
+                x=x.at(rank),
+                out=out.buffer.at(rank),
+                batch=batch.on(rank),
+                num_ranks=board.num_ranks,
+                num_splits=num_splits,
+                add=old is not None,
+                tiled=tiled,
+                eps=EPS,
+            )
+        )
+        out.writable(rank, num_rows)
+
+        def check(memory: Memory, rank: int = rank, rows: range = rows) -> None:
+            # Bit for bit: float32 additions in the order of ranks and splits.
+            assert_close("x ", f32(memory, x.at(rank), len(rows)), total[rows.start : rows.stop], 0)
+            tolerance = ROUNDING["bf16"] * want.abs() + 1e-6
+            assert_close("out ", out.read(memory, num_rows), want, tolerance)
+
+        board.expect(rank, "wide_sum", what, check)
+    for rank in range(board.num_ranks):  # what peers write is read before they may write again
+        _select(board, rank, out, batch.on(rank))
+
+
+def _select(board: Board, rank: int, x: Activations, batch: Region) -> Activations:
+    """A select_rows of the rows that the batch samples."""
+    out = Activations(board, x.num_cols, x.tiled, sampled=True)
+    out.writable(rank, MAX_ROWS)
+    task = SelectRows(
+        rank,
+        f"select_rows k={x.num_cols} tiled={x.tiled}",
+        x=x.buffer.at(rank),
+        out=out.buffer.at(rank),
+        batch=batch,
+        k=x.num_cols,
+        tiled=x.tiled,
+    )
+    board.graph.add(task)
+    return out
+
+
+def select(board: Board, rank: int, k: int, num_rows: int, tiled: bool) -> None:
+    """Sampled rows to the first rows of the output."""
+    data, batch = torch.randn(num_rows, k).bfloat16(), make_wide_batch(board.rng, num_rows)
+    x = Activations(board, k, tiled)
+    x.fill(rank, data)
+    out = _select(board, rank, x, board.filled(rank, batch, "u8", space=Space.HEAP))
+    sampled = list(batch.sampled[: batch.batch.num_rows])
+
+    def check(memory: Memory) -> None:
+        assert_close("", out.read(memory, len(sampled)), data[sampled].float(), 0)
+
+    what = f"select_rows k={k} tiled={tiled}: {sampled} of {num_rows}"
+    board.expect(rank, "select_rows", what, check)
+
+
+def argmax(board: Board, rank: int, num_parts: int) -> None:
+    """The best logit of each sampled row in every part of the columns; few different values, so that ties are common."""
+    n, first_token = int(board.rng.integers(max(num_parts, 30), 3000)), int(board.rng.integers(0, 1000))
+    batch = make_wide_batch(board.rng, int(board.rng.integers(MAX_ROWS, WIDE_ROWS + 1)))
+    num_rows = batch.batch.num_rows
+    values = board.rng.integers(-3, 3, (num_rows, n)).astype(np.float32)
+    values[:, board.rng.integers(0, n, 3)] = board.rng.normal(size=(num_rows, 3))
+    values[: num_rows // 2] -= 100
+    logits = board.padded(rank, n, MAX_ROWS)
+    if num_rows:
+        board.fill(logits, values)
+    out = board.writable(board.buffer(num_parts * CANDIDATES_BYTES, dtype="u8").at(rank))
+    what = f"argmax_rows of {num_rows} rows of {n} in {num_parts} parts"
+    where = board.filled(rank, batch, "u8", space=Space.HEAP)
+    board.graph.add(ArgmaxRows(rank, what, logits=logits, out=out, batch=where, first_token=first_token))
+
+    def check(memory: Memory) -> None:
+        got = memory[out.buffer].reshape(-1).view(CANDIDATE).reshape(num_parts, MAX_ROWS)
+        for part in range(num_parts):
+            begin, end = n * part // num_parts, n * (part + 1) // num_parts
+            for row in range(num_rows):
+                best = begin + int(values[row, begin:end].argmax())
+                want = (values[row, best], first_token + best)
+                assert got[part, row].item() == want, f"part {part} row {row}: {got[part, row]}, expected {want}"
+
+    board.expect(rank, "argmax_rows", what, check)
