@@ -99,7 +99,7 @@ class AccessLog:
         return list(interval.before or ())
 
     def _may_join(self, interval: Written, node: int) -> bool:
-        """Whether the rows that `node` writes are others than the interval's writers have, and nobody has read them."""
+        """Whether `node` writes other rows of the interval than its writers have, and nobody has read these."""
         is_read = interval.readers is not None or (
             self._other_readers is not None and self._other_readers.overlapping(interval.begin, interval.end)
         )
