@@ -7,7 +7,7 @@ from functools import partial
 from itertools import product
 from typing import NamedTuple
 
-from support.bodies import linear, sampling, small
+from support.bodies import linear, sampling, small, wide_linear
 from support.bodies.assignment import one_of_two_fuses_combine
 from support.bodies.attention import attention, extreme_scores
 from support.bodies.attention_inputs import Heads
@@ -22,6 +22,7 @@ KINDS = (
     *("nop", "embed STORE", "embed PUSH", "put", "affine", "sine", "sum", "sample"),
     *("count_tokens", "sample_row"),
     *("attention", "fused combine"),
+    *("wide_linear STORE", "wide_linear SWIGLU", "wide_linear PARTS", "wide_linear LOGITS"),
 )
 
 
@@ -30,6 +31,7 @@ class Sizes(NamedTuple):
 
     k: tuple[int, ...]
     n: tuple[int, ...]
+    wide_k: tuple[int, ...]
     head_dims: tuple[int, ...]
     page_sizes: tuple[int, ...]
     max_len: int  # of a sequence, in tokens
@@ -43,6 +45,7 @@ class Sizes(NamedTuple):
 HOST = Sizes(
     k=(1, 17, 63, 64, 250, 256, 576, 1000),
     n=(1, 3, 7, 16, 29),
+    wide_k=(64, 576),
     head_dims=(2, 6, 16, 64, 80, 128),
     page_sizes=(1, 4, 16),
     max_len=150,
@@ -56,6 +59,7 @@ HOST = Sizes(
 CUDA = Sizes(
     k=(1, 17, 63, 256, 257, 512, 576, 768, 1000, 1024, 1536, 3072, 3584, 4096, 12288),
     n=(1, 3, 7, 15, 16, 17, 29, 48, 49, 100),
+    wide_k=(64, 320, 576, 1536, 2112, 4096, 4160),
     head_dims=(16, 64, 80, 128),
     page_sizes=(1, 2, 16, 64),
     max_len=700,
@@ -65,7 +69,9 @@ CUDA = Sizes(
     extreme_error=5e-3,
 )
 # The kernel's own arithmetic at the speed of a CPU.
-EMULATED = CUDA._replace(k=(1, 63, 257, 576, 1000, 1536, 3072, 4352), max_len=300, max_len_batch_1=1200)
+EMULATED = CUDA._replace(
+    k=(1, 63, 257, 576, 1000, 1536, 3072, 4352), wide_k=(64, 320, 576, 2112), max_len=300, max_len_batch_1=1200
+)
 
 # Query heads that do not begin or end with a KV head's group, one query head a KV head, one KV head for all.
 UNEVEN_HEADS = (Heads(4, 3, 5), Heads(8, 8), Heads(9, 3), Heads(3, 1, 2), Heads(20, 20), Heads(1, 4, 3))
@@ -84,6 +90,13 @@ FUSED_HEADS = (
 def add_all(board: Board, sizes: Sizes) -> None:
     """Every body, shuffled, so that a worker's queue has all kinds in a row."""
     cases = [*_linear(board, sizes), *_small(board), *_attention(board, sizes)]
+    for index in board.rng.permutation(len(cases)):
+        cases[index]()
+
+
+def add_wide(board: Board, sizes: Sizes) -> None:
+    """Every body of wide iterations that takes the place of the weights' pipeline in shared memory."""
+    cases = list(wide_linear.cases(board, sizes.linear_error, sizes.wide_k))
     for index in board.rng.permutation(len(cases)):
         cases[index]()
 
