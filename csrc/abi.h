@@ -6,11 +6,12 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 15064839409028594157ull;
+constexpr uint64_t ABI_HASH = 14858978431839687941ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
 constexpr uint32_t MAX_PROGRAMS = 2u;
+constexpr uint32_t ENDS_TURN = 2u;
 constexpr uint32_t WIDE_ROWS = 512u;
 constexpr uint32_t WIDE_COLS = 64u;
 constexpr uint32_t MAX_WIDE_SPLITS = 2u;

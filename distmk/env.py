@@ -135,6 +135,17 @@ def loopback() -> bool:
     return os.environ.get("DISTMK_LOOPBACK") == "1"
 
 
+def turns() -> tuple[int, ...] | None:
+    """DISTMK_TURNS=rows or rows,rows: token rows of an iteration of each program that takes turns (None: the engine's choice)."""
+    if not os.environ.get("DISTMK_TURNS"):
+        return None
+    try:
+        return tuple(int(rows) for rows in os.environ["DISTMK_TURNS"].split(","))
+    except ValueError:
+        given = shown(os.environ["DISTMK_TURNS"])
+        raise UsageError(f"DISTMK_TURNS={given}; expected one or two numbers of rows, such as 16,512") from None
+
+
 def emulator_seed() -> int | None:
     """DISTMK_EMULATOR_SEED: 32 bits that determine which warps fall behind and when copies land (None: random)."""
     if not os.environ.get("DISTMK_EMULATOR_SEED"):

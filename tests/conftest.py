@@ -31,6 +31,12 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
+@pytest.fixture
+def narrow_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Iterations of at most 16 tokens: a sequence's tokens are then the same bits whatever it shares its iterations with."""
+    monkeypatch.setenv("DISTMK_TURNS", "16")
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The .gguf file of SmolLM2-135M that DISTMK_TEST_GGUF names."""

@@ -103,6 +103,7 @@ inline uint64_t now_ns() {
 inline uint32_t now_clock() { return static_cast<uint32_t>(now_ns() / MARK_STEP_NS); }
 
 inline void barrier_init(uint64_t* barrier, uint32_t count) { emulator::mbarrier_init(barrier, count); }
+inline void barrier_invalidate(uint64_t*) {}
 inline void barrier_init_done() {}
 inline bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
   if (emulator::mbarrier_test(barrier, parity)) return true;
@@ -128,6 +129,9 @@ inline void copy_expected(uint32_t dst, const void* src, uint32_t num_bytes, uin
   const emulator::Unwatched here;
   emulator::current().block->copies.push_back(
       {at_shared<char>(dst), static_cast<const char*>(src), num_bytes, at_shared<uint64_t>(full)});
+}
+inline void copy_kept(uint32_t dst, const void* src, uint32_t num_bytes, uint32_t full) {
+  copy_expected(dst, src, num_bytes, full);
 }
 inline void copy_bulk(uint32_t dst, const char* src, uint32_t num_bytes, uint32_t full) {
   expect_bytes(full, num_bytes);
@@ -171,6 +175,11 @@ inline uint32_t opaque(uint32_t v) { return v; }
 template <class T>
 const T* in_shared(const T* p) {
   return p;
+}
+
+inline uint4 load_shared(uint32_t address) {
+  must_be_aligned(at_shared<uint4>(address));
+  return *at_shared<uint4>(address);
 }
 
 void ldmatrix_x4(uint32_t address, uint32_t (&a)[4]);

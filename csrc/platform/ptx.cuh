@@ -197,6 +197,10 @@ DISTMK_FN void barrier_arrive(uint64_t* barrier, uint32_t times) {
     for (; times; --times) barrier_arrive(barrier);
 }
 
+// The memory of a barrier is only a barrier until then.
+DISTMK_FN void barrier_invalidate(uint64_t* barrier) {
+  asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
 DISTMK_FN void barrier_init_done() {
   if constexpr (BULK_COPIES) asm volatile("fence.mbarrier_init.release.cluster;");
 }
@@ -219,6 +223,13 @@ DISTMK_FN void copy_expected(uint32_t dst, const void* src, uint32_t num_bytes, 
             "r"(dst),
         "l"(src), "r"(num_bytes), "r"(full), "l"(EVICT_FIRST)
         : "memory");
+}
+// The same of what other SMs read as well.
+DISTMK_FN void copy_kept(uint32_t dst, const void* src, uint32_t num_bytes, uint32_t full) {
+  if constexpr (BULK_COPIES)
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
+                 "l"(src), "r"(num_bytes), "r"(full)
+                 : "memory");
 }
 DISTMK_FN void copy_bulk(uint32_t dst, const char* src, uint32_t num_bytes, uint32_t full) {
   expect_bytes(full, num_bytes);
@@ -267,6 +278,12 @@ DISTMK_FN uint32_t opaque(uint32_t v) {
 template <class T>
 DISTMK_FN const T* in_shared(const T* p) {
   return static_cast<const T*>(__cvta_shared_to_generic(opaque(shared_address(p))));
+}
+
+DISTMK_FN uint4 load_shared(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
+  return v;
 }
 
 DISTMK_FN void ldmatrix_x4(uint32_t address, uint32_t (&a)[4]) {

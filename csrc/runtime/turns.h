@@ -5,8 +5,8 @@
 
 namespace distmk {
 
-// Values of Batch::stop.
-constexpr uint32_t GOES_ON = 0, ENDS_LAUNCH = 1, ENDS_TURN = 2;  // ENDS_TURN + p: program p has the next turn
+// Values of Batch::stop beside ENDS_TURN + p: program p has the next turn.
+constexpr uint32_t GOES_ON = 0, ENDS_LAUNCH = 1;
 
 // Turns `params` of a launch into those of the next turn, that of `program`, whose first batch is there.
 DISTMK_FN void begin_turn(LaunchParams& params, uint32_t program) {

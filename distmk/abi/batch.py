@@ -166,9 +166,9 @@ class BatcherState(ctypes.Structure):
     in shared memory, of which nothing is left.
 
     num_iterations: by program, those whose batch was built. last_rows: by program, rows of the last one. tokens_taken: 1 once the
-    step has taken the last iteration's tokens. num_admissions: so far. finishing: the host has sent `FINISH`. pages_changed: the last batch came with new entries of the page
-    table. num_commands: read of the command ring; those from `num_admitted` on may be requests that wait. tokens_read: as last
-    seen. beat_ns: time of the last beat (`Control`).
+    step has taken the last iteration's tokens. num_admissions: so far. finishing: the host has sent `FINISH`. pages_changed: the
+    last batch came with new entries of the page table. num_commands: read of the command ring; those from `num_admitted` on may
+    be requests that wait. tokens_read: as last seen. beat_ns: time of the last beat (`Control`).
     """
 
     _fields_ = [

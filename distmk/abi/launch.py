@@ -111,7 +111,10 @@ class LaunchParams(ctypes.Structure):
         ("num_eos", c_uint32),
         ("token_capacity", c_uint32),
         ("num_iterations", c_uint32),  # for programs without an iteration event
-        ("prepared", c_uint32),  # 1: the batch of the first iteration is there, made by the program that had the last turn
+        (
+            "prepared",
+            c_uint32,
+        ),  # 1: the batch of the first iteration is there, made by the program that had the last turn
         ("pad", c_uint32),
         ("first_iteration", c_uint64),
         ("max_iterations", c_uint64),  # after which the launch ends and another one continues; 0: no limit

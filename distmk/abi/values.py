@@ -19,6 +19,7 @@ MAGIC = 0x31304B4D54534944  # "DISTMK01"
 SPACE_SHIFT = 56
 MAX_ROWS = 16  # token rows an iteration can carry
 MAX_PROGRAMS = 2  # that take turns in a launch
+ENDS_TURN = 2  # Batch.stop: program p has the next turn if it is ENDS_TURN + p
 WIDE_ROWS = 512  # token rows that a wide iteration can carry
 WIDE_COLS = 64  # columns of a block of a wide iteration's activations: 128 bytes of a row
 MAX_WIDE_SPLITS = 2  # parts of a row-parallel product's columns that are multiplied by different tasks
@@ -150,6 +151,7 @@ CONSTANTS = {
     "SPACE_SHIFT": SPACE_SHIFT,
     "MAX_ROWS": MAX_ROWS,
     "MAX_PROGRAMS": MAX_PROGRAMS,
+    "ENDS_TURN": ENDS_TURN,
     "WIDE_ROWS": WIDE_ROWS,
     "WIDE_COLS": WIDE_COLS,
     "MAX_WIDE_SPLITS": MAX_WIDE_SPLITS,

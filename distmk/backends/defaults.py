@@ -6,12 +6,14 @@ import importlib.util
 from pathlib import Path
 from typing import Literal, TypedDict
 
+from distmk import env
+from distmk.abi import MAX_ROWS, WIDE_ROWS
 from distmk.backends.base import require_warps
 from distmk.backends.cuda.packages import CUDA_PACKAGES, INSTALL_CUDA
 from distmk.backends.host.backend import usable_cores
 from distmk.bootstrap import Bootstrap
 from distmk.console import tell
-from distmk.errors import UsageError
+from distmk.errors import UsageError, shown
 from distmk.model.config import ModelConfig
 
 BACKENDS = ("auto", "host", "cuda", "emulated")
@@ -101,6 +103,33 @@ def choose_workers(wanted: int | None, backend: str, bootstrap: Bootstrap, sched
             "available here; workers will share cores and decode slowly"
         )
     return wanted
+
+
+def choose_turns(
+    wanted: int | None, backend: str, bootstrap: Bootstrap, *, is_traced: bool, schedulers_apart: bool, num_hosts: int
+) -> tuple[int, ...]:
+    """Token rows of an iteration of each program that takes turns (`DecodeOptions.turns`). wanted: at most so many; None:
+    WIDE_ROWS.
+
+    A narrow program alone where there are no wide iterations: across hosts, with schedulers of their own, in a launch in pieces,
+    in a trace, on GPUs before Hopper; and in the emulator, which would take minutes. UsageError: `wanted` is out of range.
+    """
+    if wanted is not None and not MAX_ROWS <= wanted <= WIDE_ROWS:
+        raise UsageError(
+            f"max_num_batched_tokens is {shown(wanted)}; an iteration carries {MAX_ROWS} to {WIDE_ROWS} tokens"
+        )
+    if (turns := env.turns()) is not None:
+        return turns
+    is_narrow = num_hosts > 1 or schedulers_apart or is_traced or env.launch_iterations() or env.virtual_node_size()
+    if wanted == MAX_ROWS or is_narrow or backend == "emulated" or (backend == "cuda" and not _is_wide(bootstrap)):
+        return (MAX_ROWS,)
+    return (MAX_ROWS, wanted or WIDE_ROWS)
+
+
+def _is_wide(bootstrap: Bootstrap) -> bool:
+    from distmk.backends.cuda.gpus import has_wide_iterations  # needs packages that only GPU machines have
+
+    return has_wide_iterations(bootstrap.local_rank)
 
 
 def check_schedulers(wanted: int | None, num_workers: int, backend: str) -> None:

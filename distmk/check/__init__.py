@@ -9,6 +9,7 @@ Each module proves something, and may rely on the ones before it:
 - `thresholds`: every wait's threshold is its event's count an iteration. `deadlock`: nothing waits in a circle.
 - `happens_before`: vector clocks of two iterations. `counting`: a count stands for its tasks.
 - `early_start`: what has happened when a task may start before its waits are met.
+- `turns`: programs that take turns find nothing of each other under way.
 - `races`: conflicting accesses are ordered. `lamport`: polled elements are zero or right.
 
 Nothing is taken from the graph or from the derivation of the waits.
@@ -22,8 +23,8 @@ that it fires without a push.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
 
 from distmk.check.bounds import check_bounds
 from distmk.check.contents import check_contents
@@ -38,7 +39,9 @@ from distmk.check.races import check_races
 from distmk.check.scopes import check_scopes
 from distmk.check.structure import check_structure
 from distmk.check.thresholds import check_thresholds
+from distmk.check.turns import Turn, check_together, check_turn, shared_pieces, summarize
 from distmk.errors import CheckError
+from distmk.program.layout import Placed
 from distmk.program.program import Program
 from distmk.program.reader import ProgramTables, read_tables
 from distmk.progress import progress
@@ -60,12 +63,13 @@ class Verdict:
 
 
 def check(program: Program, on_step: Callable[[], None] = lambda: None) -> Verdict:
-    """Prove `program` correct. CheckError: it is not, with the first faults found, or it is too large to be proved.
+    """Prove `program` correct, and those that take turns with it. CheckError: they are not, with the first faults found, or they
+    are too large to be proved.
 
-    `on_step` is called NUM_STEPS times, once after each step of the proof.
+    `on_step` is called NUM_STEPS times for each program, once after each step of the proof.
     """
     try:
-        return _check(program, on_step)
+        return _check_every(program.every, on_step)
     except CheckError:
         raise
     except Exception as error:  # a damaged program is refused, however it is damaged
@@ -75,11 +79,22 @@ def check(program: Program, on_step: Callable[[], None] = lambda: None) -> Verdi
 def check_with_progress(program: Program) -> Verdict:
     """`check`, with a bar over its steps."""
     with progress("proving the program") as steps:
-        steps.expect(NUM_STEPS, " steps")
+        steps.expect(NUM_STEPS * len(program.every), " steps")
         return check(program, steps.add)
 
 
-def _check(program: Program, on_step: Callable[[], None]) -> Verdict:
+def _check_every(programs: Sequence[Program], on_step: Callable[[], None]) -> Verdict:
+    found = [_check(program, shared_pieces(program, programs), on_step) for program in programs]
+    if len(programs) > 1:
+        findings = Findings()
+        check_together(programs, [turn for _, turn in found], findings)
+        findings.raise_any()
+    verdicts = [verdict for verdict, _ in found]
+    return Verdict(*(sum(values) for values in zip(*map(astuple, verdicts), strict=True)))
+
+
+def _check(program: Program, shared: frozenset[Placed], on_step: Callable[[], None]) -> tuple[Verdict, Turn]:
+    """`shared`: allocations that programs have that take turns with this one."""
     began = time.perf_counter()
     findings = Findings()
     check_headers(program, findings)
@@ -104,6 +119,8 @@ def _check(program: Program, on_step: Callable[[], None]) -> Verdict:
     before = HappensBefore(tables, signals, accesses, order)
     on_step()
     check_counting(before, findings)
+    if shared:
+        check_turn(before, shared, findings)
     early = EarlyStart(before)
     on_step()
     num_pairs = check_races(before, early, findings)
@@ -111,7 +128,7 @@ def _check(program: Program, on_step: Callable[[], None]) -> Verdict:
     check_lamport(before, early, findings)
     findings.raise_any()
     on_step()
-    return Verdict(
+    verdict = Verdict(
         num_tasks=tables.num_tasks,
         num_events=tables.num_events,
         num_waits=len(tables.waits.task),
@@ -119,6 +136,7 @@ def _check(program: Program, on_step: Callable[[], None]) -> Verdict:
         num_ordered_pairs=num_pairs,
         seconds=time.perf_counter() - began,
     )
+    return verdict, summarize(tables, accesses)
 
 
 def _check_size(tables: ProgramTables, findings: Findings) -> None:

@@ -61,7 +61,7 @@ def _is_sound(piece: Placed, num_ranks: int, findings: Findings) -> bool:
 Areas = list[tuple[int, int, str]]  # offset, bytes, name
 
 
-def _protocol_areas(tables: ProgramTables) -> Areas:
+def protocol_areas(tables: ProgramTables) -> Areas:
     """What the heap has in front of the buffers."""
     headers = [part.header for part in tables.ranks]
     ring_bytes = ctypes.sizeof(JitRing) + headers[0].jit_capacity * ctypes.sizeof(JitEntry)
@@ -75,7 +75,7 @@ def _protocol_areas(tables: ProgramTables) -> Areas:
 
 def _check_zeroed(tables: ProgramTables, findings: Findings) -> None:
     zeroed = tables.ranks[0].header.zeroed_heap_bytes
-    for offset, num_bytes, name in _protocol_areas(tables):
+    for offset, num_bytes, name in protocol_areas(tables):
         if offset % 8:
             findings.add("bounds", f"{name} at {offset} of the heap: not aligned to 8 bytes")
         if offset + num_bytes > zeroed:
@@ -98,7 +98,7 @@ def _check_apart(
     )
     areas = [(p.offset, p.num_bytes, f"buffer {p.name}") for p in pieces]
     reach, holder = 0, ""
-    for offset, num_bytes, name in sorted([*(_protocol_areas(tables) if on_heap else []), *areas]):
+    for offset, num_bytes, name in sorted([*(protocol_areas(tables) if on_heap else []), *areas]):
         if offset + num_bytes > size:
             text = f"{name}: bytes {offset} to {offset + num_bytes} of {where}, which has {size}"
             findings.add("bounds", text)

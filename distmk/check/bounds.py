@@ -104,8 +104,8 @@ class _Reader:
                 found = self._spans(task, part.tasks[index], rank)
                 spans.append(found)
                 targets.append(frozenset(span.location % num_ranks for span in found if span.write))
-                may_write = {rank} if not getattr(TASK_TYPES.get(part.tasks[index].type), "writes_peers", False) else targets[-1]
-                if self.tables.tasks.spread[task] and targets[-1] - may_write:
+                is_spread, kind = self.tables.tasks.spread[task], TASK_TYPES[part.tasks[index].type]
+                if is_spread and not kind.writes_peers and targets[-1] - {rank}:
                     text = "writes to other ranks, where a push would count for all instances of its worker"
                     self.findings.add("spread", f"{self.tables.describe_task(task)} {text}")
         return Accesses(

@@ -96,7 +96,9 @@ class _Races:
         divided = self._divided_write(node, span)
         if divided is None and not may_idle:
             before = [(READ, _nodes(entry.group)) for entry in readers.cut(begin, end)]
-            before += [(location % self.before.tables.num_ranks, _nodes(entry.group)) for entry in writers.cut(begin, end)]
+            before += [
+                (location % self.before.tables.num_ranks, _nodes(entry.group)) for entry in writers.cut(begin, end)
+            ]
             if span.owner is not None:
                 divided = self.divided[span[1:4]] = DividedWrite(node // self.before.tables.num_tasks, before)
         writers.add(begin, end, Group([node]))

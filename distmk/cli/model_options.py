@@ -55,6 +55,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="prompts that begin as earlier ones did reuse their keys and values (default: yes)",
     )
+    parser.add_argument(
+        "--max-num-batched-tokens",
+        type=int,
+        metavar="N",
+        help="tokens that an iteration carries at most, 16 to 512 (default 512; 16 with --trace or --schedulers, across hosts)",
+    )
     parser.add_argument("--deadline", type=float, metavar="S", help="seconds without progress before giving up")
 
 
@@ -68,6 +74,7 @@ def engine_args(arguments: argparse.Namespace, trace_iterations: int = 0) -> Eng
         backend=arguments.backend,
         max_model_len=arguments.max_model_len,
         max_num_seqs=arguments.max_num_seqs,
+        max_num_batched_tokens=arguments.max_num_batched_tokens,
         deadline_s=arguments.deadline,
         trace_iterations=trace_iterations,
         num_schedulers=arguments.schedulers,

@@ -155,8 +155,8 @@ class Task:
     # In an iteration without work for it, a GPU signals its triggers and its worker goes on before its waits are met: to wait
     # for its events tells nothing of what it waits for. Argument: `batch`. Hook on GPUs: is_idle.
     may_idle: ClassVar[bool] = False
-    # Its body stores to other ranks' memory itself and never pushes, so that its signals come when it is done on all ranks, and it
-    # may be spread. (Not among the generated traits.)
+    # Its body stores to other ranks' memory itself and never pushes: its signals come when it is done on all ranks, so it may be
+    # spread. Not among the generated traits.
     writes_peers: ClassVar[bool] = False
     # A scheduler runs it, never a worker.
     runs_on_scheduler: ClassVar[bool] = False

@@ -15,6 +15,7 @@ from distmk.lower.sampling import SamplingBuffers, declare_sampling
 from distmk.model.shards import Range
 from distmk.tasks.scheduling import CANDIDATES_BYTES, batcher_bytes
 
+NARROW_BATCH, WIDE_BATCH = "batch", "wide_batch"  # names of buffers
 EMBED_WRITE = 0  # index of the embedding among an iteration's writes of the residual stream
 
 
@@ -53,8 +54,8 @@ class DecodeBuffers:
 
     Activations are [MAX_ROWS, columns]; a row is a token of the iteration.
 
-    batch: u8 [sizeof(Batch)], the iteration's rows, put to every rank by rank 0's scheduler. other_batch: that of the program that
-        takes turns with this one; None: it runs alone.
+    batch: u8 [sizeof(Batch)], the iteration's rows, put to every rank by rank 0's scheduler. other_batch: that of the program
+        that takes turns with this one; None: it runs alone.
     page_table: i32 [MAX_ROWS slots, max_pages].
     state: rank 0's batcher: BatcherState, PagePoolState, KvPage [num_pages].
     x: f32 [MAX_ROWS, hidden_size], the residual stream.
@@ -127,7 +128,7 @@ def declare_buffers(graph: Graph, plan: WorkPlan) -> DecodeBuffers:
     slots_cols = graph.num_ranks * MAX_ROWS * config.hidden_size if one_shot else 1
     per_layer = plan.attention_rotation
     buffers = DecodeBuffers(
-        batch=graph.buffer("batch", ctypes.sizeof(Batch), dtype="u8"),
+        batch=graph.buffer(NARROW_BATCH, ctypes.sizeof(Batch), dtype="u8"),
         other_batch=wide_batch(graph) if len(plan.options.turns) > 1 else None,
         page_table=graph.buffer("page_table", MAX_ROWS * shapes[0].max_pages, dtype="i32"),
         state=graph.buffer("batcher", batcher_bytes(plan.num_pages), dtype="u8", space=Space.LOCAL),
@@ -156,7 +157,7 @@ def declare_buffers(graph: Graph, plan: WorkPlan) -> DecodeBuffers:
 
 def wide_batch(graph: Graph) -> Buffer:
     """Add the batch metadata of wide iterations: u8 [sizeof(WideBatch)]."""
-    return graph.buffer("wide_batch", ctypes.sizeof(WideBatch), dtype="u8")
+    return graph.buffer(WIDE_BATCH, ctypes.sizeof(WideBatch), dtype="u8")
 
 
 def _host_slots(graph: Graph, plan: WorkPlan, index: int) -> HostSlots:

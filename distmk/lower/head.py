@@ -26,8 +26,8 @@ def emit_head(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Head) ->
 
 
 def emit_sampled(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, num_parts: Sequence[int]) -> None:
-    """The tokens of the sampled rows of `buffers.batch`, from the logits and each rank's candidates of its first `num_parts` parts
-    of the vocabulary.
+    """The tokens of the sampled rows of `buffers.batch`, from the logits and the candidates of each rank's `num_parts` parts of
+    its vocabulary.
     """
     emit_sampling(graph, plan, buffers.sampling, buffers.batch)
     for rank in plan.ranks:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distmk.abi import MAX_ROWS
+from distmk.abi import MAX_ROWS, WIDE_ROWS
 from distmk.lower.options import DecodeOptions
+from distmk.lower.wide_buffers import splits_of
 from distmk.model.config import ModelConfig
-from distmk.model.shards import shard_model
+from distmk.model.shards import Shard, shard_model
+from distmk.tasks.wide import owned_rows
 
 BF16_BYTES = 2
 F32_BYTES = 4
@@ -15,17 +17,19 @@ F32_BYTES = 4
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes of a rank: private ones by use, and those in the symmetric heap."""
+    """Bytes of a rank: private ones by use, and those in the symmetric heap. wide: activations of wide iterations."""
 
     weights: int
     kv_cache: int
     heap: int
+    wide: int = 0
 
 
-def least_memory(config: ModelConfig, options: DecodeOptions) -> MemoryNeed:
+def least_memory(config: ModelConfig, options: DecodeOptions, *, has_wide: bool = False) -> MemoryNeed:
     """A lower bound of what each rank needs, as the smallest shard's weights and the largest allocations alone are counted.
 
-    Takes no time that depends on the sizes. UsageError: there are more ranks than query heads.
+    has_wide: there are wide iterations. Takes no time that depends on the sizes. UsageError: there are more ranks than query
+    heads.
     """
     shards = shard_model(config, options.num_ranks)
     hidden, head_dim = config.hidden_size, config.head_dim
@@ -36,8 +40,25 @@ def least_memory(config: ModelConfig, options: DecodeOptions) -> MemoryNeed:
     rope = options.max_model_len * head_dim * F32_BYTES
     cached = 2 * max(shard.num_kv for shard in shards) * head_dim * options.total_pages * options.page_size
     pushed = 3 * options.num_ranks if options.all_reduces and not options.crosses_hosts else 0
+    wide, from_peers = _wide_bytes(config, options, shards) if has_wide else (0, 0)
     return MemoryNeed(
         weights=(config.num_layers * layer + tables) * BF16_BYTES + rope,
         kv_cache=config.num_layers * cached * BF16_BYTES,
-        heap=pushed * MAX_ROWS * hidden * F32_BYTES,
+        heap=pushed * MAX_ROWS * hidden * F32_BYTES + from_peers,
+        wide=wide,
     )
+
+
+def _wide_bytes(config: ModelConfig, options: DecodeOptions, shards: list[Shard]) -> tuple[int, int]:
+    """Bytes of the buffers of `wide_buffers.py`: private, and in the symmetric heap."""
+    hidden, owned = config.hidden_size, owned_rows(options.num_ranks)
+    q_cols = max(shard.num_q for shard in shards) * config.head_dim
+    qkv_cols = q_cols + 2 * max(shard.num_kv for shard in shards) * config.head_dim
+    mlp_cols = max(shard.mlp[1] - shard.mlp[0] for shard in shards)
+    # The queries before and after their norm, attention's output, the MLP's activations, and those of sampled rows.
+    activations = WIDE_ROWS * (qkv_cols + 2 * q_cols + mlp_cols + hidden) * BF16_BYTES
+    least_cols = min(min(shard.num_q * config.head_dim, shard.mlp[1] - shard.mlp[0]) for shard in shards)
+    num_splits = splits_of(least_cols, options.tiled)
+    from_peers = WIDE_ROWS * hidden * BF16_BYTES + owned * options.num_ranks * num_splits * hidden * F32_BYTES
+    private = activations + owned * hidden * F32_BYTES
+    return (private, from_peers) if options.num_ranks > 1 else (private + from_peers, 0)

@@ -31,7 +31,9 @@ def lower_wide(model: Model, plan: WorkPlan, narrow: Graph, buffers: DecodeBuffe
     plan, buffers: of the narrow graph. Raises UsageError if ranks do not share memory, as these tasks write that of peers.
     """
     if plan.options.crosses_hosts:
-        raise UsageError(f"{len(plan.options.hosts)} hosts cannot run wide iterations; they need ranks that share memory")
+        raise UsageError(
+            f"{len(plan.options.hosts)} hosts cannot run wide iterations; they need ranks that share memory"
+        )
     graph = Graph(narrow.num_ranks, narrow.num_workers, narrow.num_schedulers, host_sizes=narrow.host_sizes)
     emitter = _Emitter(graph, plan, declare_wide_buffers(graph, plan, buffers), SharedWeights(graph, narrow))
     emit_scheduler_step(graph, plan, emitter.buffers.decode, program=len(plan.options.turns) - 1)

@@ -29,8 +29,8 @@ class WideBuffers:
     qkv: bf16 [WIDE_ROWS, q, k and v columns of a rank]. q: bf16 [WIDE_ROWS, query columns of a rank].
     attention_out, mlp_hidden: activations of the query and MLP columns of a rank.
     sampled_x: activations of hidden_size columns, of which the first MAX_ROWS rows are in use.
-    o_splits, down_splits: parts of the columns of a rank's o and down projections that are multiplied by different instances, each
-        with a slot of its own.
+    o_splits, down_splits: parts of the columns of a rank's o and down projections, which different instances multiply, each with
+        a slot of its own.
     """
 
     decode: DecodeBuffers
@@ -68,9 +68,11 @@ def declare_wide_buffers(graph: Graph, plan: WorkPlan, decode: DecodeBuffers) ->
     hidden, tiled = plan.config.hidden_size, plan.options.tiled
     q_cols = [shape.num_q * shape.head_dim for shape in plan.shapes]
     mlp_cols = [end - begin for begin, end in (shard.mlp for shard in plan.shards)]
-    o_splits, down_splits = (_num_splits(min(cols), tiled) for cols in (q_cols, mlp_cols))
+    o_splits, down_splits = (splits_of(min(cols), tiled) for cols in (q_cols, mlp_cols))
     slots = graph.num_ranks * max(o_splits, down_splits)
-    from_peers = Space.HEAP if graph.num_ranks > 1 else Space.LOCAL  # peers write the rows that they own, and terms of sums
+    from_peers = (
+        Space.HEAP if graph.num_ranks > 1 else Space.LOCAL
+    )  # peers write the rows that they own, and terms of sums
 
     def activations(name: str, num_cols: int, space: Space = Space.LOCAL) -> Buffer:
         return graph.buffer(name, activation_cols(num_cols, tiled), dtype="bf16", space=space)
@@ -96,7 +98,7 @@ def declare_wide_buffers(graph: Graph, plan: WorkPlan, decode: DecodeBuffers) ->
     )
 
 
-def _num_splits(num_cols: int, tiled: bool) -> int:
+def splits_of(num_cols: int, tiled: bool) -> int:
     """Splits of a product over `num_cols` columns: on GPUs, where its rows alone are too few tiles for all SMs."""
     return min(MAX_WIDE_SPLITS, padded_cols(num_cols) // WIDE_COLS) if tiled else 1
 
@@ -111,11 +113,13 @@ def _share(graph: Graph, decode: DecodeBuffers) -> DecodeBuffers:
     """The narrow program's buffers with another batch; those of use to a wide one become buffers of `graph`."""
     sampling = [getattr(decode.sampling, field.name) for field in dataclasses.fields(decode.sampling)]
     caches = [cache for pair in decode.caches for cache in pair]
-    for buffer in (decode.page_table, decode.state, decode.candidates, decode.sampled, *sampling, *caches):
+    for buffer in (decode.page_table, decode.state, decode.candidates, *sampling, *caches):
         graph.share(buffer)
-    if decode.other_batch is None:
-        return dataclasses.replace(decode, batch=wide_batch(graph))
-    return dataclasses.replace(decode, batch=graph.share(decode.other_batch), other_batch=graph.share(decode.batch))
+    other = None if decode.other_batch is None else graph.share(decode.batch)
+    batch = wide_batch(graph) if decode.other_batch is None else graph.share(decode.other_batch)
+    # Not shared: on other ranks than 0 it is not known when a copy of it is no longer sent.
+    sampled = graph.buffer("wide_sampled", decode.sampled.cols, dtype="u8")
+    return dataclasses.replace(decode, batch=batch, other_batch=other, sampled=sampled)
 
 
 class SharedWeights:

@@ -1,8 +1,8 @@
 """A program as a file, of which a rank reads its own part, and other ranks' parts only on demand.
 
 A numpy archive (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html) with one entry that all ranks share
-and three for each rank: the program's bytes, its names, and its weights; the same for each program that takes turns with it. The archive's checksums find damage; a rank's bytes
-must also have the digest that went into the program's fingerprint.
+and three for each rank: the program's bytes, its names, and its weights; and the same for each program that takes turns with it.
+The archive's checksums find damage; a rank's bytes must also have the digest that went into the program's fingerprint.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk import env
-from distmk.abi import Batch
+from distmk.abi import ENDS_TURN, MAX_ROWS, Batch
 from distmk.backends.cuda.gpus import check_residence
 from distmk.backends.defaults import (
     BACKENDS,
@@ -22,6 +22,7 @@ from distmk.backends.defaults import (
     check_schedulers,
     choose_backend,
     choose_model_len,
+    choose_turns,
     choose_workers,
 )
 from distmk.backends.host.room import WEIGHTS, check_room
@@ -34,6 +35,7 @@ from distmk.console import tell
 from distmk.errors import UsageError, shown
 from distmk.interrupts import deferred
 from distmk.lower import DecodeOptions
+from distmk.lower.buffers import NARROW_BATCH, WIDE_BATCH
 from distmk.lower.memory import least_memory
 from distmk.model.shards import shard_model
 from distmk.nvtx_ranges import nvtx_range
@@ -64,8 +66,10 @@ class EngineArgs:
 
     `num_schedulers`: of a rank, in threads of their own, or on an SM of their own; None: every worker runs one in its idle
     time. `gpu_memory_utilization`: share of a device's memory, or of a host's on the host twin, that all its ranks may take;
-    what weights leave of it becomes KV cache. `num_gpu_blocks_override`: pages of it, instead. `idle_exit_s`: seconds that a
-    launch stays once all is served; None: until the engine is closed. UsageError: a value is out of range.
+    what weights leave of it becomes KV cache. `max_num_batched_tokens`: tokens that an iteration carries at most, of prompts
+    and of sequences that decode; None: as many as it can. `num_gpu_blocks_override`: pages of the KV cache, instead.
+    `idle_exit_s`: seconds that a launch stays once all is served; None: until the engine is closed. UsageError: a value is out
+    of range.
     """
 
     model: str
@@ -75,6 +79,7 @@ class EngineArgs:
     backend: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 16
+    max_num_batched_tokens: int | None = None
     deadline_s: float | None = None
     keep_logits: bool = False
     trace_iterations: int = 0
@@ -183,8 +188,19 @@ class Engine:
             max_model_len=self.max_model_len,
             keep_logits=self.args.keep_logits,
             loopback=env.loopback(),
+            turns=self._turns(),
             host_sizes=self.host_sizes if len(self.host_sizes) > 1 else (),
             **backend_choices(self.backend_name),
+        )
+
+    def _turns(self) -> tuple[int, ...]:
+        return choose_turns(
+            self.args.max_num_batched_tokens,
+            self.backend_name,
+            self.bootstrap,
+            is_traced=self.args.trace_iterations > 0,
+            schedulers_apart=self.args.num_schedulers is not None,
+            num_hosts=len(self.host_sizes),
         )
 
     def _check_room(self, options: DecodeOptions) -> None:
@@ -249,9 +265,17 @@ class Engine:
         """Peak resident memory of every rank's process so far, by rank."""
         return gather_json(self.bootstrap, _peak_bytes(), "peak memory", int)
 
+    def _last_batch(self) -> Batch:
+        """The batch of the program that had the last turn, with its sampled rows."""
+        batches = [Batch.from_buffer_copy(self.session.view(name).tobytes()) for name in self._batch_names()]
+        return batches[-1] if batches[0].stop >= ENDS_TURN else batches[0]
+
+    def _batch_names(self) -> list[str]:
+        return [NARROW_BATCH if rows == MAX_ROWS else WIDE_BATCH for rows in self._decode_options.turns]
+
     def _gather_logits(self) -> npt.NDArray[np.float32]:
         """Logits that a launch of one new token sampled from: float32 [vocab_size], of all ranks. Needs keep_logits."""
-        batch = Batch.from_buffer_copy(self.session.view("batch").tobytes())
+        batch = self._last_batch()
         row = next(index for index, entry in enumerate(batch.rows) if entry.sample)
         sizes = [end - begin for begin, end in (s.vocab for s in shard_model(self.config, self.bootstrap.world_size))]
         rank = self.bootstrap.rank

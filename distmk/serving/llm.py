@@ -47,6 +47,9 @@ class LLM:
     `idle_exit_s`: seconds that the launch stays for further calls once all are served; None: until `close`. A GPU runs nothing
     else meanwhile, so ranks that share one without MPS are refused None. `followed`: under a launcher, the other ranks call
     `follow`, instead of making the same calls.
+    `max_num_batched_tokens`: tokens of an iteration, 16 to 512: the longest that a token of one sequence waits for the prompt of
+    another is one such iteration. None: 512, or 16 with a trace or schedulers of their own, across hosts, and on GPUs before
+    Hopper.
     `trace_iterations`: trace the last iterations of each call; `trace` then holds the trace (on rank 0).
     `num_schedulers`: schedulers of a rank, at most one a worker, in threads of their own; on a GPU up to 12, on an SM of
     their own. None: every worker runs one in its idle time. `gpu_memory_utilization`: share of each GPU's memory (of the
@@ -69,6 +72,7 @@ class LLM:
         seed: int = 0,
         max_model_len: int | None = None,
         max_num_seqs: int = 16,
+        max_num_batched_tokens: int | None = None,
         deadline_s: float | None = None,
         keep_logits: bool = False,
         trace_iterations: int = 0,
@@ -89,6 +93,7 @@ class LLM:
                 backend=backend,
                 max_model_len=max_model_len,
                 max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
                 deadline_s=deadline_s,
                 keep_logits=keep_logits,
                 trace_iterations=trace_iterations,

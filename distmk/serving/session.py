@@ -41,7 +41,9 @@ def make_backend(
     UsageError or BuildError (on every rank): it cannot be made.
     """
     if scheduler_threads and others:
-        raise UsageError("programs that take turns have no schedulers of their own; compile one program, or let them ride")
+        raise UsageError(
+            "programs that take turns have no schedulers of their own; compile one program, or let them ride"
+        )
     if scheduler_threads and name != "host":
         require_warps(program.header.num_schedulers)
     if name == "cuda":

@@ -99,11 +99,13 @@ class AccessLog:
         return list(interval.before or ())
 
     def _may_join(self, interval: Written, node: int) -> bool:
-        """Whether the rows that `node` writes are others than those that the interval's writers have, and nobody has read them."""
+        """Whether `node` writes other rows of the interval than its writers have, and nobody has read these."""
         is_read = interval.readers is not None or (
             self._other_readers is not None and self._other_readers.overlapping(interval.begin, interval.end)
         )
-        return interval.before is not None and not is_read and self._order.own_other_rows({*interval.writer.nodes, node})
+        return (
+            interval.before is not None and not is_read and self._order.own_other_rows({*interval.writer.nodes, node})
+        )
 
     def _write_perhaps(self, begin: int, end: int, node: int) -> list[Dependency]:
         """The same of a node that may idle: the writers and readers before it stay."""

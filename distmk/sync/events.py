@@ -89,7 +89,8 @@ class _Derivation:
         self.reads = [self._intervals(regions) for regions in reads]
         owned = [set(task.owned_writes()) for task in graph.tasks]
         self.writes = [
-            self._intervals(r for r in regions if r not in others) for regions, others in zip(writes, owned, strict=True)
+            self._intervals(r for r in regions if r not in others)
+            for regions, others in zip(writes, owned, strict=True)
         ]
         self.owned_writes = [self._intervals(regions) for regions in owned]
         self.dependencies: list[list[Dependency]] = []  # by task: those that need a wait, in the iteration walked last
@@ -138,6 +139,7 @@ class _Derivation:
         for dependency in found:
             if self.order.after(node, dependency):
                 continue
+            dependency = self.order.unknown(node, dependency)
             if any(dependency.sort_key == other.sort_key and dependency.nodes == other.nodes for other in kept):
                 continue
             kept.append(dependency)

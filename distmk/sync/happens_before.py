@@ -31,11 +31,12 @@ class Dependency:
     chain, position: of the latest node. A clock covers the dependency if it has `position` of `chain` behind it, and with
         several nodes all of `need`.
     pushes: the nodes whose data on `rank` must have landed besides, which no clock tells.
+    unlisted: whether there are several nodes, some of them in no single worker's list.
     sort_key: the latest node first in descending order, then the smallest set, as a wait for it may imply the larger ones.
     acquired: by rank of the waiter, filled by `HappensBefore`, if there are several nodes.
     """
 
-    __slots__ = ("acquired", "chain", "latest", "need", "nodes", "position", "pushes", "rank", "sort_key")
+    __slots__ = ("acquired", "chain", "latest", "need", "nodes", "position", "pushes", "rank", "sort_key", "unlisted")
 
     def __init__(
         self,
@@ -45,10 +46,11 @@ class Dependency:
         chain: int,
         position: int,
         need: VectorClock | None = None,
+        unlisted: bool = False,
     ) -> None:
         self.nodes, self.rank, self.pushes = nodes, rank, pushes
         self.chain, self.position, self.need = chain, position, need
-        self.latest = nodes[-1]
+        self.latest, self.unlisted = nodes[-1], unlisted
         self.sort_key = (self.latest, rank, -len(nodes))
         self.acquired: dict[int, Acquired] = {}
 
@@ -79,6 +81,7 @@ class HappensBefore:
         self._chain, self._position = self.clocks.chain.tolist(), self.clocks.position.tolist()
         self._early = self.clocks.early.tolist()
         self._behind = memoryview(self._table)  # type: ignore[arg-type]
+        self._num_lists = graph.num_ranks * graph.num_workers  # the first chains are workers' lists
         self._last_on_chain = [-1] * self.clocks.num_chains
         self._push_waiters: dict[tuple[int, int], list[int]] = defaultdict(list)  # by (pushing node, rank)
 
@@ -131,7 +134,18 @@ class HappensBefore:
         for node in kept:
             need[self._chain[node]] = self._early[node] if node in early else self._position[node]
         chain = self._chain[kept[-1]]
-        return Dependency(kept, rank, pushes, chain, int(need[chain]), need)
+        return Dependency(kept, rank, pushes, chain, int(need[chain]), need, unlisted=max(last) >= self._num_lists)
+
+    def unknown(self, node: int, dependency: Dependency) -> Dependency:
+        """The part of `dependency` that the waits of `node` so far do not imply, if there are tasks in no single worker's list.
+
+        Of these each is known by itself, so that a wait for all would have every one of them signal an event once more. Tasks in
+        lists are left alone: others wait for the same set.
+        """
+        if not dependency.unlisted:
+            return dependency
+        known = {other for other in dependency.nodes if self.after(node, self.on_node(other, dependency.rank))}
+        return self.on_nodes(set(dependency.nodes) - known, dependency.rank) if known else dependency
 
     def after(self, node: int, dependency: Dependency) -> bool:
         """Whether the waits that `node` has so far order it after `dependency`."""

@@ -89,7 +89,10 @@ class SchedulerStepArgs(ctypes.Structure):
         ("max_slots", c_uint32),
         ("max_positions", c_uint32),
         ("program", c_uint32),  # number of this one
-        ("max_rows", c_uint32),  # token rows of an iteration of this program; more than MAX_ROWS: its batch is a WideBatch
+        (
+            "max_rows",
+            c_uint32,
+        ),  # token rows of an iteration of this program; more than MAX_ROWS: its batch is a WideBatch
         ("other_rows", c_uint32),  # of the other program
         ("pad", c_uint32),
     ]

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from support.tiny_config import tiny_config
 
-from distmk.lower import DecodeOptions, lower
+from distmk.abi import Space
+from distmk.lower import DecodeOptions, lower, lower_narrow, lower_wide
 from distmk.lower.memory import least_memory
 from distmk.model.config import PRESETS, ModelConfig
 from distmk.model.operators import build_model
@@ -32,10 +33,24 @@ TWO_LAYERS = dataclasses.replace(PRESETS["qwen3-8b"], num_layers=2)
 def test_close_lower_bound(config: ModelConfig, options: dict[str, Any], close: float) -> None:
     made = DecodeOptions(**options)
     need = least_memory(config, made)
+    assert not need.wide
     for rank in compile_graph(lower(build_model(config), made)).ranks:
         private, heap = need.weights + need.kv_cache, rank.header.heap_bytes
         assert close * rank.header.local_bytes <= private <= rank.header.local_bytes
         assert need.heap <= heap
+
+
+@pytest.mark.parametrize(("num_ranks", "tiled"), [(1, False), (1, True), (3, False), (3, True)])
+def test_close_lower_bound_of_wide_iterations(num_ranks: int, tiled: bool) -> None:
+    options = DecodeOptions(num_ranks, max_model_len=64, tiled=tiled)
+    narrow = lower_narrow(build_model(TWO_LAYERS), options)
+    graph = lower_wide(build_model(TWO_LAYERS), narrow.plan, narrow.graph, narrow.buffers)
+    need, without = (least_memory(TWO_LAYERS, options, has_wide=has_wide) for has_wide in (True, False))
+    assert (need.weights, need.kv_cache) == (without.weights, without.kv_cache)
+    for space, bound in ((Space.LOCAL, need.wide), (Space.HEAP, need.heap - without.heap)):
+        own = [buffer for buffer in graph.buffers if buffer not in narrow.graph.buffers and buffer is not graph.batch]
+        num_bytes = sum(buffer.num_bytes for buffer in own if buffer.space is space)
+        assert 0.98 * num_bytes <= bound <= num_bytes
 
 
 def test_takes_no_time() -> None:

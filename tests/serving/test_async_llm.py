@@ -14,6 +14,8 @@ from distmk import LLM, AsyncLLM
 from distmk.errors import RankLostError, UsageError
 from distmk.serving.sampling import SamplingParams, TokenOutput
 
+pytestmark = pytest.mark.usefixtures("narrow_iterations")
+
 LONG = SamplingParams(max_tokens=4000, ignore_eos=True)
 
 

@@ -14,6 +14,8 @@ import pytest
 from distmk import LLM, SamplingParams
 from distmk.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("narrow_iterations")
+
 MAX_TOKENS = 20
 Completions = dict[tuple[int, ...], list[int]]
 

@@ -15,7 +15,7 @@ from distmk.errors import UsageError
 from distmk.serving.driver import Call
 from distmk.serving.sampling import TokenOutput
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("narrow_iterations")]
 FEW_PAGES = 13  # a sequence of 160 tokens takes 10
 
 

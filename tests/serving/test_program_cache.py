@@ -44,8 +44,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
     """A list of the programs that `program_cache` compiles from now on."""
     made: list[Program] = []
 
-    def count(graph: Any) -> Program:
-        made.append(compile_graph(graph))
+    def count(*graphs: Any) -> Program:
+        made.append(compile_graph(*graphs))
         return made[-1]
 
     monkeypatch.setattr(program_cache, "compile_graph", count)
@@ -94,6 +94,7 @@ def test_any_change_is_another_program() -> None:
         "rope_freq_factors": (1.0,) * 8,
         "num_schedulers": 2,
         "attention_launch": "spread",
+        "turns": (16, 512),
     }
 
     def changed(value: Any, name: str) -> Any:
@@ -254,10 +255,10 @@ def test_least_used_go_first(cache: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def start(rank: int, folder: str) -> None:
     """Start a rank in a process of its own; every compilation adds a line."""
 
-    def count(graph: Any) -> Program:
+    def count(*graphs: Any) -> Program:
         with open(f"{folder}/compiled", "a") as log:
             log.write(f"rank {rank}\n")
-        return compile_graph(graph)
+        return compile_graph(*graphs)
 
     program_cache.compile_graph = count
     program = program_cache.proved_program(CONFIG, OPTIONS, rank)

@@ -45,6 +45,27 @@ def test_parts_of_an_interval_have_their_own_readers() -> None:
     assert [dependency.nodes for dependency in log.write(2, 4, 5)] == [(1, 2)]
 
 
+def test_rows_of_different_owners_are_not_ordered() -> None:
+    """Each rank's write comes after the readers of the last ones, and not after the others; the next reader after all."""
+    graph = Graph(3, 1)
+    for rank in (0, 1, 2, 0, 0, 1, 1):
+        graph.add(Nop(rank, "nop", 0))
+    order = HappensBefore(graph, [frozenset({0})] * 7)
+    log = AccessLog(0, order)
+
+    def write(node: int) -> set[int]:
+        return {each for dependency in log.write_owned(0, 4, node) for each in dependency.nodes}
+
+    assert not write(0) and not write(1) and not write(2)
+    found = log.read(0, 4, reader(order, 3))
+    assert found is not None and found.nodes == (0, 1, 2)
+    assert write(4) == write(5) == {3}
+    assert write(6) == {4, 5}, "a rank's second write overwrites those of the others, too"
+    assert write(2 + 7) == {6}, "another iteration: the batch and so the owners are others"
+    log.write(0, 2, 3 + 7)
+    assert write(1 + 7) == {2 + 7, 3 + 7}, "no longer written as a whole"
+
+
 def test_dependencies_cover_every_conflict(rng: np.random.Generator) -> None:
     """Tasks that read or write intervals at random, each on a worker of its own: no node that conflicts is left out, unless a
     reader that is listed comes after it, and nothing else is listed.

@@ -3,6 +3,7 @@
 #pragma once
 #include "device/attention/work_assignment.cuh"
 #include "device/core/shared.cuh"
+#include "device/wide/loader.cuh"
 
 namespace distmk {
 
@@ -19,12 +20,19 @@ DISTMK_NOINLINE void loader_loop(const RankState& state) {
   Shared& s = shared();
   Loader loader(s.pipeline, s.stages, s.num_slabs[0]);
   const Team lanes{threadIdx.x % 32, 32};
+  uint32_t num_products = 0;
   for (TaskCursor cursor;; cursor.advance()) {
     while (!lanes.all(barrier_try_wait(&s.tasks.full[cursor.index], cursor.phase)))
       if (!lanes.all(!s.pipeline.leave.get())) return loader.leave();
     const TaskDesc& task = s.tasks.slots[cursor.index].desc;
     if (attention::is_told_of(task)) {
       const bool stays = attention::stream_assignment(state, lanes, loader, task);
+      warp_arrive(&s.tasks.empty[cursor.index]);
+      if (!stays) return loader.leave();
+      continue;
+    }
+    if (wide::is_told_of(task)) {
+      const bool stays = wide::stream_product(state, lanes, task, num_products++);
       warp_arrive(&s.tasks.empty[cursor.index]);
       if (!stays) return loader.leave();
       continue;

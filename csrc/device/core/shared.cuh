@@ -101,7 +101,8 @@ struct Shared {
   AttentionAssignment attention_assignment;
   LocalRing local_ring;
   alignas(16) Batch batch;
-  uint64_t num_batches;  // see RankState::num_cached_batches
+  uint64_t num_batches;   // see RankState::num_cached_batches
+  uint64_t wide_entered;  // from consumers to loader: they have entered the body of a wide product (device/wide)
   SchedulerCopies prepare;
   alignas(16) char state_memory[sizeof(RankState)];
   alignas(16) char transport_memory[16];  // of Transport

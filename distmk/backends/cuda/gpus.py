@@ -29,6 +29,13 @@ def gpu_of(local_rank: int) -> int:
     return local_rank % count
 
 
+def has_wide_iterations(local_rank: int) -> bool:
+    """Whether a local rank's GPU has the bulk copies that wide iterations need: from compute capability 9.0 on."""
+    import torch
+
+    return bool(torch.cuda.get_device_capability(gpu_of(local_rank)) >= (9, 0))
+
+
 def num_sms_of(local_rank: int) -> int:
     """SMs that a local rank may occupy during a launch. UsageError: it has no GPU.
 

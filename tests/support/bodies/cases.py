@@ -7,7 +7,7 @@ from functools import partial
 from itertools import product
 from typing import NamedTuple
 
-from support.bodies import linear, sampling, small, wide_rows
+from support.bodies import linear, sampling, small, wide_linear, wide_rows
 from support.bodies.assignment import one_of_two_fuses_combine
 from support.bodies.attention import attention, extreme_scores
 from support.bodies.attention_inputs import Heads
@@ -25,6 +25,7 @@ KINDS = (
     *("attention", "fused combine"),
     *("wide_append", "wide_attention"),
     *("wide_embed", "wide_sum", "select_rows", "argmax_rows"),
+    *("wide_linear STORE", "wide_linear SWIGLU", "wide_linear PARTS", "wide_linear LOGITS"),
 )
 
 
@@ -34,6 +35,7 @@ class Sizes(NamedTuple):
     k: tuple[int, ...]
     n: tuple[int, ...]
     wide_cols: tuple[int, ...]  # of activations of wide iterations
+    wide_k: tuple[int, ...]
     head_dims: tuple[int, ...]
     page_sizes: tuple[int, ...]
     max_len: int  # of a sequence, in tokens
@@ -48,6 +50,7 @@ HOST = Sizes(
     k=(1, 17, 63, 64, 250, 256, 576, 1000),
     n=(1, 3, 7, 16, 29),
     wide_cols=(2, 18, 64, 250, 576, 1000),
+    wide_k=(64, 576),
     head_dims=(2, 6, 16, 64, 80, 128),
     page_sizes=(1, 4, 16),
     max_len=150,
@@ -62,6 +65,7 @@ CUDA = Sizes(
     k=(1, 17, 63, 256, 257, 512, 576, 768, 1000, 1024, 1536, 3072, 3584, 4096, 12288),
     n=(1, 3, 7, 15, 16, 17, 29, 48, 49, 100),
     wide_cols=(64, 576, 1024, 3584),
+    wide_k=(64, 320, 576, 1536, 2112, 4096, 4160),
     head_dims=(16, 64, 80, 128),
     page_sizes=(1, 2, 16, 64),
     max_len=700,
@@ -71,7 +75,9 @@ CUDA = Sizes(
     extreme_error=5e-3,
 )
 # The kernel's own arithmetic at the speed of a CPU.
-EMULATED = CUDA._replace(k=(1, 63, 257, 576, 1000, 1536, 3072, 4352), max_len=300, max_len_batch_1=1200)
+EMULATED = CUDA._replace(
+    k=(1, 63, 257, 576, 1000, 1536, 3072, 4352), wide_k=(64, 320, 576, 2112), max_len=300, max_len_batch_1=1200
+)
 
 # Query heads that do not begin or end with a KV head's group, one query head a KV head, one KV head for all.
 UNEVEN_HEADS = (Heads(4, 3, 5), Heads(8, 8), Heads(9, 3), Heads(3, 1, 2), Heads(20, 20), Heads(1, 4, 3))
@@ -91,6 +97,13 @@ def add_all(board: Board, sizes: Sizes) -> None:
     """Every body, shuffled, so that a worker's queue has all kinds in a row."""
     cases = [*_linear(board, sizes), *_small(board), *_attention(board, sizes)]
     cases += [*_wide_attention(board, sizes), *_wide_rows(board, sizes)]
+    for index in board.rng.permutation(len(cases)):
+        cases[index]()
+
+
+def add_wide(board: Board, sizes: Sizes) -> None:
+    """Every body of wide iterations that takes the place of the weights' pipeline in shared memory."""
+    cases = list(wide_linear.cases(board, sizes.linear_error, sizes.wide_k))
     for index in board.rng.permutation(len(cases)):
         cases[index]()
 

@@ -13,8 +13,8 @@ import sys
 import numpy as np
 import torch
 from support import jobs
-from support.bodies.board import Board
-from support.bodies.cases import CUDA, EMULATED, HOST, add_all
+from support.bodies.board import Board, Result
+from support.bodies.cases import CUDA, EMULATED, HOST, add_all, add_wide
 
 import distmk
 
@@ -27,12 +27,14 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     with distmk.connect() as bootstrap:
-        board = Board(np.random.default_rng(seed), bootstrap.world_size, NUM_WORKERS[backend], backend != "host")
-        add_all(board, SIZES[backend])
-        proved = bootstrap.rank > 0  # rank 0 proves the program for all: they agree that it is the same
-        with distmk.Session(board.compile(), bootstrap, backend=backend, proved=proved) as session:
-            own = json.dumps([result._asdict() for result in board.run(session)])
-            everyone = bootstrap.allgather(own.encode())
+        own: list[Result] = []
+        for add in (add_all, add_wide):
+            board = Board(np.random.default_rng(seed), bootstrap.world_size, NUM_WORKERS[backend], backend != "host")
+            add(board, SIZES[backend])
+            proved = bootstrap.rank > 0  # rank 0 proves the program for all: they agree that it is the same
+            with distmk.Session(board.compile(), bootstrap, backend=backend, proved=proved) as session:
+                own += board.run(session)
+        everyone = bootstrap.allgather(json.dumps([result._asdict() for result in own]).encode())
         if bootstrap.rank == 0:
             for part in everyone:
                 for result in json.loads(part):

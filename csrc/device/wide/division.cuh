@@ -1,0 +1,119 @@
+// How a wide product is divided: what the consumers of a worker multiply, and what its loader copies for them, in the
+// same order.
+//
+// Weights are the m dimension, in M tiles of up to M_TILE rows: as many for every slab as the largest one has, so that
+// the last ones of a smaller slab have fewer rows or none. Tokens are the n dimension, in one tile of 32 to 256, or two
+// of 256. A product is divided into columns of jobs, an N tile and a split of k each. Workers are dealt to the columns
+// by turns, and those of a column share its M tiles evenly, in jobs of up to JOB_TILES. So two workers side by side
+// read the same weights at the same time.
+#pragma once
+#include "runtime/context.h"
+
+namespace distmk {
+namespace wide {
+
+constexpr uint32_t JOB_TILES = NUM_WARPS;  // an M tile a consumer warp
+constexpr uint32_t MAX_TOKENS = 256;       // of an N tile
+static_assert(WIDE_ROWS % MAX_TOKENS == 0, "an N tile ends within the activations");
+
+// The rows of an M tile: `count` rows of a slab, from its row `first` on. The slab has `slab_rows` rows, of which the
+// first is row `slab_begin` of the matrix.
+struct TileRows {
+  uint32_t slab_begin, slab_rows, first, count;
+};
+
+// 64-column blocks of a split of k; all begin with a whole K tile.
+struct BlockRange {
+  uint32_t begin, end;
+};
+
+struct Division {
+  uint32_t num_tokens;  // of the whole product
+  uint32_t tile_tokens, num_n_tiles;
+  uint32_t tiles_per_slab, num_m_tiles;
+  uint32_t num_columns;  // of jobs
+
+  DISTMK_FN Division(const WideLinearArgs& args, const Batch& batch) {
+    num_tokens = args.sampled ? batch.num_rows : batch.num_wide_rows;
+    tile_tokens = num_tokens <= 32 ? 32 : num_tokens <= 64 ? 64 : num_tokens <= 128 ? 128 : MAX_TOKENS;
+    num_n_tiles = (num_tokens + tile_tokens - 1) / tile_tokens;
+    const uint32_t num_others = args.num_slabs - args.num_reduced;
+    const uint32_t most_pairs = (num_pairs(args) + num_others - 1) / num_others;
+    const uint32_t largest_slab = max(2 * most_pairs, args.num_reduced ? args.reduced_rows : 0);
+    tiles_per_slab = (largest_slab + M_TILE - 1) / M_TILE;
+    num_m_tiles = args.num_slabs * tiles_per_slab;
+    num_columns = num_n_tiles * args.num_splits;
+  }
+
+  // See SlabPartition (distmk/tasks/wide_linear.py).
+  DISTMK_FN TileRows tile_rows(const WideLinearArgs& args, uint32_t m_tile) const {
+    const uint32_t slab = m_tile / tiles_per_slab, first = m_tile % tiles_per_slab * M_TILE;
+    const uint32_t begin = slab_begin(args, slab), rows = slab_begin(args, slab + 1) - begin;
+    return {begin, rows, first, first < rows ? min(M_TILE, rows - first) : 0};
+  }
+  DISTMK_FN static BlockRange blocks_of(const WideLinearArgs& args, uint32_t split) {
+    constexpr uint32_t PER_TILE = K_TILE / WIDE_COLS;
+    const uint32_t num_blocks = args.k_pitch / WIDE_COLS, num_tiles = (num_blocks + PER_TILE - 1) / PER_TILE;
+    const auto at = [&](uint32_t i) { return min(num_tiles * i / args.num_splits * PER_TILE, num_blocks); };
+    return {at(split), at(split + 1)};
+  }
+
+ private:
+  DISTMK_FN static uint32_t num_pairs(const WideLinearArgs& args) {
+    return (args.num_rows - args.num_reduced * args.reduced_rows + 1) / 2;
+  }
+  DISTMK_FN static uint32_t slab_begin(const WideLinearArgs& args, uint32_t slab) {
+    if (slab < args.num_reduced) return slab * args.reduced_rows;
+    const uint32_t num_others = args.num_slabs - args.num_reduced, other = slab - args.num_reduced;
+    return min(args.num_reduced * args.reduced_rows + 2 * (num_pairs(args) * other / num_others), args.num_rows);
+  }
+};
+
+// What the consumers multiply between two epilogues.
+struct Job {
+  uint32_t first_tile, num_tiles;    // M tiles
+  uint32_t first_token, num_tokens;  // of the N tile
+  uint32_t split;
+};
+
+// The jobs of a worker, one after another. `instance`: the worker's number, `num_workers`: of those that take part.
+class JobCursor {
+ public:
+  DISTMK_FN JobCursor(const Division& division, uint32_t instance, uint32_t num_workers) : division_(division) {
+    const uint32_t num_columns = division.num_columns;
+    if (num_workers < num_columns) {
+      column_ = instance, step_ = num_workers, num_shares_ = 1, share_ = 0;
+    } else {
+      column_ = num_columns ? instance % num_columns : 0, step_ = num_columns;
+      num_shares_ = num_columns ? (num_workers - column_ + num_columns - 1) / num_columns : 1;
+      share_ = num_columns ? instance / num_columns : 0;
+    }
+    next_ = begin();
+  }
+  // False: there is no other.
+  DISTMK_FN bool next(Job& job) {
+    while (next_ == end()) {
+      column_ += step_;
+      if (column_ >= division_.num_columns || !step_) return false;
+      next_ = begin();
+    }
+    if (column_ >= division_.num_columns) return false;
+    const uint32_t n_tile = column_ % division_.num_n_tiles, first_token = n_tile * division_.tile_tokens;
+    job = {next_, min(JOB_TILES, end() - next_), first_token,
+           min(division_.tile_tokens, division_.num_tokens - first_token), column_ / division_.num_n_tiles};
+    next_ += job.num_tiles;
+    return true;
+  }
+
+ private:
+  const Division& division_;
+  uint32_t column_, step_;       // of jobs
+  uint32_t share_, num_shares_;  // of the column's M tiles
+  uint32_t next_;                // M tile
+
+  DISTMK_FN uint32_t begin() const { return division_.num_m_tiles * share_ / num_shares_; }
+  DISTMK_FN uint32_t end() const { return division_.num_m_tiles * (share_ + 1) / num_shares_; }
+};
+
+}  // namespace wide
+}  // namespace distmk

@@ -1,0 +1,110 @@
+// Products of a warpgroup on tensor cores: D[m, n] += A[m, k] B[n, k] of 64 rows m, N tokens n and 16 columns k, A and
+// B in bf16, D in float32. Compute capability 9.0 has an instruction of a warpgroup for it, wgmma, which runs beside
+// the threads; elsewhere, and in the emulator, each warp multiplies its 16 rows by mma.
+//
+// A is in registers, as in multiply(): warp w of the warpgroup has rows 16 w to 16 w + 15. acc[4 n] to acc[4 n + 3] are
+// the registers c of its tokens 8 n to 8 n + 7. B is a slot in shared memory of N rows of 64 columns, at a multiple of
+// 1024 bytes, in which the 16-byte chunk c of row r is chunk c ^ r % 8; `step` is one of the slot's four k16 steps.
+#pragma once
+#include "platform/device.h"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define DISTMK_WGMMA
+#endif
+
+namespace distmk {
+namespace tensor {
+
+#ifdef DISTMK_WGMMA
+// A register of A. Computed anew from what was loaded, once the products before have ended: were it the register of a
+// load that ran beside them, the compiler would let no product run beside anything.
+DISTMK_FN uint32_t operand(uint32_t loaded) {
+  uint32_t v;
+  asm volatile("max.u32 %0, %1, 0;" : "=r"(v) : "r"(loaded));
+  return v;
+}
+// Before multiply(), whose registers were written by other instructions.
+template <uint32_t N>
+DISTMK_FN void begin() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+// The products since the last commit are a group.
+template <uint32_t N>
+DISTMK_FN void commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+// Waits until all groups have ended.
+template <uint32_t N>
+DISTMK_FN void await() {
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+// Descriptor of a matrix in shared memory: rows of 128 bytes, swizzled, 1024 bytes from one group of eight to the next.
+DISTMK_FN uint64_t descriptor(uint32_t address) {
+  return uint64_t{1} << 62 | uint64_t{1024 / 16} << 32 | uint64_t{1} << 16 | (address & 0x3ffff) >> 4;
+}
+
+#define DISTMK_16(d, i)                                                                                       \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+      "+f"(d[i + 7]), "+f"(d[i + 8]), "+f"(d[i + 9]), "+f"(d[i + 10]), "+f"(d[i + 11]), "+f"(d[i + 12]),      \
+      "+f"(d[i + 13]), "+f"(d[i + 14]), "+f"(d[i + 15])
+#define DISTMK_32(d, i) DISTMK_16(d, i), DISTMK_16(d, i + 16)
+#define DISTMK_64(d, i) DISTMK_32(d, i), DISTMK_32(d, i + 32)
+#define DISTMK_128(d, i) DISTMK_64(d, i), DISTMK_64(d, i + 64)
+#define DISTMK_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define DISTMK_NAMES_32 \
+  DISTMK_NAMES_16       \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define DISTMK_NAMES_64                                                              \
+  DISTMK_NAMES_32                                                                    \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define DISTMK_NAMES_128                                                                         \
+  DISTMK_NAMES_64                                                                                \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"             \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"             \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define DISTMK_MULTIPLY(N, NAMES, SUMS, A0, A1, A2, A3, B)                                                          \
+  DISTMK_FN void multiply_as(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b) {                               \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, {%" #A0 ", %" #A1 ", %" #A2 \
+                 ", %" #A3 "}, %" #B ", 1, 1, 1, 0;"                                                                \
+                 : SUMS                                                                                             \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                             \
+  }
+DISTMK_MULTIPLY(32, DISTMK_NAMES_16, DISTMK_16(d, 0), 16, 17, 18, 19, 20)
+DISTMK_MULTIPLY(64, DISTMK_NAMES_32, DISTMK_32(d, 0), 32, 33, 34, 35, 36)
+DISTMK_MULTIPLY(128, DISTMK_NAMES_64, DISTMK_64(d, 0), 64, 65, 66, 67, 68)
+DISTMK_MULTIPLY(256, DISTMK_NAMES_128, DISTMK_128(d, 0), 128, 129, 130, 131, 132)
+#undef DISTMK_MULTIPLY
+
+template <uint32_t N>
+DISTMK_FN void multiply(float (&acc)[N / 2], const uint32_t (&a)[4], uint32_t slot, uint32_t step) {
+  multiply_as(acc, a, descriptor(slot + step * 32));
+}
+#else
+DISTMK_FN uint32_t operand(uint32_t loaded) { return loaded; }
+template <uint32_t N>
+DISTMK_FN void begin() {}
+template <uint32_t N>
+DISTMK_FN void commit() {}
+template <uint32_t N>
+DISTMK_FN void await() {}
+
+template <uint32_t N>
+DISTMK_FN void multiply(float (&acc)[N / 2], const uint32_t (&a)[4], uint32_t slot, uint32_t step) {
+  // Lane l addresses a row of matrix l / 8: tokens 0 to 7 and 8 to 15 of a pair of groups, two chunks each.
+  const uint32_t lane = threadIdx.x % 32, token = lane / 16 * 8 + lane % 8;
+  const uint32_t address = slot + token * 128 + ((2 * step + lane / 8 % 2) ^ (token % 8)) * 16;
+#pragma unroll
+  for (uint32_t n = 0; n < N / 8; n += 2) {
+    uint32_t b[4];
+    ldmatrix_x4(address + n * 8 * 128, b);
+    distmk::multiply(a, b[0], b[1], *reinterpret_cast<float (*)[4]>(&acc[4 * n]));
+    distmk::multiply(a, b[2], b[3], *reinterpret_cast<float (*)[4]>(&acc[4 * n + 4]));
+  }
+}
+#endif
+
+}  // namespace tensor
+}  // namespace distmk

@@ -1,0 +1,200 @@
+"""Cases of wide linear tasks, in a launch of their own: on GPUs a program that has them streams no weights otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from support import reference
+from support.arrays import ROUNDING, assert_close
+from support.bodies.board import Board, f32
+from support.bodies.memory import Memory
+
+from distmk.abi import MAX_ROWS, WIDE_COLS, WIDE_ROWS, Space, WideBatch, WideEpilogue
+from distmk.graph.regions import Region, Slab
+from distmk.tasks.wide import activation_cols, owned_rows, padded_cols
+from distmk.tasks.wide_linear import SlabPartition, WideLinear
+from distmk.weights.packing import pack
+
+# Slabs of 46 and 48 rows, of an odd number of M tiles, of less than one, some of which are smaller than others.
+PARTITIONS = (
+    SlabPartition(7 * 46 + 20, 7),
+    SlabPartition(5 * 30 + 2 * 48, 7, 2, 48),
+    SlabPartition(14, 3),
+    SlabPartition(61, 1),
+    SlabPartition(187 * 3 + 1, 3),
+)
+PAIRED = (SlabPartition(187 * 3 + 1, 3), SlabPartition(4 * 46 + 24, 5, 1, 24), SlabPartition(12, 2))
+ROWS = (1, 17, 33, 130, 300, 512)
+
+
+def cases(board: Board, error: float, all_k: tuple[int, ...]) -> Iterator[Callable[[], None]]:
+    """Every epilogue, with numbers of rows that take one N tile of each size, and two."""
+    rng = board.rng
+
+    def drawn(rows: int, epilogue: WideEpilogue, num_splits: int = 1) -> Callable[[], None]:
+        partitions = PAIRED if epilogue is WideEpilogue.SWIGLU else PARTITIONS
+        partition = partitions[int(rng.integers(len(partitions)))]
+        return partial(_product, board, error, int(rng.choice(all_k)), rows, partition, epilogue, num_splits)
+
+    for rows in ROWS:
+        for epilogue in (WideEpilogue.STORE, WideEpilogue.SWIGLU):
+            yield drawn(rows, epilogue)
+        yield drawn(rows, WideEpilogue.PARTS, int(rng.integers(1, 3)))
+    for k, num_splits in ((64, 2), (max(all_k), 2), (min(all_k), 1)):
+        yield partial(_product, board, error, k, 70, PARTITIONS[0], WideEpilogue.PARTS, num_splits)
+    for rows in (1, 9, 16, 0):
+        yield drawn(rows, WideEpilogue.LOGITS)
+    yield drawn(0, WideEpilogue.STORE)
+
+
+def activations(x: torch.Tensor, tiled: bool) -> torch.Tensor:
+    """bf16 rows [rows, k] as activations, [1, elements]: what is in no row is NaN (distmk/tasks/wide.py)."""
+    rows, k = x.shape
+    if not tiled:
+        return torch.cat([x, torch.full((WIDE_ROWS - rows, k), torch.nan, dtype=x.dtype)]).reshape(1, -1)
+    whole = torch.full((WIDE_ROWS, padded_cols(k)), torch.nan, dtype=x.dtype)
+    whole[:rows], whole[:rows, k:] = 0, 0
+    whole[:rows, :k] = x
+    return _swizzled(whole.reshape(WIDE_ROWS, -1, WIDE_COLS).transpose(0, 1)).reshape(1, -1)
+
+
+def activation_rows(content: np.ndarray, num_rows: int, k: int, tiled: bool) -> np.ndarray:
+    """The inverse of activations(): [rows, k], or up to the end of the last block if tiled."""
+    if not tiled:
+        return content.reshape(WIDE_ROWS, k)[:num_rows]
+    blocks = _swizzled(torch.from_numpy(content.copy()).reshape(-1, WIDE_ROWS, WIDE_COLS))
+    return blocks.transpose(0, 1).reshape(WIDE_ROWS, -1)[:num_rows].numpy()
+
+
+def _swizzled(blocks: torch.Tensor) -> torch.Tensor:
+    """Chunk c of row r for chunk c ^ r % 8 of [blocks, rows, WIDE_COLS], and so the other way round."""
+    chunks = blocks.reshape(*blocks.shape[:2], -1, 8)
+    source = torch.arange(chunks.shape[2])[None] ^ (torch.arange(chunks.shape[1]) % 8)[:, None]
+    return chunks.gather(2, source[None, :, :, None].expand(chunks.shape)).reshape(blocks.shape)
+
+
+def _batch(board: Board, rank: int, num_rows: int, sampled: bool) -> Region:
+    batch = WideBatch()
+    if sampled:
+        batch.batch.num_rows, batch.batch.num_wide_rows = num_rows, int(board.rng.integers(num_rows, WIDE_ROWS + 1))
+    else:
+        batch.batch.num_wide_rows = num_rows
+    return board.filled(rank, batch, "u8", space=Space.HEAP)
+
+
+def _matrix(board: Board, rank: int, weight: torch.Tensor, partition: SlabPartition, paired: bool) -> Slab:
+    rows = weight.view(torch.int16).numpy().view(np.uint16)
+    sizes = [end - begin for begin, end in partition.ranges()]
+    packed = pack(rows, sizes, paired) if board.gpu_layout else rows
+    slab = board.graph.constant(board.name("w"), rank, packed)
+    return slab
+
+
+def _by_slab(partition: SlabPartition, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gate and up, [rows, n / 2] each: columns [rows, n] in the order of the slabs."""
+    slabs = [values[:, begin:end].chunk(2, 1) for begin, end in partition.ranges()]
+    return torch.cat([gate for gate, _ in slabs], 1), torch.cat([up for _, up in slabs], 1)
+
+
+def _product(
+    board: Board, error: float, k: int, rows: int, partition: SlabPartition, epilogue: WideEpilogue, num_splits: int = 1
+) -> None:
+    """On all ranks, each with a matrix of its own; every rank has the same rows."""
+    n = partition.num_rows
+    slots, slot = board.num_ranks * num_splits + 1, 1
+    parts = board.buffer(slots * n, owned_rows(board.num_ranks), space=Space.HEAP)
+    for rank in range(board.num_ranks):
+        _Product(board, rank, error, k, rows, partition, epilogue).add(parts, num_splits, slot + rank * num_splits)
+
+
+class _Product:
+    def __init__(
+        self,
+        board: Board,
+        rank: int,
+        error: float,
+        k: int,
+        rows: int,
+        partition: SlabPartition,
+        epilogue: WideEpilogue,
+    ) -> None:
+        self.board, self.rank, self.k, self.rows = board, rank, k, rows
+        self.partition, self.epilogue = partition, epilogue
+        self.x, self.weight = torch.randn(rows, k).bfloat16(), torch.randn(partition.num_rows, k).bfloat16()
+        self.bias = torch.randn(partition.num_rows) if board.rng.random() < 0.5 else None
+        self.want = reference.linear(self.x, self.weight, self.bias)
+        self.tolerance = error * reference.linear_scale(self.x, self.weight, self.bias) + 1e-6
+        if epilogue is WideEpilogue.SWIGLU:
+            (gate, up), (gate_error, up_error) = (_by_slab(partition, each) for each in (self.want, self.tolerance))
+            self.want = reference.swiglu(torch.cat([gate, up], 1))
+            self.tolerance = 1.1 * gate_error * up.abs() + gate.abs() * up_error + error * (gate * up).abs() + 1e-6
+        if epilogue in (WideEpilogue.SWIGLU, WideEpilogue.STORE):
+            self.tolerance = self.tolerance + ROUNDING["bf16"] * (self.want.abs() + self.tolerance)
+
+    def add(self, parts: Any, num_splits: int, slot: int) -> None:
+        board, rank, epilogue = self.board, self.rank, self.epilogue
+        sampled = epilogue is WideEpilogue.LOGITS
+        blocks = padded_cols(self.k) // WIDE_COLS if board.gpu_layout else 1  # a row of the buffer each, for `check`
+        x = board.filled(rank, activations(self.x, board.gpu_layout), "bf16", blocks if sampled else 1)
+        n = self.partition.num_rows
+        what = f"wide_linear {epilogue.name} k={self.k} rows={self.rows} {tuple(self.partition)}"
+        what += f" splits={num_splits}{' bias' if self.bias is not None else ''}"
+        out = parts.at(rank, slot * n, (slot + num_splits) * n)
+        if epilogue is WideEpilogue.SWIGLU:
+            out = board.buffer(activation_cols(n // 2, board.gpu_layout), dtype="bf16").at(rank)
+        elif epilogue is not WideEpilogue.PARTS:
+            dtype, room = ("f32", MAX_ROWS) if sampled else ("bf16", WIDE_ROWS)
+            out = board.padded(rank, n, room, dtype=dtype)
+        self._expect(what, out, num_splits)
+        board.graph.add(
+            WideLinear(
+                rank,
+                what,
+                x=x,
+                slab=_matrix(board, rank, self.weight, self.partition, epilogue is WideEpilogue.SWIGLU),
+                out=out,
+                batch=_batch(board, rank, self.rows, sampled),
+                partition=self.partition,
+                bias=board.vector(rank, self.bias),
+                epilogue=epilogue,
+                num_splits=num_splits,
+                slot=slot if epilogue is WideEpilogue.PARTS else 0,
+                num_ranks=board.num_ranks,
+                tiled=board.gpu_layout,
+                sampled=sampled,
+            )
+        )
+
+    def _expect(self, what: str, out: Region, num_splits: int) -> None:
+        board, kind = self.board, f"wide_linear {self.epilogue.name}"
+        if self.epilogue is WideEpilogue.PARTS:
+            for owner in range(board.num_ranks):
+                share = -(-self.rows // board.num_ranks)
+                owned = slice(min(owner * share, self.rows), min((owner + 1) * share, self.rows))
+                board.writable(out.on(owner), owned.stop - owned.start)
+                check = partial(self._check_parts, out=out.on(owner), owned=owned, num_splits=num_splits)
+                board.expect(owner, kind, what, check, of=self.rank)
+        elif self.epilogue is WideEpilogue.SWIGLU:
+            board.writable(out)
+            board.expect(self.rank, kind, what, partial(self._check_activations, out=out))
+        else:
+            board.writable(out, self.rows)
+            board.expect(self.rank, kind, what, partial(self._check_rows, out=out))
+
+    def _check_rows(self, memory: Memory, out: Region) -> None:
+        assert_close("", f32(memory, out, self.rows), self.want, self.tolerance)
+
+    def _check_activations(self, memory: Memory, out: Region) -> None:
+        n, tiled = self.partition.num_rows // 2, self.board.gpu_layout
+        got = activation_rows(f32(memory, out)[0], self.rows, n, tiled)
+        assert_close("", got[:, :n], self.want, self.tolerance)
+        assert_close("beyond the last column ", got[:, n:], np.zeros_like(got[:, n:]), 0)
+
+    def _check_parts(self, memory: Memory, out: Region, owned: slice, num_splits: int) -> None:
+        got = f32(memory, out, owned.stop - owned.start).reshape(-1, num_splits, self.partition.num_rows)
+        assert np.isfinite(got).all(), "a part is not finite"
+        assert_close("sum of parts ", got.sum(1, dtype=np.float64), self.want[owned], self.tolerance[owned])
