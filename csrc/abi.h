@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 14858978431839687941ull;
+constexpr uint64_t ABI_HASH = 3827850491878036730ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -507,7 +507,7 @@ struct ProgramHeader {
   uint32_t iteration_event;
   uint32_t host;
   uint32_t index;
-  uint32_t pad;
+  uint32_t pad[3];
   uint64_t iteration_batch;
   uint64_t tasks_offset;
   uint64_t waits_offset;
@@ -521,7 +521,7 @@ struct ProgramHeader {
   uint64_t local_bytes;
   uint64_t program_bytes;
 };
-static_assert(sizeof(ProgramHeader) == 168);
+static_assert(sizeof(ProgramHeader) == 176);
 static_assert(offsetof(ProgramHeader, magic) == 0);
 static_assert(offsetof(ProgramHeader, abi_hash) == 8);
 static_assert(offsetof(ProgramHeader, rank) == 16);
@@ -538,18 +538,18 @@ static_assert(offsetof(ProgramHeader, iteration_event) == 56);
 static_assert(offsetof(ProgramHeader, host) == 60);
 static_assert(offsetof(ProgramHeader, index) == 64);
 static_assert(offsetof(ProgramHeader, pad) == 68);
-static_assert(offsetof(ProgramHeader, iteration_batch) == 72);
-static_assert(offsetof(ProgramHeader, tasks_offset) == 80);
-static_assert(offsetof(ProgramHeader, waits_offset) == 88);
-static_assert(offsetof(ProgramHeader, triggers_offset) == 96);
-static_assert(offsetof(ProgramHeader, queues_offset) == 104);
-static_assert(offsetof(ProgramHeader, launches_offset) == 112);
-static_assert(offsetof(ProgramHeader, events_heap_offset) == 120);
-static_assert(offsetof(ProgramHeader, rings_heap_offset) == 128);
-static_assert(offsetof(ProgramHeader, zeroed_heap_bytes) == 136);
-static_assert(offsetof(ProgramHeader, heap_bytes) == 144);
-static_assert(offsetof(ProgramHeader, local_bytes) == 152);
-static_assert(offsetof(ProgramHeader, program_bytes) == 160);
+static_assert(offsetof(ProgramHeader, iteration_batch) == 80);
+static_assert(offsetof(ProgramHeader, tasks_offset) == 88);
+static_assert(offsetof(ProgramHeader, waits_offset) == 96);
+static_assert(offsetof(ProgramHeader, triggers_offset) == 104);
+static_assert(offsetof(ProgramHeader, queues_offset) == 112);
+static_assert(offsetof(ProgramHeader, launches_offset) == 120);
+static_assert(offsetof(ProgramHeader, events_heap_offset) == 128);
+static_assert(offsetof(ProgramHeader, rings_heap_offset) == 136);
+static_assert(offsetof(ProgramHeader, zeroed_heap_bytes) == 144);
+static_assert(offsetof(ProgramHeader, heap_bytes) == 152);
+static_assert(offsetof(ProgramHeader, local_bytes) == 160);
+static_assert(offsetof(ProgramHeader, program_bytes) == 168);
 
 struct HostCounts {
   uint64_t commands;
