@@ -5,6 +5,7 @@
 // A is in registers, as in multiply(): warp w of the warpgroup has rows 16 w to 16 w + 15. acc[4 n] to acc[4 n + 3] are
 // the registers c of its tokens 8 n to 8 n + 7. B is a slot in shared memory of N rows of 64 columns, at a multiple of
 // 1024 bytes, in which the 16-byte chunk c of row r is chunk c ^ r % 8; `step` is one of the slot's four k16 steps.
+// multiply_rows() takes B[k, n] in such slots.
 #pragma once
 #include "platform/device.h"
 
@@ -14,6 +15,33 @@
 
 namespace distmk {
 namespace tensor {
+
+// By each warp for itself.
+template <uint32_t N>
+DISTMK_FN void multiply_by_mma(float (&acc)[N / 2], const uint32_t (&a)[4], uint32_t slot, uint32_t step) {
+  // Lane l addresses a row of matrix l / 8: tokens 0 to 7 and 8 to 15 of a pair of groups, two chunks each.
+  const uint32_t lane = opaque(threadIdx.x) % 32, token = lane / 16 * 8 + lane % 8;
+  const uint32_t address = slot + token * 128 + ((2 * step + lane / 8 % 2) ^ (token % 8)) * 16;
+#pragma unroll
+  for (uint32_t n = 0; n < N / 8; n += 2) {
+    uint32_t b[4];
+    ldmatrix_x4(address + n * 8 * 128, b);
+    distmk::multiply(a, b[0], b[1], *reinterpret_cast<float (*)[4]>(&acc[4 * n]));
+    distmk::multiply(a, b[2], b[3], *reinterpret_cast<float (*)[4]>(&acc[4 * n + 4]));
+  }
+}
+template <uint32_t N>
+DISTMK_FN void multiply_rows_by_mma(float (&acc)[N / 2], const uint32_t (&a)[4], uint32_t slot, uint32_t step) {
+  // Matrices of a pair of column groups: rows 0 to 7 and 8 to 15 of the first, then of the second.
+  const uint32_t lane = opaque(threadIdx.x) % 32, row = slot + (step * 16 + lane % 16) * 128;
+#pragma unroll
+  for (uint32_t n = 0; n < N / 8; n += 2) {
+    uint32_t b[4];
+    ldmatrix_x4_transposed(row + n / 8 * 64 * 128 + ((n % 8 + lane / 16) ^ (lane % 8)) * 16, b);
+    distmk::multiply(a, b[0], b[1], *reinterpret_cast<float (*)[4]>(&acc[4 * n]));
+    distmk::multiply(a, b[2], b[3], *reinterpret_cast<float (*)[4]>(&acc[4 * n + 4]));
+  }
+}
 
 #ifdef DISTMK_WGMMA
 // A register of A. Computed anew from what was loaded, once the products before have ended: were it the register of a
@@ -82,6 +110,25 @@ template <uint32_t N>
 DISTMK_FN void multiply(float (&acc)[N / 2], const uint32_t (&a)[4], uint32_t slot, uint32_t step) {
   multiply_as(acc, a, descriptor(slot + step * 32));
 }
+
+#define DISTMK_MULTIPLY_ROWS(N, NAMES, SUMS, A0, A1, A2, A3, B)                                                     \
+  DISTMK_FN void multiply_rows_as(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b) {                          \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, {%" #A0 ", %" #A1 ", %" #A2 \
+                 ", %" #A3 "}, %" #B ", 1, 1, 1, 1;"                                                                \
+                 : SUMS                                                                                             \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                             \
+  }
+DISTMK_MULTIPLY_ROWS(64, DISTMK_NAMES_32, DISTMK_32(d, 0), 32, 33, 34, 35, 36)
+DISTMK_MULTIPLY_ROWS(128, DISTMK_NAMES_64, DISTMK_64(d, 0), 64, 65, 66, 67, 68)
+#undef DISTMK_MULTIPLY_ROWS
+
+// B transposed: a slot has 64 rows k of 64 columns n; the next 64 columns are in the next slot. Row k16 step `step`.
+template <uint32_t N>
+DISTMK_FN void multiply_rows(float (&acc)[N / 2], const uint32_t (&a)[4], uint32_t slot, uint32_t step) {
+  constexpr uint32_t SLOT_BYTES = 64 * 128, STEP_BYTES = 16 * 128;
+  const uint64_t between_slots = uint64_t{SLOT_BYTES / 16} << 16, same = ~(uint64_t{0x3fff} << 16);
+  multiply_rows_as(acc, a, (descriptor(slot + step * STEP_BYTES) & same) | between_slots);
+}
 #else
 DISTMK_FN uint32_t operand(uint32_t loaded) { return loaded; }
 template <uint32_t N>
@@ -93,16 +140,11 @@ DISTMK_FN void await() {}
 
 template <uint32_t N>
 DISTMK_FN void multiply(float (&acc)[N / 2], const uint32_t (&a)[4], uint32_t slot, uint32_t step) {
-  // Lane l addresses a row of matrix l / 8: tokens 0 to 7 and 8 to 15 of a pair of groups, two chunks each.
-  const uint32_t lane = threadIdx.x % 32, token = lane / 16 * 8 + lane % 8;
-  const uint32_t address = slot + token * 128 + ((2 * step + lane / 8 % 2) ^ (token % 8)) * 16;
-#pragma unroll
-  for (uint32_t n = 0; n < N / 8; n += 2) {
-    uint32_t b[4];
-    ldmatrix_x4(address + n * 8 * 128, b);
-    distmk::multiply(a, b[0], b[1], *reinterpret_cast<float (*)[4]>(&acc[4 * n]));
-    distmk::multiply(a, b[2], b[3], *reinterpret_cast<float (*)[4]>(&acc[4 * n + 4]));
-  }
+  multiply_by_mma<N>(acc, a, slot, step);
+}
+template <uint32_t N>
+DISTMK_FN void multiply_rows(float (&acc)[N / 2], const uint32_t (&a)[4], uint32_t slot, uint32_t step) {
+  multiply_rows_by_mma<N>(acc, a, slot, step);
 }
 #endif
 

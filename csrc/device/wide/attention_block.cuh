@@ -6,6 +6,7 @@
 #include "device/attention/lse.cuh"
 #include "device/core/bf16.cuh"
 #include "device/wide/runs.cuh"
+#include "platform/wgmma.cuh"
 
 namespace distmk {
 namespace wide {
@@ -39,7 +40,8 @@ DISTMK_FN T* at_operand(uint64_t operand) {
 // DIM: head_dim rounded up to a size that the loops over a head know; the elements behind it are zeros.
 template <uint32_t DIM>
 struct KvBuffers {
-  static constexpr uint32_t ROW_BYTES = DIM * sizeof(__nv_bfloat16), TILE_BYTES = KV_ROWS * ROW_BYTES, CHUNKS = DIM / 8,
+  static constexpr uint32_t ROW_BYTES = 64 * sizeof(__nv_bfloat16), SLOT_BYTES = KV_ROWS * ROW_BYTES,
+                            TILE_BYTES = DIM / 64 * SLOT_BYTES, CHUNKS = DIM / 8,
                             ROWS_PER_PASS = NUM_CONSUMERS / CHUNKS, PASSES = KV_ROWS / ROWS_PER_PASS,
                             BYTES = 2 * NUM_KV_BUFFERS * TILE_BYTES;
   static_assert(ROWS_PER_PASS % 8 == 0, "a thread's rows have the same swizzle");
@@ -48,6 +50,10 @@ struct KvBuffers {
     return shared_address(shared().stages) + tile % NUM_KV_BUFFERS * 2 * TILE_BYTES;
   }
   DISTMK_FN static uint32_t v(uint32_t tile) { return k(tile) + TILE_BYTES; }
+  // Chunk c of row r of a tile: slots of 64 columns, in which the chunks of a row are permuted.
+  DISTMK_FN static uint32_t offset(uint32_t row, uint32_t chunk, uint32_t swizzle) {
+    return chunk / 8 * SLOT_BYTES + row * ROW_BYTES + (chunk % 8 ^ swizzle) * 16;
+  }
 };
 
 // What a thread copies of each KV tile: the same chunk of 16 bytes of some rows. In shared memory chunk c of row r is
@@ -76,7 +82,7 @@ class KvLoader {
       const auto *k = at_operand<__nv_bfloat16>(args.k_cache) + 8 * chunk,
                  *v = at_operand<__nv_bfloat16>(args.v_cache) + 8 * chunk;
       const uint32_t swizzle = swizzles_cache(dim, args.page_size) ? row() % 2 * 4 : row() % 8;
-      const uint32_t dst = Buffers::k(tile) + row() * Buffers::ROW_BYTES + (chunk ^ swizzle) * 16;
+      const uint32_t dst = Buffers::k(tile) + Buffers::offset(row(), chunk, swizzle);
 #pragma unroll
       for (uint32_t i = 0; i < Buffers::PASSES; ++i) {
         const uint32_t ahead = i * Buffers::ROWS_PER_PASS;
@@ -100,9 +106,10 @@ template <uint32_t DIM>
 DISTMK_FN void zero_padding(uint32_t head_dim) {
   using Buffers = KvBuffers<DIM>;
   const uint32_t padding = (DIM - head_dim) / 8;
-  for (uint32_t i = threadIdx.x; i < padding * (Buffers::BYTES / Buffers::ROW_BYTES); i += NUM_CONSUMERS) {
-    const uint32_t row = i / padding, chunk = head_dim / 8 + i % padding;
-    *reinterpret_cast<uint4*>(shared().stages + row * Buffers::ROW_BYTES + (chunk ^ row % 8) * 16) = zero_chunk();
+  for (uint32_t i = threadIdx.x; i < padding * KV_ROWS * 2 * NUM_KV_BUFFERS; i += NUM_CONSUMERS) {
+    const uint32_t row = i / padding, chunk = head_dim / 8 + i % padding, in_tile = row % KV_ROWS;
+    char* tile = shared().stages + row / KV_ROWS * Buffers::TILE_BYTES;
+    *reinterpret_cast<uint4*>(tile + Buffers::offset(in_tile, chunk, in_tile % 8)) = zero_chunk();
   }
 }
 
@@ -112,6 +119,9 @@ template <uint32_t DIM, uint32_t KEYS>
 struct WarpAttention {
   static constexpr uint32_t WAYS = KV_ROWS / KEYS, ROW_GROUPS = NUM_WARPS / WAYS,
                             JOB_QUERIES = ROW_GROUPS * QUERIES_PER_WARP;
+  // The four warps of a warpgroup have the same way, so that they multiply together.
+  static constexpr bool BY_WARPGROUPS = ROW_GROUPS >= 4;
+  static constexpr uint32_t GROUP_QUERIES = (BY_WARPGROUPS ? 4 : 1) * QUERIES_PER_WARP;
   using Buffers = KvBuffers<DIM>;
 
   uint32_t q[DIM / 16][4];
@@ -160,21 +170,19 @@ struct WarpAttention {
   }
 
  private:
-  // S += Q K^T. A lane gives the row of one of the four 8 x 8 matrices of 16 positions and 16 elements.
+  // S += Q K^T.
   DISTMK_FN void multiply_qk(uint32_t tile, float (&s)[KEYS / 8][4]) const {
-    const uint32_t l = opaque(lane()), row = tile + (l / 16 * 8 + l % 8) * Buffers::ROW_BYTES,
-                   swizzle = (l / 8 % 2 ^ l % 8) * 16;
+    auto& sums = reinterpret_cast<float (&)[KEYS / 2]>(s);
+    if constexpr (BY_WARPGROUPS) tensor::begin<KEYS>();
 #pragma unroll
     for (uint32_t k = 0; k < DIM / 16; ++k) {
-      const uint32_t address = row + (32 * k ^ swizzle);
-#pragma unroll
-      for (uint32_t n = 0; n < KEYS / 16; ++n) {
-        uint32_t b[4];
-        ldmatrix_x4(address + n * 16 * Buffers::ROW_BYTES, b);
-        multiply(q[k], b[0], b[1], s[2 * n]);
-        multiply(q[k], b[2], b[3], s[2 * n + 1]);
-      }
+      const uint32_t slot = tile + k / 4 * Buffers::SLOT_BYTES;
+      if constexpr (BY_WARPGROUPS)
+        tensor::multiply<KEYS>(sums, q[k], slot, k % 4);
+      else
+        tensor::multiply_by_mma<KEYS>(sums, q[k], slot, k % 4);
     }
+    end_products();
   }
 
   // Online softmax: scores become weights, and the accumulator is rescaled if a maximum has changed.
@@ -208,18 +216,27 @@ struct WarpAttention {
 
   // O += P V, the weights as A fragments.
   DISTMK_FN void multiply_pv(uint32_t tile, const float (&p)[KEYS / 8][4]) {
-    const uint32_t l = opaque(lane()), row = tile + l % 16 * Buffers::ROW_BYTES, swizzle = (l / 16 ^ l % 8) * 16;
+    uint32_t a[KEYS / 16][4];
 #pragma unroll
-    for (uint32_t k = 0; k < KEYS / 16; ++k) {
-      const uint32_t a[4] = {pack_bf16(p[2 * k][0], p[2 * k][1]), pack_bf16(p[2 * k][2], p[2 * k][3]),
-                             pack_bf16(p[2 * k + 1][0], p[2 * k + 1][1]), pack_bf16(p[2 * k + 1][2], p[2 * k + 1][3])};
+    for (uint32_t k = 0; k < KEYS / 16; ++k)
 #pragma unroll
-      for (uint32_t n = 0; n < DIM / 16; ++n) {
-        uint32_t b[4];
-        ldmatrix_x4_transposed(row + k * 16 * Buffers::ROW_BYTES + (32 * n ^ swizzle), b);
-        multiply(a, b[0], b[1], acc[2 * n]);
-        multiply(a, b[2], b[3], acc[2 * n + 1]);
-      }
+      for (uint32_t i = 0; i < 4; ++i)
+        a[k][i] = pack_bf16(p[2 * k + i / 2][i % 2 * 2], p[2 * k + i / 2][i % 2 * 2 + 1]);
+    auto& sums = reinterpret_cast<float (&)[DIM / 2]>(acc);
+    if constexpr (BY_WARPGROUPS) tensor::begin<DIM>();
+#pragma unroll
+    for (uint32_t k = 0; k < KEYS / 16; ++k)
+      if constexpr (BY_WARPGROUPS)
+        tensor::multiply_rows<DIM>(sums, a[k], tile, k);
+      else
+        tensor::multiply_rows_by_mma<DIM>(sums, a[k], tile, k);
+    end_products();
+  }
+
+  DISTMK_FN static void end_products() {
+    if constexpr (BY_WARPGROUPS) {
+      tensor::commit<KEYS>();
+      tensor::await<KEYS>();
     }
   }
 };
@@ -286,10 +303,11 @@ DISTMK_NOINLINE void run_attention_job() {
   if (looks_up) found = loader.look_up(NUM_KV_BUFFERS, index);
 
   const uint32_t first_query = job.first_query + Warp::row_group() * QUERIES_PER_WARP;
-  const bool has_queries = first_query < num_queries;
+  const uint32_t first_of_group = first_query / Warp::GROUP_QUERIES * Warp::GROUP_QUERIES;
+  const bool has_queries = first_of_group < num_queries;
   const uint32_t query = first_query + Warp::lane() / 4;
   const uint32_t visible[2] = {visible_of(query), visible_of(query + 8)}, fewest = visible_of(first_query),
-                 most = visible_of(first_query + QUERIES_PER_WARP - 1);
+                 most = visible_of(first_of_group + Warp::GROUP_QUERIES - 1);
   const float scale = 1.4426950408889634f * rsqrtf(static_cast<float>(args.head_dim));
   Warp warp;
   warp.begin(args.head_dim, [&](uint32_t i) {
@@ -300,7 +318,8 @@ DISTMK_NOINLINE void run_attention_job() {
 #pragma unroll 1
   for (uint32_t tile = 0; tile < num_tiles; ++tile) {
     await_copies<NUM_KV_BUFFERS - 2>();
-    barrier_sync<NUM_CONSUMERS>();  // the tile is there, and the last one's buffer is free
+    if constexpr (Warp::BY_WARPGROUPS) fence_copies();  // products by warpgroups read by the same proxy
+    barrier_sync<NUM_CONSUMERS>();                      // the tile is there, and the last one's buffer is free
     loader.copy(tile + NUM_KV_BUFFERS - 1);
     if (looks_up) {
       attention_plan().cache_rows[tile % NUM_KV_BUFFERS][index] = found;  // of tile + NUM_KV_BUFFERS
