@@ -246,12 +246,12 @@ void WideAttentionBlock::write(uint32_t head) const {
 
 void body_wide_append(Context& context, const WideAppendArgs& args) {
   const Batch& batch = *context.batch(args.batch);
-  const WideBatch& wide = wide_batch(context, args.batch);
+  const WideBatch& runs = wide_batch(context, args.batch);
   const uint32_t shares = num_shares(context);
   run_shares(context, shares, [&](uint32_t index) {
     const Range rows = share(batch.num_wide_rows, index, shares);
     for (uint32_t row = rows.begin; row < rows.end; ++row)
-      append_row(context, args, row, wide_row(wide, batch.num_wide_runs, row));
+      append_row(context, args, row, wide_row(runs, batch.num_wide_runs, row));
   });
 }
 
