@@ -14,6 +14,13 @@ DISTMK_FN uint32_t rows_per_rank(uint32_t num_rows, uint32_t num_ranks) {
   return (num_rows + num_ranks - 1) / num_ranks;
 }
 
+// An operand in the memory of a rank that a pointer reaches: it may be in this rank's own arena only if that is the
+// rank.
+template <class T>
+DISTMK_FN T* on_rank(const Context& context, uint32_t rank, uint64_t operand) {
+  return rank == context.rank() ? context.at<T>(operand) : context.peer<T>(rank, operand);
+}
+
 // A row of a wide iteration in its sequence.
 struct WideRow {
   uint32_t slot, position;

@@ -113,7 +113,7 @@ DISTMK_FN void store_job(const Context& context, const WideLinearArgs& args, con
     } else {
       float* out;
       if (epilogue == WideEpilogue::PARTS) {
-        out = context.peer<float>(row / per_rank, args.out);
+        out = on_rank<float>(context, row / per_rank, args.out);
         if (!out) continue;
         out += uint64_t{row % per_rank} * args.out_stride + uint64_t{args.slot + job.split} * args.num_rows;
       } else {

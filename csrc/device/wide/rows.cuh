@@ -11,11 +11,6 @@ namespace wide {
 constexpr uint32_t ITEMS_IN_FLIGHT = 4;  // loads of a thread
 constexpr uint32_t SUMMED_ROWS = 32;     // at once, if they fit in shared memory
 
-// A rank's own memory need not be in the heap.
-template <class T>
-DISTMK_FN T* on_rank(const Context& context, uint32_t rank, uint64_t operand) {
-  return rank == context.rank() ? context.at<T>(operand) : context.peer<T>(rank, operand);
-}
 DISTMK_FN bool is_aligned(const void* p) { return reinterpret_cast<uint64_t>(p) % 16 == 0; }
 // Of four columns, or of one where a row does not begin at a multiple of 16 bytes.
 DISTMK_FN void load_if(bool wanted, const float* p, float4& v) {

@@ -30,10 +30,4 @@ void run_shares(Context& context, uint32_t count, const Run& run) {
   while (context.next_assigned(index));
 }
 
-// An operand of a peer-mapped rank; of a single rank it need not be on the heap.
-template <class T>
-T* on_rank(const Context& context, uint32_t rank, uint64_t operand) {
-  return rank == context.rank() ? context.at<T>(operand) : context.peer<T>(rank, operand);
-}
-
 }  // namespace distmk
