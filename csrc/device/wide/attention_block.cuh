@@ -250,7 +250,8 @@ struct WayCombine {
   static constexpr uint32_t BYTES = (NUM_WARPS - Warp::ROW_GROUPS) * VECTORS * 32 * sizeof(float4);
 
   DISTMK_FN static float4* at(uint32_t way) {
-    static_assert(KvBuffers<DIM>::BYTES + BYTES <= sizeof(Shared::stages), "");
+    // Without bulk copies there are fewer stages, and no wide iterations.
+    static_assert(!BULK_COPIES || KvBuffers<DIM>::BYTES + BYTES <= sizeof(Shared::stages), "");
     return reinterpret_cast<float4*>(shared().stages + KvBuffers<DIM>::BYTES) +
            ((way - 1) * Warp::ROW_GROUPS + Warp::row_group()) * VECTORS * 32 + Warp::lane();
   }
