@@ -1,117 +1,16 @@
 // One job of wide attention: O = softmax(Q K^T / sqrt(d)) V of a block of queries, FlashAttention-2 (Dao,
-// arXiv:2307.08691) with mma.m16n8k16. A query is a (row, head) pair of a run and a KV head: the heads of a GQA group
-// share the K and V tiles. The eight warps are row groups of 16 queries times ways: a way takes KEYS positions of every
-// KV tile, and the ways are combined at the end. Many ways are for jobs with few queries.
+// arXiv:2307.08691) on tensor cores, by warpgroups or warps. A query is a (row, head) pair of a run and a KV head: the
+// heads of a GQA group share the K and V tiles. The eight warps are row groups of 16 queries times ways: a way takes
+// KEYS positions of every KV tile, and the ways are combined at the end. Many ways are for jobs with few queries.
 #pragma once
 #include "device/attention/lse.cuh"
-#include "device/core/bf16.cuh"
-#include "device/wide/runs.cuh"
+#include "device/wide/kv_tiles.cuh"
 #include "platform/wgmma.cuh"
 
 namespace distmk {
 namespace wide {
 
-constexpr uint32_t KV_ROWS = 64;        // positions of a KV tile
-constexpr uint32_t NUM_KV_BUFFERS = 4;  // of a K and a V tile each
 constexpr uint32_t QUERIES_PER_WARP = 16;
-constexpr uint32_t MAX_HEAD_DIM = 128;
-
-struct AttentionJob {
-  BatchRun run;
-  uint32_t kv_head, first_head, num_heads;  // query heads of this rank that share the KV head
-  uint32_t first_query;                     // numbered row * num_heads + head
-};
-
-// What all warps of a worker know, in shared memory, as a job has no registers for it.
-struct AttentionPlan {
-  BatchRun given[MAX_ROWS];
-  BatchRun runs[MAX_ROWS];  // most positions first
-  WideAttentionArgs args;
-  AttentionJob job;                              // the present one
-  uint32_t cache_rows[NUM_KV_BUFFERS][KV_ROWS];  // of the positions of the next KV tiles
-};
-static_assert(sizeof(AttentionPlan) <= WORK_BYTES, "");
-DISTMK_FN AttentionPlan& attention_plan() { return *reinterpret_cast<AttentionPlan*>(shared().work); }
-template <class T>
-DISTMK_FN T* at_operand(uint64_t operand) {
-  return reinterpret_cast<T*>(reinterpret_cast<const RankState*>(shared().state_memory)->address(operand));
-}
-
-// DIM: head_dim rounded up to a size that the loops over a head know; the elements behind it are zeros.
-template <uint32_t DIM>
-struct KvBuffers {
-  static constexpr uint32_t ROW_BYTES = 64 * sizeof(__nv_bfloat16), SLOT_BYTES = KV_ROWS * ROW_BYTES,
-                            TILE_BYTES = DIM / 64 * SLOT_BYTES, CHUNKS = DIM / 8,
-                            ROWS_PER_PASS = NUM_CONSUMERS / CHUNKS, PASSES = KV_ROWS / ROWS_PER_PASS,
-                            BYTES = 2 * NUM_KV_BUFFERS * TILE_BYTES;
-  static_assert(ROWS_PER_PASS % 8 == 0, "a thread's rows have the same swizzle");
-
-  DISTMK_FN static uint32_t k(uint32_t tile) {
-    return shared_address(shared().stages) + tile % NUM_KV_BUFFERS * 2 * TILE_BYTES;
-  }
-  DISTMK_FN static uint32_t v(uint32_t tile) { return k(tile) + TILE_BYTES; }
-  // Chunk c of row r of a tile: slots of 64 columns, in which the chunks of a row are permuted.
-  DISTMK_FN static uint32_t offset(uint32_t row, uint32_t chunk, uint32_t swizzle) {
-    return chunk / 8 * SLOT_BYTES + row * ROW_BYTES + (chunk % 8 ^ swizzle) * 16;
-  }
-};
-
-// What a thread copies of each KV tile: the same chunk of 16 bytes of some rows. In shared memory chunk c of row r is
-// chunk c ^ r % 8, so that ldmatrix meets no bank twice; the caches have a swizzle of their own. What follows from the
-// arguments is worked out where it is used, as there are no registers to keep it in.
-template <uint32_t DIM>
-class KvLoader {
- public:
-  using Buffers = KvBuffers<DIM>;
-
-  DISTMK_FN explicit KvLoader(uint32_t num_keys) : num_keys_(num_keys) {}
-  // The cache row of position `index` of a tile.
-  DISTMK_FN uint32_t look_up(uint32_t tile, uint32_t index) const {
-    const uint32_t position = tile * KV_ROWS + index;
-    if (position >= num_keys_) return 0;
-    const WideAttentionArgs& args = attention_plan().args;
-    const AttentionJob& job = attention_plan().job;
-    return cache_row(at_operand<int32_t>(args.page_table), args, static_cast<uint32_t>(job.run.slot), job.kv_head,
-                     position);
-  }
-  // Once the cache rows are in the plan. Positions from num_keys on are zeros: weights of 0 times NaN would be NaN.
-  DISTMK_FN void copy(uint32_t tile) const {
-    const WideAttentionArgs& args = attention_plan().args;
-    const uint32_t chunk = opaque(threadIdx.x) % Buffers::CHUNKS, first = tile * KV_ROWS + row(), dim = args.head_dim;
-    if (tile * KV_ROWS < num_keys_ && 8 * chunk < dim) {
-      const auto *k = at_operand<__nv_bfloat16>(args.k_cache) + 8 * chunk,
-                 *v = at_operand<__nv_bfloat16>(args.v_cache) + 8 * chunk;
-      const uint32_t swizzle = swizzles_cache(dim, args.page_size) ? row() % 2 * 4 : row() % 8;
-      const uint32_t dst = Buffers::k(tile) + Buffers::offset(row(), chunk, swizzle);
-#pragma unroll
-      for (uint32_t i = 0; i < Buffers::PASSES; ++i) {
-        const uint32_t ahead = i * Buffers::ROWS_PER_PASS;
-        const uint64_t cache_row = attention_plan().cache_rows[tile % NUM_KV_BUFFERS][row() + ahead];
-        copy_chunk(dst + ahead * Buffers::ROW_BYTES, k + cache_row * dim, first + ahead < num_keys_);
-        copy_chunk(dst + ahead * Buffers::ROW_BYTES + Buffers::TILE_BYTES, v + cache_row * dim,
-                   first + ahead < num_keys_);
-      }
-    }
-    commit_copies();
-  }
-
- private:
-  uint32_t num_keys_;
-
-  DISTMK_FN static uint32_t row() { return opaque(threadIdx.x) / Buffers::CHUNKS; }
-};
-
-// The chunks behind head_dim in all buffers.
-template <uint32_t DIM>
-DISTMK_FN void zero_padding(uint32_t head_dim) {
-  using Buffers = KvBuffers<DIM>;
-  const uint32_t padding = (DIM - head_dim) / 8;
-  for (uint32_t i = threadIdx.x; i < padding * KV_ROWS * 2 * NUM_KV_BUFFERS; i += NUM_CONSUMERS) {
-    const uint32_t row = i / padding, chunk = head_dim / 8 + i % padding, in_tile = row % KV_ROWS;
-    char* tile = shared().stages + row / KV_ROWS * Buffers::TILE_BYTES;
-    *reinterpret_cast<uint4*>(tile + Buffers::offset(in_tile, chunk, in_tile % 8)) = zero_chunk();
-  }
-}
 
 // A warp's 16 queries over its ways of the tiles. Lane 4 g + t has queries g and g + 8, and of each t's columns of
 // every eight (see `multiply`).
@@ -250,7 +149,8 @@ struct WayCombine {
   static constexpr uint32_t BYTES = (NUM_WARPS - Warp::ROW_GROUPS) * VECTORS * 32 * sizeof(float4);
 
   DISTMK_FN static float4* at(uint32_t way) {
-    static_assert(KvBuffers<DIM>::BYTES + BYTES <= sizeof(Shared::stages), "");
+    // Without bulk copies there are fewer stages, and no wide iterations.
+    static_assert(!BULK_COPIES || KvBuffers<DIM>::BYTES + BYTES <= sizeof(Shared::stages), "");
     return reinterpret_cast<float4*>(shared().stages + KvBuffers<DIM>::BYTES) +
            ((way - 1) * Warp::ROW_GROUPS + Warp::row_group()) * VECTORS * 32 + Warp::lane();
   }
@@ -278,6 +178,27 @@ struct WayCombine {
     }
   }
 };
+
+// The outputs of a lane's two queries.
+template <uint32_t DIM, class Warp>
+DISTMK_FN void store_attention(const AttentionJob& job, uint32_t query, uint32_t num_queries, const Warp& warp) {
+  const WideAttentionArgs& args = attention_plan().args;
+  auto* out = at_operand<__nv_bfloat16>(args.out);
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i, query += 8) {
+    if (query >= num_queries) continue;
+    const float scale = normalizer(warp.softmax[i].sum);
+    const uint32_t in_run = query / job.num_heads, head = job.first_head + query - in_run * job.num_heads,
+                   row = static_cast<uint32_t>(job.run.row_begin) + in_run;
+#pragma unroll
+    for (uint32_t j = 0; j < DIM / 8; ++j) {
+      if (8 * j >= args.head_dim) continue;
+      const uint32_t col = head * args.head_dim + 8 * j + Warp::lane() % 4 * 2;
+      *reinterpret_cast<uint32_t*>(out + activation_offset(row, col, args.num_q * args.head_dim, args.tiled)) =
+          pack_bf16(warp.acc[j][2 * i] * scale, warp.acc[j][2 * i + 1] * scale);
+    }
+  }
+}
 
 // By all consumers.
 template <uint32_t DIM, uint32_t KEYS>
@@ -336,23 +257,7 @@ DISTMK_NOINLINE void run_attention_job() {
 #pragma unroll 1
       for (uint32_t way = 1; way < Warp::WAYS; ++way) WayCombine<DIM, KEYS>::add(warp, way);
   }
-  if (Warp::way() == 0 && has_queries) {
-#pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) {
-      if (query + 8 * i >= num_queries) continue;
-      const float scale_out = normalizer(warp.softmax[i].sum);
-      const uint32_t in_run = (query + 8 * i) / num_heads, head = job.first_head + query + 8 * i - in_run * num_heads,
-                     row = static_cast<uint32_t>(job.run.row_begin) + in_run;
-      auto* out = at_operand<__nv_bfloat16>(args.out);
-#pragma unroll
-      for (uint32_t j = 0; j < DIM / 8; ++j)
-        if (8 * j < args.head_dim) {
-          const uint32_t col = head * args.head_dim + 8 * j + Warp::lane() % 4 * 2;
-          *reinterpret_cast<uint32_t*>(out + activation_offset(row, col, args.num_q * args.head_dim, args.tiled)) =
-              pack_bf16(warp.acc[j][2 * i] * scale_out, warp.acc[j][2 * i + 1] * scale_out);
-        }
-    }
-  }
+  if (Warp::way() == 0) store_attention<DIM>(job, query, num_queries, warp);
 }
 
 }  // namespace wide

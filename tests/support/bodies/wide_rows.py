@@ -216,6 +216,7 @@ def argmax(board: Board, rank: int, num_parts: int) -> None:
     values = board.rng.integers(-3, 3, (num_rows, n)).astype(np.float32)
     values[:, board.rng.integers(0, n, 3)] = board.rng.normal(size=(num_rows, 3))
     values[: num_rows // 2] -= 100
+    values[-1:, [n * (part + 1) // num_parts - 1 for part in range(num_parts)]] = 50  # at the end of each part
     logits = board.padded(rank, n, MAX_ROWS)
     if num_rows:
         board.fill(logits, values)
