@@ -16,6 +16,25 @@
 namespace distmk {
 namespace tensor {
 
+// Registers that products read or write, before begin() and after await(): to the compiler the products are done where
+// they are started, so that it could move what comes before or behind them in between.
+template <uint32_t COUNT>
+DISTMK_FN void settle(float (&registers)[COUNT]) {
+#ifdef DISTMK_WGMMA
+#pragma unroll
+  for (float& each : registers) asm volatile("" : "+f"(each)::"memory");
+#endif
+}
+template <uint32_t ROWS>
+DISTMK_FN void settle(uint32_t (&registers)[ROWS][4]) {
+#ifdef DISTMK_WGMMA
+#pragma unroll
+  for (auto& row : registers)
+#pragma unroll
+    for (uint32_t& each : row) asm volatile("" : "+r"(each)::"memory");
+#endif
+}
+
 // By each warp for itself.
 template <uint32_t N>
 DISTMK_FN void multiply_by_mma(float (&acc)[N / 2], const uint32_t (&a)[4], uint32_t slot, uint32_t step) {

@@ -70,9 +70,9 @@ struct WarpAttention {
 
  private:
   // S += Q K^T.
-  DISTMK_FN void multiply_qk(uint32_t tile, float (&s)[KEYS / 8][4]) const {
+  DISTMK_FN void multiply_qk(uint32_t tile, float (&s)[KEYS / 8][4]) {
     auto& sums = reinterpret_cast<float (&)[KEYS / 2]>(s);
-    if constexpr (BY_WARPGROUPS) tensor::begin<KEYS>();
+    begin_products(sums, q);
 #pragma unroll
     for (uint32_t k = 0; k < DIM / 16; ++k) {
       const uint32_t slot = tile + k / 4 * Buffers::SLOT_BYTES;
@@ -81,7 +81,7 @@ struct WarpAttention {
       else
         tensor::multiply_by_mma<KEYS>(sums, q[k], slot, k % 4);
     }
-    end_products();
+    end_products(sums);
   }
 
   // Online softmax: scores become weights, and the accumulator is rescaled if a maximum has changed.
@@ -122,20 +122,30 @@ struct WarpAttention {
       for (uint32_t i = 0; i < 4; ++i)
         a[k][i] = pack_bf16(p[2 * k + i / 2][i % 2 * 2], p[2 * k + i / 2][i % 2 * 2 + 1]);
     auto& sums = reinterpret_cast<float (&)[DIM / 2]>(acc);
-    if constexpr (BY_WARPGROUPS) tensor::begin<DIM>();
+    begin_products(sums, a);
 #pragma unroll
     for (uint32_t k = 0; k < KEYS / 16; ++k)
       if constexpr (BY_WARPGROUPS)
         tensor::multiply_rows<DIM>(sums, a[k], tile, k);
       else
         tensor::multiply_rows_by_mma<DIM>(sums, a[k], tile, k);
-    end_products();
+    end_products(sums);
   }
 
-  DISTMK_FN static void end_products() {
+  template <uint32_t SUMS, uint32_t STEPS>
+  DISTMK_FN static void begin_products(float (&sums)[SUMS], uint32_t (&a)[STEPS][4]) {
+    if constexpr (BY_WARPGROUPS) {
+      tensor::settle(sums);
+      tensor::settle(a);
+      tensor::begin<KEYS>();
+    }
+  }
+  template <uint32_t SUMS>
+  DISTMK_FN static void end_products(float (&sums)[SUMS]) {
     if constexpr (BY_WARPGROUPS) {
       tensor::commit<KEYS>();
       tensor::await<KEYS>();
+      tensor::settle(sums);
     }
   }
 };
