@@ -53,6 +53,7 @@ DISTMK_FN void body_wide_linear(Context& context, const WideLinearArgs& args) {
   context.team.sync();
   if (threadIdx.x < 32) warp_arrive(&shared().wide_entered);
   wide::run_jobs(context, args);
+  barrier_wait(&rings.left, 0);
   context.team.sync();
   rings.invalidate(threadIdx.x);
 }
