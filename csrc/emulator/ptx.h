@@ -138,6 +138,7 @@ inline void copy_bulk(uint32_t dst, const char* src, uint32_t num_bytes, uint32_
   copy_expected(dst, src, num_bytes, full);
 }
 inline void fence_copies() {}
+inline void fence_copies_to_shared() {}
 inline void copy_by_lanes(uint32_t, const char*, uint32_t, uint32_t, uint32_t, uint32_t) {}
 
 // A thread's copies land as late as they may: when it waits for their group.

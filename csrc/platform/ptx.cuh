@@ -239,6 +239,10 @@ DISTMK_FN void copy_bulk(uint32_t dst, const char* src, uint32_t num_bytes, uint
 DISTMK_FN void fence_copies() {
   if constexpr (BULK_COPIES) asm volatile("fence.proxy.async;" ::: "memory");
 }
+// The same of accesses to shared memory alone; waits for no store to global memory.
+DISTMK_FN void fence_copies_to_shared() {
+  if constexpr (BULK_COPIES) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 // By all lanes of a warp. Each lane arrives at `full` once its own part has landed.
 DISTMK_FN void copy_by_lanes(uint32_t dst, const char* src, uint32_t num_bytes, uint32_t full, uint32_t lane,
                              uint32_t num_lanes) {

@@ -24,7 +24,7 @@ DISTMK_NOINLINE void run_jobs(const Context& context, const WideLinearArgs& args
     write_features(context, args, division, job, features.begin);
     context.team.sync();
     store_job(context, args, job, features, division.num_tokens);
-    fence_copies();  // the A ring is filled over what was read and written here
+    fence_copies_to_shared();  // the A ring is filled over what was read and written here
     warp_arrive(&rings().stored);
   }
 }
@@ -53,6 +53,8 @@ DISTMK_FN void body_wide_linear(Context& context, const WideLinearArgs& args) {
   context.team.sync();
   if (threadIdx.x < 32) warp_arrive(&shared().wide_entered);
   wide::run_jobs(context, args);
+  fence_copies();  // other workers' loaders copy what was stored
+  barrier_wait(&rings.left, 0);
   context.team.sync();
   rings.invalidate(threadIdx.x);
 }

@@ -119,6 +119,7 @@ DISTMK_NOINLINE bool stream_product(const RankState& state, const Team lanes, co
   RingFiller filler(state, lanes, args, division);
   JobCursor jobs(division, rings().instance, state.program->num_workers);
   for (Job job; jobs.next(job);) filler.fill(job);
+  warp_arrive(&rings().left);
   return true;
 }
 

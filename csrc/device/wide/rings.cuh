@@ -32,8 +32,9 @@ struct Feature {
 //   a_full, b_full    loader -> consumers    a slot has landed
 //   a_empty, b_empty  consumers -> loader    a slot has been read
 //   stored            consumers -> loader    a job's output, which lies over the A ring, has been read
+//   left              loader -> consumers    it has learned of the task, filled its rings and left them
 struct Rings {
-  uint64_t a_full[A_SLOTS], a_empty[A_SLOTS], b_full[MAX_B_SLOTS], b_empty[MAX_B_SLOTS], stored;
+  uint64_t a_full[A_SLOTS], a_empty[A_SLOTS], b_full[MAX_B_SLOTS], b_empty[MAX_B_SLOTS], stored, left;
   uint32_t instance;  // of the task: the number of its first one here
   alignas(16) Feature features[JOB_TILES * M_TILE];
 
@@ -43,14 +44,14 @@ struct Rings {
     constexpr uint32_t ALL_WARPS = NUM_WARPS * WARP_ARRIVALS;
     if (thread < A_SLOTS) barrier_init(&a_full[thread], JOB_TILES), barrier_init(&a_empty[thread], ALL_WARPS);
     if (thread < MAX_B_SLOTS) barrier_init(&b_full[thread], 1), barrier_init(&b_empty[thread], ALL_WARPS);
-    if (thread == 0) barrier_init(&stored, ALL_WARPS);
+    if (thread == 0) barrier_init(&stored, ALL_WARPS), barrier_init(&left, WARP_ARRIVALS);
     barrier_init_done();
   }
   // The memory may then be used for something else.
   DISTMK_FN void invalidate(uint32_t thread) {
     if (thread < A_SLOTS) barrier_invalidate(&a_full[thread]), barrier_invalidate(&a_empty[thread]);
     if (thread < MAX_B_SLOTS) barrier_invalidate(&b_full[thread]), barrier_invalidate(&b_empty[thread]);
-    if (thread == 0) barrier_invalidate(&stored);
+    if (thread == 0) barrier_invalidate(&stored), barrier_invalidate(&left);
   }
 };
 static_assert(sizeof(Rings) <= SCRATCH_BYTES, "");
