@@ -72,7 +72,7 @@ DISTMK_FN void set_up() {
 }
 
 // All roles of a CTA, for the turn of a program.
-DISTMK_FN void run_roles() {
+DISTMK_NOINLINE void run_roles() {
   Shared& s = shared();
   const RankState& state = *reinterpret_cast<const RankState*>(s.state_memory);
   const uint32_t num_workers = s.header.num_workers, num_schedulers = s.header.num_schedulers;
