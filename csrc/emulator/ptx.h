@@ -133,6 +133,7 @@ inline void copy_expected(uint32_t dst, const void* src, uint32_t num_bytes, uin
 inline void copy_kept(uint32_t dst, const void* src, uint32_t num_bytes, uint32_t full) {
   copy_expected(dst, src, num_bytes, full);
 }
+inline void prefetch_bulk(const void*, uint32_t) {}
 inline void copy_bulk(uint32_t dst, const char* src, uint32_t num_bytes, uint32_t full) {
   expect_bytes(full, num_bytes);
   copy_expected(dst, src, num_bytes, full);

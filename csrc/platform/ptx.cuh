@@ -231,6 +231,11 @@ DISTMK_FN void copy_kept(uint32_t dst, const void* src, uint32_t num_bytes, uint
                  "l"(src), "r"(num_bytes), "r"(full)
                  : "memory");
 }
+// Brings some bytes to the second-level cache.
+DISTMK_FN void prefetch_bulk(const void* src, uint32_t num_bytes) {
+  if constexpr (BULK_COPIES)
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(num_bytes) : "memory");
+}
 DISTMK_FN void copy_bulk(uint32_t dst, const char* src, uint32_t num_bytes, uint32_t full) {
   expect_bytes(full, num_bytes);
   copy_expected(dst, src, num_bytes, full);

@@ -33,8 +33,9 @@ struct Division {
   uint32_t tiles_per_slab, num_m_tiles;
   uint32_t num_columns;  // of jobs
 
-  DISTMK_FN Division(const WideLinearArgs& args, const Batch& batch) {
-    num_tokens = args.sampled ? batch.num_rows : batch.num_wide_rows;
+  DISTMK_FN Division(const WideLinearArgs& args, const Batch& batch)
+      : Division(args, args.sampled ? batch.num_rows : batch.num_wide_rows) {}
+  DISTMK_FN Division(const WideLinearArgs& args, uint32_t all_tokens) : num_tokens(all_tokens) {
     tile_tokens = num_tokens <= 32 ? 32 : num_tokens <= 64 ? 64 : num_tokens <= 128 ? 128 : MAX_TOKENS;
     num_n_tiles = (num_tokens + tile_tokens - 1) / tile_tokens;
     const uint32_t num_others = args.num_slabs - args.num_reduced;

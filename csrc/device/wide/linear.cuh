@@ -19,7 +19,7 @@ DISTMK_NOINLINE void run_jobs(const Context& context, const WideLinearArgs& args
     const BlockRange blocks = Division::blocks_of(args, job.split);
     const uint32_t num_blocks = blocks.end - blocks.begin;
     multiply_job<N>(job.num_tiles, a_count, b_count, num_blocks);
-    a_count += (num_blocks + BLOCKS_PER_TILE - 1) / BLOCKS_PER_TILE, b_count += num_blocks;
+    a_count += (num_blocks + BLOCKS_PER_TILE - 1) / BLOCKS_PER_TILE, b_count += max(num_blocks, 1u);
     const FeatureRange features = features_of(args, division, job);
     write_features(context, args, division, job, features.begin);
     context.team.sync();

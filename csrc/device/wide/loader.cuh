@@ -37,14 +37,23 @@ class PackedTile {
   uint32_t block_first_, block_rows_, row_in_block_;  // of the M block
 };
 
+// The M tile of a job that this lane copies, perhaps one without rows.
+DISTMK_FN PackedTile tile_of_lane(const RankState& state, const WideLinearArgs& args, const Division& division,
+                                  const Job& job) {
+  const uint32_t lane = threadIdx.x % 32;
+  TileRows rows = division.tile_rows(args, job.first_tile + min(lane, job.num_tiles - 1));
+  if (lane >= job.num_tiles) rows.count = 0;
+  return {reinterpret_cast<const char*>(state.address(args.weight)), args, rows};
+}
+
 // The producer of the rings.
 class RingFiller {
  public:
   DISTMK_FN RingFiller(const RankState& state, const Team& lanes, const WideLinearArgs& args, const Division& division)
-      : lanes_(lanes),
+      : state_(state),
+        lanes_(lanes),
         args_(args),
         division_(division),
-        weight_(reinterpret_cast<const char*>(state.address(args.weight))),
         x_(reinterpret_cast<const char*>(state.address(args.x))),
         slot_bytes_(b_slot_bytes(division.tile_tokens)),
         b_slots_(num_b_slots(division.tile_tokens)) {}
@@ -53,36 +62,47 @@ class RingFiller {
   // the last one is still in the A ring.
   DISTMK_FN void fill(const Job& job) {
     const BlockRange blocks = Division::blocks_of(args_, job.split);
-    const uint32_t m_tile = job.first_tile + min(lanes_.index, job.num_tiles - 1);
-    TileRows rows = division_.tile_rows(args_, m_tile);
-    if (lanes_.index >= job.num_tiles) rows.count = 0;
-    const PackedTile tile(weight_, args_, rows);
-    uint32_t next_tile = blocks.begin / BLOCKS_PER_TILE, due = num_jobs_ ? b_slots_ : 0;
+    if (blocks.begin == blocks.end) return pass(job);
+    const PackedTile tile = tile_of_lane(state_, args_, division_, job);
+    const uint32_t first_tile = blocks.begin / BLOCKS_PER_TILE;
     const uint32_t num_tiles = (blocks.end + BLOCKS_PER_TILE - 1) / BLOCKS_PER_TILE;
-    const auto next_a = [&](bool first) {
-      if (first && num_jobs_) barrier_wait(&rings().stored, (num_jobs_ - 1) % 2);
+    uint32_t next_tile = first_tile, due = num_jobs_ ? b_slots_ : 0;
+    const auto next_a = [&] {
+      const bool first = next_tile == first_tile;
+      if (first) await_stored();
       fill_a(tile, next_tile++);
       due = first ? b_slots_ : due + BLOCKS_PER_TILE;
     };
-    const uint32_t first_tile = next_tile;
 #pragma unroll 1
     for (uint32_t block = blocks.begin; block < blocks.end; ++block) {
-      while (next_tile < num_tiles && block - blocks.begin >= due) next_a(next_tile == first_tile);
-      fill_b(job.first_token, block);
+      while (next_tile < num_tiles && block - blocks.begin >= due) next_a();
+      fill_b(job.first_token, block, slot_bytes_);
     }
-    while (next_tile < num_tiles) next_a(next_tile == first_tile);
+    while (next_tile < num_tiles) next_a();
     ++num_jobs_;
   }
 
  private:
+  const RankState& state_;
   const Team lanes_;
   const WideLinearArgs& args_;
   const Division& division_;
-  const char *weight_, *x_;
+  const char* x_;
   const uint32_t slot_bytes_, b_slots_;
   uint32_t num_jobs_ = 0;  // filled completely
   uint32_t a_count_ = 0, b_slot_ = 0, b_phase_ = 0;
 
+  // A job without columns still takes a slot, with nothing in it, so that the consumers get no further ahead than
+  // others.
+  DISTMK_FN void pass(const Job& job) {
+    await_stored();
+    fill_b(job.first_token, 0, 0);
+    ++num_jobs_;
+  }
+  // Waits until the last job's output has been read.
+  DISTMK_FN void await_stored() {
+    if (num_jobs_) barrier_wait(&rings().stored, (num_jobs_ - 1) % 2);
+  }
   // A lane copies an M tile.
   DISTMK_FN void fill_a(const PackedTile& tile, uint32_t k_tile) {
     const RingPosition<A_SLOTS> at{a_count_++};
@@ -95,22 +115,44 @@ class RingFiller {
     const uint32_t dst = shared_address(shared().stages) + slot * A_SLOT_BYTES + lanes_.index * A_TILE_BYTES;
     if (num_bytes) copy_expected(dst, tile.begin(k_tile), num_bytes, full);
   }
-  DISTMK_FN void fill_b(uint32_t first_token, uint32_t block) {
+  DISTMK_FN void fill_b(uint32_t first_token, uint32_t block, uint32_t num_bytes) {
     const uint32_t full = shared_address(&rings().b_full[b_slot_]);
     barrier_wait(&rings().b_empty[b_slot_], b_phase_ ^ 1);
     lanes_.sync();
     if (lanes_.leader()) {
       const char* src = x_ + (uint64_t{block} * WIDE_ROWS + first_token) * WIDE_COLS * sizeof(__nv_bfloat16);
-      expect_bytes(full, slot_bytes_);
-      copy_kept(shared_address(shared().stages) + A_BYTES + b_slot_ * slot_bytes_, src, slot_bytes_, full);
+      expect_bytes(full, num_bytes);
+      const uint32_t dst = shared_address(shared().stages) + A_BYTES + b_slot_ * slot_bytes_;
+      if (num_bytes) copy_kept(dst, src, num_bytes, full);
     }
     if (++b_slot_ == b_slots_) b_slot_ = 0, b_phase_ ^= 1;
   }
 };
 
+// While the inputs are computed: the weights with which this worker begins, if the iteration is full. They are then in
+// the second-level cache, if the guess is right.
+DISTMK_FN void prefetch_product(const RankState& state, const TaskDesc& task) {
+  const auto& args = *reinterpret_cast<const WideLinearArgs*>(task.args);
+  const uint32_t num_workers = state.program->num_workers, worker = shared().worker_index;
+  const Division division(args, args.sampled ? MAX_ROWS : WIDE_ROWS);
+  JobCursor jobs(division, (worker + num_workers - task.first_worker) % num_workers, num_workers);
+  Job job;
+  if (threadIdx.x % 32 >= JOB_TILES || !jobs.next(job)) return;
+  const BlockRange blocks = Division::blocks_of(args, job.split);
+  const PackedTile tile = tile_of_lane(state, args, division, job);
+#pragma unroll 1
+  for (uint32_t i = 0; i < A_SLOTS; ++i) {
+    const uint32_t k_tile = blocks.begin / BLOCKS_PER_TILE + i;
+    if (k_tile * BLOCKS_PER_TILE >= blocks.end || !tile.num_bytes(k_tile)) return;
+    prefetch_bulk(tile.begin(k_tile), tile.num_bytes(k_tile));
+  }
+}
+
 // The producer of a task's rings, once the consumers have entered its body. `number` of such tasks came before. False:
 // the worker has left. A body that has been entered needs nothing more than these copies, so it is not left midway.
 DISTMK_NOINLINE bool stream_product(const RankState& state, const Team lanes, const TaskDesc& task, uint32_t number) {
+  prefetch_product(state, task);
+  lanes.sync();
   while (!lanes.all(barrier_try_wait(&shared().wide_entered, number % 2)))
     if (!lanes.all(!shared().pipeline.leave.get())) return false;
   fence_copies();

@@ -68,7 +68,6 @@ DISTMK_FN void multiply_half(float (&acc)[N / 2], const PackedWeights& w, uint32
 // that their registers can be used again; those of the other warpgroup keep the tensor cores busy.
 template <uint32_t N>
 DISTMK_FN void multiply_blocks(float (&acc)[N / 2], uint32_t a_count, uint32_t b_count, uint32_t num_blocks) {
-  if (!num_blocks) return;
   WeightReader weights(a_count);
   RingPosition<num_b_slots(N)> b{b_count};
   weights.open(min(BLOCKS_PER_TILE, num_blocks));
@@ -93,19 +92,24 @@ DISTMK_FN void multiply_blocks(float (&acc)[N / 2], uint32_t a_count, uint32_t b
   }
 }
 
+template <uint32_t N>
+DISTMK_FN void skip_block(uint32_t b_count) {
+  const RingPosition<num_b_slots(N)> b{b_count};
+  barrier_wait(&rings().b_full[b.slot()], b.parity());
+  warp_arrive(&rings().b_empty[b.slot()]);
+}
+
 // For a warpgroup without M tiles: takes part in the rings and nothing else.
 template <uint32_t N>
 DISTMK_FN void skip_blocks(uint32_t a_count, uint32_t b_count, uint32_t num_blocks) {
 #pragma unroll 1
-  for (uint32_t block = 0; block < num_blocks; ++block, ++b_count) {
+  for (uint32_t block = 0; block < num_blocks; ++block) {
     if (block % BLOCKS_PER_TILE == 0) {
       const RingPosition<A_SLOTS> a{a_count++};
       barrier_wait(&rings().a_full[a.slot()], a.parity());
       warp_arrive(&rings().a_empty[a.slot()]);
     }
-    const RingPosition<num_b_slots(N)> b{b_count};
-    barrier_wait(&rings().b_full[b.slot()], b.parity());
-    warp_arrive(&rings().b_empty[b.slot()]);
+    skip_block<N>(b_count + block);
   }
 }
 
@@ -137,7 +141,9 @@ DISTMK_FN void multiply_job(uint32_t num_tiles, uint32_t a_count, uint32_t b_cou
   float acc[N / 2];
 #pragma unroll
   for (float& sum : acc) sum = 0.0f;
-  if (active)
+  if (!num_blocks)
+    skip_block<N>(b_count);
+  else if (active)
     multiply_blocks<N>(acc, a_count, b_count, num_blocks);
   else
     skip_blocks<N>(a_count, b_count, num_blocks);
