@@ -59,7 +59,9 @@ def test_tasks_in_order() -> None:
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize("turns", [(WIDE_ROWS,), (MAX_ROWS, WIDE_ROWS)], ids=str)
-def test_what_the_narrow_graph_has_is_used_in_place(turns: tuple[int, ...], num_ranks: int, config: ModelConfig) -> None:
+def test_what_the_narrow_graph_has_is_used_in_place(
+    turns: tuple[int, ...], num_ranks: int, config: ModelConfig
+) -> None:
     """Programs that take turns have both batches, each in the graph whose scheduler step begins; `sampled` each its own."""
     narrow, graph = lowered(num_ranks, 3, config, turns=turns)
     assert set(graph.weights) == set(narrow.graph.weights) and len(graph.weights) == len(narrow.graph.weights)
@@ -196,6 +198,14 @@ def test_damaged_products_are_refused(field: str) -> None:
             args = decode_args(desc)
             setattr(args, field, getattr(args, field) + (64 if field == "num_reduced" else 1))
     assert complaint(program)
+
+
+def test_columns_of_gated_activations_are_proved() -> None:
+    program = wide_program()
+    for desc, name in zip(program.ranks[1].tasks, program.ranks[1].task_names, strict=True):
+        if name == "layer0.gate_up":
+            decode_args(desc).out_stride += 1
+    assert "has not as many columns as gate and up have rows" in refusal(program)
 
 
 def test_rows_of_two_owners_are_not_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,11 @@ LITERALS = {
     "WideAppendArgs": {"eps"},
     "WideSumArgs": {"add", "eps"},
     "ArgmaxRowsArgs": {"first_token"},
-    "SchedulerStepArgs": {"max_slots", "max_positions", "max_rows"},  # how many sequences and tokens at once, of which length
+    "SchedulerStepArgs": {
+        "max_slots",
+        "max_positions",
+        "max_rows",
+    },  # how many sequences and tokens at once, of which length
 }
 # How much, and where: another program, of which all is proved that is proved of this one. Its data are others.
 SHAPES = {
@@ -52,7 +56,7 @@ SHAPES = {
     "WideLinearArgs": {"x", "weight", "bias", "k", "n", "num_slabs", "num_splits"},
     "WideAppendArgs": {"q_norm", "k_norm", "rope", "k_cache", "v_cache", "group", "q_begin", "kv_begin"},
     "WideAttentionArgs": {"k_cache", "v_cache", "group", "q_begin", "kv_begin"},
-    "ArgmaxRowsArgs": {"logits", "n"},
+    "ArgmaxRowsArgs": {"logits", "out", "n"},
     "SchedulerStepArgs": {"candidates", "drawn"},
     "TaskDesc": {"type"},  # where the arguments suit both types
 }
