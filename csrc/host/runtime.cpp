@@ -24,9 +24,10 @@ class HostLaunch : public Launch {
 
   void start() override {
     const bool own_threads = params_->scheduler_threads != 0;
+    const LaunchParams first = *params_;  // before worker 0 writes to them
     for (uint32_t worker = 0; worker < program_.num_workers; ++worker)
-      spawn([this, worker, own_threads] {
-        take_turns([&](const RankState& state) { return run_worker(state, worker, own_threads); });
+      spawn([this, first, worker, own_threads] {
+        take_turns(first, [&](const RankState& state) { return run_worker(state, worker, own_threads); });
       });
     for (uint32_t id = 0; own_threads && id < program_.num_schedulers; ++id)
       spawn([this, id] {
@@ -41,11 +42,11 @@ class HostLaunch : public Launch {
   const std::shared_ptr<Network> network_;  // null: every rank is reached by a pointer
   std::unique_ptr<Transport> transport_;
 
-  // Calls `run_turn` with the programs that have a turn, one after another. It returns Batch::stop as it has seen it.
-  // Schedulers with threads of their own have one program only: one that dispatches nothing would not see a turn end.
+  // Calls `run_turn` with the programs that have a turn, that of `params` first. It returns Batch::stop as it has seen
+  // it. Schedulers with threads of their own have one program only: one that dispatches nothing would not see a turn
+  // end.
   template <class RunTurn>
-  void take_turns(const RunTurn& run_turn) {
-    LaunchParams params = *params_;
+  void take_turns(LaunchParams params, const RunTurn& run_turn) {
     for (;;) {
       RankState state(&params, &faults_seen_);
       state.transport = transport_.get();

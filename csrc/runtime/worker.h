@@ -77,7 +77,8 @@ class Worker {
         list_.poll_batch(state_, iteration_, team_);
         const IterationBarrier barrier = iteration_barrier_state(state_, iteration_, team_);
         if (barrier == IterationBarrier::STOP && ring_.drained(team_, head_, iteration_)) {
-          stop_ = stop_of(state_);
+          // A launch in pieces may end in front of a batch that is not there yet.
+          stop_ = iteration_ == end_iteration(*state_.params) ? 0 : stop_of(state_);
           return leave();
         }
         if (barrier == IterationBarrier::OPEN) {

@@ -25,11 +25,10 @@ class MemoryNeed:
     wide: int = 0
 
 
-def least_memory(config: ModelConfig, options: DecodeOptions, *, has_wide: bool = False) -> MemoryNeed:
+def least_memory(config: ModelConfig, options: DecodeOptions) -> MemoryNeed:
     """A lower bound of what each rank needs, as the smallest shard's weights and the largest allocations alone are counted.
 
-    has_wide: there are wide iterations. Takes no time that depends on the sizes. UsageError: there are more ranks than query
-    heads.
+    Takes no time that depends on the sizes. UsageError: there are more ranks than query heads.
     """
     shards = shard_model(config, options.num_ranks)
     hidden, head_dim = config.hidden_size, config.head_dim
@@ -40,7 +39,7 @@ def least_memory(config: ModelConfig, options: DecodeOptions, *, has_wide: bool 
     rope = options.max_model_len * head_dim * F32_BYTES
     cached = 2 * max(shard.num_kv for shard in shards) * head_dim * options.total_pages * options.page_size
     pushed = 3 * options.num_ranks if options.all_reduces and not options.crosses_hosts else 0
-    wide, from_peers = _wide_bytes(config, options, shards) if has_wide else (0, 0)
+    wide, from_peers = _wide_bytes(config, options, shards) if options.turns[-1] > MAX_ROWS else (0, 0)
     return MemoryNeed(
         weights=(config.num_layers * layer + tables) * BF16_BYTES + rope,
         kv_cache=config.num_layers * cached * BF16_BYTES,

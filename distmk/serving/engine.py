@@ -207,7 +207,8 @@ class Engine:
         """UsageError: this host has too little memory, even for one sequence."""
         if self.backend_name != "cuda":
             need = least_memory(self.config, dataclasses.replace(options, num_pages=options.max_pages))
-            check_room({WEIGHTS: need.weights, "KV cache": need.kv_cache}, need.heap, self.bootstrap.local_size)
+            private = {WEIGHTS: need.weights, "KV cache": need.kv_cache, "activations": need.wide}
+            check_room(private, need.heap, self.bootstrap.local_size)
 
     @property
     def num_kv_pages(self) -> int:

@@ -163,6 +163,7 @@ class WideLinear(Task):
             store = f32_access(True, rank, args.out, n, WIDE_ROWS, args.out_stride)
             found.append(store._replace(row_bytes=2 * n, stride=2 * args.out_stride, align_bytes=2))
         elif args.epilogue == WideEpilogue.SWIGLU:
+            require(args.out_stride == n // 2, "the output has not as many columns as gate and up have rows")
             found.append(activation_access(True, rank, args.out, n // 2, args.tiled))
         elif args.epilogue == WideEpilogue.LOGITS:
             found.append(f32_access(True, rank, args.out, n, MAX_ROWS, args.out_stride))

@@ -58,7 +58,6 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-0.6b": ("qwen3", _sizes(1024, 3072, 16, 8, 128, 151936, tie_word_embeddings=True, **QWEN3)),
     "qwen3-8b": ("qwen3", _sizes(4096, 12288, 32, 8, 128, 151936, **QWEN3)),
     "llama-3.1-8b": ("llama", _sizes(4096, 14336, 32, 8, 128, 128256, **LLAMA31)),
-    "small-qwen3": ("qwen3", {"num_attention_heads": 6, "num_key_value_heads": 3, "tie_word_embeddings": True}),
     "small-llama": ("llama", {}),
     # A head size that the GPU's kernel supports, for the emulator.
     "small-gpu-qwen3": ("qwen3", {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 24}),

@@ -32,7 +32,8 @@ WAITS_OF_A_TASK = 2  # of a wide one
 
 def lowered(num_ranks: int, num_workers: int, config: ModelConfig, **options: Any) -> tuple[Lowered, Graph]:
     model = build_model(config)
-    narrow = lower_narrow(model, DecodeOptions(num_ranks, num_workers, max_model_len=64, turns=(WIDE_ROWS,), **options))
+    made = DecodeOptions(num_ranks, num_workers, max_model_len=64, **{"turns": (WIDE_ROWS,), **options})
+    narrow = lower_narrow(model, made)
     return narrow, lower_wide(model, narrow.plan, narrow.graph, narrow.buffers)
 
 
@@ -57,17 +58,24 @@ def test_tasks_in_order() -> None:
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("num_ranks", [1, 3])
-def test_what_the_narrow_graph_has_is_used_in_place(num_ranks: int, config: ModelConfig) -> None:
-    narrow, graph = lowered(num_ranks, 3, config)
+@pytest.mark.parametrize("turns", [(WIDE_ROWS,), (MAX_ROWS, WIDE_ROWS)], ids=str)
+def test_what_the_narrow_graph_has_is_used_in_place(
+    turns: tuple[int, ...], num_ranks: int, config: ModelConfig
+) -> None:
+    """Programs that take turns have both batches, each in the graph whose scheduler step begins; `sampled` each its own."""
+    narrow, graph = lowered(num_ranks, 3, config, turns=turns)
     assert set(graph.weights) == set(narrow.graph.weights) and len(graph.weights) == len(narrow.graph.weights)
     buffers = narrow.buffers
     sampling = {getattr(buffers.sampling, field.name) for field in dataclasses.fields(buffers.sampling)}
     caches = {cache for pair in buffers.caches for cache in pair}
-    shared = {buffers.page_table, buffers.state, buffers.candidates, *sampling, *caches}
+    batches = {buffers.batch, buffers.other_batch} if len(turns) > 1 else set()
+    shared = {buffers.page_table, buffers.state, buffers.candidates, *sampling, *caches, *batches}
     assert shared == set(graph.buffers) & set(narrow.graph.buffers)
     own = [buffer for buffer in graph.buffers if buffer not in shared]
     assert not any(buffer.lamport for buffer in own)
-    peers_write = {"wide_batch", "wide_normalized", "wide_parts"} if num_ranks > 1 else {"wide_batch"}
+    assert graph.batch and graph.batch.name == "wide_batch"
+    peers_write = {"wide_normalized", "wide_parts"} if num_ranks > 1 else set()
+    peers_write |= {"wide_sampled"} | (set() if batches else {"wide_batch"})
     assert {buffer.name for buffer in own if buffer.space is Space.HEAP} == peers_write
     assert not {buffer.name for buffer in own} & {buffer.name for buffer in narrow.graph.buffers}
     assert (graph.num_workers, graph.num_schedulers) == (narrow.graph.num_workers, narrow.graph.num_schedulers)
@@ -192,6 +200,14 @@ def test_damaged_products_are_refused(field: str) -> None:
     assert complaint(program)
 
 
+def test_columns_of_gated_activations_are_proved() -> None:
+    program = wide_program()
+    for desc, name in zip(program.ranks[1].tasks, program.ranks[1].task_names, strict=True):
+        if name == "layer0.gate_up":
+            decode_args(desc).out_stride += 1
+    assert "has not as many columns as gate and up have rows" in refusal(program)
+
+
 def test_rows_of_two_owners_are_not_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without owners, two ranks' writes of the normalized rows are a race; with the same owner, too."""
     program = wide_program()
@@ -207,5 +223,5 @@ def test_rows_of_two_owners_are_not_the_same_rows(monkeypatch: pytest.MonkeyPatc
 
 
 def test_hosts_are_refused() -> None:
-    with pytest.raises(UsageError, match="2 hosts cannot run wide iterations; they need ranks that share memory"):
+    with pytest.raises(UsageError, match=r"turns is \(512,\); across hosts an iteration carries 16 rows"):
         lowered(2, 2, CONFIGS["llama"], host_sizes=(1, 1))

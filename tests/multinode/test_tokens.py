@@ -33,16 +33,26 @@ def on_hosts(cluster: Cluster, launcher: str, model: Path, per_host: int) -> dic
     return found
 
 
-@pytest.mark.parametrize(("num_hosts", "per_host", "launchers"), [(2, 2, ["mpirun", "torchrun"]), (3, 1, ["c10d"])])
+@pytest.mark.parametrize(
+    ("model", "num_hosts", "per_host", "launchers"),
+    [("tiny_model", 2, 2, ["mpirun", "torchrun"]), ("smollm2", 3, 1, ["c10d"])],
+)
 def test_tokens_of_several_hosts(
-    num_hosts: int, per_host: int, launchers: list[str], make_cluster: MakeCluster, smollm2: Path, runner: Runner
+    model: str,
+    num_hosts: int,
+    per_host: int,
+    launchers: list[str],
+    make_cluster: MakeCluster,
+    runner: Runner,
+    request: pytest.FixtureRequest,
 ) -> None:
-    """Tokens, and the logits behind the first prompt, of SmolLM2."""
-    expected = on_one_host(runner, smollm2, num_hosts * per_host, per_host)
+    """Tokens, and the logits behind the first prompt."""
+    path: Path = request.getfixturevalue(model)
+    expected = on_one_host(runner, path, num_hosts * per_host, per_host)
     assert all(len(tokens) == 12 for tokens in expected["tokens"])
     cluster = make_cluster(num_hosts)
     for launcher in launchers:
-        assert on_hosts(cluster, launcher, smollm2, per_host) == expected, launcher
+        assert on_hosts(cluster, launcher, path, per_host) == expected, launcher
 
 
 def test_slow_and_lossy_link(make_cluster: MakeCluster, tiny_model: Path, runner: Runner) -> None:

@@ -20,19 +20,21 @@ PROMPTS = [
     "Once upon a time, in a village by the sea, there lived an old fisherman who",
     "1, 2, 3, 4,",
 ]
+SMOLLM2_TOKENS = 16
 HEADS = [(9, 3), (5, 5), (7, 1), (8, 2), (6, 2), (4, 4), (12, 3)]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_ranks", [1, 4])
 def test_smollm2(smollm2: Path, smollm2_reference: Reference, num_ranks: int) -> None:
-    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    """Nine heads over one rank, and over four, of which one has more than the others."""
+    params = SamplingParams(max_tokens=SMOLLM2_TOKENS, ignore_eos=True)
     steps = clear = 0
     with LLM(str(smollm2), tensor_parallel_size=num_ranks, max_model_len=256) as llm:
         together = llm.generate(PROMPTS, params)
-        alone = [llm.generate(prompt, params)[0] for prompt in PROMPTS[:4]]
+        alone = [llm.generate(prompt, params)[0] for prompt in PROMPTS[:2]]
     for output in [*together, *alone]:
         tokens = output.outputs[0].token_ids
-        assert len(tokens) == 24
+        assert len(tokens) == SMOLLM2_TOKENS
         walk = check_greedy(smollm2_reference, output.prompt_token_ids, tokens, repr(output.prompt))
         steps, clear = steps + walk.steps, clear + walk.clear_steps
     print(f"{clear} of {steps} steps leave no choice")
@@ -42,7 +44,7 @@ def test_smollm2(smollm2: Path, smollm2_reference: Reference, num_ranks: int) ->
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("draw", range(3))
 def test_random_model(family: Family, draw: int, rng: np.random.Generator, tmp_path: Path) -> None:
-    """Random heads, sizes and options, on 1 to 4 ranks with 1 to 3 workers."""
+    """Random heads, sizes and options, on 1 to 4 ranks with 1 to 3 workers: half of these numbers of ranks each."""
     heads = HEADS[int(rng.integers(len(HEADS)))] if draw == 2 else HEADS[draw if family == "llama" else 2 - draw]
     changes = tiny.random_changes(family, heads, rng)
     if draw == 0 and family == "llama":
@@ -57,7 +59,8 @@ def test_random_model(family: Family, draw: int, rng: np.random.Generator, tmp_p
     lengths = [1, *(int(n) for n in rng.integers(2, 60, 5))]
     prompts = [[int(token) for token in rng.integers(0, changes["vocab_size"], n)] for n in lengths]
     steps = clear = 0
-    for num_ranks in range(1, min(4, heads[0]) + 1):
+    first = 1 + (draw + (family == "qwen3")) % 2
+    for num_ranks in range(first, min(4, heads[0]) + 1, 2):
         workers = 1 + (num_ranks + draw) % 3
         with LLM(str(tmp_path), tensor_parallel_size=num_ranks, num_workers=workers) as llm:
             outputs = llm.generate(prompts, SamplingParams(max_tokens=24))

@@ -18,7 +18,15 @@ LITERALS = {
     "CombineArgs": {"polls"},  # and partials what was combined
     "EmbedArgs": {"first_token", "last_token", "col_begin"},
     "SampleRowArgs": {"row"},
-    "SchedulerStepArgs": {"max_slots", "max_positions"},  # how many sequences at once, of which length
+    "WideEmbedArgs": {"first_token", "last_token"},
+    "WideAppendArgs": {"eps"},
+    "WideSumArgs": {"add", "eps"},
+    "ArgmaxRowsArgs": {"first_token"},
+    "SchedulerStepArgs": {
+        "max_slots",
+        "max_positions",
+        "max_rows",
+    },  # how many sequences and tokens at once, of which length
 }
 # How much, and where: another program, of which all is proved that is proved of this one. Its data are others.
 SHAPES = {
@@ -44,6 +52,11 @@ SHAPES = {
         "section_stride",
     },
     "SampleArgs": {"candidates", "out", "num_tasks"},
+    "WideEmbedArgs": {"table", "k"},
+    "WideLinearArgs": {"x", "weight", "bias", "k", "n", "num_slabs", "num_splits"},
+    "WideAppendArgs": {"q_norm", "k_norm", "rope", "k_cache", "v_cache", "group", "q_begin", "kv_begin"},
+    "WideAttentionArgs": {"k_cache", "v_cache", "group", "q_begin", "kv_begin"},
+    "ArgmaxRowsArgs": {"logits", "out", "n"},
     "SchedulerStepArgs": {"candidates", "drawn"},
     "TaskDesc": {"type"},  # where the arguments suit both types
 }

@@ -14,10 +14,10 @@ from support.batches import decode_batch
 from support.programs import SMALLEST
 from support.tiny_config import tiny_config
 
-from distmk.abi import Batch
+from distmk.abi import WIDE_ROWS, Batch
 from distmk.graph.graph import Graph
 from distmk.graph.regions import ITEM_BYTES, WeightKind
-from distmk.lower import DecodeOptions, lower
+from distmk.lower import DecodeOptions, lower_programs
 from distmk.model.operators import build_model
 from distmk.program.layout import Placed
 from distmk.program.program import Program, compile_graph
@@ -56,7 +56,7 @@ def _decode(num_ranks: int = 1, num_workers: int = 2, **changes: Any) -> Callabl
     def build() -> Graph:
         sizes = {"hidden_size": 64, "intermediate_size": 96, "num_layers": 1, "num_heads": 4, "num_kv_heads": 2}
         model = build_model(tiny_config("qwen3-0.6b", vocab_size=128, **(sizes | config)))
-        return lower(model, DecodeOptions(num_ranks, num_workers, **options))
+        return lower_programs(model, DecodeOptions(num_ranks, num_workers, **options))[0]
 
     return build
 
@@ -90,6 +90,7 @@ KINDS: dict[str, Callable[[], Graph]] = {
     "decode, over a network": _decode(2, 2, attention_launch="spread", max_seqs=2),
     "decode, 2 hosts": _decode(3, 3, num_heads=6, num_kv_heads=3, host_sizes=(2, 1)),
     "decode, 2 hosts, over a network": _decode(3, 2, num_heads=6, num_kv_heads=3, host_sizes=(2, 1)),
+    "decode, wide": _decode(2, 2, turns=(WIDE_ROWS,)),
     "ring": _graph("ring", 3, 2),
     "ring, over a network": _graph("ring", 3, 2),
     "allreduce": _graph("all_reduce", 2, 2),

@@ -71,9 +71,7 @@ class Watch:
         reads, writes = self._mask(accesses, False), self._mask(accesses, True)
         before, after, told = [], [], []
         for flip in (0x00, 0xFF):
-            before.append(
-                {p: np.where(reads[p], image, 0xA5 ^ flip).astype(np.uint8) for p, image in self.moment.images.items()}
-            )
+            before.append(self._poisoned(reads, writes, flip))
             after.append(self._run(rank, index, before[-1], reads, writes))
             told.append(self.hosts[rank].logprobs.tobytes())
         if told[0] != told[1]:
@@ -96,15 +94,21 @@ class Watch:
                 return f"writes to {where} what depends on {self._culprit(rank, index, reads, writes)}"
         return ""
 
+    def _poisoned(self, reads: dict[Place, Mask], writes: dict[Place, Mask], flip: int) -> dict[Place, Bytes]:
+        """Memory with other bytes where no read is declared: where a write is, such as no mean or maximum of the rest has."""
+        return {
+            place: np.where(reads[place], image, np.where(writes[place], 0x3C, 0xA5) ^ flip).astype(np.uint8)
+            for place, image in self.moment.images.items()
+        }
+
     def _culprit(self, rank: int, index: int, reads: dict[Place, Mask], writes: dict[Place, Mask]) -> str:
         """The allocation whose undeclared bytes the results depend on, and the first of them."""
-        images = self.moment.images
-        plain = {p: np.where(reads[p], image, 0xA5).astype(np.uint8) for p, image in images.items()}
+        images, plain = self.moment.images, self._poisoned(reads, writes, 0)
 
         def matters(place: Place, begin: int, end: int) -> bool:
             flipped = {p: image.copy() for p, image in plain.items()}
             part = slice(begin, end)
-            flipped[place][part] = np.where(reads[place][part], plain[place][part], 0x5A)
+            flipped[place][part] ^= np.where(reads[place][part], 0, 0xFF).astype(np.uint8)
             one, other = (self._run(rank, index, each, reads, writes) for each in (plain, flipped))
             return any(
                 ((one[p] != other[p]) & ((one[p] != plain[p]) | (other[p] != flipped[p])))[

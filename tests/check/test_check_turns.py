@@ -1,0 +1,172 @@
+"""`check` on programs that take turns: what they have in common, and that none is under way when another one has its turn."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+from support.mutate_spread import same_task
+from support.programs import SMALLEST, complaint, find, refusal
+
+from distmk.abi import MAX_ROWS, WIDE_ROWS, split_operand
+from distmk.check import check
+from distmk.lower import DecodeOptions, lower_programs
+from distmk.model.operators import build_model
+from distmk.program.layout import Placed
+from distmk.program.program import Program, compile_graph, decode_args
+
+CONFIG = dataclasses.replace(SMALLEST, num_heads=6, num_kv_heads=3)
+
+
+def programs(num_ranks: int = 2, num_workers: int = 2, tiled: bool = False, wide_rows: int = WIDE_ROWS) -> Program:
+    options = DecodeOptions(num_ranks, num_workers, max_model_len=64, tiled=tiled, turns=(MAX_ROWS, wide_rows))
+    return compile_graph(*lower_programs(build_model(CONFIG), options))
+
+
+def piece_of(program: Program, name: str) -> Placed:
+    return next(piece for piece in program.placement.pieces if piece.name == name)
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_accepted(num_ranks: int, tiled: bool) -> None:
+    for num_workers, wide_rows in ((1, WIDE_ROWS), (5, 40)):
+        program = programs(num_ranks, num_workers, tiled, wide_rows)
+        alone = [check(dataclasses.replace(each, others=())) for each in program.every]
+        assert check(program).num_tasks == sum(verdict.num_tasks for verdict in alone)
+
+
+def indices(program: Program) -> None:
+    for part in program.ranks:
+        part.header.index = 1
+    for part in program.others[0].ranks:
+        part.header.index = 0
+
+
+def index_of_one_rank(program: Program) -> None:
+    program.others[0].ranks[1].header.index = 0
+
+
+def order_of_programs(program: Program) -> None:
+    """The wide one begins, and all numbers are right."""
+    (wide,) = program.others
+    narrow = dataclasses.replace(program, others=())
+    program.ranks, program.placement, program.others = wide.ranks, wide.placement, (narrow,)
+    for number, each in enumerate(program.every):
+        decode_args(find(each, "scheduler_step")).program = number
+        for part in each.ranks:
+            part.header.index = number
+
+
+def step(field: str, number: int, by: int) -> Callable[[Program], None]:
+    def damage(program: Program) -> None:
+        args = decode_args(find(program.every[number], "scheduler_step"))
+        setattr(args, field, getattr(args, field) + by)
+
+    return damage
+
+
+def other_batch(number: int) -> Callable[[Program], None]:
+    """The step of a program has its own batch in place of the other one's."""
+
+    def damage(program: Program) -> None:
+        args = decode_args(find(program.every[number], "scheduler_step"))
+        args.other_batch = args.batch
+
+    return damage
+
+
+def no_other_batch(program: Program) -> None:
+    args = decode_args(find(program, "scheduler_step"))
+    args.other_batch = args.other_rows = 0
+
+
+def heap_bytes(program: Program) -> None:
+    (wide,) = program.others
+    for part in wide.ranks:
+        part.header.heap_bytes += 256
+    wide.placement = dataclasses.replace(wide.placement, heap_bytes=wide.placement.heap_bytes + 256)
+
+
+def events(program: Program) -> None:
+    """Both programs count their events in the same place."""
+    (wide,) = program.others
+    begin = program.placement.events_heap_offset
+    for part in wide.ranks:
+        part.header.events_heap_offset = begin
+    wide.placement = dataclasses.replace(wide.placement, events_heap_offset=begin)
+
+
+def rings(program: Program) -> None:
+    """The rings of the wide program are those of the narrow one."""
+    (wide,) = program.others
+    begin = program.placement.rings_heap_offset
+    for part in wide.ranks:
+        part.header.rings_heap_offset = begin
+    wide.placement = dataclasses.replace(wide.placement, rings_heap_offset=begin)
+
+
+def onto(name: str, other: str) -> Callable[[Program], None]:
+    """An allocation of the narrow program on top of one of the wide one's, with all operands that point there."""
+
+    def damage(program: Program) -> None:
+        moved, target = piece_of(program, name), piece_of(program.others[0], other)
+        assert moved.space == target.space and moved.num_bytes <= target.num_bytes
+        for part in program.ranks:
+            for desc in part.tasks:
+                args = decode_args(desc)
+                for field, kind, *_ in args._fields_:
+                    space, offset = split_operand(getattr(args, field)) if kind is ctypes.c_uint64 else (-1, 0)
+                    if space == moved.space and 0 <= offset - moved.offset < moved.num_bytes:
+                        setattr(args, field, getattr(args, field) + target.offset - moved.offset)
+        pieces = (dataclasses.replace(p, offset=target.offset) if p is moved else p for p in program.placement.pieces)
+        program.placement = dataclasses.replace(program.placement, pieces=tuple(pieces))
+
+    return damage
+
+
+FAULTS: dict[str, tuple[Callable[[Program], None], str]] = {
+    "numbers": (indices, "program 0 says on rank 0 that it is number 1"),
+    "number of a rank": (index_of_one_rank, "program 1 says on rank 1 that it is number 0"),
+    "order": (order_of_programs, "the first must be narrow, and the second wide"),
+    "number of a step": (step("program", 0, 1), "the scheduler step of program 0 is for program 1"),
+    "batch of the narrow step": (other_batch(0), "bounds: "),
+    "batch of the wide step": (other_batch(1), "overlap: scheduler_step (rank 0, dispatched) writes"),
+    "no batch": (no_other_batch, "program 0 has not the batch of the other program"),
+    "rows of the narrow step": (step("other_rows", 0, -8), "program 0 has not the batch of the other program"),
+    "rows of the wide step": (step("other_rows", 1, -8), "program 1 has not the batch of the other program"),
+    "own rows": (step("max_rows", 1, -8), "program 0 has not the batch of the other program"),
+    "slots": (step("max_slots", 1, -1), "program 1 has another max_slots than that of program 0"),
+    "size of the heap": (heap_bytes, "program 1 has another heap_bytes on rank 0 than program 0"),
+    "events": (events, "events of program"),
+    "rings": (rings, "of program"),
+    "local memory": (onto("x", "wide_q"), "of the local memory, inside x"),
+    "heap": (onto("sampled", "wide_parts"), "of the heap memory, inside sampled"),
+}
+
+
+@pytest.mark.parametrize(("damage", "says"), FAULTS.values(), ids=FAULTS)
+def test_refused(damage: Callable[[Program], None], says: str) -> None:
+    program = programs()
+    damage(program)
+    assert says in refusal(program)
+
+
+def test_each_wait_of_a_step_counts() -> None:
+    """Without any one wait of either scheduler step, some task may be under way when the turn ends, or two iterations race."""
+    said = set()
+    for number in (0, 1):
+        for at in range(find(programs().every[number], "scheduler_step").num_waits):
+            program = programs()
+            part = program.every[number].ranks[0]
+            desc = find(program.every[number], "scheduler_step")
+            last = desc.wait_begin + desc.num_waits - 1
+            part.waits[desc.wait_begin + at] = type(part.waits[last]).from_buffer_copy(part.waits[last])
+            for copy in same_task(part, desc):
+                copy.num_waits -= 1
+            text = complaint(program)
+            assert text, f"wait {at} of program {number}"
+            said.add("turn of its program ends" in text)
+    assert True in said
