@@ -94,9 +94,8 @@ FUSED_HEADS = (
 
 
 def add_all(board: Board, sizes: Sizes) -> None:
-    """Every body, shuffled, so that a worker's queue has all kinds in a row."""
+    """Every body of narrow iterations, shuffled, so that a worker's queue has all kinds in a row."""
     cases = [*_linear(board, sizes), *_small(board), *_attention(board, sizes)]
-    cases += [*_wide_attention(board, sizes), *_wide_rows(board, sizes)]
     for index in board.rng.permutation(len(cases)):
         cases[index]()
 
@@ -104,6 +103,7 @@ def add_all(board: Board, sizes: Sizes) -> None:
 def add_wide(board: Board, sizes: Sizes) -> None:
     """Every body of wide iterations that takes the place of the weights' pipeline in shared memory."""
     cases = list(wide_linear.cases(board, sizes.linear_error, sizes.wide_k))
+    cases += [*_wide_attention(board, sizes), *_wide_rows(board, sizes)]
     for index in board.rng.permutation(len(cases)):
         cases[index]()
 
