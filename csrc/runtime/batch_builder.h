@@ -38,7 +38,7 @@ class BatchBuilder {
       uint32_t room = (pages_.pages_of(sequence.position) + pages_.num_free()) * args_.page_size - sequence.position;
       if (room > max_rows - num_rows_) room = max_rows - num_rows_;
       const uint32_t num_added = room ? add_run(slot, left < room ? left : room) : 0;
-      if (num_added < left) state_.first_slot = static_cast<uint16_t>(slot);  // the next batch continues it first
+      if (num_added < left) state_.first_slot = static_cast<uint8_t>(slot);  // the next batch continues it first
     }
     batch_.num_wide_rows = static_cast<uint16_t>(wide_ ? num_rows_ : 0);
     batch_.num_wide_runs = static_cast<uint16_t>(wide_ ? num_runs_ : 0);

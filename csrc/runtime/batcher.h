@@ -27,8 +27,7 @@ class Batcher {
   DISTMK_FN uint32_t advance() {
     if (!context_.resumed && context_.iteration == 0) reset();
     if (!context_.resumed) state_.tokens_taken = 0;
-    iteration_ = state_.num_iterations[0] + state_.num_iterations[1];
-    static_assert(MAX_PROGRAMS == 2, "");
+    iteration_ = state_.num_iterations;
     rings_.begin();
     if (!rings_.has_room()) return 0;
     pages_.changes_were_put();
@@ -67,8 +66,7 @@ class Batcher {
   DISTMK_FN void reset() {
     state_.num_running = state_.first_slot = state_.finishing = state_.num_admissions = 0;
     state_.num_commands = state_.num_admitted = state_.num_published = state_.tokens_read = 0;
-    state_.beat_ns = state_.num_iterations[0] = state_.num_iterations[1] = 0;
-    state_.last_rows[0] = state_.last_rows[1] = 0;
+    state_.beat_ns = state_.num_iterations = state_.last_rows = 0;
     DISTMK_NO_UNROLL
     for (uint32_t slot = 0; slot < MAX_ROWS; ++slot) state_.slots[slot].request = -1;
     pages_.reset();
@@ -97,12 +95,12 @@ class Batcher {
     return true;
   }
 
-  // The batch of an iteration of `num_rows` is there.
+  // The batch of an iteration of `num_rows` is there. Only narrow iterations have Lamport rows to be reset.
   DISTMK_FN void begin_iteration(uint32_t num_rows) {
-    uint16_t& last_rows = state_.last_rows[program_];
-    batch_.num_reset_rows = num_rows < last_rows ? last_rows : num_rows;
-    last_rows = static_cast<uint16_t>(num_rows);
-    batch_.iteration = state_.num_iterations[program_]++;
+    ++state_.num_iterations;
+    if (num_rows > MAX_ROWS) return;
+    batch_.num_reset_rows = num_rows < state_.last_rows ? state_.last_rows : static_cast<uint16_t>(num_rows);
+    if (!batch_.num_wide_rows) state_.last_rows = static_cast<uint8_t>(num_rows);
   }
   // Whether the program goes on with an iteration of `num_rows` rows.
   DISTMK_FN bool is_for_own(uint32_t num_rows) const {

@@ -53,9 +53,9 @@ DISTMK_FN void store_batch(Context& context, const SchedulerStepArgs& args, cons
   put_to_all(context, turns.batch(program), turns.batch_bytes(program));
   if (program == args.program) return;
   auto* last = context.at<Batch>(args.batch);
-  if (team.leader()) last->stop = ENDS_TURN + program;
+  if (team.leader()) last->stop = static_cast<uint16_t>(ENDS_TURN + program);
   team.sync();
-  put_to_all(context, args.batch, offsetof(Batch, iteration));
+  put_to_all(context, args.batch, offsetof(Batch, runs));
 }
 
 // The body of the scheduler step: builds the batch, sends it to every rank, and does last what no rank waits for: the

@@ -13,8 +13,10 @@ DISTMK_FN void begin_turn(LaunchParams& params, uint32_t program) {
   params.program = reinterpret_cast<const uint64_t*>(params.programs)[program];
   const auto* header = reinterpret_cast<const ProgramHeader*>(params.program);
   const uint64_t heap = reinterpret_cast<const uint64_t*>(params.heap_bases)[header->rank];
-  const auto* batch = reinterpret_cast<const Batch*>(heap + (header->iteration_batch & ((1ull << SPACE_SHIFT) - 1)));
-  params.first_iteration = *const_cast<const volatile uint64_t*>(&batch->iteration);
+  // Signaled at the end of the program's last turn, for the iteration that its next turn begins with (once in the
+  // beginning).
+  const uint64_t started = header->events_heap_offset + header->iteration_event * EVENT_STRIDE_BYTES;
+  params.first_iteration = load_relaxed(reinterpret_cast<const uint64_t*>(heap + started)) - 1;
   params.prepared = 1;
 }
 

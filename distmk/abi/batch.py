@@ -6,7 +6,7 @@ import ctypes
 from ctypes import c_float, c_int32, c_uint8, c_uint16, c_uint32, c_uint64
 
 from distmk.abi.sampling import SlotSampling
-from distmk.abi.values import MAX_PROGRAMS, MAX_ROWS, WIDE_ROWS
+from distmk.abi.values import MAX_ROWS, WIDE_ROWS
 
 
 class BatchRow(ctypes.Structure):
@@ -25,20 +25,17 @@ class Batch(ctypes.Structure):
     """Batch metadata of an iteration, put to every rank by rank 0's scheduler.
 
     num_reset_rows: the larger row count of this iteration and the one before. The writer of a Lamport vector resets as many
-    rows in the buffer of its last use. stop: 0 while the program goes on; 1 at the end of the launch; 2 + p if program p takes
-    the next turn. iteration: of its program that the batch is for. num_wide_rows, num_wide_runs: of the `WideBatch` that begins
-    with this batch; 0 in a narrow iteration.
+    rows in the buffer of its last use. stop: 0 while the program goes on; 1 at the end of the launch; ENDS_TURN + p if program
+    p takes the next turn. num_wide_rows, num_wide_runs: of the `WideBatch` that begins with this batch; 0 in a narrow iteration.
     """
 
     _fields_ = [
         ("num_rows", c_uint32),
         ("num_runs", c_uint32),
-        ("stop", c_uint32),
-        ("num_reset_rows", c_uint32),
-        ("iteration", c_uint64),
+        ("stop", c_uint16),
+        ("num_reset_rows", c_uint16),
         ("num_wide_rows", c_uint16),
         ("num_wide_runs", c_uint16),
-        ("pad", c_uint32),
         # The first run is next to the counts: batch 1 reads both, one after the other.
         ("runs", BatchRun * MAX_ROWS),
         ("rows", BatchRow * MAX_ROWS),
@@ -165,26 +162,27 @@ class BatcherState(ctypes.Structure):
     """Rank 0's memory between iterations; a PagePoolState and a KvPage for each page of the KV cache follow it. On a GPU it is
     in shared memory, of which nothing is left.
 
-    num_iterations: by program, those whose batch was built. last_rows: by program, rows of the last one. tokens_taken: 1 once the
-    step has taken the last iteration's tokens. num_admissions: so far. finishing: the host has sent `FINISH`. pages_changed: the
+    num_iterations: of all programs, those whose batch was built. last_rows: of the last narrow one. tokens_taken: 1 once the step
+    has taken the last iteration's tokens. num_admissions: so far. finishing: the host has sent `FINISH`. pages_changed: the
     last batch came with new entries of the page table. num_commands: read of the command ring; those from `num_admitted` on may
     be requests that wait. tokens_read: as last seen. beat_ns: time of the last beat (`Control`).
     """
 
     _fields_ = [
-        ("num_running", c_uint32),
         ("num_free_pages", c_uint32),
         ("num_admissions", c_uint32),
-        ("first_slot", c_uint16),
+        ("num_running", c_uint8),
+        ("first_slot", c_uint8),
         ("finishing", c_uint8),
         ("pages_changed", c_uint8),
+        ("tokens_taken", c_uint8),
+        ("last_rows", c_uint8),
+        ("pad", c_uint16),
         ("num_commands", c_uint64),
         ("num_admitted", c_uint64),
         ("num_published", c_uint64),
-        ("num_iterations", c_uint64 * MAX_PROGRAMS),
+        ("num_iterations", c_uint64),
         ("tokens_read", c_uint64),
         ("beat_ns", c_uint64),
-        ("last_rows", c_uint16 * MAX_PROGRAMS),
-        ("tokens_taken", c_uint32),
         ("slots", Sequence * MAX_ROWS),
     ]

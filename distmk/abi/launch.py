@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_uint32, c_uint64
+from ctypes import c_uint16, c_uint32, c_uint64
 
 
 class WaitRecordABI(ctypes.Structure):
@@ -105,30 +105,26 @@ class LaunchParams(ctypes.Structure):
         ("logprobs", c_uint64),  # LogprobRecord[token_capacity], of the token ring's elements; 0: none are reported
         ("host_counts", c_uint64),  # HostCounts*
         ("eos_ids", c_uint64),
-        ("keeps_cache", c_uint32),  # 1: cached pages of the last launch are still good
+        ("keeps_cache", c_uint16),  # 1: cached pages of the last launch are still good
+        ("prepared", c_uint16),  # 1: the first iteration's batch was made in the turn before
         ("prompt_stride", c_uint32),
         ("command_capacity", c_uint32),
-        ("num_eos", c_uint32),
+        ("num_eos", c_uint16),
+        ("scheduler_threads", c_uint16),  # 0: schedulers ride in the workers' idle loops
         ("token_capacity", c_uint32),
         ("num_iterations", c_uint32),  # for programs without an iteration event
-        (
-            "prepared",
-            c_uint32,
-        ),  # 1: the batch of the first iteration is there, made by the program that had the last turn
-        ("pad", c_uint32),
         ("first_iteration", c_uint64),
         ("max_iterations", c_uint64),  # after which the launch ends and another one continues; 0: no limit
         ("deadline_ns", c_uint64),
-        ("scheduler_threads", c_uint32),  # 0: schedulers ride in the workers' idle loops
         ("spin_polls", c_uint32),  # polls before a wait yields its core
+        ("num_remote_ranks", c_uint16),  # ranks that are reached by the transport, not by pointers
+        ("network", c_uint16),  # host twin: number of the network to far ranks (csrc/host/networks.h); 0: none
         ("trace", c_uint64),  # TraceEntry[num_workers + num_schedulers][trace_capacity], rings; 0: off
         ("trace_counts", c_uint64),  # u64[num_workers + num_schedulers]: tasks that ran; the last ones have entries
         ("trace_capacity", c_uint64),
-        # The rest is for GPUs, but `network`, `fault` and `iterations_done`.
+        # The rest is for GPUs, but `fault` and `iterations_done`.
         ("self", c_uint64),  # address of these parameters, where the host reads `iterations_done`
         ("faults_seen", c_uint64),  # u64*: triggers so far that matched the fault
-        ("num_remote_ranks", c_uint32),  # ranks that are reached by the transport, not by pointers
-        ("network", c_uint32),  # host twin: number of the network to far ranks (csrc/host/networks.h); 0: none
         (
             "worker_owners",
             c_uint64,

@@ -92,9 +92,8 @@ class ProgramHeader(ctypes.Structure):
             "iteration_event",
             c_uint32,
         ),  # starts each iteration; NO_EVENT: a fixed number of iterations
-        ("host", c_uint32),  # number of this rank's host, from 0; a host has consecutive ranks
-        ("index", c_uint32),  # of the program, among those that take turns in a launch
-        ("pad", c_uint32 * 3),  # the tasks behind the header begin at a multiple of 16 bytes
+        ("host", c_uint16),  # number of this rank's host, from 0; a host has consecutive ranks
+        ("index", c_uint16),  # of the program, among those that take turns in a launch
         ("iteration_batch", c_uint64),  # operand of the Batch whose `stop` ends the launch
         ("tasks_offset", c_uint64),
         ("waits_offset", c_uint64),

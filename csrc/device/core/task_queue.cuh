@@ -7,7 +7,7 @@
 
 namespace distmk {
 
-constexpr uint32_t SLOT_WAITS = 7, SLOT_TRIGGERS = 8;  // of a task that has more, they are read in the program
+constexpr uint32_t SLOT_WAITS = 8, SLOT_TRIGGERS = 8;  // of a task that has more, they are read in the program
 constexpr uint32_t NUM_TASK_SLOTS = 6;                 // prefetched tasks
 
 struct alignas(16) TaskSlot {
