@@ -73,6 +73,17 @@ DISTMK_FN void run_hot_task(const RankState& state) {
   end_task(context, 0);
 }
 
+DISTMK_NOINLINE bool change_turn();  // device/core/megakernel.cuh
+
+// The worker has left its program's lists. Returns whether another program takes the next turn.
+DISTMK_NOINLINE bool end_consumers_turn() {
+  if (threadIdx.x == 0) {
+    shared().handshake.wait_previous(task_number());
+    release_until_loader_left(shared().pipeline, shared().consumer[0].stage);
+  }
+  return change_turn();
+}
+
 // No warp waits for the others at the end of a task, though some may still reduce and store.
 DISTMK_FN void consumer_loop(const RankState& state) {
   TaskHandshake& handshake = shared().handshake;
@@ -80,15 +91,13 @@ DISTMK_FN void consumer_loop(const RankState& state) {
     const uint32_t n = task_number();
     barrier_wait(&handshake.issued[handshake_slot(n)], handshake_phase(n));
     const uint32_t code_path = current_code_path();
-    if (code_path == CodePath::LEAVE) break;
-    if (code_path >= CodePath::COLD)
+    if (code_path == CodePath::LEAVE) {
+      if (!end_consumers_turn()) return;
+    } else if (code_path >= CodePath::COLD)
       run_cold_task(state, code_path - CodePath::COLD);
     else
       run_hot_task(state);
   }
-  if (opaque(threadIdx.x)) return;
-  handshake.wait_previous(task_number());
-  release_until_loader_left(shared().pipeline, shared().consumer[0].stage);
 }
 
 }  // namespace distmk

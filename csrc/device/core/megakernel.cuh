@@ -71,10 +71,39 @@ DISTMK_FN void set_up() {
   s.num_batches = 0;
 }
 
-// All roles of a CTA, for the turn of a program.
-DISTMK_NOINLINE void run_roles() {
+// By all threads, at the end of their role's loop: whether another program takes the next turn. If so, all that roles
+// share is set up for it.
+DISTMK_NOINLINE bool change_turn() {
+  Shared& s = shared();
+  __syncthreads();  // no role gives up shared memory while another uses it
+  const uint32_t stop = s.batch.stop;
+  if (stop < ENDS_TURN) return false;
+  __syncthreads();  // all have read it
+  if (threadIdx.x == 0) {
+    begin_turn(s.params, stop - ENDS_TURN);
+    set_up();
+  }
+  __syncthreads();
+  return true;
+}
+
+}  // namespace distmk
+
+// `launch` is in memory that the host can read while the kernel runs. The loops of all roles but the consumers are
+// functions that are not inlined: the consumers then have all registers, and the loader's few instructions lie
+// together. Each role takes the turns of all programs in a loop of its own: a loop around all roles would cost the
+// consumers registers.
+extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
+    distmk_megakernel(const distmk::LaunchParams* launch) {
+  using namespace distmk;
   Shared& s = shared();
   const RankState& state = *reinterpret_cast<const RankState*>(s.state_memory);
+  check_shared();
+  if (threadIdx.x == 0) {
+    begin_launch(launch);
+    set_up();
+  }
+  __syncthreads();
   const uint32_t num_workers = s.header.num_workers, num_schedulers = s.header.num_schedulers;
   const uint32_t role = threadIdx.x / 32;
   const Team warp{threadIdx.x % 32, 32};
@@ -84,41 +113,24 @@ DISTMK_NOINLINE void run_roles() {
     const uint32_t id = is_worker ? block : role;
     // In the schedulers' own CTA the pipeline is unused, so its stages hold their tasks.
     TaskSlot* slots = is_worker ? s.scheduled : reinterpret_cast<TaskSlot*>(s.stages) + 2 * role;
-    if (is_worker == schedulers_in_workers && id < num_schedulers && !s.dispatcher_schedules)
-      scheduler_loop(state, id, warp, slots);
+    do {
+      if (is_worker == schedulers_in_workers && id < num_schedulers && !s.dispatcher_schedules)
+        scheduler_loop(state, id, warp, slots);
+    } while (change_turn());
   } else if (role < NUM_WARPS) {
     consumer_loop(state);
   } else if (role == LOADER) {
-    loader_loop(state);
+    do loader_loop(state);
+    while (change_turn());
   } else if (role == DISPATCHER) {
-    if (s.dispatcher_schedules)
-      dispatcher_and_scheduler_loop(state, block, warp);
-    else
-      dispatcher_loop(state, block, warp);
+    do {
+      if (s.dispatcher_schedules)
+        dispatcher_and_scheduler_loop(state, block, warp);
+      else
+        dispatcher_loop(state, block, warp);
+    } while (change_turn());
   } else {
-    signaler_loop(state, block, warp);
-  }
-}
-
-}  // namespace distmk
-
-// `launch` is in memory that the host can read while the kernel runs. The loops of all roles but the consumers are
-// functions that are not inlined: the consumers then have all registers, and the loader's few instructions lie
-// together.
-extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
-    distmk_megakernel(const distmk::LaunchParams* launch) {
-  using namespace distmk;
-  Shared& s = shared();
-  check_shared();
-  if (threadIdx.x == 0) begin_launch(launch);
-  for (;;) {
-    if (threadIdx.x == 0) set_up();
-    __syncthreads();
-    run_roles();
-    __syncthreads();  // no role gives up shared memory while another uses it
-    const uint32_t stop = s.batch.stop;
-    if (stop < ENDS_TURN) return;
-    __syncthreads();  // all have read it
-    if (threadIdx.x == 0) begin_turn(s.params, stop - ENDS_TURN);
+    do signaler_loop(state, block, warp);
+    while (change_turn());
   }
 }
