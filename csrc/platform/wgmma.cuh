@@ -5,7 +5,7 @@
 // A is in registers, as in multiply(): warp w of the warpgroup has rows 16 w to 16 w + 15. acc[4 n] to acc[4 n + 3] are
 // the registers c of its tokens 8 n to 8 n + 7. B is a slot in shared memory of N rows of 64 columns, at a multiple of
 // 1024 bytes, in which the 16-byte chunk c of row r is chunk c ^ r % 8; `step` is one of the slot's four k16 steps.
-// multiply_rows() takes B[k, n] in such slots.
+// multiply_rows() takes B[k, n] in such slots, multiply_shared() A[m, k].
 #pragma once
 #include "platform/device.h"
 
@@ -61,6 +61,14 @@ DISTMK_FN void multiply_rows_by_mma(float (&acc)[N / 2], const uint32_t (&a)[4],
     distmk::multiply(a, b[2], b[3], *reinterpret_cast<float (*)[4]>(&acc[4 * n + 4]));
   }
 }
+template <uint32_t N>
+DISTMK_FN void multiply_shared_by_mma(float (&acc)[N / 2], uint32_t a_slot, uint32_t slot, uint32_t step) {
+  // Matrices of the warp's rows: 0 to 7 and 8 to 15 of the first eight columns, then of the second.
+  const uint32_t lane = opaque(threadIdx.x) % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+  uint32_t a[4];
+  ldmatrix_x4(a_slot + row * 128 + ((2 * step + lane / 16) ^ (row % 8)) * 16, a);
+  multiply_by_mma<N>(acc, a, slot, step);
+}
 
 #ifdef DISTMK_WGMMA
 // A register of A. Computed anew from what was loaded, once the products before have ended: were it the register of a
@@ -80,10 +88,10 @@ template <uint32_t N>
 DISTMK_FN void commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Waits until all groups have ended.
-template <uint32_t N>
+// Waits until all groups but the last PENDING have ended.
+template <uint32_t N, uint32_t PENDING = 0>
 DISTMK_FN void await() {
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
 // Descriptor of a matrix in shared memory: rows of 128 bytes, swizzled, 1024 bytes from one group of eight to the next.
@@ -130,6 +138,23 @@ DISTMK_FN void multiply(float (&acc)[N / 2], const uint32_t (&a)[4], uint32_t sl
   multiply_as(acc, a, descriptor(slot + step * 32));
 }
 
+// A in a slot of 64 rows.
+#define DISTMK_MULTIPLY_SHARED(N, NAMES, SUMS, A, B)                                                   \
+  DISTMK_FN void multiply_shared_as(float (&d)[N / 2], uint64_t a, uint64_t b) {                       \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, %" #A ", %" #B \
+                 ", 1, 1, 1, 0, 0;"                                                                    \
+                 : SUMS                                                                                \
+                 : "l"(a), "l"(b));                                                                    \
+  }
+DISTMK_MULTIPLY_SHARED(32, DISTMK_NAMES_16, DISTMK_16(d, 0), 16, 17)
+DISTMK_MULTIPLY_SHARED(64, DISTMK_NAMES_32, DISTMK_32(d, 0), 32, 33)
+#undef DISTMK_MULTIPLY_SHARED
+
+template <uint32_t N>
+DISTMK_FN void multiply_shared(float (&acc)[N / 2], uint32_t a_slot, uint32_t slot, uint32_t step) {
+  multiply_shared_as(acc, descriptor(a_slot + step * 32), descriptor(slot + step * 32));
+}
+
 #define DISTMK_MULTIPLY_ROWS(N, NAMES, SUMS, A0, A1, A2, A3, B)                                                     \
   DISTMK_FN void multiply_rows_as(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b) {                          \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, {%" #A0 ", %" #A1 ", %" #A2 \
@@ -154,12 +179,16 @@ template <uint32_t N>
 DISTMK_FN void begin() {}
 template <uint32_t N>
 DISTMK_FN void commit() {}
-template <uint32_t N>
+template <uint32_t N, uint32_t PENDING = 0>
 DISTMK_FN void await() {}
 
 template <uint32_t N>
 DISTMK_FN void multiply(float (&acc)[N / 2], const uint32_t (&a)[4], uint32_t slot, uint32_t step) {
   multiply_by_mma<N>(acc, a, slot, step);
+}
+template <uint32_t N>
+DISTMK_FN void multiply_shared(float (&acc)[N / 2], uint32_t a_slot, uint32_t slot, uint32_t step) {
+  multiply_shared_by_mma<N>(acc, a_slot, slot, step);
 }
 template <uint32_t N>
 DISTMK_FN void multiply_rows(float (&acc)[N / 2], const uint32_t (&a)[4], uint32_t slot, uint32_t step) {

@@ -15,6 +15,8 @@ from distmk.tasks.attention import page_table_content
 from distmk.tasks.splits import AttentionShape
 from distmk.tasks.wide import activation_access, check_wide, wide_batch_accesses
 
+MAX_QKV_COLS = 65536  # a row of them and its RoPE fit in a GPU worker's shared memory
+
 
 class WideAppendArgs(ctypes.Structure):
     _fields_ = [
@@ -103,6 +105,7 @@ class WideAppend(Task):
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         _check_heads(args)
         q_cols, qkv_cols = args.num_q * args.head_dim, (args.num_q + 2 * args.num_kv) * args.head_dim
+        require(qkv_cols <= MAX_QKV_COLS, "a row has too many heads")
         found = [
             bf16_access(False, rank, args.qkv, qkv_cols, WIDE_ROWS, args.qkv_stride),
             bf16_access(True, rank, args.q, q_cols, WIDE_ROWS, args.q_stride),

@@ -1,14 +1,14 @@
-// QK-norm and RoPE of a wide iteration's rows, and the append of their keys and values to the KV cache. A worker takes
-// the heads of all its rows together, some lanes of a warp a head, so that many loads are in flight.
+// QK-norm and RoPE of a wide iteration's rows, and the append of their keys and values to the KV cache. A worker copies
+// all its rows to shared memory while it looks up where they go, and then takes their heads together, some lanes of a
+// warp a head.
 #pragma once
-#include "device/core/bf16.cuh"
+#include "device/wide/row_vectors.cuh"
 #include "device/wide/runs.cuh"
 
 namespace distmk {
 namespace wide {
 
-constexpr uint32_t APPENDED_ROWS = 64;   // at once
-constexpr uint32_t HEADS_IN_FLIGHT = 4;  // of a lane
+constexpr uint32_t APPENDED_ROWS = 64;  // at once, if they fit in shared memory
 
 struct AppendedRow {
   uint32_t row, position, cache_row;  // the last: of KV head 0
@@ -47,17 +47,29 @@ struct HeadLanes {
   }
 };
 
-// y = RoPE(x / rms(x) * norm); `norm` null: none. By all lanes of a warp, `has_elements` or not.
-DISTMK_FN void norm_and_rotate(const HeadLanes& lanes, HeadPart& part, bool has_elements, const float* norm,
+// What a lane multiplies the normalized elements of a query or key head by.
+struct HeadNorm {
+  bool wanted;
+  float4 first, second;
+
+  DISTMK_FN HeadNorm(const Context& context, uint64_t operand, uint32_t e, uint32_t half) : wanted(operand) {
+    if (!wanted || e >= half) return;
+    const float* from = context.at<float>(operand) + e;
+    first = *reinterpret_cast<const float4*>(from), second = *reinterpret_cast<const float4*>(from + half);
+  }
+};
+
+// y = RoPE(x / rms(x) * norm). By all lanes of a warp, `has_elements` or not.
+DISTMK_FN void norm_and_rotate(const HeadLanes& lanes, HeadPart& part, bool has_elements, const HeadNorm& norm,
                                const float* rope, uint32_t dim, float eps) {
   const uint32_t e = 4 * lanes.index, half = dim / 2;
   float4 a = unpack_bf16(part.first), b = unpack_bf16(part.second);
   const float squares = lanes.sum(has_elements ? dot(a, a) + dot(b, b) : 0.0f);
   if (!has_elements) return;
-  if (norm) {
+  if (norm.wanted) {
     const float scale = rsqrtf(__fdividef(squares, static_cast<float>(dim)) + eps);
-    a = scaled(product(a, *reinterpret_cast<const float4*>(norm + e)), scale);
-    b = scaled(product(b, *reinterpret_cast<const float4*>(norm + half + e)), scale);
+    a = scaled(product(a, norm.first), scale);
+    b = scaled(product(b, norm.second), scale);
   }
   const float4 cosine = *reinterpret_cast<const float4*>(rope + e),
                sine = *reinterpret_cast<const float4*>(rope + half + e);
@@ -72,9 +84,6 @@ struct AppendedHead {
   const AppendedRow& row;
   uint32_t index;  // queries first, then keys, then values
 
-  DISTMK_FN const __nv_bfloat16* source(const Context& context, const WideAppendArgs& args) const {
-    return context.at<__nv_bfloat16>(args.qkv) + uint64_t{row.row} * args.qkv_stride + uint64_t{index} * args.head_dim;
-  }
   DISTMK_FN void store(const Context& context, const WideAppendArgs& args, uint32_t e, const HeadPart& part) const {
     const uint32_t dim = args.head_dim;
     __nv_bfloat16* to;
@@ -93,34 +102,72 @@ struct AppendedHead {
   }
 };
 
-// All heads of `num_rows` rows of the state.
-DISTMK_FN void append_rows(const Context& context, const WideAppendArgs& args, const AppendState& state,
-                           uint32_t num_rows) {
-  const uint32_t dim = args.head_dim, heads = args.num_q + 2 * args.num_kv, num_heads = num_rows * heads;
-  const HeadLanes lanes(dim);
-  const uint32_t e = 4 * lanes.index, step = NUM_CONSUMERS / lanes.size;
-  const float *q_norm = args.q_norm ? context.at<float>(args.q_norm) : nullptr,
-              *k_norm = args.k_norm ? context.at<float>(args.k_norm) : nullptr, *rope = context.at<float>(args.rope);
-  for (uint32_t first = 0; first < num_heads; first += HEADS_IN_FLIGHT * step) {
-    const auto head_at = [&](uint32_t i) { return first + i * step + context.team.index / lanes.size; };
-    HeadPart parts[HEADS_IN_FLIGHT];
-#pragma unroll
-    for (uint32_t i = 0; i < HEADS_IN_FLIGHT; ++i) {
-      const uint32_t at = min(head_at(i), num_heads - 1), in_half = e < dim / 2 ? e : 0;
-      const __nv_bfloat16* from = AppendedHead{state.rows[at / heads], at % heads}.source(context, args) + in_half;
-      parts[i] = {__ldcg(reinterpret_cast<const uint2*>(from)), __ldcg(reinterpret_cast<const uint2*>(from + dim / 2))};
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < HEADS_IN_FLIGHT; ++i) {
-      const uint32_t at = min(head_at(i), num_heads - 1);
-      const bool has_elements = head_at(i) < num_heads && e < dim / 2;
-      const AppendedHead head{state.rows[at / heads], at % heads};
-      HeadPart part = parts[i];
-      const bool rotates = has_elements && head.index < args.num_q + args.num_kv;
-      norm_and_rotate(lanes, part, rotates, head.index < args.num_q ? q_norm : k_norm,
-                      rope + uint64_t{head.row.position} * dim, dim, args.eps);
-      if (has_elements) head.store(context, args, e, part);
-    }
+// Rows in shared memory: queries, keys and values of each, then the RoPE of each.
+struct AppendBuffers {
+  uint32_t row_bytes, rope_bytes, at_once;
+
+  DISTMK_FN explicit AppendBuffers(const WideAppendArgs& args) {
+    row_bytes = (args.num_q + 2 * args.num_kv) * args.head_dim * 2, rope_bytes = args.head_dim * 4;
+    at_once = min(static_cast<uint32_t>(sizeof(Shared::stages)) / (row_bytes + rope_bytes), APPENDED_ROWS);
+  }
+  DISTMK_FN char* row(uint32_t i) const { return shared().stages + i * row_bytes; }
+  DISTMK_FN char* rope(uint32_t i) const { return shared().stages + at_once * row_bytes + i * rope_bytes; }
+};
+
+// Rows `first` to first + num_rows of the worker's, as they are.
+DISTMK_FN void copy_rows(const Context& context, const WideAppendArgs& args, const AppendBuffers& buffers,
+                         const OwnRows& rows, uint32_t first, uint32_t num_rows) {
+  const char* qkv = context.at<char>(args.qkv);
+  const bool by_chunks = is_aligned(qkv) && args.qkv_stride % 8 == 0;
+  for (uint32_t i = 0; i < num_rows; ++i) {
+    const char* from = qkv + uint64_t{rows.at(first + i)} * args.qkv_stride * 2;
+    char* to = buffers.row(i);
+    if (by_chunks)
+      for (uint32_t at = context.team.index * 16; at < buffers.row_bytes; at += NUM_CONSUMERS * 16)
+        copy_chunk(shared_address(to + at), from + at, true);
+    else
+      for (uint32_t at = context.team.index * 8; at < buffers.row_bytes; at += NUM_CONSUMERS * 8)
+        *reinterpret_cast<uint2*>(to + at) = __ldcg(reinterpret_cast<const uint2*>(from + at));
+  }
+}
+
+// Where they are in their sequences and go in the caches, and their RoPE: a warp a row.
+DISTMK_FN void look_up_rows(const Context& context, const WideAppendArgs& args, const AppendBuffers& buffers,
+                            const OwnRows& rows, uint32_t first, uint32_t num_rows, AppendState& state) {
+  const uint32_t num_runs = context.batch(args.batch)->num_wide_runs, lane = threadIdx.x % 32;
+  for (uint32_t i = threadIdx.x / 32; i < num_rows; i += NUM_WARPS) {
+    const uint32_t row = rows.at(first + i);
+    const WideRow found = wide_row(state.runs, num_runs, row);
+    const char* rope = context.at<char>(args.rope) + uint64_t{found.position} * buffers.rope_bytes;
+    for (uint32_t at = lane * 16; at < buffers.rope_bytes; at += 32 * 16)
+      copy_chunk(shared_address(buffers.rope(i) + at), rope + at, true);
+    if (lane == 0)
+      state.rows[i] = {row, found.position,
+                       cache_row(context.at<int32_t>(args.page_table), args, found.slot, 0, found.position)};
+  }
+}
+
+// All heads of `num_rows` rows in the buffers.
+DISTMK_FN void append_rows(const Context& context, const WideAppendArgs& args, const AppendBuffers& buffers,
+                           const AppendState& state, uint32_t num_rows, const HeadLanes& lanes, const HeadNorm& q_norm,
+                           const HeadNorm& k_norm) {
+  const uint32_t dim = args.head_dim, heads = args.num_q + 2 * args.num_kv, e = 4 * lanes.index;
+  const uint32_t step = NUM_CONSUMERS / lanes.size;
+  uint32_t row = 0, index = context.team.index / lanes.size;
+#pragma unroll 2
+  for (uint32_t first = 0; first < num_rows * heads; first += step, index += step) {
+    for (; index >= heads; index -= heads) ++row;
+    const uint32_t in_buffers = min(row, num_rows - 1);
+    const bool has_elements = row < num_rows && e < dim / 2;
+    const auto* from =
+        reinterpret_cast<const uint2*>(buffers.row(in_buffers) + (index * dim + (e < dim / 2 ? e : 0)) * 2);
+    HeadPart part{from[0], from[dim / 8]};
+    const bool rotates = has_elements && index < args.num_q + args.num_kv;
+    HeadNorm norm = k_norm;  // a copy: registers have no address
+    if (index < args.num_q) norm = q_norm;
+    norm_and_rotate(lanes, part, rotates, norm, reinterpret_cast<const float*>(buffers.rope(in_buffers)), dim,
+                    args.eps);
+    if (has_elements) AppendedHead{state.rows[row], index}.store(context, args, e, part);
   }
 }
 
@@ -128,24 +175,26 @@ DISTMK_FN void append_rows(const Context& context, const WideAppendArgs& args, c
 
 DISTMK_FN void body_wide_append(Context& context, const WideAppendArgs& args) {
   const Batch& batch = *context.batch(args.batch);
-  const uint32_t num_rows = batch.num_wide_rows, num_runs = batch.num_wide_runs;
-  const uint32_t num_workers = context.rank_state.program->num_workers, thread = context.team.index;
-  if (context.instance >= num_rows) return;
+  const wide::OwnRows rows(context, batch.num_wide_rows);
+  if (!rows.count) return;
   auto& state = *reinterpret_cast<wide::AppendState*>(shared().work);
-  wide::load_runs(context, args.batch, num_runs, state.runs);
-  context.team.sync();
-  const uint32_t own_rows = (num_rows - context.instance + num_workers - 1) / num_workers;
-  for (uint32_t first = 0; first < own_rows; first += wide::APPENDED_ROWS) {
-    const uint32_t in_group = min(own_rows - first, wide::APPENDED_ROWS);
-    if (thread < in_group) {
-      const uint32_t row = context.instance + (first + thread) * num_workers;
-      const WideRow found = wide_row(state.runs, num_runs, row);
-      state.rows[thread] = {row, found.position,
-                            wide::cache_row(context.at<int32_t>(args.page_table), args, found.slot, 0, found.position)};
+  const wide::AppendBuffers buffers(args);
+  const wide::HeadLanes lanes(args.head_dim);
+  const uint32_t e = 4 * lanes.index, half = args.head_dim / 2;
+  for (uint32_t first = 0; first < rows.count; first += buffers.at_once) {
+    const uint32_t in_group = min(rows.count - first, buffers.at_once);
+    if (first) context.team.sync();  // all warps are done with the last rows
+    wide::copy_rows(context, args, buffers, rows, first, in_group);
+    if (!first) {
+      wide::load_runs(context, args.batch, batch.num_wide_runs, state.runs);
+      context.team.sync();
     }
+    const wide::HeadNorm q_norm(context, args.q_norm, e, half), k_norm(context, args.k_norm, e, half);
+    wide::look_up_rows(context, args, buffers, rows, first, in_group, state);
+    commit_copies();
+    await_copies<0>();
     context.team.sync();
-    wide::append_rows(context, args, state, in_group);
-    if (first + in_group < own_rows) context.team.sync();
+    wide::append_rows(context, args, buffers, state, in_group, lanes, q_norm, k_norm);
   }
   fence_copies();  // the caches are also read by bulk copies
 }
