@@ -120,11 +120,5 @@ DISTMK_FN void sum_rows_in_registers(const Context& context, const WideSumArgs& 
   for (uint32_t first = 0; first < rows.count; first += ROWS) sums.run(first, first_row);
 }
 
-// Apart, so that the others' registers are their own.
-DISTMK_NOINLINE void sum_long_rows(const Context& context, const WideSumArgs& args, const OwnRows& rows,
-                                   uint32_t first_row) {
-  sum_rows_in_registers<2, 8>(context, args, rows, first_row);
-}
-
 }  // namespace wide
 }  // namespace distmk

@@ -147,8 +147,7 @@ class RowSums {
 };
 
 template <class Vector>
-DISTMK_NOINLINE void sum_rows(const Context& context, const WideSumArgs& args, const OwnRows& rows,
-                              uint32_t first_row) {
+DISTMK_FN void sum_rows(const Context& context, const WideSumArgs& args, const OwnRows& rows, uint32_t first_row) {
   const RowSums<Vector> sums(context, args, rows, first_row);
   const auto fitting = static_cast<uint32_t>(sizeof(Shared::stages) / sizeof(float)) / args.k;
   const uint32_t at_once = min(fitting, SUMMED_ROWS);
@@ -186,7 +185,7 @@ DISTMK_FN void body_wide_sum(Context& context, const WideSumArgs& args) {
   else if (args.k <= wide::RegisterSums<4, 4>::MAX_COLS)
     wide::sum_rows_in_registers<4, 4>(context, args, rows, first_row);
   else if (args.k <= wide::RegisterSums<2, 8>::MAX_COLS)
-    wide::sum_long_rows(context, args, rows, first_row);
+    wide::sum_rows_in_registers<2, 8>(context, args, rows, first_row);
   else
     wide::sum_rows<float4>(context, args, rows, first_row);
   fence_copies();  // the output is read by bulk copies
