@@ -1,12 +1,42 @@
 // Row by row in a wide iteration: the embedding, and sums into the residual stream.
 #pragma once
-#include "device/wide/row_sums.cuh"
+#include "device/attention/lse.cuh"
+#include "device/core/bf16.cuh"
+#include "device/core/shared.cuh"
+#include "runtime/wide_batch.h"
 
 namespace distmk {
 namespace wide {
 
 constexpr uint32_t ITEMS_IN_FLIGHT = 4;  // loads of a thread
 constexpr uint32_t SUMMED_ROWS = 32;     // at once, if they fit in shared memory
+
+DISTMK_FN bool is_aligned(const void* p) { return reinterpret_cast<uint64_t>(p) % 16 == 0; }
+// Of four columns, or of one where a row does not begin at a multiple of 16 bytes.
+DISTMK_FN void load_if(bool wanted, const float* p, float4& v) {
+  v = wanted ? __ldcg(reinterpret_cast<const float4*>(p)) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+}
+DISTMK_FN void load_if(bool wanted, const float* p, float& v) { v = wanted ? __ldcg(p) : 0.0f; }
+DISTMK_FN float4 sum(const float4& a, const float4& b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+DISTMK_FN float sum(float a, float b) { return a + b; }
+DISTMK_FN float square(const float4& v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
+DISTMK_FN float square(float v) { return v * v; }
+DISTMK_FN void store_scaled(__nv_bfloat16* to, const float4& v, float scale) {
+  *reinterpret_cast<uint2*>(to) = {pack_bf16(v.x * scale, v.y * scale), pack_bf16(v.z * scale, v.w * scale)};
+}
+DISTMK_FN void store_scaled(__nv_bfloat16* to, float v, float scale) { *to = __float2bfloat16_rn(v * scale); }
+
+// Of a worker's rows first, first + step, ... below `end`.
+struct OwnRows {
+  uint32_t first, step, count;
+
+  DISTMK_FN OwnRows(const Context& context, uint32_t end) {
+    first = context.instance;
+    step = context.rank_state.program->num_workers;
+    count = first < end ? (end - first + step - 1) / step : 0;
+  }
+  DISTMK_FN uint32_t at(uint32_t i) const { return first + i * step; }
+};
 
 // A part of a table's row, as it is loaded and as it is stored.
 struct EmbeddedChunk {
@@ -60,8 +90,8 @@ DISTMK_FN void embed_rows(const Context& context, const WideEmbedArgs& args, con
   }
 }
 
-// Of rows that RegisterSums has not enough registers for: x (+)= sum of the parts, float4 (or float) by float4; what is
-// summed stays in shared memory until the row's sum of squares is known.
+// x (+)= sum of the parts, float4 (or float) by float4; what is summed stays in shared memory until the row's sum of
+// squares is known.
 template <class Vector>
 class RowSums {
  public:
@@ -178,16 +208,11 @@ DISTMK_FN void body_wide_sum(Context& context, const WideSumArgs& args) {
   const uint32_t num_rows = context.batch(args.batch)->num_wide_rows;
   const uint32_t share = rows_per_rank(num_rows, args.num_ranks), first_row = min(context.rank() * share, num_rows);
   const wide::OwnRows rows(context, min(share, num_rows - first_row));
-  const bool by_vectors = args.k % 4 == 0 && wide::is_aligned(context.at<void>(args.parts)) &&
-                          wide::is_aligned(context.at<void>(args.x)) && wide::is_aligned(context.at<void>(args.out));
-  if (!by_vectors)
-    wide::sum_rows<float>(context, args, rows, first_row);
-  else if (args.k <= wide::RegisterSums<4, 4>::MAX_COLS)
-    wide::sum_rows_in_registers<4, 4>(context, args, rows, first_row);
-  else if (args.k <= wide::RegisterSums<2, 8>::MAX_COLS)
-    wide::sum_rows_in_registers<2, 8>(context, args, rows, first_row);
-  else
+  if (args.k % 4 == 0 && wide::is_aligned(context.at<void>(args.parts)) && wide::is_aligned(context.at<void>(args.x)) &&
+      wide::is_aligned(context.at<void>(args.out)))
     wide::sum_rows<float4>(context, args, rows, first_row);
+  else
+    wide::sum_rows<float>(context, args, rows, first_row);
   fence_copies();  // the output is read by bulk copies
 }
 
