@@ -50,20 +50,17 @@ DISTMK_FN PackedTile tile_of_lane(const RankState& state, const WideLinearArgs& 
 class RingFiller {
  public:
   DISTMK_FN RingFiller(const RankState& state, const Team& lanes, const WideLinearArgs& args, const Division& division)
-      : state_(state),
-        lanes_(lanes),
+      : lanes_(lanes),
         args_(args),
-        division_(division),
         x_(reinterpret_cast<const char*>(state.address(args.x))),
         slot_bytes_(b_slot_bytes(division.tile_tokens)),
         b_slots_(num_b_slots(division.tile_tokens)) {}
 
   // Both rings at once, activations up to a ring ahead of weights: those of the next job are copied while the output of
   // the last one is still in the A ring.
-  DISTMK_FN void fill(const Job& job) {
+  DISTMK_FN void fill(const Job& job, const PackedTile& tile) {
     const BlockRange blocks = Division::blocks_of(args_, job.split);
     if (blocks.begin == blocks.end) return pass(job);
-    const PackedTile tile = tile_of_lane(state_, args_, division_, job);
     const uint32_t first_tile = blocks.begin / BLOCKS_PER_TILE;
     const uint32_t num_tiles = (blocks.end + BLOCKS_PER_TILE - 1) / BLOCKS_PER_TILE;
     uint32_t next_tile = first_tile, due = num_jobs_ ? b_slots_ : 0;
@@ -83,10 +80,8 @@ class RingFiller {
   }
 
  private:
-  const RankState& state_;
   const Team lanes_;
   const WideLinearArgs& args_;
-  const Division& division_;
   const char* x_;
   const uint32_t slot_bytes_, b_slots_;
   uint32_t num_jobs_ = 0;  // filled completely
@@ -129,17 +124,10 @@ class RingFiller {
   }
 };
 
-// While the inputs are computed: the weights with which this worker begins, if the iteration is full. They are then in
-// the second-level cache, if the guess is right.
-DISTMK_FN void prefetch_product(const RankState& state, const TaskDesc& task) {
-  const auto& args = *reinterpret_cast<const WideLinearArgs*>(task.args);
-  const uint32_t num_workers = state.program->num_workers, worker = shared().worker_index;
-  const Division division(args, args.sampled ? MAX_ROWS : WIDE_ROWS);
-  JobCursor jobs(division, (worker + num_workers - task.first_worker) % num_workers, num_workers);
-  Job job;
-  if (threadIdx.x % 32 >= JOB_TILES || !jobs.next(job)) return;
+// While the inputs are computed: the weights with which this worker begins. They are then in the second-level cache.
+DISTMK_FN void prefetch_weights(const WideLinearArgs& args, const Job& job, const PackedTile& tile) {
   const BlockRange blocks = Division::blocks_of(args, job.split);
-  const PackedTile tile = tile_of_lane(state, args, division, job);
+  if (threadIdx.x % 32 >= JOB_TILES) return;
 #pragma unroll 1
   for (uint32_t i = 0; i < A_SLOTS; ++i) {
     const uint32_t k_tile = blocks.begin / BLOCKS_PER_TILE + i;
@@ -148,19 +136,61 @@ DISTMK_FN void prefetch_product(const RankState& state, const TaskDesc& task) {
   }
 }
 
+// What the jobs of a worker follow from.
+struct Instance {
+  uint32_t number, num_tokens;
+
+  DISTMK_FN bool operator==(const Instance& o) const { return number == o.number && num_tokens == o.num_tokens; }
+};
+
+// Before the iteration has begun its batch may still be that of another one, or be written meanwhile; then this is a
+// guess, the same in all lanes.
+DISTMK_FN Instance guess_instance(const RankState& state, const Team& lanes, const TaskDesc& task) {
+  const auto& args = *reinterpret_cast<const WideLinearArgs*>(task.args);
+  const uint32_t num_workers = state.program->num_workers;
+  const volatile Batch& batch = *state.batch(args.batch);
+  const uint32_t num_tokens = lanes.from_leader(args.sampled ? batch.num_rows : batch.num_wide_rows);
+  const uint32_t most = args.sampled ? MAX_ROWS : WIDE_ROWS;
+  return {(shared().worker_index + num_workers - task.first_worker) % num_workers,
+          num_tokens && num_tokens <= most ? num_tokens : most};
+}
+
 // The producer of a task's rings, once the consumers have entered its body. `number` of such tasks came before. False:
 // the worker has left. A body that has been entered needs nothing more than these copies, so it is not left midway.
 DISTMK_NOINLINE bool stream_product(const RankState& state, const Team lanes, const TaskDesc& task, uint32_t number) {
-  prefetch_product(state, task);
-  lanes.sync();
-  while (!lanes.all(barrier_try_wait(&shared().wide_entered, number % 2)))
-    if (!lanes.all(!shared().pipeline.leave.get())) return false;
-  fence_copies();
   const auto& args = *reinterpret_cast<const WideLinearArgs*>(task.args);
-  const Division division(args, *state.batch(args.batch));
-  RingFiller filler(state, lanes, args, division);
-  JobCursor jobs(division, rings().instance, state.program->num_workers);
-  for (Job job; jobs.next(job);) filler.fill(job);
+  Instance instance = guess_instance(state, lanes, task);
+  // Where the copies begin takes long to compute, so that is done before. If the guess was wrong, once more.
+#pragma unroll 1
+  for (bool told = false;;) {
+    const Division division(args, instance.num_tokens);
+    JobCursor jobs(division, instance.number, state.program->num_workers);
+    RingFiller filler(state, lanes, args, division);
+    Job job;
+    bool has_job = jobs.next(job);
+    PackedTile tile = tile_of_lane(state, args, division, has_job ? job : Job{0, 1, 0, 0, 0});
+    if (!told) {
+      if (has_job) prefetch_weights(args, job, tile);
+      lanes.sync();
+      while (!lanes.all(barrier_try_wait(&shared().wide_entered, number % 2)))
+        if (!lanes.all(!shared().pipeline.leave.get())) return false;
+      told = true;
+      fence_copies();
+      const Batch& batch = *state.batch(args.batch);
+      const Instance entered{rings().instance, args.sampled ? batch.num_rows : batch.num_wide_rows};
+      if (!(instance == entered)) {
+        instance = entered;
+        continue;
+      }
+    }
+#pragma unroll 1
+    while (has_job) {
+      filler.fill(job, tile);
+      has_job = jobs.next(job);
+      if (has_job) tile = tile_of_lane(state, args, division, job);
+    }
+    break;
+  }
   warp_arrive(&rings().left);
   return true;
 }
