@@ -3,9 +3,9 @@
 //
 // Weights are the m dimension, in M tiles of up to M_TILE rows: as many for every slab as the largest one has, so that
 // the last ones of a smaller slab have fewer rows or none. Tokens are the n dimension, in one tile of 32 to 256, or two
-// of 192 or 256. A product is divided into columns of jobs, an N tile and a split of k each. Workers are dealt to the columns
-// by turns, and those of a column share its M tiles evenly, in jobs of up to JOB_TILES. So two workers side by side
-// read the same weights at the same time.
+// of 192 or 256. A product is divided into columns of jobs, an N tile and a split of k each. Workers are dealt to the
+// columns by turns, and those of a column share its M tiles evenly, in jobs of up to JOB_TILES. So two workers side by
+// side read the same weights at the same time.
 #pragma once
 #include "runtime/context.h"
 

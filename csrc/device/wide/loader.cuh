@@ -61,8 +61,8 @@ class RingFiller {
         b_slots_(num_b_slots(division.tile_tokens)) {}
 
   // Both rings at once. A K tile is copied part by part between the blocks of the one before, so that activations,
-  // which the consumers need sooner, never queue behind a whole one. The first K tile of a job comes at once; if that is
-  // not the first job, behind a ring of activations, as the output of the last job is still in the A ring.
+  // which the consumers need sooner, never queue behind a whole one. The first K tile of a job comes at once; if that
+  // is not the first job, behind a ring of activations, as the output of the last job is still in the A ring.
   DISTMK_FN void fill(const Job& job, const PackedTile& tile) {
     const BlockRange blocks = Division::blocks_of(args_, job.split);
     if (blocks.begin == blocks.end) return pass(job);
