@@ -33,7 +33,7 @@ DISTMK_FN FeatureRange features_of(const WideLinearArgs& args, const Division& d
 
 // A thread a row of the job.
 DISTMK_FN void write_features(const Context& context, const WideLinearArgs& args, const Division& division,
-                              const Job& job, uint32_t first_feature) {
+                              const Job& job, uint32_t first_feature, FeatureTable& table) {
   const uint32_t row = threadIdx.x, in_tile = row % M_TILE;
   if (row / M_TILE >= job.num_tiles) return;
   const TileRows tile = division.tile_rows(args, job.first_tile + row / M_TILE);
@@ -45,7 +45,7 @@ DISTMK_FN void write_features(const Context& context, const WideLinearArgs& args
     found.bias = bias[tile.slab_begin + in_slab];
     if (is_paired(args)) found.up_bias = bias[tile.slab_begin + tile.slab_rows / 2 + in_slab];
   }
-  rings().features[features.begin + in_tile - first_feature] = found;
+  table[features.begin + in_tile - first_feature] = found;
 }
 
 DISTMK_FN void store_element(__nv_bfloat16* at, float v) { *at = __float2bfloat16_rn(v); }
@@ -53,74 +53,131 @@ DISTMK_FN void store_element(float* at, float v) { *at = v; }
 DISTMK_FN void store_pair(__nv_bfloat16* at, float a, float b) { *reinterpret_cast<uint32_t*>(at) = pack_bf16(a, b); }
 DISTMK_FN void store_pair(float* at, float a, float b) { *reinterpret_cast<float2*>(at) = {a, b}; }
 
-// What a lane stores of every token: two features, and those 64 and 128 behind them, from an even one on.
-class OutputLane {
+// Two features that a lane stores of its warp's tokens, side by side, from an even one on. What they are does not
+// depend on the token. The upper lanes read the second one first, so that lanes side by side meet in fewer banks.
+template <bool PAIRED>
+class FeaturePair {
  public:
-  DISTMK_FN OutputLane(const WideLinearArgs& args, const FeatureRange& features)
-      : paired_(is_paired(args)), begin_(features.begin), end_(features.begin + features.count), stored_end_(end_) {
-    // The last block of activations is filled up with zeros.
-    const uint32_t all = num_features(args);
-    if (paired_ && end_ == all) stored_end_ = (all + WIDE_COLS - 1) / WIDE_COLS * WIDE_COLS;
-  }
-
-  // `at`: where a feature of the token is stored; those of a pair lie side by side.
-  template <class At>
-  DISTMK_FN void store(uint32_t token, const At& at) const {
-    const float* output = output_of(token);
-    const uint32_t swizzle = output_swizzle(token);
-#pragma unroll 1
-    for (uint32_t f = begin_ / 2 * 2 + threadIdx.x % 32 * 2; f < stored_end_; f += 64) {
-      const bool both = f >= begin_ && f + 1 < stored_end_;
-      auto* to = at(f);
-      const float a = value(output, swizzle, f), b = value(output, swizzle, f + 1);
-      if (both && reinterpret_cast<uint64_t>(to) % (2 * sizeof(*to)) == 0) {
-        store_pair(to, a, b);
-      } else {
-        if (f >= begin_) store_element(to, a);
-        if (f + 1 < stored_end_) store_element(to + 1, b);
-      }
+  DISTMK_FN FeaturePair(const FeatureTable& table, const FeatureRange& features, uint32_t f) {
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t index = f + (i ^ is_upper()) - features.begin;  // wraps around in front of the first one
+      known_[i] = index < features.count;
+      const Feature& feature = table[known_[i] ? index : 0];
+      const uint32_t swizzle = output_swizzle(threadIdx.x / 32);
+      row_[i] = feature.row ^ swizzle, bias_[i] = feature.bias;
+      if constexpr (PAIRED) up_row_[i] = feature.up_row ^ swizzle, up_bias_[i] = feature.up_bias;
     }
+  }
+  // Zeros where there is no feature. The token is one of the warp's.
+  DISTMK_FN float2 of(uint32_t token) const {
+    const float first = value(token, 0), second = value(token, 1);
+    return is_upper() ? float2{second, first} : float2{first, second};
   }
 
  private:
-  const bool paired_;
-  uint32_t begin_, end_, stored_end_;
+  uint32_t row_[2], up_row_[2];
+  float bias_[2], up_bias_[2];
+  bool known_[2];
 
-  DISTMK_FN float value(const float* output, uint32_t swizzle, uint32_t f) const {
-    if (f < begin_ || f >= end_) return 0.0f;
-    const Feature& feature = rings().features[f - begin_];
-    const float sum = output[feature.row ^ swizzle] + feature.bias;
-    return paired_ ? linear::swiglu(sum, output[feature.up_row ^ swizzle] + feature.up_bias) : sum;
+  DISTMK_FN static uint32_t is_upper() { return threadIdx.x / 16 % 2; }
+  DISTMK_FN float value(uint32_t token, uint32_t i) const {
+    float v = output_of(token)[row_[i]] + bias_[i];
+    if constexpr (PAIRED) v = linear::swiglu(v, output_of(token)[up_row_[i]] + up_bias_[i]);
+    return known_[i] ? v : 0.0f;
   }
 };
 
-// All tokens of a job. Of an owner's memory that no pointer reaches nothing is stored: programs with such ranks have no
-// wide iterations (distmk/lower/wide.py).
-DISTMK_FN void store_job(const Context& context, const WideLinearArgs& args, const Job& job, FeatureRange features,
-                         uint32_t num_tokens) {
-  const OutputLane lane(args, features);
-  const auto epilogue = static_cast<WideEpilogue>(args.epilogue);
-  const uint32_t per_rank = rows_per_rank(num_tokens, context.num_ranks());
+// A warp has every NUM_WARPS-th token, all of which are swizzled alike, in the output as well as in activations, and
+// works on UNROLL of them at a time.
+constexpr uint32_t UNROLL = 4;
+static_assert(NUM_WARPS % 8 == 0 && 32 % (UNROLL * NUM_WARPS) == 0, "");
+
+// Tokens of the N tile.
+struct TokenRange {
+  uint32_t begin, end;
+};
+
+// Stores the features of a job, zeros up to `stored_end`. `at(token, f)`: where feature f of a token lies, features f
+// and f + 1 of an even f side by side; `step`: the elements from a token to the warp's next one.
+template <bool PAIRED, class At>
+DISTMK_FN void store_features(const FeatureTable& table, const FeatureRange& features, uint32_t stored_end,
+                              const TokenRange& tokens, uint64_t step, const At& at) {
+  const uint32_t first = tokens.begin / NUM_WARPS / UNROLL * UNROLL * NUM_WARPS + threadIdx.x / 32;
 #pragma unroll 1
-  for (uint32_t token = threadIdx.x / 32; token < job.num_tokens; token += NUM_WARPS) {
-    const uint32_t row = job.first_token + token;
-    if (epilogue == WideEpilogue::SWIGLU) {
-      auto* out = context.at<__nv_bfloat16>(args.out);
-      lane.store(token, [&](uint32_t f) { return out + activation_offset(row, f, args.out_stride, true); });
-    } else if (epilogue == WideEpilogue::STORE) {
-      auto* out = context.at<__nv_bfloat16>(args.out) + uint64_t{row} * args.out_stride;
-      lane.store(token, [&](uint32_t f) { return out + f; });
-    } else {
-      float* out;
-      if (epilogue == WideEpilogue::PARTS) {
-        out = on_rank<float>(context, row / per_rank, args.out);
-        if (!out) continue;
-        out += uint64_t{row % per_rank} * args.out_stride + uint64_t{args.slot + job.split} * args.num_rows;
-      } else {
-        out = context.at<float>(args.out) + uint64_t{row} * args.out_stride;
+  for (uint32_t f = features.begin / 2 * 2 + threadIdx.x % 32 * 2; f < stored_end; f += 64) {
+    const FeaturePair<PAIRED> pair(table, features, f);
+    const bool stores_first = f >= features.begin, stores_second = f + 1 < stored_end;
+    auto* to = at(first, f);
+    const bool as_pair =
+        stores_first && stores_second && step % 2 == 0 && reinterpret_cast<uint64_t>(to) % (2 * sizeof(*to)) == 0;
+#pragma unroll 1
+    for (uint32_t token = first; token < tokens.end; token += UNROLL * NUM_WARPS, to += UNROLL * step) {
+      float2 v[UNROLL];
+#pragma unroll
+      for (uint32_t i = 0; i < UNROLL; ++i) v[i] = pair.of(token + i * NUM_WARPS);
+#pragma unroll
+      for (uint32_t i = 0; i < UNROLL; ++i) {
+        if (token + i * NUM_WARPS - tokens.begin >= tokens.end - tokens.begin) continue;
+        if (as_pair) {
+          store_pair(to + i * step, v[i].x, v[i].y);
+        } else {
+          if (stores_first) store_element(to + i * step, v[i].x);
+          if (stores_second) store_element(to + i * step + 1, v[i].y);
+        }
       }
-      lane.store(token, [&](uint32_t f) { return out + f; });
     }
+  }
+}
+
+// To the slots of the rows' owners. Of an owner's memory that no pointer reaches nothing is stored: programs with such
+// ranks have no wide iterations (distmk/lower/wide.py).
+DISTMK_FN void store_parts(const Context& context, const WideLinearArgs& args, const Job& job,
+                           const FeatureTable& table, const FeatureRange& features, uint32_t num_tokens) {
+  const uint32_t per_rank = rows_per_rank(num_tokens, context.num_ranks()), job_end = job.first_token + job.num_tokens;
+  uint32_t owner = job.first_token / per_rank;
+#pragma unroll 1
+  for (uint32_t begin = owner * per_rank; begin < job_end; ++owner, begin += per_rank) {
+    float* out = on_rank<float>(context, owner, args.out);
+    if (!out) continue;
+    const TokenRange owned{max(begin, job.first_token) - job.first_token,
+                           min(begin + per_rank, job_end) - job.first_token};
+    out += uint64_t{args.slot + job.split} * args.num_rows;
+    const int64_t first_row = int64_t{job.first_token} - begin;  // of the owner; in front of it if it has fewer
+    store_features<false>(
+        table, features, features.begin + features.count, owned, uint64_t{args.out_stride} * NUM_WARPS,
+        [&](uint32_t token, uint32_t f) { return out + (first_row + token) * int64_t{args.out_stride} + f; });
+  }
+}
+
+// All tokens of a job.
+DISTMK_FN void store_job(const Context& context, const WideLinearArgs& args, const Job& job, const FeatureTable& table,
+                         const FeatureRange& features, uint32_t num_tokens) {
+  const TokenRange all{0, job.num_tokens};
+  const uint32_t end = features.begin + features.count;
+  const uint64_t stride = args.out_stride, first_row = job.first_token;
+  switch (static_cast<WideEpilogue>(args.epilogue)) {
+    case WideEpilogue::SWIGLU: {
+      auto* out = context.at<__nv_bfloat16>(args.out);
+      // The last block of activations is filled up with zeros.
+      const uint32_t stored_end = end < num_features(args) ? end : (end + WIDE_COLS - 1) / WIDE_COLS * WIDE_COLS;
+      return store_features<true>(table, features, stored_end, all, NUM_WARPS * WIDE_COLS,
+                                  [&](uint32_t token, uint32_t f) {
+                                    return out + activation_offset(job.first_token + token, f, args.out_stride, true);
+                                  });
+    }
+    case WideEpilogue::STORE: {
+      auto* out = context.at<__nv_bfloat16>(args.out) + first_row * stride;
+      return store_features<false>(table, features, end, all, stride * NUM_WARPS,
+                                   [&](uint32_t token, uint32_t f) { return out + token * stride + f; });
+    }
+    case WideEpilogue::LOGITS: {
+      auto* out = context.at<float>(args.out) + first_row * stride;
+      return store_features<false>(table, features, end, all, stride * NUM_WARPS,
+                                   [&](uint32_t token, uint32_t f) { return out + token * stride + f; });
+    }
+    case WideEpilogue::PARTS:
+      return store_parts(context, args, job, table, features, num_tokens);
   }
 }
 

@@ -13,17 +13,18 @@ namespace wide {
 template <uint32_t N>
 DISTMK_NOINLINE void run_jobs(const Context& context, const WideLinearArgs& args, const Division& division) {
   JobCursor jobs(division, context.instance, context.rank_state.program->num_workers);
-  uint32_t a_count = 0, b_count = 0;
+  uint32_t a_count = 0, b_count = 0, table = 0;
 #pragma unroll 1
   for (Job job; jobs.next(job);) {
     const BlockRange blocks = Division::blocks_of(args, job.split);
     const uint32_t num_blocks = blocks.end - blocks.begin;
+    const FeatureRange features = features_of(args, division, job);
+    write_features(context, args, division, job, features.begin, rings().features[table]);
     multiply_job<N>(job.num_tiles, a_count, b_count, num_blocks);
     a_count += (num_blocks + BLOCKS_PER_TILE - 1) / BLOCKS_PER_TILE, b_count += max(num_blocks, 1u);
-    const FeatureRange features = features_of(args, division, job);
-    write_features(context, args, division, job, features.begin);
     context.team.sync();
-    store_job(context, args, job, features, division.num_tokens);
+    store_job(context, args, job, rings().features[table], features, division.num_tokens);
+    table ^= 1;
     fence_copies_to_shared();  // the A ring is filled over what was read and written here
     warp_arrive(&rings().stored);
   }
@@ -38,6 +39,8 @@ DISTMK_FN void run_jobs(const Context& context, const WideLinearArgs& args) {
       return run_jobs<64>(context, args, division);
     case 128:
       return run_jobs<128>(context, args, division);
+    case 192:
+      return run_jobs<192>(context, args, division);
     default:
       return run_jobs<MAX_TOKENS>(context, args, division);
   }

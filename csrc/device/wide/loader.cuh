@@ -46,47 +46,57 @@ DISTMK_FN PackedTile tile_of_lane(const RankState& state, const WideLinearArgs& 
   return {reinterpret_cast<const char*>(state.address(args.weight)), args, rows};
 }
 
+// Parts of a K tile, one behind each block of activations.
+constexpr uint32_t A_PARTS = BLOCKS_PER_TILE;
+static_assert(JOB_TILES % A_PARTS == 0, "M tiles of a part");
+
 // The producer of the rings.
 class RingFiller {
  public:
   DISTMK_FN RingFiller(const RankState& state, const Team& lanes, const WideLinearArgs& args, const Division& division)
-      : state_(state),
-        lanes_(lanes),
+      : lanes_(lanes),
         args_(args),
-        division_(division),
         x_(reinterpret_cast<const char*>(state.address(args.x))),
         slot_bytes_(b_slot_bytes(division.tile_tokens)),
         b_slots_(num_b_slots(division.tile_tokens)) {}
 
-  // Both rings at once, activations up to a ring ahead of weights: those of the next job are copied while the output of
-  // the last one is still in the A ring.
-  DISTMK_FN void fill(const Job& job) {
+  // Both rings at once. A K tile is copied part by part between the blocks of the one before, so that activations,
+  // which the consumers need sooner, never queue behind a whole one. The first K tile of a job comes at once; if that
+  // is not the first job, behind a ring of activations, as the output of the last job is still in the A ring.
+  DISTMK_FN void fill(const Job& job, const PackedTile& tile) {
     const BlockRange blocks = Division::blocks_of(args_, job.split);
     if (blocks.begin == blocks.end) return pass(job);
-    const PackedTile tile = tile_of_lane(state_, args_, division_, job);
-    const uint32_t first_tile = blocks.begin / BLOCKS_PER_TILE;
-    const uint32_t num_tiles = (blocks.end + BLOCKS_PER_TILE - 1) / BLOCKS_PER_TILE;
-    uint32_t next_tile = first_tile, due = num_jobs_ ? b_slots_ : 0;
-    const auto next_a = [&] {
-      const bool first = next_tile == first_tile;
-      if (first) await_stored();
-      fill_a(tile, next_tile++);
-      due = first ? b_slots_ : due + BLOCKS_PER_TILE;
+    const uint32_t num_blocks = blocks.end - blocks.begin, first_tile = blocks.begin / BLOCKS_PER_TILE;
+    const uint32_t num_parts = (num_blocks + BLOCKS_PER_TILE - 1) / BLOCKS_PER_TILE * A_PARTS;
+    const uint32_t begin = min(num_jobs_ ? b_slots_ : 0, num_blocks);
+    uint32_t part = 0;
+    const auto fill_weights = [&](uint32_t end) {
+#pragma unroll 1
+      for (; part < min(end, num_parts); ++part) {
+        const uint32_t k_tile = first_tile + part / A_PARTS;
+        fill_a(tile, k_tile, part % A_PARTS);
+        // Workers side by side read the same weights: those of the first N tile fetch them for all.
+        if (!job.first_token && part + A_PARTS < num_parts) prefetch_part(tile, k_tile + 1, part % A_PARTS);
+      }
+    };
+    const auto begin_weights = [&] {
+      await_stored();
+      fill_weights(A_PARTS);
     };
 #pragma unroll 1
-    for (uint32_t block = blocks.begin; block < blocks.end; ++block) {
-      while (next_tile < num_tiles && block - blocks.begin >= due) next_a();
-      fill_b(job.first_token, block, slot_bytes_);
+    for (uint32_t block = 0; block < num_blocks; ++block) {
+      if (block == begin) begin_weights();
+      fill_b(job.first_token, blocks.begin + block, slot_bytes_);
+      if (block >= begin) fill_weights(A_PARTS + block);
     }
-    while (next_tile < num_tiles) next_a();
+    if (begin == num_blocks) begin_weights();
+    fill_weights(num_parts);
     ++num_jobs_;
   }
 
  private:
-  const RankState& state_;
   const Team lanes_;
   const WideLinearArgs& args_;
-  const Division& division_;
   const char* x_;
   const uint32_t slot_bytes_, b_slots_;
   uint32_t num_jobs_ = 0;  // filled completely
@@ -103,13 +113,20 @@ class RingFiller {
   DISTMK_FN void await_stored() {
     if (num_jobs_) barrier_wait(&rings().stored, (num_jobs_ - 1) % 2);
   }
+  // Whether the M tile of this lane is in a part of the K tile.
+  DISTMK_FN bool is_in(uint32_t part) const { return lanes_.index / (JOB_TILES / A_PARTS) == part; }
+  DISTMK_FN void prefetch_part(const PackedTile& tile, uint32_t k_tile, uint32_t part) const {
+    if (!is_in(part)) return;
+    if (const uint32_t num_bytes = tile.num_bytes(k_tile)) prefetch_bulk(tile.begin(k_tile), num_bytes);
+  }
   // A lane copies an M tile.
-  DISTMK_FN void fill_a(const PackedTile& tile, uint32_t k_tile) {
-    const RingPosition<A_SLOTS> at{a_count_++};
+  DISTMK_FN void fill_a(const PackedTile& tile, uint32_t k_tile, uint32_t part) {
+    const RingPosition<A_SLOTS> at{a_count_};
     const uint32_t slot = at.slot(), full = shared_address(&rings().a_full[slot]);
-    barrier_wait(&rings().a_empty[slot], at.parity() ^ 1);
+    if (part == 0) barrier_wait(&rings().a_empty[slot], at.parity() ^ 1);
+    if (part == A_PARTS - 1) ++a_count_;
     lanes_.sync();
-    if (lanes_.index >= JOB_TILES) return;
+    if (!is_in(part)) return;
     const uint32_t num_bytes = tile.num_bytes(k_tile);
     expect_bytes(full, num_bytes);
     const uint32_t dst = shared_address(shared().stages) + slot * A_SLOT_BYTES + lanes_.index * A_TILE_BYTES;
@@ -129,17 +146,10 @@ class RingFiller {
   }
 };
 
-// While the inputs are computed: the weights with which this worker begins, if the iteration is full. They are then in
-// the second-level cache, if the guess is right.
-DISTMK_FN void prefetch_product(const RankState& state, const TaskDesc& task) {
-  const auto& args = *reinterpret_cast<const WideLinearArgs*>(task.args);
-  const uint32_t num_workers = state.program->num_workers, worker = shared().worker_index;
-  const Division division(args, args.sampled ? MAX_ROWS : WIDE_ROWS);
-  JobCursor jobs(division, (worker + num_workers - task.first_worker) % num_workers, num_workers);
-  Job job;
-  if (threadIdx.x % 32 >= JOB_TILES || !jobs.next(job)) return;
+// While the inputs are computed: the weights with which this worker begins. They are then in the second-level cache.
+DISTMK_FN void prefetch_weights(const WideLinearArgs& args, const Job& job, const PackedTile& tile) {
   const BlockRange blocks = Division::blocks_of(args, job.split);
-  const PackedTile tile = tile_of_lane(state, args, division, job);
+  if (threadIdx.x % 32 >= JOB_TILES) return;
 #pragma unroll 1
   for (uint32_t i = 0; i < A_SLOTS; ++i) {
     const uint32_t k_tile = blocks.begin / BLOCKS_PER_TILE + i;
@@ -148,19 +158,61 @@ DISTMK_FN void prefetch_product(const RankState& state, const TaskDesc& task) {
   }
 }
 
+// What the jobs of a worker follow from.
+struct Instance {
+  uint32_t number, num_tokens;
+
+  DISTMK_FN bool operator==(const Instance& o) const { return number == o.number && num_tokens == o.num_tokens; }
+};
+
+// Before the iteration has begun its batch may still be that of another one, or be written meanwhile; then this is a
+// guess, the same in all lanes.
+DISTMK_FN Instance guess_instance(const RankState& state, const Team& lanes, const TaskDesc& task) {
+  const auto& args = *reinterpret_cast<const WideLinearArgs*>(task.args);
+  const uint32_t num_workers = state.program->num_workers;
+  const volatile Batch& batch = *state.batch(args.batch);
+  const uint32_t num_tokens = lanes.from_leader(args.sampled ? batch.num_rows : batch.num_wide_rows);
+  const uint32_t most = args.sampled ? MAX_ROWS : WIDE_ROWS;
+  return {(shared().worker_index + num_workers - task.first_worker) % num_workers,
+          num_tokens && num_tokens <= most ? num_tokens : most};
+}
+
 // The producer of a task's rings, once the consumers have entered its body. `number` of such tasks came before. False:
 // the worker has left. A body that has been entered needs nothing more than these copies, so it is not left midway.
 DISTMK_NOINLINE bool stream_product(const RankState& state, const Team lanes, const TaskDesc& task, uint32_t number) {
-  prefetch_product(state, task);
-  lanes.sync();
-  while (!lanes.all(barrier_try_wait(&shared().wide_entered, number % 2)))
-    if (!lanes.all(!shared().pipeline.leave.get())) return false;
-  fence_copies();
   const auto& args = *reinterpret_cast<const WideLinearArgs*>(task.args);
-  const Division division(args, *state.batch(args.batch));
-  RingFiller filler(state, lanes, args, division);
-  JobCursor jobs(division, rings().instance, state.program->num_workers);
-  for (Job job; jobs.next(job);) filler.fill(job);
+  Instance instance = guess_instance(state, lanes, task);
+  // Where the copies begin takes long to compute, so that is done before. If the guess was wrong, once more.
+#pragma unroll 1
+  for (bool told = false;;) {
+    const Division division(args, instance.num_tokens);
+    JobCursor jobs(division, instance.number, state.program->num_workers);
+    RingFiller filler(state, lanes, args, division);
+    Job job;
+    bool has_job = jobs.next(job);
+    PackedTile tile = tile_of_lane(state, args, division, has_job ? job : Job{0, 1, 0, 0, 0});
+    if (!told) {
+      if (has_job) prefetch_weights(args, job, tile);
+      lanes.sync();
+      while (!lanes.all(barrier_try_wait(&shared().wide_entered, number % 2)))
+        if (!lanes.all(!shared().pipeline.leave.get())) return false;
+      told = true;
+      fence_copies();
+      const Batch& batch = *state.batch(args.batch);
+      const Instance entered{rings().instance, args.sampled ? batch.num_rows : batch.num_wide_rows};
+      if (!(instance == entered)) {
+        instance = entered;
+        continue;
+      }
+    }
+#pragma unroll 1
+    while (has_job) {
+      filler.fill(job, tile);
+      has_job = jobs.next(job);
+      if (has_job) tile = tile_of_lane(state, args, division, job);
+    }
+    break;
+  }
   warp_arrive(&rings().left);
   return true;
 }

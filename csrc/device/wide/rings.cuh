@@ -2,7 +2,7 @@
 // stages hold two rings that the loader fills and the consumers empty:
 //   A  two slots of weights, the M tiles of a job by K_TILE columns; behind the mainloop also the job's output
 //   B  slots of activations, the tokens of an N tile by WIDE_COLS columns
-// Their mbarriers, set up anew for every task, and the table of the output are in the scratch memory.
+// Their mbarriers, set up anew for every task, and the tables of the output are in the scratch memory.
 #pragma once
 #include "device/core/shared.cuh"
 #include "device/wide/division.cuh"
@@ -28,6 +28,7 @@ struct Feature {
   uint32_t row, up_row;
   float bias, up_bias;
 };
+using FeatureTable = Feature[JOB_TILES * M_TILE];
 
 //   a_full, b_full    loader -> consumers    a slot has landed
 //   a_empty, b_empty  consumers -> loader    a slot has been read
@@ -35,8 +36,8 @@ struct Feature {
 //   left              loader -> consumers    it has learned of the task, filled its rings and left them
 struct Rings {
   uint64_t a_full[A_SLOTS], a_empty[A_SLOTS], b_full[MAX_B_SLOTS], b_empty[MAX_B_SLOTS], stored, left;
-  uint32_t instance;  // of the task: the number of its first one here
-  alignas(16) Feature features[JOB_TILES * M_TILE];
+  uint32_t instance;                     // of the task: the number of its first one here
+  alignas(16) FeatureTable features[2];  // of a job and of the one before, which other warps may still store
 
   // By all consumers, `thread` of them: none but these uses the barriers. Each lane of the loader that copies an M tile
   // arrives at `a_full`.
