@@ -1,0 +1,37 @@
+// What bodies that go row by row in a wide iteration share: a worker's rows, and four columns at a time.
+#pragma once
+#include "device/core/bf16.cuh"
+#include "runtime/wide_batch.h"
+
+namespace distmk {
+namespace wide {
+
+DISTMK_FN bool is_aligned(const void* p) { return reinterpret_cast<uint64_t>(p) % 16 == 0; }
+// Of four columns, or of one where a row does not begin at a multiple of 16 bytes.
+DISTMK_FN void load_if(bool wanted, const float* p, float4& v) {
+  v = wanted ? __ldcg(reinterpret_cast<const float4*>(p)) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+}
+DISTMK_FN void load_if(bool wanted, const float* p, float& v) { v = wanted ? __ldcg(p) : 0.0f; }
+DISTMK_FN float4 sum(const float4& a, const float4& b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+DISTMK_FN float sum(float a, float b) { return a + b; }
+DISTMK_FN float square(const float4& v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
+DISTMK_FN float square(float v) { return v * v; }
+DISTMK_FN void store_scaled(__nv_bfloat16* to, const float4& v, float scale) {
+  *reinterpret_cast<uint2*>(to) = {pack_bf16(v.x * scale, v.y * scale), pack_bf16(v.z * scale, v.w * scale)};
+}
+DISTMK_FN void store_scaled(__nv_bfloat16* to, float v, float scale) { *to = __float2bfloat16_rn(v * scale); }
+
+// Of a worker's rows first, first + step, ... below `end`.
+struct OwnRows {
+  uint32_t first, step, count;
+
+  DISTMK_FN OwnRows(const Context& context, uint32_t end) {
+    first = context.instance;
+    step = context.rank_state.program->num_workers;
+    count = first < end ? (end - first + step - 1) / step : 0;
+  }
+  DISTMK_FN uint32_t at(uint32_t i) const { return first + i * step; }
+};
+
+}  // namespace wide
+}  // namespace distmk
