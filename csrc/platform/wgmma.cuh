@@ -105,7 +105,6 @@ DISTMK_FN uint64_t descriptor(uint32_t address) {
       "+f"(d[i + 13]), "+f"(d[i + 14]), "+f"(d[i + 15])
 #define DISTMK_32(d, i) DISTMK_16(d, i), DISTMK_16(d, i + 16)
 #define DISTMK_64(d, i) DISTMK_32(d, i), DISTMK_32(d, i + 32)
-#define DISTMK_96(d, i) DISTMK_64(d, i), DISTMK_32(d, i + 64)
 #define DISTMK_128(d, i) DISTMK_64(d, i), DISTMK_64(d, i + 64)
 #define DISTMK_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define DISTMK_NAMES_32 \
@@ -115,12 +114,10 @@ DISTMK_FN uint64_t descriptor(uint32_t address) {
   DISTMK_NAMES_32                                                                    \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define DISTMK_NAMES_96                                                              \
-  DISTMK_NAMES_64                                                                    \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
-  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define DISTMK_NAMES_128                                                                         \
-  DISTMK_NAMES_96                                                                                \
+  DISTMK_NAMES_64                                                                                \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"             \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"             \
   ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
   ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define DISTMK_MULTIPLY(N, NAMES, SUMS, A0, A1, A2, A3, B)                                                          \
@@ -133,7 +130,6 @@ DISTMK_FN uint64_t descriptor(uint32_t address) {
 DISTMK_MULTIPLY(32, DISTMK_NAMES_16, DISTMK_16(d, 0), 16, 17, 18, 19, 20)
 DISTMK_MULTIPLY(64, DISTMK_NAMES_32, DISTMK_32(d, 0), 32, 33, 34, 35, 36)
 DISTMK_MULTIPLY(128, DISTMK_NAMES_64, DISTMK_64(d, 0), 64, 65, 66, 67, 68)
-DISTMK_MULTIPLY(192, DISTMK_NAMES_96, DISTMK_96(d, 0), 96, 97, 98, 99, 100)
 DISTMK_MULTIPLY(256, DISTMK_NAMES_128, DISTMK_128(d, 0), 128, 129, 130, 131, 132)
 #undef DISTMK_MULTIPLY
 

@@ -3,9 +3,9 @@
 //
 // Weights are the m dimension, in M tiles of up to M_TILE rows: as many for every slab as the largest one has, so that
 // the last ones of a smaller slab have fewer rows or none. Tokens are the n dimension, in one tile of 32 to 256, or two
-// of 192 or 256. A product is divided into columns of jobs, an N tile and a split of k each. Workers are dealt to the
-// columns by turns, and those of a column share its M tiles evenly, in jobs of up to JOB_TILES. So two workers side by
-// side read the same weights at the same time.
+// of 256. A product is divided into columns of jobs, an N tile and a split of k each. Workers are dealt to the columns
+// by turns, and those of a column share its M tiles evenly, in jobs of up to JOB_TILES. So two workers side by side
+// read the same weights at the same time.
 #pragma once
 #include "runtime/context.h"
 
@@ -14,7 +14,7 @@ namespace wide {
 
 constexpr uint32_t JOB_TILES = NUM_WARPS;  // an M tile a consumer warp
 constexpr uint32_t MAX_TOKENS = 256;       // of an N tile
-static_assert(WIDE_ROWS == 2 * MAX_TOKENS, "two N tiles end within the activations");
+static_assert(WIDE_ROWS % MAX_TOKENS == 0, "an N tile ends within the activations");
 
 // The rows of an M tile: `count` rows of a slab, from its row `first` on. The slab has `slab_rows` rows, of which the
 // first is row `slab_begin` of the matrix.
@@ -36,8 +36,7 @@ struct Division {
   DISTMK_FN Division(const WideLinearArgs& args, const Batch& batch)
       : Division(args, args.sampled ? batch.num_rows : batch.num_wide_rows) {}
   DISTMK_FN Division(const WideLinearArgs& args, uint32_t all_tokens) : num_tokens(all_tokens) {
-    const uint32_t of_tile = num_tokens <= MAX_TOKENS ? num_tokens : (num_tokens + 1) / 2;
-    tile_tokens = of_tile <= 32 ? 32 : of_tile <= 64 ? 64 : of_tile <= 128 ? 128 : of_tile <= 192 ? 192 : MAX_TOKENS;
+    tile_tokens = num_tokens <= 32 ? 32 : num_tokens <= 64 ? 64 : num_tokens <= 128 ? 128 : MAX_TOKENS;
     num_n_tiles = (num_tokens + tile_tokens - 1) / tile_tokens;
     const uint32_t num_others = args.num_slabs - args.num_reduced;
     const uint32_t most_pairs = (num_pairs(args) + num_others - 1) / num_others;

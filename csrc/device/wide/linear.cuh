@@ -39,8 +39,6 @@ DISTMK_FN void run_jobs(const Context& context, const WideLinearArgs& args) {
       return run_jobs<64>(context, args, division);
     case 128:
       return run_jobs<128>(context, args, division);
-    case 192:
-      return run_jobs<192>(context, args, division);
     default:
       return run_jobs<MAX_TOKENS>(context, args, division);
   }

@@ -46,10 +46,6 @@ DISTMK_FN PackedTile tile_of_lane(const RankState& state, const WideLinearArgs& 
   return {reinterpret_cast<const char*>(state.address(args.weight)), args, rows};
 }
 
-// Parts of a K tile, one behind each block of activations.
-constexpr uint32_t A_PARTS = BLOCKS_PER_TILE;
-static_assert(JOB_TILES % A_PARTS == 0, "M tiles of a part");
-
 // The producer of the rings.
 class RingFiller {
  public:
@@ -60,37 +56,26 @@ class RingFiller {
         slot_bytes_(b_slot_bytes(division.tile_tokens)),
         b_slots_(num_b_slots(division.tile_tokens)) {}
 
-  // Both rings at once. A K tile is copied part by part between the blocks of the one before, so that activations,
-  // which the consumers need sooner, never queue behind a whole one. The first K tile of a job comes at once; if that
-  // is not the first job, behind a ring of activations, as the output of the last job is still in the A ring.
+  // Both rings at once, activations up to a ring ahead of weights: those of the next job are copied while the output of
+  // the last one is still in the A ring.
   DISTMK_FN void fill(const Job& job, const PackedTile& tile) {
     const BlockRange blocks = Division::blocks_of(args_, job.split);
     if (blocks.begin == blocks.end) return pass(job);
-    const uint32_t num_blocks = blocks.end - blocks.begin, first_tile = blocks.begin / BLOCKS_PER_TILE;
-    const uint32_t num_parts = (num_blocks + BLOCKS_PER_TILE - 1) / BLOCKS_PER_TILE * A_PARTS;
-    const uint32_t begin = min(num_jobs_ ? b_slots_ : 0, num_blocks);
-    uint32_t part = 0;
-    const auto fill_weights = [&](uint32_t end) {
-#pragma unroll 1
-      for (; part < min(end, num_parts); ++part) {
-        const uint32_t k_tile = first_tile + part / A_PARTS;
-        fill_a(tile, k_tile, part % A_PARTS);
-        // Workers side by side read the same weights: those of the first N tile fetch them for all.
-        if (!job.first_token && part + A_PARTS < num_parts) prefetch_part(tile, k_tile + 1, part % A_PARTS);
-      }
-    };
-    const auto begin_weights = [&] {
-      await_stored();
-      fill_weights(A_PARTS);
+    const uint32_t first_tile = blocks.begin / BLOCKS_PER_TILE;
+    const uint32_t num_tiles = (blocks.end + BLOCKS_PER_TILE - 1) / BLOCKS_PER_TILE;
+    uint32_t next_tile = first_tile, due = num_jobs_ ? b_slots_ : 0;
+    const auto next_a = [&] {
+      const bool first = next_tile == first_tile;
+      if (first) await_stored();
+      fill_a(tile, next_tile++);
+      due = first ? b_slots_ : due + BLOCKS_PER_TILE;
     };
 #pragma unroll 1
-    for (uint32_t block = 0; block < num_blocks; ++block) {
-      if (block == begin) begin_weights();
-      fill_b(job.first_token, blocks.begin + block, slot_bytes_);
-      if (block >= begin) fill_weights(A_PARTS + block);
+    for (uint32_t block = blocks.begin; block < blocks.end; ++block) {
+      while (next_tile < num_tiles && block - blocks.begin >= due) next_a();
+      fill_b(job.first_token, block, slot_bytes_);
     }
-    if (begin == num_blocks) begin_weights();
-    fill_weights(num_parts);
+    while (next_tile < num_tiles) next_a();
     ++num_jobs_;
   }
 
@@ -113,20 +98,13 @@ class RingFiller {
   DISTMK_FN void await_stored() {
     if (num_jobs_) barrier_wait(&rings().stored, (num_jobs_ - 1) % 2);
   }
-  // Whether the M tile of this lane is in a part of the K tile.
-  DISTMK_FN bool is_in(uint32_t part) const { return lanes_.index / (JOB_TILES / A_PARTS) == part; }
-  DISTMK_FN void prefetch_part(const PackedTile& tile, uint32_t k_tile, uint32_t part) const {
-    if (!is_in(part)) return;
-    if (const uint32_t num_bytes = tile.num_bytes(k_tile)) prefetch_bulk(tile.begin(k_tile), num_bytes);
-  }
   // A lane copies an M tile.
-  DISTMK_FN void fill_a(const PackedTile& tile, uint32_t k_tile, uint32_t part) {
-    const RingPosition<A_SLOTS> at{a_count_};
+  DISTMK_FN void fill_a(const PackedTile& tile, uint32_t k_tile) {
+    const RingPosition<A_SLOTS> at{a_count_++};
     const uint32_t slot = at.slot(), full = shared_address(&rings().a_full[slot]);
-    if (part == 0) barrier_wait(&rings().a_empty[slot], at.parity() ^ 1);
-    if (part == A_PARTS - 1) ++a_count_;
+    barrier_wait(&rings().a_empty[slot], at.parity() ^ 1);
     lanes_.sync();
-    if (!is_in(part)) return;
+    if (lanes_.index >= JOB_TILES) return;
     const uint32_t num_bytes = tile.num_bytes(k_tile);
     expect_bytes(full, num_bytes);
     const uint32_t dst = shared_address(shared().stages) + slot * A_SLOT_BYTES + lanes_.index * A_TILE_BYTES;
