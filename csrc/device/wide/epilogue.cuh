@@ -53,8 +53,8 @@ DISTMK_FN void store_element(float* at, float v) { *at = v; }
 DISTMK_FN void store_pair(__nv_bfloat16* at, float a, float b) { *reinterpret_cast<uint32_t*>(at) = pack_bf16(a, b); }
 DISTMK_FN void store_pair(float* at, float a, float b) { *reinterpret_cast<float2*>(at) = {a, b}; }
 
-// Two features that a lane stores of its warp's tokens, side by side, from an even one on. What they are does not depend
-// on the token. The upper lanes read the second one first, so that lanes side by side meet in fewer banks.
+// Two features that a lane stores of its warp's tokens, side by side, from an even one on. What they are does not
+// depend on the token. The upper lanes read the second one first, so that lanes side by side meet in fewer banks.
 template <bool PAIRED>
 class FeaturePair {
  public:
@@ -109,8 +109,8 @@ DISTMK_FN void store_features(const FeatureTable& table, const FeatureRange& fea
     const FeaturePair<PAIRED> pair(table, features, f);
     const bool stores_first = f >= features.begin, stores_second = f + 1 < stored_end;
     auto* to = at(first, f);
-    const bool as_pair = stores_first && stores_second && step % 2 == 0 &&
-                         reinterpret_cast<uint64_t>(to) % (2 * sizeof(*to)) == 0;
+    const bool as_pair =
+        stores_first && stores_second && step % 2 == 0 && reinterpret_cast<uint64_t>(to) % (2 * sizeof(*to)) == 0;
 #pragma unroll 1
     for (uint32_t token = first; token < tokens.end; token += UNROLL * NUM_WARPS, to += UNROLL * step) {
       float2 v[UNROLL];

@@ -36,7 +36,7 @@ using FeatureTable = Feature[JOB_TILES * M_TILE];
 //   left              loader -> consumers    it has learned of the task, filled its rings and left them
 struct Rings {
   uint64_t a_full[A_SLOTS], a_empty[A_SLOTS], b_full[MAX_B_SLOTS], b_empty[MAX_B_SLOTS], stored, left;
-  uint32_t instance;  // of the task: the number of its first one here
+  uint32_t instance;                     // of the task: the number of its first one here
   alignas(16) FeatureTable features[2];  // of a job and of the one before, which other warps may still store
 
   // By all consumers, `thread` of them: none but these uses the barriers. Each lane of the loader that copies an M tile
