@@ -10,6 +10,7 @@ import numpy as np
 
 from distmk.abi import LISTED, TASK_ARGS_BYTES, LaunchKind, TaskDesc, Trigger, Wait
 from distmk.check.findings import Findings
+from distmk.program.program import decode_args
 from distmk.program.reader import Descriptors, Ints, ProgramTables, as_array, queue_range
 from distmk.tasks import TASK_TYPES, SchedulerStep, Task
 
@@ -24,6 +25,7 @@ def check_structure(tables: ProgramTables, findings: Findings) -> None:
         _check_copies(tables, rank, descs, findings)
         _check_queues(tables, rank, descs, findings)
     _check_tasks(tables, findings)
+    _check_pipeline(tables, findings)
     _check_padding(tables, whole, findings)
     _check_spread(tables, findings)
     _check_records(tables, whole, "wait", findings)
@@ -84,6 +86,25 @@ def _check_tasks(tables: ProgramTables, findings: Findings) -> None:
     wrong = (tasks.max_instances < 1) | (massive & (tasks.max_instances * tables.num_schedulers > MAX_FIRINGS))
     for task in np.flatnonzero(wrong | (single & (tasks.max_instances != 1))):
         findings.add("task", f"{tables.describe_task(int(task))} has {tasks.max_instances[task]} instances")
+
+
+def _check_pipeline(tables: ProgramTables, findings: Findings) -> None:
+    """Where the body of a task uses the memory of the pipeline, no task streams into it."""
+    users: dict[int, int] = {}  # by rank: a task
+    streaming: dict[int, int] = {}
+    for rank, part in enumerate(tables.ranks):
+        for task, index in enumerate(tables.descriptor_of[rank].tolist(), int(tables.first_task[rank])):
+            desc = part.tasks[index]
+            kind = TASK_TYPES.get(desc.type)
+            if kind is None:
+                continue
+            if kind.uses_pipeline:
+                users.setdefault(rank, task)
+            elif kind.streams(decode_args(desc)):
+                streaming.setdefault(rank, task)
+    for rank in users.keys() & streaming.keys():
+        text = f"uses the memory of the pipeline, into which {tables.describe_task(streaming[rank])} streams"
+        findings.add("pipeline", f"{tables.describe_task(users[rank])} {text}")
 
 
 def _check_padding(tables: ProgramTables, whole: list[Descriptors], findings: Findings) -> None:

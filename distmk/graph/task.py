@@ -158,6 +158,8 @@ class Task:
     # Its body stores to other ranks' memory itself and never pushes: its signals come when it is done on all ranks, so it may be
     # spread. Not among the generated traits.
     writes_peers: ClassVar[bool] = False
+    # On GPUs its body uses the memory of the pipeline, into which no task of its program may stream anything. Not generated.
+    uses_pipeline: ClassVar[bool] = False
     # A scheduler runs it, never a worker.
     runs_on_scheduler: ClassVar[bool] = False
 
@@ -207,6 +209,11 @@ class Task:
     def skips_waits(cls, args: Any) -> bool:
         """Whether the task may be complete before its waits are met, in iterations of many rows (`completes_early`)."""
         return cls.completes_early is not None and bool(getattr(args, cls.completes_early.field))
+
+    @classmethod
+    def streams(cls, args: Any) -> bool:
+        """Whether a GPU's loader fills the pipeline for the task."""
+        return cls.streams_weights
 
     @classmethod
     def may_skip(cls, args: Any) -> bool:

@@ -18,7 +18,8 @@ from distmk.tasks.scheduling import Sample, SchedulerStep
 from distmk.tasks.splits import AttentionShape
 from distmk.tasks.wide_attention import WideAppend, WideAttention
 from distmk.tasks.wide_linear import WideLinear
-from distmk.tasks.wide_rows import ArgmaxRows, SelectRows, WideEmbed, WideSum
+from distmk.tasks.wide_rows import WideEmbed, WideSum
+from distmk.tasks.wide_sampled import ArgmaxRows, SelectRows
 
 __all__ = [
     "TASK_TYPES",

@@ -173,6 +173,10 @@ class Attention(Task):
         require(bool(args.long_splits or not is_long), "a split may be longer than long_splits says")
 
     @classmethod
+    def streams(cls, args: Any) -> bool:
+        return bool(args.long_splits)
+
+    @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         _check_attention(args)
         qkv_cols = (args.num_q + 2 * args.num_kv) * args.head_dim

@@ -68,6 +68,7 @@ class WideAppend(Task):
 
     Args: ClassVar[type[ctypes.Structure]] = WideAppendArgs
     runs_shares: ClassVar[bool] = True
+    uses_pipeline: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
         return {"qkv": "bf16", "q": "bf16", "k_cache": "bf16", "v_cache": "bf16", "page_table": "i32", "batch": None}
@@ -163,6 +164,7 @@ class WideAttention(Task):
 
     Args: ClassVar[type[ctypes.Structure]] = WideAttentionArgs
     runs_shares: ClassVar[bool] = True
+    uses_pipeline: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
         return {"q": "bf16", "k_cache": "bf16", "v_cache": "bf16", "page_table": "i32", "out": "bf16", "batch": None}

@@ -100,6 +100,7 @@ class WideLinear(Task):
 
     Args: ClassVar[type[ctypes.Structure]] = WideLinearArgs
     runs_shares: ClassVar[bool] = True
+    uses_pipeline: ClassVar[bool] = True
     writes_peers: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:

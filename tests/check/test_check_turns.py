@@ -6,16 +6,20 @@ import ctypes
 import dataclasses
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from support.mutate_spread import same_task
 from support.programs import SMALLEST, complaint, find, refusal
 
-from distmk.abi import MAX_ROWS, WIDE_ROWS, split_operand
+from distmk.abi import MAX_ROWS, WIDE_ROWS, WideBatch, split_operand
 from distmk.check import check
+from distmk.graph.graph import Graph
 from distmk.lower import DecodeOptions, lower_programs
 from distmk.model.operators import build_model
 from distmk.program.layout import Placed
 from distmk.program.program import Program, compile_graph, decode_args
+from distmk.tasks import Linear, WideSum
+from distmk.tasks.wide import activation_cols
 
 CONFIG = dataclasses.replace(SMALLEST, num_heads=6, num_kv_heads=3)
 
@@ -170,3 +174,17 @@ def test_each_wait_of_a_step_counts() -> None:
             assert text, f"wait {at} of program {number}"
             said.add("turn of its program ends" in text)
     assert True in said
+
+
+def test_nothing_streams_into_memory_that_bodies_use() -> None:
+    """A linear task's weights would be copied over what wide_sum keeps in the pipeline's memory on a GPU."""
+    graph = Graph(1, 1)
+    x, out = graph.buffer("x", 64, dtype="bf16"), graph.buffer("out", 8)
+    slab = graph.constant("weight", 0, np.zeros((8, 64), np.uint16))
+    graph.add(Linear(0, "linear", 0, x=x.at(0), slab=slab, out=out.at(0)))
+    assert not complaint(compile_graph(graph))
+    batch = graph.buffer("batch", ctypes.sizeof(WideBatch), dtype="u8")
+    parts, rows = graph.buffer("parts", 64, rows=WIDE_ROWS), graph.buffer("rows", 64, rows=WIDE_ROWS)
+    sums = graph.buffer("sums", activation_cols(64, False), dtype="bf16")
+    graph.add(WideSum(0, "sum", parts=parts.at(0), x=rows.at(0), out=sums.at(0), batch=batch.at(0)))
+    assert "into which linear (rank 0, worker 0) streams" in refusal(compile_graph(graph))

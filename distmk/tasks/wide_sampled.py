@@ -1,0 +1,148 @@
+"""What becomes of the sampled rows of a wide iteration: they are chosen before the head, and have their best logits after it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping
+from ctypes import c_uint32, c_uint64
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from distmk.abi import MAX_ROWS, LaunchKind
+from distmk.graph.regions import Region
+from distmk.graph.task import Access, Layout, Task, access, f32_access, require, task_type
+from distmk.tasks.scheduling import CANDIDATES_BYTES
+from distmk.tasks.wide import activation_access, check_wide, wide_batch_accesses
+
+
+class SelectRowsArgs(ctypes.Structure):
+    _fields_ = [
+        ("x", c_uint64),  # activations of k columns
+        ("out", c_uint64),  # the same, of which the first MAX_ROWS rows are in use
+        ("batch", c_uint64),
+        ("k", c_uint32),
+        ("tiled", c_uint32),
+    ]
+
+
+@task_type(20, "select_rows")
+@dataclass(frozen=True, eq=False)
+class SelectRows(Task):
+    """out[i] = x[i-th sampled row of the wide iteration]. An instance: a sampled row."""
+
+    x: Region = None  # type: ignore[assignment]
+    out: Region = None  # type: ignore[assignment]
+    batch: Region = None  # type: ignore[assignment]
+    k: int = 0
+    tiled: bool = False
+    launch: LaunchKind = LaunchKind.SPREAD
+
+    Args: ClassVar[type[ctypes.Structure]] = SelectRowsArgs
+    runs_shares: ClassVar[bool] = True
+
+    def dtypes(self) -> Mapping[str, str | None]:
+        return {"x": "bf16", "out": "bf16", "batch": None}
+
+    def reads(self) -> Iterable[Region]:
+        return (self.x, self.batch)
+
+    def writes(self) -> Iterable[Region]:
+        return (self.out,)
+
+    def max_instances(self) -> int:
+        return MAX_ROWS
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        return SelectRowsArgs(
+            x=layout.operand(self.x),
+            out=layout.operand(self.out),
+            batch=layout.operand(self.batch),
+            k=self.k,
+            tiled=int(self.tiled),
+        )
+
+    @classmethod
+    def num_instances(cls, args: Any) -> int:
+        return MAX_ROWS
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        check_wide(args)
+        require(args.x != args.out, "x is the output")
+        return [
+            activation_access(False, rank, args.x, args.k, args.tiled),
+            activation_access(True, rank, args.out, args.k, args.tiled, MAX_ROWS),
+            *wide_batch_accesses(rank, args.batch),
+        ]
+
+
+class ArgmaxRowsArgs(ctypes.Structure):
+    _fields_ = [
+        ("logits", c_uint64),  # f32 [MAX_ROWS, stride], of which this rank has n columns
+        ("out", c_uint64),  # Candidate [num_parts, MAX_ROWS]
+        ("batch", c_uint64),
+        ("n", c_uint32),
+        ("stride", c_uint32),
+        ("num_parts", c_uint32),
+        ("first_token", c_uint32),
+    ]
+
+
+@task_type(21, "argmax_rows")
+@dataclass(frozen=True, eq=False)
+class ArgmaxRows(Task):
+    """out[p, row] = the best logit of every sampled row in part p of the columns, and its token (the lowest wins ties).
+
+    logits: f32 columns of MAX_ROWS rows. out: Candidate [parts, MAX_ROWS]. Part p has the columns [n * p // parts, ...) and is
+    instance p.
+    """
+
+    logits: Region = None  # type: ignore[assignment]
+    out: Region = None  # type: ignore[assignment]
+    batch: Region = None  # type: ignore[assignment]
+    first_token: int = 0
+    launch: LaunchKind = LaunchKind.SPREAD
+
+    Args: ClassVar[type[ctypes.Structure]] = ArgmaxRowsArgs
+    runs_shares: ClassVar[bool] = True
+
+    def dtypes(self) -> Mapping[str, str | None]:
+        return {"logits": "f32", "out": "u8", "batch": None}
+
+    def reads(self) -> Iterable[Region]:
+        return (self.logits, self.batch)
+
+    def writes(self) -> Iterable[Region]:
+        return (self.out,)
+
+    @property
+    def num_parts(self) -> int:
+        return self.out.cols // CANDIDATES_BYTES
+
+    def max_instances(self) -> int:
+        return self.num_parts
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        return ArgmaxRowsArgs(
+            logits=layout.operand(self.logits),
+            out=layout.operand(self.out),
+            batch=layout.operand(self.batch),
+            n=self.logits.cols,
+            stride=self.logits.buffer.cols,
+            num_parts=self.num_parts,
+            first_token=self.first_token,
+        )
+
+    @classmethod
+    def num_instances(cls, args: Any) -> int:
+        return int(args.num_parts)
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        check_wide(args)
+        require(args.num_parts > 0, "there are no parts")
+        return [
+            f32_access(False, rank, args.logits, args.n, MAX_ROWS, args.stride),
+            access(True, rank, args.out, CANDIDATES_BYTES * args.num_parts),
+            *wide_batch_accesses(rank, args.batch),
+        ]
