@@ -31,10 +31,12 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-@pytest.fixture
-def narrow_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def narrow_iterations() -> Iterator[None]:
     """Iterations of at most 16 tokens: a sequence's tokens are then the same bits whatever it shares its iterations with."""
-    monkeypatch.setenv("DISTMK_TURNS", "16")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DISTMK_TURNS", "16")
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -11,12 +11,13 @@ import pytest
 import torch
 from support import tiny
 from support.logprob_checks import check_output, is_greedy
-from support.pages import check_all_free, pool_of
+from support.pages import check_all_free
 from support.tiny import Reference, check_greedy, relative_error
 
 from distmk import LLM, SamplingParams
-from distmk.abi import MAX_ROWS, WIDE_ROWS
+from distmk.abi import EVENT_STRIDE_BYTES, MAX_ROWS, WIDE_ROWS, ProgramHeader, Space
 from distmk.errors import UsageError
+from distmk.program.layout import Placed
 from distmk.serving.sampling import RequestOutput
 
 pytestmark = pytest.mark.timeout(200)
@@ -50,9 +51,16 @@ def random_ids(rng: np.random.Generator, length: int) -> list[int]:
 
 
 def iterations(llm: LLM) -> tuple[int, int]:
-    """Narrow and wide iterations of the last launch, with the one that ends it."""
-    narrow, wide = pool_of(llm)[0].num_iterations
-    return narrow, wide
+    """Narrow and wide iterations of the last launch, by the events that started them; with the ends of turns."""
+
+    def count(header: ProgramHeader) -> int:
+        offset = header.events_heap_offset + header.iteration_event * EVENT_STRIDE_BYTES
+        return int(llm.session.backend.view(Placed("event", Space.HEAP, -1, offset, 1, 8), np.uint64)[0, 0])
+
+    narrow, wide = llm.llm_engine.between_launches(
+        lambda: [count(program.ranks[0].header) for program in llm.session.program.every]
+    )
+    return narrow, wide - 1  # the first turn of the wide program is not started by its event
 
 
 def num_wide(num_tokens: int) -> int:
