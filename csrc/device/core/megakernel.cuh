@@ -75,6 +75,7 @@ DISTMK_FN void set_up() {
 // share is set up for it.
 DISTMK_NOINLINE bool change_turn() {
   Shared& s = shared();
+  __syncwarp();     // a lane may come later than the others of its warp
   __syncthreads();  // no role gives up shared memory while another uses it
   const uint32_t stop = s.batch.stop;
   if (stop < ENDS_TURN) return false;
