@@ -71,7 +71,7 @@ class BatchBuilder {
   // how many.
   DISTMK_FN uint32_t add_run(uint32_t slot, uint32_t num_rows) {
     Sequence& sequence = state_.slots[slot];
-    const Request& request = reinterpret_cast<const Request*>(context_.params().requests)[sequence.request];
+    const Request& request = request_of(context_.params(), sequence);
     const uint32_t begin = num_rows_, first = sequence.position;
     if (!wide_)
       add_rows(slot, sequence, request, num_rows);

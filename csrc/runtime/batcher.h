@@ -60,7 +60,7 @@ class Batcher {
   uint32_t program_ = args_.program;
 
   DISTMK_FN const Request& request_of(const Sequence& sequence) const {
-    return reinterpret_cast<const Request*>(context_.params().requests)[sequence.request];
+    return distmk::request_of(context_.params(), sequence);
   }
 
   DISTMK_FN void reset() {

@@ -36,6 +36,9 @@ DISTMK_FN RowSample row_sample(const Request& request, uint32_t position) {
   return num_behind - 1 < request.num_scores ? RowSample::SCORE : RowSample::NONE;
 }
 
+DISTMK_FN const Request& request_of(const LaunchParams& params, const Sequence& sequence) {
+  return reinterpret_cast<const Request*>(params.requests)[sequence.request];
+}
 DISTMK_FN const int32_t* prompt_row(const LaunchParams& params, const Sequence& sequence) {
   return reinterpret_cast<const int32_t*>(params.prompts) + uint64_t{params.prompt_stride} * sequence.request;
 }

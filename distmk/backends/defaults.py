@@ -112,16 +112,27 @@ def choose_turns(
     WIDE_ROWS.
 
     A narrow program alone where there are no wide iterations: across hosts, with schedulers of their own, in a launch in pieces,
-    in a trace, on GPUs before Hopper; and in the emulator, which would take minutes. UsageError: `wanted` is out of range.
+    in a trace, on GPUs before Hopper; and in the emulator, which would take minutes. UsageError: `wanted` is out of range, or
+    DISTMK_TURNS asks for what there is not.
     """
     if wanted is not None and not MAX_ROWS <= wanted <= WIDE_ROWS:
         raise UsageError(
             f"max_num_batched_tokens is {shown(wanted)}; an iteration carries {MAX_ROWS} to {WIDE_ROWS} tokens"
         )
+    obstacles = {
+        "several hosts": num_hosts > 1,
+        "schedulers of their own": schedulers_apart,
+        "DISTMK_LAUNCH_ITERATIONS": bool(env.launch_iterations()),
+        "DISTMK_VIRTUAL_NODE_SIZE": bool(env.virtual_node_size()),
+        "GPUs before Hopper": backend == "cuda" and not _is_wide(bootstrap),
+    }
     if (turns := env.turns()) is not None:
+        obstacles["a trace, which is of one program"] = is_traced and len(turns) > 1
+        met = [obstacle for obstacle, is_met in obstacles.items() if is_met]
+        if turns != (MAX_ROWS,) and met:
+            raise UsageError(f"DISTMK_TURNS asks for {turns}, but there are no such iterations with {met[0]}; unset it")
         return turns
-    is_narrow = num_hosts > 1 or schedulers_apart or is_traced or env.launch_iterations() or env.virtual_node_size()
-    if wanted == MAX_ROWS or is_narrow or backend == "emulated" or (backend == "cuda" and not _is_wide(bootstrap)):
+    if wanted == MAX_ROWS or is_traced or any(obstacles.values()) or backend == "emulated":
         return (MAX_ROWS,)
     return (MAX_ROWS, wanted or WIDE_ROWS)
 

@@ -196,3 +196,26 @@ def test_refused(tiny_model: Path, monkeypatch: pytest.MonkeyPatch, most: int | 
     with pytest.raises(UsageError) as caught:
         LLM(str(tiny_model), max_num_batched_tokens=most, **OPTIONS)
     assert str(caught.value) == says
+
+
+@pytest.mark.parametrize(
+    ("turns", "environment", "arguments", "with_what"),
+    [
+        ("16,512", {"DISTMK_LAUNCH_ITERATIONS": "3"}, {}, "DISTMK_LAUNCH_ITERATIONS"),
+        ("512", {"DISTMK_VIRTUAL_NODE_SIZE": "1"}, {}, "DISTMK_VIRTUAL_NODE_SIZE"),
+        ("512", {}, {"num_schedulers": 1}, "schedulers of their own"),
+        ("16,512", {}, {"trace_iterations": 1}, "a trace, which is of one program"),
+    ],
+)
+def test_no_such_iterations(
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    turns: str,
+    environment: dict[str, str],
+    arguments: dict[str, int],
+    with_what: str,
+) -> None:
+    for name, value in {"DISTMK_TURNS": turns, **environment}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=f"there are no such iterations with {with_what}; unset it"):
+        LLM(str(tiny_model), **(OPTIONS | arguments))
