@@ -6,6 +6,7 @@ import argparse
 import time
 from typing import Any
 
+from distmk.abi import MAX_ROWS, WIDE_ROWS
 from distmk.backends.defaults import choose_model_len
 from distmk.check import Verdict, check_with_progress
 from distmk.cli.model_options import add_model_options
@@ -63,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         max_seqs=arguments.max_num_seqs,
         max_model_len=choose_model_len(arguments.max_model_len, config),
         host_sizes=arguments.host_sizes,
+        turns=(MAX_ROWS,) if len(arguments.host_sizes) > 1 else (MAX_ROWS, WIDE_ROWS),
     )
     started = time.perf_counter()
     with progress("compiling the program"):
@@ -75,6 +77,12 @@ def run(arguments: argparse.Namespace) -> int:
             f"rank {rank:<4} {header.num_tasks} tasks, {header.num_events} events, {header.num_waits} waits, "
             f"{part.weight_bytes / 1e6:.1f} MB of weights streamed a step, "
             f"{header.local_bytes / 1e6:.0f} MB of its own memory"
+        )
+    for wide in program.others:
+        header = wide.ranks[0].header
+        show(
+            f"wide      iterations of up to {WIDE_ROWS} tokens: {header.num_tasks} tasks, {header.num_events} events, "
+            f"{header.num_waits} waits on rank 0"
         )
     heap_bytes = program.placement.heap_bytes
     show(f"buffers   {len(program.placement.buffers)}, symmetric heap {heap_bytes / 1e6:.2f} MB a rank")
