@@ -67,7 +67,7 @@ def test_check(model: str, num_ranks: int, workers: int, tiny_model: Path, runne
         r"all [\d]+ pairs of conflicting accesses are ordered, every operand of [\d]+ tasks is in bounds",
         verdict,
     )
-    assert len(lines) == num_ranks + 5
+    assert len(lines) == num_ranks + 6
 
 
 def test_check_of_hosts(capsys: pytest.CaptureFixture[str]) -> None:
