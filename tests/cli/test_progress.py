@@ -108,7 +108,7 @@ def test_bars_need_a_terminal(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The proof of a program, a bar over its steps, which none of the answers on stdout gets into."""
+    """The proof of both programs, a bar over their steps, which none of the answers on stdout gets into."""
     write_config(tiny_config(), tmp_path / "config.json")
     prove = check.check_lamport
     monkeypatch.setattr(check, "check_lamport", lambda *parts: (time.sleep(0.3), prove(*parts)))
@@ -123,7 +123,7 @@ def test_bars_need_a_terminal(
     answers = capsys.readouterr().out
     assert "verdict   correct" in answers and "proving" not in answers and "\r" not in answers
     on_terminal = open_ends is pty.openpty
-    assert (b"distmk: proving the program:" in text and b"| 9/10 [" in text) == on_terminal, text
+    assert (b"distmk: proving the program:" in text and b"| 19/20 [" in text) == on_terminal, text
     assert (b"\r" in text) == on_terminal and b"%|" in text if on_terminal else b"\r" not in text
 
 
