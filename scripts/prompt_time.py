@@ -26,7 +26,8 @@ from benchmark.work import hf_config
 from distmk import LLM, SamplingParams
 from distmk.cli.together import launcher_rank
 from distmk.errors import DistmkError
-from distmk.model.config import PRESETS, ModelConfig
+from distmk.model.config import ModelConfig
+from distmk.model.presets import PRESETS
 
 OUTPUT_TOKENS = 128  # of each of several requests
 REQUEST_LENGTH = 512

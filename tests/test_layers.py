@@ -15,6 +15,7 @@ LAYERS = [
     ["console", "user_files"],
     ["progress"],
     ["model"],
+    ["models"],
     ["graph"],
     ["tasks", "weights"],
     ["sync"],

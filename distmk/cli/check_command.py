@@ -13,7 +13,7 @@ from distmk.cli.model_options import add_model_options
 from distmk.console import show
 from distmk.errors import CheckError, shown
 from distmk.lower import DecodeOptions, lower_programs
-from distmk.model.operators import build_model
+from distmk.models import build_model
 from distmk.program.messages import messages_by_op
 from distmk.program.program import Program, compile_graph
 from distmk.progress import progress

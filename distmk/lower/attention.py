@@ -8,7 +8,7 @@ from distmk.lower.buffers import DecodeBuffers, attention_write, mlp_write
 from distmk.lower.options import ATTENTION_LAUNCHES
 from distmk.lower.plan import WorkPlan
 from distmk.lower.row_parallel import Projection, emit_row_parallel
-from distmk.lower.weights import add_matrix, add_vector, bias_rows
+from distmk.lower.weights import add_matrix, add_vector, bias_of, bias_rows, rows_of
 from distmk.model.operators import SelfAttention
 from distmk.tasks import Attention, Combine, Linear
 
@@ -22,12 +22,11 @@ def emit_attention(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Sel
     d, partials = plan.config.head_dim, buffers.fused_partials
     projection = Projection(
         name=f"{op.name}.o",
-        tensor=op.o,
+        matrix=op.o,
         write=attention_write(op.layer),
         x=buffers.attention_out.at(op.layer),
         cols=tuple((begin * d, end * d) for begin, end in (shard.heads for shard in plan.shards)),
         partition=plan.o,
-        has_bias=op.o_bias,
         fused_partials=partials.at(op.layer) if partials else None,
     )
     emit_row_parallel(graph, plan, buffers, projection)
@@ -35,23 +34,21 @@ def emit_attention(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Sel
 
 def _emit_qkv(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAttention, rank: int) -> None:
     d, shard, partition = plan.config.head_dim, plan.shards[rank], plan.qkv[rank]
-    parts = [
-        (tensor, begin * d, end * d)
-        for tensor, (begin, end) in ((op.q, shard.heads), (op.k, shard.kv_heads), (op.v, shard.kv_heads))
-    ]
+    heads = ((op.q, shard.heads), (op.k, shard.kv_heads), (op.v, shard.kv_heads))
+    parts = [(matrix, (begin * d, end * d)) for matrix, (begin, end) in heads]
     weight = add_matrix(
         graph,
         f"{op.name}.qkv",
         rank,
         plan.config.hidden_size,
-        [Segment(f"{tensor}.weight", begin, end) for tensor, begin, end in parts],
+        [rows_of(matrix, rows) for matrix, rows in parts],
         slabs=partition.ranges,
         tiled=plan.options.tiled,
         norm=op.norm,
     )
     bias = None
-    if op.qkv_bias:
-        bias = add_vector(graph, rank, [Segment(f"{tensor}.bias", begin, end) for tensor, begin, end in parts])
+    if op.q.bias:
+        bias = add_vector(graph, rank, [bias_of(matrix, rows) for matrix, rows in parts])
     for worker, (begin, end) in partition.by_worker():
         graph.add(
             Linear(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from distmk.abi import Epilogue
 from distmk.graph.graph import Graph
-from distmk.graph.regions import Segment, Slab
+from distmk.graph.regions import Slab
 from distmk.lower.buffers import DecodeBuffers, attention_write, mlp_write
 from distmk.lower.plan import WorkPlan
 from distmk.lower.row_parallel import Projection, emit_row_parallel
-from distmk.lower.weights import add_matrix, add_vector, bias_rows
+from distmk.lower.weights import add_matrix, add_vector, bias_of, bias_rows, rows_of
 from distmk.model.operators import Mlp
 from distmk.tasks import Linear
 
@@ -19,12 +19,11 @@ def emit_mlp(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Mlp) -> N
         _emit_gate_up(graph, plan, buffers, op, rank)
     projection = Projection(
         name=f"{op.name}.down",
-        tensor=op.down,
+        matrix=op.down,
         write=mlp_write(op.layer),
         x=buffers.mlp_hidden.at(op.layer),
         cols=tuple(shard.mlp for shard in plan.shards),
         partition=plan.down,
-        has_bias=op.bias,
     )
     emit_row_parallel(graph, plan, buffers, projection)
 
@@ -38,16 +37,15 @@ def _emit_gate_up(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Mlp,
         f"{op.name}.gate_up",
         rank,
         plan.config.hidden_size,
-        [Segment(f"{tensor}.weight", begin, end) for begin, end in rows for tensor in (op.gate, op.up)],
+        [rows_of(matrix, pair) for pair in rows for matrix in (op.gate, op.up)],
         slabs=[(2 * begin, 2 * end) for begin, end in plan.mlp[rank].ranges],
         tiled=plan.options.tiled,
         paired=True,
         norm=op.norm,
     )
     bias = None
-    if op.bias:
-        segments = [Segment(f"{tensor}.bias", begin, end) for begin, end in rows for tensor in (op.gate, op.up)]
-        bias = add_vector(graph, rank, segments)
+    if op.gate.bias:
+        bias = add_vector(graph, rank, [bias_of(matrix, pair) for pair in rows for matrix in (op.gate, op.up)])
     for worker, (begin, end) in plan.mlp[rank].by_worker():
         may_poll = plan.may_poll(rank, worker)
         graph.add(

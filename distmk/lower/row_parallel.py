@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distmk.graph.graph import Graph
-from distmk.graph.regions import Buffer, Segment, Slab, Weight
+from distmk.graph.regions import Buffer, Slab, Weight
 from distmk.lower.all_reduce import emit_all_reduce, residual_output
 from distmk.lower.buffers import DecodeBuffers
 from distmk.lower.partition import Partition
 from distmk.lower.plan import WorkPlan
-from distmk.lower.weights import add_matrix, add_vector, bias_rows
+from distmk.lower.weights import add_matrix, add_vector, bias_of, bias_rows, rows_of
+from distmk.model.nodes import Matrix
 from distmk.model.shards import Range
 from distmk.tasks import Linear
 
@@ -19,18 +20,17 @@ from distmk.tasks import Linear
 class Projection:
     """x_residual += sum over ranks of x[:, local columns] @ matrix[:, columns of the rank].T + bias.
 
-    name: of its tasks. tensor: of the checkpoint, without `.weight` or `.bias`. write: its index among the writes of the
+    name: of its tasks. write: its index among the writes of the
     residual stream. x: bf16 [MAX_ROWS, columns of a rank]. cols: each rank's columns of the matrix. partition: rows of the
     matrix, by task. fused_partials: the partials of a single row, which each task combines for itself; None: the row is in x.
     """
 
     name: str
-    tensor: str
+    matrix: Matrix
     write: int
     x: Buffer
     cols: tuple[Range, ...]
     partition: Partition
-    has_bias: bool
     fused_partials: Buffer | None = None
 
 
@@ -44,14 +44,14 @@ def emit_row_parallel(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, proj
             projection.name,
             rank,
             end - begin,
-            [Segment(f"{projection.tensor}.weight", 0, hidden)],
+            [rows_of(projection.matrix, (0, hidden))],
             slabs=projection.partition.ranges,
             tiled=plan.options.tiled,
             col_begin=begin,
         )
         bias = None
-        if projection.has_bias and rank == 0:
-            bias = add_vector(graph, rank, [Segment(f"{projection.tensor}.bias", 0, hidden)])
+        if projection.matrix.bias and rank == 0:
+            bias = add_vector(graph, rank, [bias_of(projection.matrix, (0, hidden))])
         _emit_linear(graph, plan, buffers, projection, rank, weight, bias)
     emit_all_reduce(graph, plan, buffers, projection.name, projection.write, projection.partition, add=True)
 

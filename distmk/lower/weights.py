@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Segment, Slab, Tiling, Weight, WeightKind
+from distmk.model.nodes import Matrix
 from distmk.model.shards import Range
 
 
@@ -36,6 +37,16 @@ def add_vector(graph: Graph, rank: int, segments: list[Segment]) -> Slab:
     """An f32 vector of the elements `segments` of checkpoint vectors, one after another."""
     weight = graph.weight(segments[0].tensor, rank, 1, segments, WeightKind.VECTOR)
     return Slab(weight, 0, weight.rows)
+
+
+def rows_of(matrix: Matrix, rows: Range) -> Segment:
+    """Rows `rows` of a matrix."""
+    return Segment(f"{matrix.tensor}.weight", matrix.first_row + rows[0], matrix.first_row + rows[1])
+
+
+def bias_of(matrix: Matrix, rows: Range) -> Segment:
+    """The biases of rows `rows` of a matrix."""
+    return Segment(f"{matrix.tensor}.bias", matrix.first_row + rows[0], matrix.first_row + rows[1])
 
 
 def bias_rows(bias: Slab | None, begin: int, end: int) -> Slab | None:

@@ -88,7 +88,7 @@ class _Emitter:
                     out=buffers.qkv.at(rank, 0, shape.qkv_cols),
                     batch=buffers.batch.at(rank),
                     partition=SlabPartition.of(self.plan.qkv[rank].ranges),
-                    bias=self._vector(f"{op.q}.bias", rank, op.qkv_bias),
+                    bias=self._vector(f"{op.q.tensor}.bias", rank, op.q.bias),
                     tiled=self.tiled,
                 )
             )
@@ -96,7 +96,7 @@ class _Emitter:
             self._append(op, rank)
         for rank in self.plan.ranks:
             self._attend(op, rank)
-        bias = f"{op.o}.bias" if op.o_bias else None
+        bias = f"{op.o.tensor}.bias" if op.o.bias else None
         self._row_parallel(f"{op.name}.o", buffers.attention_out, self.plan.o.ranges, bias, buffers.o_splits)
 
     def _append(self, op: SelfAttention, rank: int) -> None:
@@ -151,12 +151,12 @@ class _Emitter:
                     out=buffers.mlp_hidden.at(rank),
                     batch=buffers.batch.at(rank),
                     partition=SlabPartition.of([(2 * begin, 2 * end) for begin, end in partition.ranges]),
-                    bias=self._vector(f"{op.gate}.bias", rank, op.bias),
+                    bias=self._vector(f"{op.gate.tensor}.bias", rank, op.gate.bias),
                     epilogue=WideEpilogue.SWIGLU,
                     tiled=self.tiled,
                 )
             )
-        bias = f"{op.down}.bias" if op.bias else None
+        bias = f"{op.down.tensor}.bias" if op.down.bias else None
         self._row_parallel(f"{op.name}.down", buffers.mlp_hidden, self.plan.down.ranges, bias, buffers.down_splits)
 
     def _head(self, op: Head) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from distmk.errors import ModelError
@@ -28,15 +28,14 @@ that inherit from them do: a config that sets one is of another model, whatever 
 WINDOWED, FULL = "sliding_attention", "full_attention"
 
 
-def refuse_unsupported(f: Fields, qwen3: bool) -> None:
-    """Raise ModelError for features that would change the result if they were ignored."""
+def refuse_unsupported(f: Fields, own: Collection[str]) -> None:
+    """Raise ModelError for features that would change the result if they were ignored, but for keys `own`, which are not."""
     act = f.values.get("hidden_act", "silu")
     if act not in ("silu", "swish"):  # two names of one function
         raise ModelError(f"{f.where}: hidden_act {act!r} is not supported; only 'silu' is")
     for key, neutral in _NEUTRAL.items():
         value = f.values.get(key)
-        own = key == "use_qk_norm" and qwen3  # what the family does anyway
-        if value is not None and value not in neutral and not own:
+        if value is not None and value not in neutral and key not in own:
             raise ModelError(f"{f.where}: {key} is {value!r}, which would change the result and is not supported")
     if f.values.get("quantization_config"):
         method = f.sub("quantization_config").values.get("quant_method", "unknown")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from distmk.abi import KvPage
 from distmk.lower import DecodeOptions, lower_programs
 from distmk.model.config import ModelConfig
-from distmk.model.operators import build_model
 from distmk.model.shards import shard_model
+from distmk.models import build_model
 from distmk.program.layout import place
 
 _FEW_LAYERS = 3  # from which on layers are alike

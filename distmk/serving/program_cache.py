@@ -18,7 +18,7 @@ from distmk.backends.cache_files import CacheError, remove
 from distmk.check import check_with_progress
 from distmk.lower import DecodeOptions, lower_programs
 from distmk.model.config import ModelConfig
-from distmk.model.operators import build_model
+from distmk.models import build_model
 from distmk.program import file as program_file
 from distmk.program.program import Program, compile_graph
 from distmk.progress import progress

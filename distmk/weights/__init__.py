@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from distmk.errors import ModelError, UsageError
-from distmk.model.config import PRESETS, ModelConfig
+from distmk.model.config import ModelConfig
+from distmk.model.presets import PRESETS
+from distmk.models import expected_tensors
 from distmk.user_files import exists, is_folder, list_folder
-from distmk.weights.checkpoint import Checkpoint, expected_tensors
+from distmk.weights.checkpoint import Checkpoint
 
 ADAPTER_CONFIG = "adapter_config.json"
 

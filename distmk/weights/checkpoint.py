@@ -8,6 +8,7 @@ from typing import Protocol
 
 from distmk.errors import ModelError
 from distmk.model.config import ModelConfig
+from distmk.models import expected_tensors
 from distmk.weights.bf16 import F32, U16
 from distmk.weights.unused import report_unused
 
@@ -57,37 +58,6 @@ class Checkpoint(Protocol):
 
     def close(self) -> None:
         """Close the files; later reads raise ModelError. May be called twice."""
-
-
-def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors that `config` calls for; matrices are [outputs, inputs]."""
-    hidden, mlp, head = config.hidden_size, config.intermediate_size, config.head_dim
-    q_rows, kv_rows = config.num_heads * head, config.num_kv_heads * head
-    matrices = {
-        "self_attn.q_proj": (q_rows, hidden, config.qkv_bias),
-        "self_attn.k_proj": (kv_rows, hidden, config.qkv_bias),
-        "self_attn.v_proj": (kv_rows, hidden, config.qkv_bias),
-        "self_attn.o_proj": (hidden, q_rows, config.o_bias),
-        "mlp.gate_proj": (mlp, hidden, config.mlp_bias),
-        "mlp.up_proj": (mlp, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, mlp, config.mlp_bias),
-    }
-    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
-    if config.qk_norm:
-        norms |= {"self_attn.q_norm": head, "self_attn.k_norm": head}
-    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden)}
-    for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}."
-        for name, (rows, cols, bias) in matrices.items():
-            shapes[f"{prefix}{name}.weight"] = (rows, cols)
-            if bias:
-                shapes[f"{prefix}{name}.bias"] = (rows,)
-        for name, size in norms.items():
-            shapes[f"{prefix}{name}.weight"] = (size,)
-    shapes["model.norm.weight"] = (hidden,)
-    if not config.tie_embeddings:
-        shapes[HEAD] = (config.vocab_size, hidden)
-    return shapes
 
 
 def check_tensors(stored: Mapping[str, tuple[int, ...]], config: ModelConfig, where: str) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from distmk.errors import ModelError
 from distmk.model.config import ModelConfig
-from distmk.weights.checkpoint import check_tensors, expected_tensors
+from distmk.models import expected_tensors
+from distmk.weights.checkpoint import check_tensors
 from distmk.weights.files import DataFile, FileCheckpoint, StoredTensor
 from distmk.weights.gguf_config import architecture, config_from_header
 from distmk.weights.gguf_header import GgufHeader, GgufTensor

@@ -11,6 +11,7 @@ from typing import Any
 from distmk.errors import ModelError, one_line
 from distmk.model.config import ModelConfig
 from distmk.model.json_fields import token_ids
+from distmk.models import config_from_hf
 from distmk.user_files import exists, read_whole
 
 MAX_JSON_BYTES = 4 << 20
@@ -40,7 +41,7 @@ def read_hf_config(path: Path) -> ModelConfig:
     `eos_token_id` counts only if none of them names one.
     """
     values = read_json(path)
-    config = ModelConfig.from_hf(values, str(path))
+    config = config_from_hf(values, str(path))
     ids = config.eos_token_ids if "eos_token_id" in values else ()
     generation = path.with_name("generation_config.json")
     if exists(generation):

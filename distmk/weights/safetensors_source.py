@@ -15,7 +15,8 @@ import numpy as np
 
 from distmk.errors import ModelError, one_line
 from distmk.model.config import ModelConfig
-from distmk.weights.checkpoint import EMBEDDING, HEAD, check_tensors, expected_tensors
+from distmk.models import expected_tensors
+from distmk.weights.checkpoint import EMBEDDING, HEAD, check_tensors
 from distmk.weights.files import CHUNK_ELEMENTS, PLAIN_ENCODINGS, DataFile, FileCheckpoint, StoredTensor
 from distmk.weights.hf_config import generation_notes, read_hf_config
 from distmk.weights.shard_files import INDEX_FILE, find_shards

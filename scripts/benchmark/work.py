@@ -9,8 +9,9 @@ from typing import Any
 
 from distmk.abi import MAX_ROWS
 from distmk.errors import UsageError
-from distmk.model.config import ARCHITECTURES, ModelConfig
+from distmk.model.config import ModelConfig
 from distmk.model.shards import Shard
+from distmk.models import model_of
 from distmk.weights import open_checkpoint
 
 WEIGHT_BYTES = 2  # bfloat16, as in the KV cache
@@ -122,7 +123,7 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
             "original_max_position_embeddings": scaling.original_max_position,
         }
     return {
-        "architectures": [next(name for name, family in ARCHITECTURES.items() if family == config.family)],
+        "architectures": [model_of(config).architecture],
         "model_type": config.family,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,

@@ -15,8 +15,8 @@ from support.tiny import make, save
 from distmk.backends import weight_upload as heap
 from distmk.graph.regions import Weight, WeightKind
 from distmk.lower import DecodeOptions, lower
-from distmk.model.config import PRESETS
-from distmk.model.operators import build_model
+from distmk.model.presets import PRESETS
+from distmk.models import build_model
 from distmk.program.layout import Placed
 from distmk.program.program import Program, compile_graph
 from distmk.progress import Progress

@@ -16,8 +16,8 @@ from support.programs import SMALLEST, complaint, find, model_graph, refusal
 from distmk.check import Verdict, check
 from distmk.errors import UsageError
 from distmk.lower import DecodeOptions, lower
-from distmk.model.config import PRESETS
-from distmk.model.operators import build_model
+from distmk.model.presets import PRESETS
+from distmk.models import build_model
 from distmk.program.program import compile_graph, decode_args
 
 NUM_MUTATIONS = 400

@@ -16,7 +16,7 @@ from distmk.backends.defaults import backend_choices
 from distmk.check import check
 from distmk.lower import DecodeOptions, lower
 from distmk.model.config import ModelConfig
-from distmk.model.operators import build_model
+from distmk.models import build_model
 from distmk.program.program import Program, compile_graph, decode_args
 
 NUM_DAMAGED = 8

@@ -15,7 +15,7 @@ from distmk.abi import MAX_ROWS, WIDE_ROWS, WideBatch, split_operand
 from distmk.check import check
 from distmk.graph.graph import Graph
 from distmk.lower import DecodeOptions, lower_programs
-from distmk.model.operators import build_model
+from distmk.models import build_model
 from distmk.program.layout import Placed
 from distmk.program.program import Program, compile_graph, decode_args
 from distmk.tasks import Linear, WideSum

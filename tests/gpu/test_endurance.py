@@ -16,7 +16,7 @@ from support.helpers import Runner
 from support.machine import command, environment, on, require
 from support.tiny_config import tiny_config
 
-from distmk.model.config import PRESETS
+from distmk.model.presets import PRESETS
 
 HERE = Path(__file__).parent
 

@@ -35,7 +35,7 @@ from support.tiny_config import tiny_config
 
 from distmk.backends.defaults import backend_choices
 from distmk.lower import DecodeOptions, lower
-from distmk.model.operators import build_model
+from distmk.models import build_model
 from distmk.program.program import compile_graph
 
 pytestmark = pytest.mark.timeout(300)

@@ -13,7 +13,8 @@ from distmk.graph.task import Task
 from distmk.lower import DecodeOptions, emit_operator, lower
 from distmk.lower.buffers import declare_buffers
 from distmk.lower.plan import plan_work
-from distmk.model.operators import Model, Operator, build_model
+from distmk.model.operators import Model, Operator
+from distmk.models import build_model
 
 CASES: list[tuple[int, dict[str, Any]]] = [
     (2, {"attention_launch": "spread", "max_seqs": 1}),  # rotating buffers, a fused combine, reserved workers

@@ -17,7 +17,7 @@ from distmk.graph.graph import Graph
 from distmk.graph.task import Task
 from distmk.lower import DecodeOptions, lower
 from distmk.lower.plan import plan_work
-from distmk.model.operators import build_model
+from distmk.models import build_model
 from distmk.program.messages import messages_by_op
 from distmk.program.program import compile_graph
 from distmk.tasks import Linear, Put, Sum

@@ -9,7 +9,7 @@ from support.tiny_config import tiny_config
 
 from distmk.check import check
 from distmk.lower import DecodeOptions, lower
-from distmk.model.operators import build_model
+from distmk.models import build_model
 from distmk.program.program import compile_graph
 from distmk.tasks import Attention, Combine
 

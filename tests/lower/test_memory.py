@@ -12,8 +12,9 @@ from support.tiny_config import tiny_config
 from distmk.abi import MAX_ROWS, WIDE_ROWS, Space
 from distmk.lower import DecodeOptions, lower, lower_programs
 from distmk.lower.memory import least_memory
-from distmk.model.config import PRESETS, ModelConfig
-from distmk.model.operators import build_model
+from distmk.model.config import ModelConfig
+from distmk.model.presets import PRESETS
+from distmk.models import build_model
 from distmk.program.program import compile_graph
 
 TWO_LAYERS = dataclasses.replace(PRESETS["qwen3-8b"], num_layers=2)

@@ -15,8 +15,9 @@ from distmk.check import check
 from distmk.errors import UsageError
 from distmk.graph.graph import Graph
 from distmk.lower import DecodeOptions, Lowered, lower_narrow, lower_wide
-from distmk.model.config import PRESETS, ModelConfig
-from distmk.model.operators import build_model
+from distmk.model.config import ModelConfig
+from distmk.model.presets import PRESETS
+from distmk.models import build_model
 from distmk.program.program import Program, RankProgram, compile_graph, decode_args
 from distmk.tasks import WideLinear, WideSum
 from distmk.tasks.wide_linear import SlabPartition

@@ -12,8 +12,9 @@ from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from distmk.errors import ModelError
-from distmk.model.config import PRESETS, ModelConfig
+from distmk.model.presets import PRESETS
 from distmk.model.rope import Llama3Scaling, inv_freq
+from distmk.models import config_from_hf
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -66,7 +67,7 @@ def llama(**changes: Any) -> dict[str, Any]:
     ids=lambda hf: type(hf).__name__,
 )
 def test_reads_what_transformers_writes(hf: LlamaConfig | Qwen3Config) -> None:
-    c = ModelConfig.from_hf(hf_dict(hf), "config.json")
+    c = config_from_hf(hf_dict(hf), "config.json")
     assert c.family == hf.model_type
     assert (c.hidden_size, c.intermediate_size, c.num_layers) == (
         hf.hidden_size,
@@ -88,11 +89,11 @@ def test_reads_what_transformers_writes(hf: LlamaConfig | Qwen3Config) -> None:
 def test_old_and_new_rope_keys_agree() -> None:
     old = llama(rope_theta=5e5, rope_scaling=LLAMA3_ROPE)
     new = llama(rope_theta=None, rope_parameters=LLAMA3_ROPE | {"rope_theta": 5e5})
-    assert ModelConfig.from_hf(old, "a") == ModelConfig.from_hf(new, "b")
-    assert ModelConfig.from_hf(old, "a").rope_scaling == Llama3Scaling(8.0, 1.0, 4.0, 8192)
+    assert config_from_hf(old, "a") == config_from_hf(new, "b")
+    assert config_from_hf(old, "a").rope_scaling == Llama3Scaling(8.0, 1.0, 4.0, 8192)
     older = llama(rope_scaling={"type": "llama3"} | {k: v for k, v in LLAMA3_ROPE.items() if k != "rope_type"})
-    assert ModelConfig.from_hf(older, "c").rope_scaling == Llama3Scaling(8.0, 1.0, 4.0, 8192)
-    assert ModelConfig.from_hf(llama(rope_scaling={"rope_type": "default"}), "d").rope_scaling is None
+    assert config_from_hf(older, "c").rope_scaling == Llama3Scaling(8.0, 1.0, 4.0, 8192)
+    assert config_from_hf(llama(rope_scaling={"rope_type": "default"}), "d").rope_scaling is None
 
 
 @pytest.mark.parametrize("head_dim", [16, 64, 128])
@@ -108,7 +109,7 @@ def test_inv_freq_matches_transformers(head_dim: int, theta: float, scaled: bool
         rope_parameters=rope,
     )
     want = LlamaRotaryEmbedding(hf).inv_freq.numpy()
-    got = inv_freq(ModelConfig.from_hf(hf_dict(hf), "config.json"))
+    got = inv_freq(config_from_hf(hf_dict(hf), "config.json"))
     assert got.dtype == np.float32
     assert got.shape == want.shape == (head_dim // 2,)
     # torch's float32 power may be a unit in the last place off, and the division behind it another; a blended frequency
@@ -120,7 +121,7 @@ def test_inv_freq_matches_transformers(head_dim: int, theta: float, scaled: bool
 
 def test_rope_freq_factors_divide() -> None:
     """Llama 3.1's scaling given as factors (as GGUF files do) is the same as computing it."""
-    scaled = ModelConfig.from_hf(llama(head_dim=64, rope_theta=5e5, rope_scaling=LLAMA3_ROPE), "config.json")
+    scaled = config_from_hf(llama(head_dim=64, rope_theta=5e5, rope_scaling=LLAMA3_ROPE), "config.json")
     plain = dataclasses.replace(scaled, rope_scaling=None)
     factors = tuple((inv_freq(plain) / inv_freq(scaled)).tolist())
     got = inv_freq(dataclasses.replace(plain, rope_freq_factors=factors))
@@ -196,7 +197,7 @@ def test_presets() -> None:
 )
 def test_refuses(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError) as e:
-        ModelConfig.from_hf(llama(**changes), "models/x/config.json")
+        config_from_hf(llama(**changes), "models/x/config.json")
     assert message in str(e.value)
     assert str(e.value).startswith("models/x/config.json")
     assert "\n" not in str(e.value)
@@ -234,21 +235,21 @@ OTHERS: dict[
 def test_keys_of_other_models(key: str) -> None:
     refused, neutral = OTHERS[key]
     with pytest.raises(ModelError) as e:
-        ModelConfig.from_hf(llama(**{key: refused}), "config.json")
+        config_from_hf(llama(**{key: refused}), "config.json")
     assert str(e.value) == f"config.json: {key} is {refused!r}, which would change the result and is not supported"
     for value in (*neutral, None):
-        assert ModelConfig.from_hf(llama() | {key: value}, "config.json") == ModelConfig.from_hf(llama(), "config.json")
+        assert config_from_hf(llama() | {key: value}, "config.json") == config_from_hf(llama(), "config.json")
 
 
 def test_qk_norm_is_qwen3s_own() -> None:
     qwen3 = llama(architectures=["Qwen3ForCausalLM"])
-    assert ModelConfig.from_hf(qwen3 | {"use_qk_norm": True}, "a") == ModelConfig.from_hf(qwen3, "a")
+    assert config_from_hf(qwen3 | {"use_qk_norm": True}, "a") == config_from_hf(qwen3, "a")
     with pytest.raises(ModelError, match="alibi is True"):
-        ModelConfig.from_hf(qwen3 | {"alibi": True}, "a")
+        config_from_hf(qwen3 | {"alibi": True}, "a")
 
 
 def test_absent_keys_take_the_defaults_of_transformers() -> None:
-    c = ModelConfig.from_hf(llama(num_key_value_heads=None, rope_theta=None, eos_token_id=None), "config.json")
+    c = config_from_hf(llama(num_key_value_heads=None, rope_theta=None, eos_token_id=None), "config.json")
     assert (c.num_kv_heads, c.head_dim, c.rope_theta, c.eos_token_ids) == (4, 16, 10000.0, (2,))
-    qwen3 = ModelConfig.from_hf(llama(architectures=["Qwen3ForCausalLM"]), "config.json")
+    qwen3 = config_from_hf(llama(architectures=["Qwen3ForCausalLM"]), "config.json")
     assert qwen3.head_dim == Qwen3Config().head_dim == 128

@@ -26,6 +26,7 @@ from distmk.backends.weight_upload import rope_table
 from distmk.errors import ModelError, UsageError
 from distmk.model.config import ModelConfig
 from distmk.model.rope import attention_factor, inv_freq
+from distmk.models import config_from_hf
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -59,7 +60,7 @@ def config_json(cls: Any, **changes: Any) -> dict[str, Any]:
 
 
 def ours(values: dict[str, Any]) -> ModelConfig:
-    return ModelConfig.from_hf(json.loads(json.dumps(values)), "config.json")
+    return config_from_hf(json.loads(json.dumps(values)), "config.json")
 
 
 @pytest.mark.parametrize("cls", [LlamaConfig, Qwen2Config, Qwen3Config])

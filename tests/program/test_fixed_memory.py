@@ -13,7 +13,7 @@ from distmk.bootstrap.single import SingleBootstrap
 from distmk.errors import UsageError
 from distmk.lower import DecodeOptions, lower
 from distmk.model.config import ModelConfig
-from distmk.model.operators import build_model
+from distmk.models import build_model
 from distmk.program.fixed_memory import fixed_memory, page_bytes
 from distmk.program.program import compile_graph
 from distmk.serving import kv_memory

@@ -19,8 +19,9 @@ from support.tiny_config import tiny_config
 
 from distmk.bootstrap import connect
 from distmk.errors import UsageError
-from distmk.model.config import PRESETS, ModelConfig
+from distmk.model.presets import PRESETS
 from distmk.model.shards import shard_model
+from distmk.models import config_from_hf
 from distmk.weights.dummy import DummyCheckpoint
 
 SHORT = ("--backend", "host", "--context", "20", "--tokens", "12", "--repeats", "2")
@@ -135,7 +136,7 @@ def test_heads_that_do_not_part(config: Path, runner: Runner) -> None:
 
 def test_config_round_trip() -> None:
     for name, config in PRESETS.items():
-        assert ModelConfig.from_hf(hf_config(config), name) == config
+        assert config_from_hf(hf_config(config), name) == config
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

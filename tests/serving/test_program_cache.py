@@ -23,8 +23,8 @@ from distmk.backends.cache_files import cannot_write
 from distmk.backends.host.build import build
 from distmk.errors import CheckError
 from distmk.lower import DecodeOptions, lower
-from distmk.model.operators import build_model
 from distmk.model.rope import Llama3Scaling
+from distmk.models import build_model
 from distmk.program import file as program_file
 from distmk.program.program import Program, compile_graph
 from distmk.serving import program_cache

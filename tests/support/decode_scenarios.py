@@ -16,7 +16,7 @@ from distmk.backends.defaults import backend_choices
 from distmk.backends.launch_spec import LaunchSpec
 from distmk.backends.weight_upload import fill_weights
 from distmk.lower import DecodeOptions, lower
-from distmk.model.operators import build_model
+from distmk.models import build_model
 from distmk.program.program import Program, decode_args
 from distmk.tasks import Put
 from distmk.trace import Trace, report

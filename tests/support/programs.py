@@ -13,7 +13,7 @@ from distmk.errors import CheckError
 from distmk.graph.graph import Graph
 from distmk.lower import DecodeOptions, lower
 from distmk.model.config import ModelConfig
-from distmk.model.operators import build_model
+from distmk.models import build_model
 from distmk.program.program import Program
 
 SMALLEST = tiny_config(

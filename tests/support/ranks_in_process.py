@@ -17,7 +17,7 @@ from distmk.backends.host.build import build, build_emulator
 from distmk.errors import BuildError
 from distmk.graph.graph import Graph
 from distmk.lower import DecodeOptions, lower
-from distmk.model.operators import build_model
+from distmk.models import build_model
 from distmk.program.program import Program, compile_graph
 
 SANITIZERS = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from distmk.model.config import PRESETS, ModelConfig
+from distmk.model.config import ModelConfig
+from distmk.model.presets import PRESETS
 
 SIZES: dict[str, Any] = {
     "hidden_size": 96,

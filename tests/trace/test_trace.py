@@ -24,7 +24,7 @@ from distmk.bootstrap.single import SingleBootstrap
 from distmk.errors import UsageError
 from distmk.graph.graph import Graph
 from distmk.lower import DecodeOptions, lower
-from distmk.model.operators import build_model
+from distmk.models import build_model
 from distmk.program.program import Program, compile_graph
 from distmk.trace.collect import assemble
 from distmk.trace.path import critical_path

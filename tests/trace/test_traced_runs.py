@@ -19,7 +19,7 @@ from support.helpers import Finished, Runner, alone, under_mpirun, with_ranks
 from distmk.abi import LaunchKind
 from distmk.backends.defaults import backend_choices
 from distmk.lower import DecodeOptions, lower
-from distmk.model.operators import build_model
+from distmk.models import build_model
 from distmk.program.program import Program, compile_graph
 from distmk.weights import open_checkpoint
 

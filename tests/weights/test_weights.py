@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from distmk.errors import ModelError, UsageError
-from distmk.model.config import PRESETS
+from distmk.model.presets import PRESETS
 from distmk.weights import Checkpoint, expected_tensors, files, open_checkpoint
 from distmk.weights.bf16 import bf16_to_f32, f32_to_bf16
 
@@ -213,7 +213,7 @@ def test_tensor_errors(llama_folder: Path) -> None:
     edit_config(llama_folder, vocab_size=102)
     expect_error(llama_folder, "tensor model.embed_tokens.weight has shape [101, 48]", "calls for [102, 48]")
     edit_config(llama_folder, vocab_size=101, num_hidden_layers=3)
-    expect_error(llama_folder, "tensor model.layers.2.self_attn.q_proj.weight is missing", "[48, 48]")
+    expect_error(llama_folder, "tensor model.layers.2.input_layernorm.weight is missing", "[48]")
     edit_config(llama_folder, num_hidden_layers=2)
     edit_tensors(llama_folder, "model.norm.weight")
     expect_error(llama_folder, "tensor model.norm.weight is missing")

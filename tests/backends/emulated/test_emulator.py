@@ -34,7 +34,7 @@ from distmk.backends.weight_upload import fill_weights
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.lower import DecodeOptions, lower
 from distmk.model.config import ModelConfig
-from distmk.model.operators import build_model
+from distmk.models import build_model
 from distmk.program.program import compile_graph
 from distmk.serving.session import Session
 from distmk.tasks.splits import LONG_SPLITS

@@ -16,7 +16,7 @@ from distmk.backends.host.backend import HostBackend
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.errors import UsageError
 from distmk.lower import DecodeOptions, lower
-from distmk.model.operators import build_model
+from distmk.models import build_model
 from distmk.program.program import compile_graph
 from distmk.serving import engine
 

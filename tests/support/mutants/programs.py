@@ -18,7 +18,7 @@ from distmk.abi import WIDE_ROWS, Batch
 from distmk.graph.graph import Graph
 from distmk.graph.regions import ITEM_BYTES, WeightKind
 from distmk.lower import DecodeOptions, lower_programs
-from distmk.model.operators import build_model
+from distmk.models import build_model
 from distmk.program.layout import Placed
 from distmk.program.program import Program, compile_graph
 

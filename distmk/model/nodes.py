@@ -1,0 +1,268 @@
+"""Symbolic tensors of a model, each the operator that computes it: what `CausalLM.forward` builds and compiler passes rewrite.
+
+A tensor is [tokens, cols]. Plain operators come from `distmk.model.nn`; `Sum`, `Residual`, `FusedAttention` and `Gated` from
+passes. Fields named after a weight hold the checkpoint's name without `.weight` or `.bias`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from distmk.errors import UsageError
+
+Parallel = Literal["column", "row"]
+"""How a matrix is dealt to ranks: by its outputs, or by its inputs, so that its products are terms of a sum over ranks."""
+
+ActivationKind = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Rows [first_row, first_row + num_rows) of a checkpoint's matrix of `stored_rows` rows, times `scale`."""
+
+    tensor: str
+    num_rows: int
+    first_row: int = 0
+    stored_rows: int = 0
+    bias: bool = False
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMSNorm (Zhang and Sennrich, arXiv:1910.07467): x / sqrt(mean(x^2) + eps) * (offset + weight)."""
+
+    weight: str
+    eps: float
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A tensor of `cols` columns. Nodes are equal if they are the same object, as each is one computation."""
+
+    cols: int
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        return tuple(value for value in vars(self).values() if isinstance(value, Node))
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__
+
+    def __add__(self, other: Node) -> Node:
+        return Add(_common_cols("+", self, other), self, other)
+
+    def __mul__(self, other: Node | float) -> Node:
+        if isinstance(other, Node):
+            return Multiply(_common_cols("*", self, other), self, other)
+        return Scale(self.cols, self, float(other))
+
+    __rmul__ = __mul__
+
+    def describe(self) -> str:
+        """One line: the operator with its attributes."""
+        parts = (
+            f"{f.name}={_shown(getattr(self, f.name))}" for f in fields(self) if _is_told(f, getattr(self, f.name))
+        )
+        return f"{self.kind}({', '.join(parts)}) -> {self.cols}"
+
+
+def _is_told(field: Any, value: Any) -> bool:
+    return field.name != "cols" and not isinstance(value, Node) and value != field.default
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " | ".join(map(_shown, value))
+    if isinstance(value, Matrix):
+        part = f"[{value.first_row}:+{value.num_rows}]" if value.num_rows != value.stored_rows else ""
+        return value.tensor + part + " with bias" * value.bias + (f" * {value.scale:g}" if value.scale != 1 else "")
+    return value.weight if isinstance(value, Norm) else str(value)
+
+
+def _common_cols(sign: str, left: Node, right: Node) -> int:
+    if not isinstance(right, Node) or left.cols != right.cols:
+        cols = right.cols if isinstance(right, Node) else repr(right)
+        raise UsageError(
+            f"{left.kind} of {left.cols} columns {sign} {cols}; two tensors of as many columns were expected"
+        )
+    return left.cols
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens(Node):
+    """The token ids of an iteration's rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Embedding(Node):
+    """table[token] * scale, the table dealt to ranks by tokens."""
+
+    tokens: Node
+    table: str
+    num_tokens: int
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class RmsNorm(Node):
+    x: Node
+    norm: Norm
+
+
+@dataclass(frozen=True, eq=False)
+class HeadNorm(Node):
+    """`Norm` of each head, `head_dim` columns."""
+
+    x: Node
+    norm: Norm
+    head_dim: int
+
+
+@dataclass(frozen=True, eq=False)
+class Linear(Node):
+    """norm(x) @ matrix.T + bias, for several matrices side by side. norm: None until `fold_norms`."""
+
+    x: Node
+    matrices: tuple[Matrix, ...]
+    parallel: Parallel
+    norm: Norm | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Slice(Node):
+    """Columns [begin, begin + cols)."""
+
+    x: Node
+    begin: int
+
+
+@dataclass(frozen=True, eq=False)
+class Rope(Node):
+    """Rotary embedding of each head (Su et al., arXiv:2104.09864) by the config's table of that name."""
+
+    x: Node
+    head_dim: int
+    table: str
+
+
+@dataclass(frozen=True, eq=False)
+class Attention(Node):
+    """softmax(softcap(q k^T * scale)) v over the KV cache: causal, grouped queries (Ainslie et al., arXiv:2305.13245).
+
+    window: a query sees that many positions, its own included. softcap: cap * tanh(score / cap). scale: None: head_dim ** -0.5.
+    """
+
+    q: Node
+    k: Node
+    v: Node
+    head_dim: int
+    window: int | None = None
+    softcap: float | None = None
+    scale: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Activation(Node):
+    x: Node
+    function: ActivationKind
+
+
+@dataclass(frozen=True, eq=False)
+class Multiply(Node):
+    x: Node
+    y: Node
+
+
+@dataclass(frozen=True, eq=False)
+class Scale(Node):
+    x: Node
+    factor: float
+
+
+@dataclass(frozen=True, eq=False)
+class Add(Node):
+    x: Node
+    y: Node
+
+
+@dataclass(frozen=True, eq=False)
+class Softcap(Node):
+    """cap * tanh(x / cap)."""
+
+    x: Node
+    cap: float
+
+
+@dataclass(frozen=True, eq=False)
+class FusedAttention(Node):
+    """`Attention` of the queries, keys and values in `qkv`, which it normalizes by head, rotates and appends itself."""
+
+    qkv: Linear
+    head_dim: int
+    q_norm: Norm | None
+    k_norm: Norm | None
+    rope: str | None
+    window: int | None = None
+    softcap: float | None = None
+    scale: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Gated(Node):
+    """activation(gate) * up, of the columns of gate and then up, in the epilogue of their product."""
+
+    gate_up: Linear
+    function: ActivationKind
+
+
+@dataclass(frozen=True, eq=False)
+class Sum(Node):
+    """The sum over ranks of what each computes: an all-reduce."""
+
+    x: Node
+
+
+@dataclass(frozen=True, eq=False)
+class Residual(Node):
+    """x + post_norm(sum), added where the sum is reduced."""
+
+    x: Node
+    sum: Sum
+    post_norm: Norm | None = None
+
+
+def in_order(output: Node) -> list[Node]:
+    """The nodes that `output` depends on, and itself, each behind its inputs."""
+    order: list[Node] = []
+    seen: set[int] = set()
+    stack: list[tuple[Node, Iterator[Node]]] = [(output, iter(output.inputs))]
+    seen.add(id(output))
+    while stack:
+        node, inputs = stack[-1]
+        for value in inputs:
+            if id(value) not in seen:
+                seen.add(id(value))
+                stack.append((value, iter(value.inputs)))
+                break
+        else:
+            order.append(node)
+            stack.pop()
+    return order
+
+
+def rewrite(output: Node, rule: Callable[[Node], Node]) -> Node:
+    """`output` with every node, once its inputs are rewritten, replaced by what `rule` makes of it (the node: unchanged)."""
+    made: dict[int, Node] = {}
+    for node in in_order(output):
+        changed: dict[str, Any] = {
+            name: made[id(value)]
+            for name, value in vars(node).items()
+            if isinstance(value, Node) and made[id(value)] is not value
+        }
+        made[id(node)] = rule(replace(node, **changed) if changed else node)
+    return made[id(output)]

@@ -1,0 +1,93 @@
+"""The model families, one file each, and where a checkpoint's family is found.
+
+Every module of this package is imported with it, so a new file registers its family by being here. Another package registers
+its own with `distmk.register_model`, in a module that it names as an entry point of the group `distmk.models`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from distmk.errors import ModelError
+from distmk.model.causal_lm import CausalLM, registered_models
+from distmk.model.config import ModelConfig
+from distmk.model.json_fields import Fields
+from distmk.model.operators import Model
+
+ENTRY_POINTS = "distmk.models"
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+
+def config_from_hf(values: Mapping[str, Any], where: str) -> ModelConfig:
+    """The config of a Hugging Face `config.json`, given as a dict; `where` names the file in errors.
+
+    ModelError: an unsupported architecture or feature, or unusable values.
+    """
+    f = Fields(values, where)
+    return _family_of(f).read_config(f)
+
+
+def model_of(config: ModelConfig) -> CausalLM:
+    """The model of a config. ModelError: its family is not registered."""
+    for cls in _all_models().values():
+        if cls.family == config.family:
+            return cls(config)
+    raise ModelError(f"model family {config.family!r} is not registered; import the module with its class first")
+
+
+def build_model(config: ModelConfig) -> Model:
+    """The operators of `config`, in the order in which they run."""
+    return model_of(config).compile()
+
+
+def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors that `config` calls for; matrices are [outputs, inputs]."""
+    return model_of(config).weights()
+
+
+def _family_of(f: Fields) -> type[CausalLM]:
+    """By the `architectures` key, else by `model_type`."""
+    models = _all_models()
+    supported = ", ".join(models)
+    names, model_type = f.values.get("architectures"), f.values.get("model_type")
+    if isinstance(names, list) and names:
+        for name in names:
+            if isinstance(name, str) and name in models:
+                if model_type not in (None, models[name].family):
+                    raise ModelError(
+                        f"{f.where}: architecture {name} and model type {model_type!s} contradict each other; "
+                        f"{models[name].family} was expected"
+                    )
+                return models[name]
+        raise ModelError(f"{f.where}: architecture {names[0]!s} is not supported; supported are {supported}")
+    for cls in models.values():
+        if model_type == cls.family:
+            return cls
+    if model_type is None:
+        raise ModelError(f"{f.where}: names no architecture; expected `architectures` with one of {supported}")
+    raise ModelError(f"{f.where}: model type {model_type!s} is not supported; supported are {supported}")
+
+
+def _all_models() -> dict[str, type[CausalLM]]:
+    _load_entry_points()
+    return registered_models()
+
+
+@functools.cache
+def _load_entry_points() -> None:
+    """Import the modules that other packages name. ModelError: one cannot be imported."""
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
+            entry.load()
+        except Exception as error:
+            raise ModelError(
+                f"{entry.value}, a module of models that {entry.dist.name if entry.dist else 'a package'} registers, cannot be "
+                f"imported: {type(error).__name__}: {error}"
+            ) from None

@@ -1,0 +1,49 @@
+"""Llama 1 to 3 (Touvron et al., arXiv:2302.13971), and what has their architecture, as SmolLM2."""
+
+from __future__ import annotations
+
+from distmk.model import nn
+from distmk.model.causal_lm import CausalLM, register_model
+from distmk.model.config import ModelConfig
+from distmk.model.hf_features import sliding_window
+from distmk.model.json_fields import Fields
+from distmk.model.nodes import Node
+from distmk.model.read_config import read_decoder
+
+
+@register_model("LlamaForCausalLM", "llama")
+class Llama(CausalLM):
+    @classmethod
+    def read_config(cls, f: Fields) -> ModelConfig:
+        bias, window = f.flag("attention_bias"), sliding_window(f, f.integer("num_hidden_layers"), False)
+        features = {"qkv_bias": bias, "o_bias": bias, "mlp_bias": f.flag("mlp_bias"), "sliding_window": window}
+        return read_decoder(f, cls.family, features, bos=(1,), eos=(2,))
+
+    def forward(self, tokens: Node) -> Node:
+        c = self.config
+        x = nn.embedding(tokens, "model.embed_tokens", c.vocab_size, c.hidden_size)
+        for layer in range(c.num_layers):
+            name = f"model.layers.{layer}"
+            x = x + self.attention(self.norm(x, f"{name}.input_layernorm"), f"{name}.self_attn", layer)
+            x = x + self.mlp(self.norm(x, f"{name}.post_attention_layernorm"), f"{name}.mlp")
+        return nn.linear(self.norm(x, "model.norm"), c.head_name, c.vocab_size)
+
+    def norm(self, x: Node, name: str) -> Node:
+        return nn.rms_norm(x, name, self.config.rms_norm_eps)
+
+    def attention(self, x: Node, name: str, layer: int) -> Node:
+        c = self.config
+        q = nn.linear(x, f"{name}.q_proj", c.num_heads * c.head_dim, bias=c.qkv_bias)
+        k = nn.linear(x, f"{name}.k_proj", c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
+        v = nn.linear(x, f"{name}.v_proj", c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
+        if c.qk_norm:
+            q = nn.head_norm(q, f"{name}.q_norm", c.rms_norm_eps, c.head_dim)
+            k = nn.head_norm(k, f"{name}.k_norm", c.rms_norm_eps, c.head_dim)
+        out = nn.attention(nn.rope(q, c.head_dim), nn.rope(k, c.head_dim), v, c.head_dim)
+        return nn.linear(out, f"{name}.o_proj", c.hidden_size, bias=c.o_bias, parallel="row")
+
+    def mlp(self, x: Node, name: str) -> Node:
+        c = self.config
+        gate = nn.linear(x, f"{name}.gate_proj", c.intermediate_size, bias=c.mlp_bias)
+        up = nn.linear(x, f"{name}.up_proj", c.intermediate_size, bias=c.mlp_bias)
+        return nn.linear(nn.silu(gate) * up, f"{name}.down_proj", c.hidden_size, bias=c.mlp_bias, parallel="row")

@@ -1,0 +1,19 @@
+"""Qwen2 and Qwen2.5 (arXiv:2407.10671): Llama with biases of queries, keys and values, whatever the config says of biases."""
+
+from __future__ import annotations
+
+from distmk.model.causal_lm import register_model
+from distmk.model.config import ModelConfig
+from distmk.model.hf_features import sliding_window
+from distmk.model.json_fields import Fields
+from distmk.model.read_config import read_decoder
+from distmk.models.llama import Llama
+
+
+@register_model("Qwen2ForCausalLM", "qwen2")
+class Qwen2(Llama):
+    @classmethod
+    def read_config(cls, f: Fields) -> ModelConfig:
+        window = sliding_window(f, f.integer("num_hidden_layers"), True)
+        features = {"qkv_bias": True, "sliding_window": window}
+        return read_decoder(f, cls.family, features, num_kv_heads=32, max_position=32768)
