@@ -1,6 +1,7 @@
 """distmk: a multi-GPU distributed megakernel runtime for tensor-parallel LLM decode.
 
-`LLM`, `AsyncLLM` and `SamplingParams` serve a model; `Graph`, `Session` and `tasks` build and run one's own task graph.
+`LLM`, `AsyncLLM` and `SamplingParams` serve a model; `CausalLM`, `ModelConfig`, `nn` and `register_model` write one; `Graph`,
+`Session` and `tasks` build and run one's own task graph.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from distmk.bootstrap import connect
     from distmk.errors import CheckError, DistmkError, HangError, ModelError, RankLostError, UsageError
     from distmk.graph.graph import Graph
+    from distmk.model import nn
+    from distmk.model.causal_lm import CausalLM, register_model
+    from distmk.model.config import ModelConfig
     from distmk.program.program import compile_graph
     from distmk.serving.async_llm import AsyncLLM
     from distmk.serving.chat.messages import ChatPrompt
@@ -23,12 +27,14 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AsyncLLM": "serving.async_llm",
+    "CausalLM": "model.causal_lm",
     "ChatPrompt": "serving.chat.messages",
     "CheckError": "errors",
     "DistmkError": "errors",
     "Graph": "graph.graph",
     "HangError": "errors",
     "LLM": "serving.llm",
+    "ModelConfig": "model.config",
     "ModelError": "errors",
     "RankLostError": "errors",
     "RequestOutput": "serving.sampling",
@@ -38,15 +44,19 @@ _HOMES = {
     "UsageError": "errors",
     "compile_graph": "program.program",
     "connect": "bootstrap",
+    "nn": "model.nn",
+    "register_model": "model.causal_lm",
 }
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "CausalLM",
     "ChatPrompt",
     "CheckError",
     "DistmkError",
     "Graph",
     "HangError",
+    "ModelConfig",
     "ModelError",
     "RankLostError",
     "RequestOutput",
@@ -56,6 +66,8 @@ __all__ = [
     "UsageError",
     "compile_graph",
     "connect",
+    "nn",
+    "register_model",
 ]
 
 
@@ -63,4 +75,5 @@ def __getattr__(name: str) -> Any:
     """Import on first use, so that `import distmk` costs nothing and needs nothing."""
     if name not in _HOMES:
         raise AttributeError(f"module 'distmk' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"distmk.{_HOMES[name]}"), name)
+    module = importlib.import_module(f"distmk.{_HOMES[name]}")
+    return module if _HOMES[name].endswith(f".{name}") else getattr(module, name)

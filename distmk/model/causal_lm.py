@@ -1,9 +1,10 @@
-"""The base class of model families, and the table of those that are registered."""
+"""The base class of models, and the table of their classes."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from distmk.errors import UsageError
 from distmk.model.blocks import blocks_of
@@ -13,20 +14,23 @@ from distmk.model.nodes import Embedding, HeadNorm, Linear, Node, RmsNorm, Token
 from distmk.model.operators import Model
 from distmk.model.passes import compiled
 
-Shapes = dict[str, tuple[int, ...]]
-
 
 class CausalLM:
     """A decoder-only language model, written as plain operators (`distmk.nn`).
 
-    A family overrides `forward`, and `read_config` if checkpoints name it by their `architectures`.
+    A subclass overrides `forward`; and `read_config`, if checkpoints name it by their `architectures` (`register_model`).
     """
 
-    architecture: ClassVar[str]  # in a config.json
-    family: ClassVar[str]  # `model_type` there, and ModelConfig.family
+    architecture: ClassVar[str | None] = None  # in a config.json
+    family: ClassVar[str]  # `model_type` there; of classes without an architecture, module and name
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.architecture = None
+        know_as(cls, f"{cls.__module__}.{cls.__qualname__}")
 
     def __init__(self, config: ModelConfig) -> None:
-        self.config = config
+        self.config = dataclasses.replace(config, family=self.family)
 
     @classmethod
     def read_config(cls, f: Fields) -> ModelConfig:
@@ -35,15 +39,15 @@ class CausalLM:
 
     def forward(self, tokens: Node) -> Node:
         """The logits [tokens, vocab_size] of the next tokens, as symbolic tensors."""
-        raise NotImplementedError(f"{type(self).__name__} must override forward")
+        raise UsageError(f"{type(self).__name__} does not override forward, which says what it computes")
 
     def logits(self) -> Node:
         """`forward` of an iteration's tokens."""
         return self.forward(Tokens(1))
 
-    def weights(self) -> Shapes:
+    def weights(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the weights that `forward` uses; matrices are [outputs, inputs]. UsageError: two shapes of one."""
-        shapes: Shapes = {}
+        shapes: dict[str, tuple[int, ...]] = {}
 
         def add(name: str, *shape: int) -> None:
             if shapes.setdefault(name, shape) != shape:
@@ -68,30 +72,43 @@ class CausalLM:
         return Model(self.config, blocks_of(compiled(self.logits(), skip), self.config))
 
 
+_FAMILIES: dict[str, type[CausalLM]] = {}
 M = TypeVar("M", bound=type[CausalLM])
-_REGISTERED: dict[str, type[CausalLM]] = {}  # by architecture
+
+
+def know_as(cls: type[CausalLM], family: str) -> None:
+    """Build configs of `family` by `cls` from now on."""
+    cls.family = family
+    _FAMILIES[family] = cls
 
 
 def register_model(architecture: str, family: str | None = None) -> Callable[[M], M]:
-    """Class decorator: the model of checkpoints whose `architectures` names `architecture`.
+    """Class decorator: the model of checkpoints whose `architectures` names `architecture`, as for vLLM's `ModelRegistry`.
 
-    family: their `model_type`; None: the architecture's name. UsageError: another class has the name.
+    family: their `model_type`; None: the architecture's name. UsageError: another class has one of the names.
     """
 
     def register(cls: M) -> M:
-        cls.architecture, cls.family = architecture, family or architecture
-        for other in _REGISTERED.values():
-            same = (other.__module__, other.__qualname__) == (cls.__module__, cls.__qualname__)
-            if not same and {other.architecture, other.family} & {cls.architecture, cls.family}:
-                raise UsageError(
-                    f"{cls.__qualname__}: {other.__qualname__} is registered as {other.architecture} already"
-                )
-        _REGISTERED[architecture] = cls
+        _FAMILIES.pop(cls.family, None)
+        for other in list(_FAMILIES.values()):
+            if architecture == other.architecture or (family or architecture) == other.family:
+                if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+                    raise UsageError(
+                        f"{cls.__qualname__}: {other.__qualname__} is registered as {architecture} already"
+                    )
+                _FAMILIES.pop(other.family)
+        cls.architecture = architecture
+        know_as(cls, family or architecture)
         return cls
 
     return register
 
 
-def registered_models() -> dict[str, type[CausalLM]]:
-    """All registered models by architecture."""
-    return dict(_REGISTERED)
+def find_family(family: str) -> type[CausalLM] | None:
+    """The class that builds configs of `family`."""
+    return _FAMILIES.get(family)
+
+
+def architectures() -> dict[str, type[CausalLM]]:
+    """The classes of checkpoints, by architecture."""
+    return {cls.architecture: cls for cls in _FAMILIES.values() if cls.architecture}

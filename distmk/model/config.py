@@ -20,11 +20,11 @@ millions of layers would take all memory before one is found missing.
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Everything about a model but its weights. Raises ModelError if the sizes contradict each other.
 
-    family: the `model_type` under which the class that builds the model is registered (`distmk.models`).
+    family: that of the class that builds the model (`CausalLM`), which fills it in.
     max_position: the longest context, in tokens: what the model was trained for, or that times the factor of `rope_scaling`.
     bos_token_id, eos_token_ids: None and () if there are none. qk_norm: RMSNorm over each query and key head.
     rope_freq_factors: [head_dim / 2] divisors of the plain rotary frequencies; GGUF files hold Llama 3.1's scaling in that form
@@ -32,7 +32,7 @@ class ModelConfig:
     not computed: a context must fit into it (`choose_model_len`).
     """
 
-    family: str
+    family: str = ""
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -41,16 +41,16 @@ class ModelConfig:
     head_dim: int
     vocab_size: int
     max_position: int
-    rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: RopeScaling | None
-    tie_embeddings: bool
-    qkv_bias: bool
-    o_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    tie_embeddings: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
     rope_freq_factors: tuple[float, ...] | None = None
     sliding_window: int | None = None
 

@@ -30,8 +30,8 @@ def read_decoder(
 
     max_position, num_kv_heads, head_dim, bos, eos, tie_embeddings: what absent keys mean, as in transformers' config of the
     family (None: as many heads as of queries, hidden_size / heads). features: further fields of `config`; those that are not
-    given are absent. Reads the keys `rope_theta` and `rope_scaling`, and the `rope_parameters` of transformers 5. ModelError:
-    unusable values.
+    given have their defaults. Reads `rope_theta` and `rope_scaling`, and the `rope_parameters` of transformers 5.
+    ModelError: unusable values.
     """
     refuse_unsupported(f, own)
     num_heads, hidden_size = f.integer("num_attention_heads"), f.integer("hidden_size")
@@ -57,6 +57,5 @@ def read_decoder(
         "tie_embeddings": f.flag("tie_word_embeddings", tie_embeddings),
         "bos_token_id": first[0] if first else None,
         "eos_token_ids": token_ids(f.values, "eos_token_id", f.where, eos),
-        **dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias", "qk_norm"), False),
     }
     return build_config(values | dict(features), f.where, config)

@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from distmk.errors import ModelError
-from distmk.model.causal_lm import CausalLM, registered_models
+from distmk.model.causal_lm import CausalLM, architectures, find_family
 from distmk.model.config import ModelConfig
 from distmk.model.json_fields import Fields
 from distmk.model.operators import Model
@@ -36,10 +36,13 @@ def config_from_hf(values: Mapping[str, Any], where: str) -> ModelConfig:
 
 def model_of(config: ModelConfig) -> CausalLM:
     """The model of a config. ModelError: its family is not registered."""
-    for cls in _all_models().values():
-        if cls.family == config.family:
-            return cls(config)
-    raise ModelError(f"model family {config.family!r} is not registered; import the module with its class first")
+    cls = find_family(config.family)
+    if cls is None:
+        _load_entry_points()
+        cls = find_family(config.family)
+    if cls is None:
+        raise ModelError(f"no class builds models of the family {config.family!r}; import its module first")
+    return cls(config)
 
 
 def build_model(config: ModelConfig) -> Model:
@@ -54,7 +57,8 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def _family_of(f: Fields) -> type[CausalLM]:
     """By the `architectures` key, else by `model_type`."""
-    models = _all_models()
+    _load_entry_points()
+    models = architectures()
     supported = ", ".join(models)
     names, model_type = f.values.get("architectures"), f.values.get("model_type")
     if isinstance(names, list) and names:
@@ -73,11 +77,6 @@ def _family_of(f: Fields) -> type[CausalLM]:
     if model_type is None:
         raise ModelError(f"{f.where}: names no architecture; expected `architectures` with one of {supported}")
     raise ModelError(f"{f.where}: model type {model_type!s} is not supported; supported are {supported}")
-
-
-def _all_models() -> dict[str, type[CausalLM]]:
-    _load_entry_points()
-    return registered_models()
 
 
 @functools.cache

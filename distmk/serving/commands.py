@@ -10,10 +10,11 @@ from distmk.bootstrap import Bootstrap, agree
 from distmk.bootstrap.messages import from_json, malformed, to_json
 from distmk.errors import Interrupted
 from distmk.serving.engine import Engine, EngineArgs
+from distmk.serving.own_model import OwnModel
 
 _SHAPE = {"name": str, "arguments": {str: (str, int, float, bool, None)}}
 _ARGUMENTS = {
-    "load": {field.name for field in fields(EngineArgs)},
+    "load": {"own_model", *(field.name for field in fields(EngineArgs))},
     "generate": {"gather_logits"},
     "peak_memory": set[str](),
     "close": set[str](),
@@ -35,7 +36,9 @@ def serve(bootstrap: Bootstrap) -> None:
         name, arguments = _read(payload)
         if name != "load":
             return
-        engine = Engine(EngineArgs(**arguments), bootstrap)
+        sent = arguments.pop("own_model")
+        own = agree(bootstrap, lambda: OwnModel.received(sent) if sent else None)
+        engine = Engine(EngineArgs(**arguments), bootstrap, own)
         agree(bootstrap, lambda: None)  # the tokenizer is rank 0's
         follow(bootstrap, engine)
     finally:

@@ -41,12 +41,13 @@ from distmk.model.shards import shard_model
 from distmk.nvtx_ranges import nvtx_range
 from distmk.progress import Progress, progress
 from distmk.serving.kv_memory import KvMemory, with_kv_pages
+from distmk.serving.own_model import OwnModel
 from distmk.serving.program_cache import proved_program
 from distmk.serving.running_launch import RunningLaunch
 from distmk.serving.session import Session
 from distmk.tasks.sampling import section_stride
 from distmk.trace import Trace
-from distmk.weights import open_checkpoint
+from distmk.weights import Checkpoint, open_checkpoint
 
 # Far above what any machine can serve: a larger value is a mistake, and would only exhaust memory or threads.
 _MOST = {
@@ -116,18 +117,26 @@ def _peak_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
+def _open(args: EngineArgs, own: OwnModel | None) -> Checkpoint:
+    if own is not None:
+        return own.open(args.load_format, args.seed)
+    return open_checkpoint(args.model, args.load_format, args.seed)
+
+
 class Engine:
     """A model ready to run on this rank. All calls are collective, and raise their errors on every rank alike.
+
+    own: the model, if it is the caller's own instead of that of `args.model`.
 
     UsageError, ModelError, BuildError: the arguments cannot be served. CheckError: the compiler made a mistake.
     """
 
-    def __init__(self, args: EngineArgs, bootstrap: Bootstrap) -> None:
+    def __init__(self, args: EngineArgs, bootstrap: Bootstrap, own: OwnModel | None = None) -> None:
         self.args, self.bootstrap = args, bootstrap
         self.trace: Trace | None = None  # of the last launch, on rank 0
         self.logits: npt.NDArray[np.float32] = np.zeros(0, np.float32)  # of the last launch that was asked for them
         self.backend_name = agree(bootstrap, lambda: choose_backend(args.backend))
-        self.checkpoint = agree(bootstrap, lambda: open_checkpoint(args.model, args.load_format, args.seed))
+        self.checkpoint = agree(bootstrap, lambda: _open(args, own))
         self.config = self.checkpoint.config
         for note in self.checkpoint.notes if bootstrap.rank == 0 else ():
             tell(f"warning: {note}")

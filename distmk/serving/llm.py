@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.errors import DistmkError, UsageError
+from distmk.model.causal_lm import CausalLM
 from distmk.serving.chat.messages import ChatOptions, Conversation, chat_prompt
 from distmk.serving.chat.render import ChatRenderer
 from distmk.serving.engine import EngineArgs
 from distmk.serving.engine_client import Deliver, SubmittedRequest
 from distmk.serving.llm_engine import LLMEngine
+from distmk.serving.own_model import own_model
 from distmk.serving.prompts import Prompt, Prompts
 from distmk.serving.prompts_bar import UseTqdm, prompts_bar
 from distmk.serving.requests import Request, outputs_of
@@ -34,7 +36,8 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 class LLM:
     """A model served with tensor parallelism.
 
-    `model`: a Hugging Face folder, a GGUF file, or with load_format="dummy" a config or preset. Without a launcher,
+    `model`: a Hugging Face folder or name, a GGUF file, or with load_format="dummy" a config or preset; or a `CausalLM` of one's
+    own, with `weights`: tensors by name, or a folder or file of safetensors. Without a launcher,
     `tensor_parallel_size` ranks are started as processes on this machine. Under mpirun, torchrun or Slurm, every rank makes
     the same LLM and the same calls; outputs appear on rank 0.
 
@@ -63,8 +66,9 @@ class LLM:
 
     def __init__(
         self,
-        model: str,
+        model: str | CausalLM,
         *,
+        weights: Mapping[str, Any] | str | None = None,
         tensor_parallel_size: int | None = None,
         num_workers: int | None = None,
         backend: str = "auto",
@@ -84,9 +88,11 @@ class LLM:
         idle_exit_s: float | None = 0.0,
         followed: bool = False,
     ) -> None:
+        own = own_model(model, weights)
+
         def engine_args() -> EngineArgs:
             return EngineArgs(
-                model=str(model),
+                model=own.name if own else str(model),
                 load_format=load_format,
                 seed=seed,
                 num_workers=num_workers,
@@ -109,6 +115,7 @@ class LLM:
             tensor_parallel_size,
             skip_tokenizer_init=skip_tokenizer_init,
             followed=followed,
+            own=own,
         )
 
     @property

@@ -16,6 +16,7 @@ from distmk.serving.driver import Call, Driver, IdlePolicy
 from distmk.serving.engine import Engine, EngineArgs
 from distmk.serving.engine_client import Deliver, SubmittedRequest
 from distmk.serving.input_processor import InputProcessor, load_input_processor
+from distmk.serving.own_model import OwnModel, in_files
 from distmk.serving.prompts import Prompt, either_params
 from distmk.serving.requests import Request
 from distmk.serving.sampling import SamplingParams, TokenOutput
@@ -37,6 +38,7 @@ class LLMEngine:
         *,
         skip_tokenizer_init: bool,
         followed: bool,
+        own: OwnModel | None = None,
     ) -> None:
         self.bootstrap = connect(tensor_parallel_size)
         # The other ranks wait for commands; worker processes of this one always do.
@@ -44,15 +46,23 @@ class LLMEngine:
         self.closing = Closing(self, self.bootstrap, self.leads)
         try:
             args = self._agree_if_called(make_args)
-            if self.bootstrap.kind == "local":
-                self.bootstrap.send_command(command("load", **asdict(args)))
-            self.closing.engine = self.engine = Engine(args, self.bootstrap)
+            self.closing.engine = self.engine = self._load(args, own)
             self.inputs = agree(self.bootstrap, lambda: self._load_inputs(skip_tokenizer_init))
             if self.bootstrap.rank == 0:
                 self.closing.driver = Driver(self.engine, self.leads, IdlePolicy(args.idle_exit_s))
         except BaseException:
             self.closing.close(in_step=False)
             raise
+
+    def _load(self, args: EngineArgs, own: OwnModel | None) -> Engine:
+        """The engine. Worker processes are told to load the same."""
+        if self.bootstrap.kind != "local":
+            return Engine(args, self.bootstrap, own)
+        with in_files(own) as stored:
+            sent = stored.sent() if stored else None
+            self.bootstrap.send_command(command("load", own_model=sent, **asdict(args)))
+            agree(self.bootstrap, lambda: None)  # worker processes have the class
+            return Engine(args, self.bootstrap, stored)
 
     def _load_inputs(self, skip_tokenizer: bool) -> InputProcessor:
         """What makes requests, with the tokenizer on rank 0."""

@@ -71,7 +71,8 @@ def _read(path: Path, rank: int) -> Program | None:
 
 
 def _key(config: ModelConfig, options: DecodeOptions) -> str:
-    parts = [repr(asdict(config)), repr(asdict(options)), str(abi_hash()), _code_hash()]
+    operators = repr(build_model(config).operators)  # of a class that may be outside of this package
+    parts = [operators, repr(asdict(config)), repr(asdict(options)), str(abi_hash()), _code_hash()]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 

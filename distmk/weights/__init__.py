@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from distmk.errors import ModelError, UsageError
 from distmk.model.config import ModelConfig
@@ -13,7 +15,7 @@ from distmk.weights.checkpoint import Checkpoint
 
 ADAPTER_CONFIG = "adapter_config.json"
 
-__all__ = ["Checkpoint", "expected_tensors", "open_checkpoint"]
+__all__ = ["Checkpoint", "expected_tensors", "open_checkpoint", "open_own"]
 
 
 def open_checkpoint(path: str | Path, load_format: str = "auto", seed: int = 0) -> Checkpoint:
@@ -55,6 +57,28 @@ def open_checkpoint(path: str | Path, load_format: str = "auto", seed: int = 0) 
             "the result; merge it (PEFT: merge_and_unload, then save_pretrained), or remove the file"
         )
     return open_safetensors(source.parent)
+
+
+def open_own(config: ModelConfig, weights: str | Mapping[str, Any] | None, load_format: str, seed: int) -> Checkpoint:
+    """The weights of a model of the caller's own: tensors by name, or a folder or file of safetensors.
+
+    With `load_format` "dummy" they are random, generated from `seed`. UsageError, ModelError: they cannot be used.
+    """
+    if load_format == "dummy":
+        return _dummy(config, None, seed)
+    if weights is None:
+        raise UsageError(
+            "a model of your own needs weights: tensors by name, a folder of safetensors, or load_format='dummy'"
+        )
+    if isinstance(weights, str):
+        from distmk.weights.safetensors_source import open_weights
+
+        if not exists(Path(weights)):
+            raise ModelError(f"{weights}: no such folder or file; safetensors weights were expected")
+        return open_weights(config, Path(weights))
+    from distmk.weights.tensors import TensorCheckpoint
+
+    return TensorCheckpoint(config, weights)
 
 
 def _from_hub(path: str, load_format: str) -> Path:

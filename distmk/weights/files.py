@@ -138,6 +138,7 @@ class FileCheckpoint:
         self.config = config
         self.notes = notes
         self.path: Path | None = path
+        self._where = path
         self._files = files
         self._tensors = dict(tensors)
         self.fingerprint = _fingerprint(config, files, tensors)
@@ -198,16 +199,16 @@ class FileCheckpoint:
 
     def _not_finite(self, name: str) -> ModelError:
         return ModelError(
-            f"{self.path}: tensor {name} has weights that are NaN or infinite, or too large for bfloat16; "
+            f"{self._where}: tensor {name} has weights that are NaN or infinite, or too large for bfloat16; "
             "fetch the model again, or a version that was saved without them"
         )
 
     def _tensor(self, name: str, num_dims: int) -> StoredTensor:
         tensor = self._tensors.get(name)
         if tensor is None:
-            raise ModelError(f"{self.path}: no tensor {name}; it holds {len(self._tensors)} others")
+            raise ModelError(f"{self._where}: no tensor {name}; it holds {len(self._tensors)} others")
         if len(tensor.shape) != num_dims:
-            raise ModelError(f"{self.path}: tensor {name} has shape {list(tensor.shape)}; {num_dims}-D was expected")
+            raise ModelError(f"{self._where}: tensor {name} has shape {list(tensor.shape)}; {num_dims}-D was expected")
         return tensor
 
     def _raw_rows(self, tensor: StoredTensor, start: int, stop: int) -> Bytes:

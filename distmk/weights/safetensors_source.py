@@ -7,7 +7,7 @@ interface has no bfloat16 and its torch interface would import torch on every ra
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import numpy as np
 from distmk.errors import ModelError, one_line
 from distmk.model.config import ModelConfig
 from distmk.models import expected_tensors
+from distmk.user_files import is_folder
 from distmk.weights.checkpoint import EMBEDDING, HEAD, check_tensors
 from distmk.weights.files import CHUNK_ELEMENTS, PLAIN_ENCODINGS, DataFile, FileCheckpoint, StoredTensor
 from distmk.weights.hf_config import generation_notes, read_hf_config
@@ -28,7 +29,37 @@ META_EMBEDDING = "tok_embeddings.weight"
 def open_safetensors(folder: Path) -> FileCheckpoint:
     """Open a Hugging Face folder; ModelError for anything missing, damaged, or not supported."""
     config = read_hf_config(folder / "config.json")
-    shards, promised = find_shards(folder)
+    files, tensors = _read_tables(folder)
+    if META_EMBEDDING in tensors:
+        raise ModelError(
+            f"{files[0].path}: has the names of Meta's and Mistral's own format ({META_EMBEDDING}); "
+            "fetch the weights in the Hugging Face format, or convert them with transformers"
+        )
+    config, notes = _resolve_tie(config, folder, files, tensors)
+    return _checkpoint(config, folder, files, tensors, notes + generation_notes(folder))
+
+
+def open_weights(config: ModelConfig, path: Path) -> FileCheckpoint:
+    """Open the safetensors weights of `config`, in a folder or a file; ModelError as for `open_safetensors`."""
+    return _checkpoint(config, path, *_read_tables(path), ())
+
+
+def _checkpoint(
+    config: ModelConfig,
+    path: Path,
+    files: list[DataFile],
+    tensors: Mapping[str, StoredTensor],
+    notes: tuple[str, ...],
+) -> FileCheckpoint:
+    """Of the tensors that `config` calls for. ModelError: they are not there, or others would change the result."""
+    unused = check_tensors({name: t.shape for name, t in tensors.items()}, config, str(path))
+    kept = {name: tensors[name] for name in expected_tensors(config)}
+    return FileCheckpoint(config, path, files, kept, notes + unused)
+
+
+def _read_tables(folder: Path) -> tuple[list[DataFile], dict[str, StoredTensor]]:
+    """The safetensors files of a folder, or the one at that path, and all their tensors."""
+    shards, promised = find_shards(folder) if is_folder(folder) else ([folder], {})
     files: list[DataFile] = []
     tensors: dict[str, StoredTensor] = {}
     for number, path in enumerate(shards):
@@ -41,15 +72,7 @@ def open_safetensors(folder: Path) -> FileCheckpoint:
     for name, shard in promised.items():
         if name not in tensors or shards[tensors[name].file].name != shard:
             raise ModelError(f"{folder / INDEX_FILE}: puts tensor {name} in {shard}, which does not hold it")
-    if META_EMBEDDING in tensors:
-        raise ModelError(
-            f"{shards[0]}: has the names of Meta's and Mistral's own format ({META_EMBEDDING}); "
-            "fetch the weights in the Hugging Face format, or convert them with transformers"
-        )
-    config, notes = _resolve_tie(config, folder, files, tensors)
-    notes += check_tensors({name: t.shape for name, t in tensors.items()}, config, str(folder))
-    kept = {name: tensors[name] for name in expected_tensors(config)}
-    return FileCheckpoint(config, folder, files, kept, notes + generation_notes(folder))
+    return files, tensors
 
 
 def _resolve_tie(

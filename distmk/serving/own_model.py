@@ -1,0 +1,118 @@
+"""A model of the caller's own: its class and weights, and how worker processes get both."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing import spawn
+from pathlib import Path
+from typing import Any
+
+from distmk.errors import UsageError, one_line, shown
+from distmk.model.causal_lm import CausalLM, know_as
+from distmk.weights import Checkpoint, open_own
+from distmk.weights.files import FileCheckpoint
+
+FILE = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """weights: tensors by name, a folder or file of safetensors, or None for random ones. is_temporary: that file is ours."""
+
+    model: CausalLM
+    weights: Mapping[str, Any] | str | None
+    is_temporary: bool = False
+
+    @property
+    def name(self) -> str:
+        return type(self.model).__name__
+
+    def open(self, load_format: str, seed: int) -> Checkpoint:
+        """See `open_own`."""
+        checkpoint = open_own(self.model.config, self.weights, load_format, seed)
+        if self.is_temporary and isinstance(checkpoint, FileCheckpoint):
+            checkpoint.path = None  # there is no tokenizer beside it
+        return checkpoint
+
+    def sent(self) -> str:
+        """Text from which a worker process makes the same; its weights are in files. UsageError: it cannot import the class."""
+        cls = type(self.model)
+        if "<locals>" in cls.__qualname__:
+            raise UsageError(
+                f"{cls.__qualname__} is defined inside a function; ranks that LLM starts import it by name, "
+                "so define it at the top of a module"
+            )
+        main = None
+        if cls.__module__ == "__main__":
+            main = getattr(sys.modules["__main__"], "__file__", None)
+            if main is None:
+                raise UsageError(f"ranks that LLM starts cannot import {cls.__name__} from here; define it in a file")
+            main = str(Path(main).resolve())
+        pickled = base64.b64encode(pickle.dumps(self.model)).decode()
+        return json.dumps({"model": pickled, "family": cls.family, "main": main, "weights": self.weights})
+
+    @staticmethod
+    def received(text: str) -> OwnModel:
+        """What `sent` made of the parent's model, whose main module is imported as multiprocessing does: under another name.
+
+        UsageError: that fails, as it does where the module runs its work without asking for `__name__ == "__main__"`.
+        """
+        told = json.loads(text)
+        try:
+            if told["main"]:
+                spawn.import_main_path(told["main"])
+            model = pickle.loads(base64.b64decode(told["model"]))
+        except Exception as error:
+            raise UsageError(
+                f"a rank cannot import the model's class: {type(error).__name__}: {one_line(error)}"
+            ) from None
+        know_as(type(model), told["family"])
+        return OwnModel(model, told["weights"])
+
+
+def own_model(model: object, weights: object) -> OwnModel | None:
+    """What a caller gave to LLM; None: the path or name of a model. UsageError: they do not go together."""
+    if isinstance(model, CausalLM):
+        if weights is not None and not isinstance(weights, Mapping | str | Path):
+            raise UsageError(f"weights is {shown(weights)}; expected tensors by name, or a path to safetensors")
+        return OwnModel(model, str(weights) if isinstance(weights, Path) else weights)
+    if weights is not None:
+        raise UsageError("weights go with a model of your own, model=MyModel(config); a path has its weights with it")
+    if isinstance(model, type) and issubclass(model, CausalLM):
+        raise UsageError(f"model is the class {model.__name__}; give an object, {model.__name__}(config)")
+    return None
+
+
+@contextmanager
+def in_files(own: OwnModel | None) -> Iterator[OwnModel | None]:
+    """The same with its weights in a file, for processes that do not share this one's memory. The file is gone afterwards."""
+    if own is None or not isinstance(own.weights, Mapping):
+        yield own
+        return
+    with tempfile.TemporaryDirectory(prefix="distmk-weights-") as folder:
+        path = Path(folder) / FILE
+        _save(own.weights, path)
+        yield replace(own, weights=str(path), is_temporary=True)
+
+
+def _save(weights: Mapping[str, Any], path: Path) -> None:
+    import numpy as np
+
+    if all(isinstance(value, np.ndarray) for value in weights.values()):
+        from safetensors.numpy import save_file as save_arrays
+
+        save_arrays({name: np.ascontiguousarray(value) for name, value in weights.items()}, path)
+        return
+    try:
+        from safetensors.torch import save_file
+
+        save_file({name: value.detach().cpu().contiguous().clone() for name, value in weights.items()}, path)
+    except (ImportError, AttributeError):
+        raise UsageError("weights are neither all torch tensors nor all numpy arrays") from None
