@@ -56,6 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
         check_command,
         doctor_command,
         generate_command,
+        graph_command,
         lab_command,
         serve_command,
         trace_command,
@@ -68,6 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     chat_command.add_to(commands)
     serve_command.add_to(commands)
     check_command.add_to(commands)
+    graph_command.add_to(commands)
     build_command.add_to(commands)
     trace_command.add_to(commands)
     doctor_command.add_to(commands)

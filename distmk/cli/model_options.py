@@ -7,15 +7,15 @@ import argparse
 from distmk.backends.defaults import BACKENDS
 from distmk.serving.engine import EngineArgs
 
-_MODEL = "Hugging Face folder or name, .gguf file, or (dummy) a config or preset"
+MODEL_HELP = "Hugging Face folder or name, .gguf file, or (dummy) a config or preset"
 
 
 def add_model_options(parser: argparse.ArgumentParser, positional: bool = False) -> None:
     """Add the options that every command about a model has. `positional`: the model is an argument without a name."""
     if positional:
-        parser.add_argument("model", metavar="MODEL", help=_MODEL)
+        parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     else:
-        parser.add_argument("-m", "--model", required=True, metavar="PATH", help=_MODEL)
+        parser.add_argument("-m", "--model", required=True, metavar="PATH", help=MODEL_HELP)
     parser.add_argument(
         "--ranks",
         "--tensor-parallel-size",

@@ -63,16 +63,21 @@ class Node:
 
     __rmul__ = __mul__
 
-    def describe(self) -> str:
-        """One line: the operator with its attributes."""
-        parts = (
-            f"{f.name}={_shown(getattr(self, f.name))}" for f in fields(self) if _is_told(f, getattr(self, f.name))
-        )
-        return f"{self.kind}({', '.join(parts)}) -> {self.cols}"
+    @property
+    def tensors(self) -> list[str]:
+        """The checkpoint's names that it has itself."""
+        values = [part for value in vars(self).values() for part in (value if isinstance(value, tuple) else (value,))]
+        return [v.tensor if isinstance(v, Matrix) else v.weight for v in values if isinstance(v, Matrix | Norm)]
 
-
-def _is_told(field: Any, value: Any) -> bool:
-    return field.name != "cols" and not isinstance(value, Node) and value != field.default
+    def describe(self, inputs: str = "") -> str:
+        """One line: the operator with its inputs and those attributes that are not as ever."""
+        told = [(field, getattr(self, field.name)) for field in fields(self) if field.name != "cols"]
+        parts = [
+            f"{field.name}={_shown(value)}"
+            for field, value in told
+            if not isinstance(value, Node) and value is not None and value != field.default
+        ]
+        return f"{self.kind}({', '.join([inputs] * bool(inputs) + parts)}) -> {self.cols}"
 
 
 def _shown(value: Any) -> str:

@@ -20,6 +20,17 @@ from distmk.weights import Checkpoint, open_own
 from distmk.weights.files import FileCheckpoint
 
 FILE = "model.safetensors"
+_imports_main = False
+
+
+@contextmanager
+def _importing_main() -> Iterator[None]:
+    global _imports_main
+    _imports_main = True
+    try:
+        yield
+    finally:
+        _imports_main = False
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,9 @@ class OwnModel:
                 raise UsageError(f"ranks that LLM starts cannot import {cls.__name__} from here; define it in a file")
             main = str(Path(main).resolve())
         pickled = base64.b64encode(pickle.dumps(self.model)).decode()
-        return json.dumps({"model": pickled, "family": cls.family, "main": main, "weights": self.weights})
+        return json.dumps(
+            {"model": pickled, "family": cls.family, "main": main, "path": sys.path, "weights": self.weights}
+        )
 
     @staticmethod
     def received(text: str) -> OwnModel:
@@ -65,20 +78,28 @@ class OwnModel:
         UsageError: that fails, as it does where the module runs its work without asking for `__name__ == "__main__"`.
         """
         told = json.loads(text)
+        sys.path += [folder for folder in told["path"] if folder not in sys.path]
         try:
-            if told["main"]:
-                spawn.import_main_path(told["main"])
-            model = pickle.loads(base64.b64decode(told["model"]))
+            with _importing_main():
+                if told["main"]:
+                    spawn.import_main_path(told["main"])
+                model = pickle.loads(base64.b64decode(told["model"]))
+        except UsageError:
+            raise
         except Exception as error:
-            raise UsageError(
-                f"a rank cannot import the model's class: {type(error).__name__}: {one_line(error)}"
-            ) from None
+            why = f"{type(error).__name__}: {one_line(error)}"
+            raise UsageError(f"a rank cannot import the model's class: {why}") from None
         know_as(type(model), told["family"])
         return OwnModel(model, told["weights"])
 
 
 def own_model(model: object, weights: object) -> OwnModel | None:
     """What a caller gave to LLM; None: the path or name of a model. UsageError: they do not go together."""
+    if _imports_main:
+        raise UsageError(
+            "this module makes an LLM when it is imported, as ranks that LLM starts import it for the model's class; "
+            'put that behind if __name__ == "__main__":'
+        )
     if isinstance(model, CausalLM):
         if weights is not None and not isinstance(weights, Mapping | str | Path):
             raise UsageError(f"weights is {shown(weights)}; expected tensors by name, or a path to safetensors")

@@ -1,0 +1,34 @@
+"""A model of a user's own, in a module that worker processes can import: one matrix for q, k and v, and names of its own."""
+
+from __future__ import annotations
+
+from distmk import CausalLM, ModelConfig, nn
+from distmk.model.nodes import Node
+
+CONFIG = ModelConfig(
+    hidden_size=24,
+    intermediate_size=33,
+    num_layers=2,
+    num_heads=6,
+    num_kv_heads=3,
+    head_dim=8,
+    vocab_size=61,
+    max_position=96,
+    rms_norm_eps=1e-5,
+)
+
+
+class OwnLM(CausalLM):
+    def forward(self, tokens: Node) -> Node:
+        c, eps = self.config, self.config.rms_norm_eps
+        q_cols, kv_cols = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        x = nn.embedding(tokens, "embed", c.vocab_size, c.hidden_size)
+        for i in range(c.num_layers):
+            qkv = nn.linear(nn.rms_norm(x, f"{i}.norm1", eps), f"{i}.qkv", q_cols + 2 * kv_cols, bias=True)
+            q, k, v = nn.split(qkv, [q_cols, kv_cols, kv_cols])
+            out = nn.attention(nn.rope(q, c.head_dim), nn.rope(k, c.head_dim), v, c.head_dim)
+            x = x + nn.linear(out, f"{i}.o", c.hidden_size, parallel="row")
+            both = nn.linear(nn.rms_norm(x, f"{i}.norm2", eps), f"{i}.gate_up", 2 * c.intermediate_size)
+            gate, up = nn.split(both, [c.intermediate_size, c.intermediate_size])
+            x = x + nn.linear(nn.silu(gate) * up, f"{i}.down", c.hidden_size, parallel="row")
+        return nn.linear(nn.rms_norm(x, "norm", eps), "head", c.vocab_size)
