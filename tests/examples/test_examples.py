@@ -23,7 +23,7 @@ def run(runner: Runner, name: str, launcher: Launcher, *arguments: str) -> Finis
 
 def test_examples_are_short() -> None:
     names = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert names == ["allreduce.py", "decode.py", "ring.py"]
+    assert names == ["allreduce.py", "decode.py", "own_model.py", "ring.py"]
     for name in names:
         assert len((EXAMPLES / name).read_text().splitlines()) < 80, name
 
@@ -51,3 +51,10 @@ def test_decode(smollm2: Path, runner: Runner) -> None:
     assert lines[0].startswith(" Paris")
     for prompt in ("The capital of France is", "Water boils at", "Once upon a time"):
         assert sum(line.startswith(f"{prompt!r} -> ") for line in lines) == 1
+
+
+@pytest.mark.parametrize(("launcher", "num_ranks"), [(with_ranks(2), 2), (under_torchrun(3), 3)])
+def test_own_model(launcher: Launcher, num_ranks: int, runner: Runner) -> None:
+    """Its weights make it say the last token again."""
+    lines = run(runner, "own_model.py", launcher).stdout.splitlines()
+    assert lines == ["[7] -> [7, 7, 7, 7, 7]", "[1, 2, 3] -> [3, 3, 3, 3, 3]", f"{num_ranks} ranks on the host backend"]

@@ -1,0 +1,72 @@
+"""A language model of one's own: written as plain operators, run with weights from torch, on any number of ranks.
+
+python examples/own_model.py --ranks 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import torch
+
+from distmk import LLM, CausalLM, ModelConfig, SamplingParams, nn
+from distmk.model.nodes import Node
+
+
+class Parrot(CausalLM):
+    """A small decoder. Names are those of its weights; `parallel="row"` makes the compiler sum over ranks."""
+
+    def forward(self, tokens: Node) -> Node:
+        c, eps = self.config, self.config.rms_norm_eps
+        x = nn.embedding(tokens, "embed", c.vocab_size, c.hidden_size)
+        for i in range(c.num_layers):
+            qkv = nn.linear(nn.rms_norm(x, f"{i}.attention_norm", eps), f"{i}.qkv", 3 * c.hidden_size)
+            q, k, v = nn.split(qkv, [c.hidden_size] * 3)
+            out = nn.attention(nn.rope(q, c.head_dim), nn.rope(k, c.head_dim), v, c.head_dim)
+            x = x + nn.linear(out, f"{i}.o", c.hidden_size, parallel="row")
+            h = nn.rms_norm(x, f"{i}.mlp_norm", eps)
+            gate, up = (nn.linear(h, f"{i}.{name}", c.intermediate_size) for name in ("gate", "up"))
+            x = x + nn.linear(nn.silu(gate) * up, f"{i}.down", c.hidden_size, parallel="row")
+        return nn.linear(nn.rms_norm(x, "norm", eps), "head", c.vocab_size)
+
+
+CONFIG = ModelConfig(
+    hidden_size=256,
+    intermediate_size=512,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=64,
+    vocab_size=1000,
+    max_position=512,
+)
+
+
+def make_weights(model: CausalLM) -> dict[str, torch.Tensor]:
+    """Products that are nearly zero, and a head like the embedding: the likeliest token is the last one again."""
+    torch.manual_seed(0)
+    weights = {name: torch.randn(shape) / shape[-1] for name, shape in model.weights().items()}
+    weights |= {name: torch.ones(shape) for name, shape in model.weights().items() if "norm" in name}
+    weights["embed.weight"] = weights["head.weight"] = torch.randn(1000, 256)
+    return weights
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--ranks", type=int, help="processes to start here, when there is no launcher")
+    parser.add_argument("--backend", default="auto", help="host, cuda, emulated, or auto (default)")
+    arguments = parser.parse_args()
+    model = Parrot(CONFIG)
+    with LLM(
+        model, weights=make_weights(model), tensor_parallel_size=arguments.ranks, backend=arguments.backend
+    ) as llm:
+        for output in llm.generate([[7], [1, 2, 3]], SamplingParams(max_tokens=5), use_tqdm=False):
+            print(f"{output.prompt_token_ids} -> {list(output.outputs[0].token_ids)}")
+        if llm.rank == 0:
+            print(f"{llm.tensor_parallel_size} ranks on the {llm.backend} backend")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
