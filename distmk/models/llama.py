@@ -33,17 +33,24 @@ class Llama(CausalLM):
 
     def attention(self, x: Node, name: str, layer: int) -> Node:
         c = self.config
-        q = nn.linear(x, f"{name}.q_proj", c.num_heads * c.head_dim, bias=c.qkv_bias)
-        k = nn.linear(x, f"{name}.k_proj", c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
-        v = nn.linear(x, f"{name}.v_proj", c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
+        q, k, v = self.qkv(x, name)
         if c.qk_norm:
             q = nn.head_norm(q, f"{name}.q_norm", c.rms_norm_eps, c.head_dim)
             k = nn.head_norm(k, f"{name}.k_norm", c.rms_norm_eps, c.head_dim)
         out = nn.attention(nn.rope(q, c.head_dim), nn.rope(k, c.head_dim), v, c.head_dim)
         return nn.linear(out, f"{name}.o_proj", c.hidden_size, bias=c.o_bias, parallel="row")
 
+    def qkv(self, x: Node, name: str) -> list[Node]:
+        c = self.config
+        heads = {"q_proj": c.num_heads, "k_proj": c.num_kv_heads, "v_proj": c.num_kv_heads}
+        return [nn.linear(x, f"{name}.{part}", num * c.head_dim, bias=c.qkv_bias) for part, num in heads.items()]
+
     def mlp(self, x: Node, name: str) -> Node:
         c = self.config
-        gate = nn.linear(x, f"{name}.gate_proj", c.intermediate_size, bias=c.mlp_bias)
-        up = nn.linear(x, f"{name}.up_proj", c.intermediate_size, bias=c.mlp_bias)
+        gate, up = self.gate_up(x, name)
         return nn.linear(nn.silu(gate) * up, f"{name}.down_proj", c.hidden_size, bias=c.mlp_bias, parallel="row")
+
+    def gate_up(self, x: Node, name: str) -> list[Node]:
+        c = self.config
+        parts = ("gate_proj", "up_proj")
+        return [nn.linear(x, f"{name}.{part}", c.intermediate_size, bias=c.mlp_bias) for part in parts]
