@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from distmk.backends.base import Backend
 from distmk.graph.regions import Weight, WeightKind
-from distmk.model.config import ModelConfig
-from distmk.model.rope import attention_factor, inv_freq
+from distmk.model.rope import rope_table
 from distmk.program.layout import Placed
 from distmk.program.program import Program
 from distmk.progress import Progress
@@ -46,7 +45,7 @@ def fill_weights(
             parts = [checkpoint.read_vector(s.tensor)[s.row_begin : s.row_end] for s in weight.segments]
             backend.write(allocation, 0, np.concatenate(parts)[:, None])
         elif weight.kind is WeightKind.ROPE:
-            backend.write(allocation, 0, rope_table(checkpoint.config, weight.rows))
+            backend.write(allocation, 0, rope_table(checkpoint.config, weight.rows, weight.name))
         else:
             scale = checkpoint.read_vector(weight.col_scale) if weight.col_scale else None
             _upload_matrix(weight, allocation, backend, rows, scale, loaded)
@@ -93,13 +92,3 @@ def _row_ranges(weight: Weight, first: int, last: int) -> Iterator[RowRange]:
         if begin < end:
             yield segment.tensor, segment.row_begin + begin, segment.row_begin + end
         segment_begin += segment.rows
-
-
-def rope_table(config: ModelConfig, num_positions: int) -> npt.NDArray[np.float32]:
-    """float32 [num_positions, head_dim]: cosines, then sines, of every position's angles (RoPE, arXiv:2104.09864), times the
-    attention factor of YaRN or LongRoPE. `num_positions`: of the longest sequence of the run.
-    """
-    angles = np.arange(num_positions, dtype=np.float32)[:, None] * inv_freq(config, num_positions)[None, :]
-    table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-    factor = attention_factor(config)
-    return table if factor == 1.0 else table * np.float32(factor)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from distmk.graph.graph import Graph
-from distmk.graph.regions import Segment, Slab
-from distmk.lower.buffers import DecodeBuffers, attention_write, mlp_write
+from distmk.graph.regions import Segment, Slab, WeightKind
+from distmk.lower.buffers import DecodeBuffers, add_rope, attention_write, mlp_write
 from distmk.lower.options import ATTENTION_LAUNCHES
 from distmk.lower.plan import WorkPlan
 from distmk.lower.row_parallel import Projection, emit_row_parallel
 from distmk.lower.weights import add_matrix, add_vector, bias_of, bias_rows, rows_of
 from distmk.model.operators import SelfAttention
+from distmk.model.rope import ROPE
 from distmk.tasks import Attention, Combine, Linear
 
 
@@ -84,7 +85,7 @@ def _emit_splits(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfA
             page_table=buffers.page_table.at(rank),
             partials=buffers.partials.at(rank, 0, shape.num_partials),
             batch=buffers.batch.at(rank),
-            rope=buffers.rope[rank],
+            rope=_rope(graph, plan, buffers, op.rope, rank),
             q_norm=_head_norm(graph, plan, rank, op.q_norm),
             k_norm=_head_norm(graph, plan, rank, op.k_norm),
             fused_partials=fused.at(op.layer).at(rank, 0, shape.fused_partial_cols) if fused else None,
@@ -94,6 +95,15 @@ def _emit_splits(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfA
             long_splits=shape.has_long_splits(options.max_model_len, options.max_seqs),
         )
     )
+
+
+def _rope(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, table: str, rank: int) -> Slab:
+    """A rotary table; the first layer that has another one than most adds it."""
+    if table == ROPE:
+        return buffers.rope[rank]
+    known = (weight for weight in graph.weights if weight.kind is WeightKind.ROPE and weight.rank == rank)
+    weight = next((weight for weight in known if weight.name == table), None)
+    return Slab(weight, 0, weight.rows) if weight else add_rope(graph, plan, rank, table)
 
 
 def _head_norm(graph: Graph, plan: WorkPlan, rank: int, tensor: str | None) -> Slab | None:

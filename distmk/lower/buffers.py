@@ -12,6 +12,7 @@ from distmk.graph.regions import Buffer, Region, Slab, WeightKind
 from distmk.lower.plan import WorkPlan
 from distmk.lower.rotating import RotatingBuffers, Rotation
 from distmk.lower.sampling import SamplingBuffers, declare_sampling
+from distmk.model.rope import ROPE
 from distmk.model.shards import Range
 from distmk.tasks.scheduling import CANDIDATES_BYTES, batcher_bytes
 
@@ -149,7 +150,7 @@ def declare_buffers(graph: Graph, plan: WorkPlan) -> DecodeBuffers:
         sampled=graph.buffer("sampled", graph.num_ranks * CANDIDATES_BYTES, dtype="u8"),
         sampling=declare_sampling(graph, plan),
         caches=tuple(_cache(graph, plan, layer) for layer in range(config.num_layers)),
-        rope=tuple(_rope(graph, plan, rank) for rank in plan.ranks),
+        rope=tuple(add_rope(graph, plan, rank, ROPE) for rank in plan.ranks),
     )
     graph.batch = buffers.batch
     return buffers
@@ -190,6 +191,7 @@ def _cache(graph: Graph, plan: WorkPlan, layer: int) -> tuple[Buffer, Buffer]:
     )
 
 
-def _rope(graph: Graph, plan: WorkPlan, rank: int) -> Slab:
+def add_rope(graph: Graph, plan: WorkPlan, rank: int, table: str) -> Slab:
+    """Add a rotary table: f32 [max_model_len, head_dim]."""
     positions = plan.options.max_model_len
-    return Slab(graph.weight("rope", rank, plan.config.head_dim, [], WeightKind.ROPE, rows=positions), 0, positions)
+    return Slab(graph.weight(table, rank, plan.config.head_dim, [], WeightKind.ROPE, rows=positions), 0, positions)

@@ -113,7 +113,7 @@ class _Emitter:
                 v_cache=v_cache.at(rank, 0, shape.cache_cols),
                 page_table=buffers.decode.page_table.at(rank),
                 batch=buffers.batch.at(rank),
-                rope=self.weights.whole("rope", rank),
+                rope=self.weights.whole(op.rope, rank),
                 q_norm=self._vector(f"{op.q_norm}.weight", rank, op.q_norm is not None),
                 k_norm=self._vector(f"{op.k_norm}.weight", rank, op.k_norm is not None),
                 eps=self.plan.config.rms_norm_eps,

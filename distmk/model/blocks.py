@@ -10,6 +10,7 @@ from distmk.model.config import ModelConfig
 from distmk.model.nodes import Embedding, FusedAttention, Gated, Linear, Matrix, Node, Norm, Residual, Sum, Tokens
 from distmk.model.operators import Embedding as EmbeddingBlock
 from distmk.model.operators import Head, Mlp, Operator, SelfAttention
+from distmk.model.rope import NO_ROPE
 
 
 def blocks_of(logits: Node, config: ModelConfig) -> tuple[Operator, ...]:
@@ -65,6 +66,7 @@ class _Reader:
             o=self._matrix_of(o, node),
             q_norm=self._head_norm(fused.q_norm),
             k_norm=self._head_norm(fused.k_norm),
+            rope=fused.rope or NO_ROPE,
         )
 
     def mlp(self, node: Residual, layer: int) -> Mlp:

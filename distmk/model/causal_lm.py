@@ -22,6 +22,7 @@ class CausalLM:
     """
 
     architecture: ClassVar[str | None] = None  # in a config.json
+    Config: ClassVar[type[ModelConfig]] = ModelConfig
     family: ClassVar[str]  # `model_type` there; of classes without an architecture, module and name
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -10,7 +10,7 @@ from distmk.errors import ModelError, shown
 from distmk.model.rope import check_scaling
 from distmk.model.rope_scaling import RopeScaling
 
-RANGES = {"rope_theta": (1.0, 1e15), "rms_norm_eps": (1e-30, 1.0)}
+RANGES = {"rope_theta": (1.0, 1e15), "local_rope_theta": (1.0, 1e15), "rms_norm_eps": (1e-30, 1.0)}
 """Numbers outside give infinite or vanishing rotary frequencies or activations in float32."""
 
 MAX_LAYERS = 1024
@@ -30,6 +30,7 @@ class ModelConfig:
     rope_freq_factors: [head_dim / 2] divisors of the plain rotary frequencies; GGUF files hold Llama 3.1's scaling in that form
     instead of as `rope_scaling`. sliding_window: tokens that a layer with a window sees, None if all layers see all. Windows are
     not computed: a context must fit into it (`choose_model_len`).
+    local_rope_theta: base of the second rotary table, of layers with a window (Gemma 3); None: there is none.
     """
 
     family: str = ""
@@ -53,6 +54,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     rope_freq_factors: tuple[float, ...] | None = None
     sliding_window: int | None = None
+    local_rope_theta: float | None = None
 
     def __post_init__(self) -> None:
         self.validate("model config")
@@ -78,10 +80,9 @@ class ModelConfig:
         if self.head_dim % 2:
             raise ModelError(f"{where}: head_dim is {self.head_dim}; rotary embedding needs an even head_dim")
         for name, (least, most) in RANGES.items():
-            if not least <= getattr(self, name) <= most:
-                raise ModelError(
-                    f"{where}: {name} is {getattr(self, name)}; it must be a positive number from {least:g} to {most:g}"
-                )
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ModelError(f"{where}: {name} is {value}; it must be a positive number from {least:g} to {most:g}")
         for token_id in (*self.eos_token_ids, self.bos_token_id or 0):
             if not 0 <= token_id < 1 << 31:
                 raise ModelError(f"{where}: token id {shown(token_id)} is none; ids are from 0 to 2**31 - 1")

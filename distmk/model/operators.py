@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from distmk.model.config import ModelConfig
 from distmk.model.nodes import Matrix
+from distmk.model.rope import ROPE
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Embedding:
 class SelfAttention:
     """x += o(attention(q, k, v of norm(x))): column-parallel q, k and v, row-parallel o.
 
-    `q_norm`, `k_norm`: RMSNorm over each head, None in a model without it.
+    `q_norm`, `k_norm`: RMSNorm over each head, None in a model without it. `rope`: the rotary table (`distmk.model.rope`).
     """
 
     layer: int
@@ -34,6 +35,7 @@ class SelfAttention:
     o: Matrix
     q_norm: str | None
     k_norm: str | None
+    rope: str = ROPE
 
     @property
     def name(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from distmk.errors import ModelError
+from distmk.errors import ModelError, UsageError
 from distmk.model.json_fields import Fields
 from distmk.model.rope_scaling import (
     DynamicScaling,
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 
 Array = npt.NDArray[np.float32]
+
+ROPE, LOCAL_ROPE, NO_ROPE = "rope", "local_rope", "no_rope"
+"""Rotary tables: of the config's base and scaling; of that of layers with a window, unscaled; and one that rotates nothing."""
 
 
 def read_rope(f: Fields, default_max_position: int) -> tuple[float, RopeScaling | None, int]:
@@ -71,6 +75,27 @@ def attention_factor(config: ModelConfig) -> float:
     """What multiplies the cosines and sines of every position."""
     scaling = config.rope_scaling
     return scaling.attention_factor if isinstance(scaling, (YarnScaling, LongRopeScaling)) else 1.0
+
+
+def rope_table(config: ModelConfig, num_positions: int, table: str = ROPE) -> Array:
+    """float32 [num_positions, head_dim]: cosines, then sines, of every position's angles (RoPE, arXiv:2104.09864), times the
+    attention factor of YaRN or LongRoPE. `num_positions`: of the longest sequence of the run. UsageError: no table of that name.
+    """
+    if table == NO_ROPE:
+        half = np.ones((num_positions, config.head_dim // 2), np.float32)
+        return np.concatenate([half, 0 * half], axis=1)
+    if table == LOCAL_ROPE and config.local_rope_theta:
+        config = dataclasses.replace(
+            config, rope_theta=config.local_rope_theta, rope_scaling=None, rope_freq_factors=None
+        )
+    elif table != ROPE:
+        raise UsageError(
+            f"the config has no rotary table {table!r}; tables are {ROPE}, {LOCAL_ROPE} (local_rope_theta), {NO_ROPE}"
+        )
+    angles = np.arange(num_positions, dtype=np.float32)[:, None] * inv_freq(config, num_positions)[None, :]
+    values = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    factor = attention_factor(config)
+    return values if factor == 1.0 else values * np.float32(factor)
 
 
 def inv_freq(config: ModelConfig, num_positions: int = 0) -> Array:

@@ -20,13 +20,18 @@ class Llama(CausalLM):
         return read_decoder(f, cls.family, features, bos=(1,), eos=(2,))
 
     def forward(self, tokens: Node) -> Node:
-        c = self.config
-        x = nn.embedding(tokens, "model.embed_tokens", c.vocab_size, c.hidden_size)
-        for layer in range(c.num_layers):
+        x = self.embed(tokens)
+        for layer in range(self.config.num_layers):
             name = f"model.layers.{layer}"
             x = x + self.attention(self.norm(x, f"{name}.input_layernorm"), f"{name}.self_attn", layer)
             x = x + self.mlp(self.norm(x, f"{name}.post_attention_layernorm"), f"{name}.mlp")
-        return nn.linear(self.norm(x, "model.norm"), c.head_name, c.vocab_size)
+        return self.head(self.norm(x, "model.norm"))
+
+    def embed(self, tokens: Node) -> Node:
+        return nn.embedding(tokens, "model.embed_tokens", self.config.vocab_size, self.config.hidden_size)
+
+    def head(self, x: Node) -> Node:
+        return nn.linear(x, self.config.head_name, self.config.vocab_size)
 
     def norm(self, x: Node, name: str) -> Node:
         return nn.rms_norm(x, name, self.config.rms_norm_eps)
@@ -37,8 +42,14 @@ class Llama(CausalLM):
         if c.qk_norm:
             q = nn.head_norm(q, f"{name}.q_norm", c.rms_norm_eps, c.head_dim)
             k = nn.head_norm(k, f"{name}.k_norm", c.rms_norm_eps, c.head_dim)
-        out = nn.attention(nn.rope(q, c.head_dim), nn.rope(k, c.head_dim), v, c.head_dim)
+        out = self.attend(q, k, v, layer)
         return nn.linear(out, f"{name}.o_proj", c.hidden_size, bias=c.o_bias, parallel="row")
+
+    def attend(self, q: Node, k: Node, v: Node, layer: int) -> Node:
+        return nn.attention(self.rotated(q, layer), self.rotated(k, layer), v, self.config.head_dim)
+
+    def rotated(self, x: Node, layer: int) -> Node:
+        return nn.rope(x, self.config.head_dim)
 
     def qkv(self, x: Node, name: str) -> list[Node]:
         c = self.config

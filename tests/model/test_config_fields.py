@@ -22,10 +22,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from distmk.backends.defaults import DEFAULT_MODEL_LEN, choose_model_len
-from distmk.backends.weight_upload import rope_table
 from distmk.errors import ModelError, UsageError
 from distmk.model.config import ModelConfig
-from distmk.model.rope import attention_factor, inv_freq
+from distmk.model.rope import attention_factor, inv_freq, rope_table
 from distmk.models import config_from_hf
 
 SIZES: dict[str, Any] = {

@@ -1,0 +1,44 @@
+"""Tiny random models of every family, made with transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from support.tiny import SIZES
+from transformers import PreTrainedModel
+
+
+class Family(NamedTuple):
+    """The prefix of transformers' classes, what differs from SIZES, and the value about which weights of norms are drawn."""
+
+    prefix: str
+    changes: Mapping[str, Any] = {}
+    norm: float = 1.0
+
+
+FAMILIES: Mapping[str, Family] = {
+    "qwen2": Family("Qwen2"),
+    "smollm3": Family("SmolLM3", {"num_hidden_layers": 4, "pad_token_id": None}),
+}
+
+
+def make(name: str, seed: int, **changes: Any) -> PreTrainedModel:
+    """A model in bf16 whose logits are finite and mostly have a clear best one."""
+    torch.manual_seed(seed)
+    family = FAMILIES[name]
+    config = getattr(transformers, f"{family.prefix}Config")(**{**SIZES, **family.changes, **changes})
+    model: PreTrainedModel = getattr(transformers, f"{family.prefix}ForCausalLM")(config)
+    for key, weight in model.named_parameters():
+        if "norm" in key:
+            values = family.norm + 0.2 * torch.randn_like(weight)
+        elif weight.ndim == 1:
+            values = 0.3 * torch.randn_like(weight)
+        else:
+            values = (
+                (3.0 if "lm_head" in key or "embed" in key else 1.0) * torch.randn_like(weight) / weight.shape[1] ** 0.5
+            )
+        weight.data = values.bfloat16()
+    return model
