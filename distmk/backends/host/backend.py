@@ -154,7 +154,7 @@ class HostBackend:
             self.join_all()
         self._network.close()
         self._heap.close()
-        with contextlib.suppress(BufferError):  # an array still refers to it; unmapped when that is gone
+        with contextlib.suppress(BufferError):  # arrays still refer to it; unmapped once they and this object are gone
             self._local.close()
 
 
