@@ -1,7 +1,7 @@
 """distmk: a multi-GPU distributed megakernel runtime for tensor-parallel LLM decode.
 
-`LLM`, `AsyncLLM` and `SamplingParams` serve a model; `CausalLM`, `ModelConfig`, `nn` and `register_model` write one; `Graph`,
-`Session` and `tasks` build and run one's own task graph.
+`LLM`, `AsyncLLM` and `SamplingParams` serve a model; `CausalLM`, `ModelConfig`, `nn` and `register_model` write one;
+`choose_target`, `Graph`, `tasks` and `Session` build and run one's own task graph.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from distmk.backends.target import Target, choose_target
     from distmk.bootstrap import connect
     from distmk.errors import CheckError, DistmkError, HangError, ModelError, RankLostError, UsageError
     from distmk.graph.graph import Graph
@@ -40,8 +41,10 @@ _HOMES = {
     "RequestOutput": "serving.sampling",
     "SamplingParams": "serving.sampling",
     "Session": "serving.session",
+    "Target": "backends.target",
     "TokenOutput": "serving.sampling",
     "UsageError": "errors",
+    "choose_target": "backends.target",
     "compile_graph": "program.program",
     "connect": "bootstrap",
     "nn": "model.nn",
@@ -62,8 +65,10 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "Session",
+    "Target",
     "TokenOutput",
     "UsageError",
+    "choose_target",
     "compile_graph",
     "connect",
     "nn",

@@ -1,4 +1,4 @@
-"""All-reduce as tasks: every rank puts its vector into all ranks' slots, each adds the slots up in rank order.
+"""All-reduce as tasks: every rank puts its vector into all ranks' slots, each adds the slots up in rank order. Needs torch.
 
 python examples/allreduce.py --ranks 4   (or: torchrun --nproc-per-node 4 examples/allreduce.py)
 """
@@ -6,28 +6,35 @@ python examples/allreduce.py --ranks 4   (or: torchrun --nproc-per-node 4 exampl
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 
-import numpy as np
+import torch
 
 import distmk
 from distmk.graph.regions import Buffer
 from distmk.tasks import Put, Sum
 
+MIN_PART = 1024  # elements that are worth a task
 
-def build(num_ranks: int, num_elements: int) -> tuple[distmk.Graph, Buffer]:
-    """`vector` [num_elements] float32 on every rank becomes the sum over ranks; waits follow from what tasks touch."""
-    graph = distmk.Graph(num_ranks)
+
+def build(target: distmk.Target, num_elements: int) -> tuple[distmk.Graph, Buffer]:
+    """`vector` [num_elements] float32 on every rank becomes the sum over ranks; waits follow from what tasks touch.
+
+    Each worker of a rank takes one part of the elements.
+    """
+    graph, ranks = target.graph(), range(target.num_ranks)
     vector = graph.buffer("vector", num_elements)
-    slots = graph.buffer("slots", num_ranks * num_elements)
-    for rank in range(num_ranks):
-        begin = rank * num_elements
-        for peer in range(num_ranks):
-            slot = slots.at(peer, begin, begin + num_elements)
-            graph.add(Put(rank=rank, op=f"put_to_{peer}", src=vector.at(rank), dst=slot))
-    for rank in range(num_ranks):
-        blocks = tuple(slots.at(rank, i * num_elements, (i + 1) * num_elements) for i in range(num_ranks))
-        graph.add(Sum(rank=rank, op="reduce", blocks=blocks, dst=vector.at(rank)))
+    slots = graph.buffer("slots", target.num_ranks * num_elements)
+    num_parts = min(target.num_workers, max(1, num_elements // MIN_PART))
+    bounds = [num_elements * part // num_parts for part in range(num_parts + 1)]
+    for worker, (begin, end) in enumerate(itertools.pairwise(bounds)):
+        for rank, peer in itertools.product(ranks, ranks):
+            slot = slots.at(peer, rank * num_elements + begin, rank * num_elements + end)
+            graph.add(Put(rank, f"put_to_{peer}", worker, src=vector.at(rank, begin, end), dst=slot))
+        for rank in ranks:
+            blocks = tuple(slots.at(rank, i * num_elements + begin, i * num_elements + end) for i in ranks)
+            graph.add(Sum(rank, "reduce", worker, blocks=blocks, dst=vector.at(rank, begin, end)))
     return graph, vector
 
 
@@ -35,18 +42,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--ranks", type=int, help="processes to start here, when there is no launcher")
     parser.add_argument("--elements", type=int, default=4096)
+    parser.add_argument("--backend", choices=("auto", "host", "cuda", "emulated"), default="auto")
     arguments = parser.parse_args()
     with distmk.connect(arguments.ranks, follower_argv=[sys.executable, *sys.argv]) as bootstrap:
-        num_ranks = bootstrap.world_size
-        graph, vector = build(num_ranks, arguments.elements)
-        with distmk.Session(graph, bootstrap) as session:
-            inputs = [np.random.default_rng(rank).standard_normal(arguments.elements) for rank in range(num_ranks)]
-            session.view(vector)[0] = inputs[bootstrap.rank].astype(np.float32)
+        target = distmk.choose_target(bootstrap, arguments.backend)
+        graph, vector = build(target, arguments.elements)
+        with distmk.Session(graph, bootstrap, backend=target.backend) as session:
+            seeds = [torch.Generator().manual_seed(rank) for rank in range(target.num_ranks)]
+            inputs = torch.stack([torch.randn(arguments.elements, generator=seed) for seed in seeds])
+            mine = session.tensor(vector)[0]  # in the memory that the tasks use, on the GPU or the host
+            mine.copy_(inputs[bootstrap.rank])
             session.run()
-            expected = np.sum([x.astype(np.float32) for x in inputs], axis=0, dtype=np.float64)
-            error = float(np.abs(session.view(vector)[0] - expected).max())
-            print(f"rank {bootstrap.rank}: largest error {error:.2e}")
-            return int(error > 1e-5)
+            error = float((mine.cpu() - inputs.double().sum(0)).abs().max())
+            print(f"rank {bootstrap.rank} on {session.backend_name}: largest error {error:.2e}")
+            return int(not error <= 1e-5)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def main() -> int:
         for output in llm.generate([[7], [1, 2, 3]], SamplingParams(max_tokens=5), use_tqdm=False):
             print(f"{output.prompt_token_ids} -> {list(output.outputs[0].token_ids)}")
         if llm.rank == 0:
-            print(f"{llm.tensor_parallel_size} ranks on the {llm.backend} backend")
+            print(f"on {llm.backend}, {llm.tensor_parallel_size} ranks of {llm.num_workers} workers")
     return 0
 
 

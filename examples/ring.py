@@ -26,15 +26,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--ranks", type=int, help="processes to start here, when there is no launcher")
     parser.add_argument("--laps", type=int, default=100)
+    parser.add_argument("--backend", choices=("auto", "host", "cuda", "emulated"), default="auto")
     arguments = parser.parse_args()
     with distmk.connect(arguments.ranks, follower_argv=[sys.executable, *sys.argv]) as bootstrap:
         graph, inbox = build(bootstrap.world_size)
-        with distmk.Session(graph, bootstrap) as session:
+        with distmk.Session(graph, bootstrap, backend=arguments.backend) as session:
             session.run(num_iterations=arguments.laps)  # one launch for all laps
             if bootstrap.rank == 0:
                 total = float(session.view(inbox)[0, 0])
                 expected = arguments.laps * sum(range(1, bootstrap.world_size + 1))
-                print(f"{bootstrap.world_size} ranks, {arguments.laps} laps: {total:g}, expected {expected}")
+                where = f"{bootstrap.world_size} ranks on {session.backend_name}"
+                print(f"{where}, {arguments.laps} laps: {total:g}, expected {expected}")
                 return int(total != expected)
     return 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy.typing as npt
 
@@ -14,6 +14,9 @@ from distmk.backends.launch_spec import LaunchSpec
 from distmk.errors import UsageError
 from distmk.program.layout import Placed
 from distmk.program.program import RankProgram
+
+if TYPE_CHECKING:
+    import torch
 
 
 def require_warps(num_schedulers: int) -> None:
@@ -80,7 +83,14 @@ class Backend(Protocol):
     def view(self, placed: Placed, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """An allocation of this rank as an array [rows, row_bytes / itemsize]; valid until `close`.
 
-        On a GPU it is a copy of the present contents.
+        On a GPU it is a copy of the present contents, and read-only.
+        """
+        ...
+
+    def tensor(self, placed: Placed, dtype: str) -> torch.Tensor:
+        """An allocation of this rank as a torch tensor [rows, cols] of a buffer's dtype, where the memory is and sharing it.
+
+        Valid until `close`; afterwards it holds its last contents. UsageError: torch is not installed.
         """
         ...
 

@@ -11,7 +11,9 @@ from distmk.abi import MAX_ROWS, WIDE_ROWS
 from distmk.backends.base import require_warps
 from distmk.backends.cuda.packages import CUDA_PACKAGES, INSTALL_CUDA
 from distmk.backends.host.backend import usable_cores
-from distmk.bootstrap import Bootstrap
+from distmk.bootstrap import Bootstrap, agree
+from distmk.bootstrap.base import name_ranks
+from distmk.bootstrap.messages import gather_json
 from distmk.console import tell
 from distmk.errors import UsageError, shown
 from distmk.model.config import ModelConfig
@@ -21,8 +23,19 @@ EMULATED_WORKERS = 4  # of a rank; all run on one core
 DEFAULT_MODEL_LEN = 4096  # tokens; pages of the KV cache take memory only once they are used
 
 
-def choose_backend(wanted: str) -> str:
-    """The backend for `wanted`: auto is cuda if that can run here, else host. UsageError: `wanted` cannot run here."""
+def check_backend(name: str) -> None:
+    """UsageError if there is no backend of that name."""
+    if name not in BACKENDS:
+        raise UsageError(f"backend {shown(name)} is not one of {', '.join(BACKENDS)}")
+
+
+def choose_backend(wanted: str | None) -> str:
+    """The backend for `wanted`: auto (or None) is cuda if that can run here, else host.
+
+    UsageError: `wanted` is unknown, or cannot run here.
+    """
+    wanted = "auto" if wanted is None else wanted
+    check_backend(wanted)
     if wanted in ("host", "emulated"):
         return wanted
     missing = why_no_cuda()
@@ -44,6 +57,21 @@ def why_no_cuda() -> str | None:
         if importlib.util.find_spec(module.partition(".")[0]) is None
     ]
     return f"{', '.join(absent)} not installed; {INSTALL_CUDA}" if absent else None
+
+
+def agree_on_backend(bootstrap: Bootstrap, wanted: str | None) -> str:
+    """The one backend of all ranks, as `choose_backend` chooses it on each. Collective.
+
+    UsageError on every rank: `wanted` cannot run on some rank, or the ranks choose differently.
+    """
+    mine = agree(bootstrap, lambda: choose_backend(wanted))
+    chosen: list[str] = gather_json(bootstrap, mine, "backend", str)
+    if other := next((name for name in chosen if name != chosen[0]), None):
+        ranks = [rank for rank, name in enumerate(chosen) if name == other]
+        raise UsageError(
+            f"the backend is {chosen[0]} on rank 0, but {other} on {name_ranks(ranks)}; give every rank the same --backend"
+        )
+    return mine
 
 
 class BackendChoices(TypedDict):
@@ -103,6 +131,13 @@ def choose_workers(wanted: int | None, backend: str, bootstrap: Bootstrap, sched
             "available here; workers will share cores and decode slowly"
         )
     return wanted
+
+
+def agree_on_workers(bootstrap: Bootstrap, wanted: int | None, backend: str, schedulers_apart: bool = False) -> int:
+    """Workers of every rank: the least that any rank chooses for itself (`choose_workers`). Collective."""
+    mine = agree(bootstrap, lambda: choose_workers(wanted, backend, bootstrap, schedulers_apart))
+    least: int = min(gather_json(bootstrap, mine, "number of workers", int))
+    return least
 
 
 def choose_turns(

@@ -25,7 +25,11 @@ def upload_constants(program: Program, backend: Backend, rank: int) -> None:
     """Upload the weights that the graph has as arrays."""
     for weight, allocation in program.placement.weights.items():
         if weight.rank == rank and weight.data is not None:
-            backend.write(allocation, 0, weight.data.reshape(weight.rows, weight.cols))
+            block = weight.data.reshape(weight.rows, weight.cols)
+            if weight.tiling:
+                slabs = [end - begin for begin, end in weight.tiling.slabs]
+                block = pack(block, slabs, weight.tiling.paired)
+            backend.write(allocation, 0, block)
 
 
 def fill_weights(

@@ -47,7 +47,7 @@ def check_host_twin() -> Finding:
     graph.add(Affine(rank=0, op="there", worker=0, src=x.at(0), dst=y.at(0), shift=1.0))
     graph.add(Affine(rank=0, op="back", worker=1, src=y.at(0), dst=x.at(0), scale=2.0))
     try:
-        with Session(graph, SingleBootstrap(env.deadline_s())) as session:
+        with Session(graph, SingleBootstrap(env.deadline_s()), backend="host") as session:
             session.run(num_iterations=3)
             got = float(session.view("x")[0, 0])
     except DistmkError as error:

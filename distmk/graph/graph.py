@@ -114,11 +114,14 @@ class Graph:
             self.weights.append(weight)
         return weight
 
-    def constant(self, name: str, rank: int, array: npt.NDArray[Any]) -> Slab:
-        """Add read-only memory of one rank, given as an array: a float32 vector, or a bf16 matrix [rows, cols] as uint16."""
+    def constant(self, name: str, rank: int, array: npt.NDArray[Any], tiling: Tiling | None = None) -> Slab:
+        """Add read-only memory of one rank, given as an array: a float32 vector, or a bf16 matrix [rows, cols] as uint16.
+
+        tiling: pack a matrix so when it is uploaded; see `Weight`. On a GPU, `Linear` needs that: `Target.matrix` sees to it.
+        """
         data = np.ascontiguousarray(array)
         rows, cols = (1, data.shape[0]) if data.ndim == 1 else data.shape
-        made = Weight(name, rank, rows, cols, WeightKind.DATA, data=data)
+        made = Weight(name, rank, rows, cols, WeightKind.DATA, data=data, tiling=tiling)
         self.weights.append(made)
         return Slab(made, 0, rows)
 

@@ -127,10 +127,10 @@ class Weight:
 
     @property
     def row_bytes(self) -> int:
-        if self.data is not None:
-            return int(self.data.dtype.itemsize) * self.cols
         if self.tiling:
             return -(-self.cols // TILE_COLS) * TILE_COLS * 2
+        if self.data is not None:
+            return int(self.data.dtype.itemsize) * self.cols
         return self.cols * (2 if self.kind is WeightKind.MATRIX else 4)
 
     @property

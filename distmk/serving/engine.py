@@ -16,14 +16,14 @@ from distmk import env
 from distmk.abi import ENDS_TURN, MAX_ROWS, Batch
 from distmk.backends.cuda.gpus import check_residence
 from distmk.backends.defaults import (
-    BACKENDS,
+    agree_on_backend,
+    agree_on_workers,
     backend_choices,
+    check_backend,
     check_heads,
     check_schedulers,
-    choose_backend,
     choose_model_len,
     choose_turns,
-    choose_workers,
 )
 from distmk.backends.host.room import WEIGHTS, check_room
 from distmk.backends.host.shm import find_hosts
@@ -91,8 +91,7 @@ class EngineArgs:
     idle_exit_s: float | None = 0.0
 
     def __post_init__(self) -> None:
-        if self.backend not in BACKENDS:
-            raise UsageError(f"backend {self.backend!r} is not one of {', '.join(BACKENDS)}")
+        check_backend(self.backend)
         if self.load_format not in ("auto", "dummy"):
             raise UsageError(f"load format {self.load_format!r} is not one of auto, dummy")
         for name, most in _MOST.items():
@@ -135,7 +134,7 @@ class Engine:
         self.args, self.bootstrap = args, bootstrap
         self.trace: Trace | None = None  # of the last launch, on rank 0
         self.logits: npt.NDArray[np.float32] = np.zeros(0, np.float32)  # of the last launch that was asked for them
-        self.backend_name = agree(bootstrap, lambda: choose_backend(args.backend))
+        self.backend_name = agree_on_backend(bootstrap, args.backend)
         self.checkpoint = agree(bootstrap, lambda: _open(args, own))
         self.config = self.checkpoint.config
         for note in self.checkpoint.notes if bootstrap.rank == 0 else ():
@@ -181,12 +180,11 @@ class Engine:
 
     def _agree_on_workers(self) -> int:
         """The number of workers of every rank: the least that any of them would choose for itself."""
-        args, bootstrap = self.args, self.bootstrap
+        args = self.args
         own_sm = args.num_schedulers is not None
-        mine = agree(bootstrap, lambda: choose_workers(args.num_workers, self.backend_name, bootstrap, own_sm))
-        least: int = min(gather_json(bootstrap, mine, "number of workers", int))
-        check_schedulers(args.num_schedulers, least, self.backend_name)
-        return least
+        num_workers = agree_on_workers(self.bootstrap, args.num_workers, self.backend_name, own_sm)
+        check_schedulers(args.num_schedulers, num_workers, self.backend_name)
+        return num_workers
 
     def _options(self) -> DecodeOptions:
         return DecodeOptions(

@@ -9,12 +9,13 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
 from distmk import env
 from distmk.backends.base import Backend, require_warps
+from distmk.backends.defaults import agree_on_backend
 from distmk.backends.host.backend import EmulatedBackend, HostBackend
 from distmk.backends.launch_spec import LaunchSpec
 from distmk.backends.weight_upload import NUMPY_TYPES, upload_constants
@@ -24,9 +25,13 @@ from distmk.errors import UsageError
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer
 from distmk.interrupts import deferred
+from distmk.program.layout import Placed
 from distmk.program.program import Program, RankProgram, compile_graph
 from distmk.serving.running_launch import LaunchContext, RunningLaunch
 from distmk.trace import Trace, capacity_for
+
+if TYPE_CHECKING:
+    import torch
 
 
 def make_backend(
@@ -57,9 +62,12 @@ def make_backend(
 class Session:
     """A proved program with its memory on this rank. Collective: every rank makes it from the same graph.
 
+    `backend`: cuda, host, emulated, or auto (or None), which is cuda if that can run here, else host; `backend_name` says which.
+    `choose_target` says beforehand, with what a graph depends on: workers, and how matrices are packed.
     `proved`: the program has passed `check` already (as those of `program_cache` have). `scheduler_threads`: schedulers have
     threads of their own, on a GPU an SM of their own; else they run in the workers' idle time. CheckError: the program cannot
-    be proved correct. UsageError: the ranks have different programs, or the wrong number of ranks was started.
+    be proved correct. UsageError: the ranks have different programs or backends, the backend cannot run here, or the wrong
+    number of ranks was started.
     """
 
     def __init__(
@@ -68,7 +76,7 @@ class Session:
         bootstrap: Bootstrap,
         *,
         deadline_s: float | None = None,
-        backend: str = "host",
+        backend: str | None = "auto",
         proved: bool = False,
         scheduler_threads: bool = False,
     ) -> None:
@@ -78,6 +86,7 @@ class Session:
                 f"the graph is for {self.program.num_ranks} ranks, but {bootstrap.world_size} were started; "
                 "start as many ranks as the graph has"
             )
+        self.backend_name = agree_on_backend(bootstrap, backend)
         if not proved:
             check_with_progress(self.program)
         self.bootstrap = bootstrap
@@ -88,22 +97,49 @@ class Session:
         self._num_launches = 0
         self._last: RunningLaunch | None = None  # over or not
         self.backend = make_backend(
-            backend,
+            self.backend_name,
             self.rank_program,
             bootstrap,
             scheduler_threads,
             [other.ranks[bootstrap.rank] for other in self.program.others],
         )
+        self._closed = False
         self._context = LaunchContext(self.program, self.backend, bootstrap, self.deadline_s, os.getpid())
         upload_constants(self.program, self.backend, bootstrap.rank)
 
+    def tensor(self, buffer: Buffer | str) -> torch.Tensor:
+        """This rank's buffer as a torch tensor [rows, cols] of its dtype that shares its memory: a GPU's, or the host's.
+
+        A launch sees what was written before it; only Lamport buffers are zeroed when it begins. On a GPU it waits for all
+        streams before it starts, and `run` returns when it is over, so no stream has to wait for it. Leave the tensor alone
+        while a launch is under way.
+
+        Valid until `close`, which leaves it with its last contents in memory of its own. Tensors made of it, such as slices,
+        share that on the host; on a GPU they must not be used any longer. UsageError: no such buffer, torch is not installed,
+        or the session is closed.
+        """
+        declared, allocation = self._find(buffer)
+        return self.backend.tensor(allocation, declared.dtype)
+
     def view(self, buffer: Buffer | str) -> npt.NDArray[Any]:
-        """This rank's buffer as an array [rows, cols]; bf16 as uint16 bits. Valid until `close`. UsageError: no such buffer."""
+        """This rank's buffer as a numpy array [rows, cols]; bf16 as uint16 bits. Needs no torch.
+
+        On the host it shares the buffer's memory, as `tensor` does. On a GPU it is a copy, which is read-only, so that nothing
+        is written to it in vain: use `tensor`. UsageError: no such buffer, or the session is closed.
+        """
+        declared, allocation = self._find(buffer)
+        return self.backend.view(allocation, NUMPY_TYPES[declared.dtype])
+
+    def _find(self, buffer: Buffer | str) -> tuple[Buffer, Placed]:
+        """A buffer and its place, in this program or in those that take turns with it."""
+        name = buffer if isinstance(buffer, str) else buffer.name
+        if self._closed:
+            raise UsageError(f"this session is closed, and buffer {name} with it; read it before")
         declarations = (item for program in self.program.every for item in program.placement.buffers.items())
         for declared, allocation in declarations:
             if declared is buffer or declared.name == buffer:
-                return self.backend.view(allocation, NUMPY_TYPES[declared.dtype])
-        raise UsageError(f"there is no buffer {buffer if isinstance(buffer, str) else buffer.name} in this program")
+                return declared, allocation
+        raise UsageError(f"there is no buffer {name} in this program")
 
     def run(self, num_iterations: int = 1) -> int:
         """Run the graph `num_iterations` times in one launch, on all ranks; returns the iterations done.
@@ -165,6 +201,7 @@ class Session:
         with deferred():
             with self.bootstrap.losing_stopped_ranks():
                 self.stop()
+            self._closed = True
             self.backend.close()
 
     def __enter__(self) -> Session:

@@ -180,7 +180,7 @@ def overhead(model: str, repeats: int) -> dict[str, Any]:
                 source = board[(worker + 1) % workers].at(0, step, step + 1)
                 target = board[worker].at(0, step + 1, step + 2)
                 graph.add(Nop(rank=0, op="nop", worker=worker, inputs=(source,), outputs=(target,)))
-        with connect() as bootstrap, Session(graph, bootstrap) as session:
+        with connect() as bootstrap, Session(graph, bootstrap, backend="host") as session:
             times = []
             for _ in range(repeats + 1):
                 start = time.perf_counter()

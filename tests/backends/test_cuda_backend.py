@@ -9,9 +9,11 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from distmk.abi import MAX_OWN_SCHEDULERS, Abort, HostCounts, LaunchParams
+from distmk.abi import MAX_OWN_SCHEDULERS, Abort, HostCounts, LaunchParams, Space
 from distmk.backends.cuda.backend import CudaBackend
 from distmk.backends.cuda.gpus import check_residence, check_sharing, gpu_of, num_sharing, num_sms_of
 from distmk.backends.cuda.launch import MAX_POLL_S, POLL_S, CudaLaunch
@@ -19,6 +21,7 @@ from distmk.backends.cuda.nvshmem import SymmetricHeap
 from distmk.backends.defaults import check_schedulers, choose_workers
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.errors import UsageError
+from distmk.program.layout import Placed
 from distmk.serving.session import make_backend
 
 
@@ -104,6 +107,66 @@ def test_an_abandoned_heap_is_never_collected(monkeypatch: pytest.MonkeyPatch) -
     assert gained == 1
     assert len(at_exit) == 1
     heap.close()  # nothing is left to give back
+
+
+def memory_of(num_bytes: int) -> tuple[Any, Any]:
+    """A backend whose heap and arena are in this process's memory, and the heap."""
+    heap: Any = SymmetricHeap.__new__(SymmetricHeap)
+    heap._lent, heap._module, heap.tensor = [], object(), torch.zeros(num_bytes, dtype=torch.uint8)
+    made: Any = CudaBackend.__new__(CudaBackend)
+    made._heap, made._context = heap, SimpleNamespace(local=torch.zeros(num_bytes, dtype=torch.uint8))
+    return made, heap
+
+
+@pytest.mark.parametrize(("dtype", "torch_dtype"), [("f32", torch.float32), ("bf16", torch.bfloat16)])
+@pytest.mark.parametrize("space", [Space.HEAP, Space.LOCAL])
+def test_a_tensor_is_the_memory_and_a_view_is_a_copy(space: Space, dtype: str, torch_dtype: torch.dtype) -> None:
+    made, heap = memory_of(1024)
+    placed = Placed("b", space, -1, 256, 2, 16)
+    tensor = made.tensor(placed, dtype)
+    assert tensor.dtype is torch_dtype and tensor.shape == (2, 16 // torch_dtype.itemsize)
+    values = torch.randn(tensor.shape).to(torch_dtype)
+    tensor.copy_(values)
+    memory = heap.tensor if space is Space.HEAP else made._context.local
+    assert torch.equal(memory[256:288], values.view(torch.uint8).flatten()) and memory.count_nonzero() <= 32
+    view = made.view(placed, np.uint8)
+    assert view.tobytes() == values.view(torch.uint8).numpy().tobytes()
+    with pytest.raises(ValueError, match="read-only"):
+        view[0] = 0
+
+
+class FreedHeap(Recorder):
+    """NVSHMEM, which overwrites memory that is given back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.interop = SimpleNamespace(torch=SimpleNamespace(free_tensor=lambda tensor: tensor.fill_(0xDD)))
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_no_tensor_is_left_in_a_heap_that_is_gone(monkeypatch: pytest.MonkeyPatch, has_room: bool) -> None:
+    """What callers still hold has its last contents, or nothing if there is no room for them."""
+    made, heap = memory_of(1024)
+    heap._nvshmem = FreedHeap()
+    places = [Placed("b", Space.HEAP, -1, offset, 2, 16) for offset in (0, 256, 512)]
+    held, dropped, other = (
+        made.tensor(placed, dtype) for placed, dtype in zip(places, ("f32", "u8", "bf16"), strict=True)
+    )
+    del dropped
+    held.fill_(1.5)
+    other.requires_grad_()
+
+    def synchronize() -> None:
+        if not has_room:
+            raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    heap.close()
+    assert (heap.tensor == 0xDD).all()
+    if has_room:
+        assert torch.equal(held, torch.full((2, 4), 1.5)) and not other.any() and other.shape == (2, 8)
+    else:
+        assert held.numel() == other.numel() == 0
 
 
 class CutLaunch(CudaLaunch):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.helpers import ROOT, Finished, Launcher, Runner, alone, under_mpirun, under_torchrun, with_ranks
+from support.machine import environment, num_gpus, on, require
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -15,7 +16,7 @@ EXAMPLES = ROOT / "examples"
 
 
 def run(runner: Runner, name: str, launcher: Launcher, *arguments: str) -> Finished:
-    finished = runner.run(launcher([sys.executable, str(EXAMPLES / name), *arguments]))
+    finished = runner.run(launcher([sys.executable, str(EXAMPLES / name), *arguments]), environment())
     assert finished.status == 0, finished.stderr
     assert "Traceback" not in finished.stderr
     return finished
@@ -23,38 +24,81 @@ def run(runner: Runner, name: str, launcher: Launcher, *arguments: str) -> Finis
 
 def test_examples_are_short() -> None:
     names = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert names == ["allreduce.py", "decode.py", "own_model.py", "ring.py"]
+    assert names == ["allreduce.py", "decode.py", "linear.py", "own_model.py", "ring.py"]
     for name in names:
         assert len((EXAMPLES / name).read_text().splitlines()) < 80, name
 
 
-@pytest.mark.parametrize(("launcher", "num_ranks"), [(alone, 1), (with_ranks(3), 3), (under_mpirun(2), 2)])
-def test_ring(launcher: Launcher, num_ranks: int, runner: Runner) -> None:
-    finished = run(runner, "ring.py", launcher, "--laps", "30")
-    total = 30 * num_ranks * (num_ranks + 1) // 2
-    assert finished.stdout == f"{num_ranks} ranks, 30 laps: {total}, expected {total}\n"
+@pytest.mark.parametrize(
+    ("backend", "launcher", "num_ranks"),
+    [
+        ("auto", alone, 1),
+        ("host", with_ranks(3), 3),
+        ("host", under_mpirun(2), 2),
+        on("cuda", under_mpirun(2), 2, num_ranks=2),
+    ],
+)
+def test_ring(backend: str, launcher: Launcher, num_ranks: int, runner: Runner) -> None:
+    require(backend, num_ranks)
+    finished = run(runner, "ring.py", launcher, "--laps", "30", *("--backend", backend) * (backend != "auto"))
+    total, where = 30 * num_ranks * (num_ranks + 1) // 2, "cuda" if num_gpus() else "host"
+    where = where if backend == "auto" else backend
+    assert finished.stdout == f"{num_ranks} ranks on {where}, 30 laps: {total}, expected {total}\n"
 
 
-@pytest.mark.parametrize("kind", ["ranks", "torchrun"])
-def test_allreduce(kind: str, runner: Runner) -> None:
-    launcher = with_ranks(3) if kind == "ranks" else under_torchrun(2)
-    finished = run(runner, "allreduce.py", launcher, "--elements", "1000")
+def errors_of(finished: Finished, backend: str) -> dict[str, float]:
+    """The errors that the ranks printed, by rank."""
     # The other ranks of --ranks write to stderr, as stdout is rank 0's; under torchrun lines may run into each other.
-    errors = dict(re.findall(r"rank (\d+): largest error (\d\.\d+e[+-]\d\d)", finished.stdout + finished.stderr))
-    assert sorted(errors) == [str(rank) for rank in range(3 if kind == "ranks" else 2)]
-    assert all(float(error) < 1e-5 for error in errors.values())
+    pattern = rf"rank (\d+)(?: of \d)? on {backend}[^:\n]*: \w+ error (\d\.\d+e[+-]\d\d)"
+    return {rank: float(error) for rank, error in re.findall(pattern, finished.stdout + finished.stderr)}
+
+
+@pytest.mark.parametrize(
+    ("backend", "launcher", "num_ranks"),
+    [("host", with_ranks(2), 2), ("emulated", under_torchrun(2), 2), on("cuda", alone, 1)],
+)
+def test_allreduce(backend: str, launcher: Launcher, num_ranks: int, runner: Runner) -> None:
+    require(backend, num_ranks)
+    finished = run(runner, "allreduce.py", launcher, "--elements", "5001", "--backend", backend)
+    errors = errors_of(finished, backend)
+    assert sorted(errors) == [str(rank) for rank in range(num_ranks)]
+    assert all(error < 1e-5 for error in errors.values())
+
+
+@pytest.mark.parametrize(
+    ("backend", "launcher", "num_ranks"),
+    [("host", with_ranks(2), 2), ("emulated", alone, 1), on("cuda", alone, 1)],
+)
+def test_linear(backend: str, launcher: Launcher, num_ranks: int, runner: Runner) -> None:
+    """One script packs its matrix as each backend streams it."""
+    require(backend, num_ranks)
+    finished = run(runner, "linear.py", launcher, "--size", "200", "--backend", backend)
+    errors = errors_of(finished, backend)
+    assert sorted(errors) == [str(rank) for rank in range(num_ranks)]
+    assert all(error < 1e-5 for error in errors.values())
+
+
+def test_graph_of_the_readme(runner: Runner) -> None:
+    """The program under "A graph of your own", as it stands there."""
+    section = (ROOT / "README.md").read_text().partition("\n## A graph of your own\n")[2].partition("\n## ")[0]
+    (program,) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    assert len(program.splitlines()) < 20
+    finished = runner.run([sys.executable, "-c", program], environment())
+    assert finished.stdout == f"on {'cuda' if num_gpus() else 'host'}: 3072\n", finished.stderr
 
 
 def test_decode(smollm2: Path, runner: Runner) -> None:
     """Streams the first prompt, then completes all three."""
-    lines = run(runner, "decode.py", with_ranks(2), str(smollm2)).stdout.splitlines()
+    lines = run(runner, "decode.py", with_ranks(2), str(smollm2), "--backend", "host").stdout.splitlines()
     assert lines[0].startswith(" Paris")
     for prompt in ("The capital of France is", "Water boils at", "Once upon a time"):
         assert sum(line.startswith(f"{prompt!r} -> ") for line in lines) == 1
+    assert re.fullmatch(r"on host, 2 ranks of \d+ workers", lines[-1])
 
 
 @pytest.mark.parametrize(("launcher", "num_ranks"), [(with_ranks(2), 2), (under_torchrun(3), 3)])
 def test_own_model(launcher: Launcher, num_ranks: int, runner: Runner) -> None:
     """Its weights make it say the last token again."""
     lines = run(runner, "own_model.py", launcher).stdout.splitlines()
-    assert lines == ["[7] -> [7, 7, 7, 7, 7]", "[1, 2, 3] -> [3, 3, 3, 3, 3]", f"{num_ranks} ranks on the host backend"]
+    assert lines[:-1] == ["[7] -> [7, 7, 7, 7, 7]", "[1, 2, 3] -> [3, 3, 3, 3, 3]"]
+    assert re.fullmatch(rf"on host, {num_ranks} ranks of \d+ workers", lines[-1])

@@ -67,7 +67,7 @@ def test_one_run(num_ranks: int, num_workers: int, listed_only: bool, runner: Ru
 @pytest.mark.parametrize(("num_workers", "listed_only"), [(1, False), (2, False), (3, True)])
 def test_an_iteration_adds_one(num_workers: int, listed_only: bool) -> None:
     """Every step takes the output of the one before, so that an iteration adds 1 to every element."""
-    with connect() as bootstrap, Session(chain(1, num_workers, listed_only), bootstrap) as session:
+    with connect() as bootstrap, Session(chain(1, num_workers, listed_only), bootstrap, backend="host") as session:
         session.run(7)
         assert (session.view("ended") == 7).all() and (session.view("gathered") == 7).all()
 

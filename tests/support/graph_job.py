@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support import decode_scenarios
+from support import decode_scenarios, tensor_scenarios
 from support.job import Job
 
 import distmk
@@ -221,7 +221,7 @@ def main() -> int:
     rank = os.environ.get("DISTMK_RANK", "0")
     try:
         with distmk.connect(options["ranks"], follower_argv=[sys.executable, *sys.argv]) as bootstrap:
-            {**globals(), **vars(decode_scenarios)}[scenario](Job(options, bootstrap))
+            {**globals(), **vars(decode_scenarios), **vars(tensor_scenarios)}[scenario](Job(options, bootstrap))
     except DistmkError as error:
         (out / rank).write_text(f"{type(error).__name__}: {error}")
         return error.exit_code

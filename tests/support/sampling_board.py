@@ -101,9 +101,9 @@ class SamplingBoard:
 
     def fill(self, session: Session, cases: Sequence[Case], slots: Sequence[SlotSampling]) -> None:
         """Logits and tables of the cases, and the slots' parameters."""
-        logits, mask = session.view(self.logits), session.view(self.mask).reshape(MAX_ROWS, -1)
-        counts = session.view(self.counts).view(np.uint32).reshape(MAX_ROWS, self.vocab)
-        tables = session.view(self.tables)[0].reshape(MAX_ROWS, TABLE_BYTES)
+        logits, mask = (session.view(buffer).copy().reshape(MAX_ROWS, -1) for buffer in (self.logits, self.mask))
+        counts = session.view(self.counts).view(np.uint32).reshape(MAX_ROWS, self.vocab).copy()
+        tables = session.view(self.tables)[0].reshape(MAX_ROWS, TABLE_BYTES).copy()
         logits[:] = np.nan
         counts[:] = 0
         for row, case in enumerate(cases):
@@ -152,6 +152,6 @@ def empty_case(vocab: int) -> Case:
 
 
 def write(session: Session, buffer: Buffer, array: np.ndarray) -> None:
-    """Set the content of a buffer; its view is a copy on a GPU."""
+    """Set the content of a buffer; its view is read-only on a GPU."""
     placed = session.program.placement.buffers[buffer]
     session.backend.write(placed, 0, np.ascontiguousarray(array).view(np.uint8).reshape(placed.rows, -1))

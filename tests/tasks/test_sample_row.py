@@ -72,7 +72,7 @@ def run_once(
     """Tokens and records of 8 positions of each case, on the host; [positions, cases]."""
     board = SamplingBoard(vocab, 2, 8, 1)
     filled = [*cases, *[empty_case(vocab)] * (MAX_ROWS - len(cases))]
-    with distmk.connect(1) as bootstrap, distmk.Session(board.graph, bootstrap) as session:
+    with distmk.connect(1) as bootstrap, distmk.Session(board.graph, bootstrap, backend="host") as session:
         board.fill(session, filled, [make_slot(case, SEED + i, **slot) for i, case in enumerate(filled)])
         board.run(session, 0, sample, len(cases))
         return board.tokens_drawn(session)[:, : len(cases)], board.records_of(session)[:, : len(cases)]
@@ -126,7 +126,7 @@ def test_scored_rows() -> None:
     case = make_cases(np.random.default_rng(SEED))[0]
     board = SamplingBoard(VOCAB, 1, 2, 1)
     prompt = np.array([3, 77, 102, 5], np.int32)
-    with distmk.connect(1) as bootstrap, distmk.Session(board.graph, bootstrap) as session:
+    with distmk.connect(1) as bootstrap, distmk.Session(board.graph, bootstrap, backend="host") as session:
         session.view(board.tables)[0, : prompt.nbytes] = prompt.view(np.uint8)
         session.view(board.drawn)[:] = 0xFF
         slots = [make_slot(case, 1, num_prompt_logprobs=6)] * MAX_ROWS
@@ -157,7 +157,7 @@ def test_tokens_are_counted() -> None:
         )
     )
     prompt, output = [5, 5, 102, 0], [7, 5, 7, 9]
-    with distmk.connect(1) as bootstrap, distmk.Session(graph, bootstrap) as session:
+    with distmk.connect(1) as bootstrap, distmk.Session(graph, bootstrap, backend="host") as session:
 
         def run(position: int, token: int) -> np.ndarray:
             batch = Batch(num_rows=1, num_runs=1)

@@ -7,7 +7,11 @@ namespace distmk {
 
 DISTMK_FN void body_put(Context& context, const PutArgs& args) {
   const uint64_t num_bytes = rows_of(context.batch(args.batch)) * args.num_bytes;
-  context.push(args.dst_rank, args.dst, context.at<void>(args.src), num_bytes);
+  const void* src = context.at<void>(args.src);
+  if (args.dst_rank == context.rank())  // perhaps to local memory, which no peer has
+    copy_bytes(context.team, context.at<void>(args.dst), src, num_bytes);
+  else
+    context.push(args.dst_rank, args.dst, src, num_bytes);
 }
 
 }  // namespace distmk

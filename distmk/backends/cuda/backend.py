@@ -22,6 +22,7 @@ from distmk.backends.cuda.packages import require_packages
 from distmk.backends.host.shm import SharedHeap
 from distmk.backends.launch_block import LaunchBlock
 from distmk.backends.launch_spec import LaunchSpec
+from distmk.backends.tensors import typed
 from distmk.bootstrap import Bootstrap, agree
 from distmk.errors import BuildError, DistmkError, UsageError
 from distmk.program.layout import Placed
@@ -119,8 +120,15 @@ class CudaBackend:
         return memory[placed.offset : placed.offset + placed.num_bytes]
 
     def view(self, placed: Placed, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        flat: npt.NDArray[Any] = self._bytes_of(placed).cpu().numpy().view(dtype)
-        return flat.reshape(placed.rows, -1)
+        copy: npt.NDArray[Any] = self._bytes_of(placed).cpu().numpy().view(dtype)
+        copy.flags.writeable = False  # what is written to a copy would be lost
+        return copy.reshape(placed.rows, -1)
+
+    def tensor(self, placed: Placed, dtype: str) -> Any:
+        shared = typed(self._bytes_of(placed), placed, dtype)
+        if placed.space is Space.HEAP:  # the arena is torch's memory, which lives as long as any tensor in it
+            self._heap.lend(shared)
+        return shared
 
     def write(self, placed: Placed, row: int, array: Any) -> None:
         import torch

@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import os
 import signal
+import weakref
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ class SymmetricHeap:
             os.environ.setdefault("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "lo")
         agree(bootstrap, lambda: check_hosts_connected(bootstrap.hostnames))
         self._nvshmem, self._module = nvshmem, None
+        self._lent: list[weakref.ref[Any]] = []
         uid = nvshmem.get_unique_id(empty=bootstrap.rank != 0)
         payload = bootstrap.broadcast(uid._data.tobytes() if bootstrap.rank == 0 else None)
         if len(payload) != uid._data.nbytes:
@@ -77,10 +79,30 @@ class SymmetricHeap:
         except Exception:  # nvshmem4py has no type of its own for "not reachable by load and store"
             return 0
 
+    def lend(self, tensor: Any) -> None:
+        """Note that a caller gets `tensor`, in the heap's memory."""
+        self._lent = [ref for ref in self._lent if ref() is not None] + [weakref.ref(tensor)]
+
+    def _replace_lent(self) -> None:
+        """Give every tensor that a caller still holds memory of its own, with the present contents; no elements, if there is no
+        room. Access to freed memory would make the GPU unusable for the process.
+        """
+        import torch
+
+        held = [tensor for ref in self._lent if (tensor := ref()) is not None]
+        with torch.no_grad():
+            for tensor in held:
+                try:
+                    tensor.set_(tensor.clone())
+                    torch.cuda.synchronize()
+                except RuntimeError:  # no room, or a GPU that has failed
+                    tensor.set_()
+
     def close(self) -> None:
         """Free the heap and leave NVSHMEM; collective."""
         if self._module is None:
             return
+        self._replace_lent()
         self._nvshmem.library_finalize(self._module)
         self._nvshmem.interop.torch.free_tensor(self.tensor)
         self._nvshmem.finalize()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +22,14 @@ from distmk.backends.host.room import check_room
 from distmk.backends.host.shm import SharedHeap
 from distmk.backends.launch_block import LaunchBlock, RunnerRecords
 from distmk.backends.launch_spec import LaunchSpec
+from distmk.backends.tensors import require_torch, typed
 from distmk.bootstrap import Bootstrap, agree
 from distmk.errors import UsageError
 from distmk.program.layout import Placed
 from distmk.program.program import RankProgram
+
+if TYPE_CHECKING:
+    import torch
 
 # Polls before a waiter yields its core: many on a core of its own, few where other threads share the core.
 SPIN_POLLS_OWN_CORE = 20000
@@ -82,11 +87,21 @@ class HostBackend:
     def _connect(self, bootstrap: Bootstrap) -> Network:
         return Network(self._library, bootstrap, self._heap, self._bytes)
 
+    def _bytes_of(self, placed: Placed) -> npt.NDArray[np.uint8]:
+        """uint8 [num_bytes]. While the array lives, its memory stays mapped, also after `close`."""
+        memory = self._heap.own if placed.space is Space.HEAP else self._local
+        return np.frombuffer(memory, np.uint8, placed.num_bytes, placed.offset)
+
     def view(self, placed: Placed, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        base = self._heap.bases[self._heap.rank] if placed.space is Space.HEAP else self._local_base
-        raw = (ctypes.c_uint8 * placed.num_bytes).from_address(base + placed.offset)
-        flat: npt.NDArray[Any] = np.ctypeslib.as_array(raw).view(dtype)
+        flat: npt.NDArray[Any] = self._bytes_of(placed).view(dtype)
         return flat.reshape(placed.rows, -1)
+
+    def tensor(self, placed: Placed, dtype: str) -> torch.Tensor:
+        require_torch()
+        import torch
+
+        # Through numpy's array, which keeps the memory mapped; torch.frombuffer's tensor would not.
+        return typed(torch.from_numpy(self._bytes_of(placed)), placed, dtype)
 
     def write(self, placed: Placed, row: int, array: npt.NDArray[Any]) -> None:
         self.view(placed, array.dtype)[row : row + len(array)] = array
@@ -139,7 +154,8 @@ class HostBackend:
             self.join_all()
         self._network.close()
         self._heap.close()
-        self._local.close()
+        with contextlib.suppress(BufferError):  # arrays still refer to it; unmapped once they and this object are gone
+            self._local.close()
 
 
 class EmulatedBackend(HostBackend):

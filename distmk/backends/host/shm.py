@@ -142,6 +142,11 @@ class SharedHeap:
     def _base_of(self, rank: int) -> int:
         return ctypes.addressof(ctypes.c_char.from_buffer(self._maps[rank])) if rank in self._maps else 0
 
+    @property
+    def own(self) -> mmap.mmap:
+        """This rank's heap. What exports its memory, as numpy arrays do, keeps it mapped, also after `close`."""
+        return self._maps[self.rank]
+
     def clear(self, num_bytes: int) -> None:
         """Zero the first `num_bytes` of this rank's heap."""
         ctypes.memset(self.bases[self.rank], 0, num_bytes)
@@ -181,7 +186,9 @@ class SharedHeap:
         return lost, left
 
     def close(self) -> None:
-        """Unmap all heaps; addresses and arrays in them must no longer be used. A forked child leaves its parent's alone."""
+        """Unmap all heaps but those that arrays still refer to; addresses must no longer be used. A forked child leaves its
+        parent's alone.
+        """
         if self._maps and os.getpid() == self._owner_pid:
             Control.from_address(self.bases[self.rank]).left = 1
         self.bases = [0] * len(self.bases)
@@ -189,7 +196,7 @@ class SharedHeap:
 
     def _release(self) -> None:
         for mapped in self._maps.values():
-            with contextlib.suppress(BufferError):  # an array still refers to it; unmapped when the process ends
+            with contextlib.suppress(BufferError):  # an array still refers to it; unmapped when that is gone
                 mapped.close()
         self._maps = {}
         self._close_fds()

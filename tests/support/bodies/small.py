@@ -88,7 +88,8 @@ def put(board: Board, rank: int, to: int) -> None:
     """Any number of bytes, to an address that is a multiple of 4 and perhaps of no more."""
     num, begin = int(board.rng.integers(1, 5000)), 4 * int(board.rng.integers(0, 5))
     raw = board.rng.integers(0, 256, num, dtype=np.uint8)
-    out = board.writable(board.buffer(begin + num, dtype="u8", space=Space.HEAP).at(to, begin))
+    space = board.space() if to == rank else Space.HEAP
+    out = board.writable(board.buffer(begin + num, dtype="u8", space=space).at(to, begin))
     board.graph.add(Put(rank, f"put of {num} bytes", src=board.filled(rank, raw, "u8"), dst=out))
 
     def check(memory: Memory) -> None:
