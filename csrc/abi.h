@@ -6,10 +6,12 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 7911004983276564974ull;
+constexpr uint64_t ABI_HASH = 6815422235345449598ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
+constexpr uint32_t MAX_SEQUENCES = 128u;
+constexpr uint32_t EVENTS_PER_ROW = 3u;
 constexpr uint32_t MAX_PROGRAMS = 2u;
 constexpr uint32_t ENDS_TURN = 2u;
 constexpr uint32_t WIDE_ROWS = 512u;
@@ -193,15 +195,17 @@ static_assert(offsetof(Batch, rows) == 272);
 
 struct WideBatch {
   Batch batch;
-  BatchRun runs[16];
-  uint32_t sampled[16];
+  BatchRow rows[128];
+  BatchRun runs[128];
+  uint32_t sampled[128];
   int32_t tokens[512];
 };
-static_assert(sizeof(WideBatch) == 2896);
+static_assert(sizeof(WideBatch) == 7184);
 static_assert(offsetof(WideBatch, batch) == 0);
-static_assert(offsetof(WideBatch, runs) == 528);
-static_assert(offsetof(WideBatch, sampled) == 784);
-static_assert(offsetof(WideBatch, tokens) == 848);
+static_assert(offsetof(WideBatch, rows) == 528);
+static_assert(offsetof(WideBatch, runs) == 2576);
+static_assert(offsetof(WideBatch, sampled) == 4624);
+static_assert(offsetof(WideBatch, tokens) == 5136);
 
 struct Candidate {
   float value;
@@ -392,7 +396,8 @@ struct BatcherState {
   uint8_t pages_changed;
   uint8_t tokens_taken;
   uint8_t last_rows;
-  uint16_t pad;
+  uint8_t end_slot;
+  uint8_t pad;
   uint64_t num_commands;
   uint64_t num_admitted;
   uint64_t num_published;
@@ -410,7 +415,8 @@ static_assert(offsetof(BatcherState, finishing) == 10);
 static_assert(offsetof(BatcherState, pages_changed) == 11);
 static_assert(offsetof(BatcherState, tokens_taken) == 12);
 static_assert(offsetof(BatcherState, last_rows) == 13);
-static_assert(offsetof(BatcherState, pad) == 14);
+static_assert(offsetof(BatcherState, end_slot) == 14);
+static_assert(offsetof(BatcherState, pad) == 15);
 static_assert(offsetof(BatcherState, num_commands) == 16);
 static_assert(offsetof(BatcherState, num_admitted) == 24);
 static_assert(offsetof(BatcherState, num_published) == 32);
@@ -822,8 +828,9 @@ struct AttentionArgs {
   float eps;
   uint32_t num_positions;
   uint32_t qkv_stride;
-  uint32_t polls;
-  uint32_t long_splits;
+  uint16_t polls;
+  uint16_t long_splits;
+  uint32_t num_slots;
   uint32_t fused_combine_len;
 };
 static_assert(sizeof(AttentionArgs) == 160);
@@ -854,7 +861,8 @@ static_assert(offsetof(AttentionArgs, eps) == 136);
 static_assert(offsetof(AttentionArgs, num_positions) == 140);
 static_assert(offsetof(AttentionArgs, qkv_stride) == 144);
 static_assert(offsetof(AttentionArgs, polls) == 148);
-static_assert(offsetof(AttentionArgs, long_splits) == 152);
+static_assert(offsetof(AttentionArgs, long_splits) == 150);
+static_assert(offsetof(AttentionArgs, num_slots) == 152);
 static_assert(offsetof(AttentionArgs, fused_combine_len) == 156);
 
 struct CombineArgs {
@@ -892,14 +900,14 @@ struct SampleArgs {
   uint64_t out;
   uint64_t batch;
   uint32_t num_tasks;
-  uint32_t pad;
+  uint32_t num_rows;
 };
 static_assert(sizeof(SampleArgs) == 32);
 static_assert(offsetof(SampleArgs, candidates) == 0);
 static_assert(offsetof(SampleArgs, out) == 8);
 static_assert(offsetof(SampleArgs, batch) == 16);
 static_assert(offsetof(SampleArgs, num_tasks) == 24);
-static_assert(offsetof(SampleArgs, pad) == 28);
+static_assert(offsetof(SampleArgs, num_rows) == 28);
 
 struct SchedulerStepArgs {
   uint64_t candidates;
@@ -958,12 +966,16 @@ struct SendLogitsArgs {
   uint64_t batch;
   uint32_t num_cols;
   uint32_t stride;
+  uint32_t num_rows;
+  uint32_t wide;
 };
-static_assert(sizeof(SendLogitsArgs) == 24);
+static_assert(sizeof(SendLogitsArgs) == 32);
 static_assert(offsetof(SendLogitsArgs, logits) == 0);
 static_assert(offsetof(SendLogitsArgs, batch) == 8);
 static_assert(offsetof(SendLogitsArgs, num_cols) == 16);
 static_assert(offsetof(SendLogitsArgs, stride) == 20);
+static_assert(offsetof(SendLogitsArgs, num_rows) == 24);
+static_assert(offsetof(SendLogitsArgs, wide) == 28);
 
 struct CountTokensArgs {
   uint64_t slots;
@@ -972,14 +984,18 @@ struct CountTokensArgs {
   uint64_t batch;
   uint32_t vocab;
   uint32_t tables_bytes;
+  uint32_t num_slots;
+  uint32_t wide;
 };
-static_assert(sizeof(CountTokensArgs) == 40);
+static_assert(sizeof(CountTokensArgs) == 48);
 static_assert(offsetof(CountTokensArgs, slots) == 0);
 static_assert(offsetof(CountTokensArgs, counts) == 8);
 static_assert(offsetof(CountTokensArgs, tables) == 16);
 static_assert(offsetof(CountTokensArgs, batch) == 24);
 static_assert(offsetof(CountTokensArgs, vocab) == 32);
 static_assert(offsetof(CountTokensArgs, tables_bytes) == 36);
+static_assert(offsetof(CountTokensArgs, num_slots) == 40);
+static_assert(offsetof(CountTokensArgs, wide) == 44);
 
 struct SampleRowArgs {
   uint64_t logits;
@@ -996,9 +1012,11 @@ struct SampleRowArgs {
   uint32_t num_ranks;
   uint32_t section_stride;
   uint32_t tables_bytes;
-  uint32_t pad;
+  uint32_t num_rows;
+  uint32_t num_slots;
+  uint32_t wide;
 };
-static_assert(sizeof(SampleRowArgs) == 96);
+static_assert(sizeof(SampleRowArgs) == 104);
 static_assert(offsetof(SampleRowArgs, logits) == 0);
 static_assert(offsetof(SampleRowArgs, slots) == 8);
 static_assert(offsetof(SampleRowArgs, counts) == 16);
@@ -1013,7 +1031,9 @@ static_assert(offsetof(SampleRowArgs, vocab) == 76);
 static_assert(offsetof(SampleRowArgs, num_ranks) == 80);
 static_assert(offsetof(SampleRowArgs, section_stride) == 84);
 static_assert(offsetof(SampleRowArgs, tables_bytes) == 88);
-static_assert(offsetof(SampleRowArgs, pad) == 92);
+static_assert(offsetof(SampleRowArgs, num_rows) == 92);
+static_assert(offsetof(SampleRowArgs, num_slots) == 96);
+static_assert(offsetof(SampleRowArgs, wide) == 100);
 
 struct WideLinearArgs {
   uint64_t x;
@@ -1073,8 +1093,10 @@ struct WideAppendArgs {
   uint32_t qkv_stride;
   uint32_t q_stride;
   float eps;
+  uint32_t num_slots;
+  uint32_t pad;
 };
-static_assert(sizeof(WideAppendArgs) == 112);
+static_assert(sizeof(WideAppendArgs) == 120);
 static_assert(offsetof(WideAppendArgs, qkv) == 0);
 static_assert(offsetof(WideAppendArgs, q) == 8);
 static_assert(offsetof(WideAppendArgs, q_norm) == 16);
@@ -1094,6 +1116,8 @@ static_assert(offsetof(WideAppendArgs, num_positions) == 96);
 static_assert(offsetof(WideAppendArgs, qkv_stride) == 100);
 static_assert(offsetof(WideAppendArgs, q_stride) == 104);
 static_assert(offsetof(WideAppendArgs, eps) == 108);
+static_assert(offsetof(WideAppendArgs, num_slots) == 112);
+static_assert(offsetof(WideAppendArgs, pad) == 116);
 
 struct WideAttentionArgs {
   uint64_t q;
@@ -1113,7 +1137,7 @@ struct WideAttentionArgs {
   uint32_t num_pages;
   uint32_t q_stride;
   uint32_t tiled;
-  uint32_t pad;
+  uint32_t num_slots;
 };
 static_assert(sizeof(WideAttentionArgs) == 96);
 static_assert(offsetof(WideAttentionArgs, q) == 0);
@@ -1133,7 +1157,7 @@ static_assert(offsetof(WideAttentionArgs, max_pages) == 76);
 static_assert(offsetof(WideAttentionArgs, num_pages) == 80);
 static_assert(offsetof(WideAttentionArgs, q_stride) == 84);
 static_assert(offsetof(WideAttentionArgs, tiled) == 88);
-static_assert(offsetof(WideAttentionArgs, pad) == 92);
+static_assert(offsetof(WideAttentionArgs, num_slots) == 92);
 
 struct WideEmbedArgs {
   uint64_t table;
@@ -1187,13 +1211,17 @@ struct SelectRowsArgs {
   uint64_t batch;
   uint32_t k;
   uint32_t tiled;
+  uint32_t num_rows;
+  uint32_t pad;
 };
-static_assert(sizeof(SelectRowsArgs) == 32);
+static_assert(sizeof(SelectRowsArgs) == 40);
 static_assert(offsetof(SelectRowsArgs, x) == 0);
 static_assert(offsetof(SelectRowsArgs, out) == 8);
 static_assert(offsetof(SelectRowsArgs, batch) == 16);
 static_assert(offsetof(SelectRowsArgs, k) == 24);
 static_assert(offsetof(SelectRowsArgs, tiled) == 28);
+static_assert(offsetof(SelectRowsArgs, num_rows) == 32);
+static_assert(offsetof(SelectRowsArgs, pad) == 36);
 
 struct ArgmaxRowsArgs {
   uint64_t logits;
@@ -1203,8 +1231,10 @@ struct ArgmaxRowsArgs {
   uint32_t stride;
   uint32_t num_parts;
   uint32_t first_token;
+  uint32_t num_rows;
+  uint32_t pad;
 };
-static_assert(sizeof(ArgmaxRowsArgs) == 40);
+static_assert(sizeof(ArgmaxRowsArgs) == 48);
 static_assert(offsetof(ArgmaxRowsArgs, logits) == 0);
 static_assert(offsetof(ArgmaxRowsArgs, out) == 8);
 static_assert(offsetof(ArgmaxRowsArgs, batch) == 16);
@@ -1212,6 +1242,8 @@ static_assert(offsetof(ArgmaxRowsArgs, n) == 24);
 static_assert(offsetof(ArgmaxRowsArgs, stride) == 28);
 static_assert(offsetof(ArgmaxRowsArgs, num_parts) == 32);
 static_assert(offsetof(ArgmaxRowsArgs, first_token) == 36);
+static_assert(offsetof(ArgmaxRowsArgs, num_rows) == 40);
+static_assert(offsetof(ArgmaxRowsArgs, pad) == 44);
 
 enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10, SEND_LOGITS = 12, COUNT_TOKENS = 13, SAMPLE_ROW = 14, WIDE_LINEAR = 15, WIDE_APPEND = 16, WIDE_ATTENTION = 17, WIDE_EMBED = 18, WIDE_SUM = 19, SELECT_ROWS = 20, ARGMAX_ROWS = 21 };
 

@@ -137,7 +137,7 @@ def main() -> int:
     options = {"backend": arguments.backend, "load_format": "dummy", "max_model_len": 1024}
     bound = run.bind("127.0.0.1", 0)
     with LLM(arguments.model, tensor_parallel_size=arguments.ranks, idle_exit_s=None, followed=True, **options) as llm:
-        server = run.Server(llm, ServerConfig(MODEL, max_num_seqs=16), bound)
+        server = run.Server(llm, ServerConfig(MODEL), bound)
         serving = threading.Thread(target=server.run, args=([bound],))
         serving.start()
         try:

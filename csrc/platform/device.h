@@ -99,6 +99,14 @@ DISTMK_FN void pause() {}
 // Between two polls of a wait that has lasted `idle_ns`.
 DISTMK_FN void back_off(uint64_t idle_ns) { __nanosleep(idle_ns > 20000000 ? 2000 : 40); }
 
+// 16 bytes that were written during the kernel.
+template <class T>
+DISTMK_FN T load_vector(const T* p) {
+  static_assert(sizeof(T) == sizeof(int4), "");
+  const int4 raw = __ldcg(reinterpret_cast<const int4*>(p));
+  return *reinterpret_cast<const T*>(&raw);
+}
+
 // Copies with all threads of the team. The source may have been written during the kernel, so it is not read through
 // the non-coherent path. Not inlined, as many places copy a little.
 static __device__ __noinline__ void copy_bytes(const Team team, void* dst, const void* src, uint64_t num_bytes) {

@@ -45,6 +45,10 @@ DISTMK_FN void add_release(uint64_t* p, uint64_t v, Scope = Scope::DEVICE) {
   __atomic_fetch_add(p, v, static_cast<int>(RELEASE));
 }
 DISTMK_FN uint64_t count_up(uint64_t* p) { return __atomic_add_fetch(p, 1, __ATOMIC_RELAXED); }
+template <class T>
+T load_vector(const T* p) {
+  return *p;
+}
 DISTMK_FN void copy_bytes(const Team&, void* dst, const void* src, uint64_t num_bytes) { memcpy(dst, src, num_bytes); }
 
 DISTMK_FN uint64_t now_ns() {

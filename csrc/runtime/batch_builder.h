@@ -7,13 +7,19 @@
 
 namespace distmk {
 
-// Of a wide iteration, `batch` gets the sampled rows; runs and sampled rows go into the WideBatch in the heap, and its
-// tokens follow from them (store_wide_tokens).
+// Of a wide iteration, `batch` gets the counts; runs and sampled rows go into the WideBatch in the heap, and its tokens
+// follow from them (store_wide_tokens).
 class BatchBuilder {
  public:
-  DISTMK_FN BatchBuilder(const Context& context, const SchedulerStepArgs& args, BatcherState& state, Batch& batch,
-                         PageTable& pages)
-      : context_(context), args_(args), turns_(context, args), state_(state), batch_(batch), pages_(pages) {}
+  DISTMK_FN BatchBuilder(const Context& context, const SchedulerStepArgs& args, BatcherState& state,
+                         const Sequences& sequences, Batch& batch, PageTable& pages)
+      : context_(context),
+        args_(args),
+        turns_(context, args),
+        state_(state),
+        sequences_(sequences),
+        batch_(batch),
+        pages_(pages) {}
 
   // The program that the next iteration is for.
   DISTMK_FN uint32_t choose_program() const { return turns_.program_for(num_wanted_rows()); }
@@ -23,16 +29,18 @@ class BatchBuilder {
     wide_ = turns_.is_wide(program) ? context_.at<WideBatch>(turns_.batch(program)) : nullptr;
     num_rows_ = num_runs_ = 0;
     batch_.num_rows = batch_.num_runs = 0;
-    const uint32_t max_rows = turns_.max_rows(program);
+    max_sampled_ = turns_.max_sampled(program);
+    const uint32_t max_rows = turns_.max_rows(program), end = sequences_.end();
     DISTMK_NO_UNROLL
-    for (uint32_t slot = 0; slot < args_.max_slots; ++slot) {
-      const Sequence& sequence = state_.slots[slot];
+    for (uint32_t slot = 0; slot < end; ++slot) {
+      const Sequence& sequence = sequences_[slot];
       if (sequence.request >= 0 && is_decoding(sequence) && num_rows_ < max_rows) add_run(slot, 1);
     }
+    const uint32_t first_slot = state_.first_slot < end ? state_.first_slot : 0;
     DISTMK_NO_UNROLL
-    for (uint32_t i = 0; i < args_.max_slots && num_rows_ < max_rows; ++i) {
-      const uint32_t slot = (state_.first_slot + i) % args_.max_slots;
-      const Sequence& sequence = state_.slots[slot];
+    for (uint32_t i = 0; i < end && num_rows_ < max_rows; ++i) {
+      const uint32_t slot = first_slot + i < end ? first_slot + i : first_slot + i - end;
+      const Sequence& sequence = sequences_[slot];
       if (sequence.request < 0 || is_decoding(sequence)) continue;
       const uint32_t left = sequence.prompt_len - sequence.position;
       uint32_t room = (pages_.pages_of(sequence.position) + pages_.num_free()) * args_.page_size - sequence.position;
@@ -52,16 +60,18 @@ class BatchBuilder {
   const SchedulerStepArgs& args_;
   const Turns turns_;
   BatcherState& state_;
+  const Sequences& sequences_;
   Batch& batch_;
   PageTable& pages_;
   WideBatch* wide_ = nullptr;
+  uint32_t max_sampled_ = MAX_ROWS;
   uint32_t num_rows_ = 0, num_runs_ = 0;  // of the iteration
 
   DISTMK_FN uint32_t num_wanted_rows() const {
     uint32_t wanted = 0;
     DISTMK_NO_UNROLL
-    for (uint32_t slot = 0; slot < args_.max_slots; ++slot) {
-      const Sequence& sequence = state_.slots[slot];
+    for (uint32_t slot = 0; slot < sequences_.end(); ++slot) {
+      const Sequence& sequence = sequences_[slot];
       if (sequence.request >= 0) wanted += is_decoding(sequence) ? 1 : sequence.prompt_len - sequence.position;
     }
     return wanted;
@@ -70,7 +80,7 @@ class BatchBuilder {
   // The next `num_rows` rows of a sequence; fewer if more of them are sampled than a wide batch has room for. Returns
   // how many.
   DISTMK_FN uint32_t add_run(uint32_t slot, uint32_t num_rows) {
-    Sequence& sequence = state_.slots[slot];
+    Sequence& sequence = sequences_[slot];
     const Request& request = request_of(context_.params(), sequence);
     const uint32_t begin = num_rows_, first = sequence.position;
     if (!wide_)
@@ -86,7 +96,7 @@ class BatchBuilder {
   DISTMK_FN void add_rows(uint32_t slot, Sequence& sequence, const Request& request, uint32_t num_rows) {
     DISTMK_NO_UNROLL
     for (uint32_t i = 0; i < num_rows; ++i, ++sequence.position, ++num_rows_) {
-      pages_.grow(slot);
+      pages_.grow(slot, sequence);
       add_row(slot, sequence, row_sample(request, sequence.position));
     }
   }
@@ -96,8 +106,8 @@ class BatchBuilder {
     const uint32_t end = sequence.position + num_rows, begin = num_rows_;
     while (sequence.position < end) {
       const RowSample sample = row_sample(request, sequence.position);
-      if (sample != RowSample::NONE && batch_.num_rows == MAX_ROWS) break;
-      pages_.grow(slot);
+      if (sample != RowSample::NONE && batch_.num_rows == max_sampled_) break;
+      pages_.grow(slot, sequence);
       uint32_t count = 1;
       if (sample != RowSample::NONE) {
         wide_->sampled[batch_.num_rows] = num_rows_;
@@ -117,18 +127,19 @@ class BatchBuilder {
 
   DISTMK_FN void add_row(uint32_t slot, const Sequence& sequence, RowSample sample) {
     const bool in_prompt = sequence.position < sequence.prompt_len;
-    batch_.rows[batch_.num_rows++] = {
+    BatchRow* rows = wide_ ? wide_->rows : batch_.rows;
+    rows[batch_.num_rows++] = {
         in_prompt ? prompt_row(context_.params(), sequence)[sequence.position] : sequence.last_token,
         static_cast<int32_t>(sequence.position), static_cast<int32_t>(slot), static_cast<int32_t>(sample)};
   }
 };
 
 // Fills in the tokens of a wide batch. All threads of the team take a share of the rows.
-DISTMK_FN void store_wide_tokens(const Context& context, const BatcherState& state, const Batch& batch,
+DISTMK_FN void store_wide_tokens(const Context& context, const Sequences& sequences, const Batch& batch,
                                  WideBatch& wide) {
   for (uint32_t row = context.team.index; row < batch.num_wide_rows; row += context.team.size) {
     const WideRow found = wide_row(wide, batch.num_wide_runs, row);
-    const Sequence& sequence = state.slots[found.slot];
+    const Sequence& sequence = sequences[found.slot];
     wide.tokens[row] = found.position < sequence.prompt_len ? prompt_row(context.params(), sequence)[found.position]
                                                             : sequence.last_token;
   }

@@ -7,11 +7,12 @@
 
 namespace distmk {
 
-// What the batcher works on: the originals in the heap, or copies in shared memory.
+// What the batcher works on: the originals, or copies in shared memory.
 struct BatcherMemory {
   BatcherState* state;
   Batch* batch;
   const Candidate* candidates;
+  Sequence* far;  // see Sequences
 };
 
 // How a scheduler step ends, in bits. Without a batch it is postponed: there is nothing to run, or the host has left no
@@ -21,7 +22,12 @@ enum Step : uint32_t { HAS_BATCH = 1, HAS_PAGES = 2, HAS_RECORDS = 4 };
 class Batcher {
  public:
   DISTMK_FN Batcher(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory)
-      : context_(context), args_(args), state_(*memory.state), batch_(*memory.batch), candidates_(memory.candidates) {}
+      : context_(context),
+        args_(args),
+        state_(*memory.state),
+        batch_(*memory.batch),
+        candidates_(memory.candidates),
+        sequences_(*memory.state, memory.far) {}
 
   // Turns the batch of the last iteration into that of this one. Afterwards publish() tells the host about it.
   DISTMK_FN uint32_t advance() {
@@ -33,14 +39,13 @@ class Batcher {
     pages_.changes_were_put();
     const bool has_batch = next_batch();
     rings_.count();
-    return has_batch * HAS_BATCH + (has_batch && state_.pages_changed) * HAS_PAGES +
-           (reported_.with_record != 0) * HAS_RECORDS;
+    return has_batch * HAS_BATCH + (has_batch && state_.pages_changed) * HAS_PAGES + reported_.any_record * HAS_RECORDS;
   }
 
   // With all threads of the team, if there are records: what publish() tells the host of comes with them.
   DISTMK_FN void copy_records() const {
-    distmk::copy_records(context_.team, context_.params(), context_.at<LogprobRecord>(args_.logprobs),
-                         reported_.with_event, reported_.with_record, rings_.first_place());
+    distmk::copy_records(context_.team, context_.params(), context_.at<LogprobRecord>(args_.logprobs), reported_,
+                         rings_);
   }
   DISTMK_FN void publish() const { rings_.publish(iteration_); }
   // The program that the batch is for.
@@ -52,10 +57,11 @@ class Batcher {
   BatcherState& state_;
   Batch& batch_;
   const Candidate* candidates_;
-  HostRings rings_{context_.params(), state_};
-  PageTable pages_{context_, args_, state_};
+  const Sequences sequences_;
+  HostRings rings_{context_.params(), state_, num_slots(args_), far_events(context_, args_)};
+  PageTable pages_{context_, args_, state_, sequences_};
   ReportedRows reported_;
-  BatchBuilder builder_{context_, args_, state_, batch_, pages_};
+  BatchBuilder builder_{context_, args_, state_, sequences_, batch_, pages_};
   uint64_t iteration_ = 0;  // counted over all programs
   uint32_t program_ = args_.program;
 
@@ -66,21 +72,20 @@ class Batcher {
   DISTMK_FN void reset() {
     state_.num_running = state_.first_slot = state_.finishing = state_.num_admissions = 0;
     state_.num_commands = state_.num_admitted = state_.num_published = state_.tokens_read = 0;
-    state_.beat_ns = state_.num_iterations = state_.last_rows = 0;
-    DISTMK_NO_UNROLL
-    for (uint32_t slot = 0; slot < MAX_ROWS; ++slot) state_.slots[slot].request = -1;
+    state_.beat_ns = state_.num_iterations = state_.last_rows = state_.end_slot = 0;
     pages_.reset();
   }
 
   // Returns whether there is a batch.
   DISTMK_FN bool next_batch() {
-    const bool same_rows = iteration_ && !state_.tokens_taken && take_tokens();
+    const bool is_near = !batch_.num_wide_rows && sequences_.all_near();
+    const bool same_rows = iteration_ && !state_.tokens_taken && (is_near ? take_tokens<true>() : take_tokens<false>());
     state_.tokens_taken = 1;
     const bool cancelled = read_commands();
     const bool preempted = make_room();
     const bool admitted = admit();
     if (same_rows && !cancelled && !preempted && !admitted && is_for_own(batch_.num_rows)) {
-      advance_rows();
+      is_near ? advance_rows<true>() : advance_rows<false>();
       begin_iteration(batch_.num_rows);
       return true;
     }
@@ -107,36 +112,52 @@ class Batcher {
     return !batch_.num_wide_rows && Turns(context_, args_).program_for(num_rows) == args_.program;
   }
 
+  // `NEAR`: the batch is narrow, and all its sequences are in the first MAX_ROWS slots. So a GPU knows that they are in
+  // shared memory.
+  template <bool NEAR>
+  DISTMK_FN Sequence& sequence_of(const BatchRow& row) const {
+    return NEAR ? sequences_.near(row.slot) : sequences_[row.slot];
+  }
+
   // A drawn row's token, or the best.
-  DISTMK_FN int32_t token_of_row(uint32_t row) const {
-    const bool is_drawn = args_.drawn && batch_.rows[row].sample == static_cast<int32_t>(RowSample::DRAW);
-    return is_drawn ? load_drawn(context_.at<Candidate>(args_.drawn) + row)
-                    : best_token_of_row(candidates_, row, args_.num_ranks);
+  template <bool NEAR>
+  DISTMK_FN int32_t token_of_row(uint32_t index, const BatchRow& row) const {
+    if (args_.drawn && row.sample == static_cast<int32_t>(RowSample::DRAW))
+      return load_drawn(context_.at<Candidate>(args_.drawn) + index);
+    const uint32_t num_rows = NEAR || !batch_.num_wide_rows ? MAX_ROWS : num_slots(args_);
+    return best_token_of_row(candidates_, index, args_.num_ranks, num_rows);
   }
 
   // Returns whether each row gave a token and no sequence finished.
+  template <bool NEAR>
   DISTMK_FN bool take_tokens() {
     const uint32_t num_running = state_.num_running;
+    const BatchRow* rows =
+        NEAR || !batch_.num_wide_rows ? batch_.rows : context_.at<const WideBatch>(args_.batch)->rows;
     uint32_t num_tokens = 0;
     DISTMK_NO_UNROLL
-    for (uint32_t row = 0; row < batch_.num_rows; ++row) {
-      if (!batch_.rows[row].sample) continue;
-      const auto slot = static_cast<uint32_t>(batch_.rows[row].slot);
-      Sequence& sequence = state_.slots[slot];
+    for (uint32_t index = 0; index < batch_.num_rows; ++index) {
+      const BatchRow& row = rows[index];
+      if (!row.sample) {
+        reported_.without_event |= 1u << index;
+        continue;
+      }
+      Sequence& sequence = sequence_of<NEAR>(row);
       const Request& request = request_of(sequence);
-      const bool is_score = batch_.rows[row].sample == static_cast<int32_t>(RowSample::SCORE);
+      const bool is_score = row.sample == static_cast<int32_t>(RowSample::SCORE);
       int32_t token = -1;
       FinishReason finish = FinishReason::NONE;
       if (!is_score) {
-        sequence.last_token = token = token_of_row(row);
+        sequence.last_token = token = token_of_row<NEAR>(index, row);
         finish = finish_reason(sequence, request);
         ++num_tokens;
       }
       const bool has_record = (is_score || request.reports_logprobs) && context_.params().logprobs;
-      reported_.add(row, has_record);
+      reported_.any_record |= has_record;
       rings_.add(request.id, token, finish, iteration_ - 1, has_record);
-      if (finish != FinishReason::NONE) release(slot);
+      if (finish != FinishReason::NONE) release(static_cast<uint32_t>(row.slot));
     }
+    reported_.num_events = rings_.num_events();
     return state_.num_running == num_running && num_tokens == batch_.num_rows;
   }
   // Of the sequence, with its last token.
@@ -147,12 +168,13 @@ class Batcher {
   }
 
   // The common case: the same rows, one position further. build_batch() could only change their order.
+  template <bool NEAR>
   DISTMK_FN void advance_rows() {
     DISTMK_NO_UNROLL
     for (uint32_t i = 0; i < batch_.num_rows; ++i) {
       BatchRow& row = batch_.rows[i];
-      Sequence& sequence = state_.slots[row.slot];
-      pages_.grow(static_cast<uint32_t>(row.slot));
+      Sequence& sequence = sequence_of<NEAR>(row);
+      pages_.grow(static_cast<uint32_t>(row.slot), sequence);
       row.token = sequence.last_token;
       row.position = static_cast<int32_t>(sequence.position++);
       ++batch_.runs[i].kv_len;
@@ -161,16 +183,15 @@ class Batcher {
 
   DISTMK_FN void release(uint32_t slot) {
     pages_.release(slot);
-    state_.slots[slot].request = -1;
-    --state_.num_running;
+    sequences_.free(slot);
   }
 
   // Pages that the running sequences take in any case: for the next token, or for the rest of a prompt.
   DISTMK_FN uint32_t num_claimed(bool with_prompts) const {
     uint32_t num_pages = 0;
     DISTMK_NO_UNROLL
-    for (uint32_t slot = 0; slot < args_.max_slots; ++slot) {
-      const Sequence& sequence = state_.slots[slot];
+    for (uint32_t slot = 0; slot < sequences_.end(); ++slot) {
+      const Sequence& sequence = sequences_[slot];
       if (sequence.request < 0) continue;
       if (BatchBuilder::is_decoding(sequence))
         num_pages += pages_.needs_page(sequence);
@@ -191,14 +212,16 @@ class Batcher {
 
   // The host sends its request again, with all tokens so far in the prompt.
   DISTMK_FN bool preempt_youngest() {
-    uint32_t youngest = MAX_ROWS;
+    uint32_t youngest = 0, least_behind = ~0u;
     DISTMK_NO_UNROLL
-    for (uint32_t slot = 0; slot < args_.max_slots; ++slot) {
-      if (state_.slots[slot].request < 0) continue;
-      const uint32_t behind = state_.num_admissions - state_.slots[slot].admission;
-      if (youngest == MAX_ROWS || behind < state_.num_admissions - state_.slots[youngest].admission) youngest = slot;
+    for (uint32_t slot = 0; slot < sequences_.end(); ++slot) {
+      const Sequence& sequence = sequences_[slot];
+      const uint32_t behind = state_.num_admissions - sequence.admission;
+      if (sequence.request < 0 || behind >= least_behind) continue;
+      youngest = slot;
+      least_behind = behind;
     }
-    rings_.add(request_of(state_.slots[youngest]).id, -1, FinishReason::PREEMPTED, iteration_);
+    rings_.add(request_of(sequences_[youngest]).id, -1, FinishReason::PREEMPTED, iteration_);
     release(youngest);
     return true;
   }
@@ -222,8 +245,8 @@ class Batcher {
   // A request that is not found is over already: the host has not read its last token yet.
   DISTMK_FN bool cancel(uint32_t id) {
     DISTMK_NO_UNROLL
-    for (uint32_t slot = 0; slot < args_.max_slots; ++slot) {
-      const Sequence& sequence = state_.slots[slot];
+    for (uint32_t slot = 0; slot < sequences_.end(); ++slot) {
+      const Sequence& sequence = sequences_[slot];
       if (sequence.request < 0 || request_of(sequence).id != id) continue;
       rings_.add(id, -1, FinishReason::ABORT, iteration_);
       release(slot);
@@ -242,12 +265,13 @@ class Batcher {
   // Requests start in order.
   DISTMK_FN bool admit() {
     bool admitted = false;
+    const uint32_t max_sequences = Turns(context_, args_).max_sequences();
     DISTMK_NO_UNROLL
     for (uint32_t slot = 0; state_.num_admitted != state_.num_commands; ++state_.num_admitted) {
       const Command& command = rings_.command(state_.num_admitted);
       if (command.kind != static_cast<uint32_t>(CommandKind::ADD)) continue;
-      while (slot < args_.max_slots && state_.slots[slot].request >= 0) ++slot;
-      if (slot == args_.max_slots || !start(slot, command.entry)) break;
+      while (!sequences_.is_free(slot)) ++slot;
+      if (slot >= max_sequences || !start(slot, command.entry)) break;
       admitted = true;
     }
     return admitted;
@@ -256,7 +280,7 @@ class Batcher {
   // Starts a request in a free slot. False: too few pages are free.
   DISTMK_FN bool start(uint32_t slot, uint32_t entry) {
     const Request& request = reinterpret_cast<const Request*>(context_.params().requests)[entry];
-    Sequence& sequence = state_.slots[slot];
+    Sequence& sequence = sequences_[slot];
     const uint32_t num_claimed = this->num_claimed(true);
     sequence = {static_cast<int32_t>(entry), 0, request.prompt_len, 0, 0, state_.num_admissions};
     if (!pages_.begin(slot, request, num_claimed)) {
@@ -264,7 +288,7 @@ class Batcher {
       return false;
     }
     ++state_.num_admissions;
-    ++state_.num_running;
+    sequences_.take(slot);
     if (args_.slots && (request.sample == static_cast<uint32_t>(RowSample::DRAW) || request.num_scores))
       store_sampling(context_.at<SlotSampling>(args_.slots) + slot, context_.params(), request, entry);
     return true;

@@ -6,12 +6,17 @@
 namespace distmk {
 
 class HostRings {
- public:
-  // That a step publishes: a token or a score of each row, then cancelled requests, then sequences put back.
-  static constexpr uint32_t MAX_EVENTS = 3 * MAX_ROWS;
+  static constexpr uint32_t NUM_NEAR = EVENTS_PER_ROW * MAX_ROWS;
 
-  DISTMK_FN HostRings(const LaunchParams& params, BatcherState& state)
-      : params_(params), state_(state), counts_(*reinterpret_cast<HostCounts*>(params.host_counts)) {}
+ public:
+  // A step publishes tokens or scores of up to `max_rows` sampled rows, then as many cancelled requests at most, then
+  // sequences put back. `far`: room for the events that more than MAX_ROWS rows have in addition.
+  DISTMK_FN HostRings(const LaunchParams& params, BatcherState& state, uint32_t max_rows, TokenEvent* far)
+      : params_(params),
+        state_(state),
+        counts_(*reinterpret_cast<HostCounts*>(params.host_counts)),
+        max_rows_(max_rows),
+        far_(far) {}
 
   // Before a step, by the thread that runs it: other threads of the team may be behind, and must not read the state.
   DISTMK_FN void begin() { num_done_before_ = num_done_ = state_.num_admitted; }
@@ -30,11 +35,19 @@ class HostRings {
 
   DISTMK_FN void add(uint32_t request, int32_t token, FinishReason finish, uint64_t iteration,
                      bool has_logprobs = false) {
-    events_[num_events_++] = {request, token, static_cast<uint16_t>(finish), has_logprobs,
-                              static_cast<uint32_t>(iteration)};
+    const TokenEvent event{request, token, static_cast<uint16_t>(finish), has_logprobs,
+                           static_cast<uint32_t>(iteration)};
+    // Not one store to either: then a thread's own memory would be addressed as any memory.
+    if (num_events_ < NUM_NEAR)
+      near_[num_events_] = event;
+    else
+      far_[num_events_ - NUM_NEAR] = event;
+    ++num_events_;
   }
+  DISTMK_FN uint32_t num_events() const { return num_events_; }
+  DISTMK_FN bool has_record(uint32_t index) const { return event(index).has_logprobs; }
   // Whether another cancelled request may be added.
-  DISTMK_FN bool may_cancel() const { return num_events_ < 2 * MAX_ROWS; }
+  DISTMK_FN bool may_cancel() const { return num_events_ < (EVENTS_PER_ROW - 1) * max_rows_; }
   // Place in the ring of the first event of this step, once they are counted.
   DISTMK_FN uint32_t first_place() const { return static_cast<uint32_t>(num_before_ % params_.token_capacity); }
 
@@ -47,7 +60,7 @@ class HostRings {
   DISTMK_FN void publish(uint64_t iteration) const {
     DISTMK_NO_UNROLL
     for (uint32_t i = 0; i < num_events_; ++i)
-      reinterpret_cast<TokenEvent*>(params_.tokens)[(num_before_ + i) % params_.token_capacity] = events_[i];
+      reinterpret_cast<TokenEvent*>(params_.tokens)[(num_before_ + i) % params_.token_capacity] = event(i);
     if (num_events_) {
       counts_.iterations = iteration;
       counts_.num_running = state_.num_running;
@@ -61,13 +74,18 @@ class HostRings {
   const LaunchParams& params_;
   BatcherState& state_;
   HostCounts& counts_;
-  TokenEvent events_[MAX_EVENTS];
+  const uint32_t max_rows_;
+  TokenEvent* const far_;
+  TokenEvent near_[NUM_NEAR];
   uint32_t num_events_ = 0;
   uint64_t num_before_ = 0;  // published before this step
   uint64_t num_done_before_ = 0, num_done_ = 0;
 
+  DISTMK_FN const TokenEvent& event(uint32_t index) const {
+    return index < NUM_NEAR ? near_[index] : far_[index - NUM_NEAR];
+  }
   DISTMK_FN bool fits() const {
-    return state_.num_published + MAX_EVENTS <= state_.tokens_read + params_.token_capacity;
+    return state_.num_published + EVENTS_PER_ROW * max_rows_ <= state_.tokens_read + params_.token_capacity;
   }
 };
 

@@ -5,32 +5,28 @@
 
 namespace distmk {
 
-// Rows of the last iteration, in bits: those that gave an event, which are the step's first ones, and those with a
-// record.
+// The step's first events are those of the last iteration's rows, in order. A narrow iteration may have rows without an
+// event, which are not sampled; of these there is a bit for each.
 struct ReportedRows {
-  uint32_t with_event = 0, with_record = 0;
-
-  DISTMK_FN void add(uint32_t row, bool has_record) {
-    with_event |= 1u << row;
-    with_record |= static_cast<uint32_t>(has_record) << row;
-  }
+  uint32_t num_events = 0, without_event = 0;
+  bool any_record = false;
 };
 static_assert(MAX_ROWS <= 32, "a bit for each row");
 
-// Copies the records of the leader's reported rows, with all threads of the team. `place`: the leader's, of the first
-// event in the token ring. The rows' tasks overwrite the records in the next iteration, so it must not have begun. Out
-// of line, as few steps have records.
+// Copies the records of the leader's reported rows, with all threads of the team. The rows' tasks overwrite the records
+// in the next iteration, so it must not have begun. Out of line, as few steps have records.
 DISTMK_NOINLINE void copy_records(const Team team, const LaunchParams& params, const LogprobRecord* records,
-                                  uint32_t with_event, uint32_t with_record, uint32_t place) {
-  with_event = team.from_leader(with_event);
-  with_record = team.from_leader(with_record);
-  place = team.from_leader(place);
+                                  const ReportedRows& reported, const HostRings& rings) {
+  const uint32_t num_events = team.from_leader(reported.num_events),
+                 without_event = team.from_leader(reported.without_event);
+  uint32_t place = team.from_leader(rings.first_place());
   auto* ring = reinterpret_cast<LogprobRecord*>(params.logprobs);
   DISTMK_NO_UNROLL
-  for (uint32_t row = 0; row < MAX_ROWS; ++row) {
-    if (with_record >> row & 1) copy_bytes(team, ring + place, records + row, sizeof(LogprobRecord));
-    place += with_event >> row & 1;
-    if (place == params.token_capacity) place = 0;
+  for (uint32_t event = 0, row = 0; event < num_events; ++event, ++row) {
+    while (row < MAX_ROWS && without_event >> row & 1) ++row;
+    if (team.from_leader(team.leader() && rings.has_record(event)))
+      copy_bytes(team, ring + place, records + row, sizeof(LogprobRecord));
+    if (++place == params.token_capacity) place = 0;
   }
 }
 

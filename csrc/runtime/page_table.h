@@ -1,17 +1,20 @@
 // The pages of the running sequences: the page table, and what the host is told of it for its prefix cache.
 #pragma once
 #include "runtime/page_pool.h"
+#include "runtime/sequences.h"
 
 namespace distmk {
 
 class PageTable {
  public:
-  DISTMK_FN PageTable(const Context& context, const SchedulerStepArgs& args, BatcherState& state)
+  DISTMK_FN PageTable(const Context& context, const SchedulerStepArgs& args, BatcherState& state,
+                      const Sequences& sequences)
       : params_(context.params()),
         args_(args),
         state_(state),
+        sequences_(sequences),
         entries_(context.at<int32_t>(args.page_table)),
-        pool_state_(reinterpret_cast<PagePoolState*>(context.at<BatcherState>(args.state) + 1)),
+        pool_state_(page_pool(context, args)),
         pool_(state, pool_state_, args.num_pages) {}
 
   DISTMK_FN void reset() {
@@ -25,8 +28,10 @@ class PageTable {
     if (!state_.pages_changed) return;
     state_.pages_changed = 0;
     DISTMK_NO_UNROLL
-    for (uint32_t slot = 0; slot < args_.max_slots; ++slot)
-      state_.slots[slot].num_put_pages = pages_of(state_.slots[slot].position);
+    for (uint32_t slot = 0; slot < sequences_.end(); ++slot) {
+      Sequence& sequence = sequences_[slot];
+      sequence.num_put_pages = pages_of(sequence.position);
+    }
   }
 
   DISTMK_FN uint32_t num_free() const { return state_.num_free_pages; }
@@ -37,15 +42,15 @@ class PageTable {
   DISTMK_FN bool needs_page(const Sequence& sequence) const { return !(sequence.position & (args_.page_size - 1)); }
 
   // Gives a sequence the page of its next position, if that is the first of a page. There must be a free one.
-  DISTMK_FN void grow(uint32_t slot) {
-    if (needs_page(state_.slots[slot])) append(slot, pool_.take());
+  DISTMK_FN void grow(uint32_t slot, const Sequence& sequence) {
+    if (needs_page(sequence)) append(slot, sequence, pool_.take());
   }
 
   // Frees the pages of a sequence, the last one first: of a prefix that others may share, the beginning is kept
   // longest.
   DISTMK_FN void release(uint32_t slot) {
     DISTMK_NO_UNROLL
-    for (uint32_t page = pages_of(state_.slots[slot].position); page-- > 0;) pool_.release(entry(slot, page));
+    for (uint32_t page = pages_of(sequences_[slot].position); page-- > 0;) pool_.release(entry(slot, page));
   }
 
   // Whether a request can begin in a free slot beside sequences that take `num_claimed` free pages in any case: there
@@ -70,6 +75,7 @@ class PageTable {
   const LaunchParams& params_;
   const SchedulerStepArgs& args_;
   BatcherState& state_;
+  const Sequences& sequences_;
   int32_t* entries_;
   PagePoolState* pool_state_;
   PagePool pool_;
@@ -98,19 +104,19 @@ class PageTable {
   // The sequence begins with the first pages that its request offers.
   DISTMK_FN void share_prefix(uint32_t slot, const Request& request, uint32_t num_pages) {
     const auto* offered = reinterpret_cast<const PageRef*>(request.prefix);
+    Sequence& sequence = sequences_[slot];
     DISTMK_NO_UNROLL
     for (uint32_t page = 0; page < num_pages; ++page) {
       pool_.share(offered[page].page);
-      append(slot, offered[page]);
-      state_.slots[slot].position += args_.page_size;
+      append(slot, sequence, offered[page]);
+      sequence.position += args_.page_size;
     }
     if (request.pages)
       *reinterpret_cast<PageRef*>(request.pages) = {static_cast<int32_t>(num_pages * args_.page_size), 0};
   }
 
   // The page of the sequence's next position.
-  DISTMK_FN void append(uint32_t slot, const PageRef& ref) {
-    const Sequence& sequence = state_.slots[slot];
+  DISTMK_FN void append(uint32_t slot, const Sequence& sequence, const PageRef& ref) {
     const uint32_t page = sequence.position / args_.page_size;
     entry(slot, page) = ref.page;
     state_.pages_changed = 1;
@@ -120,10 +126,10 @@ class PageTable {
 };
 
 // Puts the new entries of the page table to all other ranks.
-DISTMK_FN void put_page_table(const Context& context, const SchedulerStepArgs& args, const BatcherState& state) {
+DISTMK_FN void put_page_table(const Context& context, const SchedulerStepArgs& args, const Sequences& sequences) {
   DISTMK_NO_UNROLL
-  for (uint32_t slot = 0; slot < args.max_slots; ++slot) {
-    const Sequence& sequence = state.slots[slot];
+  for (uint32_t slot = 0; slot < sequences.end(); ++slot) {
+    const Sequence& sequence = sequences[slot];
     const uint32_t first = sequence.num_put_pages;
     const uint32_t num_pages = (sequence.position + args.page_size - 1) / args.page_size;
     if (sequence.request < 0 || first == num_pages) continue;

@@ -6,11 +6,11 @@
 
 namespace distmk {
 
-// The best token of a row, over the candidates of all ranks.
-DISTMK_FN int32_t best_token_of_row(const Candidate* candidates, uint32_t row, uint32_t num_ranks) {
+// The best token of a row, over the candidates of all ranks, which have `num_rows` each.
+DISTMK_FN int32_t best_token_of_row(const Candidate* candidates, uint32_t row, uint32_t num_ranks, uint32_t num_rows) {
   Candidate best = candidates[row];
   DISTMK_NO_UNROLL
-  for (uint32_t rank = 1; rank < num_ranks; ++rank) best = better_of(best, candidates[rank * MAX_ROWS + row]);
+  for (uint32_t rank = 1; rank < num_ranks; ++rank) best = better_of(best, candidates[rank * num_rows + row]);
   return best.token;
 }
 

@@ -229,24 +229,39 @@ DISTMK_FN void put_logits_row(Context& context, const SendLogitsArgs& args, uint
   const uint64_t offset = uint64_t{row} * args.stride * sizeof(float), from = args.logits + offset;
   context.put(0, from, context.at<void>(from), args.num_cols * sizeof(float));
 }
-DISTMK_FN bool is_idle(const Batch& batch, const SendLogitsArgs&) { return !any_needs_logits(batch); }
-
-template <class Block>
-DISTMK_FN void count_tokens(Block& block, Context& context, const CountTokensArgs& args, const Batch& batch) {
-  TokenCounter<Block> counter(block, context, args);
+DISTMK_FN void send_logits(Context& context, const SendLogitsArgs& args) {
+  const SampledRows rows(context.rank_state, args);
   DISTMK_NO_UNROLL
-  for (uint32_t row = 0; row < batch.num_rows; ++row)
-    if (batch.rows[row].sample == static_cast<int32_t>(RowSample::DRAW)) counter.count(batch.rows[row]);
+  for (uint32_t row = 0; row < rows.count(); ++row)
+    if (needs_logits(rows[row])) put_logits_row(context, args, row);
 }
-DISTMK_FN bool is_idle(const Batch& batch, const CountTokensArgs&) { return !any_needs_logits(batch); }
+DISTMK_FN bool is_idle(const RankState& state, const Team& warp, const SendLogitsArgs& args) {
+  return !SampledRows(state, args).any_needs_logits(warp);
+}
 
 template <class Block>
-DISTMK_FN void sample_row(Block& block, Context& context, const SampleRowArgs& args, const Batch& batch) {
-  if (args.row >= batch.num_rows || !needs_logits(batch.rows[args.row])) return;
-  RowSampler<Block>(block, context, args, batch.rows[args.row]).run();
+DISTMK_FN void count_tokens(Block& block, Context& context, const CountTokensArgs& args) {
+  TokenCounter<Block> counter(block, context, args);
+  const SampledRows rows(context.rank_state, args);
+  DISTMK_NO_UNROLL
+  for (uint32_t index = 0; index < rows.count(); ++index) {
+    const BatchRow row = rows[index];
+    if (row.sample == static_cast<int32_t>(RowSample::DRAW)) counter.count(row);
+  }
 }
-DISTMK_FN bool is_idle(const Batch& batch, const SampleRowArgs& args) {
-  return args.row >= batch.num_rows || !needs_logits(batch.rows[args.row]);
+DISTMK_FN bool is_idle(const RankState& state, const Team& warp, const CountTokensArgs& args) {
+  return !SampledRows(state, args).any_needs_logits(warp);
+}
+
+DISTMK_FN bool is_idle(const RankState& state, const Team&, const SampleRowArgs& args) {
+  const SampledRows rows(state, args);
+  return args.row >= rows.count() || !needs_logits(rows[args.row]);
+}
+template <class Block>
+DISTMK_FN void sample_row(Block& block, Context& context, const SampleRowArgs& args) {
+  if (is_idle(context.rank_state, context.team, args)) return;
+  const BatchRow row = SampledRows(context.rank_state, args)[args.row];
+  RowSampler<Block>(block, context, args, row).run();
 }
 
 }  // namespace distmk

@@ -48,7 +48,8 @@ DISTMK_FN void store_batch(Context& context, const SchedulerStepArgs& args, cons
   auto* batch = context.at<Batch>(turns.batch(program));
   if (memory.batch != batch) copy_bytes(team, batch, memory.batch, sizeof(Batch));
   if (turns.is_wide(program))
-    store_wide_tokens(context, *memory.state, *memory.batch, *context.at<WideBatch>(turns.batch(program)));
+    store_wide_tokens(context, Sequences(*memory.state, memory.far), *memory.batch,
+                      *context.at<WideBatch>(turns.batch(program)));
   team.sync();  // the transport reads the heap's copy
   put_to_all(context, turns.batch(program), turns.batch_bytes(program));
   if (program == args.program) return;
@@ -71,7 +72,7 @@ DISTMK_FN void prepare_batch(Context& context, const SchedulerStepArgs& args, co
   team.sync();  // from_leader() orders no memory
   const bool copied = memory.batch != context.at<Batch>(args.batch);
   store_batch(context, args, memory, team.from_leader(batcher.program()));
-  if (step & HAS_PAGES) put_page_table(context, args, *memory.state);
+  if (step & HAS_PAGES) put_page_table(context, args, Sequences(*memory.state, memory.far));
   context.finish();  // signals all ranks after one fence
   if (copied) copy_bytes(team, context.at<BatcherState>(args.state), memory.state, sizeof(BatcherState));
   if (team.leader()) batcher.publish();

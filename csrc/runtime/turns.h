@@ -1,7 +1,7 @@
 // Programs that take turns in a launch, as the scheduler step sees them: how many rows an iteration of each carries,
 // where its batch is, and which one runs next.
 #pragma once
-#include "runtime/context.h"
+#include "runtime/sequences.h"
 
 namespace distmk {
 
@@ -39,6 +39,13 @@ class Turns {
     return program == args_.program ? args_.max_rows : args_.other_rows;
   }
   DISTMK_FN bool is_wide(uint32_t program) const { return max_rows(program) > MAX_ROWS; }
+  // Rows of an iteration that are sampled at most.
+  DISTMK_FN uint32_t max_sampled(uint32_t program) const { return is_wide(program) ? num_slots(args_) : MAX_ROWS; }
+  // Sequences that run at once: no more than an iteration has rows.
+  DISTMK_FN uint32_t max_sequences() const {
+    const uint32_t max_rows = may_change_ && args_.other_rows > args_.max_rows ? args_.other_rows : args_.max_rows;
+    return args_.max_slots < max_rows ? args_.max_slots : max_rows;
+  }
   DISTMK_FN uint64_t batch(uint32_t program) const {
     return program == args_.program ? args_.batch : args_.other_batch;
   }

@@ -26,8 +26,8 @@ struct WideRow {
   uint32_t slot, position;
 };
 DISTMK_FN WideRow wide_row(const BatchRun* runs, uint32_t num_runs, uint32_t row) {
-  uint32_t run = 0;
-  while (run + 1 < num_runs && static_cast<uint32_t>(runs[run + 1].row_begin) <= row) ++run;
+  uint32_t run = row < num_runs ? row : num_runs - 1;  // runs of one row come first
+  while (static_cast<uint32_t>(runs[run].row_begin) > row) --run;
   const BatchRun& found = runs[run];
   return {static_cast<uint32_t>(found.slot),
           static_cast<uint32_t>(found.kv_len - found.num_rows) + row - static_cast<uint32_t>(found.row_begin)};

@@ -76,7 +76,7 @@ struct Requests {
     }
     commands.push_back({static_cast<uint32_t>(distmk::CommandKind::FINISH), 0, 0, 0});
     counts.commands = commands.size();
-    tokens.resize(num_tokens + 3 * distmk::MAX_ROWS);  // room for a step in which all are put back
+    tokens.resize(num_tokens + 3 * distmk::MAX_SEQUENCES);  // room for a step in which all are put back
   }
 };
 

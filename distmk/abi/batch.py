@@ -6,7 +6,7 @@ import ctypes
 from ctypes import c_float, c_int32, c_uint8, c_uint16, c_uint32, c_uint64
 
 from distmk.abi.sampling import SlotSampling
-from distmk.abi.values import MAX_ROWS, WIDE_ROWS
+from distmk.abi.values import MAX_ROWS, MAX_SEQUENCES, WIDE_ROWS
 
 
 class BatchRow(ctypes.Structure):
@@ -43,15 +43,17 @@ class Batch(ctypes.Structure):
 
 
 class WideBatch(ctypes.Structure):
-    """Batch metadata of a wide iteration. `batch` has its sampled rows, of which row i is row `sampled[i]` of the iteration.
+    """Batch metadata of a wide iteration. `batch` has its counts, and no rows or runs.
 
-    runs: `batch.num_wide_runs` of them cover the rows of the iteration in order. tokens: by row of the iteration.
+    rows: the sampled ones, `batch.num_rows`, of which row i is row `sampled[i]` of the iteration. runs: `batch.num_wide_runs` of
+    them cover the rows of the iteration in order. tokens: by row of the iteration.
     """
 
     _fields_ = [
         ("batch", Batch),
-        ("runs", BatchRun * MAX_ROWS),
-        ("sampled", c_uint32 * MAX_ROWS),
+        ("rows", BatchRow * MAX_SEQUENCES),
+        ("runs", BatchRun * MAX_SEQUENCES),
+        ("sampled", c_uint32 * MAX_SEQUENCES),
         ("tokens", c_int32 * WIDE_ROWS),
     ]
 
@@ -159,9 +161,10 @@ class PagePoolState(ctypes.Structure):
 
 
 class BatcherState(ctypes.Structure):
-    """Rank 0's memory between iterations; a PagePoolState and a KvPage for each page of the KV cache follow it. On a GPU it is
-    in shared memory, of which nothing is left.
+    """Rank 0's memory between iterations. In its buffer a PagePoolState, a KvPage for each page of the KV cache, and what slots
+    from MAX_ROWS on need follow it (csrc/runtime/sequences.h). On a GPU it is in shared memory, of which nothing is left.
 
+    slots: the first MAX_ROWS. end_slot: behind the last slot in use.
     num_iterations: of all programs, those whose batch was built. last_rows: of the last narrow one. tokens_taken: 1 once the step
     has taken the last iteration's tokens. num_admissions: so far. finishing: the host has sent `FINISH`. pages_changed: the
     last batch came with new entries of the page table. num_commands: read of the command ring; those from `num_admitted` on may
@@ -177,7 +180,8 @@ class BatcherState(ctypes.Structure):
         ("pages_changed", c_uint8),
         ("tokens_taken", c_uint8),
         ("last_rows", c_uint8),
-        ("pad", c_uint16),
+        ("end_slot", c_uint8),
+        ("pad", c_uint8),
         ("num_commands", c_uint64),
         ("num_admitted", c_uint64),
         ("num_published", c_uint64),

@@ -17,7 +17,9 @@ from distmk.abi.sampling import (
 
 MAGIC = 0x31304B4D54534944  # "DISTMK01"
 SPACE_SHIFT = 56
-MAX_ROWS = 16  # token rows an iteration can carry
+MAX_ROWS = 16  # token rows a narrow iteration can carry; sequences that a narrow program alone can run at once
+MAX_SEQUENCES = 128  # that can run at once, and rows that are sampled in a wide iteration
+EVENTS_PER_ROW = 3  # that a step publishes at most: a token or a score, a cancelled request, one that is put back
 MAX_PROGRAMS = 2  # that take turns in a launch
 ENDS_TURN = 2  # Batch.stop: program p has the next turn if it is ENDS_TURN + p
 WIDE_ROWS = 512  # token rows that a wide iteration can carry
@@ -150,6 +152,8 @@ CONSTANTS = {
     "MAGIC": MAGIC,
     "SPACE_SHIFT": SPACE_SHIFT,
     "MAX_ROWS": MAX_ROWS,
+    "MAX_SEQUENCES": MAX_SEQUENCES,
+    "EVENTS_PER_ROW": EVENTS_PER_ROW,
     "MAX_PROGRAMS": MAX_PROGRAMS,
     "ENDS_TURN": ENDS_TURN,
     "WIDE_ROWS": WIDE_ROWS,

@@ -1,13 +1,13 @@
-"""Defaults for what the user leaves open: backend, maximum model length, number of workers; and limits on what is given."""
+"""Defaults for what the user leaves open: backend, lengths, numbers of workers and of sequences; and limits on what is given."""
 
 from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
 from distmk import env
-from distmk.abi import MAX_ROWS, WIDE_ROWS
+from distmk.abi import MAX_ROWS, MAX_SEQUENCES, WIDE_ROWS
 from distmk.backends.base import require_warps
 from distmk.backends.cuda.packages import CUDA_PACKAGES, INSTALL_CUDA
 from distmk.backends.host.backend import usable_cores
@@ -140,11 +140,19 @@ def agree_on_workers(bootstrap: Bootstrap, wanted: int | None, backend: str, sch
     return least
 
 
+class Turns(NamedTuple):
+    """Token rows of an iteration of each program that takes turns (`DecodeOptions.turns`). why_narrow: what a narrow program is
+    alone with.
+    """
+
+    rows: tuple[int, ...]
+    why_narrow: str = ""
+
+
 def choose_turns(
     wanted: int | None, backend: str, bootstrap: Bootstrap, *, is_traced: bool, schedulers_apart: bool, num_hosts: int
-) -> tuple[int, ...]:
-    """Token rows of an iteration of each program that takes turns (`DecodeOptions.turns`). wanted: at most so many; None:
-    WIDE_ROWS.
+) -> Turns:
+    """The programs of an engine. wanted: so many token rows at most; None: WIDE_ROWS.
 
     A narrow program alone where there are no wide iterations: across hosts, with schedulers of their own, in a launch in pieces,
     in a trace, on GPUs before Hopper; and in the emulator, which would take minutes. UsageError: `wanted` is out of range, or
@@ -166,10 +174,29 @@ def choose_turns(
         met = [obstacle for obstacle, is_met in obstacles.items() if is_met]
         if turns != (MAX_ROWS,) and met:
             raise UsageError(f"DISTMK_TURNS asks for {turns}, but there are no such iterations with {met[0]}; unset it")
-        return turns
-    if wanted == MAX_ROWS or is_traced or any(obstacles.values()) or backend == "emulated":
-        return (MAX_ROWS,)
-    return (MAX_ROWS, wanted or WIDE_ROWS)
+        return Turns(turns, f"DISTMK_TURNS={MAX_ROWS}" if turns == (MAX_ROWS,) else "")
+    obstacles |= {
+        "a trace": is_traced,
+        f"max_num_batched_tokens={MAX_ROWS}": wanted == MAX_ROWS,
+        "the emulator": backend == "emulated",
+    }
+    met = [obstacle for obstacle, is_met in obstacles.items() if is_met]
+    return Turns((MAX_ROWS,), met[0]) if met else Turns((MAX_ROWS, wanted or WIDE_ROWS))
+
+
+def choose_max_seqs(wanted: int | None, turns: Turns, backend: str) -> int:
+    """Sequences that run at once: each takes a row of an iteration. None: on GPUs as many as there can be, else MAX_ROWS, as more
+    are slower without tensor cores. UsageError: `wanted` is more than an iteration has rows.
+    """
+    most = min(MAX_SEQUENCES, turns.rows[-1])
+    if wanted is None:
+        return most if backend == "cuda" else min(most, MAX_ROWS)
+    if wanted > most:
+        where = f"with {turns.why_narrow}" if turns.why_narrow else "with this max_num_batched_tokens"
+        raise UsageError(
+            f"max_num_seqs is {wanted}; {where} an iteration carries {most} tokens, one for each sequence, so give at most {most}"
+        )
+    return wanted
 
 
 def _is_wide(bootstrap: Bootstrap) -> bool:

@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from distmk import abi
 from distmk.abi import (
+    EVENTS_PER_ROW,
     MAX_BANNED,
     MAX_BIASES,
-    MAX_ROWS,
+    MAX_SEQUENCES,
     Bias,
     Command,
     CommandKind,
@@ -115,7 +116,9 @@ class LaunchBlock:
         longest = max(1, spec.max_prompt_len, *map(len, spec.prompts))
         # The batcher publishes only while the ring has room for a step that also cancels requests and puts some back. Room
         # for all tokens of the first requests means that nobody has to read for those.
-        num_tokens = max(sum(spec.max_new), MAX_KEPT_TOKENS if spec.num_requests else 0) + 3 * MAX_ROWS
+        num_tokens = (
+            max(sum(spec.max_new), MAX_KEPT_TOKENS if spec.num_requests else 0) + EVENTS_PER_ROW * MAX_SEQUENCES
+        )
         block = LaunchBlock(
             spec=spec,
             programs=(program, *others),

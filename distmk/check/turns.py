@@ -23,8 +23,7 @@ from distmk.program.reader import ProgramTables
 
 SAME_IN_ALL = ("num_ranks", "num_workers", "num_schedulers", "zeroed_heap_bytes", "heap_bytes", "local_bytes", "host")
 SAME_IN_ALL_STEPS = (
-    "page_table", "state", "drawn", "slots", "logprobs", "num_ranks", "page_size", "max_pages", "num_pages",
-    "max_slots", "max_positions",
+    "page_table", "state", "slots", "num_ranks", "page_size", "max_pages", "num_pages", "max_slots", "max_positions",
 )  # fmt: skip
 Contents = dict[Placed, set[Content]]
 

@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = DecodeOptions(
         num_ranks=1 if arguments.ranks is None else arguments.ranks,
         num_workers=1 if arguments.workers is None else arguments.workers,
-        max_seqs=arguments.max_num_seqs,
+        max_seqs=MAX_ROWS if arguments.max_num_seqs is None else arguments.max_num_seqs,
         max_model_len=choose_model_len(arguments.max_model_len, config),
         host_sizes=arguments.host_sizes,
         turns=(MAX_ROWS,) if len(arguments.host_sizes) > 1 else (MAX_ROWS, WIDE_ROWS),

@@ -25,7 +25,9 @@ def add_model_options(parser: argparse.ArgumentParser, positional: bool = False)
     )
     parser.add_argument("--workers", type=int, metavar="N", help="workers a rank (default: its share of the cores)")
     parser.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence in tokens (default 4096)")
-    parser.add_argument("--max-num-seqs", type=int, default=16, metavar="N", help="sequences at once, 1 to 16")
+    parser.add_argument(
+        "--max-num-seqs", type=int, metavar="N", help="sequences at once, 1 to 128 (default 128 on GPUs, else 16)"
+    )
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:

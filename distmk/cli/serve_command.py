@@ -109,7 +109,6 @@ def _config(arguments: argparse.Namespace) -> ServerConfig:
         raise UsageError("--served-model-name is empty; give a name, or leave it out")
     return ServerConfig(
         served_model_name=name or _name_of(arguments.model),
-        max_num_seqs=arguments.max_num_seqs,
         api_keys=tuple(keys),
         max_queue=arguments.max_queue,
         drain_s=arguments.drain,

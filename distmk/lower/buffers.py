@@ -14,7 +14,7 @@ from distmk.lower.rotating import RotatingBuffers, Rotation
 from distmk.lower.sampling import SamplingBuffers, declare_sampling
 from distmk.model.rope import ROPE
 from distmk.model.shards import Range
-from distmk.tasks.scheduling import CANDIDATES_BYTES, batcher_bytes
+from distmk.tasks.scheduling import batcher_bytes, candidates_bytes
 
 NARROW_BATCH, WIDE_BATCH = "batch", "wide_batch"  # names of buffers
 EMBED_WRITE = 0  # index of the embedding among an iteration's writes of the residual stream
@@ -57,8 +57,8 @@ class DecodeBuffers:
 
     batch: u8 [sizeof(Batch)], the iteration's rows, put to every rank by rank 0's scheduler. other_batch: that of the program
         that takes turns with this one; None: it runs alone.
-    page_table: i32 [MAX_ROWS slots, max_pages].
-    state: rank 0's batcher: BatcherState, PagePoolState, KvPage [num_pages].
+    page_table: i32 [slots, max_pages].
+    state: rank 0's batcher (`BatcherState`).
     x: f32 [MAX_ROWS, hidden_size], the residual stream.
     x_bf16: the same in bf16, by write of the residual stream.
     qkv: f32 [MAX_ROWS, q, k and v columns of a rank], by layer.
@@ -70,8 +70,8 @@ class DecodeBuffers:
     host_slots: where all-reduces cross hosts, what they use instead of the three slots below.
     attention_slots: f32 [rank, hidden_size * MAX_ROWS], blocks that ranks push for the all-reduce behind o.
     mlp_slots: two of the same, for the embedding and down. Two, as a worker without rows of o may push to one early.
-    candidates: Candidate [worker, MAX_ROWS] of a rank's head tasks.
-    sampled: Candidate [rank, MAX_ROWS], of which rank 0's is used.
+    candidates: Candidate [worker, sampled rows] of a rank's head tasks.
+    sampled: Candidate [rank, sampled rows], of which rank 0's is used.
     sampling: the logits, and what is drawn from them (`lower/sampling.py`).
     caches: bf16 K and V cache of each layer (`AttentionShape.cache_cols`).
     rope: each rank's f32 [max_model_len, head_dim], cosines and sines by position.
@@ -131,8 +131,8 @@ def declare_buffers(graph: Graph, plan: WorkPlan) -> DecodeBuffers:
     buffers = DecodeBuffers(
         batch=graph.buffer(NARROW_BATCH, ctypes.sizeof(Batch), dtype="u8"),
         other_batch=wide_batch(graph) if len(plan.options.turns) > 1 else None,
-        page_table=graph.buffer("page_table", MAX_ROWS * shapes[0].max_pages, dtype="i32"),
-        state=graph.buffer("batcher", batcher_bytes(plan.num_pages), dtype="u8", space=Space.LOCAL),
+        page_table=graph.buffer("page_table", plan.options.num_slots * shapes[0].max_pages, dtype="i32"),
+        state=_local(graph, "batcher", batcher_bytes(plan.num_pages, plan.options.max_seqs)),
         x=graph.buffer("x", config.hidden_size, rows=MAX_ROWS, space=Space.LOCAL),
         x_bf16=_rows(graph, "x_bf16", config.hidden_size, plan.residual_rotation),
         qkv=_rows(graph, "qkv", max(shape.qkv_cols for shape in shapes), per_layer, "f32"),
@@ -146,8 +146,8 @@ def declare_buffers(graph: Graph, plan: WorkPlan) -> DecodeBuffers:
             graph.buffer("mlp_slots", slots_cols, lamport=True),
             graph.buffer("mlp_slots1", slots_cols, lamport=True),
         ),
-        candidates=graph.buffer("candidates", graph.num_workers * CANDIDATES_BYTES, dtype="u8", space=Space.LOCAL),
-        sampled=graph.buffer("sampled", graph.num_ranks * CANDIDATES_BYTES, dtype="u8"),
+        candidates=_local(graph, "candidates", graph.num_workers * candidates_bytes()),
+        sampled=graph.buffer("sampled", graph.num_ranks * candidates_bytes(), dtype="u8"),
         sampling=declare_sampling(graph, plan),
         caches=tuple(_cache(graph, plan, layer) for layer in range(config.num_layers)),
         rope=tuple(add_rope(graph, plan, rank, ROPE) for rank in plan.ranks),
@@ -159,6 +159,10 @@ def declare_buffers(graph: Graph, plan: WorkPlan) -> DecodeBuffers:
 def wide_batch(graph: Graph) -> Buffer:
     """Add the batch metadata of wide iterations: u8 [sizeof(WideBatch)]."""
     return graph.buffer(WIDE_BATCH, ctypes.sizeof(WideBatch), dtype="u8")
+
+
+def _local(graph: Graph, name: str, num_bytes: int) -> Buffer:
+    return graph.buffer(name, num_bytes, dtype="u8", space=Space.LOCAL)
 
 
 def _host_slots(graph: Graph, plan: WorkPlan, index: int) -> HostSlots:

@@ -15,7 +15,7 @@ from distmk.lower.sampling import emit_sampling
 from distmk.lower.weights import add_matrix
 from distmk.model.operators import Head
 from distmk.tasks import Linear, Sample
-from distmk.tasks.scheduling import CANDIDATES_BYTES
+from distmk.tasks.scheduling import candidates_bytes
 
 
 def emit_head(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Head) -> None:
@@ -25,20 +25,25 @@ def emit_head(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Head) ->
     emit_sampled(graph, plan, buffers, [partition.num_tasks for partition in plan.head])
 
 
-def emit_sampled(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, num_parts: Sequence[int]) -> None:
+def emit_sampled(
+    graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, num_parts: Sequence[int], *, wide: bool = False
+) -> None:
     """The tokens of the sampled rows of `buffers.batch`, from the logits and the candidates of each rank's `num_parts` parts of
-    its vocabulary.
+    its vocabulary. `wide`: it is that of a wide iteration.
     """
-    emit_sampling(graph, plan, buffers.sampling, buffers.batch)
+    emit_sampling(graph, plan, buffers.sampling, buffers.batch, wide=wide)
+    num_rows = buffers.sampling.num_rows
+    num_bytes = candidates_bytes(num_rows)
     for rank in plan.ranks:
         graph.add(
             Sample(
                 rank=rank,
                 op="sample",
                 worker=0,
-                candidates=buffers.candidates.at(rank, 0, num_parts[rank] * CANDIDATES_BYTES),
-                out=buffers.sampled.at(0, rank * CANDIDATES_BYTES, (rank + 1) * CANDIDATES_BYTES),
+                candidates=buffers.candidates.at(rank, 0, num_parts[rank] * num_bytes),
+                out=buffers.sampled.at(0, rank * num_bytes, (rank + 1) * num_bytes),
                 batch=buffers.batch.at(rank),
+                num_rows=num_rows,
             )
         )
 
@@ -64,7 +69,7 @@ def _emit_argmax(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Head,
                 worker=worker,
                 x=x.at(rank),
                 slab=Slab(weight, begin, end),
-                out=buffers.candidates.at(rank, worker * CANDIDATES_BYTES, (worker + 1) * CANDIDATES_BYTES),
+                out=buffers.candidates.at(rank, worker * candidates_bytes(), (worker + 1) * candidates_bytes()),
                 batch=buffers.batch.at(rank),
                 epilogue=Epilogue.ARGMAX,
                 normalized=True,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from distmk.abi import MAX_ROWS, WIDE_ROWS, LaunchKind
+from distmk.abi import MAX_ROWS, MAX_SEQUENCES, WIDE_ROWS, LaunchKind
 from distmk.errors import UsageError
 from distmk.graph.hosts import host_ranks
+from distmk.tasks.slots import slots_for
 from distmk.tasks.splits import MAX_SPLITS
 
 ATTENTION_LAUNCHES = {"massive": LaunchKind.MASSIVE, "spread": LaunchKind.SPREAD}
@@ -18,8 +19,8 @@ class DecodeOptions:
     """Compile-time options of a decode program. Raises UsageError for values out of range.
 
     num_schedulers: per rank; None: one per worker.
-    max_seqs: sequences decoded at once. An iteration carries up to MAX_ROWS tokens even for fewer sequences, so that
-        prompts are read many tokens at a time.
+    max_seqs: sequences that run at once, no more than an iteration of the widest program has rows. A narrow iteration carries up
+        to MAX_ROWS tokens even for fewer sequences, so that prompts are read many tokens at a time.
     max_model_len: tokens of one sequence, prompt and output together.
     page_size: KV cache positions of a page, a power of two.
     num_pages: KV cache pages of all sequences, at least those of one of `max_model_len`; 0: enough for `max_seqs` of these.
@@ -57,8 +58,8 @@ class DecodeOptions:
     def __post_init__(self) -> None:
         if self.num_ranks < 1 or self.num_workers < 1:
             raise UsageError(f"{self.num_ranks} ranks of {self.num_workers} workers; at least one of each is needed")
-        if not 1 <= self.max_seqs <= MAX_ROWS:
-            raise UsageError(f"max_num_seqs is {self.max_seqs}; 1 to {MAX_ROWS} sequences can run at once")
+        if not 1 <= self.max_seqs <= MAX_SEQUENCES:
+            raise UsageError(f"max_num_seqs is {self.max_seqs}; 1 to {MAX_SEQUENCES} sequences can run at once")
         if self.max_model_len < 1 or self.page_size < 1 or self.max_splits < 1 or self.min_split < 1:
             raise UsageError("max_model_len, page_size, max_splits and min_split must be positive")
         if self.page_size & (self.page_size - 1) or self.max_splits > MAX_SPLITS:
@@ -86,6 +87,12 @@ class DecodeOptions:
             )
         if widest > MAX_ROWS and self.crosses_hosts:
             raise UsageError(f"turns is {self.turns}; across hosts an iteration carries {MAX_ROWS} rows")
+        if self.max_seqs > widest:
+            where = " across hosts" if self.crosses_hosts else ""
+            raise UsageError(
+                f"max_num_seqs is {self.max_seqs}; an iteration{where} carries {widest} tokens, one for each sequence, so give "
+                f"at most {widest}"
+            )
 
     @property
     def all_reduces(self) -> bool:
@@ -111,6 +118,11 @@ class DecodeOptions:
     def total_pages(self) -> int:
         """KV cache pages of a rank."""
         return self.num_pages or self.max_pages * self.max_seqs
+
+    @property
+    def num_slots(self) -> int:
+        """Slots for sequences: `max_seqs`, but at least MAX_ROWS. As many rows of a wide iteration may be sampled."""
+        return slots_for(self.max_seqs)
 
     @property
     def spreads_attention(self) -> bool:

@@ -123,6 +123,7 @@ def _attention_shape(config: ModelConfig, options: DecodeOptions, shard: Shard, 
         max_splits=options.max_splits,
         min_split=options.min_split,
         num_workers=options.num_workers,
+        num_slots=options.num_slots,
     )
     return dataclasses.replace(shape, max_splits=min(shape.max_splits, shape.split_budget))
 

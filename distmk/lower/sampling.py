@@ -6,7 +6,9 @@ for them.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import TypedDict
 
 from distmk.abi import MAX_ROWS, Space
 from distmk.graph.graph import Graph
@@ -17,7 +19,7 @@ from distmk.tasks import CountTokens, SampleRow, SendLogits
 from distmk.tasks.sampling import (
     DRAWN_BYTES,
     RECORD_BYTES,
-    SLOTS_BYTES,
+    SLOT_BYTES,
     VECTOR,
     mask_words,
     section_stride,
@@ -25,17 +27,18 @@ from distmk.tasks.sampling import (
 
 MAX_SENDERS = 8  # tasks of a rank that send its logits; of a rank of another host one, as each is a message
 FIRST_WORKER = 1  # worker 0 runs `sample`
+WIDE = "wide_"  # prefix of the names of a wide program's own buffers
 
 
 @dataclass(frozen=True)
 class SamplingBuffers:
-    """Memory of sampling; of all but `logits`, rank 0's is used.
+    """Memory of sampling; of all but `logits`, rank 0's is used. rows: as many as an iteration samples at most.
 
-    logits: f32 [MAX_ROWS, ranks' shards of the vocabulary, `section_stride` apart], each rank's of the rows that need them or
-        that are kept; rank 0 has all ranks' of the former.
-    slots: SlotSampling [MAX_ROWS slots]. counts: u32 [MAX_ROWS slots, vocab]. mask: u32 [MAX_ROWS slots, `mask_words`].
-    adjusted: f32, a row of logits for each row of the batch.
-    drawn, records: Candidate [MAX_ROWS] and LogprobRecord [MAX_ROWS], by row of the batch.
+    logits: f32 [rows, ranks' shards of the vocabulary, `section_stride` apart], each rank's of the rows that need them or that
+        are kept; rank 0 has all ranks' of the former.
+    slots: SlotSampling [slots]. counts: u32 [slots, vocab]. mask: u32 [slots, `mask_words`].
+    adjusted: f32, a row of logits for each row.
+    drawn, records: Candidate [rows] and LogprobRecord [rows].
     """
 
     logits: Buffer
@@ -46,40 +49,88 @@ class SamplingBuffers:
     drawn: Buffer
     records: Buffer
 
+    @property
+    def num_rows(self) -> int:
+        return self.logits.rows
+
     def logits_of(self, rank: int, num_ranks: int, begin: int, end: int) -> Region:
         """Where a rank stores columns [begin, end) of its shard."""
         first = rank * (self.logits.cols // num_ranks)
         return self.logits.at(rank, first + begin, first + end)
 
 
+class _RowBuffers(TypedDict):
+    """Those of SamplingBuffers that have a part for each row."""
+
+    logits: Buffer
+    adjusted: Buffer
+    drawn: Buffer
+    records: Buffer
+
+
+def logits_name(*, wide: bool, num_slots: int) -> str:
+    """The name of a program's buffer of logits."""
+    return f"{WIDE if wide and num_slots > MAX_ROWS else ''}logits"
+
+
 def declare_sampling(graph: Graph, plan: WorkPlan) -> SamplingBuffers:
-    """Add the buffers to `graph`."""
-    vocab = plan.config.vocab_size
-    cols = graph.num_ranks * section_stride(vocab, graph.num_ranks)
-
-    def declare(name: str, num: int, dtype: str) -> Buffer:
-        return graph.buffer(name, num, dtype=dtype, space=Space.LOCAL)
-
+    """Add the buffers of a narrow program to `graph`, with all slots."""
+    vocab, num_slots = plan.config.vocab_size, plan.options.num_slots
     return SamplingBuffers(
-        logits=graph.buffer("logits", cols, rows=MAX_ROWS),
-        slots=declare("slot_sampling", SLOTS_BYTES, "u8"),
-        counts=declare("token_counts", MAX_ROWS * vocab, "i32"),
-        mask=declare("allowed_tokens", MAX_ROWS * mask_words(vocab), "i32"),
-        adjusted=declare("adjusted_logits", MAX_ROWS * cols, "f32"),
-        drawn=declare("drawn", MAX_ROWS * DRAWN_BYTES, "u8"),
-        records=declare("logprobs", MAX_ROWS * RECORD_BYTES, "u8"),
+        slots=_local(graph, "slot_sampling", num_slots * SLOT_BYTES, "u8"),
+        counts=_local(graph, "token_counts", num_slots * vocab, "i32"),
+        mask=_local(graph, "allowed_tokens", num_slots * mask_words(vocab), "i32"),
+        **_declare_rows(graph, plan, MAX_ROWS),
     )
 
 
-def emit_sampling(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch: Buffer) -> None:
-    """Send the logits to rank 0; there, count tokens and sample every row. Behind the head, before `sample`."""
+def share_sampling(graph: Graph, plan: WorkPlan, narrow: SamplingBuffers) -> SamplingBuffers:
+    """The buffers of a wide program, which shares with the narrow one those by slot, and those by row if it samples no more."""
+    for by_slot in (narrow.slots, narrow.counts, narrow.mask):
+        graph.share(by_slot)
+    if plan.options.num_slots > narrow.num_rows:
+        return dataclasses.replace(narrow, **_declare_rows(graph, plan, plan.options.num_slots, WIDE))
+    for by_row in (narrow.logits, narrow.adjusted, narrow.drawn, narrow.records):
+        graph.share(by_row)
+    return narrow
+
+
+def _declare_rows(graph: Graph, plan: WorkPlan, num_rows: int, prefix: str = "") -> _RowBuffers:
+    cols = graph.num_ranks * section_stride(plan.config.vocab_size, graph.num_ranks)
+    return {
+        "logits": graph.buffer(f"{prefix}logits", cols, rows=num_rows),
+        "adjusted": _local(graph, f"{prefix}adjusted_logits", num_rows * cols, "f32"),
+        "drawn": _local(graph, f"{prefix}drawn", num_rows * DRAWN_BYTES, "u8"),
+        "records": _local(graph, f"{prefix}logprobs", num_rows * RECORD_BYTES, "u8"),
+    }
+
+
+def _local(graph: Graph, name: str, num: int, dtype: str) -> Buffer:
+    return graph.buffer(name, num, dtype=dtype, space=Space.LOCAL)
+
+
+def emit_sampling(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch: Buffer, *, wide: bool) -> None:
+    """Send the logits to rank 0; there, count tokens and sample every row. Behind the head, before `sample`. `wide`: the batch
+    is that of a wide iteration.
+    """
     for rank in plan.ranks[1:]:
-        _emit_senders(graph, plan, buffers, batch, rank)
+        _emit_senders(graph, plan, buffers, batch.at(rank), wide)
+    num_rows, num_slots = buffers.num_rows, plan.options.num_slots
     slots, counts = buffers.slots.at(0), buffers.counts.at(0)
-    worker = _worker(plan, MAX_ROWS)
-    graph.add(CountTokens(0, "count_tokens", worker, batch=batch.at(0), slots=slots, counts=counts))
+    graph.add(
+        CountTokens(
+            rank=0,
+            op="count_tokens",
+            worker=_worker(plan, num_rows),
+            batch=batch.at(0),
+            slots=slots,
+            counts=counts,
+            num_slots=num_slots,
+            wide=wide,
+        )
+    )
     cols = buffers.logits.cols
-    for row in range(MAX_ROWS):
+    for row in range(num_rows):
         graph.add(
             SampleRow(
                 rank=0,
@@ -95,6 +146,8 @@ def emit_sampling(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch:
                 num_ranks=graph.num_ranks,
                 slots=slots,
                 counts=counts,
+                num_slots=num_slots,
+                wide=wide,
             )
         )
 
@@ -103,11 +156,13 @@ def _worker(plan: WorkPlan, index: int) -> int:
     return (FIRST_WORKER + index) % plan.options.num_workers
 
 
-def _emit_senders(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch: Buffer, rank: int) -> None:
+def _emit_senders(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch: Region, wide: bool) -> None:
+    """Of the batch's rank."""
+    rank = batch.rank
     begin, end = plan.shards[rank].vocab
     is_near = rank in plan.options.hosts[0]
     num_senders = min(MAX_SENDERS if is_near else 1, plan.options.num_workers)
     num_vectors = -(-(end - begin) // VECTOR)
     for index, (first, last) in enumerate(partition_items(num_vectors, 4 * VECTOR, num_senders)):
         logits = buffers.logits_of(rank, graph.num_ranks, first * VECTOR, min(last * VECTOR, end - begin))
-        graph.add(SendLogits(rank, "send_logits", _worker(plan, index), logits=logits, batch=batch.at(rank)))
+        graph.add(SendLogits(rank, "send_logits", _worker(plan, index), logits=logits, batch=batch, wide=wide))

@@ -168,7 +168,16 @@ class _Emitter:
             first, last = self.plan.shards[rank].vocab
             logits = buffers.decode.sampling.logits_of(rank, self.graph.num_ranks, 0, last - first)
             self.graph.add(
-                SelectRows(rank, "select_rows", x=x, out=sampled_x, batch=batch, k=self.hidden, tiled=self.tiled)
+                SelectRows(
+                    rank=rank,
+                    op="select_rows",
+                    x=x,
+                    out=sampled_x,
+                    batch=batch,
+                    k=self.hidden,
+                    num_rows=logits.buffer.rows,
+                    tiled=self.tiled,
+                )
             )
             self.graph.add(
                 WideLinear(
@@ -186,7 +195,7 @@ class _Emitter:
             )
             out = buffers.decode.candidates.at(rank)
             self.graph.add(ArgmaxRows(rank, "argmax_rows", logits=logits, out=out, batch=batch, first_token=first))
-        emit_sampled(self.graph, self.plan, buffers.decode, [num_parts] * self.graph.num_ranks)
+        emit_sampled(self.graph, self.plan, buffers.decode, [num_parts] * self.graph.num_ranks, wide=True)
 
     def _row_parallel(self, name: str, x: Buffer, slabs: tuple[Range, ...], bias: str | None, num_splits: int) -> None:
         """x_residual += sum over ranks of x @ matrix.T + bias, which rank 0 adds."""

@@ -11,6 +11,8 @@ from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer, Region, Slab, Weight
 from distmk.lower.buffers import DecodeBuffers, wide_batch
 from distmk.lower.plan import WorkPlan
+from distmk.lower.sampling import WIDE, share_sampling
+from distmk.tasks.scheduling import candidates_bytes
 from distmk.tasks.wide import activation_cols, owned_rows, padded_cols
 
 
@@ -28,7 +30,7 @@ class WideBuffers:
     parts: f32 [owned rows, ranks * slots_per_rank * hidden_size], the terms of a sum into the residual stream.
     qkv: bf16 [WIDE_ROWS, q, k and v columns of a rank]. q: bf16 [WIDE_ROWS, query columns of a rank].
     attention_out, mlp_hidden: activations of the query and MLP columns of a rank.
-    sampled_x: activations of hidden_size columns, of which the first MAX_ROWS rows are in use.
+    sampled_x: activations of hidden_size columns, of which as many rows are in use as are sampled.
     o_splits, down_splits: parts of the columns of a rank's o and down projections, which different instances multiply, each with
         a slot of its own.
     """
@@ -81,7 +83,7 @@ def declare_wide_buffers(graph: Graph, plan: WorkPlan, decode: DecodeBuffers) ->
         return graph.buffer(name, num_cols, rows=WIDE_ROWS, dtype="bf16", space=Space.LOCAL)
 
     owned = owned_rows(graph.num_ranks)
-    decode = _share(graph, decode)
+    decode = _share(graph, plan, decode)
     graph.batch = decode.batch
     return WideBuffers(
         decode=decode,
@@ -109,17 +111,26 @@ def _sampled_x(graph: Graph, num_cols: int, tiled: bool) -> Buffer:
     return graph.buffer("wide_sampled_x", size // num_blocks, rows=num_blocks, dtype="bf16", space=Space.LOCAL)
 
 
-def _share(graph: Graph, decode: DecodeBuffers) -> DecodeBuffers:
-    """The narrow program's buffers with another batch; those of use to a wide one become buffers of `graph`."""
-    sampling = [getattr(decode.sampling, field.name) for field in dataclasses.fields(decode.sampling)]
+def _share(graph: Graph, plan: WorkPlan, decode: DecodeBuffers) -> DecodeBuffers:
+    """The narrow program's buffers with another batch; those of use to a wide one become buffers of `graph`. What it has for each
+    sampled row is larger if it samples more.
+    """
     caches = [cache for pair in decode.caches for cache in pair]
-    for buffer in (decode.page_table, decode.state, decode.candidates, *sampling, *caches):
+    for buffer in (decode.page_table, decode.state, *caches):
         graph.share(buffer)
     other = None if decode.other_batch is None else graph.share(decode.batch)
     batch = wide_batch(graph) if decode.other_batch is None else graph.share(decode.other_batch)
+    sampling = share_sampling(graph, plan, decode.sampling)
+    row_bytes = candidates_bytes(sampling.num_rows)
+    if sampling.num_rows > decode.sampling.num_rows:
+        candidates = graph.buffer(f"{WIDE}candidates", graph.num_workers * row_bytes, dtype="u8", space=Space.LOCAL)
+    else:
+        candidates = graph.share(decode.candidates)
     # Not shared: on other ranks than 0 it is not known when a copy of it is no longer sent.
-    sampled = graph.buffer("wide_sampled", decode.sampled.cols, dtype="u8")
-    return dataclasses.replace(decode, batch=batch, other_batch=other, sampled=sampled)
+    sampled = graph.buffer(f"{WIDE}sampled", graph.num_ranks * row_bytes, dtype="u8")
+    return dataclasses.replace(
+        decode, batch=batch, other_batch=other, sampling=sampling, candidates=candidates, sampled=sampled
+    )
 
 
 class SharedWeights:

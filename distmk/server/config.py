@@ -10,7 +10,6 @@ class ServerConfig:
     """Times are in seconds."""
 
     served_model_name: str
-    max_num_seqs: int  # sequences that the engine runs at once
     api_keys: tuple[str, ...] = ()  # none: every client may ask
     max_queue: int = 256  # sequences that may wait; more are refused with status 429
     max_body_bytes: int = 8 << 20
@@ -23,8 +22,3 @@ class ServerConfig:
     drain_s: float = 30.0  # after SIGTERM, until what is still running is cut off
     watch_s: float = 0.5  # between looks at an idle engine
     engine_error_s: float = 1.0  # for which /health tells that the engine has ended, before the server does
-
-    @property
-    def max_sequences(self) -> int:
-        """Sequences that run or wait."""
-        return self.max_num_seqs + self.max_queue

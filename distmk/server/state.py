@@ -57,7 +57,7 @@ class ServerState:
     def admit(self, count: int) -> Iterator[None]:
         """Room for `count` sequences for the length of the block. ApiError: more than may ever run, or than may wait now."""
         self.check_serving()
-        limit = self.config.max_sequences
+        limit = self.llm.llm.max_num_seqs + self.config.max_queue
         if count > limit:
             raise ApiError(400, f"prompts times n are {count} sequences; one request may have {limit}", "n")
         if self.num_sequences + count > limit:

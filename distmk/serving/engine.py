@@ -13,15 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk import env
-from distmk.abi import ENDS_TURN, MAX_ROWS, Batch
+from distmk.abi import ENDS_TURN, MAX_ROWS, MAX_SEQUENCES, Batch
 from distmk.backends.cuda.gpus import check_residence
 from distmk.backends.defaults import (
+    Turns,
     agree_on_backend,
     agree_on_workers,
     backend_choices,
     check_backend,
     check_heads,
     check_schedulers,
+    choose_max_seqs,
     choose_model_len,
     choose_turns,
 )
@@ -37,6 +39,7 @@ from distmk.interrupts import deferred
 from distmk.lower import DecodeOptions
 from distmk.lower.buffers import NARROW_BATCH, WIDE_BATCH
 from distmk.lower.memory import least_memory
+from distmk.lower.sampling import logits_name
 from distmk.model.shards import shard_model
 from distmk.nvtx_ranges import nvtx_range
 from distmk.progress import Progress, progress
@@ -54,7 +57,7 @@ _MOST = {
     "num_workers": 4096,
     "num_schedulers": 4096,
     "max_model_len": 1 << 24,
-    "max_num_seqs": 4096,
+    "max_num_seqs": MAX_SEQUENCES,
     "num_gpu_blocks_override": 1 << 28,
     "deadline_s": 1_000_000,
 }
@@ -79,7 +82,7 @@ class EngineArgs:
     num_workers: int | None = None
     backend: str = "auto"
     max_model_len: int | None = None
-    max_num_seqs: int = 16
+    max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     deadline_s: float | None = None
     keep_logits: bool = False
@@ -187,20 +190,21 @@ class Engine:
         return num_workers
 
     def _options(self) -> DecodeOptions:
+        turns = self._turns()
         return DecodeOptions(
             num_ranks=self.bootstrap.world_size,
             num_workers=self.num_workers,
             num_schedulers=self.args.num_schedulers,
-            max_seqs=self.args.max_num_seqs,
+            max_seqs=choose_max_seqs(self.args.max_num_seqs, turns, self.backend_name),
             max_model_len=self.max_model_len,
             keep_logits=self.args.keep_logits,
             loopback=env.loopback(),
-            turns=self._turns(),
+            turns=turns.rows,
             host_sizes=self.host_sizes if len(self.host_sizes) > 1 else (),
             **backend_choices(self.backend_name),
         )
 
-    def _turns(self) -> tuple[int, ...]:
+    def _turns(self) -> Turns:
         return choose_turns(
             self.args.max_num_batched_tokens,
             self.backend_name,
@@ -216,6 +220,11 @@ class Engine:
             need = least_memory(self.config, dataclasses.replace(options, num_pages=options.max_pages))
             private = {WEIGHTS: need.weights, "KV cache": need.kv_cache, "activations": need.wide}
             check_room(private, need.heap, self.bootstrap.local_size)
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences that run at once."""
+        return self._decode_options.max_seqs
 
     @property
     def num_kv_pages(self) -> int:
@@ -242,7 +251,7 @@ class Engine:
         return self.session.launch(
             LaunchSpec(
                 # As many wait in the launch as run, so that no slot waits for the host.
-                num_requests=2 * self.args.max_num_seqs,
+                num_requests=2 * self.max_num_seqs,
                 max_prompt_len=self.max_model_len,
                 eos_ids=self.config.eos_token_ids,
                 deadline_s=self.args.deadline_s or env.deadline_s(),
@@ -273,22 +282,27 @@ class Engine:
         """Peak resident memory of every rank's process so far, by rank."""
         return gather_json(self.bootstrap, _peak_bytes(), "peak memory", int)
 
-    def _last_batch(self) -> Batch:
-        """The batch of the program that had the last turn, with its sampled rows."""
-        batches = [Batch.from_buffer_copy(self.session.view(name).tobytes()) for name in self._batch_names()]
-        return batches[-1] if batches[0].stop >= ENDS_TURN else batches[0]
+    def _sampled_logits(self) -> npt.NDArray[np.float32]:
+        """This rank's row of logits of the only request that the last launch had."""
+        options = self._decode_options
+        are_wide = [rows > MAX_ROWS for rows in options.turns]
+        batches = [self._batch(WIDE_BATCH if is_wide else NARROW_BATCH) for is_wide in are_wide]
+        last = -1 if batches[0].stop >= ENDS_TURN else 0
+        row = 0 if are_wide[last] else next(index for index, entry in enumerate(batches[last].rows) if entry.sample)
+        found: npt.NDArray[np.float32] = self.session.view(
+            logits_name(wide=are_wide[last], num_slots=options.num_slots)
+        )[row]
+        return found
 
-    def _batch_names(self) -> list[str]:
-        return [NARROW_BATCH if rows == MAX_ROWS else WIDE_BATCH for rows in self._decode_options.turns]
+    def _batch(self, name: str) -> Batch:
+        return Batch.from_buffer_copy(self.session.view(name).tobytes())
 
     def _gather_logits(self) -> npt.NDArray[np.float32]:
         """Logits that a launch of one new token sampled from: float32 [vocab_size], of all ranks. Needs keep_logits."""
-        batch = self._last_batch()
-        row = next(index for index, entry in enumerate(batch.rows) if entry.sample)
         sizes = [end - begin for begin, end in (s.vocab for s in shard_model(self.config, self.bootstrap.world_size))]
         rank = self.bootstrap.rank
         first = rank * section_stride(self.config.vocab_size, self.bootstrap.world_size)
-        mine = self.session.view("logits")[row, first : first + sizes[rank]].tobytes()
+        mine = self._sampled_logits()[first : first + sizes[rank]].tobytes()
         parts = self.bootstrap.allgather(mine)
         for rank, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             if len(part) != size * 4:

@@ -36,6 +36,11 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def max_num_seqs(self) -> int:
+        """Sequences that run at once."""
+        ...
+
+    @property
     def model(self) -> str:
         """The path or name that the model was loaded from."""
         ...

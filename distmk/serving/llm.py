@@ -53,6 +53,8 @@ class LLM:
     `max_num_batched_tokens`: tokens of an iteration, 16 to 512: the longest that a token of one sequence waits for the prompt of
     another is one such iteration. None: 512, or 16 with a trace or schedulers of their own, across hosts, and on GPUs before
     Hopper.
+    `max_num_seqs`: sequences that run at once, 1 to 128, and no more than an iteration carries tokens. None: 128 on GPUs, 16
+    without; there more are slower.
     `trace_iterations`: trace the last iterations of each call; `trace` then holds the trace (on rank 0).
     `num_schedulers`: schedulers of a rank, at most one a worker, in threads of their own; on a GPU up to 12, on an SM of
     their own. None: every worker runs one in its idle time. `gpu_memory_utilization`: share of each GPU's memory (of the
@@ -75,7 +77,7 @@ class LLM:
         load_format: str = "auto",
         seed: int = 0,
         max_model_len: int | None = None,
-        max_num_seqs: int = 16,
+        max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         deadline_s: float | None = None,
         keep_logits: bool = False,
@@ -143,6 +145,11 @@ class LLM:
     def max_model_len(self) -> int:
         """Tokens of the longest sequence, prompt and completion together."""
         return self.llm_engine.engine.max_model_len
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences that run at once."""
+        return self.llm_engine.engine.max_num_seqs
 
     @property
     def model(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Mapping
-from ctypes import c_float, c_uint32, c_uint64
+from ctypes import c_float, c_uint16, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ from distmk.graph.task import (
     require,
     task_type,
 )
+from distmk.tasks.slots import check_num_slots, check_slot_capacity
 from distmk.tasks.splits import (
     AttentionShape,
     check_splits,
@@ -61,8 +62,9 @@ class AttentionArgs(ctypes.Structure):
         ("eps", c_float),
         ("num_positions", c_uint32),  # rows of the rope table
         ("qkv_stride", c_uint32),  # elements from one row of qkv to the next
-        ("polls", c_uint32),  # 1: poll qkv
-        ("long_splits", c_uint32),  # 1: a split may have more than POSITIONS_PER_PASS positions
+        ("polls", c_uint16),  # 1: poll qkv
+        ("long_splits", c_uint16),  # 1: a split may have more than POSITIONS_PER_PASS positions
+        ("num_slots", c_uint32),
         (
             "fused_combine_len",
             c_uint32,
@@ -158,6 +160,7 @@ class Attention(Task):
             qkv_stride=self.qkv.buffer.cols,
             polls=int(self.polls),
             long_splits=int(self.long_splits),
+            num_slots=s.num_slots,
             fused_combine_len=s.fused_combine_len if self.fused_partials else 0,
         )
 
@@ -171,6 +174,7 @@ class Attention(Task):
         fewest = min(COMBINE_WIDTH, args.split_budget, args.max_splits) if step.max_slots == 1 else 1
         is_long = step.max_positions > fewest * POSITIONS_PER_PASS
         require(bool(args.long_splits or not is_long), "a split may be longer than long_splits says")
+        check_slot_capacity(args, step)
 
     @classmethod
     def streams(cls, args: Any) -> bool:
@@ -186,7 +190,7 @@ class Attention(Task):
         found = [
             qkv._replace(early=bool(args.polls)),
             constant_access(rank, args.rope, 4 * args.head_dim, args.num_positions),
-            access(False, rank, args.page_table, 4 * MAX_ROWS * args.max_pages, content=page_table_content(args)),
+            access(False, rank, args.page_table, 4 * args.num_slots * args.max_pages, content=page_table_content(args)),
             batch_access(rank, args.batch),
             access(True, rank, args.partials, part_bytes, content=splits_content("partials", args)),
         ]
@@ -217,6 +221,7 @@ def page_table_content(args: Any) -> Content:
 
 def _check_attention(args: Any) -> None:
     check_splits(args)
+    check_num_slots(args)
     require(args.batch != 0, "there is no batch")
     require(args.head_dim % 2 == 0, "head_dim is odd")
     require(args.page_size > 0 and not args.page_size & (args.page_size - 1), "page_size is no power of two")

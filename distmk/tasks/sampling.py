@@ -16,14 +16,21 @@ from distmk.graph.task import (
     Layout,
     Task,
     access,
-    batch_access,
     f32_access,
     require,
     task_type,
 )
 from distmk.model.shards import partition
+from distmk.tasks.slots import (
+    check_batch_kind,
+    check_num_rows,
+    check_num_slots,
+    check_row_capacity,
+    check_slot_capacity,
+    row_accesses,
+)
 
-SLOTS_BYTES = ctypes.sizeof(SlotSampling) * MAX_ROWS
+SLOT_BYTES = ctypes.sizeof(SlotSampling)
 DRAWN_BYTES, RECORD_BYTES = ctypes.sizeof(Candidate), ctypes.sizeof(LogprobRecord)
 SLOTS: Content = ("slot sampling",)
 VECTOR = 4  # logits that are loaded together
@@ -40,9 +47,9 @@ def mask_words(vocab: int) -> int:
     return -(-vocab // 32)
 
 
-def slots_access(rank: int, slots: int, write: bool = False) -> Access:
+def slots_access(rank: int, slots: int, num_slots: int, write: bool = False) -> Access:
     """The parameters of all slots."""
-    return access(write, rank, slots, SLOTS_BYTES, align_bytes=8, content=SLOTS)
+    return access(write, rank, slots, SLOT_BYTES * num_slots, align_bytes=8, content=SLOTS)
 
 
 class SendLogitsArgs(ctypes.Structure):
@@ -51,16 +58,21 @@ class SendLogitsArgs(ctypes.Structure):
         ("batch", c_uint64),
         ("num_cols", c_uint32),
         ("stride", c_uint32),  # elements
+        ("num_rows", c_uint32),  # of the logits
+        ("wide", c_uint32),  # 1: the batch is a WideBatch
     ]
 
 
 @task_type(12, "send_logits")
 @dataclass(frozen=True, eq=False)
 class SendLogits(Task):
-    """Put columns of the rows that need their logits (RowSample.DRAW, SCORE) to the same columns on rank 0."""
+    """Put columns of the rows that need their logits (RowSample.DRAW, SCORE) to the same columns on rank 0. `wide`: the batch is
+    a WideBatch.
+    """
 
     logits: Region = None  # type: ignore[assignment]
     batch: Region = None  # type: ignore[assignment]
+    wide: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = SendLogitsArgs
     may_idle: ClassVar[bool] = True
@@ -80,24 +92,33 @@ class SendLogits(Task):
             batch=layout.operand(self.batch),
             num_cols=self.logits.cols,
             stride=self.logits.buffer.cols,
+            num_rows=self.logits.buffer.rows,
+            wide=int(self.wide),
         )
+
+    @classmethod
+    def check_capacity(cls, args: Any, step: Any) -> None:
+        check_row_capacity(args.num_rows, step)
+        check_batch_kind(args, step)
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         require(rank > 0, "rank 0 sends logits to itself")
-        require(args.batch != 0, "there is no batch")
-        mine = f32_access(False, rank, args.logits, args.num_cols, MAX_ROWS, args.stride)
-        return [mine, mine._replace(write=True, rank=0), batch_access(rank, args.batch)]
+        check_num_rows(args.num_rows)
+        mine = f32_access(False, rank, args.logits, args.num_cols, args.num_rows, args.stride)
+        return [mine, mine._replace(write=True, rank=0), *row_accesses(rank, args)]
 
 
 class CountTokensArgs(ctypes.Structure):
     _fields_ = [
-        ("slots", c_uint64),  # SlotSampling [MAX_ROWS]
-        ("counts", c_uint64),  # u32 [MAX_ROWS slots, vocab]
+        ("slots", c_uint64),  # SlotSampling [num_slots]
+        ("counts", c_uint64),  # u32 [num_slots, vocab]
         ("tables", c_uint64),  # the buffer that operands in SlotSampling point into; 0: they are addresses
         ("batch", c_uint64),
         ("vocab", c_uint32),
         ("tables_bytes", c_uint32),
+        ("num_slots", c_uint32),
+        ("wide", c_uint32),  # 1: the batch is a WideBatch
     ]
 
 
@@ -106,13 +127,16 @@ class CountTokensArgs(ctypes.Structure):
 class CountTokens(Task):
     """Bring the counts of tokens up to date that penalties of this iteration's draws depend on.
 
-    counts: i32 [MAX_ROWS slots, vocab], how often a token is in the output of the sequence in a slot, and COUNT_IN_PROMPT.
+    counts: i32 [num_slots, vocab], how often a token is in the output of the sequence in a slot, and COUNT_IN_PROMPT. wide: the
+    batch is a WideBatch.
     """
 
     slots: Region = None  # type: ignore[assignment]
     counts: Region = None  # type: ignore[assignment]
     batch: Region = None  # type: ignore[assignment]
     tables: Region | None = None
+    num_slots: int = MAX_ROWS
+    wide: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = CountTokensArgs
     may_idle: ClassVar[bool] = True
@@ -132,22 +156,29 @@ class CountTokens(Task):
             counts=layout.operand(self.counts),
             tables=layout.operand(self.tables),
             batch=layout.operand(self.batch),
-            vocab=self.counts.cols // MAX_ROWS,
+            vocab=self.counts.cols // self.num_slots,
             tables_bytes=self.tables.cols if self.tables else 0,
+            num_slots=self.num_slots,
+            wide=int(self.wide),
         )
 
     @classmethod
+    def check_capacity(cls, args: Any, step: Any) -> None:
+        check_slot_capacity(args, step)
+        check_batch_kind(args, step)
+
+    @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
-        require(args.batch != 0, "there is no batch")
+        check_num_slots(args)
         counts = counts_access(rank, args)
-        found = [slots_access(rank, args.slots), slots_access(rank, args.slots, True), counts]
-        found += [counts._replace(write=True), batch_access(rank, args.batch)]
+        found = [slots_access(rank, args.slots, args.num_slots, write) for write in (False, True)]
+        found += [counts, counts._replace(write=True), *row_accesses(rank, args)]
         return [*found, tables_access(rank, args)] if args.tables else found
 
 
 def counts_access(rank: int, args: Any) -> Access:
     """The read of the counts of all slots."""
-    return access(False, rank, args.counts, 4 * MAX_ROWS * args.vocab)
+    return access(False, rank, args.counts, 4 * args.num_slots * args.vocab)
 
 
 def tables_access(rank: int, args: Any) -> Access:
@@ -157,10 +188,10 @@ def tables_access(rank: int, args: Any) -> Access:
 
 class SampleRowArgs(ctypes.Structure):
     _fields_ = [
-        ("logits", c_uint64),  # f32 [MAX_ROWS, num_ranks, section_stride]
-        ("slots", c_uint64),  # SlotSampling [MAX_ROWS]
-        ("counts", c_uint64),  # u32 [MAX_ROWS slots, vocab]
-        ("mask", c_uint64),  # u32 [MAX_ROWS slots, ceil(vocab / 32)], bit t % 32 of word t / 32: token t is allowed
+        ("logits", c_uint64),  # f32 [num_rows, num_ranks, section_stride]
+        ("slots", c_uint64),  # SlotSampling [num_slots]
+        ("counts", c_uint64),  # u32 [num_slots, vocab]
+        ("mask", c_uint64),  # u32 [num_slots, ceil(vocab / 32)], bit t % 32 of word t / 32: token t is allowed
         ("adjusted", c_uint64),  # f32 [num_ranks, section_stride], of this row
         ("drawn", c_uint64),  # Candidate
         ("record", c_uint64),  # LogprobRecord
@@ -171,7 +202,9 @@ class SampleRowArgs(ctypes.Structure):
         ("num_ranks", c_uint32),
         ("section_stride", c_uint32),
         ("tables_bytes", c_uint32),
-        ("pad", c_uint32),
+        ("num_rows", c_uint32),
+        ("num_slots", c_uint32),
+        ("wide", c_uint32),  # 1: the batch is a WideBatch
     ]
 
 
@@ -180,9 +213,9 @@ class SampleRowArgs(ctypes.Structure):
 class SampleRow(Task):
     """Draw the token of row `row` of the batch with the parameters of its slot, or score a given one; see `SlotSampling`.
 
-    logits: f32 [MAX_ROWS, ranks' sections] (`section_stride`). slots: u8, SlotSampling [MAX_ROWS]. counts: see `CountTokens`.
-    mask: i32 [MAX_ROWS slots, words], a bit for each token that is allowed. adjusted: f32, room for a row of logits. drawn: u8,
-    the Candidate, whose value has no meaning. record: u8, LogprobRecord.
+    logits: f32 [sampled rows at most, ranks' sections] (`section_stride`). slots: u8, SlotSampling [num_slots]. counts: see
+    `CountTokens`. mask: i32 [num_slots, words], a bit for each token that is allowed. adjusted: f32, room for a row of logits.
+    drawn: u8, the Candidate, whose value has no meaning. record: u8, LogprobRecord. wide: the batch is a WideBatch.
 
     Inverse transform sampling: Devroye, Non-Uniform Random Variate Generation, 1986, II.2; top-p by rejection, as FlashInfer's
     samplers (Ye et al., arXiv:2501.01005): Holtzman et al., arXiv:1904.09751; min-p: Nguyen et al., arXiv:2407.01082.
@@ -199,6 +232,8 @@ class SampleRow(Task):
     tables: Region | None = None
     row: int = 0
     num_ranks: int = 1
+    num_slots: int = MAX_ROWS
+    wide: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = SampleRowArgs
     may_idle: ClassVar[bool] = True
@@ -214,7 +249,7 @@ class SampleRow(Task):
     def _sections(self) -> Iterable[Region]:
         """The ranks' shards; the columns between them are padding."""
         stride = self.logits.cols // self.num_ranks
-        for rank, (begin, end) in enumerate(partition(self.counts.cols // MAX_ROWS, self.num_ranks)):
+        for rank, (begin, end) in enumerate(partition(self.counts.cols // self.num_slots, self.num_ranks)):
             first = self.logits.begin + rank * stride
             yield self.logits._replace(begin=first, end=first + end - begin)
 
@@ -226,31 +261,43 @@ class SampleRow(Task):
         return SampleRowArgs(
             **{name: layout.operand(getattr(self, name)) for name in regions},
             row=self.row,
-            vocab=self.counts.cols // MAX_ROWS,
+            vocab=self.counts.cols // self.num_slots,
             num_ranks=self.num_ranks,
             section_stride=self.logits.cols // self.num_ranks,
             tables_bytes=self.tables.cols if self.tables else 0,
+            num_rows=self.logits.buffer.rows,
+            num_slots=self.num_slots,
+            wide=int(self.wide),
         )
 
     @classmethod
+    def check_capacity(cls, args: Any, step: Any) -> None:
+        check_slot_capacity(args, step)
+        check_row_capacity(args.num_rows, step)
+        check_batch_kind(args, step)
+
+    @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
-        require(args.batch != 0, "there is no batch")
-        require(args.row < MAX_ROWS, "there is no such row")
+        check_num_slots(args)
+        check_num_rows(args.num_rows)
+        require(args.row < args.num_rows, "there is no such row")
         require(args.num_ranks > 0 and args.vocab > 0, "there is no vocabulary")
         require(args.vocab // TOKENS_PER_SEGMENT + 2 * args.num_ranks <= MAX_SEGMENTS, "the vocabulary is too large")
         require(args.section_stride % VECTOR == 0, "sections are not of whole vectors")
         require(args.section_stride >= -(-args.vocab // args.num_ranks), "a section is smaller than a rank's shard")
         row_bytes = 4 * args.num_ranks * args.section_stride
         sections = [
-            access(False, rank, args.logits + 4 * r * args.section_stride, 4 * (end - begin), MAX_ROWS, row_bytes, 16)
+            access(
+                False, rank, args.logits + 4 * r * args.section_stride, 4 * (end - begin), args.num_rows, row_bytes, 16
+            )
             for r, (begin, end) in enumerate(partition(args.vocab, args.num_ranks))
         ]
         reads = [
             *sections,
-            slots_access(rank, args.slots),
+            slots_access(rank, args.slots, args.num_slots),
             counts_access(rank, args),
-            access(False, rank, args.mask, 4 * MAX_ROWS * mask_words(args.vocab)),
-            batch_access(rank, args.batch),
+            access(False, rank, args.mask, 4 * args.num_slots * mask_words(args.vocab)),
+            *row_accesses(rank, args),
         ]
         if args.tables:
             reads.append(tables_access(rank, args))

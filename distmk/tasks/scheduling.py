@@ -8,28 +8,46 @@ from ctypes import c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import MAX_PROGRAMS, MAX_ROWS, WIDE_ROWS, BatcherState, Candidate, KvPage, PagePoolState
+from distmk.abi import (
+    EVENTS_PER_ROW,
+    MAX_PROGRAMS,
+    MAX_ROWS,
+    MAX_SEQUENCES,
+    WIDE_ROWS,
+    BatcherState,
+    Candidate,
+    KvPage,
+    PagePoolState,
+    TokenEvent,
+)
+from distmk.abi import Sequence as RunningSequence
 from distmk.graph.regions import Region
 from distmk.graph.task import Access, Layout, Task, access, batch_access, require, task_type
 from distmk.tasks.attention import page_table_content
 from distmk.tasks.sampling import RECORD_BYTES, slots_access
+from distmk.tasks.slots import check_num_rows, check_row_capacity, sampled_rows_of, slots_for
 from distmk.tasks.wide import narrow_batch_accesses, wide_batch_accesses
 
-CANDIDATES_BYTES = ctypes.sizeof(Candidate) * MAX_ROWS
+
+def candidates_bytes(num_rows: int = MAX_ROWS) -> int:
+    """Bytes of a Candidate for each row."""
+    return ctypes.sizeof(Candidate) * num_rows
 
 
-def batcher_bytes(num_pages: int) -> int:
-    """Bytes of the batcher's state, with a KvPage for each page of the KV cache."""
-    return ctypes.sizeof(BatcherState) + ctypes.sizeof(PagePoolState) + num_pages * ctypes.sizeof(KvPage)
+def batcher_bytes(num_pages: int, max_seqs: int = MAX_ROWS) -> int:
+    """Bytes of the batcher's state, with a KvPage for each page of the KV cache, and what slots from MAX_ROWS on need."""
+    pages = ctypes.sizeof(PagePoolState) + num_pages * ctypes.sizeof(KvPage)
+    slot = ctypes.sizeof(RunningSequence) + EVENTS_PER_ROW * ctypes.sizeof(TokenEvent)
+    return ctypes.sizeof(BatcherState) + pages + (slots_for(max_seqs) - MAX_ROWS) * slot
 
 
 class SampleArgs(ctypes.Structure):
     _fields_ = [
-        ("candidates", c_uint64),  # Candidate [num_tasks, MAX_ROWS] of this rank's head tasks
-        ("out", c_uint64),  # Candidate [MAX_ROWS], this rank's slot on rank 0
+        ("candidates", c_uint64),  # Candidate [num_tasks, num_rows] of this rank's head tasks
+        ("out", c_uint64),  # Candidate [num_rows], this rank's slot on rank 0
         ("batch", c_uint64),
         ("num_tasks", c_uint32),
-        ("pad", c_uint32),
+        ("num_rows", c_uint32),
     ]
 
 
@@ -38,13 +56,14 @@ class SampleArgs(ctypes.Structure):
 class Sample(Task):
     """Per-shard argmax: this rank's best candidate for every sampled row (greedy; the lowest token id wins ties).
 
-    candidates: Candidate [tasks of the head, MAX_ROWS]. out: Candidate [MAX_ROWS] on rank 0, of which the rows of the batch are
+    candidates: Candidate [tasks of the head, num_rows]. out: Candidate [num_rows] on rank 0, of which the rows of the batch are
     written. A rank that reaches rank 0 by NVSHMEM writes the same offset of its own heap first, and puts it from there.
     """
 
     candidates: Region = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
     batch: Region = None  # type: ignore[assignment]
+    num_rows: int = MAX_ROWS
 
     Args: ClassVar[type[ctypes.Structure]] = SampleArgs
 
@@ -59,28 +78,35 @@ class Sample(Task):
             candidates=layout.operand(self.candidates),
             out=layout.operand(self.out),
             batch=layout.operand(self.batch),
-            num_tasks=self.candidates.cols // CANDIDATES_BYTES,
+            num_tasks=self.candidates.cols // candidates_bytes(self.num_rows),
+            num_rows=self.num_rows,
         )
+
+    @classmethod
+    def check_capacity(cls, args: Any, step: Any) -> None:
+        check_row_capacity(args.num_rows, step)
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         require(args.candidates != args.out, "the candidates are the output")
+        check_num_rows(args.num_rows)
+        num_bytes = candidates_bytes(args.num_rows)
         return [
-            access(False, rank, args.candidates, CANDIDATES_BYTES * args.num_tasks),
-            *(access(True, to, args.out, CANDIDATES_BYTES) for to in sorted({0, rank})),
+            access(False, rank, args.candidates, num_bytes * args.num_tasks),
+            *(access(True, to, args.out, num_bytes) for to in sorted({0, rank})),
             batch_access(rank, args.batch),
         ]
 
 
 class SchedulerStepArgs(ctypes.Structure):
     _fields_ = [
-        ("candidates", c_uint64),  # Candidate [num_ranks, MAX_ROWS]
+        ("candidates", c_uint64),  # Candidate [num_ranks, rows], rows: those that are sampled at most
         ("batch", c_uint64),
-        ("page_table", c_uint64),  # i32 [MAX_ROWS slots, max_pages]
-        ("state", c_uint64),  # BatcherState, PagePoolState, KvPage [num_pages]
-        ("drawn", c_uint64),  # Candidate [MAX_ROWS], the tokens of drawn rows; 0: no row is drawn
-        ("slots", c_uint64),  # SlotSampling [MAX_ROWS]; 0: no row is drawn
-        ("logprobs", c_uint64),  # LogprobRecord [MAX_ROWS], of drawn and scored rows; 0: no row is drawn
+        ("page_table", c_uint64),  # i32 [slots, max_pages]
+        ("state", c_uint64),  # see BatcherState
+        ("drawn", c_uint64),  # Candidate [rows], the tokens of drawn rows; 0: no row is drawn
+        ("slots", c_uint64),  # SlotSampling [slots]; 0: no row is drawn
+        ("logprobs", c_uint64),  # LogprobRecord [rows], of drawn and scored rows; 0: no row is drawn
         ("other_batch", c_uint64),  # of the program that takes turns with this one; 0: there is none
         ("num_ranks", c_uint32),
         ("page_size", c_uint32),
@@ -155,7 +181,7 @@ class SchedulerStep(Task):
             logprobs=layout.operand(self.logprobs),
             num_ranks=self.num_ranks,
             page_size=self.page_size,
-            max_pages=self.page_table.cols // MAX_ROWS,
+            max_pages=self.page_table.cols // slots_for(self.max_slots),
             num_pages=self.num_pages,
             max_slots=self.max_slots,
             max_positions=self.max_positions,
@@ -172,26 +198,29 @@ class SchedulerStep(Task):
             len({args.drawn != 0, args.slots != 0, args.logprobs != 0}) == 1,
             "rows are drawn without parameters, or never",
         )
-        require(1 <= args.max_slots <= MAX_ROWS, "max_slots is out of range")
+        require(1 <= args.max_slots <= MAX_SEQUENCES, "max_slots is out of range")
         require(args.program < (MAX_PROGRAMS if args.other_batch else 1), "program is out of range")
         require(1 <= args.max_rows <= WIDE_ROWS, "max_rows is out of range")
         require(bool(args.other_batch) == (args.other_rows > 0), "the other program has rows and no batch, or no rows")
         require(args.other_rows <= WIDE_ROWS, "other_rows is out of range")
+        require(args.max_slots <= max(args.max_rows, args.other_rows), "no iteration has a row for every sequence")
         require(args.page_size > 0 and not args.page_size & (args.page_size - 1), "page_size is no power of two")
         require(args.max_positions <= args.page_size * args.max_pages, "a sequence has more positions than pages")
         # With fewer, the oldest sequence could wait for ever for a page.
         require(args.max_positions <= args.page_size * args.num_pages, "the cache is too small for one sequence")
         pages = page_table_content(args)
-        table = access(False, rank, args.page_table, 4 * MAX_ROWS * args.max_pages, content=pages)
-        state = access(False, rank, args.state, batcher_bytes(args.num_pages), content=("scheduler state",))
-        drawn = [access(False, rank, args.drawn, CANDIDATES_BYTES)] if args.drawn else []
-        slots = [slots_access(rank, args.slots, write=True)] if args.slots else []
-        logprobs = [access(False, rank, args.logprobs, RECORD_BYTES * MAX_ROWS)] if args.logprobs else []
+        num_slots, num_rows = slots_for(args.max_slots), sampled_rows_of(args)
+        table = access(False, rank, args.page_table, 4 * num_slots * args.max_pages, content=pages)
+        state_bytes = batcher_bytes(args.num_pages, args.max_slots)
+        state = access(False, rank, args.state, state_bytes, content=("scheduler state",))
+        drawn = [access(False, rank, args.drawn, candidates_bytes(num_rows))] if args.drawn else []
+        slots = [slots_access(rank, args.slots, num_slots, write=True)] if args.slots else []
+        logprobs = [access(False, rank, args.logprobs, RECORD_BYTES * num_rows)] if args.logprobs else []
         return [
             *drawn,
             *slots,
             *logprobs,
-            access(False, rank, args.candidates, CANDIDATES_BYTES * args.num_ranks),
+            access(False, rank, args.candidates, candidates_bytes(num_rows) * args.num_ranks),
             state,
             state._replace(write=True),
             *(
@@ -199,9 +228,14 @@ class SchedulerStep(Task):
                 for peer in range(num_ranks)
                 for batch, rows in ((args.batch, args.max_rows), (args.other_batch, args.other_rows))
                 if batch
-                for access in (wide_batch_accesses if rows > MAX_ROWS else narrow_batch_accesses)(peer, batch, True)
+                for access in _batch_accesses(rows, peer, batch, True)
             ),
             table,
             *(table._replace(write=True, rank=peer) for peer in range(num_ranks)),
-            batch_access(rank, args.batch),
+            *_batch_accesses(args.max_rows, rank, args.batch, False),
         ]
+
+
+def _batch_accesses(max_rows: int, rank: int, batch: int, write: bool) -> list[Access]:
+    """The batch of a program whose iterations have up to `max_rows` rows."""
+    return (wide_batch_accesses if max_rows > MAX_ROWS else narrow_batch_accesses)(rank, batch, write)

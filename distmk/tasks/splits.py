@@ -92,6 +92,7 @@ class AttentionShape:
     max_splits: int
     min_split: int  # positions that a split should have at least
     num_workers: int
+    num_slots: int = MAX_ROWS  # rows of the page table
 
     @property
     def split_budget(self) -> int:

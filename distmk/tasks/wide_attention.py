@@ -8,10 +8,11 @@ from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import MAX_ROWS, WIDE_ROWS, LaunchKind
+from distmk.abi import WIDE_ROWS, LaunchKind
 from distmk.graph.regions import Region, Slab
 from distmk.graph.task import Access, Content, Layout, Task, access, bf16_access, constant_access, require, task_type
 from distmk.tasks.attention import page_table_content
+from distmk.tasks.slots import check_num_slots, check_slot_capacity
 from distmk.tasks.splits import AttentionShape
 from distmk.tasks.wide import activation_access, check_wide, wide_batch_accesses
 
@@ -39,6 +40,8 @@ class WideAppendArgs(ctypes.Structure):
         ("qkv_stride", c_uint32),
         ("q_stride", c_uint32),
         ("eps", c_float),
+        ("num_slots", c_uint32),
+        ("pad", c_uint32),
     ]
 
 
@@ -83,7 +86,7 @@ class WideAppend(Task):
         return WIDE_ROWS
 
     def encode(self, layout: Layout) -> ctypes.Structure:
-        names = ("num_q", "num_kv", "head_dim", "page_size", "max_pages", "num_pages")
+        names = ("num_q", "num_kv", "head_dim", "page_size", "max_pages", "num_pages", "num_slots")
         regions = ("qkv", "q", "q_norm", "k_norm", "rope", "k_cache", "v_cache", "page_table", "batch")
         return WideAppendArgs(
             **{name: layout.operand(getattr(self, name)) for name in regions},
@@ -101,6 +104,7 @@ class WideAppend(Task):
     @classmethod
     def check_capacity(cls, args: Any, step: Any) -> None:
         require(step.max_positions <= args.num_positions, "the rope table has too few positions")
+        check_slot_capacity(args, step)
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
@@ -136,7 +140,7 @@ class WideAttentionArgs(ctypes.Structure):
         ("num_pages", c_uint32),
         ("q_stride", c_uint32),
         ("tiled", c_uint32),
-        ("pad", c_uint32),
+        ("num_slots", c_uint32),
     ]
 
 
@@ -179,11 +183,12 @@ class WideAttention(Task):
         return WIDE_ROWS * self.shape.num_q
 
     def encode(self, layout: Layout) -> ctypes.Structure:
-        names = ("num_q", "num_kv", "head_dim", "group", "q_begin", "kv_begin", "page_size", "max_pages", "num_pages")
+        heads = ("num_q", "num_kv", "head_dim", "group", "q_begin", "kv_begin")
+        cache = ("page_size", "max_pages", "num_pages", "num_slots")
         regions = ("q", "k_cache", "v_cache", "page_table", "out", "batch")
         return WideAttentionArgs(
             **{name: layout.operand(getattr(self, name)) for name in regions},
-            **{name: getattr(self.shape, name) for name in names},
+            **{name: getattr(self.shape, name) for name in (*heads, *cache)},
             q_stride=self.q.buffer.cols,
             tiled=int(self.tiled),
         )
@@ -191,6 +196,10 @@ class WideAttention(Task):
     @classmethod
     def num_instances(cls, args: Any) -> int:
         return int(WIDE_ROWS * args.num_q)
+
+    @classmethod
+    def check_capacity(cls, args: Any, step: Any) -> None:
+        check_slot_capacity(args, step)
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
@@ -212,6 +221,7 @@ class WideAttention(Task):
 
 def _check_heads(args: Any) -> None:
     check_wide(args)
+    check_num_slots(args)
     require(args.head_dim > 0 and args.head_dim % 2 == 0, "head_dim is odd")
     require(args.page_size > 0 and not args.page_size & (args.page_size - 1), "page_size is no power of two")
     require(args.num_q > 0 and args.num_kv > 0, "there are no heads")
@@ -220,5 +230,5 @@ def _check_heads(args: Any) -> None:
 def _cache_accesses(args: Any, rank: int, write: bool) -> list[Access]:
     num_bytes = 2 * args.num_pages * args.num_kv * args.page_size * args.head_dim
     pages: Content = ("KV cache", args.page_size, args.num_pages, args.num_kv, args.head_dim)
-    table = access(False, rank, args.page_table, 4 * MAX_ROWS * args.max_pages, content=page_table_content(args))
+    table = access(False, rank, args.page_table, 4 * args.num_slots * args.max_pages, content=page_table_content(args))
     return [table, *(access(write, rank, cache, num_bytes, content=pages) for cache in (args.k_cache, args.v_cache))]

@@ -8,10 +8,11 @@ from ctypes import c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from distmk.abi import MAX_ROWS, MAX_WIDE_SPLITS, WIDE_ROWS, LaunchKind, WideEpilogue
+from distmk.abi import MAX_WIDE_SPLITS, WIDE_ROWS, LaunchKind, WideEpilogue
 from distmk.errors import UsageError
 from distmk.graph.regions import TILE_COLS, Region, Slab
 from distmk.graph.task import Access, Layout, Task, constant_access, f32_access, require, task_type
+from distmk.tasks.slots import check_num_rows, check_row_capacity
 from distmk.tasks.wide import activation_access, check_wide, owned_rows, wide_batch_accesses
 
 
@@ -66,7 +67,7 @@ class WideLinearArgs(ctypes.Structure):
         ("num_splits", c_uint32),  # PARTS: parts of k, each with a slot of its own
         ("slot", c_uint32),  # PARTS: this rank's first one
         ("tiled", c_uint32),
-        ("sampled", c_uint32),  # 1: x has the sampled rows only
+        ("sampled", c_uint32),  # sampled rows at most, if x has no others; 0: x has all rows
     ]
 
 
@@ -79,7 +80,8 @@ class WideLinear(Task):
     slabs of the narrow program's tasks (`partition`). Rows of gate and up are paired within a slab: of 2h rows, row i of gate
     is row i, and that of up is row h + i.
 
-    out: STORE: bf16 [WIDE_ROWS, out_stride]. SWIGLU: activations of num_rows / 2 columns. LOGITS: f32 [MAX_ROWS, out_stride].
+    out: STORE: bf16 [WIDE_ROWS, out_stride]. SWIGLU: activations of num_rows / 2 columns. LOGITS: f32 [sampled
+    rows at most, out_stride].
     PARTS: f32 [owned_rows(num_ranks), slots * num_rows]: split s of the sum over k goes to columns [(slot + s) * num_rows, ...)
     of the row's owner. Of n rows and R ranks, rank r owns rows [r * ceil(n / R), ...), in its buffer's rows from 0 on.
     """
@@ -145,7 +147,7 @@ class WideLinear(Task):
             num_splits=self.num_splits,
             slot=self.slot,
             tiled=int(self.tiled),
-            sampled=int(self.sampled),
+            sampled=self.out.buffer.rows if self.sampled else 0,
         )
 
     @classmethod
@@ -153,10 +155,15 @@ class WideLinear(Task):
         return int(WIDE_ROWS * args.num_rows)
 
     @classmethod
+    def check_capacity(cls, args: Any, step: Any) -> None:
+        if args.sampled:
+            check_row_capacity(args.sampled, step)
+
+    @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         _check_wide_linear(args)
         n = args.num_rows
-        x = activation_access(False, rank, args.x, args.k, args.tiled, MAX_ROWS if args.sampled else WIDE_ROWS)
+        x = activation_access(False, rank, args.x, args.k, args.tiled, args.sampled or WIDE_ROWS)
         found = [x, constant_access(rank, args.weight, 2 * args.k_pitch, n), *wide_batch_accesses(rank, args.batch)]
         if args.bias:
             found.append(constant_access(rank, args.bias, 4, n))
@@ -167,7 +174,7 @@ class WideLinear(Task):
             require(args.out_stride == n // 2, "the output has not as many columns as gate and up have rows")
             found.append(activation_access(True, rank, args.out, n // 2, args.tiled))
         elif args.epilogue == WideEpilogue.LOGITS:
-            found.append(f32_access(True, rank, args.out, n, MAX_ROWS, args.out_stride))
+            found.append(f32_access(True, rank, args.out, n, args.sampled, args.out_stride))
         else:
             first, rows = args.out + 4 * args.slot * n, owned_rows(num_ranks)
             found += [f32_access(True, r, first, n * args.num_splits, rows, args.out_stride) for r in range(num_ranks)]
@@ -177,7 +184,8 @@ class WideLinear(Task):
 def _check_wide_linear(args: Any) -> None:
     check_wide(args)
     require(args.epilogue <= max(WideEpilogue), "the epilogue is unknown")
-    require(args.sampled <= 1, "a flag is neither 0 nor 1")
+    if args.sampled:
+        check_num_rows(args.sampled)
     require(bool(args.sampled) == (args.epilogue == WideEpilogue.LOGITS), "logits are those of the sampled rows")
     require(1 <= args.num_splits <= MAX_WIDE_SPLITS, "num_splits is out of range")
     require(args.num_splits == 1 or args.epilogue == WideEpilogue.PARTS, "the epilogue has no splits")

@@ -11,29 +11,33 @@ from typing import Any, ClassVar
 from distmk.abi import MAX_ROWS, LaunchKind
 from distmk.graph.regions import Region
 from distmk.graph.task import Access, Layout, Task, access, f32_access, require, task_type
-from distmk.tasks.scheduling import CANDIDATES_BYTES
+from distmk.tasks.scheduling import candidates_bytes
+from distmk.tasks.slots import check_num_rows, check_row_capacity
 from distmk.tasks.wide import activation_access, check_wide, wide_batch_accesses
 
 
 class SelectRowsArgs(ctypes.Structure):
     _fields_ = [
         ("x", c_uint64),  # activations of k columns
-        ("out", c_uint64),  # the same, of which the first MAX_ROWS rows are in use
+        ("out", c_uint64),  # the same, of which the first num_rows rows are in use
         ("batch", c_uint64),
         ("k", c_uint32),
         ("tiled", c_uint32),
+        ("num_rows", c_uint32),
+        ("pad", c_uint32),
     ]
 
 
 @task_type(20, "select_rows")
 @dataclass(frozen=True, eq=False)
 class SelectRows(Task):
-    """out[i] = x[i-th sampled row of the wide iteration]. An instance: a sampled row."""
+    """out[i] = x[i-th sampled row of the wide iteration], of which there are up to `num_rows`. An instance: a sampled row."""
 
     x: Region = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
     batch: Region = None  # type: ignore[assignment]
     k: int = 0
+    num_rows: int = MAX_ROWS
     tiled: bool = False
     launch: LaunchKind = LaunchKind.SPREAD
 
@@ -50,7 +54,7 @@ class SelectRows(Task):
         return (self.out,)
 
     def max_instances(self) -> int:
-        return MAX_ROWS
+        return self.num_rows
 
     def encode(self, layout: Layout) -> ctypes.Structure:
         return SelectRowsArgs(
@@ -59,32 +63,40 @@ class SelectRows(Task):
             batch=layout.operand(self.batch),
             k=self.k,
             tiled=int(self.tiled),
+            num_rows=self.num_rows,
         )
 
     @classmethod
     def num_instances(cls, args: Any) -> int:
-        return MAX_ROWS
+        return int(args.num_rows)
+
+    @classmethod
+    def check_capacity(cls, args: Any, step: Any) -> None:
+        check_row_capacity(args.num_rows, step)
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         check_wide(args)
+        check_num_rows(args.num_rows)
         require(args.x != args.out, "x is the output")
         return [
             activation_access(False, rank, args.x, args.k, args.tiled),
-            activation_access(True, rank, args.out, args.k, args.tiled, MAX_ROWS),
+            activation_access(True, rank, args.out, args.k, args.tiled, args.num_rows),
             *wide_batch_accesses(rank, args.batch),
         ]
 
 
 class ArgmaxRowsArgs(ctypes.Structure):
     _fields_ = [
-        ("logits", c_uint64),  # f32 [MAX_ROWS, stride], of which this rank has n columns
-        ("out", c_uint64),  # Candidate [num_parts, MAX_ROWS]
+        ("logits", c_uint64),  # f32 [num_rows, stride], of which this rank has n columns
+        ("out", c_uint64),  # Candidate [num_parts, num_rows]
         ("batch", c_uint64),
         ("n", c_uint32),
         ("stride", c_uint32),
         ("num_parts", c_uint32),
         ("first_token", c_uint32),
+        ("num_rows", c_uint32),
+        ("pad", c_uint32),
     ]
 
 
@@ -93,8 +105,8 @@ class ArgmaxRowsArgs(ctypes.Structure):
 class ArgmaxRows(Task):
     """out[p, row] = the best logit of every sampled row in part p of the columns, and its token (the lowest wins ties).
 
-    logits: f32 columns of MAX_ROWS rows. out: Candidate [parts, MAX_ROWS]. Part p has the columns [n * p // parts, ...) and is
-    instance p.
+    logits: f32 columns of as many rows as are sampled at most. out: Candidate [parts, rows]. Part p has the columns
+    [n * p // parts, ...) and is instance p.
     """
 
     logits: Region = None  # type: ignore[assignment]
@@ -117,7 +129,7 @@ class ArgmaxRows(Task):
 
     @property
     def num_parts(self) -> int:
-        return self.out.cols // CANDIDATES_BYTES
+        return self.out.cols // candidates_bytes(self.logits.buffer.rows)
 
     def max_instances(self) -> int:
         return self.num_parts
@@ -131,6 +143,7 @@ class ArgmaxRows(Task):
             stride=self.logits.buffer.cols,
             num_parts=self.num_parts,
             first_token=self.first_token,
+            num_rows=self.logits.buffer.rows,
         )
 
     @classmethod
@@ -138,11 +151,16 @@ class ArgmaxRows(Task):
         return int(args.num_parts)
 
     @classmethod
+    def check_capacity(cls, args: Any, step: Any) -> None:
+        check_row_capacity(args.num_rows, step)
+
+    @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         check_wide(args)
         require(args.num_parts > 0, "there are no parts")
+        check_num_rows(args.num_rows)
         return [
-            f32_access(False, rank, args.logits, args.n, MAX_ROWS, args.stride),
-            access(True, rank, args.out, CANDIDATES_BYTES * args.num_parts),
+            f32_access(False, rank, args.logits, args.n, args.num_rows, args.stride),
+            access(True, rank, args.out, candidates_bytes(args.num_rows) * args.num_parts),
             *wide_batch_accesses(rank, args.batch),
         ]

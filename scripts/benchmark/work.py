@@ -7,7 +7,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from distmk.abi import MAX_ROWS
+from distmk.abi import MAX_SEQUENCES
 from distmk.errors import UsageError
 from distmk.model.config import ModelConfig
 from distmk.model.shards import Shard
@@ -78,8 +78,8 @@ def work_of(arguments: argparse.Namespace) -> Work:
     for name in ("batch", "context", "tokens", "repeats", "as_of"):
         if getattr(arguments, name) < 1:
             raise UsageError(f"--{name.replace('_', '-')} is {getattr(arguments, name)}; it must be at least 1")
-    if arguments.batch > MAX_ROWS:
-        raise UsageError(f"--batch is {arguments.batch}; at most {MAX_ROWS} sequences run at once")
+    if arguments.batch > MAX_SEQUENCES:
+        raise UsageError(f"--batch is {arguments.batch}; at most {MAX_SEQUENCES} sequences run at once")
     config = part_of(read_config(arguments.model, arguments.layers), arguments.as_of)
     work = Work(config, arguments.batch, arguments.context, arguments.tokens, arguments.repeats)
     if work.max_len > config.max_position:

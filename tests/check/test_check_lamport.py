@@ -18,7 +18,7 @@ from distmk.errors import UsageError
 from distmk.graph.graph import Graph
 from distmk.program.program import compile_graph, decode_args
 from distmk.tasks import Affine, Put, SchedulerStep, Sum
-from distmk.tasks.scheduling import CANDIDATES_BYTES, batcher_bytes
+from distmk.tasks.scheduling import batcher_bytes, candidates_bytes
 
 NUM_RANDOM = 250
 
@@ -152,8 +152,8 @@ def test_the_iteration_barrier_orders_polls_after_resets(waited: bool) -> None:
     batch = graph.buffer("batch", ctypes.sizeof(Batch), dtype="u8")
     state = graph.buffer("state", batcher_bytes(1), dtype="u8", space=Space.LOCAL)
     table = graph.buffer("table", MAX_ROWS, dtype="i32")
-    a, b, c, candidates = (graph.buffer(name, CANDIDATES_BYTES // 4) for name in ("a", "b", "c", "candidates"))
-    slots = graph.buffer("slots", CANDIDATES_BYTES // 4, lamport=True)
+    a, b, c, candidates = (graph.buffer(name, candidates_bytes() // 4) for name in ("a", "b", "c", "candidates"))
+    slots = graph.buffer("slots", candidates_bytes() // 4, lamport=True)
     graph.batch = batch
     graph.add(
         SchedulerStep(

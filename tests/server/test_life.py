@@ -34,7 +34,7 @@ bound = run.bind("127.0.0.1", 0)
 print(bound.getsockname()[1], flush=True)
 engine = FakeEngine(tick_s=0.02)
 try:
-    run.serve(engine, ServerConfig("fake", 16, drain_s=float(sys.argv[1])), bound)
+    run.serve(engine, ServerConfig("fake", drain_s=float(sys.argv[1])), bound)
 except DistmkError as error:
     sys.exit(_fail(error))
 finally:
@@ -168,7 +168,7 @@ def test_the_engines_error_is_the_servers() -> None:
     engine = FakeEngine()
     engine.fail(LOST)
     with run.bind("127.0.0.1", 0) as bound, pytest.raises(RankLostError, match="rank 1 was lost"):
-        run.serve(engine, run.ServerConfig(MODEL, 16, watch_s=0.1, engine_error_s=0.1), bound)
+        run.serve(engine, run.ServerConfig(MODEL, watch_s=0.1, engine_error_s=0.1), bound)
     engine.close()
 
 

@@ -28,7 +28,7 @@ from distmk.tasks import SampleRow
 from distmk.tasks.sampling import (
     DRAWN_BYTES,
     RECORD_BYTES,
-    SLOTS_BYTES,
+    SLOT_BYTES,
     mask_words,
     section_stride,
 )
@@ -65,7 +65,7 @@ class SamplingBoard:
         graph = self.graph = Graph(1, num_workers)
         cols, num_tasks = num_sections * self.stride, num_batches * MAX_ROWS
         self.logits = graph.buffer("logits", cols, rows=MAX_ROWS)
-        self.slots = graph.buffer("slots", SLOTS_BYTES, dtype="u8")
+        self.slots = graph.buffer("slots", MAX_ROWS * SLOT_BYTES, dtype="u8")
         self.counts = graph.buffer("counts", MAX_ROWS * vocab, dtype="i32")
         self.mask = graph.buffer("mask", MAX_ROWS * mask_words(vocab), dtype="i32")
         self.tables = graph.buffer("tables", MAX_ROWS * TABLE_BYTES, dtype="u8")

@@ -46,8 +46,7 @@ class Served:
 def served(engine: FakeEngine | LLM | None = None, **config: Any) -> Iterator[Served]:
     """Serve with an engine, which is closed in the end; `config`: fields of `ServerConfig`."""
     engine = engine or FakeEngine()
-    max_num_seqs = engine.max_num_seqs if isinstance(engine, FakeEngine) else 16
-    settings = ServerConfig(**{"served_model_name": MODEL, "max_num_seqs": max_num_seqs, **config})
+    settings = ServerConfig(**{"served_model_name": MODEL, **config})
     bound = run.bind("127.0.0.1", 0)
     port = bound.getsockname()[1]
     server = run.Server(engine, settings, bound)

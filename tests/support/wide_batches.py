@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from distmk.abi import MAX_ROWS, WIDE_ROWS, BatchRow, BatchRun, RowSample, WideBatch
+from distmk.abi import MAX_SEQUENCES, WIDE_ROWS, BatchRow, BatchRun, RowSample, WideBatch
 
 
 def wide_runs(rng: np.random.Generator, num_rows: int, max_len: int) -> list[tuple[int, int, int]]:
     """(rows, slot, kv_len) of chunks of prompts and decode rows, each of another slot, with `num_rows` rows together."""
-    num_runs = int(rng.integers(1, min(num_rows, MAX_ROWS) + 1))
+    num_runs = int(rng.integers(1, min(num_rows, MAX_SEQUENCES) + 1))
     cuts = np.sort(rng.permutation(num_rows - 1)[: num_runs - 1] + 1)
     sizes = np.diff([0, *cuts, num_rows])
     return [
         (int(size), int(slot), int(size + rng.integers(max(max_len - size, 0) + 1)))
-        for size, slot in zip(sizes, rng.permutation(MAX_ROWS)[:num_runs], strict=True)
+        for size, slot in zip(sizes, rng.permutation(MAX_SEQUENCES)[:num_runs], strict=True)
     ]
 
 
@@ -37,9 +37,7 @@ def make_wide_batch(
         if rng.random() < 0.7:
             sampled = wide.batch.num_rows
             wide.sampled[sampled] = row - 1
-            wide.batch.rows[sampled] = BatchRow(0, kv_len - 1, slot, int(RowSample.GREEDY))
-            wide.batch.runs[sampled] = BatchRun(sampled, 1, slot, kv_len)
+            wide.rows[sampled] = BatchRow(0, kv_len - 1, slot, int(RowSample.GREEDY))
             wide.batch.num_rows += 1
-    wide.batch.num_runs = wide.batch.num_reset_rows = wide.batch.num_rows
     wide.tokens[:num_rows] = [first_token + int(token) for token in rng.integers(0, num_tokens, num_rows)]
     return wide

@@ -20,7 +20,7 @@ import distmk
 from distmk.abi import MAX_ROWS, Batch, LaunchKind
 from distmk.backends.launch_spec import LaunchSpec
 from distmk.tasks import Put, SchedulerStep
-from distmk.tasks.scheduling import CANDIDATES_BYTES, batcher_bytes
+from distmk.tasks.scheduling import batcher_bytes, candidates_bytes
 
 PAGE_SIZE, NUM_PAGES, MAX_PAGES, MAX_SLOTS = 8, 9, 4, 4
 TOKEN = 77  # every row's candidate
@@ -29,7 +29,7 @@ UNSET = -7  # entry of a page table before a launch
 
 def step_graph(num_ranks: int) -> distmk.Graph:
     graph = distmk.Graph(num_ranks, 1)
-    candidates = graph.buffer("candidates", CANDIDATES_BYTES * num_ranks, dtype="u8")
+    candidates = graph.buffer("candidates", candidates_bytes() * num_ranks, dtype="u8")
     batch = graph.batch = graph.buffer("batch", ctypes.sizeof(Batch), dtype="u8")
     pages = graph.buffer("pages", MAX_ROWS * MAX_PAGES, dtype="i32")
     step = SchedulerStep(

@@ -17,16 +17,16 @@ DISTMK_TASK_TYPES_HOT_VARIANTS(DISTMK_DECLARE_HOOKS)
 #undef DISTMK_DECLARE_HOOKS
 
 // A type that MAY_IDLE also defines under device/, or in a header that is included there, whether an iteration has
-// nothing for the task: it is then complete, whether or not its waits are met. The body does nothing if they are met.
-#define DISTMK_DECLARE_HOOK(id, name, Args) DISTMK_FN bool is_idle(const Batch& batch, const Args& args);
+// nothing for the task: it is then complete, whether or not its waits are met. The body does nothing if they are met. A
+// warp asks.
+#define DISTMK_DECLARE_HOOK(id, name, Args) \
+  DISTMK_FN bool is_idle(const RankState& state, const Team& warp, const Args& args);
 DISTMK_TASK_TYPES_MAY_IDLE(DISTMK_DECLARE_HOOK)
 #undef DISTMK_DECLARE_HOOK
 template <uint32_t TYPE>
 DISTMK_FN bool has_nothing_to_do(const RankState& state, const TaskDesc& task) {
-  if constexpr (TraitsOf<TYPE>::MAY_IDLE) {
-    const auto& args = args_of<typename TraitsOf<TYPE>::Args>(task);
-    return is_idle(*state.batch(args.batch), args);
-  }
+  if constexpr (TraitsOf<TYPE>::MAY_IDLE)
+    return is_idle(state, {threadIdx.x % 32, 32}, args_of<typename TraitsOf<TYPE>::Args>(task));
   return false;
 }
 

@@ -11,7 +11,8 @@ DISTMK_FN void body_scheduler_step(Context& context, const SchedulerStepArgs& ar
   SchedulerCopies& copies = shared().prepare;
   const Team& team = context.team;
   const auto* candidates = context.at<Candidate>(args.candidates);
-  const bool fits = args.num_ranks <= CACHED_RANKS;
+  // A wide iteration samples more rows than there is room for.
+  const bool fits = args.num_ranks <= CACHED_RANKS && args.max_rows <= MAX_ROWS;
   // Within a launch the copies of the last step are still there.
   if (context.iteration == context.params().first_iteration) {
     copy_bytes(team, &copies.state, context.at<void>(args.state), sizeof(BatcherState));
@@ -19,7 +20,8 @@ DISTMK_FN void body_scheduler_step(Context& context, const SchedulerStepArgs& ar
   }
   if (fits) copy_bytes(team, copies.candidates, candidates, args.num_ranks * MAX_ROWS * sizeof(Candidate));
   team.sync();
-  prepare_batch(context, args, {&copies.state, &copies.batch, fits ? copies.candidates : candidates});
+  prepare_batch(context, args,
+                {&copies.state, &copies.batch, fits ? copies.candidates : candidates, far_sequences(context, args)});
 }
 
 // A scheduler that has a warp of its own. `slots`: two, for the tasks that it holds.

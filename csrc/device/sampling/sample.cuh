@@ -22,7 +22,7 @@ DISTMK_FN void body_sample(Context& context, const SampleArgs& args) {
       uint64_t packed[IN_FLIGHT];
 #pragma unroll
       for (uint32_t i = 0; i < IN_FLIGHT; ++i)
-        if (first + 32 * i < args.num_tasks) packed[i] = __ldcg(candidates + (first + 32 * i) * MAX_ROWS + token);
+        if (first + 32 * i < args.num_tasks) packed[i] = __ldcg(candidates + (first + 32 * i) * args.num_rows + token);
 #pragma unroll
       for (uint32_t i = 0; i < IN_FLIGHT; ++i)
         if (first + 32 * i < args.num_tasks) best = better_of(best, *reinterpret_cast<const Candidate*>(&packed[i]));
@@ -32,7 +32,7 @@ DISTMK_FN void body_sample(Context& context, const SampleArgs& args) {
   }
   if (!peer) {
     context.team.sync();
-    context.put(0, args.out, out, sizeof(Candidate) * MAX_ROWS);
+    context.put(0, args.out, out, sizeof(Candidate) * args.num_rows);
   }
   context.signal_rank(0);
 }

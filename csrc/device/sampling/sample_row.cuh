@@ -6,21 +6,18 @@
 namespace distmk {
 
 DISTMK_FN void body_send_logits(Context& context, const SendLogitsArgs& args) {
-  const Batch& batch = *context.batch(args.batch);
-#pragma unroll 1
-  for (uint32_t row = 0; row < batch.num_rows; ++row)
-    if (needs_logits(batch.rows[row])) put_logits_row(context, args, row);
+  send_logits(context, args);
   context.signal_rank(0);
 }
 
 DISTMK_FN void body_count_tokens(Context& context, const CountTokensArgs& args) {
   DeviceBlock block;
-  count_tokens(block, context, args, *context.batch(args.batch));
+  count_tokens(block, context, args);
 }
 
 DISTMK_FN void body_sample_row(Context& context, const SampleRowArgs& args) {
   DeviceBlock block;
-  sample_row(block, context, args, *context.batch(args.batch));
+  sample_row(block, context, args);
 }
 
 }  // namespace distmk

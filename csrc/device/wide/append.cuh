@@ -14,7 +14,7 @@ struct AppendedRow {
   uint32_t row, position, cache_row;  // the last: of KV head 0
 };
 struct AppendState {
-  BatchRun runs[MAX_ROWS];
+  BatchRun runs[MAX_SEQUENCES];
   AppendedRow rows[APPENDED_ROWS];
 };
 static_assert(sizeof(AppendState) <= WORK_BYTES, "");

@@ -18,8 +18,8 @@ struct AttentionJob {
 
 // What all warps of a worker know, in shared memory, as a job has no registers for it.
 struct AttentionPlan {
-  BatchRun given[MAX_ROWS];
-  BatchRun runs[MAX_ROWS];  // most positions first
+  BatchRun given[MAX_SEQUENCES];
+  BatchRun runs[MAX_SEQUENCES];  // most positions first
   WideAttentionArgs args;
   AttentionJob job;                              // the present one
   uint32_t cache_rows[NUM_KV_BUFFERS][KV_ROWS];  // of the positions of the next KV tiles

@@ -150,7 +150,7 @@ DISTMK_FN Instance guess_instance(const RankState& state, const Team& lanes, con
   const uint32_t num_workers = state.program->num_workers;
   const volatile Batch& batch = *state.batch(args.batch);
   const uint32_t num_tokens = lanes.from_leader(args.sampled ? batch.num_rows : batch.num_wide_rows);
-  const uint32_t most = args.sampled ? MAX_ROWS : WIDE_ROWS;
+  const uint32_t most = args.sampled ? args.sampled : WIDE_ROWS;
   return {(shared().worker_index + num_workers - task.first_worker) % num_workers,
           num_tokens && num_tokens <= most ? num_tokens : most};
 }

@@ -8,11 +8,9 @@ namespace wide {
 
 // By all consumers; they may read the runs after the next team.sync().
 DISTMK_FN void load_runs(const Context& context, uint64_t operand, uint32_t num_runs, BatchRun* runs) {
-  static_assert(sizeof(BatchRun) == sizeof(int4), "");
+  static_assert(MAX_SEQUENCES <= NUM_CONSUMERS, "a thread a run");
   const uint32_t i = context.team.index;
-  if (i >= num_runs) return;
-  const int4 raw = __ldcg(reinterpret_cast<const int4*>(wide_batch(context, operand).runs + i));
-  runs[i] = {raw.x, raw.y, raw.z, raw.w};
+  if (i < num_runs) runs[i] = load_vector(wide_batch(context, operand).runs + i);
 }
 
 // XOR swizzle of the caches in elements (see ParamsOf::swizzle in device/attention/params.cuh).

@@ -39,7 +39,7 @@ DISTMK_FN void body_argmax_rows(Context& context, const ArgmaxRowsArgs& args) {
       for (uint32_t col = begin + lane; col < end; col += 32)
         best = better_of(best, {__ldcg(logits + col), static_cast<int32_t>(args.first_token + col)});
       best = warp_argmax(best);
-      if (lane == 0) context.at<Candidate>(args.out)[part * MAX_ROWS + row] = best;
+      if (lane == 0) context.at<Candidate>(args.out)[part * args.num_rows + row] = best;
     }
   }
 }

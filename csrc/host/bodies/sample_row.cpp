@@ -46,20 +46,16 @@ struct HostBlock {
 
 }  // namespace
 
-void body_send_logits(Context& context, const SendLogitsArgs& args) {
-  const auto& batch = *context.at<Batch>(args.batch);
-  for (uint32_t row = 0; row < batch.num_rows; ++row)
-    if (needs_logits(batch.rows[row])) put_logits_row(context, args, row);
-}
+void body_send_logits(Context& context, const SendLogitsArgs& args) { send_logits(context, args); }
 
 void body_count_tokens(Context& context, const CountTokensArgs& args) {
   HostBlock block;
-  count_tokens(block, context, args, *context.at<Batch>(args.batch));
+  count_tokens(block, context, args);
 }
 
 void body_sample_row(Context& context, const SampleRowArgs& args) {
   HostBlock block;
-  sample_row(block, context, args, *context.at<Batch>(args.batch));
+  sample_row(block, context, args);
 }
 
 }  // namespace distmk

@@ -8,18 +8,18 @@ void body_sample(Context& context, const SampleArgs& args) {
   const auto& batch = *context.at<Batch>(args.batch);
   const auto* candidates = context.at<Candidate>(args.candidates);
   auto* best = context.at<Candidate>(args.out);  // in the heap, as on GPUs, where the transport sends from there
-  for (uint32_t row = 0; row < MAX_ROWS; ++row) best[row] = {-__builtin_inff(), -1};
+  for (uint32_t row = 0; row < args.num_rows; ++row) best[row] = {-__builtin_inff(), -1};
   for (uint32_t row = 0; row < batch.num_rows; ++row) {
-    if (!batch.rows[row].sample) continue;
-    for (uint32_t t = 0; t < args.num_tasks; ++t) best[row] = better_of(best[row], candidates[t * MAX_ROWS + row]);
+    if (!batch.num_wide_rows && !batch.rows[row].sample) continue;
+    for (uint32_t t = 0; t < args.num_tasks; ++t) best[row] = better_of(best[row], candidates[t * args.num_rows + row]);
   }
-  if (context.rank() != 0) context.push(0, args.out, best, MAX_ROWS * sizeof(Candidate));
+  if (context.rank() != 0) context.push(0, args.out, best, args.num_rows * sizeof(Candidate));
 }
 
 void body_scheduler_step(Context& context, const SchedulerStepArgs& args) {
-  prepare_batch(
-      context, args,
-      {context.at<BatcherState>(args.state), context.at<Batch>(args.batch), context.at<Candidate>(args.candidates)});
+  prepare_batch(context, args,
+                {context.at<BatcherState>(args.state), context.at<Batch>(args.batch),
+                 context.at<Candidate>(args.candidates), far_sequences(context, args)});
 }
 
 }  // namespace distmk

@@ -179,7 +179,7 @@ void multiply_sampled(const Context& context, const WideLinearArgs& args, uint32
   if (!num_rows || columns.begin == columns.end) return;
   auto packed = PackedRows::in_scratch<SampledTag>(num_rows, args.k, Elements::BF16);
   float* x = simd::scratch<RowTag>(args.k);
-  float* y[MAX_ROWS];
+  float* y[MAX_SEQUENCES];
   for (uint32_t row = 0; row < num_rows; ++row) {
     simd::from_bf16(x, context.at<uint16_t>(args.x) + uint64_t{row} * args.k, args.k);
     packed.set(row, x, 1.0f);

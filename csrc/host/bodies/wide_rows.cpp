@@ -94,7 +94,7 @@ void body_argmax_rows(Context& context, const ArgmaxRowsArgs& args) {
       Candidate best{-INFINITY, -1};
       for (uint32_t i = begin; i < end; ++i)
         best = better_of(best, {logits[i], static_cast<int32_t>(args.first_token + i)});
-      out[uint64_t{part} * MAX_ROWS + row] = best;
+      out[uint64_t{part} * args.num_rows + row] = best;
     }
   });
 }

@@ -15,7 +15,7 @@ from support.bodies.board import Board
 from support.bodies.fused_combine import fused_combine
 from support.bodies.wide_attention import random_wide_runs, wide_attention
 
-from distmk.abi import WIDE_ROWS, Epilogue
+from distmk.abi import MAX_SEQUENCES, WIDE_ROWS, Epilogue
 
 KINDS = (
     *("linear STORE", "linear ADD", "linear SWIGLU", "linear PUSH", "linear ARGMAX"),
@@ -163,11 +163,13 @@ def _small(board: Board) -> Iterator[Callable[[], None]]:
         yield partial(small.put_rows, board, rank, to, int(rng.integers(1, 17)))
     for num_tasks in (1, int(rng.integers(2, 40)), 132):
         yield _on_each(board, small.sample, num_tasks)
-    for rank in range(1, board.num_ranks):
-        yield partial(sampling.send_logits, board, rank)
-    yield _on_each(board, sampling.count_tokens)
-    for num_sections in (1, 3):
-        yield _on_each(board, sampling.sample_row, num_sections)
+        yield _on_each(board, small.sample_wide, num_tasks)
+    for wide in (False, True):
+        for rank in range(1, board.num_ranks):
+            yield partial(sampling.send_logits, board, rank, wide)
+        yield _on_each(board, sampling.count_tokens, wide)
+        for num_sections in (1, 3):
+            yield _on_each(board, sampling.sample_row, num_sections, wide)
 
 
 def _attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
@@ -213,5 +215,9 @@ def _wide_attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
     # Enough queries for the largest jobs, in the middle of a sequence; and decode rows alone.
     chunk = (int(rng.integers(max_len // 3, max_len // 2)), 3, max_len)
     yield _on_each(board, wide_attention, Heads(16, 4), 64, 16, True, [(1, 9, max_len - 5), chunk, (2, 0, 2)])
-    rows = [(1, int(slot), int(rng.integers(1, max_len))) for slot in rng.permutation(16)[:5]]
+    rows = [(1, int(slot), int(rng.integers(1, max_len))) for slot in rng.permutation(MAX_SEQUENCES)[:5]]
     yield _on_each(board, wide_attention, Heads(8, 4), 128, 16, True, rows)
+    # As many as there can be, before a chunk of a prompt.
+    lengths = [int(rng.integers(max_len)), *rng.integers(1, 30, MAX_SEQUENCES - 2)]
+    rows = [(1, slot, int(length) + 1) for slot, length in enumerate(lengths)]
+    yield _on_each(board, wide_attention, Heads(3, 2, 1), 32, 8, False, [*rows, (20, MAX_SEQUENCES - 1, 33)])

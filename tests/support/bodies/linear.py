@@ -15,7 +15,7 @@ from support.bodies.memory import Memory
 from distmk.abi import MAX_ROWS, Batch, Epilogue, RowSample, Space
 from distmk.graph.regions import Region
 from distmk.tasks import Linear, Nop, Sum
-from distmk.tasks.scheduling import CANDIDATES_BYTES
+from distmk.tasks.scheduling import candidates_bytes
 
 CANDIDATE = np.dtype([("value", np.float32), ("token", np.int32)])
 
@@ -190,7 +190,7 @@ def argmax(board: Board, rank: int, error: float, k: int, n: int, num_rows: int)
     batch, row_table = batch_of(board, rank, num_rows)
     product = Product(board, error, k, n, num_rows, biased=False)
     sampled = [row for row in range(product.rows) if row_table is None or row_table.rows[row].sample]
-    out = board.writable(board.buffer(CANDIDATES_BYTES, dtype="u8").at(rank))
+    out = board.writable(board.buffer(candidates_bytes(), dtype="u8").at(rank))
     logits = board.padded(rank, n, product.room) if board.rng.integers(2) else None
     keeps = bool(board.rng.integers(2))
     stored = [row for row in sampled if keeps or row_table is None or row_table.rows[row].sample >= RowSample.DRAW]
@@ -244,7 +244,7 @@ def ties(board: Board, rank: int) -> None:
     n = first_best + int(board.rng.integers(1, 20))
     weight = torch.ones(n, 32).bfloat16()
     weight[:first_best] = -1
-    out = board.writable(board.buffer(CANDIDATES_BYTES, dtype="u8").at(rank))
+    out = board.writable(board.buffer(candidates_bytes(), dtype="u8").at(rank))
     x, slab = board.filled(rank, torch.ones(1, 32).bfloat16(), "bf16"), board.matrix(rank, weight)
     what = f"linear ties of {n} logits, from {first_best} on"
     board.graph.add(Linear(rank, what, x=x, slab=slab, out=out, epilogue=Epilogue.ARGMAX, first_token=7))

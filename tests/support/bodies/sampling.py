@@ -12,20 +12,43 @@ from support.bodies.memory import Memory
 from support.sampling_board import CANDIDATE, RECORD, make_slot
 from support.sampling_cases import VOCAB, Case, distribution, make_cases
 
-from distmk.abi import COUNT_IN_PROMPT, MAX_ROWS, Batch, BatchRow, Bias, RowSample, SlotSampling, Space
+from distmk.abi import (
+    COUNT_IN_PROMPT,
+    MAX_ROWS,
+    MAX_SEQUENCES,
+    WIDE_ROWS,
+    Batch,
+    BatchRow,
+    Bias,
+    RowSample,
+    SlotSampling,
+    Space,
+    WideBatch,
+)
 from distmk.graph.regions import Region
 from distmk.model.shards import partition
 from distmk.tasks import CountTokens, SampleRow, SendLogits
 from distmk.tasks.sampling import DRAWN_BYTES, RECORD_BYTES, mask_words, section_stride
 
-SLOT, POSITION, NUM_BEST = 5, 40, 7
+POSITION, NUM_BEST = 40, 7
 TABLES_BYTES = 12288  # whole pages, so that an access that is not declared is seen
 NUM_COUNTED = 3
 
 
-def _batch(board: Board, rank: int, row: int, token: int) -> Region:
-    batch = Batch(num_rows=row + 1, num_runs=row + 1)
-    batch.rows[row] = BatchRow(token, POSITION, SLOT, RowSample.DRAW)
+def _most(wide: bool) -> int:
+    """Slots, and sampled rows of an iteration."""
+    return MAX_SEQUENCES if wide else MAX_ROWS
+
+
+def _batch(board: Board, rank: int, rows: dict[int, BatchRow], wide: bool) -> Region:
+    """A batch with these rows, of which others are not sampled."""
+    num_rows = max(rows) + 1
+    if wide:
+        batch = WideBatch(Batch(num_rows=num_rows, num_wide_rows=WIDE_ROWS))
+    else:
+        batch = Batch(num_rows=num_rows, num_runs=num_rows)
+    for index, row in rows.items():
+        batch.rows[index] = row
     return board.filled(rank, batch, "u8", space=Space.HEAP)
 
 
@@ -36,81 +59,91 @@ def _tables(board: Board, rank: int, content: bytes) -> Region:
     return board.filled(rank, raw, "u8")
 
 
-def _slots(board: Board, rank: int, slot: SlotSampling, field: str, tables: Region) -> Region:
-    """Parameters of all slots; `field` of SLOT will point to the content of `tables`."""
-    slots = (SlotSampling * MAX_ROWS)()
-    slots[SLOT] = slot
+def _slots(board: Board, rank: int, index: int, slot: SlotSampling, field: str, tables: Region, wide: bool) -> Region:
+    """Parameters of all slots; `field` of slot `index` will point to the content of `tables`."""
+    slots = (SlotSampling * _most(wide))()
+    slots[index] = slot
     region = board.filled(rank, np.frombuffer(slots, np.uint8).copy(), "u8")
-    begin = SLOT * ctypes.sizeof(SlotSampling) + getattr(SlotSampling, field).offset
+    begin = index * ctypes.sizeof(SlotSampling) + getattr(SlotSampling, field).offset
     board.pointers.append((region, begin, tables, TABLES_BYTES // 2))
     return region
 
 
-def send_logits(board: Board, rank: int) -> None:
+def send_logits(board: Board, rank: int, wide: bool) -> None:
     """Columns of the rows that need their logits, and of no others, to rank 0."""
-    num_cols, rows = int(board.rng.integers(1, 200)), 6
-    batch = Batch(num_rows=rows, num_runs=rows)
-    for row in range(rows):
-        batch.rows[row] = BatchRow(0, 1, row, row % 4)
+    num_cols, rows = int(board.rng.integers(1, 200)), 21 if wide else 6
+    batch = {row: BatchRow(0, 1, row, row % 4) for row in range(rows)}
     sent = [row for row in range(rows) if row % 4 >= RowSample.DRAW]
-    logits = board.buffer(num_cols + 8, MAX_ROWS, space=Space.HEAP)
-    region, data = logits.at(rank, 3, 3 + num_cols), torch.randn(MAX_ROWS, num_cols)
+    logits = board.buffer(num_cols + 8, _most(wide), space=Space.HEAP)
+    region, data = logits.at(rank, 3, 3 + num_cols), torch.randn(_most(wide), num_cols)
     board.fill(region, data)
     for row in sent:
         board.writable(region.on(0), first_row=row)
-    rows_region = board.filled(rank, batch, "u8", space=Space.HEAP)
-    board.graph.add(SendLogits(rank, "send_logits", logits=region, batch=rows_region))
+    board.graph.add(SendLogits(rank, "send_logits", logits=region, batch=_batch(board, rank, batch, wide), wide=wide))
 
     def check(memory: Memory) -> None:
         assert_close("", f32(memory, region.on(0), rows)[sent], data[sent], 0)
 
-    board.expect(0, "sample", f"send_logits of {num_cols}", check, of=rank)
+    board.expect(0, "sample", f"send_logits of {num_cols} wide={wide}", check, of=rank)
 
 
-def count_tokens(board: Board, rank: int) -> None:
+def count_tokens(board: Board, rank: int, wide: bool) -> None:
     """The tokens since the last draw are counted; those of other slots stay."""
+    row, index = int(board.rng.integers(_most(wide))), int(board.rng.integers(_most(wide)))
     ids = board.rng.integers(0, VOCAB, POSITION + 1).astype(np.int32)
     tables = _tables(board, rank, ids.tobytes())
     slot = make_slot(Case("", torch.zeros(VOCAB), in_prompt=frozenset({0})), 0)
     slot.prompt_len, slot.num_counted = POSITION // 2, NUM_COUNTED
-    slots = _slots(board, rank, slot, "tokens", tables)
-    old = board.rng.integers(0, 9, (MAX_ROWS, VOCAB)).astype(np.uint32)
+    slots = _slots(board, rank, index, slot, "tokens", tables, wide)
+    old = board.rng.integers(0, 9, (_most(wide), VOCAB)).astype(np.uint32)
     counts = board.filled(rank, old.view(np.int32).reshape(-1), "i32")
     board.writable(counts)
     board.writable(slots)
-    batch = _batch(board, rank, 2, int(ids[POSITION]))
-    board.graph.add(CountTokens(rank, "count_tokens", slots=slots, counts=counts, batch=batch, tables=tables))
+    batch = _batch(board, rank, {row: BatchRow(int(ids[POSITION]), POSITION, index, RowSample.DRAW)}, wide)
+    board.graph.add(
+        CountTokens(
+            rank,
+            "count_tokens",
+            slots=slots,
+            counts=counts,
+            batch=batch,
+            tables=tables,
+            num_slots=_most(wide),
+            wide=wide,
+        )
+    )
 
     def check(memory: Memory) -> None:
         want = old.copy()
         for position in range(NUM_COUNTED, POSITION + 1):
             if position < slot.prompt_len:
-                want[SLOT, ids[position]] |= COUNT_IN_PROMPT
+                want[index, ids[position]] |= COUNT_IN_PROMPT
             else:
-                want[SLOT, ids[position]] += 1
-        got = memory[counts.buffer].reshape(-1).view(np.uint32).reshape(MAX_ROWS, VOCAB)
+                want[index, ids[position]] += 1
+        got = memory[counts.buffer].reshape(-1).view(np.uint32).reshape(_most(wide), VOCAB)
         assert (got == want).all(), np.argwhere(got != want)[:8]
-        after = (SlotSampling * MAX_ROWS).from_buffer_copy(memory[slots.buffer].tobytes())[SLOT]
+        after = (SlotSampling * _most(wide)).from_buffer_copy(memory[slots.buffer].tobytes())[index]
         assert after.num_counted == POSITION + 1
 
-    board.expect(rank, "count_tokens", "count_tokens", check)
+    board.expect(rank, "count_tokens", f"count_tokens of row {row} slot {index} wide={wide}", check)
 
 
-def sample_row(board: Board, rank: int, num_sections: int) -> None:
+def sample_row(board: Board, rank: int, num_sections: int, wide: bool) -> None:
     """With every parameter: a token that can be drawn, and its logprobs."""
-    row, case = int(board.rng.integers(MAX_ROWS)), make_cases(board.rng)[-1]
+    most, case = _most(wide), make_cases(board.rng)[-1]
+    row, index = int(board.rng.integers(most)), int(board.rng.integers(most))
     stride = section_stride(VOCAB, num_sections)
-    logits = np.zeros((MAX_ROWS, num_sections * stride), np.float32)
+    logits = np.zeros((most, num_sections * stride), np.float32)
     for section, (begin, end) in enumerate(partition(VOCAB, num_sections)):
         logits[row, section * stride :][: end - begin] = case.logits[begin:end]
     biases = (Bias * (len(case.bias) + len(case.banned)))(*case.bias.items(), *((each, 0.0) for each in case.banned))
     tables = _tables(board, rank, bytes(biases))
     slot = make_slot(case, 99, num_logprobs=NUM_BEST)
-    slots = _slots(board, rank, slot, "biases", tables)
-    counts, mask = np.zeros((MAX_ROWS, VOCAB), np.uint32), np.zeros((MAX_ROWS, 32 * mask_words(VOCAB)), np.uint8)
-    counts[SLOT, list(case.in_output)] = list(case.in_output.values())
-    counts[SLOT, list(case.in_prompt)] |= np.uint32(COUNT_IN_PROMPT)
-    mask[SLOT, list(case.allowed or ())] = 1
+    slots = _slots(board, rank, index, slot, "biases", tables, wide)
+    counts, mask = np.zeros((most, VOCAB), np.uint32), np.zeros((most, 32 * mask_words(VOCAB)), np.uint8)
+    counts[index, list(case.in_output)] = list(case.in_output.values())
+    counts[index, list(case.in_prompt)] |= np.uint32(COUNT_IN_PROMPT)
+    mask[index, list(case.allowed or ())] = 1
     drawn, record = (board.buffer(size, dtype="u8").at(rank) for size in (DRAWN_BYTES, RECORD_BYTES))
     adjusted = board.buffer(logits.shape[1]).at(rank)
     for region in (drawn, record, adjusted):
@@ -119,17 +152,19 @@ def sample_row(board: Board, rank: int, num_sections: int) -> None:
         SampleRow(
             rank,
             "sample_row",
-            logits=board.filled(rank, logits, "f32", rows=MAX_ROWS),
+            logits=board.filled(rank, logits, "f32", rows=most),
             slots=slots,
             counts=board.filled(rank, counts.view(np.int32).reshape(-1), "i32"),
             mask=board.filled(rank, np.packbits(mask, axis=1, bitorder="little").reshape(-1).view(np.int32), "i32"),
             adjusted=adjusted,
             drawn=drawn,
             record=record,
-            batch=_batch(board, rank, row, 0),
+            batch=_batch(board, rank, {row: BatchRow(0, POSITION, index, RowSample.DRAW)}, wide),
             tables=tables,
             row=row,
             num_ranks=num_sections,
+            num_slots=most,
+            wide=wide,
         )
     )
 
@@ -141,4 +176,4 @@ def sample_row(board: Board, rank: int, num_sections: int) -> None:
         assert found["tokens"][:NUM_BEST].tolist() == want.topk(NUM_BEST).indices.tolist()
         assert_close("logprob ", found["logprob"], want[token], 2e-5)
 
-    board.expect(rank, "sample_row", f"sample_row of {num_sections} sections", check)
+    board.expect(rank, "sample_row", f"sample_row {row} slot {index} of {num_sections} sections wide={wide}", check)

@@ -10,10 +10,10 @@ from support.bodies.board import Board, f32
 from support.bodies.linear import CANDIDATE, batch_of
 from support.bodies.memory import Memory
 
-from distmk.abi import MAX_ROWS, Epilogue, Space
+from distmk.abi import MAX_ROWS, MAX_SEQUENCES, WIDE_ROWS, Batch, Epilogue, Space
 from distmk.graph.regions import Region
 from distmk.tasks import Affine, Embed, Nop, Put, Sample, Sine, Sum
-from distmk.tasks.scheduling import CANDIDATES_BYTES
+from distmk.tasks.scheduling import candidates_bytes
 
 FIRST_TOKEN, LAST_TOKEN = 300, 700  # of an embedding's rows
 
@@ -183,26 +183,37 @@ def sum_of_blocks(board: Board, rank: int, n: int, num_rows: int, add: bool) -> 
 
 def sample(board: Board, rank: int, num_tasks: int) -> None:
     """The best candidate of every sampled row, to rank 0, perhaps from the same place on this rank."""
-    batch = decode_batch(int(board.rng.integers(1, 17)), board.rng)
-    candidates = np.zeros((num_tasks, MAX_ROWS), dtype=CANDIDATE)
+    _sample(board, rank, num_tasks, decode_batch(int(board.rng.integers(1, 17)), board.rng), MAX_ROWS)
+
+
+def sample_wide(board: Board, rank: int, num_tasks: int) -> None:
+    """The same of a wide iteration, all of whose rows in the batch are sampled."""
+    batch, num_rows = Batch(num_wide_rows=WIDE_ROWS), int(board.rng.integers(MAX_ROWS, MAX_SEQUENCES + 1))
+    batch.num_rows = int(board.rng.integers(1, num_rows + 1))
+    _sample(board, rank, num_tasks, batch, num_rows)
+
+
+def _sample(board: Board, rank: int, num_tasks: int, batch: Batch, num_rows: int) -> None:
+    candidates = np.zeros((num_tasks, num_rows), dtype=CANDIDATE)
     # Few different values, so that ties are common; some tasks have nothing for a row.
     candidates["value"] = board.rng.integers(-3, 3, candidates.shape)
     candidates["token"] = np.arange(num_tasks)[:, None] * 100 + board.rng.integers(0, 100, candidates.shape)
     candidates["token"][board.rng.random(candidates.shape) < 0.2] = -1
+    narrow_rows = range(0 if batch.num_wide_rows else batch.num_rows)
+    unsampled = {row for row in narrow_rows if not batch.rows[row].sample}
     if board.gpu_layout:  # the GPU's body relies on the head's tasks, which leave no candidate for rows not sampled
-        unsampled = [row for row in range(batch.num_rows) if not batch.rows[row].sample]
-        candidates["token"][:, unsampled] = -1
-    out = board.buffer(CANDIDATES_BYTES, dtype="u8", space=Space.HEAP).at(0)
-    what = f"sample of {num_tasks} tasks on rank {rank}"
+        candidates["token"][:, list(unsampled)] = -1
+    out = board.buffer(candidates_bytes(num_rows), dtype="u8", space=Space.HEAP).at(0)
+    what = f"sample of {batch.num_rows} of {num_rows} rows, {num_tasks} tasks on rank {rank}"
     given = board.filled(rank, candidates, "u8")
     rows = board.filled(rank, batch, "u8", space=Space.HEAP)
-    board.graph.add(Sample(rank, what, candidates=given, out=out, batch=rows))
+    board.graph.add(Sample(rank, what, candidates=given, out=out, batch=rows, num_rows=num_rows))
 
     def check(memory: Memory) -> None:
         got = memory[out.buffer].reshape(-1).view(CANDIDATE)
         for row in range(batch.num_rows):
             valid = candidates[:, row][candidates[:, row]["token"] >= 0]
-            if not batch.rows[row].sample or not len(valid):
+            if row in unsampled or not len(valid):
                 assert got[row]["token"] == -1, f"row {row}: {got[row]} from nothing"
                 continue
             best = valid["value"].max()

@@ -10,7 +10,7 @@ from support.bodies.attention_inputs import Heads
 from support.bodies.board import Board
 from support.bodies.memory import Memory
 
-from distmk.abi import MAX_ROWS, WIDE_COLS, WIDE_ROWS, BatchRun, Space, WideBatch
+from distmk.abi import MAX_SEQUENCES, WIDE_COLS, WIDE_ROWS, BatchRun, Space, WideBatch
 from distmk.graph.regions import Region
 from distmk.tasks import AttentionShape, WideAppend, WideAttention
 from distmk.tasks.wide import activation_cols
@@ -22,7 +22,7 @@ Runs = list[tuple[int, int, int]]  # rows, slot, positions after this iteration
 def random_wide_runs(rng: np.random.Generator, max_len: int, max_rows: int = WIDE_ROWS) -> Runs:
     """Single rows, and chunks of prompts, some of which begin in the middle of a long sequence."""
     runs, left = [], max_rows
-    for slot in rng.permutation(MAX_ROWS)[: int(rng.integers(1, 7))]:
+    for slot in rng.permutation(MAX_SEQUENCES)[: int(rng.integers(1, 7))]:
         if not left:
             break
         rows = int(rng.choice([1, rng.integers(1, 40), rng.integers(1, max_len + 1)]))
@@ -63,7 +63,7 @@ class WideAttentionCase:
         num_pages = sum(-(-kv_len // page_size) for _, _, kv_len in runs) + 2
         self.shape = AttentionShape(
             heads.num_q, heads.num_kv, head_dim, heads.group, heads.q_begin, heads.kv_begin, page_size, max_pages,
-            num_pages, 1, 64, 1,
+            num_pages, 1, 64, 1, MAX_SEQUENCES,
         )  # fmt: skip
         self.num_rows = sum(rows for rows, _, _ in runs)
         self.qkv = torch.randn(self.num_rows, self.shape.qkv_cols).bfloat16()
@@ -75,7 +75,7 @@ class WideAttentionCase:
     def _make_caches(self) -> None:
         """Old positions hold numbers, all others NaN."""
         s, rng = self.shape, self.board.rng
-        self.pages = np.full((MAX_ROWS, s.max_pages), -1, dtype=np.int32)
+        self.pages = np.full((s.num_slots, s.max_pages), -1, dtype=np.int32)
         free = rng.permutation(s.num_pages)
         self.caches = torch.full((2, s.num_pages, s.num_kv, s.page_size, s.head_dim), torch.nan).bfloat16()
         for num_rows, slot, kv_len in self.runs:

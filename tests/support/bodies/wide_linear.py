@@ -13,7 +13,7 @@ from support.arrays import ROUNDING, assert_close
 from support.bodies.board import Board, f32
 from support.bodies.memory import Memory
 
-from distmk.abi import MAX_ROWS, WIDE_COLS, WIDE_ROWS, Space, WideBatch, WideEpilogue
+from distmk.abi import MAX_SEQUENCES, WIDE_COLS, WIDE_ROWS, Space, WideBatch, WideEpilogue
 from distmk.graph.regions import Region, Slab
 from distmk.tasks.wide import activation_cols, owned_rows, padded_cols
 from distmk.tasks.wide_linear import SlabPartition, WideLinear
@@ -46,7 +46,7 @@ def cases(board: Board, error: float, all_k: tuple[int, ...]) -> Iterator[Callab
         yield drawn(rows, WideEpilogue.PARTS, int(rng.integers(1, 3)))
     for k, num_splits in ((64, 2), (max(all_k), 2), (min(all_k), 1)):
         yield partial(_product, board, error, k, 70, PARTITIONS[0], WideEpilogue.PARTS, num_splits)
-    for rows in (1, 9, 16, 0):
+    for rows in (1, 16, int(rng.integers(17, 65)), MAX_SEQUENCES, 0):
         yield drawn(rows, WideEpilogue.LOGITS)
     yield drawn(0, WideEpilogue.STORE)
 
@@ -147,7 +147,7 @@ class _Product:
         if epilogue is WideEpilogue.SWIGLU:
             out = board.buffer(activation_cols(n // 2, board.gpu_layout), dtype="bf16").at(rank)
         elif epilogue is not WideEpilogue.PARTS:
-            dtype, room = ("f32", MAX_ROWS) if sampled else ("bf16", WIDE_ROWS)
+            dtype, room = ("f32", MAX_SEQUENCES) if sampled else ("bf16", WIDE_ROWS)
             out = board.padded(rank, n, room, dtype=dtype)
         self._expect(what, out, num_splits)
         board.graph.add(

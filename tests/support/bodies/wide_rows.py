@@ -11,10 +11,10 @@ from support.bodies.memory import Memory
 from support.bodies.wide_attention import activation_offsets
 from support.wide_batches import make_wide_batch
 
-from distmk.abi import MAX_ROWS, MAX_WIDE_SPLITS, WIDE_COLS, WIDE_ROWS, Space, WideBatch
+from distmk.abi import MAX_ROWS, MAX_SEQUENCES, MAX_WIDE_SPLITS, WIDE_COLS, WIDE_ROWS, Space, WideBatch
 from distmk.graph.regions import Buffer, Region
 from distmk.tasks import ArgmaxRows, SelectRows, WideEmbed, WideSum
-from distmk.tasks.scheduling import CANDIDATES_BYTES
+from distmk.tasks.scheduling import candidates_bytes
 from distmk.tasks.wide import activation_cols, owned_rows, padded_cols
 
 FIRST_TOKEN = 300  # of rank 0's rows of an embedding
@@ -179,7 +179,7 @@ def _sums(
 def _select(board: Board, rank: int, x: Activations, batch: Region) -> Activations:
     """A select_rows of the rows that the batch samples."""
     out = Activations(board, x.num_cols, x.tiled, sampled=True)
-    out.writable(rank, MAX_ROWS)
+    out.writable(rank, MAX_SEQUENCES)
     task = SelectRows(
         rank,
         f"select_rows k={x.num_cols} tiled={x.tiled}",
@@ -187,6 +187,7 @@ def _select(board: Board, rank: int, x: Activations, batch: Region) -> Activatio
         out=out.buffer.at(rank),
         batch=batch,
         k=x.num_cols,
+        num_rows=MAX_SEQUENCES,
         tiled=x.tiled,
     )
     board.graph.add(task)
@@ -217,16 +218,17 @@ def argmax(board: Board, rank: int, num_parts: int) -> None:
     values[:, board.rng.integers(0, n, 3)] = board.rng.normal(size=(num_rows, 3))
     values[: num_rows // 2] -= 100
     values[-1:, [n * (part + 1) // num_parts - 1 for part in range(num_parts)]] = 50  # at the end of each part
-    logits = board.padded(rank, n, MAX_ROWS)
+    most = int(board.rng.integers(max(num_rows, MAX_ROWS), MAX_SEQUENCES + 1))
+    logits = board.padded(rank, n, most)
     if num_rows:
         board.fill(logits, values)
-    out = board.writable(board.buffer(num_parts * CANDIDATES_BYTES, dtype="u8").at(rank))
+    out = board.writable(board.buffer(num_parts * candidates_bytes(most), dtype="u8").at(rank))
     what = f"argmax_rows of {num_rows} rows of {n} in {num_parts} parts"
     where = board.filled(rank, batch, "u8", space=Space.HEAP)
     board.graph.add(ArgmaxRows(rank, what, logits=logits, out=out, batch=where, first_token=first_token))
 
     def check(memory: Memory) -> None:
-        got = memory[out.buffer].reshape(-1).view(CANDIDATE).reshape(num_parts, MAX_ROWS)
+        got = memory[out.buffer].reshape(-1).view(CANDIDATE).reshape(num_parts, most)
         for part in range(num_parts):
             begin, end = n * part // num_parts, n * (part + 1) // num_parts
             for row in range(num_rows):
