@@ -11,7 +11,7 @@ import pytest
 from support.mutate_spread import same_task
 from support.programs import SMALLEST, complaint, find, refusal
 
-from distmk.abi import MAX_ROWS, WIDE_ROWS, WideBatch, split_operand
+from distmk.abi import MAX_ROWS, MAX_SEQUENCES, WIDE_ROWS, WideBatch, split_operand
 from distmk.check import check
 from distmk.graph.graph import Graph
 from distmk.lower import DecodeOptions, lower_programs
@@ -24,8 +24,11 @@ from distmk.tasks.wide import activation_cols
 CONFIG = dataclasses.replace(SMALLEST, num_heads=6, num_kv_heads=3)
 
 
-def programs(num_ranks: int = 2, num_workers: int = 2, tiled: bool = False, wide_rows: int = WIDE_ROWS) -> Program:
-    options = DecodeOptions(num_ranks, num_workers, max_model_len=64, tiled=tiled, turns=(MAX_ROWS, wide_rows))
+def programs(
+    num_ranks: int = 2, num_workers: int = 2, tiled: bool = False, wide_rows: int = WIDE_ROWS, max_seqs: int = MAX_ROWS
+) -> Program:
+    turns = (MAX_ROWS, wide_rows)
+    options = DecodeOptions(num_ranks, num_workers, max_seqs=max_seqs, max_model_len=64, tiled=tiled, turns=turns)
     return compile_graph(*lower_programs(build_model(CONFIG), options))
 
 
@@ -36,8 +39,8 @@ def piece_of(program: Program, name: str) -> Placed:
 @pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_accepted(num_ranks: int, tiled: bool) -> None:
-    for num_workers, wide_rows in ((1, WIDE_ROWS), (5, 40)):
-        program = programs(num_ranks, num_workers, tiled, wide_rows)
+    for num_workers, wide_rows, max_seqs in ((1, WIDE_ROWS, MAX_SEQUENCES), (5, 40, MAX_ROWS), (2, 40, 33)):
+        program = programs(num_ranks, num_workers, tiled, wide_rows, max_seqs)
         alone = [check(dataclasses.replace(each, others=())) for each in program.every]
         assert check(program).num_tasks == sum(verdict.num_tasks for verdict in alone)
 

@@ -114,7 +114,7 @@ BAD_REQUESTS = [
     Bad("longer_than_context", ("--max-model-len", "161", *IDS), ("max_model_len 161", "160"), without_weights),
     Bad("no_new_tokens", ("--max-new-tokens", "0", *IDS), ("max_tokens is 0",)),
     Bad("no_sequences", ("--max-num-seqs", "0", *IDS), ("max_num_seqs is 0",)),
-    Bad("many_sequences", ("--max-num-seqs", "17", *IDS), ("max_num_seqs is 17", "1 to 16")),
+    Bad("many_sequences", ("--max-num-seqs", "129", *IDS), ("max_num_seqs is 129", "at most 128")),
     Bad("no_workers", ("--workers", "0", *IDS), ("num_workers is 0",)),
     Bad("workers_text", ("--workers", "two", *IDS), ("--workers", "'two'", "--help")),
     Bad("no_schedulers", ("--schedulers", "0", *IDS), ("num_schedulers is 0",)),
@@ -243,7 +243,7 @@ def test_more_workers_than_cores(tiny_model: Path, runner: Runner) -> None:
     ("second", "texts"),
     [
         (("--model", "OTHER"), ("model", "rank 1 differs from rank 0")),
-        (("--model", "MODEL", "--max-num-seqs", "4"), ("max_num_seqs", "'4' on rank 1", "'16' on rank 0")),
+        (("--model", "MODEL", "--max-num-seqs", "4"), ("max_num_seqs", "'4' on rank 1", "'None' on rank 0")),
         (("--model", "MODEL/nowhere"), ("rank 1: ", "nowhere: no such file")),
         (("--model", "MODEL", "--max-new-tokens", "0"), ("rank 1: max_tokens is 0",)),
         (("--model", "MODEL", "--workers", "x"), ("rank 1: ", "--workers", "'x'")),

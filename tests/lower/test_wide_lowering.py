@@ -60,23 +60,29 @@ def test_tasks_in_order() -> None:
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize("turns", [(WIDE_ROWS,), (MAX_ROWS, WIDE_ROWS)], ids=str)
+@pytest.mark.parametrize("max_seqs", [MAX_ROWS, MAX_ROWS + 1])
 def test_what_the_narrow_graph_has_is_used_in_place(
-    turns: tuple[int, ...], num_ranks: int, config: ModelConfig
+    max_seqs: int, turns: tuple[int, ...], num_ranks: int, config: ModelConfig
 ) -> None:
-    """Programs that take turns have both batches, each in the graph whose scheduler step begins; `sampled` each its own."""
-    narrow, graph = lowered(num_ranks, 3, config, turns=turns)
+    """Programs that take turns have both batches, each in the graph whose scheduler step begins; `sampled` each its own. What is
+    there for each sampled row is in place if a wide iteration samples no more of them.
+    """
+    narrow, graph = lowered(num_ranks, 3, config, turns=turns, max_seqs=max_seqs)
     assert set(graph.weights) == set(narrow.graph.weights) and len(graph.weights) == len(narrow.graph.weights)
     buffers = narrow.buffers
     sampling = {getattr(buffers.sampling, field.name) for field in dataclasses.fields(buffers.sampling)}
+    by_row = {buffers.candidates, *sampling} - {getattr(buffers.sampling, name) for name in ("slots", "counts", "mask")}
     caches = {cache for pair in buffers.caches for cache in pair}
     batches = {buffers.batch, buffers.other_batch} if len(turns) > 1 else set()
     shared = {buffers.page_table, buffers.state, buffers.candidates, *sampling, *caches, *batches}
+    shared -= by_row if max_seqs > MAX_ROWS else set()
     assert shared == set(graph.buffers) & set(narrow.graph.buffers)
     own = [buffer for buffer in graph.buffers if buffer not in shared]
     assert not any(buffer.lamport for buffer in own)
     assert graph.batch and graph.batch.name == "wide_batch"
     peers_write = {"wide_normalized", "wide_parts"} if num_ranks > 1 else set()
     peers_write |= {"wide_sampled"} | (set() if batches else {"wide_batch"})
+    peers_write |= {"wide_logits"} if max_seqs > MAX_ROWS else set()
     assert {buffer.name for buffer in own if buffer.space is Space.HEAP} == peers_write
     assert not {buffer.name for buffer in own} & {buffer.name for buffer in narrow.graph.buffers}
     assert (graph.num_workers, graph.num_schedulers) == (narrow.graph.num_workers, narrow.graph.num_schedulers)

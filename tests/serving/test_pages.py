@@ -47,11 +47,23 @@ class Served:
             self._over.release()
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_few_pages_give_the_same_tokens(tiny_model: Path, rng: np.random.Generator, num_ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("num_ranks", "turns", "max_num_seqs", "num_pages"),
+    [(1, "16", None, FEW_PAGES), (2, "16", None, FEW_PAGES), (2, "512", 60, 4 * FEW_PAGES)],
+)
+def test_few_pages_give_the_same_tokens(
+    tiny_model: Path,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    num_ranks: int,
+    turns: str,
+    max_num_seqs: int | None,
+    num_pages: int,
+) -> None:
     """Prompts of random lengths, some with a common beginning, some cancelled while they run or wait. Once all are over, every
     page is free.
     """
+    monkeypatch.setenv("DISTMK_TURNS", turns)
     common = random_ids(rng, 40)
     prompts = [random_ids(rng, int(n)) for n in rng.integers(1, 90, 30)]
     prompts += [[*common, *random_ids(rng, int(n))] for n in rng.integers(1, 60, 30)]
@@ -65,13 +77,14 @@ def test_few_pages_give_the_same_tokens(tiny_model: Path, rng: np.random.Generat
         str(tiny_model),
         tensor_parallel_size=num_ranks,
         num_workers=1,
-        num_gpu_blocks_override=FEW_PAGES,
+        max_num_seqs=max_num_seqs,
+        num_gpu_blocks_override=num_pages,
         idle_exit_s=0.2,
     ) as llm:
         served = Served(llm, list(zip(prompts, lengths, cancelled, strict=True)))
         stats = llm.stats()
         check_all_free(llm)
-    assert stats.num_kv_pages == FEW_PAGES and stats.num_preemptions > 5, stats
+    assert stats.num_kv_pages == num_pages and stats.num_preemptions > 5, stats
     assert 0 < stats.iteration_ms < 1000 and stats.num_iterations > max(lengths)
     for index, (request, got) in enumerate(zip(served.requests, served.delivered, strict=True)):
         tokens = [output.token_id for output in got if output.token_id >= 0]

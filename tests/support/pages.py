@@ -15,7 +15,7 @@ def pool_of(llm: LLM) -> tuple[BatcherState, PagePoolState, list[KvPage]]:
     raw = llm.llm_engine.between_launches(lambda: llm.session.view("batcher").tobytes())
     begin = ctypes.sizeof(BatcherState)
     end = begin + ctypes.sizeof(PagePoolState)
-    pages = (KvPage * ((len(raw) - end) // ctypes.sizeof(KvPage))).from_buffer_copy(raw[end:])
+    pages = (KvPage * llm.stats().num_kv_pages).from_buffer_copy(raw[end:])
     return BatcherState.from_buffer_copy(raw), PagePoolState.from_buffer_copy(raw[begin:]), list(pages)
 
 

@@ -19,7 +19,6 @@ import numpy.typing as npt
 from support.mutants.programs import Subject, ranks_of
 
 from distmk.abi import (
-    MAX_ROWS,
     BatcherState,
     Control,
     LaunchKind,
@@ -35,6 +34,7 @@ from distmk.backends.launch_block import LOGPROBS, LaunchBlock
 from distmk.backends.launch_spec import LaunchSpec
 from distmk.program.program import Program, decode_args
 from distmk.tasks import TASK_TYPES
+from distmk.tasks.slots import slots_for
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -117,7 +117,7 @@ def times(program: Program) -> list[tuple[tuple[int, int], slice]]:
         space, begin = split_operand(args.state)
         found.append(((int(space), 0), slice(begin + field.offset, begin + field.offset + field.size)))
         space, begin = split_operand(args.slots)
-        for slot in range(MAX_ROWS if args.slots else 0):
+        for slot in range(slots_for(args.max_slots) if args.slots else 0):
             first = begin + slot * ctypes.sizeof(SlotSampling) + SlotSampling.tokens.offset
             found.append(((int(space), 0), slice(first, first + SlotSampling.tokens.size)))
     return found

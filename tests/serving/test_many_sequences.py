@@ -1,0 +1,165 @@
+"""More sequences at once than a narrow iteration has rows: they decode in wide iterations, beside prompts."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import tiny
+from support.faults import write_config
+from support.logprob_checks import check_output
+from support.pages import check_all_free
+from support.tiny import Reference, check_greedy
+from support.tiny_config import tiny_config
+
+from distmk import LLM, SamplingParams
+from distmk.abi import MAX_ROWS, MAX_SEQUENCES, WIDE_ROWS
+from distmk.errors import UsageError
+from distmk.serving.sampling import Logprob, RequestOutput
+
+pytestmark = pytest.mark.timeout(200)
+
+VOCAB_SIZE, LONGEST = 203, 160
+NEW_TOKENS = 10
+KINDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"seed": 7, "temperature": 0.9, "top_p": 0.9},
+    {"seed": 9, "repetition_penalty": 1.3, "top_k": 20, "logprobs": 3},
+    {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 4},
+)
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    return Reference(tiny.make("llama", 5, vocab_size=VOCAB_SIZE, num_attention_heads=6, num_key_value_heads=3))
+
+
+@pytest.fixture(scope="module")
+def model(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save(reference.model, tmp_path_factory.mktemp("many"))
+
+
+def random_prompts(rng: np.random.Generator, count: int, longest: int = 40) -> list[list[int]]:
+    return [[int(token) for token in rng.integers(0, VOCAB_SIZE, n)] for n in rng.integers(1, longest, count)]
+
+
+def params_of(max_tokens: int, **options: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **options)
+
+
+@pytest.mark.parametrize(("num_ranks", "max_num_seqs"), [(1, 40), (2, MAX_SEQUENCES)])
+def test_at_once(
+    model: Path, reference: Reference, rng: np.random.Generator, num_ranks: int, max_num_seqs: int
+) -> None:
+    """Greedy tokens are transformers', but for near ties, and all sequences run together."""
+    prompts = random_prompts(rng, max_num_seqs)
+    num_new = [int(n) for n in rng.integers(1, NEW_TOKENS + 1, max_num_seqs - 1)] + [NEW_TOKENS]
+    with LLM(str(model), tensor_parallel_size=num_ranks, num_workers=2, max_num_seqs=max_num_seqs) as llm:
+        outputs = llm.generate(prompts, [params_of(n, temperature=0.0) for n in num_new])
+        num_prompt_tokens = sum(map(len, prompts))
+        assert llm.stats().num_iterations <= NEW_TOKENS + num_prompt_tokens // (WIDE_ROWS - max_num_seqs) + 1
+        check_all_free(llm)
+    walks = [
+        check_greedy(reference, out.prompt_token_ids, out.outputs[0].token_ids, f"request {index}")
+        for index, out in enumerate(outputs)
+    ]
+    assert [walk.steps for walk in walks] == num_new
+    assert sum(walk.clear_steps for walk in walks) > 0.5 * sum(num_new)
+
+
+def results_of(output: RequestOutput) -> object:
+    completion = output.outputs[0]
+    return completion.token_ids, completion.finish_reason, completion.logprobs, output.prompt_logprobs
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_as_if_alone(
+    model: Path, reference: Reference, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, num_ranks: int
+) -> None:
+    """A request gives what it gives alone, bit for bit, as all iterations are wide: with seeded draws, penalties, log
+    probabilities, and scored prompts of which more rows are sampled than there is room for.
+    """
+    monkeypatch.setenv("DISTMK_TURNS", str(WIDE_ROWS))
+    prompts = random_prompts(rng, 60)
+    params = [params_of(int(rng.integers(1, NEW_TOKENS + 1)), **KINDS[index % 4]) for index in range(len(prompts))]
+    options: dict[str, Any] = {"tensor_parallel_size": num_ranks, "num_workers": 2, "enable_prefix_caching": False}
+    with LLM(str(model), max_num_seqs=50, **options) as llm:
+        together = llm.generate(prompts, params)
+        check_all_free(llm)
+        for index in rng.permutation(len(prompts))[:12].tolist():
+            alone = llm.generate([prompts[index]], params[index])[0]
+            assert results_of(alone) == results_of(together[index]), f"request {index}"
+    for output, asked in zip(together[3::4], params[3::4], strict=True):
+        check_output(reference, output, asked)
+
+
+def test_slots_are_taken_again(model: Path, rng: np.random.Generator) -> None:
+    """Sequences in high slots outlive those in low ones, decode in narrow iterations, and others join them."""
+    lengths = [1] * MAX_ROWS + [60] * 3 + [1] * 20 + [int(n) for n in rng.integers(1, 9, 30)]
+    prompts = random_prompts(rng, len(lengths))
+    with LLM(str(model), num_workers=1, max_num_seqs=20) as llm:
+        outputs = llm.generate(prompts, [params_of(n, seed=3, temperature=0.8) for n in lengths])
+        check_all_free(llm)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == lengths
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the emulator's fibers are written for x86-64")
+def test_emulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU's bodies, as the host twin's: greedy, drawn with penalties, and scored. They end with narrow iterations.
+
+    Draws are among few tokens, so that rounding matters little.
+    """
+    monkeypatch.setenv("DISTMK_TURNS", "16,40")
+    kinds = [KINDS[3], *({"seed": seed, "top_k": 2, "repetition_penalty": 1.3, "logprobs": 3} for seed in (1, 2))]
+    prompts = [[(7 * i + j) % 90 for j in range(1 + i % 4)] for i in range(24)]
+    params = [params_of(2 + (i > 15), **kinds[i % 3]) for i in range(24)]
+    model = write_config(tiny_config(hidden_size=192, intermediate_size=320, head_dim=32), tmp_path / "config.json")
+    sizes: dict[str, Any] = {"num_workers": 3, "max_num_seqs": 24, "max_model_len": 16, "tensor_parallel_size": 2}
+    outputs = []
+    for backend in ("host", "emulated"):
+        with LLM(str(model), load_format="dummy", backend=backend, **sizes) as llm:
+            outputs.append(llm.generate(prompts, params))
+    for index, (want, got) in enumerate(zip(*outputs, strict=True)):
+        assert got.outputs[0].token_ids == want.outputs[0].token_ids, f"request {index}"
+        assert kept(got.outputs[0].logprobs) == kept(want.outputs[0].logprobs), f"request {index}"
+        assert kept(got.prompt_logprobs) == kept(want.prompt_logprobs), f"request {index}"
+
+
+def kept(logprobs: Sequence[Mapping[int, Logprob] | None] | None) -> list[list[int]]:
+    """The tokens whose log probabilities were reported, by position."""
+    return [sorted(each or ()) for each in logprobs or ()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "turns", "says"),
+    [
+        ({"max_num_seqs": 129}, "", "max_num_seqs is 129; it must be at most 128"),
+        (
+            {"max_num_seqs": 40, "trace_iterations": 1},
+            "",
+            "max_num_seqs is 40; with a trace an iteration carries 16 tokens, one for each sequence, so give at most 16",
+        ),
+        (
+            {"max_num_seqs": 40, "max_num_batched_tokens": 24},
+            "",
+            "max_num_seqs is 40; with this max_num_batched_tokens an iteration carries 24 tokens, one for each sequence, so give "
+            "at most 24",
+        ),
+        (
+            {"max_num_seqs": 17},
+            "16",
+            "max_num_seqs is 17; with DISTMK_TURNS=16 an iteration carries 16 tokens, one for each sequence, so give at most 16",
+        ),
+    ],
+)
+def test_refused(
+    model: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], turns: str, says: str
+) -> None:
+    monkeypatch.setenv("DISTMK_TURNS", turns)
+    with pytest.raises(UsageError) as caught:
+        LLM(str(model), num_workers=1, **arguments)
+    assert str(caught.value) == says
