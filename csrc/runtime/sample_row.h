@@ -188,11 +188,14 @@ class TokenCounter {
   DISTMK_FN TokenCounter(Block& block, Context& context, const CountTokensArgs& args)
       : block_(block), context_(context), args_(args) {}
 
+  // Whether a row is drawn with penalties.
+  DISTMK_FN bool has_counts(const BatchRow& row) const {
+    if (row.sample != static_cast<int32_t>(RowSample::DRAW)) return false;
+    return Block::load(&stored(row)->flags) & static_cast<uint32_t>(SamplingFlag::PENALTIES);
+  }
   DISTMK_FN void count(const BatchRow& row) {
-    auto* stored = context_.at<SlotSampling>(args_.slots) + row.slot;
-    const SlotSampling& slot = block_.slot(stored);
+    const SlotSampling& slot = block_.slot(stored(row));
     const auto position = static_cast<uint32_t>(row.position);
-    if (!has_flag(slot, SamplingFlag::PENALTIES)) return;
     const uint32_t num_counted = slot.num_counted > position ? 0 : slot.num_counted;  // else the sequence began anew
     auto* counts = context_.at<uint32_t>(args_.counts) + uint64_t{static_cast<uint32_t>(row.slot)} * args_.vocab;
     if (!num_counted) {
@@ -204,7 +207,7 @@ class TokenCounter {
       add(counts, slot, Block::load(tokens + i), i);
     if (block_.index() == 0) {
       add(counts, slot, row.token, position);
-      stored->num_counted = position + 1;
+      stored(row)->num_counted = position + 1;
     }
     block_.sync();
   }
@@ -214,6 +217,9 @@ class TokenCounter {
   Context& context_;
   const CountTokensArgs& args_;
 
+  DISTMK_FN SlotSampling* stored(const BatchRow& row) const {
+    return context_.at<SlotSampling>(args_.slots) + row.slot;
+  }
   DISTMK_FN void add(uint32_t* counts, const SlotSampling& slot, int32_t token, uint32_t position) const {
     if (static_cast<uint32_t>(token) >= args_.vocab) return;
     if (position < slot.prompt_len)
@@ -241,12 +247,19 @@ DISTMK_FN bool is_idle(const RankState& state, const Team& warp, const SendLogit
 
 template <class Block>
 DISTMK_FN void count_tokens(Block& block, Context& context, const CountTokensArgs& args) {
+  constexpr uint32_t AT_ONCE = 64;  // bits of a mask
   TokenCounter<Block> counter(block, context, args);
   const SampledRows rows(context.rank_state, args);
   DISTMK_NO_UNROLL
-  for (uint32_t index = 0; index < rows.count(); ++index) {
-    const BatchRow row = rows[index];
-    if (row.sample == static_cast<int32_t>(RowSample::DRAW)) counter.count(row);
+  for (uint32_t first = 0; first < rows.count(); first += AT_ONCE) {
+    uint64_t mine = 0;
+    DISTMK_NO_UNROLL
+    for (uint32_t i = block.index(); i < AT_ONCE && first + i < rows.count(); i += block.size())
+      mine |= uint64_t{counter.has_counts(rows[first + i])} << i;
+    uint64_t counted = block.reduce(mine, [](uint64_t a, uint64_t b) { return a | b; });
+    DISTMK_NO_UNROLL
+    for (uint32_t i = first; counted; ++i, counted >>= 1)
+      if (counted & 1) counter.count(rows[i]);
   }
 }
 DISTMK_FN bool is_idle(const RankState& state, const Team& warp, const CountTokensArgs& args) {

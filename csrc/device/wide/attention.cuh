@@ -7,15 +7,18 @@ namespace wide {
 
 constexpr uint32_t MOST_QUERIES = 128;  // of a job; else 64 or 32
 
-// The jobs of a task in the order of their cost: runs with many positions first, of each the last rows first. Every
-// thread works out for itself how many there are.
+// The jobs of a task in the order of their cost: runs with many positions first, of each the last rows first. Made by
+// all consumers together, as there may be many runs.
 class AttentionJobs {
  public:
   DISTMK_FN AttentionJobs(const Context& context, const WideAttentionArgs& args)
       : args_(args), plan_(attention_plan()) {
     num_runs_ = context.batch(args.batch)->num_wide_runs;
     most_heads_ = min(args.group, args.num_q);
-    sort(context);
+    load_runs(context, args.batch, num_runs_, plan_.given);
+    context.team.sync();
+    sort();
+    context.team.sync();
     const uint32_t num_workers = context.rank_state.program->num_workers;
     // A job takes as long as it has queries, and a little longer.
     uint32_t least = ~0u;
@@ -25,18 +28,21 @@ class AttentionJobs {
       least = time;
       job_queries_ = queries;
     }
-    num_jobs_ = count(job_queries_);
+    if (threadIdx.x < 32) number_jobs();
+    context.team.sync();
   }
-  DISTMK_FN uint32_t num_jobs() const { return num_jobs_; }
+  DISTMK_FN uint32_t num_jobs() const { return plan_.first_job[num_runs_]; }
 
   // Job `index` and the queries that it takes at most. False: its KV head has fewer query heads than others, so that
   // there are none.
   DISTMK_FN bool find(uint32_t index, AttentionJob& job, uint32_t& queries) const {
-    uint32_t i = 0;
-    for (; i + 1 < num_runs_ && index >= jobs_of(i, job_queries_); ++i) index -= jobs_of(i, job_queries_);
+    uint32_t i = 0;  // the last run whose first job is not behind
+    for (uint32_t step = MAX_SEQUENCES / 2; step; step /= 2)
+      if (i + step < num_runs_ && plan_.first_job[i + step] <= index) i += step;
+    index -= plan_.first_job[i];
     job.run = plan_.runs[i];
     queries = queries_of(i, job_queries_);
-    const uint32_t num_blocks = jobs_of(i, job_queries_) / args_.num_kv, from_last = index / args_.num_kv;
+    const uint32_t num_blocks = blocks_of(i, job_queries_), from_last = index / args_.num_kv;
     job.kv_head = index - from_last * args_.num_kv;
     job.first_query = (num_blocks - 1 - from_last) * queries;
     const uint32_t model_kv = args_.kv_begin + job.kv_head;
@@ -50,19 +56,43 @@ class AttentionJobs {
  private:
   const WideAttentionArgs& args_;
   AttentionPlan& plan_;
-  uint32_t num_runs_, most_heads_, job_queries_ = MOST_QUERIES, num_jobs_;
+  uint32_t num_runs_, most_heads_, job_queries_ = MOST_QUERIES;
 
-  DISTMK_FN void sort(const Context& context) {
-    load_runs(context, args_.batch, num_runs_, plan_.given);
-    context.team.sync();
-    if (const uint32_t i = context.team.index; i < num_runs_) {
-      uint32_t before = 0;
-      for (uint32_t j = 0; j < num_runs_; ++j)
-        before +=
-            plan_.given[j].kv_len > plan_.given[i].kv_len || (plan_.given[j].kv_len == plan_.given[i].kv_len && j < i);
-      plan_.runs[before] = plan_.given[i];
+  // The place of a run is the number of those before it, which two threads count.
+  DISTMK_FN void sort() const {
+    static_assert(2 * MAX_SEQUENCES <= NUM_CONSUMERS && (MAX_SEQUENCES & (MAX_SEQUENCES - 1)) == 0, "");
+    const uint32_t i = threadIdx.x / 2, own = min(i, num_runs_ - 1);
+    const BatchRun run = plan_.given[own];
+    uint32_t before = 0;
+#pragma unroll 4
+    for (uint32_t j = threadIdx.x % 2; j < num_runs_; j += 2) {
+      const int32_t kv_len = plan_.given[j].kv_len;
+      before += kv_len > run.kv_len || (kv_len == run.kv_len && j < own);
     }
-    context.team.sync();
+    before += __shfl_xor_sync(~0u, before, 1);
+    if (i < num_runs_ && threadIdx.x % 2 == 0) plan_.runs[before] = run;
+  }
+  // By a warp, each lane of which has consecutive runs.
+  DISTMK_FN void number_jobs() const {
+    constexpr uint32_t PER_LANE = MAX_SEQUENCES / 32;
+    const uint32_t first = threadIdx.x * PER_LANE;
+    uint32_t count[PER_LANE], sum = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < PER_LANE; ++i)
+      sum += count[i] = first + i < num_runs_ ? jobs_of(first + i, job_queries_) : 0;
+    uint32_t end = sum;
+#pragma unroll
+    for (uint32_t step = 1; step < 32; step *= 2) {
+      const uint32_t before = __shfl_up_sync(~0u, end, step);
+      if (threadIdx.x >= step) end += before;
+    }
+    uint32_t next = end - sum;
+#pragma unroll
+    for (uint32_t i = 0; i < PER_LANE; ++i) {
+      plan_.first_job[first + i] = next;
+      next += count[i];
+    }
+    if (threadIdx.x == 31) plan_.first_job[MAX_SEQUENCES] = next;
   }
   DISTMK_FN uint32_t run_queries(uint32_t run) const {
     return static_cast<uint32_t>(plan_.runs[run].num_rows) * most_heads_;
@@ -73,14 +103,17 @@ class AttentionJobs {
     while (queries < most && queries < run_queries(run)) queries *= 2;
     return queries;
   }
-  DISTMK_FN uint32_t jobs_of(uint32_t run, uint32_t most) const {
+  // Of a KV head.
+  DISTMK_FN uint32_t blocks_of(uint32_t run, uint32_t most) const {
     const uint32_t queries = queries_of(run, most);
-    return (run_queries(run) + queries - 1) / queries * args_.num_kv;
+    return (run_queries(run) + queries - 1) >> (31 - __clz(static_cast<int>(queries)));
   }
+  DISTMK_FN uint32_t jobs_of(uint32_t run, uint32_t most) const { return blocks_of(run, most) * args_.num_kv; }
+  // Of all runs. By all warps, each for itself.
   DISTMK_FN uint32_t count(uint32_t most) const {
     uint32_t total = 0;
-    for (uint32_t i = 0; i < num_runs_; ++i) total += jobs_of(i, most);
-    return total;
+    for (uint32_t i = threadIdx.x % 32; i < num_runs_; i += 32) total += jobs_of(i, most);
+    return __reduce_add_sync(~0u, total);
   }
 };
 

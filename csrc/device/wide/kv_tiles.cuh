@@ -19,7 +19,8 @@ struct AttentionJob {
 // What all warps of a worker know, in shared memory, as a job has no registers for it.
 struct AttentionPlan {
   BatchRun given[MAX_SEQUENCES];
-  BatchRun runs[MAX_SEQUENCES];  // most positions first
+  BatchRun runs[MAX_SEQUENCES];           // most positions first
+  uint32_t first_job[MAX_SEQUENCES + 1];  // by run, and the number of jobs
   WideAttentionArgs args;
   AttentionJob job;                              // the present one
   uint32_t cache_rows[NUM_KV_BUFFERS][KV_ROWS];  // of the positions of the next KV tiles
