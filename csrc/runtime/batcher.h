@@ -39,13 +39,14 @@ class Batcher {
     pages_.changes_were_put();
     const bool has_batch = next_batch();
     rings_.count();
-    return has_batch * HAS_BATCH + (has_batch && state_.pages_changed) * HAS_PAGES + reported_.any_record * HAS_RECORDS;
+    return has_batch * HAS_BATCH + (has_batch && state_.pages_changed) * HAS_PAGES +
+           reported_.any_record() * HAS_RECORDS;
   }
 
   // With all threads of the team, if there are records: what publish() tells the host of comes with them.
   DISTMK_FN void copy_records() const {
     distmk::copy_records(context_.team, context_.params(), context_.at<LogprobRecord>(args_.logprobs), reported_,
-                         rings_);
+                         rings_.first_place());
   }
   DISTMK_FN void publish() const { rings_.publish(iteration_); }
   // The program that the batch is for.
@@ -153,11 +154,10 @@ class Batcher {
         ++num_tokens;
       }
       const bool has_record = (is_score || request.reports_logprobs) && context_.params().logprobs;
-      reported_.any_record |= has_record;
+      reported_.add(has_record);
       rings_.add(request.id, token, finish, iteration_ - 1, has_record);
       if (finish != FinishReason::NONE) release(static_cast<uint32_t>(row.slot));
     }
-    reported_.num_events = rings_.num_events();
     return state_.num_running == num_running && num_tokens == batch_.num_rows;
   }
   // Of the sequence, with its last token.

@@ -44,8 +44,6 @@ class HostRings {
       far_[num_events_ - NUM_NEAR] = event;
     ++num_events_;
   }
-  DISTMK_FN uint32_t num_events() const { return num_events_; }
-  DISTMK_FN bool has_record(uint32_t index) const { return event(index).has_logprobs; }
   // Whether another cancelled request may be added.
   DISTMK_FN bool may_cancel() const { return num_events_ < (EVENTS_PER_ROW - 1) * max_rows_; }
   // Place in the ring of the first event of this step, once they are counted.

@@ -5,27 +5,35 @@
 
 namespace distmk {
 
-// The step's first events are those of the last iteration's rows, in order. A narrow iteration may have rows without an
-// event, which are not sampled; of these there is a bit for each.
+// The step's first events are those of the last iteration's rows, in order. without_event: bits for the rows of a
+// narrow iteration, which may have some that are not sampled. with_record: bits for the events.
 struct ReportedRows {
   uint32_t num_events = 0, without_event = 0;
-  bool any_record = false;
-};
-static_assert(MAX_ROWS <= 32, "a bit for each row");
+  uint64_t with_record = 0, with_record_high = 0;
+  static_assert(MAX_ROWS <= 32 && MAX_SEQUENCES <= 128, "");
 
-// Copies the records of the leader's reported rows, with all threads of the team. The rows' tasks overwrite the records
-// in the next iteration, so it must not have begun. Out of line, as few steps have records.
+  DISTMK_FN bool any_record() const { return with_record | with_record_high; }
+  DISTMK_FN void add(bool has_record) {
+    const uint64_t bit = static_cast<uint64_t>(has_record) << num_events % 64;
+    (num_events < 64 ? with_record : with_record_high) |= bit;
+    ++num_events;
+  }
+};
+
+// Copies the records of the leader's reported rows, with all threads of the team. `place`: the leader's, of the first
+// event in the token ring. The rows' tasks overwrite the records in the next iteration, so it must not have begun. Out
+// of line, as few steps have records.
 DISTMK_NOINLINE void copy_records(const Team team, const LaunchParams& params, const LogprobRecord* records,
-                                  const ReportedRows& reported, const HostRings& rings) {
+                                  ReportedRows reported, uint32_t place) {
   const uint32_t num_events = team.from_leader(reported.num_events),
                  without_event = team.from_leader(reported.without_event);
-  uint32_t place = team.from_leader(rings.first_place());
+  place = team.from_leader(place);
   auto* ring = reinterpret_cast<LogprobRecord*>(params.logprobs);
   DISTMK_NO_UNROLL
   for (uint32_t event = 0, row = 0; event < num_events; ++event, ++row) {
     while (row < MAX_ROWS && without_event >> row & 1) ++row;
-    if (team.from_leader(team.leader() && rings.has_record(event)))
-      copy_bytes(team, ring + place, records + row, sizeof(LogprobRecord));
+    const uint64_t bits = event < 64 ? reported.with_record : reported.with_record_high;
+    if (team.from_leader(bits >> event % 64 & 1)) copy_bytes(team, ring + place, records + row, sizeof(LogprobRecord));
     if (++place == params.token_capacity) place = 0;
   }
 }
