@@ -84,10 +84,10 @@ def test_as_if_alone(
     probabilities, and scored prompts of which more rows are sampled than there is room for.
     """
     monkeypatch.setenv("DISTMK_TURNS", str(WIDE_ROWS))
-    prompts = random_prompts(rng, 60)
+    prompts = random_prompts(rng, 120)
     params = [params_of(int(rng.integers(1, NEW_TOKENS + 1)), **KINDS[index % 4]) for index in range(len(prompts))]
     options: dict[str, Any] = {"tensor_parallel_size": num_ranks, "num_workers": 2, "enable_prefix_caching": False}
-    with LLM(str(model), max_num_seqs=50, **options) as llm:
+    with LLM(str(model), max_num_seqs=110, **options) as llm:
         together = llm.generate(prompts, params)
         check_all_free(llm)
         for index in rng.permutation(len(prompts))[:12].tolist():
