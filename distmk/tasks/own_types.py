@@ -72,6 +72,11 @@ def types_of_packages(packages: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(cls.type_name for cls in TASK_TYPES.values() if cls.bodies and package_of(cls) in wanted))
 
 
+def packages_of(names: Sequence[str]) -> list[str]:
+    """The packages that have registered these types."""
+    return sorted({package_of(cls) for cls in find_types(names)})
+
+
 def types_for(tasks: Iterable[Task]) -> tuple[str, ...]:
     """Names of the registered types in the runtime that runs these tasks."""
     return types_of_packages({package_of(type(task)) for task in tasks if task.bodies})
