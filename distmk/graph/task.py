@@ -110,6 +110,9 @@ def vector_accesses(
     return found
 
 
+Values = Mapping[Region | Slab, Any]  # torch tensors [rows, cols]
+
+
 @dataclass(frozen=True)
 class EarlyCompletion:
     """When a task is complete as soon as its body is done, before its waits are met: argument `field` is not 0, and the
@@ -203,7 +206,7 @@ class Task:
         """The arguments of the body (`Args`)."""
         raise NotImplementedError
 
-    def oracle(self, values: Mapping[Region | Slab, Any]) -> Mapping[Region, Any]:
+    def oracle(self, values: Values) -> Mapping[Region, Any]:
         """What the regions that the task writes hold afterwards, for `distmk.testing`: torch tensors [rows, cols], of which a
         tensor of fewer rows stands for the first ones. `values`: what the regions that it reads, and its slabs, hold before.
         """

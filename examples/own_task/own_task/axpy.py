@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import distmk
-from distmk.tasks import Access, Layout, Region, Task, access
+from distmk.tasks import Access, Layout, Region, Task, Values, access
 
 
 class AxpyArgs(ctypes.Structure):
@@ -68,13 +68,14 @@ class Axpy(Task):
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
-        num_bytes = 4 * args.num
-        found = [access(is_write, rank, operand, num_bytes) for is_write, operand in
-                 ((False, args.x), (False, args.y), (True, args.y))]
-        return [*found, access(True, args.copy_rank, args.copy, num_bytes)] if args.copy else found
+        def f32(is_write: bool, on: int, operand: int) -> Access:
+            return access(is_write, on, operand, 4 * args.num)
+
+        found = [f32(False, rank, args.x), f32(False, rank, args.y), f32(True, rank, args.y)]
+        return [*found, f32(True, args.copy_rank, args.copy)] if args.copy else found
 
     # `distmk.testing` compares the bodies with this.
 
-    def oracle(self, values: Mapping[Any, Any]) -> Mapping[Region, Any]:
+    def oracle(self, values: Values) -> Mapping[Region, Any]:
         total = values[self.y].double() + self.a * values[self.x].double()
         return {region: total for region in self.writes()}
