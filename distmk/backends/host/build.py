@@ -178,24 +178,32 @@ def _compile(
     linked = scratch / "linked"
     link = [compiler, *flags, *made, *map(str, objects), "-o", str(linked)]
     for verb, commands in (("compile", compile_each), ("link", [link])):
-        for status, output in _run_all(commands, compiler_env(scratch)):
-            if status:
-                text = first_error(output, own_files)
-                raise BuildError(f"the host runtime does not {verb} with {compiler}: {text}")
+        status, output = _run_all(commands, compiler_env(scratch))
+        if status:
+            text = first_error(output, own_files)
+            raise BuildError(f"the host runtime does not {verb} with {compiler}: {text}")
     return linked
 
 
-def _run_all(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) -> list[tuple[int, str]]:
-    """Exit status and output of each command, run side by side; all end with this call, even if it is interrupted."""
+def _run_all(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) -> tuple[int, str]:
+    """Exit status and output of the first of these commands that fails, else of the last. They run side by side; all end with
+    this call, even if it is interrupted.
+    """
     running: list[subprocess.Popen[str]] = []
+    status, output = 0, ""
     try:
         for command in commands:
             pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
             running.append(subprocess.Popen(command, env=environment, text=True, **pipes))  # type: ignore[call-overload]
-        outputs = [process.communicate()[0] for process in running]
+        for process in running:
+            output, status = process.communicate()[0], process.returncode
+            if status:
+                break
     finally:
         for process in running:
             if process.poll() is None:
                 process.terminate()  # the driver of the compiler ends its parts, and removes what they wrote
                 process.wait()
-    return [(process.returncode, output) for process, output in zip(running, outputs, strict=True)]
+            assert process.stdout
+            process.stdout.close()
+    return status, output
