@@ -19,6 +19,12 @@ Platform = Literal["host", "device"]  # the host twin, or GPUs and the emulator
 
 BODIES_HEADER = "own_bodies.cuh"
 
+# What compiles in a device body, and breaks the kernel.
+FORBIDDEN = {
+    "__shared__": "would move the kernel's shared memory; use shared().work of device/core/shared.cuh",
+    "__syncthreads": "waits for warps that run no bodies; use context.team.sync()",
+}
+
 
 @dataclass(frozen=True)
 class OwnSources:
@@ -37,14 +43,20 @@ class OwnSources:
 
 
 def own_sources(names: Sequence[str], platform: Platform) -> OwnSources | None:
-    """What the registered types `names` add on a platform; None: there are none. BuildError: a body cannot be read."""
+    """What the registered types `names` add on a platform; None: there are none.
+
+    BuildError: a body cannot be read, or has something `FORBIDDEN`.
+    """
     if not names:
         return None
     own = find_types(names)
     absent = [cls for cls in own if _body(cls, platform) is None]
     bodies = tuple(dict.fromkeys(path for cls in own if (path := _body(cls, platform))))
-    header = render(own, absent)
-    return OwnSources(header, bodies, (header, *(f"{path.name}\n{text}" for path, text in _texts(bodies))))
+    header, texts = render(own, absent), list(_texts(bodies))
+    if platform == "device":
+        for path, text in texts:
+            _check_device_body(path, text)
+    return OwnSources(header, bodies, (header, *(f"{path.name}\n{text}" for path, text in texts)))
 
 
 def type_digests(names: Sequence[str]) -> dict[str, str]:
@@ -68,6 +80,13 @@ def require_bodies(programs: Sequence[RankProgram], platform: Platform, backend:
                     f"task {op} is of type {cls.type_name}, which has no {platform} body for the {backend} backend; "
                     f"register {cls.__name__} with {platform}=FILE, or choose another backend"
                 )
+
+
+def _check_device_body(path: Path, text: str) -> None:
+    for number, line in enumerate(text.splitlines(), 1):
+        for word, why in FORBIDDEN.items():
+            if word in line.partition("//")[0]:
+                raise BuildError(f"{path}:{number}: {word} {why}")
 
 
 def _body(cls: type[Task], platform: Platform) -> Path | None:

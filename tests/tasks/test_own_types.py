@@ -23,6 +23,7 @@ from distmk.backends.cuda.build import source_key
 from distmk.backends.host.backend import HostBackend
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.check import check
+from distmk.errors import BuildError
 from distmk.graph.task import TASK_TYPES
 from distmk.program import file as program_file
 from distmk.program.program import compile_graph
@@ -258,6 +259,19 @@ def test_cache_keys_follow_contents(bodies: dict[str, Path], tmp_path: Path) -> 
     (moved / "parts.cuh").write_text("// other parts\n")
     changed = keys()
     assert [a == b for a, b in zip(first, changed, strict=True)] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"), [("__shared__ int n;", "shared().work"), ("__syncthreads();", "team.sync()")]
+)
+def test_code_that_breaks_the_kernel(code: str, advice: str, bodies: dict[str, Path]) -> None:
+    """Is refused with its file and line, though it compiles."""
+    distmk.register("scale", **bodies)(Scale)
+    parts = bodies["device"].with_name("parts.cuh")
+    parts.write_text(f"// {code}\n{code}\n")
+    with pytest.raises(BuildError) as caught:
+        own_sources.own_sources(("scale",), "device")
+    assert str(caught.value).startswith(f"{parts}:2: {code.split()[0].strip('();')} ") and advice in str(caught.value)
 
 
 JOB = """
