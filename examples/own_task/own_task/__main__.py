@@ -33,7 +33,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--ranks", type=int, help="processes to start here, when there is no launcher")
     parser.add_argument("--laps", type=int, default=10)
-    parser.add_argument("--backend", choices=("host", "emulated", "cuda"), default="host")
+    parser.add_argument("--backend", choices=("auto", "host", "cuda", "emulated"), default="auto")
     parser.add_argument("--trace", type=Path, help="a file for distmk trace")
     arguments = parser.parse_args()
     follower = [sys.executable, "-m", "own_task", *sys.argv[1:]]
@@ -41,7 +41,7 @@ def main() -> int:
         distmk.connect(arguments.ranks, follower_argv=follower) as bootstrap,
         distmk.Session(build(bootstrap.world_size), bootstrap, backend=arguments.backend) as session,
     ):
-        session.view("x")[:] = bootstrap.rank + 1
+        session.tensor("x").fill_(bootstrap.rank + 1)
         recorded = session.run_traced(arguments.laps)
         if bootstrap.rank == 0 and recorded is not None:
             num_ranks, laps = bootstrap.world_size, arguments.laps
