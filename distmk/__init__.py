@@ -1,7 +1,7 @@
 """distmk: a multi-GPU distributed megakernel runtime for tensor-parallel LLM decode.
 
 `LLM`, `AsyncLLM` and `SamplingParams` serve a model; `CausalLM`, `ModelConfig`, `nn` and `register_model` write one;
-`choose_target`, `Graph`, `tasks` and `Session` build and run one's own task graph.
+`choose_target`, `Graph`, `tasks` and `Session` build and run one's own task graph, `register` adds types of tasks.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from distmk.serving.llm import LLM
     from distmk.serving.sampling import RequestOutput, SamplingParams, TokenOutput
     from distmk.serving.session import Session
+    from distmk.tasks.own_types import register
 
 __version__ = "0.1.0"
 
@@ -48,6 +49,7 @@ _HOMES = {
     "compile_graph": "program.program",
     "connect": "bootstrap",
     "nn": "model.nn",
+    "register": "tasks.own_types",
     "register_model": "model.causal_lm",
 }
 __all__ = [
@@ -72,6 +74,7 @@ __all__ = [
     "compile_graph",
     "connect",
     "nn",
+    "register",
     "register_model",
 ]
 

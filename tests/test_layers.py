@@ -26,7 +26,7 @@ LAYERS = [
     ["backends"],
     ["trace"],
     ["serving"],
-    ["server"],
+    ["server", "testing"],
     ["doctor"],
     ["cli"],
     ["__main__"],

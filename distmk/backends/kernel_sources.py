@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from distmk.backends.build_cache import csrc_dir
+from distmk.backends.own_sources import BODIES_HEADER, OwnSources
 
 
 def kernel_sources() -> list[Path]:
@@ -14,9 +15,10 @@ def kernel_sources() -> list[Path]:
     return [root / "abi.h", *(root / "platform").iterdir(), *(root / "runtime").glob("*.h"), *device]
 
 
-def translation_unit() -> str:
-    """One source that includes the kernel and every header of the device. So a task body is found by being there, and is
-    inlined where it runs.
+def translation_unit(own: OwnSources | None = None) -> str:
+    """One source that includes the kernel, every header of the device, and bodies of registered types. So a task body is found
+    by being there, and is inlined where it runs.
     """
     headers = sorted(path.relative_to(csrc_dir()).as_posix() for path in (csrc_dir() / "device").rglob("*.cuh"))
+    headers += [BODIES_HEADER] if own else []
     return "".join(f'#include "{name}"\n' for name in headers)

@@ -11,6 +11,7 @@ from distmk.check.findings import Findings
 from distmk.program.layout import HEADER_FIELDS
 from distmk.program.program import SECTIONS, Program, RankProgram
 from distmk.tasks.abi_header import abi_hash
+from distmk.tasks.own_types import find_types
 
 SAME_ON_ALL_RANKS = ("num_ranks", "num_workers", "num_schedulers", *HEADER_FIELDS)
 MAX_EVENTS = 2**24
@@ -22,10 +23,15 @@ def check_headers(program: Program, findings: Findings) -> None:
         findings.add("header", "the program has no ranks")
         return
     first = program.ranks[0].header
+    own_types = program.ranks[0].own_types
+    expected_hash = abi_hash(find_types(own_types))
     for rank, part in enumerate(program.ranks):
         header = part.header
-        if header.magic != abi.MAGIC or header.abi_hash != abi_hash():
+        if header.magic != abi.MAGIC or header.abi_hash != expected_hash:
             findings.add("header", f"rank {rank} has another magic or ABI hash than this package")
+        if part.own_types != own_types:
+            text = f"is for a runtime with types {list(part.own_types)}, rank 0 for one with {list(own_types)}"
+            findings.add("header", f"rank {rank} {text}")
         if header.rank != rank or header.num_ranks != program.num_ranks:
             text = f"rank {rank} of {program.num_ranks} says it is rank {header.rank} of {header.num_ranks}"
             findings.add("header", text)

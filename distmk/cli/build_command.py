@@ -9,6 +9,7 @@ from typing import Any
 
 from distmk.backends.cuda.build import ARCHITECTURES, Report, build_cubin, built_cubin, copy_cubin
 from distmk.console import show
+from distmk.tasks.own_types import import_package
 
 
 def add_to(commands: Any) -> None:
@@ -32,18 +33,28 @@ def add_to(commands: Any) -> None:
         metavar="DIR",
         help="put a copy there too; elsewhere, DISTMK_CUBIN_DIR=DIR uses it without nvcc",
     )
+    parser.add_argument(
+        "--with",
+        action="append",
+        default=[],
+        dest="packages",
+        metavar="PACKAGE",
+        help="add the task types that this Python package registers: the kernel for programs with its tasks",
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    own_types = sorted({name for package in arguments.packages for name in import_package(package)})
     if arguments.list or not arguments.arch:
         for architecture in ARCHITECTURES.values():
-            found = built_cubin(architecture.name)
+            found = built_cubin(architecture.name, own_types)
             show(f"{architecture.name:<8} {architecture.gpus:<18} {describe(found) if found else 'not compiled yet'}")
         return 0
     wanted = list(dict.fromkeys(arguments.arch))
     with ThreadPoolExecutor(len(wanted)) as pool:
-        for architecture, cubin in zip(wanted, pool.map(build_cubin, wanted), strict=True):
+        cubins = pool.map(lambda architecture: build_cubin(architecture, own_types), wanted)
+        for architecture, cubin in zip(wanted, cubins, strict=True):
             path = copy_cubin(cubin, arguments.output) if arguments.output else cubin
             show(f"{architecture:<8} {describe(path)}")
     return 0

@@ -2,14 +2,17 @@
 
 A task type is one frozen dataclass: its operands as regions and slabs, the regions it reads and writes, its encoding, and the
 bytes that an encoded task accesses. `check` relies on those bytes alone (`accesses`), not on the regions. The bodies of the
-same name are in csrc. Registering the class here is all that Python needs.
+same name are in csrc, or beside the dataclass in a package of its own (`distmk.register`). Adding the class to the table is all
+that Python needs.
 """
 
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from distmk.abi import MAX_ROWS, TASK_ARGS_BYTES, Batch, LaunchKind, split_operand
@@ -107,6 +110,9 @@ def vector_accesses(
     return found
 
 
+Values = Mapping[Region | Slab, Any]  # torch tensors [rows, cols]
+
+
 @dataclass(frozen=True)
 class EarlyCompletion:
     """When a task is complete as soon as its body is done, before its waits are met: argument `field` is not 0, and the
@@ -116,6 +122,14 @@ class EarlyCompletion:
 
     field: str
     rows: int
+
+
+@dataclass(frozen=True)
+class Bodies:
+    """The C++ files of a type that `distmk.register` has added; None: it has no body there."""
+
+    host: Path | None
+    device: Path | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +150,7 @@ class Task:
     type_name: ClassVar[str]
     may_be_none: ClassVar[frozenset[str]]  # fields
     Args: ClassVar[type[ctypes.Structure]]
+    bodies: ClassVar[Bodies | None] = None  # None: they are in csrc
 
     # Traits: what the runtime must know of a type. abi_header.py generates them as TaskTraits<TaskType> in csrc/abi.h; a trait
     # that names a hook asks for an overload of that function beside the body.
@@ -191,6 +206,12 @@ class Task:
         """The arguments of the body (`Args`)."""
         raise NotImplementedError
 
+    def oracle(self, values: Values) -> Mapping[Region, Any]:
+        """What the regions that the task writes hold afterwards, for `distmk.testing`: torch tensors [rows, cols], of which a
+        tensor of fewer rows stands for the first ones. `values`: what the regions that it reads, and its slabs, hold before.
+        """
+        raise NotImplementedError
+
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         """Every access of a task on `rank` with arguments `args`. Raises ValueError for arguments that contradict each other."""
@@ -226,25 +247,30 @@ T = TypeVar("T", bound=type[Task])
 
 
 def task_type(type_id: int, name: str) -> Any:
-    """Class decorator: register a task type under `type_id`; its bodies in csrc are `body_<name>`.
+    """Class decorator: add a task type under `type_id`; its bodies in csrc are `body_<name>`. TypeError: see `add_type`."""
 
-    Raises TypeError if the id is taken or the arguments are too large.
-    """
-
-    def register(cls: T) -> T:
-        if type_id in TASK_TYPES or ctypes.sizeof(cls.Args) > TASK_ARGS_BYTES:
-            raise TypeError(f"task type {name}: id {type_id} is taken or its arguments exceed {TASK_ARGS_BYTES} bytes")
-        missing = _fields_of_traits(cls) - {entry[0] for entry in cls.Args._fields_}
-        if missing:
-            raise TypeError(f"task type {name}: its traits need arguments {', '.join(sorted(missing))}")
-        if cls.hot_variants and not cls.polls_inputs:
-            raise TypeError(f"task type {name}: a hot body is entered early, so it must poll its inputs (polls_inputs)")
-        cls.type_id, cls.type_name = type_id, name
-        cls.may_be_none = frozenset(field.name for field in fields(cls) if "None" in str(field.type))
-        TASK_TYPES[type_id] = cls
+    def decorate(cls: T) -> T:
+        add_type(cls, type_id, name)
         return cls
 
-    return register
+    return decorate
+
+
+def add_type(cls: type[Task], type_id: int, name: str) -> None:
+    """Add a task type to the table.
+
+    TypeError: the id is taken, the arguments are too large, or its traits contradict each other or lack arguments.
+    """
+    if type_id in TASK_TYPES or ctypes.sizeof(cls.Args) > TASK_ARGS_BYTES:
+        raise TypeError(f"task type {name}: id {type_id} is taken or its arguments exceed {TASK_ARGS_BYTES} bytes")
+    missing = _fields_of_traits(cls) - {entry[0] for entry in cls.Args._fields_}
+    if missing:
+        raise TypeError(f"task type {name}: its traits need arguments {', '.join(sorted(missing))}")
+    if cls.hot_variants and not cls.polls_inputs:
+        raise TypeError(f"task type {name}: a hot body is entered early, so it must poll its inputs (polls_inputs)")
+    cls.type_id, cls.type_name = type_id, name
+    cls.may_be_none = frozenset(field.name for field in fields(cls) if re.search("None|Optional", str(field.type)))
+    TASK_TYPES[type_id] = cls
 
 
 def _fields_of_traits(cls: type[Task]) -> set[str]:

@@ -19,10 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.abi import ProgramHeader, Space
-from distmk.errors import DistmkError
+from distmk.errors import DistmkError, UsageError
 from distmk.graph.regions import Buffer, Segment, Tiling, Weight, WeightKind
 from distmk.program.layout import HEADER_FIELDS, Placed, Placement
 from distmk.program.program import SECTIONS, Program, RankProgram, join_digests
+from distmk.tasks.abi_header import abi_hash
+from distmk.tasks.own_types import find_types
 
 LAYOUT_FIELDS = (*HEADER_FIELDS, "local_bytes")
 
@@ -63,13 +65,19 @@ def _entries(program: Program) -> dict[str, npt.NDArray[np.uint8]]:
     for rank, part in enumerate(program.ranks):
         weights = [_encoded(w, allocation) for w, allocation in placement.weights.items() if w.rank == rank]
         entries[f"program{rank}"] = np.frombuffer(part.to_bytes(), np.uint8)
-        entries[f"names{rank}"] = _text([_indexed(part.task_names), _indexed(part.event_names), part.weight_bytes])
+        entries[f"names{rank}"] = _text(
+            [_indexed(part.task_names), _indexed(part.event_names), part.weight_bytes, part.own_types]
+        )
         entries[f"weights{rank}"] = _text(weights)
     return entries
 
 
 def load(path: Path, rank: int) -> SavedProgram:
-    """Read the program at `path` on `rank`. DamagedFile: it cannot be read, or is not what was saved."""
+    """Read the program at `path` on `rank`.
+
+    DamagedFile: it cannot be read, or is not what was saved. UsageError: it has tasks of types that are not registered, or not
+    as they were when it was saved.
+    """
     with _reading(path):
         archive = np.load(path)  # stays open: the file may be replaced or removed meanwhile
         num_programs = sum(name.endswith(".shared") for name in archive.files)
@@ -88,8 +96,16 @@ def _load(path: Path, archive: Any, index: int, rank: int) -> SavedProgram:
         fields = {name: shared[name] for name in LAYOUT_FIELDS} | {"local_bytes": tuple(shared["local_bytes"])}
         placement = Placement((*buffers.values(), *weights.values()), buffers, weights, **fields)
         ranks = _Ranks(path, archive, index, tuple(shared["digests"]))
-    ranks[rank]  # so that damage is found now, when the caller can still compile the program anew
+    _check_own_types(path, ranks[rank])  # read now, when the caller can still compile a damaged program anew
     return SavedProgram(ranks, placement, digests=ranks.digests)
+
+
+def _check_own_types(path: Path, part: RankProgram) -> None:
+    """UsageError: the program's registered types are not here, or have other arguments or traits than when it was saved."""
+    needed_by = f"the saved program {path}"
+    if part.own_types and part.header.abi_hash != abi_hash(find_types(part.own_types, needed_by)):
+        text = f"{needed_by} was saved with other arguments or traits of {', '.join(part.own_types)}"
+        raise UsageError(f"{text}, or by another version of distmk; compile it anew")
 
 
 @contextmanager
@@ -129,14 +145,19 @@ class _Ranks(Sequence[RankProgram]):
 
 def _rank_program(archive: Any, index: int, rank: int, digest: str) -> RankProgram:
     raw = archive[f"{index}.program{rank}"]
-    tasks, events, weight_bytes = _value(archive[f"{index}.names{rank}"])
+    tasks, events, weight_bytes, own_types = _value(archive[f"{index}.names{rank}"])
     header = ProgramHeader.from_buffer(raw)
     sections = {
         name: (struct * getattr(header, count_field)).from_buffer(raw, getattr(header, f"{name}_offset"))
         for name, struct, count_field in SECTIONS
     }
     part = RankProgram(
-        header, **sections, task_names=_names(tasks), event_names=_names(events), weight_bytes=weight_bytes
+        header,
+        **sections,
+        task_names=_names(tasks),
+        event_names=_names(events),
+        weight_bytes=weight_bytes,
+        own_types=tuple(own_types),
     )
     if part.digest() != digest:
         raise ValueError(f"rank {rank} is not the one that was saved")

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 from distmk import abi
 from distmk.abi import LaunchKind, ProgramHeader, Queue, TaskDesc, Trigger, Wait
+from distmk.errors import UsageError
 from distmk.gc_pause import no_collection
 from distmk.graph.graph import Graph
 from distmk.program.layout import HEADER_FIELDS, Placement, place
 from distmk.sync.events import Wiring, derive
 from distmk.tasks import TASK_TYPES, SchedulerStep, Task
 from distmk.tasks.abi_header import abi_hash
+from distmk.tasks.own_types import find_types, types_for
 
 
 class Section(NamedTuple):
@@ -43,7 +45,8 @@ class RankProgram:
     """One rank's part: header and sections, as ctypes structures and arrays.
 
     Descriptors of a worker's queue are consecutive. A spread task has a descriptor in every queue; these share its waits and
-    triggers. `task_names[i]` names the operator of descriptor i, `event_names[e]` event e, in messages and traces.
+    triggers. `task_names[i]` names the operator of descriptor i, `event_names[e]` event e, in messages and traces. `own_types`:
+    the registered types (`tasks.own_types`) in the runtime that runs the program, the same on all ranks.
     """
 
     header: ProgramHeader
@@ -55,6 +58,7 @@ class RankProgram:
     task_names: list[str]
     event_names: list[str]
     weight_bytes: int  # of weights streamed a step
+    own_types: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
         """The program as the device reads it: the header, then the sections."""
@@ -103,24 +107,26 @@ def join_digests(digests: Sequence[str]) -> str:
 def compile_graph(*graphs: Graph) -> Program:
     """Graph -> events -> memory layout -> program; of several graphs, programs that take turns, of which the first begins.
 
-    UsageError: a graph cannot be ordered (`sync.events.derive`).
+    UsageError: a graph cannot be ordered (`sync.events.derive`), or a task's arguments are not those of its type.
     """
     wirings = [derive(graph) for graph in graphs]
     placements = place(graphs, [max(1, *(len(events) for events in wiring.events)) for wiring in wirings])
+    own_types = types_for(task for graph in graphs for task in graph.tasks)
     programs = [
-        _compile(graph, wiring, placement, index)
+        _compile(graph, wiring, placement, index, own_types)
         for index, (graph, wiring, placement) in enumerate(zip(graphs, wirings, placements, strict=True))
     ]
     return dataclasses.replace(programs[0], others=tuple(programs[1:]))
 
 
-def _compile(graph: Graph, wiring: Wiring, placement: Placement, index: int) -> Program:
+def _compile(graph: Graph, wiring: Wiring, placement: Placement, index: int, own_types: tuple[str, ...]) -> Program:
     by_rank: dict[int, list[int]] = defaultdict(list)
     for number, task in enumerate(graph.tasks):
         by_rank[task.rank].append(number)
     ranks = [_assemble(graph, wiring, placement, rank, by_rank[rank]) for rank in range(graph.num_ranks)]
+    program_hash = abi_hash(find_types(own_types))
     for part in ranks:
-        part.header.index = index
+        part.header.index, part.header.abi_hash, part.own_types = index, program_hash, own_types
     return Program(ranks, placement)
 
 
@@ -198,6 +204,8 @@ def _describe(desc: TaskDesc, task: Task, placement: Placement, order: int) -> N
     desc.type, desc.launch, desc.order = task.type_id, int(task.launch), order
     desc.max_instances, desc.deep_lookahead = task.max_instances(), task.deep_lookahead
     args = task.encode(placement)
+    if not isinstance(args, task.Args):
+        raise UsageError(f"task {task.op}: encode() of {type(task).__name__} returned no {task.Args.__name__}")
     ctypes.memmove(ctypes.addressof(desc) + TaskDesc.args.offset, ctypes.addressof(args), ctypes.sizeof(args))
 
 
@@ -210,7 +218,7 @@ def _event_name(graph: Graph, producers: tuple[int, ...]) -> str:
 
 def _fill_header(part: RankProgram, graph: Graph, wiring: Wiring, placement: Placement, rank: int) -> None:
     header = part.header
-    header.magic, header.abi_hash = abi.MAGIC, abi_hash()
+    header.magic = abi.MAGIC
     header.rank, header.num_ranks, header.num_workers = rank, graph.num_ranks, graph.num_workers
     header.host = next(host for host, ranks in enumerate(graph.hosts) if rank in ranks)
     header.num_schedulers = graph.num_schedulers or 1

@@ -18,6 +18,7 @@ from distmk.backends.base import Backend, require_warps
 from distmk.backends.defaults import agree_on_backend
 from distmk.backends.host.backend import EmulatedBackend, HostBackend
 from distmk.backends.launch_spec import LaunchSpec
+from distmk.backends.own_sources import type_digests
 from distmk.backends.weight_upload import NUMPY_TYPES, upload_constants
 from distmk.bootstrap import Bootstrap, agree_same
 from distmk.check import check_with_progress
@@ -92,7 +93,9 @@ class Session:
         self.bootstrap = bootstrap
         self.deadline_s = deadline_s or env.deadline_s()
         self.rank_program = self.program.ranks[bootstrap.rank]
-        agree_same(bootstrap, "program", {"program": self.program.fingerprint()})
+        types = type_digests(self.rank_program.own_types)
+        own_types = {f"task type {name}": digest for name, digest in types.items()}
+        agree_same(bootstrap, "program", own_types | {"program": self.program.fingerprint()})
         self._running: RunningLaunch | None = None
         self._num_launches = 0
         self._last: RunningLaunch | None = None  # over or not

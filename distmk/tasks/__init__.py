@@ -1,18 +1,36 @@
 """Task types: each a dataclass here, and in csrc a device body and a host body of the same name. Nothing else names a type.
 
-Every module of this package is imported with it, so a new module registers its types by being here.
+Every module of this package is imported with it, so a new module registers its types by being here. Other packages register
+theirs (`register`); all that such a type needs can be imported from here.
 """
 
 import importlib
 import pkgutil
 
-from distmk.graph.task import TASK_TYPES, Access, Layout, Task
+from distmk.abi import LaunchKind
+from distmk.graph.regions import Buffer, Region, Slab
+from distmk.graph.task import (
+    TASK_TYPES,
+    Access,
+    EarlyCompletion,
+    Layout,
+    Task,
+    Values,
+    access,
+    batch_access,
+    bf16_access,
+    constant_access,
+    f32_access,
+    require,
+    rows_of,
+)
 from distmk.tasks.attention import Attention
 from distmk.tasks.combine import Combine
 from distmk.tasks.comm import Put, Sum
 from distmk.tasks.elementwise import Affine, Nop, Sine
 from distmk.tasks.embed import Embed
 from distmk.tasks.linear import Linear
+from distmk.tasks.own_types import register
 from distmk.tasks.sampling import CountTokens, SampleRow, SendLogits
 from distmk.tasks.scheduling import Sample, SchedulerStep
 from distmk.tasks.splits import AttentionShape
@@ -28,28 +46,41 @@ __all__ = [
     "ArgmaxRows",
     "Attention",
     "AttentionShape",
+    "Buffer",
     "Combine",
     "CountTokens",
+    "EarlyCompletion",
     "Embed",
+    "LaunchKind",
     "Layout",
     "Linear",
     "Nop",
     "Put",
+    "Region",
     "Sample",
     "SampleRow",
     "SchedulerStep",
     "SelectRows",
     "SendLogits",
     "Sine",
+    "Slab",
     "Sum",
     "Task",
+    "Values",
     "WideAppend",
     "WideAttention",
     "WideEmbed",
     "WideLinear",
     "WideSum",
+    "access",
+    "batch_access",
+    "bf16_access",
+    "constant_access",
+    "f32_access",
+    "register",
+    "require",
+    "rows_of",
 ]
 
 for _module in pkgutil.iter_modules(__path__):
-    if _module.name != "abi_header":  # the reader of the table, not a part of it
-        importlib.import_module(f"{__name__}.{_module.name}")
+    importlib.import_module(f"{__name__}.{_module.name}")

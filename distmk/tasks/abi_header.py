@@ -1,22 +1,50 @@
-"""distmk/abi and the task types' argument structs as a C++ header, and the hash that both sides compare at launch."""
+"""distmk/abi and the task types' argument structs as a C++ header, and the hash that both sides compare at launch.
+
+csrc/abi.h has the types of `distmk.tasks`. A runtime that has `own` types, too, those of users' packages (`distmk.register`), is
+compiled with a header of its own.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from distmk import abi
-from distmk.tasks import TASK_TYPES, Task
+from distmk.graph.task import TASK_TYPES, Task
 
 C_NAMES: dict[type, str] = {
     ctypes.c_uint8: "uint8_t",
     ctypes.c_uint16: "uint16_t",
     ctypes.c_uint32: "uint32_t",
-    ctypes.c_int32: "int32_t",
     ctypes.c_uint64: "uint64_t",
+    ctypes.c_int8: "int8_t",
+    ctypes.c_int16: "int16_t",
+    ctypes.c_int32: "int32_t",
+    ctypes.c_int64: "int64_t",
     ctypes.c_float: "float",
+    ctypes.c_double: "double",
 }
+
+Types = Sequence[type[Task]]  # in the order of their ids
+
+
+def all_types(own: Iterable[type[Task]] = ()) -> Types:
+    """The types of `distmk.tasks` and some of users' packages."""
+    packaged = [task for task in TASK_TYPES.values() if task.bodies is None]
+    return sorted([*packaged, *own], key=lambda task: task.type_id)
+
+
+def unknown_field(args: type[ctypes.Structure]) -> str | None:
+    """The first field of an argument struct whose type C++ does not know; None: it knows all of them."""
+    for name, declared, *_ in args._fields_:
+        kind: Any = declared
+        while issubclass(kind, ctypes.Array):
+            kind = kind._type_
+        if kind not in C_NAMES and kind not in abi.STRUCTS:
+            return str(name)
+    return None
 
 
 def _field(name: str, kind: Any) -> str:
@@ -47,7 +75,7 @@ FLAGS = (
 """Traits of a task type (ClassVars of `Task`) that are true or false."""
 
 
-def _traits() -> list[str]:
+def _traits(types: Types) -> list[str]:
     """TaskTraits of every task type, and the same as functions of a type that is known at run time only."""
     lines = ["// The traits of a task type that declares none; what they mean is written in distmk/graph/task.py."]
     lines += ["struct DefaultTaskTraits {", *(f"  static constexpr bool {flag.upper()} = false;" for flag in FLAGS)]
@@ -55,23 +83,21 @@ def _traits() -> list[str]:
     lines += ["template <TaskType TYPE>", "struct TaskTraits;"]
     begin = 1
     code_paths = {}
-    for task in _hot_types():
+    for task in _hot_types(types):
         code_paths[task.type_id] = begin
         begin += task.hot_variants
-    for type_id, task in sorted(TASK_TYPES.items()):
-        lines += _traits_of(task, code_paths.get(type_id, 0))
+    for task in types:
+        lines += _traits_of(task, code_paths.get(task.type_id, 0))
     lines.append("")
     for flag in FLAGS:
-        having = " || ".join(
-            f"type == {type_id}" for type_id, task in sorted(TASK_TYPES.items()) if getattr(task, flag)
-        )
+        having = " || ".join(f"type == {task.type_id}" for task in types if getattr(task, flag))
         lines.append(f"constexpr bool {flag}([[maybe_unused]] uint16_t type) {{ return {having or 'false'}; }}")
     return [*lines, f"constexpr uint32_t NUM_HOT_PATHS = {begin - 1}u;", ""]
 
 
-def _hot_types() -> list[type[Task]]:
+def _hot_types(types: Types) -> Types:
     """Types with hot variants in the order of their code paths, those of few variants first."""
-    hot = [task for task in TASK_TYPES.values() if task.hot_variants]
+    hot = [task for task in types if task.hot_variants]
     return sorted(hot, key=lambda task: (task.hot_variants, task.type_name))
 
 
@@ -89,12 +115,14 @@ def _traits_of(task: type[Task], code_path: int) -> list[str]:
     return [*lines, "};"]
 
 
-def _x_macro(name: str, tasks: list[type[Task]]) -> list[str]:
+def _x_macro(name: str, tasks: Types) -> list[str]:
     entries = [f"X({task.type_id}, {task.type_name}, {task.Args.__name__})" for task in tasks]
     return [f"#define {name}(X) " + "".join(f"\\\n  {entry} " for entry in entries).rstrip()]
 
 
-def _body() -> list[str]:
+def _body(own: Types, absent: Types = ()) -> list[str]:
+    types = all_types(own)
+    there = [task for task in types if task not in absent]
     lines = [
         f"constexpr uint32_t {name} = {value}u;" if value < 1 << 32 else f"constexpr uint64_t {name} = {value}ull;"
         for name, value in abi.CONSTANTS.items()
@@ -105,30 +133,30 @@ def _body() -> list[str]:
         lines += [f"enum class {enum_type.__name__} : uint32_t {{ {members} }};", ""]
     for struct in abi.STRUCTS:
         lines += _struct(struct)
-    for _, task in sorted(TASK_TYPES.items()):
+    for task in types:
         lines += _struct(task.Args)
-    types = ", ".join(f"{task.type_name.upper()} = {type_id}" for type_id, task in sorted(TASK_TYPES.items()))
-    lines += [f"enum class TaskType : uint16_t {{ {types} }};", "", *_traits()]
+    members = ", ".join(f"{task.type_name.upper()} = {task.type_id}" for task in types)
+    lines += [f"enum class TaskType : uint16_t {{ {members} }};", "", *_traits(there)]
     lines.append("// X(id, body, argument struct) of every type: csrc defines body_<body>(Context&, const Args&).")
-    lines += _x_macro("DISTMK_TASK_TYPES", [task for _, task in sorted(TASK_TYPES.items())])
+    lines += _x_macro("DISTMK_TASK_TYPES", there)
     lines.append("// The same of types with a trait; of hot ones with a single variant and with several, by code path.")
     for trait in (*FLAGS, "completes_early"):
-        lines += _x_macro(
-            f"DISTMK_TASK_TYPES_{trait.upper()}",
-            [task for _, task in sorted(TASK_TYPES.items()) if getattr(task, trait)],
-        )
-    lines += _x_macro("DISTMK_TASK_TYPES_HOT", [task for task in _hot_types() if task.hot_variants == 1])
-    lines += _x_macro("DISTMK_TASK_TYPES_HOT_VARIANTS", [task for task in _hot_types() if task.hot_variants > 1])
+        lines += _x_macro(f"DISTMK_TASK_TYPES_{trait.upper()}", [task for task in there if getattr(task, trait)])
+    hot = _hot_types(there)
+    lines += _x_macro("DISTMK_TASK_TYPES_HOT", [task for task in hot if task.hot_variants == 1])
+    lines += _x_macro("DISTMK_TASK_TYPES_HOT_VARIANTS", [task for task in hot if task.hot_variants > 1])
     return lines
 
 
-def abi_hash() -> int:
+def abi_hash(own: Types = ()) -> int:
     """64 bits of the layouts' hash: differs wherever a program made by this package could be misread by csrc."""
-    return int.from_bytes(hashlib.sha256("\n".join(_body()).encode()).digest()[:8], "little")
+    return int.from_bytes(hashlib.sha256("\n".join(_body(own)).encode()).digest()[:8], "little")
 
 
-def render() -> str:
-    """The text of csrc/abi.h."""
+def render(own: Types = (), absent: Types = ()) -> str:
+    """The text of csrc/abi.h, or of the header with `own` types in its place. absent: own types without a body in this runtime,
+    which programs may name, but it does not run.
+    """
     head = [
         "// Generated by scripts/gen_abi.py from distmk/abi and distmk/tasks. Do not edit.",
         "// clang-format off",
@@ -138,6 +166,6 @@ def render() -> str:
         "",
         "namespace distmk {",
         "",
-        f"constexpr uint64_t ABI_HASH = {abi_hash()}ull;",
+        f"constexpr uint64_t ABI_HASH = {abi_hash(own)}ull;",
     ]
-    return "\n".join([*head, *_body(), "", "}  // namespace distmk", ""])
+    return "\n".join([*head, *_body(own, absent), "", "}  // namespace distmk", ""])

@@ -17,6 +17,7 @@ from distmk.graph.task import (
     EarlyCompletion,
     Layout,
     Task,
+    Values,
     access,
     batch_access,
     f32_access,
@@ -86,6 +87,11 @@ class Put(Task):
             dst_rank=self.dst.rank,
             batch=layout.operand(self.batch),
         )
+
+    def oracle(self, values: Values) -> Mapping[Region, Any]:
+        if self.batch:
+            return super().oracle(values)
+        return {self.dst: values[self.src]}
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
@@ -177,6 +183,14 @@ class Sum(Task):
             polls=int(self.polls),
             block_gap=buffer.cols - self.dst.cols if buffer.rows > 1 else 0,
         )
+
+    def oracle(self, values: Values) -> Mapping[Region, Any]:
+        if self.batch or self.polls or self.reset:
+            return super().oracle(values)
+        total = values[self.dst] if self.add else 0
+        for block in self.blocks:
+            total = total + values[block]
+        return dict.fromkeys(self.writes(), total)
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from distmk.errors import UsageError
 from distmk.graph.regions import Region
-from distmk.graph.task import Access, Layout, Task, access, require, task_type
+from distmk.graph.task import Access, Layout, Task, Values, access, require, task_type
 
 
 def check_same_cols(src: Region, dst: Region) -> None:
@@ -93,6 +93,9 @@ class Affine(_ElementWise):
     def encode(self, layout: Layout) -> ctypes.Structure:
         return AffineArgs(layout.operand(self.src), layout.operand(self.dst), self.src.cols, self.scale, self.shift)
 
+    def oracle(self, values: Values) -> Mapping[Region, Any]:
+        return {self.dst: values[self.src] * self.scale + self.shift}
+
 
 class SineArgs(ctypes.Structure):
     _fields_ = [("src", c_uint64), ("dst", c_uint64), ("num", c_uint32), ("times", c_uint32)]
@@ -109,6 +112,12 @@ class Sine(_ElementWise):
 
     def encode(self, layout: Layout) -> ctypes.Structure:
         return SineArgs(layout.operand(self.src), layout.operand(self.dst), self.src.cols, self.times)
+
+    def oracle(self, values: Values) -> Mapping[Region, Any]:
+        result = values[self.src]
+        for _ in range(self.times):
+            result = result.sin()
+        return {self.dst: result}
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:

@@ -15,6 +15,7 @@ import numpy as np
 from distmk.abi import MAX_RANKS, LaunchKind
 from distmk.errors import UsageError
 from distmk.tasks import TASK_TYPES
+from distmk.tasks.own_types import find_types
 from distmk.trace.chrome import COPIED
 from distmk.trace.record import NEVER, ROW, UNKNOWN, Trace
 from distmk.user_files import read_whole
@@ -26,7 +27,7 @@ _MOST_US = 1e12  # of a time; eleven days
 
 
 def read(path: Path) -> Trace:
-    """Read a file of `chrome.write`; UsageError for anything else."""
+    """Read a file of `chrome.write`; UsageError for anything else, and if it has tasks of types that are not registered."""
     data = read_whole(path, MAX_BYTES, UsageError, "make one with generate --trace FILE")
     try:
         if path.suffix == ".gz":
@@ -34,7 +35,7 @@ def read(path: Path) -> Trace:
                 data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise ValueError
-        return _trace(json.loads(data))
+        return _trace(json.loads(data), path)
     except (
         ArithmeticError,
         AttributeError,
@@ -49,9 +50,8 @@ def read(path: Path) -> Trace:
         raise UsageError(f"{path} is no trace that distmk wrote; make one with generate --trace FILE") from None
 
 
-def _trace(data: Any) -> Trace:
+def _trace(data: Any, path: Path) -> Trace:
     """The trace of a file's JSON value. One of many exceptions: it is none."""
-    types = {cls.type_name: type_id for type_id, cls in TASK_TYPES.items()}
     ops: dict[str, int] = {}
     events: dict[str, int] = {}
     slices = [event for event in data["traceEvents"] if event["ph"] == "X" and event["cat"] != "wait"]
@@ -61,6 +61,9 @@ def _trace(data: Any) -> Trace:
     uncertainty_ns = _wholes(meta["uncertainty_ns"], -1, (1 << 63) - 1)
     if not 1 <= num_ranks <= MAX_RANKS or len(uncertainty_ns) != num_ranks:
         raise ValueError
+    types = {cls.type_name: type_id for type_id, cls in TASK_TYPES.items()}
+    missing = {event["args"]["type"] for event in slices} - types.keys()
+    types |= {cls.type_name: cls.type_id for cls in find_types(sorted(missing), f"the trace {path}")}
     rows = np.zeros(len(slices), ROW)
     for row, event in zip(rows, slices, strict=True):
         args = event["args"]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from support.helpers import ROOT
 
+from distmk.backends.host.build import KNOWING_TASK_TYPES, host_sources
 from distmk.backends.kernel_sources import translation_unit
 
 # From the bottom to the top; folders of one layer do not include each other.
@@ -107,6 +109,18 @@ def test_no_cycles_between_files(graph: Graph) -> None:
 def test_mainloops_do_not_know_epilogues(graph: Graph) -> None:
     wrong = find_epilogues_in_mainloops(graph)
     assert not wrong, "\n".join(wrong)
+
+
+def test_common_objects_do_not_know_the_task_types(graph: Graph) -> None:
+    """Runtimes with different registered types share them (distmk/backends/host/build.py)."""
+    texts = {path.name: path.read_text() for path in host_sources()}
+    files = [file for file in graph if file.startswith("host/") and file.endswith(".cpp")]
+    knowing = {
+        Path(file).name
+        for file in files
+        if "runtime/task_types.h" in find_reachable(graph, file) or "ABI_HASH" in texts[Path(file).name]
+    }
+    assert knowing == set(KNOWING_TASK_TYPES) and len(texts) == len(files)
 
 
 @pytest.mark.parametrize(

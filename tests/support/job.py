@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.events import expected_counts, read_counts
-
 import distmk
+from distmk.testing.events import expected_counts, read_counts
 
 
 class Job:

@@ -1,7 +1,8 @@
 """A new task type is three files: its dataclass, its host body and its device body; csrc/abi.h is generated from the first.
+The same files in another package are a registered type, which needs no other change than its decorator.
 
-The type is hot: a GPU inlines its body into the consumers' loop, by nothing but the traits that the dataclass declares. Its
-device body does nothing on any other path, so that a task that took one would leave wrong numbers.
+Both types are hot: a GPU inlines their bodies into the consumers' loop, by nothing but the traits that the dataclass declares.
+Their device bodies do nothing on any other path, so that a task that took one would leave wrong numbers.
 """
 
 from __future__ import annotations
@@ -104,19 +105,35 @@ NEW_FILES = {
     "csrc/device/core/axpy.cuh": DEVICE_BODY,
 }
 
+
+def registered(text: str) -> str:
+    """The file of the registered type that is like the new one."""
+    text = text.replace("Axpy", "OwnAxpy").replace("AXPY", "OWN_AXPY").replace("axpy", "own_axpy")
+    decorator = '@distmk.register("own_axpy", host="own_axpy.cpp", device="own_axpy.cuh")'
+    text = text.replace('@task_type(200, "own_axpy")', decorator)
+    return text.replace("from distmk.graph.regions", "import distmk\nfrom distmk.graph.regions")
+
+
+OWN_FILES = {
+    "own_axpy.py": registered(DATACLASS),
+    "own_axpy.cpp": registered(HOST_BODY),
+    "own_axpy.cuh": registered(DEVICE_BODY),
+}
+
 # Worker 0 and worker 1 in turns, so that the second task waits for what the first has written.
 JOB = """
 import sys
 import numpy as np
 import distmk
 from distmk.tasks.axpy import Axpy
+from own_axpy import OwnAxpy
 
 backend, folder = sys.argv[1:]
 a, b, c = np.load(f"{folder}/given.npy")
 graph = distmk.Graph(1, 2)
 buffers = [graph.buffer(name, len(a)) for name in "abc"]
 graph.add(Axpy(0, "first", 0, src=buffers[0].at(0), dst=buffers[1].at(0), scale=2.5))
-graph.add(Axpy(0, "second", 1, src=buffers[1].at(0), dst=buffers[2].at(0), scale=-1.25))
+graph.add(OwnAxpy(0, "second", 1, src=buffers[1].at(0), dst=buffers[2].at(0), scale=-1.25))
 with distmk.connect(1) as bootstrap, distmk.Session(graph, bootstrap, backend=backend) as session:
     for buffer, values in zip(buffers, (a, b, c), strict=True):
         session.view(buffer)[0] = values
@@ -127,7 +144,9 @@ with distmk.connect(1) as bootstrap, distmk.Session(graph, bootstrap, backend=ba
 
 @dataclasses.dataclass(frozen=True)
 class Package:
-    """A copy of the repository with the new files, and the environment in which commands take it for distmk."""
+    """A copy of the repository with the new files, and the environment in which commands take it for distmk and find the package
+    of the registered type.
+    """
 
     folder: Path
     env: dict[str, str]
@@ -154,7 +173,11 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     shutil.copy(ROOT / "scripts" / "gen_abi.py", copy / "scripts")
     for name, text in NEW_FILES.items():
         (copy / name).write_text(text.lstrip())
-    package = Package(copy, {"PYTHONPATH": str(copy), "DISTMK_CACHE": str(folder / "cache")})
+    own = folder / "own"
+    own.mkdir()
+    for name, text in OWN_FILES.items():
+        (own / name).write_text(text.lstrip())
+    package = Package(copy, {"PYTHONPATH": f"{copy}:{own}"})
     generated = Runner(folder).run([sys.executable, str(copy / "scripts" / "gen_abi.py")], package.env)
     assert generated.status == 0, generated.stderr
     return package
@@ -165,7 +188,7 @@ def test_nothing_else_is_touched(package: Package) -> None:
 
 
 @pytest.mark.parametrize("backend", ["host", "emulated"])
-def test_it_runs(backend: str, package: Package, runner: Runner, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_they_run(backend: str, package: Package, runner: Runner, tmp_path: Path, rng: np.random.Generator) -> None:
     a, b, c = rng.standard_normal((3, 1000), dtype=np.float32)
     np.save(tmp_path / "given.npy", np.stack([a, b, c]))
     (tmp_path / "job.py").write_text(JOB)
@@ -178,14 +201,16 @@ def test_it_runs(backend: str, package: Package, runner: Runner, tmp_path: Path,
     assert not len(wrong), f"buffer, element {wrong[:5].tolist()}: {found[tuple(wrong[0])]}"
 
 
-def test_it_compiles_into_the_gpu_kernel(package: Package, runner: Runner) -> None:
-    """Without a spilled register, as the kernel without it."""
+def test_they_compile_into_the_gpu_kernel(package: Package, runner: Runner) -> None:
+    """Without a spilled register, as the kernel without them."""
     try:
         find_toolchain()
     except BuildError as error:
         pytest.skip(str(error))
     output = runner.folder / "output"
-    built = runner.run([*DISTMK, "build", "--arch", "sm_90a", "--output", str(output)], package.env)
+    built = runner.run(
+        [*DISTMK, "build", "--arch", "sm_90a", "--with", "own_axpy", "--output", str(output)], package.env
+    )
     assert built.status == 0, built.stderr
     report = Report.of(next(output.glob("*.cubin")))
     assert report and report.spill_bytes == 0

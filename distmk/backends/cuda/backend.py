@@ -22,6 +22,7 @@ from distmk.backends.cuda.packages import require_packages
 from distmk.backends.host.shm import SharedHeap
 from distmk.backends.launch_block import LaunchBlock
 from distmk.backends.launch_spec import LaunchSpec
+from distmk.backends.own_sources import require_bodies
 from distmk.backends.tensors import typed
 from distmk.bootstrap import Bootstrap, agree
 from distmk.errors import BuildError, DistmkError, UsageError
@@ -47,7 +48,7 @@ class CudaBackend:
         self.program, self._others, self._bootstrap = program, others, bootstrap
         agree(bootstrap, require_packages)
         self._device = agree(bootstrap, self._open_device)
-        self._module = agree(bootstrap, lambda: load_module(self._device))
+        self._module = agree(bootstrap, self._load_module)
         self._liveness = SharedHeap(bootstrap, 4096)  # each rank holds a lock on its own for as long as it lives
         self._heap = SymmetricHeap(bootstrap, self._device, self._module, program.header.heap_bytes)
         self._closed = False
@@ -69,6 +70,10 @@ class CudaBackend:
         device.set_current()
         self._check_room()
         return device
+
+    def _load_module(self) -> Any:
+        require_bodies([self.program, *self._others], "device", self.name)
+        return load_module(self._device, self.program.own_types)
 
     def _check_room(self) -> None:
         import torch

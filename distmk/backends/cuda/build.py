@@ -9,6 +9,7 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from distmk.backends.build_cache import cached, content_key, csrc_dir
 from distmk.backends.cache_files import fault_of, folder_fault, publish, read_text
 from distmk.backends.cuda.toolchain import Toolchain, find_toolchain, run
 from distmk.backends.kernel_sources import kernel_sources, translation_unit
+from distmk.backends.own_sources import OwnSources, own_sources
 from distmk.console import tell
 from distmk.errors import BuildError, UsageError
+from distmk.tasks.own_types import packages_of
 
 FLAGS = ("-std=c++17", "-O3", "-ftz=true", "-rdc=true", "--expt-relaxed-constexpr", "-lineinfo")
 KERNEL = "distmk_megakernel"
@@ -78,39 +81,43 @@ def architecture_of(capability: tuple[int, int]) -> str:
     raise UsageError(f"the cuda backend does not run on a GPU of compute capability {found}; it runs on {known}")
 
 
-def build_cubin(architecture: str) -> Path:
-    """Path of the kernel for `architecture`: from DISTMK_CUBIN_DIR, else the cache, else compiled into it.
+def build_cubin(architecture: str, own_types: Sequence[str] = ()) -> Path:
+    """Path of the kernel for `architecture` with these registered task types: from DISTMK_CUBIN_DIR, else the cache, else
+    compiled into it.
 
     Without a toolchain, a kernel in the cache that other tools made of the same sources will do. BuildError: unsupported
     architecture, nvcc or NVSHMEM missing where they are needed, or sources that do not compile.
     """
     if architecture not in ARCHITECTURES:
         raise BuildError(f"architecture {architecture} is not supported; choose one of {', '.join(ARCHITECTURES)}")
-    given = env.cubin_dir()
+    given, own = env.cubin_dir(), own_sources(own_types, "device")
     refused: list[str] = []
-    if given and (found := find_cubin(architecture, given, refused)):
+    if given and (found := find_cubin(architecture, given, refused, own)):
         return found
     try:
         toolchain = find_toolchain()
     except BuildError as error:
-        if found := find_cubin(architecture, env.cache_dir(), refused):
+        if found := find_cubin(architecture, env.cache_dir(), refused, own):
             return found
-        advice = f"or run distmk build --arch {architecture} --output DIR elsewhere and set DISTMK_CUBIN_DIR"
+        options = "".join(f" --with {package}" for package in packages_of(own_types))
+        advice = f"or run distmk build --arch {architecture}{options} --output DIR elsewhere and set DISTMK_CUBIN_DIR"
         none = refused[0] if refused else f"no kernel for {architecture} of this version in {given or env.cache_dir()}"
         raise BuildError(f"{none}, and {error}; {advice}") from None
     if refused:
         tell(f"{refused[0]}; the kernel of the cache is used instead")
     key = content_key(toolchain.content(), [])
     return cached(
-        _name(architecture),
+        _name(architecture, own),
         ".cubin",
         key,
-        lambda scratch: compile_cubin(toolchain, architecture, scratch),
-        f"the kernel for {architecture} (about a minute, once)",
+        lambda scratch: compile_cubin(toolchain, architecture, scratch, own=own),
+        f"the kernel for {architecture}{' with ' if own else ''}{', '.join(own_types)} (about a minute, once)",
     )
 
 
-def find_cubin(architecture: str, folder: Path, refused: list[str] | None = None) -> Path | None:
+def find_cubin(
+    architecture: str, folder: Path, refused: list[str] | None = None, own: OwnSources | None = None
+) -> Path | None:
     """The newest kernel in `folder` made of these sources for `architecture`, with any tools.
 
     `refused` gets what is wrong with the folder and with kernels that may not be loaded (`cache_files`).
@@ -119,7 +126,7 @@ def find_cubin(architecture: str, folder: Path, refused: list[str] | None = None
     if fault := folder_fault(folder):
         refused.append(f"{folder} {fault}")
         return None
-    for path in sorted(folder.glob(f"{_name(architecture)}-*.cubin"), key=_age):
+    for path in sorted(folder.glob(f"{_name(architecture, own)}-*.cubin"), key=_age):
         if fault := fault_of(path):
             refused.append(f"{path} {fault}")
         else:
@@ -131,10 +138,10 @@ def _age(path: Path) -> float:
     return -path.lstat().st_mtime if os.path.lexists(path) else 0.0
 
 
-def built_cubin(architecture: str) -> Path | None:
-    """The kernel for `architecture` in DISTMK_CUBIN_DIR or the cache, if there is one."""
-    folders = [folder for folder in (env.cubin_dir(), env.cache_dir()) if folder]
-    return next((found for folder in folders if (found := find_cubin(architecture, folder))), None)
+def built_cubin(architecture: str, own_types: Sequence[str] = ()) -> Path | None:
+    """The kernel for `architecture` with these types in DISTMK_CUBIN_DIR or the cache, if there is one."""
+    folders, own = [folder for folder in (env.cubin_dir(), env.cache_dir()) if folder], own_sources(own_types, "device")
+    return next((found for folder in folders if (found := find_cubin(architecture, folder, own=own))), None)
 
 
 def copy_cubin(cubin: Path, folder: Path) -> Path:
@@ -153,12 +160,15 @@ def copy_cubin(cubin: Path, folder: Path) -> Path:
     return folder / cubin.name
 
 
-def source_key(architecture: str) -> str:
+def source_key(architecture: str, own: OwnSources | None = None) -> str:
     """Hash of all sources and flags, without the tools."""
-    return content_key([architecture, *FLAGS, *env.nvcc_flags(), translation_unit()], kernel_sources())
+    ingredients = [architecture, *FLAGS, *env.nvcc_flags(), translation_unit(own), *(own.key if own else ())]
+    return content_key(ingredients, kernel_sources())
 
 
-def compile_cubin(toolchain: Toolchain, architecture: str, folder: Path, virtual: str | None = None) -> Path:
+def compile_cubin(
+    toolchain: Toolchain, architecture: str, folder: Path, virtual: str | None = None, own: OwnSources | None = None
+) -> Path:
     """Compile and link in `folder`; returns the path of the kernel, with its report beside it.
 
     `virtual` (such as compute_80): the architecture that the sources see, by default that of `architecture`. The code for an
@@ -166,16 +176,18 @@ def compile_cubin(toolchain: Toolchain, architecture: str, folder: Path, virtual
     """
     began = time.perf_counter()
     source, obj, cubin = folder / "distmk.cu", folder / "distmk.o.cubin", folder / "distmk.cubin"
-    source.write_text(translation_unit())
+    source.write_text(translation_unit(own))
+    if own:
+        own.write(folder)
     code = f"arch={virtual or architecture.replace('sm_', 'compute_')},code={architecture}"
-    includes = [f"-I{csrc_dir()}", f"-I{toolchain.nvshmem / 'include'}"]
+    includes = [*([f"-I{folder}"] if own else []), f"-I{csrc_dir()}", f"-I{toolchain.nvshmem / 'include'}"]
     flags = [*FLAGS, *env.nvcc_flags(), "-Xptxas", "-v", "-gencode", code, "-cubin", *includes]
-    output = run([toolchain.nvcc, *flags, source, "-o", obj], folder)
+    output = run([toolchain.nvcc, *flags, source, "-o", obj], folder, own.bodies if own else ())
     library = [f"-L{toolchain.nvshmem / 'lib'}", "-lnvshmem_device"]
     output += run([toolchain.nvlink, "-v", f"--arch={architecture}", obj, *library, "-o", cubin], folder)
     report = Report(
         architecture=architecture,
-        source=source_key(architecture),
+        source=source_key(architecture, own),
         nvcc=toolchain.nvcc_version,
         nvshmem=toolchain.nvshmem_version,
         registers=_number(rf"nvlink.*{KERNEL}.*\n.*used (\d+) registers", output),
@@ -187,8 +199,8 @@ def compile_cubin(toolchain: Toolchain, architecture: str, folder: Path, virtual
     return cubin
 
 
-def _name(architecture: str) -> str:
-    return f"cuda-{architecture}-{source_key(architecture)}"
+def _name(architecture: str, own: OwnSources | None) -> str:
+    return f"cuda-{architecture}-{source_key(architecture, own)}"
 
 
 def _number(pattern: str, text: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +21,13 @@ class Kernel:
     shared_bytes: int  # dynamic shared memory of a block
 
 
-def load_module(device: Any) -> Any:
-    """The object code of the kernel for `device` (of cuda.core), compiled if need be. BuildError: it cannot be."""
+def load_module(device: Any, own_types: Sequence[str]) -> Any:
+    """The object code of the kernel for `device` (of cuda.core) with these registered task types, compiled if need be.
+    BuildError: it cannot be.
+    """
     from cuda.core import ObjectCode
 
-    return ObjectCode.from_cubin(build_cubin(architecture_of(device.compute_capability)).read_bytes())
+    return ObjectCode.from_cubin(build_cubin(architecture_of(device.compute_capability), own_types).read_bytes())
 
 
 def fit_kernel(module: Any, device: Any, grid: int, num_sms: int) -> Kernel:

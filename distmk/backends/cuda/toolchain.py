@@ -14,6 +14,7 @@ from pathlib import Path
 
 from distmk import env
 from distmk.backends.build_cache import compiler_env
+from distmk.backends.compiler_output import first_error
 from distmk.errors import BuildError
 
 OLDEST_CUDA = 13
@@ -87,9 +88,9 @@ def nvshmem_version(root: Path) -> str:
     return ".".join(parts) or "unknown"
 
 
-def run(command: Sequence[str | Path], scratch: Path | None = None) -> str:
+def run(command: Sequence[str | Path], scratch: Path | None = None, own_files: Sequence[Path] = ()) -> str:
     """Run `command`, with its temporary files in `scratch`; returns its output. BuildError: it failed, with the first error
-    of its output.
+    of its output (`first_error`).
     """
     environment = compiler_env(scratch) if scratch else None
     try:
@@ -98,8 +99,7 @@ def run(command: Sequence[str | Path], scratch: Path | None = None) -> str:
         raise BuildError(f"{command[0]} cannot be run: {error.strerror}") from None
     output = done.stdout + done.stderr
     if done.returncode:
-        lines = [line for line in output.splitlines() if "error" in line or "fatal" in line]
-        raise BuildError(f"{Path(command[0]).name} failed: {(lines or ['no message'])[0].strip()}")
+        raise BuildError(f"{Path(command[0]).name} failed: {first_error(output, own_files)}")
     return output
 
 

@@ -22,6 +22,7 @@ from distmk.backends.host.room import check_room
 from distmk.backends.host.shm import SharedHeap
 from distmk.backends.launch_block import LaunchBlock, RunnerRecords
 from distmk.backends.launch_spec import LaunchSpec
+from distmk.backends.own_sources import Platform, require_bodies
 from distmk.backends.tensors import require_torch, typed
 from distmk.bootstrap import Bootstrap, agree
 from distmk.errors import UsageError
@@ -48,7 +49,8 @@ class HostBackend:
 
     name = "host"
     device = "cpu"
-    load_library: Callable[[], ctypes.CDLL] = staticmethod(load_runtime)
+    platform: Platform = "host"  # of the bodies
+    load_library: Callable[[Sequence[str]], ctypes.CDLL] = staticmethod(load_runtime)
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class HostBackend:
         self.program, self._others = program, others
         self._launch_iterations = agree(bootstrap, env.launch_iterations)
         agree(bootstrap, lambda: self._check_room(bootstrap.local_size))
-        self._library = agree(bootstrap, self.load_library)
+        self._library = agree(bootstrap, self._load)
         self._heap = SharedHeap(bootstrap, program.header.heap_bytes, agree(bootstrap, self._node_size))
         self._local = agree(bootstrap, lambda: _arena(program.header.local_bytes))
         self._local_base = ctypes.addressof(ctypes.c_char.from_buffer(self._local))
@@ -75,6 +77,10 @@ class HostBackend:
         self._spin_polls = SPIN_POLLS_OWN_CORE if own_cores else SPIN_POLLS_SHARED_CORE
         self._scheduler_threads = scheduler_threads
         self._launches: list[HostLaunch] = []  # whose threads may run: they use this process's memory
+
+    def _load(self) -> ctypes.CDLL:
+        require_bodies([self.program, *self._others], self.platform, self.name)
+        return self.load_library(self.program.own_types)
 
     def _check_room(self, num_ranks: int) -> None:
         header = self.program.header
@@ -167,6 +173,7 @@ class EmulatedBackend(HostBackend):
     """
 
     name = "emulated"
+    platform = "device"
     load_library = staticmethod(load_emulator)
 
     def __init__(

@@ -11,10 +11,12 @@ from pathlib import Path
 
 from distmk import env
 from distmk.backends.build_cache import cached, compiler_env, content_key, csrc_dir
-from distmk.backends.cache_files import tells_of_no_space
+from distmk.backends.compiler_output import first_error
 from distmk.backends.kernel_sources import translation_unit
+from distmk.backends.own_sources import OwnSources, own_sources
 from distmk.errors import BuildError
 from distmk.tasks.abi_header import abi_hash
+from distmk.tasks.own_types import find_types
 
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-pthread", "-Wall")
 
@@ -33,30 +35,35 @@ EMULATOR_FLAGS = (
 )
 
 
+# Sources of the host twin that depend on the table of task types: what these include, or the ABI's hash.
+KNOWING_TASK_TYPES = ("interface.cpp", "runtime.cpp", "single_task.cpp")
+
+
 def host_sources() -> list[Path]:
     """Sources of the host twin."""
     return sorted((csrc_dir() / "host").rglob("*.cpp"))
 
 
-def load_runtime(extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
-    """Load the host runtime. BuildError: no compiler, unwritable cache, or it does not compile."""
-    library = _load(build(extra_flags))
+def load_runtime(own_types: Sequence[str] = ()) -> ctypes.CDLL:
+    """Load the host runtime with these registered types. BuildError: no compiler, unwritable cache, or it does not compile."""
+    library = _load(build(own_types=own_types), own_types)
     library.distmk_allow_tiles(int(env.uses_amx()))
     return library
 
 
-def load_emulator() -> ctypes.CDLL:
+def load_emulator(own_types: Sequence[str] = ()) -> ctypes.CDLL:
     """Load the emulator, which has the same functions. BuildError as above, and on a processor that is not x86-64."""
-    return _load(build_emulator([flag for flag in env.nvcc_flags() if flag.startswith("-D")]))
+    flags = [flag for flag in env.nvcc_flags() if flag.startswith("-D")]
+    return _load(build_emulator(flags, own_types=own_types), own_types)
 
 
-def _load(path: Path) -> ctypes.CDLL:
+def _load(path: Path, own_types: Sequence[str]) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:  # as on a disk mounted noexec
         raise BuildError(f"cannot load {error}; set DISTMK_CACHE to a folder on another disk") from None
     library.distmk_abi_hash.restype = ctypes.c_uint64
-    if library.distmk_abi_hash() != abi_hash():
+    if library.distmk_abi_hash() != abi_hash(find_types(own_types)):
         raise BuildError("csrc/abi.h does not match distmk/abi; run python scripts/gen_abi.py")
     library.distmk_start.restype = None
     library.distmk_start.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
@@ -66,24 +73,37 @@ def _load(path: Path) -> ctypes.CDLL:
     return library
 
 
-def build(extra_flags: Sequence[str] = (), tool: str | None = None) -> Path:
-    """Path of the compiled library, or of the program `tool` (csrc/tools) linked with it."""
-    if tool is None:
-        what = "the host runtime (about 20 s, once)"
-        return build_sources("host", ".so", [*FLAGS, *extra_flags, "-shared"], host_sources(), what=what)
-    return build_sources(tool, "", [*FLAGS, *extra_flags], [*host_sources(), csrc_dir() / "tools" / f"{tool}.cpp"])
+def build(extra_flags: Sequence[str] = (), tool: str | None = None, own_types: Sequence[str] = ()) -> Path:
+    """Path of the compiled library, or of the program `tool` (csrc/tools) linked with it.
+
+    `own_types`: the registered types that the library has. BuildError: it does not compile.
+    """
+    flags, what = [*FLAGS, *extra_flags], "the host runtime (about 20 s, once)"
+    if tool is not None:
+        return build_sources(tool, "", flags, [*host_sources(), csrc_dir() / "tools" / f"{tool}.cpp"])
+    own = own_sources(own_types, "host")
+    if own is None:
+        return build_sources("host", ".so", [*flags, "-shared"], host_sources(), what=what)
+    # What does not depend on the task types is compiled once for all of them.
+    common = [path for path in host_sources() if path.name not in KNOWING_TASK_TYPES]
+    sources = [*own.bodies, *(path for path in host_sources() if path not in common)]
+    objects = [build_sources("host-common", ".o", [*flags, "-r", "-nostdlib"], common, what=what)]
+    flags += ["-shared", "-Wl,-z,defs"]
+    what = f"the host runtime with {', '.join(own_types)}"
+    return build_sources("host", ".so", flags, sources, what=what, own=own, objects=objects)
 
 
-def build_emulator(extra_flags: Sequence[str] = (), tool: str | None = None) -> Path:
+def build_emulator(extra_flags: Sequence[str] = (), tool: str | None = None, own_types: Sequence[str] = ()) -> Path:
     """As `build`, for the emulator."""
     folder = csrc_dir() / "emulator"
     flags = [*EMULATOR_FLAGS, f"-I{folder / 'include'}", *extra_flags]
     headers = [*(csrc_dir() / "device").rglob("*.cuh"), *folder.rglob("*.h")]
     sources = [*sorted(folder.glob("*.cpp")), csrc_dir() / "host" / "interface.cpp"]
-    kernel = {"kernel.cuh": translation_unit()}
+    own = own_sources(own_types, "device")
+    kernel = {"kernel.cuh": translation_unit(own)}
     if tool is None:
-        what = "the emulator (about a minute, once)"
-        return build_sources("emulator", ".so", [*flags, "-shared"], sources, headers, kernel, what)
+        what = f"the emulator{' with ' if own else ''}{', '.join(own_types)} (about a minute, once)"
+        return build_sources("emulator", ".so", [*flags, "-shared"], sources, headers, kernel, what, own)
     tool_source = csrc_dir() / "tools" / f"{tool}.cpp"
     return build_sources(f"{tool}-emulated", "", flags, [*sources, tool_source], headers, kernel)
 
@@ -96,11 +116,13 @@ def build_sources(
     headers: Sequence[Path] = (),
     generated: Mapping[str, str] | None = None,
     what: str = "",
+    own: OwnSources | None = None,
+    objects: Sequence[Path] = (),
 ) -> Path:
     """Path of `sources` compiled with `flags` and linked, from the cache if it has them for this processor.
 
     `headers`: files that they include besides csrc's *.h. `generated`: text of generated headers, by the name they are
-    included by. `what`: see `cached`.
+    included by. `what`: see `cached`. `own`: of registered task types. `objects`: files of the cache to link with.
     """
     compiler = shutil.which(env.compiler())
     if compiler is None:
@@ -109,8 +131,17 @@ def build_sources(
     without_paths = [flag for flag in flags if not flag.startswith("-I")]
     made = dict(generated or {})
     ingredients = [*version, *without_paths, platform.machine(), _cpu_flags(), *made.values()]
+    ingredients += [*(own.key if own else ()), *(path.name for path in objects)]
     key = content_key(ingredients, [*csrc_dir().rglob("*.h"), *headers, *sources])
-    return cached(name, suffix, key, lambda scratch: _compile(compiler, flags, sources, made, scratch), what)
+
+    def make(scratch: Path) -> Path:
+        for header, text in made.items():
+            (scratch / header).write_text(text)
+        if own:
+            own.write(scratch)
+        return _compile(compiler, flags, sources, objects, scratch, own.bodies if own else ())
+
+    return cached(name, suffix, key, make, what)
 
 
 def _version(compiler: str) -> list[str]:
@@ -132,44 +163,47 @@ def _cpu_flags() -> str:
 
 
 def _compile(
-    compiler: str, flags: Sequence[str], sources: Sequence[Path], generated: Mapping[str, str], scratch: Path
+    compiler: str,
+    flags: Sequence[str],
+    sources: Sequence[Path],
+    objects: Sequence[Path],
+    scratch: Path,
+    own_files: Sequence[Path],
 ) -> Path:
-    for name, text in generated.items():
-        (scratch / name).write_text(text)
-    objects = [f"{scratch}/{index}.o" for index in range(len(sources))]
-    includes = [f"-I{csrc_dir()}", f"-I{scratch}"]
+    made = [f"{scratch}/{index}.o" for index in range(len(sources))]
+    includes = [f"-I{scratch}", f"-I{csrc_dir()}"]  # a generated abi.h stands in for that of csrc
     compile_each = [
-        [compiler, *flags, *includes, "-c", str(source), "-o", made]
-        for source, made in zip(sources, objects, strict=True)
+        [compiler, *flags, *includes, "-c", str(source), "-o", each] for source, each in zip(sources, made, strict=True)
     ]
     linked = scratch / "linked"
-    for verb, commands in (("compile", compile_each), ("link", [[compiler, *flags, *objects, "-o", str(linked)]])):
-        for status, output in _run_all(commands, compiler_env(scratch)):
-            if status:
-                raise BuildError(f"the host runtime does not {verb} with {compiler}: {_first_error(output)}")
+    link = [compiler, *flags, *made, *map(str, objects), "-o", str(linked)]
+    for verb, commands in (("compile", compile_each), ("link", [link])):
+        status, output = _run_all(commands, compiler_env(scratch))
+        if status:
+            text = first_error(output, own_files)
+            raise BuildError(f"the host runtime does not {verb} with {compiler}: {text}")
     return linked
 
 
-def _run_all(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) -> list[tuple[int, str]]:
-    """Exit status and output of each command, run side by side; all end with this call, even if it is interrupted."""
+def _run_all(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) -> tuple[int, str]:
+    """Exit status and output of the first of these commands that fails, else of the last. They run side by side; all end with
+    this call, even if it is interrupted.
+    """
     running: list[subprocess.Popen[str]] = []
+    status, output = 0, ""
     try:
         for command in commands:
             pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
             running.append(subprocess.Popen(command, env=environment, text=True, **pipes))  # type: ignore[call-overload]
-        outputs = [process.communicate()[0] for process in running]
+        for process in running:
+            output, status = process.communicate()[0], process.returncode
+            if status:
+                break
     finally:
         for process in running:
             if process.poll() is None:
                 process.terminate()  # the driver of the compiler ends its parts, and removes what they wrote
                 process.wait()
-    return [(process.returncode, output) for process, output in zip(running, outputs, strict=True)]
-
-
-def _first_error(output: str) -> str:
-    """The line of a compiler's output that says what went wrong: above all, a full disk."""
-    lines = output.splitlines()
-    for says in (tells_of_no_space, lambda line: "error" in line, bool):
-        if told := [line.strip() for line in lines if says(line)]:
-            return told[0]
-    return "no output"
+            assert process.stdout
+            process.stdout.close()
+    return status, output

@@ -10,10 +10,10 @@ import numpy as np
 from support.bodies.attention import Caches, declare_fused_partials, declare_partials, operands
 from support.bodies.attention_inputs import AttentionInputs, Heads
 from support.bodies.board import Board
-from support.bodies.memory import Memory
 
 from distmk.abi import COMBINE_WIDTH, LaunchKind
 from distmk.tasks import Attention
+from distmk.testing.memory import Memory
 
 
 def one_of_two_fuses_combine(

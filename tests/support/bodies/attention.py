@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.arrays import assert_close
 from support.bodies.attention_inputs import AttentionInputs, Heads
 from support.bodies.board import Board, f32
-from support.bodies.memory import Memory
 
 from distmk.abi import FUSED_PARTIAL_HEADER, MAX_ROWS, PARTIAL_FLOATS, LaunchKind, Space
 from distmk.graph.regions import Region
 from distmk.tasks import Attention, Combine
+from distmk.testing.arrays import assert_close
+from distmk.testing.memory import Memory
 
 
 def operands(board: Board, rank: int, inputs: AttentionInputs) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from support import reference
-from support.arrays import ROUNDING, assert_close, floats
 from support.batches import make_batch, random_runs
 
 from distmk.abi import (
@@ -19,6 +18,7 @@ from distmk.abi import (
     POSITIONS_PER_PASS,
 )
 from distmk.tasks import AttentionShape
+from distmk.testing.arrays import ROUNDING, assert_close, floats
 
 Instance = tuple[int, int, int]  # run, KV head, split
 

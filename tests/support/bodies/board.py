@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from support.arrays import floats, to_bytes
-from support.bodies.memory import Bytes, Memory, RankMemory, vary_amounts
-from support.events import expected_counts, read_counts
 
 from distmk import Graph, Session
 from distmk.abi import Space
 from distmk.graph.regions import ITEM_BYTES, Buffer, Region, Slab
 from distmk.program.program import Program, compile_graph
+from distmk.testing.arrays import floats, to_bytes
+from distmk.testing.launches import byte_cols, launch_twice
+from distmk.testing.memory import Memory
 from distmk.weights.packing import pack
 
 Check = Callable[[Memory], None]
@@ -141,65 +141,16 @@ class Board:
 
     def run(self, session: Session) -> Iterator[Result]:
         """Launch twice from the same memory, check the first launch, and compare the second with it."""
-        rank, memory = session.bootstrap.rank, RankMemory(session.program, session.bootstrap.rank)
-        before = memory.read(session)
-        memory.poison(before, self.rng)
-        for buffer, content in memory.buffers(before).items():
-            for cols, raw in self._given.get((rank, buffer), []):
-                content[: len(raw), cols] = raw
-        launches = [self._launch(session, memory, before) for _ in range(2)]
-        (after, counts), (again, _) = launches
-        buffers = memory.buffers(after)
+        rank = session.bootstrap.rank
+        given = {buffer: content for (of, buffer), content in self._given.items() if of == rank}
+        launches = launch_twice(session, self.graph, self.rng, given)
+        buffers = launches.buffers
         for each in self.expectations:
             if each.rank == rank:
                 yield Result(rank, each.of, each.kind, each.what, _failure(each.check, buffers))
-        writable, accessed = self._writable_bytes(memory), memory.accessed()
-        for space, extent in memory.extents.items():
-            if not extent.whole.num_bytes:
-                continue
-            name = f"{space.name.lower()} memory of rank {rank}"
-            stray = (before[space] != after[space]) & ~writable[space]
-            yield Result(rank, rank, "other memory", name, self._first(extent.locate, stray, "written"))
-            undeclared = writable[space] & ~accessed[space]
-            yield Result(rank, rank, "accesses", name, self._first(extent.locate, undeclared, "not in any access"))
-            differing = after[space] != again[space]
-            yield Result(rank, rank, "same bits again", name, self._first(extent.locate, differing, "different"))
-        wrong = [f"event {i}: {got}, expected {want}" for i, (got, want) in enumerate(counts) if got != want]
-        yield Result(rank, rank, "events", f"{len(counts)} events", "; ".join(wrong[:8]) or None)
-
-    @staticmethod
-    def _launch(
-        session: Session, memory: RankMemory, before: dict[Space, Bytes]
-    ) -> tuple[dict[Space, Bytes], list[tuple[int, int]]]:
-        """The images after a launch from `before`; of every event the count, and the count expected."""
-        memory.write(session, before)
-        session.run(1)
-        session.bootstrap.barrier()  # now other ranks' writes are here, too
-        after, counts = memory.read(session), read_counts(session)
-        session.bootstrap.barrier()
-        return after, list(zip(counts, expected_counts(session.program, session.bootstrap.rank, 1), strict=True))
-
-    def _writable_bytes(self, memory: RankMemory) -> dict[Space, npt.NDArray[np.bool_]]:
-        found = {space: np.zeros(extent.whole.num_bytes, np.uint8) for space, extent in memory.extents.items()}
-        for buffer, content in memory.buffers(found).items():
-            for rows, cols in self._writable.get((memory.rank, buffer), []):
-                content[rows, cols] = 1
-        return {space: image.astype(bool) for space, image in found.items()}
-
-    def _first(self, locate: Callable[[int], tuple[Any, str]], wrong: npt.NDArray[np.bool_], how: str) -> str | None:
-        """How many bytes are wrong, where the first is, and which tasks write there."""
-        where = np.flatnonzero(wrong)
-        if not len(where):
-            return None
-        piece, place = locate(int(where[0]))
-        name = piece.name if piece else ""
-        writers = dict.fromkeys(task.op for task in self.graph.tasks for r in task.writes() if r.buffer.name == name)
-        return f"{len(where)} bytes {how}, first {place}; written by {', '.join(writers) or 'nobody'}"
-
-
-def byte_cols(region: Region) -> slice:
-    item = ITEM_BYTES[region.buffer.dtype]
-    return slice(region.begin * item, region.end * item)
+        writable = {buffer: spans for (of, buffer), spans in self._writable.items() if of == rank}
+        for finding in launches.check(writable):
+            yield Result(rank, rank, *finding)
 
 
 def f32(memory: Memory, region: Region, num_rows: int = 1) -> npt.NDArray[np.float32]:
@@ -213,3 +164,13 @@ def _failure(check: Check, memory: Memory) -> str | None:
     except AssertionError as error:
         return str(error)
     return None
+
+
+def vary_amounts(program: Program, rng: np.random.Generator) -> None:
+    """Triggers that add 1 to 3 instead of 1, and waits for as many times the count: alike on all ranks."""
+    factors = [rng.integers(1, 4, part.header.num_events).tolist() for part in program.ranks]
+    for rank, part in enumerate(program.ranks):
+        for trigger in part.triggers:
+            trigger.amount *= factors[trigger.rank][trigger.event]
+        for wait in part.waits:
+            wait.count *= factors[rank][wait.event]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from support.arrays import ROUNDING, assert_close
 from support.bodies.attention import Caches, declare_fused_partials, declare_partials, operands
 from support.bodies.attention_inputs import AttentionInputs, Heads
 from support.bodies.board import Board, f32
-from support.bodies.memory import Memory
 
 from distmk.abi import FUSED_PARTIAL_HEADER, MAX_ROWS, LaunchKind
 from distmk.tasks import Attention, Combine, Linear
+from distmk.testing.arrays import ROUNDING, assert_close
+from distmk.testing.memory import Memory
 
 NUM_PICKED = 61  # elements of attention's output that the product picks
 

@@ -7,15 +7,15 @@ from functools import cached_property
 import numpy as np
 import torch
 from support import reference
-from support.arrays import ROUNDING, assert_close
 from support.batches import decode_batch
 from support.bodies.board import Board, f32
-from support.bodies.memory import Memory
 
 from distmk.abi import MAX_ROWS, Batch, Epilogue, RowSample, Space
 from distmk.graph.regions import Region
 from distmk.tasks import Linear, Nop, Sum
 from distmk.tasks.scheduling import candidates_bytes
+from distmk.testing.arrays import ROUNDING, assert_close
+from distmk.testing.memory import Memory
 
 CANDIDATE = np.dtype([("value", np.float32), ("token", np.int32)])
 

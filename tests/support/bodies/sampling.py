@@ -6,9 +6,7 @@ import ctypes
 
 import numpy as np
 import torch
-from support.arrays import assert_close
 from support.bodies.board import Board, f32
-from support.bodies.memory import Memory
 from support.sampling_board import CANDIDATE, RECORD, make_slot
 from support.sampling_cases import VOCAB, Case, distribution, make_cases
 
@@ -29,6 +27,8 @@ from distmk.graph.regions import Region
 from distmk.model.shards import partition
 from distmk.tasks import CountTokens, SampleRow, SendLogits
 from distmk.tasks.sampling import DRAWN_BYTES, RECORD_BYTES, mask_words, section_stride
+from distmk.testing.arrays import assert_close
+from distmk.testing.memory import Memory
 
 POSITION, NUM_BEST = 40, 7
 TABLES_BYTES = 12288  # whole pages, so that an access that is not declared is seen

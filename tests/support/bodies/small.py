@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from support.arrays import assert_close
 from support.batches import decode_batch
 from support.bodies.board import Board, f32
 from support.bodies.linear import CANDIDATE, batch_of
-from support.bodies.memory import Memory
 
 from distmk.abi import MAX_ROWS, MAX_SEQUENCES, WIDE_ROWS, Batch, Epilogue, Space
 from distmk.graph.regions import Region
 from distmk.tasks import Affine, Embed, Nop, Put, Sample, Sine, Sum
 from distmk.tasks.scheduling import candidates_bytes
+from distmk.testing.arrays import assert_close
+from distmk.testing.memory import Memory
 
 FIRST_TOKEN, LAST_TOKEN = 300, 700  # of an embedding's rows
 

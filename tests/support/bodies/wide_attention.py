@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import torch
 from support import reference
-from support.arrays import ROUNDING, assert_close
 from support.bodies.attention_inputs import Heads
 from support.bodies.board import Board
-from support.bodies.memory import Memory
 
 from distmk.abi import MAX_SEQUENCES, WIDE_COLS, WIDE_ROWS, BatchRun, Space, WideBatch
 from distmk.graph.regions import Region
 from distmk.tasks import AttentionShape, WideAppend, WideAttention
 from distmk.tasks.wide import activation_cols
+from distmk.testing.arrays import ROUNDING, assert_close
+from distmk.testing.memory import Memory
 
 EPS = 1e-6
 Runs = list[tuple[int, int, int]]  # rows, slot, positions after this iteration

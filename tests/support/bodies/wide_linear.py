@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 from support import reference
-from support.arrays import ROUNDING, assert_close
 from support.bodies.board import Board, f32
-from support.bodies.memory import Memory
 
 from distmk.abi import MAX_SEQUENCES, WIDE_COLS, WIDE_ROWS, Space, WideBatch, WideEpilogue
 from distmk.graph.regions import Region, Slab
 from distmk.tasks.wide import activation_cols, owned_rows, padded_cols
 from distmk.tasks.wide_linear import SlabPartition, WideLinear
+from distmk.testing.arrays import ROUNDING, assert_close
+from distmk.testing.memory import Memory
 from distmk.weights.packing import pack
 
 # Slabs of 46 and 48 rows, of an odd number of M tiles, of less than one, some of which are smaller than others.

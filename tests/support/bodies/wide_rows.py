@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from support.arrays import ROUNDING, assert_close, floats
 from support.bodies.board import Board, f32
 from support.bodies.linear import CANDIDATE
-from support.bodies.memory import Memory
 from support.bodies.wide_attention import activation_offsets
 from support.wide_batches import make_wide_batch
 
@@ -16,6 +14,8 @@ from distmk.graph.regions import Buffer, Region
 from distmk.tasks import ArgmaxRows, SelectRows, WideEmbed, WideSum
 from distmk.tasks.scheduling import candidates_bytes
 from distmk.tasks.wide import activation_cols, owned_rows, padded_cols
+from distmk.testing.arrays import ROUNDING, assert_close, floats
+from distmk.testing.memory import Memory
 
 FIRST_TOKEN = 300  # of rank 0's rows of an embedding
 RANK_TOKENS = 100  # rows of the embedding on each rank

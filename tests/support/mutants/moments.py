@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from support.bodies.board import Board
 from support.bodies.cases import HOST, _linear, _small
-from support.bodies.memory import RankMemory
 from support.mutants.programs import subject
 from support.mutants.sandbox import each_in_child, initial, run
 from support.mutants.watched import Moment
 
 from distmk.abi import Space
+from distmk.testing.memory import RankMemory
 
 SMALL_K = (1, 17, 63, 64)  # of linear tasks
 

@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from support.arrays import poison
 
-from distmk import Session
 from distmk.abi import Space
 from distmk.graph.regions import Buffer
 from distmk.program.layout import Placed
 from distmk.program.program import Program, decode_args
+from distmk.serving.session import Session
 from distmk.tasks import TASK_TYPES
+from distmk.testing.arrays import Bytes, poison
 
-Bytes = npt.NDArray[np.uint8]
 Memory = dict[Buffer, Bytes]  # [rows, row_bytes] of every buffer of a rank
 
 
@@ -89,9 +88,10 @@ class RankMemory:
             extent = self.extents[space]
             for piece in extent.pieces:
                 if not piece.read_only:
-                    _poison(extent.rows_of(piece, image).reshape(-1), rng)
+                    rows = extent.rows_of(piece, image)
+                    rows[:] = poison(rng, rows.size).reshape(rows.shape)
             for gap in extent.gaps():
-                _poison(image[gap], rng)
+                image[gap] = poison(rng, image[gap].size)
         zeroed = self.placement.zeroed_heap_bytes - self.extents[Space.HEAP].whole.offset
         images[Space.HEAP][: max(0, zeroed)] = 0
 
@@ -109,17 +109,3 @@ class RankMemory:
                             begin = access.offset + row * access.stride - self.extents[space].whole.offset
                             found[space][begin : begin + access.row_bytes] = True
         return found
-
-
-def _poison(target: Bytes, rng: np.random.Generator) -> None:
-    target[:] = poison(rng, target.size + 1 & ~1)[: target.size]
-
-
-def vary_amounts(program: Program, rng: np.random.Generator) -> None:
-    """Triggers that add 1 to 3 instead of 1, and waits for as many times the count: alike on all ranks."""
-    factors = [rng.integers(1, 4, part.header.num_events).tolist() for part in program.ranks]
-    for rank, part in enumerate(program.ranks):
-        for trigger in part.triggers:
-            trigger.amount *= factors[trigger.rank][trigger.event]
-        for wait in part.waits:
-            wait.count *= factors[rank][wait.event]

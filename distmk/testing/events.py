@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from distmk import Session
 from distmk.abi import EVENT_STRIDE_BYTES, LaunchKind, Space
 from distmk.program.layout import Placed
 from distmk.program.program import Program
+from distmk.serving.session import Session
 
 
 def expected_counts(program: Program, rank: int, num_iterations: int) -> list[int]:

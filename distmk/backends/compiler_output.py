@@ -1,0 +1,26 @@
+"""The line of a compiler's output that a user should see."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from distmk.backends.cache_files import tells_of_no_space
+
+# What a line may say, the most telling first: a full disk, what a linker lacks, an error with its place, any error.
+_TELLING = (
+    tells_of_no_space,
+    re.compile("[Uu]ndefined reference").search,
+    re.compile(r"(: (fatal )?error\b|\): error:)").search,
+    re.compile("error|fatal").search,
+    bool,
+)
+
+
+def first_error(output: str, own_files: Sequence[Path] = ()) -> str:
+    """The line that says what went wrong. If it names none of the user's files, the first line that does follows."""
+    lines = [line.strip() for line in output.splitlines()]
+    told = next((found[0] for says in _TELLING if (found := [line for line in lines if says(line)])), "no output")
+    names_file = [line for line in lines if any(str(path) in line for path in own_files)]
+    return told if told in names_file or not names_file else f"{told} ({names_file[0]})"
