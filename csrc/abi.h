@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 7911004983276564974ull;
+constexpr uint64_t ABI_HASH = 8471730758281826651ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -47,9 +47,9 @@ enum class Space : uint32_t { NONE = 0, HEAP = 1, LOCAL = 2 };
 
 enum class LaunchKind : uint32_t { AHEAD = 0, SINGLE = 1, MASSIVE = 2, SCHEDULER = 3, SPREAD = 4 };
 
-enum class Epilogue : uint32_t { STORE = 0, ADD = 1, SWIGLU = 2, PUSH = 3, ARGMAX = 4 };
+enum class Epilogue : uint32_t { STORE = 0, ADD = 1, SWIGLU = 2, PUSH = 3, ARGMAX = 4, GEGLU = 5 };
 
-enum class WideEpilogue : uint32_t { STORE = 0, SWIGLU = 1, PARTS = 2, LOGITS = 3 };
+enum class WideEpilogue : uint32_t { STORE = 0, SWIGLU = 1, PARTS = 2, LOGITS = 3, GEGLU = 4 };
 
 enum class FinishReason : uint32_t { NONE = 0, STOP = 1, LENGTH = 2, ABORT = 3, PREEMPTED = 4 };
 

@@ -9,12 +9,14 @@ from distmk.lower.buffers import DecodeBuffers, attention_write, mlp_write
 from distmk.lower.plan import WorkPlan
 from distmk.lower.row_parallel import Projection, emit_row_parallel
 from distmk.lower.weights import add_matrix, add_vector, bias_rows
-from distmk.model.operators import Mlp
+from distmk.model.operators import Activation, Mlp
 from distmk.tasks import Linear
+
+EPILOGUES: dict[Activation, Epilogue] = {"silu": Epilogue.SWIGLU, "gelu_tanh": Epilogue.GEGLU}
 
 
 def emit_mlp(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Mlp) -> None:
-    """x += down(silu(gate(norm(x))) * up(norm(x)))."""
+    """x += down(activation(gate(norm(x))) * up(norm(x)))."""
     for rank in plan.ranks:
         _emit_gate_up(graph, plan, buffers, op, rank)
     projection = Projection(
@@ -61,7 +63,7 @@ def _emit_gate_up(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Mlp,
                 reset=buffers.mlp_hidden.reset_at(op.layer, rank, begin, end),
                 batch=buffers.batch.at(rank),
                 bias=bias_rows(bias, 2 * begin, 2 * end),
-                epilogue=Epilogue.SWIGLU,
+                epilogue=EPILOGUES[op.activation],
                 normalized=True,
                 eps=plan.config.rms_norm_eps,
                 polls=may_poll,

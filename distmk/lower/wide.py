@@ -18,10 +18,12 @@ from distmk.lower.head import emit_sampled
 from distmk.lower.plan import WorkPlan
 from distmk.lower.scheduler import emit_scheduler_step
 from distmk.lower.wide_buffers import SharedWeights, WideBuffers, declare_wide_buffers
-from distmk.model.operators import Embedding, Head, Mlp, Model, Operator, SelfAttention
+from distmk.model.operators import Activation, Embedding, Head, Mlp, Model, Operator, SelfAttention
 from distmk.model.shards import Range
 from distmk.tasks import ArgmaxRows, SelectRows, WideAppend, WideAttention, WideEmbed, WideLinear, WideSum
 from distmk.tasks.wide_linear import SlabPartition
+
+EPILOGUES: dict[Activation, WideEpilogue] = {"silu": WideEpilogue.SWIGLU, "gelu_tanh": WideEpilogue.GEGLU}
 
 
 @no_collection()
@@ -139,7 +141,7 @@ class _Emitter:
         )
 
     def _mlp(self, op: Mlp) -> None:
-        """x += down(silu(gate(norm(x))) * up(norm(x)))."""
+        """x += down(activation(gate(norm(x))) * up(norm(x)))."""
         buffers = self.buffers
         for rank, partition in enumerate(self.plan.mlp):
             self.graph.add(
@@ -152,7 +154,7 @@ class _Emitter:
                     batch=buffers.batch.at(rank),
                     partition=SlabPartition.of([(2 * begin, 2 * end) for begin, end in partition.ranges]),
                     bias=self._vector(f"{op.gate}.bias", rank, op.bias),
-                    epilogue=WideEpilogue.SWIGLU,
+                    epilogue=EPILOGUES[op.activation],
                     tiled=self.tiled,
                 )
             )

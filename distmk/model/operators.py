@@ -7,8 +7,12 @@ stream, [tokens, hidden_size].
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from distmk.model.config import ModelConfig
+
+Activation = Literal["silu", "gelu_tanh"]
+"""Of a gated MLP: SiLU, or GELU in its tanh approximation (transformers' gelu_pytorch_tanh)."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class SelfAttention:
 
 @dataclass(frozen=True)
 class Mlp:
-    """x += down(silu(gate(norm(x))) * up(norm(x))): column-parallel gate and up, row-parallel down.
+    """x += down(activation(gate(norm(x))) * up(norm(x))): column-parallel gate and up, row-parallel down.
 
     `bias`: whether the three projections have one.
     """
@@ -56,6 +60,7 @@ class Mlp:
     up: str
     down: str
     bias: bool
+    activation: Activation = "silu"
 
     @property
     def name(self) -> str:

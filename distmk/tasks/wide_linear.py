@@ -8,7 +8,7 @@ from ctypes import c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from distmk.abi import MAX_ROWS, MAX_WIDE_SPLITS, WIDE_ROWS, LaunchKind, WideEpilogue
+from distmk.abi import MAX_ROWS, MAX_WIDE_SPLITS, WIDE_GATED, WIDE_ROWS, LaunchKind, WideEpilogue
 from distmk.errors import UsageError
 from distmk.graph.regions import TILE_COLS, Region, Slab
 from distmk.graph.task import Access, Layout, Task, constant_access, f32_access, require, task_type
@@ -61,7 +61,7 @@ class WideLinearArgs(ctypes.Structure):
         ("num_slabs", c_uint32),
         ("num_reduced", c_uint32),
         ("reduced_rows", c_uint32),
-        ("out_stride", c_uint32),  # elements of a row of `out`; SWIGLU: columns of the activations
+        ("out_stride", c_uint32),  # elements of a row of `out`; gated: columns of the activations
         ("epilogue", c_uint32),  # WideEpilogue
         ("num_splits", c_uint32),  # PARTS: parts of k, each with a slot of its own
         ("slot", c_uint32),  # PARTS: this rank's first one
@@ -79,7 +79,7 @@ class WideLinear(Task):
     slabs of the narrow program's tasks (`partition`). Rows of gate and up are paired within a slab: of 2h rows, row i of gate
     is row i, and that of up is row h + i.
 
-    out: STORE: bf16 [WIDE_ROWS, out_stride]. SWIGLU: activations of num_rows / 2 columns. LOGITS: f32 [MAX_ROWS, out_stride].
+    out: STORE: bf16 [WIDE_ROWS, out_stride]. Gated: activations of num_rows / 2 columns. LOGITS: f32 [MAX_ROWS, out_stride].
     PARTS: f32 [owned_rows(num_ranks), slots * num_rows]: split s of the sum over k goes to columns [(slot + s) * num_rows, ...)
     of the row's owner. Of n rows and R ranks, rank r owns rows [r * ceil(n / R), ...), in its buffer's rows from 0 on.
     """
@@ -104,7 +104,7 @@ class WideLinear(Task):
     writes_peers: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
-        out = "bf16" if self.epilogue in (WideEpilogue.STORE, WideEpilogue.SWIGLU) else "f32"
+        out = "bf16" if self.epilogue in (WideEpilogue.STORE, *WIDE_GATED) else "f32"
         return {"x": "bf16", "out": out, "batch": None}
 
     def reads(self) -> Iterable[Region]:
@@ -140,7 +140,7 @@ class WideLinear(Task):
             num_slabs=self.partition.num_slabs,
             num_reduced=self.partition.num_reduced,
             reduced_rows=self.partition.reduced_rows,
-            out_stride=n // 2 if self.epilogue is WideEpilogue.SWIGLU else self.out.buffer.cols,
+            out_stride=n // 2 if self.epilogue in WIDE_GATED else self.out.buffer.cols,
             epilogue=int(self.epilogue),
             num_splits=self.num_splits,
             slot=self.slot,
@@ -163,7 +163,7 @@ class WideLinear(Task):
         if args.epilogue == WideEpilogue.STORE:
             store = f32_access(True, rank, args.out, n, WIDE_ROWS, args.out_stride)
             found.append(store._replace(row_bytes=2 * n, stride=2 * args.out_stride, align_bytes=2))
-        elif args.epilogue == WideEpilogue.SWIGLU:
+        elif args.epilogue in WIDE_GATED:
             require(args.out_stride == n // 2, "the output has not as many columns as gate and up have rows")
             found.append(activation_access(True, rank, args.out, n // 2, args.tiled))
         elif args.epilogue == WideEpilogue.LOGITS:
@@ -185,5 +185,5 @@ def _check_wide_linear(args: Any) -> None:
     require(args.k_pitch == pitch, "rows of the weight are not of k columns")
     require(args.num_slabs > 0 and args.num_reduced < args.num_slabs, "there are no slabs")
     require(args.num_reduced * args.reduced_rows < args.num_rows, "the reduced slabs have all rows")
-    require(args.epilogue != WideEpilogue.SWIGLU or args.num_rows % 2 == 0, "rows of gate and up are not paired")
+    require(args.epilogue not in WIDE_GATED or args.num_rows % 2 == 0, "rows of gate and up are not paired")
     require(args.x != args.out, "x is the output")

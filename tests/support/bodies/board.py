@@ -5,9 +5,10 @@ Starting a backend takes longer than all of them, so they share a session, a lau
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ from distmk.program.program import Program, compile_graph
 from distmk.weights.packing import pack
 
 Check = Callable[[Memory], None]
+T = TypeVar("T")
 
 
 class Expectation(NamedTuple):
@@ -195,6 +197,11 @@ class Board:
         name = piece.name if piece else ""
         writers = dict.fromkeys(task.op for task in self.graph.tasks for r in task.writes() if r.buffer.name == name)
         return f"{len(where)} bytes {how}, first {place}; written by {', '.join(writers) or 'nobody'}"
+
+
+def in_turn(rng: np.random.Generator, values: Sequence[T]) -> Iterator[T]:
+    """`values` one after another without end, in a random order."""
+    return itertools.cycle([values[index] for index in rng.permutation(len(values))])
 
 
 def byte_cols(region: Region) -> slice:

@@ -12,7 +12,7 @@ from support.batches import decode_batch
 from support.bodies.board import Board, f32
 from support.bodies.memory import Memory
 
-from distmk.abi import MAX_ROWS, Batch, Epilogue, RowSample, Space
+from distmk.abi import GATED, MAX_ROWS, Batch, Epilogue, RowSample, Space
 from distmk.graph.regions import Region
 from distmk.tasks import Linear, Nop, Sum
 from distmk.tasks.scheduling import CANDIDATES_BYTES
@@ -94,9 +94,9 @@ class Product:
 
 
 def columns(board: Board, rank: int, error: float, epilogue: Epilogue, k: int, n: int, num_rows: int) -> None:
-    """STORE, ADD and SWIGLU: columns of every row."""
+    """STORE, ADD, SWIGLU and GEGLU: columns of every row."""
     batch, _ = batch_of(board, rank, num_rows)
-    paired = epilogue is Epilogue.SWIGLU
+    paired = epilogue in GATED
     product = Product(board, error, k, n, num_rows, paired)
     out = board.writable(board.padded(rank, n, product.room, dtype="bf16" if paired else "f32"), product.rows)
     old = torch.randn(product.rows, n)
@@ -121,12 +121,12 @@ def _after_epilogue(product: Product, epilogue: Epilogue, old: torch.Tensor) -> 
     want, tolerance = product.want, product.tolerance
     if epilogue is Epilogue.ADD:
         return want + old, tolerance + 1e-6 * old.abs()
-    if epilogue is not Epilogue.SWIGLU:
+    if epilogue not in GATED:
         return want, tolerance
-    # The derivative of silu stays within 1.1, so an error of either factor passes on in proportion.
+    # The derivatives of silu and gelu stay within 1.13, so an error of either factor passes on in proportion.
     (gate, up), (gate_error, up_error) = want.chunk(2, -1), tolerance.chunk(2, -1)
-    tolerance = 1.1 * gate_error * up.abs() + gate.abs() * up_error + product.error * (gate * up).abs() + 1e-6
-    want = reference.swiglu(want)
+    tolerance = 1.13 * gate_error * up.abs() + gate.abs() * up_error + product.error * (gate * up).abs() + 1e-6
+    want = reference.swiglu(want) if epilogue is Epilogue.SWIGLU else reference.geglu(want)
     return want, tolerance + ROUNDING["bf16"] * (want.abs() + tolerance)
 
 
