@@ -16,7 +16,7 @@ EPILOGUES: dict[Activation, Epilogue] = {"silu": Epilogue.SWIGLU, "gelu_tanh": E
 
 
 def emit_mlp(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Mlp) -> None:
-    """x += down(activation(gate(norm(x))) * up(norm(x)))."""
+    """x += out_scale * down(activation(gate(norm(x))) * up(norm(x)))."""
     for rank in plan.ranks:
         _emit_gate_up(graph, plan, buffers, op, rank)
     projection = Projection(
@@ -27,6 +27,7 @@ def emit_mlp(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Mlp) -> N
         cols=tuple(shard.mlp for shard in plan.shards),
         partition=plan.down,
         has_bias=op.bias,
+        scale=op.out_scale,
     )
     emit_row_parallel(graph, plan, buffers, projection)
 
@@ -45,6 +46,7 @@ def _emit_gate_up(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Mlp,
         tiled=plan.options.tiled,
         paired=True,
         norm=op.norm,
+        norm_offset=op.norm_offset,
     )
     bias = None
     if op.bias:

@@ -17,7 +17,7 @@ from distmk.tasks import Linear
 
 @dataclass(frozen=True)
 class Projection:
-    """x_residual += sum over ranks of x[:, local columns] @ matrix[:, columns of the rank].T + bias.
+    """x_residual += scale * (sum over ranks of x[:, local columns] @ matrix[:, columns of the rank].T + bias).
 
     name: of its tasks. tensor: of the checkpoint, without `.weight` or `.bias`. write: its index among the writes of the
     residual stream. x: bf16 [MAX_ROWS, columns of a rank]. cols: each rank's columns of the matrix. partition: rows of the
@@ -31,6 +31,7 @@ class Projection:
     cols: tuple[Range, ...]
     partition: Partition
     has_bias: bool
+    scale: float = 1.0
     fused_partials: Buffer | None = None
 
 
@@ -48,10 +49,12 @@ def emit_row_parallel(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, proj
             slabs=projection.partition.ranges,
             tiled=plan.options.tiled,
             col_begin=begin,
+            scale=projection.scale,
         )
         bias = None
         if projection.has_bias and rank == 0:
-            bias = add_vector(graph, rank, [Segment(f"{projection.tensor}.bias", 0, hidden)])
+            segments = [Segment(f"{projection.tensor}.bias", 0, hidden)]
+            bias = add_vector(graph, rank, segments, scale=projection.scale)
         _emit_linear(graph, plan, buffers, projection, rank, weight, bias)
     emit_all_reduce(graph, plan, buffers, projection.name, projection.write, projection.partition, add=True)
 

@@ -62,7 +62,7 @@ class _Emitter:
             self._head(op)
 
     def _embed(self, op: Embedding) -> None:
-        """x = table[token]: a rank that does not have the token adds zeros."""
+        """x = scale * table[token]: a rank that does not have the token adds zeros."""
         for rank in self.plan.ranks:
             self.graph.add(
                 WideEmbed(
@@ -78,7 +78,7 @@ class _Emitter:
         self._sum("embed.reduce", 1, add=False)
 
     def _attention(self, op: SelfAttention) -> None:
-        """x += o(attention(q, k, v of norm(x)))."""
+        """x += out_scale * o(attention(q, k, v of norm(x)))."""
         buffers = self.buffers
         for rank, shape in enumerate(self.plan.shapes):
             self.graph.add(
@@ -141,7 +141,7 @@ class _Emitter:
         )
 
     def _mlp(self, op: Mlp) -> None:
-        """x += down(activation(gate(norm(x))) * up(norm(x)))."""
+        """x += out_scale * down(activation(gate(norm(x))) * up(norm(x)))."""
         buffers = self.buffers
         for rank, partition in enumerate(self.plan.mlp):
             self.graph.add(
@@ -191,7 +191,7 @@ class _Emitter:
         emit_sampled(self.graph, self.plan, buffers.decode, [num_parts] * self.graph.num_ranks)
 
     def _row_parallel(self, name: str, x: Buffer, slabs: tuple[Range, ...], bias: str | None, num_splits: int) -> None:
-        """x_residual += sum over ranks of x @ matrix.T + bias, which rank 0 adds."""
+        """x_residual += sum over ranks of x @ matrix.T + bias, which rank 0 adds; the matrix and the bias are scaled."""
         for rank in self.plan.ranks:
             self.graph.add(
                 WideLinear(

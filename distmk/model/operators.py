@@ -1,7 +1,8 @@
 """A model as a list of operators, independent of ranks and workers.
 
 Fields named after a matrix, a norm or a table hold checkpoint tensor names without `.weight` or `.bias`. x is the residual
-stream, [tokens, hidden_size].
+stream, [tokens, hidden_size]. `norm_offset` is added to the weights of an operator's norms: 1 where a checkpoint has them as
+their distance from 1 (Gemma). Scales and offsets go into the weights when these are loaded.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ Activation = Literal["silu", "gelu_tanh"]
 
 @dataclass(frozen=True)
 class Embedding:
-    """x = table[token]."""
+    """x = scale * table[token]."""
 
     table: str
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
 class SelfAttention:
-    """x += o(attention(q, k, v of norm(x))): column-parallel q, k and v, row-parallel o.
+    """x += out_scale * o(attention(q, k, v of norm(x))): column-parallel q, k and v, row-parallel o.
 
     `q_norm`, `k_norm`: RMSNorm over each head, None in a model without it. `qkv_bias`, `o_bias`: whether the projections
     have a bias.
@@ -40,6 +42,8 @@ class SelfAttention:
     k_norm: str | None
     qkv_bias: bool
     o_bias: bool
+    norm_offset: float = 0.0
+    out_scale: float = 1.0
 
     @property
     def name(self) -> str:
@@ -49,7 +53,7 @@ class SelfAttention:
 
 @dataclass(frozen=True)
 class Mlp:
-    """x += down(activation(gate(norm(x))) * up(norm(x))): column-parallel gate and up, row-parallel down.
+    """x += out_scale * down(activation(gate(norm(x))) * up(norm(x))): column-parallel gate and up, row-parallel down.
 
     `bias`: whether the three projections have one.
     """
@@ -61,6 +65,8 @@ class Mlp:
     down: str
     bias: bool
     activation: Activation = "silu"
+    norm_offset: float = 0.0
+    out_scale: float = 1.0
 
     @property
     def name(self) -> str:
@@ -70,10 +76,12 @@ class Mlp:
 
 @dataclass(frozen=True)
 class Head:
-    """Greedy next token of sampled rows: argmax of the vocabulary-parallel head over norm(x)."""
+    """Greedy next token of sampled rows: argmax of the logits, scale * table @ norm(x), the table vocabulary-parallel."""
 
     norm: str
     table: str
+    norm_offset: float = 0.0
+    scale: float = 1.0
 
 
 Operator = Embedding | SelfAttention | Mlp | Head
