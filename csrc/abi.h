@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 8471730758281826651ull;
+constexpr uint64_t ABI_HASH = 6204502406347113980ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -735,8 +735,10 @@ struct LinearArgs {
   uint32_t split_budget;
   uint32_t fused_combine_len;
   uint32_t keeps_logits;
+  float softcap;
+  uint32_t pad;
 };
-static_assert(sizeof(LinearArgs) == 144);
+static_assert(sizeof(LinearArgs) == 152);
 static_assert(offsetof(LinearArgs, x) == 0);
 static_assert(offsetof(LinearArgs, weight) == 8);
 static_assert(offsetof(LinearArgs, bias) == 16);
@@ -764,6 +766,8 @@ static_assert(offsetof(LinearArgs, min_split) == 128);
 static_assert(offsetof(LinearArgs, split_budget) == 132);
 static_assert(offsetof(LinearArgs, fused_combine_len) == 136);
 static_assert(offsetof(LinearArgs, keeps_logits) == 140);
+static_assert(offsetof(LinearArgs, softcap) == 144);
+static_assert(offsetof(LinearArgs, pad) == 148);
 
 struct EmbedArgs {
   uint64_t table;
@@ -1033,8 +1037,10 @@ struct WideLinearArgs {
   uint32_t slot;
   uint32_t tiled;
   uint32_t sampled;
+  float softcap;
+  uint32_t pad;
 };
-static_assert(sizeof(WideLinearArgs) == 88);
+static_assert(sizeof(WideLinearArgs) == 96);
 static_assert(offsetof(WideLinearArgs, x) == 0);
 static_assert(offsetof(WideLinearArgs, weight) == 8);
 static_assert(offsetof(WideLinearArgs, bias) == 16);
@@ -1052,6 +1058,8 @@ static_assert(offsetof(WideLinearArgs, num_splits) == 72);
 static_assert(offsetof(WideLinearArgs, slot) == 76);
 static_assert(offsetof(WideLinearArgs, tiled) == 80);
 static_assert(offsetof(WideLinearArgs, sampled) == 84);
+static_assert(offsetof(WideLinearArgs, softcap) == 88);
+static_assert(offsetof(WideLinearArgs, pad) == 92);
 
 struct WideAppendArgs {
   uint64_t qkv;

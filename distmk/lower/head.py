@@ -74,5 +74,6 @@ def _emit_argmax(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Head,
                 first_token=first + begin,
                 logits=buffers.sampling.logits_of(rank, graph.num_ranks, begin, end),
                 keeps_logits=plan.options.keep_logits,
+                softcap=op.softcap or 0.0,
             )
         )

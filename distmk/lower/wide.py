@@ -184,6 +184,7 @@ class _Emitter:
                     epilogue=WideEpilogue.LOGITS,
                     tiled=self.tiled,
                     sampled=True,
+                    softcap=op.softcap or 0.0,
                 )
             )
             out = buffers.decode.candidates.at(rank)

@@ -76,12 +76,16 @@ class Mlp:
 
 @dataclass(frozen=True)
 class Head:
-    """Greedy next token of sampled rows: argmax of the logits, scale * table @ norm(x), the table vocabulary-parallel."""
+    """Greedy next token of sampled rows: argmax of the logits, scale * table @ norm(x), the table vocabulary-parallel.
+
+    softcap: what is sampled from, and reported, is softcap * tanh(logits / softcap); None: the logits.
+    """
 
     norm: str
     table: str
     norm_offset: float = 0.0
     scale: float = 1.0
+    softcap: float | None = None
 
 
 Operator = Embedding | SelfAttention | Mlp | Head

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterable, Mapping
 from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
@@ -71,6 +72,8 @@ class LinearArgs(ctypes.Structure):
         ("split_budget", c_uint32),
         ("fused_combine_len", c_uint32),  # KV positions of a single row up to which it is in `fused_partials`
         ("keeps_logits", c_uint32),  # 1: logits of all sampled rows are stored; 0: of those that need them
+        ("softcap", c_float),  # ARGMAX: a logit is stored as softcap * tanh(logit / softcap); 0: as it is
+        ("pad", c_uint32),
     ]
 
 
@@ -82,7 +85,8 @@ class Linear(Task):
     x: bf16 [rows, k]. slab: bf16 [n, k] ([2n, k] where gated). out: f32 columns of every row (STORE, ADD), bf16 ones (gated), an
     f32 [rows, n] block in every rank's slot (PUSH), or one Candidate a row (ARGMAX, of sampled rows only). out_bf16: the columns
     of STORE or ADD rounded to bf16 (to nearest, ties to even), for tasks that multiply them. logits: f32 columns of the rows that
-    are drawn or scored (`RowSample`), or of all sampled ones (`keeps_logits`).
+    are drawn or scored (`RowSample`), or of all sampled ones (`keeps_logits`). softcap: they are stored as
+    softcap * tanh(logit / softcap); 0: as they are.
 
     normalized: the float32 sums are multiplied by 1/rms of the row of x, before bias and epilogue. With the norm's weight
     multiplied into the columns of the matrix (`Weight.col_scale`) that is a linear layer behind an RMSNorm.
@@ -113,6 +117,7 @@ class Linear(Task):
     first_token: int = 0
     logits: Region | None = None
     keeps_logits: bool = False
+    softcap: float = 0.0
     polls: bool = False
     fused_partials: Region | None = None
     shape: AttentionShape | None = None
@@ -190,6 +195,7 @@ class Linear(Task):
             logits_stride=self.logits.buffer.cols if self.logits else 0,
             polls=int(self.polls),
             keeps_logits=int(self.keeps_logits),
+            softcap=self.softcap,
         )
 
     @classmethod
@@ -235,7 +241,8 @@ def check_epilogue(args: Any) -> None:
 def _check_linear(args: Any) -> None:
     check_epilogue(args)
     require(args.epilogue <= max(Epilogue), "the epilogue is unknown")
-    require(args.epilogue == Epilogue.ARGMAX or not args.logits, "the epilogue has no logits")
+    require(args.epilogue == Epilogue.ARGMAX or not (args.logits or args.softcap), "the epilogue has no logits")
+    require(0 <= args.softcap < math.inf, "softcap is no limit")
     require(args.normalized <= 1 and args.polls <= 1 and args.keeps_logits <= 1, "a flag is neither 0 nor 1")
     require(args.k_pitch in (args.k, -(-args.k // TILE_COLS) * TILE_COLS), "rows of the weight are not of k columns")
     require(args.x not in (args.out, args.out_bf16, args.reset), "x is an output")

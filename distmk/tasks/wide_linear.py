@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from ctypes import c_uint32, c_uint64
+from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -67,6 +68,8 @@ class WideLinearArgs(ctypes.Structure):
         ("slot", c_uint32),  # PARTS: this rank's first one
         ("tiled", c_uint32),
         ("sampled", c_uint32),  # 1: x has the sampled rows only
+        ("softcap", c_float),  # LOGITS: a logit is stored as softcap * tanh(logit / softcap); 0: as it is
+        ("pad", c_uint32),
     ]
 
 
@@ -82,6 +85,7 @@ class WideLinear(Task):
     out: STORE: bf16 [WIDE_ROWS, out_stride]. Gated: activations of num_rows / 2 columns. LOGITS: f32 [MAX_ROWS, out_stride].
     PARTS: f32 [owned_rows(num_ranks), slots * num_rows]: split s of the sum over k goes to columns [(slot + s) * num_rows, ...)
     of the row's owner. Of n rows and R ranks, rank r owns rows [r * ceil(n / R), ...), in its buffer's rows from 0 on.
+    softcap: see `Linear`.
     """
 
     x: Region = None  # type: ignore[assignment]
@@ -96,6 +100,7 @@ class WideLinear(Task):
     num_ranks: int = 1
     tiled: bool = False
     sampled: bool = False
+    softcap: float = 0.0
     launch: LaunchKind = LaunchKind.SPREAD
 
     Args: ClassVar[type[ctypes.Structure]] = WideLinearArgs
@@ -146,6 +151,7 @@ class WideLinear(Task):
             slot=self.slot,
             tiled=int(self.tiled),
             sampled=int(self.sampled),
+            softcap=self.softcap,
         )
 
     @classmethod
@@ -178,6 +184,8 @@ def _check_wide_linear(args: Any) -> None:
     check_wide(args)
     require(args.epilogue <= max(WideEpilogue), "the epilogue is unknown")
     require(args.sampled <= 1, "a flag is neither 0 nor 1")
+    require(not args.softcap or args.epilogue == WideEpilogue.LOGITS, "the epilogue has no logits")
+    require(0 <= args.softcap < math.inf, "softcap is no limit")
     require(bool(args.sampled) == (args.epilogue == WideEpilogue.LOGITS), "logits are those of the sampled rows")
     require(1 <= args.num_splits <= MAX_WIDE_SPLITS, "num_splits is out of range")
     require(args.num_splits == 1 or args.epilogue == WideEpilogue.PARTS, "the epilogue has no splits")

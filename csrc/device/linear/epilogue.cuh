@@ -4,8 +4,8 @@
 //   STORE, ADD  out[n, m] = value or += value, in float32; out_bf16, if given, gets the same rounded to bf16
 //   SWIGLU      out[n, m] = silu(value of gate m) * value of up m, in bf16; GEGLU: gelu instead of silu
 //   PUSH        out[n, m] = value on every rank, in float32
-//   ARGMAX      out[n] = the largest value and its token id; logits[n, m] = value, of rows that need their logits, or
-//   all
+//   ARGMAX      out[n] = the largest value and its token id; logits[n, m] = value, or softcap * tanh(value / softcap),
+//               of rows that need their logits, or of all
 // `reset`, if given, is an earlier iteration's out_bf16 (out, if there is none): the same elements of it are zeroed.
 #pragma once
 #include "device/comm/lamport.cuh"
@@ -99,6 +99,12 @@ struct OutputPointers {
 DISTMK_FN float gated(float gate, float z, float up) { return __fdividef(gate, 1.0f + __expf(-z)) * up; }
 DISTMK_FN float swiglu(float gate, float up) { return gated(gate, gate, up); }
 DISTMK_FN float geglu(float gate, float up) { return gated(gate, gelu_exponent(gate), up); }
+
+// cap * tanh(logit / cap), as tanh(x) = 1 - 2 / (1 + e^2x); a cap of 0: the logit.
+DISTMK_FN float softcapped(float logit, float cap) {
+  if (cap == 0.0f) return logit;
+  return cap - __fdividef(2.0f * cap, 1.0f + __expf(__fdividef(2.0f * logit, cap)));
+}
 
 // 1 / rms of a token's activations, from the warps' sums of squares (add_squares()).
 DISTMK_FN float norm_scale(const LinearArgs& args, uint32_t token) {
@@ -220,7 +226,7 @@ struct BlockEpilogue {
         thread_best(i) = better_of(thread_best(i), {value, static_cast<int32_t>(params.args.first_token + column)});
         if (stores_logits(params, token))
           params.context.template at<float>(params.args.logits)[uint64_t{token} * params.args.logits_stride + column] =
-              value;
+              softcapped(value, params.args.softcap);
       }
       if (params.kind() == Epilogue::PUSH && column < block.end) push_to_others<ONE_TOKEN>(token, column, value);
     }

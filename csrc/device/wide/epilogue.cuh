@@ -58,7 +58,9 @@ class FeaturePair {
   static constexpr bool PAIRED = is_gated(EPILOGUE);
 
  public:
-  DISTMK_FN FeaturePair(const FeatureTable& table, const FeatureRange& features, uint32_t f) {
+  DISTMK_FN FeaturePair(const WideLinearArgs& args, const FeatureTable& table, const FeatureRange& features,
+                        uint32_t f) {
+    if constexpr (EPILOGUE == WideEpilogue::LOGITS) softcap_ = args.softcap;
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t index = f + (i ^ is_upper()) - features.begin;  // wraps around in front of the first one
@@ -79,6 +81,7 @@ class FeaturePair {
   uint32_t row_[2], up_row_[2];
   float bias_[2], up_bias_[2];
   bool known_[2];
+  float softcap_;
 
   DISTMK_FN static uint32_t is_upper() { return threadIdx.x / 16 % 2; }
   DISTMK_FN float value(uint32_t token, uint32_t i) const {
@@ -87,6 +90,7 @@ class FeaturePair {
       const float up = output_of(token)[up_row_[i]] + up_bias_[i];
       v = EPILOGUE == WideEpilogue::GEGLU ? linear::geglu(v, up) : linear::swiglu(v, up);
     }
+    if constexpr (EPILOGUE == WideEpilogue::LOGITS) v = linear::softcapped(v, softcap_);
     return known_[i] ? v : 0.0f;
   }
 };
@@ -104,12 +108,12 @@ struct TokenRange {
 // Stores the features of a job, zeros up to `stored_end`. `at(token, f)`: where feature f of a token lies, features f
 // and f + 1 of an even f side by side; `step`: the elements from a token to the warp's next one.
 template <WideEpilogue EPILOGUE, class At>
-DISTMK_FN void store_features(const FeatureTable& table, const FeatureRange& features, uint32_t stored_end,
-                              const TokenRange& tokens, uint64_t step, const At& at) {
+DISTMK_FN void store_features(const WideLinearArgs& args, const FeatureTable& table, const FeatureRange& features,
+                              uint32_t stored_end, const TokenRange& tokens, uint64_t step, const At& at) {
   const uint32_t first = tokens.begin / NUM_WARPS / UNROLL * UNROLL * NUM_WARPS + threadIdx.x / 32;
 #pragma unroll 1
   for (uint32_t f = features.begin / 2 * 2 + threadIdx.x % 32 * 2; f < stored_end; f += 64) {
-    const FeaturePair<EPILOGUE> pair(table, features, f);
+    const FeaturePair<EPILOGUE> pair(args, table, features, f);
     const bool stores_first = f >= features.begin, stores_second = f + 1 < stored_end;
     auto* to = at(first, f);
     const bool as_pair =
@@ -148,7 +152,7 @@ DISTMK_FN void store_parts(const Context& context, const WideLinearArgs& args, c
     out += uint64_t{args.slot + job.split} * args.num_rows;
     const int64_t first_row = int64_t{job.first_token} - begin;  // of the owner; in front of it if it has fewer
     store_features<WideEpilogue::PARTS>(
-        table, features, features.begin + features.count, owned, uint64_t{args.out_stride} * NUM_WARPS,
+        args, table, features, features.begin + features.count, owned, uint64_t{args.out_stride} * NUM_WARPS,
         [&](uint32_t token, uint32_t f) { return out + (first_row + token) * int64_t{args.out_stride} + f; });
   }
 }
@@ -161,7 +165,7 @@ DISTMK_FN void store_gated(const Context& context, const WideLinearArgs& args, c
   const uint32_t end = features.begin + features.count;
   // The last block of activations is filled up with zeros.
   const uint32_t stored_end = end < num_features(args) ? end : (end + WIDE_COLS - 1) / WIDE_COLS * WIDE_COLS;
-  store_features<EPILOGUE>(table, features, stored_end, {0, job.num_tokens}, NUM_WARPS * WIDE_COLS,
+  store_features<EPILOGUE>(args, table, features, stored_end, {0, job.num_tokens}, NUM_WARPS * WIDE_COLS,
                            [&](uint32_t token, uint32_t f) {
                              return out + activation_offset(job.first_token + token, f, args.out_stride, true);
                            });
@@ -180,12 +184,12 @@ DISTMK_FN void store_job(const Context& context, const WideLinearArgs& args, con
       return store_gated<WideEpilogue::GEGLU>(context, args, job, table, features);
     case WideEpilogue::STORE: {
       auto* out = context.at<__nv_bfloat16>(args.out) + first_row * stride;
-      return store_features<WideEpilogue::STORE>(table, features, end, all, stride * NUM_WARPS,
+      return store_features<WideEpilogue::STORE>(args, table, features, end, all, stride * NUM_WARPS,
                                                  [&](uint32_t token, uint32_t f) { return out + token * stride + f; });
     }
     case WideEpilogue::LOGITS: {
       auto* out = context.at<float>(args.out) + first_row * stride;
-      return store_features<WideEpilogue::LOGITS>(table, features, end, all, stride * NUM_WARPS,
+      return store_features<WideEpilogue::LOGITS>(args, table, features, end, all, stride * NUM_WARPS,
                                                   [&](uint32_t token, uint32_t f) { return out + token * stride + f; });
     }
     case WideEpilogue::PARTS:

@@ -185,6 +185,7 @@ void run_epilogue(Context& context, const LinearArgs& args, const Tokens& tokens
       break;
     case Epilogue::ARGMAX:
       write_candidates(context, args, tokens);
+      for (uint32_t i = 0; i < tokens.count; ++i) softcap(tokens.product[i], args.n, args.softcap);
       break;
   }
 }

@@ -191,8 +191,10 @@ void multiply_sampled(const Context& context, const WideLinearArgs& args, uint32
   matmul(context.at<uint16_t>(args.weight) + uint64_t{columns.begin} * args.k, columns.end - columns.begin, packed, y,
          columns.begin);
   const float* bias = context.at<float>(args.bias);
-  for (uint32_t row = 0; bias && row < num_rows; ++row)
-    for (uint32_t i = columns.begin; i < columns.end; ++i) y[row][i] += bias[i];
+  for (uint32_t row = 0; row < num_rows; ++row) {
+    for (uint32_t i = columns.begin; bias && i < columns.end; ++i) y[row][i] += bias[i];
+    simd::softcap(y[row] + columns.begin, columns.end - columns.begin, args.softcap);
+  }
 }
 
 }  // namespace

@@ -11,6 +11,7 @@ import torch
 from support import reference
 from support.arrays import ROUNDING, assert_close
 from support.bodies.board import Board, f32, in_turn
+from support.bodies.linear import cap_error, random_softcap
 from support.bodies.memory import Memory
 
 from distmk.abi import MAX_ROWS, WIDE_COLS, WIDE_GATED, WIDE_ROWS, Space, WideBatch, WideEpilogue
@@ -134,6 +135,8 @@ class _Product:
             activate = reference.swiglu if epilogue is WideEpilogue.SWIGLU else reference.geglu
             self.want = activate(torch.cat([gate, up], 1))
             self.tolerance = 1.13 * gate_error * up.abs() + gate.abs() * up_error + error * (gate * up).abs() + 1e-6
+        self.softcap = random_softcap(board, self.want) if epilogue is WideEpilogue.LOGITS else None
+        self.want, self.tolerance = reference.softcap(self.want, self.softcap), self.tolerance + cap_error(self.softcap)
         if epilogue in (*WIDE_GATED, WideEpilogue.STORE):
             self.tolerance = self.tolerance + ROUNDING["bf16"] * (self.want.abs() + self.tolerance)
 
@@ -168,6 +171,7 @@ class _Product:
                 num_ranks=board.num_ranks,
                 tiled=board.gpu_layout,
                 sampled=sampled,
+                softcap=self.softcap or 0.0,
             )
         )
 
