@@ -14,7 +14,7 @@ from distmk.tasks import Attention, Combine, Linear
 
 
 def emit_attention(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAttention) -> None:
-    """x += out_scale * o(attention(q, k, v of norm(x)))."""
+    """x += post_norm(out_scale * o(attention(q, k, v of norm(x))))."""
     for rank in plan.ranks:
         _emit_qkv(graph, plan, buffers, op, rank)
         _emit_splits(graph, plan, buffers, op, rank)
@@ -29,6 +29,8 @@ def emit_attention(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Sel
         partition=plan.o,
         has_bias=op.o_bias,
         scale=op.out_scale,
+        post_norm=op.post_norm,
+        norm_offset=op.norm_offset,
         fused_partials=partials.at(op.layer) if partials else None,
     )
     emit_row_parallel(graph, plan, buffers, projection)
@@ -66,7 +68,7 @@ def _emit_qkv(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAtte
                 reset=buffers.qkv.reset_at(op.layer, rank, begin, end),
                 batch=buffers.batch.at(rank),
                 bias=bias_rows(bias, begin, end),
-                normalized=True,
+                normalized=op.norm is not None,
                 eps=plan.config.rms_norm_eps,
                 polls=plan.may_poll(rank, worker),
             )

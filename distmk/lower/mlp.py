@@ -16,7 +16,7 @@ EPILOGUES: dict[Activation, Epilogue] = {"silu": Epilogue.SWIGLU, "gelu_tanh": E
 
 
 def emit_mlp(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Mlp) -> None:
-    """x += out_scale * down(activation(gate(norm(x))) * up(norm(x)))."""
+    """x += post_norm(out_scale * down(activation(gate(norm(x))) * up(norm(x))))."""
     for rank in plan.ranks:
         _emit_gate_up(graph, plan, buffers, op, rank)
     projection = Projection(
@@ -28,6 +28,8 @@ def emit_mlp(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Mlp) -> N
         partition=plan.down,
         has_bias=op.bias,
         scale=op.out_scale,
+        post_norm=op.post_norm,
+        norm_offset=op.norm_offset,
     )
     emit_row_parallel(graph, plan, buffers, projection)
 
@@ -66,7 +68,7 @@ def _emit_gate_up(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Mlp,
                 batch=buffers.batch.at(rank),
                 bias=bias_rows(bias, 2 * begin, 2 * end),
                 epilogue=EPILOGUES[op.activation],
-                normalized=True,
+                normalized=op.norm is not None,
                 eps=plan.config.rms_norm_eps,
                 polls=may_poll,
                 # Elements of o come well before its events, most of all behind attention. A reserved worker runs none of o.

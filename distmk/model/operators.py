@@ -26,14 +26,14 @@ class Embedding:
 
 @dataclass(frozen=True)
 class SelfAttention:
-    """x += out_scale * o(attention(q, k, v of norm(x))): column-parallel q, k and v, row-parallel o.
+    """x += post_norm(out_scale * o(attention(q, k, v of norm(x)))): column-parallel q, k and v, row-parallel o.
 
-    `q_norm`, `k_norm`: RMSNorm over each head, None in a model without it. `qkv_bias`, `o_bias`: whether the projections
-    have a bias.
+    `norm`, `post_norm`: RMSNorm over the rows of x and of what is added to x. `q_norm`, `k_norm`: RMSNorm over each head. Each is
+    None in a model without it. `qkv_bias`, `o_bias`: whether the projections have a bias.
     """
 
     layer: int
-    norm: str
+    norm: str | None
     q: str
     k: str
     v: str
@@ -42,6 +42,7 @@ class SelfAttention:
     k_norm: str | None
     qkv_bias: bool
     o_bias: bool
+    post_norm: str | None = None
     norm_offset: float = 0.0
     out_scale: float = 1.0
 
@@ -53,18 +54,19 @@ class SelfAttention:
 
 @dataclass(frozen=True)
 class Mlp:
-    """x += out_scale * down(activation(gate(norm(x))) * up(norm(x))): column-parallel gate and up, row-parallel down.
+    """x += post_norm(out_scale * down(activation(gate(norm(x))) * up(norm(x)))): column-parallel gate and up, row-parallel down.
 
-    `bias`: whether the three projections have one.
+    `norm`, `post_norm`: see `SelfAttention`. `bias`: whether the three projections have one.
     """
 
     layer: int
-    norm: str
+    norm: str | None
     gate: str
     up: str
     down: str
     bias: bool
     activation: Activation = "silu"
+    post_norm: str | None = None
     norm_offset: float = 0.0
     out_scale: float = 1.0
 
@@ -97,6 +99,11 @@ class Model:
 
     config: ModelConfig
     operators: tuple[Operator, ...]
+
+    @property
+    def has_post_norms(self) -> bool:
+        """Whether some operator normalizes what it adds to x."""
+        return any(isinstance(op, SelfAttention | Mlp) and op.post_norm is not None for op in self.operators)
 
 
 def build_model(config: ModelConfig) -> Model:

@@ -13,6 +13,7 @@ from distmk.tasks.comm import Put, Sum
 from distmk.tasks.elementwise import Affine, Nop, Sine
 from distmk.tasks.embed import Embed
 from distmk.tasks.linear import Linear
+from distmk.tasks.post_norm import PostNorm
 from distmk.tasks.sampling import CountTokens, SampleRow, SendLogits
 from distmk.tasks.scheduling import Sample, SchedulerStep
 from distmk.tasks.splits import AttentionShape
@@ -34,6 +35,7 @@ __all__ = [
     "Layout",
     "Linear",
     "Nop",
+    "PostNorm",
     "Put",
     "Sample",
     "SampleRow",

@@ -106,8 +106,9 @@ DISTMK_FN float softcapped(float logit, float cap) {
   return cap - __fdividef(2.0f * cap, 1.0f + __expf(__fdividef(2.0f * logit, cap)));
 }
 
-// 1 / rms of a token's activations, from the warps' sums of squares (add_squares()).
-DISTMK_FN float norm_scale(const LinearArgs& args, uint32_t token) {
+// 1 / rms of a token's `args.k` activations, from the warps' sums of squares (such as add_squares()).
+template <class Args>
+DISTMK_FN float norm_scale(const Args& args, uint32_t token) {
   float squares = 0;
 #pragma unroll
   for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) squares += shared().squares[token][warp];
