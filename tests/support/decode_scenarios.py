@@ -9,16 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.features import TensorCheckpoint, model_of, random_tensors
 from support.job import Job
 from support.tiny_config import tiny_config
 
+from distmk import Session
+from distmk.abi import ENDS_TURN, MAX_ROWS, WIDE_ROWS, Batch
 from distmk.backends.defaults import backend_choices
 from distmk.backends.launch_spec import LaunchSpec
 from distmk.backends.weight_upload import fill_weights
-from distmk.lower import DecodeOptions, lower
+from distmk.lower import DecodeOptions, lower, lower_programs
+from distmk.lower.buffers import NARROW_BATCH, WIDE_BATCH
 from distmk.model.operators import build_model
-from distmk.program.program import Program, decode_args
+from distmk.program.program import Program, compile_graph, decode_args
 from distmk.tasks import Put
+from distmk.tasks.sampling import section_stride
 from distmk.trace import Trace, report
 from distmk.trace.summary import messages
 from distmk.weights import open_checkpoint
@@ -83,6 +88,52 @@ def hosts(job: Job) -> None:
                 assert_messages(trace, session.program, checkpoint.config.num_layers)
     if job.rank == 0:
         Path(job.options["out"]).write_text(json.dumps(made))
+
+
+def features(job: Job) -> None:
+    """Models of `support.features`. Rank 0 writes to a file, for each style, division into hosts and prompt, the tokens and the
+    logits that the last one was picked from.
+    """
+    found = []
+    for style, host_sizes in job.options["models"]:
+        model = model_of(tiny_config(**job.options["sizes"]), style)
+        turns = (MAX_ROWS,) if host_sizes else (MAX_ROWS, WIDE_ROWS)
+        options = DecodeOptions(
+            job.num_ranks,
+            job.workers,
+            max_seqs=2,
+            max_model_len=64,
+            keep_logits=True,
+            turns=turns,
+            host_sizes=tuple(host_sizes),
+            **backend_choices(job.options["backend"]),
+        )
+        tensors = random_tensors(model, np.random.default_rng(job.options["seed"]))
+        with job.session(compile_graph(*lower_programs(model, options))) as session:
+            checkpoint = TensorCheckpoint(model.config, tensors)
+            fill_weights(session.program, session.backend, job.rank, checkpoint)
+            for ids, max_new in job.options["prompts"]:
+                running = session.launch(LaunchSpec((tuple(ids),), (max_new,), ignore_eos=True))
+                tokens = [event.token for events in running for event in events]
+                logits = last_logits(job, session, model.config.vocab_size)
+                found.append({"style": style, "ids": ids + tokens[:-1], "token": tokens[-1:], "logits": logits})
+    if job.rank == 0:
+        Path(job.options["out"]).write_text(json.dumps(found))
+
+
+def last_logits(job: Job, session: Session, vocab_size: int) -> list[float]:
+    """The logits of the only row that the last iteration sampled, of all ranks."""
+    job.bootstrap.barrier()
+    batch, *others = (
+        Batch.from_buffer_copy(session.view(name).tobytes())
+        for name in (NARROW_BATCH, WIDE_BATCH)[: len(session.program.every)]
+    )
+    last = others[0] if batch.stop >= ENDS_TURN else batch
+    row = next(index for index, each in enumerate(last.rows) if each.sample)
+    begin, end = (vocab_size * rank // job.num_ranks for rank in (job.rank, job.rank + 1))
+    first = job.rank * section_stride(vocab_size, job.num_ranks)
+    parts = job.bootstrap.allgather(session.view("logits")[row, first : first + end - begin].tobytes())
+    return [float(value) for value in np.frombuffer(b"".join(parts), np.float32)]
 
 
 def assert_messages(trace: Trace, program: Program, num_layers: int) -> None:

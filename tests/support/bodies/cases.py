@@ -20,7 +20,7 @@ from distmk.abi import GATED, WIDE_ROWS, Epilogue
 KINDS = (
     *("linear STORE", "linear ADD", "linear SWIGLU", "linear GEGLU", "linear PUSH", "linear ARGMAX"),
     *("linear polls", "linear rounding", "linear batch sizes"),
-    *("nop", "embed STORE", "embed PUSH", "put", "affine", "sine", "sum", "sample"),
+    *("nop", "embed STORE", "embed PUSH", "put", "affine", "sine", "sum", "post_norm", "sample"),
     *("count_tokens", "sample_row"),
     *("attention", "fused combine"),
     *("wide_append", "wide_attention"),
@@ -151,6 +151,8 @@ def _small(board: Board) -> Iterator[Callable[[], None]]:
     rng = board.rng
     for n, rows, add in product((1, 7, 64, int(rng.integers(1, 101))), (0, 1, 5, 16), (False, True)):
         yield _on_each(board, small.sum_of_blocks, n, rows, add)
+    for rows in (0, 1, 9, 16):
+        yield _on_each(board, small.post_norm, int(rng.choice([1, 63, 64, 600, 3000])), rows)
     for rows in (1, 1, 5, 16):
         for pushed in (False, True):
             yield partial(small.embed, board, rows, pushed)
