@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 6815422235345449598ull;
+constexpr uint64_t ABI_HASH = 16428278955129894382ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -49,9 +49,9 @@ enum class Space : uint32_t { NONE = 0, HEAP = 1, LOCAL = 2 };
 
 enum class LaunchKind : uint32_t { AHEAD = 0, SINGLE = 1, MASSIVE = 2, SCHEDULER = 3, SPREAD = 4 };
 
-enum class Epilogue : uint32_t { STORE = 0, ADD = 1, SWIGLU = 2, PUSH = 3, ARGMAX = 4 };
+enum class Epilogue : uint32_t { STORE = 0, ADD = 1, SWIGLU = 2, PUSH = 3, ARGMAX = 4, GEGLU = 5 };
 
-enum class WideEpilogue : uint32_t { STORE = 0, SWIGLU = 1, PARTS = 2, LOGITS = 3 };
+enum class WideEpilogue : uint32_t { STORE = 0, SWIGLU = 1, PARTS = 2, LOGITS = 3, GEGLU = 4 };
 
 enum class FinishReason : uint32_t { NONE = 0, STOP = 1, LENGTH = 2, ABORT = 3, PREEMPTED = 4 };
 
@@ -741,8 +741,10 @@ struct LinearArgs {
   uint32_t split_budget;
   uint32_t fused_combine_len;
   uint32_t keeps_logits;
+  float softcap;
+  uint32_t pad;
 };
-static_assert(sizeof(LinearArgs) == 144);
+static_assert(sizeof(LinearArgs) == 152);
 static_assert(offsetof(LinearArgs, x) == 0);
 static_assert(offsetof(LinearArgs, weight) == 8);
 static_assert(offsetof(LinearArgs, bias) == 16);
@@ -770,6 +772,8 @@ static_assert(offsetof(LinearArgs, min_split) == 128);
 static_assert(offsetof(LinearArgs, split_budget) == 132);
 static_assert(offsetof(LinearArgs, fused_combine_len) == 136);
 static_assert(offsetof(LinearArgs, keeps_logits) == 140);
+static_assert(offsetof(LinearArgs, softcap) == 144);
+static_assert(offsetof(LinearArgs, pad) == 148);
 
 struct EmbedArgs {
   uint64_t table;
@@ -1053,8 +1057,10 @@ struct WideLinearArgs {
   uint32_t slot;
   uint32_t tiled;
   uint32_t sampled;
+  float softcap;
+  uint32_t pad;
 };
-static_assert(sizeof(WideLinearArgs) == 88);
+static_assert(sizeof(WideLinearArgs) == 96);
 static_assert(offsetof(WideLinearArgs, x) == 0);
 static_assert(offsetof(WideLinearArgs, weight) == 8);
 static_assert(offsetof(WideLinearArgs, bias) == 16);
@@ -1072,6 +1078,8 @@ static_assert(offsetof(WideLinearArgs, num_splits) == 72);
 static_assert(offsetof(WideLinearArgs, slot) == 76);
 static_assert(offsetof(WideLinearArgs, tiled) == 80);
 static_assert(offsetof(WideLinearArgs, sampled) == 84);
+static_assert(offsetof(WideLinearArgs, softcap) == 88);
+static_assert(offsetof(WideLinearArgs, pad) == 92);
 
 struct WideAppendArgs {
   uint64_t qkv;
@@ -1190,8 +1198,11 @@ struct WideSumArgs {
   uint32_t add;
   uint32_t tiled;
   float eps;
+  uint64_t post_norm;
+  uint32_t unnormalized;
+  uint32_t pad;
 };
-static_assert(sizeof(WideSumArgs) == 64);
+static_assert(sizeof(WideSumArgs) == 80);
 static_assert(offsetof(WideSumArgs, parts) == 0);
 static_assert(offsetof(WideSumArgs, x) == 8);
 static_assert(offsetof(WideSumArgs, out) == 16);
@@ -1204,6 +1215,9 @@ static_assert(offsetof(WideSumArgs, num_splits) == 48);
 static_assert(offsetof(WideSumArgs, add) == 52);
 static_assert(offsetof(WideSumArgs, tiled) == 56);
 static_assert(offsetof(WideSumArgs, eps) == 60);
+static_assert(offsetof(WideSumArgs, post_norm) == 64);
+static_assert(offsetof(WideSumArgs, unnormalized) == 72);
+static_assert(offsetof(WideSumArgs, pad) == 76);
 
 struct SelectRowsArgs {
   uint64_t x;
@@ -1245,7 +1259,39 @@ static_assert(offsetof(ArgmaxRowsArgs, first_token) == 36);
 static_assert(offsetof(ArgmaxRowsArgs, num_rows) == 40);
 static_assert(offsetof(ArgmaxRowsArgs, pad) == 44);
 
-enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10, SEND_LOGITS = 12, COUNT_TOKENS = 13, SAMPLE_ROW = 14, WIDE_LINEAR = 15, WIDE_APPEND = 16, WIDE_ATTENTION = 17, WIDE_EMBED = 18, WIDE_SUM = 19, SELECT_ROWS = 20, ARGMAX_ROWS = 21 };
+struct PostNormArgs {
+  uint64_t y;
+  uint64_t weight;
+  uint64_t x;
+  uint64_t out_bf16;
+  uint64_t reset;
+  uint64_t batch;
+  uint32_t k;
+  uint32_t col_begin;
+  uint32_t n;
+  uint32_t y_stride;
+  uint32_t x_stride;
+  uint32_t out_bf16_stride;
+  float eps;
+  uint32_t pad;
+};
+static_assert(sizeof(PostNormArgs) == 80);
+static_assert(offsetof(PostNormArgs, y) == 0);
+static_assert(offsetof(PostNormArgs, weight) == 8);
+static_assert(offsetof(PostNormArgs, x) == 16);
+static_assert(offsetof(PostNormArgs, out_bf16) == 24);
+static_assert(offsetof(PostNormArgs, reset) == 32);
+static_assert(offsetof(PostNormArgs, batch) == 40);
+static_assert(offsetof(PostNormArgs, k) == 48);
+static_assert(offsetof(PostNormArgs, col_begin) == 52);
+static_assert(offsetof(PostNormArgs, n) == 56);
+static_assert(offsetof(PostNormArgs, y_stride) == 60);
+static_assert(offsetof(PostNormArgs, x_stride) == 64);
+static_assert(offsetof(PostNormArgs, out_bf16_stride) == 68);
+static_assert(offsetof(PostNormArgs, eps) == 72);
+static_assert(offsetof(PostNormArgs, pad) == 76);
+
+enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10, SEND_LOGITS = 12, COUNT_TOKENS = 13, SAMPLE_ROW = 14, WIDE_LINEAR = 15, WIDE_APPEND = 16, WIDE_ATTENTION = 17, WIDE_EMBED = 18, WIDE_SUM = 19, SELECT_ROWS = 20, ARGMAX_ROWS = 21, POST_NORM = 22 };
 
 // The traits of a task type that declares none; what they mean is written in distmk/graph/task.py.
 struct DefaultTaskTraits {
@@ -1372,10 +1418,15 @@ struct TaskTraits<TaskType::ARGMAX_ROWS> : DefaultTaskTraits {
   using Args = ArgmaxRowsArgs;
   static constexpr bool RUNS_SHARES = true;
 };
+template <>
+struct TaskTraits<TaskType::POST_NORM> : DefaultTaskTraits {
+  using Args = PostNormArgs;
+  static constexpr bool RESETS_ROWS = true;
+};
 
 constexpr bool streams_weights([[maybe_unused]] uint16_t type) { return type == 4; }
 constexpr bool polls_inputs([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 6 || type == 7; }
-constexpr bool resets_rows([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 5 || type == 7; }
+constexpr bool resets_rows([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 5 || type == 7 || type == 22; }
 constexpr bool counts_work_items([[maybe_unused]] uint16_t type) { return type == 6; }
 constexpr bool runs_shares([[maybe_unused]] uint16_t type) { return type == 6 || type == 15 || type == 16 || type == 17 || type == 18 || type == 19 || type == 20 || type == 21; }
 constexpr bool may_idle([[maybe_unused]] uint16_t type) { return type == 12 || type == 13 || type == 14; }
@@ -1404,7 +1455,8 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(18, wide_embed, WideEmbedArgs) \
   X(19, wide_sum, WideSumArgs) \
   X(20, select_rows, SelectRowsArgs) \
-  X(21, argmax_rows, ArgmaxRowsArgs)
+  X(21, argmax_rows, ArgmaxRowsArgs) \
+  X(22, post_norm, PostNormArgs)
 // The same of types with a trait; of hot ones with a single variant and with several, by code path.
 #define DISTMK_TASK_TYPES_STREAMS_WEIGHTS(X) \
   X(4, linear, LinearArgs)
@@ -1417,7 +1469,8 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(3, sum, SumArgs) \
   X(4, linear, LinearArgs) \
   X(5, embed, EmbedArgs) \
-  X(7, combine, CombineArgs)
+  X(7, combine, CombineArgs) \
+  X(22, post_norm, PostNormArgs)
 #define DISTMK_TASK_TYPES_COUNTS_WORK_ITEMS(X) \
   X(6, attention, AttentionArgs)
 #define DISTMK_TASK_TYPES_RUNS_SHARES(X) \

@@ -113,6 +113,17 @@ DISTMK_INLINE Vec exp_of(Vec x) {
   return x < -87.0f ? Vec{} : result;
 }
 
+// cap * tanh(x / cap) of n numbers, in place, as tanh(x) = 1 - 2 / (1 + e^2x); a cap of 0: nothing.
+inline void softcap(float* x, uint32_t n, float cap) {
+  for (uint32_t i = 0; cap != 0.0f && i < n; i += LANES) {
+    float lanes[LANES] = {};
+    const uint32_t count = n - i < LANES ? n - i : LANES;
+    memcpy(lanes, x + i, count * sizeof(float));
+    store(lanes, cap - 2.0f * cap / (exp_of(load(lanes) * (2.0f / cap)) + 1.0f));
+    memcpy(x + i, lanes, count * sizeof(float));
+  }
+}
+
 inline float from_bf16(uint16_t value) {
   const uint32_t bits = uint32_t{value} << 16;
   float out;

@@ -79,6 +79,7 @@ class Epilogue(enum.IntEnum):
     SWIGLU = 2  # silu(first half) * second half
     PUSH = 3  # put the block into every rank's slot of this rank, signal with it
     ARGMAX = 4  # keep the best (value, index) of each sampled row
+    GEGLU = 5  # gelu(first half) * second half, gelu in its tanh approximation
 
 
 class WideEpilogue(enum.IntEnum):
@@ -88,6 +89,12 @@ class WideEpilogue(enum.IntEnum):
     SWIGLU = 1  # silu(first half) * second half, as the activations of the next product
     PARTS = 2  # float32, into this rank's slots on the ranks that own the rows
     LOGITS = 3  # float32 rows
+    GEGLU = 4  # gelu(first half) * second half, gelu in its tanh approximation; out as that of SWIGLU
+
+
+GATED = (Epilogue.SWIGLU, Epilogue.GEGLU)
+WIDE_GATED = (WideEpilogue.SWIGLU, WideEpilogue.GEGLU)
+"""Epilogues of gate and up: activation(first half) * second half, half as many columns as the weight has rows."""
 
 
 class FinishReason(enum.IntEnum):

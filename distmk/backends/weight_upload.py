@@ -47,27 +47,39 @@ def fill_weights(
     for weight, allocation in wanted:
         if weight.kind is WeightKind.VECTOR:
             parts = [checkpoint.read_vector(s.tensor)[s.row_begin : s.row_end] for s in weight.segments]
-            backend.write(allocation, 0, np.concatenate(parts)[:, None])
+            backend.write(allocation, 0, _scaled(weight, np.concatenate(parts))[:, None])
         elif weight.kind is WeightKind.ROPE:
             backend.write(allocation, 0, rope_table(checkpoint.config, weight.rows, weight.name))
         else:
-            scale = checkpoint.read_vector(weight.col_scale) if weight.col_scale else None
-            _upload_matrix(weight, allocation, backend, rows, scale, loaded)
+            _upload_matrix(weight, allocation, backend, rows, _col_factors(weight, checkpoint), loaded)
             continue
         loaded.add(weight.num_bytes)
 
 
+def _col_factors(weight: Weight, checkpoint: Checkpoint) -> F32 | None:
+    """What the columns of a matrix are multiplied by, float32 [cols]; None: by nothing."""
+    if weight.col_scale is None:
+        return None if weight.scale == 1.0 else np.full(weight.cols, weight.scale, np.float32)
+    cols = slice(weight.col_begin, weight.col_begin + weight.cols)
+    return _scaled(weight, checkpoint.read_vector(weight.col_scale)[cols])
+
+
+def _scaled(weight: Weight, vector: F32) -> F32:
+    values: F32 = (vector + np.float32(weight.offset)) * np.float32(weight.scale)
+    return values
+
+
 def _upload_matrix(
-    weight: Weight, allocation: Placed, backend: Backend, rows: Rows, scale: F32 | None, loaded: Progress
+    weight: Weight, allocation: Placed, backend: Backend, rows: Rows, factors: F32 | None, loaded: Progress
 ) -> None:
-    """Upload a matrix in pieces, its columns multiplied by `scale`."""
+    """Upload a matrix in pieces, its columns multiplied by `factors`."""
     cols = slice(weight.col_begin, weight.col_begin + weight.cols)
     begin = 0
     for slabs in _pieces(weight, rows.piece_bytes):
         end = begin + sum(slabs)
         block = rows.read(list(_row_ranges(weight, begin, end)), cols)
-        if scale is not None:
-            rows.scale(block, scale[cols])
+        if factors is not None:
+            rows.scale(block, factors)
         backend.write(allocation, begin, pack(block, slabs, weight.tiling.paired) if weight.tiling else block)
         loaded.add(sum(slabs) * weight.row_bytes)
         begin = end

@@ -101,10 +101,24 @@ class Graph:
         rows: int = 0,
         tiling: Tiling | None = None,
         col_scale: str | None = None,
+        offset: float = 0.0,
+        scale: float = 1.0,
     ) -> Weight:
         """Add read-only memory of one rank, packed from checkpoint tensors; see `Weight`. `rows` 0: as many as in `segments`."""
         rows = rows or sum(s.rows for s in segments)
-        made = Weight(name, rank, rows, cols, kind, tuple(segments), col_begin, tiling=tiling, col_scale=col_scale)
+        made = Weight(
+            name,
+            rank,
+            rows,
+            cols,
+            kind,
+            tuple(segments),
+            col_begin,
+            tiling=tiling,
+            col_scale=col_scale,
+            offset=offset,
+            scale=scale,
+        )
         self.weights.append(made)
         return made
 

@@ -111,7 +111,8 @@ class Weight:
     """Read-only memory of one rank: columns [col_begin, col_begin + cols) of the checkpoint rows `segments`, in order, or `data`.
 
     tiling: packing in tiles; None: rows one after another. col_scale: a checkpoint vector that every row is multiplied by,
-    column by column.
+    column by column. offset: added to the elements of col_scale, or of a vector itself. scale: a factor of all elements. A matrix
+    is rounded to bf16 once, behind its float32 products.
     """
 
     name: str
@@ -124,6 +125,8 @@ class Weight:
     data: npt.NDArray[np.generic] | None = field(default=None, repr=False)
     tiling: Tiling | None = None
     col_scale: str | None = None
+    offset: float = 0.0
+    scale: float = 1.0
 
     @property
     def row_bytes(self) -> int:

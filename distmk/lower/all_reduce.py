@@ -1,4 +1,5 @@
-"""Writes of the residual stream: in place on a rank alone, else an all-reduce of the ranks' partial sums.
+"""Writes of the residual stream: in place on a rank alone, else an all-reduce of the ranks' partial sums. In front of a
+post-norm, writes of the vector y that it normalizes, likewise.
 
 On one host an all-reduce is one-shot: every task that computes columns of the residual stream pushes this rank's partial sums
 to its slot on every rank (Epilogue.PUSH); a Sum task there adds up the slots in rank order, and adds that to the residual
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from distmk.abi import MAX_ROWS, Epilogue
 from distmk.graph.graph import Graph
-from distmk.graph.regions import Region
+from distmk.graph.regions import Buffer, Region
 from distmk.lower.buffers import Bf16Output, DecodeBuffers
 from distmk.lower.hierarchical import emit_total, partial_sums
 from distmk.lower.partition import Partition
@@ -27,13 +28,22 @@ class ResidualOutput(Bf16Output):
 
 
 def residual_output(
-    plan: WorkPlan, buffers: DecodeBuffers, write: int, rank: int, cols: Range, in_place: Epilogue = Epilogue.ADD
+    plan: WorkPlan,
+    buffers: DecodeBuffers,
+    write: int,
+    rank: int,
+    cols: Range,
+    *,
+    in_place: Epilogue = Epilogue.ADD,
+    into: Buffer | None = None,
 ) -> ResidualOutput:
     """Output operands for columns `cols` in write `write` of the residual stream.
 
-    Without an all-reduce: the columns themselves, with epilogue `in_place`. Else: this rank's slot on every rank; across hosts,
-    on this rank alone.
+    Without an all-reduce: the columns themselves, with epilogue `in_place`; or those of `into`, which is overwritten. Else: this
+    rank's slot on every rank; across hosts, on this rank alone.
     """
+    if not plan.options.all_reduces and into:
+        return {"out": into.at(rank, *cols), "epilogue": Epilogue.STORE}
     if not plan.options.all_reduces:
         return {"out": buffers.x.at(rank, *cols), "epilogue": in_place, **buffers.bf16_output(write, rank, cols)}
     if plan.options.crosses_hosts:
@@ -42,11 +52,19 @@ def residual_output(
 
 
 def emit_all_reduce(
-    graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, name: str, write: int, partition: Partition, *, add: bool
+    graph: Graph,
+    plan: WorkPlan,
+    buffers: DecodeBuffers,
+    name: str,
+    write: int,
+    partition: Partition,
+    *,
+    add: bool,
+    into: Buffer | None = None,
 ) -> None:
     """The sums over ranks behind `name`, of the columns `partition`; nothing on a rank alone.
 
-    add: add to the residual stream instead of overwriting it.
+    add: add to the residual stream instead of overwriting it. into: overwrite this buffer instead.
     """
     if not plan.options.all_reduces:
         return
@@ -60,11 +78,11 @@ def emit_all_reduce(
                     op=f"{name}.reduce",
                     worker=worker,
                     blocks=_blocks(plan, buffers, write, rank, cols),
-                    dst=buffers.x.at(rank, *cols),
+                    dst=(into or buffers.x).at(rank, *cols),
                     batch=buffers.batch.at(rank),
-                    add=add,
+                    add=add and not into,
                     polls=not plan.options.crosses_hosts,
-                    **buffers.bf16_output(write, rank, cols),
+                    **({} if into else buffers.bf16_output(write, rank, cols)),
                 )
             )
 

@@ -15,7 +15,7 @@ from distmk.tasks import Attention, Combine, Linear
 
 
 def emit_attention(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAttention) -> None:
-    """x += o(attention(q, k, v of norm(x)))."""
+    """x += post_norm(out_scale * o(attention(q, k, v of norm(x))))."""
     for rank in plan.ranks:
         _emit_qkv(graph, plan, buffers, op, rank)
         _emit_splits(graph, plan, buffers, op, rank)
@@ -28,6 +28,9 @@ def emit_attention(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Sel
         x=buffers.attention_out.at(op.layer),
         cols=tuple((begin * d, end * d) for begin, end in (shard.heads for shard in plan.shards)),
         partition=plan.o,
+        scale=op.out_scale,
+        post_norm=op.post_norm,
+        norm_offset=op.norm_offset,
         fused_partials=partials.at(op.layer) if partials else None,
     )
     emit_row_parallel(graph, plan, buffers, projection)
@@ -46,6 +49,7 @@ def _emit_qkv(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAtte
         slabs=partition.ranges,
         tiled=plan.options.tiled,
         norm=op.norm,
+        norm_offset=op.norm_offset,
     )
     bias = None
     if op.q.bias:
@@ -62,7 +66,7 @@ def _emit_qkv(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAtte
                 reset=buffers.qkv.reset_at(op.layer, rank, begin, end),
                 batch=buffers.batch.at(rank),
                 bias=bias_rows(bias, begin, end),
-                normalized=True,
+                normalized=op.norm is not None,
                 eps=plan.config.rms_norm_eps,
                 polls=plan.may_poll(rank, worker),
             )
@@ -86,8 +90,8 @@ def _emit_splits(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfA
             partials=buffers.partials.at(rank, 0, shape.num_partials),
             batch=buffers.batch.at(rank),
             rope=_rope(graph, plan, buffers, op.rope, rank),
-            q_norm=_head_norm(graph, plan, rank, op.q_norm),
-            k_norm=_head_norm(graph, plan, rank, op.k_norm),
+            q_norm=_head_norm(graph, plan, rank, op.q_norm, op.norm_offset),
+            k_norm=_head_norm(graph, plan, rank, op.k_norm, op.norm_offset),
             fused_partials=fused.at(op.layer).at(rank, 0, shape.fused_partial_cols) if fused else None,
             reset=fused.reset_at(op.layer, rank, 0, shape.fused_partial_cols) if fused else None,
             eps=plan.config.rms_norm_eps,
@@ -106,8 +110,10 @@ def _rope(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, table: str, rank
     return Slab(weight, 0, weight.rows) if weight else add_rope(graph, plan, rank, table)
 
 
-def _head_norm(graph: Graph, plan: WorkPlan, rank: int, tensor: str | None) -> Slab | None:
-    return add_vector(graph, rank, [Segment(f"{tensor}.weight", 0, plan.config.head_dim)]) if tensor else None
+def _head_norm(graph: Graph, plan: WorkPlan, rank: int, tensor: str | None, offset: float) -> Slab | None:
+    if not tensor:
+        return None
+    return add_vector(graph, rank, [Segment(f"{tensor}.weight", 0, plan.config.head_dim)], offset=offset)
 
 
 def _emit_combine(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAttention, rank: int) -> None:

@@ -61,6 +61,7 @@ class DecodeBuffers:
     state: rank 0's batcher (`BatcherState`).
     x: f32 [MAX_ROWS, hidden_size], the residual stream.
     x_bf16: the same in bf16, by write of the residual stream.
+    y: f32 [MAX_ROWS, hidden_size], what a post-norm normalizes; None: the model has none.
     qkv: f32 [MAX_ROWS, q, k and v columns of a rank], by layer.
     partials: f32, attention's partial results (`AttentionShape.num_partials`).
     attention_out: bf16 [MAX_ROWS, query columns of a rank], by layer.
@@ -83,6 +84,7 @@ class DecodeBuffers:
     state: Buffer
     x: Buffer
     x_bf16: RotatingBuffers
+    y: Buffer | None
     qkv: RotatingBuffers
     partials: Buffer
     attention_out: RotatingBuffers
@@ -121,8 +123,8 @@ def _slots_index(write: int) -> int:
     return 1 + layer % 2
 
 
-def declare_buffers(graph: Graph, plan: WorkPlan) -> DecodeBuffers:
-    """Add the buffers of a decode program to `graph`."""
+def declare_buffers(graph: Graph, plan: WorkPlan, *, post_norms: bool = False) -> DecodeBuffers:
+    """Add the buffers of a decode program to `graph`; `post_norms`: of a model that has some."""
     config, shapes = plan.config, plan.shapes
     mlp_cols = max(shard.mlp[1] - shard.mlp[0] for shard in plan.shards)
     one_shot = plan.options.all_reduces and not plan.options.crosses_hosts
@@ -135,6 +137,7 @@ def declare_buffers(graph: Graph, plan: WorkPlan) -> DecodeBuffers:
         state=_local(graph, "batcher", batcher_bytes(plan.num_pages, plan.options.max_seqs)),
         x=graph.buffer("x", config.hidden_size, rows=MAX_ROWS, space=Space.LOCAL),
         x_bf16=_rows(graph, "x_bf16", config.hidden_size, plan.residual_rotation),
+        y=graph.buffer("y", config.hidden_size, rows=MAX_ROWS, space=Space.LOCAL) if post_norms else None,
         qkv=_rows(graph, "qkv", max(shape.qkv_cols for shape in shapes), per_layer, "f32"),
         partials=graph.buffer("attention_partials", max(shape.num_partials for shape in shapes), lamport=True),
         attention_out=_rows(graph, "attention_out", max(s.num_q * s.head_dim for s in shapes), per_layer),

@@ -14,11 +14,12 @@ from distmk.tasks import Embed
 
 
 def emit_embed(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Embedding) -> None:
-    """x = table[token], in columns `plan.embed`."""
+    """x = scale * table[token], in columns `plan.embed`."""
     for rank in plan.ranks:
         first, last = plan.shards[rank].vocab
         segments = [Segment(f"{op.table}.weight", first, last)]
-        table = Slab(add_matrix(graph, op.table, rank, plan.config.hidden_size, segments), 0, last - first)
+        matrix = add_matrix(graph, op.table, rank, plan.config.hidden_size, segments, scale=op.scale)
+        table = Slab(matrix, 0, last - first)
         for worker, (begin, end) in plan.embed.by_worker():
             graph.add(
                 Embed(

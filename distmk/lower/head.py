@@ -19,7 +19,7 @@ from distmk.tasks.scheduling import candidates_bytes
 
 
 def emit_head(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Head) -> None:
-    """argmax(table @ norm(x)), each rank over its shard."""
+    """argmax(scale * table @ norm(x)), each rank over its shard."""
     for rank in plan.ranks:
         _emit_argmax(graph, plan, buffers, op, rank)
     emit_sampled(graph, plan, buffers, [partition.num_tasks for partition in plan.head])
@@ -59,6 +59,8 @@ def _emit_argmax(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Head,
         slabs=plan.head[rank].ranges,
         tiled=plan.options.tiled,
         norm=op.norm,
+        norm_offset=op.norm_offset,
+        scale=op.scale,
     )
     x = buffers.x_bf16.at(mlp_write(plan.config.num_layers - 1))
     for worker, (begin, end) in plan.head[rank].by_worker():
@@ -77,5 +79,6 @@ def _emit_argmax(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Head,
                 first_token=first + begin,
                 logits=buffers.sampling.logits_of(rank, graph.num_ranks, begin, end),
                 keeps_logits=plan.options.keep_logits,
+                softcap=op.softcap or 0.0,
             )
         )

@@ -9,12 +9,15 @@ from distmk.lower.buffers import DecodeBuffers, attention_write, mlp_write
 from distmk.lower.plan import WorkPlan
 from distmk.lower.row_parallel import Projection, emit_row_parallel
 from distmk.lower.weights import add_matrix, add_vector, bias_of, bias_rows, rows_of
+from distmk.model.nodes import ActivationKind
 from distmk.model.operators import Mlp
 from distmk.tasks import Linear
 
+EPILOGUES: dict[ActivationKind, Epilogue] = {"silu": Epilogue.SWIGLU, "gelu_tanh": Epilogue.GEGLU}
+
 
 def emit_mlp(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Mlp) -> None:
-    """x += down(silu(gate(norm(x))) * up(norm(x)))."""
+    """x += post_norm(out_scale * down(activation(gate(norm(x))) * up(norm(x))))."""
     for rank in plan.ranks:
         _emit_gate_up(graph, plan, buffers, op, rank)
     projection = Projection(
@@ -24,6 +27,9 @@ def emit_mlp(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Mlp) -> N
         x=buffers.mlp_hidden.at(op.layer),
         cols=tuple(shard.mlp for shard in plan.shards),
         partition=plan.down,
+        scale=op.out_scale,
+        post_norm=op.post_norm,
+        norm_offset=op.norm_offset,
     )
     emit_row_parallel(graph, plan, buffers, projection)
 
@@ -42,6 +48,7 @@ def _emit_gate_up(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Mlp,
         tiled=plan.options.tiled,
         paired=True,
         norm=op.norm,
+        norm_offset=op.norm_offset,
     )
     bias = None
     if op.gate.bias:
@@ -59,8 +66,8 @@ def _emit_gate_up(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Mlp,
                 reset=buffers.mlp_hidden.reset_at(op.layer, rank, begin, end),
                 batch=buffers.batch.at(rank),
                 bias=bias_rows(bias, 2 * begin, 2 * end),
-                epilogue=Epilogue.SWIGLU,
-                normalized=True,
+                epilogue=EPILOGUES[op.activation],
+                normalized=op.norm is not None,
                 eps=plan.config.rms_norm_eps,
                 polls=may_poll,
                 # Elements of o come well before its events, most of all behind attention. A reserved worker runs none of o.

@@ -22,20 +22,32 @@ def add_matrix(
     paired: bool = False,
     col_begin: int = 0,
     norm: str | None = None,
+    norm_offset: float = 0.0,
+    scale: float = 1.0,
 ) -> Weight:
-    """A bf16 matrix of columns [col_begin, col_begin + cols) of checkpoint rows `segments`.
+    """A bf16 matrix of columns [col_begin, col_begin + cols) of checkpoint rows `segments`, times `scale`.
 
     tiled: pack the rows of each of `slabs`, one a task, in tiles; `paired`: see `Tiling`. norm: the RMSNorm before the
-    matrix, whose weight scales its columns.
+    matrix, whose weight, plus `norm_offset`, scales its columns.
     """
     tiling = Tiling(tuple(slabs), paired) if tiled else None
-    scale = f"{norm}.weight" if norm else None
-    return graph.weight(name, rank, cols, segments, WeightKind.MATRIX, col_begin, tiling=tiling, col_scale=scale)
+    return graph.weight(
+        name,
+        rank,
+        cols,
+        segments,
+        WeightKind.MATRIX,
+        col_begin,
+        tiling=tiling,
+        col_scale=f"{norm}.weight" if norm else None,
+        offset=norm_offset,
+        scale=scale,
+    )
 
 
-def add_vector(graph: Graph, rank: int, segments: list[Segment]) -> Slab:
-    """An f32 vector of the elements `segments` of checkpoint vectors, one after another."""
-    weight = graph.weight(segments[0].tensor, rank, 1, segments, WeightKind.VECTOR)
+def add_vector(graph: Graph, rank: int, segments: list[Segment], *, offset: float = 0.0, scale: float = 1.0) -> Slab:
+    """An f32 vector of the elements `segments` of checkpoint vectors, one after another: (element + offset) * scale."""
+    weight = graph.weight(segments[0].tensor, rank, 1, segments, WeightKind.VECTOR, offset=offset, scale=scale)
     return Slab(weight, 0, weight.rows)
 
 

@@ -8,6 +8,8 @@ all-reduce (Rajbhandari et al., "ZeRO", arXiv:1910.02054), and no rank normalize
 
 from __future__ import annotations
 
+import itertools
+
 from distmk.abi import WideEpilogue
 from distmk.errors import UsageError
 from distmk.gc_pause import no_collection
@@ -18,10 +20,13 @@ from distmk.lower.head import emit_sampled
 from distmk.lower.plan import WorkPlan
 from distmk.lower.scheduler import emit_scheduler_step
 from distmk.lower.wide_buffers import SharedWeights, WideBuffers, declare_wide_buffers
+from distmk.model.nodes import ActivationKind
 from distmk.model.operators import Embedding, Head, Mlp, Model, Operator, SelfAttention
 from distmk.model.shards import Range
 from distmk.tasks import ArgmaxRows, SelectRows, WideAppend, WideAttention, WideEmbed, WideLinear, WideSum
 from distmk.tasks.wide_linear import SlabPartition
+
+EPILOGUES: dict[ActivationKind, WideEpilogue] = {"silu": WideEpilogue.SWIGLU, "gelu_tanh": WideEpilogue.GEGLU}
 
 
 @no_collection()
@@ -37,9 +42,13 @@ def lower_wide(model: Model, plan: WorkPlan, narrow: Graph, buffers: DecodeBuffe
     graph = Graph(narrow.num_ranks, narrow.num_workers, narrow.num_schedulers, host_sizes=narrow.host_sizes)
     emitter = _Emitter(graph, plan, declare_wide_buffers(graph, plan, buffers), SharedWeights(graph, narrow))
     emit_scheduler_step(graph, plan, emitter.buffers.decode, program=len(plan.options.turns) - 1)
-    for op in model.operators:
-        emitter.emit(op)
+    for op, following in itertools.zip_longest(model.operators, model.operators[1:]):
+        emitter.emit(op, normalized=_has_norm(following))
     return graph
+
+
+def _has_norm(op: Operator | None) -> bool:
+    return op is not None and not isinstance(op, Embedding) and op.norm is not None
 
 
 class _Emitter:
@@ -49,18 +58,22 @@ class _Emitter:
         self.graph, self.plan, self.buffers, self.weights = graph, plan, buffers, weights
         self.hidden, self.tiled = plan.config.hidden_size, plan.options.tiled
 
-    def emit(self, op: Operator) -> None:
+    def emit(self, op: Operator, *, normalized: bool) -> None:
+        """normalized: whether the operator behind it has a norm in front."""
         if isinstance(op, Embedding):
             self._embed(op)
+            self._sum("embed", 1, None, normalized=normalized, add=False)
         elif isinstance(op, SelfAttention):
             self._attention(op)
+            self._sum(f"{op.name}.o", self.buffers.o_splits, op.post_norm, normalized=normalized)
         elif isinstance(op, Mlp):
             self._mlp(op)
+            self._sum(f"{op.name}.down", self.buffers.down_splits, op.post_norm, normalized=normalized)
         else:
             self._head(op)
 
     def _embed(self, op: Embedding) -> None:
-        """x = table[token]: a rank that does not have the token adds zeros."""
+        """scale * table[token]: a rank that does not have the token adds zeros."""
         for rank in self.plan.ranks:
             self.graph.add(
                 WideEmbed(
@@ -73,10 +86,9 @@ class _Emitter:
                     num_ranks=self.graph.num_ranks,
                 )
             )
-        self._sum("embed.reduce", 1, add=False)
 
     def _attention(self, op: SelfAttention) -> None:
-        """x += o(attention(q, k, v of norm(x)))."""
+        """out_scale * o(attention(q, k, v of norm(x)))."""
         buffers = self.buffers
         for rank, shape in enumerate(self.plan.shapes):
             self.graph.add(
@@ -139,7 +151,7 @@ class _Emitter:
         )
 
     def _mlp(self, op: Mlp) -> None:
-        """x += down(silu(gate(norm(x))) * up(norm(x)))."""
+        """out_scale * down(activation(gate(norm(x))) * up(norm(x)))."""
         buffers = self.buffers
         for rank, partition in enumerate(self.plan.mlp):
             self.graph.add(
@@ -152,7 +164,7 @@ class _Emitter:
                     batch=buffers.batch.at(rank),
                     partition=SlabPartition.of([(2 * begin, 2 * end) for begin, end in partition.ranges]),
                     bias=self._vector(f"{op.gate.tensor}.bias", rank, op.gate.bias),
-                    epilogue=WideEpilogue.SWIGLU,
+                    epilogue=EPILOGUES[op.activation],
                     tiled=self.tiled,
                 )
             )
@@ -191,6 +203,7 @@ class _Emitter:
                     epilogue=WideEpilogue.LOGITS,
                     tiled=self.tiled,
                     sampled=True,
+                    softcap=op.softcap or 0.0,
                 )
             )
             out = buffers.decode.candidates.at(rank)
@@ -198,7 +211,7 @@ class _Emitter:
         emit_sampled(self.graph, self.plan, buffers.decode, [num_parts] * self.graph.num_ranks, wide=True)
 
     def _row_parallel(self, name: str, x: Buffer, slabs: tuple[Range, ...], bias: str | None, num_splits: int) -> None:
-        """x_residual += sum over ranks of x @ matrix.T + bias, which rank 0 adds."""
+        """The terms of x @ matrix.T + bias, which rank 0 adds, in the slots of the ranks."""
         for rank in self.plan.ranks:
             self.graph.add(
                 WideLinear(
@@ -217,15 +230,14 @@ class _Emitter:
                     tiled=self.tiled,
                 )
             )
-        self._sum(f"{name}.reduce", num_splits, add=True)
 
-    def _sum(self, name: str, num_splits: int, *, add: bool) -> None:
-        """The parts of the rows that each rank owns into the residual stream, and their norm to all ranks."""
+    def _sum(self, name: str, num_splits: int, post_norm: str | None, *, normalized: bool, add: bool = True) -> None:
+        """The parts of the rows that each rank owns into the residual stream, and these rows, normalized or not, to all ranks."""
         for rank in self.plan.ranks:
             self.graph.add(
                 WideSum(
                     rank=rank,
-                    op=name,
+                    op=f"{name}.reduce",
                     parts=self.buffers.parts.at(rank),
                     x=self.buffers.x.at(rank),
                     out=self.buffers.normalized.at(rank),
@@ -235,6 +247,8 @@ class _Emitter:
                     add=add,
                     tiled=self.tiled,
                     eps=self.plan.config.rms_norm_eps,
+                    post_norm=self._vector(f"{post_norm}.weight", rank, post_norm is not None),
+                    normalized=normalized,
                 )
             )
 

@@ -7,7 +7,19 @@ from typing import NoReturn
 
 from distmk.errors import UsageError
 from distmk.model.config import ModelConfig
-from distmk.model.nodes import Embedding, FusedAttention, Gated, Linear, Matrix, Node, Norm, Residual, Sum, Tokens
+from distmk.model.nodes import (
+    Embedding,
+    FusedAttention,
+    Gated,
+    Linear,
+    Matrix,
+    Node,
+    Norm,
+    Residual,
+    Softcap,
+    Sum,
+    Tokens,
+)
 from distmk.model.operators import Embedding as EmbeddingBlock
 from distmk.model.operators import Head, Mlp, Operator, SelfAttention
 from distmk.model.rope import NO_ROPE
@@ -19,10 +31,17 @@ def blocks_of(logits: Node, config: ModelConfig) -> tuple[Operator, ...]:
     UsageError names the first operator, from the end, that is none of them: no task computes it.
     """
     reader = _Reader(config)
+    softcap = None
+    if isinstance(logits, Softcap):
+        softcap, logits = logits.cap, logits.x
     if not isinstance(logits, Linear) or logits.parallel != "column" or len(logits.matrices) != 1:
         reader.refuse(logits, "the head, a column-parallel linear of the last norm")
     reader.expect("the head", logits.cols, config.vocab_size, "tokens")
-    found: list[Operator] = [Head(reader.norm(logits), logits.matrices[0].tensor)]
+    table = logits.matrices[0]
+    if logits.norm is None:
+        reader.refuse(logits.x, "a norm in front of the head, folded into it")
+    norm, offset = reader.norms(logits.norm)
+    found: list[Operator] = [Head(str(norm), table.tensor, offset, table.scale, softcap)]
     x, layer = logits.x, config.num_layers
     read: tuple[Callable[[Residual, int], Operator], ...] = (reader.mlp, reader.attention)
     while isinstance(x, Residual):
@@ -38,7 +57,7 @@ def blocks_of(logits: Node, config: ModelConfig) -> tuple[Operator, ...]:
         raise UsageError(f"forward has {config.num_layers - layer} layers; its config says {config.num_layers}")
     reader.expect("the embedding", x.x.num_tokens, config.vocab_size, "tokens")
     reader.expect("the embedding", x.cols, config.hidden_size, "columns")
-    found.append(EmbeddingBlock(x.x.table))
+    found.append(EmbeddingBlock(x.x.table, x.x.scale))
     return tuple(reversed(found))
 
 
@@ -53,20 +72,24 @@ class _Reader:
         if not isinstance(o.x, FusedAttention):
             self.refuse(o.x, f"attention of layer {layer}")
         fused = o.x
-        q, k, v = fused.qkv.matrices
+        q, k, v = self._unscaled(fused.qkv)
+        norm, offset = self.norms(fused.qkv.norm, fused.q_norm, fused.k_norm, node.post_norm)
         self.expect(q.tensor, q.num_rows, config.num_heads * config.head_dim, "features")
         for matrix in (k, v):
             self.expect(matrix.tensor, matrix.num_rows, config.num_kv_heads * config.head_dim, "features")
         return SelfAttention(
             layer=layer,
-            norm=self.norm(fused.qkv),
+            norm=norm,
             q=q,
             k=k,
             v=v,
-            o=self._matrix_of(o, node),
-            q_norm=self._head_norm(fused.q_norm),
-            k_norm=self._head_norm(fused.k_norm),
+            o=self._matrix_of(o),
+            q_norm=_weight_of(fused.q_norm),
+            k_norm=_weight_of(fused.k_norm),
             rope=fused.rope or NO_ROPE,
+            post_norm=_weight_of(node.post_norm),
+            norm_offset=offset,
+            out_scale=o.matrices[0].scale,
         )
 
     def mlp(self, node: Residual, layer: int) -> Mlp:
@@ -74,35 +97,47 @@ class _Reader:
         if not isinstance(down.x, Gated):
             self.refuse(down.x, f"the gated MLP of layer {layer}")
         gated = down.x
-        gate, up = gated.gate_up.matrices
+        gate, up = self._unscaled(gated.gate_up)
+        norm, offset = self.norms(gated.gate_up.norm, node.post_norm)
         for matrix in (gate, up):
             self.expect(matrix.tensor, matrix.num_rows, self.config.intermediate_size, "features")
-        return Mlp(layer=layer, norm=self.norm(gated.gate_up), gate=gate, up=up, down=self._matrix_of(down, node))
+        return Mlp(
+            layer=layer,
+            norm=norm,
+            gate=gate,
+            up=up,
+            down=self._matrix_of(down),
+            activation=gated.function,
+            post_norm=_weight_of(node.post_norm),
+            norm_offset=offset,
+            out_scale=down.matrices[0].scale,
+        )
 
-    def norm(self, linear: Linear) -> str:
-        """The weight of the norm in front of a product."""
-        if linear.norm is None:
-            self.refuse(linear.x, "a norm in front of it, folded into it")
-        self._check_eps(linear.norm)
-        return linear.norm.weight
+    def norms(self, first: Norm | None, *others: Norm | None) -> tuple[str | None, float]:
+        """The weight of `first`, and the offset that all norms of a block have."""
+        found = [norm for norm in (first, *others) if norm]
+        for norm in found:
+            if norm.eps != self.config.rms_norm_eps:
+                raise UsageError(
+                    f"{norm.weight} has eps {norm.eps:g}; the config's rms_norm_eps is {self.config.rms_norm_eps:g}"
+                )
+            if norm.offset != found[0].offset:
+                raise UsageError(
+                    f"{norm.weight} has the offset {norm.offset:g}; {found[0].weight}, beside it, has {found[0].offset:g}"
+                )
+        return _weight_of(first), found[0].offset if found else 0.0
 
-    def _head_norm(self, norm: Norm | None) -> str | None:
-        if norm is not None:
-            self._check_eps(norm)
-        return norm.weight if norm else None
-
-    def _check_eps(self, norm: Norm) -> None:
-        if norm.eps != self.config.rms_norm_eps:
-            raise UsageError(
-                f"{norm.weight} has eps {norm.eps:g}; the config's rms_norm_eps is {self.config.rms_norm_eps:g}"
-            )
+    def _unscaled(self, linear: Linear) -> tuple[Matrix, ...]:
+        if any(matrix.scale != 1.0 for matrix in linear.matrices):
+            self.refuse(linear, "a product without a factor")
+        return linear.matrices
 
     def _row_parallel(self, node: Residual) -> Linear:
         if not isinstance(node.sum.x, Linear) or node.sum.x.parallel != "row":
             self.refuse(node.sum.x, "a row-parallel linear")
         return node.sum.x
 
-    def _matrix_of(self, linear: Linear, node: Residual) -> Matrix:
+    def _matrix_of(self, linear: Linear) -> Matrix:
         self.expect(linear.matrices[0].tensor, linear.cols, self.config.hidden_size, "features")
         return linear.matrices[0]
 
@@ -112,3 +147,7 @@ class _Reader:
 
     def refuse(self, node: Node, expected: str) -> NoReturn:
         raise UsageError(f"no task computes {node.describe()} here; expected {expected} (distmk graph shows each pass)")
+
+
+def _weight_of(norm: Norm | None) -> str | None:
+    return norm.weight if norm else None

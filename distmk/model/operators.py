@@ -1,7 +1,8 @@
 """A model as the operators that tasks compute, in the order in which they run: what compiler passes make of `CausalLM.forward`.
 
 Independent of ranks and workers. Norms and tables are checkpoint names without `.weight`. x is the residual stream, [tokens,
-hidden_size].
+hidden_size]. `norm_offset` is added to the weights of an operator's norms: 1 where a checkpoint has them as their distance from 1
+(Gemma). Scales and offsets go into the weights when these are loaded.
 """
 
 from __future__ import annotations
@@ -9,26 +10,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distmk.model.config import ModelConfig
-from distmk.model.nodes import Matrix
+from distmk.model.nodes import ActivationKind, Matrix
 from distmk.model.rope import ROPE
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """x = table[token]."""
+    """x = scale * table[token]."""
 
     table: str
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
 class SelfAttention:
-    """x += o(attention(q, k, v of norm(x))): column-parallel q, k and v, row-parallel o.
+    """x += post_norm(out_scale * o(attention(q, k, v of norm(x)))): column-parallel q, k and v, row-parallel o.
 
-    `q_norm`, `k_norm`: RMSNorm over each head, None in a model without it. `rope`: the rotary table (`distmk.model.rope`).
+    `norm`, `post_norm`: RMSNorm over the rows of x and of what is added to x. `q_norm`, `k_norm`: RMSNorm over each head. Each is
+    None in a model without it. `rope`: the rotary table (`distmk.model.rope`).
     """
 
     layer: int
-    norm: str
+    norm: str | None
     q: Matrix
     k: Matrix
     v: Matrix
@@ -36,6 +39,9 @@ class SelfAttention:
     q_norm: str | None
     k_norm: str | None
     rope: str = ROPE
+    post_norm: str | None = None
+    norm_offset: float = 0.0
+    out_scale: float = 1.0
 
     @property
     def name(self) -> str:
@@ -45,13 +51,20 @@ class SelfAttention:
 
 @dataclass(frozen=True)
 class Mlp:
-    """x += down(silu(gate(norm(x))) * up(norm(x))): column-parallel gate and up, row-parallel down."""
+    """x += post_norm(out_scale * down(activation(gate(norm(x))) * up(norm(x)))): column-parallel gate and up, row-parallel down.
+
+    `norm`, `post_norm`: see `SelfAttention`.
+    """
 
     layer: int
-    norm: str
+    norm: str | None
     gate: Matrix
     up: Matrix
     down: Matrix
+    activation: ActivationKind = "silu"
+    post_norm: str | None = None
+    norm_offset: float = 0.0
+    out_scale: float = 1.0
 
     @property
     def name(self) -> str:
@@ -61,10 +74,16 @@ class Mlp:
 
 @dataclass(frozen=True)
 class Head:
-    """Greedy next token of sampled rows: argmax of the vocabulary-parallel head over norm(x)."""
+    """Greedy next token of sampled rows: argmax of the logits, scale * table @ norm(x), the table vocabulary-parallel.
+
+    softcap: what is sampled from, and reported, is softcap * tanh(logits / softcap); None: the logits.
+    """
 
     norm: str
     table: str
+    norm_offset: float = 0.0
+    scale: float = 1.0
+    softcap: float | None = None
 
 
 Operator = Embedding | SelfAttention | Mlp | Head
@@ -76,3 +95,8 @@ class Model:
 
     config: ModelConfig
     operators: tuple[Operator, ...]
+
+    @property
+    def has_post_norms(self) -> bool:
+        """Whether some operator normalizes what it adds to x."""
+        return any(isinstance(op, SelfAttention | Mlp) and op.post_norm is not None for op in self.operators)

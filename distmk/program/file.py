@@ -190,12 +190,12 @@ def _encoded(weight: Weight, allocation: Placed) -> list[Any]:
     segments = [[s.tensor, s.row_begin, s.row_end] for s in weight.segments]
     return [
         weight.name, weight.rows, weight.cols, weight.kind.value, weight.col_begin, segments, tiling, weight.col_scale,
-        allocation.offset
+        weight.offset, weight.scale, allocation.offset
     ]  # fmt: skip
 
 
 def _weight(rank: int, entry: list[Any]) -> tuple[Weight, Placed]:
-    name, rows, cols, kind, col_begin, segments, tiling, col_scale, offset = entry
+    name, rows, cols, kind, col_begin, segments, tiling, col_scale, offset, scale, arena_offset = entry
     weight = Weight(
         name,
         rank,
@@ -206,5 +206,7 @@ def _weight(rank: int, entry: list[Any]) -> tuple[Weight, Placed]:
         col_begin,
         tiling=tiling and Tiling(tuple((begin, end) for begin, end in tiling[0]), tiling[1]),
         col_scale=col_scale,
+        offset=offset,
+        scale=scale,
     )
-    return weight, Placed(name, Space.LOCAL, rank, offset, rows, weight.row_bytes, read_only=True)
+    return weight, Placed(name, Space.LOCAL, rank, arena_offset, rows, weight.row_bytes, read_only=True)

@@ -31,6 +31,7 @@ from distmk.tasks.elementwise import Affine, Nop, Sine
 from distmk.tasks.embed import Embed
 from distmk.tasks.linear import Linear
 from distmk.tasks.own_types import register
+from distmk.tasks.post_norm import PostNorm
 from distmk.tasks.sampling import CountTokens, SampleRow, SendLogits
 from distmk.tasks.scheduling import Sample, SchedulerStep
 from distmk.tasks.splits import AttentionShape
@@ -55,6 +56,7 @@ __all__ = [
     "Layout",
     "Linear",
     "Nop",
+    "PostNorm",
     "Put",
     "Region",
     "Sample",

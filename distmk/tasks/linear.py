@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterable, Mapping
 from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import MAX_FUSED_COMBINE_COLS, MAX_ROWS, Candidate, Epilogue
+from distmk.abi import GATED, MAX_FUSED_COMBINE_COLS, MAX_ROWS, Candidate, Epilogue
 from distmk.errors import UsageError
 from distmk.graph.regions import TILE_COLS, Region, Slab
 from distmk.graph.task import (
@@ -33,7 +34,7 @@ def output_accesses(args: Any, rank: int, num_ranks: int, num_cols: int) -> list
     rows = rows_of(args.batch)
     if args.epilogue == Epilogue.PUSH:
         return [access(True, d, args.out, 4 * num_cols * rows) for d in range(num_ranks)]
-    if args.epilogue == Epilogue.SWIGLU:
+    if args.epilogue in GATED:
         return vector_accesses(rank, args.out, args.reset, num_cols, rows, args.out_stride)
     if not args.out_bf16:
         return vector_accesses(rank, args.out, args.reset, num_cols, rows, args.out_stride, f32_access)
@@ -44,7 +45,7 @@ def output_accesses(args: Any, rank: int, num_ranks: int, num_cols: int) -> list
 class LinearArgs(ctypes.Structure):
     _fields_ = [
         ("x", c_uint64),  # bf16 [rows, k]
-        ("weight", c_uint64),  # bf16 [n, k] ([2n, k] for SWIGLU: gate rows, then up rows)
+        ("weight", c_uint64),  # bf16 [n, k] ([2n, k] where gated: gate rows, then up rows)
         ("bias", c_uint64),  # f32 [n or 2n]; 0: none
         ("out", c_uint64),
         ("out_bf16", c_uint64),  # STORE, ADD: bf16 columns of every row, `out` rounded; 0: none
@@ -71,6 +72,8 @@ class LinearArgs(ctypes.Structure):
         ("split_budget", c_uint32),
         ("fused_combine_len", c_uint32),  # KV positions of a single row up to which it is in `fused_partials`
         ("keeps_logits", c_uint32),  # 1: logits of all sampled rows are stored; 0: of those that need them
+        ("softcap", c_float),  # ARGMAX: a logit is stored as softcap * tanh(logit / softcap); 0: as it is
+        ("pad", c_uint32),
     ]
 
 
@@ -79,10 +82,11 @@ class LinearArgs(ctypes.Structure):
 class Linear(Task):
     """out = epilogue(x @ slab.T / rms(x) + bias): bf16 activations and weights, float32 accumulation.
 
-    x: bf16 [rows, k]. slab: bf16 [n, k] ([2n, k] for SWIGLU). out: f32 columns of every row (STORE, ADD), bf16 ones (SWIGLU), an
+    x: bf16 [rows, k]. slab: bf16 [n, k] ([2n, k] where gated). out: f32 columns of every row (STORE, ADD), bf16 ones (gated), an
     f32 [rows, n] block in every rank's slot (PUSH), or one Candidate a row (ARGMAX, of sampled rows only). out_bf16: the columns
     of STORE or ADD rounded to bf16 (to nearest, ties to even), for tasks that multiply them. logits: f32 columns of the rows that
-    are drawn or scored (`RowSample`), or of all sampled ones (`keeps_logits`).
+    are drawn or scored (`RowSample`), or of all sampled ones (`keeps_logits`). softcap: they are stored as
+    softcap * tanh(logit / softcap); 0: as they are.
 
     normalized: the float32 sums are multiplied by 1/rms of the row of x, before bias and epilogue. With the norm's weight
     multiplied into the columns of the matrix (`Weight.col_scale`) that is a linear layer behind an RMSNorm.
@@ -96,7 +100,7 @@ class Linear(Task):
     each task combines them for itself (fused combine). All other rows are in x. It requires k <= MAX_FUSED_COMBINE_COLS and a
     head_dim that is a multiple of 64.
 
-    RMSNorm: Zhang and Sennrich, arXiv:1910.07467; SwiGLU: Shazeer, arXiv:2002.05202.
+    RMSNorm: Zhang and Sennrich, arXiv:1910.07467; SwiGLU and GeGLU: Shazeer, arXiv:2002.05202.
     """
 
     x: Region = None  # type: ignore[assignment]
@@ -113,6 +117,7 @@ class Linear(Task):
     first_token: int = 0
     logits: Region | None = None
     keeps_logits: bool = False
+    softcap: float = 0.0
     polls: bool = False
     fused_partials: Region | None = None
     shape: AttentionShape | None = None
@@ -139,7 +144,7 @@ class Linear(Task):
             )
 
     def dtypes(self) -> Mapping[str, str | None]:
-        out = {Epilogue.SWIGLU: "bf16", Epilogue.ARGMAX: None}.get(self.epilogue, "f32")
+        out = {**dict.fromkeys(GATED, "bf16"), Epilogue.ARGMAX: None}.get(self.epilogue, "f32")
         return {
             "x": "bf16",
             "out": out,
@@ -179,7 +184,7 @@ class Linear(Task):
             logits=layout.operand(self.logits),
             k=self.x.cols,
             k_pitch=self.slab.weight.row_bytes // 2,
-            n=self.slab.rows // 2 if self.epilogue is Epilogue.SWIGLU else self.slab.rows,
+            n=self.slab.rows // 2 if self.epilogue in GATED else self.slab.rows,
             x_stride=self.x.buffer.cols,
             out_stride=self.out.buffer.cols,
             out_bf16_stride=self.out_bf16.buffer.cols if self.out_bf16 else 0,
@@ -190,12 +195,13 @@ class Linear(Task):
             logits_stride=self.logits.buffer.cols if self.logits else 0,
             polls=int(self.polls),
             keeps_logits=int(self.keeps_logits),
+            softcap=self.softcap,
         )
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         _check_linear(args)
-        rows, halves = rows_of(args.batch), 2 if args.epilogue == Epilogue.SWIGLU else 1
+        rows, halves = rows_of(args.batch), 2 if args.epilogue in GATED else 1
         x = bf16_access(False, rank, args.x, args.k, rows, args.x_stride)
         found = [
             x._replace(early=bool(args.polls)),
@@ -235,7 +241,8 @@ def check_epilogue(args: Any) -> None:
 def _check_linear(args: Any) -> None:
     check_epilogue(args)
     require(args.epilogue <= max(Epilogue), "the epilogue is unknown")
-    require(args.epilogue == Epilogue.ARGMAX or not args.logits, "the epilogue has no logits")
+    require(args.epilogue == Epilogue.ARGMAX or not (args.logits or args.softcap), "the epilogue has no logits")
+    require(0 <= args.softcap < math.inf, "softcap is no limit")
     require(args.normalized <= 1 and args.polls <= 1 and args.keeps_logits <= 1, "a flag is neither 0 nor 1")
     require(args.k_pitch in (args.k, -(-args.k // TILE_COLS) * TILE_COLS), "rows of the weight are not of k columns")
     require(args.x not in (args.out, args.out_bf16, args.reset), "x is an output")

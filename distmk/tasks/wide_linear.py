@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from ctypes import c_uint32, c_uint64
+from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from distmk.abi import MAX_WIDE_SPLITS, WIDE_ROWS, LaunchKind, WideEpilogue
+from distmk.abi import MAX_WIDE_SPLITS, WIDE_GATED, WIDE_ROWS, LaunchKind, WideEpilogue
 from distmk.errors import UsageError
 from distmk.graph.regions import TILE_COLS, Region, Slab
 from distmk.graph.task import Access, Layout, Task, constant_access, f32_access, require, task_type
@@ -62,12 +63,14 @@ class WideLinearArgs(ctypes.Structure):
         ("num_slabs", c_uint32),
         ("num_reduced", c_uint32),
         ("reduced_rows", c_uint32),
-        ("out_stride", c_uint32),  # elements of a row of `out`; SWIGLU: columns of the activations
+        ("out_stride", c_uint32),  # elements of a row of `out`; gated: columns of the activations
         ("epilogue", c_uint32),  # WideEpilogue
         ("num_splits", c_uint32),  # PARTS: parts of k, each with a slot of its own
         ("slot", c_uint32),  # PARTS: this rank's first one
         ("tiled", c_uint32),
         ("sampled", c_uint32),  # sampled rows at most, if x has no others; 0: x has all rows
+        ("softcap", c_float),  # LOGITS: a logit is stored as softcap * tanh(logit / softcap); 0: as it is
+        ("pad", c_uint32),
     ]
 
 
@@ -80,10 +83,11 @@ class WideLinear(Task):
     slabs of the narrow program's tasks (`partition`). Rows of gate and up are paired within a slab: of 2h rows, row i of gate
     is row i, and that of up is row h + i.
 
-    out: STORE: bf16 [WIDE_ROWS, out_stride]. SWIGLU: activations of num_rows / 2 columns. LOGITS: f32 [sampled
-    rows at most, out_stride].
+    out: STORE: bf16 [WIDE_ROWS, out_stride]. Gated: activations of num_rows / 2 columns. LOGITS: f32 [sampled rows at most,
+    out_stride].
     PARTS: f32 [owned_rows(num_ranks), slots * num_rows]: split s of the sum over k goes to columns [(slot + s) * num_rows, ...)
     of the row's owner. Of n rows and R ranks, rank r owns rows [r * ceil(n / R), ...), in its buffer's rows from 0 on.
+    softcap: see `Linear`.
     """
 
     x: Region = None  # type: ignore[assignment]
@@ -98,6 +102,7 @@ class WideLinear(Task):
     num_ranks: int = 1
     tiled: bool = False
     sampled: bool = False
+    softcap: float = 0.0
     launch: LaunchKind = LaunchKind.SPREAD
 
     Args: ClassVar[type[ctypes.Structure]] = WideLinearArgs
@@ -106,7 +111,7 @@ class WideLinear(Task):
     writes_peers: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
-        out = "bf16" if self.epilogue in (WideEpilogue.STORE, WideEpilogue.SWIGLU) else "f32"
+        out = "bf16" if self.epilogue in (WideEpilogue.STORE, *WIDE_GATED) else "f32"
         return {"x": "bf16", "out": out, "batch": None}
 
     def reads(self) -> Iterable[Region]:
@@ -142,12 +147,13 @@ class WideLinear(Task):
             num_slabs=self.partition.num_slabs,
             num_reduced=self.partition.num_reduced,
             reduced_rows=self.partition.reduced_rows,
-            out_stride=n // 2 if self.epilogue is WideEpilogue.SWIGLU else self.out.buffer.cols,
+            out_stride=n // 2 if self.epilogue in WIDE_GATED else self.out.buffer.cols,
             epilogue=int(self.epilogue),
             num_splits=self.num_splits,
             slot=self.slot,
             tiled=int(self.tiled),
             sampled=self.out.buffer.rows if self.sampled else 0,
+            softcap=self.softcap,
         )
 
     @classmethod
@@ -170,7 +176,7 @@ class WideLinear(Task):
         if args.epilogue == WideEpilogue.STORE:
             store = f32_access(True, rank, args.out, n, WIDE_ROWS, args.out_stride)
             found.append(store._replace(row_bytes=2 * n, stride=2 * args.out_stride, align_bytes=2))
-        elif args.epilogue == WideEpilogue.SWIGLU:
+        elif args.epilogue in WIDE_GATED:
             require(args.out_stride == n // 2, "the output has not as many columns as gate and up have rows")
             found.append(activation_access(True, rank, args.out, n // 2, args.tiled))
         elif args.epilogue == WideEpilogue.LOGITS:
@@ -186,6 +192,8 @@ def _check_wide_linear(args: Any) -> None:
     require(args.epilogue <= max(WideEpilogue), "the epilogue is unknown")
     if args.sampled:
         check_num_rows(args.sampled)
+    require(not args.softcap or args.epilogue == WideEpilogue.LOGITS, "the epilogue has no logits")
+    require(0 <= args.softcap < math.inf, "softcap is no limit")
     require(bool(args.sampled) == (args.epilogue == WideEpilogue.LOGITS), "logits are those of the sampled rows")
     require(1 <= args.num_splits <= MAX_WIDE_SPLITS, "num_splits is out of range")
     require(args.num_splits == 1 or args.epilogue == WideEpilogue.PARTS, "the epilogue has no splits")
@@ -193,5 +201,5 @@ def _check_wide_linear(args: Any) -> None:
     require(args.k_pitch == pitch, "rows of the weight are not of k columns")
     require(args.num_slabs > 0 and args.num_reduced < args.num_slabs, "there are no slabs")
     require(args.num_reduced * args.reduced_rows < args.num_rows, "the reduced slabs have all rows")
-    require(args.epilogue != WideEpilogue.SWIGLU or args.num_rows % 2 == 0, "rows of gate and up are not paired")
+    require(args.epilogue not in WIDE_GATED or args.num_rows % 2 == 0, "rows of gate and up are not paired")
     require(args.x != args.out, "x is the output")

@@ -96,6 +96,9 @@ class WideSumArgs(ctypes.Structure):
         ("add", c_uint32),
         ("tiled", c_uint32),
         ("eps", c_float),
+        ("post_norm", c_uint64),  # f32 [k]; 0: none
+        ("unnormalized", c_uint32),  # 1: out is x itself
+        ("pad", c_uint32),
     ]
 
 
@@ -105,7 +108,9 @@ class WideSum(Task):
     """x (+)= sum of the parts, rank by rank and split by split, of the rows that this rank owns; out = x / rms(x).
 
     parts: f32 [owned rows, slots * k] (`WideLinear`, PARTS). x: f32 [owned rows, k]. out: activations of k columns, on every
-    rank. The RMSNorm's weight is in the columns of the matrix that out is multiplied by (`Weight.col_scale`). An instance: a row.
+    rank; not normalized: x itself. The RMSNorm's weight is in the columns of the matrix that out is multiplied by
+    (`Weight.col_scale`). post_norm: f32 [k]: the sum is divided by its rms and multiplied by this weight before it is added to x,
+    or takes its place. An instance: a row.
     """
 
     parts: Region = None  # type: ignore[assignment]
@@ -117,6 +122,8 @@ class WideSum(Task):
     add: bool = False
     tiled: bool = False
     eps: float = 0.0
+    post_norm: Slab | None = None
+    normalized: bool = True
     launch: LaunchKind = LaunchKind.SPREAD
 
     Args: ClassVar[type[ctypes.Structure]] = WideSumArgs
@@ -157,6 +164,8 @@ class WideSum(Task):
             add=int(self.add),
             tiled=int(self.tiled),
             eps=self.eps,
+            post_norm=layout.operand(self.post_norm),
+            unnormalized=int(not self.normalized),
         )
 
     @classmethod
@@ -167,7 +176,7 @@ class WideSum(Task):
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         check_wide(args)
         require(args.num_ranks == num_ranks, "num_ranks is not that of the program")
-        require(args.add <= 1, "a flag is neither 0 nor 1")
+        require(args.add <= 1 and args.unnormalized <= 1, "a flag is neither 0 nor 1")
         require(1 <= args.num_splits <= args.slots_per_rank <= MAX_WIDE_SPLITS, "num_splits is out of range")
         require(args.parts_stride == num_ranks * args.slots_per_rank * args.k, "parts_stride is not that of the slots")
         rows = owned_rows(num_ranks)
@@ -178,4 +187,6 @@ class WideSum(Task):
         found += [x, *(each._replace(owner=rank) for each in out)]
         if args.add:
             found.append(x._replace(write=False))
+        if args.post_norm:
+            found.append(constant_access(rank, args.post_norm, 4, args.k))
         return [*found, *wide_batch_accesses(rank, args.batch)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from support.tiny import make, save
+from support.tiny import Family, make, save
 
 from distmk.backends import weight_upload as heap
 from distmk.graph.regions import Weight, WeightKind
 from distmk.lower import DecodeOptions, lower
+from distmk.model.operators import Embedding, Head, Operator, SelfAttention
 from distmk.model.presets import PRESETS
 from distmk.models import build_model
+from distmk.program import file as program_file
 from distmk.program.layout import Placed
 from distmk.program.program import Program, compile_graph
 from distmk.progress import Progress
@@ -43,9 +47,25 @@ class Memory:
         piece[begin : begin + raw.size] = raw
 
 
-def tiled_program(checkpoint: Checkpoint, num_ranks: int) -> Program:
+FACTORS = {"model.embed_tokens": 11.5, "head": 0.125, ".o": 0.22, ".down": -0.37, "o_proj.bias": 0.22}  # by ending
+OFFSET = 1.0  # of norm weights
+
+
+def scaled(op: Operator) -> Operator:
+    """An operator with FACTORS and OFFSET, as far as it has weights to apply them to."""
+    if isinstance(op, Embedding):
+        return dataclasses.replace(op, scale=FACTORS["model.embed_tokens"])
+    if isinstance(op, Head):
+        return dataclasses.replace(op, scale=FACTORS["head"], norm_offset=OFFSET)
+    out_scale = FACTORS[".o" if isinstance(op, SelfAttention) else ".down"]
+    return dataclasses.replace(op, out_scale=out_scale, norm_offset=OFFSET)
+
+
+def tiled_program(checkpoint: Checkpoint, num_ranks: int, change: Callable[[Operator], Operator] = scaled) -> Program:
     options = DecodeOptions(num_ranks, 3, max_model_len=64, tiled=True)
-    return compile_graph(lower(build_model(checkpoint.config), options))
+    model = build_model(checkpoint.config)
+    model = dataclasses.replace(model, operators=tuple(map(change, model.operators)))
+    return compile_graph(lower(model, options))
 
 
 def fill(checkpoint: Checkpoint, program: Program, rank: int, device: str, monkeypatch: Any) -> dict[str, Any]:
@@ -62,8 +82,10 @@ def fill(checkpoint: Checkpoint, program: Program, rank: int, device: str, monke
 
 @pytest.fixture(params=["bf16 file", "f32 file", "dummy"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpoint:
-    """A model whose columns are no multiple of 64, and the rows of its slabs none of 16."""
-    model = make("llama", seed=3, hidden_size=80, intermediate_size=88, num_attention_heads=5, num_key_value_heads=5)
+    """A model whose columns are no multiple of 64, and the rows of its slabs none of 16; with norms of heads, or biases."""
+    sizes = {"hidden_size": 80, "intermediate_size": 88, "num_attention_heads": 5, "num_key_value_heads": 5}
+    family: Family = "llama" if request.param == "f32 file" else "qwen3"
+    model = make(family, seed=3, attention_bias=family == "llama", **sizes)
     if request.param == "bf16 file":
         model = model.to(torch.bfloat16)
     return open_checkpoint(save(model, tmp_path), "dummy" if request.param == "dummy" else "auto", 4)
@@ -82,31 +104,58 @@ def test_host_and_device_upload_the_same(
             assert not wrong.size, f"rank {rank}, {name}: {wrong.size} bytes differ, the first at {wrong[0]}"
 
 
-def unpacked(weight: Weight, checkpoint: Checkpoint) -> npt.NDArray[np.uint16]:
-    """A matrix from the checkpoint: the rows of its segments, times its scale."""
+def factor_of(weight: Weight, is_scaled: bool) -> float:
+    return next((value for end, value in FACTORS.items() if is_scaled and weight.name.endswith(end)), 1.0)
+
+
+def unpacked(weight: Weight, checkpoint: Checkpoint, is_scaled: bool) -> npt.NDArray[np.uint16]:
+    """A matrix from the checkpoint: the rows of its segments, times the norm's weight and its factor."""
     cols = slice(weight.col_begin, weight.col_begin + weight.cols)
     rows = np.concatenate([checkpoint.read(s.tensor)[s.row_begin : s.row_end, cols] for s in weight.segments])
-    if not weight.col_scale:
-        return rows
     values = torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16).float()
-    values *= torch.from_numpy(checkpoint.read_vector(weight.col_scale)[cols])
-    return values.bfloat16().view(torch.int16).numpy().view(np.uint16)
+    factors = torch.full((weight.cols,), factor_of(weight, is_scaled))
+    if weight.name == "head" or weight.name.endswith((".qkv", ".gate_up")):
+        norm = torch.from_numpy(checkpoint.read_vector(weight.col_scale or "")[cols])
+        factors *= norm + OFFSET if is_scaled else norm
+    return (values * factors).bfloat16().view(torch.int16).numpy().view(np.uint16)
 
 
-def test_every_row_is_uploaded(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packing aside, each slab holds the checkpoint's elements and zeros beyond its columns."""
-    program = tiled_program(checkpoint, 2)
+def vector(weight: Weight, checkpoint: Checkpoint, is_scaled: bool) -> npt.NDArray[np.float32]:
+    """A vector from the checkpoint: plus OFFSET if it is a norm's, or times its factor."""
+    values = np.concatenate([checkpoint.read_vector(s.tensor)[s.row_begin : s.row_end] for s in weight.segments])
+    if "norm" in weight.name:
+        return values + np.float32(OFFSET if is_scaled else 0)
+    return values * np.float32(factor_of(weight, is_scaled))
+
+
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_every_row_is_uploaded(checkpoint: Checkpoint, is_scaled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packing aside, each slab holds the checkpoint's elements, scaled, and zeros beyond its columns."""
+    program = tiled_program(checkpoint, 2, scaled if is_scaled else lambda op: op)
     for rank in range(2):
         pieces = fill(checkpoint, program, rank, "cuda", monkeypatch)
         for weight, placed in program.placement.weights.items():
+            if weight.rank == rank and weight.kind is WeightKind.VECTOR:
+                values = pieces[placed.name].view(np.float32)
+                assert np.array_equal(values, vector(weight, checkpoint, is_scaled)), weight.name
             if weight.rank != rank or weight.kind is not WeightKind.MATRIX:
                 continue
-            got, want = pieces[placed.name].view(np.uint16).reshape(weight.rows, -1), unpacked(weight, checkpoint)
+            got = pieces[placed.name].view(np.uint16).reshape(weight.rows, -1)
+            want = unpacked(weight, checkpoint, is_scaled)
             for begin, end in weight.tiling.slabs if weight.tiling else [(0, weight.rows)]:
                 rows = np.zeros((end - begin, got.shape[1]), np.uint16)
                 rows[:, : weight.cols] = want[begin:end]
                 same = np.array_equal(np.sort(got[begin:end], axis=None), np.sort(rows, axis=None))
                 assert same if weight.tiling else np.array_equal(got, want), f"{weight.name} rows {begin} to {end}"
+
+
+def test_scales_are_saved_with_a_program(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    program = tiled_program(checkpoint, 2)
+    program_file.save(program, tmp_path / "program")
+    saved = program_file.load(tmp_path / "program", 1).placement.weights
+    kept = [dataclasses.asdict(weight) for weight in program.placement.weights if weight.rank == 1]
+    assert [dataclasses.asdict(weight) for weight in saved] == kept
+    assert len({weight.scale for weight in saved}) == 5 and {weight.offset for weight in saved} == {0.0, OFFSET}
 
 
 def test_dummy_weights_are_the_same_on_host_and_device() -> None:

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from support.features import model_of
 from support.tiny_config import tiny_config
 
 from distmk.graph.graph import Graph
@@ -23,10 +24,11 @@ CASES: list[tuple[int, dict[str, Any]]] = [
 ]
 
 
-def small_model() -> Model:
+def small_model(style: str | None = None) -> Model:
     """Five layers, so that rotations end in the middle of a period."""
     sizes = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "hidden_size": 256, "num_layers": 5}
-    return build_model(tiny_config(**sizes, qkv_bias=True, o_bias=True, mlp_bias=True))
+    config = tiny_config(**sizes, qkv_bias=True, o_bias=True, mlp_bias=True)
+    return build_model(config) if style is None else model_of(config, style)
 
 
 def text(task: Task) -> str:
@@ -37,7 +39,7 @@ def text(task: Task) -> str:
 def emitted(model: Model, options: DecodeOptions, op: Operator, *, before: tuple[Operator, ...] = ()) -> list[str]:
     """The tasks of `op` in a graph to which `before` was added first."""
     graph, plan = Graph(options.num_ranks, options.num_workers), plan_work(model.config, options)
-    buffers = declare_buffers(graph, plan)
+    buffers = declare_buffers(graph, plan, post_norms=model.has_post_norms)
     for other in before:
         emit_operator(graph, plan, buffers, other)
     num_before = len(graph.tasks)
@@ -45,10 +47,11 @@ def emitted(model: Model, options: DecodeOptions, op: Operator, *, before: tuple
     return [text(task) for task in graph.tasks[num_before:]]
 
 
+@pytest.mark.parametrize("style", [None, "gemma"])
 @pytest.mark.parametrize(("num_ranks", "changes"), CASES)
-def test_any_order_gives_the_same_tasks(num_ranks: int, changes: dict[str, Any]) -> None:
+def test_any_order_gives_the_same_tasks(num_ranks: int, changes: dict[str, Any], style: str | None) -> None:
     """Each operator alone, twice, and behind others in a random order: the tasks that it has in the whole graph."""
-    model, options = small_model(), DecodeOptions(num_ranks, 30, max_model_len=64, **changes)
+    model, options = small_model(style), DecodeOptions(num_ranks, 30, max_model_len=64, **changes)
     whole = [text(task) for task in lower(model, options).tasks[1:]]  # behind the scheduler step
     seed = random.randrange(1 << 30)
     source = random.Random(seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import distmk
+from distmk.program.program import Program
 from distmk.testing.events import expected_counts, read_counts
 
 
@@ -21,7 +22,7 @@ class Job:
         num_ranks = self.options.get("graph_ranks", self.num_ranks)
         return distmk.Graph(num_ranks, self.workers, self.options.get("schedulers"))
 
-    def session(self, graph: distmk.Graph) -> distmk.Session:
+    def session(self, graph: distmk.Graph | Program) -> distmk.Session:
         threads = self.options.get("threads", False)
         backend = self.options.get("backend", "host")
         return distmk.Session(graph, self.bootstrap, deadline_s=15, backend=backend, scheduler_threads=threads)

@@ -39,6 +39,16 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def geglu(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+def softcap(x: Tensor, cap: float | None) -> Tensor:
+    """Numbers of any size as numbers within `cap`; None: as they are."""
+    return x if cap is None else cap * torch.tanh(x / cap)
+
+
 def rope_table(num_positions: int, head_dim: int, theta: float = 10000.0) -> Tensor:
     """float32 [positions, head_dim]: cosines, then sines."""
     inverse = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)

@@ -2,16 +2,17 @@
 //   value[n, m] = scale[n] * sum over warps of partial[warp][n][m] + bias[m]
 // n: token; m: weight row of the slab, a column of the output; scale: 1 / rms of the token if normalized, else 1.
 //   STORE, ADD  out[n, m] = value or += value, in float32; out_bf16, if given, gets the same rounded to bf16
-//   SWIGLU      out[n, m] = silu(value of gate m) * value of up m, in bf16
+//   SWIGLU      out[n, m] = silu(value of gate m) * value of up m, in bf16; GEGLU: gelu instead of silu
 //   PUSH        out[n, m] = value on every rank, in float32
-//   ARGMAX      out[n] = the largest value and its token id; logits[n, m] = value, of rows that need their logits, or
-//   all
+//   ARGMAX      out[n] = the largest value and its token id; logits[n, m] = value, or softcap * tanh(value / softcap),
+//               of rows that need their logits, or of all
 // `reset`, if given, is an earlier iteration's out_bf16 (out, if there is none): the same elements of it are zeroed.
 #pragma once
 #include "device/comm/lamport.cuh"
 #include "device/core/marks.cuh"
 #include "device/linear/mainloop.cuh"
 #include "device/sampling/argmax.cuh"
+#include "runtime/gated.h"
 #include "runtime/row_sample.h"
 
 namespace distmk {
@@ -44,7 +45,7 @@ struct OutputPointers {
   float *f32 = nullptr, *f32_reset = nullptr;
   uint32_t bf16_stride = 0, f32_stride = 0;
   float bias = 0.0f, up_bias = 0.0f;
-  uint32_t up_rows = 0;  // SWIGLU: from the weight row of the column's gate to that of its up
+  uint32_t up_rows = 0;  // gated: from the weight row of the column's gate to that of its up
 
   // `rank`: of PUSH; nowhere, if no pointer reaches it. ONE_TOKEN: not for ARGMAX.
   template <bool ONE_TOKEN>
@@ -60,6 +61,7 @@ struct OutputPointers {
       case Epilogue::PUSH:
         return resolve_f32(context.peer<float>(rank, args.out), column, args.n);
       case Epilogue::SWIGLU:
+      case Epilogue::GEGLU:
         return resolve_bf16(params, args.out, column, args.out_stride);
       default:
         resolve_f32(context.at<float>(args.out), column, args.out_stride);
@@ -93,10 +95,20 @@ struct OutputPointers {
   }
 };
 
-DISTMK_FN float swiglu(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
+// runtime/gated.h; z: the activation's exponent.
+DISTMK_FN float gated(float gate, float z, float up) { return __fdividef(gate, 1.0f + __expf(-z)) * up; }
+DISTMK_FN float swiglu(float gate, float up) { return gated(gate, gate, up); }
+DISTMK_FN float geglu(float gate, float up) { return gated(gate, gelu_exponent(gate), up); }
 
-// 1 / rms of a token's activations, from the warps' sums of squares (add_squares()).
-DISTMK_FN float norm_scale(const LinearArgs& args, uint32_t token) {
+// cap * tanh(logit / cap), as tanh(x) = 1 - 2 / (1 + e^2x); a cap of 0: the logit.
+DISTMK_FN float softcapped(float logit, float cap) {
+  if (cap == 0.0f) return logit;
+  return cap - __fdividef(2.0f * cap, 1.0f + __expf(__fdividef(2.0f * logit, cap)));
+}
+
+// 1 / rms of a token's `args.k` activations, from the warps' sums of squares (such as add_squares()).
+template <class Args>
+DISTMK_FN float norm_scale(const Args& args, uint32_t token) {
   float squares = 0;
 #pragma unroll
   for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) squares += shared().squares[token][warp];
@@ -180,13 +192,13 @@ struct BlockEpilogue {
     }
   }
 
-  // Of this thread's weight row. An M tile of a SWIGLU task is p gate rows, then the p up rows of the same columns: the
+  // Of this thread's weight row. An M tile of a gated task is p gate rows, then the p up rows of the same columns: the
   // thread of a gate row stores the column, that of an up row nothing.
   template <bool ONE_TOKEN>
   DISTMK_FN void resolve(OutputPointers& pointers) const {
     const uint32_t row = thread_row(), in_tile = row % M_TILE, m_tile = block.begin + row - in_tile;
     if (m_tile + in_tile >= block.end) return;
-    const bool paired = params.kind() == Epilogue::SWIGLU;
+    const bool paired = is_gated(params.kind());
     const uint32_t up_rows = min(M_TILE, block.end - m_tile) / 2;
     if (paired && in_tile >= up_rows) return;
     pointers.up_rows = paired ? up_rows : 0;
@@ -205,15 +217,17 @@ struct BlockEpilogue {
       const float* of_token = partials + token % N_TILE * PARTIAL_SUM_STRIDE;
       const float scale = params.args.normalized ? norm_scale(params.args, token) : 1.0f;
       float value = sum_partials(of_token, row) * scale + pointers.bias;
-      if (pointers.up_rows)
-        value = swiglu(value, sum_partials(of_token, row + pointers.up_rows) * scale + pointers.up_bias);
+      if (pointers.up_rows) {
+        const float up = sum_partials(of_token, row + pointers.up_rows) * scale + pointers.up_bias;
+        value = params.kind() == Epilogue::GEGLU ? geglu(value, up) : swiglu(value, up);
+      }
       value += residual[i];
       pointers.store(token, value);
       if (!ONE_TOKEN && params.kind() == Epilogue::ARGMAX && column < block.end) {
         thread_best(i) = better_of(thread_best(i), {value, static_cast<int32_t>(params.args.first_token + column)});
         if (stores_logits(params, token))
           params.context.template at<float>(params.args.logits)[uint64_t{token} * params.args.logits_stride + column] =
-              value;
+              softcapped(value, params.args.softcap);
       }
       if (params.kind() == Epilogue::PUSH && column < block.end) push_to_others<ONE_TOKEN>(token, column, value);
     }
@@ -243,6 +257,7 @@ DISTMK_FN bool throttles_loader(const RankState& state, const LinearArgs& args) 
       return state.transport != nullptr;
     case Epilogue::ADD:
     case Epilogue::SWIGLU:
+    case Epilogue::GEGLU:
       return !args.reset;
     default:
       return true;

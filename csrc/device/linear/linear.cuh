@@ -13,7 +13,7 @@ namespace linear {
 
 // Rows of the weight slab.
 DISTMK_FN uint32_t slab_rows(const LinearArgs& args) {
-  return args.epilogue == static_cast<uint32_t>(Epilogue::SWIGLU) ? 2 * args.n : args.n;
+  return is_gated(static_cast<Epilogue>(args.epilogue)) ? 2 * args.n : args.n;
 }
 
 // Tokens, each of which is a row of the batch.
@@ -198,7 +198,7 @@ DISTMK_FN void run_hot_variant(Context& context, const LinearArgs& args, uint32_
 DISTMK_FN void reset_stale_rows(const Context& context, const LinearArgs& args, const Batch& batch) {
   if (args.out_bf16)
     reset_columns<__nv_bfloat16>(context, args, batch, args.n, args.out_bf16_stride);
-  else if (args.epilogue == static_cast<uint32_t>(Epilogue::SWIGLU))
+  else if (is_gated(static_cast<Epilogue>(args.epilogue)))
     reset_columns<__nv_bfloat16>(context, args, batch, args.n, args.out_stride);
   else
     reset_columns<float>(context, args, batch, args.n, args.out_stride);

@@ -13,9 +13,7 @@ struct FeatureRange {
   uint32_t begin, count;
 };
 
-DISTMK_FN bool is_paired(const WideLinearArgs& args) {
-  return args.epilogue == static_cast<uint32_t>(WideEpilogue::SWIGLU);
-}
+DISTMK_FN bool is_paired(const WideLinearArgs& args) { return is_gated(static_cast<WideEpilogue>(args.epilogue)); }
 DISTMK_FN uint32_t num_features(const WideLinearArgs& args) {
   return is_paired(args) ? args.num_rows / 2 : args.num_rows;
 }
@@ -55,10 +53,14 @@ DISTMK_FN void store_pair(float* at, float a, float b) { *reinterpret_cast<float
 
 // Two features that a lane stores of its warp's tokens, side by side, from an even one on. What they are does not
 // depend on the token. The upper lanes read the second one first, so that lanes side by side meet in fewer banks.
-template <bool PAIRED>
+template <WideEpilogue EPILOGUE>
 class FeaturePair {
+  static constexpr bool PAIRED = is_gated(EPILOGUE);
+
  public:
-  DISTMK_FN FeaturePair(const FeatureTable& table, const FeatureRange& features, uint32_t f) {
+  DISTMK_FN FeaturePair(const WideLinearArgs& args, const FeatureTable& table, const FeatureRange& features,
+                        uint32_t f) {
+    if constexpr (EPILOGUE == WideEpilogue::LOGITS) softcap_ = args.softcap;
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t index = f + (i ^ is_upper()) - features.begin;  // wraps around in front of the first one
@@ -79,11 +81,16 @@ class FeaturePair {
   uint32_t row_[2], up_row_[2];
   float bias_[2], up_bias_[2];
   bool known_[2];
+  float softcap_;
 
   DISTMK_FN static uint32_t is_upper() { return threadIdx.x / 16 % 2; }
   DISTMK_FN float value(uint32_t token, uint32_t i) const {
     float v = output_of(token)[row_[i]] + bias_[i];
-    if constexpr (PAIRED) v = linear::swiglu(v, output_of(token)[up_row_[i]] + up_bias_[i]);
+    if constexpr (PAIRED) {
+      const float up = output_of(token)[up_row_[i]] + up_bias_[i];
+      v = EPILOGUE == WideEpilogue::GEGLU ? linear::geglu(v, up) : linear::swiglu(v, up);
+    }
+    if constexpr (EPILOGUE == WideEpilogue::LOGITS) v = linear::softcapped(v, softcap_);
     return known_[i] ? v : 0.0f;
   }
 };
@@ -100,13 +107,13 @@ struct TokenRange {
 
 // Stores the features of a job, zeros up to `stored_end`. `at(token, f)`: where feature f of a token lies, features f
 // and f + 1 of an even f side by side; `step`: the elements from a token to the warp's next one.
-template <bool PAIRED, class At>
-DISTMK_FN void store_features(const FeatureTable& table, const FeatureRange& features, uint32_t stored_end,
-                              const TokenRange& tokens, uint64_t step, const At& at) {
+template <WideEpilogue EPILOGUE, class At>
+DISTMK_FN void store_features(const WideLinearArgs& args, const FeatureTable& table, const FeatureRange& features,
+                              uint32_t stored_end, const TokenRange& tokens, uint64_t step, const At& at) {
   const uint32_t first = tokens.begin / NUM_WARPS / UNROLL * UNROLL * NUM_WARPS + threadIdx.x / 32;
 #pragma unroll 1
   for (uint32_t f = features.begin / 2 * 2 + threadIdx.x % 32 * 2; f < stored_end; f += 64) {
-    const FeaturePair<PAIRED> pair(table, features, f);
+    const FeaturePair<EPILOGUE> pair(args, table, features, f);
     const bool stores_first = f >= features.begin, stores_second = f + 1 < stored_end;
     auto* to = at(first, f);
     const bool as_pair =
@@ -144,10 +151,24 @@ DISTMK_FN void store_parts(const Context& context, const WideLinearArgs& args, c
                            min(begin + per_rank, job_end) - job.first_token};
     out += uint64_t{args.slot + job.split} * args.num_rows;
     const int64_t first_row = int64_t{job.first_token} - begin;  // of the owner; in front of it if it has fewer
-    store_features<false>(
-        table, features, features.begin + features.count, owned, uint64_t{args.out_stride} * NUM_WARPS,
+    store_features<WideEpilogue::PARTS>(
+        args, table, features, features.begin + features.count, owned, uint64_t{args.out_stride} * NUM_WARPS,
         [&](uint32_t token, uint32_t f) { return out + (first_row + token) * int64_t{args.out_stride} + f; });
   }
+}
+
+// The activations of gate and up.
+template <WideEpilogue EPILOGUE>
+DISTMK_FN void store_gated(const Context& context, const WideLinearArgs& args, const Job& job,
+                           const FeatureTable& table, const FeatureRange& features) {
+  auto* out = context.at<__nv_bfloat16>(args.out);
+  const uint32_t end = features.begin + features.count;
+  // The last block of activations is filled up with zeros.
+  const uint32_t stored_end = end < num_features(args) ? end : (end + WIDE_COLS - 1) / WIDE_COLS * WIDE_COLS;
+  store_features<EPILOGUE>(args, table, features, stored_end, {0, job.num_tokens}, NUM_WARPS * WIDE_COLS,
+                           [&](uint32_t token, uint32_t f) {
+                             return out + activation_offset(job.first_token + token, f, args.out_stride, true);
+                           });
 }
 
 // All tokens of a job.
@@ -157,24 +178,19 @@ DISTMK_FN void store_job(const Context& context, const WideLinearArgs& args, con
   const uint32_t end = features.begin + features.count;
   const uint64_t stride = args.out_stride, first_row = job.first_token;
   switch (static_cast<WideEpilogue>(args.epilogue)) {
-    case WideEpilogue::SWIGLU: {
-      auto* out = context.at<__nv_bfloat16>(args.out);
-      // The last block of activations is filled up with zeros.
-      const uint32_t stored_end = end < num_features(args) ? end : (end + WIDE_COLS - 1) / WIDE_COLS * WIDE_COLS;
-      return store_features<true>(table, features, stored_end, all, NUM_WARPS * WIDE_COLS,
-                                  [&](uint32_t token, uint32_t f) {
-                                    return out + activation_offset(job.first_token + token, f, args.out_stride, true);
-                                  });
-    }
+    case WideEpilogue::SWIGLU:
+      return store_gated<WideEpilogue::SWIGLU>(context, args, job, table, features);
+    case WideEpilogue::GEGLU:
+      return store_gated<WideEpilogue::GEGLU>(context, args, job, table, features);
     case WideEpilogue::STORE: {
       auto* out = context.at<__nv_bfloat16>(args.out) + first_row * stride;
-      return store_features<false>(table, features, end, all, stride * NUM_WARPS,
-                                   [&](uint32_t token, uint32_t f) { return out + token * stride + f; });
+      return store_features<WideEpilogue::STORE>(args, table, features, end, all, stride * NUM_WARPS,
+                                                 [&](uint32_t token, uint32_t f) { return out + token * stride + f; });
     }
     case WideEpilogue::LOGITS: {
       auto* out = context.at<float>(args.out) + first_row * stride;
-      return store_features<false>(table, features, end, all, stride * NUM_WARPS,
-                                   [&](uint32_t token, uint32_t f) { return out + token * stride + f; });
+      return store_features<WideEpilogue::LOGITS>(args, table, features, end, all, stride * NUM_WARPS,
+                                                  [&](uint32_t token, uint32_t f) { return out + token * stride + f; });
     }
     case WideEpilogue::PARTS:
       return store_parts(context, args, job, table, features, num_tokens);

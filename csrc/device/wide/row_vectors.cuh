@@ -16,6 +16,12 @@ DISTMK_FN float4 sum(const float4& a, const float4& b) { return {a.x + b.x, a.y 
 DISTMK_FN float sum(float a, float b) { return a + b; }
 DISTMK_FN float square(const float4& v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
 DISTMK_FN float square(float v) { return v * v; }
+// x + y * scale * weight
+DISTMK_FN float add_product(float x, float y, float scale, float weight) { return x + y * scale * weight; }
+DISTMK_FN float4 add_product(const float4& x, const float4& y, float scale, const float4& weight) {
+  return {add_product(x.x, y.x, scale, weight.x), add_product(x.y, y.y, scale, weight.y),
+          add_product(x.z, y.z, scale, weight.z), add_product(x.w, y.w, scale, weight.w)};
+}
 DISTMK_FN void store_scaled(__nv_bfloat16* to, const float4& v, float scale) {
   *reinterpret_cast<uint2*>(to) = {pack_bf16(v.x * scale, v.y * scale), pack_bf16(v.z * scale, v.w * scale)};
 }

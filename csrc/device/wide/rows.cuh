@@ -63,8 +63,8 @@ DISTMK_FN void embed_rows(const Context& context, const WideEmbedArgs& args, con
 }
 
 // x (+)= sum of the parts, float4 (or float) by float4; what is summed stays in shared memory until the row's sum of
-// squares is known.
-template <class Vector>
+// squares is known. POST_NORM: x (+)= sum / rms(sum) * weight, which takes another turn of the same kind.
+template <class Vector, bool POST_NORM>
 class RowSums {
  public:
   static constexpr uint32_t COLS = sizeof(Vector) / sizeof(float), STEP = NUM_CONSUMERS * COLS;
@@ -78,15 +78,32 @@ class RowSums {
       float squares = 0.0f;
       for (uint32_t col = context_.team.index * COLS; col < args_.k; col += ITEMS_IN_FLIGHT * STEP)
         squares += add_up_cols(rows_.at(i), i - first, col);
-      squares = attention::warp_sum(squares);
-      if (threadIdx.x % 32 == 0) squares_at(i - first)[threadIdx.x / 32] = squares;
+      keep_squares(squares, i - first);
+    }
+  }
+  // POST_NORM: the sums to x, which takes their place. All warps have read the sums' squares after the next
+  // team.sync().
+  DISTMK_FN void add_normalized(uint32_t first, uint32_t end) const {
+    const auto* weight = context_.at<float>(args_.post_norm);
+    for (uint32_t i = first; i < end; ++i) {
+      const float scale = over_rms(i - first);
+      float* x = context_.at<float>(args_.x) + uint64_t{rows_.at(i)} * args_.k;
+      float squares = 0.0f;
+#pragma unroll 4
+      for (uint32_t col = context_.team.index * COLS; col < args_.k; col += STEP) {
+        auto* sum = reinterpret_cast<Vector*>(sums_at(i - first) + col);
+        Vector old;
+        load_if(args_.add, x + col, old);
+        *sum = add_product(old, *sum, scale, *reinterpret_cast<const Vector*>(weight + col));
+        *reinterpret_cast<Vector*>(x + col) = *sum;
+        squares += square(*sum);
+      }
+      keep_squares(squares, i - first + SUMMED_ROWS);
     }
   }
   DISTMK_FN void store(uint32_t first, uint32_t end) const {
     for (uint32_t i = first; i < end; ++i) {
-      float squares = 0.0f;
-      for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) squares += squares_at(i - first)[warp];
-      const float scale = rsqrtf(__fdividef(squares, static_cast<float>(args_.k)) + args_.eps);
+      const float scale = args_.unnormalized ? 1.0f : over_rms(i - first + (POST_NORM ? SUMMED_ROWS : 0));
       const uint32_t row = first_row_ + rows_.at(i);
       for (uint32_t col = context_.team.index * COLS; col < args_.k; col += STEP) {
         const Vector sums = *reinterpret_cast<const Vector*>(sums_at(i - first) + col);
@@ -104,7 +121,17 @@ class RowSums {
   uint32_t first_row_;
 
   DISTMK_FN float* sums_at(uint32_t i) const { return reinterpret_cast<float*>(shared().stages) + i * args_.k; }
+  // Of the sums of row i of SUMMED_ROWS, and behind those, of what POST_NORM makes of them.
   DISTMK_FN static float* squares_at(uint32_t i) { return reinterpret_cast<float*>(shared().work) + i * NUM_WARPS; }
+  DISTMK_FN static void keep_squares(float squares, uint32_t i) {
+    squares = attention::warp_sum(squares);
+    if (threadIdx.x % 32 == 0) squares_at(i)[threadIdx.x / 32] = squares;
+  }
+  DISTMK_FN float over_rms(uint32_t i) const {
+    float squares = 0.0f;
+    for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) squares += squares_at(i)[warp];
+    return rsqrtf(__fdividef(squares, static_cast<float>(args_.k)) + args_.eps);
+  }
 
   // Columns col, col + STEP, ... of ITEMS_IN_FLIGHT; returns their squares.
   DISTMK_FN float add_up_cols(uint32_t row, uint32_t in_group, uint32_t col) const {
@@ -115,7 +142,7 @@ class RowSums {
 #pragma unroll
     for (uint32_t j = 0; j < ITEMS_IN_FLIGHT; ++j) {
       cols[j] = col + j * STEP < args_.k ? col + j * STEP : col;
-      load_if(args_.add, x + cols[j], sums[j]);
+      load_if(!POST_NORM && args_.add, x + cols[j], sums[j]);
     }
     for (uint32_t rank = 0; rank < args_.num_ranks; ++rank) {
       const float* slot = parts + uint64_t{rank * args_.slots_per_rank} * args_.k;
@@ -125,7 +152,7 @@ class RowSums {
 #pragma unroll
     for (uint32_t j = 0; j < ITEMS_IN_FLIGHT; ++j) {
       if (col + j * STEP >= args_.k) break;
-      *reinterpret_cast<Vector*>(x + cols[j]) = sums[j];
+      if (!POST_NORM) *reinterpret_cast<Vector*>(x + cols[j]) = sums[j];
       *reinterpret_cast<Vector*>(sums_at(in_group) + cols[j]) = sums[j];
       squares += square(sums[j]);
     }
@@ -148,9 +175,9 @@ class RowSums {
   }
 };
 
-template <class Vector>
+template <class Vector, bool POST_NORM>
 DISTMK_FN void sum_rows(const Context& context, const WideSumArgs& args, const OwnRows& rows, uint32_t first_row) {
-  const RowSums<Vector> sums(context, args, rows, first_row);
+  const RowSums<Vector, POST_NORM> sums(context, args, rows, first_row);
   const auto fitting = static_cast<uint32_t>(sizeof(Shared::stages) / sizeof(float)) / args.k;
   const uint32_t at_once = min(fitting, SUMMED_ROWS);
   for (uint32_t first = 0; first < rows.count; first += at_once) {
@@ -158,10 +185,22 @@ DISTMK_FN void sum_rows(const Context& context, const WideSumArgs& args, const O
     if (first) context.team.sync();  // all warps have read the last rows' sums of squares
     sums.add_up(first, end);
     context.team.sync();
+    if constexpr (POST_NORM) {
+      sums.add_normalized(first, end);
+      context.team.sync();
+    }
     sums.store(first, end);
   }
 }
-static_assert(SUMMED_ROWS * NUM_WARPS * sizeof(float) <= WORK_BYTES, "");
+static_assert(2 * SUMMED_ROWS * NUM_WARPS * sizeof(float) <= WORK_BYTES, "");
+
+template <class Vector>
+DISTMK_FN void sum_rows(const Context& context, const WideSumArgs& args, const OwnRows& rows, uint32_t first_row) {
+  if (args.post_norm)
+    sum_rows<Vector, true>(context, args, rows, first_row);
+  else
+    sum_rows<Vector, false>(context, args, rows, first_row);
+}
 
 }  // namespace wide
 
@@ -181,7 +220,7 @@ DISTMK_FN void body_wide_sum(Context& context, const WideSumArgs& args) {
   const uint32_t share = rows_per_rank(num_rows, args.num_ranks), first_row = min(context.rank() * share, num_rows);
   const wide::OwnRows rows(context, min(share, num_rows - first_row));
   if (args.k % 4 == 0 && wide::is_aligned(context.at<void>(args.parts)) && wide::is_aligned(context.at<void>(args.x)) &&
-      wide::is_aligned(context.at<void>(args.out)))
+      wide::is_aligned(context.at<void>(args.out)) && wide::is_aligned(context.at<void>(args.post_norm)))
     wide::sum_rows<float4>(context, args, rows, first_row);
   else
     wide::sum_rows<float>(context, args, rows, first_row);

@@ -1,6 +1,6 @@
 // Linear layers on the host: out[n, m] = epilogue(sum over k of W[m, k] X[n, k]) for a slab of weight rows m and all
 // tokens n, bf16 weights and activations, float32 sums. The formulas of each epilogue are in
-// device/linear/epilogue.cuh. Here a slab is row-major, not packed in tiles; that of a SWIGLU task is its gate rows,
+// device/linear/epilogue.cuh. Here a slab is row-major, not packed in tiles; that of a gated task is its gate rows,
 // then its up rows.
 #include <algorithm>
 #include <cmath>
@@ -8,6 +8,7 @@
 #include "host/bodies/matmul.h"
 #include "runtime/argmax.h"
 #include "runtime/context.h"
+#include "runtime/gated.h"
 #include "runtime/log_sum_exp.h"
 #include "runtime/row_sample.h"
 #include "runtime/splits.h"
@@ -127,14 +128,15 @@ void add_row(float* __restrict y, const float* __restrict x, uint32_t n) {
   for (uint32_t j = 0; j < n; ++j) y[j] += x[j];
 }
 
-// out = silu(gate) * up; out may be gate.
-void swiglu_row(float* out, const float* gate, const float* up, uint32_t n) {
+// out = gate / (1 + e^-z(gate)) * up (runtime/gated.h); out may be gate.
+template <class Exponent>
+void gated_row(float* out, const float* gate, const float* up, uint32_t n, const Exponent& z) {
   uint32_t j = 0;
   for (; j + LANES <= n; j += LANES) {
     const Vec g = load(gate + j);
-    store(out + j, g / (exp_of(-g) + 1.0f) * load(up + j));
+    store(out + j, g / (exp_of(-z(g)) + 1.0f) * load(up + j));
   }
-  for (; j < n; ++j) out[j] = gate[j] / (1.0f + std::exp(-gate[j])) * up[j];
+  for (; j < n; ++j) out[j] = gate[j] / (1.0f + std::exp(-z(gate[j]))) * up[j];
 }
 
 Candidate argmax(const float* logits, uint32_t n, uint32_t first_token) {
@@ -166,9 +168,13 @@ void run_epilogue(Context& context, const LinearArgs& args, const Tokens& tokens
         clear(context.at<float>(args.reset), tokens.count, args.out_stride, args.n);
       break;
     case Epilogue::SWIGLU:
+    case Epilogue::GEGLU:
       for (uint32_t i = 0; i < tokens.count; ++i) {
         float* gate = tokens.product[i];
-        swiglu_row(gate, gate, gate + args.n, args.n);
+        if (static_cast<Epilogue>(args.epilogue) == Epilogue::GEGLU)
+          gated_row(gate, gate, gate + args.n, args.n, [](auto x) { return gelu_exponent(x); });
+        else
+          gated_row(gate, gate, gate + args.n, args.n, [](auto x) { return x; });
         to_bf16(context.at<uint16_t>(args.out) + uint64_t{i} * args.out_stride, gate, args.n);
       }
       clear(context.at<uint16_t>(args.reset), tokens.count, args.out_stride, args.n);
@@ -179,6 +185,7 @@ void run_epilogue(Context& context, const LinearArgs& args, const Tokens& tokens
       break;
     case Epilogue::ARGMAX:
       write_candidates(context, args, tokens);
+      for (uint32_t i = 0; i < tokens.count; ++i) softcap(tokens.product[i], args.n, args.softcap);
       break;
   }
 }
@@ -187,7 +194,7 @@ void run_epilogue(Context& context, const LinearArgs& args, const Tokens& tokens
 
 void body_linear(Context& context, const LinearArgs& args) {
   const auto epilogue = static_cast<Epilogue>(args.epilogue);
-  const uint32_t num_cols = epilogue == Epilogue::SWIGLU ? 2 * args.n : args.n;
+  const uint32_t num_cols = is_gated(epilogue) ? 2 * args.n : args.n;
   Tokens tokens = select_tokens(context.at<Batch>(args.batch), epilogue == Epilogue::ARGMAX);
   place_products(context, args, num_cols, tokens);
   if (tokens.count)

@@ -5,6 +5,7 @@
 #include "host/bodies/matmul.h"
 #include "host/bodies/panels.h"
 #include "host/bodies/wide_shares.h"
+#include "runtime/gated.h"
 
 namespace distmk {
 
@@ -33,7 +34,7 @@ struct Grid {
   }
 };
 
-// Rows of gate and up that make a column of a SWIGLU product: the slabs are those of SlabPartition.ranges().
+// Rows of gate and up that make a column of a gated product: the slabs are those of SlabPartition.ranges().
 struct GateUp {
   uint32_t gate, up;
 };
@@ -87,8 +88,8 @@ WideProduct::WideProduct(const Context& context, const WideLinearArgs& args, uin
       args_(args),
       epilogue_(static_cast<WideEpilogue>(args.epilogue)),
       num_rows_(num_rows),
-      num_cols_(epilogue_ == WideEpilogue::SWIGLU ? args.num_rows / 2 : args.num_rows),
-      panel_cols_(epilogue_ == WideEpilogue::SWIGLU ? wide::LANES : panels::COLS),
+      num_cols_(is_gated(epilogue_) ? args.num_rows / 2 : args.num_rows),
+      panel_cols_(is_gated(epilogue_) ? wide::LANES : panels::COLS),
       rows_per_rank_(rows_per_rank(num_rows, context.num_ranks())),
       x_(context.at<uint16_t>(args.x)),
       weight_(context.at<uint16_t>(args.weight)),
@@ -97,13 +98,13 @@ WideProduct::WideProduct(const Context& context, const WideLinearArgs& args, uin
     for (uint32_t rank = 0; rank < context.num_ranks(); ++rank) parts_[rank] = on_rank<float>(context, rank, args.out);
 }
 
-// The rows of the weight that make the panel's columns: of SWIGLU, those of gate and then those of up.
+// The rows of the weight that make the panel's columns: where gated, those of gate and then those of up.
 void WideProduct::pack(uint32_t* words, uint32_t panel, Range k) const {
   const uint16_t* rows[panels::COLS] = {};
   const uint32_t first = panel * panel_cols_;
   const auto row = [&](uint32_t index) { return weight_ + uint64_t{index} * args_.k_pitch + k.begin; };
   for (uint32_t i = 0; i < panel_cols_ && first + i < num_cols_; ++i) {
-    if (epilogue_ == WideEpilogue::SWIGLU) {
+    if (is_gated(epilogue_)) {
       const GateUp found = gate_up_rows(args_, first + i);
       rows[i] = row(found.gate);
       rows[wide::LANES + i] = row(found.up);
@@ -140,7 +141,7 @@ void WideProduct::multiply_group(const uint32_t* words, uint32_t panel, Range ro
 
 void WideProduct::add_bias(float* sums, uint32_t num_rows, uint32_t first) const {
   for (uint32_t i = 0; i < panel_cols_ && first + i < num_cols_; ++i) {
-    const bool paired = epilogue_ == WideEpilogue::SWIGLU;
+    const bool paired = is_gated(epilogue_);
     const GateUp found = paired ? gate_up_rows(args_, first + i) : GateUp{first + i, 0};
     for (uint32_t row = 0; row < num_rows; ++row) {
       sums[row * panels::COLS + i] += bias_[found.gate];
@@ -159,8 +160,9 @@ void WideProduct::store_row(float* sums, uint32_t row, uint32_t first, uint32_t 
   }
   alignas(64) uint16_t rounded[panels::COLS];
   const wide::Vec left = wide::load(sums), right = wide::load(sums + wide::LANES);
-  if (epilogue_ == WideEpilogue::SWIGLU) {
-    wide::to_bf16(rounded, left / (wide::exp_of(wide::min_of(-left, wide::Vec{} + 88.0f)) + 1.0f) * right);
+  if (is_gated(epilogue_)) {
+    const wide::Vec z = epilogue_ == WideEpilogue::GEGLU ? gelu_exponent(left) : left;
+    wide::to_bf16(rounded, left / (wide::exp_of(wide::min_of(-z, wide::Vec{} + 88.0f)) + 1.0f) * right);
   } else {
     wide::to_bf16(rounded, left);
     wide::to_bf16(rounded + wide::LANES, right);
@@ -189,8 +191,10 @@ void multiply_sampled(const Context& context, const WideLinearArgs& args, uint32
   matmul(context.at<uint16_t>(args.weight) + uint64_t{columns.begin} * args.k, columns.end - columns.begin, packed, y,
          columns.begin);
   const float* bias = context.at<float>(args.bias);
-  for (uint32_t row = 0; bias && row < num_rows; ++row)
-    for (uint32_t i = columns.begin; i < columns.end; ++i) y[row][i] += bias[i];
+  for (uint32_t row = 0; row < num_rows; ++row) {
+    for (uint32_t i = columns.begin; bias && i < columns.end; ++i) y[row][i] += bias[i];
+    simd::softcap(y[row] + columns.begin, columns.end - columns.begin, args.softcap);
+  }
 }
 
 }  // namespace

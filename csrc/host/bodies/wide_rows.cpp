@@ -31,6 +31,19 @@ void copy_row(uint16_t* out, uint32_t out_row, const uint16_t* x, uint32_t x_row
            std::min(step, k - col) * sizeof(uint16_t));
 }
 
+// The terms of a row's sum, rank by rank and split by split.
+void add_parts(float* __restrict sum, const float* parts, const WideSumArgs& args) {
+  for (uint32_t rank = 0; rank < args.num_ranks; ++rank)
+    for (uint32_t split = 0; split < args.num_splits; ++split) {
+      const float* __restrict part = parts + (uint64_t{rank} * args.slots_per_rank + split) * args.k;
+      for (uint32_t i = 0; i < args.k; ++i) sum[i] += part[i];
+    }
+}
+
+float over_rms(const float* row, const WideSumArgs& args) {
+  return 1.0f / std::sqrt(simd::sum_squares(row, args.k) / static_cast<float>(args.k) + args.eps);
+}
+
 }  // namespace
 
 void body_wide_embed(Context& context, const WideEmbedArgs& args) {
@@ -57,13 +70,17 @@ void body_wide_sum(Context& context, const WideSumArgs& args) {
   run_rows(context, end - begin, [&](uint32_t row) {
     float* __restrict x = context.at<float>(args.x) + uint64_t{row} * k;
     const float* parts = context.at<float>(args.parts) + uint64_t{row} * args.parts_stride;
+    const float* post_norm = context.at<float>(args.post_norm);
     if (!args.add) std::fill_n(x, k, 0.0f);
-    for (uint32_t rank = 0; rank < args.num_ranks; ++rank)
-      for (uint32_t split = 0; split < args.num_splits; ++split) {
-        const float* __restrict part = parts + (uint64_t{rank} * args.slots_per_rank + split) * k;
-        for (uint32_t i = 0; i < k; ++i) x[i] += part[i];
-      }
-    const float scale = 1.0f / std::sqrt(simd::sum_squares(x, k) / static_cast<float>(k) + args.eps);
+    if (post_norm) {
+      std::fill_n(sum, k, 0.0f);
+      add_parts(sum, parts, args);
+      const float scale = over_rms(sum, args);
+      for (uint32_t i = 0; i < k; ++i) x[i] += sum[i] * scale * post_norm[i];
+    } else {
+      add_parts(x, parts, args);
+    }
+    const float scale = args.unnormalized ? 1.0f : over_rms(x, args);
     for (uint32_t i = 0; i < k; ++i) sum[i] = x[i] * scale;
     simd::to_bf16(rounded, sum, k);
     for (uint32_t rank = 0; rank < args.num_ranks; ++rank) {

@@ -5,9 +5,10 @@ Starting a backend takes longer than all of them, so they share a session, a lau
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ from distmk.testing.memory import Memory
 from distmk.weights.packing import pack
 
 Check = Callable[[Memory], None]
+T = TypeVar("T")
 
 
 class Expectation(NamedTuple):
@@ -151,6 +153,11 @@ class Board:
         writable = {buffer: spans for (of, buffer), spans in self._writable.items() if of == rank}
         for finding in launches.check(writable):
             yield Result(rank, rank, *finding)
+
+
+def in_turn(rng: np.random.Generator, values: Sequence[T]) -> Iterator[T]:
+    """`values` one after another without end, in a random order."""
+    return itertools.cycle([values[index] for index in rng.permutation(len(values))])
 
 
 def f32(memory: Memory, region: Region, num_rows: int = 1) -> npt.NDArray[np.float32]:

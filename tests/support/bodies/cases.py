@@ -11,21 +11,21 @@ from support.bodies import linear, sampling, small, wide_linear, wide_rows
 from support.bodies.assignment import one_of_two_fuses_combine
 from support.bodies.attention import attention, extreme_scores
 from support.bodies.attention_inputs import Heads
-from support.bodies.board import Board
+from support.bodies.board import Board, in_turn
 from support.bodies.fused_combine import fused_combine
 from support.bodies.wide_attention import random_wide_runs, wide_attention
 
-from distmk.abi import MAX_SEQUENCES, WIDE_ROWS, Epilogue
+from distmk.abi import GATED, MAX_SEQUENCES, WIDE_ROWS, Epilogue
 
 KINDS = (
-    *("linear STORE", "linear ADD", "linear SWIGLU", "linear PUSH", "linear ARGMAX"),
+    *("linear STORE", "linear ADD", "linear SWIGLU", "linear GEGLU", "linear PUSH", "linear ARGMAX"),
     *("linear polls", "linear rounding", "linear batch sizes"),
-    *("nop", "embed STORE", "embed PUSH", "put", "affine", "sine", "sum", "sample"),
+    *("nop", "embed STORE", "embed PUSH", "put", "affine", "sine", "sum", "post_norm", "sample"),
     *("count_tokens", "sample_row"),
     *("attention", "fused combine"),
     *("wide_append", "wide_attention"),
     *("wide_embed", "wide_sum", "select_rows", "argmax_rows"),
-    *("wide_linear STORE", "wide_linear SWIGLU", "wide_linear PARTS", "wide_linear LOGITS"),
+    *("wide_linear STORE", "wide_linear SWIGLU", "wide_linear GEGLU", "wide_linear PARTS", "wide_linear LOGITS"),
 )
 
 
@@ -130,8 +130,9 @@ def _linear(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
         for low, high in rows:
             yield int(rng.choice(sizes.n)), int(rng.integers(low, high))
 
+    gated = in_turn(rng, GATED)
     for k in sizes.k * _repeats(board, sizes):
-        for epilogue in (Epilogue.STORE, Epilogue.ADD, Epilogue.SWIGLU):
+        for epilogue in (Epilogue.STORE, Epilogue.ADD, next(gated)):
             for n, rows in draws((0, 2), (2, 9), (9, 16), (16, 17)):
                 yield _on_each(board, linear.columns, error, epilogue, k, n, rows)
         for n, rows in draws((0, 5), (5, 17)):
@@ -150,6 +151,8 @@ def _small(board: Board) -> Iterator[Callable[[], None]]:
     rng = board.rng
     for n, rows, add in product((1, 7, 64, int(rng.integers(1, 101))), (0, 1, 5, 16), (False, True)):
         yield _on_each(board, small.sum_of_blocks, n, rows, add)
+    for rows in (0, 1, 9, 16):
+        yield _on_each(board, small.post_norm, int(rng.choice([1, 63, 64, 600, 3000])), rows)
     for rows in (1, 1, 5, 16):
         for pushed in (False, True):
             yield partial(small.embed, board, rows, pushed)

@@ -10,7 +10,7 @@ from support import reference
 from support.batches import decode_batch
 from support.bodies.board import Board, f32
 
-from distmk.abi import MAX_ROWS, Batch, Epilogue, RowSample, Space
+from distmk.abi import GATED, MAX_ROWS, Batch, Epilogue, RowSample, Space
 from distmk.graph.regions import Region
 from distmk.tasks import Linear, Nop, Sum
 from distmk.tasks.scheduling import candidates_bytes
@@ -40,6 +40,7 @@ class Product:
         self.eps = 1e-5 if board.rng.random() < 0.5 else None
         self.bias = torch.randn(outputs) if biased and board.rng.random() < 0.5 else None
         self.first_token = int(board.rng.integers(50_000))
+        self.softcap: float | None = None
 
     @cached_property
     def want(self) -> torch.Tensor:
@@ -87,6 +88,7 @@ class Product:
             first_token=self.first_token,
             logits=logits,
             keeps_logits=keeps_logits,
+            softcap=self.softcap or 0.0,
             polls=x is not None,
         )
         board.graph.add(task)
@@ -94,9 +96,9 @@ class Product:
 
 
 def columns(board: Board, rank: int, error: float, epilogue: Epilogue, k: int, n: int, num_rows: int) -> None:
-    """STORE, ADD and SWIGLU: columns of every row."""
+    """STORE, ADD, SWIGLU and GEGLU: columns of every row."""
     batch, _ = batch_of(board, rank, num_rows)
-    paired = epilogue is Epilogue.SWIGLU
+    paired = epilogue in GATED
     product = Product(board, error, k, n, num_rows, paired)
     out = board.writable(board.padded(rank, n, product.room, dtype="bf16" if paired else "f32"), product.rows)
     old = torch.randn(product.rows, n)
@@ -121,12 +123,12 @@ def _after_epilogue(product: Product, epilogue: Epilogue, old: torch.Tensor) -> 
     want, tolerance = product.want, product.tolerance
     if epilogue is Epilogue.ADD:
         return want + old, tolerance + 1e-6 * old.abs()
-    if epilogue is not Epilogue.SWIGLU:
+    if epilogue not in GATED:
         return want, tolerance
-    # The derivative of silu stays within 1.1, so an error of either factor passes on in proportion.
+    # The derivatives of silu and gelu stay within 1.13, so an error of either factor passes on in proportion.
     (gate, up), (gate_error, up_error) = want.chunk(2, -1), tolerance.chunk(2, -1)
-    tolerance = 1.1 * gate_error * up.abs() + gate.abs() * up_error + product.error * (gate * up).abs() + 1e-6
-    want = reference.swiglu(want)
+    tolerance = 1.13 * gate_error * up.abs() + gate.abs() * up_error + product.error * (gate * up).abs() + 1e-6
+    want = reference.swiglu(want) if epilogue is Epilogue.SWIGLU else reference.geglu(want)
     return want, tolerance + ROUNDING["bf16"] * (want.abs() + tolerance)
 
 
@@ -185,10 +187,23 @@ def _reduce(
     board.expect(rank, "linear PUSH", what, check)
 
 
+def random_softcap(board: Board, logits: torch.Tensor) -> float | None:
+    """A softcap of about the size of the logits, or none."""
+    if not logits.numel() or board.rng.random() < 0.3:
+        return None
+    return float(np.float32(board.rng.uniform(0.3, 3) * float(logits.abs().max()) + 0.1))
+
+
+def cap_error(softcap: float | None) -> float:
+    """Of 1 - 2 / (1 + e^2x), which float32 computes in steps of the size of 1."""
+    return 1e-6 * (softcap or 0.0)
+
+
 def argmax(board: Board, rank: int, error: float, k: int, n: int, num_rows: int) -> None:
     """ARGMAX: one candidate a sampled row, and the logits of rows that need them, or of all that are sampled."""
     batch, row_table = batch_of(board, rank, num_rows)
     product = Product(board, error, k, n, num_rows, biased=False)
+    product.softcap = random_softcap(board, product.want)
     sampled = [row for row in range(product.rows) if row_table is None or row_table.rows[row].sample]
     out = board.writable(board.buffer(candidates_bytes(), dtype="u8").at(rank))
     logits = board.padded(rank, n, product.room) if board.rng.integers(2) else None
@@ -210,7 +225,9 @@ def argmax(board: Board, rank: int, error: float, k: int, n: int, num_rows: int)
             lead = float(want[row].max() - want[row, token])
             assert lead <= 2 * tolerance[row].max(), f"row {row}: token {token} is {lead} below the best"
             if logits and row in stored:
-                assert_close(f"logits of row {row} ", f32(memory, logits, product.rows)[row], want[row], tolerance[row])
+                stored_row = f32(memory, logits, product.rows)[row]
+                capped = reference.softcap(want[row], product.softcap)
+                assert_close(f"logits of row {row} ", stored_row, capped, tolerance[row] + cap_error(product.softcap))
 
     board.expect(rank, "linear ARGMAX", what, check)
 

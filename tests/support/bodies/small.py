@@ -1,16 +1,17 @@
-"""Cases of tasks that move or add up a little data: nop, embed, put, affine, sine, sum, sample."""
+"""Cases of tasks that move or add up a little data: nop, embed, put, affine, sine, sum, post_norm, sample."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
+from support import reference
 from support.batches import decode_batch
 from support.bodies.board import Board, f32
 from support.bodies.linear import CANDIDATE, batch_of
 
 from distmk.abi import MAX_ROWS, MAX_SEQUENCES, WIDE_ROWS, Batch, Epilogue, Space
 from distmk.graph.regions import Region
-from distmk.tasks import Affine, Embed, Nop, Put, Sample, Sine, Sum
+from distmk.tasks import Affine, Embed, Nop, PostNorm, Put, Sample, Sine, Sum
 from distmk.tasks.scheduling import candidates_bytes
 from distmk.testing.arrays import assert_close
 from distmk.testing.memory import Memory
@@ -179,6 +180,43 @@ def sum_of_blocks(board: Board, rank: int, n: int, num_rows: int, add: bool) -> 
             assert_close("rounded ", f32(memory, out_bf16, rows), total.bfloat16().float(), 0)
 
     board.expect(rank, "sum", what, check)
+
+
+def post_norm(board: Board, rank: int, k: int, num_rows: int) -> None:
+    """Some columns of y, over the rms of its whole rows and times a weight, added to x."""
+    batch, _ = batch_of(board, rank, num_rows)
+    rows, room, begin = num_rows or 1, MAX_ROWS if num_rows else 1, int(board.rng.integers(k))
+    n, eps = int(board.rng.integers(1, k - begin + 1)), 1e-5
+    data, old, weight = 3 * torch.randn(rows, k), torch.randn(rows, n), torch.randn(n)
+    y, x = board.padded(rank, k, room), board.writable(board.padded(rank, n, room), rows)
+    out_bf16 = None
+    if board.rng.integers(2):
+        out_bf16 = board.writable(board.padded(rank, n, room, dtype="bf16"), rows)
+    what = f"post_norm of columns {begin} to {begin + n} of {k} rows={num_rows or 'one'}"
+    board.graph.add(
+        PostNorm(
+            rank,
+            what,
+            y=board.fill(y, data),
+            weight=board.vector(rank, weight),
+            x=board.fill(x, old),
+            out_bf16=out_bf16,
+            batch=batch,
+            col_begin=begin,
+            eps=eps,
+        )
+    )
+    added = (reference.over_rms(data, eps) * torch.nn.functional.pad(weight, (begin, k - begin - n)))[
+        :, begin : begin + n
+    ]
+
+    def check(memory: Memory) -> None:
+        got = f32(memory, x, rows)
+        assert_close("", got, old + added, 4e-6 * added.abs() + 1e-6 * old.abs() + 1e-6)
+        if out_bf16:  # bit for bit
+            assert_close("rounded ", f32(memory, out_bf16, rows), torch.from_numpy(got).bfloat16().float(), 0)
+
+    board.expect(rank, "post_norm", what, check)
 
 
 def sample(board: Board, rank: int, num_tasks: int) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from support import reference
-from support.bodies.board import Board, f32
+from support.bodies.board import Board, f32, in_turn
+from support.bodies.linear import cap_error, random_softcap
 
-from distmk.abi import MAX_SEQUENCES, WIDE_COLS, WIDE_ROWS, Space, WideBatch, WideEpilogue
+from distmk.abi import MAX_SEQUENCES, WIDE_COLS, WIDE_GATED, WIDE_ROWS, Space, WideBatch, WideEpilogue
 from distmk.graph.regions import Region, Slab
 from distmk.tasks.wide import activation_cols, owned_rows, padded_cols
 from distmk.tasks.wide_linear import SlabPartition, WideLinear
@@ -36,12 +37,13 @@ def cases(board: Board, error: float, all_k: tuple[int, ...]) -> Iterator[Callab
     rng = board.rng
 
     def drawn(rows: int, epilogue: WideEpilogue, num_splits: int = 1) -> Callable[[], None]:
-        partitions = PAIRED if epilogue is WideEpilogue.SWIGLU else PARTITIONS
+        partitions = PAIRED if epilogue in WIDE_GATED else PARTITIONS
         partition = partitions[int(rng.integers(len(partitions)))]
         return partial(_product, board, error, int(rng.choice(all_k)), rows, partition, epilogue, num_splits)
 
+    gated = in_turn(rng, WIDE_GATED)
     for rows in ROWS:
-        for epilogue in (WideEpilogue.STORE, WideEpilogue.SWIGLU):
+        for epilogue in (WideEpilogue.STORE, next(gated)):
             yield drawn(rows, epilogue)
         yield drawn(rows, WideEpilogue.PARTS, int(rng.integers(1, 3)))
     for k, num_splits in ((64, 2), (max(all_k), 2), (min(all_k), 1)):
@@ -128,11 +130,14 @@ class _Product:
         self.bias = torch.randn(partition.num_rows) if board.rng.random() < 0.5 else None
         self.want = reference.linear(self.x, self.weight, self.bias)
         self.tolerance = error * reference.linear_scale(self.x, self.weight, self.bias) + 1e-6
-        if epilogue is WideEpilogue.SWIGLU:
+        if epilogue in WIDE_GATED:
             (gate, up), (gate_error, up_error) = (_by_slab(partition, each) for each in (self.want, self.tolerance))
-            self.want = reference.swiglu(torch.cat([gate, up], 1))
-            self.tolerance = 1.1 * gate_error * up.abs() + gate.abs() * up_error + error * (gate * up).abs() + 1e-6
-        if epilogue in (WideEpilogue.SWIGLU, WideEpilogue.STORE):
+            activate = reference.swiglu if epilogue is WideEpilogue.SWIGLU else reference.geglu
+            self.want = activate(torch.cat([gate, up], 1))
+            self.tolerance = 1.13 * gate_error * up.abs() + gate.abs() * up_error + error * (gate * up).abs() + 1e-6
+        self.softcap = random_softcap(board, self.want) if epilogue is WideEpilogue.LOGITS else None
+        self.want, self.tolerance = reference.softcap(self.want, self.softcap), self.tolerance + cap_error(self.softcap)
+        if epilogue in (*WIDE_GATED, WideEpilogue.STORE):
             self.tolerance = self.tolerance + ROUNDING["bf16"] * (self.want.abs() + self.tolerance)
 
     def add(self, parts: Any, num_splits: int, slot: int) -> None:
@@ -144,7 +149,7 @@ class _Product:
         what = f"wide_linear {epilogue.name} k={self.k} rows={self.rows} {tuple(self.partition)}"
         what += f" splits={num_splits}{' bias' if self.bias is not None else ''}"
         out = parts.at(rank, slot * n, (slot + num_splits) * n)
-        if epilogue is WideEpilogue.SWIGLU:
+        if epilogue in WIDE_GATED:
             out = board.buffer(activation_cols(n // 2, board.gpu_layout), dtype="bf16").at(rank)
         elif epilogue is not WideEpilogue.PARTS:
             dtype, room = ("f32", MAX_SEQUENCES) if sampled else ("bf16", WIDE_ROWS)
@@ -155,7 +160,7 @@ class _Product:
                 rank,
                 what,
                 x=x,
-                slab=_matrix(board, rank, self.weight, self.partition, epilogue is WideEpilogue.SWIGLU),
+                slab=_matrix(board, rank, self.weight, self.partition, epilogue in WIDE_GATED),
                 out=out,
                 batch=_batch(board, rank, self.rows, sampled),
                 partition=self.partition,
@@ -166,6 +171,7 @@ class _Product:
                 num_ranks=board.num_ranks,
                 tiled=board.gpu_layout,
                 sampled=sampled,
+                softcap=self.softcap or 0.0,
             )
         )
 
@@ -178,7 +184,7 @@ class _Product:
                 board.writable(out.on(owner), owned.stop - owned.start)
                 check = partial(self._check_parts, out=out.on(owner), owned=owned, num_splits=num_splits)
                 board.expect(owner, kind, what, check, of=self.rank)
-        elif self.epilogue is WideEpilogue.SWIGLU:
+        elif self.epilogue in WIDE_GATED:
             board.writable(out)
             board.expect(self.rank, kind, what, partial(self._check_activations, out=out))
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from support import reference
 from support.bodies.board import Board, f32
 from support.bodies.linear import CANDIDATE
 from support.bodies.wide_attention import activation_offsets
@@ -107,7 +108,7 @@ def _expect_part(board: Board, what: str, slot: Region, x: torch.Tensor, batch: 
 
 
 def sums(board: Board, k: int, num_rows: int, tiled: bool, add: bool) -> None:
-    """The parts of every rank and split to the residual stream, and what it is normalized to."""
+    """The parts of every rank and split to the residual stream, perhaps normalized, and what the stream is normalized to."""
     splits = int(board.rng.integers(1, MAX_WIDE_SPLITS + 1))
     slots_per_rank = int(board.rng.integers(splits, MAX_WIDE_SPLITS + 1))
     data = torch.randn(board.num_ranks * slots_per_rank, num_rows, k)
@@ -120,12 +121,15 @@ def sums(board: Board, k: int, num_rows: int, tiled: bool, add: bool) -> None:
         rows = owned(num_rows, board.num_ranks, rank)
         if rows:
             board.fill(parts.at(rank), data[:, rows.start : rows.stop].transpose(0, 1).contiguous())
-    total = torch.zeros(num_rows, k) if old is None else old.clone()
+    post_norm = torch.randn(k) if board.rng.random() < 0.5 else None
+    total = torch.zeros(num_rows, k) if old is None or post_norm is not None else old.clone()
     for slot, part in enumerate(data):
         if slot % slots_per_rank < splits:
             total += part
+    if post_norm is not None:
+        total = reference.over_rms(total, EPS) * post_norm + (0 if old is None else old)
     where = _batches(board, make_wide_batch(board.rng, num_rows))
-    _sums(board, k, num_rows, tiled, parts, where, old, total, splits)
+    _sums(board, k, num_rows, tiled, parts, where, old, total, splits, post_norm, normalized=board.rng.random() < 0.7)
 
 
 def _sums(
@@ -138,11 +142,15 @@ def _sums(
     old: torch.Tensor | None,
     total: torch.Tensor,
     num_splits: int,
+    post_norm: torch.Tensor | None = None,
+    normalized: bool = True,
 ) -> None:
     """A wide_sum on every rank, and a select_rows that reads its output there; total: what the sums should be."""
     out, x = Activations(board, k, tiled, Space.HEAP), board.buffer(k, owned_rows(board.num_ranks))
     what = f"wide_sum k={k} rows={num_rows} splits={num_splits} add={old is not None} tiled={tiled}"
-    want = total.double() * torch.rsqrt(total.double().square().mean(1, keepdim=True) + EPS)
+    what += f" normalized={normalized}{' behind a norm' if post_norm is not None else ''}"
+    want = reference.over_rms(total, EPS if normalized else None)
+    error = 0.0 if post_norm is None else 1e-5  # of the sums
     for rank in range(board.num_ranks):
         rows = owned(num_rows, board.num_ranks, rank)
         board.writable(x.at(rank), len(rows))
@@ -161,14 +169,16 @@ def _sums(
                 add=old is not None,
                 tiled=tiled,
                 eps=EPS,
+                post_norm=board.vector(rank, post_norm),
+                normalized=normalized,
             )
         )
         out.writable(rank, num_rows)
 
         def check(memory: Memory, rank: int = rank, rows: range = rows) -> None:
-            # Bit for bit: float32 additions in the order of ranks and splits.
-            assert_close("x ", f32(memory, x.at(rank), len(rows)), total[rows.start : rows.stop], 0)
-            tolerance = ROUNDING["bf16"] * want.abs() + 1e-6
+            # Without a norm behind them bit for bit: float32 additions in the order of ranks and splits.
+            assert_close("x ", f32(memory, x.at(rank), len(rows)), total[rows.start : rows.stop], error)
+            tolerance = ROUNDING["bf16"] * want.abs() + 1e-6 + 2 * error
             assert_close("out ", out.read(memory, num_rows), want, tolerance)
 
         board.expect(rank, "wide_sum", what, check)

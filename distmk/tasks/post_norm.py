@@ -1,0 +1,109 @@
+"""The RMSNorm behind a row-parallel projection, in front of the residual stream."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping
+from ctypes import c_float, c_uint32, c_uint64
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from distmk.graph.regions import Region, Slab
+from distmk.graph.task import (
+    Access,
+    Layout,
+    Task,
+    batch_access,
+    constant_access,
+    f32_access,
+    require,
+    rows_of,
+    task_type,
+    vector_accesses,
+)
+
+
+class PostNormArgs(ctypes.Structure):
+    _fields_ = [
+        ("y", c_uint64),  # f32 [rows, k]
+        ("weight", c_uint64),  # f32 [n]: of this task's columns
+        ("x", c_uint64),  # f32 columns of every row
+        ("out_bf16", c_uint64),  # bf16 columns of every row, x rounded; 0: none
+        ("reset", c_uint64),  # columns to be reset, laid out as `out_bf16`; 0: none
+        ("batch", c_uint64),
+        ("k", c_uint32),
+        ("col_begin", c_uint32),  # this task's first column of y
+        ("n", c_uint32),  # columns of this task
+        ("y_stride", c_uint32),  # elements
+        ("x_stride", c_uint32),
+        ("out_bf16_stride", c_uint32),
+        ("eps", c_float),
+        ("pad", c_uint32),
+    ]
+
+
+@task_type(22, "post_norm")
+@dataclass(frozen=True, eq=False)
+class PostNorm(Task):
+    """x += y / rms(y) * weight, columns [col_begin, col_begin + columns of x) of y; float32.
+
+    y: f32 [rows, k], whole rows, of which every task takes the root mean square for itself. weight: f32, of the task's columns.
+    x: f32 columns of every row. out_bf16: the same columns rounded to bf16, for tasks that multiply them. reset: see `Linear`.
+    """
+
+    y: Region = None  # type: ignore[assignment]
+    weight: Slab = None  # type: ignore[assignment]
+    x: Region = None  # type: ignore[assignment]
+    out_bf16: Region | None = None
+    reset: Region | None = None
+    batch: Region | None = None
+    col_begin: int = 0
+    eps: float = 0.0
+
+    Args: ClassVar[type[ctypes.Structure]] = PostNormArgs
+    resets_rows: ClassVar[bool] = True
+
+    def dtypes(self) -> Mapping[str, str | None]:
+        return {"y": "f32", "x": "f32", "out_bf16": "bf16", "reset": "bf16"}
+
+    def reads(self) -> Iterable[Region]:
+        return filter(None, (self.y, self.x, self.batch))
+
+    def writes(self) -> Iterable[Region]:
+        return filter(None, (self.x, self.out_bf16, self.reset))
+
+    def encode(self, layout: Layout) -> ctypes.Structure:
+        return PostNormArgs(
+            y=layout.operand(self.y),
+            weight=layout.operand(self.weight),
+            x=layout.operand(self.x),
+            out_bf16=layout.operand(self.out_bf16),
+            reset=layout.operand(self.reset),
+            batch=layout.operand(self.batch),
+            k=self.y.cols,
+            col_begin=self.col_begin,
+            n=self.x.cols,
+            y_stride=self.y.buffer.cols,
+            x_stride=self.x.buffer.cols,
+            out_bf16_stride=self.out_bf16.buffer.cols if self.out_bf16 else 0,
+            eps=self.eps,
+        )
+
+    @classmethod
+    def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
+        require(args.col_begin + args.n <= args.k, "columns that y does not have")
+        require(bool(args.out_bf16 or not args.reset), "there is no out_bf16 to reset")
+        require(args.y != args.x, "y is the output")
+        rows = rows_of(args.batch)
+        x = f32_access(True, rank, args.x, args.n, rows, args.x_stride)
+        found = [
+            f32_access(False, rank, args.y, args.k, rows, args.y_stride),
+            constant_access(rank, args.weight, 4, args.n),
+            x,
+            x._replace(write=False),
+        ]
+        if args.out_bf16:
+            found += vector_accesses(rank, args.out_bf16, args.reset, args.n, rows, args.out_bf16_stride)
+        if args.batch:
+            found.append(batch_access(rank, args.batch))
+        return found
