@@ -176,7 +176,7 @@ WRONG = [
     lambda t: _x(t),
 ]
 REASONS = [
-    "expected a norm in front of it",
+    "expected a norm in front of the head",
     "the head has 24 tokens; the config calls for 23",
     "forward has 0 layers; its config says 3",
     "n has eps 0.001; the config's rms_norm_eps is 1e-06",
