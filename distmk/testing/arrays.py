@@ -52,5 +52,5 @@ def assert_close(
     with np.errstate(invalid="ignore"):
         same = (got == want) | (np.abs(got - want) <= tolerance)  # NaN is never right
     bad = np.argwhere(~same)
-    lines = (f"{what}{[*map(int, at)]}: got {got[tuple(at)]!r}, expected {want[tuple(at)]!r}" for at in bad)
+    lines = (f"{what}{[*map(int, at)]}: got {got[tuple(at)]}, expected {want[tuple(at)]}" for at in bad)
     assert not len(bad), f"{len(bad)} of {got.size} wrong\n" + "\n".join(itertools.islice(lines, 8))

@@ -20,6 +20,7 @@ from distmk import env
 from distmk.backends import build_cache, cache_files
 from distmk.backends.build_cache import cached
 from distmk.backends.cache_files import CacheError, fault_of
+from distmk.backends.compiler_output import first_error
 from distmk.backends.host.build import build, build_sources
 from distmk.errors import BuildError, UsageError
 
@@ -225,3 +226,21 @@ def test_a_file_that_cannot_be_loaded(cache: Path, tmp_path: Path, monkeypatch: 
     text.write_text("no library")
     monkeypatch.setenv("DISTMK_CXX", str(copying_compiler(tmp_path, text)))
     assert "cannot load" in refusal(host_build.load_runtime)
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (["In file included from /error/a.cuh:1,", "/error/a.cuh:7:3: error: no x"], "/error/a.cuh:7:3: error: no x"),
+        (["/error/a.cuh(7): warning: w", "/error/a.cuh(9): error: no x"], "/error/a.cuh(9): error: no x"),
+        (["b.o: undefined reference to `f()'", "collect2: error: ld returned 1"], "b.o: undefined reference to `f()'"),
+        (
+            ["/error/a.cuh:7:3:   required from here", "h.h:1:1: error: no x"],
+            "h.h:1:1: error: no x (/error/a.cuh:7:3: ",
+        ),
+        ([], "no output"),
+    ],
+)
+def test_what_is_told_of_a_compilers_output(lines: list[str], told: str) -> None:
+    """With the user's file, also where the error is in a file of distmk."""
+    assert first_error("\n".join(lines), [Path("/error/a.cuh")]).startswith(told)

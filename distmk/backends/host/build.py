@@ -35,6 +35,9 @@ EMULATOR_FLAGS = (
 )
 
 
+# Of a library with registered types: a body that its file does not define is missed when it is linked, and by its name.
+OWN_LINK_FLAGS = ("-shared", "-Wl,-z,defs")
+
 # Sources of the host twin that depend on the table of task types: what these include, or the ABI's hash.
 KNOWING_TASK_TYPES = ("interface.cpp", "runtime.cpp", "single_task.cpp")
 
@@ -88,9 +91,8 @@ def build(extra_flags: Sequence[str] = (), tool: str | None = None, own_types: S
     common = [path for path in host_sources() if path.name not in KNOWING_TASK_TYPES]
     sources = [*own.bodies, *(path for path in host_sources() if path not in common)]
     objects = [build_sources("host-common", ".o", [*flags, "-r", "-nostdlib"], common, what=what)]
-    flags += ["-shared", "-Wl,-z,defs"]
     what = f"the host runtime with {', '.join(own_types)}"
-    return build_sources("host", ".so", flags, sources, what=what, own=own, objects=objects)
+    return build_sources("host", ".so", [*flags, *OWN_LINK_FLAGS], sources, what=what, own=own, objects=objects)
 
 
 def build_emulator(extra_flags: Sequence[str] = (), tool: str | None = None, own_types: Sequence[str] = ()) -> Path:
@@ -103,7 +105,8 @@ def build_emulator(extra_flags: Sequence[str] = (), tool: str | None = None, own
     kernel = {"kernel.cuh": translation_unit(own)}
     if tool is None:
         what = f"the emulator{' with ' if own else ''}{', '.join(own_types)} (about a minute, once)"
-        return build_sources("emulator", ".so", [*flags, "-shared"], sources, headers, kernel, what, own)
+        flags += OWN_LINK_FLAGS if own else ["-shared"]
+        return build_sources("emulator", ".so", flags, sources, headers, kernel, what, own)
     tool_source = csrc_dir() / "tools" / f"{tool}.cpp"
     return build_sources(f"{tool}-emulated", "", flags, [*sources, tool_source], headers, kernel)
 
