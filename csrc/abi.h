@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 7911004983276564974ull;
+constexpr uint64_t ABI_HASH = 3244207622280782913ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -733,10 +733,11 @@ struct LinearArgs {
   uint32_t max_splits;
   uint32_t min_split;
   uint32_t split_budget;
+  uint32_t window;
   uint32_t fused_combine_len;
   uint32_t keeps_logits;
 };
-static_assert(sizeof(LinearArgs) == 144);
+static_assert(sizeof(LinearArgs) == 152);
 static_assert(offsetof(LinearArgs, x) == 0);
 static_assert(offsetof(LinearArgs, weight) == 8);
 static_assert(offsetof(LinearArgs, bias) == 16);
@@ -762,8 +763,9 @@ static_assert(offsetof(LinearArgs, head_dim) == 120);
 static_assert(offsetof(LinearArgs, max_splits) == 124);
 static_assert(offsetof(LinearArgs, min_split) == 128);
 static_assert(offsetof(LinearArgs, split_budget) == 132);
-static_assert(offsetof(LinearArgs, fused_combine_len) == 136);
-static_assert(offsetof(LinearArgs, keeps_logits) == 140);
+static_assert(offsetof(LinearArgs, window) == 136);
+static_assert(offsetof(LinearArgs, fused_combine_len) == 140);
+static_assert(offsetof(LinearArgs, keeps_logits) == 144);
 
 struct EmbedArgs {
   uint64_t table;
@@ -819,11 +821,12 @@ struct AttentionArgs {
   uint32_t max_splits;
   uint32_t min_split;
   uint32_t split_budget;
+  uint32_t window;
   float eps;
   uint32_t num_positions;
   uint32_t qkv_stride;
-  uint32_t polls;
-  uint32_t long_splits;
+  uint16_t polls;
+  uint16_t long_splits;
   uint32_t fused_combine_len;
 };
 static_assert(sizeof(AttentionArgs) == 160);
@@ -850,11 +853,12 @@ static_assert(offsetof(AttentionArgs, num_pages) == 120);
 static_assert(offsetof(AttentionArgs, max_splits) == 124);
 static_assert(offsetof(AttentionArgs, min_split) == 128);
 static_assert(offsetof(AttentionArgs, split_budget) == 132);
-static_assert(offsetof(AttentionArgs, eps) == 136);
-static_assert(offsetof(AttentionArgs, num_positions) == 140);
-static_assert(offsetof(AttentionArgs, qkv_stride) == 144);
-static_assert(offsetof(AttentionArgs, polls) == 148);
-static_assert(offsetof(AttentionArgs, long_splits) == 152);
+static_assert(offsetof(AttentionArgs, window) == 136);
+static_assert(offsetof(AttentionArgs, eps) == 140);
+static_assert(offsetof(AttentionArgs, num_positions) == 144);
+static_assert(offsetof(AttentionArgs, qkv_stride) == 148);
+static_assert(offsetof(AttentionArgs, polls) == 152);
+static_assert(offsetof(AttentionArgs, long_splits) == 154);
 static_assert(offsetof(AttentionArgs, fused_combine_len) == 156);
 
 struct CombineArgs {
@@ -871,6 +875,7 @@ struct CombineArgs {
   uint32_t split_budget;
   uint32_t polls;
   uint32_t fused_combine_len;
+  uint32_t window;
 };
 static_assert(sizeof(CombineArgs) == 72);
 static_assert(offsetof(CombineArgs, partials) == 0);
@@ -886,6 +891,7 @@ static_assert(offsetof(CombineArgs, min_split) == 52);
 static_assert(offsetof(CombineArgs, split_budget) == 56);
 static_assert(offsetof(CombineArgs, polls) == 60);
 static_assert(offsetof(CombineArgs, fused_combine_len) == 64);
+static_assert(offsetof(CombineArgs, window) == 68);
 
 struct SampleArgs {
   uint64_t candidates;
@@ -1113,7 +1119,7 @@ struct WideAttentionArgs {
   uint32_t num_pages;
   uint32_t q_stride;
   uint32_t tiled;
-  uint32_t pad;
+  uint32_t window;
 };
 static_assert(sizeof(WideAttentionArgs) == 96);
 static_assert(offsetof(WideAttentionArgs, q) == 0);
@@ -1133,7 +1139,7 @@ static_assert(offsetof(WideAttentionArgs, max_pages) == 76);
 static_assert(offsetof(WideAttentionArgs, num_pages) == 80);
 static_assert(offsetof(WideAttentionArgs, q_stride) == 84);
 static_assert(offsetof(WideAttentionArgs, tiled) == 88);
-static_assert(offsetof(WideAttentionArgs, pad) == 92);
+static_assert(offsetof(WideAttentionArgs, window) == 92);
 
 struct WideEmbedArgs {
   uint64_t table;

@@ -12,7 +12,7 @@ from distmk.lower.partition import Partition
 from distmk.lower.plan import WorkPlan
 from distmk.lower.weights import add_matrix, add_vector, bias_rows
 from distmk.model.shards import Range
-from distmk.tasks import Linear
+from distmk.tasks import AttentionShape, Linear
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Projection:
     name: of its tasks. tensor: of the checkpoint, without `.weight` or `.bias`. write: its index among the writes of the
     residual stream. x: bf16 [MAX_ROWS, columns of a rank]. cols: each rank's columns of the matrix. partition: rows of the
     matrix, by task. fused_partials: the partials of a single row, which each task combines for itself; None: the row is in x.
+    shapes: the attention that leaves them, by rank.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Projection:
     partition: Partition
     has_bias: bool
     fused_partials: Buffer | None = None
+    shapes: tuple[AttentionShape, ...] = ()
 
 
 def emit_row_parallel(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, projection: Projection) -> None:
@@ -65,7 +67,8 @@ def _emit_linear(
     weight: Weight,
     bias: Slab | None,
 ) -> None:
-    shape, partials = plan.shapes[rank], projection.fused_partials
+    partials = projection.fused_partials
+    shape = projection.shapes[rank] if partials else None
     for worker, (begin, end) in projection.partition.by_worker():
         graph.add(
             Linear(
@@ -78,8 +81,8 @@ def _emit_linear(
                 bias=bias_rows(bias, begin, end),
                 num_ranks=plan.options.num_ranks,
                 polls=projection.x.lamport and plan.may_poll(rank, worker),
-                fused_partials=partials.at(rank, 0, shape.fused_partial_cols) if partials else None,
-                shape=shape if partials else None,
+                fused_partials=partials.at(rank, 0, shape.fused_partial_cols) if partials and shape else None,
+                shape=shape,
                 **residual_output(plan, buffers, projection.write, rank, (begin, end)),
             )
         )

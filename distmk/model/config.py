@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from distmk.errors import ModelError, shown
-from distmk.model.hf_features import refuse_unsupported, sliding_window
+from distmk.model.hf_features import layer_windows, refuse_unsupported
 from distmk.model.json_fields import Fields, token_ids
 from distmk.model.rope import check_scaling, read_rope
 from distmk.model.rope_scaling import Llama3Scaling, RopeScaling
@@ -39,8 +39,7 @@ class ModelConfig:
     max_position: the longest context, in tokens: what the model was trained for, or that times the factor of `rope_scaling`.
     bos_token_id, eos_token_ids: None and () if there are none. qk_norm: RMSNorm over each query and key head.
     rope_freq_factors: [head_dim / 2] divisors of the plain rotary frequencies; GGUF files hold Llama 3.1's scaling in that form
-    instead of as `rope_scaling`. sliding_window: tokens that a layer with a window sees, None if all layers see all. Windows are
-    not computed: a context must fit into it (`choose_model_len`).
+    instead of as `rope_scaling`. windows: by layer, the tokens that it sees, its own included, None: all; (): all layers see all.
     """
 
     family: Family
@@ -63,7 +62,7 @@ class ModelConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     rope_freq_factors: tuple[float, ...] | None = None
-    sliding_window: int | None = None
+    windows: tuple[int | None, ...] = ()
 
     def __post_init__(self) -> None:
         self.validate("model config")
@@ -74,8 +73,7 @@ class ModelConfig:
         for name in (*sizes, "vocab_size", "max_position"):
             if not 1 <= getattr(self, name) < 1 << 31:
                 raise ModelError(f"{where}: {name} is {getattr(self, name)}; it must be at least 1 and below 2**31")
-        if self.num_layers > MAX_LAYERS:
-            raise ModelError(f"{where}: num_layers is {self.num_layers}; at most {MAX_LAYERS} are believable")
+        check_num_layers(self.num_layers, where)
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
                 f"{where}: {self.num_heads} attention heads cannot share {self.num_kv_heads} key/value heads evenly; "
@@ -88,6 +86,11 @@ class ModelConfig:
                 raise ModelError(
                     f"{where}: {name} is {getattr(self, name)}; it must be a positive number from {least:g} to {most:g}"
                 )
+        if self.windows and len(self.windows) != self.num_layers:
+            raise ModelError(f"{where}: {len(self.windows)} windows for {self.num_layers} layers")
+        for window in filter(None, self.windows):
+            if not 1 <= window < 1 << 31:
+                raise ModelError(f"{where}: a sliding window of {window} tokens; it must be at least 1 and below 2**31")
         for token_id in (*self.eos_token_ids, self.bos_token_id or 0):
             if not 0 <= token_id < 1 << 31:
                 raise ModelError(f"{where}: token id {shown(token_id)} is none; ids are from 0 to 2**31 - 1")
@@ -102,6 +105,10 @@ class ModelConfig:
 
         check_scaling(self, where)
 
+    def window(self, layer: int) -> int | None:
+        """Tokens that a layer sees, its own included; None: all up to its own."""
+        return self.windows[layer] if self.windows else None
+
     @staticmethod
     def from_hf(d: Mapping[str, Any], where: str) -> ModelConfig:
         """The config of a Hugging Face `config.json`, given as a dict; `where` names the file in errors.
@@ -110,6 +117,12 @@ class ModelConfig:
         Raises ModelError for an unsupported architecture or feature, and for unusable values.
         """
         return _from_hf(Fields(d, where))
+
+
+def check_num_layers(num_layers: int, where: str) -> None:
+    """ModelError, naming `where`: more layers than any model has."""
+    if num_layers > MAX_LAYERS:
+        raise ModelError(f"{where}: num_layers is {num_layers}; at most {MAX_LAYERS} are believable")
 
 
 def _from_hf(f: Fields) -> ModelConfig:
@@ -122,6 +135,7 @@ def _from_hf(f: Fields) -> ModelConfig:
     if num_heads < 1:
         raise ModelError(f"{f.where}: num_attention_heads is {num_heads}; it must be at least 1")
     num_layers = f.integer("num_hidden_layers")
+    check_num_layers(num_layers, f.where)
     # Absent keys have the defaults of transformers' LlamaConfig, Qwen2Config and Qwen3Config.
     attention_bias = f.flag("attention_bias") and not qwen2
     default_kv_heads = 32 if qwen and "num_key_value_heads" not in f.values else num_heads
@@ -148,7 +162,7 @@ def _from_hf(f: Fields) -> ModelConfig:
         "qk_norm": qwen3,
         "bos_token_id": bos[0] if bos else None,
         "eos_token_ids": token_ids(f.values, "eos_token_id", f.where, () if qwen else (2,)),
-        "sliding_window": sliding_window(f, num_layers, qwen),
+        "windows": layer_windows(f, num_layers, qwen),
     }
     return build_config(values, f.where)
 

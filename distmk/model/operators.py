@@ -23,7 +23,7 @@ class SelfAttention:
     """x += o(attention(q, k, v of norm(x))): column-parallel q, k and v, row-parallel o.
 
     `q_norm`, `k_norm`: RMSNorm over each head, None in a model without it. `qkv_bias`, `o_bias`: whether the projections
-    have a bias.
+    have a bias. `window`: positions that a query sees, its own included; None: all up to its own.
     """
 
     layer: int
@@ -36,6 +36,7 @@ class SelfAttention:
     k_norm: str | None
     qkv_bias: bool
     o_bias: bool
+    window: int | None = None
 
     @property
     def name(self) -> str:
@@ -100,6 +101,7 @@ def build_model(config: ModelConfig) -> Model:
                 k_norm=f"{attention}.k_norm" if config.qk_norm else None,
                 qkv_bias=config.qkv_bias,
                 o_bias=config.o_bias,
+                window=config.window(layer),
             )
         )
         operators.append(
