@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 16428278955129894382ull;
+constexpr uint64_t ABI_HASH = 4095649826632919243ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -739,10 +739,10 @@ struct LinearArgs {
   uint32_t max_splits;
   uint32_t min_split;
   uint32_t split_budget;
+  uint32_t window;
   uint32_t fused_combine_len;
   uint32_t keeps_logits;
   float softcap;
-  uint32_t pad;
 };
 static_assert(sizeof(LinearArgs) == 152);
 static_assert(offsetof(LinearArgs, x) == 0);
@@ -770,10 +770,10 @@ static_assert(offsetof(LinearArgs, head_dim) == 120);
 static_assert(offsetof(LinearArgs, max_splits) == 124);
 static_assert(offsetof(LinearArgs, min_split) == 128);
 static_assert(offsetof(LinearArgs, split_budget) == 132);
-static_assert(offsetof(LinearArgs, fused_combine_len) == 136);
-static_assert(offsetof(LinearArgs, keeps_logits) == 140);
-static_assert(offsetof(LinearArgs, softcap) == 144);
-static_assert(offsetof(LinearArgs, pad) == 148);
+static_assert(offsetof(LinearArgs, window) == 136);
+static_assert(offsetof(LinearArgs, fused_combine_len) == 140);
+static_assert(offsetof(LinearArgs, keeps_logits) == 144);
+static_assert(offsetof(LinearArgs, softcap) == 148);
 
 struct EmbedArgs {
   uint64_t table;
@@ -829,12 +829,13 @@ struct AttentionArgs {
   uint32_t max_splits;
   uint32_t min_split;
   uint32_t split_budget;
+  uint32_t window;
   float eps;
   uint32_t num_positions;
   uint32_t qkv_stride;
-  uint16_t polls;
-  uint16_t long_splits;
-  uint32_t num_slots;
+  uint8_t polls;
+  uint8_t long_splits;
+  uint16_t num_slots;
   uint32_t fused_combine_len;
 };
 static_assert(sizeof(AttentionArgs) == 160);
@@ -861,12 +862,13 @@ static_assert(offsetof(AttentionArgs, num_pages) == 120);
 static_assert(offsetof(AttentionArgs, max_splits) == 124);
 static_assert(offsetof(AttentionArgs, min_split) == 128);
 static_assert(offsetof(AttentionArgs, split_budget) == 132);
-static_assert(offsetof(AttentionArgs, eps) == 136);
-static_assert(offsetof(AttentionArgs, num_positions) == 140);
-static_assert(offsetof(AttentionArgs, qkv_stride) == 144);
-static_assert(offsetof(AttentionArgs, polls) == 148);
-static_assert(offsetof(AttentionArgs, long_splits) == 150);
-static_assert(offsetof(AttentionArgs, num_slots) == 152);
+static_assert(offsetof(AttentionArgs, window) == 136);
+static_assert(offsetof(AttentionArgs, eps) == 140);
+static_assert(offsetof(AttentionArgs, num_positions) == 144);
+static_assert(offsetof(AttentionArgs, qkv_stride) == 148);
+static_assert(offsetof(AttentionArgs, polls) == 152);
+static_assert(offsetof(AttentionArgs, long_splits) == 153);
+static_assert(offsetof(AttentionArgs, num_slots) == 154);
 static_assert(offsetof(AttentionArgs, fused_combine_len) == 156);
 
 struct CombineArgs {
@@ -883,6 +885,7 @@ struct CombineArgs {
   uint32_t split_budget;
   uint32_t polls;
   uint32_t fused_combine_len;
+  uint32_t window;
 };
 static_assert(sizeof(CombineArgs) == 72);
 static_assert(offsetof(CombineArgs, partials) == 0);
@@ -898,6 +901,7 @@ static_assert(offsetof(CombineArgs, min_split) == 52);
 static_assert(offsetof(CombineArgs, split_budget) == 56);
 static_assert(offsetof(CombineArgs, polls) == 60);
 static_assert(offsetof(CombineArgs, fused_combine_len) == 64);
+static_assert(offsetof(CombineArgs, window) == 68);
 
 struct SampleArgs {
   uint64_t candidates;
@@ -1146,8 +1150,10 @@ struct WideAttentionArgs {
   uint32_t q_stride;
   uint32_t tiled;
   uint32_t num_slots;
+  uint32_t window;
+  uint32_t pad;
 };
-static_assert(sizeof(WideAttentionArgs) == 96);
+static_assert(sizeof(WideAttentionArgs) == 104);
 static_assert(offsetof(WideAttentionArgs, q) == 0);
 static_assert(offsetof(WideAttentionArgs, k_cache) == 8);
 static_assert(offsetof(WideAttentionArgs, v_cache) == 16);
@@ -1166,6 +1172,8 @@ static_assert(offsetof(WideAttentionArgs, num_pages) == 80);
 static_assert(offsetof(WideAttentionArgs, q_stride) == 84);
 static_assert(offsetof(WideAttentionArgs, tiled) == 88);
 static_assert(offsetof(WideAttentionArgs, num_slots) == 92);
+static_assert(offsetof(WideAttentionArgs, window) == 96);
+static_assert(offsetof(WideAttentionArgs, pad) == 100);
 
 struct WideEmbedArgs {
   uint64_t table;

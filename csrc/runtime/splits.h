@@ -1,37 +1,52 @@
 // Split-KV: how an attention launch's KV positions are cut into splits, and where splits leave their partials. It
-// follows from the lengths in the batch metadata alone, so schedulers, workers and tasks work it out for themselves,
-// with the same result.
+// follows from the layer's window and the lengths in the batch metadata alone, so schedulers, workers and tasks work it
+// out for themselves, with the same result.
 #pragma once
 #include "runtime/context.h"
 
 namespace distmk {
 
-// Whether the combine is fused into the GEMVs that consume attention's output: of a batch of one row, whose sequence is
-// short enough for at most COMBINE_WIDTH splits. `args`: of attention, of a combine or of a linear task.
+// Positions that the rows of a run see together, the last ones of its sequence: each row sees `window` of them, up to
+// its own.
+DISTMK_FN uint32_t num_seen(uint32_t window, const BatchRun& run, uint32_t num_rows) {
+  const uint32_t kv_len = static_cast<uint32_t>(run.kv_len), most = window + (num_rows - 1);
+  return kv_len < most ? kv_len : most;
+}
+DISTMK_FN uint32_t num_seen(uint32_t window, const BatchRun& run) {
+  return num_seen(window, run, static_cast<uint32_t>(run.num_rows));
+}
+// The first position that the row at `position` sees.
+DISTMK_FN uint32_t first_seen(uint32_t window, uint32_t position) {
+  return position < window ? 0 : position + 1 - window;
+}
+
+// Whether the combine is fused into the GEMVs that consume attention's output: of a batch of one row that sees few
+// enough positions for at most COMBINE_WIDTH splits. `args`: of attention, of a combine or of a linear task.
 template <class Args>
 DISTMK_FN bool fuses_combine(const Args& args, uint32_t num_rows, const BatchRun& run) {
-  return num_rows == 1 && static_cast<uint32_t>(run.kv_len) <= args.fused_combine_len;
+  return num_rows == 1 && num_seen(args.window, run, 1) <= args.fused_combine_len;
 }
 DISTMK_FN uint32_t max_fused_splits(uint32_t max_splits) {
   return max_splits < COMBINE_WIDTH ? max_splits : COMBINE_WIDTH;
 }
 
-// Number of splits of each run: its share by length of a budget for all runs, so that all splits are about as long and
-// no worker has two; at least `min_split` positions each. Called by all lanes of a warp together.
+// Number of splits of each run: its share, by the positions that it sees, of a budget for all runs, so that all splits
+// are about as long and no worker has two; at least `min_split` positions each. Called by all lanes of a warp together.
 class Splits {
  public:
   template <class Args>  // of attention or of a combine
   DISTMK_FN Splits(const Args& args, const Batch& batch)
       : budget_(args.split_budget),
         min_split_(args.min_split),
+        window_(args.window),
         max_splits_(fuses_combine(args, batch.num_rows, batch.runs[0]) ? max_fused_splits(args.max_splits)
                                                                        : args.max_splits) {
     static_assert(MAX_ROWS <= 32, "");
-    total_ = sum_of_sizes(batch.num_runs, [&](uint32_t run) { return static_cast<uint32_t>(batch.runs[run].kv_len); });
+    total_ = sum_of_sizes(batch.num_runs, [&](uint32_t run) { return num_seen(window_, batch.runs[run]); });
   }
 
   DISTMK_FN uint32_t of(const BatchRun& run) const {
-    const auto length = static_cast<uint32_t>(run.kv_len);
+    const uint32_t length = num_seen(window_, run);
     return bounded(length == total_ ? budget_ : length * budget_ / total_, min_split_, max_splits_,
                    length);  // divisions are slow
   }
@@ -39,12 +54,11 @@ class Splits {
   // Of a batch-1 row whose combine is fused.
   template <class Args>
   DISTMK_FN static uint32_t of_fused(const Args& args, const BatchRun& run) {
-    return bounded(args.split_budget, args.min_split, max_fused_splits(args.max_splits),
-                   static_cast<uint32_t>(run.kv_len));
+    return bounded(args.split_budget, args.min_split, max_fused_splits(args.max_splits), num_seen(args.window, run, 1));
   }
 
  private:
-  uint32_t budget_, min_split_, max_splits_, total_ = 0;
+  uint32_t budget_, min_split_, window_, max_splits_, total_ = 0;
 
   // More than COMBINE_WIDTH are rounded down to a multiple of it.
   DISTMK_FN static uint32_t bounded(uint32_t wanted, uint32_t min_split, uint32_t max_splits, uint32_t length) {
@@ -58,11 +72,12 @@ class Splits {
 constexpr uint32_t KV_TILE =
     16;  // positions that a GPU's warp takes at once; a split boundary inside one wastes part of it
 
-// First position of split `s` of `n` over `kv_len` positions; kv_len where s = n. Splits are equal to within one
-// position where they are short, else multiples of KV_TILE.
-DISTMK_FN uint32_t split_begin(uint32_t kv_len, uint32_t s, uint32_t n) {
-  const uint32_t begin = kv_len * s / n;  // of lengths and splits whose product fits 32 bits
-  return s < n && kv_len >= KV_TILE * n ? begin / KV_TILE * KV_TILE : begin;
+// First position of split `s` of `n` over the positions that a run sees; its kv_len where s = n. Splits are equal to
+// within one position where they are short, else all but the first begin at a multiple of KV_TILE.
+DISTMK_FN uint32_t split_begin(uint32_t window, const BatchRun& run, uint32_t s, uint32_t n) {
+  const uint32_t length = num_seen(window, run), first = static_cast<uint32_t>(run.kv_len) - length;
+  const uint32_t begin = first + length * s / n;  // of lengths and splits whose product fits 32 bits
+  return s && s < n && length >= KV_TILE * n ? begin / KV_TILE * KV_TILE : begin;
 }
 
 struct AttentionInstance {

@@ -91,16 +91,10 @@ def backend_choices(backend: str) -> BackendChoices:
 
 
 def choose_model_len(wanted: int | None, config: ModelConfig) -> int:
-    """The longest sequence in tokens. UsageError: `wanted` exceeds the model's context, or the window of its attention."""
+    """The longest sequence in tokens. UsageError: `wanted` exceeds the model's context."""
     if wanted is not None and wanted > config.max_position:
         raise UsageError(f"max_model_len {wanted} is more than the model's context of {config.max_position} tokens")
-    window = config.sliding_window or config.max_position
-    if wanted is not None and wanted > window:
-        raise UsageError(
-            f"max_model_len {wanted} is more than the sliding window of {window} tokens that layers of this model have; "
-            f"windows are not supported, so give at most {window}"
-        )
-    return min(config.max_position, window, DEFAULT_MODEL_LEN) if wanted is None else wanted
+    return min(config.max_position, DEFAULT_MODEL_LEN) if wanted is None else wanted
 
 
 def check_heads(head_dim: int, backend: str) -> None:

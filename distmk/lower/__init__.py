@@ -53,7 +53,7 @@ def lower_programs(model: Model, options: DecodeOptions) -> tuple[Graph, ...]:
 @no_collection()
 def lower_narrow(model: Model, options: DecodeOptions) -> Lowered:
     """The same, and what `lower_wide` needs beside it."""
-    plan = plan_work(model.config, options)
+    plan = plan_work(model, options)
     graph = Graph(options.num_ranks, options.num_workers, options.num_schedulers, host_sizes=options.host_sizes)
     buffers = declare_buffers(graph, plan, post_norms=model.has_post_norms)
     emit_scheduler_step(graph, plan, buffers)

@@ -20,7 +20,7 @@ def emit_attention(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Sel
         _emit_qkv(graph, plan, buffers, op, rank)
         _emit_splits(graph, plan, buffers, op, rank)
         _emit_combine(graph, plan, buffers, op, rank)
-    d, partials = plan.config.head_dim, buffers.fused_partials
+    d = plan.config.head_dim
     projection = Projection(
         name=f"{op.name}.o",
         matrix=op.o,
@@ -31,7 +31,8 @@ def emit_attention(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Sel
         scale=op.out_scale,
         post_norm=op.post_norm,
         norm_offset=op.norm_offset,
-        fused_partials=partials.at(op.layer) if partials else None,
+        fused_partials=buffers.partials[op.layer].fused,
+        shapes=tuple(plan.shape_of(op.layer, rank) for rank in plan.ranks),
     )
     emit_row_parallel(graph, plan, buffers, projection)
 
@@ -75,8 +76,9 @@ def _emit_qkv(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAtte
 
 def _emit_splits(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAttention, rank: int) -> None:
     """Partial results of every KV head, run of rows and split of the positions."""
-    shape, options, fused = plan.shapes[rank], plan.options, buffers.fused_partials
+    shape, options = plan.shape_of(op.layer, rank), plan.options
     k_cache, v_cache = buffers.caches[op.layer]
+    partials = buffers.partials[op.layer]
     graph.add(
         Attention(
             rank=rank,
@@ -87,13 +89,13 @@ def _emit_splits(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfA
             k_cache=k_cache.at(rank, 0, shape.cache_cols),
             v_cache=v_cache.at(rank, 0, shape.cache_cols),
             page_table=buffers.page_table.at(rank),
-            partials=buffers.partials.at(rank, 0, shape.num_partials),
+            partials=partials.of_splits.at(rank, 0, shape.num_partials),
             batch=buffers.batch.at(rank),
             rope=_rope(graph, plan, buffers, op.rope, rank),
             q_norm=_head_norm(graph, plan, rank, op.q_norm, op.norm_offset),
             k_norm=_head_norm(graph, plan, rank, op.k_norm, op.norm_offset),
-            fused_partials=fused.at(op.layer).at(rank, 0, shape.fused_partial_cols) if fused else None,
-            reset=fused.reset_at(op.layer, rank, 0, shape.fused_partial_cols) if fused else None,
+            fused_partials=partials.fused.at(rank, 0, shape.fused_partial_cols) if partials.fused else None,
+            reset=partials.reset(rank, shape.fused_partial_cols),
             eps=plan.config.rms_norm_eps,
             polls=plan.attention_may_poll(rank),
             long_splits=shape.has_long_splits(options.max_model_len, options.max_seqs),
@@ -118,7 +120,7 @@ def _head_norm(graph: Graph, plan: WorkPlan, rank: int, tensor: str | None, offs
 
 def _emit_combine(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAttention, rank: int) -> None:
     """The splits of each slice combined into attention's output, but for a single row that the o projection combines."""
-    shape = plan.shapes[rank]
+    shape, partials = plan.shape_of(op.layer, rank), buffers.partials[op.layer].of_splits
     for worker, (begin, end) in plan.combine[rank].by_worker():
         cols = shape.slice_begin(begin), shape.slice_begin(end)
         graph.add(
@@ -128,7 +130,7 @@ def _emit_combine(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Self
                 worker=worker,
                 shape=shape,
                 slices=(begin, end),
-                partials=buffers.partials.at(rank, begin * shape.partial_cols, end * shape.partial_cols),
+                partials=partials.at(rank, begin * shape.partial_cols, end * shape.partial_cols),
                 out=buffers.attention_out.at(op.layer).at(rank, *cols),
                 reset=buffers.attention_out.reset_at(op.layer, rank, *cols),
                 batch=buffers.batch.at(rank),

@@ -9,6 +9,7 @@ from typing import TypedDict
 from distmk.abi import MAX_ROWS, Batch, Space, WideBatch
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer, Region, Slab, WeightKind
+from distmk.lower.partials import AttentionPartials, declare_partials
 from distmk.lower.plan import WorkPlan
 from distmk.lower.rotating import RotatingBuffers, Rotation
 from distmk.lower.sampling import SamplingBuffers, declare_sampling
@@ -63,10 +64,8 @@ class DecodeBuffers:
     x_bf16: the same in bf16, by write of the residual stream.
     y: f32 [MAX_ROWS, hidden_size], what a post-norm normalizes; None: the model has none.
     qkv: f32 [MAX_ROWS, q, k and v columns of a rank], by layer.
-    partials: f32, attention's partial results (`AttentionShape.num_partials`).
+    partials: attention's partial results, by layer.
     attention_out: bf16 [MAX_ROWS, query columns of a rank], by layer.
-    fused_partials: bf16, a single row's partial results (`AttentionShape.fused_partial_cols`), by layer; None without a
-        fused combine.
     mlp_hidden: bf16 [MAX_ROWS, MLP columns of a rank], by layer.
     host_slots: where all-reduces cross hosts, what they use instead of the three slots below.
     attention_slots: f32 [rank, hidden_size * MAX_ROWS], blocks that ranks push for the all-reduce behind o.
@@ -86,9 +85,8 @@ class DecodeBuffers:
     x_bf16: RotatingBuffers
     y: Buffer | None
     qkv: RotatingBuffers
-    partials: Buffer
+    partials: tuple[AttentionPartials, ...]
     attention_out: RotatingBuffers
-    fused_partials: RotatingBuffers | None
     mlp_hidden: RotatingBuffers
     host_slots: tuple[HostSlots, ...]
     attention_slots: Buffer
@@ -139,9 +137,8 @@ def declare_buffers(graph: Graph, plan: WorkPlan, *, post_norms: bool = False) -
         x_bf16=_rows(graph, "x_bf16", config.hidden_size, plan.residual_rotation),
         y=graph.buffer("y", config.hidden_size, rows=MAX_ROWS, space=Space.LOCAL) if post_norms else None,
         qkv=_rows(graph, "qkv", max(shape.qkv_cols for shape in shapes), per_layer, "f32"),
-        partials=graph.buffer("attention_partials", max(shape.num_partials for shape in shapes), lamport=True),
+        partials=declare_partials(graph, plan),
         attention_out=_rows(graph, "attention_out", max(s.num_q * s.head_dim for s in shapes), per_layer),
-        fused_partials=_fused_partials(graph, plan) if plan.fuses_combine else None,
         mlp_hidden=_rows(graph, "mlp_hidden", mlp_cols, plan.mlp_rotation),
         host_slots=tuple(_host_slots(graph, plan, i) for i in range(3 if plan.options.crosses_hosts else 0)),
         attention_slots=graph.buffer("attention_slots", slots_cols, lamport=True),
@@ -183,11 +180,6 @@ def _host_slots(graph: Graph, plan: WorkPlan, index: int) -> HostSlots:
 
 def _rows(graph: Graph, name: str, cols: int, rotation: Rotation, dtype: str = "bf16") -> RotatingBuffers:
     return RotatingBuffers.declare(graph, name, cols, rotation, rows=MAX_ROWS, dtype=dtype)
-
-
-def _fused_partials(graph: Graph, plan: WorkPlan) -> RotatingBuffers:
-    cols = max(shape.fused_partial_cols for shape in plan.shapes)
-    return RotatingBuffers.declare(graph, "attention_fused_partials", cols, plan.attention_rotation, rows=1)
 
 
 def _cache(graph: Graph, plan: WorkPlan, layer: int) -> tuple[Buffer, Buffer]:

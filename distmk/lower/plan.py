@@ -15,8 +15,10 @@ from distmk.lower.partition import Partition, partition_items, partition_rows, p
 from distmk.lower.rotating import Rotation
 from distmk.lower.worker_roles import WorkerRoles, assign_roles
 from distmk.model.config import ModelConfig
+from distmk.model.operators import Model, SelfAttention
 from distmk.model.shards import Shard, partition, shard_model
 from distmk.tasks import AttentionShape
+from distmk.tasks.splits import ANY_LENGTH
 
 COMBINED_PER_TASK = 4  # rows times slices of a head: enough work for a combine task
 FUSED_HEAD_DIM = 64  # the fused combine reads a head in blocks of this many elements
@@ -27,7 +29,9 @@ class WorkPlan:
     """What lowering decides before it makes any task. Tuples are by rank; a partition without ranks is the same on all.
 
     num_pages: KV cache pages of a rank.
-    shards, shapes: each rank's part of the model, and its attention heads and cache as attention tasks take them.
+    shards, shapes: each rank's part of the model, and its attention heads and cache as attention tasks take them, without a
+    window.
+    windows: positions that a row of each layer sees; ANY_LENGTH where sequences are not longer.
     fuses_combine: the o projection combines the splits of a single decode row, which saves a hop.
     residual_rotation: of the bf16 residual stream.
     attention_rotation: of queries, keys and values, of attention's output, and of the partials of a fused combine.
@@ -46,6 +50,7 @@ class WorkPlan:
     num_pages: int
     shards: tuple[Shard, ...]
     shapes: tuple[AttentionShape, ...]
+    windows: tuple[int, ...]
     fuses_combine: bool
     residual_rotation: Rotation
     attention_rotation: Rotation
@@ -63,6 +68,10 @@ class WorkPlan:
     def ranks(self) -> range:
         return range(self.options.num_ranks)
 
+    def shape_of(self, layer: int, rank: int) -> AttentionShape:
+        """The attention of a layer."""
+        return dataclasses.replace(self.shapes[rank], window=self.windows[layer])
+
     def may_poll(self, rank: int, worker: int) -> bool:
         """Whether a worker may poll the operands of qkv, o, gate_up and down."""
         return worker < self.roles.num_polling[rank]
@@ -77,12 +86,14 @@ class WorkPlan:
         return self.may_poll(rank, combine.first_worker + combine.num_tasks - 1)
 
 
-def plan_work(config: ModelConfig, options: DecodeOptions) -> WorkPlan:
+def plan_work(model: Model, options: DecodeOptions) -> WorkPlan:
     """The work plan of a model. Raises UsageError if there are more ranks than query heads."""
+    config = model.config
     shards = tuple(shard_model(config, options.num_ranks))
     num_pages = options.total_pages
     shapes = tuple(_attention_shape(config, options, shard, num_pages) for shard in shards)
-    fuses_combine = _fuses_combine(config, options, shapes)
+    windows = _windows(model, options)
+    fuses_combine = _fuses_combine(config, options, shapes, windows)
     mlp_rotation = Rotation(config.num_layers, lag=2)
     mlp = tuple(_mlp(config, options, shard) for shard in shards)
     down = _residual(config, options, shards)
@@ -94,6 +105,7 @@ def plan_work(config: ModelConfig, options: DecodeOptions) -> WorkPlan:
         num_pages=num_pages,
         shards=shards,
         shapes=shapes,
+        windows=windows,
         fuses_combine=fuses_combine,
         residual_rotation=Rotation(1 + 2 * config.num_layers, lag=2, spare=1),
         attention_rotation=Rotation(config.num_layers),
@@ -128,12 +140,21 @@ def _attention_shape(config: ModelConfig, options: DecodeOptions, shard: Shard, 
     return dataclasses.replace(shape, max_splits=min(shape.max_splits, shape.split_budget))
 
 
-def _fuses_combine(config: ModelConfig, options: DecodeOptions, shapes: tuple[AttentionShape, ...]) -> bool:
+def _windows(model: Model, options: DecodeOptions) -> tuple[int, ...]:
+    """A window that no sequence outgrows is none: such a layer computes what one without a window does."""
+    found = [op.window for op in model.operators if isinstance(op, SelfAttention)]
+    return tuple(window if window and window < options.max_model_len else ANY_LENGTH for window in found)
+
+
+def _fuses_combine(
+    config: ModelConfig, options: DecodeOptions, shapes: tuple[AttentionShape, ...], windows: tuple[int, ...]
+) -> bool:
     """Whether every task of the o projection combines a single row's splits for itself: the row must fit, in whole blocks,
-    and its partials must rotate between layers.
+    and its partials must rotate between layers of one window.
     """
     fits = all(shape.num_q * shape.head_dim <= MAX_FUSED_COMBINE_COLS for shape in shapes)
-    return options.spreads_attention and fits and config.head_dim % FUSED_HEAD_DIM == 0 and config.num_layers > 1
+    rotates = all(windows.count(window) > 1 for window in windows)
+    return options.spreads_attention and fits and config.head_dim % FUSED_HEAD_DIM == 0 and rotates
 
 
 def _num_polling(

@@ -13,7 +13,7 @@ from distmk.lower.plan import WorkPlan
 from distmk.lower.weights import add_matrix, add_vector, bias_of, bias_rows, rows_of
 from distmk.model.nodes import Matrix
 from distmk.model.shards import Range
-from distmk.tasks import Linear, PostNorm
+from distmk.tasks import AttentionShape, Linear, PostNorm
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Projection:
     residual stream. x: bf16 [MAX_ROWS, columns of a rank]. cols: each rank's columns of the matrix. partition: rows of the
     matrix, by task. post_norm: of the checkpoint, without `.weight`; None: y is added as it is. norm_offset: added to its
     weight. fused_partials: the partials of a single row, which each task combines for itself; None: the row is in x.
+    shapes: the attention that leaves them, by rank.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Projection:
     post_norm: str | None = None
     norm_offset: float = 0.0
     fused_partials: Buffer | None = None
+    shapes: tuple[AttentionShape, ...] = ()
 
 
 def emit_row_parallel(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, projection: Projection) -> None:
@@ -78,7 +80,8 @@ def _emit_linear(
     weight: Weight,
     bias: Slab | None,
 ) -> None:
-    shape, partials = plan.shapes[rank], projection.fused_partials
+    partials = projection.fused_partials
+    shape = projection.shapes[rank] if partials else None
     for worker, (begin, end) in projection.partition.by_worker():
         graph.add(
             Linear(
@@ -92,8 +95,8 @@ def _emit_linear(
                 num_ranks=plan.options.num_ranks,
                 # Before its waits are met, the last y may still be read.
                 polls=projection.x.lamport and plan.may_poll(rank, worker) and not projection.post_norm,
-                fused_partials=partials.at(rank, 0, shape.fused_partial_cols) if partials else None,
-                shape=shape if partials else None,
+                fused_partials=partials.at(rank, 0, shape.fused_partial_cols) if partials and shape else None,
+                shape=shape,
                 **residual_output(
                     plan, buffers, projection.write, rank, (begin, end), into=_sums_of(buffers, projection)
                 ),

@@ -90,6 +90,7 @@ class _Reader:
             post_norm=_weight_of(node.post_norm),
             norm_offset=offset,
             out_scale=o.matrices[0].scale,
+            window=fused.window,
         )
 
     def mlp(self, node: Residual, layer: int) -> Mlp:

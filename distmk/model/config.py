@@ -28,8 +28,7 @@ class ModelConfig:
     max_position: the longest context, in tokens: what the model was trained for, or that times the factor of `rope_scaling`.
     bos_token_id, eos_token_ids: None and () if there are none. qk_norm: RMSNorm over each query and key head.
     rope_freq_factors: [head_dim / 2] divisors of the plain rotary frequencies; GGUF files hold Llama 3.1's scaling in that form
-    instead of as `rope_scaling`. sliding_window: tokens that a layer with a window sees, None if all layers see all. Windows are
-    not computed: a context must fit into it (`choose_model_len`).
+    instead of as `rope_scaling`. windows: by layer, the tokens that it sees, its own included, None: all; (): all layers see all.
     local_rope_theta: base of the second rotary table, of layers with a window (Gemma 3); None: there is none.
     """
 
@@ -53,7 +52,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     rope_freq_factors: tuple[float, ...] | None = None
-    sliding_window: int | None = None
+    windows: tuple[int | None, ...] = ()
     local_rope_theta: float | None = None
 
     def __post_init__(self) -> None:
@@ -70,8 +69,7 @@ class ModelConfig:
         for name in (*sizes, "vocab_size", "max_position"):
             if not 1 <= getattr(self, name) < 1 << 31:
                 raise ModelError(f"{where}: {name} is {getattr(self, name)}; it must be at least 1 and below 2**31")
-        if self.num_layers > MAX_LAYERS:
-            raise ModelError(f"{where}: num_layers is {self.num_layers}; at most {MAX_LAYERS} are believable")
+        check_num_layers(self.num_layers, where)
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
                 f"{where}: {self.num_heads} attention heads cannot share {self.num_kv_heads} key/value heads evenly; "
@@ -83,6 +81,11 @@ class ModelConfig:
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
                 raise ModelError(f"{where}: {name} is {value}; it must be a positive number from {least:g} to {most:g}")
+        if self.windows and len(self.windows) != self.num_layers:
+            raise ModelError(f"{where}: {len(self.windows)} windows for {self.num_layers} layers")
+        for window in filter(None, self.windows):
+            if not 1 <= window < 1 << 31:
+                raise ModelError(f"{where}: a sliding window of {window} tokens; it must be at least 1 and below 2**31")
         for token_id in (*self.eos_token_ids, self.bos_token_id or 0):
             if not 0 <= token_id < 1 << 31:
                 raise ModelError(f"{where}: token id {shown(token_id)} is none; ids are from 0 to 2**31 - 1")
@@ -96,6 +99,16 @@ class ModelConfig:
             )
 
         check_scaling(self, where)
+
+    def window(self, layer: int) -> int | None:
+        """Tokens that a layer sees, its own included; None: all up to its own."""
+        return self.windows[layer] if self.windows else None
+
+
+def check_num_layers(num_layers: int, where: str) -> None:
+    """ModelError, naming `where`: more layers than any model has."""
+    if num_layers > MAX_LAYERS:
+        raise ModelError(f"{where}: num_layers is {num_layers}; at most {MAX_LAYERS} are believable")
 
 
 def build_config(values: Mapping[str, Any], where: str, config: type[ModelConfig] = ModelConfig) -> ModelConfig:

@@ -44,8 +44,8 @@ def refuse_unsupported(f: Fields, own: Collection[str]) -> None:
         )
 
 
-def sliding_window(f: Fields, num_layers: int, qwen: bool) -> int | None:
-    """How many tokens a windowed layer sees, the own one included; None if all layers see all.
+def layer_windows(f: Fields, num_layers: int, qwen: bool) -> tuple[int | None, ...]:
+    """How many tokens each layer sees, its own included, None: all; () if all layers see all.
 
     `layer_types` says which layers are windowed; configs without it have windows from layer `max_window_layers` on, if
     `use_sliding_window` is set (Qwen2Config, Qwen3Config; transformers' Llama has no windows, so one that asks for them is
@@ -58,19 +58,22 @@ def sliding_window(f: Fields, num_layers: int, qwen: bool) -> int | None:
     in_use = f.flag("use_sliding_window")
     kinds = f.values.get("layer_types")
     if kinds is None:
-        windowed = in_use and window is not None and f.integer("max_window_layers", default_first) < num_layers
+        first = f.integer("max_window_layers", default_first) if in_use and window is not None else num_layers
+        windowed = [layer >= first for layer in range(num_layers)]
     else:
-        windowed = _has_windows(f, kinds, num_layers)
-        if windowed and (window is None or (qwen and not in_use)):
+        windowed = [kind == WINDOWED for kind in _layer_types(f, kinds, num_layers)]
+        if any(windowed) and (window is None or (qwen and not in_use)):
             raise ModelError(
                 f"{f.where}: layer_types has {WINDOWED}, but sliding_window and use_sliding_window give it no window"
             )
-    if windowed and window is not None and window < 1:
+    if not any(windowed):
+        return ()
+    if window is not None and window < 1:
         raise ModelError(f"{f.where}: sliding_window is {window}; it must be at least 1")
-    return window if windowed else None
+    return tuple(window if is_windowed else None for is_windowed in windowed)
 
 
-def _has_windows(f: Fields, kinds: Any, num_layers: int) -> bool:
+def _layer_types(f: Fields, kinds: Any, num_layers: int) -> list[str]:
     if not isinstance(kinds, list) or len(kinds) != num_layers:
         what = f"{len(kinds)} entries" if isinstance(kinds, list) else repr(kinds)
         raise ModelError(
@@ -79,4 +82,4 @@ def _has_windows(f: Fields, kinds: Any, num_layers: int) -> bool:
     for kind in kinds:
         if kind not in (WINDOWED, FULL):
             raise ModelError(f"{f.where}: layer type {kind!r} is not supported; supported are {FULL} and {WINDOWED}")
-    return WINDOWED in kinds
+    return kinds

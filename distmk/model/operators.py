@@ -27,7 +27,8 @@ class SelfAttention:
     """x += post_norm(out_scale * o(attention(q, k, v of norm(x)))): column-parallel q, k and v, row-parallel o.
 
     `norm`, `post_norm`: RMSNorm over the rows of x and of what is added to x. `q_norm`, `k_norm`: RMSNorm over each head. Each is
-    None in a model without it. `rope`: the rotary table (`distmk.model.rope`).
+    None in a model without it. `rope`: the rotary table (`distmk.model.rope`). `window`: positions that a query sees, its own
+    included; None: all up to its own.
     """
 
     layer: int
@@ -42,6 +43,7 @@ class SelfAttention:
     post_norm: str | None = None
     norm_offset: float = 0.0
     out_scale: float = 1.0
+    window: int | None = None
 
     @property
     def name(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from distmk.model import nn
 from distmk.model.causal_lm import CausalLM, register_model
 from distmk.model.config import ModelConfig
-from distmk.model.hf_features import sliding_window
+from distmk.model.hf_features import layer_windows
 from distmk.model.json_fields import Fields
 from distmk.model.nodes import Node
 from distmk.model.read_config import read_decoder
@@ -15,8 +15,8 @@ from distmk.model.read_config import read_decoder
 class Llama(CausalLM):
     @classmethod
     def read_config(cls, f: Fields) -> ModelConfig:
-        bias, window = f.flag("attention_bias"), sliding_window(f, f.integer("num_hidden_layers"), False)
-        features = {"qkv_bias": bias, "o_bias": bias, "mlp_bias": f.flag("mlp_bias"), "sliding_window": window}
+        bias, windows = f.flag("attention_bias"), layer_windows(f, f.integer("num_hidden_layers"), False)
+        features = {"qkv_bias": bias, "o_bias": bias, "mlp_bias": f.flag("mlp_bias"), "windows": windows}
         return read_decoder(f, cls.family, features, bos=(1,), eos=(2,))
 
     def forward(self, tokens: Node) -> Node:
@@ -46,7 +46,8 @@ class Llama(CausalLM):
         return nn.linear(out, f"{name}.o_proj", c.hidden_size, bias=c.o_bias, parallel="row")
 
     def attend(self, q: Node, k: Node, v: Node, layer: int) -> Node:
-        return nn.attention(self.rotated(q, layer), self.rotated(k, layer), v, self.config.head_dim)
+        c = self.config
+        return nn.attention(self.rotated(q, layer), self.rotated(k, layer), v, c.head_dim, window=c.window(layer))
 
     def rotated(self, x: Node, layer: int) -> Node:
         return nn.rope(x, self.config.head_dim)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Mapping
-from ctypes import c_float, c_uint16, c_uint32, c_uint64
+from ctypes import c_float, c_uint8, c_uint16, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import COMBINE_WIDTH, MAX_ROWS, POSITIONS_PER_PASS, split_operand
+from distmk.abi import MAX_ROWS, POSITIONS_PER_PASS, split_operand
 from distmk.graph.regions import Region, Slab
 from distmk.graph.task import (
     Access,
@@ -26,7 +26,9 @@ from distmk.tasks.slots import check_num_slots, check_slot_capacity
 from distmk.tasks.splits import (
     AttentionShape,
     check_splits,
+    fewest_splits,
     fused_partial_bytes,
+    most_seen,
     num_slices,
     partial_cols,
     splits_content,
@@ -59,16 +61,17 @@ class AttentionArgs(ctypes.Structure):
         ("max_splits", c_uint32),
         ("min_split", c_uint32),
         ("split_budget", c_uint32),
+        ("window", c_uint32),  # positions that a row sees, its own included
         ("eps", c_float),
         ("num_positions", c_uint32),  # rows of the rope table
         ("qkv_stride", c_uint32),  # elements from one row of qkv to the next
-        ("polls", c_uint16),  # 1: poll qkv
-        ("long_splits", c_uint16),  # 1: a split may have more than POSITIONS_PER_PASS positions
-        ("num_slots", c_uint32),
+        ("polls", c_uint8),  # 1: poll qkv
+        ("long_splits", c_uint8),  # 1: a split may have more than POSITIONS_PER_PASS positions
+        ("num_slots", c_uint16),
         (
             "fused_combine_len",
             c_uint32,
-        ),  # KV positions of a single row up to which it goes to `fused_partials`; 0: never
+        ),  # positions that a single row in `fused_partials` sees at most; 0: it never is there
     ]
 
 
@@ -79,12 +82,12 @@ class Attention(Task):
 
     qkv: f32 [rows, qkv_cols], before head norm and RoPE. k_cache, v_cache: bf16 pages. The split that has a new position
     normalizes, rotates and appends its K and V, so that every position has one writer. partials: f32, the unnormalized output
-    of each split (`partial_cols`).
+    of each split (`partial_cols`). A row sees `shape.window` positions up to its own, and splits have none that no row sees.
 
     polls: `qkv` is a Lamport buffer, and its rows may be polled before the task's waits are met, however many there are.
 
-    fused_partials: if an iteration has a single row, of a sequence of at most `shape.fused_combine_len` positions, its partials
-    go here instead, for the `Linear` tasks that combine them. A partial is the output over the sum of its exponentials, in
+    fused_partials: if an iteration has a single row that sees at most `shape.fused_combine_len` positions, its partials go here
+    instead, for the `Linear` tasks that combine them. A partial is the output over the sum of its exponentials, in
     bf16, behind the log of that sum (log-sum-exp). The buffer is a Lamport buffer, published in whole 32-bit words. `reset`, an
     older buffer of the rotation (`lower/rotating.py`), is reset in every iteration.
 
@@ -155,6 +158,7 @@ class Attention(Task):
             max_splits=s.max_splits,
             min_split=s.min_split,
             split_budget=s.split_budget,
+            window=s.window,
             eps=self.eps,
             num_positions=self.rope.rows,
             qkv_stride=self.qkv.buffer.cols,
@@ -171,8 +175,8 @@ class Attention(Task):
     @classmethod
     def check_capacity(cls, args: Any, step: Any) -> None:
         require(step.max_positions <= args.num_positions, "the rope table has too few positions")
-        fewest = min(COMBINE_WIDTH, args.split_budget, args.max_splits) if step.max_slots == 1 else 1
-        is_long = step.max_positions > fewest * POSITIONS_PER_PASS
+        seen = most_seen(step.max_positions, args.window)
+        is_long = seen > fewest_splits(args, step.max_slots) * POSITIONS_PER_PASS
         require(bool(args.long_splits or not is_long), "a split may be longer than long_splits says")
         check_slot_capacity(args, step)
 

@@ -31,7 +31,8 @@ class CombineArgs(ctypes.Structure):
         (
             "fused_combine_len",
             c_uint32,
-        ),  # KV positions of a single row up to which it is not combined here; 0: it always is
+        ),  # a single row that sees so many positions is not combined here; 0: it always is
+        ("window", c_uint32),  # as attention's
     ]
 
 
@@ -90,6 +91,7 @@ class Combine(Task):
             split_budget=s.split_budget,
             polls=int(self.polls),
             fused_combine_len=s.fused_combine_len if self.skips_fused else 0,
+            window=s.window,
         )
 
     @classmethod

@@ -26,7 +26,7 @@ from distmk.graph.task import (
     task_type,
     vector_accesses,
 )
-from distmk.tasks.splits import AttentionShape, check_splits, fused_partial_bytes, splits_content
+from distmk.tasks.splits import SPLIT_FIELDS, AttentionShape, check_splits, fused_partial_bytes, splits_content
 
 
 def output_accesses(args: Any, rank: int, num_ranks: int, num_cols: int) -> list[Access]:
@@ -66,14 +66,14 @@ class LinearArgs(ctypes.Structure):
         ("logits_stride", c_uint32),
         ("k_pitch", c_uint32),  # elements of a row of the weight: k, or more where rows are packed in tiles
         ("polls", c_uint32),  # 1: poll x, or the fused partials
-        ("head_dim", c_uint32),  # of the fused partials; the next four are those of attention
+        ("head_dim", c_uint32),  # of the fused partials; the next five are those of attention
         ("max_splits", c_uint32),
         ("min_split", c_uint32),
         ("split_budget", c_uint32),
-        ("fused_combine_len", c_uint32),  # KV positions of a single row up to which it is in `fused_partials`
+        ("window", c_uint32),
+        ("fused_combine_len", c_uint32),  # positions that a single row in `fused_partials` sees at most
         ("keeps_logits", c_uint32),  # 1: logits of all sampled rows are stored; 0: of those that need them
         ("softcap", c_float),  # ARGMAX: a logit is stored as softcap * tanh(logit / softcap); 0: as it is
-        ("pad", c_uint32),
     ]
 
 
@@ -170,9 +170,8 @@ class Linear(Task):
 
     def encode(self, layout: Layout) -> ctypes.Structure:
         shape = self.shape
-        fields = ("head_dim", "max_splits", "min_split", "split_budget", "fused_combine_len")
         return LinearArgs(
-            **{name: getattr(shape, name) for name in fields if self.fused_partials},
+            **{name: getattr(shape, name) for name in (*SPLIT_FIELDS, "fused_combine_len") if self.fused_partials},
             fused_partials=layout.operand(self.fused_partials),
             x=layout.operand(self.x),
             weight=layout.operand(self.slab),

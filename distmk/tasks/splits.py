@@ -12,6 +12,8 @@ ANY_LENGTH = 2**31 - 1
 MAX_SPLITS = 32  # of a sequence's positions: the combine gives each split a lane of one warp
 FUSED_HEAD_ELEMENTS = 64  # a fused combine takes heads of a multiple of so many
 LONG_SPLITS = 4  # times `min_split`: the split length from which a single row gets more than COMBINE_WIDTH splits
+# Arguments that say which splits there are.
+SPLIT_FIELDS = ("head_dim", "max_splits", "min_split", "split_budget", "window")
 
 
 def num_slices(head_dim: int) -> int:
@@ -33,12 +35,12 @@ def partial_cols(max_splits: int) -> int:
 
 
 def fused_combine_len(split_budget: int, max_splits: int, min_split: int) -> int:
-    """KV positions up to which the combine of a single decode row is fused into the o projection: up to there the row has at
+    """Positions that a single decode row may see for its combine to be fused into the o projection: up to there the row has at
     most COMBINE_WIDTH splits.
 
     Every task of the projection reads all partials of the row, so more splits would cost more than the hop that is saved. A
-    longer row gets at least twice as many splits (csrc/runtime/splits.h rounds down to a multiple of COMBINE_WIDTH), which pays
-    for the hop once a split has more than LONG_SPLITS * min_split positions.
+    row that sees more gets at least twice as many splits (csrc/runtime/splits.h rounds down to a multiple of COMBINE_WIDTH),
+    which pays for the hop once a split has more than LONG_SPLITS * min_split positions.
     """
     fewest_more = 2 * COMBINE_WIDTH
     longest = (fewest_more - 1) * LONG_SPLITS * min_split
@@ -47,7 +49,7 @@ def fused_combine_len(split_budget: int, max_splits: int, min_split: int) -> int
 
 def splits_content(name: str, args: Any) -> Content:
     """The content of partials: writer and readers work out from these arguments which splits there are."""
-    return (name, args.head_dim, args.max_splits, args.min_split, args.split_budget, args.fused_combine_len)
+    return (name, *(getattr(args, field) for field in SPLIT_FIELDS), args.fused_combine_len)
 
 
 def check_splits(args: Any) -> None:
@@ -55,6 +57,22 @@ def check_splits(args: Any) -> None:
     require(args.head_dim > 0, "head_dim is 0")
     require(1 <= args.max_splits <= MAX_SPLITS, "max_splits is out of range")
     require(args.min_split > 0 and args.split_budget > 0, "there are no splits")
+    check_window(args)
+
+
+def check_window(args: Any) -> None:
+    """Raise ValueError for a window that no row sees anything in."""
+    require(0 < args.window <= ANY_LENGTH, "window is out of range")
+
+
+def most_seen(max_positions: int, window: int) -> int:
+    """The most positions that the rows of one run see together, in sequences of up to `max_positions`."""
+    return min(max_positions, window + MAX_ROWS - 1)
+
+
+def fewest_splits(args: Any, max_seqs: int) -> int:
+    """The fewest splits that a long sequence gets: beside others perhaps one."""
+    return min(COMBINE_WIDTH, args.split_budget, args.max_splits) if max_seqs == 1 else 1
 
 
 def fused_partial_bytes(args: Any, num_heads: int) -> int:
@@ -93,6 +111,7 @@ class AttentionShape:
     min_split: int  # positions that a split should have at least
     num_workers: int
     num_slots: int = MAX_ROWS  # rows of the page table
+    window: int = ANY_LENGTH  # positions that a row sees, its own included
 
     @property
     def split_budget(self) -> int:
@@ -100,13 +119,12 @@ class AttentionShape:
         return max(1, self.num_workers // self.num_kv)
 
     def has_long_splits(self, max_model_len: int, max_seqs: int) -> bool:
-        """Whether a split may have more than POSITIONS_PER_PASS positions. Beside others, a sequence may have a single split."""
-        fewest = min(COMBINE_WIDTH, self.split_budget, self.max_splits) if max_seqs == 1 else 1
-        return max_model_len > fewest * POSITIONS_PER_PASS
+        """Whether a split may have more than POSITIONS_PER_PASS positions."""
+        return most_seen(max_model_len, self.window) > fewest_splits(self, max_seqs) * POSITIONS_PER_PASS
 
     @property
     def fused_combine_len(self) -> int:
-        """KV positions up to which the combine of a single row is fused."""
+        """Positions that a single row may see for its combine to be fused."""
         return fused_combine_len(self.split_budget, self.max_splits, self.min_split)
 
     @property

@@ -13,7 +13,7 @@ from distmk.graph.regions import Region, Slab
 from distmk.graph.task import Access, Content, Layout, Task, access, bf16_access, constant_access, require, task_type
 from distmk.tasks.attention import page_table_content
 from distmk.tasks.slots import check_num_slots, check_slot_capacity
-from distmk.tasks.splits import AttentionShape
+from distmk.tasks.splits import AttentionShape, check_window
 from distmk.tasks.wide import activation_access, check_wide, wide_batch_accesses
 
 MAX_QKV_COLS = 65536  # a row of them and its RoPE fit in a GPU worker's shared memory
@@ -141,6 +141,8 @@ class WideAttentionArgs(ctypes.Structure):
         ("q_stride", c_uint32),
         ("tiled", c_uint32),
         ("num_slots", c_uint32),
+        ("window", c_uint32),  # positions that a row sees, its own included
+        ("pad", c_uint32),
     ]
 
 
@@ -150,8 +152,8 @@ class WideAttention(Task):
     """softmax(q k^T / sqrt(head_dim)) v of every row of a wide iteration over its sequence's positions up to its own (causal).
 
     q: bf16 [WIDE_ROWS, query columns], as `WideAppend` leaves it. out: activations of as many columns. Row i of a run of n rows
-    that ends with kv_len positions attends to the first kv_len - n + i + 1. An instance: a block of rows of one run and one query
-    head or group of them, as the backend cuts it; max_instances bounds their number.
+    that ends with kv_len positions attends to the first kv_len - n + i + 1, or the last `shape.window` of these. An instance: a
+    block of rows of one run and one query head or group of them, as the backend cuts it; max_instances bounds their number.
 
     Dao, "FlashAttention-2", arXiv:2307.08691.
     """
@@ -184,7 +186,7 @@ class WideAttention(Task):
 
     def encode(self, layout: Layout) -> ctypes.Structure:
         heads = ("num_q", "num_kv", "head_dim", "group", "q_begin", "kv_begin")
-        cache = ("page_size", "max_pages", "num_pages", "num_slots")
+        cache = ("page_size", "max_pages", "num_pages", "num_slots", "window")
         regions = ("q", "k_cache", "v_cache", "page_table", "out", "batch")
         return WideAttentionArgs(
             **{name: layout.operand(getattr(self, name)) for name in regions},
@@ -205,6 +207,7 @@ class WideAttention(Task):
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         _check_heads(args)
         require(args.group > 0, "there are no query heads")
+        check_window(args)
         first, last = args.q_begin // args.group, (args.q_begin + args.num_q - 1) // args.group
         require(
             args.kv_begin <= first and last < args.kv_begin + args.num_kv and args.q_begin + args.num_q < 2**32,

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from distmk.errors import ModelError
-from distmk.model.config import ModelConfig, build_config
+from distmk.model.config import ModelConfig, build_config, check_num_layers
+from distmk.model.json_fields import Fields
 from distmk.model.rope_scaling import context_length
 from distmk.weights.gguf_header import GgufHeader
 from distmk.weights.gguf_keys import check_keys
@@ -49,7 +50,7 @@ def config_from_header(header: GgufHeader, rope_freq_factors: tuple[float, ...] 
         "num_kv_heads": f.integer(f"{arch}.attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "vocab_size": embedding[0] if embedding else f.integer(f"{arch}.vocab_size"),
-        "max_position": context_length(scaling, f.integer(f"{arch}.context_length")),
+        **_context(f, arch, context_length(scaling, f.integer(f"{arch}.context_length"))),
         # Stored as float32; its shortest decimal form is what the model's authors wrote.
         "rms_norm_eps": float(str(np.float32(f.number(f"{arch}.attention.layer_norm_rms_epsilon")))),
         "rope_theta": float(str(np.float32(f.number(f"{arch}.rope.freq_base", 10000.0)))),
@@ -62,9 +63,20 @@ def config_from_header(header: GgufHeader, rope_freq_factors: tuple[float, ...] 
         "bos_token_id": bos if bos >= 0 else None,
         "eos_token_ids": stop_token_ids(header, f),
         "rope_freq_factors": rope_freq_factors,
-        "sliding_window": f.integer(f"{arch}.attention.sliding_window", 0) or None,
     }
     return build_config(values, where)
+
+
+def _context(f: Fields, arch: str, max_position: int) -> dict[str, Any]:
+    """The longest context, and the windows of layers: a Llama with a window is a Mistral, whose layers all have it. The metadata
+    of other models do not say which layers do, so their context must fit into it.
+    """
+    window = f.integer(f"{arch}.attention.sliding_window", 0)
+    if not window or arch != "llama":
+        return {"max_position": min(max_position, window or max_position)}
+    num_layers = f.integer(f"{arch}.block_count")
+    check_num_layers(num_layers, f.where)
+    return {"max_position": max_position, "windows": (window,) * num_layers}
 
 
 def architecture(header: GgufHeader) -> str:

@@ -84,7 +84,7 @@ def test_programs_are_proved(host_sizes: tuple[int, ...], launch: Launch) -> Non
         check(program)
         assert program.host_sizes == host_sizes
     if launch == "spread":
-        assert plan_work(CONFIG, options_of(host_sizes, num_workers, launch)).roles.num_reserved == 8
+        assert plan_work(build_model(CONFIG), options_of(host_sizes, num_workers, launch)).roles.num_reserved == 8
         assert any(task.polls for task in graph.tasks if isinstance(task, Linear))
     assert not any(task.polls for task in graph.tasks if isinstance(task, Sum))
 

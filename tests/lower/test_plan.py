@@ -11,11 +11,12 @@ from support.tiny_config import tiny_config
 from distmk.abi import COMBINE_WIDTH, POSITIONS_PER_PASS
 from distmk.lower.options import DecodeOptions
 from distmk.lower.plan import WorkPlan, plan_work
+from distmk.model.operators import build_model
 
 
 def plan(num_ranks: int, num_workers: int, config: dict[str, Any], **options: Any) -> WorkPlan:
     made = DecodeOptions(num_ranks, num_workers, **{"max_model_len": 64, **options})
-    return plan_work(tiny_config(**config), made)
+    return plan_work(build_model(tiny_config(**config)), made)
 
 
 def test_a_plan_is_a_value() -> None:

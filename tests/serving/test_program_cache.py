@@ -89,7 +89,7 @@ def test_any_change_is_another_program() -> None:
     """A change of any field of the config or of the options."""
     other: dict[str, Any] = {"family": "llama", "rope_scaling": Llama3Scaling(8.0, 1.0, 4.0, 64), "bos_token_id": None}
     other |= {
-        "sliding_window": 64,
+        "windows": (64,) * CONFIG.num_layers,
         "eos_token_ids": (3,),
         "rope_freq_factors": (1.0,) * 8,
         "num_schedulers": 2,

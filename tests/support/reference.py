@@ -64,33 +64,45 @@ def apply_rope(x: Tensor, table: Tensor) -> Tensor:
     return x.double() * cos + torch.cat([-second, first], dim=-1) * sin
 
 
-def attention(query: Tensor, keys: Tensor, values: Tensor, position: int) -> Tensor:
-    """One query [head_dim] at `position` over keys and values [length, head_dim] that it may see."""
-    seen = slice(0, position + 1)
-    weights = torch.softmax(keys[seen].double() @ query.double() / query.shape[-1] ** 0.5, dim=0)
-    return weights @ values[seen].double()
+def scores(query: Tensor, keys: Tensor) -> Tensor:
+    """Of keys [length, head_dim] for a query [head_dim] or queries [rows, head_dim]."""
+    return query.double() @ keys.double().T / query.shape[-1] ** 0.5
+
+
+def attention(query: Tensor, keys: Tensor, values: Tensor, position: int, window: int | None = None) -> Tensor:
+    """One query [head_dim] at `position` over the last `window` keys and values [length, head_dim] up to its own; None: all."""
+    seen = slice(first_seen(position, window), position + 1)
+    return torch.softmax(scores(query, keys[seen]), dim=0) @ values[seen].double()
 
 
 def partial_attention(
-    query: Tensor, keys: Tensor, values: Tensor, position: int, begin: int, end: int
+    query: Tensor, keys: Tensor, values: Tensor, position: int, begin: int, end: int, window: int | None = None
 ) -> tuple[float, float, Tensor]:
     """Maximum, sum and unnormalised accumulator over the positions [begin, end) that the query sees."""
-    end = min(end, position + 1)
+    begin, end = max(begin, first_seen(position, window)), min(end, position + 1)
     if end <= begin:
         return -torch.inf, 0.0, torch.zeros(query.shape[-1], dtype=torch.float64)
-    scores = keys[begin:end].double() @ query.double() / query.shape[-1] ** 0.5
-    weights = (scores - scores.max()).exp()
-    return scores.max().item(), weights.sum().item(), weights @ values[begin:end].double()
+    found = scores(query, keys[begin:end])
+    weights = (found - found.max()).exp()
+    return found.max().item(), weights.sum().item(), weights @ values[begin:end].double()
 
 
-def split_bounds(kv_len: int, num_splits: int) -> list[int]:
-    """Bounds of the splits: multiples of 16, except the last, where splits have 16 positions or more on average."""
-    step = 16 if kv_len >= 16 * num_splits else 1
-    return [*(kv_len * split // num_splits // step * step for split in range(num_splits)), kv_len]
+def first_seen(position: int, window: int | None) -> int:
+    """The first of the positions (position - window, position], which are not before 0."""
+    return 0 if window is None else max(0, position - window + 1)
 
 
-def num_splits(kv_lens: list[int], run: int, num_kv: int, num_workers: int, min_split: int, max_splits: int) -> int:
-    """Splits of a run: its share of the workers, by length, with at least `min_split` positions each; from 8 on in eights."""
-    share = max(1, num_workers // num_kv) * kv_lens[run] // sum(kv_lens)
-    count = max(1, min(share, -(-kv_lens[run] // min_split), max_splits))
+def split_bounds(first: int, kv_len: int, num_splits: int) -> list[int]:
+    """Bounds of the splits of [first, kv_len): inside, multiples of 16 where splits have 16 positions or more on average."""
+    length = kv_len - first
+    step = 16 if length >= 16 * num_splits else 1
+    return [first, *((first + length * i // num_splits) // step * step for i in range(1, num_splits)), kv_len]
+
+
+def num_splits(seen: list[int], run: int, num_kv: int, num_workers: int, min_split: int, max_splits: int) -> int:
+    """Splits of a run: its share of the workers, by the positions that it sees, with at least `min_split` of them each; from 8
+    on in eights. seen: positions that each run sees.
+    """
+    share = max(1, num_workers // num_kv) * seen[run] // sum(seen)
+    count = max(1, min(share, -(-seen[run] // min_split), max_splits))
     return count if count < 8 else count // 8 * 8

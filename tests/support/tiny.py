@@ -18,6 +18,8 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -25,7 +27,7 @@ from transformers import (
 # Threads of torch spin while they wait for each other, which takes minutes on shared cores.
 torch.set_num_threads(1)
 
-Family = Literal["llama", "qwen3"]
+Family = Literal["llama", "qwen2", "qwen3"]
 SIZES: dict[str, Any] = {
     "hidden_size": 48,
     "intermediate_size": 75,
@@ -83,6 +85,8 @@ def make(family: Family, seed: int, device: str = "cpu", **changes: Any) -> PreT
     with torch.device(device):
         if family == "qwen3":
             model = Qwen3ForCausalLM(Qwen3Config(**SIZES | changes))
+        elif family == "qwen2":
+            model = Qwen2ForCausalLM(Qwen2Config(**SIZES | changes))
         else:
             model = LlamaForCausalLM(LlamaConfig(**SIZES | changes))
     for name, weight in model.named_parameters():

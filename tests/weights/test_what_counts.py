@@ -202,13 +202,13 @@ def test_gguf_keys_that_nothing_reads_are_named(tmp_path: Path) -> None:
         w.add_float32("llama.rope.new_kind", 2.0)
         w.add_array("llama.rope.dimension_sections", [1, 2])
         w.add_uint32("qwen3.other_architecture", 3)
-        w.add_sliding_window(16)
+        w.add_sliding_window(16)  # of Mistral: all layers have it
 
     write_gguf(tmp_path / "m.gguf", model.config, model.state_dict(), edit=edit)
     checkpoint = open_checkpoint(tmp_path)
     (note,) = checkpoint.notes
     assert note.endswith("m.gguf: unused metadata: llama.rope.dimension_sections, llama.rope.new_kind")
-    assert checkpoint.config.sliding_window == 16
+    assert checkpoint.config.windows == (16,) * model.config.num_hidden_layers
     compare(checkpoint, model.state_dict(), 3)
 
 

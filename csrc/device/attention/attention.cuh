@@ -13,6 +13,7 @@ namespace attention {
 // A block of queries against this warp's KV tiles; `tile` holds, or is about to receive, the first one.
 DISTMK_FN void attend(const Params& p, uint32_t first_query, KvTile& tile, WarpPartial& partial) {
   const uint32_t last = p.first_new() + p.row_of(first_query + mma_group());  // causal mask: the query's own position
+  const uint32_t visible_begin = max(p.begin, first_seen(p.args.window, last)), visible_end = min(p.end, last + 1);
   uint32_t next_rows = look_up_kv_rows(p, p.first_step() + NUM_WARPS);
 #pragma unroll 1
   for (uint32_t step = p.first_step(); step < p.num_tiles(); step += NUM_WARPS) {
@@ -25,7 +26,7 @@ DISTMK_FN void attend(const Params& p, uint32_t first_query, KvTile& tile, WarpP
     multiply_qk(p, [&](uint32_t i, uint32_t j) { return tile.k[i][j]; }, scores);
     if (more) load_k(p, next, tile);
     uint32_t weights[1][2][2];
-    partial.softmax_step<false>(tile_index, p.begin, min(p.end, last + 1), false, scores, weights);
+    partial.softmax_step<false>(tile_index, visible_begin, visible_end, false, scores, weights);
     if (!cached) patch_new_v(p, tile_index, tile);
     partial.multiply_pv(tile, p.head_dim(), weights[0]);
     if (more) load_v(p, next, tile);

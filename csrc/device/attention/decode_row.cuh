@@ -67,6 +67,8 @@ struct KvPipelineReader {
     warp_arrive(&shared().pipeline.empty[stage.index], step % 2 == 0 && step + 1 == p.num_tiles() ? 2 : 1);
   }
   DISTMK_FN bool has_next() const { return step + NUM_WARPS < p.num_tiles(); }
+  // Nothing of it is masked: a window may begin inside a tile.
+  DISTMK_FN bool has_whole_next() const { return step + NUM_WARPS < p.num_whole_tiles(); }
   DISTMK_FN void advance() {
     stage = stage.advanced(NUM_WARPS / 2);
     step += NUM_WARPS;
@@ -96,7 +98,7 @@ DISTMK_FN void attend(const DecodeRowParams<DIM>& p, KvTile& tile, WarpPartial& 
 #pragma unroll 1
   while (true) {
     const uint32_t tile_index = p.tile_at(reader.step);
-    const bool is_cached = reader.step != 0, two = reader.has_next();
+    const bool is_cached = reader.step != 0, two = reader.has_whole_next();
     if (!is_cached) patch_new_k(p, tile_index, tile);
     const __nv_bfloat16* second = p.new_k(0);  // without a second tile: readable rows, whose scores are masked
     if (two) {

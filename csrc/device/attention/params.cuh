@@ -83,6 +83,8 @@ struct ParamsOf : AttentionSplit {
   // has tiles in the last warps, as the first ones are busy with Q when the cache is read.
   DISTMK_FN uint32_t kv_tile_bytes() const { return KV_TILE * head_dim() * sizeof(__nv_bfloat16); }  // of K, or V
   DISTMK_FN uint32_t num_tiles() const { return (end + KV_TILE - 1) / KV_TILE - begin / KV_TILE; }
+  // Those of which the split has the first position.
+  DISTMK_FN uint32_t num_whole_tiles() const { return (end + KV_TILE - 1) / KV_TILE - (begin + KV_TILE - 1) / KV_TILE; }
   DISTMK_FN uint32_t tile_at(uint32_t step) const { return (end - 1) / KV_TILE - step; }
   DISTMK_FN uint32_t first_step() const { return NUM_WARPS - 1 - own_warp(); }
 
@@ -132,13 +134,12 @@ DISTMK_FN AttentionSplit split_of(const Context& context, const AttentionArgs& a
   const uint32_t model_kv = args.kv_begin + instance.kv_head;
   const uint32_t first = max(model_kv * args.group, args.q_begin),
                  last = min((model_kv + 1) * args.group, args.q_begin + args.num_q);
-  const auto kv_len = static_cast<uint32_t>(run.kv_len);
   return {instance,
           run,
           first - args.q_begin,
           last - first,
-          split_begin(kv_len, instance.split, instance.num_splits),
-          split_begin(kv_len, instance.split + 1, instance.num_splits),
+          split_begin(args.window, run, instance.split, instance.num_splits),
+          split_begin(args.window, run, instance.split + 1, instance.num_splits),
           batch.num_rows};
 }
 

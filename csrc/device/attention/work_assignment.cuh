@@ -77,7 +77,7 @@ class AssignmentTracker {
   }
 
  private:
-  // The arguments that an assignment depends on, a word a lane: `num_q` to `split_budget`, and `fused_combine_len`.
+  // The arguments that an assignment depends on, a word a lane: `num_q` to `window`, and `fused_combine_len`.
   static constexpr uint32_t FIRST_WORD = offsetof(AttentionArgs, num_q) / sizeof(uint32_t),
                             NUM_WORDS = offsetof(AttentionArgs, eps) / sizeof(uint32_t) - FIRST_WORD,
                             LAST_WORD = offsetof(AttentionArgs, fused_combine_len) / sizeof(uint32_t);

@@ -50,7 +50,11 @@ class AttentionJobs {
                    last = min((model_kv + 1) * args_.group, args_.q_begin + args_.num_q);
     job.first_head = first - args_.q_begin;
     job.num_heads = last > first ? last - first : 0;
-    return job.first_query < static_cast<uint32_t>(job.run.num_rows) * job.num_heads;
+    if (job.first_query >= static_cast<uint32_t>(job.run.num_rows) * job.num_heads) return false;
+    const uint32_t first_row =
+        static_cast<uint32_t>(job.run.kv_len - job.run.num_rows) + job.first_query / job.num_heads;
+    job.first_position = first_seen(args_.window, first_row) / KV_ROWS * KV_ROWS;
+    return true;
   }
 
  private:

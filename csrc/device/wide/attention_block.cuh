@@ -103,9 +103,10 @@ class TileCopies {
   DISTMK_FN static bool looks_up() { return threadIdx.x < KV_ROWS; }
 };
 
-// What the queries of a lane, of its warp and of those that multiply together see.
+// Ends of the positions that a lane's queries see, the first and the last end of its warp's queries, and the last of
+// those that multiply together.
 struct Visibility {
-  uint32_t of_lane[2], fewest, most;
+  uint32_t of_lane[2], fewest, most_of_warp, most;
 };
 
 // The warp's way through `num_tiles` tiles. Beside the values of a tile, the keys of the next one are multiplied and
@@ -118,7 +119,9 @@ DISTMK_FN void attend(WarpAttention<DIM, KEYS>& warp, TileCopies<DIM>& copies, c
   const uint32_t begin = Warp::way() * KEYS;
   const uint32_t num_steps = begin < visible.most ? (visible.most - begin + KV_ROWS - 1) / KV_ROWS : 0;
   const auto weigh = [&](uint32_t tile, float (&s)[Warp::SCORES], float (&factor)[2]) {
-    if (tile * KV_ROWS + begin + KEYS > visible.fewest) Warp::mask(tile, visible.of_lane, s);
+    const uint32_t first = tile * KV_ROWS + begin, window = attention_plan().args.window;
+    if (first + KEYS > visible.fewest) Warp::mask_from(tile, visible.of_lane, s);
+    if (first + window < visible.most_of_warp) Warp::mask_before(tile, visible.of_lane, window, s);
     warp.weigh(s, scale, factor);
   };
   Copies::template await<NUM_KV_BUFFERS - 2, Warp::BY_WARPGROUPS>();
@@ -159,15 +162,18 @@ DISTMK_NOINLINE void run_attention_job() {
   using Warp = WarpAttention<DIM, KEYS>;
   const uint32_t num_heads = job.num_heads, num_queries = static_cast<uint32_t>(job.run.num_rows) * num_heads;
   const auto first_new = static_cast<uint32_t>(job.run.kv_len - job.run.num_rows);
-  const auto visible_of = [&](uint32_t query) { return first_new + min(query, num_queries - 1) / num_heads + 1; };
-  const uint32_t num_keys = visible_of(job.first_query + Warp::JOB_QUERIES - 1);
+  const auto end_of = [&](uint32_t query) {
+    return first_new + min(query, num_queries - 1) / num_heads + 1 - job.first_position;
+  };
+  const uint32_t num_keys = end_of(job.first_query + Warp::JOB_QUERIES - 1);
   TileCopies<DIM> copies(num_keys);
 
   const uint32_t first_query = job.first_query + Warp::row_group() * QUERIES_PER_WARP;
   const uint32_t first_of_group = first_query / Warp::GROUP_QUERIES * Warp::GROUP_QUERIES;
   const uint32_t query = first_query + Warp::lane() / 4;
-  const uint32_t most = first_of_group < num_queries ? visible_of(first_of_group + Warp::GROUP_QUERIES - 1) : 0;
-  const Visibility visible{{visible_of(query), visible_of(query + 8)}, visible_of(first_query), most};
+  const uint32_t most = first_of_group < num_queries ? end_of(first_of_group + Warp::GROUP_QUERIES - 1) : 0;
+  const Visibility visible{
+      {end_of(query), end_of(query + 8)}, end_of(first_query), end_of(first_query + QUERIES_PER_WARP - 1), most};
   Warp warp;
   warp.begin(args.head_dim, [&](uint32_t i) {
     const uint32_t own = min(query + 8 * i, num_queries - 1), row = own / num_heads;

@@ -91,12 +91,20 @@ struct WarpAttention {
     settle(flat());
   }
 
-  // The lane's queries see the positions before visible[i]. Those of the tile may be among them or not.
-  DISTMK_FN static void mask(uint32_t tile, const uint32_t (&visible)[2], float (&s)[SCORES]) {
-    const uint32_t first = tile * KV_ROWS + way() * KEYS + lane() % 4 * 2;
+  // Position of a lane's score i of a tile.
+  DISTMK_FN static uint32_t position(uint32_t tile, uint32_t i) {
+    return tile * KV_ROWS + way() * KEYS + lane() % 4 * 2 + i / 4 * 8 + i % 2;
+  }
+  // The lane's queries see the `window` positions before end[i]. Those of the tile may be among them or not.
+  DISTMK_FN static void mask_from(uint32_t tile, const uint32_t (&end)[2], float (&s)[SCORES]) {
 #pragma unroll
     for (uint32_t i = 0; i < SCORES; ++i)
-      if (first + i / 4 * 8 + i % 2 >= visible[i % 4 / 2]) s[i] = -INFINITY;
+      if (position(tile, i) >= end[i % 4 / 2]) s[i] = -INFINITY;
+  }
+  DISTMK_FN static void mask_before(uint32_t tile, const uint32_t (&end)[2], uint32_t window, float (&s)[SCORES]) {
+#pragma unroll
+    for (uint32_t i = 0; i < SCORES; ++i)
+      if (position(tile, i) + window < end[i % 4 / 2]) s[i] = -INFINITY;
   }
   // Online softmax: scores become weights. The accumulator is then to be rescaled by `factor`.
   // `scale`: log2(e) / sqrt(d).

@@ -14,6 +14,7 @@ struct AttentionJob {
   BatchRun run;
   uint32_t kv_head, first_head, num_heads;  // query heads of this rank that share the KV head
   uint32_t first_query;                     // numbered row * num_heads + head
+  uint32_t first_position;                  // of its first KV tile; positions of a job count from there
 };
 
 // What all warps of a worker know, in shared memory, as a job has no registers for it.
@@ -67,7 +68,7 @@ class KvLoader {
     const WideAttentionArgs& args = attention_plan().args;
     const AttentionJob& job = attention_plan().job;
     return cache_row(at_operand<int32_t>(args.page_table), args, static_cast<uint32_t>(job.run.slot), job.kv_head,
-                     position);
+                     job.first_position + position);
   }
   // Once the cache rows are in the plan. Positions from num_keys on are zeros: weights of 0 times NaN would be NaN.
   DISTMK_FN void copy(uint32_t tile) const {

@@ -72,9 +72,8 @@ AttentionTask::AttentionTask(const Context& context, const AttentionArgs& args, 
   const auto& batch = *context.at<Batch>(args.batch);
   instance_ = attention_instance(args, batch, instance);
   run_ = batch.runs[instance_.run];
-  const auto kv_len = static_cast<uint32_t>(run_.kv_len);
-  begin_ = split_begin(kv_len, instance_.split, instance_.num_splits);
-  end_ = split_begin(kv_len, instance_.split + 1, instance_.num_splits);
+  begin_ = split_begin(args.window, run_, instance_.split, instance_.num_splits);
+  end_ = split_begin(args.window, run_, instance_.split + 1, instance_.num_splits);
   const uint32_t model_head = (args.kv_begin + instance_.kv_head) * args.group;
   first_head_ = model_head > args.q_begin ? model_head - args.q_begin : 0;
   const uint32_t past = model_head + args.group > args.q_begin ? model_head + args.group - args.q_begin : 0;
@@ -140,18 +139,20 @@ void AttentionTask::multiply_qk(const PackedRows& queries, uint32_t begin, uint3
 }
 
 // Online softmax step (runtime/log_sum_exp.h): scores of `count` positions become weights relative to the running
-// maximum. Causal mask: a row sees its own position and those before.
+// maximum. Mask: a row sees its own position and those before it, `window` in all.
 void AttentionTask::softmax_step(uint32_t begin, uint32_t count) {
   for (uint32_t q = 0; q < num_queries_; ++q) {
     float* scores = score_rows_[q];
-    const uint32_t visible_end = first_new() + q / num_heads_ + 1;
-    const uint32_t visible = visible_end > begin ? std::min(visible_end - begin, count) : 0;
+    const uint32_t position = first_new() + q / num_heads_, first = first_seen(args_.window, position);
+    const uint32_t visible_end = position + 1 > begin ? std::min(position + 1 - begin, count) : 0;
+    const uint32_t visible_begin = first > begin ? first - begin : 0;
     const uint32_t padded = (count + LANES - 1) / LANES * LANES;
-    std::fill(scores + visible, scores + padded, -INFINITY);
-    if (!visible) {
+    if (visible_begin >= visible_end) {
       std::fill(scores, scores + padded, 0.0f);
       continue;
     }
+    std::fill(scores, scores + visible_begin, -INFINITY);
+    std::fill(scores + visible_end, scores + padded, -INFINITY);
     Vec block_max = load(scores);
     for (uint32_t i = LANES; i < padded; i += LANES) block_max = max_of(block_max, load(scores + i));
     LogSumExp<BaseE>& softmax = softmax_[q];

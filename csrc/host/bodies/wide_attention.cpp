@@ -6,6 +6,7 @@
 #include "host/bodies/head_rows.h"
 #include "host/bodies/panels.h"
 #include "host/bodies/wide_shares.h"
+#include "runtime/splits.h"
 
 namespace distmk {
 
@@ -59,7 +60,8 @@ struct AttentionBlock {
   Range rows;  // of the run
   uint32_t kv_head;
 
-  // Positions that its last row sees.
+  // Positions that its rows see.
+  uint32_t begin(uint32_t window) const { return first_seen(window, end() - (rows.end - rows.begin)); }
   uint32_t end() const { return static_cast<uint32_t>(run.kv_len - run.num_rows) + rows.end; }
 };
 
@@ -75,7 +77,8 @@ void for_each_block(const WideBatch& batch, uint32_t num_runs, const WideAttenti
       const Range rows = share(num_rows, block, num_blocks);
       for (uint32_t kv_head = 0; kv_head < args.num_kv; ++kv_head) {
         const AttentionBlock found{run, rows, kv_head};
-        visit(found, found.end() * (uint64_t{rows.end - rows.begin} * args.group + PACKING));
+        const uint64_t num_positions = found.end() - found.begin(args.window);
+        visit(found, num_positions * ((rows.end - rows.begin) * args.group + PACKING));
       }
     }
   }
@@ -98,10 +101,10 @@ class WideAttentionBlock {
   const AttentionBlock& block_;
   Range heads_;  // query heads of this rank that use the KV head
   uint32_t num_rows_, head_dim_;
-  uint32_t padded_dim_;   // elements of a row of the sums: whole panels
-  uint32_t first_row_;    // of the iteration
-  uint32_t first_limit_;  // positions that the first row sees
-  float scale_;           // of scores
+  uint32_t padded_dim_;      // elements of a row of the sums: whole panels
+  uint32_t first_row_;       // of the iteration
+  uint32_t first_position_;  // of the first row
+  float scale_;              // of scores
 
   // Keys, in panels of positions; values, in panels of elements.
   uint32_t *keys_, *values_;
@@ -114,9 +117,14 @@ class WideAttentionBlock {
 
   uint64_t key_words() const { return panels::num_words(head_dim_); }
   uint64_t value_words() const { return panels::num_words(KV_BLOCK); }
+  // Of `count` positions from `begin` on, those that the row at `position` sees.
+  Range visible_in(uint32_t position, uint32_t begin, uint32_t count) const {
+    const uint32_t first = first_seen(args_.window, position);
+    return {first > begin ? first - begin : 0, position >= begin ? std::min(position + 1 - begin, count) : 0};
+  }
   void pack(uint32_t begin, uint32_t count) const;
   void multiply_qk(uint32_t head, uint32_t count) const;
-  void softmax_row(uint32_t row, float* output, RowSums& sums, uint32_t visible) const;
+  void softmax_row(uint32_t row, float* output, RowSums& sums, Range visible) const;
   void write(uint32_t head) const;
 };
 
@@ -129,7 +137,7 @@ WideAttentionBlock::WideAttentionBlock(const Context& context, const WideAttenti
       head_dim_(args.head_dim),
       padded_dim_((args.head_dim + panels::COLS - 1) / panels::COLS * panels::COLS),
       first_row_(static_cast<uint32_t>(block.run.row_begin) + block.rows.begin),
-      first_limit_(block.end() - num_rows_ + 1),
+      first_position_(block.end() - num_rows_),
       scale_(1.0f / std::sqrt(static_cast<float>(args.head_dim))) {
   const uint32_t model_head = (args.kv_begin + block.kv_head) * args.group;
   const uint32_t past = model_head + args.group;
@@ -180,13 +188,14 @@ void WideAttentionBlock::multiply_qk(uint32_t head, uint32_t count) const {
 
 // Online softmax step (runtime/log_sum_exp.h): the scores of the positions that a row sees become weights relative to
 // the running maximum, those of others zero.
-void WideAttentionBlock::softmax_row(uint32_t row, float* output, RowSums& sums, uint32_t visible) const {
+void WideAttentionBlock::softmax_row(uint32_t row, float* output, RowSums& sums, Range visible) const {
   using namespace wide;
   constexpr uint32_t COUNT = KV_BLOCK / LANES;
   float* scores = scores_ + row * KV_BLOCK;
   uint16_t* weights = weights_ + row * KV_BLOCK;
-  if (!visible) return void(std::fill_n(weights, KV_BLOCK, uint16_t{0}));
-  if (visible < KV_BLOCK) std::fill(scores + visible, scores + KV_BLOCK, -INFINITY);
+  if (visible.begin >= visible.end) return void(std::fill_n(weights, KV_BLOCK, uint16_t{0}));
+  if (visible.begin) std::fill(scores, scores + visible.begin, -INFINITY);
+  if (visible.end < KV_BLOCK) std::fill(scores + visible.end, scores + KV_BLOCK, -INFINITY);
   Vec best = load(scores);
   for (uint32_t i = 1; i < COUNT; ++i) best = max_of(best, load(scores + i * LANES));
   const float block_max = max_of(best) * scale_;
@@ -208,7 +217,7 @@ void WideAttentionBlock::softmax_row(uint32_t row, float* output, RowSums& sums,
 void WideAttentionBlock::run() {
   if (heads_.begin == heads_.end) return;
   const uint32_t end = block_.end();
-  for (uint32_t begin = 0; begin < end; begin += KV_BLOCK) {
+  for (uint32_t begin = block_.begin(args_.window) / KV_BLOCK * KV_BLOCK; begin < end; begin += KV_BLOCK) {
     const uint32_t count = std::min(KV_BLOCK, end - begin);
     pack(begin, count);
     for (uint32_t head = heads_.begin; head < heads_.end; ++head) {
@@ -216,9 +225,8 @@ void WideAttentionBlock::run() {
       float* output = output_ + first * padded_dim_;
       multiply_qk(head, count);
       for (uint32_t row = 0; row < num_rows_; ++row) {
-        const uint32_t limit = first_limit_ + row;
         softmax_row(row, output + uint64_t{row} * padded_dim_, sums_[first + row],
-                    limit > begin ? std::min(limit - begin, count) : 0);
+                    visible_in(first_position_ + row, begin, count));
       }
       for (uint32_t d = 0; d < padded_dim_; d += panels::COLS)
         panels::multiply(values_ + d / panels::COLS * value_words(), count, weights_, KV_BLOCK, num_rows_, output + d,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,7 @@ from support.bodies.board import Board, f32
 
 from distmk.abi import FUSED_PARTIAL_HEADER, MAX_ROWS, PARTIAL_FLOATS, LaunchKind, Space
 from distmk.graph.regions import Region
-from distmk.tasks import Attention, Combine
+from distmk.tasks import Attention, Combine, Nop
 from distmk.testing.arrays import assert_close
 from distmk.testing.memory import Memory
 
@@ -75,10 +76,24 @@ def attention(
     page_size: int,
     norms: bool,
     max_len: int,
+    window: int | None = None,
 ) -> None:
-    inputs = AttentionInputs(board.rng, heads, head_dim, page_size, norms, max_len)
+    inputs = AttentionInputs(board.rng, heads, head_dim, page_size, norms, max_len, window=window)
     inputs.values_without(int(board.rng.integers(head_dim)))
     _add(board, rank, inputs, error, error)
+
+
+def long_splits(board: Board, rank: int, error: float, window: int) -> None:
+    """Decode rows of sequences longer than the window, a split each, whose keys and values come through the pipeline."""
+    runs = [(1, int(slot), int(board.rng.integers(window, 2 * window))) for slot in board.rng.permutation(MAX_ROWS)[:3]]
+    inputs = AttentionInputs(board.rng, Heads(3, 3), 64, 16, False, 2 * window, window=window, runs=runs)
+    inputs.shape = replace(inputs.shape, num_workers=len(runs))
+    for worker in range(
+        board.num_workers
+    ):  # a GPU's worker assigns itself work only so far behind its last attention task
+        for _ in range(3):
+            board.graph.add(Nop(rank, "between attention tasks", worker=worker))
+    _add(board, rank, inputs, error, error, pipelined=True)
 
 
 def extreme_scores(board: Board, rank: int, max_len: int, combined_error: float) -> None:
@@ -90,10 +105,17 @@ def extreme_scores(board: Board, rank: int, max_len: int, combined_error: float)
     _add(board, rank, inputs, None, combined_error)
 
 
-def _add(board: Board, rank: int, inputs: AttentionInputs, partial_error: float | None, combined_error: float) -> None:
+def _add(
+    board: Board,
+    rank: int,
+    inputs: AttentionInputs,
+    partial_error: float | None,
+    combined_error: float,
+    pipelined: bool = False,
+) -> None:
     s, rows = inputs.shape, inputs.batch.num_rows
-    launch = LaunchKind.SPREAD if board.rng.random() < 0.5 else LaunchKind.MASSIVE
-    long_splits = launch is LaunchKind.SPREAD and board.rng.random() < 0.8
+    launch = LaunchKind.SPREAD if pipelined or board.rng.random() < 0.5 else LaunchKind.MASSIVE
+    long_splits = launch is LaunchKind.SPREAD and (pipelined or board.rng.random() < 0.8)
     what = f"{launch.name} attention {'through the pipeline ' * long_splits}{s} {inputs.runs}"
     read, caches = operands(board, rank, inputs), Caches(board, rank, inputs)
     partials = board.buffer(s.num_partials, lamport=bool(board.rng.integers(2))).at(rank)

@@ -18,6 +18,7 @@ from distmk.abi import (
     POSITIONS_PER_PASS,
 )
 from distmk.tasks import AttentionShape
+from distmk.tasks.splits import ANY_LENGTH
 from distmk.testing.arrays import ROUNDING, assert_close, floats
 
 Instance = tuple[int, int, int]  # run, KV head, split
@@ -60,13 +61,16 @@ class AttentionInputs:
         max_len: int,
         batch_1: bool = False,  # a single row, which may have more splits
         fused_partials: bool = False,  # the combine of a batch-1 row is fused, unless it has too many splits
+        window: int | None = None,  # positions that a row sees; None: all
+        runs: list[tuple[int, int, int]] | None = None,  # rows, slot, positions after this iteration; None: at random
     ):
         self.rng, self.heads, self.head_dim, self.fused_partials = rng, heads, head_dim, fused_partials
+        self.window = window
         # A row that may be longer gets as many splits as a fused combine takes, of more positions than warps hold at once.
         long = batch_1 and max_len > COMBINE_WIDTH * POSITIONS_PER_PASS
         shortest = COMBINE_WIDTH * POSITIONS_PER_PASS if long else 1
         self.runs = [(1, int(rng.integers(MAX_ROWS)), int(rng.integers(shortest, max_len + 1)))] if batch_1 else []
-        self.runs = self.runs or random_runs(rng, max_len)
+        self.runs = runs or self.runs or random_runs(rng, max_len)
         self.batch = make_batch(self.runs, rng)
         max_pages = -(-max(kv_len for _, _, kv_len in self.runs) // page_size) + int(rng.integers(0, 3))
         num_pages = max_pages * len(self.runs) + 2
@@ -78,7 +82,7 @@ class AttentionInputs:
             workers, max_splits, min_split = heads.num_kv * int(rng.integers(8, 33)), int(rng.integers(8, 33)), 64
         self.shape = AttentionShape(
             heads.num_q, heads.num_kv, head_dim, heads.group, heads.q_begin, heads.kv_begin, page_size, max_pages,
-            num_pages, max_splits, min_split, workers,
+            num_pages, max_splits, min_split, workers, window or ANY_LENGTH,
         )  # fmt: skip
         self.norms = (torch.rand(head_dim) + 0.5, torch.rand(head_dim) + 0.5) if norms else None
         self.qkv = torch.randn(self.batch.num_rows, self.shape.qkv_cols + 4 * int(rng.integers(0, 3)))
@@ -109,7 +113,7 @@ class AttentionInputs:
     @property
     def fuses_combine(self) -> bool:
         """Whether the batch is a single row that the tasks which multiply it combine."""
-        return self.fused_partials and self.batch.num_rows == 1 and self.runs[0][2] <= self.shape.fused_combine_len
+        return self.fused_partials and self.batch.num_rows == 1 and self.seen(0) <= self.shape.fused_combine_len
 
     def swizzled(self, caches: torch.Tensor) -> torch.Tensor:
         """`caches` as a GPU keeps them, or from there back: 16-byte piece i of position p of a page changes places with piece
@@ -122,10 +126,22 @@ class AttentionInputs:
         piece = torch.arange(s.head_dim // 8)[None] ^ (position % 8 ^ position % 2 * 4)
         return caches.unflatten(-1, (-1, 8))[..., position, piece, :].flatten(-2)
 
+    def first_seen(self, run: int) -> int:
+        """The first position that a row of a run sees."""
+        num_rows, _, kv_len = self.runs[run]
+        return reference.first_seen(kv_len - num_rows, self.window)
+
+    def seen(self, run: int) -> int:
+        """Positions that the rows of a run see together."""
+        return self.runs[run][2] - self.first_seen(run)
+
     def splits(self, run: int) -> int:
-        s, kv_lens = self.shape, [kv_len for _, _, kv_len in self.runs]
+        s, seen = self.shape, [self.seen(i) for i in range(len(self.runs))]
         most = min(s.max_splits, COMBINE_WIDTH) if self.fuses_combine else s.max_splits
-        return reference.num_splits(kv_lens, run, s.num_kv, s.num_workers, s.min_split, most)
+        return reference.num_splits(seen, run, s.num_kv, s.num_workers, s.min_split, most)
+
+    def split_bounds(self, run: int) -> list[int]:
+        return reference.split_bounds(self.first_seen(run), self.runs[run][2], self.splits(run))
 
     def instances(self) -> list[Instance]:
         """Every instance of the launch, in order."""
@@ -150,7 +166,7 @@ class AttentionInputs:
     def appended_by(self, run: int, kv_head: int, split: int) -> list[int]:
         """Offsets in a cache, in elements, of the new positions inside an instance's split; each has head_dim elements."""
         s, (num_rows, slot, kv_len) = self.shape, self.runs[run]
-        begin, end = reference.split_bounds(kv_len, self.splits(run))[split : split + 2]
+        begin, end = self.split_bounds(run)[split : split + 2]
         found = []
         for position in range(max(begin, kv_len - num_rows), end):
             page = int(self.pages[slot, position // s.page_size])
@@ -195,10 +211,10 @@ class AttentionInputs:
             num_rows, _, kv_len = self.runs[run]
             keys, values = self.cache(caches, run, kv_head)
             q, _, _ = self.projected(run)
-            begin, end = reference.split_bounds(kv_len, self.splits(run))[split : split + 2]
+            begin, end = self.split_bounds(run)[split : split + 2]
             for head in self.heads_of(kv_head):
                 for i in range(num_rows):
-                    inputs = (q[i, head], keys, values, kv_len - num_rows + i, begin, end)
+                    inputs = (q[i, head], keys, values, kv_len - num_rows + i, begin, end, self.window)
                     maximum, total, sums = reference.partial_attention(*inputs)
                     got = shaped[head, :, self.batch.runs[run].row_begin + i, split]
                     where = f"head {head} run {run} row {i} split {split} of {self.splits(run)} "
@@ -221,11 +237,11 @@ class AttentionInputs:
         """Every split of a batch-1 row left the softmax over its positions times V, and the log-sum-exp of their scores."""
         logs, elements = self.fused_splits(fused_partials)
         kv_len, q = self.runs[0][2], self.projected(0)[0]
-        bounds = reference.split_bounds(kv_len, self.splits(0))
+        bounds = self.split_bounds(0)
         for head in range(self.shape.num_q):
             keys, values = self.cache(caches, 0, self.heads.kv_head(head))
             for split in range(self.splits(0)):
-                inputs = (q[0, head], keys, values, kv_len - 1, *bounds[split : split + 2])
+                inputs = (q[0, head], keys, values, kv_len - 1, *bounds[split : split + 2], self.window)
                 maximum, total, sums = reference.partial_attention(*inputs)
                 where = f"fused partial of head {head} split {split} of {self.splits(0)} "
                 assert_close(where + "log-sum-exp ", logs[head, split], maximum + np.log(total), error)
@@ -248,7 +264,7 @@ class AttentionInputs:
                 keys, values = self.cache(caches, run, self.heads.kv_head(head))
                 for i in range(num_rows):
                     row = self.batch.runs[run].row_begin + i
-                    want = reference.attention(q[i, head], keys, values, kv_len - num_rows + i)
+                    want = reference.attention(q[i, head], keys, values, kv_len - num_rows + i, self.window)
                     tolerance = error + ROUNDING["bf16"] * (want.abs() + error)
                     where = f"head {head} row {row} (run {run}, {self.splits(run)} splits) column "
                     assert_close(where, combined[row, head * s.head_dim : (head + 1) * s.head_dim], want, tolerance)

@@ -17,10 +17,17 @@ NUM_PICKED = 61  # elements of attention's output that the product picks
 
 
 def fused_combine(
-    board: Board, rank: int, error: float, heads: Heads, head_dim: int, batch_1: bool, max_len: int
+    board: Board,
+    rank: int,
+    error: float,
+    heads: Heads,
+    head_dim: int,
+    batch_1: bool,
+    max_len: int,
+    window: int | None = None,
 ) -> None:
     """The product's weights are rows of the identity: its output is compared with what is in memory, as combined from that."""
-    inputs = AttentionInputs(board.rng, heads, head_dim, 16, True, max_len, batch_1, fused_partials=True)
+    inputs = AttentionInputs(board.rng, heads, head_dim, 16, True, max_len, batch_1, fused_partials=True, window=window)
     s, k, rows = inputs.shape, heads.num_q * head_dim, inputs.batch.num_rows
     launch = LaunchKind.SPREAD if board.rng.random() < 0.8 else LaunchKind.MASSIVE
     what = f"{'batch-1 ' * batch_1}attention with fused combine {s} {inputs.runs}"

@@ -11,6 +11,7 @@ from support.bodies.board import Board
 from distmk.abi import MAX_SEQUENCES, WIDE_COLS, WIDE_ROWS, BatchRun, Space, WideBatch
 from distmk.graph.regions import Region
 from distmk.tasks import AttentionShape, WideAppend, WideAttention
+from distmk.tasks.splits import ANY_LENGTH
 from distmk.tasks.wide import activation_cols
 from distmk.testing.arrays import ROUNDING, assert_close
 from distmk.testing.memory import Memory
@@ -55,15 +56,25 @@ class WideAttentionCase:
     """An append and the attention behind it, with pages in random order."""
 
     def __init__(
-        self, board: Board, rank: int, heads: Heads, head_dim: int, page_size: int, norms: bool, runs: Runs, tiled: bool
+        self,
+        board: Board,
+        rank: int,
+        heads: Heads,
+        head_dim: int,
+        page_size: int,
+        norms: bool,
+        runs: Runs,
+        tiled: bool,
+        window: int | None,
     ) -> None:
         self.board, self.rank, self.heads, self.runs, self.tiled = board, rank, heads, runs, tiled
+        self.window = window
         rng, longest = board.rng, max(kv_len for _, _, kv_len in runs)
         max_pages = -(-longest // page_size) + int(rng.integers(0, 3))
         num_pages = sum(-(-kv_len // page_size) for _, _, kv_len in runs) + 2
         self.shape = AttentionShape(
             heads.num_q, heads.num_kv, head_dim, heads.group, heads.q_begin, heads.kv_begin, page_size, max_pages,
-            num_pages, 1, 64, 1, MAX_SEQUENCES,
+            num_pages, 1, 64, 1, MAX_SEQUENCES, window or ANY_LENGTH,
         )  # fmt: skip
         self.num_rows = sum(rows for rows, _, _ in runs)
         self.qkv = torch.randn(self.num_rows, self.shape.qkv_cols).bfloat16()
@@ -188,10 +199,11 @@ class WideAttentionCase:
         s, rounding = self.shape, ROUNDING["bf16"] * 1.01
         for run, (num_rows, _, kv_len) in enumerate(self.runs):
             keys, values = self._cache(caches, run)
-            hidden = torch.arange(kv_len)[None] > torch.arange(kv_len - num_rows, kv_len)[:, None]
+            distance = torch.arange(kv_len - num_rows, kv_len)[:, None] - torch.arange(kv_len)[None]
+            hidden = (distance < 0) | (distance >= (self.window or ANY_LENGTH))
             for head in range(s.num_q):
                 kv_head, rows = self.heads.kv_head(head), self._rows(run)
-                scores = queries[rows, head] @ keys[:, kv_head].T / s.head_dim**0.5
+                scores = reference.scores(queries[rows, head], keys[:, kv_head])
                 weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=1)
                 want = weights @ values[:, kv_head]
                 tolerance = rounding * (weights @ values[:, kv_head].abs() + want.abs()) + 1e-5
@@ -199,8 +211,14 @@ class WideAttentionCase:
 
 
 def wide_attention(
-    board: Board, rank: int, heads: Heads, head_dim: int, page_size: int, norms: bool, runs: Runs
+    board: Board,
+    rank: int,
+    heads: Heads,
+    head_dim: int,
+    page_size: int,
+    norms: bool,
+    runs: Runs,
+    window: int | None = None,
 ) -> None:
-    """`runs` empty: drawn at random."""
     tiled = board.gpu_layout and bool(board.rng.random() < 0.8)
-    WideAttentionCase(board, rank, heads, head_dim, page_size, norms, runs, tiled)
+    WideAttentionCase(board, rank, heads, head_dim, page_size, norms, runs, tiled, window)

@@ -20,6 +20,7 @@ LITERALS = {
     "SampleRowArgs": {"row"},
     "WideEmbedArgs": {"first_token", "last_token"},
     "WideAppendArgs": {"eps"},
+    "WideAttentionArgs": {"window"},
     "WideSumArgs": {"add", "eps"},
     "ArgmaxRowsArgs": {"first_token"},
     "SchedulerStepArgs": {

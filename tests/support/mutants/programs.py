@@ -48,6 +48,7 @@ def _decode(num_ranks: int = 1, num_workers: int = 2, **changes: Any) -> Callabl
         "head_dim",
         "tie_embeddings",
         "intermediate_size",
+        "windows",
     }
     config = {name: changes.pop(name) for name in names & set(changes)}
     options: dict[str, Any] = {"max_seqs": 3, "max_model_len": 48, "page_size": 8, "max_splits": 3, "min_split": 4}
@@ -82,6 +83,7 @@ KINDS: dict[str, Callable[[], Graph]] = {
         1, 20, **(FUSED | {"num_kv_heads": 1, "max_splits": 16, "min_split": 1})
     ),
     "decode, fused combine, 2 ranks": _decode(2, 3, **FUSED),
+    "decode, windows": _decode(1, 3, **(FUSED | {"num_layers": 4, "windows": (None, 9, None, 9)})),
     "decode, spread attention, 2 ranks": _decode(2, 3, attention_launch="spread"),
     "decode, one scheduler": _decode(2, 3, num_schedulers=1),
     "decode, tied embeddings, logits": _decode(1, 2, tie_embeddings=True, keep_logits=True),
