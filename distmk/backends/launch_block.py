@@ -16,7 +16,7 @@ from distmk.abi import (
     EVENTS_PER_ROW,
     MAX_BANNED,
     MAX_BIASES,
-    MAX_SEQUENCES,
+    MAX_ROWS,
     Bias,
     Command,
     CommandKind,
@@ -33,7 +33,7 @@ from distmk.abi import (
     WaitRecordABI,
 )
 from distmk.backends.launch_spec import LaunchSpec
-from distmk.program.program import RankProgram
+from distmk.program.program import RankProgram, decode_args
 
 ENTRY: np.dtype[Any] = np.dtype(TraceEntry)
 TOKEN: np.dtype[Any] = np.dtype(TokenEvent)
@@ -116,9 +116,8 @@ class LaunchBlock:
         longest = max(1, spec.max_prompt_len, *map(len, spec.prompts))
         # The batcher publishes only while the ring has room for a step that also cancels requests and puts some back. Room
         # for all tokens of the first requests means that nobody has to read for those.
-        num_tokens = (
-            max(sum(spec.max_new), MAX_KEPT_TOKENS if spec.num_requests else 0) + EVENTS_PER_ROW * MAX_SEQUENCES
-        )
+        num_tokens = max(sum(spec.max_new), MAX_KEPT_TOKENS if spec.num_requests else 0)
+        num_tokens += EVENTS_PER_ROW * max(MAX_ROWS, _max_sequences(program))
         block = LaunchBlock(
             spec=spec,
             programs=(program, *others),
@@ -270,3 +269,9 @@ class LaunchBlock:
             expired, worker = bool(record.expired), record.worker
             found.append(StuckWait(record.iteration, order, expired, worker, task, event, record.want, record.got))
         return sorted(found, key=lambda wait: (wait.iteration, wait.order))
+
+
+def _max_sequences(program: RankProgram) -> int:
+    """Sequences that the scheduler step runs at once; 0: the rank has none."""
+    steps = [decode_args(desc) for desc in program.tasks if desc.launch == LaunchKind.SCHEDULER]
+    return int(steps[0].max_slots) if steps else 0
