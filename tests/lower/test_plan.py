@@ -11,7 +11,7 @@ from support.tiny_config import tiny_config
 from distmk.abi import COMBINE_WIDTH, POSITIONS_PER_PASS
 from distmk.lower.options import DecodeOptions
 from distmk.lower.plan import WorkPlan, plan_work
-from distmk.model.operators import build_model
+from distmk.models import build_model
 
 
 def plan(num_ranks: int, num_workers: int, config: dict[str, Any], **options: Any) -> WorkPlan:

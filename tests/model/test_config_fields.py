@@ -190,7 +190,7 @@ def test_windows_are_those_of_transformers() -> None:
     seed = random.randrange(1 << 30)
     rng = random.Random(seed)
     seen = set()
-    for _ in range(200):
+    for _ in range(600):
         keys: dict[str, Any] = {
             "use_sliding_window": rng.random() < 0.7,
             "sliding_window": rng.choice((None, 12, 40)),

@@ -20,6 +20,8 @@ class Family(NamedTuple):
 
 
 FAMILIES: Mapping[str, Family] = {
+    "mistral": Family("Mistral", {"sliding_window": 20}),
+    "phi3": Family("Phi3", {"pad_token_id": None, "head_dim": 6}),
     "qwen2": Family("Qwen2"),
     "smollm3": Family("SmolLM3", {"num_hidden_layers": 4, "pad_token_id": None}),
 }
