@@ -8,6 +8,8 @@ source "$ROOT/scripts/venv.sh"
 venv_with test
 fetch_model
 export DISTMK_TEST_GGUF=$MODEL
+# Tests start hundreds of Python processes, which would compile all modules each.
+unset PYTHONDONTWRITEBYTECODE
 MYPY=
 if [ $# -eq 0 ]; then
   say "ruff, clang-format, csrc/abi.h, and mypy beside pytest"

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "emulator/watch.h"
+#include "platform/planted_bug.h"
 
 namespace distmk {
 namespace emulator {
@@ -43,9 +44,7 @@ inline void mbarrier_update(uint64_t* at, int arrivals, int bytes) {
   mbarrier_set(at, b);
 }
 inline void mbarrier_arrive(uint64_t* at, uint32_t times, int bytes) {
-#ifndef DISTMK_PLANT_MISSING_RELEASE
-  release_order(order_of(at, mbarrier_at(at).phase));
-#endif
+  if (!missing_release) release_order(order_of(at, mbarrier_at(at).phase));
   mbarrier_update(at, static_cast<int>(times), bytes);
 }
 // Orders the data of this thread's copies before the end of the phase that waits for them.

@@ -6,6 +6,8 @@
 #include <atomic>
 #include <cstring>
 
+#include "platform/planted_bug.h"
+
 #define DISTMK_FN inline
 #define DISTMK_NO_UNROLL  // before loops of a single GPU thread, which every instruction slows
 #define DISTMK_UNROLL
@@ -14,13 +16,6 @@
 #define DISTMK_BODY  // task bodies and the transport are compiled separately
 
 namespace distmk {
-
-// A planted bug, for the test of the race detector: without the release a reader may see old data.
-#ifdef DISTMK_PLANT_MISSING_RELEASE
-constexpr auto RELEASE = std::memory_order_relaxed;
-#else
-constexpr auto RELEASE = std::memory_order_release;
-#endif
 
 // The threads that do something together: one, here.
 struct Team {
@@ -38,11 +33,17 @@ DISTMK_FN uint64_t load_acquire(const uint64_t* p, Scope = Scope::DEVICE) {
 DISTMK_FN bool has_reached(const uint64_t* p, uint64_t want, Scope = Scope::DEVICE) { return load_acquire(p) >= want; }
 DISTMK_FN uint64_t load_relaxed(const uint64_t* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 DISTMK_FN void store_release(uint64_t* p, uint64_t v, Scope = Scope::DEVICE) {
-  __atomic_store_n(p, v, static_cast<int>(RELEASE));
+  if (missing_release)
+    __atomic_store_n(p, v, __ATOMIC_RELAXED);
+  else
+    __atomic_store_n(p, v, __ATOMIC_RELEASE);
 }
 DISTMK_FN void store_relaxed(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 DISTMK_FN void add_release(uint64_t* p, uint64_t v, Scope = Scope::DEVICE) {
-  __atomic_fetch_add(p, v, static_cast<int>(RELEASE));
+  if (missing_release)
+    __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+  else
+    __atomic_fetch_add(p, v, __ATOMIC_RELEASE);
 }
 DISTMK_FN uint64_t count_up(uint64_t* p) { return __atomic_add_fetch(p, 1, __ATOMIC_RELAXED); }
 template <class T>

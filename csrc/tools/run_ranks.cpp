@@ -6,6 +6,7 @@
 //   --longer  the first prompt has N more tokens
 //   --seed    the emulator's timing
 //   --delay   the fault of the same name
+//   --missing-release  the planted bug (of a build with -DDISTMK_PLANTED_BUG)
 //   --far     ranks of different nodes share no memory and reach each other over sockets (not in the emulator)
 // Weights are zero and prompts arbitrary: only the order of accesses counts. Exit status 0: every rank finished.
 #include <sys/socket.h>
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "abi.h"
+#include "platform/planted_bug.h"
 
 extern "C" {
 void distmk_start(distmk::LaunchParams* params, void** handle);
@@ -92,6 +94,10 @@ struct Options {
       unsigned max_us = 0;
       if (std::strcmp(argv[i], "--ride") == 0)
         ride = true;
+#ifdef DISTMK_PLANTED_BUG
+      else if (std::strcmp(argv[i], "--missing-release") == 0)
+        distmk::missing_release = true;
+#endif
       else if (std::strcmp(argv[i], "--cut") == 0 && i + 1 < argc)
         cut = static_cast<uint32_t>(std::atoi(argv[++i]));
       else if (std::strcmp(argv[i], "--longer") == 0 && i + 1 < argc)

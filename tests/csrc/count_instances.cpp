@@ -14,7 +14,7 @@
 namespace distmk {
 namespace {
 
-std::mutex mutex;
+std::mutex counting;
 std::map<std::tuple<uint32_t, uint32_t, uint64_t>, std::map<uint32_t, uint32_t>> runs;  // (rank, task, iteration)
 std::map<std::pair<uint32_t, uint32_t>, uint32_t> instances;                            // wanted of (rank, task)
 std::map<std::pair<uint32_t, uint32_t>, uint64_t> next_run;  // of (rank, worker): iteration * tasks + index in queue
@@ -41,7 +41,7 @@ void check_order(const Context& context, uint32_t task, uint32_t instance) {
 }
 
 void note(const Context& context, uint32_t instance) {
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(counting);
   check_order(context, context.task.index, instance);
   const TaskDesc& desc = *context.task.desc;
   ++runs[{context.rank(), desc.order, context.iteration}][instance];

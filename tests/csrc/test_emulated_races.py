@@ -105,6 +105,6 @@ def test_small_graphs(shape: str, place: tuple[str, ...], tmp_path: Path) -> Non
 
 def test_missing_release_is_reported(tmp_path: Path) -> None:
     """The planted bug: arrivals at barriers order nothing."""
-    binary = tool("thread", RACECHECK, "-DDISTMK_PLANT_MISSING_RELEASE", emulated=True)
-    done = run_ranks(binary, decode(1, 1), tmp_path, "--ride", first_only=True)
+    binary = tool("thread", RACECHECK, emulated=True)
+    done = run_ranks(binary, decode(1, 1), tmp_path, "--ride", "--missing-release", first_only=True)
     assert done.returncode == 66 and "WARNING: ThreadSanitizer: data race" in done.stdout, done.stdout[-3000:]

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 from support import graphs
 from support.graph_job import ManySum
-from support.ranks_in_process import run_ranks
+from support.ranks_in_process import build_in_one, run_ranks
 
 from distmk.abi import LaunchKind
 from distmk.backends.build_cache import csrc_dir
@@ -33,7 +33,7 @@ def counting_tool() -> Path:
     """run_ranks linked with count_instances.cpp in place of the bodies."""
     sources = [path for path in host_build.host_sources() if "bodies" not in path.parts]
     sources += [csrc_dir() / "tools" / "run_ranks.cpp", Path(__file__).with_name("count_instances.cpp")]
-    return host_build.build_sources("count_instances", "", ["-std=c++20", "-O1", "-pthread", "-Wall"], sources)
+    return build_in_one("count_instances", ["-std=c++20", "-O1", "-pthread", "-Wall"], sources)
 
 
 def launches(num_ranks: int, num_workers: int, num_schedulers: int, instances: int) -> Graph:

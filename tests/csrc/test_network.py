@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from support import graphs
-from support.ranks_in_process import OPTIONS, SANITIZERS, prefix
+from support.ranks_in_process import OPTIONS, SANITIZERS, build_in_one, prefix
 
 from distmk.abi import EVENT_STRIDE_BYTES, Abort, Control, LaunchParams, ProgramHeader
 from distmk.backends.build_cache import csrc_dir
@@ -37,9 +37,7 @@ def test_stress(sanitizer: str) -> None:
     folder = csrc_dir() / "host"
     sources = [folder / f"{name}.cpp" for name in ("connection", "network", "network_transport", "transport")]
     flags = ["-std=c++20", "-O1", "-g", "-pthread", "-Wall", *SANITIZERS[sanitizer]]
-    tool = host_build.build_sources(
-        "network_stress", "", flags, [*sources, Path(__file__).with_name("network_stress.cpp")]
-    )
+    tool = build_in_one("network_stress", flags, [*sources, Path(__file__).with_name("network_stress.cpp")])
     done = subprocess.run([*prefix(), str(tool)], env=os.environ | OPTIONS, capture_output=True, text=True, timeout=100)
     assert done.stdout == "ok\n" and done.returncode == 0, done.stdout + done.stderr[-3000:]
 

@@ -91,7 +91,7 @@ def test_hosts_of_two_ranks(tmp_path: Path) -> None:
 def test_missing_release_is_reported(shape: str, tmp_path: Path) -> None:
     program = compile_graph(graphs.SHAPES[shape](2, 1))
     for far in ((), FAR):
-        done = run_ranks(tool("thread", "-DDISTMK_PLANT_MISSING_RELEASE"), program, tmp_path, *far)
+        done = run_ranks(tool("thread"), program, tmp_path, "--missing-release", *far)
         assert done.returncode == 66 and "WARNING: ThreadSanitizer: data race" in done.stdout, done.stdout[-3000:]
 
 

@@ -76,14 +76,12 @@ def _load(path: Path, own_types: Sequence[str]) -> ctypes.CDLL:
     return library
 
 
-def build(extra_flags: Sequence[str] = (), tool: str | None = None, own_types: Sequence[str] = ()) -> Path:
-    """Path of the compiled library, or of the program `tool` (csrc/tools) linked with it.
+def build(extra_flags: Sequence[str] = (), own_types: Sequence[str] = ()) -> Path:
+    """Path of the compiled library.
 
     `own_types`: the registered types that the library has. BuildError: it does not compile.
     """
     flags, what = [*FLAGS, *extra_flags], "the host runtime (about 20 s, once)"
-    if tool is not None:
-        return build_sources(tool, "", flags, [*host_sources(), csrc_dir() / "tools" / f"{tool}.cpp"])
     own = own_sources(own_types, "host")
     if own is None:
         return build_sources("host", ".so", [*flags, "-shared"], host_sources(), what=what)
@@ -96,7 +94,7 @@ def build(extra_flags: Sequence[str] = (), tool: str | None = None, own_types: S
 
 
 def build_emulator(extra_flags: Sequence[str] = (), tool: str | None = None, own_types: Sequence[str] = ()) -> Path:
-    """As `build`, for the emulator."""
+    """As `build`, for the emulator; or the path of the program `tool` (csrc/tools) linked with it."""
     folder = csrc_dir() / "emulator"
     flags = [*EMULATOR_FLAGS, f"-I{folder / 'include'}", *extra_flags]
     headers = [*(csrc_dir() / "device").rglob("*.cuh"), *folder.rglob("*.h")]
