@@ -82,7 +82,7 @@ class AttentionInputs:
             workers, max_splits, min_split = heads.num_kv * int(rng.integers(8, 33)), int(rng.integers(8, 33)), 64
         self.shape = AttentionShape(
             heads.num_q, heads.num_kv, head_dim, heads.group, heads.q_begin, heads.kv_begin, page_size, max_pages,
-            num_pages, max_splits, min_split, workers, window or ANY_LENGTH,
+            num_pages, max_splits, min_split, workers, window=window or ANY_LENGTH,
         )  # fmt: skip
         self.norms = (torch.rand(head_dim) + 0.5, torch.rand(head_dim) + 0.5) if norms else None
         self.qkv = torch.randn(self.batch.num_rows, self.shape.qkv_cols + 4 * int(rng.integers(0, 3)))
