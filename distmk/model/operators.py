@@ -23,7 +23,8 @@ class SelfAttention:
     """x += o(attention(q, k, v of norm(x))): column-parallel q, k and v, row-parallel o.
 
     `q_norm`, `k_norm`: RMSNorm over each head, None in a model without it. `qkv_bias`, `o_bias`: whether the projections
-    have a bias. `window`: positions that a query sees, its own included; None: all up to its own.
+    have a bias. `window`: positions that a query sees, its own included; None: all up to its own. `softcap`: scores become
+    softcap * tanh(score / softcap). `scale`: of scores; None: head_dim ** -0.5.
     """
 
     layer: int
@@ -37,6 +38,8 @@ class SelfAttention:
     qkv_bias: bool
     o_bias: bool
     window: int | None = None
+    softcap: float | None = None
+    scale: float | None = None
 
     @property
     def name(self) -> str:

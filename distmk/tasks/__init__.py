@@ -7,7 +7,7 @@ import importlib
 import pkgutil
 
 from distmk.graph.task import TASK_TYPES, Access, Layout, Task
-from distmk.tasks.attention import Attention
+from distmk.tasks.attention import Attention, GeneralAttention
 from distmk.tasks.combine import Combine
 from distmk.tasks.comm import Put, Sum
 from distmk.tasks.elementwise import Affine, Nop, Sine
@@ -31,6 +31,7 @@ __all__ = [
     "Combine",
     "CountTokens",
     "Embed",
+    "GeneralAttention",
     "Layout",
     "Linear",
     "Nop",

@@ -105,8 +105,8 @@ def _body() -> list[str]:
         lines += [f"enum class {enum_type.__name__} : uint32_t {{ {members} }};", ""]
     for struct in abi.STRUCTS:
         lines += _struct(struct)
-    for _, task in sorted(TASK_TYPES.items()):
-        lines += _struct(task.Args)
+    for args in dict.fromkeys(task.Args for _, task in sorted(TASK_TYPES.items())):
+        lines += _struct(args)
     types = ", ".join(f"{task.type_name.upper()} = {type_id}" for type_id, task in sorted(TASK_TYPES.items()))
     lines += [f"enum class TaskType : uint16_t {{ {types} }};", "", *_traits()]
     lines.append("// X(id, body, argument struct) of every type: csrc defines body_<body>(Context&, const Args&).")
