@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 4095649826632919243ull;
+constexpr uint64_t ABI_HASH = 11370322953705925570ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -817,10 +817,10 @@ struct AttentionArgs {
   uint64_t fused_partials;
   uint64_t reset;
   uint64_t batch;
-  uint32_t num_q;
-  uint32_t num_kv;
-  uint32_t head_dim;
-  uint32_t group;
+  uint16_t num_q;
+  uint16_t num_kv;
+  uint16_t head_dim;
+  uint16_t group;
   uint32_t q_begin;
   uint32_t kv_begin;
   uint32_t page_size;
@@ -831,6 +831,8 @@ struct AttentionArgs {
   uint32_t split_budget;
   uint32_t window;
   float eps;
+  float scale;
+  float softcap;
   uint32_t num_positions;
   uint32_t qkv_stride;
   uint8_t polls;
@@ -851,19 +853,21 @@ static_assert(offsetof(AttentionArgs, fused_partials) == 64);
 static_assert(offsetof(AttentionArgs, reset) == 72);
 static_assert(offsetof(AttentionArgs, batch) == 80);
 static_assert(offsetof(AttentionArgs, num_q) == 88);
-static_assert(offsetof(AttentionArgs, num_kv) == 92);
-static_assert(offsetof(AttentionArgs, head_dim) == 96);
-static_assert(offsetof(AttentionArgs, group) == 100);
-static_assert(offsetof(AttentionArgs, q_begin) == 104);
-static_assert(offsetof(AttentionArgs, kv_begin) == 108);
-static_assert(offsetof(AttentionArgs, page_size) == 112);
-static_assert(offsetof(AttentionArgs, max_pages) == 116);
-static_assert(offsetof(AttentionArgs, num_pages) == 120);
-static_assert(offsetof(AttentionArgs, max_splits) == 124);
-static_assert(offsetof(AttentionArgs, min_split) == 128);
-static_assert(offsetof(AttentionArgs, split_budget) == 132);
-static_assert(offsetof(AttentionArgs, window) == 136);
-static_assert(offsetof(AttentionArgs, eps) == 140);
+static_assert(offsetof(AttentionArgs, num_kv) == 90);
+static_assert(offsetof(AttentionArgs, head_dim) == 92);
+static_assert(offsetof(AttentionArgs, group) == 94);
+static_assert(offsetof(AttentionArgs, q_begin) == 96);
+static_assert(offsetof(AttentionArgs, kv_begin) == 100);
+static_assert(offsetof(AttentionArgs, page_size) == 104);
+static_assert(offsetof(AttentionArgs, max_pages) == 108);
+static_assert(offsetof(AttentionArgs, num_pages) == 112);
+static_assert(offsetof(AttentionArgs, max_splits) == 116);
+static_assert(offsetof(AttentionArgs, min_split) == 120);
+static_assert(offsetof(AttentionArgs, split_budget) == 124);
+static_assert(offsetof(AttentionArgs, window) == 128);
+static_assert(offsetof(AttentionArgs, eps) == 132);
+static_assert(offsetof(AttentionArgs, scale) == 136);
+static_assert(offsetof(AttentionArgs, softcap) == 140);
 static_assert(offsetof(AttentionArgs, num_positions) == 144);
 static_assert(offsetof(AttentionArgs, qkv_stride) == 148);
 static_assert(offsetof(AttentionArgs, polls) == 152);
@@ -1151,9 +1155,10 @@ struct WideAttentionArgs {
   uint32_t tiled;
   uint32_t num_slots;
   uint32_t window;
-  uint32_t pad;
+  float scale;
+  float softcap;
 };
-static_assert(sizeof(WideAttentionArgs) == 104);
+static_assert(sizeof(WideAttentionArgs) == 112);
 static_assert(offsetof(WideAttentionArgs, q) == 0);
 static_assert(offsetof(WideAttentionArgs, k_cache) == 8);
 static_assert(offsetof(WideAttentionArgs, v_cache) == 16);
@@ -1173,7 +1178,8 @@ static_assert(offsetof(WideAttentionArgs, q_stride) == 84);
 static_assert(offsetof(WideAttentionArgs, tiled) == 88);
 static_assert(offsetof(WideAttentionArgs, num_slots) == 92);
 static_assert(offsetof(WideAttentionArgs, window) == 96);
-static_assert(offsetof(WideAttentionArgs, pad) == 100);
+static_assert(offsetof(WideAttentionArgs, scale) == 100);
+static_assert(offsetof(WideAttentionArgs, softcap) == 104);
 
 struct WideEmbedArgs {
   uint64_t table;
@@ -1299,7 +1305,7 @@ static_assert(offsetof(PostNormArgs, out_bf16_stride) == 68);
 static_assert(offsetof(PostNormArgs, eps) == 72);
 static_assert(offsetof(PostNormArgs, pad) == 76);
 
-enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10, SEND_LOGITS = 12, COUNT_TOKENS = 13, SAMPLE_ROW = 14, WIDE_LINEAR = 15, WIDE_APPEND = 16, WIDE_ATTENTION = 17, WIDE_EMBED = 18, WIDE_SUM = 19, SELECT_ROWS = 20, ARGMAX_ROWS = 21, POST_NORM = 22 };
+enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10, SEND_LOGITS = 12, COUNT_TOKENS = 13, SAMPLE_ROW = 14, WIDE_LINEAR = 15, WIDE_APPEND = 16, WIDE_ATTENTION = 17, WIDE_EMBED = 18, WIDE_SUM = 19, SELECT_ROWS = 20, ARGMAX_ROWS = 21, POST_NORM = 22, GENERAL_ATTENTION = 24 };
 
 // The traits of a task type that declares none; what they mean is written in distmk/graph/task.py.
 struct DefaultTaskTraits {
@@ -1431,12 +1437,19 @@ struct TaskTraits<TaskType::POST_NORM> : DefaultTaskTraits {
   using Args = PostNormArgs;
   static constexpr bool RESETS_ROWS = true;
 };
+template <>
+struct TaskTraits<TaskType::GENERAL_ATTENTION> : DefaultTaskTraits {
+  using Args = AttentionArgs;
+  static constexpr bool POLLS_INPUTS = true;
+  static constexpr bool COUNTS_WORK_ITEMS = true;
+  static constexpr bool RUNS_SHARES = true;
+};
 
 constexpr bool streams_weights([[maybe_unused]] uint16_t type) { return type == 4; }
-constexpr bool polls_inputs([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 6 || type == 7; }
+constexpr bool polls_inputs([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 6 || type == 7 || type == 24; }
 constexpr bool resets_rows([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 5 || type == 7 || type == 22; }
-constexpr bool counts_work_items([[maybe_unused]] uint16_t type) { return type == 6; }
-constexpr bool runs_shares([[maybe_unused]] uint16_t type) { return type == 6 || type == 15 || type == 16 || type == 17 || type == 18 || type == 19 || type == 20 || type == 21; }
+constexpr bool counts_work_items([[maybe_unused]] uint16_t type) { return type == 6 || type == 24; }
+constexpr bool runs_shares([[maybe_unused]] uint16_t type) { return type == 6 || type == 15 || type == 16 || type == 17 || type == 18 || type == 19 || type == 20 || type == 21 || type == 24; }
 constexpr bool may_idle([[maybe_unused]] uint16_t type) { return type == 12 || type == 13 || type == 14; }
 constexpr bool runs_on_scheduler([[maybe_unused]] uint16_t type) { return type == 9; }
 constexpr uint32_t NUM_HOT_PATHS = 20u;
@@ -1464,7 +1477,8 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(19, wide_sum, WideSumArgs) \
   X(20, select_rows, SelectRowsArgs) \
   X(21, argmax_rows, ArgmaxRowsArgs) \
-  X(22, post_norm, PostNormArgs)
+  X(22, post_norm, PostNormArgs) \
+  X(24, general_attention, AttentionArgs)
 // The same of types with a trait; of hot ones with a single variant and with several, by code path.
 #define DISTMK_TASK_TYPES_STREAMS_WEIGHTS(X) \
   X(4, linear, LinearArgs)
@@ -1472,7 +1486,8 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(3, sum, SumArgs) \
   X(4, linear, LinearArgs) \
   X(6, attention, AttentionArgs) \
-  X(7, combine, CombineArgs)
+  X(7, combine, CombineArgs) \
+  X(24, general_attention, AttentionArgs)
 #define DISTMK_TASK_TYPES_RESETS_ROWS(X) \
   X(3, sum, SumArgs) \
   X(4, linear, LinearArgs) \
@@ -1480,7 +1495,8 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(7, combine, CombineArgs) \
   X(22, post_norm, PostNormArgs)
 #define DISTMK_TASK_TYPES_COUNTS_WORK_ITEMS(X) \
-  X(6, attention, AttentionArgs)
+  X(6, attention, AttentionArgs) \
+  X(24, general_attention, AttentionArgs)
 #define DISTMK_TASK_TYPES_RUNS_SHARES(X) \
   X(6, attention, AttentionArgs) \
   X(15, wide_linear, WideLinearArgs) \
@@ -1489,7 +1505,8 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(18, wide_embed, WideEmbedArgs) \
   X(19, wide_sum, WideSumArgs) \
   X(20, select_rows, SelectRowsArgs) \
-  X(21, argmax_rows, ArgmaxRowsArgs)
+  X(21, argmax_rows, ArgmaxRowsArgs) \
+  X(24, general_attention, AttentionArgs)
 #define DISTMK_TASK_TYPES_MAY_IDLE(X) \
   X(12, send_logits, SendLogitsArgs) \
   X(13, count_tokens, CountTokensArgs) \

@@ -11,7 +11,7 @@ from distmk.lower.row_parallel import Projection, emit_row_parallel
 from distmk.lower.weights import add_matrix, add_vector, bias_of, bias_rows, rows_of
 from distmk.model.operators import SelfAttention
 from distmk.model.rope import ROPE
-from distmk.tasks import Attention, Combine, Linear
+from distmk.tasks import Attention, Combine, GeneralAttention, Linear
 
 
 def emit_attention(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAttention) -> None:
@@ -32,7 +32,7 @@ def emit_attention(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Sel
         post_norm=op.post_norm,
         norm_offset=op.norm_offset,
         fused_partials=buffers.partials[op.layer].fused,
-        shapes=tuple(plan.shape_of(op.layer, rank) for rank in plan.ranks),
+        shapes=tuple(plan.shape_of(op, rank) for rank in plan.ranks),
     )
     emit_row_parallel(graph, plan, buffers, projection)
 
@@ -76,11 +76,11 @@ def _emit_qkv(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAtte
 
 def _emit_splits(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAttention, rank: int) -> None:
     """Partial results of every KV head, run of rows and split of the positions."""
-    shape, options = plan.shape_of(op.layer, rank), plan.options
+    shape, options = plan.shape_of(op, rank), plan.options
     k_cache, v_cache = buffers.caches[op.layer]
-    partials = buffers.partials[op.layer]
+    partials, kind = buffers.partials[op.layer], GeneralAttention if op.softcap else Attention
     graph.add(
-        Attention(
+        kind(
             rank=rank,
             op=f"{op.name}.attention",
             launch=ATTENTION_LAUNCHES[options.attention_launch],
@@ -98,7 +98,7 @@ def _emit_splits(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfA
             reset=partials.reset(rank, shape.fused_partial_cols),
             eps=plan.config.rms_norm_eps,
             polls=plan.attention_may_poll(rank),
-            long_splits=shape.has_long_splits(options.max_model_len, options.max_seqs),
+            long_splits=kind is Attention and shape.has_long_splits(options.max_model_len, options.max_seqs),
         )
     )
 
@@ -120,7 +120,7 @@ def _head_norm(graph: Graph, plan: WorkPlan, rank: int, tensor: str | None, offs
 
 def _emit_combine(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAttention, rank: int) -> None:
     """The splits of each slice combined into attention's output, but for a single row that the o projection combines."""
-    shape, partials = plan.shape_of(op.layer, rank), buffers.partials[op.layer].of_splits
+    shape, partials = plan.shape_of(op, rank), buffers.partials[op.layer].of_splits
     for worker, (begin, end) in plan.combine[rank].by_worker():
         cols = shape.slice_begin(begin), shape.slice_begin(end)
         graph.add(

@@ -29,8 +29,8 @@ class WorkPlan:
     """What lowering decides before it makes any task. Tuples are by rank; a partition without ranks is the same on all.
 
     num_pages: KV cache pages of a rank.
-    shards, shapes: each rank's part of the model, and its attention heads and cache as attention tasks take them, without a
-    window.
+    shards, shapes: each rank's part of the model, and its attention heads and cache as attention tasks take them, without what
+        differs from layer to layer (`shape_of`).
     windows: positions that a row of each layer sees; ANY_LENGTH where sequences are not longer.
     fuses_combine: the o projection combines the splits of a single decode row, which saves a hop.
     residual_rotation: of the bf16 residual stream.
@@ -68,9 +68,10 @@ class WorkPlan:
     def ranks(self) -> range:
         return range(self.options.num_ranks)
 
-    def shape_of(self, layer: int, rank: int) -> AttentionShape:
+    def shape_of(self, op: SelfAttention, rank: int) -> AttentionShape:
         """The attention of a layer."""
-        return dataclasses.replace(self.shapes[rank], window=self.windows[layer])
+        window = self.windows[op.layer]
+        return dataclasses.replace(self.shapes[rank], window=window, scale=op.scale, softcap=op.softcap)
 
     def may_poll(self, rank: int, worker: int) -> bool:
         """Whether a worker may poll the operands of qkv, o, gate_up and down."""

@@ -133,7 +133,7 @@ class _Emitter:
         )
 
     def _attend(self, op: SelfAttention, rank: int) -> None:
-        shape, buffers = self.plan.shape_of(op.layer, rank), self.buffers
+        shape, buffers = self.plan.shape_of(op, rank), self.buffers
         k_cache, v_cache = buffers.decode.caches[op.layer]
         self.graph.add(
             WideAttention(

@@ -91,6 +91,8 @@ class _Reader:
             norm_offset=offset,
             out_scale=o.matrices[0].scale,
             window=fused.window,
+            softcap=fused.softcap,
+            scale=fused.scale,
         )
 
     def mlp(self, node: Residual, layer: int) -> Mlp:

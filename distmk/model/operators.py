@@ -28,7 +28,8 @@ class SelfAttention:
 
     `norm`, `post_norm`: RMSNorm over the rows of x and of what is added to x. `q_norm`, `k_norm`: RMSNorm over each head. Each is
     None in a model without it. `rope`: the rotary table (`distmk.model.rope`). `window`: positions that a query sees, its own
-    included; None: all up to its own.
+    included; None: all up to its own. `softcap`: scores become softcap * tanh(score / softcap). `scale`: of scores; None:
+    head_dim ** -0.5.
     """
 
     layer: int
@@ -44,6 +45,8 @@ class SelfAttention:
     norm_offset: float = 0.0
     out_scale: float = 1.0
     window: int | None = None
+    softcap: float | None = None
+    scale: float | None = None
 
     @property
     def name(self) -> str:

@@ -24,7 +24,7 @@ from distmk.graph.task import (
     require,
     rows_of,
 )
-from distmk.tasks.attention import Attention
+from distmk.tasks.attention import Attention, GeneralAttention
 from distmk.tasks.combine import Combine
 from distmk.tasks.comm import Put, Sum
 from distmk.tasks.elementwise import Affine, Nop, Sine
@@ -52,6 +52,7 @@ __all__ = [
     "CountTokens",
     "EarlyCompletion",
     "Embed",
+    "GeneralAttention",
     "LaunchKind",
     "Layout",
     "Linear",

@@ -133,8 +133,8 @@ def _body(own: Types, absent: Types = ()) -> list[str]:
         lines += [f"enum class {enum_type.__name__} : uint32_t {{ {members} }};", ""]
     for struct in abi.STRUCTS:
         lines += _struct(struct)
-    for task in types:
-        lines += _struct(task.Args)
+    for args in dict.fromkeys(task.Args for task in types):
+        lines += _struct(args)
     members = ", ".join(f"{task.type_name.upper()} = {task.type_id}" for task in types)
     lines += [f"enum class TaskType : uint16_t {{ {members} }};", "", *_traits(there)]
     lines.append("// X(id, body, argument struct) of every type: csrc defines body_<body>(Context&, const Args&).")

@@ -25,6 +25,7 @@ from distmk.graph.task import (
 from distmk.tasks.slots import check_num_slots, check_slot_capacity
 from distmk.tasks.splits import (
     AttentionShape,
+    check_scores,
     check_splits,
     fewest_splits,
     fused_partial_bytes,
@@ -49,10 +50,10 @@ class AttentionArgs(ctypes.Structure):
         ("fused_partials", c_uint64),
         ("reset", c_uint64),  # fused partials to be reset, laid out the same; 0: none
         ("batch", c_uint64),
-        ("num_q", c_uint32),
-        ("num_kv", c_uint32),
-        ("head_dim", c_uint32),
-        ("group", c_uint32),
+        ("num_q", c_uint16),
+        ("num_kv", c_uint16),
+        ("head_dim", c_uint16),
+        ("group", c_uint16),
         ("q_begin", c_uint32),
         ("kv_begin", c_uint32),
         ("page_size", c_uint32),
@@ -63,6 +64,8 @@ class AttentionArgs(ctypes.Structure):
         ("split_budget", c_uint32),
         ("window", c_uint32),  # positions that a row sees, its own included
         ("eps", c_float),
+        ("scale", c_float),  # of scores
+        ("softcap", c_float),  # they become softcap * tanh(score / softcap); 0: they do not
         ("num_positions", c_uint32),  # rows of the rope table
         ("qkv_stride", c_uint32),  # elements from one row of qkv to the next
         ("polls", c_uint8),  # 1: poll qkv
@@ -78,7 +81,7 @@ class AttentionArgs(ctypes.Structure):
 @task_type(6, "attention")
 @dataclass(frozen=True, eq=False)
 class Attention(Task):
-    """softmax(q k^T / sqrt(head_dim)) v in splits. An instance: the query heads of one KV head, one run of rows, one split.
+    """softmax(q k^T * shape.score_scale) v in splits. An instance: the query heads of one KV head, one run of rows, one split.
 
     qkv: f32 [rows, qkv_cols], before head norm and RoPE. k_cache, v_cache: bf16 pages. The split that has a new position
     normalizes, rotates and appends its K and V, so that every position has one writer. partials: f32, the unnormalized output
@@ -160,6 +163,8 @@ class Attention(Task):
             split_budget=s.split_budget,
             window=s.window,
             eps=self.eps,
+            scale=s.score_scale,
+            softcap=s.softcap or 0.0,
             num_positions=self.rope.rows,
             qkv_stride=self.qkv.buffer.cols,
             polls=int(self.polls),
@@ -181,12 +186,17 @@ class Attention(Task):
         check_slot_capacity(args, step)
 
     @classmethod
+    def _check_scores(cls, args: Any) -> None:
+        require(args.softcap == 0, "scores are capped by a general_attention task only")
+
+    @classmethod
     def streams(cls, args: Any) -> bool:
         return bool(args.long_splits)
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         _check_attention(args)
+        cls._check_scores(args)
         qkv_cols = (args.num_q + 2 * args.num_kv) * args.head_dim
         cache_bytes = 2 * args.num_pages * args.num_kv * args.page_size * args.head_dim
         part_bytes = 4 * args.num_q * num_slices(args.head_dim) * partial_cols(args.max_splits)
@@ -216,6 +226,28 @@ class Attention(Task):
             found += [access(write, rank, cache, cache_bytes, content=pages) for write in (False, True)]
         found += [constant_access(rank, norm, 4, args.head_dim) for norm in (args.q_norm, args.k_norm) if norm]
         return found
+
+
+@task_type(24, "general_attention")
+@dataclass(frozen=True, eq=False)
+class GeneralAttention(Attention):
+    """`Attention` with what a GPU has no code for in its consumers' loop: scores may be capped (`shape.softcap`).
+
+    A worker works out its instances anew in each task, and the loader does not stream keys and values.
+
+    softcap: Gemma 2, arXiv:2408.00118.
+    """
+
+    hot_variants: ClassVar[int] = 0
+
+    @classmethod
+    def check_capacity(cls, args: Any, step: Any) -> None:
+        require(step.max_positions <= args.num_positions, "the rope table has too few positions")
+
+    @classmethod
+    def _check_scores(cls, args: Any) -> None:
+        check_scores(args)
+        require(not args.long_splits, "the loader streams nothing for a general_attention task")
 
 
 def page_table_content(args: Any) -> Content:

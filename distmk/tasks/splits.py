@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from distmk.abi import COMBINE_SLICE, COMBINE_WIDTH, FUSED_PARTIAL_HEADER, MAX_ROWS, PARTIAL_FLOATS, POSITIONS_PER_PASS
+from distmk.errors import UsageError
 from distmk.graph.task import Content, require
 
 ANY_LENGTH = 2**31 - 1
 MAX_SPLITS = 32  # of a sequence's positions: the combine gives each split a lane of one warp
 FUSED_HEAD_ELEMENTS = 64  # a fused combine takes heads of a multiple of so many
+MOST_HEADS = 2**16 - 1  # and elements of a head, as arguments of tasks have 16 bits for them
 LONG_SPLITS = 4  # times `min_split`: the split length from which a single row gets more than COMBINE_WIDTH splits
 # Arguments that say which splits there are.
 SPLIT_FIELDS = ("head_dim", "max_splits", "min_split", "split_budget", "window")
@@ -65,6 +67,11 @@ def check_window(args: Any) -> None:
     require(0 < args.window <= ANY_LENGTH, "window is out of range")
 
 
+def check_scores(args: Any) -> None:
+    """Raise ValueError for scores that are capped at a number below 0, or at none."""
+    require(args.softcap >= 0, "softcap is negative")
+
+
 def most_seen(max_positions: int, window: int) -> int:
     """The most positions that the rows of one run see together, in sequences of up to `max_positions`."""
     return min(max_positions, window + MAX_ROWS - 1)
@@ -92,7 +99,7 @@ def fused_partial_cols(num_heads: int, head_dim: int, max_splits: int) -> int:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """One rank's attention heads and KV cache, and the limits of its splits.
+    """One rank's attention heads and KV cache, the limits of its splits, and how rows attend.
 
     Query head h of this rank is head `q_begin + h` of the model and uses KV head `(q_begin + h) // group` of the model,
     which is KV head `(q_begin + h) // group - kv_begin` of this rank.
@@ -112,6 +119,18 @@ class AttentionShape:
     num_workers: int
     num_slots: int = MAX_ROWS  # rows of the page table
     window: int = ANY_LENGTH  # positions that a row sees, its own included
+    scale: float | None = None  # of scores; None: head_dim ** -0.5
+    softcap: float | None = None  # scores become softcap * tanh(score / softcap)
+
+    def __post_init__(self) -> None:
+        most = max(self.num_q, self.num_kv, self.group, self.head_dim)
+        if most > MOST_HEADS:
+            raise UsageError(f"{most} heads of a rank, or elements of a head, are more than {MOST_HEADS}")
+
+    @property
+    def score_scale(self) -> float:
+        """What scores are multiplied by before they are capped."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
     def split_budget(self) -> int:

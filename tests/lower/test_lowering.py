@@ -1,17 +1,20 @@
-"""Whole graphs: the long-split flag, and a rank alone that runs the all-reduces."""
+"""Whole graphs: the long-split flag, layers whose attention differs, and a rank alone that runs the all-reduces."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 import pytest
+from support.programs import with_attention
 from support.tiny_config import tiny_config
 
+from distmk.abi import MAX_ROWS, WIDE_ROWS
 from distmk.check import check
-from distmk.lower import DecodeOptions, lower
+from distmk.lower import DecodeOptions, lower, lower_programs
 from distmk.models import build_model
 from distmk.program.program import compile_graph
-from distmk.tasks import Attention, Combine
+from distmk.tasks import Attention, Combine, GeneralAttention, Linear, WideAttention
+from distmk.tasks.splits import ANY_LENGTH
 
 
 @pytest.mark.parametrize(
@@ -31,6 +34,23 @@ def test_which_programs_have_long_splits(num_workers: int, max_seqs: int, max_mo
     options = DecodeOptions(1, num_workers, max_seqs=max_seqs, max_model_len=max_model_len)
     tasks = [task for task in lower(build_model(config), options).tasks if isinstance(task, Attention)]
     assert tasks and all(task.long_splits == long for task in tasks)
+
+
+@pytest.mark.parametrize("launch", ["massive", "spread"])
+def test_layers_that_differ(launch: Literal["massive", "spread"]) -> None:
+    """Each task has its layer's fields; a window that no sequence outgrows is none; and the programs are proved."""
+    model = build_model(tiny_config(num_heads=4, num_kv_heads=2, head_dim=64, num_layers=6))
+    layers = ({"window": 9}, {"softcap": 3.0, "scale": 0.2}, {"window": 64})
+    options = DecodeOptions(2, 30, max_seqs=1, max_model_len=64, attention_launch=launch, turns=(MAX_ROWS, WIDE_ROWS))
+    narrow, wide = lower_programs(with_attention(model, layers), options)
+    check(compile_graph(narrow, wide))
+    wanted = ((9, None, None), (ANY_LENGTH, 0.2, 3.0), (ANY_LENGTH, None, None))
+    for task in (*narrow.tasks, *wide.tasks):
+        if isinstance(task, (Attention, Combine, WideAttention)) or (isinstance(task, Linear) and task.fused_partials):
+            shape = task.shape
+            layer = int(task.op.removeprefix("layer").partition(".")[0])
+            assert shape and (shape.window, shape.scale, shape.softcap) == wanted[layer % 3], task.op
+            assert not isinstance(task, Attention) or type(task) is (GeneralAttention if shape.softcap else Attention)
 
 
 @pytest.mark.parametrize("launch", ["massive", "spread"])

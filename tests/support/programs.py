@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from distmk.errors import CheckError
 from distmk.graph.graph import Graph
 from distmk.lower import DecodeOptions, lower
 from distmk.model.config import ModelConfig
+from distmk.model.operators import Model, SelfAttention
 from distmk.models import build_model
 from distmk.program.program import Program
 
@@ -24,6 +27,14 @@ SMALLEST = tiny_config(
 def model_graph(num_ranks: int, num_workers: int, config: ModelConfig = SMALLEST, **options: Any) -> Graph:
     made = DecodeOptions(num_ranks, num_workers, max_model_len=64, max_splits=2, **options)
     return lower(build_model(config), made)
+
+
+def with_attention(model: Model, layers: Sequence[Mapping[str, Any]]) -> Model:
+    """`model` with other fields of the attention of successive layers; those of `layers`, over and over."""
+    operators = (
+        replace(op, **layers[op.layer % len(layers)]) if isinstance(op, SelfAttention) else op for op in model.operators
+    )
+    return replace(model, operators=tuple(operators))
 
 
 def refusal(program: Program) -> str:

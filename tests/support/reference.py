@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -64,32 +66,42 @@ def apply_rope(x: Tensor, table: Tensor) -> Tensor:
     return x.double() * cos + torch.cat([-second, first], dim=-1) * sin
 
 
-def scores(query: Tensor, keys: Tensor) -> Tensor:
-    """Of keys [length, head_dim] for a query [head_dim] or queries [rows, head_dim]."""
-    return query.double() @ keys.double().T / query.shape[-1] ** 0.5
+class Scoring(NamedTuple):
+    """Which positions a query sees, and how it scores their keys.
+
+    window: it sees the positions (its own - window, its own]; None: all up to its own. scale: of scores; None: head_dim ** -0.5.
+    softcap: scores become softcap * tanh(score / softcap); None: they do not.
+    """
+
+    window: int | None = None
+    scale: float | None = None
+    softcap: float | None = None
+
+    def first_seen(self, position: int) -> int:
+        return 0 if self.window is None else max(0, position - self.window + 1)
+
+    def scores(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Of keys [length, head_dim] for a query [head_dim] or queries [rows, head_dim]."""
+        found = query.double() @ keys.double().T * (query.shape[-1] ** -0.5 if self.scale is None else self.scale)
+        return found if self.softcap is None else self.softcap * torch.tanh(found / self.softcap)
 
 
-def attention(query: Tensor, keys: Tensor, values: Tensor, position: int, window: int | None = None) -> Tensor:
-    """One query [head_dim] at `position` over the last `window` keys and values [length, head_dim] up to its own; None: all."""
-    seen = slice(first_seen(position, window), position + 1)
-    return torch.softmax(scores(query, keys[seen]), dim=0) @ values[seen].double()
+def attention(query: Tensor, keys: Tensor, values: Tensor, position: int, how: Scoring) -> Tensor:
+    """One query [head_dim] at `position` over the keys and values [length, head_dim] that it sees."""
+    seen = slice(how.first_seen(position), position + 1)
+    return torch.softmax(how.scores(query, keys[seen]), dim=0) @ values[seen].double()
 
 
 def partial_attention(
-    query: Tensor, keys: Tensor, values: Tensor, position: int, begin: int, end: int, window: int | None = None
+    query: Tensor, keys: Tensor, values: Tensor, position: int, begin: int, end: int, how: Scoring
 ) -> tuple[float, float, Tensor]:
     """Maximum, sum and unnormalised accumulator over the positions [begin, end) that the query sees."""
-    begin, end = max(begin, first_seen(position, window)), min(end, position + 1)
+    begin, end = max(begin, how.first_seen(position)), min(end, position + 1)
     if end <= begin:
         return -torch.inf, 0.0, torch.zeros(query.shape[-1], dtype=torch.float64)
-    found = scores(query, keys[begin:end])
+    found = how.scores(query, keys[begin:end])
     weights = (found - found.max()).exp()
     return found.max().item(), weights.sum().item(), weights @ values[begin:end].double()
-
-
-def first_seen(position: int, window: int | None) -> int:
-    """The first of the positions (position - window, position], which are not before 0."""
-    return 0 if window is None else max(0, position - window + 1)
 
 
 def split_bounds(first: int, kv_len: int, num_splits: int) -> list[int]:

@@ -22,6 +22,7 @@ KINDS = {
     "decode, 2 ranks": (0, 2, 4),
     "decode, fused combine": (1, 3),
     "decode, fused combine up to a length": (3,),
+    "decode, layers that differ": (1, 3),
     "decode, spread attention, 2 ranks": (1, 3),
     "decode, tied embeddings, logits": (2,),
     "decode, loopback": (4,),

@@ -1,4 +1,4 @@
-// The attention task: split-KV attention over the paged cache on tensor cores, O = softmax(Q K^T / sqrt(d)) V of a GQA
+// The attention task: split-KV attention over the paged cache on tensor cores, O = softmax(scale Q K^T) V of a GQA
 // group. An instance is one run of rows x one KV head x one split of the positions (params.cuh); its eight warps take
 // KV tiles of 16 positions in turn, and combine their partials in a fixed order. Splits are combined by combine.cuh, or
 // by the GEMV that consumes them (linear/fused_combine.cuh). Here: which path an instance takes, and the one for any
@@ -11,7 +11,8 @@ namespace distmk {
 namespace attention {
 
 // A block of queries against this warp's KV tiles; `tile` holds, or is about to receive, the first one.
-DISTMK_FN void attend(const Params& p, uint32_t first_query, KvTile& tile, WarpPartial& partial) {
+template <class P>
+DISTMK_FN void attend(const P& p, uint32_t first_query, KvTile& tile, WarpPartial& partial) {
   const uint32_t last = p.first_new() + p.row_of(first_query + mma_group());  // causal mask: the query's own position
   const uint32_t visible_begin = max(p.begin, first_seen(p.args.window, last)), visible_end = min(p.end, last + 1);
   uint32_t next_rows = look_up_kv_rows(p, p.first_step() + NUM_WARPS);
@@ -19,26 +20,28 @@ DISTMK_FN void attend(const Params& p, uint32_t first_query, KvTile& tile, WarpP
   for (uint32_t step = p.first_step(); step < p.num_tiles(); step += NUM_WARPS) {
     const uint32_t tile_index = p.tile_at(step);
     const bool cached = is_cached(p, tile_index), more = step + NUM_WARPS < p.num_tiles();
-    const PagedTile next{p, next_rows};
+    const PagedTile<P> next{p, next_rows};
     next_rows = look_up_kv_rows(p, step + 2 * NUM_WARPS);
     if (!cached) patch_new_k(p, tile_index, tile);
     float scores[2][4] = {};
     multiply_qk(p, [&](uint32_t i, uint32_t j) { return tile.k[i][j]; }, scores);
     if (more) load_k(p, next, tile);
+    if (!P::ON_HOT_PATH && p.args.softcap) cap_scores(scores, p.args.softcap);
     uint32_t weights[1][2][2];
-    partial.softmax_step<false>(tile_index, visible_begin, visible_end, false, scores, weights);
+    partial.template softmax_step<false>(tile_index, visible_begin, visible_end, false, scores, weights);
     if (!cached) patch_new_v(p, tile_index, tile);
     partial.multiply_pv(tile, p.head_dim(), weights[0]);
     if (more) load_v(p, next, tile);
   }
 }
 
-// Any number of rows and any head_dim up to MAX_HEAD_DIM. False: the launch was over before its inputs were there.
+// Any number of rows and any head_dim up to P::DIM. False: the launch was over before its inputs were there.
+template <class P>
 DISTMK_FN bool run_any_rows(Context& context, const AttentionArgs& args) {
-  const uint32_t round = own_round();
+  const auto is_assigned = [] { return P::ON_HOT_PATH && kv_path(own_round()); };
   const AttentionSplit split =
-      kv_path(round) ? shared().attention_assignment.split : split_of(context, args, instance_of(context, round));
-  const Params p{split, context, args};
+      is_assigned() ? shared().attention_assignment.split : split_of(context, args, instance_of(context, own_round()));
+  const P p{split, context, args};
   const Team& team = context.team;
   const uint32_t num_queries = p.num_queries(), warp = threadIdx.x / 32;
   const bool has_tile = p.first_step() < p.num_tiles();
@@ -47,8 +50,8 @@ DISTMK_FN bool run_any_rows(Context& context, const AttentionArgs& args) {
     const uint32_t count = min(Q_TILE, num_queries - block);
     KvTile tile;
     if (has_tile) {
-      const PagedTile first{
-          p, kv_path(own_round()) ? assigned_kv_rows(p.first_step()) : look_up_kv_rows(p, p.first_step())};
+      const PagedTile<P> first{p,
+                               is_assigned() ? assigned_kv_rows(p.first_step()) : look_up_kv_rows(p, p.first_step())};
       load_k(p, first, tile);
       load_v(p, first, tile);
     } else {
@@ -86,7 +89,7 @@ DISTMK_FN bool run_any_rows(Context& context, const AttentionArgs& args) {
   mark(Mark::STORED);
   // One row's cache row is in the assignment: a look-up in the page table would delay the worker's next task.
   const auto kv_row = [&](uint32_t position) {
-    return p.run.num_rows == 1 && kv_path(own_round()) ? shared().attention_assignment.new_line : p.kv_row(position);
+    return p.run.num_rows == 1 && is_assigned() ? shared().attention_assignment.new_line : p.kv_row(position);
   };
   append_new_kv(p, kv_row);
   return true;
@@ -94,15 +97,28 @@ DISTMK_FN bool run_any_rows(Context& context, const AttentionArgs& args) {
 
 }  // namespace attention
 
-// This worker's instances of a spread task, or the one instance of a massive launch. What decides the path is read
-// again for every instance: kept in registers, it would be spilled.
-DISTMK_FN void body_attention(Context& context, const AttentionArgs& args) {
-  using namespace attention;
+namespace attention {
+
+// This worker's instances of a spread task, or the one instance of a massive launch: `run` runs that of own_round(),
+// of `count` in all. What decides the path is read again for every instance: kept in registers, it would be spilled.
+template <class Count, class Run>
+DISTMK_FN void run_instances(Context& context, const Count& count, const Run& run) {
   const auto has_instance = [&](uint32_t round) {
     if (!is_spread(*context.task.desc)) return round == 0;
-    return instance_of(context, round) < count_instances(context, args);
+    return instance_of(context, round) < count();
   };
   if (!has_instance(0)) return context.inputs_polled();
+  while (run() && has_instance(own_round() + 1)) {
+    set_own_round(own_round() + 1);
+    context.team.sync();  // all warps have left the last instance's shared memory
+  }
+  if (own_round()) set_own_round(0);
+}
+
+}  // namespace attention
+
+DISTMK_FN void body_attention(Context& context, const AttentionArgs& args) {
+  using namespace attention;
   const auto run = [&] {
     switch (kv_path(own_round())) {
       case NEAR:
@@ -111,14 +127,17 @@ DISTMK_FN void body_attention(Context& context, const AttentionArgs& args) {
         return args.head_dim == MAX_HEAD_DIM ? run_decode_row<DecodeRowParams<MAX_HEAD_DIM>>(context, args)
                                              : run_decode_row<DecodeRowParams<MAX_HEAD_DIM / 2>>(context, args);
       default:
-        return run_any_rows(context, args);
+        return run_any_rows<Params>(context, args);
     }
   };
-  while (run() && has_instance(own_round() + 1)) {
-    set_own_round(own_round() + 1);
-    context.team.sync();  // all warps have left the last instance's shared memory
-  }
-  if (own_round()) set_own_round(0);
+  run_instances(context, [&] { return count_instances(context, args); }, run);
+}
+
+DISTMK_FN void body_general_attention(Context& context, const AttentionArgs& args) {
+  using namespace attention;
+  run_instances(
+      context, [&] { return num_attention_instances(args, *context.batch(args.batch)); },
+      [&] { return run_any_rows<OffHotPathParams>(context, args); });
 }
 
 DISTMK_FN uint32_t num_work_items(const Context& context, const AttentionArgs& args) {

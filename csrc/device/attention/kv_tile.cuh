@@ -32,8 +32,12 @@ DISTMK_FN uint32_t k_element(uint32_t lane, uint32_t j) { return 32 * j + 8 * (l
 DISTMK_FN uint32_t v_element(uint32_t lane, uint32_t j) { return 64 * j + 8 * (lane / 4); }
 
 // Swizzle of a lane's k[i], the same for both; of its v[i], given that of v[0].
-DISTMK_FN uint32_t k_swizzle(const Params& p, uint32_t lane) { return p.swizzle(lane / 4); }
-DISTMK_FN uint32_t v_swizzle(const Params& p, uint32_t i, uint32_t of_first) {
+template <class P>
+DISTMK_FN uint32_t k_swizzle(const P& p, uint32_t lane) {
+  return p.swizzle(lane / 4);
+}
+template <class P>
+DISTMK_FN uint32_t v_swizzle(const P& p, uint32_t i, uint32_t of_first) {
   return i % 2 ? of_first ^ p.swizzle(1) : of_first;
 }
 // Where an element lies in its swizzled cache row; 0 of one that the head does not have.
@@ -46,8 +50,9 @@ DISTMK_FN uint4 load_cached(const __nv_bfloat16* from) { return load_perhaps(rei
 
 // A tile in the paged cache, gathered row by row. No load has a condition, as the compiler would then wait for each
 // before the next: positions that are not cached load row 0, and patch_new_k and patch_new_v replace them.
+template <class P>
 struct PagedTile {
-  const Params& p;
+  const P& p;
   uint32_t rows;  // see look_up_kv_rows
 
   DISTMK_FN const __nv_bfloat16* k(uint32_t position) const { return row(p.k_cache(), position); }
@@ -59,7 +64,8 @@ struct PagedTile {
   }
 };
 
-DISTMK_FN void load_k(const Params& p, const PagedTile& from, KvTile& tile) {
+template <class P>
+DISTMK_FN void load_k(const P& p, const PagedTile<P>& from, KvTile& tile) {
   const uint32_t lane = p.lane();
   const uint32_t swizzle = k_swizzle(p, lane);
 #pragma unroll
@@ -71,7 +77,8 @@ DISTMK_FN void load_k(const Params& p, const PagedTile& from, KvTile& tile) {
   }
 }
 
-DISTMK_FN void load_v(const Params& p, const PagedTile& from, KvTile& tile) {
+template <class P>
+DISTMK_FN void load_v(const P& p, const PagedTile<P>& from, KvTile& tile) {
   const uint32_t lane = p.lane();
   const uint32_t of_first = p.swizzle(v_position(lane, 0));
 #pragma unroll
@@ -136,7 +143,8 @@ struct ContiguousV {
 };
 
 // Whether all positions of a tile are cached, so that nothing is to be patched.
-DISTMK_FN bool is_cached(const Params& p, uint32_t tile) {
+template <class P>
+DISTMK_FN bool is_cached(const P& p, uint32_t tile) {
   return tile * KV_TILE >= p.begin && p.is_cached((tile + 1) * KV_TILE - 1);
 }
 

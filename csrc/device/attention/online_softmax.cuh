@@ -35,6 +35,17 @@ DISTMK_FN void multiply_qk(const P& p, const K& k, float (&scores)[N_TILES][4]) 
   }
 }
 
+// Caps the scores of a KV tile: their high and low halves together, so that the low ones become zero.
+DISTMK_FN void cap_scores(float (&scores)[2][4], float cap) {
+#pragma unroll
+  for (auto& block : scores)
+#pragma unroll
+    for (uint32_t e = 0; e < 2; ++e) {
+      block[e] = capped(block[e] + block[2 + e], cap);
+      block[2 + e] = 0.0f;
+    }
+}
+
 // (m, l, O) of the KV tiles that one warp has visited.
 struct WarpPartial {
   LogSumExp<Base2> softmax;  // of query mma_group(); the sum is of this lane's positions until reduce_sum()

@@ -1,7 +1,8 @@
-// One attention instance: O = softmax(Q K^T / sqrt(d)) V of a GQA group over one split of the KV positions (split-KV).
+// One attention instance: O = softmax(scale Q K^T) V of a GQA group over one split of the KV positions (split-KV).
 // Q: [rows of a run x query heads of one KV head, head_dim]; K, V: [positions of the split, head_dim] in the paged
 // cache. Here are the instance's index arithmetic, its shared memory, and what the dispatcher has worked out for it.
 #pragma once
+#include "device/attention/softcap.cuh"
 #include "device/core/bf16.cuh"
 #include "device/core/shared.cuh"
 #include "runtime/splits.h"
@@ -15,18 +16,19 @@ constexpr uint32_t HEAD_DIM_STEP = 64;  // elements that the loops over a head t
 constexpr uint32_t Q_TILE = 8;
 // The warps' partials of so many queries fit in shared memory at once. One: accumulator, maximum, sum, padding.
 constexpr uint32_t QUERIES_PER_COMBINE = 4, SMEM_PARTIAL_FLOATS = MAX_HEAD_DIM + 4;
-constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 static_assert(KV_TILE == 16, "the depth of one mma of P V");
 static_assert(NUM_WARPS * KV_TILE == POSITIONS_PER_PASS, "");
 
 // What the compiler knows of an instance. DECODE_ROW: its run has one row, its heads HEAD_DIM elements. BATCH1_ROW:
 // that row is the whole batch as well, and its combine is fused into the consumer GEMV (linear/fused_combine.cuh).
-enum class InstanceKind { GENERAL, DECODE_ROW, BATCH1_ROW };
+// OFF_HOT_PATH: it is of a general_attention task, which has no work assignment and may cap scores.
+enum class InstanceKind { GENERAL, DECODE_ROW, BATCH1_ROW, OFF_HOT_PATH };
 
 template <InstanceKind KIND, uint32_t HEAD_DIM>
 struct ParamsOf : AttentionSplit {
-  static constexpr bool ONE_ROW = KIND != InstanceKind::GENERAL, BATCH1 = KIND == InstanceKind::BATCH1_ROW;
-  static constexpr uint32_t DIM = HEAD_DIM;  // of GENERAL: at most
+  static constexpr bool ONE_ROW = KIND == InstanceKind::DECODE_ROW || KIND == InstanceKind::BATCH1_ROW,
+                        BATCH1 = KIND == InstanceKind::BATCH1_ROW, ON_HOT_PATH = KIND != InstanceKind::OFF_HOT_PATH;
+  static constexpr uint32_t DIM = HEAD_DIM;  // unless ONE_ROW, at most
   Context& context;
   const AttentionArgs& args;
 
@@ -113,6 +115,7 @@ struct ParamsOf : AttentionSplit {
   static constexpr uint32_t NEW_ROWS = ONE_ROW ? 1 : MAX_ROWS;
 };
 using Params = ParamsOf<InstanceKind::GENERAL, MAX_HEAD_DIM>;
+using OffHotPathParams = ParamsOf<InstanceKind::OFF_HOT_PATH, MAX_HEAD_DIM>;
 template <uint32_t HEAD_DIM>
 using DecodeRowParams = ParamsOf<InstanceKind::DECODE_ROW, HEAD_DIM>;
 template <uint32_t HEAD_DIM>
@@ -166,7 +169,8 @@ DISTMK_FN uint32_t instance_of(const Context& context, uint32_t round) {
   return round ? first + round * context.rank_state.program->num_workers : first;
 }
 // Cache rows of a step's tile, one position a lane (threadIdx.x % KV_TILE); row 0 for a position that is not cached.
-DISTMK_FN uint32_t look_up_kv_rows(const Params& p, uint32_t step) {
+template <class P>
+DISTMK_FN uint32_t look_up_kv_rows(const P& p, uint32_t step) {
   const uint32_t position = p.tile_at(step) * KV_TILE + threadIdx.x % KV_TILE;
   return step < p.num_tiles() && p.is_cached(position) ? p.kv_row(position) : 0;
 }

@@ -39,8 +39,8 @@ DISTMK_FN void norm_and_rotate(const Context& context, bool polls, const float* 
   store(e + half, float2{b.x * cosine.x + a.x * sine.x, b.y * cosine.y + a.y * sine.y});
 }
 
-// Q of `count` queries into shared memory, a query a warp: normed, rotated, and scaled by log2(e) / sqrt(d), so that
-// softmax weights are powers of two.
+// Q of `count` queries into shared memory, a query a warp: normed, rotated, and scaled by log2(e) times the scale of
+// scores, so that softmax weights are powers of two.
 template <class P>
 DISTMK_FN void load_q(const P& p, uint32_t first_query, uint32_t count, bool polls) {
   const uint32_t i = threadIdx.x / 32, dim = p.head_dim();
@@ -51,7 +51,7 @@ DISTMK_FN void load_q(const P& p, uint32_t first_query, uint32_t count, bool pol
     *reinterpret_cast<uint2*>(p.query(i) + e) = {halves.high, halves.low};
   };
   norm_and_rotate(p.context, polls, p.qkv(row, head), p.f32(p.args.q_norm), p.rope(p.first_new() + row), p.args.eps,
-                  dim, rsqrtf(static_cast<float>(dim)) * LOG2_E, store);
+                  dim, p.args.scale * LOG2_E, store);
   if (const uint32_t e = dim + p.lane() * 2; e < p.padded_head_dim()) store(e, {0, 0});
 }
 

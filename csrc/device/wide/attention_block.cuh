@@ -1,4 +1,4 @@
-// One job of wide attention: O = softmax(Q K^T / sqrt(d)) V of a block of queries, FlashAttention-2 (Dao,
+// One job of wide attention: O = softmax(scale Q K^T) V of a block of queries, FlashAttention-2 (Dao,
 // arXiv:2307.08691) on tensor cores, by warpgroups or warps. A query is a (row, head) pair of a run and a KV head: the
 // heads of a GQA group share the K and V tiles. The eight warps are row groups of 16 queries times ways: a way takes
 // KEYS positions of every KV tile, and the ways are combined at the end. Many ways are for jobs with few queries.
@@ -120,9 +120,11 @@ DISTMK_FN void attend(WarpAttention<DIM, KEYS>& warp, TileCopies<DIM>& copies, c
   const uint32_t num_steps = begin < visible.most ? (visible.most - begin + KV_ROWS - 1) / KV_ROWS : 0;
   const auto weigh = [&](uint32_t tile, float (&s)[Warp::SCORES], float (&factor)[2]) {
     const uint32_t first = tile * KV_ROWS + begin, window = attention_plan().args.window;
+    const float softcap = attention_plan().args.softcap;
+    if (softcap) Warp::cap(s, scale, softcap);
     if (first + KEYS > visible.fewest) Warp::mask_from(tile, visible.of_lane, s);
     if (first + window < visible.most_of_warp) Warp::mask_before(tile, visible.of_lane, window, s);
-    warp.weigh(s, scale, factor);
+    warp.weigh(s, softcap ? 1.0f : scale, factor);
   };
   Copies::template await<NUM_KV_BUFFERS - 2, Warp::BY_WARPGROUPS>();
   if (num_steps) {
@@ -180,8 +182,7 @@ DISTMK_NOINLINE void run_attention_job() {
     return at_operand<__nv_bfloat16>(args.q) + uint64_t{job.run.row_begin + row} * args.q_stride +
            uint64_t{job.first_head + own - row * num_heads} * args.head_dim;
   });
-  attend(warp, copies, visible, (num_keys + KV_ROWS - 1) / KV_ROWS,
-         1.4426950408889634f * rsqrtf(static_cast<float>(args.head_dim)));
+  attend(warp, copies, visible, (num_keys + KV_ROWS - 1) / KV_ROWS, args.scale * attention::LOG2_E);
   warp.reduce_sums();
   if constexpr (Warp::WAYS > 1) {
     if (Warp::way()) WayCombine<DIM, KEYS>::leave(warp);

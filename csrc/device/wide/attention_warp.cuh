@@ -3,6 +3,7 @@
 // of the one before are multiplied, as in FlashAttention-3 (Shah et al., arXiv:2407.08608).
 #pragma once
 #include "device/attention/lse.cuh"
+#include "device/attention/softcap.cuh"
 #include "device/wide/kv_tiles.cuh"
 #include "platform/wgmma.cuh"
 
@@ -91,6 +92,11 @@ struct WarpAttention {
     settle(flat());
   }
 
+  // Scores by `scale`, which has log2(e), and capped.
+  DISTMK_FN static void cap(float (&s)[SCORES], float scale, float softcap) {
+#pragma unroll
+    for (uint32_t i = 0; i < SCORES; ++i) s[i] = attention::capped(s[i] * scale, softcap);
+  }
   // Position of a lane's score i of a tile.
   DISTMK_FN static uint32_t position(uint32_t tile, uint32_t i) {
     return tile * KV_ROWS + way() * KEYS + lane() % 4 * 2 + i / 4 * 8 + i % 2;
@@ -107,7 +113,7 @@ struct WarpAttention {
       if (position(tile, i) + window < end[i % 4 / 2]) s[i] = -INFINITY;
   }
   // Online softmax: scores become weights. The accumulator is then to be rescaled by `factor`.
-  // `scale`: log2(e) / sqrt(d).
+  // `scale`: of scores, times log2(e).
   DISTMK_FN void weigh(float (&s)[SCORES], float scale, float (&factor)[2]) {
     float minus_max[2];
 #pragma unroll

@@ -1,4 +1,4 @@
-// Split-KV attention on the host: O = softmax(Q K^T / sqrt(d)) V of one instance (a run's rows x the query heads of one
+// Split-KV attention on the host: O = softmax(scale Q K^T) V of one instance (a run's rows x the query heads of one
 // KV head x one split of the positions), in blocks of 64 positions with an online softmax. Partials are as on the GPU.
 #include <algorithm>
 #include <cmath>
@@ -77,7 +77,7 @@ AttentionTask::AttentionTask(const Context& context, const AttentionArgs& args, 
   const uint32_t model_head = (args.kv_begin + instance_.kv_head) * args.group;
   first_head_ = model_head > args.q_begin ? model_head - args.q_begin : 0;
   const uint32_t past = model_head + args.group > args.q_begin ? model_head + args.group - args.q_begin : 0;
-  num_heads_ = std::max(std::min(past, args.num_q), first_head_) - first_head_;
+  num_heads_ = std::max(std::min(past, uint32_t{args.num_q}), first_head_) - first_head_;
   num_queries_ = num_heads_ * static_cast<uint32_t>(run_.num_rows);
   pages_ = context.at<int32_t>(args.page_table) + uint64_t{static_cast<uint32_t>(run_.slot)} * args.max_pages;
   k_cache_ = context.at<uint16_t>(args.k_cache);
@@ -116,13 +116,12 @@ void AttentionTask::append_new_kv() {
 PackedRows AttentionTask::pack_queries() const {
   auto packed = PackedRows::in_scratch<QueryTag>(num_queries_, head_dim_, Elements::FLOAT32);
   float* q = scratch<HeadTag>(head_dim_);
-  const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim_));
   for (uint32_t i = 0; i < num_queries_; ++i) {
     const uint32_t row = i / num_heads_, head = first_head_ + i % num_heads_;
     copy_bytes(Team{}, q, qkv(row) + uint64_t{head} * head_dim_, head_dim_ * sizeof(float));
     if (args_.q_norm) rms_norm(q, context_.at<float>(args_.q_norm), args_.eps, head_dim_);
     apply_rope(q, rope(first_new() + row), head_dim_);
-    packed.set(i, q, scale);
+    packed.set(i, q, args_.scale);
   }
   packed.finish();
   return packed;
@@ -151,6 +150,8 @@ void AttentionTask::softmax_step(uint32_t begin, uint32_t count) {
       std::fill(scores, scores + padded, 0.0f);
       continue;
     }
+    if (args_.softcap)
+      for (uint32_t i = 0; i < padded; i += LANES) store(scores + i, capped(load(scores + i), args_.softcap, exp_of));
     std::fill(scores, scores + visible_begin, -INFINITY);
     std::fill(scores + visible_end, scores + padded, -INFINITY);
     Vec block_max = load(scores);
@@ -265,5 +266,6 @@ void body_attention(Context& context, const AttentionArgs& args) {
   do AttentionTask(context, args, instance).run();
   while (context.next_assigned(instance));
 }
+void body_general_attention(Context& context, const AttentionArgs& args) { body_attention(context, args); }
 
 }  // namespace distmk

@@ -1,4 +1,4 @@
-// What attention does with a head of a row before it is stored or multiplied.
+// What attention does with a head of a row before it is stored or multiplied, and with scores before their softmax.
 #pragma once
 #include <cmath>
 
@@ -19,6 +19,14 @@ inline void apply_rope(float* __restrict x, const float* __restrict table, uint3
     x[i] = a * table[i] - b * table[i + half];
     x[i + half] = b * table[i] + a * table[i + half];
   }
+}
+
+// cap * tanh(score / cap) of a vector of scores; `exp`: of such a vector.
+template <class Vec, class Exp>
+DISTMK_INLINE Vec capped(Vec score, float cap, const Exp& exp) {
+  const Vec magnitude = score < 0.0f ? -score : score, power = exp(magnitude * (-2.0f / cap));
+  const Vec result = (1.0f - power) / (1.0f + power) * cap;
+  return score < 0.0f ? -result : result;
 }
 
 }  // namespace distmk

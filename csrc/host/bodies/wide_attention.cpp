@@ -104,7 +104,6 @@ class WideAttentionBlock {
   uint32_t padded_dim_;      // elements of a row of the sums: whole panels
   uint32_t first_row_;       // of the iteration
   uint32_t first_position_;  // of the first row
-  float scale_;              // of scores
 
   // Keys, in panels of positions; values, in panels of elements.
   uint32_t *keys_, *values_;
@@ -137,8 +136,7 @@ WideAttentionBlock::WideAttentionBlock(const Context& context, const WideAttenti
       head_dim_(args.head_dim),
       padded_dim_((args.head_dim + panels::COLS - 1) / panels::COLS * panels::COLS),
       first_row_(static_cast<uint32_t>(block.run.row_begin) + block.rows.begin),
-      first_position_(block.end() - num_rows_),
-      scale_(1.0f / std::sqrt(static_cast<float>(args.head_dim))) {
+      first_position_(block.end() - num_rows_) {
   const uint32_t model_head = (args.kv_begin + block.kv_head) * args.group;
   const uint32_t past = model_head + args.group;
   heads_.begin = model_head > args.q_begin ? model_head - args.q_begin : 0;
@@ -194,11 +192,17 @@ void WideAttentionBlock::softmax_row(uint32_t row, float* output, RowSums& sums,
   float* scores = scores_ + row * KV_BLOCK;
   uint16_t* weights = weights_ + row * KV_BLOCK;
   if (visible.begin >= visible.end) return void(std::fill_n(weights, KV_BLOCK, uint16_t{0}));
+  float scale = args_.scale;
+  if (args_.softcap) {
+    for (uint32_t i = 0; i < COUNT; ++i)
+      store(scores + i * LANES, capped(load(scores + i * LANES) * scale, args_.softcap, exp_of));
+    scale = 1.0f;
+  }
   if (visible.begin) std::fill(scores, scores + visible.begin, -INFINITY);
   if (visible.end < KV_BLOCK) std::fill(scores + visible.end, scores + KV_BLOCK, -INFINITY);
   Vec best = load(scores);
   for (uint32_t i = 1; i < COUNT; ++i) best = max_of(best, load(scores + i * LANES));
-  const float block_max = max_of(best) * scale_;
+  const float block_max = max_of(best) * scale;
   if (block_max > sums.max) {  // seldom, but in the first blocks
     const float factor = std::exp(sums.max - block_max);
     sums.max = block_max;
@@ -207,7 +211,7 @@ void WideAttentionBlock::softmax_row(uint32_t row, float* output, RowSums& sums,
   }
   Vec sum = load(sums.lanes);
   for (uint32_t i = 0; i < COUNT; ++i) {
-    const Vec weight = exp_of(add_product(Vec{} - sums.max, load(scores + i * LANES), Vec{} + scale_));
+    const Vec weight = exp_of(add_product(Vec{} - sums.max, load(scores + i * LANES), Vec{} + scale));
     normal_to_bf16(weights + i * LANES, weight);
     sum += weight;
   }

@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.bodies.attention_inputs import AttentionInputs, Heads
+from support.bodies.attention_inputs import PLAIN, AttentionInputs, Heads
 from support.bodies.board import Board, f32
+from support.reference import Scoring
 
 from distmk.abi import FUSED_PARTIAL_HEADER, MAX_ROWS, PARTIAL_FLOATS, LaunchKind, Space
 from distmk.graph.regions import Region
-from distmk.tasks import Attention, Combine, Nop
+from distmk.tasks import Attention, Combine, GeneralAttention, Nop
 from distmk.testing.arrays import assert_close
 from distmk.testing.memory import Memory
+
+CAP_ERROR = 4e-7  # of a capped score, relative to the cap
 
 
 def operands(board: Board, rank: int, inputs: AttentionInputs) -> dict[str, Any]:
@@ -76,9 +79,10 @@ def attention(
     page_size: int,
     norms: bool,
     max_len: int,
-    window: int | None = None,
+    how: Scoring = PLAIN,
 ) -> None:
-    inputs = AttentionInputs(board.rng, heads, head_dim, page_size, norms, max_len, window=window)
+    inputs = AttentionInputs(board.rng, heads, head_dim, page_size, norms, max_len, how=how)
+    error += CAP_ERROR * (how.softcap or 0)
     inputs.values_without(int(board.rng.integers(head_dim)))
     _add(board, rank, inputs, error, error)
 
@@ -86,7 +90,7 @@ def attention(
 def long_splits(board: Board, rank: int, error: float, window: int) -> None:
     """Decode rows of sequences longer than the window, a split each, whose keys and values come through the pipeline."""
     runs = [(1, int(slot), int(board.rng.integers(window, 2 * window))) for slot in board.rng.permutation(MAX_ROWS)[:3]]
-    inputs = AttentionInputs(board.rng, Heads(3, 3), 64, 16, False, 2 * window, window=window, runs=runs)
+    inputs = AttentionInputs(board.rng, Heads(3, 3), 64, 16, False, 2 * window, how=Scoring(window), runs=runs)
     inputs.shape = replace(inputs.shape, num_workers=len(runs))
     for worker in range(
         board.num_workers
@@ -116,13 +120,15 @@ def _add(
     s, rows = inputs.shape, inputs.batch.num_rows
     launch = LaunchKind.SPREAD if pipelined or board.rng.random() < 0.5 else LaunchKind.MASSIVE
     long_splits = launch is LaunchKind.SPREAD and (pipelined or board.rng.random() < 0.8)
-    what = f"{launch.name} attention {'through the pipeline ' * long_splits}{s} {inputs.runs}"
+    kind = GeneralAttention if inputs.how.softcap else Attention
+    long_splits &= kind is Attention
+    what = f"{launch.name} {kind.type_name} {'through the pipeline ' * long_splits}{s} {inputs.runs}"
     read, caches = operands(board, rank, inputs), Caches(board, rank, inputs)
     partials = board.buffer(s.num_partials, lamport=bool(board.rng.integers(2))).at(rank)
     polls = partials.buffer.lamport
     declare_partials(board, inputs, partials)
     board.graph.add(
-        Attention(
+        kind(
             rank,
             what,
             launch=launch,
@@ -156,7 +162,7 @@ def _add(
             bits = memory[out.buffer][:rows].view(np.uint16)[:, out.begin : out.end]
             assert_close("positive zeros ", bits == 0, np.zeros_like(bits), 0)
 
-    board.expect(rank, "attention", what, check)
+    board.expect(rank, kind.type_name, what, check)
 
 
 def _combine(

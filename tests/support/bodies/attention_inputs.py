@@ -22,6 +22,7 @@ from distmk.tasks.splits import ANY_LENGTH
 from distmk.testing.arrays import ROUNDING, assert_close, floats
 
 Instance = tuple[int, int, int]  # run, KV head, split
+PLAIN = reference.Scoring()
 
 
 @dataclass
@@ -61,11 +62,11 @@ class AttentionInputs:
         max_len: int,
         batch_1: bool = False,  # a single row, which may have more splits
         fused_partials: bool = False,  # the combine of a batch-1 row is fused, unless it has too many splits
-        window: int | None = None,  # positions that a row sees; None: all
+        how: reference.Scoring = PLAIN,
         runs: list[tuple[int, int, int]] | None = None,  # rows, slot, positions after this iteration; None: at random
     ):
         self.rng, self.heads, self.head_dim, self.fused_partials = rng, heads, head_dim, fused_partials
-        self.window = window
+        self.how = how
         # A row that may be longer gets as many splits as a fused combine takes, of more positions than warps hold at once.
         long = batch_1 and max_len > COMBINE_WIDTH * POSITIONS_PER_PASS
         shortest = COMBINE_WIDTH * POSITIONS_PER_PASS if long else 1
@@ -82,7 +83,8 @@ class AttentionInputs:
             workers, max_splits, min_split = heads.num_kv * int(rng.integers(8, 33)), int(rng.integers(8, 33)), 64
         self.shape = AttentionShape(
             heads.num_q, heads.num_kv, head_dim, heads.group, heads.q_begin, heads.kv_begin, page_size, max_pages,
-            num_pages, max_splits, min_split, workers, window=window or ANY_LENGTH,
+            num_pages, max_splits, min_split, workers,
+            window=how.window or ANY_LENGTH, scale=how.scale, softcap=how.softcap,
         )  # fmt: skip
         self.norms = (torch.rand(head_dim) + 0.5, torch.rand(head_dim) + 0.5) if norms else None
         self.qkv = torch.randn(self.batch.num_rows, self.shape.qkv_cols + 4 * int(rng.integers(0, 3)))
@@ -129,7 +131,7 @@ class AttentionInputs:
     def first_seen(self, run: int) -> int:
         """The first position that a row of a run sees."""
         num_rows, _, kv_len = self.runs[run]
-        return reference.first_seen(kv_len - num_rows, self.window)
+        return self.how.first_seen(kv_len - num_rows)
 
     def seen(self, run: int) -> int:
         """Positions that the rows of a run see together."""
@@ -214,7 +216,7 @@ class AttentionInputs:
             begin, end = self.split_bounds(run)[split : split + 2]
             for head in self.heads_of(kv_head):
                 for i in range(num_rows):
-                    inputs = (q[i, head], keys, values, kv_len - num_rows + i, begin, end, self.window)
+                    inputs = (q[i, head], keys, values, kv_len - num_rows + i, begin, end, self.how)
                     maximum, total, sums = reference.partial_attention(*inputs)
                     got = shaped[head, :, self.batch.runs[run].row_begin + i, split]
                     where = f"head {head} run {run} row {i} split {split} of {self.splits(run)} "
@@ -241,7 +243,7 @@ class AttentionInputs:
         for head in range(self.shape.num_q):
             keys, values = self.cache(caches, 0, self.heads.kv_head(head))
             for split in range(self.splits(0)):
-                inputs = (q[0, head], keys, values, kv_len - 1, *bounds[split : split + 2], self.window)
+                inputs = (q[0, head], keys, values, kv_len - 1, *bounds[split : split + 2], self.how)
                 maximum, total, sums = reference.partial_attention(*inputs)
                 where = f"fused partial of head {head} split {split} of {self.splits(0)} "
                 assert_close(where + "log-sum-exp ", logs[head, split], maximum + np.log(total), error)
@@ -264,7 +266,7 @@ class AttentionInputs:
                 keys, values = self.cache(caches, run, self.heads.kv_head(head))
                 for i in range(num_rows):
                     row = self.batch.runs[run].row_begin + i
-                    want = reference.attention(q[i, head], keys, values, kv_len - num_rows + i, self.window)
+                    want = reference.attention(q[i, head], keys, values, kv_len - num_rows + i, self.how)
                     tolerance = error + ROUNDING["bf16"] * (want.abs() + error)
                     where = f"head {head} row {row} (run {run}, {self.splits(run)} splits) column "
                     assert_close(where, combined[row, head * s.head_dim : (head + 1) * s.head_dim], want, tolerance)

@@ -15,6 +15,7 @@ from support.bodies.attention_inputs import Heads
 from support.bodies.board import Board, in_turn
 from support.bodies.fused_combine import fused_combine
 from support.bodies.wide_attention import random_wide_runs, wide_attention
+from support.reference import Scoring
 
 from distmk.abi import GATED, MAX_SEQUENCES, WIDE_ROWS, Epilogue
 
@@ -23,7 +24,7 @@ KINDS = (
     *("linear polls", "linear rounding", "linear batch sizes"),
     *("nop", "embed STORE", "embed PUSH", "put", "affine", "sine", "sum", "post_norm", "sample"),
     *("count_tokens", "sample_row"),
-    *("attention", "fused combine"),
+    *("attention", "general_attention", "fused combine"),
     *("wide_append", "wide_attention"),
     *("wide_embed", "wide_sum", "select_rows", "argmax_rows"),
     *("wide_linear STORE", "wide_linear SWIGLU", "wide_linear GEGLU", "wide_linear PARTS", "wide_linear LOGITS"),
@@ -181,29 +182,32 @@ def _attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
     for head_dim, norms in product(sizes.head_dims * _repeats(board, sizes), (False, True)):
         heads = Heads(int(rng.integers(1, 9)), int(rng.integers(1, 9)), int(rng.integers(0, 9)))
         page_size, length = int(rng.choice(sizes.page_sizes)), int(rng.choice([20, max_len]))
-        window = _random_window(rng, length)
-        yield _on_each(board, attention, error, heads, head_dim, page_size, norms, length, window)
+        how = _random_scoring(rng, length)
+        yield _on_each(board, attention, error, heads, head_dim, page_size, norms, length, how)
+    yield _on_each(board, attention, error, Heads(4, 2, 1), 80, 16, True, max_len, Scoring(scale=0.2, softcap=2.0))
     for heads in UNEVEN_HEADS:
         yield _on_each(board, attention, error, heads, 16, 4, True, 70)
     for heads, head_dim in REAL_HEADS:
-        yield _on_each(board, attention, error, heads, head_dim, 16, True, max_len, _random_window(rng, max_len))
+        yield _on_each(board, attention, error, heads, head_dim, 16, True, max_len, _random_scoring(rng, max_len))
     yield _on_each(board, attention, error, Heads(3, 3), 64, 16, False, max(900, max_len))
     yield _on_each(board, long_splits, error, int(rng.integers(390, 490)))  # 25 to 32 tiles: two rounds of two a warp
     yield _on_each(board, extreme_scores, 100, sizes.extreme_error)
     for heads, head_dim in FUSED_HEADS:
         for batch_1 in (True, True, True, False):
-            window = _random_window(rng, max_len)
-            yield _on_each(board, fused_combine, error, heads, head_dim, batch_1, max_len, window)
+            how = _random_scoring(rng, max_len)
+            yield _on_each(board, fused_combine, error, heads, head_dim, batch_1, max_len, how)
         longest = sizes.max_len_batch_1
-        yield _on_each(board, fused_combine, error, heads, head_dim, True, longest, _random_window(rng, longest, 1000))
+        yield _on_each(board, fused_combine, error, heads, head_dim, True, longest, _random_scoring(rng, longest, 1000))
     for fused_first in (True, False):
         yield _on_each(board, one_of_two_fuses_combine, error, Heads(4, 2), 128, sizes.max_len_batch_1, fused_first)
 
 
-def _random_window(rng: np.random.Generator, max_len: int, least: int = 1) -> int | None:
-    """None, a few positions, or up to those of the longest sequence."""
-    kind = rng.integers(3)
-    return None if kind == 0 else int(rng.integers(least, least + 20 if kind == 1 else max_len + 1))
+def _random_scoring(rng: np.random.Generator, max_len: int, least: int = 1) -> Scoring:
+    """A window of a few positions, or up to those of the longest sequence, or none; caps that matter and that hardly do."""
+    window = int(rng.integers(least, rng.choice([least + 20, max_len + 1])))
+    softcap, scale = float(rng.choice([1.0, 30.0])), float(rng.uniform(0.05, 0.3))
+    has_window, has_scale, has_softcap = rng.random(3) < (2 / 3, 1 / 2, 1 / 4)
+    return Scoring(window if has_window else None, scale if has_scale else None, softcap if has_softcap else None)
 
 
 def _wide_rows(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
@@ -225,17 +229,17 @@ def _wide_attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
         *((Heads(5, 3, 4), 64, 16, False), (Heads(4, 4, 8), 128, 8, False), (Heads(3, 3), 32, 16, True)),
         *((Heads(4, 2), 96, 16, True), (Heads(2, 2), int(rng.choice(sizes.head_dims[-3:])), 4, False)),
     ):
-        runs, window = random_wide_runs(rng, max_len), _random_window(rng, max_len)
-        yield _on_each(board, wide_attention, heads, head_dim, page_size, norms, runs, window)
+        runs, how = random_wide_runs(rng, max_len), _random_scoring(rng, max_len)
+        yield _on_each(board, wide_attention, heads, head_dim, page_size, norms, runs, how)
     # Enough queries for the largest jobs, in the middle of a sequence; and decode rows alone.
     chunk = (int(rng.integers(max_len // 3, max_len // 2)), 3, max_len)
-    for window in (None, int(rng.integers(1, max_len // 2))):
+    for how in (Scoring(), Scoring(int(rng.integers(1, max_len // 2)), softcap=5.0)):
         runs = [(1, 9, max_len - 5), chunk, (2, 0, 2)]
-        yield _on_each(board, wide_attention, Heads(16, 4), 64, 16, True, runs, window)
+        yield _on_each(board, wide_attention, Heads(16, 4), 64, 16, True, runs, how)
     rows = [(1, int(slot), int(rng.integers(1, max_len))) for slot in rng.permutation(MAX_SEQUENCES)[:5]]
-    yield _on_each(board, wide_attention, Heads(8, 4), 128, 16, True, rows, _random_window(rng, max_len))
+    yield _on_each(board, wide_attention, Heads(8, 4), 128, 16, True, rows, _random_scoring(rng, max_len))
     # As many as there can be, before a chunk of a prompt.
     lengths = [int(rng.integers(max_len)), *rng.integers(1, 30, MAX_SEQUENCES - 2)]
     rows = [(1, slot, int(length) + 1) for slot, length in enumerate(lengths)]
     rows.append((20, MAX_SEQUENCES - 1, 33))
-    yield _on_each(board, wide_attention, Heads(3, 2, 1), 32, 8, False, rows, _random_window(rng, max_len))
+    yield _on_each(board, wide_attention, Heads(3, 2, 1), 32, 8, False, rows, _random_scoring(rng, max_len))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from support.bodies.attention import Caches, declare_fused_partials, declare_partials, operands
-from support.bodies.attention_inputs import AttentionInputs, Heads
+from support.bodies.attention import CAP_ERROR, Caches, declare_fused_partials, declare_partials, operands
+from support.bodies.attention_inputs import PLAIN, AttentionInputs, Heads
 from support.bodies.board import Board, f32
+from support.reference import Scoring
 
 from distmk.abi import FUSED_PARTIAL_HEADER, MAX_ROWS, LaunchKind
-from distmk.tasks import Attention, Combine, Linear
+from distmk.tasks import Attention, Combine, GeneralAttention, Linear
 from distmk.testing.arrays import ROUNDING, assert_close
 from distmk.testing.memory import Memory
 
@@ -24,10 +25,12 @@ def fused_combine(
     head_dim: int,
     batch_1: bool,
     max_len: int,
-    window: int | None = None,
+    how: Scoring = PLAIN,
 ) -> None:
     """The product's weights are rows of the identity: its output is compared with what is in memory, as combined from that."""
-    inputs = AttentionInputs(board.rng, heads, head_dim, 16, True, max_len, batch_1, fused_partials=True, window=window)
+    inputs = AttentionInputs(board.rng, heads, head_dim, 16, True, max_len, batch_1, fused_partials=True, how=how)
+    error += CAP_ERROR * (how.softcap or 0)
+    kind = GeneralAttention if how.softcap else Attention
     s, k, rows = inputs.shape, heads.num_q * head_dim, inputs.batch.num_rows
     launch = LaunchKind.SPREAD if board.rng.random() < 0.8 else LaunchKind.MASSIVE
     what = f"{'batch-1 ' * batch_1}attention with fused combine {s} {inputs.runs}"
@@ -35,7 +38,7 @@ def fused_combine(
     fused, reset = (board.buffer(s.fused_partial_cols, dtype="bf16").at(rank) for _ in range(2))
     partials, x = board.buffer(s.num_partials).at(rank), board.buffer(k, MAX_ROWS, "bf16").at(rank)
     board.graph.add(
-        Attention(
+        kind(
             rank,
             what,
             launch=launch,
@@ -44,7 +47,7 @@ def fused_combine(
             partials=partials,
             fused_partials=fused,
             reset=reset,
-            long_splits=launch is LaunchKind.SPREAD and bool(board.rng.integers(2)),
+            long_splits=launch is LaunchKind.SPREAD and kind is Attention and bool(board.rng.integers(2)),
             **read,
         )
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from support import reference
-from support.bodies.attention_inputs import Heads
+from support.bodies.attention_inputs import PLAIN, Heads
 from support.bodies.board import Board
 
 from distmk.abi import MAX_SEQUENCES, WIDE_COLS, WIDE_ROWS, BatchRun, Space, WideBatch
@@ -65,16 +65,16 @@ class WideAttentionCase:
         norms: bool,
         runs: Runs,
         tiled: bool,
-        window: int | None,
+        how: reference.Scoring,
     ) -> None:
         self.board, self.rank, self.heads, self.runs, self.tiled = board, rank, heads, runs, tiled
-        self.window = window
+        self.how = how
         rng, longest = board.rng, max(kv_len for _, _, kv_len in runs)
         max_pages = -(-longest // page_size) + int(rng.integers(0, 3))
         num_pages = sum(-(-kv_len // page_size) for _, _, kv_len in runs) + 2
         self.shape = AttentionShape(
             heads.num_q, heads.num_kv, head_dim, heads.group, heads.q_begin, heads.kv_begin, page_size, max_pages,
-            num_pages, 1, 64, 1, MAX_SEQUENCES, window or ANY_LENGTH,
+            num_pages, 1, 64, 1, MAX_SEQUENCES, how.window or ANY_LENGTH, how.scale, how.softcap,
         )  # fmt: skip
         self.num_rows = sum(rows for rows, _, _ in runs)
         self.qkv = torch.randn(self.num_rows, self.shape.qkv_cols).bfloat16()
@@ -200,10 +200,10 @@ class WideAttentionCase:
         for run, (num_rows, _, kv_len) in enumerate(self.runs):
             keys, values = self._cache(caches, run)
             distance = torch.arange(kv_len - num_rows, kv_len)[:, None] - torch.arange(kv_len)[None]
-            hidden = (distance < 0) | (distance >= (self.window or ANY_LENGTH))
+            hidden = (distance < 0) | (distance >= (self.how.window or ANY_LENGTH))
             for head in range(s.num_q):
                 kv_head, rows = self.heads.kv_head(head), self._rows(run)
-                scores = reference.scores(queries[rows, head], keys[:, kv_head])
+                scores = self.how.scores(queries[rows, head], keys[:, kv_head])
                 weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=1)
                 want = weights @ values[:, kv_head]
                 tolerance = rounding * (weights @ values[:, kv_head].abs() + want.abs()) + 1e-5
@@ -218,7 +218,7 @@ def wide_attention(
     page_size: int,
     norms: bool,
     runs: Runs,
-    window: int | None = None,
+    how: reference.Scoring = PLAIN,
 ) -> None:
     tiled = board.gpu_layout and bool(board.rng.random() < 0.8)
-    WideAttentionCase(board, rank, heads, head_dim, page_size, norms, runs, tiled, window)
+    WideAttentionCase(board, rank, heads, head_dim, page_size, norms, runs, tiled, how)

@@ -12,7 +12,7 @@ from support.mutants.sites import Key
 LITERALS = {
     "AffineArgs": {"scale", "shift"},
     "SineArgs": {"times"},
-    "AttentionArgs": {"eps"},
+    "AttentionArgs": {"eps", "scale", "softcap"},
     "LinearArgs": {"eps", "first_token", "normalized", "epilogue", "keeps_logits"},  # the epilogue: STORE or ADD
     "SumArgs": {"add", "polls"},  # without polls the blocks keep what was summed,
     "CombineArgs": {"polls"},  # and partials what was combined
@@ -20,7 +20,7 @@ LITERALS = {
     "SampleRowArgs": {"row"},
     "WideEmbedArgs": {"first_token", "last_token"},
     "WideAppendArgs": {"eps"},
-    "WideAttentionArgs": {"window"},
+    "WideAttentionArgs": {"window", "scale", "softcap"},
     "WideSumArgs": {"add", "eps"},
     "ArgmaxRowsArgs": {"first_token"},
     "SchedulerStepArgs": {

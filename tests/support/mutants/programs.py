@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from support import graphs
 from support.batches import decode_batch
-from support.programs import SMALLEST
+from support.programs import SMALLEST, with_attention
 from support.tiny_config import tiny_config
 
 from distmk.abi import WIDE_ROWS, Batch
@@ -39,7 +39,10 @@ class Subject:
         return bool(self.program.ranks[0].header.iteration_batch)
 
 
-def _decode(num_ranks: int = 1, num_workers: int = 2, **changes: Any) -> Callable[[], Graph]:
+def _decode(
+    num_ranks: int = 1, num_workers: int = 2, layers: tuple[dict[str, Any], ...] = ({},), **changes: Any
+) -> Callable[[], Graph]:
+    """`layers`: fields of the attention of successive layers, over and over."""
     names = {
         "hidden_size",
         "num_layers",
@@ -48,7 +51,6 @@ def _decode(num_ranks: int = 1, num_workers: int = 2, **changes: Any) -> Callabl
         "head_dim",
         "tie_embeddings",
         "intermediate_size",
-        "windows",
     }
     config = {name: changes.pop(name) for name in names & set(changes)}
     options: dict[str, Any] = {"max_seqs": 3, "max_model_len": 48, "page_size": 8, "max_splits": 3, "min_split": 4}
@@ -56,7 +58,7 @@ def _decode(num_ranks: int = 1, num_workers: int = 2, **changes: Any) -> Callabl
 
     def build() -> Graph:
         sizes = {"hidden_size": 64, "intermediate_size": 96, "num_layers": 1, "num_heads": 4, "num_kv_heads": 2}
-        model = build_model(tiny_config("qwen3-0.6b", vocab_size=128, **(sizes | config)))
+        model = with_attention(build_model(tiny_config("qwen3-0.6b", vocab_size=128, **(sizes | config))), layers)
         return lower_programs(model, DecodeOptions(num_ranks, num_workers, **options))[0]
 
     return build
@@ -83,7 +85,9 @@ KINDS: dict[str, Callable[[], Graph]] = {
         1, 20, **(FUSED | {"num_kv_heads": 1, "max_splits": 16, "min_split": 1})
     ),
     "decode, fused combine, 2 ranks": _decode(2, 3, **FUSED),
-    "decode, windows": _decode(1, 3, **(FUSED | {"num_layers": 4, "windows": (None, 9, None, 9)})),
+    "decode, layers that differ": _decode(
+        1, 3, layers=({}, {"window": 9, "scale": 0.3, "softcap": 2.0}), **(FUSED | {"num_layers": 4})
+    ),
     "decode, spread attention, 2 ranks": _decode(2, 3, attention_launch="spread"),
     "decode, one scheduler": _decode(2, 3, num_schedulers=1),
     "decode, tied embeddings, logits": _decode(1, 2, tie_embeddings=True, keep_logits=True),
