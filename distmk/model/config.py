@@ -11,6 +11,7 @@ from distmk.model.rope import check_scaling
 from distmk.model.rope_scaling import RopeScaling
 
 RANGES = {"rope_theta": (1.0, 1e15), "local_rope_theta": (1.0, 1e15), "rms_norm_eps": (1e-30, 1.0)}
+RANGES |= dict.fromkeys(("attention_scale", "attention_softcap", "logits_softcap"), (1e-6, 1e6))
 """Numbers outside give infinite or vanishing rotary frequencies or activations in float32."""
 
 MAX_LAYERS = 1024
@@ -30,6 +31,8 @@ class ModelConfig:
     rope_freq_factors: [head_dim / 2] divisors of the plain rotary frequencies; GGUF files hold Llama 3.1's scaling in that form
     instead of as `rope_scaling`. windows: by layer, the tokens that it sees, its own included, None: all; (): all layers see all.
     local_rope_theta: base of the second rotary table, of layers with a window (Gemma 3); None: there is none.
+    attention_scale: of scores; None: head_dim ** -0.5. attention_softcap, logits_softcap: scores and logits become
+    cap * tanh(x / cap); None: they stay.
     """
 
     family: str = ""
@@ -54,6 +57,9 @@ class ModelConfig:
     rope_freq_factors: tuple[float, ...] | None = None
     windows: tuple[int | None, ...] = ()
     local_rope_theta: float | None = None
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    logits_softcap: float | None = None
 
     def __post_init__(self) -> None:
         self.validate("model config")

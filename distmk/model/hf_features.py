@@ -31,7 +31,7 @@ WINDOWED, FULL = "sliding_attention", "full_attention"
 def refuse_unsupported(f: Fields, own: Collection[str]) -> None:
     """Raise ModelError for features that would change the result if they were ignored, but for keys `own`, which are not."""
     act = f.values.get("hidden_act", "silu")
-    if act not in ("silu", "swish"):  # two names of one function
+    if act not in ("silu", "swish") and "hidden_act" not in own:  # two names of one function
         raise ModelError(f"{f.where}: hidden_act {act!r} is not supported; only 'silu' is")
     for key, neutral in _NEUTRAL.items():
         value = f.values.get(key)
@@ -61,7 +61,7 @@ def layer_windows(f: Fields, num_layers: int, qwen: bool) -> tuple[int | None, .
         first = f.integer("max_window_layers", default_first) if in_use and window is not None else num_layers
         windowed = [layer >= first for layer in range(num_layers)]
     else:
-        windowed = [kind == WINDOWED for kind in _layer_types(f, kinds, num_layers)]
+        windowed = [kind == WINDOWED for kind in layer_types(f, kinds, num_layers)]
         if any(windowed) and (window is None or (qwen and not in_use)):
             raise ModelError(
                 f"{f.where}: layer_types has {WINDOWED}, but sliding_window and use_sliding_window give it no window"
@@ -73,7 +73,7 @@ def layer_windows(f: Fields, num_layers: int, qwen: bool) -> tuple[int | None, .
     return tuple(window if is_windowed else None for is_windowed in windowed)
 
 
-def _layer_types(f: Fields, kinds: Any, num_layers: int) -> list[str]:
+def layer_types(f: Fields, kinds: Any, num_layers: int) -> list[str]:
     if not isinstance(kinds, list) or len(kinds) != num_layers:
         what = f"{len(kinds)} entries" if isinstance(kinds, list) else repr(kinds)
         raise ModelError(

@@ -13,6 +13,9 @@ from distmk.model.read_config import read_decoder
 
 @register_model("LlamaForCausalLM", "llama")
 class Llama(CausalLM):
+    norm_offset = 0.0
+    activate = staticmethod(nn.silu)
+
     @classmethod
     def read_config(cls, f: Fields) -> ModelConfig:
         bias, windows = f.flag("attention_bias"), layer_windows(f, f.integer("num_hidden_layers"), False)
@@ -22,10 +25,12 @@ class Llama(CausalLM):
     def forward(self, tokens: Node) -> Node:
         x = self.embed(tokens)
         for layer in range(self.config.num_layers):
-            name = f"model.layers.{layer}"
-            x = x + self.attention(self.norm(x, f"{name}.input_layernorm"), f"{name}.self_attn", layer)
-            x = x + self.mlp(self.norm(x, f"{name}.post_attention_layernorm"), f"{name}.mlp")
+            x = self.block(x, f"model.layers.{layer}", layer)
         return self.head(self.norm(x, "model.norm"))
+
+    def block(self, x: Node, name: str, layer: int) -> Node:
+        x = x + self.attention(self.norm(x, f"{name}.input_layernorm"), f"{name}.self_attn", layer)
+        return x + self.mlp(self.norm(x, f"{name}.post_attention_layernorm"), f"{name}.mlp")
 
     def embed(self, tokens: Node) -> Node:
         return nn.embedding(tokens, "model.embed_tokens", self.config.vocab_size, self.config.hidden_size)
@@ -34,20 +39,23 @@ class Llama(CausalLM):
         return nn.linear(x, self.config.head_name, self.config.vocab_size)
 
     def norm(self, x: Node, name: str) -> Node:
-        return nn.rms_norm(x, name, self.config.rms_norm_eps)
+        return nn.rms_norm(x, name, self.config.rms_norm_eps, offset=self.norm_offset)
 
     def attention(self, x: Node, name: str, layer: int) -> Node:
         c = self.config
         q, k, v = self.qkv(x, name)
         if c.qk_norm:
-            q = nn.head_norm(q, f"{name}.q_norm", c.rms_norm_eps, c.head_dim)
-            k = nn.head_norm(k, f"{name}.k_norm", c.rms_norm_eps, c.head_dim)
+            q, k = (
+                nn.head_norm(part, f"{name}.{which}_norm", c.rms_norm_eps, c.head_dim, offset=self.norm_offset)
+                for part, which in ((q, "q"), (k, "k"))
+            )
         out = self.attend(q, k, v, layer)
         return nn.linear(out, f"{name}.o_proj", c.hidden_size, bias=c.o_bias, parallel="row")
 
     def attend(self, q: Node, k: Node, v: Node, layer: int) -> Node:
         c = self.config
-        return nn.attention(self.rotated(q, layer), self.rotated(k, layer), v, c.head_dim, window=c.window(layer))
+        q, k, cap, scale = self.rotated(q, layer), self.rotated(k, layer), c.attention_softcap, c.attention_scale
+        return nn.attention(q, k, v, c.head_dim, window=c.window(layer), softcap=cap, scale=scale)
 
     def rotated(self, x: Node, layer: int) -> Node:
         return nn.rope(x, self.config.head_dim)
@@ -60,7 +68,7 @@ class Llama(CausalLM):
     def mlp(self, x: Node, name: str) -> Node:
         c = self.config
         gate, up = self.gate_up(x, name)
-        return nn.linear(nn.silu(gate) * up, f"{name}.down_proj", c.hidden_size, bias=c.mlp_bias, parallel="row")
+        return nn.linear(self.activate(gate) * up, f"{name}.down_proj", c.hidden_size, bias=c.mlp_bias, parallel="row")
 
     def gate_up(self, x: Node, name: str) -> list[Node]:
         c = self.config

@@ -20,6 +20,12 @@ class Family(NamedTuple):
 
 
 FAMILIES: Mapping[str, Family] = {
+    "gemma2": Family("Gemma2", {"pad_token_id": None, "sliding_window": 20, "query_pre_attn_scalar": 7}, 0.0),
+    "gemma3": Family("Gemma3", {"pad_token_id": None, "sliding_window": 20, "num_hidden_layers": 7}, 0.0),
+    "granite": Family(
+        "Granite",
+        {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0},
+    ),
     "mistral": Family("Mistral", {"sliding_window": 20}),
     "phi3": Family("Phi3", {"pad_token_id": None, "head_dim": 6}),
     "qwen2": Family("Qwen2"),
@@ -31,7 +37,9 @@ def make(name: str, seed: int, **changes: Any) -> PreTrainedModel:
     """A model in bf16 whose logits are finite and mostly have a clear best one."""
     torch.manual_seed(seed)
     family = FAMILIES[name]
-    config = getattr(transformers, f"{family.prefix}Config")(**{**SIZES, **family.changes, **changes})
+    config = getattr(transformers, f"{family.prefix}{'Text' * (name == 'gemma3')}Config")(
+        **{**SIZES, **family.changes, **changes}
+    )
     model: PreTrainedModel = getattr(transformers, f"{family.prefix}ForCausalLM")(config)
     for key, weight in model.named_parameters():
         if "norm" in key:
