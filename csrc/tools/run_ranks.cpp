@@ -92,8 +92,7 @@ struct Options {
     int i = 1;
     for (; i < argc && argv[i][0] == '-'; ++i) {
       unsigned max_us = 0;
-      if (std::strcmp(argv[i], "--ride") == 0)
-        ride = true;
+      if (std::strcmp(argv[i], "--ride") == 0) ride = true;
 #ifdef DISTMK_PLANTED_BUG
       else if (std::strcmp(argv[i], "--missing-release") == 0)
         distmk::missing_release = true;
