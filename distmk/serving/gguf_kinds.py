@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distmk.errors import UsageError, one_line
-from distmk.serving.gguf_pretokenizers import SPLITS, WITHOUT_NAME, Split
+from distmk.serving.gguf_pretokenizers import SPLITS, Split
 from distmk.serving.gguf_vocabulary import BYTE, CONTINUATION, CONTROL, NORMAL, SPACE, UNKNOWN, Vocabulary
 from distmk.serving.panics import panics_as
 from distmk.weights.gguf_header import read_numbers, read_strings
+from distmk.weights.gguf_keys import KNOWN_PRE_TOKENIZERS
 
 if TYPE_CHECKING:
     import tokenizers
@@ -34,9 +35,8 @@ class Kind:
 
 
 def _split_of(vocabulary: Vocabulary) -> Split:
-    pre = vocabulary.setting("pre")
-    if pre is None:
-        return WITHOUT_NAME
+    architecture = str(vocabulary.header.metadata.get("general.architecture"))
+    pre = vocabulary.setting("pre") or KNOWN_PRE_TOKENIZERS.get(architecture, "gpt-2")
     if not isinstance(pre, str) or pre not in SPLITS:
         raise UsageError(
             f"{vocabulary.header.path}: pre-tokenizer {pre!r} is not supported, so text would be split into other words than "

@@ -136,6 +136,3 @@ SPLITS: Mapping[str, Split] = {
     "falcon": Split((r"[\p{P}$+<=>^~|`]+", _GPT2, r"[0-9]{3}")),
     "default": Split((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", r"[0-9]{3}")),
 }
-
-WITHOUT_NAME = _PLAIN
-"""Of files older than the key (May 2024), as transformers reads them: most models with byte-level BPE split as GPT-2 then."""
