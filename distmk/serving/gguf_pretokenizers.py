@@ -47,9 +47,9 @@ _HAN_AND_KANA = r"[\x{4E00}-\x{9FA5}\x{3040}-\x{30FF}]+"
 _HAN_TO_HANGUL = r"[\x{800}-\x{9FA5}\x{AC00}-\x{D7FF}]+"
 
 
-def _words_and(digits: str, symbols: str = _SYMBOLS + r"[\r\n]*", lines: str = _LINES) -> str:
-    """Contractions in any case, words with one character in front, `digits`, `symbols`, `lines`, spaces."""
-    return _any(_ENDING_ANY_CASE, _WORD, digits, symbols, lines, _SPACES)
+def _words_and(digits: str, symbols: str = _SYMBOLS + r"[\r\n]*") -> str:
+    """Contractions in any case, words with one character in front, `digits`, `symbols`, line ends, spaces."""
+    return _any(_ENDING_ANY_CASE, _WORD, digits, symbols, _LINES, _SPACES)
 
 
 def _camel_case(digits: str, ending: str) -> str:
@@ -76,7 +76,7 @@ _JAIS2 = _any(
 )
 _EXAONE_MOE = _any(
     *(_ENDING_ANY_CASE, _BEFORE_WORD + r"(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+", r"\p{N}", _SYMBOLS + r"[\r\n/]?"),
-    *(r"\s*[\r\n]", _SPACES),
+    *(_LINES, _SPACES),
 )
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _CASED = (  # letters with case as Unicode had them when DeepSeek's expression was written, without some scripts
@@ -112,12 +112,9 @@ SPLITS: Mapping[str, Split] = {
     "jais-2": Split((_JAIS2,)),
     "minicpm5": Split((r"\p{N}{1,3}", _words_and(r"\p{N}+")), whole_words=True),
     "qwen2": replace(_QWEN2_SPLIT, nfc=True),
-    **dict.fromkeys(
-        ("deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "grok-2", "solar-open"), _QWEN2_SPLIT
-    ),
+    **dict.fromkeys(("deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "grok-2"), _QWEN2_SPLIT),
+    **dict.fromkeys(("solar-open", "bailingmoe", "bailingmoe2", "llada-moe"), _QWEN2_SPLIT),
     "qwen35": Split((_QWEN35,), nfc=True),
-    "bailingmoe": (_BAILING := Split((_words_and(r"\p{N}", lines=r"\s*[\r\n]"),))),
-    **dict.fromkeys(("bailingmoe2", "llada-moe"), _BAILING),
     "seed-coder": Split((_words_and(r"\p{N}", _SYMBOLS),)),
     "ufakzeka": Split((_any(_WORD, r"\p{N}", _SYMBOLS + r"[\r\n]*", _LINES, _SPACES),)),
     "laguna": Split((r"[^\n]+|\n+", _QWEN2)),

@@ -16,6 +16,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from distmk.serving.gguf_pretokenizers import SPLITS
 from distmk.serving.gguf_tokenizer import tokenizer_from_gguf
 from distmk.weights.gguf_header import read_header
+from distmk.weights.gguf_keys import check_pre_tokenizer
 
 Words = Callable[[str], list[str]]
 
@@ -180,13 +181,12 @@ def test_words_are_those_of_byte_level_itself(name: str, digits: bool) -> None:
 
 
 def test_files_without_a_name(tmp_path: Path) -> None:
-    """GPT-2's words, but for an architecture that has had only one tokenizer."""
+    """GPT-2's words and a warning, but for an architecture that has had only one tokenizer."""
+    letters = list(bytes_to_unicode().values())
     for arch, want in (("llama", "gpt-2"), ("qwen2", "qwen2")):
-        letters = list(bytes_to_unicode().values())
-        inner = tokenizer_from_gguf(read_header(write_tokenizer(tmp_path / "m.gguf", "gpt2", letters, arch)))
-        named = write_tokenizer(tmp_path / "n.gguf", "gpt2", letters, arch, pre=want)
-        for text in TEXTS:
-            words = [word for word, _ in inner.pre_tokenizer.pre_tokenize_str(text)]
-            assert words == [
-                word for word, _ in tokenizer_from_gguf(read_header(named)).pre_tokenizer.pre_tokenize_str(text)
-            ]
+        without = read_header(write_tokenizer(tmp_path / "m.gguf", "gpt2", letters, arch))
+        named = read_header(write_tokenizer(tmp_path / "n.gguf", "gpt2", letters, arch, pre=want))
+        mine, other = (tokenizer_from_gguf(header).pre_tokenizer.pre_tokenize_str for header in (without, named))
+        assert all(mine(text) == other(text) for text in TEXTS)
+        assert len(check_pre_tokenizer(without)) == (arch == "llama") and check_pre_tokenizer(named) == ()
+    assert check_pre_tokenizer(read_header(write_tokenizer(tmp_path / "m.gguf", "llama", letters))) == ()
