@@ -59,9 +59,8 @@ def _add_template(inner: tokenizers.Tokenizer, vocabulary: Vocabulary, kind: Kin
 
     usual, ids = kind.adds(vocabulary), {}
     for name in kind.added:
-        token_id = vocabulary.setting(f"{_OTHER_NAMES.get(name, name)}_token_id")
-        token_id = vocabulary.setting(f"{name}_token_id") if token_id is None else token_id
-        token_id = kind.usual_ids.get(name) if token_id is None else token_id
+        named = [vocabulary.setting(f"{key}_token_id") for key in (name, _OTHER_NAMES.get(name, name))]
+        token_id = next((found for found in named if found is not None), kind.usual_ids.get(name))
         asked = vocabulary.setting(f"add_{name}_token")
         if (name in usual if asked is None else asked) and isinstance(token_id, int):
             if not 0 <= token_id < len(vocabulary.tokens):
