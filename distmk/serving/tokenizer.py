@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distmk.errors import ModelError, UsageError, one_line
-from distmk.serving.gguf_tokenizer import HINT, tokenizer_from_gguf
+from distmk.serving.gguf_kinds import HINT
+from distmk.serving.gguf_tokenizer import tokenizer_from_gguf
 from distmk.serving.panics import panics_as
 from distmk.user_files import exists, is_folder, read_whole
 from distmk.weights.checkpoint import Checkpoint

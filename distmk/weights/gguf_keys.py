@@ -30,6 +30,9 @@ _USED = (
     "rope.scaling.yarn_attn_factor",
 )
 
+KNOWN_PRE_TOKENIZERS = {"qwen2": "qwen2"}
+"""By architecture: how byte-level BPE splits text in files without `tokenizer.ggml.pre`, which ggml had not before May 2024."""
+
 
 def check_keys(header: GgufHeader, f: Fields, arch: str) -> tuple[str, ...]:
     """Warnings that name keys of the architecture that nothing reads. ModelError: a key would change the result.
@@ -52,3 +55,14 @@ def check_keys(header: GgufHeader, f: Fields, arch: str) -> tuple[str, ...]:
     known = {f"{arch}.{key}" for key in (*_CHANGES, *_UNUSED, *_USED)}
     unknown = sorted(key for key in header.metadata if key.startswith(f"{arch}.") and key not in known)
     return (f"{f.where}: unused metadata: {', '.join(unknown)}",) if unknown else ()
+
+
+def check_pre_tokenizer(header: GgufHeader) -> tuple[str, ...]:
+    """A warning if the file does not say how byte-level BPE splits text, and the architecture does not either."""
+    known = (
+        "tokenizer.ggml.pre" in header.metadata or header.metadata.get("general.architecture") in KNOWN_PRE_TOKENIZERS
+    )
+    if known or header.metadata.get("tokenizer.ggml.model") != "gpt2":
+        return ()
+    guess = "text is split into words as GPT-2 does, which may be wrong for this model; a newer file says how"
+    return (f"{header.path}: has no tokenizer.ggml.pre, so {guess}",)

@@ -14,7 +14,7 @@ from distmk.weights.checkpoint import check_tensors
 from distmk.weights.files import DataFile, FileCheckpoint, StoredTensor
 from distmk.weights.gguf_config import architecture, config_from_header
 from distmk.weights.gguf_header import GgufHeader, GgufTensor
-from distmk.weights.gguf_keys import check_keys
+from distmk.weights.gguf_keys import check_keys, check_pre_tokenizer
 from distmk.weights.gguf_parts import read_parts, scalars
 from distmk.weights.gguf_types import check_data, locate, type_table
 
@@ -57,7 +57,8 @@ def open_gguf(path: Path) -> FileCheckpoint:
         tensors[name] = stored
     config = config_from_header(header, factors)
     shapes = {name: t.shape for name, t in tensors.items()}
-    notes = check_keys(header, scalars(header), arch) + check_tensors(shapes, config, str(header.path))
+    notes = check_keys(header, scalars(header), arch) + check_pre_tokenizer(header)
+    notes += check_tensors(shapes, config, str(header.path))
     if arch == "llama":
         for name, t in tensors.items():
             if ".q_proj." in name or ".k_proj." in name:

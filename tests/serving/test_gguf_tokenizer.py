@@ -1,4 +1,4 @@
-"""Tokenizers inside GGUF files: SentencePiece against llama.cpp's algorithm and transformers; names of pre-tokenizers."""
+"""SentencePiece BPE inside GGUF files against llama.cpp's algorithm and transformers; names of pre-tokenizers that are alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.gguf_files import write_gguf
 from test_tokenizer import TEXTS, assert_same_ids, load, random_texts, write_model
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from distmk.serving.gguf_tokenizer import SPLITS
+from distmk.serving.gguf_pretokenizers import SPLITS
 from distmk.serving.stream_decoder import StreamDecoder
 
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6

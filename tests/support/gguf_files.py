@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -104,3 +105,18 @@ def write_gguf(
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
     w.close()
+
+
+def write_tokenizer(path: Path, model: str, tokens: Sequence[str], arch: str = "llama", **settings: Any) -> Path:
+    """Write a file that has nothing but a tokenizer. `settings`: of `tokenizer.ggml.*`, with "." spelled "__" in names."""
+    w = gguf.GGUFWriter(path, arch)
+    w.add_tokenizer_model(model)
+    w.add_token_list(list(tokens))
+    add = {bool: w.add_bool, int: w.add_uint32, str: w.add_string}
+    for name, value in settings.items():
+        key = f"tokenizer.ggml.{name.replace('__', '.')}"
+        add.get(type(value), w.add_array)(key, value)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.close()
+    return path
