@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = open_checkpoint(arguments.model, "dummy").config
     if not 1 <= arguments.layers <= config.num_layers:
         raise UsageError(f"--layers is {arguments.layers}; the model has 1 to {config.num_layers} layers to show")
-    model = model_of(dataclasses.replace(config, num_layers=arguments.layers))
+    model = model_of(config.first_layers(arguments.layers))
     before = model.logits()
     show(f"{type(model).__name__}: {arguments.layers} of {config.num_layers} layers")
     _show_stage("operators", listing(before))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from distmk.errors import ModelError, shown
 from distmk.model.rope import check_scaling
@@ -34,6 +34,8 @@ class ModelConfig:
     attention_scale: of scores; None: head_dim ** -0.5. attention_softcap, logits_softcap: scores and logits become
     cap * tanh(x / cap); None: they stay.
     """
+
+    BY_LAYER: ClassVar[tuple[str, ...]] = ("windows",)  # fields with an element for each layer, or ()
 
     family: str = ""
     hidden_size: int
@@ -105,6 +107,16 @@ class ModelConfig:
             )
 
         check_scaling(self, where)
+
+    @property
+    def layers_are_alike(self) -> bool:
+        return all(len(set(getattr(self, name))) <= 1 for name in self.BY_LAYER)
+
+    def first_layers(self, num_layers: int) -> ModelConfig:
+        """The config of the first layers alone."""
+        return replace(
+            self, num_layers=num_layers, **{name: getattr(self, name)[:num_layers] for name in self.BY_LAYER}
+        )
 
     def window(self, layer: int) -> int | None:
         """Tokens that a layer sees, its own included; None: all up to its own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from distmk.errors import ModelError
 from distmk.model.causal_lm import register_model
@@ -15,6 +16,8 @@ from distmk.models.llama import Llama
 
 @dataclass(frozen=True, kw_only=True)
 class SmolLM3Config(ModelConfig):
+    BY_LAYER: ClassVar[tuple[str, ...]] = ("windows", "rotates")
+
     rotates: tuple[bool, ...] = ()  # by layer
 
 

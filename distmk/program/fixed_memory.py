@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 from dataclasses import dataclass
 
 from distmk.abi import KvPage
@@ -26,14 +25,15 @@ class FixedMemory:
 
 
 def fixed_memory(config: ModelConfig, options: DecodeOptions) -> FixedMemory:
-    """The memory of a program whatever its number of pages, in a time that does not depend on the number of layers.
+    """The memory of a program whatever its number of pages, in a time that does not depend on the number of layers if they are
+    alike.
 
     Later layers have the same weights, and what else they have reuses the buffers of earlier ones.
     """
-    if config.num_layers <= _FEW_LAYERS + 1:
+    if config.num_layers <= _FEW_LAYERS + 1 or not config.layers_are_alike:
         return _placed(config, options)
-    few = _placed(dataclasses.replace(config, num_layers=_FEW_LAYERS), options)
-    more = _placed(dataclasses.replace(config, num_layers=_FEW_LAYERS + 1), options)
+    few = _placed(config.first_layers(_FEW_LAYERS), options)
+    more = _placed(config.first_layers(_FEW_LAYERS + 1), options)
     rest = config.num_layers - _FEW_LAYERS
     local = tuple(a + rest * (b - a) for a, b in zip(few.local, more.local, strict=True))
     return FixedMemory(local, max(few.heap, more.heap))

@@ -96,7 +96,7 @@ def read_config(model: str, num_layers: int | None) -> ModelConfig:
         return config
     if num_layers < 1:
         raise UsageError(f"--layers is {num_layers}; it must be at least 1")
-    return dataclasses.replace(config, num_layers=num_layers)
+    return config.first_layers(num_layers)
 
 
 def part_of(config: ModelConfig, num_ranks: int) -> ModelConfig:

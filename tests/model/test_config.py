@@ -147,7 +147,7 @@ def test_presets() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["MistralForCausalLM"]}, "architecture MistralForCausalLM is not supported"),
+        ({"architectures": ["MixtralForCausalLM"]}, "architecture MixtralForCausalLM is not supported"),
         ({"architectures": None}, "names no architecture"),
         ({"architectures": None, "model_type": "gemma"}, "model type gemma is not supported"),
         ({"hidden_size": None}, "hidden_size is missing"),

@@ -27,6 +27,7 @@ from distmk.serving.kv_memory import KvMemory, rounded_down, with_kv_pages
         (tiny_config(num_layers=7, qkv_bias=True), {"num_ranks": 3, "num_workers": 2, "num_pages": 99}),
         (tiny_config("qwen3-8b", num_layers=6), {"num_workers": 4, "tiled": True, "attention_launch": "spread"}),
         (tiny_config(num_layers=9), {"num_ranks": 2, "host_sizes": (1, 1), "max_seqs": 3}),
+        (tiny_config(num_layers=6, windows=(8, 8, 8, 8, 8, None)), {"num_workers": 2}),
     ],
 )
 def test_exact(config: ModelConfig, options: dict[str, Any]) -> None:
