@@ -72,6 +72,7 @@ class _Reader:
         if not isinstance(o.x, FusedAttention):
             self.refuse(o.x, f"attention of layer {layer}")
         fused = o.x
+        self._expect_stream(fused.qkv, node.x)
         q, k, v = self._unscaled(fused.qkv)
         norm, offset = self.norms(fused.qkv.norm, fused.q_norm, fused.k_norm, node.post_norm)
         self.expect(q.tensor, q.num_rows, config.num_heads * config.head_dim, "features")
@@ -100,6 +101,7 @@ class _Reader:
         if not isinstance(down.x, Gated):
             self.refuse(down.x, f"the gated MLP of layer {layer}")
         gated = down.x
+        self._expect_stream(gated.gate_up, node.x)
         gate, up = self._unscaled(gated.gate_up)
         norm, offset = self.norms(gated.gate_up.norm, node.post_norm)
         for matrix in (gate, up):
@@ -129,6 +131,10 @@ class _Reader:
                     f"{norm.weight} has the offset {norm.offset:g}; {found[0].weight}, beside it, has {found[0].offset:g}"
                 )
         return _weight_of(first), found[0].offset if found else 0.0
+
+    def _expect_stream(self, linear: Linear, x: Node) -> None:
+        if linear.x is not x:
+            self.refuse(linear.x, "the residual stream as it is there, or a norm of it that is folded into the product")
 
     def _unscaled(self, linear: Linear) -> tuple[Matrix, ...]:
         if any(matrix.scale != 1.0 for matrix in linear.matrices):

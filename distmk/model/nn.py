@@ -6,6 +6,7 @@ over ranks follow from it. Wrong sizes raise UsageError.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from distmk.errors import UsageError
@@ -104,6 +105,8 @@ def gelu_tanh(x: Node) -> Node:
 
 def softcap(x: Node, cap: float) -> Node:
     """cap * tanh(x / cap)."""
+    if not 0 < cap < math.inf:
+        raise UsageError(f"softcap of {cap}; a positive number was expected")
     return Softcap(x.cols, x, cap)
 
 

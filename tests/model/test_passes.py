@@ -173,6 +173,7 @@ WRONG = [
     lambda t: _x(t) + nn.linear(_x(t), "y", 11),
     lambda t: nn.attention(_x(t), nn.linear(_x(t), "k", 8), nn.linear(_x(t), "v", 8), 4),
     lambda t: nn.linear(_x(t), "y", 11, parallel="rows"),  # type: ignore[arg-type]
+    lambda t: nn.softcap(_x(t), 0.0),
     lambda t: _x(t),
 ]
 REASONS = [
@@ -185,6 +186,7 @@ REASONS = [
     "Embedding of 12 columns \\+ 11",
     "need equal divisors of q",
     "y: parallel is 'rows'; expected column or row",
+    r"softcap of 0.0; a positive number was expected",
     "expected the head",
 ]
 
@@ -194,6 +196,31 @@ def test_mistakes(index: int) -> None:
     with pytest.raises(UsageError, match=REASONS[index]) as error:
         Wrong(ModelConfig(**(vars(CONFIG) | {"num_layers": index + 1}))).compile()
     assert "\n" not in str(error.value)
+
+
+class Beside(Drawn):
+    """Attention and MLP of the same tensor, side by side."""
+
+    def forward(self, tokens: Node) -> Node:
+        x = _x(tokens)
+        normed = self.normed(x, "in")
+        x = x + self.attention(normed, 0) + self.mlp(normed, 0)
+        return nn.linear(self.normed(x, "out"), "head", 23)
+
+
+class Twice(Drawn):
+    """A norm of a norm, of which one is folded into the product."""
+
+    def attention(self, x: Node, layer: int) -> Node:
+        return super().attention(self.normed(x, "again"), layer)
+
+
+@pytest.mark.parametrize(("kind", "found"), [(Beside, "Sum"), (Twice, r"RmsNorm\(norm=0.in\)")])
+def test_products_of_other_tensors_than_the_stream(kind: type[CausalLM], found: str) -> None:
+    with pytest.raises(
+        UsageError, match=f"no task computes {found}.* here; expected the residual stream as it is there"
+    ):
+        kind(ModelConfig(**(vars(CONFIG) | {"num_layers": 1}))).compile()
 
 
 def test_registering() -> None:
