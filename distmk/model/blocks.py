@@ -38,6 +38,8 @@ def blocks_of(logits: Node, config: ModelConfig) -> tuple[Operator, ...]:
         reader.refuse(logits, "the head, a column-parallel linear of the last norm")
     reader.expect("the head", logits.cols, config.vocab_size, "tokens")
     table = logits.matrices[0]
+    if table.bias:
+        reader.refuse(logits, "a head without a bias")
     if logits.norm is None:
         reader.refuse(logits.x, "a norm in front of the head, folded into it")
     norm, offset = reader.norms(logits.norm)
@@ -73,7 +75,7 @@ class _Reader:
             self.refuse(o.x, f"attention of layer {layer}")
         fused = o.x
         self._expect_stream(fused.qkv, node.x)
-        q, k, v = self._unscaled(fused.qkv)
+        q, k, v = self._matrices(fused.qkv)
         norm, offset = self.norms(fused.qkv.norm, fused.q_norm, fused.k_norm, node.post_norm)
         self.expect(q.tensor, q.num_rows, config.num_heads * config.head_dim, "features")
         for matrix in (k, v):
@@ -102,7 +104,7 @@ class _Reader:
             self.refuse(down.x, f"the gated MLP of layer {layer}")
         gated = down.x
         self._expect_stream(gated.gate_up, node.x)
-        gate, up = self._unscaled(gated.gate_up)
+        gate, up = self._matrices(gated.gate_up)
         norm, offset = self.norms(gated.gate_up.norm, node.post_norm)
         for matrix in (gate, up):
             self.expect(matrix.tensor, matrix.num_rows, self.config.intermediate_size, "features")
@@ -136,9 +138,11 @@ class _Reader:
         if linear.x is not x:
             self.refuse(linear.x, "the residual stream as it is there, or a norm of it that is folded into the product")
 
-    def _unscaled(self, linear: Linear) -> tuple[Matrix, ...]:
+    def _matrices(self, linear: Linear) -> tuple[Matrix, ...]:
         if any(matrix.scale != 1.0 for matrix in linear.matrices):
             self.refuse(linear, "a product without a factor")
+        if len({matrix.bias for matrix in linear.matrices}) > 1:
+            self.refuse(linear, "a bias of every matrix or of none")
         return linear.matrices
 
     def _row_parallel(self, node: Residual) -> Linear:

@@ -20,7 +20,7 @@ ActivationKind = Literal["silu", "gelu_tanh"]
 
 @dataclass(frozen=True)
 class Matrix:
-    """Rows [first_row, first_row + num_rows) of a checkpoint's matrix of `stored_rows` rows, times `scale`."""
+    """Rows [first_row, first_row + num_rows) of a checkpoint's matrix of `stored_rows` rows, times `scale`, as is its bias."""
 
     tensor: str
     num_rows: int

@@ -116,9 +116,7 @@ def test_all_is_fused(rng: np.random.Generator) -> None:
     for _ in range(20):
         model = drawn_model(rng)
         found = kinds(compiled(model.logits()))
-        # A bias is not scaled with its product.
-        allowed = FUSED | ({"Scale", "Add", "RmsNorm"} if {"scales", "biases"} <= model.features else set())
-        assert found <= allowed and {"FusedAttention", "Gated", "Sum"} <= found, found - allowed
+        assert found <= FUSED and {"FusedAttention", "Gated", "Sum"} <= found, found - FUSED
 
 
 @pytest.mark.parametrize(
@@ -208,6 +206,19 @@ class Beside(Drawn):
         return nn.linear(self.normed(x, "out"), "head", 23)
 
 
+class PartlyBiased(Drawn):
+    """Attention whose queries alone have a bias."""
+
+    def attention(self, x: Node, layer: int) -> Node:
+        q, k, v = (nn.linear(x, name, size, bias=name == "q") for name, size in {"q": 16, "k": 8, "v": 8}.items())
+        return nn.linear(nn.attention(q, k, v, 4), "o", 12, parallel="row")
+
+
+class BiasedHead(Drawn):
+    def forward(self, tokens: Node) -> Node:
+        return nn.linear(self.normed(_x(tokens), "out"), "head", 23, bias=True)
+
+
 class Twice(Drawn):
     """A norm of a norm, of which one is folded into the product."""
 
@@ -215,11 +226,17 @@ class Twice(Drawn):
         return super().attention(self.normed(x, "again"), layer)
 
 
-@pytest.mark.parametrize(("kind", "found"), [(Beside, "Sum"), (Twice, r"RmsNorm\(norm=0.in\)")])
-def test_products_of_other_tensors_than_the_stream(kind: type[CausalLM], found: str) -> None:
-    with pytest.raises(
-        UsageError, match=f"no task computes {found}.* here; expected the residual stream as it is there"
-    ):
+@pytest.mark.parametrize(
+    ("kind", "found", "expected"),
+    [
+        (Beside, "Sum", "the residual stream as it is there"),
+        (Twice, r"RmsNorm\(norm=0.in\)", "the residual stream as it is there"),
+        (PartlyBiased, "Linear", "a bias of every matrix or of none"),
+        (BiasedHead, "Linear", "a head without a bias"),
+    ],
+)
+def test_what_no_block_computes(kind: type[CausalLM], found: str, expected: str) -> None:
+    with pytest.raises(UsageError, match=f"no task computes {found}.* here; expected {expected}"):
         kind(ModelConfig(**(vars(CONFIG) | {"num_layers": 1}))).compile()
 
 

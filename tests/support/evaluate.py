@@ -78,7 +78,7 @@ def _norm_heads(x: Tensor, norm: Norm, head_dim: int, weights: Weights) -> Tenso
 def _product(x: Tensor, matrix: Matrix, weights: Weights) -> Tensor:
     rows = slice(matrix.first_row, matrix.first_row + matrix.num_rows)
     bias = weights[f"{matrix.tensor}.bias"][rows] if matrix.bias else None
-    return F.linear(x, weights[f"{matrix.tensor}.weight"][rows] * matrix.scale, bias)
+    return F.linear(x, weights[f"{matrix.tensor}.weight"][rows], bias) * matrix.scale
 
 
 def _rotated(x: Tensor, head_dim: int) -> Tensor:

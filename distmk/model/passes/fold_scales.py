@@ -8,7 +8,7 @@ from distmk.model.nodes import Embedding, Linear, Node, Scale, rewrite
 
 
 def fold_scales(output: Node) -> Node:
-    """Scale(Linear) and Scale(Embedding) -> the same with scaled weights. A bias is not scaled, so a product has none."""
+    """Scale(Linear) and Scale(Embedding) -> the same with scaled weights."""
 
     def rule(node: Node) -> Node:
         if not isinstance(node, Scale):
@@ -16,7 +16,7 @@ def fold_scales(output: Node) -> Node:
         x = node.x
         if isinstance(x, Embedding):
             return replace(x, scale=x.scale * node.factor)
-        if isinstance(x, Linear) and not any(matrix.bias for matrix in x.matrices):
+        if isinstance(x, Linear):
             return replace(x, matrices=tuple(replace(m, scale=m.scale * node.factor) for m in x.matrices))
         return node
 
