@@ -90,6 +90,8 @@ def test_any_change_is_another_program() -> None:
     other: dict[str, Any] = {"family": "llama", "rope_scaling": Llama3Scaling(8.0, 1.0, 4.0, 64), "bos_token_id": None}
     other |= {
         "windows": (64,) * CONFIG.num_layers,
+        "local_rope_theta": 100.0,
+        **dict.fromkeys(("attention_scale", "attention_softcap", "logits_softcap"), 0.5),
         "eos_token_ids": (3,),
         "rope_freq_factors": (1.0,) * 8,
         "num_schedulers": 2,
