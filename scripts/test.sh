@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Everything that must hold: formatting, types, the generated header, and the tests. Arguments go to pytest.
+# Everything that must hold: formatting, types, the generated header, and the tests. Arguments go to pytest; without any, tests
+# marked slow, which compile variants of their own, are left out (`bash scripts/test.sh -m slow` runs those).
 set -euo pipefail
 ROOT=$(cd "$(dirname "$0")/.." && pwd)
 cd "$ROOT"
@@ -22,7 +23,7 @@ if [ $# -eq 0 ]; then
   mypy >"$TYPES" 2>&1 &
   MYPY=$!
   # Two modules at a time, as a test mostly waits for one thread; in their order, in which those with many short tests are last.
-  set -- -n 2 --dist loadfile --no-loadscope-reorder
+  set -- -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 fi
 say "pytest"
 STATUS=0
