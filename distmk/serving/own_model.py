@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import base64
+import dataclasses
+import importlib
 import json
-import pickle
+import runpy
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
 
 from distmk.errors import UsageError, one_line, shown
+from distmk.model import rope_scaling
 from distmk.model.causal_lm import CausalLM, know_as
 from distmk.weights import Checkpoint, open_own
 from distmk.weights.files import FileCheckpoint
@@ -66,10 +67,10 @@ class OwnModel:
             if main is None:
                 raise UsageError(f"ranks that LLM starts cannot import {cls.__name__} from here; define it in a file")
             main = str(Path(main).resolve())
-        pickled = base64.b64encode(pickle.dumps(self.model)).decode()
-        return json.dumps(
-            {"model": pickled, "family": cls.family, "main": main, "path": sys.path, "weights": self.weights}
-        )
+        config = self.model.config
+        told = {"class": cls.__qualname__, "module": cls.__module__, "config": dataclasses.asdict(config)}
+        told |= {"scaling": type(config.rope_scaling).__name__, "main": main, "path": sys.path, "weights": self.weights}
+        return json.dumps(told)
 
     @staticmethod
     def received(text: str) -> OwnModel:
@@ -81,16 +82,36 @@ class OwnModel:
         sys.path += [folder for folder in told["path"] if folder not in sys.path]
         try:
             with _importing_main():
-                if told["main"]:
-                    spawn.import_main_path(told["main"])
-                model = pickle.loads(base64.b64decode(told["model"]))
+                found: Any = _names_of(told["module"], told["main"])
+                for name in told["class"].split("."):
+                    found = found[name] if isinstance(found, dict) else getattr(found, name)
+                know_as(found, told["config"]["family"])
+                model = found(found.Config(**_config(told["config"], told["scaling"])))
         except UsageError:
             raise
         except Exception as error:
             why = f"{type(error).__name__}: {one_line(error)}"
             raise UsageError(f"a rank cannot import the model's class: {why}") from None
-        know_as(type(model), told["family"])
         return OwnModel(model, told["weights"])
+
+
+def _names_of(module: str, main: str | None) -> dict[str, Any]:
+    """The names in a module; the main module of the parent is run under another name, as multiprocessing does."""
+    return runpy.run_path(main, run_name="__distmk_main__") if main else vars(importlib.import_module(module))
+
+
+def _config(values: dict[str, Any], scaling: str) -> dict[str, Any]:
+    """Fields of a config that JSON has made lists of, as they were."""
+    found = {name: _tuples(value) for name, value in values.items()}
+    if found["rope_scaling"] is not None:
+        found["rope_scaling"] = getattr(rope_scaling, scaling)(**found["rope_scaling"])
+    return found
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _tuples(inner) for key, inner in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def own_model(model: object, weights: object) -> OwnModel | None:

@@ -25,7 +25,7 @@ class Fed:
     """A feed, the block that it writes to, and what it delivers."""
 
     def __init__(self, num_requests: int = 1, cache: PrefixCache | None = None) -> None:
-        header: Any = SimpleNamespace(header=SimpleNamespace(num_workers=1, num_schedulers=1))
+        header: Any = SimpleNamespace(header=SimpleNamespace(num_workers=1, num_schedulers=1), tasks=[])
         self.block = LaunchBlock.of(LaunchSpec(num_requests=num_requests, max_prompt_len=64, max_pages=16), header)
         launch: Any = SimpleNamespace(block=self.block, upload_request=lambda entry: None)
         self.counters, self.got = Counters(), list[TokenOutput | BaseException]()

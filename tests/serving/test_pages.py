@@ -84,7 +84,7 @@ def test_few_pages_give_the_same_tokens(
         served = Served(llm, list(zip(prompts, lengths, cancelled, strict=True)))
         stats = llm.stats()
         check_all_free(llm)
-    assert stats.num_kv_pages == num_pages and stats.num_preemptions > 5, stats
+    assert stats.num_kv_pages == num_pages and stats.num_preemptions > 1, stats
     assert 0 < stats.iteration_ms < 1000 and stats.num_iterations > max(lengths)
     for index, (request, got) in enumerate(zip(served.requests, served.delivered, strict=True)):
         tokens = [output.token_id for output in got if output.token_id >= 0]
