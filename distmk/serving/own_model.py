@@ -68,7 +68,11 @@ class OwnModel:
                 raise UsageError(f"ranks that LLM starts cannot import {cls.__name__} from here; define it in a file")
             main = str(Path(main).resolve())
         config = self.model.config
-        told = {"class": cls.__qualname__, "module": cls.__module__, "config": dataclasses.asdict(config)}
+        told: dict[str, Any] = {
+            "class": cls.__qualname__,
+            "module": cls.__module__,
+            "config": dataclasses.asdict(config),
+        }
         told |= {"scaling": type(config.rope_scaling).__name__, "main": main, "path": sys.path, "weights": self.weights}
         return json.dumps(told)
 

@@ -96,7 +96,7 @@ def test_one_rank_adds_up_if_it_is_told_to(loopback: str, config: Path, runner: 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--batch", "17"), "--batch is 17; at most 16"),
+        (("--batch", "129"), "--batch is 129; at most 128"),
         (("--tokens", "0"), "--tokens is 0"),
         (("--context", "50", "--tokens", "20"), "need 72 positions; the model has 64"),
         (("--layers", "0"), "--layers is 0"),
