@@ -20,11 +20,10 @@ from distmk.tasks import AttentionShape, Linear, PostNorm
 class Projection:
     """y = scale * (sum over ranks of x[:, local columns] @ matrix[:, columns of the rank].T + bias); x_residual += post_norm(y).
 
-    name: of its tasks. write: its index among the writes of the
-    residual stream. x: bf16 [MAX_ROWS, columns of a rank]. cols: each rank's columns of the matrix. partition: rows of the
-    matrix, by task. post_norm: of the checkpoint, without `.weight`; None: y is added as it is. norm_offset: added to its
-    weight. fused_partials: the partials of a single row, which each task combines for itself; None: the row is in x.
-    shapes: the attention that leaves them, by rank.
+    name: of its tasks. write: its index among the writes of the residual stream. x: bf16 [MAX_ROWS, columns of a rank]. cols:
+    each rank's columns of the matrix. partition: rows of the matrix, by task. post_norm: of the checkpoint, without `.weight`;
+    None: y is added as it is. norm_offset: added to its weight. fused_partials: the partials of a single row, which each task
+    combines for itself; None: the row is in x. shapes: the attention that leaves them, by rank.
     """
 
     name: str

@@ -11,8 +11,8 @@
 #include "device/comm/lamport.cuh"
 #include "device/core/marks.cuh"
 #include "device/linear/mainloop.cuh"
+#include "device/linear/pointwise.cuh"
 #include "device/sampling/argmax.cuh"
-#include "runtime/gated.h"
 #include "runtime/row_sample.h"
 
 namespace distmk {
@@ -94,17 +94,6 @@ struct OutputPointers {
     bf16_stride = stride;
   }
 };
-
-// runtime/gated.h; z: the activation's exponent.
-DISTMK_FN float gated(float gate, float z, float up) { return __fdividef(gate, 1.0f + __expf(-z)) * up; }
-DISTMK_FN float swiglu(float gate, float up) { return gated(gate, gate, up); }
-DISTMK_FN float geglu(float gate, float up) { return gated(gate, gelu_exponent(gate), up); }
-
-// cap * tanh(logit / cap), as tanh(x) = 1 - 2 / (1 + e^2x); a cap of 0: the logit.
-DISTMK_FN float softcapped(float logit, float cap) {
-  if (cap == 0.0f) return logit;
-  return cap - __fdividef(2.0f * cap, 1.0f + __expf(__fdividef(2.0f * logit, cap)));
-}
 
 // 1 / rms of a token's `args.k` activations, from the warps' sums of squares (such as add_squares()).
 template <class Args>
