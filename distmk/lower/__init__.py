@@ -55,7 +55,7 @@ def lower_narrow(model: Model, options: DecodeOptions) -> Lowered:
     """The same, and what `lower_wide` needs beside it."""
     plan = plan_work(model, options)
     graph = Graph(options.num_ranks, options.num_workers, options.num_schedulers, host_sizes=options.host_sizes)
-    buffers = declare_buffers(graph, plan, post_norms=model.has_post_norms)
+    buffers = declare_buffers(graph, plan)
     emit_scheduler_step(graph, plan, buffers)
     for op in model.operators:
         emit_operator(graph, plan, buffers, op)

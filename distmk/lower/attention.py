@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from distmk.graph.graph import Graph
-from distmk.graph.regions import Segment, Slab, WeightKind
-from distmk.lower.buffers import DecodeBuffers, add_rope, attention_write, mlp_write
+from distmk.graph.regions import Segment, Slab
+from distmk.lower.buffers import DecodeBuffers, attention_write, mlp_write
 from distmk.lower.options import ATTENTION_LAUNCHES
 from distmk.lower.plan import WorkPlan
 from distmk.lower.row_parallel import Projection, emit_row_parallel
 from distmk.lower.weights import add_matrix, add_vector, bias_of, bias_rows, rows_of
 from distmk.model.operators import SelfAttention
-from distmk.model.rope import ROPE
 from distmk.tasks import Attention, Combine, GeneralAttention, Linear
 
 
 def emit_attention(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAttention) -> None:
-    """x += post_norm(out_scale * o(attention(q, k, v of norm(x))))."""
+    """x += post_norm(o(attention(q, k, v of norm(x))))."""
     for rank in plan.ranks:
         _emit_qkv(graph, plan, buffers, op, rank)
         _emit_splits(graph, plan, buffers, op, rank)
@@ -28,7 +27,6 @@ def emit_attention(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Sel
         x=buffers.attention_out.at(op.layer),
         cols=tuple((begin * d, end * d) for begin, end in (shard.heads for shard in plan.shards)),
         partition=plan.o,
-        scale=op.out_scale,
         post_norm=op.post_norm,
         norm_offset=op.norm_offset,
         fused_partials=buffers.partials[op.layer].fused,
@@ -91,7 +89,7 @@ def _emit_splits(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfA
             page_table=buffers.page_table.at(rank),
             partials=partials.of_splits.at(rank, 0, shape.num_partials),
             batch=buffers.batch.at(rank),
-            rope=_rope(graph, plan, buffers, op.rope, rank),
+            rope=buffers.ropes[op.rope][rank],
             q_norm=_head_norm(graph, plan, rank, op.q_norm, op.norm_offset),
             k_norm=_head_norm(graph, plan, rank, op.k_norm, op.norm_offset),
             fused_partials=partials.fused.at(rank, 0, shape.fused_partial_cols) if partials.fused else None,
@@ -101,15 +99,6 @@ def _emit_splits(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfA
             long_splits=kind is Attention and shape.has_long_splits(options.max_model_len, options.max_seqs),
         )
     )
-
-
-def _rope(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, table: str, rank: int) -> Slab:
-    """A rotary table; the first layer that has another one than most adds it."""
-    if table == ROPE:
-        return buffers.rope[rank]
-    known = (weight for weight in graph.weights if weight.kind is WeightKind.ROPE and weight.rank == rank)
-    weight = next((weight for weight in known if weight.name == table), None)
-    return Slab(weight, 0, weight.rows) if weight else add_rope(graph, plan, rank, table)
 
 
 def _head_norm(graph: Graph, plan: WorkPlan, rank: int, tensor: str | None, offset: float) -> Slab | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -13,7 +14,6 @@ from distmk.lower.partials import AttentionPartials, declare_partials
 from distmk.lower.plan import WorkPlan
 from distmk.lower.rotating import RotatingBuffers, Rotation
 from distmk.lower.sampling import SamplingBuffers, declare_sampling
-from distmk.model.rope import ROPE
 from distmk.model.shards import Range
 from distmk.tasks.scheduling import batcher_bytes, candidates_bytes
 
@@ -74,7 +74,7 @@ class DecodeBuffers:
     sampled: Candidate [rank, sampled rows], of which rank 0's is used.
     sampling: the logits, and what is drawn from them (`lower/sampling.py`).
     caches: bf16 K and V cache of each layer (`AttentionShape.cache_cols`).
-    rope: each rank's f32 [max_model_len, head_dim], cosines and sines by position.
+    ropes: by name of the rotary table, each rank's f32 [max_model_len, head_dim], cosines and sines by position.
     """
 
     batch: Buffer
@@ -95,7 +95,7 @@ class DecodeBuffers:
     sampled: Buffer
     sampling: SamplingBuffers
     caches: tuple[tuple[Buffer, Buffer], ...]
-    rope: tuple[Slab, ...]
+    ropes: Mapping[str, tuple[Slab, ...]]
 
     def slots_at(self, write: int) -> Buffer:
         """The slots of the all-reduce behind write `write` of the residual stream."""
@@ -121,8 +121,8 @@ def _slots_index(write: int) -> int:
     return 1 + layer % 2
 
 
-def declare_buffers(graph: Graph, plan: WorkPlan, *, post_norms: bool = False) -> DecodeBuffers:
-    """Add the buffers of a decode program to `graph`; `post_norms`: of a model that has some."""
+def declare_buffers(graph: Graph, plan: WorkPlan) -> DecodeBuffers:
+    """Add the buffers of a decode program to `graph`."""
     config, shapes = plan.config, plan.shapes
     mlp_cols = max(shard.mlp[1] - shard.mlp[0] for shard in plan.shards)
     one_shot = plan.options.all_reduces and not plan.options.crosses_hosts
@@ -135,7 +135,7 @@ def declare_buffers(graph: Graph, plan: WorkPlan, *, post_norms: bool = False) -
         state=_local(graph, "batcher", batcher_bytes(plan.num_pages, plan.options.max_seqs)),
         x=graph.buffer("x", config.hidden_size, rows=MAX_ROWS, space=Space.LOCAL),
         x_bf16=_rows(graph, "x_bf16", config.hidden_size, plan.residual_rotation),
-        y=graph.buffer("y", config.hidden_size, rows=MAX_ROWS, space=Space.LOCAL) if post_norms else None,
+        y=graph.buffer("y", config.hidden_size, rows=MAX_ROWS, space=Space.LOCAL) if plan.has_post_norms else None,
         qkv=_rows(graph, "qkv", max(shape.qkv_cols for shape in shapes), per_layer, "f32"),
         partials=declare_partials(graph, plan),
         attention_out=_rows(graph, "attention_out", max(s.num_q * s.head_dim for s in shapes), per_layer),
@@ -150,7 +150,7 @@ def declare_buffers(graph: Graph, plan: WorkPlan, *, post_norms: bool = False) -
         sampled=graph.buffer("sampled", graph.num_ranks * candidates_bytes(), dtype="u8"),
         sampling=declare_sampling(graph, plan),
         caches=tuple(_cache(graph, plan, layer) for layer in range(config.num_layers)),
-        rope=tuple(add_rope(graph, plan, rank, ROPE) for rank in plan.ranks),
+        ropes={table: tuple(_rope(graph, plan, rank, table) for rank in plan.ranks) for table in plan.rope_tables},
     )
     graph.batch = buffers.batch
     return buffers
@@ -190,7 +190,6 @@ def _cache(graph: Graph, plan: WorkPlan, layer: int) -> tuple[Buffer, Buffer]:
     )
 
 
-def add_rope(graph: Graph, plan: WorkPlan, rank: int, table: str) -> Slab:
-    """Add a rotary table: f32 [max_model_len, head_dim]."""
+def _rope(graph: Graph, plan: WorkPlan, rank: int, table: str) -> Slab:
     positions = plan.options.max_model_len
     return Slab(graph.weight(table, rank, plan.config.head_dim, [], WeightKind.ROPE, rows=positions), 0, positions)

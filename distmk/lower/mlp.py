@@ -17,7 +17,7 @@ EPILOGUES: dict[ActivationKind, Epilogue] = {"silu": Epilogue.SWIGLU, "gelu_tanh
 
 
 def emit_mlp(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Mlp) -> None:
-    """x += post_norm(out_scale * down(activation(gate(norm(x))) * up(norm(x))))."""
+    """x += post_norm(down(activation(gate(norm(x))) * up(norm(x))))."""
     for rank in plan.ranks:
         _emit_gate_up(graph, plan, buffers, op, rank)
     projection = Projection(
@@ -27,7 +27,6 @@ def emit_mlp(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Mlp) -> N
         x=buffers.mlp_hidden.at(op.layer),
         cols=tuple(shard.mlp for shard in plan.shards),
         partition=plan.down,
-        scale=op.out_scale,
         post_norm=op.post_norm,
         norm_offset=op.norm_offset,
     )

@@ -32,6 +32,8 @@ class WorkPlan:
     shards, shapes: each rank's part of the model, and its attention heads and cache as attention tasks take them, without what
         differs from layer to layer (`shape_of`).
     windows: positions that a row of each layer sees; ANY_LENGTH where sequences are not longer.
+    rope_tables: names of the rotary tables that layers use.
+    has_post_norms: some operator normalizes what it adds to the residual stream.
     fuses_combine: the o projection combines the splits of a single decode row, which saves a hop.
     residual_rotation: of the bf16 residual stream.
     attention_rotation: of queries, keys and values, of attention's output, and of the partials of a fused combine.
@@ -51,6 +53,8 @@ class WorkPlan:
     shards: tuple[Shard, ...]
     shapes: tuple[AttentionShape, ...]
     windows: tuple[int, ...]
+    rope_tables: tuple[str, ...]
+    has_post_norms: bool
     fuses_combine: bool
     residual_rotation: Rotation
     attention_rotation: Rotation
@@ -107,6 +111,8 @@ def plan_work(model: Model, options: DecodeOptions) -> WorkPlan:
         shards=shards,
         shapes=shapes,
         windows=windows,
+        rope_tables=model.rope_tables,
+        has_post_norms=model.has_post_norms,
         fuses_combine=fuses_combine,
         residual_rotation=Rotation(1 + 2 * config.num_layers, lag=2, spare=1),
         attention_rotation=Rotation(config.num_layers),

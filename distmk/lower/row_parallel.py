@@ -18,7 +18,7 @@ from distmk.tasks import AttentionShape, Linear, PostNorm
 
 @dataclass(frozen=True)
 class Projection:
-    """y = scale * (sum over ranks of x[:, local columns] @ matrix[:, columns of the rank].T + bias); x_residual += post_norm(y).
+    """y = sum over ranks of x[:, local columns] @ matrix[:, columns of the rank].T + bias; x_residual += post_norm(y).
 
     name: of its tasks. write: its index among the writes of the residual stream. x: bf16 [MAX_ROWS, columns of a rank]. cols:
     each rank's columns of the matrix. partition: rows of the matrix, by task. post_norm: of the checkpoint, without `.weight`;
@@ -32,7 +32,6 @@ class Projection:
     x: Buffer
     cols: tuple[Range, ...]
     partition: Partition
-    scale: float = 1.0
     post_norm: str | None = None
     norm_offset: float = 0.0
     fused_partials: Buffer | None = None
@@ -53,11 +52,11 @@ def emit_row_parallel(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, proj
             slabs=projection.partition.ranges,
             tiled=plan.options.tiled,
             col_begin=begin,
-            scale=projection.scale,
+            scale=projection.matrix.scale,
         )
         bias = None
         if projection.matrix.bias and rank == 0:
-            bias = add_vector(graph, rank, [bias_of(projection.matrix, (0, hidden))], scale=projection.scale)
+            bias = add_vector(graph, rank, [bias_of(projection.matrix, (0, hidden))], scale=projection.matrix.scale)
         _emit_linear(graph, plan, buffers, projection, rank, weight, bias)
     name, write, partition = projection.name, projection.write, projection.partition
     emit_all_reduce(graph, plan, buffers, name, write, partition, add=True, into=_sums_of(buffers, projection))

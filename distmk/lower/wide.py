@@ -88,7 +88,7 @@ class _Emitter:
             )
 
     def _attention(self, op: SelfAttention) -> None:
-        """out_scale * o(attention(q, k, v of norm(x)))."""
+        """o(attention(q, k, v of norm(x)))."""
         buffers = self.buffers
         for rank, shape in enumerate(self.plan.shapes):
             self.graph.add(
@@ -151,7 +151,7 @@ class _Emitter:
         )
 
     def _mlp(self, op: Mlp) -> None:
-        """out_scale * down(activation(gate(norm(x))) * up(norm(x)))."""
+        """down(activation(gate(norm(x))) * up(norm(x)))."""
         buffers = self.buffers
         for rank, partition in enumerate(self.plan.mlp):
             self.graph.add(

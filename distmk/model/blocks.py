@@ -92,7 +92,6 @@ class _Reader:
             rope=fused.rope or NO_ROPE,
             post_norm=_weight_of(node.post_norm),
             norm_offset=offset,
-            out_scale=o.matrices[0].scale,
             window=fused.window,
             softcap=fused.softcap,
             scale=fused.scale,
@@ -117,7 +116,6 @@ class _Reader:
             activation=gated.function,
             post_norm=_weight_of(node.post_norm),
             norm_offset=offset,
-            out_scale=down.matrices[0].scale,
         )
 
     def norms(self, first: Norm | None, *others: Norm | None) -> tuple[str | None, float]:

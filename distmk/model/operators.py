@@ -24,7 +24,7 @@ class Embedding:
 
 @dataclass(frozen=True)
 class SelfAttention:
-    """x += post_norm(out_scale * o(attention(q, k, v of norm(x)))): column-parallel q, k and v, row-parallel o.
+    """x += post_norm(o(attention(q, k, v of norm(x)))): column-parallel q, k and v, row-parallel o.
 
     `norm`, `post_norm`: RMSNorm over the rows of x and of what is added to x. `q_norm`, `k_norm`: RMSNorm over each head. Each is
     None in a model without it. `rope`: the rotary table (`distmk.model.rope`). `window`: positions that a query sees, its own
@@ -43,7 +43,6 @@ class SelfAttention:
     rope: str = ROPE
     post_norm: str | None = None
     norm_offset: float = 0.0
-    out_scale: float = 1.0
     window: int | None = None
     softcap: float | None = None
     scale: float | None = None
@@ -56,7 +55,7 @@ class SelfAttention:
 
 @dataclass(frozen=True)
 class Mlp:
-    """x += post_norm(out_scale * down(activation(gate(norm(x))) * up(norm(x)))): column-parallel gate and up, row-parallel down.
+    """x += post_norm(down(activation(gate(norm(x))) * up(norm(x)))): column-parallel gate and up, row-parallel down.
 
     `norm`, `post_norm`: see `SelfAttention`.
     """
@@ -69,7 +68,6 @@ class Mlp:
     activation: ActivationKind = "silu"
     post_norm: str | None = None
     norm_offset: float = 0.0
-    out_scale: float = 1.0
 
     @property
     def name(self) -> str:
@@ -100,6 +98,11 @@ class Model:
 
     config: ModelConfig
     operators: tuple[Operator, ...]
+
+    @property
+    def rope_tables(self) -> tuple[str, ...]:
+        """The rotary tables of attention, in the order of their first use."""
+        return tuple(dict.fromkeys(op.rope for op in self.operators if isinstance(op, SelfAttention)))
 
     @property
     def has_post_norms(self) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from support.features import with_out_scale
 from support.tiny import Family, make, save
 
 from distmk.backends import weight_upload as heap
@@ -58,7 +59,7 @@ def scaled(op: Operator) -> Operator:
     if isinstance(op, Head):
         return dataclasses.replace(op, scale=FACTORS["head"], norm_offset=OFFSET)
     out_scale = FACTORS[".o" if isinstance(op, SelfAttention) else ".down"]
-    return dataclasses.replace(op, out_scale=out_scale, norm_offset=OFFSET)
+    return dataclasses.replace(with_out_scale(op, out_scale), norm_offset=OFFSET)
 
 
 def tiled_program(checkpoint: Checkpoint, num_ranks: int, change: Callable[[Operator], Operator] = scaled) -> Program:

@@ -39,7 +39,7 @@ def text(task: Task) -> str:
 def emitted(model: Model, options: DecodeOptions, op: Operator, *, before: tuple[Operator, ...] = ()) -> list[str]:
     """The tasks of `op` in a graph to which `before` was added first."""
     graph, plan = Graph(options.num_ranks, options.num_workers), plan_work(model, options)
-    buffers = declare_buffers(graph, plan, post_norms=model.has_post_norms)
+    buffers = declare_buffers(graph, plan)
     for other in before:
         emit_operator(graph, plan, buffers, other)
     num_before = len(graph.tasks)

@@ -12,6 +12,13 @@ from distmk.model.operators import Embedding, Head, Mlp, Model, Operator, SelfAt
 from distmk.models import build_model
 
 
+def with_out_scale(op: SelfAttention | Mlp, scale: float) -> SelfAttention | Mlp:
+    """A factor of what an operator adds to x."""
+    if isinstance(op, SelfAttention):
+        return dataclasses.replace(op, o=dataclasses.replace(op.o, scale=scale))
+    return dataclasses.replace(op, down=dataclasses.replace(op.down, scale=scale))
+
+
 def _gemma(op: Operator) -> Operator:
     """As Gemma 2: norms on both sides, of weights stored less 1; the embedding scaled, the logits within a limit."""
     if isinstance(op, Embedding):
@@ -31,7 +38,7 @@ def _granite(op: Operator) -> Operator:
     """As Granite 3: a factor of the embedding, of what is added to x, and of the logits."""
     if isinstance(op, Embedding):
         return dataclasses.replace(op, scale=12.0)
-    return dataclasses.replace(op, scale=0.125) if isinstance(op, Head) else dataclasses.replace(op, out_scale=0.22)
+    return dataclasses.replace(op, scale=0.125) if isinstance(op, Head) else with_out_scale(op, 0.22)
 
 
 def _mixed(op: Operator) -> Operator:
