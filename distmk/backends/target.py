@@ -13,7 +13,7 @@ from distmk.errors import UsageError
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Slab, Tiling
 from distmk.lower.partition import partition_rows
-from distmk.weights.bf16 import U16
+from distmk.model.bf16 import U16, torch_to_bf16
 
 if TYPE_CHECKING:
     import torch
@@ -59,9 +59,7 @@ def _bits(name: str, matrix: Any) -> U16:
     """The bits of a bf16 matrix, uint16 [n, k]."""
     bits, dtype = matrix, getattr(matrix, "dtype", type(matrix).__name__)
     if str(dtype) == "torch.bfloat16":
-        import torch
-
-        bits = matrix.detach().cpu().contiguous().view(torch.int16).numpy().view(np.uint16)
+        bits = torch_to_bf16(matrix)
     if not isinstance(bits, np.ndarray) or bits.dtype != np.uint16 or bits.ndim != 2:
         shape = list(getattr(matrix, "shape", ()))
         raise UsageError(

@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 from distmk.backends.base import Backend
 from distmk.graph.regions import Weight, WeightKind
+from distmk.model.bf16 import F32
 from distmk.model.rope import rope_table
 from distmk.program.layout import Placed
 from distmk.program.program import Program
 from distmk.progress import Progress
-from distmk.weights.bf16 import F32
 from distmk.weights.checkpoint import Checkpoint, RowRange
 from distmk.weights.packing import pack
 from distmk.weights.rows import Rows, open_rows

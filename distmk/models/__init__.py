@@ -47,12 +47,19 @@ def model_of(config: ModelConfig) -> CausalLM:
 
 def build_model(config: ModelConfig) -> Model:
     """The operators of `config`, in the order in which they run."""
-    return model_of(config).compile()
+    cls: Any = type(model_of(config))
+    return _compiled(cls, config)
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors that `config` calls for; matrices are [outputs, inputs]."""
     return model_of(config).weights()
+
+
+@functools.lru_cache(maxsize=4)
+def _compiled(cls: type[CausalLM], config: ModelConfig) -> Model:
+    """Kept, as a start asks for it several times. A class may be defined anew, so its family is not enough."""
+    return cls(config).compile()
 
 
 def _family_of(f: Fields) -> type[CausalLM]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from distmk.errors import ModelError
 from distmk.model import nn
+from distmk.model.bf16 import bf16_to_f32, f32_to_bf16
 from distmk.model.causal_lm import register_model
 from distmk.model.config import ModelConfig
 from distmk.model.hf_features import FULL, WINDOWED, layer_types
@@ -35,7 +36,7 @@ class Gemma2(Llama):
         return read_decoder(f, cls.family, features, own=OWN, max_position=8192, **DEFAULTS)
 
     def embed(self, tokens: Node) -> Node:
-        return super().embed(tokens) * _rounded_to_bf16(self.config.hidden_size**0.5)
+        return super().embed(tokens) * _embedding_scale(self.config.hidden_size)
 
     def block(self, x: Node, name: str, layer: int) -> Node:
         y = self.attention(self.norm(x, f"{name}.input_layernorm"), f"{name}.self_attn", layer)
@@ -67,7 +68,6 @@ def _cap(f: Fields, key: str, default: float) -> float | None:
     return None if key in f.values and f.values[key] is None else f.number(key, default)
 
 
-def _rounded_to_bf16(value: float) -> float:
-    """As the models' authors have the factor of embeddings."""
-    bits = int(np.float32(value).view(np.uint32))
-    return float(np.uint32((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32))
+def _embedding_scale(hidden_size: int) -> float:
+    """The square root as bfloat16, as the models' authors have it."""
+    return float(bf16_to_f32(f32_to_bf16(np.sqrt(np.array([hidden_size], np.float32))))[0])

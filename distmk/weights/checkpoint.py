@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Protocol
 
 from distmk.errors import ModelError
+from distmk.model.bf16 import F32, U16
 from distmk.model.config import ModelConfig
 from distmk.models import expected_tensors
-from distmk.weights.bf16 import F32, U16
 from distmk.weights.unused import report_unused
 
 RowRange = tuple[str, int, int]

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.errors import ModelError
+from distmk.model.bf16 import F32, U16, bf16_to_f32, f32_to_bf16
 from distmk.model.config import ModelConfig
 from distmk.models import expected_tensors
-from distmk.weights.bf16 import F32, U16, bf16_to_f32, f32_to_bf16
 from distmk.weights.checkpoint import EMBEDDING, HEAD, RowRange, bounds
 from distmk.weights.files import config_text
 

@@ -12,16 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.errors import ModelError
+from distmk.model.bf16 import F32, U16, all_finite, bf16_to_f32, f32_to_bf16
 from distmk.model.config import ModelConfig
 from distmk.user_files import open_regular
-from distmk.weights.bf16 import F32, U16, bf16_to_f32, f32_to_bf16
 from distmk.weights.checkpoint import EMBEDDING, HEAD, bounds
 
 CHUNK_ELEMENTS = 1 << 19
 """Elements converted at a time: 2 MiB as float32, little compared with a rank's weights."""
-
-FINITE_ELEMENTS = 1 << 16
-"""Elements checked for NaN at a time: 128 KiB, which stay in a core's cache."""
 
 SAMPLE_BYTES = 4096  # of each block of a file that goes into the fingerprint
 NUM_SAMPLES = 16
@@ -192,10 +189,9 @@ class FileCheckpoint:
         return vector
 
     def _check_finite(self, name: str, bits: U16) -> None:
-        """ModelError if one of the bfloat16 `bits` [n] is NaN or infinite: its exponent is all ones."""
-        for begin in range(0, bits.size, FINITE_ELEMENTS):
-            if (bits[begin : begin + FINITE_ELEMENTS] & np.uint16(0x7FFF)).max() >= 0x7F80:
-                raise self._not_finite(name)
+        """ModelError if one of the bfloat16 `bits` [n] is NaN or infinite."""
+        if not all_finite(bits):
+            raise self._not_finite(name)
 
     def _not_finite(self, name: str) -> ModelError:
         return ModelError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from distmk.weights.bf16 import F32, U16, bf16_to_f32, f32_to_bf16
+from distmk.model.bf16 import F32, U16, bf16_to_f32, f32_to_bf16
 from distmk.weights.checkpoint import Checkpoint, RowRange
 from distmk.weights.dummy import DummyCheckpoint
 

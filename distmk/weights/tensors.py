@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from distmk.errors import ModelError, UsageError
+from distmk.model.bf16 import F32, U16, all_finite, f32_to_bf16, torch_to_bf16
 from distmk.model.config import ModelConfig
 from distmk.models import expected_tensors
-from distmk.weights.bf16 import F32, U16, f32_to_bf16
 from distmk.weights.checkpoint import bounds, check_tensors
 from distmk.weights.files import SAMPLE_BYTES, config_text
 
@@ -48,7 +48,7 @@ class TensorCheckpoint:
         row_start, row_stop = bounds(rows, tensor.shape[0], f"{name} rows")
         col_start, col_stop = bounds(cols, tensor.shape[1], f"{name} columns")
         bits = _bf16_bits(tensor[row_start:row_stop, col_start:col_stop])
-        if ((bits & np.uint16(0x7FFF)) >= 0x7F80).any():
+        if not all_finite(bits.reshape(-1)):
             raise self._not_finite(name)
         if out is None:
             return bits
@@ -84,11 +84,7 @@ def _bf16_bits(tensor: Any) -> U16:
     if isinstance(tensor, np.ndarray):
         with np.errstate(over="ignore"):
             return f32_to_bf16(np.ascontiguousarray(tensor, np.float32))
-    import torch  # the caller has imported it
-
-    bits = tensor.detach().to("cpu", torch.bfloat16, copy=True).contiguous().view(torch.int16)
-    found: U16 = bits.numpy().view(np.uint16)
-    return found
+    return torch_to_bf16(tensor)
 
 
 def _float32(tensor: Any) -> F32:

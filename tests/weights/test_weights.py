@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from distmk.errors import ModelError, UsageError
+from distmk.model.bf16 import bf16_to_f32, f32_to_bf16
 from distmk.model.presets import PRESETS
 from distmk.weights import Checkpoint, expected_tensors, files, open_checkpoint
-from distmk.weights.bf16 import bf16_to_f32, f32_to_bf16
 
 SIZES: dict[str, Any] = {
     "hidden_size": 48,

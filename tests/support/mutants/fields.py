@@ -1,6 +1,6 @@
-"""The words of a program that may change what it computes, if `check` accepts the change.
+"""The words of a program that may change what it computes, if `check` accepts the change: all floats, and those listed here.
 
-A word that is not here must leave every tensor and token as it was. Whatever word was changed, the program must not crash, hang,
+Another word must leave every tensor and token as it was. Whatever word was changed, the program must not crash, hang,
 write what it does not declare to write, or give other bits when it is run again.
 """
 
@@ -10,18 +10,15 @@ from support.mutants.sites import Key
 
 # Values that no address, count or order depends on.
 LITERALS = {
-    "AffineArgs": {"scale", "shift"},
     "SineArgs": {"times"},
-    "AttentionArgs": {"eps", "scale", "softcap"},
-    "LinearArgs": {"eps", "first_token", "normalized", "epilogue", "keeps_logits"},  # the epilogue: STORE or ADD
+    "LinearArgs": {"first_token", "normalized", "epilogue", "keeps_logits"},  # the epilogue: STORE or ADD
     "SumArgs": {"add", "polls"},  # without polls the blocks keep what was summed,
     "CombineArgs": {"polls"},  # and partials what was combined
     "EmbedArgs": {"first_token", "last_token", "col_begin"},
     "SampleRowArgs": {"row"},
     "WideEmbedArgs": {"first_token", "last_token"},
-    "WideAppendArgs": {"eps"},
-    "WideAttentionArgs": {"window", "scale", "softcap"},
-    "WideSumArgs": {"add", "eps"},
+    "WideAttentionArgs": {"window"},
+    "WideSumArgs": {"add", "unnormalized"},
     "ArgmaxRowsArgs": {"first_token"},
     "SchedulerStepArgs": {
         "max_slots",
@@ -63,8 +60,8 @@ SHAPES = {
 }
 
 
-def verdict_on(key: Key, what: str) -> str:
+def verdict_on(key: Key, is_float: bool, what: str) -> str:
     """What is wrong with a mutation of word `key` after which a launch does `what`; "": nothing."""
     struct, field = key
-    may_differ = field in LITERALS.get(struct, ()) or field in SHAPES.get(struct, ())
+    may_differ = is_float or field in LITERALS.get(struct, ()) or field in SHAPES.get(struct, ())
     return "" if may_differ and what.startswith("differs") else what

@@ -105,7 +105,8 @@ def hunt(kind: str, num: int, seed: int | str) -> Iterator[tuple[Mutant, str]]:
     assert not differing(made.program, *outcomes), f"{kind}: {differing(made.program, *outcomes)}"
     jobs = [lambda mutant=mutant: mutant.outcome(library, whole) for mutant in accepted]
     for index, what in each_in_child(jobs):
-        yield accepted[index], verdict_on(accepted[index].key, what)
+        mutant = accepted[index]
+        yield mutant, verdict_on(mutant.key, mutant.site.is_float, what)
 
 
 def main() -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
+
+FINITE_ELEMENTS = 1 << 16
+"""Elements checked for NaN at a time: 128 KiB, which stay in a core's cache."""
 
 F32 = npt.NDArray[np.float32]
 U16 = npt.NDArray[np.uint16]
@@ -34,3 +39,18 @@ def bf16_to_f32(bits: U16) -> F32:
     wide = np.asarray(bits, np.uint16).astype(np.uint32, order="C")
     wide <<= np.uint32(16)
     return wide.view(np.float32)
+
+
+def torch_to_bf16(tensor: Any) -> U16:
+    """bfloat16 bits of a torch tensor of floats, on any device: a new, contiguous array; rounded to nearest, ties to even."""
+    import torch  # the caller has imported it
+
+    bits = tensor.detach().to("cpu", torch.bfloat16, copy=True).contiguous().view(torch.int16)
+    found: U16 = bits.numpy().view(np.uint16)
+    return found
+
+
+def all_finite(bits: U16) -> bool:
+    """Whether none of the bfloat16 `bits` [n] is NaN or infinite, which have an exponent of ones."""
+    pieces = (bits[begin : begin + FINITE_ELEMENTS] for begin in range(0, bits.size, FINITE_ELEMENTS))
+    return all((piece & np.uint16(0x7FFF)).max() < 0x7F80 for piece in pieces)
