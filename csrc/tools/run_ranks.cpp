@@ -1,21 +1,23 @@
 // Runs all ranks of a saved program as threads of one process, so that a race detector sees races between ranks.
-//   run_ranks [--ride] [--cut N] [--longer N] [--seed N] [--delay MAX_US,NODE_SIZE,SEED] [--far NODE_SIZE] ITERATIONS
-//   PROGRAM_OF_RANK_0 ...
-//   --ride    schedulers have no threads of their own
-//   --cut     launches in pieces of N iterations
-//   --longer  the first prompt has N more tokens
-//   --seed    the emulator's timing
-//   --delay   the fault of the same name
+//   run_ranks [OPTION ...] ITERATIONS PROGRAM_OF_RANK_0 ...
+//   --ride             schedulers have no threads of their own
+//   --cut N            launches in pieces of N iterations
+//   --requests N       instead of five
+//   --tokens N         new tokens of each request, instead of 6 to 16
+//   --longer N         the first prompt has N more tokens
+//   --seed N           the emulator's timing
+//   --delay MAX_US,NODE_SIZE,SEED   the fault of the same name
+//   --far NODE_SIZE    ranks of different nodes share no memory and reach each other over sockets (not in the emulator)
 //   --missing-release  the planted bug (of a build with -DDISTMK_PLANTED_BUG)
-//   --far     ranks of different nodes share no memory and reach each other over sockets (not in the emulator)
+// A decode program ends after its last request, whatever ITERATIONS is.
 // Weights are zero and prompts arbitrary: only the order of accesses counts. Exit status 0: every rank finished.
 #include <sys/socket.h>
 
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -64,12 +66,12 @@ struct Requests {
   uint32_t longest;
   int32_t eos = -1;
 
-  // `more`: additional tokens of the first prompt.
-  Requests(uint32_t num_requests, uint32_t more) : longest(23 + more) {
+  // `max_tokens`: of each request, unless 0. `more`: additional tokens of the first prompt.
+  Requests(uint32_t num_requests, uint32_t max_tokens, uint32_t more) : longest(23 + more) {
     uint32_t num_tokens = 0;
     pages.resize(num_requests * uint64_t{MAX_PAGES});
     for (uint32_t i = 0; i < num_requests; ++i) {
-      const uint32_t length = 1 + (i * 7) % 23 + (i ? 0 : more), max_new = 6 + (i * 3) % 11;
+      const uint32_t length = 1 + (i * 7) % 23 + (i ? 0 : more), max_new = max_tokens ? max_tokens : 6 + (i * 3) % 11;
       requests.push_back({i, length, max_new, 1, 0, 0, i > 1 ? 2u : 0u, reinterpret_cast<uint64_t>(first_pages),
                           reinterpret_cast<uint64_t>(&pages[i * uint64_t{MAX_PAGES}])});
       commands.push_back({static_cast<uint32_t>(distmk::CommandKind::ADD), i, i, 0});
@@ -85,35 +87,36 @@ struct Requests {
 struct Options {
   bool ride = false;
   distmk::Fault fault = {};
-  uint32_t num_iterations = 0, cut = 0, longer = 0, far = 0;
+  uint32_t num_iterations = 0, cut = 0, num_requests = 5, max_tokens = 0, longer = 0, far = 0;
   std::vector<const char*> programs;
 
   bool parse(int argc, char** argv) {
+    const std::map<std::string, uint32_t*> numbers = {{"--cut", &cut},           {"--requests", &num_requests},
+                                                      {"--tokens", &max_tokens}, {"--longer", &longer},
+                                                      {"--seed", &fault.seed},   {"--far", &far}};
     int i = 1;
     for (; i < argc && argv[i][0] == '-'; ++i) {
-      unsigned max_us = 0;
-      if (std::strcmp(argv[i], "--ride") == 0) ride = true;
+      const std::string name = argv[i];
+      if (name == "--ride") {
+        ride = true;
 #ifdef DISTMK_PLANTED_BUG
-      else if (std::strcmp(argv[i], "--missing-release") == 0)
+      } else if (name == "--missing-release") {
         distmk::missing_release = true;
 #endif
-      else if (std::strcmp(argv[i], "--cut") == 0 && i + 1 < argc)
-        cut = static_cast<uint32_t>(std::atoi(argv[++i]));
-      else if (std::strcmp(argv[i], "--longer") == 0 && i + 1 < argc)
-        longer = static_cast<uint32_t>(std::atoi(argv[++i]));
-      else if (std::strcmp(argv[i], "--seed") == 0 && i + 1 < argc)
-        fault.seed = static_cast<uint32_t>(std::atoi(argv[++i]));
-      else if (std::strcmp(argv[i], "--far") == 0 && i + 1 < argc)
-        far = static_cast<uint32_t>(std::atoi(argv[++i]));
-      else if (std::strcmp(argv[i], "--delay") != 0 || ++i == argc ||
-               std::sscanf(argv[i], "%u,%u,%u", &max_us, &fault.node_size, &fault.seed) != 3)
+      } else if (++i == argc) {
         return false;
-      else
+      } else if (const auto found = numbers.find(name); found != numbers.end()) {
+        *found->second = static_cast<uint32_t>(std::atoi(argv[i]));
+      } else {
+        unsigned max_us = 0;
+        if (name != "--delay" || std::sscanf(argv[i], "%u,%u,%u", &max_us, &fault.node_size, &fault.seed) != 3)
+          return false;
         fault.delay_puts_ns = max_us * 1000ull;
+      }
     }
     if (i < argc) num_iterations = static_cast<uint32_t>(std::atoi(argv[i++]));
     programs.assign(argv + i, argv + argc);
-    return num_iterations && !programs.empty();
+    return num_iterations && num_requests && !programs.empty();
   }
 };
 
@@ -156,13 +159,11 @@ struct Ways {
 int main(int argc, char** argv) {
   Options options;
   if (!options.parse(argc, argv)) {
-    std::fprintf(stderr,
-                 "usage: run_ranks [--ride] [--cut N] [--longer N] [--seed N] [--delay MAX_US,NODE_SIZE,SEED] [--far "
-                 "NODE_SIZE] ITERATIONS PROGRAM...\n");
+    std::fprintf(stderr, "usage: run_ranks [OPTION ...] ITERATIONS PROGRAM...; run_ranks.cpp has the options\n");
     return 2;
   }
   const auto num_ranks = static_cast<uint32_t>(options.programs.size());
-  Requests requests(5, options.longer);
+  Requests requests(options.num_requests, options.max_tokens, options.longer);
   std::vector<std::vector<char>> programs;
   std::vector<uint64_t> heaps;
   for (uint32_t rank = 0; rank < num_ranks; ++rank) {

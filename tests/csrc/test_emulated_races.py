@@ -66,9 +66,10 @@ def test_decode(
 ) -> None:
     """Prompts of up to 22 tokens, and sequences that come and go: iterations of one row and of many.
 
-    longer: positions added to the context, so that warps have several chunks, with heads of 64 elements, so that K and V of
-    batch-1 rows come through the pipeline. Massive attention is dispatched by warps that are their workers' schedulers, and run
-    the scheduler step, too. `--delay 0,1,0`: every rank on a node of its own, reached over a network.
+    longer: positions added to the context of a single sequence, so that warps have several chunks, with heads of 64 elements,
+    so that K and V of its rows, alone in their batches, come through the pipeline. Massive attention is dispatched by warps that
+    are their workers' schedulers, and run the scheduler step, too. `--delay 0,1,0`: every rank on a node of its own, reached over
+    a network.
     """
     seed = str(random.randrange(2**31))
     print(f"seed {seed}")
@@ -77,8 +78,9 @@ def test_decode(
     head_dim = 64 if longer else 16
     binary = tool("thread", RACECHECK, emulated=True)
     program = decode(num_ranks, num_workers, num_layers, 64 + longer, head_dim, attention)
-    iterations = 30 if longer else 11  # the first sequence goes, and one comes, after seven
-    done = run_ranks(binary, program, tmp_path, *place, "--longer", str(longer), "--seed", seed, iterations=iterations)
+    requests = ("--requests", "1") if longer else ()  # of five, the last one comes when others have gone
+    options = (*requests, "--tokens", "4", "--longer", str(longer), "--seed", seed)
+    done = run_ranks(binary, program, tmp_path, *place, *options)
     assert_clean(done, num_ranks)
 
 
