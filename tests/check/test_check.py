@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import ctypes
 import dataclasses
+import os
 import random
 
 import pytest
@@ -18,7 +19,7 @@ from distmk.errors import UsageError
 from distmk.lower import DecodeOptions, lower
 from distmk.model.presets import PRESETS
 from distmk.models import build_model
-from distmk.program.program import compile_graph, decode_args
+from distmk.program.program import Program, compile_graph, decode_args
 
 NUM_MUTATIONS = 400
 NUM_RANDOM_GRAPHS = 300
@@ -51,30 +52,37 @@ def test_oracle_accepts_models(num_ranks: int) -> None:
     assert not Oracle(compile_graph(model_graph(num_ranks, 2))).faults
 
 
+def mutated(draw: int) -> tuple[Program, str]:
+    """A program with random damage, and what it is."""
+    random_ = random.Random(draw)
+    if random_.random() < 0.03:
+        num_ranks, name = random_.randint(1, 2), "model"
+        graph = model_graph(num_ranks, 2)
+    else:
+        num_ranks, num_workers, name = random_.randint(1, 4), random_.randint(1, 4), random_.choice(list(graphs.SHAPES))
+        graph = graphs.SHAPES[name](num_ranks, num_workers)
+    program = compile_graph(graph)
+    did = Mutator(program, random_).mutate()
+    return program, f"{name} on {num_ranks} ranks, {did}"
+
+
 def test_mutations() -> None:
-    """Damage is refused if it changes the meaning, and accepted if it is harmless; the oracle decides which."""
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
-    source = random.Random(seed)
+    """Damage is refused if it changes the meaning, and accepted if it is harmless; the oracle decides which.
+
+    DISTMK_TEST_DRAW=7 python -m pytest -q tests/check/test_check.py -k mutations     # repeats a draw
+    """
+    repeated = os.environ.get("DISTMK_TEST_DRAW")
+    draws = [int(repeated)] if repeated else [random.SystemRandom().randrange(2**32) for _ in range(NUM_MUTATIONS)]
     seen: collections.Counter[str] = collections.Counter()
-    models = [model_graph(num_ranks, 2) for num_ranks in (1, 2)]
-    while seen["drawn"] < NUM_MUTATIONS:
-        draw, random_ = source.randrange(2**32), random.Random()
-        random_.seed(draw)
-        if random_.random() < 0.03:
-            name, graph = "model", random_.choice(models)
-        else:
-            name = random_.choice(list(graphs.SHAPES))
-            graph = graphs.SHAPES[name](random_.randint(1, 4), random_.randint(1, 4))
-        program = compile_graph(graph)
-        did = Mutator(program, random_).mutate()
-        faults = Oracle(program).faults
-        text = complaint(program)
-        assert bool(text) == bool(faults), f"seed {seed} draw {draw} {name} {did}: oracle {faults}, check {text!r}"
-        assert "the program cannot be read" not in text, f"seed {seed} draw {draw} {name} {did}: {text}"
-        seen.update(["drawn", "caught" if faults else "harmless", *faults])
+    for draw in draws:
+        program, did = mutated(draw)
+        faults, text = Oracle(program).faults, complaint(program)
+        if bool(text) != bool(faults) or "the program cannot be read" in text:
+            # The draw comes first, as summaries are cut.
+            pytest.fail(f"draw {draw}: {did}: oracle {sorted(faults)}, check {text!r}")
+        seen.update(["caught" if faults else "harmless", *faults])
     print(dict(seen))
-    assert seen["caught"] > NUM_MUTATIONS // 2 and seen["harmless"] > 0 and seen["race"] > 0
+    assert repeated or (seen["caught"] > NUM_MUTATIONS // 2 and seen["harmless"] and seen["race"])
 
 
 def test_random_graphs() -> None:

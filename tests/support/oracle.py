@@ -12,11 +12,12 @@ stands for all, and no queue orders it.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from typing import Any
 
 from support.oracle_contents import meaning_faults
-from support.oracle_lamport import Trace, arrival_faults, known_when_looking, touches_early
+from support.oracle_lamport import Run, Trace, arrival_faults, known_when_looking, touches_early
 from support.oracle_layout import OracleLayout
 from support.simulation import ITERATIONS, Event, Simulation, Task
 
@@ -176,6 +177,7 @@ class Oracle:
                         last[(rank, worker)] = [((rank, index), i, node) for node in ("D", "S")]
         self.past: dict[Any, int] = {}
         self.bit: dict[Any, int] = {}
+        self.known: dict[tuple[Task, int, bool], int] = {}  # what `known_when_looking` has found
         for node in list(before):
             self._close(node, before)
 
@@ -229,13 +231,14 @@ class Oracle:
 
     def _conflicts(self) -> None:
         pairs: set[tuple[Task, Any, bool, Task, Any, bool]] = set()
-        for a, a_runs in self.runs.items():
-            for b, b_runs in self.runs.items():
-                for x in a_runs:
-                    for y in b_runs:
-                        if (x[0] or y[0]) and x[1:3] == y[1:3] and x[3] < y[4] and y[3] < x[4]:
-                            first = (a, x[1] if x[0] else "R", touches_early(self, a, x, y))
-                            pairs.add((*first, b, y[1] if y[0] else "R", touches_early(self, b, y, x)))
+        memories: dict[tuple[int, int], list[tuple[Task, Run]]] = defaultdict(list)
+        for task, runs in self.runs.items():
+            for run in runs:
+                memories[(run.rank, run.space)].append((task, run))
+        for (a, x), (b, y) in itertools.chain(*(itertools.product(uses, uses) for uses in memories.values())):
+            if (x.write or y.write) and x.begin < y.end and y.begin < x.end:
+                first = (a, x.rank if x.write else "R", touches_early(self, a, x, y))
+                pairs.add((*first, b, y.rank if y.write else "R", touches_early(self, b, y, x)))
         for a, a_did, a_early, b, b_did, b_early in pairs:
             for i in range(ITERATIONS):
                 for j in range(i, ITERATIONS):

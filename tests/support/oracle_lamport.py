@@ -42,6 +42,12 @@ def known_when_looking(oracle: Oracle, task: Task, i: int, acts: bool = False) -
     tasks before it. For a spread task, the nodes that all workers know. `acts`: also those before the writes that a task which
     may end without its waits has seen.
     """
+    if (task, i, acts) not in oracle.known:
+        oracle.known[(task, i, acts)] = _known_when_looking(oracle, task, i, acts)
+    return oracle.known[(task, i, acts)]
+
+
+def _known_when_looking(oracle: Oracle, task: Task, i: int, acts: bool) -> int:
     gate = (task[0], oracle.ranks[task[0]].header.iteration_event)
     nodes = [oracle.told(producer, i, gate) for producer in oracle.producers[gate]] if gate[1] != NO_EVENT else []
     if acts and TASK_TYPES[oracle.tasks[task].type].skips_waits(decode_args(oracle.tasks[task])):
