@@ -66,8 +66,10 @@ class Watch:
         params.records, params.deadline_ns = ctypes.addressof(records), 10**10
         return params
 
-    def fault(self, rank: int, index: int, accesses: Sequence[Access]) -> str:
-        """What task `index` of a rank does beside its `accesses`; "": nothing."""
+    def fault(self, rank: int, index: int, accesses: Sequence[Access], locates: bool = True) -> str:
+        """What task `index` of a rank does beside its `accesses`; "": nothing. `locates`: which bytes its results depend on is
+        found out, in dozens of runs.
+        """
         reads, writes = self._mask(accesses, False), self._mask(accesses, True)
         before, after, told = [], [], []
         for flip in (0x00, 0xFF):
@@ -91,7 +93,8 @@ class Watch:
             unlike[:first] = False
             if unlike.any():
                 where = self._describe(rank, index, place, int(np.flatnonzero(unlike)[0]))
-                return f"writes to {where} what depends on {self._culprit(rank, index, reads, writes)}"
+                culprit = self._culprit(rank, index, reads, writes) if locates else "undeclared bytes"
+                return f"writes to {where} what depends on {culprit}"
         return ""
 
     def _poisoned(self, reads: dict[Place, Mask], writes: dict[Place, Mask], flip: int) -> dict[Place, Bytes]:
@@ -211,9 +214,11 @@ def field_of(program: Program, rank: int, index: int, access: Access) -> str:
 
 
 def watch(library: ctypes.CDLL, moment: Moment, rank: int, index: int, without: int | None = None) -> str:
-    """`Watch.fault` of a task, in a process of its own; `without`: the number of an access that is left out."""
+    """`Watch.fault` of a task, in a process of its own; `without`: the number of an access that is left out, for which it is
+    enough to know that there is a fault.
+    """
     accesses = accesses_of(moment.program, rank, index)
     if without is not None:
         dropped = accesses[without]
         accesses = [each for each in accesses if each._replace(early=False) != dropped._replace(early=False)]
-    return Watch(library, moment).fault(rank, index, accesses)
+    return Watch(library, moment).fault(rank, index, accesses, locates=without is None)
