@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from support.helpers import ROOT, Runner, assert_one_line
 
+from distmk.backends.host.build import build
+
 pytestmark = pytest.mark.timeout(150)
 
 LAB = ROOT / "examples" / "launch_lab"
@@ -39,18 +41,22 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_wheel_is_whole(wheel: Path) -> None:
-    """It has every module and source file, under the names by which they are found."""
+    """It has every module and source file as they are here, under the names by which they are found."""
+    sources = (".h", ".cpp", ".cu", ".cuh")
+    want = {"distmk/server/page.html": ROOT / "distmk" / "server" / "page.html"}
+    for folder, name, suffixes in (
+        (ROOT / "distmk", "distmk", (".py",)),
+        (ROOT / "csrc", "distmk/_csrc", sources),
+        (LAB, "distmk/_launch_lab", (".py", *sources)),
+    ):
+        found = [path for path in folder.rglob("*") if path.suffix in suffixes]
+        want |= {f"{name}/{path.relative_to(folder).as_posix()}": path for path in found}
+    assert {"distmk/check/__init__.py", "distmk/_csrc/abi.h"} <= want.keys()
     with zipfile.ZipFile(wheel) as archive:
-        held = {name for name in archive.namelist() if not name.startswith("distmk-")}
-    python = {path.relative_to(ROOT).as_posix() for path in (ROOT / "distmk").rglob("*.py")}
-    suffixes = (".h", ".cpp", ".cu", ".cuh")
-    sources = {path.relative_to(ROOT / "csrc") for path in (ROOT / "csrc").rglob("*") if path.suffix in suffixes}
-    assert "distmk/check/__init__.py" in python and sources
-    rungs = {path.relative_to(LAB) for path in LAB.rglob("*") if path.suffix in (".py", *suffixes)}
-    want = python | {f"distmk/_csrc/{path.as_posix()}" for path in sources}
-    want |= {f"distmk/_launch_lab/{path.as_posix()}" for path in rungs}
-    want |= {"distmk/server/page.html"}
-    assert held - {"distmk/py.typed"} == want, f"missing {sorted(want - held)}, not wanted {sorted(held - want)}"
+        held = {name for name in archive.namelist() if not name.startswith("distmk-")} - {"distmk/py.typed"}
+        assert held == want.keys(), f"missing {sorted(want.keys() - held)}, not wanted {sorted(held - want.keys())}"
+        other = [name for name, path in want.items() if archive.read(name) != path.read_bytes()]
+    assert not other, f"other content: {other}"
 
 
 def test_editable_install_beside_the_clone(tmp_path: Path) -> None:
@@ -82,9 +88,23 @@ def site(wheel: Path, tmp_path: Path) -> Path:
     return tmp_path / "site"
 
 
+def checking_compiler(path: Path) -> Path:
+    """A script that takes the place of g++: it only looks whether a source and all that it includes are there, and links by
+    copying the runtime that was made of the same sources here.
+    """
+    path.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && exec g++ --version\n'
+        'for last; do :; done\ncase " $* " in *" -c "*) exec g++ -M "$@";; '
+        f'*) cp {build()} "$last";; esac\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
 def test_unpacked_wheel_runs(site: Path, tiny_model: Path, runner: Runner) -> None:
     """Away from the repository, the package finds its own sources, compiles them and decodes."""
-    env = {"PYTHONPATH": str(site), "DISTMK_CACHE": str(runner.folder / "cache")}
+    compiler = checking_compiler(runner.folder / "c++")
+    env = {"PYTHONPATH": str(site), "DISTMK_CACHE": str(runner.folder / "cache"), "DISTMK_CXX": str(compiler)}
     code = "import distmk, distmk.backends.build_cache as b, distmk.cli.lab_command as c; "
     code += "print(distmk.__file__, b.csrc_dir(), c.lab_folder())"
     found = runner.run([sys.executable, "-c", code], env)
@@ -95,6 +115,7 @@ def test_unpacked_wheel_runs(site: Path, tiny_model: Path, runner: Runner) -> No
     away, here = runner.distmk(*command, env=env), runner.distmk(*command)
     assert away.status == 0, away.stderr
     assert away.stdout == here.stdout
+    assert list((runner.folder / "cache").glob("host-*.so"))
 
 
 def test_launch_lab_of_an_unpacked_wheel(site: Path, runner: Runner) -> None:
