@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import tiny
 from support.cluster import LAUNCHERS, Cluster, MakeCluster
 from support.helpers import Runner
 
@@ -33,9 +34,17 @@ def on_hosts(cluster: Cluster, launcher: str, model: Path, per_host: int) -> dic
     return found
 
 
+@pytest.fixture
+def wide_model(tmp_path: Path) -> Path:
+    """Layers as wide as those of SmolLM2-135M, whose nine heads three ranks share, with few other weights to load."""
+    sizes = {"hidden_size": 576, "intermediate_size": 1536, "head_dim": 64, "num_hidden_layers": 4}
+    model = tiny.make("llama", seed=2, num_attention_heads=9, num_key_value_heads=3, **sizes)
+    return tiny.save(model, tmp_path / "wide_model")
+
+
 @pytest.mark.parametrize(
     ("model", "num_hosts", "per_host", "launchers"),
-    [("tiny_model", 2, 2, ["mpirun", "torchrun"]), ("smollm2", 3, 1, ["c10d"])],
+    [("tiny_model", 2, 2, ["mpirun", "torchrun"]), ("wide_model", 3, 1, ["c10d"])],
 )
 def test_tokens_of_several_hosts(
     model: str,
