@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk import env
-from distmk.abi import ENDS_TURN, MAX_ROWS, MAX_SEQUENCES, Batch
+from distmk.abi import MAX_SEQUENCES
 from distmk.backends.cuda.gpus import check_residence
 from distmk.backends.defaults import (
     Turns,
@@ -32,23 +32,20 @@ from distmk.backends.host.shm import find_hosts
 from distmk.backends.launch_spec import LaunchSpec
 from distmk.backends.weight_upload import fill_weights
 from distmk.bootstrap import Bootstrap, agree, agree_same
-from distmk.bootstrap.messages import gather_json, malformed
+from distmk.bootstrap.messages import gather_json
 from distmk.console import tell
 from distmk.errors import UsageError, shown
 from distmk.interrupts import deferred
 from distmk.lower import DecodeOptions
-from distmk.lower.buffers import NARROW_BATCH, WIDE_BATCH
 from distmk.lower.memory import least_memory
-from distmk.lower.sampling import logits_name
-from distmk.model.shards import shard_model
 from distmk.nvtx_ranges import nvtx_range
 from distmk.progress import Progress, progress
+from distmk.serving.kept_logits import collect_logits
 from distmk.serving.kv_memory import KvMemory, with_kv_pages
 from distmk.serving.own_model import OwnModel
 from distmk.serving.program_cache import proved_program
 from distmk.serving.running_launch import RunningLaunch
 from distmk.serving.session import Session
-from distmk.tasks.sampling import section_stride
 from distmk.trace import Trace
 from distmk.weights import Checkpoint, open_checkpoint
 
@@ -273,7 +270,7 @@ class Engine:
         num_traced = self.args.trace_iterations
         self.trace = launch.trace(num_traced) if num_traced and not launch.left else None
         if gather_logits and not launch.left:
-            self.logits = self._gather_logits()
+            self.logits = collect_logits(self.session, self._decode_options, self.config, self.bootstrap)
 
     def close(self) -> None:
         self.session.close()
@@ -281,30 +278,3 @@ class Engine:
     def peak_memory_bytes(self) -> list[int]:
         """Peak resident memory of every rank's process so far, by rank."""
         return gather_json(self.bootstrap, _peak_bytes(), "peak memory", int)
-
-    def _sampled_logits(self) -> npt.NDArray[np.float32]:
-        """This rank's row of logits of the only request that the last launch had."""
-        options = self._decode_options
-        are_wide = [rows > MAX_ROWS for rows in options.turns]
-        batches = [self._batch(WIDE_BATCH if is_wide else NARROW_BATCH) for is_wide in are_wide]
-        last = -1 if batches[0].stop >= ENDS_TURN else 0
-        row = 0 if are_wide[last] else next(index for index, entry in enumerate(batches[last].rows) if entry.sample)
-        found: npt.NDArray[np.float32] = self.session.view(
-            logits_name(wide=are_wide[last], num_slots=options.num_slots)
-        )[row]
-        return found
-
-    def _batch(self, name: str) -> Batch:
-        return Batch.from_buffer_copy(self.session.view(name).tobytes())
-
-    def _gather_logits(self) -> npt.NDArray[np.float32]:
-        """Logits that a launch of one new token sampled from: float32 [vocab_size], of all ranks. Needs keep_logits."""
-        sizes = [end - begin for begin, end in (s.vocab for s in shard_model(self.config, self.bootstrap.world_size))]
-        rank = self.bootstrap.rank
-        first = rank * section_stride(self.config.vocab_size, self.bootstrap.world_size)
-        mine = self._sampled_logits()[first : first + sizes[rank]].tobytes()
-        parts = self.bootstrap.allgather(mine)
-        for rank, (part, size) in enumerate(zip(parts, sizes, strict=True)):
-            if len(part) != size * 4:
-                raise malformed(f"rank {rank}", "logits of its part of the vocabulary")
-        return np.frombuffer(b"".join(parts), np.float32)

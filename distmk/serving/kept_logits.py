@@ -1,0 +1,48 @@
+"""The logits that a launch of one new token leaves in the heap, collected from all ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from distmk.abi import ENDS_TURN, MAX_ROWS, Batch
+from distmk.bootstrap import Bootstrap
+from distmk.bootstrap.messages import malformed
+from distmk.lower import DecodeOptions
+from distmk.lower.buffers import NARROW_BATCH, WIDE_BATCH
+from distmk.lower.sampling import logits_name
+from distmk.model.config import ModelConfig
+from distmk.model.shards import shard_model
+from distmk.serving.session import Session
+from distmk.tasks.sampling import section_stride
+
+Logits = npt.NDArray[np.float32]
+
+
+def collect_logits(session: Session, options: DecodeOptions, config: ModelConfig, bootstrap: Bootstrap) -> Logits:
+    """What the only request of the last launch was sampled from: float32 [vocab_size]. Collective.
+
+    options: those of the session's program, with `keep_logits`.
+    """
+    sizes = [end - begin for begin, end in (shard.vocab for shard in shard_model(config, bootstrap.world_size))]
+    first = bootstrap.rank * section_stride(config.vocab_size, bootstrap.world_size)
+    mine = _sampled_row(session, options)[first : first + sizes[bootstrap.rank]]
+    parts = bootstrap.allgather(mine.tobytes())
+    for rank, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+        if len(part) != size * 4:
+            raise malformed(f"rank {rank}", "logits of its part of the vocabulary")
+    return np.frombuffer(b"".join(parts), np.float32)
+
+
+def _sampled_row(session: Session, options: DecodeOptions) -> Logits:
+    """This rank's logits, in the sections of all ranks; of the program that ran last."""
+    are_wide = [rows > MAX_ROWS for rows in options.turns]
+    batches = [_batch(session, WIDE_BATCH if is_wide else NARROW_BATCH) for is_wide in are_wide]
+    last = -1 if batches[0].stop >= ENDS_TURN else 0
+    row = 0 if are_wide[last] else next(index for index, entry in enumerate(batches[last].rows) if entry.sample)
+    found: Logits = session.view(logits_name(wide=are_wide[last], num_slots=options.num_slots))[row]
+    return found
+
+
+def _batch(session: Session, name: str) -> Batch:
+    return Batch.from_buffer_copy(session.view(name).tobytes())
