@@ -85,19 +85,3 @@ def runner(tmp_path: Path) -> Iterator[Runner]:
     runner = Runner(tmp_path)
     yield runner
     runner.check_nothing_left()
-
-
-SLOW = (
-    *("tests/csrc/test_sanitizers.py", "tests/csrc/test_instances.py", "tests/check/test_check_early_start.py"),
-    *("tests/tasks/test_accesses.py", "tests/backends/host/test_cut_launches.py", "tests/gpu/test_gpu_logits.py"),
-    *("tests/tasks/test_bodies.py::test_body[emulated-2-far", "tests/tasks/test_bodies.py::test_body[emulated-1"),
-    "tests/test_package.py::test_unpacked_wheel_runs",
-)
-"""Beginnings of the ids of tests that are marked slow, beside those that are marked in their modules."""
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.nodeid.startswith(SLOW):
-            item.add_marker(pytest.mark.slow)

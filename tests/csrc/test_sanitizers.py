@@ -13,7 +13,7 @@ from support.ranks_in_process import assert_clean, run_ranks, tiny_decode, tool
 from distmk.errors import UsageError
 from distmk.program.program import Program, compile_graph
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 
 # Schedulers in threads of their own, or in the workers' idle loops; all iterations in one launch, or two in each.
 MODES = ((), ("--ride",), ("--ride", "--cut", "2"))

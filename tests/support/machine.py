@@ -51,9 +51,10 @@ def require(backend: str, num_ranks: int = 1) -> None:
         pytest.skip(f"needs {num_ranks} GPUs, has {num_places()}" + (f": {why}" if (why := why_no_cuda()) else ""))
 
 
-def on(backend: str, *values: Any, num_ranks: int = 1, id: str | None = None) -> Any:
+def on(backend: str, *values: Any, num_ranks: int = 1, id: str | None = None, slow: bool = False) -> Any:
     """Test parameters (backend, *values), marked by the GPUs that they need."""
     marks = [] if backend != "cuda" else [pytest.mark.gpu if num_ranks == 1 else pytest.mark.multigpu]
+    marks += [pytest.mark.slow] * slow
     return pytest.param(backend, *values, marks=marks, id=id)
 
 

@@ -60,6 +60,7 @@ def test_bodies_touch_what_they_declare(kind: str, number: int) -> None:
     assert not wrong, f"{len(wrong)} of {len(tasks)} tasks\n" + "\n".join(wrong[:12])
 
 
+@pytest.mark.slow
 def test_each_access_that_is_left_out_is_seen() -> None:
     """Without any one access of any type some task is seen to touch what it does not declare."""
     library = load_runtime()

@@ -19,8 +19,16 @@ pytestmark = pytest.mark.timeout(120)
 CUT = {"DISTMK_LAUNCH_ITERATIONS": "1"}
 
 
-@pytest.mark.parametrize("threads", [False, True], ids=["riding", "threads"])
-@pytest.mark.parametrize(("ranks", "workers", "schedulers"), [(1, 1, 1), (1, 3, 2), (2, 1, 1), (2, 2, 2), (3, 1, 1)])
+SCHEDULERS = pytest.mark.parametrize(
+    "threads", [pytest.param(False, id="riding"), pytest.param(True, id="threads", marks=pytest.mark.slow)]
+)
+
+
+@SCHEDULERS
+@pytest.mark.parametrize(
+    ("ranks", "workers", "schedulers"),
+    [(1, 1, 1), (1, 3, 2), (2, 1, 1), (2, 2, 2), pytest.param(3, 1, 1, marks=pytest.mark.slow)],
+)
 def test_decode_to_the_bit(tmp_path: Path, ranks: int, workers: int, schedulers: int, threads: bool) -> None:
     assert_done(run_job(tmp_path, "cut_launches", ranks, workers=workers, schedulers=schedulers, threads=threads))
 
@@ -28,14 +36,14 @@ def test_decode_to_the_bit(tmp_path: Path, ranks: int, workers: int, schedulers:
 GRAPHS: list[tuple[str, int, dict[str, Any]]] = [
     ("queues", 2, {"workers": 3, "iterations": 20}),
     ("all_reduce", 3, {"workers": 1, "iterations": 25}),
-    ("pipeline", 4, {"iterations": 60}),
+    ("pipeline", 4, {"iterations": 20}),
     ("handed_out", 1, {"workers": 5, "schedulers": 2, "instances": 600, "iterations": 9}),
     ("handed_out", 2, {"workers": 3, "schedulers": 3, "instances": 7, "iterations": 25}),
     ("traced", 2, {"workers": 3, "schedulers": 2, "instances": 7, "iterations": 25, "kept": 5}),
 ]
 
 
-@pytest.mark.parametrize("threads", [False, True], ids=["riding", "threads"])
+@SCHEDULERS
 @pytest.mark.parametrize(
     ("length", "scenario", "ranks", "options"),
     [(length, *graph) for length in ("1", "7") for graph in GRAPHS if length == "1" or graph[0] == "handed_out"],
@@ -45,6 +53,7 @@ def test_graphs(tmp_path: Path, scenario: str, ranks: int, options: dict[str, An
     assert_done(run_job(tmp_path, scenario, ranks, env, threads=threads, **options))
 
 
+@pytest.mark.slow
 def test_far_ranks(tmp_path: Path) -> None:
     env = CUT | {"DISTMK_FAULT_DELAY_PUTS": "500,2,3"}
     assert_done(run_job(tmp_path, "all_reduce", 4, env, workers=1, iterations=20))
