@@ -149,16 +149,23 @@ def in_files(own: OwnModel | None) -> Iterator[OwnModel | None]:
 
 
 def _save(weights: Mapping[str, Any], path: Path) -> None:
+    """UsageError: they are not of one kind, or there is no room for them."""
     import numpy as np
+    from safetensors import SafetensorError
 
-    if all(isinstance(value, np.ndarray) for value in weights.values()):
-        from safetensors.numpy import save_file as save_arrays
-
-        save_arrays({name: np.ascontiguousarray(value) for name, value in weights.items()}, path)
-        return
     try:
+        if all(isinstance(value, np.ndarray) for value in weights.values()):
+            from safetensors.numpy import save_file as save_arrays
+
+            save_arrays({name: np.ascontiguousarray(value) for name, value in weights.items()}, path)
+            return
         from safetensors.torch import save_file
 
         save_file({name: value.detach().cpu().contiguous().clone() for name, value in weights.items()}, path)
     except (ImportError, AttributeError):
         raise UsageError("weights are neither all torch tensors nor all numpy arrays") from None
+    except (OSError, SafetensorError) as error:
+        raise UsageError(
+            f"cannot write the weights for the ranks that LLM starts to {path.parent} ({one_line(error)}); "
+            "set TMPDIR to a folder with room, or give a path to safetensors"
+        ) from None

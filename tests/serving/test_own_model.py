@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support.evaluate import evaluate
+from support.full_disk import disk_for
 from support.helpers import ROOT, Runner
 from support.own_lm import CONFIG, OwnLM
 from support.tiny import relative_error
@@ -115,3 +116,11 @@ def test_mistakes(weights: dict[str, Tensor], tmp_path: Path) -> None:
     refused(ModelError, r"tensor norm.weight has shape \[5\]", weights=weights | {"norm.weight": torch.ones(5)})
     broken = weights | {"0.o.weight": torch.full_like(weights["0.o.weight"], np.nan)}
     refused(ModelError, "0.o.weight has weights that are NaN or infinite", weights=broken)
+
+
+@pytest.mark.parametrize("are_arrays", [False, True], ids=["tensors", "arrays"])
+def test_no_room_for_weights(are_arrays: bool, weights: dict[str, Tensor]) -> None:
+    given = {name: value.float().numpy() for name, value in weights.items()} if are_arrays else weights
+    with disk_for(1000), pytest.raises(UsageError, match="cannot write the weights for the ranks") as raised:
+        LLM(OwnLM(CONFIG), weights=given, tensor_parallel_size=2)
+    assert "\n" not in str(raised.value)
