@@ -51,6 +51,7 @@ _HOMES = {
     "nn": "model.nn",
     "register": "tasks.own_types",
     "register_model": "model.causal_lm",
+    "run_main": "cli.exit_status",
 }
 __all__ = [
     "LLM",
@@ -76,6 +77,7 @@ __all__ = [
     "nn",
     "register",
     "register_model",
+    "run_main",
 ]
 
 

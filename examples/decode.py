@@ -6,9 +6,8 @@ python examples/decode.py MODEL --ranks 2
 from __future__ import annotations
 
 import argparse
-import sys
 
-from distmk import LLM, SamplingParams
+from distmk import LLM, SamplingParams, run_main
 
 
 def main() -> int:
@@ -30,4 +29,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

@@ -6,11 +6,10 @@ python examples/own_model.py --ranks 2
 from __future__ import annotations
 
 import argparse
-import sys
 
 import torch
 
-from distmk import LLM, CausalLM, ModelConfig, SamplingParams, nn
+from distmk import LLM, CausalLM, ModelConfig, SamplingParams, nn, run_main
 from distmk.model.nodes import Node
 
 
@@ -69,4 +68,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

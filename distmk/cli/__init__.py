@@ -9,9 +9,10 @@ from types import FrameType
 from typing import NoReturn
 
 import distmk
+from distmk.cli.exit_status import report
 from distmk.cli.together import launcher_rank, refusing_together
-from distmk.console import discard_unwritten, occupy_closed_descriptors, require_stdout, tell, write_raw
-from distmk.errors import BrokenOutputError, DistmkError, Interrupted, RankLostError, UsageError, one_line
+from distmk.console import discard_unwritten, occupy_closed_descriptors, require_stdout, write_raw
+from distmk.errors import DistmkError, Interrupted, UsageError
 
 MAX_MESSAGE = 300  # characters of a message about arguments
 
@@ -28,9 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         run: Callable[[argparse.Namespace], int] = arguments.run
         return run(arguments)
     except KeyboardInterrupt:
-        return _fail(Interrupted("interrupted"))
+        return report(Interrupted("interrupted"))
     except DistmkError as error:
-        return _fail(error)
+        return report(error)
     finally:
         discard_unwritten()
 
@@ -79,12 +80,3 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _stop(signum: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
-
-
-def _fail(error: DistmkError) -> int:
-    if isinstance(error, BrokenOutputError):
-        return error.exit_code
-    # Rank 0 reports an error that all ranks share; every rank that noticed a lost rank reports that.
-    if launcher_rank() == 0 or isinstance(error, RankLostError):
-        tell(one_line(error) if error.exit_code == 2 else str(error))
-    return error.exit_code

@@ -22,7 +22,7 @@ from distmk.backends.own_sources import type_digests
 from distmk.backends.weight_upload import NUMPY_TYPES, upload_constants
 from distmk.bootstrap import Bootstrap, agree_same
 from distmk.check import check_with_progress
-from distmk.errors import UsageError
+from distmk.errors import UsageError, shown
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer
 from distmk.interrupts import deferred
@@ -33,6 +33,8 @@ from distmk.trace import Trace, capacity_for
 
 if TYPE_CHECKING:
     import torch
+
+_MAX_ITERATIONS = 2**32 - 1
 
 
 def make_backend(
@@ -147,8 +149,10 @@ class Session:
     def run(self, num_iterations: int = 1) -> int:
         """Run the graph `num_iterations` times in one launch, on all ranks; returns the iterations done.
 
-        HangError: a wait passed its deadline; RankLostError: a rank died; Interrupted: Ctrl-C on any rank.
+        UsageError: no launch has so many. HangError: a wait passed its deadline. RankLostError: a rank died. Interrupted: Ctrl-C
+        on any rank.
         """
+        _check_count("num_iterations", num_iterations)
         spec = LaunchSpec(num_iterations=num_iterations, deadline_s=self.deadline_s)
         running = self.launch(spec)
         for _ in running:
@@ -160,7 +164,9 @@ class Session:
 
         Returns it on rank 0, None elsewhere; `distmk.trace` writes and summarizes it.
         """
-        kept = min(num_kept or num_iterations, num_iterations)
+        _check_count("num_iterations", num_iterations)
+        _check_count("num_kept", num_kept := num_iterations if num_kept is None else num_kept)
+        kept = min(num_kept, num_iterations)
         spec = LaunchSpec(num_iterations=num_iterations, deadline_s=self.deadline_s, trace_capacity=self.room_for(kept))
         running = self.launch(spec)
         for _ in running:
@@ -214,3 +220,9 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _check_count(name: str, value: object) -> None:
+    """UsageError unless `value` is a number of iterations."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_ITERATIONS:
+        raise UsageError(f"{name} is {shown(value)}; it must be a number from 1 to {_MAX_ITERATIONS}")

@@ -46,6 +46,14 @@ def test_ring(backend: str, launcher: Launcher, num_ranks: int, runner: Runner) 
     assert finished.stdout == f"{num_ranks} ranks on {where}, 30 laps: {total}, expected {total}\n"
 
 
+@pytest.mark.parametrize("launcher", [alone, under_mpirun(2)])
+def test_a_mistake_is_one_line(launcher: Launcher, runner: Runner) -> None:
+    arguments = ("--backend", "cuda") if not num_gpus() else ("--size", "0")
+    finished = runner.run(launcher([sys.executable, str(EXAMPLES / "linear.py"), *arguments]), environment())
+    ours = [line for line in finished.stderr.splitlines() if line.startswith("distmk: ")]
+    assert finished.status == 2 and len(ours) == 1 and "Traceback" not in finished.stderr, finished.stderr
+
+
 def errors_of(finished: Finished, backend: str) -> dict[str, float]:
     """The errors that the ranks printed, by rank."""
     # The other ranks of --ranks write to stderr, as stdout is rank 0's; under torchrun lines may run into each other.

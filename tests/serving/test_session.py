@@ -76,6 +76,14 @@ def test_mistakes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch, pytest.raises(UsageError, match=r"^a tensor of a buffer needs torch .*view"):
         patch.setitem(sys.modules, "torch", None)
         session.tensor("x")
+    for count in (-1, 0, 1 << 32, 2.0, True):
+        for run in (session.run, session.run_traced):
+            with pytest.raises(
+                UsageError, match=rf"^num_iterations is {count}; it must be a number from 1 to 4294967295$"
+            ):
+                run(count)
+    with pytest.raises(UsageError, match=r"^num_kept is 0; it must be a number from 1"):
+        session.run_traced(3, 0)
     session.close()
     for read in (session.tensor, session.view):
         with pytest.raises(UsageError, match=r"^this session is closed, and buffer x with it"):

@@ -53,8 +53,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except distmk.DistmkError as error:  # one line, as of the distmk command
-        print(f"own_task: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    distmk.run_main(main)

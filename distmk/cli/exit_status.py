@@ -1,0 +1,35 @@
+"""How commands and scripts end: with the exit status of an error, and one line about it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from distmk.cli.together import launcher_rank
+from distmk.console import tell
+from distmk.errors import BrokenOutputError, DistmkError, Interrupted, RankLostError, one_line
+
+
+def run_main(main: Callable[[], int | None]) -> NoReturn:
+    """Call a script's `main` and exit with what it returns, or with an error's status after one line about it.
+
+    Among ranks that a launcher started, one reports what all of them share.
+    """
+    try:
+        status = main() or 0
+    except KeyboardInterrupt:
+        status = report(Interrupted("interrupted"))
+    except DistmkError as error:
+        status = report(error)
+    sys.exit(status)
+
+
+def report(error: DistmkError) -> int:
+    """Say what went wrong; returns the exit status."""
+    if isinstance(error, BrokenOutputError):
+        return error.exit_code
+    # Rank 0 reports an error that all ranks share; every rank that noticed a lost rank reports that.
+    if launcher_rank() == 0 or isinstance(error, RankLostError):
+        tell(one_line(error) if error.exit_code == 2 else str(error))
+    return error.exit_code
