@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 from benchmark import hops, host, step
@@ -23,8 +22,7 @@ from benchmark.growth import draw_growth
 from benchmark.plot import draw
 from benchmark.report import Report
 
-from distmk.cli.together import launcher_rank
-from distmk.errors import DistmkError
+from distmk.cli.exit_status import run_main
 
 # NVLink multicast is never needed, and can put a host's GPUs out of service for its other users.
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
@@ -60,13 +58,8 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     os.environ.update(NO_MULTICAST)  # before anything looks
     arguments = parse()
-    try:
-        return int(arguments.run(arguments))
-    except DistmkError as error:
-        if launcher_rank() == 0:  # the others were told the same
-            print(f"bench: {error}", file=sys.stderr)
-        return error.exit_code
+    return int(arguments.run(arguments))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

@@ -17,7 +17,6 @@ import json
 import multiprocessing
 import selectors
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from benchmark.report import latency_summary
 
 from distmk import LLM, SamplingParams
 from distmk.backends.defaults import BACKENDS
-from distmk.errors import DistmkError
+from distmk.cli.exit_status import run_main
 from distmk.server import run
 from distmk.server.config import ServerConfig
 
@@ -149,7 +148,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except DistmkError as error:
-        sys.exit(f"http_time: {error}")
+    run_main(main)

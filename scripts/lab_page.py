@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "examples" / "launch_lab")]
 
-from distmk.errors import DistmkError  # noqa: E402
+from distmk.cli.exit_status import run_main  # noqa: E402
 from lab.page import write  # noqa: E402
 from lab.results import LabReport  # noqa: E402
 
@@ -27,13 +27,9 @@ def main() -> int:
         "--page", type=Path, default=PAGE, metavar="FILE", help="default: the one of examples/launch_lab"
     )
     arguments = parser.parse_args()
-    try:
-        write(LabReport.load(arguments.folder), arguments.folder, arguments.page)
-    except DistmkError as error:
-        print(f"lab_page: {error}", file=sys.stderr)
-        return error.exit_code
+    write(LabReport.load(arguments.folder), arguments.folder, arguments.page)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,8 +23,8 @@ from typing import Any
 from benchmark.work import hf_config
 
 from distmk import LLM, SamplingParams
+from distmk.cli.exit_status import run_main
 from distmk.cli.together import launcher_rank
-from distmk.errors import DistmkError
 from distmk.model.config import ModelConfig
 from distmk.model.presets import PRESETS
 
@@ -128,9 +127,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except DistmkError as error:
-        if launcher_rank() == 0:  # the others were told the same
-            print(f"prompt_time: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_main(main)

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from typing import Any
 
 from distmk import LLM, SamplingParams
 from distmk.backends.defaults import BACKENDS
-from distmk.errors import DistmkError
+from distmk.cli.exit_status import run_main
 
 PROMPT_TOKENS, NEW_TOKENS, WARM_UP_TOKENS = 256, 200, 20
 CASES: dict[str, dict[str, Any]] = {
@@ -66,7 +65,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except DistmkError as error:
-        sys.exit(f"sample_time: {error}")
+    run_main(main)

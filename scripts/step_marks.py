@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
 from benchmark.ours import serving, time_steps
 from benchmark.work import add_work_arguments, work_of
 
 from distmk.backends.defaults import choose_backend
-from distmk.cli.together import launcher_rank
-from distmk.errors import DistmkError, UsageError
+from distmk.cli.exit_status import run_main
+from distmk.errors import UsageError
 from distmk.trace.marks import marked_tasks, marks_report, read_marks
 
 
@@ -56,9 +55,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except DistmkError as error:
-        if launcher_rank() == 0:  # the others were told the same
-            print(f"step_marks: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_main(main)

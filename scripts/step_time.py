@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 
 from benchmark.machine import power_meter
@@ -24,8 +23,7 @@ from benchmark.ours import Timed, serving, time_steps
 from benchmark.work import Work, add_work_arguments, work_of
 
 from distmk import LLM
-from distmk.cli.together import launcher_rank
-from distmk.errors import DistmkError
+from distmk.cli.exit_status import run_main
 from distmk.trace import report
 
 IDLE_S = 2.0
@@ -77,9 +75,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except DistmkError as error:
-        if launcher_rank() == 0:  # the others were told the same
-            print(f"step_time: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_main(main)

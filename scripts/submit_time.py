@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import threading
 import time
 from typing import Any
@@ -25,7 +24,7 @@ from benchmark.report import latency_summary
 from distmk import LLM, SamplingParams
 from distmk.abi import CommandKind
 from distmk.backends.defaults import BACKENDS
-from distmk.errors import DistmkError
+from distmk.cli.exit_status import run_main
 
 ONE = SamplingParams(max_tokens=1, ignore_eos=True)
 PROMPT = [7]
@@ -119,7 +118,4 @@ def measure(llm: LLM, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except DistmkError as error:
-        sys.exit(f"submit_time: {error}")
+    run_main(main)

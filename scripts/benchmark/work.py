@@ -10,6 +10,7 @@ from typing import Any
 from distmk.abi import MAX_SEQUENCES
 from distmk.errors import UsageError
 from distmk.model.config import ModelConfig
+from distmk.model.rope_scaling import Llama3Scaling
 from distmk.model.shards import Shard
 from distmk.models import model_of
 from distmk.weights import open_checkpoint
@@ -114,7 +115,12 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
             "a config.json cannot hold the rotary factors of this GGUF file; give a config.json or a preset"
         )
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
-    if scaling := config.rope_scaling:
+    scaling = config.rope_scaling
+    if not isinstance(scaling, Llama3Scaling | None):
+        raise UsageError(
+            f"this says nothing of {type(scaling).__name__}; measure a model with plain or Llama 3.1's RoPE"
+        )
+    if scaling:
         rope |= {
             "rope_type": "llama3",
             "factor": scaling.factor,

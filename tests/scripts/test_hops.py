@@ -179,7 +179,7 @@ def test_power(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_mistakes(arguments: tuple[str, ...], said: str, num_ranks: int, runner: Runner) -> None:
     """One line."""
     done = bench(runner, *arguments, num_ranks=num_ranks)
-    lines = [line for line in done.stderr.splitlines() if line.startswith("bench: ")]
+    lines = [line for line in done.stderr.splitlines() if line.startswith("distmk: ")]
     assert (done.status, done.stdout, len(lines)) == (2, "", 1), done
     assert said in lines[0] and "Traceback" not in done.stderr
 
@@ -187,5 +187,5 @@ def test_mistakes(arguments: tuple[str, ...], said: str, num_ranks: int, runner:
 def test_a_file_that_cannot_be_written(runner: Runner) -> None:
     """The measurements are printed all the same."""
     done = bench(runner, "--iterations", "1", "--workers", "1", "--json", ".")
-    assert (done.status, done.stderr) == (2, "bench: . cannot be written: Is a directory\n")
+    assert (done.status, done.stderr) == (2, "distmk: . cannot be written: Is a directory\n")
     assert "just in time, massive" in done.stdout

@@ -82,7 +82,7 @@ def test_step_time(num_ranks: int, batch: int, config: Path, runner: Runner) -> 
     assert any(line.startswith("critical path") for line in tables) == (num_ranks > 1)
     assert "watts" not in found and ("idle_watts" in json.loads(runner.run([*command, "--power"]).stdout))
     refused = runner.run([*command, "--tokens", "0"])
-    assert (refused.status, refused.stdout) == (2, "") and refused.stderr.startswith("step_time: --tokens is 0")
+    assert (refused.status, refused.stdout) == (2, "") and refused.stderr.startswith("distmk: --tokens is 0")
 
 
 @pytest.mark.parametrize("loopback", ["", "1"])
@@ -113,7 +113,7 @@ def test_mistakes(arguments: tuple[str, ...], said: str, config: Path, runner: R
     done = step(runner, str(config), *SHORT, *arguments)
     lines = done.stderr.splitlines()
     assert (done.status, done.stdout, len(lines)) == (2, "", 1), done
-    assert lines[0].startswith("bench: ") and said in lines[0]
+    assert lines[0].startswith("distmk: ") and said in lines[0]
 
 
 def test_measurements_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_measurements_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 def test_heads_that_do_not_part(config: Path, runner: Runner) -> None:
     config.write_text(json.dumps(hf_config(dataclasses.replace(SMALL, num_heads=6, num_kv_heads=3))))
     done = step(runner, str(config), *SHORT, num_ranks=2)
-    lines = [line for line in done.stderr.splitlines() if line.startswith("bench: ")]
+    lines = [line for line in done.stderr.splitlines() if line.startswith("distmk: ")]
     assert done.status == 2 and len(lines) == 1 and "do not part evenly into 2 ranks" in lines[0], done
 
 

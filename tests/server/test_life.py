@@ -26,7 +26,7 @@ LOST = RankLostError("rank 1 was lost: its process ended with signal 9")
 JOB = """
 import sys
 from support.fake_engine import FakeEngine
-from distmk.cli import _fail
+from distmk.cli.exit_status import report
 from distmk.errors import DistmkError
 from distmk.server import run
 from distmk.server.config import ServerConfig
@@ -36,7 +36,7 @@ engine = FakeEngine(tick_s=0.02)
 try:
     run.serve(engine, ServerConfig("fake", drain_s=float(sys.argv[1])), bound)
 except DistmkError as error:
-    sys.exit(_fail(error))
+    sys.exit(report(error))
 finally:
     print("left", engine.num_left, flush=True)
 """

@@ -85,4 +85,4 @@ def test_nothing_is_said_of_nothing() -> None:
 def test_the_host_twin_has_no_warps(runner: Runner) -> None:
     done = runner.run([sys.executable, str(ROOT / "scripts" / "step_marks.py"), "qwen3-8b", "--backend", "host"])
     assert (done.status, done.stdout) == (2, "")
-    assert done.stderr == "step_marks: the host twin has no warps; this is of a GPU's kernel\n"
+    assert done.stderr == "distmk: the host twin has no warps; this is of a GPU's kernel\n"
