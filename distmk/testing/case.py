@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from distmk.bootstrap import Bootstrap
-from distmk.errors import UsageError
+from distmk.errors import UsageError, shown
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Region
 from distmk.serving.session import Session
@@ -80,12 +80,11 @@ class Case:
 
 def follower_argv(case: Case, build: Build) -> list[str]:
     """The command of the other ranks, which import `build` by its name. UsageError: it has none there."""
-    if "<" in build.__qualname__:
-        raise UsageError(
-            f"{build.__qualname__} cannot be imported by the other ranks; define it at the top of a module"
-        )
+    name = getattr(build, "__qualname__", None) or shown(build)
+    if "<" in name:
+        raise UsageError(f"{name} cannot be imported by the other ranks; define it at the top of a module")
     module = sys.modules[build.__module__]
-    where = {"file": getattr(module, "__file__", None), "module": build.__module__, "name": build.__qualname__}
+    where = {"file": getattr(module, "__file__", None), "module": build.__module__, "name": name}
     text = json.dumps({"case": dataclasses.asdict(case), "path": sys.path, **where})
     return [sys.executable, "-m", "distmk.testing", text]
 

@@ -45,7 +45,7 @@ def test_its_own_tests(site: Path, runner: Runner) -> None:
     runner.timeout_s = 280.0
     pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(site.parent / "tests")]
     done = runner.run(pytest_, environment(site))
-    assert done.status == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
+    assert done.status == 0 and "5 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_run_and_trace(site: Path, runner: Runner) -> None:

@@ -12,6 +12,7 @@ import pytest
 from support import tiny
 from support.faults import write_config
 from support.logprob_checks import check_output
+from support.machine import on, require
 from support.pages import check_all_free
 from support.tiny import Reference, check_greedy
 from support.tiny_config import tiny_config
@@ -51,14 +52,23 @@ def params_of(max_tokens: int, **options: Any) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **options)
 
 
-@pytest.mark.parametrize(("num_ranks", "max_num_seqs"), [(1, 40), (2, MAX_SEQUENCES)])
+@pytest.mark.parametrize(
+    ("backend", "num_ranks", "max_num_seqs"),
+    [
+        ("host", 1, 40),
+        ("host", 2, MAX_SEQUENCES),
+        *(on("cuda", ranks, count, num_ranks=ranks) for ranks in (1, 2) for count in (33, MAX_SEQUENCES)),
+    ],
+)
 def test_at_once(
-    model: Path, reference: Reference, rng: np.random.Generator, num_ranks: int, max_num_seqs: int
+    model: Path, reference: Reference, rng: np.random.Generator, backend: str, num_ranks: int, max_num_seqs: int
 ) -> None:
     """Greedy tokens are transformers', but for near ties, and all sequences run together."""
+    require(backend, num_ranks)
     prompts = random_prompts(rng, max_num_seqs)
     num_new = [int(n) for n in rng.integers(1, NEW_TOKENS + 1, max_num_seqs - 1)] + [NEW_TOKENS]
-    with LLM(str(model), tensor_parallel_size=num_ranks, num_workers=2, max_num_seqs=max_num_seqs) as llm:
+    sizes: dict[str, Any] = {"tensor_parallel_size": num_ranks, "num_workers": 2 if backend == "host" else None}
+    with LLM(str(model), backend=backend, max_num_seqs=max_num_seqs, **sizes) as llm:
         outputs = llm.generate(prompts, [params_of(n, temperature=0.0) for n in num_new])
         num_prompt_tokens = sum(map(len, prompts))
         assert llm.stats().num_iterations <= NEW_TOKENS + num_prompt_tokens // (WIDE_ROWS - max_num_seqs) + 1

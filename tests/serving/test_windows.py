@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support import tiny
+from support.machine import on, require
 from support.tiny import Reference, check_greedy, relative_error
 
 from distmk import LLM, SamplingParams
@@ -40,18 +41,30 @@ def model(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.mark.parametrize(
     ("backend", "num_ranks", "turns"),
-    [("host", 1, "16,512"), ("host", 2, "16,40"), ("host", 3, "16"), ("emulated", 1, "16,40")],
+    [
+        ("host", 1, "16,512"),
+        ("host", 2, "16,40"),
+        ("host", 3, "16"),
+        ("emulated", 1, "16,40"),
+        *(on("cuda", ranks, turns, num_ranks=ranks) for ranks in (1, 2) for turns in ("16,512", "16")),
+    ],
 )
 def test_windows(
     model: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch, backend: str, num_ranks: int, turns: str
 ) -> None:
     """Prompts of several windows, by wide and by narrow iterations, and an answer that outgrows the window."""
+    require(backend, num_ranks)
     monkeypatch.setenv("DISTMK_TURNS", turns)
     rng = np.random.default_rng(num_ranks)
     prompts = [[int(token) for token in rng.integers(0, 203, length)] for length in (2, WINDOW + 1, 70)]
     ours, theirs, exact = [], [], []
     with LLM(
-        str(model), backend=backend, tensor_parallel_size=num_ranks, num_workers=2, max_model_len=90, keep_logits=True
+        str(model),
+        backend=backend,
+        tensor_parallel_size=num_ranks,
+        num_workers=None if backend == "cuda" else 2,
+        max_model_len=90,
+        keep_logits=True,
     ) as llm:
         for ids in prompts:
             got = torch.from_numpy(llm.compute_logits(ids).copy()).double()
@@ -59,7 +72,7 @@ def test_windows(
             off, rounding = float((got - rounded).abs().max()), float((rounded - want).abs().max())
             assert off <= 3 * rounding, f"prompt of {len(ids)}: off by {off:.3g}, rounding {rounding:.3g}"
             ours, theirs, exact = [*ours, got], [*theirs, reference.bf16(ids, 1)[-1]], [*exact, want]
-        params = SamplingParams(max_tokens=WINDOW + 12 if backend == "host" else 4, ignore_eos=True)
+        params = SamplingParams(max_tokens=4 if backend == "emulated" else WINDOW + 12, ignore_eos=True)
         outputs = llm.generate(prompts, params)
     error, their_error = (relative_error(torch.stack(each), torch.stack(exact)) for each in (ours, theirs))
     assert error <= their_error

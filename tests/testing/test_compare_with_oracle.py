@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -35,10 +36,11 @@ def test_ranks_agree_with_the_oracles() -> None:
 
 
 def test_other_ranks_must_find_the_graph() -> None:
-    with pytest.raises(
-        distmk.UsageError, match=r"<lambda> cannot be imported by the other ranks; define it at the top"
-    ):
-        compare_with_oracle(lambda rng: ring(rng), num_ranks=2)
+    for build in (lambda rng: ring(rng), functools.partial(ring)):
+        with pytest.raises(
+            distmk.UsageError, match=r"<(lambda|function).* cannot be imported by the other ranks; define it at the top"
+        ):
+            compare_with_oracle(build, num_ranks=2)
 
 
 class Wrong(Affine):

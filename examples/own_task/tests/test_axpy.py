@@ -1,30 +1,42 @@
-"""The bodies of the task against its oracle, on what this machine has: the host twin, and the emulator of the GPU's kernel."""
+"""The bodies of the task against its oracle, on what this machine has: the host twin, the emulator of the GPU's kernel, a GPU."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from own_task import Axpy
 
 import distmk
-from distmk.testing import compare_with_oracle
+from distmk.testing import Build, compare_with_oracle
 
 
-def pair(rng: np.random.Generator) -> distmk.Graph:
-    """Two ranks of two workers; each adds twice, and copies to the other rank what it then has."""
+def ring(num_ranks: int, rng: np.random.Generator) -> distmk.Graph:
+    """Ranks of two workers; each adds twice, and copies to the next rank what it then has."""
     num = int(rng.integers(1, 3000))
-    graph = distmk.Graph(2, num_workers=2)
+    graph = distmk.Graph(num_ranks, num_workers=2)
     x, y, copied = (graph.buffer(name, num) for name in ("x", "y", "copied"))
-    for rank in range(2):
+    for rank in range(num_ranks):
         graph.add(Axpy(rank, "first", x=x.at(rank), y=y.at(rank), a=float(rng.normal())))
-        to = copied.at(1 - rank)
+        to = copied.at((rank + 1) % num_ranks) if num_ranks > 1 else None
         graph.add(Axpy(rank, "second", x=x.at(rank), y=y.at(rank), copy=to, a=float(rng.normal())))
     return graph
 
 
-@pytest.mark.parametrize("backend", ["host", "emulated"])
-def test_bodies(backend: str) -> None:
-    compare_with_oracle(pair, backend=backend, num_ranks=2, num_iterations=3)
+def alone(rng: np.random.Generator) -> distmk.Graph:
+    return ring(1, rng)
+
+
+def pair(rng: np.random.Generator) -> distmk.Graph:
+    return ring(2, rng)
+
+
+@pytest.mark.parametrize("backend", ["host", "emulated", "cuda"])
+@pytest.mark.parametrize(("build", "num_ranks"), [(alone, 1), (pair, 2)])
+def test_bodies(backend: str, build: Build, num_ranks: int) -> None:
+    if backend == "cuda" and torch.cuda.device_count() < num_ranks:
+        pytest.skip(f"needs {num_ranks} GPUs")
+    compare_with_oracle(build, backend=backend, num_ranks=num_ranks, num_iterations=3)
 
 
 def test_regions_that_do_not_fit() -> None:
