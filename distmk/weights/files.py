@@ -58,6 +58,7 @@ class StoredTensor:
     """A tensor in a file: `num_bytes` of file number `file` from byte `offset`, row after row.
 
     `swizzled_head`: the head size of a tensor whose rows are permuted within each head (see `stored_rows`), else 0.
+    `shift`: what was added to the elements of a vector.
     """
 
     encoding: Encoding
@@ -66,6 +67,7 @@ class StoredTensor:
     offset: int
     num_bytes: int
     swizzled_head: int = 0
+    shift: float = 0.0
 
 
 def stored_rows(rows: npt.NDArray[np.int64], head_dim: int) -> npt.NDArray[np.int64]:
@@ -186,7 +188,7 @@ class FileCheckpoint:
             raise self._not_finite(name)
         if tensor.swizzled_head:
             vector = vector[stored_rows(np.arange(vector.size), tensor.swizzled_head)]
-        return vector
+        return vector - np.float32(tensor.shift) if tensor.shift else vector
 
     def _check_finite(self, name: str, bits: U16) -> None:
         """ModelError if one of the bfloat16 `bits` [n] is NaN or infinite."""

@@ -4,85 +4,96 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from distmk.errors import ModelError
+from distmk.model.causal_lm import find_family
 from distmk.model.config import ModelConfig, build_config, check_num_layers
-from distmk.model.json_fields import Fields
 from distmk.model.rope_scaling import context_length
-from distmk.weights.gguf_header import GgufHeader
+from distmk.weights.gguf_families import QUERY_NORM, ROPE_FREQS, GgufFamily
 from distmk.weights.gguf_keys import check_keys
-from distmk.weights.gguf_parts import scalars
-from distmk.weights.gguf_rope import gguf_rope_scaling
+from distmk.weights.gguf_metadata import ArchMetadata
+from distmk.weights.gguf_rope import Factors, gguf_rope_scaling
 from distmk.weights.gguf_stop_tokens import stop_token_ids
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+_HEAD_SIZES = ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa")
+_ROTATED_SIZES = ("rope.dimension_count", "rope.dimension_count_swa")
 
 
-def config_from_header(header: GgufHeader, rope_freq_factors: tuple[float, ...] | None) -> ModelConfig:
+def config_of(metadata: ArchMetadata, family: GgufFamily, factors: Factors) -> ModelConfig:
     """The config of a GGUF file's metadata and tensor table; ModelError if it is not supported.
 
     Biases and tied embeddings are not in the metadata: they follow from the tensors in the table.
     """
-    arch = architecture(header)
-    where = str(header.path)
-    f = scalars(header)
-    check_keys(header, f, arch)
-    shapes = {t.name: t.shape for t in header.tensors}
-    hidden, num_heads = f.integer(f"{arch}.embedding_length"), f.integer(f"{arch}.attention.head_count")
+    where = metadata.where
+    check_keys(metadata, family)
+    shapes = {t.name: t.shape for t in metadata.header.tensors}
+    hidden, num_heads = metadata.integer("embedding_length"), metadata.integer("attention.head_count")
     if num_heads < 1:
-        raise ModelError(f"{where}: {arch}.attention.head_count is {num_heads}; it must be at least 1")
-    head_dim = f.integer(f"{arch}.attention.key_length", hidden // num_heads)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if f.integer(f"{arch}.{key}", head_dim) != head_dim:
-            raise ModelError(
-                f"{where}: {arch}.{key} is {f.integer(f'{arch}.{key}')}; only the head size, {head_dim}, is supported"
-            )
-    scaling = gguf_rope_scaling(f, arch)
+        raise ModelError(f"{where}: {metadata.name('attention.head_count')} is {num_heads}; it must be at least 1")
+    num_layers = metadata.integer("block_count")
+    check_num_layers(num_layers, where)
+    scaling = gguf_rope_scaling(metadata, factors)
     embedding = shapes.get("token_embd.weight")
-    bos = f.integer("tokenizer.ggml.bos_token_id", -1)
+    bos = metadata.scalars.integer("tokenizer.ggml.bos_token_id", -1)
     values: dict[str, Any] = {
-        "family": arch,
+        "family": family.family,
         "hidden_size": hidden,
-        "intermediate_size": f.integer(f"{arch}.feed_forward_length"),
-        "num_layers": f.integer(f"{arch}.block_count"),
+        "intermediate_size": metadata.integer("feed_forward_length"),
+        "num_layers": num_layers,
         "num_heads": num_heads,
-        "num_kv_heads": f.integer(f"{arch}.attention.head_count_kv", num_heads),
-        "head_dim": head_dim,
-        "vocab_size": embedding[0] if embedding else f.integer(f"{arch}.vocab_size"),
-        **_context(f, arch, context_length(scaling, f.integer(f"{arch}.context_length"))),
-        # Stored as float32; its shortest decimal form is what the model's authors wrote.
-        "rms_norm_eps": float(str(np.float32(f.number(f"{arch}.attention.layer_norm_rms_epsilon")))),
-        "rope_theta": float(str(np.float32(f.number(f"{arch}.rope.freq_base", 10000.0)))),
+        "num_kv_heads": metadata.integer("attention.head_count_kv", num_heads),
+        "head_dim": _head_dim(metadata, hidden // num_heads),
+        "vocab_size": embedding[0] if embedding else metadata.integer("vocab_size"),
+        **_context(metadata, family, context_length(scaling, metadata.integer("context_length"))),
+        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": metadata.number("rope.freq_base", 10000.0),
         "rope_scaling": scaling,
         "tie_embeddings": "output.weight" not in shapes,
         "qkv_bias": "blk.0.attn_q.bias" in shapes,
         "o_bias": "blk.0.attn_output.bias" in shapes,
         "mlp_bias": "blk.0.ffn_gate.bias" in shapes,
-        "qk_norm": arch == "qwen3",
+        "qk_norm": QUERY_NORM in family.layer,
         "bos_token_id": bos if bos >= 0 else None,
-        "eos_token_ids": stop_token_ids(header, f),
-        "rope_freq_factors": rope_freq_factors,
+        "eos_token_ids": stop_token_ids(metadata.header, metadata.scalars),
+        "rope_freq_factors": factors.get(ROPE_FREQS),
     }
-    return build_config(values, where)
+    model = find_family(family.family)
+    return build_config(values | family.features(metadata), where, model.Config if model else ModelConfig)
 
 
-def _context(f: Fields, arch: str, max_position: int) -> dict[str, Any]:
-    """The longest context, and the windows of layers: a Llama with a window is a Mistral, whose layers all have it. The metadata
-    of other models do not say which layers do, so their context must fit into it.
+def _head_dim(metadata: ArchMetadata, default: int) -> int:
+    """ModelError: some heads have other sizes, or are rotated in part."""
+    head_dim = metadata.integer("attention.key_length", default)
+    for key in (*_HEAD_SIZES, *_ROTATED_SIZES):
+        size = metadata.integer(key, head_dim)
+        if size != head_dim:
+            raise ModelError(
+                f"{metadata.where}: {metadata.name(key)} is {size}; only the head size, {head_dim}, is supported"
+            )
+    return head_dim
+
+
+def _context(metadata: ArchMetadata, family: GgufFamily, max_position: int) -> dict[str, Any]:
+    """The longest context, and the windows of layers. Where a file does not say which layers have a window, contexts must fit
+    into it.
     """
-    window = f.integer(f"{arch}.attention.sliding_window", 0)
-    if not window or arch != "llama":
-        return {"max_position": min(max_position, window or max_position)}
-    num_layers = f.integer(f"{arch}.block_count")
-    check_num_layers(num_layers, f.where)
-    return {"max_position": max_position, "windows": (window,) * num_layers}
+    window = metadata.integer("attention.sliding_window", family.usual_window)
+    if not window:
+        return {"max_position": max_position}
+    windowed = _windowed_layers(metadata, family)
+    if windowed is None:
+        return {"max_position": min(max_position, window)}
+    return {"max_position": max_position, "windows": tuple(window if each else None for each in windowed)}
 
 
-def architecture(header: GgufHeader) -> str:
-    arch = header.metadata.get("general.architecture")
-    if arch not in ARCHITECTURES:
-        raise ModelError(
-            f"{header.path}: GGUF architecture {arch!s} is not supported; supported are {', '.join(ARCHITECTURES)}"
-        )
-    return str(arch)
+def _windowed_layers(metadata: ArchMetadata, family: GgufFamily) -> list[bool] | None:
+    """Of each layer, whether it has a window; None: the file does not say."""
+    key, num_layers = "attention.sliding_window_pattern", metadata.integer("block_count")
+    if metadata.is_array(key):
+        flags = [bool(flag) for flag in metadata.array(key)]
+        if len(flags) != num_layers:
+            raise ModelError(f"{metadata.where}: {metadata.name(key)} has {len(flags)} values for {num_layers} layers")
+        return flags
+    every = metadata.integer(key, -1 if family.full_every is None else family.full_every)
+    if every < 0:
+        return None
+    return [every == 0 or (layer + 1) % every != 0 for layer in range(num_layers)]

@@ -33,6 +33,14 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
+IN_GGUF: Mapping[str, Mapping[str, Any]] = {
+    "gemma2": {"query_pre_attn_scalar": SIZES["head_dim"], "tie_word_embeddings": True},
+    "gemma3": {"query_pre_attn_scalar": SIZES["head_dim"], "tie_word_embeddings": True},
+    **{name: {"head_dim": SIZES["hidden_size"] // SIZES["num_attention_heads"]} for name in ("granite", "qwen2")},
+}
+"""What GGUF files take for granted, and published models of the family do."""
+
+
 def make(name: str, seed: int, **changes: Any) -> PreTrainedModel:
     """A model in bf16 whose logits are finite and mostly have a clear best one."""
     torch.manual_seed(seed)

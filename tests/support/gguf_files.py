@@ -4,26 +4,116 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
 import numpy.typing as npt
 import torch
 from gguf import GGMLQuantizationType as QuantType
-from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
-AnyConfig = LlamaConfig | Qwen2Config | Qwen3Config
 Edit = Callable[[gguf.GGUFWriter], object]
 
 
-def arch_of(config: AnyConfig) -> str:
-    return str(config.model_type)
+def _llama(w: gguf.GGUFWriter, c: Any) -> None:
+    w.add_key_length(c.head_dim)
+    w.add_value_length(c.head_dim)
+    w.add_rope_freq_base(c.rope_parameters["rope_theta"])
+    w.add_vocab_size(c.vocab_size)
 
 
-def gguf_names(config: AnyConfig, state: Mapping[str, torch.Tensor]) -> dict[str, str]:
+def _mistral(w: gguf.GGUFWriter, c: Any) -> None:
+    """With the key of a window, which not every version of the converter writes."""
+    _llama(w, c)
+    if c.sliding_window:
+        w.add_sliding_window(c.sliding_window)
+
+
+def _qwen2(w: gguf.GGUFWriter, c: Any) -> None:
+    w.add_rope_freq_base(c.rope_parameters["rope_theta"])
+
+
+def _gemma2(w: gguf.GGUFWriter, c: Any) -> None:
+    w.add_key_length(c.head_dim)
+    w.add_value_length(c.head_dim)
+    w.add_attn_logit_softcapping(c.attn_logit_softcapping)
+    w.add_final_logit_softcapping(c.final_logit_softcapping)
+    w.add_sliding_window(c.sliding_window)
+
+
+def _gemma3(w: gguf.GGUFWriter, c: Any) -> None:
+    full, local = c.rope_parameters["full_attention"], c.rope_parameters["sliding_attention"]
+    if full["rope_type"] == "linear":
+        w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        w.add_rope_scaling_factor(full["factor"])
+    w.add_rope_freq_base(full["rope_theta"])
+    w.add_rope_freq_base_swa(local["rope_theta"])
+    w.add_key_length(c.head_dim)
+    w.add_value_length(c.head_dim)
+    if "sliding_attention" in c.layer_types:
+        w.add_sliding_window(c.sliding_window)
+
+
+def _granite(w: gguf.GGUFWriter, c: Any) -> None:
+    w.add_rope_freq_base(c.rope_parameters["rope_theta"])
+    w.add_vocab_size(c.vocab_size)
+    w.add_rope_dimension_count(c.hidden_size // c.num_attention_heads)
+    w.add_attention_scale(c.attention_multiplier)
+    w.add_embedding_scale(c.embedding_multiplier)
+    w.add_residual_scale(c.residual_multiplier)
+    w.add_logit_scale(c.logits_scaling)
+
+
+def _phi3(w: gguf.GGUFWriter, c: Any) -> None:
+    rope = c.rope_parameters
+    original = c.original_max_position_embeddings
+    w.add_rope_dimension_count(c.hidden_size // c.num_attention_heads)
+    w.add_rope_freq_base(rope["rope_theta"])
+    w.add_rope_scaling_orig_ctx_len(original)
+    w.add_sliding_window(c.sliding_window or 0)
+    if "long_factor" in rope:
+        longer = c.max_position_embeddings / original
+        w.add_rope_scaling_attn_factors((1 + np.log(longer) / np.log(original)) ** 0.5)
+        for name in ("long", "short"):
+            w.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
+
+
+def _smollm3(w: gguf.GGUFWriter, c: Any) -> None:
+    w.add_rope_freq_base(c.rope_parameters["rope_theta"])
+    w.add_vocab_size(c.vocab_size)
+    w.add_rope_dimension_count(c.head_dim)
+    w.add_key_length(c.head_dim)
+    w.add_value_length(c.head_dim)
+
+
+class Conversion(NamedTuple):
+    """What llama.cpp's converter (`conversion/`) makes of a model type: architecture, its own metadata, and whether it permutes
+    the rows of Q and K; `shift` is added to the weights of norms.
+    """
+
+    arch: str
+    add_metadata: Callable[[gguf.GGUFWriter, Any], None]
+    permutes: bool = False
+    shift: float = 0.0
+
+
+CONVERSIONS = {
+    "llama": Conversion("llama", _llama, permutes=True),
+    "mistral": Conversion("llama", _mistral, permutes=True),
+    "qwen2": Conversion("qwen2", _qwen2),
+    "qwen3": Conversion("qwen3", _llama),
+    "phi3": Conversion("phi3", _phi3),
+    "gemma2": Conversion("gemma2", _gemma2, shift=1.0),
+    "gemma3_text": Conversion("gemma3", _gemma3, shift=1.0),
+    "granite": Conversion("granite", _granite, permutes=True),
+    "smollm3": Conversion("smollm3", _smollm3, permutes=True),
+}
+
+
+def gguf_names(config: Any, state: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """The GGUF name of every tensor, from the gguf package's own table."""
-    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch_of(config))
+    arch_name = CONVERSIONS[config.model_type].arch
+    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch_name)
     table = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     names = {name: table.get_name(name, try_suffixes=(".weight", ".bias")) for name in state}
     return {name: found for name, found in names.items() if found}
@@ -57,7 +147,7 @@ def random_blocks(shape: tuple[int, ...], kind: QuantType, rng: np.random.Genera
 
 def write_gguf(
     path: Path,
-    config: AnyConfig,
+    config: Any,
     state: Mapping[str, torch.Tensor],
     kind: QuantType = QuantType.F32,
     edit: Edit | None = None,
@@ -70,20 +160,16 @@ def write_gguf(
     `max_tensors`: in a part of a split file, 0 for a whole one.
     `blocks`: by Hugging Face name, matrices that are quantized already, and their type; Q and K of llama are stored as they are.
     """
-    arch = arch_of(config)
-    w = gguf.GGUFWriter(path, arch, split_max_tensors=max_tensors)
+    conversion = CONVERSIONS[config.model_type]
+    w = gguf.GGUFWriter(path, conversion.arch, split_max_tensors=max_tensors)
     w.add_context_length(config.max_position_embeddings)
     w.add_embedding_length(config.hidden_size)
     w.add_block_count(config.num_hidden_layers)
     w.add_feed_forward_length(config.intermediate_size)
     w.add_head_count(config.num_attention_heads)
     w.add_head_count_kv(config.num_key_value_heads)
-    if arch != "qwen2":
-        w.add_key_length(config.head_dim)
-        w.add_value_length(config.head_dim)
     w.add_layer_norm_rms_eps(config.rms_norm_eps)
-    w.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    w.add_vocab_size(config.vocab_size)
+    conversion.add_metadata(w, config)
     for name, stored in gguf_names(config, state).items():
         if stored == drop or (name == "lm_head.weight" and config.tie_word_embeddings):
             continue
@@ -91,12 +177,12 @@ def write_gguf(
             w.add_tensor(stored, blocks[name][0], raw_dtype=blocks[name][1])
             continue
         data = state[name].float().numpy()
-        if arch == "llama" and ".q_proj." in name:
+        if conversion.permutes and ".q_proj." in name:
             data = permute(data, config.num_attention_heads)
-        if arch == "llama" and ".k_proj." in name:
+        if conversion.permutes and ".k_proj." in name:
             data = permute(data, config.num_key_value_heads)
         if data.ndim == 1:
-            w.add_tensor(stored, data)
+            w.add_tensor(stored, data + np.float32(conversion.shift) if name.endswith("norm.weight") else data)
         else:
             w.add_tensor(stored, gguf.quantize(data, kind), raw_dtype=kind)
     if edit:

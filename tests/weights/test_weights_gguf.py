@@ -132,13 +132,13 @@ def test_same_tensors_as_the_gguf_reader(tmp_path: Path) -> None:
 
 
 def test_tensor_names_are_those_of_the_gguf_package() -> None:
-    from distmk.weights.gguf_source import hf_name
+    from distmk.weights.gguf_families import FAMILIES
 
     for family in ("llama", "qwen2", "qwen3"):
         model = tiny(family, **({} if family == "qwen2" else {"attention_bias": True}))
         for name, stored in gguf_names(model.config, model.state_dict()).items():
-            assert hf_name(stored) == name
-    assert hf_name("blk.0.ffn_gate_exps.weight") == "blk.0.ffn_gate_exps.weight"
+            assert FAMILIES[family].hf_name(stored) == name
+    assert FAMILIES["llama"].hf_name("blk.0.ffn_gate_exps.weight") == "blk.0.ffn_gate_exps.weight"
 
 
 def test_rope_factors(tmp_path: Path) -> None:
@@ -211,7 +211,8 @@ def test_dummy_weights_with_a_gguf_config(tmp_path: Path) -> None:
     ("edit", "message"),
     [
         (lambda w: w.add_uint32("llama.expert_count", 8), "a mixture of experts"),
-        (lambda w: w.add_string("llama.rope.scaling.type", "longrope"), "RoPE scaling 'longrope' is not supported"),
+        (lambda w: w.add_string("llama.rope.scaling.type", "longrope"), "RoPE scaling longrope with 0 of the tensors"),
+        (lambda w: w.add_string("llama.rope.scaling.type", "new"), "RoPE scaling 'new' is not supported"),
         (
             lambda w: w.add_float32("llama.rope.scaling.factor", -4.0),
             "llama.rope.scaling.factor and attn_factor must be",
@@ -223,7 +224,10 @@ def test_dummy_weights_with_a_gguf_config(tmp_path: Path) -> None:
         (lambda w: w.add_type("adapter"), "a GGUF file of type adapter"),
         (lambda w: w.add_float32("llama.logit_scale", 2.0), "llama.logit_scale is set"),
         (lambda w: w.add_uint16("split.count", 3), "one of 3 parts of a split GGUF, whose name"),
-        (lambda w: w.add_array("llama.attention.head_count_kv.x", [1, 2]), "differs from layer to layer"),
+        (
+            lambda w: (w.kv_data[0].pop("llama.feed_forward_length"), w.add_feed_forward_length([96, 64])),
+            "llama.feed_forward_length differs from layer to layer",
+        ),
         (
             lambda w: w.kv_data[0]["llama.block_count"].__setattr__("value", 1 << 30),
             "num_layers is 1073741824; at most",
@@ -249,11 +253,12 @@ def test_refuses(tmp_path: Path, edit: Any, message: str) -> None:
 
 
 def test_refuses_other_models(tmp_path: Path) -> None:
-    w = gguf.GGUFWriter(tmp_path / "m.gguf", "gemma2")
+    w = gguf.GGUFWriter(tmp_path / "m.gguf", "mamba")
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.close()
-    expect_error(tmp_path / "m.gguf", "GGUF architecture gemma2 is not supported; supported are llama, qwen2, qwen3")
+    known = "supported are llama, qwen2, qwen3, phi3, gemma2, gemma3, granite, smollm3"
+    expect_error(tmp_path / "m.gguf", f"m.gguf: GGUF architecture mamba is not supported; {known}")
     model = tiny("llama")
     write_gguf(tmp_path / "m.gguf", model.config, model.state_dict(), drop="blk.1.attn_k.weight")
     expect_error(tmp_path / "m.gguf", "tensor model.layers.1.self_attn.k_proj.weight is missing", "[64, 64]")
