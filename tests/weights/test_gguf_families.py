@@ -33,7 +33,7 @@ LONG = {
     "long_factor": [1.05, 2.7, 9.3],
 }
 LINEAR = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
 }
 NARROW = {
@@ -116,6 +116,31 @@ def test_pattern_of_windows(pattern: Any, tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf", model.config, model.state_dict(), edit=add)
     flags = pattern if isinstance(pattern, list) else [True, True, False, True, True, False, True]
     assert open_checkpoint(tmp_path).config.windows == tuple(20 if flag else None for flag in flags)
+
+
+ABSENT: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
+    ("gemma2", ("attn_logit_softcapping",), {"attention_softcap": 50.0}),
+    ("gemma2", ("final_logit_softcapping",), {"logits_softcap": 30.0}),
+    ("gemma2", ("attention.sliding_window",), {"windows": (4096, None)}),
+    ("gemma3", ("attention.sliding_window",), {"windows": ()}),
+    ("gemma3", ("rope.freq_base_swa",), {"local_rope_theta": 10000.0}),
+    ("granite", ("attention.scale",), {"attention_scale": None}),
+    ("granite", ("embedding_scale", "residual_scale"), {"embedding_scale": 1.0, "residual_scale": 1.0}),
+]
+"""Models, keys of their metadata, and what llama.cpp takes for them if they are not there."""
+
+
+@pytest.mark.parametrize(("name", "keys", "fields"), ABSENT)
+def test_absent_keys(name: str, keys: tuple[str, ...], fields: dict[str, Any], tmp_path: Path) -> None:
+    model = make(name, 0, **IN_GGUF[name])
+
+    def edit(w: gguf.GGUFWriter) -> None:
+        for key in keys:
+            del w.kv_data[0][f"{name}.{key}"]
+
+    write_gguf(tmp_path / "m.gguf", model.config, model.state_dict(), edit=edit)
+    config = vars(open_checkpoint(tmp_path).config)
+    assert {field: config[field] for field in fields} == fields
 
 
 def test_numbers_for_each_layer(tmp_path: Path) -> None:
