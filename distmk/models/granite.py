@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from distmk.errors import ModelError
 from distmk.model.causal_lm import register_model
 from distmk.model.config import ModelConfig
 from distmk.model.json_fields import Fields
@@ -28,6 +29,8 @@ class Granite(Llama):
     def read_config(cls, f: Fields) -> ModelConfig:
         names = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
         embedding, residual, attention, logits = (f.number(name, 1.0) for name in names)
+        if logits <= 0:
+            raise ModelError(f"{f.where}: logits_scaling is {logits:g}; it must be positive")
         bias = f.flag("attention_bias")
         features = {"qkv_bias": bias, "o_bias": bias, "mlp_bias": f.flag("mlp_bias"), "attention_scale": attention}
         features |= {"embedding_scale": embedding, "residual_scale": residual, "logits_scale": 1.0 / logits}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.families import make
 from support.gguf_files import write_gguf
 from test_weights import edit_config, expect_error, tiny
 
@@ -33,6 +34,13 @@ def test_numbers_of_a_config(key: str, value: Any, tmp_path: Path) -> None:
     changes = {key: value} | ({"rope_parameters": None} if key == "rope_theta" else {})
     edit_config(tmp_path, **changes)
     expect_error(tmp_path, "config.json: ", load_format="dummy")
+
+
+@pytest.mark.parametrize("value", [0, -2.0])
+def test_divisor_of_logits(value: float, tmp_path: Path) -> None:
+    make("granite", 0).config.save_pretrained(tmp_path)
+    edit_config(tmp_path, logits_scaling=value, architectures=["GraniteForCausalLM"])
+    expect_error(tmp_path, f"logits_scaling is {value:g}; it must be positive", load_format="dummy")
 
 
 @pytest.mark.parametrize("value", [1 << 31, -1, [1 << 40], "x"])
