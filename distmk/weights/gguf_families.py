@@ -51,8 +51,8 @@ class GgufFamily:
     family: of the model's class (`distmk.models`). layer: Hugging Face names of a layer's tensors, by their names in files.
     permutes_heads: whether the rows of Q and K are permuted within each head (`stored_rows`). norm_shift: what was added to the
     weights of norms. rope_factors: tensors of rotary factors that the architecture applies.
-    full_every: of layers with a sliding window, every so many have none, 0: all have one, None: the files do not say which;
-    usual_window: its tokens if the metadata has no window.
+    full_every: in a model with a sliding window, the last of every so many layers has none; 0: all have it; None: the files do
+    not say which have it. usual_window: its tokens if the metadata does not have the key.
     keys: metadata that other architectures are refused for. features: further fields of the config, from the metadata of a model
     whose number of layers was checked.
     """
