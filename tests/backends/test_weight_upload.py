@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from support.features import with_out_scale
 from support.tiny import Family, make, save
 
 from distmk.backends import weight_upload as heap
@@ -58,8 +57,9 @@ def scaled(op: Operator) -> Operator:
         return dataclasses.replace(op, scale=FACTORS["model.embed_tokens"])
     if isinstance(op, Head):
         return dataclasses.replace(op, scale=FACTORS["head"], norm_offset=OFFSET)
-    out_scale = FACTORS[".o" if isinstance(op, SelfAttention) else ".down"]
-    return dataclasses.replace(with_out_scale(op, out_scale), norm_offset=OFFSET)
+    name, matrix = ("o", op.o) if isinstance(op, SelfAttention) else ("down", op.down)
+    out = {name: dataclasses.replace(matrix, scale=FACTORS[f".{name}"])}
+    return dataclasses.replace(op, **out, norm_offset=OFFSET)
 
 
 def tiled_program(checkpoint: Checkpoint, num_ranks: int, change: Callable[[Operator], Operator] = scaled) -> Program:

@@ -28,7 +28,7 @@ def small_model(style: str | None = None) -> Model:
     """Five layers, so that rotations end in the middle of a period."""
     sizes = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "hidden_size": 256, "num_layers": 5}
     config = tiny_config(**sizes, qkv_bias=True, o_bias=True, mlp_bias=True)
-    return build_model(config) if style is None else model_of(config, style)
+    return build_model(config) if style is None else model_of(config, style).compile()
 
 
 def text(task: Task) -> str:

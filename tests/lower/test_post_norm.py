@@ -35,20 +35,20 @@ def test_accepted(style: str, num_ranks: int) -> None:
     )
     for changes in (*OPTIONS, *hosts):
         for num_layers, num_workers in ((1, 3), (3, 30)):
-            model = model_of(tiny_config(**SIZES, num_layers=num_layers), style)
+            model = model_of(tiny_config(**SIZES, num_layers=num_layers), style).compile()
             options = DecodeOptions(num_ranks, num_workers, max_model_len=64, **changes)
             check(compile_graph(*lower_programs(model, options)))
 
 
 def program(num_ranks: int = 2, style: str = "gemma") -> Program:
-    model = model_of(tiny_config(**SIZES, num_layers=2), style)
+    model = model_of(tiny_config(**SIZES, num_layers=2), style).compile()
     return compile_graph(lower(model, DecodeOptions(num_ranks, 4, max_model_len=64, **SPREAD)))
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_operands(num_ranks: int) -> None:
     """All of y is read for columns of x, which are those that the task's worker has summed; other tasks of x keep to it."""
-    model = model_of(tiny_config(**SIZES, num_layers=3), "mixed")
+    model = model_of(tiny_config(**SIZES, num_layers=3), "mixed").compile()
     graph = lower(model, DecodeOptions(num_ranks, 4, max_model_len=64, **SPREAD))
     norms = [task for task in graph.tasks if isinstance(task, PostNorm)]
     assert {task.op for task in norms} == {f"layer{layer}.down.norm" for layer in range(3)}

@@ -1,60 +1,61 @@
-"""Models of operators that the families of the presets do not have: post-norms, no norm in front, GeGLU, scales, offsets, a
-softcap.
+"""Models with what the families of the presets do not have: post-norms, no norm in front, GeGLU, scales, offsets of norms, a
+softcap of logits.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
+
+from distmk.model.bf16 import F32, bf16_to_f32, f32_to_bf16
 from distmk.model.config import ModelConfig
-from distmk.model.operators import Embedding, Head, Mlp, Model, Operator, SelfAttention
-from distmk.models import build_model
+from distmk.model.nodes import Node
+from distmk.models.gemma2 import Gemma2
+from distmk.models.granite import Granite
+from distmk.models.llama import Llama
 
 
-def with_out_scale(op: SelfAttention | Mlp, scale: float) -> SelfAttention | Mlp:
-    """A factor of what an operator adds to x."""
-    if isinstance(op, SelfAttention):
-        return dataclasses.replace(op, o=dataclasses.replace(op.o, scale=scale))
-    return dataclasses.replace(op, down=dataclasses.replace(op.down, scale=scale))
+class Olmo(Llama):
+    """As OLMo 2: norms behind attention and MLP, and none in front."""
+
+    def block(self, x: Node, name: str, layer: int) -> Node:
+        x = x + self.norm(self.attention(x, f"{name}.self_attn", layer), f"{name}.post_attention_layernorm")
+        return x + self.norm(self.mlp(x, f"{name}.mlp"), f"{name}.post_feedforward_layernorm")
 
 
-def _gemma(op: Operator) -> Operator:
-    """As Gemma 2: norms on both sides, of weights stored less 1; the embedding scaled, the logits within a limit."""
-    if isinstance(op, Embedding):
-        return dataclasses.replace(op, scale=9.75)
-    if isinstance(op, Head):
-        return dataclasses.replace(op, norm_offset=1.0, softcap=2.5)
-    changed = dataclasses.replace(op, norm_offset=1.0, post_norm=f"{op.norm}.post")
-    return changed if isinstance(op, SelfAttention) else dataclasses.replace(changed, activation="gelu_tanh")
-
-
-def _olmo(op: Operator) -> Operator:
-    """As OLMo 2: norms behind the projections, and none in front."""
-    return dataclasses.replace(op, norm=None, post_norm=op.norm) if isinstance(op, SelfAttention | Mlp) else op
-
-
-def _granite(op: Operator) -> Operator:
-    """As Granite 3: a factor of the embedding, of what is added to x, and of the logits."""
-    if isinstance(op, Embedding):
-        return dataclasses.replace(op, scale=12.0)
-    return dataclasses.replace(op, scale=0.125) if isinstance(op, Head) else with_out_scale(op, 0.22)
-
-
-def _mixed(op: Operator) -> Operator:
+class Mixed(Llama):
     """Attention without a norm, and an MLP with one on either side."""
-    if isinstance(op, SelfAttention):
-        return dataclasses.replace(op, norm=None)
-    return dataclasses.replace(op, post_norm=f"{op.norm}.post") if isinstance(op, Mlp) else op
+
+    def block(self, x: Node, name: str, layer: int) -> Node:
+        x = x + self.attention(x, f"{name}.self_attn", layer)
+        y = self.mlp(self.norm(x, f"{name}.pre_feedforward_layernorm"), f"{name}.mlp")
+        return x + self.norm(y, f"{name}.post_feedforward_layernorm")
 
 
-STYLES: dict[str, Callable[[Operator], Operator]] = {
-    "gemma": _gemma,
-    "olmo": _olmo,
-    "granite": _granite,
-    "mixed": _mixed,
+STYLES: Mapping[str, tuple[type[Llama], Mapping[str, Any]]] = {
+    "gemma": (Gemma2, {"qk_norm": True, "logits_softcap": 2.5}),
+    "granite": (Granite, {"embedding_scale": 12.0, "residual_scale": 0.22, "logits_scale": 0.125}),
+    "mixed": (Mixed, {}),
+    "olmo": (Olmo, {}),
 }
+"""By style, the class, and what its config has beside that of a preset."""
 
 
-def model_of(config: ModelConfig, style: str) -> Model:
-    return Model(config, tuple(map(STYLES[style], build_model(config).operators)))
+def model_of(config: ModelConfig, style: str) -> Llama:
+    cls, changes = STYLES[style]
+    return cls(cls.Config(**vars(config) | changes))
+
+
+def random_weights(model: Llama, rng: np.random.Generator) -> dict[str, F32]:
+    """float32 values that bf16 has, such that logits are around 1."""
+    found = {}
+    for name, shape in model.weights().items():
+        values = rng.standard_normal(shape)
+        if len(shape) == 2:
+            values /= shape[1] ** 0.5
+        else:
+            values = 0.3 * values if name.endswith(".bias") else 1 - model.norm_offset + 0.2 * values
+        found[name] = bf16_to_f32(f32_to_bf16(values.astype(np.float32)))
+    return found
