@@ -1,43 +1,46 @@
-"""Every family, from a folder and from GGUF: logits no further from float32 than transformers' own bf16 run, at 1 to 3 ranks."""
+"""Every family, from a folder and from GGUF: logits as near to float32 as transformers' own bf16 run, at 1 to 3 ranks and in the
+emulator.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from gguf import GGMLQuantizationType as QuantType
 from support import tiny
-from support.families import FAMILIES, IN_GGUF, make
+from support.families import FAMILIES, IN_GGUF, assert_logits, make, make_for_gpu
 from support.gguf_files import write_gguf
-from support.tiny import Reference, relative_error
-
-from distmk import LLM
-
-LENGTHS = (5, 17, 18, 40, 41)
+from support.machine import require
 
 
-@pytest.mark.parametrize("form", ["folder", "gguf"])
+def at_each_number_of_ranks() -> list[Any]:
+    """Every family at 1, 2 and 3 ranks, two of which are slow."""
+    return [
+        pytest.param(name, num_ranks, marks=[pytest.mark.slow] * (num_ranks != 1 + index % 3))
+        for index, name in enumerate(FAMILIES)
+        for num_ranks in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize(("name", "num_ranks"), at_each_number_of_ranks())
+def test_logits(name: str, num_ranks: int, rng: np.random.Generator, tmp_path: Path) -> None:
+    model = make(name, int(rng.integers(1 << 30)))
+    assert_logits(model, tiny.save(model, tmp_path), "host", num_ranks, rng)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
-def test_logits(name: str, form: str, rng: np.random.Generator, tmp_path: Path) -> None:
-    seed, num_ranks = int(rng.integers(1 << 30)), 1 + list(FAMILIES).index(name) % 3
-    if form == "gguf":
-        model, num_ranks = make(name, seed, **IN_GGUF.get(name, {})), 1
-        write_gguf(tmp_path / "m.gguf", model.config, model.state_dict(), QuantType.BF16)
-    else:
-        model = make(name, seed)
-        tiny.save(model, tmp_path)
-    reference = Reference(model)
-    prompts = [[int(token) for token in rng.integers(0, model.config.vocab_size, length)] for length in LENGTHS]
-    exact = torch.stack([reference.exact(ids)[-1] for ids in prompts])
-    theirs = torch.stack([reference.bf16(ids)[-1] for ids in prompts])
-    with LLM(str(tmp_path), tensor_parallel_size=num_ranks, num_workers=2, keep_logits=True, max_model_len=64) as llm:
-        ours = torch.stack([torch.from_numpy(llm.compute_logits(ids).copy()).double() for ids in prompts])
-    error, allowed = relative_error(ours, exact), relative_error(theirs, exact)
-    print(f"{num_ranks} ranks: relative error {error:.2g}; transformers in bf16: {allowed:.2g}")
-    assert error <= 1.1 * allowed, f"{name}: off by {error:.3g}, most at prompt, token {worst(ours - exact)}"
+def test_logits_of_gguf(name: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    model = make(name, int(rng.integers(1 << 30)), **IN_GGUF.get(name, {}))
+    path = tmp_path / "m.gguf"
+    write_gguf(path, model.config, model.state_dict(), QuantType.BF16)
+    assert_logits(model, path, "host", 1, rng)
 
 
-def worst(difference: torch.Tensor) -> list[int]:
-    return [int(index) for index in np.unravel_index(int(difference.abs().argmax()), difference.shape)]
+@pytest.mark.parametrize(("name", "num_ranks"), [("gemma2", 2), ("gemma3", 1), ("granite", 1), ("phi3", 1)])
+def test_logits_in_the_emulator(name: str, num_ranks: int, rng: np.random.Generator, tmp_path: Path) -> None:
+    require("emulated", num_ranks)
+    model = make_for_gpu(name, int(rng.integers(1 << 30)))
+    assert_logits(model, tiny.save(model, tmp_path), "emulated", num_ranks, rng)

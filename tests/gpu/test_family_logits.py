@@ -1,0 +1,22 @@
+"""Every family, with heads of 128 elements: logits on GPUs as near to float32 as transformers' own bf16 run.
+
+python -m pytest -q -rs tests/gpu/test_family_logits.py             # 1 and 2 GPUs
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import tiny
+from support.families import FAMILIES, assert_logits, make_for_gpu
+from support.machine import on, require
+
+
+@pytest.mark.parametrize(("backend", "num_ranks"), [on("cuda", 1), on("cuda", 2, num_ranks=2)])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits(backend: str, num_ranks: int, name: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    require(backend, num_ranks)
+    model = make_for_gpu(name, int(rng.integers(1 << 30)))
+    assert_logits(model, tiny.save(model, tmp_path), backend, num_ranks, rng)
