@@ -8,8 +8,10 @@ from distmk.lower.buffers import DecodeBuffers, attention_write, mlp_write
 from distmk.lower.options import ATTENTION_LAUNCHES
 from distmk.lower.plan import WorkPlan
 from distmk.lower.row_parallel import Projection, emit_row_parallel
-from distmk.lower.weights import add_matrix, add_vector, bias_of, bias_rows, rows_of
+from distmk.lower.weights import add_matrix, add_vector, bias_of, bias_rows, rotated_rows, rows_of
+from distmk.model.nodes import Matrix
 from distmk.model.operators import SelfAttention
+from distmk.model.shards import Range
 from distmk.tasks import Attention, Combine, GeneralAttention, Linear
 
 
@@ -36,9 +38,7 @@ def emit_attention(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Sel
 
 
 def _emit_qkv(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAttention, rank: int) -> None:
-    d, shard, partition = plan.config.head_dim, plan.shards[rank], plan.qkv[rank]
-    heads = ((op.q, shard.heads), (op.k, shard.kv_heads), (op.v, shard.kv_heads))
-    parts = [(matrix, (begin * d, end * d)) for matrix, (begin, end) in heads]
+    parts, partition = _qkv_rows(plan, op, rank), plan.qkv[rank]
     weight = add_matrix(
         graph,
         f"{op.name}.qkv",
@@ -70,6 +70,14 @@ def _emit_qkv(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAtte
                 polls=plan.may_poll(rank, worker),
             )
         )
+
+
+def _qkv_rows(plan: WorkPlan, op: SelfAttention, rank: int) -> list[tuple[Matrix, Range]]:
+    """A rank's rows of the three matrices."""
+    d, heads, kv_heads = plan.config.head_dim, plan.shards[rank].heads, plan.shards[rank].kv_heads
+    q_rows, k_rows = rotated_rows(plan.config, heads), rotated_rows(plan.config, kv_heads)
+    v_rows = (kv_heads[0] * d, kv_heads[1] * d)
+    return [*((op.q, rows) for rows in q_rows), *((op.k, rows) for rows in k_rows), (op.v, v_rows)]
 
 
 def _emit_splits(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAttention, rank: int) -> None:
@@ -104,7 +112,8 @@ def _emit_splits(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfA
 def _head_norm(graph: Graph, plan: WorkPlan, rank: int, tensor: str | None, offset: float) -> Slab | None:
     if not tensor:
         return None
-    return add_vector(graph, rank, [Segment(f"{tensor}.weight", 0, plan.config.head_dim)], offset=offset)
+    segments = [Segment(f"{tensor}.weight", begin, end) for begin, end in rotated_rows(plan.config, (0, 1))]
+    return add_vector(graph, rank, segments, offset=offset)
 
 
 def _emit_combine(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAttention, rank: int) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Segment, Slab, Tiling, Weight, WeightKind
+from distmk.model.config import ModelConfig
 from distmk.model.nodes import Matrix
+from distmk.model.rope import rotation_order
 from distmk.model.shards import Range
 
 
@@ -54,6 +56,14 @@ def add_vector(graph: Graph, rank: int, segments: list[Segment], *, offset: floa
 def rows_of(matrix: Matrix, rows: Range) -> Segment:
     """Rows `rows` of a matrix."""
     return Segment(f"{matrix.tensor}.weight", matrix.first_row + rows[0], matrix.first_row + rows[1])
+
+
+def rotated_rows(config: ModelConfig, heads: Range) -> list[Range]:
+    """The rows of query or key heads, each head in the order in which tasks rotate its elements."""
+    d, order = config.head_dim, rotation_order(config)
+    if len(order) == 1:
+        return [(heads[0] * d, heads[1] * d)]
+    return [(head * d + begin, head * d + end) for head in range(*heads) for begin, end in order]
 
 
 def bias_of(matrix: Matrix, rows: Range) -> Segment:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from distmk.errors import ModelError, shown
-from distmk.model.rope import check_scaling
+from distmk.model.rope import check_rope
 from distmk.model.rope_scaling import RopeScaling
 
 RANGES = {"rope_theta": (1.0, 1e15), "local_rope_theta": (1.0, 1e15), "rms_norm_eps": (1e-30, 1.0)}
@@ -28,9 +28,10 @@ class ModelConfig:
     family: that of the class that builds the model (`CausalLM`), which fills it in.
     max_position: the longest context, in tokens: what the model was trained for, or that times the factor of `rope_scaling`.
     bos_token_id, eos_token_ids: None and () if there are none. qk_norm: RMSNorm over each query and key head.
-    rope_freq_factors: [head_dim / 2] divisors of the plain rotary frequencies; GGUF files hold Llama 3.1's scaling in that form
-    instead of as `rope_scaling`. windows: by layer, the tokens that it sees, its own included, None: all; (): all layers see all.
-    local_rope_theta: base of the second rotary table, of layers with a window (Gemma 3); None: there is none.
+    partial_rotary_dim: elements of a head that rotate, the first ones; None: all. rope_freq_factors: [rotary_dim / 2] divisors of
+    the plain rotary frequencies; GGUF files hold Llama 3.1's scaling in that form instead of as `rope_scaling`.
+    windows: by layer, the tokens that it sees, its own included, None: all; (): all layers see all. local_rope_theta: base of the
+    second rotary table, of layers with a window (Gemma 3); None: there is none.
     attention_scale: of scores; None: head_dim ** -0.5. attention_softcap, logits_softcap: scores and logits become
     cap * tanh(x / cap); None: they stay.
     """
@@ -49,6 +50,7 @@ class ModelConfig:
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
+    partial_rotary_dim: int | None = None
     tie_embeddings: bool = False
     qkv_bias: bool = False
     o_bias: bool = False
@@ -70,6 +72,11 @@ class ModelConfig:
     def head_name(self) -> str:
         """The checkpoint's name of the head, without `.weight`."""
         return "model.embed_tokens" if self.tie_embeddings else "lm_head"
+
+    @property
+    def rotary_dim(self) -> int:
+        """Elements of a head that rotate."""
+        return self.head_dim if self.partial_rotary_dim is None else self.partial_rotary_dim
 
     def validate(self, where: str) -> None:
         """Raise ModelError, naming `where`, the source of the values, if the sizes contradict each other."""
@@ -97,16 +104,7 @@ class ModelConfig:
         for token_id in (*self.eos_token_ids, self.bos_token_id or 0):
             if not 0 <= token_id < 1 << 31:
                 raise ModelError(f"{where}: token id {shown(token_id)} is none; ids are from 0 to 2**31 - 1")
-        factors = self.rope_freq_factors
-        if factors is not None and (
-            len(factors) != self.head_dim // 2 or not all(1e-6 <= factor <= 1e6 for factor in factors)
-        ):
-            raise ModelError(
-                f"{where}: {len(factors)} rotary frequency factors; "
-                f"head_dim {self.head_dim} needs {self.head_dim // 2} positive ones"
-            )
-
-        check_scaling(self, where)
+        check_rope(self, where)
 
     @property
     def layers_are_alike(self) -> bool:

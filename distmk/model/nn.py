@@ -65,7 +65,9 @@ def split(x: Node, sizes: Sequence[int]) -> list[Node]:
 
 
 def rope(x: Node, head_dim: int, table: str = "rope") -> Node:
-    """Rotary embedding of every head, halves of a head as pairs (arXiv:2104.09864). table: one of the config's."""
+    """Rotary embedding of every head, halves of its first elements as pairs (arXiv:2104.09864). table: one of the config's, which
+    says how many elements rotate (`rotary_dim`).
+    """
     return Rope(x.cols, _in_heads(x, head_dim), head_dim, table)
 
 

@@ -148,7 +148,7 @@ class Slice(Node):
 
 @dataclass(frozen=True, eq=False)
 class Rope(Node):
-    """Rotary embedding of each head (Su et al., arXiv:2104.09864) by the config's table of that name."""
+    """Rotary embedding of each head's first `rotary_dim` elements (Su et al., arXiv:2104.09864) by a table of the config."""
 
     x: Node
     head_dim: int

@@ -9,7 +9,7 @@ from distmk.errors import ModelError
 from distmk.model.config import ModelConfig, build_config
 from distmk.model.hf_features import refuse_unsupported
 from distmk.model.json_fields import Fields, token_ids
-from distmk.model.rope import read_rope
+from distmk.model.rope import read_partial_rotary_dim, read_rope
 
 
 def read_decoder(
@@ -41,6 +41,7 @@ def read_decoder(
         num_kv_heads = num_heads
     first = token_ids(f.values, "bos_token_id", f.where, bos)
     theta, scaling, longest = read_rope(f, max_position)
+    head_dim = f.integer("head_dim", head_dim or hidden_size // num_heads)
     values: dict[str, Any] = {
         "family": family,
         "hidden_size": hidden_size,
@@ -48,12 +49,13 @@ def read_decoder(
         "num_layers": f.integer("num_hidden_layers"),
         "num_heads": num_heads,
         "num_kv_heads": f.integer("num_key_value_heads", num_kv_heads),
-        "head_dim": f.integer("head_dim", head_dim or hidden_size // num_heads),
+        "head_dim": head_dim,
         "vocab_size": f.integer("vocab_size"),
         "max_position": longest,
         "rms_norm_eps": f.number("rms_norm_eps", 1e-6),
         "rope_theta": theta,
         "rope_scaling": scaling,
+        "partial_rotary_dim": read_partial_rotary_dim(f, head_dim, "partial_rotary_factor" in own),
         "tie_embeddings": f.flag("tie_word_embeddings", tie_embeddings),
         "bos_token_id": first[0] if first else None,
         "eos_token_ids": token_ids(f.values, "eos_token_id", f.where, eos),

@@ -60,7 +60,7 @@ class YarnScaling:
 @dataclass(frozen=True)
 class LongRopeScaling:
     """LongRoPE (Ding et al., arXiv:2402.13753): each wavelength grows by its own factor, in a context longer than
-    `original_max_position` by that of `long_factor`, else of `short_factor`, both [head_dim / 2].
+    `original_max_position` by that of `long_factor`, else of `short_factor`, both [rotary_dim / 2].
     """
 
     original_max_position: int

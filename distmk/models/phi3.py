@@ -1,4 +1,6 @@
-"""Phi-3 (arXiv:2404.14219): Llama whose checkpoints hold q, k and v in one matrix, and gate and up in another."""
+"""Phi-3 (arXiv:2404.14219) and Phi-4-mini (arXiv:2503.01743): Llama whose checkpoints hold q, k and v in one matrix, and gate
+and up in another. Phi-4-mini rotates three quarters of each head.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ class Phi3(Llama):
     @classmethod
     def read_config(cls, f: Fields) -> ModelConfig:
         window = f.integer("sliding_window") if f.values.get("sliding_window") is not None else None
+        f = Fields({"original_max_position_embeddings": 4096, **f.values}, f.where)
         features = {"windows": (window,) * f.integer("num_hidden_layers") if window else ()}
-        return read_decoder(f, cls.family, features, max_position=4096, bos=(1,), eos=(32000,))
+        own = ("partial_rotary_factor",)
+        return read_decoder(f, cls.family, features, own=own, max_position=4096, bos=(1,), eos=(32000,))
 
     def qkv(self, x: Node, name: str) -> list[Node]:
         c = self.config

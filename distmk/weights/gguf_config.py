@@ -15,7 +15,6 @@ from distmk.weights.gguf_rope import Factors, gguf_rope_scaling
 from distmk.weights.gguf_stop_tokens import stop_token_ids
 
 _HEAD_SIZES = ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa")
-_ROTATED_SIZES = ("rope.dimension_count", "rope.dimension_count_swa")
 
 
 def config_of(metadata: ArchMetadata, family: GgufFamily, factors: Factors) -> ModelConfig:
@@ -33,6 +32,7 @@ def config_of(metadata: ArchMetadata, family: GgufFamily, factors: Factors) -> M
     check_num_layers(num_layers, where)
     scaling = gguf_rope_scaling(metadata, factors)
     embedding = shapes.get("token_embd.weight")
+    head_dim = _head_dim(metadata, hidden // num_heads)
     bos = metadata.scalars.integer("tokenizer.ggml.bos_token_id", -1)
     values: dict[str, Any] = {
         "family": family.family,
@@ -41,7 +41,8 @@ def config_of(metadata: ArchMetadata, family: GgufFamily, factors: Factors) -> M
         "num_layers": num_layers,
         "num_heads": num_heads,
         "num_kv_heads": metadata.integer("attention.head_count_kv", num_heads),
-        "head_dim": _head_dim(metadata, hidden // num_heads),
+        "head_dim": head_dim,
+        "partial_rotary_dim": _partial_rotary_dim(metadata, family, head_dim),
         "vocab_size": embedding[0] if embedding else metadata.integer("vocab_size"),
         **_context(metadata, family, context_length(scaling, metadata.integer("context_length"))),
         "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
@@ -61,15 +62,26 @@ def config_of(metadata: ArchMetadata, family: GgufFamily, factors: Factors) -> M
 
 
 def _head_dim(metadata: ArchMetadata, default: int) -> int:
-    """ModelError: some heads have other sizes, or are rotated in part."""
+    """ModelError: some heads have other sizes."""
     head_dim = metadata.integer("attention.key_length", default)
-    for key in (*_HEAD_SIZES, *_ROTATED_SIZES):
-        size = metadata.integer(key, head_dim)
-        if size != head_dim:
-            raise ModelError(
-                f"{metadata.where}: {metadata.name(key)} is {size}; only the head size, {head_dim}, is supported"
-            )
+    for key in _HEAD_SIZES:
+        _check_size(metadata, key, head_dim)
     return head_dim
+
+
+def _partial_rotary_dim(metadata: ArchMetadata, family: GgufFamily, head_dim: int) -> int | None:
+    """Elements of a head that rotate; None: all. ModelError: some, and models of the family do not have that."""
+    rotated = metadata.integer("rope.dimension_count", head_dim)
+    if rotated == head_dim or not family.rotates_in_part:
+        _check_size(metadata, "rope.dimension_count", head_dim)
+    _check_size(metadata, "rope.dimension_count_swa", rotated)
+    return None if rotated == head_dim else rotated
+
+
+def _check_size(metadata: ArchMetadata, key: str, expected: int) -> None:
+    size = metadata.integer(key, expected)
+    if size != expected:
+        raise ModelError(f"{metadata.where}: {metadata.name(key)} is {size}; only {expected} is supported")
 
 
 def _context(metadata: ArchMetadata, family: GgufFamily, max_position: int) -> dict[str, Any]:

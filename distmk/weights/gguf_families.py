@@ -50,7 +50,8 @@ class GgufFamily:
 
     family: of the model's class (`distmk.models`). layer: Hugging Face names of a layer's tensors, by their names in files.
     permutes_heads: whether the rows of Q and K are permuted within each head (`stored_rows`). norm_shift: what was added to the
-    weights of norms. rope_factors: tensors of rotary factors that the architecture applies.
+    weights of norms. rotates_in_part: whether only some elements of a head may rotate. rope_factors: tensors of rotary
+    factors that the architecture applies.
     full_every: in a model with a sliding window, the last of every so many layers has none; 0: all have it; None: the files do
     not say which have it. usual_window: its tokens if the metadata does not have the key.
     keys: metadata that other architectures are refused for. features: further fields of the config, from the metadata of a model
@@ -61,6 +62,7 @@ class GgufFamily:
     layer: Mapping[str, str]
     permutes_heads: bool = False
     norm_shift: float = 0.0
+    rotates_in_part: bool = False
     rope_factors: tuple[str, ...] = ()
     full_every: int | None = None
     usual_window: int = 0
@@ -131,7 +133,13 @@ FAMILIES: Mapping[str, GgufFamily] = {
     ),
     "qwen2": GgufFamily(family="qwen2", layer=LLAMA_LAYER),
     "qwen3": GgufFamily(family="qwen3", layer=LLAMA_LAYER | HEAD_NORMS),
-    "phi3": GgufFamily(family="phi3", layer=PHI3_LAYER, rope_factors=(LONG_FACTORS, SHORT_FACTORS), full_every=0),
+    "phi3": GgufFamily(  # Phi-3, and Phi-4-mini, of whose heads a quarter does not rotate
+        family="phi3",
+        layer=PHI3_LAYER,
+        rotates_in_part=True,
+        rope_factors=(LONG_FACTORS, SHORT_FACTORS),
+        full_every=0,
+    ),
     "gemma2": GgufFamily(
         family="gemma2",
         layer=LLAMA_LAYER | GEMMA_NORMS,

@@ -19,7 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from distmk.backends.defaults import DEFAULT_MODEL_LEN, choose_model_len
 from distmk.errors import ModelError, UsageError
@@ -147,25 +147,29 @@ def random_rope(rng: random.Random) -> dict[str, Any]:
 
 
 def test_rotary_frequencies_are_those_of_transformers() -> None:
-    """Of every kind, in a context that is shorter or longer than that of pretraining; and the attention factor."""
+    """Of every kind, in a context that is shorter or longer than that of pretraining; of all elements of a head and of half of
+    them; and the attention factor.
+    """
     seed = random.randrange(1 << 30)
     rng = random.Random(seed)
     seen = set()
     for _ in range(400):
         rope, length = random_rope(rng), rng.choice((10, 40, 64, 200))
-        config = LlamaConfig(**SIZES, **json.loads(json.dumps(rope)))
-        theirs = LlamaRotaryEmbedding(config)
+        architecture = NAMES[LlamaConfig]
+        if rng.random() < 0.5:  # in Phi-3's code a part of a head may rotate
+            architecture = "Phi3ForCausalLM"
+            rope = {"original_max_position_embeddings": 24} | rope | {"head_dim": 16, "partial_rotary_factor": 0.5}
+        config = LlamaConfig(**SIZES | json.loads(json.dumps(rope)))
         kind = config.rope_parameters["rope_type"]
-        freq, attention = theirs.inv_freq, theirs.attention_scaling
-        if kind != "default":
-            freq, attention = ROPE_INIT_FUNCTIONS[kind](config, "cpu", seq_len=length)
-        mine = ours(config_json(LlamaConfig, **rope))
+        frequencies = ROPE_INIT_FUNCTIONS.get(kind, Phi3RotaryEmbedding.compute_default_rope_parameters)
+        freq, attention = frequencies(config, "cpu", seq_len=length)
+        mine = ours(config_json(LlamaConfig, **rope) | {"architectures": [architecture]})
         note = f"seed {seed}: {rope}, {length} positions"
         np.testing.assert_allclose(inv_freq(mine, length), freq.numpy(), rtol=1e-6, err_msg=note)
         assert attention_factor(mine) == pytest.approx(attention, rel=1e-9), note
         table = rope_table(mine, length)
-        half = mine.head_dim // 2
-        np.testing.assert_allclose(table[-1, :half], np.cos((length - 1) * freq.numpy()) * attention, atol=1e-4)
+        want = np.cos((length - 1) * freq.numpy()) * attention
+        np.testing.assert_allclose(table[-1, : len(want)], want, atol=1e-4)
         seen.add(kind)
     assert seen == {"default", "linear", "dynamic", "yarn", "longrope", "llama3"}
 

@@ -39,7 +39,9 @@ def test_logits_of_gguf(name: str, rng: np.random.Generator, tmp_path: Path) -> 
     assert_logits(model, path, "host", 1, rng)
 
 
-@pytest.mark.parametrize(("name", "num_ranks"), [("gemma2", 2), ("gemma3", 1), ("granite", 1), ("phi3", 1)])
+@pytest.mark.parametrize(
+    ("name", "num_ranks"), [("gemma2", 2), ("gemma3", 1), ("granite", 1), ("phi3", 1), ("phi4", 1)]
+)
 def test_logits_in_the_emulator(name: str, num_ranks: int, rng: np.random.Generator, tmp_path: Path) -> None:
     require("emulated", num_ranks)
     model = make_for_gpu(name, int(rng.integers(1 << 30)))

@@ -94,6 +94,7 @@ def test_any_change_is_another_program() -> None:
         **dict.fromkeys(("attention_scale", "attention_softcap", "logits_softcap"), 0.5),
         "eos_token_ids": (3,),
         "rope_freq_factors": (1.0,) * 8,
+        "partial_rotary_dim": 8,
         "num_schedulers": 2,
         "attention_launch": "spread",
         "turns": (16, 512),

@@ -29,6 +29,21 @@ class Family(NamedTuple):
     norm: float = 1.0
 
 
+def phi4(num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, Any]:
+    """As Phi-4-mini: a quarter of a head does not rotate, and cosines and sines are scaled."""
+    factors = torch.linspace(1.0, 3.0, 3 * head_dim // 8).tolist()  # a pair of rotated elements each
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75}
+    return {
+        "hidden_size": num_heads * head_dim,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "pad_token_id": None,
+        "original_max_position_embeddings": 32,  # fewer than max_position_embeddings: cosines and sines are scaled
+        "rope_parameters": rope | {"short_factor": factors, "long_factor": factors},
+    }
+
+
 FAMILIES: Mapping[str, Family] = {
     "gemma2": Family(
         "Gemma2",
@@ -45,6 +60,7 @@ FAMILIES: Mapping[str, Family] = {
     "phi3": Family("Phi3", {"pad_token_id": None, "head_dim": 6}),
     "qwen2": Family("Qwen2"),
     "smollm3": Family("SmolLM3", {"num_hidden_layers": 4, "pad_token_id": None}),
+    "phi4": Family("Phi3", phi4(num_heads=6, num_kv_heads=3, head_dim=16)),
 }
 
 WINDOWS = ["sliding_attention", "full_attention"]
@@ -52,6 +68,7 @@ OF_128: Mapping[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2,
 GPU_CHANGES: Mapping[str, Mapping[str, Any]] = {
     "gemma3": {"num_hidden_layers": 2, "layer_types": WINDOWS},
     "phi3": {"num_key_value_heads": 4},
+    "phi4": phi4(num_heads=2, num_kv_heads=1, head_dim=128),
     "smollm3": {"num_hidden_layers": 2, "no_rope_layers": [1, 0]},
 }
 """Heads of 128 elements, as models for GPUs have them, in as few layers as the family's features take."""

@@ -67,7 +67,7 @@ def _granite(w: gguf.GGUFWriter, c: Any) -> None:
 def _phi3(w: gguf.GGUFWriter, c: Any) -> None:
     rope = c.rope_parameters
     original = c.original_max_position_embeddings
-    w.add_rope_dimension_count(c.hidden_size // c.num_attention_heads)
+    w.add_rope_dimension_count(int(rope["partial_rotary_factor"] * c.hidden_size) // c.num_attention_heads)
     w.add_rope_freq_base(rope["rope_theta"])
     w.add_rope_scaling_orig_ctx_len(original)
     w.add_sliding_window(c.sliding_window or 0)

@@ -56,6 +56,7 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
     ("mistral", {"sliding_window": None}),
     ("phi3", {}),
     ("phi3", {"sliding_window": 30, "original_max_position_embeddings": 32, "rope_parameters": LONG}),
+    ("phi4", {}),
     ("qwen2", {}),
     ("smollm3", {}),
     ("smollm3", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -169,10 +170,12 @@ def test_numbers_for_each_layer(tmp_path: Path) -> None:
         ("granite", "granite.embedding_scale", 1e300, "is 1e+300; a number within float32 was expected"),
         ("gemma2", "gemma2.rope.freq_base_swa", 1e4, "gemma2.rope.freq_base_swa is set"),
         ("gemma3", "gemma3.attn_logit_softcapping", 50.0, "gemma3.attn_logit_softcapping is set"),
-        ("gemma3", "gemma3.attention.key_length", 0, "gemma3.attention.value_length is 10; only the head size, 0"),
+        ("gemma3", "gemma3.attention.key_length", 0, "gemma3.attention.value_length is 10; only 0 is supported"),
         ("smollm3", "smollm3.logit_scale", 2.0, "smollm3.logit_scale is set"),
         ("phi3", "phi3.rope.scaling.type", "longrope", "RoPE scaling longrope with 0 of the tensors"),
-        ("phi3", "phi3.rope.dimension_count", 4, "phi3.rope.dimension_count is 4; only the head size, 6"),
+        ("granite", "granite.rope.dimension_count", 4, "granite.rope.dimension_count is 4; only 6 is supported"),
+        ("phi3", "phi3.rope.dimension_count", 3, "3 elements of a head_dim of 6 rotate; an even number was expected"),
+        ("phi3", "phi3.rope.dimension_count_swa", 4, "phi3.rope.dimension_count_swa is 4; only 6 is supported"),
     ],
 )
 def test_refuses(name: str, key: str, value: Any, message: str, tmp_path: Path) -> None:
