@@ -37,6 +37,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("model")
     parser.add_argument("--lengths", default="128,512,2048,4096", help="of the prompts, in tokens")
     parser.add_argument("--requests", default="16,64", help="numbers of requests at once ('' for none)")
+    parser.add_argument("--max-num-seqs", type=int, help="that run at once (default: as many as LLM takes)")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--tensor-parallel-size", type=int, help="ranks to start here")
@@ -81,6 +82,7 @@ def time_ours(arguments: argparse.Namespace) -> tuple[dict[str, Any], ModelConfi
         tensor_parallel_size=arguments.tensor_parallel_size,
         load_format="dummy" if arguments.model in PRESETS else "auto",
         max_model_len=longest + 8,
+        max_num_seqs=arguments.max_num_seqs,
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
         idle_exit_s=None,
