@@ -6,35 +6,89 @@
 #include "device/linear/epilogue.cuh"
 
 namespace distmk {
+namespace linear {
+
+DISTMK_FN float square(float v) { return v * v; }
+DISTMK_FN float square(const float4& v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
+
+// The warps' sums of squares of ROWS rows from `row` on. Each thread has several loads in flight, of each row; none has
+// a condition, as the compiler would then wait for each before the next.
+template <class Vector, uint32_t ROWS>
+DISTMK_FN void keep_squares(const PostNormArgs& args, const float* y, uint32_t row) {
+  constexpr uint32_t IN_FLIGHT = 4;
+  const uint32_t num_vectors = args.k / (sizeof(Vector) / sizeof(float));
+  float squares[ROWS] = {};
+#pragma unroll 1
+  for (uint32_t first = threadIdx.x; first < num_vectors; first += IN_FLIGHT * NUM_CONSUMERS) {
+    Vector loaded[ROWS][IN_FLIGHT];
+#pragma unroll
+    for (uint32_t r = 0; r < ROWS; ++r)
+#pragma unroll
+      for (uint32_t i = 0; i < IN_FLIGHT; ++i)
+        loaded[r][i] = __ldcg(reinterpret_cast<const Vector*>(y + uint64_t{row + r} * args.y_stride) +
+                              min(first + i * NUM_CONSUMERS, num_vectors - 1));
+#pragma unroll
+    for (uint32_t r = 0; r < ROWS; ++r)
+#pragma unroll
+      for (uint32_t i = 0; i < IN_FLIGHT; ++i)
+        if (first + i * NUM_CONSUMERS < num_vectors) squares[r] += square(loaded[r][i]);
+  }
+#pragma unroll
+  for (uint32_t r = 0; r < ROWS; ++r) {
+    squares[r] = attention::warp_sum(squares[r]);
+    if (threadIdx.x % 32 == 0) shared().squares[row + r][threadIdx.x / 32] = squares[r];
+  }
+}
+template <class Vector>
+DISTMK_FN void keep_squares(const PostNormArgs& args, const float* y, uint32_t num_rows) {
+  constexpr uint32_t AT_ONCE = 4;
+  uint32_t row = 0;
+#pragma unroll 1
+  for (; row + AT_ONCE <= num_rows; row += AT_ONCE) keep_squares<Vector, AT_ONCE>(args, y, row);
+#pragma unroll 1
+  for (; row < num_rows; ++row) keep_squares<Vector, 1>(args, y, row);
+}
+
+// The elements that a thread stores, one after another: a warp takes 32 columns of a row at a time.
+struct PostNormElement {
+  uint32_t row = 0, chunk = threadIdx.x / 32, col = 0;
+  float x = 0.0f, y = 0.0f, weight = 0.0f;
+
+  // Loads the element at this place or at the next one that the warp has. False: it has none.
+  DISTMK_FN bool load(const Context& context, const PostNormArgs& args, uint32_t num_rows) {
+    for (const uint32_t num_chunks = (args.n + 31) / 32; chunk >= num_chunks; chunk -= num_chunks) ++row;
+    if (row >= num_rows) return false;
+    col = 32 * chunk + threadIdx.x % 32;
+    const uint32_t known = min(col, args.n - 1);
+    x = __ldcg(context.at<float>(args.x) + uint64_t{row} * args.x_stride + known);
+    y = __ldcg(context.at<float>(args.y) + uint64_t{row} * args.y_stride + args.col_begin + known);
+    weight = context.at<float>(args.weight)[known];
+    return true;
+  }
+};
+
+}  // namespace linear
 
 DISTMK_FN void body_post_norm(Context& context, const PostNormArgs& args) {
   const uint32_t num_rows = rows_of(context.batch(args.batch));
-  const auto* y = context.at<float>(args.y);
-#pragma unroll 1
-  for (uint32_t row = 0; row < num_rows; ++row) {
-    float squares = 0.0f;
-#pragma unroll 8
-    for (uint32_t i = context.team.index; i < args.k; i += NUM_CONSUMERS) {
-      const float value = __ldcg(y + uint64_t{row} * args.y_stride + i);
-      squares += value * value;
-    }
-    squares = attention::warp_sum(squares);
-    if (threadIdx.x % 32 == 0) shared().squares[row][threadIdx.x / 32] = squares;
-  }
+  const auto* rows = context.at<float>(args.y);
+  linear::PostNormElement element;
+  bool has_element = element.load(context, args, num_rows);  // beside the rows of y
+  if ((reinterpret_cast<uint64_t>(rows) % sizeof(float4) | args.k % 4 | args.y_stride % 4) == 0)
+    linear::keep_squares<float4>(args, rows, num_rows);
+  else
+    linear::keep_squares<float>(args, rows, num_rows);
   context.team.sync();
-  const auto* weight = context.at<float>(args.weight);
-  auto* x = context.at<float>(args.x);
   const LamportVector out_bf16{context.at<__nv_bfloat16>(args.out_bf16), context.at<__nv_bfloat16>(args.reset)};
-#pragma unroll 1
-  for (uint32_t row = 0; row < num_rows; ++row) {
-    const float scale = linear::norm_scale(args, row);
-    for (uint32_t i = context.team.index; i < args.n; i += NUM_CONSUMERS) {
-      float* out = x + uint64_t{row} * args.x_stride + i;
-      const float value = __ldcg(y + uint64_t{row} * args.y_stride + args.col_begin + i);
-      const float sum = __ldcg(out) + value * scale * weight[i];
-      if (out_bf16) out_bf16.store(uint64_t{row} * args.out_bf16_stride + i, sum);  // first, as other workers poll it
-      *out = sum;
-    }
+  while (has_element) {
+    const linear::PostNormElement at = element;
+    element.chunk += NUM_WARPS;
+    has_element = element.load(context, args, num_rows);
+    if (at.col >= args.n) continue;
+    const float sum = at.x + at.y * linear::norm_scale(args, at.row) * at.weight;
+    // First, as other workers poll it.
+    if (out_bf16) out_bf16.store(uint64_t{at.row} * args.out_bf16_stride + at.col, sum);
+    context.at<float>(args.x)[uint64_t{at.row} * args.x_stride + at.col] = sum;
   }
 }
 

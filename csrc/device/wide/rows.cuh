@@ -89,15 +89,8 @@ class RowSums {
       const float scale = over_rms(i - first);
       float* x = context_.at<float>(args_.x) + uint64_t{rows_.at(i)} * args_.k;
       float squares = 0.0f;
-#pragma unroll 4
-      for (uint32_t col = context_.team.index * COLS; col < args_.k; col += STEP) {
-        auto* sum = reinterpret_cast<Vector*>(sums_at(i - first) + col);
-        Vector old;
-        load_if(args_.add, x + col, old);
-        *sum = add_product(old, *sum, scale, *reinterpret_cast<const Vector*>(weight + col));
-        *reinterpret_cast<Vector*>(x + col) = *sum;
-        squares += square(*sum);
-      }
+      for (uint32_t col = context_.team.index * COLS; col < args_.k; col += ITEMS_IN_FLIGHT * STEP)
+        squares += add_normalized_cols(x, weight, sums_at(i - first), scale, col);
       keep_squares(squares, i - first + SUMMED_ROWS);
     }
   }
@@ -155,6 +148,27 @@ class RowSums {
       if (!POST_NORM) *reinterpret_cast<Vector*>(x + cols[j]) = sums[j];
       *reinterpret_cast<Vector*>(sums_at(in_group) + cols[j]) = sums[j];
       squares += square(sums[j]);
+    }
+    return squares;
+  }
+  // The same columns of `sums`, scaled and weighted, to x. All loads are issued before the first is used.
+  DISTMK_FN float add_normalized_cols(float* x, const float* weight, float* sums, float scale, uint32_t col) const {
+    uint32_t cols[ITEMS_IN_FLIGHT];
+    Vector old[ITEMS_IN_FLIGHT], weights[ITEMS_IN_FLIGHT];
+#pragma unroll
+    for (uint32_t j = 0; j < ITEMS_IN_FLIGHT; ++j) {
+      cols[j] = col + j * STEP < args_.k ? col + j * STEP : col;
+      load_if(args_.add, x + cols[j], old[j]);
+      load_if(true, weight + cols[j], weights[j]);
+    }
+    float squares = 0.0f;
+#pragma unroll
+    for (uint32_t j = 0; j < ITEMS_IN_FLIGHT; ++j) {
+      if (col + j * STEP >= args_.k) break;
+      auto* sum = reinterpret_cast<Vector*>(sums + cols[j]);
+      *sum = add_product(old[j], *sum, scale, weights[j]);
+      *reinterpret_cast<Vector*>(x + cols[j]) = *sum;
+      squares += square(*sum);
     }
     return squares;
   }

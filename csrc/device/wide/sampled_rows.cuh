@@ -26,20 +26,34 @@ DISTMK_FN void body_select_rows(Context& context, const SelectRowsArgs& args) {
   fence_copies();  // the output is read by bulk copies
 }
 
+// The best of this lane's columns of a row's part, begin + lane, begin + lane + 32, ... Its loads have no condition, as
+// the compiler would then wait for each before the next; beyond the end they are of the last column again.
+DISTMK_FN Candidate best_of_lane(const float* logits, uint32_t begin, uint32_t end, uint32_t first_token) {
+  constexpr uint32_t IN_FLIGHT = 16;
+  Candidate best = {-INFINITY, -1};
+#pragma unroll 1
+  for (uint32_t first = begin + threadIdx.x % 32; first < end; first += 32 * IN_FLIGHT) {
+    const auto col = [&](uint32_t i) { return min(first + 32 * i, end - 1); };
+    float loaded[IN_FLIGHT];
+#pragma unroll
+    for (uint32_t i = 0; i < IN_FLIGHT; ++i) loaded[i] = __ldcg(logits + col(i));
+#pragma unroll
+    for (uint32_t i = 0; i < IN_FLIGHT; ++i)
+      best = better_of(best, {loaded[i], static_cast<int32_t>(first_token + col(i))});
+  }
+  return best;
+}
+
 // A row a warp.
 DISTMK_FN void body_argmax_rows(Context& context, const ArgmaxRowsArgs& args) {
-  const uint32_t num_rows = context.batch(args.batch)->num_rows, lane = threadIdx.x % 32;
+  const uint32_t num_rows = context.batch(args.batch)->num_rows;
   for (uint32_t part = context.instance; part < args.num_parts; part += context.rank_state.program->num_workers) {
     const auto bound = [&](uint32_t p) { return static_cast<uint32_t>(uint64_t{args.n} * p / args.num_parts); };
     const uint32_t begin = bound(part), end = bound(part + 1);
     for (uint32_t row = threadIdx.x / 32; row < num_rows; row += NUM_WARPS) {
       const float* logits = context.at<float>(args.logits) + uint64_t{row} * args.stride;
-      Candidate best = {-INFINITY, -1};
-#pragma unroll 8
-      for (uint32_t col = begin + lane; col < end; col += 32)
-        best = better_of(best, {__ldcg(logits + col), static_cast<int32_t>(args.first_token + col)});
-      best = warp_argmax(best);
-      if (lane == 0) context.at<Candidate>(args.out)[part * args.num_rows + row] = best;
+      const Candidate best = warp_argmax(best_of_lane(logits, begin, end, args.first_token));
+      if (threadIdx.x % 32 == 0) context.at<Candidate>(args.out)[part * args.num_rows + row] = best;
     }
   }
 }
