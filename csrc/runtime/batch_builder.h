@@ -12,7 +12,7 @@ namespace distmk {
 class BatchBuilder {
  public:
   DISTMK_FN BatchBuilder(const Context& context, const SchedulerStepArgs& args, BatcherState& state,
-                         const Sequences& sequences, Batch& batch, PageTable& pages)
+                         const Sequences& sequences, Batch& batch, const PageTable& pages)
       : context_(context),
         args_(args),
         turns_(context, args),
@@ -60,9 +60,9 @@ class BatchBuilder {
   const SchedulerStepArgs& args_;
   const Turns turns_;
   BatcherState& state_;
-  const Sequences& sequences_;
+  const Sequences sequences_;
   Batch& batch_;
-  PageTable& pages_;
+  PageTable pages_;
   WideBatch* wide_ = nullptr;
   uint32_t max_sampled_ = MAX_ROWS;
   uint32_t num_rows_ = 0, num_runs_ = 0;  // of the iteration

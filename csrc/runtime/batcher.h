@@ -21,13 +21,16 @@ enum Step : uint32_t { HAS_BATCH = 1, HAS_PAGES = 2, HAS_RECORDS = 4 };
 
 class Batcher {
  public:
-  DISTMK_FN Batcher(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory)
+  // `events`: room for HostRings. Not a member, and no member points to another one: a GPU keeps what the batcher has
+  // in registers only if it needs no addresses for it.
+  DISTMK_FN Batcher(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory, TokenEvent* events)
       : context_(context),
         args_(args),
         state_(*memory.state),
         batch_(*memory.batch),
         candidates_(memory.candidates),
-        sequences_(*memory.state, memory.far) {}
+        sequences_(*memory.state, memory.far),
+        rings_(context.params(), state_, num_slots(args), events, far_events(context, args)) {}
 
   // Turns the batch of the last iteration into that of this one. Afterwards publish() tells the host about it.
   DISTMK_FN uint32_t advance() {
@@ -59,7 +62,7 @@ class Batcher {
   Batch& batch_;
   const Candidate* candidates_;
   const Sequences sequences_;
-  HostRings rings_{context_.params(), state_, num_slots(args_), far_events(context_, args_)};
+  HostRings rings_;
   PageTable pages_{context_, args_, state_, sequences_};
   ReportedRows reported_;
   BatchBuilder builder_{context_, args_, state_, sequences_, batch_, pages_};
@@ -138,33 +141,46 @@ class Batcher {
     uint32_t num_tokens = 0;
     DISTMK_NO_UNROLL
     for (uint32_t index = 0; index < batch_.num_rows; ++index) {
-      const BatchRow& row = rows[index];
+      const BatchRow row = rows[index];
       if (!row.sample) {
         reported_.without_event |= 1u << index;
         continue;
       }
       Sequence& sequence = sequence_of<NEAR>(row);
-      const Request& request = request_of(sequence);
+      const TokenLimits limits(sequence, request_of(sequence));
       const bool is_score = row.sample == static_cast<int32_t>(RowSample::SCORE);
       int32_t token = -1;
       FinishReason finish = FinishReason::NONE;
       if (!is_score) {
         sequence.last_token = token = token_of_row<NEAR>(index, row);
-        finish = finish_reason(sequence, request);
+        finish = finish_reason(limits, token);
         ++num_tokens;
       }
-      const bool has_record = (is_score || request.reports_logprobs) && context_.params().logprobs;
+      const bool has_record = (is_score || limits.reports_logprobs) && context_.params().logprobs;
       reported_.add(has_record);
-      rings_.add(request.id, token, finish, iteration_ - 1, has_record);
+      rings_.add(limits.id, token, finish, iteration_ - 1, has_record);
       if (finish != FinishReason::NONE) release(static_cast<uint32_t>(row.slot));
     }
     return state_.num_running == num_running && num_tokens == batch_.num_rows;
   }
-  // Of the sequence, with its last token.
-  DISTMK_FN FinishReason finish_reason(const Sequence& sequence, const Request& request) const {
-    if (!request.ignore_eos && is_end_token(context_.params(), sequence.last_token)) return FinishReason::STOP;
-    const bool is_full = sequence.position + 1 - sequence.prompt_len == request.max_new;
-    return is_full || sequence.position == args_.max_positions ? FinishReason::LENGTH : FinishReason::NONE;
+  // What a sequence's token is judged by. It is read before anything is stored, so that it takes a single trip to
+  // memory.
+  struct TokenLimits {
+    uint32_t id, position, num_new, max_new;  // num_new: with this token
+    bool ignore_eos, reports_logprobs;
+
+    DISTMK_FN TokenLimits(const Sequence& sequence, const Request& request)
+        : id(request.id),
+          position(sequence.position),
+          num_new(sequence.position + 1 - sequence.prompt_len),
+          max_new(request.max_new),
+          ignore_eos(request.ignore_eos),
+          reports_logprobs(request.reports_logprobs) {}
+  };
+  DISTMK_FN FinishReason finish_reason(const TokenLimits& limits, int32_t token) const {
+    if (!limits.ignore_eos && is_end_token(context_.params(), token)) return FinishReason::STOP;
+    const bool is_full = limits.num_new == limits.max_new || limits.position == args_.max_positions;
+    return is_full ? FinishReason::LENGTH : FinishReason::NONE;
   }
 
   // The common case: the same rows, one position further. build_batch() could only change their order.

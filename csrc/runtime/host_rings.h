@@ -6,16 +6,19 @@
 namespace distmk {
 
 class HostRings {
+ public:
   static constexpr uint32_t NUM_NEAR = EVENTS_PER_ROW * MAX_ROWS;
 
- public:
   // A step publishes tokens or scores of up to `max_rows` sampled rows, then as many cancelled requests at most, then
-  // sequences put back. `far`: room for the events that more than MAX_ROWS rows have in addition.
-  DISTMK_FN HostRings(const LaunchParams& params, BatcherState& state, uint32_t max_rows, TokenEvent* far)
+  // sequences put back. `near`: room for NUM_NEAR events, `far`: for those that
+  // more than MAX_ROWS rows have in addition.
+  DISTMK_FN HostRings(const LaunchParams& params, BatcherState& state, uint32_t max_rows, TokenEvent* near,
+                      TokenEvent* far)
       : params_(params),
         state_(state),
         counts_(*reinterpret_cast<HostCounts*>(params.host_counts)),
         max_rows_(max_rows),
+        near_(near),
         far_(far) {}
 
   // Before a step, by the thread that runs it: other threads of the team may be behind, and must not read the state.
@@ -57,8 +60,10 @@ class HostRings {
   }
   DISTMK_FN void publish(uint64_t iteration) const {
     DISTMK_NO_UNROLL
-    for (uint32_t i = 0; i < num_events_; ++i)
-      reinterpret_cast<TokenEvent*>(params_.tokens)[(num_before_ + i) % params_.token_capacity] = event(i);
+    for (uint32_t i = 0, place = first_place(); i < num_events_; ++i) {
+      reinterpret_cast<TokenEvent*>(params_.tokens)[place] = event(i);
+      if (++place == params_.token_capacity) place = 0;  // divisions are slow
+    }
     if (num_events_) {
       counts_.iterations = iteration;
       counts_.num_running = state_.num_running;
@@ -73,8 +78,7 @@ class HostRings {
   BatcherState& state_;
   HostCounts& counts_;
   const uint32_t max_rows_;
-  TokenEvent* const far_;
-  TokenEvent near_[NUM_NEAR];
+  TokenEvent *const near_, *const far_;
   uint32_t num_events_ = 0;
   uint64_t num_before_ = 0;  // published before this step
   uint64_t num_done_before_ = 0, num_done_ = 0;

@@ -75,7 +75,7 @@ class PageTable {
   const LaunchParams& params_;
   const SchedulerStepArgs& args_;
   BatcherState& state_;
-  const Sequences& sequences_;
+  const Sequences sequences_;
   int32_t* entries_;
   PagePoolState* pool_state_;
   PagePool pool_;

@@ -63,7 +63,8 @@ DISTMK_FN void store_batch(Context& context, const SchedulerStepArgs& args, cons
 // host's tokens, and the state from which the next launch starts. While there is no batch to build it is postponed.
 DISTMK_FN void prepare_batch(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory) {
   const Team& team = context.team;
-  Batcher batcher(context, args, memory);
+  TokenEvent events[HostRings::NUM_NEAR];
+  Batcher batcher(context, args, memory, events);
   uint32_t step = 0;
   if (team.leader()) step = batcher.advance();
   step = team.from_leader(step);
