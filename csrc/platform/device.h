@@ -99,6 +99,9 @@ DISTMK_FN void pause() {}
 // Between two polls of a wait that has lasted `idle_ns`.
 DISTMK_FN void back_off(uint64_t idle_ns) { __nanosleep(idle_ns > 20000000 ? 2000 : 40); }
 
+// Of a positive number.
+DISTMK_FN uint32_t floor_log2(uint32_t v) { return 31 - static_cast<uint32_t>(__clz(static_cast<int>(v))); }
+
 // 16 bytes that were written during the kernel.
 template <class T>
 DISTMK_FN T load_vector(const T* p) {

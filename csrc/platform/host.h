@@ -46,6 +46,7 @@ DISTMK_FN void add_release(uint64_t* p, uint64_t v, Scope = Scope::DEVICE) {
     __atomic_fetch_add(p, v, __ATOMIC_RELEASE);
 }
 DISTMK_FN uint64_t count_up(uint64_t* p) { return __atomic_add_fetch(p, 1, __ATOMIC_RELAXED); }
+DISTMK_FN uint32_t floor_log2(uint32_t v) { return 31 - static_cast<uint32_t>(__builtin_clz(v)); }
 template <class T>
 T load_vector(const T* p) {
   return *p;

@@ -14,6 +14,7 @@ class PageTable {
         state_(state),
         sequences_(sequences),
         entries_(context.at<int32_t>(args.page_table)),
+        page_shift_(floor_log2(args.page_size)),
         pool_state_(page_pool(context, args)),
         pool_(state, pool_state_, args.num_pages) {}
 
@@ -36,7 +37,7 @@ class PageTable {
 
   DISTMK_FN uint32_t num_free() const { return state_.num_free_pages; }
   DISTMK_FN uint32_t pages_of(uint32_t num_positions) const {
-    return (num_positions + args_.page_size - 1) / args_.page_size;
+    return (num_positions + args_.page_size - 1) >> page_shift_;
   }
   // Whether the sequence's next position is the first of a page, which it does not have yet.
   DISTMK_FN bool needs_page(const Sequence& sequence) const { return !(sequence.position & (args_.page_size - 1)); }
@@ -77,6 +78,7 @@ class PageTable {
   BatcherState& state_;
   const Sequences sequences_;
   int32_t* entries_;
+  uint32_t page_shift_;  // a page has a power of two of positions, as divisions are slow
   PagePoolState* pool_state_;
   PagePool pool_;
 
@@ -89,7 +91,7 @@ class PageTable {
 
   DISTMK_FN Prefix find_prefix(const Request& request) const {
     const auto* offered = reinterpret_cast<const PageRef*>(request.prefix);
-    const uint32_t most = (request.prompt_len - 1) / args_.page_size;  // the last token is always computed
+    const uint32_t most = (request.prompt_len - 1) >> page_shift_;  // the last token is always computed
     const uint32_t num_offered = request.num_prefix_pages < most ? request.num_prefix_pages : most;
     Prefix prefix{0, 0};
     DISTMK_NO_UNROLL
@@ -117,7 +119,7 @@ class PageTable {
 
   // The page of the sequence's next position.
   DISTMK_FN void append(uint32_t slot, const Sequence& sequence, const PageRef& ref) {
-    const uint32_t page = sequence.position / args_.page_size;
+    const uint32_t page = sequence.position >> page_shift_;
     entry(slot, page) = ref.page;
     state_.pages_changed = 1;
     const Request& request = reinterpret_cast<const Request*>(params_.requests)[sequence.request];
@@ -127,11 +129,13 @@ class PageTable {
 
 // Puts the new entries of the page table to all other ranks.
 DISTMK_FN void put_page_table(const Context& context, const SchedulerStepArgs& args, const Sequences& sequences) {
+  if (args.num_ranks == 1) return;
+  const uint32_t page_shift = floor_log2(args.page_size);
   DISTMK_NO_UNROLL
   for (uint32_t slot = 0; slot < sequences.end(); ++slot) {
     const Sequence& sequence = sequences[slot];
     const uint32_t first = sequence.num_put_pages;
-    const uint32_t num_pages = (sequence.position + args.page_size - 1) / args.page_size;
+    const uint32_t num_pages = (sequence.position + args.page_size - 1) >> page_shift;
     if (sequence.request < 0 || first == num_pages) continue;
     const uint64_t entries = args.page_table + (uint64_t{slot} * args.max_pages + first) * sizeof(int32_t);
     DISTMK_NO_UNROLL

@@ -110,7 +110,7 @@ class AttentionJobs {
   // Of a KV head.
   DISTMK_FN uint32_t blocks_of(uint32_t run, uint32_t most) const {
     const uint32_t queries = queries_of(run, most);
-    return (run_queries(run) + queries - 1) >> (31 - __clz(static_cast<int>(queries)));
+    return (run_queries(run) + queries - 1) >> floor_log2(queries);
   }
   DISTMK_FN uint32_t jobs_of(uint32_t run, uint32_t most) const { return blocks_of(run, most) * args_.num_kv; }
   // Of all runs. By all warps, each for itself.

@@ -20,7 +20,7 @@ DISTMK_FN bool swizzles_cache(uint32_t head_dim, uint32_t page_size) { return !(
 template <class Args>
 DISTMK_FN uint32_t cache_row(const int32_t* page_table, const Args& args, uint32_t slot, uint32_t kv_head,
                              uint32_t position) {
-  const uint32_t shift = 31 - __clz(static_cast<int>(args.page_size));
+  const uint32_t shift = floor_log2(args.page_size);
   const auto page = static_cast<uint32_t>(__ldcg(page_table + uint64_t{slot} * args.max_pages + (position >> shift)));
   return ((page * args.num_kv + kv_head) << shift) + (position & (args.page_size - 1));
 }
