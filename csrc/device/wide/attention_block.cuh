@@ -103,10 +103,10 @@ class TileCopies {
   DISTMK_FN static bool looks_up() { return threadIdx.x < KV_ROWS; }
 };
 
-// Ends of the positions that a lane's queries see, the first and the last end of its warp's queries, and the last of
-// those that multiply together.
+// Ends of the positions that a lane's queries see, the first end of its warp's queries, and the last of those that
+// multiply together. In front of `seen_by_all` are positions that a window hides from some query of the warp.
 struct Visibility {
-  uint32_t of_lane[2], fewest, most_of_warp, most;
+  uint32_t of_lane[2], fewest, most, seen_by_all;
 };
 
 // The warp's way through `num_tiles` tiles. Beside the values of a tile, the keys of the next one are multiplied and
@@ -118,13 +118,13 @@ DISTMK_FN void attend(WarpAttention<DIM, KEYS>& warp, TileCopies<DIM>& copies, c
   using Copies = TileCopies<DIM>;
   const uint32_t begin = Warp::way() * KEYS;
   const uint32_t num_steps = begin < visible.most ? (visible.most - begin + KV_ROWS - 1) / KV_ROWS : 0;
+  const bool caps = attention_plan().args.softcap;
   const auto weigh = [&](uint32_t tile, float (&s)[Warp::SCORES], float (&factor)[2]) {
-    const uint32_t first = tile * KV_ROWS + begin, window = attention_plan().args.window;
-    const float softcap = attention_plan().args.softcap;
-    if (softcap) Warp::cap(s, scale, softcap);
+    const uint32_t first = tile * KV_ROWS + begin;
+    if (caps) Warp::cap(s, scale, attention_plan().args.softcap);
     if (first + KEYS > visible.fewest) Warp::mask_from(tile, visible.of_lane, s);
-    if (first + window < visible.most_of_warp) Warp::mask_before(tile, visible.of_lane, window, s);
-    warp.weigh(s, softcap ? 1.0f : scale, factor);
+    if (first < visible.seen_by_all) Warp::mask_before(tile, visible.of_lane, attention_plan().args.window, s);
+    warp.weigh(s, caps ? 1.0f : scale, factor);
   };
   Copies::template await<NUM_KV_BUFFERS - 2, Warp::BY_WARPGROUPS>();
   if (num_steps) {
@@ -174,8 +174,9 @@ DISTMK_NOINLINE void run_attention_job() {
   const uint32_t first_of_group = first_query / Warp::GROUP_QUERIES * Warp::GROUP_QUERIES;
   const uint32_t query = first_query + Warp::lane() / 4;
   const uint32_t most = first_of_group < num_queries ? end_of(first_of_group + Warp::GROUP_QUERIES - 1) : 0;
+  const uint32_t last_end = end_of(first_query + QUERIES_PER_WARP - 1);
   const Visibility visible{
-      {end_of(query), end_of(query + 8)}, end_of(first_query), end_of(first_query + QUERIES_PER_WARP - 1), most};
+      {end_of(query), end_of(query + 8)}, end_of(first_query), most, last_end - min(last_end, args.window)};
   Warp warp;
   warp.begin(args.head_dim, [&](uint32_t i) {
     const uint32_t own = min(query + 8 * i, num_queries - 1), row = own / num_heads;
