@@ -22,7 +22,10 @@ class HostRings {
         far_(far) {}
 
   // Before a step, by the thread that runs it: other threads of the team may be behind, and must not read the state.
-  DISTMK_FN void begin() { num_done_before_ = num_done_ = state_.num_admitted; }
+  DISTMK_FN void begin() {
+    num_done_before_ = num_done_ = state_.num_admitted;
+    sent_ = load_relaxed(&counts_.commands);
+  }
 
   // Whether the token ring has room for all that a step may publish. The host's count is read only if the last known
   // one leaves too little, as that takes a trip to its memory.
@@ -31,7 +34,11 @@ class HostRings {
     return fits();
   }
 
-  DISTMK_FN uint64_t num_sent() const { return load_acquire(&counts_.commands, Scope::SYSTEM); }
+  // Commands that the host has sent. What it had sent when the step began was read beside other work, as that takes a
+  // trip to its memory, and is read again in order only if there are new ones.
+  DISTMK_FN uint64_t num_sent() const {
+    return sent_ == state_.num_commands ? sent_ : load_acquire(&counts_.commands, Scope::SYSTEM);
+  }
   DISTMK_FN Command& command(uint64_t index) const {
     return reinterpret_cast<Command*>(params_.commands)[index % params_.command_capacity];
   }
@@ -81,6 +88,7 @@ class HostRings {
   TokenEvent *const near_, *const far_;
   uint32_t num_events_ = 0;
   uint64_t num_before_ = 0;  // published before this step
+  uint64_t sent_ = 0;        // as num_sent(), when the step began
   uint64_t num_done_before_ = 0, num_done_ = 0;
 
   DISTMK_FN const TokenEvent& event(uint32_t index) const {
