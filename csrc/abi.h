@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 11370322953705925570ull;
+constexpr uint64_t ABI_HASH = 10662039185742711267ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -33,6 +33,8 @@ constexpr uint32_t MAX_FUSED_COMBINE_COLS = 4096u;
 constexpr uint32_t COMBINE_WIDTH = 8u;
 constexpr uint32_t POSITIONS_PER_PASS = 128u;
 constexpr uint32_t FUSED_PARTIAL_HEADER = 8u;
+constexpr uint32_t HOT_HEAD_DIM = 128u;
+constexpr uint32_t MAX_HEAD_DIM = 256u;
 constexpr uint32_t MAX_OWN_SCHEDULERS = 12u;
 constexpr uint32_t MAX_LOGPROBS = 20u;
 constexpr uint32_t MAX_BIASES = 300u;

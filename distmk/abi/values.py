@@ -42,6 +42,8 @@ MAX_FUSED_COMBINE_COLS = 4096  # columns of attention's output that a consumer G
 COMBINE_WIDTH = 8  # splits that are combined together
 FUSED_PARTIAL_HEADER = 8  # bf16 elements before a partial of the fused combine: log-sum-exp as float32, the rest unused
 POSITIONS_PER_PASS = 128  # KV positions of an attention instance that the warps of a CTA hold in registers together
+HOT_HEAD_DIM = 128  # elements of a head at most, in what a GPU's consumers have in their loop
+MAX_HEAD_DIM = 256  # on GPUs
 MARKED_TASKS = 64  # last tasks of a worker for which its warps record marks
 MARKED_WORKERS = 256
 MARK_WORDS = 16  # 32-bit words of a task's marks, indexed by `Mark`
@@ -182,6 +184,8 @@ CONSTANTS = {
     "COMBINE_WIDTH": COMBINE_WIDTH,
     "POSITIONS_PER_PASS": POSITIONS_PER_PASS,
     "FUSED_PARTIAL_HEADER": FUSED_PARTIAL_HEADER,
+    "HOT_HEAD_DIM": HOT_HEAD_DIM,
+    "MAX_HEAD_DIM": MAX_HEAD_DIM,
     "MAX_OWN_SCHEDULERS": MAX_OWN_SCHEDULERS,
     "MAX_LOGPROBS": MAX_LOGPROBS,
     "MAX_BIASES": MAX_BIASES,

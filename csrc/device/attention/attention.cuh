@@ -10,9 +10,12 @@
 namespace distmk {
 namespace attention {
 
-// A block of queries against this warp's KV tiles; `tile` holds, or is about to receive, the first one.
+// A block of queries against this warp's KV tiles. `tile` holds, or is about to receive, the first one, or its keys: a
+// tile that registers do not hold as a whole (P::HOLDS_TILE) has its keys replaced by its values. `rows`: cache rows of
+// the first tile.
 template <class P>
-DISTMK_FN void attend(const P& p, uint32_t first_query, KvTile& tile, WarpPartial& partial) {
+DISTMK_FN void attend(const P& p, uint32_t first_query, uint32_t rows, KvTileOf<P::MAX_DIM>& tile,
+                      WarpPartialOf<P::MAX_DIM>& partial) {
   const uint32_t last = p.first_new() + p.row_of(first_query + mma_group());  // causal mask: the query's own position
   const uint32_t visible_begin = max(p.begin, first_seen(p.args.window, last)), visible_end = min(p.end, last + 1);
   uint32_t next_rows = look_up_kv_rows(p, p.first_step() + NUM_WARPS);
@@ -20,18 +23,26 @@ DISTMK_FN void attend(const P& p, uint32_t first_query, KvTile& tile, WarpPartia
   for (uint32_t step = p.first_step(); step < p.num_tiles(); step += NUM_WARPS) {
     const uint32_t tile_index = p.tile_at(step);
     const bool cached = is_cached(p, tile_index), more = step + NUM_WARPS < p.num_tiles();
-    const PagedTile<P> next{p, next_rows};
+    const PagedTile<P> present{p, rows}, next{p, next_rows};
+    rows = next_rows;
     next_rows = look_up_kv_rows(p, step + 2 * NUM_WARPS);
     if (!cached) patch_new_k(p, tile_index, tile);
     float scores[2][4] = {};
     multiply_qk(p, [&](uint32_t i, uint32_t j) { return tile.k[i][j]; }, scores);
-    if (more) load_k(p, next, tile);
+    if (!P::HOLDS_TILE)
+      load_v(p, present, tile);
+    else if (more)
+      load_k(p, next, tile);
     if (!P::ON_HOT_PATH && p.args.softcap) cap_scores(scores, p.args.softcap);
     uint32_t weights[1][2][2];
     partial.template softmax_step<false>(tile_index, visible_begin, visible_end, false, scores, weights);
     if (!cached) patch_new_v(p, tile_index, tile);
     partial.multiply_pv(tile, p.head_dim(), weights[0]);
-    if (more) load_v(p, next, tile);
+    if (!more) continue;
+    if (P::HOLDS_TILE)
+      load_v(p, next, tile);
+    else
+      load_k(p, next, tile);
   }
 }
 
@@ -48,12 +59,14 @@ DISTMK_FN bool run_any_rows(Context& context, const AttentionArgs& args) {
 #pragma unroll 1
   for (uint32_t block = 0; block < num_queries; block += Q_TILE) {
     const uint32_t count = min(Q_TILE, num_queries - block);
-    KvTile tile;
+    KvTileOf<P::MAX_DIM> tile;
+    uint32_t rows = 0;
     if (has_tile) {
       const PagedTile<P> first{p,
                                is_assigned() ? assigned_kv_rows(p.first_step()) : look_up_kv_rows(p, p.first_step())};
       load_k(p, first, tile);
-      load_v(p, first, tile);
+      if (P::HOLDS_TILE) load_v(p, first, tile);
+      rows = first.rows;
     } else {
       tile.clear();
     }
@@ -69,21 +82,29 @@ DISTMK_FN bool run_any_rows(Context& context, const AttentionArgs& args) {
     context.inputs_polled();
     mark(Mark::INPUTS);
     team.sync();
-    WarpPartial partial;
-    attend(p, block, tile, partial);
+    WarpPartialOf<P::MAX_DIM> partial;
+    attend(p, block, rows, tile, partial);
     mark(Mark::LAST);
     team.sync();
     mark(Mark::MET);
     partial.reduce_sum();
-#pragma unroll
-    for (uint32_t first = 0; first < Q_TILE; first += QUERIES_PER_COMBINE) {
-      if (first >= count) break;
-      const uint32_t end = min(first + QUERIES_PER_COMBINE, count);
+    const auto combine_from = [&](uint32_t first) {
+      const uint32_t end = min(first + P::QUERIES_PER_COMBINE, count), index = warp / P::PARTS, part = warp % P::PARTS;
       partial.store(p.warp_partial(opaque(p.first_step()), 0), first, end);
-      void* out = first + warp < end ? partial_at(p, block + first + warp) : nullptr;
+      void* out = first + index < end ? partial_at(p, block + first + index, part) : nullptr;
       team.sync();
-      if (out) combine_warps(p, warp, out);
+      if (out) combine_warps(p, index, part, out);
       team.sync();
+    };
+    if constexpr (P::HOLDS_TILE) {
+#pragma unroll
+      for (uint32_t first = 0; first < Q_TILE; first += P::QUERIES_PER_COMBINE) {
+        if (first >= count) break;
+        combine_from(first);
+      }
+    } else {
+#pragma unroll 1
+      for (uint32_t first = 0; first < count; first += P::QUERIES_PER_COMBINE) combine_from(first);
     }
   }
   mark(Mark::STORED);
@@ -122,10 +143,10 @@ DISTMK_FN void body_attention(Context& context, const AttentionArgs& args) {
   const auto run = [&] {
     switch (kv_path(own_round())) {
       case NEAR:
-        return run_decode_row<Batch1RowParams<MAX_HEAD_DIM>>(context, args);
+        return run_decode_row<Batch1RowParams<HOT_HEAD_DIM>>(context, args);
       case PIPELINED:
-        return args.head_dim == MAX_HEAD_DIM ? run_decode_row<DecodeRowParams<MAX_HEAD_DIM>>(context, args)
-                                             : run_decode_row<DecodeRowParams<MAX_HEAD_DIM / 2>>(context, args);
+        return args.head_dim == HOT_HEAD_DIM ? run_decode_row<DecodeRowParams<HOT_HEAD_DIM>>(context, args)
+                                             : run_decode_row<DecodeRowParams<HOT_HEAD_DIM / 2>>(context, args);
       default:
         return run_any_rows<Params>(context, args);
     }
@@ -135,9 +156,11 @@ DISTMK_FN void body_attention(Context& context, const AttentionArgs& args) {
 
 DISTMK_FN void body_general_attention(Context& context, const AttentionArgs& args) {
   using namespace attention;
-  run_instances(
-      context, [&] { return num_attention_instances(args, *context.batch(args.batch)); },
-      [&] { return run_any_rows<OffHotPathParams>(context, args); });
+  const auto run = [&] {
+    return args.head_dim <= HOT_HEAD_DIM ? run_any_rows<OffHotPathParams<HOT_HEAD_DIM>>(context, args)
+                                         : run_any_rows<OffHotPathParams<MAX_HEAD_DIM>>(context, args);
+  };
+  run_instances(context, [&] { return num_attention_instances(args, *context.batch(args.batch)); }, run);
 }
 
 DISTMK_FN uint32_t num_work_items(const Context& context, const AttentionArgs& args) {

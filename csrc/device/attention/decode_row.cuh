@@ -148,15 +148,15 @@ DISTMK_FN bool run_decode_row(Context& context, const AttentionArgs& args) {
   mark(Mark::LAST);
   partial.reduce_sum();
 #pragma unroll
-  for (uint32_t first = 0; first < Q_TILE; first += QUERIES_PER_COMBINE) {
+  for (uint32_t first = 0; first < Q_TILE; first += P::QUERIES_PER_COMBINE) {
     if (first >= p.num_heads) break;
     if (first) context.team.sync();
-    const uint32_t end = min(first + QUERIES_PER_COMBINE, p.num_heads);
+    const uint32_t end = min(first + P::QUERIES_PER_COMBINE, p.num_heads);
     partial.store(p.warp_partial(opaque(p.first_step()), 0), first, end);
-    void* out = first + warp < end ? partial_at(p, first + warp) : nullptr;
+    void* out = first + warp < end ? partial_at(p, first + warp, 0) : nullptr;
     context.team.sync();
     if (first == 0) mark(Mark::MET);
-    if (out) combine_warps(p, warp, out);
+    if (out) combine_warps(p, warp, 0, out);
   }
   mark(Mark::STORED);
   reset_fused_partials(p);

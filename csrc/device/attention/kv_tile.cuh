@@ -8,8 +8,9 @@ namespace distmk {
 namespace attention {
 
 // Each uint4 is eight elements of one position; which one, and which elements, the functions below say.
-struct KvTile {
-  uint4 k[2][MAX_HEAD_DIM / 32], v[4][MAX_HEAD_DIM / 64];
+template <uint32_t MAX_DIM>
+struct KvTileOf {
+  uint4 k[2][MAX_DIM / 32], v[4][MAX_DIM / 64];
 
   // Of a warp without a tile. Otherwise the compiler would keep what the registers hold alive through all other tasks.
   DISTMK_FN void clear() {
@@ -23,6 +24,8 @@ struct KvTile {
       for (uint4& chunk : values) chunk = zero_chunk();
   }
 };
+
+using KvTile = KvTileOf<HOT_HEAD_DIM>;
 
 // Position in the tile of a lane's k[i] and v[i], first element of its k[.][j] and v[.][j]. Which element is which
 // column of the product is free as long as Q and K agree, so that a lane loads 16 bytes of a key at once; V's likewise.
@@ -65,20 +68,20 @@ struct PagedTile {
 };
 
 template <class P>
-DISTMK_FN void load_k(const P& p, const PagedTile<P>& from, KvTile& tile) {
+DISTMK_FN void load_k(const P& p, const PagedTile<P>& from, KvTileOf<P::MAX_DIM>& tile) {
   const uint32_t lane = p.lane();
   const uint32_t swizzle = k_swizzle(p, lane);
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i) {
     const __nv_bfloat16* row = from.k(k_position(lane, i));
 #pragma unroll
-    for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j)
+    for (uint32_t j = 0; j < P::MAX_DIM / 32; ++j)
       tile.k[i][j] = load_cached(row + swizzled(p, k_element(lane, j), swizzle));
   }
 }
 
 template <class P>
-DISTMK_FN void load_v(const P& p, const PagedTile<P>& from, KvTile& tile) {
+DISTMK_FN void load_v(const P& p, const PagedTile<P>& from, KvTileOf<P::MAX_DIM>& tile) {
   const uint32_t lane = p.lane();
   const uint32_t of_first = p.swizzle(v_position(lane, 0));
 #pragma unroll
@@ -86,7 +89,7 @@ DISTMK_FN void load_v(const P& p, const PagedTile<P>& from, KvTile& tile) {
     const __nv_bfloat16* row = from.v(v_position(lane, i));
     const uint32_t swizzle = v_swizzle(p, i, of_first);
 #pragma unroll
-    for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j)
+    for (uint32_t j = 0; j < P::MAX_DIM / 64; ++j)
       tile.v[i][j] = load_cached(row + swizzled(p, v_element(lane, j), swizzle));
   }
 }
@@ -150,7 +153,7 @@ DISTMK_FN bool is_cached(const P& p, uint32_t tile) {
 
 // K of new positions from shared memory. K outside the split may be anything: the softmax step masks its scores.
 template <class P>
-DISTMK_FN void patch_new_k(const P& p, uint32_t tile_index, KvTile& tile) {
+DISTMK_FN void patch_new_k(const P& p, uint32_t tile_index, KvTileOf<P::MAX_DIM>& tile) {
   const uint32_t lane = p.lane();
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i) {
@@ -158,7 +161,7 @@ DISTMK_FN void patch_new_k(const P& p, uint32_t tile_index, KvTile& tile) {
     if (!p.is_new(position)) continue;
     const __nv_bfloat16* from = p.new_k(position - p.first_new());
 #pragma unroll
-    for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j)
+    for (uint32_t j = 0; j < P::MAX_DIM / 32; ++j)
       tile.k[i][j] =
           k_element(lane, j) < p.head_dim() ? *reinterpret_cast<const uint4*>(from + k_element(lane, j)) : zero_chunk();
   }
@@ -167,7 +170,7 @@ DISTMK_FN void patch_new_k(const P& p, uint32_t tile_index, KvTile& tile) {
 // V of new positions from shared memory. V outside the split becomes zero: it meets a weight of zero, and 0 * NaN is
 // NaN.
 template <class P>
-DISTMK_FN void patch_new_v(const P& p, uint32_t tile_index, KvTile& tile) {
+DISTMK_FN void patch_new_v(const P& p, uint32_t tile_index, KvTileOf<P::MAX_DIM>& tile) {
   const uint32_t lane = p.lane();
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i) {
@@ -176,7 +179,7 @@ DISTMK_FN void patch_new_v(const P& p, uint32_t tile_index, KvTile& tile) {
     const bool is_new = p.is_new(position);
     const __nv_bfloat16* from = p.new_v(is_new ? position - p.first_new() : 0);
 #pragma unroll
-    for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j)
+    for (uint32_t j = 0; j < P::MAX_DIM / 64; ++j)
       tile.v[i][j] = is_new && v_element(lane, j) < p.head_dim()
                          ? *reinterpret_cast<const uint4*>(from + v_element(lane, j))
                          : zero_chunk();

@@ -22,7 +22,7 @@ DISTMK_FN void multiply_qk(const P& p, const K& k, float (&scores)[N_TILES][4]) 
   const uint32_t lane = p.lane();
   const uint32_t* query = p.query(lane / 4);
 #pragma unroll
-  for (uint32_t j = 0; j < MAX_HEAD_DIM / 32; ++j) {
+  for (uint32_t j = 0; j < P::MAX_DIM / 32; ++j) {
     if (32 * j % HEAD_DIM_STEP == 0 && 32 * j >= p.head_dim()) break;
     const auto* chunks = reinterpret_cast<const uint4*>(query + k_element(lane, j));
     const uint4 q[2] = {chunks[0], chunks[1]};
@@ -47,11 +47,12 @@ DISTMK_FN void cap_scores(float (&scores)[2][4], float cap) {
 }
 
 // (m, l, O) of the KV tiles that one warp has visited.
-struct WarpPartial {
+template <uint32_t MAX_DIM>
+struct WarpPartialOf {
   LogSumExp<Base2> softmax;  // of query mma_group(); the sum is of this lane's positions until reduce_sum()
   // O^T: acc[n][e] and acc[n][2 + e] are elements 64 (n / 4) + 8 mma_group() + 2 (n % 4) and the next one of query
   // 2 mma_thread() + e.
-  float acc[MAX_HEAD_DIM / 16][4] = {};
+  float acc[MAX_DIM / 16][4] = {};
 
   // Online softmax step: from the scores of one KV tile, or of two (N_TILES = 4), the weights P, high and low halves,
   // as B fragments of O^T = V^T P^T. Mask: the query sees [visible_begin, visible_end) of the first tile, and all of
@@ -85,10 +86,10 @@ struct WarpPartial {
   }
 
   // O^T += V^T P^T. A lane's 16 bytes of V are eight rows of V^T, two a product.
-  DISTMK_FN void multiply_pv(const KvTile& tile, uint32_t dim, const uint32_t (&weights)[2][2]) {
+  DISTMK_FN void multiply_pv(const KvTileOf<MAX_DIM>& tile, uint32_t dim, const uint32_t (&weights)[2][2]) {
     const auto& v = tile.v;
 #pragma unroll
-    for (uint32_t j = 0; j < MAX_HEAD_DIM / 64; ++j) {
+    for (uint32_t j = 0; j < MAX_DIM / 64; ++j) {
       if (64 * j >= dim) break;
       const uint32_t words[4][4] = {{v[0][j].x, v[0][j].y, v[0][j].z, v[0][j].w},
                                     {v[1][j].x, v[1][j].y, v[1][j].z, v[1][j].w},
@@ -111,7 +112,7 @@ struct WarpPartial {
     const float factors[2] = {__shfl_sync(~0u, factor, 8 * mma_thread()),
                               __shfl_sync(~0u, factor, 8 * mma_thread() + 4)};
 #pragma unroll
-    for (uint32_t n = 0; n < MAX_HEAD_DIM / 16; ++n)
+    for (uint32_t n = 0; n < MAX_DIM / 16; ++n)
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) acc[n][i] *= factors[i % 2];
   }
@@ -119,49 +120,53 @@ struct WarpPartial {
   // l over the four lanes that share a query, once the last tile has been visited.
   DISTMK_FN void reduce_sum() { softmax.sum = lanes_sum<4>(softmax.sum); }
 
-  // This lane's elements of queries `first` to `end` - 1 to shared memory, query i's at `out` + (i - first) *
-  // SMEM_PARTIAL_FLOATS; the maximum becomes one to base e.
+  // This lane's elements of queries `first` to `end` - 1 to shared memory, query i's at `out` + (i - first) * STRIDE;
+  // the maximum becomes one to base e.
   DISTMK_FN void store(float* out, uint32_t first, uint32_t end) const {
+    constexpr uint32_t STRIDE = MAX_DIM + 4;
     const uint32_t own_query = mma_group();
     if (mma_thread() == 0 && own_query >= first && own_query < end)
-      *reinterpret_cast<float2*>(out + (own_query - first) * SMEM_PARTIAL_FLOATS + MAX_HEAD_DIM) = {softmax.max * LN_2,
-                                                                                                    softmax.sum};
+      *reinterpret_cast<float2*>(out + (own_query - first) * STRIDE + MAX_DIM) = {softmax.max * LN_2, softmax.sum};
 #pragma unroll
     for (uint32_t e = 0; e < 2; ++e) {
       const uint32_t query = 2 * mma_thread() + e;
       if (query < first || query >= end) continue;
 #pragma unroll
-      for (uint32_t n = 0; n < MAX_HEAD_DIM / 16; n += 2)
-        *reinterpret_cast<float4*>(out + (query - first) * SMEM_PARTIAL_FLOATS + n / 4 * 64 + 8 * mma_group() +
-                                   n % 4 * 2) = {acc[n][e], acc[n][2 + e], acc[n + 1][e], acc[n + 1][2 + e]};
+      for (uint32_t n = 0; n < MAX_DIM / 16; n += 2)
+        *reinterpret_cast<float4*>(out + (query - first) * STRIDE + n / 4 * 64 + 8 * mma_group() + n % 4 * 2) = {
+            acc[n][e], acc[n][2 + e], acc[n + 1][e], acc[n + 1][2 + e]};
     }
   }
 };
 
-constexpr uint32_t LANES_PER_SLICE = COMBINE_SLICE / 4;
+using WarpPartial = WarpPartialOf<HOT_HEAD_DIM>;
 
-// Where this lane's four elements of the split's partial of a query go, behind a header. Worked out before the warps
-// meet: some have nothing else to do until then.
+constexpr uint32_t LANES_PER_SLICE = COMBINE_SLICE / 4, SLICES_PER_PART = HOT_HEAD_DIM / COMBINE_SLICE;
+
+// Where this lane's four elements of a part of the split's partial of a query go, behind a header. Worked out before
+// the warps meet: some have nothing else to do until then.
 template <class P>
-DISTMK_FN void* partial_at(const P& p, uint32_t query) {
+DISTMK_FN void* partial_at(const P& p, uint32_t query, uint32_t part) {
   const uint32_t lane = p.lane(), slices = (p.head_dim() + COMBINE_SLICE - 1) / COMBINE_SLICE;
   if (p.fuses_combine())
-    return p.fused_partial_at(p.args.fused_partials, query, p.instance.split) + FUSED_PARTIAL_HEADER + 4 * lane;
-  const uint32_t row = p.row_of(query),
-                 slice = (p.first_head + query - row * p.num_heads) * slices + lane / LANES_PER_SLICE;
+    return p.fused_partial_at(p.args.fused_partials, query, p.instance.split) + FUSED_PARTIAL_HEADER +
+           part * HOT_HEAD_DIM + 4 * lane;
+  const uint32_t row = p.row_of(query), slice = (p.first_head + query - row * p.num_heads) * slices +
+                                                part * SLICES_PER_PART + lane / LANES_PER_SLICE;
   return p.f32(p.args.partials) + partial_of_slice(slice, p.run.row_begin + row, p.instance.split, p.args.max_splits) +
          PARTIAL_HEADER_FLOATS + lane % LANES_PER_SLICE * 4;
 }
 
-// Combines the warps' partials of one query (`index` of those in shared memory), and stores the split's partial at
-// `out`: a query a warp, four elements a lane, always in the order of steps. Lane l has the weight of the warp whose
-// first step is l % NUM_WARPS: 0 if that had no tile. Where no warp of the second half had one, that half is skipped.
+// Combines the warps' partials of one part of a query (`index` of those in shared memory), and stores the split's
+// partial at `out`: a part a warp, four elements a lane, always in the order of steps. Lane l has the weight of the
+// warp whose first step is l % NUM_WARPS: 0 if that had no tile. Where no warp of the second half had one, that half is
+// skipped.
 template <class P>
-DISTMK_FN void combine_warps(const P& p, uint32_t index, void* out) {
+DISTMK_FN void combine_warps(const P& p, uint32_t index, uint32_t part, void* out) {
   constexpr uint32_t HALF = NUM_WARPS / 2;
   const uint32_t lane = p.lane();
   const auto of_step = [&](uint32_t step) { return p.warp_partial(step, index); };
-  const float2 mine = *reinterpret_cast<const float2*>(of_step(lane % NUM_WARPS) + MAX_HEAD_DIM);
+  const float2 mine = *reinterpret_cast<const float2*>(of_step(lane % NUM_WARPS) + P::MAX_DIM);
   LogSumExp<BaseE> total;
   total.max = lanes_max<NUM_WARPS>(mine.x);
   const float weight = total.weight(mine.x);
@@ -172,18 +177,18 @@ DISTMK_FN void combine_warps(const P& p, uint32_t index, void* out) {
     if (first >= p.num_tiles()) break;
 #pragma unroll
     for (uint32_t step = first; step < first + HALF; ++step) {
-      const float4 o = *reinterpret_cast<const float4*>(of_step(step) + 4 * lane);
+      const float4 o = *reinterpret_cast<const float4*>(of_step(step) + part * HOT_HEAD_DIM + 4 * lane);
       const float w = __shfl_sync(~0u, weight, step);
       acc.x += o.x * w, acc.y += o.y * w, acc.z += o.z * w, acc.w += o.w * w;
     }
   }
-  if (4 * lane >= p.head_dim()) return;
+  if (part * HOT_HEAD_DIM + 4 * lane >= p.head_dim()) return;
   if (p.fuses_combine()) {
     const float scale = normalizer(total.sum);
     const uint32_t pairs[2] = {pack_bf16(acc.x * scale, acc.y * scale), pack_bf16(acc.z * scale, acc.w * scale)};
     publish_store(static_cast<uint2*>(out), {lamport_pair(pairs[0]), lamport_pair(pairs[1])});
     // The header last: readers poll it alone at first.
-    if (lane == 0)
+    if (lane == 0 && part == 0)
       publish(reinterpret_cast<float*>(static_cast<__nv_bfloat16*>(out) - FUSED_PARTIAL_HEADER), total.log());
     return;
   }
@@ -205,7 +210,10 @@ DISTMK_FN void reset_fused_partials(const P& p) {
          split += p.instance.num_splits) {
       __nv_bfloat16* out = p.fused_partial_at(p.args.reset, query, split);
       if (lane == 0) lamport_reset(reinterpret_cast<float*>(out));
-      lamport_reset(reinterpret_cast<uint2*>(out + FUSED_PARTIAL_HEADER) + lane);
+#pragma unroll
+      for (uint32_t part = 0; part < P::PARTS; ++part)
+        if (part == 0 || part * HOT_HEAD_DIM + 4 * lane < p.head_dim())
+          lamport_reset(reinterpret_cast<uint2*>(out + FUSED_PARTIAL_HEADER + part * HOT_HEAD_DIM) + lane);
     }
 }
 

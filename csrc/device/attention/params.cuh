@@ -10,12 +10,9 @@
 namespace distmk {
 namespace attention {
 
-constexpr uint32_t MAX_HEAD_DIM = 128;
 constexpr uint32_t HEAD_DIM_STEP = 64;  // elements that the loops over a head take at once; Q is zero-padded to it
 // Queries (row x head) at once: their bf16 high and low halves are the 16 rows of an m16n8k16 product.
 constexpr uint32_t Q_TILE = 8;
-// The warps' partials of so many queries fit in shared memory at once. One: accumulator, maximum, sum, padding.
-constexpr uint32_t QUERIES_PER_COMBINE = 4, SMEM_PARTIAL_FLOATS = MAX_HEAD_DIM + 4;
 static_assert(KV_TILE == 16, "the depth of one mma of P V");
 static_assert(NUM_WARPS * KV_TILE == POSITIONS_PER_PASS, "");
 
@@ -29,6 +26,13 @@ struct ParamsOf : AttentionSplit {
   static constexpr bool ONE_ROW = KIND == InstanceKind::DECODE_ROW || KIND == InstanceKind::BATCH1_ROW,
                         BATCH1 = KIND == InstanceKind::BATCH1_ROW, ON_HOT_PATH = KIND != InstanceKind::OFF_HOT_PATH;
   static constexpr uint32_t DIM = HEAD_DIM;  // unless ONE_ROW, at most
+  // What registers and shared memory are laid out for: a warp that takes a head by itself has four elements a lane of
+  // each part.
+  static constexpr uint32_t MAX_DIM = DIM <= HOT_HEAD_DIM ? HOT_HEAD_DIM : DIM, PARTS = MAX_DIM / HOT_HEAD_DIM;
+  // Registers have room for both the keys and the values of a tile.
+  static constexpr bool HOLDS_TILE = PARTS == 1;
+  // The warps' partials of so many queries fit in shared memory at once. One: accumulator, maximum, sum, padding.
+  static constexpr uint32_t QUERIES_PER_COMBINE = PARTS == 1 ? 4 : 1, SMEM_PARTIAL_FLOATS = MAX_DIM + 4;
   Context& context;
   const AttentionArgs& args;
 
@@ -114,21 +118,25 @@ struct ParamsOf : AttentionSplit {
  private:
   static constexpr uint32_t NEW_ROWS = ONE_ROW ? 1 : MAX_ROWS;
 };
-using Params = ParamsOf<InstanceKind::GENERAL, MAX_HEAD_DIM>;
-using OffHotPathParams = ParamsOf<InstanceKind::OFF_HOT_PATH, MAX_HEAD_DIM>;
+using Params = ParamsOf<InstanceKind::GENERAL, HOT_HEAD_DIM>;
+template <uint32_t HEAD_DIM>
+using OffHotPathParams = ParamsOf<InstanceKind::OFF_HOT_PATH, HEAD_DIM>;
 template <uint32_t HEAD_DIM>
 using DecodeRowParams = ParamsOf<InstanceKind::DECODE_ROW, HEAD_DIM>;
 template <uint32_t HEAD_DIM>
 using Batch1RowParams = ParamsOf<InstanceKind::BATCH1_ROW, HEAD_DIM>;
 
-constexpr uint32_t WARP_PARTIALS_BYTES = NUM_WARPS * QUERIES_PER_COMBINE * SMEM_PARTIAL_FLOATS * sizeof(float);
-static_assert(2 * MAX_ROWS * (MAX_HEAD_DIM + 8) * sizeof(__nv_bfloat16) + WARP_PARTIALS_BYTES <=
-                  WORK_BYTES + SCRATCH_BYTES,
+template <class P, uint32_t NEW_ROWS, bool BEHIND_Q>
+constexpr bool fits() {
+  constexpr uint32_t NEW_KV_BYTES = 2 * NEW_ROWS * (P::MAX_DIM + 8) * sizeof(__nv_bfloat16),
+                     Q_BYTES = Q_TILE * (P::MAX_DIM + 4) * sizeof(uint32_t),
+                     PARTIALS_BYTES = NUM_WARPS * P::QUERIES_PER_COMBINE * P::SMEM_PARTIAL_FLOATS * sizeof(float);
+  return NEW_KV_BYTES + PARTIALS_BYTES + (BEHIND_Q ? Q_BYTES : 0) <= WORK_BYTES + SCRATCH_BYTES &&
+         NEW_KV_BYTES + Q_BYTES <= WORK_BYTES + SCRATCH_BYTES;
+}
+static_assert(fits<Params, MAX_ROWS, false>() && fits<OffHotPathParams<MAX_HEAD_DIM>, MAX_ROWS, false>(),
               "the warps' partials must fit behind the K and V of MAX_ROWS new positions");
-static_assert(2 * (MAX_HEAD_DIM + 8) * sizeof(__nv_bfloat16) + Q_TILE * (MAX_HEAD_DIM + 4) * sizeof(uint32_t) +
-                      WARP_PARTIALS_BYTES <=
-                  WORK_BYTES + SCRATCH_BYTES,
-              "and behind those of one new position and Q");
+static_assert(fits<DecodeRowParams<HOT_HEAD_DIM>, 1, true>(), "and behind those of one new position and Q");
 
 DISTMK_FN AttentionSplit split_of(const Context& context, const AttentionArgs& args, uint32_t index) {
   const Batch& batch = *context.batch(args.batch);

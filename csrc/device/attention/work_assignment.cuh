@@ -106,7 +106,7 @@ class AssignmentTracker {
     const AttentionAssignment& assignment = shared().attention_assignment;
     if (instance_ >= assignment.num_instances) return false;
     const Params p{assignment.split, context_, args};
-    return is_decode_row() && args.head_dim % (MAX_HEAD_DIM / 2) == 0 && p.num_tiles() >= NUM_WARPS;
+    return is_decode_row() && args.head_dim % (HOT_HEAD_DIM / 2) == 0 && p.num_tiles() >= NUM_WARPS;
   }
   // A decode row whose queries are one block (decode_row.cuh).
   DISTMK_FN bool is_decode_row() const {
@@ -116,7 +116,7 @@ class AssignmentTracker {
   // The batch's only row, its combine fused, at most a tile a warp.
   DISTMK_FN bool is_batch1(const AttentionArgs& args) {
     const AttentionAssignment& assignment = shared().attention_assignment;
-    if (instance_ >= assignment.num_instances || args.head_dim != MAX_HEAD_DIM) return false;
+    if (instance_ >= assignment.num_instances || args.head_dim != HOT_HEAD_DIM) return false;
     const Params p{assignment.split, context_, args};
     return is_decode_row() && p.fuses_combine() && p.num_tiles() <= NUM_WARPS;
   }
