@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypedDict
 
 from distmk import env
-from distmk.abi import MAX_ROWS, MAX_SEQUENCES, WIDE_ROWS
+from distmk.abi import MAX_HEAD_DIM, MAX_ROWS, MAX_SEQUENCES, WIDE_ROWS
 from distmk.backends.base import require_warps
 from distmk.backends.cuda.packages import CUDA_PACKAGES, INSTALL_CUDA
 from distmk.backends.host.backend import usable_cores
@@ -99,9 +99,10 @@ def choose_model_len(wanted: int | None, config: ModelConfig) -> int:
 
 def check_heads(head_dim: int, backend: str) -> None:
     """UsageError if the kernel of a GPU does not support heads of this size."""
-    if backend != "host" and (head_dim % 8 or head_dim > 128):
+    if backend != "host" and (head_dim % 8 or head_dim > MAX_HEAD_DIM):
         raise UsageError(
-            f"the model's head_dim is {head_dim}; on a GPU it must be a multiple of 8, at most 128; use --backend host"
+            f"the model's head_dim is {head_dim}; on a GPU it must be a multiple of 8, at most {MAX_HEAD_DIM}; "
+            "use --backend host"
         )
 
 

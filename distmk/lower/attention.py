@@ -12,7 +12,8 @@ from distmk.lower.weights import add_matrix, add_vector, bias_of, bias_rows, rot
 from distmk.model.nodes import Matrix
 from distmk.model.operators import SelfAttention
 from distmk.model.shards import Range
-from distmk.tasks import Attention, Combine, GeneralAttention, Linear
+from distmk.tasks import Attention, Combine, Linear
+from distmk.tasks.attention import attention_type
 
 
 def emit_attention(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAttention) -> None:
@@ -84,7 +85,7 @@ def _emit_splits(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfA
     """Partial results of every KV head, run of rows and split of the positions."""
     shape, options = plan.shape_of(op, rank), plan.options
     k_cache, v_cache = buffers.caches[op.layer]
-    partials, kind = buffers.partials[op.layer], GeneralAttention if op.softcap else Attention
+    partials, kind = buffers.partials[op.layer], attention_type(shape)
     graph.add(
         kind(
             rank=rank,

@@ -18,10 +18,9 @@ from distmk.model.config import ModelConfig
 from distmk.model.operators import Model, SelfAttention
 from distmk.model.shards import Shard, partition, shard_model
 from distmk.tasks import AttentionShape
-from distmk.tasks.splits import ANY_LENGTH
+from distmk.tasks.splits import ANY_LENGTH, has_fused_combine
 
 COMBINED_PER_TASK = 4  # rows times slices of a head: enough work for a combine task
-FUSED_HEAD_DIM = 64  # the fused combine reads a head in blocks of this many elements
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ def _fuses_combine(
     """
     fits = all(shape.num_q * shape.head_dim <= MAX_FUSED_COMBINE_COLS for shape in shapes)
     rotates = all(windows.count(window) > 1 for window in windows)
-    return options.spreads_attention and fits and config.head_dim % FUSED_HEAD_DIM == 0 and rotates
+    return options.spreads_attention and fits and has_fused_combine(config.head_dim) and rotates
 
 
 def _num_polling(

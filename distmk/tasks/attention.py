@@ -8,7 +8,7 @@ from ctypes import c_float, c_uint8, c_uint16, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import MAX_ROWS, POSITIONS_PER_PASS, split_operand
+from distmk.abi import HOT_HEAD_DIM, MAX_ROWS, POSITIONS_PER_PASS, split_operand
 from distmk.graph.regions import Region, Slab
 from distmk.graph.task import (
     Access,
@@ -186,8 +186,9 @@ class Attention(Task):
         check_slot_capacity(args, step)
 
     @classmethod
-    def _check_scores(cls, args: Any) -> None:
+    def _check_kind(cls, args: Any) -> None:
         require(args.softcap == 0, "scores are capped by a general_attention task only")
+        require(args.head_dim <= HOT_HEAD_DIM, f"heads of {args.head_dim} elements are a general_attention task's")
 
     @classmethod
     def streams(cls, args: Any) -> bool:
@@ -196,7 +197,7 @@ class Attention(Task):
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         _check_attention(args)
-        cls._check_scores(args)
+        cls._check_kind(args)
         qkv_cols = (args.num_q + 2 * args.num_kv) * args.head_dim
         cache_bytes = 2 * args.num_pages * args.num_kv * args.page_size * args.head_dim
         part_bytes = 4 * args.num_q * num_slices(args.head_dim) * partial_cols(args.max_splits)
@@ -231,7 +232,8 @@ class Attention(Task):
 @task_type(24, "general_attention")
 @dataclass(frozen=True, eq=False)
 class GeneralAttention(Attention):
-    """`Attention` with what a GPU has no code for in its consumers' loop: scores may be capped (`shape.softcap`).
+    """`Attention` with what a GPU has no code for in its consumers' loop: scores may be capped (`shape.softcap`), heads may have
+    more than HOT_HEAD_DIM elements, on a GPU up to MAX_HEAD_DIM.
 
     A worker works out its instances anew in each task, and the loader does not stream keys and values.
 
@@ -245,9 +247,14 @@ class GeneralAttention(Attention):
         require(step.max_positions <= args.num_positions, "the rope table has too few positions")
 
     @classmethod
-    def _check_scores(cls, args: Any) -> None:
+    def _check_kind(cls, args: Any) -> None:
         check_scores(args)
         require(not args.long_splits, "the loader streams nothing for a general_attention task")
+
+
+def attention_type(shape: AttentionShape) -> type[Attention]:
+    """The task type of attention of this shape."""
+    return GeneralAttention if shape.softcap or shape.head_dim > HOT_HEAD_DIM else Attention
 
 
 def page_table_content(args: Any) -> Content:

@@ -26,7 +26,14 @@ from distmk.graph.task import (
     task_type,
     vector_accesses,
 )
-from distmk.tasks.splits import SPLIT_FIELDS, AttentionShape, check_splits, fused_partial_bytes, splits_content
+from distmk.tasks.splits import (
+    SPLIT_FIELDS,
+    AttentionShape,
+    check_splits,
+    fused_partial_bytes,
+    has_fused_combine,
+    splits_content,
+)
 
 
 def output_accesses(args: Any, rank: int, num_ranks: int, num_cols: int) -> list[Access]:
@@ -98,7 +105,7 @@ class Linear(Task):
 
     fused_partials: a single decode row is not in x but in these partials of attention of `shape` (`Attention.fused_partials`);
     each task combines them for itself (fused combine). All other rows are in x. It requires k <= MAX_FUSED_COMBINE_COLS and a
-    head_dim that is a multiple of 64.
+    head_dim that is a power of two from 64 on.
 
     RMSNorm: Zhang and Sennrich, arXiv:1910.07467; SwiGLU and GeGLU: Shazeer, arXiv:2002.05202.
     """
@@ -137,10 +144,10 @@ class Linear(Task):
             raise UsageError(
                 f"task {self.op} combines a single row; give it a shape and a batch, and another epilogue than ARGMAX"
             )
-        if k != shape.num_q * shape.head_dim or k > MAX_FUSED_COMBINE_COLS or shape.head_dim % 64:
+        if k != shape.num_q * shape.head_dim or k > MAX_FUSED_COMBINE_COLS or not has_fused_combine(shape.head_dim):
             raise UsageError(
                 f"task {self.op} combines a single row of {shape.num_q} heads of {shape.head_dim} as {k} columns; it must be all "
-                f"of them, at most {MAX_FUSED_COMBINE_COLS}, and heads a multiple of 64"
+                f"of them, at most {MAX_FUSED_COMBINE_COLS}, and heads a power of two from 64 on"
             )
 
     def dtypes(self) -> Mapping[str, str | None]:

@@ -11,7 +11,7 @@ from distmk.graph.task import Content, require
 
 ANY_LENGTH = 2**31 - 1
 MAX_SPLITS = 32  # of a sequence's positions: the combine gives each split a lane of one warp
-FUSED_HEAD_ELEMENTS = 64  # a fused combine takes heads of a multiple of so many
+FUSED_HEAD_ELEMENTS = 64  # a fused combine takes heads of so many, or twice, four times, ... as many
 MOST_HEADS = 2**16 - 1  # and elements of a head, as arguments of tasks have 16 bits for them
 LONG_SPLITS = 4  # times `min_split`: the split length from which a single row gets more than COMBINE_WIDTH splits
 # Arguments that say which splits there are.
@@ -47,6 +47,11 @@ def fused_combine_len(split_budget: int, max_splits: int, min_split: int) -> int
     fewest_more = 2 * COMBINE_WIDTH
     longest = (fewest_more - 1) * LONG_SPLITS * min_split
     return longest if min(split_budget, max_splits) >= fewest_more else ANY_LENGTH
+
+
+def has_fused_combine(head_dim: int) -> bool:
+    """Whether linear tasks can combine heads of this size, which a GPU's find by bits of a column's number."""
+    return head_dim >= FUSED_HEAD_ELEMENTS and not head_dim & (head_dim - 1)
 
 
 def splits_content(name: str, args: Any) -> Content:
@@ -88,7 +93,7 @@ def fused_partial_bytes(args: Any, num_heads: int) -> int:
     """
     if args.fused_combine_len != fused_combine_len(args.split_budget, args.max_splits, args.min_split):
         raise ValueError(f"fused_combine_len is {args.fused_combine_len}")
-    require(args.head_dim % FUSED_HEAD_ELEMENTS == 0, "a fused combine of heads that are no multiple of 64")
+    require(has_fused_combine(args.head_dim), "a fused combine of heads that are no power of two from 64 on")
     return 2 * fused_partial_cols(num_heads, args.head_dim, args.max_splits)
 
 

@@ -126,17 +126,18 @@ using DecodeRowParams = ParamsOf<InstanceKind::DECODE_ROW, HEAD_DIM>;
 template <uint32_t HEAD_DIM>
 using Batch1RowParams = ParamsOf<InstanceKind::BATCH1_ROW, HEAD_DIM>;
 
-template <class P, uint32_t NEW_ROWS, bool BEHIND_Q>
+// Whether K and V of new positions fit in shared memory with Q and the warps' partials.
+template <class P>
 constexpr bool fits() {
-  constexpr uint32_t NEW_KV_BYTES = 2 * NEW_ROWS * (P::MAX_DIM + 8) * sizeof(__nv_bfloat16),
+  constexpr uint32_t NEW_KV_BYTES = 2 * (P::ONE_ROW ? 1 : MAX_ROWS) * (P::MAX_DIM + 8) * sizeof(__nv_bfloat16),
                      Q_BYTES = Q_TILE * (P::MAX_DIM + 4) * sizeof(uint32_t),
                      PARTIALS_BYTES = NUM_WARPS * P::QUERIES_PER_COMBINE * P::SMEM_PARTIAL_FLOATS * sizeof(float);
-  return NEW_KV_BYTES + PARTIALS_BYTES + (BEHIND_Q ? Q_BYTES : 0) <= WORK_BYTES + SCRATCH_BYTES &&
-         NEW_KV_BYTES + Q_BYTES <= WORK_BYTES + SCRATCH_BYTES;
+  return NEW_KV_BYTES + (P::ONE_ROW                 ? Q_BYTES + PARTIALS_BYTES
+                         : Q_BYTES > PARTIALS_BYTES ? Q_BYTES
+                                                    : PARTIALS_BYTES) <=
+         WORK_BYTES + SCRATCH_BYTES;
 }
-static_assert(fits<Params, MAX_ROWS, false>() && fits<OffHotPathParams<MAX_HEAD_DIM>, MAX_ROWS, false>(),
-              "the warps' partials must fit behind the K and V of MAX_ROWS new positions");
-static_assert(fits<DecodeRowParams<HOT_HEAD_DIM>, 1, true>(), "and behind those of one new position and Q");
+static_assert(fits<Params>() && fits<DecodeRowParams<HOT_HEAD_DIM>>() && fits<OffHotPathParams<MAX_HEAD_DIM>>(), "");
 
 DISTMK_FN AttentionSplit split_of(const Context& context, const AttentionArgs& args, uint32_t index) {
   const Batch& batch = *context.batch(args.batch);

@@ -49,7 +49,7 @@ class FusedCombine {
     return min(first + threadIdx.x % 32 * CHUNK_K, args_.k - CHUNK_K);
   }
   DISTMK_FN const __nv_bfloat16* partial_at(uint32_t column, uint32_t split) const {
-    const uint32_t head = column >> floor_log2(args_.head_dim);  // which is 64 or 128
+    const uint32_t head = column >> floor_log2(args_.head_dim);  // a power of two
     return context_.at<__nv_bfloat16>(args_.fused_partials) +
            fused_partial_begin(head, split, args_.max_splits, args_.head_dim);
   }

@@ -5,7 +5,9 @@
 namespace distmk {
 namespace wide {
 
-constexpr uint32_t MOST_QUERIES = 128;  // of a job; else 64 or 32
+constexpr uint32_t MOST_QUERIES = 128;  // of a job; else 64 or 32; of a job with large heads 64
+
+DISTMK_FN bool has_large_heads(const WideAttentionArgs& args) { return args.head_dim > MAX_HEAD_DIM / 2; }
 
 // The jobs of a task in the order of their cost: runs with many positions first, of each the last rows first. Made by
 // all consumers together, as there may be many runs.
@@ -22,7 +24,7 @@ class AttentionJobs {
     const uint32_t num_workers = context.rank_state.program->num_workers;
     // A job takes as long as it has queries, and a little longer.
     uint32_t least = ~0u;
-    for (uint32_t queries = MOST_QUERIES; queries >= 32; queries /= 2) {
+    for (uint32_t queries = has_large_heads(args) ? 64 : MOST_QUERIES; queries >= fewest_queries(); queries /= 2) {
       const uint32_t time = (count(queries) + num_workers - 1) / num_workers * (queries + 24);
       if (time >= least) continue;
       least = time;
@@ -61,6 +63,8 @@ class AttentionJobs {
   const WideAttentionArgs& args_;
   AttentionPlan& plan_;
   uint32_t num_runs_, most_heads_, job_queries_ = MOST_QUERIES;
+
+  DISTMK_FN uint32_t fewest_queries() const { return has_large_heads(args_) ? 64 : 32; }
 
   // The place of a run is the number of those before it, which two threads count.
   DISTMK_FN void sort() const {
@@ -103,7 +107,7 @@ class AttentionJobs {
   }
   // A run with few queries has smaller jobs.
   DISTMK_FN uint32_t queries_of(uint32_t run, uint32_t most) const {
-    uint32_t queries = 32;
+    uint32_t queries = fewest_queries();
     while (queries < most && queries < run_queries(run)) queries *= 2;
     return queries;
   }
@@ -123,7 +127,9 @@ class AttentionJobs {
 
 template <uint32_t DIM>
 DISTMK_FN void run_attention_job_of(uint32_t queries) {
-  if (queries == MOST_QUERIES)
+  if constexpr (DIM > MAX_HEAD_DIM / 2)
+    run_attention_job<DIM, 64>();
+  else if (queries == MOST_QUERIES)
     run_attention_job<DIM, 64>();
   else if (queries == MOST_QUERIES / 2)
     run_attention_job<DIM, 32>();
@@ -131,35 +137,38 @@ DISTMK_FN void run_attention_job_of(uint32_t queries) {
     run_attention_job<DIM, 16>();
 }
 
-}  // namespace wide
-
-DISTMK_FN void body_wide_attention(Context& context, const WideAttentionArgs& args) {
-  if (!context.batch(args.batch)->num_wide_rows) return;
-  const wide::AttentionJobs jobs(context, args);
-  const bool large = args.head_dim > wide::MAX_HEAD_DIM / 2;
-  if (large)
-    wide::zero_padding<wide::MAX_HEAD_DIM>(args.head_dim);
-  else
-    wide::zero_padding<wide::MAX_HEAD_DIM / 2>(args.head_dim);
-  // In turn from the first worker to the last and back, as jobs get shorter.
+// This worker's jobs: in turn from the first worker to the last and back, as jobs get shorter.
+template <uint32_t DIM>
+DISTMK_FN void run_attention_jobs(Context& context, const WideAttentionArgs& args, const AttentionJobs& jobs) {
+  zero_padding<DIM>(args.head_dim);
   const uint32_t num_workers = context.rank_state.program->num_workers;
   for (uint32_t round = 0; round * num_workers < jobs.num_jobs(); ++round) {
     const uint32_t in_round = round % 2 ? num_workers - 1 - context.instance : context.instance;
-    wide::AttentionJob job;
+    AttentionJob job;
     uint32_t queries;
     if (round * num_workers + in_round >= jobs.num_jobs()) break;
     if (!jobs.find(round * num_workers + in_round, job, queries)) continue;
     context.team.sync();  // all warps are done with the last one
     if (context.team.leader()) {
-      wide::attention_plan().args = args;
-      wide::attention_plan().job = job;
+      attention_plan().args = args;
+      attention_plan().job = job;
     }
     context.team.sync();
-    if (large)
-      wide::run_attention_job_of<wide::MAX_HEAD_DIM>(queries);
-    else
-      wide::run_attention_job_of<wide::MAX_HEAD_DIM / 2>(queries);
+    run_attention_job_of<DIM>(queries);
   }
+}
+
+}  // namespace wide
+
+DISTMK_FN void body_wide_attention(Context& context, const WideAttentionArgs& args) {
+  if (!context.batch(args.batch)->num_wide_rows) return;
+  const wide::AttentionJobs jobs(context, args);
+  if (wide::has_large_heads(args))
+    wide::run_attention_jobs<MAX_HEAD_DIM>(context, args, jobs);
+  else if (args.head_dim > MAX_HEAD_DIM / 4)
+    wide::run_attention_jobs<MAX_HEAD_DIM / 2>(context, args, jobs);
+  else
+    wide::run_attention_jobs<MAX_HEAD_DIM / 4>(context, args, jobs);
   fence_copies();  // the output is read by bulk copies
 }
 

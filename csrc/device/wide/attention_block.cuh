@@ -1,7 +1,8 @@
 // One job of wide attention: O = softmax(scale Q K^T) V of a block of queries, FlashAttention-2 (Dao,
 // arXiv:2307.08691) on tensor cores, by warpgroups or warps. A query is a (row, head) pair of a run and a KV head: the
 // heads of a GQA group share the K and V tiles. The eight warps are row groups of 16 queries times ways: a way takes
-// KEYS positions of every KV tile, and the ways are combined at the end. Many ways are for jobs with few queries.
+// KEYS positions of every KV tile, and the ways are combined at the end. Many ways are for jobs with few queries. Of
+// heads of more than 128 elements registers hold half an output, so that the eight warps are row groups times halves.
 #pragma once
 #include "device/wide/attention_warp.cuh"
 
@@ -48,7 +49,7 @@ struct WayCombine {
 };
 
 // The outputs of a lane's two queries.
-template <uint32_t DIM, class Warp>
+template <class Warp>
 DISTMK_FN void store_attention(const AttentionJob& job, uint32_t query, uint32_t num_queries, const Warp& warp) {
   const WideAttentionArgs& args = attention_plan().args;
   auto* out = at_operand<__nv_bfloat16>(args.out);
@@ -59,33 +60,35 @@ DISTMK_FN void store_attention(const AttentionJob& job, uint32_t query, uint32_t
     const uint32_t in_run = query / job.num_heads, head = job.first_head + query - in_run * job.num_heads,
                    row = static_cast<uint32_t>(job.run.row_begin) + in_run;
 #pragma unroll
-    for (uint32_t j = 0; j < DIM / 8; ++j) {
-      if (8 * j >= args.head_dim) continue;
-      const uint32_t col = head * args.head_dim + 8 * j + Warp::lane() % 4 * 2;
+    for (uint32_t j = 0; j < Warp::COLS / 8; ++j) {
+      if (Warp::first_col() + 8 * j >= args.head_dim) continue;
+      const uint32_t col = head * args.head_dim + Warp::first_col() + 8 * j + Warp::lane() % 4 * 2;
       *reinterpret_cast<uint32_t*>(out + activation_offset(row, col, args.num_q * args.head_dim, args.tiled)) =
           pack_bf16(warp.acc[j][2 * i] * scale, warp.acc[j][2 * i + 1] * scale);
     }
   }
 }
 
-// Copies of a job's KV tiles, NUM_KV_BUFFERS - 1 of them ahead. Cache rows are looked up one tile earlier still.
+// Copies of a job's KV tiles, Buffers::AHEAD of them ahead. Cache rows are looked up earlier still.
 template <uint32_t DIM>
 class TileCopies {
  public:
+  static constexpr uint32_t AHEAD = KvBuffers<DIM>::AHEAD;
+
   DISTMK_FN explicit TileCopies(uint32_t num_keys) : loader_(num_keys) {
-    static_assert(NUM_KV_BUFFERS * KV_ROWS == NUM_CONSUMERS, "a thread looks up one position of the first tiles");
+    static_assert(LOOKED_UP_TILES * KV_ROWS == NUM_CONSUMERS, "a thread looks up one position of the first tiles");
     attention_plan().cache_rows[threadIdx.x / KV_ROWS][index()] = loader_.look_up(threadIdx.x / KV_ROWS, index());
     barrier_sync<NUM_CONSUMERS>();
 #pragma unroll 1
-    for (uint32_t i = 0; i < NUM_KV_BUFFERS - 1; ++i) loader_.copy(i);
-    if (looks_up()) found_ = loader_.look_up(NUM_KV_BUFFERS, index());
+    for (uint32_t i = 0; i < AHEAD; ++i) loader_.copy(i);
+    if (looks_up()) found_ = loader_.look_up(LOOKED_UP_TILES, index());
   }
-  // Beside the products of `tile`, once the buffer of the one before is free.
+  // Beside the products of the values of `tile`, once the values of the one before have been multiplied.
   DISTMK_FN void copy_ahead(uint32_t tile) {
-    loader_.copy(tile + NUM_KV_BUFFERS - 1);
+    loader_.copy(tile + AHEAD);
     if (!looks_up()) return;
-    attention_plan().cache_rows[tile % NUM_KV_BUFFERS][index()] = found_;  // of tile + NUM_KV_BUFFERS
-    found_ = loader_.look_up(tile + NUM_KV_BUFFERS + 1, index());
+    attention_plan().cache_rows[tile % LOOKED_UP_TILES][index()] = found_;  // of tile + LOOKED_UP_TILES
+    found_ = loader_.look_up(tile + LOOKED_UP_TILES + 1, index());
   }
   // Until all copies but the last PENDING have landed, those of other threads too.
   template <uint32_t PENDING, bool BY_WARPGROUPS>
@@ -126,7 +129,7 @@ DISTMK_FN void attend(WarpAttention<DIM, KEYS>& warp, TileCopies<DIM>& copies, c
     if (first < visible.seen_by_all) Warp::mask_before(tile, visible.of_lane, attention_plan().args.window, s);
     warp.weigh(s, caps ? 1.0f : scale, factor);
   };
-  Copies::template await<NUM_KV_BUFFERS - 2, Warp::BY_WARPGROUPS>();
+  Copies::template await<Copies::AHEAD - 1, Warp::BY_WARPGROUPS>();
   if (num_steps) {
     float s[Warp::SCORES], factor[2];
     warp.begin_scores(0, s);
@@ -136,7 +139,7 @@ DISTMK_FN void attend(WarpAttention<DIM, KEYS>& warp, TileCopies<DIM>& copies, c
   }
 #pragma unroll 1
   for (uint32_t tile = 0; tile < num_tiles; ++tile) {
-    Copies::template await<NUM_KV_BUFFERS - 3, Warp::BY_WARPGROUPS>();  // the next tile; all are done with the last one
+    Copies::template await<Copies::AHEAD - 2, Warp::BY_WARPGROUPS>();  // the next keys; all are done with the last tile
     float s[Warp::SCORES], factor[2];
     if (tile + 1 < num_steps) {
       warp.begin_scores_and_values(tile + 1, tile, s);
@@ -192,7 +195,7 @@ DISTMK_NOINLINE void run_attention_job() {
 #pragma unroll 1
       for (uint32_t way = 1; way < Warp::WAYS; ++way) WayCombine<DIM, KEYS>::add(warp, way);
   }
-  if (Warp::way() == 0) store_attention<DIM>(job, query, num_queries, warp);
+  if (Warp::way() == 0) store_attention(job, query, num_queries, warp);
 }
 
 }  // namespace wide

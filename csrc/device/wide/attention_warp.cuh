@@ -12,12 +12,14 @@ namespace wide {
 
 constexpr uint32_t QUERIES_PER_WARP = 16;
 
-// A warp's 16 queries over its ways of the tiles. Lane 4 g + t has queries g and g + 8, and of each t's columns of
-// every eight (see `multiply`).
+// A warp's 16 queries over its ways of the tiles, and its share of the output's columns. Lane 4 g + t has queries g and
+// g + 8, and of each t's columns of every eight (see `multiply`).
 template <uint32_t DIM, uint32_t KEYS>
 struct WarpAttention {
-  static constexpr uint32_t WAYS = KV_ROWS / KEYS, ROW_GROUPS = NUM_WARPS / WAYS,
-                            JOB_QUERIES = ROW_GROUPS * QUERIES_PER_WARP;
+  // Of large heads, the warps that share the columns multiply the same scores each.
+  static constexpr uint32_t SHARES = DIM <= MAX_HEAD_DIM / 2 ? 1 : 2, COLS = DIM / SHARES, WAYS = KV_ROWS / KEYS,
+                            ROW_GROUPS = NUM_WARPS / WAYS / SHARES, JOB_QUERIES = ROW_GROUPS * QUERIES_PER_WARP;
+  static_assert(WAYS == 1 || SHARES == 1, "");
   // The four warps of a warpgroup have the same way, so that they multiply together.
   static constexpr bool BY_WARPGROUPS = ROW_GROUPS >= 4;
   static constexpr uint32_t GROUP_QUERIES = (BY_WARPGROUPS ? 4 : 1) * QUERIES_PER_WARP;
@@ -29,19 +31,21 @@ struct WarpAttention {
   static constexpr uint32_t SCORES = KEYS / 2;  // of a lane: c registers of eight positions after each other
   // Warpgroups read their queries from shared memory, as there are no registers for them.
   uint32_t q[BY_WARPGROUPS ? 1 : DIM / 16][4], p[KEYS / 16][4];
-  float acc[DIM / 8][4];
+  float acc[COLS / 8][4];
   LogSumExp<Base2> softmax[2];  // the sum is of this lane's positions until reduce_sums()
 
   // Opaque where an address follows from it: the compiler would keep one for each step of a loop.
   DISTMK_FN static uint32_t lane() { return threadIdx.x % 32; }
   DISTMK_FN static uint32_t row_group() { return threadIdx.x / 32 % ROW_GROUPS; }
-  DISTMK_FN static uint32_t way() { return threadIdx.x / 32 / ROW_GROUPS; }
+  DISTMK_FN static uint32_t way() { return SHARES == 1 ? threadIdx.x / 32 / ROW_GROUPS : 0; }
+  DISTMK_FN static uint32_t share() { return SHARES == 1 ? 0 : threadIdx.x / 32 / ROW_GROUPS; }
+  DISTMK_FN static uint32_t first_col() { return share() * COLS; }
 
   // `query` gives the pointer to one of the lane's two queries.
   template <class Query>
   DISTMK_FN void begin(uint32_t head_dim, const Query& query) {
 #pragma unroll
-    for (uint32_t i = 0; i < DIM / 8; ++i) acc[i][0] = acc[i][1] = acc[i][2] = acc[i][3] = 0.0f;
+    for (uint32_t i = 0; i < COLS / 8; ++i) acc[i][0] = acc[i][1] = acc[i][2] = acc[i][3] = 0.0f;
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       softmax[i] = {};
@@ -70,13 +74,13 @@ struct WarpAttention {
     settle(flat());
     settle(p);
     begin_scores(tile, s);
-    multiply_pv(Buffers::v(of_values) + way() * KEYS * Buffers::ROW_BYTES);
+    multiply_pv(of_values);
   }
   DISTMK_FN void begin_values(uint32_t tile) {
     settle(flat());
     settle(p);
     begin_products();
-    multiply_pv(Buffers::v(tile) + way() * KEYS * Buffers::ROW_BYTES);
+    multiply_pv(tile);
   }
   // PENDING: 1 if products with values run on.
   template <uint32_t PENDING>
@@ -140,7 +144,7 @@ struct WarpAttention {
   DISTMK_FN void rescale(const float (&factor)[2]) {
     if (__all_sync(~0u, factor[0] == 1.0f && factor[1] == 1.0f)) return;  // as no maximum has changed
 #pragma unroll
-    for (uint32_t i = 0; i < DIM / 8; ++i) {
+    for (uint32_t i = 0; i < COLS / 8; ++i) {
       acc[i][0] *= factor[0];
       acc[i][1] *= factor[0];
       acc[i][2] *= factor[1];
@@ -153,7 +157,7 @@ struct WarpAttention {
   }
 
  private:
-  DISTMK_FN float (&flat()) [DIM / 2] { return reinterpret_cast<float (&)[DIM / 2]>(acc); } template <class Registers>
+  DISTMK_FN float (&flat()) [COLS / 2] { return reinterpret_cast<float (&)[COLS / 2]>(acc); } template <class Registers>
                             DISTMK_FN static void settle(Registers& registers) {
     if constexpr (BY_WARPGROUPS) tensor::settle(registers);
   }
@@ -167,7 +171,7 @@ struct WarpAttention {
   }
   DISTMK_FN static void keep_query(uint32_t i, uint32_t chunk, uint32_t pair) {
     const uint32_t row = row_group() % 4 * 16 + lane() / 4 + 8 * i;
-    if (way() == 0)
+    if (way() == 0 && share() == 0)
       *reinterpret_cast<uint32_t*>(queries() + Buffers::offset(row, chunk, row % 8) + lane() % 4 * 4) = pair;
   }
   DISTMK_FN void multiply_qk(uint32_t tile, float (&s)[SCORES]) {
@@ -182,12 +186,14 @@ struct WarpAttention {
     if constexpr (BY_WARPGROUPS) tensor::commit<KEYS>();
   }
   DISTMK_FN void multiply_pv(uint32_t tile) {
+    const uint32_t values =
+        Buffers::v(tile) + way() * KEYS * Buffers::ROW_BYTES + first_col() / 64 * Buffers::SLOT_BYTES;
 #pragma unroll
     for (uint32_t k = 0; k < KEYS / 16; ++k)
       if constexpr (BY_WARPGROUPS)
-        tensor::multiply_rows<DIM>(flat(), p[k], tile, k);
+        tensor::multiply_rows<COLS>(flat(), p[k], values, k);
       else
-        tensor::multiply_rows_by_mma<DIM>(flat(), p[k], tile, k);
+        tensor::multiply_rows_by_mma<COLS>(flat(), p[k], values, k);
     if constexpr (BY_WARPGROUPS) tensor::commit<KEYS>();
   }
 };
