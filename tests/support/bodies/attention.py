@@ -14,11 +14,13 @@ from support.reference import Scoring
 
 from distmk.abi import FUSED_PARTIAL_HEADER, MAX_ROWS, PARTIAL_FLOATS, LaunchKind, Space
 from distmk.graph.regions import Region
-from distmk.tasks import Attention, Combine, GeneralAttention, Nop
+from distmk.tasks import Attention, Combine, Nop
+from distmk.tasks.attention import attention_type
 from distmk.testing.arrays import assert_close
 from distmk.testing.memory import Memory
 
 CAP_ERROR = 2e-5  # of a capped score, relative to the cap
+USUAL_SCORES = 2.0  # the standard deviation of scores up to which an error is the usual one
 
 
 def operands(board: Board, rank: int, inputs: AttentionInputs) -> dict[str, Any]:
@@ -55,6 +57,12 @@ class Caches:
         return self.inputs.swizzled(stored) if self.gpu_layout else stored
 
 
+def allowed_error(inputs: AttentionInputs, usual: float) -> float:
+    """The usual error, more for large scores, whose rounding grows with them, and for capped ones."""
+    deviation = inputs.shape.score_scale * inputs.head_dim**0.5
+    return usual * max(1.0, deviation / USUAL_SCORES) + CAP_ERROR * (inputs.how.softcap or 0)
+
+
 def declare_partials(board: Board, inputs: AttentionInputs, partials: Region) -> None:
     for instance in inputs.instances():
         for begin in inputs.partials_of(*instance):
@@ -82,7 +90,7 @@ def attention(
     how: Scoring = PLAIN,
 ) -> None:
     inputs = AttentionInputs(board.rng, heads, head_dim, page_size, norms, max_len, how=how)
-    error += CAP_ERROR * (how.softcap or 0)
+    error = allowed_error(inputs, error)
     inputs.values_without(int(board.rng.integers(head_dim)))
     _add(board, rank, inputs, error, error)
 
@@ -120,7 +128,7 @@ def _add(
     s, rows = inputs.shape, inputs.batch.num_rows
     launch = LaunchKind.SPREAD if pipelined or board.rng.random() < 0.5 else LaunchKind.MASSIVE
     long_splits = launch is LaunchKind.SPREAD and (pipelined or board.rng.random() < 0.8)
-    kind = GeneralAttention if inputs.how.softcap else Attention
+    kind = attention_type(s)
     long_splits &= kind is Attention
     what = f"{launch.name} {kind.type_name} {'through the pipeline ' * long_splits}{s} {inputs.runs}"
     read, caches = operands(board, rank, inputs), Caches(board, rank, inputs)

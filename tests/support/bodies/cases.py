@@ -83,15 +83,23 @@ EMULATED = CUDA._replace(
 
 # Query heads that do not begin or end with a KV head's group, one query head a KV head, one KV head for all.
 UNEVEN_HEADS = (Heads(4, 3, 5), Heads(8, 8), Heads(9, 3), Heads(3, 1, 2), Heads(20, 20), Heads(1, 4, 3))
-# SmolLM2's on two ranks, Qwen3-8B's on four, one query head a KV head, one KV head for all.
-REAL_HEADS = ((Heads(5, 3, 4), 64), (Heads(8, 4, 8), 128), (Heads(3, 1, 2), 64), (Heads(16, 16), 128))
-# Of 64 and 128 elements, in one block of columns and in two, and of four heads a KV head, up to eight, and more.
+# SmolLM2's on two ranks, Qwen3-8B's on four, one query head a KV head, one KV head for all, Gemma 2's on four ranks.
+REAL_HEADS = (
+    (Heads(5, 3, 4), 64),
+    (Heads(8, 4, 8), 128),
+    (Heads(3, 1, 2), 64),
+    (Heads(16, 16), 128),
+    (Heads(4, 2, 4), 256),
+)
+LARGE_HEAD_DIMS = (136, 192, 200, 256)  # more than a GPU's consumers have in their loop
+# Of 64, 128 and 256 elements, in one block of columns and in two, and of four heads a KV head, up to eight, and more.
 FUSED_HEADS = (
     (Heads(5, 3, 4), 64),
     (Heads(8, 4, 8), 128),
     (Heads(24, 4), 128),
     (Heads(13, 8, 3), 128),
     (Heads(12, 12), 128),
+    (Heads(5, 3, 4), 256),
 )
 
 
@@ -185,6 +193,8 @@ def _attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
         how = _random_scoring(rng, length)
         yield _on_each(board, attention, error, heads, head_dim, page_size, norms, length, how)
     yield _on_each(board, attention, error, Heads(4, 2, 1), 80, 16, True, max_len, Scoring(scale=0.2, softcap=2.0))
+    large = int(rng.choice(LARGE_HEAD_DIMS))
+    yield _on_each(board, attention, error, Heads(7, 4, 2), large, 16, False, 100, _random_scoring(rng, 100))
     for heads in UNEVEN_HEADS:
         yield _on_each(board, attention, error, heads, 16, 4, True, 70)
     for heads, head_dim in REAL_HEADS:
@@ -193,7 +203,7 @@ def _attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
     yield _on_each(board, long_splits, error, int(rng.integers(390, 490)))  # 25 to 32 tiles: two rounds of two a warp
     yield _on_each(board, extreme_scores, 100, sizes.extreme_error)
     for heads, head_dim in FUSED_HEADS:
-        for batch_1 in (True, True, True, False):
+        for batch_1 in (True, True, True, False) if head_dim < 256 else (True, False):
             how = _random_scoring(rng, max_len)
             yield _on_each(board, fused_combine, error, heads, head_dim, batch_1, max_len, how)
         longest = sizes.max_len_batch_1
@@ -228,6 +238,7 @@ def _wide_attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
         *((Heads(2, 1), 64, 16, False), (Heads(6, 3), 64, 16, True), (Heads(8, 4), 128, 16, True)),
         *((Heads(5, 3, 4), 64, 16, False), (Heads(4, 4, 8), 128, 8, False), (Heads(3, 3), 32, 16, True)),
         *((Heads(4, 2), 96, 16, True), (Heads(2, 2), int(rng.choice(sizes.head_dims[-3:])), 4, False)),
+        *((Heads(4, 2, 2), 256, 16, True), (Heads(2, 2), int(rng.choice(LARGE_HEAD_DIMS)), 4, False)),
     ):
         runs, how = random_wide_runs(rng, max_len), _random_scoring(rng, max_len)
         yield _on_each(board, wide_attention, heads, head_dim, page_size, norms, runs, how)

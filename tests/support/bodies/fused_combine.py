@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from support.bodies.attention import CAP_ERROR, Caches, declare_fused_partials, declare_partials, operands
+from support.bodies.attention import Caches, allowed_error, declare_fused_partials, declare_partials, operands
 from support.bodies.attention_inputs import PLAIN, AttentionInputs, Heads
 from support.bodies.board import Board, f32
 from support.reference import Scoring
 
 from distmk.abi import FUSED_PARTIAL_HEADER, MAX_ROWS, LaunchKind
-from distmk.tasks import Attention, Combine, GeneralAttention, Linear
+from distmk.tasks import Attention, Combine, Linear
+from distmk.tasks.attention import attention_type
 from distmk.testing.arrays import ROUNDING, assert_close
 from distmk.testing.memory import Memory
 
@@ -29,8 +30,8 @@ def fused_combine(
 ) -> None:
     """The product's weights are rows of the identity: its output is compared with what is in memory, as combined from that."""
     inputs = AttentionInputs(board.rng, heads, head_dim, 16, True, max_len, batch_1, fused_partials=True, how=how)
-    error += CAP_ERROR * (how.softcap or 0)
-    kind = GeneralAttention if how.softcap else Attention
+    error = allowed_error(inputs, error)
+    kind = attention_type(inputs.shape)
     s, k, rows = inputs.shape, heads.num_q * head_dim, inputs.batch.num_rows
     launch = LaunchKind.SPREAD if board.rng.random() < 0.8 else LaunchKind.MASSIVE
     what = f"{'batch-1 ' * batch_1}attention with fused combine {s} {inputs.runs}"
