@@ -28,7 +28,7 @@ def test_no_gpu(runner: Runner, tmp_path: Path) -> None:
         assert_one_line(done, "cannot run here", "--backend host")
 
 
-@pytest.mark.parametrize("head_dim", [20, 136])
+@pytest.mark.parametrize("head_dim", [20, 264])
 def test_head_dim(runner: Runner, tmp_path: Path, head_dim: int) -> None:
     config = write_config(dataclasses.replace(CONFIG, head_dim=head_dim), tmp_path / "config.json")
     command = ("generate", "--model", str(config), *PROMPT, "--backend", "emulated")

@@ -36,10 +36,10 @@ def test_which_programs_have_long_splits(num_workers: int, max_seqs: int, max_mo
     assert tasks and all(task.long_splits == long for task in tasks)
 
 
-@pytest.mark.parametrize("launch", ["massive", "spread"])
-def test_layers_that_differ(launch: Literal["massive", "spread"]) -> None:
+@pytest.mark.parametrize(("launch", "head_dim"), [("massive", 64), ("spread", 64), ("spread", 256)])
+def test_layers_that_differ(launch: Literal["massive", "spread"], head_dim: int) -> None:
     """Each task has its layer's fields; a window that no sequence outgrows is none; and the programs are proved."""
-    model = build_model(tiny_config(num_heads=4, num_kv_heads=2, head_dim=64, num_layers=6))
+    model = build_model(tiny_config(num_heads=4, num_kv_heads=2, head_dim=head_dim, num_layers=6))
     layers = ({"window": 9}, {"softcap": 3.0, "scale": 0.2}, {"window": 64})
     options = DecodeOptions(2, 30, max_seqs=1, max_model_len=64, attention_launch=launch, turns=(MAX_ROWS, WIDE_ROWS))
     narrow, wide = lower_programs(with_attention(model, layers), options)
@@ -50,7 +50,9 @@ def test_layers_that_differ(launch: Literal["massive", "spread"]) -> None:
             shape = task.shape
             layer = int(task.op.removeprefix("layer").partition(".")[0])
             assert shape and (shape.window, shape.scale, shape.softcap) == wanted[layer % 3], task.op
-            assert not isinstance(task, Attention) or type(task) is (GeneralAttention if shape.softcap else Attention)
+            assert not isinstance(task, Attention) or type(task) is (
+                GeneralAttention if shape.softcap or head_dim == 256 else Attention
+            )
 
 
 @pytest.mark.parametrize("launch", ["massive", "spread"])

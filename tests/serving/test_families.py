@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as QuantType
 from support import tiny
-from support.families import FAMILIES, IN_GGUF, assert_logits, make, make_for_gpu
+from support.families import FAMILIES, IN_GGUF, OF_256, assert_logits, make, make_for_gpu
 from support.gguf_files import write_gguf
 from support.machine import require
 
@@ -40,9 +40,15 @@ def test_logits_of_gguf(name: str, rng: np.random.Generator, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "num_ranks"), [("gemma2", 2), ("gemma3", 1), ("granite", 1), ("phi3", 1), ("phi4", 1)]
+    ("name", "num_ranks", "changes"),
+    [
+        *(("gemma2", 2, {}), ("gemma3", 1, {}), ("granite", 1, {}), ("phi3", 1, {}), ("phi4", 1, {})),
+        *((name, 1, {"head_dim": 256}) for name in OF_256),
+    ],
 )
-def test_logits_in_the_emulator(name: str, num_ranks: int, rng: np.random.Generator, tmp_path: Path) -> None:
+def test_logits_in_the_emulator(
+    name: str, num_ranks: int, changes: dict[str, Any], rng: np.random.Generator, tmp_path: Path
+) -> None:
     require("emulated", num_ranks)
-    model = make_for_gpu(name, int(rng.integers(1 << 30)))
+    model = make_for_gpu(name, int(rng.integers(1 << 30)), **changes)
     assert_logits(model, tiny.save(model, tmp_path), "emulated", num_ranks, rng)

@@ -72,6 +72,7 @@ GPU_CHANGES: Mapping[str, Mapping[str, Any]] = {
     "smollm3": {"num_hidden_layers": 2, "no_rope_layers": [1, 0]},
 }
 """Heads of 128 elements, as models for GPUs have them, in as few layers as the family's features take."""
+OF_256 = ("gemma2", "gemma3")  # families of which most models have heads of 256 elements
 
 
 IN_GGUF: Mapping[str, Mapping[str, Any]] = {
@@ -103,8 +104,8 @@ def make(name: str, seed: int, **changes: Any) -> PreTrainedModel:
     return model
 
 
-def make_for_gpu(name: str, seed: int) -> PreTrainedModel:
-    return make(name, seed, **OF_128 | GPU_CHANGES.get(name, {}))
+def make_for_gpu(name: str, seed: int, **changes: Any) -> PreTrainedModel:
+    return make(name, seed, **OF_128 | GPU_CHANGES.get(name, {}) | changes)
 
 
 def assert_logits(model: PreTrainedModel, path: Path, backend: str, num_ranks: int, rng: np.random.Generator) -> None:

@@ -32,7 +32,8 @@ def test_a_single_row_has_few_splits() -> None:
         ({"shape": None}, "give it a shape and a batch"),
         ({"epilogue": Epilogue.ARGMAX}, "another epilogue than ARGMAX"),
         ({"num_q": 3}, "of 3 heads of 64 as 128 columns; it must be all of them"),
-        ({"head_dim": 32, "num_q": 4}, "heads a multiple of 64"),
+        ({"head_dim": 32, "num_q": 4}, "heads a power of two from 64 on"),
+        ({"head_dim": 192, "num_q": 1, "k": 192}, "heads a power of two from 64 on"),
         ({"num_q": 66, "k": 66 * 64}, "at most 4096"),
     ],
 )
