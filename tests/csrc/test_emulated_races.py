@@ -46,18 +46,20 @@ def decode(
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "num_workers", "num_layers", "longer", "attention", "place"),
+    ("num_ranks", "num_workers", "num_layers", "head_dim", "longer", "attention", "place"),
     [
-        (1, 2, 1, 130, "spread", ("--ride",)),
-        (1, 2, 1, 0, "massive", ("--ride",)),
-        (2, 1, 2, 0, "spread", ()),
-        (2, 1, 1, 0, "spread", ("--ride", "--delay", "0,1,0")),
+        (1, 2, 1, 64, 130, "spread", ("--ride",)),
+        (1, 2, 1, 256, 130, "spread", ("--ride",)),
+        (1, 2, 1, 16, 0, "massive", ("--ride",)),
+        (2, 1, 2, 16, 0, "spread", ()),
+        (2, 1, 1, 16, 0, "spread", ("--ride", "--delay", "0,1,0")),
     ],
 )
 def test_decode(
     num_ranks: int,
     num_workers: int,
     num_layers: int,
+    head_dim: int,
     longer: int,
     attention: str,
     place: tuple[str, ...],
@@ -66,8 +68,8 @@ def test_decode(
 ) -> None:
     """Prompts of up to 22 tokens, and sequences that come and go: iterations of one row and of many.
 
-    longer: positions added to the context of a single sequence, so that warps have several chunks, with heads of 64 elements,
-    so that K and V of its rows, alone in their batches, come through the pipeline. Massive attention is dispatched by warps that
+    longer: positions added to the context of a single sequence, so that warps have several chunks; with heads of 64 elements K
+    and V of its rows, alone in their batches, come through the pipeline. Massive attention is dispatched by warps that
     are their workers' schedulers, and run the scheduler step, too. `--delay 0,1,0`: every rank on a node of its own, reached over
     a network.
     """
@@ -75,7 +77,6 @@ def test_decode(
     print(f"seed {seed}")
     if attention == "massive":  # as short as with many workers, so that the kernel keeps rings in shared memory
         monkeypatch.setattr("distmk.program.layout._ring_capacity", lambda graph: 4)
-    head_dim = 64 if longer else 16
     binary = tool("thread", RACECHECK, emulated=True)
     program = decode(num_ranks, num_workers, num_layers, 64 + longer, head_dim, attention)
     requests = ("--requests", "1") if longer else ()  # of five, the last one comes when others have gone
