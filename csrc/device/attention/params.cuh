@@ -18,7 +18,7 @@ static_assert(NUM_WARPS * KV_TILE == POSITIONS_PER_PASS, "");
 
 // What the compiler knows of an instance. DECODE_ROW: its run has one row, its heads HEAD_DIM elements. BATCH1_ROW:
 // that row is the whole batch as well, and its combine is fused into the consumer GEMV (linear/fused_combine.cuh).
-// OFF_HOT_PATH: it is of a general_attention task, which has no work assignment and may cap scores.
+// OFF_HOT_PATH: it is of a general_attention task, which has no work assignment, may cap scores and have large heads.
 enum class InstanceKind { GENERAL, DECODE_ROW, BATCH1_ROW, OFF_HOT_PATH };
 
 template <InstanceKind KIND, uint32_t HEAD_DIM>

@@ -5,7 +5,8 @@
 namespace distmk {
 namespace wide {
 
-constexpr uint32_t MOST_QUERIES = 128;  // of a job; else 64 or 32; of a job with large heads 64
+constexpr uint32_t MOST_QUERIES = 128, FEWEST_QUERIES = 32;  // of a job
+constexpr uint32_t LARGE_HEAD_QUERIES = 64;                  // of every job with large heads
 
 DISTMK_FN bool has_large_heads(const WideAttentionArgs& args) { return args.head_dim > MAX_HEAD_DIM / 2; }
 
@@ -24,7 +25,7 @@ class AttentionJobs {
     const uint32_t num_workers = context.rank_state.program->num_workers;
     // A job takes as long as it has queries, and a little longer.
     uint32_t least = ~0u;
-    for (uint32_t queries = has_large_heads(args) ? 64 : MOST_QUERIES; queries >= fewest_queries(); queries /= 2) {
+    for (uint32_t queries = most_queries(); queries >= fewest_queries(); queries /= 2) {
       const uint32_t time = (count(queries) + num_workers - 1) / num_workers * (queries + 24);
       if (time >= least) continue;
       least = time;
@@ -64,7 +65,8 @@ class AttentionJobs {
   AttentionPlan& plan_;
   uint32_t num_runs_, most_heads_, job_queries_ = MOST_QUERIES;
 
-  DISTMK_FN uint32_t fewest_queries() const { return has_large_heads(args_) ? 64 : 32; }
+  DISTMK_FN uint32_t most_queries() const { return has_large_heads(args_) ? LARGE_HEAD_QUERIES : MOST_QUERIES; }
+  DISTMK_FN uint32_t fewest_queries() const { return has_large_heads(args_) ? LARGE_HEAD_QUERIES : FEWEST_QUERIES; }
 
   // The place of a run is the number of those before it, which two threads count.
   DISTMK_FN void sort() const {
