@@ -86,11 +86,11 @@ class HangError(DistmkError):
 
 
 def shown(value: object, max_chars: int = 60) -> str:
-    """A wrong value as a message shows it: Python's notation, of which no more than `max_chars` characters."""
-    if isinstance(value, int) and abs(value) >= 10**max_chars:  # Python refuses to write more than 4,300 digits
-        return f"a number of more than {max_chars} digits"
+    """A wrong value as a message shows it: Python's notation on one line, of which no more than `max_chars` characters."""
+    if isinstance(value, int) and abs(value) >= 1 << 128:  # Python refuses to write more than 4,300 digits
+        return f"{'-' if value < 0 else ''}2**{abs(value).bit_length() - 1} or more"
     try:
-        text = repr(value)
+        text = " ".join(repr(value).split())
     except ValueError:  # such a number inside
         text = f"a {type(value).__name__}"
     return text if len(text) <= max_chars else text[: max_chars - 3] + "..."

@@ -12,7 +12,7 @@ from support.helpers import ROOT
 LAYERS = [
     ["errors"],
     ["abi", "env", "gc_pause", "interrupts", "nvtx_ranges", "open_files"],
-    ["console", "user_files"],
+    ["console", "parameter_checks", "user_files"],
     ["progress"],
     ["model"],
     ["models"],

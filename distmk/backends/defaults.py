@@ -17,8 +17,10 @@ from distmk.bootstrap.messages import gather_json
 from distmk.console import tell
 from distmk.errors import UsageError, shown
 from distmk.model.config import ModelConfig
+from distmk.parameter_checks import whole
 
 BACKENDS = ("auto", "host", "cuda", "emulated")
+MAX_WORKERS = 4096  # of a rank; more are a mistake, and would only exhaust threads
 EMULATED_WORKERS = 4  # of a rank; all run on one core
 DEFAULT_MODEL_LEN = 4096  # tokens; pages of the KV cache take memory only once they are used
 
@@ -109,8 +111,10 @@ def check_heads(head_dim: int, backend: str) -> None:
 def choose_workers(wanted: int | None, backend: str, bootstrap: Bootstrap, schedulers_apart: bool = False) -> int:
     """Workers of a rank: `wanted`, or one for each SM, or for each of the rank's cores. Warns if workers must share cores.
 
-    `schedulers_apart`: on a GPU, one SM is reserved for schedulers.
+    `schedulers_apart`: on a GPU, one SM is reserved for schedulers. UsageError: `wanted` is no number of workers.
     """
+    if wanted is not None:
+        wanted = whole("num_workers", wanted, 1, MAX_WORKERS, f"1 to {MAX_WORKERS}, or None")
     if backend == "cuda":
         from distmk.backends.cuda.gpus import num_sms_of  # needs packages that only GPU machines have
 
@@ -129,7 +133,10 @@ def choose_workers(wanted: int | None, backend: str, bootstrap: Bootstrap, sched
 
 
 def agree_on_workers(bootstrap: Bootstrap, wanted: int | None, backend: str, schedulers_apart: bool = False) -> int:
-    """Workers of every rank: the least that any rank chooses for itself (`choose_workers`). Collective."""
+    """Workers of every rank: the least that any rank chooses for itself (`choose_workers`). Collective.
+
+    UsageError: `wanted` is no number of workers.
+    """
     mine = agree(bootstrap, lambda: choose_workers(wanted, backend, bootstrap, schedulers_apart))
     least: int = min(gather_json(bootstrap, mine, "number of workers", int))
     return least
@@ -153,10 +160,9 @@ def choose_turns(
     in a trace, on GPUs before Hopper; and in the emulator, which would take minutes. UsageError: `wanted` is out of range, or
     DISTMK_TURNS asks for what there is not.
     """
-    if wanted is not None and not MAX_ROWS <= wanted <= WIDE_ROWS:
-        raise UsageError(
-            f"max_num_batched_tokens is {shown(wanted)}; an iteration carries {MAX_ROWS} to {WIDE_ROWS} tokens"
-        )
+    if wanted is not None:
+        expected = f"{MAX_ROWS} to {WIDE_ROWS}, the tokens that an iteration carries"
+        wanted = whole("max_num_batched_tokens", wanted, MAX_ROWS, WIDE_ROWS, expected)
     obstacles = {
         "several hosts": num_hosts > 1,
         "schedulers of their own": schedulers_apart,

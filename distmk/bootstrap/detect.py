@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from distmk import parameter_checks
 from distmk.abi import MAX_RANKS
 from distmk.bootstrap.base import Bootstrap, LaunchKind, Member, read_link_timeout_s, read_timeout_s
 from distmk.bootstrap.keys import AUTHKEY_ENV
@@ -98,10 +99,8 @@ def _connect(
 
 def read_launch(num_ranks: int | None, env: Mapping[str, str]) -> Launch:
     """Read this process's rank and launcher. The first launcher found has precedence. Raises UsageError as `detect` does."""
-    if num_ranks is not None and num_ranks < 1:
-        raise UsageError(f"--ranks must be at least 1, got {shown(num_ranks)}")
-    if num_ranks is not None and num_ranks > MAX_RANKS:
-        raise UsageError(f"{shown(num_ranks)} ranks are too many; there can be {MAX_RANKS}")
+    if num_ranks is not None:
+        num_ranks = parameter_checks.whole("the number of ranks", num_ranks, 1, MAX_RANKS, f"1 to {MAX_RANKS}")
     for read in (_read_follower, _read_torch, _read_mpi, _read_slurm):
         launch = read(env)
         if launch is not None:

@@ -13,12 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.abi import MAX_RANKS, LaunchKind, Space
-from distmk.errors import UsageError
+from distmk.errors import UsageError, one_line, shown
 from distmk.graph.hosts import host_ranks
 from distmk.graph.regions import ITEM_BYTES, Buffer, Region, Segment, Slab, Tiling, Weight, WeightKind
 from distmk.graph.task import Task
+from distmk.parameter_checks import whole
 
 T = TypeVar("T", bound=Task)
+
+_MOST = (1 << 31) - 1  # of ranks, workers, rows and columns
 
 
 @dataclass
@@ -43,13 +46,14 @@ class Graph:
     _num_round_robin: dict[int, int] = field(default_factory=dict)  # by rank: tasks that were given a worker here
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_ranks <= MAX_RANKS or self.num_workers < 1:
-            raise UsageError(
-                f"a graph has 1 to {MAX_RANKS} ranks and at least one worker, not {self.num_ranks} and {self.num_workers}"
-            )
-        self.num_schedulers = self.num_schedulers or self.num_workers
-        if self.num_schedulers > self.num_workers:
-            raise UsageError(f"{self.num_schedulers} schedulers are more than {self.num_workers} workers")
+        self.num_ranks = whole("num_ranks", self.num_ranks, 1, MAX_RANKS, f"1 to {MAX_RANKS}")
+        self.num_workers = whole("num_workers", self.num_workers, 1, _MOST, "1 or more")
+        most = self.num_workers
+        if self.num_schedulers is None:
+            self.num_schedulers = most
+        self.num_schedulers = whole(
+            "num_schedulers", self.num_schedulers, 1, most, f"1 to {most}, one a worker at most"
+        )
         host_ranks(self.host_sizes, self.num_ranks)  # raises if they do not fit together
 
     @property
@@ -68,10 +72,14 @@ class Graph:
         lamport: bool = False,
     ) -> Buffer:
         """Add a buffer [rows, cols] of f32, bf16, i32 or u8, on every rank; `lamport`: see `Buffer`."""
-        if dtype not in ITEM_BYTES or cols < 1 or rows < 1:
-            raise UsageError(
-                f"buffer {name}: {rows} x {cols} of {dtype}; expected positive sizes of {list(ITEM_BYTES)}"
-            )
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"the name of a buffer is {shown(name)}; expected text")
+        rows, cols = (
+            whole(f"{what} of buffer {name}", count, 1, _MOST, "a whole number from 1")
+            for what, count in (("rows", rows), ("cols", cols))
+        )
+        if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+            raise UsageError(f"dtype of buffer {name} is {shown(dtype)}; expected one of {', '.join(ITEM_BYTES)}")
         self._check_free(name)
         if lamport and space is not Space.HEAP:
             raise UsageError(f"buffer {name} is local; a Lamport buffer must be on the symmetric heap")
@@ -131,9 +139,19 @@ class Graph:
     def constant(self, name: str, rank: int, array: npt.NDArray[Any], tiling: Tiling | None = None) -> Slab:
         """Add read-only memory of one rank, given as an array: a float32 vector, or a bf16 matrix [rows, cols] as uint16.
 
+        UsageError: it is neither, or the graph has no such rank.
+
         tiling: pack a matrix so when it is uploaded; see `Weight`. On a GPU, `Linear` needs that: `Target.matrix` sees to it.
         """
-        data = np.ascontiguousarray(array)
+        try:
+            data = np.ascontiguousarray(array)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"constant {name} is no array: {one_line(error)}; give bf16 as uint16 bits") from None
+        if data.ndim not in (1, 2) or not data.size or data.dtype.kind not in "fiu" or not 0 <= rank < self.num_ranks:
+            raise UsageError(
+                f"constant {name} is {data.dtype} {list(data.shape)} on rank {rank} of {self.num_ranks}; expected numbers [n] or "
+                "[rows, cols], on one of the ranks"
+            )
         rows, cols = (1, data.shape[0]) if data.ndim == 1 else data.shape
         made = Weight(name, rank, rows, cols, WeightKind.DATA, data=data, tiling=tiling)
         self.weights.append(made)
@@ -141,14 +159,18 @@ class Graph:
 
     def add(self, task: T) -> T:
         """Append a task. Without a `worker`, ahead-of-time tasks of a rank go to its workers round-robin."""
-        if not 0 <= task.rank < self.num_ranks:
-            raise UsageError(f"task {task.op} is on rank {task.rank} of {self.num_ranks}")
+        if not isinstance(task, Task):
+            raise UsageError(f"{shown(task)} is no task; give one, such as Affine(rank, op, src=..., dst=...)")
+        if not isinstance(task.launch, LaunchKind):
+            raise UsageError(f"task {task.op} has the launch {shown(task.launch)}; give one of LaunchKind")
+        if not isinstance(task.rank, int) or not 0 <= task.rank < self.num_ranks:
+            raise UsageError(f"task {task.op} is on rank {shown(task.rank)} of {self.num_ranks}")
         if task.launch is LaunchKind.AHEAD and task.worker is None:
             num_before = self._num_round_robin.get(task.rank, 0)
             self._num_round_robin[task.rank] = num_before + 1
             object.__setattr__(task, "worker", num_before % self.num_workers)
-        elif task.worker is not None and not 0 <= task.worker < self.num_workers:
-            raise UsageError(f"task {task.op} is for worker {task.worker} of {self.num_workers}")
+        elif task.worker is not None and not (isinstance(task.worker, int) and 0 <= task.worker < self.num_workers):
+            raise UsageError(f"task {task.op} is for worker {shown(task.worker)} of {self.num_workers}")
         if task.launch is LaunchKind.SPREAD:
             self._check_spread(task)
         elif task.streams_weights and task.launch is not LaunchKind.AHEAD:
@@ -185,14 +207,17 @@ class Graph:
             if name not in task.may_be_none and (not regions or None in regions):
                 raise UsageError(f"task {task.op} has no {name}; give it a region" + (f" of {dtype}" if dtype else ""))
             for region in filter(None, regions):
+                _check_region(task, name, region)
                 if dtype and region.buffer.dtype != dtype:
                     raise UsageError(f"task {task.op}: {name} must be {dtype}; {region} is {region.buffer.dtype}")
 
     def _check_reach(self, task: Task) -> None:
         for region in task.reads():
+            _check_region(task, "reads()", region)
             if region.rank != task.rank:
                 raise UsageError(f"task {task.op} on rank {task.rank} reads {region}: a task reads its own rank only")
         for region in task.writes():
+            _check_region(task, "writes()", region)
             self._check_write(task, region)
 
     def _check_write(self, task: Task, region: Region) -> None:
@@ -200,3 +225,8 @@ class Graph:
             raise UsageError(f"task {task.op} writes {region}, but there are {self.num_ranks} ranks")
         if region.rank != task.rank and region.buffer.space is not Space.HEAP:
             raise UsageError(f"task {task.op} on rank {task.rank} writes {region}: peers reach the symmetric heap only")
+
+
+def _check_region(task: Task, name: str, region: object) -> None:
+    if not isinstance(region, Region):
+        raise UsageError(f"task {task.op}: {name} is {shown(region)}; give a region, such as buffer.at(rank)")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from operator import index
 from typing import NamedTuple
 
 import numpy as np
@@ -44,7 +45,12 @@ class Buffer:
 
     def at(self, rank: int, begin: int = 0, end: int | None = None) -> Region:
         """Columns [begin, end) on `rank`; raises UsageError if they are not inside the buffer."""
-        end = self.cols if end is None else end
+        try:
+            begin, end = index(begin), self.cols if end is None else index(end)
+        except TypeError:
+            raise UsageError(
+                f"region [{begin}, {end}) of buffer {self.name}: columns are whole numbers (// divides to one)"
+            ) from None
         if not 0 <= begin < end <= self.cols:
             raise UsageError(f"region [{begin}, {end}) is not inside buffer {self.name} of {self.cols} columns")
         return Region(self, rank, begin, end)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distmk.abi import EVENT_STRIDE_BYTES, LISTED, Control, JitEntry, JitRing, Space, operand
+from distmk.errors import UsageError
 from distmk.graph.graph import Graph
 from distmk.graph.regions import ITEM_BYTES, Buffer, Region, Slab, Weight
 
@@ -48,9 +49,16 @@ class Placement:
     local_bytes: tuple[int, ...]  # by rank
 
     def operand(self, ref: Region | Slab | Weight | None) -> int:
-        """The operand (abi) of the first byte of a region, slab or weight; 0 for None."""
-        if ref is None:
-            return 0
+        """The operand (abi) of the first byte of a region, slab or weight; 0 for None. UsageError: it is of another graph."""
+        try:
+            return 0 if ref is None else self._operand(ref)
+        except KeyError:
+            name = ref if isinstance(ref, Region) else (ref.weight if isinstance(ref, Slab) else ref).name  # type: ignore[union-attr]
+            raise UsageError(
+                f"{name} is of another graph; take what this graph's methods return, or share it"
+            ) from None
+
+    def _operand(self, ref: Region | Slab | Weight) -> int:
         if isinstance(ref, Region):
             buffer = self.buffers[ref.buffer]
             return operand(buffer.space, buffer.offset + ref.begin * ITEM_BYTES[ref.buffer.dtype])

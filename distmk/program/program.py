@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from distmk import abi
 from distmk.abi import LaunchKind, ProgramHeader, Queue, TaskDesc, Trigger, Wait
-from distmk.errors import UsageError
+from distmk.errors import UsageError, one_line
 from distmk.gc_pause import no_collection
 from distmk.graph.graph import Graph
 from distmk.program.layout import HEADER_FIELDS, Placement, place
@@ -203,7 +203,12 @@ def _descriptors(graph: Graph, wiring: Wiring, placement: Placement, order: list
 def _describe(desc: TaskDesc, task: Task, placement: Placement, order: int) -> None:
     desc.type, desc.launch, desc.order = task.type_id, int(task.launch), order
     desc.max_instances, desc.deep_lookahead = task.max_instances(), task.deep_lookahead
-    args = task.encode(placement)
+    try:
+        args = task.encode(placement)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UsageError(
+            f"task {task.op}: encode() of {type(task).__name__} fails: {type(error).__name__}: {one_line(error)}"
+        ) from error
     if not isinstance(args, task.Args):
         raise UsageError(f"task {task.op}: encode() of {type(task).__name__} returned no {task.Args.__name__}")
     ctypes.memmove(ctypes.addressof(desc) + TaskDesc.args.offset, ctypes.addressof(args), ctypes.sizeof(args))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from distmk import env
 from distmk.abi import MAX_SEQUENCES
 from distmk.backends.cuda.gpus import check_residence
 from distmk.backends.defaults import (
+    MAX_WORKERS,
     Turns,
     agree_on_backend,
     agree_on_workers,
@@ -34,11 +36,12 @@ from distmk.backends.weight_upload import fill_weights
 from distmk.bootstrap import Bootstrap, agree, agree_same
 from distmk.bootstrap.messages import gather_json
 from distmk.console import tell
-from distmk.errors import UsageError, shown
+from distmk.errors import UsageError
 from distmk.interrupts import deferred
 from distmk.lower import DecodeOptions
 from distmk.lower.memory import least_memory
 from distmk.nvtx_ranges import nvtx_range
+from distmk.parameter_checks import deadline, flag, real, whole
 from distmk.progress import Progress, progress
 from distmk.serving.kept_logits import collect_logits
 from distmk.serving.kv_memory import KvMemory, with_kv_pages
@@ -51,14 +54,14 @@ from distmk.weights import Checkpoint, open_checkpoint
 
 # Far above what any machine can serve: a larger value is a mistake, and would only exhaust memory or threads.
 _MOST = {
-    "num_workers": 4096,
-    "num_schedulers": 4096,
+    "num_workers": MAX_WORKERS,
+    "num_schedulers": MAX_WORKERS,
     "max_model_len": 1 << 24,
     "max_num_seqs": MAX_SEQUENCES,
     "num_gpu_blocks_override": 1 << 28,
-    "deadline_s": 1_000_000,
 }
 _MOST_TRACED = 1_000_000
+_SEEDS = (-(1 << 63), (1 << 63) - 1)
 
 
 @dataclass(frozen=True)
@@ -94,20 +97,29 @@ class EngineArgs:
         check_backend(self.backend)
         if self.load_format not in ("auto", "dummy"):
             raise UsageError(f"load format {self.load_format!r} is not one of auto, dummy")
-        for name, most in _MOST.items():
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UsageError(f"{name} is {shown(value)}; it must be positive")
-            if value is not None and value > most:
-                raise UsageError(f"{name} is {shown(value)}; it must be at most {most}")
-        if not isinstance(self.gpu_memory_utilization, float | int) or not 0 < self.gpu_memory_utilization <= 1:
-            given = shown(self.gpu_memory_utilization)
-            raise UsageError(f"gpu_memory_utilization is {given}; it must be above 0 and at most 1")
-        if self.idle_exit_s is not None and not self.idle_exit_s >= 0:
-            raise UsageError(f"idle_exit_s is {shown(self.idle_exit_s)}; it must be 0 or more, or None")
-        if not 0 <= self.trace_iterations <= _MOST_TRACED:
-            given = shown(self.trace_iterations)
-            raise UsageError(f"trace_iterations is {given}; it must be from 0 (no trace) to {_MOST_TRACED}")
+        checked: dict[str, object] = {
+            name: whole(name, value, 1, most, f"a whole number from 1 to {most}")
+            for name, most in _MOST.items()
+            if (value := getattr(self, name)) is not None
+        }
+        expected = "more than 0 and at most 1"
+        checked |= {
+            "gpu_memory_utilization": real(
+                "gpu_memory_utilization", self.gpu_memory_utilization, 0, 1, expected, above=True
+            ),
+            "trace_iterations": whole(
+                "trace_iterations", self.trace_iterations, 0, _MOST_TRACED, f"0 (no trace) to {_MOST_TRACED}"
+            ),
+            "seed": whole("seed", self.seed, *_SEEDS, "a whole number of 64 bits"),
+            "keep_logits": flag("keep_logits", self.keep_logits),
+            "enable_prefix_caching": flag("enable_prefix_caching", self.enable_prefix_caching),
+        }
+        if self.idle_exit_s is not None:
+            checked["idle_exit_s"] = real("idle_exit_s", self.idle_exit_s, 0, math.inf, "0 or more, or None")
+        if self.deadline_s is not None:
+            checked["deadline_s"] = deadline(self.deadline_s)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
 
 def _peak_bytes() -> int:

@@ -7,9 +7,9 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypedDict, TypeGuard
 
-from distmk.errors import UsageError
+from distmk.errors import UsageError, shown
 from distmk.serving.chat.messages import ChatPrompt
-from distmk.serving.sampling import SamplingParams, shown
+from distmk.serving.sampling import SamplingParams
 
 _EXPECTED = "expected text, a list of token ids, or a list of such prompts"
 _TEXT, _IDS = "prompt", "prompt_token_ids"  # the keys of a dict

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from distmk import env
-from distmk.errors import UsageError
+from distmk.errors import UsageError, shown
 from distmk.progress import make_bar, on_terminal
 from distmk.serving.requests import Request
-from distmk.serving.sampling import TokenOutput, shown
+from distmk.serving.sampling import TokenOutput
 
 UseTqdm = bool | Callable[..., Any]
 """True: a bar if stderr is a terminal. A callable, such as tqdm.tqdm or tqdm.notebook.tqdm: it makes the bar, anywhere."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from distmk.abi import FinishReason
 from distmk.backends.launch_block import Token
-from distmk.errors import UsageError
+from distmk.errors import UsageError, shown
 from distmk.serving.chat.render import RenderedPrompt
 from distmk.serving.completions import one_by_one
 from distmk.serving.detokenizer import Detokenizer
 from distmk.serving.logprobs import read_logprobs
-from distmk.serving.sampling import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenOutput, shown
+from distmk.serving.sampling import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenOutput
 from distmk.serving.tokenizer import Tokenizer
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from distmk.serving.parameter_checks import biases, flag, real, shown, strings, token_ids, whole
+from distmk.parameter_checks import biases, flag, real, strings, token_ids, whole
 from distmk.serving.stop_strings import check_stop_strings
 
-__all__ = ["CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "TokenOutput", "shown"]
+__all__ = ["CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "TokenOutput"]
 
 MAX_LOGPROBS = 20
 MAX_BIAS = 100.0

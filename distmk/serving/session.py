@@ -26,6 +26,7 @@ from distmk.errors import UsageError, shown
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer
 from distmk.interrupts import deferred
+from distmk.parameter_checks import deadline, whole
 from distmk.program.layout import Placed
 from distmk.program.program import Program, RankProgram, compile_graph
 from distmk.serving.running_launch import LaunchContext, RunningLaunch
@@ -83,6 +84,10 @@ class Session:
         proved: bool = False,
         scheduler_threads: bool = False,
     ) -> None:
+        if not isinstance(graph, Graph | Program) or not isinstance(bootstrap, Bootstrap):
+            raise UsageError(
+                f"Session({shown(graph)}, {shown(bootstrap)}); expected a graph, and what distmk.connect() makes"
+            )
         self.program = compile_graph(graph) if isinstance(graph, Graph) else graph
         if self.program.num_ranks != bootstrap.world_size:
             raise UsageError(
@@ -93,7 +98,7 @@ class Session:
         if not proved:
             check_with_progress(self.program)
         self.bootstrap = bootstrap
-        self.deadline_s = deadline_s or env.deadline_s()
+        self.deadline_s = env.deadline_s() if deadline_s is None else deadline(deadline_s)
         self.rank_program = self.program.ranks[bootstrap.rank]
         types = type_digests(self.rank_program.own_types)
         own_types = {f"task type {name}": digest for name, digest in types.items()}
@@ -137,22 +142,29 @@ class Session:
 
     def _find(self, buffer: Buffer | str) -> tuple[Buffer, Placed]:
         """A buffer and its place, in this program or in those that take turns with it."""
+        if not isinstance(buffer, Buffer | str):
+            raise UsageError(f"{shown(buffer)} is no buffer; give what graph.buffer returned, or its name")
         name = buffer if isinstance(buffer, str) else buffer.name
-        if self._closed:
-            raise UsageError(f"this session is closed, and buffer {name} with it; read it before")
+        self._check_open(f"read buffer {name} before")
         declarations = (item for program in self.program.every for item in program.placement.buffers.items())
         for declared, allocation in declarations:
             if declared is buffer or declared.name == buffer:
                 return declared, allocation
-        raise UsageError(f"there is no buffer {name} in this program")
+        raise UsageError(
+            f"there is no buffer {name} in this program; give a buffer of this session's graph, or its name"
+        )
+
+    def _check_open(self, advice: str) -> None:
+        if self._closed:
+            raise UsageError(f"this session is closed; {advice}")
 
     def run(self, num_iterations: int = 1) -> int:
         """Run the graph `num_iterations` times in one launch, on all ranks; returns the iterations done.
 
-        UsageError: no launch has so many. HangError: a wait passed its deadline. RankLostError: a rank died. Interrupted: Ctrl-C
-        on any rank.
+        UsageError: no launch has so many, or the session is closed. HangError: a wait passed its deadline. RankLostError: a rank
+        died. Interrupted: Ctrl-C on any rank.
         """
-        _check_count("num_iterations", num_iterations)
+        num_iterations = _count("num_iterations", num_iterations)
         spec = LaunchSpec(num_iterations=num_iterations, deadline_s=self.deadline_s)
         running = self.launch(spec)
         for _ in running:
@@ -164,9 +176,8 @@ class Session:
 
         Returns it on rank 0, None elsewhere; `distmk.trace` writes and summarizes it.
         """
-        _check_count("num_iterations", num_iterations)
-        _check_count("num_kept", num_kept := num_iterations if num_kept is None else num_kept)
-        kept = min(num_kept, num_iterations)
+        num_iterations = _count("num_iterations", num_iterations)
+        kept = min(num_iterations if num_kept is None else _count("num_kept", num_kept), num_iterations)
         spec = LaunchSpec(num_iterations=num_iterations, deadline_s=self.deadline_s, trace_capacity=self.room_for(kept))
         running = self.launch(spec)
         for _ in running:
@@ -178,7 +189,11 @@ class Session:
         return capacity_for(self.rank_program, num_iterations)
 
     def launch(self, spec: LaunchSpec) -> RunningLaunch:
-        """Start a launch on all ranks; iterate over it for its tokens. Ends the launch that is under way, if any."""
+        """Start a launch on all ranks; iterate over it for its tokens. Ends the launch that is under way, if any.
+
+        UsageError: the session is closed.
+        """
+        self._check_open("run it before, or make another")
         with deferred():
             self.stop()
             self.bootstrap.barrier()  # every rank has left the last launch
@@ -222,7 +237,6 @@ class Session:
         self.close()
 
 
-def _check_count(name: str, value: object) -> None:
-    """UsageError unless `value` is a number of iterations."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_ITERATIONS:
-        raise UsageError(f"{name} is {shown(value)}; it must be a number from 1 to {_MAX_ITERATIONS}")
+def _count(name: str, value: object) -> int:
+    """A number of iterations. UsageError: `value` is none."""
+    return whole(name, value, 1, _MAX_ITERATIONS, f"1 to {_MAX_ITERATIONS}")

@@ -61,8 +61,8 @@ class Put(Task):
         if not self.batch:
             check_same_cols(self.src, self.dst)
             return
-        if not self.src or not self.dst:
-            return  # Graph.add reports the missing operand
+        if not isinstance(self.src, Region) or not isinstance(self.dst, Region):
+            return  # Graph.add reports it
         shapes = {(each.buffer.rows, each.buffer.cols, each.cols, each.buffer.dtype) for each in (self.src, self.dst)}
         rows, whole, cols, _ = shapes.pop()
         if shapes or rows != MAX_ROWS or cols != whole:

@@ -15,8 +15,8 @@ from distmk.graph.task import Access, Layout, Task, Values, access, require, tas
 
 def check_same_cols(src: Region, dst: Region) -> None:
     """Raise UsageError unless both have one row, the same dtype and the same number of columns."""
-    if not src or not dst:
-        return  # Graph.add reports the missing operand
+    if not isinstance(src, Region) or not isinstance(dst, Region):
+        return  # Graph.add reports it
     if src.cols != dst.cols or src.buffer.dtype != dst.buffer.dtype or src.buffer.rows != 1 or dst.buffer.rows != 1:
         raise UsageError(f"{src} and {dst} must be of one row, the same dtype and the same number of columns")
 

@@ -92,7 +92,7 @@ def test_detect_reads_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("num_ranks", "env", "text"),
     [
-        (0, {}, "--ranks must be at least 1, got 0"),
+        (0, {}, "the number of ranks is 0; expected 1 to 64"),
         (4, TORCH | {"TORCHELASTIC_RUN_ID": "x"}, "--ranks 4 was given, but torchrun started 2 ranks"),
         (4, OMPI, "--ranks 4 was given, but the MPI launcher started 2 ranks"),
         (4, SRUN, "--ranks 4 was given, but srun started 2 ranks"),

@@ -147,7 +147,7 @@ def kept(logprobs: Sequence[Mapping[int, Logprob] | None] | None) -> list[list[i
 @pytest.mark.parametrize(
     ("arguments", "turns", "says"),
     [
-        ({"max_num_seqs": 129}, "", "max_num_seqs is 129; it must be at most 128"),
+        ({"max_num_seqs": 129}, "", "max_num_seqs is 129; expected a whole number from 1 to 128"),
         (
             {"max_num_seqs": 40, "trace_iterations": 1},
             "",

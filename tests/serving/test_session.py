@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -71,23 +72,32 @@ def test_the_same_refusal_as_of_a_model(no_gpu: None, wanted: str) -> None:
 
 def test_mistakes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     session = distmk.Session(doubling(), SingleBootstrap(5.0), backend="host")
-    with pytest.raises(UsageError, match=r"^there is no buffer z in this program$"):
+    with pytest.raises(UsageError, match=r"^there is no buffer z in this program; give"):
         session.tensor("z")
     with monkeypatch.context() as patch, pytest.raises(UsageError, match=r"^a tensor of a buffer needs torch .*view"):
         patch.setitem(sys.modules, "torch", None)
         session.tensor("x")
     for count in (-1, 0, 1 << 32, 2.0, True):
         for run in (session.run, session.run_traced):
-            with pytest.raises(
-                UsageError, match=rf"^num_iterations is {count}; it must be a number from 1 to 4294967295$"
-            ):
+            with pytest.raises(UsageError, match=rf"^num_iterations is {count}; expected 1 to 4294967295$"):
                 run(count)
-    with pytest.raises(UsageError, match=r"^num_kept is 0; it must be a number from 1"):
+    with pytest.raises(UsageError, match=r"^num_kept is 0; expected 1 to"):
         session.run_traced(3, 0)
+    for buffer in (None, doubling().buffers[0].at(0)):
+        with pytest.raises(UsageError, match=r"is no buffer; give what graph.buffer returned, or its name$"):
+            session.view(buffer)
     session.close()
-    for read in (session.tensor, session.view):
-        with pytest.raises(UsageError, match=r"^this session is closed, and buffer x with it"):
-            read("x")
+    for use in (lambda: session.tensor("x"), lambda: session.view("x"), session.run, session.run_traced):
+        with pytest.raises(UsageError, match=r"^this session is closed; "):
+            use()
+    for deadline_s in (0, -1, "a", math.nan, math.inf):
+        with pytest.raises(UsageError, match=r"^deadline_s is .*; expected more than 0"):
+            distmk.Session(doubling(), SingleBootstrap(5.0), backend="host", deadline_s=deadline_s)
+    with pytest.raises(UsageError, match=r"^Session\(None, .*; expected a graph, and what distmk.connect"):
+        distmk.Session(None, SingleBootstrap(5.0))
+    for num_workers in (0, "a", 1.5, 5000):
+        with pytest.raises(UsageError, match=r"^num_workers is .*; expected 1 to 4096, or None"):
+            distmk.choose_target(SingleBootstrap(5.0), "host", num_workers)
 
 
 def ranks_that_choose(*choices: str) -> Any:

@@ -1,4 +1,4 @@
-"""Values of sampling parameters, checked one by one, and made Python's own types."""
+"""Values that callers give, checked one by one, and made Python's own types."""
 
 from __future__ import annotations
 
@@ -8,17 +8,8 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from distmk.errors import UsageError
-
-_SHOWN_CHARS = 60
-
-
-def shown(value: object) -> str:
-    """`value` as Python writes it, cut to a length that a message can hold."""
-    if isinstance(value, int) and abs(value) >= 1 << 128:  # Python refuses to write numbers of thousands of digits
-        return f"{'-' if value < 0 else ''}2**{abs(value).bit_length() - 1} or more"
-    text = " ".join(repr(value).split())
-    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
+from distmk.env import MOST_SECONDS
+from distmk.errors import UsageError, shown
 
 
 def whole(name: str, value: Any, least: int, most: int, expected: str) -> int:
@@ -33,6 +24,12 @@ def real(name: str, value: Any, least: float, most: float, expected: str, above:
     if not _is_number(value, numbers.Real) or not (least < value if above else least <= value) or not value <= most:
         raise _wrong(name, value, expected)  # so is what is not a number (nan)
     return float(value)
+
+
+def deadline(seconds: Any) -> float:
+    """Seconds without progress until a launch is given up. UsageError: not a positive number, or too large."""
+    expected = f"more than 0 and at most {MOST_SECONDS:g} seconds"
+    return real("deadline_s", seconds, 0, MOST_SECONDS, expected, above=True)
 
 
 def flag(name: str, value: Any) -> bool:
