@@ -8,6 +8,7 @@ from typing import NoReturn
 from distmk.errors import UsageError
 from distmk.model.config import ModelConfig
 from distmk.model.nodes import (
+    Add,
     Embedding,
     FusedAttention,
     Gated,
@@ -54,7 +55,9 @@ def blocks_of(logits: Node, config: ModelConfig) -> tuple[Operator, ...]:
             found.append(block(x, layer))
             x = x.x
     if not (isinstance(x, Sum) and isinstance(x.x, Embedding) and isinstance(x.x.tokens, Tokens)):
-        reader.refuse(x, "the residual stream: the embedding, and what layers add to it")
+        while isinstance(x, Add) and isinstance(x.x, Add):  # the first that is no residual
+            x = x.x
+        reader.refuse(x, 'the residual stream: the embedding, and what linears of parallel="row" add to it')
     if layer:
         raise UsageError(f"forward has {config.num_layers - layer} layers; its config says {config.num_layers}")
     reader.expect("the embedding", x.x.num_tokens, config.vocab_size, "tokens")
@@ -72,9 +75,14 @@ class _Reader:
     def attention(self, node: Residual, layer: int) -> SelfAttention:
         o, config = self._row_parallel(node), self.config
         if not isinstance(o.x, FusedAttention):
-            self.refuse(o.x, f"attention of layer {layer}")
+            self.refuse(
+                o.x,
+                f"attention of layer {layer}: of column-parallel linears of one tensor, q and k behind the same rope or none, "
+                "a head_norm only in front of that, and v behind neither",
+            )
         fused = o.x
         self._expect_stream(fused.qkv, node.x)
+        self.expect(f"a head of attention of layer {layer}", fused.head_dim, config.head_dim, "elements")
         q, k, v = self._matrices(fused.qkv)
         norm, offset = self.norms(fused.qkv.norm, fused.q_norm, fused.k_norm, node.post_norm)
         self.expect(q.tensor, q.num_rows, config.num_heads * config.head_dim, "features")
@@ -100,7 +108,9 @@ class _Reader:
     def mlp(self, node: Residual, layer: int) -> Mlp:
         down = self._row_parallel(node)
         if not isinstance(down.x, Gated):
-            self.refuse(down.x, f"the gated MLP of layer {layer}")
+            self.refuse(
+                down.x, f"the MLP of layer {layer}: activation(gate) * up, of column-parallel linears of one tensor"
+            )
         gated = down.x
         self._expect_stream(gated.gate_up, node.x)
         gate, up = self._matrices(gated.gate_up)
@@ -157,7 +167,10 @@ class _Reader:
             raise UsageError(f"{what} has {found} {unit}; the config calls for {expected}")
 
     def refuse(self, node: Node, expected: str) -> NoReturn:
-        raise UsageError(f"no task computes {node.describe()} here; expected {expected} (distmk graph shows each pass)")
+        inputs = ", ".join(" ".join([value.kind, *value.tensors]) for value in node.inputs)
+        raise UsageError(
+            f"no task computes {node.describe(inputs)} here; expected {expected} (distmk graph shows each pass)"
+        )
 
 
 def _weight_of(norm: Norm | None) -> str | None:

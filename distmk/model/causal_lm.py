@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any, ClassVar, TypeVar
 
-from distmk.errors import UsageError
+from distmk.errors import UsageError, one_line, shown
 from distmk.model.blocks import blocks_of
 from distmk.model.config import ModelConfig
 from distmk.model.json_fields import Fields
@@ -31,6 +33,11 @@ class CausalLM:
         know_as(cls, f"{cls.__module__}.{cls.__qualname__}")
 
     def __init__(self, config: ModelConfig) -> None:
+        """UsageError: `config` is none."""
+        if not isinstance(config, self.Config):
+            raise UsageError(
+                f"the config of {type(self).__name__} is {shown(config)}; expected a {self.Config.__name__}"
+            )
         self.config = dataclasses.replace(config, family=self.family)
 
     @classmethod
@@ -43,8 +50,16 @@ class CausalLM:
         raise UsageError(f"{type(self).__name__} does not override forward, which says what it computes")
 
     def logits(self) -> Node:
-        """`forward` of an iteration's tokens."""
-        return self.forward(Tokens(1))
+        """`forward` of an iteration's tokens. UsageError, with the line of the model: it fails, or returns no tensor."""
+        try:
+            output: object = self.forward(Tokens(1))
+        except Exception as error:
+            raise at_line(error, UsageError) from error
+        if not isinstance(output, Node):
+            raise UsageError(
+                f"forward of {type(self).__name__} returns {shown(output)}; return the logits, which a linear, the head, makes"
+            )
+        return output
 
     def weights(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the weights that `forward` uses; matrices are [outputs, inputs]. UsageError: two shapes of one."""
@@ -73,6 +88,17 @@ class CausalLM:
         return Model(self.config, blocks_of(compiled(self.logits(), skip), self.config))
 
 
+def at_line(error: Exception, kind: type[UsageError], where: str = "") -> UsageError:
+    """An exception of a model's own code as a message of one line, with the line of that code. `kind`: if it is no UsageError."""
+    frames = [
+        frame for frame in extract_tb(error.__traceback__) if Path(frame.filename).parent != Path(__file__).parent
+    ]
+    line = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: " if frames else ""
+    if isinstance(error, UsageError):
+        return type(error)(where + line + one_line(error))
+    return kind(f"{where}{line}{type(error).__name__}: {one_line(error)}")
+
+
 _FAMILIES: dict[str, type[CausalLM]] = {}
 M = TypeVar("M", bound=type[CausalLM])
 
@@ -95,7 +121,8 @@ def register_model(architecture: str, family: str | None = None) -> Callable[[M]
             if architecture == other.architecture or (family or architecture) == other.family:
                 if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
                     raise UsageError(
-                        f"{cls.__qualname__}: {other.__qualname__} is registered as {architecture} already"
+                        f"{cls.__qualname__}: {other.__qualname__} of {other.__module__} is registered as {architecture}, or as "
+                        f"the family {other.family}, already; choose other names"
                     )
                 _FAMILIES.pop(other.family)
         cls.architecture = architecture

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from distmk.errors import ModelError, shown
@@ -66,6 +67,10 @@ class ModelConfig:
     logits_softcap: float | None = None
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, list):  # which has no hash
+                object.__setattr__(self, name, tuple(value))
+        check_kinds(self, "model config")
         self.validate("model config")
 
     @property
@@ -119,6 +124,23 @@ class ModelConfig:
     def window(self, layer: int) -> int | None:
         """Tokens that a layer sees, its own included; None: all up to its own."""
         return self.windows[layer] if self.windows else None
+
+
+_KINDS: Mapping[str, Any] = {"int": int, "float": float | int, "bool": bool, "str": str, "RopeScaling": RopeScaling}
+
+
+def check_kinds(config: ModelConfig, where: str) -> None:
+    """ModelError, naming `where`: a field's value is not of the kind that its annotation says."""
+    for field in fields(config):
+        value, annotation = getattr(config, field.name), str(field.type)
+        tuple_of = re.match(r"tuple\[(.*), \.\.\.\]", annotation)
+        if tuple_of and value is not None and not isinstance(value, tuple):
+            raise ModelError(f"{where}: {field.name} is {shown(value)}; expected {annotation}")
+        kind, _, alternative = (tuple_of[1] if tuple_of else annotation).partition(" | ")
+        for element in value or () if tuple_of else (value,):
+            is_right = isinstance(element, _KINDS.get(kind, object)) and isinstance(element, bool) <= (kind == "bool")
+            if not is_right and not (element is None and alternative == "None"):
+                raise ModelError(f"{where}: {field.name} is {shown(value)}; expected {annotation}")
 
 
 def check_num_layers(num_layers: int, where: str) -> None:

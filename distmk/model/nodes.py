@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from distmk.errors import UsageError
+from distmk.errors import UsageError, shown
+from distmk.parameter_checks import real
 
 Parallel = Literal["column", "row"]
 """How a matrix is dealt to ranks: by its outputs, or by its inputs, so that its products are terms of a sum over ranks."""
 
 ActivationKind = Literal["silu", "gelu_tanh"]
+
+FINITE = (-1e30, 1e30)  # numbers that float32 holds, with products of them
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,21 @@ class Norm:
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A tensor of `cols` columns. Nodes are equal if they are the same object, as each is one computation."""
+    """A tensor of `cols` columns. Nodes are equal if they are the same object, as each is one computation.
+
+    Arithmetic with what is no tensor or number raises UsageError.
+    """
+
+    __array_ufunc__: ClassVar[None] = None  # numpy's numbers and arrays leave arithmetic to this class
 
     cols: int
+
+    def __init_subclass__(cls) -> None:
+        """Dataclasses would write out all inputs of inputs, which share so many that the text has no end."""
+        cls.__repr__ = Node.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        return self.describe()
 
     @property
     def inputs(self) -> tuple[Node, ...]:
@@ -59,8 +74,10 @@ class Node:
     def __mul__(self, other: Node | float) -> Node:
         if isinstance(other, Node):
             return Multiply(_common_cols("*", self, other), self, other)
-        return Scale(self.cols, self, float(other))
+        expected = f"a finite number, or a tensor of {self.cols} columns"
+        return Scale(self.cols, self, real(f"a factor of {self.kind}", other, *FINITE, expected))
 
+    __radd__ = __add__
     __rmul__ = __mul__
 
     @property
@@ -91,7 +108,7 @@ def _shown(value: Any) -> str:
 
 def _common_cols(sign: str, left: Node, right: Node) -> int:
     if not isinstance(right, Node) or left.cols != right.cols:
-        cols = right.cols if isinstance(right, Node) else repr(right)
+        cols = right.cols if isinstance(right, Node) else shown(right)
         raise UsageError(
             f"{left.kind} of {left.cols} columns {sign} {cols}; two tensors of as many columns were expected"
         )

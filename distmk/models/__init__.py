@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-from distmk.errors import ModelError
-from distmk.model.causal_lm import CausalLM, architectures, find_family
+from distmk.errors import ModelError, UsageError, one_line, shown
+from distmk.model.causal_lm import CausalLM, architectures, at_line, find_family
 from distmk.model.config import ModelConfig
 from distmk.model.json_fields import Fields
 from distmk.model.operators import Model
@@ -31,7 +31,16 @@ def config_from_hf(values: Mapping[str, Any], where: str) -> ModelConfig:
     ModelError: an unsupported architecture or feature, or unusable values.
     """
     f = Fields(values, where)
-    return _family_of(f).read_config(f)
+    cls = _family_of(f)
+    try:
+        config = cls.read_config(f)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise at_line(error, ModelError, f"{where}: read_config of {cls.__name__} fails: ") from error
+    if not isinstance(config, ModelConfig):
+        raise ModelError(f"{where}: read_config of {cls.__name__} returns {shown(config)}; a ModelConfig was expected")
+    return config
 
 
 def model_of(config: ModelConfig) -> CausalLM:
@@ -95,5 +104,5 @@ def _load_entry_points() -> None:
         except Exception as error:
             raise ModelError(
                 f"{entry.value}, a module of models that {entry.dist.name if entry.dist else 'a package'} registers, cannot be "
-                f"imported: {type(error).__name__}: {error}"
+                f"imported: {type(error).__name__}: {one_line(error)}"
             ) from None

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from distmk.errors import UsageError, one_line, shown
+from distmk.errors import ModelError, UsageError, one_line, shown
 from distmk.model import rope_scaling
 from distmk.model.causal_lm import CausalLM, know_as
 from distmk.weights import Checkpoint, open_own
 from distmk.weights.files import FileCheckpoint
+from distmk.weights.tensors import WHERE, check_kinds
 
 FILE = "model.safetensors"
 _imports_main = False
@@ -48,7 +49,12 @@ class OwnModel:
 
     def open(self, load_format: str, seed: int) -> Checkpoint:
         """See `open_own`."""
-        checkpoint = open_own(self.model.config, self.weights, load_format, seed)
+        try:
+            checkpoint = open_own(self.model.config, self.weights, load_format, seed)
+        except ModelError as error:
+            if self.is_temporary:  # the caller has not seen that file
+                raise ModelError(str(error).replace(str(self.weights), WHERE, 1)) from None
+            raise
         if self.is_temporary and isinstance(checkpoint, FileCheckpoint):
             checkpoint.path = None  # there is no tokenizer beside it
         return checkpoint
@@ -68,6 +74,11 @@ class OwnModel:
                 raise UsageError(f"ranks that LLM starts cannot import {cls.__name__} from here; define it in a file")
             main = str(Path(main).resolve())
         config = self.model.config
+        if type(config) is not cls.Config:
+            raise UsageError(
+                f"{cls.__name__}.Config is {cls.Config.__name__}, but the model has a {type(config).__name__}; ranks that LLM "
+                f"starts make one, so set Config = {type(config).__name__} in the class"
+            )
         told: dict[str, Any] = {
             "class": cls.__qualname__,
             "module": cls.__module__,
@@ -142,6 +153,7 @@ def in_files(own: OwnModel | None) -> Iterator[OwnModel | None]:
     if own is None or not isinstance(own.weights, Mapping):
         yield own
         return
+    check_kinds(own.weights)
     with tempfile.TemporaryDirectory(prefix="distmk-weights-") as folder:
         path = Path(folder) / FILE
         _save(own.weights, path)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from distmk import abi
 from distmk.abi import TASK_ARGS_BYTES
-from distmk.errors import UsageError
+from distmk.errors import UsageError, one_line
 from distmk.graph.task import TASK_TYPES, Bodies, Task, add_type, require
 from distmk.tasks.abi_header import unknown_field
 
@@ -102,8 +102,10 @@ def import_package(package: str) -> tuple[str, ...]:
     """Names of the types that a package registers when it is imported. UsageError: it cannot be imported, or registers none."""
     try:
         importlib.import_module(package)
-    except ImportError as error:
-        raise UsageError(f"cannot import {package}: {error}") from None
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"cannot import {package}: {_told(error)}") from error
     if not (names := types_of_packages([package.partition(".")[0]])):
         raise UsageError(f"{package} registers no task types; name a package whose import does (distmk.register)")
     return names
@@ -117,9 +119,16 @@ def load_entry_points() -> None:
     for entry_point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             entry_point.load()
-        except (ImportError, AttributeError) as error:
+        except Exception as error:
             text = f"the entry point {entry_point.name} = {entry_point.value} of group {ENTRY_POINTS}"
-            raise UsageError(f"{text} cannot be loaded: {error}") from None
+            raise UsageError(f"{text} cannot be loaded: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    """What went wrong in an import."""
+    return (
+        one_line(error) if isinstance(error, ImportError | UsageError) else f"{type(error).__name__}: {one_line(error)}"
+    )
 
 
 def _find(name: str) -> type[Task] | None:

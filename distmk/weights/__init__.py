@@ -65,6 +65,10 @@ def open_own(config: ModelConfig, weights: str | Mapping[str, Any] | None, load_
     With `load_format` "dummy" they are random, generated from `seed`. UsageError, ModelError: they cannot be used.
     """
     if load_format == "dummy":
+        if weights is not None:
+            raise UsageError(
+                "weights were given, and load_format='dummy', which makes random ones; leave one of them out"
+            )
         return _dummy(config, None, seed)
     if weights is None:
         raise UsageError(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from distmk.errors import ModelError, UsageError
+from distmk.errors import ModelError, UsageError, shown
 from distmk.model.bf16 import F32, U16, all_finite, f32_to_bf16, torch_to_bf16
 from distmk.model.config import ModelConfig
 from distmk.models import expected_tensors
@@ -20,17 +20,32 @@ WHERE = "weights"
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
+def check_kinds(tensors: Mapping[str, Any]) -> None:
+    """UsageError: a name is no text, or its value no dense tensor of floats with its data."""
+    for name, tensor in tensors.items():
+        if not isinstance(name, str):
+            raise UsageError(
+                f"{WHERE}: the name {shown(name)} is no text; give tensors by name, as a state_dict has them"
+            )
+        kind = type(tensor).__name__
+        if dtype := getattr(tensor, "dtype", None):
+            kind += f" of {dtype}"
+        if not isinstance(tensor, np.ndarray) and str(getattr(tensor, "layout", "torch.strided")) != "torch.strided":
+            kind += f" and {tensor.layout}"
+        elif getattr(tensor, "is_meta", False):
+            kind += " without data (on the device meta)"
+        elif str(dtype).removeprefix("torch.") in _FLOATS:
+            continue
+        raise UsageError(f"{WHERE}: {name} is {kind}; a torch tensor or numpy array of floats was expected")
+
+
 class TensorCheckpoint:
     """A `Checkpoint` of tensors by name. UsageError: a value is no tensor of floats. ModelError: names or shapes are wrong."""
 
     path: Path | None = None
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, Any]) -> None:
-        for name, tensor in tensors.items():
-            if str(getattr(tensor, "dtype", None)).removeprefix("torch.") not in _FLOATS:
-                raise UsageError(
-                    f"{WHERE}: {name} is {type(tensor).__name__}; a torch tensor or numpy array of floats was expected"
-                )
+        check_kinds(tensors)
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         self.config = config
         self.notes = check_tensors(shapes, config, WHERE)

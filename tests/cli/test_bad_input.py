@@ -114,7 +114,7 @@ BAD_REQUESTS = [
     Bad("longer_than_context", ("--max-model-len", "161", *IDS), ("max_model_len 161", "160"), without_weights),
     Bad("no_new_tokens", ("--max-new-tokens", "0", *IDS), ("max_tokens is 0",)),
     Bad("no_sequences", ("--max-num-seqs", "0", *IDS), ("max_num_seqs is 0",)),
-    Bad("many_sequences", ("--max-num-seqs", "129", *IDS), ("max_num_seqs is 129", "at most 128")),
+    Bad("many_sequences", ("--max-num-seqs", "129", *IDS), ("max_num_seqs is 129", "from 1 to 128")),
     Bad("no_workers", ("--workers", "0", *IDS), ("num_workers is 0",)),
     Bad("workers_text", ("--workers", "two", *IDS), ("--workers", "'two'", "--help")),
     Bad("no_schedulers", ("--schedulers", "0", *IDS), ("num_schedulers is 0",)),

@@ -253,3 +253,24 @@ def test_absent_keys_take_the_defaults_of_transformers() -> None:
     assert (c.num_kv_heads, c.head_dim, c.rope_theta, c.eos_token_ids) == (4, 16, 10000.0, (2,))
     qwen3 = config_from_hf(llama(architectures=["Qwen3ForCausalLM"]), "config.json")
     assert qwen3.head_dim == Qwen3Config().head_dim == 128
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("hidden_size", 64.0, "int"),
+        ("num_layers", None, "int"),
+        ("vocab_size", True, "int"),
+        ("rms_norm_eps", "1e-5", "float"),
+        ("bos_token_id", "a", r"int \| None"),
+        ("eos_token_ids", 2, r"tuple\[int, ...\]"),
+        ("windows", (4, "a"), r"tuple\[int \| None, ...\]"),
+        ("rope_scaling", {"type": "yarn"}, r"RopeScaling \| None"),
+        ("qkv_bias", 1, "bool"),
+    ],
+)
+def test_values_of_wrong_kinds(name: str, value: Any, expected: str) -> None:
+    config = PRESETS["smollm2-135m"]
+    with pytest.raises(ModelError, match=rf"^model config: {name} is .*; expected {expected}$"):
+        dataclasses.replace(config, **{name: value})
+    assert dataclasses.replace(config, eos_token_ids=[3, 4]).eos_token_ids == (3, 4)  # as a config.json has them

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.helpers import DISTMK, ROOT, Runner
+from support.helpers import DISTMK, ROOT, Runner, assert_one_line
 from support.tiny import SIZES
 
 MODULE = """
@@ -39,6 +39,15 @@ def test_entry_point(package: Path, runner: Runner, tmp_path: Path) -> None:
     assert found.status == 0 and found.stdout.startswith("Parrot: 1 of 2 layers\n"), found.stderr
     absent = runner.run(command, {"PYTHONPATH": str(ROOT)})
     assert absent.status == 2 and "architecture ParrotForCausalLM is not supported; supported are " in absent.stderr
+    for body, told in {
+        "return None": "read_config of Parrot returns None; a ModelConfig was expected",
+        "return f.values['no such key']": "read_config of Parrot fails: parrot_models.py:8: KeyError: 'no such key'",
+    }.items():
+        (package / "parrot_models.py").write_text(
+            f"{MODULE[:-9]}    @classmethod\n    def read_config(cls, f): {body}\n"
+        )
+        wrong = runner.run(command, {"PYTHONPATH": f"{ROOT}:{package}"})
+        assert_one_line(wrong, told)
     (package / "parrot_models.py").write_text("import nothing_of_the_kind")
     broken = runner.run(command, {"PYTHONPATH": f"{ROOT}:{package}"})
     assert broken.status == 2 and broken.stderr.count("\n") == 1, broken.stderr

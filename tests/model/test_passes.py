@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import xml.etree.ElementTree as ElementTree
+from typing import Any
 
 import numpy as np
 import pytest
@@ -161,7 +163,17 @@ def _x(tokens: Node) -> Node:
     return nn.embedding(tokens, "embed", 23, 12)
 
 
-WRONG = [
+def _layer(tokens: Node, head_dim: int, v: Any = lambda x, head_dim: x, parallel: Any = "row") -> Node:
+    """Attention and an MLP."""
+    x = _x(tokens)
+    q, k, value = (nn.linear(nn.rms_norm(x, "in", EPS), name, 12) for name in "qkv")
+    out = nn.attention(nn.rope(q, head_dim), nn.rope(k, head_dim), v(value, head_dim), head_dim)
+    x = x + nn.linear(out, "o", 12, parallel=parallel)
+    gate, up = (nn.linear(nn.rms_norm(x, "post", EPS), name, 10) for name in ("gate", "up"))
+    return x + nn.linear(nn.silu(gate) * up, "down", 12, parallel="row")
+
+
+WRONG: list[Any] = [
     lambda t: nn.linear(_x(t), "head", 23),  # no norm
     lambda t: nn.linear(nn.rms_norm(_x(t), "n", EPS), "head", 24),
     lambda t: nn.linear(nn.rms_norm(_x(t), "n", EPS), "head", 23),  # no layers
@@ -173,6 +185,25 @@ WRONG = [
     lambda t: nn.linear(_x(t), "y", 11, parallel="rows"),  # type: ignore[arg-type]
     lambda t: nn.softcap(_x(t), 0.0),
     lambda t: _x(t),
+    lambda t: None,
+    lambda t: nn.linear(nn.rms_norm(_x(t), "n", EPS), "head", 24 / 2),
+    lambda t: nn.linear(nn.rms_norm(_x(t), None, EPS), "head", 23),
+    lambda t: nn.linear(nn.rms_norm(_x(t), "n", "EPS"), "head", 23),
+    lambda t: nn.linear(2.0, "head", 23),
+    lambda t: nn.split(_x(t), 2)[0],
+    lambda t: nn.split(_x(t), [16, -4])[0],
+    lambda t: nn.rope(_x(t), 4, "other"),
+    lambda t: nn.attention(_x(t), _x(t), _x(t), 4, window=0),
+    lambda t: nn.attention(_x(t), _x(t), _x(t), 4, softcap=math.nan),
+    lambda t: nn.attention(_x(t), _x(t), _x(t), 4, scale=-1),
+    lambda t: 1.0 + _x(t),
+    lambda t: _x(t) * math.nan,
+    lambda t: np.ones(12) * _x(t),
+    lambda t: _x(t) - _x(t),
+    lambda t: {}["a"],
+    lambda t: nn.linear(nn.rms_norm(_layer(t, 6), "n", EPS), "head", 23),
+    lambda t: nn.linear(nn.rms_norm(_layer(t, 4, v=nn.rope), "n", EPS), "head", 23),
+    lambda t: nn.linear(nn.rms_norm(_layer(t, 4, parallel="column"), "n", EPS), "head", 23),
 ]
 REASONS = [
     "expected a norm in front of the head",
@@ -180,12 +211,31 @@ REASONS = [
     "forward has 0 layers; its config says 3",
     "n has eps 0.001; the config's rms_norm_eps is 1e-06",
     r"split of 12 columns into \[5, 6\], which are 11",
-    "Embedding of 12 columns is not of whole heads of 5",
+    "rope of 12 columns, which are no whole number of heads of 5",
     "Embedding of 12 columns \\+ 11",
     "need equal divisors of q",
-    "y: parallel is 'rows'; expected column or row",
-    r"softcap of 0.0; a positive number was expected",
+    "y: parallel is 'rows'; expected 'column' or 'row'",
+    r"cap of softcap is 0.0; expected a positive number",
     "expected the head",
+    "forward of Wrong returns None; return the logits",
+    "a size of head is 12.0; expected a whole number",
+    "the name of a rms_norm is None; expected a checkpoint's",
+    "eps of n is 'EPS'; expected a positive number",
+    "linear of 2.0; expected tokens, or what another operator returned",
+    "split into 2; expected a list of sizes",
+    "a size of split is -4; expected a whole number",
+    "rope by the table 'other'; expected 'rope'",
+    "window of attention is 0; expected a whole number",
+    "softcap of attention is nan; expected a positive number",
+    "scale of attention is -1; expected a positive number",
+    r"Embedding of 12 columns \+ 1.0; two tensors",
+    "a factor of Embedding is nan; expected a finite number",
+    r"a factor of Embedding is array\(.*; expected a finite number",
+    r"^test_passes.py:\d+: TypeError: unsupported operand type\(s\) for -",
+    r"^test_passes.py:\d+: KeyError: 'a'",
+    r"a head of attention of layer \d+ has 6 elements; the config calls for 4",
+    r"no task computes Attention\(Rope, Rope, Rope, .* here; expected .* and v behind neither",
+    r"no task computes Add\(Sum, Linear o\) .*, and what linears of parallel=\"row\" add to it",
 ]
 
 
@@ -230,7 +280,7 @@ class Twice(Drawn):
     ("kind", "found", "expected"),
     [
         (Beside, "Sum", "the residual stream as it is there"),
-        (Twice, r"RmsNorm\(norm=0.in\)", "the residual stream as it is there"),
+        (Twice, r"RmsNorm\(Sum, norm=0.in\)", "the residual stream as it is there"),
         (PartlyBiased, "Linear", "a bias of every matrix or of none"),
         (BiasedHead, "Linear", "a head without a bias"),
     ],
@@ -248,10 +298,15 @@ def test_registering() -> None:
 
     first, again = make(), make()
     assert first is not again and again.family == "own"
-    with pytest.raises(UsageError, match="Other: Own is registered as OwnForCausalLM already"):
+    with pytest.raises(UsageError, match=r"Other: Own of \w+ is registered as OwnForCausalLM, .*already"):
         register_model("OwnForCausalLM")(type("Other", (CausalLM,), {}))
     with pytest.raises(UsageError, match="does not override forward"):
         again(CONFIG).compile()
+
+
+def test_a_tensor_is_shown_without_its_inputs() -> None:
+    """Which would double with each layer: a user's `print(x)` would not end."""
+    assert repr(Drawn(CONFIG).logits()) == "Linear(matrices=head, parallel=column) -> 23"
 
 
 def test_graph_command(capsys: pytest.CaptureFixture[str], tmp_path: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from support.own_lm import CONFIG, OwnLM
 from support.tiny import relative_error
 from torch import Tensor
 
-from distmk import LLM, ModelError, SamplingParams, UsageError
+from distmk import LLM, ModelConfig, ModelError, SamplingParams, UsageError
 
 IDS = list(range(1, 50, 3))
 TOLERANCE = 0.02  # of bf16 weights and activations, relative
@@ -89,6 +90,11 @@ def test_a_class_of_a_script(runner: Runner, tmp_path: Path) -> None:
     assert unguarded.status != 0 and 'put that behind if __name__ == "__main__":' in unguarded.stderr
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OtherConfig(ModelConfig):
+    pass
+
+
 def test_mistakes(weights: dict[str, Tensor], tmp_path: Path) -> None:
     model = OwnLM(CONFIG)
 
@@ -111,6 +117,20 @@ def test_mistakes(weights: dict[str, Tensor], tmp_path: Path) -> None:
         "norm.weight is list; a torch tensor or numpy array of floats",
         weights=weights | {"norm.weight": [1]},
     )
+    refused(UsageError, "and load_format='dummy', which makes random ones", weights=weights, load_format="dummy")
+    other = OwnLM(OtherConfig(**dataclasses.asdict(CONFIG)))
+    refused(UsageError, "OwnLM.Config is ModelConfig, but .* set Config = OtherConfig", other, tensor_parallel_size=2)
+    for wrong, text in {
+        torch.ones(24, dtype=torch.int32): "norm.weight is Tensor of torch.int32; a torch",
+        torch.ones(24, device="meta"): r"norm.weight is .* without data \(on the device meta\)",
+        torch.eye(24).to_sparse(): "norm.weight is Tensor of torch.float32 and torch.sparse_coo; a torch",
+    }.items():
+        refused(UsageError, text, weights=weights | {"norm.weight": wrong})
+    refused(UsageError, "the name 3 is no text", weights={3: torch.ones(1)}, tensor_parallel_size=2)
+    missing = weights | {"norm.weight": torch.ones(5)}
+    refused(ModelError, r"^weights: tensor norm.weight has shape \[5\]", weights=missing, tensor_parallel_size=2)
+    with pytest.raises(UsageError, match="the config of OwnLM is None; expected a ModelConfig"):
+        OwnLM(None)
     without = {name: value for name, value in weights.items() if name != "head.weight"}
     refused(ModelError, "weights: tensor head.weight is missing", weights=without)
     refused(ModelError, r"tensor norm.weight has shape \[5\]", weights=weights | {"norm.weight": torch.ones(5)})
