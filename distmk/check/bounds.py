@@ -11,6 +11,7 @@ import numpy as np
 from distmk.abi import MAX_RANKS, LaunchKind, Space
 from distmk.check.allocations import Allocations
 from distmk.check.findings import Findings
+from distmk.errors import shown
 from distmk.graph.task import CONSTANT, Content
 from distmk.program.layout import Placed
 from distmk.program.program import decode_args
@@ -128,6 +129,8 @@ class _Reader:
                     raise ValueError(f"{field} is {getattr(args, field)}")
             kind = TASK_TYPES[desc.type]
             accesses = kind.accesses(args, rank, self.tables.num_ranks)
+            if kind.bodies and not (isinstance(accesses, list) and all(isinstance(a, Access) for a in accesses)):
+                raise ValueError(f"accesses() returns {shown(accesses)}; a list of Access was expected")
             if kind.skips_waits(args):
                 self.skips_waits.append(task)
             if kind.may_skip(args):
@@ -140,7 +143,8 @@ class _Reader:
                 kind.check_capacity(args, self.step)
             self.batches.setdefault(getattr(args, "batch", None), task)
         except Exception as error:  # a damaged descriptor may hold any bytes
-            self.findings.add("bounds", f"{self.tables.describe_task(task)}: arguments cannot be read ({error})")
+            told = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            self.findings.add("bounds", f"{self.tables.describe_task(task)}: arguments cannot be read ({told})")
             return ()
         found: list[Span] = []
         for access in accesses:

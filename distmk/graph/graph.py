@@ -6,6 +6,7 @@ runs before the second. No dependency is declared by hand; `sync.events` derives
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -212,12 +213,10 @@ class Graph:
                     raise UsageError(f"task {task.op}: {name} must be {dtype}; {region} is {region.buffer.dtype}")
 
     def _check_reach(self, task: Task) -> None:
-        for region in task.reads():
-            _check_region(task, "reads()", region)
+        for region in _regions(task, "reads"):
             if region.rank != task.rank:
                 raise UsageError(f"task {task.op} on rank {task.rank} reads {region}: a task reads its own rank only")
-        for region in task.writes():
-            _check_region(task, "writes()", region)
+        for region in _regions(task, "writes"):
             self._check_write(task, region)
 
     def _check_write(self, task: Task, region: Region) -> None:
@@ -225,6 +224,18 @@ class Graph:
             raise UsageError(f"task {task.op} writes {region}, but there are {self.num_ranks} ranks")
         if region.rank != task.rank and region.buffer.space is not Space.HEAP:
             raise UsageError(f"task {task.op} on rank {task.rank} writes {region}: peers reach the symmetric heap only")
+
+
+def _regions(task: Task, method: str) -> Iterator[Region]:
+    """What `reads` or `writes` of a task returns. UsageError: no regions."""
+    found = getattr(task, method)()
+    if not isinstance(found, Iterable):
+        raise UsageError(
+            f"task {task.op}: {method}() returns {shown(found)}; return a tuple of regions, which may be empty"
+        )
+    for region in found:
+        _check_region(task, f"{method}()", region)
+        yield region
 
 
 def _check_region(task: Task, name: str, region: object) -> None:

@@ -205,7 +205,9 @@ def _describe(desc: TaskDesc, task: Task, placement: Placement, order: int) -> N
     desc.max_instances, desc.deep_lookahead = task.max_instances(), task.deep_lookahead
     try:
         args = task.encode(placement)
-    except (TypeError, ValueError, AttributeError) as error:
+    except UsageError:
+        raise
+    except Exception as error:
         raise UsageError(
             f"task {task.op}: encode() of {type(task).__name__} fails: {type(error).__name__}: {one_line(error)}"
         ) from error

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from distmk import abi
 from distmk.abi import TASK_ARGS_BYTES
-from distmk.errors import UsageError, one_line
+from distmk.errors import UsageError, one_line, shown
 from distmk.graph.task import TASK_TYPES, Bodies, Task, add_type, require
 from distmk.tasks.abi_header import unknown_field
 
@@ -37,6 +37,11 @@ def register(name: str, *, host: str | Path | None = None, device: str | Path | 
 
     UsageError: the name is taken, a file is missing, or the class lacks something; the text names the class and its file.
     """
+
+    if isinstance(name, type):
+        raise UsageError(
+            f'write @distmk.register("name", host=FILE) above {_described(name)}; it lacks the parentheses'
+        )
 
     def decorate(cls: T) -> T:
         try:
@@ -149,6 +154,7 @@ def _found(cls: type, given: str | Path | None) -> Path | None:
     """The absolute path of a body's file. ValueError: it is not there."""
     if given is None:
         return None
+    require(isinstance(given, str | Path), f"a body is in a file, and {shown(given)} is the path of none")
     path = (Path(_file_of(cls) or ".").parent / given).resolve()
     require(path.is_file(), f"there is no file {path}; paths of bodies are relative to the file of the class")
     return path

@@ -136,6 +136,10 @@ def test_mistakes(cls: Any, name: str, text: str, bodies: dict[str, Path]) -> No
 def test_bodies_that_are_missing(bodies: dict[str, Path]) -> None:
     with pytest.raises(distmk.UsageError, match=f"register Scale of .*{HERE}: it has no body; give host=FILE, device="):
         distmk.register("scale")(Scale)
+    with pytest.raises(distmk.UsageError, match=f"above Scale of .*{HERE}; it lacks the parentheses"):
+        distmk.register(Scale)
+    with pytest.raises(distmk.UsageError, match="a body is in a file, and 3 is the path of none"):
+        distmk.register("scale", host=3)(Scale)
     expected = Path(__file__).parent / "nowhere.cpp"  # relative to the file of the class
     with pytest.raises(distmk.UsageError, match=f"there is no file {expected};"):
         distmk.register("scale", host="nowhere.cpp", device=bodies["device"])(Scale)
@@ -207,6 +211,27 @@ def test_programs_are_proved(bodies: dict[str, Path]) -> None:
         assert bool(text) == bool(faults), f"seed {seed}: {did}: oracle {faults}, check {text!r}"
         seen.add(bool(faults))
     assert seen == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "text"),
+    [
+        ("encode", lambda self, layout: {}["key"], "task scale: encode.. of Wrong fails: KeyError: 'key'"),
+        ("reads", lambda self: None, "task scale: reads.. returns None; return a tuple of regions"),
+        ("writes", lambda self: [self.dst.buffer], r"task scale: writes\(\) is Buffer.*; give a region"),
+        ("accesses", classmethod(lambda cls, *_: None), "accesses.. returns None; a list of Access was expected"),
+        ("accesses", classmethod(lambda cls, *_: [3]), r"accesses.. returns \[3\]; a list of Access was expected"),
+        ("accesses", classmethod(lambda cls, *_: {}["key"]), "arguments cannot be read .KeyError: 'key'"),
+    ],
+)
+def test_methods_that_fail(method: str, body: Any, text: str, bodies: dict[str, Path]) -> None:
+    """The task is named, and the method or what went wrong in it."""
+    wrong = distmk.register("wrong", **bodies)(variant("Wrong", **{method: body}))
+    graph = distmk.Graph(1)
+    a, b = graph.buffer("a", 8), graph.buffer("b", 8)
+    with pytest.raises(distmk.DistmkError, match=text):
+        graph.add(wrong(0, "scale", src=a.at(0), dst=b.at(0)))
+        check(compile_graph(graph))
 
 
 @pytest.mark.parametrize(("backend", "platform"), [("host", "host"), ("emulated", "device")])
