@@ -29,6 +29,7 @@ class SamplingParams:
     highest probability. `seed` (None: a random one): the same gives the same tokens. Before that, logits are changed:
     `logit_bias` is added by token id; `presence_penalty` is taken off once, and `frequency_penalty` as often as the token was
     generated; `repetition_penalty` divides positive logits, and multiplies others, of tokens of the prompt or the completion.
+    `LLM` takes biases of up to 300 tokens, and with `min_tokens` up to 84 end and stop tokens.
 
     The end: a token of `stop_token_ids` or of the model (not with `ignore_eos`), or a text of `stop`, which the completion does
     not show (unless `include_stop_str_in_output`); none of them before `min_tokens` tokens.

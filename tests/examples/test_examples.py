@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -86,10 +87,22 @@ def test_linear(backend: str, launcher: Launcher, num_ranks: int, runner: Runner
     assert all(error < 1e-5 for error in errors.values())
 
 
+def readme_program(title: str) -> str:
+    section = (ROOT / "README.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    (program,) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    return str(program)
+
+
+def test_model_of_the_readme(runner: Runner) -> None:
+    """The program under "Your own model", in a file, as the second rank imports it."""
+    (runner.folder / "own.py").write_text(readme_program("Your own model"))
+    finished = runner.run([sys.executable, str(runner.folder / "own.py")], environment())
+    assert finished.status == 0 and len(json.loads(finished.stdout)) == 64, finished
+
+
 def test_graph_of_the_readme(runner: Runner) -> None:
     """The program under "A graph of your own", as it stands there."""
-    section = (ROOT / "README.md").read_text().partition("\n## A graph of your own\n")[2].partition("\n## ")[0]
-    (program,) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    program = readme_program("A graph of your own")
     assert len(program.splitlines()) < 20
     finished = runner.run([sys.executable, "-c", program], environment())
     assert finished.stdout == f"on {'cuda' if num_gpus() else 'host'}: 3072\n", finished.stderr
