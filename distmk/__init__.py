@@ -1,7 +1,8 @@
 """distmk: a multi-GPU distributed megakernel runtime for tensor-parallel LLM decode.
 
 `LLM`, `AsyncLLM` and `SamplingParams` serve a model; `CausalLM`, `ModelConfig`, `nn` and `register_model` write one;
-`choose_target`, `Graph`, `tasks` and `Session` build and run one's own task graph, `register` adds types of tasks.
+`choose_target`, `Graph`, `tasks` and `Session` build and run one's own task graph; `register` adds types of tasks, `testing`
+compares them with their oracles.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from distmk import tasks, testing
     from distmk.backends.target import Target, choose_target
     from distmk.bootstrap import connect
+    from distmk.cli.exit_status import run_main
     from distmk.errors import CheckError, DistmkError, HangError, ModelError, RankLostError, UsageError
     from distmk.graph.graph import Graph
     from distmk.model import nn
@@ -52,6 +55,8 @@ _HOMES = {
     "register": "tasks.own_types",
     "register_model": "model.causal_lm",
     "run_main": "cli.exit_status",
+    "tasks": "tasks",
+    "testing": "testing",
 }
 __all__ = [
     "LLM",
@@ -78,6 +83,8 @@ __all__ = [
     "register",
     "register_model",
     "run_main",
+    "tasks",
+    "testing",
 ]
 
 
@@ -85,5 +92,6 @@ def __getattr__(name: str) -> Any:
     """Import on first use, so that `import distmk` costs nothing and needs nothing."""
     if name not in _HOMES:
         raise AttributeError(f"module 'distmk' has no attribute {name!r}")
-    module = importlib.import_module(f"distmk.{_HOMES[name]}")
-    return module if _HOMES[name].endswith(f".{name}") else getattr(module, name)
+    home = _HOMES[name]
+    module = importlib.import_module(f"distmk.{home}")
+    return module if home.rpartition(".")[2] == name else getattr(module, name)

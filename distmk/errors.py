@@ -17,6 +17,10 @@ class UsageError(DistmkError):
     exit_code = 2
 
 
+class OwnUsageError(UsageError):
+    """A mistake that only this rank knows of, so it is the one that reports it."""
+
+
 class ModelError(UsageError):
     """A checkpoint that is missing, damaged or not supported."""
 

@@ -8,13 +8,13 @@ from typing import NoReturn
 
 from distmk.cli.together import launcher_rank
 from distmk.console import tell
-from distmk.errors import BrokenOutputError, DistmkError, Interrupted, RankLostError, one_line
+from distmk.errors import BrokenOutputError, DistmkError, Interrupted, OwnUsageError, RankLostError, one_line
 
 
 def run_main(main: Callable[[], int | None]) -> NoReturn:
     """Call a script's `main` and exit with what it returns, or with an error's status after one line about it.
 
-    Among ranks that a launcher started, one reports what all of them share.
+    Among ranks that a launcher started, one reports what all of them share, and each what only it knows.
     """
     try:
         status = main() or 0
@@ -30,6 +30,9 @@ def report(error: DistmkError) -> int:
     if isinstance(error, BrokenOutputError):
         return error.exit_code
     # Rank 0 reports an error that all ranks share; every rank that noticed a lost rank reports that.
-    if launcher_rank() == 0 or isinstance(error, RankLostError):
-        tell(one_line(error) if error.exit_code == 2 else str(error))
+    rank, text = launcher_rank(), one_line(error) if error.exit_code == 2 else str(error)
+    if rank and isinstance(error, OwnUsageError):
+        tell(f"rank {rank}: {text}")
+    elif rank == 0 or isinstance(error, RankLostError):
+        tell(text)
     return error.exit_code

@@ -20,9 +20,9 @@ from distmk.backends.host.backend import EmulatedBackend, HostBackend
 from distmk.backends.launch_spec import LaunchSpec
 from distmk.backends.own_sources import type_digests
 from distmk.backends.weight_upload import NUMPY_TYPES, upload_constants
-from distmk.bootstrap import Bootstrap, agree_same
+from distmk.bootstrap import Bootstrap, agree, agree_same
 from distmk.check import check_with_progress
-from distmk.errors import UsageError, shown
+from distmk.errors import OwnUsageError, UsageError, shown
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer
 from distmk.interrupts import deferred
@@ -143,28 +143,28 @@ class Session:
     def _find(self, buffer: Buffer | str) -> tuple[Buffer, Placed]:
         """A buffer and its place, in this program or in those that take turns with it."""
         if not isinstance(buffer, Buffer | str):
-            raise UsageError(f"{shown(buffer)} is no buffer; give what graph.buffer returned, or its name")
+            raise OwnUsageError(f"{shown(buffer)} is no buffer; give what graph.buffer returned, or its name")
         name = buffer if isinstance(buffer, str) else buffer.name
         self._check_open(f"read buffer {name} before")
         declarations = (item for program in self.program.every for item in program.placement.buffers.items())
         for declared, allocation in declarations:
             if declared is buffer or declared.name == buffer:
                 return declared, allocation
-        raise UsageError(
+        raise OwnUsageError(
             f"there is no buffer {name} in this program; give a buffer of this session's graph, or its name"
         )
 
     def _check_open(self, advice: str) -> None:
         if self._closed:
-            raise UsageError(f"this session is closed; {advice}")
+            raise OwnUsageError(f"this session is closed; {advice}")
 
     def run(self, num_iterations: int = 1) -> int:
         """Run the graph `num_iterations` times in one launch, on all ranks; returns the iterations done.
 
-        UsageError: no launch has so many, or the session is closed. HangError: a wait passed its deadline. RankLostError: a rank
-        died. Interrupted: Ctrl-C on any rank.
+        UsageError: no launch has so many, ranks give different numbers, or the session is closed. HangError: a wait passed its
+        deadline. RankLostError: a rank died. Interrupted: Ctrl-C on any rank.
         """
-        num_iterations = _count("num_iterations", num_iterations)
+        num_iterations = self._agree_on_count("num_iterations", num_iterations)
         spec = LaunchSpec(num_iterations=num_iterations, deadline_s=self.deadline_s)
         running = self.launch(spec)
         for _ in running:
@@ -176,13 +176,21 @@ class Session:
 
         Returns it on rank 0, None elsewhere; `distmk.trace` writes and summarizes it.
         """
-        num_iterations = _count("num_iterations", num_iterations)
-        kept = min(num_iterations if num_kept is None else _count("num_kept", num_kept), num_iterations)
+        num_iterations = self._agree_on_count("num_iterations", num_iterations)
+        kept = num_iterations if num_kept is None else self._agree_on_count("num_kept", num_kept)
+        kept = min(kept, num_iterations)
         spec = LaunchSpec(num_iterations=num_iterations, deadline_s=self.deadline_s, trace_capacity=self.room_for(kept))
         running = self.launch(spec)
         for _ in running:
             pass
         return running.trace(kept)
+
+    def _agree_on_count(self, name: str, value: object) -> int:
+        """A number of iterations. UsageError on every rank: `value` is none, or another one elsewhere."""
+        self._check_open("run it before, or make another")
+        count = agree(self.bootstrap, lambda: whole(name, value, 1, _MAX_ITERATIONS, f"1 to {_MAX_ITERATIONS}"))
+        agree_same(self.bootstrap, "numbers of iterations", {name: str(count)})
+        return count
 
     def room_for(self, num_iterations: int) -> int:
         """The `LaunchSpec.trace_capacity` for a trace of the last `num_iterations` iterations."""
@@ -235,8 +243,3 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _count(name: str, value: object) -> int:
-    """A number of iterations. UsageError: `value` is none."""
-    return whole(name, value, 1, _MAX_ITERATIONS, f"1 to {_MAX_ITERATIONS}")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from support.graph_runs import assert_done, run_job
+from support.helpers import ROOT, Runner
 from support.machine import on, require
 
 import distmk
@@ -98,6 +99,42 @@ def test_mistakes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for num_workers in (0, "a", 1.5, 5000):
         with pytest.raises(UsageError, match=r"^num_workers is .*; expected 1 to 4096, or None"):
             distmk.choose_target(SingleBootstrap(5.0), "host", num_workers)
+
+
+JOB = """
+import sys, distmk
+
+def main():
+    with distmk.connect(2, follower_argv=[sys.executable, *sys.argv]) as bootstrap:
+        graph = distmk.Graph(2)
+        x = graph.buffer("x", 8)
+        for rank in range(2):
+            graph.add(distmk.tasks.Affine(rank, "in place", src=x.at(rank), dst=x.at(rank), scale=2.0))
+        with distmk.Session(graph, bootstrap, backend="host") as session:
+            exec(sys.argv[1] if bootstrap.rank else "session.run(3)")
+
+distmk.run_main(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("mistake", "text"),
+    [
+        ("session.view('z')", "rank 1: there is no buffer z in this program"),
+        ("session.close(); session.run(3)", "rank 1: this session is closed"),
+        (
+            "session.run(4)",
+            "different numbers of iterations: num_iterations: rank 1 differs from rank 0 ('4' on rank 1, '3'",
+        ),
+        ("session.run(0)", "rank 1: num_iterations is 0; expected 1 to"),
+    ],
+)
+def test_a_mistake_of_one_rank(mistake: str, text: str, runner: Runner) -> None:
+    """Ends all ranks at once, and the text is there, whichever rank it is."""
+    (runner.folder / "job.py").write_text(JOB)
+    runner.timeout_s = 20
+    done = runner.run([sys.executable, str(runner.folder / "job.py"), mistake], {"PYTHONPATH": str(ROOT)})
+    assert done.status != 0 and text in done.stderr and "Traceback" not in done.stderr, done
 
 
 def ranks_that_choose(*choices: str) -> Any:
