@@ -126,10 +126,10 @@ def test_waiting_for_pages_is_no_hang(tiny_model: Path) -> None:
     [
         ({"num_gpu_blocks_override": 9}, "num_gpu_blocks_override is 9; one sequence of 160 tokens takes 10 blocks"),
         ({"num_gpu_blocks_override": 0}, "num_gpu_blocks_override is 0; expected a whole number from 1"),
-        ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization is 0.0; it must be above 0"),
+        ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization is 0.0; expected more than 0 and at most 1"),
         ({"gpu_memory_utilization": 1.1}, "gpu_memory_utilization is 1.1; expected more than 0 and at most 1"),
         ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization is nan"),
-        ({"gpu_memory_utilization": "x"}, "gpu_memory_utilization is 'x'; it must be above 0"),
+        ({"gpu_memory_utilization": "x"}, "gpu_memory_utilization is 'x'; expected more than 0 and at most 1"),
         ({"gpu_memory_utilization": 1e-9}, "the KV cache of one sequence of 160 tokens takes 0.00 GB, weights"),
     ],
 )

@@ -184,8 +184,8 @@ def test_an_iteration_carries_at_most_so_many(model: Path, reference: Reference,
 @pytest.mark.parametrize(
     ("most", "turns", "says"),
     [
-        (15, "", "max_num_batched_tokens is 15; expected 16 to 512, the tokens that"),
-        (513, "", "max_num_batched_tokens is 513; expected 16 to 512, the tokens that"),
+        (15, "", "max_num_batched_tokens is 15; expected 16 to 512, the tokens that an iteration carries"),
+        (513, "", "max_num_batched_tokens is 513; expected 16 to 512, the tokens that an iteration carries"),
         (None, "7,9", "turns is (7, 9); expected 16 rows, more (up to 512), or both in this order"),
         (None, "16,513", "turns is (16, 513); expected 16 rows, more (up to 512), or both in this order"),
         (None, "x", "DISTMK_TURNS='x'; expected one or two numbers of rows, such as 16,512"),
