@@ -203,7 +203,7 @@ def _attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
     yield _on_each(board, long_splits, error, int(rng.integers(390, 490)))  # 25 to 32 tiles: two rounds of two a warp
     yield _on_each(board, extreme_scores, 100, sizes.extreme_error)
     for heads, head_dim in FUSED_HEADS:
-        for batch_1 in (True, True, True, False) if head_dim < 256 else (True, False):
+        for batch_1 in (True, True, True, False) if head_dim < 256 else (True,):
             how = _random_scoring(rng, max_len)
             yield _on_each(board, fused_combine, error, heads, head_dim, batch_1, max_len, how)
         longest = sizes.max_len_batch_1
