@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from distmk.errors import ModelError
+from distmk.model.config import check_num_layers
 from distmk.model.json_fields import Fields
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -42,6 +43,13 @@ def refuse_unsupported(f: Fields, own: Collection[str]) -> None:
         raise ModelError(
             f"{f.where}: weights quantized with {method!s} are not supported; use an unquantized checkpoint"
         )
+
+
+def read_num_layers(f: Fields) -> int:
+    """ModelError: more than any model has, before anything is as long."""
+    num_layers = f.integer("num_hidden_layers")
+    check_num_layers(num_layers, f.where)
+    return num_layers
 
 
 def layer_windows(f: Fields, num_layers: int, qwen: bool) -> tuple[int | None, ...]:

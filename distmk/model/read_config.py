@@ -7,7 +7,7 @@ from typing import Any
 
 from distmk.errors import ModelError
 from distmk.model.config import ModelConfig, build_config
-from distmk.model.hf_features import refuse_unsupported
+from distmk.model.hf_features import read_num_layers, refuse_unsupported
 from distmk.model.json_fields import Fields, token_ids
 from distmk.model.rope import read_partial_rotary_dim, read_rope
 
@@ -46,7 +46,7 @@ def read_decoder(
         "family": family,
         "hidden_size": hidden_size,
         "intermediate_size": f.integer("intermediate_size"),
-        "num_layers": f.integer("num_hidden_layers"),
+        "num_layers": read_num_layers(f),
         "num_heads": num_heads,
         "num_kv_heads": f.integer("num_key_value_heads", num_kv_heads),
         "head_dim": head_dim,

@@ -12,7 +12,7 @@ from distmk.model import nn
 from distmk.model.bf16 import bf16_to_f32, f32_to_bf16
 from distmk.model.causal_lm import register_model
 from distmk.model.config import ModelConfig
-from distmk.model.hf_features import FULL, WINDOWED, layer_types
+from distmk.model.hf_features import FULL, WINDOWED, layer_types, read_num_layers
 from distmk.model.json_fields import Fields
 from distmk.model.nodes import Node
 from distmk.model.read_config import read_decoder
@@ -54,7 +54,7 @@ def read_features(f: Fields, every: int) -> dict[str, Any]:
     function = f.values.get("hidden_activation") or f.values.get("hidden_act") or "gelu_pytorch_tanh"
     if function != "gelu_pytorch_tanh":
         raise ModelError(f"{f.where}: hidden_activation {function!r} is not supported; only 'gelu_pytorch_tanh' is")
-    num_layers, window = f.integer("num_hidden_layers"), f.integer("sliding_window", 4096)
+    num_layers, window = read_num_layers(f), f.integer("sliding_window", 4096)
     default = [WINDOWED if (layer + 1) % every else FULL for layer in range(num_layers)]
     kinds, bias = layer_types(f, f.values.get("layer_types") or default, num_layers), f.flag("attention_bias")
     scale = f.number("query_pre_attn_scalar", 256.0)

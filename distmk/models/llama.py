@@ -5,7 +5,7 @@ from __future__ import annotations
 from distmk.model import nn
 from distmk.model.causal_lm import CausalLM, register_model
 from distmk.model.config import ModelConfig
-from distmk.model.hf_features import layer_windows
+from distmk.model.hf_features import layer_windows, read_num_layers
 from distmk.model.json_fields import Fields
 from distmk.model.nodes import Node
 from distmk.model.read_config import read_decoder
@@ -18,7 +18,7 @@ class Llama(CausalLM):
 
     @classmethod
     def read_config(cls, f: Fields) -> ModelConfig:
-        bias, windows = f.flag("attention_bias"), layer_windows(f, f.integer("num_hidden_layers"), False)
+        bias, windows = f.flag("attention_bias"), layer_windows(f, read_num_layers(f), False)
         features = {"qkv_bias": bias, "o_bias": bias, "mlp_bias": f.flag("mlp_bias"), "windows": windows}
         return read_decoder(f, cls.family, features, bos=(1,), eos=(2,))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from distmk.model.causal_lm import register_model
 from distmk.model.config import ModelConfig
+from distmk.model.hf_features import read_num_layers
 from distmk.model.json_fields import Fields
 from distmk.model.read_config import read_decoder
 from distmk.models.llama import Llama
@@ -15,7 +16,7 @@ WINDOW = 4096  # of a config without the key
 class Mistral(Llama):
     @classmethod
     def read_config(cls, f: Fields) -> ModelConfig:
-        num_layers, has_window = f.integer("num_hidden_layers"), f.values.get("sliding_window", WINDOW) is not None
+        num_layers, has_window = read_num_layers(f), f.values.get("sliding_window", WINDOW) is not None
         windows = (f.integer("sliding_window", WINDOW),) * num_layers if has_window else ()
         features = {"windows": windows}
         return read_decoder(f, cls.family, features, num_kv_heads=8, max_position=131072, bos=(1,), eos=(2,))

@@ -7,6 +7,7 @@ from __future__ import annotations
 from distmk.model import nn
 from distmk.model.causal_lm import register_model
 from distmk.model.config import ModelConfig
+from distmk.model.hf_features import read_num_layers
 from distmk.model.json_fields import Fields
 from distmk.model.nodes import Node
 from distmk.model.read_config import read_decoder
@@ -19,7 +20,7 @@ class Phi3(Llama):
     def read_config(cls, f: Fields) -> ModelConfig:
         window = f.integer("sliding_window") if f.values.get("sliding_window") is not None else None
         f = Fields({"original_max_position_embeddings": 4096, **f.values}, f.where)
-        features = {"windows": (window,) * f.integer("num_hidden_layers") if window else ()}
+        features = {"windows": (window,) * read_num_layers(f) if window else ()}
         own = ("partial_rotary_factor",)
         return read_decoder(f, cls.family, features, own=own, max_position=4096, bos=(1,), eos=(32000,))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from distmk.model.causal_lm import register_model
 from distmk.model.config import ModelConfig
-from distmk.model.hf_features import layer_windows
+from distmk.model.hf_features import layer_windows, read_num_layers
 from distmk.model.json_fields import Fields
 from distmk.model.read_config import read_decoder
 from distmk.models.llama import Llama
@@ -14,6 +14,6 @@ from distmk.models.llama import Llama
 class Qwen2(Llama):
     @classmethod
     def read_config(cls, f: Fields) -> ModelConfig:
-        windows = layer_windows(f, f.integer("num_hidden_layers"), True)
+        windows = layer_windows(f, read_num_layers(f), True)
         features = {"qkv_bias": True, "windows": windows}
         return read_decoder(f, cls.family, features, num_kv_heads=32, max_position=32768)

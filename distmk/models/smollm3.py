@@ -8,6 +8,7 @@ from typing import ClassVar
 from distmk.errors import ModelError
 from distmk.model.causal_lm import register_model
 from distmk.model.config import ModelConfig
+from distmk.model.hf_features import read_num_layers
 from distmk.model.json_fields import Fields
 from distmk.model.nodes import Node
 from distmk.model.read_config import read_decoder
@@ -28,7 +29,7 @@ class SmolLM3(Llama):
 
     @classmethod
     def read_config(cls, f: Fields) -> ModelConfig:
-        num_layers, interval = f.integer("num_hidden_layers"), f.integer("no_rope_layer_interval", 4)
+        num_layers, interval = read_num_layers(f), f.integer("no_rope_layer_interval", 4)
         rotates = f.values.get("no_rope_layers") or [(layer + 1) % interval != 0 for layer in range(num_layers)]
         if len(rotates) != num_layers or not all(value in (0, 1) for value in rotates):
             raise ModelError(f"{f.where}: no_rope_layers is not a list of {num_layers} numbers 0 or 1")

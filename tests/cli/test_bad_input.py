@@ -216,7 +216,7 @@ def test_bad_input(bad: Bad, tiny_model: Path, runner: Runner) -> None:
 
 
 @pytest.mark.parametrize("command", ["generate", "check"])
-@pytest.mark.parametrize(("num_ranks", "texts"), [("0", "at least"), ("-1", "at least"), ("5", "4 query heads")])
+@pytest.mark.parametrize(("num_ranks", "texts"), [("0", "ranks"), ("-1", "ranks"), ("5", "4 query heads")])
 def test_number_of_ranks(command: str, num_ranks: str, texts: str, tiny_model: Path, runner: Runner) -> None:
     prompt = IDS if command == "generate" else ()
     finished = runner.distmk(command, "--model", str(tiny_model), "--ranks", num_ranks, *prompt)

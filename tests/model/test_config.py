@@ -195,6 +195,7 @@ def test_presets() -> None:
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized with gptq are not supported"),
     ],
 )
+@pytest.mark.timeout(10)  # a number of layers is refused before anything is as long
 def test_refuses(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError) as e:
         config_from_hf(llama(**changes), "models/x/config.json")

@@ -28,6 +28,7 @@ BAD: list[tuple[str, Any]] = [
 ]
 
 
+@pytest.mark.timeout(10)
 @pytest.mark.parametrize(("key", "value"), BAD, ids=str)
 def test_numbers_of_a_config(key: str, value: Any, tmp_path: Path) -> None:
     tiny("llama").config.save_pretrained(tmp_path)

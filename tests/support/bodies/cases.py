@@ -227,6 +227,10 @@ def _wide_rows(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
         yield partial(wide_rows.embed_and_sum, board, k, num_rows, tiled)
         for add in (False, True):
             yield partial(wide_rows.sums, board, int(rng.choice(sizes.wide_cols)), num_rows, tiled, add)
+        # Several columns a thread, of few rows.
+        yield partial(
+            wide_rows.sums, board, max(sizes.wide_cols), int(rng.integers(1, 9)), tiled, True, behind_norm=True
+        )
         yield _on_each(board, wide_rows.select, int(rng.choice(sizes.wide_cols)), num_rows, tiled)
     for num_parts in (1, int(rng.integers(2, 30)), board.num_workers):
         yield _on_each(board, wide_rows.argmax, num_parts)

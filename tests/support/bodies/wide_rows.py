@@ -107,8 +107,10 @@ def _expect_part(board: Board, what: str, slot: Region, x: torch.Tensor, batch: 
     )
 
 
-def sums(board: Board, k: int, num_rows: int, tiled: bool, add: bool) -> None:
-    """The parts of every rank and split to the residual stream, perhaps normalized, and what the stream is normalized to."""
+def sums(board: Board, k: int, num_rows: int, tiled: bool, add: bool, behind_norm: bool | None = None) -> None:
+    """The parts of every rank and split to the residual stream, and what the stream is normalized to. behind_norm: whether they
+    are normalized themselves; None: perhaps.
+    """
     splits = int(board.rng.integers(1, MAX_WIDE_SPLITS + 1))
     slots_per_rank = int(board.rng.integers(splits, MAX_WIDE_SPLITS + 1))
     data = torch.randn(board.num_ranks * slots_per_rank, num_rows, k)
@@ -121,7 +123,7 @@ def sums(board: Board, k: int, num_rows: int, tiled: bool, add: bool) -> None:
         rows = owned(num_rows, board.num_ranks, rank)
         if rows:
             board.fill(parts.at(rank), data[:, rows.start : rows.stop].transpose(0, 1).contiguous())
-    post_norm = torch.randn(k) if board.rng.random() < 0.5 else None
+    post_norm = torch.randn(k) if (board.rng.random() < 0.5 if behind_norm is None else behind_norm) else None
     total = torch.zeros(num_rows, k) if old is None or post_norm is not None else old.clone()
     for slot, part in enumerate(data):
         if slot % slots_per_rank < splits:
