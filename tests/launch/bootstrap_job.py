@@ -16,8 +16,9 @@ scenario, num_ranks, out = sys.argv[1], int(sys.argv[2]) or None, Path(sys.argv[
 
 
 def note(rank, **what):
-    (out / f"{rank}.tmp").write_text(json.dumps(what))
-    (out / f"{rank}.tmp").rename(out / f"{rank}.json")
+    unfinished = out / f"{rank}.{os.getpid()}.tmp"  # ranks that do not know their number have one name
+    unfinished.write_text(json.dumps(what))
+    unfinished.rename(out / f"{rank}.json")
 
 
 def die():
