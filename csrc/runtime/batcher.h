@@ -163,20 +163,6 @@ class Batcher {
     }
     return state_.num_running == num_running && num_tokens == batch_.num_rows;
   }
-  // What a sequence's token is judged by. It is read before anything is stored, so that it takes a single trip to
-  // memory.
-  struct TokenLimits {
-    uint32_t id, position, num_new, max_new;  // num_new: with this token
-    bool ignore_eos, reports_logprobs;
-
-    DISTMK_FN TokenLimits(const Sequence& sequence, const Request& request)
-        : id(request.id),
-          position(sequence.position),
-          num_new(sequence.position + 1 - sequence.prompt_len),
-          max_new(request.max_new),
-          ignore_eos(request.ignore_eos),
-          reports_logprobs(request.reports_logprobs) {}
-  };
   DISTMK_FN FinishReason finish_reason(const TokenLimits& limits, int32_t token) const {
     if (!limits.ignore_eos && is_end_token(context_.params(), token)) return FinishReason::STOP;
     const bool is_full = limits.num_new == limits.max_new || limits.position == args_.max_positions;

@@ -10,8 +10,8 @@ class HostRings {
   static constexpr uint32_t NUM_NEAR = EVENTS_PER_ROW * MAX_ROWS;
 
   // A step publishes tokens or scores of up to `max_rows` sampled rows, then as many cancelled requests at most, then
-  // sequences put back. `near`: room for NUM_NEAR events, `far`: for those that
-  // more than MAX_ROWS rows have in addition.
+  // sequences put back. `near`: room for NUM_NEAR events, `far`: for those that more than MAX_ROWS rows have in
+  // addition.
   DISTMK_FN HostRings(const LaunchParams& params, BatcherState& state, uint32_t max_rows, TokenEvent* near,
                       TokenEvent* far)
       : params_(params),

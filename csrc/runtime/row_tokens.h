@@ -43,6 +43,20 @@ DISTMK_FN const int32_t* prompt_row(const LaunchParams& params, const Sequence& 
   return reinterpret_cast<const int32_t*>(params.prompts) + uint64_t{params.prompt_stride} * sequence.request;
 }
 
+// What a sequence's token is judged by. It is read before anything is stored, so that it takes a single trip to memory.
+struct TokenLimits {
+  uint32_t id, position, num_new, max_new;  // num_new: with this token
+  bool ignore_eos, reports_logprobs;
+
+  DISTMK_FN TokenLimits(const Sequence& sequence, const Request& request)
+      : id(request.id),
+        position(sequence.position),
+        num_new(sequence.position + 1 - sequence.prompt_len),
+        max_new(request.max_new),
+        ignore_eos(request.ignore_eos),
+        reports_logprobs(request.reports_logprobs) {}
+};
+
 // At the admission of a request that draws or scores.
 DISTMK_FN void store_sampling(SlotSampling* slot, const LaunchParams& params, const Request& request, uint32_t entry) {
   SlotSampling sampling = request.sampling;

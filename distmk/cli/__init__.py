@@ -9,10 +9,10 @@ from types import FrameType
 from typing import NoReturn
 
 import distmk
-from distmk.cli.exit_status import report
+from distmk.cli.exit_status import status_of
 from distmk.cli.together import launcher_rank, refusing_together
 from distmk.console import discard_unwritten, occupy_closed_descriptors, require_stdout, write_raw
-from distmk.errors import DistmkError, Interrupted, UsageError
+from distmk.errors import UsageError
 
 MAX_MESSAGE = 300  # characters of a message about arguments
 
@@ -21,19 +21,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status: 0, or that of the error (`distmk.errors`; 2 for a user's mistake)."""
     occupy_closed_descriptors()
     try:
-        with refusing_together():
-            arguments = build_parser().parse_args(argv)
-            if launcher_rank() == 0:
-                require_stdout()
-        signal.signal(signal.SIGTERM, _stop)
-        run: Callable[[argparse.Namespace], int] = arguments.run
-        return run(arguments)
-    except KeyboardInterrupt:
-        return report(Interrupted("interrupted"))
-    except DistmkError as error:
-        return report(error)
+        return status_of(lambda: _run(argv))
     finally:
         discard_unwritten()
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    with refusing_together():
+        arguments = build_parser().parse_args(argv)
+        if launcher_rank() == 0:
+            require_stdout()
+    signal.signal(signal.SIGTERM, _stop)
+    run: Callable[[argparse.Namespace], int] = arguments.run
+    return run(arguments)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -16,13 +16,17 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
 
     Among ranks that a launcher started, one reports what all of them share, and each what only it knows.
     """
+    sys.exit(status_of(main))
+
+
+def status_of(run: Callable[[], int | None]) -> int:
+    """What `run` returns (None: 0), or the exit status of its error, which is reported."""
     try:
-        status = main() or 0
+        return run() or 0
     except KeyboardInterrupt:
-        status = report(Interrupted("interrupted"))
+        return report(Interrupted("interrupted"))
     except DistmkError as error:
-        status = report(error)
-    sys.exit(status)
+        return report(error)
 
 
 def report(error: DistmkError) -> int:

@@ -20,7 +20,8 @@ DISTMK_FN void rotate(uint32_t e, uint32_t half, float2& a, float2& b, const flo
   store(e + half, float2{b.x * cosine.x + a.x * sine.x, b.y * cosine.y + a.y * sine.y});
 }
 
-// norm_and_rotate() of a head of several parts, four elements a lane of each.
+// norm_and_rotate() of a head of several parts, four elements a lane of each. One part is no case of it: the compiler
+// makes other code of a loop over one part, and decode rows are on the hot path.
 template <uint32_t PARTS, class Store>
 DISTMK_FN void norm_and_rotate_parts(const Context& context, bool polls, const float* src, const float* norm,
                                      const float* rope, float eps, uint32_t dim, float scale, const Store& store) {

@@ -3,13 +3,11 @@
 #pragma once
 #include "device/attention/lse.cuh"
 #include "device/comm/lamport.cuh"
+#include "device/core/vectors.cuh"
 #include "device/linear/epilogue.cuh"
 
 namespace distmk {
 namespace linear {
-
-DISTMK_FN float square(float v) { return v * v; }
-DISTMK_FN float square(const float4& v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
 
 // The warps' sums of squares of ROWS rows from `row` on. Each thread has several loads in flight, of each row; none has
 // a condition, as the compiler would then wait for each before the next.
@@ -74,7 +72,7 @@ DISTMK_FN void body_post_norm(Context& context, const PostNormArgs& args) {
   const auto* rows = context.at<float>(args.y);
   linear::PostNormElement element;
   bool has_element = element.load(context, args, num_rows);  // beside the rows of y
-  if ((reinterpret_cast<uint64_t>(rows) % sizeof(float4) | args.k % 4 | args.y_stride % 4) == 0)
+  if (is_aligned(rows) && (args.k | args.y_stride) % 4 == 0)
     linear::keep_squares<float4>(args, rows, num_rows);
   else
     linear::keep_squares<float>(args, rows, num_rows);

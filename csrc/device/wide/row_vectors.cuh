@@ -1,12 +1,12 @@
 // What bodies that go row by row in a wide iteration share: a worker's rows, and four columns at a time.
 #pragma once
 #include "device/core/bf16.cuh"
+#include "device/core/vectors.cuh"
 #include "runtime/wide_batch.h"
 
 namespace distmk {
 namespace wide {
 
-DISTMK_FN bool is_aligned(const void* p) { return reinterpret_cast<uint64_t>(p) % 16 == 0; }
 // Of four columns, or of one where a row does not begin at a multiple of 16 bytes.
 DISTMK_FN void load_if(bool wanted, const float* p, float4& v) {
   v = wanted ? __ldcg(reinterpret_cast<const float4*>(p)) : float4{0.0f, 0.0f, 0.0f, 0.0f};
@@ -14,8 +14,6 @@ DISTMK_FN void load_if(bool wanted, const float* p, float4& v) {
 DISTMK_FN void load_if(bool wanted, const float* p, float& v) { v = wanted ? __ldcg(p) : 0.0f; }
 DISTMK_FN float4 sum(const float4& a, const float4& b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 DISTMK_FN float sum(float a, float b) { return a + b; }
-DISTMK_FN float square(const float4& v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
-DISTMK_FN float square(float v) { return v * v; }
 // x + y * scale * weight
 DISTMK_FN float add_product(float x, float y, float scale, float weight) { return x + y * scale * weight; }
 DISTMK_FN float4 add_product(const float4& x, const float4& y, float scale, const float4& weight) {

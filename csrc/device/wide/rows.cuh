@@ -222,8 +222,8 @@ DISTMK_FN void body_wide_embed(Context& context, const WideEmbedArgs& args) {
   const uint32_t num_rows = context.batch(args.batch)->num_wide_rows;
   const wide::OwnRows rows(context, num_rows);
   if (!rows.count) return;
-  if (args.k % 8 == 0 && args.out_stride % 4 == 0 && wide::is_aligned(context.at<void>(args.table)) &&
-      wide::is_aligned(context.at<void>(args.out)))
+  if (args.k % 8 == 0 && args.out_stride % 4 == 0 && is_aligned(context.at<void>(args.table)) &&
+      is_aligned(context.at<void>(args.out)))
     wide::embed_rows<wide::EmbeddedChunk>(context, args, rows, num_rows);
   else
     wide::embed_rows<wide::EmbeddedElement>(context, args, rows, num_rows);
@@ -233,8 +233,8 @@ DISTMK_FN void body_wide_sum(Context& context, const WideSumArgs& args) {
   const uint32_t num_rows = context.batch(args.batch)->num_wide_rows;
   const uint32_t share = rows_per_rank(num_rows, args.num_ranks), first_row = min(context.rank() * share, num_rows);
   const wide::OwnRows rows(context, min(share, num_rows - first_row));
-  if (args.k % 4 == 0 && wide::is_aligned(context.at<void>(args.parts)) && wide::is_aligned(context.at<void>(args.x)) &&
-      wide::is_aligned(context.at<void>(args.out)) && wide::is_aligned(context.at<void>(args.post_norm)))
+  if (args.k % 4 == 0 && is_aligned(context.at<void>(args.parts)) && is_aligned(context.at<void>(args.x)) &&
+      is_aligned(context.at<void>(args.out)) && is_aligned(context.at<void>(args.post_norm)))
     wide::sum_rows<float4>(context, args, rows, first_row);
   else
     wide::sum_rows<float>(context, args, rows, first_row);
