@@ -25,6 +25,13 @@ from distmk.serving.sampling import Logprob, RequestOutput
 pytestmark = pytest.mark.timeout(200)
 
 VOCAB_SIZE, LONGEST = 203, 160
+SIZES = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 96,
+    "head_dim": 16,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+}
 NEW_TOKENS = 10
 KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
@@ -36,7 +43,7 @@ KINDS: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture(scope="module")
 def reference() -> Reference:
-    return Reference(tiny.make("llama", 5, vocab_size=VOCAB_SIZE, num_attention_heads=6, num_key_value_heads=3))
+    return Reference(tiny.make("llama", 5, **SIZES))
 
 
 @pytest.fixture(scope="module")

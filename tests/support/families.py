@@ -91,6 +91,7 @@ def make(name: str, seed: int, **changes: Any) -> PreTrainedModel:
         **{**SIZES, **family.changes, **changes}
     )
     model: PreTrainedModel = getattr(transformers, f"{family.prefix}ForCausalLM")(config)
+    model.set_attn_implementation("eager")  # others may leave out what a family adds, such as soft caps
     for key, weight in model.named_parameters():
         if "norm" in key:
             values = family.norm + 0.2 * torch.randn_like(weight)

@@ -41,6 +41,7 @@ template <uint32_t TYPE>
 DISTMK_NOINLINE void run_cold_task_of(const RankState& state) {
   Context context(state, {threadIdx.x, NUM_CONSUMERS});
   const Action& action = shared().handshake.action[handshake_slot(task_number())];
+  mark_entry(action.task.index);
   if (has_nothing_to_do<TYPE>(state, *action.task.desc)) {
     if (state.params->trace_capacity) shared().handshake.record_time(task_number());
     return end_task(context, 0);  // the signaler signals all ranks

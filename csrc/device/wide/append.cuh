@@ -189,11 +189,14 @@ DISTMK_FN void body_wide_append(Context& context, const WideAppendArgs& args) {
       wide::load_runs(context, args.batch, batch.num_wide_runs, state.runs);
       context.team.sync();
     }
+    mark(Mark::PREPARED);
     const wide::HeadNorm q_norm(context, args.q_norm, e, half), k_norm(context, args.k_norm, e, half);
     wide::look_up_rows(context, args, buffers, rows, first, in_group, state);
+    mark(Mark::INPUTS);
     commit_copies();
     await_copies<0>();
     context.team.sync();
+    mark(Mark::MET);
     wide::append_rows(context, args, buffers, state, in_group, lanes, q_norm, k_norm);
   }
   fence_copies();  // the caches are also read by bulk copies

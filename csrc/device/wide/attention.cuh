@@ -156,6 +156,7 @@ DISTMK_FN void run_attention_jobs(Context& context, const WideAttentionArgs& arg
       attention_plan().job = job;
     }
     context.team.sync();
+    if (round == 0) mark(Mark::INPUTS);
     run_attention_job_of<DIM>(queries);
   }
 }
@@ -165,6 +166,7 @@ DISTMK_FN void run_attention_jobs(Context& context, const WideAttentionArgs& arg
 DISTMK_FN void body_wide_attention(Context& context, const WideAttentionArgs& args) {
   if (!context.batch(args.batch)->num_wide_rows) return;
   const wide::AttentionJobs jobs(context, args);
+  mark(Mark::PREPARED);
   if (wide::has_large_heads(args))
     wide::run_attention_jobs<MAX_HEAD_DIM>(context, args, jobs);
   else if (args.head_dim > MAX_HEAD_DIM / 4)

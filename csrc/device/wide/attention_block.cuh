@@ -130,6 +130,7 @@ DISTMK_FN void attend(WarpAttention<DIM, KEYS>& warp, TileCopies<DIM>& copies, c
     warp.weigh(s, caps ? 1.0f : scale, factor);
   };
   Copies::template await<Copies::AHEAD - 1, Warp::BY_WARPGROUPS>();
+  mark(Mark::FIRST);
   if (num_steps) {
     float s[Warp::SCORES], factor[2];
     warp.begin_scores(0, s);
@@ -187,6 +188,7 @@ DISTMK_NOINLINE void run_attention_job() {
            uint64_t{job.first_head + own - row * num_heads} * args.head_dim;
   });
   attend(warp, copies, visible, (num_keys + KV_ROWS - 1) / KV_ROWS, args.scale * attention::LOG2_E);
+  mark(Mark::LAST);
   warp.reduce_sums();
   if constexpr (Warp::WAYS > 1) {
     if (Warp::way()) WayCombine<DIM, KEYS>::leave(warp);
@@ -196,6 +198,7 @@ DISTMK_NOINLINE void run_attention_job() {
       for (uint32_t way = 1; way < Warp::WAYS; ++way) WayCombine<DIM, KEYS>::add(warp, way);
   }
   if (Warp::way() == 0) store_attention(job, query, num_queries, warp);
+  mark(Mark::STORED);
 }
 
 }  // namespace wide

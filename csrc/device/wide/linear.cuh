@@ -21,10 +21,12 @@ DISTMK_NOINLINE void run_jobs(const Context& context, const WideLinearArgs& args
     const FeatureRange features = features_of(args, division, job);
     write_features(context, args, division, job, features.begin, rings().features[table]);
     multiply_job<N>(job.num_tiles, a_count, b_count, num_blocks);
+    mark(Mark::MET);
     a_count += (num_blocks + BLOCKS_PER_TILE - 1) / BLOCKS_PER_TILE, b_count += max(num_blocks, 1u);
     context.team.sync();
     store_job(context, args, job, rings().features[table], features, division.num_tokens);
     table ^= 1;
+    mark(Mark::STORED);
     fence_copies_to_shared();  // the A ring is filled over what was read and written here
     warp_arrive(&rings().stored);
   }
@@ -53,6 +55,7 @@ DISTMK_FN void body_wide_linear(Context& context, const WideLinearArgs& args) {
   if (threadIdx.x == 0) rings.instance = context.instance;
   context.team.sync();
   if (threadIdx.x < 32) warp_arrive(&shared().wide_entered);
+  mark(Mark::PREPARED);
   wide::run_jobs(context, args);
   fence_copies();  // other workers' loaders copy what was stored
   barrier_wait(&rings.left, 0);

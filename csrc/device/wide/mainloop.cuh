@@ -71,11 +71,13 @@ DISTMK_FN void multiply_blocks(float (&acc)[N / 2], uint32_t a_count, uint32_t b
   WeightReader weights(a_count);
   RingPosition<num_b_slots(N)> b{b_count};
   weights.open(min(BLOCKS_PER_TILE, num_blocks));
+  if (a_count == 0) mark(Mark::INPUTS);
   PackedWeights next = weights.load_first_half();
 #pragma unroll 1
   for (uint32_t block = 1;; ++block) {
     const uint32_t b_slot = shared_address(shared().stages) + A_BYTES + b.slot() * b_slot_bytes(N);
     barrier_wait(shared_address(&rings().b_full[b.slot()]), b.parity());
+    if (b.count == 0) mark(Mark::FIRST);
     multiply_half<N>(acc, next, b_slot, 0);
     next = weights.load_second_half();
     tensor::await<N>();
@@ -147,6 +149,7 @@ DISTMK_FN void multiply_job(uint32_t num_tiles, uint32_t a_count, uint32_t b_cou
     multiply_blocks<N>(acc, a_count, b_count, num_blocks);
   else
     skip_blocks<N>(a_count, b_count, num_blocks);
+  mark(Mark::LAST);
   barrier_sync<NUM_CONSUMERS>();  // all weights have been read
   if (active) write_output<N>(acc);
 }

@@ -197,12 +197,15 @@ DISTMK_FN void sum_rows(const Context& context, const WideSumArgs& args, const O
   for (uint32_t first = 0; first < rows.count; first += at_once) {
     const uint32_t end = min(first + at_once, rows.count);
     if (first) context.team.sync();  // all warps have read the last rows' sums of squares
+    mark(Mark::INPUTS);
     sums.add_up(first, end);
+    mark(Mark::LAST);
     context.team.sync();
     if constexpr (POST_NORM) {
       sums.add_normalized(first, end);
       context.team.sync();
     }
+    mark(Mark::MET);
     sums.store(first, end);
   }
 }
