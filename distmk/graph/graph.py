@@ -22,7 +22,8 @@ from distmk.parameter_checks import whole
 
 T = TypeVar("T", bound=Task)
 
-_MOST = (1 << 31) - 1  # of ranks, workers, rows and columns
+_MOST = (1 << 31) - 1  # of ranks, workers, rows, and columns of several rows, whose stride tasks have in 32 bits
+_MOST_ELEMENTS = 1 << 44  # of a single row, such as a KV cache: more than any memory has
 
 
 @dataclass
@@ -75,10 +76,9 @@ class Graph:
         """Add a buffer [rows, cols] of f32, bf16, i32 or u8, on every rank; `lamport`: see `Buffer`."""
         if not isinstance(name, str) or not name:
             raise UsageError(f"the name of a buffer is {shown(name)}; expected text")
-        rows, cols = (
-            whole(f"{what} of buffer {name}", count, 1, _MOST, "a whole number from 1")
-            for what, count in (("rows", rows), ("cols", cols))
-        )
+        rows = whole(f"rows of buffer {name}", rows, 1, _MOST, f"a whole number from 1 to {_MOST}")
+        most = _MOST if rows > 1 else _MOST_ELEMENTS
+        cols = whole(f"cols of buffer {name}", cols, 1, most, f"a whole number from 1 to {most}")
         if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
             raise UsageError(f"dtype of buffer {name} is {shown(dtype)}; expected one of {', '.join(ITEM_BYTES)}")
         self._check_free(name)

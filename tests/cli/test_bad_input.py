@@ -112,6 +112,12 @@ BAD_REQUESTS = [
     Bad("no_tokenizer", ("--prompt", "Hello"), ("no tokenizer.json", "--prompt-ids"), without_weights),
     Bad("too_long", ("--max-model-len", "3", *IDS), ("3 tokens", "context of 3", "--max-model-len"), without_weights),
     Bad("longer_than_context", ("--max-model-len", "161", *IDS), ("max_model_len 161", "160"), without_weights),
+    Bad(
+        "large_cache",  # of more than 2^31 elements
+        ("--load-format", "dummy", "--max-model-len", "10000000", *IDS),
+        ("GB of memory", "KV cache", "--max-model-len"),
+        edit_config(max_position_embeddings=10_000_000, num_attention_heads=16, num_key_value_heads=16, head_dim=128),
+    ),
     Bad("no_new_tokens", ("--max-new-tokens", "0", *IDS), ("max_tokens is 0",)),
     Bad("no_sequences", ("--max-num-seqs", "0", *IDS), ("max_num_seqs is 0",)),
     Bad("many_sequences", ("--max-num-seqs", "129", *IDS), ("max_num_seqs is 129", "from 1 to 128")),

@@ -71,6 +71,7 @@ def test_mistakes_are_named() -> None:
         "num_workers is 0; expected 1 or more": lambda: Graph(1, 0),
         "num_schedulers is 2; expected 1 to 1": lambda: Graph(1, 1, 2),
         "cols of buffer c is 4.0; expected a whole number": lambda: graph.buffer("c", 4.0),
+        "cols of buffer c is 4294967296; expected .* to 2147483647": lambda: graph.buffer("c", 1 << 32, rows=2),
         "dtype of buffer c is torch.float32; expected one of f32, bf16": lambda: graph.buffer(
             "c", 4, dtype=torch.float32
         ),
