@@ -53,6 +53,11 @@ def test_shapes_that_a_body_cannot_take() -> None:
             Put(0, "rows", src=src, dst=dst, batch=batch)
 
 
+def test_a_row_of_many_elements() -> None:
+    """As KV caches have."""
+    assert Graph(1).buffer("cache", 1 << 34, dtype="bf16").cols == 1 << 34
+
+
 def test_mistakes_are_named() -> None:
     """Of every kind that a newcomer makes; each is one line."""
     graph, other = Graph(2, 1), Graph(2, 1)
