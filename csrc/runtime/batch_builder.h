@@ -31,17 +31,23 @@ class BatchBuilder {
     batch_.num_rows = batch_.num_runs = 0;
     max_sampled_ = turns_.max_sampled(program);
     const uint32_t max_rows = turns_.max_rows(program), end = sequences_.end();
+    uint32_t num_reading = 0;
     DISTMK_NO_UNROLL
     for (uint32_t slot = 0; slot < end; ++slot) {
       const Sequence& sequence = sequences_[slot];
-      if (sequence.request >= 0 && is_decoding(sequence) && num_rows_ < max_rows) add_run(slot, 1);
+      if (sequence.request < 0) continue;
+      if (!is_decoding(sequence))
+        ++num_reading;
+      else if (num_rows_ < max_rows)
+        add_run(slot, 1);
     }
     const uint32_t first_slot = state_.first_slot < end ? state_.first_slot : 0;
     DISTMK_NO_UNROLL
-    for (uint32_t i = 0; i < end && num_rows_ < max_rows; ++i) {
+    for (uint32_t i = 0; num_reading && num_rows_ < max_rows; ++i) {
       const uint32_t slot = first_slot + i < end ? first_slot + i : first_slot + i - end;
       const Sequence& sequence = sequences_[slot];
       if (sequence.request < 0 || is_decoding(sequence)) continue;
+      --num_reading;
       const uint32_t left = sequence.prompt_len - sequence.position;
       uint32_t room = (pages_.pages_of(sequence.position) + pages_.num_free()) * args_.page_size - sequence.position;
       if (room > max_rows - num_rows_) room = max_rows - num_rows_;
@@ -67,10 +73,12 @@ class BatchBuilder {
   uint32_t max_sampled_ = MAX_ROWS;
   uint32_t num_rows_ = 0, num_runs_ = 0;  // of the iteration
 
+  // Those of the first sequences, once they are more than the program follows from.
   DISTMK_FN uint32_t num_wanted_rows() const {
+    const uint32_t enough = turns_.least_rows();
     uint32_t wanted = 0;
     DISTMK_NO_UNROLL
-    for (uint32_t slot = 0; slot < sequences_.end(); ++slot) {
+    for (uint32_t slot = 0; slot < sequences_.end() && wanted <= enough; ++slot) {
       const Sequence& sequence = sequences_[slot];
       if (sequence.request >= 0) wanted += is_decoding(sequence) ? 1 : sequence.prompt_len - sequence.position;
     }

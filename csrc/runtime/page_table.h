@@ -28,6 +28,7 @@ class PageTable {
   DISTMK_FN void changes_were_put() {
     if (!state_.pages_changed) return;
     state_.pages_changed = 0;
+    if (args_.num_ranks == 1) return;
     DISTMK_NO_UNROLL
     for (uint32_t slot = 0; slot < sequences_.end(); ++slot) {
       Sequence& sequence = sequences_[slot];

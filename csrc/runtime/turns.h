@@ -35,6 +35,11 @@ class Turns {
     const uint32_t least = args_.max_rows < args_.other_rows ? args_.program : 1 - args_.program;
     return num_rows <= max_rows(least) ? least : 1 - least;
   }
+  // More rows than these are all the same to program_for().
+  DISTMK_FN uint32_t least_rows() const {
+    if (!may_change_) return 0;
+    return args_.max_rows < args_.other_rows ? args_.max_rows : args_.other_rows;
+  }
   DISTMK_FN uint32_t max_rows(uint32_t program) const {
     return program == args_.program ? args_.max_rows : args_.other_rows;
   }
