@@ -240,13 +240,11 @@ DISTMK_FN void copy_bulk(uint32_t dst, const char* src, uint32_t num_bytes, uint
   expect_bytes(full, num_bytes);
   copy_expected(dst, src, num_bytes, full);
 }
-// Orders generic-proxy writes to global memory that this thread has made or observed before bulk copies that follow, its
-// own or those of threads that synchronize with it. Waits for no store: a fence of all state spaces would, for a
-// microsecond a task.
+// Orders generic-proxy writes that this thread has observed before its later bulk copies.
 DISTMK_FN void fence_copies() {
-  if constexpr (BULK_COPIES) asm volatile("fence.proxy.async.global;" ::: "memory");
+  if constexpr (BULK_COPIES) asm volatile("fence.proxy.async;" ::: "memory");
 }
-// The same of accesses to shared memory.
+// The same of accesses to shared memory alone; waits for no store to global memory.
 DISTMK_FN void fence_copies_to_shared() {
   if constexpr (BULK_COPIES) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
