@@ -1,28 +1,27 @@
-// Attention of a wide iteration: which jobs there are, and which of them a worker runs (attention_block.cuh has a job).
+// Attention of a wide iteration: which jobs there are, and which of them a worker runs. Runs with few queries have row
+// jobs (attention_rows.cuh), all others block jobs (attention_block.cuh).
 #pragma once
 #include "device/wide/attention_block.cuh"
+#include "device/wide/attention_rows.cuh"
 
 namespace distmk {
 namespace wide {
 
-constexpr uint32_t MOST_QUERIES = 128, FEWEST_QUERIES = 32;  // of a job
+constexpr uint32_t MOST_QUERIES = 128, FEWEST_QUERIES = 32;  // of a block job
 constexpr uint32_t LARGE_HEAD_QUERIES = 64;                  // of every job with large heads
 
 DISTMK_FN bool has_large_heads(const WideAttentionArgs& args) { return args.head_dim > MAX_HEAD_DIM / 2; }
 
-// The jobs of a task in the order of their cost: runs with many positions first, of each the last rows first. Made by
-// all consumers together, as there may be many runs.
+// The jobs of a task in the order of their cost: block jobs, then row jobs; of both, runs with many positions first, of
+// each the last rows first. Made by all consumers together, as there may be many runs.
 class AttentionJobs {
  public:
   DISTMK_FN AttentionJobs(const Context& context, const WideAttentionArgs& args)
-      : args_(args), plan_(attention_plan()) {
-    num_runs_ = context.batch(args.batch)->num_wide_runs;
-    most_heads_ = min(args.group, args.num_q);
-    load_runs(context, args.batch, num_runs_, plan_.given);
+      : args_(args), plan_(attention_plan()), most_heads_(min(args.group, args.num_q)) {
+    sort_runs(context, context.batch(args.batch)->num_wide_runs);
     context.team.sync();
-    sort();
-    context.team.sync();
-    const uint32_t num_workers = context.rank_state.program->num_workers;
+    if (!num_block_runs_) return;
+    const uint32_t num_workers = plan_.num_workers;
     // A job takes as long as it has queries, and a little longer.
     uint32_t least = ~0u;
     for (uint32_t queries = most_queries(); queries >= fewest_queries(); queries /= 2) {
@@ -34,25 +33,22 @@ class AttentionJobs {
     if (threadIdx.x < 32) number_jobs();
     context.team.sync();
   }
-  DISTMK_FN uint32_t num_jobs() const { return plan_.first_job[num_runs_]; }
 
-  // Job `index` and the queries that it takes at most. False: its KV head has fewer query heads than others, so that
-  // there are none.
+  // Block job `index` and the queries that it takes at most. False: its KV head has fewer query heads than others, so
+  // that there are none.
   DISTMK_FN bool find(uint32_t index, AttentionJob& job, uint32_t& queries) const {
     uint32_t i = 0;  // the last run whose first job is not behind
     for (uint32_t step = MAX_SEQUENCES / 2; step; step /= 2)
-      if (i + step < num_runs_ && plan_.first_job[i + step] <= index) i += step;
+      if (i + step < num_block_runs_ && plan_.first_job[i + step] <= index) i += step;
     index -= plan_.first_job[i];
     job.run = plan_.runs[i];
     queries = queries_of(i, job_queries_);
     const uint32_t num_blocks = blocks_of(i, job_queries_), from_last = index / args_.num_kv;
     job.kv_head = index - from_last * args_.num_kv;
     job.first_query = (num_blocks - 1 - from_last) * queries;
-    const uint32_t model_kv = args_.kv_begin + job.kv_head;
-    const uint32_t first = max(model_kv * args_.group, args_.q_begin),
-                   last = min((model_kv + 1) * args_.group, args_.q_begin + args_.num_q);
-    job.first_head = first - args_.q_begin;
-    job.num_heads = last > first ? last - first : 0;
+    const QueryHeads heads(args_, job.kv_head);
+    job.first_head = heads.first;
+    job.num_heads = heads.num;
     if (job.first_query >= static_cast<uint32_t>(job.run.num_rows) * job.num_heads) return false;
     const uint32_t first_row =
         static_cast<uint32_t>(job.run.kv_len - job.run.num_rows) + job.first_query / job.num_heads;
@@ -63,24 +59,49 @@ class AttentionJobs {
  private:
   const WideAttentionArgs& args_;
   AttentionPlan& plan_;
-  uint32_t num_runs_, most_heads_, job_queries_ = MOST_QUERIES;
+  uint32_t most_heads_, num_block_runs_, job_queries_ = MOST_QUERIES;
 
   DISTMK_FN uint32_t most_queries() const { return has_large_heads(args_) ? LARGE_HEAD_QUERIES : MOST_QUERIES; }
   DISTMK_FN uint32_t fewest_queries() const { return has_large_heads(args_) ? LARGE_HEAD_QUERIES : FEWEST_QUERIES; }
+  DISTMK_FN bool has_row_jobs(const BatchRun& run) const {
+    return !has_large_heads(args_) && static_cast<uint32_t>(run.num_rows) * most_heads_ <= ROW_QUERIES;
+  }
 
-  // The place of a run is the number of those before it, which two threads count.
-  DISTMK_FN void sort() const {
-    static_assert(2 * MAX_SEQUENCES <= NUM_CONSUMERS && (MAX_SEQUENCES & (MAX_SEQUENCES - 1)) == 0, "");
-    const uint32_t i = threadIdx.x / 2, own = min(i, num_runs_ - 1);
-    const BatchRun run = plan_.given[own];
+  // Two threads a run. Its place is the number of those before it, which they count.
+  DISTMK_FN void sort_runs(const Context& context, uint32_t num_runs) {
+    static_assert(2 * MAX_SEQUENCES == NUM_CONSUMERS && MAX_SEQUENCES == 4 * 32, "a warp's lanes have four runs each");
+    constexpr uint32_t OF_BLOCKS = 1u << 31;
+    const uint32_t i = threadIdx.x / 2;
+    BatchRun run;
+    uint32_t key = 0;  // the greater, the earlier: of no run
+    if (i < num_runs) {
+      run = load_vector(wide_batch(context, args_.batch).runs + i);
+      key = static_cast<uint32_t>(run.kv_len) | (has_row_jobs(run) ? 0 : OF_BLOCKS);
+    }
+    plan_.sort_keys[i] = key;
+    if (context.team.leader()) plan_.args = args_;
+    context.team.sync();
+    const auto* keys = reinterpret_cast<const uint4*>(plan_.sort_keys);
     uint32_t before = 0;
-#pragma unroll 4
-    for (uint32_t j = threadIdx.x % 2; j < num_runs_; j += 2) {
-      const int32_t kv_len = plan_.given[j].kv_len;
-      before += kv_len > run.kv_len || (kv_len == run.kv_len && j < own);
+#pragma unroll 2
+    for (uint32_t j = threadIdx.x % 2; 4 * j < num_runs; j += 2) {
+      const uint4 others = keys[j];
+      before += others.x + (4 * j < i) > key;
+      before += others.y + (4 * j + 1 < i) > key;
+      before += others.z + (4 * j + 2 < i) > key;
+      before += others.w + (4 * j + 3 < i) > key;
     }
     before += __shfl_xor_sync(~0u, before, 1);
-    if (i < num_runs_ && threadIdx.x % 2 == 0) plan_.runs[before] = run;
+    if (i < num_runs && threadIdx.x % 2 == 0) plan_.runs[before] = run;
+
+    const uint4 four = keys[threadIdx.x % 32];
+    num_block_runs_ = __reduce_add_sync(~0u, (four.x >> 31) + (four.y >> 31) + (four.z >> 31) + (four.w >> 31));
+    if (!context.team.leader()) return;
+    plan_.worker = context.instance;
+    plan_.num_workers = context.rank_state.program->num_workers;
+    plan_.num_block_runs = num_block_runs_;
+    plan_.num_block_jobs = 0;
+    plan_.num_jobs = (num_runs - num_block_runs_) * args_.num_kv;
   }
   // By a warp, each lane of which has consecutive runs.
   DISTMK_FN void number_jobs() const {
@@ -89,7 +110,7 @@ class AttentionJobs {
     uint32_t count[PER_LANE], sum = 0;
 #pragma unroll
     for (uint32_t i = 0; i < PER_LANE; ++i)
-      sum += count[i] = first + i < num_runs_ ? jobs_of(first + i, job_queries_) : 0;
+      sum += count[i] = first + i < num_block_runs_ ? jobs_of(first + i, job_queries_) : 0;
     uint32_t end = sum;
 #pragma unroll
     for (uint32_t step = 1; step < 32; step *= 2) {
@@ -102,7 +123,9 @@ class AttentionJobs {
       plan_.first_job[first + i] = next;
       next += count[i];
     }
-    if (threadIdx.x == 31) plan_.first_job[MAX_SEQUENCES] = next;
+    if (threadIdx.x < 31) return;
+    plan_.num_block_jobs = next;
+    plan_.num_jobs += next;
   }
   DISTMK_FN uint32_t run_queries(uint32_t run) const {
     return static_cast<uint32_t>(plan_.runs[run].num_rows) * most_heads_;
@@ -122,7 +145,7 @@ class AttentionJobs {
   // Of all runs. By all warps, each for itself.
   DISTMK_FN uint32_t count(uint32_t most) const {
     uint32_t total = 0;
-    for (uint32_t i = threadIdx.x % 32; i < num_runs_; i += 32) total += jobs_of(i, most);
+    for (uint32_t i = threadIdx.x % 32; i < num_block_runs_; i += 32) total += jobs_of(i, most);
     return __reduce_add_sync(~0u, total);
   }
 };
@@ -139,26 +162,30 @@ DISTMK_FN void run_attention_job_of(uint32_t queries) {
     run_attention_job<DIM, 16>();
 }
 
-// This worker's jobs: in turn from the first worker to the last and back, as jobs get shorter.
 template <uint32_t DIM>
-DISTMK_FN void run_attention_jobs(Context& context, const WideAttentionArgs& args, const AttentionJobs& jobs) {
-  zero_padding<DIM>(args.head_dim);
-  const uint32_t num_workers = context.rank_state.program->num_workers;
-  for (uint32_t round = 0; round * num_workers < jobs.num_jobs(); ++round) {
-    const uint32_t in_round = round % 2 ? num_workers - 1 - context.instance : context.instance;
+DISTMK_FN void run_block_jobs(const Context& context, const AttentionJobs& jobs) {
+  AttentionPlan& plan = attention_plan();
+  zero_padding<DIM>(plan.args.head_dim);
+  for (uint32_t round = 0; plan.job_of_round(round) < plan.num_block_jobs; ++round) {
     AttentionJob job;
     uint32_t queries;
-    if (round * num_workers + in_round >= jobs.num_jobs()) break;
-    if (!jobs.find(round * num_workers + in_round, job, queries)) continue;
+    if (!jobs.find(plan.job_of_round(round), job, queries)) continue;
     context.team.sync();  // all warps are done with the last one
-    if (context.team.leader()) {
-      attention_plan().args = args;
-      attention_plan().job = job;
-    }
+    if (context.team.leader()) plan.job = job;
     context.team.sync();
     if (round == 0) mark(Mark::INPUTS);
     run_attention_job_of<DIM>(queries);
   }
+  context.team.sync();
+}
+
+// This worker's jobs.
+template <uint32_t DIM>
+DISTMK_FN void run_attention_jobs(const Context& context, const AttentionJobs& jobs) {
+  const AttentionPlan& plan = attention_plan();
+  if (plan.num_block_jobs) run_block_jobs<DIM>(context, jobs);
+  if constexpr (DIM <= MAX_HEAD_DIM / 2)
+    if (plan.num_jobs > plan.num_block_jobs) run_row_jobs<DIM>();
 }
 
 }  // namespace wide
@@ -168,11 +195,11 @@ DISTMK_FN void body_wide_attention(Context& context, const WideAttentionArgs& ar
   const wide::AttentionJobs jobs(context, args);
   mark(Mark::PREPARED);
   if (wide::has_large_heads(args))
-    wide::run_attention_jobs<MAX_HEAD_DIM>(context, args, jobs);
+    wide::run_attention_jobs<MAX_HEAD_DIM>(context, jobs);
   else if (args.head_dim > MAX_HEAD_DIM / 4)
-    wide::run_attention_jobs<MAX_HEAD_DIM / 2>(context, args, jobs);
+    wide::run_attention_jobs<MAX_HEAD_DIM / 2>(context, jobs);
   else
-    wide::run_attention_jobs<MAX_HEAD_DIM / 4>(context, args, jobs);
+    wide::run_attention_jobs<MAX_HEAD_DIM / 4>(context, jobs);
   fence_copies();  // the output is read by bulk copies
 }
 

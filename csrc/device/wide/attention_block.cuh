@@ -125,8 +125,8 @@ DISTMK_FN void attend(WarpAttention<DIM, KEYS>& warp, TileCopies<DIM>& copies, c
   const auto weigh = [&](uint32_t tile, float (&s)[Warp::SCORES], float (&factor)[2]) {
     const uint32_t first = tile * KV_ROWS + begin;
     if (caps) Warp::cap(s, scale, attention_plan().args.softcap);
-    if (first + KEYS > visible.fewest) Warp::mask_from(tile, visible.of_lane, s);
-    if (first < visible.seen_by_all) Warp::mask_before(tile, visible.of_lane, attention_plan().args.window, s);
+    if (first + KEYS > visible.fewest) Warp::mask_from(first, visible.of_lane, s);
+    if (first < visible.seen_by_all) Warp::mask_before(first, visible.of_lane, attention_plan().args.window, s);
     warp.weigh(s, caps ? 1.0f : scale, factor);
   };
   Copies::template await<Copies::AHEAD - 1, Warp::BY_WARPGROUPS>();
@@ -167,10 +167,7 @@ DISTMK_NOINLINE void run_attention_job() {
   const AttentionJob& job = attention_plan().job;
   using Warp = WarpAttention<DIM, KEYS>;
   const uint32_t num_heads = job.num_heads, num_queries = static_cast<uint32_t>(job.run.num_rows) * num_heads;
-  const auto first_new = static_cast<uint32_t>(job.run.kv_len - job.run.num_rows);
-  const auto end_of = [&](uint32_t query) {
-    return first_new + min(query, num_queries - 1) / num_heads + 1 - job.first_position;
-  };
+  const auto end_of = [&](uint32_t query) { return end_of_query(job.run, num_heads, query) - job.first_position; };
   const uint32_t num_keys = end_of(job.first_query + Warp::JOB_QUERIES - 1);
   TileCopies<DIM> copies(num_keys);
 

@@ -2,22 +2,21 @@
 // between them. Products of a warpgroup run beside its threads, so that a tile's softmax is worked out while the values
 // of the one before are multiplied, as in FlashAttention-3 (Shah et al., arXiv:2407.08608).
 #pragma once
-#include "device/attention/lse.cuh"
-#include "device/attention/softcap.cuh"
 #include "device/wide/kv_tiles.cuh"
+#include "device/wide/query_tile.cuh"
 #include "platform/wgmma.cuh"
 
 namespace distmk {
 namespace wide {
 
-constexpr uint32_t QUERIES_PER_WARP = 16;
+// Of large heads, the warps that share the columns multiply the same scores each.
+template <uint32_t DIM>
+constexpr uint32_t COLUMN_SHARES = DIM <= MAX_HEAD_DIM / 2 ? 1 : 2;
 
-// A warp's 16 queries over its ways of the tiles, and its share of the output's columns. Lane 4 g + t has queries g and
-// g + 8, and of each t's columns of every eight (see `multiply`).
+// A warp's 16 queries over its ways of the tiles, and its share of the output's columns.
 template <uint32_t DIM, uint32_t KEYS>
-struct WarpAttention {
-  // Of large heads, the warps that share the columns multiply the same scores each.
-  static constexpr uint32_t SHARES = DIM <= MAX_HEAD_DIM / 2 ? 1 : 2, COLS = DIM / SHARES, WAYS = KV_ROWS / KEYS,
+struct WarpAttention : QueryTile<DIM / COLUMN_SHARES<DIM>, KEYS> {
+  static constexpr uint32_t SHARES = COLUMN_SHARES<DIM>, COLS = DIM / SHARES, WAYS = KV_ROWS / KEYS,
                             ROW_GROUPS = NUM_WARPS / WAYS / SHARES, JOB_QUERIES = ROW_GROUPS * QUERIES_PER_WARP;
   static_assert(WAYS == 1 || SHARES == 1, "");
   // The four warps of a warpgroup have the same way, so that they multiply together.
@@ -28,14 +27,11 @@ struct WarpAttention {
                     Buffers::BYTES + ROW_GROUPS / 4 * Buffers::TILE_BYTES <= sizeof(Shared::stages),
                 "");
 
-  static constexpr uint32_t SCORES = KEYS / 2;  // of a lane: c registers of eight positions after each other
+  using Tile = QueryTile<COLS, KEYS>;
+  using Tile::acc, Tile::lane, Tile::p, Tile::SCORES, Tile::softmax;
   // Warpgroups read their queries from shared memory, as there are no registers for them.
-  uint32_t q[BY_WARPGROUPS ? 1 : DIM / 16][4], p[KEYS / 16][4];
-  float acc[COLS / 8][4];
-  LogSumExp<Base2> softmax[2];  // the sum is of this lane's positions until reduce_sums()
+  uint32_t q[BY_WARPGROUPS ? 1 : DIM / 16][4];
 
-  // Opaque where an address follows from it: the compiler would keep one for each step of a loop.
-  DISTMK_FN static uint32_t lane() { return threadIdx.x % 32; }
   DISTMK_FN static uint32_t row_group() { return threadIdx.x / 32 % ROW_GROUPS; }
   DISTMK_FN static uint32_t way() { return SHARES == 1 ? threadIdx.x / 32 / ROW_GROUPS : 0; }
   DISTMK_FN static uint32_t share() { return SHARES == 1 ? 0 : threadIdx.x / 32 / ROW_GROUPS; }
@@ -44,11 +40,9 @@ struct WarpAttention {
   // `query` gives the pointer to one of the lane's two queries.
   template <class Query>
   DISTMK_FN void begin(uint32_t head_dim, const Query& query) {
-#pragma unroll
-    for (uint32_t i = 0; i < COLS / 8; ++i) acc[i][0] = acc[i][1] = acc[i][2] = acc[i][3] = 0.0f;
+    this->clear();
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
-      softmax[i] = {};
       const auto* from = reinterpret_cast<const uint32_t*>(query(i)) + lane() % 4;
 #pragma unroll
       for (uint32_t j = 0; j < DIM / 8; ++j) {
@@ -94,66 +88,6 @@ struct WarpAttention {
     settle(before);
     if constexpr (BY_WARPGROUPS) tensor::await<KEYS>();
     settle(flat());
-  }
-
-  // Scores by `scale`, which has log2(e), and capped.
-  DISTMK_FN static void cap(float (&s)[SCORES], float scale, float softcap) {
-#pragma unroll
-    for (uint32_t i = 0; i < SCORES; ++i) s[i] = attention::capped(s[i] * scale, softcap);
-  }
-  // Position of a lane's score i of a tile.
-  DISTMK_FN static uint32_t position(uint32_t tile, uint32_t i) {
-    return tile * KV_ROWS + way() * KEYS + lane() % 4 * 2 + i / 4 * 8 + i % 2;
-  }
-  // The lane's queries see the `window` positions before end[i]. Those of the tile may be among them or not.
-  DISTMK_FN static void mask_from(uint32_t tile, const uint32_t (&end)[2], float (&s)[SCORES]) {
-#pragma unroll
-    for (uint32_t i = 0; i < SCORES; ++i)
-      if (position(tile, i) >= end[i % 4 / 2]) s[i] = -INFINITY;
-  }
-  DISTMK_FN static void mask_before(uint32_t tile, const uint32_t (&end)[2], uint32_t window, float (&s)[SCORES]) {
-#pragma unroll
-    for (uint32_t i = 0; i < SCORES; ++i)
-      if (position(tile, i) + window < end[i % 4 / 2]) s[i] = -INFINITY;
-  }
-  // Online softmax: scores become weights. The accumulator is then to be rescaled by `factor`.
-  // `scale`: of scores, times log2(e).
-  DISTMK_FN void weigh(float (&s)[SCORES], float scale, float (&factor)[2]) {
-    float minus_max[2];
-#pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) {
-      float most = -INFINITY;
-#pragma unroll
-      for (uint32_t j = 2 * i; j < SCORES; j += 4) most = fmaxf(most, fmaxf(s[j], s[j + 1]));
-      factor[i] = softmax[i].raise(attention::lanes_max<4>(most) * scale);
-      minus_max[i] = -finite_max(softmax[i].max);
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < SCORES; ++i) {
-      s[i] = Base2::exp(fmaf(s[i], scale, minus_max[i % 4 / 2]));
-      softmax[i % 4 / 2].sum += s[i];
-    }
-  }
-  // Weights as A fragments.
-  DISTMK_FN void keep_weights(const float (&s)[SCORES]) {
-#pragma unroll
-    for (uint32_t k = 0; k < KEYS / 16; ++k)
-#pragma unroll
-      for (uint32_t i = 0; i < 4; ++i) p[k][i] = pack_bf16(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
-  }
-  DISTMK_FN void rescale(const float (&factor)[2]) {
-    if (__all_sync(~0u, factor[0] == 1.0f && factor[1] == 1.0f)) return;  // as no maximum has changed
-#pragma unroll
-    for (uint32_t i = 0; i < COLS / 8; ++i) {
-      acc[i][0] *= factor[0];
-      acc[i][1] *= factor[0];
-      acc[i][2] *= factor[1];
-      acc[i][3] *= factor[1];
-    }
-  }
-
-  DISTMK_FN void reduce_sums() {
-    for (LogSumExp<Base2>& each : softmax) each.sum = attention::lanes_sum<4>(each.sum);
   }
 
  private:

@@ -1,36 +1,10 @@
 // KV tiles of wide attention in shared memory: where they are, and how all consumers copy them from the paged cache.
 #pragma once
 #include "device/core/bf16.cuh"
-#include "device/wide/runs.cuh"
+#include "device/wide/attention_plan.cuh"
 
 namespace distmk {
 namespace wide {
-
-constexpr uint32_t KV_ROWS = 64;         // positions of a KV tile
-constexpr uint32_t LOOKED_UP_TILES = 4;  // whose cache rows are in the plan
-
-struct AttentionJob {
-  BatchRun run;
-  uint32_t kv_head, first_head, num_heads;  // query heads of this rank that share the KV head
-  uint32_t first_query;                     // numbered row * num_heads + head
-  uint32_t first_position;                  // of its first KV tile; positions of a job count from there
-};
-
-// What all warps of a worker know, in shared memory, as a job has no registers for it.
-struct AttentionPlan {
-  BatchRun given[MAX_SEQUENCES];
-  BatchRun runs[MAX_SEQUENCES];           // most positions first
-  uint32_t first_job[MAX_SEQUENCES + 1];  // by run, and the number of jobs
-  WideAttentionArgs args;
-  AttentionJob job;                               // the present one
-  uint32_t cache_rows[LOOKED_UP_TILES][KV_ROWS];  // of the positions of the next KV tiles
-};
-static_assert(sizeof(AttentionPlan) <= WORK_BYTES, "");
-DISTMK_FN AttentionPlan& attention_plan() { return *reinterpret_cast<AttentionPlan*>(shared().work); }
-template <class T>
-DISTMK_FN T* at_operand(uint64_t operand) {
-  return reinterpret_cast<T*>(reinterpret_cast<const RankState*>(shared().state_memory)->address(operand));
-}
 
 // DIM: head_dim rounded up to a size that the loops over a head know; the elements behind it are zeros.
 // There are COUNT buffers of keys and as many of values. A copy brings the keys of a tile and the values of the tile

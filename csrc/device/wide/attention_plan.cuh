@@ -1,0 +1,69 @@
+// What all warps of a worker know of a wide attention task, in shared memory, as a job has no registers for it.
+#pragma once
+#include "device/wide/runs.cuh"
+#include "runtime/log_sum_exp.h"
+
+namespace distmk {
+namespace wide {
+
+constexpr uint32_t KV_ROWS = 64;         // positions of a KV tile of a block job
+constexpr uint32_t LOOKED_UP_TILES = 4;  // whose cache rows are in the plan
+constexpr uint32_t ROW_QUERIES = 16;     // of a row job at most
+
+// A block of queries of a run with many, and one KV head (attention_block.cuh).
+struct AttentionJob {
+  BatchRun run;
+  uint32_t kv_head, first_head, num_heads;  // query heads of this rank that share the KV head
+  uint32_t first_query;                     // numbered row * num_heads + head
+  uint32_t first_position;                  // of its first KV tile; positions of a job count from there
+};
+
+// Partials of a row job, a warp's each (attention_rows.cuh).
+struct RowPartials {
+  LogSumExp<Base2> softmax[NUM_WARPS][ROW_QUERIES];
+  uint32_t accumulators[NUM_WARPS];  // where they are in the stages, in bytes
+};
+
+struct AttentionPlan {
+  alignas(16) uint32_t sort_keys[MAX_SEQUENCES];
+  BatchRun runs[MAX_SEQUENCES];       // those of block jobs, then those of row jobs; of both, most positions first
+  uint32_t first_job[MAX_SEQUENCES];  // of a run of block jobs
+  uint32_t num_block_runs, num_block_jobs, num_jobs, worker, num_workers;
+  WideAttentionArgs args;
+  AttentionJob job;                               // the present block job
+  uint32_t cache_rows[LOOKED_UP_TILES][KV_ROWS];  // of the positions of its next KV tiles
+  RowPartials partials;
+
+  // The job in a worker's round, if there are as many: block jobs come first, and of both kinds those that take long.
+  // In turn from the first worker to the last and back, as jobs get shorter.
+  DISTMK_FN uint32_t job_of_round(uint32_t round) const {
+    return round * num_workers + (round % 2 ? num_workers - 1 - worker : worker);
+  }
+};
+static_assert(sizeof(AttentionPlan) <= WORK_BYTES, "");
+DISTMK_FN AttentionPlan& attention_plan() { return *reinterpret_cast<AttentionPlan*>(shared().work); }
+template <class T>
+DISTMK_FN T* at_operand(uint64_t operand) {
+  return reinterpret_cast<T*>(reinterpret_cast<const RankState*>(shared().state_memory)->address(operand));
+}
+
+// Query heads of this rank that share a KV head: a rank's first and last KV head may have fewer than a group, or none.
+struct QueryHeads {
+  uint32_t first, num;
+
+  DISTMK_FN QueryHeads(const WideAttentionArgs& args, uint32_t kv_head) {
+    const uint32_t begin = (args.kv_begin + kv_head) * args.group;
+    const uint32_t own_begin = max(begin, args.q_begin), end = min(begin + args.group, args.q_begin + args.num_q);
+    first = own_begin - args.q_begin;
+    num = end > own_begin ? end - own_begin : 0;
+  }
+};
+
+// The end of the positions that a query of a run sees, of those behind the last query that the last one sees.
+DISTMK_FN uint32_t end_of_query(const BatchRun& run, uint32_t num_heads, uint32_t query) {
+  const uint32_t last = static_cast<uint32_t>(run.num_rows) * num_heads - 1;
+  return static_cast<uint32_t>(run.kv_len - run.num_rows) + min(query, last) / num_heads + 1;
+}
+
+}  // namespace wide
+}  // namespace distmk

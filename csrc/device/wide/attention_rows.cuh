@@ -1,0 +1,284 @@
+// Row jobs of wide attention: the few queries of a run, mostly a decoding sequence's, and one KV head. Such a job reads
+// much and computes little, so that all depends on how many bytes are on their way. Each warp takes every eighth tile
+// of positions, which it copies into a ring of its own and multiplies by itself. A worker's jobs are one sequence of
+// tiles: the copies run ahead from one job to the next while the warps combine what they have.
+#pragma once
+#include "device/wide/attention_plan.cuh"
+#include "device/wide/query_tile.cuh"
+#include "platform/wgmma.cuh"
+
+namespace distmk {
+namespace wide {
+
+constexpr uint32_t ROW_TILE = 16;  // positions of a tile
+static_assert(ROW_QUERIES == QUERIES_PER_WARP, "");
+
+// A cursor over a worker's row jobs, which each warp has for itself.
+class RowJobs {
+ public:
+  BatchRun run;
+  uint32_t kv_head, num_heads, first_head;
+
+  // To the next job. False: there is none.
+  DISTMK_FN bool next() {
+    const AttentionPlan& plan = attention_plan();
+    num_tiles_before_ += (end_ - begin_ + ROW_TILE - 1) / ROW_TILE;
+    begin_ = end_ = 0;
+    for (;;) {
+      const uint32_t index = plan.job_of_round(round_);
+      if (index >= plan.num_jobs) return false;
+      ++round_;
+      if (index < plan.num_block_jobs) continue;
+      const uint32_t row_job = index - plan.num_block_jobs, row_run = row_job / plan.args.num_kv;
+      kv_head = row_job - row_run * plan.args.num_kv;
+      const QueryHeads heads(plan.args, kv_head);
+      if (!heads.num) continue;
+      run = plan.runs[plan.num_block_runs + row_run];
+      first_head = heads.first;
+      num_heads = heads.num;
+      end_ = static_cast<uint32_t>(run.kv_len);
+      const auto first_row = static_cast<uint32_t>(run.kv_len - run.num_rows);
+      begin_ = first_seen(plan.args.window, first_row) / ROW_TILE * ROW_TILE;
+      return true;
+    }
+  }
+  DISTMK_FN uint32_t num_queries() const { return static_cast<uint32_t>(run.num_rows) * num_heads; }
+  // Position of the first tile of this warp, and the end of all positions.
+  DISTMK_FN uint32_t first_position() const { return begin_ + way(threadIdx.x / 32) * ROW_TILE; }
+  DISTMK_FN uint32_t end() const { return end_; }
+  // The warps take tiles in turn, from one job to the next: none has more to do than others. Way i has tiles i, i + 8,
+  // ..., so that a job has the same result whichever jobs are before it.
+  DISTMK_FN uint32_t way(uint32_t warp) const { return (warp - num_tiles_before_) % NUM_WARPS; }
+  DISTMK_FN uint32_t warp_of(uint32_t way) const { return (way + num_tiles_before_) % NUM_WARPS; }
+
+ private:
+  uint32_t round_ = 0, num_tiles_before_ = 0;
+  uint32_t begin_ = 0, end_ = 0;
+};
+
+// A warp's ring of tiles: of each the keys, then the values. They are in slots of 64 columns, in which the 16-byte
+// chunk c of row r is chunk c ^ r % 8, for ldmatrix. DIM: head_dim rounded up; the elements behind it are zeros.
+template <uint32_t DIM>
+struct RowRing {
+  static constexpr uint32_t BYTES = 24 * 1024, ROW_BYTES = 64 * sizeof(__nv_bfloat16),
+                            SLOT_BYTES = ROW_TILE * ROW_BYTES, VALUES = DIM / 64 * SLOT_BYTES, TILE_BYTES = 2 * VALUES,
+                            COUNT = BYTES / TILE_BYTES;
+  static_assert(!BULK_COPIES || NUM_WARPS * BYTES <= sizeof(Shared::stages), "");
+  static_assert(ROW_QUERIES * DIM * sizeof(float) <= TILE_BYTES, "a warp leaves its accumulator in a tile's place");
+
+  DISTMK_FN static uint32_t offset(uint32_t tile) { return threadIdx.x / 32 * BYTES + tile * TILE_BYTES; }
+};
+
+// A warp's copies of its tiles, one after another through all jobs, COUNT - 1 ahead.
+template <uint32_t DIM>
+class RowCopies {
+ public:
+  using Ring = RowRing<DIM>;
+
+  DISTMK_FN void begin() {
+    look_up();
+#pragma unroll 1
+    for (uint32_t i = 0; i < Ring::COUNT - 1; ++i) copy_next();
+  }
+  // Of the warp's oldest tile that it has not asked for; the one before is no longer read. Copies one more.
+  DISTMK_FN uint32_t await_tile() {
+    await_copies<Ring::COUNT - 2>();
+    __syncwarp();
+    copy_next();
+    return shared_address(shared().stages) + free_offset();
+  }
+  // Of what the next copy will overwrite, in the stages: the warp's latest tile.
+  DISTMK_FN uint32_t free_offset() const { return Ring::offset(next_); }
+
+ private:
+  static constexpr uint32_t NONE = ~0u;
+  RowJobs job_;
+  uint32_t position_ = 0;  // of the tile to look up next
+  uint32_t found_;         // cache row of position lane % 16 of the tile to copy next
+  uint32_t next_ = 0;      // where it goes
+
+  // While the copies before are on their way.
+  DISTMK_FN void look_up() {
+    const WideAttentionArgs& args = attention_plan().args;
+    found_ = NONE;
+    while (position_ >= job_.end()) {
+      if (!job_.next()) return;
+      position_ = job_.first_position();
+    }
+    const uint32_t position = position_ + threadIdx.x % ROW_TILE;
+    if (position < job_.end())
+      found_ = cache_row(at_operand<int32_t>(args.page_table), args, static_cast<uint32_t>(job_.run.slot), job_.kv_head,
+                         position);
+    position_ += NUM_WARPS * ROW_TILE;
+  }
+  DISTMK_FN void copy_next() {
+    if (__shfl_sync(~0u, found_, 0) != NONE) copy();
+    commit_copies();
+    next_ = next_ + 1 == Ring::COUNT ? 0 : next_ + 1;
+    look_up();
+  }
+  // Each lane has the same chunk of some rows. Positions behind the last are zeros, as weights of 0 times NaN would be
+  // NaN.
+  DISTMK_FN void copy() const {
+    constexpr uint32_t CHUNKS = DIM / 8, ROWS_PER_PASS = 32 / CHUNKS;
+    const WideAttentionArgs& args = attention_plan().args;
+    const auto *k = at_operand<__nv_bfloat16>(args.k_cache), *v = at_operand<__nv_bfloat16>(args.v_cache);
+    const uint32_t chunk = opaque(threadIdx.x) % CHUNKS, first_row = opaque(threadIdx.x) % 32 / CHUNKS;
+    const bool swizzled = swizzles_cache(args.head_dim, args.page_size);
+    const uint32_t to = shared_address(shared().stages) + free_offset() + chunk / 8 * Ring::SLOT_BYTES;
+#pragma unroll
+    for (uint32_t i = 0; i < ROW_TILE / ROWS_PER_PASS; ++i) {
+      const uint32_t row = i * ROWS_PER_PASS + first_row, cache_row = __shfl_sync(~0u, found_, row);
+      const bool wanted = cache_row != NONE && 8 * chunk < args.head_dim;
+      const uint64_t from = wanted ? uint64_t{cache_row} * args.head_dim + 8 * chunk : 0;
+      const uint32_t swizzle = swizzled ? row % 2 * 4 : row % 8;
+      const uint32_t at = to + row * Ring::ROW_BYTES + (chunk % 8 ^ swizzle) * 16;
+      copy_chunk(at, k + from, wanted);
+      copy_chunk(at + Ring::VALUES, v + from, wanted);
+    }
+  }
+};
+
+// A warp's part in a row job: all queries, over the warp's tiles.
+template <uint32_t DIM>
+struct RowWarp : QueryTile<DIM, ROW_TILE> {
+  using Ring = RowRing<DIM>;
+  using Tile = QueryTile<DIM, ROW_TILE>;
+  using Tile::acc, Tile::lane, Tile::p, Tile::SCORES, Tile::softmax;
+  uint32_t q[DIM / 16][4];
+
+  // There may be fewer queries than rows of a product; the others are zeros, of which nothing is kept.
+  DISTMK_FN void begin(const RowJobs& job) {
+    const WideAttentionArgs& args = attention_plan().args;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t query = lane() / 4 + 8 * i, in_run = query / job.num_heads;
+      const uint64_t row = uint64_t{static_cast<uint32_t>(job.run.row_begin) + in_run} * args.q_stride;
+      const auto* from =
+          reinterpret_cast<const uint32_t*>(at_operand<__nv_bfloat16>(args.q) + row +
+                                            uint64_t{job.first_head + query - in_run * job.num_heads} * args.head_dim) +
+          lane() % 4;
+#pragma unroll
+      for (uint32_t j = 0; j < DIM / 8; ++j)
+        q[j / 2][i + j % 2 * 2] = query < job.num_queries() && 8 * j < args.head_dim ? __ldcg(from + 4 * j) : 0;
+    }
+  }
+  DISTMK_FN void attend(const RowJobs& job, RowCopies<DIM>& copies, bool is_first) {
+    const WideAttentionArgs& args = attention_plan().args;
+    const uint32_t ends[2] = {end_of_query(job.run, job.num_heads, lane() / 4),
+                              end_of_query(job.run, job.num_heads, lane() / 4 + 8)};
+    const uint32_t first_end = static_cast<uint32_t>(job.run.kv_len - job.run.num_rows) + 1;
+    const uint32_t seen_by_all = job.end() - min(job.end(), args.window);
+    const float scale = args.scale * attention::LOG2_E;
+    this->clear();
+#pragma unroll 1
+    for (uint32_t first = job.first_position(); first < job.end(); first += NUM_WARPS * ROW_TILE) {
+      const uint32_t tile = copies.await_tile();
+      if (is_first && first == job.first_position()) mark(Mark::FIRST);
+      float s[SCORES], factor[2];
+      multiply_keys(tile, s);
+      if (args.softcap) Tile::cap(s, scale, args.softcap);
+      if (first + ROW_TILE > first_end) Tile::mask_from(first, ends, s);
+      if (first < seen_by_all) Tile::mask_before(first, ends, args.window, s);
+      this->weigh(s, args.softcap ? 1.0f : scale, factor);
+      this->rescale(factor);
+      this->keep_weights(s);
+      add_values(tile + Ring::VALUES);
+    }
+    this->reduce_sums();
+  }
+  // For combine_rows(). `offset`: in the stages.
+  DISTMK_FN void leave(uint32_t num_queries, uint32_t offset) const {
+    RowPartials& partials = attention_plan().partials;
+    const uint32_t warp = threadIdx.x / 32;
+    __syncwarp();
+    if (lane() == 0) partials.accumulators[warp] = offset;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t query = lane() / 4 + 8 * i;
+      if (query >= num_queries) continue;
+      if (lane() % 4 == 0) partials.softmax[warp][query] = softmax[i];
+#pragma unroll
+      for (uint32_t j = 0; j < DIM / 8; ++j)
+        *accumulated(offset, query, 4 * j + lane() % 4) = {acc[j][2 * i], acc[j][2 * i + 1]};
+    }
+  }
+  // A pair of columns of a query's accumulator, in other banks for each four queries.
+  DISTMK_FN static float2* accumulated(uint32_t offset, uint32_t query, uint32_t pair) {
+    return reinterpret_cast<float2*>(shared().stages + offset) + query * DIM / 2 + (pair ^ query % 8 * 4);
+  }
+
+ private:
+  DISTMK_FN void multiply_keys(uint32_t keys, float (&s)[SCORES]) const {
+#pragma unroll
+    for (float& score : s) score = 0.0f;
+#pragma unroll
+    for (uint32_t k = 0; k < DIM / 16; ++k)
+      tensor::multiply_by_mma<ROW_TILE>(s, q[k], keys + k / 4 * Ring::SLOT_BYTES, k % 4);
+  }
+  DISTMK_FN void add_values(uint32_t values) {
+#pragma unroll
+    for (uint32_t i = 0; i < DIM / 64; ++i)
+      tensor::multiply_rows_by_mma<64>(reinterpret_cast<float (&)[32]>(acc[8 * i]), p[0], values + i * Ring::SLOT_BYTES,
+                                       0);
+  }
+};
+
+// The output of a job, from what all warps have left. By all threads, a pair of columns each.
+template <uint32_t DIM>
+DISTMK_FN void combine_rows(const RowJobs& job) {
+  const WideAttentionArgs& args = attention_plan().args;
+  const RowPartials& partials = attention_plan().partials;
+  auto* out = at_operand<__nv_bfloat16>(args.out);
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < job.num_queries() * DIM / 2; i += NUM_CONSUMERS) {
+    const uint32_t query = i / (DIM / 2), pair = i % (DIM / 2);
+    if (2 * pair >= args.head_dim) continue;
+    LogSumExp<Base2> total;
+#pragma unroll
+    for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) total.max = fmaxf(total.max, partials.softmax[warp][query].max);
+    float2 o = {0.0f, 0.0f};
+#pragma unroll
+    for (uint32_t way = 0; way < NUM_WARPS; ++way) {
+      const uint32_t warp = job.warp_of(way);
+      const float weight = total.add(partials.softmax[warp][query]);
+      const float2 each = *RowWarp<DIM>::accumulated(partials.accumulators[warp], query, pair);
+      o.x += weight * each.x;
+      o.y += weight * each.y;
+    }
+    const float scale = normalizer(total.sum);
+    const uint32_t in_run = query / job.num_heads, head = job.first_head + query - in_run * job.num_heads,
+                   row = static_cast<uint32_t>(job.run.row_begin) + in_run, col = head * args.head_dim + 2 * pair;
+    *reinterpret_cast<uint32_t*>(out + activation_offset(row, col, args.num_q * args.head_dim, args.tiled)) =
+        pack_bf16(o.x * scale, o.y * scale);
+  }
+}
+
+// All row jobs of this worker. By all consumers, which are done with the stages.
+template <uint32_t DIM>
+DISTMK_NOINLINE void run_row_jobs() {
+  RowCopies<DIM> copies;
+  RowWarp<DIM> warp;
+  RowJobs job, attended;
+  copies.begin();
+#pragma unroll 1
+  for (bool is_first = true;; is_first = false) {
+    const bool found = job.next();
+    if (found) warp.begin(job);  // the queries land while the job before is combined
+    if (!is_first) {
+      if (!found) mark(Mark::LAST);
+      barrier_sync<NUM_CONSUMERS>();
+      combine_rows<DIM>(attended);
+      if (!found) mark(Mark::STORED);
+    }
+    if (!found) return;
+    if (!is_first) barrier_sync<NUM_CONSUMERS>();  // the next copies overwrite what was combined
+    if (is_first) mark(Mark::INPUTS);
+    warp.attend(job, copies, is_first);
+    warp.leave(job.num_queries(), copies.free_offset());
+    attended = job;
+  }
+}
+
+}  // namespace wide
+}  // namespace distmk

@@ -1,0 +1,90 @@
+// A warp's tile of 16 queries of wide attention: the online softmax of their scores, and their output so far.
+#pragma once
+#include "device/attention/lse.cuh"
+#include "device/attention/softcap.cuh"
+#include "device/core/bf16.cuh"
+
+namespace distmk {
+namespace wide {
+
+constexpr uint32_t QUERIES_PER_WARP = 16;
+
+// Scores of KEYS positions at once, COLS columns of the output. Lane 4 g + t has queries g and g + 8, and of each t's
+// columns of every eight (see `multiply`).
+template <uint32_t COLS, uint32_t KEYS>
+struct QueryTile {
+  static constexpr uint32_t SCORES = KEYS / 2;  // of a lane: c registers of eight positions after each other
+  uint32_t p[KEYS / 16][4];
+  float acc[COLS / 8][4];
+  LogSumExp<Base2> softmax[2];  // the sum is of this lane's positions until reduce_sums()
+
+  DISTMK_FN static uint32_t lane() { return threadIdx.x % 32; }
+
+  DISTMK_FN void clear() {
+#pragma unroll
+    for (uint32_t i = 0; i < COLS / 8; ++i) acc[i][0] = acc[i][1] = acc[i][2] = acc[i][3] = 0.0f;
+    softmax[0] = softmax[1] = {};
+  }
+
+  // Scores by `scale`, which has log2(e), and capped.
+  DISTMK_FN static void cap(float (&s)[SCORES], float scale, float softcap) {
+#pragma unroll
+    for (uint32_t i = 0; i < SCORES; ++i) s[i] = attention::capped(s[i] * scale, softcap);
+  }
+  // Position of a lane's score i of those from position `first` on.
+  DISTMK_FN static uint32_t position(uint32_t first, uint32_t i) { return first + lane() % 4 * 2 + i / 4 * 8 + i % 2; }
+  // The lane's queries see the `window` positions before end[i]. The positions from `first` on may be among them or
+  // not.
+  DISTMK_FN static void mask_from(uint32_t first, const uint32_t (&end)[2], float (&s)[SCORES]) {
+#pragma unroll
+    for (uint32_t i = 0; i < SCORES; ++i)
+      if (position(first, i) >= end[i % 4 / 2]) s[i] = -INFINITY;
+  }
+  DISTMK_FN static void mask_before(uint32_t first, const uint32_t (&end)[2], uint32_t window, float (&s)[SCORES]) {
+#pragma unroll
+    for (uint32_t i = 0; i < SCORES; ++i)
+      if (position(first, i) + window < end[i % 4 / 2]) s[i] = -INFINITY;
+  }
+  // Online softmax: scores become weights. The accumulator is then to be rescaled by `factor`.
+  // `scale`: of scores, times log2(e).
+  DISTMK_FN void weigh(float (&s)[SCORES], float scale, float (&factor)[2]) {
+    float minus_max[2];
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      float most = -INFINITY;
+#pragma unroll
+      for (uint32_t j = 2 * i; j < SCORES; j += 4) most = fmaxf(most, fmaxf(s[j], s[j + 1]));
+      factor[i] = softmax[i].raise(attention::lanes_max<4>(most) * scale);
+      minus_max[i] = -finite_max(softmax[i].max);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < SCORES; ++i) {
+      s[i] = Base2::exp(fmaf(s[i], scale, minus_max[i % 4 / 2]));
+      softmax[i % 4 / 2].sum += s[i];
+    }
+  }
+  // Weights as A fragments.
+  DISTMK_FN void keep_weights(const float (&s)[SCORES]) {
+#pragma unroll
+    for (uint32_t k = 0; k < KEYS / 16; ++k)
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) p[k][i] = pack_bf16(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
+  }
+  DISTMK_FN void rescale(const float (&factor)[2]) {
+    if (__all_sync(~0u, factor[0] == 1.0f && factor[1] == 1.0f)) return;  // as no maximum has changed
+#pragma unroll
+    for (uint32_t i = 0; i < COLS / 8; ++i) {
+      acc[i][0] *= factor[0];
+      acc[i][1] *= factor[0];
+      acc[i][2] *= factor[1];
+      acc[i][3] *= factor[1];
+    }
+  }
+
+  DISTMK_FN void reduce_sums() {
+    for (LogSumExp<Base2>& each : softmax) each.sum = attention::lanes_sum<4>(each.sum);
+  }
+};
+
+}  // namespace wide
+}  // namespace distmk
