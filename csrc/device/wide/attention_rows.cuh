@@ -91,28 +91,26 @@ class RowCopies {
   DISTMK_FN uint32_t free_offset() const { return Ring::offset(next_); }
 
  private:
-  static constexpr uint32_t NONE = ~0u;
   RowJobs job_;
-  uint32_t position_ = 0;  // of the tile to look up next
-  uint32_t found_;         // cache row of position lane % 16 of the tile to copy next
+  uint32_t position_ = 0;  // of the tile to copy next, which is a tile of job_ if that has as many positions
+  uint32_t page_;          // of this lane's position of it
   uint32_t next_ = 0;      // where it goes
 
-  // While the copies before are on their way.
+  // Positions of a tile by lanes. Those behind the last are looked up as the last.
+  DISTMK_FN uint32_t own_position() const { return min(position_ + threadIdx.x % ROW_TILE, job_.end() - 1); }
+  // Of the next tile, while the copies before are on their way.
   DISTMK_FN void look_up() {
-    const WideAttentionArgs& args = attention_plan().args;
-    found_ = NONE;
-    while (position_ >= job_.end()) {
-      if (!job_.next()) return;
-      position_ = job_.first_position();
-    }
-    const uint32_t position = position_ + threadIdx.x % ROW_TILE;
-    if (position < job_.end())
-      found_ = cache_row(at_operand<int32_t>(args.page_table), args, static_cast<uint32_t>(job_.run.slot), job_.kv_head,
-                         position);
     position_ += NUM_WARPS * ROW_TILE;
+    while (position_ >= job_.end()) {
+      const bool found = job_.next();
+      position_ = job_.first_position();
+      if (!found) return;
+    }
+    const WideAttentionArgs& args = attention_plan().args;
+    page_ = page_of(at_operand<int32_t>(args.page_table), args, static_cast<uint32_t>(job_.run.slot), own_position());
   }
   DISTMK_FN void copy_next() {
-    if (__shfl_sync(~0u, found_, 0) != NONE) copy();
+    if (position_ < job_.end()) copy();
     commit_copies();
     next_ = next_ + 1 == Ring::COUNT ? 0 : next_ + 1;
     look_up();
@@ -122,19 +120,20 @@ class RowCopies {
   DISTMK_FN void copy() const {
     constexpr uint32_t CHUNKS = DIM / 8, ROWS_PER_PASS = 32 / CHUNKS;
     const WideAttentionArgs& args = attention_plan().args;
-    const auto *k = at_operand<__nv_bfloat16>(args.k_cache), *v = at_operand<__nv_bfloat16>(args.v_cache);
+    const uint32_t dim = args.head_dim, own = row_of_page(args, page_, job_.kv_head, own_position());
     const uint32_t chunk = opaque(threadIdx.x) % CHUNKS, first_row = opaque(threadIdx.x) % 32 / CHUNKS;
-    const bool swizzled = swizzles_cache(args.head_dim, args.page_size);
+    const uint32_t num_rows = 8 * chunk < dim ? job_.end() - position_ : 0, col = num_rows ? 8 * chunk : 0;
+    const auto *k = reinterpret_cast<const char*>(at_operand<__nv_bfloat16>(args.k_cache) + col),
+               *v = reinterpret_cast<const char*>(at_operand<__nv_bfloat16>(args.v_cache) + col);
+    const bool swizzled = swizzles_cache(dim, args.page_size);
     const uint32_t to = shared_address(shared().stages) + free_offset() + chunk / 8 * Ring::SLOT_BYTES;
 #pragma unroll
     for (uint32_t i = 0; i < ROW_TILE / ROWS_PER_PASS; ++i) {
-      const uint32_t row = i * ROWS_PER_PASS + first_row, cache_row = __shfl_sync(~0u, found_, row);
-      const bool wanted = cache_row != NONE && 8 * chunk < args.head_dim;
-      const uint64_t from = wanted ? uint64_t{cache_row} * args.head_dim + 8 * chunk : 0;
+      const uint32_t row = i * ROWS_PER_PASS + first_row, at = to + row * Ring::ROW_BYTES;
       const uint32_t swizzle = swizzled ? row % 2 * 4 : row % 8;
-      const uint32_t at = to + row * Ring::ROW_BYTES + (chunk % 8 ^ swizzle) * 16;
-      copy_chunk(at, k + from, wanted);
-      copy_chunk(at + Ring::VALUES, v + from, wanted);
+      const uint64_t from = uint64_t{__shfl_sync(~0u, own, row)} * (dim * static_cast<uint32_t>(sizeof(__nv_bfloat16)));
+      copy_chunk(at + (chunk % 8 ^ swizzle) * 16, k + from, row < num_rows);
+      copy_chunk(at + (chunk % 8 ^ swizzle) * 16 + Ring::VALUES, v + from, row < num_rows);
     }
   }
 };
@@ -153,14 +152,14 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t query = lane() / 4 + 8 * i, in_run = query / job.num_heads;
+      const uint32_t dim = query < job.num_queries() ? args.head_dim : 0;
       const uint64_t row = uint64_t{static_cast<uint32_t>(job.run.row_begin) + in_run} * args.q_stride;
       const auto* from =
           reinterpret_cast<const uint32_t*>(at_operand<__nv_bfloat16>(args.q) + row +
                                             uint64_t{job.first_head + query - in_run * job.num_heads} * args.head_dim) +
           lane() % 4;
 #pragma unroll
-      for (uint32_t j = 0; j < DIM / 8; ++j)
-        q[j / 2][i + j % 2 * 2] = query < job.num_queries() && 8 * j < args.head_dim ? __ldcg(from + 4 * j) : 0;
+      for (uint32_t j = 0; j < DIM / 8; ++j) q[j / 2][i + j % 2 * 2] = 8 * j < dim ? __ldcg(from + 4 * j) : 0;
     }
   }
   DISTMK_FN void attend(const RowJobs& job, RowCopies<DIM>& copies, bool is_first) {
@@ -169,7 +168,8 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
                               end_of_query(job.run, job.num_heads, lane() / 4 + 8)};
     const uint32_t first_end = static_cast<uint32_t>(job.run.kv_len - job.run.num_rows) + 1;
     const uint32_t seen_by_all = job.end() - min(job.end(), args.window);
-    const float scale = args.scale * attention::LOG2_E;
+    const uint32_t window = args.window;
+    const float softcap = args.softcap, scale = args.scale * attention::LOG2_E;
     this->clear();
 #pragma unroll 1
     for (uint32_t first = job.first_position(); first < job.end(); first += NUM_WARPS * ROW_TILE) {
@@ -177,10 +177,10 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
       if (is_first && first == job.first_position()) mark(Mark::FIRST);
       float s[SCORES], factor[2];
       multiply_keys(tile, s);
-      if (args.softcap) Tile::cap(s, scale, args.softcap);
+      if (softcap) Tile::cap(s, scale, softcap);
       if (first + ROW_TILE > first_end) Tile::mask_from(first, ends, s);
-      if (first < seen_by_all) Tile::mask_before(first, ends, args.window, s);
-      this->weigh(s, args.softcap ? 1.0f : scale, factor);
+      if (first < seen_by_all) Tile::mask_before(first, ends, window, s);
+      this->weigh(s, softcap ? 1.0f : scale, factor);
       this->rescale(factor);
       this->keep_weights(s);
       add_values(tile + Ring::VALUES);
