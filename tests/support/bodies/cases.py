@@ -14,7 +14,7 @@ from support.bodies.attention import attention, extreme_scores, long_splits
 from support.bodies.attention_inputs import Heads
 from support.bodies.board import Board, in_turn
 from support.bodies.fused_combine import fused_combine
-from support.bodies.wide_attention import random_wide_runs, wide_attention
+from support.bodies.wide_attention import random_decoding_runs, random_wide_runs, wide_attention
 from support.reference import Scoring
 
 from distmk.abi import GATED, MAX_SEQUENCES, WIDE_ROWS, Epilogue
@@ -246,13 +246,16 @@ def _wide_attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
     ):
         runs, how = random_wide_runs(rng, max_len), _random_scoring(rng, max_len)
         yield _on_each(board, wide_attention, heads, head_dim, page_size, norms, runs, how)
-    # Enough queries for the largest jobs, in the middle of a sequence; and decode rows alone.
+    # Enough queries for the largest jobs, in the middle of a sequence; and few queries a run.
     chunk = (int(rng.integers(max_len // 3, max_len // 2)), 3, max_len)
     for how in (Scoring(), Scoring(int(rng.integers(1, max_len // 2)), softcap=5.0)):
         runs = [(1, 9, max_len - 5), chunk, (2, 0, 2)]
         yield _on_each(board, wide_attention, Heads(16, 4), 64, 16, True, runs, how)
-    rows = [(1, int(slot), int(rng.integers(1, max_len))) for slot in rng.permutation(MAX_SEQUENCES)[:5]]
-    yield _on_each(board, wide_attention, Heads(8, 4), 128, 16, True, rows, _random_scoring(rng, max_len))
+    for head_dim in (64, 80, 128):
+        group, page_size = int(rng.integers(1, 9)), int(rng.choice(sizes.page_sizes))
+        heads = Heads(int(rng.integers(1, 2 * group + 1)), group, int(rng.integers(group)))
+        rows, how = random_decoding_runs(rng, max_len, group), _random_scoring(rng, max_len)
+        yield _on_each(board, wide_attention, heads, head_dim, page_size, True, rows, how)
     # As many as there can be, before a chunk of a prompt.
     lengths = [int(rng.integers(max_len)), *rng.integers(1, 30, MAX_SEQUENCES - 2)]
     rows = [(1, slot, int(length) + 1) for slot, length in enumerate(lengths)]

@@ -33,6 +33,17 @@ def random_wide_runs(rng: np.random.Generator, max_len: int, max_rows: int = WID
     return runs
 
 
+def random_decoding_runs(rng: np.random.Generator, max_len: int, group: int) -> Runs:
+    """Rows of decoding sequences, the longest and the shortest among them, around short chunks and one of a prompt."""
+    rows = [1] * int(rng.integers(4, 9))
+    rows += [int(rng.integers(1, 18 // group + 2)) for _ in range(int(rng.integers(0, 3)))]
+    lengths = [max_len, 1, *rng.integers(1, max_len + 1, len(rows) - 2)]
+    rows.append(int(rng.integers(1, max_len + 1)))
+    lengths.append(rows[-1])
+    slots = rng.permutation(MAX_SEQUENCES)[: len(rows)]
+    return [(n, int(slot), max(n, int(length))) for n, slot, length in zip(rows, slots, lengths, strict=True)]
+
+
 def wide_batch_of(runs: Runs) -> WideBatch:
     """Without sampled rows and tokens."""
     wide = WideBatch()
