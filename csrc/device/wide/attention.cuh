@@ -183,7 +183,7 @@ DISTMK_FN void run_block_jobs(const Context& context, const AttentionJobs& jobs)
 template <uint32_t DIM>
 DISTMK_FN void run_attention_jobs(const Context& context, const AttentionJobs& jobs) {
   const AttentionPlan& plan = attention_plan();
-  if (plan.num_block_jobs) run_block_jobs<DIM>(context, jobs);
+  if (plan.has_block_jobs()) run_block_jobs<DIM>(context, jobs);
   if constexpr (DIM <= MAX_HEAD_DIM / 2)
     if (plan.num_jobs > plan.num_block_jobs) run_row_jobs<DIM>();
 }

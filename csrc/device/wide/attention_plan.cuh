@@ -39,6 +39,7 @@ struct AttentionPlan {
   DISTMK_FN uint32_t job_of_round(uint32_t round) const {
     return round * num_workers + (round % 2 ? num_workers - 1 - worker : worker);
   }
+  DISTMK_FN bool has_block_jobs() const { return job_of_round(0) < num_block_jobs; }  // this worker
 };
 static_assert(sizeof(AttentionPlan) <= WORK_BYTES, "");
 DISTMK_FN AttentionPlan& attention_plan() { return *reinterpret_cast<AttentionPlan*>(shared().work); }

@@ -115,8 +115,8 @@ class RowCopies {
     next_ = next_ + 1 == Ring::COUNT ? 0 : next_ + 1;
     look_up();
   }
-  // Each lane has the same chunk of some rows. Positions behind the last are zeros, as weights of 0 times NaN would be
-  // NaN.
+  // Each lane has the same chunk of some rows. Positions behind the last are not read, but zeros: weights of 0 times
+  // NaN would be NaN.
   DISTMK_FN void copy() const {
     constexpr uint32_t CHUNKS = DIM / 8, ROWS_PER_PASS = 32 / CHUNKS;
     const WideAttentionArgs& args = attention_plan().args;
@@ -273,7 +273,7 @@ DISTMK_NOINLINE void run_row_jobs() {
     }
     if (!found) return;
     if (!is_first) barrier_sync<NUM_CONSUMERS>();  // the next copies overwrite what was combined
-    if (is_first) mark(Mark::INPUTS);
+    if (is_first && !attention_plan().has_block_jobs()) mark(Mark::INPUTS);
     warp.attend(job, copies, is_first);
     warp.leave(job.num_queries(), copies.free_offset());
     attended = job;
