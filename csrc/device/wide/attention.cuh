@@ -73,13 +73,11 @@ class AttentionJobs {
     constexpr uint32_t OF_BLOCKS = 1u << 31;
     const uint32_t i = threadIdx.x / 2;
     BatchRun run;
-    uint32_t key = 0;  // the greater, the earlier: of no run
-    if (i < num_runs) {
-      run = load_vector(wide_batch(context, args_.batch).runs + i);
-      key = static_cast<uint32_t>(run.kv_len) | (has_row_jobs(run) ? 0 : OF_BLOCKS);
-    }
+    if (i < num_runs) run = load_vector(wide_batch(context, args_.batch).runs + i);
+    if (context.team.leader()) plan_.args = args_;  // while the runs are on their way
+    uint32_t key = 0;                               // the greater, the earlier: of no run
+    if (i < num_runs) key = static_cast<uint32_t>(run.kv_len) | (has_row_jobs(run) ? 0 : OF_BLOCKS);
     plan_.sort_keys[i] = key;
-    if (context.team.leader()) plan_.args = args_;
     context.team.sync();
     const auto* keys = reinterpret_cast<const uint4*>(plan_.sort_keys);
     uint32_t before = 0;

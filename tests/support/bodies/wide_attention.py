@@ -38,7 +38,7 @@ def random_decoding_runs(rng: np.random.Generator, max_len: int, group: int) -> 
     rows = [1] * int(rng.integers(4, 9))
     rows += [int(rng.integers(1, 18 // group + 2)) for _ in range(int(rng.integers(0, 3)))]
     lengths = [max_len, 1, *rng.integers(1, max_len + 1, len(rows) - 2)]
-    rows.append(int(rng.integers(1, max_len + 1)))
+    rows.append(int(rng.integers(1, min(max_len, WIDE_ROWS // 2) + 1)))
     lengths.append(rows[-1])
     slots = rng.permutation(MAX_SEQUENCES)[: len(rows)]
     return [(n, int(slot), max(n, int(length))) for n, slot, length in zip(rows, slots, lengths, strict=True)]
