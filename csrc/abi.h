@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 10662039185742711267ull;
+constexpr uint64_t ABI_HASH = 10748578149221558887ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -1313,6 +1313,7 @@ enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR =
 struct DefaultTaskTraits {
   static constexpr bool STREAMS_WEIGHTS = false;
   static constexpr bool POLLS_INPUTS = false;
+  static constexpr bool PREPARES = false;
   static constexpr bool RESETS_ROWS = false;
   static constexpr bool COUNTS_WORK_ITEMS = false;
   static constexpr bool RUNS_SHARES = false;
@@ -1407,11 +1408,13 @@ struct TaskTraits<TaskType::WIDE_LINEAR> : DefaultTaskTraits {
 template <>
 struct TaskTraits<TaskType::WIDE_APPEND> : DefaultTaskTraits {
   using Args = WideAppendArgs;
+  static constexpr bool PREPARES = true;
   static constexpr bool RUNS_SHARES = true;
 };
 template <>
 struct TaskTraits<TaskType::WIDE_ATTENTION> : DefaultTaskTraits {
   using Args = WideAttentionArgs;
+  static constexpr bool PREPARES = true;
   static constexpr bool RUNS_SHARES = true;
 };
 template <>
@@ -1422,6 +1425,7 @@ struct TaskTraits<TaskType::WIDE_EMBED> : DefaultTaskTraits {
 template <>
 struct TaskTraits<TaskType::WIDE_SUM> : DefaultTaskTraits {
   using Args = WideSumArgs;
+  static constexpr bool PREPARES = true;
   static constexpr bool RUNS_SHARES = true;
 };
 template <>
@@ -1449,6 +1453,7 @@ struct TaskTraits<TaskType::GENERAL_ATTENTION> : DefaultTaskTraits {
 
 constexpr bool streams_weights([[maybe_unused]] uint16_t type) { return type == 4; }
 constexpr bool polls_inputs([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 6 || type == 7 || type == 24; }
+constexpr bool prepares([[maybe_unused]] uint16_t type) { return type == 16 || type == 17 || type == 19; }
 constexpr bool resets_rows([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 5 || type == 7 || type == 22; }
 constexpr bool counts_work_items([[maybe_unused]] uint16_t type) { return type == 6 || type == 24; }
 constexpr bool runs_shares([[maybe_unused]] uint16_t type) { return type == 6 || type == 15 || type == 16 || type == 17 || type == 18 || type == 19 || type == 20 || type == 21 || type == 24; }
@@ -1490,6 +1495,10 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(6, attention, AttentionArgs) \
   X(7, combine, CombineArgs) \
   X(24, general_attention, AttentionArgs)
+#define DISTMK_TASK_TYPES_PREPARES(X) \
+  X(16, wide_append, WideAppendArgs) \
+  X(17, wide_attention, WideAttentionArgs) \
+  X(19, wide_sum, WideSumArgs)
 #define DISTMK_TASK_TYPES_RESETS_ROWS(X) \
   X(3, sum, SumArgs) \
   X(4, linear, LinearArgs) \

@@ -41,6 +41,16 @@ class Context {
     return ready_;
   }
 
+  // For a body that prepares (Task.prepares): what it does first. Afterwards it may read the batch and what was written
+  // before the batch, and use the shared memory of bodies: all warps have left the worker's previous task, whose copies
+  // have landed by then, and the loader fills the stages for a wide product only once the consumers have entered that.
+  // False: the launch is over; the body returns. If inputs_ready() is false later, it first waits for its own copies
+  // into shared memory.
+  DISTMK_FN bool begin_preparing() {
+    start_.wait_previous();
+    return has_batch() || inputs_ready();
+  }
+
   // For a body that polls its inputs in Lamport buffers and writes as soon as they have arrived; the checker proves
   // that what it overwrites is no longer read by then. begin_polling() waits for the end of the worker's previous task,
   // with which all that this worker leaves for the task is there. stop_polling() is true once the task's waits are met
@@ -173,6 +183,13 @@ class Context {
   uint32_t num_assigned_ = 0;
   uint64_t pushed_ = 0;
   bool finished_ = false, postponed_ = false;
+
+  // Whether the cached batch is that of this iteration, before the waits are met. It then stays until the task is
+  // signaled. This is so for every task that the dispatcher issues ahead, as it does that in iterations that have
+  // begun; a program without an iteration barrier caches no batch, and a task of its may write it.
+  DISTMK_FN bool has_batch() const {
+    return rank_state.num_cached_batches && load_relaxed(rank_state.num_cached_batches) >> 1 == iteration + 1;
+  }
 
   DISTMK_FN void signal_trigger(uint32_t t, uint32_t rank) {
     if (task.triggers[t].rank == rank) signal(task.triggers[t], 1);

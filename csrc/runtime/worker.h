@@ -19,7 +19,9 @@ struct Action {
 };
 
 // Whether a body may be entered before its task's waits are met, as it asks for its inputs itself.
-DISTMK_FN constexpr bool begins_early(uint16_t type) { return StartSignal::EARLY && polls_inputs(type); }
+DISTMK_FN constexpr bool begins_early(uint16_t type) {
+  return StartSignal::EARLY && (polls_inputs(type) || prepares(type));
+}
 
 // Decides what a worker does next. `Tasks`: the source of task descriptors (runtime/task_source.h).
 template <class Tasks>

@@ -66,6 +66,7 @@ def _struct(cls: type[ctypes.Structure]) -> list[str]:
 FLAGS = (
     "streams_weights",
     "polls_inputs",
+    "prepares",
     "resets_rows",
     "counts_work_items",
     "runs_shares",

@@ -70,6 +70,7 @@ class WideAppend(Task):
     launch: LaunchKind = LaunchKind.SPREAD
 
     Args: ClassVar[type[ctypes.Structure]] = WideAppendArgs
+    prepares: ClassVar[bool] = True
     runs_shares: ClassVar[bool] = True
     uses_pipeline: ClassVar[bool] = True
 
@@ -171,6 +172,7 @@ class WideAttention(Task):
     launch: LaunchKind = LaunchKind.SPREAD
 
     Args: ClassVar[type[ctypes.Structure]] = WideAttentionArgs
+    prepares: ClassVar[bool] = True
     runs_shares: ClassVar[bool] = True
     uses_pipeline: ClassVar[bool] = True
 

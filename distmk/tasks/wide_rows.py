@@ -127,6 +127,7 @@ class WideSum(Task):
     launch: LaunchKind = LaunchKind.SPREAD
 
     Args: ClassVar[type[ctypes.Structure]] = WideSumArgs
+    prepares: ClassVar[bool] = True
     runs_shares: ClassVar[bool] = True
     uses_pipeline: ClassVar[bool] = True
     writes_peers: ClassVar[bool] = True

@@ -1,6 +1,6 @@
-// QK-norm and RoPE of a wide iteration's rows, and the append of their keys and values to the KV cache. A worker copies
-// all its rows to shared memory while it looks up where they go, and then takes their heads together, some lanes of a
-// warp a head.
+// QK-norm and RoPE of a wide iteration's rows, and the append of their keys and values to the KV cache. A worker looks
+// up where its rows go before they are there, copies them to shared memory, and then takes their heads together, some
+// lanes of a warp a head.
 #pragma once
 #include "device/wide/row_vectors.cuh"
 #include "device/wide/runs.cuh"
@@ -174,6 +174,7 @@ DISTMK_FN void append_rows(const Context& context, const WideAppendArgs& args, c
 }  // namespace wide
 
 DISTMK_FN void body_wide_append(Context& context, const WideAppendArgs& args) {
+  if (!context.begin_preparing()) return;
   const Batch& batch = *context.batch(args.batch);
   const wide::OwnRows rows(context, batch.num_wide_rows);
   if (!rows.count) return;
@@ -181,17 +182,16 @@ DISTMK_FN void body_wide_append(Context& context, const WideAppendArgs& args) {
   const wide::AppendBuffers buffers(args);
   const wide::HeadLanes lanes(args.head_dim);
   const uint32_t e = 4 * lanes.index, half = args.head_dim / 2;
+  wide::load_runs(context, args.batch, batch.num_wide_runs, state.runs);
+  const wide::HeadNorm q_norm(context, args.q_norm, e, half), k_norm(context, args.k_norm, e, half);
+  context.team.sync();
   for (uint32_t first = 0; first < rows.count; first += buffers.at_once) {
     const uint32_t in_group = min(rows.count - first, buffers.at_once);
     if (first) context.team.sync();  // all warps are done with the last rows
-    wide::copy_rows(context, args, buffers, rows, first, in_group);
-    if (!first) {
-      wide::load_runs(context, args.batch, batch.num_wide_runs, state.runs);
-      context.team.sync();
-    }
-    mark(Mark::PREPARED);
-    const wide::HeadNorm q_norm(context, args.q_norm, e, half), k_norm(context, args.k_norm, e, half);
     wide::look_up_rows(context, args, buffers, rows, first, in_group, state);
+    mark(Mark::PREPARED);
+    if (!context.inputs_ready()) return wide::end_copies();
+    wide::copy_rows(context, args, buffers, rows, first, in_group);
     mark(Mark::INPUTS);
     commit_copies();
     await_copies<0>();

@@ -179,17 +179,20 @@ DISTMK_FN void run_block_jobs(const Context& context, const AttentionJobs& jobs)
 
 // This worker's jobs.
 template <uint32_t DIM>
-DISTMK_FN void run_attention_jobs(const Context& context, const AttentionJobs& jobs) {
+DISTMK_FN void run_attention_jobs(Context& context, const AttentionJobs& jobs) {
   const AttentionPlan& plan = attention_plan();
-  if (plan.has_block_jobs()) run_block_jobs<DIM>(context, jobs);
+  if (plan.has_block_jobs()) {
+    if (!context.inputs_ready()) return;
+    run_block_jobs<DIM>(context, jobs);
+  }
   if constexpr (DIM <= MAX_HEAD_DIM / 2)
-    if (plan.num_jobs > plan.num_block_jobs) run_row_jobs<DIM>();
+    if (plan.num_jobs > plan.num_block_jobs) run_row_jobs<DIM>(context);
 }
 
 }  // namespace wide
 
 DISTMK_FN void body_wide_attention(Context& context, const WideAttentionArgs& args) {
-  if (!context.batch(args.batch)->num_wide_rows) return;
+  if (!context.begin_preparing() || !context.batch(args.batch)->num_wide_rows) return;
   const wide::AttentionJobs jobs(context, args);
   mark(Mark::PREPARED);
   if (wide::has_large_heads(args))

@@ -37,8 +37,7 @@ class RowJobs {
       first_head = heads.first;
       num_heads = heads.num;
       end_ = static_cast<uint32_t>(run.kv_len);
-      const auto first_row = static_cast<uint32_t>(run.kv_len - run.num_rows);
-      begin_ = first_seen(plan.args.window, first_row) / ROW_TILE * ROW_TILE;
+      begin_ = first_seen(plan.args.window, first_new()) / ROW_TILE * ROW_TILE;
       return true;
     }
   }
@@ -46,6 +45,8 @@ class RowJobs {
   // Position of the first tile of this warp, and the end of all positions.
   DISTMK_FN uint32_t first_position() const { return begin_ + way(threadIdx.x / 32) * ROW_TILE; }
   DISTMK_FN uint32_t end() const { return end_; }
+  // Position of the first of the run's rows: those before it are in the caches when the iteration begins.
+  DISTMK_FN uint32_t first_new() const { return static_cast<uint32_t>(run.kv_len - run.num_rows); }
   // The warps take tiles in turn, from one job to the next: none has more to do than others. Way i has tiles i, i + 8,
   // ..., so that a job has the same result whichever jobs are before it.
   DISTMK_FN uint32_t way(uint32_t warp) const { return (warp - num_tiles_before_) % NUM_WARPS; }
@@ -75,10 +76,16 @@ class RowCopies {
  public:
   using Ring = RowRing<DIM>;
 
-  DISTMK_FN void begin() {
+  // Tiles of earlier iterations are copied before the task's inputs are there. False: the launch is over.
+  DISTMK_FN bool begin(Context& context) {
     look_up();
 #pragma unroll 1
-    for (uint32_t i = 0; i < Ring::COUNT - 1; ++i) copy_next();
+    for (uint32_t i = 0; i < Ring::COUNT - 1; ++i) {
+      if (is_new() && !context.inputs_ready()) return false;
+      copy_next();
+    }
+    mark(Mark::PREPARED);
+    return context.inputs_ready();
   }
   // Of the warp's oldest tile that it has not asked for; the one before is no longer read. Copies one more.
   DISTMK_FN uint32_t await_tile() {
@@ -98,6 +105,8 @@ class RowCopies {
 
   // Positions of a tile by lanes. Those behind the last are looked up as the last.
   DISTMK_FN uint32_t own_position() const { return min(position_ + threadIdx.x % ROW_TILE, job_.end() - 1); }
+  // Whether the next tile has positions that this iteration appends.
+  DISTMK_FN bool is_new() const { return position_ < job_.end() && position_ + ROW_TILE > job_.first_new(); }
   // Of the next tile, while the copies before are on their way.
   DISTMK_FN void look_up() {
     position_ += NUM_WARPS * ROW_TILE;
@@ -166,7 +175,7 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
     const WideAttentionArgs& args = attention_plan().args;
     const uint32_t ends[2] = {end_of_query(job.run, job.num_heads, lane() / 4),
                               end_of_query(job.run, job.num_heads, lane() / 4 + 8)};
-    const uint32_t first_end = static_cast<uint32_t>(job.run.kv_len - job.run.num_rows) + 1;
+    const uint32_t first_end = job.first_new() + 1;
     const uint32_t seen_by_all = job.end() - min(job.end(), args.window);
     const uint32_t window = args.window;
     const float softcap = args.softcap, scale = args.scale * attention::LOG2_E;
@@ -256,11 +265,11 @@ DISTMK_FN void combine_rows(const RowJobs& job) {
 
 // All row jobs of this worker. By all consumers, which are done with the stages.
 template <uint32_t DIM>
-DISTMK_NOINLINE void run_row_jobs() {
+DISTMK_NOINLINE void run_row_jobs(Context& context) {
   RowCopies<DIM> copies;
   RowWarp<DIM> warp;
   RowJobs job, attended;
-  copies.begin();
+  if (!copies.begin(context)) return end_copies();
 #pragma unroll 1
   for (bool is_first = true;; is_first = false) {
     const bool found = job.next();

@@ -190,10 +190,12 @@ class RowSums {
 };
 
 template <class Vector, bool POST_NORM>
-DISTMK_FN void sum_rows(const Context& context, const WideSumArgs& args, const OwnRows& rows, uint32_t first_row) {
+DISTMK_FN void sum_rows(Context& context, const WideSumArgs& args, const OwnRows& rows, uint32_t first_row) {
   const RowSums<Vector, POST_NORM> sums(context, args, rows, first_row);
   const auto fitting = static_cast<uint32_t>(sizeof(Shared::stages) / sizeof(float)) / args.k;
   const uint32_t at_once = min(fitting, SUMMED_ROWS);
+  mark(Mark::PREPARED);
+  if (!context.inputs_ready()) return;
   for (uint32_t first = 0; first < rows.count; first += at_once) {
     const uint32_t end = min(first + at_once, rows.count);
     if (first) context.team.sync();  // all warps have read the last rows' sums of squares
@@ -212,7 +214,7 @@ DISTMK_FN void sum_rows(const Context& context, const WideSumArgs& args, const O
 static_assert(2 * SUMMED_ROWS * NUM_WARPS * sizeof(float) <= WORK_BYTES, "");
 
 template <class Vector>
-DISTMK_FN void sum_rows(const Context& context, const WideSumArgs& args, const OwnRows& rows, uint32_t first_row) {
+DISTMK_FN void sum_rows(Context& context, const WideSumArgs& args, const OwnRows& rows, uint32_t first_row) {
   if (args.post_norm)
     sum_rows<Vector, true>(context, args, rows, first_row);
   else
@@ -233,6 +235,7 @@ DISTMK_FN void body_wide_embed(Context& context, const WideEmbedArgs& args) {
 }
 
 DISTMK_FN void body_wide_sum(Context& context, const WideSumArgs& args) {
+  if (!context.begin_preparing()) return;
   const uint32_t num_rows = context.batch(args.batch)->num_wide_rows;
   const uint32_t share = rows_per_rank(num_rows, args.num_ranks), first_row = min(context.rank() * share, num_rows);
   const wide::OwnRows rows(context, min(share, num_rows - first_row));

@@ -13,6 +13,12 @@ DISTMK_FN void load_runs(const Context& context, uint64_t operand, uint32_t num_
   if (i < num_runs) runs[i] = load_vector(wide_batch(context, operand).runs + i);
 }
 
+// Of a body that returns before it is done: nothing lands in shared memory any more.
+DISTMK_FN void end_copies() {
+  commit_copies();
+  await_copies<0>();
+}
+
 // XOR swizzle of the caches in elements (see ParamsOf::swizzle in device/attention/params.cuh).
 DISTMK_FN bool swizzles_cache(uint32_t head_dim, uint32_t page_size) { return !(head_dim % 64 || page_size % 8); }
 
