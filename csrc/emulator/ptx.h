@@ -142,10 +142,11 @@ inline void fence_copies() {}
 inline void fence_copies_to_shared() {}
 inline void copy_by_lanes(uint32_t, const char*, uint32_t, uint32_t, uint32_t, uint32_t) {}
 
-// A thread's copies land as late as they may: when it waits for their group.
+// A thread's copies land as late as they may: when it waits for their group. The source may be read from now on.
 inline void copy_chunk(uint32_t dst, const void* src, bool wanted) {
   must_be_aligned(static_cast<const uint4*>(src));
   must_be_aligned(at_shared<uint4>(dst));
+  if (wanted) emulator::note_read(src, 16);
   memset(at_shared<char>(dst), 0xff, 16);
   emulator::Fiber& thread = emulator::current();
   const emulator::Unwatched here;

@@ -77,7 +77,7 @@ class AttentionJobs {
     if (context.team.leader()) plan_.args = args_;  // while the runs are on their way
     uint32_t key = 0;                               // the greater, the earlier: of no run
     if (i < num_runs) key = static_cast<uint32_t>(run.kv_len) | (has_row_jobs(run) ? 0 : OF_BLOCKS);
-    plan_.sort_keys[i] = key;
+    if (threadIdx.x % 2 == 0) plan_.sort_keys[i] = key;
     context.team.sync();
     const auto* keys = reinterpret_cast<const uint4*>(plan_.sort_keys);
     uint32_t before = 0;
