@@ -159,8 +159,8 @@ class Task:
     streams_weights: ClassVar[bool] = False
     # The body may be entered before the task's waits are met, and asks the context for its inputs itself.
     polls_inputs: ClassVar[bool] = False
-    # The same of a body that does not poll: it first works out what follows from the iteration's batch, constants and what earlier
-    # iterations have written (Context::begin_preparing), and writes only to shared memory before it has its inputs.
+    # The same of a body that does not poll: it first does what depends on the iteration's batch, on constants and on earlier
+    # iterations alone (Context::begin_preparing), and stores nothing to global memory before it has its inputs.
     prepares: ClassVar[bool] = False
     completes_early: ClassVar[EarlyCompletion | None] = None
     # It resets Lamport rows in its argument `reset`, as many as the batch at `batch` has. Hook: reset_stale_rows.

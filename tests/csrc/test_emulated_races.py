@@ -19,7 +19,7 @@ from support.ranks_in_process import assert_clean, run_ranks, tool
 from support.tiny_config import tiny_config
 
 from distmk.backends.defaults import backend_choices
-from distmk.lower import DecodeOptions, lower
+from distmk.lower import DecodeOptions, lower, lower_programs
 from distmk.models import build_model
 from distmk.program.program import Program, compile_graph
 
@@ -83,6 +83,19 @@ def test_decode(
     options = (*requests, "--tokens", "4", "--longer", str(longer), "--seed", seed)
     done = run_ranks(binary, program, tmp_path, *place, *options)
     assert_clean(done, num_ranks)
+
+
+def test_wide_iterations(tmp_path: Path) -> None:
+    """A chunk of a prompt and a row that decodes: what tasks do before their waits are met needs none of the iteration."""
+    seed = str(random.randrange(2**31))
+    print(f"seed {seed}")
+    options = DecodeOptions(
+        2, 2, max_seqs=4, max_model_len=64, page_size=16, turns=(40,), **backend_choices("emulated")
+    )  # type: ignore[arg-type]
+    model = build_model(tiny_config(num_layers=1, head_dim=64))
+    request = ("--requests", "1", "--longer", "24", "--tokens", "2")
+    binary, program = tool("thread", RACECHECK, emulated=True), compile_graph(*lower_programs(model, options))
+    assert_clean(run_ranks(binary, program, tmp_path, "--ride", *request, "--seed", seed), 2)
 
 
 @pytest.mark.parametrize(

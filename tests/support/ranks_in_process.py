@@ -27,8 +27,9 @@ SANITIZERS = {
     "thread": ("-fsanitize=thread",),
     "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
 }
+GUESSES = Path(__file__).with_name("tsan_suppressions.txt")
 OPTIONS = {
-    "TSAN_OPTIONS": "halt_on_error=0 exitcode=66 report_signal_unsafe=0",
+    "TSAN_OPTIONS": f"halt_on_error=0 exitcode=66 report_signal_unsafe=0 suppressions={GUESSES} print_suppressions=0",
     "ASAN_OPTIONS": "exitcode=67",
     "UBSAN_OPTIONS": "print_stacktrace=1",
 }
