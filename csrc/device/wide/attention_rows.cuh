@@ -76,16 +76,14 @@ class RowCopies {
  public:
   using Ring = RowRing<DIM>;
 
-  // Tiles of earlier iterations are copied before the task's inputs are there. False: the launch is over.
-  DISTMK_FN bool begin(Context& context) {
+  // Tiles of earlier iterations are copied before the task's inputs are there, others once they are.
+  DISTMK_FN void begin(Context& context) {
     look_up();
 #pragma unroll 1
     for (uint32_t i = 0; i < Ring::COUNT - 1; ++i) {
-      if (is_new() && !context.inputs_ready()) return false;
+      if (is_new() && !context.inputs_ready()) return;
       copy_next();
     }
-    mark(Mark::PREPARED);
-    return context.inputs_ready();
   }
   // Of the warp's oldest tile that it has not asked for; the one before is no longer read. Copies one more.
   DISTMK_FN uint32_t await_tile() {
@@ -269,10 +267,14 @@ DISTMK_NOINLINE void run_row_jobs(Context& context) {
   RowCopies<DIM> copies;
   RowWarp<DIM> warp;
   RowJobs job, attended;
-  if (!copies.begin(context)) return end_copies();
+  copies.begin(context);
 #pragma unroll 1
   for (bool is_first = true;; is_first = false) {
     const bool found = job.next();
+    if (is_first) {
+      mark(Mark::PREPARED);
+      if (!context.inputs_ready()) return end_copies();
+    }
     if (found) warp.begin(job);  // the queries land while the job before is combined
     if (!is_first) {
       if (!found) mark(Mark::LAST);
