@@ -186,7 +186,7 @@ class Context {
 
   // Whether the cached batch is that of this iteration, before the waits are met. It then stays until the task is
   // signaled. This is so for every task that the dispatcher issues ahead, as it does that in iterations that have
-  // begun; a program without an iteration barrier caches no batch, and a task of its may write it.
+  // begun; a program without an iteration barrier caches no batch, and one of its tasks may write it.
   DISTMK_FN bool has_batch() const {
     return rank_state.num_cached_batches && load_relaxed(rank_state.num_cached_batches) >> 1 == iteration + 1;
   }
