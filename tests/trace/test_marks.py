@@ -20,6 +20,7 @@ WORKERS = 3
 LINEAR = {"qkv", "o", "gate_up", "down"}
 
 
+@pytest.mark.slow  # compiles an emulator for itself
 @pytest.mark.timeout(200)
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the emulator's fibers are written for x86-64")
 def test_warps_write_down_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,7 +280,12 @@ def test_nothing_is_left_after_an_abort(runner: Runner, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("consumer", "nodes"), [("layer0.o.reduce", {}), ("iteration barrier", {}), ("iteration barrier", FAR)]
+    ("consumer", "nodes"),
+    [
+        ("layer0.o.reduce", {}),
+        pytest.param("iteration barrier", {}, marks=pytest.mark.slow),
+        ("iteration barrier", FAR),
+    ],
 )
 def test_signal_that_never_comes(runner: Runner, tmp_path: Path, consumer: str, nodes: dict[str, str]) -> None:
     source, target = (0, 1) if consumer == "iteration barrier" else (1, 0)
