@@ -32,14 +32,10 @@ class Turns {
   // turns.
   DISTMK_FN uint32_t program_for(uint32_t num_rows) const {
     if (!may_change_) return args_.program;
-    const uint32_t least = args_.max_rows < args_.other_rows ? args_.program : 1 - args_.program;
-    return num_rows <= max_rows(least) ? least : 1 - least;
+    return num_rows <= max_rows(narrowest()) ? narrowest() : 1 - narrowest();
   }
   // More rows than these are all the same to program_for().
-  DISTMK_FN uint32_t least_rows() const {
-    if (!may_change_) return 0;
-    return args_.max_rows < args_.other_rows ? args_.max_rows : args_.other_rows;
-  }
+  DISTMK_FN uint32_t least_rows() const { return may_change_ ? max_rows(narrowest()) : 0; }
   DISTMK_FN uint32_t max_rows(uint32_t program) const {
     return program == args_.program ? args_.max_rows : args_.other_rows;
   }
@@ -61,6 +57,9 @@ class Turns {
  private:
   const SchedulerStepArgs& args_;
   const bool may_change_;
+
+  // Of two programs, the one that carries fewer rows.
+  DISTMK_FN uint32_t narrowest() const { return args_.max_rows < args_.other_rows ? args_.program : 1 - args_.program; }
 };
 
 }  // namespace distmk

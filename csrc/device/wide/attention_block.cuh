@@ -57,13 +57,11 @@ DISTMK_FN void store_attention(const AttentionJob& job, uint32_t query, uint32_t
   for (uint32_t i = 0; i < 2; ++i, query += 8) {
     if (query >= num_queries) continue;
     const float scale = normalizer(warp.softmax[i].sum);
-    const uint32_t in_run = query / job.num_heads, head = job.first_head + query - in_run * job.num_heads,
-                   row = static_cast<uint32_t>(job.run.row_begin) + in_run;
+    const QueryPlace place(job, query);
 #pragma unroll
     for (uint32_t j = 0; j < Warp::COLS / 8; ++j) {
       if (Warp::first_col() + 8 * j >= args.head_dim) continue;
-      const uint32_t col = head * args.head_dim + Warp::first_col() + 8 * j + Warp::lane() % 4 * 2;
-      *reinterpret_cast<uint32_t*>(out + activation_offset(row, col, args.num_q * args.head_dim, args.tiled)) =
+      *reinterpret_cast<uint32_t*>(out + place.output(args, Warp::first_col() + 8 * j + Warp::lane() % 4 * 2)) =
           pack_bf16(warp.acc[j][2 * i] * scale, warp.acc[j][2 * i + 1] * scale);
     }
   }
@@ -179,11 +177,8 @@ DISTMK_NOINLINE void run_attention_job() {
   const Visibility visible{
       {end_of(query), end_of(query + 8)}, end_of(first_query), most, last_end - min(last_end, args.window)};
   Warp warp;
-  warp.begin(args.head_dim, [&](uint32_t i) {
-    const uint32_t own = min(query + 8 * i, num_queries - 1), row = own / num_heads;
-    return at_operand<__nv_bfloat16>(args.q) + uint64_t{job.run.row_begin + row} * args.q_stride +
-           uint64_t{job.first_head + own - row * num_heads} * args.head_dim;
-  });
+  warp.begin(args.head_dim,
+             [&](uint32_t i) { return QueryPlace(job, min(query + 8 * i, num_queries - 1)).input(args); });
   attend(warp, copies, visible, (num_keys + KV_ROWS - 1) / KV_ROWS, args.scale * attention::LOG2_E);
   mark(Mark::LAST);
   warp.reduce_sums();

@@ -60,6 +60,25 @@ struct QueryHeads {
   }
 };
 
+// Where a query of a run and a KV head is: queries are numbered row * num_heads + head.
+struct QueryPlace {
+  uint32_t row, head;  // of the iteration, of this rank
+
+  template <class Job>  // what has a run, first_head and num_heads
+  DISTMK_FN QueryPlace(const Job& job, uint32_t query) {
+    const uint32_t in_run = query / job.num_heads;
+    row = static_cast<uint32_t>(job.run.row_begin) + in_run;
+    head = job.first_head + query - in_run * job.num_heads;
+  }
+  DISTMK_FN const __nv_bfloat16* input(const WideAttentionArgs& args) const {
+    return at_operand<__nv_bfloat16>(args.q) + uint64_t{row} * args.q_stride + uint64_t{head} * args.head_dim;
+  }
+  // Offset of an element in the output.
+  DISTMK_FN uint64_t output(const WideAttentionArgs& args, uint32_t element) const {
+    return activation_offset(row, head * args.head_dim + element, args.num_q * args.head_dim, args.tiled);
+  }
+};
+
 // The end of the positions that a query of a run sees, of those behind the last query that the last one sees.
 DISTMK_FN uint32_t end_of_query(const BatchRun& run, uint32_t num_heads, uint32_t query) {
   const uint32_t last = static_cast<uint32_t>(run.num_rows) * num_heads - 1;

@@ -158,13 +158,8 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
     const WideAttentionArgs& args = attention_plan().args;
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
-      const uint32_t query = lane() / 4 + 8 * i, in_run = query / job.num_heads;
-      const uint32_t dim = query < job.num_queries() ? args.head_dim : 0;
-      const uint64_t row = uint64_t{static_cast<uint32_t>(job.run.row_begin) + in_run} * args.q_stride;
-      const auto* from =
-          reinterpret_cast<const uint32_t*>(at_operand<__nv_bfloat16>(args.q) + row +
-                                            uint64_t{job.first_head + query - in_run * job.num_heads} * args.head_dim) +
-          lane() % 4;
+      const uint32_t query = lane() / 4 + 8 * i, dim = query < job.num_queries() ? args.head_dim : 0;
+      const auto* from = reinterpret_cast<const uint32_t*>(QueryPlace(job, query).input(args)) + lane() % 4;
 #pragma unroll
       for (uint32_t j = 0; j < DIM / 8; ++j) q[j / 2][i + j % 2 * 2] = 8 * j < dim ? __ldcg(from + 4 * j) : 0;
     }
@@ -254,9 +249,7 @@ DISTMK_FN void combine_rows(const RowJobs& job) {
       o.y += weight * each.y;
     }
     const float scale = normalizer(total.sum);
-    const uint32_t in_run = query / job.num_heads, head = job.first_head + query - in_run * job.num_heads,
-                   row = static_cast<uint32_t>(job.run.row_begin) + in_run, col = head * args.head_dim + 2 * pair;
-    *reinterpret_cast<uint32_t*>(out + activation_offset(row, col, args.num_q * args.head_dim, args.tiled)) =
+    *reinterpret_cast<uint32_t*>(out + QueryPlace(job, query).output(args, 2 * pair)) =
         pack_bf16(o.x * scale, o.y * scale);
   }
 }
