@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 10748578149221558887ull;
+constexpr uint64_t ABI_HASH = 4602613750114546419ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -1403,6 +1403,7 @@ struct TaskTraits<TaskType::SAMPLE_ROW> : DefaultTaskTraits {
 template <>
 struct TaskTraits<TaskType::WIDE_LINEAR> : DefaultTaskTraits {
   using Args = WideLinearArgs;
+  static constexpr bool PREPARES = true;
   static constexpr bool RUNS_SHARES = true;
 };
 template <>
@@ -1453,7 +1454,7 @@ struct TaskTraits<TaskType::GENERAL_ATTENTION> : DefaultTaskTraits {
 
 constexpr bool streams_weights([[maybe_unused]] uint16_t type) { return type == 4; }
 constexpr bool polls_inputs([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 6 || type == 7 || type == 24; }
-constexpr bool prepares([[maybe_unused]] uint16_t type) { return type == 16 || type == 17 || type == 19; }
+constexpr bool prepares([[maybe_unused]] uint16_t type) { return type == 15 || type == 16 || type == 17 || type == 19; }
 constexpr bool resets_rows([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 5 || type == 7 || type == 22; }
 constexpr bool counts_work_items([[maybe_unused]] uint16_t type) { return type == 6 || type == 24; }
 constexpr bool runs_shares([[maybe_unused]] uint16_t type) { return type == 6 || type == 15 || type == 16 || type == 17 || type == 18 || type == 19 || type == 20 || type == 21 || type == 24; }
@@ -1496,6 +1497,7 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(7, combine, CombineArgs) \
   X(24, general_attention, AttentionArgs)
 #define DISTMK_TASK_TYPES_PREPARES(X) \
+  X(15, wide_linear, WideLinearArgs) \
   X(16, wide_append, WideAppendArgs) \
   X(17, wide_attention, WideAttentionArgs) \
   X(19, wide_sum, WideSumArgs)

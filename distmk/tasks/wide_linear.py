@@ -106,6 +106,7 @@ class WideLinear(Task):
     launch: LaunchKind = LaunchKind.SPREAD
 
     Args: ClassVar[type[ctypes.Structure]] = WideLinearArgs
+    prepares: ClassVar[bool] = True
     runs_shares: ClassVar[bool] = True
     uses_pipeline: ClassVar[bool] = True
     writes_peers: ClassVar[bool] = True

@@ -2,21 +2,10 @@
 // pace.
 #pragma once
 #include "device/comm/nvshmem.cuh"
+#include "device/core/end_task.cuh"
 #include "device/core/hot_path.cuh"
 
 namespace distmk {
-
-// This warp has ended the body of its current task. `pushed`: see Context::pushed.
-DISTMK_FN void end_task(const Context& context, uint64_t pushed) {
-  mark(Mark::LEFT);
-  TaskHandshake& handshake = shared().handshake;
-  const uint32_t n = task_number();
-  if (opaque(threadIdx.x) == 0) handshake.pushed[handshake_slot(n)] = pushed;
-  __syncwarp();  // all lanes have read the number
-  if (threadIdx.x % 32 == 0) shared().task_numbers[threadIdx.x / 32] = n + 1;
-  // Here, not in the caller: a function on the cold path still has to restore its registers when it returns.
-  warp_arrive(&handshake.done[handshake_slot(n)]);
-}
 
 // The cold path: a function per task type, not inlined into the consumers' loop. Whatever lives across a call is on the
 // stack, for which the first-level cache has next to no room, so the hot path (hot_path.cuh) contains no call. A
@@ -41,15 +30,16 @@ template <uint32_t TYPE>
 DISTMK_NOINLINE void run_cold_task_of(const RankState& state) {
   Context context(state, {threadIdx.x, NUM_CONSUMERS});
   const Action& action = shared().handshake.action[handshake_slot(task_number())];
+  const uint32_t n = task_number();
   mark_entry(action.task.index);
   if (has_nothing_to_do<TYPE>(state, *action.task.desc)) {
-    if (state.params->trace_capacity) shared().handshake.record_time(task_number());
-    return end_task(context, 0);  // the signaler signals all ranks
+    if (state.params->trace_capacity) shared().handshake.record_time(n);
+    return end_task(0);  // the signaler signals all ranks
   }
   const bool ran = run_action(context, action, {true, true}, begins_early(TYPE), BodyOf<TYPE>{});
   if (ran) reset_stale_rows<TYPE>(context);
   if (state.transport && ran) finish_remote(state, action, context.pushed());
-  end_task(context, state.transport ? ~0ull : context.pushed());
+  if (task_number() == n) end_task(state.transport ? ~0ull : context.pushed());
 }
 
 DISTMK_FN void run_cold_task(const RankState& state, uint32_t type) {
@@ -71,7 +61,7 @@ DISTMK_FN void run_hot_task(const RankState& state) {
   context.begin(task, action.iteration, action.instance, {true});
   mark_entry(task.index);
   run_hot_body(context);
-  end_task(context, 0);
+  end_task(0);
 }
 
 DISTMK_NOINLINE bool change_turn();  // device/core/megakernel.cuh

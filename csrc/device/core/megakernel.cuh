@@ -68,7 +68,7 @@ DISTMK_FN void set_up() {
   for (uint32_t& number : s.task_numbers) number = 0;
   s.attention_assignment.init();
   barrier_init(&s.wide_entered, WARP_ARRIVALS);
-  s.num_batches = 0;
+  s.num_batches = s.attention_schedule = 0;
 }
 
 // By all threads, at the end of their role's loop: whether another program takes the next turn. If so, all that roles

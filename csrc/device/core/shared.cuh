@@ -98,6 +98,7 @@ struct Shared {
   TaskPipeline tasks;
   TaskSlot dispatched[2], scheduled[2];  // tasks held by the dispatcher and by the scheduler
   TaskHandshake handshake;
+  uint64_t attention_schedule;  // the iteration + 1 whose schedule is in the scratch memory (device/wide); 0: none
   AttentionAssignment attention_assignment;
   LocalRing local_ring;
   alignas(16) Batch batch;
@@ -131,6 +132,8 @@ DISTMK_FN void check_shared() {
   if (shared_address(shared_memory) != SHARED_BEGIN) __trap();
 }
 #endif
+
+DISTMK_FN const RankState& own_rank_state() { return *reinterpret_cast<const RankState*>(shared().state_memory); }
 
 // The consumer warp of this thread. Opaque: the compiler would keep what follows from it in a register in all tasks.
 DISTMK_FN uint32_t own_warp() { return opaque(threadIdx.x) / 32; }

@@ -199,7 +199,6 @@ DISTMK_FN void body_wide_append(Context& context, const WideAppendArgs& args) {
     mark(Mark::MET);
     wide::append_rows(context, args, buffers, state, in_group, lanes, q_norm, k_norm);
   }
-  fence_copies();  // the caches are also read by bulk copies
 }
 
 }  // namespace distmk

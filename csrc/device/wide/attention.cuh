@@ -13,25 +13,27 @@ constexpr uint32_t LARGE_HEAD_QUERIES = 64;                  // of every job wit
 DISTMK_FN bool has_large_heads(const WideAttentionArgs& args) { return args.head_dim > MAX_HEAD_DIM / 2; }
 
 // The jobs of a task in the order of their cost: block jobs, then row jobs; of both, runs with many positions first, of
-// each the last rows first. Made by all consumers together, as there may be many runs.
+// each the last rows first.
 class AttentionJobs {
  public:
-  DISTMK_FN AttentionJobs(const Context& context, const WideAttentionArgs& args)
-      : args_(args), plan_(attention_plan()), most_heads_(min(args.group, args.num_q)) {
-    sort_runs(context, context.batch(args.batch)->num_wide_runs);
+  DISTMK_FN explicit AttentionJobs(const WideAttentionArgs& args)
+      : args_(args), schedule_(attention_schedule()), most_heads_(min(args.group, args.num_q)) {}
+
+  // Makes the schedule. By all consumers together, as there may be many runs; complete after the next team.sync().
+  DISTMK_FN void schedule(const Context& context) {
+    sort_runs(context, context.batch(args_.batch)->num_wide_runs);
     context.team.sync();
-    if (!num_block_runs_) return;
-    const uint32_t num_workers = plan_.num_workers;
+    if (!schedule_.num_block_runs) return;
+    const uint32_t num_workers = schedule_.num_workers;
     // A job takes as long as it has queries, and a little longer.
-    uint32_t least = ~0u;
+    uint32_t least = ~0u, job_queries = MOST_QUERIES;
     for (uint32_t queries = most_queries(); queries >= fewest_queries(); queries /= 2) {
       const uint32_t time = (count(queries) + num_workers - 1) / num_workers * (queries + 24);
       if (time >= least) continue;
       least = time;
-      job_queries_ = queries;
+      job_queries = queries;
     }
-    if (threadIdx.x < 32) number_jobs();
-    context.team.sync();
+    if (threadIdx.x < 32) number_jobs(job_queries);
   }
 
   // Block job `index` and the queries that it takes at most. False: its KV head has fewer query heads than others, so
@@ -39,11 +41,11 @@ class AttentionJobs {
   DISTMK_FN bool find(uint32_t index, AttentionJob& job, uint32_t& queries) const {
     uint32_t i = 0;  // the last run whose first job is not behind
     for (uint32_t step = MAX_SEQUENCES / 2; step; step /= 2)
-      if (i + step < num_block_runs_ && plan_.first_job[i + step] <= index) i += step;
-    index -= plan_.first_job[i];
-    job.run = plan_.runs[i];
-    queries = queries_of(i, job_queries_);
-    const uint32_t num_blocks = blocks_of(i, job_queries_), from_last = index / args_.num_kv;
+      if (i + step < schedule_.num_block_runs && schedule_.first_job[i + step] <= index) i += step;
+    index -= schedule_.first_job[i];
+    job.run = schedule_.runs[i];
+    queries = queries_of(i, schedule_.job_queries);
+    const uint32_t num_blocks = blocks_of(i, schedule_.job_queries), from_last = index / args_.num_kv;
     job.kv_head = index - from_last * args_.num_kv;
     job.first_query = (num_blocks - 1 - from_last) * queries;
     const QueryHeads heads(args_, job.kv_head);
@@ -58,8 +60,8 @@ class AttentionJobs {
 
  private:
   const WideAttentionArgs& args_;
-  AttentionPlan& plan_;
-  uint32_t most_heads_, num_block_runs_, job_queries_ = MOST_QUERIES;
+  AttentionSchedule& schedule_;
+  uint32_t most_heads_;
 
   DISTMK_FN uint32_t most_queries() const { return has_large_heads(args_) ? LARGE_HEAD_QUERIES : MOST_QUERIES; }
   DISTMK_FN uint32_t fewest_queries() const { return has_large_heads(args_) ? LARGE_HEAD_QUERIES : FEWEST_QUERIES; }
@@ -72,14 +74,14 @@ class AttentionJobs {
     static_assert(2 * MAX_SEQUENCES == NUM_CONSUMERS && MAX_SEQUENCES == 4 * 32, "a warp's lanes have four runs each");
     constexpr uint32_t OF_BLOCKS = 1u << 31;
     const uint32_t i = threadIdx.x / 2;
+    uint32_t* const sort_keys = attention_plan().sort_keys;
     BatchRun run;
     if (i < num_runs) run = load_vector(wide_batch(context, args_.batch).runs + i);
-    if (context.team.leader()) plan_.args = args_;  // while the runs are on their way
-    uint32_t key = 0;                               // the greater, the earlier: of no run
+    uint32_t key = 0;  // the greater, the earlier: of no run
     if (i < num_runs) key = static_cast<uint32_t>(run.kv_len) | (has_row_jobs(run) ? 0 : OF_BLOCKS);
-    if (threadIdx.x % 2 == 0) plan_.sort_keys[i] = key;
+    if (threadIdx.x % 2 == 0) sort_keys[i] = key;
     context.team.sync();
-    const auto* keys = reinterpret_cast<const uint4*>(plan_.sort_keys);
+    const auto* keys = reinterpret_cast<const uint4*>(sort_keys);
     uint32_t before = 0;
 #pragma unroll 2
     for (uint32_t j = threadIdx.x % 2; 4 * j < num_runs; j += 2) {
@@ -90,25 +92,26 @@ class AttentionJobs {
       before += others.w + (4 * j + 3 < i) > key;
     }
     before += __shfl_xor_sync(~0u, before, 1);
-    if (i < num_runs && threadIdx.x % 2 == 0) plan_.runs[before] = run;
+    if (i < num_runs && threadIdx.x % 2 == 0) schedule_.runs[before] = run;
 
     const uint4 four = keys[threadIdx.x % 32];
-    num_block_runs_ = __reduce_add_sync(~0u, (four.x >> 31) + (four.y >> 31) + (four.z >> 31) + (four.w >> 31));
+    const uint32_t num_block_runs =
+        __reduce_add_sync(~0u, (four.x >> 31) + (four.y >> 31) + (four.z >> 31) + (four.w >> 31));
     if (!context.team.leader()) return;
-    plan_.worker = context.instance;
-    plan_.num_workers = context.rank_state.program->num_workers;
-    plan_.num_block_runs = num_block_runs_;
-    plan_.num_block_jobs = 0;
-    plan_.num_jobs = (num_runs - num_block_runs_) * args_.num_kv;
+    schedule_.num_workers = context.rank_state.program->num_workers;
+    schedule_.num_block_runs = num_block_runs;
+    schedule_.num_block_jobs = 0;
+    schedule_.num_jobs = (num_runs - num_block_runs) * args_.num_kv;
+    schedule_.set_source(context.iteration, args_);
   }
   // By a warp, each lane of which has consecutive runs.
-  DISTMK_FN void number_jobs() const {
+  DISTMK_FN void number_jobs(uint32_t job_queries) const {
     constexpr uint32_t PER_LANE = MAX_SEQUENCES / 32;
     const uint32_t first = threadIdx.x * PER_LANE;
     uint32_t count[PER_LANE], sum = 0;
 #pragma unroll
     for (uint32_t i = 0; i < PER_LANE; ++i)
-      sum += count[i] = first + i < num_block_runs_ ? jobs_of(first + i, job_queries_) : 0;
+      sum += count[i] = first + i < schedule_.num_block_runs ? jobs_of(first + i, job_queries) : 0;
     uint32_t end = sum;
 #pragma unroll
     for (uint32_t step = 1; step < 32; step *= 2) {
@@ -118,15 +121,16 @@ class AttentionJobs {
     uint32_t next = end - sum;
 #pragma unroll
     for (uint32_t i = 0; i < PER_LANE; ++i) {
-      plan_.first_job[first + i] = next;
+      schedule_.first_job[first + i] = next;
       next += count[i];
     }
     if (threadIdx.x < 31) return;
-    plan_.num_block_jobs = next;
-    plan_.num_jobs += next;
+    schedule_.job_queries = job_queries;
+    schedule_.num_block_jobs = next;
+    schedule_.num_jobs += next;
   }
   DISTMK_FN uint32_t run_queries(uint32_t run) const {
-    return static_cast<uint32_t>(plan_.runs[run].num_rows) * most_heads_;
+    return static_cast<uint32_t>(schedule_.runs[run].num_rows) * most_heads_;
   }
   // A run with few queries has smaller jobs.
   DISTMK_FN uint32_t queries_of(uint32_t run, uint32_t most) const {
@@ -143,7 +147,7 @@ class AttentionJobs {
   // Of all runs. By all warps, each for itself.
   DISTMK_FN uint32_t count(uint32_t most) const {
     uint32_t total = 0;
-    for (uint32_t i = threadIdx.x % 32; i < num_block_runs_; i += 32) total += jobs_of(i, most);
+    for (uint32_t i = threadIdx.x % 32; i < schedule_.num_block_runs; i += 32) total += jobs_of(i, most);
     return __reduce_add_sync(~0u, total);
   }
 };
@@ -161,10 +165,11 @@ DISTMK_FN void run_attention_job_of(uint32_t queries) {
 }
 
 template <uint32_t DIM>
-DISTMK_FN void run_block_jobs(const Context& context, const AttentionJobs& jobs) {
+DISTMK_FN void run_block_jobs(const Context& context) {
   AttentionPlan& plan = attention_plan();
+  const AttentionJobs jobs(plan.args);
   zero_padding<DIM>(plan.args.head_dim);
-  for (uint32_t round = 0; plan.job_of_round(round) < plan.num_block_jobs; ++round) {
+  for (uint32_t round = 0; plan.job_of_round(round) < attention_schedule().num_block_jobs; ++round) {
     AttentionJob job;
     uint32_t queries;
     if (!jobs.find(plan.job_of_round(round), job, queries)) continue;
@@ -179,29 +184,38 @@ DISTMK_FN void run_block_jobs(const Context& context, const AttentionJobs& jobs)
 
 // This worker's jobs.
 template <uint32_t DIM>
-DISTMK_FN void run_attention_jobs(Context& context, const AttentionJobs& jobs) {
-  const AttentionPlan& plan = attention_plan();
-  if (plan.has_block_jobs()) {
+DISTMK_FN void run_attention_jobs(Context& context) {
+  const AttentionSchedule& schedule = attention_schedule();
+  if (attention_plan().has_block_jobs()) {
     if (!context.inputs_ready()) return;
-    run_block_jobs<DIM>(context, jobs);
+    run_block_jobs<DIM>(context);
   }
   if constexpr (DIM <= MAX_HEAD_DIM / 2)
-    if (plan.num_jobs > plan.num_block_jobs) run_row_jobs<DIM>(context);
+    if (schedule.num_jobs > schedule.num_block_jobs) run_row_jobs<DIM>(context);
+}
+
+// By all consumers: the plan of a task, and the schedule unless an earlier layer has left it.
+DISTMK_FN void plan_attention(const Context& context, const WideAttentionArgs& args) {
+  static_assert(sizeof(WideAttentionArgs) % sizeof(uint4) == 0 && offsetof(TaskDesc, args) % sizeof(uint4) == 0, "");
+  AttentionPlan& plan = attention_plan();
+  copy_words(context.team, &plan.args, &args, 1);
+  if (context.team.leader()) plan.worker = context.instance;
+  if (!attention_schedule().is_of(context.iteration, args)) AttentionJobs(args).schedule(context);
+  context.team.sync();
 }
 
 }  // namespace wide
 
 DISTMK_FN void body_wide_attention(Context& context, const WideAttentionArgs& args) {
   if (!context.begin_preparing() || !context.batch(args.batch)->num_wide_rows) return;
-  const wide::AttentionJobs jobs(context, args);
+  wide::plan_attention(context, args);
   mark(Mark::PREPARED);
   if (wide::has_large_heads(args))
-    wide::run_attention_jobs<MAX_HEAD_DIM>(context, jobs);
+    wide::run_attention_jobs<MAX_HEAD_DIM>(context);
   else if (args.head_dim > MAX_HEAD_DIM / 4)
-    wide::run_attention_jobs<MAX_HEAD_DIM / 2>(context, jobs);
+    wide::run_attention_jobs<MAX_HEAD_DIM / 2>(context);
   else
-    wide::run_attention_jobs<MAX_HEAD_DIM / 4>(context, jobs);
-  fence_copies();  // the output is read by bulk copies
+    wide::run_attention_jobs<MAX_HEAD_DIM / 4>(context);
 }
 
 }  // namespace distmk

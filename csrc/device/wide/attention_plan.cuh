@@ -1,5 +1,6 @@
 // What all warps of a worker know of a wide attention task, in shared memory, as a job has no registers for it.
 #pragma once
+#include "device/wide/rings.cuh"
 #include "device/wide/runs.cuh"
 #include "runtime/log_sum_exp.h"
 
@@ -24,12 +25,45 @@ struct RowPartials {
   uint32_t accumulators[NUM_WARPS];  // where they are in the stages, in bytes
 };
 
+// What follows from the batch, the same in all layers of an iteration: the first task makes it for the others. At the
+// end of the scratch memory, of which the products in between use the beginning, and sampling, behind the last layer,
+// all. Shared::attention_schedule says whether it is there.
+struct AttentionSchedule {
+  // The arguments of which it is made, beside the iteration.
+  struct Source {
+    uint64_t batch;
+    uint32_t num_q, num_kv, head_dim, group;
+  };
+  // Those of block jobs, then those of row jobs; of both, most positions first.
+  alignas(16) BatchRun runs[MAX_SEQUENCES];
+  uint32_t first_job[MAX_SEQUENCES];  // of a run of block jobs
+  uint32_t num_block_runs, num_block_jobs, num_jobs, num_workers;
+  uint32_t job_queries;  // that a block job takes at most
+  Source source;
+
+  // By all consumers, before one of them calls set_source().
+  DISTMK_FN bool is_of(uint64_t iteration, const WideAttentionArgs& args) const {
+    return shared().attention_schedule == iteration + 1 && source.batch == args.batch && source.num_q == args.num_q &&
+           source.num_kv == args.num_kv && source.head_dim == args.head_dim && source.group == args.group;
+  }
+  // By one thread.
+  DISTMK_FN void set_source(uint64_t iteration, const WideAttentionArgs& args) {
+    source = {args.batch, args.num_q, args.num_kv, args.head_dim, args.group};
+    shared().attention_schedule = iteration + 1;
+  }
+};
+constexpr uint32_t SCHEDULE_BEGIN = SCRATCH_BYTES - sizeof(AttentionSchedule);
+static_assert(SCHEDULE_BEGIN % alignof(AttentionSchedule) == 0, "");
+static_assert(sizeof(Rings) <= SCHEDULE_BEGIN, "a product leaves the schedule alone");
+DISTMK_FN AttentionSchedule& attention_schedule() {
+  return *reinterpret_cast<AttentionSchedule*>(shared().scratch + SCHEDULE_BEGIN);
+}
+
+// What belongs to one task.
 struct AttentionPlan {
   alignas(16) uint32_t sort_keys[MAX_SEQUENCES];
-  BatchRun runs[MAX_SEQUENCES];       // those of block jobs, then those of row jobs; of both, most positions first
-  uint32_t first_job[MAX_SEQUENCES];  // of a run of block jobs
-  uint32_t num_block_runs, num_block_jobs, num_jobs, worker, num_workers;
-  WideAttentionArgs args;
+  alignas(16) WideAttentionArgs args;
+  uint32_t worker;                                // counted from the task's first one
   AttentionJob job;                               // the present block job
   uint32_t cache_rows[LOOKED_UP_TILES][KV_ROWS];  // of the positions of its next KV tiles
   RowPartials partials;
@@ -37,9 +71,11 @@ struct AttentionPlan {
   // The job in a worker's round, if there are as many: block jobs come first, and of both kinds those that take long.
   // In turn from the first worker to the last and back, as jobs get shorter.
   DISTMK_FN uint32_t job_of_round(uint32_t round) const {
+    const uint32_t num_workers = attention_schedule().num_workers;
     return round * num_workers + (round % 2 ? num_workers - 1 - worker : worker);
   }
-  DISTMK_FN bool has_block_jobs() const { return job_of_round(0) < num_block_jobs; }  // this worker
+  // Whether this worker has.
+  DISTMK_FN bool has_block_jobs() const { return job_of_round(0) < attention_schedule().num_block_jobs; }
 };
 static_assert(sizeof(AttentionPlan) <= WORK_BYTES, "");
 DISTMK_FN AttentionPlan& attention_plan() { return *reinterpret_cast<AttentionPlan*>(shared().work); }

@@ -3,6 +3,7 @@
 // of positions, which it copies into a ring of its own and multiplies by itself. A worker's jobs are one sequence of
 // tiles: the copies run ahead from one job to the next while the warps combine what they have.
 #pragma once
+#include "device/core/end_task.cuh"
 #include "device/wide/attention_plan.cuh"
 #include "device/wide/query_tile.cuh"
 #include "platform/wgmma.cuh"
@@ -10,8 +11,9 @@
 namespace distmk {
 namespace wide {
 
-constexpr uint32_t ROW_TILE = 16;  // positions of a tile
-static_assert(ROW_QUERIES == QUERIES_PER_WARP, "");
+constexpr uint32_t ROW_TILE = 16;                      // positions of a tile
+constexpr uint32_t ROW_STRIDE = NUM_WARPS * ROW_TILE;  // from a warp's tile to its next one in a job
+static_assert(ROW_QUERIES == QUERIES_PER_WARP && 2 * ROW_TILE == 32, "");
 
 // A cursor over a worker's row jobs, which each warp has for itself.
 class RowJobs {
@@ -22,18 +24,19 @@ class RowJobs {
   // To the next job. False: there is none.
   DISTMK_FN bool next() {
     const AttentionPlan& plan = attention_plan();
+    const AttentionSchedule& schedule = attention_schedule();
     num_tiles_before_ += (end_ - begin_ + ROW_TILE - 1) / ROW_TILE;
     begin_ = end_ = 0;
     for (;;) {
       const uint32_t index = plan.job_of_round(round_);
-      if (index >= plan.num_jobs) return false;
+      if (index >= schedule.num_jobs) return false;
       ++round_;
-      if (index < plan.num_block_jobs) continue;
-      const uint32_t row_job = index - plan.num_block_jobs, row_run = row_job / plan.args.num_kv;
+      if (index < schedule.num_block_jobs) continue;
+      const uint32_t row_job = index - schedule.num_block_jobs, row_run = row_job / plan.args.num_kv;
       kv_head = row_job - row_run * plan.args.num_kv;
       const QueryHeads heads(plan.args, kv_head);
       if (!heads.num) continue;
-      run = plan.runs[plan.num_block_runs + row_run];
+      run = schedule.runs[schedule.num_block_runs + row_run];
       first_head = heads.first;
       num_heads = heads.num;
       end_ = static_cast<uint32_t>(run.kv_len);
@@ -42,8 +45,9 @@ class RowJobs {
     }
   }
   DISTMK_FN uint32_t num_queries() const { return static_cast<uint32_t>(run.num_rows) * num_heads; }
-  // Position of the first tile of this warp, and the end of all positions.
+  // Position of the first tile of this warp, and begin and end of all positions.
   DISTMK_FN uint32_t first_position() const { return begin_ + way(threadIdx.x / 32) * ROW_TILE; }
+  DISTMK_FN uint32_t begin() const { return begin_; }
   DISTMK_FN uint32_t end() const { return end_; }
   // Position of the first of the run's rows: those before it are in the caches when the iteration begins.
   DISTMK_FN uint32_t first_new() const { return static_cast<uint32_t>(run.kv_len - run.num_rows); }
@@ -98,16 +102,22 @@ class RowCopies {
  private:
   RowJobs job_;
   uint32_t position_ = 0;  // of the tile to copy next, which is a tile of job_ if that has as many positions
-  uint32_t page_;          // of this lane's position of it
+  uint32_t page_;          // of this lane's position
   uint32_t next_ = 0;      // where it goes
 
-  // Positions of a tile by lanes. Those behind the last are looked up as the last.
-  DISTMK_FN uint32_t own_position() const { return min(position_ + threadIdx.x % ROW_TILE, job_.end() - 1); }
+  // Pages of two tiles are looked up together, by half a warp each: the next one, if it is not the second of two, and
+  // the one behind it in the job. Positions behind the last are looked up as the last.
+  DISTMK_FN bool is_second() const { return (position_ - job_.begin()) / ROW_STRIDE % 2; }
+  DISTMK_FN uint32_t own_position() const {
+    const uint32_t first = is_second() ? position_ - ROW_STRIDE : position_, lane = threadIdx.x % 32;
+    return min(first + lane / ROW_TILE * ROW_STRIDE + lane % ROW_TILE, job_.end() - 1);
+  }
   // Whether the next tile has positions that this iteration appends.
   DISTMK_FN bool is_new() const { return position_ < job_.end() && position_ + ROW_TILE > job_.first_new(); }
   // Of the next tile, while the copies before are on their way.
   DISTMK_FN void look_up() {
-    position_ += NUM_WARPS * ROW_TILE;
+    position_ += ROW_STRIDE;
+    if (is_second() && position_ < job_.end()) return;
     while (position_ >= job_.end()) {
       const bool found = job_.next();
       position_ = job_.first_position();
@@ -128,6 +138,7 @@ class RowCopies {
     constexpr uint32_t CHUNKS = DIM / 8, ROWS_PER_PASS = 32 / CHUNKS;
     const WideAttentionArgs& args = attention_plan().args;
     const uint32_t dim = args.head_dim, own = row_of_page(args, page_, job_.kv_head, own_position());
+    const uint32_t first_lane = is_second() ? ROW_TILE : 0, row_bytes = dim * sizeof(__nv_bfloat16);
     const uint32_t chunk = opaque(threadIdx.x) % CHUNKS, first_row = opaque(threadIdx.x) % 32 / CHUNKS;
     const uint32_t num_rows = 8 * chunk < dim ? job_.end() - position_ : 0, col = num_rows ? 8 * chunk : 0;
     const auto *k = reinterpret_cast<const char*>(at_operand<__nv_bfloat16>(args.k_cache) + col),
@@ -138,7 +149,7 @@ class RowCopies {
     for (uint32_t i = 0; i < ROW_TILE / ROWS_PER_PASS; ++i) {
       const uint32_t row = i * ROWS_PER_PASS + first_row, at = to + row * Ring::ROW_BYTES;
       const uint32_t swizzle = swizzled ? row % 2 * 4 : row % 8;
-      const uint64_t from = uint64_t{__shfl_sync(~0u, own, row)} * (dim * static_cast<uint32_t>(sizeof(__nv_bfloat16)));
+      const uint64_t from = uint64_t{__shfl_sync(~0u, own, first_lane + row)} * row_bytes;
       copy_chunk(at + (chunk % 8 ^ swizzle) * 16, k + from, row < num_rows);
       copy_chunk(at + (chunk % 8 ^ swizzle) * 16 + Ring::VALUES, v + from, row < num_rows);
     }
@@ -174,7 +185,7 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
     const float softcap = args.softcap, scale = args.scale * attention::LOG2_E;
     this->clear();
 #pragma unroll 1
-    for (uint32_t first = job.first_position(); first < job.end(); first += NUM_WARPS * ROW_TILE) {
+    for (uint32_t first = job.first_position(); first < job.end(); first += ROW_STRIDE) {
       const uint32_t tile = copies.await_tile();
       if (is_first && first == job.first_position()) mark(Mark::FIRST);
       float s[SCORES], factor[2];
@@ -275,7 +286,7 @@ DISTMK_NOINLINE void run_row_jobs(Context& context) {
       combine_rows<DIM>(attended);
       if (!found) mark(Mark::STORED);
     }
-    if (!found) return;
+    if (!found) return end_task_of_body();
     if (!is_first) barrier_sync<NUM_CONSUMERS>();  // the next copies overwrite what was combined
     if (is_first && !attention_plan().has_block_jobs()) mark(Mark::INPUTS);
     warp.attend(job, copies, is_first);

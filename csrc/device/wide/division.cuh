@@ -1,5 +1,4 @@
-// How a wide product is divided: what the consumers of a worker multiply, and what its loader copies for them, in the
-// same order.
+// How a wide product is divided: what the consumers of a worker multiply and its loader copies for them.
 //
 // Weights are the m dimension, in M tiles of up to M_TILE rows: as many for every slab as the largest one has, so that
 // the last ones of a smaller slab have fewer rows or none. Tokens are the n dimension, in one tile of 32 to 256, or two
@@ -8,6 +7,7 @@
 // read the same weights at the same time.
 #pragma once
 #include "runtime/context.h"
+#include "runtime/gated.h"
 
 namespace distmk {
 namespace wide {
@@ -22,6 +22,28 @@ struct TileRows {
   uint32_t slab_begin, slab_rows, first, count;
 };
 
+DISTMK_FN bool is_paired(const WideLinearArgs& args) { return is_gated(static_cast<WideEpilogue>(args.epilogue)); }
+
+// Output features, of which gate and up have one for two rows.
+struct FeatureRange {
+  uint32_t begin, count;
+
+  DISTMK_FN uint32_t end() const { return begin + count; }
+};
+// Of an M tile. The rows of gate are in its first half, those of up in its second half.
+DISTMK_FN FeatureRange features_of(const WideLinearArgs& args, const TileRows& tile) {
+  const uint32_t half = is_paired(args) ? 2 : 1;
+  return {(tile.slab_begin + min(tile.first, tile.slab_rows)) / half, tile.count / half};
+}
+
+DISTMK_FN uint32_t tokens_of(const WideLinearArgs& args, const Batch& batch) {
+  return args.sampled ? batch.num_rows : batch.num_wide_rows;
+}
+// Of an N tile, if a product has so many.
+DISTMK_FN uint32_t tile_tokens_of(uint32_t num_tokens) {
+  return num_tokens <= 32 ? 32 : num_tokens <= 64 ? 64 : num_tokens <= 128 ? 128 : MAX_TOKENS;
+}
+
 // 64-column blocks of a split of k; all begin with a whole K tile.
 struct BlockRange {
   uint32_t begin, end;
@@ -33,10 +55,8 @@ struct Division {
   uint32_t tiles_per_slab, num_m_tiles;
   uint32_t num_columns;  // of jobs
 
-  DISTMK_FN Division(const WideLinearArgs& args, const Batch& batch)
-      : Division(args, args.sampled ? batch.num_rows : batch.num_wide_rows) {}
   DISTMK_FN Division(const WideLinearArgs& args, uint32_t all_tokens) : num_tokens(all_tokens) {
-    tile_tokens = num_tokens <= 32 ? 32 : num_tokens <= 64 ? 64 : num_tokens <= 128 ? 128 : MAX_TOKENS;
+    tile_tokens = tile_tokens_of(num_tokens);
     num_n_tiles = (num_tokens + tile_tokens - 1) / tile_tokens;
     const uint32_t num_others = args.num_slabs - args.num_reduced;
     const uint32_t most_pairs = (num_pairs(args) + num_others - 1) / num_others;
@@ -77,6 +97,10 @@ struct Job {
   uint32_t split;
 };
 
+// With many tokens, jobs take as long as their activations need from the second-level cache: all have as few M tiles as
+// they can, which leaves more room for the activations (rings.cuh).
+DISTMK_FN constexpr bool splits_evenly(uint32_t tile_tokens) { return tile_tokens >= MAX_TOKENS / 2; }
+
 // The jobs of a worker, one after another. `instance`: the worker's number, `num_workers`: of those that take part.
 class JobCursor {
  public:
@@ -90,7 +114,11 @@ class JobCursor {
       share_ = num_columns ? instance / num_columns : 0;
     }
     next_ = begin();
+    const uint32_t num_tiles = end() - begin(), num_jobs = (num_tiles + JOB_TILES - 1) / JOB_TILES;
+    job_tiles_ = splits_evenly(division.tile_tokens) && num_jobs ? (num_tiles + num_jobs - 1) / num_jobs : JOB_TILES;
   }
+  // M tiles of a job at most.
+  DISTMK_FN uint32_t job_tiles() const { return job_tiles_; }
   // False: there is no other.
   DISTMK_FN bool next(Job& job) {
     while (next_ == end()) {
@@ -100,7 +128,7 @@ class JobCursor {
     }
     if (column_ >= division_.num_columns) return false;
     const uint32_t n_tile = column_ % division_.num_n_tiles, first_token = n_tile * division_.tile_tokens;
-    job = {next_, min(JOB_TILES, end() - next_), first_token,
+    job = {next_, min(job_tiles_, end() - next_), first_token,
            min(division_.tile_tokens, division_.num_tokens - first_token), column_ / division_.num_n_tiles};
     next_ += job.num_tiles;
     return true;
@@ -111,6 +139,7 @@ class JobCursor {
   uint32_t column_, step_;       // of jobs
   uint32_t share_, num_shares_;  // of the column's M tiles
   uint32_t next_;                // M tile
+  uint32_t job_tiles_;
 
   DISTMK_FN uint32_t begin() const { return division_.num_m_tiles * share_ / num_shares_; }
   DISTMK_FN uint32_t end() const { return division_.num_m_tiles * (share_ + 1) / num_shares_; }

@@ -8,42 +8,20 @@
 namespace distmk {
 namespace wide {
 
-// Output features of a job.
-struct FeatureRange {
-  uint32_t begin, count;
-};
-
-DISTMK_FN bool is_paired(const WideLinearArgs& args) { return is_gated(static_cast<WideEpilogue>(args.epilogue)); }
 DISTMK_FN uint32_t num_features(const WideLinearArgs& args) {
   return is_paired(args) ? args.num_rows / 2 : args.num_rows;
 }
 
-// The features of an M tile. Those of gate and up are in its first half, the rows of up in its second half.
-DISTMK_FN FeatureRange features_of(const WideLinearArgs& args, const TileRows& tile) {
-  const uint32_t half = is_paired(args) ? 2 : 1;
-  return {(tile.slab_begin + min(tile.first, tile.slab_rows)) / half, tile.count / half};
-}
-DISTMK_FN FeatureRange features_of(const WideLinearArgs& args, const Division& division, const Job& job) {
-  const FeatureRange first = features_of(args, division.tile_rows(args, job.first_tile)),
-                     last = features_of(args, division.tile_rows(args, job.first_tile + job.num_tiles - 1));
-  return {first.begin, last.begin + last.count - first.begin};
-}
-
-// A thread a row of the job.
-DISTMK_FN void write_features(const Context& context, const WideLinearArgs& args, const Division& division,
-                              const Job& job, uint32_t first_feature, FeatureTable& table) {
+// A thread a row of a job, whose output begins `begin_bytes` behind that of the stages.
+DISTMK_FN void write_features(const JobPlan& job, uint32_t begin_bytes, const float* bias, FeatureTable& table) {
   const uint32_t row = threadIdx.x, in_tile = row % M_TILE;
   if (row / M_TILE >= job.num_tiles) return;
-  const TileRows tile = division.tile_rows(args, job.first_tile + row / M_TILE);
-  const FeatureRange features = features_of(args, tile);
-  if (in_tile >= features.count) return;
-  Feature found{row, row + features.count, 0.0f, 0.0f};
-  if (const float* bias = context.at<float>(args.bias); bias && job.split == 0) {
-    const uint32_t in_slab = is_paired(args) ? tile.first / 2 + in_tile : tile.first + in_tile;
-    found.bias = bias[tile.slab_begin + in_slab];
-    if (is_paired(args)) found.up_bias = bias[tile.slab_begin + tile.slab_rows / 2 + in_slab];
-  }
-  table[features.begin + in_tile - first_feature] = found;
+  const JobTile tile = job.tiles[row / M_TILE];
+  if (in_tile >= tile.features.count) return;
+  const uint32_t at = begin_bytes / sizeof(float) + row;
+  Feature found{at, at + tile.features.count, 0.0f, 0.0f};
+  if (bias && job.split == 0) found.bias = bias[tile.bias + in_tile], found.up_bias = bias[tile.up_bias + in_tile];
+  table[tile.features.begin + in_tile - job.features.begin] = found;
 }
 
 DISTMK_FN void store_element(__nv_bfloat16* at, float v) { *at = __float2bfloat16_rn(v); }
@@ -139,7 +117,7 @@ DISTMK_FN void store_features(const WideLinearArgs& args, const FeatureTable& ta
 
 // To the slots of the rows' owners. Of an owner's memory that no pointer reaches nothing is stored: programs with such
 // ranks have no wide iterations (distmk/lower/wide.py).
-DISTMK_FN void store_parts(const Context& context, const WideLinearArgs& args, const Job& job,
+DISTMK_FN void store_parts(const Context& context, const WideLinearArgs& args, const JobPlan& job,
                            const FeatureTable& table, const FeatureRange& features, uint32_t num_tokens) {
   const uint32_t per_rank = rows_per_rank(num_tokens, context.num_ranks()), job_end = job.first_token + job.num_tokens;
   uint32_t owner = job.first_token / per_rank;
@@ -152,17 +130,17 @@ DISTMK_FN void store_parts(const Context& context, const WideLinearArgs& args, c
     out += uint64_t{args.slot + job.split} * args.num_rows;
     const int64_t first_row = int64_t{job.first_token} - begin;  // of the owner; in front of it if it has fewer
     store_features<WideEpilogue::PARTS>(
-        args, table, features, features.begin + features.count, owned, uint64_t{args.out_stride} * NUM_WARPS,
+        args, table, features, features.end(), owned, uint64_t{args.out_stride} * NUM_WARPS,
         [&](uint32_t token, uint32_t f) { return out + (first_row + token) * int64_t{args.out_stride} + f; });
   }
 }
 
 // The activations of gate and up.
 template <WideEpilogue EPILOGUE>
-DISTMK_FN void store_gated(const Context& context, const WideLinearArgs& args, const Job& job,
+DISTMK_FN void store_gated(const Context& context, const WideLinearArgs& args, const JobPlan& job,
                            const FeatureTable& table, const FeatureRange& features) {
   auto* out = context.at<__nv_bfloat16>(args.out);
-  const uint32_t end = features.begin + features.count;
+  const uint32_t end = features.end();
   // The last block of activations is filled up with zeros.
   const uint32_t stored_end = end < num_features(args) ? end : (end + WIDE_COLS - 1) / WIDE_COLS * WIDE_COLS;
   store_features<EPILOGUE>(args, table, features, stored_end, {0, job.num_tokens}, NUM_WARPS * WIDE_COLS,
@@ -172,10 +150,11 @@ DISTMK_FN void store_gated(const Context& context, const WideLinearArgs& args, c
 }
 
 // All tokens of a job.
-DISTMK_FN void store_job(const Context& context, const WideLinearArgs& args, const Job& job, const FeatureTable& table,
-                         const FeatureRange& features, uint32_t num_tokens) {
+DISTMK_FN void store_job(const Context& context, const WideLinearArgs& args, const JobPlan& job,
+                         const FeatureTable& table, uint32_t num_tokens) {
   const TokenRange all{0, job.num_tokens};
-  const uint32_t end = features.begin + features.count;
+  const FeatureRange features = job.features;
+  const uint32_t end = features.end();
   const uint64_t stride = args.out_stride, first_row = job.first_token;
   switch (static_cast<WideEpilogue>(args.epilogue)) {
     case WideEpilogue::SWIGLU:

@@ -2,47 +2,61 @@
 // against up to WIDE_ROWS tokens n. Composes the division into jobs (division.cuh), the rings that the loader fills
 // (rings.cuh, loader.cuh), the mainloop (mainloop.cuh) and the epilogue (epilogue.cuh).
 #pragma once
+#include "device/core/end_task.cuh"
 #include "device/wide/epilogue.cuh"
 #include "device/wide/loader.cuh"
 
 namespace distmk {
 namespace wide {
 
-// This worker's jobs with N tiles of N tokens. The loader goes through the same jobs. A function by itself, and one
-// that calls nothing: else the compiler would have every product of tensor cores waited for.
+// This worker's jobs with N tiles of N tokens, as the loader plans them. A function by itself, and one that calls
+// nothing: else the compiler would have every product of tensor cores waited for. What it knows is in shared memory, as
+// the stack is far away.
 template <uint32_t N>
-DISTMK_NOINLINE void run_jobs(const Context& context, const WideLinearArgs& args, const Division& division) {
-  JobCursor jobs(division, context.instance, context.rank_state.program->num_workers);
-  uint32_t a_count = 0, b_count = 0, table = 0;
+DISTMK_NOINLINE void run_jobs(Context& context) {
+  uint32_t phases = 0;
+  SlotPosition b;
 #pragma unroll 1
-  for (Job job; jobs.next(job);) {
-    const BlockRange blocks = Division::blocks_of(args, job.split);
-    const uint32_t num_blocks = blocks.end - blocks.begin;
-    const FeatureRange features = features_of(args, division, job);
-    write_features(context, args, division, job, features.begin, rings().features[table]);
-    multiply_job<N>(job.num_tiles, a_count, b_count, num_blocks);
+  for (uint32_t round = 0;; ++round) {
+    const WideLinearArgs& args = rings().args;
+    JobPlan& job = rings().jobs[round % 2];
+    FeatureTable& table = rings().features[round % 2];
+    barrier_wait(&job.planned, round / 2 % 2);
+    if (!job.num_tiles) break;
+    const Context here(own_rank_state(), {threadIdx.x, NUM_CONSUMERS});
+    write_features(job, output_begin(N), here.at<float>(args.bias), table);
+    if (!round) {
+      mark(Mark::PREPARED);
+      if (!context.inputs_ready()) return;  // the loader leaves, too
+      if (threadIdx.x < 32) warp_arrive(&rings().ready);
+    }
+    multiply_job<N>(job.num_tiles, phases, b, job.num_blocks);
     mark(Mark::MET);
-    a_count += (num_blocks + BLOCKS_PER_TILE - 1) / BLOCKS_PER_TILE, b_count += max(num_blocks, 1u);
-    context.team.sync();
-    store_job(context, args, job, rings().features[table], features, division.num_tokens);
-    table ^= 1;
+    const uint32_t num_k_tiles = (job.num_blocks + BLOCKS_PER_TILE - 1) / BLOCKS_PER_TILE;
+    phases = WeightPosition::phases_after(phases, rings().num_tiles, job.num_tiles, num_k_tiles);
+    b.skip(rings().num_slots, job.num_blocks);
+    fence_copies_to_shared();  // a ring may be filled over what was written; no store to global memory is on its way
+    barrier_sync<NUM_CONSUMERS>();
+    store_job(here, args, job, table, rings().num_tokens);
     mark(Mark::STORED);
-    fence_copies_to_shared();  // the A ring is filled over what was read and written here
-    warp_arrive(&rings().stored);
+    warp_arrive(&job.stored);
   }
+  if (!context.inputs_ready()) return;
+  barrier_sync<NUM_CONSUMERS>();
+  rings().invalidate(threadIdx.x);
+  end_task_of_body();
 }
 
-DISTMK_FN void run_jobs(const Context& context, const WideLinearArgs& args) {
-  const Division division(args, *context.batch(args.batch));
-  switch (division.tile_tokens) {
+DISTMK_FN void run_jobs(Context& context, uint32_t num_tokens) {
+  switch (tile_tokens_of(num_tokens)) {
     case 32:
-      return run_jobs<32>(context, args, division);
+      return run_jobs<32>(context);
     case 64:
-      return run_jobs<64>(context, args, division);
+      return run_jobs<64>(context);
     case 128:
-      return run_jobs<128>(context, args, division);
+      return run_jobs<128>(context);
     default:
-      return run_jobs<MAX_TOKENS>(context, args, division);
+      return run_jobs<MAX_TOKENS>(context);
   }
 }
 
@@ -50,17 +64,14 @@ DISTMK_FN void run_jobs(const Context& context, const WideLinearArgs& args) {
 
 DISTMK_FN void body_wide_linear(Context& context, const WideLinearArgs& args) {
   if constexpr (!BULK_COPIES) return;  // wide programs need compute capability 9.0
+  if (!context.begin_preparing()) return;
   wide::Rings& rings = wide::rings();
+  const uint32_t num_tokens = wide::tokens_of(args, *context.batch(args.batch));
   rings.init(threadIdx.x);
-  if (threadIdx.x == 0) rings.instance = context.instance;
+  if (threadIdx.x == 0) rings.args = args, rings.instance = context.instance, rings.num_tokens = num_tokens;
   context.team.sync();
   if (threadIdx.x < 32) warp_arrive(&shared().wide_entered);
-  mark(Mark::PREPARED);
-  wide::run_jobs(context, args);
-  fence_copies();  // other workers' loaders copy what was stored
-  barrier_wait(&rings.left, 0);
-  context.team.sync();
-  rings.invalidate(threadIdx.x);
+  wide::run_jobs(context, num_tokens);
 }
 
 }  // namespace distmk

@@ -1,5 +1,6 @@
 // The loader's part of a wide product: the copies of all jobs of its worker, in the order in which the consumers use
-// them. Activations are written during the iteration, so it begins once the consumers have entered the body.
+// them. Weights are copied once the consumers have entered the task, as all tasks before are then done on this worker;
+// activations, which other workers write during the iteration, once the task is ready.
 #pragma once
 #include "device/wide/rings.cuh"
 
@@ -38,102 +39,147 @@ class PackedTile {
 };
 
 // The M tile of a job that this lane copies, perhaps one without rows.
-DISTMK_FN PackedTile tile_of_lane(const RankState& state, const WideLinearArgs& args, const Division& division,
-                                  const Job& job) {
+DISTMK_FN TileRows tile_of_lane(const WideLinearArgs& args, const Division& division, const Job& job) {
   const uint32_t lane = threadIdx.x % 32;
   TileRows rows = division.tile_rows(args, job.first_tile + min(lane, job.num_tiles - 1));
   if (lane >= job.num_tiles) rows.count = 0;
+  return rows;
+}
+DISTMK_FN PackedTile packed_tile(const RankState& state, const WideLinearArgs& args, const TileRows& rows) {
   return {reinterpret_cast<const char*>(state.address(args.weight)), args, rows};
 }
 
-// The producer of the rings.
+// Tells the consumers of a job, `round` of which came before. By all lanes; `rows` are those of a lane's M tile.
+DISTMK_FN void plan_job(const Team& lanes, const WideLinearArgs& args, const Job& job, const TileRows& rows,
+                        uint32_t round) {
+  JobPlan& plan = rings().jobs[round % 2];
+  const FeatureRange features = features_of(args, rows);
+  const uint32_t end = __shfl_sync(~0u, features.end(), job.num_tiles - 1);
+  if (lanes.index < job.num_tiles) {
+    const uint32_t bias = rows.slab_begin + (is_paired(args) ? rows.first / 2 : rows.first);
+    plan.tiles[lanes.index] = {features, bias, bias + (is_paired(args) ? rows.slab_rows / 2 : 0)};
+  }
+  if (lanes.leader()) {
+    const BlockRange blocks = Division::blocks_of(args, job.split);
+    plan.num_tiles = job.num_tiles, plan.num_blocks = blocks.end - blocks.begin;
+    plan.first_token = job.first_token, plan.num_tokens = job.num_tokens, plan.split = job.split;
+    plan.features = {features.begin, end - features.begin};
+  }
+  warp_arrive(&plan.planned);
+}
+DISTMK_FN void plan_end(const Team& lanes, uint32_t round) {
+  JobPlan& plan = rings().jobs[round % 2];
+  if (lanes.leader()) plan.num_tiles = 0;
+  warp_arrive(&plan.planned);
+}
+// Of job `round`. No job is planned before the last but one is stored.
+DISTMK_FN uint64_t* stored_barrier(uint32_t round) { return &rings().jobs[round % 2].stored; }
+DISTMK_FN uint32_t stored_parity(uint32_t round) { return round / 2 % 2; }
+
+// The producer of the rings: a lane an M tile of the job, and a lane a slot of activations. Both rings are filled as
+// they have room, whatever the other one waits for; the M tiles of a K tile at once, a slot at a time.
 class RingFiller {
+  static constexpr uint32_t FIRST_B_LANE = JOB_TILES;
+  static_assert(FIRST_B_LANE + MAX_B_SLOTS <= 32, "");
+
  public:
-  DISTMK_FN RingFiller(const RankState& state, const Team& lanes, const WideLinearArgs& args, const Division& division)
+  DISTMK_FN RingFiller(const RankState& state, const Team& lanes, const WideLinearArgs& args, const Division& division,
+                       const RingSizes& sizes)
       : lanes_(lanes),
         args_(args),
         x_(reinterpret_cast<const char*>(state.address(args.x))),
         slot_bytes_(b_slot_bytes(division.tile_tokens)),
-        b_slots_(num_b_slots(division.tile_tokens)) {}
+        sizes_(sizes),
+        output_is_over_a_(output_begin(division.tile_tokens) < sizes.a_bytes()),
+        output_is_over_b_(output_begin(division.tile_tokens) + output_bytes(division.tile_tokens) > sizes.a_bytes() &&
+                          output_begin(division.tile_tokens) < sizes.a_bytes() + sizes.num_slots * slot_bytes_) {}
 
-  // Both rings at once, activations up to a ring ahead of weights: those of the next job are copied while the output of
-  // the last one is still in the A ring.
-  DISTMK_FN void fill(const Job& job, const PackedTile& tile) {
+  // For job `round`. False: the task will not run, and what was copied has landed.
+  DISTMK_FN bool fill(const Job& job, const PackedTile& tile, uint32_t round) {
     const BlockRange blocks = Division::blocks_of(args_, job.split);
-    if (blocks.begin == blocks.end) return pass(job);
-    const uint32_t first_tile = blocks.begin / BLOCKS_PER_TILE;
-    const uint32_t num_tiles = (blocks.end + BLOCKS_PER_TILE - 1) / BLOCKS_PER_TILE;
-    uint32_t next_tile = first_tile, due = num_jobs_ ? b_slots_ : 0;
-    const auto next_a = [&] {
-      const bool first = next_tile == first_tile;
-      if (first) await_stored();
-      fill_a(tile, next_tile++);
-      due = first ? b_slots_ : due + BLOCKS_PER_TILE;
-    };
+    const bool has_tile = lanes_.index < job.num_tiles;
+    const uint32_t first_tile = blocks.begin / BLOCKS_PER_TILE, num_blocks = blocks.end - blocks.begin;
+    const uint32_t num_tiles = (num_blocks + BLOCKS_PER_TILE - 1) / BLOCKS_PER_TILE;
+    const uint32_t slot = lanes_.index - FIRST_B_LANE;  // wraps around for lanes without one
+    WeightPosition at(phases_, sizes_.num_tiles, job.num_tiles, has_tile ? lanes_.index : 0);
+    uint32_t next_tile = 0, block = num_blocks;
+    if (slot < sizes_.num_slots) block = (slot + sizes_.num_slots - b_slot_) % sizes_.num_slots;
+    bool is_stored = !round;  // the output of the last job, which may lie over a ring, has been read
 #pragma unroll 1
-    for (uint32_t block = blocks.begin; block < blocks.end; ++block) {
-      while (next_tile < num_tiles && block - blocks.begin >= due) next_a();
-      fill_b(job.first_token, block, slot_bytes_);
+    while (next_tile < num_tiles || !lanes_.all(block >= num_blocks)) {
+      if (!is_stored) is_stored = lanes_.all(barrier_test(stored_barrier(round - 1), stored_parity(round - 1)));
+      if (!has_inputs_ && !look_for_inputs()) {
+        if (has_tile) await_landed(job.num_tiles, next_tile);
+        return false;
+      }
+      if (next_tile < num_tiles && (is_stored || !output_is_over_a_) &&
+          lanes_.all(!has_tile || barrier_test(&rings().a_empty[at.place()], at.parity() ^ 1))) {
+        if (has_tile) copy_weights(tile, first_tile + next_tile, at.place());
+        ++next_tile, at.advance();
+      }
+      if (has_inputs_ && (is_stored || !output_is_over_b_) && block < num_blocks &&
+          barrier_test(&rings().b_empty[slot], b_phase_ ^ 1)) {
+        copy_activations(job.first_token, blocks.begin + block, slot);
+        block += sizes_.num_slots, b_phase_ ^= 1;
+      }
     }
-    while (next_tile < num_tiles) next_a();
-    ++num_jobs_;
+    phases_ = WeightPosition::phases_after(phases_, sizes_.num_tiles, job.num_tiles, num_tiles);
+    b_slot_ = (b_slot_ + num_blocks) % sizes_.num_slots;
+    return true;
   }
 
  private:
   const Team lanes_;
   const WideLinearArgs& args_;
   const char* x_;
-  const uint32_t slot_bytes_, b_slots_;
-  uint32_t num_jobs_ = 0;  // filled completely
-  uint32_t a_count_ = 0, b_slot_ = 0, b_phase_ = 0;
+  const uint32_t slot_bytes_;
+  const RingSizes sizes_;
+  const bool output_is_over_a_, output_is_over_b_;
+  bool has_inputs_ = false;
+  uint32_t phases_ = 0;   // of the A ring
+  uint32_t b_slot_ = 0;   // of the job's first block
+  uint32_t b_phase_ = 0;  // of this lane's slot
 
-  // A job without columns still takes a slot, with nothing in it, so that the consumers get no further ahead than
-  // others.
-  DISTMK_FN void pass(const Job& job) {
-    await_stored();
-    fill_b(job.first_token, 0, 0);
-    ++num_jobs_;
+  // Asks whether the inputs are there. False: they will not be.
+  DISTMK_FN bool look_for_inputs() {
+    has_inputs_ = lanes_.all(barrier_test(&rings().ready, 0));
+    if (has_inputs_) fence_copies();  // other workers stored them
+    return has_inputs_ || lanes_.all(!shared().pipeline.leave.get());
   }
-  // Waits until the last job's output has been read.
-  DISTMK_FN void await_stored() {
-    if (num_jobs_) barrier_wait(&rings().stored, (num_jobs_ - 1) % 2);
+  // The weights of the job's first `count` K tiles.
+  DISTMK_FN void await_landed(uint32_t num_tiles, uint32_t count) const {
+    WeightPosition at(phases_, sizes_.num_tiles, num_tiles, lanes_.index);
+    for (; count; --count, at.advance()) barrier_wait(&rings().a_full[at.place()], at.parity());
   }
-  // A lane copies an M tile.
-  DISTMK_FN void fill_a(const PackedTile& tile, uint32_t k_tile) {
-    const RingPosition<A_SLOTS> at{a_count_++};
-    const uint32_t slot = at.slot(), full = shared_address(&rings().a_full[slot]);
-    barrier_wait(&rings().a_empty[slot], at.parity() ^ 1);
-    lanes_.sync();
-    if (lanes_.index >= JOB_TILES) return;
-    const uint32_t num_bytes = tile.num_bytes(k_tile);
+  DISTMK_FN void copy_weights(const PackedTile& tile, uint32_t k_tile, uint32_t place) const {
+    const uint32_t full = shared_address(&rings().a_full[place]), num_bytes = tile.num_bytes(k_tile);
     expect_bytes(full, num_bytes);
-    const uint32_t dst = shared_address(shared().stages) + slot * A_SLOT_BYTES + lanes_.index * A_TILE_BYTES;
+    const uint32_t dst = shared_address(shared().stages) + place * A_TILE_BYTES;
     if (num_bytes) copy_expected(dst, tile.begin(k_tile), num_bytes, full);
   }
-  DISTMK_FN void fill_b(uint32_t first_token, uint32_t block, uint32_t num_bytes) {
-    const uint32_t full = shared_address(&rings().b_full[b_slot_]);
-    barrier_wait(&rings().b_empty[b_slot_], b_phase_ ^ 1);
-    lanes_.sync();
-    if (lanes_.leader()) {
-      const char* src = x_ + (uint64_t{block} * WIDE_ROWS + first_token) * WIDE_COLS * sizeof(__nv_bfloat16);
-      expect_bytes(full, num_bytes);
-      const uint32_t dst = shared_address(shared().stages) + A_BYTES + b_slot_ * slot_bytes_;
-      if (num_bytes) copy_kept(dst, src, num_bytes, full);
-    }
-    if (++b_slot_ == b_slots_) b_slot_ = 0, b_phase_ ^= 1;
+  DISTMK_FN void copy_activations(uint32_t first_token, uint32_t block, uint32_t slot) const {
+    const uint32_t full = shared_address(&rings().b_full[slot]);
+    const char* src = x_ + (uint64_t{block} * WIDE_ROWS + first_token) * WIDE_COLS * sizeof(__nv_bfloat16);
+    expect_bytes(full, slot_bytes_);
+    copy_kept(shared_address(shared().stages) + sizes_.a_bytes() + slot * slot_bytes_, src, slot_bytes_, full);
   }
 };
 
-// While the inputs are computed: the weights with which this worker begins. They are then in the second-level cache.
-DISTMK_FN void prefetch_weights(const WideLinearArgs& args, const Job& job, const PackedTile& tile) {
-  const BlockRange blocks = Division::blocks_of(args, job.split);
+// While the tasks before still run: the weights with which this worker begins. They are then in the second-level cache.
+DISTMK_FN void prefetch_weights(const WideLinearArgs& args, const Job& job, const PackedTile& tile,
+                                uint32_t num_tiles) {
   if (threadIdx.x % 32 >= JOB_TILES) return;
+  const BlockRange blocks = Division::blocks_of(args, job.split);
 #pragma unroll 1
-  for (uint32_t i = 0; i < A_SLOTS; ++i) {
+  for (uint32_t i = 0; i < num_tiles / job.num_tiles; ++i) {
     const uint32_t k_tile = blocks.begin / BLOCKS_PER_TILE + i;
     if (k_tile * BLOCKS_PER_TILE >= blocks.end || !tile.num_bytes(k_tile)) return;
     prefetch_bulk(tile.begin(k_tile), tile.num_bytes(k_tile));
   }
+}
+// M tiles. Few tokens are multiplied sooner than the weights arrive.
+DISTMK_FN constexpr uint32_t num_prefetched(uint32_t tile_tokens) {
+  return tile_tokens < MAX_TOKENS ? 20 : MAX_A_TILES;
 }
 
 // What the jobs of a worker follow from.
@@ -155,8 +201,8 @@ DISTMK_FN Instance guess_instance(const RankState& state, const Team& lanes, con
           num_tokens && num_tokens <= most ? num_tokens : most};
 }
 
-// The producer of a task's rings, once the consumers have entered its body. `number` of such tasks came before. False:
-// the worker has left. A body that has been entered needs nothing more than these copies, so it is not left midway.
+// The producer of a task's rings. `number` of such tasks came before. False: the worker has left. A task that is ready
+// needs nothing more than these copies, so it is not left midway.
 DISTMK_NOINLINE bool stream_product(const RankState& state, const Team lanes, const TaskDesc& task, uint32_t number) {
   const auto& args = *reinterpret_cast<const WideLinearArgs*>(task.args);
   Instance instance = guess_instance(state, lanes, task);
@@ -165,34 +211,39 @@ DISTMK_NOINLINE bool stream_product(const RankState& state, const Team lanes, co
   for (bool told = false;;) {
     const Division division(args, instance.num_tokens);
     JobCursor jobs(division, instance.number, state.program->num_workers);
-    RingFiller filler(state, lanes, args, division);
+    const RingSizes sizes(division.tile_tokens, jobs.job_tiles());
+    RingFiller filler(state, lanes, args, division, sizes);
     Job job;
     bool has_job = jobs.next(job);
-    PackedTile tile = tile_of_lane(state, args, division, has_job ? job : Job{0, 1, 0, 0, 0});
+    TileRows rows = tile_of_lane(args, division, has_job ? job : Job{0, 1, 0, 0, 0});
+    PackedTile tile = packed_tile(state, args, rows);
     if (!told) {
-      if (has_job) prefetch_weights(args, job, tile);
+      if (has_job) prefetch_weights(args, job, tile, num_prefetched(division.tile_tokens));
       lanes.sync();
       while (!lanes.all(barrier_try_wait(&shared().wide_entered, number % 2)))
         if (!lanes.all(!shared().pipeline.leave.get())) return false;
       told = true;
-      fence_copies();
-      const Batch& batch = *state.batch(args.batch);
-      const Instance entered{rings().instance, args.sampled ? batch.num_rows : batch.num_wide_rows};
+      fence_copies();  // the rings' memory was used by the tasks before
+      const Instance entered{rings().instance, rings().num_tokens};
       if (!(instance == entered)) {
         instance = entered;
         continue;
       }
     }
+    if (lanes.leader())
+      rings().num_tiles = sizes.num_tiles, rings().num_slots = sizes.num_slots, rings().b_begin = sizes.a_bytes();
+    uint32_t round = 0;
 #pragma unroll 1
-    while (has_job) {
-      filler.fill(job, tile);
+    for (; has_job; ++round) {
+      plan_job(lanes, args, job, rows, round);
+      if (!filler.fill(job, tile, round)) return false;
       has_job = jobs.next(job);
-      if (has_job) tile = tile_of_lane(state, args, division, job);
+      if (has_job) rows = tile_of_lane(args, division, job), tile = packed_tile(state, args, rows);
+      if (round) barrier_wait(stored_barrier(round - 1), stored_parity(round - 1));
     }
-    break;
+    plan_end(lanes, round);
+    return true;
   }
-  warp_arrive(&rings().left);
-  return true;
 }
 
 }  // namespace wide

@@ -21,35 +21,43 @@ struct PackedWeights {
   uint4 upper, lower;
 };
 
-// This lane's way through the A ring.
+// This lane's way through the A ring. A warp without an M tile multiplies what it finds in memory that nothing is
+// written to.
 class WeightReader {
  public:
-  DISTMK_FN explicit WeightReader(uint32_t a_count) : at_{a_count} {}
+  DISTMK_FN WeightReader(uint32_t phases, uint32_t num_tiles, uint32_t tile)
+      : at_(phases, rings().num_tiles, num_tiles, tile), has_tile_(tile < num_tiles) {}
 
-  // Waits for the next K tile, of `num_blocks` blocks of WIDE_COLS columns.
-  DISTMK_FN void open(uint32_t num_blocks) {
+  // Waits for the next K tile, of `num_blocks` blocks of WIDE_COLS columns, and begins with block `first` of them.
+  DISTMK_FN void open(uint32_t num_blocks, uint32_t first) {
     const uint32_t lane = threadIdx.x % 32, row = fragment_row(lane), pitch = num_blocks * WIDE_COLS * 2;
-    barrier_wait(shared_address(&rings().a_full[at_.slot()]), at_.parity());
-    next_ = shared_address(shared().stages) + at_.slot() * A_SLOT_BYTES + threadIdx.x / 32 * A_TILE_BYTES +
-            row * pitch + (lane ^ row) % 4 * 16 + row / 4 * 64;
+    await();
+    const uint32_t tile =
+        has_tile_ ? shared_address(shared().stages) + at_.place() * A_TILE_BYTES : shared_address(shared().work);
+    next_ = tile + row * pitch + (lane ^ row) % 4 * 16 + row / 4 * 64 + first * WIDE_COLS * 2;
     below_ = 8 * pitch;
   }
   // Blocks are read half by half, in the order of k; in rows 4 to 7 the second half comes first.
   DISTMK_FN PackedWeights load_first_half() const { return {load_shared(next_), load_shared(next_ + below_)}; }
-  DISTMK_FN PackedWeights load_second_half() {
+  // Then it is on to the block `step` blocks further.
+  DISTMK_FN PackedWeights load_second_half(uint32_t step) {
     const uint32_t at = next_ ^ 64;
-    next_ += WIDE_COLS * 2;
+    next_ += step * WIDE_COLS * 2;
     return {load_shared(at), load_shared(at + below_)};
   }
-  DISTMK_FN void release() {
-    warp_arrive(&rings().a_empty[at_.slot()]);
-    ++at_.count;
+  DISTMK_FN void await() const {
+    if (has_tile_) barrier_wait(shared_address(&rings().a_full[at_.place()]), at_.parity());
+  }
+  DISTMK_FN void release(uint32_t arrivals) {
+    if (has_tile_) warp_arrive(&rings().a_empty[at_.place()], arrivals), at_.advance();
   }
 
  private:
-  RingPosition<A_SLOTS> at_;
+  WeightPosition at_;
+  bool has_tile_;
   uint32_t next_, below_;
 };
+static_assert(A_TILE_BYTES <= WORK_BYTES, "");
 
 // Starts the products of half a block.
 template <uint32_t N>
@@ -65,93 +73,90 @@ DISTMK_FN void multiply_half(float (&acc)[N / 2], const PackedWeights& w, uint32
 }
 
 // While half a block is multiplied, the next half's weights are loaded. Then a warpgroup waits for its products, so
-// that their registers can be used again; those of the other warpgroup keep the tensor cores busy.
-template <uint32_t N>
-DISTMK_FN void multiply_blocks(float (&acc)[N / 2], uint32_t a_count, uint32_t b_count, uint32_t num_blocks) {
-  WeightReader weights(a_count);
-  RingPosition<num_b_slots(N)> b{b_count};
-  weights.open(min(BLOCKS_PER_TILE, num_blocks));
-  if (a_count == 0) mark(Mark::INPUTS);
-  PackedWeights next = weights.load_first_half();
+// that their registers can be used again; those of the other warpgroup keep the tensor cores busy. SHARED: the
+// warpgroups have the same M tiles, and each multiplies every other block.
+template <uint32_t N, bool SHARED>
+DISTMK_FN void multiply_blocks(float (&acc)[N / 2], uint32_t num_tiles, uint32_t phases, SlotPosition b,
+                               uint32_t num_blocks) {
+  constexpr uint32_t STEP = SHARED ? NUM_GROUPS : 1, A_ARRIVALS = NUM_GROUPS / STEP, B_ARRIVALS = STEP;
+  const uint32_t warp = threadIdx.x / 32, tile = SHARED ? warp % GROUP_WARPS : warp;
+  const uint32_t first = SHARED ? warp / GROUP_WARPS : 0;
+  WeightReader weights(phases, num_tiles, tile);
+  if (first) b.advance(rings().num_slots, first);
+  if (first < num_blocks) {
+    weights.open(min(BLOCKS_PER_TILE, num_blocks), first);
+    mark(Mark::INPUTS);
+    PackedWeights next = weights.load_first_half();
 #pragma unroll 1
-  for (uint32_t block = 1;; ++block) {
-    const uint32_t b_slot = shared_address(shared().stages) + A_BYTES + b.slot() * b_slot_bytes(N);
-    barrier_wait(shared_address(&rings().b_full[b.slot()]), b.parity());
-    if (b.count == 0) mark(Mark::FIRST);
-    multiply_half<N>(acc, next, b_slot, 0);
-    next = weights.load_second_half();
-    tensor::await<N>();
-    multiply_half<N>(acc, next, b_slot, 1);
-    if (block % BLOCKS_PER_TILE == 0 || block == num_blocks) {
-      weights.release();
-      if (block < num_blocks) weights.open(min(BLOCKS_PER_TILE, num_blocks - block));
+    for (uint32_t block = first + STEP;; block += STEP) {
+      const uint32_t b_slot = shared_address(shared().stages) + rings().b_begin + b.slot * b_slot_bytes(N);
+      barrier_wait(shared_address(&rings().b_full[b.slot]), b.parity);
+      if (block == first + STEP) mark(Mark::FIRST);
+      multiply_half<N>(acc, next, b_slot, 0);
+      next = weights.load_second_half(STEP);
+      tensor::await<N>();
+      multiply_half<N>(acc, next, b_slot, 1);
+      if (block % BLOCKS_PER_TILE == first || block >= num_blocks) {
+        weights.release(A_ARRIVALS);
+        if (block < num_blocks) weights.open(min(BLOCKS_PER_TILE, num_blocks + first - block), first);
+      }
+      if (block < num_blocks) next = weights.load_first_half();
+      tensor::await<N>();
+      warp_arrive(&rings().b_empty[b.slot], B_ARRIVALS);
+      b.advance(rings().num_slots, STEP);
+      if (block >= num_blocks) break;
     }
-    if (block < num_blocks) next = weights.load_first_half();
-    tensor::await<N>();
-    warp_arrive(&rings().b_empty[b.slot()]);
-    ++b.count;
-    if (block == num_blocks) break;
+  }
+  if (first && num_blocks % BLOCKS_PER_TILE == 1) {  // the last K tile has no block for this warpgroup
+    weights.await();
+    weights.release(A_ARRIVALS);
   }
 }
+static_assert(NUM_GROUPS == 2 && BLOCKS_PER_TILE % NUM_GROUPS == 0, "");
 
-template <uint32_t N>
-DISTMK_FN void skip_block(uint32_t b_count) {
-  const RingPosition<num_b_slots(N)> b{b_count};
-  barrier_wait(&rings().b_full[b.slot()], b.parity());
-  warp_arrive(&rings().b_empty[b.slot()]);
-}
-
-// For a warpgroup without M tiles: takes part in the rings and nothing else.
-template <uint32_t N>
-DISTMK_FN void skip_blocks(uint32_t a_count, uint32_t b_count, uint32_t num_blocks) {
-#pragma unroll 1
-  for (uint32_t block = 0; block < num_blocks; ++block) {
-    if (block % BLOCKS_PER_TILE == 0) {
-      const RingPosition<A_SLOTS> a{a_count++};
-      barrier_wait(&rings().a_full[a.slot()], a.parity());
-      warp_arrive(&rings().a_empty[a.slot()]);
-    }
-    skip_block<N>(b_count + block);
-  }
-}
-
-// The output of a job over the A ring: float32 [tokens][OUTPUT_ROWS], rows swizzled by the token so that neither
-// writing nor reading it has bank conflicts.
-constexpr uint32_t OUTPUT_ROWS = JOB_TILES * M_TILE;
-static_assert(MAX_TOKENS * OUTPUT_ROWS * sizeof(float) <= A_BYTES, "the output leaves the B ring alone");
+// The output of a job: float32 [N tokens][OUTPUT_ROWS], rows swizzled by the token so that neither writing nor reading
+// it has bank conflicts.
 DISTMK_FN uint32_t output_swizzle(uint32_t token) { return token / 2 % 4 * 8; }
 DISTMK_FN float* output_of(uint32_t token) { return reinterpret_cast<float*>(shared().stages) + token * OUTPUT_ROWS; }
 
-template <uint32_t N>
-DISTMK_FN void write_output(const float (&acc)[N / 2]) {
+// visit(sum, element of the output) for all of this lane's sums, as those of M tile `tile`.
+template <uint32_t N, class Visit>
+DISTMK_FN void visit_output(float (&acc)[N / 2], uint32_t tile, const Visit& visit) {
   const uint32_t lane = threadIdx.x % 32, token = lane % 4 * 2;
-  const uint32_t row = threadIdx.x / 32 * M_TILE + fragment_row(lane), swizzle = output_swizzle(token);
+  const uint32_t row = output_begin(N) / sizeof(float) + tile * M_TILE + fragment_row(lane);
+  const uint32_t swizzle = output_swizzle(token);
   float *upper = output_of(token) + (row ^ swizzle), *lower = output_of(token) + ((row + 8) ^ swizzle);
 #pragma unroll
   for (uint32_t n = 0; n < N / 8; ++n) {
     const uint32_t at = n * 8 * OUTPUT_ROWS;
-    upper[at] = acc[4 * n], upper[at + OUTPUT_ROWS] = acc[4 * n + 1];
-    lower[at] = acc[4 * n + 2], lower[at + OUTPUT_ROWS] = acc[4 * n + 3];
+    visit(acc[4 * n], upper[at]), visit(acc[4 * n + 1], upper[at + OUTPUT_ROWS]);
+    visit(acc[4 * n + 2], lower[at]), visit(acc[4 * n + 3], lower[at + OUTPUT_ROWS]);
   }
 }
 
-// A job of `num_tiles` M tiles and `num_blocks` blocks of columns, of which the first are number a_count and b_count of
-// their rings. Leaves the output in shared memory.
+// A job of `num_tiles` M tiles and `num_blocks` blocks of columns. `phases`: of the A ring; `b`: of the job's first
+// block. Leaves the output in shared memory. M tiles that one warpgroup can multiply are
+// shared by both: the second one's sums are added to the first one's.
 template <uint32_t N>
-DISTMK_FN void multiply_job(uint32_t num_tiles, uint32_t a_count, uint32_t b_count, uint32_t num_blocks) {
-  const bool active = threadIdx.x / 128 * 4 < num_tiles;
+DISTMK_FN void multiply_job(uint32_t num_tiles, uint32_t phases, const SlotPosition& b, uint32_t num_blocks) {
+  const bool is_shared = num_tiles <= GROUP_WARPS;
   float acc[N / 2];
 #pragma unroll
   for (float& sum : acc) sum = 0.0f;
-  if (!num_blocks)
-    skip_block<N>(b_count);
-  else if (active)
-    multiply_blocks<N>(acc, a_count, b_count, num_blocks);
+  if (is_shared)
+    multiply_blocks<N, true>(acc, num_tiles, phases, b, num_blocks);
   else
-    skip_blocks<N>(a_count, b_count, num_blocks);
+    multiply_blocks<N, false>(acc, num_tiles, phases, b, num_blocks);
   mark(Mark::LAST);
-  barrier_sync<NUM_CONSUMERS>();  // all weights have been read
-  if (active) write_output<N>(acc);
+  const uint32_t warp = threadIdx.x / 32;
+  const auto write = [](float sum, float& out) { out = sum; };
+  barrier_sync<NUM_CONSUMERS>();  // the rings and the last job's output have been read
+  if (!is_shared || warp >= GROUP_WARPS) visit_output<N>(acc, warp, write);
+  if (!is_shared) return;
+  barrier_sync<NUM_CONSUMERS>();
+  if (warp >= GROUP_WARPS) return;
+  visit_output<N>(acc, warp + GROUP_WARPS, [](float& sum, float other) { sum += other; });
+  visit_output<N>(acc, warp, write);
 }
 
 }  // namespace wide

@@ -1,7 +1,7 @@
 // Shared memory of a wide product. A wide program streams no weights through the pipeline (core/pipeline.cuh), so its
 // stages hold two rings that the loader fills and the consumers empty:
-//   A  two slots of weights, the M tiles of a job by K_TILE columns; behind the mainloop also the job's output
-//   B  slots of activations, the tokens of an N tile by WIDE_COLS columns
+//   A  M tiles of K_TILE columns of weights, in groups: those of a job in a K tile
+//   B  slots of activations, the tokens of an N tile by WIDE_COLS columns, behind the A ring
 // Their mbarriers, set up anew for every task, and the tables of the output are in the scratch memory.
 #pragma once
 #include "device/core/shared.cuh"
@@ -10,62 +10,142 @@
 namespace distmk {
 namespace wide {
 
-constexpr uint32_t A_TILE_BYTES = M_TILE * K_TILE * sizeof(__nv_bfloat16), A_SLOT_BYTES = JOB_TILES * A_TILE_BYTES;
-constexpr uint32_t A_SLOTS = 2, A_BYTES = A_SLOTS * A_SLOT_BYTES;
-constexpr uint32_t B_BYTES = 65536, MAX_B_SLOTS = 8;
+constexpr uint32_t A_TILE_BYTES = M_TILE * K_TILE * sizeof(__nv_bfloat16), MAX_A_TILES = 16, MAX_B_SLOTS = 8;
+constexpr uint32_t RING_BYTES = 196608;                                   // of both
+constexpr uint32_t NUM_GROUPS = 2, GROUP_WARPS = NUM_WARPS / NUM_GROUPS;  // warpgroups
 constexpr uint32_t BLOCKS_PER_TILE = K_TILE / WIDE_COLS;
-static_assert(!BULK_COPIES || A_BYTES + B_BYTES <= sizeof(Shared::stages), "");
+static_assert(!BULK_COPIES || RING_BYTES <= sizeof(Shared::stages), "");
+static_assert(2 * JOB_TILES <= MAX_A_TILES, "the next K tile lands while one is multiplied");
 
 DISTMK_FN constexpr uint32_t b_slot_bytes(uint32_t tile_tokens) {
   return tile_tokens * WIDE_COLS * static_cast<uint32_t>(sizeof(__nv_bfloat16));
 }
-DISTMK_FN constexpr uint32_t num_b_slots(uint32_t tile_tokens) {
-  return B_BYTES / b_slot_bytes(tile_tokens) < MAX_B_SLOTS ? B_BYTES / b_slot_bytes(tile_tokens) : MAX_B_SLOTS;
-}
 
-// An output feature of a job: its row in the job's M tiles; of gate and up, that of up as well.
+// How the two rings share their memory in a product: with many tokens the A ring has no more than two groups. Each slot
+// is always read by the same warpgroup where these take turns: one that came back to it after two rounds, rather than
+// one, could not tell them apart.
+struct RingSizes {
+  uint32_t num_tiles, num_slots;
+
+  DISTMK_FN RingSizes(uint32_t tile_tokens, uint32_t job_tiles)
+      : num_tiles(splits_evenly(tile_tokens) ? 2 * job_tiles : MAX_A_TILES),
+        num_slots(min((RING_BYTES - a_bytes()) / b_slot_bytes(tile_tokens), MAX_B_SLOTS) / NUM_GROUPS * NUM_GROUPS) {}
+  DISTMK_FN uint32_t a_bytes() const { return num_tiles * A_TILE_BYTES; }
+};
+
+// A job's output, float32 [tokens][OUTPUT_ROWS], lies at the end of both rings' memory, so that weights of the next job
+// land meanwhile. That of MAX_TOKENS lies at the beginning, over the A ring, and activations land.
+constexpr uint32_t OUTPUT_ROWS = JOB_TILES * M_TILE;
+DISTMK_FN constexpr uint32_t output_bytes(uint32_t tile_tokens) {
+  return tile_tokens * OUTPUT_ROWS * static_cast<uint32_t>(sizeof(float));
+}
+DISTMK_FN constexpr uint32_t output_begin(uint32_t tile_tokens) {
+  return tile_tokens == MAX_TOKENS ? 0 : RING_BYTES - output_bytes(tile_tokens);
+}
+// An output feature of a job: where its row of the output begins, in floats from the beginning of the stages; of gate
+// and up, that of up as well.
 struct Feature {
   uint32_t row, up_row;
   float bias, up_bias;
 };
 using FeatureTable = Feature[JOB_TILES * M_TILE];
 
-//   a_full, b_full    loader -> consumers    a slot has landed
-//   a_empty, b_empty  consumers -> loader    a slot has been read
-//   stored            consumers -> loader    a job's output, which lies over the A ring, has been read
-//   left              loader -> consumers    it has learned of the task, filled its rings and left them
-struct Rings {
-  uint64_t a_full[A_SLOTS], a_empty[A_SLOTS], b_full[MAX_B_SLOTS], b_empty[MAX_B_SLOTS], stored, left;
-  uint32_t instance;                     // of the task: the number of its first one here
-  alignas(16) FeatureTable features[2];  // of a job and of the one before, which other warps may still store
+// An M tile of a job: its output features, and where their biases begin in args.bias; of gate and up, those of up as
+// well.
+struct alignas(16) JobTile {
+  FeatureRange features;
+  uint32_t bias, up_bias;
+};
+// What the loader tells the consumers of a job. It looks all this up while they still run the tasks before.
+//   planned  loader -> consumers    the job may be read
+//   stored   consumers -> loader    its output, which may lie over a ring, has been read
+struct JobPlan {
+  uint64_t planned, stored;
+  uint32_t num_tiles;   // M tiles; 0: there is no other job
+  uint32_t num_blocks;  // of columns
+  uint32_t first_token, num_tokens, split;
+  FeatureRange features;
+  JobTile tiles[JOB_TILES];
+};
 
-  // By all consumers, `thread` of them: none but these uses the barriers. Each lane of the loader that copies an M tile
-  // arrives at `a_full`.
+//   ready             consumers -> loader    the inputs are there
+//   a_full, b_full    loader -> consumers    an M tile, or a slot, has landed
+//   a_empty, b_empty  consumers -> loader    it has been read
+struct Rings {
+  uint64_t a_full[MAX_A_TILES], a_empty[MAX_A_TILES], b_full[MAX_B_SLOTS], b_empty[MAX_B_SLOTS], ready;
+  JobPlan jobs[2];           // that successive jobs take in turn
+  FeatureTable features[2];  // likewise; other warps may still store the job before
+  WideLinearArgs args;
+  uint32_t instance;                       // of the task: the number of its first one here
+  uint32_t num_tokens;                     // of the whole product
+  uint32_t num_tiles, num_slots, b_begin;  // see RingSizes; where the B ring begins in the stages
+
+  // By all consumers, `thread` of them: none but these uses the barriers. An M tile is read by a warp of each
+  // warpgroup, or by one warp that arrives for both; a slot by all warps, or by a warpgroup that arrives for both.
   DISTMK_FN void init(uint32_t thread) {
     constexpr uint32_t ALL_WARPS = NUM_WARPS * WARP_ARRIVALS;
-    if (thread < A_SLOTS) barrier_init(&a_full[thread], JOB_TILES), barrier_init(&a_empty[thread], ALL_WARPS);
+    if (thread < MAX_A_TILES)
+      barrier_init(&a_full[thread], 1), barrier_init(&a_empty[thread], NUM_GROUPS * WARP_ARRIVALS);
     if (thread < MAX_B_SLOTS) barrier_init(&b_full[thread], 1), barrier_init(&b_empty[thread], ALL_WARPS);
-    if (thread == 0) barrier_init(&stored, ALL_WARPS), barrier_init(&left, WARP_ARRIVALS);
+    if (thread < 2) barrier_init(&jobs[thread].planned, WARP_ARRIVALS), barrier_init(&jobs[thread].stored, ALL_WARPS);
+    if (thread == 0) barrier_init(&ready, WARP_ARRIVALS);
     barrier_init_done();
   }
   // The memory may then be used for something else.
   DISTMK_FN void invalidate(uint32_t thread) {
-    if (thread < A_SLOTS) barrier_invalidate(&a_full[thread]), barrier_invalidate(&a_empty[thread]);
+    if (thread < MAX_A_TILES) barrier_invalidate(&a_full[thread]), barrier_invalidate(&a_empty[thread]);
     if (thread < MAX_B_SLOTS) barrier_invalidate(&b_full[thread]), barrier_invalidate(&b_empty[thread]);
-    if (thread == 0) barrier_invalidate(&stored), barrier_invalidate(&left);
+    if (thread < 2) barrier_invalidate(&jobs[thread].planned), barrier_invalidate(&jobs[thread].stored);
+    if (thread == 0) barrier_invalidate(&ready);
   }
 };
 static_assert(sizeof(Rings) <= SCRATCH_BYTES, "");
 
 DISTMK_FN Rings& rings() { return *reinterpret_cast<Rings*>(shared().scratch); }
 
-// A position in a ring, counted from the beginning of the task.
-template <uint32_t SLOTS>
-struct RingPosition {
-  uint32_t count;
+// The place of one M tile of a job in successive K tiles. A job takes as many groups as fit, so that within a job none
+// but one lane fills an M tile's places and none but its warps read them: with those of others, who may be ahead by
+// more than a round, phases would be ambiguous. `phases`: of each place, the parity of its next use.
+class WeightPosition {
+ public:
+  // `tile` of `num_tiles`, in a ring for `ring_tiles`.
+  DISTMK_FN WeightPosition(uint32_t phases, uint32_t ring_tiles, uint32_t num_tiles, uint32_t tile)
+      : place_(tile), phases_(phases), step_(num_tiles), end_(ring_tiles / num_tiles * num_tiles) {}
+  DISTMK_FN uint32_t place() const { return place_; }
+  DISTMK_FN uint32_t parity() const { return phases_ >> place_ & 1; }
+  DISTMK_FN void advance() {
+    place_ += step_;
+    if (place_ < end_) return;
+    place_ -= end_, phases_ = ~phases_;
+  }
+  // Behind a job of `num_k_tiles`.
+  DISTMK_FN static uint32_t phases_after(uint32_t phases, uint32_t ring_tiles, uint32_t num_tiles,
+                                         uint32_t num_k_tiles) {
+    const uint32_t num_groups = ring_tiles / num_tiles, rounds = num_k_tiles / num_groups;
+    if (rounds % 2) phases ^= (1u << num_groups * num_tiles) - 1;
+    return phases ^ ((1u << num_k_tiles % num_groups * num_tiles) - 1);
+  }
 
-  DISTMK_FN uint32_t slot() const { return count % SLOTS; }
-  DISTMK_FN uint32_t parity() const { return count / SLOTS % 2; }
+ private:
+  uint32_t place_, phases_, step_, end_;
+};
+static_assert(MAX_A_TILES < 32, "");
+
+// A position in the B ring.
+struct SlotPosition {
+  uint32_t slot = 0, parity = 0;
+
+  DISTMK_FN void advance(uint32_t num_slots, uint32_t step) {
+    slot += step;
+    if (slot < num_slots) return;
+    slot -= num_slots, parity ^= 1;
+  }
+  // Behind `count` slots.
+  DISTMK_FN void skip(uint32_t num_slots, uint32_t count) {
+    slot += count;
+    parity ^= slot / num_slots % 2;
+    slot %= num_slots;
+  }
 };
 
 }  // namespace wide

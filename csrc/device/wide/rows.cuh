@@ -244,7 +244,6 @@ DISTMK_FN void body_wide_sum(Context& context, const WideSumArgs& args) {
     wide::sum_rows<float4>(context, args, rows, first_row);
   else
     wide::sum_rows<float>(context, args, rows, first_row);
-  fence_copies();  // the output is read by bulk copies
 }
 
 }  // namespace distmk

@@ -23,7 +23,6 @@ DISTMK_FN void body_select_rows(Context& context, const SelectRowsArgs& args) {
       reinterpret_cast<unsigned short*>(out)[offset(to, col)] =
           __ldcg(reinterpret_cast<const unsigned short*>(x) + offset(from, col));
   }
-  fence_copies();  // the output is read by bulk copies
 }
 
 // The best of this lane's columns of a row's part, begin + lane, begin + lane + 32, ... Its loads have no condition, as

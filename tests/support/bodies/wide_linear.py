@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from support import reference
 from support.bodies.board import Board, f32, in_turn
 from support.bodies.linear import cap_error, random_softcap
 
-from distmk.abi import MAX_SEQUENCES, WIDE_COLS, WIDE_GATED, WIDE_ROWS, Space, WideBatch, WideEpilogue
+from distmk.abi import M_TILE, MAX_SEQUENCES, WIDE_COLS, WIDE_GATED, WIDE_ROWS, Space, WideBatch, WideEpilogue
 from distmk.graph.regions import Region, Slab
 from distmk.tasks.wide import activation_cols, owned_rows, padded_cols
 from distmk.tasks.wide_linear import SlabPartition, WideLinear
@@ -29,28 +29,42 @@ PARTITIONS = (
     SlabPartition(187 * 3 + 1, 3),
 )
 PAIRED = (SlabPartition(187 * 3 + 1, 3), SlabPartition(4 * 46 + 24, 5, 1, 24), SlabPartition(12, 2))
-ROWS = (1, 17, 33, 130, 300, 512)
+# More M tiles for each of 16 workers than a job has, and a few left.
+MANY_TILES = SlabPartition(16 * 9 * M_TILE - 7, 1)
+
+
+class Product(NamedTuple):
+    k: int
+    partition: SlabPartition
+    epilogue: WideEpilogue
+    num_splits: int = 1
 
 
 def cases(board: Board, error: float, all_k: tuple[int, ...]) -> Iterator[Callable[[], None]]:
     """Every epilogue, with numbers of rows that take one N tile of each size, and two."""
     rng = board.rng
 
-    def drawn(rows: int, epilogue: WideEpilogue, num_splits: int = 1) -> Callable[[], None]:
+    def drawn(epilogue: WideEpilogue, num_splits: int = 1) -> Product:
         partitions = PAIRED if epilogue in WIDE_GATED else PARTITIONS
-        partition = partitions[int(rng.integers(len(partitions)))]
-        return partial(_product, board, error, int(rng.choice(all_k)), rows, partition, epilogue, num_splits)
+        return Product(int(rng.choice(all_k)), partitions[int(rng.integers(len(partitions)))], epilogue, num_splits)
+
+    def case(rows: int, *products: Product) -> Callable[[], None]:
+        return partial(_in_a_row, board, error, rows, products)
 
     gated = in_turn(rng, WIDE_GATED)
-    for rows in ROWS:
-        for epilogue in (WideEpilogue.STORE, next(gated)):
-            yield drawn(rows, epilogue)
-        yield drawn(rows, WideEpilogue.PARTS, int(rng.integers(1, 3)))
-    for k, num_splits in ((64, 2), (max(all_k), 2), (min(all_k), 1)):
-        yield partial(_product, board, error, k, 70, PARTITIONS[0], WideEpilogue.PARTS, num_splits)
+    for low, high in ((1, 16), (17, 32), (33, 64), (65, 128), (129, 256), (257, WIDE_ROWS)):
+        parts = drawn(WideEpilogue.PARTS, int(rng.integers(1, 3)))
+        rows = int(rng.choice([high, rng.integers(low, high + 1)]))
+        yield case(rows, drawn(WideEpilogue.STORE), drawn(next(gated)), parts)
+    # Jobs whose M tiles do not divide the ring, over more K tiles than it holds, beside shorter ones.
+    ks = ((64, 2), (max(all_k), 2), (min(all_k), 1), (33 * WIDE_COLS, 2))
+    parts_of_k = [Product(k, PARTITIONS[0], WideEpilogue.PARTS, num_splits) for k, num_splits in ks]
+    yield case(int(rng.integers(17, 65)), *(parts_of_k[i] for i in rng.permutation(len(ks))))
+    many = [Product(k, MANY_TILES, WideEpilogue.PARTS, 1 + (k > 320)) for k in (320, 448, 640)]
+    yield case(int(rng.integers(17, 65)), *many)
     for rows in (1, 16, int(rng.integers(17, 65)), MAX_SEQUENCES, 0):
-        yield drawn(rows, WideEpilogue.LOGITS)
-    yield drawn(0, WideEpilogue.STORE)
+        yield case(rows, drawn(WideEpilogue.LOGITS))
+    yield case(0, drawn(WideEpilogue.STORE))
 
 
 def activations(x: torch.Tensor, tiled: bool) -> torch.Tensor:
@@ -102,15 +116,21 @@ def _by_slab(partition: SlabPartition, values: torch.Tensor) -> tuple[torch.Tens
     return torch.cat([gate for gate, _ in slabs], 1), torch.cat([up for _, up in slabs], 1)
 
 
-def _product(
-    board: Board, error: float, k: int, rows: int, partition: SlabPartition, epilogue: WideEpilogue, num_splits: int = 1
-) -> None:
-    """On all ranks, each with a matrix of its own; every rank has the same rows."""
-    n = partition.num_rows
+def _in_a_row(board: Board, error: float, rows: int, products: Sequence[Product]) -> None:
+    """Products of the rows of one batch: the weights of each are copied while the one before still stores its output."""
+    sampled = products[0].epilogue is WideEpilogue.LOGITS
+    batches = [_batch(board, rank, rows, sampled) for rank in range(board.num_ranks)]
+    for product in products:
+        _on_all_ranks(board, error, rows, product, batches)
+
+
+def _on_all_ranks(board: Board, error: float, rows: int, product: Product, batches: Sequence[Region]) -> None:
+    """Each rank has a matrix of its own; every rank has the same rows."""
+    n, num_splits = product.partition.num_rows, product.num_splits
     slots, slot = board.num_ranks * num_splits + 1, 1
     parts = board.buffer(slots * n, owned_rows(board.num_ranks), space=Space.HEAP)
-    for rank in range(board.num_ranks):
-        _Product(board, rank, error, k, rows, partition, epilogue).add(parts, num_splits, slot + rank * num_splits)
+    for rank, batch in enumerate(batches):
+        _Product(board, rank, error, rows, product, batch).add(parts, num_splits, slot + rank * num_splits)
 
 
 class _Product:
@@ -119,12 +139,12 @@ class _Product:
         board: Board,
         rank: int,
         error: float,
-        k: int,
         rows: int,
-        partition: SlabPartition,
-        epilogue: WideEpilogue,
+        product: Product,
+        batch: Region,
     ) -> None:
-        self.board, self.rank, self.k, self.rows = board, rank, k, rows
+        k, partition, epilogue, _ = product
+        self.board, self.rank, self.k, self.rows, self.batch = board, rank, k, rows, batch
         self.partition, self.epilogue = partition, epilogue
         self.x, self.weight = torch.randn(rows, k).bfloat16(), torch.randn(partition.num_rows, k).bfloat16()
         self.bias = torch.randn(partition.num_rows) if board.rng.random() < 0.5 else None
@@ -162,7 +182,7 @@ class _Product:
                 x=x,
                 slab=_matrix(board, rank, self.weight, self.partition, epilogue in WIDE_GATED),
                 out=out,
-                batch=_batch(board, rank, self.rows, sampled),
+                batch=self.batch,
                 partition=self.partition,
                 bias=board.vector(rank, self.bias),
                 epilogue=epilogue,
