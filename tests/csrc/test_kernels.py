@@ -44,6 +44,18 @@ def architecture_in(read: str) -> int:
     return int(flags[1], 16) >> 8 & 0xFF
 
 
+def calls_in(kernel: Path) -> set[tuple[str, str]]:
+    """Caller and callee, from the pairs of symbol numbers that the linker leaves in .nv.callgraph."""
+    read = subprocess.run(
+        ["readelf", "-sW", "-x.nv.callgraph", str(kernel)], capture_output=True, text=True, check=True
+    ).stdout
+    names = {int(number): name for number, name in re.findall(r"^ +(\d+): .* (\S+)$", read, re.MULTILINE)}
+    words = "".join(re.findall(r"^ +0x[0-9a-f]{8} ((?:[0-9a-f]{8} ){1,4})", read, re.MULTILINE)).split()
+    symbols = [int.from_bytes(bytes.fromhex(word), "little") for word in words]
+    pairs = zip(symbols[::2], symbols[1::2], strict=True)
+    return {(names[caller], names[callee]) for caller, callee in pairs if caller in names and callee in names}
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "sm_90a")) for name in ARCHITECTURES]
@@ -58,6 +70,11 @@ def test_kernel_of_every_architecture(name: str, tmp_path: Path) -> None:
     assert {"distmk_megakernel", "nvshmemi_device_state_d", "nvshmemi_device_lib_version_d"} <= defined
     missing = {symbol for symbol in re.findall(r"GLOBAL .* UND (\S+)", read) if not symbol.startswith(".nv.")}
     assert missing <= {"vprintf"}, "the driver defines no other symbols"
+    if "sm_90a" in name:  # whose compiler waits for each product of warpgroups at once in a function that calls another
+        mainloops = set(re.findall(r"\b(_Z\w*(?:run_jobs|run_attention_job)ILj\w*)$", read, re.MULTILINE))
+        calls = calls_in(kernel)
+        assert len(mainloops) > 4 and calls
+        assert not [call for call in calls if call[0] in mainloops]
     report = Report.of(kernel)
     assert report and report.architecture == name
     assert 0 < report.registers <= MAX_REGISTERS

@@ -28,6 +28,7 @@ DISTMK_NOINLINE void run_jobs(Context& context) {
     if (!round) {
       mark(Mark::PREPARED);
       if (!context.inputs_ready()) return;  // the loader leaves, too
+      mark(Mark::INPUTS);
       if (threadIdx.x < 32) warp_arrive(&rings().ready);
     }
     multiply_job<N>(job.num_tiles, phases, b, job.num_blocks);

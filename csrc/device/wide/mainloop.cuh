@@ -85,7 +85,6 @@ DISTMK_FN void multiply_blocks(float (&acc)[N / 2], uint32_t num_tiles, uint32_t
   if (first) b.advance(rings().num_slots, first);
   if (first < num_blocks) {
     weights.open(min(BLOCKS_PER_TILE, num_blocks), first);
-    mark(Mark::INPUTS);
     PackedWeights next = weights.load_first_half();
 #pragma unroll 1
     for (uint32_t block = first + STEP;; block += STEP) {
