@@ -92,7 +92,7 @@ def test_wide_iterations(tmp_path: Path) -> None:
     options = DecodeOptions(
         2, 2, max_seqs=4, max_model_len=64, page_size=16, turns=(40,), **backend_choices("emulated")
     )  # type: ignore[arg-type]
-    model = build_model(tiny_config(num_layers=1, head_dim=64))
+    model = build_model(tiny_config(num_layers=2, head_dim=64))  # the second uses attention's order of jobs again
     request = ("--requests", "1", "--longer", "24", "--tokens", "2")
     binary, program = tool("thread", RACECHECK, emulated=True), compile_graph(*lower_programs(model, options))
     assert_clean(run_ranks(binary, program, tmp_path, "--ride", *request, "--seed", seed), 2)
