@@ -19,9 +19,9 @@ DISTMK_NOINLINE void run_jobs(Context& context) {
 #pragma unroll 1
   for (uint32_t round = 0;; ++round) {
     const WideLinearArgs& args = rings().args;
-    JobPlan& job = rings().jobs[round % 2];
+    JobPlan& job = plan_of(round);
     FeatureTable& table = rings().features[round % 2];
-    barrier_wait(&job.planned, round / 2 % 2);
+    barrier_wait(&job.planned, plan_parity(round));
     if (!job.num_tiles) break;
     const Context here(own_rank_state(), {threadIdx.x, NUM_CONSUMERS});
     write_features(job, output_begin(N), here.at<float>(args.bias), table);
@@ -33,8 +33,7 @@ DISTMK_NOINLINE void run_jobs(Context& context) {
     }
     multiply_job<N>(job.num_tiles, phases, b, job.num_blocks);
     mark(Mark::MET);
-    const uint32_t num_k_tiles = (job.num_blocks + BLOCKS_PER_TILE - 1) / BLOCKS_PER_TILE;
-    phases = WeightPosition::phases_after(phases, rings().num_tiles, job.num_tiles, num_k_tiles);
+    phases = WeightPosition::phases_after(phases, rings().num_tiles, job.num_tiles, num_k_tiles(job.num_blocks));
     b.skip(rings().num_slots, job.num_blocks);
     fence_copies_to_shared();  // a ring may be filled over what was written; no store to global memory is on its way
     barrier_sync<NUM_CONSUMERS>();

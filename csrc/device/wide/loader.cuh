@@ -52,7 +52,7 @@ DISTMK_FN PackedTile packed_tile(const RankState& state, const WideLinearArgs& a
 // Tells the consumers of a job, `round` of which came before. By all lanes; `rows` are those of a lane's M tile.
 DISTMK_FN void plan_job(const Team& lanes, const WideLinearArgs& args, const Job& job, const TileRows& rows,
                         uint32_t round) {
-  JobPlan& plan = rings().jobs[round % 2];
+  JobPlan& plan = plan_of(round);
   const FeatureRange features = features_of(args, rows);
   const uint32_t end = __shfl_sync(~0u, features.end(), job.num_tiles - 1);
   if (lanes.index < job.num_tiles) {
@@ -68,13 +68,10 @@ DISTMK_FN void plan_job(const Team& lanes, const WideLinearArgs& args, const Job
   warp_arrive(&plan.planned);
 }
 DISTMK_FN void plan_end(const Team& lanes, uint32_t round) {
-  JobPlan& plan = rings().jobs[round % 2];
+  JobPlan& plan = plan_of(round);
   if (lanes.leader()) plan.num_tiles = 0;
   warp_arrive(&plan.planned);
 }
-// Of job `round`. No job is planned before the last but one is stored.
-DISTMK_FN uint64_t* stored_barrier(uint32_t round) { return &rings().jobs[round % 2].stored; }
-DISTMK_FN uint32_t stored_parity(uint32_t round) { return round / 2 % 2; }
 
 // The producer of the rings: a lane an M tile of the job, and a lane a slot of activations. Both rings are filled as
 // they have room, whatever the other one waits for; the M tiles of a K tile at once, a slot at a time.
@@ -83,23 +80,23 @@ class RingFiller {
   static_assert(FIRST_B_LANE + MAX_B_SLOTS <= 32, "");
 
  public:
-  DISTMK_FN RingFiller(const RankState& state, const Team& lanes, const WideLinearArgs& args, const Division& division,
+  DISTMK_FN RingFiller(const RankState& state, const Team& lanes, const WideLinearArgs& args, uint32_t tile_tokens,
                        const RingSizes& sizes)
       : lanes_(lanes),
         args_(args),
         x_(reinterpret_cast<const char*>(state.address(args.x))),
-        slot_bytes_(b_slot_bytes(division.tile_tokens)),
+        slot_bytes_(b_slot_bytes(tile_tokens)),
         sizes_(sizes),
-        output_is_over_a_(output_begin(division.tile_tokens) < sizes.a_bytes()),
-        output_is_over_b_(output_begin(division.tile_tokens) + output_bytes(division.tile_tokens) > sizes.a_bytes() &&
-                          output_begin(division.tile_tokens) < sizes.a_bytes() + sizes.num_slots * slot_bytes_) {}
+        output_is_over_a_(output_begin(tile_tokens) < sizes.a_bytes()),
+        output_is_over_b_(output_begin(tile_tokens) + output_bytes(tile_tokens) > sizes.a_bytes() &&
+                          output_begin(tile_tokens) < sizes.a_bytes() + sizes.num_slots * slot_bytes_) {}
 
   // For job `round`. False: the task will not run, and what was copied has landed.
   DISTMK_FN bool fill(const Job& job, const PackedTile& tile, uint32_t round) {
     const BlockRange blocks = Division::blocks_of(args_, job.split);
     const bool has_tile = lanes_.index < job.num_tiles;
     const uint32_t first_tile = blocks.begin / BLOCKS_PER_TILE, num_blocks = blocks.end - blocks.begin;
-    const uint32_t num_tiles = (num_blocks + BLOCKS_PER_TILE - 1) / BLOCKS_PER_TILE;
+    const uint32_t num_tiles = num_k_tiles(num_blocks);
     const uint32_t slot = lanes_.index - FIRST_B_LANE;  // wraps around for lanes without one
     WeightPosition at(phases_, sizes_.num_tiles, job.num_tiles, has_tile ? lanes_.index : 0);
     uint32_t next_tile = 0, block = num_blocks;
@@ -107,7 +104,7 @@ class RingFiller {
     bool is_stored = !round;  // the output of the last job, which may lie over a ring, has been read
 #pragma unroll 1
     while (next_tile < num_tiles || !lanes_.all(block >= num_blocks)) {
-      if (!is_stored) is_stored = lanes_.all(barrier_test(stored_barrier(round - 1), stored_parity(round - 1)));
+      if (!is_stored) is_stored = lanes_.all(barrier_test(&plan_of(round - 1).stored, plan_parity(round - 1)));
       if (!has_inputs_ && !look_for_inputs()) {
         if (has_tile) await_landed(job.num_tiles, next_tile);
         return false;
@@ -195,10 +192,17 @@ DISTMK_FN Instance guess_instance(const RankState& state, const Team& lanes, con
   const auto& args = *reinterpret_cast<const WideLinearArgs*>(task.args);
   const uint32_t num_workers = state.program->num_workers;
   const volatile Batch& batch = *state.batch(args.batch);
-  const uint32_t num_tokens = lanes.from_leader(args.sampled ? batch.num_rows : batch.num_wide_rows);
+  const uint32_t num_tokens = lanes.from_leader(tokens_of(args, batch));
   const uint32_t most = args.sampled ? args.sampled : WIDE_ROWS;
   return {(shared().worker_index + num_workers - task.first_worker) % num_workers,
           num_tokens && num_tokens <= most ? num_tokens : most};
+}
+
+// By all lanes. False: the worker has left.
+DISTMK_FN bool await_consumers(const Team& lanes, uint64_t& barrier, uint32_t parity) {
+  while (!lanes.all(barrier_try_wait(&barrier, parity)))
+    if (!lanes.all(!shared().pipeline.leave.get())) return false;
+  return true;
 }
 
 // The producer of a task's rings. `number` of such tasks came before. False: the worker has left. A task that is ready
@@ -212,7 +216,7 @@ DISTMK_NOINLINE bool stream_product(const RankState& state, const Team lanes, co
     const Division division(args, instance.num_tokens);
     JobCursor jobs(division, instance.number, state.program->num_workers);
     const RingSizes sizes(division.tile_tokens, jobs.job_tiles());
-    RingFiller filler(state, lanes, args, division, sizes);
+    RingFiller filler(state, lanes, args, division.tile_tokens, sizes);
     Job job;
     bool has_job = jobs.next(job);
     TileRows rows = tile_of_lane(args, division, has_job ? job : Job{0, 1, 0, 0, 0});
@@ -220,8 +224,7 @@ DISTMK_NOINLINE bool stream_product(const RankState& state, const Team lanes, co
     if (!told) {
       if (has_job) prefetch_weights(args, job, tile, num_prefetched(division.tile_tokens));
       lanes.sync();
-      while (!lanes.all(barrier_try_wait(&shared().wide_entered, number % 2)))
-        if (!lanes.all(!shared().pipeline.leave.get())) return false;
+      if (!await_consumers(lanes, shared().wide_entered, number % 2)) return false;
       told = true;
       fence_copies();  // the rings' memory was used by the tasks before
       const Instance entered{rings().instance, rings().num_tokens};
@@ -239,7 +242,7 @@ DISTMK_NOINLINE bool stream_product(const RankState& state, const Team lanes, co
       if (!filler.fill(job, tile, round)) return false;
       has_job = jobs.next(job);
       if (has_job) rows = tile_of_lane(args, division, job), tile = packed_tile(state, args, rows);
-      if (round) barrier_wait(stored_barrier(round - 1), stored_parity(round - 1));
+      if (round && !await_consumers(lanes, plan_of(round - 1).stored, plan_parity(round - 1))) return false;
     }
     plan_end(lanes, round);
     return true;

@@ -14,6 +14,7 @@ constexpr uint32_t A_TILE_BYTES = M_TILE * K_TILE * sizeof(__nv_bfloat16), MAX_A
 constexpr uint32_t RING_BYTES = 196608;                                   // of both
 constexpr uint32_t NUM_GROUPS = 2, GROUP_WARPS = NUM_WARPS / NUM_GROUPS;  // warpgroups
 constexpr uint32_t BLOCKS_PER_TILE = K_TILE / WIDE_COLS;
+DISTMK_FN uint32_t num_k_tiles(uint32_t num_blocks) { return (num_blocks + BLOCKS_PER_TILE - 1) / BLOCKS_PER_TILE; }
 static_assert(!BULK_COPIES || RING_BYTES <= sizeof(Shared::stages), "");
 static_assert(2 * JOB_TILES <= MAX_A_TILES, "the next K tile lands while one is multiplied");
 
@@ -42,6 +43,7 @@ DISTMK_FN constexpr uint32_t output_bytes(uint32_t tile_tokens) {
 DISTMK_FN constexpr uint32_t output_begin(uint32_t tile_tokens) {
   return tile_tokens == MAX_TOKENS ? 0 : RING_BYTES - output_bytes(tile_tokens);
 }
+
 // An output feature of a job: where its row of the output begins, in floats from the beginning of the stages; of gate
 // and up, that of up as well.
 struct Feature {
@@ -102,6 +104,11 @@ struct Rings {
 static_assert(sizeof(Rings) <= SCRATCH_BYTES, "");
 
 DISTMK_FN Rings& rings() { return *reinterpret_cast<Rings*>(shared().scratch); }
+
+// Of a worker's job `round`: its plan, and the parity of the plan's barriers. No job is planned before the last but one
+// is stored.
+DISTMK_FN JobPlan& plan_of(uint32_t round) { return rings().jobs[round % 2]; }
+DISTMK_FN uint32_t plan_parity(uint32_t round) { return round / 2 % 2; }
 
 // The place of one M tile of a job in successive K tiles. A job takes as many groups as fit, so that within a job none
 // but one lane fills an M tile's places and none but its warps read them: with those of others, who may be ahead by

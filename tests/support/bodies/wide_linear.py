@@ -117,7 +117,7 @@ def _by_slab(partition: SlabPartition, values: torch.Tensor) -> tuple[torch.Tens
 
 
 def _in_a_row(board: Board, error: float, rows: int, products: Sequence[Product]) -> None:
-    """Products of the rows of one batch: the weights of each are copied while the one before still stores its output."""
+    """Products of the rows of one batch, one after another: the weights of each are copied before its inputs are there."""
     sampled = products[0].epilogue is WideEpilogue.LOGITS
     batches = [_batch(board, rank, rows, sampled) for rank in range(board.num_ranks)]
     for product in products:
