@@ -1,10 +1,10 @@
 // How a wide product is divided: what the consumers of a worker multiply and its loader copies for them.
 //
 // Weights are the m dimension, in M tiles of up to M_TILE rows: as many for every slab as the largest one has, so that
-// the last ones of a smaller slab have fewer rows or none. Tokens are the n dimension, in one tile of 32 to 256, or two
-// of 256. A product is divided into columns of jobs, an N tile and a split of k each. Workers are dealt to the columns
-// by turns, and those of a column share its M tiles evenly, in jobs of up to JOB_TILES. So two workers side by side
-// read the same weights at the same time.
+// the last ones of a smaller slab have fewer rows or none. Tokens are the n dimension, in tiles of 32 to 256. A product
+// is divided into columns of jobs, an N tile and a split of k each. Workers are dealt to the columns by turns, and
+// those of a column share its M tiles evenly, in jobs of up to JOB_TILES. So two workers side by side read the same
+// weights at the same time.
 #pragma once
 #include "runtime/context.h"
 #include "runtime/gated.h"
@@ -39,7 +39,7 @@ DISTMK_FN FeatureRange features_of(const WideLinearArgs& args, const TileRows& t
 DISTMK_FN uint32_t tokens_of(const WideLinearArgs& args, const volatile Batch& batch) {
   return args.sampled ? batch.num_rows : batch.num_wide_rows;
 }
-// Of an N tile, if a product has so many.
+// Of an N tile, if weights do not matter.
 DISTMK_FN uint32_t tile_tokens_of(uint32_t num_tokens) {
   return num_tokens <= 32 ? 32 : num_tokens <= 64 ? 64 : num_tokens <= 128 ? 128 : MAX_TOKENS;
 }
@@ -55,15 +55,17 @@ struct Division {
   uint32_t tiles_per_slab, num_m_tiles;
   uint32_t num_columns;  // of jobs
 
-  DISTMK_FN Division(const WideLinearArgs& args, uint32_t all_tokens) : num_tokens(all_tokens) {
-    tile_tokens = tile_tokens_of(num_tokens);
-    num_n_tiles = (num_tokens + tile_tokens - 1) / tile_tokens;
+  // Among `num_workers`. Where each has few M tiles for its MAX_TOKENS tokens, it reads fewer bytes with twice as many
+  // M tiles for half as many tokens.
+  DISTMK_FN Division(const WideLinearArgs& args, uint32_t all_tokens, uint32_t num_workers) : num_tokens(all_tokens) {
     const uint32_t num_others = args.num_slabs - args.num_reduced;
     const uint32_t most_pairs = (num_pairs(args) + num_others - 1) / num_others;
     const uint32_t largest_slab = max(2 * most_pairs, args.num_reduced ? args.reduced_rows : 0);
     tiles_per_slab = (largest_slab + M_TILE - 1) / M_TILE;
     num_m_tiles = args.num_slabs * tiles_per_slab;
-    num_columns = num_n_tiles * args.num_splits;
+    set_tile(tile_tokens_of(num_tokens), args.num_splits);
+    if (tile_tokens == MAX_TOKENS && num_m_tiles * num_columns <= JOB_TILES / 2 * num_workers)
+      set_tile(MAX_TOKENS / 2, args.num_splits);
   }
 
   // See SlabPartition (distmk/tasks/wide_linear.py).
@@ -80,6 +82,11 @@ struct Division {
   }
 
  private:
+  DISTMK_FN void set_tile(uint32_t tokens, uint32_t num_splits) {
+    tile_tokens = tokens;
+    num_n_tiles = (num_tokens + tile_tokens - 1) / tile_tokens;
+    num_columns = num_n_tiles * num_splits;
+  }
   DISTMK_FN static uint32_t num_pairs(const WideLinearArgs& args) {
     return (args.num_rows - args.num_reduced * args.reduced_rows + 1) / 2;
   }

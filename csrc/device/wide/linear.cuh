@@ -47,8 +47,9 @@ DISTMK_NOINLINE void run_jobs(Context& context) {
   end_task_of_body();
 }
 
-DISTMK_FN void run_jobs(Context& context, uint32_t num_tokens) {
-  switch (tile_tokens_of(num_tokens)) {
+DISTMK_FN void run_jobs(Context& context) {
+  barrier_wait(&plan_of(0).planned, plan_parity(0));
+  switch (rings().tile_tokens) {
     case 32:
       return run_jobs<32>(context);
     case 64:
@@ -71,7 +72,7 @@ DISTMK_FN void body_wide_linear(Context& context, const WideLinearArgs& args) {
   if (threadIdx.x == 0) rings.args = args, rings.instance = context.instance, rings.num_tokens = num_tokens;
   context.team.sync();
   if (threadIdx.x < 32) warp_arrive(&shared().wide_entered);
-  wide::run_jobs(context, num_tokens);
+  wide::run_jobs(context);
 }
 
 }  // namespace distmk

@@ -211,7 +211,7 @@ DISTMK_NOINLINE bool stream_product(const RankState& state, const Team lanes, co
   // Where the copies begin takes long to compute, so that is done before. If the guess was wrong, once more.
 #pragma unroll 1
   for (bool told = false;;) {
-    const Division division(args, instance.num_tokens);
+    const Division division(args, instance.num_tokens, state.program->num_workers);
     JobCursor jobs(division, instance.number, state.program->num_workers);
     const RingSizes sizes(division.tile_tokens, jobs.job_tiles());
     RingFiller filler(state, lanes, args, division.tile_tokens, sizes);
@@ -232,7 +232,8 @@ DISTMK_NOINLINE bool stream_product(const RankState& state, const Team lanes, co
       }
     }
     if (lanes.leader())
-      rings().num_tiles = sizes.num_tiles, rings().num_slots = sizes.num_slots, rings().b_begin = sizes.a_bytes();
+      rings().tile_tokens = division.tile_tokens, rings().num_tiles = sizes.num_tiles,
+      rings().num_slots = sizes.num_slots, rings().b_begin = sizes.a_bytes();
     uint32_t round = 0;
 #pragma unroll 1
     for (; has_job; ++round) {

@@ -80,6 +80,7 @@ struct Rings {
   WideLinearArgs args;
   uint32_t instance;                       // of the task: the number of its first one here
   uint32_t num_tokens;                     // of the whole product
+  uint32_t tile_tokens;                    // of an N tile; this and the next line are known once a job is planned
   uint32_t num_tiles, num_slots, b_begin;  // see RingSizes; where the B ring begins in the stages
 
   // By all consumers, `thread` of them: none but these uses the barriers. An M tile is read by a warp of each

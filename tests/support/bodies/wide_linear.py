@@ -31,6 +31,8 @@ PARTITIONS = (
 PAIRED = (SlabPartition(187 * 3 + 1, 3), SlabPartition(4 * 46 + 24, 5, 1, 24), SlabPartition(12, 2))
 # More M tiles for each of 16 workers than a job has, and a few left.
 MANY_TILES = SlabPartition(16 * 9 * M_TILE - 7, 1)
+# Enough M tiles for 16 workers to take N tiles of 256 tokens.
+WHOLE_TILES = SlabPartition(16 * 5 * M_TILE + 3, 2)
 
 
 class Product(NamedTuple):
@@ -41,7 +43,7 @@ class Product(NamedTuple):
 
 
 def cases(board: Board, error: float, all_k: tuple[int, ...]) -> Iterator[Callable[[], None]]:
-    """Every epilogue, with numbers of rows that take one N tile of each size, and two."""
+    """Every epilogue, with numbers of rows that take one N tile of each size, and several."""
     rng = board.rng
 
     def drawn(epilogue: WideEpilogue, num_splits: int = 1) -> Product:
@@ -60,6 +62,8 @@ def cases(board: Board, error: float, all_k: tuple[int, ...]) -> Iterator[Callab
     ks = ((64, 2), (max(all_k), 2), (min(all_k), 1), (33 * WIDE_COLS, 2))
     parts_of_k = [Product(k, PARTITIONS[0], WideEpilogue.PARTS, num_splits) for k, num_splits in ks]
     yield case(int(rng.integers(17, 65)), *(parts_of_k[i] for i in rng.permutation(len(ks))))
+    yield case(int(rng.integers(129, 257)), Product(320, WHOLE_TILES, WideEpilogue.STORE))
+    yield case(int(rng.integers(257, WIDE_ROWS + 1)), Product(320, WHOLE_TILES, WideEpilogue.PARTS, 2))
     many = [Product(k, MANY_TILES, WideEpilogue.PARTS, 1 + (k > 320)) for k in (320, 448, 640)]
     yield case(int(rng.integers(17, 65)), *many)
     for rows in (1, 16, int(rng.integers(17, 65)), MAX_SEQUENCES, 0):
