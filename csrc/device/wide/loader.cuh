@@ -73,10 +73,14 @@ DISTMK_FN void plan_end(const Team& lanes, uint32_t round) {
   warp_arrive(&plan.planned);
 }
 
-// The producer of the rings, each of which is filled in order as it has room, whatever the other one waits for: the M
-// tiles of a K tile at once, a lane each, and a slot of activations at a time. Barriers are tested by one lane, as a
-// test takes longer the more of them it is of.
+// The producer of the rings: a lane an M tile of the job, and a lane a slot of activations. Both rings are filled as
+// they have room, whatever the other one waits for; the M tiles of a K tile at once, a slot at a time. Of MAX_TOKENS,
+// whose two slots are filled just in time, the A ring is looked at in every eighth turn: barriers of eight M tiles take
+// long to test, and there is time for that while the four blocks of a K tile are multiplied.
 class RingFiller {
+  static constexpr uint32_t FIRST_B_LANE = JOB_TILES;
+  static_assert(FIRST_B_LANE + MAX_B_SLOTS <= 32, "");
+
  public:
   DISTMK_FN RingFiller(const RankState& state, const Team& lanes, const WideLinearArgs& args, uint32_t tile_tokens,
                        const RingSizes& sizes)
@@ -84,6 +88,7 @@ class RingFiller {
         args_(args),
         x_(reinterpret_cast<const char*>(state.address(args.x))),
         slot_bytes_(b_slot_bytes(tile_tokens)),
+        tile_turns_(tile_tokens == MAX_TOKENS ? 8 : 1),
         sizes_(sizes),
         output_is_over_a_(output_begin(tile_tokens) < sizes.a_bytes()),
         output_is_over_b_(output_begin(tile_tokens) + output_bytes(tile_tokens) > sizes.a_bytes() &&
@@ -93,30 +98,33 @@ class RingFiller {
   DISTMK_FN bool fill(const Job& job, const PackedTile& tile, uint32_t round) {
     const BlockRange blocks = Division::blocks_of(args_, job.split);
     const bool has_tile = lanes_.index < job.num_tiles;
-    const uint32_t first_tile = blocks.begin / BLOCKS_PER_TILE, num_tiles = num_k_tiles(blocks.end - blocks.begin);
+    const uint32_t first_tile = blocks.begin / BLOCKS_PER_TILE, num_blocks = blocks.end - blocks.begin;
+    const uint32_t num_tiles = num_k_tiles(num_blocks);
+    const uint32_t slot = lanes_.index - FIRST_B_LANE;  // wraps around for lanes without one
     WeightPosition at(phases_, sizes_.num_tiles, job.num_tiles, has_tile ? lanes_.index : 0);
-    uint32_t next_tile = 0, next_block = blocks.begin;
+    uint32_t next_tile = 0, block = num_blocks;
+    if (slot < sizes_.num_slots) block = (slot + sizes_.num_slots - b_slot_) % sizes_.num_slots;
     bool is_stored = !round;  // the output of the last job, which may lie over a ring, has been read
 #pragma unroll 1
-    while (next_tile < num_tiles || next_block < blocks.end) {
-      if (!is_stored) is_stored = test(plan_of(round - 1).stored, plan_parity(round - 1));
+    for (uint32_t turn = 0; next_tile < num_tiles || !lanes_.all(block >= num_blocks); ++turn) {
+      if (!is_stored) is_stored = lanes_.all(barrier_test(&plan_of(round - 1).stored, plan_parity(round - 1)));
       if (!has_inputs_ && !look_for_inputs()) {
         if (has_tile) await_landed(job.num_tiles, next_tile);
         return false;
       }
-      if (next_block < blocks.end && has_inputs_ && (is_stored || !output_is_over_b_) &&
-          test(rings().b_empty[b_.slot], b_.parity ^ 1)) {
-        if (lanes_.leader()) copy_activations(job.first_token, next_block);
-        ++next_block, b_.advance(sizes_.num_slots, 1);
-      }
-      if (next_tile < num_tiles && (is_stored || !output_is_over_a_) &&
-          test(rings().a_empty[at.place()], at.parity() ^ 1) &&
+      if (next_tile < num_tiles && (turn & (tile_turns_ - 1)) == 0 && (is_stored || !output_is_over_a_) &&
           lanes_.all(!has_tile || barrier_test(&rings().a_empty[at.place()], at.parity() ^ 1))) {
         if (has_tile) copy_weights(tile, first_tile + next_tile, at.place());
         ++next_tile, at.advance();
       }
+      if (has_inputs_ && (is_stored || !output_is_over_b_) && block < num_blocks &&
+          barrier_test(&rings().b_empty[slot], b_phase_ ^ 1)) {
+        copy_activations(job.first_token, blocks.begin + block, slot);
+        block += sizes_.num_slots, b_phase_ ^= 1;
+      }
     }
     phases_ = WeightPosition::phases_after(phases_, sizes_.num_tiles, job.num_tiles, num_tiles);
+    b_slot_ = (b_slot_ + num_blocks) % sizes_.num_slots;
     return true;
   }
 
@@ -125,19 +133,17 @@ class RingFiller {
   const WideLinearArgs& args_;
   const char* x_;
   const uint32_t slot_bytes_;
+  const uint32_t tile_turns_;  // a power of two
   const RingSizes sizes_;
   const bool output_is_over_a_, output_is_over_b_;
   bool has_inputs_ = false;
-  uint32_t phases_ = 0;  // of the A ring
-  SlotPosition b_;
+  uint32_t phases_ = 0;   // of the A ring
+  uint32_t b_slot_ = 0;   // of the job's first block
+  uint32_t b_phase_ = 0;  // of this lane's slot
 
-  // Whether the phase of the leader's barrier has ended.
-  DISTMK_FN bool test(uint64_t& barrier, uint32_t parity) const {
-    return lanes_.all(!lanes_.leader() || barrier_test(&barrier, parity));
-  }
   // Asks whether the inputs are there. False: they will not be.
   DISTMK_FN bool look_for_inputs() {
-    has_inputs_ = test(rings().ready, 0);
+    has_inputs_ = lanes_.all(barrier_test(&rings().ready, 0));
     if (has_inputs_) fence_copies();  // other workers stored them
     return has_inputs_ || lanes_.all(!shared().pipeline.leave.get());
   }
@@ -152,11 +158,11 @@ class RingFiller {
     const uint32_t dst = shared_address(shared().stages) + place * A_TILE_BYTES;
     if (num_bytes) copy_expected(dst, tile.begin(k_tile), num_bytes, full);
   }
-  DISTMK_FN void copy_activations(uint32_t first_token, uint32_t block) const {
-    const uint32_t full = shared_address(&rings().b_full[b_.slot]);
+  DISTMK_FN void copy_activations(uint32_t first_token, uint32_t block, uint32_t slot) const {
+    const uint32_t full = shared_address(&rings().b_full[slot]);
     const char* src = x_ + (uint64_t{block} * WIDE_ROWS + first_token) * WIDE_COLS * sizeof(__nv_bfloat16);
     expect_bytes(full, slot_bytes_);
-    copy_kept(shared_address(shared().stages) + sizes_.a_bytes() + b_.slot * slot_bytes_, src, slot_bytes_, full);
+    copy_kept(shared_address(shared().stages) + sizes_.a_bytes() + slot * slot_bytes_, src, slot_bytes_, full);
   }
 };
 
