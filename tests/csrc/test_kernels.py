@@ -79,6 +79,7 @@ def test_kernel_of_every_architecture(name: str, tmp_path: Path) -> None:
     assert report and report.architecture == name
     assert 0 < report.registers <= MAX_REGISTERS
     assert name != "sm_90a" or report.spill_bytes <= MAX_SPILL_BYTES
+    assert report.serialized_functions == 0
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -59,6 +59,7 @@ class Report:
     spill_bytes: int  # of a thread, stored to local memory
     shared_bytes: int  # static shared memory of a block; dynamic shared memory is set at launch
     compile_s: float
+    serialized_functions: int = 0  # those in which products on tensor cores wait for each other
 
     @staticmethod
     def of(cubin: Path) -> Report | None:
@@ -194,6 +195,7 @@ def compile_cubin(
         spill_bytes=_number(rf"ptxas.*properties for {KERNEL}\n.*?(\d+) bytes spill stores", output),
         shared_bytes=_number(rf"nvlink.*{KERNEL}.*\n.* (\d+) bytes smem", output),
         compile_s=round(time.perf_counter() - began, 1),
+        serialized_functions=len(re.findall(r"\(C75\d\d\).*wgmma.*serialized", output)),
     )
     cubin.with_suffix(".json").write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")
     return cubin
