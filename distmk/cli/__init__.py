@@ -31,9 +31,13 @@ def _run(argv: Sequence[str] | None) -> int:
         arguments = build_parser().parse_args(argv)
         if launcher_rank() == 0:
             require_stdout()
-    signal.signal(signal.SIGTERM, _stop)
     run: Callable[[argparse.Namespace], int] = arguments.run
-    return run(arguments)
+    before = signal.signal(signal.SIGTERM, _stop)
+    try:
+        return run(arguments)
+    finally:
+        if signal.getsignal(signal.SIGTERM) is _stop:  # which would raise while the process ends
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from distmk.cli.together import launcher_rank
@@ -24,9 +27,25 @@ def status_of(run: Callable[[], int | None]) -> int:
     try:
         return run() or 0
     except KeyboardInterrupt:
-        return report(Interrupted("interrupted"))
-    except DistmkError as error:
+        error: DistmkError = Interrupted("interrupted")
+    except DistmkError as caught:
+        error = caught
+    with _uninterrupted():
         return report(error)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Inside the block signals do not cut short what is said: launchers send one to the ranks that are left when one has died."""
+    if threading.current_thread() is not threading.main_thread():  # which alone gets them
+        yield
+        return
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler or signal.SIG_DFL)
 
 
 def report(error: DistmkError) -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
 from support.helpers import DISTMK, Runner, alone, with_ranks
 
 import distmk
-from distmk.cli import main
+from distmk.cli import exit_status, main
+from distmk.errors import RankLostError
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -27,6 +30,30 @@ def test_help(runner: Runner) -> None:
         options = re.findall(r"--[a-z-]+", text)
         assert {"--model", "--ranks", "--workers", "--max-model-len", "--max-num-seqs"} <= set(options)
         assert not re.search(r"(--[a-z-]+)( [A-Z]+)? -", text), "an option without a word of help"
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_an_error_is_told(
+    sent: signal.Signals, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As when a launcher ends the ranks that are left: the line is told, and the status is the error's."""
+    tell = exit_status.tell
+
+    def tell_meanwhile(text: str) -> None:
+        os.kill(os.getpid(), sent)
+        tell(text)
+
+    def lose_a_rank() -> None:
+        raise RankLostError("rank 1 left or died")
+
+    monkeypatch.setattr(exit_status, "tell", tell_meanwhile)
+    before = signal.signal(sent, signal.default_int_handler)
+    try:
+        assert exit_status.status_of(lose_a_rank) == RankLostError.exit_code
+        assert signal.getsignal(sent) is signal.default_int_handler
+    finally:
+        signal.signal(sent, before)
+    assert capfd.readouterr().err == "distmk: rank 1 left or died\n"
 
 
 def test_version(runner: Runner) -> None:
