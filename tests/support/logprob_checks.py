@@ -17,7 +17,9 @@ from distmk.serving.sampling import Logprob, RequestOutput
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 1}
 NOISE = 1e-4  # of adding up float32 in another order
-WORST_ROUNDING = 3  # a number may round to another side than in the reference
+# Largest error over that of rounding in the reference: narrow iterations round elsewhere, and in wide ones a number may
+# seldom round to another side.
+WORST_ROUNDING, WORST_WIDE_ROUNDING = 3.0, 1.0
 
 
 def scored_model(folder: Path, seed: int) -> tuple[Path, Reference]:
@@ -29,9 +31,11 @@ def scored_model(folder: Path, seed: int) -> tuple[Path, Reference]:
 class Expected:
     """Log probabilities of every position of a sequence, float64 [positions, vocab], and how far others may be off."""
 
-    def __init__(self, reference: Reference, ids: list[int]) -> None:
-        exact, self.values = (logits.log_softmax(-1) for logits in (reference.exact(ids), reference.rounded(ids)))
-        self.tolerance = WORST_ROUNDING * float((self.values - exact).abs().max()) + NOISE
+    def __init__(self, reference: Reference, ids: list[int], worst: float = WORST_ROUNDING) -> None:
+        exact, self.values = (
+            logits.log_softmax(-1) for logits in (reference.exact(ids), reference.rounded(ids, wide=True))
+        )
+        self.tolerance = worst * float((self.values - exact).abs().max()) + NOISE
 
     def check(self, position: int, token: int, found: Mapping[int, Logprob], num_best: int) -> None:
         """Those of the token behind `position`, and of the best ones there. Tokens and ranks as far as margins allow."""
@@ -54,14 +58,16 @@ def _check_rank(want: Tensor, token: int, one: Logprob, margin: float) -> None:
     assert one.rank is not None and higher < one.rank <= not_lower, (one.rank, higher, not_lower)
 
 
-def check_output(reference: Reference, output: RequestOutput, params: SamplingParams) -> float:
+def check_output(
+    reference: Reference, output: RequestOutput, params: SamplingParams, worst: float = WORST_ROUNDING
+) -> float:
     """AssertionError unless all that was asked for is there, once, and right. Returns the tolerance."""
     prompt, largest = output.prompt_token_ids, 0.0
     assert len(output.outputs) == params.n
     for number, completion in enumerate(output.outputs):
         ids = completion.token_ids
         assert completion.index == number and len(ids) == params.max_tokens
-        expected = Expected(reference, prompt + ids)
+        expected = Expected(reference, prompt + ids, worst)
         largest = max(largest, expected.tolerance)
         if params.logprobs is None:
             assert completion.logprobs is None and completion.cumulative_logprob is None

@@ -1,4 +1,4 @@
-"""transformers' models in float32, rounded to bf16 where the runtime rounds."""
+"""transformers' models in float32, rounded to bf16 where the runtime rounds, which differs in narrow and wide iterations."""
 
 from __future__ import annotations
 
@@ -47,16 +47,17 @@ AttentionMaskInterface.register(ATTENTION, eager_mask)
 
 
 @contextmanager
-def rounded_as_in_the_runtime(model: PreTrainedModel) -> Iterator[None]:
-    """Inside the block, linear layers round their input, q, k and v are rounded, and attention is `rounded_attention`.
+def rounded_as_in_the_runtime(model: PreTrainedModel, wide: bool) -> Iterator[None]:
+    """Inside the block, linear layers round their input. `wide`: q, k and v are rounded, and attention is `rounded_attention`.
 
-    In front of a norm, the norm's input is rounded and divided by the rms of the rounded row; the norm's weight goes into the
-    matrices behind it, which are rounded again.
+    A norm's weight goes into the matrices behind it, which are rounded again. What it multiplies is rounded and divided by the
+    rms of the rounded row, or, `wide`, divided and then rounded.
     """
 
-    def divided(norm: Any, inputs: tuple[Tensor], _: Tensor) -> Tensor:
-        x = rounded(inputs[0])
-        return x / (x.square().mean(-1, keepdim=True) + norm.variance_epsilon).sqrt()
+    def normalized(norm: Any, inputs: tuple[Tensor], _: Tensor) -> Tensor:
+        x = inputs[0] if wide else rounded(inputs[0])
+        divided = x / (x.square().mean(-1, keepdim=True) + norm.variance_epsilon).sqrt()
+        return rounded(divided) if wide else divided
 
     handles, matrices = [], []
     for layer in model.model.layers:
@@ -64,17 +65,18 @@ def rounded_as_in_the_runtime(model: PreTrainedModel) -> Iterator[None]:
         qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
         matrices.append((layer.input_layernorm, qkv))
         matrices.append((layer.post_attention_layernorm, [mlp.gate_proj, mlp.up_proj]))
-        handles += [module.register_forward_hook(lambda *made: rounded(made[-1])) for module in qkv]
+        handles += [module.register_forward_hook(lambda *made: rounded(made[-1])) for module in qkv if wide]
         for module in (attention.o_proj, mlp.down_proj):
             handles.append(module.register_forward_pre_hook(lambda _, x: rounded(x[0])))
     matrices.append((model.model.norm, [model.lm_head]))
     before = [(module, module.weight) for _, modules in matrices for module in modules]
     for norm, modules in matrices:
-        handles.append(norm.register_forward_hook(divided))
+        handles.append(norm.register_forward_hook(normalized))
         for module in modules:
             module.weight = torch.nn.Parameter(rounded(module.weight * norm.weight), requires_grad=False)
     attention_before = model.config._attn_implementation
-    model.set_attn_implementation(ATTENTION)
+    if wide:
+        model.set_attn_implementation(ATTENTION)
     try:
         yield
     finally:
