@@ -1,4 +1,4 @@
-"""Signals that wait until ranks are in step again.
+"""Signals that wait until ranks are in step again, or go elsewhere for a while.
 
 Python calls signal handlers, which may raise (KeyboardInterrupt), between any two instructions of the main thread. In the
 middle of an exchange between ranks that would leave them waiting for different things, so such sections defer it to their
@@ -10,8 +10,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -82,6 +82,20 @@ def deferred() -> AbstractContextManager[None]:
     In threads other than the main one, which run no handlers, it does nothing. Sections nest.
     """
     return _section
+
+
+@contextmanager
+def signals_to(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> Iterator[None]:
+    """Inside the block SIGINT and SIGTERM go to `handler`. In threads other than the main one it does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old or signal.SIG_DFL)
 
 
 def check_patience() -> None:

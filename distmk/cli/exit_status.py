@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NoReturn
 
 from distmk.cli.together import launcher_rank
 from distmk.console import tell
 from distmk.errors import BrokenOutputError, DistmkError, Interrupted, OwnUsageError, RankLostError, one_line
+from distmk.interrupts import signals_to
 
 
 def run_main(main: Callable[[], int | None]) -> NoReturn:
@@ -30,22 +29,8 @@ def status_of(run: Callable[[], int | None]) -> int:
         error: DistmkError = Interrupted("interrupted")
     except DistmkError as caught:
         error = caught
-    with _uninterrupted():
+    with signals_to(signal.SIG_IGN):  # launchers send one to the ranks that are left when one has died
         return report(error)
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Inside the block signals do not cut short what is said: launchers send one to the ranks that are left when one has died."""
-    if threading.current_thread() is not threading.main_thread():  # which alone gets them
-        yield
-        return
-    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler or signal.SIG_DFL)
 
 
 def report(error: DistmkError) -> int:

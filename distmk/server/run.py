@@ -8,16 +8,16 @@ import gc
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import uvicorn
 
 from distmk.console import tell
 from distmk.errors import DistmkError, Interrupted, UsageError
+from distmk.interrupts import signals_to
 from distmk.open_files import room_for_files
 from distmk.server.app import build_app
 from distmk.server.config import ServerConfig
@@ -149,17 +149,8 @@ class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Instead of uvicorn's, which raises the signal again in the end."""
-        if threading.current_thread() is not threading.main_thread():  # as in tests; signals reach only the main thread
+        with signals_to(self._signalled):
             yield
-            return
-        before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        for number in before:
-            signal.signal(number, self._signalled)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _signalled(self, number: int, frame: object) -> None:
         self.cuts_off |= self.should_exit
