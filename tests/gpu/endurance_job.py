@@ -59,8 +59,12 @@ def one_long_call(llm: distmk.LLM, num_tokens: int) -> dict[str, Any]:
 def main() -> None:
     backend, config, num_calls, num_tokens = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     workers = 1 if backend == "host" else None
-    options: dict[str, Any] = {"load_format": "dummy", "max_model_len": num_tokens + 64, "max_num_seqs": MAX_SEQS}
-    options["enable_prefix_caching"] = False  # so that all calls have the same iterations, and round alike
+    options: dict[str, Any] = {
+        "load_format": "dummy",
+        "max_model_len": num_tokens + 64,
+        "max_num_seqs": MAX_SEQS,
+        "enable_prefix_caching": False,  # so that all calls have the same iterations, and round alike
+    }
     with distmk.LLM(config, backend=backend, num_workers=workers, **options) as llm:
         found = many_calls(llm, num_calls) | one_long_call(llm, num_tokens)
         if llm.rank == 0:

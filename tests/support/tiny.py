@@ -26,6 +26,8 @@ from transformers import (
 # Threads of torch spin while they wait for each other, which takes minutes on shared cores.
 torch.set_num_threads(1)
 
+MIN_POSITIONS = 32  # that tell the error of rounding
+
 Family = Literal["llama", "qwen2", "qwen3"]
 SIZES: dict[str, Any] = {
     "hidden_size": 48,
@@ -166,8 +168,8 @@ class Reference:
         return self._logits(ids, last, dtype)
 
     def rounded(self, ids: list[int], last: int = 0, *, wide: bool) -> Tensor:
-        """float32, rounded to bf16 where wide or narrow iterations round. They differ by float32 noise, and where that makes a
-        number round to the other side.
+        """float32, rounded to bf16 where wide or narrow iterations round, whose logits differ from these by float32 noise, and
+        where that makes a number round to the other side.
         """
         with rounded_as_in_the_runtime(self._in(torch.float32), wide):
             return self._logits(ids, last, torch.float32, RoundingCache(), wide)
@@ -180,9 +182,6 @@ class Reference:
 def relative_error(got: Tensor, want: Tensor) -> float:
     """Norm of the difference over the norm of `want`, of all elements together."""
     return float((got - want).norm() / want.norm())
-
-
-MIN_POSITIONS = 32
 
 
 @dataclass
@@ -198,8 +197,8 @@ def check_greedy(reference: Reference, prompt: list[int], tokens: list[int], wha
     """AssertionError unless every token is the float32 reference's best one, or within the error of the best.
 
     The error is the most by which rounding to bf16, as wide iterations do, moves two logits of a position towards each other. A
-    best token that leads by more must have been chosen. Positions of the prompt count, too, where there are few tokens: the
-    runtime's numbers round to other sides than the reference's, so that a few positions say little of what is possible.
+    best token that leads by more must have been chosen. Positions of the prompt count, too, where there are few tokens: narrow
+    iterations round elsewhere, so that a few positions of the reference say little of what is possible.
     """
     ids = prompt + tokens[:-1]
     last = min(len(ids), max(len(tokens), MIN_POSITIONS))
