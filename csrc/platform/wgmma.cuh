@@ -94,9 +94,12 @@ DISTMK_FN void await() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Descriptor of a matrix in shared memory: rows of 128 bytes, swizzled, 1024 bytes from one group of eight to the next.
-DISTMK_FN uint64_t descriptor(uint32_t address) {
-  return uint64_t{1} << 62 | uint64_t{1024 / 16} << 32 | uint64_t{1} << 16 | (address & 0x3ffff) >> 4;
+// Descriptor of a matrix in shared memory, `offset` bytes behind a slot's beginning: rows of 128 bytes, swizzled, 1024
+// bytes from one group of eight to the next. `slot_units`: from a slot to the next one, in 16 bytes, of a transposed
+// matrix. The offset is added last, as what comes before is the same for all of a slot's steps.
+DISTMK_FN uint64_t descriptor(uint32_t slot, uint32_t offset, uint32_t slot_units = 1) {
+  constexpr uint32_t HIGH = uint32_t{1} << 30 | 1024 / 16;
+  return uint64_t{HIGH} << 32 | ((slot_units << 16 | (slot & 0x3ffff) >> 4) + offset / 16);
 }
 
 #define DISTMK_16(d, i)                                                                                       \
@@ -135,7 +138,7 @@ DISTMK_MULTIPLY(256, DISTMK_NAMES_128, DISTMK_128(d, 0), 128, 129, 130, 131, 132
 
 template <uint32_t N>
 DISTMK_FN void multiply(float (&acc)[N / 2], const uint32_t (&a)[4], uint32_t slot, uint32_t step) {
-  multiply_as(acc, a, descriptor(slot + step * 32));
+  multiply_as(acc, a, descriptor(slot, step * 32));
 }
 
 // A in a slot of 64 rows.
@@ -152,7 +155,7 @@ DISTMK_MULTIPLY_SHARED(64, DISTMK_NAMES_32, DISTMK_32(d, 0), 32, 33)
 
 template <uint32_t N>
 DISTMK_FN void multiply_shared(float (&acc)[N / 2], uint32_t a_slot, uint32_t slot, uint32_t step) {
-  multiply_shared_as(acc, descriptor(a_slot + step * 32), descriptor(slot + step * 32));
+  multiply_shared_as(acc, descriptor(a_slot, step * 32), descriptor(slot, step * 32));
 }
 
 #define DISTMK_MULTIPLY_ROWS(N, NAMES, SUMS, A0, A1, A2, A3, B)                                                     \
@@ -170,8 +173,7 @@ DISTMK_MULTIPLY_ROWS(128, DISTMK_NAMES_64, DISTMK_64(d, 0), 64, 65, 66, 67, 68)
 template <uint32_t N>
 DISTMK_FN void multiply_rows(float (&acc)[N / 2], const uint32_t (&a)[4], uint32_t slot, uint32_t step) {
   constexpr uint32_t SLOT_BYTES = 64 * 128, STEP_BYTES = 16 * 128;
-  const uint64_t between_slots = uint64_t{SLOT_BYTES / 16} << 16, same = ~(uint64_t{0x3fff} << 16);
-  multiply_rows_as(acc, a, (descriptor(slot + step * STEP_BYTES) & same) | between_slots);
+  multiply_rows_as(acc, a, descriptor(slot, step * STEP_BYTES, SLOT_BYTES / 16));
 }
 #else
 DISTMK_FN uint32_t operand(uint32_t loaded) { return loaded; }

@@ -41,6 +41,9 @@ class Context {
     return ready_;
   }
 
+  // What inputs_ready() has said to another context of this task.
+  DISTMK_FN void set_ready(bool ready) { ready_ = ready; }
+
   // For a body that prepares (Task.prepares): what it does first. Afterwards it may read the batch and what was written
   // before the batch, and use the shared memory of bodies: all warps have left the worker's previous task, whose copies
   // have landed by then, and the loader fills the stages for a wide product only once the consumers have entered that.

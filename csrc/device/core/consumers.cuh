@@ -27,7 +27,7 @@ DISTMK_NOINLINE void finish_remote(const RankState& state, const Action& action,
   context.finish();
 }
 template <uint32_t TYPE>
-DISTMK_NOINLINE void run_cold_task_of(const RankState& state) {
+DISTMK_FN void run_cold_task_here(const RankState& state) {
   Context context(state, {threadIdx.x, NUM_CONSUMERS});
   const Action& action = shared().handshake.action[handshake_slot(task_number())];
   const uint32_t n = task_number();
@@ -42,11 +42,50 @@ DISTMK_NOINLINE void run_cold_task_of(const RankState& state) {
   if (task_number() == n) end_task(state.transport ? ~0ull : context.pushed());
 }
 
+template <uint32_t TYPE>
+DISTMK_NOINLINE void run_cold_task_of(const RankState& state) {
+  run_cold_task_here<TYPE>(state);
+}
+
+// The path of this warp's next task, once it has been issued.
+DISTMK_FN uint32_t next_code_path() {
+  const uint32_t n = task_number();
+  barrier_wait(&shared().handshake.issued[handshake_slot(n)], handshake_phase(n));
+  return current_code_path();
+}
+
+// The operators of a wide iteration's layers follow each other in one function. A function with many registers first
+// saves 60 to 120 of its caller's, which is 15 MB on all SMs: too much to do for every operator. Only what multiplies
+// by warpgroups must be in functions that call nothing.
+constexpr bool is_of_wide_layer(uint32_t type) {
+  return type == static_cast<uint32_t>(TaskType::WIDE_LINEAR) || type == static_cast<uint32_t>(TaskType::WIDE_APPEND) ||
+         type == static_cast<uint32_t>(TaskType::WIDE_ATTENTION) || type == static_cast<uint32_t>(TaskType::WIDE_SUM);
+}
+// Runs such tasks up to the next one of another kind. `code_path`: of the first.
+DISTMK_NOINLINE void run_wide_layers(const RankState& state, uint32_t code_path) {
+  for (;; code_path = next_code_path()) switch (code_path) {
+#define DISTMK_CASE(id, name, Args)     \
+  case CodePath::COLD + id:             \
+    if constexpr (is_of_wide_layer(id)) \
+      run_cold_task_here<id>(state);    \
+    else                                \
+      return;                           \
+    break;
+      DISTMK_TASK_TYPES(DISTMK_CASE)
+#undef DISTMK_CASE
+      default:
+        return;
+    }
+}
+
 DISTMK_FN void run_cold_task(const RankState& state, uint32_t type) {
   switch (type) {
-#define DISTMK_CASE(id, name, Args)                                              \
-  case id:                                                                       \
-    if constexpr (!TraitsOf<id>::RUNS_ON_SCHEDULER) run_cold_task_of<id>(state); \
+#define DISTMK_CASE(id, name, Args)                      \
+  case id:                                               \
+    if constexpr (is_of_wide_layer(id))                  \
+      run_wide_layers(state, CodePath::COLD + type);     \
+    else if constexpr (!TraitsOf<id>::RUNS_ON_SCHEDULER) \
+      run_cold_task_of<id>(state);                       \
     break;
     DISTMK_TASK_TYPES(DISTMK_CASE)
 #undef DISTMK_CASE
@@ -77,11 +116,8 @@ DISTMK_NOINLINE bool end_consumers_turn() {
 
 // No warp waits for the others at the end of a task, though some may still reduce and store.
 DISTMK_FN void consumer_loop(const RankState& state) {
-  TaskHandshake& handshake = shared().handshake;
   for (;;) {
-    const uint32_t n = task_number();
-    barrier_wait(&handshake.issued[handshake_slot(n)], handshake_phase(n));
-    const uint32_t code_path = current_code_path();
+    const uint32_t code_path = next_code_path();
     if (code_path == CodePath::LEAVE) {
       if (!end_consumers_turn()) return;
     } else if (code_path >= CodePath::COLD)

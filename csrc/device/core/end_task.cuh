@@ -1,8 +1,14 @@
-// How a consumer warp leaves a task.
+// How a consumer warp finds its task, and how it leaves it.
 #pragma once
 #include "device/core/marks.cuh"
 
 namespace distmk {
+
+// The consumers' context of this warp's current task, issued before its waits are met.
+DISTMK_FN void begin_current(Context& context, bool may_be_revoked) {
+  const Action& action = shared().handshake.action[handshake_slot(task_number())];
+  context.begin(action.task, action.iteration, action.instance, {true, may_be_revoked});
+}
 
 // This warp has ended the body of its current task. `pushed`: see Context::pushed.
 DISTMK_FN void end_task(uint64_t pushed) {

@@ -191,7 +191,7 @@ DISTMK_FN void run_attention_jobs(Context& context) {
     run_block_jobs<DIM>(context);
   }
   if constexpr (DIM <= MAX_HEAD_DIM / 2)
-    if (schedule.num_jobs > schedule.num_block_jobs) run_row_jobs<DIM>(context);
+    if (schedule.num_jobs > schedule.num_block_jobs) context.set_ready(run_row_jobs<DIM>());
 }
 
 // By all consumers: the plan of a task, and the schedule unless an earlier layer has left it.

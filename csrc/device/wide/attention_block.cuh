@@ -19,7 +19,7 @@ struct WayCombine {
 
   DISTMK_FN static float4* at(uint32_t way) {
     // Without bulk copies there are fewer stages, and no wide iterations.
-    static_assert(!BULK_COPIES || KvBuffers<DIM>::BYTES + BYTES <= sizeof(Shared::stages), "");
+    static_assert(!BULK_COPIES || KvBuffers<DIM>::BYTES + BYTES + PageRows::BYTES <= sizeof(Shared::stages), "");
     return reinterpret_cast<float4*>(shared().stages + KvBuffers<DIM>::BYTES) +
            ((way - 1) * Warp::ROW_GROUPS + Warp::row_group()) * VECTORS * 32 + Warp::lane();
   }
@@ -67,41 +67,52 @@ DISTMK_FN void store_attention(const AttentionJob& job, uint32_t query, uint32_t
   }
 }
 
-// Copies of a job's KV tiles, Buffers::AHEAD of them ahead. Cache rows are looked up earlier still.
-template <uint32_t DIM>
-class TileCopies {
- public:
-  static constexpr uint32_t AHEAD = KvBuffers<DIM>::AHEAD;
+// Whether the two warpgroups of a job take turns (see attend()), and which of them a thread belongs to.
+template <uint32_t DIM, uint32_t KEYS>
+struct Turns {
+  static constexpr bool TAKEN = WarpAttention<DIM, KEYS>::BY_WARPGROUPS && !KvBuffers<DIM>::LAG;
 
-  DISTMK_FN explicit TileCopies(uint32_t num_keys) : loader_(num_keys) {
-    static_assert(LOOKED_UP_TILES * KV_ROWS == NUM_CONSUMERS, "a thread looks up one position of the first tiles");
-    attention_plan().cache_rows[threadIdx.x / KV_ROWS][index()] = loader_.look_up(threadIdx.x / KV_ROWS, index());
+  DISTMK_FN static bool is_first() { return TAKEN && threadIdx.x < NUM_CONSUMERS / 2; }
+  DISTMK_FN static bool is_second() { return TAKEN && threadIdx.x >= NUM_CONSUMERS / 2; }
+};
+
+// Copies of a job's KV tiles, some tiles ahead. Where warpgroups take turns the first one copies one tile fewer ahead:
+// the second one is not yet done with the last tile, whose buffer would be filled.
+template <uint32_t DIM, uint32_t KEYS>
+class TileCopies {
+  using Warp = WarpAttention<DIM, KEYS>;
+
+ public:
+  DISTMK_FN explicit TileCopies(uint32_t num_keys) : page_rows_(num_keys), loader_(num_keys, page_rows_) {
+    page_rows_.look_up();
     barrier_sync<NUM_CONSUMERS>();
 #pragma unroll 1
-    for (uint32_t i = 0; i < AHEAD; ++i) loader_.copy(i);
-    if (looks_up()) found_ = loader_.look_up(LOOKED_UP_TILES, index());
+    for (uint32_t i = 0; i < ahead(); ++i) loader_.copy(i);
   }
-  // Beside the products of the values of `tile`, once the values of the one before have been multiplied.
+  // Beside the products of `tile`.
   DISTMK_FN void copy_ahead(uint32_t tile) {
-    loader_.copy(tile + AHEAD);
-    if (!looks_up()) return;
-    attention_plan().cache_rows[tile % LOOKED_UP_TILES][index()] = found_;  // of tile + LOOKED_UP_TILES
-    found_ = loader_.look_up(tile + LOOKED_UP_TILES + 1, index());
+    page_rows_.look_up_ahead(tile + ahead());
+    loader_.copy(tile + ahead());
   }
-  // Until all copies but the last PENDING have landed, those of other threads too.
-  template <uint32_t PENDING, bool BY_WARPGROUPS>
-  DISTMK_FN static void await() {
-    await_copies<PENDING>();
-    if constexpr (BY_WARPGROUPS) fence_copies_to_shared();  // products by warpgroups read by the same proxy
-    barrier_sync<NUM_CONSUMERS>();
-  }
+  // Until this thread's copies for tile 0 have landed, and until those of the tile behind the one that copy_ahead()
+  // comes to next. Those of other threads after the next barrier.
+  DISTMK_FN static void await_first() { await_all_but<AHEAD - 1>(); }
+  DISTMK_FN static void await_next() { await_all_but<AHEAD - 2>(); }
 
  private:
+  static constexpr uint32_t AHEAD = KvBuffers<DIM>::AHEAD;
+  PageRows page_rows_;
   KvLoader<DIM> loader_;
-  uint32_t found_ = 0;
 
-  DISTMK_FN static uint32_t index() { return threadIdx.x % KV_ROWS; }
-  DISTMK_FN static bool looks_up() { return threadIdx.x < KV_ROWS; }
+  DISTMK_FN static uint32_t ahead() { return AHEAD - Turns<DIM, KEYS>::is_first(); }
+  template <uint32_t PENDING>
+  DISTMK_FN static void await_all_but() {
+    if (Turns<DIM, KEYS>::is_first())
+      await_copies<PENDING - Turns<DIM, KEYS>::TAKEN>();
+    else
+      await_copies<PENDING>();
+    if constexpr (Warp::BY_WARPGROUPS) fence_copies_to_shared();  // products by warpgroups read by the same proxy
+  }
 };
 
 // Ends of the positions that a lane's queries see, the first end of its warp's queries, and the last of those that
@@ -112,11 +123,14 @@ struct Visibility {
 
 // The warp's way through `num_tiles` tiles. Beside the values of a tile, the keys of the next one are multiplied and
 // its softmax is worked out.
+//
+// Two warpgroups take turns: while one starts its products, which keeps it until the tensor cores have taken them, and
+// copies, the other works out a softmax. The second one is half a tile behind.
 template <uint32_t DIM, uint32_t KEYS>
-DISTMK_FN void attend(WarpAttention<DIM, KEYS>& warp, TileCopies<DIM>& copies, const Visibility& visible,
+DISTMK_FN void attend(WarpAttention<DIM, KEYS>& warp, TileCopies<DIM, KEYS>& copies, const Visibility& visible,
                       uint32_t num_tiles, float scale) {
   using Warp = WarpAttention<DIM, KEYS>;
-  using Copies = TileCopies<DIM>;
+  using Turns = Turns<DIM, KEYS>;
   const uint32_t begin = Warp::way() * KEYS;
   const uint32_t num_steps = begin < visible.most ? (visible.most - begin + KV_ROWS - 1) / KV_ROWS : 0;
   const bool caps = attention_plan().args.softcap;
@@ -127,7 +141,8 @@ DISTMK_FN void attend(WarpAttention<DIM, KEYS>& warp, TileCopies<DIM>& copies, c
     if (first < visible.seen_by_all) Warp::mask_before(first, visible.of_lane, attention_plan().args.window, s);
     warp.weigh(s, caps ? 1.0f : scale, factor);
   };
-  Copies::template await<Copies::AHEAD - 1, Warp::BY_WARPGROUPS>();
+  copies.await_first();
+  barrier_sync<NUM_CONSUMERS>();
   mark(Mark::FIRST);
   if (num_steps) {
     float s[Warp::SCORES], factor[2];
@@ -136,13 +151,24 @@ DISTMK_FN void attend(WarpAttention<DIM, KEYS>& warp, TileCopies<DIM>& copies, c
     weigh(0, s, factor);
     warp.keep_weights(s);
   }
+  // The first one's turn begins, and the next keys are there.
+  const auto begin_turn = [&] {
+    if (!Turns::is_second()) copies.await_next();
+    barrier_sync<NUM_CONSUMERS>();
+  };
+  const auto end_turn = [&] {
+    if (Turns::is_second()) copies.await_next();
+    if (Turns::TAKEN) barrier_sync<NUM_CONSUMERS>();
+  };
+  if (Turns::is_second()) end_turn();
 #pragma unroll 1
   for (uint32_t tile = 0; tile < num_tiles; ++tile) {
-    Copies::template await<Copies::AHEAD - 2, Warp::BY_WARPGROUPS>();  // the next keys; all are done with the last tile
+    begin_turn();
     float s[Warp::SCORES], factor[2];
     if (tile + 1 < num_steps) {
       warp.begin_scores_and_values(tile + 1, tile, s);
       copies.copy_ahead(tile);
+      end_turn();
       warp.template end_scores<1>(s);
       weigh(tile + 1, s, factor);
       warp.end_values(s);
@@ -151,11 +177,14 @@ DISTMK_FN void attend(WarpAttention<DIM, KEYS>& warp, TileCopies<DIM>& copies, c
       continue;
     }
     copies.copy_ahead(tile);
-    if (tile >= num_steps) continue;
-    float none[1] = {};
-    warp.begin_values(tile);
-    warp.end_values(none);
+    if (tile < num_steps) {
+      float none[1] = {};
+      warp.begin_values(tile);
+      warp.end_values(none);
+    }
+    end_turn();
   }
+  if (Turns::is_first()) begin_turn();
 }
 
 // By all consumers.
@@ -167,7 +196,7 @@ DISTMK_NOINLINE void run_attention_job() {
   const uint32_t num_heads = job.num_heads, num_queries = static_cast<uint32_t>(job.run.num_rows) * num_heads;
   const auto end_of = [&](uint32_t query) { return end_of_query(job.run, num_heads, query) - job.first_position; };
   const uint32_t num_keys = end_of(job.first_query + Warp::JOB_QUERIES - 1);
-  TileCopies<DIM> copies(num_keys);
+  TileCopies<DIM, KEYS> copies(num_keys);
 
   const uint32_t first_query = job.first_query + Warp::row_group() * QUERIES_PER_WARP;
   const uint32_t first_of_group = first_query / Warp::GROUP_QUERIES * Warp::GROUP_QUERIES;

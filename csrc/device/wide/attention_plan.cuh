@@ -7,9 +7,8 @@
 namespace distmk {
 namespace wide {
 
-constexpr uint32_t KV_ROWS = 64;         // positions of a KV tile of a block job
-constexpr uint32_t LOOKED_UP_TILES = 4;  // whose cache rows are in the plan
-constexpr uint32_t ROW_QUERIES = 16;     // of a row job at most
+constexpr uint32_t KV_ROWS = 64;      // positions of a KV tile of a block job
+constexpr uint32_t ROW_QUERIES = 16;  // of a row job at most
 
 // A block of queries of a run with many, and one KV head (attention_block.cuh).
 struct AttentionJob {
@@ -63,9 +62,8 @@ DISTMK_FN AttentionSchedule& attention_schedule() {
 struct AttentionPlan {
   alignas(16) uint32_t sort_keys[MAX_SEQUENCES];
   alignas(16) WideAttentionArgs args;
-  uint32_t worker;                                // counted from the task's first one
-  AttentionJob job;                               // the present block job
-  uint32_t cache_rows[LOOKED_UP_TILES][KV_ROWS];  // of the positions of its next KV tiles
+  uint32_t worker;   // counted from the task's first one
+  AttentionJob job;  // the present block job
   RowPartials partials;
 
   // The job in a worker's round, if there are as many: block jobs come first, and of both kinds those that take long.

@@ -267,7 +267,9 @@ DISTMK_FN void combine_rows(const RowJobs& job) {
 
 // All row jobs of this worker. By all consumers, which are done with the stages.
 template <uint32_t DIM>
-DISTMK_NOINLINE void run_row_jobs(Context& context) {
+DISTMK_NOINLINE bool run_row_jobs() {
+  Context context(own_rank_state(), {threadIdx.x, NUM_CONSUMERS});
+  begin_current(context, true);
   RowCopies<DIM> copies;
   RowWarp<DIM> warp;
   RowJobs job, attended;
@@ -277,7 +279,7 @@ DISTMK_NOINLINE void run_row_jobs(Context& context) {
     const bool found = job.next();
     if (is_first) {
       mark(Mark::PREPARED);
-      if (!context.inputs_ready()) return end_copies();
+      if (!context.inputs_ready()) return end_copies(), false;
     }
     if (found) warp.begin(job);  // the queries land while the job before is combined
     if (!is_first) {
@@ -286,7 +288,7 @@ DISTMK_NOINLINE void run_row_jobs(Context& context) {
       combine_rows<DIM>(attended);
       if (!found) mark(Mark::STORED);
     }
-    if (!found) return end_task_of_body();
+    if (!found) return end_task_of_body(), true;
     if (!is_first) barrier_sync<NUM_CONSUMERS>();  // the next copies overwrite what was combined
     if (is_first && !attention_plan().has_block_jobs()) mark(Mark::INPUTS);
     warp.attend(job, copies, is_first);

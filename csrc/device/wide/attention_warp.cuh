@@ -24,7 +24,7 @@ struct WarpAttention : QueryTile<DIM / COLUMN_SHARES<DIM>, KEYS> {
   static constexpr uint32_t GROUP_QUERIES = (BY_WARPGROUPS ? 4 : 1) * QUERIES_PER_WARP;
   using Buffers = KvBuffers<DIM>;
   static_assert(!BULK_COPIES || !BY_WARPGROUPS ||
-                    Buffers::BYTES + ROW_GROUPS / 4 * Buffers::TILE_BYTES <= sizeof(Shared::stages),
+                    Buffers::BYTES + ROW_GROUPS / 4 * Buffers::TILE_BYTES + PageRows::BYTES <= sizeof(Shared::stages),
                 "");
 
   using Tile = QueryTile<COLS, KEYS>;

@@ -8,16 +8,14 @@ namespace wide {
 
 // DIM: head_dim rounded up to a size that the loops over a head know; the elements behind it are zeros.
 // There are COUNT buffers of keys and as many of values. A copy brings the keys of a tile and the values of the tile
-// LAG before it, and runs AHEAD tiles ahead: where there are few buffers, those of keys are free earlier.
+// LAG before it, and runs up to AHEAD tiles ahead: where there are few buffers, those of keys are free earlier.
 template <uint32_t DIM>
 struct KvBuffers {
   static constexpr uint32_t COUNT = DIM <= MAX_HEAD_DIM / 2 ? 4 : 2, LAG = COUNT == 2, AHEAD = COUNT - 1 + LAG;
-  static_assert(AHEAD <= LOOKED_UP_TILES, "");
   static constexpr uint32_t ROW_BYTES = 64 * sizeof(__nv_bfloat16), SLOT_BYTES = KV_ROWS * ROW_BYTES,
-                            TILE_BYTES = DIM / 64 * SLOT_BYTES, CHUNKS = DIM / 8,
-                            ROWS_PER_PASS = NUM_CONSUMERS / CHUNKS, PASSES = KV_ROWS / ROWS_PER_PASS,
-                            BYTES = 2 * COUNT * TILE_BYTES;
-  static_assert(ROWS_PER_PASS % 8 == 0, "a thread's rows have the same swizzle");
+                            TILE_BYTES = DIM / 64 * SLOT_BYTES, CHUNKS = DIM / 8, WARP_ROWS = KV_ROWS / NUM_WARPS,
+                            ROWS_PER_PASS = 32 / CHUNKS, BYTES = 2 * COUNT * TILE_BYTES;
+  static_assert(WARP_ROWS == 8, "a warp's rows are in one page where the caches are swizzled");
 
   DISTMK_FN static uint32_t k(uint32_t tile) { return shared_address(shared().stages) + tile % COUNT * 2 * TILE_BYTES; }
   DISTMK_FN static uint32_t v(uint32_t tile) { return k(tile) + TILE_BYTES; }
@@ -27,43 +25,81 @@ struct KvBuffers {
   }
 };
 
-// What a thread copies of each KV tile: the same chunk of 16 bytes of some rows. In shared memory chunk c of row r is
-// chunk c ^ r % 8, so that ldmatrix meets no bank twice; the caches have a swizzle of their own. What follows from the
+#ifdef DISTMK_EMULATED
+constexpr uint32_t PART_PAGES = 128;  // few, so that tests have jobs of many parts
+#else
+constexpr uint32_t PART_PAGES = 1024;
+#endif
+static_assert(PART_PAGES >= 2 * KV_ROWS, "a part has two tiles, however small pages are");
+
+// The cache row with which each page of a job's positions begins, of the job's KV head. There is room for the pages of
+// two parts of a job, which take turns: once the second of a part's tiles is copied the part behind it is looked up.
+class PageRows {
+ public:
+  static constexpr uint32_t BYTES = 2 * PART_PAGES * sizeof(uint32_t);
+
+  DISTMK_FN explicit PageRows(uint32_t num_keys) : num_keys_(num_keys) {}
+  // By all consumers, as the next function. The rows may be read after the next barrier.
+  DISTMK_FN void look_up() const {
+    look_up(0);
+    look_up(1);
+  }
+  // Before all threads copy `tile` or the one before it.
+  DISTMK_FN void look_up_ahead(uint32_t tile) const {
+    const uint32_t part_tiles = PART_PAGES * attention_plan().args.page_size / KV_ROWS;
+    if ((tile & (part_tiles - 1)) == 1 && tile > part_tiles) look_up((tile >> floor_log2(part_tiles)) + 1);
+  }
+  // Of a position of the job.
+  DISTMK_FN uint32_t row(uint32_t position) const {
+    const uint32_t page_size = attention_plan().args.page_size, at = attention_plan().job.first_position + position;
+    return rows()[((at >> floor_log2(page_size)) - first_page()) % (2 * PART_PAGES)] + (at & (page_size - 1));
+  }
+
+ private:
+  uint32_t num_keys_;
+
+  // Behind all else that a job has in the stages.
+  DISTMK_FN static uint32_t* rows() {
+    return reinterpret_cast<uint32_t*>(shared().stages + (sizeof(Shared::stages) - BYTES) / 128 * 128);
+  }
+  DISTMK_FN static uint32_t first_page() {
+    return attention_plan().job.first_position >> floor_log2(attention_plan().args.page_size);
+  }
+  DISTMK_FN void look_up(uint32_t part) const {
+    const WideAttentionArgs& args = attention_plan().args;
+    const AttentionJob& job = attention_plan().job;
+    const uint32_t last = (job.first_position + num_keys_ - 1) >> floor_log2(args.page_size);
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < PART_PAGES; i += NUM_CONSUMERS) {
+      const uint32_t in_job = part * PART_PAGES + i, page = first_page() + in_job;
+      if (page > last) return;
+      rows()[in_job % (2 * PART_PAGES)] =
+          cache_row(at_operand<int32_t>(args.page_table), args, static_cast<uint32_t>(job.run.slot), job.kv_head,
+                    page << floor_log2(args.page_size));
+    }
+  }
+};
+
+// What a warp copies of each KV tile: some rows, a chunk of 16 bytes a lane. In shared memory chunk c of row r is chunk
+// c ^ r % 8, so that ldmatrix meets no bank twice; the caches have a swizzle of their own. What follows from the
 // arguments is worked out where it is used, as there are no registers to keep it in.
 template <uint32_t DIM>
 class KvLoader {
  public:
   using Buffers = KvBuffers<DIM>;
 
-  DISTMK_FN explicit KvLoader(uint32_t num_keys) : num_keys_(num_keys) {}
-  // The cache row of position `index` of a tile.
-  DISTMK_FN uint32_t look_up(uint32_t tile, uint32_t index) const {
-    const uint32_t position = tile * KV_ROWS + index;
-    if (position >= num_keys_) return 0;
-    const WideAttentionArgs& args = attention_plan().args;
-    const AttentionJob& job = attention_plan().job;
-    return cache_row(at_operand<int32_t>(args.page_table), args, static_cast<uint32_t>(job.run.slot), job.kv_head,
-                     job.first_position + position);
-  }
-  // The keys of `tile` and the values of the one LAG before, once the cache rows are in the plan. Positions from
-  // num_keys on are zeros: weights of 0 times NaN would be NaN. So are those of tile -1.
+  DISTMK_FN KvLoader(uint32_t num_keys, const PageRows& page_rows) : num_keys_(num_keys), page_rows_(page_rows) {}
+  // The keys of `tile` and the values of the one LAG before, once their pages' rows are known. Positions from num_keys
+  // on are zeros: weights of 0 times NaN would be NaN. So are those of tile -1.
   DISTMK_FN void copy(uint32_t tile) const {
     const WideAttentionArgs& args = attention_plan().args;
-    const uint32_t chunk = opaque(threadIdx.x) % Buffers::CHUNKS, dim = args.head_dim, of_values = tile - Buffers::LAG;
-    const uint32_t key = tile * KV_ROWS + row(), value = key - Buffers::LAG * KV_ROWS;
-    if (tile * KV_ROWS < num_keys_ + Buffers::LAG * KV_ROWS && 8 * chunk < dim) {
-      const auto *k = at_operand<__nv_bfloat16>(args.k_cache) + 8 * chunk,
-                 *v = at_operand<__nv_bfloat16>(args.v_cache) + 8 * chunk;
-      const uint32_t swizzle = swizzles_cache(dim, args.page_size) ? row() % 2 * 4 : row() % 8;
-      const uint32_t offset = Buffers::offset(row(), chunk, swizzle);
-      const uint32_t to_keys = Buffers::k(tile) + offset, to_values = Buffers::v(of_values) + offset;
-#pragma unroll
-      for (uint32_t i = 0; i < Buffers::PASSES; ++i) {
-        const uint32_t ahead = i * Buffers::ROWS_PER_PASS;
-        const uint64_t k_row = cache_row_of(tile, row() + ahead),
-                       v_row = Buffers::LAG ? cache_row_of(of_values, row() + ahead) : k_row;
-        copy_chunk(to_keys + ahead * Buffers::ROW_BYTES, k + k_row * dim, key + ahead < num_keys_);
-        copy_chunk(to_values + ahead * Buffers::ROW_BYTES, v + v_row * dim, value + ahead < num_keys_);
+    if (tile * KV_ROWS < num_keys_ + Buffers::LAG * KV_ROWS) {
+      if (args.head_dim == DIM && swizzles_cache(DIM, args.page_size)) {
+        copy_of_page(args.k_cache, tile, Buffers::k(tile));
+        copy_of_page(args.v_cache, tile - Buffers::LAG, Buffers::v(tile - Buffers::LAG));
+      } else if (8 * chunk() < args.head_dim) {
+        copy_rows(args.k_cache, tile, Buffers::k(tile));
+        copy_rows(args.v_cache, tile - Buffers::LAG, Buffers::v(tile - Buffers::LAG));
       }
     }
     commit_copies();
@@ -71,11 +107,33 @@ class KvLoader {
 
  private:
   uint32_t num_keys_;
+  PageRows page_rows_;
 
-  DISTMK_FN static uint64_t cache_row_of(uint32_t tile, uint32_t row) {
-    return attention_plan().cache_rows[tile % LOOKED_UP_TILES][row];
+  DISTMK_FN static uint32_t chunk() { return opaque(threadIdx.x) % Buffers::CHUNKS; }
+  // Of the tile: this lane's first.
+  DISTMK_FN static uint32_t first_row() {
+    return opaque(threadIdx.x) / 32 * Buffers::WARP_ROWS + opaque(threadIdx.x) % 32 / Buffers::CHUNKS;
   }
-  DISTMK_FN static uint32_t row() { return opaque(threadIdx.x) / Buffers::CHUNKS; }
+  // To `to`. All of the warp's rows are in one page, and are swizzled there.
+  DISTMK_FN void copy_of_page(uint64_t cache, uint32_t tile, uint32_t to) const {
+    const uint32_t position = tile * KV_ROWS + first_row();
+    const auto* from = at_operand<__nv_bfloat16>(cache) + uint64_t{page_rows_.row(position)} * DIM + 8 * chunk();
+    to += Buffers::offset(first_row(), chunk(), first_row() % 2 * 4);
+#pragma unroll
+    for (uint32_t i = 0; i < Buffers::WARP_ROWS; i += Buffers::ROWS_PER_PASS)
+      copy_chunk((to ^ i % 2 * 64) + i * Buffers::ROW_BYTES, from + i * DIM, position + i < num_keys_);
+  }
+  DISTMK_FN void copy_rows(uint64_t cache, uint32_t tile, uint32_t to) const {
+    const WideAttentionArgs& args = attention_plan().args;
+    const bool is_swizzled = swizzles_cache(args.head_dim, args.page_size);
+#pragma unroll 1
+    for (uint32_t i = 0; i < Buffers::WARP_ROWS; i += Buffers::ROWS_PER_PASS) {
+      const uint32_t row = first_row() + i, position = tile * KV_ROWS + row;
+      const auto* from = at_operand<__nv_bfloat16>(cache) + uint64_t{page_rows_.row(position)} * args.head_dim;
+      copy_chunk(to + Buffers::offset(row, chunk(), is_swizzled ? row % 2 * 4 : row % 8), from + 8 * chunk(),
+                 position < num_keys_);
+    }
+  }
 };
 
 // The chunks behind head_dim in all buffers.

@@ -9,11 +9,13 @@
 namespace distmk {
 namespace wide {
 
-// This worker's jobs with N tiles of N tokens, as the loader plans them. A function by itself, and one that calls
-// nothing: else the compiler would have every product of tensor cores waited for. What it knows is in shared memory, as
-// the stack is far away.
+// This worker's jobs with N tiles of N tokens, as the loader plans them. Returns whether the inputs were there. A
+// function by itself, and one that calls nothing: else the compiler would have every product of tensor cores waited
+// for. What it knows is in shared memory, as the stack is far away.
 template <uint32_t N>
-DISTMK_NOINLINE void run_jobs(Context& context) {
+DISTMK_NOINLINE bool run_jobs() {
+  Context context(own_rank_state(), {threadIdx.x, NUM_CONSUMERS});
+  begin_current(context, true);
   uint32_t phases = 0;
   SlotPosition b;
 #pragma unroll 1
@@ -23,11 +25,10 @@ DISTMK_NOINLINE void run_jobs(Context& context) {
     FeatureTable& table = rings().features[round % 2];
     barrier_wait(&job.planned, plan_parity(round));
     if (!job.num_tiles) break;
-    const Context here(own_rank_state(), {threadIdx.x, NUM_CONSUMERS});
-    write_features(job, output_begin(N), here.at<float>(args.bias), table);
+    write_features(job, output_begin(N), context.at<float>(args.bias), table);
     if (!round) {
       mark(Mark::PREPARED);
-      if (!context.inputs_ready()) return;  // the loader leaves, too
+      if (!context.inputs_ready()) return false;  // the loader leaves, too
       mark(Mark::INPUTS);
       if (threadIdx.x < 32) warp_arrive(&rings().ready);
     }
@@ -37,27 +38,28 @@ DISTMK_NOINLINE void run_jobs(Context& context) {
     b.skip(rings().num_slots, job.num_blocks);
     fence_copies_to_shared();  // a ring may be filled over what was written; no store to global memory is on its way
     barrier_sync<NUM_CONSUMERS>();
-    store_job(here, args, job, table, rings().num_tokens);
+    store_job(context, args, job, table, rings().num_tokens);
     mark(Mark::STORED);
     warp_arrive(&job.stored);
   }
-  if (!context.inputs_ready()) return;
+  if (!context.inputs_ready()) return false;
   barrier_sync<NUM_CONSUMERS>();
-  rings().invalidate(threadIdx.x);
+  rings().invalidate();
   end_task_of_body();
+  return true;
 }
 
-DISTMK_FN void run_jobs(Context& context) {
+DISTMK_FN bool run_jobs() {
   barrier_wait(&plan_of(0).planned, plan_parity(0));
   switch (rings().tile_tokens) {
     case 32:
-      return run_jobs<32>(context);
+      return run_jobs<32>();
     case 64:
-      return run_jobs<64>(context);
+      return run_jobs<64>();
     case 128:
-      return run_jobs<128>(context);
+      return run_jobs<128>();
     default:
-      return run_jobs<MAX_TOKENS>(context);
+      return run_jobs<MAX_TOKENS>();
   }
 }
 
@@ -68,11 +70,11 @@ DISTMK_FN void body_wide_linear(Context& context, const WideLinearArgs& args) {
   if (!context.begin_preparing()) return;
   wide::Rings& rings = wide::rings();
   const uint32_t num_tokens = wide::tokens_of(args, *context.batch(args.batch));
-  rings.init(threadIdx.x);
+  rings.init();
   if (threadIdx.x == 0) rings.args = args, rings.instance = context.instance, rings.num_tokens = num_tokens;
   context.team.sync();
   if (threadIdx.x < 32) warp_arrive(&shared().wide_entered);
-  wide::run_jobs(context);
+  context.set_ready(wide::run_jobs());
 }
 
 }  // namespace distmk

@@ -83,24 +83,29 @@ struct Rings {
   uint32_t tile_tokens;                    // of an N tile; this and the next line are known once a job is planned
   uint32_t num_tiles, num_slots, b_begin;  // see RingSizes; where the B ring begins in the stages
 
-  // By all consumers, `thread` of them: none but these uses the barriers. An M tile is read by a warp of each
-  // warpgroup, or by one warp that arrives for both; a slot by all warps, or by a warpgroup that arrives for both.
-  DISTMK_FN void init(uint32_t thread) {
+  // By all consumers: none but these uses the barriers. An M tile is read by a warp of each warpgroup, or by one warp
+  // that arrives for both; a slot by all warps, or by a warpgroup that arrives for both.
+  DISTMK_FN void init() {
     constexpr uint32_t ALL_WARPS = NUM_WARPS * WARP_ARRIVALS;
-    if (thread < MAX_A_TILES)
-      barrier_init(&a_full[thread], 1), barrier_init(&a_empty[thread], NUM_GROUPS * WARP_ARRIVALS);
-    if (thread < MAX_B_SLOTS) barrier_init(&b_full[thread], 1), barrier_init(&b_empty[thread], ALL_WARPS);
-    if (thread < 2) barrier_init(&jobs[thread].planned, WARP_ARRIVALS), barrier_init(&jobs[thread].stored, ALL_WARPS);
-    if (thread == 0) barrier_init(&ready, WARP_ARRIVALS);
+    const uint32_t i = barrier_of_thread();
+    if (i < MAX_A_TILES) barrier_init(&a_full[i], 1), barrier_init(&a_empty[i], NUM_GROUPS * WARP_ARRIVALS);
+    if (i < MAX_B_SLOTS) barrier_init(&b_full[i], 1), barrier_init(&b_empty[i], ALL_WARPS);
+    if (i < 2) barrier_init(&jobs[i].planned, WARP_ARRIVALS), barrier_init(&jobs[i].stored, ALL_WARPS);
+    if (i == 2) barrier_init(&ready, WARP_ARRIVALS);
     barrier_init_done();
   }
   // The memory may then be used for something else.
-  DISTMK_FN void invalidate(uint32_t thread) {
-    if (thread < MAX_A_TILES) barrier_invalidate(&a_full[thread]), barrier_invalidate(&a_empty[thread]);
-    if (thread < MAX_B_SLOTS) barrier_invalidate(&b_full[thread]), barrier_invalidate(&b_empty[thread]);
-    if (thread < 2) barrier_invalidate(&jobs[thread].planned), barrier_invalidate(&jobs[thread].stored);
-    if (thread == 0) barrier_invalidate(&ready);
+  DISTMK_FN void invalidate() {
+    const uint32_t i = barrier_of_thread();
+    if (i < MAX_A_TILES) barrier_invalidate(&a_full[i]), barrier_invalidate(&a_empty[i]);
+    if (i < MAX_B_SLOTS) barrier_invalidate(&b_full[i]), barrier_invalidate(&b_empty[i]);
+    if (i < 2) barrier_invalidate(&jobs[i].planned), barrier_invalidate(&jobs[i].stored);
+    if (i == 2) barrier_invalidate(&ready);
   }
+
+ private:
+  // The lanes of a warp would set up their barriers one after another, so each warp has few.
+  DISTMK_FN static uint32_t barrier_of_thread() { return threadIdx.x % 32 * NUM_WARPS + threadIdx.x / 32; }
 };
 static_assert(sizeof(Rings) <= SCRATCH_BYTES, "");
 

@@ -42,6 +42,7 @@ class Sizes(NamedTuple):
     page_sizes: tuple[int, ...]
     max_len: int  # of a sequence, in tokens
     max_len_batch_1: int
+    many_pages: int  # more than a block job of wide attention looks up at once
     linear_error: float  # relative to the magnitudes that are added up
     attention_error: float  # relative to the sum of the weights
     extreme_error: float  # absolute, of an output from scores in the hundreds
@@ -57,6 +58,7 @@ HOST = Sizes(
     page_sizes=(1, 4, 16),
     max_len=150,
     max_len_batch_1=2000,
+    many_pages=300,
     linear_error=1e-6,
     attention_error=2e-5,
     extreme_error=5e-3,
@@ -72,13 +74,14 @@ CUDA = Sizes(
     page_sizes=(1, 2, 16, 64),
     max_len=700,
     max_len_batch_1=3840,
+    many_pages=3200,
     linear_error=4e-6,
     attention_error=5e-5,
     extreme_error=5e-3,
 )
 # The kernel's own arithmetic at the speed of a CPU.
 EMULATED = CUDA._replace(
-    k=(1, 63, 257, 576, 1000, 1536, 3072, 4352), wide_k=(64, 320, 576, 2112), max_len=300, max_len_batch_1=1200
+    k=(1, 63, 257, 576, 1000, 1536, 3072, 4352), wide_k=(64, 320, 576, 2112), max_len=300, max_len_batch_1=1200, many_pages=450
 )
 
 # Query heads that do not begin or end with a KV head's group, one query head a KV head, one KV head for all.
@@ -251,6 +254,9 @@ def _wide_attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
     for how in (Scoring(), Scoring(int(rng.integers(1, max_len // 2)), softcap=5.0)):
         runs = [(1, 9, max_len - 5), chunk, (2, 0, 2)]
         yield _on_each(board, wide_attention, Heads(16, 4), 64, 16, True, runs, how)
+    for head_dim in (64, int(rng.choice(LARGE_HEAD_DIMS))):
+        runs = [(40, 2, int(rng.integers(sizes.many_pages * 3 // 4, sizes.many_pages)))]
+        yield _on_each(board, wide_attention, Heads(2, 2), head_dim, 1, False, runs, Scoring())
     for head_dim in (64, 80, 128):
         group, page_size = int(rng.integers(1, 9)), int(rng.choice(sizes.page_sizes))
         heads = Heads(int(rng.integers(1, 2 * group + 1)), group, int(rng.integers(group)))
