@@ -81,7 +81,11 @@ CUDA = Sizes(
 )
 # The kernel's own arithmetic at the speed of a CPU.
 EMULATED = CUDA._replace(
-    k=(1, 63, 257, 576, 1000, 1536, 3072, 4352), wide_k=(64, 320, 576, 2112), max_len=300, max_len_batch_1=1200, many_pages=450
+    k=(1, 63, 257, 576, 1000, 1536, 3072, 4352),
+    wide_k=(64, 320, 576, 2112),
+    max_len=300,
+    max_len_batch_1=1200,
+    many_pages=450,
 )
 
 # Query heads that do not begin or end with a KV head's group, one query head a KV head, one KV head for all.
