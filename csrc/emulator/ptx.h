@@ -174,6 +174,12 @@ inline uint4 load_perhaps(const uint4* p) {
   return *p;
 }
 
+template <class T>
+T load_guess(const T* p) {
+  const emulator::Unwatched here;
+  return *static_cast<const volatile T*>(p);
+}
+
 inline uint32_t opaque(uint32_t v) { return v; }
 template <class T>
 const T* in_shared(const T* p) {

@@ -277,6 +277,12 @@ DISTMK_FN uint4 load_perhaps(const uint4* p) {
   return v;
 }
 
+// A number that may be written at the same time, so that what is loaded is a guess.
+template <class T>
+DISTMK_FN T load_guess(const T* p) {
+  return *static_cast<const volatile T*>(p);
+}
+
 // Hides from the compiler how `v` was computed, so that it neither keeps nor recomputes what follows from it.
 DISTMK_FN uint32_t opaque(uint32_t v) {
   asm volatile("" : "+r"(v));

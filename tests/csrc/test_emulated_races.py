@@ -85,17 +85,26 @@ def test_decode(
     assert_clean(done, num_ranks)
 
 
-def test_wide_iterations(tmp_path: Path) -> None:
-    """A chunk of a prompt and a row that decodes: what tasks do before their waits are met needs none of the iteration."""
+@pytest.mark.parametrize(
+    ("num_ranks", "num_heads", "num_kv_heads", "num_layers", "longer"), [(2, 6, 3, 2, 24), (1, 4, 1, 1, 350)]
+)
+def test_wide_iterations(
+    num_ranks: int, num_heads: int, num_kv_heads: int, num_layers: int, longer: int, tmp_path: Path
+) -> None:
+    """A chunk of a prompt and a row that decodes: what tasks do before their waits are met needs none of the iteration. Two
+    layers: the second uses attention's order of jobs again. Many heads a KV head, and many positions: attention's warpgroups
+    take turns, and fill buffers of keys and values over.
+    """
     seed = str(random.randrange(2**31))
     print(f"seed {seed}")
     options = DecodeOptions(
-        2, 2, max_seqs=4, max_model_len=64, page_size=16, turns=(40,), **backend_choices("emulated")
+        num_ranks, 2, max_seqs=4, max_model_len=40 + longer, page_size=16, turns=(40,), **backend_choices("emulated")
     )  # type: ignore[arg-type]
-    model = build_model(tiny_config(num_layers=2, head_dim=64))  # the second uses attention's order of jobs again
-    request = ("--requests", "1", "--longer", "24", "--tokens", "2")
+    heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": 64}
+    model = build_model(tiny_config(num_layers=num_layers, max_position=512, **heads))
+    request = ("--requests", "1", "--longer", str(longer), "--tokens", "2")
     binary, program = tool("thread", RACECHECK, emulated=True), compile_graph(*lower_programs(model, options))
-    assert_clean(run_ranks(binary, program, tmp_path, "--ride", *request, "--seed", seed), 2)
+    assert_clean(run_ranks(binary, program, tmp_path, "--ride", *request, "--seed", seed), num_ranks)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ DISTMK_FN FeatureRange features_of(const WideLinearArgs& args, const TileRows& t
   return {(tile.slab_begin + min(tile.first, tile.slab_rows)) / half, tile.count / half};
 }
 
-DISTMK_FN uint32_t tokens_of(const WideLinearArgs& args, const volatile Batch& batch) {
+DISTMK_FN uint32_t tokens_of(const WideLinearArgs& args, const Batch& batch) {
   return args.sampled ? batch.num_rows : batch.num_wide_rows;
 }
 // Of an N tile, if weights do not matter.

@@ -195,8 +195,9 @@ struct Instance {
 DISTMK_FN Instance guess_instance(const RankState& state, const Team& lanes, const TaskDesc& task) {
   const auto& args = *reinterpret_cast<const WideLinearArgs*>(task.args);
   const uint32_t num_workers = state.program->num_workers;
-  const volatile Batch& batch = *state.batch(args.batch);
-  const uint32_t num_tokens = lanes.from_leader(tokens_of(args, batch));
+  const Batch& batch = *state.batch(args.batch);
+  const uint32_t num_rows = args.sampled ? load_guess(&batch.num_rows) : load_guess(&batch.num_wide_rows);
+  const uint32_t num_tokens = lanes.from_leader(num_rows);
   const uint32_t most = args.sampled ? args.sampled : WIDE_ROWS;
   return {(shared().worker_index + num_workers - task.first_worker) % num_workers,
           num_tokens && num_tokens <= most ? num_tokens : most};
