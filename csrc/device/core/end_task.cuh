@@ -4,10 +4,10 @@
 
 namespace distmk {
 
-// The consumers' context of this warp's current task, issued before its waits are met.
-DISTMK_FN void begin_current(Context& context, bool may_be_revoked) {
+// The consumers' context of this warp's current task, which was issued before its waits are met and may be revoked.
+DISTMK_FN void begin_current(Context& context) {
   const Action& action = shared().handshake.action[handshake_slot(task_number())];
-  context.begin(action.task, action.iteration, action.instance, {true, may_be_revoked});
+  context.begin(action.task, action.iteration, action.instance, {true, true});
 }
 
 // This warp has ended the body of its current task. `pushed`: see Context::pushed.

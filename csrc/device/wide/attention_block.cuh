@@ -83,15 +83,15 @@ class TileCopies {
   using Warp = WarpAttention<DIM, KEYS>;
 
  public:
-  DISTMK_FN explicit TileCopies(uint32_t num_keys) : page_rows_(num_keys), loader_(num_keys, page_rows_) {
-    page_rows_.look_up();
+  DISTMK_FN explicit TileCopies(uint32_t num_keys) : loader_(num_keys) {
+    loader_.pages.look_up();
     barrier_sync<NUM_CONSUMERS>();
 #pragma unroll 1
     for (uint32_t i = 0; i < ahead(); ++i) loader_.copy(i);
   }
   // Beside the products of `tile`.
   DISTMK_FN void copy_ahead(uint32_t tile) {
-    page_rows_.look_up_ahead(tile + ahead());
+    loader_.pages.look_up_ahead(tile + ahead());
     loader_.copy(tile + ahead());
   }
   // Until this thread's copies for tile 0 have landed, and until those of the tile behind the one that copy_ahead()
@@ -101,7 +101,6 @@ class TileCopies {
 
  private:
   static constexpr uint32_t AHEAD = KvBuffers<DIM>::AHEAD;
-  PageRows page_rows_;
   KvLoader<DIM> loader_;
 
   DISTMK_FN static uint32_t ahead() { return AHEAD - Turns<DIM, KEYS>::is_first(); }
@@ -160,7 +159,7 @@ DISTMK_FN void attend(WarpAttention<DIM, KEYS>& warp, TileCopies<DIM, KEYS>& cop
     if (Turns::is_second()) copies.await_next();
     if (Turns::TAKEN) barrier_sync<NUM_CONSUMERS>();
   };
-  if (Turns::is_second()) end_turn();
+  if (Turns::is_second()) end_turn();  // so that it is half a tile behind
 #pragma unroll 1
   for (uint32_t tile = 0; tile < num_tiles; ++tile) {
     begin_turn();
@@ -184,7 +183,7 @@ DISTMK_FN void attend(WarpAttention<DIM, KEYS>& warp, TileCopies<DIM, KEYS>& cop
     }
     end_turn();
   }
-  if (Turns::is_first()) begin_turn();
+  if (Turns::is_first()) begin_turn();  // the second one's last
 }
 
 // By all consumers.

@@ -269,7 +269,7 @@ DISTMK_FN void combine_rows(const RowJobs& job) {
 template <uint32_t DIM>
 DISTMK_NOINLINE bool run_row_jobs() {
   Context context(own_rank_state(), {threadIdx.x, NUM_CONSUMERS});
-  begin_current(context, true);
+  begin_current(context);
   RowCopies<DIM> copies;
   RowWarp<DIM> warp;
   RowJobs job, attended;

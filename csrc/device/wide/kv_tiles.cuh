@@ -37,14 +37,15 @@ static_assert(PART_PAGES >= 2 * KV_ROWS, "a part has two tiles, however small pa
 class PageRows {
  public:
   static constexpr uint32_t BYTES = 2 * PART_PAGES * sizeof(uint32_t);
+  const uint32_t num_keys;  // positions of the job
 
-  DISTMK_FN explicit PageRows(uint32_t num_keys) : num_keys_(num_keys) {}
+  DISTMK_FN explicit PageRows(uint32_t keys) : num_keys(keys) {}
   // By all consumers, as the next function. The rows may be read after the next barrier.
   DISTMK_FN void look_up() const {
     look_up(0);
     look_up(1);
   }
-  // Before all threads copy `tile` or the one before it.
+  // Before this thread copies `tile`, and while others copy that or the one before it.
   DISTMK_FN void look_up_ahead(uint32_t tile) const {
     const uint32_t part_tiles = PART_PAGES * attention_plan().args.page_size / KV_ROWS;
     if ((tile & (part_tiles - 1)) == 1 && tile > part_tiles) look_up((tile >> floor_log2(part_tiles)) + 1);
@@ -56,11 +57,9 @@ class PageRows {
   }
 
  private:
-  uint32_t num_keys_;
-
   // Behind all else that a job has in the stages.
   DISTMK_FN static uint32_t* rows() {
-    return reinterpret_cast<uint32_t*>(shared().stages + (sizeof(Shared::stages) - BYTES) / 128 * 128);
+    return reinterpret_cast<uint32_t*>(shared().stages + sizeof(Shared::stages) - BYTES);
   }
   DISTMK_FN static uint32_t first_page() {
     return attention_plan().job.first_position >> floor_log2(attention_plan().args.page_size);
@@ -68,7 +67,7 @@ class PageRows {
   DISTMK_FN void look_up(uint32_t part) const {
     const WideAttentionArgs& args = attention_plan().args;
     const AttentionJob& job = attention_plan().job;
-    const uint32_t last = (job.first_position + num_keys_ - 1) >> floor_log2(args.page_size);
+    const uint32_t last = (job.first_position + num_keys - 1) >> floor_log2(args.page_size);
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < PART_PAGES; i += NUM_CONSUMERS) {
       const uint32_t in_job = part * PART_PAGES + i, page = first_page() + in_job;
@@ -87,13 +86,14 @@ template <uint32_t DIM>
 class KvLoader {
  public:
   using Buffers = KvBuffers<DIM>;
+  const PageRows pages;
 
-  DISTMK_FN KvLoader(uint32_t num_keys, const PageRows& page_rows) : num_keys_(num_keys), page_rows_(page_rows) {}
-  // The keys of `tile` and the values of the one LAG before, once their pages' rows are known. Positions from num_keys
+  DISTMK_FN explicit KvLoader(uint32_t num_keys) : pages(num_keys) {}
+  // The keys of `tile` and the values of the one LAG before, once their pages are looked up. Positions from num_keys
   // on are zeros: weights of 0 times NaN would be NaN. So are those of tile -1.
   DISTMK_FN void copy(uint32_t tile) const {
     const WideAttentionArgs& args = attention_plan().args;
-    if (tile * KV_ROWS < num_keys_ + Buffers::LAG * KV_ROWS) {
+    if (tile * KV_ROWS < pages.num_keys + Buffers::LAG * KV_ROWS) {
       if (args.head_dim == DIM && swizzles_cache(DIM, args.page_size)) {
         copy_of_page(args.k_cache, tile, Buffers::k(tile));
         copy_of_page(args.v_cache, tile - Buffers::LAG, Buffers::v(tile - Buffers::LAG));
@@ -106,9 +106,6 @@ class KvLoader {
   }
 
  private:
-  uint32_t num_keys_;
-  PageRows page_rows_;
-
   DISTMK_FN static uint32_t chunk() { return opaque(threadIdx.x) % Buffers::CHUNKS; }
   // Of the tile: this lane's first.
   DISTMK_FN static uint32_t first_row() {
@@ -117,11 +114,11 @@ class KvLoader {
   // To `to`. All of the warp's rows are in one page, and are swizzled there.
   DISTMK_FN void copy_of_page(uint64_t cache, uint32_t tile, uint32_t to) const {
     const uint32_t position = tile * KV_ROWS + first_row();
-    const auto* from = at_operand<__nv_bfloat16>(cache) + uint64_t{page_rows_.row(position)} * DIM + 8 * chunk();
+    const auto* from = at_operand<__nv_bfloat16>(cache) + uint64_t{pages.row(position)} * DIM + 8 * chunk();
     to += Buffers::offset(first_row(), chunk(), first_row() % 2 * 4);
 #pragma unroll
     for (uint32_t i = 0; i < Buffers::WARP_ROWS; i += Buffers::ROWS_PER_PASS)
-      copy_chunk((to ^ i % 2 * 64) + i * Buffers::ROW_BYTES, from + i * DIM, position + i < num_keys_);
+      copy_chunk((to ^ i % 2 * 64) + i * Buffers::ROW_BYTES, from + i * DIM, position + i < pages.num_keys);
   }
   DISTMK_FN void copy_rows(uint64_t cache, uint32_t tile, uint32_t to) const {
     const WideAttentionArgs& args = attention_plan().args;
@@ -129,9 +126,9 @@ class KvLoader {
 #pragma unroll 1
     for (uint32_t i = 0; i < Buffers::WARP_ROWS; i += Buffers::ROWS_PER_PASS) {
       const uint32_t row = first_row() + i, position = tile * KV_ROWS + row;
-      const auto* from = at_operand<__nv_bfloat16>(cache) + uint64_t{page_rows_.row(position)} * args.head_dim;
+      const auto* from = at_operand<__nv_bfloat16>(cache) + uint64_t{pages.row(position)} * args.head_dim;
       copy_chunk(to + Buffers::offset(row, chunk(), is_swizzled ? row % 2 * 4 : row % 8), from + 8 * chunk(),
-                 position < num_keys_);
+                 position < pages.num_keys);
     }
   }
 };

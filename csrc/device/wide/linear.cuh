@@ -15,7 +15,7 @@ namespace wide {
 template <uint32_t N>
 DISTMK_NOINLINE bool run_jobs() {
   Context context(own_rank_state(), {threadIdx.x, NUM_CONSUMERS});
-  begin_current(context, true);
+  begin_current(context);
   uint32_t phases = 0;
   SlotPosition b;
 #pragma unroll 1
