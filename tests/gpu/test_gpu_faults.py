@@ -1,6 +1,6 @@
 """Ranks that die, signals that never come and interrupts, with ranks on GPUs, which work again afterwards.
 
-    python -m pytest -q -rs tests/gpu/test_gpu_faults.py -k cuda         # 2 GPUs, about 2 minutes
+    python -m pytest -q -rs tests/gpu/test_gpu_faults.py -k cuda         # 2 or 4 GPUs, about 2 minutes for each number
     python -m pytest -q tests/gpu/test_gpu_faults.py -k host             # the same tests on the host twin
 
 tests/backends/host/test_faults.py has more of them, on the host twin alone.
@@ -13,7 +13,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from support.faults import (
     wait_for_tokens,
     write_config,
 )
-from support.helpers import Finished, Runner, under_mpirun, with_ranks
+from support.helpers import Finished, Launcher, Runner, under_mpirun, with_ranks
 from support.machine import FAR, environment, on, require, sharing, virtual_hosts
 from support.tiny_config import tiny_config
 
@@ -39,89 +39,115 @@ from distmk.models import build_model
 from distmk.program.program import compile_graph
 
 pytestmark = pytest.mark.timeout(300)
-BACKENDS = pytest.mark.parametrize("backend", [on("host"), on("cuda", num_ranks=2)])
+JOBS = pytest.mark.parametrize(
+    ("backend", "num_ranks"), [on("host", 2), *(on("cuda", num, num_ranks=num) for num in (2, 4))]
+)
 WORKERS = {"host": 1, "cuda": 8}
 CONFIG = tiny_config(hidden_size=384, intermediate_size=512, head_dim=64, vocab_size=1000, max_position=MAX_POSITION)
-Command = Callable[..., list[str]]
+
+
+@dataclass
+class Job:
+    """A generate on `num_ranks` ranks that goes on for minutes, and what shorter ones print."""
+
+    runner: Runner
+    config: Path
+    backend: str
+    num_ranks: int
+    healthy: dict[tuple[str, int], str]  # the output of an undisturbed run, by backend and number of ranks
+
+    def command(self, *more: str, tokens: int = 150_000) -> list[str]:
+        options = ("--backend", self.backend, "--workers", str(WORKERS[self.backend]), "--max-num-seqs", "2")
+        return generate_command(self.config, *options, *more, tokens=tokens)
+
+    def start(self, launcher: Launcher | None = None) -> subprocess.Popen[str]:
+        return self.runner.start((launcher or with_ranks(self.num_ranks))(self.command()), environment())
+
+    def finish_soon(self, process: subprocess.Popen[str]) -> Finished:
+        started = time.monotonic()
+        done = self.runner.finish(process)
+        assert time.monotonic() - started < GONE_S, done.stderr
+        assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr, done.stderr
+        return done
+
+    def check_usable(self) -> None:
+        """Fail unless as many new ranks generate the same tokens as before."""
+        done = self.runner.run(with_ranks(self.num_ranks)(self.command(tokens=32)), environment())
+        assert done.status == 0 and len(done.stdout.split()) == 32, (done.status, done.stderr)
+        assert done.stdout == self.healthy.setdefault((self.backend, self.num_ranks), done.stdout), done.stderr
+
+    def lose_a_signal(self, consumer: str, env: dict[str, str]) -> None:
+        """Fail unless a run that loses a signal that `consumer` waits for ends with a line that says so."""
+        source, target = (0, 1) if consumer == "iteration barrier" else (1, 0)
+        hosts = virtual_hosts(env, self.num_ranks)
+        sizes: dict[str, Any] = {"max_seqs": 2, "max_model_len": 4116, "host_sizes": hosts}
+        options = DecodeOptions(self.num_ranks, WORKERS[self.backend], **sizes, **backend_choices(self.backend))
+        program = compile_graph(lower(build_model(CONFIG), options))
+        event, waiter = event_between(program, source, target, consumer)
+        fault = {"DISTMK_FAULT_DROP_SIGNAL": f"{source},{target},{event},7"}
+        start = with_ranks(self.num_ranks)(self.command("--deadline", "2", tokens=4100))
+        done = self.runner.run(start, env | fault)
+        assert "Exception ignored" not in done.stderr, done.stderr
+        check_hang(done, target, event, waiter)
+        self.runner.check_nothing_left()
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Command:
-    """The command of a generate that goes on for minutes."""
-    config = write_config(CONFIG, tmp_path / "config.json")
-
-    def make(backend: str, *more: str, tokens: int = 150_000) -> list[str]:
-        options = ("--backend", backend, "--workers", str(WORKERS[backend]), "--max-num-seqs", "2")
-        return generate_command(config, *options, *more, tokens=tokens)
-
-    return make
+def config(tmp_path: Path) -> Path:
+    return write_config(CONFIG, tmp_path / "config.json")
 
 
 @pytest.fixture(scope="module")
-def healthy() -> dict[str, str]:
-    """The output of an undisturbed run, by backend."""
+def healthy() -> dict[tuple[str, int], str]:
     return {}
 
 
-def check_usable(runner: Runner, command: Command, backend: str, healthy: dict[str, str]) -> None:
-    """Fail unless two new ranks generate the same tokens as before."""
-    done = runner.run(with_ranks(2)(command(backend, tokens=32)), environment())
-    assert done.status == 0 and len(done.stdout.split()) == 32, (done.status, done.stderr)
-    assert done.stdout == healthy.setdefault(backend, done.stdout), done.stderr
+@pytest.fixture
+def job(runner: Runner, config: Path, backend: str, num_ranks: int, healthy: dict[tuple[str, int], str]) -> Job:
+    require(backend, num_ranks)
+    return Job(runner, config, backend, num_ranks, healthy)
 
 
-def finish_soon(runner: Runner, process: subprocess.Popen[str]) -> Finished:
-    started = time.monotonic()
-    done = runner.finish(process)
-    assert time.monotonic() - started < GONE_S, done.stderr
-    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr, done.stderr
-    return done
-
-
-@BACKENDS
-def test_usable(runner: Runner, command: Command, backend: str, healthy: dict[str, str]) -> None:
+@JOBS
+def test_usable(job: Job) -> None:
     """First of all: two undisturbed runs print the same, with which later ones are compared."""
-    require(backend, 2)
-    check_usable(runner, command, backend, healthy)
-    check_usable(runner, command, backend, healthy)
+    job.check_usable()
+    job.check_usable()
 
 
-@BACKENDS
-def test_killed_rank(runner: Runner, command: Command, backend: str, healthy: dict[str, str]) -> None:
-    require(backend, 2)
-    process = runner.start(with_ranks(2)(command(backend)), environment())
+@JOBS
+def test_killed_rank(job: Job) -> None:
+    process = job.start()
     wait_for_tokens(process)
-    os.kill(pid_of(runner, 1), signal.SIGKILL)
-    done = finish_soon(runner, process)
+    os.kill(pid_of(job.runner, 1), signal.SIGKILL)
+    done = job.finish_soon(process)
     assert done.status == 4 and len(errors(done)) == 1, (done.status, done.stderr)
     assert re.match(r"distmk: rank 1\b", errors(done)[0]), done.stderr
-    runner.check_nothing_left()
-    check_usable(runner, command, backend, healthy)
+    job.runner.check_nothing_left()
+    job.check_usable()
 
 
-@BACKENDS
-def test_killed_rank_0(runner: Runner, command: Command, backend: str, healthy: dict[str, str]) -> None:
-    require(backend, 2)
-    process = runner.start(with_ranks(2)(command(backend)), environment())
+@JOBS
+def test_killed_rank_0(job: Job) -> None:
+    process = job.start()
     wait_for_tokens(process)
     process.kill()
-    runner.finish(process)
-    runner.check_nothing_left(GONE_S)
-    check_usable(runner, command, backend, healthy)
+    job.runner.finish(process)
+    job.runner.check_nothing_left(GONE_S)
+    job.check_usable()
 
 
-@BACKENDS
-def test_killed_rank_under_mpirun(runner: Runner, command: Command, backend: str, healthy: dict[str, str]) -> None:
+@JOBS
+def test_killed_rank_under_mpirun(job: Job) -> None:
     """mpirun ends the other ranks; neither processes nor GPUs stay occupied."""
-    require(backend, 2)
-    process = runner.start(under_mpirun(2)(command(backend)), environment())
-    started = pid_of(runner, 1)
-    wait_until_running(started, backend)
+    process = job.start(under_mpirun(job.num_ranks))
+    started = pid_of(job.runner, 1)
+    wait_until_running(started, job.backend)
     os.kill(started, signal.SIGKILL)
-    done = finish_soon(runner, process)
+    done = job.finish_soon(process)
     assert done.status != 0
-    runner.check_nothing_left()
-    check_usable(runner, command, backend, healthy)
+    job.runner.check_nothing_left()
+    job.check_usable()
 
 
 def wait_until_running(pid: int, backend: str) -> None:
@@ -133,44 +159,26 @@ def wait_until_running(pid: int, backend: str) -> None:
     time.sleep(4 if backend == "cuda" else 1.5)
 
 
-@BACKENDS
+@JOBS
 @pytest.mark.parametrize("consumer", ["layer0.o.reduce", "iteration barrier"])
-def test_signal_that_never_comes(
-    runner: Runner, command: Command, backend: str, healthy: dict[str, str], consumer: str
-) -> None:
-    require(backend, 2)
-    lose_a_signal(runner, command, backend, consumer, environment())
-    check_usable(runner, command, backend, healthy)
+def test_signal_that_never_comes(job: Job, consumer: str) -> None:
+    job.lose_a_signal(consumer, environment())
+    job.check_usable()
 
 
 @pytest.mark.gpu
-def test_a_far_rank_hears_of_a_hang(runner: Runner, command: Command) -> None:
+def test_a_far_rank_hears_of_a_hang(runner: Runner, config: Path) -> None:
     """Over the network, as if it were on another host."""
     require("cuda")
-    lose_a_signal(runner, command, "cuda", "iteration barrier", sharing(2, **FAR))
+    Job(runner, config, "cuda", 2, {}).lose_a_signal("iteration barrier", sharing(2, **FAR))
 
 
-def lose_a_signal(runner: Runner, command: Command, backend: str, consumer: str, env: dict[str, str]) -> None:
-    source, target = (0, 1) if consumer == "iteration barrier" else (1, 0)
-    sizes: dict[str, Any] = {"max_seqs": 2, "max_model_len": 4116, "host_sizes": virtual_hosts(env, 2)}
-    options = DecodeOptions(2, WORKERS[backend], **sizes, **backend_choices(backend))
-    program = compile_graph(lower(build_model(CONFIG), options))
-    event, waiter = event_between(program, source, target, consumer)
-    fault = {"DISTMK_FAULT_DROP_SIGNAL": f"{source},{target},{event},7"}
-    start = with_ranks(2)(command(backend, "--deadline", "2", tokens=4100))
-    done = runner.run(start, env | fault)
-    assert "Exception ignored" not in done.stderr, done.stderr
-    check_hang(done, target, event, waiter)
-    runner.check_nothing_left()
-
-
-@BACKENDS
-def test_interrupted(runner: Runner, command: Command, backend: str, healthy: dict[str, str]) -> None:
-    require(backend, 2)
-    process = runner.start(with_ranks(2)(command(backend)), environment())
+@JOBS
+def test_interrupted(job: Job) -> None:
+    process = job.start()
     wait_for_tokens(process)
     os.killpg(process.pid, signal.SIGINT)
-    done = finish_soon(runner, process)
+    done = job.finish_soon(process)
     assert done.status == 130 and errors(done) == ["distmk: interrupted"], (done.status, done.stderr)
-    runner.check_nothing_left()
-    check_usable(runner, command, backend, healthy)
+    job.runner.check_nothing_left()
+    job.check_usable()

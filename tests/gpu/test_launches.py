@@ -1,7 +1,7 @@
 """A generate call, prompts included, is exactly one kernel launch on every GPU, as CUPTI records it; with
 DISTMK_LAUNCH_ITERATIONS=1, a launch an iteration.
 
-python -m pytest -q -rs -s tests/gpu/test_launches.py            # 1 and 2 GPUs, about a minute each
+python -m pytest -q -rs -s tests/gpu/test_launches.py            # 1, 2 and 4 GPUs, about a minute each
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize(
-    ("backend", "num_ranks"), [on("host", 1), on("host", 2), on("cuda", 1), on("cuda", 2, num_ranks=2)]
+    ("backend", "num_ranks"), [on("host", 1), on("host", 2), *(on("cuda", n, num_ranks=n) for n in (1, 2, 4))]
 )
 def test_one_launch_a_call(runner: Runner, backend: str, num_ranks: int) -> None:
     require(backend, num_ranks)
@@ -34,7 +34,7 @@ def test_one_launch_a_call(runner: Runner, backend: str, num_ranks: int) -> None
             assert record["tokens"] == records[0]["tokens"], "calls gave different tokens"
 
 
-@pytest.mark.parametrize(("backend", "num_ranks"), [on("host", 2), *(on("cuda", n, num_ranks=n) for n in (1, 2))])
+@pytest.mark.parametrize(("backend", "num_ranks"), [on("host", 2), *(on("cuda", n, num_ranks=n) for n in (1, 2, 4))])
 def test_a_launch_an_iteration(runner: Runner, backend: str, num_ranks: int) -> None:
     """Without cooperative launches: the same tokens."""
     require(backend, num_ranks)

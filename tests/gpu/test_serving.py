@@ -1,6 +1,6 @@
 """A kernel that stays: requests join it and leave it, nothing that the host does meanwhile waits for its end, and it may be idle.
 
-python -m pytest -q -rs -s tests/gpu/test_serving.py             # 1 and 2 GPUs, about a minute
+python -m pytest -q -rs -s tests/gpu/test_serving.py             # 1, 2 and 4 GPUs, about a minute
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ pytestmark = pytest.mark.timeout(120)  # the watchdog
 FEW = SamplingParams(max_tokens=8, ignore_eos=True)
 
 
-@pytest.fixture(params=[pytest.param(1, marks=pytest.mark.gpu), pytest.param(2, marks=pytest.mark.multigpu)])
+@pytest.fixture(
+    params=[pytest.param(1, marks=pytest.mark.gpu), *(pytest.param(num, marks=pytest.mark.multigpu) for num in (2, 4))]
+)
 def llm(request: pytest.FixtureRequest, endless: Path) -> Iterator[LLM]:
     """With a deadline of a second."""
     require("cuda", request.param)
