@@ -52,7 +52,7 @@ class RankLostError(DistmkError):
 
 
 class JobClosedError(RankLostError):
-    """Rank 0 ended the job in order while this rank still took part; rank 0 has reported the reason."""
+    """Rank 0 ended the job while this rank still took part, and reports the reason itself."""
 
 
 class Interrupted(DistmkError):

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import sys
 
-from distmk.bootstrap import connect, setup_follower
+from distmk.bootstrap import Bootstrap, connect, setup_follower
 from distmk.console import discard_unwritten, occupy_closed_descriptors, tell
 from distmk.errors import DistmkError, JobClosedError, RankLostError
 from distmk.serving.commands import serve
 
 
 def main() -> int:
-    """Serve until rank 0 closes; returns the exit status. Rank 0 prints errors that all ranks share."""
+    """Serve until rank 0 closes; returns the exit status. Rank 0 prints errors that all ranks share, and which rank is lost."""
     occupy_closed_descriptors()
     setup_follower()
     try:
         with connect() as bootstrap:
-            serve(bootstrap)
+            _serve(bootstrap)
     except JobClosedError as error:
         return error.exit_code
-    except RankLostError as error:
+    except RankLostError as error:  # of rank 0, or before this rank had joined it
         tell(str(error))
         return error.exit_code
     except DistmkError as error:
@@ -27,6 +27,16 @@ def main() -> int:
     finally:
         discard_unwritten()
     return 0
+
+
+def _serve(bootstrap: Bootstrap) -> None:
+    """Serve until rank 0 closes. JobClosedError: rank 0 ends the job meanwhile, as another rank is lost."""
+    try:
+        serve(bootstrap)
+    except RankLostError as error:
+        if 0 in bootstrap.lost_ranks():
+            raise
+        raise JobClosedError(str(error)) from error
 
 
 if __name__ == "__main__":
