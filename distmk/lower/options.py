@@ -30,7 +30,8 @@ class DecodeOptions:
     attention_launch: "massive": schedulers dispatch attention's instances once the lengths are known. "spread": attention
         is in the list of every worker, which takes its share.
     num_reserved: with several ranks, workers without rows of qkv and o, reserved for a single decode row's attention.
-        None: as many as that attention occupies, unless it is more than a third of the workers.
+        None: as many as that attention occupies, unless it is more than a third of the workers, and those that qkv and o can
+        spare (`worker_roles`).
     loopback: one rank runs the all-reduces with itself, to work on them with one GPU.
     turns: token rows of an iteration, by program: (MAX_ROWS,), a narrow one alone; (MAX_ROWS, n), which takes turns with a wide
         one of n rows; (n,), a wide one alone. Across hosts there is no wide one.

@@ -102,7 +102,14 @@ def plan_work(model: Model, options: DecodeOptions) -> WorkPlan:
     mlp = tuple(_mlp(config, options, shard) for shard in shards)
     down = _residual(config, options, shards)
     num_polling = tuple(_num_polling(config, options, shape, mlp[r], down) for r, shape in enumerate(shapes))
-    roles = assign_roles(options, shapes, num_polling, fuses_combine=fuses_combine, mlp_rotates=mlp_rotation.rotates)
+    roles = assign_roles(
+        options,
+        config.hidden_size,
+        shapes,
+        num_polling,
+        fuses_combine=fuses_combine,
+        mlp_rotates=mlp_rotation.rotates,
+    )
     return WorkPlan(
         config=config,
         options=options,

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distmk.abi import COMBINE_WIDTH, POSITIONS_PER_PASS
+from distmk.abi import COMBINE_WIDTH, M_TILE, POSITIONS_PER_PASS
 from distmk.lower.options import DecodeOptions
 from distmk.lower.partition import reduced_rows
 from distmk.tasks import AttentionShape
+
+BYTES_AHEAD = 256 << 10  # of weights on an SM before they are needed: in the pipeline, and as prefetched A fragments
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class WorkerRoles:
 
 def assign_roles(
     options: DecodeOptions,
+    hidden_size: int,
     shapes: tuple[AttentionShape, ...],
     num_polling: tuple[int, ...],
     *,
@@ -45,7 +48,7 @@ def assign_roles(
     everyone_polls = all(num == options.num_workers for num in num_polling)
     # Without rotation two layers share one MLP buffer, and a worker without rows of o does not know when it has been read.
     if options.all_reduces and fuses_combine and everyone_polls and mlp_rotates:
-        num_reserved = _num_reserved(options, shapes)
+        num_reserved = _num_reserved(options, hidden_size, shapes)
     num_reduced = _num_reduced(options, shapes) if fuses_combine and not num_reserved else 0
     return WorkerRoles(num_reserved, num_reduced, num_polling)
 
@@ -55,16 +58,43 @@ def single_row_workers(shapes: tuple[AttentionShape, ...]) -> int:
     return max(shape.num_kv for shape in shapes) * COMBINE_WIDTH
 
 
-def _num_reserved(options: DecodeOptions, shapes: tuple[AttentionShape, ...]) -> int:
+def _num_reserved(options: DecodeOptions, hidden_size: int, shapes: tuple[AttentionShape, ...]) -> int:
     """Workers without rows of qkv and o, which would start attention late, and o after the other workers have finished it.
 
-    Only with all-reduces: without them the same worker must add o and down to a column of the residual stream, so that it
-    needs no event between the two.
+    As many as a single row's attention occupies, unless that is more than a third of the workers; and up to that third those
+    that qkv and o can spare. Only with all-reduces: without them the same worker must add o and down to a column of the
+    residual stream, so that it needs no event between the two.
     """
     if options.num_reserved is not None:
         return options.num_reserved
-    busy = single_row_workers(shapes)
-    return busy if 3 * busy <= options.num_workers else 0
+    busy, most = single_row_workers(shapes), options.num_workers // 3
+    if busy > most:
+        return 0
+    others = options.num_workers - busy
+    fewest = max(options.num_workers - most, _fewest_workers(options, hidden_size, shapes, others))
+    return options.num_workers - min(fewest, others)
+
+
+def _fewest_workers(
+    options: DecodeOptions, hidden_size: int, shapes: tuple[AttentionShape, ...], num_workers: int
+) -> int:
+    """The least number of workers for which qkv and o take no longer than for `num_workers`.
+
+    On GPUs, none has more M tiles, and the weights of each are in its pipeline before the inputs are there. Then fewer poll,
+    and combine tasks find a worker that has nothing else to do.
+    """
+    if not options.tiled:
+        return num_workers
+    fewest = max(
+        -(-rows // _rows_of_tiles(rows, num_workers)) for rows in (hidden_size, *(shape.qkv_cols for shape in shapes))
+    )
+    num_weights = max(hidden_size * (shape.qkv_cols + shape.num_q * shape.head_dim) for shape in shapes)
+    return fewest if 2 * num_weights <= fewest * BYTES_AHEAD else num_workers
+
+
+def _rows_of_tiles(num_rows: int, num_workers: int) -> int:
+    """Rows of the M tiles that a worker of `num_workers` needs for its share of `num_rows`."""
+    return -(-num_rows // (num_workers * M_TILE)) * M_TILE
 
 
 def _num_reduced(options: DecodeOptions, shapes: tuple[AttentionShape, ...]) -> int:

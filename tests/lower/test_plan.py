@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 import pytest
 from support.tiny_config import tiny_config
 
-from distmk.abi import COMBINE_WIDTH, POSITIONS_PER_PASS
+from distmk.abi import COMBINE_WIDTH, M_TILE, POSITIONS_PER_PASS
 from distmk.lower.options import DecodeOptions
 from distmk.lower.plan import WorkPlan, plan_work
+from distmk.lower.worker_roles import single_row_workers
+from distmk.model.presets import PRESETS
 from distmk.models import build_model
 
 
@@ -140,3 +143,27 @@ def test_workers_that_poll_have_every_matrix() -> None:
 def test_at_most_a_third_of_the_workers_is_reserved(num_workers: int, num_reserved: int) -> None:
     made = plan(2, num_workers, {**WIDE, "num_layers": 3}, max_seqs=1, attention_launch="spread")
     assert made.roles.num_reserved == num_reserved
+
+
+@pytest.mark.parametrize(
+    ("preset", "num_ranks", "num_reserved"),
+    [
+        ("qwen3-8b", 1, 0),
+        ("qwen3-8b", 2, 32),  # 96 workers would have 437 KB each
+        ("qwen3-8b", 4, 36),  # 96 workers with a tile of qkv and three of o
+        ("qwen3-8b", 8, 44),  # a third
+        ("qwen3-32b", 4, 16),  # 107 workers would have 441 KB each
+    ],
+)
+def test_workers_that_qkv_and_o_can_spare(preset: str, num_ranks: int, num_reserved: int) -> None:
+    """On GPUs. No worker gets another tile by it, and combine tasks are on reserved workers."""
+    options = DecodeOptions(num_ranks, 132, max_seqs=16, attention_launch="spread", tiled=True)
+    made = plan_work(build_model(PRESETS[preset]), options)
+    untiled = plan_work(build_model(PRESETS[preset]), dataclasses.replace(options, tiled=False))
+    assert made.roles.num_reserved == num_reserved
+    assert untiled.roles.num_reserved == (single_row_workers(made.shapes) if num_reserved else 0)
+    for spared, even in ((made.qkv[0], untiled.qkv[0]), (made.o, untiled.o)):
+        most = [max(math.ceil((end - begin) / M_TILE) for begin, end in each.ranges) for each in (spared, even)]
+        assert most[0] == most[1] and sum(end - begin for begin, end in spared.ranges) == even.ranges[-1][1]
+    if (preset, num_ranks) in (("qwen3-8b", 4), ("qwen3-8b", 8)):
+        assert all(combine.first_worker == 0 and combine.num_tasks <= num_reserved for combine in made.combine)

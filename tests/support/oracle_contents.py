@@ -32,9 +32,10 @@ def meaning_faults(oracle: Oracle) -> set[str]:
 
 
 def _overlaps_itself(runs: list) -> bool:  # type: ignore[type-arg]
+    """Whether a task writes bytes that it also accesses otherwise; it may read a row just where it writes that row."""
     for a, b in itertools.combinations(sorted(runs, key=lambda run: (run.write, run[1:5])), 2):
         overlap = b.write and a.begin < b.end and b.begin < a.end and a[1:3] == b[1:3]
-        if overlap and (a.write or (a.begin, a.end) != (b.begin, b.end)):
+        if overlap and (a.write or (a.begin, a.end, a.row) != (b.begin, b.end, b.row)):
             return True
     return False
 

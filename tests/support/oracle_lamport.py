@@ -30,6 +30,7 @@ class Run(NamedTuple):
     use: str
     piece: str
     content: object = None  # what the task takes the bytes for
+    row: int = 0  # of the access that they belong to
 
 
 def arrival_faults(oracle: Oracle) -> bool:

@@ -100,6 +100,6 @@ class OracleLayout:
                 if self.has_step and len(rows) != piece.rows:
                     self.faults.add("bounds")
                 use = "look" if access.early else "clear" if clears else "fill" if access.write else "read"
-                for b in begins:
+                for row, b in enumerate(begins):
                     end = b + access.row_bytes
-                    yield Run(access.write, access.rank, access.space, b, end, use, piece.name, access.content)
+                    yield Run(access.write, access.rank, access.space, b, end, use, piece.name, access.content, row)
