@@ -33,6 +33,11 @@ struct Chunk {  // 16 bytes to shared memory by one thread, in flight; zeros if 
   uint64_t group;
 };
 
+struct Product {  // of a warpgroup, started and not awaited (emulator/products.h)
+  std::function<void()> multiply;
+  uint64_t group;
+};
+
 struct Block {
   uint32_t index;
   std::vector<char> memory;
@@ -56,6 +61,8 @@ struct Fiber {
   uint64_t seen = 0;
   std::vector<Chunk> chunks;
   uint64_t num_groups = 0;  // of chunks, committed so far
+  std::vector<Product> products;
+  uint64_t num_product_groups = 0;  // committed so far
   bool done = false;
 };
 

@@ -7,6 +7,7 @@
 #include "abi.h"
 #include "emulator/fibers.h"
 #include "emulator/mbarrier.h"
+#include "emulator/products.h"
 #include "platform/scope.h"
 
 namespace distmk {

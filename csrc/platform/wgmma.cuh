@@ -179,22 +179,41 @@ DISTMK_FN void multiply_rows(float (&acc)[N / 2], const uint32_t (&a)[4], uint32
 DISTMK_FN uint32_t operand(uint32_t loaded) { return loaded; }
 template <uint32_t N>
 DISTMK_FN void begin() {}
+#ifdef DISTMK_EMULATED
+template <class Multiply>
+void start(const Multiply& multiply) {
+  emulator::start_product(multiply);
+}
+template <uint32_t N>
+void commit() {
+  emulator::commit_products();
+}
+template <uint32_t N, uint32_t PENDING = 0>
+void await() {
+  emulator::await_products(PENDING);
+}
+#else
+template <class Multiply>
+DISTMK_FN void start(const Multiply& multiply) {
+  multiply();
+}
 template <uint32_t N>
 DISTMK_FN void commit() {}
 template <uint32_t N, uint32_t PENDING = 0>
 DISTMK_FN void await() {}
+#endif
 
 template <uint32_t N>
 DISTMK_FN void multiply(float (&acc)[N / 2], const uint32_t (&a)[4], uint32_t slot, uint32_t step) {
-  multiply_by_mma<N>(acc, a, slot, step);
+  start([&acc, a, slot, step] { multiply_by_mma<N>(acc, a, slot, step); });
 }
 template <uint32_t N>
 DISTMK_FN void multiply_shared(float (&acc)[N / 2], uint32_t a_slot, uint32_t slot, uint32_t step) {
-  multiply_shared_by_mma<N>(acc, a_slot, slot, step);
+  start([&acc, a_slot, slot, step] { multiply_shared_by_mma<N>(acc, a_slot, slot, step); });
 }
 template <uint32_t N>
 DISTMK_FN void multiply_rows(float (&acc)[N / 2], const uint32_t (&a)[4], uint32_t slot, uint32_t step) {
-  multiply_rows_by_mma<N>(acc, a, slot, step);
+  start([&acc, a, slot, step] { multiply_rows_by_mma<N>(acc, a, slot, step); });
 }
 #endif
 
