@@ -6,9 +6,11 @@ difference in each direction bounds the offset from both sides. Signals relayed 
 paths), so a ring of signals is enough. Within those bounds the offset is half the difference between the least
 start on b - end on a and the least start on a - end on b, as in NTP (Mills, RFC 5905): ends are nearer to the moment of
 the signal, but prove nothing, because a sender notes its end after it has signaled. The least 1 % of these differences is
-left out: the sender may have been interrupted in between.
+left out: the sender may have been interrupted in between. Tasks that may idle say nothing, as they start without what they
+wait for.
 
-Assumes that all clocks run at the same speed for the length of a trace.
+Assumes that all clocks run at the same speed for the length of a trace. If they do not, the bounds may contradict each other;
+then the error of the offset is unknown.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.program.reader import Ints
+from distmk.tasks import TASK_TYPES
 from distmk.trace.dependencies import Dependencies
 from distmk.trace.ready import Times, grouped
 from distmk.trace.record import UNKNOWN
@@ -48,9 +51,11 @@ def clock_offsets(dependencies: Dependencies, times: Times) -> Offsets:
             ahead.append(0)
             uncertainty.append(-1)
             continue
-        offset = float(np.clip((estimates[0, rank] - estimates[rank, 0]) / 2, -back, forth))
+        offset = float(estimates[0, rank] - estimates[rank, 0]) / 2
+        if forth + back >= 0:
+            offset = float(np.clip(offset, -back, forth))
         ahead.append(round(offset))
-        uncertainty.append(max(0, round(max(forth - offset, offset + back))))
+        uncertainty.append(round(max(forth - offset, offset + back)) if forth + back >= 0 else -1)
     return Offsets(ahead, uncertainty)
 
 
@@ -86,10 +91,12 @@ def _one_way(dependencies: Dependencies, times: Times, sent: Ints, left_out: flo
 
 
 def _first_start_by_event(dependencies: Dependencies, times: Times) -> Ints:
-    """int64 [num_events, num_iterations]: the first start of a task that waited for that iteration's count of an event."""
+    """int64 [num_events, num_iterations]: the first start of a task that has waited for that iteration's count of an event."""
     found: Ints = np.full((dependencies.tables.num_events, times.first_start.shape[1]), UNKNOWN)
+    may_idle = [number for number, kind in TASK_TYPES.items() if kind.may_idle]
+    waits: npt.NDArray[np.bool_] = ~np.isin(dependencies.tables.tasks.type[dependencies.wait_task], may_idle)
     for lag in np.unique(dependencies.wait_lag):
-        mine = dependencies.wait_lag == lag
+        mine = waits & (dependencies.wait_lag == lag)
         starts = times.first_start[dependencies.wait_task[mine], int(lag) :]
         np.minimum.at(found[:, : starts.shape[1]], dependencies.wait_event[mine], starts)
     return found

@@ -98,11 +98,14 @@ def idle_shares(trace: Trace) -> list[float]:
     rows = trace.on_workers()
     if not len(rows):
         return [0.0] * trace.num_ranks
-    rows = rows[np.lexsort((rows["end_ns"], rows["runner"], rows["rank"]))]
-    span = int(rows["end_ns"].max() - rows["start_ns"].min()) * trace.num_workers
-    begins, same = rows["start_ns"].copy(), (np.diff(rows["rank"]) == 0) & (np.diff(rows["runner"]) == 0)
-    begins[1:][same] = np.maximum(begins[1:], rows["end_ns"][:-1])[same]
-    busy = np.bincount(rows["rank"], rows["end_ns"] - begins, trace.num_ranks)
+    worker = rows["rank"] * trace.num_workers + rows["runner"]
+    in_order = np.lexsort((rows["start_ns"], worker))
+    rows, worker = rows[in_order], worker[in_order]
+    first, last = int(rows["start_ns"].min()), int(rows["end_ns"].max())
+    span, own = (last - first) * trace.num_workers, worker * (last - first + 1)  # a time of its own for each worker
+    begins, ends = rows["start_ns"] - first + own, rows["end_ns"] - first + own
+    reached = np.concatenate([begins[:1], np.maximum.accumulate(ends)[:-1]])
+    busy = np.bincount(rows["rank"], np.maximum(ends - np.maximum(begins, reached), 0), trace.num_ranks)
     return [float(1 - each / span) if span else 0.0 for each in busy]
 
 

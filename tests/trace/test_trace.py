@@ -26,6 +26,7 @@ from distmk.graph.graph import Graph
 from distmk.lower import DecodeOptions, lower
 from distmk.models import build_model
 from distmk.program.program import Program, compile_graph
+from distmk.tasks import TASK_TYPES
 from distmk.trace.collect import assemble
 from distmk.trace.path import critical_path
 from distmk.trace.record import NEVER, UNKNOWN, Trace, family_of, layer_of
@@ -37,7 +38,7 @@ Task = tuple[int, int]  # rank, index
 
 @dataclass
 class Simulation:
-    """Runs a program's tasks in program order, each as soon as its waits and its worker allow."""
+    """Runs a program's tasks in program order, each as soon as its waits and its worker allow; one that may idle does."""
 
     program: Program
     num_iterations: int = 3
@@ -87,8 +88,9 @@ class Simulation:
             for order, rank, index in every:
                 desc = parts[rank].tasks[index]
                 before = self.waits(rank, index, iteration)
+                idles = TASK_TYPES[desc.type].may_idle
                 hop = {task: self.cross_ns if task[0] != rank else self.hop_ns for task, _ in before}
-                earliest = max([self.ended[task, i] + hop[task] for task, i in before], default=0)
+                earliest = max([self.ended[task, i] + hop[task] for task, i in before if not idles], default=0)
                 last = max([self.ended[task, i] for task, i in before], default=None)
                 instances = range(desc.max_instances if desc.launch == LaunchKind.MASSIVE else 1)
                 if desc.launch == LaunchKind.SPREAD:  # noted once a worker, as the first instance of its share
@@ -99,7 +101,7 @@ class Simulation:
                     if desc.launch == LaunchKind.SCHEDULER:
                         runner = num_workers
                     start = max(earliest, free[rank, runner])
-                    end = start + self.random.randint(*self.body_ns) + FINISH_NS
+                    end = start + (0 if idles else self.random.randint(*self.body_ns)) + FINISH_NS
                     free[rank, runner] = end
                     ends.append(end)
                     ahead = self.ahead_ns[rank]
