@@ -71,25 +71,23 @@ def _num_reserved(options: DecodeOptions, hidden_size: int, shapes: tuple[Attent
     if busy > most:
         return 0
     others = options.num_workers - busy
-    fewest = max(options.num_workers - most, _fewest_workers(options, hidden_size, shapes, others))
-    return options.num_workers - min(fewest, others)
+    return min(most, options.num_workers - _fewest_workers(options, hidden_size, shapes, others))
 
 
 def _fewest_workers(
     options: DecodeOptions, hidden_size: int, shapes: tuple[AttentionShape, ...], num_workers: int
 ) -> int:
-    """The least number of workers for which qkv and o take no longer than for `num_workers`.
+    """The least number of workers, up to `num_workers`, for which qkv and o take no longer than for these.
 
     On GPUs, none has more M tiles, and the weights of each are in its pipeline before the inputs are there. Then fewer poll,
     and combine tasks find a worker that has nothing else to do.
     """
     if not options.tiled:
         return num_workers
-    fewest = max(
-        -(-rows // _rows_of_tiles(rows, num_workers)) for rows in (hidden_size, *(shape.qkv_cols for shape in shapes))
-    )
+    num_rows = (hidden_size, *(shape.qkv_cols for shape in shapes))
+    for_tiles = max(-(-rows // _rows_of_tiles(rows, num_workers)) for rows in num_rows)
     num_weights = max(hidden_size * (shape.qkv_cols + shape.num_q * shape.head_dim) for shape in shapes)
-    return fewest if 2 * num_weights <= fewest * BYTES_AHEAD else num_workers
+    return min(num_workers, max(for_tiles, -(-2 * num_weights // BYTES_AHEAD)))
 
 
 def _rows_of_tiles(num_rows: int, num_workers: int) -> int:
