@@ -33,6 +33,7 @@ from distmk.backends.launch_spec import LaunchSpec
 from distmk.backends.weight_upload import fill_weights
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.lower import DecodeOptions, lower
+from distmk.lower.plan import plan_work
 from distmk.model.config import ModelConfig
 from distmk.models import build_model
 from distmk.program.program import compile_graph
@@ -45,6 +46,7 @@ pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="the emulator's fibers are written for x86-64"),
 ]
 WORKERS = 3
+NUM_WITH_RESERVED = 27
 DEADLINE_S = 8  # beside other tests an iteration may take seconds without being a hang
 CONFIG = tiny_config(hidden_size=192, intermediate_size=320, head_dim=32)
 OPTIONS = ("--workers", str(WORKERS), "--max-num-seqs", "4", "--max-model-len", "64", "--ignore-eos", "--json")
@@ -203,6 +205,20 @@ def test_a_batch_1_row_gets_too_many_splits_to_fuse_its_combine() -> None:
     assert 58 < (2 * COMBINE_WIDTH - 1) * LONG_SPLITS * options["min_split"] < 58 + 4
     (tokens, _), (expected, _) = (decode(backend, *work, **options) for backend in ("emulated", "host"))
     assert tokens == expected and len(tokens) == 8
+
+
+@pytest.mark.parametrize("max_seqs", [1, 3])
+def test_reserved_workers(max_seqs: int) -> None:
+    """More workers than a row's attention needs have no rows of qkv and o; combine tasks are theirs."""
+    config = tiny_config(hidden_size=768, intermediate_size=768, num_heads=4, num_kv_heads=1, head_dim=64, num_layers=3)
+    options: dict[str, Any] = {"max_seqs": max_seqs, "min_split": 4, "loopback": True}
+    made = DecodeOptions(1, NUM_WITH_RESERVED, max_model_len=64, **(backend_choices("emulated") | options))
+    plan = plan_work(build_model(config), made)
+    assert COMBINE_WIDTH < plan.roles.num_reserved == plan.o.first_worker == plan.qkv[0].first_worker
+    assert plan.combine[0].first_worker == 0 and plan.combine[0].num_tasks <= plan.roles.num_reserved
+    work: Any = (config, (16, 3, 9)[:max_seqs], (3, 2, 1)[:max_seqs], NUM_WITH_RESERVED)
+    (tokens, _), (expected, _) = (decode(backend, *work, **options) for backend in ("emulated", "host"))
+    assert tokens == expected and len(tokens) == (3 if max_seqs == 1 else 6)
 
 
 def order_of_tasks(session: Session) -> list[tuple[int, int, int]]:
