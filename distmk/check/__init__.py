@@ -46,7 +46,7 @@ from distmk.program.program import Program
 from distmk.program.reader import ProgramTables, read_tables
 from distmk.progress import progress
 
-MAX_CLOCK_BYTES = 2**31
+MAX_CLOCK_BYTES = 2**33  # Llama-3.1-70B on eight GPUs takes 4.8 GB
 NUM_STEPS = 10
 
 

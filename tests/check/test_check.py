@@ -7,14 +7,18 @@ import ctypes
 import dataclasses
 import os
 import random
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from support import graphs
 from support.mutate import Mutator
 from support.oracle import Oracle
 from support.programs import SMALLEST, complaint, find, model_graph, refusal
 
-from distmk.check import Verdict, check
+from distmk.check import Verdict, _check_size, check
+from distmk.check.findings import Findings
 from distmk.errors import UsageError
 from distmk.lower import DecodeOptions, lower
 from distmk.model.presets import PRESETS
@@ -104,6 +108,19 @@ def test_random_graphs() -> None:
         assert not text, f"seed {seed} draw {draw}: {text}"
         num_proved += 1
     assert num_proved > NUM_RANDOM_GRAPHS // 2
+
+
+@pytest.mark.parametrize(("num_layers", "fits"), [(80, True), (800, False)])
+def test_programs_that_are_too_large(num_layers: int, fits: bool) -> None:
+    """The largest model of the presets fits, on eight ranks of 132 workers; what would take all memory is refused."""
+    num_tasks = num_layers * 8 * (6 * 132 + 1)
+    worker = np.where(np.arange(num_tasks) < num_layers * 8, -1, 0)  # attention is in no single worker's list
+    tables: Any = SimpleNamespace(
+        num_ranks=8, num_workers=132, num_tasks=num_tasks, tasks=SimpleNamespace(worker=worker)
+    )
+    findings = Findings()
+    _check_size(tables, findings)
+    assert (findings.count == 0) == fits and all("too many to be proved" in line for line in findings.lines)
 
 
 def test_random_bytes_are_refused() -> None:
