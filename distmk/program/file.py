@@ -80,7 +80,7 @@ def load(path: Path, rank: int) -> SavedProgram:
     """
     with _reading(path):
         archive = np.load(path)  # stays open: the file may be replaced or removed meanwhile
-        num_programs = sum(name.endswith(".shared") for name in archive.files)
+        num_programs = 1 + max(int(name.partition(".")[0]) for name in archive.files)
     first, *others = (_load(path, archive, index, rank) for index in range(num_programs))
     return dataclasses.replace(first, others=tuple(others))
 

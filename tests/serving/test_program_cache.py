@@ -18,6 +18,7 @@ from support.damage import ways as damages
 from support.tiny_config import tiny_config
 
 from distmk import LLM, SamplingParams
+from distmk.abi import MAX_ROWS, WIDE_ROWS
 from distmk.backends import build_cache
 from distmk.backends.cache_files import cannot_write
 from distmk.backends.host.build import build
@@ -160,6 +161,18 @@ def test_wrong_bytes_are_noticed(cache: Path) -> None:
         path.write_bytes(good[:cut])
         with pytest.raises(program_file.DamagedFile):
             program_file.load(path, 1)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_wrong_names_are_noticed(cache: Path, index: int) -> None:
+    """In the archive's list of contents, of either of two programs."""
+    program_cache.proved_program(CONFIG, dataclasses.replace(OPTIONS, turns=(MAX_ROWS, WIDE_ROWS)), 0)
+    (path,) = files(cache)
+    assert len(program_file.load(path, 0).others) == 1
+    before, name, after = path.read_bytes().rpartition(b"%d.shared" % index)
+    path.write_bytes(before + name[:-1] + b"e" + after)
+    with pytest.raises(program_file.DamagedFile):
+        program_file.load(path, 0)
 
 
 def test_another_program_under_its_name(cache: Path) -> None:
