@@ -51,11 +51,12 @@ def clock_offsets(dependencies: Dependencies, times: Times) -> Offsets:
             ahead.append(0)
             uncertainty.append(-1)
             continue
-        offset = float(estimates[0, rank] - estimates[rank, 0]) / 2
+        offset, error = float(estimates[0, rank] - estimates[rank, 0]) / 2, -1
         if forth + back >= 0:
             offset = float(np.clip(offset, -back, forth))
+            error = round(max(forth - offset, offset + back))
         ahead.append(round(offset))
-        uncertainty.append(round(max(forth - offset, offset + back)) if forth + back >= 0 else -1)
+        uncertainty.append(error)
     return Offsets(ahead, uncertainty)
 
 
