@@ -72,13 +72,10 @@ class TokenStream:
         try:
             for prompt in self._prompts:
                 ids = encode(self._llm, prompt)
-                first: SubmittedRequest | None = None  # whose prompt the others need not read again
                 for params in one_by_one(self._params):
                     index = len(self._requests)
                     deliver = functools.partial(self._mailbox.deliver, self._inbox, index)
-                    request = self._llm.submit(ids, params, deliver, same_prompt=first)
-                    self._requests.append(request)
-                    first = first or request
+                    self._requests.append(self._llm.submit(ids, params, deliver))
                     self._running.add(index)
         except BaseException:
             self._cancel()

@@ -45,15 +45,8 @@ class EngineClient(Protocol):
         """The path or name that the model was loaded from."""
         ...
 
-    def submit(
-        self,
-        prompt: list[int],
-        params: SamplingParams,
-        deliver: Deliver,
-        *,
-        same_prompt: SubmittedRequest | None = None,
-    ) -> SubmittedRequest:
-        """Ask for one completion; returns the request, for `cancel`. `same_prompt`: an earlier request of the same prompt.
+    def submit(self, prompt: list[int], params: SamplingParams, deliver: Deliver) -> SubmittedRequest:
+        """Ask for one completion; returns the request, for `cancel`.
 
         `deliver` gets every token, the last with a finish reason (stop, length, abort), or a DistmkError once the engine has
         ended. UsageError: the request cannot be served. DistmkError: the engine has ended.

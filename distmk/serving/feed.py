@@ -5,16 +5,27 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from distmk.abi import CommandKind, FinishReason, HostCounts, RowSample
 from distmk.backends.base import Launch
 from distmk.backends.launch_block import Token
 from distmk.serving.counters import Counters
 from distmk.serving.engine_client import Deliver
+from distmk.serving.pending_prefixes import PendingPrefixes
 from distmk.serving.prefix_cache import CachedTokens, PrefixCache
 from distmk.serving.requests import Request
 from distmk.serving.sampling_slot import num_unscored, pack_sampling, row_sample_of
+
+
+@dataclass
+class _Waiting:
+    """A request that waits to be sent. `reader`: number of another that reads what this one will find cached."""
+
+    request: Request
+    deliver: Deliver
+    tokens: CachedTokens = field(default_factory=CachedTokens)
+    reader: int | None = None
 
 
 @dataclass
@@ -33,7 +44,8 @@ class Feed:
     """Sends requests to a launch, and its tokens to those who asked for them. Calls must not overlap.
 
     A request that the launch puts back for lack of pages is sent again before all that wait, with its tokens so far. `cache`: of
-    prefixes, as far as this launch has their pages; None: every prompt is computed.
+    prefixes, as far as this launch has their pages; None: every prompt is computed. A request that will find cached most of what
+    another one is reading is sent after that; others pass it by.
     """
 
     def __init__(
@@ -41,9 +53,10 @@ class Feed:
     ) -> None:
         self._launch, self._block = launch, launch.block
         self._max_model_len = max_model_len
-        self._counters, self._cache = counters or Counters(), cache
+        self._counters = counters or Counters()
+        self._prefixes = PendingPrefixes(cache) if cache is not None else None
         self._free = list(range(len(self._block.requests)))
-        self._waiting: deque[tuple[Request, Deliver]] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._sent: dict[int, _Sent] = {}  # by number
         self._to_cancel: deque[int] = deque()  # numbers, for which the ring had no room
         self._next_number = 0
@@ -52,15 +65,15 @@ class Feed:
 
     def add(self, *requests: Request, deliver: Deliver) -> None:
         """Queue requests. `deliver` gets their tokens, the last of each with a finish reason."""
-        self._waiting.extend((request, deliver) for request in requests)
+        self._waiting.extend(_Waiting(request, deliver) for request in requests)
         self._send()
 
     def cancel(self, request: Request) -> None:
         """End a request early, if it is not over."""
-        for index, (waiting, deliver) in enumerate(self._waiting):
-            if waiting is request:
+        for index, waiting in enumerate(self._waiting):
+            if waiting.request is request:
                 del self._waiting[index]
-                deliver(request.abort())
+                waiting.deliver(request.abort())
                 return
         for number, sent in self._sent.items():
             if sent.request is request and not sent.cancelled:
@@ -88,35 +101,38 @@ class Feed:
             output = request.append(token)
             self._counters.num_generated_tokens += 1
             if not sent.begun:
-                self._begin(sent)
+                self._begin(token.request, sent)
             if output.finish_reason is not None and finish is FinishReason.NONE:
                 self._to_cancel.append(token.request)
         if finish is not FinishReason.NONE:
             del self._sent[token.request]
             self._free.append(sent.entry)
-            self._add_to_cache(sent)
+            self._has_read(token.request, sent)
         if finish is FinishReason.PREEMPTED:
             self._counters.num_preemptions += 1
             if not sent.cancelled and not was_over:  # by a command that found nothing
-                self._waiting.appendleft((request, sent.deliver))
+                self._waiting.appendleft(_Waiting(request, sent.deliver))
                 return
         if not was_over:
             sent.deliver(output or request.abort())
 
-    def _begin(self, sent: _Sent) -> None:
+    def _begin(self, number: int, sent: _Sent) -> None:
         """The first token has come: the prompt has been read."""
         sent.begun, request = True, sent.request
         if request.num_cached_tokens is None:
             request.num_cached_tokens = self._block.cached_tokens(sent.entry)
             self._counters.num_prefix_hits += request.num_cached_tokens
             self._counters.num_prompt_tokens += len(request.prompt_ids)
-        self._add_to_cache(sent)
+        self._has_read(number, sent)
 
-    def _add_to_cache(self, sent: _Sent) -> None:
-        """Keys and values are there of all tokens but the last, as a token is computed to get the next."""
-        if self._cache is not None and sent.begun:
+    def _has_read(self, number: int, sent: _Sent) -> None:
+        """A prompt has been read, or will not be. Of its tokens and those after it all but the last have keys and values."""
+        if self._prefixes is None:
+            return
+        if sent.begun:
             ids = [*sent.request.prompt_ids, *sent.request.token_ids][:-1]
-            self._cache.add(ids, self._block.pages_of(sent.entry), sent.tokens)
+            self._prefixes.cache.add(ids, self._block.pages_of(sent.entry), sent.tokens)
+        self._prefixes.remove(number, sent.tokens)
 
     def finish(self) -> None:
         """Let the launch end once all requests are served. Nothing may be added after this."""
@@ -150,9 +166,10 @@ class Feed:
         self._sent.clear()
 
     def _unfinished(self) -> Iterator[tuple[Request, Deliver]]:
-        for request, deliver in [*((sent.request, sent.deliver) for sent in self._sent.values()), *self._waiting]:
-            if request.finish_reason is None:  # else a stop string ended it, and it was told
-                yield request, deliver
+        everybody: list[_Sent | _Waiting] = [*self._sent.values(), *self._waiting]
+        for one in everybody:
+            if one.request.finish_reason is None:  # else a stop string ended it, and it was told
+                yield one.request, one.deliver
 
     def _send(self) -> None:
         """Send what the launch has room for. An element of the ring stays free for `finish`."""
@@ -162,11 +179,11 @@ class Feed:
             if number in self._sent:
                 block.write_command(CommandKind.CANCEL, number=number)
         while self._free and block.has_room(2) and (index := self._next_waiting()) is not None:
-            request, deliver = self._waiting[index]
+            waiting = self._waiting[index]
             del self._waiting[index]
             number, entry = self._next_number, self._free.pop()
             self._next_number = (number + 1) & 0xFFFFFFFF
-            self._sent[number] = sent = _Sent(request, deliver, entry, CachedTokens())
+            self._sent[number] = sent = _Sent(waiting.request, waiting.deliver, entry, waiting.tokens)
             self._write(number, sent)
             self._launch.upload_request(entry)
             block.write_command(CommandKind.ADD, entry, number)
@@ -174,14 +191,16 @@ class Feed:
 
     def _next_waiting(self) -> int | None:
         """Index of the next request to send: one that waits for another to have read its prompt is passed by."""
-        return next((index for index, (request, _) in enumerate(self._waiting) if not self._awaits(request)), None)
+        return next((index for index, waiting in enumerate(self._waiting) if not self._is_held(waiting)), None)
 
-    def _awaits(self, request: Request) -> bool:
-        """Whether a request will find cached what an earlier one of the same prompt is about to compute."""
-        if self._cache is None or request.same_prompt is None or request.params.prompt_logprobs is not None:
+    def _is_held(self, waiting: _Waiting) -> bool:
+        """Whether a request will find cached most of its prompt if it waits. One that scores its prompt computes all of it."""
+        request = waiting.request
+        if self._prefixes is None or request.params.prompt_logprobs is not None:
             return False
-        reading = any(sent.request is request.same_prompt and not sent.begun for sent in self._sent.values())
-        return reading and self._cache.may_share(request.prompt_ids)
+        if waiting.reader is None or not self._prefixes.is_reading(waiting.reader):
+            waiting.reader = self._prefixes.reader_of([*request.prompt_ids, *request.token_ids], waiting.tokens)
+        return waiting.reader is not None
 
     def _write(self, number: int, sent: _Sent) -> None:
         """Fill the entry of a request: what it has generated before it was put back is part of its prompt."""
@@ -189,8 +208,7 @@ class Feed:
         ids = [*request.prompt_ids, *request.token_ids]
         max_new = min(request.params.max_tokens - num_output, self._max_model_len - len(ids))
         num_scores = num_unscored(request.params, len(request.prompt_ids), request.num_scored)
-        # To score tokens, those before them are computed.
-        prefix = self._cache.find(ids, sent.tokens) if self._cache is not None and not num_scores else []
+        prefix = self._prefixes.add(number, ids, sent.tokens) if self._prefixes is not None else []
         draws = row_sample_of(request.params) is RowSample.DRAW
         sampling = None
         if draws or num_scores:
@@ -202,7 +220,7 @@ class Feed:
             max_new,
             request.params.ignore_eos,
             num_output=num_output,
-            prefix=prefix,
+            prefix=[] if num_scores else prefix,  # to score tokens, those before them are computed
             sampling=sampling,
             draws=draws,
             num_scores=num_scores,

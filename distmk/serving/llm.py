@@ -15,7 +15,7 @@ from distmk.model.causal_lm import CausalLM
 from distmk.serving.chat.messages import ChatOptions, Conversation, chat_prompt
 from distmk.serving.chat.render import ChatRenderer
 from distmk.serving.engine import EngineArgs
-from distmk.serving.engine_client import Deliver, SubmittedRequest
+from distmk.serving.engine_client import Deliver
 from distmk.serving.llm_engine import LLMEngine
 from distmk.serving.own_model import own_model
 from distmk.serving.prompts import Prompt, Prompts
@@ -61,7 +61,8 @@ class LLM:
     host's, without GPUs) that weights and KV cache take; as the cache is for what is being generated, `max_num_seqs` sequences
     of `max_model_len` tokens are its most. `num_gpu_blocks_override`: its pages of 16 tokens, instead. When all are in use,
     the youngest request is put back, and goes on later. `enable_prefix_caching`: a prompt that begins as an earlier one did
-    reuses that one's keys and values. `skip_tokenizer_init` (of vLLM): prompts are token ids, and outputs have no text.
+    reuses that one's keys and values, and waits for them if the other one is about to compute most of what both need.
+    `skip_tokenizer_init` (of vLLM): prompts are token ids, and outputs have no text.
 
     UsageError (ModelError, BuildError): the model or the arguments cannot be served. RankLostError: a rank died.
     """
@@ -251,16 +252,13 @@ class LLM:
         """
         return self.llm_engine.run(requests, gather_logits=gather_logits)
 
-    def submit(
-        self, prompt: Prompt, params: SamplingParams, deliver: Deliver, *, same_prompt: SubmittedRequest | None = None
-    ) -> Request:
+    def submit(self, prompt: Prompt, params: SamplingParams, deliver: Deliver) -> Request:
         """Serve one prompt without waiting: `deliver` is called on another thread with each token, or with an error.
 
-        `same_prompt`: an earlier request, whose prompt is the same, and need not be read twice.
         On rank 0, where the other ranks follow. The last token has a finish reason; an error ends the request, as the launch
         has failed. UsageError: it cannot be served.
         """
-        return self.llm_engine.submit(prompt, params, deliver, same_prompt=same_prompt)
+        return self.llm_engine.submit(prompt, params, deliver)
 
     def cancel(self, request: Request) -> None:
         """End a submitted request early, from any thread; its last token then has the finish reason abort."""

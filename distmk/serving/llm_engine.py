@@ -14,7 +14,7 @@ from distmk.serving.closing import Closing
 from distmk.serving.commands import command, follow
 from distmk.serving.driver import Call, Driver, IdlePolicy
 from distmk.serving.engine import Engine, EngineArgs
-from distmk.serving.engine_client import Deliver, SubmittedRequest
+from distmk.serving.engine_client import Deliver
 from distmk.serving.input_processor import InputProcessor, load_input_processor
 from distmk.serving.own_model import OwnModel, in_files
 from distmk.serving.prompts import Prompt, either_params
@@ -110,9 +110,7 @@ class LLMEngine:
             if self.closing.is_owner:
                 driver.cancel(call)
 
-    def submit(
-        self, prompt: Prompt, params: SamplingParams, deliver: Deliver, *, same_prompt: SubmittedRequest | None = None
-    ) -> Request:
+    def submit(self, prompt: Prompt, params: SamplingParams, deliver: Deliver) -> Request:
         """See `LLM.submit`."""
         self.closing.check_usable()
         if not self.leads or self.closing.driver is None:
@@ -120,7 +118,6 @@ class LLMEngine:
         if params.n > 1:
             raise UsageError(f"n is {params.n}; one completion is submitted at a time")
         request = self._make_requests(prompt, params, only_one=True)[0]
-        request.same_prompt = same_prompt if isinstance(same_prompt, Request) else None
         self.closing.driver.submit(Call([request], deliver))
         return request
 

@@ -28,7 +28,7 @@ class PrefixCache:
     """Pages by the hash of their tokens. At most one entry for each page, as a page with new content replaces its entry."""
 
     def __init__(self, page_size: int) -> None:
-        self._page_size = page_size
+        self.page_size = page_size
         self._pages: dict[bytes, Page] = {}
         self._digests: dict[int, bytes] = {}  # by page
 
@@ -40,16 +40,11 @@ class PrefixCache:
         self._pages.clear()
         self._digests.clear()
 
-    def may_share(self, ids: Sequence[int]) -> bool:
-        """Whether a prompt fills a page that another request of it could begin with."""
-        return len(ids) > self._page_size
-
     def find(self, ids: Sequence[int], tokens: CachedTokens) -> list[Page]:
         """Pages with the first tokens of a prompt, but for its last token, which must be computed."""
         found: list[Page] = []
-        data = _bytes_of(ids)
-        for index in range((len(ids) - 1) // self._page_size):
-            page = self._pages.get(self._digest(data, index, tokens))
+        for digest in self.digests(ids, tokens, (len(ids) - 1) // self.page_size):
+            page = self._pages.get(digest)
             if page is None:
                 break
             found.append(page)
@@ -57,24 +52,21 @@ class PrefixCache:
 
     def add(self, ids: Sequence[int], pages: Sequence[Page], tokens: CachedTokens) -> None:
         """Keys and values of all of `ids` have been computed, in these pages."""
-        data = _bytes_of(ids)
-        for index in range(tokens.num_added, len(ids) // self._page_size):
-            digest, (page, generation) = self._digest(data, index, tokens), pages[index]
+        digests = self.digests(ids, tokens, len(ids) // self.page_size)
+        for index in range(tokens.num_added, len(digests)):
+            digest, (page, generation) = digests[index], pages[index]
             before = self._digests.get(page)
             if before is not None and before in self._pages and self._pages[before][0] == page:
                 del self._pages[before]
             self._pages[digest], self._digests[page] = (page, generation), digest
             tokens.num_added = index + 1
 
-    def _digest(self, data: bytes, index: int, tokens: CachedTokens) -> bytes:
-        """The digest of page `index`, which follows those that are known."""
-        if index == len(tokens.digests):
-            parent = tokens.digests[-1] if index else b""
-            size = 4 * self._page_size
-            text = parent + data[index * size : (index + 1) * size]
-            tokens.digests.append(hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest())
-        return tokens.digests[index]
-
-
-def _bytes_of(ids: Sequence[int]) -> bytes:
-    return np.array(ids, np.int32).tobytes()
+    def digests(self, ids: Sequence[int], tokens: CachedTokens, num_pages: int) -> list[bytes]:
+        """The digests of the first pages of `ids`. Those that are not known yet are added to `tokens`."""
+        known = tokens.digests
+        if len(known) < num_pages:
+            data, size = np.array(ids, np.int32).tobytes(), 4 * self.page_size
+            for index in range(len(known), num_pages):
+                text = (known[-1] if known else b"") + data[index * size : (index + 1) * size]
+                known.append(hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest())
+        return known[:num_pages]

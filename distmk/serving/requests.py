@@ -21,8 +21,7 @@ from distmk.serving.tokenizer import Tokenizer
 class Request:
     """A completion of a prompt that is served: its tokens so far, the times of the first and last, and their text in pieces.
 
-    `index`: among those of its call. `number`: among those of its prompt. `tokenizer`: None if the model has none. `same_prompt`:
-    an earlier request of the same prompt.
+    `index`: among those of its call. `number`: among those of its prompt. `tokenizer`: None if the model has none.
     """
 
     prompt: str | None
@@ -32,7 +31,6 @@ class Request:
     index: int = 0
     number: int = 0
     tokenizer: Tokenizer | None = None
-    same_prompt: Request | None = None
     token_ids: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     finish_reason: str | None = None
@@ -124,7 +122,7 @@ def make_requests(
     ids, requests = first.prompt_ids, [first]
     for number, one in enumerate(each[1:], 1):
         decoder = _decoder(tokenizer, ids, one)
-        requests.append(Request(first.prompt, ids, one, decoder, index + number, number, tokenizer, first))
+        requests.append(Request(first.prompt, ids, one, decoder, index + number, number, tokenizer))
     return requests
 
 

@@ -127,22 +127,66 @@ def test_each_token_of_a_prompt_is_scored_once() -> None:
     assert found is not None and [list(one or {}) for one in found] == [[], *([token] for token in prompt[1:])]
 
 
-@pytest.mark.parametrize("end", ["token", "cancel"])
-def test_completions_of_a_prompt_wait_until_it_was_read(end: str) -> None:
-    """Other requests pass them by, and so do those that score the prompt, or whose prompt fills no page."""
-    fed = Fed(5, PrefixCache(4))
-    first = fed.add(list(range(9)), 2)
-    small = fed.add([1, 2], 2)
-    for one, more in ((first, {}), (first, {"prompt_logprobs": 0}), (small, {})):
-        request = Request(None, one.prompt_ids, SamplingParams(max_tokens=2, **more), None, same_prompt=one)  # type: ignore[arg-type]
-        fed.feed.add(request, deliver=fed.got.append)
-    assert len(fed.sent()) == 4 and fed.feed.num_waiting == 1
+@pytest.mark.parametrize("end", ["token", "cancel", "put back"])
+def test_requests_wait_for_the_prompt_that_they_share(end: str) -> None:
+    """Until it was read or will not be. Others pass them by, also those that score the prompt, or whose prompt fills no page."""
+    fed, prompt = Fed(8, PrefixCache(4)), list(range(9))
+    first = fed.add(prompt, 2)
+    fed.add(prompt, 2)
+    fed.add([*prompt, 70, 71], 2)
+    fed.add(prompt, 2, prompt_logprobs=0)
+    for _ in range(2):
+        fed.add([1, 2], 2)
+    assert len(fed.sent()) == 4 and fed.feed.num_waiting == 2
+    fed.block.pages[:, 1:3] = [(7, 1), (6, 1)]
     if end == "token":
         fed.take(0, 9)
-    else:
+        assert fed.feed.num_waiting == 0
+        assert [fed.block.requests[entry].num_prefix_pages for entry in range(8)].count(2) == 2
+        return
+    if end == "cancel":
         fed.feed.cancel(first)
         fed.take(0, -1, FinishReason.ABORT)
+    else:  # it is sent again, as the first to read the prompt
+        fed.take(0, -1, PREEMPTED)
+    assert fed.feed.num_waiting == (1 if end == "cancel" else 2)
+    fed.take(4, 9)
     assert fed.feed.num_waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("reading", "prompt", "waits"),
+    [
+        ([*range(8), 90, 91], [*range(8), 80], True),
+        (list(range(8)), list(range(16)), True),  # half of the prompt
+        (list(range(8)), list(range(17)), False),
+        (list(range(16)), [*range(8), 80], True),  # half of what the other reads
+        (list(range(17)), [*range(8), 80], False),
+        (list(range(8)), [0, *range(8)], False),
+        (list(range(8)), [*range(4), 80], True),
+        (list(range(8)), list(range(4)), False),  # its last token must be computed
+    ],
+)
+def test_what_is_worth_waiting_for(reading: list[int], prompt: list[int], waits: bool) -> None:
+    fed = Fed(2, PrefixCache(4))
+    fed.add(reading, 2)
+    fed.add(prompt, 2)
+    assert fed.feed.num_waiting == waits
+
+
+def test_what_is_cached_is_not_waited_for() -> None:
+    """Of prompts that share a cached page only what is left to read counts."""
+    fed, shared = Fed(8, PrefixCache(4)), list(range(8))
+    fed.add(shared, 2)
+    fed.block.pages[:, 1:3] = [(7, 1), (6, 1)]
+    fed.take(0, 9)
+    for prompt in ([*shared, 50, 51], [*shared, 60, 61], [*shared, 60, 61]):  # less than a page of their own
+        fed.add(prompt, 2)
+    assert fed.feed.num_waiting == 0
+    fed.add([*shared, *range(50, 59)], 2)
+    fed.add([*shared, *range(50, 58), 90], 2)
+    fed.add([*shared, *range(50, 54), *range(90, 95)], 2)  # shares 4 of the 9 that either reads
+    assert fed.feed.num_waiting == 1
 
 
 def test_pace() -> None:

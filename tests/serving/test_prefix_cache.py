@@ -41,6 +41,21 @@ def test_cached_tokens_are_not_computed_again(tiny_model: Path, rng: np.random.G
     assert [output.outputs[0].token_ids for output in outputs] == [tokens for _, tokens in (found[0], *found[2:])]
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_burst_reads_a_shared_prompt_once(tiny_model: Path, rng: np.random.Generator, num_ranks: int) -> None:
+    """The first request computes it; all others find it cached, whether they have a slot at once or not, with the same tokens."""
+    shared = random_ids(rng, 80)
+    prompts = [[*shared, *random_ids(rng, int(rng.integers(1, 16)))] for _ in range(12)]
+    options = {"tensor_parallel_size": num_ranks, "num_workers": 1, "max_num_seqs": 4}
+    with LLM(str(tiny_model), enable_prefix_caching=False, **options) as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(prompts, FOUR)]
+    with LLM(str(tiny_model), **options) as llm:
+        outputs = llm.generate(prompts, FOUR)
+        assert [output.num_cached_tokens for output in outputs] == [0] + [80] * 11
+        check_all_free(llm)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+
+
 def test_what_an_aborted_launch_leaves_is_not_trusted(tiny_model: Path, rng: np.random.Generator) -> None:
     prompt = random_ids(rng, 80)
     with LLM(str(tiny_model), num_workers=1) as llm:

@@ -110,9 +110,7 @@ class FakeEngine:
         with self._lock:
             return len(self._waiting) + len(self._running)
 
-    def submit(
-        self, prompt: list[int], params: SamplingParams, deliver: Deliver, *, same_prompt: object = None
-    ) -> FakeRequest:
+    def submit(self, prompt: list[int], params: SamplingParams, deliver: Deliver) -> FakeRequest:
         if len(prompt) >= self.max_model_len:
             raise UsageError(f"a prompt of {len(prompt)} tokens leaves no room in a context of {self.max_model_len}")
         for token in prompt:
