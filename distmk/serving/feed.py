@@ -194,7 +194,7 @@ class Feed:
         return next((index for index, waiting in enumerate(self._waiting) if not self._is_held(waiting)), None)
 
     def _is_held(self, waiting: _Waiting) -> bool:
-        """Whether a request will find cached most of its prompt if it waits. One that scores its prompt computes all of it."""
+        """Whether a request had better wait for what another is reading. One that scores its prompt computes all of it."""
         request = waiting.request
         if self._prefixes is None or request.params.prompt_logprobs is not None:
             return False
@@ -208,7 +208,10 @@ class Feed:
         ids = [*request.prompt_ids, *request.token_ids]
         max_new = min(request.params.max_tokens - num_output, self._max_model_len - len(ids))
         num_scores = num_unscored(request.params, len(request.prompt_ids), request.num_scored)
-        prefix = self._prefixes.add(number, ids, sent.tokens) if self._prefixes is not None else []
+        prefix = []
+        # To score tokens, those before them are computed, few at once.
+        if self._prefixes is not None and not num_scores:
+            prefix = self._prefixes.add(number, ids, sent.tokens)
         draws = row_sample_of(request.params) is RowSample.DRAW
         sampling = None
         if draws or num_scores:
@@ -220,7 +223,7 @@ class Feed:
             max_new,
             request.params.ignore_eos,
             num_output=num_output,
-            prefix=[] if num_scores else prefix,  # to score tokens, those before them are computed
+            prefix=prefix,
             sampling=sampling,
             draws=draws,
             num_scores=num_scores,

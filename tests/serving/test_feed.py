@@ -174,6 +174,14 @@ def test_what_is_worth_waiting_for(reading: list[int], prompt: list[int], waits:
     assert fed.feed.num_waiting == waits
 
 
+def test_a_prompt_that_is_scored_is_not_waited_for() -> None:
+    """An iteration samples, and scores, few tokens."""
+    fed = Fed(2, PrefixCache(4))
+    fed.add(list(range(9)), 2, prompt_logprobs=0)
+    fed.add(list(range(9)), 2)
+    assert fed.feed.num_waiting == 0
+
+
 def test_what_is_cached_is_not_waited_for() -> None:
     """Of prompts that share a cached page only what is left to read counts."""
     fed, shared = Fed(8, PrefixCache(4)), list(range(8))
