@@ -130,8 +130,7 @@ class Feed:
         if self._prefixes is None:
             return
         if sent.begun:
-            ids = [*sent.request.prompt_ids, *sent.request.token_ids][:-1]
-            self._prefixes.cache.add(ids, self._block.pages_of(sent.entry), sent.tokens)
+            self._prefixes.cache.add(sent.request.all_ids[:-1], self._block.pages_of(sent.entry), sent.tokens)
         self._prefixes.remove(number, sent.tokens)
 
     def finish(self) -> None:
@@ -199,13 +198,13 @@ class Feed:
         if self._prefixes is None or request.params.prompt_logprobs is not None:
             return False
         if waiting.reader is None or not self._prefixes.is_reading(waiting.reader):
-            waiting.reader = self._prefixes.reader_of([*request.prompt_ids, *request.token_ids], waiting.tokens)
+            waiting.reader = self._prefixes.reader_of(request.all_ids, waiting.tokens)
         return waiting.reader is not None
 
     def _write(self, number: int, sent: _Sent) -> None:
         """Fill the entry of a request: what it has generated before it was put back is part of its prompt."""
         request, num_output = sent.request, len(sent.request.token_ids)
-        ids = [*request.prompt_ids, *request.token_ids]
+        ids = request.all_ids
         max_new = min(request.params.max_tokens - num_output, self._max_model_len - len(ids))
         num_scores = num_unscored(request.params, len(request.prompt_ids), request.num_scored)
         prefix = []

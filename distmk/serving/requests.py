@@ -47,6 +47,11 @@ class Request:
             self.prompt_logprobs = [None]  # the first token follows nothing
 
     @property
+    def all_ids(self) -> list[int]:
+        """The prompt and the tokens so far."""
+        return [*self.prompt_ids, *self.token_ids]
+
+    @property
     def num_scored(self) -> int:
         """Tokens of the prompt whose log probabilities are known."""
         return len(self.prompt_logprobs) - 1 if self.prompt_logprobs else 0
