@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "emulator/groups.h"
 #include "emulator/watch.h"
 
 namespace distmk {
@@ -30,12 +31,6 @@ struct Copy {  // to shared memory, in flight
 struct Chunk {  // 16 bytes to shared memory by one thread, in flight; zeros if `src` is null
   char* dst;
   const char* src;
-  uint64_t group;
-};
-
-struct Product {  // of a warpgroup, started and not awaited (emulator/products.h)
-  std::function<void()> multiply;
-  uint64_t group;
 };
 
 struct Block {
@@ -59,10 +54,8 @@ struct Fiber {
   uint32_t thread = 0;
   const uint64_t* met = nullptr;  // a meeting's count or an mbarrier: the fiber waits until this differs from `seen`
   uint64_t seen = 0;
-  std::vector<Chunk> chunks;
-  uint64_t num_groups = 0;  // of chunks, committed so far
-  std::vector<Product> products;
-  uint64_t num_product_groups = 0;  // committed so far
+  Groups<Chunk> chunks;
+  Groups<std::function<void()>> products;  // that run late (emulator/products.h)
   bool done = false;
 };
 

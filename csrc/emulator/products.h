@@ -11,7 +11,7 @@ namespace emulator {
 // The same for all lanes of a warp, which multiply together.
 inline bool is_late(const Fiber& thread) {
   const uint64_t draw =
-      (thread.num_product_groups * 64 + thread.thread / WARP + thread.block->index) * 0x9e3779b97f4a7c15;
+      (thread.products.num_committed() * 64 + thread.thread / WARP + thread.block->index) * 0x9e3779b97f4a7c15;
   return draw >> 63;
 }
 
@@ -21,22 +21,14 @@ void start_product(const Multiply& multiply) {
   Fiber& thread = current();
   if (!is_late(thread)) return multiply();
   const Unwatched here;
-  thread.products.push_back({multiply, thread.num_product_groups});
+  thread.products.start(multiply);
 }
 
-inline void commit_products() { ++current().num_product_groups; }
+inline void commit_products() { current().products.commit(); }
 
 // Multiplies all groups but the last `pending`.
 inline void await_products(uint64_t pending) {
-  Fiber& thread = current();
-  size_t num_done = 0;
-  for (; num_done < thread.products.size(); ++num_done) {
-    const Product& product = thread.products[num_done];
-    if (product.group + pending >= thread.num_product_groups) break;
-    product.multiply();
-  }
-  const Unwatched here;
-  thread.products.erase(thread.products.begin(), thread.products.begin() + static_cast<ptrdiff_t>(num_done));
+  current().products.await(pending, [](const std::function<void()>& multiply) { multiply(); });
 }
 
 }  // namespace emulator

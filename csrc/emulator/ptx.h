@@ -149,25 +149,17 @@ inline void copy_chunk(uint32_t dst, const void* src, bool wanted) {
   must_be_aligned(at_shared<uint4>(dst));
   if (wanted) emulator::note_read(src, 16);
   memset(at_shared<char>(dst), 0xff, 16);
-  emulator::Fiber& thread = emulator::current();
-  const emulator::Unwatched here;
-  thread.chunks.push_back({at_shared<char>(dst), wanted ? static_cast<const char*>(src) : nullptr, thread.num_groups});
+  emulator::current().chunks.start({at_shared<char>(dst), wanted ? static_cast<const char*>(src) : nullptr});
 }
-inline void commit_copies() { ++emulator::current().num_groups; }
+inline void commit_copies() { emulator::current().chunks.commit(); }
 template <uint32_t N>
 void await_copies() {
-  emulator::Fiber& thread = emulator::current();
-  size_t num_landed = 0;
-  for (; num_landed < thread.chunks.size(); ++num_landed) {
-    const emulator::Chunk& chunk = thread.chunks[num_landed];
-    if (chunk.group + N >= thread.num_groups) break;
+  emulator::current().chunks.await(N, [](const emulator::Chunk& chunk) {
     if (chunk.src)
       memcpy(chunk.dst, chunk.src, 16);
     else
       memset(chunk.dst, 0, 16);
-  }
-  const emulator::Unwatched here;
-  thread.chunks.erase(thread.chunks.begin(), thread.chunks.begin() + static_cast<ptrdiff_t>(num_landed));
+  });
 }
 
 inline uint4 load_perhaps(const uint4* p) {
