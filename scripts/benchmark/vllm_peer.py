@@ -18,6 +18,7 @@ SETTINGS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its engine in this process
     "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",  # which would use NVLink multicast
     "VLLM_USE_NCCL_SYMM_MEM": "0",
+    "TORCHELASTIC_USE_AGENT_STORE": "False",  # torchrun's store is at another port than the one that is given here
 }
 
 
