@@ -183,3 +183,15 @@ def test_generated_header_is_up_to_date() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "gen_abi.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_torch_is_imported_where_it_is_used() -> None:
+    """Importing it takes seconds of every rank, so no module does at once, but for those that compare tasks with oracles."""
+    using = {f"distmk.testing.{name}" for name in ("__main__", "arrays", "case", "launches", "memory", "simulation")}
+    files = sorted(path.relative_to(ROOT).with_suffix("") for path in (ROOT / "distmk").rglob("*.py"))
+    names = [".".join(path.parts).removesuffix(".__init__") for path in files]
+    others = [name for name in names if name not in using and not name.endswith("__main__")]
+    assert "distmk.testing.events" in others
+    code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name); assert 'torch' not in sys.modules, name"
+    done = subprocess.run([sys.executable, "-c", code, *others], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]

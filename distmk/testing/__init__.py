@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from typing import TYPE_CHECKING
 
 from distmk.bootstrap import connect
-from distmk.testing.case import Build, Case, follower_argv
+
+if TYPE_CHECKING:
+    from distmk.testing.case import Build
 
 __all__ = ["compare_with_oracle"]
 
@@ -31,6 +34,8 @@ def compare_with_oracle(
     `accesses` less than in `writes`; an event is fired too often or too rarely; or a second launch leaves other bits. The text
     has the seed (by default a new one) that repeats the case. UsageError: a task has no oracle, or one that does not fit.
     """
+    from distmk.testing.case import Case, follower_argv  # with torch, which not every user of this package's modules needs
+
     seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
     case = Case(backend, num_iterations, seed, rtol, atol)
     argv = follower_argv(case, build) if num_ranks > 1 else None
