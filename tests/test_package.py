@@ -192,6 +192,11 @@ def test_torch_is_imported_where_it_is_used() -> None:
     names = [".".join(path.parts).removesuffix(".__init__") for path in files]
     others = [name for name in names if name not in using and not name.endswith("__main__")]
     assert "distmk.testing.events" in others
-    code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name); assert 'torch' not in sys.modules, name"
+    code = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    assert "torch" not in sys.modules, name
+"""
     done = subprocess.run([sys.executable, "-c", code, *others], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -34,7 +34,8 @@ def compare_with_oracle(
     `accesses` less than in `writes`; an event is fired too often or too rarely; or a second launch leaves other bits. The text
     has the seed (by default a new one) that repeats the case. UsageError: a task has no oracle, or one that does not fit.
     """
-    from distmk.testing.case import Case, follower_argv  # with torch, which not every user of this package's modules needs
+    # These import torch, which takes seconds; the other modules of this package do without.
+    from distmk.testing.case import Case, follower_argv
 
     seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
     case = Case(backend, num_iterations, seed, rtol, atol)
