@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
 
 from distmk.bootstrap import connect
+from distmk.testing.build import Build
 
-if TYPE_CHECKING:
-    from distmk.testing.case import Build
-
-__all__ = ["compare_with_oracle"]
+__all__ = ["Build", "compare_with_oracle"]
 
 
 def compare_with_oracle(

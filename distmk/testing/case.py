@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,14 +15,12 @@ import torch
 
 from distmk.bootstrap import Bootstrap
 from distmk.errors import UsageError, shown
-from distmk.graph.graph import Graph
 from distmk.graph.regions import Region
 from distmk.serving.session import Session
 from distmk.testing.arrays import assert_close
+from distmk.testing.build import Build
 from distmk.testing.launches import Launches, byte_cols, launch_twice
-from distmk.testing.simulation import Inputs, Simulation, as_tensor
-
-Build = Callable[[np.random.Generator], "Graph | tuple[Graph, Inputs]"]
+from distmk.testing.simulation import Simulation, as_tensor
 
 TOLERANCES = {"f32": (1.3e-6, 1e-5), "bf16": (1.6e-2, 1e-5), "i32": (0.0, 0.0), "u8": (0.0, 0.0)}
 """Relative and absolute, by dtype, as torch.testing.assert_close has them."""

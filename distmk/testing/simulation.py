@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,10 @@ from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer, Region, Slab
 from distmk.graph.task import Task
 from distmk.testing.arrays import Array, Bytes, to_bytes
+from distmk.testing.build import Inputs
 from distmk.testing.launches import Rows, byte_cols
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "i32": torch.int32, "u8": torch.uint8}
-
-Inputs = Mapping[Region, Any]
 
 
 class Simulation:
