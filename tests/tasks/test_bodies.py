@@ -65,6 +65,7 @@ def run(runner: Runner, backend: str, num_ranks: int, nodes: dict[str, str]) -> 
     if name not in launched:
         seed = os.environ.get("DISTMK_TEST_SEED") or str(int.from_bytes(os.urandom(4), "little"))
         print(f"repeat with DISTMK_TEST_SEED={seed}")
+        runner.timeout_s = 280.0  # two emulated ranks take 100 s of a slow core
         done = run_job(runner, command(JOB, backend, seed, num_ranks=num_ranks), **nodes)
         launched[name] = Run(num_ranks, seed, done.objects())
     yield launched[name]
