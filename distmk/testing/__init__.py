@@ -31,7 +31,7 @@ def compare_with_oracle(
     `accesses` less than in `writes`; an event is fired too often or too rarely; or a second launch leaves other bits. The text
     has the seed (by default a new one) that repeats the case. UsageError: a task has no oracle, or one that does not fit.
     """
-    # These import torch, which takes seconds; the other modules of this package do without.
+    # Here, as they import torch, which takes seconds: of this package's users some need only `events`.
     from distmk.testing.case import Case, follower_argv
 
     seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
