@@ -109,12 +109,12 @@ class TokenStream:
 
 
 def encode(llm: EngineClient, prompt: str | Sequence[int]) -> list[int]:
-    """The token ids of a prompt. UsageError: text cannot be encoded, or the model has no tokenizer."""
+    """The token ids of a prompt. UsageError: text cannot be encoded, or is far too long, or the model has no tokenizer."""
     if not isinstance(prompt, str):
         return list(prompt)
     if llm.tokenizer is None:
         raise UsageError("this model has no tokenizer; give token ids instead of text")
-    return llm.tokenizer.encode(prompt)
+    return llm.tokenizer.encode(prompt, max_tokens=llm.max_model_len)
 
 
 class _Inbox:

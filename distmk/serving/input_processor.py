@@ -54,7 +54,7 @@ def load_input_processor(checkpoint: Checkpoint, max_model_len: int) -> InputPro
     vocab_size, eos_ids = checkpoint.config.vocab_size, checkpoint.config.eos_token_ids
     try:
         tokenizer = load_tokenizer(checkpoint)
-        chat = ChatRenderer(checkpoint, tokenizer)
+        chat = ChatRenderer(checkpoint, tokenizer, max_model_len)
         return InputProcessor(vocab_size, max_model_len, tokenizer, chat=chat, eos_ids=eos_ids)
     except ModelError:
         raise

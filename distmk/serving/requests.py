@@ -145,7 +145,7 @@ def make_request(
     if isinstance(prompt, str):
         if tokenizer is None:
             raise UsageError("this model has no tokenizer; give token ids (--prompt-ids) instead of text")
-        ids = tokenizer.encode(prompt)
+        ids = tokenizer.encode(prompt, max_tokens=max_model_len)
         if not ids:
             raise UsageError("a prompt is empty; give it at least one character")
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from distmk.errors import ModelError, UsageError, one_line
 from distmk.serving.gguf_kinds import HINT
 from distmk.serving.gguf_tokenizer import tokenizer_from_gguf
 from distmk.serving.panics import panics_as
+from distmk.serving.text_length import TextPerToken, text_per_token
 from distmk.user_files import exists, is_folder, read_whole
 from distmk.weights.checkpoint import Checkpoint
 from distmk.weights.gguf_header import read_header
@@ -18,6 +20,9 @@ from distmk.weights.hf_config import MAX_TOKENIZER_BYTES
 
 if TYPE_CHECKING:
     import tokenizers
+
+_SHORT_CHARS = 2048
+"""Text up to this length is encoded in less than a millisecond, in which other threads may stand still."""
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
@@ -44,24 +49,45 @@ class Tokenizer:
         self._byte_level = b'"ByteLevel"' in decoder
         self._byte_fallback = b'"ByteFallback"' in decoder
 
-    def encode(self, text: str, add_special: bool = True) -> list[int]:
+    def encode(self, text: str, add_special: bool = True, max_tokens: int | None = None) -> list[int]:
         """Token ids of `text`, if `add_special` with the special tokens that the model adds to a prompt (such as BOS).
 
         Special tokens spelled out in the text are encoded as such; a text that begins with those that would be added in front
-        (`<s>Hello`) gets no second ones. UsageError: `text` is not valid Unicode.
+        (`<s>Hello`) gets no second ones. `max_tokens`: a context, for which text that is too long in any case is refused
+        before it is encoded. UsageError: that, or `text` is not valid Unicode. Other threads run while a long text is encoded.
         """
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as e:
             raise UsageError(f"the prompt is not valid Unicode at character {e.start}; pass UTF-8 text") from None
-        with panics_as(lambda panic: UsageError(f"the tokenizer cannot encode the prompt ({panic}); {HINT}")):
-            encoded = self._inner.encode(text, add_special_tokens=add_special)
+        if max_tokens is not None:
+            self._refuse_too_long(text, max_tokens)
+        is_short = len(text) <= _SHORT_CHARS
+        # Keeping a panic's lines back makes other threads wait for the block.
+        with panics_as(lambda panic: UsageError(f"the tokenizer cannot encode the prompt ({panic}); {HINT}"), is_short):
+            if is_short:
+                encoded = self._inner.encode(text, add_special_tokens=add_special)
+            else:  # which releases the GIL, as `encode` does not
+                encoded = self._inner.encode_batch_fast([text], add_special_tokens=add_special)[0]
         ids: list[int] = encoded.ids
         if not add_special:
             return ids
         added = encoded.special_tokens_mask  # 1 for tokens of the template, 0 for special tokens in the text
         num_added = added.index(0) if 0 in added else 0
         return ids[num_added:] if ids[:num_added] == ids[num_added : 2 * num_added] else ids
+
+    def _refuse_too_long(self, text: str, max_tokens: int) -> None:
+        if len(text) <= max_tokens or self._text_per_token is None:
+            return
+        if (least := self._text_per_token.least_tokens(text)) >= max_tokens:
+            raise UsageError(
+                f"a prompt of {len(text)} characters has at least {least} tokens, which leaves no room in a context of "
+                f"{max_tokens}; shorten it or raise --max-model-len"
+            )
+
+    @functools.cached_property
+    def _text_per_token(self) -> TextPerToken | None:
+        return text_per_token(self._inner, BYTE_LEVEL)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of `ids`, without special tokens if `skip_special`. Invalid UTF-8 becomes U+FFFD. UsageError: an id < 0."""

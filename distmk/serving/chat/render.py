@@ -26,11 +26,15 @@ class RenderedPrompt:
 
 
 class ChatRenderer:
-    """Renders conversations for one model. Any number of threads may call it. Files are read at the first use."""
+    """Renders conversations for one model. Any number of threads may call it. Files are read at the first use.
 
-    def __init__(self, checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
+    `max_model_len`: a context, for which text that is too long in any case is refused before it is encoded.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, tokenizer: Tokenizer, max_model_len: int | None = None) -> None:
         self._checkpoint = checkpoint
         self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
 
     @functools.cached_property
     def files(self) -> ChatFiles:
@@ -48,7 +52,7 @@ class ChatRenderer:
         or the template are wrong, or the template refuses the conversation.
         """
         text = self.render_text(prompt)
-        return RenderedPrompt(text, self._tokenizer.encode(text, add_special=False))
+        return RenderedPrompt(text, self._tokenizer.encode(text, add_special=False, max_tokens=self._max_model_len))
 
     def render_text(self, prompt: ChatPrompt) -> str:
         """As `render`, the text alone."""
