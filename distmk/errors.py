@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 
@@ -94,10 +95,27 @@ def shown(value: object, max_chars: int = 60) -> str:
     if isinstance(value, int) and abs(value) >= 1 << 128:  # Python refuses to write more than 4,300 digits
         return f"{'-' if value < 0 else ''}2**{abs(value).bit_length() - 1} or more"
     try:
-        text = " ".join(repr(value).split())
+        text = " ".join(repr(_beginning(value, [max_chars])).split())
     except ValueError:  # such a number inside
         text = f"a {type(value).__name__}"
     return text if len(text) <= max_chars else text[: max_chars - 3] + "..."
+
+
+def _beginning(value: object, num_left: list[int]) -> object:
+    """As much of `value` as its text shows, of which each of `num_left` items has a character at least."""
+    if isinstance(value, str | bytes):
+        return value[:1000]
+    if type(value) is list:
+        return [_beginning(each, num_left) for each in value[: num_left[0]] if _counted(num_left)]
+    if type(value) is dict:
+        first = itertools.islice(value.items(), num_left[0])
+        return {key: _beginning(each, num_left) for key, each in first if _counted(num_left)}
+    return value
+
+
+def _counted(num_left: list[int]) -> bool:
+    num_left[0] -= 1
+    return num_left[0] >= 0
 
 
 def one_line(error: BaseException) -> str:

@@ -9,9 +9,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
+from distmk.server.bodies import bounded_route
 from distmk.server.choices import Choice, Endpoint, check_stream, collect, respond
 from distmk.server.errors import ApiError
-from distmk.server.generation import Generation, fit_max_tokens, naming, off_loop
+from distmk.server.generation import THREAD_CHARS, Generation, fit_max_tokens, naming, off_loop
 from distmk.server.logprobs import chat_logprobs, prompt_logprobs
 from distmk.server.requests import ChatRequest, Messages
 from distmk.server.state import ServerState
@@ -22,7 +23,7 @@ ENDPOINT = Endpoint("chat.completion", "chat.completion.chunk", "chatcmpl", prom
 
 def router(state: ServerState) -> APIRouter:
     """The route, for one server."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=bounded_route(state))
 
     @routes.post("/v1/chat/completions", response_model=None)
     async def create(body: ChatRequest, request: Request) -> Response:
@@ -52,7 +53,13 @@ async def render(
         return state.llm.llm.render_chat(messages, add_generation_prompt=generates, chat_template_kwargs=variables)
 
     with naming("messages", only_prompt=True):
-        return await off_loop(encode, sum(len(str(message.get("content"))) for message in messages))
+        return await off_loop(encode, sum(map(_size, messages)))
+
+
+def _size(message: Mapping[str, Any]) -> int:
+    """Characters, nearly, and those of the template around them; a list counts as long."""
+    content = message.get("content")
+    return 32 + (len(content) if isinstance(content, str) else THREAD_CHARS if content else 0)
 
 
 def _params(state: ServerState, body: ChatRequest, ids: list[int]) -> SamplingParams:

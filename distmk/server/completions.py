@@ -8,9 +8,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
+from distmk.server.bodies import bounded_route
 from distmk.server.choices import Choice, Endpoint, check_stream, collect, respond
 from distmk.server.errors import ApiError
-from distmk.server.generation import Generation, fit_max_tokens, naming, off_loop
+from distmk.server.generation import THREAD_CHARS, Generation, fit_max_tokens, naming, off_loop
 from distmk.server.logprobs import TokenLogprobs, completion_logprobs, prompt_logprobs
 from distmk.server.requests import DEFAULT_COMPLETION_TOKENS, CompletionRequest
 from distmk.server.state import ServerState
@@ -23,7 +24,7 @@ ENDPOINT = Endpoint("text_completion", "text_completion", "cmpl", prompt="prompt
 
 def router(state: ServerState) -> APIRouter:
     """The route, for one server."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=bounded_route(state))
 
     @routes.post("/v1/completions", response_model=None)
     async def create(body: CompletionRequest, request: Request) -> Response:
@@ -53,6 +54,7 @@ async def _encode(state: ServerState, body: CompletionRequest) -> tuple[list[str
         prompts = [p for p in read_prompts(body.prompt) if not isinstance(p, ChatPrompt)]  # which JSON cannot hold
         if not prompts:
             raise ApiError(400, "prompt is an empty list; give at least one", "prompt")
+        state.check_count(len(prompts))
         ids = [state.llm.encode(prompt) for prompt in prompts]
         if not all(ids):
             raise ApiError(400, "a prompt is empty; give it at least one token", "prompt")
@@ -67,7 +69,7 @@ async def _encode(state: ServerState, body: CompletionRequest) -> tuple[list[str
 def _size(prompt: Any) -> int:
     """Characters and token ids, nearly."""
     if isinstance(prompt, list):
-        return sum(len(each) if isinstance(each, str | list) else 1 for each in prompt)
+        return len(prompt) + sum(len(each) for each in prompt[:THREAD_CHARS] if isinstance(each, str | list))
     return len(prompt) if isinstance(prompt, str) else 0
 
 

@@ -12,7 +12,7 @@ class ServerConfig:
     served_model_name: str
     api_keys: tuple[str, ...] = ()  # none: every client may ask
     max_queue: int = 256  # sequences that may wait; more are refused with status 429
-    max_body_bytes: int = 8 << 20
+    max_body_bytes: int = 0  # 0: what fits the model's context
     max_bodies_bytes: int = 256 << 20  # of all requests together
     max_header_bytes: int = 64 << 10
     max_connections: int = 2048

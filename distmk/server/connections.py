@@ -11,7 +11,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from distmk.server.config import ServerConfig
 
+_LINGER_S = 1.0  # for which more of a header that is too large is dropped: a reset would take the answer with it
 _REFUSAL = b"HTTP/1.1 %s\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class _HeaderTooLargeError(Exception):
+    """Stops the parser."""
 
 
 class BoundedConnection(HttpToolsProtocol):
@@ -27,7 +32,9 @@ class BoundedConnection(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
-        self._num_header_bytes = 0
+        self._num_header_bytes = 0  # that came, while the header is not complete
+        self._num_field_bytes = 0  # of the fields of one request, its trailers included
+        self._refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -36,10 +43,38 @@ class BoundedConnection(HttpToolsProtocol):
         _give_up_on_silent_peers(transport, self.config_of_server.write_timeout_s)
         self._await_header()
 
+    def on_message_begin(self) -> None:
+        self._num_field_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_field(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_field(len(name) + len(value))
+        super().on_header(name, value)
+
+    def _count_field(self, num_bytes: int) -> None:
+        self._num_field_bytes += num_bytes
+        if self._num_field_bytes > self.config_of_server.max_header_bytes:
+            raise _HeaderTooLargeError
+
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn does when the parser has stopped."""
+        if self._num_field_bytes <= self.config_of_server.max_header_bytes:
+            super().send_400_response(msg)
+        elif self.cycle is not None and not self.cycle.response_complete:
+            self.transport.abort()
+        else:
+            self._refuse_header()
+
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         before = self.cycle
         super().data_received(data)
-        if self.transport.is_closing():
+        if self._refused or self.transport.is_closing():
             return
         if self.cycle is not before or (self.cycle is not None and not self.cycle.response_complete):
             self._num_header_bytes = 0
@@ -47,7 +82,7 @@ class BoundedConnection(HttpToolsProtocol):
             return
         self._num_header_bytes += len(data)
         if self._num_header_bytes > self.config_of_server.max_header_bytes:
-            self._refuse(b"431 Request Header Fields Too Large")
+            self._refuse_header()
         elif self._header_timer is None:
             self._await_header()
 
@@ -79,6 +114,13 @@ class BoundedConnection(HttpToolsProtocol):
             self._refuse(b"408 Request Timeout")
         else:
             self.transport.close()
+
+    def _refuse_header(self) -> None:
+        self._refused = True
+        self._stop_header_timer()
+        self.transport.write(_REFUSAL % b"431 Request Header Fields Too Large")
+        self.transport.write_eof()
+        self.loop.call_later(_LINGER_S, self.transport.close)
 
     def _refuse(self, status: bytes) -> None:
         self.transport.write(_REFUSAL % status)

@@ -15,7 +15,7 @@ from distmk.errors import DistmkError, UsageError, one_line, shown
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-class ApiError(Exception):
+class ApiError(HTTPException):
     """An answer that is an error. `param`: the parameter that is wrong; `code`: OpenAI's word for the error."""
 
     def __init__(
@@ -26,12 +26,11 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(status, message, headers)
         self.message = message
         self.status = status
         self.param = param
         self.code = code
-        self.headers = headers
 
     def body(self) -> dict[str, Any]:
         default = "invalid_request_error" if self.status < 500 else "server_error"
@@ -84,8 +83,6 @@ def _invalid(error: Mapping[str, Any]) -> ApiError:
     """The answer to a body in which pydantic found `error`."""
     where = [str(part) for part in error["loc"][1:]]  # behind "body"
     kind, name = error["type"], ".".join(where)
-    if kind == "json_invalid":
-        return ApiError(400, f"the body is not JSON: {error['ctx']['error']} at character {where[0]}")
     if not where:
         return ApiError(400, "the body is not a JSON object; send one, with the header content-type: application/json")
     if kind == "extra_forbidden":

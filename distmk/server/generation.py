@@ -18,8 +18,8 @@ from distmk.serving.sampling import Logprob, SamplingParams, TokenOutput
 
 T = TypeVar("T")
 
-_THREAD_CHARS = 8192
-"""Texts from this length on are encoded in a thread, as the event loop would stand still for milliseconds."""
+THREAD_CHARS = 2048
+"""From this length on, text is encoded in a thread: it takes a millisecond or more, in which the event loop would stand still."""
 
 _NAMES = {field.name: field.name for field in fields(SamplingParams)} | {"chat_template_kwargs": "chat_template_kwargs"}
 
@@ -45,7 +45,7 @@ def naming(prompt: str, logprobs: str = "logprobs", only_prompt: bool = False) -
 
 async def off_loop(work: Callable[[], T], num_chars: int) -> T:
     """Encode text of `num_chars` characters, in a thread if it is long."""
-    return await asyncio.to_thread(work) if num_chars >= _THREAD_CHARS else work()
+    return await asyncio.to_thread(work) if num_chars >= THREAD_CHARS else work()
 
 
 def fit_max_tokens(

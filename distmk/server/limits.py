@@ -14,8 +14,7 @@ from distmk.server.config import ServerConfig
 from distmk.server.errors import ApiError
 
 _OPEN = ("/", "/health", "/metrics", "/stats", "/version")  # without a key, as in vLLM
-_LINGER_S = 0.5  # for which the rest of a refused body is read and dropped, so that the client reads the answer,
-_LINGER_BYTES = 4 << 20  # and as much of it
+_SILENCE_S = 2.0  # after which a client that neither sends more of a refused body nor leaves is cut off
 
 
 class Limits:
@@ -36,7 +35,7 @@ class Limits:
         finally:
             self._num_bytes -= held.num_bytes
         if refusal is not None:
-            await _refuse(refusal, receive, send)
+            await self._refuse(refusal, receive, send)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send, held: _Held) -> ApiError | None:
         """Let the application answer, unless the result is a reason not to."""
@@ -88,6 +87,23 @@ class Limits:
         except TimeoutError:
             raise ApiError(408, f"the body was not complete after {limit_s:g} s; send it faster") from None
 
+    async def _refuse(self, error: ApiError, receive: Receive, send: Send) -> None:
+        """Answer, and drop the rest of the body: many clients send all of it before they read.
+
+        A connection that is closed while its client still sends is reset, and the answer may be lost with it.
+        """
+        answer = error.response()
+        answer.headers["connection"] = "close"
+        await send({"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers})
+        await send({"type": "http.response.body", "body": answer.body, "more_body": True})
+        more = True
+        with anyio.move_on_after(self._config.body_timeout_s):
+            while more:
+                more = False
+                with anyio.move_on_after(_SILENCE_S):
+                    more = (await receive()).get("more_body", False)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
 
 @dataclass
 class _Held:
@@ -111,19 +127,6 @@ class _Replay:
 def _too_large(config: ServerConfig) -> ApiError:
     message = f"the body has more than {config.max_body_bytes} bytes, the most that this server takes; send less"
     return ApiError(413, message)
-
-
-async def _refuse(error: ApiError, receive: Receive, send: Send) -> None:
-    answer = error.response()
-    answer.headers["connection"] = "close"
-    await send({"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers})
-    await send({"type": "http.response.body", "body": answer.body, "more_body": True})
-    # A connection that is closed while the client still writes is reset, and the answer may be lost with it.
-    num_bytes = 0
-    with anyio.move_on_after(_LINGER_S):
-        while num_bytes < _LINGER_BYTES and (message := await receive()).get("more_body", False):
-            num_bytes += len(message["body"])
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _digest(key: bytes) -> bytes:

@@ -71,8 +71,8 @@ class Generating(_Body):
     min_p: Number | None = None
     n: Strict | None = None
     seed: Strict | None = None
-    stop: Annotated[list[str] | None, BeforeValidator(_a_list)] = None
-    stop_token_ids: list[Strict] | None = None
+    stop: Annotated[Annotated[list[str], Field(fail_fast=True)] | None, BeforeValidator(_a_list)] = None
+    stop_token_ids: Annotated[list[Strict], Field(fail_fast=True)] | None = None
     include_stop_str_in_output: Flag | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
@@ -124,7 +124,7 @@ class CompletionRequest(Generating):
     logprobs: Strict | None = None  # the number of top log probabilities beside the chosen token's
 
 
-Messages = list[dict[str, Any]]
+Messages = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 """Messages of a chat, which the engine checks and its chat template reads."""
 
 
@@ -154,4 +154,4 @@ class DetokenizeRequest(_Body):
     """vLLM's /detokenize."""
 
     model: str | None = None
-    tokens: list[Strict]
+    tokens: Annotated[list[Strict], Field(fail_fast=True)]

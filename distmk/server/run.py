@@ -20,6 +20,7 @@ from distmk.errors import DistmkError, Interrupted, UsageError
 from distmk.interrupts import signals_to
 from distmk.open_files import room_for_files
 from distmk.server.app import build_app
+from distmk.server.bodies import fitting_body_bytes
 from distmk.server.config import ServerConfig
 from distmk.server.connections import BoundedConnection, bounded
 from distmk.server.state import ServerState
@@ -81,7 +82,11 @@ def _short_pauses() -> Iterator[None]:
 
 class Server(uvicorn.Server):
     def __init__(self, llm: EngineClient, config: ServerConfig, bound: socket.socket) -> None:
-        config = replace(config, max_connections=min(config.max_connections, room_for_files()))
+        config = replace(
+            config,
+            max_connections=min(config.max_connections, room_for_files()),
+            max_body_bytes=config.max_body_bytes or fitting_body_bytes(llm.max_model_len),
+        )
         self.state = ServerState(AsyncLLM(llm), config)
         self.interrupted = False
         self.cuts_off = False  # what is under way shall not go on

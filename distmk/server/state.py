@@ -53,13 +53,23 @@ class ServerState:
         if self.draining:
             raise ApiError(503, "the server is ending; it takes no more requests", headers={"connection": "close"})
 
+    @property
+    def max_sequences(self) -> int:
+        """Sequences that may run and wait."""
+        return self.llm.llm.max_num_seqs + self.config.max_queue
+
+    def check_count(self, count: int) -> None:
+        """ApiError: one request asks for more sequences than may run and wait."""
+        if count > self.max_sequences:
+            message = f"prompts times n are {count} sequences; one request may have {self.max_sequences}"
+            raise ApiError(400, message, "n")
+
     @contextlib.contextmanager
     def admit(self, count: int) -> Iterator[None]:
         """Room for `count` sequences for the length of the block. ApiError: more than may ever run, or than may wait now."""
         self.check_serving()
-        limit = self.llm.llm.max_num_seqs + self.config.max_queue
-        if count > limit:
-            raise ApiError(400, f"prompts times n are {count} sequences; one request may have {limit}", "n")
+        self.check_count(count)
+        limit = self.max_sequences
         if self.num_sequences + count > limit:
             self.metrics.refused()
             message = f"{self.num_sequences} sequences run and wait, of {limit} at most; ask again later"

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from distmk.errors import UsageError
+from distmk.server.bodies import bounded_route
 from distmk.server.chat import render
 from distmk.server.errors import ApiError
 from distmk.server.generation import naming, off_loop
@@ -17,7 +18,7 @@ from distmk.server.state import ServerState
 
 def router(state: ServerState) -> APIRouter:
     """The routes, for one server."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=bounded_route(state))
 
     @routes.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:

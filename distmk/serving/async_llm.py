@@ -73,6 +73,7 @@ class TokenStream:
             for prompt in self._prompts:
                 ids = encode(self._llm, prompt)
                 for params in one_by_one(self._params):
+                    await asyncio.sleep(0)  # others go on between the completions of a large request
                     index = len(self._requests)
                     deliver = functools.partial(self._mailbox.deliver, self._inbox, index)
                     self._requests.append(self._llm.submit(ids, params, deliver))

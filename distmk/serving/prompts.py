@@ -114,7 +114,9 @@ def _read_mapping(given: Mapping[Any, Any], what: str) -> str | list[int]:
     return str(inner) if isinstance(inner, str) else _read_ids(inner, what)
 
 
-def _read_ids(given: Sequence[object], what: str) -> list[int]:
+def _read_ids(given: Sequence[Any], what: str) -> list[int]:
+    if set(map(type, given)) <= {int}:  # as nearly always, and found in a tenth of the time
+        return list(given)
     ids = []
     for position, each in enumerate(given):
         value = _plain(each)

@@ -157,8 +157,8 @@ def make_request(
             f"a prompt of {len(ids)} tokens leaves no room in a context of {max_model_len}; "
             "shorten it or raise --max-model-len"
         )
-    for what, tokens in (("", ids), ("logit_bias of ", params.logit_bias or ())):
-        for token in tokens:
+    for what, tokens in (("", ids), ("logit_bias of ", params.logit_bias or (0,))):
+        for token in (min(tokens), max(tokens)):
             if not 0 <= token < vocab_size:
                 vocabulary = f"the vocabulary has ids 0 to {vocab_size - 1}"
                 raise UsageError(f"{what}token id {shown(token)} is out of range; {vocabulary}")

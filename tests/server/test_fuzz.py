@@ -72,7 +72,8 @@ def test_any_values(server: Served) -> None:
             if answer.status_code != 200:
                 error = answer.json()["error"]
                 assert error["message"] and len(error["message"]) < 500, (path, text, answer.text)
-                assert error["param"] is not None, (path, text, answer.text)
+                is_json = "\\ud800" not in text  # half of a pair of surrogates
+                assert error["param"] is not None or not is_json, (path, text, answer.text)
             elif answer.headers["content-type"].startswith("text/event-stream"):
                 assert answer.text.endswith("data: [DONE]\n\n"), (path, text, answer.text)
     assert statuses[200] > 3 and statuses[400] > 200

@@ -113,7 +113,7 @@ class FakeEngine:
     def submit(self, prompt: list[int], params: SamplingParams, deliver: Deliver) -> FakeRequest:
         if len(prompt) >= self.max_model_len:
             raise UsageError(f"a prompt of {len(prompt)} tokens leaves no room in a context of {self.max_model_len}")
-        for token in prompt:
+        for token in (min(prompt), max(prompt)):
             if not 0 <= token <= self._eos:
                 raise UsageError(f"token id {token} is out of range; the vocabulary has ids 0 to {self._eos}")
         number = next(self._numbers) if params.temperature else str(prompt)
@@ -163,7 +163,8 @@ class FakeEngine:
         if said[-1] == "refuse me":
             raise UsageError("the chat template refuses the messages")
         text = "".join(f"{message['role']}: {content}\n" for message, content in zip(messages, said, strict=True))
-        return self.tokenizer.encode(text + ("assistant:" if options.get("add_generation_prompt", True) else ""))
+        text += "assistant:" if options.get("add_generation_prompt", True) else ""
+        return self.tokenizer.encode(text, max_tokens=self.max_model_len)
 
     def fail(self, error: DistmkError) -> None:
         """End the engine, as when a rank is lost."""
