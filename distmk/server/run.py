@@ -27,21 +27,27 @@ from distmk.server.state import ServerState
 from distmk.serving.async_llm import AsyncLLM
 from distmk.serving.engine_client import EngineClient
 
+_BACKLOG = 1024  # connections that wait to be accepted, also while the model is loaded
 _POLL_S = 0.05
 _SWITCH_S = 1e-3
 _CUT_OFF_S = 5.0  # for requests to end after their connections were broken
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to an address, so that a wrong one is refused before a model is loaded. UsageError: it cannot be had."""
+    """A socket that listens on an address, claimed before a model is loaded: of two servers that start on one port, the second
+    one is refused at once. Clients that come early wait. UsageError: the address cannot be had.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError, OverflowError):
         raise UsageError(f"--host {host!r} is no address or name of this machine") from None
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
+        # For a restart, while connections of the server before are in TIME_WAIT. Two sockets may then be bound to one port
+        # until one of them listens.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
+        bound.listen(_BACKLOG)
     except OSError as error:
         bound.close()
         raise UsageError(
@@ -53,8 +59,8 @@ def bind(host: str, port: int) -> socket.socket:
 def serve(llm: EngineClient, config: ServerConfig, bound: socket.socket) -> None:
     """Serve until SIGTERM or Ctrl-C, on the main thread.
 
-    The first signal drains: new requests are refused, those under way end, for at most `drain_s`; a second signal ends them at
-    once. Interrupted: it was Ctrl-C. DistmkError: the engine has ended.
+    The first signal drains: new requests are refused and /health has status 503, requests under way end, for at most `drain_s`;
+    a second signal ends them at once. Interrupted: it was Ctrl-C. DistmkError: the engine has ended.
     """
     server = Server(llm, config, bound)
     server.run(sockets=[bound])
@@ -90,6 +96,7 @@ class Server(uvicorn.Server):
         self.state = ServerState(AsyncLLM(llm), config)
         self.interrupted = False
         self.cuts_off = False  # what is under way shall not go on
+        self._drain_until_s: float | None = None  # of the monotonic clock, once it drains
         self._address = bound.getsockname()
         super().__init__(
             uvicorn.Config(
@@ -100,7 +107,7 @@ class Server(uvicorn.Server):
                 log_level="error",
                 access_log=False,
                 server_header=False,
-                backlog=1024,
+                backlog=_BACKLOG,
                 timeout_graceful_shutdown=round(config.drain_s + _CUT_OFF_S),
             )
         )
@@ -116,11 +123,23 @@ class Server(uvicorn.Server):
         shown = f"[{host}]" if ":" in host else host
         tell(f"serving {self.state.config.served_model_name} on http://{shown}:{port} (Ctrl-C ends)")
 
+    async def on_tick(self, counter: int) -> bool:
+        """Whether the main loop ends: once it has drained. Until then, connections are accepted as before."""
+        if self.state.draining and self._drained():
+            return True
+        return await super().on_tick(counter)
+
+    def _drained(self) -> bool:
+        count, drain_s = self.state.num_sequences, self.state.config.drain_s
+        if self._drain_until_s is None:
+            self._drain_until_s = time.monotonic() + drain_s
+            if count and self.state.engine_error is None:
+                tell(f"finishing {count} sequence{'s'[: count > 1]}, for at most {drain_s:g} s")
+        return not count or self.cuts_off or time.monotonic() >= self._drain_until_s
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more connections, and wait for those that have an answer to send."""
         self.state.draining = True
-        if self.state.num_sequences and self.state.engine_error is None:
-            count = self.state.num_sequences
-            tell(f"finishing {count} sequence{'s'[: count > 1]}, for at most {self.state.config.drain_s:g} s")
         cutting_off = asyncio.ensure_future(self._cut_off())
         await super().shutdown(sockets)
         for task in (cutting_off, self._watch):
@@ -131,8 +150,8 @@ class Server(uvicorn.Server):
 
         Their clients see that the answer is not whole, and their requests are cancelled as if they had left.
         """
-        deadline_s = time.monotonic() + self.state.config.drain_s
-        while not self.cuts_off and time.monotonic() < deadline_s:
+        until_s = self._drain_until_s or time.monotonic() + self.state.config.drain_s
+        while not self.cuts_off and time.monotonic() < until_s:
             await asyncio.sleep(_POLL_S)
         for connection in list(self.server_state.connections):
             cast("BoundedConnection", connection).transport.abort()
@@ -158,6 +177,6 @@ class Server(uvicorn.Server):
             yield
 
     def _signalled(self, number: int, frame: object) -> None:
-        self.cuts_off |= self.should_exit
+        self.cuts_off |= self.state.draining
         self.interrupted |= number == signal.SIGINT
-        self.should_exit = True
+        self.state.draining = True

@@ -81,9 +81,12 @@ def stream(url: str, num_tokens: int) -> tuple[threading.Thread, list[str], thre
 
 
 def test_sigterm_drains() -> None:
-    """The requests under way end, others are refused, also one whose body comes only now, and the status is 0."""
+    """The requests under way end, others are refused, also one whose body comes only now, and the status is 0.
+
+    Meanwhile, /health says that the server is ending, to new connections too.
+    """
     process, url = start(drain_s=20)
-    thread, lines, _ = stream(url, 60)
+    thread, lines, _ = stream(url, 120)
     body = json.dumps({"model": MODEL, "prompt": "the"}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n"
     address = ("127.0.0.1", httpx.URL(url).port)
@@ -94,10 +97,13 @@ def test_sigterm_drains() -> None:
         process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
         begun.sendall(body[9:])
-        answer = b"".join(iter(lambda: begun.recv(65536), b""))
-        assert b" 503 " in answer and b"the server is ending" in answer, answer
-        with pytest.raises(httpx.HTTPError):
-            httpx.get(f"{url}/health")
+        late = b"".join(iter(lambda: begun.recv(65536), b""))
+        assert b" 503 " in late and b"the server is ending" in late, late
+        for client in (httpx, idle):
+            answer = client.get("/health" if client is idle else f"{url}/health")
+            assert answer.status_code == 503 and "the server is ending" in answer.text
+        assert httpx.post(f"{url}/v1/completions", json={"model": MODEL, "prompt": "the"}).status_code == 503
+    assert not lines[-1].endswith("[DONE]")
     out, err = process.communicate(timeout=20)
     thread.join(10)
     assert lines[-2] == "data: [DONE]"
@@ -175,7 +181,6 @@ def test_the_engines_error_is_the_servers() -> None:
 def test_wrong_addresses() -> None:
     with run.bind("127.0.0.1", 0) as bound:
         port = bound.getsockname()[1]
-        bound.listen()
         with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1 port {port} .*give another"):
             run.bind("127.0.0.1", port)
     for host in ("no.such.host.invalid", "300.1.1.1", "a" * 300, "\udcff"):
