@@ -10,8 +10,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distmk import env
 from distmk.cli.model_options import add_engine_options, add_model_options, engine_args
+from distmk.cli.serve_access import access_of, add_access_options
 from distmk.cli.together import launcher_rank, refusing_together
 from distmk.errors import UsageError
 from distmk.serving.llm import LLM
@@ -37,13 +37,6 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--port", type=int, default=8000, help="default 8000; 0: any that is free")
     parser.add_argument(
-        "--api-key",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help="a key that clients must send; may be repeated. DISTMK_API_KEY, which other users cannot see, adds one",
-    )
-    parser.add_argument(
         "--served-model-name", metavar="NAME", help="the model's name in the API (default: that of its file)"
     )
     parser.add_argument(
@@ -60,6 +53,14 @@ def add_to(commands: Any) -> None:
         metavar="S",
         help="seconds that requests may go on after SIGTERM (default 30)",
     )
+    parser.add_argument(
+        "--write-timeout",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds that a client may take nothing of its answer, until its request is cancelled (default 60)",
+    )
+    add_access_options(parser)
     parser.add_argument(
         "--idle",
         choices=("resident", "exit"),
@@ -97,21 +98,19 @@ def _config(arguments: argparse.Namespace) -> ServerConfig:
         raise UsageError(
             f"`distmk serve` needs {error.name}, which is not installed; pip install 'distmk[serve]'"
         ) from None
-    for name, least in (("max_queue", 0), ("drain", 0)):
+    for name, least in (("max_queue", 0), ("drain", 0), ("write_timeout", 1)):
         value = getattr(arguments, name)
         if not least <= value <= 1_000_000:
             raise UsageError(f"--{name.replace('_', '-')} is {value}; expected {least} to 1000000")
-    keys = [*arguments.api_key, *([key] if (key := env.api_key()) else [])]
-    if not all(keys):
-        raise UsageError("--api-key is empty; give a key, or leave it out")
     name = arguments.served_model_name
     if name == "":
         raise UsageError("--served-model-name is empty; give a name, or leave it out")
     return ServerConfig(
         served_model_name=name or _name_of(arguments.model),
-        api_keys=tuple(keys),
         max_queue=arguments.max_queue,
         drain_s=arguments.drain,
+        write_timeout_s=arguments.write_timeout,
+        **access_of(arguments),
     )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from distmk.server import chat, completions, operations, tokens
 from distmk.server.errors import install_handlers
+from distmk.server.hosts import HostCheck
 from distmk.server.limits import Limits
 from distmk.server.state import ServerState
 
@@ -17,5 +19,15 @@ def build_app(state: ServerState) -> FastAPI:
     for part in (completions, chat, tokens, operations):
         app.include_router(part.router(state))
     install_handlers(app)
-    app.add_middleware(Limits, config=state.config)
+    config = state.config
+    app.add_middleware(Limits, config=config)
+    app.add_middleware(HostCheck, config=config)
+    if config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.allowed_origins,
+            allow_methods=config.allowed_methods,
+            allow_headers=config.allowed_headers,
+            allow_credentials=config.allow_credentials,
+        )
     return app

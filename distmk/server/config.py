@@ -11,6 +11,12 @@ class ServerConfig:
 
     served_model_name: str
     api_keys: tuple[str, ...] = ()  # none: every client may ask
+    host: str = "localhost"  # that the server listens on
+    allowed_hosts: tuple[str, ...] = ()  # further names in the header Host; *.NAME, or * for any
+    allowed_origins: tuple[str, ...] = ()  # of web pages that may ask; * for any
+    allowed_methods: tuple[str, ...] = ("*",)  # of such pages
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
     max_queue: int = 256  # sequences that may wait; more are refused with status 429
     max_body_bytes: int = 0  # 0: what fits the model's context
     max_bodies_bytes: int = 256 << 20  # of all requests together

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from distmk.errors import UsageError
+from distmk.errors import UsageError, shown
 from distmk.server.bodies import bounded_route
 from distmk.server.chat import render
 from distmk.server.errors import ApiError
@@ -42,6 +42,13 @@ def router(state: ServerState) -> APIRouter:
             if tokenizer is None:
                 raise UsageError("this model has no tokenizer")
             ids = body.tokens
-            return {"prompt": await off_loop(lambda: tokenizer.decode(ids, skip_special=False), 4 * len(ids))}
+
+            def decode() -> str:
+                for token_id in ids:
+                    if not tokenizer.has_token(token_id):
+                        raise UsageError(f"token id {shown(token_id)} is not a token of this model")
+                return tokenizer.decode(ids, skip_special=False)
+
+            return {"prompt": await off_loop(decode, 4 * len(ids))}
 
     return routes

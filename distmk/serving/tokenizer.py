@@ -119,6 +119,10 @@ class Tokenizer:
             return bytes(BYTE_LEVEL[letter] for letter in token)
         return token.encode()
 
+    def has_token(self, token_id: int) -> bool:
+        """Whether the vocabulary has a token of this id."""
+        return 0 <= token_id < 1 << 32 and self._inner.id_to_token(token_id) is not None
+
     def is_special(self, token_id: int) -> bool:
         """Whether `token_id` is a special token, which `decode` omits."""
         return token_id in self._special

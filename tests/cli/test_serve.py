@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import signal
@@ -82,7 +83,22 @@ def test_a_model_without_tokenizer(launcher: Launcher, tiny_model: Path, runner:
         (["--host", "no.such.host.invalid"], "--host 'no.such.host.invalid'"),
         (["--max-queue", "-1"], "--max-queue is -1"),
         (["--drain", "nan"], "--drain is nan"),
+        (["--write-timeout", "0"], "--write-timeout is 0"),
         (["--api-key", ""], "--api-key is empty"),
+        (["--api-key", "a", "--api-key", "b\n"], "--api-key 2 has U+000A as character 2, which no header can carry"),
+        (["--api-key", "schlüssel€"], "--api-key has U+20AC as character 10"),
+        (["--api-key", "a\udcff"], "--api-key has U+DCFF as character 2"),
+        (["--api-key", "key "], "--api-key begins or ends with a blank"),
+        (["--allowed-hosts", "http://a.com"], "--allowed-hosts is 'http://a.com'; expected a name such as"),
+        (["--allowed-hosts", "a.com", "--allowed-hosts", '["b.com", "c.com:80"]'], "--allowed-hosts is 'c.com:80'"),
+        (
+            ["--allowed-origins", "a.com"],
+            "--allowed-origins is 'a.com'; expected an origin such as https://example.com",
+        ),
+        (["--allowed-origins", "https://a.com/page"], "--allowed-origins is 'https://a.com/page'"),
+        (["--allowed-origins", "[1]"], "--allowed-origins is 1"),
+        (["--allowed-methods", "[POST"], "--allowed-methods is '[POST'"),
+        (["--allowed-headers", "x y"], "--allowed-headers is 'x y'"),
         (["--served-model-name", ""], "--served-model-name is empty"),
         (["--max-num-seqs", "0"], "max_num_seqs is 0"),
     ],
@@ -99,6 +115,28 @@ def test_wrong_options(
 
     assert main(["serve", str(tiny_model), *arguments]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_access_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists by repetition and in vLLM's form; keys of both sources, with letters that Latin-1 has."""
+    from distmk.cli import serve_access
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default="127.0.0.1")
+    serve_access.add_access_options(parser)
+    given = [
+        "--allowed-origins",
+        '["https://a.com", "vscode-webview://x"]',
+        "--allowed-origins",
+        "null",
+        "--api-key",
+        "é b",
+    ]
+    monkeypatch.setenv("DISTMK_API_KEY", "env-key")
+    fields = serve_access.access_of(parser.parse_args([*given, "--allowed-hosts", "*.a.com", "--allow-credentials"]))
+    assert fields["allowed_origins"] == ("https://a.com", "vscode-webview://x", "null")
+    assert (fields["allowed_hosts"], fields["allowed_methods"]) == (("*.a.com",), ("*",))
+    assert fields["api_keys"] == ("é b", "env-key") and fields["allow_credentials"] is True
 
 
 def test_a_port_that_is_taken(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -186,7 +186,9 @@ def test_keys() -> None:
                 answer = http.get(path, headers=headers)
                 assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
         assert http.get("/v1/models", headers={"authorization": "Bearer first key"}).status_code == 200
-        assert http.get("/v1/models", headers={"authorization": "bearer zweiter Schlüssel".encode()}).status_code == 200
+        for encoding in ("utf-8", "latin-1"):
+            headers = {"authorization": "bearer zweiter Schlüssel".encode(encoding)}
+            assert http.get("/v1/models", headers=headers).status_code == 200
         for path in ("/", "/health", "/metrics", "/stats"):
             assert http.get(path).status_code == 200
         assert MODEL in http.get("/stats").text

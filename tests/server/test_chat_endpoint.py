@@ -110,4 +110,7 @@ def test_tokenize_and_detokenize(server: Served) -> None:
     answer = http.post("/tokenize", json={"messages": HELLO}).json()
     assert answer["tokens"] == server.engine.render_chat(HELLO)
     assert http.post("/tokenize", json={}).status_code == 400
-    assert http.post("/detokenize", json={"tokens": [-1]}).json()["error"]["param"] == "tokens"
+    for beyond in (-1, 100_000, 2**32, 10**25):
+        refused = http.post("/detokenize", json={"tokens": [1, beyond]})
+        assert refused.status_code == 400 and refused.json()["error"]["param"].startswith("tokens"), refused.text
+        assert "2**" in refused.text or str(beyond) in refused.text
