@@ -60,6 +60,12 @@ def add_to(commands: Any) -> None:
         metavar="S",
         help="seconds that a client may take nothing of its answer, until its request is cancelled (default 60)",
     )
+    parser.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error", "critical"),
+        default="info",
+        help="from info on (the default), a line on stderr for each request; debug has those of /health and /metrics too",
+    )
     add_access_options(parser)
     parser.add_argument(
         "--idle",
@@ -110,6 +116,7 @@ def _config(arguments: argparse.Namespace) -> ServerConfig:
         max_queue=arguments.max_queue,
         drain_s=arguments.drain,
         write_timeout_s=arguments.write_timeout,
+        log_level=arguments.log_level,
         **access_of(arguments),
     )
 

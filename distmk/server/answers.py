@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from distmk.errors import DistmkError
 from distmk.server.errors import api_error
+from distmk.server.records import record_of
 
 T = TypeVar("T")
 
@@ -77,14 +78,16 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._resources:
             with contextlib.suppress(ClientLeftError):
-                await until_client_leaves(receive, self._send(send))
+                await until_client_leaves(receive, self._send(scope, send))
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async for text in self._events:
                 await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
         except DistmkError as error:
-            body = event(api_error(error).body())
+            known = api_error(error)
+            record_of(scope).error = known.message
+            body = event(known.body())
             await send({"type": "http.response.body", "body": body.encode(), "more_body": True})
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})

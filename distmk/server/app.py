@@ -9,6 +9,7 @@ from distmk.server import chat, completions, operations, tokens
 from distmk.server.errors import install_handlers
 from distmk.server.hosts import HostCheck
 from distmk.server.limits import Limits
+from distmk.server.request_log import RequestLog
 from distmk.server.state import ServerState
 
 
@@ -22,6 +23,7 @@ def build_app(state: ServerState) -> FastAPI:
     config = state.config
     app.add_middleware(Limits, config=config)
     app.add_middleware(HostCheck, config=config)
+    app.add_middleware(RequestLog)
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -29,5 +31,6 @@ def build_app(state: ServerState) -> FastAPI:
             allow_methods=config.allowed_methods,
             allow_headers=config.allowed_headers,
             allow_credentials=config.allow_credentials,
+            expose_headers=["X-Request-Id"],
         )
     return app

@@ -85,7 +85,7 @@ class _Answer:
 
     async def whole(self) -> Response:
         choices = [self._whole(choice) for choice in await collect(self._running)]
-        answer = ENDPOINT.head(self._state.config.served_model_name)
+        answer = ENDPOINT.head(self._state.config.served_model_name, self._running.record.id)
         if self._body.prompt_logprobs is not None:
             answer["prompt_logprobs"] = prompt_logprobs(self._state.tokenizer, self._running.prompt_logprobs(0))
         return JSONResponse({**answer, "choices": choices, "usage": self._running.usage()})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from distmk.server.answers import EventStream, event, whole_answer
 from distmk.server.errors import ApiError
 from distmk.server.generation import Generation, generation, naming
 from distmk.server.logprobs import TokenLogprobs
+from distmk.server.records import record_of
 from distmk.server.requests import Generating, StreamOptions
 from distmk.server.state import ServerState
 from distmk.serving.sampling import SamplingParams, TokenOutput
@@ -51,11 +51,11 @@ class Endpoint:
     prompt: str
     logprobs: str = "logprobs"
 
-    def head(self, model: str, is_piece: bool = False) -> dict[str, Any]:
+    def head(self, model: str, request_id: str, is_piece: bool = False) -> dict[str, Any]:
         """What every answer, and every piece of one, begins with."""
         kind = self.piece_kind if is_piece else self.kind
         return {
-            "id": f"{self.id_prefix}-{uuid.uuid4().hex}",
+            "id": f"{self.id_prefix}-{request_id}",
             "object": kind,
             "created": int(time.time()),
             "model": model,
@@ -84,11 +84,13 @@ async def respond(
     """Generate for `prompts`, and answer whole or as a stream. ApiError: they cannot be served, or too many wait."""
     async with AsyncExitStack() as stack:
         with naming(endpoint.prompt, logprobs=endpoint.logprobs):
-            running = await stack.enter_async_context(generation(state, prompts, make_params()))
+            running = await stack.enter_async_context(
+                generation(state, prompts, make_params(), record_of(request.scope))
+            )
         answer = make_answer(running)
         if not body.stream:
             return await whole_answer(request, answer.whole())
-        beginning = endpoint.head(state.config.served_model_name, is_piece=True)
+        beginning = endpoint.head(state.config.served_model_name, running.record.id, is_piece=True)
         return EventStream(_events(running, beginning, answer.piece, body.options), stack.pop_all())
 
 

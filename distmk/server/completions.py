@@ -110,7 +110,7 @@ class _Answer:
 
     async def whole(self) -> Response:
         choices = [self._whole(choice) for choice in await collect(self._running)]
-        answer = ENDPOINT.head(self._state.config.served_model_name)
+        answer = ENDPOINT.head(self._state.config.served_model_name, self._running.record.id)
         return JSONResponse({**answer, "choices": choices, "usage": self._running.usage()})
 
     def _whole(self, choice: Choice) -> dict[str, Any]:

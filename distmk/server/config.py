@@ -25,6 +25,7 @@ class ServerConfig:
     header_timeout_s: float = 10.0  # until a request's header is complete
     body_timeout_s: float = 30.0  # until its body is
     write_timeout_s: float = 60.0  # without a client taking anything of an answer
+    log_level: str = "info"
     drain_s: float = 30.0  # after SIGTERM, until what is still running is cut off
     watch_s: float = 0.5  # between looks at an idle engine
     engine_error_s: float = 1.0  # for which /health tells that the engine has ended, before the server does

@@ -9,8 +9,10 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from distmk.errors import DistmkError, UsageError, one_line, shown
+from distmk.server.records import record_of
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -37,7 +39,10 @@ class ApiError(HTTPException):
         kind = _TYPES.get(self.status, default)
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
+    def response(self, scope: Scope | None = None) -> JSONResponse:
+        """The answer to the request of `scope`, whose line in the log tells the error."""
+        if scope is not None:
+            record_of(scope).error = self.message
         return JSONResponse(self.body(), self.status, self.headers)
 
 
@@ -57,26 +62,31 @@ def install_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def known(request: Request, error: ApiError) -> JSONResponse:
-        return error.response()
+        return error.response(request.scope)
 
     @app.exception_handler(DistmkError)
     async def engine(request: Request, error: DistmkError) -> JSONResponse:
-        return api_error(error).response()
+        return api_error(error).response(request.scope)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
         message = str(error.detail)
         if error.status_code == 404:
             message = f"there is no {request.method} {shown(request.url.path)[1:-1]}"
-        return ApiError(error.status_code, message, headers=error.headers).response()
+        return ApiError(error.status_code, message, headers=error.headers).response(request.scope)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return _invalid(error.errors()[0]).response()
+        return _invalid(error.errors()[0]).response(request.scope)
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> JSONResponse:
-        return ApiError(500, f"a bug of the server: {type(error).__name__}").response()
+        return bug_error(error).response()
+
+
+def bug_error(error: Exception) -> ApiError:
+    """The answer to a request that met a bug of the server."""
+    return ApiError(500, f"a bug of the server: {type(error).__name__}")
 
 
 def _invalid(error: Mapping[str, Any]) -> ApiError:

@@ -12,6 +12,7 @@ from typing import TypeVar
 from distmk.errors import DistmkError, UsageError
 from distmk.server.errors import ApiError, api_error
 from distmk.server.metrics import RequestTimes
+from distmk.server.records import RequestRecord
 from distmk.server.state import ServerState
 from distmk.serving.async_llm import TokenStream
 from distmk.serving.sampling import Logprob, SamplingParams, TokenOutput
@@ -75,15 +76,21 @@ class Generation:
     """The completions of a request's prompts; choice number = prompt's number * n + completion's number."""
 
     def __init__(
-        self, state: ServerState, stream: TokenStream, prompts: list[list[int]], params: SamplingParams
+        self,
+        state: ServerState,
+        stream: TokenStream,
+        prompts: list[list[int]],
+        params: SamplingParams,
+        record: RequestRecord,
     ) -> None:
         self._state = state
         self._stream = stream
         self.prompts = prompts
         self.params = params
+        self.record = record
         now_s = time.perf_counter()
         self._times = [RequestTimes(now_s) for _ in range(self.num_choices)]
-        self._ended: set[int] = set()
+        self._reasons: dict[int, str] = {}  # of the completions that have ended
 
     @property
     def num_choices(self) -> int:
@@ -111,7 +118,7 @@ class Generation:
                 if output.finish_reason != "abort":
                     metrics.token(times, now_s)
                 if output.finish_reason is not None:
-                    self._ended.add(output.index)
+                    self._reasons[output.index] = output.finish_reason
                     metrics.ended(times, output.finish_reason)
             yield outputs
 
@@ -124,14 +131,20 @@ class Generation:
             raise
 
     def close(self) -> None:
-        """Count the completions that did not end."""
+        """Count the completions that did not end, and note for the log what came of all."""
         for index, times in enumerate(self._times):
-            if index not in self._ended:
+            if index not in self._reasons:
                 self._state.metrics.ended(times, "abort")
+        self.record.prompt_tokens = sum(map(len, self.prompts))
+        self.record.output_tokens = sum(times.num_tokens for times in self._times)
+        self.record.finish_reasons = [self._reasons.get(index, "abort") for index in range(self.num_choices)]
+        self.record.first_token_s = min((t.first_s for t in self._times if t.first_s is not None), default=None)
 
 
 @contextlib.asynccontextmanager
-async def generation(state: ServerState, prompts: list[list[int]], params: SamplingParams) -> AsyncIterator[Generation]:
+async def generation(
+    state: ServerState, prompts: list[list[int]], params: SamplingParams, record: RequestRecord
+) -> AsyncIterator[Generation]:
     """Completions under way; the end of the block cancels those that have not ended.
 
     UsageError: they cannot be served. ApiError: too many wait.
@@ -140,7 +153,7 @@ async def generation(state: ServerState, prompts: list[list[int]], params: Sampl
         async with state.llm.submit(prompts, params) as stream:
             for prompt in prompts:
                 state.metrics.submitted(len(prompt), params.max_tokens, params.n)
-            running = Generation(state, stream, prompts, params)
+            running = Generation(state, stream, prompts, params, record)
             try:
                 yield running
             finally:

@@ -38,7 +38,7 @@ class HostCheck:
             try:
                 self._check(Headers(scope=scope))
             except ApiError as error:
-                return await error.response()(scope, receive, send)
+                return await error.response(scope)(scope, receive, send)
         await self._app(scope, receive, send)
 
     def _check(self, headers: Headers) -> None:

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from distmk.server.config import ServerConfig
 from distmk.server.errors import ApiError
 
-_OPEN = ("/", "/health", "/metrics", "/stats", "/version")  # without a key, as in vLLM
+OPEN_PATHS = ("/", "/health", "/metrics", "/stats", "/version")  # without a key, as in vLLM
 _SILENCE_S = 2.0  # after which a client that neither sends more of a refused body nor leaves is cut off
 
 
@@ -37,7 +37,7 @@ class Limits:
         finally:
             self._num_bytes -= held.num_bytes
         if refusal is not None:
-            await self._refuse(refusal, receive, send)
+            await self._refuse(refusal, scope, receive, send)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send, held: _Held) -> ApiError | None:
         """Let the application answer, unless the result is a reason not to."""
@@ -53,7 +53,7 @@ class Limits:
         return None
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
-        if not self._keys or scope["path"] in _OPEN or scope["method"] == "OPTIONS":
+        if not self._keys or scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
         given = _digest(key.strip().encode("latin-1"))
@@ -89,12 +89,12 @@ class Limits:
         except TimeoutError:
             raise ApiError(408, f"the body was not complete after {limit_s:g} s; send it faster") from None
 
-    async def _refuse(self, error: ApiError, receive: Receive, send: Send) -> None:
+    async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, and drop the rest of the body: many clients send all of it before they read.
 
         A connection that is closed while its client still sends is reset, and the answer may be lost with it.
         """
-        answer = error.response()
+        answer = error.response(scope)
         answer.headers["connection"] = "close"
         await send({"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers})
         await send({"type": "http.response.body", "body": answer.body, "more_body": True})

@@ -23,6 +23,7 @@ from distmk.server.app import build_app
 from distmk.server.bodies import fitting_body_bytes
 from distmk.server.config import ServerConfig
 from distmk.server.connections import BoundedConnection, bounded
+from distmk.server.request_log import logging_from
 from distmk.server.state import ServerState
 from distmk.serving.async_llm import AsyncLLM
 from distmk.serving.engine_client import EngineClient
@@ -63,7 +64,8 @@ def serve(llm: EngineClient, config: ServerConfig, bound: socket.socket) -> None
     a second signal ends them at once. Interrupted: it was Ctrl-C. DistmkError: the engine has ended.
     """
     server = Server(llm, config, bound)
-    server.run(sockets=[bound])
+    with logging_from(config.log_level):
+        server.run(sockets=[bound])
     if server.state.engine_error is not None:
         raise server.state.engine_error.with_traceback(None)
     if server.interrupted:

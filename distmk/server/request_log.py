@@ -1,0 +1,120 @@
+"""The server's log: one line a request, and the traceback of a bug, with the request's id."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterator
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from distmk.console import escaped, tell_lines
+from distmk.server.errors import bug_error
+from distmk.server.limits import OPEN_PATHS
+from distmk.server.records import RequestRecord, record_of
+
+_LOGGER = logging.getLogger("distmk.server")
+_MAX_LINES = 10_000  # that wait to be written; further ones are lost
+_CLOSE_S = 1.0  # for the last lines
+
+
+class RequestLog:
+    """ASGI middleware. The answer carries the request's id as X-Request-Id.
+
+    Lines have the level info, those of status 500 and above error, and answers to whoever watches the server debug.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        record = record_of(scope)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                headers = [*message.get("headers", ()), (b"x-request-id", record.id.encode())]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:  # a bug of ours
+            _LOGGER.exception("id=%s met a bug of the server", record.id)
+            answer = bug_error(error)
+            record.error = answer.message
+            if not record.status:
+                await answer.response()(scope, receive, send_with_id)
+        finally:
+            _log(scope, record)
+
+
+def _log(scope: Scope, record: RequestRecord) -> None:
+    level = logging.ERROR if record.status >= 500 else logging.INFO
+    if scope["path"] in OPEN_PATHS and record.status < 400:
+        level = logging.DEBUG
+    if _LOGGER.isEnabledFor(level):
+        _LOGGER.log(level, "%s", _line(scope, record, time.perf_counter()))
+
+
+def _line(scope: Scope, record: RequestRecord, now_s: float) -> str:
+    first_s = record.first_token_s
+    fields = {
+        "id": record.id,
+        "prompt_tokens": record.prompt_tokens,
+        "output_tokens": record.output_tokens,
+        "finish_reason": ",".join(dict.fromkeys(record.finish_reasons)) or None,
+        "first_token_ms": None if first_s is None else f"{1e3 * (first_s - record.began_s):.1f}",
+        "total_ms": f"{1e3 * (now_s - record.began_s):.1f}",
+        "error": None if record.error is None else json.dumps(record.error, ensure_ascii=False),
+    }
+    path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")[:200]
+    shown = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
+    return escaped(f"{scope['method']} {path} {record.status} {shown}")
+
+
+@contextlib.contextmanager
+def logging_from(level: str) -> Iterator[None]:
+    """Write the log, from `level` on, to stderr for the length of the block."""
+    handler = _LineWriter()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    before = _LOGGER.level, _LOGGER.propagate
+    _LOGGER.setLevel(level.upper())
+    _LOGGER.propagate = False
+    _LOGGER.addHandler(handler)
+    try:
+        yield
+    finally:
+        _LOGGER.removeHandler(handler)
+        handler.close()
+        _LOGGER.level, _LOGGER.propagate = before
+
+
+class _LineWriter(logging.Handler):
+    """Writes in a thread, as the event loop must not wait for whoever reads the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: queue.Queue[str | None] = queue.Queue(_MAX_LINES)
+        self._thread = threading.Thread(target=self._write, name="distmk-log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(self.format(record))
+
+    def close(self) -> None:
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(None)
+        self._thread.join(_CLOSE_S)
+        super().close()
+
+    def _write(self) -> None:
+        while (line := self._lines.get()) is not None:
+            tell_lines(f"{line}\n")
