@@ -139,6 +139,17 @@ def test_access_options(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fields["api_keys"] == ("é b", "env-key") and fields["allow_credentials"] is True
 
 
+def test_options_reach_the_server(tiny_model: Path) -> None:
+    from distmk.cli import serve_command
+
+    parser = argparse.ArgumentParser()
+    serve_command.add_to(parser.add_subparsers())
+    given = ["--write-timeout", "5", "--log-level", "warning", "--allowed-hosts", "*", "--host", "::1"]
+    config = serve_command._config(parser.parse_args(["serve", str(tiny_model), *given]))
+    assert (config.write_timeout_s, config.log_level) == (5, "warning")
+    assert (config.allowed_hosts, config.host, config.allowed_origins) == (("*",), "::1", ())
+
+
 def test_a_port_that_is_taken(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from distmk.cli import main
 
