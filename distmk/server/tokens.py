@@ -31,8 +31,10 @@ def router(state: ServerState) -> APIRouter:
             prompt = body.prompt or ""
             with naming("prompt", only_prompt=True):
                 ids = await off_loop(lambda: state.llm.encode(prompt), len(prompt))
-        texts = {"token_strs": [token_text(state.tokenizer, i) for i in ids]} if body.return_token_strs else {}
-        return {"count": len(ids), "max_model_len": state.max_model_len, "tokens": ids, **texts}
+        answer = {"count": len(ids), "max_model_len": state.max_model_len, "tokens": ids}
+        if body.return_token_strs:
+            answer["token_strs"] = await off_loop(lambda: [token_text(state.tokenizer, i) for i in ids], len(ids))
+        return answer
 
     @routes.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:

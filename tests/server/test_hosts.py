@@ -69,7 +69,14 @@ def test_one_of_several_hosts(server: Served) -> None:
 
 
 def test_allowed_hosts(opened: Served) -> None:
-    for host in ("llm.example.com:8000", "llm.example.com.", "a.lab.example.org", "A.b.LAB.example.org", "localhost", "10.0.0.1"):
+    for host in (
+        "llm.example.com:8000",
+        "llm.example.com.",
+        "a.lab.example.org",
+        "A.b.LAB.example.org",
+        "localhost",
+        "10.0.0.1",
+    ):
         assert ask(opened, host).status_code == 200
     for host in ("example.com", "lab.example.org", "evil.com", "xlab.example.org", "llm.example.com.evil.com"):
         assert ask(opened, host).status_code == 403

@@ -64,6 +64,9 @@ BODIES: dict[str, tuple[str, bytes, int, str | None]] = {
     "floats": (COMPLETIONS, body(prompt=many(b"0.1", 500_000)), 400, "prompt"),
     "long text": (COMPLETIONS, body(prompt=b'"%s"' % TEXT), 400, "prompt"),
     "text to count": ("/tokenize", body(prompt=b'"%s"' % TEXT), 200, None),
+    "text to spell": ("/tokenize", body(prompt=b'"%s"' % TEXT, return_token_strs=b"true"), 200, None),
+    "a prompt to echo": (COMPLETIONS, body(prompt=many(b"1", CONTEXT - 1), max_tokens=b"1", echo=b"true"), 200, None),
+    "ids to decode": ("/detokenize", body(tokens=many(b"1", CONTEXT)), 200, None),
     "digits": (COMPLETIONS, body(prompt=b'"%s"' % (b"7" * (2 * MIB - 1000))), 400, "prompt"),
     "fewer digits": (COMPLETIONS, body(prompt=b'"%s"' % (b"7" * 900_000)), 400, "prompt"),
     "escapes": (COMPLETIONS, body(prompt=b'"%s"' % (b"\\n" * (MIB - 1000))), 400, "prompt"),
@@ -106,7 +109,7 @@ def health(server: Served) -> Iterator[list[float]]:
 def test_health_answers_meanwhile(large: Served, name: str) -> None:
     path, raw, status, param = BODIES[name]
     slowest_s = []
-    for _ in range(4):  # a busy machine may hold up some
+    for _ in range(6):  # a busy machine may hold up some
         with health(large) as times_s:
             time.sleep(0.01)
             got, answer = ask(large, path, raw)
