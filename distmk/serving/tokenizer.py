@@ -68,7 +68,7 @@ class Tokenizer:
             if is_short:
                 encoded = self._inner.encode(text, add_special_tokens=add_special)
             else:  # which releases the GIL, as `encode` does not
-                encoded = self._inner.encode_batch_fast([text], add_special_tokens=add_special)[0]
+                encoded = self._inner.encode_batch([text], add_special_tokens=add_special)[0]
         ids: list[int] = encoded.ids
         if not add_special:
             return ids
