@@ -102,7 +102,7 @@ def shown(value: object, max_chars: int = 60) -> str:
 
 
 def _beginning(value: object, num_left: list[int]) -> object:
-    """As much of `value` as its text shows, of which each of `num_left` items has a character at least."""
+    """The beginning of `value`: at most `num_left` items, each of which has at least one character in a text."""
     if isinstance(value, str | bytes):
         return value[:1000]
     if type(value) is list:

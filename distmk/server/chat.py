@@ -57,7 +57,7 @@ async def render(
 
 
 def _size(message: Mapping[str, Any]) -> int:
-    """Characters, nearly, and those of the template around them; a list counts as long."""
+    """Characters of a message and of the template around it, nearly. A list counts as long."""
     content = message.get("content")
     return 32 + (len(content) if isinstance(content, str) else THREAD_CHARS if content else 0)
 

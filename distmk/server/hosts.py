@@ -1,7 +1,7 @@
-"""Which names and web pages a server answers to: without keys, a page that a browser shows must not reach it by a trick.
+"""The check of the headers Host and Origin: a stranger's web page must not use a server without keys through a browser.
 
-A page of another site may let its own name point to this machine (DNS rebinding); its requests then look like those of the
-server's own page but for the header Host. A page may also ask directly, which the header Origin tells.
+A page may let its own name point to this machine (DNS rebinding). Its requests then look like the server's own page's, except
+for the header Host. A page may also ask the server directly. The header Origin tells that.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from distmk.server.errors import ApiError
 
 
 class HostCheck:
-    """ASGI middleware. Requests for a host that is not served, or from a page of another site, get status 403.
+    """ASGI middleware. Requests for a host that is not served, or from another site's page, get status 403.
 
-    Served are addresses, names without a dot and those that end in .localhost, none of which a stranger can let point here.
-    The name that the server listens on, this machine's name and `allowed_hosts` are served too. Pages are those of the server's
-    own origin, and of `allowed_origins`. A server with API keys checks the host only if `allowed_hosts` are given, and no
-    origin: a stranger's page has no key.
+    Addresses, names without a dot and names that end in .localhost are served: no stranger can let them point here. So are the
+    name that the server listens on, this machine's name and `allowed_hosts`. Pages of the server's own origin may ask, and
+    pages of `allowed_origins`. With API keys, the host is checked only if `allowed_hosts` are given, and no origin: a
+    stranger's page has no key.
     """
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:

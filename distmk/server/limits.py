@@ -24,7 +24,7 @@ class Limits:
         self._app = app
         self._config = config
         self._num_bytes = 0  # of the bodies of all requests that are under way
-        # What is not ASCII, some clients send as UTF-8, others as Latin-1.
+        # Some clients send letters beyond ASCII as UTF-8, others as Latin-1.
         spelled = {key.encode(encoding) for key in config.api_keys for encoding in ("utf-8", "latin-1")}
         self._keys = [_digest(key) for key in sorted(spelled)]
 

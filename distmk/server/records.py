@@ -1,4 +1,4 @@
-"""What is known of one request: its id, and what its line in the log says."""
+"""The record of one request: its id, and the content of its line in the log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 @dataclass
 class RequestRecord:
-    """Times are in seconds of `time.perf_counter`; token counts and finish reasons are those of all completions."""
+    """Times are in seconds of `time.perf_counter`. Token counts and finish reasons cover all completions."""
 
     id: str
     began_s: float = field(default_factory=time.perf_counter)

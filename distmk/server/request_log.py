@@ -25,7 +25,7 @@ _CLOSE_S = 1.0  # for the last lines
 class RequestLog:
     """ASGI middleware. The answer carries the request's id as X-Request-Id.
 
-    Lines have the level info, those of status 500 and above error, and answers to whoever watches the server debug.
+    A line has the level info, error from status 500 on, and debug for /health and the other open paths.
     """
 
     def __init__(self, app: ASGIApp) -> None:

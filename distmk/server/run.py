@@ -35,8 +35,10 @@ _CUT_OFF_S = 5.0  # for requests to end after their connections were broken
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens on an address, claimed before a model is loaded: of two servers that start on one port, the second
-    one is refused at once. Clients that come early wait. UsageError: the address cannot be had.
+    """A socket that listens on an address, which is claimed before a model is loaded.
+
+    The second of two servers that start on one port is refused at once. Clients that come early wait. UsageError: the address
+    cannot be had.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]

@@ -21,7 +21,7 @@ class TextPerToken:
     """The most text that one token of a tokenizer stands for.
 
     `max_size`: bytes (`in_bytes`) or characters of the longest token. `lost_bytes`: bytes that become no token. `max_shrink`:
-    by which normalizing may shorten text that is not ASCII. `drops_blanks`: special tokens take the blanks beside them.
+    the factor by which normalizing may shorten text beyond ASCII. `drops_blanks`: special tokens take the blanks beside them.
     """
 
     max_size: int
@@ -70,7 +70,7 @@ def text_per_token(inner: tokenizers.Tokenizer, byte_level: Mapping[str, int]) -
 
 
 def _parts(component: Any, list_name: str) -> Iterator[dict[str, Any]]:
-    """The settings of a normalizer or pre-tokenizer, or of those that it puts in sequence."""
+    """The settings of a normalizer or pre-tokenizer; for a sequence, the settings of its members."""
 
     def flat(settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if settings["type"] != "Sequence":
