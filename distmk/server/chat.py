@@ -80,18 +80,16 @@ class _Answer:
         choices = [self._whole(choice) for choice in await collect(self._running)]
         answer = ENDPOINT.head(self._state.config.served_model_name)
         if self._body.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = prompt_logprobs(self._state.tokenizer, self._running.prompt_logprobs(0))
+            answer["prompt_logprobs"] = prompt_logprobs(self._running.prompt_logprobs(0))
         return JSONResponse({**answer, "choices": choices, "usage": self._running.usage()})
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None, "annotations": []}
-        logprobs = self._logprobs(choice)
-        made = {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+        made = {"index": choice.index, "message": message, "logprobs": self._logprobs(choice), **choice.ending}
         return made | self._ids(choice)
 
     def piece(self, output: TokenOutput) -> dict[str, Any] | None:
-        choice = Choice(output.index)
-        choice.add(output)
+        choice = Choice.of(output)
         logprobs, ids = self._logprobs(choice), self._ids(choice)
         begins = output.index not in self._begun
         if not (begins or output.text or output.finish_reason or ids or logprobs):
@@ -100,13 +98,12 @@ class _Answer:
         delta: dict[str, Any] = {"role": "assistant"} if begins else {}
         if begins or output.text:
             delta["content"] = output.text
-        made = {"index": output.index, "delta": delta, "logprobs": logprobs, "finish_reason": output.finish_reason}
-        return made | ids
+        return {"index": output.index, "delta": delta, "logprobs": logprobs, **choice.ending} | ids
 
     def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
         if not self._body.logprobs:
             return None
-        return chat_logprobs(self._state.tokenizer, choice.tokens, self._body.top_logprobs or 0)
+        return chat_logprobs(choice.scored, self._body.top_logprobs or 0)
 
     def _ids(self, choice: Choice) -> dict[str, Any]:
-        return {"token_ids": [token_id for token_id, _ in choice.tokens]} if self._body.return_token_ids else {}
+        return {"token_ids": choice.token_ids} if self._body.return_token_ids else {}

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TypeVar
 
 from distmk.errors import DistmkError, UsageError
@@ -72,15 +72,25 @@ def fit_max_tokens(
 
 
 class Generation:
-    """The completions of a request's prompts; choice number = prompt's number * n + completion's number."""
+    """The completions of a request's prompts; choice number = prompt's number * n + completion's number.
+
+    `only_prompt`: nothing but the prompts is asked for (max_tokens: 0 with echo). The one token that an engine cannot do without
+    is neither shown nor counted.
+    """
 
     def __init__(
-        self, state: ServerState, stream: TokenStream, prompts: list[list[int]], params: SamplingParams
+        self,
+        state: ServerState,
+        stream: TokenStream,
+        prompts: list[list[int]],
+        params: SamplingParams,
+        only_prompt: bool,
     ) -> None:
         self._state = state
         self._stream = stream
         self.prompts = prompts
         self.params = params
+        self._only_prompt = only_prompt
         now_s = time.perf_counter()
         self._times = [RequestTimes(now_s) for _ in range(self.num_choices)]
         self._ended: set[int] = set()
@@ -98,7 +108,8 @@ class Generation:
 
     def usage(self) -> dict[str, int]:
         """Token counts so far, in OpenAI's form."""
-        prompt, new = sum(map(len, self.prompts)), sum(times.num_tokens for times in self._times)
+        prompt = sum(map(len, self.prompts))
+        new = 0 if self._only_prompt else sum(times.num_tokens for times in self._times)
         return {"prompt_tokens": prompt, "total_tokens": prompt + new, "completion_tokens": new}
 
     async def outputs(self) -> AsyncIterator[list[TokenOutput]]:
@@ -113,7 +124,13 @@ class Generation:
                 if output.finish_reason is not None:
                     self._ended.add(output.index)
                     metrics.ended(times, output.finish_reason)
-            yield outputs
+            yield [self._shown(output) for output in outputs]
+
+    def _shown(self, output: TokenOutput) -> TokenOutput:
+        if not self._only_prompt:
+            return output
+        reason = "abort" if output.finish_reason == "abort" else "length"
+        return replace(output, token_id=-1, text="", finish_reason=reason, stop_reason=None)
 
     async def _until_error(self) -> AsyncIterator[list[TokenOutput]]:
         try:
@@ -131,16 +148,18 @@ class Generation:
 
 
 @contextlib.asynccontextmanager
-async def generation(state: ServerState, prompts: list[list[int]], params: SamplingParams) -> AsyncIterator[Generation]:
-    """Completions under way; the end of the block cancels those that have not ended.
+async def generation(
+    state: ServerState, prompts: list[list[int]], params: SamplingParams, only_prompt: bool = False
+) -> AsyncIterator[Generation]:
+    """Completions under way; the end of the block cancels those that have not ended. `only_prompt`: see `Generation`.
 
     UsageError: they cannot be served. ApiError: too many wait.
     """
     with state.admit(len(prompts) * params.n):
         async with state.llm.submit(prompts, params) as stream:
             for prompt in prompts:
-                state.metrics.submitted(len(prompt), params.max_tokens, params.n)
-            running = Generation(state, stream, prompts, params)
+                state.metrics.submitted(len(prompt), params.max_tokens or state.max_model_len, params.n)
+            running = Generation(state, stream, prompts, params, only_prompt)
             try:
                 yield running
             finally:

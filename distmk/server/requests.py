@@ -21,7 +21,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
     "use_beam_search": (False,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
     "service_tier": ("auto", "default"),
@@ -74,6 +73,7 @@ class Generating(_Body):
     stop: Annotated[list[str] | None, BeforeValidator(_a_list)] = None
     stop_token_ids: list[Strict] | None = None
     include_stop_str_in_output: Flag | None = None
+    skip_special_tokens: Flag | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     repetition_penalty: Number | None = None
@@ -86,6 +86,11 @@ class Generating(_Body):
     return_token_ids: Flag = False  # vLLM's: the ids beside the text
     user: str | None = None  # no effect
     metadata: dict[str, str] | None = None  # no effect
+
+    @property
+    def only_prompt(self) -> bool:
+        """Whether nothing is to be generated."""
+        return False
 
     @property
     def options(self) -> StreamOptions:
@@ -107,6 +112,7 @@ _SAMPLING = (
     "stop",
     "stop_token_ids",
     "include_stop_str_in_output",
+    "skip_special_tokens",
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
@@ -122,6 +128,10 @@ class CompletionRequest(Generating):
     prompt: Any = None
     echo: Flag = False
     logprobs: Strict | None = None  # the number of top log probabilities beside the chosen token's
+
+    @property
+    def only_prompt(self) -> bool:
+        return self.echo and self.max_tokens == 0
 
 
 Messages = list[dict[str, Any]]

@@ -10,9 +10,9 @@ from distmk.errors import UsageError
 from distmk.server.chat import render
 from distmk.server.errors import ApiError
 from distmk.server.generation import naming, off_loop
-from distmk.server.logprobs import token_text
 from distmk.server.requests import DetokenizeRequest, TokenizeRequest
 from distmk.server.state import ServerState
+from distmk.serving.token_speller import token_strings
 
 
 def router(state: ServerState) -> APIRouter:
@@ -30,8 +30,10 @@ def router(state: ServerState) -> APIRouter:
             prompt = body.prompt or ""
             with naming("prompt", only_prompt=True):
                 ids = await off_loop(lambda: state.llm.encode(prompt), len(prompt))
-        texts = {"token_strs": [token_text(state.tokenizer, i) for i in ids]} if body.return_token_strs else {}
-        return {"count": len(ids), "max_model_len": state.max_model_len, "tokens": ids, **texts}
+        answer: dict[str, Any] = {"count": len(ids), "max_model_len": state.max_model_len, "tokens": ids}
+        if body.return_token_strs and (tokenizer := state.tokenizer) is not None:
+            answer["token_strs"] = await off_loop(lambda: token_strings(tokenizer, ids), 4 * len(ids))
+        return answer
 
     @routes.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:

@@ -69,7 +69,9 @@ def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI, echo: b
             assert choice.logprobs is not None
             assert choice.logprobs.tokens == tokens[choice.index]
             assert choice.logprobs.text_offset == offsets[choice.index]
-            assert all(len(top) == logprobs for top in choice.logprobs.top_logprobs or [] if top is not None)
+            found = choice.logprobs
+            for token, top in list(zip(found.tokens or [], found.top_logprobs or [], strict=True))[int(echo) :]:
+                assert len(top) == max(1, logprobs) or (len(top) == logprobs + 1 and min(top.values()) == top[token])
             assert (choice.logprobs.token_logprobs[0] is None) == echo
     assert usage == whole.usage
     first, second = whole.choices[0], whole.choices[1]
