@@ -60,11 +60,12 @@ def _params(state: ServerState, body: ChatRequest, ids: list[int]) -> SamplingPa
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if asked is not None and asked < 1:
         raise ApiError(400, f"{name} is {asked}; expected 1 or more", name)
-    max_tokens = fit_max_tokens(asked, None, [ids], state, ("messages", name))
+    defaults = state.sampling_defaults
+    max_tokens = fit_max_tokens(asked, defaults.get("max_tokens"), [ids], state, ("messages", name))
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
     num_top = (body.top_logprobs or 0) if body.logprobs else None
-    return body.sampling_params(max_tokens=max_tokens, logprobs=num_top, prompt_logprobs=body.prompt_logprobs)
+    return body.sampling_params(defaults, max_tokens=max_tokens, logprobs=num_top, prompt_logprobs=body.prompt_logprobs)
 
 
 class _Answer:

@@ -92,11 +92,13 @@ def _params(state: ServerState, body: CompletionRequest, ids: list[list[int]]) -
     asked = 1 if body.only_prompt else body.max_tokens
     if asked is not None and asked < 1:
         raise ApiError(400, f"max_tokens is {asked}; expected 1 or more (0 only with echo)", "max_tokens")
-    max_tokens = fit_max_tokens(asked, DEFAULT_COMPLETION_TOKENS, ids, state, ("prompt", "max_tokens"))
+    defaults = state.sampling_defaults
+    usual = defaults.get("max_tokens", DEFAULT_COMPLETION_TOKENS)
+    max_tokens = fit_max_tokens(asked, usual, ids, state, ("prompt", "max_tokens"))
     of_prompt = body.prompt_logprobs
     if of_prompt is None and body.echo:
         of_prompt = body.logprobs
-    return body.sampling_params(max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=of_prompt)
+    return body.sampling_params(defaults, max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=of_prompt)
 
 
 class _Answer:

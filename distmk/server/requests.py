@@ -64,7 +64,7 @@ class Generating(_Body):
 
     model: str
     max_tokens: Strict | None = None
-    temperature: Number = 1.0
+    temperature: Number | None = None
     top_p: Number | None = None
     top_k: Strict | None = None
     min_p: Number | None = None
@@ -96,10 +96,10 @@ class Generating(_Body):
     def options(self) -> StreamOptions:
         return self.stream_options or StreamOptions()
 
-    def sampling_params(self, **fields: Any) -> SamplingParams:
-        """The parameters given, and `fields`. UsageError: a value out of range."""
-        given = {name: getattr(self, name) for name in _SAMPLING}
-        return SamplingParams(**{name: value for name, value in (given | fields).items() if value is not None})
+    def sampling_params(self, defaults: Mapping[str, Any], **fields: Any) -> SamplingParams:
+        """The parameters given, `fields`, and the model's `defaults` for others. UsageError: a value out of range."""
+        given = {name: getattr(self, name) for name in _SAMPLING} | fields
+        return SamplingParams(**{**defaults, **{name: value for name, value in given.items() if value is not None}})
 
 
 _SAMPLING = (

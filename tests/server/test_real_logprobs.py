@@ -61,7 +61,7 @@ def test_tokens_are_the_text(rng: np.random.Generator, tmp_path: Path) -> None:
     biases = {str(word): 9.0 for word in range(256, num_tokens - 1)}  # else most tokens would be bytes
     with served(LLM(str(model), num_workers=1, max_model_len=128)) as server, server.http as http:
         ask = {"model": "fake", "max_tokens": 30, "seed": seed, "ignore_eos": True, "logit_bias": biases}
-        for prompt in ("the en 漢s", "s", [257, 256 + 3, 0xE6, 0xBC, 0xA2, 257]):
+        for prompt in ("the en 漢s", "s", [num_tokens - 1], [257, 256 + 3, 0xE6, 0xBC, 0xA2, 257]):
             for echo in (True, False):
                 body = {**ask, "prompt": prompt, "logprobs": 5, "echo": echo, "n": 2}
                 for choice in http.post("/v1/completions", json=body).json()["choices"]:

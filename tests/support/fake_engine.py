@@ -88,6 +88,7 @@ class FakeEngine:
         self.max_model_len = max_model_len
         self.model = "models/fake"
         self.max_num_seqs = max_num_seqs
+        self.sampling_defaults: dict[str, Any] = {"temperature": 1.0}
         self.tick_s = tick_s
         self.says: str | None = None  # what every answer is, instead of random words
         self.num_submitted = 0
