@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -15,6 +14,7 @@ from distmk.server.generation import Generation, fit_max_tokens, naming, off_loo
 from distmk.server.logprobs import chat_logprobs, prompt_logprobs
 from distmk.server.requests import ChatRequest, Messages
 from distmk.server.state import ServerState
+from distmk.serving.chat.messages import ChatOptions
 from distmk.serving.sampling import SamplingParams, TokenOutput
 
 ENDPOINT = Endpoint("chat.completion", "chat.completion.chunk", "chatcmpl", prompt="messages", logprobs="top_logprobs")
@@ -29,7 +29,7 @@ def router(state: ServerState) -> APIRouter:
         state.check_serving()
         state.check_model(body.model)
         check_stream(body)
-        ids = await render(state, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
+        ids = await render(state, body.messages, body.chat_options)
         return await respond(
             ENDPOINT,
             state,
@@ -43,13 +43,16 @@ def router(state: ServerState) -> APIRouter:
     return routes
 
 
-async def render(
-    state: ServerState, messages: Messages, generates: bool, variables: Mapping[str, Any] | None
-) -> list[int]:
-    """Token ids of a conversation. ApiError: the messages are wrong, or the model's template refuses them, or there is none."""
+async def render(state: ServerState, messages: Messages, options: ChatOptions) -> list[int]:
+    """Token ids of a conversation. ApiError: the messages are wrong, or the model's template refuses them, or there is none; or
+    the template comes with the request, and the server does not trust it.
+    """
+    if options["chat_template"] is not None and not state.config.trust_request_chat_template:
+        message = "chat_template is the server's to choose; it takes another with --trust-request-chat-template only"
+        raise ApiError(400, message, "chat_template")
 
     def encode() -> list[int]:
-        return state.llm.llm.render_chat(messages, add_generation_prompt=generates, chat_template_kwargs=variables)
+        return state.llm.llm.render_chat(messages, **options)
 
     with naming("messages", only_prompt=True):
         return await off_loop(encode, sum(len(str(message.get("content"))) for message in messages))

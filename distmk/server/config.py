@@ -11,6 +11,7 @@ class ServerConfig:
 
     served_model_name: str
     api_keys: tuple[str, ...] = ()  # none: every client may ask
+    trust_request_chat_template: bool = False  # templates of requests are rendered, instead of the model's
     max_queue: int = 256  # sequences that may wait; more are refused with status 429
     max_body_bytes: int = 8 << 20
     max_bodies_bytes: int = 256 << 20  # of all requests together

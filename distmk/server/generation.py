@@ -21,7 +21,8 @@ T = TypeVar("T")
 _THREAD_CHARS = 8192
 """Texts from this length on are encoded in a thread, as the event loop would stand still for milliseconds."""
 
-_NAMES = {field.name: field.name for field in fields(SamplingParams)} | {"chat_template_kwargs": "chat_template_kwargs"}
+_CHAT_NAMES = ("chat_template", "chat_template_kwargs", "continue_final_message")
+_NAMES = {name: name for name in (*(field.name for field in fields(SamplingParams)), *_CHAT_NAMES)}
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from distmk.serving.chat.messages import ChatOptions
 from distmk.serving.sampling import SamplingParams
 
 # Parameters that this server does not have, with the values that ask for nothing.
@@ -138,25 +139,39 @@ Messages = list[dict[str, Any]]
 """Messages of a chat, which the engine checks and its chat template reads."""
 
 
-class ChatRequest(Generating):
+class _Rendering(_Body):
+    """vLLM's parameters that say how messages become a prompt, as in `ChatOptions`."""
+
+    add_generation_prompt: Flag = True
+    continue_final_message: Flag = False
+    chat_template: str | None = None  # only if the server trusts its clients' templates
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def chat_options(self) -> ChatOptions:
+        return {
+            "add_generation_prompt": self.add_generation_prompt,
+            "continue_final_message": self.continue_final_message,
+            "chat_template": self.chat_template,
+            "chat_template_kwargs": self.chat_template_kwargs,
+        }
+
+
+class ChatRequest(Generating, _Rendering):
     """/v1/chat/completions."""
 
     messages: Messages
     max_completion_tokens: Strict | None = None
     logprobs: Flag = False
     top_logprobs: Strict | None = None
-    add_generation_prompt: Flag = True
-    chat_template_kwargs: dict[str, Any] | None = None
 
 
-class TokenizeRequest(_Body):
+class TokenizeRequest(_Rendering):
     """vLLM's /tokenize: a prompt, or the messages of a chat."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
-    add_generation_prompt: Flag = True
-    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: Flag = False
 
 

@@ -25,7 +25,7 @@ def router(state: ServerState) -> APIRouter:
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "expected either prompt or messages", "prompt")
         if body.messages is not None:
-            ids = await render(state, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
+            ids = await render(state, body.messages, body.chat_options)
         else:
             prompt = body.prompt or ""
             with naming("prompt", only_prompt=True):

@@ -84,6 +84,15 @@ def test_only_the_prompts_log_probabilities(client: openai.OpenAI) -> None:
     choice = answer.choices[0]
     assert choice.text == "the cat"
     assert choice.logprobs is not None and choice.logprobs.tokens == ["t", "h", "e", " cat"]
+    assert choice.logprobs.text_offset == [0, 1, 2, 3] and choice.finish_reason == "length"
+    assert answer.usage is not None and (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (4, 0)
+    settings = {"model": MODEL, "prompt": "the cat", "max_tokens": 0, "echo": True, "stream": True}
+    *pieces, last = client.completions.create(
+        **settings, stream_options={"include_usage": True}, extra_body={"return_token_ids": True, "stop": ["a"]}
+    )
+    assert [piece.choices[0].text for piece in pieces] == ["the cat"] and pieces[0].choices[0].token_ids == []
+    assert pieces[0].choices[0].finish_reason == "length"
+    assert last.usage is not None and last.usage.completion_tokens == 0
 
 
 def test_prompt_logprobs(client: openai.OpenAI, server: Served) -> None:

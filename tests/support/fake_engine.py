@@ -166,7 +166,10 @@ class FakeEngine:
         if said[-1] == "refuse me":
             raise UsageError("the chat template refuses the messages")
         text = "".join(f"{message['role']}: {content}\n" for message, content in zip(messages, said, strict=True))
-        return self.tokenizer.encode(text + ("assistant:" if options.get("add_generation_prompt", True) else ""))
+        if options.get("continue_final_message"):
+            text = text.removesuffix("\n")
+        generates = options.get("add_generation_prompt", True)
+        return self.tokenizer.encode((options.get("chat_template") or "") + text + ("assistant:" if generates else ""))
 
     def fail(self, error: DistmkError) -> None:
         """End the engine, as when a rank is lost."""
