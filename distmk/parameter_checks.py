@@ -14,6 +14,7 @@ from distmk.errors import UsageError, shown
 
 def whole(name: str, value: Any, least: int, most: int, expected: str) -> int:
     """A whole number, also of numpy. UsageError: `value` is none, or out of range."""
+    value = as_python(value)
     if not _is_number(value, numbers.Integral) or not least <= value <= most:
         raise _wrong(name, value, expected)
     return operator.index(value)
@@ -21,6 +22,7 @@ def whole(name: str, value: Any, least: int, most: int, expected: str) -> int:
 
 def real(name: str, value: Any, least: float, most: float, expected: str, above: bool = False) -> float:
     """A number from `least` (`above`: but not `least` itself) to `most`. UsageError: `value` is none, or out of range."""
+    value = as_python(value)
     if not _is_number(value, numbers.Real) or not (least < value if above else least <= value) or not value <= most:
         raise _wrong(name, value, expected)  # so is what is not a number (nan)
     return float(value)
@@ -34,6 +36,7 @@ def deadline(seconds: Any) -> float:
 
 def flag(name: str, value: Any) -> bool:
     """True or False. UsageError: `value` is neither."""
+    value = as_python(value)
     if not isinstance(value, bool):
         raise _wrong(name, value, "True or False")
     return value
@@ -41,6 +44,7 @@ def flag(name: str, value: Any) -> bool:
 
 def strings(name: str, value: Any) -> list[str]:
     """A text, None, or a list of texts, as a list. UsageError: `value` is something else."""
+    value = as_python(value)
     if value is None or isinstance(value, str):
         return [] if value is None else [value]
     if not _is_list(value) or not all(isinstance(each, str) for each in value):
@@ -49,12 +53,14 @@ def strings(name: str, value: Any) -> list[str]:
 
 
 def token_ids(name: str, value: Any) -> list[int]:
-    """A list of token ids, or None, as a list. UsageError: `value` is something else."""
+    """A list or array of token ids, or None, as a list. UsageError: `value` is something else."""
+    value = as_python(value)
     if value is None:
         return []
-    if not _is_list(value) or not all(_is_token_id(each) for each in value):
+    ids = [as_python(each) for each in value] if _is_list(value) else None
+    if ids is None or not all(map(_is_token_id, ids)):
         raise _wrong(name, value, "a list of token ids")
-    return [operator.index(each) for each in value]
+    return [operator.index(each) for each in ids]
 
 
 def biases(name: str, value: Any, most: float) -> dict[int, float] | None:
@@ -69,6 +75,12 @@ def biases(name: str, value: Any, most: float) -> dict[int, float] | None:
         if not right:
             raise UsageError(f"{name} has {shown(bias)} for {shown(token_id)}; expected {expected}")
     return {operator.index(token_id): float(bias) for token_id, bias in value.items()}
+
+
+def as_python(value: Any) -> Any:
+    """Arrays and numbers of numpy and torch as lists and numbers of Python; anything else as it is."""
+    is_array = hasattr(value, "tolist") and hasattr(value, "ndim") and not isinstance(value, str | memoryview)
+    return value.tolist() if is_array else value
 
 
 def _wrong(name: str, value: object, expected: str) -> UsageError:

@@ -22,9 +22,11 @@ from distmk.console import require_stdout, show, tell
 from distmk.errors import Interrupted, UsageError, one_line
 from distmk.serving.chat.messages import ChatPrompt
 from distmk.serving.engine import EngineArgs
-from distmk.serving.input_processor import load_input_processor
+from distmk.serving.input_processor import InputProcessor, load_input_processor
 from distmk.serving.llm import LLM
 from distmk.weights import open_checkpoint
+
+_MAX_TOKENS = 1024  # of an answer, unless the model says otherwise
 
 
 def add_to(commands: Any) -> None:
@@ -36,7 +38,7 @@ def add_to(commands: Any) -> None:
     )
     add_model_options(parser, positional=True)
     parser.add_argument("--system", metavar="TEXT", help="the system message")
-    add_sampling_options(parser, max_tokens=1024)
+    add_sampling_options(parser, max_tokens=_MAX_TOKENS, defaults="those of the model, else temperature 1")
     add_engine_options(parser)
     parser.set_defaults(run=run)
 
@@ -47,8 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
             raise UsageError(
                 "distmk chat starts its ranks itself: --ranks N, without a launcher; distmk serve runs under one"
             )
-        args, params = engine_args(arguments), sampling_params(arguments)
-        _check_template(args, arguments.system)
+        args = engine_args(arguments)
+        params = sampling_params(
+            arguments, {"max_tokens": _MAX_TOKENS, **_checked_inputs(args, arguments.system).sampling_defaults}
+        )
     at_terminal = sys.stdin is not None and sys.stdin.isatty() and require_stdout().isatty()
     with LLM(**asdict(args), tensor_parallel_size=arguments.ranks) as llm:
         signal.signal(signal.SIGTERM, _end)  # not a KeyboardInterrupt, which would stop an answer alone
@@ -68,12 +72,14 @@ def _end(signum: int, frame: FrameType | None) -> NoReturn:
     raise Interrupted("interrupted")
 
 
-def _check_template(args: EngineArgs, system: str | None) -> None:
-    """UsageError: the model has no chat template, or one without system messages. Its weights are not read yet."""
+def _checked_inputs(args: EngineArgs, system: str | None) -> InputProcessor:
+    """What reads prompts. UsageError: the model has no chat template, or one without system messages. Its weights are unread."""
     checkpoint = open_checkpoint(args.model, "dummy")
-    inputs = load_input_processor(checkpoint, choose_model_len(args.max_model_len, checkpoint.config))
+    limit = choose_model_len(args.max_model_len, checkpoint.config)
+    inputs = load_input_processor(checkpoint, limit, args.generation_config)
     first = [{"role": "system", "content": system}] if system else []
     inputs.chat_renderer.render(ChatPrompt([*first, {"role": "user", "content": "Hi"}]))
+    return inputs
 
 
 def _typed_lines() -> Iterator[str]:

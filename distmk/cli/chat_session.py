@@ -92,7 +92,7 @@ class ChatSession:
                 write_generated(token.text)
         show("")
         if finish_reason == "length":
-            full = num_tokens < self._params.max_tokens
+            full = self._params.max_tokens is None or num_tokens < self._params.max_tokens
             advice = (
                 "the context is full, and /reset begins a new conversation" if full else "--max-tokens N allows more"
             )

@@ -69,7 +69,7 @@ def add_to(commands: Any) -> None:
         "--chat", action="store_true", help="ask through the model's chat template: each prompt is a user's message"
     )
     parser.add_argument("--system", metavar="TEXT", help="with --chat: the system message before it")
-    add_sampling_options(parser, max_tokens=64)
+    add_sampling_options(parser, max_tokens=64, defaults="the best token each time, whatever the model's files say")
     add_engine_options(parser)
     parser.add_argument("--echo", action="store_true", help="print each prompt before its completion")
     parser.add_argument(
@@ -88,7 +88,7 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     with refusing_together():
         args = engine_args(arguments, _check_trace(arguments))
-        params = sampling_params(arguments)
+        params = sampling_params(arguments, {})
         prompts = _prompts(arguments)
         started = time.perf_counter()
         requests = [] if launcher_rank() else _make_requests(args, prompts, params)

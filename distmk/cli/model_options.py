@@ -63,6 +63,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens that an iteration carries at most, 16 to 512 (default 512; 16 with --trace or --schedulers, across hosts)",
     )
+    parser.add_argument(
+        "--generation-config",
+        default="auto",
+        metavar="WHERE",
+        help="where sampling defaults come from: auto (the model's generation_config.json), vllm (not the model), or a folder",
+    )
     parser.add_argument("--deadline", type=float, metavar="S", help="seconds without progress before giving up")
 
 
@@ -83,4 +89,5 @@ def engine_args(arguments: argparse.Namespace, trace_iterations: int = 0) -> Eng
         gpu_memory_utilization=arguments.gpu_memory_utilization,
         num_gpu_blocks_override=arguments.num_gpu_blocks_override,
         enable_prefix_caching=arguments.enable_prefix_caching,
+        generation_config=arguments.generation_config,
     )

@@ -40,6 +40,11 @@ def add_to(commands: Any) -> None:
         "--served-model-name", metavar="NAME", help="the model's name in the API (default: that of its file)"
     )
     parser.add_argument(
+        "--trust-request-chat-template",
+        action="store_true",
+        help="take chat templates of requests (chat_template) instead of the model's",
+    )
+    parser.add_argument(
         "--max-queue",
         type=int,
         default=256,
@@ -113,6 +118,7 @@ def _config(arguments: argparse.Namespace) -> ServerConfig:
         raise UsageError("--served-model-name is empty; give a name, or leave it out")
     return ServerConfig(
         served_model_name=name or _name_of(arguments.model),
+        trust_request_chat_template=arguments.trust_request_chat_template,
         max_queue=arguments.max_queue,
         drain_s=arguments.drain,
         write_timeout_s=arguments.write_timeout,

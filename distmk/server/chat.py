@@ -16,6 +16,7 @@ from distmk.server.generation import THREAD_CHARS, Generation, fit_max_tokens, n
 from distmk.server.logprobs import chat_logprobs, prompt_logprobs
 from distmk.server.requests import ChatRequest, Messages
 from distmk.server.state import ServerState
+from distmk.serving.chat.messages import ChatOptions
 from distmk.serving.sampling import SamplingParams, TokenOutput
 
 ENDPOINT = Endpoint("chat.completion", "chat.completion.chunk", "chatcmpl", prompt="messages", logprobs="top_logprobs")
@@ -30,7 +31,7 @@ def router(state: ServerState) -> APIRouter:
         state.check_serving()
         state.check_model(body.model)
         check_stream(body)
-        ids = await render(state, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
+        ids = await render(state, body.messages, body.chat_options)
         return await respond(
             ENDPOINT,
             state,
@@ -44,13 +45,16 @@ def router(state: ServerState) -> APIRouter:
     return routes
 
 
-async def render(
-    state: ServerState, messages: Messages, generates: bool, variables: Mapping[str, Any] | None
-) -> list[int]:
-    """Token ids of a conversation. ApiError: the messages are wrong, or the model's template refuses them, or there is none."""
+async def render(state: ServerState, messages: Messages, options: ChatOptions) -> list[int]:
+    """Token ids of a conversation. ApiError: the messages are wrong, or the model's template refuses them, or there is none; or
+    the template comes with the request, and the server does not trust it.
+    """
+    if options["chat_template"] is not None and not state.config.trust_request_chat_template:
+        message = "chat_template is the server's to choose; it takes another with --trust-request-chat-template only"
+        raise ApiError(400, message, "chat_template")
 
     def encode() -> list[int]:
-        return state.llm.llm.render_chat(messages, add_generation_prompt=generates, chat_template_kwargs=variables)
+        return state.llm.llm.render_chat(messages, **options)
 
     with naming("messages", only_prompt=True):
         return await off_loop(encode, sum(map(_size, messages)))
@@ -67,11 +71,12 @@ def _params(state: ServerState, body: ChatRequest, ids: list[int]) -> SamplingPa
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if asked is not None and asked < 1:
         raise ApiError(400, f"{name} is {asked}; expected 1 or more", name)
-    max_tokens = fit_max_tokens(asked, None, [ids], state, ("messages", name))
+    defaults = state.sampling_defaults
+    max_tokens = fit_max_tokens(asked, defaults.get("max_tokens"), [ids], state, ("messages", name))
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
     num_top = (body.top_logprobs or 0) if body.logprobs else None
-    return body.sampling_params(max_tokens=max_tokens, logprobs=num_top, prompt_logprobs=body.prompt_logprobs)
+    return body.sampling_params(defaults, max_tokens=max_tokens, logprobs=num_top, prompt_logprobs=body.prompt_logprobs)
 
 
 class _Answer:
@@ -87,18 +92,16 @@ class _Answer:
         choices = [self._whole(choice) for choice in await collect(self._running)]
         answer = ENDPOINT.head(self._state.config.served_model_name, self._running.record.id)
         if self._body.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = prompt_logprobs(self._state.tokenizer, self._running.prompt_logprobs(0))
+            answer["prompt_logprobs"] = prompt_logprobs(self._running.prompt_logprobs(0))
         return JSONResponse({**answer, "choices": choices, "usage": self._running.usage()})
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None, "annotations": []}
-        logprobs = self._logprobs(choice)
-        made = {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+        made = {"index": choice.index, "message": message, "logprobs": self._logprobs(choice), **choice.ending}
         return made | self._ids(choice)
 
     def piece(self, output: TokenOutput) -> dict[str, Any] | None:
-        choice = Choice(output.index)
-        choice.add(output)
+        choice = Choice.of(output)
         logprobs, ids = self._logprobs(choice), self._ids(choice)
         begins = output.index not in self._begun
         if not (begins or output.text or output.finish_reason or ids or logprobs):
@@ -107,13 +110,12 @@ class _Answer:
         delta: dict[str, Any] = {"role": "assistant"} if begins else {}
         if begins or output.text:
             delta["content"] = output.text
-        made = {"index": output.index, "delta": delta, "logprobs": logprobs, "finish_reason": output.finish_reason}
-        return made | ids
+        return {"index": output.index, "delta": delta, "logprobs": logprobs, **choice.ending} | ids
 
     def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
         if not self._body.logprobs:
             return None
-        return chat_logprobs(self._state.tokenizer, choice.tokens, self._body.top_logprobs or 0)
+        return chat_logprobs(choice.scored, self._body.top_logprobs or 0)
 
     def _ids(self, choice: Choice) -> dict[str, Any]:
-        return {"token_ids": [token_id for token_id, _ in choice.tokens]} if self._body.return_token_ids else {}
+        return {"token_ids": choice.token_ids} if self._body.return_token_ids else {}

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from distmk.server.answers import EventStream, event, whole_answer
 from distmk.server.errors import ApiError
 from distmk.server.generation import Generation, generation, naming
-from distmk.server.logprobs import TokenLogprobs
+from distmk.server.logprobs import ScoredToken, scored
 from distmk.server.records import record_of
 from distmk.server.requests import Generating, StreamOptions
 from distmk.server.state import ServerState
@@ -27,14 +27,30 @@ class Choice:
 
     index: int
     texts: list[str] = field(default_factory=list)
-    tokens: list[TokenLogprobs] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    scored: list[ScoredToken] = field(default_factory=list)  # the tokens, where log probabilities were asked for
     finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    @classmethod
+    def of(cls, output: TokenOutput) -> Choice:
+        """What one token adds to its choice."""
+        choice = cls(output.index)
+        choice.add(output)
+        return choice
 
     def add(self, output: TokenOutput) -> None:
         self.texts.append(output.text)
-        if output.finish_reason != "abort":
-            self.tokens.append((output.token_id, output.logprobs))
-        self.finish_reason = output.finish_reason
+        if output.token_id >= 0:
+            self.token_ids.append(output.token_id)
+            token = scored(output.token_id, output.logprobs)
+            self.scored += [] if token is None else [token]
+        self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
+
+    @property
+    def ending(self) -> dict[str, Any]:
+        """Why it has ended: OpenAI's reason and vLLM's."""
+        return {"finish_reason": self.finish_reason, "stop_reason": self.stop_reason}
 
     @property
     def text(self) -> str:
@@ -85,7 +101,7 @@ async def respond(
     async with AsyncExitStack() as stack:
         with naming(endpoint.prompt, logprobs=endpoint.logprobs):
             running = await stack.enter_async_context(
-                generation(state, prompts, make_params(), record_of(request.scope))
+                generation(state, prompts, make_params(), record_of(request.scope), body.only_prompt)
             )
         answer = make_answer(running)
         if not body.stream:

@@ -17,6 +17,7 @@ class ServerConfig:
     allowed_methods: tuple[str, ...] = ("*",)  # of such pages
     allowed_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False
+    trust_request_chat_template: bool = False  # templates of requests are rendered, instead of the model's
     max_queue: int = 256  # sequences that may wait; more are refused with status 429
     max_body_bytes: int = 0  # 0: what fits the model's context
     max_bodies_bytes: int = 256 << 20  # of all requests together

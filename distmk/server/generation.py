@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TypeVar
 
 from distmk.errors import DistmkError, UsageError
@@ -22,7 +22,8 @@ T = TypeVar("T")
 THREAD_CHARS = 2048
 """From this length on, text is encoded in a thread: it takes a millisecond or more, in which the event loop would stand still."""
 
-_NAMES = {field.name: field.name for field in fields(SamplingParams)} | {"chat_template_kwargs": "chat_template_kwargs"}
+_CHAT_NAMES = ("chat_template", "chat_template_kwargs", "continue_final_message")
+_NAMES = {name: name for name in (*(field.name for field in fields(SamplingParams)), *_CHAT_NAMES)}
 
 
 @contextlib.contextmanager
@@ -73,7 +74,11 @@ def fit_max_tokens(
 
 
 class Generation:
-    """The completions of a request's prompts; choice number = prompt's number * n + completion's number."""
+    """The completions of a request's prompts; choice number = prompt's number * n + completion's number.
+
+    `only_prompt`: nothing but the prompts is asked for (max_tokens: 0 with echo). The one token that an engine cannot do without
+    is neither shown nor counted.
+    """
 
     def __init__(
         self,
@@ -82,12 +87,14 @@ class Generation:
         prompts: list[list[int]],
         params: SamplingParams,
         record: RequestRecord,
+        only_prompt: bool,
     ) -> None:
         self._state = state
         self._stream = stream
         self.prompts = prompts
         self.params = params
         self.record = record
+        self._only_prompt = only_prompt
         now_s = time.perf_counter()
         self._times = [RequestTimes(now_s) for _ in range(self.num_choices)]
         self._reasons: dict[int, str] = {}  # of the completions that have ended
@@ -105,7 +112,8 @@ class Generation:
 
     def usage(self) -> dict[str, int]:
         """Token counts so far, in OpenAI's form."""
-        prompt, new = sum(map(len, self.prompts)), sum(times.num_tokens for times in self._times)
+        prompt = sum(map(len, self.prompts))
+        new = 0 if self._only_prompt else sum(times.num_tokens for times in self._times)
         return {"prompt_tokens": prompt, "total_tokens": prompt + new, "completion_tokens": new}
 
     async def outputs(self) -> AsyncIterator[list[TokenOutput]]:
@@ -120,7 +128,13 @@ class Generation:
                 if output.finish_reason is not None:
                     self._reasons[output.index] = output.finish_reason
                     metrics.ended(times, output.finish_reason)
-            yield outputs
+            yield [self._shown(output) for output in outputs]
+
+    def _shown(self, output: TokenOutput) -> TokenOutput:
+        if not self._only_prompt:
+            return output
+        reason = "abort" if output.finish_reason == "abort" else "length"
+        return replace(output, token_id=-1, text="", finish_reason=reason, stop_reason=None)
 
     async def _until_error(self) -> AsyncIterator[list[TokenOutput]]:
         try:
@@ -143,17 +157,21 @@ class Generation:
 
 @contextlib.asynccontextmanager
 async def generation(
-    state: ServerState, prompts: list[list[int]], params: SamplingParams, record: RequestRecord
+    state: ServerState,
+    prompts: list[list[int]],
+    params: SamplingParams,
+    record: RequestRecord,
+    only_prompt: bool = False,
 ) -> AsyncIterator[Generation]:
-    """Completions under way; the end of the block cancels those that have not ended.
+    """Completions under way; the end of the block cancels those that have not ended. `only_prompt`: see `Generation`.
 
     UsageError: they cannot be served. ApiError: too many wait.
     """
     with state.admit(len(prompts) * params.n):
         async with state.llm.submit(prompts, params) as stream:
             for prompt in prompts:
-                state.metrics.submitted(len(prompt), params.max_tokens, params.n)
-            running = Generation(state, stream, prompts, params, record)
+                state.metrics.submitted(len(prompt), params.max_tokens or state.max_model_len, params.n)
+            running = Generation(state, stream, prompts, params, record, only_prompt)
             try:
                 yield running
             finally:

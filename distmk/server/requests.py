@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from distmk.serving.chat.messages import ChatOptions
 from distmk.serving.sampling import SamplingParams
 
 # Parameters that this server does not have, with the values that ask for nothing.
@@ -21,7 +22,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
     "use_beam_search": (False,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
     "service_tier": ("auto", "default"),
@@ -65,7 +65,7 @@ class Generating(_Body):
 
     model: str
     max_tokens: Strict | None = None
-    temperature: Number = 1.0
+    temperature: Number | None = None
     top_p: Number | None = None
     top_k: Strict | None = None
     min_p: Number | None = None
@@ -74,6 +74,7 @@ class Generating(_Body):
     stop: Annotated[Annotated[list[str], Field(fail_fast=True)] | None, BeforeValidator(_a_list)] = None
     stop_token_ids: Annotated[list[Strict], Field(fail_fast=True)] | None = None
     include_stop_str_in_output: Flag | None = None
+    skip_special_tokens: Flag | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     repetition_penalty: Number | None = None
@@ -88,13 +89,18 @@ class Generating(_Body):
     metadata: dict[str, str] | None = None  # no effect
 
     @property
+    def only_prompt(self) -> bool:
+        """Whether nothing is to be generated."""
+        return False
+
+    @property
     def options(self) -> StreamOptions:
         return self.stream_options or StreamOptions()
 
-    def sampling_params(self, **fields: Any) -> SamplingParams:
-        """The parameters given, and `fields`. UsageError: a value out of range."""
-        given = {name: getattr(self, name) for name in _SAMPLING}
-        return SamplingParams(**{name: value for name, value in (given | fields).items() if value is not None})
+    def sampling_params(self, defaults: Mapping[str, Any], **fields: Any) -> SamplingParams:
+        """The parameters given, `fields`, and the model's `defaults` for others. UsageError: a value out of range."""
+        given = {name: getattr(self, name) for name in _SAMPLING} | fields
+        return SamplingParams(**{**defaults, **{name: value for name, value in given.items() if value is not None}})
 
 
 _SAMPLING = (
@@ -107,6 +113,7 @@ _SAMPLING = (
     "stop",
     "stop_token_ids",
     "include_stop_str_in_output",
+    "skip_special_tokens",
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
@@ -123,30 +130,48 @@ class CompletionRequest(Generating):
     echo: Flag = False
     logprobs: Strict | None = None  # the number of top log probabilities beside the chosen token's
 
+    @property
+    def only_prompt(self) -> bool:
+        return self.echo and self.max_tokens == 0
+
 
 Messages = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 """Messages of a chat, which the engine checks and its chat template reads."""
 
 
-class ChatRequest(Generating):
+class _Rendering(_Body):
+    """vLLM's parameters that say how messages become a prompt, as in `ChatOptions`."""
+
+    add_generation_prompt: Flag = True
+    continue_final_message: Flag = False
+    chat_template: str | None = None  # only if the server trusts its clients' templates
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def chat_options(self) -> ChatOptions:
+        return {
+            "add_generation_prompt": self.add_generation_prompt,
+            "continue_final_message": self.continue_final_message,
+            "chat_template": self.chat_template,
+            "chat_template_kwargs": self.chat_template_kwargs,
+        }
+
+
+class ChatRequest(Generating, _Rendering):
     """/v1/chat/completions."""
 
     messages: Messages
     max_completion_tokens: Strict | None = None
     logprobs: Flag = False
     top_logprobs: Strict | None = None
-    add_generation_prompt: Flag = True
-    chat_template_kwargs: dict[str, Any] | None = None
 
 
-class TokenizeRequest(_Body):
+class TokenizeRequest(_Rendering):
     """vLLM's /tokenize: a prompt, or the messages of a chat."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
-    add_generation_prompt: Flag = True
-    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: Flag = False
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from distmk.errors import DistmkError
 from distmk.server.config import ServerConfig
@@ -33,6 +34,11 @@ class ServerState:
     @property
     def max_model_len(self) -> int:
         return self.llm.llm.max_model_len
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """The model's, for requests that do not say."""
+        return self.llm.llm.sampling_defaults
 
     def engine_failed(self, error: DistmkError) -> None:
         """Note the error that ended the engine."""

@@ -11,9 +11,9 @@ from distmk.server.bodies import bounded_route
 from distmk.server.chat import render
 from distmk.server.errors import ApiError
 from distmk.server.generation import naming, off_loop
-from distmk.server.logprobs import token_text
 from distmk.server.requests import DetokenizeRequest, TokenizeRequest
 from distmk.server.state import ServerState
+from distmk.serving.token_speller import token_strings
 
 
 def router(state: ServerState) -> APIRouter:
@@ -26,14 +26,14 @@ def router(state: ServerState) -> APIRouter:
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "expected either prompt or messages", "prompt")
         if body.messages is not None:
-            ids = await render(state, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
+            ids = await render(state, body.messages, body.chat_options)
         else:
             prompt = body.prompt or ""
             with naming("prompt", only_prompt=True):
                 ids = await off_loop(lambda: state.llm.encode(prompt), len(prompt))
-        answer = {"count": len(ids), "max_model_len": state.max_model_len, "tokens": ids}
-        if body.return_token_strs:
-            answer["token_strs"] = await off_loop(lambda: [token_text(state.tokenizer, i) for i in ids], len(ids))
+        answer: dict[str, Any] = {"count": len(ids), "max_model_len": state.max_model_len, "tokens": ids}
+        if body.return_token_strs and (tokenizer := state.tokenizer) is not None:
+            answer["token_strs"] = await off_loop(lambda: token_strings(tokenizer, ids), len(ids))
         return answer
 
     @routes.post("/detokenize")

@@ -72,8 +72,8 @@ class EngineArgs:
     time. `gpu_memory_utilization`: share of a device's memory, or of a host's on the host twin, that all its ranks may take;
     what weights leave of it becomes KV cache. `max_num_batched_tokens`: tokens that an iteration carries at most, of prompts
     and of sequences that decode; None: as many as it can. `num_gpu_blocks_override`: pages of the KV cache, instead.
-    `idle_exit_s`: seconds that a launch stays once all is served; None: until the engine is closed. UsageError: a value is out
-    of range.
+    `idle_exit_s`: seconds that a launch stays once all is served; None: until the engine is closed. `generation_config`: see
+    `serving.generation_config`. UsageError: a value is out of range.
     """
 
     model: str
@@ -92,6 +92,7 @@ class EngineArgs:
     num_gpu_blocks_override: int | None = None
     enable_prefix_caching: bool = True
     idle_exit_s: float | None = 0.0
+    generation_config: str = "auto"
 
     def __post_init__(self) -> None:
         check_backend(self.backend)

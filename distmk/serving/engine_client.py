@@ -45,6 +45,11 @@ class EngineClient(Protocol):
         """The path or name that the model was loaded from."""
         ...
 
+    @property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """Fields of `SamplingParams` that a request without them has, by name."""
+        ...
+
     def submit(self, prompt: list[int], params: SamplingParams, deliver: Deliver) -> SubmittedRequest:
         """Ask for one completion; returns the request, for `cancel`.
 

@@ -205,7 +205,7 @@ class Feed:
         """Fill the entry of a request: what it has generated before it was put back is part of its prompt."""
         request, num_output = sent.request, len(sent.request.token_ids)
         ids = request.all_ids
-        max_new = min(request.params.max_tokens - num_output, self._max_model_len - len(ids))
+        max_new = min(request.max_tokens - num_output, self._max_model_len - len(ids))
         num_scores = num_unscored(request.params, len(request.prompt_ids), request.num_scored)
         prefix = []
         # To score tokens, those before them are computed, few at once.

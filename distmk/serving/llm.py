@@ -62,7 +62,9 @@ class LLM:
     of `max_model_len` tokens are its most. `num_gpu_blocks_override`: its pages of 16 tokens, instead. When all are in use,
     the youngest request is put back, and goes on later. `enable_prefix_caching`: a prompt that begins as an earlier one did
     reuses that one's keys and values, and waits for them if the other one is about to compute most of what both need.
-    `skip_tokenizer_init` (of vLLM): prompts are token ids, and outputs have no text.
+    `skip_tokenizer_init` (of vLLM): prompts are token ids, and outputs have no text. `generation_config` (of vLLM): where
+    sampling defaults come from: auto (the model's files), vllm (nothing of the model), or a folder with a
+    generation_config.json.
 
     UsageError (ModelError, BuildError): the model or the arguments cannot be served. RankLostError: a rank died.
     """
@@ -90,6 +92,7 @@ class LLM:
         skip_tokenizer_init: bool = False,
         idle_exit_s: float | None = 0.0,
         followed: bool = False,
+        generation_config: str = "auto",
     ) -> None:
         own = own_model(model, weights)
 
@@ -111,6 +114,7 @@ class LLM:
                 num_gpu_blocks_override=num_gpu_blocks_override,
                 enable_prefix_caching=enable_prefix_caching,
                 idle_exit_s=idle_exit_s,
+                generation_config=generation_config,
             )
 
         self.llm_engine = LLMEngine(
@@ -158,6 +162,15 @@ class LLM:
         return self.llm_engine.engine.args.model
 
     @property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """Fields of `SamplingParams` that a request without them has, by name: what the model's authors set, and temperature."""
+        return self.llm_engine.inputs.sampling_defaults
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters of a call without any, as in vLLM: what the model's generation_config.json says, else temperature 1."""
+        return self.llm_engine.inputs.default_params()
+
+    @property
     def trace(self) -> Trace | None:
         """The trace of the last launch that ended in order (on rank 0)."""
         return self.llm_engine.engine.trace
@@ -192,7 +205,8 @@ class LLM:
         """Complete every prompt; outputs in the order of the prompts (on rank 0; [] on other ranks), with `n` completions each.
 
         A prompt is text, token ids (a list or an array of one dimension), {"prompt": text} or {"prompt_token_ids": ids};
-        several are a list of those, or an array of two dimensions. Parameters, of vLLM's name `sampling_params` too, are for
+        several are a list of those, or an array of two dimensions. Without parameters, those of
+        `get_default_sampling_params` are taken. Parameters, of vLLM's name `sampling_params` too, are for
         all prompts, or a list of one a prompt. Up to `max_num_seqs` prompts run at once; the others wait. `use_tqdm` (of
         vLLM): a bar over the prompts on stderr, True only on a terminal, or what makes it, such as tqdm.tqdm.
         """

@@ -66,10 +66,8 @@ class LLMEngine:
 
     def _load_inputs(self, skip_tokenizer: bool) -> InputProcessor:
         """What makes requests, with the tokenizer on rank 0."""
-        checkpoint, limit = self.engine.checkpoint, self.engine.max_model_len
-        if self.bootstrap.rank or skip_tokenizer:
-            return InputProcessor(checkpoint.config.vocab_size, limit, eos_ids=checkpoint.config.eos_token_ids)
-        return load_input_processor(checkpoint, limit)
+        engine, skip = self.engine, skip_tokenizer or self.bootstrap.rank > 0
+        return load_input_processor(engine.checkpoint, engine.max_model_len, engine.args.generation_config, skip)
 
     def make_requests(
         self, prompts: Any, params: Any, sampling_params: Any = None, *, only_one: bool = False

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypedDict, TypeGuard
 
 from distmk.errors import UsageError, shown
+from distmk.parameter_checks import as_python
 from distmk.serving.chat.messages import ChatPrompt
 from distmk.serving.sampling import SamplingParams
 
@@ -47,7 +48,7 @@ def read_prompts(given: object) -> list[str | list[int] | ChatPrompt]:
     """
     if isinstance(given, ChatPrompt):
         return [*given.split()]
-    plain = _plain(given)
+    plain = as_python(given)
     if not _is_list(plain) or _is_ids(plain):
         return [_read(plain, "the prompt")]
     if not plain:
@@ -90,7 +91,7 @@ def either_params(params: object, sampling_params: object) -> object:
 def _read(given: object, what: str) -> str | list[int] | ChatPrompt:
     if isinstance(given, ChatPrompt):
         return given
-    plain = _plain(given)
+    plain = as_python(given)
     if isinstance(plain, Mapping):
         return _read_mapping(plain, what)
     if isinstance(plain, str):
@@ -106,7 +107,7 @@ def _read_mapping(given: Mapping[Any, Any], what: str) -> str | list[int]:
     if not keys or not keys <= {_TEXT, _IDS}:
         had = ", ".join(shown(key) for key in given) or "nothing"
         raise UsageError(f"{what} is a dict of {had}; expected {{{_TEXT!r}: text}} or {{{_IDS!r}: token ids}}")
-    inner = _plain(given[_IDS] if _IDS in keys else given[_TEXT])
+    inner = as_python(given[_IDS] if _IDS in keys else given[_TEXT])
     if _IDS in keys and not _is_list(inner):
         raise UsageError(f"{_IDS!r} of {what} is {_name(inner)}; {_hint(inner)}expected a list of token ids")
     if _IDS not in keys and not isinstance(inner, str):
@@ -119,7 +120,7 @@ def _read_ids(given: Sequence[Any], what: str) -> list[int]:
         return list(given)
     ids = []
     for position, each in enumerate(given):
-        value = _plain(each)
+        value = as_python(each)
         if not isinstance(value, numbers.Integral) or isinstance(value, bool):
             raise UsageError(
                 f"{what} has {shown(value)} ({type(value).__name__}) at position {position}, where a token id is expected: "
@@ -129,19 +130,13 @@ def _read_ids(given: Sequence[Any], what: str) -> list[int]:
     return ids
 
 
-def _plain(given: Any) -> Any:
-    """Arrays and numbers of numpy and torch as lists and numbers of Python; anything else as it is."""
-    is_array = hasattr(given, "tolist") and hasattr(given, "ndim") and not isinstance(given, str | memoryview)
-    return given.tolist() if is_array else given
-
-
 def _is_list(given: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(given, Sequence) and not isinstance(given, str | bytes | bytearray | memoryview)
 
 
 def _is_ids(given: Sequence[object]) -> bool:
     """Whether a list that begins so is one prompt of token ids, if it is right."""
-    return len(given) > 0 and isinstance(_plain(given[0]), numbers.Number)
+    return len(given) > 0 and isinstance(as_python(given[0]), numbers.Number)
 
 
 def _name(given: object) -> str:

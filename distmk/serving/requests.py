@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from distmk.serving.completions import one_by_one
 from distmk.serving.detokenizer import Detokenizer
 from distmk.serving.logprobs import read_logprobs
 from distmk.serving.sampling import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenOutput
+from distmk.serving.token_speller import TokenSpeller
 from distmk.serving.tokenizer import Tokenizer
 
 
@@ -34,17 +36,30 @@ class Request:
     token_ids: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     finish_reason: str | None = None
+    stop_reason: int | str | None = None
     logprobs: list[dict[int, Logprob]] | None = None  # of each token
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # of each token of the prompt so far
+    speller: TokenSpeller | None = None  # of the completion, with `logprobs` and a tokenizer
+    prompt_speller: TokenSpeller | None = None  # of the prompt so far, with `prompt_logprobs` and a tokenizer
     first_s: float = 0.0
     last_s: float = 0.0
     num_cached_tokens: int | None = None  # of the prompt; known with the first token
 
     def __post_init__(self) -> None:
+        skip = self.params.skip_special_tokens
         if self.params.logprobs is not None:
             self.logprobs = []
+            if self.tokenizer is not None:
+                self.speller = TokenSpeller(self.tokenizer, skip, context=self.prompt_ids)
         if self.params.prompt_logprobs is not None:
             self.prompt_logprobs = [None]  # the first token follows nothing
+            if self.tokenizer is not None:
+                self.prompt_speller = TokenSpeller(self.tokenizer, skip, context=self.prompt_ids[:1])
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that may be generated, if the context has room for them."""
+        return sys.maxsize if self.params.max_tokens is None else self.params.max_tokens
 
     @property
     def all_ids(self) -> list[int]:
@@ -58,8 +73,12 @@ class Request:
 
     def score(self, event: Token) -> None:
         """Add what the launch has found of the prompt's next token."""
-        if self.prompt_logprobs is not None:
-            self.prompt_logprobs.append(read_logprobs(event.logprobs, self.tokenizer))
+        if self.prompt_logprobs is None:
+            return
+        token_id = self.prompt_ids[len(self.prompt_logprobs)]
+        self.prompt_logprobs.append(read_logprobs(event.logprobs, self.prompt_speller))
+        if self.prompt_speller is not None:
+            self.prompt_speller.push(token_id)
 
     def append(self, event: Token) -> TokenOutput:
         """Add a token. A stop token of the request ends it, and text with a stop string: the launch knows of neither."""
@@ -68,17 +87,20 @@ class Request:
         self.token_ids.append(event.token)
         reason = None if event.finish == FinishReason.NONE else FinishReason(event.finish).name.lower()
         if event.token in self.params.stop_token_ids:
-            reason = "stop"
+            reason, self.stop_reason = "stop", event.token
         piece = ""
         if self.decoder is not None:
             piece, reason = self.decoder.push(event.token, reason)
+            self.stop_reason = self.stop_reason if self.decoder.stop_string is None else self.decoder.stop_string
         self.finish_reason = reason
         self.pieces.append(piece)
         logprobs = None
         if self.logprobs is not None:
-            logprobs = read_logprobs(event.logprobs, self.tokenizer)
+            logprobs = read_logprobs(event.logprobs, self.speller)
             self.logprobs.append(logprobs)
-        return TokenOutput(self.index, event.token, piece, self.finish_reason, logprobs)
+            if self.speller is not None:
+                self.speller.push(event.token)
+        return TokenOutput(self.index, event.token, piece, self.finish_reason, logprobs, self.stop_reason)
 
     def abort(self) -> TokenOutput:
         """End it without a further token."""
@@ -96,7 +118,7 @@ class Request:
             total = sum(found[token].logprob for token, found in zip(self.token_ids, self.logprobs, strict=True))
         text = "".join(self.pieces)
         completion = CompletionOutput(
-            self.token_ids, text, self.finish_reason, ms_per_token, self.number, total, self.logprobs
+            self.token_ids, text, self.finish_reason, ms_per_token, self.number, total, self.logprobs, self.stop_reason
         )
         return RequestOutput(self.prompt, self.prompt_ids, [completion], self.num_cached_tokens, self.prompt_logprobs)
 
@@ -157,7 +179,12 @@ def make_request(
             f"a prompt of {len(ids)} tokens leaves no room in a context of {max_model_len}; "
             "shorten it or raise --max-model-len"
         )
-    for what, tokens in (("", ids), ("logit_bias of ", params.logit_bias or (0,))):
+    given = {
+        "": ids,
+        "logit_bias of ": params.logit_bias or (0,),
+        "stop_token_ids with ": params.stop_token_ids or (0,),
+    }
+    for what, tokens in given.items():
         for token in (min(tokens), max(tokens)):
             if not 0 <= token < vocab_size:
                 vocabulary = f"the vocabulary has ids 0 to {vocab_size - 1}"
@@ -170,6 +197,4 @@ def make_request(
 
 
 def _decoder(tokenizer: Tokenizer | None, ids: list[int], params: SamplingParams) -> Detokenizer | None:
-    if tokenizer is None:
-        return None
-    return Detokenizer(tokenizer, ids, params.stop, params.include_stop_str_in_output, params.min_tokens)
+    return None if tokenizer is None else Detokenizer(tokenizer, ids, params)

@@ -22,7 +22,7 @@ _SEEDS = (-(1 << 63), (1 << 63) - 1)
 class SamplingParams:
     """How the tokens of a completion are chosen, and where it ends. Names and ranges as in vLLM. UsageError: a wrong value.
 
-    `max_tokens`: of the completion. `n`: completions of the prompt.
+    `max_tokens`: of the completion; None: as many as the context has room for. `n`: completions of the prompt.
 
     The distribution: the softmax of logits / `temperature` (0: the best token), of which only the `top_k` most probable tokens
     (0 or -1: all) are left, then the fewest whose probabilities sum up to `top_p`, and those that have at least `min_p` of the
@@ -31,14 +31,15 @@ class SamplingParams:
     generated; `repetition_penalty` divides positive logits, and multiplies others, of tokens of the prompt or the completion.
     `LLM` takes biases of up to 300 tokens, and with `min_tokens` up to 84 end and stop tokens.
 
-    The end: a token of `stop_token_ids` or of the model (not with `ignore_eos`), or a text of `stop`, which the completion does
-    not show (unless `include_stop_str_in_output`); none of them before `min_tokens` tokens.
+    The end: a token of `stop_token_ids` or of the model (not with `ignore_eos`), or a text of `stop`, which may be a special
+    token. The completion does not show it (unless `include_stop_str_in_output`); none of them ends it before `min_tokens`
+    tokens. `skip_special_tokens`: the text leaves special tokens out.
 
     `logprobs`, `prompt_logprobs`: the number of most probable tokens whose log probabilities are given for every position of the
     completion, or of the prompt, beside those of the token itself; 0: only of that. None: of none.
     """
 
-    max_tokens: int = 64
+    max_tokens: int | None = 64
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
@@ -56,10 +57,10 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         checked: dict[str, object] = {
-            "max_tokens": whole("max_tokens", self.max_tokens, 1, _MOST, "1 or more"),
             "temperature": real("temperature", self.temperature, 0, MAX_TEMPERATURE, f"0 to {MAX_TEMPERATURE:g}"),
             "top_p": real("top_p", self.top_p, 0, 1, "more than 0 and at most 1", above=True),
             "top_k": whole("top_k", self.top_k, -1, _MOST, "1 or more, or 0 or -1 for all tokens"),
@@ -75,7 +76,12 @@ class SamplingParams:
             "stop": strings("stop", self.stop),
             "stop_token_ids": token_ids("stop_token_ids", self.stop_token_ids),
             "include_stop_str_in_output": flag("include_stop_str_in_output", self.include_stop_str_in_output),
+            "skip_special_tokens": flag("skip_special_tokens", self.skip_special_tokens),
         }
+        if self.max_tokens is not None:
+            checked["max_tokens"] = whole(
+                "max_tokens", self.max_tokens, 1, _MOST, "1 or more, or None for all that fit"
+            )
         if self.seed is not None:
             checked["seed"] = whole("seed", self.seed, *_SEEDS, "a whole number of 64 bits, or None")
         for name in ("logprobs", "prompt_logprobs"):
@@ -84,24 +90,32 @@ class SamplingParams:
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         check_stop_strings(self.stop)
-        expected = f"0 to max_tokens, which is {self.max_tokens}"
-        object.__setattr__(self, "min_tokens", whole("min_tokens", self.min_tokens, 0, self.max_tokens, expected))
+        most = _MOST if self.max_tokens is None else self.max_tokens
+        expected = "0 or more" if self.max_tokens is None else f"0 to max_tokens, which is {most}"
+        object.__setattr__(self, "min_tokens", whole("min_tokens", self.min_tokens, 0, most, expected))
 
 
 @dataclass(frozen=True)
 class Logprob:
-    """As in vLLM."""
+    """As in vLLM, of one token at one position of a text.
+
+    decoded_token: the text that the token adds behind the tokens before it, with U+FFFD for parts of characters; of a special
+    token that the text leaves out, its name. token_bytes: the bytes that it adds, b"" if none; joined, the bytes of the chosen
+    tokens are the text. Both None: the model has no tokenizer.
+    """
 
     logprob: float
     rank: int | None = None
     decoded_token: str | None = None
+    token_bytes: bytes | None = None
 
 
 @dataclass(frozen=True)
 class TokenOutput:
     """One generated token of completion `index`: the text it adds, and on the last token `finish_reason`: stop or length.
 
-    A request that was cancelled ends with `finish_reason` abort and `token_id` -1: no further token.
+    A request that was cancelled ends with `finish_reason` abort and `token_id` -1: no further token. `stop_reason`: as of
+    `CompletionOutput`.
     """
 
     index: int
@@ -109,13 +123,15 @@ class TokenOutput:
     text: str
     finish_reason: str | None
     logprobs: dict[int, Logprob] | None = None
+    stop_reason: int | str | None = None
 
 
 @dataclass(frozen=True)
 class CompletionOutput:
     """All tokens of one completion of a prompt. `index`: among those. `ms_per_token`: mean time between tokens.
 
-    finish_reason: stop, length, abort if it was cancelled, or None if it is not over.
+    finish_reason: stop, length, abort if it was cancelled, or None if it is not over. stop_reason: the stop string, or the token
+    of `stop_token_ids`, that ended it; None: nothing of the kind, such as an end token of the model.
     logprobs: for every token, if they were asked for, by token id: its own log probability and those of the most probable tokens,
     by the model's logits before any sampling parameter. cumulative_logprob: the sum of the tokens' own.
     """
@@ -127,6 +143,7 @@ class CompletionOutput:
     index: int = 0
     cumulative_logprob: float | None = None
     logprobs: list[dict[int, Logprob]] | None = None
+    stop_reason: int | str | None = None
 
 
 @dataclass(frozen=True)

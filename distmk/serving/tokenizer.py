@@ -36,18 +36,27 @@ def _byte_level() -> dict[str, int]:
 
 BYTE_LEVEL = _byte_level()
 
+_FIRST_DIFFERS = frozenset(
+    ("Sequence", "ByteLevel", "ByteFallback", "Metaspace", "WordPiece", "Replace", "Fuse", "Strip")
+)
+"""Steps of decoders which tell the first token of a text from later ones, and look at no neighbours."""
+
 
 class Tokenizer:
     """Encodes and decodes for one model."""
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         self._inner = inner
-        self._texts: dict[int, str] = {}  # of tokens alone
+        self.spelled: dict[
+            tuple[bool, int], bytes
+        ] = {}  # kept for `TokenSpeller`: by whether tokens come before, and token
         added = inner.get_added_tokens_decoder()
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         decoder = b"" if inner.decoder is None else inner.decoder.__getstate__()
         self._byte_level = b'"ByteLevel"' in decoder
         self._byte_fallback = b'"ByteFallback"' in decoder
+        steps = {step.decode() for step in re.findall(rb'"type":\s*"(\w+)"', decoder)}
+        self.only_first_differs = bool(steps) and steps <= _FIRST_DIFFERS and b'"Regex"' not in decoder
 
     def encode(self, text: str, add_special: bool = True, max_tokens: int | None = None) -> list[int]:
         """Token ids of `text`, if `add_special` with the special tokens that the model adds to a prompt (such as BOS).
@@ -56,6 +65,24 @@ class Tokenizer:
         (`<s>Hello`) gets no second ones. `max_tokens`: a context, for which text that is too long in any case is refused
         before it is encoded. UsageError: that, or `text` is not valid Unicode. Other threads run while a long text is encoded.
         """
+        return self._encode(text, add_special, max_tokens)[0]
+
+    def text_offsets(self, text: str) -> list[int]:
+        """Where in `text` each token of `encode` begins, in characters.
+
+        A token begins where the one before it ends: a space that the tokenizer counts to neither is the later one's. The tokens
+        of one character all begin where it does. UsageError: as of `encode`.
+        """
+        begins, end = [], 0
+        for begin, stop in self._encode(text, add_special=True)[1]:
+            begins.append(min(begin, end) if stop > begin else end)
+            end = max(end, stop)
+        return begins
+
+    def _encode(
+        self, text: str, add_special: bool, max_tokens: int | None = None
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids of `text`, and the begin and end of each in it; (0, 0) of those that are added. UsageError: see `encode`."""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as e:
@@ -70,11 +97,12 @@ class Tokenizer:
             else:  # which releases the GIL, as `encode` does not
                 encoded = self._inner.encode_batch([text], add_special_tokens=add_special)[0]
         ids: list[int] = encoded.ids
-        if not add_special:
-            return ids
-        added = encoded.special_tokens_mask  # 1 for tokens of the template, 0 for special tokens in the text
-        num_added = added.index(0) if 0 in added else 0
-        return ids[num_added:] if ids[:num_added] == ids[num_added : 2 * num_added] else ids
+        if add_special:
+            added = encoded.special_tokens_mask  # 1 for tokens of the template, 0 for special tokens in the text
+            num_added = added.index(0) if 0 in added else 0
+            if ids[:num_added] == ids[num_added : 2 * num_added]:
+                return ids[num_added:], encoded.offsets[num_added:]
+        return ids, encoded.offsets
 
     def _refuse_too_long(self, text: str, max_tokens: int) -> None:
         if len(text) <= max_tokens or self._text_per_token is None:
@@ -98,23 +126,20 @@ class Tokenizer:
             raise UsageError(f"token id {min(ids)} is not a token of this model; ids are 0 or more") from None
         return text
 
-    def token_text(self, token_id: int) -> str:
-        """A token alone, special or not; U+FFFD for a part of a character. Log probabilities ask for the same ones often."""
-        text = self._texts.get(token_id)
-        if text is None:
-            text = self._texts[token_id] = self.decode([token_id], skip_special=False)
-        return text
+    def spells_bytes(self, token_id: int) -> bool:
+        """Whether `token_bytes` of a token is what it adds to any text: in byte-level BPE, and of byte fallback's own tokens."""
+        return self._byte_level or (self._byte_fallback and self._byte_of(token_id) is not None)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for, perhaps part of a character, as the tokenizer's decoder takes them.
 
         Byte-level BPE spells bytes as characters of `BYTE_LEVEL`, byte fallback has tokens such as <0x0A>. b"": no such token.
         """
-        token = self._inner.id_to_token(token_id) if token_id >= 0 else None
+        token = self._inner.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
         if token is None:
             return b""
-        if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
-            return bytes([int(match[1], 16)])
+        if self._byte_fallback and (byte := self._byte_of(token_id)) is not None:
+            return bytes([byte])
         if self._byte_level and all(letter in BYTE_LEVEL for letter in token):
             return bytes(BYTE_LEVEL[letter] for letter in token)
         return token.encode()
@@ -122,6 +147,17 @@ class Tokenizer:
     def has_token(self, token_id: int) -> bool:
         """Whether the vocabulary has a token of this id."""
         return 0 <= token_id < 1 << 32 and self._inner.id_to_token(token_id) is not None
+
+    def special_id(self, text: str) -> int | None:
+        """The special token that is spelled `text`; None: there is none."""
+        token_id: int | None = self._inner.token_to_id(text)
+        return token_id if token_id in self._special else None
+
+    def _byte_of(self, token_id: int) -> int | None:
+        """The byte of a token such as <0x0A>; None of any other."""
+        token = self._inner.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
+        match = None if token is None else _BYTE_TOKEN.fullmatch(token)
+        return None if match is None else int(match[1], 16)
 
     def is_special(self, token_id: int) -> bool:
         """Whether `token_id` is a special token, which `decode` omits."""

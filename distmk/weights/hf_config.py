@@ -50,21 +50,21 @@ def read_hf_config(path: Path) -> ModelConfig:
     return replace(config, eos_token_ids=tuple(dict.fromkeys(ids))) if ids else config
 
 
-_GREEDY_TOO: Mapping[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale", "num_beams"), (1,)),
+_NOT_APPLIED: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "num_beams"), (1,)),
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), (0,)),
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"), ([], {})),
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), ()),
 }
-"""Settings of generation_config.json that change greedy decoding, with the values beside null that do not."""
+"""Settings of generation_config.json that change the text and that nothing here has, with the values beside null that do not."""
 
 
 def generation_notes(folder: Path) -> tuple[str, ...]:
-    """A warning that names the settings of a generation_config.json which change greedy decoding and are not applied."""
+    """A warning that names the settings of a generation_config.json which change the text and are not applied."""
     file = folder / "generation_config.json"
     values = read_json(file) if exists(file) else {}
-    ignored = [key for key, off in _GREEDY_TOO.items() if values.get(key) is not None and values[key] not in off]
-    return (f"{file}: not applied, as decoding is plainly greedy: {', '.join(ignored)}",) if ignored else ()
+    ignored = [key for key, off in _NOT_APPLIED.items() if values.get(key) is not None and values[key] not in off]
+    return (f"{file}: not applied, as distmk does not have it: {', '.join(ignored)}",) if ignored else ()
 
 
 def tokenizer_eos_ids(folder: Path) -> Iterator[int]:

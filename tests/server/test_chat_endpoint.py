@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import openai
 import pytest
-from support.served import MODEL, Served
+from support.served import MODEL, Served, served
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -114,3 +115,59 @@ def test_tokenize_and_detokenize(server: Served) -> None:
         refused = http.post("/detokenize", json={"tokens": [1, beyond]})
         assert refused.status_code == 400 and refused.json()["error"]["param"].startswith("tokens"), refused.text
         assert "2**" in refused.text or str(beyond) in refused.text
+
+
+def test_how_messages_become_a_prompt(server: Served) -> None:
+    """vLLM's parameters, of both endpoints that take messages; templates only where the server trusts them."""
+    messages = [*HELLO, {"role": "assistant", "content": "the cat"}]
+    open_end = {"add_generation_prompt": False, "continue_final_message": True}
+    for options, text in (
+        ({}, "user: hello\nassistant: the cat\nassistant:"),
+        ({"add_generation_prompt": False}, "user: hello\nassistant: the cat\n"),
+        (open_end, "user: hello\nassistant: the cat"),
+    ):
+        ids = server.engine.tokenizer.encode(text)
+        tokenized = server.http.post("/tokenize", json={"messages": messages, **options}).json()
+        assert tokenized["tokens"] == ids
+        body = {"model": MODEL, "messages": messages, "max_tokens": 1, **options}
+        assert server.http.post("/v1/chat/completions", json=body).status_code == 200
+        assert server.engine.prompts[-1] == ids
+    own = {"model": MODEL, "messages": messages, "max_tokens": 1, "chat_template": "on a mat"}
+    for path in ("/v1/chat/completions", "/tokenize"):
+        body = {name: own[name] for name in own if path != "/tokenize" or name != "max_tokens"}
+        refused = server.http.post(path, json=body)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "chat_template"
+        assert "--trust-request-chat-template" in refused.json()["error"]["message"]
+        assert server.http.post(path, json={**body, "chat_template": None}).status_code == 200
+    with served(trust_request_chat_template=True) as trusting:
+        assert trusting.http.post("/v1/chat/completions", json=own).status_code == 200
+        assert trusting.engine.tokenizer.decode(trusting.engine.prompts[-1]).startswith("on a mat")
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_stop_reason(server: Served, chat: bool) -> None:
+    """vLLM's: the stop string, or null; whole and in a stream, whose earlier pieces have null."""
+    path, prompt = ("chat/completions", {"messages": HELLO}) if chat else ("completions", {"prompt": "hello"})
+    body = {"model": MODEL, **prompt, "max_tokens": 900, "ignore_eos": True, "seed": 1}
+    for more, want in (({"stop": ["zz", " mat"]}, " mat"), ({"max_tokens": 2}, None)):
+        (choice,) = server.http.post(f"/v1/{path}", json={**body, **more}).json()["choices"]
+        assert choice["stop_reason"] == want and choice["finish_reason"] == ("stop" if want else "length")
+        lines = server.http.post(f"/v1/{path}", json={**body, **more, "stream": True}).text.split("\n\n")[:-2]
+        pieces = [json.loads(line[6:])["choices"][0] for line in lines]
+        assert [piece["stop_reason"] for piece in pieces] == [None] * (len(pieces) - 1) + [want]
+
+
+def test_special_tokens_may_be_shown(client: openai.OpenAI) -> None:
+    """skip_special_tokens: false shows them, an end token as well if stops are included, as in vLLM."""
+    settings = {"model": MODEL, "messages": HELLO, "seed": 3, "max_tokens": 900}
+    for extra, want in (
+        ({}, ""),
+        ({"skip_special_tokens": False}, ""),
+        ({"skip_special_tokens": False, "include_stop_str_in_output": True}, "<|end|>"),
+        ({"include_stop_str_in_output": True}, ""),
+    ):
+        (choice,) = client.chat.completions.create(**settings, extra_body=extra).choices
+        text = choice.message.content or ""
+        assert choice.finish_reason == "stop" and text.endswith(want) and ("<|end|>" in text) == bool(want), extra
+    (choice,) = client.chat.completions.create(**settings, stop="<|end|>", extra_body={"ignore_eos": False}).choices
+    assert choice.model_extra is not None and choice.model_extra["stop_reason"] == "<|end|>"

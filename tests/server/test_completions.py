@@ -69,7 +69,9 @@ def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI, echo: b
             assert choice.logprobs is not None
             assert choice.logprobs.tokens == tokens[choice.index]
             assert choice.logprobs.text_offset == offsets[choice.index]
-            assert all(len(top) == logprobs for top in choice.logprobs.top_logprobs or [] if top is not None)
+            found = choice.logprobs
+            for token, top in list(zip(found.tokens or [], found.top_logprobs or [], strict=True))[int(echo) :]:
+                assert len(top) == max(1, logprobs) or (len(top) == logprobs + 1 and min(top.values()) == top[token])
             assert (choice.logprobs.token_logprobs[0] is None) == echo
     assert usage == whole.usage
     first, second = whole.choices[0], whole.choices[1]
@@ -82,6 +84,15 @@ def test_only_the_prompts_log_probabilities(client: openai.OpenAI) -> None:
     choice = answer.choices[0]
     assert choice.text == "the cat"
     assert choice.logprobs is not None and choice.logprobs.tokens == ["t", "h", "e", " cat"]
+    assert choice.logprobs.text_offset == [0, 1, 2, 3] and choice.finish_reason == "length"
+    assert answer.usage is not None and (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (4, 0)
+    settings = {"model": MODEL, "prompt": "the cat", "max_tokens": 0, "echo": True, "stream": True}
+    *pieces, last = client.completions.create(
+        **settings, stream_options={"include_usage": True}, extra_body={"return_token_ids": True, "stop": ["a"]}
+    )
+    assert [piece.choices[0].text for piece in pieces] == ["the cat"] and pieces[0].choices[0].token_ids == []
+    assert pieces[0].choices[0].finish_reason == "length"
+    assert last.usage is not None and last.usage.completion_tokens == 0
 
 
 def test_prompt_logprobs(client: openai.OpenAI, server: Served) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from pathlib import Path
@@ -271,3 +272,102 @@ def test_objects_of_clients(renderer: ChatRenderer) -> None:
     answer = SimpleNamespace(model_dump=lambda: {"role": "assistant", "content": "x", "tool_calls": None})
     plain = [*USER, {"role": "assistant", "content": "x"}]
     assert renderer.render(ChatPrompt([*USER, answer])) == renderer.render(ChatPrompt(plain))  # type: ignore[list-item]
+
+
+TOOL_TEMPLATES = {
+    "tojson": "{% for m in messages %}{{ m.role }}:{% if m.content %}{{ m.content }}{% endif %}"
+    "{% for c in m.tool_calls or [] %}<{{ c.function.name }} {{ c.function.arguments | tojson }}>{% endfor %}\n{% endfor %}",
+    "items": "{% for m in messages %}{{ m.role }}:{% for c in m.tool_calls or [] %}"
+    "{% for key, value in c.function.arguments | items %}[{{ key }}={{ value | tojson }}]{% endfor %}{% endfor %}{% endfor %}",
+    "asks": "{% for m in messages %}{{ m.role }}:{% for c in m.tool_calls or [] %}{% if c.function.arguments is string %}"
+    "{{ c.function.arguments }}{% else %}{{ c.function.arguments | tojson }}{% endif %}{% endfor %}\n{% endfor %}",
+}
+ARGUMENTS: list[dict[str, Any]] = [{"city": "Zürich", "days": 3}, {"a": {"b": [1.5, None, True, '"q"']}}, {}]
+
+
+def with_call(arguments: Any, **message: Any) -> list[Any]:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    answer = {"role": "tool", "tool_call_id": "c1", "content": "sunny"}
+    return [*USER, {"role": "assistant", "tool_calls": [call], **message}, answer]
+
+
+def test_arguments_of_tool_calls_are_objects(tmp_path: Path) -> None:
+    """As JSON text (OpenAI's) or as they are, templates read what transformers gives them for objects."""
+    named = [{"name": name, "template": template} for name, template in TOOL_TEMPLATES.items()]
+    folder = write_tokenizer(tmp_path / "model", named)
+    hf, mine = AutoTokenizer.from_pretrained(folder), renderer_of(folder)
+    for name, arguments in itertools.product(TOOL_TEMPLATES, ARGUMENTS):
+        want = hf.apply_chat_template(with_call(arguments), tokenize=False, chat_template=name)
+        for given in (arguments, json.dumps(arguments), json.dumps(arguments, indent=3)):
+            for content in ({}, {"content": None}, {"content": ""}):
+                assert mine.render_text(ChatPrompt(with_call(given, **content), chat_template=name)) == want, (
+                    name,
+                    given,
+                )
+    for blank in ("", " ", None):
+        assert "<f {}>" in mine.render_text(ChatPrompt(with_call(blank), chat_template="tojson"))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ '```' + c['function']['arguments'] + '```' }}",
+        "{{ '```' ~ c.function.arguments ~ '```' }}",
+        "{{ c.function.arguments }}",
+    ],
+)
+def test_templates_that_join_arguments_get_text(renderer: ChatRenderer, template: str) -> None:
+    """As that of DeepSeek R1, also for arguments that were given as an object."""
+    source = "{% for m in messages %}{% for c in m.tool_calls or [] %}" + template + "{% endfor %}{% endfor %}"
+    for given in ({"city": "Zürich"}, '{"city":"Zürich"}'):
+        text = renderer.render_text(ChatPrompt(with_call(given), chat_template=source))
+        assert json.loads(text.strip("`")) == {"city": "Zürich"}
+
+
+def test_no_content_beside_tool_calls(renderer: ChatRenderer) -> None:
+    """Whatever a template does with content that is not there: test it for null, join it, look into it, or nothing."""
+    for body, want in (
+        ("{% if m.content is none %}null{% else %}{{ 'x' + m.content }}{% endif %}", "null"),
+        ("{{ '[' + m.content + ']' }}", "[]"),
+        ("{% if 'a' in m.content %}a{% endif %}-", "-"),
+        ("{% if m.content is defined %}defined{% endif %}-", "-"),
+        ("{{ m.content | trim }}-", "-"),
+    ):
+        source = "{% for m in messages if m.role == 'assistant' %}" + body + "{% endfor %}"
+        for content in ({}, {"content": None}):
+            assert renderer.render_text(ChatPrompt(with_call("{}", **content), chat_template=source)) == want, body
+    old = [*USER, {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a": 1}'}}]
+    source = "{% for m in messages if m.function_call %}{{ m.function_call.arguments.a }}{% endfor %}"
+    assert renderer.render_text(ChatPrompt(old, chat_template=source)) == "1"
+    none = [*USER, {"role": "assistant", "content": "x", "tool_calls": []}]
+    assert renderer.render_text(ChatPrompt(none, chat_template="{{ messages[1].tool_calls is defined }}")) == "False"
+
+
+@pytest.mark.parametrize(
+    ("calls", "complaint"),
+    [
+        ("f", "the tool_calls of message 1 are 'f'; expected a list"),
+        ([5], 'tool call 0 of message 1 is 5; expected {"type": "function"'),
+        ([{"id": "a"}], "tool call 0 of message 1 is None; expected"),
+        ([{"function": {"arguments": "{}"}}], "tool call 0 of message 1 is {'arguments': '{}'}; expected"),
+        (
+            [{"function": {"name": "f", "arguments": "{"}}],
+            "the arguments of tool call 0 of message 1 are not valid JSON (Expec",
+        ),
+        (
+            [{"function": {"name": "f", "arguments": "[1]"}}],
+            "the arguments of tool call 0 of message 1 are [1]; expected a JSON o",
+        ),
+        (
+            [{"function": {"name": "f", "arguments": 5}}],
+            "the arguments of tool call 0 of message 1 are 5; expected a JSON object",
+        ),
+        ([{"function": {"name": "f", "arguments": '{"a": NaN}'}}], "are not valid JSON (NaN is no JSON)"),
+        ([{"function": {"name": "f", "arguments": "[" * 99_999}}], "are not valid JSON (maximum recursion depth"),
+        ([{"function": {"name": "f", "arguments": '{"a":' * 80 + "1" + "}" * 80}}], "is nested more than 64 deep"),
+    ],
+)
+def test_malformed_tool_calls(renderer: ChatRenderer, calls: Any, complaint: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        renderer.render(ChatPrompt([*USER, {"role": "assistant", "tool_calls": calls}]))
+    assert complaint in str(raised.value) and "\n" not in str(raised.value)

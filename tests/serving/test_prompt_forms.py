@@ -129,7 +129,6 @@ def test_params() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"max_tokens": None}, "max_tokens is None"),
         ({"max_tokens": 2.0}, "max_tokens is 2.0"),
         ({"max_tokens": "2"}, "max_tokens is '2'"),
         ({"max_tokens": True}, "max_tokens is True"),

@@ -17,8 +17,10 @@ from tokenizers import Tokenizer as Inner
 from distmk.errors import DistmkError, UsageError
 from distmk.serving.detokenizer import Detokenizer
 from distmk.serving.engine_client import Deliver
+from distmk.serving.logprobs import make_logprob
 from distmk.serving.sampling import Logprob, SamplingParams, TokenOutput
 from distmk.serving.stats import EngineStats
+from distmk.serving.token_speller import TokenSpeller
 from distmk.serving.tokenizer import BYTE_LEVEL, Tokenizer
 
 WORDS = [
@@ -68,6 +70,7 @@ class FakeRequest:
     deliver: Deliver
     rng: random.Random
     detokenizer: Detokenizer
+    speller: TokenSpeller
     prompt_logprobs: Sequence[Mapping[int, Logprob] | None] | None = None
     num_tokens: int = 0
     character: list[int] = field(default_factory=list)  # the rest of one that was begun
@@ -85,6 +88,7 @@ class FakeEngine:
         self.max_model_len = max_model_len
         self.model = "models/fake"
         self.max_num_seqs = max_num_seqs
+        self.sampling_defaults: dict[str, Any] = {"temperature": 1.0}
         self.tick_s = tick_s
         self.says: str | None = None  # what every answer is, instead of random words
         self.num_submitted = 0
@@ -118,12 +122,11 @@ class FakeEngine:
                 raise UsageError(f"token id {token} is out of range; the vocabulary has ids 0 to {self._eos}")
         number = next(self._numbers) if params.temperature else str(prompt)
         rng = random.Random(number if params.seed is None else params.seed)
-        detokenizer = Detokenizer(
-            self.tokenizer, prompt, params.stop, params.include_stop_str_in_output, params.min_tokens
-        )
-        request = FakeRequest(prompt, params, deliver, rng, detokenizer)
+        detokenizer = Detokenizer(self.tokenizer, prompt, params)
+        request = FakeRequest(prompt, params, deliver, rng, detokenizer, TokenSpeller(self.tokenizer, context=prompt))
         if params.prompt_logprobs is not None:
-            later = [self._logprobs(request, token, params.prompt_logprobs) for token in prompt[1:]]
+            speller = TokenSpeller(self.tokenizer, context=prompt[:1])
+            later = [self._logprobs(speller, token, params.prompt_logprobs) for token in prompt[1:]]
             request.prompt_logprobs = [None, *later]
         with self._lock:
             if self._error is not None:
@@ -163,7 +166,10 @@ class FakeEngine:
         if said[-1] == "refuse me":
             raise UsageError("the chat template refuses the messages")
         text = "".join(f"{message['role']}: {content}\n" for message, content in zip(messages, said, strict=True))
-        text += "assistant:" if options.get("add_generation_prompt", True) else ""
+        if options.get("continue_final_message"):
+            text = text.removesuffix("\n")
+        generates = options.get("add_generation_prompt", True)
+        text = (options.get("chat_template") or "") + text + ("assistant:" if generates else "")
         return self.tokenizer.encode(text, max_tokens=self.max_model_len)
 
     def fail(self, error: DistmkError) -> None:
@@ -222,15 +228,21 @@ class FakeEngine:
         full = request.num_tokens >= min(params.max_tokens, self.max_model_len - len(request.prompt))
         finish = "stop" if token_id == self._eos else "length" if full else None
         text, reason = request.detokenizer.push(token_id, finish)
-        logprobs = None if params.logprobs is None else self._logprobs(request, token_id, params.logprobs)
-        return TokenOutput(0, token_id, text, reason, logprobs)
+        logprobs = None if params.logprobs is None else self._logprobs(request.speller, token_id, params.logprobs)
+        return TokenOutput(0, token_id, text, reason, logprobs, request.detokenizer.stop_string)
 
-    def _logprobs(self, request: FakeRequest, token_id: int, num_top: int) -> dict[int, Logprob]:
+    def _logprobs(self, speller: TokenSpeller, token_id: int, num_top: int) -> dict[int, Logprob]:
+        """Of the next token, which `speller` has behind it then."""
         others = [word for word in self._words if word != token_id][:num_top]
         ranked = [token_id, *others][: max(1, num_top)]
-        made = {each: Logprob(-0.5 - rank, rank + 1) for rank, each in enumerate(ranked)}
+        made = {each: make_logprob(each, -0.5 - rank, rank + 1, speller) for rank, each in enumerate(ranked)}
+        if num_top and token_id % 3 == 0:  # not among the best
+            made = {token_id: make_logprob(token_id, -5.0, num_top + 5, speller)}
+            made |= {each: make_logprob(each, -0.5 - rank, rank + 1, speller) for rank, each in enumerate(others)}
+            ranked = others
         if num_top > 1:
-            made[ranked[-1]] = Logprob(-math.inf, len(ranked))
+            made[ranked[-1]] = make_logprob(ranked[-1], -math.inf, len(ranked), speller)
+        speller.push(token_id)
         return made
 
 

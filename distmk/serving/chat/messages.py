@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict
 
 from distmk.errors import UsageError, shown
+from distmk.serving.chat.plain_values import dumped, is_list, plain, value_name
+from distmk.serving.chat.tool_calls import read_function, read_tool_calls
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 MAX_MESSAGES = 100_000
-_MAX_DEPTH = 64
 _REASONING = (
     "reasoning_content",
     "thinking",
@@ -52,12 +52,12 @@ class ChatPrompt:
 
     def split(self) -> list[ChatPrompt]:
         """One for each conversation. UsageError: the messages are no list."""
-        if not _is_list(self.messages):
+        if not is_list(self.messages):
             raise UsageError(
-                f"the messages are {_name(self.messages)}; expected a list of messages, or a list of such lists"
+                f"the messages are {value_name(self.messages)}; expected a list of messages, or a list of such lists"
             )
         given: Sequence[Any] = self.messages
-        return [replace(self, messages=each) for each in given] if given and _is_list(given[0]) else [self]
+        return [replace(self, messages=each) for each in given] if given and is_list(given[0]) else [self]
 
 
 def chat_prompt(messages: Any, options: Mapping[str, Any]) -> ChatPrompt:
@@ -72,10 +72,11 @@ def chat_prompt(messages: Any, options: Mapping[str, Any]) -> ChatPrompt:
 def read_messages(given: Any) -> list[dict[str, Any]]:
     """One conversation, as new plain objects; keys whose value is None are left out, as in transformers.
 
-    The content of each is text, or a list of text parts. UsageError: anything else; it names the message and what was expected.
+    The content of each is text, or a list of text parts; beside tool calls it may be absent. Arguments of tool calls are objects.
+    UsageError: anything else; it names the message and what was expected.
     """
-    if not _is_list(given):
-        raise UsageError(f"the conversation is {_name(given)}; expected a list of messages")
+    if not is_list(given):
+        raise UsageError(f"the conversation is {value_name(given)}; expected a list of messages")
     if not given:
         raise UsageError("the conversation has no messages; give at least one")
     if len(given) > MAX_MESSAGES:
@@ -88,45 +89,35 @@ def joined_text(content: str | list[dict[str, Any]]) -> str:
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
-def plain(value: Any, what: str, depth: int = 0) -> Any:
-    """A copy of a JSON value in Python's own types, without methods that a template could misuse. UsageError: it is none."""
-    if depth > _MAX_DEPTH:
-        raise UsageError(f"{what} is nested more than {_MAX_DEPTH} deep")
-    value = _dumped(value)
-    if isinstance(value, str):
-        return str.__str__(value)
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    if isinstance(value, numbers.Real):
-        return float(value)
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise UsageError(f"{what} has the key {shown(key)}; keys are text")
-        return {str(key): plain(item, f"{what}[{shown(key)}]", depth + 1) for key, item in value.items()}
-    if _is_list(value):
-        return [plain(item, f"{what}[{index}]", depth + 1) for index, item in enumerate(value)]
-    raise UsageError(f"{what} is {_name(value)}; expected what JSON can hold: text, numbers, lists and dicts")
-
-
 def _read_message(given: Any, what: str) -> dict[str, Any]:
-    given = _dumped(given)
+    given = dumped(given)
     if not isinstance(given, Mapping):
-        raise UsageError(f"{what} is {_name(given)}; {_EXPECTED}")
+        raise UsageError(f"{what} is {value_name(given)}; {_EXPECTED}")
     message = {key: value for key, value in plain(given, what).items() if value is not None}
     role = message.get("role")
     if role not in ROLES:
         wrong = f"has the role {shown(role)}" if "role" in message else "has no role"
         raise UsageError(f"{what} {wrong}; {_EXPECTED}")
+    if role == "assistant":
+        message = _with_calls(message, what)
     if "content" in message:
         message["content"] = _read_content(message["content"], what)
-    elif role != "assistant" or "tool_calls" not in message:
+    elif role != "assistant" or not ("tool_calls" in message or "function_call" in message):
         raise UsageError(f"{what} has no content; {_EXPECTED}")
     reasoning = next((message[key] for key in _REASONING if key in message), None)
     if reasoning is not None:
         message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    return message
+
+
+def _with_calls(message: dict[str, Any], what: str) -> dict[str, Any]:
+    """The message with its tool calls, or the function call of older clients, as templates read them; an empty list is none."""
+    if "tool_calls" in message:
+        message["tool_calls"] = read_tool_calls(message["tool_calls"], what)
+        if not message["tool_calls"]:
+            del message["tool_calls"]
+    if "function_call" in message:
+        message["function_call"] = read_function(message["function_call"], f"the function_call of {what}")
     return message
 
 
@@ -135,7 +126,7 @@ def _read_content(content: Any, what: str) -> Any:
         return content
     if not isinstance(content, list):
         raise UsageError(
-            f'the content of {what} is {_name(content)}; expected text, or a list of {{"type": "text"}} parts'
+            f'the content of {what} is {value_name(content)}; expected text, or a list of {{"type": "text"}} parts'
         )
     for index, part in enumerate(content):
         if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
@@ -146,20 +137,3 @@ def _read_content(content: Any, what: str) -> Any:
             'this model takes text: expected {"type": "text", "text": ...}'
         )
     return content
-
-
-def _dumped(value: Any) -> Any:
-    """Objects of the openai client and other pydantic models as dicts."""
-    dump = getattr(value, "model_dump", None)
-    return dump() if callable(dump) and not isinstance(value, type) else value
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
-
-
-def _name(value: object) -> str:
-    if value is None or isinstance(value, bool | numbers.Number | str):
-        return shown(value)
-    kind = type(value).__name__
-    return f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"
