@@ -33,7 +33,7 @@ def router(state: ServerState) -> APIRouter:
                 ids = await off_loop(lambda: state.llm.encode(prompt), len(prompt))
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": state.max_model_len, "tokens": ids}
         if body.return_token_strs and (tokenizer := state.tokenizer) is not None:
-            answer["token_strs"] = await off_loop(lambda: token_strings(tokenizer, ids), len(ids))
+            answer["token_strs"] = await off_loop(lambda: token_strings(tokenizer, ids), 4 * len(ids))
         return answer
 
     @routes.post("/detokenize")

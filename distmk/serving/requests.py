@@ -179,13 +179,9 @@ def make_request(
             f"a prompt of {len(ids)} tokens leaves no room in a context of {max_model_len}; "
             "shorten it or raise --max-model-len"
         )
-    given = {
-        "": ids,
-        "logit_bias of ": params.logit_bias or (0,),
-        "stop_token_ids with ": params.stop_token_ids or (0,),
-    }
+    given = {"": ids, "logit_bias of ": params.logit_bias, "stop_token_ids with ": params.stop_token_ids}
     for what, tokens in given.items():
-        for token in (min(tokens), max(tokens)):
+        for token in (min(tokens), max(tokens)) if tokens else ():
             if not 0 <= token < vocab_size:
                 vocabulary = f"the vocabulary has ids 0 to {vocab_size - 1}"
                 raise UsageError(f"{what}token id {shown(token)} is out of range; {vocabulary}")

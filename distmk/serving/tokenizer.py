@@ -65,7 +65,9 @@ class Tokenizer:
         (`<s>Hello`) gets no second ones. `max_tokens`: a context, for which text that is too long in any case is refused
         before it is encoded. UsageError: that, or `text` is not valid Unicode. Other threads run while a long text is encoded.
         """
-        return self._encode(text, add_special, max_tokens)[0]
+        encoded, num_added = self._encode(text, add_special, max_tokens)
+        ids: list[int] = encoded.ids
+        return ids[num_added:] if num_added else ids
 
     def text_offsets(self, text: str) -> list[int]:
         """Where in `text` each token of `encode` begins, in characters.
@@ -73,16 +75,15 @@ class Tokenizer:
         A token begins where the one before it ends: a space that the tokenizer counts to neither is the later one's. The tokens
         of one character all begin where it does. UsageError: as of `encode`.
         """
+        encoded, num_added = self._encode(text, add_special=True)
         begins, end = [], 0
-        for begin, stop in self._encode(text, add_special=True)[1]:
+        for begin, stop in encoded.offsets[num_added:]:
             begins.append(min(begin, end) if stop > begin else end)
             end = max(end, stop)
         return begins
 
-    def _encode(
-        self, text: str, add_special: bool, max_tokens: int | None = None
-    ) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of `text`, and the begin and end of each in it; (0, 0) of those that are added. UsageError: see `encode`."""
+    def _encode(self, text: str, add_special: bool, max_tokens: int | None = None) -> tuple[tokenizers.Encoding, int]:
+        """The encoding of `text`, and how many of its first tokens are to be left out. UsageError: see `encode`."""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as e:
@@ -96,13 +97,12 @@ class Tokenizer:
                 encoded = self._inner.encode(text, add_special_tokens=add_special)
             else:  # which releases the GIL, as `encode` does not
                 encoded = self._inner.encode_batch([text], add_special_tokens=add_special)[0]
-        ids: list[int] = encoded.ids
-        if add_special:
-            added = encoded.special_tokens_mask  # 1 for tokens of the template, 0 for special tokens in the text
-            num_added = added.index(0) if 0 in added else 0
-            if ids[:num_added] == ids[num_added : 2 * num_added]:
-                return ids[num_added:], encoded.offsets[num_added:]
-        return ids, encoded.offsets
+        if not add_special:
+            return encoded, 0
+        ids = encoded.ids
+        added = encoded.special_tokens_mask  # 1 for tokens of the template, 0 for special tokens in the text
+        num_added = added.index(0) if 0 in added else 0
+        return encoded, num_added if ids[:num_added] == ids[num_added : 2 * num_added] else 0
 
     def _refuse_too_long(self, text: str, max_tokens: int) -> None:
         if len(text) <= max_tokens or self._text_per_token is None:
