@@ -1,8 +1,8 @@
 """Log probabilities in OpenAI's two forms: of /v1/completions, and of /v1/chat/completions.
 
-A token is shown as the text that it adds behind the tokens before it. A part of a character is shown as bytes:\\xe2\\x80 (OpenAI's
-form), and a special token that the text leaves out by its name. Two tokens of one position may look alike: the chosen one, else the
-more probable one, keeps the text, and the other becomes token_id:N (vLLM's form). A model without a tokenizer has this form alone.
+A token is shown as the text that it adds behind the tokens before it. A part of a character is shown as bytes:\\xe2\\x80, as by
+OpenAI, and a special token that the text leaves out by its name. Two tokens of one position may look alike: the chosen one, or
+else the more probable one, keeps the text, and the other becomes token_id:N, as by vLLM. Without a tokenizer all are token_id:N.
 """
 
 from __future__ import annotations
