@@ -134,7 +134,7 @@ def _make_requests(args: EngineArgs, prompts: Sequence[Prompt], params: Sampling
     """
     checkpoint = open_checkpoint(args.model, "dummy")
     limit = choose_model_len(args.max_model_len, checkpoint.config)
-    return load_input_processor(checkpoint, limit).make_requests(prompts, params)
+    return load_input_processor(checkpoint, limit, args.generation_config).make_requests(prompts, params)
 
 
 def _check_trace(arguments: argparse.Namespace) -> int:

@@ -1,8 +1,8 @@
 """Log probabilities in OpenAI's two forms: of /v1/completions, and of /v1/chat/completions.
 
-A token is shown as the text that it adds behind the tokens before it; a part of a character as bytes:\\xe2\\x80 (OpenAI's form),
-a special token that the text leaves out by its name. Where two tokens of one position look alike, the chosen or else the more
-probable one is shown so, and the other as token_id:N (vLLM's form). Models without a tokenizer have this form alone.
+A token is shown as the text that it adds behind the tokens before it. A part of a character is shown as bytes:\\xe2\\x80, as by
+OpenAI, and a special token that the text leaves out by its name. Two tokens of one position may look alike: the chosen one, or
+else the more probable one, keeps the text, and the other becomes token_id:N, as by vLLM. Without a tokenizer all are token_id:N.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from distmk.serving.tokenizer import Tokenizer
 LEAST = -9999.0  # for -inf, which JSON does not have; as in OpenAI and vLLM
 
 Scores = Mapping[int, Logprob]
-"""The log probabilities at a position: those of its own token, and the top ones."""
+"""The log probabilities at a position, by token: its own token and the most probable ones."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def scored(token_id: int, scores: Scores | None) -> ScoredToken | None:
 def scored_prompt(
     tokenizer: Tokenizer | None, token_ids: Sequence[int], positions: Sequence[Scores | None], skip_special: bool
 ) -> list[ScoredToken]:
-    """The tokens of a prompt, of which the first has no scores."""
+    """The tokens of a prompt; the first one has no scores."""
     speller = None if tokenizer is None else TokenSpeller(tokenizer, skip_special)
     return [
         ScoredToken(i, make_logprob(i, 0.0, 0, speller) if scores is None else scores[i], scores)

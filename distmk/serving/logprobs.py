@@ -22,7 +22,7 @@ def read_logprobs(record: Any, speller: TokenSpeller | None) -> dict[int, Logpro
 
 
 def make_logprob(token_id: int, logprob: float, rank: int, speller: TokenSpeller | None) -> Logprob:
-    """What is known of one token that may come next."""
+    """The log probability of one token that may come next, with its text."""
     if speller is None:
         return Logprob(logprob, rank)
     spelled = speller.spell(token_id)

@@ -13,8 +13,8 @@ _MAX_WINDOW = 4
 class TokenSpeller:
     """Spells the tokens of one sequence in turn. Joined, their bytes are the UTF-8 of the text that all of them decode to.
 
-    A token cannot be decoded alone: most tokenizers drop the space of the first word, WordPiece writes one in front of every
-    other word, and a token may have a part of a character. Bytes that are not UTF-8 stay as they are.
+    A token cannot be decoded alone. Most tokenizers drop the space of the first word, WordPiece writes a space in front of every
+    other word, and a token may be a part of a character. Bytes that are not UTF-8 stay as they are.
 
     `skip_special`: special tokens add nothing, and tokens behind them are spelled as if these were not there. `context`: tokens
     before the first one pushed.
@@ -86,7 +86,7 @@ def spell_all(tokenizer: Tokenizer, token_ids: Iterable[int], skip_special: bool
 
 
 def token_strings(tokenizer: Tokenizer, token_ids: Iterable[int]) -> list[str]:
-    """Every token of a text as it is shown to users: the text that it adds, or the name of a special token."""
+    """The tokens of a text for users to read: the text that each adds, or the name of a special token."""
     speller, shown = TokenSpeller(tokenizer), []
     for token_id in token_ids:
         spelled = speller.push(token_id)

@@ -51,7 +51,8 @@ class Tokenizer:
             tuple[bool, int], bytes
         ] = {}  # kept for `TokenSpeller`: by whether tokens come before, and token
         added = inner.get_added_tokens_decoder()
-        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._special = {token_id: str(token.content) for token_id, token in added.items() if token.special}
+        self._special_ids = {text: token_id for token_id, text in self._special.items()}
         decoder = b"" if inner.decoder is None else inner.decoder.__getstate__()
         self._byte_level = b'"ByteLevel"' in decoder
         self._byte_fallback = b'"ByteFallback"' in decoder
@@ -150,8 +151,7 @@ class Tokenizer:
 
     def special_id(self, text: str) -> int | None:
         """The special token that is spelled `text`; None: there is none."""
-        token_id: int | None = self._inner.token_to_id(text)
-        return token_id if token_id in self._special else None
+        return self._special_ids.get(text)
 
     def _byte_of(self, token_id: int) -> int | None:
         """The byte of a token such as <0x0A>; None of any other."""

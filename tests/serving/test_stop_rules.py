@@ -76,6 +76,7 @@ NONE, STOP, LENGTH = FinishReason.NONE, FinishReason.STOP, FinishReason.LENGTH
             {"stop": ["<s>"], "min_tokens": 3},
             (" cat cat", "stop", "<s>"),
         ),
+        ([(CAT, NONE), (S, LENGTH)], {"stop": ["\ud800"]}, (" cats", "length", None)),  # not Unicode: never met
         ([(0xE6, NONE), (END, NONE)], {"stop": ["<s>", "\ufffdx"]}, ("\ufffd", "stop", "<s>")),
     ],
 )
