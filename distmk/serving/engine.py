@@ -41,7 +41,7 @@ from distmk.interrupts import deferred
 from distmk.lower import DecodeOptions
 from distmk.lower.memory import least_memory
 from distmk.nvtx_ranges import nvtx_range
-from distmk.parameter_checks import deadline, flag, real, whole
+from distmk.parameter_checks import deadline, flag, real, text, whole
 from distmk.progress import Progress, progress
 from distmk.serving.kept_logits import collect_logits
 from distmk.serving.kv_memory import KvMemory, with_kv_pages
@@ -49,8 +49,10 @@ from distmk.serving.own_model import OwnModel
 from distmk.serving.program_cache import proved_program
 from distmk.serving.running_launch import RunningLaunch
 from distmk.serving.session import Session
+from distmk.serving.tokenizer_files import OtherTokenizer, end_tokens
 from distmk.trace import Trace
-from distmk.weights import Checkpoint, open_checkpoint
+from distmk.weights import Checkpoint, open_checkpoint, tokenizer_path
+from distmk.weights.checkpoint import ModelFiles
 
 # Far above what any machine can serve: a larger value is a mistake, and would only exhaust memory or threads.
 _MOST = {
@@ -62,6 +64,8 @@ _MOST = {
 }
 _MOST_TRACED = 1_000_000
 _SEEDS = (-(1 << 63), (1 << 63) - 1)
+_LOAD_FORMATS = {"auto": "auto", "dummy": "dummy", **dict.fromkeys(("hf", "safetensors", "gguf"), "auto")}
+_NOT_SHARED = ("model", "tokenizer")  # arguments that may differ between hosts: paths
 
 
 @dataclass(frozen=True)
@@ -74,11 +78,17 @@ class EngineArgs:
     and of sequences that decode; None: as many as it can. `num_gpu_blocks_override`: pages of the KV cache, instead.
     `idle_exit_s`: seconds that a launch stays once all is served; None: until the engine is closed. UsageError: a value is out
     of range.
+    `tokenizer`: folder, GGUF file or Hub name of another tokenizer than the model's. `revision`, `tokenizer_revision`: branch,
+    tag or commit of models on the Hub. `seed`: of requests without a seed of their own, and of dummy weights; None: requests
+    are drawn differently in every run.
     """
 
     model: str
+    tokenizer: str | None = None
+    revision: str | None = None
+    tokenizer_revision: str | None = None
     load_format: str = "auto"
-    seed: int = 0
+    seed: int | None = 0
     num_workers: int | None = None
     backend: str = "auto"
     max_model_len: int | None = None
@@ -95,9 +105,10 @@ class EngineArgs:
 
     def __post_init__(self) -> None:
         check_backend(self.backend)
-        if self.load_format not in ("auto", "dummy"):
-            raise UsageError(f"load format {self.load_format!r} is not one of auto, dummy")
-        checked: dict[str, object] = {
+        if self.load_format not in _LOAD_FORMATS:
+            raise UsageError(f"load format {self.load_format!r} is not one of {', '.join(_LOAD_FORMATS)}")
+        checked: dict[str, object] = {"load_format": _LOAD_FORMATS[self.load_format]}
+        checked |= {
             name: whole(name, value, 1, most, f"a whole number from 1 to {most}")
             for name, most in _MOST.items()
             if (value := getattr(self, name)) is not None
@@ -110,10 +121,14 @@ class EngineArgs:
             "trace_iterations": whole(
                 "trace_iterations", self.trace_iterations, 0, _MOST_TRACED, f"0 (no trace) to {_MOST_TRACED}"
             ),
-            "seed": whole("seed", self.seed, *_SEEDS, "a whole number of 64 bits"),
             "keep_logits": flag("keep_logits", self.keep_logits),
             "enable_prefix_caching": flag("enable_prefix_caching", self.enable_prefix_caching),
         }
+        for name in ("tokenizer", "revision", "tokenizer_revision"):
+            if (value := getattr(self, name)) is not None:
+                checked[name] = text(name, value)
+        if self.seed is not None:
+            checked["seed"] = whole("seed", self.seed, *_SEEDS, "a whole number of 64 bits, or None")
         if self.idle_exit_s is not None:
             checked["idle_exit_s"] = real("idle_exit_s", self.idle_exit_s, 0, math.inf, "0 or more, or None")
         if self.deadline_s is not None:
@@ -130,8 +145,16 @@ def _peak_bytes() -> int:
 
 def _open(args: EngineArgs, own: OwnModel | None) -> Checkpoint:
     if own is not None:
-        return own.open(args.load_format, args.seed)
-    return open_checkpoint(args.model, args.load_format, args.seed)
+        return own.open(args.load_format, args.seed or 0)
+    return open_checkpoint(args.model, args.load_format, args.seed or 0, args.revision)
+
+
+def find_tokenizer(args: EngineArgs, checkpoint: Checkpoint) -> ModelFiles:
+    """The files of the tokenizer that `args` ask for. ModelError: there are none."""
+    name, revision = args.tokenizer, args.tokenizer_revision
+    if name is None and revision not in (None, args.revision):
+        name = args.model
+    return checkpoint if name is None else OtherTokenizer(tokenizer_path(name, revision))
 
 
 class Engine:
@@ -149,10 +172,12 @@ class Engine:
         self.backend_name = agree_on_backend(bootstrap, args.backend)
         self.checkpoint = agree(bootstrap, lambda: _open(args, own))
         self.config = self.checkpoint.config
+        self.tokenizer_files = agree(bootstrap, lambda: find_tokenizer(args, self.checkpoint))
+        self.eos_ids = agree(bootstrap, lambda: end_tokens(self.checkpoint, self.tokenizer_files))
         for note in self.checkpoint.notes if bootstrap.rank == 0 else ():
             tell(f"warning: {note}")
         agree(bootstrap, lambda: check_heads(self.config.head_dim, self.backend_name))
-        settings = {name: str(value) for name, value in asdict(args).items() if name != "model"}
+        settings = {name: str(value) for name, value in asdict(args).items() if name not in _NOT_SHARED}
         agree_same(bootstrap, "models or options", {"model": self.checkpoint.fingerprint, **settings})
         if self.backend_name == "cuda" and args.idle_exit_s is None:
             check_residence(bootstrap)
@@ -262,7 +287,7 @@ class Engine:
                 # As many wait in the launch as run, so that no slot waits for the host.
                 num_requests=2 * self.max_num_seqs,
                 max_prompt_len=self.max_model_len,
-                eos_ids=self.config.eos_token_ids,
+                eos_ids=self.eos_ids,
                 deadline_s=self.args.deadline_s or env.deadline_s(),
                 trace_capacity=self.session.room_for(num_traced) if num_traced else 0,
                 max_pages=self._decode_options.max_pages if self.caches_prefixes else 0,

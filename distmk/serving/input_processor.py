@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from distmk.errors import ModelError, UsageError
 from distmk.serving.chat.messages import ChatPrompt
 from distmk.serving.chat.render import ChatRenderer
 from distmk.serving.prompts import read_params, read_prompt, read_prompts
+from distmk.serving.request_seeds import RequestSeeds
 from distmk.serving.requests import Request, make_requests
+from distmk.serving.sampling import SamplingParams
 from distmk.serving.sampling_slot import biases_of
 from distmk.serving.tokenizer import Tokenizer, load_tokenizer
+from distmk.serving.tokenizer_files import end_tokens
 from distmk.weights import Checkpoint
+from distmk.weights.checkpoint import ModelFiles
 
 
 @dataclass(frozen=True)
 class InputProcessor:
     """Makes requests for one model. `no_tokenizer`: what to say of a prompt of text if there is no tokenizer. `eos_ids`: the
-    model's end tokens.
+    model's end tokens. `seeds`: for requests without a seed of their own.
     """
 
     vocab_size: int
@@ -26,11 +30,12 @@ class InputProcessor:
     no_tokenizer: str = "this model has no tokenizer; give token ids"
     chat: ChatRenderer | None = None  # where there is a tokenizer
     eos_ids: tuple[int, ...] = ()
+    seeds: RequestSeeds = field(default_factory=lambda: RequestSeeds(None))
 
     def make_requests(self, given: object, params: object, only_one: bool = False) -> list[Request]:
         """A request for each completion of each prompt (see `LLM.generate`). UsageError: one of them cannot be served."""
         prompts = [read_prompt(given)] if only_one else read_prompts(given)
-        each = read_params(params, len(prompts))
+        each = [self._own_params(one) for one in read_params(params, len(prompts))]
         if self.tokenizer is None and any(isinstance(p, str | ChatPrompt) for p in prompts):
             raise UsageError(self.no_tokenizer)
         rendered = [self.chat_renderer.render(p) if isinstance(p, ChatPrompt) else p for p in prompts]
@@ -41,6 +46,10 @@ class InputProcessor:
             requests += make_requests(prompt, one, *model, len(requests))
         return requests
 
+    def _own_params(self, params: SamplingParams) -> SamplingParams:
+        """A request's own copy, with a seed. UsageError: a value that was changed is wrong."""
+        return params.checked(seed=self.seeds.draw() if params.seed is None else params.seed)
+
     @property
     def chat_renderer(self) -> ChatRenderer:
         """What renders conversations for this model. UsageError: it has no tokenizer."""
@@ -49,14 +58,21 @@ class InputProcessor:
         return self.chat
 
 
-def load_input_processor(checkpoint: Checkpoint, max_model_len: int) -> InputProcessor:
-    """The input processor of a model; one without a tokenizer serves token ids. ModelError: its tokenizer is damaged."""
-    vocab_size, eos_ids = checkpoint.config.vocab_size, checkpoint.config.eos_token_ids
+def load_input_processor(
+    checkpoint: Checkpoint, max_model_len: int, tokenizer_files: ModelFiles | None = None
+) -> InputProcessor:
+    """The input processor of a model; one without a tokenizer serves token ids. `tokenizer_files`: None: those of the model.
+    ModelError: its tokenizer is damaged. UsageError: the files named instead have no tokenizer.
+    """
+    files = tokenizer_files or checkpoint
+    vocab_size, eos_ids = checkpoint.config.vocab_size, end_tokens(checkpoint, files)
     try:
-        tokenizer = load_tokenizer(checkpoint)
-        chat = ChatRenderer(checkpoint, tokenizer)
+        tokenizer = load_tokenizer(files)
+        chat = ChatRenderer(files, tokenizer)
         return InputProcessor(vocab_size, max_model_len, tokenizer, chat=chat, eos_ids=eos_ids)
     except ModelError:
         raise
     except UsageError as error:  # there is none
+        if files is not checkpoint:
+            raise
         return InputProcessor(vocab_size, max_model_len, no_tokenizer=str(error), eos_ids=eos_ids)

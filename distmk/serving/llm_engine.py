@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from distmk.serving.engine_client import Deliver
 from distmk.serving.input_processor import InputProcessor, load_input_processor
 from distmk.serving.own_model import OwnModel, in_files
 from distmk.serving.prompts import Prompt, either_params
+from distmk.serving.request_seeds import RequestSeeds
 from distmk.serving.requests import Request
 from distmk.serving.sampling import SamplingParams, TokenOutput
 from distmk.serving.stats import EngineStats
@@ -68,8 +69,10 @@ class LLMEngine:
         """What makes requests, with the tokenizer on rank 0."""
         checkpoint, limit = self.engine.checkpoint, self.engine.max_model_len
         if self.bootstrap.rank or skip_tokenizer:
-            return InputProcessor(checkpoint.config.vocab_size, limit, eos_ids=checkpoint.config.eos_token_ids)
-        return load_input_processor(checkpoint, limit)
+            made = InputProcessor(checkpoint.config.vocab_size, limit, eos_ids=self.engine.eos_ids)
+        else:
+            made = load_input_processor(checkpoint, limit, self.engine.tokenizer_files)
+        return replace(made, seeds=RequestSeeds(self.engine.args.seed))
 
     def make_requests(
         self, prompts: Any, params: Any, sampling_params: Any = None, *, only_one: bool = False

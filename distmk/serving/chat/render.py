@@ -11,7 +11,7 @@ from distmk.errors import UsageError, one_line, shown
 from distmk.serving.chat.files import ChatFiles, check_template_size, read_chat_files
 from distmk.serving.chat.messages import ChatPrompt, plain, read_messages
 from distmk.serving.tokenizer import Tokenizer
-from distmk.weights.checkpoint import Checkpoint
+from distmk.weights.checkpoint import ModelFiles
 
 _OWN_VARIABLES = ("messages", "add_generation_prompt")
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -28,7 +28,7 @@ class RenderedPrompt:
 class ChatRenderer:
     """Renders conversations for one model. Any number of threads may call it. Files are read at the first use."""
 
-    def __init__(self, checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
+    def __init__(self, checkpoint: ModelFiles, tokenizer: Tokenizer) -> None:
         self._checkpoint = checkpoint
         self._tokenizer = tokenizer
 
