@@ -11,7 +11,6 @@ from dataclasses import asdict
 from types import FrameType
 from typing import Any, NoReturn
 
-from distmk.backends.defaults import choose_model_len
 from distmk.bootstrap import detect
 from distmk.cli.chat_session import ChatSession
 from distmk.cli.model_options import add_engine_options, add_model_options, engine_args
@@ -22,9 +21,8 @@ from distmk.console import require_stdout, show, tell
 from distmk.errors import Interrupted, UsageError, one_line
 from distmk.serving.chat.messages import ChatPrompt
 from distmk.serving.engine import EngineArgs
-from distmk.serving.input_processor import load_input_processor
+from distmk.serving.input_processor import open_input_processor
 from distmk.serving.llm import LLM
-from distmk.weights import open_checkpoint
 
 
 def add_to(commands: Any) -> None:
@@ -70,8 +68,7 @@ def _end(signum: int, frame: FrameType | None) -> NoReturn:
 
 def _check_template(args: EngineArgs, system: str | None) -> None:
     """UsageError: the model has no chat template, or one without system messages. Its weights are not read yet."""
-    checkpoint = open_checkpoint(args.model, "dummy")
-    inputs = load_input_processor(checkpoint, choose_model_len(args.max_model_len, checkpoint.config))
+    inputs = open_input_processor(args)
     first = [{"role": "system", "content": system}] if system else []
     inputs.chat_renderer.render(ChatPrompt([*first, {"role": "user", "content": "Hi"}]))
 

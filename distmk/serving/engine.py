@@ -43,16 +43,16 @@ from distmk.lower.memory import least_memory
 from distmk.nvtx_ranges import nvtx_range
 from distmk.parameter_checks import deadline, flag, real, text, whole
 from distmk.progress import Progress, progress
+from distmk.serving.context import tell_of_context
 from distmk.serving.kept_logits import collect_logits
 from distmk.serving.kv_memory import KvMemory, with_kv_pages
 from distmk.serving.own_model import OwnModel
 from distmk.serving.program_cache import proved_program
 from distmk.serving.running_launch import RunningLaunch
 from distmk.serving.session import Session
-from distmk.serving.tokenizer_files import OtherTokenizer, end_tokens
+from distmk.serving.tokenizer_files import end_tokens, find_tokenizer
 from distmk.trace import Trace
-from distmk.weights import Checkpoint, open_checkpoint, tokenizer_path
-from distmk.weights.checkpoint import ModelFiles
+from distmk.weights import Checkpoint, open_checkpoint
 
 # Far above what any machine can serve: a larger value is a mistake, and would only exhaust memory or threads.
 _MOST = {
@@ -149,14 +149,6 @@ def _open(args: EngineArgs, own: OwnModel | None) -> Checkpoint:
     return open_checkpoint(args.model, args.load_format, args.seed or 0, args.revision)
 
 
-def find_tokenizer(args: EngineArgs, checkpoint: Checkpoint) -> ModelFiles:
-    """The files of the tokenizer that `args` ask for. ModelError: there are none."""
-    name, revision = args.tokenizer, args.tokenizer_revision
-    if name is None and revision not in (None, args.revision):
-        name = args.model
-    return checkpoint if name is None else OtherTokenizer(tokenizer_path(name, revision))
-
-
 class Engine:
     """A model ready to run on this rank. All calls are collective, and raise their errors on every rank alike.
 
@@ -181,16 +173,18 @@ class Engine:
         agree_same(bootstrap, "models or options", {"model": self.checkpoint.fingerprint, **settings})
         if self.backend_name == "cuda" and args.idle_exit_s is None:
             check_residence(bootstrap)
-        self.max_model_len = agree(bootstrap, lambda: choose_model_len(args.max_model_len, self.config))
+        longest = agree(bootstrap, lambda: choose_model_len(args.max_model_len, self.config))
         self.num_workers = self._agree_on_workers()
         self.host_sizes = find_hosts(bootstrap)
         self.load_s: dict[str, float] = {}  # seconds by stage: program, runtime, weights
         with self._stage("program", "compiling the program"):
-            options = agree(bootstrap, self._options)
+            options = agree(bootstrap, lambda: self._options(longest))
             agree(bootstrap, lambda: self._check_room(options))
-            asked = KvMemory(args.gpu_memory_utilization, args.num_gpu_blocks_override)
+            asked = KvMemory(args.gpu_memory_utilization, args.num_gpu_blocks_override, args.max_model_len is None)
             self._decode_options = options = with_kv_pages(self.config, options, asked, self.backend_name, bootstrap)
             program = agree(bootstrap, lambda: proved_program(self.config, options, bootstrap.rank))
+        if bootstrap.rank == 0:
+            tell_of_context(args.max_model_len, self.max_model_len, self.config)
         with self._stage("runtime", "starting the runtime"):
             self.session = Session(
                 program,
@@ -223,14 +217,14 @@ class Engine:
         check_schedulers(args.num_schedulers, num_workers, self.backend_name)
         return num_workers
 
-    def _options(self) -> DecodeOptions:
+    def _options(self, max_model_len: int) -> DecodeOptions:
         turns = self._turns()
         return DecodeOptions(
             num_ranks=self.bootstrap.world_size,
             num_workers=self.num_workers,
             num_schedulers=self.args.num_schedulers,
             max_seqs=choose_max_seqs(self.args.max_num_seqs, turns, self.backend_name),
-            max_model_len=self.max_model_len,
+            max_model_len=max_model_len,
             keep_logits=self.args.keep_logits,
             loopback=env.loopback(),
             turns=turns.rows,
@@ -249,11 +243,18 @@ class Engine:
         )
 
     def _check_room(self, options: DecodeOptions) -> None:
-        """UsageError: this host has too little memory, even for one sequence."""
+        """UsageError: this host has too little memory, even for one sequence, or for one page if the context is a default."""
         if self.backend_name != "cuda":
+            if self.args.max_model_len is None:
+                options = dataclasses.replace(options, max_model_len=min(options.max_model_len, options.page_size))
             need = least_memory(self.config, dataclasses.replace(options, num_pages=options.max_pages))
             private = {WEIGHTS: need.weights, "KV cache": need.kv_cache, "activations": need.wide}
             check_room(private, need.heap, self.bootstrap.local_size)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest sequence."""
+        return self._decode_options.max_model_len
 
     @property
     def max_num_seqs(self) -> int:

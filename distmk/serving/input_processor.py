@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from distmk.backends.defaults import choose_model_len
 from distmk.errors import ModelError, UsageError
 from distmk.serving.chat.messages import ChatPrompt
 from distmk.serving.chat.render import ChatRenderer
+from distmk.serving.engine import EngineArgs
 from distmk.serving.prompts import read_params, read_prompt, read_prompts
 from distmk.serving.request_seeds import RequestSeeds
 from distmk.serving.requests import Request, make_requests
 from distmk.serving.sampling import SamplingParams
 from distmk.serving.sampling_slot import biases_of
 from distmk.serving.tokenizer import Tokenizer, load_tokenizer
-from distmk.serving.tokenizer_files import end_tokens
-from distmk.weights import Checkpoint
+from distmk.serving.tokenizer_files import end_tokens, find_tokenizer
+from distmk.weights import Checkpoint, open_checkpoint
 from distmk.weights.checkpoint import ModelFiles
 
 
@@ -56,6 +58,16 @@ class InputProcessor:
         if self.chat is None:
             raise UsageError(self.no_tokenizer)
         return self.chat
+
+
+def open_input_processor(args: EngineArgs) -> InputProcessor:
+    """The input processor of a model whose weights are not read: its config and tokenizer suffice. The context is the longest
+    that the engine may choose. UsageError, ModelError: the arguments cannot be served.
+    """
+    checkpoint = open_checkpoint(args.model, "dummy", revision=args.revision)
+    longest = choose_model_len(args.max_model_len, checkpoint.config)
+    made = load_input_processor(checkpoint, longest, find_tokenizer(args, checkpoint))
+    return replace(made, seeds=RequestSeeds(args.seed))
 
 
 def load_input_processor(
