@@ -32,7 +32,7 @@ def add_to(commands: Any) -> None:
         description="Talk to a model through its chat template. In a terminal, Ctrl-C stops an answer, Ctrl-D leaves, and /help "
         "lists the commands. Else each line of standard input is a message, and the answers go to stdout.",
     )
-    add_model_options(parser, positional=True)
+    add_model_options(parser)
     parser.add_argument("--system", metavar="TEXT", help="the system message")
     add_sampling_options(parser, max_tokens=1024)
     add_engine_options(parser)

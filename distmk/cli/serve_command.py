@@ -30,7 +30,7 @@ def add_to(commands: Any) -> None:
         "SIGTERM lets requests under way end. Start it alone, with --ranks N, or on every rank under mpirun, torchrun or "
         "srun, where rank 0 serves.",
     )
-    add_model_options(parser, positional=True)
+    add_model_options(parser)
     add_engine_options(parser)
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)"
@@ -44,7 +44,12 @@ def add_to(commands: Any) -> None:
         help="a key that clients must send; may be repeated. DISTMK_API_KEY, which other users cannot see, adds one",
     )
     parser.add_argument(
-        "--served-model-name", metavar="NAME", help="the model's name in the API (default: that of its file)"
+        "--served-model-name",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="the model's names in the API; answers have the first one (default: the name of its file)",
     )
     parser.add_argument(
         "--max-queue",
@@ -104,11 +109,12 @@ def _config(arguments: argparse.Namespace) -> ServerConfig:
     keys = [*arguments.api_key, *([key] if (key := env.api_key()) else [])]
     if not all(keys):
         raise UsageError("--api-key is empty; give a key, or leave it out")
-    name = arguments.served_model_name
-    if name == "":
+    names = arguments.served_model_name or [_name_of(arguments.model)]
+    if not all(names):
         raise UsageError("--served-model-name is empty; give a name, or leave it out")
     return ServerConfig(
-        served_model_name=name or _name_of(arguments.model),
+        served_model_name=names[0],
+        other_model_names=tuple(names[1:]),
         api_keys=tuple(keys),
         max_queue=arguments.max_queue,
         drain_s=arguments.drain,

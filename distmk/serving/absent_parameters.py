@@ -22,15 +22,21 @@ class Absent(NamedTuple):
     """A parameter that distmk does not have.
 
     `neutral`: the values beside None that ask for nothing; None: every value, because all of them only tune. `instead`: what
-    exists in its place.
+    exists in its place. `is_switch`: it is True or False, though every value is taken.
     """
 
     neutral: tuple[object, ...] | None
     instead: str = ""
+    is_switch: bool = False
 
     def takes(self, value: object) -> bool:
         """Whether `value` asks for nothing."""
         return value is None or self.neutral is None or any(_equal(value, each) for each in self.neutral)
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it is True or False, an option without a value on the command line."""
+        return self.is_switch or self.neutral in ((False,), (True,))
 
 
 class UnsupportedError(UsageError, AttributeError):
@@ -89,6 +95,7 @@ def _equal(value: object, other: object) -> bool:
 
 
 _TUNES = Absent(None)
+_SWITCH = Absent(None, is_switch=True)
 _NO_ADAPTERS = "merge the adapter into the model first (PEFT: merge_and_unload, then save_pretrained)"
 _NO_GRAMMAR = "answers cannot be held to a grammar; say the form in the prompt, and check the answer"
 _NO_BEAMS = "beam search does not exist; draw n completions, and compare their cumulative_logprob"
@@ -180,22 +187,24 @@ REQUEST: Mapping[str, Absent] = {
 """Of the bodies of OpenAI's requests, and of vLLM's. Identifiers and hints have no effect."""
 
 ENGINE: Mapping[str, Absent] = {
-    **dict.fromkeys(("enforce_eager", "max_seq_len_to_capture", "max_context_len_to_capture"), _TUNES),
-    **dict.fromkeys(("compilation_config", "cuda_graph_sizes", "optimization_level", "attention_backend"), _TUNES),
-    **dict.fromkeys(("disable_custom_all_reduce", "disable_async_output_proc", "async_scheduling"), _TUNES),
-    **dict.fromkeys(("disable_log_stats", "disable_log_requests", "enable_log_requests"), _TUNES),
-    **dict.fromkeys(("enable_chunked_prefill", "max_num_partial_prefills", "long_prefill_token_threshold"), _TUNES),
-    **dict.fromkeys(("max_long_partial_prefills", "num_scheduler_steps", "multi_step_stream_outputs"), _TUNES),
-    **dict.fromkeys(("scheduler_delay_factor", "preemption_mode", "num_lookahead_slots", "stream_interval"), _TUNES),
-    **dict.fromkeys(("max_parallel_loading_workers", "use_tqdm_on_load", "disable_cascade_attn"), _TUNES),
-    **dict.fromkeys(("swap_space", "use_v2_block_manager", "disable_hybrid_kv_cache_manager"), _TUNES),
-    **dict.fromkeys(("prefix_caching_hash_algo", "pt_load_map_location", "ignore_patterns"), _TUNES),
-    **dict.fromkeys(("guided_decoding_backend", "structured_outputs_config", "code_revision"), _TUNES),
+    **dict.fromkeys(("enforce_eager", "disable_custom_all_reduce", "disable_async_output_proc"), _SWITCH),
+    **dict.fromkeys(("async_scheduling", "enable_chunked_prefill", "multi_step_stream_outputs"), _SWITCH),
+    **dict.fromkeys(("disable_log_stats", "disable_log_requests", "enable_log_requests"), _SWITCH),
+    **dict.fromkeys(("use_tqdm_on_load", "disable_cascade_attn", "use_v2_block_manager"), _SWITCH),
+    **dict.fromkeys(("disable_hybrid_kv_cache_manager", "fully_sharded_loras"), _SWITCH),
+    **dict.fromkeys(("disable_mm_preprocessor_cache", "skip_mm_profiling"), _SWITCH),
+    "trust_remote_code": _SWITCH,  # no code of a model is run
+    **dict.fromkeys(("max_seq_len_to_capture", "max_context_len_to_capture", "cuda_graph_sizes"), _TUNES),
+    **dict.fromkeys(("compilation_config", "optimization_level", "attention_backend"), _TUNES),
+    **dict.fromkeys(("max_num_partial_prefills", "max_long_partial_prefills"), _TUNES),
+    **dict.fromkeys(("long_prefill_token_threshold", "num_scheduler_steps", "num_lookahead_slots"), _TUNES),
+    **dict.fromkeys(("scheduler_delay_factor", "preemption_mode", "stream_interval", "swap_space"), _TUNES),
+    **dict.fromkeys(("max_parallel_loading_workers", "prefix_caching_hash_algo", "code_revision"), _TUNES),
+    **dict.fromkeys(("pt_load_map_location", "ignore_patterns"), _TUNES),
+    **dict.fromkeys(("guided_decoding_backend", "structured_outputs_config"), _TUNES),
     **dict.fromkeys(("tokenizer_pool_size", "tokenizer_pool_type", "tokenizer_pool_extra_config"), _TUNES),
     **dict.fromkeys(("max_loras", "max_lora_rank", "max_cpu_loras", "lora_dtype", "lora_extra_vocab_size"), _TUNES),
-    **dict.fromkeys(("fully_sharded_loras", "mm_processor_cache_gb", "disable_mm_preprocessor_cache"), _TUNES),
-    **dict.fromkeys(("skip_mm_profiling", "limit_mm_per_prompt", "allowed_local_media_path"), _TUNES),
-    "trust_remote_code": _TUNES,  # no code of a model is run
+    **dict.fromkeys(("mm_processor_cache_gb", "limit_mm_per_prompt", "allowed_local_media_path"), _TUNES),
     "served_model_name": _TUNES,  # of metrics, which a server has
     "dtype": Absent(("auto", "bfloat16"), "weights and the KV cache are bfloat16, sums are float32"),
     "kv_cache_dtype": Absent(("auto", "bfloat16"), "the KV cache is bfloat16"),
