@@ -36,7 +36,7 @@ class Absent(NamedTuple):
     @property
     def is_flag(self) -> bool:
         """Whether it is True or False, an option without a value on the command line."""
-        return self.is_switch or self.neutral in ((False,), (True,))
+        return self.is_switch or (len(self.neutral or ()) == 1 and isinstance((self.neutral or ())[0], bool))
 
 
 class UnsupportedError(UsageError, AttributeError):

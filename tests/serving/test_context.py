@@ -99,6 +99,10 @@ def test_any_budget(backend: str, rng: np.random.Generator, monkeypatch: pytest.
             assert made.total_pages == made.max_pages
             with pytest.raises(UsageError, match=f"the KV cache of one sequence of {LONG} tokens takes"):
                 with_kv_pages(config, options, KvMemory(0.9, None), backend, SingleBootstrap(9.0))
+    short = fixed_memory(config, dataclasses.replace(options, max_model_len=4096))
+    budget = short.local[0] + short.heap + 3 * page  # less than the tables of the whole context take
+    monkeypatch.setattr(kv_memory, "_budget", lambda *_: budget)
+    assert with_kv_pages(config, options, KvMemory(0.9, None, True), backend, SingleBootstrap(9.0)).max_pages == 3
     monkeypatch.setattr(kv_memory, "_budget", lambda *_: 1000)
     with pytest.raises(UsageError, match="the KV cache of one sequence of"):
         with_kv_pages(config, options, KvMemory(0.9, None, True), backend, SingleBootstrap(9.0))
