@@ -64,9 +64,8 @@ class _Parser(argparse.ArgumentParser):
 
     @property
     def options(self) -> list[str]:
-        """The options of the command that its help lists."""
-        listed = [action for action in self._actions if action.help is not argparse.SUPPRESS]
-        return [option for action in listed for option in action.option_strings]
+        """The options of the command, with those of vLLM that its help does not list."""
+        return [option for action in self._actions for option in action.option_strings]
 
     def _print_message(self, message: str, file: object = None) -> None:
         if message:

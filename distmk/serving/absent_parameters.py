@@ -65,7 +65,7 @@ def refusal(name: str, value: object, absent: Mapping[str, Absent]) -> str | Non
 
 def suggestion(name: str, known: Collection[str]) -> str:
     """The end of a message about an unknown name: the closest of the names that are known, if one is close."""
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     return f"; did you mean {close[0]}?" if close else ""
 
 

@@ -76,11 +76,10 @@ class EngineArgs:
     time. `gpu_memory_utilization`: share of a device's memory, or of a host's on the host twin, that all its ranks may take;
     what weights leave of it becomes KV cache. `max_num_batched_tokens`: tokens that an iteration carries at most, of prompts
     and of sequences that decode; None: as many as it can. `num_gpu_blocks_override`: pages of the KV cache, instead.
-    `idle_exit_s`: seconds that a launch stays once all is served; None: until the engine is closed. UsageError: a value is out
-    of range.
+    `idle_exit_s`: seconds that a launch stays once all is served; None: until the engine is closed.
     `tokenizer`: folder, GGUF file or Hub name of another tokenizer than the model's. `revision`, `tokenizer_revision`: branch,
     tag or commit of models on the Hub. `seed`: of requests without a seed of their own, and of dummy weights; None: requests
-    are drawn differently in every run.
+    are drawn differently in every run. UsageError: a value is out of range.
     """
 
     model: str
