@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,6 +41,13 @@ def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise _wrong(name, value, "True or False")
     return value
+
+
+def text(name: str, value: Any) -> str:
+    """Text, also a path. UsageError: `value` is neither, or empty."""
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise _wrong(name, value, "text")
+    return os.fsdecode(value)
 
 
 def strings(name: str, value: Any) -> list[str]:

@@ -17,12 +17,12 @@ from distmk.bootstrap.messages import gather_json
 from distmk.console import tell
 from distmk.errors import UsageError, shown
 from distmk.model.config import ModelConfig
+from distmk.model.rope_scaling import pretraining_length
 from distmk.parameter_checks import whole
 
 BACKENDS = ("auto", "host", "cuda", "emulated")
 MAX_WORKERS = 4096  # of a rank; more are a mistake, and would only exhaust threads
 EMULATED_WORKERS = 4  # of a rank; all run on one core
-DEFAULT_MODEL_LEN = 4096  # tokens; pages of the KV cache take memory only once they are used
 
 
 def check_backend(name: str) -> None:
@@ -93,10 +93,16 @@ def backend_choices(backend: str) -> BackendChoices:
 
 
 def choose_model_len(wanted: int | None, config: ModelConfig) -> int:
-    """The longest sequence in tokens. UsageError: `wanted` exceeds the model's context."""
-    if wanted is not None and wanted > config.max_position:
+    """The longest sequence in tokens: `wanted`, or the model's context, of which memory may allow a part (`with_kv_pages`).
+
+    Where a longer context would change the frequencies of short texts, the default is the length of pretraining. UsageError:
+    `wanted` exceeds the model's context.
+    """
+    if wanted is None:
+        return min(config.max_position, pretraining_length(config.rope_scaling) or config.max_position)
+    if wanted > config.max_position:
         raise UsageError(f"max_model_len {wanted} is more than the model's context of {config.max_position} tokens")
-    return min(config.max_position, DEFAULT_MODEL_LEN) if wanted is None else wanted
+    return wanted
 
 
 def check_heads(head_dim: int, backend: str) -> None:

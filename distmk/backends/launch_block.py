@@ -184,9 +184,9 @@ class LaunchBlock:
         """Tokens of a request that the batcher found cached, once the request has a token."""
         return int(self.pages["page"][entry, 0])
 
-    def pages_of(self, entry: int) -> list[tuple[int, int]]:
-        """Page and generation of the pages of a request, in the order of its tokens; what follows them is older."""
-        found: list[tuple[int, int]] = self.pages[entry, 1:].tolist()
+    def pages_of(self, entry: int, num_pages: int) -> list[tuple[int, int]]:
+        """Page and generation of the first pages of a request, in the order of its tokens."""
+        found: list[tuple[int, int]] = self.pages[entry, 1 : 1 + num_pages].tolist()
         return found
 
     def has_room(self, num_commands: int = 1) -> bool:

@@ -13,7 +13,9 @@ from distmk.cli.exit_status import status_of
 from distmk.cli.together import launcher_rank, refusing_together
 from distmk.console import discard_unwritten, occupy_closed_descriptors, require_stdout, write_raw
 from distmk.errors import UsageError
+from distmk.serving.absent_parameters import suggestion
 
+_ENGINES = ("generate", "chat", "serve")  # commands that run a model
 MAX_MESSAGE = 300  # characters of a message about arguments
 
 
@@ -28,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     with refusing_together():
-        arguments = build_parser().parse_args(argv)
+        arguments = _parse(argv)
         if launcher_rank() == 0:
             require_stdout()
     run: Callable[[argparse.Namespace], int] = arguments.run
@@ -40,6 +42,18 @@ def _run(argv: Sequence[str] | None) -> int:
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments of a command. UsageError: one is wrong; it names the help of the command."""
+    arguments, unknown = build_parser().parse_known_args(argv)
+    command: _Parser = arguments.parser
+    if unknown:
+        close = suggestion(unknown[0].partition("=")[0], command.options)
+        command.error(f"unrecognized arguments: {' '.join(unknown)}{close}")
+    if getattr(arguments, "model", "") is None:
+        command.error("no model is given; options that take several values, such as --prompt, come after it")
+    return arguments
+
+
 class _Parser(argparse.ArgumentParser):
     """Reports a wrong argument like any other mistake: in one line, from one rank."""
 
@@ -47,6 +61,11 @@ class _Parser(argparse.ArgumentParser):
         if len(message) > MAX_MESSAGE:  # a long argument
             message = f"{message[:MAX_MESSAGE]}..."
         raise UsageError(f"{message}; see {self.prog} --help")
+
+    @property
+    def options(self) -> list[str]:
+        """The options of the command, with those of vLLM that its help does not list."""
+        return [option for action in self._actions for option in action.option_strings]
 
     def _print_message(self, message: str, file: object = None) -> None:
         if message:
@@ -66,6 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
         serve_command,
         trace_command,
     )
+    from distmk.cli.model_options import add_absent_options
 
     parser = _Parser(prog="distmk", description=(distmk.__doc__ or "").partition("\n")[0])
     parser.add_argument("--version", action="version", version=f"distmk {distmk.__version__}")
@@ -79,6 +99,10 @@ def build_parser() -> argparse.ArgumentParser:
     trace_command.add_to(commands)
     doctor_command.add_to(commands)
     lab_command.add_to(commands)
+    for name in _ENGINES:
+        add_absent_options(commands.choices[name])
+    for command in commands.choices.values():
+        command.set_defaults(parser=command)
     return parser
 
 

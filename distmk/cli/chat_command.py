@@ -11,7 +11,6 @@ from dataclasses import asdict
 from types import FrameType
 from typing import Any, NoReturn
 
-from distmk.backends.defaults import choose_model_len
 from distmk.bootstrap import detect
 from distmk.cli.chat_session import ChatSession
 from distmk.cli.model_options import add_engine_options, add_model_options, engine_args
@@ -22,9 +21,8 @@ from distmk.console import require_stdout, show, tell
 from distmk.errors import Interrupted, UsageError, one_line
 from distmk.serving.chat.messages import ChatPrompt
 from distmk.serving.engine import EngineArgs
-from distmk.serving.input_processor import InputProcessor, load_input_processor
+from distmk.serving.input_processor import InputProcessor, open_input_processor
 from distmk.serving.llm import LLM
-from distmk.weights import open_checkpoint
 
 _MAX_TOKENS = 1024  # of an answer, unless the model says otherwise
 
@@ -36,7 +34,7 @@ def add_to(commands: Any) -> None:
         description="Talk to a model through its chat template. In a terminal, Ctrl-C stops an answer, Ctrl-D leaves, and /help "
         "lists the commands. Else each line of standard input is a message, and the answers go to stdout.",
     )
-    add_model_options(parser, positional=True)
+    add_model_options(parser)
     parser.add_argument("--system", metavar="TEXT", help="the system message")
     add_sampling_options(parser, max_tokens=_MAX_TOKENS, defaults="those of the model, else temperature 1")
     add_engine_options(parser)
@@ -74,9 +72,7 @@ def _end(signum: int, frame: FrameType | None) -> NoReturn:
 
 def _checked_inputs(args: EngineArgs, system: str | None) -> InputProcessor:
     """What reads prompts. UsageError: the model has no chat template, or one without system messages. Its weights are unread."""
-    checkpoint = open_checkpoint(args.model, "dummy")
-    limit = choose_model_len(args.max_model_len, checkpoint.config)
-    inputs = load_input_processor(checkpoint, limit, args.generation_config)
+    inputs = open_input_processor(args)
     first = [{"role": "system", "content": system}] if system else []
     inputs.chat_renderer.render(ChatPrompt([*first, {"role": "user", "content": "Hi"}]))
     return inputs

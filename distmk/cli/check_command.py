@@ -57,7 +57,7 @@ def _messages(program: Program) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    config = open_checkpoint(arguments.model, "dummy").config
+    config = open_checkpoint(arguments.model, "dummy", revision=arguments.revision).config
     options = DecodeOptions(
         num_ranks=1 if arguments.ranks is None else arguments.ranks,
         num_workers=1 if arguments.workers is None else arguments.workers,

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from distmk import trace
-from distmk.backends.defaults import choose_model_len
 from distmk.cli.model_options import add_engine_options, add_model_options, engine_args
 from distmk.cli.prompts import read_prompts
 from distmk.cli.sampling_options import add_sampling_options, sampling_params
@@ -20,13 +19,12 @@ from distmk.console import require_stdout, show, tell, tell_lines, write_generat
 from distmk.errors import UsageError, shown
 from distmk.serving.chat.messages import ChatPrompt
 from distmk.serving.engine import EngineArgs
-from distmk.serving.input_processor import load_input_processor
+from distmk.serving.input_processor import open_input_processor
 from distmk.serving.llm import LLM
 from distmk.serving.prompts import Prompt
 from distmk.serving.prompts_bar import prompts_bar
-from distmk.serving.requests import Request
+from distmk.serving.requests import Request, check_fits
 from distmk.serving.sampling import SamplingParams, TokenOutput
-from distmk.weights import open_checkpoint
 
 DEFAULT_TRACE_ITERATIONS = 8
 
@@ -94,6 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
         requests = [] if launcher_rank() else _make_requests(args, prompts, params)
     with LLM(**asdict(args), tensor_parallel_size=arguments.ranks, skip_tokenizer_init=True) as llm:
         loaded = time.perf_counter()
+        for request in requests:  # the context may be shorter than what was known before
+            check_fits(request.prompt_ids, llm.max_model_len)
         streams = llm.rank == 0 and not arguments.json
         text_is_seen = streams and require_stdout().isatty()
         with prompts_bar(not text_is_seen, requests, llm.run(requests)) as tokens:
@@ -132,9 +132,7 @@ def _make_requests(args: EngineArgs, prompts: Sequence[Prompt], params: Sampling
     """The requests, made by the config and the tokenizer alone: a prompt that cannot be served is refused before weights are
     read and ranks are started.
     """
-    checkpoint = open_checkpoint(args.model, "dummy")
-    limit = choose_model_len(args.max_model_len, checkpoint.config)
-    return load_input_processor(checkpoint, limit, args.generation_config).make_requests(prompts, params)
+    return open_input_processor(args).make_requests(prompts, params)
 
 
 def _check_trace(arguments: argparse.Namespace) -> int:

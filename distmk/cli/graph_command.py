@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from distmk.abi import MAX_ROWS, WIDE_ROWS
-from distmk.cli.model_options import MODEL_HELP
+from distmk.cli.model_options import add_model
 from distmk.console import show
 from distmk.errors import UsageError
 from distmk.graph.graph import Graph
@@ -31,8 +31,14 @@ def add_to(commands: Any) -> None:
         description="Print the operators that a model is written in, what each compiler pass makes of them, and the tasks of an "
         "iteration. Needs the config only; nothing is run.",
     )
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="tensor-parallel ranks (default 1)")
+    add_model(parser)
+    parser.add_argument(
+        *("--ranks", "-tp", "--tensor-parallel-size"),
+        type=int,
+        default=1,
+        metavar="N",
+        help="tensor-parallel ranks (default 1)",
+    )
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="workers a rank (default 1)")
     parser.add_argument("--layers", type=int, default=1, metavar="N", help="layers to show, the first ones (default 1)")
     parser.add_argument(
@@ -43,7 +49,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    config = open_checkpoint(arguments.model, "dummy").config
+    config = open_checkpoint(arguments.model, "dummy", revision=arguments.revision).config
     if not 1 <= arguments.layers <= config.num_layers:
         raise UsageError(f"--layers is {arguments.layers}; the model has 1 to {config.num_layers} layers to show")
     model = model_of(config.first_layers(arguments.layers))

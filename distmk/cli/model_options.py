@@ -3,28 +3,50 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
+from collections.abc import Sequence
+from typing import Any
 
 from distmk.backends.defaults import BACKENDS
+from distmk.serving.absent_parameters import ENGINE, refusal
 from distmk.serving.engine import EngineArgs
 
+_MODEL_LEN_HELP = "longest sequence in tokens (default: the model's own, as far as memory allows)"
 MODEL_HELP = "Hugging Face folder or name, .gguf file, or (dummy) a config or preset"
 
 
-def add_model_options(parser: argparse.ArgumentParser, positional: bool = False) -> None:
-    """Add the options that every command about a model has. `positional`: the model is an argument without a name."""
-    if positional:
-        parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    else:
-        parser.add_argument("-m", "--model", required=True, metavar="PATH", help=MODEL_HELP)
+class _Model(argparse.Action):
+    """Takes the model, which may be given in two ways, once."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        if namespace.model not in (None, values):
+            parser.error(f"two models are given, {namespace.model} and {values}; give one")
+        namespace.model = values
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add the model, as an argument with or without a name."""
+    parser.add_argument("model", nargs="?", action=_Model, default=argparse.SUPPRESS, metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("-m", "--model", action=_Model, metavar="MODEL", help="the same, as an option")
+    parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a model on the Hugging Face Hub")
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of commands that compile a model."""
+    add_model(parser)
     parser.add_argument(
         "--ranks",
+        "-tp",
         "--tensor-parallel-size",
         type=int,
         metavar="N",
         help="tensor-parallel ranks to start here (default 1)",
     )
     parser.add_argument("--workers", type=int, metavar="N", help="workers a rank (default: its share of the cores)")
-    parser.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence in tokens (default 4096)")
+    parser.add_argument("--max-model-len", type=int, metavar="N", help=_MODEL_LEN_HELP)
     parser.add_argument(
         "--max-num-seqs", type=int, metavar="N", help="sequences at once, 1 to 128 (default 128 on GPUs, else 16)"
     )
@@ -39,8 +61,18 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="schedulers a rank in threads of their own, on a GPU up to 12 on one SM (default: one rides in each worker)",
     )
     parser.add_argument("--backend", choices=BACKENDS, default="auto", help="default: auto")
-    parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: seeded random weights")
-    parser.add_argument("--seed", type=int, default=0, help="of dummy weights")
+    parser.add_argument("--load-format", default="auto", metavar="KIND", help="auto, or dummy: seeded random weights")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of draws without a seed of their own, and of dummy weights (0)",
+    )
+    parser.add_argument("--tokenizer", metavar="PATH", help="folder, .gguf file or Hub name of another tokenizer")
+    parser.add_argument(
+        "--tokenizer-revision", metavar="NAME", help="branch, tag or commit of the tokenizer on the Hub"
+    )
     parser.add_argument(
         "--gpu-memory-utilization",
         type=float,
@@ -72,10 +104,51 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--deadline", type=float, metavar="S", help="seconds without progress before giving up")
 
 
+class _AbsentOption(argparse.Action):
+    """Takes an option of vLLM whose value asks for nothing."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        value = _value(values) if isinstance(values, str) else not str(option).startswith("--no-")
+        if refused := refusal(self.dest, value, ENGINE):
+            parser.error(refused.replace(self.dest, str(option), 1))
+
+
+def _value(text: str) -> object:
+    """A value as JSON has it; anything else is text."""
+    try:
+        return None if text == "None" else json.loads(text)
+    except ValueError:
+        return text
+
+
+def add_absent_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that vLLM has and the command, which has all of its own, does not; the help does not list them."""
+    for name, absent in ENGINE.items():
+        option = name.replace("_", "-")
+        names: Sequence[str] = (f"--{option}", f"--no-{option}") if absent.is_flag else (f"--{option}",)
+        with contextlib.suppress(argparse.ArgumentError):  # the command has it
+            parser.add_argument(
+                *names,
+                dest=name,
+                action=_AbsentOption,
+                nargs=0 if absent.is_flag else None,
+                default=argparse.SUPPRESS,
+                help=argparse.SUPPRESS,
+            )
+    parser.epilog = (
+        "Options of vLLM that ask for nothing, or only tune it (--dtype auto, --enforce-eager), have no effect."
+    )
+
+
 def engine_args(arguments: argparse.Namespace, trace_iterations: int = 0) -> EngineArgs:
     """The engine's arguments, from both groups of options. UsageError: one of them is out of range."""
     return EngineArgs(
         model=arguments.model,
+        tokenizer=arguments.tokenizer,
+        revision=arguments.revision,
+        tokenizer_revision=arguments.tokenizer_revision,
         load_format=arguments.load_format,
         seed=arguments.seed,
         num_workers=arguments.workers,

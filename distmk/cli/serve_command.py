@@ -30,7 +30,7 @@ def add_to(commands: Any) -> None:
         "SIGTERM lets requests under way end. Start it alone, with --ranks N, or on every rank under mpirun, torchrun or "
         "srun, where rank 0 serves.",
     )
-    add_model_options(parser, positional=True)
+    add_model_options(parser)
     add_engine_options(parser)
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)"
@@ -43,6 +43,14 @@ def add_to(commands: Any) -> None:
         "--trust-request-chat-template",
         action="store_true",
         help="take chat templates of requests (chat_template) instead of the model's",
+    )
+    parser.add_argument(
+        "--served-model-name",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="the model's names in the API; answers have the first one (default: the name of its file)",
     )
     parser.add_argument(
         "--max-queue",
@@ -113,11 +121,12 @@ def _config(arguments: argparse.Namespace) -> ServerConfig:
         value = getattr(arguments, name)
         if not least <= value <= 1_000_000:
             raise UsageError(f"--{name.replace('_', '-')} is {value}; expected {least} to 1000000")
-    name = arguments.served_model_name
-    if name == "":
+    names = arguments.served_model_name or [_name_of(arguments.model)]
+    if not all(names):
         raise UsageError("--served-model-name is empty; give a name, or leave it out")
     return ServerConfig(
-        served_model_name=name or _name_of(arguments.model),
+        served_model_name=names[0],
+        other_model_names=tuple(names[1:]),
         trust_request_chat_template=arguments.trust_request_chat_template,
         max_queue=arguments.max_queue,
         drain_s=arguments.drain,

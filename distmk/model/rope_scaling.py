@@ -108,6 +108,15 @@ def context_length(scaling: RopeScaling | None, max_position: int) -> int:
     return max_position
 
 
+def pretraining_length(scaling: RopeScaling | None) -> int | None:
+    """The length of pretraining in tokens, if frequencies depend on whether a context is longer; None: they do not.
+
+    transformers chooses such frequencies by the length of each text. A run has one choice, by the longest text that it takes,
+    because keys in a KV cache cannot be rotated again.
+    """
+    return scaling.original_max_position if isinstance(scaling, (DynamicScaling, LongRopeScaling)) else None
+
+
 def yarn_attention_factor(factor: float, multiplier: float = 1.0) -> float:
     """The paper's section 3.4: cosines and sines grow by this where wavelengths grow by `factor`."""
     return 0.1 * multiplier * math.log(factor) + 1.0 if factor > 1.0 else 1.0

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class ServerConfig:
     """Times are in seconds."""
 
-    served_model_name: str
+    served_model_name: str  # that of answers
+    other_model_names: tuple[str, ...] = ()  # that requests may use as well
     api_keys: tuple[str, ...] = ()  # none: every client may ask
     host: str = "localhost"  # that the server listens on
     allowed_hosts: tuple[str, ...] = ()  # further names in the header Host; *.NAME, or * for any
@@ -30,3 +31,8 @@ class ServerConfig:
     drain_s: float = 30.0  # after SIGTERM, until what is still running is cut off
     watch_s: float = 0.5  # between looks at an idle engine
     engine_error_s: float = 1.0  # for which /health tells that the engine has ended, before the server does
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names by which requests may call the model."""
+        return (self.served_model_name, *self.other_model_names)

@@ -13,6 +13,7 @@ from starlette.types import Scope
 
 from distmk.errors import DistmkError, UsageError, one_line, shown
 from distmk.server.records import record_of
+from distmk.serving.absent_parameters import REQUEST, refusal
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -96,7 +97,8 @@ def _invalid(error: Mapping[str, Any]) -> ApiError:
     if not where:
         return ApiError(400, "the body is not a JSON object; send one, with the header content-type: application/json")
     if kind == "extra_forbidden":
-        return ApiError(400, f"{name} is not a parameter that this server supports; leave it out", name)
+        message = refusal(name, error["input"], REQUEST) if name in REQUEST else None
+        return ApiError(400, message or f"{name} is not a parameter that this server supports; leave it out", name)
     if kind == "missing":
         return ApiError(400, f"{name} is missing", name)
     message = str(error["msg"]).removeprefix("Value error, ")

@@ -26,9 +26,9 @@ def router(state: ServerState) -> APIRouter:
     routes = APIRouter()
     page = PAGE.read_text()
 
-    def model() -> dict[str, Any]:
+    def model(name: str) -> dict[str, Any]:
         return {
-            "id": state.config.served_model_name,
+            "id": name,
             "object": "model",
             "created": state.created_s,
             "owned_by": "distmk",
@@ -39,12 +39,12 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [model()]}
+        return {"object": "list", "data": [model(name) for name in state.config.model_names]}
 
     @routes.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
         state.check_model(name)
-        return model()
+        return model(name)
 
     @routes.get("/health")
     async def health() -> Response:

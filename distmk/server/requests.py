@@ -7,25 +7,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from distmk.serving.absent_parameters import REQUEST
 from distmk.serving.chat.messages import ChatOptions
 from distmk.serving.sampling import SamplingParams
 
-# Parameters that this server does not have, with the values that ask for nothing.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "functions": ([],),
-    "tool_choice": ("none", "auto"),
-    "function_call": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "best_of": (1,),
-    "suffix": ("",),
-    "use_beam_search": (False,),
-    "spaces_between_special_tokens": (True,),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-}
+_CHOICES = {"tool_choice": "tools", "function_call": "functions"}  # "none" of the one leaves out the other
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, of /v1/completions
 
 
@@ -43,11 +29,13 @@ class _Body(BaseModel):
     def _leave_out_neutral_values(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        return {
-            name: value
-            for name, value in body.items()
-            if value is not None and not (name in _NEUTRAL and value in _NEUTRAL[name])
-        }
+        unasked = {listed for choice, listed in _CHOICES.items() if body.get(choice) == "none"}
+        return {name: value for name, value in body.items() if not (name in unasked or cls._asks_nothing(name, value))}
+
+    @classmethod
+    def _asks_nothing(cls, name: Any, value: Any) -> bool:
+        is_absent = name in REQUEST and name not in cls.model_fields
+        return value is None or (is_absent and REQUEST[name].takes(value))
 
 
 class StreamOptions(_Body):
@@ -85,8 +73,6 @@ class Generating(_Body):
     stream_options: StreamOptions | None = None
     prompt_logprobs: Strict | None = None  # vLLM's: the number of top log probabilities at every position of the prompt
     return_token_ids: Flag = False  # vLLM's: the ids beside the text
-    user: str | None = None  # no effect
-    metadata: dict[str, str] | None = None  # no effect
 
     @property
     def only_prompt(self) -> bool:

@@ -46,10 +46,11 @@ class ServerState:
 
     def check_model(self, name: str | None) -> None:
         """ApiError: a request names another model."""
-        served = self.config.served_model_name
-        if name is not None and name != served:
+        served = self.config.model_names
+        if name is not None and name not in served:
+            names = " and ".join(map(repr, served))
             raise ApiError(
-                404, f"the model {name[:200]!r} is not served here, only {served!r}", "model", "model_not_found"
+                404, f"the model {name[:200]!r} is not served here, only {names}", "model", "model_not_found"
             )
 
     def check_serving(self) -> None:

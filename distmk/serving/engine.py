@@ -41,14 +41,16 @@ from distmk.interrupts import deferred
 from distmk.lower import DecodeOptions
 from distmk.lower.memory import least_memory
 from distmk.nvtx_ranges import nvtx_range
-from distmk.parameter_checks import deadline, flag, real, whole
+from distmk.parameter_checks import deadline, flag, real, text, whole
 from distmk.progress import Progress, progress
+from distmk.serving.context import tell_of_context
 from distmk.serving.kept_logits import collect_logits
 from distmk.serving.kv_memory import KvMemory, with_kv_pages
 from distmk.serving.own_model import OwnModel
 from distmk.serving.program_cache import proved_program
 from distmk.serving.running_launch import RunningLaunch
 from distmk.serving.session import Session
+from distmk.serving.tokenizer_files import end_tokens, find_tokenizer
 from distmk.trace import Trace
 from distmk.weights import Checkpoint, open_checkpoint
 
@@ -62,6 +64,8 @@ _MOST = {
 }
 _MOST_TRACED = 1_000_000
 _SEEDS = (-(1 << 63), (1 << 63) - 1)
+_LOAD_FORMATS = {"auto": "auto", "dummy": "dummy", **dict.fromkeys(("hf", "safetensors", "gguf"), "auto")}
+_NOT_SHARED = ("model", "tokenizer")  # arguments that may differ between hosts: paths
 
 
 @dataclass(frozen=True)
@@ -73,12 +77,18 @@ class EngineArgs:
     what weights leave of it becomes KV cache. `max_num_batched_tokens`: tokens that an iteration carries at most, of prompts
     and of sequences that decode; None: as many as it can. `num_gpu_blocks_override`: pages of the KV cache, instead.
     `idle_exit_s`: seconds that a launch stays once all is served; None: until the engine is closed. `generation_config`: see
-    `serving.generation_config`. UsageError: a value is out of range.
+    `serving.generation_config`.
+    `tokenizer`: folder, GGUF file or Hub name of another tokenizer than the model's. `revision`, `tokenizer_revision`: branch,
+    tag or commit of models on the Hub. `seed`: of requests without a seed of their own, and of dummy weights; None: requests
+    are drawn differently in every run. UsageError: a value is out of range.
     """
 
     model: str
+    tokenizer: str | None = None
+    revision: str | None = None
+    tokenizer_revision: str | None = None
     load_format: str = "auto"
-    seed: int = 0
+    seed: int | None = 0
     num_workers: int | None = None
     backend: str = "auto"
     max_model_len: int | None = None
@@ -96,9 +106,10 @@ class EngineArgs:
 
     def __post_init__(self) -> None:
         check_backend(self.backend)
-        if self.load_format not in ("auto", "dummy"):
-            raise UsageError(f"load format {self.load_format!r} is not one of auto, dummy")
-        checked: dict[str, object] = {
+        if self.load_format not in _LOAD_FORMATS:
+            raise UsageError(f"load format {self.load_format!r} is not one of {', '.join(_LOAD_FORMATS)}")
+        checked: dict[str, object] = {"load_format": _LOAD_FORMATS[self.load_format]}
+        checked |= {
             name: whole(name, value, 1, most, f"a whole number from 1 to {most}")
             for name, most in _MOST.items()
             if (value := getattr(self, name)) is not None
@@ -111,10 +122,14 @@ class EngineArgs:
             "trace_iterations": whole(
                 "trace_iterations", self.trace_iterations, 0, _MOST_TRACED, f"0 (no trace) to {_MOST_TRACED}"
             ),
-            "seed": whole("seed", self.seed, *_SEEDS, "a whole number of 64 bits"),
             "keep_logits": flag("keep_logits", self.keep_logits),
             "enable_prefix_caching": flag("enable_prefix_caching", self.enable_prefix_caching),
         }
+        for name in ("tokenizer", "revision", "tokenizer_revision"):
+            if (value := getattr(self, name)) is not None:
+                checked[name] = text(name, value)
+        if self.seed is not None:
+            checked["seed"] = whole("seed", self.seed, *_SEEDS, "a whole number of 64 bits, or None")
         if self.idle_exit_s is not None:
             checked["idle_exit_s"] = real("idle_exit_s", self.idle_exit_s, 0, math.inf, "0 or more, or None")
         if self.deadline_s is not None:
@@ -131,8 +146,8 @@ def _peak_bytes() -> int:
 
 def _open(args: EngineArgs, own: OwnModel | None) -> Checkpoint:
     if own is not None:
-        return own.open(args.load_format, args.seed)
-    return open_checkpoint(args.model, args.load_format, args.seed)
+        return own.open(args.load_format, args.seed or 0)
+    return open_checkpoint(args.model, args.load_format, args.seed or 0, args.revision)
 
 
 class Engine:
@@ -150,23 +165,27 @@ class Engine:
         self.backend_name = agree_on_backend(bootstrap, args.backend)
         self.checkpoint = agree(bootstrap, lambda: _open(args, own))
         self.config = self.checkpoint.config
+        self.tokenizer_files = agree(bootstrap, lambda: find_tokenizer(args, self.checkpoint))
+        self.eos_ids = agree(bootstrap, lambda: end_tokens(self.checkpoint, self.tokenizer_files))
         for note in self.checkpoint.notes if bootstrap.rank == 0 else ():
             tell(f"warning: {note}")
         agree(bootstrap, lambda: check_heads(self.config.head_dim, self.backend_name))
-        settings = {name: str(value) for name, value in asdict(args).items() if name != "model"}
+        settings = {name: str(value) for name, value in asdict(args).items() if name not in _NOT_SHARED}
         agree_same(bootstrap, "models or options", {"model": self.checkpoint.fingerprint, **settings})
         if self.backend_name == "cuda" and args.idle_exit_s is None:
             check_residence(bootstrap)
-        self.max_model_len = agree(bootstrap, lambda: choose_model_len(args.max_model_len, self.config))
+        longest = agree(bootstrap, lambda: choose_model_len(args.max_model_len, self.config))
         self.num_workers = self._agree_on_workers()
         self.host_sizes = find_hosts(bootstrap)
         self.load_s: dict[str, float] = {}  # seconds by stage: program, runtime, weights
         with self._stage("program", "compiling the program"):
-            options = agree(bootstrap, self._options)
+            options = agree(bootstrap, lambda: self._options(longest))
             agree(bootstrap, lambda: self._check_room(options))
-            asked = KvMemory(args.gpu_memory_utilization, args.num_gpu_blocks_override)
+            asked = KvMemory(args.gpu_memory_utilization, args.num_gpu_blocks_override, args.max_model_len is None)
             self._decode_options = options = with_kv_pages(self.config, options, asked, self.backend_name, bootstrap)
             program = agree(bootstrap, lambda: proved_program(self.config, options, bootstrap.rank))
+        if bootstrap.rank == 0:
+            tell_of_context(args.max_model_len, self.max_model_len, self.config)
         with self._stage("runtime", "starting the runtime"):
             self.session = Session(
                 program,
@@ -199,14 +218,14 @@ class Engine:
         check_schedulers(args.num_schedulers, num_workers, self.backend_name)
         return num_workers
 
-    def _options(self) -> DecodeOptions:
+    def _options(self, max_model_len: int) -> DecodeOptions:
         turns = self._turns()
         return DecodeOptions(
             num_ranks=self.bootstrap.world_size,
             num_workers=self.num_workers,
             num_schedulers=self.args.num_schedulers,
             max_seqs=choose_max_seqs(self.args.max_num_seqs, turns, self.backend_name),
-            max_model_len=self.max_model_len,
+            max_model_len=max_model_len,
             keep_logits=self.args.keep_logits,
             loopback=env.loopback(),
             turns=turns.rows,
@@ -225,11 +244,18 @@ class Engine:
         )
 
     def _check_room(self, options: DecodeOptions) -> None:
-        """UsageError: this host has too little memory, even for one sequence."""
+        """UsageError: this host has too little memory, even for one sequence, or for one page if the context is a default."""
         if self.backend_name != "cuda":
+            if self.args.max_model_len is None:
+                options = dataclasses.replace(options, max_model_len=min(options.max_model_len, options.page_size))
             need = least_memory(self.config, dataclasses.replace(options, num_pages=options.max_pages))
             private = {WEIGHTS: need.weights, "KV cache": need.kv_cache, "activations": need.wide}
             check_room(private, need.heap, self.bootstrap.local_size)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest sequence."""
+        return self._decode_options.max_model_len
 
     @property
     def max_num_seqs(self) -> int:
@@ -263,7 +289,7 @@ class Engine:
                 # As many wait in the launch as run, so that no slot waits for the host.
                 num_requests=2 * self.max_num_seqs,
                 max_prompt_len=self.max_model_len,
-                eos_ids=self.config.eos_token_ids,
+                eos_ids=self.eos_ids,
                 deadline_s=self.args.deadline_s or env.deadline_s(),
                 trace_capacity=self.session.room_for(num_traced) if num_traced else 0,
                 max_pages=self._decode_options.max_pages if self.caches_prefixes else 0,

@@ -130,7 +130,8 @@ class Feed:
         if self._prefixes is None:
             return
         if sent.begun:
-            self._prefixes.cache.add(sent.request.all_ids[:-1], self._block.pages_of(sent.entry), sent.tokens)
+            ids, cache = sent.request.all_ids[:-1], self._prefixes.cache
+            cache.add(ids, self._block.pages_of(sent.entry, len(ids) // cache.page_size), sent.tokens)
         self._prefixes.remove(number, sent.tokens)
 
     def finish(self) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import traceback
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from distmk.errors import DistmkError, UsageError
 from distmk.model.causal_lm import CausalLM
+from distmk.serving.absent_parameters import ENGINE, GENERATE, METHODS, UnsupportedError, check_absent
 from distmk.serving.chat.messages import ChatOptions, Conversation, chat_prompt
 from distmk.serving.chat.render import ChatRenderer
 from distmk.serving.engine import EngineArgs
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+_CHAT = ChatOptions.__annotations__.keys()
 
 
 class LLM:
@@ -62,11 +66,19 @@ class LLM:
     of `max_model_len` tokens are its most. `num_gpu_blocks_override`: its pages of 16 tokens, instead. When all are in use,
     the youngest request is put back, and goes on later. `enable_prefix_caching`: a prompt that begins as an earlier one did
     reuses that one's keys and values, and waits for them if the other one is about to compute most of what both need.
-    `skip_tokenizer_init` (of vLLM): prompts are token ids, and outputs have no text. `generation_config` (of vLLM): where
-    sampling defaults come from: auto (the model's files), vllm (nothing of the model), or a folder with a
-    generation_config.json.
+    `skip_tokenizer_init` (of vLLM): prompts are token ids, and outputs have no text. `tokenizer`: folder, GGUF file or Hub name
+    of another tokenizer than the model's. `revision`, `tokenizer_revision`: branch, tag or commit of models on the Hub.
+    `generation_config` (of vLLM): where sampling defaults come from: auto (the model's files), vllm (nothing of the model), or a
+    folder with a generation_config.json.
+    `max_model_len`: tokens of the longest sequence. None: the model's own context, or as much of it as one sequence has memory
+    for; models with LongRoPE or dynamic NTK take the length of pretraining. `seed` (of vLLM): requests without a seed of their
+    own are drawn from it, so a run that makes the same requests in the same order repeats itself; None: every run differs.
+    Dummy weights use it as well.
+    `other`: further arguments of vLLM's LLM. Values that ask for nothing, or that only tune vLLM, have no effect
+    (`enforce_eager=True`, `dtype="bfloat16"`, `enable_lora=False`).
 
-    UsageError (ModelError, BuildError): the model or the arguments cannot be served. RankLostError: a rank died.
+    UsageError (ModelError, BuildError): the model or the arguments cannot be served, or an argument is unknown.
+    RankLostError: a rank died.
     """
 
     def __init__(
@@ -74,11 +86,14 @@ class LLM:
         model: str | CausalLM,
         *,
         weights: Mapping[str, Any] | str | None = None,
+        tokenizer: str | None = None,
+        revision: str | None = None,
+        tokenizer_revision: str | None = None,
         tensor_parallel_size: int | None = None,
         num_workers: int | None = None,
         backend: str = "auto",
         load_format: str = "auto",
-        seed: int = 0,
+        seed: int | None = 0,
         max_model_len: int | None = None,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
@@ -93,12 +108,17 @@ class LLM:
         idle_exit_s: float | None = 0.0,
         followed: bool = False,
         generation_config: str = "auto",
+        **other: Any,
     ) -> None:
+        check_absent(other, ENGINE, LLM)
         own = own_model(model, weights)
 
         def engine_args() -> EngineArgs:
             return EngineArgs(
                 model=own.name if own else str(model),
+                tokenizer=tokenizer,
+                revision=revision,
+                tokenizer_revision=tokenizer_revision,
                 load_format=load_format,
                 seed=seed,
                 num_workers=num_workers,
@@ -201,6 +221,7 @@ class LLM:
         *,
         sampling_params: Params = None,
         use_tqdm: UseTqdm = True,
+        **other: Any,
     ) -> list[RequestOutput]:
         """Complete every prompt; outputs in the order of the prompts (on rank 0; [] on other ranks), with `n` completions each.
 
@@ -208,8 +229,11 @@ class LLM:
         several are a list of those, or an array of two dimensions. Without parameters, those of
         `get_default_sampling_params` are taken. Parameters, of vLLM's name `sampling_params` too, are for
         all prompts, or a list of one a prompt. Up to `max_num_seqs` prompts run at once; the others wait. `use_tqdm` (of
-        vLLM): a bar over the prompts on stderr, True only on a terminal, or what makes it, such as tqdm.tqdm.
+        vLLM): a bar over the prompts on stderr, True only on a terminal, or what makes it, such as tqdm.tqdm. `other`: further
+        arguments of vLLM's, with values that ask for nothing (`lora_request=None`). UsageError: a prompt or an argument cannot
+        be served.
         """
+        check_absent(other, GENERATE, LLM.generate)
         requests = self.make_requests(prompts, params, sampling_params)
         self._run_to_end(requests, use_tqdm)
         return outputs_of(requests)
@@ -225,7 +249,9 @@ class LLM:
 
         A message is {"role": "user", "content": text} as in OpenAI's API. To stream: `stream(ChatPrompt(messages))`.
         """
-        return self.generate(chat_prompt(messages, options), sampling_params, use_tqdm=use_tqdm)
+        own = {name: value for name, value in options.items() if name in _CHAT or name not in GENERATE}
+        other: dict[str, Any] = {name: value for name, value in options.items() if name not in own}
+        return self.generate(chat_prompt(messages, own), sampling_params, use_tqdm=use_tqdm, **other)
 
     def render_chat(self, messages: Conversation, **options: Any) -> list[int]:
         """The token ids that `chat` gives the model for one conversation (on rank 0; [] on other ranks). UsageError: as there."""
@@ -296,6 +322,14 @@ class LLM:
         A call that is under way on another thread ends with Interrupted.
         """
         self.llm_engine.closing.close()
+
+    if not TYPE_CHECKING:  # to a type checker every name would exist
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """UnsupportedError: vLLM's LLM has a method of this name. AttributeError: no LLM has one."""
+            if name in METHODS:
+                raise UnsupportedError(f"LLM.{name} of vLLM does not exist here; {METHODS[name]}")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __enter__(self) -> LLM:
         return self

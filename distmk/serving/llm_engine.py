@@ -67,7 +67,9 @@ class LLMEngine:
     def _load_inputs(self, skip_tokenizer: bool) -> InputProcessor:
         """What makes requests, with the tokenizer on rank 0."""
         engine, skip = self.engine, skip_tokenizer or self.bootstrap.rank > 0
-        return load_input_processor(engine.checkpoint, engine.max_model_len, engine.args.generation_config, skip)
+        return load_input_processor(
+            engine.checkpoint, engine.max_model_len, engine.args, engine.tokenizer_files, skip_tokenizer=skip
+        )
 
     def make_requests(
         self, prompts: Any, params: Any, sampling_params: Any = None, *, only_one: bool = False

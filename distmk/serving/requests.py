@@ -174,11 +174,7 @@ def make_request(
         ids = prompt.token_ids if isinstance(prompt, RenderedPrompt) else prompt
     if not ids:
         raise UsageError("a prompt has no tokens; give it at least one")
-    if len(ids) >= max_model_len:
-        raise UsageError(
-            f"a prompt of {len(ids)} tokens leaves no room in a context of {max_model_len}; "
-            "shorten it or raise --max-model-len"
-        )
+    check_fits(ids, max_model_len)
     given = {"": ids, "logit_bias of ": params.logit_bias, "stop_token_ids with ": params.stop_token_ids}
     for what, tokens in given.items():
         for token in (min(tokens), max(tokens)) if tokens else ():
@@ -190,6 +186,15 @@ def make_request(
     decoder = _decoder(tokenizer, ids, params)
     text = prompt.text if isinstance(prompt, RenderedPrompt) else prompt
     return Request(text if isinstance(text, str) else None, ids, params, decoder, index, 0, tokenizer)
+
+
+def check_fits(ids: list[int], max_model_len: int) -> None:
+    """UsageError: a prompt leaves no room for a completion."""
+    if len(ids) >= max_model_len:
+        raise UsageError(
+            f"a prompt of {len(ids)} tokens leaves no room in a context of {max_model_len}; "
+            "shorten it or raise --max-model-len"
+        )
 
 
 def _decoder(tokenizer: Tokenizer | None, ids: list[int], params: SamplingParams) -> Detokenizer | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from distmk.parameter_checks import biases, flag, real, strings, token_ids, whole
+from distmk.serving.absent_parameters import SAMPLING, UnsupportedError, refusal, suggestion, takes_absent
 from distmk.serving.stop_strings import check_stop_strings
 
 __all__ = ["CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "TokenOutput"]
@@ -18,15 +20,19 @@ _MOST = (1 << 31) - 1
 _SEEDS = (-(1 << 63), (1 << 63) - 1)
 
 
-@dataclass(frozen=True)
+@takes_absent(SAMPLING)
+@dataclass
 class SamplingParams:
     """How the tokens of a completion are chosen, and where it ends. Names and ranges as in vLLM. UsageError: a wrong value.
+
+    Values may be changed: they are checked again when a request is made, which keeps a copy.
 
     `max_tokens`: of the completion; None: as many as the context has room for. `n`: completions of the prompt.
 
     The distribution: the softmax of logits / `temperature` (0: the best token), of which only the `top_k` most probable tokens
     (0 or -1: all) are left, then the fewest whose probabilities sum up to `top_p`, and those that have at least `min_p` of the
-    highest probability. `seed` (None: a random one): the same gives the same tokens. Before that, logits are changed:
+    highest probability. `seed`: the same gives the same tokens; None: the engine's seed gives one.
+    Before that, logits are changed:
     `logit_bias` is added by token id; `presence_penalty` is taken off once, and `frequency_penalty` as often as the token was
     generated; `repetition_penalty` divides positive logits, and multiplies others, of tokens of the prompt or the completion.
     `LLM` takes biases of up to 300 tokens, and with `min_tokens` up to 84 end and stop tokens.
@@ -93,6 +99,23 @@ class SamplingParams:
         most = _MOST if self.max_tokens is None else self.max_tokens
         expected = "0 or more" if self.max_tokens is None else f"0 to max_tokens, which is {most}"
         object.__setattr__(self, "min_tokens", whole("min_tokens", self.min_tokens, 0, most, expected))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in self.__dataclass_fields__:
+            object.__setattr__(self, name, value)
+        elif name not in SAMPLING:
+            close = suggestion(name, self.__dataclass_fields__.keys())
+            raise UnsupportedError(f"SamplingParams has no parameter {name!r}{close}")
+        elif refused := refusal(name, value, SAMPLING):
+            raise UnsupportedError(refused)
+
+    def clone(self) -> SamplingParams:
+        """A copy that shares nothing with this one."""
+        return copy.deepcopy(self)
+
+    def checked(self, **changes: object) -> SamplingParams:
+        """A copy with `changes`, whose values are checked again. UsageError: one is wrong."""
+        return replace(self, **changes)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from distmk.serving.gguf_tokenizer import tokenizer_from_gguf
 from distmk.serving.panics import panics_as
 from distmk.serving.text_length import TextPerToken, text_per_token
 from distmk.user_files import exists, is_folder, read_whole
-from distmk.weights.checkpoint import Checkpoint
+from distmk.weights.checkpoint import ModelFiles
 from distmk.weights.gguf_header import read_header
 from distmk.weights.hf_config import MAX_TOKENIZER_BYTES
 
@@ -164,7 +164,7 @@ class Tokenizer:
         return token_id in self._special
 
 
-def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+def load_tokenizer(checkpoint: ModelFiles) -> Tokenizer:
     """The tokenizer of `checkpoint`: a tokenizer.json, or the metadata of a GGUF file.
 
     UsageError: there is none, or its kind is not supported. ModelError: it is damaged.

@@ -15,13 +15,16 @@ from distmk.weights.checkpoint import Checkpoint
 
 ADAPTER_CONFIG = "adapter_config.json"
 
-__all__ = ["Checkpoint", "expected_tensors", "open_checkpoint", "open_own"]
+__all__ = ["Checkpoint", "expected_tensors", "open_checkpoint", "open_own", "tokenizer_path"]
 
 
-def open_checkpoint(path: str | Path, load_format: str = "auto", seed: int = 0) -> Checkpoint:
+def open_checkpoint(
+    path: str | Path, load_format: str = "auto", seed: int = 0, revision: str | None = None
+) -> Checkpoint:
     """Open a model: a Hugging Face folder, a .gguf file, a folder with one .gguf in it, or a name on the Hugging Face Hub.
 
-    A file or folder at `path` comes first, then a preset of that name, then the Hub (`distmk.weights.hub`).
+    A file or folder at `path` comes first, then a preset of that name, then the Hub (`distmk.weights.hub`), of whose model
+    `revision` is a branch, a tag or a commit.
 
     With `load_format` "dummy" the weights are random, generated from `seed`, and only a config is needed: any of the above,
     a config.json file, or the name of a preset. Every tensor that the config calls for is checked to exist with the right
@@ -33,7 +36,7 @@ def open_checkpoint(path: str | Path, load_format: str = "auto", seed: int = 0) 
     if not exists(where):
         preset = PRESETS.get(str(path).lower())
         if preset is None:
-            where = _from_hub(str(path), load_format)
+            where = _from_hub(str(path), load_format, revision)
         elif load_format == "auto":
             raise ModelError(f"{path}: a preset has no weights; use the load format dummy, or give a path to a model")
         else:
@@ -85,12 +88,26 @@ def open_own(config: ModelConfig, weights: str | Mapping[str, Any] | None, load_
     return TensorCheckpoint(config, weights)
 
 
-def _from_hub(path: str, load_format: str) -> Path:
+def tokenizer_path(path: str, revision: str | None = None) -> Path:
+    """The folder or GGUF file of a tokenizer: what is at `path`, else that of a model on the Hub. ModelError: there is none."""
+    where = Path(path)
+    if exists(where):
+        return where
+    from distmk.weights.hub import fetch_model, is_hub_name
+
+    if is_hub_name(path):
+        return fetch_model(path, weights=False, revision=revision, needed="tokenizer.json")
+    raise ModelError(
+        f"{path}: no such file or folder; a tokenizer is a folder with tokenizer.json, a .gguf file, or a name on the Hub"
+    )
+
+
+def _from_hub(path: str, load_format: str, revision: str | None) -> Path:
     """The folder of a model of the Hugging Face Hub, where nothing is at `path`. ModelError: it is none, or cannot be had."""
     from distmk.weights.hub import fetch_model, is_hub_name
 
     if is_hub_name(path):
-        return fetch_model(path, weights=load_format == "auto")
+        return fetch_model(path, weights=load_format == "auto", revision=revision)
     raise ModelError(
         f"{path}: no such file or folder; expected a Hugging Face folder or name (OWNER/NAME), a .gguf file, "
         f"or with dummy weights one of {', '.join(PRESETS)}"

@@ -19,7 +19,15 @@ EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 
 
-class Checkpoint(Protocol):
+class ModelFiles(Protocol):
+    """What a tokenizer and chat templates are read from."""
+
+    @property
+    def path(self) -> Path | None:
+        """The folder or file of a model; None for a preset."""
+
+
+class Checkpoint(ModelFiles, Protocol):
     """Weights by their Hugging Face names, read a slice at a time.
 
     `fingerprint` is a sha256 that identifies a checkpoint; ranks compare it to verify that they opened the same one. It
@@ -29,10 +37,6 @@ class Checkpoint(Protocol):
     @property
     def config(self) -> ModelConfig:
         """The model's shape."""
-
-    @property
-    def path(self) -> Path | None:
-        """The folder or file it was opened from; None for a preset."""
 
     @property
     def fingerprint(self) -> str:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from distmk.errors import ModelError, one_line
+from distmk.errors import ModelError, one_line, shown
 from distmk.user_files import exists
 from distmk.weights.hf_config import MAX_INDEX_BYTES, read_json
 from distmk.weights.shard_files import INDEX_FILE, has_safetensors
@@ -27,20 +27,22 @@ def is_hub_name(path: str) -> bool:
     return bool(_NAME.fullmatch(path)) and ".." not in path
 
 
-def fetch_model(name: str, weights: bool) -> Path:
+def fetch_model(name: str, weights: bool, revision: str | None = None, needed: str = "config.json") -> Path:
     """The folder with the model `name`, with its weights if `weights`; only files that distmk reads are fetched.
 
-    A model that is in the cache whole is taken as it is, without a look at the Hub. ModelError: it can be neither found nor
-    fetched; one line says why, and what to do.
+    `revision`: a branch, a tag or a commit; None: the main branch. `needed`: the file that the folder must have. A model that
+    is in the cache whole is taken as it is, without a look at the Hub. ModelError: it can be neither found nor fetched; one
+    line says why, and what to do.
     """
     import huggingface_hub
     from huggingface_hub import constants, errors
 
     patterns = [*FILES, *WEIGHTS] if weights else list(FILES)
     options: dict[str, Any] = {"allow_patterns": patterns, "ignore_patterns": list(OTHER_FORMATS)}
+    options["revision"] = revision
     try:
         cached = Path(huggingface_hub.snapshot_download(name, **options, local_files_only=True))
-        if _is_whole(cached, weights):
+        if _is_whole(cached, weights, needed):
             return cached
     except Exception:  # not in the cache: the library has an error of its own for each way not to be there
         pass
@@ -52,6 +54,8 @@ def fetch_model(name: str, weights: bool) -> Path:
             f"{name}: the Hugging Face Hub gives this model only to accounts that accepted its terms; "
             "accept them on its page, then log in with hf auth login or set HF_TOKEN"
         ) from None
+    except errors.RevisionNotFoundError:
+        raise ModelError(f"{name}: the Hugging Face Hub has no revision {shown(revision)} of this model") from None
     except errors.RepositoryNotFoundError:
         raise ModelError(
             f"{name}: no such folder here, and no such model on the Hugging Face Hub; check the name, or log in if it is private"
@@ -62,15 +66,15 @@ def fetch_model(name: str, weights: bool) -> Path:
         raise ModelError(
             f"{name}: no such folder here, not whole in the Hugging Face cache, and {why}; {instead}"
         ) from None
-    if not _is_whole(folder, weights):
-        what = "config.json and safetensors weights" if weights else "config.json"
+    if not _is_whole(folder, weights, needed):
+        what = f"{needed} and safetensors weights" if weights else needed
         raise ModelError(f"{name}: the Hugging Face Hub has no {what} of this model; choose one in that format")
     return folder
 
 
-def _is_whole(folder: Path, weights: bool) -> bool:
+def _is_whole(folder: Path, weights: bool, needed: str) -> bool:
     """Whether a snapshot has all that is needed: one that was interrupted, or fetched without weights, may not."""
-    if not exists(folder / "config.json"):
+    if not exists(folder / needed):
         return False
     if not weights:
         return True

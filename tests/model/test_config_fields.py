@@ -21,7 +21,7 @@ from transformers import (
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
-from distmk.backends.defaults import DEFAULT_MODEL_LEN, choose_model_len
+from distmk.backends.defaults import choose_model_len
 from distmk.errors import ModelError, UsageError
 from distmk.model.config import ModelConfig
 from distmk.model.rope import attention_factor, inv_freq, rope_table
@@ -34,6 +34,7 @@ SIZES: dict[str, Any] = {
 NAMES = {LlamaConfig: "LlamaForCausalLM", Qwen2Config: "Qwen2ForCausalLM", Qwen3Config: "Qwen3ForCausalLM"}
 MODELS = {LlamaConfig: LlamaForCausalLM, Qwen2Config: Qwen2ForCausalLM, Qwen3Config: Qwen3ForCausalLM}
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 WINDOWED, FULL = "sliding_attention", "full_attention"
 
 USED: dict[str, Any] = {
@@ -181,7 +182,7 @@ def test_scaling_makes_the_context_longer() -> None:
         ({"type": "dynamic", "factor": 2.0}, 128),
         ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, 128),
         (LLAMA3, 64),
-        ({"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}, 64),
+        (LONGROPE, 64),
     ):
         mine = ours(config_json(LlamaConfig, rope_scaling=scaling))
         assert choose_model_len(want, mine) == want
@@ -222,4 +223,17 @@ def test_the_longest_context() -> None:
     assert (choose_model_len(None, windowed), choose_model_len(64, windowed)) == (64, 64)
     with pytest.raises(UsageError, match="more than the model's context of 64"):
         choose_model_len(65, windowed)
-    assert choose_model_len(None, dataclasses.replace(windowed, max_position=1 << 20)) == DEFAULT_MODEL_LEN
+    assert choose_model_len(None, dataclasses.replace(windowed, max_position=1 << 20)) == 1 << 20
+
+
+def test_frequencies_of_long_texts_are_asked_for() -> None:
+    """The default is the length of pretraining where a longer context changes short texts."""
+    for scaling, trained, longest in (
+        ({"type": "dynamic", "factor": 2.0}, 64, 128),
+        (LONGROPE | {"original_max_position_embeddings": 16}, 16, 64),
+        ({"type": "linear", "factor": 4.0}, 256, 256),
+    ):
+        mine = ours(config_json(LlamaConfig, rope_scaling=scaling))
+        assert (choose_model_len(None, mine), choose_model_len(longest, mine)) == (trained, longest)
+        unchanged = np.array_equal(inv_freq(mine, trained), inv_freq(mine, 1))
+        assert unchanged and (np.array_equal(inv_freq(mine, longest), inv_freq(mine, 1)) == (trained == longest))

@@ -124,7 +124,10 @@ def test_waiting_for_pages_is_no_hang(tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"num_gpu_blocks_override": 9}, "num_gpu_blocks_override is 9; one sequence of 160 tokens takes 10 blocks"),
+        (
+            {"num_gpu_blocks_override": 9, "max_model_len": 160},
+            "num_gpu_blocks_override is 9; one sequence of 160 tokens takes 10 blocks",
+        ),
         ({"num_gpu_blocks_override": 0}, "num_gpu_blocks_override is 0; expected a whole number from 1"),
         ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization is 0.0; expected more than 0 and at most 1"),
         ({"gpu_memory_utilization": 1.1}, "gpu_memory_utilization is 1.1; expected more than 0 and at most 1"),

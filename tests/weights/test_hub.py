@@ -12,7 +12,8 @@ import pytest
 from huggingface_hub import constants, errors
 from test_weights import expect_error, tiny
 
-from distmk.weights import hub, open_checkpoint
+from distmk.errors import ModelError
+from distmk.weights import hub, open_checkpoint, tokenizer_path
 
 NAME = "owner/tiny-model"
 
@@ -24,11 +25,19 @@ class FakeHub:
         self.remote, self.cache = remote, cache
         self.error: Exception | None = None
         self.fetched: list[str] = []
+        self.revision: str | None = None  # that was asked for last
 
     def __call__(
-        self, name: str, *, allow_patterns: list[str], ignore_patterns: list[str], local_files_only: bool = False
+        self,
+        name: str,
+        *,
+        allow_patterns: list[str],
+        ignore_patterns: list[str],
+        revision: str | None,
+        local_files_only: bool = False,
     ) -> str:
         assert name == NAME
+        self.revision = revision
         if local_files_only:
             if not self.cache.exists():
                 raise errors.LocalEntryNotFoundError("nothing there")
@@ -72,6 +81,27 @@ def test_only_what_is_read_is_fetched_once(fake: FakeHub) -> None:
         '{"weight_map": {"a": "model-00002-of-00002.safetensors"}}'
     )
     expect_error(NAME, "not whole in the Hugging Face cache")
+
+
+def test_a_revision(fake: FakeHub, tmp_path: Path) -> None:
+    """It goes to the Hub's look-up, of a model and of a tokenizer; a folder has none."""
+    open_checkpoint(NAME, "dummy", revision="v1.0")
+    assert fake.revision == "v1.0"
+    assert (tokenizer_path(NAME, "v2.0"), fake.revision) == (fake.cache, "v2.0")
+    (fake.cache / "tokenizer.json").unlink()
+    (fake.remote / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=f"{NAME}: the Hugging Face Hub has no tokenizer.json of this model"):
+        tokenizer_path(NAME)
+    fake.error = errors.RevisionNotFoundError.__new__(
+        errors.RevisionNotFoundError
+    )  # its arguments differ between versions
+    shutil.rmtree(fake.cache)
+    with pytest.raises(ModelError, match=f"{NAME}: the Hugging Face Hub has no revision 'v9' of this model"):
+        open_checkpoint(NAME, revision="v9")
+    fake.revision = None
+    shutil.copytree(fake.remote, tmp_path / "folder", ignore=shutil.ignore_patterns("consolidated*", "original"))
+    open_checkpoint(tmp_path / "folder", revision="v1.0")
+    assert fake.revision is None
 
 
 def test_a_folder_comes_first(fake: FakeHub, tmp_path: Path) -> None:

@@ -71,9 +71,15 @@ class CudaLaunch:
         self.block, self._context, self._job = block, context, job
         # The kernel reads and writes these in host memory, the next ones in its own.
         self._pinned = [_pin(memory) for memory in (block.commands, block.tokens, block.counts, block.records)]
-        self._pages, self._logprobs = _pin(block.pages), _pin(block.logprobs)
-        self._table = [_pin(memory) for memory in (block.requests, block.prompts, block.prefixes, block.biases)]
-        self._uploaded = [*(memory.cuda() for memory in self._table), _upload(block.eos_ids)]
+        self._pages, self._logprobs = _pin(block.pages, has_contents=False), _pin(block.logprobs)
+        # Tables of a long context are large. Where requests are added, each brings its own rows (`upload_request`).
+        has_prompts = bool(block.spec.prompts)
+        large = [_pin(memory, has_prompts) for memory in (block.prompts, block.prefixes)]
+        self._table = [_pin(block.requests), *large, _pin(block.biases)]
+        self._uploaded = [
+            *(memory.cuda() if has_prompts else _room_for(memory) for memory in self._table),
+            _upload(block.eos_ids),
+        ]
         self._trace = [_upload(memory) for memory in (block.trace, block.trace_counts) if block.trace.size]
         self._pinned_params = _pin(LaunchParams())
         self._params = LaunchParams.from_address(self._pinned_params.data_ptr())
@@ -148,10 +154,13 @@ class CudaLaunch:
         """Copy an entry and its prompt to the GPU, beside the kernel, from pinned memory."""
         import torch
 
+        request = self.block.requests[entry]
+        used = (None, request.prompt_len * self.block.prompts.itemsize, request.num_prefix_pages * PAGE.itemsize, None)
         with torch.cuda.stream(self._context.side_stream):
-            for pinned, uploaded in zip(self._table, self._uploaded, strict=False):
+            for pinned, uploaded, num_used in zip(self._table, self._uploaded[:-1], used, strict=True):
                 num_bytes = len(pinned) // len(self.block.requests)
-                part = slice(entry * num_bytes, (entry + 1) * num_bytes)
+                begin = entry * num_bytes
+                part = slice(begin, begin + (num_bytes if num_used is None else num_used))
                 uploaded[part].copy_(pinned[part], non_blocking=True)
             self._context.side_stream.synchronize()
 
@@ -210,11 +219,20 @@ def _bytes_of(memory: Any) -> npt.NDArray[np.uint8]:
     return np.frombuffer(bytes(memory), np.uint8)
 
 
-def _pin(memory: Any) -> Any:
-    """A copy in page-locked host memory, as a uint8 tensor."""
+def _pin(memory: Any, has_contents: bool = True) -> Any:
+    """A copy in page-locked host memory, as a uint8 tensor; without `has_contents`, only as much memory."""
     import torch
 
-    return torch.from_numpy(_bytes_of(memory).copy()).pin_memory()
+    if has_contents:
+        return torch.from_numpy(_bytes_of(memory).copy()).pin_memory()
+    return torch.empty(memory.nbytes, dtype=torch.uint8, pin_memory=True)
+
+
+def _room_for(pinned: Any) -> Any:
+    """As much of the GPU's memory, as a uint8 tensor."""
+    import torch
+
+    return torch.empty(len(pinned), dtype=torch.uint8, device="cuda")
 
 
 def _upload(memory: Any) -> Any:

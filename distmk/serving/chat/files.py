@@ -10,7 +10,7 @@ from typing import Any
 from distmk.errors import ModelError, UsageError, shown
 from distmk.serving.tokenizer import Tokenizer
 from distmk.user_files import exists, is_folder, list_folder, read_whole
-from distmk.weights.checkpoint import Checkpoint
+from distmk.weights.checkpoint import ModelFiles
 from distmk.weights.gguf_header import GgufHeader, read_header
 from distmk.weights.hf_config import read_json, text_of_token
 
@@ -34,7 +34,7 @@ class ChatFiles:
     special_tokens: Mapping[str, str]
 
 
-def read_chat_files(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatFiles:
+def read_chat_files(checkpoint: ModelFiles, tokenizer: Tokenizer) -> ChatFiles:
     """The templates and special tokens of `checkpoint`; none if it has none. ModelError: its files are damaged."""
     path = checkpoint.path
     if path is None:

@@ -12,7 +12,7 @@ from distmk.serving.chat.files import ChatFiles, check_template_size, read_chat_
 from distmk.serving.chat.messages import ChatPrompt, read_messages
 from distmk.serving.chat.plain_values import plain
 from distmk.serving.tokenizer import Tokenizer
-from distmk.weights.checkpoint import Checkpoint
+from distmk.weights.checkpoint import ModelFiles
 
 _OWN_VARIABLES = ("messages", "add_generation_prompt")
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -32,7 +32,7 @@ class ChatRenderer:
     `max_model_len`: a context, for which text that is too long in any case is refused before it is encoded.
     """
 
-    def __init__(self, checkpoint: Checkpoint, tokenizer: Tokenizer, max_model_len: int | None = None) -> None:
+    def __init__(self, checkpoint: ModelFiles, tokenizer: Tokenizer, max_model_len: int | None = None) -> None:
         self._checkpoint = checkpoint
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
