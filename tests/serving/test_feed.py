@@ -15,6 +15,7 @@ from distmk.backends.launch_spec import LaunchSpec
 from distmk.serving.counters import Counters, Pace
 from distmk.serving.feed import Feed
 from distmk.serving.prefix_cache import PrefixCache
+from distmk.serving.request_queue import Call
 from distmk.serving.requests import Request
 from distmk.serving.sampling import TokenOutput
 
@@ -33,7 +34,7 @@ class Fed:
 
     def add(self, prompt: list[int], max_tokens: int, index: int = 0, **params: Any) -> Request:
         request = Request(None, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params), None, index)
-        self.feed.add(request, deliver=self.got.append)
+        self.feed.add(Call([request], self.got.append))
         return request
 
     def take(self, number: int, token: int, finish: FinishReason = NONE) -> None:
