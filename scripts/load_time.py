@@ -8,7 +8,7 @@
 `tokens_per_iteration` is close to the concurrency if no request waits. `gaps` are the longest times between two tokens of a
 request, each with what happened meanwhile: iterations of the kernel, the collector's passes, starts of launches, and the
 longest time for which no thread of this process could run Python. Many iterations in a gap mean that the host held the
-tokens up, none that the GPU did. `--heap-objects` stands for what an application has loaded. Weights are random.
+tokens up, none that the GPU did. `--heap-objects` stands for what an application has loaded, `--kept-objects` for what it keeps of each token. Weights are random.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import gc
 import heapq
 import json
 import random
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -104,16 +103,18 @@ class Watch:
 
 @dataclass
 class Load:
-    """Requests under way, and the times of their tokens. Outputs are kept, as a caller may do."""
+    """Requests under way, and the times of their tokens. Outputs are kept, as callers do."""
 
     llm: LLM
     rng: random.Random
+    num_kept: int  # objects, of each token
+    burst_ms: list[float] = field(default_factory=list)  # to the first token of the requests that come first
     first_ms: list[float] = field(default_factory=list)
     gaps: list[tuple[float, float, int]] = field(default_factory=list)  # seconds, end, iterations: the longest ones
-    outputs: list[TokenOutput] = field(default_factory=list)
+    outputs: list[list[object]] = field(default_factory=list)
     over: SimpleQueue[BaseException | None] = field(default_factory=SimpleQueue)
 
-    def submit(self) -> None:
+    def submit(self, first_ms: list[float]) -> None:
         prompt = [self.rng.randrange(100) for _ in range(self.rng.randrange(1, MAX_PROMPT))]
         params = SamplingParams(max_tokens=self.rng.randrange(8, MAX_TOKENS), ignore_eos=True)
         began_s = last_s = time.monotonic()
@@ -129,9 +130,9 @@ class Load:
                 gap = (now_s - last_s, now_s, num_iterations - iterations)
                 (heapq.heappush if len(self.gaps) < NUM_GAPS else heapq.heappushpop)(self.gaps, gap)
             else:
-                self.first_ms.append(1e3 * (now_s - began_s))
+                first_ms.append(1e3 * (now_s - began_s))
             last_s, iterations = now_s, num_iterations
-            self.outputs.append(output)
+            self.outputs.append([output, *([number] for number in range(self.num_kept))])
             if output.finish_reason is not None:
                 self.over.put(None)
 
@@ -145,15 +146,15 @@ class Load:
 
 def measure(llm: LLM, arguments: argparse.Namespace) -> dict[str, Any]:
     """What is printed."""
-    load, watch = Load(llm, random.Random(arguments.seed)), Watch()
+    load, watch = Load(llm, random.Random(arguments.seed), arguments.kept_objects), Watch()
     heap = [[number] for number in range(arguments.heap_objects)]
     with watch.over(llm):
         began_s = time.monotonic()
         for _ in range(arguments.concurrency):
-            load.submit()
+            load.submit(load.burst_ms)
         while time.monotonic() - began_s < arguments.seconds:
             load.take_end()
-            load.submit()
+            load.submit(load.first_ms)
         for _ in range(arguments.concurrency):
             load.take_end()
         ended_s = time.monotonic()
@@ -164,10 +165,11 @@ def measure(llm: LLM, arguments: argparse.Namespace) -> dict[str, Any]:
         "ranks": llm.tensor_parallel_size,
         "concurrency": arguments.concurrency,
         "heap_objects": len(heap),
-        "requests_per_s": round(len(load.first_ms) / (ended_s - began_s), 1),
+        "kept_objects": arguments.kept_objects,
+        "requests_per_s": round(len(load.burst_ms + load.first_ms) / (ended_s - began_s), 1),
         "tokens_per_iteration": round(len(load.outputs) / iterations, 2),
         "num_launches": watch.num_launches,
-        "burst_first_ms": [round(ms, 1) for ms in sorted(load.first_ms[: arguments.concurrency])],
+        "burst_first_ms": {**latency_summary(load.burst_ms, 1), "max": round(max(load.burst_ms), 1)},
         "first_ms": {**latency_summary(load.first_ms, 1), "max": round(max(load.first_ms), 1)},
         "longest_ms": {kind: watch.longest_ms(kind) for kind in ("collection", "launch start", "no Python")},
         "gaps": [
@@ -190,6 +192,7 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--heap-objects", type=int, default=1_000_000)
+    parser.add_argument("--kept-objects", type=int, default=4)
     parser.add_argument("--idle", default="exit", choices=("resident", "exit"))
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -205,7 +208,7 @@ def main() -> int:
         if llm.rank:
             llm.follow()
         else:
-            print(json.dumps(measure(llm, arguments), indent=2), file=sys.stdout)
+            print(json.dumps(measure(llm, arguments), indent=2))
     return 0
 
 

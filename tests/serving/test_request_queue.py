@@ -10,15 +10,15 @@ from support.simulated_engine import Callers
 
 from distmk.serving import driver
 
-NUM_ACTIONS = 60
+NUM_ACTIONS = 100
 
 
 def run(callers: Callers, stops_early: bool) -> None:
     """Until all is over, or for a moment only; then stop the driver."""
-    deadline_s = time.monotonic() + (callers.rng.random() * 0.01 if stops_early else 30)
+    deadline_s = time.monotonic() + (callers.rng.random() * 0.01 if stops_early else 10)
     while not callers.is_over and time.monotonic() < deadline_s:
         time.sleep(0.001)
-    assert stops_early or callers.is_over, "not over after 30 s"
+    assert stops_early or callers.is_over, "not over after 10 s"
     callers.driver.stop()
 
 

@@ -17,7 +17,7 @@ from distmk import SamplingParams
 from distmk.abi import CommandKind, FinishReason
 from distmk.backends.launch_block import LaunchBlock, Token
 from distmk.backends.launch_spec import LaunchSpec
-from distmk.errors import HangError, Interrupted
+from distmk.errors import Interrupted, RankLostError
 from distmk.serving.driver import Driver, IdlePolicy
 from distmk.serving.request_queue import Call
 from distmk.serving.requests import Request
@@ -34,7 +34,9 @@ class Ticket:
     call: Call | None = None  # None: a task
     result: Future[None] | None = None  # of a task
     num_ends: dict[int, int] = field(default_factory=dict)  # of each request, by the first token of its prompt
-    started: set[int] = field(default_factory=set)  # requests that the launch has been given, and have no slot to wait for
+    started: set[int] = field(
+        default_factory=set
+    )  # requests that the launch has been given, and have no slot to wait for
 
     @property
     def is_served(self) -> bool:
@@ -155,10 +157,13 @@ class Callers:
         self._leads = leads
         self._num_actions = num_actions
         self._activity = self.rng.choice((0.05, 0.3, 0.7))
+        self._alone_share, cancels = self.rng.choice((0.05, 0.3)), self.rng.choice((1, 6))
+        self._weights = (6, 1, cancels)
         self._num_steps = 0
         self._tickets: list[Ticket] = []
         self._turn = 0  # of all tickets before this one the turn has passed
         self._requests: dict[int, tuple[Ticket, Request]] = {}  # by the first token of the prompt
+        self._cancelled: set[int] = set()  # without a launch, so that no launch may be given them
         self.violations: list[str] = []
         self.engine = SimulatedEngine(self, faults)
         exit_after_s = self.rng.choice((0.0, 0.002, None))
@@ -169,7 +174,9 @@ class Callers:
     @property
     def is_over(self) -> bool:
         """Whether all has been done, and all that was submitted has ended."""
-        return not self._num_actions and all(ticket.is_served and all(ticket.num_ends.values()) for ticket in list(self._tickets))
+        return not self._num_actions and all(
+            ticket.is_served and all(ticket.num_ends.values()) for ticket in list(self._tickets)
+        )
 
     def _rest(self, timeout_s: float) -> None:
         """The driver has nothing to do."""
@@ -186,7 +193,7 @@ class Callers:
     def act_once(self) -> None:
         """Submit something, or cancel a request in whatever state it is."""
         self._num_actions -= 1
-        self.rng.choices((self._submit, self._post, self._cancel), (6, 1, 2))[0]()
+        self.rng.choices((self._submit, self._post, self._cancel), self._weights)[0]()
 
     def step(self) -> None:
         self._num_steps += 1
@@ -195,7 +202,7 @@ class Callers:
             self._judge(False, "the steady stream did not end")
 
     def _submit(self) -> None:
-        alone = not self._leads or self.rng.random() < 0.1
+        alone = not self._leads or self.rng.random() < self._alone_share
         numbers = [len(self._requests) + index for index in range(self.rng.randrange(1, 4))]
         ticket = Ticket(num_ends=dict.fromkeys(numbers, 0))
         requests = []
@@ -239,6 +246,8 @@ class Callers:
     def _cancel(self) -> None:
         if self._requests:
             number = self.rng.choice(list(self._requests)[-12:])
+            if self.engine.running is None:
+                self._cancelled.add(number)
             self.driver.cancel_request(self._requests[number][1])
 
     def _waiting(self) -> Iterator[Ticket]:
@@ -253,6 +262,7 @@ class Callers:
         if number in ticket.started:
             return  # it was put back
         self._judge(next(self._waiting(), None) is ticket, f"request {number} has passed others")
+        self._judge(number not in self._cancelled, f"request {number} was cancelled in vain")
         ticket.started.add(number)
 
     def first_may_share(self) -> bool:
