@@ -8,14 +8,14 @@
 `tokens_per_iteration` is close to the concurrency if no request waits. `gaps` are the longest times between two tokens of a
 request, each with what happened meanwhile: iterations of the kernel, the collector's passes, starts of launches, and the
 longest time for which no thread of this process could run Python. Many iterations in a gap mean that the host held the
-tokens up, none that the GPU did. `--heap-objects` stands for what an application has loaded, `--kept-objects` for what it keeps of each token. Weights are random.
+tokens up, none that the GPU did. `--heap-objects` stands for what an application has loaded, `--kept-objects` for what it
+keeps of each token. Weights are random.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import heapq
 import json
 import random
 import threading
@@ -127,8 +127,7 @@ class Load:
                 self.over.put(output)
                 return
             if iterations:
-                gap = (now_s - last_s, now_s, num_iterations - iterations)
-                (heapq.heappush if len(self.gaps) < NUM_GAPS else heapq.heappushpop)(self.gaps, gap)
+                self.note_gap(now_s - last_s, now_s, num_iterations - iterations)
             else:
                 first_ms.append(1e3 * (now_s - began_s))
             last_s, iterations = now_s, num_iterations
@@ -137,6 +136,15 @@ class Load:
                 self.over.put(None)
 
         self.llm.submit(prompt, params, deliver)
+
+    def note_gap(self, gap_s: float, end_s: float, num_iterations: int) -> None:
+        """Keep the longest ones. Those of several requests at one time count once."""
+        for index, (other_s, other_end_s, _) in enumerate(self.gaps):
+            if min(end_s, other_end_s) - max(end_s - gap_s, other_end_s - other_s) > 0.5 * min(gap_s, other_s):
+                if gap_s > other_s:
+                    self.gaps[index] = (gap_s, end_s, num_iterations)
+                return
+        self.gaps = sorted([*self.gaps, (gap_s, end_s, num_iterations)], reverse=True)[:NUM_GAPS]
 
     def take_end(self) -> None:
         """Wait for the end of a request."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from distmk.errors import DistmkError, Interrupted
+from distmk.gc_pause import FrozenHeap
 from distmk.interrupts import deferred
 from distmk.serving.commands import command
 from distmk.serving.counters import Counters, Pace
@@ -48,7 +49,7 @@ class Driver:
         self._feed: Feed | None = None  # of the launch that is under way
         self._stopping = False
         self._error: DistmkError | None = None  # that ended a launch, and with it the ranks' cooperation
-        self._counters, self._pace = Counters(), Pace()
+        self._counters, self._pace, self._heap = Counters(), Pace(), FrozenHeap()
         self._cache = PrefixCache(engine.page_size) if engine.caches_prefixes else None
         self._thread = threading.Thread(target=self._run, name="distmk", daemon=True)
         self._thread.start()
@@ -175,6 +176,7 @@ class Driver:
             with self._lock:
                 self._feed = None
                 self._counters.num_iterations += launch.launch.block.counts.iterations if feed and launch else 0
+            self._rest()
             call.ended.set()
 
     def _begin(self, call: Call, launch: RunningLaunch) -> Feed:
@@ -199,13 +201,20 @@ class Driver:
             feed.take(tokens)
             if tokens:
                 self._pace.note(time.monotonic(), launch.launch.block.counts.iterations)
+            if not feed.is_empty:
+                self._heap.busy(time.monotonic())
             if not feed.is_empty or feed.finishing:
                 return
-            self._pace.rest()
+            self._rest()
             if self._idles(feed):
                 self._changed.wait(_IDLE_POLL_S)
             else:
                 feed.finish()
+
+    def _rest(self) -> None:
+        """There is no request to serve."""
+        self._pace.rest()
+        self._heap.idle()
 
     def _idles(self, feed: Feed) -> bool:
         """Whether a launch without requests waits for further ones."""

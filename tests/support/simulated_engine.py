@@ -78,8 +78,8 @@ class SimulatedEngine:
         self.callers.act()
 
     def fail_at_random(self) -> None:
-        if self.faults and self.callers.rng.random() < 0.01:
-            raise HangError((), 1.0)
+        if self.faults and self.callers.rng.random() < 0.03:
+            raise RankLostError("rank 1 was lost")
 
 
 class SimulatedLaunch:
@@ -131,7 +131,7 @@ class SimulatedLaunch:
         if len(queue) > 1 and self._callers.rng.random() < 0.1:
             number = queue.pop(min(len(queue), NUM_SLOTS) - 1)[0]
             tokens.append(Token(number, -1, FinishReason.PREEMPTED, counts.iterations))
-        for number, entry, left in queue[:NUM_SLOTS]:
+        for number, _, left in queue[:NUM_SLOTS]:
             reason = FinishReason.NONE if left > 1 else FinishReason.LENGTH
             tokens.append(Token(number, 5, reason, counts.iterations))
         running = [(number, entry, left - 1) for number, entry, left in queue[:NUM_SLOTS] if left > 1]
