@@ -96,6 +96,10 @@ class SimulatedLaunch:
         self._queue: list[tuple[int, int, int]] = []  # number, entry, tokens left; the first NUM_SLOTS run
         self._finishing = False
 
+    @property
+    def num_iterations(self) -> int:
+        return int(self.block.counts.iterations)
+
     def poll(self, timeout_s: float) -> list[Token]:
         self._callers.step()
         tokens = self._take_commands()
