@@ -12,6 +12,7 @@ from support.simulated_engine import Callers
 
 from distmk import gc_pause
 from distmk.gc_pause import FrozenHeap
+from distmk.serving import driver
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +95,7 @@ def test_what_others_have_frozen_stays_so() -> None:
 @pytest.mark.parametrize("faults", [False, True])
 def test_a_driver_freezes_while_it_has_requests(faults: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc_pause, "_SETTLED_S", -1.0)
+    monkeypatch.setattr(driver, "_IDLE_POLL_S", 0.0005)
     seen: list[tuple[bool, bool]] = []
 
     class Watched(Callers):
