@@ -138,7 +138,7 @@ class Load:
         self.llm.submit(prompt, params, deliver)
 
     def note_gap(self, gap_s: float, end_s: float, num_iterations: int) -> None:
-        """Keep the longest ones. Those of several requests at one time count once."""
+        """Keep the longest gaps. Gaps of several requests at one time count once."""
         for index, (other_s, other_end_s, _) in enumerate(self.gaps):
             if min(end_s, other_end_s) - max(end_s - gap_s, other_end_s - other_s) > 0.5 * min(gap_s, other_s):
                 if gap_s > other_s:

@@ -40,7 +40,7 @@ def launch_is_held(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> tuple[threading
 
 
 def test_a_burst_on_a_fresh_engine_runs_together(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that come while the first one's launch starts, and those after it, in the iterations of the longest."""
+    """Requests that come while the launch of the first one starts take no iterations of their own."""
     starts, may_start = launch_is_held(llm, monkeypatch)
     ends: SimpleQueue[int] = SimpleQueue()
 

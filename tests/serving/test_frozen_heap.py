@@ -32,7 +32,7 @@ class Node:
 
 
 def busy_heap() -> FrozenHeap:
-    """That of an engine that has been busy for a while."""
+    """The heap of an engine that has been busy for a while."""
     heap = FrozenHeap()
     for now_s in (0.0, 0.9, 1.1):
         assert gc.get_freeze_count() == 0
@@ -62,7 +62,7 @@ def test_an_engine_that_is_busy_for_moments_freezes_nothing() -> None:
 
 
 def test_frozen_garbage_is_collected_later() -> None:
-    """By the next full pass; if there is none, once memory has grown by a quarter."""
+    """The next full pass collects it; without one, growth of memory by a quarter does."""
     heap = FrozenHeap()
     for grows in (False, True):
         kept = [[number] for number in range(400_000 if grows else 0)]
