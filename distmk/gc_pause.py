@@ -1,10 +1,14 @@
-"""A pause of Python's garbage collector, for code that makes millions of objects and no garbage."""
+"""Pauses of Python's garbage collector: while code makes millions of objects and no garbage, and while an engine is busy."""
 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_SETTLED_S = 1.0  # for which an engine has been busy before objects are frozen
+_GROWTH = 1.25  # of all memory, after which objects that were frozen are looked through
 
 
 @contextmanager
@@ -17,3 +21,40 @@ def no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+class FrozenHeap:
+    """Spares a busy engine the collector's full passes, which stop all threads of Python: for 0.2 s with 400,000 objects.
+
+    An engine that has been busy for a moment freezes all present objects, and the collector passes them by. Once the engine is
+    idle, the objects are as before. Freezing sets the collector's counts back, so that objects frozen again and again might never
+    be looked through. Therefore an engine that becomes idle makes a full pass each time that memory has grown by a quarter.
+    Objects that somebody else has frozen are left alone.
+    """
+
+    def __init__(self) -> None:
+        self._busy_since_s: float | None = None
+        self._is_frozen = False
+        self._num_blocks = 0  # of memory after the last full pass, or when objects were frozen first
+
+    def busy(self, now_s: float) -> None:
+        """The engine has requests."""
+        if self._busy_since_s is None:
+            self._busy_since_s = now_s
+        elif not self._is_frozen and now_s - self._busy_since_s > _SETTLED_S:
+            self._busy_since_s = now_s  # the next try, if somebody else has frozen objects
+            if gc.isenabled() and not gc.get_freeze_count():
+                gc.collect(1)  # what is young and garbage
+                gc.freeze()
+                self._is_frozen = True
+                self._num_blocks = self._num_blocks or sys.getallocatedblocks()
+
+    def idle(self) -> None:
+        """The engine has no requests."""
+        self._busy_since_s = None
+        if self._is_frozen:
+            self._is_frozen = False
+            gc.unfreeze()
+            if sys.getallocatedblocks() > _GROWTH * self._num_blocks:
+                gc.collect()
+                self._num_blocks = sys.getallocatedblocks()

@@ -159,6 +159,11 @@ class _EngineCollector(Collector):
         for name, what, value in (
             ("vllm:num_requests_running", "Sequences in the batch.", stats.num_running),
             ("vllm:num_requests_waiting", "Sequences that wait.", stats.num_waiting),
+            (
+                "distmk:oldest_waiting_request_age_seconds",
+                "Time for which the first of the waiting sequences has waited.",
+                stats.oldest_waiting_s,
+            ),
             ("vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", stats.kv_usage),
             ("distmk:kv_pages", "KV pages.", stats.num_kv_pages),
             ("distmk:free_kv_pages", "KV pages that are free.", stats.num_free_kv_pages),

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
 from distmk.errors import DistmkError, Interrupted
+from distmk.gc_pause import FrozenHeap
 from distmk.interrupts import deferred
 from distmk.serving.commands import command
 from distmk.serving.counters import Counters, Pace
 from distmk.serving.engine import Engine
-from distmk.serving.engine_client import Deliver
 from distmk.serving.feed import Feed
 from distmk.serving.prefix_cache import PrefixCache
+from distmk.serving.request_queue import Call, RequestQueue, Task
 from distmk.serving.requests import Request
 from distmk.serving.running_launch import POLL_S, RunningLaunch
 from distmk.serving.stats import EngineStats
@@ -25,15 +25,6 @@ from distmk.serving.stats import EngineStats
 T = TypeVar("T")
 
 _IDLE_POLL_S = 0.2  # between two looks at the other ranks while no request is under way
-
-
-@dataclass(frozen=True)
-class Call:
-    """Requests that are submitted together. `gather_logits`: they have a launch of their own, whose logits are kept."""
-
-    requests: list[Request]
-    deliver: Deliver
-    gather_logits: bool = False
 
 
 @dataclass
@@ -44,8 +35,8 @@ class IdlePolicy:
 
 
 class Driver:
-    """Runs launches on a thread of its own. `leads`: the other ranks wait for commands; else each call is a launch, which
-    they start themselves.
+    """Runs launches on a thread of its own, for calls in the order of `RequestQueue`. `leads`: the other ranks wait for commands;
+    else each call is a launch, which they start themselves.
 
     What it delivers, it delivers on its thread. Its methods may be called on any thread.
     """
@@ -54,13 +45,11 @@ class Driver:
         self._engine, self._leads, self._idle = engine, leads, idle
         self._lock = threading.RLock()  # what is delivered may call back, to cancel
         self._changed = threading.Condition(self._lock)
-        self._calls: deque[Call] = deque()
-        self._tasks: deque[Callable[[], None]] = deque()
+        self._queue = RequestQueue(keeps_cancelled=not leads)
         self._feed: Feed | None = None  # of the launch that is under way
-        self._joinable = False  # it takes further calls
         self._stopping = False
         self._error: DistmkError | None = None  # that ended a launch, and with it the ranks' cooperation
-        self._counters, self._pace = Counters(), Pace()
+        self._counters, self._pace, self._heap = Counters(), Pace(), FrozenHeap()
         self._cache = PrefixCache(engine.page_size) if engine.caches_prefixes else None
         self._thread = threading.Thread(target=self._run, name="distmk", daemon=True)
         self._thread.start()
@@ -71,15 +60,18 @@ class Driver:
         return threading.current_thread() is self._thread
 
     def submit(self, call: Call) -> None:
-        """Serve a call: in the launch that is under way, if it takes further calls, or in a later one."""
-        with deferred(), self._lock:
-            if self._stopping:
-                raise _closed()
-            if self._feed is not None and self._joinable and not self._tasks and not call.gather_logits:
-                self._add(self._feed, call)
-            else:
-                self._calls.append(call)
-            self._changed.notify()
+        """Serve a call, once it is its turn."""
+        self._append(call)
+
+    def post(self, fn: Callable[[], T]) -> Future[T]:
+        """Call `fn` on the driver's thread between two launches, once it is its turn."""
+        task = Task(fn)
+        self._append(task)
+        return task.result
+
+    def perform(self, fn: Callable[[], T]) -> T:
+        """As `post`, and wait for the result."""
+        return self.post(fn).result()
 
     def cancel(self, call: Call) -> None:
         """End what is not over of a call."""
@@ -93,26 +85,8 @@ class Driver:
                 return
             if self._feed is not None:
                 self._feed.cancel(request)
-            for call in self._calls:
-                if any(one is request for one in call.requests):
-                    call.deliver(request.abort())
-
-    def perform(self, fn: Callable[[], T]) -> T:
-        """Call `fn` on the driver's thread between two launches, and wait for its result."""
-        future: Future[T] = Future()
-
-        def task() -> None:
-            try:
-                future.set_result(fn())
-            except BaseException as error:
-                future.set_exception(error)
-
-        with deferred(), self._lock:
-            if self._stopping:
-                raise _closed()
-            self._tasks.append(task)
-            self._changed.notify()
-        return future.result()
+            self._queue.cancel(request)
+            self._admit()  # the calls behind one that was cancelled
 
     def stats(self) -> EngineStats:
         """What the engine does now. DistmkError: a launch has failed."""
@@ -121,11 +95,11 @@ class Driver:
                 raise self._error
             counters, feed, num_pages = self._counters, self._feed, self._engine.num_kv_pages
             counts = feed.counts if feed is not None else None
-            num_running = counts.num_running if counts and feed and not feed.is_empty else 0
-            num_known = (feed.num_waiting + feed.num_sent if feed else 0) + sum(len(c.requests) for c in self._calls)
+            since_s = [call.arrived_s for call in self._queue.calls() for _ in call.unfinished]
+            since_s += feed.waiting_since_s() if feed is not None else []
             return EngineStats(
-                num_running=num_running,
-                num_waiting=max(0, num_known - num_running),
+                num_running=feed.num_running if feed is not None else 0,
+                num_waiting=len(since_s),
                 num_kv_pages=num_pages,
                 num_free_kv_pages=counts.num_free_pages if counts and counts.iterations else num_pages,
                 num_iterations=counters.num_iterations + (counts.iterations if counts else 0),
@@ -134,6 +108,7 @@ class Driver:
                 num_generated_tokens=counters.num_generated_tokens,
                 num_preemptions=counters.num_preemptions,
                 num_prefix_hits=counters.num_prefix_hits,
+                oldest_waiting_s=time.monotonic() - min(since_s) if since_s else 0.0,
             )
 
     def stop(self) -> None:
@@ -145,29 +120,43 @@ class Driver:
             with self._engine.bootstrap.losing_stopped_ranks():
                 self._thread.join()
 
+    def _append(self, item: Call | Task) -> None:
+        with deferred(), self._lock:
+            if self._stopping:
+                raise _closed()
+            self._queue.append(item)
+            self._admit()
+            self._changed.notify()
+
+    def _admit(self) -> None:
+        """Let calls whose turn it is join the launch that is under way."""
+        if self._feed is not None and self._feed.is_open and (calls := self._queue.take_sharing()):
+            self._feed.add(*calls)
+
     def _run(self) -> None:
-        while True:
-            with self._lock:
-                while not (self._stopping or self._tasks or self._calls):
-                    self._changed.wait(_IDLE_POLL_S)
-                if self._stopping:
-                    break
-                task = self._tasks.popleft() if self._tasks else None
-                call = None if task else self._calls.popleft()
-            if task is not None:
-                task()
-            elif call is not None:
-                self._serve(call)
+        while (item := self._next()) is not None:
+            if isinstance(item, Call):
+                self._serve(item)
+            else:
+                item.run()
         self._refuse()
+
+    def _next(self) -> Call | Task | None:
+        """Wait for the next call or task; None: the driver stops. A task is taken, a call stays until its launch has begun."""
+        with self._lock:
+            while not self._stopping:
+                if (item := self._queue.first()) is not None:
+                    if isinstance(item, Task):
+                        self._queue.take(item)
+                    return item
+                self._changed.wait(_IDLE_POLL_S)
+        return None
 
     def _refuse(self) -> None:
         with self._lock:
-            calls, tasks = list(self._calls), list(self._tasks)
-        for call in calls:
-            for _ in call.requests:
-                call.deliver(_closed())
-        for task in tasks:
-            task()  # raises for its caller that the engine is closed
+            items = self._queue.take_all()
+        for item in items:
+            item.fail(_closed())
 
     def _serve(self, call: Call) -> None:
         """A launch, for a call and those that join it."""
@@ -177,12 +166,7 @@ class Driver:
             if self._leads:
                 self._engine.bootstrap.send_command(command("generate", gather_logits=call.gather_logits))
             launch = self._engine.launch()
-            if self._cache is not None and not launch.keeps_cache:
-                self._cache.clear()
-            feed = Feed(launch.launch, self._engine.max_model_len, self._counters, self._cache)
-            with self._lock:
-                self._feed, self._joinable = feed, self._leads and not call.gather_logits
-                self._add(feed, call)
+            feed = self._begin(call, launch)
             while not launch.is_over:
                 self._step(launch, feed)
             launch.end(lambda: self._engine.gather(launch, call.gather_logits))
@@ -192,6 +176,21 @@ class Driver:
             with self._lock:
                 self._feed = None
                 self._counters.num_iterations += launch.launch.block.counts.iterations if feed and launch else 0
+            self._rest()
+            call.ended.set()
+
+    def _begin(self, call: Call, launch: RunningLaunch) -> Feed:
+        """Give a launch that has begun its first calls."""
+        if self._cache is not None and not launch.keeps_cache:
+            self._cache.clear()
+        feed = Feed(launch.launch, self._engine.max_model_len, self._counters, self._cache, shares=not call.alone)
+        with self._lock:
+            self._feed = feed
+            if call.alone:
+                self._queue.take(call)
+                feed.add(call)
+            self._admit()
+        return feed
 
     def _step(self, launch: RunningLaunch, feed: Feed) -> None:
         """Hand out new tokens, or wait for them; end a launch that has been idle for long enough."""
@@ -202,27 +201,30 @@ class Driver:
             feed.take(tokens)
             if tokens:
                 self._pace.note(time.monotonic(), launch.launch.block.counts.iterations)
+            if not feed.is_empty:
+                self._heap.busy(time.monotonic())
             if not feed.is_empty or feed.finishing:
                 return
-            self._pace.rest()
+            self._rest()
             if self._idles(feed):
                 self._changed.wait(_IDLE_POLL_S)
             else:
-                self._joinable = False
                 feed.finish()
+
+    def _rest(self) -> None:
+        """There is no request to serve."""
+        self._pace.rest()
+        self._heap.idle()
 
     def _idles(self, feed: Feed) -> bool:
         """Whether a launch without requests waits for further ones."""
         after_s = self._idle.exit_after_s
-        if not self._joinable or self._tasks or self._calls:
+        if not feed.is_open or self._queue.first() is not None:
             return False
         return after_s is None or time.monotonic() - feed.idle_since_s < after_s
 
-    def _add(self, feed: Feed, call: Call) -> None:
-        # Some may have been cancelled before they could be added.
-        feed.add(*(request for request in call.requests if request.finish_reason is None), deliver=call.deliver)
-
     def _fail(self, call: Call, feed: Feed | None, launch: RunningLaunch | None, error: BaseException) -> None:
+        """A launch has failed, and with it the calls in it. One that has not begun fails the call that it was for."""
         with self._engine.bootstrap.losing_stopped_ranks():
             if launch is not None:
                 launch.stop()
@@ -231,11 +233,12 @@ class Driver:
         with self._lock:
             if isinstance(error, DistmkError) and not isinstance(error, Interrupted):
                 self._error = error
+            self._feed = None  # what is submitted from here on waits for another launch
             if feed is not None:
                 feed.fail(error)
             else:
-                for _ in call.requests:
-                    call.deliver(error)
+                self._queue.take(call)
+                call.fail(error)
 
 
 def _closed() -> Interrupted:

@@ -14,16 +14,18 @@ from distmk.serving.counters import Counters
 from distmk.serving.engine_client import Deliver
 from distmk.serving.pending_prefixes import PendingPrefixes
 from distmk.serving.prefix_cache import CachedTokens, PrefixCache
+from distmk.serving.request_queue import Call
 from distmk.serving.requests import Request
 from distmk.serving.sampling_slot import num_unscored, pack_sampling, row_sample_of
 
 
 @dataclass
 class _Waiting:
-    """A request that waits to be sent. `reader`: number of another that reads what this one will find cached."""
+    """A request that waits to be sent, since `since_s`. `reader`: number of another that reads what this one will find cached."""
 
     request: Request
     deliver: Deliver
+    since_s: float
     tokens: CachedTokens = field(default_factory=CachedTokens)
     reader: int | None = None
 
@@ -34,6 +36,7 @@ class _Sent:
 
     request: Request
     deliver: Deliver
+    since_s: float
     entry: int
     tokens: CachedTokens
     begun: bool = False
@@ -45,13 +48,18 @@ class Feed:
 
     A request that the launch puts back for lack of pages is sent again before all that wait, with its tokens so far. `cache`: of
     prefixes, as far as this launch has their pages; None: every prompt is computed. A request that will find cached most of what
-    another one is reading is sent after that; others pass it by.
+    another one is reading is sent after that; others pass it by. `shares`: the launch takes further calls while it lasts.
     """
 
     def __init__(
-        self, launch: Launch, max_model_len: int, counters: Counters | None = None, cache: PrefixCache | None = None
+        self,
+        launch: Launch,
+        max_model_len: int,
+        counters: Counters | None = None,
+        cache: PrefixCache | None = None,
+        shares: bool = True,
     ) -> None:
-        self._launch, self._block = launch, launch.block
+        self._launch, self._block, self._shares = launch, launch.block, shares
         self._max_model_len = max_model_len
         self._counters = counters or Counters()
         self._prefixes = PendingPrefixes(cache) if cache is not None else None
@@ -63,9 +71,10 @@ class Feed:
         self.finishing = False
         self.idle_since_s = time.monotonic()  # if it is empty
 
-    def add(self, *requests: Request, deliver: Deliver) -> None:
-        """Queue requests. `deliver` gets their tokens, the last of each with a finish reason."""
-        self._waiting.extend(_Waiting(request, deliver) for request in requests)
+    def add(self, *calls: Call) -> None:
+        """Queue what is not over of calls, in their order. They get its tokens, the last of each request with a finish reason."""
+        for call in calls:
+            self._waiting.extend(_Waiting(request, call.deliver, call.arrived_s) for request in call.unfinished)
         self._send()
 
     def cancel(self, request: Request) -> None:
@@ -111,7 +120,7 @@ class Feed:
         if finish is FinishReason.PREEMPTED:
             self._counters.num_preemptions += 1
             if not sent.cancelled and not was_over:  # by a command that found nothing
-                self._waiting.appendleft(_Waiting(request, sent.deliver))
+                self._waiting.appendleft(_Waiting(request, sent.deliver, time.monotonic()))
                 return
         if not was_over:
             sent.deliver(output or request.abort())
@@ -140,6 +149,11 @@ class Feed:
         self._block.send(CommandKind.FINISH)
 
     @property
+    def is_open(self) -> bool:
+        """Whether further calls may join."""
+        return self._shares and not self.finishing
+
+    @property
     def counts(self) -> HostCounts:
         """The launch's counts, of which the batcher writes its part at any time."""
         return self._block.counts
@@ -149,9 +163,15 @@ class Feed:
         return len(self._waiting)
 
     @property
-    def num_sent(self) -> int:
-        """Requests that the launch has been given, and that are not over."""
-        return len(self._sent)
+    def num_running(self) -> int:
+        """Sequences in the batch."""
+        return 0 if self.is_empty else int(self.counts.num_running)
+
+    def waiting_since_s(self) -> list[float]:
+        """When each request that is not in the batch began to wait, here or in the launch, which takes them in order."""
+        unread = [sent.since_s for sent in self._sent.values() if not sent.begun]
+        num_reading = max(0, self.num_running - (len(self._sent) - len(unread)))
+        return [*unread[num_reading:], *(waiting.since_s for waiting in self._waiting)]
 
     @property
     def is_empty(self) -> bool:
@@ -183,7 +203,7 @@ class Feed:
             del self._waiting[index]
             number, entry = self._next_number, self._free.pop()
             self._next_number = (number + 1) & 0xFFFFFFFF
-            self._sent[number] = sent = _Sent(waiting.request, waiting.deliver, entry, waiting.tokens)
+            self._sent[number] = sent = _Sent(waiting.request, waiting.deliver, waiting.since_s, entry, waiting.tokens)
             self._write(number, sent)
             self._launch.upload_request(entry)
             block.write_command(CommandKind.ADD, entry, number)

@@ -12,12 +12,13 @@ from distmk.errors import UsageError
 from distmk.interrupts import deferred
 from distmk.serving.closing import Closing
 from distmk.serving.commands import command, follow
-from distmk.serving.driver import Call, Driver, IdlePolicy
+from distmk.serving.driver import Driver, IdlePolicy
 from distmk.serving.engine import Engine, EngineArgs
 from distmk.serving.engine_client import Deliver
 from distmk.serving.input_processor import InputProcessor, load_input_processor
 from distmk.serving.own_model import OwnModel, in_files
 from distmk.serving.prompts import Prompt, either_params
+from distmk.serving.request_queue import Call
 from distmk.serving.requests import Request
 from distmk.serving.sampling import SamplingParams, TokenOutput
 from distmk.serving.stats import EngineStats
@@ -93,7 +94,8 @@ class LLMEngine:
                 self.engine.session.stop()
             return
         outputs: SimpleQueue[TokenOutput | BaseException] = SimpleQueue()
-        call = Call(list(requests), outputs.put, gather_logits)
+        alone = gather_logits or self.engine.args.trace_iterations > 0 or not self.leads
+        call = Call(list(requests), outputs.put, gather_logits, alone)
         num_left = len(requests)
         try:
             driver.submit(call)
@@ -103,8 +105,8 @@ class LLMEngine:
                 if isinstance(output, BaseException):
                     raise output
                 num_left -= output.finish_reason is not None
-                if not num_left and (gather_logits or self.engine.args.trace_iterations or not self.leads):
-                    driver.perform(lambda: None)  # the launch has ended, so that all is gathered, and ranks are in step
+                if not num_left and alone:
+                    call.ended.wait()  # so that all is gathered, and ranks are in step
                 yield output
         finally:
             if self.closing.is_owner:

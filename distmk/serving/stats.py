@@ -10,7 +10,7 @@ class EngineStats:
     """Requests, KV memory and work of an engine. Counts of work (from `num_iterations` on) are totals since it started."""
 
     num_running: int  # sequences in the batch
-    num_waiting: int  # sequences that wait for a slot or for pages
+    num_waiting: int  # sequences that wait for a slot, for pages, or for a launch
     num_kv_pages: int
     num_free_kv_pages: int
     num_iterations: int
@@ -19,6 +19,7 @@ class EngineStats:
     num_generated_tokens: int
     num_preemptions: int  # sequences put back because no page was left
     num_prefix_hits: int  # prompt tokens whose keys and values were cached
+    oldest_waiting_s: float = 0.0  # for which the first of the waiting sequences has waited
 
     @property
     def kv_usage(self) -> float:

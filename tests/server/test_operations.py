@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.fake_engine import FakeEngine, until
 from support.served import MODEL, Served, served
@@ -40,6 +41,7 @@ def test_metrics() -> None:
         assert found["vllm:request_success_total/length"] == 4 and found["vllm:request_success_total/stop"] == 1
         assert found["vllm:prompt_tokens_total"] == 5 * 4 and found["vllm:generation_tokens_total"] >= 41
         assert found["vllm:num_requests_running"] == found["vllm:kv_cache_usage_perc"] == 0
+        assert found["distmk:oldest_waiting_request_age_seconds"] == 0
 
         with server.http.stream(
             "POST", "/v1/completions", json={**body, "n": 5, "max_tokens": 500, "stream": True}
@@ -50,6 +52,8 @@ def test_metrics() -> None:
             found, stats = samples(server), server.http.get("/stats").json()
             assert (found["vllm:num_requests_running"], found["vllm:num_requests_waiting"]) == (2, 3)
             assert 0 < found["vllm:kv_cache_usage_perc"] < 1
+            first_s, later_s = (one["distmk:oldest_waiting_request_age_seconds"] for one in (found, samples(server)))
+            assert 0 < first_s < later_s == pytest.approx(server.http.get("/stats").json()["oldest_waiting_s"], abs=1)
             assert (stats["num_running"], stats["num_waiting"], stats["model"]) == (2, 3, MODEL)
             assert 0 < stats["num_free_kv_pages"] < stats["num_kv_pages"]
         server.settled()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from distmk.backends.launch_spec import LaunchSpec
 from distmk.serving.counters import Counters, Pace
 from distmk.serving.feed import Feed
 from distmk.serving.prefix_cache import PrefixCache
+from distmk.serving.request_queue import Call
 from distmk.serving.requests import Request
 from distmk.serving.sampling import TokenOutput
 
@@ -33,7 +35,7 @@ class Fed:
 
     def add(self, prompt: list[int], max_tokens: int, index: int = 0, **params: Any) -> Request:
         request = Request(None, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params), None, index)
-        self.feed.add(request, deliver=self.got.append)
+        self.feed.add(Call([request], self.got.append))
         return request
 
     def take(self, number: int, token: int, finish: FinishReason = NONE) -> None:
@@ -68,6 +70,24 @@ def test_a_request_that_is_put_back_goes_on() -> None:
         (1, 16),
     ]
     assert fed.counters == Counters(0, 4, 6, 2, 0) and fed.feed.is_empty
+
+
+def test_who_waits_and_since_when() -> None:
+    """Requests behind those in the batch, in the launch's table and before it; one that is put back waits anew."""
+    fed = Fed(4)
+    for since_s in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0):
+        params = SamplingParams(max_tokens=5, ignore_eos=True)
+        fed.feed.add(Call([Request(None, [9], params, None)], fed.got.append, arrived_s=since_s))
+    assert fed.feed.num_waiting == 2 and fed.feed.waiting_since_s() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    fed.block.counts.num_running = 2
+    assert fed.feed.waiting_since_s() == [3.0, 4.0, 5.0, 6.0]
+    fed.take(0, 11)
+    assert fed.feed.waiting_since_s() == [3.0, 4.0, 5.0, 6.0]
+    fed.block.counts.num_running = 1
+    before_s = time.monotonic()
+    fed.take(1, -1, PREEMPTED)
+    first, second, put_back, *others = fed.feed.waiting_since_s()
+    assert (first, second, others) == (3.0, 4.0, [5.0, 6.0]) and before_s <= put_back <= time.monotonic()
 
 
 def test_a_cancelled_request_that_is_put_back_is_over() -> None:

@@ -12,7 +12,7 @@ from support.pages import check_all_free, random_ids
 
 from distmk import LLM, SamplingParams
 from distmk.errors import UsageError
-from distmk.serving.driver import Call
+from distmk.serving.request_queue import Call
 from distmk.serving.sampling import TokenOutput
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("narrow_iterations")]

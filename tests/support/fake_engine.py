@@ -73,6 +73,7 @@ class FakeRequest:
     speller: TokenSpeller
     prompt_logprobs: Sequence[Mapping[int, Logprob] | None] | None = None
     num_tokens: int = 0
+    since_s: float = field(default_factory=time.monotonic)  # when it was submitted
     character: list[int] = field(default_factory=list)  # the rest of one that was begun
 
     @property
@@ -153,8 +154,14 @@ class FakeEngine:
             used = sum(request.num_pages for request in self._running)
             num_pages = self.max_num_seqs * self.max_model_len // PAGE_TOKENS
             counts = (len(self._running), len(self._waiting), num_pages, num_pages - used)
+            now_s = time.monotonic()
             return EngineStats(
-                *counts, iteration_ms=1e3 * self.tick_s, num_preemptions=0, num_prefix_hits=0, **self._totals
+                *counts,
+                iteration_ms=1e3 * self.tick_s,
+                num_preemptions=0,
+                num_prefix_hits=0,
+                oldest_waiting_s=max((now_s - request.since_s for request in self._waiting), default=0.0),
+                **self._totals,
             )
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
