@@ -1,7 +1,8 @@
-"""The page at /, in a real browser without a display: a Chromium of the system (Debian's package `chromium`), or playwright's own."""
+"""The page at /, in a browser without a display: a Chromium of the system (Debian's package `chromium`), or playwright's."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import threading
@@ -373,7 +374,7 @@ def assert_fits(page: Any) -> None:
     boxes = page.locator("header > :visible:not(.grow)").evaluate_all(
         "all => all.map(each => each.getBoundingClientRect()).map(box => [box.left, box.right])"
     )
-    assert all(right <= left for (_, right), (left, _) in zip(boxes, boxes[1:], strict=False)), boxes
+    assert all(right <= left for (_, right), (left, _) in itertools.pairwise(boxes)), boxes
     cut = "each => each.id !== 'model' && each.scrollWidth > each.clientWidth + 1"
     assert not page.locator("header > :visible, #send").evaluate_all(f"all => all.filter({cut}).map(each => each.id)")
 
