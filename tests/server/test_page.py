@@ -99,7 +99,7 @@ def stop_when_it_streams(page: Any) -> None:
 
 
 def num_context_tokens(page: Any) -> int:
-    """What the panel says that this chat takes of the context."""
+    """Tokens of this chat, as the panel shows them."""
     return int(page.locator("#context").inner_text().partition(" ")[0].replace(",", ""))
 
 
@@ -148,10 +148,11 @@ def test_new_chat_forgets_the_answer_that_streams(browser: Any, slow: Served) ->
         page.wait_for_selector(f".assistant .text.{'streaming > span' if begins else 'waiting'}")
         page.get_by_role("button", name="New chat").click()
         slow.engine.says = "a new answer"
-        slow.engine.goes.set()
         ask(page, "the new chat")
+        slow.engine.goes.set()
         until_true(page, ENDED)
         slow.settled()
+        assert page.locator("#prompt").input_value() == "" and page.locator("button.again").count() == 1
         assert slow.engine.asked() == "user: the new chat\nassistant:"
         assert page.locator(".turn .text").all_inner_texts() == ["the new chat", "a new answer"]
         ask(page, "more")
@@ -252,15 +253,15 @@ def test_a_paste_that_is_too_long_blocks_nothing(browser: Any, limit: str) -> No
 
 
 def test_context_of_this_chat(browser: Any, slow: Served) -> None:
-    """It grows with the answer, and is that of the exchanges that are left."""
+    """The number of tokens grows with the answer. A failed question leaves it as it was, and a new chat begins at 0."""
     page, wrong = open_page(browser, slow)
     encode = slow.engine.tokenizer.encode
     assert num_context_tokens(page) == 0
     slow.engine.says = "fine"
     ask(page, "first")
     until_true(page, ENDED)
-    first = len(encode("user: first\nassistant: fine")) - len(encode(" ")) + 1  # and the end token
-    assert num_context_tokens(page) == len(encode("user: first\nassistant:")) + len(encode("fine")) + 1
+    first = len(encode("user: first\nassistant:")) + len(encode("fine")) + 1  # and the end token
+    assert num_context_tokens(page) == first
     slow.engine.says = "word " * 3000
     ask(page, "second")
     until(lambda: num_context_tokens(page) > first + 100, 10)
@@ -281,7 +282,7 @@ def test_context_of_this_chat(browser: Any, slow: Served) -> None:
 
 
 def test_settings(browser: Any, slow: Served) -> None:
-    """Those that were changed reach the engine; the others are the server's defaults. The panel shows the kernel at work."""
+    """Changed settings reach the engine; the server's defaults stand for the others. The panel shows the kernel at work."""
     page, wrong = open_page(browser, slow)
     slow.engine.says = "word " * 3000
     bodies: list[dict[str, Any]] = []
